@@ -9,14 +9,13 @@ from emulator.p4switch.engine import opcodes as o
 from emulator.p4switch.engine.blocks import DYNAMIC, REGISTERS
 from emulator.p4switch.engine.calculations import Calculations
 from emulator.p4switch.engine.code import Label, Unsupported
-from emulator.p4switch.engine.expressions import Expressions
+from emulator.p4switch.engine.expressions import Expressions, Part
 from emulator.p4switch.engine.intervals import Cell
 from emulator.p4switch.engine.layout import CELL, limbs
 from emulator.p4switch.engine.reroll import Lanes, field_reads
 from emulator.p4switch.program import expr as e
 from emulator.p4switch.program import ir
 from emulator.p4switch.program.aborts import n_arguments
-from emulator.p4switch.program.headers import OPERATOR_OF, header_type
 from emulator.p4switch.values import mask
 
 LOG, ABORT, DIGEST = range(1, 4)
@@ -27,6 +26,7 @@ ABORTED = 2
 """Trap: a failed assert or a wrong log_msg."""
 
 _STORES = {8: o.ST8, 16: o.ST16, 32: o.ST32, 64: o.ST64}
+_JUMPS = ("_jump", "_jump_if_zero")
 _M64 = e.Const((1 << 64) - 1)
 
 
@@ -38,19 +38,18 @@ class Message:
     values: list[tuple[int, bool]] = field(default_factory=list)
 
 
-class Actions:
+class Actions(Part):
     """Writes code for primitives. `messages` are what LOG and ABORT events mean, by number."""
 
     def __init__(self, expressions: Expressions, calculations: Calculations, drop_port: int) -> None:
-        self.ex = expressions
-        self.code = expressions.code
-        self.layout = expressions.layout
-        self.program = expressions.program
-        self.state = expressions.state
+        super().__init__(expressions)
         self.calculations = calculations
         self.drop_port = drop_port
         self.messages: list[Message] = []
-        self.lanes = Lanes(self, field_reads(self.program))
+        self.lanes = Lanes(expressions, field_reads(self.program))
+
+    def _type(self, node: e.Expr) -> ir.HeaderType:
+        return ir.header_type(self.program, node)
 
     # Actions
 
@@ -60,7 +59,7 @@ class Actions:
         calls = action.primitives
         labels = {}
         for call in calls:
-            if call.op in ("_jump", "_jump_if_zero"):
+            if call.op in _JUMPS:
                 target = call.args[-1]
                 if not isinstance(target, e.Const):
                     raise Unsupported("a computed jump")
@@ -76,7 +75,7 @@ class Actions:
                 at += lanes
                 continue
             call = calls[at]
-            if call.op in ("_jump", "_jump_if_zero"):
+            if call.op in _JUMPS:
                 self._jump(call, at, labels[min(call.args[-1].value, len(calls))])
             else:
                 self.primitive(call)
@@ -97,34 +96,16 @@ class Actions:
             self.ex.bind(over)
 
     def primitive(self, call: ir.Primitive) -> None:
-        """The code of one primitive, no jump."""
-        op, args = call.op, call.args
-        if op in OPERATOR_OF:
-            self.store(args[0], e.Op(OPERATOR_OF[op], args[1:]))
-        elif op in ("assert", "assume"):
-            self._check(call)
-        elif op == "log_msg":
-            self._log(call)
-        else:
-            {
-                "exit": self.exit_pipeline,
-                "modify_field": self.assign,
-                "copy_header": self.assign_header,
-                "clone_egress_pkt_to_egress": self.clone_ingress_pkt_to_egress,
-            }.get(op, getattr(self, op, None))(*args)
+        """The code of one primitive."""
+        if call.op in _JUMPS:
+            raise Unsupported("a jump outside an action")
+        op = "assume" if call.op == "assert" else call.op
+        own = (call,) if op in ("assume", "log_msg") else ()
+        getattr(self, op)(*own, *call.args)
 
     # Assignments
 
     def assign(self, target: e.Expr, value: e.Expr) -> None:
-        self.store(target, value)
-
-    def add_to_field(self, target: e.Expr, value: e.Expr) -> None:
-        self.store(target, e.Op("+", (target, value)))
-
-    def subtract_from_field(self, target: e.Expr, value: e.Expr) -> None:
-        self.store(target, e.Op("-", (target, value)))
-
-    def store(self, target: e.Expr, value: e.Expr) -> None:
         """target = value, cut to the target's width."""
         if isinstance(target, e.FieldRef):
             self._store_field(target, value)
@@ -150,32 +131,22 @@ class Actions:
         value = self._saturated(value, described)
         if place.is_wire:
             flag = self._sign_flag(value, place.width) if place.signed else None
-            self._store_wire(target, place, value)
+            cell = self.ex.cells(value, limbs(place.width))
+            self.store_bits(place.offset, place.bit, place.width, cell)
             if flag is not None:
                 self.code.emit(o.ST8, place.flag, flag)
         else:
-            stored = (
-                self._signed_value(value, place.width)
-                if place.signed
-                else e.Op("&", (value, e.Const(mask(place.width))))
-            )
+            kept = e.Op("&", (value, e.Const(mask(place.width))))
+            stored = self._signed_value(value, place.width) if place.signed else kept
             n = place.n_limbs
             if n > 1 and target in self.ex.reads(value):
                 self.ex._moved(self.ex.cells(stored, n), n, place.offset)
             else:
                 self.ex.cells(stored, n, place.offset)
-        self._written(target)
-
-    def _written(self, target: e.FieldRef) -> None:
         self.ex.forget(target)
         header = self.program.headers[target.header]
-        if header.stack is not None or header.union is not None:
+        if header.in_stack or header.union:
             self.ex.forget(DYNAMIC)
-
-    def _store_wire(self, target: e.FieldRef, place, value: e.Expr) -> None:
-        n = limbs(place.width)
-        cell = self.ex.cells(value, n)
-        self.store_bits(place.offset, place.bit, place.width, cell)
 
     def store_bits(self, at: int, bit: int, width: int, cell: int) -> None:
         """Write the low bits of cells into `width` bits from a byte's bit."""
@@ -190,9 +161,7 @@ class Actions:
 
     def _sign_flag(self, value: e.Expr, width: int) -> int:
         """The cell of the flag that a signed field keeps `value` as a number above its signed range."""
-        return self.ex.narrow(
-            e.Op("and", (e.Op(">=", (value, e.Const(1 << (width - 1)))), e.Op("<=", (value, e.Const(mask(width))))))
-        )
+        return self.ex.narrow(_within(value, 1 << (width - 1), mask(width)))
 
     def _signed_value(self, value: e.Expr, width: int) -> e.Expr:
         """The value that a signed field keeps (values.stored_in_field)."""
@@ -200,11 +169,10 @@ class Actions:
         least, most = -(1 << (width - 1)), mask(width)
         if least <= low and high <= most:
             return value
-        fits = e.Op("and", (e.Op(">=", (value, e.Const(least))), e.Op("<=", (value, e.Const(most)))))
-        return e.Op("?", (fits, value, e.Op("two_comp_mod", (value, e.Const(width)))))
+        return e.Op("?", (_within(value, least, most), value, e.Op("two_comp_mod", (value, e.Const(width)))))
 
-    def _store_dynamic(self, target: e.Expr, value: e.Expr) -> None:
-        header, kind, number = self.ex.dynamic_field(target)
+    def _store_dynamic(self, target: e.AccessField, value: e.Expr) -> None:
+        header, kind, number = self.ex.header_id(target.header), self._type(target), target.field
         described = kind.fields[number]
         if described.is_varbit or (described.signed and described.width > 64):
             raise Unsupported("a varbit or wide signed field of a header known only at run time")
@@ -222,11 +190,9 @@ class Actions:
     def assign_VL(self, target: e.Expr, source: e.Expr) -> None:
         """Copy a varbit field with its width."""
         refs = (target, source)
-        if not all(
-            isinstance(ref, e.FieldRef) and self.program.headers[ref.header].type.varbit == ref.field for ref in refs
-        ):
+        if not all(isinstance(ref, e.FieldRef) and self._type(ref).varbit == ref.field for ref in refs):
             raise Unsupported("a varbit field assigned from another kind of field")
-        room = [self.layout.varbit_max(self.program.headers[ref.header].type) for ref in refs]
+        room = [self.layout.varbit_max(self._type(ref)) for ref in refs]
         if room[0] < room[1]:
             raise Unsupported("a varbit field assigned from a wider one")
         self.code.emit(o.VCOPY, self.layout.varbit[target.header], self.layout.varbit[source.header], room[1])
@@ -234,13 +200,12 @@ class Actions:
 
     def modify_field_rng_uniform(self, target: e.Expr, low: e.Expr, high: e.Expr) -> None:
         cells = self.ex.exact_narrow(low, "a bound of random()"), self.ex.exact_narrow(high, "a bound of random()")
-        over, ordered, d = Label(), self.code.temp(), self.code.temp()
-        self.code.emit(o.LES, ordered, *cells)
-        self.code.emit(o.JZ, ordered, over)
-        self.code.emit(o.RANDOM, d, *cells)
+        over = Label()
+        self.code.emit(o.JZ, self.code.result(o.LES, *cells), over)
+        d = self.code.result(o.RANDOM, *cells)
         if self.ex.interval(low)[0] < 0:
             raise Unsupported("a negative bound of random()")
-        self.store(target, Cell(d, 1, 63))
+        self.assign(target, Cell(d, 1, 63))
         self.ex.bind(over)
 
     def modify_field_with_hash_based_offset(
@@ -250,7 +215,7 @@ class Actions:
         modulus = e.Op("?", (e.Op("==", (modulus, e.Const(0))), e.Const(1), modulus))
         result = self.calculations.compute(calculation.index)
         total = e.Op("+", (e.Op("%", (result, modulus)), e.Op("&", (base, _M64))))
-        self.store(target, e.Op("&", (total, _M64)))
+        self.assign(target, e.Op("&", (total, _M64)))
 
     # Headers and stacks
 
@@ -262,56 +227,40 @@ class Actions:
         described = self.program.headers[header.header]
         for number in range(-1, len(described.type.fields)):
             self.ex.forget(e.FieldRef(header.header, number))
-        for other in self.program.unions[described.union[0]].headers if described.union else ():
+        for other in described.union:
             self.ex.forget(e.FieldRef(other, e.VALID))
         self.ex.forget(DYNAMIC)
 
     def assign_header(self, target: e.Expr, source: e.Expr) -> None:
-        kinds = header_type(self.program, target), header_type(self.program, source)
-        if kinds[0].id != kinds[1].id:
+        if self._type(target).id != self._type(source).id:
             raise Unsupported("a header assigned from one of another type")
         self.code.emit(o.HCOPY, self.ex.header_id(target), self.ex.header_id(source))
         self.touched(target)
 
-    def assign_union(self, target: e.Expr, source: e.Expr) -> None:
-        if not isinstance(target, e.UnionRef) or not isinstance(source, e.UnionRef):
-            raise Unsupported("an assignment of unions known only at run time")
-        self._copy_headers(self.program.unions[target.union].headers, self.program.unions[source.union].headers)
-
-    def _copy_headers(self, targets: tuple[int, ...], sources: tuple[int, ...]) -> None:
-        for target, source in zip(targets, sources, strict=True):
-            self.assign_header(e.HeaderRef(target), e.HeaderRef(source))
+    def assign_union(self, target: e.Union, source: e.Union) -> None:
+        for to, from_ in zip(target.members, source.members, strict=True):
+            self.assign_header(to, from_)
 
     def assign_header_stack(self, target: e.StackRef, source: e.StackRef) -> None:
         self.code.emit(o.MOV, self.layout.next[target.stack], self.layout.next[source.stack])
-        stacks = self.program.stacks
-        self._copy_headers(stacks[target.stack].headers, stacks[source.stack].headers)
+        to, from_ = (self.program.stacks[ref.stack].columns for ref in (target, source))
+        for column, from_column in zip(to, from_, strict=True):
+            for header, from_header in zip(column, from_column, strict=True):
+                self.assign_header(e.HeaderRef(header), e.HeaderRef(from_header))
 
-    def assign_union_stack(self, target: e.UnionStackRef, source: e.UnionStackRef) -> None:
-        self.code.emit(o.MOV, self.layout.union_next[target.stack], self.layout.union_next[source.stack])
-        stacks, unions = self.program.union_stacks, self.program.unions
-        for to, from_ in zip(stacks[target.stack].unions, stacks[source.stack].unions, strict=True):
-            self._copy_headers(unions[to].headers, unions[from_].headers)
-
-    def push(self, stack: e.Expr, n: e.Expr) -> None:
+    def push(self, stack: e.StackRef, n: e.Expr) -> None:
         self._shift(stack, n, 1)
 
-    def pop(self, stack: e.Expr, n: e.Expr) -> None:
+    def pop(self, stack: e.StackRef, n: e.Expr) -> None:
         self._shift(stack, n, -1)
 
-    def _shift(self, stack: e.Expr, n: e.Expr, sign: int) -> None:
-        if isinstance(stack, e.StackRef):
-            next_cell, columns = self.layout.next[stack.stack], [self.program.stacks[stack.stack].headers]
-        else:
-            unions = [self.program.unions[union] for union in self.program.union_stacks[stack.stack].unions]
-            next_cell = self.layout.union_next[stack.stack]
-            columns = list(zip(*(union.headers for union in unions), strict=True))
+    def _shift(self, ref: e.StackRef, n: e.Expr, sign: int) -> None:
+        stack = self.program.stacks[ref.stack]
         by = e.Op("?", (e.Op(">", (n, e.Const(0))), n, e.Const(0)))
         cell = self.ex.exact_narrow(by if sign > 0 else e.Op("-", (e.Const(0), by)), "a number of elements")
-        depth = len(columns[0]) if columns else 0
-        for column in columns:
-            self.code.emit(o.HSHIFT, self.code.words(tuple(column)), depth, cell)
-        self.code.emit(o.NEXT, next_cell, cell, depth)
+        for column in stack.columns:
+            self.code.emit(o.HSHIFT, self.code.words(column), stack.depth, cell)
+        self.code.emit(o.NEXT, self.layout.next[ref.stack], cell, stack.depth)
         self.ex.forget_all()
 
     def add_header(self, header: e.Expr) -> None:
@@ -333,12 +282,12 @@ class Actions:
         low, high = self.ex.interval(index)
         value = e.RegisterRef(array.index, index)
         if low >= 0 and high < size:
-            self.store(target, value)
+            self.assign(target, value)
             return
         over = Label()
         self.code.emit(o.RNG, self.ex.index(index, "the index of a register"), size, over)
         known = dict(self.ex.memo)
-        self.store(target, value)
+        self.assign(target, value)
         self.code.bind(over)
         # Values computed since the jump may not have been.
         for key in [key for key in self.ex.memo if key not in known]:
@@ -357,20 +306,17 @@ class Actions:
         self.code.emit(o.COUNT, words, self.ex.index(index, "the index of a counter"))
 
     def execute_meter(self, array: e.ObjectRef, index: e.Expr, target: e.Expr) -> None:
-        over, d = Label(), self.code.temp()
-        cell = self.ex.index(index, "the index of a meter")
+        over, cell = Label(), self.ex.index(index, "the index of a meter")
         self.code.emit(o.RNG, cell, self.state.meters[array.index].size, over)
-        self.code.emit(o.METER, d, self.meter_words(array.index), cell)
-        self.store(target, Cell(d, 1, 32))
+        self.assign(target, Cell(self.code.result(o.METER, self.meter_words(array.index), cell), 1, 32))
         self.ex.bind(over)
 
     def meter_words(self, index: int) -> int:
         """Constants that describe a meter array."""
         meter = self.state.meters[index]
         arrays = (meter.configured, meter.rate, meter.burst, meter.tokens, meter.last)
-        return self.code.words(
-            (*(a.ctypes.data for a in arrays), meter.rate_count, int(meter.counts_bytes), meter.size)
-        )
+        addresses = (array.ctypes.data for array in arrays)
+        return self.code.words((*addresses, meter.rate_count, int(meter.counts_bytes), meter.size))
 
     # The packet's fate
 
@@ -378,7 +324,7 @@ class Actions:
         for name, value in (("standard_metadata.egress_spec", self.drop_port), ("intrinsic_metadata.mcast_grp", 0)):
             ref = self.program.field(name)
             if ref is not None:
-                self.store(ref, e.Const(value))
+                self.assign(ref, e.Const(value))
 
     def mark_to_drop(self, header: e.Expr) -> None:
         if not isinstance(header, e.HeaderRef):
@@ -386,7 +332,7 @@ class Actions:
         names = self.program.headers[header.header].type.field_index
         for name, value in (("egress_spec", self.drop_port), ("mcast_grp", 0)):
             if name in names:
-                self.store(e.FieldRef(header.header, names[name]), e.Const(value))
+                self.assign(e.FieldRef(header.header, names[name]), e.Const(value))
 
     def _request(self, name: str, value: e.Expr, width: int) -> None:
         self.ex.narrow(e.Op("&", (value, e.Const(mask(width)))), CELL[name])
@@ -412,7 +358,7 @@ class Actions:
     def no_op(self) -> None:
         """Nothing."""
 
-    def exit_pipeline(self) -> None:
+    def exit(self) -> None:
         self.code.emit(o.MOV, CELL["exit"], self.code.const(1))
 
     def _event(self, kind: int, call: ir.Primitive, values: tuple[e.Expr, ...] = ()) -> None:
@@ -427,17 +373,20 @@ class Actions:
             self.code.emit(o.EVADD, cell, n)
         self.messages.append(message)
 
-    def _check(self, call: ir.Primitive) -> None:
+    def assume(self, call: ir.Primitive, condition: e.Expr) -> None:
         over = Label()
-        self.code.emit(o.JNZ, self.ex.narrow(call.args[0]), over)
+        self.code.emit(o.JNZ, self.ex.narrow(condition), over)
         self._event(ABORT, call)
         self.code.emit(o.TRAP, ABORTED)
         self.ex.bind(over)
 
-    def _log(self, call: ir.Primitive) -> None:
-        text, values = call.args
+    def log_msg(self, call: ir.Primitive, text: e.Text, values: e.Vector) -> None:
         if n_arguments(text.text) != len(values.items):
             self._event(ABORT, call)
             self.code.emit(o.TRAP, ABORTED)
         else:
             self._event(LOG, call, values.items)
+
+
+def _within(value: e.Expr, low: int, high: int) -> e.Op:
+    return e.Op("and", (e.Op(">=", (value, e.Const(low))), e.Op("<=", (value, e.Const(high)))))

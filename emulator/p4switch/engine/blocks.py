@@ -53,9 +53,7 @@ class Block:
                 dependencies = frozenset([node])
             else:
                 parts = [self.reads(child) for child in node.children]
-                if isinstance(
-                    node, e.StackLast | e.StackRef | e.UnionStackRef | e.UnionStackLast | e.HeaderRef | e.UnionRef
-                ):
+                if isinstance(node, e.StackRef | e.HeaderRef):
                     parts.append(frozenset([DYNAMIC]))
                 if isinstance(node, e.RegisterRef):
                     parts.append(frozenset([REGISTERS]))

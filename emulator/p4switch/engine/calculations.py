@@ -7,9 +7,8 @@ import numpy as np
 
 from emulator.p4switch import hashes
 from emulator.p4switch.engine import opcodes as o
-from emulator.p4switch.engine.calculation_kinds import CRC, CSUM16, FNV, IDENTITY, TOEPLITZ, XOR16, XOR32, XXH64
 from emulator.p4switch.engine.code import Label, Unsupported
-from emulator.p4switch.engine.expressions import Expressions
+from emulator.p4switch.engine.expressions import Expressions, Part
 from emulator.p4switch.engine.intervals import Cell
 from emulator.p4switch.engine.layout import CELL
 from emulator.p4switch.program import expr as e
@@ -17,14 +16,14 @@ from emulator.p4switch.program import ir
 from emulator.p4switch.values import mask
 
 _KINDS = {
-    "csum16": CSUM16, "cksum16": CSUM16, "xor16": XOR16, "xor32": XOR32, "identity": IDENTITY, "xxh64": XXH64,
-    "bmv2_hash": XXH64, "hash_ex": FNV, "toeplitz": TOEPLITZ,
+    "csum16": o.CSUM16, "cksum16": o.CSUM16, "xor16": o.XOR16, "xor32": o.XOR32, "identity": o.IDENTITY,
+    "xxh64": o.XXH64, "bmv2_hash": o.XXH64, "hash_ex": o.FNV, "toeplitz": o.TOEPLITZ,
 }  # fmt: skip
 
 
 class HashParameters:
     """The operands of HASH for one calculation, in `words`: width, initial, final xor, whether data and remainder are
-    reflected, address of the CRC's table, address of Toeplitz's key and its number of 32-bit words."""
+    reflected, address of the o.CRC's table, address of Toeplitz's key and its number of 32-bit words."""
 
     def __init__(self, function: hashes.Hash) -> None:
         self.function = function
@@ -47,28 +46,22 @@ class HashParameters:
         self.words[6], self.words[7] = self.key.ctypes.data, len(self.key)
 
 
-class Calculations:
+class Calculations(Part):
     """Writes code for the program's calculations. `parameters` are by calculation, for those that code uses."""
 
     def __init__(self, expressions: Expressions) -> None:
-        self.ex = expressions
-        self.code = expressions.code
-        self.layout = expressions.layout
-        self.program = expressions.program
-        self.state = expressions.state
+        super().__init__(expressions)
         self.parameters: dict[int, HashParameters] = {}
 
     def compute(self, index: int) -> Cell:
         """The result of a calculation."""
         self._inputs(self.program.calculations[index])
         function = self.state.hashes[index]
-        kind = CRC if function.crc is not None else _KINDS.get(function.algo)
+        kind = o.CRC if function.crc is not None else _KINDS.get(function.algo)
         if kind is None:
             raise Unsupported(f"the algorithm {function.algo}")
         parameters = self.parameters.setdefault(index, HashParameters(function))
-        d = self.code.temp()
-        self.code.emit(o.HASH, d, kind, self.code.const(parameters.words.ctypes.data))
-        return Cell(d, 1, 64)
+        return Cell(self.code.result(o.HASH, kind, self.code.const(parameters.words.ctypes.data)), 1, 64)
 
     def _inputs(self, calculation: ir.Calculation) -> None:
         self.code.emit(o.HBEGIN)
@@ -100,11 +93,8 @@ class Calculations:
             return [header.index, 0, header.type.width]
         if item.value.field == e.VALID:
             return None
-        return [
-            header.index,
-            self.layout.wire_bit(header.type, item.value.field),
-            header.type.fields[item.value.field].width,
-        ]
+        number = item.value.field
+        return [header.index, self.layout.wire_bit(header.type, number), header.type.fields[number].width]
 
     def _put(self, run: list[int] | None) -> None:
         if run and run[2]:
@@ -179,6 +169,4 @@ class Calculations:
         self._put([header.index, 0, first])
         self._put_value(e.Const(0), width)
         self._put([header.index, first + width, header.type.width - first - width])
-        d = self.code.temp()
-        self.code.emit(o.HASH, d, CSUM16, self.code.const(0))
-        return Cell(d, 1, 64)
+        return Cell(self.code.result(o.HASH, o.CSUM16, self.code.const(0)), 1, 64)

@@ -13,6 +13,11 @@ from emulator.p4switch.engine.layout import Layout
 WORDS = 8
 """32-bit words of an instruction: the opcode and up to seven operands."""
 _M64 = (1 << 64) - 1
+WIDE = {
+    o.MOV: o.WMOV, o.ADD: o.WADD, o.SUB: o.WSUB, o.MUL: o.WMUL, o.AND: o.VAND, o.OR: o.VOR, o.XOR: o.VXOR,
+    o.NOT: o.WNOT, o.SHL: o.WSHL, o.SEXT: o.WSEXT, o.SEL: o.WSEL,
+}  # fmt: skip
+"""Instruction → its form for n limbs, with n as another operand."""
 
 
 class Unsupported(Exception):
@@ -42,6 +47,15 @@ class Code:
         if len(operands) >= WORDS:
             raise AssertionError(f"{o.NAMES[op]} has too many operands")
         self.rows.append([op, *operands])
+
+    def result(self, op: int, *operands, n: int = 1, into: int | None = None) -> int:
+        """One instruction, in its form for several limbs if n > 1 and there is one. Returns the cell that it writes:
+        `into`, or a new temporary of n limbs."""
+        d = self.temp(n) if into is None else into
+        if n > 1 and op in WIDE:
+            op, operands = WIDE[op], (*operands, n)
+        self.emit(op, d, *operands)
+        return d
 
     @property
     def pc(self) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import logging
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -18,9 +18,17 @@ from emulator.p4switch.engine import opcodes as o
 from emulator.p4switch.engine import traffic as t
 from emulator.p4switch.engine.code import Unsupported
 from emulator.p4switch.engine.events import Events
-from emulator.p4switch.engine.layout import CELL, CONTEXT, CTX, DESCRIPTOR_BYTES, HASH_BUFFER_BYTES, Layout
-from emulator.p4switch.engine.lookup import TableImage
-from emulator.p4switch.engine.lower import Lowered, Lowering
+from emulator.p4switch.engine.layout import (  # fmt: skip
+    CELL,
+    CONTEXT,
+    CTX,
+    DESCRIPTOR,
+    DESCRIPTOR_BYTES,
+    HASH_BUFFER_BYTES,
+    Layout,
+)
+from emulator.p4switch.engine.lookup import Kept, TableImage
+from emulator.p4switch.engine.lower import Lowered
 from emulator.p4switch.engine.raw import address_of
 from emulator.p4switch.engine.vm.hash import run_hash
 from emulator.p4switch.engine.vm.headers import run_headers
@@ -48,6 +56,15 @@ SLACK = 64
 
 def _block(n_bytes: int) -> np.ndarray:
     return np.zeros((n_bytes + SLACK + 7) // 8, dtype=np.int64)
+
+
+def _directory(lists: Mapping[int, Sequence[tuple[int, ...]]], keep: Kept) -> np.ndarray:
+    """Lists of rows, by number: (highest number + 2, 2) int64 of a list's address and the number of its rows."""
+    lists = {number: rows for number, rows in lists.items() if 0 <= number < 1 << 16}
+    table = np.zeros((max(lists, default=-1) + 2, 2), dtype=np.int64)
+    for number, rows in lists.items():
+        table[number] = keep(rows), len(rows)
+    return table
 
 
 GROUPS = (
@@ -88,7 +105,7 @@ class Engine:
 
     def _lower(self) -> None:
         try:
-            self.lowered = Lowering(self.state, self.drop_port).lower()
+            self.lowered = Lowered(self.state, self.drop_port)
         except RecursionError:
             raise Unsupported("an expression nested too deep") from None
         except OverflowError:
@@ -96,76 +113,58 @@ class Engine:
 
     def _compile_groups(self) -> None:
         """Compile the groups of instructions that the program uses."""
-        used = set(self.lowered.code[:, 0].tolist())
+        used = set(self.lowered.rows[:, 0].tolist())
         self._groups_used = [group for group in GROUPS if not used.isdisjoint(range(*group[3:]))]
         for _, entry, n_args, _, _ in self._groups_used:
             compile_once(entry, *[0] * n_args)
 
     def _set_up(self, seed: int | None) -> None:
+        self._keep = Kept()
         self._frame()
         self._context(random.Random(seed))
         self._plan()
         rows = np.zeros((max(len(self.program.tables), 1), TABLE_BYTES // 8), dtype=np.int64)
-        self._directory = rows
-        self.context[CTX["tables"] // 8] = rows.ctypes.data
+        self.context[CTX["tables"] // 8] = self._keep(rows)
         self.images = [TableImage(self.state, self.lowered, code, rows[i]) for i, code in self.lowered.tables.items()]
         self._versions: tuple | None = None
-        self.events = Events(self.program, self.state, self.lowered.messages)
+        self.events = Events(self.program, self.state, self.lowered.actions.messages)
         self._refresh()
 
     # Memory
 
     def _frame(self) -> None:
-        lowered: Lowered = self.lowered
-        n_constants = len(lowered.constants)
-        self._frame_block = _block(8 * n_constants + lowered.frame_end + 4096)
-        self._frame_block[:n_constants] = np.array(lowered.constants[::-1], dtype=np.uint64).view(np.int64)
+        code = self.lowered.code
+        n_constants = len(code.constants)
+        self._frame_block = _block(8 * n_constants + code.frame_end + 4096)
+        self._frame_block[:n_constants] = np.array(code.constants[::-1], dtype=np.uint64).view(np.int64)
         self.frame = self._frame_block.ctypes.data + 8 * n_constants
         self._cells = self._frame_block[n_constants:]
 
     def _context(self, source: random.Random) -> None:
         self.context = np.zeros(len(CONTEXT), dtype=np.int64)
-        self._cells[CELL["context"] // 8] = self.context.ctypes.data
-        self._hash_buffer = _block(HASH_BUFFER_BYTES + (1 << 16))
+        self._cells[CELL["context"] // 8] = self._keep(self.context)
         self._event_ring = _block(8 << 16)
-        self._headers = self._header_table()
-        words = source.getstate()[1]
-        self._random = np.array(words, dtype=np.uint32)
         for name, value in {
-            "code": self.lowered.code.ctypes.data, "headers": self._headers.ctypes.data,
-            "hash_buffer": self._hash_buffer.ctypes.data, "events": self._event_ring.ctypes.data,
-            "event_end": len(self._event_ring), "random": self._random.ctypes.data,
+            "code": self._keep(self.lowered.rows), "headers": self._keep(self._header_table()),
+            "hash_buffer": self._keep(_block(HASH_BUFFER_BYTES + (1 << 16))), "events": self._keep(self._event_ring),
+            "event_end": len(self._event_ring), "random": self._keep(np.array(source.getstate()[1], dtype=np.uint32)),
+            **{name: address_of(entry, n_args) for name, entry, n_args, _, _ in self._groups_used},
         }.items():  # fmt: skip
             self.context[CTX[name] // 8] = value
-        for name, entry, n_args, _, _ in self._groups_used:
-            self.context[CTX[name] // 8] = address_of(entry, n_args)
 
     def _header_table(self) -> np.ndarray:
         layout, program = self.lowered.layout, self.program
         table = np.zeros((max(len(program.headers), 1), DESCRIPTOR_BYTES // 8), dtype=np.int64)
-        self._sibling_lists: list[np.ndarray] = []
         for header in program.headers:
             i, kind = header.index, header.type
-            siblings, n_siblings = 0, 0
-            if header.union is not None:
-                members = np.array(program.unions[header.union[0]].headers, dtype=np.int64)
-                self._sibling_lists.append(members)
-                siblings, n_siblings = members.ctypes.data - self.frame, len(members)
-            row = [
-                layout.valid[i],
-                layout.data[i],
-                layout.n_bytes[i],
-                layout.total[i],
-                siblings,
-                n_siblings,
-                layout.varbit[i],
-            ]
+            siblings = self._keep(header.union) - self.frame
+            varbit_at, varbit_max = 0, 0
             if kind.varbit is not None and not header.is_metadata:
-                row += [layout.wire_bit(kind, kind.varbit) // 8, Layout.varbit_max(kind)]
-            else:
-                row += [0, 0]
-            row += [layout.flags[i], kind.id, header.union[1] if header.union else 0]
-            table[i, : len(row)] = row
+                varbit_at, varbit_max = layout.wire_bit(kind, kind.varbit) // 8, Layout.varbit_max(kind)
+            table[i, : len(DESCRIPTOR)] = (
+                layout.valid[i], layout.data[i], layout.n_bytes[i], layout.total[i], siblings, len(header.union),
+                layout.varbit[i], varbit_at, varbit_max, layout.flags[i], kind.id,
+            )  # fmt: skip
         return table
 
     def _plan(self) -> None:
@@ -173,30 +172,25 @@ class Engine:
         self.plan = np.zeros(t.PLAN_WORDS, dtype=np.int64)
         for number, name in enumerate(t.FIELDS):
             self.plan[2 * number : 2 * number + 2] = self._field(name)
-        self._metadata_valid = np.array(
-            [layout.valid[header.index] for header in self.program.headers if header.is_metadata] or [0], dtype=np.int64
-        )
+        metadata_headers = [layout.valid[header.index] for header in self.program.headers if header.is_metadata]
         stride = layout.phv_end + SLACK
-        self._saved = _block(stride)
-        self._returned, self._queued = _block(RING_SIZE * stride), _block(RING_SIZE * stride)
         self._out = np.empty(OUT_BYTES + SLACK, dtype=np.uint8)
         self._records = np.zeros((MAX_RECORDS, t.RECORD_WORDS), dtype=np.int64)
-        self._digests = np.array(lowered.digests or [(0, 0)], dtype=np.int64)
-        self._field_lists = self._field_list_table()
+        field_lists = _directory(lowered.field_lists, self._keep)
         for name, value in {
             "frame": self.frame, "phv_end": layout.phv_end, "metadata": layout.metadata[0],
-            "metadata_end": layout.metadata[1], "metadata_headers": self._metadata_valid.ctypes.data,
-            "n_metadata_headers": sum(header.is_metadata for header in self.program.headers),
-            "saved": self._saved.ctypes.data, "no_error": self.program.errors["NoError"], "parser": lowered.parser,
+            "metadata_end": layout.metadata[1], "metadata_headers": self._keep(metadata_headers),
+            "n_metadata_headers": len(metadata_headers), "saved": self._keep(_block(stride)),
+            "no_error": self.program.errors["NoError"], "parser": lowered.parser,
             "ingress": lowered.ingress, "egress": lowered.egress, "deparser": lowered.deparser,
             "header_bytes": lowered.header_bytes + SLACK,
-            "digests": self._digests.ctypes.data, "n_digests": len(lowered.digests),
-            "field_lists": self._field_lists.ctypes.data, "n_field_lists": len(self._field_lists),
+            "digests": self._keep(lowered.digests), "n_digests": len(lowered.digests),
+            "field_lists": self._keep(field_lists), "n_field_lists": len(field_lists),
             "drop_port": self.drop_port, "n_priorities": self.n_priorities,
-            "returned": self._returned.ctypes.data, "queued": self._queued.ctypes.data, "ring_size": RING_SIZE,
-            "ring_stride": stride, "out_end": self._out.ctypes.data + OUT_BYTES, "records": self._records.ctypes.data,
-            "max_records": MAX_RECORDS, "vm": address_of(run, 2), "reserve": RESERVE, "max_events":
-            len(self._event_ring) // 2,
+            "returned": self._keep(_block(RING_SIZE * stride)), "queued": self._keep(_block(RING_SIZE * stride)),
+            "ring_size": RING_SIZE, "ring_stride": stride, "out_end": self._out.ctypes.data + OUT_BYTES,
+            "records": self._records.ctypes.data, "max_records": MAX_RECORDS, "vm": address_of(run, 2),
+            "reserve": RESERVE, "max_events": len(self._event_ring) // 2,
         }.items():  # fmt: skip
             self.plan[t.P[name] // 8] = value
 
@@ -208,17 +202,6 @@ class Engine:
         if ref.field == VALID or place is None or place.is_wire or place.signed or place.width > 64:
             raise Unsupported(f"{name} is no plain metadata")
         return place.offset, mask(place.width) if place.width < 64 else -1
-
-    def _field_list_table(self) -> np.ndarray:
-        lists = self.lowered.field_lists
-        table = np.zeros((max(lists, default=0) + 1, 2), dtype=np.int64)
-        self._field_pieces = []
-        for number, pieces in lists.items():
-            words = np.array(pieces or [(0, 0, 0)], dtype=np.int64)
-            self._field_pieces.append(words)
-            if 0 <= number < 1 << 16:
-                table[number] = words.ctypes.data, len(pieces)
-        return table
 
     # State in the VM's form
 
@@ -232,22 +215,17 @@ class Engine:
             self._refresh_replication()
 
     def _refresh_replication(self) -> None:
-        replication = self.state.replication
-        groups = {mgid: replication.copies(mgid) or [] for mgid in replication.groups if 0 <= mgid < 1 << 16}
-        self._groups = np.zeros((max(groups, default=-1) + 2, 2), dtype=np.int64)
-        self._copies = []
-        for mgid, copies in groups.items():
-            rows = np.array(copies or [(0, 0)], dtype=np.int64)
-            self._copies.append(rows)
-            self._groups[mgid] = rows.ctypes.data, len(copies)
-        self._sessions = np.full((1 << 15, 3), -1, dtype=np.int64)
-        self._sessions[:, 0] = 0
+        replication, keep = self.state.replication, Kept()
+        groups = _directory({mgid: replication.copies(mgid) or [] for mgid in replication.groups}, keep)
+        sessions = np.full((1 << 15, 3), -1, dtype=np.int64)
+        sessions[:, 0] = 0
         for number, session in self.state.mirroring.sessions.items():
             port, group = (-1 if value is None else value for value in (session.port, session.mgid))
-            self._sessions[number] = 1, port, group
-        self._set("groups", self._groups.ctypes.data)
-        self._set("n_groups", len(self._groups))
-        self._set("sessions", self._sessions.ctypes.data)
+            sessions[number] = 1, port, group
+        self._set("groups", keep(groups))
+        self._set("n_groups", len(groups))
+        self._set("sessions", keep(sessions))
+        self._replication = keep
 
     def _set(self, name: str, value: int) -> None:
         self.plan[t.P[name] // 8] = value

@@ -39,7 +39,8 @@ class Events:
                 parts = self._split(values, [(k, False) for k in self.digest_limbs[index]])
                 self.state.digests[index].add(tuple(parts))
             elif kind == LOG:
-                self._log(self.messages[index], values)
+                message = self.messages[index]
+                log.info("%s", log_text(message.call.args[0].text, self._split(values, message.values)))
             elif kind == ABORT:
                 raise abort_of(self.messages[index].call)
 
@@ -50,6 +51,3 @@ class Events:
             numbers.append(number(values[at : at + n], is_signed))
             at += n
         return numbers
-
-    def _log(self, message: Message, values: np.ndarray) -> None:
-        log.info("%s", log_text(message.call.args[0].text, self._split(values, message.values)))

@@ -20,8 +20,8 @@ from emulator.p4switch.values import mask
 
 _COMPARE = {("<", False): o.LTU, ("<=", False): o.LEU, ("<", True): o.LTS, ("<=", True): o.LES}
 _SWAPPED = {">": "<", ">=": "<="}
-_NARROW = {"+": o.ADD, "-": o.SUB, "*": o.MUL, "&": o.AND, "|": o.OR, "^": o.XOR}
-_WIDE = {"+": o.WADD, "-": o.WSUB, "*": o.WMUL, "&": o.VAND, "|": o.VOR, "^": o.VXOR}
+_MODULAR = {"+": o.ADD, "-": o.SUB, "*": o.MUL, "&": o.AND, "|": o.OR, "^": o.XOR, "~": o.NOT}
+_DIVISION = {("/", True): o.DIVS, ("/", False): o.DIVU, ("%", True): o.REMS, ("%", False): o.REMU}
 
 
 class Expressions(Fields):
@@ -65,17 +65,12 @@ class Expressions(Fields):
         return cell
 
     def _moved(self, cell: int, n: int, into: int | None) -> int:
-        if into is None or into == cell:
-            return cell
-        self.code.emit(*((o.MOV, into, cell) if n == 1 else (o.WMOV, into, cell, n)))
-        return into
+        return cell if into is None or into == cell else self.code.result(o.MOV, cell, n=n, into=into)
 
     def _slot(self, node: e.Expr) -> Place | None:
         """The place of a field that is an operand as it stands."""
-        if isinstance(node, e.FieldRef) and node.field != e.VALID and node in self.layout.places:
-            place = self.layout.places[node]
-            return None if place.is_wire else place
-        return None
+        place = self.layout.places.get(node) if isinstance(node, e.FieldRef) else None
+        return None if place is None or place.is_wire else place
 
     def _compute(self, node: e.Expr, n: int, into: int | None) -> int:
         if isinstance(node, e.Op):
@@ -84,21 +79,18 @@ class Expressions(Fields):
         if isinstance(node, e.FieldRef):
             self._load(node, n, d)
         elif isinstance(node, e.Local):
-            self._argument(node.index, n, d)
+            for k in range(n):
+                self.code.emit(o.ARG, d + 8 * k, self._arg_words[node.index] + k)
         elif isinstance(node, e.Lookahead):
             self.code.emit(o.PEEK, d, node.offset, node.width, n)
         elif isinstance(node, e.RegisterRef):
             index = self.index(node.index, "the index of a register")
             self.code.emit(o.REG, d, self.register_words(node.array), index, n)
-        elif isinstance(node, e.StackLast | e.UnionStackLast | e.AccessField):
+        elif isinstance(node, e.AccessField):
             self._load_dynamic(node, n, d)
         else:
             raise Unsupported(f"the expression {type(node).__name__}")
         return d
-
-    def _argument(self, index: int, n: int, d: int) -> None:
-        for k in range(n):
-            self.code.emit(o.ARG, d + 8 * k, self._arg_words[index] + k)
 
     def register_words(self, array: int) -> int:
         """Constants that describe a register array: address, size, bytes from cell to cell, mask of the top limb."""
@@ -119,33 +111,18 @@ class Expressions(Fields):
         if op == "&":
             return self._and(node, n, into)
         if op == "?":
-            cells = [self.narrow(args[0]), self.cells(args[1], n), self.cells(args[2], n)]
-            d = self._target(n, into)
-            self.code.emit(*((o.SEL, d, *cells) if n == 1 else (o.WSEL, d, *cells, n)))
-            return d
+            cells = self.narrow(args[0]), self.cells(args[1], n), self.cells(args[2], n)
+            return self.code.result(o.SEL, *cells, n=n, into=into)
         if op in ("size_stack", "last_stack_index"):
-            table = self.layout.next if isinstance(args[0], e.StackRef) else self.layout.union_next
-            d = self._target(n, into)
-            self.code.emit(o.SUB, d, table[args[0].stack], self.code.const(int(op == "last_stack_index")))
-            return d
+            less = self.code.const(int(op == "last_stack_index"))
+            return self.code.result(o.SUB, self.layout.next[args[0].stack], less, into=into)
         if op in (">>", "<<"):
             return self._shift(node, n, into)
-        if op in _NARROW:
-            left, right = self.cells(args[0], n), self.cells(args[1], n)
-            d = self._target(n, into)
-            self.code.emit(*((_NARROW[op], d, left, right) if n == 1 else (_WIDE[op], d, left, right, n)))
-            return d
-        if op == "~":
-            inner = self.cells(args[0], n)
-            d = self._target(n, into)
-            self.code.emit(*((o.NOT, d, inner) if n == 1 else (o.WNOT, d, inner, n)))
-            return d
+        if op in _MODULAR:
+            return self.code.result(_MODULAR[op], *(self.cells(arg, n) for arg in args), n=n, into=into)
         if op in ("/", "%"):
             return self._divide(node, n, into)
         return self._boolean(node, into)
-
-    def _target(self, n: int, into: int | None) -> int:
-        return self.code.temp(n) if into is None else into
 
     @staticmethod
     def _clamped(node: e.Op) -> e.Expr:
@@ -162,10 +139,7 @@ class Expressions(Fields):
         low, high = self.interval(value)
         if low >= -(1 << (width - 1)) and high < 1 << (width - 1) or 64 * n < width or width == 64:
             return self.cells(value, n, into)
-        inner = self.cells(value, n)
-        d = self._target(n, into)
-        self.code.emit(*((o.SEXT, d, inner, width) if n == 1 else (o.WSEXT, d, inner, width, n)))
-        return d
+        return self.code.result(o.SEXT, self.cells(value, n), width, n=n, into=into)
 
     def _and(self, node: e.Op, n: int, into: int | None) -> int:
         left, right = node.args
@@ -180,59 +154,47 @@ class Expressions(Fields):
                 cell = self._masked(left, width, into)
                 if cell is not None:
                     return cell
-        cells = self.cells(left, n), self.cells(right, n)
-        d = self._target(n, into)
-        self.code.emit(*((o.AND, d, *cells) if n == 1 else (o.VAND, d, *cells, n)))
-        return d
+        return self.code.result(o.AND, self.cells(left, n), self.cells(right, n), n=n, into=into)
 
     def _masked(self, node: e.Expr, width: int, into: int | None) -> int | None:
         """node & mask(width) in one instruction, if there is one for it."""
         low_mask = self.code.const(mask(width))
         if isinstance(node, e.Op) and node.op in "+-" and width < 64 and (node, 1) not in self.memo:
-            left, right = self.narrow(node.args[0]), self.narrow(node.args[1])
-            d = self._target(1, into)
-            self.code.emit(o.ADDM if node.op == "+" else o.SUBM, d, left, right, low_mask)
-            return d
+            op = o.ADDM if node.op == "+" else o.SUBM
+            return self.code.result(op, *(self.narrow(arg) for arg in node.args), low_mask, into=into)
         shift = 0
         if isinstance(node, e.Op) and node.op == ">>" and isinstance(node.args[1], e.Const):
             node, shift = node.args[0], max(node.args[1].value, 0)
         if isinstance(node, e.FieldRef) and node.field != e.VALID and (node, 1) not in self.memo:
             place = self.layout.places.get(node)
             if place is not None and place.is_wire and not place.signed and shift < place.width:
-                d = self._target(1, into)
+                d = self.code.temp() if into is None else into
                 self.load_bits(place, shift, min(width, place.width - shift), 1, d)
                 return d
         low, high = self.interval(node)
         if 0 < shift < 64 and low >= 0 and high < 1 << 64:
-            inner = self.narrow(node)
-            d = self._target(1, into)
-            self.code.emit(o.SLICE, d, inner, shift, low_mask)
-            return d
+            return self.code.result(o.SLICE, self.narrow(node), shift, low_mask, into=into)
         return None
 
     def _shift(self, node: e.Op, n: int, into: int | None) -> int:
         value, amount = node.args
         fixed = max(amount.value, 0) if isinstance(amount, e.Const) else None
         if node.op == "<<":
-            by = self.exact_narrow(amount, "a shift") if fixed is None else self.code.const(min(fixed, 1 << 30))
-            inner = self.cells(value, n)
-            d = self._target(n, into)
-            self.code.emit(*((o.SHL, d, inner, by) if n == 1 else (o.WSHL, d, inner, by, n)))
-            return d
+            by = self._shift_amount(amount, fixed)
+            return self.code.result(o.SHL, self.cells(value, n), by, n=n, into=into)
         low, high = self.interval(value)
         exact = exact_limbs((low, high))
         k = exact if fixed is None else min(exact, (fixed + 64 * n + 63) // 64)
         if k > MAX_LIMBS:
             raise Unsupported("a value of unbounded width")
-        inner = self.cells(value, k)
-        by = self.exact_narrow(amount, "a shift") if fixed is None else self.code.const(min(fixed, 1 << 30))
+        inner, by = self.cells(value, k), self._shift_amount(amount, fixed)
         is_signed = low < 0 and k == exact
-        d = self._target(n, into)
         if n == k == 1:
-            self.code.emit(o.SHRS if is_signed else o.SHRU, d, inner, by)
-        else:
-            self.code.emit(o.WSHR, d, n, inner, k, by, int(is_signed))
-        return d
+            return self.code.result(o.SHRS if is_signed else o.SHRU, inner, by, into=into)
+        return self.code.result(o.WSHR, n, inner, k, by, int(is_signed), n=n, into=into)
+
+    def _shift_amount(self, amount: e.Expr, fixed: int | None) -> int:
+        return self.exact_narrow(amount, "a shift") if fixed is None else self.code.const(min(fixed, 1 << 30))
 
     def _divide(self, node: e.Op, n: int, into: int | None) -> int:
         left, right = node.args
@@ -240,11 +202,7 @@ class Expressions(Fields):
         is_signed = min(lows) < 0
         if n > 1 or max(highs) >= 1 << (63 if is_signed else 64) or min(lows) <= -(1 << 63):
             raise Unsupported("division of numbers of more than 64 bits")
-        cells = self.narrow(left), self.narrow(right)
-        d = self._target(1, into)
-        op = {("/", True): o.DIVS, ("/", False): o.DIVU, ("%", True): o.REMS, ("%", False): o.REMU}[node.op, is_signed]
-        self.code.emit(op, d, *cells)
-        return d
+        return self.code.result(_DIVISION[node.op, is_signed], self.narrow(left), self.narrow(right), into=into)
 
     # Booleans
 
@@ -255,64 +213,27 @@ class Expressions(Fields):
         if op in ("<", "<=", ">", ">="):
             return self._order(node, into)
         if op in ("and", "or"):
-            cells = self.narrow(args[0]), self.narrow(args[1])
-            d = self._target(1, into)
-            self.code.emit(o.AND if op == "and" else o.OR, d, *cells)
-            return d
+            return self.code.result(o.AND if op == "and" else o.OR, *(self.narrow(arg) for arg in args), into=into)
         if op == "not":
-            inner = self.narrow(args[0])
-            d = self._target(1, into)
-            self.code.emit(o.EQ, d, inner, self.code.const(0))
-            return d
+            return self.code.result(o.EQ, self.narrow(args[0]), self.code.const(0), into=into)
         if op == "d2b":
             return self._equal(e.Op("!=", (args[0], e.Const(0))), into)
         if op == "valid":
-            header = None if isinstance(args[0], e.HeaderRef) else self.header_id(args[0])
-            d = self._target(1, into)
-            if header is None:
-                self.code.emit(o.LD8, d, self.layout.valid[args[0].header])
-            else:
-                self.code.emit(o.HVALID, d, header)
-            return d
-        if op == "valid_union":
-            member = self._valid_member(args[0])
-            d = self._target(1, into)
-            self.code.emit(o.NE, d, member, self.code.const(-1))
-            return d
+            if isinstance(args[0], e.HeaderRef):
+                return self.code.result(o.LD8, self.layout.valid[args[0].header], into=into)
+            return self.code.result(o.HVALID, self.header_id(args[0]), into=into)
         raise Unsupported(f"the operator {op}")
-
-    def _valid_member(self, union: e.Expr) -> int:
-        d = self.code.temp()
-        self.code.emit(o.UVALID, d, self.union_list(union), self._union_size(union))
-        return d
-
-    def _union_size(self, union: e.Expr) -> int:
-        if isinstance(union, e.UnionRef):
-            return len(self.program.unions[union.union].headers)
-        if isinstance(union, e.StackElement):
-            return len(self.program.union_stacks[union.stack.stack].members)
-        return self._union_size(union.args[1])
 
     def _equal(self, node: e.Op, into: int | None) -> int:
         left, right = node.args
         is_same, is_different = (o.EQ, o.NE) if node.op == "==" else (o.NE, o.EQ)
-        if left.kind in (e.HEADER, e.UNION):
-            member = self.header_id if left.kind == e.HEADER else self._valid_member
-            cells = member(left), member(right)
-            equal = self.code.temp()
-            self.code.emit(o.HEQ, equal, *cells, int(left.kind == e.UNION))
-            d = self._target(1, into)
-            self.code.emit(is_different, d, equal, self.code.const(0))
-            return d
+        if left.kind == e.HEADER:
+            equal = self.code.result(o.HEQ, self.header_id(left), self.header_id(right))
+            return self.code.result(is_different, equal, self.code.const(0), into=into)
         a, b, n, _ = self._pair(left, right)
-        d = self._target(1, into)
         if n == 1:
-            self.code.emit(is_same, d, a, b)
-        else:
-            order = self.code.temp()
-            self.code.emit(o.WCMP, order, a, b, n)
-            self.code.emit(is_same, d, order, self.code.const(0))
-        return d
+            return self.code.result(is_same, a, b, into=into)
+        return self.code.result(is_same, self.code.result(o.WCMP, a, b, n), self.code.const(0), into=into)
 
     def _pair(self, left: e.Expr, right: e.Expr) -> tuple[int, int, int, bool]:
         """Both values exactly, in limbs enough for both: (cell, cell, limbs, signed)."""
@@ -336,14 +257,9 @@ class Expressions(Fields):
         if a_low > b_high or (op == "<" and a_low == b_high):
             return self._moved(self.code.const(0), 1, into)
         a, b, n, is_signed = self._pair(left, right)
-        d = self._target(1, into)
-        if n == 1:
-            self.code.emit(_COMPARE[op, is_signed], d, a, b)
-        else:
-            order = self.code.temp()
-            self.code.emit(o.WCMP, order, a, b, n)
-            self.code.emit(_COMPARE[op, True], d, order, self.code.const(0))
-        return d
+        if n > 1:
+            a, b, is_signed = self.code.result(o.WCMP, a, b, n), self.code.const(0), True
+        return self.code.result(_COMPARE[op, is_signed], a, b, into=into)
 
     def jump_unless(self, condition: e.Expr, label: Label) -> None:
         """Jump to the label if the condition is false."""
@@ -353,3 +269,14 @@ class Expressions(Fields):
                 self.code.emit(o.JMP, label)
             return
         self.code.emit(o.JZ, self.narrow(condition), label)
+
+
+class Part:
+    """A part of the lowering, which writes code with the same expressions as the others."""
+
+    def __init__(self, expressions: Expressions) -> None:
+        self.ex = expressions
+        self.code = expressions.code
+        self.layout = expressions.layout
+        self.program = expressions.program
+        self.state = expressions.state

@@ -10,7 +10,6 @@ from emulator.p4switch.engine.intervals import Intervals, exact_limbs
 from emulator.p4switch.engine.layout import Layout, Place
 from emulator.p4switch.program import expr as e
 from emulator.p4switch.program import ir
-from emulator.p4switch.program.headers import header_type
 from emulator.p4switch.state.state import State
 from emulator.p4switch.values import mask
 
@@ -57,11 +56,8 @@ class Fields(Block):
     def index(self, node: e.Expr, what: str) -> int:
         """The cell of an index, which is compared as unsigned: a value outside int64 is out of range in any case."""
         low, high = self.interval(node)
-        return (
-            self.narrow(node)
-            if low >= -(1 << 63) and high < 1 << 64 and not (low < 0 and high >= 1 << 63)
-            else (self.exact_narrow(node, what))
-        )
+        is_unsigned = low >= 0 and high < 1 << 64
+        return self.narrow(node) if is_unsigned else self.exact_narrow(node, what)
 
     # Fields
 
@@ -103,75 +99,26 @@ class Fields(Block):
         """The cell with a header's id, -1 beyond a stack."""
         if isinstance(node, e.HeaderRef):
             return self.code.const(node.header)
-        d = self.code.temp()
         if isinstance(node, e.StackElement):
-            ids = self.program.stacks[node.stack.stack].headers
-            self.code.emit(o.HIDX, d, self.exact_narrow(node.index, "an index"), self.code.words(ids), len(ids))
-        elif isinstance(node, e.UnionMember):
-            self.code.emit(o.HMEM, d, self.union_list(node.union), node.member)
-        elif isinstance(node, e.UnionStackNext):
-            self.code.emit(
-                o.HMEM, d, self.element_of_unions(node.stack, self.layout.union_next[node.stack]), node.member
-            )
-        elif isinstance(node, e.Op):
-            self.code.emit(
-                o.SEL, d, self.narrow(node.args[0]), self.header_id(node.args[1]), self.header_id(node.args[2])
-            )
-        else:
-            raise Unsupported(f"the header expression {type(node).__name__}")
-        return d
-
-    def union_ids(self, union: int) -> int:
-        """The offset where the ids of a union's members are listed."""
-        return self.code.words(self.program.unions[union].headers)
-
-    def element_of_unions(self, stack: int, index: int) -> int:
-        """The cell with the list's offset of the union at a place of a stack."""
-        lists = tuple(self.union_ids(union) for union in self.program.union_stacks[stack].unions)
-        d = self.code.temp()
-        self.code.emit(o.HIDX, d, index, self.code.words(lists), len(lists))
-        return d
-
-    def union_list(self, node: e.Expr) -> int:
-        """The cell with the offset of the list of a union's members; -1 beyond a stack."""
-        if isinstance(node, e.UnionRef):
-            return self.code.const(self.union_ids(node.union))
-        if isinstance(node, e.StackElement):
-            return self.element_of_unions(node.stack.stack, self.exact_narrow(node.index, "an index"))
+            ids = self.program.stacks[node.stack.stack].columns[node.member]
+            index = self.exact_narrow(node.index, "an index")
+            return self.code.result(o.HIDX, index, self.code.words(ids), len(ids))
         if isinstance(node, e.Op):
-            d = self.code.temp()
-            self.code.emit(
-                o.SEL, d, self.narrow(node.args[0]), self.union_list(node.args[1]), self.union_list(node.args[2])
-            )
-            return d
-        raise Unsupported(f"the union expression {type(node).__name__}")
+            condition, left, right = node.args
+            return self.code.result(o.SEL, self.narrow(condition), self.header_id(left), self.header_id(right))
+        raise Unsupported(f"the header expression {type(node).__name__}")
 
-    def dynamic_field(self, node: e.Expr) -> tuple[int, ir.HeaderType, int]:
-        """(cell of the header's id, the header's type, number of the field) that a node names."""
-        if isinstance(node, e.AccessField):
-            return self.header_id(node.header), header_type(self.program, node.header), node.field
-        d, index = self.code.temp(), self.code.temp()
-        if isinstance(node, e.StackLast):
-            stack = self.program.stacks[node.stack]
-            self.code.emit(o.SUB, index, self.layout.next[node.stack], self.code.const(1))
-            self.code.emit(o.HIDX, d, index, self.code.words(stack.headers), len(stack.headers))
-            return d, stack.type, node.field
-        self.code.emit(o.SUB, index, self.layout.union_next[node.stack], self.code.const(1))
-        self.code.emit(o.HMEM, d, self.element_of_unions(node.stack, index), node.member)
-        kind = header_type(self.program, e.UnionStackNext(node.stack, node.member))
-        return d, kind, node.field
-
-    def _load_dynamic(self, node: e.Expr, n: int, d: int) -> None:
-        header, kind, number = self.dynamic_field(node)
-        if number == e.VALID:
+    def _load_dynamic(self, node: e.AccessField, n: int, d: int) -> None:
+        header, kind = self.header_id(node.header), ir.header_type(self.program, node)
+        if node.field == e.VALID:
             self.code.emit(o.HVALID, d, header)
             return
-        field = kind.fields[number]
+        field = kind.fields[node.field]
         if field.is_varbit or (field.signed and field.width >= 64):
             raise Unsupported("a varbit or wide signed field of a header known only at run time")
-        bit = self.layout.wire_bit(kind, number)
+        bit = self.layout.wire_bit(kind, node.field)
         if n > 1 or field.width > 64:
             self.code.emit(o.HWIDE, d, header, bit, field.width, n)
         else:
-            flag = self.layout.sign_flag(kind, number) if field.signed else -1
+            flag = self.layout.sign_flag(kind, node.field) if field.signed else -1
             self.code.emit(o.HFIELD, d, header, bit, field.width, flag)

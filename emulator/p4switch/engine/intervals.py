@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from emulator.p4switch.engine.code import Unsupported
 from emulator.p4switch.program import expr as e
 from emulator.p4switch.program import ir
-from emulator.p4switch.program.headers import header_type
 from emulator.p4switch.values import mask
 
 MAX_BITS = 1 << 14
@@ -64,31 +63,16 @@ class Intervals:
             interval = self._known[node]
         return interval
 
-    def _field(self, field: ir.Field) -> Interval:
-        return (-(1 << (field.width - 1)) if field.signed and field.width else 0), mask(field.width)
-
     def _of(self, node: e.Expr) -> Interval:
         if node.kind == e.BOOL:
             return (node.value, node.value) if isinstance(node, e.Bool) else (0, 1)
         if isinstance(node, e.Const):
             return node.value, node.value
-        if isinstance(node, e.FieldRef):
-            return (
-                (0, 1)
-                if node.field == e.VALID
-                else self._field(self.program.headers[node.header].type.fields[node.field])
-            )
-        if isinstance(node, e.StackLast):
-            return self._field(self.program.stacks[node.stack].type.fields[node.field])
-        if isinstance(node, e.UnionStackLast):
-            union = self.program.unions[self.program.union_stacks[node.stack].unions[0]]
-            return self._field(self.program.headers[union.headers[node.member]].type.fields[node.field])
-        if isinstance(node, e.AccessField):
-            return (
-                (0, 1)
-                if node.field == e.VALID
-                else self._field(header_type(self.program, node.header).fields[node.field])
-            )
+        if isinstance(node, e.FieldRef | e.AccessField):
+            if node.field == e.VALID:
+                return 0, 1
+            field = ir.header_type(self.program, node).fields[node.field]
+            return (-(1 << (field.width - 1)) if field.signed and field.width else 0), mask(field.width)
         if isinstance(node, e.Local):
             return 0, mask(self.params[node.index].width)
         if isinstance(node, e.RegisterRef):

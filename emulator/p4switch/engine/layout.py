@@ -42,12 +42,10 @@ PHV = 8 * 32
 
 DESCRIPTOR = (
     "valid", "data", "n_bytes", "total", "siblings", "n_siblings", "varbit", "varbit_at", "varbit_max", "flags", "type",
-    "position",
 )  # fmt: skip
 """Words of a header's row in the header table: offsets of its validity byte and data, bytes of its fixed fields, bytes
 of its whole content, where its union's members are listed and how many, its varbit field (0: none), before which byte
-of the fixed fields that belongs, its limit in bytes, where the flags of signed fields begin, id of its type, place in
-its union."""
+of the fixed fields that belongs, its limit in bytes, where the flags of signed fields begin, id of its type."""
 ROW = offsets(DESCRIPTOR)
 DESCRIPTOR_BYTES = 16 * 8
 
@@ -92,21 +90,12 @@ class Layout:
     def __init__(self, program: ir.Program) -> None:
         self.program = program
         self.places: dict[FieldRef, Place] = {}
-        self.valid: list[int] = []
-        self.data: list[int] = [0] * len(program.headers)
-        self.n_bytes: list[int] = [0] * len(program.headers)
-        self.total: list[int] = [0] * len(program.headers)
-        self.flags: list[int] = [0] * len(program.headers)
-        self.varbit: list[int] = [0] * len(program.headers)
-        at = PHV
-        for _ in program.headers:
-            self.valid.append(at)
-            at += 1
-        at = aligned(at)
+        n = len(program.headers)
+        self.data, self.n_bytes, self.total, self.flags, self.varbit = ([0] * n for _ in range(5))
+        self.valid = [PHV + i for i in range(n)]
+        at = aligned(PHV + n)
         self.next: list[int] = [at + 8 * i for i in range(len(program.stacks))]
         at += 8 * len(program.stacks)
-        self.union_next: list[int] = [at + 8 * i for i in range(len(program.union_stacks))]
-        at += 8 * len(program.union_stacks)
         metadata = at
         for header in program.headers:
             if header.is_metadata:

@@ -7,6 +7,8 @@ better one. Entries with ranges are rows that are tried one by one.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from emulator.p4switch.engine.layout import limbs
@@ -28,7 +30,7 @@ def to_limbs(value: int, n: int) -> list[int]:
 
 
 def hash_limbs(key: list[int]) -> int:
-    """vm_tables.hash_limbs of a key that is masked already."""
+    """vm.tables.hash_limbs of a key that is masked already."""
     mixed = 0
     for limb in key:
         mixed = (mixed ^ limb) * _MIX & _M64
@@ -36,8 +38,16 @@ def hash_limbs(key: list[int]) -> int:
     return mixed & 0x7FFFFFFFFFFFFFFF
 
 
-def _words(values: list[int]) -> np.ndarray:
-    return np.array(values or [0], dtype=np.uint64).view(np.int64)
+class Kept:
+    """Keeps arrays that the VM reads alive."""
+
+    def __init__(self) -> None:
+        self._arrays: list[np.ndarray] = []
+
+    def __call__(self, values: np.ndarray | Sequence, dtype: type | None = None) -> int:
+        """The address of an array, or of the values as one of 64-bit words; there is always something to read."""
+        self._arrays.append(np.asarray(values if len(values) else [0], dtype))
+        return self._arrays[-1].ctypes.data
 
 
 class TableImage:
@@ -61,7 +71,7 @@ class TableImage:
         if versions == self.versions:
             return
         self.versions = versions
-        self._arrays: list[np.ndarray] = []
+        self._keep = Kept()
         entries = self.table.all_entries()
         if self.code.table.match_type != "exact":
             entries.sort(key=self.table._rank)
@@ -73,11 +83,6 @@ class TableImage:
             self._rows(entries, records)
         else:
             self._hash_tables(entries, records)
-
-    def _keep(self, array: np.ndarray) -> int:
-        """Keep an array alive; its address."""
-        self._arrays.append(array)
-        return array.ctypes.data
 
     # Records
 
@@ -95,7 +100,7 @@ class TableImage:
             ]
             record[v.ACTION // 8] = record[v.NEXT // 8] = code.end.pc
             record[v.N_CHOICES // 8] = len(members)
-            record[v.CHOICES // 8] = self._keep(_words(members))
+            record[v.CHOICES // 8] = self._keep(members, np.uint64)
         else:
             run = self.table.profile.members[target.member].run if isinstance(target, UseMember) else target
             self._run(record, run, entry is not None)
@@ -111,7 +116,7 @@ class TableImage:
         args: list[int] = []
         for param, value in zip(self.program.actions[run.action].params, run.args, strict=True):
             args += to_limbs(value & mask(param.width), limbs(param.width))
-        record[v.ARGS // 8] = self._keep(_words(args))
+        record[v.ARGS // 8] = self._keep(args, np.uint64)
         if code.table.by_hit:
             label = code.hit if is_hit else code.miss
         else:
@@ -149,8 +154,8 @@ class TableImage:
                 size *= 2
             slots = self._slots(entries_of_mask, size, len(cover))
             first = next(iter(entries_of_mask.values()))[0]
-            words += [self._keep(_words(list(cover))), self._keep(slots), size - 1, first, 0, 0, 0, 0]
-        self.row[v.GROUPS // 8] = self._keep(_words(words))
+            words += [self._keep(list(cover), np.uint64), self._keep(slots), size - 1, first, 0, 0, 0, 0]
+        self.row[v.GROUPS // 8] = self._keep(words, np.uint64)
         self.row[v.N_GROUPS // 8] = len(groups)
 
     @staticmethod
@@ -173,5 +178,5 @@ class TableImage:
                 row += [int(is_range), n, *value, *extra]
             row[0] = 8 * len(row)
             words += row
-        self.row[v.ROWS // 8] = self._keep(_words(words))
+        self.row[v.ROWS // 8] = self._keep(words, np.uint64)
         self.row[v.N_ROWS // 8] = len(entries)

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from emulator.p4switch.engine import opcodes as o
-from emulator.p4switch.engine.actions import DIGEST, Actions, Message
-from emulator.p4switch.engine.calculations import Calculations, HashParameters
+from emulator.p4switch.engine.actions import DIGEST, Actions
+from emulator.p4switch.engine.calculations import Calculations
 from emulator.p4switch.engine.code import Code, Unsupported
-from emulator.p4switch.engine.expressions import Expressions
+from emulator.p4switch.engine.expressions import Expressions, Part
 from emulator.p4switch.engine.layout import Layout
 from emulator.p4switch.engine.parser import Parser
-from emulator.p4switch.engine.pipelines import Pipelines, TableCode
+from emulator.p4switch.engine.pipelines import Pipelines
 from emulator.p4switch.program import expr as e
 from emulator.p4switch.program import ir
 from emulator.p4switch.state.state import State
@@ -40,63 +38,36 @@ class ValueSet:
         self.words[:] = self.values.ctypes.data, len(values)
 
 
-@dataclass
-class Lowered:
-    """`code` (rows, 8) int32; `constants`: uint64 values that lie below the frame's origin, the last one lowest;
-    `parser`, `ingress`, `egress`, `deparser`: where code begins; `digests`: (list id, code) pairs; `field_lists`: id
-    → pieces (offset in the frame, bits before it, bits) of the fields that are copied; `header_bytes`: the most
-    that the deparser emits."""
+class Lowered(Part):
+    """A program's code, `rows` (n, 8) int32, with what the engine needs to run it. Raises Unsupported.
 
-    layout: Layout
-    code: np.ndarray
-    constants: list[int]
-    frame_end: int
-    parser: int
-    ingress: int
-    egress: int
-    deparser: int
-    header_bytes: int
-    digests: list[tuple[int, int]]
-    field_lists: dict[int, list[tuple[int, int, int]]]
-    tables: dict[int, TableCode]
-    actions_at: dict
-    messages: list[Message]
-    hashes: list[HashParameters]
-    vsets: list[ValueSet]
-    listing: str
-
-
-class Lowering:
-    """Lowers one program. Raises Unsupported."""
+    `parser`, `ingress`, `egress`, `deparser`: where code begins; `digests`: (list id, code) pairs; `field_lists`: id →
+    pieces (offset in the frame, bits before it, bits) of the fields that are copied; `tables` and `actions_at` as in
+    Pipelines; `vsets`, `hashes`: what is to be refreshed."""
 
     def __init__(self, state: State, drop_port: int) -> None:
-        self.state = state
-        self.program = state.program
-        self.layout = Layout(self.program)
-        self.code = Code(self.layout)
-        self.ex = Expressions(state, self.layout, self.code)
+        layout = Layout(state.program)
+        super().__init__(Expressions(state, layout, Code(layout)))
+        program = self.program
+        self.vsets: list[ValueSet] = []
         self.calculations = Calculations(self.ex)
         self.actions = Actions(self.ex, self.calculations, drop_port)
-        self.vsets: list[ValueSet] = []
-
-    def lower(self) -> Lowered:
-        program = self.program
         self.actions.lanes.prepare()
         named = {parser.name: parser for parser in program.parsers}
-        parser = Parser(self.actions, self._vset_words).lower(named["parser"])
+        self.parser = Parser(self.actions, self._vset_words).lower(named["parser"])
         pipelines = Pipelines(self.actions)
-        ingress = pipelines.lower(program.pipeline("ingress"))
-        egress = pipelines.lower(program.pipeline("egress"))
-        deparser = self._deparser(next(item for item in program.deparsers if item.name == "deparser"))
-        digests = [(item.id, self._digest(number, item)) for number, item in enumerate(program.learn_lists)]
+        self.tables, self.actions_at = pipelines.tables, pipelines.actions_at
+        self.ingress = pipelines.lower(program.pipeline("ingress"))
+        self.egress = pipelines.lower(program.pipeline("egress"))
+        deparser = next(item for item in program.deparsers if item.name == "deparser")
+        self.deparser = self._deparser(deparser)
+        self.header_bytes = sum(self.layout.total[index] for index in deparser.order)
+        """The most that the deparser emits: a header may be in its order more than once."""
+        self.digests = [(item.id, self._digest(number, item)) for number, item in enumerate(program.learn_lists)]
+        self.field_lists = {item.id: self._field_list(item) for item in program.field_lists}
         pipelines.lower_actions()
-        return Lowered(
-            self.layout, self.code.finish(), self.code.constants, self.code.frame_end, parser, ingress, egress,
-            deparser, self._header_bytes(), digests,
-            {item.id: self._field_list(item) for item in program.field_lists}, pipelines.tables,
-            pipelines.actions_at, self.actions.messages, list(self.calculations.parameters.values()), self.vsets,
-            self.code.listing(),
-        )  # fmt: skip
+        self.hashes = list(self.calculations.parameters.values())
+        self.rows = self.code.finish()
 
     def _vset_words(self, index: int, n_limbs: int, widths: list[int]) -> int:
         values = ValueSet(self.state.parse_vsets[index], n_limbs, widths)
@@ -107,10 +78,8 @@ class Lowering:
         start = self.code.pc
         self.ex.start_block()
         self.ex.set_action(())
-        self.calculations.update(self.actions.store)
+        self.calculations.update(self.actions.assign)
         for call in deparser.primitives:
-            if call.op in ("_jump", "_jump_if_zero"):
-                raise Unsupported("a jump in a deparser")
             self.actions.primitive(call)
         for index in deparser.order:
             header = self.program.headers[index]
@@ -122,11 +91,6 @@ class Lowering:
                 self.code.emit(o.EMITV, self.code.const(index))
         self.code.emit(o.END, 0)
         return start
-
-    def _header_bytes(self) -> int:
-        """Bytes that the deparser emits at most: a header may be in its order more than once."""
-        order = next(item for item in self.program.deparsers if item.name == "deparser").order
-        return sum(self.layout.total[index] for index in order)
 
     def _digest(self, number: int, item: ir.LearnList) -> int:
         start = self.code.pc

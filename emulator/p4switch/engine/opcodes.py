@@ -117,16 +117,14 @@ VREGW  o a n b
 
 _HEADERS = """
 HIDX   d a o n                the a-th of n ids at o; -1 beyond
-HMEM   d a k                  the k-th id of the list that a names; -1 if a is
 HVALID d a                    of the header with id a; 0 for -1
 HFIELD d a bit w k            a field of a header; k: its sign flag's number, or -1
 HSET   a bit w b k c          write one; flag c
 HWIDE  d a bit w n
 HWSET  a bit w b
-HEQ    d a b union            headers equal; union: and at the same place in it
+HEQ    d a b                  both headers valid and equal
 HSHIFT o n a                  push (a > 0) or pop: n ids at o
 NEXT   o a n                  cell o += a, within 0..n
-UVALID d a n                  the first valid one of the n ids of the list that a names, or -1
 VCOPY  o o n                  a varbit field of at most n bytes
 HADD   a fast
 HREM   a
@@ -156,6 +154,8 @@ if TYPE_CHECKING:
     def __getattr__(name: str) -> int: ...  # the mnemonics above
 
 
+CRC, CSUM16, XOR16, XOR32, IDENTITY, XXH64, FNV, TOEPLITZ = range(8)
+"""Kinds of HASH."""
 FIRST_WIDE = NAMES.index("WLD")
 FIRST_HEADER = NAMES.index("HIDX")
 FIRST_HASH = NAMES.index("HBEGIN")

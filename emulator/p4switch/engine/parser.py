@@ -3,10 +3,12 @@ where checksums are verified."""
 
 from __future__ import annotations
 
+import graphlib
+
 from emulator.p4switch.engine import opcodes as o
 from emulator.p4switch.engine.actions import Actions
 from emulator.p4switch.engine.code import Label, Unsupported
-from emulator.p4switch.engine.intervals import exact_limbs
+from emulator.p4switch.engine.expressions import Part
 from emulator.p4switch.engine.layout import CELL, limbs
 from emulator.p4switch.program import expr as e
 from emulator.p4switch.program import ir
@@ -16,15 +18,12 @@ MAX_LOOKAHEAD = 1 << 12
 """Bits; longer look-aheads are not supported."""
 
 
-class Parser:
+class Parser(Part):
     """Writes the code of a parser. `vset_words(index)` gives the constants that describe a value set."""
 
     def __init__(self, actions: Actions, vset_words) -> None:
+        super().__init__(actions.ex)
         self.actions = actions
-        self.ex = actions.ex
-        self.code = actions.code
-        self.layout = actions.layout
-        self.program = actions.program
         self.vset_words = vset_words
         self._errors: dict[str, Label] = {}
         self._end = Label()
@@ -75,8 +74,6 @@ class Parser:
                     self.code.emit(o.SKIP, cell, self._error("ParserInvalidArgument"), self._error("PacketTooShort"))
                     self._moved()
                 case ir.Call(primitive):
-                    if primitive.op in ("_jump", "_jump_if_zero"):
-                        raise Unsupported("a jump in a parser")
                     self.actions.primitive(primitive)
         self._select(state, labels)
 
@@ -88,17 +85,21 @@ class Parser:
     # Operations
 
     def _extract(self, target: e.Expr, length: e.Expr | None) -> None:
-        if isinstance(target, e.HeaderRef):
-            header = self.program.headers[target.header]
-            if header.is_metadata:
-                raise Unsupported("an extract into a metadata header")
-            if header.type.varbit is None and header.union is None:
-                self._extract_fixed(header)
-            else:
-                self._extract_any(self.code.const(header.index), header.type, length)
-            self.actions.touched(target)
+        if isinstance(target, e.StackElement):
+            next_cell, header = self.layout.next[target.stack.stack], self.ex.header_id(target)
+            self.code.emit(o.JEQ, header, self.code.const(-1), self._error("StackOutOfBounds"))
+            self._extract_any(header, ir.header_type(self.program, target), length)
+            self.code.emit(o.ADD, next_cell, next_cell, self.code.const(1))
+            self.ex.forget_all()
+            return
+        described = self.program.headers[target.header]
+        if described.is_metadata:
+            raise Unsupported("an extract into a metadata header")
+        if described.type.varbit is None and not described.union:
+            self._extract_fixed(described)
         else:
-            self._extract_next(target, length)
+            self._extract_any(self.code.const(described.index), described.type, length)
+        self.actions.touched(target)
         self._moved()
 
     def _extract_fixed(self, header: ir.Header) -> None:
@@ -140,22 +141,6 @@ class Parser:
 
         return of(kind.length)
 
-    def _extract_next(self, target: e.Expr, length: e.Expr | None) -> None:
-        if isinstance(target, e.StackRef):
-            stack = self.program.stacks[target.stack]
-            next_cell, kind, header = self.layout.next[target.stack], stack.type, self.code.temp()
-            self.code.emit(o.HIDX, header, next_cell, self.code.words(stack.headers), len(stack.headers))
-        elif isinstance(target, e.UnionStackNext):
-            next_cell, header = self.layout.union_next[target.stack], self.ex.header_id(target)
-            union = self.program.unions[self.program.union_stacks[target.stack].unions[0]]
-            kind = self.program.headers[union.headers[target.member]].type
-        else:
-            raise Unsupported("an extract into a header known only at run time")
-        self.code.emit(o.JEQ, header, self.code.const(-1), self._error("StackOutOfBounds"))
-        self._extract_any(header, kind, length)
-        self.code.emit(o.ADD, next_cell, next_cell, self.code.const(1))
-        self.ex.forget_all()
-
     def _set(self, dest: e.FieldRef, value: e.Expr) -> None:
         if isinstance(value, e.Lookahead):
             _check_lookahead(value)
@@ -163,7 +148,7 @@ class Parser:
         if self.program.headers[dest.header].type.fields[dest.field].is_varbit:
             self.actions.assign_VL(dest, value)
         else:
-            self.actions.store(dest, value)
+            self.actions.assign(dest, value)
 
     # Transitions
 
@@ -179,15 +164,12 @@ class Parser:
                 node = e.Op("|", (e.Op("<<", (node, e.Const(8 * n_bytes(part.width)))), piece))
             n = limbs(total)
             cell = self.ex.cells(node, n)
-            exact = min(exact_limbs(self.ex.interval(node)), n)
-            assert exact <= n
             for transition in state.transitions:
                 cover = mask(total) if transition.mask is None else transition.mask & mask(total)
                 goal = labels[transition.next_state]
                 if transition.vset is not None:
-                    self.code.emit(
-                        o.VSET, cell, n, self.code.const(cover, n), self.vset_words(transition.vset, n, widths), goal
-                    )
+                    words = self.vset_words(transition.vset, n, widths)
+                    self.code.emit(o.VSET, cell, n, self.code.const(cover, n), words, goal)
                 elif n == 1 and cover == mask(total):
                     self.code.emit(o.JEQ, cell, self.code.const(transition.value & cover), goal)
                 else:
@@ -208,12 +190,11 @@ def _looks_ahead(node: e.Expr) -> bool:
 def _has_loop(parser: ir.Parser) -> bool:
     """Whether a state can be reached from itself."""
     after = {
-        number: {transition.next_state for transition in state.transitions} | {state.default}
+        number: {state.default, *(transition.next_state for transition in state.transitions)}
         for number, state in enumerate(parser.states)
     }
-    done: set[int] = {ir.END}
-    while True:
-        ready = [number for number in after if number not in done and after[number] <= done]
-        if not ready:
-            return len(done) <= len(parser.states)
-        done.update(ready)
+    try:
+        graphlib.TopologicalSorter(after).prepare()
+    except graphlib.CycleError:
+        return True
+    return False

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from emulator.p4switch.engine import opcodes as o
 from emulator.p4switch.engine.actions import Actions
 from emulator.p4switch.engine.code import Label, Unsupported
+from emulator.p4switch.engine.expressions import Part
 from emulator.p4switch.engine.intervals import Cell
 from emulator.p4switch.engine.layout import limbs
 from emulator.p4switch.program import expr as e
@@ -31,15 +32,13 @@ class TableCode:
     end: Label | None = None
 
 
-class Pipelines:
+class Pipelines(Part):
     """Writes the code of pipelines. `tables` describes each table that is looked up, `actions_at` each action's
     code."""
 
     def __init__(self, actions: Actions) -> None:
+        super().__init__(actions.ex)
         self.actions = actions
-        self.ex = actions.ex
-        self.code = actions.code
-        self.program = actions.program
         self.tables: dict[int, TableCode] = {}
         self.actions_at: dict[int, Label] = {}
 
@@ -177,13 +176,13 @@ class Pipelines:
         return tuple(dict.fromkeys((*table.actions, *default, *profile)))
 
     def _direct_meter(self, table: ir.Table) -> None:
-        over, d = Label(), self.code.temp()
+        over = Label()
         self.code.emit(o.JMISS, over)
-        self.code.emit(o.METERD, d, self.actions.meter_words(table.direct_meter))
+        d = self.code.result(o.METERD, self.actions.meter_words(table.direct_meter))
         target = self.program.meters[table.direct_meter].target
         if target is None:
             raise Unsupported("a direct meter without a target")
-        self.actions.store(target, Cell(d, 1, 32))
+        self.actions.assign(target, Cell(d, 1, 32))
         self.ex.bind(over)
 
     def _key(self, table: ir.Table, widths: list[int]) -> int:
@@ -206,9 +205,5 @@ class Pipelines:
         if ref.field == e.VALID or self.program.headers[ref.header].is_metadata:
             self.ex.cells(value, n, at)
             return
-        valid, cells, zero = (
-            self.ex.narrow(e.FieldRef(ref.header, e.VALID)),
-            self.ex.cells(value, n),
-            self.code.const(0, n),
-        )
-        self.code.emit(*((o.SEL, at, valid, cells, zero) if n == 1 else (o.WSEL, at, valid, cells, zero, n)))
+        valid, cells = self.ex.narrow(e.FieldRef(ref.header, e.VALID)), self.ex.cells(value, n)
+        self.code.result(o.SEL, valid, cells, self.code.const(0, n), n=n, into=at)

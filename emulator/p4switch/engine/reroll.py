@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from emulator.p4switch.engine import opcodes as o
-from emulator.p4switch.engine.layout import Layout
+from emulator.p4switch.engine.expressions import Expressions, Part
 from emulator.p4switch.program import expr as e
 from emulator.p4switch.program import ir
 from emulator.p4switch.state.state import State
@@ -25,6 +25,13 @@ MAX_BODY = 8
 READ_BY_THE_SWITCH = ("standard_metadata", "intrinsic_metadata", "queueing_metadata")
 """Headers whose fields the packet path reads."""
 _OPS = {"+": o.VADD, "-": o.VSUB, "*": o.VMUL, "&": o.VAND, "|": o.VOR, "^": o.VXOR}
+
+_OPERANDS = {
+    "assign": (slice(1, None), slice(0)),
+    "register_read": (slice(0), slice(2, None)),
+    "register_write": (slice(2, None), slice(1, 2)),
+}
+"""Primitives that a run can have, and which of their arguments are values and the index."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +71,7 @@ def _number(leaf: e.Expr) -> int:
 
 def find_run(calls: tuple[ir.Primitive, ...], at: int) -> Run | None:
     """The longest run that begins at a primitive and can be executed in lanes, if there is one."""
-    if calls[at].op not in ("assign", "register_read", "register_write"):
+    if calls[at].op not in _OPERANDS:
         return None
     best = None
     shapes = [_shape(call) for call in calls[at : at + MAX_BODY]]
@@ -76,9 +83,7 @@ def find_run(calls: tuple[ir.Primitive, ...], at: int) -> Run | None:
 
 
 def _run_of(calls, at: int, body: int, shapes: list) -> Run | None:
-    if at + 2 * body > len(calls) or any(
-        shape[0][0] not in ("assign", "register_read", "register_write") for shape in shapes
-    ):
+    if at + 2 * body > len(calls) or any(shape[0] not in _OPERANDS for shape, _ in shapes):
         return None
     first = [leaf for _, leaves in shapes for leaf in leaves]
     steps: list[int] | None = None
@@ -87,9 +92,8 @@ def _run_of(calls, at: int, body: int, shapes: list) -> Run | None:
         lane = [_shape(call) for call in calls[at + n * body : at + (n + 1) * body]]
         if any(mine[0] != other[0] for mine, other in zip(lane, shapes, strict=True)):
             break
-        moved = [
-            _number(leaf) - _number(old) for leaf, old in zip((x for _, xs in lane for x in xs), first, strict=True)
-        ]
+        leaves = [leaf for _, leaves in lane for leaf in leaves]
+        moved = [_number(leaf) - _number(old) for leaf, old in zip(leaves, first, strict=True)]
         if steps is None:
             steps = moved
         if moved != [n * step for step in steps]:
@@ -151,15 +155,11 @@ def _lie_together(group: list) -> bool:
     )
 
 
-class Lanes:
+class Lanes(Part):
     """Lowers runs. `reads[field]`: how often the whole program reads a field."""
 
-    def __init__(self, actions, reads: dict[e.FieldRef, int]) -> None:
-        self.ex = actions.ex
-        self.code = actions.code
-        self.program = actions.program
-        self.state: State = actions.state
-        self.layout: Layout = actions.layout
+    def __init__(self, expressions: Expressions, reads: dict[e.FieldRef, int]) -> None:
+        super().__init__(expressions)
         self.reads = reads
 
     def prepare(self) -> None:
@@ -192,11 +192,10 @@ class Lanes:
         if not all(ref in self.scratch or self._is_vector(ref, by, run.n) for ref, by in run.step.items() if by):
             return False
         for call in calls[run.at : run.at + run.body]:
-            values = {"assign": call.args[1:], "register_read": (), "register_write": call.args[2:]}[call.op]
-            if not all(self._is_plain(value) for value in values):
+            values, index = _OPERANDS[call.op]
+            if not all(self._is_plain(value) for value in call.args[values]):
                 return False
-            index = {"assign": None, "register_read": 2, "register_write": 1}[call.op]
-            if index is not None and not self._is_same_for_all(call.args[index], run):
+            if not all(self._is_same_for_all(node, run) for node in call.args[index]):
                 return False
         return place_together(self.state, run)
 
@@ -217,14 +216,9 @@ class Lanes:
             return False
         if self.program.headers[ref.header].type.fields[ref.field].saturating:
             return False
-        if first.is_wire:
-            size = first.width // 8
-            if first.bit or first.width not in (8, 16, 32, 64):
-                return False
-        else:
-            size = 8
-            if first.width > 64:
-                return False
+        size = first.width // 8 if first.is_wire else 8
+        if first.width > 64 or (first.is_wire and (first.bit or first.width not in (8, 16, 32, 64))):
+            return False
         return all(place.offset == first.offset + size * i for i, place in enumerate(places))
 
     def _is_scratch(self, ref: e.FieldRef, by: int, run: Run, calls) -> bool:
@@ -251,18 +245,21 @@ class Lanes:
     # Statements
 
     def _assign(self, target: e.FieldRef, value: e.Expr) -> None:
-        run = self.run
         if target in self.scratch:
             width = self.layout.places[target].width
             self.known[target] = e.Op("&", (self._resolved(value), e.Const(mask(width))))
             return
-        place = self.layout.places[target]
+        self._store(target, self._vector(value))
+
+    def _store(self, target: e.FieldRef, lanes: int) -> None:
+        """Write cells into the fields of all lanes, cut to their width."""
+        place, n = self.layout.places[target], self.run.n
         if place.is_wire:
-            self.code.emit(o.VST, place.offset, place.width // 8, self._vector(value), run.n)
+            self.code.emit(o.VST, place.offset, place.width // 8, lanes, n)
         elif place.width == 64:
-            self.code.emit(o.WMOV, place.offset, self._vector(value), run.n)
+            self.code.emit(o.WMOV, place.offset, lanes, n)
         else:
-            self.code.emit(o.VANDC, place.offset, self._vector(value), self.code.const(mask(place.width)), run.n)
+            self.code.emit(o.VANDC, place.offset, lanes, self.code.const(mask(place.width)), n)
         self.ex.forget_all()
 
     def _read(self, target: e.FieldRef, array: e.ObjectRef, index: e.Expr) -> None:
@@ -270,16 +267,11 @@ class Lanes:
         words, at = self.ex.register_words(array.index), self._index(index)
         if not place.is_wire and place.width >= self.state.registers[array.index].width:
             self.code.emit(o.VREG, place.offset, words, at, n)  # beyond the array, it leaves the lanes as they are
+            self.ex.forget_all()
         else:
-            lanes = self._vector(target)
-            copy = self.code.temp(n)
-            self.code.emit(o.WMOV, copy, lanes, n)
-            self.code.emit(o.VREG, copy, words, at, n)
-            if place.is_wire:
-                self.code.emit(o.VST, place.offset, place.width // 8, copy, n)
-            else:
-                self.code.emit(o.VANDC, place.offset, copy, self.code.const(mask(place.width)), n)
-        self.ex.forget_all()
+            lanes = self.code.result(o.MOV, self._vector(target), n=n)
+            self.code.emit(o.VREG, lanes, words, at, n)
+            self._store(target, lanes)
 
     def _write(self, array: e.ObjectRef, index: e.Expr, value: e.Expr) -> None:
         lanes = self._vector(value)
@@ -287,8 +279,7 @@ class Lanes:
         self.ex.forget_all()
 
     def _index(self, index: e.Expr) -> int:
-        resolved = self._resolved(index)
-        return self.ex.index(resolved, "the index of a register")
+        return self.ex.index(self._resolved(index), "the index of a register")
 
     def _resolved(self, node: e.Expr) -> e.Expr:
         """The node, with fields that are never stored replaced by their known values."""
@@ -303,28 +294,18 @@ class Lanes:
         n = self.run.n
         node = self._resolved(node)
         if not any(self.run.step.get(leaf, 0) for leaf in _shape(ir.Primitive("", (node,)))[1]):
-            d = self.code.temp(n)
-            self.code.emit(o.VFILL, d, self.ex.narrow(node), n)
-            return d
+            return self.code.result(o.VFILL, self.ex.narrow(node), n, n=n)
         if isinstance(node, e.FieldRef):
             place = self.layout.places[node]
             if not place.is_wire:
                 return place.offset
-            d = self.code.temp(n)
-            self.code.emit(o.VLD, d, place.offset, place.width // 8, n)
-            return d
+            return self.code.result(o.VLD, place.offset, place.width // 8, n, n=n)
         if node.op == "~":
             node = e.Op("^", (node.args[0], e.Const(-1)))
         left, right = node.args
         if node.op == "&" and isinstance(right, e.Const):
-            cells = self._vector(left)
-            d = self.code.temp(n)
-            self.code.emit(o.VANDC, d, cells, self.code.const(right.value), n)
-            return d
-        cells = self._vector(left), self._vector(right)
-        d = self.code.temp(n)
-        self.code.emit(_OPS[node.op], d, *cells, n)
-        return d
+            return self.code.result(o.VANDC, self._vector(left), self.code.const(right.value), n, n=n)
+        return self.code.result(_OPS[node.op], self._vector(left), self._vector(right), n, n=n)
 
 
 def _count(node: e.Expr, ref: e.FieldRef) -> int:
@@ -354,9 +335,7 @@ def field_reads(program: ir.Program) -> dict[e.FieldRef, int]:
                 add(arg, 1)
     others: list[e.Expr] = [node.condition for node in program.nodes if isinstance(node, ir.Conditional)]
     others += [part.value for table in program.tables for part in table.key]
-    others += [
-        item.value for calculation in program.calculations for item in calculation.inputs if item.value is not None
-    ]
+    others += [item.value for calculation in program.calculations for item in calculation.inputs if item.value]
     others += [checksum.condition for checksum in program.checksums if checksum.condition is not None]
     others += [element for item in program.field_lists for element in item.elements]
     others += [element for item in program.learn_lists for element in item.elements]

@@ -6,6 +6,7 @@ and writes do nothing."""
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 
 from emulator.p4switch.interpreter.packet import Packet
@@ -35,34 +36,15 @@ def shift_right(left: int, right: int) -> int:
 
 
 BINARY: dict[str, Callable[[int, int], int]] = {
-    "+": lambda left, right: left + right,
-    "-": lambda left, right: left - right,
-    "*": lambda left, right: left * right,
-    "/": divide,
-    "%": remainder,
-    "<<": shift_left,
-    ">>": shift_right,
-    "&": lambda left, right: left & right,
-    "|": lambda left, right: left | right,
-    "^": lambda left, right: left ^ right,
-    ">": lambda left, right: left > right,
-    ">=": lambda left, right: left >= right,
-    "<": lambda left, right: left < right,
-    "<=": lambda left, right: left <= right,
-    "and": lambda left, right: bool(left and right),
-    "or": lambda left, right: bool(left or right),
-    "two_comp_mod": two_comp_mod,
-    "sat_cast": sat_cast,
-    "usat_cast": usat_cast,
-}
+    "+": operator.add, "-": operator.sub, "*": operator.mul, "/": divide, "%": remainder,
+    "&": operator.and_, "|": operator.or_, "^": operator.xor, "<<": shift_left, ">>": shift_right,
+    "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge,
+    "and": operator.and_, "or": operator.or_,
+    "two_comp_mod": two_comp_mod, "sat_cast": sat_cast, "usat_cast": usat_cast,
+}  # fmt: skip
 """Operators on two numbers or booleans."""
 
-UNARY: dict[str, Callable[[int], int]] = {
-    "~": lambda right: ~right,
-    "not": lambda right: not right,
-    "d2b": lambda right: right != 0,
-    "b2d": int,
-}
+UNARY: dict[str, Callable[[int], int]] = {"~": operator.invert, "not": operator.not_, "d2b": bool, "b2d": int}
 """Operators on one."""
 
 
@@ -91,7 +73,7 @@ class Expressions:
                 return bool(value)
             case e.Local(index):
                 return self.args[index]
-            case e.StackLast() | e.UnionStackLast() | e.AccessField():
+            case e.AccessField():
                 place = self.field(node)
                 return 0 if place is None else packet.get(*place)
             case e.RegisterRef(array, index):
@@ -111,32 +93,17 @@ class Expressions:
         if op == "?":
             return self.value(args[1] if self.value(args[0]) else args[2])
         if op == "valid":
-            return self.is_valid(self.header(args[0]))
-        if op == "valid_union":
-            return self._valid_member(self.union(args[0])) is not None
+            header = self.header(args[0])
+            return header is not None and self.packet.valid[header]
         if op in ("last_stack_index", "size_stack"):
-            return self.next_index(args[0]) - (op == "last_stack_index")
+            return self.packet.next_in_stack[args[0].stack] - (op == "last_stack_index")
         raise TypeError(f"the operator {op!r} is unknown")
 
     def _equal(self, left: e.Expr, right: e.Expr) -> bool:
         if left.kind == e.HEADER:
             sides = self.header(left), self.header(right)
             return None not in sides and self.packet.headers_equal(*sides)
-        if left.kind == e.UNION:
-            return self._unions_equal(self.union(left), self.union(right))
         return self.value(left) == self.value(right)
-
-    def _unions_equal(self, left: int | None, right: int | None) -> bool:
-        """Whether both unions have the same member valid, with equal fields."""
-        members = self._valid_member(left), self._valid_member(right)
-        if None in members:
-            return False
-        positions = [self.program.headers[member].union[1] for member in members]
-        return positions[0] == positions[1] and self.packet.headers_equal(*members)
-
-    def _valid_member(self, union: int | None) -> int | None:
-        headers = () if union is None else self.program.unions[union].headers
-        return next((header for header in headers if self.packet.valid[header]), None)
 
     def _peek(self, offset: int, width: int) -> int:
         """Bits of the packet; beyond its end there are zeros."""
@@ -146,59 +113,27 @@ class Expressions:
 
     # Places
 
-    def is_valid(self, header: int | None) -> bool:
-        """Whether there is such a header and it is valid."""
-        return header is not None and self.packet.valid[header]
-
-    def next_index(self, stack: e.Expr) -> int:
-        """How many elements of a stack have been extracted: the index that comes next."""
-        if isinstance(stack, e.StackRef):
-            return self.packet.next_in_stack[stack.stack]
-        return self.packet.next_in_union_stack[stack.stack]
-
     def header(self, node: e.Expr) -> int | None:
         """The index of a header, or None beyond a stack."""
         match node:
             case e.HeaderRef(header):
                 return header
-            case e.StackElement(stack, index):
-                return _at(self.program.stacks[stack.stack].headers, self.value(index))
-            case e.UnionMember(union, member):
-                union = self.union(union)
-                return None if union is None else self.program.unions[union].headers[member]
-            case e.UnionStackNext(stack, member):
-                union = _at(self.program.union_stacks[stack].unions, self.packet.next_in_union_stack[stack])
-                return None if union is None else self.program.unions[union].headers[member]
+            case e.StackElement(stack, member, index):
+                column, at = self.program.stacks[stack.stack].columns[member], self.value(index)
+                return column[at] if 0 <= at < len(column) else None
             case e.Op("?", (condition, left, right)):
                 return self.header(left if self.value(condition) else right)
         raise TypeError(f"{type(node).__name__} is not a header")
-
-    def union(self, node: e.Expr) -> int | None:
-        """The index of a union, or None beyond a stack."""
-        match node:
-            case e.UnionRef(union):
-                return union
-            case e.StackElement(stack, index):
-                return _at(self.program.union_stacks[stack.stack].unions, self.value(index))
-            case e.Op("?", (condition, left, right)):
-                return self.union(left if self.value(condition) else right)
-        raise TypeError(f"{type(node).__name__} is not a header union")
 
     def field(self, node: e.Expr) -> tuple[int, int] | None:
         """(header, field) that a node names, or None beyond a stack."""
         match node:
             case e.FieldRef(header, field):
                 return header, field
-            case e.StackLast(stack, field):
-                header = _at(self.program.stacks[stack].headers, self.packet.next_in_stack[stack] - 1)
-            case e.UnionStackLast(stack, member, field):
-                union = _at(self.program.union_stacks[stack].unions, self.packet.next_in_union_stack[stack] - 1)
-                header = None if union is None else self.program.unions[union].headers[member]
             case e.AccessField(header_node, field):
                 header = self.header(header_node)
-            case _:
-                raise TypeError(f"{type(node).__name__} is not a field")
-        return None if header is None else (header, field)
+                return None if header is None else (header, field)
+        raise TypeError(f"{type(node).__name__} is not a field")
 
     def store(self, node: e.Expr, value: int) -> None:
         """Store into a field or a register cell."""
@@ -210,7 +145,3 @@ class Expressions:
         place = self.field(node)
         if place is not None:
             self.packet.set(*place, value)
-
-
-def _at(elements: Sequence[int], index: int) -> int | None:
-    return elements[index] if 0 <= index < len(elements) else None

@@ -15,7 +15,7 @@ from emulator.p4switch.values import mask, stored_in_field, two_comp_mod
 
 class Packet:
     """Headers: `values[header][field]`, `valid[header]`, `varbit[header]` (bits of its varbit field), `next_in_stack`
-    and `next_in_union_stack` (index of the element that an extract fills next).
+    (index of the element that an extract fills next).
 
     Bytes: `data`, as received (or deparsed), and `payload`, the part that was not parsed.
 
@@ -37,7 +37,6 @@ class Packet:
         self.valid = [header.is_metadata for header in program.headers]
         self.varbit = [0] * len(program.headers)
         self.next_in_stack = [0] * len(program.stacks)
-        self.next_in_union_stack = [0] * len(program.union_stacks)
 
     def clear_requests(self) -> None:
         """Clear the requests of primitives."""
@@ -51,7 +50,6 @@ class Packet:
         other.valid = list(self.valid)
         other.varbit = list(self.varbit)
         other.next_in_stack = list(self.next_in_stack)
-        other.next_in_union_stack = list(self.next_in_union_stack)
         other.truncate_to = None
         other.exit = False
         other.clear_requests()
@@ -119,19 +117,9 @@ class Packet:
 
     def set_valid(self, header: int) -> None:
         """Make a header valid, and with it all other members of its union invalid."""
-        union = self.program.headers[header].union
-        if union is not None:
-            for other in self.program.unions[union[0]].headers:
-                self.valid[other] = False
+        for other in self.program.headers[header].union:
+            self.valid[other] = False
         self.valid[header] = True
-
-    def set_invalid(self, header: int) -> None:
-        """Make a header invalid; its fields stay as they are."""
-        self.valid[header] = False
-
-    def zero(self, header: int) -> None:
-        """All fields 0."""
-        self.values[header] = [0] * len(self.values[header])
 
     def bits(self, header: int) -> int:
         """Bits that a header takes up in the packet."""
@@ -140,7 +128,7 @@ class Packet:
     def assign_header(self, target: int, source: int) -> None:
         """Copy fields and validity; of an invalid header only that."""
         if not self.valid[source]:
-            self.set_invalid(target)
+            self.valid[target] = False
             return
         self.set_valid(target)
         self.varbit[target] = self.varbit[source]
@@ -149,9 +137,8 @@ class Packet:
 
     def headers_equal(self, left: int, right: int) -> bool:
         """Whether both are valid, of one type, and have equal fields."""
-        same_type = self.program.headers[left].type.id == self.program.headers[right].type.id
         return (
-            same_type
+            self.program.headers[left].type.id == self.program.headers[right].type.id
             and self.valid[left]
             and self.valid[right]
             and self.varbit[left] == self.varbit[right]
@@ -191,4 +178,4 @@ class Packet:
                 self.swap_headers(headers[place], headers[source])
         empty = range(min(n, len(headers))) if n > 0 else range(max(len(headers) + n, 0), len(headers))
         for place in empty:
-            self.set_invalid(headers[place])
+            self.valid[headers[place]] = False

@@ -81,14 +81,13 @@ class Parser:
     # Extract
 
     def _extract(self, target: e.Expr, length: e.Expr | None) -> None:
-        header = self._target(target)
+        header = self.expressions.header(target)
+        if header is None:
+            raise self._error("StackOutOfBounds")
         header_type = self.program.headers[header].type
         varbit = 0
         if header_type.varbit is not None:
-            if length is None:
-                varbit = self._own_length(header_type)
-            else:
-                varbit = self.expressions.value(length)
+            varbit = self._own_length(header_type) if length is None else self.expressions.value(length)
             # BMv2 takes the length as a C int: what is larger counts as INT_MAX, which is no multiple of 8.
             if varbit % 8 or not 0 <= varbit <= INT_MAX:
                 raise self._error("ParserInvalidArgument")
@@ -101,21 +100,8 @@ class Parser:
         bits = int.from_bytes(self.packet.data[at : at + n], "big")
         self.packet.fill(header, bits, 8 * n, varbit)
         self.expressions.at += n
-        if isinstance(target, e.StackRef):
-            self.packet.next_in_stack[target.stack] += 1
-        elif isinstance(target, e.UnionStackNext):
-            self.packet.next_in_union_stack[target.stack] += 1
-
-    def _target(self, target: e.Expr) -> int:
-        """The header to extract to."""
-        if isinstance(target, e.StackRef):
-            elements, at = self.program.stacks[target.stack].headers, self.packet.next_in_stack[target.stack]
-            header = elements[at] if at < len(elements) else None
-        else:
-            header = self.expressions.header(target)
-        if header is None:
-            raise self._error("StackOutOfBounds")
-        return header
+        if isinstance(target, e.StackElement):
+            self.packet.next_in_stack[target.stack.stack] += 1
 
     def _own_length(self, header_type: ir.HeaderType) -> int:
         """The width of the varbit field as the header's type computes it from the fields before."""
@@ -135,7 +121,7 @@ class Parser:
         if isinstance(value, e.Lookahead) and n_bytes(value.offset + value.width) > self._left:
             raise self._error("PacketTooShort")
         if self.program.headers[dest.header].type.fields[dest.field].is_varbit:
-            self.primitives.assign_varbit(self.expressions, dest, value)
+            self.primitives.assign_VL(self.expressions, dest, value)
         else:
             self.expressions.store(dest, self.expressions.value(value))
 

@@ -10,7 +10,8 @@ import logging
 from collections import deque
 from typing import NamedTuple
 
-from emulator.p4switch.interpreter.deparser import deparse
+from emulator.p4switch.interpreter.calculations import update_checksums
+from emulator.p4switch.interpreter.expressions import Expressions
 from emulator.p4switch.interpreter.packet import Packet
 from emulator.p4switch.interpreter.parser import Parser
 from emulator.p4switch.interpreter.pipeline import Pipeline
@@ -212,12 +213,21 @@ class Interpreter:
         self._clone_at_egress(packet)
         if packet.get_named("standard_metadata.egress_spec") == self.drop_port:
             return
-        deparse(self.deparser, packet, self.state, self.primitives)
+        self._deparse(packet)
         self._warn_of_growth(packet)
         if packet.recirculate:
             self.returned.append(self._recirculated(packet))
             return
         self.sent.append((port, packet.output))
+
+    def _deparse(self, packet: Packet) -> None:
+        """Update checksums, then put the valid headers in front of the payload."""
+        update_checksums(packet, self.state)
+        on = Expressions(packet, self.state)
+        for primitive in self.deparser.primitives:
+            self.primitives.run(primitive, on)
+        packet.data = b"".join(packet.emit(header) for header in self.deparser.order if packet.valid[header])
+        packet.data += packet.payload
 
     def _warn_of_growth(self, packet: Packet) -> None:
         """Warn once that simple_switch would crash here."""

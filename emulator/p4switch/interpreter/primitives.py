@@ -1,7 +1,7 @@
 """The primitives: each is a method of its name, which takes its arguments as nodes and evaluates them as needed.
 
-`Primitives.run` calls one; `PRIMITIVES` in `ir` lists the arguments. Jumps and exit only set a mark that the action's
-loop reads.
+`Primitives.run` calls one; the loader's PRIMITIVES lists the arguments. Jumps and exit only set a mark that the
+action's loop reads.
 """
 
 from __future__ import annotations
@@ -10,23 +10,13 @@ import logging
 import random
 
 from emulator.p4switch.interpreter.calculations import compute
-from emulator.p4switch.interpreter.expressions import BINARY, Expressions
+from emulator.p4switch.interpreter.expressions import Expressions
 from emulator.p4switch.program import expr as e
 from emulator.p4switch.program import ir
 from emulator.p4switch.program.aborts import abort_of, log_text, n_arguments
-from emulator.p4switch.program.headers import OPERATOR_OF
 from emulator.p4switch.state.state import State
 
 log = logging.getLogger("switchml.bmv2")
-
-METHODS = {
-    "assert": "check",
-    "assume": "check",
-    "exit": "exit_pipeline",
-    "_jump": "jump",
-    "_jump_if_zero": "jump_if_zero",
-}
-"""Primitives whose method has another name."""
 
 
 class Primitives:
@@ -41,37 +31,21 @@ class Primitives:
 
     def run(self, primitive: ir.Primitive, on: Expressions) -> None:
         """Execute one. Raises ProgramAbort where BMv2 ends the process."""
-        op = primitive.op
-        if op in OPERATOR_OF:
-            target, left, right = primitive.args
-            on.store(target, BINARY[OPERATOR_OF[op]](on.value(left), on.value(right)))
-        elif op in ("assert", "assume", "log_msg"):
-            getattr(self, METHODS.get(op, op))(on, primitive, *primitive.args)
-        else:
-            getattr(self, METHODS.get(op, op))(on, *primitive.args)
+        op = "assume" if primitive.op == "assert" else primitive.op
+        call = (primitive,) if op in ("assume", "log_msg") else ()
+        getattr(self, op)(on, *call, *primitive.args)
 
     # Assignments
 
     def assign(self, on: Expressions, target: e.Expr, value: e.Expr) -> None:
         on.store(target, int(on.value(value)))
 
-    modify_field = assign
-
     def assign_VL(self, on: Expressions, target: e.Expr, value: e.Expr) -> None:
-        self.assign_varbit(on, target, value)
-
-    def assign_varbit(self, on: Expressions, target: e.Expr, value: e.Expr) -> None:
         """Copy a varbit field with its width."""
         to, source = on.field(target), on.field(value)
         if to is not None and source is not None:
             on.packet.varbit[to[0]] = on.packet.width(*source)
             on.packet.set(*to, on.packet.get(*source))
-
-    def add_to_field(self, on: Expressions, target: e.Expr, value: e.Expr) -> None:
-        on.store(target, on.value(target) + on.value(value))
-
-    def subtract_from_field(self, on: Expressions, target: e.Expr, value: e.Expr) -> None:
-        on.store(target, on.value(target) - on.value(value))
 
     def modify_field_rng_uniform(self, on: Expressions, target: e.Expr, low: e.Expr, high: e.Expr) -> None:
         lowest, highest = on.value(low), on.value(high)
@@ -93,55 +67,35 @@ class Primitives:
         if to is not None and from_ is not None:
             on.packet.assign_header(to, from_)
         elif to is not None:
-            on.packet.set_invalid(to)
+            on.packet.valid[to] = False
 
-    copy_header = assign_header
-
-    def assign_union(self, on: Expressions, target: e.Expr, source: e.Expr) -> None:
-        to, from_ = on.union(target), on.union(source)
-        if to is not None and from_ is not None:
-            self._assign_union(on, to, from_)
-
-    def _assign_union(self, on: Expressions, to: int, from_: int) -> None:
-        unions = self.program.unions
-        for target, source in zip(unions[to].headers, unions[from_].headers, strict=True):
-            on.packet.assign_header(target, source)
+    def assign_union(self, on: Expressions, target: e.Union, source: e.Union) -> None:
+        for to, from_ in zip(target.members, source.members, strict=True):
+            self.assign_header(on, to, from_)
 
     def assign_header_stack(self, on: Expressions, target: e.StackRef, source: e.StackRef) -> None:
-        stacks = self.program.stacks
         on.packet.next_in_stack[target.stack] = on.packet.next_in_stack[source.stack]
-        for to, from_ in zip(stacks[target.stack].headers, stacks[source.stack].headers, strict=True):
-            on.packet.assign_header(to, from_)
+        to, from_ = (self.program.stacks[ref.stack].columns for ref in (target, source))
+        for column, from_column in zip(to, from_, strict=True):
+            for header, from_header in zip(column, from_column, strict=True):
+                on.packet.assign_header(header, from_header)
 
-    def assign_union_stack(self, on: Expressions, target: e.UnionStackRef, source: e.UnionStackRef) -> None:
-        stacks = self.program.union_stacks
-        on.packet.next_in_union_stack[target.stack] = on.packet.next_in_union_stack[source.stack]
-        for to, from_ in zip(stacks[target.stack].unions, stacks[source.stack].unions, strict=True):
-            self._assign_union(on, to, from_)
-
-    def push(self, on: Expressions, stack: e.Expr, n: e.Expr) -> None:
+    def push(self, on: Expressions, stack: e.StackRef, n: e.Expr) -> None:
         self._shift(on, stack, max(on.value(n), 0))
 
-    def pop(self, on: Expressions, stack: e.Expr, n: e.Expr) -> None:
+    def pop(self, on: Expressions, stack: e.StackRef, n: e.Expr) -> None:
         self._shift(on, stack, -max(on.value(n), 0))
 
-    def _shift(self, on: Expressions, stack: e.Expr, n: int) -> None:
-        packet = on.packet
-        if isinstance(stack, e.StackRef):
-            headers = self.program.stacks[stack.stack].headers
-            next_in, columns = packet.next_in_stack, [headers]
-        else:
-            unions = [self.program.unions[union] for union in self.program.union_stacks[stack.stack].unions]
-            next_in, columns = packet.next_in_union_stack, list(zip(*(union.headers for union in unions), strict=True))
-        depth = len(columns[0]) if columns else 0
-        next_in[stack.stack] = min(max(next_in[stack.stack] + n, 0), depth)
-        for column in columns:  # in a stack of unions, the elements' first members move, then their second ones …
-            packet.shift_stack(tuple(column), n)
+    def _shift(self, on: Expressions, ref: e.StackRef, n: int) -> None:
+        stack, next_in = self.program.stacks[ref.stack], on.packet.next_in_stack
+        next_in[ref.stack] = min(max(next_in[ref.stack] + n, 0), stack.depth)
+        for column in stack.columns:
+            on.packet.shift_stack(column, n)
 
     def add_header(self, on: Expressions, header: e.Expr) -> None:
         index = on.header(header)
         if index is not None and not on.packet.valid[index]:
-            on.packet.zero(index)
+            on.packet.values[index] = [0] * len(on.packet.values[index])
             on.packet.set_valid(index)
             on.packet.length += on.packet.bits(index) // 8
 
@@ -154,7 +108,7 @@ class Primitives:
         index = on.header(header)
         if index is not None and on.packet.valid[index]:
             on.packet.length -= on.packet.bits(index) // 8
-            on.packet.set_invalid(index)
+            on.packet.valid[index] = False
 
     # State
 
@@ -197,8 +151,6 @@ class Primitives:
     def clone_ingress_pkt_to_egress(self, on: Expressions, session: e.Expr, field_list: e.Expr) -> None:
         on.packet.clone = (on.value(session) & 0x7FFF, on.value(field_list) & 0xFFFF)
 
-    clone_egress_pkt_to_egress = clone_ingress_pkt_to_egress
-
     def resubmit(self, on: Expressions, field_list: e.Expr) -> None:
         on.packet.resubmit = on.value(field_list) & 0xFFFF
 
@@ -215,17 +167,17 @@ class Primitives:
     def no_op(self, on: Expressions) -> None:
         pass
 
-    def exit_pipeline(self, on: Expressions) -> None:
+    def exit(self, on: Expressions) -> None:
         on.packet.exit = True
 
-    def jump(self, on: Expressions, to: e.Expr) -> None:
+    def _jump(self, on: Expressions, to: e.Expr) -> None:
         self.jump_to = on.value(to)
 
-    def jump_if_zero(self, on: Expressions, condition: e.Expr, to: e.Expr) -> None:
+    def _jump_if_zero(self, on: Expressions, condition: e.Expr, to: e.Expr) -> None:
         if not on.value(condition):
             self.jump_to = on.value(to)
 
-    def check(self, on: Expressions, call: ir.Primitive, condition: e.Expr) -> None:
+    def assume(self, on: Expressions, call: ir.Primitive, condition: e.Expr) -> None:
         if not on.value(condition):
             raise abort_of(call)
 

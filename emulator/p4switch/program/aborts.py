@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from emulator.p4switch.program.headers import Primitive
+from emulator.p4switch.program.ir import Primitive
 from switchml.errors import ProgramAbort
 
 _ARGUMENT = re.compile(r"(?<!\\)\{[^}]*\}")

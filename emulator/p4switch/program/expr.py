@@ -5,8 +5,8 @@ a pass that memoises on nodes visits each distinct tree once. A node is created 
 arguments. Objects of the program (headers, stacks, registers …) are referred to by their index in the tuples of
 `ir.Program`.
 
-Every node has a `kind`, the kind of its value: DATA (an unbounded signed integer), BOOL, HEADER,
-STACK, UNION, UNION_STACK, or OBJECT for arguments of primitives alone (a register array, a string, …)."""
+Every node has a `kind`, the kind of its value: DATA (an unbounded signed integer), BOOL, HEADER, STACK, UNION, or
+OBJECT for arguments of primitives alone (a register array, a string, …)."""
 
 from __future__ import annotations
 
@@ -14,15 +14,7 @@ from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 from weakref import WeakValueDictionary
 
-DATA, BOOL, HEADER, STACK, UNION, UNION_STACK, OBJECT = (
-    "data",
-    "bool",
-    "header",
-    "header stack",
-    "header union",
-    "header union stack",
-    "object",
-)
+DATA, BOOL, HEADER, STACK, UNION, OBJECT = "data", "bool", "header", "header stack", "header union", "object"
 
 VALID = -1
 """The field index of the hidden field `$valid$`."""
@@ -101,65 +93,30 @@ class HeaderRef(Expr):
 
 @_node
 class StackRef(Expr):
-    """A header stack."""
+    """A stack of headers or of header unions."""
 
     kind = STACK
     stack: int
 
 
 @_node
-class UnionRef(Expr):
-    """A header union."""
-
-    kind = UNION
-    union: int
-
-
-@_node
-class UnionStackRef(Expr):
-    """A stack of header unions."""
-
-    kind = UNION_STACK
-    stack: int
-
-
-@_node
-class StackLast(Expr):
-    """A field of the last valid element of a header stack (JSON: stack_field)."""
-
-    stack: int
-    field: int
-
-
-@_node
-class UnionStackLast(Expr):
-    """A field of one member of the last union of a union stack (JSON: union_stack_field; only in parser keys)."""
-
-    stack: int
-    member: int
-    field: int
-
-
-@_node
-class UnionStackNext(Expr):
-    """One member of the next free union of a union stack: where a parser extracts to."""
+class StackElement(Expr):
+    """The header stack[index], the index computed at run time; of a stack of unions, one member, by its index, of the
+    union there. JSON's "next" and "last" elements have the indices `size_stack` and `last_stack_index`."""
 
     kind = HEADER
-    stack: int
+    stack: StackRef
     member: int
+    index: Expr
 
 
 @_node
-class StackElement(Expr):
-    """stack[index], the index computed at run time. `stack` is a StackRef (a header results) or a UnionStackRef (a
-    union)."""
+class Union(Expr):
+    """A header union: the header that each of its members is. Only `assign_union` takes one: the loader writes other
+    operations in terms of the members."""
 
-    stack: Expr
-    index: Expr
-
-    @property
-    def kind(self) -> str:
-        return HEADER if self.stack.kind == STACK else UNION
+    kind = UNION
+    members: tuple[Expr, ...]
 
 
 @_node
@@ -168,15 +125,6 @@ class AccessField(Expr):
 
     header: Expr
     field: int
-
-
-@_node
-class UnionMember(Expr):
-    """A member, by its index, of a union that is only known at run time."""
-
-    kind = HEADER
-    union: Expr
-    member: int
 
 
 @_node
@@ -242,7 +190,7 @@ class Vector(Expr):
 
 
 ANY = "any"
-"""In OPERATORS: DATA, BOOL, HEADER or UNION, and the same kind on both sides."""
+"""In OPERATORS: any kind, the same on both sides."""
 
 OPERATORS: dict[str, tuple[tuple[str, ...], str]] = {
     **dict.fromkeys(("+", "-", "*", "/", "%", "<<", ">>", "&", "|", "^"), ((DATA, DATA), DATA)),

@@ -1,6 +1,6 @@
 """The typed form of a P4 program: what `loader` builds from BMv2's JSON, and the engines and the control plane read.
 Frozen dataclasses of plain data; objects refer to each other by index in the tuples of `Program`; expressions are in
-`expr`, the dataclasses of headers and parsers in `headers` and `parsers`; all are re-exported here.
+`expr`.
 
 Names and meanings follow BMv2's docs/JSON_format.md (2.24). END stands for "no next": the end of a parser or pipeline.
 """
@@ -11,74 +11,250 @@ import functools
 import types
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
+from emulator.p4switch.program import expr as e
 from emulator.p4switch.program.expr import VALID, Expr, FieldRef
-from emulator.p4switch.program.headers import (
-    PRIMITIVES,
-    Action,
-    Field,
-    Header,
-    HeaderStack,
-    HeaderType,
-    HeaderUnion,
-    HeaderUnionStack,
-    Param,
-    Primitive,
-    Source,
-)
-from emulator.p4switch.program.parsers import (
-    END,
-    Advance,
-    Call,
-    Deparser,
-    Extract,
-    Parser,
-    ParserOp,
-    ParseState,
-    ParseVSet,
-    SelectKey,
-    Set,
-    Transition,
-    Verify,
-)
 
-__all__ = [
-    "Action", "ActionCall", "ActionProfile", "Advance", "CalcInput", "Calculation", "Call", "Checksum",
-    "Conditional", "CounterArray", "DefaultEntry", "Deparser", "END", "Entry", "Extract", "Field", "FieldList",
-    "Header", "HeaderStack", "HeaderType", "HeaderUnion", "HeaderUnionStack", "INDIRECT", "INDIRECT_WS", "KeyField",
-    "LearnList", "MatchParam", "MeterArray", "Node", "PRIMITIVES", "Param", "ParseState", "ParseVSet", "Parser",
-    "ParserOp", "Pipeline", "Primitive", "Program", "RegisterArray", "SIMPLE", "SelectKey", "Set", "Source",
-    "Table", "Transition", "Verify",
-]  # fmt: skip
+END = -1
+"""As a next state or next node: the end."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where an object stands in the P4 source; `str()` gives "file.p4:12"."""
+
+    filename: str = ""
+    line: int = 0
+    column: int = 0
+    fragment: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.filename}:{self.line}" if self.filename else ""
+
+
+@dataclass(frozen=True)
+class Named:
+    """What most objects of the JSON have; the control plane knows them by either."""
+
+    name: str
+    id: int
+
+
+# Headers
+
+
+@dataclass(frozen=True)
+class Field:
+    """`width` bits (the most it can have, if `is_varbit`), `offset` bits after the header's begin."""
+
+    name: str
+    width: int
+    offset: int
+    signed: bool = False
+    saturating: bool = False
+    is_varbit: bool = False
+
+
+@dataclass(frozen=True)
+class HeaderType(Named):
+    """`width`: bits of the fixed-width fields together. `varbit`: index of the one field of variable width, or None;
+    `length`: the expression of its width in bits, if the type itself brings one (P4_14); Local(i) in it is field i of
+    the header that is being extracted. `max_length`: the most bytes that the whole header can have, 0 if unknown."""
+
+    fields: tuple[Field, ...]
+    width: int
+    varbit: int | None = None
+    length: Expr | None = None
+    max_length: int = 0
+
+    @functools.cached_property
+    def field_index(self) -> Mapping[str, int]:
+        return {**{f.name: i for i, f in enumerate(self.fields)}, "$valid$": VALID}
+
+
+@dataclass(frozen=True)
+class Header(Named):
+    """A header instance. `union`: indices of all members of the union that it is in, or empty."""
+
+    index: int
+    type: HeaderType
+    is_metadata: bool
+    in_stack: bool = False
+    union: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Stack(Named):
+    """A stack of headers, or of unions with these `members`. A column for each member, or one for headers: `types`, and
+    `columns`, the indices of its headers, stack[0] first."""
+
+    members: tuple[str, ...]
+    types: tuple[HeaderType, ...]
+    columns: tuple[tuple[int, ...], ...]
+
+    @property
+    def depth(self) -> int:
+        return len(self.columns[0])
+
+
+def header_type(program: Any, node: Expr) -> HeaderType:
+    """The type of the header that a node gives, or names a field of. `program` is an ir.Program, or the loader's Names
+    of one."""
+    if isinstance(node, e.HeaderRef | e.FieldRef):
+        return program.headers[node.header].type
+    if isinstance(node, e.StackElement):
+        return program.stacks[node.stack.stack].types[node.member]
+    return header_type(program, node.header if isinstance(node, e.AccessField) else node.args[1])  # else `?`
+
+
+# Actions
+
+
+@dataclass(frozen=True)
+class Primitive:
+    """One call; the loader's PRIMITIVES lists them. Jumps name the index of a primitive in the same action."""
+
+    op: str
+    args: tuple[Expr, ...]
+    source: Source = field(default=Source(), compare=False)
+
+
+@dataclass(frozen=True)
+class Param:
+    """A parameter of an action, `width` bits."""
+
+    name: str
+    width: int
+
+
+@dataclass(frozen=True)
+class Action(Named):
+    """`Local(i)` in its primitives is `params[i]`."""
+
+    params: tuple[Param, ...]
+    primitives: tuple[Primitive, ...]
+    source: Source = field(default=Source(), compare=False)
+
+
+# Parsers
+
+
+@dataclass(frozen=True)
+class Extract:
+    """`target`: HeaderRef, or the StackElement that comes next. `length`: width of the varbit field in bits, or None
+    (the header's type may give it then)."""
+
+    target: Expr
+    length: Expr | None = None
+
+
+@dataclass(frozen=True)
+class Set:
+    """dest = value; the value may be a Lookahead."""
+
+    dest: FieldRef
+    value: Expr
+
+
+@dataclass(frozen=True)
+class Verify:
+    """Stop with this error code unless the condition holds."""
+
+    condition: Expr
+    error: Expr
+
+
+@dataclass(frozen=True)
+class Advance:
+    """Skip this many bits of the packet."""
+
+    bits: Expr
+
+
+@dataclass(frozen=True)
+class Call:
+    """Any primitive (assign_header, log_msg …)."""
+
+    primitive: Primitive
+
+
+ParserOp = Extract | Set | Verify | Advance | Call
+
+
+@dataclass(frozen=True)
+class SelectKey:
+    """One element of a state's key: FieldRef, AccessField or Lookahead, `width` bits, which take up whole bytes in the
+    key."""
+
+    value: Expr
+    width: int
+
+
+@dataclass(frozen=True)
+class Transition:
+    """Taken if key & mask == value & mask (mask None: all ones), or, if `vset` is given, if that parse value set holds
+    the key; `mask` is then over the set's width. `value` and `mask` are over the byte-padded key."""
+
+    next_state: int
+    value: int = 0
+    mask: int | None = None
+    vset: int | None = None
+
+
+@dataclass(frozen=True)
+class ParseState(Named):
+    """`transitions` are tried in order; then `default` is taken."""
+
+    ops: tuple[ParserOp, ...]
+    key: tuple[SelectKey, ...]
+    transitions: tuple[Transition, ...]
+    default: int = END
+    source: Source = field(default=Source(), compare=False)
+
+
+@dataclass(frozen=True)
+class Parser(Named):
+    states: tuple[ParseState, ...]
+    init_state: int
+
+
+@dataclass(frozen=True)
+class ParseVSet(Named):
+    """A parse value set; its values have `width` bits (padding between fields not counted)."""
+
+    width: int
+
+
+@dataclass(frozen=True)
+class Deparser(Named):
+    """Runs `primitives`, then emits the valid headers of `order`."""
+
+    order: tuple[int, ...]
+    primitives: tuple[Primitive, ...] = ()
 
 
 # State
 
 
 @dataclass(frozen=True)
-class RegisterArray:
-    name: str
-    id: int
+class RegisterArray(Named):
     size: int
     width: int
 
 
 @dataclass(frozen=True)
-class CounterArray:
+class CounterArray(Named):
     """`table`: index of the table, if this is a direct counter."""
 
-    name: str
-    id: int
     size: int
     table: int | None = None
 
 
 @dataclass(frozen=True)
-class MeterArray:
+class MeterArray(Named):
     """`counts_bytes`: rates are bytes, not packets. A direct meter has a `table` and writes its colour to `target`."""
 
-    name: str
-    id: int
     size: int
     rate_count: int
     counts_bytes: bool
@@ -100,19 +276,15 @@ class CalcInput:
 
 
 @dataclass(frozen=True)
-class Calculation:
-    name: str
-    id: int
+class Calculation(Named):
     algo: str
     inputs: tuple[CalcInput, ...]
 
 
 @dataclass(frozen=True)
-class Checksum:
+class Checksum(Named):
     """`calculation`: an index, or None for the built-in type "ipv4" (over the target's own header)."""
 
-    name: str
-    id: int
     target: FieldRef
     calculation: int | None
     update: bool
@@ -129,11 +301,9 @@ class FieldList:
 
 
 @dataclass(frozen=True)
-class LearnList:
+class LearnList(Named):
     """A digest: a sample is the values of `elements`."""
 
-    name: str
-    id: int
     elements: tuple[FieldRef, ...]
 
 
@@ -187,15 +357,13 @@ SIMPLE, INDIRECT, INDIRECT_WS = "simple", "indirect", "indirect_ws"
 
 
 @dataclass(frozen=True)
-class Table:
+class Table(Named):
     """A match-action table. `index` is its place in Program.tables. `match_type`: "exact", "lpm", "ternary", "range";
     `type`: SIMPLE, INDIRECT (action profile) or INDIRECT_WS (with selector).
 
     Next nodes: `next_hit` and `next_miss` if `by_hit`, else `next_of_action[action index]`; a miss with no default
     entry goes to `next_default`."""
 
-    name: str
-    id: int
     index: int
     match_type: str
     type: str
@@ -217,9 +385,7 @@ class Table:
 
 
 @dataclass(frozen=True)
-class Conditional:
-    name: str
-    id: int
+class Conditional(Named):
     condition: Expr
     next_true: int
     next_false: int
@@ -227,11 +393,9 @@ class Conditional:
 
 
 @dataclass(frozen=True)
-class ActionCall:
+class ActionCall(Named):
     """An action without parameters that is called outside any table."""
 
-    name: str
-    id: int
     action: int
     next_node: int
 
@@ -240,40 +404,32 @@ Node = Table | Conditional | ActionCall
 
 
 @dataclass(frozen=True)
-class ActionProfile:
+class ActionProfile(Named):
     """`selector`: index of the calculation that chooses a group's member (not in Program.calculations of the JSON, but
     appended to them), or None. `actions`: those that its members may run."""
 
-    name: str
-    id: int
     max_size: int
     selector: int | None
     actions: tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Pipeline:
+class Pipeline(Named):
     """`init_node` is an index in Program.nodes."""
 
-    name: str
-    id: int
     init_node: int
 
 
 @dataclass(frozen=True)
 class Program:
     """A whole program. Tuples are in the order of the JSON; `nodes` holds tables, conditionals and action calls of all
-    pipelines; `tables` the tables among them. `errors` and `enums` give values by name. `aliases`: name that
-    simple_switch uses → FieldRef. `text` is the JSON as it was read."""
+    pipelines; `tables` the tables among them. `errors` gives numbers by name. `aliases`: name that simple_switch
+    uses → FieldRef. `text` is the JSON as it was read."""
 
     name: str
-    header_types: tuple[HeaderType, ...]
     headers: tuple[Header, ...]
-    stacks: tuple[HeaderStack, ...]
-    unions: tuple[HeaderUnion, ...]
-    union_stacks: tuple[HeaderUnionStack, ...]
+    stacks: tuple[Stack, ...]
     errors: Mapping[str, int]
-    enums: Mapping[str, Mapping[str, int]]
     parse_vsets: tuple[ParseVSet, ...]
     parsers: tuple[Parser, ...]
     deparsers: tuple[Deparser, ...]
@@ -290,7 +446,6 @@ class Program:
     tables: tuple[Table, ...]
     pipelines: tuple[Pipeline, ...]
     aliases: Mapping[str, FieldRef]
-    config_options: Mapping[str, str]
     text: str = field(default="", repr=False, compare=False)
 
     @functools.cached_property

@@ -3,7 +3,6 @@
 import numpy as np
 
 from emulator.p4switch.engine import opcodes as o
-from emulator.p4switch.engine.calculation_kinds import CRC, CSUM16, FNV, IDENTITY, TOEPLITZ, XOR16, XOR32
 from emulator.p4switch.engine.layout import CELL, CTX, HASH_BUFFER_BYTES, ROW
 from emulator.p4switch.engine.raw import arg, kernel_part, ld8, ld32, ld64, put, shr, st8, st64, val
 from emulator.p4switch.engine.vm.bits import copy, load_bits, low_mask, store_bits
@@ -170,19 +169,19 @@ def _xxh64(data, n):
 
 @kernel_part
 def _hash(kind, parameters, data, n):
-    if kind == CSUM16:
+    if kind == o.CSUM16:
         return ones_sum(data, n, 0) ^ 0xFFFF
-    if kind == CRC:
+    if kind == o.CRC:
         return _crc(parameters, data, n)
-    if kind == XOR16:
+    if kind == o.XOR16:
         return _xor_words(data, n, 2)
-    if kind == XOR32:
+    if kind == o.XOR32:
         return _xor_words(data, n, 4)
-    if kind == IDENTITY:
+    if kind == o.IDENTITY:
         return 0 if n == 0 else load_bits(data, 0, 8 * min(n, 8))
-    if kind == FNV:
+    if kind == o.FNV:
         return _fnv(data, n)
-    if kind == TOEPLITZ:
+    if kind == o.TOEPLITZ:
         return _toeplitz(ld64(parameters + 48), ld64(parameters + 56), data, n)
     return _xxh64(data, n)
 

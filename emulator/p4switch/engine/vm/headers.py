@@ -2,20 +2,9 @@
 of their row in the header table (layout.DESCRIPTOR); -1 stands for a place beyond a stack."""
 
 from emulator.p4switch.engine import opcodes as o
+from emulator.p4switch.engine import raw
 from emulator.p4switch.engine.layout import CELL, CTX, DESCRIPTOR_BYTES, ROW
-from emulator.p4switch.engine.raw import (
-    arg,
-    bits_of,
-    clear_block,
-    copy_block,
-    kernel_part,
-    ld8,
-    ld64,
-    put,
-    st8,
-    st64,
-    val,
-)
+from emulator.p4switch.engine.raw import arg, bits_of, kernel_part, ld8, ld64, put, st8, st64, val
 from emulator.p4switch.engine.vm.bits import copy, load_bits, load_wide, store_bits, store_wide
 
 _CONTEXT, _PACKET, _LENGTH, _CURSOR, _OUT = (CELL[name] for name in ("context", "packet", "length", "cursor", "out"))
@@ -25,7 +14,7 @@ _VALID, _DATA, _BYTES, _TOTAL, _SIBLINGS, _N_SIBLINGS = (
     ROW[n] for n in ("valid", "data", "n_bytes", "total", "siblings", "n_siblings")
 )
 _VARBIT, _VARBIT_AT, _VARBIT_MAX, _FLAGS = (ROW[name] for name in ("varbit", "varbit_at", "varbit_max", "flags"))
-_TYPE, _POSITION = ROW["type"], ROW["position"]
+_TYPE = ROW["type"]
 
 
 @kernel_part
@@ -77,13 +66,11 @@ def _same_bytes(a, b, n):
 
 
 @kernel_part
-def _equal(frame, left, right, in_union):
+def _equal(frame, left, right):
     if left < 0 or right < 0:
         return 0
     a, b = row_of(frame, left), row_of(frame, right)
-    if ld64(a + _TYPE) != ld64(b + _TYPE) or (in_union and ld64(a + _POSITION) != ld64(b + _POSITION)):
-        return 0
-    if not is_valid(frame, a) or not is_valid(frame, b):
+    if ld64(a + _TYPE) != ld64(b + _TYPE) or not is_valid(frame, a) or not is_valid(frame, b):
         return 0
     width = varbit_width(frame, a)
     if width != varbit_width(frame, b):
@@ -134,7 +121,7 @@ def _add(frame, header, is_fast):
         set_valid(frame, row)
     elif not is_valid(frame, row):
         width = varbit_width(frame, row)
-        clear_block(frame + ld64(row + _DATA), ld64(row + _TOTAL))
+        raw.clear_block(frame + ld64(row + _DATA), ld64(row + _TOTAL))
         if width:
             st64(frame + ld64(row + _VARBIT), width)  # a varbit field keeps its width
         set_valid(frame, row)
@@ -174,7 +161,7 @@ def _extract(frame, at, pc):
         copy(varbit + 8, source + before, extra)
         copy(to + before, source + before + extra, fixed - before)
     end = ld64(row + _VARBIT) if has_varbit else ld64(row + _DATA) + ld64(row + _TOTAL)
-    clear_block(frame + ld64(row + _FLAGS), end - ld64(row + _FLAGS))
+    raw.clear_block(frame + ld64(row + _FLAGS), end - ld64(row + _FLAGS))
     set_valid(frame, row)
     st64(frame + _CURSOR, cursor + fixed + extra)
     return pc
@@ -221,25 +208,11 @@ def _store(frame, at):
 
 
 @kernel_part
-def _first_valid(frame, list_at, n):
-    if list_at == -1:
-        return -1
-    for i in range(n):
-        header = ld64(frame + list_at + 8 * i)
-        if is_valid(frame, row_of(frame, header)):
-            return header
-    return -1
-
-
-@kernel_part
 def run_headers(frame, at, op, pc):
     """One instruction of the headers group; returns the next pc."""
     if op == o.HIDX:
         index = val(frame, at, 2)
         put(frame, at, ld64(frame + arg(at, 3) + 8 * index) if 0 <= index < arg(at, 4) else -1)
-    elif op == o.HMEM:
-        list_at = val(frame, at, 2)
-        put(frame, at, -1 if list_at == -1 else ld64(frame + list_at + 8 * arg(at, 3)))
     elif op == o.HVALID:
         header = val(frame, at, 2)
         put(frame, at, 0 if header < 0 else is_valid(frame, row_of(frame, header)))
@@ -250,7 +223,7 @@ def run_headers(frame, at, op, pc):
     elif op == o.HWIDE:
         header, bit, n = val(frame, at, 2), arg(at, 3), arg(at, 5)
         if header < 0:
-            clear_block(frame + arg(at, 1), 8 * n)
+            raw.clear_block(frame + arg(at, 1), 8 * n)
         else:
             source = frame + ld64(row_of(frame, header) + _DATA) + (bit >> 3)
             load_wide(frame + arg(at, 1), source, bit & 7, arg(at, 4), n)
@@ -260,15 +233,13 @@ def run_headers(frame, at, op, pc):
             to = frame + ld64(row_of(frame, header) + _DATA) + (bit >> 3)
             store_wide(to, bit & 7, arg(at, 3), frame + arg(at, 4))
     elif op == o.HEQ:
-        put(frame, at, _equal(frame, val(frame, at, 2), val(frame, at, 3), arg(at, 4)))
+        put(frame, at, _equal(frame, val(frame, at, 2), val(frame, at, 3)))
     elif op == o.HSHIFT:
         _shift(frame, frame + arg(at, 1), arg(at, 2), val(frame, at, 3))
     elif op == o.NEXT:
         put(frame, at, min(max(ld64(frame + arg(at, 1)) + val(frame, at, 2), 0), arg(at, 3)))
-    elif op == o.UVALID:
-        put(frame, at, _first_valid(frame, val(frame, at, 2), arg(at, 3)))
     elif op == o.VCOPY:
-        copy_block(frame + arg(at, 1), frame + arg(at, 2), 8 + arg(at, 3))
+        raw.copy_block(frame + arg(at, 1), frame + arg(at, 2), 8 + arg(at, 3))
     elif op == o.HADD:
         _add(frame, val(frame, at, 1), arg(at, 2))
     elif op == o.HREM:

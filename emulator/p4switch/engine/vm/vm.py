@@ -1,48 +1,11 @@
 """The VM: one loop over instructions. opcodes describes each, layout the frame."""
 
 from emulator.p4switch.engine import opcodes as o
+from emulator.p4switch.engine import raw
 from emulator.p4switch.engine.layout import CELL, CTX
-from emulator.p4switch.engine.raw import (  # fmt: skip
-    arg,
-    be16,
-    be32,
-    be64,
-    bits_of,
-    call3,
-    call4,
-    clear_block,
-    divu,
-    kernel_part,
-    ld8,
-    ld32,
-    ld64,
-    ltu,
-    put,
-    remu,
-    shr,
-    st8,
-    st64,
-    ste16,
-    ste32,
-    ste64,
-    val,
-)
+from emulator.p4switch.engine.raw import arg, bits_of, kernel_part, ld8, ld64, ltu, put, shr, st8, st64, val
+from emulator.p4switch.engine.vm import tables
 from emulator.p4switch.engine.vm.bits import copy, load_bits, store_bits
-from emulator.p4switch.engine.vm.tables import (  # fmt: skip
-    ACTION,
-    ARGS,
-    CHOICES,
-    INDEX,
-    N_CHOICES,
-    NEXT,
-    count,
-    execute_meter,
-    look_up,
-    random_within,
-    read_register,
-    value_in_set,
-    write_register,
-)
 
 _CONTEXT, _PACKET, _LENGTH, _CURSOR, _OUT = (CELL[name] for name in ("context", "packet", "length", "cursor", "out"))
 _ARGS, _RETURN, _ENTRY, _HIT, _EXIT = (CELL[name] for name in ("args", "return_pc", "entry", "hit", "exit"))
@@ -66,7 +29,7 @@ def _divide_signed(a, b, want_rest):
     """Towards 0; by 0 it is 0."""
     if b == 0:
         return 0
-    quotient = divu(abs(a), abs(b))
+    quotient = raw.divu(abs(a), abs(b))
     if (a < 0) != (b < 0):
         quotient = -quotient
     return a - quotient * b if want_rest else quotient
@@ -135,7 +98,7 @@ def run(frame, pc):
     code = ld64(ld64(frame + _CONTEXT) + _CODE)
     while True:
         at = code + (pc << ROW_SHIFT)
-        op = ld32(at)
+        op = raw.ld32(at)
         pc += 1
         if op == o.END:
             return arg(at, 1)
@@ -163,7 +126,7 @@ def run(frame, pc):
             if ld64(frame + _HIT) == 0:
                 pc = arg(at, 1)
         elif op == o.JMEMBER:
-            if ld64(ld64(frame + _ENTRY) + N_CHOICES) <= 0:
+            if ld64(ld64(frame + _ENTRY) + tables.N_CHOICES) <= 0:
                 pc = arg(at, 1)
         elif op == o.JEXIT:
             if ld64(frame + _EXIT):
@@ -210,10 +173,10 @@ def run(frame, pc):
             put(frame, at, _divide_signed(val(frame, at, 2), val(frame, at, 3), True))
         elif op == o.DIVU:
             by = val(frame, at, 3)
-            put(frame, at, divu(val(frame, at, 2), by) if by else 0)
+            put(frame, at, raw.divu(val(frame, at, 2), by) if by else 0)
         elif op == o.REMU:
             by = val(frame, at, 3)
-            put(frame, at, remu(val(frame, at, 2), by) if by else 0)
+            put(frame, at, raw.remu(val(frame, at, 2), by) if by else 0)
         elif op == o.EQ:
             put(frame, at, bits_of(val(frame, at, 2) == val(frame, at, 3)))
         elif op == o.NE:
@@ -231,26 +194,26 @@ def run(frame, pc):
         elif op == o.LD8:
             put(frame, at, ld8(frame + arg(at, 2)))
         elif op == o.LD16:
-            put(frame, at, be16(frame + arg(at, 2)))
+            put(frame, at, raw.be16(frame + arg(at, 2)))
         elif op == o.LD32:
-            put(frame, at, be32(frame + arg(at, 2)))
+            put(frame, at, raw.be32(frame + arg(at, 2)))
         elif op == o.LD64:
-            put(frame, at, be64(frame + arg(at, 2)))
+            put(frame, at, raw.be64(frame + arg(at, 2)))
         elif op == o.LDX:
-            put(frame, at, shr(be64(frame + arg(at, 2)), arg(at, 3)) & val(frame, at, 4))
+            put(frame, at, shr(raw.be64(frame + arg(at, 2)), arg(at, 3)) & val(frame, at, 4))
         elif op == o.LDBITS:
             put(frame, at, load_bits(frame + arg(at, 2), arg(at, 3), arg(at, 4)))
         elif op == o.ST8:
             st8(frame + arg(at, 1), val(frame, at, 2))
         elif op == o.ST16:
-            ste16(frame + arg(at, 1), val(frame, at, 2))
+            raw.ste16(frame + arg(at, 1), val(frame, at, 2))
         elif op == o.ST32:
-            ste32(frame + arg(at, 1), val(frame, at, 2))
+            raw.ste32(frame + arg(at, 1), val(frame, at, 2))
         elif op == o.ST64:
-            ste64(frame + arg(at, 1), val(frame, at, 2))
+            raw.ste64(frame + arg(at, 1), val(frame, at, 2))
         elif op == o.STX:
             to, by, mask = frame + arg(at, 1), arg(at, 2), val(frame, at, 3)
-            ste64(to, (be64(to) & ~(mask << by)) | ((val(frame, at, 4) & mask) << by))
+            raw.ste64(to, (raw.be64(to) & ~(mask << by)) | ((val(frame, at, 4) & mask) << by))
         elif op == o.STBITS:
             store_bits(frame + arg(at, 1), arg(at, 2), arg(at, 3), val(frame, at, 4))
         elif op == o.SIGNF:
@@ -265,7 +228,7 @@ def run(frame, pc):
                 st8(frame + arg(at, 3), 1)
                 st64(frame + _CURSOR, cursor + n)
         elif op == o.CLEAR:
-            clear_block(frame + arg(at, 1), arg(at, 2))
+            raw.clear_block(frame + arg(at, 1), arg(at, 2))
         elif op == o.LEFT:
             if ld64(frame + _LENGTH) - ld64(frame + _CURSOR) < arg(at, 1):
                 pc = arg(at, 2)
@@ -285,19 +248,19 @@ def run(frame, pc):
         elif op == o.PEEK:
             _peek(frame, at)
         elif op == o.VSET:
-            if value_in_set(frame + arg(at, 1), arg(at, 2), frame + arg(at, 3), val(frame, at, 4)):
+            if tables.value_in_set(frame + arg(at, 1), arg(at, 2), frame + arg(at, 3), val(frame, at, 4)):
                 pc = arg(at, 5)
         elif op == o.LOOKUP:
-            look_up(frame, arg(at, 1), frame + arg(at, 2), arg(at, 3))
+            tables.look_up(frame, arg(at, 1), frame + arg(at, 2), arg(at, 3))
         elif op == o.PICK:
             record = ld64(frame + _ENTRY)
-            chosen = remu(val(frame, at, 1), ld64(record + N_CHOICES))
-            st64(frame + _ENTRY, ld64(ld64(record + CHOICES) + 8 * chosen))
+            chosen = raw.remu(val(frame, at, 1), ld64(record + tables.N_CHOICES))
+            st64(frame + _ENTRY, ld64(ld64(record + tables.CHOICES) + 8 * chosen))
         elif op == o.CALL:
             record = ld64(frame + _ENTRY)
-            st64(frame + _ARGS, ld64(record + ARGS))
-            st64(frame + _RETURN, ld64(record + NEXT))
-            pc = ld64(record + ACTION)
+            st64(frame + _ARGS, ld64(record + tables.ARGS))
+            st64(frame + _RETURN, ld64(record + tables.NEXT))
+            pc = ld64(record + tables.ACTION)
         elif op == o.RET:
             if ld64(frame + _EXIT):
                 return 0
@@ -305,20 +268,20 @@ def run(frame, pc):
         elif op == o.ARG:
             put(frame, at, ld64(ld64(frame + _ARGS) + 8 * arg(at, 2)))
         elif op == o.REG:
-            read_register(frame, at)
+            tables.read_register(frame, at)
         elif op == o.REGW:
-            write_register(frame, at)
+            tables.write_register(frame, at)
         elif op == o.COUNT:
-            count(frame + arg(at, 1), val(frame, at, 2), ld64(frame + _INGRESS_LENGTH))
+            tables.count(frame + arg(at, 1), val(frame, at, 2), ld64(frame + _INGRESS_LENGTH))
         elif op == o.METER:
             length, now = ld64(frame + _INGRESS_LENGTH), ld64(frame + _NOW)
-            put(frame, at, execute_meter(frame + arg(at, 2), val(frame, at, 3), length, now))
+            put(frame, at, tables.execute_meter(frame + arg(at, 2), val(frame, at, 3), length, now))
         elif op == o.METERD:
             length, now = ld64(frame + _INGRESS_LENGTH), ld64(frame + _NOW)
-            index = ld64(ld64(frame + _ENTRY) + INDEX)
-            put(frame, at, execute_meter(frame + arg(at, 2), index, length, now))
+            index = ld64(ld64(frame + _ENTRY) + tables.INDEX)
+            put(frame, at, tables.execute_meter(frame + arg(at, 2), index, length, now))
         elif op == o.RANDOM:
-            put(frame, at, random_within(frame, val(frame, at, 2), val(frame, at, 3)))
+            put(frame, at, tables.random_within(frame, val(frame, at, 2), val(frame, at, 3)))
         elif op == o.EMITH:
             if ld8(frame + arg(at, 1)):
                 out, n = ld64(frame + _OUT), arg(at, 3)
@@ -334,8 +297,8 @@ def run(frame, pc):
             limit, before = max(val(frame, at, 1), 0) + 1, ld64(frame + _TRUNCATE)
             st64(frame + _TRUNCATE, min(before, limit) if before else limit)
         elif op < o.FIRST_HEADER:
-            call3(ld64(ld64(frame + _CONTEXT) + _RUN_WIDE), frame, at, op)
+            raw.call3(ld64(ld64(frame + _CONTEXT) + _RUN_WIDE), frame, at, op)
         elif op < o.FIRST_HASH:
-            pc = call4(ld64(ld64(frame + _CONTEXT) + _RUN_HEADERS), frame, at, op, pc)
+            pc = raw.call4(ld64(ld64(frame + _CONTEXT) + _RUN_HEADERS), frame, at, op, pc)
         else:
-            call3(ld64(ld64(frame + _CONTEXT) + _RUN_HASH), frame, at, op)
+            raw.call3(ld64(ld64(frame + _CONTEXT) + _RUN_HASH), frame, at, op)

@@ -5,22 +5,8 @@ import numba
 import numpy as np
 
 from emulator.p4switch.engine import opcodes as o
-from emulator.p4switch.engine.raw import (
-    arg,
-    be16,
-    be64,
-    kernel_part,
-    ld8,
-    ld64,
-    ltu,
-    mulhu,
-    shr,
-    st8,
-    st64,
-    ste16,
-    ste64,
-    val,
-)
+from emulator.p4switch.engine import raw
+from emulator.p4switch.engine.raw import arg, kernel_part, ld8, ld64, ltu, shr, st8, st64, val
 from emulator.p4switch.engine.vm.bits import load_wide, low_mask, store_wide
 from switchml.runtime.jit import kernel
 from switchml.runtime.memory import pointer
@@ -66,7 +52,7 @@ def _multiply(d, a, b, n):
         carry, factor = 0, ld64(a + 8 * i)
         for j in range(n - i):
             other, old = ld64(b + 8 * j), ld64(d + 8 * (i + j))
-            low, high = factor * other, mulhu(factor, other)
+            low, high = factor * other, raw.mulhu(factor, other)
             total = low + old
             high += ltu(total, low)
             with_carry = total + carry
@@ -131,23 +117,24 @@ def _compare(a, b, n):
     return 0
 
 
+@kernel(inline=True)
+def _swapped(field):
+    """The bytes of a uint32 the other way round, in a form that the compiler can vectorise."""
+    ends = ((field & np.uint32(0xFF)) << np.uint32(24)) | (field >> np.uint32(24))
+    return ends | ((field & np.uint32(0xFF00)) << np.uint32(8)) | ((field >> np.uint32(8)) & np.uint32(0xFF00))
+
+
 @kernel_part
 def _load_lanes(d, source, size, n):
     lanes = _u64(d, n)
     if size == 4:
         fields = _u32(source, n)
         for i in range(n):
-            field = fields[i]
-            lanes[i] = np.uint64(
-                ((field & np.uint32(0xFF)) << np.uint32(24))
-                | ((field & np.uint32(0xFF00)) << np.uint32(8))
-                | ((field >> np.uint32(8)) & np.uint32(0xFF00))
-                | (field >> np.uint32(24))
-            )
+            lanes[i] = np.uint64(_swapped(fields[i]))
     else:
         for i in range(n):
             at = source + i * size
-            st64(d + 8 * i, ld8(at) if size == 1 else be16(at) if size == 2 else be64(at))
+            st64(d + 8 * i, ld8(at) if size == 1 else raw.be16(at) if size == 2 else raw.be64(at))
 
 
 @kernel_part
@@ -155,22 +142,16 @@ def _store_lanes(target, size, a, n):
     if size == 4:
         lanes, fields = _u64(a, n), _u32(target, n)
         for i in range(n):
-            field = np.uint32(lanes[i])
-            fields[i] = (
-                ((field & np.uint32(0xFF)) << np.uint32(24))
-                | ((field & np.uint32(0xFF00)) << np.uint32(8))
-                | ((field >> np.uint32(8)) & np.uint32(0xFF00))
-                | (field >> np.uint32(24))
-            )
+            fields[i] = _swapped(np.uint32(lanes[i]))
     else:
         for i in range(n):
             at, lane = target + i * size, ld64(a + 8 * i)
             if size == 1:
                 st8(at, lane)
             elif size == 2:
-                ste16(at, lane)
+                raw.ste16(at, lane)
             else:
-                ste64(at, lane)
+                raw.ste64(at, lane)
 
 
 @kernel_part

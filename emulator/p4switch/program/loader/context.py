@@ -66,6 +66,13 @@ def expect(value: Any, type_: type, what: str) -> Any:
     return value
 
 
+def one_of(value: Any, allowed: tuple[str, ...], what: str) -> Any:
+    """`value`, which must be one of these."""
+    if value not in allowed:
+        raise ProgramError(f"the {what} {value!r} is not one of {', '.join(allowed)}")
+    return value
+
+
 def width_of(value: Any, what: str) -> int:
     """A valid number of bits."""
     if not 0 <= expect(value, int, what) <= MAX_WIDTH:
@@ -75,15 +82,15 @@ def width_of(value: Any, what: str) -> int:
 
 @dataclass
 class Names:
-    """Name → index of everything that can be referred to, with the objects themselves where the loader needs them.
+    """Name → index of everything that can be referred to, with the objects themselves where the loader needs them; of a
+    union, the indices of its headers.
 
     `find(sort, name)` looks one up; `add(sort, name, index)` refuses a second of the same name."""
 
     indices: dict[str, dict[str, int]] = field(default_factory=dict)
     headers: list[ir.Header] = field(default_factory=list)
-    stacks: list[ir.HeaderStack] = field(default_factory=list)
-    unions: list[ir.HeaderUnion] = field(default_factory=list)
-    union_stacks: list[ir.HeaderUnionStack] = field(default_factory=list)
+    stacks: list[ir.Stack] = field(default_factory=list)
+    unions: list[tuple[int, ...]] = field(default_factory=list)
     parse_vsets: list[ir.ParseVSet] = field(default_factory=list)
     actions: list[ir.Action] = field(default_factory=list)
     action_of_id: dict[int, int] = field(default_factory=dict)
@@ -120,19 +127,19 @@ def field_in(header_type: ir.HeaderType, name: str) -> int:
 
 def unique_ids(sort: str, objects: list) -> None:
     """Refuse two objects of one sort with the same id."""
-    seen: dict[int, Any] = {}
+    seen: set[int] = set()
     for obj in objects:
         if obj.id in seen:
             raise ProgramError(f"there are two objects of type {sort} with the id {obj.id}")
-        seen[obj.id] = obj
+        seen.add(obj.id)
 
 
-def named(sort: str, names: Names, objs: list, make: Callable[[dict], Any]) -> tuple:
+def named(sort: str, names: Names, objs: list, make: Callable[[Names, dict], Any]) -> tuple:
     """One object from each JSON object, registered by name."""
     objects: list[Any] = []
     for obj in objs:
         with reading(sort, obj):
             names.add(sort, obj["name"], len(objects))
-            objects.append(make(obj))
+            objects.append(make(names, obj))
     unique_ids(sort, objects)
     return tuple(objects)

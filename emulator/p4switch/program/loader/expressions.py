@@ -3,12 +3,19 @@ all operands are checked, so that neither engine meets a boolean in place of a n
 
 from __future__ import annotations
 
+import functools
+
 from emulator.p4switch.program import expr as e
 from emulator.p4switch.program import ir
-from emulator.p4switch.program.headers import header_type, sample_union
 from emulator.p4switch.program.loader.context import Names, expect, field_in, hex_int, reading, source_of
 from switchml.errors import ProgramError
 
+REFERENCES = {
+    "header": ("header", e.HeaderRef),
+    "header_stack": ("header stack", e.StackRef),
+    "header_union_stack": ("header union stack", e.StackRef),
+}
+"""Type of a reference → (the sort of its name, node)."""
 DEREFERENCE = ("dereference_stack", "dereference_header_stack", "dereference_union_stack")
 
 
@@ -25,16 +32,13 @@ def expression(names: Names, obj: dict) -> e.Expr:
         return names.field(value)
     if sort in ("local", "runtime_data"):
         return e.Local(expect(value, int, "the index of an action's argument"))
-    if sort == "header":
-        return e.HeaderRef(names.find("header", value))
-    if sort == "header_stack":
-        return e.StackRef(names.find("header stack", value))
+    if sort in REFERENCES:
+        what, node = REFERENCES[sort]
+        return node(names.find(what, value))
     if sort == "header_union":
-        return e.UnionRef(names.find("header union", value))
-    if sort == "header_union_stack":
-        return e.UnionStackRef(names.find("header union stack", value))
+        return e.Union(tuple(e.HeaderRef(header) for header in names.unions[names.find("header union", value)]))
     if sort == "stack_field":
-        return stack_last(names, value)
+        return stack_last(names, *value)
     if sort == "register":
         return e.RegisterRef(names.find("register array", value[0]), data(names, value[1]))
     raise ProgramError(f"an expression can't have the type {sort!r}")
@@ -50,10 +54,20 @@ def condition(names: Names, obj: dict) -> e.Expr:
     return _of_kind(expression(names, obj), e.BOOL)
 
 
-def stack_last(names: Names, value: list) -> e.StackLast:
-    """["stack", "field"] as a node."""
-    stack = names.find("header stack", value[0])
-    return e.StackLast(stack, field_in(names.stacks[stack].type, value[1]))
+def stack_place(names: Names, place: str, name: str, member: str | None = None) -> e.StackElement:
+    """The element of a stack that is its `last_stack_index`, or comes next (`size_stack`); of a stack of unions, a
+    member of that."""
+    stack = e.StackRef(names.find("header stack" if member is None else "header union stack", name))
+    members = names.stacks[stack.stack].members
+    if member is not None and member not in members:
+        raise ProgramError(f"union stack {name!r} has no member {member!r}")
+    return e.StackElement(stack, 0 if member is None else members.index(member), e.Op(place, (stack,)))
+
+
+def stack_last(names: Names, *path: str) -> e.AccessField:
+    """A field of a stack's last element: the names of the stack, of a member if it is one of unions, of the field."""
+    element = stack_place(names, "last_stack_index", *path[:-1])
+    return e.AccessField(element, field_in(ir.header_type(names, element), path[-1]))
 
 
 def _of_kind(node: e.Expr, kind: str) -> e.Expr:
@@ -69,7 +83,7 @@ def _operation(names: Names, value: dict) -> e.Expr:
     if op == "access_field":
         return access(names, _of_kind(expression(names, left), e.HEADER), expect(right, int, "a field's index"))
     if op == "access_union_header":
-        return member(names, _of_kind(expression(names, left), e.UNION), expect(right, int, "a member's index"))
+        return member(_of_kind(expression(names, left), e.UNION), expect(right, int, "a member's index"))
     if op not in e.OPERATORS:
         raise ProgramError(f"the operator {op!r} is not supported")
     args = [expression(names, arg) for arg in (left, right) if arg is not None]
@@ -77,15 +91,25 @@ def _operation(names: Names, value: dict) -> e.Expr:
         args.insert(0, expression(names, value["cond"]))
     elif op in ("+", "-") and left is None:
         args.insert(0, e.Const(0))
-    return e.Op(op, tuple(_checked(op, args)))
+    args = _checked(op, args)
+    return _on_unions(op, args) if args[-1].kind == e.UNION else e.Op(op, tuple(args))
+
+
+def _on_unions(op: str, args: list[e.Expr]) -> e.Expr:
+    """valid_union, ==, != or ? on unions in terms of their members, of which at most one is valid."""
+    others = [arg for arg in args if not isinstance(arg, e.Union)]
+    by_member = list(zip(*(arg.members for arg in args if isinstance(arg, e.Union)), strict=True))
+    if op == "?":
+        return e.Union(tuple(e.Op("?", (*others, *members)) for members in by_member))
+    tests = [e.Op("valid" if op == "valid_union" else "==", members) for members in by_member]
+    is_any = functools.reduce(lambda left, right: e.Op("or", (left, right)), tests)
+    return e.Op("not", (is_any,)) if op == "!=" else is_any
 
 
 def _checked(op: str, args: list[e.Expr]) -> list[e.Expr]:
     kinds = e.OPERATORS[op][0]
     if len(args) != len(kinds):
         raise ProgramError(f"the operator {op!r} has {len(args)} operands, not {len(kinds)}")
-    if op == "last_stack_index" or op == "size_stack":
-        kinds = (args[0].kind if args[0].kind in (e.STACK, e.UNION_STACK) else e.STACK,)
     of_any = [arg.kind for arg, kind in zip(args, kinds, strict=True) if kind == e.ANY]
     if len(set(of_any)) > 1:
         raise ProgramError(f"the sides of {op!r} differ in kind: {' and '.join(of_any)}")
@@ -93,23 +117,21 @@ def _checked(op: str, args: list[e.Expr]) -> list[e.Expr]:
 
 
 def element(names: Names, stack: e.Expr, index: e.Expr) -> e.Expr:
-    """stack[index]; with a constant index the element itself, or an error if there is no such element."""
-    if stack.kind not in (e.STACK, e.UNION_STACK):
+    """stack[index]; with a constant index the element itself, if there is one. p4c leaves code without one in branches
+    that are never taken; it fails when it runs, not here."""
+    if not isinstance(stack, e.StackRef):
         raise ProgramError(f"a {stack.kind} has no elements")
-    if not isinstance(index, e.Const) or not isinstance(stack, e.StackRef | e.UnionStackRef):
-        return e.StackElement(stack, index)
-    of_headers = isinstance(stack, e.StackRef)
-    elements = names.stacks[stack.stack].headers if of_headers else names.union_stacks[stack.stack].unions
-    if not 0 <= index.value < len(elements):
-        # p4c leaves such code in branches that are never taken; it fails when it runs, not here.
-        return e.StackElement(stack, index)
-    chosen = elements[index.value]
-    return e.HeaderRef(chosen) if of_headers else e.UnionRef(chosen)
+    described, at = names.stacks[stack.stack], index.value if isinstance(index, e.Const) else -1
+    elements = tuple(
+        e.HeaderRef(column[at]) if 0 <= at < len(column) else e.StackElement(stack, member, index)
+        for member, column in enumerate(described.columns)
+    )
+    return e.Union(elements) if described.members else elements[0]
 
 
 def access(names: Names, header: e.Expr, field: int) -> e.Expr:
     """Field number `field` of a header; of a known header the field itself."""
-    kind = header_type(names, header)
+    kind = ir.header_type(names, header)
     if field == len(kind.fields):  # BMv2 numbers $valid$ after the fields of the type
         field = e.VALID
     elif not 0 <= field < len(kind.fields):
@@ -117,40 +139,76 @@ def access(names: Names, header: e.Expr, field: int) -> e.Expr:
     return e.FieldRef(header.header, field) if isinstance(header, e.HeaderRef) else e.AccessField(header, field)
 
 
-def member(names: Names, union: e.Expr, index: int) -> e.Expr:
-    """Member number `index` of a union; of a known union the header itself."""
-    headers = names.unions[sample_union(names, union)].headers
-    if not 0 <= index < len(headers):
+def member(union: e.Expr, index: int) -> e.Expr:
+    """Member number `index` of a union."""
+    if not 0 <= index < len(union.members):
         raise ProgramError(f"a union has no member number {index}")
-    return e.HeaderRef(headers[index]) if isinstance(union, e.UnionRef) else e.UnionMember(union, index)
+    return union.members[index]
 
 
 # Primitives
 
+PRIMITIVES: dict[str, str] = {
+    "assign": "place value", "assign_VL": "place place", "assign_header": "header header",
+    "assign_union": "union union", "assign_header_stack": "stack stack", "assign_union_stack": "stack stack",
+    "push": "stack value", "pop": "stack value", "exit": "", "assert": "value", "assume": "value",
+    "log_msg": "text vector", "_jump": "value", "_jump_if_zero": "value value",
+    "modify_field": "place value", "modify_field_rng_uniform": "place value value", "add_to_field": "place value",
+    "subtract_from_field": "place value", "add": "place value value", "subtract": "place value value",
+    "bit_xor": "place value value", "bit_or": "place value value", "bit_and": "place value value",
+    "shift_left": "place value value", "shift_right": "place value value", "drop": "", "mark_to_drop": "header",
+    "generate_digest": "value value", "add_header": "header", "add_header_fast": "header", "remove_header": "header",
+    "copy_header": "header header", "clone_ingress_pkt_to_egress": "value value",
+    "clone_egress_pkt_to_egress": "value value", "resubmit": "value", "recirculate": "value",
+    "modify_field_with_hash_based_offset": "place value calculation value", "no_op": "",
+    "execute_meter": "meter value place", "count": "counter value", "register_read": "place register value",
+    "register_write": "register value value", "truncate": "value",
+}  # fmt: skip
+"""Primitive → the sorts of its arguments. A "value" is data or a boolean; a "place" is a field (or a register cell)
+that can be written."""
+
+
+OPERATOR_OF = {
+    "add": "+", "subtract": "-", "bit_xor": "^", "bit_or": "|", "bit_and": "&", "shift_left": "<<", "shift_right": ">>",
+    "add_to_field": "+", "subtract_from_field": "-",
+}  # fmt: skip
+"""Primitives that assign the result of an operator on their last two arguments."""
+SAME_AS = {
+    "modify_field": "assign",
+    "copy_header": "assign_header",
+    "assign_union_stack": "assign_header_stack",
+    "clone_egress_pkt_to_egress": "clone_ingress_pkt_to_egress",
+}
+"""Primitives that the engines know by another name."""
 OBJECTS = {
     "calculation": "calculation",
     "meter_array": "meter array",
     "counter_array": "counter array",
     "register_array": "register array",
 }
+KINDS = {"value": (e.DATA, e.BOOL), "stack": (e.STACK,), "header": (e.HEADER,), "union": (e.UNION,)}
+NODES = {"place": (e.FieldRef, e.AccessField, e.RegisterRef), "text": (e.Text,), "vector": (e.Vector,)}
+"""Sorts of arguments in PRIMITIVES → kinds or classes of their nodes; other sorts are those of an ObjectRef."""
 
 
 def primitive(names: Names, obj: dict, n_params: int = 0) -> ir.Primitive:
     """A primitive call within an action of `n_params` parameters."""
     with reading("primitive", obj):
         op, parameters = obj["op"], obj["parameters"]
-        if op not in ir.PRIMITIVES:
+        if op not in PRIMITIVES:
             raise ProgramError("no such primitive is known to simple_switch")
-        sorts = ir.PRIMITIVES[op].split()
+        sorts = PRIMITIVES[op].split()
         if len(parameters) != len(sorts):
             raise ProgramError(f"has {len(parameters)} arguments, not {len(sorts)}")
         args = tuple(_argument(names, parameter) for parameter in parameters)
         for arg, sort in zip(args, sorts, strict=True):
-            check_argument(arg, sort)
+            _check_argument(arg, sort)
             for node in e.walk(arg):
                 if isinstance(node, e.Local) and not 0 <= node.index < n_params:
                     raise ProgramError(f"uses argument {node.index} of an action that has {n_params}")
-        return ir.Primitive(op, args, source_of(obj))
+        if op in OPERATOR_OF:
+            op, args = "assign", (args[0], e.Op(OPERATOR_OF[op], args[-2:]))
+        return ir.Primitive(SAME_AS.get(op, op), args, source_of(obj))
 
 
 def _argument(names: Names, obj: dict) -> e.Expr:
@@ -166,22 +224,14 @@ def _argument(names: Names, obj: dict) -> e.Expr:
     return expression(names, obj)
 
 
-def check_argument(arg: e.Expr, sort: str) -> None:
-    """Refuse an argument that is not of the sort that a primitive takes (see ir.PRIMITIVES)."""
-    if sort == "value":
-        is_right = arg.kind in (e.DATA, e.BOOL)
-    elif sort == "place":
-        is_right = isinstance(arg, e.FieldRef | e.StackLast | e.AccessField | e.RegisterRef)
+def _check_argument(arg: e.Expr, sort: str) -> None:
+    """Refuse an argument that is not of the sort that a primitive takes."""
+    if sort in KINDS:
+        is_right = arg.kind in KINDS[sort]
+    elif sort in NODES:
+        is_right = isinstance(arg, NODES[sort])
         if getattr(arg, "field", 0) == e.VALID:
             raise ProgramError("$valid$ can't be written")
-    elif sort == "stack":
-        is_right = arg.kind in (e.STACK, e.UNION_STACK)
-    elif sort == "header":
-        is_right = arg.kind == e.HEADER
-    elif sort == "union":
-        is_right = arg.kind == e.UNION
-    elif sort in ("text", "vector"):
-        is_right = isinstance(arg, e.Text if sort == "text" else e.Vector)
     else:
         is_right = isinstance(arg, e.ObjectRef) and arg.sort == sort
     if not is_right:

@@ -8,24 +8,17 @@ from __future__ import annotations
 
 import json
 import types
+from collections.abc import Callable
+from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 
 from emulator.p4switch import hashes
 from emulator.p4switch.program import expr as e
 from emulator.p4switch.program import ir
-from emulator.p4switch.program.loader.context import (
-    Names,
-    expect,
-    hex_int,
-    named,
-    reading,
-    source_of,
-    unique_ids,
-    width_of,
-)
+from emulator.p4switch.program.loader import context, parsers
+from emulator.p4switch.program.loader.context import Names, expect, named, one_of, reading, width_of
 from emulator.p4switch.program.loader.expressions import condition, data, primitive
-from emulator.p4switch.program.loader.parsers import deparsers, parse_vsets, parsers
 from emulator.p4switch.program.loader.pipelines import Pipelines
 from switchml.errors import ProgramError
 
@@ -75,48 +68,41 @@ def _program(root: dict, text: str) -> ir.Program:
     def section(name: str) -> list:
         return root.get(name) or []  # absent and null both mean empty
 
-    enums = {obj["name"]: dict(obj["entries"]) for obj in section("enums")}
-    header_types = _header_types(names, section("header_types"))
-    _headers(names, header_types, root)
+    _headers(names, section)
     aliases = {name: names.field(target) for name, target in section("field_aliases")}
     for obj in section("extern_instances"):
         with reading("extern instance", obj):
             raise ProgramError(f"has the type {obj['type']!r}; simple_switch knows no externs")
-    vsets = parse_vsets(names, section("parse_vsets"))
-    calculations = _calculations(names, section("calculations"))
+    names.parse_vsets += named("parse value set", names, section("parse_vsets"), parsers.parse_vset)
+    calculations = list(named("calculation", names, section("calculations"), _calculation))
     counters = named("counter array", names, section("counter_arrays"), _counter)
-    meters = named("meter array", names, section("meter_arrays"), lambda obj: _meter(names, obj))
+    meters = named("meter array", names, section("meter_arrays"), _meter)
     registers = named("register array", names, section("register_arrays"), _register)
-    all_parsers = parsers(names, section("parsers"))
-    all_deparsers = deparsers(names, section("deparsers"))
+    all_parsers = named("parser", names, section("parsers"), parsers.parser)
+    deparsers = named("deparser", names, section("deparsers"), parsers.deparser)
     _actions(names, section("actions"))
     flow = Pipelines(names, calculations, section("pipelines"))
     return ir.Program(
         name=str(root.get("program", "")),
-        header_types=header_types,
         headers=tuple(names.headers),
         stacks=tuple(names.stacks),
-        unions=tuple(names.unions),
-        union_stacks=tuple(names.union_stacks),
         errors=_errors(section("errors")),
-        enums=enums,
-        parse_vsets=vsets,
+        parse_vsets=tuple(names.parse_vsets),
         parsers=all_parsers,
-        deparsers=all_deparsers,
+        deparsers=deparsers,
         registers=registers,
         counters=_bound(counters, section("counter_arrays"), names),
         meters=_bound(meters, section("meter_arrays"), names),
         calculations=tuple(calculations),
-        checksums=named("checksum", names, section("checksums"), lambda obj: _checksum(names, obj)),
+        checksums=named("checksum", names, section("checksums"), _checksum),
         field_lists=_field_lists(names, section("field_lists")),
-        learn_lists=named("learn list", names, section("learn_lists"), lambda obj: _learn_list(names, obj)),
+        learn_lists=named("learn list", names, section("learn_lists"), _learn_list),
         actions=tuple(names.actions),
         action_profiles=tuple(flow.profiles),
         nodes=tuple(flow.nodes),
         tables=tuple(flow.tables),
         pipelines=tuple(flow.pipelines),
         aliases=types.MappingProxyType(aliases),
-        config_options=dict(root.get("config_options") or {}),
         text=text,
     )
 
@@ -143,10 +129,6 @@ def check_runnable(program: ir.Program) -> None:
 # Headers
 
 
-def _header_types(names: Names, objs: list) -> tuple[ir.HeaderType, ...]:
-    return named("header type", names, objs, lambda obj: _header_type(names, obj))
-
-
 def _header_type(names: Names, obj: dict) -> ir.HeaderType:
     fields, offset, varbit = [], 0, None
     max_length = expect(obj.get("max_length") or 0, int, "max_length")
@@ -164,9 +146,8 @@ def _header_type(names: Names, obj: dict) -> ir.HeaderType:
         fields.append(ir.Field(name, width, offset, signed, saturating, is_varbit))
         offset += width
     if varbit is not None and max_length:
-        old = fields[varbit]
         widest = width_of(max(8 * max_length - offset, 0), "the length of the varbit field")
-        fields[varbit] = ir.Field(old.name, widest, old.offset, old.signed, old.saturating, True)
+        fields[varbit] = replace(fields[varbit], width=widest)
     length = obj.get("length_exp")
     length = None if length is None else data(names, length)
     if length is not None:
@@ -176,72 +157,56 @@ def _header_type(names: Names, obj: dict) -> ir.HeaderType:
     return ir.HeaderType(obj["name"], obj["id"], tuple(fields), offset, varbit, length, max_length)
 
 
-def _headers(names: Names, header_types: tuple[ir.HeaderType, ...], root: dict) -> None:
-    """Headers, stacks, unions and union stacks; elements refer to what they are part of."""
-    type_index = {header_type.name: header_type for header_type in header_types}
+def _headers(names: Names, section: Callable[[str], list]) -> None:
+    """Header types, headers, and the stacks and unions that headers are in."""
+    type_index = {kind.name: kind for kind in named("header type", names, section("header_types"), _header_type)}
 
     def type_by_name(name: str) -> ir.HeaderType:
         if name not in type_index:
             raise ProgramError(f"there is no header type named {name!r}")
         return type_index[name]
 
-    objs = root.get("headers") or []
-    number_of_id = {obj["id"]: number for number, obj in enumerate(objs)}
-    in_stack = _places(root.get("header_stacks") or [], "header_ids", number_of_id)
-    in_union = _places(root.get("header_unions") or [], "header_ids", number_of_id)
-    for obj in objs:
+    index_of_id = {obj["id"]: index for index, obj in enumerate(section("headers"))}
+    for index, obj in enumerate(section("headers")):
         with reading("header", obj):
-            index = len(names.headers)
             names.add("header", obj["name"], index)
-            header_type = type_by_name(obj["header_type"])
-            names.headers.append(
-                ir.Header(
-                    obj["name"], obj["id"], index, header_type, bool(obj.get("metadata")),
-                    in_stack.get(index), in_union.get(index),
-                )
-            )  # fmt: skip
-    unique_ids("header", names.headers)
-    for obj in root.get("header_stacks") or ():
+            kind = type_by_name(obj["header_type"])
+            names.headers.append(ir.Header(obj["name"], obj["id"], index, kind, bool(obj.get("metadata"))))
+    context.unique_ids("header", names.headers)
+    for obj in section("header_stacks"):
         with reading("header stack", obj):
-            names.add("header stack", obj["name"], len(names.stacks))
-            elements = tuple(number_of_id[id_] for id_ in obj["header_ids"])
-            names.stacks.append(ir.HeaderStack(obj["name"], obj["id"], type_by_name(obj["header_type"]), elements))
-    _unions(names, root, number_of_id)
-
-
-def _unions(names: Names, root: dict, number_of_id: dict[int, int]) -> None:
+            headers = tuple(index_of_id[id_] for id_ in obj["header_ids"])
+            _stack("header stack", names, obj, (), (type_by_name(obj["header_type"]),), (headers,))
     members = {}
-    for obj in root.get("header_union_types") or ():
+    for obj in section("header_union_types"):
         with reading("header union type", obj):
-            members[obj["name"]] = tuple(name for name, _ in obj["headers"])
-    objs = root.get("header_unions") or []
-    union_of_id = {obj["id"]: number for number, obj in enumerate(objs)}
-    in_stack = _places(root.get("header_union_stacks") or [], "header_union_ids", union_of_id)
-    for obj in objs:
+            members[obj["name"]] = {name: type_by_name(type_name) for name, type_name in obj["headers"]}
+            if not members[obj["name"]]:
+                raise ProgramError("has no members")
+    for obj in section("header_unions"):
         with reading("header union", obj):
-            index = len(names.unions)
-            names.add("header union", obj["name"], index)
-            headers = tuple(number_of_id[id_] for id_ in obj["header_ids"])
+            names.add("header union", obj["name"], len(names.unions))
+            headers = tuple(index_of_id[id_] for id_ in obj["header_ids"])
             if len(headers) != len(members[obj["union_type"]]):
                 raise ProgramError("has not one header for each member of its type")
-            names.unions.append(
-                ir.HeaderUnion(obj["name"], obj["id"], members[obj["union_type"]], headers, in_stack.get(index))
-            )
-    for obj in root.get("header_union_stacks") or ():
+            names.unions.append(headers)
+            for header in headers:
+                names.headers[header] = replace(names.headers[header], union=headers)
+    union_of_id = {obj["id"]: union for obj, union in zip(section("header_unions"), names.unions, strict=True)}
+    for obj in section("header_union_stacks"):
         with reading("header union stack", obj):
-            names.add("header union stack", obj["name"], len(names.union_stacks))
-            unions = tuple(union_of_id[id_] for id_ in obj["header_union_ids"])
-            names.union_stacks.append(ir.HeaderUnionStack(obj["name"], obj["id"], members[obj["union_type"]], unions))
+            unions = [union_of_id[id_] for id_ in obj["header_union_ids"]]
+            types_of = members[obj["union_type"]]
+            columns = tuple(tuple(union[i] for union in unions) for i in range(len(types_of)))
+            _stack("header union stack", names, obj, tuple(types_of), tuple(types_of.values()), columns)
 
 
-def _places(objs: list, key: str, number_of_id: dict[int, int]) -> dict[int, tuple[int, int]]:
-    """Number of an element → (number of the stack or union that it is in, position there)."""
-    return {
-        number_of_id[id_]: (number, position)
-        for number, obj in enumerate(objs)
-        for position, id_ in enumerate(obj[key])
-        if id_ in number_of_id
-    }
+def _stack(sort: str, names: Names, obj: dict, *parts: tuple) -> None:
+    names.add(sort, obj["name"], len(names.stacks))
+    names.stacks.append(ir.Stack(obj["name"], obj["id"], *parts))
+    for column in names.stacks[-1].columns:
+        for header in column:
+            names.headers[header] = replace(names.headers[header], in_stack=True)
 
 
 def _errors(objs: list) -> dict[str, int]:
@@ -257,11 +222,11 @@ def _errors(objs: list) -> dict[str, int]:
 # State and calculations
 
 
-def _counter(obj: dict) -> ir.CounterArray:
+def _counter(names: Names, obj: dict) -> ir.CounterArray:
     return ir.CounterArray(obj["name"], obj["id"], 0 if obj.get("is_direct") else _array_size(obj))
 
 
-def _register(obj: dict) -> ir.RegisterArray:
+def _register(names: Names, obj: dict) -> ir.RegisterArray:
     width = width_of(obj["bitwidth"], "bitwidth")
     if width == 0:
         raise ProgramError("can't have cells of 0 bits")
@@ -269,14 +234,11 @@ def _register(obj: dict) -> ir.RegisterArray:
 
 
 def _meter(names: Names, obj: dict) -> ir.MeterArray:
-    if obj["type"] not in ("packets", "bytes"):
-        raise ProgramError(f"the meter type {obj['type']!r} is not one of packets, bytes")
+    counts_bytes = one_of(obj["type"], ("packets", "bytes"), "meter type") == "bytes"
     is_direct = bool(obj.get("is_direct", False))
     target = names.field(obj["result_target"]) if is_direct else None
-    return ir.MeterArray(
-        obj["name"], obj["id"], _array_size(obj), expect(obj["rate_count"], int, "rate_count"),
-        obj["type"] == "bytes", is_direct, None, target,
-    )  # fmt: skip
+    n_rates = expect(obj["rate_count"], int, "rate_count")
+    return ir.MeterArray(obj["name"], obj["id"], _array_size(obj), n_rates, counts_bytes, is_direct, None, target)
 
 
 def _array_size(obj: dict) -> int:
@@ -292,14 +254,9 @@ def _bound(arrays: tuple, objs: list, names: Names) -> tuple:
     for array, obj in zip(arrays, objs, strict=True):
         if obj.get("is_direct") and obj.get("binding") is not None:
             with reading("direct array", obj):
-                table = names.find("table", obj["binding"])
-                array = type(array)(**{**vars(array), "table": table})
+                array = replace(array, table=names.find("table", obj["binding"]))
         bound.append(array)
     return tuple(bound)
-
-
-def _calculations(names: Names, objs: list) -> list[ir.Calculation]:
-    return list(named("calculation", names, objs, lambda obj: _calculation(names, obj)))
 
 
 def _calculation(names: Names, obj: dict) -> ir.Calculation:
@@ -310,7 +267,8 @@ def _calculation(names: Names, obj: dict) -> ir.Calculation:
             ref = names.field(item["value"])
             inputs.append(ir.CalcInput(sort, ref, names.width(ref)))
         elif sort == "hexstr":
-            inputs.append(ir.CalcInput(sort, e.Const(hex_int(item["value"])), width_of(item["bitwidth"], "bitwidth")))
+            value = e.Const(context.hex_int(item["value"]))
+            inputs.append(ir.CalcInput(sort, value, width_of(item["bitwidth"], "bitwidth")))
         elif sort == "header":
             inputs.append(ir.CalcInput(sort, e.HeaderRef(names.find("header", item["value"]))))
         elif sort == "payload":
@@ -323,9 +281,7 @@ def _calculation(names: Names, obj: dict) -> ir.Calculation:
 
 
 def _checksum(names: Names, obj: dict) -> ir.Checksum:
-    if obj["type"] not in ("generic", "ipv4"):
-        raise ProgramError(f"the checksum type {obj['type']!r} is not one of generic, ipv4")
-    is_ipv4 = obj["type"] == "ipv4"
+    is_ipv4 = one_of(obj["type"], ("generic", "ipv4"), "checksum type") == "ipv4"
     if_cond = obj.get("if_cond")
     return ir.Checksum(
         obj["name"],
@@ -338,27 +294,24 @@ def _checksum(names: Names, obj: dict) -> ir.Checksum:
     )
 
 
+def _elements(names: Names, obj: dict, sorts: tuple[str, ...]) -> tuple:
+    for item in obj["elements"]:
+        if item["type"] not in sorts:
+            raise ProgramError(f"an element can't have the type {item['type']!r}")
+    return tuple(data(names, item) for item in obj["elements"])
+
+
 def _field_lists(names: Names, objs: list) -> tuple[ir.FieldList, ...]:
     lists = []
     for obj in objs:
         with reading("field list", obj):
-            elements = []
-            for item in obj["elements"]:
-                if item["type"] not in ("field", "hexstr"):
-                    raise ProgramError(f"an element can't have the type {item['type']!r}")
-                elements.append(data(names, item))
-            lists.append(ir.FieldList(obj["id"], tuple(elements)))
-    unique_ids("field list", lists)
+            lists.append(ir.FieldList(obj["id"], _elements(names, obj, ("field", "hexstr"))))
+    context.unique_ids("field list", lists)
     return tuple(lists)
 
 
 def _learn_list(names: Names, obj: dict) -> ir.LearnList:
-    elements = []
-    for item in obj["elements"]:
-        if item["type"] != "field":
-            raise ProgramError(f"an element can't have the type {item['type']!r}")
-        elements.append(names.field(item["value"]))
-    return ir.LearnList(obj["name"], obj["id"], tuple(elements))
+    return ir.LearnList(obj["name"], obj["id"], _elements(names, obj, ("field",)))
 
 
 # Actions
@@ -370,7 +323,7 @@ def _actions(names: Names, objs: list) -> None:
             index = len(names.actions)
             params = tuple(ir.Param(p["name"], width_of(p["bitwidth"], "bitwidth")) for p in obj["runtime_data"])
             calls = tuple(primitive(names, call, len(params)) for call in obj["primitives"])
-            names.actions.append(ir.Action(obj["name"], obj["id"], params, calls, source_of(obj)))
+            names.actions.append(ir.Action(obj["name"], obj["id"], params, calls, context.source_of(obj)))
             names.indices.setdefault("action", {}).setdefault(obj["name"], index)  # names may repeat, ids not
             names.action_of_id[obj["id"]] = index
-    unique_ids("action", names.actions)
+    context.unique_ids("action", names.actions)

@@ -6,28 +6,13 @@ from typing import Any
 
 from emulator.p4switch.program import expr as e
 from emulator.p4switch.program import ir
-from emulator.p4switch.program.headers import header_type
-from emulator.p4switch.program.loader.context import (
-    Names,
-    expect,
-    field_in,
-    hex_int,
-    named,
-    reading,
-    source_of,
-    unique_ids,
-    width_of,
-)
-from emulator.p4switch.program.loader.expressions import condition, data, primitive, stack_last
+from emulator.p4switch.program.loader.context import Names, expect, hex_int, reading, source_of, unique_ids, width_of
+from emulator.p4switch.program.loader.expressions import condition, data, primitive, stack_last, stack_place
 from emulator.p4switch.values import n_bytes, pad_key, padded_width
 from switchml.errors import ProgramError
 
 
-def parsers(names: Names, objs: list) -> tuple[ir.Parser, ...]:
-    return named("parser", names, objs, lambda obj: _parser(names, obj))
-
-
-def _parser(names: Names, obj: dict) -> ir.Parser:
+def parser(names: Names, obj: dict) -> ir.Parser:
     numbers: dict[str | None, int] = {None: ir.END}
     for state in obj["parse_states"]:
         if state["name"] in numbers:
@@ -78,7 +63,7 @@ def _op(names: Names, op: str, parameters: list) -> ir.ParserOp:
     first = parameters[0]
     if op in ("extract", "extract_VL"):
         target = _extract_target(names, first["type"], first["value"])
-        kind = header_type(names, e.StackElement(target, e.Const(0)) if target.kind == e.STACK else target)
+        kind = ir.header_type(names, target)
         if op == "extract" and kind.varbit is not None and kind.length is None:
             raise ProgramError(f"header type {kind.name!r} has a varbit field: extract needs its length")
         return ir.Extract(target, data(names, parameters[1]) if op == "extract_VL" else None)
@@ -101,18 +86,10 @@ def _extract_target(names: Names, sort: str, value: Any) -> e.Expr:
     if sort == "regular":
         return e.HeaderRef(names.find("header", value))
     if sort == "stack":
-        return e.StackRef(names.find("header stack", value))
+        return stack_place(names, "size_stack", value)
     if sort == "union_stack":
-        stack = names.find("header union stack", value[0])
-        return e.UnionStackNext(stack, _member(names, stack, value[1]))
+        return stack_place(names, "size_stack", *value)
     raise ProgramError(f"can't extract to a {sort!r}")
-
-
-def _member(names: Names, stack: int, name: str) -> int:
-    members = names.union_stacks[stack].members
-    if name not in members:
-        raise ProgramError(f"union stack {names.union_stacks[stack].name!r} has no member {name!r}")
-    return members.index(name)
 
 
 def _value(names: Names, obj: dict) -> e.Expr:
@@ -127,15 +104,9 @@ def _key(names: Names, obj: dict) -> ir.SelectKey:
     if sort == "field":
         ref = names.field(value)
         return ir.SelectKey(ref, names.width(ref))
-    if sort == "stack_field":
-        last = stack_last(names, value)
-        return ir.SelectKey(last, names.stacks[last.stack].type.fields[last.field].width)
-    if sort == "union_stack_field":
-        stack = names.find("header union stack", value[0])
-        member = _member(names, stack, value[1])
-        kind = header_type(names, e.UnionStackNext(stack, member))
-        field = field_in(kind, value[2])
-        return ir.SelectKey(e.UnionStackLast(stack, member, field), kind.fields[field].width)
+    if sort in ("stack_field", "union_stack_field"):
+        last = stack_last(names, *value)
+        return ir.SelectKey(last, ir.header_type(names, last).fields[last.field].width)
     if sort == "lookahead":
         lookahead = _value(names, obj)
         return ir.SelectKey(lookahead, lookahead.width)
@@ -152,10 +123,8 @@ def _sized(text: str, n: int, what: str) -> int:
 
 def _by_value(obj: dict, key: tuple[ir.SelectKey, ...], next_state: int) -> ir.Transition:
     n = n_bytes(padded_width([part.width for part in key]))
-    text = obj.get("mask")
-    return ir.Transition(
-        next_state, _sized(obj["value"], n, "value"), None if text is None else _sized(text, n, "mask")
-    )
+    cover = None if obj.get("mask") is None else _sized(obj["mask"], n, "mask")
+    return ir.Transition(next_state, _sized(obj["value"], n, "value"), cover)
 
 
 def _by_vset(names: Names, obj: dict, key: tuple[ir.SelectKey, ...], next_state: int) -> ir.Transition:
@@ -164,26 +133,15 @@ def _by_vset(names: Names, obj: dict, key: tuple[ir.SelectKey, ...], next_state:
     if sum(widths) != width:
         raise ProgramError(f"value set {obj['value']!r} has {width} bits, the key of this state {sum(widths)}")
     text = obj.get("mask")
-    return ir.Transition(
-        next_state,
-        mask=None if text is None else pad_key(_sized(text, n_bytes(width), "mask"), widths),
-        vset=index,
-    )
+    cover = None if text is None else pad_key(_sized(text, n_bytes(width), "mask"), widths)
+    return ir.Transition(next_state, mask=cover, vset=index)
 
 
-def parse_vsets(names: Names, objs: list) -> tuple[ir.ParseVSet, ...]:
-    def make(obj: dict) -> ir.ParseVSet:
-        return ir.ParseVSet(obj["name"], obj["id"], width_of(obj["compressed_bitwidth"], "compressed_bitwidth"))
-
-    value_sets = named("parse value set", names, objs, make)
-    names.parse_vsets += value_sets
-    return value_sets
+def parse_vset(names: Names, obj: dict) -> ir.ParseVSet:
+    return ir.ParseVSet(obj["name"], obj["id"], width_of(obj["compressed_bitwidth"], "compressed_bitwidth"))
 
 
-def deparsers(names: Names, objs: list) -> tuple[ir.Deparser, ...]:
-    def make(obj: dict) -> ir.Deparser:
-        order = tuple(names.find("header", name) for name in obj["order"])
-        calls = tuple(primitive(names, call) for call in obj.get("primitives") or ())
-        return ir.Deparser(obj["name"], obj["id"], order, calls)
-
-    return named("deparser", names, objs, make)
+def deparser(names: Names, obj: dict) -> ir.Deparser:
+    order = tuple(names.find("header", name) for name in obj["order"])
+    calls = tuple(primitive(names, call) for call in obj.get("primitives") or ())
+    return ir.Deparser(obj["name"], obj["id"], order, calls)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import graphlib
 import types
+from dataclasses import replace
 from typing import Any
 
 from emulator.p4switch.program import expr as e
 from emulator.p4switch.program import ir
-from emulator.p4switch.program.loader.context import Names, expect, hex_int, reading, source_of, unique_ids
+from emulator.p4switch.program.loader.context import Names, expect, hex_int, one_of, reading, source_of, unique_ids
 from emulator.p4switch.program.loader.expressions import condition
 from switchml.errors import ProgramError
 
-KINDS = ("exact", "lpm", "ternary", "range", "valid")
 MAX_ENTRIES = (1 << 24) - 1
 """The largest number of entries; BMv2, too, limits larger tables to this."""
 MATCH_TYPES = ("exact", "lpm", "ternary", "range")
@@ -37,8 +38,8 @@ class Pipelines:
             with reading("pipeline", obj):
                 self._fill(obj)
         self.profiles = [
-            ir.ActionProfile(p.name, p.id, p.max_size, p.selector, tuple(dict.fromkeys(self.profile_actions[i])))
-            for i, p in enumerate(self.profiles)
+            replace(profile, actions=tuple(dict.fromkeys(self.profile_actions[i])))
+            for i, profile in enumerate(self.profiles)
         ]
         self._check_acyclic()
         for sort, objects in (("table", self.tables), ("pipeline", self.pipelines), ("action profile", self.profiles)):
@@ -107,20 +108,10 @@ class Pipelines:
 
     def _check_acyclic(self) -> None:
         """Refuse cyclic control flow: packets would never leave."""
-        done, entered = set(), set()
-        for start in range(len(self.nodes)):
-            stack = [(start, False)]
-            while stack:
-                number, is_left = stack.pop()
-                if is_left:
-                    entered.discard(number)
-                    done.add(number)
-                elif number in entered:
-                    raise ProgramError(f"control flow is cyclic through {self.nodes[number].name!r}")
-                elif number not in done:
-                    entered.add(number)
-                    stack.append((number, True))
-                    stack += [(after, False) for after in _next_of(self.nodes[number])]
+        try:
+            graphlib.TopologicalSorter({i: _next_of(node) for i, node in enumerate(self.nodes)}).prepare()
+        except graphlib.CycleError as error:
+            raise ProgramError(f"control flow is cyclic through {self.nodes[error.args[1][0]].name!r}") from None
 
     def _action(self, id_: int) -> int:
         if id_ not in self.names.action_of_id:
@@ -130,8 +121,7 @@ class Pipelines:
     # Tables
 
     def _table(self, obj: dict) -> ir.Table:
-        if obj["match_type"] not in MATCH_TYPES:
-            raise ProgramError(f"the match type {obj['match_type']!r} is not one of {', '.join(MATCH_TYPES)}")
+        one_of(obj["match_type"], MATCH_TYPES, "match type")
         if obj["type"] not in (ir.SIMPLE, ir.INDIRECT, ir.INDIRECT_WS):
             raise ProgramError(f"the table type {obj['type']!r} is not supported")
         actions, by_name = self._actions_of(obj)
@@ -185,9 +175,7 @@ class Pipelines:
         return {"next_of_action": types.MappingProxyType(numbers)}
 
     def _key(self, obj: dict) -> ir.KeyField:
-        kind = obj["match_type"]
-        if kind not in KINDS:
-            raise ProgramError(f"the match type {kind!r} is not one of {', '.join(KINDS)}")
+        kind = one_of(obj["match_type"], (*MATCH_TYPES, "valid"), "match type")
         if kind == "valid":
             target = obj["target"]
             name = target if isinstance(target, str) else target[0]

@@ -56,8 +56,8 @@ def test_aggregation_is_the_same_in_lanes(program, name, lanes):
 
 def test_unrolled_lanes_are_re_rolled(program):
     engine = switch_on(Engine, program("agg_unrolled_256")).engine
-    assert len(engine.lowered.code) < 200
-    assert {o.VLD, o.VADD, o.VST, o.VREG, o.VREGW} <= set(engine.lowered.code[:, 0].tolist())
+    assert len(engine.lowered.rows) < 200
+    assert {o.VLD, o.VADD, o.VST, o.VREG, o.VREGW} <= set(engine.lowered.rows[:, 0].tolist())
 
 
 @pytest.mark.parametrize("to_wire", [True, False])

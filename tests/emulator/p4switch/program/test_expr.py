@@ -27,7 +27,7 @@ def test_kinds():
     assert SUM.kind == e.DATA
     assert e.Op("<", (FIELD, FIELD)).kind == e.BOOL
     assert e.Op("?", (e.Bool(1), e.HeaderRef(0), e.HeaderRef(1))).kind == e.HEADER
-    assert e.StackElement(e.UnionStackRef(0), FIELD).kind == e.UNION
+    assert e.StackElement(e.StackRef(0), 0, FIELD).kind == e.HEADER
 
 
 def test_walk_visits_a_shared_node_once_and_children_first():
