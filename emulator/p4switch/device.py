@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,31 +31,24 @@ POLL_S = 0.05
 """How often queues with a rate, digests and time-outs are checked when nothing is due sooner."""
 
 
+@dataclass(eq=False)
 class Device:
     """`switch` on `ports`. `device_id` and `notifications_address` are reported to clients; the Thrift server sets
     `thrift_port`. `can_swap`: whether another program may be loaded while running. `dump_bytes`: bytes of each
     frame that are logged. `on_abort` is called when the program ends the switch, as with a failed assert."""
 
-    def __init__(
-        self,
-        switch: Switch,
-        ports: Ports,
-        *,
-        device_id: int = 0,
-        notifications_address: str = "",
-        can_swap: bool = True,
-        dump_bytes: int = 0,
-        on_abort: Callable[[ProgramAbort], None] | None = None,
-    ) -> None:
-        self.switch = switch
-        self.ports = ports
-        self.device_id = device_id
+    switch: Switch
+    ports: Ports
+    _: KW_ONLY
+    device_id: int = 0
+    notifications_address: str = ""
+    can_swap: bool = True
+    dump_bytes: int = 0
+    on_abort: Callable[[ProgramAbort], None] | None = None
+
+    def __post_init__(self) -> None:
         self.thrift_port = 0
-        self.notifications_address = notifications_address
-        self.can_swap = can_swap
-        self.dump_bytes = dump_bytes
-        self.on_abort = on_abort
-        self.started_us = time.time_ns() // 1000 - switch.clock()
+        self.started_us = time.time_ns() // 1000 - self.switch.clock()
         self._next_program: ir.Program | None = None
         self._listeners: dict[int, Callable[[bytes], None]] = {}
         self._closed = threading.Event()
@@ -83,8 +77,8 @@ class Device:
             self._run(lambda port=port, data=data: self.switch.receive(port, data))
 
     def take_batch(self, batch: Batch, n: int, send: Callable[[np.ndarray], None]) -> bool:
-        """Run the first n frames of a batch through the engine, if it takes batches; `send` gets records of those that
-        leave. Returns whether it does."""
+        """Run a batch's first n frames, if the engine takes batches; `send` gets records of those that leave. Returns
+        whether it does."""
         process = getattr(self.switch.engine, "process", None)
         if process is None or self.dump_bytes:
             return False
@@ -176,8 +170,7 @@ class Device:
         self.switch.load(program)
 
     def change_engine(self, make: Callable[[State, int, int, int | None], Engine]) -> None:
-        """Replace the engine; the new one takes over the state and the packets in queues. Making it may take long;
-        packets pass meanwhile."""
+        """Replace the engine; the new one takes over state and queues. Packets pass while it is made."""
         switch = self.switch
         switch.make_engine = make
         state = switch.state

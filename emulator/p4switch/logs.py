@@ -39,14 +39,7 @@ def _add_thread_id(record: logging.LogRecord) -> bool:
     return True
 
 
-def set_up(
-    level: str = "trace",
-    *,
-    console: bool = False,
-    file: str | None = None,
-    max_bytes: int = MAX_BYTES,
-    max_files: int = MAX_FILES,
-) -> None:
+def set_up(level: str, console: bool, file: str | None, max_bytes: int, max_files: int) -> None:
     """Log to stdout, or to FILE.txt, from `level` on; without either, warnings go to stderr."""
     if file is not None:
         path = Path(f"{file}.txt")

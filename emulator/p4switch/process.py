@@ -147,8 +147,7 @@ class Process:
         return server
 
     def _begin(self) -> None:
-        """Accept frames at once, on the interpreter, and on the compiled engine once it is ready. On a machine's first
-        start, compiling takes a while."""
+        """Accept frames at once, on the interpreter, and on the compiled engine once that is there."""
         self.device.start()
         if self.settings.engine == "auto" and self.settings.use_files is None:
             self.device.change_engine(compiled_if_possible)
@@ -187,13 +186,8 @@ class Process:
 
 def start(settings: Settings) -> Process:
     """Set up the log and start. Raises ProgramError or ConfigError."""
-    logs.set_up(
-        settings.log_level,
-        console=settings.log_console,
-        file=settings.log_file,
-        max_bytes=settings.log_file_max_size,
-        max_files=settings.log_file_max_files,
-    )
+    sizes = settings.log_file_max_size, settings.log_file_max_files
+    logs.set_up(settings.log_level, settings.log_console, settings.log_file, *sizes)
     return Process(settings)
 
 

@@ -86,16 +86,14 @@ class Switch:
             return self.engine.receive(port, data)
 
     def poll(self) -> list[tuple[int, bytes]]:
-        """The frames that leave because time has passed: those of queues with a rate. Also sends digests that are
-        due."""
+        """The frames that leave queues with a rate because time has passed. Also sends digests that are due."""
         with self.lock:
             for digest in self.state.digests:
                 digest.poll()
             return self.engine.poll()
 
     def next_us(self) -> float | None:
-        """When `poll` is worth calling, on the switch's clock: a packet may leave a queue, or a digest is due. None:
-        nothing waits."""
+        """When a packet may leave a queue or a digest is due, on the switch's clock; None if nothing waits."""
         with self.lock:
             digests = [digest.started_us + digest.timeout_us for digest in self.state.digests if digest.is_waiting]
             queued = self.engine.next_us()

@@ -7,13 +7,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
-from emulator.p4switch.p4runtime.bytestrings import decode_data, encode_data
+from emulator.p4switch.p4runtime.fields import decode_data, encode_data
 from emulator.p4switch.p4runtime.matches import EXACT, Key, KeyField
 from emulator.p4switch.p4runtime.pipeline import Pipeline
 from emulator.p4switch.p4runtime.refusals import refuse
 from emulator.p4switch.program.ir import MatchParam
-from emulator.p4switch.state.arrays import CounterArray, RegisterArray
-from emulator.p4switch.state.meters import MeterArray
+from emulator.p4switch.state.arrays import CounterArray, MeterArray, RegisterArray
 from emulator.p4switch.state.state import ParseVSet
 from emulator.p4switch.values import mask
 from switchml.control.p4runtime_protos import info, v1
@@ -78,8 +77,7 @@ def set_config(meter: MeterArray, index: int, config: v1.MeterConfig | None, spe
 
 
 def cells(entry, array, sort: str) -> range:
-    """The cells that an entry's index selects: one, or all without an index. Raises INVALID_ARGUMENT or
-    OUT_OF_RANGE."""
+    """The cells that an entry selects: one, or all without an index. Raises INVALID_ARGUMENT or OUT_OF_RANGE."""
     if not entry.HasField("index"):
         return range(array.size)
     index = entry.index.index

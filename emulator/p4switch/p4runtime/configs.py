@@ -1,5 +1,4 @@
-"""The running program, and the entities that a controller may write: SetForwardingPipelineConfig and
-GetForwardingPipelineConfig.
+"""The running program and its entities: SetForwardingPipelineConfig and GetForwardingPipelineConfig.
 
 A pipeline that was saved but not committed has a state of its own, which reads and writes use, and which the switch
 runs on once it is committed.

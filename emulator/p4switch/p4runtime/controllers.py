@@ -82,9 +82,8 @@ class Controllers:
             if stream not in self._streams:
                 return
             self._streams.remove(stream)
-            role = self._roles.get(stream.role)
-            if role is not None and role.primary is stream:
-                role.primary = None
+            if self.is_primary(stream):
+                self._roles[stream.role].primary = None
                 self._notify_all(stream.role)
 
     def close(self) -> None:
@@ -100,8 +99,7 @@ class Controllers:
             return role is not None and role.primary is stream
 
     def check_primary(self, request) -> None:
-        """Refuse a request that is not from its role's primary. Raises PERMISSION_DENIED, or NOT_FOUND for an unknown
-        role."""
+        """Refuse what is not from its role's primary. Raises PERMISSION_DENIED, or NOT_FOUND for an unknown role."""
         with self._lock:
             name, election_id = _role_name(request.role, request.role_id), election_id_of(request)
             role = self._roles.get(name)

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from emulator.p4switch.p4runtime.bytestrings import encode_data
+from emulator.p4switch.p4runtime.fields import encode_data
 from emulator.p4switch.p4runtime.pipeline import Pipeline
 from emulator.p4switch.p4runtime.refusals import DELETE, INSERT, check_presence, refuse
 from emulator.p4switch.state.digests import Digest, DigestList

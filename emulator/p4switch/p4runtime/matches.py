@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from emulator.p4switch.p4runtime.bytestrings import decode, encode
+from emulator.p4switch.p4runtime.fields import decode, encode
 from emulator.p4switch.p4runtime.refusals import refuse
 from emulator.p4switch.program import ir
 from emulator.p4switch.state.tables import prefix_mask

@@ -20,7 +20,7 @@ from emulator.p4switch.p4runtime.matches import HIGHEST, Key, KeyField
 from emulator.p4switch.p4runtime.refusals import refuse
 from emulator.p4switch.program import ir
 from emulator.p4switch.program.loader import loader
-from emulator.p4switch.state.action_profiles import ActionProfile
+from emulator.p4switch.state.action_profiles import ActionOwner
 from emulator.p4switch.state.state import State
 from emulator.p4switch.state.tables import MatchTable
 from switchml.control.p4runtime_protos import v1
@@ -125,8 +125,8 @@ class Pipeline:
         priorities = [entry.priority for entry in table.table.entries or ()]
         return Key(table.name, tuple(key), max(priorities, default=0) + 1 if table.is_immutable else HIGHEST)
 
-    def actions_of(self, owner: MatchTable | ActionProfile, refs: Iterable, name: str) -> Actions:
-        """The actions that a table or profile has by P4Info's references."""
+    def actions_of(self, owner: ActionOwner, refs: Iterable, name: str) -> Actions:
+        """Those actions of a table or profile to which P4Info refers."""
         actions = {}
         for ref in refs:
             item = self.actions.get(ref.id)
@@ -153,8 +153,7 @@ class Pipeline:
 
 
 def _check_width(what: str, declared: Any, width: int) -> None:
-    """Compare the width that P4Info has of a field or parameter. A translated type may have another one; values are
-    passed unchanged."""
+    """Compare a width with P4Info's. A translated type may have another one; values are passed unchanged."""
     type_name = declared.type_name.name
     if declared.bitwidth == width or (declared.bitwidth and type_name):
         return

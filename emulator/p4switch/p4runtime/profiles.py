@@ -10,8 +10,7 @@ from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 
-from emulator.p4switch.p4runtime.bytestrings import decode
-from emulator.p4switch.p4runtime.fields import Actions
+from emulator.p4switch.p4runtime.fields import Actions, decode
 from emulator.p4switch.p4runtime.pipeline import Pipeline
 from emulator.p4switch.p4runtime.refusals import DELETE, INSERT, MODIFY, check_presence, refuse
 from emulator.p4switch.state.action_profiles import ActionProfile
@@ -83,15 +82,13 @@ class Profile:
         return len(weights) if by_members else sum(weights)
 
     def new_one_shot(self, message: v1.ActionProfileActionSet) -> Group:
-        """Create members and group of an action set (section "One Shot Action Selector Programming"), or nothing if it
-        is refused."""
+        """An action set's members and group, or nothing (section "One Shot Action Selector Programming")."""
         name = self.profile.name
         if not self.profile.has_selector:
             raise refuse("INVALID_ARGUMENT", f"action profile {name} has no selector, so it takes no action sets")
         if self.members or self.groups:
-            raise refuse(
-                "INVALID_ARGUMENT", f"action profile {name} holds members or groups: it can't take action sets as well"
-            )
+            problem = "holds members or groups: it can't take action sets as well"
+            raise refuse("INVALID_ARGUMENT", f"action profile {name} {problem}")
         if message.HasField("group_action"):
             raise refuse("UNIMPLEMENTED", "an action for the whole group is not supported")
         if message.action_selection_mode:
@@ -167,10 +164,8 @@ class Profiles:
         profile = self.pipeline.one(self.by_number, number, "action profile")
         profile.forget_lost()
         if profile.one_shots:
-            raise refuse(
-                "INVALID_ARGUMENT",
-                f"tables of action profile {profile.profile.name} hold action sets: it can't take both",
-            )
+            name = profile.profile.name
+            raise refuse("INVALID_ARGUMENT", f"tables of action profile {name} hold action sets: it can't take both")
         return profile
 
     def _selected(self, number: int) -> list[Profile]:

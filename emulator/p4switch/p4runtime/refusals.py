@@ -14,23 +14,17 @@ OK = 0
 INSERT, MODIFY, DELETE = v1.Update.INSERT, v1.Update.MODIFY, v1.Update.DELETE
 
 _CODES = {
-    "TABLE_FULL": "RESOURCE_EXHAUSTED",
-    "DUPLICATE_ENTRY": "ALREADY_EXISTS",
-    "IMMUTABLE_TABLE_ENTRIES": "PERMISSION_DENIED",
-    "DEFAULT_ACTION_IS_CONST": "PERMISSION_DENIED",
-    "DEFAULT_ENTRY_IS_CONST": "PERMISSION_DENIED",
-    "INVALID_HANDLE": "NOT_FOUND",
-    "EXPIRED_HANDLE": "NOT_FOUND",
-    "INVALID_MBR_HANDLE": "NOT_FOUND",
-    "INVALID_GRP_HANDLE": "NOT_FOUND",
-    "SESSION_NOT_FOUND": "NOT_FOUND",
-    "INVALID_MGRP_HANDLE": "NOT_FOUND",
-    "MBR_STILL_USED": "FAILED_PRECONDITION",
-    "GRP_STILL_USED": "FAILED_PRECONDITION",
-    "EMPTY_GRP": "FAILED_PRECONDITION",
-    "INVALID_INDEX": "OUT_OF_RANGE",
-}
-"""Codes of the state's errors → canonical codes; the others are INVALID_ARGUMENT."""
+    "ALREADY_EXISTS": ("DUPLICATE_ENTRY",),
+    "FAILED_PRECONDITION": ("MBR_STILL_USED", "GRP_STILL_USED", "EMPTY_GRP"),
+    "NOT_FOUND": (
+        "INVALID_HANDLE", "EXPIRED_HANDLE", "INVALID_MBR_HANDLE", "INVALID_GRP_HANDLE", "INVALID_MGRP_HANDLE",
+        "SESSION_NOT_FOUND",
+    ),
+    "OUT_OF_RANGE": ("INVALID_INDEX",),
+    "PERMISSION_DENIED": ("IMMUTABLE_TABLE_ENTRIES", "DEFAULT_ACTION_IS_CONST", "DEFAULT_ENTRY_IS_CONST"),
+    "RESOURCE_EXHAUSTED": ("TABLE_FULL",),
+}  # fmt: skip
+"""Canonical codes → codes of the state's errors; the others are INVALID_ARGUMENT."""
 
 
 def refuse(code: str, message: str) -> ControlError:
@@ -50,7 +44,8 @@ def status_code(error: SwitchMLError) -> grpc.StatusCode:
     """The canonical code of an error."""
     if isinstance(error, ControlError) and error.operation == OPERATION:
         return grpc.StatusCode[error.code]
-    return grpc.StatusCode[_CODES.get(getattr(error, "code", ""), "INVALID_ARGUMENT")]
+    code = getattr(error, "code", "")
+    return grpc.StatusCode[next((name for name, codes in _CODES.items() if code in codes), "INVALID_ARGUMENT")]
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence, Set
 from copy import deepcopy
 from typing import Any
 
-from emulator.p4switch.p4runtime.bytestrings import decode
+from emulator.p4switch.p4runtime.fields import decode
 from emulator.p4switch.p4runtime.pipeline import Pipeline
 from emulator.p4switch.p4runtime.refusals import DELETE, check_presence, refuse
 from emulator.p4switch.state.replication import MAX_PORTS, MAX_SESSION
@@ -25,8 +25,7 @@ GROUP, SESSION = "multicast_group_entry", "clone_session_entry"
 
 
 class ReplicationEngine:
-    """Answers for groups and sessions. `entries` holds the controller's messages by sort and number, `_nodes` the
-    switch's handles by group."""
+    """`entries`: the controller's messages by sort and number; `_nodes`: the switch's handles by group."""
 
     def __init__(self, pipeline: Pipeline) -> None:
         self.pipeline = pipeline

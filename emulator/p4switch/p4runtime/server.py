@@ -179,8 +179,7 @@ class P4RuntimeServer:
         stream.close(error)
 
     def _take(self, stream: Stream, request: v1.StreamMessageRequest) -> None:
-        """Handle a message other than arbitration; errors are reported in the stream (section "Stream Error
-        Reporting")."""
+        """Handle a message other than arbitration; the stream gets errors (section "Stream Error Reporting")."""
         try:
             if not self.controllers.is_primary(stream):
                 raise refuse("PERMISSION_DENIED", "only the primary controller may send this")
@@ -234,15 +233,11 @@ class P4RuntimeServer:
 
 
 def _stream_error(error: SwitchMLError, request: v1.StreamMessageRequest) -> v1.StreamError:
-    message = v1.StreamError(canonical_code=status_code(error).value[0], message=str(error))
-    kind = request.WhichOneof("update")
-    if kind == "packet":
-        message.packet_out.packet_out.CopyFrom(request.packet)
-    elif kind == "digest_ack":
-        message.digest_list_ack.digest_list_ack.CopyFrom(request.digest_ack)
-    else:
-        message.other.SetInParent()
-    return message
+    details = {
+        "packet": {"packet_out": {"packet_out": request.packet}},
+        "digest_ack": {"digest_list_ack": {"digest_list_ack": request.digest_ack}},
+    }.get(request.WhichOneof("update"), {"other": {}})
+    return v1.StreamError(canonical_code=status_code(error).value[0], message=str(error), **details)
 
 
 # gRPC

@@ -134,10 +134,7 @@ class Tables:
             self._delete(table, entry)
         else:
             self._check_resources(table, entry)
-            if kind == INSERT:
-                self._insert(table, entry)
-            else:
-                self._modify(table, entry)
+            self._put(kind, table, entry)
 
     def _check_resources(self, table: Table, entry: v1.TableEntry) -> None:
         if entry.idle_timeout_ns < 0:
@@ -154,28 +151,24 @@ class Tables:
         if entry.HasField("meter_config"):
             arrays.from_config(entry.meter_config, table.cells("meter")[0].spec)
 
-    def _insert(self, table: Table, entry: v1.TableEntry) -> None:
-        match, priority = table.key.decode(entry.match), table.key.priority_in(entry.priority)
-        table.table.check_mutable()
-        if not entry.HasField("action"):
-            raise refuse("INVALID_ARGUMENT", f"table {table.name}: a new entry needs an action")
-        target, one_shot = self._target(table, entry.action)
-        try:
-            handle = table.table.add(match, target, priority)
-        except ControlError:
-            table.remove(one_shot)
-            raise
-        self._set_properties(table, handle, entry, one_shot)
-
-    def _modify(self, table: Table, entry: v1.TableEntry) -> None:
-        """Without an action, only the entry's other properties change."""
-        handle = table.find(entry).handle
-        one_shot = before = table.extra(handle).one_shot
-        if entry.HasField("action"):
+    def _put(self, kind: int, table: Table, entry: v1.TableEntry) -> None:
+        """Insert or modify an entry. When one is modified without an action, only its other properties change."""
+        one_shot = before = None
+        if kind == INSERT:
+            match, priority = table.key.decode(entry.match), table.key.priority_in(entry.priority)
+        else:
+            handle = table.find(entry).handle
+            one_shot = before = table.extra(handle).one_shot
+        if kind == INSERT or entry.HasField("action"):
             table.table.check_mutable()
+            if not entry.HasField("action"):
+                raise refuse("INVALID_ARGUMENT", f"table {table.name}: a new entry needs an action")
             target, one_shot = self._target(table, entry.action)
             try:
-                table.table.modify(handle, target)
+                if kind == INSERT:
+                    handle = table.table.add(match, target, priority)
+                else:
+                    table.table.modify(handle, target)
             except ControlError:
                 table.remove(one_shot)
                 raise
@@ -285,8 +278,7 @@ class Tables:
 
     @staticmethod
     def _describe(table: Table, message: v1.TableEntry, target: Target, extra: Extra) -> None:
-        """Write an entry's target and stored properties. A member or group created through Thrift has no number and
-        reads as 0."""
+        """Write an entry's target and stored properties. A member or group that Thrift created reads as 0."""
         message.metadata, message.controller_metadata = extra.metadata, extra.controller_metadata
         if extra.one_shot is not None:
             message.action.action_profile_action_set.CopyFrom(extra.one_shot.message)

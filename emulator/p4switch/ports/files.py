@@ -23,30 +23,25 @@ IN_PCAP, OUT_PCAP = "in_pcap", "out_pcap"
 
 
 class FilePorts(Ports):
-    """`wait_s`: seconds between `start` and the first frame. `on_error` is called with an error in a file, from the
-    thread that reads."""
+    """`wait_s`: time between `start` and the first frame. `on_error` is called, by the reading thread, with errors."""
 
     def __init__(self, wait_s: float, on_error: Callable[[ConfigError], None] | None = None) -> None:
         self.wait_s = wait_s
         self.on_error = on_error
-        self._readers: dict[int, PcapReader] = {}
-        self._writers: dict[int, PcapWriter] = {}
-        self._info: dict[int, PortInfo] = {}
+        self._ports: dict[int, tuple[PortInfo, PcapReader, PcapWriter]] = {}
 
     def add(self, number: int, interface: str, pcap_dir: str | None = None) -> None:
-        if number in self._info:
-            raise ConfigError(f"port {number} exists already: {self._info[number].interface}")
-        paths = f"{interface}_in.pcap", f"{interface}_out.pcap"
-        self._readers[number] = PcapReader(paths[0])
-        self._writers[number] = PcapWriter(paths[1])
-        extra = dict(zip((IN_PCAP, OUT_PCAP), paths, strict=True))
-        self._info[number] = PortInfo(number, interface, extra=extra)
+        if number in self._ports:
+            raise ConfigError(f"port {number} exists already: {self._ports[number][0].interface}")
+        files = {IN_PCAP: f"{interface}_in.pcap", OUT_PCAP: f"{interface}_out.pcap"}
+        info = PortInfo(number, interface, extra=files)
+        self._ports[number] = info, PcapReader(files[IN_PCAP]), PcapWriter(files[OUT_PCAP])
 
     def remove(self, number: int) -> None:
         raise ConfigError("a port that reads a file can't be removed")
 
     def show(self) -> list[PortInfo]:
-        return [self._info[number] for number in sorted(self._info)]
+        return [self._ports[number][0] for number in sorted(self._ports)]
 
     def start(self, take: Take, take_batch: TakeBatch | None = None) -> None:
         threading.Thread(target=self._read_all, args=(take,), name="pcap-reader", daemon=True).start()
@@ -55,7 +50,7 @@ class FilePorts(Ports):
         try:
             time.sleep(self.wait_s)
             next_frames: dict[int, Captured] = {}
-            for number in list(self._readers):
+            for number in list(self._ports):
                 self._advance(number, next_frames)
             while next_frames:
                 number = min(next_frames, key=lambda key: next_frames[key].time_ns)
@@ -69,17 +64,16 @@ class FilePorts(Ports):
     def _advance(self, number: int, next_frames: dict[int, Captured]) -> None:
         """Wait for a port's next frame; at the end of its file there is none."""
         next_frames.pop(number, None)
-        captured = self._readers[number].read()
+        captured = self._ports[number][1].read()
         if captured is not None:
             next_frames[number] = captured
 
     def send(self, frames: Frames) -> None:
         for number, data in frames:
-            if number in self._writers:
-                self._writers[number].write(data)
+            if number in self._ports:
+                self._ports[number][2].write(data)
 
     def close(self) -> None:
-        for reader in self._readers.values():
+        for _, reader, writer in self._ports.values():
             reader.close()
-        for writer in self._writers.values():
             writer.close()

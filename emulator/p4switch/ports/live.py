@@ -107,8 +107,7 @@ class InterfacePort(LivePort):
 
 
 class UdpPort(LivePort):
-    """A port on a UDP socket. Nothing is sent before somebody has sent something here, or there is a fixed address to
-    send to."""
+    """A port on a UDP socket. Without a fixed address to send to, nothing is sent before somebody has sent here."""
 
     def __init__(self, number: int, interface: str) -> None:
         super().__init__(number, interface)

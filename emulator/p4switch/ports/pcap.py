@@ -68,8 +68,7 @@ class PcapReader:
 
 
 class PcapWriter:
-    """Writes a capture file of Ethernet frames, each handed to the system at once. Any thread may write. Raises
-    ConfigError if the file can't be created."""
+    """Writes a capture file of Ethernet frames, at once, from any thread. Raises ConfigError if it can't be created."""
 
     def __init__(self, path: str | Path) -> None:
         try:

@@ -42,8 +42,7 @@ def parse_interface(text: str) -> tuple[int, str]:
 
 
 class Ports(ABC):
-    """A set of ports. All methods may be called from any thread; all but `send` raise ConfigError for what can't be
-    done."""
+    """A set of ports. Any thread may call all methods; all but `send` raise ConfigError for what can't be done."""
 
     @abstractmethod
     def add(self, number: int, interface: str, pcap_dir: str | None = None) -> None:

@@ -43,22 +43,29 @@ Target = RunAction | UseMember | UseGroup
 """The target of a table entry."""
 
 
-def check_action(program: ir.Program, allowed: Sequence[int], run: RunAction, owner: str) -> None:
-    """Refuse an action that is not among `allowed`, or a wrong number of arguments."""
-    if run.action not in allowed:
-        raise table_error("INVALID_ACTION_NAME", f"{owner} does not have that action")
-    action = program.actions[run.action]
-    n = len(action.params)
-    if len(run.args) != n:
-        raise table_error("BAD_ACTION_DATA", f"action {action.name} takes {n} arguments, not {len(run.args)}")
+class ActionOwner:
+    """A table or an action profile, `title` in errors, which may run some `actions` of the program (their indices)."""
 
+    def __init__(self, program: ir.Program, actions: Sequence[int], title: str) -> None:
+        self.program = program
+        self.actions = actions
+        self.title = title
 
-def action_named(program: ir.Program, allowed: Sequence[int], name: str, owner: str) -> int:
-    """The index of an action by name, among `allowed`."""
-    for index in allowed:
-        if program.actions[index].name == name:
-            return index
-    raise table_error("INVALID_ACTION_NAME", f"{owner} has no action {name!r}")
+    def action(self, name: str) -> int:
+        """The index of one of its actions. Raises INVALID_ACTION_NAME."""
+        for index in self.actions:
+            if self.program.actions[index].name == name:
+                return index
+        raise table_error("INVALID_ACTION_NAME", f"{self.title} has no action {name!r}")
+
+    def check_action(self, run: RunAction) -> None:
+        """Refuse an action that it does not have, or a wrong number of arguments."""
+        if run.action not in self.actions:
+            raise table_error("INVALID_ACTION_NAME", f"{self.title} does not have that action")
+        action = self.program.actions[run.action]
+        n = len(action.params)
+        if len(run.args) != n:
+            raise table_error("BAD_ACTION_DATA", f"action {action.name} takes {n} arguments, not {len(run.args)}")
 
 
 @dataclass
@@ -83,13 +90,12 @@ class Group:
         return [member for member in active for _ in range(self.members[member])]
 
 
-class ActionProfile:
-    """`members`: handle → Member; `groups`: handle → Group. `version` grows with each change. Tables count their uses
-    with `use`."""
+class ActionProfile(ActionOwner):
+    """`members` and `groups` by handle. `version` grows with each change. Tables count their uses with `use`."""
 
     def __init__(self, profile: ir.ActionProfile, program: ir.Program, lock: RLock) -> None:
+        super().__init__(program, profile.actions, f"action profile {profile.name}")
         self.profile = profile
-        self.program = program
         self.name = profile.name
         self.lock = lock
         self.members: Handled[Member] = Handled()
@@ -101,22 +107,15 @@ class ActionProfile:
         """Whether there can be groups."""
         return self.profile.selector is not None
 
-    def action(self, name: str) -> int:
-        """The index of one of the profile's actions. Raises INVALID_ACTION_NAME."""
-        return action_named(self.program, self.profile.actions, name, f"action profile {self.name}")
-
-    def _check(self, run: RunAction) -> None:
-        check_action(self.program, self.profile.actions, run, f"action profile {self.name}")
-
     def _check_selector(self) -> None:
         if not self.has_selector:
-            raise table_error("NO_ACTION_PROFILE_SELECTION", f"action profile {self.name} has no selector")
+            raise table_error("NO_ACTION_PROFILE_SELECTION", f"{self.title} has no selector")
 
     @locked
     def member(self, handle: int) -> Member:
         """A member. Raises INVALID_MBR_HANDLE."""
         if handle not in self.members:
-            raise table_error("INVALID_MBR_HANDLE", f"action profile {self.name} has no member {handle}")
+            raise table_error("INVALID_MBR_HANDLE", f"{self.title} has no member {handle}")
         return self.members[handle]
 
     @locked
@@ -124,18 +123,18 @@ class ActionProfile:
         """A group. Raises INVALID_GRP_HANDLE, or NO_ACTION_PROFILE_SELECTION if there can be none."""
         self._check_selector()
         if handle not in self.groups:
-            raise table_error("INVALID_GRP_HANDLE", f"action profile {self.name} has no group {handle}")
+            raise table_error("INVALID_GRP_HANDLE", f"{self.title} has no group {handle}")
         return self.groups[handle]
 
     @changing
     def add_member(self, run: RunAction) -> int:
         """A new member; returns its handle."""
-        self._check(run)
+        self.check_action(run)
         return self.members.add(Member(run))
 
     @changing
     def modify_member(self, handle: int, run: RunAction) -> None:
-        self._check(run)
+        self.check_action(run)
         self.member(handle).run = run
 
     @changing
@@ -193,7 +192,7 @@ class ActionProfile:
     def restore(self, members: Mapping[int, RunAction], groups: Mapping[int, Mapping[int, int]]) -> None:
         """Replace all members, and all groups (handle → member → weight), before any entry uses them."""
         for run in members.values():
-            self._check(run)
+            self.check_action(run)
         self.members.restore({handle: Member(run) for handle, run in members.items()})
         self.groups.restore({handle: Group() for handle in groups})
         for group, weights in groups.items():

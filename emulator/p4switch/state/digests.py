@@ -27,8 +27,7 @@ class Digest:
 
 
 class DigestList:
-    """One learn list. `widths`: bits of each value of a sample. `listeners` are called with each Digest that is
-    sent."""
+    """One learn list. `widths`: bits of each value of a sample. `listeners` are called with each Digest sent."""
 
     def __init__(
         self, learn_list: ir.LearnList, widths: tuple[int, ...], lock: RLock, clock: Callable[[], int]

@@ -1,5 +1,5 @@
-"""Handles as BMv2 assigns them: the smallest free number, and for table entries a version in the upper byte; and the
-decorators of methods that the control plane calls."""
+"""Handles as BMv2 assigns them: the smallest free number, and for table entries a version in the upper byte; and
+decorators."""
 
 from __future__ import annotations
 

@@ -39,8 +39,7 @@ class Node:
 
 @dataclass
 class Replication:
-    """`groups`: mgid → handles of nodes; `nodes`: handle → Node; `lags`: index → ports; `version` grows with
-    each change."""
+    """`groups`: mgid → handles of nodes; `nodes` by handle; `lags`: index → ports. `version` grows with each change."""
 
     lock: RLock
     max_groups: int = 4096

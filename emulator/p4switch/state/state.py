@@ -1,5 +1,4 @@
-"""Everything that the control plane of a switch can see or change except its ports: one `State` for each running
-program.
+"""All that the control plane of a switch can see or change except its ports: one `State` for each running program.
 
 Both engines read and write the arrays here while packets pass; Thrift and P4Runtime call the methods, which take and
 return plain values, hold the switch's lock, and raise ControlError with BMv2's error codes. Objects are looked up by
@@ -15,10 +14,9 @@ from typing import Any, TypeVar
 from emulator.p4switch import hashes
 from emulator.p4switch.program import ir
 from emulator.p4switch.state.action_profiles import ActionProfile
-from emulator.p4switch.state.arrays import CounterArray, RegisterArray
+from emulator.p4switch.state.arrays import CounterArray, MeterArray, RegisterArray
 from emulator.p4switch.state.digests import DigestList
 from emulator.p4switch.state.handles import changing, locked
-from emulator.p4switch.state.meters import MeterArray
 from emulator.p4switch.state.replication import Mirroring, Replication
 from emulator.p4switch.state.tables import MatchTable
 from emulator.p4switch.values import mask
@@ -119,8 +117,7 @@ def _array(kind: type, array: Any, lock: RLock) -> Any:
 
 
 def _finder(kind: type[T], parts: str, operation: str, sort: str) -> Callable[[State, str], T]:
-    """The method that looks up a part of the state by its name; not a direct counter, which is its table's. Raises
-    INVALID_…_NAME."""
+    """The method that finds a part by name, but not a direct counter, which is its table's. Raises INVALID_…_NAME."""
     code = f"INVALID_{parts.removesuffix('s').upper()}_NAME"
 
     def find(self: State, name: str) -> T:
@@ -133,8 +130,7 @@ def _finder(kind: type[T], parts: str, operation: str, sort: str) -> Callable[[S
 
 
 class State:
-    """The state of one program. `clock` returns µs since the switch started. Raises ProgramError if the program's own
-    entries are refused."""
+    """`clock` returns µs since the switch started. Raises ProgramError if the program's own entries are refused."""
 
     def __init__(self, program: ir.Program, clock: Callable[[], int] = lambda: 0, lock: RLock | None = None) -> None:
         self.program = program

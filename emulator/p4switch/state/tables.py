@@ -18,11 +18,17 @@ from typing import Any
 import numpy as np
 
 from emulator.p4switch.program import ir
-from emulator.p4switch.state import action_profiles
-from emulator.p4switch.state.action_profiles import ActionProfile, RunAction, Target, UseGroup, UseMember, table_error
-from emulator.p4switch.state.arrays import CounterArray
+from emulator.p4switch.state.action_profiles import (
+    ActionOwner,
+    ActionProfile,
+    RunAction,
+    Target,
+    UseGroup,
+    UseMember,
+    table_error,
+)  # fmt: skip
+from emulator.p4switch.state.arrays import CounterArray, MeterArray
 from emulator.p4switch.state.handles import Handled, changing, entry_handle, index_of, locked, version_of
-from emulator.p4switch.state.meters import MeterArray
 from emulator.p4switch.values import mask, n_bytes
 
 KEYLESS_SIZE = 0
@@ -62,7 +68,7 @@ def matches(param: ir.MatchParam, width: int, value: int) -> bool:
     return value == param.value
 
 
-class MatchTable:
+class MatchTable(ActionOwner):
     """`entries`: index → Entry. `version` grows with each change of entries or default.
 
     Arrays over indices: `counters` (packets, bytes; uint64), `last_hit_us` and `timeout_us` (int64); and those that the
@@ -77,8 +83,8 @@ class MatchTable:
         direct_meter: MeterArray | None = None,
         clock: Callable[[], int] = lambda: 0,
     ) -> None:
+        super().__init__(program, table.actions, f"table {table.name}")
         self.table = table
-        self.program = program
         self.name = table.name
         self.lock = lock
         self.profile = profile
@@ -182,16 +188,12 @@ class MatchTable:
 
     # Targets
 
-    def action(self, name: str) -> int:
-        """The index of one of the table's actions. Raises INVALID_ACTION_NAME."""
-        return action_profiles.action_named(self.program, self.table.actions, name, f"table {self.name}")
-
     def _check_target(self, target: Target) -> None:
         kinds = {ir.SIMPLE: RunAction, ir.INDIRECT: UseMember, ir.INDIRECT_WS: UseMember | UseGroup}
         if not isinstance(target, kinds[self.table.type]):
             raise table_error("WRONG_TABLE_TYPE", f"table {self.name} is {self.table.type}")
         if isinstance(target, RunAction):
-            action_profiles.check_action(self.program, self.table.actions, target, f"table {self.name}")
+            self.check_action(target)
         elif isinstance(target, UseMember):
             self.profile.member(target.member)
         elif not self.profile.group(target.group).members:
@@ -336,8 +338,7 @@ class MatchTable:
     # Counters, meters, time-outs
 
     def cells(self, sort: str) -> Any:
-        """The table's direct "counter" or "meter", an array with a cell for each index. Raises COUNTERS_DISABLED or
-        METERS_DISABLED."""
+        """The cells, by index, of the direct "counter" or "meter". Raises COUNTERS_DISABLED or METERS_DISABLED."""
         if sort not in self.direct:
             raise table_error(f"{sort.upper()}S_DISABLED", f"table {self.name} has no direct {sort}")
         return self.direct[sort]

@@ -17,8 +17,7 @@ from typing import Any
 
 from emulator.p4switch.program import ir
 from emulator.p4switch.state.action_profiles import RunAction
-from emulator.p4switch.state.arrays import CounterArray, RegisterArray
-from emulator.p4switch.state.meters import MeterArray
+from emulator.p4switch.state.arrays import CounterArray, MeterArray, RegisterArray
 from emulator.p4switch.stf.keys import action_args, match_key
 from emulator.p4switch.switch import Switch
 from switchml.errors import ConfigError, ControlError
@@ -44,8 +43,10 @@ ON_CELLS: dict[str, tuple[str, Callable[..., Any]]] = {
     "register_write": ("register", RegisterArray.write),
     "register_reset": ("register", RegisterArray.reset),
     "meter_get_rates": ("meter", MeterArray.get_rates),
+    "meter_set_rates": ("meter", MeterArray.set_rates),
+    "meter_array_set_rates": ("meter", MeterArray.set_all_rates),
 }
-"""Statements that name an array and give a method of it numbers."""
+"""Statements that name an array and give a method of it numbers, and rates."""
 
 ON_NUMBERS: dict[str, Callable[..., Any]] = {
     "mirroring_add": lambda state, session, port: state.mirroring.add(session, port=port),
@@ -136,7 +137,7 @@ class Runner:
         for statement in statements:
             try:
                 self._execute(statement)
-            except (ConfigError, ControlError, ValueError) as error:
+            except (ConfigError, ControlError, TypeError, ValueError) as error:
                 self.report.warnings.append(f"line {statement.line}: {statement.command}: {error}")
         self._pass_time(2 * PAUSE_US)
         for port, sent in self.report.sent.items():
@@ -151,8 +152,10 @@ class Runner:
         self.after_command = command not in ("packet", "expect", "no_packet") or self.after_command
         if command in ON_CELLS:
             sort, call = ON_CELLS[command]
-            name, *numbers = rest.split()
-            call(by_suffix(getattr(self.state, f"{sort}s"), name, sort), *_numbers(numbers))
+            name, *words = rest.split()
+            rates = [_rates([word for word in words if ":" in word])] if command.endswith("set_rates") else []
+            numbers = _numbers([word for word in words if ":" not in word])
+            call(by_suffix(getattr(self.state, f"{sort}s"), name, sort), *numbers, *rates)
         elif command in ON_NUMBERS:
             ON_NUMBERS[command](self.state, *_numbers(rest.split()))
         else:
@@ -247,14 +250,6 @@ class Runner:
         register = by_suffix(self.state.registers, name, "register")
         if index:
             register.read(int(index[0], 0))
-
-    def _do_meter_set_rates(self, rest: str) -> None:
-        name, index, *rates = rest.split()
-        by_suffix(self.state.meters, name, "meter").set_rates(int(index, 0), _rates(rates))
-
-    def _do_meter_array_set_rates(self, rest: str) -> None:
-        name, *rates = rest.split()
-        by_suffix(self.state.meters, name, "meter").set_all_rates(_rates(rates))
 
 
 def fits(expected: str, data: bytes) -> bool:

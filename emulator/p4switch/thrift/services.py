@@ -11,10 +11,8 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-from emulator.p4switch.device import Device
-from emulator.p4switch.state.arrays import CounterArray, RegisterArray
+from emulator.p4switch.state.arrays import CounterArray, MeterArray, RegisterArray
 from emulator.p4switch.state.digests import DigestList
-from emulator.p4switch.state.meters import MeterArray
 from emulator.p4switch.state.replication import Replication
 from emulator.p4switch.state.state import ParseVSet, Queues, State
 from emulator.p4switch.thrift import tables
@@ -28,13 +26,11 @@ _RESOURCES = ("tables", "action_profiles", "counters", "meters", "registers", "l
 """The attribute of the program for each ResourceType."""
 
 LARGEST = (1 << 63) - 1
-"""The largest register value that the interface, which has signed 64 bits for it, can carry; larger ones read as
-this."""
+"""The largest register value that the interface can carry, in signed 64 bits; larger ones read as this."""
 
 
 def _number(value: bytes) -> tuple[int]:
-    """A value of a parse value set; simple_switch_CLI sends those of whole bytes with a byte too many, on which BMv2
-    dies."""
+    """A value of a parse value set. BMv2 dies on the byte too many that simple_switch_CLI sends before whole bytes."""
     return (int.from_bytes(value, "big"),)
 
 
@@ -46,11 +42,18 @@ def _refusable(change: Callable[..., None], *arguments: Any) -> None:
         raise ControlError("DevMgr", "ERROR", str(error)) from error
 
 
-class Standard(tables.TableCalls):
-    """Answers for `device`."""
+def _crc_setting(width: int) -> Answer:
+    """The answer to a call that sets the parameters of a custom CRC."""
 
-    def __init__(self, device: Device) -> None:
-        self.device = device
+    def answer(self, cxt: int, calculation: str, p: SimpleNamespace) -> None:
+        numbers = p.polynomial, p.initial_remainder, p.final_xor_value, p.data_reflected, p.remainder_reflected
+        self.device.state.set_crc(calculation, width, *(number or 0 for number in numbers))
+
+    return answer
+
+
+class Standard(tables.TableCalls):
+    """Service `standard`."""
 
     # Counters, meters, registers
 
@@ -121,15 +124,7 @@ class Standard(tables.TableCalls):
                 return item.id
         raise ControlError("IdLookup", "INVALID_RESOURCE_NAME", f"the program has no {name!r}")
 
-    def bm_set_crc16_custom_parameters(self, cxt, calculation, parameters):
-        self._set_crc(calculation, 16, parameters)
-
-    def bm_set_crc32_custom_parameters(self, cxt, calculation, parameters):
-        self._set_crc(calculation, 32, parameters)
-
-    def _set_crc(self, calculation: str, width: int, p: SimpleNamespace) -> None:
-        numbers = p.polynomial, p.initial_remainder, p.final_xor_value, p.data_reflected, p.remainder_reflected
-        self.device.state.set_crc(calculation, width, *(number or 0 for number in numbers))
+    bm_set_crc16_custom_parameters, bm_set_crc32_custom_parameters = _crc_setting(16), _crc_setting(32)
 
     def bm_set_toeplitz_hash_key(self, cxt, calculation, key):
         self.device.state.set_toeplitz_key(calculation, key)
@@ -137,11 +132,10 @@ class Standard(tables.TableCalls):
     # The switch
 
     def bm_mgmt_get_info(self):
-        device = self.device
         return SimpleNamespace(
-            device_id=device.device_id,
-            thrift_port=device.thrift_port,
-            notifications_socket=device.notifications_address,
+            device_id=self.device.device_id,
+            thrift_port=self.device.thrift_port,
+            notifications_socket=self.device.notifications_address,
         )
 
     def bm_reset_state(self):
@@ -168,11 +162,8 @@ def _replicating(method: Callable[..., Any]) -> Answer:
     return answer
 
 
-class SimplePreLag:
-    """Answers for `device`."""
-
-    def __init__(self, device: Device) -> None:
-        self.device = device
+class SimplePreLag(tables.Answers):
+    """Services `simple_pre` and `simple_pre_lag`."""
 
     bm_mc_mgrp_create = _replicating(Replication.create_group)
     bm_mc_mgrp_destroy = _replicating(Replication.destroy_group)
@@ -199,11 +190,8 @@ def _queue_setting(set_value: Callable[..., None]) -> Answer:
     return answer
 
 
-class SimpleSwitch:
-    """Answers for `device`."""
-
-    def __init__(self, device: Device) -> None:
-        self.device = device
+class SimpleSwitch(tables.Answers):
+    """Service `simple_switch`."""
 
     # Mirroring; the first three are from before BMv2 1.11, and report failure by their result
 

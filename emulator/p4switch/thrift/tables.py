@@ -149,10 +149,15 @@ def _entry_calls(find: Callable[[State, str], MatchTable], target: Callable[...,
     return add, modify, set_default
 
 
-class TableCalls:
-    """Answers calls about the tables of `device`'s program."""
+class Answers:
+    """Answers calls of a service for `device`."""
 
-    device: Device
+    def __init__(self, device: Device) -> None:
+        self.device = device
+
+
+class TableCalls(Answers):
+    """Calls about the tables of the device's program."""
 
     # All tables
 

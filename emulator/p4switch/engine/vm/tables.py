@@ -163,7 +163,7 @@ def count(words, index, n_bytes):
 
 @kernel_part
 def execute_meter(words, index, n_bytes, now):
-    """METER (meters.MeterArray.execute): `words` are the addresses of configured, rate, burst, tokens, last; then the
+    """METER (arrays.MeterArray.execute): `words` are the addresses of configured, rate, burst, tokens, last; then the
     number of rates, whether bytes count, the size."""
     if ltu(index, ld64(words + 56)) == 0 or ld8(ld64(words) + index) == 0:
         return 0

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from emulator.p4switch.p4runtime.bytestrings import decode, encode, encode_signed
+from emulator.p4switch.p4runtime.fields import decode, encode, encode_signed
 from switchml.errors import ControlError
 
 

@@ -7,9 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from emulator.p4switch.program import ir
-from emulator.p4switch.state.arrays import CounterArray, RegisterArray
+from emulator.p4switch.state.arrays import CounterArray, MeterArray, RegisterArray
 from emulator.p4switch.state.digests import DigestList
-from emulator.p4switch.state.meters import MeterArray
 from emulator.p4switch.state.replication import Mirroring, Replication
 from emulator.p4switch.state.state import Queues, State
 from switchml.errors import ControlError
