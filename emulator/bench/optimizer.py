@@ -11,9 +11,8 @@ import numpy as np
 
 from emulator.optimizer.machine import Machine
 from emulator.optimizer.objective import Objective
-from emulator.optimizer.search import Search, SearchResult
-from emulator.optimizer.setting import TRACED, Setting
-from emulator.optimizer.space import Allowed
+from emulator.optimizer.passes import TRACED, Setting
+from emulator.optimizer.search import Allowed, Search, SearchResult
 from emulator.replay.engine import replay
 from emulator.traces.joined import Joined
 from emulator.whatif.buckets import DDP_CAPS, rebucket

@@ -1,6 +1,5 @@
-"""Where the time of each rank went, and for which rank it waited. The causes are the parts of an iteration
-(`replay.parts`); waiting is divided among the ranks that were waited for: those that arrived last at a collective, and
-at the end the one that ended last.
+"""Where the time of each rank went (`replay.parts`), and for which rank it waited: the one that arrived last at a
+collective, and at the end the one that ended last.
 """
 
 from __future__ import annotations
@@ -24,8 +23,8 @@ class Causes:
 
     parts: Parts
     waiting_s: np.ndarray
-    """float64 (ranks, ranks): how long one rank did nothing but wait for another; on the diagonal, for no other. A row
-    sums to the rank's waiting for peers and bubble."""
+    """float64 (ranks, ranks): how long one rank only waited for another; on the diagonal, for none. Waiting for peers
+    and bubble are the sum of a row."""
 
     def by_rank(self) -> list[dict[str, float]]:
         """Of each rank: part → seconds, those that are nowhere left out."""

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from emulator.diagnosis import compression, device, host, loading, messages, network, overlap, stragglers, wire
-from emulator.diagnosis.finding import Finding
-from emulator.diagnosis.situation import LEAST_SHARE, Codecs, Situation
+from emulator.diagnosis.situation import LEAST_SHARE, Codecs, Finding, Situation
 from emulator.traces.joined import Joined
 from emulator.whatif.faster import what_if
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from emulator.diagnosis.finding import Finding
-from emulator.diagnosis.situation import Situation
+from emulator.diagnosis.situation import Finding, Situation
 from emulator.replay.parts import COMPRESSION
 from emulator.report.tables import bytes_text, time_text
 from emulator.workload.graph import Kind
@@ -18,22 +17,19 @@ def find(seen: Situation) -> list[Finding]:
         return []
     ratio = ratios(seen)
     faster_s = seen.replayed_s(own_s=np.where(codes, 0.0, seen.own_s), transfer_s=seen.transfer_s * ratio)
-    gain_s = seen.iteration_s - faster_s
     by_rank_s = np.bincount(seen.rank[codes], seen.own_s[codes], minlength=len(seen.graph.ranks))
-    compressed = ratio > 1
-    sent = float(seen.graph.works.bytes[seen.graph.transfers.work[compressed]].sum())
+    sent = np.where(ratio > 1, seen.graph.works.bytes[seen.graph.transfers.work], 0.0)
     spared_s = float((seen.transfer_s * (ratio - 1)).sum())
     codec = next((trace.about["codec"] for trace in seen.joined.traces if trace.about.get("codec")), "the codec")
     return seen.report(
         "compression",
         f"{codec} costs more than it saves",
-        gain_s=gain_s,
+        gain_s=seen.iteration_s - faster_s,
         evidence=[
             f"compressing and decompressing: {time_text(by_rank_s.mean())} a rank, of which nothing hides "
             f"{time_text(seen.causes.parts.by_rank[:, COMPRESSION].mean())}",
-            f"what it spares on the wire: {time_text(spared_s)}, with {bytes_text(sent)} sent where "
-            f"{bytes_text(float((ratio * seen.graph.works.bytes[seen.graph.transfers.work])[compressed].sum()))} "
-            "would be",
+            f"what it spares on the wire: {time_text(spared_s)}, with {bytes_text(float(sent.sum()))} sent where "
+            f"{bytes_text(float((ratio * sent).sum()))} would be",
         ],
         settings=["no codec, or a faster one: fp16 and int8 cost little more than a copy (--codec fp16)"],
         replayed="no compression; all-reduces longer by the bytes that it spared",

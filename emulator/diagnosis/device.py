@@ -1,13 +1,10 @@
-"""Accelerators that idle because of their host: kernels launched too slowly, memory allocated in the middle of the
-iteration, hosts that wait for what they need not.
-"""
+"""Accelerators that idle because of their host: it launches too slowly, allocates, or waits for what it need not."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from emulator.diagnosis.finding import Finding
-from emulator.diagnosis.situation import Situation
+from emulator.diagnosis.situation import Finding, Situation
 from emulator.report.tables import time_text
 from emulator.traces.events import LaneKind, What
 from emulator.whatif.edits import edges, with_edges
@@ -31,15 +28,14 @@ def _starved(seen: Situation) -> list[Finding]:
     work = (lane == LaneKind.HOST) & np.isin(seen.rank, ranks) & np.isin(seen.kind, (Kind.COMPUTE, Kind.DELAY))
     if not len(ranks) or not work.any():
         return []
-    gain_s = seen.iteration_s - seen.replayed_s(own_s=np.where(work, 0.0, seen.own_s))
-    launches = seen.of_events("what") == What.LAUNCH
+    launches = seen.what == What.LAUNCH
     busy_s = float(seen.own_s[kernels].sum()) / len(ranks)
     launched_s = float(seen.own_s[launches].sum())
     apart_s = seen.own_s[work].sum() / max(kernels.sum(), 1)
     return seen.report(
         "starved accelerator",
         "accelerators wait for the host to launch their kernels",
-        gain_s=gain_s,
+        gain_s=seen.iteration_s - seen.replayed_s(own_s=np.where(work, 0.0, seen.own_s)),
         evidence=[
             f"kernels keep an accelerator busy {busy_s / seen.iteration_s:.0%} of the iteration",
             f"{kernels.sum() // len(ranks)} kernels a rank, {time_text(float(seen.own_s[kernels].mean()))} each on "
@@ -51,7 +47,7 @@ def _starved(seen: Situation) -> list[Finding]:
             "larger batches, fused optimizers (fused=True) and no .item(), print or cuda.synchronize in the loop",
         ],
         replayed="kernels launched by a host that takes no time",
-        sightings=seen.sightings(np.flatnonzero(work & seen.on_path)),
+        sightings=seen.sightings(np.intersect1d(seen.path.op, np.flatnonzero(work))),
         is_bound=True,
     )
 
@@ -62,17 +58,13 @@ def _allocations(seen: Situation) -> list[Finding]:
     calls &= seen.lane_kind == LaneKind.HOST
     if not calls.any():
         return []
-    gain_s = seen.iteration_s - seen.replayed_s(own_s=np.where(calls, 0.0, seen.own_s))
-    by_name = {seen.op_name(op): 0.0 for op in np.flatnonzero(calls)}
-    for op in np.flatnonzero(calls):
-        by_name[seen.op_name(op)] += float(seen.own_s[op])
-    longest = sorted(by_name, key=lambda name: -by_name[name])
+    longest = list(seen.by_name(np.where(calls, seen.own_s, 0.0)).items())[:4]
     return seen.report(
         "allocations",
         "memory of the accelerator is allocated during the iteration",
-        gain_s=gain_s,
+        gain_s=seen.iteration_s - seen.replayed_s(own_s=np.where(calls, 0.0, seen.own_s)),
         evidence=[
-            f"{calls.sum()} calls: " + ", ".join(f"{name} {time_text(by_name[name])}" for name in longest[:4]),
+            f"{calls.sum()} calls: " + ", ".join(f"{name} {time_text(took_s)}" for name, took_s in longest),
             "a program that has warmed up makes none: its memory comes from the caching allocator",
         ],
         settings=[
@@ -87,7 +79,7 @@ def _allocations(seen: Situation) -> list[Finding]:
 
 def _synchronizations(seen: Situation) -> list[Finding]:
     """Hosts that go on launching in place of waiting, but for the last wait of each thread."""
-    waits = (seen.of_events("what") == What.SYNC) & (seen.lane_kind == LaneKind.HOST)
+    waits = (seen.what == What.SYNC) & (seen.lane_kind == LaneKind.HOST)
     waits &= np.isin(seen.rank, np.unique(seen.rank[seen.lane_kind == LaneKind.DEVICE]))
     stream = seen.graph.ops.stream
     for each in np.unique(stream[waits]):
@@ -96,12 +88,11 @@ def _synchronizations(seen: Situation) -> list[Finding]:
         return []
     owner, on = edges(seen.graph.ops)
     stays = ~(waits[owner] & (seen.lane_kind[on] != LaneKind.HOST))
-    gain_s = seen.iteration_s - seen.replayed_s(graph=with_edges(seen.joined, owner[stays], on[stays]).graph)
     names = sorted({seen.op_name(op) for op in np.flatnonzero(waits)})
     return seen.report(
         "synchronizations",
         "the host waits for the accelerator in the middle of the iteration",
-        gain_s=gain_s,
+        gain_s=seen.iteration_s - seen.replayed_s(graph=with_edges(seen.joined, owner[stays], on[stays]).graph),
         evidence=[f"{waits.sum()} waits ({', '.join(names[:4])}) before the last one of each thread"],
         settings=[
             ".item(), .cpu(), print(tensor), torch.cuda.synchronize() and tensor-dependent ifs: after the loop, or "

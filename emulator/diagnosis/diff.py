@@ -1,18 +1,16 @@
-"""How two runs of a job differ. Two accounts of the same difference, each of which sums to it: by cause on the average
-rank, and by operation on the critical path. Besides, what each operation takes in both runs, and whether iterations
-scatter so much that its difference may be chance.
+"""How two runs of a job differ. Two accounts sum to the difference: by cause on the average rank, and by operation on
+the critical path. Besides, what each operation takes in both runs, and whether its difference may be chance.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from emulator.diagnosis.situation import Situation
-from emulator.replay.parts import PARTS
 from emulator.traces.events import What
 from emulator.traces.joined import Joined
 from emulator.workload.graph import Collective
@@ -108,7 +106,7 @@ def difference(a: Joined, b: Joined) -> Difference:
             p=iteration_p,
             is_significant=None if iteration_p is None else iteration_p < FALSE_SHARE,
         ),
-        parts=_paired(*({name: (s, 1.0) for name, s in _parts(seen).items()} for seen in (one, other))),
+        parts=_paired(*({name: (s, 1.0) for name, s in seen.causes.parts.mean().items()} for seen in (one, other))),
         path=_paired(_path(one), _path(other)),
         unexplained_s=(b.iteration_s - a.iteration_s) - (other.iteration_s - one.iteration_s),
         operations=_operations(one, other),
@@ -133,11 +131,6 @@ def _paired(a: dict[str, tuple[float, float]], b: dict[str, tuple[float, float]]
         for name in {**a, **b}
     ]
     return sorted(rows, key=lambda row: -abs(row.difference_s))
-
-
-def _parts(seen: Situation) -> dict[str, float]:
-    means = np.average(seen.causes.parts.by_rank, axis=0, weights=seen.causes.parts.weight)
-    return {name: float(s) for name, s in zip(PARTS, means, strict=True) if s > 0}
 
 
 def _path(seen: Situation) -> dict[str, tuple[float, float]]:
@@ -177,7 +170,7 @@ def _operations(one: Situation, other: Situation) -> list[Row]:
 
         adjusted = false_discovery_control([rows[i].p for i in known])
         for i, p in zip(known, adjusted, strict=True):
-            rows[i] = Row(**{**asdict(rows[i]), "p": float(p), "is_significant": bool(p < FALSE_SHARE)})
+            rows[i] = replace(rows[i], p=float(p), is_significant=bool(p < FALSE_SHARE))
     return sorted(rows, key=lambda row: -abs(row.difference_s))
 
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from emulator.diagnosis.finding import Finding
 from emulator.diagnosis.pauses import Pauses, pauses
-from emulator.diagnosis.situation import Situation
+from emulator.diagnosis.situation import Finding, Situation
 from emulator.replay.parts import HOST
 from emulator.report.tables import time_text
 from emulator.traces.events import LaneKind
@@ -33,12 +32,11 @@ def _gaps(seen: Situation, host_pauses: Pauses) -> list[Finding]:
     if not gaps.any():
         return []
     without_s = host_pauses.without(seen.own_s)
-    gain_s = seen.replayed_s(own_s=without_s) - seen.replayed_s(own_s=np.where(gaps, 0.0, without_s))
     lost_s = seen.causes.parts.by_rank[:, HOST]
     return seen.report(
         "host gaps",
         f"the host loses {time_text(lost_s.mean())} of each iteration between operations",
-        gain_s=gain_s,
+        gain_s=seen.replayed_s(own_s=without_s) - seen.replayed_s(own_s=np.where(gaps, 0.0, without_s)),
         evidence=[
             f"{gaps.sum()} gaps, {time_text(float(seen.own_s[gaps].mean()))} on average, the longest "
             f"{time_text(float(seen.own_s[gaps].max()))}",
@@ -63,7 +61,6 @@ def _pauses(seen: Situation, host_pauses: Pauses) -> list[Finding]:
     hit = np.unique(host_pauses.iteration)
     some = hit[:: max(1, int(np.ceil(len(hit) / MOST_REPLAYS)))]
     lost_s = np.mean([seen.replayed_s(own_s=host_pauses.added(clean_s, int(number))) - base_s for number in some])
-    gain_s = float(lost_s) * len(hit) / host_pauses.iterations
     ranks = np.unique(host_pauses.rank)
     every = _every(host_pauses)
     regularly = [
@@ -81,7 +78,7 @@ def _pauses(seen: Situation, host_pauses: Pauses) -> list[Finding]:
     return seen.report(
         "pauses",
         f"the host pauses now and then, {time_text(float(host_pauses.excess_s.mean()))} each{regular}",
-        gain_s=gain_s,
+        gain_s=float(lost_s) * len(hit) / host_pauses.iterations,
         evidence=[
             f"{len(host_pauses.rank)} pauses, in {len(hit)} of {host_pauses.iterations} iterations, on {names}: {at}",
             "at the same places other iterations have "

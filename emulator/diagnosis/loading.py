@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from emulator.diagnosis.finding import Finding
-from emulator.diagnosis.situation import Situation
+from emulator.diagnosis.situation import Finding, Situation
 from emulator.replay.parts import LOADING
 from emulator.report.tables import time_text
 from emulator.workload.graph import Kind
@@ -21,11 +20,8 @@ def find(seen: Situation) -> list[Finding]:
         return []
     reads = np.zeros(len(seen.graph.transfers), bool)
     reads[seen.graph.ops.transfer[loads & (seen.graph.ops.transfer >= 0)]] = True
-    faster_s = seen.replayed_s(
-        own_s=np.where(loads, 0.0, seen.own_s),
-        transfer_s=np.where(reads, 0.0, seen.transfer_s) if reads.any() else None,
-    )
-    gain_s = seen.iteration_s - faster_s
+    own_s, transfer_s = np.where(loads, 0.0, seen.own_s), np.where(reads, 0.0, seen.transfer_s)
+    faster_s = seen.replayed_s(own_s=own_s, transfer_s=transfer_s)
     took_s = seen.played.end_s - seen.played.start_s
     by_rank_s = np.bincount(seen.rank[loads], took_s[loads], minlength=len(seen.graph.ranks))
     waited_s = seen.causes.parts.by_rank[:, LOADING]
@@ -34,20 +30,20 @@ def find(seen: Situation) -> list[Finding]:
     if len(by_rank_s) > 2 and by_rank_s[slowest] > UNEVEN * np.median(by_rank_s):
         title += f"; {seen.rank_name(slowest)} takes {by_rank_s[slowest] / max(np.median(by_rank_s), 1e-12):.2g} times"
         title += " as long as the median"
-    settings = [
-        _workers(seen, loads, float(by_rank_s.max()), faster_s),
-        "prefetch_factor=4; pin_memory=True where samples go to an accelerator; decode or tokenize once, beforehand",
-    ]
     return seen.report(
         "loading",
         title,
-        gain_s=gain_s,
+        gain_s=seen.iteration_s - faster_s,
         evidence=[
             f"{loads.sum()} loads; on a rank {time_text(by_rank_s.mean())} on average, "
             f"{time_text(by_rank_s.max())} at most ({seen.rank_name(slowest)})",
             f"of this nothing else hides {time_text(waited_s.mean())} on average",
         ],
-        settings=settings,
+        settings=[
+            _workers(seen, loads, float(by_rank_s.max()), faster_s),
+            "prefetch_factor=4; pin_memory=True where samples go to an accelerator; decode or tokenize once, "
+            "beforehand",
+        ],
         replayed="samples that are always there",
         sightings=seen.sightings(np.flatnonzero(loads)),
         is_bound=True,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from emulator.diagnosis.finding import Finding
-from emulator.diagnosis.situation import Situation
+from emulator.diagnosis.situation import Finding, Situation
 from emulator.report.tables import bytes_text, time_text
+from emulator.whatif.edits import edges
 from emulator.whatif.transfers import fit
 from emulator.workload.graph import NO_TRANSFER, Collective, Kind
 from switchml.errors import GraphError
@@ -32,7 +32,6 @@ def find(seen: Situation) -> list[Finding]:
         # The one that comes last carries all; the others are not there any more.
         changed_s[run[-1]] = latency_s[run[-1]] + (seen.transfer_s[run] - latency_s[run]).sum()
         changed_s[run[:-1]] = 0.0
-    gain_s = seen.iteration_s - seen.replayed_s(transfer_s=changed_s)
     small = np.concatenate(runs)
     size = seen.graph.works.bytes[seen.graph.transfers.work[small]]
     took_s = seen.transfer_s[small]
@@ -41,7 +40,7 @@ def find(seen: Situation) -> list[Finding]:
     return seen.report(
         "small messages",
         f"{len(small)} small collectives pay latency each",
-        gain_s=gain_s,
+        gain_s=seen.iteration_s - seen.replayed_s(transfer_s=changed_s),
         evidence=[
             f"medians: {bytes_text(float(np.median(size)))} and {time_text(float(np.median(took_s)))} each, of "
             f"which {time_text(float(np.median(latency_s[small])))} is latency; all: {time_text(took_s.sum())}",
@@ -80,9 +79,9 @@ def _runs(seen: Situation) -> list[np.ndarray]:
     if not len(graph.transfers):
         return []
     collective = graph.works.collective[graph.transfers.work]
-    small = np.isin(collective, FUSED) & (_latency_s(seen) >= LATENCY_BOUND * seen.transfer_s) & (seen.transfer_s > 0)
-    small[[transfer for _, transfer, _ in seen.joined.gradients if transfer >= 0]] = False
     latency_s, needed_s = _latency_s(seen), _needed_s(seen)
+    small = np.isin(collective, FUSED) & (latency_s >= LATENCY_BOUND * seen.transfer_s) & (seen.transfer_s > 0)
+    small[[transfer for _, transfer, _ in seen.joined.gradients if transfer >= 0]] = False
     runs = []
     for group in np.unique(graph.transfers.group[small]):
         for kind in np.unique(collective[small & (graph.transfers.group == group)]):
@@ -109,8 +108,8 @@ def _computed_s(seen: Situation, from_s: float, until_s: float) -> float:
 def _needed_s(seen: Situation) -> np.ndarray:
     """float64 (transfers,): when the first op began that depends on it, other collectives apart; inf: nothing does."""
     ops = seen.graph.ops
-    owner = np.repeat(np.arange(len(ops)), np.diff(ops.dep_start))
-    counts = (ops.transfer[ops.deps] != NO_TRANSFER) & (ops.transfer[owner] == NO_TRANSFER)
+    owner, on = edges(ops)
+    counts = (ops.transfer[on] != NO_TRANSFER) & (ops.transfer[owner] == NO_TRANSFER)
     needed_s = np.full(len(seen.graph.transfers), np.inf)
-    np.minimum.at(needed_s, ops.transfer[ops.deps[counts]], seen.played.start_s[owner[counts]])
+    np.minimum.at(needed_s, ops.transfer[on[counts]], seen.played.start_s[owner[counts]])
     return needed_s

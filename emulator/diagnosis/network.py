@@ -5,10 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from emulator.diagnosis.compression import ratios
-from emulator.diagnosis.finding import Finding
-from emulator.diagnosis.situation import Situation
+from emulator.diagnosis.situation import Finding, Situation
 from emulator.replay.parts import COMMUNICATION
-from emulator.report.tables import bytes_text, time_text
+from emulator.report.tables import time_text
 from emulator.whatif import changes
 from emulator.whatif.transfers import all_reduces
 from emulator.workload.graph import Kind
@@ -49,8 +48,8 @@ def find(seen: Situation) -> list[Finding]:
     evidence = [
         f"nothing hides {time_text(exposed_s)} of communication on an average rank; "
         f"{time_text(seen.causes.parts.hidden_communication_s())} is hidden",
-        f"all-reduces ({network.algorithm}) move {bytes_text(network.link_bytes_per_s)}/s over each link and take "
-        f"{time_text(network.latency_s)} a step, as fitted to the trace",
+        f"all-reduces ({network.algorithm}) take {time_text(network.latency_s)} a step, as fitted to the trace; "
+        f"{network.link_text}",
     ]
     evidence += [f"replayed with {what}: {time_text(s)}" for s, what, _ in candidates]
     reduces = np.isin(seen.graph.ops.transfer, all_reduces(seen.joined))

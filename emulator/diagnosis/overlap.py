@@ -9,23 +9,19 @@ import dataclasses
 import numpy as np
 
 from emulator.diagnosis.compression import ratios
-from emulator.diagnosis.finding import Finding
-from emulator.diagnosis.situation import Situation
+from emulator.diagnosis.situation import Finding, Situation
 from emulator.replay.parts import COMMUNICATION
-from emulator.report.tables import bytes_text, time_text
+from emulator.report.tables import time_text
 from emulator.whatif import changes
 from emulator.whatif import network as networks
 from emulator.whatif.buckets import MIB, caps_of
 from emulator.whatif.edits import edges, with_edges
 from emulator.whatif.gradients import Gradients, gradients
-from emulator.whatif.transfers import TransferCost
 from emulator.workload.graph import Kind
 from switchml.errors import ConfigError, GraphError
 
 CAPS_MIB = (1, 2, 4, 8, 16, 25, 50, 100, 200, 400)
 """Bucket sizes that are tried."""
-FREE_BYTES_PER_S = 1e13
-"""A rate above this means that size made no difference."""
 LATE = 0.3
 """Share of the backward pass from which on a first bucket that becomes ready then is late."""
 
@@ -110,12 +106,12 @@ def _buckets(seen: Situation) -> list[Finding]:
     if not seen.is_worth_it(gain_s):
         return []
     sizes = np.bincount(order, present.bytes)
-    fewer = _makes_fewer(sizes, caps)
+    makes_fewer = caps[-1] > np.median(sizes) and sizes.sum() / caps[-1] < len(sizes)
     start_s, end_s, first_s, reduced_s = _backward(seen, present)
     late = (first_s - start_s) / (end_s - start_s) if end_s > start_s else 0.0
     mib = ", ".join(f"{size / MIB:.3g}" for size in sizes[:12]) + (", …" if len(sizes) > 12 else "")
     evidence = [
-        f"{len(sizes)} bucket{'s' * (len(sizes) > 1)} of {mib} MiB; an all-reduce takes {_cost_text(transfer)}",
+        f"{len(sizes)} bucket{'s' * (len(sizes) > 1)} of {mib} MiB; an all-reduce takes {transfer}",
         f"after the last gradient, {time_text(max(reduced_s - end_s, 0.0))} until all are reduced",
     ]
     if late > LATE:
@@ -127,7 +123,7 @@ def _buckets(seen: Situation) -> list[Finding]:
         for each in sorted(candidates, key=candidates.get)[:3]
     ]
     evidence += network.assumptions[:-1] if network.assumptions else []
-    name = "small buckets" if fewer else "late first bucket" if late > LATE and len(caps) > 1 else "large buckets"
+    name = "small buckets" if makes_fewer else "late first bucket" if late > LATE and len(caps) > 1 else "large buckets"
     title = {
         "small buckets": f"{len(sizes)} buckets are too many: latency is paid for each",
         "late first bucket": "the first bucket is full too late",
@@ -142,11 +138,6 @@ def _buckets(seen: Situation) -> list[Finding]:
         replayed=f"{_caps_text(caps)}, against the present ones at the same costs ({time_text(present_s)})",
         sightings=seen.sightings(np.flatnonzero(np.isin(seen.graph.ops.transfer, present.transfers))),
     )
-
-
-def _makes_fewer(sizes: np.ndarray, caps: tuple[int, ...]) -> bool:
-    """Whether the caps make larger buckets than there are."""
-    return bool(caps[-1] > np.median(sizes) and sizes.sum() / caps[-1] < len(sizes))
 
 
 def _settings(caps: tuple[int, ...]) -> list[str]:
@@ -164,12 +155,6 @@ def _caps_text(caps: tuple[int, ...]) -> str:
     if len(caps) == 1:
         return f"buckets of {caps[0] // MIB} MiB"
     return f"a first bucket of {caps[0] // MIB} MiB, then {caps[1] // MIB} MiB"
-
-
-def _cost_text(transfer: TransferCost) -> str:
-    if transfer.bytes_per_s > FREE_BYTES_PER_S:
-        return f"{time_text(transfer.fixed_s)}, whatever its size"
-    return f"{time_text(transfer.fixed_s)} and its bytes at {bytes_text(transfer.bytes_per_s)}/s"
 
 
 def _backward(seen: Situation, present: Gradients) -> tuple[float, float, float, float]:

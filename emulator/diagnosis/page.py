@@ -11,12 +11,13 @@ import numpy as np
 
 from emulator.diagnosis.checks import Diagnosis
 from emulator.replay.parts import PARTS
-from emulator.report.lanes import COLUMNS, PHASES, SHADES, Lane, cause_of, is_above, lanes
-from emulator.report.page import ticks
+from emulator.report.lanes import COLUMNS, Lane, cause_of, is_above
+from emulator.report.page import Share, shares, template, timeline
 from emulator.report.tables import LONGEST
-from emulator.report.templates import template
 from emulator.workload.graph import Kind
 
+SHORT = {"exposed communication": "communication"}
+"""What a part is called where what is hidden of it counts, too, or the critical path is on it."""
 MOST_RANKS = 16
 """In the page's pictures: those that findings and the critical path name, then the first."""
 
@@ -29,8 +30,8 @@ def write_page(diagnosis: Diagnosis, path: str | Path, title: str) -> None:
 def _content(diagnosis: Diagnosis, title: str) -> dict[str, Any]:
     seen = diagnosis.seen
     shown = _shown(diagnosis)
-    drawn = lanes(seen.played, shown, phase_of=cause_of)
-    phases = [phase for phase in PHASES if any(run.phase == phase for lane in drawn for run in lane.runs)]
+    drawn = timeline(seen.played, shown, cause_of)
+    parts = sorted(seen.path.by_part.items(), key=lambda part: -part[1])
     whole_s = sum(seen.path.by_work.values())
     waiting_s = seen.causes.waiting_s[np.ix_(shown, shown)]
     return {
@@ -38,7 +39,6 @@ def _content(diagnosis: Diagnosis, title: str) -> dict[str, Any]:
         "assumptions": seen.joined.assumptions,
         "found": diagnosis,
         "seen": seen,
-        "findings": diagnosis.findings,
         "ranks": len(seen.graph.ranks),
         "more_ranks": len(seen.graph.ranks) - len(shown),
         "shown": [seen.short_name(rank) for rank in shown],
@@ -47,18 +47,11 @@ def _content(diagnosis: Diagnosis, title: str) -> dict[str, Any]:
         "bars": _bars(diagnosis, shown),
         "waiting": [[float(s) for s in row] for row in waiting_s] if waiting_s.any() else [],
         "most_waited_s": float(waiting_s.max(initial=0.0)),
-        "lanes": drawn,
-        "phases": phases,
-        "columns": COLUMNS,
-        "shades": SHADES,
-        "ticks": ticks(seen.iteration_s),
-        "path": _path(diagnosis, drawn),
-        "path_parts": [
-            ("communication" if name == "exposed communication" else name, s, s / whole_s)
-            for name, s in sorted(seen.path.by_part.items(), key=lambda part: -part[1])
-        ],
-        "path_streams": [(name, s, s / whole_s) for name, s in list(seen.path_by_stream.items())[:LONGEST]],
-        "path_works": [(name, s, s / whole_s) for name, s in list(seen.path.by_work.items())[:LONGEST]],
+        **drawn,
+        "path": _path(diagnosis, drawn["lanes"]),
+        "path_parts": shares([(SHORT.get(name, name), s) for name, s in parts], whole_s),
+        "path_streams": shares(list(seen.path_by_stream.items())[:LONGEST], whole_s),
+        "path_works": shares(list(seen.path.by_work.items())[:LONGEST], whole_s),
         "helps": _helps(diagnosis),
     }
 
@@ -72,16 +65,13 @@ def _shown(diagnosis: Diagnosis) -> np.ndarray:
     return np.array(sorted(ranks[:MOST_RANKS]))
 
 
-def _bars(diagnosis: Diagnosis, shown: np.ndarray) -> list[tuple[str, list[tuple[str, float, float]]]]:
-    """For the average rank, then for each shown one: name, and (part, seconds, share) in order."""
+def _bars(diagnosis: Diagnosis, shown: np.ndarray) -> list[tuple[str, list[Share]]]:
+    """For the average rank, then for each shown one: name, and its parts of the iteration in order."""
     seen = diagnosis.seen
     by_rank = seen.causes.parts.by_rank
     rows = [("all ranks", np.average(by_rank, axis=0, weights=seen.causes.parts.weight))]
     rows += [(seen.short_name(int(rank)), by_rank[rank]) for rank in shown] if len(by_rank) > 1 else []
-    return [
-        (name, [(part, float(s), float(s) / seen.iteration_s) for part, s in zip(PARTS, charged, strict=True) if s > 0])
-        for name, charged in rows
-    ]
+    return [(name, shares(zip(PARTS, charged, strict=True), seen.iteration_s)) for name, charged in rows]
 
 
 def _path(diagnosis: Diagnosis, drawn: list[Lane]) -> list[tuple[float, float]]:
@@ -108,10 +98,9 @@ def _path(diagnosis: Diagnosis, drawn: list[Lane]) -> list[tuple[float, float]]:
 def _helps(diagnosis: Diagnosis) -> list[tuple[str, str, float, float]]:
     """(what, class, seconds gained, share) of each finding and of each thing at twice its speed, most first."""
     whole_s = diagnosis.seen.iteration_s
-    names = {"exposed communication": "communication"}
     rows = [(f"{n}. {each.title}", "finding", each.gain_s) for n, each in enumerate(diagnosis.findings, 1)]
     rows += [
-        (f"{names.get(thing, thing)} twice as fast", "thing", whole_s - seconds)
+        (f"{SHORT.get(thing, thing)} twice as fast", "thing", whole_s - seconds)
         for thing, seconds in diagnosis.helps().items()
     ]
     rows = [row for row in rows if row[2] > 1e-3 * whole_s]

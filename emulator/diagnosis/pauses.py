@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from emulator.diagnosis.iterations import Iterations
-from emulator.diagnosis.situation import Situation
+from emulator.diagnosis.situation import Iterations, Situation
 from emulator.traces.events import NONE, LaneKind, What
 from emulator.traces.join import MEAN
 from emulator.traces.joined import GAP
+from emulator.whatif.edits import on_stream
 from emulator.workload.graph import Kind
 
 LEAST_S = 1e-3
@@ -70,18 +70,10 @@ def pauses(seen: Situation) -> Pauses:
     columns = list(zip(*rows, strict=True)) if rows else [()] * 8
     types = (np.int64, np.int64, float, float, float, float, np.int64, float)
     arrays = [np.array(column, kind) for column, kind in zip(columns, types, strict=True)]
-    return Pauses(*arrays, max((each.count for each in seen.iterations), default=0), _gap_before(seen))
-
-
-def _gap_before(seen: Situation) -> np.ndarray:
-    stream, kind = seen.graph.ops.stream, seen.kind
-    order = np.argsort(stream, kind="stable")
-    follows = np.flatnonzero((stream[order[1:]] == stream[order[:-1]]) & (kind[order[:-1]] == Kind.DELAY))
-    before = np.full(len(order), -1, np.int64)
-    before[order[follows + 1]] = order[follows]
-    gaps = np.flatnonzero(kind == Kind.DELAY)
-    before[gaps] = gaps  # of a gap that ends an iteration, itself
-    return before
+    is_gap, (before, _) = seen.kind == Kind.DELAY, on_stream(seen.graph)
+    gap = np.where(is_gap[before] & (before >= 0), before, -1)
+    gap = np.where(is_gap, np.arange(len(gap)), gap)  # of a gap that ends an iteration, itself
+    return Pauses(*arrays, max((each.count for each in seen.iterations), default=0), gap)
 
 
 def _of_rank(seen: Situation, rank: int, own: Iterations) -> list[tuple]:
@@ -151,8 +143,7 @@ def _last_gap(seen: Situation, rank: int, own: Iterations, event: int) -> int:
 
 
 def _op_at(seen: Situation, rank: int, own: Iterations, event: int) -> int:
-    """The op of the joined iteration at the place of `event` in its own: with the same number among those of its
-    name."""
+    """The op of the joined iteration with the same number among those of its name as `event` has in its own."""
     events = own.trace.events
     alike = np.flatnonzero((events.name == events.name[event]) & (events.lane == events.lane[event]))
     ordinal = int((alike[own.number[alike] == own.number[event]] < event).sum())

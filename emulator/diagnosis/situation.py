@@ -1,38 +1,113 @@
-"""What every check starts from: a joined trace, its replay, what follows from both, and ways to play it again with
-something changed. Gains come from nowhere else.
-"""
+"""What every check starts from, a joined trace and its replays as it is and with something changed; and what checks
+report."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from emulator.diagnosis.causes import Causes, causes
-from emulator.diagnosis.finding import Finding, Sighting
-from emulator.diagnosis.iterations import Iterations, iterations
-from emulator.replay.conditions import Conditions
 from emulator.replay.critical import CriticalPath, critical_path
 from emulator.replay.engine import Replayed, replay
-from emulator.traces.events import LaneKind
+from emulator.traces.events import NONE, LaneKind, RankTrace, What
 from emulator.traces.joined import Joined
 from emulator.whatif.codec_costs import CodecCost
-from emulator.whatif.edits import durations, with_durations, with_transfer_seconds
+from emulator.whatif.edits import durations, latest, with_durations, with_transfer_seconds
 from emulator.workload.graph import NO_TRANSFER, Graph, Kind
 from switchml.errors import Deadlock
 
+HIGH, MEDIUM = 0.10, 0.03
+"""From which share of the iteration on a gain makes a finding one of high or of medium severity."""
 LEAST_SHARE = 0.01
 """Of the iteration: what gains less is not worth a reader's time."""
 SHOWN = 5
 """Sightings of a finding."""
+OWN = (What.COMPUTE, What.LAUNCH, What.CODEC, What.COPY)
+"""What a rank does without anyone else."""
 
 
 Codecs = dict[str, CodecCost]
 """By name."""
+
+
+@dataclass(frozen=True)
+class Iterations:
+    """Arrays (events,) are those of `trace.events`."""
+
+    trace: RankTrace
+    count: int
+    number: np.ndarray
+    """int64 (events,): the iteration in which it starts, NONE outside of all."""
+    self_s: np.ndarray
+    """float64 (events,): its duration without that of the events inside it."""
+
+    def own_s(self) -> np.ndarray:
+        """float64 (iterations,): seconds of work of its own."""
+        inside = np.isin(self.trace.events.what, OWN) & (self.number >= 0)
+        return np.bincount(self.number[inside], self.self_s[inside], minlength=self.count)
+
+    def duration_s(self) -> np.ndarray:
+        """float64 (iterations,)."""
+        return self.trace.steps[:, 1] - self.trace.steps[:, 0]
+
+
+def iterations(trace: RankTrace) -> Iterations:
+    """Sort events into iterations."""
+    events, steps = trace.events, trace.steps
+    number = np.searchsorted(steps[:, 0], events.start_s + 1e-12, side="right") - 1
+    inside = number >= 0
+    inside[inside] = events.start_s[inside] < steps[number[inside], 1]
+    self_s = events.duration_s.copy()
+    nested = np.flatnonzero(events.parent != NONE)
+    np.subtract.at(self_s, events.parent[nested], events.duration_s[nested])
+    return Iterations(trace, len(steps), np.where(inside, number, NONE), np.maximum(self_s, 0.0))
+
+
+@dataclass(frozen=True)
+class Sighting:
+    """An op that shows the fault: when it ran, on the common clock of the joined trace."""
+
+    rank: int
+    op: str
+    start_s: float
+    end_s: float
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing to change."""
+
+    kind: str
+    """For programs: "straggler", "small messages", …"""
+    title: str
+    evidence: Sequence[str]
+    """Sentences with the numbers that show it."""
+    settings: Sequence[str]
+    """What to change, the best first."""
+    replayed: str
+    """What was changed in the replay that the gain comes from."""
+    gain_s: float
+    """Seconds by which the replayed iteration got shorter."""
+    share: float
+    """`gain_s` of the replayed iteration."""
+    sightings: Sequence[Sighting] = ()
+    is_bound: bool = False
+    """The change takes away more than any setting can: mending gains at most this."""
+
+    @property
+    def severity(self) -> str:
+        """ "high", "medium" or "low", by `share`."""
+        return "high" if self.share >= HIGH else "medium" if self.share >= MEDIUM else "low"
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data, severity included."""
+        return {"severity": self.severity} | asdict(self)
 
 
 @dataclass(frozen=True)
@@ -83,18 +158,15 @@ class Situation:
         of_stream[stream[kinds >= 0]] = kinds[kinds >= 0]
         return of_stream[stream]
 
-    def of_events(self, column: str) -> np.ndarray:
-        """int64 (ops,): this column of `Events` for each op, −1 for gaps."""
-        return self.joined.of_events(lambda trace: getattr(trace.events, column))
+    @cached_property
+    def what(self) -> np.ndarray:
+        """int64 (ops,): the `What` of each op's event, −1 for gaps."""
+        return self.joined.of_events(lambda trace: trace.events.what)
 
     @cached_property
     def transfer_s(self) -> np.ndarray:
         """float64 (transfers,): from its last member's coming to its end, as replayed."""
-        longest = np.zeros(len(self.graph.transfers))
-        meets = np.flatnonzero(self.graph.ops.transfer != NO_TRANSFER)
-        transfer = self.graph.ops.transfer[meets]
-        np.maximum.at(longest, transfer, self.played.end_s[meets] - self.played.transfer_start_s[transfer])
-        return longest
+        return np.maximum(latest(self.graph, self.played.end_s) - self.played.transfer_start_s, 0.0)
 
     @cached_property
     def causes(self) -> Causes:
@@ -119,13 +191,6 @@ class Situation:
         return dict(sorted(by_name.items(), key=lambda item: -item[1]))
 
     @cached_property
-    def on_path(self) -> np.ndarray:
-        """bool (ops,)."""
-        is_on_path = np.zeros(len(self.graph.ops), bool)
-        is_on_path[self.path.op] = True
-        return is_on_path
-
-    @cached_property
     def iterations(self) -> list[Iterations]:
         """Of each rank, all that were traced."""
         return [iterations(trace) for trace in self.joined.traces]
@@ -138,10 +203,8 @@ class Situation:
         own_s: np.ndarray | None = None,
         transfer_s: np.ndarray | None = None,
         graph: Graph | None = None,
-        conditions: Conditions | None = None,
     ) -> float:
-        """Seconds that the iteration takes with ops, transfers or the graph itself changed. `graph` may differ in its
-        dependencies only."""
+        """Seconds that the iteration takes with ops, transfers or the graph's dependencies changed."""
         joined = dataclasses.replace(self.joined, graph=graph or self.graph)
         if transfer_s is not None:
             changed = np.flatnonzero(transfer_s != self.transfer_s)
@@ -149,13 +212,12 @@ class Situation:
         if own_s is not None:
             changed = np.flatnonzero((own_s != self.own_s) & (self.graph.ops.transfer == NO_TRANSFER))
             joined = with_durations(joined, changed, own_s[changed])
-        return self.lasts_s(joined, conditions)
+        return self.lasts_s(joined)
 
-    def lasts_s(self, joined: Joined, conditions: Conditions | None = None) -> float:
-        """Seconds that a changed iteration takes; inf where something in it would wait for ever, such as a backward
-        pass for a bucket that is full only later."""
+    def lasts_s(self, joined: Joined) -> float:
+        """Seconds that a changed iteration takes; inf where something in it would wait for ever."""
         try:
-            return replay(joined.graph, joined.costs, conditions).makespan_s
+            return replay(joined.graph, joined.costs).makespan_s
         except Deadlock:
             return np.inf
 
@@ -163,13 +225,11 @@ class Situation:
         """Whether a gain of that much is to be reported."""
         return gain_s > 0 and gain_s >= self.least_share * self.iteration_s
 
-    def finding(self, kind: str, title: str, *, gain_s: float, **rest: object) -> Finding:
-        """A finding whose gain is a share of this iteration."""
-        return Finding(kind=kind, title=title, gain_s=gain_s, share=gain_s / self.iteration_s, **rest)
-
     def report(self, kind: str, title: str, *, gain_s: float, **rest: object) -> list[Finding]:
-        """The finding, if its gain is worth it."""
-        return [self.finding(kind, title, gain_s=gain_s, **rest)] if self.is_worth_it(gain_s) else []
+        """The finding, if its gain, a share of this iteration, is worth it."""
+        if not self.is_worth_it(gain_s):
+            return []
+        return [Finding(kind=kind, title=title, gain_s=gain_s, share=gain_s / self.iteration_s, **rest)]
 
     # Words
 
@@ -188,10 +248,17 @@ class Situation:
         """Of its work."""
         return self.graph.works.name[self.graph.ops.work[op]]
 
-    def sightings(self, ops: np.ndarray, most: int = SHOWN) -> list[Sighting]:
+    def by_name(self, values: np.ndarray) -> dict[str, float]:
+        """Name → sum of the `values`, float64 (ops,), of its ops, largest first; without those that have nothing."""
+        sums: Counter[str] = Counter()
+        for op in np.flatnonzero(values > 0):
+            sums[self.op_name(op)] += values[op]
+        return {name: float(value) for name, value in sums.most_common()}
+
+    def sightings(self, ops: np.ndarray) -> list[Sighting]:
         """The longest of `ops`, in the order of time, when the trace saw them."""
         start_s, end_s = self.joined.start_s, self.joined.end_s
-        ops = ops[np.argsort(start_s[ops] - end_s[ops], kind="stable")][:most]
+        ops = ops[np.argsort(start_s[ops] - end_s[ops], kind="stable")][:SHOWN]
         ops = ops[np.argsort(start_s[ops], kind="stable")]
         return [Sighting(int(self.rank[op]), self.op_name(op), float(start_s[op]), float(end_s[op])) for op in ops]
 

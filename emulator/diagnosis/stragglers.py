@@ -1,13 +1,10 @@
-"""Ranks that keep the others waiting because their own work takes longer than the same work elsewhere: always or now
-and then, in one operation or in all of them.
-"""
+"""Ranks whose own work takes longer than the same work elsewhere: always or now and then, in one operation or all."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from emulator.diagnosis.finding import Finding
-from emulator.diagnosis.situation import Situation
+from emulator.diagnosis.situation import Finding, Situation
 from emulator.report.tables import time_text
 from emulator.traces.events import What
 from emulator.workload.graph import Kind
@@ -27,10 +24,10 @@ def find(seen: Situation) -> list[Finding]:
     if len(seen.graph.ranks) < 2:
         return []
     usual_s = usual(seen)
-    took_s, should_s = (_by_rank(seen, values) for values in (np.where(_is_own(seen), seen.own_s, 0.0), usual_s))
+    took_s, should_s = _paces(seen, usual_s)
     excess = np.divide(took_s, should_s, out=np.ones(len(took_s)), where=should_s > 0) - 1.0
     slow = np.flatnonzero(excess > LEAST_EXCESS)
-    findings = _persistent_ones(seen, _by_host(seen, slow), usual_s, took_s, should_s)
+    findings = _persistent_ones(seen, _by_host(seen, slow), usual_s)
     findings += _uneven(seen, usual_s)
     blamed = {rank for rank in slow.tolist() if _slow_share(seen, rank)[0] >= PERSISTENT}
     for rank in range(len(seen.graph.ranks)):
@@ -40,8 +37,7 @@ def find(seen: Situation) -> list[Finding]:
 
 
 def _uneven(seen: Situation, usual_s: np.ndarray) -> list[Finding]:
-    """Ranks that have more to do than the others: not slower, but more often. Stages of a pipeline are expected to
-    differ."""
+    """Ranks that do something more often than the others. Stages of a pipeline are expected to differ."""
     if np.any(np.isin(seen.kind, (Kind.SEND, Kind.RECV))):
         return []
     ranks = len(seen.graph.ranks)
@@ -58,7 +54,6 @@ def _uneven(seen: Situation, usual_s: np.ndarray) -> list[Finding]:
         return []
     even_s = seen.own_s.copy()
     even_s[own] = np.where(seen.rank[own] == rank, seen.own_s[own] * share[name, seen.rank[own]], seen.own_s[own])
-    gain_s = seen.iteration_s - seen.replayed_s(own_s=even_s)
     most = np.argsort(-excess_s[:, rank], kind="stable")[:3]
     who, top = _names(seen, [rank]), int(most[0])
     more = [
@@ -70,7 +65,7 @@ def _uneven(seen: Situation, usual_s: np.ndarray) -> list[Finding]:
     return seen.report(
         "uneven work",
         f"{who} has more to do than the others",
-        gain_s=gain_s,
+        gain_s=seen.iteration_s - seen.replayed_s(own_s=even_s),
         evidence=[*more, *_waited(seen, [rank])],
         settings=[
             "what only this rank does (logging, evaluation, checkpoints): less often, or on all ranks in turn",
@@ -104,14 +99,12 @@ def usual(seen: Situation) -> np.ndarray:
     return usual_s
 
 
-def _persistent_ones(
-    seen: Situation, machines: list[list[int]], usual_s: np.ndarray, took_s: np.ndarray, should_s: np.ndarray
-) -> list[Finding]:
-    """The slowest machine first, then what the next gains once that is mended. Machines that gain nothing alone, since
-    others are as slow, are taken together."""
+def _persistent_ones(seen: Situation, machines: list[list[int]], usual_s: np.ndarray) -> list[Finding]:
+    """The slowest machine first, then what the next gains once that is mended; together where none gains alone."""
     now_and_then = [rank for rank in sum(machines, []) if _slow_share(seen, rank)[0] < PERSISTENT]
     machines = [[rank for rank in ranks if rank not in now_and_then] for ranks in machines]
-    machines = sorted(filter(None, machines), key=lambda ranks: -float(np.max(took_s[ranks] - should_s[ranks])))
+    excess_s = np.subtract(*_paces(seen, usual_s))
+    machines = sorted(filter(None, machines), key=lambda ranks: -float(excess_s[ranks].max()))
     findings, mended, together = [], [], []
     own_s, before_s = seen.own_s, seen.iteration_s
     if now_and_then:  # that one of them is slow in this very iteration must not hide who always is
@@ -124,62 +117,44 @@ def _persistent_ones(
         if seen.is_worth_it(gain_s):
             after = f", once that of {_names(seen, mended)} is" if mended else ""
             after += f"; {_names(seen, now_and_then)}, slow now and then, too" if now_and_then else ""
-            findings.append(_persistent(seen, together, gain_s, after, usual_s, took_s, should_s))
+            findings += _persistent(seen, together, gain_s, after, usual_s)
             mended, together, before_s = mended + together, [], before_s - gain_s
     return findings
 
 
-def _persistent(
-    seen: Situation,
-    ranks: list[int],
-    gain_s: float,
-    after: str,
-    usual_s: np.ndarray,
-    took_s: np.ndarray,
-    should_s: np.ndarray,
-) -> Finding:
+def _persistent(seen: Situation, ranks: list[int], gain_s: float, after: str, usual_s: np.ndarray) -> list[Finding]:
     """Of ranks that are slow as a rule."""
-    shares = [_slow_share(seen, rank) for rank in ranks]
+    took_s, should_s = (each_s[ranks] for each_s in _paces(seen, usual_s))
     mine = np.isin(seen.rank, ranks) & _is_own(seen)
     excess_s = np.where(mine, seen.own_s - usual_s, 0.0)
-    by_work = np.bincount(seen.graph.ops.work, excess_s, minlength=len(seen.graph.works))
-    by_name: dict[str, float] = {}
-    for work in np.flatnonzero(by_work > 0):
-        by_name[seen.graph.works.name[work]] = by_name.get(seen.graph.works.name[work], 0.0) + float(by_work[work])
-    names = sorted(by_name, key=lambda name: -by_name[name])
-    factor = float(took_s[ranks].sum() / should_s[ranks].sum())
+    by_name = seen.by_name(excess_s)
+    (top, top_excess_s), whole_s = next(iter(by_name.items())), sum(by_name.values())
     who = _names(seen, ranks)
-    of_name = np.array([seen.op_name(op) == names[0] for op in np.flatnonzero(mine)])
-    top_s = float(seen.own_s[mine][of_name].sum())
-    is_one = by_name[names[0]] >= MOST_OF_IT * sum(by_name.values()) and top_s < MOST_OF_IT * took_s[ranks].sum()
+    top_s = seen.by_name(np.where(mine, seen.own_s, 0.0))[top]
+    is_one = top_excess_s >= MOST_OF_IT * whole_s and top_s < MOST_OF_IT * took_s.sum()
     evidence = [
-        f"own work of {who}: {time_text(took_s[ranks].mean())} an iteration; at its peers' pace it would take "
-        f"{time_text(should_s[ranks].mean())}",
+        f"own work of {who}: {time_text(took_s.mean())} an iteration; at its peers' pace it would take "
+        f"{time_text(should_s.mean())}",
         *_waited(seen, ranks),
     ]
-    known = [(share, count) for share, count in shares if count > 1]
-    if known:
+    if known := [each for rank in ranks if (each := _slow_share(seen, rank))[1] > 1]:
         share, count = min(known)
         evidence.append(f"slow in {share:.0%} of the {count} iterations traced")
     if is_one:
-        ratio = top_s / (top_s - by_name[names[0]])
-        title = f"{who}: {names[0]} takes {ratio:.2g} times as long as elsewhere"
-        evidence.append(f"{by_name[names[0]] / sum(by_name.values()):.0%} of the excess is {names[0]}")
-        settings = [
-            f"see what {names[0]} does on {who}: other shapes, another kernel or library version, uneven data",
-        ]
+        title = f"{who}: {top} takes {top_s / (top_s - top_excess_s):.2g} times as long as elsewhere"
+        evidence.append(f"{top_excess_s / whole_s:.0%} of the excess is {top}")
+        settings = [f"see what {top} does on {who}: other shapes, another kernel or library version, uneven data"]
     else:
-        title = f"{who}: everything takes {factor:.2f} times as long as on the other ranks"
-        evidence.append(
-            "the excess is spread: " + ", ".join(f"{name} {time_text(by_name[name])}" for name in names[:3])
-        )
+        title = f"{who}: everything takes {took_s.sum() / should_s.sum():.2f} times as long as on the other ranks"
+        most = [f"{name} {time_text(seconds)}" for name, seconds in list(by_name.items())[:3]]
+        evidence.append(f"the excess is spread: {', '.join(most)}")
         settings = [
             f"look at the machine of {who}: clocks and throttling, other processes, fewer cores (OMP_NUM_THREADS)",
             "give it a smaller share of the batch, or leave it out",
         ]
     longest = np.flatnonzero(mine & (excess_s > 0))
     longest = longest[np.argsort(-excess_s[longest], kind="stable")][:20]
-    return seen.finding(
+    return seen.report(
         "straggler",
         title,
         gain_s=gain_s,
@@ -201,14 +176,13 @@ def _occasional(seen: Situation, rank: int, usual_s: np.ndarray) -> list[Finding
     fast_s = seen.replayed_s(own_s=at_pace_s)
     levels = np.sort(factors[slow])[:: max(1, int(np.ceil(slow.sum() / MOST_REPLAYS)))]
     lost_s = np.mean([seen.replayed_s(own_s=np.where(mine, usual_s * factor, at_pace_s)) - fast_s for factor in levels])
-    gain_s = float(lost_s * slow.mean())
     who = _names(seen, [rank])
     at = ", ".join(str(number) for number in np.flatnonzero(slow)[:10])
     return seen.report(
         "occasional straggler",
         f"{who} is slow now and then: in {slow.sum()} of {len(slow)} iterations, "
         f"{factors[slow].mean():.2f} times on average",
-        gain_s=gain_s,
+        gain_s=float(lost_s * slow.mean()),
         evidence=[
             f"slow in the iterations {at}{', …' if slow.sum() > 10 else ''}, up to {factors.max():.2f} times",
             f"in the others its own work takes {factors[~slow].mean():.2f} times its peers'",
@@ -224,12 +198,14 @@ def _occasional(seen: Situation, rank: int, usual_s: np.ndarray) -> list[Finding
 
 def _is_own(seen: Situation) -> np.ndarray:
     """bool (ops,): work, also what a host does for its accelerator; no gaps and no waits."""
-    feeds = (seen.kind == Kind.DELAY) & np.isin(seen.of_events("what"), (What.COMPUTE, What.LAUNCH))
+    feeds = (seen.kind == Kind.DELAY) & np.isin(seen.what, (What.COMPUTE, What.LAUNCH))
     return np.isin(seen.kind, OWN) | feeds
 
 
-def _by_rank(seen: Situation, values: np.ndarray) -> np.ndarray:
-    return np.bincount(seen.rank, values, minlength=len(seen.graph.ranks))
+def _paces(seen: Situation, usual_s: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Two float64 (ranks,): what each rank's own work takes, and what it would take at the usual pace."""
+    own_s, ranks = np.where(_is_own(seen), seen.own_s, 0.0), len(seen.graph.ranks)
+    return np.bincount(seen.rank, own_s, minlength=ranks), np.bincount(seen.rank, usual_s, minlength=ranks)
 
 
 def _factors(seen: Situation, rank: int) -> np.ndarray:

@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from emulator.diagnosis.checks import Diagnosis
-from emulator.diagnosis.finding import Finding
+from emulator.diagnosis.situation import Finding
 from emulator.report.tables import critical_table, time_text
 
 MOST_RANKS = 16

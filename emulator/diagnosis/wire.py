@@ -6,8 +6,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from emulator.diagnosis.finding import Finding
-from emulator.diagnosis.situation import Situation
+from emulator.diagnosis.situation import Finding, Situation
 from emulator.report.tables import bytes_text, time_text
 from emulator.traces.events import What, Wire, WireWhat
 from emulator.traces.join import MEAN
@@ -43,7 +42,6 @@ def _resent(seen: Situation) -> list[Finding]:
     still_s = np.minimum(still_s, seen.transfer_s)
     if not counts:
         return []
-    gain_s = seen.iteration_s - seen.replayed_s(transfer_s=seen.transfer_s - still_s)
     sent, resent, _, repeated = np.sum(list(counts.values()), axis=0)
     worst = max(counts, key=lambda rank: counts[rank][WireWhat.RESENT] / max(counts[rank][WireWhat.SENT], 1))
     of_worst = counts[worst]
@@ -57,42 +55,34 @@ def _resent(seen: Situation) -> list[Finding]:
     ]
     if early:
         evidence.append(f"{early:,} were sent again before all ranks had sent theirs: a rank was late there, none lost")
-    settings = [
-        "find where packets are dropped: ip -s link, ethtool -S, queue lengths and rates on the switch's ports",
-        "SWITCHML_TRANSPORT=shm where agents and aggregator share a machine; zmq goes by TCP",
-    ]
-    shown = np.flatnonzero(np.isin(seen.graph.ops.transfer, np.flatnonzero(still_s > 0)))
     return seen.report(
         "packets sent again",
         "all-reduces wait for packets that are sent again",
-        gain_s=gain_s,
+        gain_s=seen.iteration_s - seen.replayed_s(transfer_s=seen.transfer_s - still_s),
         evidence=evidence,
-        settings=settings,
+        settings=[
+            "find where packets are dropped: ip -s link, ethtool -S, queue lengths and rates on the switch's ports",
+            "SWITCHML_TRANSPORT=shm where agents and aggregator share a machine; zmq goes by TCP",
+        ],
         replayed="all-reduces without the time in which nothing came until a packet was sent again",
-        sightings=seen.sightings(shown),
+        sightings=seen.sightings(np.flatnonzero(np.isin(seen.graph.ops.transfer, np.flatnonzero(still_s > 0)))),
     )
 
 
 def _lost(seen: Situation) -> dict[int, np.ndarray]:
-    """Rank → bool (records,): packets sent again after all ranks had sent theirs of this chunk; before, a rank is late
-    and nothing need be lost."""
+    """Rank → bool (records,): packets sent again once all ranks had sent theirs of the chunk; before, one is late."""
     wires = {rank: trace.wire for rank, trace in enumerate(seen.joined.traces) if trace.wire is not None}
+    if not wires:
+        return {}
     clock = seen.joined.origin_s if len(seen.joined.origin_s) else -seen.joined.offset_s
-    at_s = {rank: wire.at_s - clock[rank] for rank, wire in wires.items()}
-    keys = {rank: (wire.tensor << 32) + wire.chunk for rank, wire in wires.items()}
-    first = [wire.what == WireWhat.SENT for wire in wires.values()]
-    key = np.concatenate([keys[rank][chosen] for rank, chosen in zip(wires, first, strict=True)] or [np.empty(0, int)])
-    sent_s = np.concatenate([at_s[rank][chosen] for rank, chosen in zip(wires, first, strict=True)] or [np.empty(0)])
-    chunks, place = np.unique(key, return_inverse=True)
-    last_s = np.full(len(chunks), -np.inf)
-    np.maximum.at(last_s, place, sent_s)
-    lost = {}
-    for rank, wire in wires.items():
-        place = np.minimum(np.searchsorted(chunks, keys[rank]), max(len(chunks) - 1, 0))
-        known = chunks[place] == keys[rank] if len(chunks) else np.zeros(len(wire), bool)
-        all_sent = ~known | (last_s[place] <= at_s[rank]) if len(chunks) else ~known
-        lost[rank] = (wire.what == WireWhat.RESENT) & all_sent
-    return lost
+    at_s = np.concatenate([wire.at_s - clock[rank] for rank, wire in wires.items()])
+    what = np.concatenate([wire.what for wire in wires.values()])
+    keys = np.concatenate([(wire.tensor << 32) + wire.chunk for wire in wires.values()])
+    _, chunk = np.unique(keys, return_inverse=True)
+    last_s, sent = np.full(len(keys), -np.inf), what == WireWhat.SENT
+    np.maximum.at(last_s, chunk[sent], at_s[sent])
+    lost = (what == WireWhat.RESENT) & (last_s[chunk] <= at_s)
+    return dict(zip(wires, np.split(lost, np.cumsum([len(wire) for wire in wires.values()])[:-1]), strict=True))
 
 
 def _still_s(seen: Situation, rank: int, lost: np.ndarray) -> np.ndarray:
@@ -116,8 +106,7 @@ def _still_s(seen: Situation, rank: int, lost: np.ndarray) -> np.ndarray:
 
 
 def stalls(wire: Wire, lost: np.ndarray) -> dict[int, list[tuple[float, float]]]:
-    """Tensor → from when until when nothing of it came, until something that was `lost`, bool (records,), was sent
-    again."""
+    """Tensor → spans in which nothing of it came until something `lost`, bool (records,), was sent again."""
     spans_of_tensor = {}
     order = np.lexsort((wire.at_s, wire.job, wire.tensor))
     key = np.stack([wire.tensor[order], wire.job[order]])
@@ -160,14 +149,13 @@ def _slow_host(seen: Situation) -> list[Finding]:
     mine, usual = hosts[host, kind]
     changed_s = seen.transfer_s.copy()
     changed_s[mine] = np.minimum(usual * size[mine], seen.transfer_s[mine])
-    gain_s = seen.iteration_s - seen.replayed_s(transfer_s=changed_s)
     rate, others = 1 / float(np.median(per_byte_s[mine])), 1 / usual
     times = per_byte_s[mine].min() / usual
     what = "sends" if kind == Collective.P2P else Collective(kind).name.lower().replace("_", "-") + "s"
     return seen.report(
         "slow network",
         f"the network of {host} is slow",
-        gain_s=gain_s,
+        gain_s=seen.iteration_s - seen.replayed_s(transfer_s=changed_s),
         evidence=[
             f"{what} with {host} move {bytes_text(rate)}/s (median of {len(mine)}), those without it "
             f"{bytes_text(others)}/s",

@@ -13,7 +13,7 @@ import numpy as np
 from emulator.replay.engine import replay
 from emulator.replay.fold import fold
 from emulator.traces.joined import Joined
-from emulator.whatif.edits import arrange, durations, edges, on_stream, with_durations, with_streams, without_empty
+from emulator.whatif import edits
 from emulator.whatif.fusion import continues_run
 from emulator.whatif.gradients import gradients
 from emulator.workload.graph import NO_TRANSFER, Order
@@ -34,14 +34,14 @@ def frozen(joined: Joined) -> Joined:
     present = gradients(joined)
     later = _later(ops.stream, ops.transfer, ops.dep_start, ops.deps, np.isin(ops.transfer, present.transfers))
     end_s = replay(graph, joined.costs).end_s
-    before, _ = on_stream(graph)
+    before, _ = edits.on_stream(graph)
     rank = graph.op_rank()
 
     # What of the frozen part is waited for: on a stream that goes on later, its last op; dependencies; gradients; and
     # the very end.
     heads = np.unique(before[later & (before >= 0)])
     heads = heads[~later[heads]]
-    owner, on = edges(ops)
+    owner, on = edits.edges(ops)
     seen = np.zeros(len(ops), bool)
     seen[on[later[owner]]] = True
     seen[present.op.ravel()] = True
@@ -58,20 +58,16 @@ def frozen(joined: Joined) -> Joined:
     is_first = np.diff(rank[starts], prepend=-1) != 0
     took_s = np.where(is_first, end_s[starts], np.diff(end_s[starts], prepend=0.0))
     frozen_ops = np.concatenate([heads, starts])
-    joined = with_streams(joined, "until then")
+    joined = edits.with_streams(joined, "until then")
     stream, transfer = ops.stream.copy(), ops.transfer.copy()
     stream[starts] = len(graph.streams) + rank[starts]
     transfer[frozen_ops] = NO_TRANSFER
     waits_later = later[owner]
-    listed = [
-        (int(op), int(bucket), float(size))
-        for row in present.op
-        for op, bucket, size in zip(row, present.bucket, present.bytes, strict=True)
-    ]
-    moved = dataclasses.replace(ops, stream=stream, transfer=transfer)
-    joined = dataclasses.replace(joined, graph=dataclasses.replace(joined.graph, ops=moved), gradients=listed)
-    small = arrange(joined, np.append(frozen_ops, np.flatnonzero(later)), owner[waits_later], on[waits_later])
-    return with_durations(without_empty(small), np.arange(len(frozen_ops)), np.concatenate([end_s[heads], took_s]))
+    joined = edits.with_table(joined, "ops", stream=stream, transfer=transfer)
+    joined = dataclasses.replace(joined, gradients=present.listed(present.bucket))
+    order = np.append(frozen_ops, np.flatnonzero(later))
+    small = edits.without_empty(edits.arrange(joined, order, owner[waits_later], on[waits_later]))
+    return edits.with_durations(small, np.arange(len(frozen_ops)), np.append(end_s[heads], took_s))
 
 
 @kernel
@@ -103,7 +99,7 @@ def merged(joined: Joined) -> Joined:
     joins = continues_run(graph)
     final = np.array([op for op, _, _ in joined.gradients], np.int64)
     joins[final] = False  # buckets of other sizes may wait for these
-    _, following = on_stream(graph)
+    _, following = edits.on_stream(graph)
     joins[following[final][following[final] >= 0]] = False
     if not joins.any():
         return joined
@@ -111,12 +107,12 @@ def merged(joined: Joined) -> Joined:
     order = np.argsort(graph.ops.stream, kind="stable")
     head = np.empty(len(order), np.int64)
     head[order] = order[np.maximum.accumulate(np.where(joins[order], 0, np.arange(len(order))))]
-    took_s = np.bincount(head, weights=durations(joined), minlength=len(head))
+    took_s = np.bincount(head, weights=edits.durations(joined), minlength=len(head))
     alone = np.flatnonzero(~joins & (graph.ops.transfer == NO_TRANSFER))
-    owner, on = edges(graph.ops)
+    owner, on = edits.edges(graph.ops)
     leads = ~joins[owner]
-    longer = with_durations(joined, alone, took_s[alone])
-    return without_empty(arrange(longer, np.flatnonzero(~joins), owner[leads], head[on[leads]]))
+    longer = edits.with_durations(joined, alone, took_s[alone])
+    return edits.without_empty(edits.arrange(longer, np.flatnonzero(~joins), owner[leads], head[on[leads]]))
 
 
 def folded(joined: Joined) -> Joined:
@@ -131,6 +127,7 @@ def folded(joined: Joined) -> Joined:
         for op in np.flatnonzero(np.isin(whole, present.transfers)).tolist()
     }
     rows = np.sort(np.unique(small.representative[present.rank], return_index=True)[1])
+    kept = dataclasses.replace(present, op=small.op[present.op[rows]])
     return dataclasses.replace(
         joined,
         graph=small.graph,
@@ -138,9 +135,5 @@ def folded(joined: Joined) -> Joined:
         event=joined.event[stays],
         start_s=joined.start_s[stays],
         end_s=joined.end_s[stays],
-        gradients=[
-            (int(small.op[op]), transfer_of[int(bucket)], float(size))
-            for row in rows
-            for op, bucket, size in zip(present.op[row], present.bucket, present.bytes, strict=True)
-        ],
+        gradients=kept.listed(np.array([transfer_of[bucket] for bucket in present.bucket.tolist()])),
     )

@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from emulator.optimizer.machine import BACKEND_OF, Machine
-from emulator.optimizer.passes import PASSES
+from emulator.optimizer.passes import PASSES, Setting
 from emulator.optimizer.search import SearchResult
-from emulator.optimizer.setting import Setting
 from emulator.whatif.buckets import MIB
 from switchml import codecs
 from switchml.errors import ConfigError

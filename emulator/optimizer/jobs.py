@@ -10,7 +10,7 @@ import dataclasses
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -145,11 +145,11 @@ def search(
                 result.alone[name] = min(worths, key=lambda one: one.sample_s)
         if math.prod(map(len, space.values())) <= trials:
             result.how = "exact: every combination"
-            for change in _combinations(space):
+            for chosen in itertools.product(*space.values()):
                 if time.perf_counter() - began_s > time_budget_s:
                     result.how = "the budget ended before the space did"
                     break
-                judge(change)
+                judge({key: value for change in chosen for key, value in change.items()})
         else:
             _by_optuna(space, judge, result, trials, seed, began_s + time_budget_s)
         if result.best:
@@ -183,11 +183,6 @@ def _trimmed(best: Candidate, judge: Callable[[Change], Candidate | None]) -> Ca
         if one and one.sample_s <= best.sample_s * (1 + SAME):
             best = one
     return best
-
-
-def _combinations(space: dict[str, list[Change]]) -> Iterator[Change]:
-    for chosen in itertools.product(*space.values()):
-        yield {key: value for change in chosen for key, value in change.items()}
 
 
 def _by_optuna(space, judge, result: JobSearchResult, trials: int, seed: int, until_s: float) -> None:

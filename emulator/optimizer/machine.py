@@ -51,8 +51,7 @@ class Machine:
     codecs: dict[str, CodecCost] = field(default_factory=dict)
     memory: Memory = field(default_factory=Memory)
     half_speed: float = 0.0
-    """How many times as fast ops on the host are in half precision; 0: no difference. Kernels of an accelerator follow
-    `emulator/whatif/accelerator.py`."""
+    """How many times as fast ops on the host are in half precision (of kernels: whatif/accelerator.py); 0: the same."""
     launch_s: float = 5e-6
     """What starting one op costs besides its work."""
     uncertainty_s: float = 0.0
@@ -107,10 +106,9 @@ class Machine:
         """For reports."""
         network = self.network
         return [
-            f"an all-reduce takes {time_text(self.traced.fixed_s)} and its bytes at "
-            f"{self.traced.bytes_per_s / 1e6:.4g} MB/s, as fitted to those of the trace, and "
+            f"an all-reduce takes {self.traced}, as fitted to those of the trace, and "
             f"{time_text(self.uncertainty_s)} more at worst",
-            f"links of {network.link_bytes_per_s * 8 / 1e6:.4g} Mbit/s",
+            network.link_text,
             *dict.fromkeys(line for line in (self.traced.assumed, *network.assumptions) if line),
         ]
 

@@ -1,5 +1,5 @@
-"""What settings gain in a real run: a command, such as torchrun's, is run as it is and with the settings, in turns, and
-each time its ranks note when their optimizer has stepped (host_agent/pytorch/settings_arming.py).
+"""What settings gain in a real run, beside what was predicted: a command, such as torchrun's, is run as it is and with
+the settings, in turns, and its ranks note when they have stepped (host_agent/pytorch/settings_arming.py).
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 
+from emulator.optimizer.search import SearchResult
 from host_agent.launching import runnable
 from host_agent.pytorch.settings_arming import SETTINGS, STEP_TIMES
 from switchml.errors import ConfigError, JobError
@@ -24,28 +25,52 @@ LEAST_STEPS = 3
 
 
 @dataclass(frozen=True)
-class Measured:
-    """Median seconds of a step, mean over the ranks; one of each round."""
+class SpeedUp:
+    """Seconds of a step, medians of the rounds, and how many times as fast as it is the job is with the setting.
+    `measured` is the median of what neighbouring runs differ by, so that a machine that gets slower does not count."""
 
-    default_s: list[float]
-    settings_s: list[float]
+    default_s: float
+    settings_s: float
+    predicted_s: float
+    predicted: float
+    measured: float
+
+    @classmethod
+    def of(cls, result: SearchResult, default_s: Sequence[float], settings_s: Sequence[float]) -> SpeedUp:
+        """`default_s`, `settings_s`: of each round."""
+        measured = median(old / new for old, new in zip(default_s, settings_s, strict=True))
+        times_s = median(default_s), median(settings_s), result.in_file.iteration_s
+        return cls(*times_s, result.predicted_speedup, measured)
 
     @property
-    def gain(self) -> float:
-        """Share of the time that the settings save; median of the rounds, each of which compares neighbours."""
-        return median(1 - new / old for old, new in zip(self.default_s, self.settings_s, strict=True))
+    def error(self) -> float:
+        """Of the predicted speed-up."""
+        return self.predicted / self.measured - 1
+
+    def __str__(self) -> str:
+        return (
+            f"predicted speed-up {self.predicted:.2f}, measured {self.measured:.2f}, off by {self.error:+.1%} "
+            f"({self.default_s * 1e3:.1f} ms a step as it is, {self.settings_s * 1e3:.1f} ms with the settings, "
+            f"{self.predicted_s * 1e3:.1f} ms predicted)"
+        )
+
+    def to_json(self) -> dict[str, float]:
+        """The fields, and `error`; `promised` is the former name of `predicted`."""
+        return asdict(self) | {"promised": self.predicted, "error": self.error}
 
 
 def compare(
     command: Sequence[str], settings: Path, rounds: int = 1, say: Callable[[str], None] = lambda line: None
-) -> Measured:
-    """Run `command` `rounds` times each way. Raises JobError where it fails, ConfigError where no steps were seen."""
-    default_s, settings_s = [], []
+) -> tuple[list[float], list[float]]:
+    """Run `command` `rounds` times as it is and with the settings: median seconds of a step, mean over the ranks, of
+    each round. Raises JobError where it fails, ConfigError where no steps were seen."""
+    default_s: list[float] = []
+    settings_s: list[float] = []
     for number in range(rounds):
         for name, file, took_s in (("as it is", None, default_s), ("with the settings", settings, settings_s)):
             took_s.append(step_s(command, file))
             say(f"round {number + 1} of {rounds}, {name}: {took_s[-1] * 1e3:.1f} ms a step")
-    return Measured(default_s, settings_s)
+    return default_s, settings_s
 
 
 def step_s(command: Sequence[str], settings: Path | None) -> float:

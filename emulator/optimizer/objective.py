@@ -1,6 +1,5 @@
 """What a setting is worth: the job with all passes applied, replayed. Passes that change what ranks compute are applied
-to the whole job, once for each combination of them; those that change only how gradients are reduced, to its coarsened
-form.
+to the whole job, once for each combination of them; those that only change how gradients are reduced, to it coarsened.
 """
 
 from __future__ import annotations
@@ -13,8 +12,7 @@ import numpy as np
 from emulator.optimizer import cuts
 from emulator.optimizer.coarsen import coarsen
 from emulator.optimizer.machine import Machine
-from emulator.optimizer.passes import COMMUNICATION, COMPUTE, apply
-from emulator.optimizer.setting import TRACED, Setting
+from emulator.optimizer.passes import COMMUNICATION, COMPUTE, TRACED, Setting, apply
 from emulator.replay.engine import Replayed, replay
 from emulator.traces.joined import Joined
 from emulator.whatif.gradients import gradients

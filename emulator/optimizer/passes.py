@@ -14,7 +14,6 @@ import numpy as np
 from emulator import datafile
 from emulator.optimizer import cuts
 from emulator.optimizer.machine import BACKEND_OF, Machine
-from emulator.optimizer.setting import TRACED, Setting
 from emulator.traces.joined import Joined
 from emulator.whatif import changes
 from emulator.whatif.buckets import rebucket
@@ -24,14 +23,61 @@ from emulator.whatif.gradients import gradients
 from emulator.whatif.transfers import changed_s, repeated_s, transfer_bytes, transfer_s
 from switchml.errors import ConfigError
 
+PLACEMENTS = ("", "ring", "ps", "switchml")
+"""Who adds up gradients: as traced, the ranks in a ring, one server, the switch (or the software aggregator)."""
+PRECISIONS = ("", "half")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What all passes shall do. Each field is one pass's; hashable, so that nothing is evaluated twice."""
+
+    buckets: tuple[int, ...] = ()
+    """Caps in bytes as DDP's: bucket i closes once it holds caps[i], the last cap repeats. Empty: as traced."""
+    placement: str = ""
+    codec: tuple[str, ...] = ()
+    """Of each bucket, the last repeats; "" is none. As in docs/codecs.md, such as topk:ratio=0.01."""
+    priority: bool = False
+    """Buckets that are waited for first are reduced first."""
+    precision: str = ""
+    recompute: bool = False
+    fuse: bool = False
+    """Small ops that follow each other become one."""
+    accumulate: int = 1
+    """Micro-batches for each all-reduce."""
+    batch: float = 1.0
+    """Times as many samples."""
+
+    def __post_init__(self) -> None:
+        if any(cap <= 0 for cap in self.buckets):
+            raise ConfigError(f"bucket caps {list(self.buckets)}: expected bytes above 0")
+        for name, known in (("placement", PLACEMENTS), ("precision", PRECISIONS)):
+            if getattr(self, name) not in known:
+                raise ConfigError(f"{name} is {getattr(self, name)!r}; there are {', '.join(filter(None, known))}")
+        if self.accumulate < 1 or not self.batch > 0:
+            raise ConfigError(
+                f"{self.accumulate} micro-batches of {self.batch:g} times the batch: expected at least 1, above 0"
+            )
+
+    @property
+    def samples(self) -> float:
+        """How many times as many samples an iteration takes as the traced one."""
+        return self.accumulate * self.batch
+
+    def changed(self) -> dict[str, object]:
+        """Field → value where it is not as traced."""
+        return {name: value for name, value in vars(self).items() if value != getattr(TRACED, name)}
+
+
+TRACED = Setting()
+
 Apply = Callable[[Joined, Setting, Machine], Joined]
 
 
 @dataclass(frozen=True)
 class Pass:
-    """`name` is the field of `Setting` that it obeys; `apply` is called where that is not as traced. `in_file`: whether
-    a settings file makes a job do it, without a change to its script; `advice`: else, what to change. `keeps_results`:
-    whether training computes the same."""
+    """`name` is the field of `Setting` that it obeys. `in_file`: whether a settings file makes a job do it; `advice`:
+    else, what to change in the script. `keeps_results`: whether training computes the same."""
 
     name: str
     title: str
@@ -41,8 +87,8 @@ class Pass:
 
 
 def _placement(job: Joined, setting: Setting, machine: Machine) -> Joined:
-    """Who adds up gradients: the ranks in a ring (Patarasuk and Yuan, JPDC 2009), a parameter server (Li et al., OSDI
-    2014), or the switch (SwitchML, NSDI 2021)."""
+    """The ranks in a ring add up gradients (Patarasuk and Yuan, JPDC 2009), a parameter server (Li et al., OSDI 2014),
+    or the switch (SwitchML, NSDI 2021)."""
     if setting.placement == machine.traced_placement:
         return job
     present, transfer = gradients(job), machine.transfer(setting.placement)
@@ -57,10 +103,9 @@ def _placement(job: Joined, setting: Setting, machine: Machine) -> Joined:
 
 
 def _codec(job: Joined, setting: Setting, machine: Machine) -> Joined:
-    """Each bucket through the codec that the setting names for it. None waits in line behind another, so nothing
-    announces their exponents."""
+    """Each bucket through its codec. None waits in line behind another, so nothing announces their exponents."""
     transfers = gradients(job).transfers
-    specs = [setting.codec_of(number) for number in range(len(transfers))]
+    specs = (setting.codec + setting.codec[-1:] * len(transfers))[: len(transfers)]
     if not any(specs):
         return job
     size, took_s = transfer_bytes(job)[transfers], transfer_s(job.costs)[transfers]

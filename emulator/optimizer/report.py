@@ -9,9 +9,8 @@ from rich.console import Console
 from rich.table import Table
 
 from emulator.optimizer.objective import Objective
-from emulator.optimizer.search import SearchResult
-from emulator.optimizer.setting import Setting
-from emulator.optimizer.space import Allowed
+from emulator.optimizer.passes import Setting
+from emulator.optimizer.search import Allowed, SearchResult
 from emulator.report.tables import bytes_text, time_text
 
 SHOWN = 4

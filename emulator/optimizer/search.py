@@ -2,29 +2,35 @@
 
 1. Each pass alone, also those that may not be used: what they would gain. 2. Along the critical path: of the passes
 that act on a part of it, the one that gains most, repeatedly until none gains; buckets come from `cuts.py` each time.
-3. Where few combinations are left, all of them; else Optuna (TPE) proposes, and buckets are improved around what it
-proposes. What is found is exact where everything was tried or the space is a path, and the best of so many trials
-elsewhere.
+3. Where few combinations are left, all of them (exact, as where the space is a path); else Optuna (TPE) proposes, and
+buckets are improved around what it proposes: the best of so many trials.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from emulator.optimizer import cuts, space
+from emulator.optimizer import cuts
+from emulator.optimizer.machine import Machine
 from emulator.optimizer.objective import Objective, Worth
-from emulator.optimizer.passes import PASSES, Pass, in_file
-from emulator.optimizer.setting import TRACED, Setting
-from emulator.optimizer.space import Allowed
+from emulator.optimizer.passes import PASSES, TRACED, Pass, Setting, in_file, named
 from emulator.replay.critical import critical_path
-from emulator.whatif.buckets import assign, caps_of
+from emulator.whatif.buckets import MIB, assign, caps_of
 from emulator.whatif.gradients import gradients
+from switchml.errors import ConfigError
 
+DEFAULT_ALLOW = ("buckets", "placement")
+"""What a settings file can make a job do without changing what it computes."""
+CAPS = tuple(int(mib * MIB) for mib in (0.25, 0.5, 1, 2, 3, 5, 8, 12, 18, 25, 50, 100))
+MICRO_BATCHES = (1, 2, 4, 8)
+BATCHES = (1.0, 0.5, 2.0, 4.0, 8.0, 16.0)
 CLIMBS, MOST_MOVES = 9, 3
 """Settings that are tried around each of Optuna's proposals, and borders of buckets that are moved in each: a proposal
 takes Optuna longer than the replay of several settings."""
@@ -41,11 +47,64 @@ ACTS_ON = {
     "recompute": (),
     "accumulate": ("exposed communication",),
 }
-"""Parts of the critical path (`emulator.replay.parts`) that a pass can shorten for a sample. Recomputation shortens
-none; it makes room."""
+"""Parts of the critical path (`emulator.replay.parts`) that a pass can shorten; recomputation only makes room."""
 
 Progress = Callable[[int, float], None]
 """Called with (settings evaluated, best seconds so far)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Allowed:
+    """What a search may change. `lists`: whether each bucket may have a cap of its own (DDP: torch 2.13 or later).
+    `placements`, `codecs`: those that may be taken besides what there is."""
+
+    passes: tuple[str, ...] = DEFAULT_ALLOW
+    lists: bool = True
+    placements: tuple[str, ...] = ("switchml",)
+    codecs: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        named(self.passes)
+        if not self.passes:
+            raise ConfigError("no pass is allowed, so there is nothing to search")
+        if "codec" in self.passes and not self.codecs:
+            raise ConfigError("compression is allowed, but no codec")
+
+    def only(self, name: str) -> Allowed:
+        """The same for one pass alone."""
+        return Allowed(passes=(name,), lists=self.lists, placements=self.placements, codecs=self.codecs)
+
+    def values(self, machine: Machine) -> dict[str, list]:
+        """Field → values, the traced one first; buckets left out."""
+        codecs: list[tuple[str, ...]] = [(), *((spec,) for spec in self.codecs)]
+        every: dict[str, list] = {
+            "precision": ["", "half"],
+            "batch": list(BATCHES if machine.memory.limit and machine.memory.activations else BATCHES[:1]),
+            "fuse": [False, True],
+            "recompute": [False, True] if machine.memory.limit else [False],
+            "accumulate": list(MICRO_BATCHES),
+            "placement": ["", *(each for each in self.placements if each != machine.traced_placement)],
+            "codec": codecs,
+            "priority": [False, True],
+        }
+        return {name: values for name, values in every.items() if name in self.passes and len(values) > 1}
+
+
+def combinations(values: dict[str, list]) -> Iterator[Setting]:
+    """Every setting of these fields."""
+    for chosen in itertools.product(*values.values()):
+        yield Setting(**dict(zip(values, chosen, strict=True)))
+
+
+def count(values: dict[str, list]) -> int:
+    """How many `combinations` there are."""
+    return math.prod(len(each) for each in values.values())
+
+
+def runs(sizes: np.ndarray) -> Iterator[tuple[int, ...]]:
+    """Caps of every way to cut gradients into runs."""
+    for cut in itertools.product((0, 1), repeat=len(sizes) - 1):
+        yield caps_of(sizes, np.cumsum([0, *cut]))
 
 
 @dataclass(frozen=True)
@@ -58,8 +117,8 @@ class Alone:
 
 @dataclass
 class SearchResult:
-    """`in_file`: what is left of the best setting where only a settings file is obeyed. `steps`: how the critical path
-    was shortened. `how`: what the result rests on."""
+    """`in_file`: the best setting without what is only advised. `steps`: how the critical path was shortened. `how`:
+    what the result rests on."""
 
     traced: Worth
     best: Worth
@@ -118,7 +177,7 @@ class _Spent(Exception):
 
 @dataclass
 class Search:
-    """A search under way; what it finds is in `found`."""
+    """A search under way."""
 
     objective: Objective
     allowed: Allowed
@@ -167,12 +226,10 @@ class Search:
 
     def alone(self) -> None:
         for one in PASSES:
-            allowed = self.allowed.only(one.name) if one.name != "codec" or self.allowed.codecs else None
-            worths = (
-                [self.objective(setting) for setting in self.proposals(TRACED, one.name, allowed)] if allowed else []
-            )
-            fitting = [worth for worth in worths if worth.fits]
-            if fitting:
+            if one.name == "codec" and not self.allowed.codecs:
+                continue
+            proposals = self.proposals(TRACED, one.name, self.allowed.only(one.name))
+            if fitting := [worth for worth in map(self.objective, proposals) if worth.fits]:
                 self.result.alone.append(Alone(one, min(fitting, key=lambda worth: worth.worst_s)))
                 if one.name in self.allowed.passes:
                     self.judge(self.result.alone[-1].worth.setting)
@@ -188,7 +245,7 @@ class Search:
 
     def bucketed(self, base: Setting, codecs: tuple[str, ...]) -> Iterator[Setting]:
         """`base` with other buckets: uniform caps, and, where a list may be given, the best along the path."""
-        for cap in space.CAPS:
+        for cap in CAPS:
             if cap < 2 * self.sizes.sum():
                 yield dataclasses.replace(base, buckets=(cap,), codec=base.codec[:1])
         if self.allowed.lists:
@@ -229,16 +286,16 @@ class Search:
             raise _Spent
         cuttings = 2 ** (len(self.sizes) - 1)
         if not cut or (self.allowed.lists and self.is_path):
-            if space.count(values) <= left:
-                for setting in space.combinations(values):
+            if count(values) <= left:
+                for setting in combinations(values):
                     self.judge(self.objective.cut(setting, self.codecs(setting)) if cut else setting)
                 most = f", at most {cuts.MOST_BUCKETS}" if len(self.sizes) > cuts.MOST_BUCKETS else ""
                 buckets = f"exact: every combination, each with the best buckets{most}"
                 self.result.how = buckets if cut else "exact: all tried"
                 return
-        elif self.allowed.lists and cuttings * space.count(values) <= left and "codec" not in values:
-            for setting in space.combinations(values):
-                for caps in space.runs(self.sizes):
+        elif self.allowed.lists and cuttings * count(values) <= left and "codec" not in values:
+            for setting in combinations(values):
+                for caps in runs(self.sizes):
                     self.judge(dataclasses.replace(setting, buckets=caps))
             self.result.how = "exact: every combination with every way to cut"
             return

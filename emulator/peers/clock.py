@@ -38,8 +38,8 @@ class Clock:
         return self._virtual_s if self.is_virtual else self._mark_s - self._origin_s
 
     def lap(self) -> float:
-        """Seconds that the rank computed since the last lap, and the clock moves on by as much. A rank that is slower
-        than this machine takes the rest of its time here."""
+        """Move on by the seconds that the rank computed since the last lap, and return them. One that is slower than
+        this machine takes the rest of its time here."""
         now_s = self._read()
         computed_s = (now_s - self._mark_s) * self._scale
         self._mark_s = now_s

@@ -1,6 +1,5 @@
 """The values of one group's collectives: real ranks exchange theirs by Gloo, absent ones contribute what `values.py` or
-a recorded run says. No time passes here. Ranks are those in the group; `number` is the how-many-eth collective of the
-group it is.
+a recorded run says. No time passes here. Ranks and the `number` of a collective are those in the group.
 """
 
 from __future__ import annotations
@@ -18,8 +17,8 @@ Tensors = Sequence[torch.Tensor]
 
 
 class Exchange:
-    """`ranks`: the group's, in the world. `real`: which places in it are real, this one's `me` among them. `gloo`: a
-    group of these, None where `me` is the only one."""
+    """`ranks`: the group's, in the world. `real`: places in it that are real, `me` (this one) among them; `gloo`: a
+    group of these, None for `me` alone."""
 
     def __init__(
         self,
@@ -52,8 +51,7 @@ class Exchange:
         self._reduce("reduce_scatter", list(chunks), [out], op, number, self._me)
 
     def _reduce(self, name, inputs, outputs, op, number, mine: int = 0) -> None:
-        """`outputs` becomes the reduction of `inputs[mine]`; others of `inputs` are the chunks of other ranks, of which
-        those that are real need theirs."""
+        """`outputs` becomes the reduction of `inputs[mine]`; others of `inputs` are chunks for other real ranks."""
         before = [tensor.clone() for tensor in inputs] if self._writer else []
         then = self._recorded(name, number, inputs, outputs)
         is_sum = op == Op.SUM or op == Op.AVG
@@ -63,8 +61,8 @@ class Exchange:
         if then is not None and is_sum:
             parts = {rank: part - then[0][rank] for rank, part in parts.items()}
         if self._gloo is not None:
-            for part in parts.values():
-                _wait(self._gloo.allreduce([part], _among_real(op)))
+            for part in parts.values():  # a mean is a sum that is divided later, by the number of all ranks
+                self._gloo.allreduce([part], reduction(Op.SUM if op == Op.AVG else op)).wait()
         out, part = outputs[0], parts[mine].reshape(outputs[0].shape)
         if then is None:
             # Numbered by the group's collective: whoever reduces the same draws the same.
@@ -88,7 +86,9 @@ class Exchange:
             tensor.copy_(then[1][0])
             return
         if self._gloo is not None:
-            _wait(self._gloo.broadcast([tensor], _root(dist.BroadcastOptions(), self._real, root)))
+            options = dist.BroadcastOptions()
+            options.rootRank = self._real.index(root) if root in self._real else 0
+            self._gloo.broadcast([tensor], options).wait()
         self._note("broadcast", number, [tensor], [tensor])
 
     def all_gather(self, outs: Tensors, tensor: torch.Tensor, number: int, name: str = "all_gather") -> None:
@@ -97,7 +97,7 @@ class Exchange:
         parts = [tensor]
         if self._gloo is not None:
             parts = [torch.empty_like(tensor) for _ in self._real]
-            _wait(self._gloo.allgather([parts], [tensor.contiguous()]))
+            self._gloo.allgather([parts], [tensor.contiguous()]).wait()
         inputs = [tensor.clone()] if self._writer else []
         parts = [part.clone() for part in parts]
         for rank, part in zip(self._real, parts, strict=True):
@@ -124,21 +124,17 @@ class Exchange:
             if then is not None:
                 out.copy_(then[1][0])
             return
-        if self._gloo is not None:
-            source = self._real.index(root)
-            if self._me == root:
-                for place, rank in enumerate(self._real):
-                    if rank != root:
-                        _wait(self._gloo.send([chunks[rank].contiguous()], place, 0))
-            else:
-                _receive(self._gloo, out, source, 0)
         if self._me == root:
-            out.copy_(chunks[self._me])
+            for place, rank in enumerate(self._real):
+                if rank != root:
+                    self._gloo.send([chunks[rank].contiguous()], place, 0).wait()
+            out.copy_(chunks[root])
+        else:
+            receive(self._gloo, out, self._real.index(root), 0)
         self._note("scatter", number, [out], [out])
 
     def all_to_all(self, outs: Tensors, chunks: Tensors, number: int) -> None:
-        """`outs[r]` becomes rank r's chunk for this one. An absent rank sends what it is sent, so that what was told of
-        sizes before still holds."""
+        """`outs[r]` becomes rank r's chunk for this one. An absent rank sends what it is sent: sizes match."""
         then = self._recorded("all_to_all", number, chunks, outs)
         inputs = [chunk.clone() for chunk in chunks]
         _fill(outs[self._me], inputs[self._me])
@@ -150,9 +146,9 @@ class Exchange:
             ]
             for place, rank in enumerate(self._real):
                 if rank != self._me and outs[rank].numel():
-                    _receive(self._gloo, outs[rank], place, 0)
+                    receive(self._gloo, outs[rank], place, 0)
             for work in sends:
-                _wait(work)
+                work.wait()
         for rank in self._absent:
             if then is not None:
                 outs[rank].copy_(then[1][rank])
@@ -182,22 +178,17 @@ _TWO = {
 """How a recorded result and the real ranks' make one; of other operations the recorded one is taken."""
 
 
-def _among_real(op: dist.ReduceOp) -> dist.AllreduceOptions:
-    """A mean is a sum that is divided later, by the number of all ranks."""
+def reduction(op: dist.ReduceOp) -> dist.AllreduceOptions:
+    """Options for Gloo's all-reduce."""
     options = dist.AllreduceOptions()
-    options.reduceOp = Op.SUM if op == Op.AVG else op
+    options.reduceOp = op
     return options
 
 
-def _root(options, real: tuple[int, ...], root: int):
-    options.rootRank = real.index(root) if root in real else 0
-    options.rootTensor = 0
-    return options
-
-
-def _receive(gloo, out: torch.Tensor, source: int, tag: int) -> None:
+def receive(gloo, out: torch.Tensor, source: int, tag: int) -> None:
+    """Fill `out`, contiguous or not."""
     whole = out if out.is_contiguous() else torch.empty(out.shape, dtype=out.dtype)
-    _wait(gloo.recv([whole], source, tag))
+    gloo.recv([whole], source, tag).wait()
     if whole is not out:
         out.copy_(whole)
 
@@ -206,7 +197,3 @@ def _fill(out: torch.Tensor, tensor: torch.Tensor) -> None:
     if out.numel() != tensor.numel():
         raise ConfigError(f"an output of {out.numel()} elements for a tensor of {tensor.numel()}; expected as many")
     out.copy_(tensor.reshape(out.shape))
-
-
-def _wait(work) -> None:
-    work.wait()

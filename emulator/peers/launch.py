@@ -73,19 +73,15 @@ def _start(script: Sequence[str], settings: Settings, rank: int, port: int, quie
 
 
 def _await(ranks: list[subprocess.Popen], numbers: Sequence[int]) -> None:
-    while any(process.poll() is None for process in ranks):
-        _check(ranks, numbers)
+    while True:
+        codes = [process.poll() for process in ranks]
+        for rank, code in zip(numbers, codes, strict=True):
+            if code:
+                killed = f"was killed by {signal.Signals(-code).name}" if code < 0 else ""
+                raise JobError(f"rank {rank} {killed or f'ended with exit code {code}'}")
+        if None not in codes:
+            return
         time.sleep(LOOK_EVERY_S)
-    _check(ranks, numbers)
-
-
-def _check(ranks: list[subprocess.Popen], numbers: Sequence[int]) -> None:
-    for process, rank in zip(ranks, numbers, strict=True):
-        if process.returncode:
-            how = f"ended with exit code {process.returncode}"
-            if process.returncode < 0:
-                how = f"was killed by {signal.Signals(-process.returncode).name}"
-            raise JobError(f"rank {rank} {how}")
 
 
 def _stop(ranks: list[subprocess.Popen]) -> None:

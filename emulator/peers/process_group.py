@@ -6,14 +6,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import partial
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import Work
 
-from emulator.peers.exchange import Exchange
+from emulator.peers.exchange import Exchange, receive, reduction
 from emulator.peers.shared import Shared, begin, current, gloo_of
-from emulator.peers.work import PeersWork
-from emulator.peers.world import Communicator, World
+from emulator.peers.world import Call, Communicator, World
+from host_agent.pytorch.work import NO_TIMEOUT, AllReduceWork, CallbackThreads
 from switchml.errors import ConfigError, UnsupportedTensor
 
 _STAMP, _STAMP_BACK, _DATA = range(3)
@@ -31,6 +33,39 @@ def create(options) -> EmulatedProcessGroup:
     members = tuple(rank for rank in ranks if rank in shared.world.real)
     gloo, wrapper = gloo_of(options, members, members.index(shared.world.rank))
     return EmulatedProcessGroup(shared, ranks, gloo, wrapper, options, is_default=False)
+
+
+class PeersWork(AllReduceWork):
+    """The handle of one collective. Whoever waits for it moves the world's clock on to its end."""
+
+    def __init__(self, world: World, tensors: list[torch.Tensor], callbacks: CallbackThreads):
+        super().__init__(tensors, 1, callbacks)
+        self.call: Call | None = None
+        self._world = world
+
+    def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
+        """Block until it would be done on the cluster, or jump there, and return True; raise what went wrong."""
+        self._world.wait([self], lambda: self.block(timeout))
+        return True
+
+    def block(self, timeout: timedelta = NO_TIMEOUT) -> None:
+        """Wait for it on this machine only."""
+        super().wait(timeout)
+
+    def is_completed(self) -> bool:
+        """Whether it would be by now, on the cluster."""
+        if not super().is_completed():
+            return False
+        times = self.call.times if self.call is not None else None
+        return times is None or self._world.clock.now_s() >= times.end_s[0]
+
+    def get_future(self) -> torch.futures.Future:
+        """A future of the list of tensors. Always the same one."""
+        is_first = self._future is None
+        future = super().get_future()
+        if is_first:
+            self._world.future_requested(self)
+        return future
 
 
 class EmulatedProcessGroup(dist.ProcessGroup):
@@ -53,9 +88,7 @@ class EmulatedProcessGroup(dist.ProcessGroup):
 
     def _agree(self, last_s: float) -> float:
         last = torch.tensor([last_s], dtype=torch.float64)
-        options = dist.AllreduceOptions()
-        options.reduceOp = dist.ReduceOp.MAX
-        self._gloo.allreduce([last], options).wait()
+        self._gloo.allreduce([last], reduction(dist.ReduceOp.MAX)).wait()
         return float(last)
 
     # What torch asks about the group
@@ -106,48 +139,34 @@ class EmulatedProcessGroup(dist.ProcessGroup):
     # Collectives
 
     def allreduce(self, tensors, *args, **kwargs):
-        tensors = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
-        op = _option(args, kwargs, "reduceOp", "op", dist.ReduceOp.SUM)
-        return self._reduced(
-            "all_reduce", tensors, lambda tensor, number: self._exchange.all_reduce(tensor, op, number)
-        )
+        return self._each("all_reduce", tensors, _op(args, kwargs))
 
-    def allreduce_coalesced(self, tensors, *args, **kwargs):
-        return self.allreduce(tensors, *args, **kwargs)
+    allreduce_coalesced = allreduce
 
     def reduce(self, tensors, *args, **kwargs):
-        tensors = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
-        root, op = _root(args, kwargs), _option(args[1:], kwargs, "reduceOp", "op", dist.ReduceOp.SUM)
-        op = args[0].reduceOp if args and hasattr(args[0], "reduceOp") else op
-        return self._reduced("reduce", tensors, lambda tensor, number: self._exchange.reduce(tensor, op, root, number))
-
-    def _reduced(self, operation: str, tensors: list[torch.Tensor], act) -> PeersWork:
-        return self._call(
-            operation, _bytes(tensors), tensors, [lambda number, t=tensor: act(t, number) for tensor in tensors]
-        )
+        op = args[0].reduceOp if args and hasattr(args[0], "reduceOp") else _op(args[1:], kwargs)
+        return self._each("reduce", tensors, op, _root(args, kwargs))
 
     def broadcast(self, tensors, *args, **kwargs):
+        return self._each("broadcast", tensors, _root(args, kwargs))
+
+    def _each(self, operation: str, tensors, *arguments) -> PeersWork:
+        """`operation` of `Exchange`, in place, on each of `tensors`."""
         tensors = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
-        root = _root(args, kwargs)
-        return self._reduced(
-            "broadcast", tensors, lambda tensor, number: self._exchange.broadcast(tensor, root, number)
-        )
+        acts = [partial(getattr(self._exchange, operation), tensor, *arguments) for tensor in tensors]
+        return self._call(operation, _bytes(tensors), tensors, acts)
 
     def allgather(self, outputs, inputs, *args, **kwargs):
         if isinstance(inputs, torch.Tensor):
             outputs, inputs = [outputs], [inputs]
         size = sum(_bytes(outs) for outs in outputs)
-        acts = [
-            lambda number, o=outs, t=tensor: self._exchange.all_gather(o, t, number)
-            for outs, tensor in zip(outputs, inputs, strict=True)
-        ]
+        acts = [partial(self._exchange.all_gather, *each) for each in zip(outputs, inputs, strict=True)]
         return self._call("all_gather", size, [tensor for outs in outputs for tensor in outs], acts, list(inputs))
 
     def _allgather_base(self, output, input, *args, **kwargs):
         return self.all_gather_single_coalesced([output], [input])
 
-    def all_gather_single(self, output, input, *args, **kwargs):
-        return self.all_gather_single_coalesced([output], [input])
+    all_gather_single = _allgather_base
 
     def all_gather_single_coalesced(self, outputs, inputs, *args, **kwargs):
         return self.allgather([_chunks(output, self.size()) for output in outputs], list(inputs))
@@ -163,25 +182,22 @@ class EmulatedProcessGroup(dist.ProcessGroup):
         root, (tensor,) = _root(args, kwargs), inputs
         outs = list(outputs[0]) if self._me == root else []
         size = _bytes([tensor]) * self.size()
-        act = [lambda number: self._exchange.gather(outs, tensor, root, number)]
-        return self._call("gather", size, outs, act, [tensor], "all_gather")
+        acts = [partial(self._exchange.gather, outs, tensor, root)]
+        return self._call("gather", size, outs, acts, [tensor], "all_gather")
 
     def scatter(self, outputs, inputs, *args, **kwargs):
         if isinstance(outputs, torch.Tensor):
             outputs, inputs = [outputs], [inputs] if inputs else []
         root, (out,) = _root(args, kwargs), outputs
         chunks = list(inputs[0]) if self._me == root else []
-        act = [lambda number: self._exchange.scatter(out, chunks, root, number)]
-        return self._call("scatter", _bytes([out]) * self.size(), [out], act, chunks, "all_gather")
+        acts = [partial(self._exchange.scatter, out, chunks, root)]
+        return self._call("scatter", _bytes([out]) * self.size(), [out], acts, chunks, "all_gather")
 
     def reduce_scatter(self, outputs, inputs, *args, **kwargs):
         if isinstance(outputs, torch.Tensor):
             outputs, inputs = [outputs], [inputs]
-        op = _option(args, kwargs, "reduceOp", "op", dist.ReduceOp.SUM)
-        acts = [
-            lambda number, o=out, c=chunks: self._exchange.reduce_scatter(o, c, op, number)
-            for out, chunks in zip(outputs, inputs, strict=True)
-        ]
+        op = _op(args, kwargs)
+        acts = [partial(self._exchange.reduce_scatter, *each, op) for each in zip(outputs, inputs, strict=True)]
         size = sum(_bytes(chunks) for chunks in inputs)
         return self._call("reduce_scatter", size, list(outputs), acts, [t for chunks in inputs for t in chunks])
 
@@ -196,8 +212,8 @@ class EmulatedProcessGroup(dist.ProcessGroup):
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
     def alltoall(self, outputs, inputs, *args, **kwargs):
-        act = [lambda number: self._exchange.all_to_all(outputs, inputs, number)]
-        return self._call("all_to_all", _bytes(inputs), list(outputs), act, list(inputs))
+        acts = [partial(self._exchange.all_to_all, outputs, inputs)]
+        return self._call("all_to_all", _bytes(inputs), list(outputs), acts, list(inputs))
 
     def alltoall_base(self, output, input, output_splits, input_splits, *args, **kwargs):
         outs, chunks = (
@@ -210,8 +226,7 @@ class EmulatedProcessGroup(dist.ProcessGroup):
     all_to_all_single = alltoall_base
 
     def barrier(self, *args, **kwargs):
-        work = self._call("barrier", 0.0, [], [lambda number: None])
-        return work
+        return self._call("barrier", 0.0, [], [lambda number: None])
 
     def _start_coalescing(self, device) -> None:
         self._coalesced = []
@@ -239,8 +254,13 @@ class EmulatedProcessGroup(dist.ProcessGroup):
                 for number, one in enumerate(acts, first):
                     one(number)
 
+        return self._submit(self._line, name, operation or name, size_bytes, outputs, act)
+
+    def _submit(
+        self, line: Communicator, name: str, operation: str, size_bytes: float, outputs: list[torch.Tensor], act
+    ) -> PeersWork:
         work = PeersWork(self.world, outputs, self._shared.callbacks)
-        self.world.submit(self._line, name, operation or name, size_bytes, work, act)
+        self.world.submit(line, name, operation, size_bytes, work, act)
         if self._coalesced is not None:
             self._coalesced.append(work)
         return work
@@ -258,7 +278,7 @@ class EmulatedProcessGroup(dist.ProcessGroup):
             else:
                 self._sent[tensor.numel(), tensor.dtype] = tensor.detach().clone()
 
-        return self._transfer(line, tensor, act)
+        return self._submit(line, "p2p", "p2p", _bytes([tensor]), [tensor], act)
 
     def recv(self, tensors, src: int, tag: int = 0):
         (tensor,) = tensors
@@ -267,28 +287,18 @@ class EmulatedProcessGroup(dist.ProcessGroup):
 
         def act() -> None:
             if agree:
-                whole = tensor if tensor.is_contiguous() else torch.empty_like(tensor).contiguous()
-                self._gloo.recv([whole], self._real.index(src), 3 * tag + _DATA).wait()
-                if whole is not tensor:
-                    tensor.copy_(whole)
+                receive(self._gloo, tensor, self._real.index(src), 3 * tag + _DATA)
             else:
                 # What this rank last sent of that size is what a rank like it would send; else nobody knows.
                 like = self._sent.get((tensor.numel(), tensor.dtype), torch.zeros(0, dtype=tensor.dtype))
                 self._shared.values.instead_of(self._ranks[src], like, tensor, self._number)
 
-        return self._transfer(line, tensor, act)
+        return self._submit(line, "p2p", "p2p", _bytes([tensor]), [tensor], act)
 
     def recv_anysource(self, tensors, tag: int = 0):
         raise UnsupportedTensor(
             "emulated peers can't receive from just any rank: nobody knows which absent one would send; name the source"
         )
-
-    def _transfer(self, line: Communicator, tensor: torch.Tensor, act: Callable[[], None]) -> PeersWork:
-        work = PeersWork(self.world, [tensor], self._shared.callbacks)
-        self.world.submit(line, "p2p", "p2p", _bytes([tensor]), work, act)
-        if self._coalesced is not None:
-            self._coalesced.append(work)
-        return work
 
     def _pair(self, src: int, dst: int, tag: int) -> Communicator:
         """Transfers of one tag from one rank to another follow one another."""
@@ -296,13 +306,12 @@ class EmulatedProcessGroup(dist.ProcessGroup):
             other = dst if src == self._me else src
             agree = None
             if other in self._real and other != self._me:
-                place = self._real.index(other)
                 first, second = (_STAMP, _STAMP_BACK) if src == self._me else (_STAMP_BACK, _STAMP)
-                agree = lambda last_s: self._swap(last_s, place, 3 * tag + first, 3 * tag + second)  # noqa: E731
+                agree = partial(self._swap, self._real.index(other), 3 * tag + first, 3 * tag + second)
             self._pairs[src, dst, tag] = self._shared.line((self._ranks[src], self._ranks[dst]), agree)
         return self._pairs[src, dst, tag]
 
-    def _swap(self, last_s: float, place: int, tag: int, tag_back: int) -> float:
+    def _swap(self, place: int, tag: int, tag_back: int, last_s: float) -> float:
         """The later one of this rank's arrival and another's."""
         mine, theirs = (torch.tensor([last_s], dtype=torch.float64) for _ in range(2))
         sent = self._gloo.send([mine], place, tag)
@@ -317,11 +326,10 @@ class EmulatedProcessGroup(dist.ProcessGroup):
         if self._is_default:
             self._shared.close()
 
-    def abort(self) -> None:
-        self.shutdown()
+    abort = shutdown
 
 
-class _Together(dist._Work if hasattr(dist, "_Work") else torch._C._distributed_c10d.Work):
+class _Together(Work):
     """Several works as one."""
 
     def __init__(self, works: list[PeersWork]):
@@ -341,6 +349,10 @@ def _option(args: tuple, kwargs: dict, name: str, keyword: str, default):
     """An option of a call in one of ProcessGroup's styles: an options object, or one by one."""
     value = args[0] if args else kwargs.get("opts", kwargs.get(keyword, default))
     return getattr(value, name) if hasattr(value, name) else value
+
+
+def _op(args: tuple, kwargs: dict) -> dist.ReduceOp:
+    return _option(args, kwargs, "reduceOp", "op", dist.ReduceOp.SUM)
 
 
 def _root(args: tuple, kwargs: dict) -> int:

@@ -1,5 +1,4 @@
-"""What the script did in one iteration, as a graph that the replay plays: for a timeline, and as the reference that
-`timing.py` is held against."""
+"""What the script did in one iteration, as a graph for the replay: for timelines, and as `timing.py`'s reference."""
 
 from __future__ import annotations
 
@@ -15,8 +14,7 @@ NOT_RECORDED = -1
 
 
 class Program:
-    """Steps in the order of the script: computing, starting a collective, waiting for some. After MOST_STEPS nothing is
-    recorded."""
+    """The script's steps: computing, starting a collective, waiting for some; MOST_STEPS at most."""
 
     def __init__(self) -> None:
         self.steps: list[tuple] = []

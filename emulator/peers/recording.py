@@ -71,8 +71,7 @@ class Reader:
     def find(
         self, key: Key, name: str, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]
     ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """What the rank gave and got then, where this run's tensors are alike. Raises ConfigError where they are not,
-        or the recorded run had ended."""
+        """What the rank gave and got then. Raises ConfigError where tensors were others, or that run had ended."""
         entry = self._entries.get(key)
         where = f"{name} number {key[1]} of ranks {_ranks(key[0])}"
         if entry is None:

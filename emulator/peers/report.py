@@ -13,15 +13,13 @@ from emulator.peers.world import World
 from switchml.errors import ConfigError, SwitchMLError
 
 WARMUP = 3
-"""Iterations that count in no median where there are more than twice as many: DDP's first step builds its buckets, its
-second builds them anew."""
+"""Iterations that do not count where there are more than twice as many: DDP's first two steps build its buckets."""
 SHOWN_RANKS = 16
 """Of a timeline: this rank, the slowest, and others."""
 
 
 def as_json(world: World) -> dict[str, Any]:
-    """Times in seconds, of this rank's clock: means over the middle half of the iterations, so that a few that were
-    disturbed don't count and the parts still add up."""
+    """Seconds of this rank's clock: means over the middle half of the iterations, as disturbed ones don't count."""
     settings = world.settings
     counted = world.iterations[WARMUP:] if len(world.iterations) > 2 * WARMUP else world.iterations
     quarter = len(counted) // 4
@@ -30,7 +28,7 @@ def as_json(world: World) -> dict[str, Any]:
     def middle(name: str) -> float | None:
         return float(np.mean([getattr(one, name) for one in counted])) if counted else None
 
-    report = {
+    return {
         "world_size": settings.world,
         "real_ranks": list(world.real),
         "rank": world.rank,
@@ -52,7 +50,6 @@ def as_json(world: World) -> dict[str, Any]:
         "collectives": {name: vars(used) for name, used in world.used.items()},
         "assumptions": assumptions(world),
     }
-    return report
 
 
 def assumptions(world: World) -> list[str]:
@@ -61,19 +58,17 @@ def assumptions(world: World) -> list[str]:
     lines = []
     if len(world.real) < settings.world:
         pace = ", ".join(f"rank {rank} takes {factor:g} times as long" for rank, factor in settings.slow.items())
+        absent = settings.world - len(world.real)
         lines.append(
-            f"{settings.world - len(world.real)} absent ranks run the program of the real ones, and compute as long"
-            + (f", but {pace}" if pace else "")
+            f"{absent} absent ranks run the program of the real ones, and compute as long{pace and ', but '}{pace}"
         )
-        same = "they contribute what this rank does"
-        lines.append(
-            {
-                "own": same,
-                "noise": f"{same}, with noise of {settings.noise:g} of its root mean square",
-                "zeros": "they contribute zeros",
-                "recorded": f"they contribute what they did in the run recorded in {settings.recording}",
-            }[settings.values]
-        )
+        values = {
+            "own": "what this rank does",
+            "noise": f"what this rank does, with noise of {settings.noise:g} of its root mean square",
+            "zeros": "zeros",
+            "recorded": f"what they did in the run recorded in {settings.recording}",
+        }
+        lines.append(f"they contribute {values[settings.values]}")
     if settings.jitter:
         lines.append(f"their compute time varies by {settings.jitter:g} of its mean from iteration to iteration")
     if settings.compute_scale != 1:
@@ -104,9 +99,8 @@ def deliver(world: World) -> None:
 def print_report(report: dict[str, Any], file) -> None:
     """A table of what `as_json` found."""
     from rich.console import Console
-    from rich.table import Table
 
-    from emulator.report.tables import bytes_text, time_text
+    from emulator.report.tables import bytes_text, shares_table, time_text
 
     console = Console(file=file, highlight=False)
     real = report["real_ranks"]
@@ -115,14 +109,8 @@ def print_report(report: dict[str, Any], file) -> None:
         f"({', '.join(map(str, real))}), {report['clock']} clock"
     )
     if report["iteration_s"] is not None:
-        whole_s = report["iteration_s"]
-        table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
-        for name, justify in (("part", "left"), ("time", "right"), ("share", "right")):
-            table.add_column(name, justify=justify)
-        for name, seconds in report["parts"].items():
-            table.add_row(name, time_text(seconds), f"{seconds / whole_s:.1%}" if whole_s else "–")
-        table.add_row("iteration", time_text(whole_s), "100.0%")
-        console.print(table)
+        rows = [*report["parts"].items(), ("iteration", report["iteration_s"])]
+        console.print(shares_table("part", rows, report["iteration_s"], box=None, padding=(0, 2, 0, 0), pad_edge=False))
         console.print(
             f"mean of {report['counted_iterations']} of {report['iterations']} iterations, those in the middle"
         )
@@ -133,7 +121,7 @@ def print_report(report: dict[str, Any], file) -> None:
             f"{used['calls']} × {name.replace('_', '-')}: {bytes_text(used['bytes'])}, {time_text(used['seconds'])}"
         )
     for line in report["assumptions"]:
-        console.print(f"- {line}", soft_wrap=True)
+        console.print(f"- {line}")
 
 
 def write_timeline(world: World, path: str) -> None:

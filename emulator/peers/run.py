@@ -5,6 +5,7 @@ is what torchrun would run, unchanged: whichever backend it names for its groups
 from __future__ import annotations
 
 import functools
+import inspect
 import runpy
 import sys
 from collections.abc import Callable
@@ -32,22 +33,21 @@ def _take_over() -> None:
     import torch.distributed as dist
     from torch.distributed import device_mesh, distributed_c10d
 
-    def ours(function: Callable, place: int) -> Callable:
-        """`function` with our backend as its argument `backend`, the `place`-th."""
+    def ours(function: Callable) -> Callable:
+        """`function` with our backend as its argument `backend`."""
+        signature = inspect.signature(function)
 
         @functools.wraps(function)
         def call(*args, **kwargs):
-            if len(args) > place:
-                args = (*args[:place], BACKEND_NAME, *args[place + 1 :])
-            else:
-                kwargs["backend"] = BACKEND_NAME
-            kwargs.pop("device_id", None)
-            return function(*args, **kwargs)
+            bound = signature.bind(*args, **kwargs)
+            bound.arguments["backend"] = BACKEND_NAME
+            bound.arguments.pop("device_id", None)
+            return function(*bound.args, **bound.kwargs)
 
         return call
 
-    for name, place in (("init_process_group", 0), ("new_group", 2)):
-        changed = ours(getattr(distributed_c10d, name), place)
+    for name in ("init_process_group", "new_group"):
+        changed = ours(getattr(distributed_c10d, name))
         for module in (dist, distributed_c10d, device_mesh):
             if hasattr(module, name):
                 setattr(module, name, changed)

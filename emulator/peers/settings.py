@@ -16,9 +16,14 @@ from emulator.cluster.innetwork import Streaming
 from switchml.errors import ConfigError
 
 PREFIX = "SWITCHML_EMULATED_"
-CLOCKS = ("wall", "virtual")
-VALUES = ("own", "noise", "zeros", "recorded")
-MEASURES = ("wall", "cpu")
+CHOICES = {
+    "network": ALGORITHMS,
+    "hierarchy": HIERARCHIES,
+    "clock": ("wall", "virtual"),
+    "values": ("own", "noise", "zeros", "recorded"),
+    "measure": ("wall", "cpu"),
+}
+"""Field → what it may be."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,11 +41,9 @@ class Settings:
     hierarchy: str = "auto"
     """Who speaks to the network in them: one of `emulator.cluster.algorithms.HIERARCHIES`."""
     clock: str = "wall"
-    """ "wall": a collective takes as long as on the cluster. "virtual": it takes no longer than it must, and a clock of
-    the rank's own says what it would have taken."""
+    """ "wall": a collective takes as long as on the cluster. "virtual": only the rank's own clock says how long."""
     values: str = "own"
-    """What an absent rank contributes: what this rank does ("own"), the same with noise, zeros, or what it did in a
-    recorded run."""
+    """What an absent rank contributes: as this rank ("own"), with noise, zeros, or what it did in a recorded run."""
     noise: float = 0.1
     """Standard deviation of that noise over the root mean square of the tensor."""
     recording: str = ""
@@ -60,8 +63,7 @@ class Settings:
     compute_scale: float = 1.0
     """How many times longer than here all ranks compute."""
     measure: str = "wall"
-    """How a virtual clock measures computing: "wall" time, or the process's "cpu" time, which a busy machine does not
-    disturb but which counts every thread."""
+    """What a virtual clock counts as computing: "wall" time, or "cpu" time of all threads of the process."""
     seed: int = 0
     report: str = ""
     """A file for the report (JSON) of the first real rank."""
@@ -73,13 +75,7 @@ class Settings:
     def __post_init__(self) -> None:
         if self.world < 1:
             raise ConfigError(f"a world of {self.world} ranks; expected at least 1")
-        for name, known in (
-            ("network", ALGORITHMS),
-            ("hierarchy", HIERARCHIES),
-            ("clock", CLOCKS),
-            ("values", VALUES),
-            ("measure", MEASURES),
-        ):
+        for name, known in CHOICES.items():
             if getattr(self, name) not in known:
                 raise ConfigError(datafile.unknown(f"{name} of emulated peers", getattr(self, name), known))
         for rank, factor in self.slow.items():
@@ -119,13 +115,9 @@ class Settings:
 
     def environment(self) -> dict[str, str]:
         """The variables that say the same, without those at their default."""
-        variables = {}
-        for item in dataclasses.fields(self):
-            value = getattr(self, item.name)
-            default = item.default_factory() if item.default_factory is not dataclasses.MISSING else item.default
-            if value != default:
-                variables[PREFIX + item.name.upper()] = _text(value)
-        return variables
+        values = {item: getattr(self, item.name) for item in dataclasses.fields(self)}
+        changed = {item.name: value for item, value in values.items() if value not in (item.default, {})}
+        return {PREFIX + name.upper(): _text(value) for name, value in changed.items()}
 
 
 def from_environment(environment: Mapping[str, str] = os.environ) -> Settings:

@@ -46,6 +46,8 @@ class Shared:
         self.lines: list[Communicator] = []
         self._first_optimizer: object | None = None
         self._hook = register_optimizer_step_post_hook(self._stepped)
+        self._owner = os.getpid()
+        atexit.register(self.close)  # for scripts that never destroy their group
 
     def line(self, ranks: tuple[int, ...], agree: Callable[[float], float] | None) -> Communicator:
         """A communicator of these ranks of the world."""
@@ -62,7 +64,7 @@ class Shared:
     def close(self) -> None:
         """The end of the job: the report. Safe to call twice."""
         global _shared
-        if _shared is not self:
+        if _shared is not self or os.getpid() != self._owner:
             return
         _shared = None
         self._hook.remove()
@@ -133,13 +135,3 @@ def _agree_on_origin(gloo, settings: Settings) -> float:
             f"({PREFIX}CLOCK=virtual)"
         )
     return float(first[0])
-
-
-def _close_at_exit() -> None:
-    """For scripts that never destroy their group."""
-    if _shared is not None and _owner == os.getpid():
-        _shared.close()
-
-
-_owner = os.getpid()
-atexit.register(_close_at_exit)

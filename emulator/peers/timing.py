@@ -70,8 +70,7 @@ class CommunicatorTimes:
 
 
 def blocked(from_s: float, times: list[CollectiveTimes]) -> tuple[float, float]:
-    """Seconds that this rank, which waits from `from_s` on for all of `times`, spends (on their transfers, waiting for
-    other ranks to come)."""
+    """Of a wait from `from_s` on for all of `times`: seconds (in their transfers, until other ranks had come)."""
     transfer_s = peers_s = 0.0
     at_s = from_s
     for each in sorted(times, key=lambda each: each.end_s[OWN]):

@@ -69,16 +69,16 @@ class Values:
             tensor.add_(noise / world if is_mean else noise)
 
     def instead_of(self, rank: int, tensor: torch.Tensor, out: torch.Tensor, draw: int) -> None:
-        """Fill `out` with what absent `rank` sends where a real one sends `tensor`; repeated or cut where their sizes
-        differ."""
-        if out.numel() and tensor.numel():
-            flat = tensor.reshape(-1)
-            times = -(-out.numel() // flat.numel())
-            out.copy_(flat.repeat(times)[: out.numel()].reshape(out.shape) if times * flat.numel() != out.numel()
-                      or times > 1 else flat.reshape(out.shape))  # fmt: skip
-        elif out.numel():
+        """Fill `out` with what absent `rank` sends where a real one sends `tensor`, repeated or cut to its size."""
+        if not out.numel():
+            return
+        if tensor.numel():
+            times = -(-out.numel() // tensor.numel())
+            flat = tensor.reshape(-1) if times == 1 else tensor.reshape(-1).repeat(times)
+            out.copy_(flat[: out.numel()].reshape(out.shape))
+        else:
             out.zero_()
-        if out.is_floating_point() and out.numel():
+        if out.is_floating_point():
             if self.mode == "zeros":
                 out.zero_()
             elif self.mode == "noise":

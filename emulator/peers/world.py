@@ -6,22 +6,44 @@ from __future__ import annotations
 
 import queue
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Protocol
 
 import numpy as np
 
+from emulator.cluster.collectives import cost
+from emulator.cluster.innetwork import Streaming
+from emulator.cluster.topology import Place
 from emulator.peers.clock import Clock
-from emulator.peers.costs import Costs
 from emulator.peers.program import NOT_RECORDED, Program
 from emulator.peers.settings import Settings
 from emulator.peers.timing import OWN, CollectiveTimes, CommunicatorTimes, Progress, blocked
 
 
+class Costs:
+    """What collectives cost by `emulator.cluster`, each worked out once. Rank r is accelerator r of the cluster, whose
+    nodes are filled one after the other."""
+
+    def __init__(self, settings: Settings):
+        cluster = settings.machine()
+        network = settings.network, settings.hierarchy, Streaming(loss=settings.loss, jobs=settings.jobs)
+
+        @cache
+        def seconds(operation: str, size_bytes: float, ranks: tuple[int, ...]) -> float:
+            nodes = Counter(rank // cluster.accelerators_per_node for rank in ranks)
+            where = Place(len(ranks), len(nodes), max(nodes.values()), max(nodes) - min(nodes) + 1)
+            return cost(cluster, operation, size_bytes, where, *network).seconds
+
+        self.seconds = seconds
+        """`operation` is one of `emulator.cluster.collectives.OPERATIONS`, its size counted as there."""
+
+
 class Handle(Protocol):
-    """What the script got for a collective, as far as the world knows it (`work.py`)."""
+    """What the script got for a collective, as far as the world knows it (`process_group.PeersWork`)."""
 
     call: Call | None
 
@@ -102,8 +124,7 @@ class World:
 
     @contextmanager
     def called(self) -> Iterator[None]:
-        """The script is in a call: what it computed until here counts, what the call itself takes does not, as far as
-        the clock can help it."""
+        """The script is in a call: what it computed until here counts; in virtual time, what the call takes doesn't."""
         with self._lock:
             self._lap()
             try:
@@ -155,9 +176,7 @@ class World:
 
     def step(self) -> None:
         """An iteration is over."""
-        if self._unawaited:
-            works = list(self._unawaited)
-            self.wait(works, lambda: [work.block() for work in works])
+        self._await_all()
         with self.called():
             now_s = float(self.progress.at_s[OWN])
             self._current.end_s = now_s
@@ -168,8 +187,7 @@ class World:
             self._draw()
 
     def future_requested(self, work: Handle) -> None:
-        """Someone will wait for `work` where Python is not told. During a backward pass that is DDP, which waits at its
-        end: then so do we, just before."""
+        """Someone will wait for `work` unseen. In a backward pass that is DDP, at its end: so do we, just before."""
         import torch
 
         with self._lock:
@@ -184,8 +202,10 @@ class World:
 
     def _backward_ended(self) -> None:
         self._is_queued = False
-        works = list(self._unawaited)
-        if works:
+        self._await_all()
+
+    def _await_all(self) -> None:
+        if works := list(self._unawaited):
             self.wait(works, lambda: [work.block() for work in works])
 
     def _lap(self) -> None:

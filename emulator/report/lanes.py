@@ -12,19 +12,8 @@ import numpy as np
 from emulator.replay.engine import Replayed
 from emulator.workload.graph import NO_TRANSFER, Kind
 
-PHASES = (
-    "forward",
-    "backward",
-    "recompute",
-    "optimizer",
-    "communication",
-    "waiting",
-    "loading",
-    "compression",
-    "compute",
-    "host",
-    "other",
-)
+PHASES = ("forward", "backward", "recompute", "optimizer", "communication", "waiting", "loading", "compression",
+          "compute", "host", "other")  # fmt: skip
 SHADES = 4
 COLUMNS = 1000
 
@@ -43,8 +32,7 @@ _COMPUTES = ("forward", "backward", "recompute", "optimizer", "compression", "co
 
 @dataclass(frozen=True)
 class Run:
-    """Columns that look the same: from `first` on, `columns` of them, of a phase, in a shade from 1 (pale) to
-    SHADES."""
+    """`columns` that look the same from `first` on: of a phase, in a shade from 1 (pale) to SHADES."""
 
     first: int
     columns: int
@@ -138,8 +126,7 @@ def lanes(
 
 
 def _filled(stream: np.ndarray, from_s: np.ndarray, until_s: np.ndarray, edges_s: np.ndarray) -> np.ndarray:
-    """float64 (columns,): the share of each column that intervals cover, those of one stream not overlapping; streams
-    add up, to at most 1."""
+    """float64 (columns,): the share of each that intervals cover. Those of a stream don't overlap; streams add up."""
     covered_s = np.zeros(len(edges_s) - 1)
     for number in np.unique(stream):
         mine = stream == number

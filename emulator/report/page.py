@@ -5,22 +5,27 @@ here is what it is given, and the geometry of its pictures.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from emulator.replay.critical import critical_path
 from emulator.replay.engine import Replayed
 from emulator.replay.parts import PARTS, Parts, parts
-from emulator.report.lanes import COLUMNS, PHASES, SHADES, lanes
+from emulator.report.lanes import COLUMNS, PHASES, SHADES, lanes, phase_of
 from emulator.report.perfetto import shown_ranks
-from emulator.report.tables import LONGEST, time_text
-from emulator.report.templates import template
+from emulator.report.tables import LONGEST, bytes_text, time_text
+from emulator.workload.graph import Kind
 
+if TYPE_CHECKING:
+    import jinja2
+
+Share = tuple[str, float, float]
+"""(name, seconds, share of a whole)."""
 MOST_LANES = 16
 """Ranks in the page's timeline."""
 
@@ -70,35 +75,58 @@ def write_page(page: Page, path: str | Path) -> None:
     Path(path).write_text(template("page.html").render(_content(page)))
 
 
+def template(name: str, folder: Path | None = None) -> jinja2.Template:
+    """Template `name` of `folder`, which may include what lies beside this module."""
+    import jinja2
+
+    here = Path(__file__).parent
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader([folder or here, here]),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"time": time_text, "bytes": bytes_text, "slug": lambda name: name.replace(" ", "-")}
+    return environment.get_template(name)
+
+
+def timeline(played: Replayed, ranks: np.ndarray, phase_of: Callable[[str, Kind], str] = phase_of) -> dict[str, Any]:
+    """What `parts.html` draws a timeline of `ranks` from."""
+    shown = lanes(played, ranks, phase_of=phase_of)
+    used = {run.phase for lane in shown for run in lane.runs}
+    phases = [phase for phase in PHASES if phase in used]
+    marks = ticks(played.makespan_s)
+    return {"lanes": shown, "phases": phases, "columns": COLUMNS, "shades": SHADES, "ticks": marks}
+
+
+def shares(rows: Iterable[tuple[str, float]], whole_s: float) -> list[Share]:
+    """Of what takes any time."""
+    return [(name, float(seconds), float(seconds) / whole_s) for name, seconds in rows if seconds > 0]
+
+
 def _content(page: Page) -> dict[str, Any]:
     played = page.played
     charged = parts(played)
-    ranks = shown_ranks(played.graph, most_ops=0 if len(played.graph.ranks) > MOST_LANES else len(played.graph.ops))
-    shown = lanes(played, ranks[:MOST_LANES])
+    graph = played.graph
+    ranks = shown_ranks(graph, most_ops=0 if len(graph.ranks) > MOST_LANES else len(graph.ops))[:MOST_LANES]
     path = critical_path(played)
-    charged_s = sum(path.by_work.values())
+    longest = list(path.by_work.items())[:LONGEST]
     return {
         "page": page,
         "title": page.title,
         "assumptions": page.assumptions,
-        "makespan_s": played.makespan_s,
         "mean": charged.mean(),
         "hidden_s": charged.hidden_communication_s(),
         "bars": _bars(played, charged),
-        "lanes": shown,
-        "phases": [phase for phase in PHASES if any(run.phase == phase for lane in shown for run in lane.runs)],
-        "columns": COLUMNS,
-        "shades": SHADES,
-        "ticks": ticks(played.makespan_s),
-        "more_ranks": len(played.graph.ranks) - len({lane.rank for lane in shown}),
-        "critical": [(name, seconds, seconds / charged_s) for name, seconds in list(path.by_work.items())[:LONGEST]],
+        **timeline(played, ranks),
+        "more_ranks": len(graph.ranks) - len(ranks),
+        "critical": shares(longest, sum(path.by_work.values())),
         "helps": _helps(page),
         "memory_total": sum(page.memory_bytes.values()),
         "plots": [_plot(chart) for chart in page.charts],
-        "ops": len(played.graph.ops),
-        "engine": played.engine,
-        "events": played.events,
-        "wall_s": played.wall_s,
+        "ops": len(graph.ops),
+        "played": played,
     }
 
 
@@ -110,21 +138,17 @@ def _helps(page: Page) -> list[tuple[str, float, float]]:
     return [(shown.get(name, name), s, 1 - s / whole_s) for name, s in page.helps.items() if name != "loading"]
 
 
-def _bars(played: Replayed, charged_parts: Parts) -> list[tuple[str, list[tuple[str, float, float]]]]:
-    """For all ranks, then for each stage: name, and (part, seconds, share of the iteration) in order."""
+def _bars(played: Replayed, charged_parts: Parts) -> list[tuple[str, list[Share]]]:
+    """For all ranks, then for each stage: name, and its parts of the iteration in order."""
     graph = played.graph
     rows = [("all ranks", np.ones(len(graph.ranks), bool))]
     if 1 < graph.stages() <= MOST_LANES:
         rows += [(f"stage {stage}", graph.ranks.stage == stage) for stage in range(graph.stages())]
     bars = []
     for name, chosen in rows:
-        if not (chosen.any() and played.makespan_s):
-            continue
-        means = np.average(charged_parts.by_rank[chosen], axis=0, weights=charged_parts.weight[chosen])
-        charged = [
-            (part, float(s), float(s) / played.makespan_s) for part, s in zip(PARTS, means, strict=True) if s > 0
-        ]
-        bars.append((name, charged))
+        if chosen.any() and played.makespan_s:
+            means = np.average(charged_parts.by_rank[chosen], axis=0, weights=charged_parts.weight[chosen])
+            bars.append((name, shares(zip(PARTS, means, strict=True), played.makespan_s)))
     return bars
 
 

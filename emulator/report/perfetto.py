@@ -6,9 +6,9 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import numpy as np
 
@@ -43,7 +43,8 @@ def write_timeline(
     path = Path(path)
     with gzip.open(path, "wt", compresslevel=4) if path.suffix == ".gz" else path.open("w") as file:
         file.write('{"displayTimeUnit": "ms", "otherData": ' + json.dumps(about) + ', "traceEvents": [\n')
-        _write_events(played, shown, critical, file)
+        for number, event in enumerate(_events(played, shown, critical)):
+            file.write((",\n" if number else "") + json.dumps(event, separators=(",", ":")))
         file.write("\n]}\n")
     return about
 
@@ -61,15 +62,8 @@ def shown_ranks(graph: Graph, ranks: Iterable[int] | None = None, most_ops: int 
     return np.sort(first)
 
 
-def _write_events(played: Replayed, ranks: np.ndarray, critical: CriticalPath | None, file: TextIO) -> None:
+def _events(played: Replayed, ranks: np.ndarray, critical: CriticalPath | None) -> Iterator[dict[str, Any]]:
     graph = played.graph
-    separator = ""
-
-    def write(event: dict[str, Any]) -> None:
-        nonlocal separator
-        file.write(separator + json.dumps(event, separators=(",", ":")))
-        separator = ",\n"
-
     is_shown = np.zeros(len(graph.ranks), bool)
     is_shown[ranks] = True
     for rank in ranks.tolist():
@@ -77,20 +71,18 @@ def _write_events(played: Replayed, ranks: np.ndarray, critical: CriticalPath | 
         name = f"{job} rank {graph.ranks.device[rank]}" + (f", stage {stage}" if graph.stages() > 1 else "")
         if graph.ranks.weight[rank] > 1:
             name += f" (and {graph.ranks.weight[rank] - 1:.0f} like it)"
-        write({"ph": "M", "name": "process_name", "pid": rank, "args": {"name": name}})
-        write({"ph": "M", "name": "process_sort_index", "pid": rank, "args": {"sort_index": rank}})
+        yield {"ph": "M", "name": "process_name", "pid": rank, "args": {"name": name}}
+        yield {"ph": "M", "name": "process_sort_index", "pid": rank, "args": {"sort_index": rank}}
     for stream in np.flatnonzero(is_shown[graph.streams.rank]).tolist():
         place = {"pid": int(graph.streams.rank[stream]), "tid": stream}
-        write({"ph": "M", "name": "thread_name", **place, "args": {"name": graph.streams.name[stream]}})
+        yield {"ph": "M", "name": "thread_name", **place, "args": {"name": graph.streams.name[stream]}}
     for op in np.flatnonzero(is_shown[graph.op_rank()]).tolist():
-        for event in _of_op(played, op):
-            write(event)
+        yield from _of_op(played, op)
     if critical is not None:
-        for event in _of_path(played, critical, is_shown):
-            write(event)
+        yield from _of_path(played, critical, is_shown)
 
 
-def _of_path(played: Replayed, path: CriticalPath, is_shown: np.ndarray) -> Iterable[dict[str, Any]]:
+def _of_path(played: Replayed, path: CriticalPath, is_shown: np.ndarray) -> Iterator[dict[str, Any]]:
     """A process with the critical path as its one thread, and an arrow from each op on it to the next."""
     graph = played.graph
     pid, tid = len(graph.ranks), len(graph.streams)
@@ -120,7 +112,7 @@ def _of_path(played: Replayed, path: CriticalPath, is_shown: np.ndarray) -> Iter
         before = {**place, "ts": from_s + 0.999 * (until_s - from_s)}  # at its very end it is over
 
 
-def _of_op(played: Replayed, op: int) -> Iterable[dict[str, Any]]:
+def _of_op(played: Replayed, op: int) -> Iterator[dict[str, Any]]:
     """Its slice; before it one for its wait; the end of an arrow. Times in microseconds."""
     graph = played.graph
     stream, work, transfer = int(graph.ops.stream[op]), int(graph.ops.work[op]), int(graph.ops.transfer[op])

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Any
+
 from rich.table import Table
 
 from emulator.replay.critical import CriticalPath
@@ -36,14 +39,20 @@ def _three(value: float) -> str:
     return f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
 
 
+def shares_table(what: str, rows: Iterable[tuple[str, float]], whole_s: float, **style: Any) -> Table:
+    """What, seconds, share of `whole_s`. `style`: as `rich.table.Table` takes it."""
+    table = Table(what, title_justify="left", **style)
+    for column in ("time", "share"):
+        table.add_column(column, justify="right")
+    for name, seconds in rows:
+        table.add_row(name, time_text(seconds), f"{seconds / whole_s:.1%}" if whole_s else "–")
+    return table
+
+
 def parts_table(parts: Parts, makespan_s: float) -> Table:
-    """Part, seconds of an average rank, share of the iteration."""
-    table = Table(title="Where the time goes (average rank)", title_justify="left")
-    table.add_column("part")
-    table.add_column("time", justify="right")
-    table.add_column("share", justify="right")
-    for name, seconds in sorted(parts.mean().items(), key=lambda item: -item[1]):
-        table.add_row(name, time_text(seconds), f"{seconds / makespan_s:.1%}" if makespan_s else "–")
+    """Seconds of an average rank."""
+    rows = sorted(parts.mean().items(), key=lambda item: -item[1])
+    table = shares_table("part", rows, makespan_s, title="Where the time goes (average rank)")
     table.add_section()
     table.add_row("iteration", time_text(makespan_s), "100.0%")
     table.caption = f"Communication behind compute, not counted above: {time_text(parts.hidden_communication_s())}"
@@ -53,14 +62,8 @@ def parts_table(parts: Parts, makespan_s: float) -> Table:
 
 def critical_table(path: CriticalPath) -> Table:
     """The works that the critical path spends most time in."""
-    whole_s = sum(path.by_work.values())
-    table = Table(title="On the critical path", title_justify="left")
-    table.add_column("operation")
-    table.add_column("time", justify="right")
-    table.add_column("share", justify="right")
-    for name, seconds in list(path.by_work.items())[:LONGEST]:
-        table.add_row(name, time_text(seconds), f"{seconds / whole_s:.1%}")
-    if len(path.by_work) > LONGEST:
-        rest_s = sum(list(path.by_work.values())[LONGEST:])
-        table.add_row(f"{len(path.by_work) - LONGEST} others", time_text(rest_s), f"{rest_s / whole_s:.1%}")
-    return table
+    works = list(path.by_work.items())
+    rows, others = works[:LONGEST], works[LONGEST:]
+    if others:
+        rows.append((f"{len(others)} others", sum(seconds for _, seconds in others)))
+    return shares_table("operation", rows, sum(path.by_work.values()), title="On the critical path")

@@ -8,7 +8,7 @@ import numpy as np
 
 from emulator.traces.joined import Joined
 from emulator.traces.kernels import on_matrix_units
-from emulator.whatif.edits import computes, durations, is_on_device, with_durations
+from emulator.whatif.edits import computes, durations, is_on_device, with_costs, with_durations, with_table
 from emulator.whatif.gradients import gradients
 from emulator.whatif.serial import one_at_a_time
 from emulator.whatif.values import positive
@@ -35,16 +35,12 @@ def half_precision(joined: Joined, host_speed: float, least_s: float) -> Joined:
     speeds = (HALF_MATRIX, HALF_OTHER) if is_on_device(joined).any() else (host_speed, host_speed)
     transfers = gradients(joined).transfers
     joined = accelerator(joined, *speeds)
-    works, costs = joined.graph.works, joined.costs
-    size, moved, fixed_s = works.bytes.copy(), costs.transfer_bytes.copy(), costs.transfer_fixed_s.copy()
+    size = joined.graph.works.bytes.copy()
     size[np.unique(joined.graph.transfers.work[transfers])] /= 2
-    is_timed = moved[transfers] == 0  # a traced duration, not bytes at a rate: what is above the fixed part halves
-    fixed = np.minimum(least_s, fixed_s[transfers])
-    fixed_s[transfers] = np.where(is_timed, (fixed_s[transfers] + fixed) / 2, fixed_s[transfers])
-    moved[transfers] /= 2
-    return dataclasses.replace(
-        joined,
-        graph=dataclasses.replace(joined.graph, works=dataclasses.replace(works, bytes=size)),
-        costs=dataclasses.replace(costs, transfer_bytes=moved, transfer_fixed_s=fixed_s),
-        gradients=[(op, transfer, size / 2) for op, transfer, size in joined.gradients],
+    moved, took_s = joined.costs.transfer_bytes[transfers], joined.costs.transfer_fixed_s[transfers]
+    # A traced duration, not bytes at a rate: what is above the fixed part halves.
+    took_s = np.where(moved == 0, (took_s + np.minimum(least_s, took_s)) / 2, took_s)
+    joined = with_costs(
+        with_table(joined, "works", bytes=size), transfers, transfer_bytes=moved / 2, transfer_fixed_s=took_s
     )
+    return dataclasses.replace(joined, gradients=[(op, bucket, size / 2) for op, bucket, size in joined.gradients])

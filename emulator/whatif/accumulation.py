@@ -1,6 +1,4 @@
-"""Gradient accumulation: several micro-batches go forward and backward before gradients are all-reduced, once for all
-of them. The batch is as many times larger.
-"""
+"""Gradient accumulation: several micro-batches for each all-reduce of gradients; the batch is as many times larger."""
 
 from __future__ import annotations
 
@@ -16,8 +14,8 @@ NAME = "earlier micro-batches"
 
 
 def accumulate(joined: Joined, micro_batches: int) -> Joined:
-    """Everything on a rank waits for its earlier micro-batches, each of which takes what the traced one takes until its
-    last gradient."""
+    """All on a rank waits for its earlier micro-batches, each of which takes as long as the traced one until its last
+    gradient."""
     graph, present = joined.graph, gradients(joined)
     alone = with_transfer_seconds(joined, np.arange(len(graph.transfers)), 0.0)
     earlier_s = np.zeros(len(graph.ranks))

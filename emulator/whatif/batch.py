@@ -1,6 +1,4 @@
-"""Another batch size: what computes takes in proportion, all-reduces and the host's gaps stay. More samples for each
-all-reduce, as far as memory goes.
-"""
+"""Another batch size: what computes takes in proportion; all-reduces and the host's gaps stay."""
 
 from __future__ import annotations
 

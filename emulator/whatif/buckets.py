@@ -15,14 +15,11 @@ import numpy as np
 
 from emulator.traces.joined import Joined
 from emulator.whatif.contention import disturbed, relieved
-from emulator.whatif.edits import arrange, edges, with_durations, with_rows, without_empty
+from emulator.whatif.edits import arrange, edges, with_durations, with_rows, with_table, with_transfers, without_empty
 from emulator.whatif.gradients import Gradients, gradients
-from emulator.whatif.network import world_size
-from emulator.whatif.scenario import Scenario, assume, contention_of, network_of
+from emulator.whatif.network import Scenario, assume, contention_of, network_of, world_size
 from emulator.whatif.serial import gaps_before, one_at_a_time
 from emulator.whatif.transfers import TransferCost, all_reduces, fit, repriced
-from emulator.workload.costs import NO_ROUTE
-from emulator.workload.graph import Transfers
 from switchml.errors import ConfigError
 
 MIB = 1 << 20
@@ -92,10 +89,13 @@ def regroup(
 
     # The tables: a work and a collective for each new bucket, like the first old one's.
     first_old, first = int(present.bucket[0]), len(graph.transfers)
-    work, group = graph.transfers.work[first_old], graph.transfers.group[first_old]
     names = [f"bucket {number}" for number in range(buckets)]
-    joined, first_work = with_rows(joined, names, np.full(buckets, work), bytes=sizes, seconds=np.full(buckets, np.nan))
-    joined = _with_collectives(joined, first_work + np.arange(buckets), group)
+    numbers = np.arange(buckets)
+    work = np.full(buckets, graph.transfers.work[first_old])
+    joined, first_work = with_rows(joined, names, work, bytes=sizes, seconds=np.full(buckets, np.nan))
+    joined = with_transfers(joined, np.append(np.arange(first), np.full(buckets, first_old)))
+    work = np.append(graph.transfers.work, first_work + numbers).astype(np.int32)
+    joined = with_table(joined, "transfers", work=work)
 
     # The ops: a new bucket's come right behind the last gradient that it holds, so that a stream keeps its order.
     last = np.maximum.accumulate(present.op[:, np.flatnonzero(np.diff(np.append(bucket, buckets)))], axis=1)
@@ -115,36 +115,14 @@ def regroup(
         mine = waits[ops.transfer[on[waits]] == transfer]
         owners.append(np.repeat(owner[mine], len(cut_into)))
         ons.append(new[row_of[place[on[mine]]]][:, cut_into].ravel())
-    numbers = np.tile(np.arange(buckets), ranks)
-    listed = [
-        (int(op), first + int(number), float(size))
-        for row in present.op
-        for op, number, size in zip(row, bucket, present.bytes, strict=True)
-    ]
     changed = arrange(
-        dataclasses.replace(joined, gradients=listed),
+        dataclasses.replace(joined, gradients=present.listed(first + bucket)),
         order,
         np.concatenate(owners),
         np.concatenate(ons),
-        work=first_work + numbers,
+        work=np.tile(first_work + numbers, ranks),
         stream=np.repeat(stream, buckets),
-        transfer=first + numbers,
+        transfer=np.tile(first + numbers, ranks),
     )
     changed = without_empty(changed)
-    return repriced(changed, cost, len(changed.graph.transfers) - buckets + np.arange(buckets))
-
-
-def _with_collectives(joined: Joined, work: np.ndarray, group: int) -> Joined:
-    """One more of `group` for each row of `work`; they take no time yet."""
-    transfers, costs, count = joined.graph.transfers, joined.costs, len(work)
-    transfers = Transfers(
-        np.append(transfers.work, work).astype(np.int32), np.append(transfers.group, np.full(count, group, np.int32))
-    )
-    costs = dataclasses.replace(
-        costs,
-        transfer_fixed_s=np.append(costs.transfer_fixed_s, np.zeros(count)),
-        transfer_bytes=np.append(costs.transfer_bytes, np.zeros(count)),
-        transfer_bytes_per_s=np.append(costs.transfer_bytes_per_s, np.full(count, np.inf)),
-        transfer_route=np.append(costs.transfer_route, np.full(count, NO_ROUTE, np.int32)),
-    )
-    return dataclasses.replace(joined, graph=dataclasses.replace(joined.graph, transfers=transfers), costs=costs)
+    return repriced(changed, cost, len(changed.graph.transfers) - buckets + numbers)

@@ -12,9 +12,9 @@ from emulator.whatif.buckets import buckets
 from emulator.whatif.codec import codec
 from emulator.whatif.fusion import fuse
 from emulator.whatif.links import allreduce, bandwidth, cluster, latency, ranks
+from emulator.whatif.network import with_network
 from emulator.whatif.priority import urgent_first
 from emulator.whatif.recompute import recompute
-from emulator.whatif.scenario import with_network
 from emulator.whatif.stragglers import slow, without_straggler
 
 __all__ = [

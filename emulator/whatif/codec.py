@@ -10,8 +10,7 @@ from emulator.traces.joined import Joined
 from emulator.whatif.codec_costs import CodecCost
 from emulator.whatif.edits import after, before, with_transfer_seconds
 from emulator.whatif.links import repeated_rounds_s
-from emulator.whatif.network import Network, world_size
-from emulator.whatif.scenario import Scenario, assume, network_of
+from emulator.whatif.network import Network, Scenario, assume, network_of, world_size
 from emulator.whatif.serial import one_at_a_time
 from emulator.whatif.transfers import TransferCost, all_reduces, changed_s, transfer_bytes, transfer_s
 from emulator.workload.graph import Collective, Kind

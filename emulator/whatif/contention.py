@@ -18,8 +18,8 @@ import numpy as np
 from emulator.replay.engine import replay
 from emulator.traces.intervals import covered
 from emulator.traces.joined import GAP, Joined
-from emulator.whatif import transfers
-from emulator.whatif.edits import durations, with_durations
+from emulator.whatif.edits import durations, latest, with_durations
+from emulator.whatif.transfers import all_reduces
 from emulator.workload.graph import NO_TRANSFER
 
 LEAST_ITERATIONS = 4
@@ -105,8 +105,7 @@ class _Sample(NamedTuple):
 
 
 def _named(joined: Joined) -> Iterator[tuple[int, tuple, Identity]]:
-    """(op, a key that is the same in each iteration and begins with rank and kind, its identity) of each op that is a
-    host's own."""
+    """(op, a key that is the same in each iteration and begins with rank and is_gap, identity) of a host's own ops."""
     graph, names = joined.graph, joined.graph.works.name
     rank, stream, own = graph.op_rank().tolist(), graph.ops.stream.tolist(), graph.ops.transfer == NO_TRANSFER
     event = _anchors(joined)
@@ -142,11 +141,7 @@ def _usual_over_least(samples: dict[tuple, list[_Sample]]) -> dict[tuple[int, bo
 
 def _beside(joined: Joined, start_s: np.ndarray, end_s: np.ndarray) -> np.ndarray:
     """float64 (ops,): the share of each op's time in which an all-reduce was under way."""
-    transfer = joined.graph.ops.transfer
-    member = np.flatnonzero(np.isin(transfer, transfers.all_reduces(joined)))
-    count = len(joined.graph.transfers)
-    began_s, done_s = np.full(count, -np.inf), np.full(count, -np.inf)
-    np.maximum.at(began_s, transfer[member], start_s[member])
-    np.maximum.at(done_s, transfer[member], end_s[member])
-    rows = np.flatnonzero(done_s > began_s)
-    return covered(start_s, end_s, began_s[rows], done_s[rows])
+    reduces = all_reduces(joined)
+    began_s, done_s = latest(joined.graph, start_s)[reduces], latest(joined.graph, end_s)[reduces]
+    lasts = done_s > began_s
+    return covered(start_s, end_s, began_s[lasts], done_s[lasts])

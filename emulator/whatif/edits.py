@@ -11,7 +11,8 @@ import numpy as np
 
 from emulator.traces.events import LaneKind
 from emulator.traces.joined import GAP, Joined
-from emulator.workload.graph import NO_MICRO_BATCH, NO_TRANSFER, Graph, Kind, Ops, Order, Streams, Transfers, Works
+from emulator.workload.graph import NO_MICRO_BATCH, NO_TRANSFER, Graph, Kind, Ops, Order, appended
+from emulator.workload.graph import rows as picked
 
 OP_DEFAULTS = {"kind": Kind.COMPUTE, "collective": 0, "flops": 0.0, "bytes": 0.0, "priority": 0, "is_source": False}
 
@@ -48,12 +49,34 @@ def on_stream(graph: Graph) -> tuple[np.ndarray, np.ndarray]:
     return previous, following
 
 
+def latest(graph: Graph, at_s: np.ndarray) -> np.ndarray:
+    """float64 (transfers,): of `at_s`, float64 (ops,), the last of each one's members; -inf where it has none."""
+    last_s, members = np.full(len(graph.transfers), -np.inf), graph.ops.transfer != NO_TRANSFER
+    with np.errstate(invalid="ignore"):  # NaN where an op was never traced
+        np.maximum.at(last_s, graph.ops.transfer[members], at_s[members])
+    return last_s
+
+
 def edges(ops: Ops) -> tuple[np.ndarray, np.ndarray]:
     """Two int64 (dependencies,): an op, and the op that it waits for."""
     return np.repeat(np.arange(len(ops)), np.diff(ops.dep_start)), ops.deps.astype(np.int64)
 
 
-# Times
+# Columns
+
+
+def with_table(joined: Joined, table: str, **columns: object) -> Joined:
+    """The graph's `table` ("ops", "works", …) has these columns."""
+    changed = dataclasses.replace(getattr(joined.graph, table), **columns)
+    return dataclasses.replace(joined, graph=dataclasses.replace(joined.graph, **{table: changed}))
+
+
+def with_costs(joined: Joined, transfers: np.ndarray, **values: np.ndarray | float) -> Joined:
+    """The collectives `transfers`, int (n,), cost this: column of `Costs` → a number, or an array (n,)."""
+    columns = {name: getattr(joined.costs, name).copy() for name in values}
+    for name, value in values.items():
+        columns[name][transfers] = value
+    return dataclasses.replace(joined, costs=dataclasses.replace(joined.costs, **columns))
 
 
 def with_durations(joined: Joined, ops: np.ndarray, seconds: np.ndarray) -> Joined:
@@ -63,20 +86,15 @@ def with_durations(joined: Joined, ops: np.ndarray, seconds: np.ndarray) -> Join
     joined, first = with_rows(joined, [names[row] for row in rows], rows, seconds=seconds)
     work = joined.graph.ops.work.copy()
     work[ops] = first + np.arange(len(rows))
-    return dataclasses.replace(
-        joined, graph=dataclasses.replace(joined.graph, ops=dataclasses.replace(joined.graph.ops, work=work))
-    )
+    return with_table(joined, "ops", work=work)
 
 
 def with_transfer_seconds(joined: Joined, transfers: np.ndarray, seconds: np.ndarray) -> Joined:
     """The collectives `transfers` take `seconds`, whatever they move."""
-    costs = joined.costs
-    fixed_s, size = costs.transfer_fixed_s.copy(), costs.transfer_bytes.copy()
-    fixed_s[transfers], size[transfers] = seconds, 0.0
-    return dataclasses.replace(joined, costs=dataclasses.replace(costs, transfer_fixed_s=fixed_s, transfer_bytes=size))
+    return with_costs(joined, transfers, transfer_fixed_s=seconds, transfer_bytes=0.0)
 
 
-# Tables
+# Rows
 
 
 def with_rows(
@@ -84,27 +102,27 @@ def with_rows(
 ) -> tuple[Joined, int]:
     """More rows in the table of works, one for each of `names`, and the first one's number: copies of `rows`, int (n,),
     or rows of `OP_DEFAULTS`, but for `columns`. An op of such a row takes `seconds`, float64 (n,)."""
-    works, count = joined.graph.works, len(names)
+    works = joined.graph.works
     values = {name: getattr(works, name)[rows] for name in OP_DEFAULTS} if rows is not None else OP_DEFAULTS
-    values = values | columns | {"seconds": seconds}
-    longer = {
-        name: np.concatenate([(old := getattr(works, name)), np.broadcast_to(value, count).astype(old.dtype)])
-        for name, value in values.items()
-    }
-    graph = dataclasses.replace(joined.graph, works=Works(name=[*works.name, *names], **longer))
+    longer = appended(works, name=list(names), **(values | columns | {"seconds": seconds}))
+    graph = dataclasses.replace(joined.graph, works=longer)
     costs = dataclasses.replace(joined.costs, work_s=np.concatenate([joined.costs.work_s, seconds]))
     return dataclasses.replace(joined, graph=graph, costs=costs), len(works)
 
 
 def with_streams(joined: Joined, name: str) -> Joined:
     """One more stream on each rank; that of rank r gets the number `len(streams) + r`."""
-    streams, ranks = joined.graph.streams, np.arange(len(joined.graph.ranks), dtype=np.int32)
-    longer = Streams(
-        rank=np.append(streams.rank, ranks),
-        name=streams.name + [name] * len(ranks),
-        order=np.append(streams.order, np.full(len(ranks), Order.PROGRAM)).astype(np.int8),
-    )
+    ranks = np.arange(len(joined.graph.ranks))
+    longer = appended(joined.graph.streams, rank=ranks, name=[name] * len(ranks), order=Order.PROGRAM)
     return dataclasses.replace(joined, graph=dataclasses.replace(joined.graph, streams=longer))
+
+
+def with_transfers(joined: Joined, numbers: np.ndarray) -> Joined:
+    """The collectives `numbers`, int (n,), in this order, each as often as it stands there. Ops keep their numbers."""
+    columns = ("transfer_fixed_s", "transfer_bytes", "transfer_bytes_per_s", "transfer_route")
+    costs = dataclasses.replace(joined.costs, **{name: getattr(joined.costs, name)[numbers] for name in columns})
+    graph = dataclasses.replace(joined.graph, transfers=picked(joined.graph.transfers, numbers))
+    return dataclasses.replace(joined, graph=graph, costs=costs)
 
 
 # Ops
@@ -164,9 +182,8 @@ def reorder(joined: Joined, key: np.ndarray) -> Joined:
 def append(
     joined: Joined, name: str, kind: Kind, seconds: np.ndarray, stream: np.ndarray, key: np.ndarray, owner, on
 ) -> Joined:
-    """New ops on `stream`, int (n,), that take `seconds`, float64 (n,). Op number i of the old graph has the key i, and
-    new ones stand where `key`, float64 (n,), puts them. All dependencies are (`owner`, `on`); new ops have the numbers
-    from `len(ops)` on."""
+    """New ops on `stream`, int (n,), that take `seconds` and stand where `key`, both float64 (n,), puts them; op i of
+    the old graph has the key i. All dependencies are (`owner`, `on`); new ops are numbered from `len(ops)` on."""
     count = len(joined.graph.ops)
     joined, first = with_rows(joined, [name] * len(seconds), kind=kind, seconds=np.asarray(seconds, np.float64))
     order = np.argsort(np.concatenate([np.arange(count), key]), kind="stable")
@@ -175,25 +192,24 @@ def append(
 
 def before(joined: Joined, ops: np.ndarray, name: str, kind: Kind, seconds: np.ndarray) -> Joined:
     """A new op in front of each of `ops` on its stream: it takes over the dependencies, and the op waits for it."""
-    new, owner, on = _beside(joined, ops)
-    number = np.arange(len(joined.graph.ops))
-    number[ops] = new
-    edges_ = np.append(number[owner], ops), np.append(on, new)
-    return append(joined, name, kind, seconds, joined.graph.ops.stream[ops], ops - 0.5, *edges_)
+    new, number, owner, on = _beside(joined, ops)
+    pairs = np.append(number[owner], ops), np.append(on, new)
+    return append(joined, name, kind, seconds, joined.graph.ops.stream[ops], ops - 0.5, *pairs)
 
 
 def after(joined: Joined, ops: np.ndarray, name: str, kind: Kind, seconds: np.ndarray) -> Joined:
     """A new op behind each of `ops` on its stream: it waits for the op, and all wait for it who waited for the op."""
-    new, owner, on = _beside(joined, ops)
-    number = np.arange(len(joined.graph.ops))
-    number[ops] = new
-    edges_ = np.append(owner, new), np.append(number[on], ops)
+    new, number, owner, on = _beside(joined, ops)
+    pairs = np.append(owner, new), np.append(number[on], ops)
     moved = dataclasses.replace(joined, gradients=[(int(number[op]), *rest) for op, *rest in joined.gradients])
-    return append(moved, name, kind, seconds, joined.graph.ops.stream[ops], ops + 0.5, *edges_)
+    return append(moved, name, kind, seconds, joined.graph.ops.stream[ops], ops + 0.5, *pairs)
 
 
-def _beside(joined: Joined, ops: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    return len(joined.graph.ops) + np.arange(len(ops)), *edges(joined.graph.ops)
+def _beside(joined: Joined, ops: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Numbers of one new op for each of `ops`; of all ops, with the new ones in place of theirs; and `edges`."""
+    number = np.arange(len(joined.graph.ops))
+    number[ops] = new = len(number) + np.arange(len(ops))
+    return new, number, *edges(joined.graph.ops)
 
 
 def drop(joined: Joined, ops: np.ndarray) -> Joined:
@@ -233,18 +249,10 @@ def drop(joined: Joined, ops: np.ndarray) -> Joined:
 
 def without_empty(joined: Joined) -> Joined:
     """Only the collectives that have members."""
-    graph, costs = joined.graph, joined.costs
-    number = np.full(len(graph.transfers) + 1, NO_TRANSFER, np.int32)  # the last place is NO_TRANSFER's own
-    used = np.unique(graph.ops.transfer[graph.ops.transfer != NO_TRANSFER])
+    transfer = joined.graph.ops.transfer
+    number = np.full(len(joined.graph.transfers) + 1, NO_TRANSFER, np.int32)  # the last place is NO_TRANSFER's own
+    used = np.unique(transfer[transfer != NO_TRANSFER])
     number[used] = np.arange(len(used))
-    columns = ("transfer_fixed_s", "transfer_bytes", "transfer_bytes_per_s", "transfer_route")
-    return dataclasses.replace(
-        joined,
-        graph=dataclasses.replace(
-            graph,
-            transfers=Transfers(graph.transfers.work[used], graph.transfers.group[used]),
-            ops=dataclasses.replace(graph.ops, transfer=number[graph.ops.transfer]),
-        ),
-        costs=dataclasses.replace(costs, **{name: getattr(costs, name)[used] for name in columns}),
-        gradients=[(op, int(number[transfer]), size) for op, transfer, size in joined.gradients],
-    )
+    listed = [(op, int(number[bucket]), size) for op, bucket, size in joined.gradients]
+    changed = with_table(with_transfers(joined, used), "ops", transfer=number[transfer])
+    return dataclasses.replace(changed, gradients=listed)

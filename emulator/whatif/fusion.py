@@ -1,6 +1,5 @@
 """Operator fusion: small ops that follow each other on a stream become one, as compilers make them (XLA,
-TorchInductor). What goes is the start of all but the first, and the host's gaps between them; the work itself is taken
-to stay.
+TorchInductor). What goes is the start of all but the first, and the host's gaps between them.
 """
 
 from __future__ import annotations
@@ -29,9 +28,8 @@ def fuse(joined: Joined, launch_s: float) -> Joined:
 
 
 def continues_run(graph: Graph) -> np.ndarray:
-    """bool (ops,): whether an op continues the run of its stream's op before it. A run is only seen from outside: no
-    op is a member of a collective, no other op waits for one of them but the last, and they wait for none but the
-    first."""
+    """bool (ops,): whether an op continues the run of its stream's op before it. A run has no member of a collective;
+    only its last op is waited for elsewhere, and only its first waits for others."""
     ops = graph.ops
     previous, following = on_stream(graph)
     owner, on = edges(ops)

@@ -30,6 +30,11 @@ class Gradients:
         """int64: the present buckets, in order."""
         return np.unique(self.bucket)
 
+    def listed(self, bucket: np.ndarray) -> list[tuple[int, int, float]]:
+        """`Joined.gradients` of them, gradient i in the transfer `bucket[i]`."""
+        columns = bucket.tolist(), self.bytes.tolist()
+        return [row for ops in self.op.tolist() for row in zip(ops, *columns, strict=True)]
+
 
 def gradients(joined: Joined) -> Gradients:
     """The gradients that the traces name with their bytes; where they name none, each all-reduce that all ranks take

@@ -10,9 +10,8 @@ import numpy as np
 
 from emulator.cluster import cluster as clusters
 from emulator.traces.joined import Joined
-from emulator.whatif.edits import with_transfer_seconds
-from emulator.whatif.network import Network, world_size
-from emulator.whatif.scenario import Scenario, assume, network_of
+from emulator.whatif.edits import with_table, with_transfer_seconds
+from emulator.whatif.network import Network, Scenario, assume, network_of, world_size
 from emulator.whatif.serial import one_at_a_time
 from emulator.whatif.transfers import all_reduces, arrivals_s, changed_s, repeated_s, transfer_bytes, transfer_s
 from emulator.whatif.values import positive
@@ -60,9 +59,8 @@ def ranks(joined: Joined, count: int) -> Scenario:
     sizes[whole] = count
     changed = on(joined, network_of(joined), sizes)
     weight = changed.graph.ranks.weight * (count / traced)
-    graph = dataclasses.replace(changed.graph, ranks=dataclasses.replace(changed.graph.ranks, weight=weight))
     more = f"{count} ranks in place of {traced}: by symmetry, without more spread among them"
-    return dataclasses.replace(changed, graph=graph, assumptions=[*changed.assumptions, more])
+    return assume(with_table(changed, "ranks", weight=weight), assumptions=[*changed.assumptions, more])
 
 
 def on(joined: Joined, network: Network, sizes: np.ndarray | None = None) -> Scenario:
@@ -80,9 +78,8 @@ def on(joined: Joined, network: Network, sizes: np.ndarray | None = None) -> Sce
     seconds = changed_s(transfer_s(joined.costs)[transfers], was_s, now_s)
     if network.algorithm != traced.algorithm:
         seconds += (repeated_rounds_s(joined, network) - repeated_rounds_s(joined, traced))[transfers]
-    changed = with_transfer_seconds(joined, transfers, seconds)
-    graph = dataclasses.replace(changed.graph, groups=dataclasses.replace(graph.groups, size=new_sizes))
-    return assume(dataclasses.replace(changed, graph=graph), network=network)
+    changed = with_table(with_transfer_seconds(joined, transfers, seconds), "groups", size=new_sizes)
+    return assume(changed, network=network)
 
 
 def repeated_rounds_s(joined: Joined, network: Network) -> np.ndarray:

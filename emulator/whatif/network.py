@@ -20,6 +20,7 @@ from emulator.cluster.collectives import check_all_reduce, cost
 from emulator.cluster.topology import place
 from emulator.traces.joined import Joined
 from emulator.whatif import repeated_rounds, transfers
+from emulator.whatif.contention import Contention
 from emulator.workload.graph import Collective
 from switchml.errors import ConfigError
 
@@ -79,6 +80,13 @@ class Network:
             cluster=cluster,
             assumptions=(f"{cluster.title}; {between.title}: {between.source}",),
         )
+
+    @property
+    def link_text(self) -> str:
+        """What links carry, for reports."""
+        if self.link_bytes_per_s > transfers.FREE_BYTES_PER_S:
+            return "no link speed could be fitted: the traced all-reduces take as long whatever their size"
+        return f"links of {self.link_bytes_per_s * 8 / 1e6:.4g} Mbit/s"
 
     @cached_property
     def links(self) -> Interconnect:
@@ -178,3 +186,36 @@ def _median(fits: list[transfers.TransferCost]) -> transfers.TransferCost:
 def world_size(joined: Joined) -> int:
     """Ranks of the job, traced or not."""
     return max(round(float(joined.graph.ranks.weight.sum())), 1)
+
+
+@dataclass(frozen=True)
+class Scenario(Joined):
+    """A joined iteration with assumptions."""
+
+    network: Network | None = None
+    """None: as fitted to the iteration's own all-reduces."""
+    contention: Contention | None = None
+    """None: operators take what they took, whatever communication runs beside them."""
+
+
+def assume(joined: Joined, **assumptions: object) -> Scenario:
+    """The same iteration with these fields of `Scenario`."""
+    if isinstance(joined, Scenario):
+        return dataclasses.replace(joined, **assumptions)
+    return Scenario(**{field.name: getattr(joined, field.name) for field in dataclasses.fields(joined)}, **assumptions)
+
+
+def network_of(joined: Joined) -> Network:
+    """What is assumed, else what fits the iteration."""
+    return getattr(joined, "network", None) or fit(joined)
+
+
+def contention_of(joined: Joined) -> Contention | None:
+    """What is assumed."""
+    return getattr(joined, "contention", None)
+
+
+def with_network(joined: Joined, *, link_bps: float | None = None, per_host: int = 0) -> Scenario:
+    """The network as fitted to the iteration, with what is known of it: the rate of each host's link, ranks on each
+    host (0: as traced)."""
+    return assume(joined, network=fit(joined, link_bps, per_host))

@@ -1,6 +1,4 @@
-"""Predicted beside traced: iterations replayed one after the other, as they were or changed, and where the time of
-ranks went in both.
-"""
+"""Predicted beside traced: iterations replayed one after the other, as they were or changed, and their parts."""
 
 from __future__ import annotations
 
@@ -12,28 +10,20 @@ import numpy as np
 
 from emulator.replay.conditions import Conditions, Pause
 from emulator.replay.engine import Replayed, replay
-from emulator.replay.parts import PART_OF_KIND, PARTS, WAITING, parts
+from emulator.replay.parts import PART_OF_KIND, PARTS, WAITING, Parts, parts
 from emulator.traces.iterations import chain
 from emulator.traces.joined import Joined
+from emulator.whatif.edits import latest
 from emulator.workload.costs import Costs
 from emulator.workload.graph import NO_TRANSFER, Graph, Kind
 from switchml.errors import TraceError
 
 
 @dataclass(frozen=True)
-class Played:
-    """A mean iteration of several. Seconds."""
+class Played(Parts):
+    """A mean iteration of several, in parts and in all."""
 
     iteration_s: float
-    by_rank: np.ndarray
-    """float64 (ranks, len(PARTS))."""
-    weight: np.ndarray
-    """float64 (ranks,)."""
-
-    def mean(self) -> dict[str, float]:
-        """Part → seconds of an average rank, without those that are nowhere."""
-        means = np.average(self.by_rank, axis=0, weights=self.weight)
-        return {name: float(mean) for name, mean in zip(PARTS, means, strict=True) if mean > 0 or name == "compute"}
 
     def as_json(self, ranks: Sequence[int]) -> dict[str, Any]:
         """For --json."""
@@ -86,12 +76,10 @@ def _late_s(joined: Joined) -> list[float]:
 
 
 def as_replayed(graph: Graph, costs: Costs, start_s: np.ndarray, end_s: np.ndarray) -> Replayed:
-    """Traced times, float64 (ops,), as if they had been replayed: for parts, critical paths and timelines of a
-    trace."""
+    """Traced times, float64 (ops,), as if they had been replayed."""
     transfer = graph.ops.transfer
     members = np.flatnonzero(transfer != NO_TRANSFER)
-    began_s, last = np.full(len(graph.transfers), -np.inf), np.full(len(graph.transfers), -1, np.int32)
-    np.maximum.at(began_s, transfer[members], start_s[members])
+    began_s, last = latest(graph, start_s), np.full(len(graph.transfers), -1, np.int32)
     is_last = members[start_s[members] == began_s[transfer[members]]]
     last[transfer[is_last]] = is_last
     return Replayed(
@@ -110,5 +98,5 @@ def as_replayed(graph: Graph, costs: Costs, start_s: np.ndarray, end_s: np.ndarr
 
 
 def _per_iteration(played: Replayed, count: int) -> Played:
-    shares = parts(played)
-    return Played(played.makespan_s / count, shares.by_rank / count, shares.weight)
+    whole = parts(played)
+    return Played(whole.by_rank / count, whole.communication_s / count, whole.weight, played.makespan_s / count)

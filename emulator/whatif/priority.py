@@ -4,12 +4,10 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 
 from emulator.traces.joined import Joined
-from emulator.whatif.edits import edges
+from emulator.whatif.edits import edges, with_table
 from emulator.whatif.gradients import gradients
 from emulator.workload.graph import Order
 
@@ -26,9 +24,4 @@ def urgent_first(joined: Joined) -> Joined:
     priority, order = graph.works.priority.copy(), graph.streams.order.copy()
     priority[graph.transfers.work[transfers]] = urgency
     order[ops.stream[np.isin(ops.transfer, transfers)]] = Order.READY
-    graph = dataclasses.replace(
-        graph,
-        works=dataclasses.replace(graph.works, priority=priority),
-        streams=dataclasses.replace(graph.streams, order=order),
-    )
-    return dataclasses.replace(joined, graph=graph)
+    return with_table(with_table(joined, "works", priority=priority), "streams", order=order)

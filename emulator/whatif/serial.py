@@ -8,7 +8,7 @@ import numpy as np
 
 from emulator.traces.intervals import stretches
 from emulator.traces.joined import GAP, Joined
-from emulator.whatif.edits import drop, durations, on_stream, reorder, with_transfer_seconds
+from emulator.whatif.edits import drop, durations, on_stream, reorder, with_table, with_transfer_seconds
 from emulator.whatif.gradients import gradients
 from emulator.whatif.transfers import all_reduces, arrivals_s, transfer_s
 from emulator.workload.graph import NO_TRANSFER, Kind
@@ -48,8 +48,7 @@ def one_at_a_time(joined: Joined) -> Joined:
         has_gap = (gaps >= 0) & (gaps == reduces - 1) & (ops.transfer[gaps] == NO_TRANSFER)
         stream[gaps[has_gap]] = own[1]  # a thread wakes up while another all-reduce is still under way
         key[gaps[has_gap]] = key[reduces[has_gap]] - 0.25 / (len(order) + 2)
-    graph = dataclasses.replace(joined.graph, ops=dataclasses.replace(joined.graph.ops, stream=stream))
-    return reorder(dataclasses.replace(joined, graph=graph), key)
+    return reorder(with_table(joined, "ops", stream=stream), key)
 
 
 def _rate(came_s: np.ndarray, weight: np.ndarray, end_s: float) -> float:
@@ -69,17 +68,15 @@ def prepared(joined: Joined) -> Joined:
         return joined
     # Each all-reduce takes as much longer as the gap of the member that was last to come.
     gap_s, last_s = durations(joined)[gaps], arrivals_s(joined)
-    fixed_s = joined.costs.transfer_fixed_s.copy()
+    longer_s = joined.costs.transfer_fixed_s.copy()
     for transfer in np.unique(ops.transfer[members]):
         own = np.flatnonzero(ops.transfer[members] == transfer)
-        fixed_s[transfer] += gap_s[own[np.argmin(np.abs(joined.start_s[members[own]] - last_s[transfer]))]]
-    longer = dataclasses.replace(joined.costs, transfer_fixed_s=fixed_s)
-    return drop(dataclasses.replace(joined, costs=longer), gaps)
+        longer_s[transfer] += gap_s[own[np.argmin(np.abs(joined.start_s[members[own]] - last_s[transfer]))]]
+    return drop(dataclasses.replace(joined, costs=dataclasses.replace(joined.costs, transfer_fixed_s=longer_s)), gaps)
 
 
 def gaps_before(joined: Joined, transfers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Two int64: members of `transfers` that have a gap of the host right before them on their stream, and these
-    gaps."""
+    """Two int64: members of `transfers` right after a gap of the host on their stream, and these gaps."""
     graph, ops = joined.graph, joined.graph.ops
     members = np.flatnonzero(np.isin(ops.transfer, transfers))
     gaps = on_stream(graph)[0][members]

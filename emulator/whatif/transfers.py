@@ -4,19 +4,23 @@ that overlapped shared the network; so what is fitted is the time in which any w
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 
 import numpy as np
 
+from emulator.report.tables import bytes_text, time_text
 from emulator.traces.intervals import busy
 from emulator.traces.joined import Joined
+from emulator.whatif.edits import latest, with_costs
 from emulator.workload.costs import NO_ROUTE, Costs
-from emulator.workload.graph import NO_TRANSFER, Collective
+from emulator.workload.graph import Collective
 from switchml.errors import GraphError
 
 LEAST_FIXED_S = 3e-4
 """What a small all-reduce between hosts takes at least; half of the shortest traced one where that is less."""
+
+FREE_BYTES_PER_S = 1e13
+"""A rate above this means that size made no difference."""
 
 LEAST_LEFT = 0.05
 """Of what a collective took, at least this is left when its transfer is made faster."""
@@ -30,9 +34,13 @@ class TransferCost:
     bytes_per_s: float
     assumed: str = ""
     repeat_share: float = 0.0
-    """Of the first `guessed_bytes` of an all-reduce whose exponents were not announced, the share that is repeated
-    (network.REPEAT_SHARE)."""
+    """Where no exponents are announced: of an all-reduce's first `guessed_bytes`, the share that is repeated."""
     guessed_bytes: float = 0.0
+
+    def __str__(self) -> str:
+        if self.bytes_per_s > FREE_BYTES_PER_S:
+            return f"{time_text(self.fixed_s)}, whatever its size"
+        return f"{time_text(self.fixed_s)} and its bytes at {bytes_text(self.bytes_per_s)}/s"
 
     def seconds(self, size_bytes: float | np.ndarray) -> float | np.ndarray:
         """Of one all-reduce of so many bytes, exponents announced."""
@@ -99,8 +107,7 @@ def fit(joined: Joined, transfers: np.ndarray | None = None, most_bytes_per_s: f
 
 
 def changed_s(took_s: np.ndarray, was_s: np.ndarray, now_s: np.ndarray) -> np.ndarray:
-    """float64: what collectives that took `took_s` take where a model says `now_s` in place of `was_s`. What they took
-    beyond the model stays."""
+    """float64: what collectives take that took `took_s`, `was_s` of it by a model, which now says `now_s`."""
     return np.maximum(took_s + now_s - was_s, LEAST_LEFT * np.minimum(now_s, took_s))
 
 
@@ -127,12 +134,7 @@ def _stretches(joined: Joined, transfers: np.ndarray | None) -> tuple[np.ndarray
 
 def arrivals_s(joined: Joined) -> np.ndarray:
     """float64 (transfers,): when the last member had come, as traced."""
-    transfer = joined.graph.ops.transfer
-    began_s = np.full(len(joined.graph.transfers), -np.inf)
-    member = transfer != NO_TRANSFER
-    with np.errstate(invalid="ignore"):  # NaN where an op was never traced
-        np.maximum.at(began_s, transfer[member], joined.start_s[member])
-    return began_s
+    return latest(joined.graph, joined.start_s)
 
 
 def _least_squares(count: np.ndarray, moved: np.ndarray, busy_s: np.ndarray) -> tuple[float, float]:
@@ -151,16 +153,11 @@ def _least_squares(count: np.ndarray, moved: np.ndarray, busy_s: np.ndarray) -> 
 def repriced(joined: Joined, transfer: TransferCost, transfers: np.ndarray | None = None) -> Joined:
     """`transfers` (default: all all-reduces) cost what `transfer` says of their sizes, exponents announced."""
     transfers = all_reduces(joined) if transfers is None else transfers
-    costs = joined.costs
-    fixed_s, moved, rate, route = (
-        costs.transfer_fixed_s.copy(),
-        costs.transfer_bytes.copy(),
-        costs.transfer_bytes_per_s.copy(),
-        costs.transfer_route.copy(),
+    return with_costs(
+        joined,
+        transfers,
+        transfer_fixed_s=transfer.fixed_s,
+        transfer_bytes=transfer_bytes(joined)[transfers],
+        transfer_bytes_per_s=transfer.bytes_per_s,
+        transfer_route=NO_ROUTE,
     )
-    fixed_s[transfers], rate[transfers], route[transfers] = transfer.fixed_s, transfer.bytes_per_s, NO_ROUTE
-    moved[transfers] = transfer_bytes(joined)[transfers]
-    costs = dataclasses.replace(
-        costs, transfer_fixed_s=fixed_s, transfer_bytes=moved, transfer_bytes_per_s=rate, transfer_route=route
-    )
-    return dataclasses.replace(joined, costs=costs)

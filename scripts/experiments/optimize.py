@@ -28,11 +28,9 @@ from emulator.bench.ranks.team import star_with_aggregator
 from emulator.cli.options import RATE
 from emulator.optimizer import file, report
 from emulator.optimizer.machine import Machine
-from emulator.optimizer.measured import median_step_s
+from emulator.optimizer.measured import SpeedUp, median_step_s
 from emulator.optimizer.objective import Objective
-from emulator.optimizer.search import search
-from emulator.optimizer.space import Allowed
-from emulator.optimizer.speedup import SpeedUp
+from emulator.optimizer.search import Allowed, search
 from emulator.testbed import star as stars
 from emulator.traces.join import join
 from emulator.traces.readers.read import read

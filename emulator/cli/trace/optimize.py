@@ -112,9 +112,8 @@ def _optimize_trace(
     from emulator.optimizer import file, report
     from emulator.optimizer.machine import Machine, Memory
     from emulator.optimizer.objective import Objective
-    from emulator.optimizer.search import search
-    from emulator.optimizer.setting import PLACEMENTS
-    from emulator.optimizer.space import DEFAULT_ALLOW, Allowed
+    from emulator.optimizer.passes import PLACEMENTS
+    from emulator.optimizer.search import DEFAULT_ALLOW, Allowed, search
     from emulator.traces.join import join
     from emulator.traces.readers.read import read
     from emulator.whatif import codec_costs as costs
@@ -176,11 +175,10 @@ def _progress(trials: int) -> Iterator[Callable[[int, float], None]]:
 
 def _check(command: tuple[str, ...], settings: Path, rounds: int, result, as_json: bool) -> dict:
     """Run it both ways, and compare the predicted with the measured speed-up."""
-    from emulator.optimizer.measured import compare
-    from emulator.optimizer.speedup import SpeedUp
+    from emulator.optimizer.measured import SpeedUp, compare
 
     measured = compare(command, settings, rounds, lambda line: click.echo(line, err=True))
-    speedup = SpeedUp.of(result, measured.default_s, measured.settings_s)
+    speedup = SpeedUp.of(result, *measured)
     if not as_json:
         click.echo(str(speedup))
     return speedup.to_json()

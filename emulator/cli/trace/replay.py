@@ -138,7 +138,7 @@ def _changes(mean, iterations, *, link, ranks_per_host, bandwidth, latency, allr
              bucket_cap, codec, accelerator, without_straggler, slow):  # fmt: skip
     """(list of (what, change), what to do first): changes in the order in which they are applied."""
     from emulator.whatif import changes, contention, network
-    from emulator.whatif.scenario import assume
+    from emulator.whatif.network import assume
 
     bandwidth_title, rates = _new_value(bandwidth, "bps", 1e6, "Mbit/s")
     latency_title, delays = _new_value(latency, "seconds", 1e-6, "µs")

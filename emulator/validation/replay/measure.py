@@ -31,9 +31,8 @@ from emulator.traces.readers.read import read
 from emulator.validation.clocks import Recovered, recovered
 from emulator.validation.rows import Row, summary
 from emulator.whatif import changes, contention
-from emulator.whatif.network import fit
+from emulator.whatif.network import assume, fit
 from emulator.whatif.predict import predicted
-from emulator.whatif.scenario import assume
 from switchml.errors import ConfigError
 
 BURST_S = 0.002

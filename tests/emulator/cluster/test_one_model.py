@@ -12,8 +12,8 @@ from emulator.cluster.topology import place
 from emulator.jobs import imported
 from emulator.jobs.costing import plan
 from emulator.optimizer.machine import Machine
-from emulator.peers.costs import Costs
 from emulator.peers.settings import Settings
+from emulator.peers.world import Costs
 from emulator.traces.join import join
 from emulator.whatif import changes
 from emulator.whatif.network import Network

@@ -5,8 +5,7 @@ import pytest
 from hypothesis import given, settings
 
 from emulator.diagnosis.causes import causes
-from emulator.diagnosis.iterations import iterations
-from emulator.diagnosis.situation import Situation
+from emulator.diagnosis.situation import Situation, iterations
 from emulator.replay.engine import replay
 from emulator.replay.parts import IDLE, WAITING
 from emulator.workload.graph import Order

@@ -12,8 +12,8 @@ from click.testing import CliRunner
 from rich.console import Console
 
 from emulator.diagnosis.checks import diagnose
-from emulator.diagnosis.iterations import iterations
 from emulator.diagnosis.page import write_page
+from emulator.diagnosis.situation import iterations
 from emulator.diagnosis.terminal import show
 from emulator.traces.events import LaneKind, What
 from emulator.traces.join import join

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from emulator.optimizer.coarsen import coarsen, folded, frozen, merged
 from emulator.optimizer.machine import Machine, Memory
 from emulator.optimizer.objective import Objective
-from emulator.optimizer.setting import Setting
+from emulator.optimizer.passes import Setting
 from emulator.replay.engine import replay
 from emulator.whatif.buckets import MIB, rebucket
 from emulator.whatif.codec_costs import CodecCost

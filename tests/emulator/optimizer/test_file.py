@@ -4,12 +4,10 @@ import pytest
 
 from emulator.optimizer import file
 from emulator.optimizer.machine import Machine
+from emulator.optimizer.measured import SpeedUp
 from emulator.optimizer.objective import Objective
-from emulator.optimizer.passes import in_file
-from emulator.optimizer.search import SearchResult, search
-from emulator.optimizer.setting import TRACED, Setting
-from emulator.optimizer.space import Allowed
-from emulator.optimizer.speedup import SpeedUp
+from emulator.optimizer.passes import TRACED, Setting, in_file
+from emulator.optimizer.search import Allowed, SearchResult, search
 from emulator.whatif import codec_costs
 from emulator.whatif.buckets import MIB, assign
 from emulator.whatif.codec_costs import CHOICES, measure

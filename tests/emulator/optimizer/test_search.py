@@ -6,13 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from emulator.optimizer import cuts, report, space
+from emulator.optimizer import cuts, report
 from emulator.optimizer.machine import Machine, Memory
 from emulator.optimizer.objective import Objective
-from emulator.optimizer.passes import COMMUNICATION, apply
-from emulator.optimizer.search import search
-from emulator.optimizer.setting import TRACED, Setting
-from emulator.optimizer.space import Allowed
+from emulator.optimizer.passes import COMMUNICATION, TRACED, Setting, apply
+from emulator.optimizer.search import Allowed, runs, search
 from emulator.whatif import transfers
 from emulator.whatif.buckets import MIB, assign
 from emulator.whatif.codec_costs import CodecCost
@@ -42,7 +40,7 @@ def slowly(objective, placements, codecs):
     took beyond the model; with every placement, and every codec in every bucket."""
     present = gradients(objective.joined)
     best = objective(TRACED).worst_s
-    for caps, placement in itertools.product(((), *space.runs(present.bytes)), placements):
+    for caps, placement in itertools.product(((), *runs(present.bytes)), placements):
         for chosen in itertools.product(("", *codecs), repeat=len(caps or present.transfers)):
             best = min(best, objective(Setting(buckets=caps, placement=placement, codec=chosen)).worst_s)
     return best
@@ -207,3 +205,9 @@ def test_an_all_reduce_costs_something_even_where_the_trace_says_nothing_of_it()
     assert Machine.of(job).transfer("").fixed_s == transfers.LEAST_FIXED_S
     fast = ddp_jobs.ddp([MIB / 1024, MIB], [0.001] * 2, fixed_s=2e-5, bytes_per_s=1e10, caps=[1])
     assert Machine.of(fast).transfer("").fixed_s == pytest.approx(2e-5, rel=0.01)
+
+
+def test_where_size_makes_no_difference_no_link_speed_is_named():
+    job = ddp_jobs.ddp([MIB / 1024, MIB], [0.001] * 2, fixed_s=0.002, bytes_per_s=1e18, caps=[1])
+    said = " ".join(Machine.of(job).assumptions())
+    assert "no link speed could be fitted" in said and "whatever its size" in said and "Mbit/s" not in said

@@ -12,8 +12,8 @@ from switchml.cli.main import cli
 
 pytest.importorskip("torch")
 
-from emulator.peers.costs import Costs
 from emulator.peers.settings import Settings
+from emulator.peers.world import Costs
 from emulator.validation.peers.measure import BACKENDS, PeersPlan, star_cluster
 from switchml.errors import ConfigError
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from emulator.traces.intervals import covered
 from emulator.traces.iterations import join_each
 from emulator.whatif import changes, contention
+from emulator.whatif.network import assume
 from emulator.whatif.predict import predicted
-from emulator.whatif.scenario import assume
 from tests.support import ddp_traces as traces
 
 

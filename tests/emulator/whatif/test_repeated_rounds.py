@@ -10,8 +10,8 @@ from emulator.optimizer.machine import Machine
 from emulator.traces.events import Events, Lane, LaneKind, RankTrace, What, Wire, WireWhat
 from emulator.whatif import changes, repeated_rounds, transfers
 from emulator.whatif.buckets import MIB
+from emulator.whatif.network import network_of
 from emulator.whatif.repeated_rounds import REPEAT_SHARE
-from emulator.whatif.scenario import network_of
 from emulator.workload.graph import Collective
 from switchml.protocol.sizes import PAYLOAD_BYTES
 from tests.support import ddp_jobs

@@ -136,10 +136,9 @@ for _ in range(12):
 def test_both_ways_are_run_and_compared(tmp_path):
     path = tmp_path / "settings.toml"
     path.write_text("[ddp]\nbucket_cap_mb = 1\n")
-    measured = bench.compare([sys.executable, "-c", ALONE], path, rounds=1)
-    assert len(measured.default_s) == len(measured.settings_s) == 1
-    assert measured.default_s[0] > 0.019 and measured.settings_s[0] > 0.0009
-    assert measured.gain == pytest.approx(1 - measured.settings_s[0] / measured.default_s[0])
+    default_s, settings_s = bench.compare([sys.executable, "-c", ALONE], path, rounds=1)
+    assert len(default_s) == len(settings_s) == 1
+    assert default_s[0] > 0.019 and settings_s[0] > 0.0009
 
 
 def test_a_run_without_steps_is_no_measurement(tmp_path):
