@@ -75,8 +75,8 @@ def _play_one(seed: int, log: bool, as_json: bool) -> None:
         click.echo(json.dumps(asdict(outcome)))
     else:
         click.echo(
-            f"{outcome.events} events in {outcome.seconds:.3f} s of virtual time, {outcome.packets} packets, "
-            f"{outcome.sums} sums and {outcome.errors} errors checked, trace {outcome.trace}"
+            f"{outcome.events} events in {outcome.seconds:.3f} s of virtual time:\n"
+            f"{outcome.packets} packets, {outcome.sums} sums and {outcome.errors} errors checked, trace {outcome.trace}"
         )
         click.echo(f"failed: {outcome.problem}" if outcome.problem else "passed")
     raise SystemExit(bool(outcome.problem))
@@ -125,8 +125,8 @@ def _play_many(seeds: range, stop_after: int, processes: int, as_json: bool) -> 
         click.echo(json.dumps(result))
     else:
         click.echo(
-            f"{tally.seeds} seeds in {wall_s:.1f} s ({tally.seeds / wall_s:.1f} a second): {tally.packets:,} packets, "
-            f"{tally.sums:,} sums and {tally.errors:,} errors checked in {tally.virtual_s:.0f} s of virtual time, "
+            f"{tally.seeds} seeds in {wall_s:.1f} s ({tally.seeds / wall_s:.1f} a second), {tally.virtual_s:.0f} s of "
+            f"virtual time:\n{tally.packets:,} packets, {tally.sums:,} sums and {tally.errors:,} errors checked, "
             f"trace {tally.trace}"
         )
         for outcome in tally.failures:
