@@ -6,10 +6,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from emulator.p4switch.engine import opcodes as o
-from emulator.p4switch.engine.blocks import DYNAMIC, REGISTERS
 from emulator.p4switch.engine.calculations import Calculations
 from emulator.p4switch.engine.code import Label, Unsupported
 from emulator.p4switch.engine.expressions import Expressions, Part
+from emulator.p4switch.engine.fields import DYNAMIC, REGISTERS
 from emulator.p4switch.engine.intervals import Cell
 from emulator.p4switch.engine.layout import CELL, limbs
 from emulator.p4switch.engine.reroll import Lanes, field_reads

@@ -4,7 +4,7 @@ out.
 Values are unbounded in P4's IR, but only a few low limbs are computed (the demanded bits): +, -, * and << need only as
 many of their operands, and an `&` with a constant no more than the constant has. Where all bits matter (comparing, >>,
 /), the operand's interval gives the number of limbs that is exact. A node is computed once within a basic block
-(`memo`), until something that it reads is written (blocks.py)."""
+(`memo`), until something that it reads is written (fields.py)."""
 
 from __future__ import annotations
 

@@ -36,6 +36,15 @@ def hash_limbs(key, mask, n):
 
 
 @kernel_part
+def same_under_mask(key, mask, value, n):
+    """Whether key & mask is a value, n limbs each."""
+    for i in range(0, 8 * n, 8):  # noqa: SIM110 (compiled: no generators)
+        if ld64(key + i) & ld64(mask + i) != ld64(value + i):
+            return False
+    return True
+
+
+@kernel_part
 def _find(table, key, n):
     """The record of the best entry in the hash tables, or 0. They are ordered by the best rank in each."""
     best, record = 0x7FFFFFFFFFFFFFFF, 0
@@ -51,11 +60,7 @@ def _find(table, key, n):
             rank = ld64(slot)
             if rank == 0:
                 break
-            same = True
-            for i in range(0, 8 * n, 8):
-                if ld64(slot + 16 + i) != ld64(key + i) & ld64(mask + i):
-                    same = False
-            if same:
+            if same_under_mask(key, mask, slot + 16, n):
                 if rank - 1 < best:
                     best, record = rank - 1, ld64(slot + 8)
                 break
@@ -84,10 +89,8 @@ def _fits(row, key):
         if is_range:
             if not _at_most(value, key, n) or not _at_most(key, extra, n):
                 return False
-        else:
-            for i in range(0, 8 * n, 8):
-                if ld64(key + i) & ld64(extra + i) != ld64(value + i):
-                    return False
+        elif not same_under_mask(key, extra, value, n):
+            return False
         key += 8 * n
         at = extra + 8 * n
     return True

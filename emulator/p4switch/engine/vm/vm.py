@@ -85,14 +85,6 @@ def _event_add(frame, at):
 
 
 @kernel_part
-def _same_under_mask(a, mask, b, n):
-    for i in range(0, 8 * n, 8):  # noqa: SIM110 (compiled: no generators)
-        if ld64(a + i) & ld64(mask + i) != ld64(b + i):
-            return False
-    return True
-
-
-@kernel_part
 def run(frame, pc):
     """Run from `pc` until END or TRAP; returns the status."""
     code = ld64(ld64(frame + _CONTEXT) + _CODE)
@@ -120,7 +112,7 @@ def run(frame, pc):
             if val(frame, at, 1) == val(frame, at, 2):
                 pc = arg(at, 3)
         elif op == o.JCASE:
-            if _same_under_mask(frame + arg(at, 1), frame + arg(at, 2), frame + arg(at, 3), arg(at, 4)):
+            if tables.same_under_mask(frame + arg(at, 1), frame + arg(at, 2), frame + arg(at, 3), arg(at, 4)):
                 pc = arg(at, 5)
         elif op == o.JMISS:
             if ld64(frame + _HIT) == 0:
