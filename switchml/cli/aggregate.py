@@ -1,7 +1,5 @@
 """`switchml aggregate`: the software aggregator with its control plane, until a signal stops it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import click

@@ -1,7 +1,6 @@
 """`switchml control`: the control plane of a P4 switch, until a signal stops it."""
 
-from __future__ import annotations
-
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -102,31 +101,29 @@ def control(
     Agents join at the control port, as they do at `switchml aggregate`; their packets are summed by the switch, which
     is programmed when a job starts and when it ends. A restarted switch is reprogrammed.
     """
-    with serving.stop_signals(verbose) as stop:
+    with contextlib.ExitStack() as cleanup:
+        stop = cleanup.enter_context(serving.stop_signals(verbose))
+
         from switchml.control.mac import parse_mac
         from switchml.control.p4 import dataplane as p4_dataplane
         from switchml.control.p4.processes import OurSwitch, SimpleSwitch, connect
+        from switchml.control.p4.tree import P4TreeDataplane, read_tree
 
+        dataplane: p4_dataplane.P4Dataplane | P4TreeDataplane
         if tree is not None:
-            from switchml.control.p4.tree import P4TreeDataplane, read_tree
-
-            many = P4TreeDataplane(read_tree(tree), p4_dataplane.udp_window_bytes()).start()
-            try:
-                serving.serve(many, "switchml control", many.where, stop, **options)
-            finally:
-                many.stop()
-            return
-        mac = parse_mac(switch_mac) if switch_mac else p4_dataplane.SWITCH_MAC
-        process: OurSwitch | SimpleSwitch | None = None
-        if switch == "p4":
-            process = OurSwitch(program)
-        elif switch == "bmv2":
-            process = SimpleSwitch(ports, program)
-        try:
-            driver = process.connect() if process is not None else connect(switch, program)
+            dataplane = P4TreeDataplane(read_tree(tree), p4_dataplane.udp_window_bytes())
+        else:
+            mac = parse_mac(switch_mac) if switch_mac else p4_dataplane.SWITCH_MAC
+            process: OurSwitch | SimpleSwitch | None = None
+            if switch == "p4":
+                process = OurSwitch(program)
+            elif switch == "bmv2":
+                process = SimpleSwitch(ports, program)
+            if process is not None:
+                cleanup.callback(process.stop)
             is_ours = switch == "p4" or (process is None and udp_bind is not None)
             dataplane = p4_dataplane.P4Dataplane(
-                driver,
+                process.connect() if process is not None else connect(switch, program),
                 address=switch_address or p4_dataplane.SWITCH_ADDRESS,
                 mac=mac,
                 links=process.links if process is not None else dict(links),
@@ -136,11 +133,6 @@ def control(
                 loss_rate=loss_rate,
                 window_bytes=p4_dataplane.BMV2_WINDOW_BYTES if switch == "bmv2" else p4_dataplane.udp_window_bytes(),
             )
-            dataplane.start()
-            try:
-                serving.serve(dataplane, "switchml control", f"{driver.where}", stop, **options)
-            finally:
-                dataplane.stop()
-        finally:
-            if process is not None:
-                process.stop()
+        cleanup.callback(dataplane.stop)
+        dataplane.start()
+        serving.serve(dataplane, "switchml control", dataplane.where, stop, **options)

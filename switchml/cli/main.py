@@ -6,8 +6,6 @@ that needs it.
 Exit codes: 0 done, 1 the subcommand failed (one line on stderr says why), 2 wrong usage, 130 interrupted.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib
 from collections.abc import Mapping, Sequence

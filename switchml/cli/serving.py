@@ -1,8 +1,6 @@
 """What `switchml aggregate` and `switchml control` share: a control plane around a data plane, until a signal stops
 it."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import logging
@@ -36,13 +34,19 @@ _OPTIONS = (
     ),
     click.option(
         "--peer-timeout",
+        "peer_timeout_s",
         default=10.0,
         show_default=True,
         metavar="SECONDS",
         help="After how long a silent agent counts as lost.",
     ),
     click.option(
-        "--join-timeout", default=60.0, show_default=True, metavar="SECONDS", help="How long a job may take to fill."
+        "--join-timeout",
+        "join_timeout_s",
+        default=60.0,
+        show_default=True,
+        metavar="SECONDS",
+        help="How long a job may take to fill.",
     ),
     click.option("--tls-cert", metavar="FILE", help="Certificate chain (PEM) of the control port."),
     click.option("--tls-key", metavar="FILE", help="Key (PEM) of that certificate."),
@@ -72,48 +76,17 @@ def stop_signals(verbose: bool) -> Iterator[threading.Event]:
 
 
 def serve(
-    dataplane: Any,
-    what: str,
-    data: str,
-    stop: threading.Event,
-    *,
-    bind: str,
-    control_port: int,
-    events_port: int | None,
-    tunnel_port: int | None,
-    metrics_port: int | None,
-    peer_timeout: float,
-    join_timeout: float,
-    tls_cert: str | None,
-    tls_key: str | None,
-    as_json: bool,
-    **_: object,
+    dataplane: Any, what: str, data: str, stop: threading.Event, *, as_json: bool, **controller_options: Any
 ) -> None:
     """Run the control plane of a data plane that has been started, until `stop` is set. `what` names it and `data` is
-    its data address, for the report that it is ready."""
+    its data address, for the report that it is ready; `controller_options` are the other ones of `options`."""
     from switchml.control.server import Controller
 
-    controller = Controller(
-        dataplane,
-        bind=bind,
-        control_port=control_port,
-        events_port=events_port,
-        tunnel_port=tunnel_port,
-        metrics_port=metrics_port,
-        peer_timeout_s=peer_timeout,
-        join_timeout_s=join_timeout,
-        tls_cert=tls_cert,
-        tls_key=tls_key,
-    )
+    controller = Controller(dataplane, **controller_options)
     ports = controller.start()
     try:
-        addresses = {
-            "control": "{}:{}".format(*ports.control),
-            "data": data,
-            "events": "{}:{}".format(*ports.events),
-            "tunnel": "{}:{}".format(*ports.tunnel) if ports.tunnel else None,
-            "metrics": "{}:{}".format(*ports.metrics) if ports.metrics else None,
-        }
+        open_ports = {name: "{}:{}".format(*at) if at else None for name, at in vars(ports).items()}
+        addresses = open_ports | {"data": data}
         if as_json:
             click.echo(json.dumps({**addresses, "pid": os.getpid()}))
         click.echo(f"{what} ready: " + ", ".join(f"{name} {at}" for name, at in addresses.items() if at), err=True)

@@ -2,8 +2,6 @@
 continuously.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import click

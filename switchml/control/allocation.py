@@ -1,8 +1,6 @@
 """How much of an aggregator a job gets: its slots, the window of each rank, and the numbers that identify its
 packets."""
 
-from __future__ import annotations
-
 import secrets
 from collections.abc import Callable, Collection
 

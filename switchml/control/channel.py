@@ -6,8 +6,6 @@ answer pings (from grpcio 1.73 on without needing the interpreter lock), so a Py
 is alive all the same.
 """
 
-from __future__ import annotations
-
 import ssl
 from pathlib import Path
 

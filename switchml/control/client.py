@@ -55,38 +55,6 @@ class AggregatorLost:
 SessionEvent = PeerLost | PeerLeft | AggregatorLost
 
 
-class Session:
-    """One rank's membership in a started job. Made by `join`. Methods may be called from any thread."""
-
-    def __init__(self, link: _Link, info: JobInfo):
-        self._link = link
-        self.info = info
-
-    def events(self, callback: Callable[[SessionEvent], None]) -> None:
-        """Call `callback` with every event from now on, and with those that came before. Calls come from one
-        background thread.
-
-        After PeerLost or AggregatorLost nothing more comes: the job is over. Raises ConfigError if called twice.
-        """
-        self._link.dispatch(callback)
-
-    def leave(self) -> None:
-        """Report that this rank is done; the others get PeerLeft. Returns quickly, may be called twice, and does not
-        raise if the aggregator is gone. No more events come.
-        """
-        self._link.leave()
-
-    def close(self) -> None:
-        """Leave if that has not happened yet, and release the connection."""
-        self._link.leave()
-
-    def __enter__(self) -> Session:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
-
-
 def join(
     address: str,
     *,
@@ -137,13 +105,14 @@ def join(
         )
     except (TypeError, ValueError) as error:
         raise ConfigError(f"can't ask to join job {job!r} as rank {rank!r} of {world_size!r}: {error}") from error
-    link = _Link(f"{host}:{port}", request, timeout_s, peer_timeout_s, tls_ca)
+    session = Session(f"{host}:{port}", request, timeout_s, peer_timeout_s, tls_ca)
     try:
-        return Session(link, link.wait_started())
+        session._wait_started()
     except BaseException:
         # KeyboardInterrupt too: the rank must not stay behind in the forming job.
-        link.leave()
+        session.leave()
         raise
+    return session
 
 
 def status(address: str, *, tls_ca: str | Path | None = None, timeout_s: float = 5.0) -> v2_pb2.StatusReply:
@@ -207,8 +176,14 @@ def _words(error: grpc.RpcError) -> str:
     return f"{error.details() or 'no details'} ({error.code().name})"
 
 
-class _Link:
-    """The connection behind a session: a thread that reads the Join stream, and one that calls the user's callback."""
+class Session:
+    """One rank's membership in a started job. Made by `join`. Methods may be called from any thread.
+
+    One background thread reads the Join stream, another calls the callback of `events`.
+    """
+
+    info: JobInfo
+    """The job, once it has started."""
 
     def __init__(
         self,
@@ -238,7 +213,7 @@ class _Link:
         # connection.
         threading.Thread(target=self._read, name="switchml-control", daemon=True).start()
 
-    def wait_started(self) -> JobInfo:
+    def _wait_started(self) -> None:
         # In slices: where a signal reaches another thread first, Ctrl-C is seen only between two waits.
         while not self._decided.wait(0.2):
             if time.monotonic() < self._deadline + ANSWER_GRACE_S:
@@ -249,12 +224,17 @@ class _Link:
                 f"the aggregator at {self._target} took this rank in, but job {self._request.job!r} did not start "
                 f"within {self._timeout_s:g} s"
             )
-        if isinstance(self._outcome, JobInfo):
-            return self._outcome
         assert self._outcome is not None
-        raise self._outcome
+        if isinstance(self._outcome, JoinError):
+            raise self._outcome
+        self.info = self._outcome
 
-    def dispatch(self, callback: Callable[[SessionEvent], None]) -> None:
+    def events(self, callback: Callable[[SessionEvent], None]) -> None:
+        """Call `callback` with every event from now on, and with those that came before. Calls come from one
+        background thread.
+
+        After PeerLost or AggregatorLost nothing more comes: the job is over. Raises ConfigError if called twice.
+        """
         with self._lock:
             if self._dispatcher is not None:
                 raise ConfigError("Session.events was called twice: expected one callback")
@@ -264,6 +244,9 @@ class _Link:
         self._dispatcher.start()
 
     def leave(self) -> None:
+        """Report that this rank is done; the others get PeerLeft. Returns quickly, may be called twice, and does not
+        raise if the aggregator is gone. No more events come.
+        """
         with self._lock:
             if self._left:
                 return
@@ -275,6 +258,16 @@ class _Link:
         if self._stream is not None:
             self._stream.cancel()
         self._channel.close()
+
+    def close(self) -> None:
+        """Leave if that has not happened yet, and release the connection."""
+        self.leave()
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.leave()
 
     # The reading thread.
 

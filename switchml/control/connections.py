@@ -5,8 +5,6 @@ closed first is in FIN_WAIT, one that the peer closed first is in CLOSE_WAIT, LA
 cancelled the call is still open.
 """
 
-from __future__ import annotations
-
 import socket
 import struct
 from pathlib import Path

@@ -4,8 +4,6 @@
 Plain data goes in (`JobSpec`) and comes out (`JobCounters`); how slots and workers are stored is up to the data plane.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Protocol
 

@@ -15,8 +15,6 @@ kind again), `time` (seconds since 1970) and these fields:
 PUB drops what a subscriber does not fetch in time; the aggregator never waits for an observer.
 """
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Iterator

@@ -12,8 +12,6 @@ A job in `ending` still holds its slots, because a rank that has not left may ne
 is free already. Jobs that have ended or failed hold no resources.
 """
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 import itertools
@@ -23,22 +21,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from switchml.control import membership
 from switchml.control.allocation import advised_window, default_slots, draw_isn, draw_tag, fit_slots
 from switchml.control.dataplane import Address, Dataplane, JobCounters, JobSpec
-from switchml.control.membership import (
-    MIN_SLOTS,
-    PROTOCOL,
-    Ended,
-    Event,
-    JoinRequest,
-    Peer,
-    PeerLeft,
-    PeerLost,
-    Reason,
-    Refused,
-    Started,
-    name_ranks,
-)
+from switchml.control.membership import Ended, Event, JoinRequest, Peer, PeerLeft, PeerLost, Reason, Refused, Started
 from switchml.errors import SwitchMLError
 
 N_ENDED_SHOWN = 16
@@ -217,7 +203,7 @@ class JobRegistry:
             joined = ", ".join(job.members[rank].request.who for rank in sorted(job.members)[:NAMED])
             if len(job.members) > NAMED:
                 joined += f" and {len(job.members) - NAMED} more"
-            missing = name_ranks(job.missing)
+            missing = membership.name_ranks(job.missing)
             reason = (
                 f"job {job.name!r} did not fill within {job.deadline - job.created:.3g} s: {joined} joined, "
                 f"{missing} {'is' if len(job.missing) == 1 else 'are'} missing"
@@ -329,7 +315,7 @@ class JobRegistry:
         requests = [job.members[rank].request for rank in range(job.world_size)]
         return JobSpec(
             job_id=next(self._job_ids),
-            protocol=PROTOCOL,
+            protocol=membership.PROTOCOL,
             workers=job.world_size,
             slots=slots,
             payload_bytes=job.first.payload_bytes,
@@ -381,7 +367,7 @@ class JobRegistry:
                     raise Refused(
                         Reason.DUPLICATE,
                         f"job {job.name!r} can't start: data address {ip}:{port} belongs to job "
-                        f"{other.name!r} until {name_ranks(m.request.rank for m in other.present)} "
+                        f"{other.name!r} until {membership.name_ranks(m.request.rank for m in other.present)} "
                         "of it left too",
                     )
 
@@ -396,7 +382,7 @@ class JobRegistry:
         if not slots:
             raise Refused(
                 Reason.CAPACITY,
-                f"job {job.name!r} requests {requested} slots and needs at least {MIN_SLOTS}: {free} of the "
+                f"job {job.name!r} requests {requested} slots and needs at least {membership.MIN_SLOTS}: {free} of the "
                 f"aggregator's {capacity} are free, {len(self.live) - 1} other jobs have the rest",
             )
         return slots

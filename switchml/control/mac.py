@@ -1,7 +1,5 @@
 """MAC addresses, which are numbers here, as people write them."""
 
-from __future__ import annotations
-
 from switchml.errors import ConfigError
 
 

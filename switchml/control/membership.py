@@ -5,8 +5,6 @@ that the rank may get. The messages of v2.proto carry the same; these are free o
 tested without it.
 """
 
-from __future__ import annotations
-
 import ipaddress
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -80,35 +78,32 @@ class JoinRequest:
     def check(self) -> None:
         """Raises Refused if no job could take this request."""
         if self.protocol != PROTOCOL:
-            raise Refused(
-                Reason.INVALID,
+            raise _invalid(
                 f"the agent speaks protocol {self.protocol}, this aggregator {PROTOCOL}: "
-                "install the same switchml version on both",
+                "install the same switchml version on both"
             )
         if not self.job or len(self.job) > MAX_NAME or not self.job.isprintable():
-            raise Refused(
-                Reason.INVALID, f"job name of {len(self.job)} characters: expected 1 to {MAX_NAME} printable ones"
-            )
+            raise _invalid(f"job name of {len(self.job)} characters: expected 1 to {MAX_NAME} printable ones")
         if not 1 <= self.world_size <= V2_MAX_WORKERS:
-            raise Refused(Reason.INVALID, f"world size {self.world_size}: expected 1 to {V2_MAX_WORKERS}")
+            raise _invalid(f"world size {self.world_size}: expected 1 to {V2_MAX_WORKERS}")
         if not 0 <= self.rank < self.world_size:
-            raise Refused(Reason.INVALID, f"rank {self.rank} of {self.world_size}: expected 0 to {self.world_size - 1}")
+            raise _invalid(f"rank {self.rank} of {self.world_size}: expected 0 to {self.world_size - 1}")
         if self.slots and not (MIN_SLOTS <= self.slots <= MAX_SLOTS and self.slots & (self.slots - 1) == 0):
-            raise Refused(
-                Reason.INVALID, f"{self.slots} slots: expected 0 or a power of two from {MIN_SLOTS} to {MAX_SLOTS}"
-            )
+            raise _invalid(f"{self.slots} slots: expected 0 or a power of two from {MIN_SLOTS} to {MAX_SLOTS}")
         if self.payload_bytes not in SIZE_CODE_OF:
-            raise Refused(
-                Reason.INVALID, f"payload of {self.payload_bytes} bytes: expected one of {sorted(SIZE_CODE_OF)}"
-            )
+            raise _invalid(f"payload of {self.payload_bytes} bytes: expected one of {sorted(SIZE_CODE_OF)}")
         if self.wire not in WIRE_DTYPES:
-            raise Refused(Reason.INVALID, f"wire format {self.wire}: expected one of {sorted(WIRE_DTYPES)}")
+            raise _invalid(f"wire format {self.wire}: expected one of {sorted(WIRE_DTYPES)}")
         if not 0 <= self.timeout_s < 1e6:
-            raise Refused(Reason.INVALID, f"join timeout of {self.timeout_s} s: expected 0 to 1000000")
+            raise _invalid(f"join timeout of {self.timeout_s} s: expected 0 to 1000000")
         if not 0 <= self.mac < 1 << 48:
-            raise Refused(Reason.INVALID, f"MAC address {self.mac:x}: expected one of 48 bits")
+            raise _invalid(f"MAC address {self.mac:x}: expected one of 48 bits")
         if not self.is_control_only:
             check_address(self.address)
+
+
+def _invalid(message: str) -> Refused:
+    return Refused(Reason.INVALID, message)
 
 
 def check_address(address: Address) -> None:
@@ -117,13 +112,11 @@ def check_address(address: Address) -> None:
     try:
         parsed = ipaddress.IPv4Address(ip)
     except ValueError:
-        raise Refused(Reason.INVALID, f"data address {ip!r}: expected an IPv4 address") from None
+        raise _invalid(f"data address {ip!r}: expected an IPv4 address") from None
     if parsed.is_unspecified or parsed.is_multicast or ip == "255.255.255.255":
-        raise Refused(
-            Reason.INVALID, f"data address {ip}: results can't be sent there, expected the agent's own address"
-        )
+        raise _invalid(f"data address {ip}: results can't be sent there, expected the agent's own address")
     if not 1 <= port <= 65535:
-        raise Refused(Reason.INVALID, f"data port {port}: expected 1 to 65535")
+        raise _invalid(f"data port {port}: expected 1 to 65535")
 
 
 @dataclass(frozen=True)

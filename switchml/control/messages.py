@@ -1,7 +1,5 @@
 """Messages of v2.proto as plain data, and back: for both ends of a control connection."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

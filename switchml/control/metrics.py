@@ -5,8 +5,6 @@ Counter names are those of switchml.counters (docs/protocol.md section 3). A job
 `switchml_aggregator_*_total` include the jobs that have ended.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterable
 from wsgiref.simple_server import WSGIServer

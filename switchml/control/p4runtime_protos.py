@@ -6,8 +6,6 @@ each holds the serialized descriptor of its .proto file, as modules from a newer
 The classes live in a descriptor pool of their own, so that a controller in the same process may have its own.
 """
 
-from __future__ import annotations
-
 import ast
 import importlib.metadata
 import importlib.util

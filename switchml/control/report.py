@@ -1,7 +1,5 @@
 """`StatusReply` as text: JSON for programs, tables for people."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -15,8 +13,9 @@ from switchml.control import v2_pb2
 from switchml.control.membership import name_ranks
 from switchml.control.wording import duration, si
 
-COLUMNS = ("accepted", "retransmissions", "duplicates", "stale", "received_packets", "sent_packets")
-"""Counters that the table of ranks shows; --json has all of them."""
+JOB_COLUMNS = ("job", "id", "state", "ranks", "protocol", "slots", "in use", "payload", "goodput", "age", "remarks")
+COUNTERS_SHOWN = ("accepted", "retransmissions", "duplicates", "stale", "received_packets", "sent_packets")
+"""In the table of ranks; --json has all of them."""
 REFUSALS = ("refused_window", "refused_tag", "refused_format")
 
 
@@ -60,21 +59,7 @@ def as_tables(reply: v2_pb2.StatusReply) -> list[RenderableType]:
 
 
 def _job_table(jobs: Iterable[v2_pb2.JobStatus]) -> Table:
-    table = Table(
-        "job",
-        "id",
-        "state",
-        "ranks",
-        "protocol",
-        "slots",
-        "in use",
-        "payload",
-        "goodput",
-        "age",
-        "remarks",
-        title="Jobs",
-        title_justify="left",
-    )
+    table = Table(*JOB_COLUMNS, title="Jobs", title_justify="left")
     for job in jobs:
         joined = sum(rank.state == "joined" for rank in job.ranks)
         remarks = job.reason or (f"waits for {name_ranks(job.missing)}" if job.missing else "")
@@ -95,17 +80,8 @@ def _job_table(jobs: Iterable[v2_pb2.JobStatus]) -> Table:
 
 
 def _rank_table(jobs: Iterable[v2_pb2.JobStatus]) -> Table:
-    table = Table(
-        "job",
-        "rank",
-        "who",
-        "address",
-        *(name.replace("_", " ") for name in COLUMNS),
-        "refused",
-        "in/s",
-        title="Ranks",
-        title_justify="left",
-    )
+    counters = (name.replace("_", " ") for name in COUNTERS_SHOWN)
+    table = Table("job", "rank", "who", "address", *counters, "refused", "in/s", title="Ranks", title_justify="left")
     for job in jobs:
         for rank in job.ranks:
             who = f"{rank.host}, pid {rank.pid}" if rank.host else ""
@@ -114,7 +90,7 @@ def _rank_table(jobs: Iterable[v2_pb2.JobStatus]) -> Table:
                 f"{rank.rank}" + (f" ({rank.state})" if rank.state != "joined" else ""),
                 escape(who),
                 f"{rank.address.ip}:{rank.address.port}",
-                *(str(_count(rank, name)) for name in COLUMNS),
+                *(str(_count(rank, name)) for name in COUNTERS_SHOWN),
                 str(sum(_count(rank, name) for name in REFUSALS)),
                 si(rank.rates["received_packets"], "") if "received_packets" in rank.rates else "-",
             )

@@ -1,8 +1,6 @@
 """gRPC services from the descriptors in messages' modules: a client's calls, and what a server registers. It stands in
 for code that protoc's plugin would generate for each service."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any

@@ -10,8 +10,6 @@ One background thread runs an event loop that owns everything here. An asyncio s
 because every rank holds a stream open for as long as its job lives: 256 ranks would hold 256 threads.
 """
 
-from __future__ import annotations
-
 import asyncio
 import ipaddress
 import itertools
@@ -20,7 +18,7 @@ import socket
 import threading
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -65,6 +63,7 @@ class Addresses:
     metrics: Address | None
 
 
+@dataclass(eq=False)
 class Controller:
     """The control plane of one aggregator. `start` and `stop` are called by one thread, once each; the data plane is
     the caller's.
@@ -77,47 +76,40 @@ class Controller:
     Raises ConfigError from `start` if a port is in use or a file can't be used.
     """
 
-    def __init__(
-        self,
-        dataplane: Dataplane,
-        *,
-        bind: str = "127.0.0.1",
-        control_port: int = CONTROL_PORT,
-        events_port: int | None = None,
-        tunnel_port: int | None = None,
-        metrics_port: int | None = None,
-        peer_timeout_s: float = PEER_TIMEOUT_S,
-        join_timeout_s: float = 60.0,
-        tls_cert: str | Path | None = None,
-        tls_key: str | Path | None = None,
-        v1_idle_timeout_s: float = IDLE_TIMEOUT_S,
-        mac: int = SWITCH_MAC,
-    ):
+    dataplane: Dataplane
+    _: KW_ONLY
+    bind: str = "127.0.0.1"
+    control_port: int = CONTROL_PORT
+    events_port: int | None = None
+    tunnel_port: int | None = None
+    metrics_port: int | None = None
+    peer_timeout_s: float = PEER_TIMEOUT_S
+    join_timeout_s: float = 60.0
+    tls_cert: str | Path | None = None
+    tls_key: str | Path | None = None
+    v1_idle_timeout_s: float = IDLE_TIMEOUT_S
+    mac: int = SWITCH_MAC
+
+    def __post_init__(self) -> None:
         try:
-            ipaddress.IPv4Address(bind)
+            ipaddress.IPv4Address(self.bind)
         except ValueError:
-            raise ConfigError(f"bind address {bind!r}: expected an IPv4 address, 0.0.0.0 for all of them") from None
-        if (tls_cert is None) != (tls_key is None):
+            raise ConfigError(
+                f"bind address {self.bind!r}: expected an IPv4 address, 0.0.0.0 for all of them"
+            ) from None
+        if (self.tls_cert is None) != (self.tls_key is None):
             raise ConfigError("TLS needs both a certificate and a key: one of the two is missing")
-        self._bind = bind
-        self._control_port = control_port
-        self._events_port = events_port
-        self._tunnel_port = tunnel_port
-        self._metrics_port = metrics_port
-        self._peer_timeout_s = peer_timeout_s
-        self._key_pair = read_key_pair(tls_cert, tls_key) if tls_cert and tls_key else None
+        self._key_pair = read_key_pair(self.tls_cert, self.tls_key) if self.tls_cert and self.tls_key else None
         self._options = [
-            *keepalive_options(peer_timeout_s),
+            *keepalive_options(self.peer_timeout_s),
             ("grpc.so_reuseport", 0),
             ("grpc.max_receive_message_length", MAX_REQUEST_BYTES),
         ]
-        self._dataplane = dataplane
-        job_ids = itertools.count(1)
-        self._registry = JobRegistry(dataplane, join_timeout_s=join_timeout_s, job_ids=job_ids, journal=self._publish)
-        self._sessions = V1Sessions(dataplane, job_ids=job_ids, idle_timeout_s=v1_idle_timeout_s, journal=self._publish)
-        self._monitor = Monitor(self._registry, self._sessions, dataplane, monotonic(), self._publish)
-        self._jobs = JobsService(self._registry, lambda: self._monitor.reply(monotonic()), peer_timeout_s)
-        self._mac = mac
+        plane, ids, journal = self.dataplane, itertools.count(1), self._publish
+        self._registry = JobRegistry(plane, join_timeout_s=self.join_timeout_s, job_ids=ids, journal=journal)
+        self._sessions = V1Sessions(plane, idle_timeout_s=self.v1_idle_timeout_s, job_ids=ids, journal=journal)
+        self._monitor = Monitor(self._registry, self._sessions, plane, monotonic(), journal)
+        self._jobs = JobsService(self._registry, lambda: self._monitor.reply(monotonic()), self.peer_timeout_s)
         self._publisher: EventPublisher | None = None
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -158,7 +150,7 @@ class Controller:
         loop.set_exception_handler(_quiet_about_wakeups)
         self._stop_reason = loop.create_future()
         server = grpc.aio.server(options=self._options)
-        v1_sessions = SessionService(self._sessions, lambda: self._dataplane.address, self._mac)
+        v1_sessions = SessionService(self._sessions, lambda: self.dataplane.address, self.mac)
         v1_services = v1_pb2.DESCRIPTOR.services_by_name
         server.add_generic_rpc_handlers(
             (
@@ -170,19 +162,19 @@ class Controller:
         page = tunnel = None
         tickers: list[asyncio.Task[None]] = []
         try:
-            control = (self._bind, self._open_control_port(server))
-            self._publisher = EventPublisher(self._bind, self._choose_port(self._events_port, 1))
+            control = (self.bind, self._open_control_port(server))
+            self._publisher = EventPublisher(self.bind, self._choose_port(self.events_port, 1))
             self._monitor.events_address = "{}:{}".format(*self._publisher.address)
-            if "zmq" in self._dataplane.transports:
+            if "zmq" in self.dataplane.transports:
                 tunnel = TunnelServer(
-                    self._dataplane.address,
-                    bind=self._bind,
-                    port=self._choose_port(self._tunnel_port, 2),
-                    address_for=self._dataplane.address_for,
+                    self.dataplane.address,
+                    bind=self.bind,
+                    port=self._choose_port(self.tunnel_port, 2),
+                    address_for=self.dataplane.address_for,
                 )
                 self._monitor.tunnel_addresses = tunnel.addresses
-            if self._metrics_port is not None:
-                page = metrics.serve(self._bind, self._metrics_port, self._status_from_any_thread)
+            if self.metrics_port is not None:
+                page = metrics.serve(self.bind, self.metrics_port, self._status_from_any_thread)
             await server.start()
             tickers = [
                 loop.create_task(self._tick(EXPIRY_PERIOD_S, self._expire)),
@@ -191,7 +183,7 @@ class Controller:
             ready.set_result(
                 Addresses(
                     control=control,
-                    data=self._dataplane.address,
+                    data=self.dataplane.address,
                     events=self._publisher.address,
                     tunnel=tunnel.address if tunnel else None,
                     metrics=page.address if page else None,
@@ -214,13 +206,13 @@ class Controller:
                 self._publisher = None
 
     def _open_control_port(self, server: grpc.aio.Server) -> int:
-        address = f"{self._bind}:{self._control_port}"
+        address = f"{self.bind}:{self.control_port}"
         refusal = ConfigError(f"control port {address} can't be opened: is another aggregator running there?")
         # The kernel reports the cause, which gRPC hides.
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
-                probe.bind((self._bind, self._control_port))
+                probe.bind((self.bind, self.control_port))
             except OSError as error:
                 raise ConfigError(
                     f"control port {address} can't be opened: {error.strerror}; choose another with --control-port"
@@ -239,7 +231,7 @@ class Controller:
     def _choose_port(self, port: int | None, offset: int) -> int:
         if port is not None:
             return port
-        return self._control_port + offset if self._control_port else 0
+        return self.control_port + offset if self.control_port else 0
 
     async def _tick(self, period_s: float, work: Any) -> None:
         while True:
@@ -250,7 +242,7 @@ class Controller:
                 log.exception("%s failed", work.__name__)
 
     def _expire(self, now: float) -> None:
-        for job_id, reason in self._dataplane.failed().items():
+        for job_id, reason in self.dataplane.failed().items():
             self._jobs.deliver(self._registry.fail(job_id, reason))
             self._sessions.fail(job_id, reason)
         self._jobs.deliver(self._registry.expire(now))

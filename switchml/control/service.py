@@ -5,8 +5,6 @@ Everything here runs in one event loop, so nothing needs a lock. A rank's stream
 the rank is lost.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import secrets

@@ -9,8 +9,6 @@ the others' calls add their addresses. v1 has neither a call to leave nor a hear
 Anybody who can reach the control port can thus end a v1 session; v2 jobs are not affected.
 """
 
-from __future__ import annotations
-
 import ipaddress
 import itertools
 from collections import Counter
@@ -75,12 +73,9 @@ class V1Sessions:
     ) -> V1Session:
         """UdpSession as one rank calls it. Raises Refused."""
         address = self._check(rank, workers, size_code, ipv4)
-        payload_bytes = SIZE_CODES[size_code]
+        call = V1Session(session_id, 0, workers, SIZE_CODES[size_code], now, now, [None] * workers, [0] * workers)
         try:
-            if rank == 0:
-                session = self._begin(session_id, workers, payload_bytes, address, mac, now)
-            else:
-                session = self._add(session_id, rank, workers, payload_bytes, address, mac, now)
+            session = self._begin(call, address, mac) if rank == 0 else self._add(call, rank, address, mac)
         except SwitchMLError as error:
             if isinstance(error, Refused):
                 raise
@@ -129,42 +124,38 @@ class V1Sessions:
         check_address((ip, 1))
         return ip, 0
 
-    def _begin(
-        self, session_id: int, workers: int, payload_bytes: int, address: tuple[str, int], mac: int, now: float
-    ) -> V1Session:
+    def _begin(self, session: V1Session, address: tuple[str, int], mac: int) -> V1Session:
         """Rank 0's call wipes the session's state, as the switch did, and takes its address from any other session."""
-        if session_id in self.live:
-            self._end(self.live[session_id], "rank 0 opened it again")
+        if session.session_id in self.live:
+            self._end(self.live[session.session_id], "rank 0 opened it again")
         self._take_over(address)
-        addresses: list[tuple[str, int] | None] = [address] + [None] * (workers - 1)
-        session = V1Session(
-            session_id, next(self._job_ids), workers, payload_bytes, now, now, addresses, [mac] + [0] * (workers - 1)
+        session.job_id = next(self._job_ids)
+        session.addresses[0], session.macs[0] = address, mac
+        spec = JobSpec(
+            session.job_id,
+            1,
+            session.workers,
+            V1_SLOTS,
+            session.payload_bytes,
+            tuple(session.addresses),
+            macs=tuple(session.macs),
         )
-        self.dataplane.start_job(
-            JobSpec(session.job_id, 1, workers, V1_SLOTS, payload_bytes, tuple(addresses), macs=tuple(session.macs))
-        )
-        self.live[session_id] = session
+        self.dataplane.start_job(spec)
+        self.live[session.session_id] = session
         self._journal(
             "job_started",
             job=session.name,
             job_id=session.job_id,
-            world_size=workers,
+            world_size=session.workers,
             slots=V1_SLOTS,
-            payload_bytes=payload_bytes,
+            payload_bytes=session.payload_bytes,
             formed_in_s=0.0,
         )
         return session
 
-    def _add(
-        self,
-        session_id: int,
-        rank: int,
-        workers: int,
-        payload_bytes: int,
-        address: tuple[str, int],
-        mac: int,
-        now: float,
-    ) -> V1Session:
+    def _add(self, call: V1Session, rank: int, address: tuple[str, int], mac: int) -> V1Session:
+        """Another rank's call, as the session that it would open."""
+        session_id = call.session_id
         session = self.live.get(session_id)
         if session is None:
             raise Refused(
@@ -172,8 +163,8 @@ class V1Sessions:
                 f"session {session_id} is not open: rank 0 calls UdpSession first, the others after a Barrier",
             )
         for what, theirs, ours in (
-            ("num_workers", workers, session.workers),
-            ("payload bytes", payload_bytes, session.payload_bytes),
+            ("num_workers", call.workers, session.workers),
+            ("payload bytes", call.payload_bytes, session.payload_bytes),
         ):
             if theirs != ours:
                 raise Refused(
@@ -188,7 +179,7 @@ class V1Sessions:
             )
         self._take_over(address, but=session)
         self.dataplane.set_address(session.job_id, rank, address, mac)
-        session.addresses[rank], session.macs[rank], session.last_active = address, mac, now
+        session.addresses[rank], session.macs[rank], session.last_active = address, mac, call.created
         return session
 
     def _take_over(self, address: tuple[str, int], but: V1Session | None = None) -> None:

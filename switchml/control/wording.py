@@ -1,7 +1,5 @@
 """Events, rates and times in words: one line each, for the log and for `switchml status`."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Mapping

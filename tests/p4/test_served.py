@@ -138,7 +138,7 @@ def test_a_job_that_ended_leaves_nothing(served):
 
 def test_a_job_that_lost_a_rank_leaves_nothing(served):
     agents = join_all(served.address, 2, job="dies")
-    agents[1]._session._link._channel.close()  # as if its process had been killed
+    agents[1]._session._channel.close()  # as if its process had been killed
     until(lambda: served.job("dies").state == "failed")
     assert served.inside() == served.empty
     leave_all(agents)

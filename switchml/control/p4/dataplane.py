@@ -5,8 +5,6 @@ that way. A thread watches the switch. A restart loses the slots of all jobs, wh
 fail, with a reason, and the switch is reprogrammed for the next ones.
 """
 
-from __future__ import annotations
-
 import ipaddress
 import logging
 import socket
@@ -18,21 +16,10 @@ from switchml.control.allocation import DATAGRAM_MEMORY_BYTES
 from switchml.control.dataplane import Address, JobCounters, JobSpec, Link
 from switchml.control.mac import mac_text
 from switchml.control.p4 import base as p4_base
+from switchml.control.p4 import tables
 from switchml.control.p4.driver import UDP_PREFIX, AttachedPort, Driver, Unreachable
 from switchml.control.p4.places import Places
-from switchml.control.p4.tables import (
-    MAX_WORKERS,
-    OUTCOMES,
-    Changes,
-    Host,
-    Place,
-    address_of,
-    job_changes,
-    job_counters,
-    loss_changes,
-    open_slots,
-    switch_changes,
-)
+from switchml.control.p4.tables import Changes, Host, Place
 from switchml.errors import ConfigError, ControlError
 from switchml.net import sockets
 
@@ -127,7 +114,7 @@ class P4Dataplane(p4_base.P4Base[_Job]):
                 for rank in range(spec.workers):
                     if spec.addresses[rank] is not None:
                         job.hosts[rank] = self._attach(job, rank, spec.macs[rank] if spec.macs else 0)
-                self._apply(job, job_changes(spec, job.place, job.hosts))
+                self._apply(job, tables.job_changes(spec, job.place, job.hosts))
 
     def set_address(self, job_id: int, rank: int, address: Address, mac: int = 0) -> None:
         """Raises ConfigError as `start_job` does, KeyError for an unknown job."""
@@ -143,7 +130,7 @@ class P4Dataplane(p4_base.P4Base[_Job]):
                 for changes in job.changes:
                     self._driver.undo(changes)
                 job.changes.clear()
-                all_of_it = job_changes(spec, job.place, job.hosts)
+                all_of_it = tables.job_changes(spec, job.place, job.hosts)
                 self._apply(job, Changes(groups=all_of_it.groups, entries=all_of_it.entries))
             except (Unreachable, ControlError) as error:
                 raise ConfigError(f"rank {rank} of job {job_id} can't be reached: {error}") from error
@@ -166,7 +153,7 @@ class P4Dataplane(p4_base.P4Base[_Job]):
             job = self._jobs[job_id]
             now = time.monotonic()
             job.cells = self._read_cells(job)
-            ranks = job_counters(job.spec, job.cells)
+            ranks = tables.job_counters(job.spec, job.cells)
             accepted = [rank["accepted"] for rank in ranks]  # retransmissions are no progress
             if accepted != job.accepted:
                 job.accepted, job.moved_at, job.stalled = accepted, now, None
@@ -178,13 +165,13 @@ class P4Dataplane(p4_base.P4Base[_Job]):
             return JobCounters(ranks, *job.stalled)
 
     def _read_cells(self, job: _Job) -> list[tuple[int, int]]:
-        first = OUTCOMES * job.place.worker
+        first = tables.OUTCOMES * job.place.worker
         if self._silent_since is None and not job.failure:
             try:
-                return list(self._driver.read_counter("outcomes", first, first + OUTCOMES * job.spec.workers))
+                return list(self._driver.read_counter("outcomes", first, first + tables.OUTCOMES * job.spec.workers))
             except (Unreachable, ControlError) as error:
                 log.debug("counters of job %d: %s", job.spec.job_id, error)
-        return job.cells or [(0, 0)] * OUTCOMES * job.spec.workers
+        return job.cells or [(0, 0)] * tables.OUTCOMES * job.spec.workers
 
     def _read_slots(self, job: _Job) -> tuple[int, tuple[int, ...]] | None:
         first, last = job.place.row, job.place.row + 2 * job.spec.slots
@@ -192,7 +179,7 @@ class P4Dataplane(p4_base.P4Base[_Job]):
             rounds, marks = (self._driver.read_register(name, first, last) for name in ("rounds", "marks"))
         except (Unreachable, ControlError):
             return None
-        return None if rounds is None or marks is None else open_slots(job.spec, job.place, rounds, marks)
+        return None if rounds is None or marks is None else tables.open_slots(job.spec, job.place, rounds, marks)
 
     # Inside: programming
 
@@ -204,8 +191,8 @@ class P4Dataplane(p4_base.P4Base[_Job]):
             ports = [AttachedPort(number, self._links.get(number, "")) for number in {*self._links, *self._known_ports}]
         self._ports: list[AttachedPort] = sorted(ports)
         static = [port.number for port in self._ports]
-        base = switch_changes(self.address[0], self.mac, [n for n in static if n not in self._links])
-        lossy = [loss_changes(port, self._loss_rate, self._loss_rate) for port in static]
+        base = tables.switch_changes(self.address[0], self.mac, [n for n in static if n not in self._links])
+        lossy = [tables.loss_changes(port, self._loss_rate, self._loss_rate) for port in static]
         self._base = Changes(
             groups=base.groups, entries=base.entries + tuple(entry for changes in lossy for entry in changes.entries)
         )
@@ -218,8 +205,8 @@ class P4Dataplane(p4_base.P4Base[_Job]):
     def _check_job(self, spec: JobSpec, but: _Job | None = None) -> None:
         if self._silent_since is not None:
             raise ConfigError(f"the switch at {self.where} does not answer")
-        if spec.workers > MAX_WORKERS:
-            raise ConfigError(f"{spec.workers} workers: a P4 switch takes {MAX_WORKERS} a job")
+        if spec.workers > tables.MAX_WORKERS:
+            raise ConfigError(f"{spec.workers} workers: a P4 switch takes {tables.MAX_WORKERS} a job")
         if spec.payload_bytes not in self._driver.payloads:
             raise ConfigError(
                 f"payload of {spec.payload_bytes} bytes: the switch's program takes "
@@ -271,7 +258,7 @@ class P4Dataplane(p4_base.P4Base[_Job]):
         transport = (job.spec.transports[rank] if job.spec.transports else "") or "udp"
         if transport == "frames":
             return self._lend(job, rank)
-        ip, _ = address_of(job.spec, rank)
+        ip, _ = tables.address_of(job.spec, rank)
         if transport not in ("udp", "raw"):
             transports = ", ".join(self.transports)
             raise ConfigError(
@@ -300,7 +287,7 @@ class P4Dataplane(p4_base.P4Base[_Job]):
         port = next((n for n in range(MAX_PORT + 1) if n not in used and n not in job.own_ports), -1)
         if port < 0:
             raise ConfigError(f"no port of the switch is free for rank {rank}: all {MAX_PORT + 1} are in use")
-        ip, udp_port = address_of(job.spec, rank)
+        ip, udp_port = tables.address_of(job.spec, rank)
         for tries_left in (2, 1, 0):
             here = f"{self._udp_bind}:{_free_udp_port(self._udp_bind)}"
             try:
@@ -312,7 +299,7 @@ class P4Dataplane(p4_base.P4Base[_Job]):
         job.own_ports.append(port)
         job.links[rank] = Link(f"{UDP_PREFIX}{here}", mac, self.mac)
         if self._loss_rate:
-            self._apply(job, loss_changes(port, self._loss_rate, self._loss_rate))
+            self._apply(job, tables.loss_changes(port, self._loss_rate, self._loss_rate))
         return Host(port, mac)
 
     def _locate(self, rank: int, mac: int) -> int:

@@ -1,8 +1,6 @@
 """The interface to a switch that the P4 data planes program, over Thrift (p4/thrift.py) or P4Runtime (p4/p4runtime.py),
 and what both need to know of its program."""
 
-from __future__ import annotations
-
 import json
 from abc import ABC, abstractmethod
 from collections import Counter

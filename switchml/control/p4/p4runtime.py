@@ -5,8 +5,6 @@ The program is put into the switch, too, unless it runs already. Numbers of tabl
 p4info. P4Runtime shows no ports, and BMv2's own server no registers: the caller names the ports.
 """
 
-from __future__ import annotations
-
 import queue
 import time
 from collections.abc import Iterable, Sequence

@@ -1,8 +1,6 @@
 """The allocation of a P4 switch's resources: rows of its registers, workers' numbers and multicast groups, and the
 generations that separate what one job left in its rows from the next one."""
 
-from __future__ import annotations
-
 import secrets
 from collections.abc import Iterable
 

@@ -4,8 +4,6 @@ later, and simple_switch from PATH, on veth pairs that are created for it (root)
 A switch that dies is restarted at the same control port. None outlives the controller.
 """
 
-from __future__ import annotations
-
 import ctypes
 import fcntl
 import itertools

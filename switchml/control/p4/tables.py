@@ -4,8 +4,6 @@ All of it is plain data: a driver applies `Changes` to a switch, undoes them whe
 that it read to `job_counters`. Names and orders of fields are those of the program.
 """
 
-from __future__ import annotations
-
 import ipaddress
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -3,8 +3,6 @@
 The widths of keys and parameters come from the program that the switch reports.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from types import SimpleNamespace

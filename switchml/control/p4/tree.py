@@ -7,8 +7,6 @@ they are attached to. If a switch does not answer or was restarted, the jobs on 
 else.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 from collections.abc import Sequence
@@ -19,18 +17,10 @@ from typing import Any
 from switchml.control.dataplane import Address, JobCounters, JobSpec, Link
 from switchml.control.mac import mac_text, parse_mac
 from switchml.control.p4 import base as p4_base
+from switchml.control.p4 import tables
 from switchml.control.p4.driver import Driver, Unreachable
 from switchml.control.p4.places import Places
-from switchml.control.p4.tables import (
-    OUTCOMES,
-    Changes,
-    Host,
-    Neighbour,
-    Place,
-    job_counters,
-    switch_changes,
-    tree_changes,
-)
+from switchml.control.p4.tables import Changes, Host, Neighbour, Place
 from switchml.control.p4.thrift import ThriftSwitch, parse_thrift
 from switchml.errors import ConfigError, ControlError
 from switchml.protocol.packet import UDP_PORT
@@ -116,7 +106,7 @@ class P4TreeDataplane(p4_base.P4Base[_Job]):
         for switch in switches:
             switch.driver.reset()
             ports = [port.number for port in switch.driver.ports() or ()]
-            switch.base = switch_changes(switch.address, switch.mac, ports)
+            switch.base = tables.switch_changes(switch.address, switch.mac, ports)
             switch.driver.apply(switch.base)
 
     # Dataplane: jobs
@@ -159,13 +149,13 @@ class P4TreeDataplane(p4_base.P4Base[_Job]):
             cells: list[tuple[int, int]] = []
             for rank in range(job.spec.workers):
                 switch, place, _ = next(placed for placed in job.placed if placed[0].name == job.at[rank])
-                first = OUTCOMES * (place.worker + rank)
+                first = tables.OUTCOMES * (place.worker + rank)
                 try:
-                    cells += switch.driver.read_counter("outcomes", first, first + OUTCOMES)
+                    cells += switch.driver.read_counter("outcomes", first, first + tables.OUTCOMES)
                 except (Unreachable, ControlError) as error:
                     log.debug("counters of job %d: %s", job_id, error)
-                    cells += [(0, 0)] * OUTCOMES
-            return JobCounters(job_counters(job.spec, cells), 0)
+                    cells += [(0, 0)] * tables.OUTCOMES
+            return JobCounters(tables.job_counters(job.spec, cells), 0)
 
     # Inside
 
@@ -201,7 +191,7 @@ class P4TreeDataplane(p4_base.P4Base[_Job]):
         place = switch.places.take(replace(spec, workers=spec.workers + len(below) + 1))
         place = replace(place, group=2 * place.group)  # and the one after it: groups come in pairs here
         job.placed.append((switch, place, Changes()))  # so that it is released whatever happens
-        changes = tree_changes(spec, place, hosts, below, above)
+        changes = tables.tree_changes(spec, place, hosts, below, above)
         job.placed[-1] = switch, place, changes
         try:
             switch.driver.apply(changes)

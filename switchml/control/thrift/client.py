@@ -11,16 +11,8 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
+from switchml.control.thrift import protocol
 from switchml.control.thrift.idl import Call, interface
-from switchml.control.thrift.protocol import (
-    APPLICATION_ERROR,
-    CALL,
-    EXCEPTION,
-    Message,
-    Reader,
-    read_message,
-    write_message,
-)
 from switchml.errors import ControlError
 
 MOST_AHEAD = 128
@@ -54,7 +46,7 @@ class Client:
             out = bytearray()
             for arguments in part:
                 self._sequence += 1
-                out += write_message(Message(CALL, f"{service}:{name}", self._sequence))
+                out += protocol.write_message(protocol.Message(protocol.CALL, f"{service}:{name}", self._sequence))
                 call.arguments.write(out, SimpleNamespace(**arguments))
             self._socket.sendall(out)
             for _ in part:
@@ -67,9 +59,9 @@ class Client:
         return results
 
     def _answer(self, call: Call, name: str) -> Any:
-        reader = Reader(self._file.read)
-        if read_message(reader).kind == EXCEPTION:
-            raise ControlError("Thrift", "ERROR", APPLICATION_ERROR.read(reader).message)
+        reader = protocol.Reader(self._file.read)
+        if protocol.read_message(reader).kind == protocol.EXCEPTION:
+            raise ControlError("Thrift", "ERROR", protocol.APPLICATION_ERROR.read(reader).message)
         result = call.result.read(reader)
         refused = getattr(result, "refused", None)
         if refused is not None and call.exception is not None:

@@ -1,8 +1,6 @@
 """Reads Thrift IDL at run time, as far as bmv2.thrift, the interface of BMv2's switches, uses it: typedefs, enums whose
 values are written out, structs, exceptions, and services of calls that throw at most one exception."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from functools import cache

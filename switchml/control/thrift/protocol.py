@@ -5,8 +5,6 @@ float, str, bytes, list, dict, and a SimpleNamespace for a struct. Unknown field
 Bytes that can't be read raise ProtocolError. No length above MAX_BYTES is accepted, and memory is only reserved for
 bytes that have arrived."""
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

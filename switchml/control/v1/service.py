@@ -10,8 +10,6 @@ Unlike the original, errors are gRPC statuses with text instead of answers full 
 while it waits is removed from its group.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections import defaultdict

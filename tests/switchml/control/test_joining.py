@@ -76,7 +76,7 @@ def test_other_jobs_never_notice(aggregator):
     bystander = aggregator.join(job="y", data_address=("127.0.0.1", 9))
     heard = Heard(bystander)
     first, second = aggregator.fill(2)
-    first._link._channel.close()  # what a dying process does
+    first._channel.close()  # what a dying process does
     assert isinstance(Heard(second).next(), PeerLost)
     assert list(aggregator.plane.jobs) == [bystander.info.job_id] and heard.events == []
 

@@ -147,7 +147,7 @@ def test_events_cover_a_jobs_whole_life(aggregator):
     first, second = aggregator.fill(2)
     aggregator.plane.missing[first.info.job_id] = (1,)
     until(lambda: any(event["event"] == "rates" and event["job"] == "x" for event in heard))
-    first._link._channel.close()
+    first._channel.close()
     listening.join()
     story = [event for event in heard if event.get("job") == "x"]
     kinds = [event["event"] for event in story]
