@@ -7,15 +7,16 @@ done, something went wrong, somebody writes to the wake descriptor, or some time
 
 import socket
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from host_agent import density, packet_log
 from switchml.net import frames, impair, libc, shm, udp
-from switchml.protocol import worker as rules
+from switchml.protocol import results, sending
+from switchml.protocol.worker import Worker
 from switchml.protocol.worker_state import State, seq_of
-from switchml.runtime.jit import compile_once, kernel
+from switchml.runtime.jit import compile_once, int64, kernel
 from switchml.runtime.memory import borrowed, copy_bytes
 
 WOKEN, TASK_DONE, FAILED, TICK = range(4)
@@ -64,7 +65,7 @@ class Impaired:
 
 
 def new_loop(
-    worker: rules.Worker,
+    worker: Worker,
     sock: socket.socket,
     wake: int,
     aggregator: tuple[str, int],
@@ -101,7 +102,7 @@ def new_loop(
 
 
 @kernel
-def run(loop, completed, tick_ns):
+def run(loop: Any, completed: int, tick_ns: int) -> Any:
     """Move data until there is a reason to return (above). `completed`: tasks that Python knows to be done already.
     TICK comes `tick_ns` after the call at the latest (negative: never).
 
@@ -124,27 +125,27 @@ def run(loop, completed, tick_ns):
         if impaired:
             count, incoming = impair.impair(loop.downlink, loop.incoming, count, now, loop.delayed), loop.delayed
         # L2. Apply packet by packet, and send what that causes as soon as there is a window of it.
-        n = np.int64(0)  # a plain 0 has a type of its own, for which `receive` would be compiled, too
+        n = int64(0)  # a plain 0 has a type of its own, for which `receive` would be compiled, too
         for i in range(count):
             address, length, received = incoming.address[i], incoming.length[i], me.counters.received
             awaited = recording and packet_log.is_awaited(loop.worker, address)
-            n = rules.receive(loop.worker, address, length, now, loop.out, n)
+            n = results.receive(loop.worker, address, length, now, loop.out, n)
             if recording and me.counters.received > received:
                 packet_log.log_received(loop.log, loop.worker, address, length, awaited, now)
             if n + 1 >= me.identity.slots:
-                rules.build_streams(loop.worker, loop.out, n)
+                sending.build_streams(loop.worker, loop.out, n)
                 _dispatch(loop, n, n, now, clock)
                 n = 0
             if me.failure.code:
                 return FAILED
         # L3. Start new chunks.
-        n = rules.fill(loop.worker, now, loop.out, n)
+        n = sending.fill(loop.worker, now, loop.out, n)
         if me.failure.code:
             return FAILED
-        rules.build_streams(loop.worker, loop.out, n)
+        sending.build_streams(loop.worker, loop.out, n)
         # L4. Retransmit, and send everything.
         fresh = n
-        n = rules.timeouts(loop.worker, now, loop.out, n)
+        n = sending.timeouts(loop.worker, now, loop.out, n)
         _dispatch(loop, fresh, n, now, clock)
         # L5. Return if Python has something to do.
         if me.counters.completed > completed:
@@ -225,7 +226,7 @@ def _send(loop, n, now):
             slot = loop.worker.slots[loop.out[i]]
             length = slot.length
             if (length > payload) == has_data:
-                outgoing.address[count] = rules.packet_at(loop.worker, loop.out[i]) - np.uint64(before)
+                outgoing.address[count] = sending.packet_at(loop.worker, loop.out[i]) - np.uint64(before)
                 outgoing.length[count] = before + length
                 outgoing.endpoint[count] = loop.aggregator[0]
                 if before:
@@ -249,7 +250,7 @@ def _hand_over(loop, fresh, n):
     probed."""
     rank = loop.worker.scalars[0].identity.rank
     for i in range(fresh):
-        packet = rules.packet_at(loop.worker, loop.out[i])
+        packet = sending.packet_at(loop.worker, loop.out[i])
         shm.push_up(loop.shared, rank, packet, loop.worker.slots[loop.out[i]].length)
     for i in range(fresh, n):
         shm.query_up(loop.shared, rank, seq_of(loop.worker, loop.out[i]) & 0xFFFFFFFF)
@@ -267,6 +268,6 @@ def warm_up() -> None:
     """Compile the agent's kernels (about 15 s the first time on a machine) or load them from the cache (a fraction of a
     second). Before joining a job, so that no rank keeps the others waiting."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
-        worker = rules.Worker(rank=0, workers=1, slots=2, tag=0, isn=0)
+        worker = Worker(rank=0, workers=1, slots=2, tag=0, isn=0)
         compile_once(run, new_loop(worker, sock, wake=0, aggregator=("127.0.0.1", 1)), 0, 0)
     density.warm_up()

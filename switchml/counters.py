@@ -23,3 +23,23 @@ again; `waits` the wait packets sent; `retransmissions` the contributions with R
 
 REFUSED = ("refused_address",)
 """For the data plane as a whole: packets from addresses that have not joined."""
+
+(
+    ACCEPTED,
+    COMPLETED,
+    ANSWERED,
+    DUPLICATES,
+    WAITS,
+    STALE,
+    REFUSED_WINDOW,
+    REFUSED_TAG,
+    REFUSED_FORMAT,
+    RECEIVED_PACKETS,
+    RECEIVED_BYTES,
+    SENT_PACKETS,
+    SENT_BYTES,
+    RETRANSMISSIONS,
+    OVERFLOW,
+    MIXED,
+) = range(len(COUNTERS))
+"""Their columns."""

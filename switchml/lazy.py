@@ -5,8 +5,6 @@ The names stand once, in the package's `__init__.pyi`, where type checkers and e
 `from module import name as name` for each. The stub is read, never run.
 """
 
-from __future__ import annotations
-
 import importlib
 import re
 import sys

@@ -2,8 +2,6 @@
 graphic, or a page of HTML that needs nothing else.
 """
 
-from __future__ import annotations
-
 import contextlib
 import html
 import importlib.util

@@ -12,22 +12,11 @@ A v2 packet does not contain its job's number of slots. Set `conf.contribs["swit
 the slot, version and round of a sequence number (rounds count from sequence number 0, not from the isn).
 """
 
-from __future__ import annotations
+from typing import Any
 
 import numpy as np
+from scapy import fields
 from scapy.config import conf
-from scapy.fields import (
-    BitEnumField,
-    BitField,
-    ByteField,
-    ConditionalField,
-    Field,
-    FlagsField,
-    IntField,
-    SignedByteField,
-    XByteField,
-    XShortField,
-)
 from scapy.layers.inet import IP, UDP
 from scapy.layers.l2 import Ether
 from scapy.packet import Packet, bind_bottom_up, bind_top_down
@@ -85,17 +74,17 @@ def slot_of(seq: int, slots: int) -> tuple[int, int, int]:
     return seq % slots, seq // slots % 2, seq // slots
 
 
-class ExponentCode(SignedByteField):
+class ExponentCode(fields.SignedByteField):
     """A signed byte, shown as the power of two that it stands for."""
 
-    def i2repr(self, pkt, x):
+    def i2repr(self, pkt: Any, x: Any) -> str:
         return exponent_text(self.name, int(x)) if x is not None else repr(x)
 
 
-class SequenceNumber(IntField):
+class SequenceNumber(fields.IntField):
     """Shown with slot, version and round where the number of slots is known."""
 
-    def i2repr(self, pkt, x):
+    def i2repr(self, pkt: Any, x: Any) -> str:
         slots = conf.contribs["switchml"]["slots"]
         if not slots or x is None:
             return repr(x)
@@ -103,18 +92,18 @@ class SequenceNumber(IntField):
         return f"{x} (slot {slot}, version {version}, round {number})"
 
 
-class Integers(Field):
+class Integers(fields.Field[Any, Any]):
     """Base of the fields that hold a list of integers."""
 
     islist = 1
 
-    def __init__(self, name: str):
-        Field.__init__(self, name, [], "B")
+    def __init__(self, name: str) -> None:
+        fields.Field.__init__(self, name, [], "B")
 
-    def any2i(self, pkt, x):
+    def any2i(self, pkt: Any, x: Any) -> list[int]:
         return [] if x is None else [int(v) for v in x]
 
-    def i2len(self, pkt, x):
+    def i2len(self, pkt: Any, x: Any) -> int:
         return len(self.addfield(pkt, b"", x))
 
 
@@ -123,11 +112,11 @@ class Lanes(Integers):
 
     __slots__ = ["payload_of"]
 
-    def __init__(self, name: str, payload_of: dict[int, int]):
+    def __init__(self, name: str, payload_of: dict[int, int]) -> None:
         self.payload_of = payload_of
         super().__init__(name)
 
-    def i2repr(self, pkt, x):
+    def i2repr(self, pkt: Any, x: Any) -> str:
         head = np.trim_zeros(x, "b")
         zeros = len(x) - len(head)
         shown = [str(v) for v in head[:16]]
@@ -138,20 +127,20 @@ class Lanes(Integers):
         return f"[{', '.join(shown)}]"
 
     @staticmethod
-    def _dtype(pkt) -> str:
+    def _dtype(pkt: Any) -> str:
         return (">i4", ">i2", ">i1", ">i4")[pkt.type & 3 if pkt.type & 8 else 0]
 
-    def i2len(self, pkt, x):
+    def i2len(self, pkt: Any, x: Any) -> int:
         return len(x) * np.dtype(self._dtype(pkt)).itemsize
 
-    def addfield(self, pkt, s, val):
+    def addfield(self, pkt: Any, s: bytes, val: Any) -> bytes:
         data = np.array(val, self._dtype(pkt)).tobytes()
         if pkt.size is None:
             # A packet with an explicit size may be malformed on purpose; without one it is padded to a valid size.
             data = data.ljust(256 if len(data) <= 256 else 1024, b"\0")
         return s + data
 
-    def getfield(self, pkt, s):
+    def getfield(self, pkt: Any, s: bytes) -> tuple[bytes, Any]:
         width = np.dtype(self._dtype(pkt)).itemsize
         end = min(self.payload_of.get(pkt.size, len(s)), len(s)) // width * width
         return s[end:], np.frombuffer(s[:end], self._dtype(pkt)).tolist()
@@ -160,14 +149,14 @@ class Lanes(Integers):
 class SparseLanes(Lanes):
     """The lanes of a sparse packet, which may have none."""
 
-    def addfield(self, pkt, s, val):
+    def addfield(self, pkt: Any, s: bytes, val: Any) -> bytes:
         return s if not val and pkt.size is None else super().addfield(pkt, s, val)
 
 
 class Words(Integers):
     """The next entry that the sender of a sparse packet has, by column, and the exponent code of its block."""
 
-    def i2repr(self, pkt, x):
+    def i2repr(self, pkt: Any, x: Any) -> str:
         def text(word: int) -> str:
             if word >> 8 == wire.NO_ENTRY:
                 return "no more"
@@ -175,40 +164,41 @@ class Words(Integers):
 
         return f"[{', '.join(text(word) for word in x)}]"
 
-    def addfield(self, pkt, s, val):
+    def addfield(self, pkt: Any, s: bytes, val: Any) -> bytes:
         return s + np.array(val, ">u4").tobytes()
 
-    def getfield(self, pkt, s):
+    def getfield(self, pkt: Any, s: bytes) -> tuple[bytes, Any]:
         end = min(pkt.columns, len(s) // wire.WORD_BYTES) * wire.WORD_BYTES
         return s[end:], np.frombuffer(s[:end], ">u4").tolist()
 
 
-class PartialFlags(ByteField):
+class PartialFlags(fields.ByteField):
     """The trailer of a partial sum: its flags and a byte 0. None if it is absent."""
 
-    def i2repr(self, pkt, x):
+    def i2repr(self, pkt: Any, x: Any) -> str:
         return "+".join(name for bit, name in enumerate(("OVERFLOW", "MIXED")) if x and x >> bit & 1) or repr(x)
 
-    def addfield(self, pkt, s, val):
+    def addfield(self, pkt: Any, s: bytes, val: Any) -> bytes:
         return s if val is None else s + bytes([val, 0])
 
-    def getfield(self, pkt, s):
+    def getfield(self, pkt: Any, s: bytes) -> tuple[bytes, Any]:
         return (s, None) if len(s) < 2 else (s[2:], s[0])
 
 
 class MissingRanks(Integers):
     """The bitmap of a wait packet, as a sorted list of ranks."""
 
-    def any2i(self, pkt, x):
+    def any2i(self, pkt: Any, x: Any) -> list[int]:
         return sorted(super().any2i(pkt, x))
 
-    def i2repr(self, pkt, x):
+    def i2repr(self, pkt: Any, x: Any) -> str:
         return repr(list(x))
 
-    def addfield(self, pkt, s, val):
-        return s + sum(1 << rank for rank in set(val)).to_bytes(wire.BITMAP_BYTES, "little")
+    def addfield(self, pkt: Any, s: bytes, val: Any) -> bytes:
+        bitmap: int = sum(1 << rank for rank in set(val))
+        return s + bitmap.to_bytes(wire.BITMAP_BYTES, "little")
 
-    def getfield(self, pkt, s):
+    def getfield(self, pkt: Any, s: bytes) -> tuple[bytes, Any]:
         bitmap = int.from_bytes(s[: wire.BITMAP_BYTES], "little")
         return s[wire.BITMAP_BYTES :], [rank for rank in range(8 * wire.BITMAP_BYTES) if bitmap >> rank & 1]
 
@@ -232,7 +222,7 @@ class SwitchML(Packet):
         cls.dispatch_hook = SwitchML.__dict__["dispatch_hook"]  # type: ignore[method-assign]
 
     @classmethod
-    def dispatch_hook(cls, _pkt=None, *args, **kargs):
+    def dispatch_hook(cls, _pkt: Any = None, *args: Any, **kargs: Any) -> Any:
         if _pkt is None or (cls is SwitchML and not _pkt):
             return cls
         if len(_pkt) < wire.HEADER_BYTES:
@@ -250,9 +240,9 @@ class SwitchML(Packet):
 
     @property
     def is_result(self) -> bool:
-        return self.type & 0xC == wire.RESULT
+        return bool(self.type & 0xC == wire.RESULT)
 
-    def post_build(self, p, pay):
+    def post_build(self, p: bytes, pay: bytes) -> bytes:
         if self.fields_desc and self.size is None:
             p = bytes([p[0] | (1 if len(p) - wire.HEADER_BYTES <= 256 else 3)]) + p[1:]
         return p + pay
@@ -263,25 +253,25 @@ class SwitchMLv1(SwitchML):
 
     name = "SwitchML v1"
     fields_desc = [
-        BitEnumField("type", wire.V1_TYPE, 4, TYPES),
-        BitField("unused", 0, 1),
-        BitField("size", None, 3),
-        ByteField("job_number", 0),
-        IntField("tsi", 0),
-        BitField("set", 0, 1),
-        BitField("unused_index", 0, 1),
-        BitField("slot", 0, 14),
-        SignedByteField("e0", 0),
-        SignedByteField("e1", 0),
+        fields.BitEnumField("type", wire.V1_TYPE, 4, TYPES),
+        fields.BitField("unused", 0, 1),
+        fields.BitField("size", None, 3),
+        fields.ByteField("job_number", 0),
+        fields.IntField("tsi", 0),
+        fields.BitField("set", 0, 1),
+        fields.BitField("unused_index", 0, 1),
+        fields.BitField("slot", 0, 14),
+        fields.SignedByteField("e0", 0),
+        fields.SignedByteField("e1", 0),
         Lanes("values", {0: 128, 1: 256, 2: 512, 3: 1024}),
     ]
 
-    def answers(self, other):
+    def answers(self, other: Any) -> int:
         return int(
             isinstance(other, SwitchMLv1) and (self.slot, self.set, self.tsi) == (other.slot, other.set, other.tsi)
         )
 
-    def mysummary(self):
+    def mysummary(self) -> str:
         return self.sprintf("SwitchML v1 slot %slot% set %set% job %job_number%")
 
 
@@ -290,17 +280,17 @@ class SwitchMLv2(SwitchML):
 
     name = "SwitchML v2"
     fields_desc = [
-        BitEnumField("type", wire.CONTRIBUTION, 4, TYPES),
-        BitField("r", 0, 1),
-        BitField("size", None, 3),
+        fields.BitEnumField("type", wire.CONTRIBUTION, 4, TYPES),
+        fields.BitField("r", 0, 1),
+        fields.BitField("size", None, 3),
         ExponentCode("ahead", wire.CODE_UNKNOWN),
         SequenceNumber("seq", 0),
-        XShortField("tag", 0),
+        fields.XShortField("tag", 0),
         ExponentCode("need", wire.CODE_ZERO),
-        ConditionalField(ExponentCode("used", wire.CODE_ZERO), lambda pkt: not pkt.is_result),
-        ConditionalField(FlagsField("flags", 0, 8, ["OVERFLOW", "MIXED"]), lambda pkt: pkt.is_result),
+        fields.ConditionalField(ExponentCode("used", wire.CODE_ZERO), lambda pkt: not pkt.is_result),
+        fields.ConditionalField(fields.FlagsField("flags", 0, 8, ["OVERFLOW", "MIXED"]), lambda pkt: pkt.is_result),
         Lanes("values", {**wire.SIZE_CODES, **PARTIAL_SIZES}),
-        ConditionalField(PartialFlags("partial_flags", None), lambda pkt: pkt.is_partial),
+        fields.ConditionalField(PartialFlags("partial_flags", None), lambda pkt: pkt.is_partial),
     ]
 
     @property
@@ -308,10 +298,10 @@ class SwitchMLv2(SwitchML):
         """Whether this is a partial sum, which one switch of a tree sends to another (section 9)."""
         return self.size in PARTIAL_SIZES and not self.is_result
 
-    def answers(self, other):
+    def answers(self, other: Any) -> int:
         return int(self.is_result and _same_round(self, other))
 
-    def mysummary(self):
+    def mysummary(self) -> str:
         kind = TYPES.get(self.type, f"type {self.type}")
         retransmission = (", answers a retransmission" if self.is_result else ", retransmission") if self.r else ""
         kind = "partial sum" + kind.removeprefix("contribution") if self.is_partial else kind
@@ -325,20 +315,20 @@ class SwitchMLSparse(SwitchML):
 
     name = "SwitchML v2 sparse"
     fields_desc = [
-        BitEnumField("type", wire.CONTRIBUTION, 4, TYPES),
-        BitField("r", 0, 1),
-        BitField("size", None, 3),
-        ByteField("columns", None),
+        fields.BitEnumField("type", wire.CONTRIBUTION, 4, TYPES),
+        fields.BitField("r", 0, 1),
+        fields.BitField("size", None, 3),
+        fields.ByteField("columns", None),
         SequenceNumber("seq", 0),
-        XShortField("tag", 0),
-        XByteField("reserved", 0),
-        ConditionalField(SignedByteField("mark", 0), lambda pkt: not pkt.is_result),
-        ConditionalField(FlagsField("flags", 0, 8, ["OVERFLOW", "MIXED"]), lambda pkt: pkt.is_result),
+        fields.XShortField("tag", 0),
+        fields.XByteField("reserved", 0),
+        fields.ConditionalField(fields.SignedByteField("mark", 0), lambda pkt: not pkt.is_result),
+        fields.ConditionalField(fields.FlagsField("flags", 0, 8, ["OVERFLOW", "MIXED"]), lambda pkt: pkt.is_result),
         Words("words"),
         SparseLanes("values", {4: 0, 5: 256, 6: wire.PADDING_BYTES, 7: 1024}),
     ]
 
-    def post_build(self, p, pay):
+    def post_build(self, p: bytes, pay: bytes) -> bytes:
         if self.columns is None:
             p = p[:1] + bytes([len(self.words)]) + p[2:]
         if self.size is None:
@@ -346,10 +336,10 @@ class SwitchMLSparse(SwitchML):
             p = bytes([p[0] | wire.SPARSE | (0 if not data else 1 if data <= 256 else 3)]) + p[1:]
         return p + pay
 
-    def answers(self, other):
+    def answers(self, other: Any) -> int:
         return int(self.is_result and _same_round(self, other))
 
-    def mysummary(self):
+    def mysummary(self) -> str:
         kind = TYPES.get(self.type, f"type {self.type}")
         return f"SwitchML v2 sparse {kind} seq {self.seq} tag {self.tag:#06x}, {self.columns} columns"
 
@@ -359,25 +349,25 @@ class SwitchMLWait(SwitchML):
 
     name = "SwitchML v2 wait"
     fields_desc = [
-        BitEnumField("type", wire.WAIT, 4, TYPES),
-        BitField("r", 0, 1),
-        BitField("size", 0, 3),
-        XByteField("ahead", 0),
+        fields.BitEnumField("type", wire.WAIT, 4, TYPES),
+        fields.BitField("r", 0, 1),
+        fields.BitField("size", 0, 3),
+        fields.XByteField("ahead", 0),
         SequenceNumber("seq", 0),
-        XShortField("tag", 0),
-        XByteField("need", 0),
-        XByteField("used", 0),
+        fields.XShortField("tag", 0),
+        fields.XByteField("need", 0),
+        fields.XByteField("used", 0),
         MissingRanks("missing"),
     ]
 
-    def answers(self, other):
+    def answers(self, other: Any) -> int:
         return int(_same_round(self, other))
 
-    def mysummary(self):
+    def mysummary(self) -> str:
         return f"SwitchML v2 wait seq {self.seq} tag {self.tag:#06x} missing {self.missing}"
 
 
-def _same_round(answer, other) -> bool:
+def _same_round(answer: Any, other: Any) -> bool:
     return isinstance(other, SwitchMLv2) and not other.is_result and (answer.seq, answer.tag) == (other.seq, other.tag)
 
 

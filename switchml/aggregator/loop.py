@@ -1,36 +1,24 @@
 """The aggregator's compiled loop: packets from a UDP socket and from shared memory through the rules of pool.py, and
 results back.
 
-It holds no GIL and makes no Python object. `aggregator.py` owns what it touches, and changes it only while the loop
+It holds no GIL and makes no Python object. `software.py` owns what it touches, and changes it only while the loop
 stands still.
 """
 
 import socket
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numba
 import numpy as np
 
-from switchml.counters import COUNTERS
+from switchml import counters
 from switchml.net import impair, libc, shm, udp
 from switchml.protocol import packet as wire_format
-from switchml.protocol.pool_state import (
-    DROP,
-    JOB,
-    MULTICAST,
-    SENT_BYTES,
-    SENT_PACKETS,
-    SLOT,
-    SLOT_V1,
-    UNICAST,
-    WAITING,
-    State,
-    StateV1,
-)
+from switchml.protocol.pool_state import DROP, JOB, MULTICAST, SLOT, SLOT_V1, UNICAST, WAITING, State, StateV1
 from switchml.protocol.pool_v1 import receive_v1
 from switchml.protocol.pool_v2 import query_v2, receive_v2, result_of
-from switchml.runtime.jit import kernel
-from switchml.runtime.memory import borrowed, copy_bytes, i64_at, pointer, u8_at, u64_at
+from switchml.runtime.jit import Address, int64, kernel
+from switchml.runtime.memory import borrowed, copy_bytes, i64_at, pointer, record, u8_at, u64_at
 
 MAX_JOBS = 256
 TABLE = 16384
@@ -40,26 +28,16 @@ _HASH, _HASH_SHIFT = 0x9E3779B97F4A7C15, 50
 """Fibonacci hashing (Knuth): the top 14 bits of the product number the table's entries."""
 _WAIT_BYTES = wire_format.HEADER_BYTES + wire_format.BITMAP_BYTES
 
-JOB_ENTRY = np.dtype(
-    [
-        ("protocol", "i8"),
-        ("workers", "i8"),
-        ("job", "u8"),
-        ("slots", "u8"),
-        ("seen", "u8"),
-        ("rows", "u8"),
-        ("row_bytes", "i8"),
-        ("wide", "u8"),
-        ("wide_bytes", "i8"),
-        ("results", "u8"),
-        ("counters", "u8"),
-        ("endpoints", "u8"),
-        ("slot_count", "i8"),
-        ("segment", "u8"),
-        ("local", "u8"),
-        ("replies", "i8"),
-    ],
-    align=True,
+JOB_ENTRY = record(
+    "i8 protocol workers",
+    "u8 job slots seen rows",
+    "i8 row_bytes",
+    "u8 wide",
+    "i8 wide_bytes",
+    "u8 results counters endpoints",
+    "i8 slot_count",
+    "u8 segment local",
+    "i8 replies",
 )
 """Where a job's arrays are. `protocol` 0: no job. `results`: address of row 0's packet (protocol 1). `segment`: address
 of its shared memory's `at` (0: none); `local` that of a uint8 for each rank, 1 if its packets come that way."""
@@ -95,23 +73,23 @@ class Loop(NamedTuple):
 
 
 @kernel(forceinline=True)
-def _find(senders, key):
+def _find(senders: np.ndarray, key: np.uint64) -> int:
     """Value stored for an endpoint, or -1. Linear probing."""
-    at = np.int64((key * np.uint64(_HASH)) >> np.uint64(_HASH_SHIFT))
+    at = int64((key * np.uint64(_HASH)) >> np.uint64(_HASH_SHIFT))
     while senders[at, 0] != 0:
         if senders[at, 0] == key:
-            return np.int64(senders[at, 1])
+            return int64(senders[at, 1])
         at = (at + 1) % TABLE
     return -1
 
 
 @kernel(forceinline=True)
-def _counters_of(entry):
-    return numba.carray(pointer(np.uintp(entry.counters)), (entry.workers, len(COUNTERS)), np.int64)
+def _counters_of(entry: Any) -> np.ndarray:
+    return numba.carray(pointer(np.uintp(entry.counters)), (entry.workers, len(counters.COUNTERS)), np.int64)
 
 
 @kernel(forceinline=True)
-def _pool_of(entry):
+def _pool_of(entry: Any) -> State:
     """The arrays of a v2 job."""
     rows = 2 * entry.slot_count
     return State(
@@ -125,7 +103,7 @@ def _pool_of(entry):
 
 
 @kernel(forceinline=True)
-def _pool_v1_of(entry):
+def _pool_v1_of(entry: Any) -> StateV1:
     """The arrays of a v1 session."""
     rows = 2 * entry.slot_count
     return StateV1(
@@ -137,18 +115,18 @@ def _pool_v1_of(entry):
 
 
 @kernel(forceinline=True)
-def _apply(entry, rank, address, length, reply):
+def _apply(entry: Any, rank: int, address: Address, length: int, reply: np.ndarray) -> tuple[int, int]:
     """One packet under the rule of its job; (action, row)."""
     if entry.protocol == 1:
         return receive_v1(_pool_v1_of(entry), reply, rank, address, length)
     pool = _pool_of(entry)
     if length == 0 and entry.segment:  # a rank that shares memory queries whom a round waits for: it loses no packets
-        return query_v2(pool, reply, rank, np.int64(address)), 0
+        return query_v2(pool, reply, rank, int64(address)), 0
     return receive_v2(pool, reply, rank, address, length)
 
 
 @kernel(forceinline=True)
-def _result_of(entry, row, length):
+def _result_of(entry: Any, row: int, length: int) -> tuple[Address, int]:
     """(address, length) of the result in a row; `length` is that of the packet it answers."""
     if entry.protocol == 1:
         return entry.results + np.uint64(row * entry.row_bytes), length
@@ -156,25 +134,27 @@ def _result_of(entry, row, length):
 
 
 @kernel
-def apply_one(senders, jobs, endpoint, address, length, reply):
+def apply_one(
+    senders: np.ndarray, jobs: np.ndarray, endpoint: np.uint64, address: Address, length: int, reply: np.ndarray
+) -> tuple[int, int, int]:
     """One datagram of `endpoint`, for a caller that has its own clock and network: (job << 16 | rank, or -1 for a
     stranger; action; row). `reply` uint8[>= 1034] gets what UNICAST and WAITING send."""
     value = _find(senders, endpoint)
     if value < 0:
         value = _find(senders, endpoint & ~np.uint64(0xFFFF))
     if value < 0:
-        return value, np.int64(DROP), np.int64(0)
+        return value, int64(DROP), int64(0)
     action, row = _apply(jobs[value >> 16], value & 0xFFFF, address, length, reply)
-    return value, np.int64(action), np.int64(row)
+    return value, int64(action), int64(row)
 
 
 @kernel(forceinline=True)
-def _emit(outgoing, n, entry, rank, address, length, port):
+def _emit(outgoing: udp.Packets, n: int, entry: Any, rank: int, address: Address, length: int, port: int) -> int:
     """List one packet for a rank in `outgoing`, which has room. `port` overrides the rank's (v1: the port of the
     completing packet)."""
     mine = _counters_of(entry)[rank]
-    mine[SENT_PACKETS] += 1
-    mine[SENT_BYTES] += length
+    mine[counters.SENT_PACKETS] += 1
+    mine[counters.SENT_BYTES] += length
     if entry.local and u8_at(entry.local, entry.workers)[rank]:
         _hand_over(entry, rank, address, length)
         return n
@@ -187,7 +167,7 @@ def _emit(outgoing, n, entry, rank, address, length, port):
 
 
 @kernel(forceinline=True)
-def _hand_over(entry, rank, address, length):
+def _hand_over(entry: Any, rank: int, address: Address, length: int) -> None:
     """Name a result or a wait packet to a rank that shares the job's memory."""
     at = i64_at(entry.segment, 8)
     if u8_at(address, 1)[0] >> 4 == wire_format.WAIT:  # not in shared memory yet: copy it there
@@ -200,7 +180,7 @@ def _hand_over(entry, rank, address, length):
 
 
 @kernel
-def _send(loop, n, now):
+def _send(loop: Loop, n: int, now: int) -> None:
     if impair.active(loop.bad_downlink):
         n = impair.impair(loop.bad_downlink, loop.outgoing, n, now, loop.impaired)
         loop.totals[1] += udp.send_batch(loop.io, loop.impaired, n)
@@ -209,16 +189,16 @@ def _send(loop, n, now):
 
 
 @kernel
-def _step(loop, packets, count, now):
+def _step(loop: Loop, packets: udp.Packets, count: int, now: int) -> None:
     """Handle one batch: apply every packet, then send the results, all of one rank together so that they travel as
     trains."""
     unicasts = 0  # they lie in `replies` and are listed first
-    n = finished = np.int64(0)  # a plain 0 has a type of its own, for which what is called would be compiled, too
+    n = finished = int64(0)  # a plain 0 has a type of its own, for which what is called would be compiled, too
     outgoing = loop.outgoing
     room = outgoing.address.size
     for i in range(count):
         key = packets.endpoint[i]
-        value = np.int64(key & ~LOCAL) if key & LOCAL else _find(loop.senders, key)
+        value = int64(key & ~LOCAL) if key & LOCAL else _find(loop.senders, key)
         if value < 0:
             value = _find(loop.senders, key & ~np.uint64(0xFFFF))
         if value < 0:
@@ -233,14 +213,14 @@ def _step(loop, packets, count, now):
                 continue  # only to wake the loop: the rank shares memory
             u8_at(entry.local, entry.workers)[rank] = 0
         action, row = _apply(entry, rank, packets.address[i], packets.length[i], reply)
-        port = np.int64(key & np.uint64(0xFFFF)) if entry.protocol == 1 else 0
+        port = int64(key & np.uint64(0xFFFF)) if entry.protocol == 1 else 0
         if action == MULTICAST:
             result, size = _result_of(entry, row, packets.length[i])
-            loop.done[finished, 0], loop.done[finished, 1], loop.done[finished, 2] = value >> 16, np.int64(result), size
+            loop.done[finished, 0], loop.done[finished, 1], loop.done[finished, 2] = value >> 16, int64(result), size
             loop.done[finished, 3] = port
             finished += 1
         elif action in (UNICAST, WAITING):
-            size = np.int64(_WAIT_BYTES)
+            size = int64(_WAIT_BYTES)
             if action == UNICAST:
                 _, size = _result_of(entry, row, packets.length[i])
             if n == room:
@@ -267,9 +247,9 @@ def _step(loop, packets, count, now):
 
 
 @kernel
-def _take_nearby(loop):
+def _take_nearby(loop: Loop) -> int:
     """Take turns among the rings of all jobs with shared memory; how many packets `loop.nearby` then lists."""
-    count = np.int64(0)
+    count = int64(0)
     for k in range(loop.rings[0]):
         index = loop.rings[1 + k]
         entry = loop.jobs[index]
@@ -280,7 +260,7 @@ def _take_nearby(loop):
 
 
 @kernel
-def _wake_ranks(loop):
+def _wake_ranks(loop: Loop) -> None:
     """Wake the ranks that sleep and have something in their ring."""
     n = 0
     for k in range(loop.rings[0]):
@@ -296,7 +276,7 @@ def _wake_ranks(loop):
 
 
 @kernel
-def _announce_sleep(loop, asleep):
+def _announce_sleep(loop: Loop, asleep: int) -> bool:
     """Set the flags that ranks with shared memory look at; returns whether one has sent something in the meantime."""
     waiting = False
     for k in range(loop.rings[0]):
@@ -309,7 +289,7 @@ def _announce_sleep(loop, asleep):
 
 
 @kernel
-def serve(loop):
+def serve(loop: Loop) -> None:
     """Serve until somebody writes to the wake descriptor."""
     loop = borrowed(loop)
     clock = np.zeros(8, np.int64)
@@ -317,7 +297,7 @@ def serve(loop):
     while True:
         nearby = _take_nearby(loop)
         if nearby:
-            _step(loop, loop.nearby, nearby, np.int64(0))
+            _step(loop, loop.nearby, nearby, int64(0))
             _wake_ranks(loop)
             quiet, busy = 0, busy + 1
             if busy < _IDLE_ROUNDS:
@@ -340,7 +320,7 @@ def serve(loop):
             quiet += 1
             libc.yield_cpu()
             continue
-        timeout = np.int64(-1)
+        timeout = int64(-1)
         if lossy or impair.active(loop.bad_downlink):
             due = min(impair.next_release(loop.bad_uplink), impair.next_release(loop.bad_downlink))
             timeout = -1 if due == 0x7FFFFFFFFFFFFFFF else max(due - now, 50_000)

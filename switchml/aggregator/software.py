@@ -73,27 +73,14 @@ class _JobState:
         pool = self.pool
         assert pool.rows is not None and pool.wide is not None
         seen = pool.seen.ctypes.data if isinstance(pool, Pool) else 0
-        return (
-            self.spec.protocol,
-            self.spec.workers,
-            pool.job.ctypes.data,
-            pool.slots.ctypes.data,
-            seen,
-            pool.rows.ctypes.data,
-            pool.rows.shape[1],
-            pool.wide.ctypes.data,
-            pool.wide.shape[1],
-            pool.first_result,
-            pool.counters.ctypes.data,
-            self.endpoints.ctypes.data,
-            len(pool.slots) // 2,
-            self.segment.at.ctypes.data if self.segment else 0,
-            self.local.ctypes.data if self.segment else 0,
-            0,
-        )
+        addresses = (pool.job.ctypes.data, pool.slots.ctypes.data, seen)
+        rows = (pool.rows.ctypes.data, pool.rows.shape[1], pool.wide.ctypes.data, pool.wide.shape[1])
+        results = (pool.first_result, pool.counters.ctypes.data, self.endpoints.ctypes.data, len(pool.slots) // 2)
+        shared = (self.segment.at.ctypes.data, self.local.ctypes.data) if self.segment else (0, 0)
+        return (self.spec.protocol, self.spec.workers, *addresses, *rows, *results, *shared, 0)
 
     def close(self) -> None:
-        """Let nobody attach to the shared memory any more; who has it mapped keeps it."""
+        """Let nobody attach to the shared memory any more; existing mappings stay."""
         if self._segment_fd >= 0:
             os.close(self._segment_fd)
             self._segment_fd = -1
@@ -117,7 +104,7 @@ class _JobState:
 
 
 class SoftwareTraits:
-    """What a software aggregator tells the control plane about itself, of one thread or several."""
+    """What a software aggregator reports about itself to the control plane, of one thread or several."""
 
     kind = "software"
     buffer_a_rank = False

@@ -1,14 +1,12 @@
 """Adaptive quantization (AdaQ): the largest of each sign, by index and one mean for all of a sign."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 
 import numpy as np
 
 from switchml.codecs import indices as packing
-from switchml.codecs.base import join, scatter, setting, split
+from switchml.codecs.base import Bytes, Floats, Indices, Turn, join, scatter, setting, split
 from switchml.codecs.select import top_k
 from switchml.codecs.sparse import Sparsifier
 from switchml.errors import PayloadError
@@ -34,7 +32,7 @@ class AdaQ(Sparsifier):
 
     ratio: float = setting(0.01, "share of the elements of each sign that is sent", above=0, most=1)
 
-    def sparsify(self, state, x, turn):
+    def sparsify(self, state: object, x: Floats, turn: Turn) -> tuple[Indices, Floats, Bytes]:
         halves, means = [], []
         for places in (np.flatnonzero((x > 0) | np.isnan(x)), np.flatnonzero(x < 0)):
             half = places[top_k(x[places], math.ceil(self.ratio * places.size))]
@@ -47,11 +45,11 @@ class AdaQ(Sparsifier):
         order = np.argsort(indices, kind="stable")  # merges the two ascending halves in one pass
         return indices[order], np.repeat(means, counts.astype(np.int64))[order], body
 
-    def decode(self, body, n):
+    def decode(self, body: Bytes, n: int) -> Floats:
         if body.size < _HEAD_BYTES:
             raise PayloadError(f"adaq: a payload body of {body.size} bytes: expected at least {_HEAD_BYTES}")
-        counts, means, packed = split(body, ("<u8", 2), ("<f4", 2))
-        counts = [int(k) for k in counts]
+        stored_counts, means, packed = split(body, ("<u8", 2), ("<f4", 2))
+        counts = [int(k) for k in stored_counts]
         sizes = [packing.packed_bytes(k, n) if k <= n else body.size for k in counts]
         if packed.size != sum(sizes):
             raise PayloadError(f"adaq: a payload body of {body.size} bytes says that it holds {counts} of {n} elements")

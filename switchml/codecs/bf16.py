@@ -1,12 +1,10 @@
 """bfloat16: float32's range with 8 bits of precision, as torch's `bf16_compress_hook` sends it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np
 
-from switchml.codecs.base import FloatSum
+from switchml.codecs.base import Array, Floats, FloatSum
 from switchml.protocol.bfloat16 import narrow, widen
 
 
@@ -23,12 +21,12 @@ class Bf16(FloatSum):
     number = 2
     floats = "bfloat16"
 
-    def round(self, x):
+    def round(self, x: Floats) -> Array:
         halves = np.empty(x.size, np.uint16)
         narrow(x.view(np.uint32), halves)
         return halves
 
-    def widen(self, rounded):
+    def widen(self, rounded: Array) -> Floats:
         x = np.empty(rounded.size, np.float32)
         widen(rounded, x.view(np.uint32))
         return x

@@ -1,7 +1,5 @@
 """Codes of 1 to 16 bits side by side, without gaps, the lowest bits first."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from switchml.runtime.jit import kernel
@@ -31,7 +29,7 @@ def unpack(packed: np.ndarray, bits: int, codes: np.ndarray) -> np.ndarray:
 
 
 @kernel
-def _pack(codes, bits, packed):
+def _pack(codes: np.ndarray, bits: int, packed: np.ndarray) -> None:
     base = packed.ctypes.data
     buffer, filled = np.uint64(0), 0
     for i in range(codes.size):
@@ -46,7 +44,7 @@ def _pack(codes, bits, packed):
 
 
 @kernel
-def _unpack(packed, bits, codes):
+def _unpack(packed: np.ndarray, bits: int, codes: np.ndarray) -> None:
     base = packed.ctypes.data
     mask = np.uint32((1 << bits) - 1)
     for i in range(codes.size):

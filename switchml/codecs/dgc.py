@@ -1,13 +1,11 @@
 """Deep Gradient Compression: top-k by a threshold that a sample gives."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 
 import numpy as np
 
-from switchml.codecs.base import setting
+from switchml.codecs.base import Floats, Indices, Turn, setting
 from switchml.codecs.noise import words
 from switchml.codecs.select import MAGNITUDE, above, count_reaching
 from switchml.codecs.sparse import Sparsifier
@@ -30,7 +28,7 @@ class Dgc(Sparsifier):
 
     ratio: float = setting(0.01, "share of the elements that is sent, about", above=0, most=1)
 
-    def select(self, state, x, turn):
+    def select(self, state: object, x: Floats, turn: Turn) -> Indices:
         n = x.size
         if n == 0:
             return np.empty(0, np.int64)

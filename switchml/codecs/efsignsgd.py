@@ -1,12 +1,10 @@
 """EF-signSGD: signs times the mean magnitude, with error feedback."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np
 
-from switchml.codecs.base import GATHER, Codec, join, split
+from switchml.codecs.base import GATHER, Bytes, Codec, Floats, Turn, join, split
 from switchml.codecs.signs import pack, unpack
 
 
@@ -29,11 +27,11 @@ class EfSignSgd(Codec):
     def body_bytes(self, n: int) -> int:
         return 4 + (n + 7) // 8
 
-    def encode(self, state, x, turn):
+    def encode(self, state: object, x: Floats, turn: Turn) -> Bytes:
         with np.errstate(invalid="ignore", over="ignore"):
             scale = np.array([np.sum(np.abs(x), dtype=np.float64) / max(x.size, 1)], np.float32)
         return join(scale, pack(x < 0))
 
-    def decode(self, body, n):
+    def decode(self, body: Bytes, n: int) -> Floats:
         [[scale], packed] = split(body, ("<f4", 1))
-        return np.array([scale, -scale], np.float32)[unpack(packed, n)]
+        return np.array([scale, -scale], np.float32).take(unpack(packed, n))

@@ -1,12 +1,10 @@
 """IEEE half precision: what mixed-precision training sends, as torch's `fp16_compress_hook` does."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np
 
-from switchml.codecs.base import FloatSum
+from switchml.codecs.base import Array, Floats, FloatSum
 from switchml.runtime.jit import kernel
 
 
@@ -23,19 +21,19 @@ class Fp16(FloatSum):
     number = 1
     floats = "float16"
 
-    def round(self, x):
+    def round(self, x: Floats) -> Array:
         halves = np.empty(x.size, np.uint16)
         _narrow(x.view(np.uint32), halves)
         return halves
 
-    def widen(self, rounded):
+    def widen(self, rounded: Array) -> Floats:
         x = np.empty(rounded.size, np.float32)
         _widen(rounded, x.view(np.uint32))
         return x
 
 
 @kernel
-def _narrow(floats, halves):
+def _narrow(floats: np.ndarray, halves: np.ndarray) -> None:
     """float32 bits (uint32[n]) to float16 bits (uint16[n]), to nearest even."""
     for i in range(floats.size):
         sign = np.uint32((floats[i] >> np.uint32(16)) & np.uint32(0x8000))
@@ -57,7 +55,7 @@ def _narrow(floats, halves):
 
 
 @kernel
-def _widen(halves, bits):
+def _widen(halves: np.ndarray, bits: np.ndarray) -> None:
     """float16 bits (uint16[n]) to float32 bits (uint32[n]), exactly."""
     small = np.empty(256, np.float32)
     small_bits = small.view(np.uint32)

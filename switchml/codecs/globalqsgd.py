@@ -1,12 +1,10 @@
 """Global-QSGD: one norm for all ranks, so that levels can be added on the way."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np
 
-from switchml.codecs.base import join, setting, split
+from switchml.codecs.base import Array, Bytes, Floats, Turn, join, setting, split
 from switchml.codecs.quantize import SharedScale, level_bytes, pack_levels, undithered, unpack_levels
 
 
@@ -36,14 +34,14 @@ class GlobalQsgd(SharedScale):
     def body_bytes(self, n: int) -> int:
         return 4 + level_bytes(n, self.levels)
 
-    def encode(self, state, x, turn):
+    def encode(self, state: object, x: Floats, turn: Turn) -> Bytes:
         prepared, norm = self.prepare(x, turn)
         return join(norm, pack_levels(self.quantize(prepared, norm, turn), self.levels))
 
-    def decode(self, body, n):
+    def decode(self, body: Bytes, n: int) -> Floats:
         norm, packed = split(body, ("<f4", 1))
         return undithered(unpack_levels(self, packed, self.levels, n), norm, self.levels)
 
-    def dequantize(self, integers, scale, world, key, n):
+    def dequantize(self, integers: Array, scale: Floats, world: int, key: int, n: int) -> Floats:
         x = undithered(integers, scale, self.levels)
         return x if world == 1 else x / np.float32(world)

@@ -4,8 +4,6 @@ Blocks of `block` elements (a power of two) are multiplied by random signs and b
 root of its size, in n log2(block) additions. Lengths and inner products stay as they are.
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -32,14 +30,14 @@ def rotate_back(y: np.ndarray, block: int, key: int, n: int) -> np.ndarray:
 
 
 @kernel
-def _signs(low, high, y):
+def _signs(low: np.uint32, high: np.uint32, y: np.ndarray) -> None:
     bits = y.view(np.uint32)
     for i in range(y.size):
         bits[i] ^= mix(i, low, high) & np.uint32(0x80000000)
 
 
 @kernel
-def _transform(y, block, scale):
+def _transform(y: np.ndarray, block: int, scale: np.float32) -> None:
     """All blocks; the first three stages at once, in registers."""
     for start in range(0, y.size, block):
         some = y[start : start + block]

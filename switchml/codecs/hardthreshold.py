@@ -1,13 +1,11 @@
 """Hard threshold: one threshold for the whole training, which makes the total error least."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from switchml.codecs.base import setting
+from switchml.codecs.base import Floats, Indices, Turn, setting
 from switchml.codecs.select import above, top_k
 from switchml.codecs.sparse import Sparsifier
 
@@ -40,10 +38,10 @@ class HardThreshold(Sparsifier):
     warmup: int = setting(20, "steps of calibration", least=1)
     threshold: float = setting(0.0, "magnitudes above it are sent; 0: find it", least=0)
 
-    def new_state(self):
+    def new_state(self) -> Calibration:
         return Calibration()
 
-    def select(self, state, x, turn):
+    def select(self, state: Calibration, x: Floats, turn: Turn) -> Indices:
         threshold = self.threshold or state.threshold
         if threshold is not None:
             return above(x, threshold)

@@ -1,13 +1,11 @@
 """INCEPTIONN's floating-point compression: 0, 8, 16 or 32 bits an element, as the error bound allows."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np
 
 from switchml.codecs import bitpack
-from switchml.codecs.base import GATHER, Codec, join, setting
+from switchml.codecs.base import GATHER, Bytes, Codec, Floats, Turn, join, setting
 from switchml.errors import PayloadError
 from switchml.runtime.jit import kernel
 
@@ -33,7 +31,7 @@ class Inceptionn(Codec):
 
     bound: float = setting(2.0**-10, "largest error of an element", above=0)
 
-    def encode(self, state, x, turn):
+    def encode(self, state: object, x: Floats, turn: Turn) -> Bytes:
         tags = np.empty(x.size, np.uint8)
         _classify(x, np.float32(self.bound), tags)
         counts = np.bincount(tags, minlength=4)
@@ -41,7 +39,7 @@ class Inceptionn(Codec):
         _write(x, tags, bytes_, halves)
         return join(bitpack.pack(tags, 2), bytes_, halves, x[tags == 3])
 
-    def decode(self, body, n):
+    def decode(self, body: Bytes, n: int) -> Floats:
         split = bitpack.packed_bytes(n, 2)
         if body.size < split:
             raise PayloadError(f"inceptionn: a payload body of {body.size} bytes: expected at least {split}")
@@ -60,7 +58,7 @@ class Inceptionn(Codec):
 
 
 @kernel
-def _classify(x, bound, tags):
+def _classify(x: np.ndarray, bound: np.float32, tags: np.ndarray) -> None:
     for i in range(x.size):
         magnitude = abs(x[i])
         coarse, fine = magnitude * np.float32(128), magnitude * np.float32(32768)
@@ -70,7 +68,7 @@ def _classify(x, bound, tags):
 
 
 @kernel
-def _write(x, tags, bytes_, halves):
+def _write(x: np.ndarray, tags: np.ndarray, bytes_: np.ndarray, halves: np.ndarray) -> None:
     b, h = 0, 0
     for i in range(x.size):
         if tags[i] == 1:

@@ -5,12 +5,10 @@ written in unary: bit (index >> low) + i is set for the i-th index. (P. Elias, "
 content and address of static files", 1974.)
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from switchml.errors import PayloadError
-from switchml.runtime.jit import kernel
+from switchml.runtime.jit import int64, kernel
 
 
 def _low_bits(k: int, n: int) -> int:
@@ -49,12 +47,12 @@ def unpack(packed: np.ndarray, k: int, n: int) -> np.ndarray:
 
 
 @kernel
-def _pack(indices, low, lower, upper):
+def _pack(indices: np.ndarray, low: int, lower: np.ndarray, upper: np.ndarray) -> None:
     mask = (np.uint64(1) << np.uint64(low)) - np.uint64(1)
     buffer, bits, place = np.uint64(0), 0, 0
     for i in range(indices.size):
         index = np.uint64(indices[i])
-        unary = np.int64(index >> np.uint64(low)) + i
+        unary = int64(index >> np.uint64(low)) + i
         upper[unary >> 3] |= np.uint8(1 << (unary & 7))
         buffer |= (index & mask) << np.uint64(bits)
         bits += low
@@ -68,7 +66,7 @@ def _pack(indices, low, lower, upper):
 
 
 @kernel
-def _unpack(lower, upper, low, n, indices):
+def _unpack(lower: np.ndarray, upper: np.ndarray, low: int, n: int, indices: np.ndarray) -> bool:
     mask = (np.uint64(1) << np.uint64(low)) - np.uint64(1)
     buffer, bits, place = np.uint64(0), 0, 0
     i, previous = 0, -1
@@ -85,7 +83,7 @@ def _unpack(lower, upper, low, n, indices):
                 buffer |= np.uint64(lower[place]) << np.uint64(bits)
                 bits += 8
                 place += 1
-            index = ((byte * 8 + bit - i) << low) | np.int64(buffer & mask)
+            index = ((byte * 8 + bit - i) << low) | int64(buffer & mask)
             buffer >>= np.uint64(low)
             bits -= low
             if index <= previous or index >= n:

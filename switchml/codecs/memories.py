@@ -1,7 +1,5 @@
 """Error feedback: what a rank adds to its next vector because this step did not send it."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 
@@ -49,7 +47,7 @@ class Residual(ErrorFeedback):
     beta: float = setting(1.0, "weight of the residual", least=0)
     gamma: float = setting(1.0, "weight of the vector", above=0)
 
-    def compensate(self, state, x, turn):
+    def compensate(self, state: Residue, x: Floats, turn: Turn) -> Floats:
         scaled = x if self.gamma == 1 else np.float32(self.gamma) * x
         return scaled if state.rest is None else np.float32(self.beta) * state.rest + scaled
 
@@ -66,10 +64,10 @@ class PowerSgdMemory(ErrorFeedback):
 
     name = "powersgd"
 
-    def compensate(self, state, x, turn):
+    def compensate(self, state: Residue, x: Floats, turn: Turn) -> Floats:
         return x if state.rest is None else x + state.rest
 
-    def update(self, state, compensated, own, turn):
+    def update(self, state: Residue, compensated: Floats, own: Floats, turn: Turn) -> None:
         if turn.shape is None or len(turn.shape) > 1:
             super().update(state, compensated, own, turn)
 
@@ -87,7 +85,7 @@ class EfSignSgdMemory(ErrorFeedback):
 
     name = "efsignsgd"
 
-    def compensate(self, state, x, turn):
+    def compensate(self, state: Residue, x: Floats, turn: Turn) -> Floats:
         if state.rest is None or turn.lr <= 0:
             return x
         return x + np.float32(state.lr / turn.lr) * state.rest
@@ -117,22 +115,23 @@ class DgcMemory(Memory):
     momentum: float = setting(0.9, "weight of the velocity", least=0, most=1)
     clip: float = setting(0.0, "norm that all ranks' vectors together are scaled down to; 0: off", least=0)
 
-    def new_state(self):
+    def new_state(self) -> Velocity:
         return Velocity()
 
-    def compensate(self, state, x, turn):
+    def compensate(self, state: Velocity, x: Floats, turn: Turn) -> Floats:
         if self.clip > 0:
             norm = math.sqrt(np.dot(x.astype(np.float64), x))
             limit = self.clip / math.sqrt(turn.world)
             x = x * np.float32(limit / norm) if norm > limit else x
-        if state.velocity is None:
+        if state.velocity is None or state.total is None:
             state.velocity, state.total = x.copy(), x.copy()
         else:
             state.velocity = np.float32(self.momentum) * state.velocity + x
             state.total = state.total + state.velocity
         return state.total
 
-    def update(self, state, compensated, own, turn):
+    def update(self, state: Velocity, compensated: Floats, own: Floats, turn: Turn) -> None:
+        assert state.velocity is not None, "update follows compensate"
         was_sent = own != 0
         state.velocity[was_sent] = 0
         state.total = np.where(was_sent, np.float32(0), compensated)

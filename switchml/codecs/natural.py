@@ -1,16 +1,14 @@
 """Natural compression: every element becomes a power of two."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 
 import numpy as np
 
-from switchml.codecs.base import GATHER, Codec
+from switchml.codecs.base import GATHER, Bytes, Codec, Floats, Turn
 from switchml.codecs.noise import halves, uniform
 from switchml.codecs.quantize import largest
-from switchml.runtime.jit import kernel
+from switchml.runtime.jit import int64, kernel
 
 _NOT_FINITE = 255
 
@@ -36,7 +34,7 @@ class Natural(Codec):
     def body_bytes(self, n: int) -> int:
         return 1 + n
 
-    def encode(self, state, x, turn):
+    def encode(self, state: object, x: Floats, turn: Turn) -> Bytes:
         body = np.empty(1 + x.size, np.uint8)
         most = float(largest(x))
         if not math.isfinite(most):
@@ -48,7 +46,7 @@ class Natural(Codec):
         _round(x, top, least, *halves(turn.private_key()), body[1:])
         return body
 
-    def decode(self, body, n):
+    def decode(self, body: Bytes, n: int) -> Floats:
         if body[0] == _NOT_FINITE:
             return np.full(n, np.nan, np.float32)
         codes = np.arange(256)
@@ -58,7 +56,7 @@ class Natural(Codec):
 
 
 @kernel
-def _round(x, top, lowest, low, high, codes):
+def _round(x: np.ndarray, top: int, lowest: int, low: np.uint32, high: np.uint32, codes: np.ndarray) -> None:
     """Codes of x, float32[n]; `top`: the exponent of code 1, `lowest`: the least exponent that has one."""
     least, inverse = np.float32(2.0**lowest), np.float32(2.0**-lowest)
     bits = x.view(np.uint32)
@@ -70,6 +68,6 @@ def _round(x, top, lowest, low, high, codes):
             code = top - lowest + 1 if chance < abs(x[i]) * inverse else 0
         else:
             fraction = np.float32(magnitude & np.uint32(0x7FFFFF)) * np.float32(2.0**-23)
-            exponent = np.int64(magnitude >> np.uint32(23)) - 127 + (chance < fraction)
+            exponent = int64(magnitude >> np.uint32(23)) - 127 + int64(chance < fraction)
             code = max(top - exponent, 0) + 1
         codes[i] = sign | np.uint8(code)

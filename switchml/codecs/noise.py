@@ -1,7 +1,7 @@
 """Counter-based random numbers: the i-th number of a key is computed from i and the key alone, so that loops vectorize
 and any rank can draw what another drew."""
 
-from __future__ import annotations
+from typing import Any
 
 import numpy as np
 
@@ -14,7 +14,7 @@ def halves(key: int) -> tuple[np.uint32, np.uint32]:
 
 
 @kernel(inline=True)
-def mix(i, low, high):
+def mix(i: Any, low: np.uint32, high: np.uint32) -> np.uint32:
     """32 random bits for place i of a key: three rounds of multiply, add and shift."""
     h = np.uint32(np.uint32(i) * np.uint32(0x9E3779B1) + low)
     h = np.uint32((h ^ (h >> np.uint32(16))) * np.uint32(0x21F0AAAD))
@@ -24,7 +24,7 @@ def mix(i, low, high):
 
 
 @kernel(inline=True)
-def uniform(i, low, high):
+def uniform(i: Any, low: np.uint32, high: np.uint32) -> np.float32:
     """float32 in [0, 1), a multiple of 2^-24, for place i of a key."""
     return np.float32(mix(i, low, high) >> np.uint32(8)) * np.float32(2.0**-24)
 
@@ -37,6 +37,6 @@ def words(count: int, key: int) -> np.ndarray:
 
 
 @kernel
-def _fill(low, high, values):
+def _fill(low: np.uint32, high: np.uint32, values: np.ndarray) -> None:
     for i in range(values.size):
         values[i] = mix(i, low, high)

@@ -1,12 +1,10 @@
 """No compression: the vector as it is."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np
 
-from switchml.codecs.base import FloatSum
+from switchml.codecs.base import Array, Bytes, Floats, FloatSum, Turn
 
 
 @dataclass(frozen=True)
@@ -18,14 +16,14 @@ class NoCodec(FloatSum):
     floats = "float32"
     is_unbiased = True
 
-    def round(self, x):
+    def round(self, x: Floats) -> Array:
         return x
 
-    def encode(self, state, x, turn):
+    def encode(self, state: object, x: Floats, turn: Turn) -> Bytes:
         return x.view(np.uint8).copy()
 
-    def widen(self, rounded):
+    def widen(self, rounded: Array) -> Floats:
         return rounded
 
-    def decode(self, body, n):
+    def decode(self, body: Bytes, n: int) -> Floats:
         return body.view(np.float32).copy()

@@ -1,12 +1,10 @@
 """1-bit SGD: each element becomes the mean of all of its sign."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np
 
-from switchml.codecs.base import GATHER, Codec, join, split
+from switchml.codecs.base import GATHER, Bytes, Codec, Floats, Turn, join, split
 from switchml.codecs.signs import pack, unpack
 from switchml.runtime.jit import kernel
 
@@ -31,21 +29,21 @@ class OneBit(Codec):
     def body_bytes(self, n: int) -> int:
         return 8 + (n + 7) // 8
 
-    def encode(self, state, x, turn):
+    def encode(self, state: object, x: Floats, turn: Turn) -> Bytes:
         is_negative = x < 0
-        negatives = np.count_nonzero(is_negative)
+        negatives = int(np.count_nonzero(is_negative))
         above, below = _sums(x)
         with np.errstate(invalid="ignore", over="ignore"):
             means = np.array([above / max(x.size - negatives, 1), below / max(negatives, 1)], np.float32)
         return join(means, pack(is_negative))
 
-    def decode(self, body, n):
+    def decode(self, body: Bytes, n: int) -> Floats:
         means, packed = split(body, ("<f4", 2))
-        return means[unpack(packed, n)]
+        return means.take(unpack(packed, n))
 
 
 @kernel
-def _sums(x):
+def _sums(x: np.ndarray) -> tuple[float, float]:
     """The sum of the elements that are not negative, and that of the others."""
     above, below = np.zeros(8), np.zeros(8)  # eight sums side by side: one would wait for itself at every element
     for i in range(x.size):

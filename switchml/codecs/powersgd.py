@@ -1,14 +1,25 @@
 """PowerSGD: a gradient matrix as the product of two thin ones, both of which the aggregator can add."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from switchml.codecs.base import HEADER_BYTES, SUM, Codec, Exchange, Outcome, Sum, Turn, join, setting, split
+from switchml.codecs.base import (
+    HEADER_BYTES,
+    SUM,
+    Bytes,
+    Codec,
+    Exchange,
+    Floats,
+    Outcome,
+    Sum,
+    Turn,
+    join,
+    setting,
+    split,
+)
 from switchml.codecs.noise import words
 from switchml.errors import PayloadError
 
@@ -45,7 +56,7 @@ class PowerSgd(Codec):
 
     rank: int = setting(2, "columns of P and Q", least=1)
 
-    def new_state(self):
+    def new_state(self) -> Factor:
         return Factor()
 
     def payload_bytes(self, n: int, shape: tuple[int, ...] | None = None) -> int:
@@ -55,7 +66,7 @@ class PowerSgd(Codec):
     def _body_bytes(self, n: int, rows: int, columns: int) -> int:
         return 16 + 4 * (n if self._is_dense(n, rows, columns) else (rows + columns) * self.rank)
 
-    def encode(self, state, x, turn):
+    def encode(self, state: Factor, x: Floats, turn: Turn) -> Bytes:
         rows, columns = matrix_shape(x.size, turn.shape)
         head = np.array([rows, columns], "<u8")
         if self._is_dense(x.size, rows, columns):
@@ -65,7 +76,7 @@ class PowerSgd(Codec):
         state.q = matrix.T @ p
         return join(head, p.reshape(-1), state.q.reshape(-1))
 
-    def decode(self, body, n):
+    def decode(self, body: Bytes, n: int) -> Floats:
         if body.size < 16:
             raise PayloadError(f"powersgd: a payload body of {body.size} bytes: expected at least 16")
         rows, columns = (int(size) for size in split(body, ("<u8", 2))[0])
@@ -97,7 +108,7 @@ class PowerSgd(Codec):
     def _is_dense(self, n: int, rows: int, columns: int) -> bool:
         return min(rows, columns) <= 1 or (rows + columns) * self.rank >= n
 
-    def _q(self, state: Any, columns: int, turn: Turn) -> np.ndarray:
+    def _q(self, state: Factor, columns: int, turn: Turn) -> np.ndarray:
         if state.q is not None and state.q.shape == (columns, self.rank) and np.isfinite(state.q).all():
             return state.q
         drawn = words(columns * self.rank, Turn(turn.name, 0, turn.seed).shared_key())
@@ -131,4 +142,5 @@ def _orthonormal(p: np.ndarray) -> np.ndarray:
 
 def _product(p: np.ndarray, q: np.ndarray, n: int) -> np.ndarray:
     with np.errstate(invalid="ignore", over="ignore"):
-        return (p @ q.T).reshape(-1)[:n]
+        product: np.ndarray = (p @ q.T).reshape(-1)[:n]
+        return product

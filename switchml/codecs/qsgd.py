@@ -1,12 +1,10 @@
 """QSGD: dithered levels of each bucket's norm."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np
 
-from switchml.codecs.base import GATHER, Codec, join, setting, split
+from switchml.codecs.base import GATHER, Bytes, Codec, Floats, Turn, join, setting, split
 from switchml.codecs.quantize import bucket_norms, dithered, level_bytes, pack_levels, undithered, unpack_levels
 
 
@@ -37,11 +35,11 @@ class Qsgd(Codec):
     def body_bytes(self, n: int) -> int:
         return 4 * self._buckets(n) + level_bytes(n, self.levels)
 
-    def encode(self, state, x, turn):
+    def encode(self, state: object, x: Floats, turn: Turn) -> Bytes:
         norms = np.empty(self._buckets(x.size), np.float32)
         bucket_norms(x, self.bucket, self.norm == "l2", norms)
         return join(norms, pack_levels(dithered(x, norms, self.levels, turn, self.bucket), self.levels))
 
-    def decode(self, body, n):
+    def decode(self, body: Bytes, n: int) -> Floats:
         norms, packed = split(body, ("<f4", self._buckets(n)))
         return undithered(unpack_levels(self, packed, self.levels, n), norms, self.levels, self.bucket)

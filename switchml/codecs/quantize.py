@@ -5,8 +5,6 @@ The norm of a vector (or bucket) that holds an infinity or NaN is not finite; it
 0 times infinity, or NaN.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 
@@ -101,7 +99,7 @@ def largest(x: np.ndarray) -> np.float32:
 
 
 @kernel
-def _largest(bits):
+def _largest(bits: np.ndarray) -> np.uint32:
     most = np.uint32(0)
     for i in range(bits.size):
         magnitude = bits[i] & np.uint32(0x7FFFFFFF)
@@ -110,7 +108,7 @@ def _largest(bits):
 
 
 @kernel
-def bucket_norms(x, bucket, is_l2, norms):
+def bucket_norms(x: np.ndarray, bucket: int, is_l2: bool, norms: np.ndarray) -> None:
     """The Euclidean norm (or the largest magnitude) of each `bucket` elements of x, float32[n], to norms, float32."""
     largest_value = np.empty(1, np.float32)
     largest_bits = largest_value.view(np.uint32)
@@ -131,7 +129,9 @@ def bucket_norms(x, bucket, is_l2, norms):
 
 
 @kernel
-def dither(x, norms, bucket, levels, low, high, out):
+def dither(
+    x: np.ndarray, norms: np.ndarray, bucket: int, levels: int, low: np.uint32, high: np.uint32, out: np.ndarray
+) -> None:
     """Signed levels (int16[n]) of x, float32[n], whose magnitudes are at most their bucket's norm.
 
     The level of a magnitude m is m / norm * levels, rounded up with the probability of its fraction.
@@ -151,7 +151,7 @@ def dither(x, norms, bucket, levels, low, high, out):
 
 
 @kernel
-def undither(levels, norms, bucket, count, x):
+def undither(levels: np.ndarray, norms: np.ndarray, bucket: int, count: int, x: np.ndarray) -> None:
     """x, float32[n], of signed levels (int16[n], or the lanes of a sum): level / count * norm."""
     inverse = np.float32(1 / count)
     for b in range(norms.size):

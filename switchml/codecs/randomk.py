@@ -1,16 +1,14 @@
 """Random-k: the same random elements on all ranks, so that the values alone are sent, and added."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from switchml.codecs.base import SUM, Codec, Exchange, Outcome, Sum, Turn, join, scatter, setting, split
+from switchml.codecs.base import SUM, Bytes, Codec, Exchange, Floats, Outcome, Sum, Turn, join, scatter, setting, split
 from switchml.codecs.noise import halves, mix
-from switchml.runtime.jit import kernel
+from switchml.runtime.jit import int64, kernel
 
 
 @dataclass(frozen=True)
@@ -50,11 +48,11 @@ class RandomK(Codec):
     def body_bytes(self, n: int) -> int:
         return 8 + 4 * self.k(n)
 
-    def encode(self, state, x, turn):
+    def encode(self, state: object, x: Floats, turn: Turn) -> Bytes:
         key = turn.shared_key()
         return join(np.array([key], "<u8"), self._values(x, self._drawn(key, x.size)))
 
-    def decode(self, body, n):
+    def decode(self, body: Bytes, n: int) -> Floats:
         [[key], values, _] = split(body, ("<u8", 1), ("<f4", self.k(n)))
         return scatter(self._drawn(int(key), n), values, n)
 
@@ -71,18 +69,19 @@ class RandomK(Codec):
         return indices
 
     def _values(self, x: np.ndarray, drawn: np.ndarray) -> np.ndarray:
-        return x[drawn] * np.float32(x.size / drawn.size) if self.unbiased and drawn.size else x[drawn]
+        values: np.ndarray = x[drawn]
+        return values * np.float32(x.size / drawn.size) if self.unbiased and drawn.size else values
 
 
 @kernel
-def _draw(low, high, half, n, indices):
-    mask = (np.int64(1) << half) - 1
+def _draw(low: np.uint32, high: np.uint32, half: int, n: int, indices: np.ndarray) -> None:
+    mask = (int64(1) << half) - 1
     for j in range(indices.size):
-        place = np.int64(j)
+        place = int64(j)
         while True:
             left, right = place >> half, place & mask
             for turn in range(4):
-                left, right = right, left ^ (np.int64(mix(right, np.uint32(low + np.uint32(turn)), high)) & mask)
+                left, right = right, left ^ (int64(mix(right, np.uint32(low + np.uint32(turn)), high)) & mask)
             place = left << half | right
             if place < n:
                 break

@@ -1,7 +1,5 @@
 """All codecs and memories by name, and the parser of specifications: "topk:ratio=0.01", "residual:beta=0.9"."""
 
-from __future__ import annotations
-
 from typing import TypeVar
 
 from switchml.codecs.adaq import AdaQ

@@ -4,8 +4,6 @@ Magnitudes are compared as the integers that their bits are, which orders floats
 NaN above those: what is not finite is always selected, so that it is seen at the other end.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import numpy.typing as npt
 
@@ -77,7 +75,8 @@ def _exactly(indices: np.ndarray, magnitudes: np.ndarray, k: int) -> np.ndarray:
     is_above = magnitudes > threshold
     equals = np.flatnonzero(magnitudes == threshold)[: k - np.count_nonzero(is_above)]
     is_above[equals] = True
-    return indices[is_above]
+    chosen: np.ndarray = indices[is_above]
+    return chosen
 
 
 def above(x: np.ndarray, threshold: float) -> np.ndarray:
@@ -91,7 +90,7 @@ def above(x: np.ndarray, threshold: float) -> np.ndarray:
 
 
 @kernel
-def count_reaching(bits, threshold):
+def count_reaching(bits: np.ndarray, threshold: np.uint32) -> int:
     """How many magnitudes (bits of float32) are at least `threshold` (uint32)."""
     count = 0
     for i in range(bits.size):
@@ -100,7 +99,7 @@ def count_reaching(bits, threshold):
 
 
 @kernel
-def _collect(bits, threshold, indices):
+def _collect(bits: np.ndarray, threshold: np.uint32, indices: np.ndarray) -> int:
     """Write the indices of magnitudes of at least `threshold` until `indices` is full; return how many there are.
 
     Writes first and counts after: up to _GROUP places at the end are for that.
@@ -127,7 +126,7 @@ def _collect(bits, threshold, indices):
 
 
 @kernel
-def _count(bits, counts):
+def _count(bits: np.ndarray, counts: np.ndarray) -> None:
     """Histogram of the magnitudes' upper 15 bits."""
     for i in range(bits.size):
         counts[(bits[i] >> np.uint32(16)) & np.uint32(0x7FFF)] += 1

@@ -1,13 +1,11 @@
 """SIDCo: the threshold of top-k, from a distribution fitted to the magnitudes."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from switchml.codecs.base import setting
+from switchml.codecs.base import Floats, Indices, Turn, setting
 from switchml.codecs.select import above
 from switchml.codecs.sparse import Sparsifier
 from switchml.runtime.jit import kernel
@@ -49,16 +47,16 @@ class Sidco(Sparsifier):
     ratio: float = setting(0.01, "share of the elements that is sent, about", above=0, most=1)
     fit: str = setting("exponential", "the distribution of magnitudes", choices=("exponential", "pareto"))
 
-    def new_state(self):
+    def new_state(self) -> Stages:
         return Stages()
 
-    def select(self, state, x, turn):
+    def select(self, state: Stages, x: Floats, turn: Turn) -> Indices:
         threshold = self._threshold(x, state.count)
         chosen = above(x, threshold)
         if x.size:
             state.sent.append(chosen.size / x.size)
         if len(state.sent) == _PERIOD:
-            share = np.mean(state.sent) / self.ratio
+            share = float(np.mean(state.sent)) / self.ratio
             state.count = min(max(state.count + (share > 1.2) - (share < 0.8), 1), _MOST_STAGES)
             state.sent.clear()
         return chosen
@@ -84,11 +82,11 @@ class Sidco(Sparsifier):
         shape, scale = 0.5 * (1 - squared), 0.5 * mean * (squared + 1)
         if abs(shape) < 1e-6:
             return -scale * math.log(share)
-        return scale * (share**-shape - 1) / shape
+        return float(scale * (share**-shape - 1) / shape)
 
 
 @kernel
-def _exceedances(x, threshold, is_strict):
+def _exceedances(x: np.ndarray, threshold: np.float32, is_strict: bool) -> tuple[int, float, float]:
     """Count, mean and variance of magnitude - threshold over the elements above it (of all, unless `is_strict`)."""
     count, total, squares = 0, 0.0, 0.0
     for i in range(x.size):

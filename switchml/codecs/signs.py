@@ -1,12 +1,10 @@
 """What sign codecs share: one bit an element, and votes."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
 
-from switchml.codecs.base import VOTE, Codec, Exchange, Outcome, Sum, Turn
+from switchml.codecs.base import VOTE, Bytes, Codec, Exchange, Floats, Outcome, Sum, Turn
 from switchml.codecs.quantize import lanes
 
 
@@ -40,10 +38,10 @@ class Voter(Codec):
     def body_bytes(self, n: int) -> int:
         return (n + 7) // 8
 
-    def encode(self, state, x, turn):
+    def encode(self, state: object, x: Floats, turn: Turn) -> Bytes:
         return pack(self.is_negative(state, x))
 
-    def decode(self, body, n):
+    def decode(self, body: Bytes, n: int) -> Floats:
         return signs(unpack(body, n)).astype(np.float32)
 
     def exchange(self, state: Any, x: np.ndarray, turn: Turn) -> Exchange:

@@ -1,7 +1,5 @@
 """signSGD with majority vote: one bit an element, both ways."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from switchml.codecs.signs import Voter

@@ -1,12 +1,10 @@
 """Signum: signSGD of the momentum."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np
 
-from switchml.codecs.base import setting
+from switchml.codecs.base import Array, Floats, setting
 from switchml.codecs.signs import Voter
 
 
@@ -32,10 +30,10 @@ class Signum(Voter):
 
     momentum: float = setting(0.9, "weight of the past", least=0, most=1)
 
-    def new_state(self):
+    def new_state(self) -> Momentum:
         return Momentum()
 
-    def is_negative(self, state, x):
+    def is_negative(self, state: Momentum, x: Floats) -> Array:
         if state.average is None:
             state.average = x.copy()
         else:

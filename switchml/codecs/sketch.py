@@ -1,17 +1,15 @@
 """SketchML's quantile buckets: every element becomes the mean of its quantile."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 
 import numpy as np
 
 from switchml.codecs import bitpack
-from switchml.codecs.base import GATHER, Codec, join, setting, split
+from switchml.codecs.base import GATHER, Bytes, Codec, Floats, Turn, join, setting, split
 from switchml.codecs.quantize import largest
 from switchml.errors import PayloadError
-from switchml.runtime.jit import kernel
+from switchml.runtime.jit import int64, kernel
 
 _SAMPLE = 1 << 15
 """Elements that quantiles are estimated from: 256 buckets then differ by less than a tenth of their size."""
@@ -39,7 +37,7 @@ class Sketch(Codec):
     def body_bytes(self, n: int) -> int:
         return 4 * self.buckets + bitpack.packed_bytes(n, bitpack.width(self.buckets))
 
-    def encode(self, state, x, turn):
+    def encode(self, state: object, x: Floats, turn: Turn) -> Bytes:
         means = np.full(self.buckets, np.nan, np.float32)
         codes = np.zeros(x.size, np.uint16)
         if math.isfinite(largest(x)):
@@ -49,16 +47,16 @@ class Sketch(Codec):
             _encode(x, edges, codes, means)
         return join(means, bitpack.pack(codes, bitpack.width(self.buckets)))
 
-    def decode(self, body, n):
+    def decode(self, body: Bytes, n: int) -> Floats:
         means, packed = split(body, ("<f4", self.buckets))
         codes = bitpack.unpack(packed, bitpack.width(self.buckets), np.empty(n, np.uint16))
         if n and codes.max() >= self.buckets:
             raise PayloadError(f"sketch: bucket {codes.max()} of {self.buckets}: the payload is damaged")
-        return means[codes]
+        return means.take(codes)
 
 
 @kernel
-def _encode(x, edges, codes, means):
+def _encode(x: np.ndarray, edges: np.ndarray, codes: np.ndarray, means: np.ndarray) -> None:
     """Bucket of each x among the ascending edges, and the buckets' means (0 of an empty one).
 
     The upper 16 bits of a float say where among the edges to begin; few edges share them.
@@ -78,7 +76,7 @@ def _encode(x, edges, codes, means):
     bits = x.view(np.int32)
     for i in range(x.size):
         ordered = bits[i] ^ ((bits[i] >> np.int32(31)) & np.int32(0x7FFFFFFF))
-        code = np.int64(starts[(ordered >> np.int32(16)) + 0x8000])
+        code = int64(starts[(ordered >> np.int32(16)) + 0x8000])
         while code < edges.size and x[i] >= edges[code]:
             code += 1
         codes[i] = code

@@ -3,8 +3,6 @@
 A payload's body: k as little-endian uint64, the indices (`indices.py`), the values as float32.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

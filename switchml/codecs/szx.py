@@ -10,14 +10,12 @@ Integers and medians are big-endian. Where a block would break its bound by roun
 written with a required length of 32 and a median of 0, which is lossless and which any reader of the stream takes.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np
 
 from switchml.codecs import szx_kernels as kernels
-from switchml.codecs.base import GATHER, Codec, setting
+from switchml.codecs.base import GATHER, Bytes, Codec, Floats, Turn, setting
 from switchml.codecs.select import floats_of
 from switchml.errors import PayloadError
 
@@ -46,7 +44,7 @@ class Szx(Codec):
     mode: str = setting("rel", "abs, or rel: the bound is a share of the range", choices=("abs", "rel"))
     block: int = setting(128, "elements a block", least=8, most=kernels.MAX_BLOCK)
 
-    def encode(self, state, x, turn):
+    def encode(self, state: object, x: Floats, turn: Turn) -> Bytes:
         blocks = -(-x.size // self.block)
         low, high = np.empty(blocks, np.int32), np.empty(blocks, np.int32)
         kernels.extremes(x.view(np.int32), self.block, low, high)
@@ -57,7 +55,7 @@ class Szx(Codec):
         size = kernels.encode(x, low, high, self.block, bound, lengths, medians, out)
         return out[:size]
 
-    def decode(self, body, n):
+    def decode(self, body: Bytes, n: int) -> Floats:
         if body.size < kernels.FIXED_BYTES or tuple(body[:4]) != (1, 1, 1, 0) or not 8 <= body[4] <= kernels.MAX_BLOCK:
             raise PayloadError(f"szx: {body.size} bytes are no stream of its version 1.1")
         block = int(body[4])

@@ -5,14 +5,13 @@ one loop of each direction that must go element by element, and run over slices 
 be negative for all the compiler knows), so that all others become vector instructions.
 """
 
-from __future__ import annotations
-
 import math
+from typing import Any
 
 import numpy as np
 
-from switchml.runtime.jit import kernel
-from switchml.runtime.memory import u32_at
+from switchml.runtime.jit import int64, kernel
+from switchml.runtime.memory import be32, put_be32, u32_at
 
 FIXED_BYTES = 13
 """Version (2), 1, 0, block size, and the count of constant blocks, big-endian uint64."""
@@ -23,13 +22,13 @@ _DAMAGED = -1
 
 
 @kernel(inline=True)
-def _float_of(ordered):
+def _float_of(ordered: Any) -> np.int32:
     """The float32 that is at this place in the order of floats."""
     return np.int32(ordered ^ ((ordered >> 31) & 0x7FFFFFFF))
 
 
 @kernel
-def extremes(bits, block, low, high):
+def extremes(bits: np.ndarray, block: int, low: np.ndarray, high: np.ndarray) -> None:
     """For each block of float32 bits (int32[n]) its least and largest element, as integers in the floats' order."""
     for b in range(low.size):
         some = bits[b * block : (b + 1) * block]
@@ -43,7 +42,7 @@ def extremes(bits, block, low, high):
 
 
 @kernel
-def _plan(low, high, ends, bound):
+def _plan(low: Any, high: Any, ends: np.ndarray, bound: float) -> tuple[int, np.float32]:
     """How a block is written: required length in bits (0: constant, 32 with a median of 0: as it is) and its median.
 
     `ends`: float32[2], room to look at bits as floats. A value less the median is cut to its required length, by which
@@ -75,7 +74,16 @@ def _plan(low, high, ends, bound):
 
 
 @kernel
-def encode(x, low, high, block, bound, lengths, medians, out):
+def encode(
+    x: np.ndarray,
+    low: np.ndarray,
+    high: np.ndarray,
+    block: int,
+    bound: float,
+    lengths: np.ndarray,
+    medians: np.ndarray,
+    out: np.ndarray,
+) -> int:
     """Write the stream of x, float32[n], to `out`, uint8[enough]; its size.
 
     `low`, `high`: the result of `extremes`. `lengths` (uint8) and `medians` (float32), one a block, are work space.
@@ -106,12 +114,12 @@ def encode(x, low, high, block, bound, lengths, medians, out):
         some, some_bits = x[b * block : (b + 1) * block], bits[b * block : (b + 1) * block]
         count = some.size
         if lengths[b] == 0:
-            _put_median(out, constant_at, median_bits[b])
+            put_be32(out, constant_at, median_bits[b])
             constant_at += 4
             continue
         out[FIXED_BYTES + (b >> 3)] |= np.uint8(0x80 >> (b & 7))
         out[at] = lengths[b]
-        _put_median(out, at + 1, median_bits[b])
+        put_be32(out, at + 1, median_bits[b])
         size = (lengths[b] + 7) // 8
         shift = np.uint32(8 * size - lengths[b])
         unused = np.uint32(32 - 8 * size)
@@ -145,28 +153,20 @@ def encode(x, low, high, block, bound, lengths, medians, out):
 
 
 @kernel(inline=True)
-def _equal_bytes(difference):
+def _equal_bytes(difference: Any) -> np.uint8:
     """How many upper bytes of 32 bits are 0, at most 3."""
     return np.uint8(
         (difference < np.uint32(1 << 24)) + (difference < np.uint32(1 << 16)) + (difference < np.uint32(1 << 8))
     )
 
 
-@kernel(inline=True)
-def _put_median(out, at, bits):
-    out[at] = bits >> 24
-    out[at + 1] = (bits >> 16) & 0xFF
-    out[at + 2] = (bits >> 8) & 0xFF
-    out[at + 3] = bits & 0xFF
-
-
 @kernel
-def constant_blocks(body, blocks):
+def constant_blocks(body: np.ndarray, blocks: int) -> int:
     """How many of the blocks are constant by the bitmap, which must fit into the body, and by the count before it; -1
     if the two disagree or the unused bits are not 0."""
     declared = 0
     for i in range(8):
-        declared = declared << 8 | np.int64(body[5 + i])
+        declared = declared << 8 | int64(body[5 + i])
     others = 0
     for b in range((blocks + 7) // 8 * 8):
         state = (body[FIXED_BYTES + (b >> 3)] >> (7 - (b & 7))) & 1
@@ -177,7 +177,7 @@ def constant_blocks(body, blocks):
 
 
 @kernel
-def decode(body, block, constants, x):
+def decode(body: np.ndarray, block: int, constants: int, x: np.ndarray) -> bool:
     """Read a stream whose bitmap and medians fit into `body` (uint8) to x, float32[n]; whether it was one, and all."""
     base = body.ctypes.data
     blocks = (x.size + block - 1) // block
@@ -193,7 +193,7 @@ def decode(body, block, constants, x):
         some = x[b * block : (b + 1) * block]
         count = some.size
         if not (body[FIXED_BYTES + (b >> 3)] >> (7 - (b & 7))) & 1:
-            words[0] = _median_bits(body, constant_at)
+            words[0] = be32(body, constant_at)
             constant_at += 4
             median = values[0]
             for i in range(count):
@@ -204,7 +204,7 @@ def decode(body, block, constants, x):
             return False
         size = np.uint32((body[at] + 7) // 8)
         unused, cut = np.uint32(32 - 8 * size), np.uint32(32 - body[at])
-        words[0] = _median_bits(body, at + 1)
+        words[0] = be32(body, at + 1)
         median, is_plain = values[0], words[0] == 0
         packed = body[at + 5 : data_at]
         for i in range(packed.size):
@@ -244,13 +244,3 @@ def decode(body, block, constants, x):
             for i in range(count):
                 some[i] = values[i] + median
     return at == body.size
-
-
-@kernel(inline=True)
-def _median_bits(body, at):
-    return np.uint32(
-        np.uint32(body[at]) << np.uint32(24)
-        | np.uint32(body[at + 1]) << np.uint32(16)
-        | np.uint32(body[at + 2]) << np.uint32(8)
-        | np.uint32(body[at + 3])
-    )

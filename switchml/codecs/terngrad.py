@@ -1,12 +1,10 @@
 """TernGrad: every element is -1, 0 or +1 times the largest."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np
 
-from switchml.codecs.base import join, setting, split
+from switchml.codecs.base import Array, Bytes, Floats, Turn, join, setting, split
 from switchml.codecs.quantize import SharedScale, largest
 from switchml.errors import PayloadError
 from switchml.runtime.jit import kernel
@@ -41,32 +39,32 @@ class TernGrad(SharedScale):
     def body_bytes(self, n: int) -> int:
         return 4 + (n + 4) // 5
 
-    def encode(self, state, x, turn):
+    def encode(self, state: object, x: Floats, turn: Turn) -> Bytes:
         clipped, scale = self.prepare(x, turn)
         packed = np.empty((x.size + 4) // 5, np.uint8)
         _pack(self.quantize(clipped, scale, turn), packed)
         return join(scale, packed)
 
-    def decode(self, body, n):
+    def decode(self, body: Bytes, n: int) -> Floats:
         scale, packed = split(body, ("<f4", 1))
         signs = np.empty(n, np.int16)
         if not _unpack(packed, signs):
             raise PayloadError("terngrad: a byte above 242 in the payload: expected 5 digits of base 3")
         return self.dequantize(signs, scale, 1, 0, n)
 
-    def prepare(self, x, turn):
+    def prepare(self, x: Floats, turn: Turn) -> tuple[Floats, Floats]:
         if self.clip and x.size:
             with np.errstate(invalid="ignore", over="ignore"):
                 limit = np.float32(self.clip * np.std(x, dtype=np.float64))
             x = np.clip(x, -limit, limit) if np.isfinite(limit) else x
         return x, np.array([largest(x)])
 
-    def dequantize(self, integers, scale, world, key, n):
+    def dequantize(self, integers: Array, scale: Floats, world: int, key: int, n: int) -> Floats:
         return integers.astype(np.float32) * (scale / np.float32(world))
 
 
 @kernel
-def _pack(signs, packed):
+def _pack(signs: np.ndarray, packed: np.ndarray) -> None:
     """Signs (-1, 0, 1) to digits of base 3 (sign + 1), the first in the lowest place."""
     for j in range(packed.size):
         byte, place = 0, 1
@@ -77,7 +75,7 @@ def _pack(signs, packed):
 
 
 @kernel
-def _unpack(packed, signs):
+def _unpack(packed: np.ndarray, signs: np.ndarray) -> bool:
     """What `_pack` packed; whether all bytes were such."""
     for j in range(packed.size):
         byte = np.int32(packed[j])

@@ -1,7 +1,5 @@
 """THC: table indices that can be added without decoding them."""
 
-from __future__ import annotations
-
 import functools
 import math
 from dataclasses import dataclass
@@ -60,17 +58,17 @@ class Thc(SharedScale):
     def body_bytes(self, n: int) -> int:
         return 4 + 8 + bitpack.packed_bytes(self._padded(n), self.bits)
 
-    def encode(self, state, x, turn):
+    def encode(self, state: object, x: Floats, turn: Turn) -> Bytes:
         rotated, reach = self.prepare(x, turn)
         key = np.array([turn.shared_key()], "<u8")
         return join(reach, key, bitpack.pack(self._codes(rotated, reach, turn), self.bits))
 
-    def decode(self, body, n):
+    def decode(self, body: Bytes, n: int) -> Floats:
         reach, key, packed = split(body, ("<f4", 1), ("<u8", 1))
         codes = bitpack.unpack(packed, self.bits, np.empty(self._padded(n), np.uint8))
         return self.dequantize(self._entries(codes), reach, 1, int(key[0]), n)
 
-    def prepare(self, x, turn):
+    def prepare(self, x: Floats, turn: Turn) -> tuple[Floats, Floats]:
         """The rotated vector, and its range as float32[1]; NaN or infinite if x has such elements."""
         norm = np.empty(1, np.float32)
         bucket_norms(x, max(x.size, 1), True, norm)
@@ -78,10 +76,10 @@ class Thc(SharedScale):
             reach = norm * np.float32(NormalDist().inv_cdf(1 - self.clip / 2) / math.sqrt(max(x.size, 1)))
         return rotate(x, self.block, turn.shared_key()), reach
 
-    def quantize(self, prepared, scale, turn):
+    def quantize(self, prepared: Floats, scale: Floats, turn: Turn) -> Array:
         return self._entries(self._codes(prepared, scale, turn))
 
-    def dequantize(self, integers, scale, world, key, n):
+    def dequantize(self, integers: Array, scale: Floats, world: int, key: int, n: int) -> Floats:
         with np.errstate(invalid="ignore"):
             scaled = integers.astype(np.float32) * (scale * np.float32(2 / (self.steps * world)))
         return rotate_back(scaled, self.block, key, n)
@@ -125,7 +123,15 @@ def table(bits: int, steps: int, clip: float) -> np.ndarray:
 
 
 @kernel
-def _quantize(y, reach, table, below, low, high, codes):
+def _quantize(
+    y: np.ndarray,
+    reach: np.float32,
+    table: np.ndarray,
+    below: np.ndarray,
+    low: np.uint32,
+    high: np.uint32,
+    codes: np.ndarray,
+) -> None:
     """Index of the table's entry that each y becomes, at random between the two around it."""
     if not (reach > 0 and reach <= np.float32(3.4028235e38)):
         codes[:] = 0

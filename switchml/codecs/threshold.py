@@ -1,10 +1,8 @@
 """Threshold sparsification: what is large enough is sent."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
-from switchml.codecs.base import setting
+from switchml.codecs.base import Floats, Indices, Turn, setting
 from switchml.codecs.select import above
 from switchml.codecs.sparse import Sparsifier
 
@@ -23,5 +21,5 @@ class Threshold(Sparsifier):
 
     threshold: float = setting(0.01, "magnitudes above it are sent", least=0)
 
-    def select(self, state, x, turn):
+    def select(self, state: object, x: Floats, turn: Turn) -> Indices:
         return above(x, self.threshold)

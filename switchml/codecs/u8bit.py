@@ -1,14 +1,12 @@
 """8-bit floats of a dynamic tree: more exponent for small numbers, more fraction for large ones."""
 
-from __future__ import annotations
-
 import functools
 import math
 from dataclasses import dataclass
 
 import numpy as np
 
-from switchml.codecs.base import GATHER, Codec, split
+from switchml.codecs.base import GATHER, Bytes, Codec, Floats, Turn, split
 from switchml.codecs.quantize import largest
 from switchml.runtime.jit import kernel
 
@@ -32,7 +30,7 @@ class U8bit(Codec):
     def body_bytes(self, n: int) -> int:
         return 4 + n
 
-    def encode(self, state, x, turn):
+    def encode(self, state: object, x: Floats, turn: Turn) -> Bytes:
         scale = np.array([largest(x)])
         body = np.zeros(4 + x.size, np.uint8)
         body[:4] = scale.view(np.uint8)
@@ -40,7 +38,7 @@ class U8bit(Codec):
             _encode(x, scale[0], *_search(), body[4:])
         return body
 
-    def decode(self, body, n):
+    def decode(self, body: Bytes, n: int) -> Floats:
         scale, codes = split(body, ("<f4", 1))
         with np.errstate(invalid="ignore", over="ignore"):
             return (np.concatenate([magnitudes(), -magnitudes()]) * scale)[codes]
@@ -67,7 +65,7 @@ def _search() -> tuple[np.ndarray, np.ndarray]:
 
 
 @kernel
-def _encode(x, scale, middles, first, codes):
+def _encode(x: np.ndarray, scale: np.float32, middles: np.ndarray, first: np.ndarray, codes: np.ndarray) -> None:
     ratio = np.empty(1, np.float32)
     bits = ratio.view(np.uint32)
     for i in range(x.size):

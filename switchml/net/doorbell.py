@@ -6,18 +6,17 @@ the kernel compares the counter again before it lets the owner sleep (futex(2), 
 """
 
 import platform
+from typing import Any
 
 import numpy as np
 from llvmlite import ir
 from numba.core import types
-from numba.extending import intrinsic
 
 from switchml.net.libc import yield_cpu
-from switchml.runtime.jit import kernel
+from switchml.runtime.jit import Address, int64, kernel
+from switchml.runtime.memory import instruction, pointer_to
 
-DOORBELL_BYTES = 16
-
-_syscall = types.ExternalFunction(
+_syscall: Any = types.ExternalFunction(
     "syscall",
     types.int64(types.int64, types.uintp, types.int64, types.int64, types.uintp, types.uintp, types.int64),
 )
@@ -26,46 +25,29 @@ _FUTEX_WAIT, _FUTEX_WAKE = 0, 1
 _SPINS = 32
 """How often the owner looks again, giving way in between, before it sleeps."""
 
-
-def _u32_pointer(builder, address):
-    return builder.inttoptr(address, ir.IntType(32).as_pointer())
-
-
-@intrinsic
-def _load(typingctx, address):
-    def codegen(context, builder, signature, args):
-        return builder.load_atomic(_u32_pointer(builder, args[0]), "seq_cst", 4)
-
-    return types.uint32(types.uintp), codegen
-
-
-@intrinsic
-def _store(typingctx, address, value):
-    def codegen(context, builder, signature, args):
-        builder.store_atomic(args[1], _u32_pointer(builder, args[0]), "seq_cst", 4)
-        return context.get_dummy_value()
-
-    return types.void(types.uintp, types.uint32), codegen
-
-
-@intrinsic
-def _increment(typingctx, address):
-    def codegen(context, builder, signature, args):
-        one = ir.Constant(ir.IntType(32), 1)
-        builder.atomic_rmw("add", _u32_pointer(builder, args[0]), one, "seq_cst")
-        return context.get_dummy_value()
-
-    return types.void(types.uintp), codegen
+_ONE = ir.Constant(ir.IntType(32), 1)
+_load = instruction(
+    types.uint32(types.uintp),
+    lambda builder, address: builder.load_atomic(pointer_to(builder, address, 32), "seq_cst", 4),
+)
+_increment = instruction(
+    types.void(types.uintp),
+    lambda builder, address: builder.atomic_rmw("add", pointer_to(builder, address, 32), _ONE, "seq_cst"),
+)
+_store = instruction(
+    types.void(types.uintp, types.uint32),
+    lambda builder, address, value: builder.store_atomic(value, pointer_to(builder, address, 32), "seq_cst", 4),
+)
 
 
 @kernel
-def rings(bell):
+def rings(bell: Address) -> int:
     """How often the doorbell at address `bell` has rung, modulo 2^32. Read it before looking for work."""
-    return np.int64(_load(np.uint64(bell)))
+    return int64(_load(np.uint64(bell)))
 
 
 @kernel
-def ring(bell):
+def ring(bell: Address) -> None:
     """Wake the owner of the doorbell at address `bell`, or keep it from falling asleep."""
     bell = np.uint64(bell)
     _increment(bell)
@@ -74,12 +56,12 @@ def ring(bell):
 
 
 @kernel
-def wait(bell, heard, timeout_ns, scratch):
+def wait(bell: Address, heard: int, timeout_ns: int, scratch: np.ndarray) -> None:
     """Owner's side: sleep until the doorbell has rung more often than `heard`, or for `timeout_ns`; `scratch`
     int64[>= 2]."""
     bell = np.uint64(bell)
     for _ in range(_SPINS):
-        if np.int64(_load(bell)) != heard:
+        if int64(_load(bell)) != heard:
             return
         yield_cpu()
     scratch[0], scratch[1] = timeout_ns // 1_000_000_000, timeout_ns % 1_000_000_000

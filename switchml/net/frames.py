@@ -6,21 +6,19 @@ only in their lengths: they are written once, in front of where the packets are 
 where a packet is shorter or longer than its predecessor there. Trains are not cut: their packets are listed in place.
 """
 
-from __future__ import annotations
-
 import socket
 import struct
 from typing import NamedTuple
 
 import numpy as np
 
-from switchml.net import sockets, trains
+from switchml.net import sockets, trains, udp
 from switchml.net.checksum import put_ipv4
 from switchml.net.messages import bytes_of, receive_messages
 from switchml.net.packet_io import JOIN_FLOW, MESSAGES, PacketIO, new_packet_io, send_frames
 from switchml.net.sockets import ETH_P_IP
 from switchml.net.trains import GRO_PACKETS, HEADER_BYTES, VIRTIO_BYTES
-from switchml.runtime.jit import kernel
+from switchml.runtime.jit import Address, int64, kernel
 from switchml.runtime.memory import be16, be32, put_be16, u8_at
 
 RECEIVE_PACKETS = MESSAGES * GRO_PACKETS
@@ -48,7 +46,7 @@ def headers(ends: Ends, payload_bytes: int) -> bytes:
 
 
 @kernel
-def _payload(at, length, ip, port):
+def _payload(at: Address, length: int, ip: int, port: int) -> int:
     """Bytes of UDP payload in a frame for port `port` of the IPv4 address `ip` (a number); -1 if it is for another."""
     if length < HEADER_BYTES:
         return -1
@@ -62,7 +60,7 @@ def _payload(at, length, ip, port):
 
 
 @kernel
-def strip(packets, count, ip, port):
+def strip(packets: udp.Packets, count: int, ip: int, port: int) -> int:
     """Replace the frames packets[:count] by the payloads of those for UDP port `port` of the IPv4 address `ip` (a
     number); returns how many there are."""
     n = 0
@@ -97,13 +95,13 @@ def open_interface(name: str, udp_port: int) -> socket.socket:
 
 
 @kernel
-def receive_batch(io, packets, ip, port):
+def receive_batch(io: FrameIO, packets: udp.Packets, ip: int, port: int) -> int:
     """Receive without waiting: `packets` lists the payloads for UDP port `port` of the IPv4 address `ip` (a number),
     which stay valid until the next call. Returns how many."""
     count = 0
     incoming = io.packets.incoming
     for i in range(receive_messages(io.config[0], incoming, 0, MESSAGES)):
-        virtio = np.int64(incoming.iovecs[i, 0])
+        virtio = int64(incoming.iovecs[i, 0])
         at = virtio + VIRTIO_BYTES
         left = _payload(at, bytes_of(incoming, i) - VIRTIO_BYTES, ip, port)
         if left < 0:
@@ -122,7 +120,7 @@ def receive_batch(io, packets, ip, port):
 
 
 @kernel
-def fit(at, length):
+def fit(at: Address, length: int) -> None:
     """Have the headers of the frame at `at` describe `length` bytes in all."""
     header = u8_at(at, HEADER_BYTES)
     if be16(header, 38) != length - 34:
@@ -131,6 +129,6 @@ def fit(at, length):
 
 
 @kernel
-def send_batch(io, packets, count):
+def send_batch(io: FrameIO, packets: udp.Packets, count: int) -> None:
     """Send the frames packets[:count], all of one flow."""
     send_frames(io.packets, io.config[0], packets.address[:count], packets.length[:count], JOIN_FLOW)

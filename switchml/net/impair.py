@@ -6,12 +6,12 @@ reordered packet is held back until between 1 and 32 more have passed, or 2 ms a
 one seed, the same lists of packets fare the same.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from switchml.errors import ConfigError
-from switchml.runtime.jit import kernel
+from switchml.runtime.jit import Address, int64, kernel
 from switchml.runtime.memory import copy_bytes
 
 MAX_DELAYED = 64
@@ -23,8 +23,7 @@ _RELEASED = -2
 
 
 class Impairment(NamedTuple):
-    """`odds` float64[3]: loss, reordering, duplication. `random` uint64[1]: generator state. The rest: packets delayed
-    back.
+    """`odds` float64[3]: loss, reordering, duplication. `random` uint64[1]: generator state. The rest: delayed packets.
 
     `counts` int64[3]: packets lost, delayed and duplicated so far.
     """
@@ -57,7 +56,7 @@ def new_impairment(loss: float = 0.0, reorder: float = 0.0, duplicate: float = 0
 
 
 @kernel
-def random(state, index):
+def random(state: np.ndarray, index: int) -> np.float64:
     """A float64 in [0, 1) from the generator whose state is state[index] (uint64): splitmix64 (Steele, Lea, Flood
     2014)."""
     state[index] = np.uint64(state[index] + np.uint64(0x9E3779B97F4A7C15))
@@ -69,13 +68,13 @@ def random(state, index):
 
 
 @kernel
-def active(impairment):
+def active(impairment: Impairment) -> bool:
     """Whether it does anything at all."""
-    return impairment.odds[0] > 0 or impairment.odds[1] > 0 or impairment.odds[2] > 0
+    return bool(impairment.odds[0] > 0 or impairment.odds[1] > 0 or impairment.odds[2] > 0)
 
 
 @kernel
-def _append(output, n, address, length, endpoint):
+def _append(output: Any, n: int, address: Address, length: int, endpoint: int) -> int:
     if n < output.address.size:
         output.address[n], output.length[n], output.endpoint[n] = address, length, endpoint
         return n + 1
@@ -83,7 +82,7 @@ def _append(output, n, address, length, endpoint):
 
 
 @kernel
-def _release(impairment, k, output, n):
+def _release(impairment: Impairment, k: int, output: Any, n: int) -> int:
     """List the delayed packet number k."""
     length = impairment.delayed_length[k]
     impairment.delayed_length[k] = _RELEASED
@@ -91,7 +90,7 @@ def _release(impairment, k, output, n):
 
 
 @kernel
-def impair(impairment, packets, count, now, output):
+def impair(impairment: Impairment, packets: Any, count: int, now: int, output: Any) -> int:
     """What becomes of packets[:count] at `now` (ns); returns how many packets `output` then lists.
 
     What `output` lists stays valid until the next call.
@@ -116,7 +115,7 @@ def impair(impairment, packets, count, now, output):
             copy_bytes(impairment.delayed[place].ctypes.data, address, length)
             impairment.delayed_length[place], impairment.delayed_endpoint[place] = length, endpoint
             impairment.delayed_until[place] = now + _DELAY_NS
-            impairment.delayed_passes[place] = 1 + np.int64(random(impairment.random, 0) * _FURTHEST)
+            impairment.delayed_passes[place] = 1 + int64(random(impairment.random, 0) * _FURTHEST)
         else:
             n = _append(output, n, address, length, endpoint)
         if random(impairment.random, 0) < impairment.odds[2]:
@@ -134,9 +133,9 @@ def impair(impairment, packets, count, now, output):
 
 
 @kernel
-def next_release(impairment):
+def next_release(impairment: Impairment) -> int:
     """When the next delayed packet is due (ns), or the largest int64."""
-    due = np.int64(0x7FFFFFFFFFFFFFFF)
+    due = int64(0x7FFFFFFFFFFFFFFF)
     for k in range(MAX_DELAYED):
         if impairment.delayed_length[k] >= 0:
             due = min(due, impairment.delayed_until[k])

@@ -5,25 +5,25 @@ disk; a ctypes pointer would be an address of one process. Structures are built 
 AArch64 Linux layout: iovec is 2 words, mmsghdr 8, sockaddr_in 2.
 """
 
+from typing import Any
+
 import numpy as np
-from llvmlite import ir
 from numba.core import types
-from numba.extending import intrinsic
 
-from switchml.runtime.jit import kernel
+from switchml.runtime.jit import int64, kernel
+from switchml.runtime.memory import instruction, pointer_to
 
-_recvmmsg = types.ExternalFunction(
+_recvmmsg: Any = types.ExternalFunction(
     "recvmmsg", types.int32(types.int32, types.uintp, types.uint32, types.int32, types.uintp)
 )
-_sendmmsg = types.ExternalFunction("sendmmsg", types.int32(types.int32, types.uintp, types.uint32, types.int32))
-_poll = types.ExternalFunction("ppoll", types.int32(types.uintp, types.uint64, types.uintp, types.uintp))
-_clock_gettime = types.ExternalFunction("clock_gettime", types.int32(types.int32, types.uintp))
-_sched_yield = types.ExternalFunction("sched_yield", types.int32())
-_errno_location = types.ExternalFunction("__errno_location", types.uintp())
+_sendmmsg: Any = types.ExternalFunction("sendmmsg", types.int32(types.int32, types.uintp, types.uint32, types.int32))
+_poll: Any = types.ExternalFunction("ppoll", types.int32(types.uintp, types.uint64, types.uintp, types.uintp))
+_clock_gettime: Any = types.ExternalFunction("clock_gettime", types.int32(types.int32, types.uintp))
+_sched_yield: Any = types.ExternalFunction("sched_yield", types.int32())
+_errno_location: Any = types.ExternalFunction("__errno_location", types.uintp())
 
 CLOCK_MONOTONIC = 1
 POLLIN = 1
-EAGAIN = 11
 EINTR = 4
 EINVAL = 22
 EIO = 5
@@ -35,41 +35,38 @@ UDP_GRO = 104
 """linux/udp.h; UDP_SEGMENT since Linux 4.18, UDP_GRO since 5.0."""
 
 
-@intrinsic
-def _load_i32(typingctx, address):
-    def codegen(context, builder, signature, args):
-        return builder.load(builder.inttoptr(args[0], ir.IntType(32).as_pointer()))
-
-    return types.int32(types.uintp), codegen
+_load_i32 = instruction(
+    types.int32(types.uintp), lambda builder, address: builder.load(pointer_to(builder, address, 32))
+)
 
 
 @kernel
-def errno():
+def errno() -> Any:
     """errno of this thread's last failed call."""
     return _load_i32(_errno_location())
 
 
 @kernel
-def now_ns(scratch):
+def now_ns(scratch: np.ndarray) -> Any:
     """CLOCK_MONOTONIC in nanoseconds; `scratch` int64[>= 2]."""
     _clock_gettime(CLOCK_MONOTONIC, scratch.ctypes.data)
     return scratch[0] * 1_000_000_000 + scratch[1]
 
 
 @kernel
-def recvmmsg(fd, headers, count, flags):
+def recvmmsg(fd: int, headers: np.ndarray, count: int, flags: int) -> Any:
     """recvmmsg(2): how many messages came, or -1. `headers` uint64[count, 8]."""
     return _recvmmsg(fd, headers.ctypes.data, count, flags, 0)
 
 
 @kernel
-def sendmmsg(fd, headers, first, count, flags):
+def sendmmsg(fd: int, headers: np.ndarray, first: int, count: int, flags: int) -> Any:
     """sendmmsg(2) of headers[first:first+count]: how many were sent, or -1."""
     return _sendmmsg(fd, headers.ctypes.data + np.uint64(first * 64), count, flags)
 
 
 @kernel
-def poll(polls, count, timeout_ns):
+def poll(polls: np.ndarray, count: int, timeout_ns: int) -> Any:
     """ppoll(2): sleep until one of `count` descriptors is readable or `timeout_ns` is over (negative: no limit).
 
     `polls` int64[>= count + 2]: each descriptor as `poll_entry` has it (those behind them are overwritten). Returns how
@@ -81,19 +78,19 @@ def poll(polls, count, timeout_ns):
 
 
 @kernel
-def poll_entry(fd):
+def poll_entry(fd: int) -> int:
     """A descriptor for `poll`; -1 is never readable."""
-    return (np.int64(fd) & 0xFFFFFFFF) | (POLLIN << 32)
+    return (int64(fd) & 0xFFFFFFFF) | (POLLIN << 32)
 
 
 @kernel
-def is_ready(entry):
+def is_ready(entry: int) -> bool:
     """Whether `poll` found the descriptor of an entry readable."""
     return entry >> 48 != 0
 
 
 @kernel
-def wait_readable(fd_a, fd_b, timeout_ns, scratch):
+def wait_readable(fd_a: int, fd_b: int, timeout_ns: int, scratch: np.ndarray) -> int:
     """`poll` for two descriptors; `scratch` int64[>= 4]. Returns a bit set: 1 = fd_a, 2 = fd_b."""
     scratch[0], scratch[1] = poll_entry(fd_a), poll_entry(fd_b)
     if poll(scratch, 2, timeout_ns) <= 0:
@@ -102,6 +99,6 @@ def wait_readable(fd_a, fd_b, timeout_ns, scratch):
 
 
 @kernel
-def yield_cpu():
+def yield_cpu() -> None:
     """Let another thread that is ready run on this core (sched_yield)."""
     _sched_yield()

@@ -1,14 +1,12 @@
 """Batches of messages as recvmmsg(2) and sendmmsg(2) take them: headers, the pieces of memory that each message
 gathers, addresses and control data, all in arrays whose parts point at each other."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np
 
 from switchml.net import libc
-from switchml.runtime.jit import kernel
+from switchml.runtime.jit import int64, kernel
 
 CONTROL_BYTES = 64
 _NAME, _NAME_BYTES, _IOVECS, _PARTS, _CONTROL, _CONTROL_BYTES, _FLAGS, _RESULT = range(8)
@@ -53,32 +51,33 @@ def new_receive_messages(buffers: np.ndarray, offset: int = 0, *, named: bool = 
 
 
 @kernel
-def receive_messages(fd, messages, first, most):
+def receive_messages(fd: int, messages: Messages, first: int, most: int) -> int:
     """Receive up to `most` messages, number `first` and those behind it, without waiting; how many came."""
     for i in range(first, first + most):
         messages.headers[i, _NAME_BYTES] = 16
         messages.headers[i, _CONTROL_BYTES] = CONTROL_BYTES
         messages.headers[i, _FLAGS] = 0
-    return max(libc.recvmmsg(fd, messages.headers[first:], most, libc.MSG_DONTWAIT), 0)
+    count: int = libc.recvmmsg(fd, messages.headers[first:], most, libc.MSG_DONTWAIT)
+    return max(count, 0)
 
 
 @kernel
-def bytes_of(messages, number):
+def bytes_of(messages: Messages, number: int) -> int:
     """Bytes of a received message."""
-    return np.int64(messages.headers[number, _RESULT] & np.uint64(0xFFFFFFFF))
+    return int64(messages.headers[number, _RESULT] & np.uint64(0xFFFFFFFF))
 
 
 @kernel
-def control_at(messages, number, level, kind, size_bytes):
+def control_at(messages: Messages, number: int, level: int, kind: int, size_bytes: int) -> int:
     """Where the content of a received message's control data lies; 0 unless it is of that level and kind, and of
     `size_bytes` at least."""
     control = messages.control[number]
     is_there = messages.headers[number, _CONTROL_BYTES] >= np.uint64(16 + size_bytes)
-    return np.int64(control[2:].ctypes.data) if is_there and control[1] == np.uint64(level | (kind << 32)) else 0
+    return int64(control[2:].ctypes.data) if is_there and control[1] == np.uint64(level | (kind << 32)) else 0
 
 
 @kernel
-def put_control(messages, number, level, kind, value):
+def put_control(messages: Messages, number: int, level: int, kind: int, value: int) -> None:
     """Give a message to be sent a 16-bit option as control data."""
     control = messages.control[number]
     control[0], control[1], control[2] = 18, level | (kind << 32), value
@@ -87,13 +86,13 @@ def put_control(messages, number, level, kind, value):
 
 
 @kernel
-def clear_control(messages, number):
+def clear_control(messages: Messages, number: int) -> None:
     """Send a message without control data."""
     messages.headers[number, _CONTROL] = messages.headers[number, _CONTROL_BYTES] = 0
 
 
 @kernel
-def send_messages(fd, messages, count, flags):
+def send_messages(fd: int, messages: Messages, count: int, flags: int) -> int:
     """Send the first `count` messages; how many the kernel refused. Those are passed over, as if they were lost."""
     sent = failed = 0
     while sent < count:

@@ -2,8 +2,6 @@
 (trains.py), VLAN tags, which Linux keeps beside a frame, back in their place. packet_ring.py receives without system
 calls. Frames are addresses of their bytes."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np
@@ -20,7 +18,7 @@ from switchml.net.messages import (
 )
 from switchml.net.sockets import AUXDATA, SOL_PACKET
 from switchml.net.trains import HEADER_BYTES, MAX_CUT_BYTES, MAX_JOINED, MAX_JOINED_BYTES, VIRTIO_BYTES
-from switchml.runtime.jit import kernel
+from switchml.runtime.jit import int64, kernel
 from switchml.runtime.memory import put_be16, u8_at
 
 MESSAGES = 128
@@ -86,7 +84,7 @@ def new_packet_io(messages: int = MESSAGES) -> PacketIO:
 
 
 @kernel
-def _put_tag(at, kind, tag):
+def _put_tag(at: int, kind: int, tag: int) -> None:
     """Put a VLAN tag that came beside a frame back into it, which begins 4 bytes earlier then."""
     frame = u8_at(at - 4, 18)
     for i in range(12):
@@ -96,7 +94,9 @@ def _put_tag(at, kind, tag):
 
 
 @kernel
-def take_frame(io, at, length, status, tag, kind, batch, count, used):
+def take_frame(
+    io: PacketIO, at: int, length: int, status: int, tag: int, kind: int, batch: Batch, count: int, used: int
+) -> tuple[int, int]:
     """Put the frame behind the virtio header at an address, or the packets of a train, into `batch` from `count` on,
     cut packets into the arena from `used` on. `length`: of both headers and the rest. `status`, `tag`, `kind`: of its
     VLAN tag. Returns (count, used) behind it."""
@@ -110,7 +110,7 @@ def take_frame(io, at, length, status, tag, kind, batch, count, used):
     if segmentation:
         io.counts[TRAINS] += 1
         cut, written = trains.cut(
-            at, length, size, start, offset, np.int64(io.arena.ctypes.data) + used, MAX_CUT_BYTES - used,
+            at, length, size, start, offset, int64(io.arena.ctypes.data) + used, MAX_CUT_BYTES - used,
             batch.address[count:], batch.length[count:],
         )  # fmt: skip
         return count + cut, used + written
@@ -121,19 +121,19 @@ def take_frame(io, at, length, status, tag, kind, batch, count, used):
 
 
 @kernel
-def take_message(io, number, batch, count, used):
+def take_message(io: PacketIO, number: int, batch: Batch, count: int, used: int) -> tuple[int, int]:
     """As `take_frame`, for the message in a buffer."""
     status, tag, kind = 0, 0, 0
     auxiliary = control_at(io.incoming, number, SOL_PACKET, AUXDATA, _AUXDATA_BYTES)
     if auxiliary:
         data = u8_at(auxiliary, _AUXDATA_BYTES)  # struct tpacket_auxdata
         status, tag, kind = trains.le16(data, 0), trains.le16(data, 16), trains.le16(data, 18)
-    at = np.int64(io.buffers[number].ctypes.data) + _HEADROOM
+    at = int64(io.buffers[number].ctypes.data) + _HEADROOM
     return take_frame(io, at, bytes_of(io.incoming, number), status, tag, kind, batch, count, used)
 
 
 @kernel
-def receive_frames(io, fd, batch):
+def receive_frames(io: PacketIO, fd: int, batch: Batch) -> int:
     """Receive from a socket without waiting. Fills `batch`, whose addresses stay valid until the next call; returns how
     many frames it has."""
     count, used = 0, 0
@@ -143,7 +143,7 @@ def receive_frames(io, fd, batch):
 
 
 @kernel
-def _flush(io, fd, messages):
+def _flush(io: PacketIO, fd: int, messages: int) -> None:
     if send_messages(fd, io.outgoing, messages, 0) == 0:
         return
     for i in range(messages):
@@ -154,7 +154,7 @@ def _flush(io, fd, messages):
 
 
 @kernel
-def send_frames(io, fd, addresses, lengths, joining):
+def send_frames(io: PacketIO, fd: int, addresses: np.ndarray, lengths: np.ndarray, joining: int) -> None:
     """Send frames (their addresses and lengths: integers[n] each) in order. `joining`: APART, JOIN or JOIN_FLOW."""
     messages = 0
     i = 0
@@ -162,15 +162,15 @@ def send_frames(io, fd, addresses, lengths, joining):
         if messages == MESSAGES:
             _flush(io, fd, messages)
             messages = 0
-        first, size = np.int64(addresses[i]), np.int64(lengths[i]) - HEADER_BYTES
+        first, size = int64(addresses[i]), int64(lengths[i]) - HEADER_BYTES
         i += 1
-        head = np.int64(io.heads[messages].ctypes.data)
+        head = int64(io.heads[messages].ctypes.data)
         pieces = io.outgoing.iovecs[messages]
         packets, payload, last = 1, size, size
         if joining and size > 0 and io.counts[REFUSED] == 0:
             is_train = joining == JOIN_FLOW or trains.is_joinable(first, size + HEADER_BYTES)
             while is_train and i < len(addresses) and packets < MAX_JOINED and last == size:
-                at, more = np.int64(addresses[i]), np.int64(lengths[i]) - HEADER_BYTES
+                at, more = int64(addresses[i]), int64(lengths[i]) - HEADER_BYTES
                 if more > size or more <= 0 or payload + more > MAX_JOINED_BYTES:
                     break
                 if joining == JOIN and not (

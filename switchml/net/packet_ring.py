@@ -6,8 +6,6 @@ frames beyond SLOT_BYTES. Order is that of the slots. Version 2, not 3, because 
 version 3 waits until a block is full or some milliseconds are over.
 """
 
-from __future__ import annotations
-
 import logging
 import mmap
 import socket
@@ -20,7 +18,7 @@ from switchml.net import packet_io
 from switchml.net.messages import receive_messages
 from switchml.net.sockets import COPY_THRESHOLD, RX_RING, SOL_PACKET, VERSION
 from switchml.net.trains import VIRTIO_BYTES, le16
-from switchml.runtime.jit import kernel
+from switchml.runtime.jit import int64, kernel
 from switchml.runtime.memory import load_acquire, store_release, u8_at
 
 log = logging.getLogger("switchml.net")
@@ -66,7 +64,7 @@ def new_ring(sock: socket.socket) -> Ring:
 
 
 @kernel
-def _return_slots(base, ring):
+def _return_slots(base: int, ring: Ring) -> None:
     """Return the slots of the previous batch to Linux."""
     following = ring.place[0]
     for slot in range(following - ring.place[1], following):
@@ -75,16 +73,16 @@ def _return_slots(base, ring):
 
 
 @kernel
-def receive_ring(io, ring, fd, batch):
+def receive_ring(io: packet_io.PacketIO, ring: Ring, fd: int, batch: packet_io.Batch) -> int:
     """As `packet_io.receive_frames`, from a ring if there is one."""
     if len(ring.memory) == 0:
         return packet_io.receive_frames(io, fd, batch)
-    base = np.int64(ring.memory.ctypes.data)
+    base = int64(ring.memory.ctypes.data)
     _return_slots(base, ring)
     count, used, messages = 0, 0, 0
     for _ in range(packet_io.MESSAGES):
         at = base + ring.place[0] % SLOTS * SLOT_BYTES
-        first = np.int64(load_acquire(np.uintp(at)))  # status and length
+        first = int64(load_acquire(np.uintp(at)))  # status and length
         status, length = first & 0xFFFFFFFF, first >> 32
         if not status & _WITH_US:
             break

@@ -14,15 +14,14 @@ transports. Each ring has one writer and one reader (release on the head, acquir
 import mmap
 import os
 import secrets
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba.core import types
-from numba.extending import intrinsic
 
 from switchml.errors import ConfigError
-from switchml.runtime.jit import kernel
-from switchml.runtime.memory import load_acquire, store_release, u64_at
+from switchml.runtime.jit import Address, int64, kernel
+from switchml.runtime.memory import instruction, load_acquire, store_release, u64_at
 
 ROW_BYTES = 64 + 1024
 REPLIES = 256
@@ -35,13 +34,7 @@ _UP_HEAD, _UP_TAIL, _DOWN_HEAD, _DOWN_TAIL, _RANK_SLEEPS, _ENTRIES = (k * _LINE 
 _LENGTH_BITS = 16
 
 
-@intrinsic
-def _fence(typingctx):
-    def codegen(context, builder, signature, args):
-        builder.fence("seq_cst")
-        return context.get_dummy_value()
-
-    return types.void(), codegen
+_fence = instruction(types.void(), lambda builder: builder.fence("seq_cst"))
 
 
 class Segment(NamedTuple):
@@ -134,26 +127,26 @@ def pool_rows(segment: Segment) -> np.ndarray:
 
 
 @kernel(inline=True)
-def _block(at, rank):
+def _block(at: np.ndarray, rank: int) -> np.uint64:
     return np.uint64(at[BASE] + _HEADER + rank * at[STRIDE])
 
 
 @kernel
-def _up(at, rank):
+def _up(at: np.ndarray, rank: int) -> tuple[Address, Address, Address]:
     """A rank's ring to the aggregator: addresses of its head, its tail and its entries."""
     block = _block(at, rank)
     return block + np.uint64(_UP_HEAD), block + np.uint64(_UP_TAIL), block + np.uint64(_ENTRIES)
 
 
 @kernel
-def _down(at, rank):
+def _down(at: np.ndarray, rank: int) -> tuple[Address, Address, Address]:
     """The ring from the aggregator to a rank, as `_up`."""
     block = _block(at, rank)
     return block + np.uint64(_DOWN_HEAD), block + np.uint64(_DOWN_TAIL), block + np.uint64(_ENTRIES + 8 * at[CAPACITY])
 
 
 @kernel
-def _push(at, ring, address, length, room):
+def _push(at: np.ndarray, ring: tuple[Address, Address, Address], address: Address, length: int, room: int) -> int:
     """Append one entry unless fewer than `room` places would stay free; 1 if done. Only the ring's writer may call
     this."""
     head_at, tail_at, entries_at = ring
@@ -161,7 +154,7 @@ def _push(at, ring, address, length, room):
     if head - load_acquire(tail_at) + np.uint64(room) >= np.uint64(at[CAPACITY]):
         return 0
     offset = np.uint64(address) - np.uint64(at[BASE])
-    u64_at(entries_at, at[CAPACITY])[np.int64(head) & (at[CAPACITY] - 1)] = (
+    u64_at(entries_at, at[CAPACITY])[int64(head) & (at[CAPACITY] - 1)] = (
         offset << np.uint64(_LENGTH_BITS)
     ) | np.uint64(length)
     store_release(head_at, head + np.uint64(1))
@@ -169,27 +162,36 @@ def _push(at, ring, address, length, room):
 
 
 @kernel
-def push_up(at, rank, address, length):
+def push_up(at: np.ndarray, rank: int, address: Address, length: int) -> int:
     """Rank's side: name one of its packets to the aggregator; 0 if the ring is full (then it is lost, and the timer
     will resend it)."""
     return _push(at, _up(at, rank), address, length, 0)
 
 
 @kernel
-def query_up(at, rank, seq):
+def query_up(at: np.ndarray, rank: int, seq: int) -> int:
     """Rank's side: query which ranks the round `seq` waits for; dropped if the ring is more than half full."""
     return _push(at, _up(at, rank), np.uint64(at[BASE] + seq), 0, at[CAPACITY] // 2)
 
 
 @kernel
-def push_down(at, rank, address, length, room):
+def push_down(at: np.ndarray, rank: int, address: Address, length: int, room: int) -> int:
     """Aggregator's side: name a result to a rank. `room`: places to leave free (0 for results, which always fit; more
     for hints)."""
     return _push(at, _down(at, rank), address, length, room)
 
 
 @kernel
-def _pop(at, ring, lowest, highest, sender, packets, count, most):
+def _pop(
+    at: np.ndarray,
+    ring: tuple[Address, Address, Address],
+    lowest: int,
+    highest: int,
+    sender: np.uint64,
+    packets: Any,
+    count: int,
+    most: int,
+) -> int:
     """Append up to `most` entries to `packets` from `count` on, those that lie between two offsets; the new count."""
     head_at, tail_at, entries_at = ring
     head, tail = load_acquire(head_at), u64_at(tail_at, 1)[0]
@@ -197,8 +199,8 @@ def _pop(at, ring, lowest, highest, sender, packets, count, most):
     looks = min(most, packets.address.size - count)
     while tail != head and looks > 0:  # not "while count < most": entries that are refused take time too
         looks -= 1
-        entry = entries[np.int64(tail) & (at[CAPACITY] - 1)]
-        offset, length = np.int64(entry >> np.uint64(_LENGTH_BITS)), np.int64(entry & np.uint64(0xFFFF))
+        entry = entries[int64(tail) & (at[CAPACITY] - 1)]
+        offset, length = int64(entry >> np.uint64(_LENGTH_BITS)), int64(entry & np.uint64(0xFFFF))
         tail += np.uint64(1)
         if length == 0:  # a query: the offset is a sequence number
             packets.address[count], packets.length[count], packets.endpoint[count] = np.uint64(offset), 0, sender
@@ -213,7 +215,7 @@ def _pop(at, ring, lowest, highest, sender, packets, count, most):
 
 
 @kernel
-def receive_up(at, rank, sender, packets, count, most):
+def receive_up(at: np.ndarray, rank: int, sender: np.uint64, packets: Any, count: int, most: int) -> int:
     """Aggregator's side: append up to `most` of what a rank has named to `packets` from `count` on, with `sender` as
     endpoint; the new count. An entry of length 0 is a query (`query_up`): its address is the sequence number."""
     lowest = at[PACKETS] + rank * at[SLOTS] * ROW_BYTES
@@ -222,43 +224,43 @@ def receive_up(at, rank, sender, packets, count, most):
 
 
 @kernel
-def receive_down(at, rank, packets):
+def receive_down(at: np.ndarray, rank: int, packets: Any) -> int:
     """Rank's side: fill `packets` with what the aggregator has named; how many."""
     return _pop(at, _down(at, rank), at[ROWS], at[SIZE], np.uint64(0), packets, 0, at[CAPACITY])
 
 
 @kernel
-def _has_entries(ring):
-    return load_acquire(ring[0]) != u64_at(ring[1], 1)[0]
+def _has_entries(ring: tuple[Address, Address, Address]) -> bool:
+    return bool(load_acquire(ring[0]) != u64_at(ring[1], 1)[0])
 
 
 @kernel
-def up_waits(at, rank):
+def up_waits(at: np.ndarray, rank: int) -> bool:
     """Whether a rank has named packets that the aggregator has not received."""
     return _has_entries(_up(at, rank))
 
 
 @kernel
-def down_waits(at, rank):
+def down_waits(at: np.ndarray, rank: int) -> bool:
     """Whether the aggregator has named results that the rank has not received."""
     return _has_entries(_down(at, rank))
 
 
 @kernel
-def _sleep_flag(at, rank):
+def _sleep_flag(at: np.ndarray, rank: int) -> np.uint64:
     """Address of the flag of a rank, or of the aggregator for rank -1."""
     return np.uint64(at[BASE] + _AGGREGATOR_SLEEPS) if rank < 0 else _block(at, rank) + np.uint64(_RANK_SLEEPS)
 
 
 @kernel
-def announce_sleep(at, rank, asleep):
+def announce_sleep(at: np.ndarray, rank: int, asleep: int) -> None:
     """Set or clear the flag. Whoever sets it must look at its rings once more before it sleeps."""
     store_release(_sleep_flag(at, rank), np.uint64(asleep))
     _fence()
 
 
 @kernel
-def must_wake(at, rank):
+def must_wake(at: np.ndarray, rank: int) -> bool:
     """After pushing: whether the reader sleeps. The caller then wakes it; others need not."""
     _fence()
     flag = _sleep_flag(at, rank)

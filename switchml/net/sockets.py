@@ -1,8 +1,6 @@
 """How sockets are opened: buffers as large as the system gives, and packet sockets on a network interface (AF_PACKET,
 packet(7)), which carry whole Ethernet frames, each behind a virtio header (trains.py)."""
 
-from __future__ import annotations
-
 import ctypes
 import socket
 import struct

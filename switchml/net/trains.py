@@ -7,12 +7,10 @@ and its offset from there. One set of headers is followed by the payloads of all
 IPv6 are understood, with VLAN tags or without; UDP over IPv4 is joined. Addresses are int64.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from switchml.net.checksum import complete, fold, ones_sum, put_ipv4
-from switchml.runtime.jit import kernel
+from switchml.runtime.jit import Address, int64, kernel
 from switchml.runtime.memory import be16, be32, copy_bytes, put_be16, put_be32, u8_at
 
 VIRTIO_BYTES = 10
@@ -42,21 +40,21 @@ _ECN = 0x80
 
 
 @kernel
-def le16(data, at):
+def le16(data: np.ndarray, at: int) -> int:
     """The number that Linux wrote to data[at:at+2] in the machine's byte order (little-endian)."""
-    return np.int64(data[at]) | (np.int64(data[at + 1]) << 8)
+    return int64(data[at]) | (int64(data[at + 1]) << 8)
 
 
 @kernel
-def virtio_fields(at):
+def virtio_fields(at: Address) -> tuple[int, int, int, int, int]:
     """Of the virtio header at an address: (flags, type of segmentation or 0, payload bytes of each packet, where the
     checksum starts in the frame, its offset from there)."""
     data = u8_at(at, VIRTIO_BYTES)
-    return np.int64(data[0]), np.int64(data[1]) & ~_ECN, le16(data, 4), le16(data, 6), le16(data, 8)
+    return int64(data[0]), int64(data[1]) & ~_ECN, le16(data, 4), le16(data, 6), le16(data, 8)
 
 
 @kernel
-def _network_at(frame, length):
+def _network_at(frame: np.ndarray, length: int) -> tuple[int, int]:
     """(offset of the IP header, its version), or (0, 0) if there is none."""
     at = 14
     while at + 20 <= length:
@@ -73,7 +71,7 @@ def _network_at(frame, length):
 
 
 @kernel
-def layout(at, length, size, start, offset):
+def layout(at: Address, length: int, size: int, start: int, offset: int) -> tuple[int, int, int, int]:
     """(offset of the IP header, its version, bytes of all headers, packets) of the train at an address, whose virtio
     header gives `size`, `start` and `offset`; all 0 if it is not understood."""
     frame = u8_at(at, length)
@@ -86,7 +84,7 @@ def layout(at, length, size, start, offset):
         return 0, 0, 0, 0
     if version == 4 and frame[network + 9] != (_UDP if is_udp else _TCP):
         return 0, 0, 0, 0
-    header = least if is_udp else start + 4 * (np.int64(frame[start + 12]) >> 4)
+    header = least if is_udp else start + 4 * (int64(frame[start + 12]) >> 4)
     packets = (length - header + size - 1) // size
     if header < least or header >= length or header > MAX_HEADER_BYTES or packets > MAX_PACKETS:
         return 0, 0, 0, 0
@@ -94,7 +92,18 @@ def layout(at, length, size, start, offset):
 
 
 @kernel
-def _describe(frame, end, length, network, version, size, start, offset, first, is_last):
+def _describe(
+    frame: np.ndarray,
+    end: int,
+    length: int,
+    network: int,
+    version: int,
+    size: int,
+    start: int,
+    offset: int,
+    first: int,
+    is_last: bool,
+) -> None:
     """Have the headers of a train of `length` bytes, copied to `frame`, describe the `end` bytes that are there now:
     packets from number `first` on, up to the train's last one or not. The checksum stays that of the pseudo header."""
     if version == 4:
@@ -114,7 +123,17 @@ def _describe(frame, end, length, network, version, size, start, offset, first, 
 
 
 @kernel
-def cut(at, length, size, start, offset, out, room, addresses, lengths):
+def cut(
+    at: Address,
+    length: int,
+    size: int,
+    start: int,
+    offset: int,
+    out: Address,
+    room: int,
+    addresses: np.ndarray,
+    lengths: np.ndarray,
+) -> tuple[int, int]:
     """Cut the train at an address into packets, checksums and all. They are written one behind another from address
     `out` on, where there are `room` bytes; `addresses` and `lengths` get their places. Returns (packets, bytes
     written), (0, 0) if it can't be cut."""
@@ -136,7 +155,7 @@ def cut(at, length, size, start, offset, out, room, addresses, lengths):
 
 
 @kernel
-def count_packets(at, length):
+def count_packets(at: Address, length: int) -> tuple[int, int, int]:
     """(packets, bytes of the virtio and all other headers, payload bytes of each packet) of a frame behind its virtio
     header; (1, 0, 0) for one that is no train, or not understood."""
     if length < VIRTIO_BYTES:
@@ -151,7 +170,7 @@ def count_packets(at, length):
 
 
 @kernel
-def without(at, length, surviving, out, lengths):
+def without(at: Address, length: int, surviving: np.ndarray, out: Address, lengths: np.ndarray) -> int:
     """What is left of a train at address `at`, behind its virtio header, without the packets for which `surviving`
     (bool for each) is False.
 
@@ -193,7 +212,7 @@ def without(at, length, surviving, out, lengths):
 
 
 @kernel
-def is_joinable(at, length):
+def is_joinable(at: Address, length: int) -> bool:
     """Whether a packet may be part of a train: UDP over IPv4, whole, with right checksums (or none)."""
     if length <= HEADER_BYTES:
         return False
@@ -208,7 +227,7 @@ def is_joinable(at, length):
 
 
 @kernel
-def follows(first, number, at):
+def follows(first: Address, number: int, at: Address) -> bool:
     """Whether a joinable packet can come `number` packets after the joinable packet `first`: the same headers, with the
     next identification."""
     one, two = u8_at(first, HEADER_BYTES), u8_at(at, HEADER_BYTES)
@@ -219,7 +238,7 @@ def follows(first, number, at):
 
 
 @kernel
-def join_headers(out, first, size, payload):
+def join_headers(out: Address, first: Address, size: int, payload: int) -> None:
     """Write to address `out` the virtio header and the headers of a train with `payload` bytes in all, `size` to a
     packet, of which the packet at address `first` is the first."""
     virtio = u8_at(out, VIRTIO_BYTES)

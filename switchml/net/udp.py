@@ -27,7 +27,7 @@ from switchml.net.messages import (
     send_messages,
 )
 from switchml.net.trains import GRO_PACKETS, MAX_JOINED
-from switchml.runtime.jit import kernel
+from switchml.runtime.jit import int64, kernel
 from switchml.runtime.memory import be16, be32, put_be16, put_be32, u8_at
 
 RECEIVE_MESSAGES = 16
@@ -73,17 +73,15 @@ def endpoint_text(value: int) -> tuple[str, int]:
 
 def probe_offload(sock: socket.socket) -> tuple[bool, bool]:
     """(UDP_SEGMENT, UDP_GRO): what this kernel has for this socket. Turns GRO on where it can."""
+    return _takes_option(sock, libc.UDP_SEGMENT, 0), _takes_option(sock, libc.UDP_GRO, 1)
+
+
+def _takes_option(sock: socket.socket, option: int, value: int) -> bool:
     try:
-        sock.setsockopt(libc.SOL_UDP, libc.UDP_SEGMENT, 0)
-        segment = True
+        sock.setsockopt(libc.SOL_UDP, option, value)
+        return True
     except OSError:
-        segment = False
-    try:
-        sock.setsockopt(libc.SOL_UDP, libc.UDP_GRO, 1)
-        gro = True
-    except OSError:
-        gro = False
-    return segment, gro
+        return False
 
 
 def new_udp_io(sock: socket.socket) -> UdpIO:
@@ -99,14 +97,14 @@ def new_udp_io(sock: socket.socket) -> UdpIO:
 
 
 @kernel
-def _sender(name):
+def _sender(name: np.ndarray) -> np.uint64:
     """Endpoint of a sockaddr_in: family (2 bytes), port and address in network order."""
     data = name.view(np.uint8)
     return np.uint64(be32(data, 4) << 16 | be16(data, 2))
 
 
 @kernel
-def receive_batch(io, packets):
+def receive_batch(io: UdpIO, packets: Packets) -> int:
     """Receive without waiting. Fills `packets`, which stay valid until the next call; returns how many.
 
     Empty datagrams come as packets of length 0.
@@ -118,7 +116,7 @@ def receive_batch(io, packets):
         gro = control_at(io.incoming, i, libc.SOL_UDP, libc.UDP_GRO, 4)
         if gro:
             data = u8_at(gro, 2)
-            segment = max(np.int64(data[0]) | (np.int64(data[1]) << 8), 1)
+            segment = max(int64(data[0]) | (int64(data[1]) << 8), 1)
         sender = _sender(io.incoming.names[i])
         at = io.buffers[i].ctypes.data
         offset = 0
@@ -136,16 +134,16 @@ def receive_batch(io, packets):
 
 
 @kernel
-def _put_receiver(name, to):
+def _put_receiver(name: np.ndarray, to: np.uint64) -> None:
     """Make an endpoint a sockaddr_in."""
     data = name.view(np.uint8)
     data[0], data[1] = 2, 0
-    put_be16(data, 2, np.int64(to))
-    put_be32(data, 4, np.int64(to) >> 16)
+    put_be16(data, 2, int64(to))
+    put_be32(data, 4, int64(to) >> 16)
 
 
 @kernel
-def _flush(io, messages):
+def _flush(io: UdpIO, messages: int) -> int:
     """Send the prepared messages; returns how many failed: lost like any datagram, the sender's timer or the peer's
     covers it."""
     failed = send_messages(io.config[0], io.outgoing, messages, 0)
@@ -157,7 +155,7 @@ def _flush(io, messages):
 
 
 @kernel
-def send_batch(io, packets, count):
+def send_batch(io: UdpIO, packets: Packets, count: int) -> int:
     """Send packets[:count]. Neighbours of one length for one endpoint travel as one message. Returns how many messages
     failed."""
     messages = failed = 0
@@ -166,7 +164,7 @@ def send_batch(io, packets, count):
         if messages == _SEND_MESSAGES:
             failed += _flush(io, messages)
             messages = 0
-        to, length = packets.endpoint[i], np.int64(packets.length[i])
+        to, length = packets.endpoint[i], int64(packets.length[i])
         limit = 1
         if io.config[1] and length:  # a segment size of 0 is none: several empty datagrams would become one
             limit = max(min(MAX_JOINED, _MESSAGE_BYTES // length), 1)

@@ -2,21 +2,21 @@
 
 import numpy as np
 
-from switchml.runtime.jit import kernel
+from switchml.runtime.jit import int64, kernel
 
 
 @kernel
-def widen(halves, floats):
+def widen(halves: np.ndarray, floats: np.ndarray) -> None:
     """bfloat16 bits (uint16[k]) to float32 bits (uint32[k]); exact."""
     for i in range(halves.size):
         floats[i] = np.uint32(halves[i]) << np.uint32(16)
 
 
 @kernel
-def narrow(floats, halves):
+def narrow(floats: np.ndarray, halves: np.ndarray) -> None:
     """float32 bits (uint32[k]) to bfloat16 bits (uint16[k]), to nearest even; NaN stays NaN."""
     for i in range(floats.size):
-        bits = np.int64(floats[i])
+        bits = int64(floats[i])
         if bits & 0x7FFFFFFF > 0x7F800000:
             halves[i] = np.uint16((bits >> 16) | 0x40)
         else:

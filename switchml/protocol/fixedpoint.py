@@ -11,21 +11,13 @@ FLOAT32_INT16 and FLOAT32_INT8 (one narrow lane, see narrow.py).
 """
 
 import math
+from typing import Any
 
 import numpy as np
 
+from switchml.protocol import packet as wire_format
 from switchml.protocol.narrow import decode_int8, decode_int16, encode_int8, encode_int16, spread, steps
-from switchml.protocol.packet import (
-    CODE_BIAS,
-    CODE_INTEGER,
-    CODE_INTEGER64,
-    CODE_UNKNOWN,
-    CODE_ZERO,
-    WIRE_INT8,
-    WIRE_INT16,
-    WIRE_INT32,
-)
-from switchml.runtime.jit import kernel
+from switchml.runtime.jit import Address, int64, kernel
 from switchml.runtime.memory import bswap32, f32_at, f64_at, float64_of_bits, i32_at, i64_at, u8_at, u32_at, u64_at
 
 FLOAT32, FLOAT64, INT32, INT64, FLOAT32_INT16, FLOAT32_INT8 = range(6)
@@ -41,7 +33,14 @@ LANES = (1, 3, 2, 4, 1, 1)
 """Lanes an element takes, by format."""
 ITEM_BYTES = (4, 8, 4, 8, 4, 4)
 LANE_BYTES = (4, 4, 4, 4, 2, 1)
-WIRES = (WIRE_INT32, WIRE_INT32, WIRE_INT32, WIRE_INT32, WIRE_INT16, WIRE_INT8)
+WIRES = (
+    wire_format.WIRE_INT32,
+    wire_format.WIRE_INT32,
+    wire_format.WIRE_INT32,
+    wire_format.WIRE_INT32,
+    wire_format.WIRE_INT16,
+    wire_format.WIRE_INT8,
+)
 """What kind of lanes a format has on the wire."""
 
 LOWEST, HIGHEST = -126, 128
@@ -77,45 +76,45 @@ def spreads(workers: int) -> tuple[int, int, int]:
 
 
 @kernel(forceinline=True)
-def canonical(code, fmt):
+def canonical(code: int, fmt: int) -> int:
     """The exponent code that all ranks must use for a block whose values need `code` (-128..126).
 
     No two formats share one, so that ranks whose tensors differ in dtype always differ in `used`, which the aggregator
     flags.
     """
     if fmt >= FLOAT32_INT16:
-        return code  # bits are too dear for a grid; the packet's type tells these formats from the others
+        return code  # too few bits for a grid; the packet's type tells these formats from the others
     if fmt >= INT32:
-        return CODE_INTEGER if fmt == INT32 else CODE_INTEGER64
+        return wire_format.CODE_INTEGER if fmt == INT32 else wire_format.CODE_INTEGER64
     if fmt == FLOAT64:
         return code | 1
-    exponent = code + CODE_BIAS
+    exponent = code + wire_format.CODE_BIAS
     exponent = min(HIGHEST, LOWEST + GRID * ((exponent - LOWEST + GRID - 1) // GRID))
-    return exponent - CODE_BIAS
+    return exponent - wire_format.CODE_BIAS
 
 
 @kernel(inline=True)
-def _exp2(exponent):
+def _exp2(exponent: Any) -> Any:
     """2.0**exponent for -1022 <= exponent <= 1023, exactly."""
-    return float64_of_bits(np.int64((exponent + 1023) << 52))
+    return float64_of_bits(int64((exponent + 1023) << 52))
 
 
 @kernel
-def _code32(bits):
+def _code32(bits: int) -> int:
     """Exponent code of the largest magnitude, given as float32 bits without the sign."""
     if bits >= 0x7F800000:
-        return CODE_UNKNOWN
+        return wire_format.CODE_UNKNOWN
     if bits == 0:
-        return CODE_ZERO
-    return max(LOWEST, (bits >> 23) - 126) - CODE_BIAS
+        return wire_format.CODE_ZERO
+    return max(LOWEST, (bits >> 23) - 126) - wire_format.CODE_BIAS
 
 
 @kernel
-def _code64(bits):
+def _code64(bits: int) -> int:
     if bits >= 0x7FF0000000000000:
-        return CODE_UNKNOWN
+        return wire_format.CODE_UNKNOWN
     if bits == 0:
-        return CODE_ZERO
+        return wire_format.CODE_ZERO
     exponent = (bits >> 52) - 1022
     if bits >> 52 == 0:  # subnormal: 2^-1074 times an integer
         exponent = -1074
@@ -126,13 +125,13 @@ def _code64(bits):
 
 
 @kernel
-def _exponent64(code):
+def _exponent64(code: int) -> int:
     """Q of a canonical float64 code."""
     return (code - _FLOAT64_FIRST) // 2 * _FLOAT64_GRID + _FLOAT64_LOWEST
 
 
 @kernel
-def need_of(fmt, address, count, finite_only):
+def need_of(fmt: int, address: Address, count: int, finite_only: bool) -> int:
     """Exponent code that `count` elements at `address` need; 127 if one is not finite (never with `finite_only`)."""
     if fmt == FLOAT32 or fmt >= FLOAT32_INT16:
         words = u32_at(address, count)
@@ -146,20 +145,20 @@ def need_of(fmt, address, count, finite_only):
                 bits = np.uint32(words[i] & np.uint32(0x7FFFFFFF))
                 if bits < 0x7F800000:
                     top = max(top, bits)
-        return _code32(np.int64(top))
+        return _code32(int64(top))
     if fmt == FLOAT64:
         longs = u64_at(address, count)
-        most = np.int64(0)
+        most = int64(0)
         for i in range(count):
-            magnitude = np.int64(longs[i] & np.uint64(0x7FFFFFFFFFFFFFFF))
+            magnitude = int64(longs[i] & np.uint64(0x7FFFFFFFFFFFFFFF))
             if not finite_only or magnitude < 0x7FF0000000000000:
                 most = max(most, magnitude)
         return _code64(most)
-    return CODE_ZERO
+    return wire_format.CODE_ZERO
 
 
 @kernel
-def _encode32(address, count, lanes, exponent, guard):
+def _encode32(address: Address, count: int, lanes: np.ndarray, exponent: int, guard: int) -> None:
     """Finite float32 to lanes at 2^(31 - guard - exponent).
 
     The limit matters with 8 guard bits only: there 2^exponent's next lower float32 would round up to one more than n of
@@ -179,7 +178,7 @@ def _encode32(address, count, lanes, exponent, guard):
 
 
 @kernel
-def _encode32_finite(address, count, lanes, exponent, guard):
+def _encode32_finite(address: Address, count: int, lanes: np.ndarray, exponent: int, guard: int) -> None:
     """The same with 0 where a value is not finite (the rare repeat after a CLASSIFY round)."""
     x = f32_at(address, count)
     scale = _exp2(31 - guard - exponent)
@@ -192,7 +191,7 @@ def _encode32_finite(address, count, lanes, exponent, guard):
 
 
 @kernel
-def _encode64(address, count, lanes, code, guard):
+def _encode64(address: Address, count: int, lanes: np.ndarray, code: int, guard: int) -> None:
     """float64 to three limbs of 31 - guard bits each, most significant first; 0 where a value is not finite."""
     x = f64_at(address, count)
     bits = 31 - guard
@@ -209,12 +208,12 @@ def _encode64(address, count, lanes, code, guard):
 
 
 @kernel
-def _encode_int(address, count, lanes, limbs):
+def _encode_int(address: Address, count: int, lanes: np.ndarray, limbs: int) -> None:
     """int32 or int64 to 16-bit limbs, most significant (signed) first."""
     if limbs == 2:
         x = i32_at(address, count)
         for i in range(count):
-            value = np.int64(x[i])
+            value = int64(x[i])
             lanes[2 * i] = bswap32(np.uint32(value >> 16))
             lanes[2 * i + 1] = bswap32(np.uint32(value & 0xFFFF))
     else:
@@ -228,24 +227,33 @@ def _encode_int(address, count, lanes, limbs):
 
 
 @kernel(forceinline=True)
-def encode(fmt, address, count, lanes_address, lanes, used, room, finite_only):
+def encode(
+    fmt: int,
+    address: Address,
+    count: int,
+    lanes_address: Address,
+    lanes: int,
+    used: int,
+    room: int,
+    finite_only: bool,
+) -> None:
     """Write `count` elements at `address` as big-endian lanes; lanes past them become 0.
 
     `used` is a canonical exponent code, `lanes` how many the chunk has. Without `finite_only` the elements must be
     finite and need no more than `used`. `room`: the format's `headroom`.
     """
     if fmt == FLOAT32_INT16:
-        encode_int16(address, count, lanes_address, lanes, room * _exp2(-(used + CODE_BIAS)), finite_only)
+        encode_int16(address, count, lanes_address, lanes, room * _exp2(-(used + wire_format.CODE_BIAS)), finite_only)
         return
     if fmt == FLOAT32_INT8:
-        encode_int8(address, count, lanes_address, lanes, room * _exp2(-(used + CODE_BIAS)), finite_only)
+        encode_int8(address, count, lanes_address, lanes, room * _exp2(-(used + wire_format.CODE_BIAS)), finite_only)
         return
     out = u32_at(lanes_address, lanes)
     if fmt == FLOAT32:
         if finite_only:
-            _encode32_finite(address, count, out, used + CODE_BIAS, room)
+            _encode32_finite(address, count, out, used + wire_format.CODE_BIAS, room)
         else:
-            _encode32(address, count, out, used + CODE_BIAS, room)
+            _encode32(address, count, out, used + wire_format.CODE_BIAS, room)
     elif fmt == FLOAT64:
         _encode64(address, count, out, used, room)
     else:
@@ -255,8 +263,8 @@ def encode(fmt, address, count, lanes_address, lanes, used, room, finite_only):
 
 
 @kernel
-def classify(fmt, address, count, lanes_address, lanes):
-    """Lanes of a CLASSIFY round: the first lane of each element that is not finite says what it is."""
+def classify(fmt: int, address: Address, count: int, lanes_address: Address, lanes: int) -> None:
+    """Lanes of a CLASSIFY round: the first lane of each element that is not finite names its kind."""
     if fmt >= FLOAT32_INT16:
         width = _LANE_BYTES[fmt]
         narrow = u8_at(lanes_address, lanes * width)
@@ -276,23 +284,23 @@ def classify(fmt, address, count, lanes_address, lanes):
 
 
 @kernel(forceinline=True)
-def decode(fmt, lanes_address, address, count, used, room, divisor):
+def decode(fmt: int, lanes_address: Address, address: Address, count: int, used: int, room: int, divisor: int) -> int:
     """Sums of lanes to `count` elements at `address`, divided by `divisor` (1 for a sum; integers truncate toward
     zero).
 
     Returns how many integer sums did not fit their type (those elements are left wrapped).
     """
     if fmt == FLOAT32_INT16:
-        decode_int16(lanes_address, address, count, _exp2(used + CODE_BIAS) / room, divisor)
+        decode_int16(lanes_address, address, count, _exp2(used + wire_format.CODE_BIAS) / room, divisor)
         return 0
     if fmt == FLOAT32_INT8:
-        decode_int8(lanes_address, address, count, _exp2(used + CODE_BIAS) / room, divisor)
+        decode_int8(lanes_address, address, count, _exp2(used + wire_format.CODE_BIAS) / room, divisor)
         return 0
     sums = u32_at(lanes_address, count * _LANES[fmt])
     misfits = 0
     if fmt == FLOAT32:
         x = f32_at(address, count)
-        shift = used + CODE_BIAS + room - 31
+        shift = used + wire_format.CODE_BIAS + room - 31
         if -120 <= shift <= 96:
             scale = np.float32(_exp2(shift))
             for i in range(count):
@@ -323,26 +331,26 @@ def decode(fmt, lanes_address, address, count, used, room, divisor):
     elif fmt == INT32:
         z = i32_at(address, count)
         for i in range(count):
-            whole = (np.int64(np.int32(bswap32(sums[2 * i]))) << 16) + np.int64(np.int32(bswap32(sums[2 * i + 1])))
+            whole = (int64(np.int32(bswap32(sums[2 * i]))) << 16) + int64(np.int32(bswap32(sums[2 * i + 1])))
             misfits += whole < -0x80000000 or whole > 0x7FFFFFFF
             z[i] = np.int32(_truncating_division(whole, divisor))
     else:
         w = i64_at(address, count)
         for i in range(count):
-            carry = np.int64(0)
-            value = np.int64(0)
+            carry = int64(0)
+            value = int64(0)
             for limb in range(3):
-                part = np.int64(np.int32(bswap32(sums[4 * i + 3 - limb]))) + carry
+                part = int64(np.int32(bswap32(sums[4 * i + 3 - limb]))) + carry
                 value |= (part & 0xFFFF) << (16 * limb)
                 carry = part >> 16
-            top = np.int64(np.int32(bswap32(sums[4 * i]))) + carry
+            top = int64(np.int32(bswap32(sums[4 * i]))) + carry
             misfits += top < -0x8000 or top > 0x7FFF
             w[i] = _truncating_division(value | (top << 48), divisor)
     return misfits
 
 
 @kernel
-def _truncating_division(value, divisor):
+def _truncating_division(value: Any, divisor: int) -> Any:
     quotient = value // divisor
     if quotient < 0 and quotient * divisor != value:
         quotient += 1
@@ -350,7 +358,7 @@ def _truncating_division(value, divisor):
 
 
 @kernel
-def keep_classes(fmt, lanes_address, count, classes):
+def keep_classes(fmt: int, lanes_address: Address, count: int, classes: np.ndarray) -> None:
     """Copy the summed lanes of a CLASSIFY round to `classes` (uint32, native order), one for each element."""
     if fmt >= FLOAT32_INT16:
         width = _LANE_BYTES[fmt]
@@ -367,13 +375,13 @@ def keep_classes(fmt, lanes_address, count, classes):
 
 
 @kernel
-def apply_classes(fmt, classes, address, count):
-    """Put NaN and infinities over the decoded elements at `address`, as the `classes` of `keep_classes` say.
+def apply_classes(fmt: int, classes: np.ndarray, address: Address, count: int) -> None:
+    """Put NaN and infinities over the decoded elements at `address`, by the `classes` of `keep_classes`.
 
-    Narrow lanes have no room to tell infinities from NaN: what is not finite on any rank becomes NaN.
+    Narrow lanes cannot distinguish infinities from NaN: what is not finite on any rank becomes NaN.
     """
     for i in range(count):
-        counts = np.int64(classes[i])
+        counts = int64(classes[i])
         if counts == 0:
             continue
         positive, negative, nan = counts & 0x3FF, (counts >> 10) & 0x3FF, counts >> 20

@@ -3,15 +3,17 @@
 Sums stay big-endian; adding swaps bytes on the fly, which costs less than copying later.
 """
 
+from typing import Any
+
 import numpy as np
 
 from switchml.protocol import packet as wire_format
-from switchml.runtime.jit import kernel
+from switchml.runtime.jit import Address, int64, kernel
 from switchml.runtime.memory import bswap32, u32_at, u64_at
 
 
 @kernel
-def add_int32(sums, values, lanes):
+def add_int32(sums: Address, values: Address, lanes: int) -> int:
     """sums += values over big-endian int32 at two addresses; wraps. Returns 1 if a lane overflowed, else 0."""
     a, b = u32_at(sums, lanes), u32_at(values, lanes)
     overflow = np.uint32(0)
@@ -20,7 +22,7 @@ def add_int32(sums, values, lanes):
         total = np.uint32(x + y)
         overflow |= np.uint32((x ^ total) & (y ^ total))
         a[i] = bswap32(total)
-    return np.int64(overflow >> np.uint32(31))
+    return int64(overflow >> np.uint32(31))
 
 
 _TOP16, _LOW16, _BYTE16 = np.uint64(0x8000800080008000), np.uint64(0x7FFF7FFF7FFF7FFF), np.uint64(0x00FF00FF00FF00FF)
@@ -29,13 +31,13 @@ _EIGHT = np.uint64(8)
 
 
 @kernel(inline=True)
-def _swap16(word):
+def _swap16(word: Any) -> Any:
     """The bytes of four 16-bit lanes swapped."""
     return ((word & _BYTE16) << _EIGHT) | ((word >> _EIGHT) & _BYTE16)
 
 
 @kernel
-def add_int16(sums, values, lanes):
+def add_int16(sums: Address, values: Address, lanes: int) -> int:
     """The same for big-endian int16; `lanes` is a multiple of 4. Four lanes are added in one word: all bits but the top
     ones, so that no carry leaves a lane, then the top ones without carry."""
     a, b = u64_at(sums, lanes // 4), u64_at(values, lanes // 4)
@@ -45,11 +47,11 @@ def add_int16(sums, values, lanes):
         total = ((x & _LOW16) + (y & _LOW16)) ^ ((x ^ y) & _TOP16)
         overflow |= (x ^ total) & (y ^ total)
         a[i] = _swap16(total)
-    return np.int64(overflow & _TOP16 != 0)
+    return int64(overflow & _TOP16 != 0)
 
 
 @kernel
-def add_int8(sums, values, lanes):
+def add_int8(sums: Address, values: Address, lanes: int) -> int:
     """The same for int8; `lanes` is a multiple of 8."""
     a, b = u64_at(sums, lanes // 8), u64_at(values, lanes // 8)
     overflow = np.uint64(0)
@@ -58,11 +60,11 @@ def add_int8(sums, values, lanes):
         total = ((x & _LOW8) + (y & _LOW8)) ^ ((x ^ y) & _TOP8)
         overflow |= (x ^ total) & (y ^ total)
         a[i] = total
-    return np.int64(overflow & _TOP8 != 0)
+    return int64(overflow & _TOP8 != 0)
 
 
 @kernel(forceinline=True)
-def store(target, source, payload):
+def store(target: Address, source: Address, payload: int) -> None:
     """Copy a payload. (In words: a slice assignment of bytes would go one by one.)"""
     a, b = u32_at(target, payload // 4), u32_at(source, payload // 4)
     for i in range(payload // 4):
@@ -70,7 +72,7 @@ def store(target, source, payload):
 
 
 @kernel(forceinline=True)
-def add(wire, sums, values, payload):
+def add(wire: int, sums: Address, values: Address, payload: int) -> int:
     """sums += values, over `payload` bytes of lanes of type `wire`. Returns whether a lane overflowed."""
     if wire == wire_format.WIRE_INT32:
         return add_int32(sums, values, payload // 4)
@@ -80,7 +82,7 @@ def add(wire, sums, values, payload):
 
 
 @kernel
-def keep_least_words(words, others, columns):
+def keep_least_words(words: Address, others: Address, columns: int) -> None:
     """The lower of each pair of big-endian words at two addresses, in `words`."""
     a, b = u32_at(words, columns), u32_at(others, columns)
     for i in range(columns):

@@ -2,21 +2,21 @@
 precision.
 
 A block of k elements is sent as `q = round_half_even(x * m / 2^Q)` with `m = (2^(bits-1) - 1) div n`, so that n of them
-can't overflow, and `Q` the exact block exponent (no grid: bits are too dear here). The sum comes back times `2^Q / m`.
+can't overflow, and `Q` the exact block exponent (no grid: there are too few bits). The sum comes back times `2^Q / m`.
 With n ranks a value keeps about `bits - 1 - log2 n` bits below its block's maximum: 13 with int16 and 4 ranks, 5 with
 int8.
 
-With lanes so narrow a block's exponent changes from tensor to tensor, and a round whose exponent was guessed wrong goes
-again. So a guessed exponent may be larger than needed, by up to the `spread` that the lanes can afford.
+With lanes so narrow a block's exponent changes from tensor to tensor, and a round whose exponent was guessed wrong is
+repeated. So a guessed exponent may be larger than needed, by up to the `spread` that the lanes can afford.
 """
 
 import numpy as np
 
-from switchml.runtime.jit import kernel
+from switchml.runtime.jit import Address, kernel
 from switchml.runtime.memory import bswap16, f32_at, u8_at, u16_at
 
 _LEAST, _MOST = 1e-30, 1e30
-"""Scales that float32 arithmetic takes without a second thought; the others are applied in float64."""
+"""Scales in this range are applied in float32, the others in float64."""
 
 
 def steps(bits: int, workers: int) -> int:
@@ -31,7 +31,9 @@ def spread(steps: int) -> int:
 
 
 @kernel
-def encode_int16(address, count, lanes_address, lanes, scale, finite_only):
+def encode_int16(
+    address: Address, count: int, lanes_address: Address, lanes: int, scale: float, finite_only: bool
+) -> None:
     """`count` float32 times `scale` to big-endian int16; lanes past them are 0, as are values that aren't finite with
     `finite_only`."""
     x, out = f32_at(address, count), u16_at(lanes_address, lanes)
@@ -48,7 +50,9 @@ def encode_int16(address, count, lanes_address, lanes, scale, finite_only):
 
 
 @kernel
-def encode_int8(address, count, lanes_address, lanes, scale, finite_only):
+def encode_int8(
+    address: Address, count: int, lanes_address: Address, lanes: int, scale: float, finite_only: bool
+) -> None:
     """The same for int8."""
     x, out = f32_at(address, count), u8_at(lanes_address, lanes)
     if finite_only or not _LEAST <= scale <= _MOST:
@@ -62,7 +66,7 @@ def encode_int8(address, count, lanes_address, lanes, scale, finite_only):
 
 
 @kernel
-def decode_int16(lanes_address, address, count, scale, divisor):
+def decode_int16(lanes_address: Address, address: Address, count: int, scale: float, divisor: int) -> None:
     """Sums in big-endian int16 lanes, times `scale`, divided by `divisor`, to float32 at `address`."""
     sums, x = u16_at(lanes_address, count), f32_at(address, count)
     if _LEAST <= scale <= _MOST:
@@ -77,7 +81,7 @@ def decode_int16(lanes_address, address, count, scale, divisor):
 
 
 @kernel
-def decode_int8(lanes_address, address, count, scale, divisor):
+def decode_int8(lanes_address: Address, address: Address, count: int, scale: float, divisor: int) -> None:
     """The same for int8."""
     sums, x = u8_at(lanes_address, count), f32_at(address, count)
     if _LEAST <= scale <= _MOST:

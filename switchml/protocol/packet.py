@@ -1,4 +1,4 @@
-"""The wire: what a SwitchML packet is, as constants, NumPy dtypes, pack and unpack.
+"""The wire: what a SwitchML packet is, as constants, headers, pack and unpack.
 
 Two protocols share the first ten bytes (docs/protocol.md): v1 is p4lang/p4app-switchML's SwitchML-UDP (headers.p4,
 types.p4 and dpdk_backend.h there), v2 is ours. This module knows bytes only: what they do to a slot is `pool.py`'s
@@ -7,9 +7,12 @@ subject.
 
 from __future__ import annotations
 
+import struct
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from switchml.errors import ConfigError, PacketError
 
@@ -43,7 +46,6 @@ NO_WORD = 0xFFFFFFFF
 MAX_SPARSE_BYTES = MAX_PACKET_BYTES + WORD_BYTES * MAX_COLUMNS
 
 V1_TYPE = 1
-V1_SET_BIT = 0x8000
 V1_SLOT_MASK = 0x3FFF
 V1_SLOTS = 8192
 """Slots of the reference switch: register_size 16384 = 8192 slots x 2 sets (configuration.p4)."""
@@ -72,20 +74,22 @@ CODE_INTEGER64 = 123
 CODE_BIAS = 2
 """Exponent code = exponent - CODE_BIAS."""
 
-V1_HEADER = np.dtype(
-    [("type_size", "u1"), ("job_number", "u1"), ("tsi", ">u4"), ("pool_index", ">u2"), ("e0", "i1"), ("e1", "i1")]
-)
-V2_HEADER = np.dtype(
-    [("type_size", "u1"), ("ahead", "i1"), ("seq", ">u4"), ("tag", ">u2"), ("need", "i1"), ("used", "i1")]
-)
-assert V1_HEADER.itemsize == V2_HEADER.itemsize == HEADER_BYTES
+_V1_HEADER = struct.Struct(">BBIHbb")
+"""Message type and size code, job number, tsi, pool index, e0, e1."""
+_V2_HEADER = struct.Struct(">BbIHbb")
+"""Message type, R and size code in one byte; ahead, seq, tag, need, used."""
+assert _V1_HEADER.size == _V2_HEADER.size == HEADER_BYTES
 
-WIRE_DTYPES = {WIRE_INT32: np.dtype(">i4"), WIRE_INT16: np.dtype(">i2"), WIRE_INT8: np.dtype("i1")}
+WIRE_DTYPES: dict[int, np.dtype[Any]] = {
+    WIRE_INT32: np.dtype(">i4"),
+    WIRE_INT16: np.dtype(">i2"),
+    WIRE_INT8: np.dtype("i1"),
+}
 
 
-def _payload(values, dtype: np.dtype) -> tuple[int, bytes]:
+def _payload(values: npt.ArrayLike, wire: int) -> tuple[int, bytes]:
     """(size code, bytes) of `values`; raises PacketError if they don't fill a packet of 256 or 1024 bytes."""
-    data = np.ascontiguousarray(values, dtype=dtype).tobytes()
+    data = np.ascontiguousarray(values, dtype=WIRE_DTYPES[wire]).tobytes()
     if len(data) not in SIZE_CODE_OF:
         raise PacketError(f"payload of {len(data)} bytes: expected one of {sorted(SIZE_CODE_OF)}")
     return SIZE_CODE_OF[len(data)], data
@@ -102,37 +106,21 @@ class V1Packet:
     set: int
     e0: int
     e1: int
-    values: np.ndarray
+    values: npt.NDArray[Any]
 
     def pack(self) -> bytes:
-        size, data = _payload(self.values, WIRE_DTYPES[WIRE_INT32])
-        header = np.zeros(1, V1_HEADER)
-        header[0] = (
-            (V1_TYPE << 4) | size,
-            self.job_number,
-            self.tsi,
-            (self.set << 15) | (self.slot & V1_SLOT_MASK),
-            self.e0,
-            self.e1,
-        )
-        return header.tobytes() + data
+        size, data = _payload(self.values, WIRE_INT32)
+        index = (self.set << 15) | (self.slot & V1_SLOT_MASK)
+        return _V1_HEADER.pack((V1_TYPE << 4) | size, self.job_number, self.tsi, index, self.e0, self.e1) + data
 
     @classmethod
     def unpack(cls, data: bytes) -> V1Packet:
         """Raises PacketError if `data` is not a v1 packet whose length fits its size code."""
-        header, payload = _split(data, V1_HEADER)
-        if int(header["type_size"]) >> 4 != V1_TYPE:
-            raise PacketError(f"message type {int(header['type_size']) >> 4}: expected {V1_TYPE} (v1)")
-        index = int(header["pool_index"])
-        return cls(
-            int(header["job_number"]),
-            int(header["tsi"]),
-            index & V1_SLOT_MASK,
-            index >> 15,
-            int(header["e0"]),
-            int(header["e1"]),
-            np.frombuffer(payload, WIRE_DTYPES[WIRE_INT32]).astype(np.int32),
-        )
+        _check_length(data)
+        first, job_number, tsi, index, e0, e1 = _V1_HEADER.unpack_from(data)
+        if first >> 4 != V1_TYPE:
+            raise PacketError(f"message type {first >> 4}: expected {V1_TYPE} (v1)")
+        return cls(job_number, tsi, index & V1_SLOT_MASK, index >> 15, e0, e1, _values(data, HEADER_BYTES, WIRE_INT32))
 
 
 @dataclass(frozen=True)
@@ -146,37 +134,24 @@ class V2Packet:
     need: int
     used: int
     ahead: int
-    values: np.ndarray
+    values: npt.NDArray[Any]
     wire: int = WIRE_INT32
     r: bool = False
 
     def pack(self) -> bytes:
-        size, data = _payload(self.values, WIRE_DTYPES[self.wire])
-        return (
-            pack_v2_header(self.kind | self.wire, size, self.r, self.ahead, self.seq, self.tag, self.need, self.used)
-            + data
-        )
+        size, data = _payload(self.values, self.wire)
+        kind = self.kind | self.wire
+        return pack_v2_header(kind, size, self.r, self.ahead, self.seq, self.tag, self.need, self.used) + data
 
     @classmethod
     def unpack(cls, data: bytes) -> V2Packet:
         """Raises PacketError if `data` is not a contribution or result whose length fits its size code."""
-        header, payload = _split(data, V2_HEADER)
-        first = int(header["type_size"])
+        _check_length(data)
+        first, ahead, seq, tag, need, used = _V2_HEADER.unpack_from(data)
         kind, wire = (first >> 4) & 0xC, (first >> 4) & 0x3
         if kind not in (CONTRIBUTION, RESULT) or wire not in WIRE_DTYPES:
             raise PacketError(f"message type {first >> 4}: expected a v2 contribution (8-10) or result (12-14)")
-        values = np.frombuffer(payload, WIRE_DTYPES[wire])
-        return cls(
-            kind,
-            int(header["seq"]),
-            int(header["tag"]),
-            int(header["need"]),
-            int(header["used"]),
-            int(header["ahead"]),
-            values.astype(values.dtype.newbyteorder("=")),
-            wire,
-            bool(first & R_FLAG),
-        )
+        return cls(kind, seq, tag, need, used, ahead, _values(data, HEADER_BYTES, wire), wire, bool(first & R_FLAG))
 
 
 @dataclass(frozen=True)
@@ -190,7 +165,7 @@ class SparsePacket:
     tag: int
     mark: int
     words: tuple[int, ...]
-    values: np.ndarray | None = None
+    values: npt.NDArray[Any] | None = None
     wire: int = WIRE_INT32
     r: bool = False
     padded: bool = False
@@ -200,7 +175,7 @@ class SparsePacket:
             raise PacketError(f"{len(self.words)} words: expected one of {', '.join(map(str, COLUMNS))}")
         size, data = PADDED - SPARSE if self.padded else 0, bytes(PADDING_BYTES if self.padded else 0)
         if self.values is not None:
-            size, data = _payload(self.values, WIRE_DTYPES[self.wire])
+            size, data = _payload(self.values, self.wire)
         header = pack_v2_header(
             self.kind | self.wire, SPARSE | size, self.r, len(self.words), self.seq, self.tag, 0, self.mark
         )
@@ -214,8 +189,7 @@ class SparsePacket:
             raise PacketError(
                 f"{len(data)} bytes starting with {bytes(data[:1]).hex() or 'nothing'}: not a sparse packet"
             )
-        header = np.frombuffer(data[:HEADER_BYTES], V2_HEADER)[0]
-        first, columns = int(header["type_size"]), int(header["ahead"])
+        first, columns, seq, tag, _, mark = _V2_HEADER.unpack_from(data)
         kind, wire, size = (first >> 4) & 0xC, (first >> 4) & 0x3, first & 3
         if kind not in (CONTRIBUTION, RESULT) or wire not in WIRE_DTYPES or columns not in COLUMNS:
             raise PacketError(
@@ -225,22 +199,13 @@ class SparsePacket:
         expected = at + {0: 0, PADDED - SPARSE: PADDING_BYTES}.get(size, SIZE_CODES.get(size, 0))
         if len(data) != expected:
             raise PacketError(f"size code {SPARSE | size}, {columns} columns: {len(data)} bytes, expected {expected}")
-        values = np.frombuffer(data[at:], WIRE_DTYPES[wire]) if size in SIZE_CODES else None
-        return cls(
-            kind,
-            int(header["seq"]),
-            int(header["tag"]),
-            int(header["used"]),
-            tuple(int(word) for word in np.frombuffer(data[HEADER_BYTES:at], ">u4")),
-            values if values is None else values.astype(values.dtype.newbyteorder("=")),
-            wire,
-            bool(first & R_FLAG),
-            size == PADDED - SPARSE,
-        )
+        words = struct.unpack_from(f">{columns}I", data, HEADER_BYTES)
+        values = _values(data, at, wire) if size in SIZE_CODES else None
+        return cls(kind, seq, tag, mark, words, values, wire, bool(first & R_FLAG), size == PADDED - SPARSE)
 
 
 def sparse_word(entry: int, code: int = CODE_UNKNOWN) -> int:
-    """What a rank says of a column: its next entry that is not zero, and the exponent code that it needs."""
+    """What a rank announces for a column: its next entry that is not zero, and the exponent code that it needs."""
     return NO_WORD if entry == NO_ENTRY else entry << 8 | (CODE_UNKNOWN - code)
 
 
@@ -255,9 +220,8 @@ class WaitPacket:
     def pack(self) -> bytes:
         bits = np.zeros(8 * BITMAP_BYTES, np.uint8)
         bits[list(self.missing)] = 1
-        return (
-            pack_v2_header(WAIT, 0, False, 0, self.seq, self.tag, 0, 0) + np.packbits(bits, bitorder="little").tobytes()
-        )
+        bitmap = np.packbits(bits, bitorder="little").tobytes()
+        return pack_v2_header(WAIT, 0, False, 0, self.seq, self.tag, 0, 0) + bitmap
 
     @classmethod
     def unpack(cls, data: bytes) -> WaitPacket:
@@ -266,9 +230,9 @@ class WaitPacket:
             raise PacketError(
                 f"{len(data)} bytes starting with {bytes(data[:1]).hex() or 'nothing'}: not a wait packet"
             )
-        header = np.frombuffer(data[:HEADER_BYTES], V2_HEADER)[0]
+        _, _, seq, tag, _, _ = _V2_HEADER.unpack_from(data)
         bits = np.unpackbits(np.frombuffer(data[HEADER_BYTES:], np.uint8), bitorder="little")
-        return cls(int(header["seq"]), int(header["tag"]), tuple(int(r) for r in np.flatnonzero(bits)))
+        return cls(seq, tag, tuple(np.flatnonzero(bits).tolist()))
 
 
 def check_slots(slots: int) -> None:
@@ -279,18 +243,21 @@ def check_slots(slots: int) -> None:
 
 def pack_v2_header(kind: int, size: int, r: bool, ahead: int, seq: int, tag: int, need: int, used: int) -> bytes:
     """The ten bytes; `kind` is the whole type nibble."""
-    header = np.zeros(1, V2_HEADER)
-    header[0] = ((kind << 4) | (R_FLAG if r else 0) | size, ahead, seq & 0xFFFFFFFF, tag, need, used)
-    return header.tobytes()
+    first = (kind << 4) | (R_FLAG if r else 0) | size
+    return _V2_HEADER.pack(first, ahead, seq & 0xFFFFFFFF, tag, need, used)
 
 
-def _split(data: bytes, layout: np.dtype):
+def _check_length(data: bytes) -> None:
+    """Raises PacketError unless the payload is as long as the size code says."""
     if len(data) < HEADER_BYTES:
         raise PacketError(f"{len(data)} bytes: shorter than the {HEADER_BYTES}-byte header")
-    header = np.frombuffer(data[:HEADER_BYTES], layout)[0]
-    code = int(header["type_size"]) & 7
-    if SIZE_CODES.get(code) != len(data) - HEADER_BYTES:
-        raise PacketError(
-            f"size code {code} with {len(data) - HEADER_BYTES} bytes of payload: expected 1 with 256 or 3 with 1024"
-        )
-    return header, data[HEADER_BYTES:]
+    code, payload_bytes = data[0] & 7, len(data) - HEADER_BYTES
+    if SIZE_CODES.get(code) != payload_bytes:
+        raise PacketError(f"size code {code} with {payload_bytes} bytes of payload: expected 1 with 256 or 3 with 1024")
+
+
+def _values(data: bytes, start: int, wire: int) -> npt.NDArray[Any]:
+    """The lanes from `start` on, in this machine's byte order."""
+    values = np.frombuffer(data, WIRE_DTYPES[wire], offset=start)
+    native: npt.NDArray[Any] = values.astype(values.dtype.newbyteorder("="))
+    return native

@@ -10,18 +10,11 @@ from switchml.counters import COUNTERS
 from switchml.errors import ConfigError
 from switchml.protocol import packet as wire_format
 from switchml.protocol.pool_state import (
-    ACCEPTED,
     ACTIONS,
-    ANSWERED,
-    DUPLICATES,
     JOB,
     MULTICAST,
-    REFUSED_FORMAT,
-    REFUSED_TAG,
-    REFUSED_WINDOW,
     SLOT,
     SLOT_V1,
-    STALE,
     UNICAST,
     WAITING,
     State,
@@ -33,7 +26,7 @@ from switchml.protocol.pool_v2 import receive_v2, reset_slots, result_of
 from switchml.runtime.memory import u8_at
 
 _WAIT_SIZE = wire_format.HEADER_BYTES + wire_format.BITMAP_BYTES
-_VERDICTS = (ACCEPTED, ANSWERED, DUPLICATES, STALE, REFUSED_WINDOW, REFUSED_TAG, REFUSED_FORMAT)
+_VERDICTS = ("accepted", "answered", "duplicates", "stale", "refused_window", "refused_tag", "refused_format")
 """Counters of which one moves with each packet of v2."""
 
 
@@ -60,7 +53,7 @@ class Pool:
         tag: int = 0,
         isn: int = 0,
         rows: np.ndarray | None = None,
-    ):
+    ) -> None:
         if not 1 <= workers <= wire_format.V2_MAX_WORKERS:
             raise ConfigError(f"{workers} workers: expected 1 to {wire_format.V2_MAX_WORKERS}")
         wire_format.check_slots(slots)
@@ -84,7 +77,7 @@ class Pool:
     @property
     def first_result(self) -> int:
         """Address of row 0's result packet; the others follow a row apart."""
-        return result_at(self.rows, 0, int(self.job[0]["payload"]))
+        return int(result_at(self.rows, 0, int(self.job[0]["payload"])))
 
     def receive(self, rank: int, data: bytes) -> Outcome:
         """Apply one packet of `rank`."""
@@ -92,7 +85,7 @@ class Pool:
         buffer = np.frombuffer(data or b"\0", np.uint8)
         action, row = receive_v2(self.state, self._reply, rank, buffer.ctypes.data, len(data))
         moved = np.flatnonzero(self.counters[rank] != before)
-        verdict = next(COUNTERS[i] for i in moved if i in _VERDICTS)
+        verdict = next(COUNTERS[i] for i in moved if COUNTERS[i] in _VERDICTS)
         address, size = result_of(self.state, row)
         if action == WAITING:
             size = _WAIT_SIZE
@@ -102,7 +95,7 @@ class Pool:
 class PoolV1:
     """The 8192 slots x 2 sets of one v1 session with n `workers` (1-32)."""
 
-    def __init__(self, *, workers: int, payload_bytes: int = 1024):
+    def __init__(self, *, workers: int, payload_bytes: int = 1024) -> None:
         if not 1 <= workers <= wire_format.V1_MAX_WORKERS:
             raise ConfigError(f"{workers} workers: expected 1 to {wire_format.V1_MAX_WORKERS} in protocol v1")
         rows = 2 * wire_format.V1_SLOTS

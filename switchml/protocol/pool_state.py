@@ -10,56 +10,23 @@ from typing import NamedTuple
 
 import numpy as np
 
-from switchml.counters import COUNTERS
 from switchml.protocol import packet as wire_format
 from switchml.runtime.jit import kernel
+from switchml.runtime.memory import record
 
 CONSUME, MULTICAST, UNICAST, WAITING, DROP = range(5)
 ACTIONS = ("consume", "multicast", "unicast", "wait", "drop")
 """What the aggregator is to do; the reply of UNICAST and WAITING lies in the caller's reply buffer, that of MULTICAST
 in the row."""
 
-(
-    ACCEPTED,
-    COMPLETED,
-    ANSWERED,
-    DUPLICATES,
-    WAITS,
-    STALE,
-    REFUSED_WINDOW,
-    REFUSED_TAG,
-    REFUSED_FORMAT,
-    RECEIVED_PACKETS,
-    RECEIVED_BYTES,
-    SENT_PACKETS,
-    SENT_BYTES,
-    RETRANSMISSIONS,
-    OVERFLOWS,
-    MIXED,
-) = range(len(COUNTERS))
-
-JOB = np.dtype(
-    [("workers", "i8"), ("slots", "i8"), ("payload", "i8"), ("wire", "i8"), ("tag", "i8"), ("isn", "i8")], align=True
-)
+JOB = record("i8 workers slots payload wire tag isn")
 """What the rules need of a job."""
 
-SLOT = np.dtype(
-    [
-        ("seq", "i8"),
-        ("count", "i4"),
-        ("need", "i2"),
-        ("ahead", "i2"),
-        ("used", "i2"),
-        ("flags", "i2"),
-        ("form", "i2"),
-        ("data", "i2"),
-    ],
-    align=True,
-)
+SLOT = record("i8 seq", "i4 count", "i2 need ahead used flags form data")
 """One version of one v2 slot; version v of slot i is row v*S + i. `form`: wire + 16 * columns (0: dense). `data`: some
 rank has sent lanes."""
 
-SLOT_V1 = np.dtype([("bitmap", "u4"), ("count", "i4"), ("e0", "i2"), ("e1", "i2")], align=True)
+SLOT_V1 = record("u4 bitmap", "i4 count", "i2 e0 e1")
 """One set of one v1 slot, numbered as above."""
 
 
@@ -85,6 +52,6 @@ class StateV1(NamedTuple):
 
 
 @kernel(inline=True)
-def result_at(rows, row, payload):
+def result_at(rows: np.ndarray, row: int, payload: int) -> np.uint64:
     """Address of the result packet in a row: its end."""
     return rows.ctypes.data + np.uint64((row + 1) * rows.shape[1] - wire_format.HEADER_BYTES - payload)

@@ -4,33 +4,15 @@ Kernels over a pool's State. They know no socket, no clock and no other job: the
 emulator and the tests call the same functions. Comments with A cite the numbered steps of section 3.
 """
 
+from typing import Any
+
 import numpy as np
 
+from switchml import counters
 from switchml.protocol import packet as wire_format
 from switchml.protocol.lanes import add, keep_least_words, store
-from switchml.protocol.pool_state import (
-    ACCEPTED,
-    ANSWERED,
-    COMPLETED,
-    CONSUME,
-    DROP,
-    DUPLICATES,
-    MIXED,
-    MULTICAST,
-    OVERFLOWS,
-    RECEIVED_BYTES,
-    RECEIVED_PACKETS,
-    REFUSED_FORMAT,
-    REFUSED_TAG,
-    REFUSED_WINDOW,
-    RETRANSMISSIONS,
-    STALE,
-    UNICAST,
-    WAITING,
-    WAITS,
-    result_at,
-)
-from switchml.runtime.jit import kernel
+from switchml.protocol.pool_state import CONSUME, DROP, MULTICAST, UNICAST, WAITING, State, result_at
+from switchml.runtime.jit import Address, int64, kernel
 from switchml.runtime.memory import be16, be32, copy_bytes, put_be16, put_be32, serial_difference, signed8, u8_at
 
 _HEADER = wire_format.HEADER_BYTES
@@ -39,7 +21,7 @@ _WORD = wire_format.WORD_BYTES
 
 
 @kernel
-def reset_slots(pool):
+def reset_slots(pool: State) -> None:
     """Slots as a job finds them at its start (docs/protocol.md, section 3)."""
     job = pool.job[0]
     count = job.slots
@@ -54,7 +36,9 @@ def reset_slots(pool):
 
 
 @kernel
-def _write_header(row, kind, size, r, ahead, seq, tag, need, last):
+def _write_header(
+    row: np.ndarray, kind: int, size: int, r: bool, ahead: int, seq: int, tag: int, need: int, last: int
+) -> None:
     row[0] = (kind << 4) | (wire_format.R_FLAG if r else 0) | size
     row[1] = ahead & 0xFF
     put_be32(row, 2, seq)
@@ -64,17 +48,17 @@ def _write_header(row, kind, size, r, ahead, seq, tag, need, last):
 
 
 @kernel(inline=True)
-def _size_code(payload):
+def _size_code(payload: int) -> int:
     return 3 if payload == 1024 else 1
 
 
 @kernel
-def _sparse_data(job, data, length):
+def _sparse_data(job: Any, data: np.ndarray, length: int) -> Any:
     """Bytes of lanes in a sparse packet; -1 if its size, columns and length don't fit each other and the job."""
     size, columns = data[0] & 7, data[1]
     if columns != 1 and columns != 2 and columns != 4 and columns != 8:
         return -1
-    rest = length - _HEADER - _WORD * np.int64(columns)
+    rest = length - _HEADER - _WORD * int64(columns)
     if size == wire_format.SPARSE | _size_code(job.payload):
         return job.payload if rest == job.payload else -1
     if size == wire_format.SPARSE:
@@ -84,7 +68,7 @@ def _sparse_data(job, data, length):
 
 
 @kernel(forceinline=True)
-def result_of(pool, row):
+def result_of(pool: State, row: int) -> tuple[np.uint64, Any]:
     """(address, length) of the result packet in a row."""
     slot, payload = pool.slots[row], pool.job[0].payload
     columns = slot.form >> 4
@@ -95,10 +79,10 @@ def result_of(pool, row):
 
 
 @kernel
-def _write_wait(pool, row, rank, reply, seq):
+def _write_wait(pool: State, row: int, rank: int, reply: np.ndarray, seq: int) -> None:
     """The wait packet for the round in a row: the ranks that have not contributed."""
     job, seen = pool.job[0], pool.seen[row]
-    pool.counters[rank, WAITS] += 1
+    pool.counters[rank, counters.WAITS] += 1
     _write_header(reply, wire_format.WAIT, 0, False, 0, seq, job.tag, 0, 0)
     for i in range(_BITMAP):
         reply[_HEADER + i] = 0
@@ -108,46 +92,46 @@ def _write_wait(pool, row, rank, reply, seq):
 
 
 @kernel
-def query_v2(pool, reply, rank, seq):
-    """A rank asks about a round that it has contributed to, without sending its packet again: WAITING, with the wait
+def query_v2(pool: State, reply: np.ndarray, rank: int, seq: int) -> int:
+    """A rank queries a round that it has contributed to, without sending its packet again: WAITING, with the wait
     packet in `reply`, if the round is open, else DROP."""
     job = pool.job[0]
     row = seq & (2 * job.slots - 1)
     contributed = pool.seen[row, rank >> 6] & (np.uint64(1) << np.uint64(rank & 63)) != 0
     if pool.slots[row].seq != seq or not contributed or pool.slots[row].count == job.workers:
         return DROP
-    pool.counters[rank, DUPLICATES] += 1
+    pool.counters[rank, counters.DUPLICATES] += 1
     _write_wait(pool, row, rank, reply, seq)
     return WAITING
 
 
 @kernel(forceinline=True)
-def receive_v2(pool, reply, rank, address, length):
-    """One datagram of `rank` at `address`: (action, row). `pool` State, `reply` uint8[>= 1066].
+def receive_v2(pool: State, reply: np.ndarray, rank: int, address: Address, length: int) -> tuple[int, int]:
+    """One datagram of `rank` at `address`: (action, row). `reply`: uint8[>= 1066].
 
     A MULTICAST sends the row's `result_of`; UNICAST as many bytes of `reply`, WAITING a wait packet there.
     """
     job, mine, seen = pool.job[0], pool.counters[rank], pool.seen
-    mine[RECEIVED_PACKETS] += 1
-    mine[RECEIVED_BYTES] += length
+    mine[counters.RECEIVED_PACKETS] += 1
+    mine[counters.RECEIVED_BYTES] += length
     data = u8_at(address, max(length, 1))
     # A1. Refuse another format than the job's.
     wire = (data[0] >> 4) - wire_format.CONTRIBUTION
-    columns, data_bytes = 0, np.int64(-1)
+    columns, data_bytes = 0, int64(-1)
     if data[0] & wire_format.SPARSE and length > _HEADER:
-        columns, data_bytes = np.int64(data[1]), _sparse_data(job, data, length)
+        columns, data_bytes = int64(data[1]), _sparse_data(job, data, length)
     elif length == _HEADER + job.payload and data[0] & 7 == _size_code(job.payload):
         data_bytes = job.payload
     if data_bytes < 0 or (wire != job.wire and wire != wire_format.WIRE_INT32):
-        mine[REFUSED_FORMAT] += 1
+        mine[counters.REFUSED_FORMAT] += 1
         return DROP, 0
     # A2. Refuse another job's tag.
     if be16(data, 6) != job.tag:
-        mine[REFUSED_TAG] += 1
+        mine[counters.REFUSED_TAG] += 1
         return DROP, 0
     retransmission = (data[0] & wire_format.R_FLAG) != 0
     if retransmission:
-        mine[RETRANSMISSIONS] += 1
+        mine[counters.RETRANSMISSIONS] += 1
     # A3. Find the slot's version, and how far the packet's round is ahead of the version's.
     seq = be32(data, 2)
     row = seq & (2 * job.slots - 1)  # version times S, plus the slot
@@ -160,11 +144,11 @@ def receive_v2(pool, reply, rank, address, length):
     distance = serial_difference(seq, slot.seq)
     # A4. Drop what is stale.
     if distance < 0:
-        mine[STALE] += 1
+        mine[counters.STALE] += 1
         return DROP, row
     # A5. The first contribution of the next round restarts the version, if the round between is complete.
     if distance == 2 * job.slots and serial_difference(seq, other.seq) == job.slots and other.count == job.workers:
-        mine[ACCEPTED] += 1
+        mine[counters.ACCEPTED] += 1
         slot.seq = seq
         slot.count = 1
         slot.flags = 0
@@ -178,11 +162,11 @@ def receive_v2(pool, reply, rank, address, length):
             store(sums, values, job.payload)
     # A6. Refuse any other round, and a slot that was never used.
     elif distance != 0 or (seen[row, word] & bit == 0 and slot.count == job.workers):
-        mine[REFUSED_WINDOW] += 1
+        mine[counters.REFUSED_WINDOW] += 1
         return DROP, row
     # A7. Another rank's contribution is added.
     elif seen[row, word] & bit == 0:
-        mine[ACCEPTED] += 1
+        mine[counters.ACCEPTED] += 1
         slot.count += 1
         seen[row, word] |= bit
         slot.ahead = max(slot.ahead, signed8(data[1]))
@@ -199,14 +183,14 @@ def receive_v2(pool, reply, rank, address, length):
                 slot.flags |= wire_format.FLAG_OVERFLOW
     # A8. A repeated contribution to a complete round is answered with the result.
     elif slot.count == job.workers:
-        mine[ANSWERED] += 1
+        mine[counters.ANSWERED] += 1
         result, size = result_of(pool, row)
         copy_bytes(reply.ctypes.data, result, size)
         reply[0] |= wire_format.R_FLAG
         return UNICAST, row
-    # A9. A repeated contribution to an open round is dropped; a retransmission is told whom the round waits for.
+    # A9. A repeated contribution to an open round is dropped; a retransmission gets a wait packet.
     else:
-        mine[DUPLICATES] += 1
+        mine[counters.DUPLICATES] += 1
         if not retransmission:
             return DROP, row
         _write_wait(pool, row, rank, reply, seq)
@@ -214,11 +198,11 @@ def receive_v2(pool, reply, rank, address, length):
     # A10. The last contribution completes the round: label its result.
     if slot.count < job.workers:
         return CONSUME, row
-    mine[COMPLETED] += 1
+    mine[counters.COMPLETED] += 1
     if slot.flags & wire_format.FLAG_OVERFLOW:
-        mine[OVERFLOWS] += 1
+        mine[counters.OVERFLOW] += 1
     if slot.flags & wire_format.FLAG_MIXED:
-        mine[MIXED] += 1
+        mine[counters.MIXED] += 1
     size, ahead, need = _size_code(job.payload), slot.ahead, slot.need
     if slot.form >> 4:
         size, ahead, need = wire_format.SPARSE | (size if slot.data else 0), slot.form >> 4, 0

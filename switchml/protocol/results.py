@@ -3,44 +3,17 @@
 Kernels over a worker's State. Comments with R cite the numbered steps of section 6.
 """
 
+from typing import Any
+
 import numpy as np
 
 from switchml.protocol import packet as wire_format
-from switchml.protocol import sparse
-from switchml.protocol.fixedpoint import (
-    INT32,
-    INT64,
-    WIRES,
-    apply_classes,
-    canonical,
-    decode,
-    keep_classes,
-    need_of,
-)
+from switchml.protocol import retransmission, sparse, worker_state
+from switchml.protocol.fixedpoint import INT32, INT64, WIRES, apply_classes, canonical, decode, keep_classes, need_of
 from switchml.protocol.packet import CODE_UNKNOWN
-from switchml.protocol.retransmission import (
-    LEAST_IN_FLIGHT,
-    WAITED,
-    back_off,
-    probe_timeout,
-    sample_reordering,
-    sample_rtt,
-    sample_silence,
-)
 from switchml.protocol.sending import elements_of, repeat, send
-from switchml.protocol.worker_state import (
-    CLASSIFY,
-    DONE,
-    ERROR_AHEAD,
-    ERROR_MIXED,
-    ERROR_OVERFLOW,
-    ERROR_STREAM,
-    EXACT,
-    SPECULATE,
-    seq_of,
-    task_at,
-)
-from switchml.runtime.jit import kernel
+from switchml.protocol.worker_state import State, seq_of, task_at
+from switchml.runtime.jit import Address, int64, kernel
 from switchml.runtime.memory import be16, be32, serial_difference, signed8, u8_at
 
 _WIRES = np.array(WIRES, np.int64)
@@ -49,7 +22,7 @@ _WAIT_BYTES = _HEADER + wire_format.BITMAP_BYTES
 
 
 @kernel(forceinline=True)
-def receive(w, address, length, now, out, n):
+def receive(w: State, address: Address, length: int, now: int, out: np.ndarray, n: int) -> int:
     """One datagram from the aggregator. Repeats of a chunk are appended to `out` from `n`; returns the new n.
 
     After an error (`failure.code`) the worker must not be used any more.
@@ -79,7 +52,7 @@ def receive(w, address, length, now, out, n):
     # R5. A result of another round: an answer to a needless retransmission, or none of ours.
     if distance != 0 or not slot.busy:
         if data[0] & wire_format.R_FLAG and distance < 0 and slot.resent == slot.round + distance // me.identity.slots:
-            back_off(me, now, slot.probed == slot.resent)
+            retransmission.back_off(me, now, slot.probed == slot.resent)
         elif distance > 0:
             me.counters.refused += 1
         return n
@@ -87,7 +60,7 @@ def receive(w, address, length, now, out, n):
     _settle(me, slot, now)
     # R7. A sparse stream goes on by section 8's table.
     if is_sparse != (slot.columns != 0):
-        me.failure.code, me.failure.chunk = ERROR_MIXED, slot.chunk
+        me.failure.code, me.failure.chunk = worker_state.ERROR_MIXED, slot.chunk
         return n
     if is_sparse:
         return _continue_stream(w, index, address, length, now, out, n)
@@ -96,7 +69,7 @@ def receive(w, address, length, now, out, n):
     mode, used = _next_round(me, slot, task, w.classes[index], address)
     if me.failure.code:
         return n
-    if mode != SPECULATE:
+    if mode != worker_state.SPECULATE:
         return repeat(w, index, mode, used, now, out, n)
     # R9. Write the sums into the target; the chunk is finished.
     _store_sums(me, slot, task, w.classes[index], address)
@@ -105,20 +78,20 @@ def receive(w, address, length, now, out, n):
 
 
 @kernel(forceinline=True)
-def _wait(w, slot, data, now):
+def _wait(w: State, slot: Any, data: np.ndarray, now: int) -> None:
     """The aggregator has this rank's contribution, and lacks others'."""
     me = w.scalars[0]
     me.counters.waits += 1
-    me.silence.suspicion, me.silence.suspected = WAITED, 0
+    me.silence.suspicion, me.silence.suspected = retransmission.WAITED, 0
     slot.waited, slot.sent_at = 1, now
-    slot.deadline = now + 2 * probe_timeout(me, now)
+    slot.deadline = now + 2 * retransmission.probe_timeout(me, now)
     me.timers.earliest = now
     for i in range(wire_format.BITMAP_BYTES):
         w.missing[i] = data[_HEADER + i]
 
 
 @kernel(forceinline=True)
-def _is_result(data, length, is_sparse, payload):
+def _is_result(data: np.ndarray, length: int, is_sparse: bool, payload: int) -> bool:
     if is_sparse:
         return sparse.is_result(data, length, payload)
     is_full = length == _HEADER + payload and data[0] & 7 == (3 if payload == 1024 else 1)
@@ -126,52 +99,52 @@ def _is_result(data, length, is_sparse, payload):
 
 
 @kernel(forceinline=True)
-def _settle(me, slot, now):
+def _settle(me: Any, slot: Any, now: int) -> None:
     """A round has its result: it is not in flight any more, and its times are samples if it was sent once only."""
     window, timers = me.window, me.timers
     slot.busy = 0
     window.in_flight -= 1
-    window.credit = min(window.credit + 1, LEAST_IN_FLIGHT)
+    window.credit = min(window.credit + 1, retransmission.LEAST_IN_FLIGHT)
     timers.earliest = now
     is_clean = slot.retries == 0 and not slot.waited
-    if is_clean or me.silence.suspicion == WAITED:
+    if is_clean or me.silence.suspicion == retransmission.WAITED:
         timers.heard_at = now
-    is_first = sample_silence(me, now, slot.sent_at if is_clean else np.int64(-1))
+    is_first = retransmission.sample_silence(me, now, slot.sent_at if is_clean else int64(-1))
     if is_clean:
-        sample_rtt(me, now - slot.sent_at, is_first)
-        sample_reordering(me, timers.newest - slot.sent_at)
+        retransmission.sample_rtt(me, now - slot.sent_at, is_first)
+        retransmission.sample_reordering(me, timers.newest - slot.sent_at)
         timers.newest = max(timers.newest, slot.sent_at)
 
 
 @kernel(forceinline=True)
-def _next_round(me, slot, task, classes, address):
+def _next_round(me: Any, slot: Any, task: Any, classes: np.ndarray, address: Address) -> tuple[int, Any]:
     """Section 4's table for a dense result: (mode, exponent code) of the round that follows, SPECULATE if none does; no
     round ever goes back to that. Sets `failure`."""
     header = u8_at(address, _HEADER)
     slot.agreed = signed8(header[1]) if slot.scanned else CODE_UNKNOWN
     need, flags = signed8(header[8]), header[9]
-    mode, used = SPECULATE, np.int64(CODE_UNKNOWN)
-    if slot.mode == SPECULATE:
+    mode, used = worker_state.SPECULATE, int64(CODE_UNKNOWN)
+    if slot.mode == worker_state.SPECULATE:
         if need == CODE_UNKNOWN and task.fmt != INT32 and task.fmt != INT64:
             source, _, count = elements_of(task, slot.chunk)
             slot.need = need_of(task.fmt, source, count, True)
-            mode = CLASSIFY
+            mode = worker_state.CLASSIFY
         elif flags or not 0 <= slot.used - canonical(need, task.fmt) <= me.identity.spread[_WIRES[task.fmt]]:
-            mode, used = EXACT, canonical(need, task.fmt)
+            mode, used = worker_state.EXACT, canonical(need, task.fmt)
     elif flags & wire_format.FLAG_MIXED:
-        me.failure.code, me.failure.chunk = ERROR_MIXED, slot.chunk
+        me.failure.code, me.failure.chunk = worker_state.ERROR_MIXED, slot.chunk
     elif flags & wire_format.FLAG_OVERFLOW:
-        me.failure.code, me.failure.chunk = ERROR_OVERFLOW, slot.chunk
-    elif slot.mode == CLASSIFY:
+        me.failure.code, me.failure.chunk = worker_state.ERROR_OVERFLOW, slot.chunk
+    elif slot.mode == worker_state.CLASSIFY:
         _, _, count = elements_of(task, slot.chunk)
         keep_classes(task.fmt, address + _HEADER, count, classes)
         slot.classed = 1
-        mode, used = EXACT, canonical(need, task.fmt)
+        mode, used = worker_state.EXACT, canonical(need, task.fmt)
     return mode, used
 
 
 @kernel(forceinline=True)
-def _store_sums(me, slot, task, classes, address):
+def _store_sums(me: Any, slot: Any, task: Any, classes: np.ndarray, address: Address) -> None:
     """Decode a dense result into the target, and remember the exponent it needed."""
     _, target, count = elements_of(task, slot.chunk)
     headroom = me.identity.headroom[_WIRES[task.fmt]]
@@ -184,7 +157,7 @@ def _store_sums(me, slot, task, classes, address):
 
 
 @kernel
-def _continue_stream(w, index, address, length, now, out, n):
+def _continue_stream(w: State, index: int, address: Address, length: int, now: int, out: np.ndarray, n: int) -> int:
     """The result that a sparse stream's round waited for: another round, or the stream's end."""
     me, slot = w.scalars[0], w.slots[index]
     task = task_at(w, slot.task)
@@ -200,16 +173,16 @@ def _continue_stream(w, index, address, length, now, out, n):
         return n
     me.failure.chunk = slot.chunk
     if outcome == sparse.MIXED:
-        me.failure.code = ERROR_MIXED
+        me.failure.code = worker_state.ERROR_MIXED
     elif outcome == sparse.OVERFLOWED:
-        me.failure.code = ERROR_OVERFLOW
+        me.failure.code = worker_state.ERROR_OVERFLOW
     else:
-        me.failure.code = ERROR_AHEAD if outcome == sparse.LATE else ERROR_STREAM
+        me.failure.code = worker_state.ERROR_AHEAD if outcome == sparse.LATE else worker_state.ERROR_STREAM
     return n
 
 
 @kernel(forceinline=True)
-def _finish_chunk(w, index, now):
+def _finish_chunk(w: State, index: int, now: int) -> None:
     """A slot's chunk has its result in place: count it, and let the window's base move on."""
     me, slot = w.scalars[0], w.slots[index]
     window, task = me.window, task_at(w, slot.task)
@@ -217,7 +190,7 @@ def _finish_chunk(w, index, now):
     slot.round += 1
     task.done += 1
     if task.done == task.chunks:
-        task.state = DONE
+        task.state = worker_state.DONE
         me.counters.completed += 1
     me.timers.progress_at = now
     while window.base < window.next:

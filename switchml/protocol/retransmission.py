@@ -4,6 +4,8 @@ the limit in flight (docs/protocol.md, section 6).
 Kernels over a worker's scalars (`me`: SCALARS of worker_state.py). Times are int64 nanoseconds.
 """
 
+from typing import Any
+
 from switchml.runtime.jit import kernel
 
 MICROSECOND = 1_000
@@ -23,7 +25,7 @@ SAMPLES = 8
 recovery from a loss; an RTO made of such RTTs would make the next recovery slower still."""
 LONGEST_PROBE = 200 * MILLISECOND
 """A round is resent after RTO, or a quarter of the time that nothing has moved if that is longer, up to this. So a lost
-packet is made good at the pace of the path, and a peer that computes for seconds is not pestered."""
+packet is repaired at the pace of the path, and a peer that computes for seconds gets few retransmissions."""
 PROBES = 8
 """Rounds, the lowest first, that are resent when only the clock says so, and half as many each time after the second
 that the lowest has no answer: a slow peer is no reason to send a whole window again."""
@@ -48,7 +50,7 @@ in queues, where it makes RTTs longer and the repair of a loss slower."""
 
 
 @kernel
-def sample_rtt(me, sample, is_first):
+def sample_rtt(me: Any, sample: int, is_first: bool) -> None:
     """RFC 6298 over the least of every SAMPLES round-trip times (of the first one, to begin with), in nanoseconds, of
     rounds that queued behind no other (`is_first`).
 
@@ -76,14 +78,14 @@ def sample_rtt(me, sample, is_first):
 
 
 @kernel
-def set_rto(me):
+def set_rto(me: Any) -> None:
     rtt, longest = me.rtt, me.silence.longest
     rto = (rtt.srtt + max(4 * rtt.rttvar, rtt.srtt, LEAST_VARIANCE)) * rtt.backoff // LEAST_BACKOFF
     rtt.rto = min(max(rto, longest + longest // 2, MINIMUM_RTO), MAXIMUM_RTO)
 
 
 @kernel
-def sample_silence(me, now, sent_at):
+def sample_silence(me: Any, now: int, sent_at: int) -> Any:
     """An expected result is here: how long did it take since the one before, or since there is something to wait for?
     `sent_at`: when its round was sent, -1 if more than once. Returns whether it was the first of its flight.
 
@@ -111,7 +113,7 @@ def sample_silence(me, now, sent_at):
 
 
 @kernel
-def learn_silence(me, length):
+def learn_silence(me: Any, length: int) -> None:
     """The longest counts, and fades with the time that is spent waiting for results."""
     longest = me.silence.longest
     me.silence.longest = min(max(length, longest - length // SILENCES), LONGEST_PROBE)
@@ -119,7 +121,7 @@ def learn_silence(me, length):
 
 
 @kernel
-def sample_reordering(me, overtaken):
+def sample_reordering(me: Any, overtaken: int) -> None:
     """A result came of a round that was not resent, `overtaken` (ns) by that of a round sent so much later.
 
     Ranks with much to do send what they have in bunches, those of a length together, and each in bunches of its own.
@@ -132,7 +134,7 @@ def sample_reordering(me, overtaken):
 
 
 @kernel
-def back_off(me, now, by_clock):
+def back_off(me: Any, now: int, by_clock: bool) -> None:
     """A retransmission was needless: the result was under way. If the clock caused it, raise the RTO (once an RTO,
     however many answers come); if the order of results did, a peer's packet was lost perhaps."""
     me.counters.spurious += 1
@@ -144,13 +146,13 @@ def back_off(me, now, by_clock):
 
 
 @kernel
-def probe_timeout(me, now):
+def probe_timeout(me: Any, now: int) -> Any:
     """How long to wait before a round is resent once more (ns)."""
     return max(me.rtt.rto, me.identity.least_timeout, min((now - me.timers.progress_at) // 4, LONGEST_PROBE))
 
 
 @kernel
-def adapt_limit(me, now):
+def adapt_limit(me: Any, now: int) -> None:
     """Once a QUEUE_TIME: let as many rounds be in flight as have been answered in that time, if the limit was felt.
 
     As long as less than the path can carry is in flight, that more than doubles the limit each time.

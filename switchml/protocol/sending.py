@@ -3,22 +3,17 @@
 Kernels over a worker's State. Comments with C and T cite the numbered steps of section 6.
 """
 
+from typing import Any
+
 import numpy as np
 
 from switchml.protocol import packet as wire_format
 from switchml.protocol import sparse
 from switchml.protocol.fixedpoint import ITEM_BYTES, LANE_BYTES, WIRES, canonical, classify, encode, need_of
 from switchml.protocol.packet import CODE_UNKNOWN, CODE_ZERO
-from switchml.protocol.retransmission import (
-    LEAST_REORDERING,
-    NONE,
-    PROBED,
-    PROBES,
-    adapt_limit,
-    probe_timeout,
-)
-from switchml.protocol.worker_state import CLASSIFY, ERROR_AHEAD, EXACT, SPECULATE, seq_of, task_at
-from switchml.runtime.jit import kernel
+from switchml.protocol.retransmission import LEAST_REORDERING, NONE, PROBED, PROBES, adapt_limit, probe_timeout
+from switchml.protocol.worker_state import CLASSIFY, ERROR_AHEAD, EXACT, SPECULATE, State, seq_of, task_at
+from switchml.runtime.jit import int64, kernel
 from switchml.runtime.memory import put_be16, put_be32, signed8, u8_at
 
 _LANE_BYTES = np.array(LANE_BYTES, np.int64)
@@ -28,7 +23,7 @@ _HEADER = wire_format.HEADER_BYTES
 
 
 @kernel(forceinline=True)
-def _task_of(w, chunk, hint):
+def _task_of(w: State, chunk: int, hint: int) -> int:
     """Number of the task that has `chunk`, searching from task number `hint` on."""
     number = hint
     while chunk >= task_at(w, number).first + task_at(w, number).chunks:
@@ -37,7 +32,7 @@ def _task_of(w, chunk, hint):
 
 
 @kernel(forceinline=True)
-def elements_of(task, chunk):
+def elements_of(task: Any, chunk: int) -> tuple[Any, Any, Any]:
     """(source address, target address, count) of a task's chunk."""
     start = (chunk - task.first) * task.per_chunk
     offset = np.uint64(start * _ITEM_BYTES[task.fmt])
@@ -45,17 +40,17 @@ def elements_of(task, chunk):
 
 
 @kernel(forceinline=True)
-def _need_of_chunk(w, number, chunk):
+def _need_of_chunk(w: State, number: int, chunk: int) -> int:
     """The exponent code that a chunk of task `number` needs."""
     task = task_at(w, number)
     if task.columns:
-        return np.int64(CODE_UNKNOWN)  # its words will announce it
+        return int64(CODE_UNKNOWN)  # its words will announce it
     source, _, count = elements_of(task, chunk)
-    return np.int64(need_of(task.fmt, source, count, False))
+    return int64(need_of(task.fmt, source, count, False))
 
 
 @kernel(inline=True)
-def packet_at(w, index):
+def packet_at(w: State, index: int) -> np.uint64:
     """Address of a slot's packet, which would end its row if it had data. Rows without slack make one train of
     consecutive slots."""
     columns = w.slots[index].columns
@@ -68,7 +63,7 @@ def packet_at(w, index):
 
 
 @kernel(forceinline=True)
-def _build_packet(w, index):
+def _build_packet(w: State, index: int) -> None:
     """Write the packet of a slot's present round: mode, used and need are set."""
     identity, slot = w.scalars[0].identity, w.slots[index]
     task = task_at(w, slot.task)
@@ -98,7 +93,7 @@ def _build_packet(w, index):
 
 
 @kernel(forceinline=True)
-def send(w, index, now, out, n):
+def send(w: State, index: int, now: int, out: np.ndarray, n: int) -> int:
     """Append a slot's new packet to the list of what to send."""
     me, slot = w.scalars[0], w.slots[index]
     slot.busy, slot.waited, slot.retries = 1, 0, 0
@@ -113,7 +108,7 @@ def send(w, index, now, out, n):
 
 
 @kernel
-def repeat(w, index, mode, used, now, out, n):
+def repeat(w: State, index: int, mode: int, used: int, now: int, out: np.ndarray, n: int) -> int:
     """Append another round of a slot's chunk."""
     slot = w.slots[index]
     w.scalars[0].counters.repeats += 1
@@ -124,7 +119,7 @@ def repeat(w, index, mode, used, now, out, n):
 
 
 @kernel(forceinline=True)
-def fill(w, now, out, n):
+def fill(w: State, now: int, out: np.ndarray, n: int) -> int:
     """Start as many chunks as the window allows. `out` int32[>= 2S]: slots to send, filled from `n`; returns the new
     n."""
     me = w.scalars[0]
@@ -168,7 +163,7 @@ def fill(w, now, out, n):
 
 
 @kernel(forceinline=True)
-def _guess(me, slot, task):
+def _guess(me: Any, slot: Any, task: Any) -> int:
     """The exponent code of a SPECULATE round: from the tensor before, but no less than this rank needs."""
     least = slot.need if slot.need != CODE_UNKNOWN else CODE_ZERO
     position = slot.chunk - task.first
@@ -179,7 +174,7 @@ def _guess(me, slot, task):
 
 
 @kernel
-def build_streams(w, out, n):
+def build_streams(w: State, out: np.ndarray, n: int) -> None:
     """Write the packets that `receive` and `fill` leave out: those of sparse streams among the listed slots, `out[:n]`.
     (Compiled into one place, since compiling takes long.)"""
     for i in range(n):
@@ -195,7 +190,7 @@ def build_streams(w, out, n):
 
 
 @kernel(forceinline=True)
-def timeouts(w, now, out, n):
+def timeouts(w: State, now: int, out: np.ndarray, n: int) -> int:
     """Retransmit what is lost or overdue: appends to `out` from `n`, returns the new n. `earliest` is then the next
     deadline."""
     me = w.scalars[0]
@@ -207,8 +202,8 @@ def timeouts(w, now, out, n):
     margin = max(rtt.srtt // 4, timers.reordering + timers.reordering // 2, LEAST_REORDERING)
     quiet_until = timers.heard_at + rtt.rto
     may_lose = me.identity.least_timeout == 0
-    earliest = np.int64(0x7FFFFFFFFFFFFFFF)
-    probes, probed = np.int64(PROBES), 0
+    earliest = int64(0x7FFFFFFFFFFFFFFF)
+    probes, probed = int64(PROBES), 0
     for chunk in range(window.base, window.next):
         index = chunk & (me.identity.slots - 1)
         slot = w.slots[index]

@@ -1,7 +1,5 @@
 """Sizes on the wire, each in one place: integers of a packet, packets, and what frames add to them."""
 
-from __future__ import annotations
-
 from switchml.protocol.packet import HEADER_BYTES, WIRE_INT8, WIRE_INT16, WIRE_INT32
 
 WIRES = {"int32": WIRE_INT32, "int16": WIRE_INT16, "int8": WIRE_INT8}

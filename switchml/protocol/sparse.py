@@ -7,57 +7,41 @@ under way, as far as any stream has come: an entry of all streams at a time, sin
 read twice as fast in order. A block that is zero on this rank is made zero in the target then; every other block is
 announced, so that its sum comes later.
 
-`Sparse` is what callers say: threshold and block size.
+`Sparse` has the options: threshold and block size.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from switchml.errors import ConfigError
+from switchml.protocol import fixedpoint
 from switchml.protocol import packet as wire_format
-from switchml.protocol.fixedpoint import (
-    FLOAT32,
-    FLOAT64,
-    INT32,
-    ITEM_BYTES,
-    LANE_BYTES,
-    LANES,
-    WIRES,
-    apply_classes,
-    canonical,
-    classify,
-    decode,
-    encode,
-    keep_classes,
-    need_of,
-)
 from switchml.protocol.packet import CODE_UNKNOWN, NO_ENTRY, NO_WORD
-from switchml.runtime.jit import kernel
+from switchml.runtime.jit import Address, int64, kernel
 from switchml.runtime.memory import bswap32, f32_at, f64_at, i32_at, i64_at, put_be16, put_be32, u8_at, u32_at, u64_at
 
 AT, CODE, MINE, NEED, CLASSED = range(5)
 """Rows of a slot's stream state, int64[5, 8], by column: the entry that the round under way carries, and its exponent
-code; this rank's next entry that is not zero, and what that needs; whether classes are kept for AT. NO_ENTRY: none."""
+code; this rank's next entry that is not zero, and what that needs; whether there are classes for AT. NO_ENTRY: none."""
 STATE_ROWS = 5
 
 MORE, DONE, DISAGREE, OVERFLOWED, MIXED, LATE = range(6)
-"""What a result comes to: another round, the stream's end, or one of the errors. LATE: an exponent is too small."""
+"""What a result leads to: another round, the stream's end, or one of the errors. LATE: an exponent is too small."""
 
 NEXT_ROUND, FIRST_ROUND = 1, 2
-"""What a stream's packet is still to be written for."""
+"""The round for which a stream's packet is still to be written."""
 
 MOST_STREAMS = 256
-"""A tensor is dealt to so many streams, if there are slots and positions for them. A stream has a packet on the way all
-the time, so that fewer leave a fast path with long round trips idle; more stand in queues, and each costs a first round
-without data. (What bounds a dense tensor, the limit in flight, cannot take back a stream that has begun.)"""
+"""The most streams that share a tensor. Each has a packet under way all the time: with fewer a fast path with long
+round trips is idle; more wait in queues, and each costs a first round without data. (The limit in flight, which bounds
+a dense tensor, cannot stop a stream that has begun.)"""
 
-_ITEM_BYTES = np.array(ITEM_BYTES, np.int64)
-_LANES = np.array(LANES, np.int64)
-_LANE_BYTES = np.array(LANE_BYTES, np.int64)
-_WIRES = np.array(WIRES, np.int64)
+_ITEM_BYTES = np.array(fixedpoint.ITEM_BYTES, np.int64)
+_LANES = np.array(fixedpoint.LANES, np.int64)
+_LANE_BYTES = np.array(fixedpoint.LANE_BYTES, np.int64)
+_WIRES = np.array(fixedpoint.WIRES, np.int64)
 _HEADER, _WORD = wire_format.HEADER_BYTES, wire_format.WORD_BYTES
 
 
@@ -72,7 +56,7 @@ class Sparse:
     block: int = 256
     threshold: float = 0.0
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if not isinstance(self.block, int) or self.block < 1:
             raise ConfigError(f"sparse block of {self.block} elements: expected a whole number of at least 1")
         if not 0 <= self.threshold < float("inf"):
@@ -84,40 +68,40 @@ class Sparse:
 
 
 def streams_of(slots: int, positions: int) -> int:
-    """K: into how many streams a tensor of so many positions is dealt."""
+    """K: how many streams share a tensor of so many positions."""
     return min(slots, positions, MOST_STREAMS)
 
 
 @kernel
-def is_zero(fmt, address, count, threshold):
+def is_zero(fmt: int, address: Address, count: int, threshold: float) -> bool:
     """Whether `count` elements at `address` are all of magnitude `threshold` or less; NaN is not."""
     above = False
-    if fmt == FLOAT64:
+    if fmt == fixedpoint.FLOAT64:
         x = f64_at(address, count)
         for i in range(count):
             above |= not (abs(x[i]) <= threshold)
-    elif fmt == FLOAT32 or fmt > INT32 + 1:
+    elif fmt == fixedpoint.FLOAT32 or fmt > fixedpoint.INT32 + 1:
         y = f32_at(address, count)
         limit = np.float32(threshold)
         if np.float64(limit) > threshold:  # rounded up: a value between the two is above
             limit = np.nextafter(limit, np.float32(0))
         for i in range(count):
             above |= not (abs(y[i]) <= limit)
-    elif fmt == INT32:
+    elif fmt == fixedpoint.INT32:
         z = i32_at(address, count)
-        most = np.int64(min(threshold, 2.0**62))
+        most = int64(min(threshold, 2.0**62))
         for i in range(count):
             above |= (z[i] > most) | (z[i] < -most)
     else:
         w = i64_at(address, count)
-        most = np.int64(min(threshold, 2.0**62))
+        most = int64(min(threshold, 2.0**62))
         for i in range(count):
             above |= (w[i] > most) | (w[i] < -most)
     return not above
 
 
 @kernel
-def is_clear(address, size):
+def is_clear(address: Address, size: int) -> bool:
     """Whether `size` bytes at `address`, a multiple of 4, are zero."""
     longs = u64_at(address, size // 8)
     bits = np.uint64(0)
@@ -125,11 +109,11 @@ def is_clear(address, size):
         bits |= longs[i]
     if size & 4:
         bits |= np.uint64(u32_at(address, size // 4)[size // 4 - 1])
-    return bits == 0
+    return bool(bits == 0)
 
 
 @kernel(forceinline=True)
-def block_of(task, stream, column, entry):
+def block_of(task: Any, stream: int, column: int, entry: int) -> tuple[Any, Any, Any]:
     """(source address, target address, elements) of a block; no elements past the tensor's end."""
     size = task.per_chunk // task.columns
     start = ((stream + task.chunks * entry) * task.columns + column) * size
@@ -138,7 +122,7 @@ def block_of(task, stream, column, entry):
 
 
 @kernel
-def _scan(task):
+def _scan(task: Any) -> None:
     """Find out which blocks of one more entry, of all streams, are not zero on this rank: `task.non_zero`, in the order
     of the tensor. Those that are become zero in the target."""
     size, item = task.per_chunk // task.columns, _ITEM_BYTES[task.fmt]
@@ -156,7 +140,7 @@ def _scan(task):
 
 
 @kernel
-def find_next(task, stream, column, entry):
+def find_next(task: Any, stream: int, column: int, entry: int) -> int:
     """The first entry from `entry` on whose block is not zero on this rank, or NO_ENTRY."""
     blocks = -(-task.numel // (task.per_chunk // task.columns))
     non_zero, step = u8_at(task.non_zero, blocks), task.chunks * task.columns
@@ -171,17 +155,17 @@ def find_next(task, stream, column, entry):
 
 
 @kernel
-def _look_for(task, state, stream, column, entry):
+def _look_for(task: Any, state: np.ndarray, stream: int, column: int, entry: int) -> None:
     """Let `mine` be the next entry from `entry` on that is not zero."""
     mine = find_next(task, stream, column, entry)
     state[MINE, column] = mine
     if mine != NO_ENTRY:
         source, _, count = block_of(task, stream, column, mine)
-        state[NEED, column] = need_of(task.fmt, source, count, False)
+        state[NEED, column] = fixedpoint.need_of(task.fmt, source, count, False)
 
 
 @kernel
-def open_stream(task, state, stream):
+def open_stream(task: Any, state: np.ndarray, stream: int) -> None:
     """The state of a stream before its first round."""
     for column in range(task.columns):
         state[AT, column] = NO_ENTRY
@@ -190,7 +174,7 @@ def open_stream(task, state, stream):
 
 
 @kernel
-def build(identity, task, state, stream, seq, row):
+def build(identity: Any, task: Any, state: np.ndarray, stream: int, seq: int, row: Address) -> Any:
     """Write the contribution of a stream's present round at address `row`; returns its length. `mine` moves on past
     what is sent."""
     fmt, columns = task.fmt, task.columns
@@ -216,15 +200,17 @@ def build(identity, task, state, stream, seq, row):
         if at != NO_ENTRY and at == state[MINE, column]:
             source, _, count = block_of(task, stream, column, at)
             if state[CODE, column] == CODE_UNKNOWN:
-                classify(fmt, source, count, lanes_at, lanes)
-                state[NEED, column] = need_of(fmt, source, count, True)
+                fixedpoint.classify(fmt, source, count, lanes_at, lanes)
+                state[NEED, column] = fixedpoint.need_of(fmt, source, count, True)
             else:
-                used = canonical(state[CODE, column], fmt)
-                encode(fmt, source, count, lanes_at, lanes, used, identity.headroom[wire], state[CLASSED, column] != 0)
+                used = fixedpoint.canonical(state[CODE, column], fmt)
+                fixedpoint.encode(
+                    fmt, source, count, lanes_at, lanes, used, identity.headroom[wire], state[CLASSED, column] != 0
+                )
                 _look_for(task, state, stream, column, at + 1)
         elif has_data:
             u8_at(lanes_at, lanes * lane_bytes)[:] = 0
-        word = np.int64(NO_WORD)
+        word = int64(NO_WORD)
         if state[MINE, column] != NO_ENTRY:
             word = state[MINE, column] << 8 | (CODE_UNKNOWN - state[NEED, column])
         put_be32(header, _HEADER + _WORD * column, word)
@@ -242,11 +228,11 @@ def build(identity, task, state, stream, seq, row):
 
 
 @kernel
-def is_result(data, length, payload):
+def is_result(data: np.ndarray, length: int, payload: int) -> bool:
     """Whether the bytes are shaped like a sparse result of a job with this payload."""
     if length < _HEADER + _WORD or not wire_format.RESULT <= data[0] >> 4 < wire_format.WAIT:
         return False
-    size, columns = data[0] & 7, np.int64(data[1])
+    size, columns = data[0] & 7, int64(data[1])
     if columns != 1 and columns != 2 and columns != 4 and columns != 8:
         return False
     rest = length - _HEADER - _WORD * columns
@@ -255,11 +241,13 @@ def is_result(data, length, payload):
 
 
 @kernel
-def take(identity, task, state, classes, stream, address, length):
+def take(
+    identity: Any, task: Any, state: np.ndarray, classes: np.ndarray, stream: int, address: Address, length: int
+) -> int:
     """The result of a stream's round, shaped like one: sums into the target, words into the state. Returns MORE if
     another round follows, DONE, or an error.
 
-    `classes` uint32[>= elements of a packet] keeps what a CLASSIFY round has counted.
+    `classes` uint32[>= elements of a packet] stores what a CLASSIFY round has counted.
     """
     fmt, columns = task.fmt, task.columns
     data = u8_at(address, _HEADER + _WORD * columns)
@@ -277,23 +265,23 @@ def take(identity, task, state, classes, stream, address, length):
         at, code = state[AT, column], state[CODE, column]
         _, target, count = block_of(task, stream, column, at if at != NO_ENTRY else 0)
         lanes_at = values + np.uint64(column * block * _LANES[fmt] * _LANE_BYTES[fmt])
-        earliest = np.int64(0)
+        earliest = int64(0)
         if at != NO_ENTRY:
             if not has_data:
                 return DISAGREE
-            kept = classes[column * block : (column + 1) * block]
+            counts = classes[column * block : (column + 1) * block]
             earliest = at + 1
             if code == CODE_UNKNOWN:
-                keep_classes(fmt, lanes_at, count, kept)
+                fixedpoint.keep_classes(fmt, lanes_at, count, counts)
                 state[CLASSED, column] = 1
                 earliest = at
             else:
-                used, headroom = canonical(code, fmt), identity.headroom[wire]
-                task.misfits += decode(fmt, lanes_at, target, count, used, headroom, task.divisor)
+                used, headroom = fixedpoint.canonical(code, fmt), identity.headroom[wire]
+                task.misfits += fixedpoint.decode(fmt, lanes_at, target, count, used, headroom, task.divisor)
                 if state[CLASSED, column]:
-                    apply_classes(fmt, kept, target, count)
+                    fixedpoint.apply_classes(fmt, counts, target, count)
                     state[CLASSED, column] = 0
-        word = np.int64(bswap32(words[column]))
+        word = int64(bswap32(words[column]))
         entry = word >> 8
         state[AT, column], state[CODE, column] = entry, CODE_UNKNOWN - (word & 0xFF)
         if entry == NO_ENTRY:

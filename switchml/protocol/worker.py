@@ -56,7 +56,7 @@ class Worker:
         wide: np.ndarray | None = None,
         lossless: bool = False,
         padded: bool = False,
-    ):
+    ) -> None:
         check_slots(slots)
         size = slots if window is None else window
         if not 1 <= size <= slots:
@@ -77,13 +77,13 @@ class Worker:
         self.identity, self.window, self.rtt = scalars["identity"][0], scalars["window"][0], scalars["rtt"][0]
         self.silence, self.timers = scalars["silence"][0], scalars["timers"][0]
         self.counters, self.failure = scalars["counters"][0], scalars["failure"][0]
-        identity, window, rtt = self.identity, self.window, self.rtt
+        identity, rtt = self.identity, self.rtt
         identity["rank"], identity["workers"], identity["slots"] = rank, workers, slots
         identity["payload"], identity["tag"], identity["isn"], identity["padded"] = payload_bytes, tag, isn, padded
         identity["headroom"], identity["spread"] = headroom(workers), spreads(workers)
         identity["least_timeout"] = LONGEST_PROBE if lossless else 0
-        window["size"], window["credit"] = size, LEAST_IN_FLIGHT
-        window["limit"] = size if lossless else min(size, LEAST_IN_FLIGHT)
+        self.window["size"], self.window["credit"] = size, LEAST_IN_FLIGHT
+        self.window["limit"] = size if lossless else min(size, LEAST_IN_FLIGHT)
         rtt["base"], rtt["rto"], rtt["backoff"] = _NEVER // 4, INITIAL_RTO, LEAST_BACKOFF
         self.timers["earliest"] = _NEVER
         self.state.slots["agreed"] = CODE_UNKNOWN
@@ -132,25 +132,10 @@ class Worker:
         if columns:
             chunks, history = sparse.streams_of(int(self.identity["slots"]), chunks), None
         remembered = 0 if history is None else min(len(history), chunks)
-        self.state.tasks[number % TASKS] = (
-            source,
-            target,
-            numel,
-            fmt,
-            divisor,
-            per_chunk,
-            window["total"],
-            chunks,
-            0,
-            history.ctypes.data if history is not None and remembered else 0,
-            remembered,
-            0,
-            RUNNING,
-            columns,
-            threshold,
-            non_zero,
-            0,
-        )
+        history_at = history.ctypes.data if history is not None and remembered else 0
+        elements = (source, target, numel, fmt, divisor, per_chunk)
+        progress = (window["total"], chunks, 0, history_at, remembered, 0, RUNNING)
+        self.state.tasks[number % TASKS] = (*elements, *progress, columns, threshold, non_zero, 0)
         window["total"] += chunks
         window["next_task"] += 1
         return number
@@ -175,4 +160,4 @@ class Worker:
 
     def missing_ranks(self) -> tuple[int, ...]:
         """The ranks that the last wait packet named."""
-        return tuple(int(r) for r in np.flatnonzero(np.unpackbits(self.state.missing, bitorder="little")))
+        return tuple(np.flatnonzero(np.unpackbits(self.state.missing, bitorder="little")).tolist())

@@ -4,11 +4,12 @@ Kernels take a `State`, one tuple of all arrays. `state.scalars[0]` holds what a
 subject. Times are int64 nanoseconds of any monotonic clock.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from switchml.runtime.jit import kernel
+from switchml.runtime.memory import record
 
 OK, ERROR_MIXED, ERROR_OVERFLOW, ERROR_AHEAD, ERROR_STREAM = range(5)
 """Why a worker stopped: `failure.code`. The last two: a peer's exponents, or its blocks, contradict what was agreed."""
@@ -23,111 +24,68 @@ TASKS = 1024
 """All-reduces that may be under way at once (a power of two); more wait in the agent."""
 
 
-def _record(names: str, *arrays: tuple[str, str, tuple[int, ...]]) -> np.dtype:
-    """A record of int64 fields, and of the given arrays."""
-    return np.dtype([*((name, "i8") for name in names.split()), *arrays], align=True)
-
-
-IDENTITY = _record(
-    "rank workers slots payload tag isn padded least_timeout", ("headroom", "i8", (3,)), ("spread", "i8", (3,))
-)
+IDENTITY = record("i8 rank workers slots payload tag isn padded least_timeout", "3i8 headroom spread")
 """What joining decided. `payload`: bytes in a packet; `padded`: the switch wants sparse packets without data padded;
 `least_timeout`: lower bound of a retransmission timeout, not 0 if nothing can be lost. `headroom`, `spread`: by lane
 type, those of fixedpoint.py."""
 
-WINDOW = _record("size base next total first_task next_task in_flight limit limited credit counted counted_at")
+WINDOW = record("i8 size base next total first_task next_task in_flight limit limited credit counted counted_at")
 """What may be sent. `base`: lowest chunk without a result, `next`: lowest not yet sent, `total`: chunks of all tasks so
 far. `first_task` … `next_task`: tasks under way (modulo TASKS). `in_flight`: rounds sent and not answered, at most
 `limit` (at most `size`); `limited`: that, or the slots, held something back since `counted_at`, when `counted` results
 had come. `credit`: how many rounds may be taken for lost before more results are here."""
 
-RTT = _record("srtt rttvar rto backoff backed_off_at samples least base")
+RTT = record("i8 srtt rttvar rto backoff backed_off_at samples least base")
 """Round-trip times (retransmission.py). `backoff`: factor of the RTO in sixteenths, `backed_off_at`: when it last grew.
 `least`: of the current SAMPLES, `base`: of all."""
 
-SILENCE = _record("longest suspicion suspected probed_at unprompted answered_at flight_at")
+SILENCE = record("i8 longest suspicion suspected probed_at unprompted answered_at flight_at")
 """Times without a result (retransmission.py). `longest`: what the RTO must outlast. `suspicion`: NONE, PROBED or
 WAITED, since `answered_at`, the last expected result. `probed_at`: when the clock last made us resend, `suspected`: the
 silence that this ended, which counts if `unprompted` rounds say so. `flight_at`: when rounds were last sent with none
 in flight."""
 
-TIMERS = _record("earliest progress_at heard_at newest reordering")
+TIMERS = record("i8 earliest progress_at heard_at newest reordering")
 """`earliest`: when `timeouts` has something to do; any result may bring that forward. `progress_at`: when a chunk was
 last finished. `heard_at`: when there was a result that nothing but its own packet brought. `newest`: latest sending
 time of a packet that got its result; `reordering`: by how much results were overtaken lately."""
 
-COUNTERS = _record("sent received retransmitted refused waits spurious repeats streamed completed")
+COUNTERS = record("i8 sent received retransmitted refused waits spurious repeats streamed completed")
 """Packets sent (retransmissions included) and results received; wait packets; needless retransmissions; repeated
 rounds; rounds of sparse streams after their first; tasks done."""
 
-FAILURE = _record("code chunk")
+FAILURE = record("i8 code chunk")
 """`code`: OK or an ERROR_…; `chunk`: where."""
 
 SCALARS = np.dtype(
-    [
-        ("identity", IDENTITY),
-        ("window", WINDOW),
-        ("rtt", RTT),
-        ("silence", SILENCE),
-        ("timers", TIMERS),
-        ("counters", COUNTERS),
-        ("failure", FAILURE),
-    ],
+    {
+        "names": ["identity", "window", "rtt", "silence", "timers", "counters", "failure"],
+        "formats": [IDENTITY, WINDOW, RTT, SILENCE, TIMERS, COUNTERS, FAILURE],
+    },
     align=True,
 )
 
-SLOT = np.dtype(
-    [
-        ("chunk", "i8"),
-        ("task", "i8"),
-        ("round", "i8"),
-        ("resent", "i8"),
-        ("probed", "i8"),
-        ("sent_at", "i8"),
-        ("deadline", "i8"),
-        ("retries", "i4"),
-        ("mode", "i2"),
-        ("used", "i2"),
-        ("need", "i2"),
-        ("agreed", "i2"),
-        ("next_need", "i2"),
-        ("busy", "u1"),
-        ("scanned", "u1"),
-        ("waited", "u1"),
-        ("classed", "u1"),
-        ("done", "u1"),
-        ("unbuilt", "u1"),
-        ("columns", "i2"),
-        ("length", "i4"),
-    ],
-    align=True,
+SLOT = record(
+    "i8 chunk task round resent probed sent_at deadline",
+    "i4 retries",
+    "i2 mode used need agreed next_need",
+    "u1 busy scanned waited classed done unbuilt",
+    "i2 columns",
+    "i4 length",
 )
 """One slot. `resent`: the last round retransmitted, `probed`: because of the clock (-1: none). `agreed`: `ahead` of its
 last result; `next_need`, valid if `scanned`: what the chunk after this one needs. `classed`: a CLASSIFY round has been
 answered. `columns`: of a sparse stream, 0 if the chunk is dense; `length`: bytes of its packet; `unbuilt`: NEXT_ROUND
 or FIRST_ROUND of sparse.py while the packet for it is still to be written."""
 
-TASK = np.dtype(
-    [
-        ("source", "u8"),
-        ("target", "u8"),
-        ("numel", "i8"),
-        ("fmt", "i8"),
-        ("divisor", "i8"),
-        ("per_chunk", "i8"),
-        ("first", "i8"),
-        ("chunks", "i8"),
-        ("done", "i8"),
-        ("history", "u8"),
-        ("history_length", "i8"),
-        ("misfits", "i8"),
-        ("state", "i8"),
-        ("columns", "i8"),
-        ("threshold", "f8"),
-        ("non_zero", "u8"),
-        ("scanned", "i8"),
-    ],
-    align=True,
+TASK = record(
+    "u8 source target",
+    "i8 numel fmt divisor per_chunk first chunks done",
+    "u8 history",
+    "i8 history_length misfits state columns",
+    "f8 threshold",
+    "u8 non_zero",
+    "i8 scanned",
 )
 """One all-reduce. `source`, `target`: addresses of its elements (may be equal); `per_chunk`: elements of a chunk;
 `first`, `chunks`, `done`: its chunks. `history`: address of int8 exponent codes by chunk, what each needed last time.
@@ -151,12 +109,12 @@ class State(NamedTuple):
 
 
 @kernel(inline=True)
-def task_at(w, number):
+def task_at(w: State, number: int) -> Any:
     """The record of a task."""
     return w.tasks[number & (TASKS - 1)]
 
 
 @kernel(inline=True)
-def seq_of(w, index):
+def seq_of(w: State, index: int) -> Any:
     """Sequence number of a slot's present round, not yet modulo 2^32."""
     return w.scalars[0].identity.isn + w.slots[index].round * w.scalars[0].identity.slots + index

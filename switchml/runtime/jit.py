@@ -2,35 +2,48 @@
 process.
 
 `@kernel` is numba's njit without the GIL and with its cache on disk. numba notices when the file of a cached function
-changes, but not when one does that it takes functions or constants from, and it keeps a cache for each path of a file.
-So each module's kernels have a directory of their own, named by what stands in the module and in all modules of ours
-that it imports, under the user's cache directory (SWITCHML_CACHE_DIR overrides): a change compiles anew what it may
-have changed, and checkouts that say the same share what is compiled.
+changes, but not when a file does from which it takes functions or constants, and its cache is one of file paths.
+So the kernels of each module have a directory of their own under the user's cache directory (SWITCHML_CACHE_DIR
+overrides), named by the text of the module and of all our modules that it imports: a change recompiles what depends on
+it, and equal checkouts share what is compiled.
 """
 
 import contextlib
 import functools
 import hashlib
+import inspect
 import os
 import re
 import shutil
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, overload
 
 import numba
+import numpy as np
 from filelock import FileLock
 from numba.core import caching
 
-_KEPT_S = 14 * 86400
-"""How long kernels stay on disk that nobody uses. Nothing younger goes: another checkout may be at work with it."""
+Address: TypeAlias = int | np.uint64
+"""What kernels take for an address in memory."""
+if TYPE_CHECKING:
+    int64 = int
+else:
+    int64 = np.int64
+"""np.int64, which is an int to type checkers: numba has one kind of integer for both."""
+
+_MAX_UNUSED_S = 14 * 86400
+"""How long kernels stay on disk that nobody uses. No younger ones are removed: another checkout may use them."""
 _PACKAGES = ("switchml", "host_agent", "emulator")
-_LEFT_OUT = "switchml.errors"
-"""Nothing of it ends in compiled code, and many import it."""
+_WITHOUT_KERNELS = "switchml.errors"
+"""Nothing of it ends in compiled code, and many modules import it."""
 _IMPORT = re.compile(
     r"^(?:from[ \t]+(?P<base>[.\w]+)[ \t]+import[ \t]+(?P<names>\([^)]*\)|[^\n#]+)|import[ \t]+(?P<plain>[^\n#]+))",
     re.MULTILINE,
 )
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def cache_root() -> Path:
@@ -43,7 +56,7 @@ def cache_root() -> Path:
 def _directory(module: str) -> Path:
     """Where the kernels of a module are kept."""
     digest = hashlib.sha256(f"{numba.__version__} {sys.version}".encode())
-    for name in sorted(_reached(module)):
+    for name in sorted(_dependencies(module)):
         digest.update(f"{name} ".encode() + hashlib.sha256(_source(name).encode()).digest())
     directory = _kernels() / f"{module}-{digest.hexdigest()[:16]}"
     if directory.exists():
@@ -58,39 +71,36 @@ def _kernels() -> Path:
     parent = cache_root() / "kernels"
     with contextlib.suppress(OSError):  # nothing there yet, or another process is at it too
         for path in parent.iterdir():
-            if path.stat().st_mtime < time.time() - _KEPT_S:
+            if path.stat().st_mtime < time.time() - _MAX_UNUSED_S:
                 shutil.rmtree(path, ignore_errors=True)
     return parent
 
 
-def _reached(module: str) -> set[str]:
+def _dependencies(module: str) -> set[str]:
     """`module` and the modules of ours that it imports, directly or not, when it is imported itself."""
-    reached, ahead = set(), [module]
-    while ahead:
-        name = ahead.pop()
-        if name not in reached and name != _LEFT_OUT:
-            reached.add(name)
-            ahead += _imports(name)
-    return reached
+    dependencies: set[str] = set()
+    pending = [module]
+    while pending:
+        name = pending.pop()
+        if name not in dependencies and name != _WITHOUT_KERNELS:
+            dependencies.add(name)
+            pending += _imports(name)
+    return dependencies
 
 
 @functools.cache
 def _imports(module: str) -> tuple[str, ...]:
-    file, found = _file(module), []
-    is_package = file is not None and file.name == "__init__.py"
+    """The modules of ours that the text of `module` imports; all imports are absolute."""
+    imported: list[str] = []
     for match in _IMPORT.finditer(_source(module)):
-        if match["plain"]:
-            found += [name.split()[0] for name in match["plain"].split(",")]
-            continue
         base = match["base"]
-        if base.startswith("."):
-            up = len(base) - len(base.lstrip(".")) - is_package
-            parents = module.split(".")
-            base = ".".join([*parents[: len(parents) - up], *filter(None, [base.lstrip(".")])])
+        if base is None:
+            imported += [name.split()[0] for name in match["plain"].split(",")]
+            continue
         names = [name.split()[0] for name in match["names"].strip("() \n").split(",") if name.strip()]
-        inside = [f"{base}.{name}" for name in names if _file(f"{base}.{name}")]
-        found += inside if len(inside) == len(names) else [base, *inside]
-    return tuple(name for name in found if _file(name))
+        submodules = [f"{base}.{name}" for name in names if _file(f"{base}.{name}")]
+        imported += submodules if len(submodules) == len(names) else [base, *submodules]
+    return tuple(name for name in imported if _file(name))
 
 
 @functools.cache
@@ -104,49 +114,56 @@ def _file(module: str) -> Path | None:
 
 @functools.cache
 def _source(module: str) -> str:
-    return (_file(module) or Path(sys.modules[module].__file__)).read_text(encoding="utf-8")
+    return (_file(module) or Path(inspect.getfile(sys.modules[module]))).read_text(encoding="utf-8")
 
 
 class _Locator(caching._CacheLocator):
     """Tells numba where a function's cache is."""
 
-    def __init__(self, function):
+    def __init__(self, function: Any) -> None:
         self._function = function
 
     @classmethod
-    def from_function(cls, function, path):
+    def from_function(cls, function: Any, path: str) -> "_Locator":
         return cls(function)
 
-    def get_cache_path(self):
+    def get_cache_path(self) -> str:
         return str(_directory(self._function.__module__))
 
-    def get_source_stamp(self):
-        return ""  # the directory's name says what the source is
+    def get_source_stamp(self) -> str:
+        return ""  # the directory's name identifies the source
 
-    def get_disambiguator(self):
+    def get_disambiguator(self) -> str:
         return str(self._function.__code__.co_firstlineno)
 
 
 class _Impl(caching.CompileResultCacheImpl):
-    _locator_classes = (_Locator,)
+    _locator_classes: Any = [_Locator]
 
 
 class _Cache(caching.FunctionCache):
-    """Where nothing can be kept, each process compiles for itself."""
+    """Where nothing can be written, each process compiles for itself."""
 
     _impl_class = _Impl
 
-    def load_overload(self, signature, context):
+    def load_overload(self, signature: Any, context: Any) -> Any:
         with contextlib.suppress(OSError):
             return super().load_overload(signature, context)
 
-    def save_overload(self, signature, data):
+    def save_overload(self, signature: Any, data: Any) -> None:
         with contextlib.suppress(OSError):
             super().save_overload(signature, data)
 
 
-def kernel(function=None, *, inline=False, **options):
-    """njit(nogil=True), with the cache described above. `inline`: copy the function into its callers instead."""
+@overload
+def kernel(function: _Function) -> _Function: ...
+@overload
+def kernel(*, inline: bool = False, **options: Any) -> Callable[[_Function], _Function]: ...
+def kernel(function: Any = None, *, inline: bool = False, **options: Any) -> Any:
+    """njit(nogil=True), with the cache described above. `inline`: copy the function into its callers instead.
+
+    To type checkers the function stays what it is.
+    """
     if function is None:
         return functools.partial(kernel, inline=inline, **options)
     if inline:
@@ -156,7 +173,7 @@ def kernel(function=None, *, inline=False, **options):
     return compiled
 
 
-def compile_once(entry, *arguments) -> None:
+def compile_once(entry: Any, *arguments: Any) -> None:
     """Have `entry` ready for arguments of these types: compiled by one process of the machine, loaded from disk by all
     others."""
     signature = tuple(numba.typeof(argument) for argument in arguments)

@@ -4,153 +4,110 @@ Hot kernels get addresses (of a tensor, of a datagram in a receive buffer) in pl
 function serves every length and alignment and no Python object is made per packet. Callers keep the memory alive.
 """
 
+from collections.abc import Callable
+from typing import Any
+
 import numba
 import numpy as np
 from llvmlite import ir
 from numba.core import types
 from numba.extending import intrinsic
 
-from switchml.runtime.jit import kernel
+from switchml.runtime.jit import Address, int64, kernel
 
 
-@intrinsic
-def pointer(typingctx, address):
-    """A void pointer, for numba.carray."""
+def instruction(signature: Any, emit: Callable[..., Any]) -> Callable[..., Any]:
+    """A function for kernels, of numba's type `signature`, that becomes what `emit(builder, *arguments)` writes."""
 
-    def codegen(context, builder, signature, args):
-        return builder.inttoptr(args[0], ir.IntType(8).as_pointer())
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        value = emit(builder, *args)
+        return context.get_dummy_value() if signature.return_type == types.void else value
 
-    return types.voidptr(types.uintp), codegen
+    declarations: tuple[Callable[..., Any], ...] = (  # by the number of arguments, which numba reads off them
+        lambda typingctx: (signature, codegen),
+        lambda typingctx, a: (signature, codegen),
+        lambda typingctx, a, b: (signature, codegen),
+    )
+    function: Callable[..., Any] = intrinsic(declarations[len(signature.args)])
+    return function
 
 
-def _without_owner(context, builder, kind, value):
+def pointer_to(builder: Any, address: Any, bits: int) -> Any:
+    """An address as LLVM's pointer to integers of so many bits."""
+    return builder.inttoptr(address, ir.IntType(bits).as_pointer())
+
+
+pointer = instruction(types.voidptr(types.uintp), lambda builder, address: pointer_to(builder, address, 8))
+"""A void pointer, for numba.carray."""
+bswap32 = instruction(types.uint32(types.uint32), lambda builder, value: builder.bswap(value))
+"""uint32 with its four bytes reversed (a vector shuffle when used in a loop)."""
+bswap16 = instruction(types.uint16(types.uint16), lambda builder, value: builder.bswap(value))
+"""uint16 with its two bytes swapped."""
+float64_of_bits = instruction(types.float64(types.int64), lambda builder, bits: builder.bitcast(bits, ir.DoubleType()))
+"""The float64 that has these 64 bits."""
+load_acquire = instruction(
+    types.uint64(types.uintp),
+    lambda builder, address: builder.load_atomic(pointer_to(builder, address, 64), "acquire", 8),
+)
+"""The uint64 at an aligned address that another thread, or the kernel, writes as `store_release` does: what it wrote
+before is seen afterwards."""
+store_release = instruction(
+    types.void(types.uintp, types.uint64),
+    lambda builder, address, value: builder.store_atomic(value, pointer_to(builder, address, 64), "release", 8),
+)
+"""Write a uint64 at an address for whoever reads it with `load_acquire`."""
+
+
+_TUPLE: Any = types.BaseTuple  # its type hints lack the attribute `types`
+
+
+def _without_owner(context: Any, builder: Any, kind: Any, value: Any) -> Any:
     if isinstance(kind, types.Array):
         array = context.make_array(kind)(context, builder, value)
         array.meminfo = ir.Constant(array.meminfo.type, None)
         return array._getvalue()
-    if isinstance(kind, types.BaseTuple):
+    if isinstance(kind, _TUPLE):
         for i, inner in enumerate(kind.types):
             part = _without_owner(context, builder, inner, builder.extract_value(value, i))
             value = builder.insert_value(value, part, i)
     return value
 
 
-@intrinsic
-def borrowed(typingctx, value):
-    """The same arrays (or tuple of arrays) without their owners, so that passing them on counts no references.
-
-    Counting takes a locked instruction or two for every array of every call, a quarter of a busy loop's time. The
-    caller holds the owners for as long as the result is used: use it at the top of an entry point.
-    """
-
-    def codegen(context, builder, signature, args):
+def _declare_borrowed(typingctx: Any, value: Any) -> Any:
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return _without_owner(context, builder, signature.args[0], args[0])
 
     return value(value), codegen
 
 
-@intrinsic
-def bswap32(typingctx, value):
-    """uint32 with its four bytes reversed (a vector shuffle when used in a loop)."""
+borrowed: Callable[..., Any] = intrinsic(_declare_borrowed)
+"""The same arrays (or tuple of arrays) without their owners, so that passing them on counts no references.
 
-    def codegen(context, builder, signature, args):
-        return builder.bswap(args[0])
-
-    return types.uint32(types.uint32), codegen
+Counting takes a locked instruction or two for every array of every call, a quarter of a busy loop's time. The caller
+holds the owners for as long as the result is used: use it at the top of an entry point.
+"""
 
 
-@intrinsic
-def bswap16(typingctx, value):
-    """uint16 with its two bytes swapped."""
+def _arrays_of(dtype: type[np.generic]) -> Callable[[Address, int], np.ndarray]:
+    @kernel(inline=True)
+    def array_at(address: Address, count: int) -> Any:
+        return numba.carray(pointer(np.uintp(address)), (count,), dtype)
 
-    def codegen(context, builder, signature, args):
-        return builder.bswap(args[0])
-
-    return types.uint16(types.uint16), codegen
+    return array_at
 
 
-@intrinsic
-def float64_of_bits(typingctx, bits):
-    """The float64 that has these 64 bits."""
-
-    def codegen(context, builder, signature, args):
-        return builder.bitcast(args[0], ir.DoubleType())
-
-    return types.float64(types.int64), codegen
+u8_at, u16_at, u32_at, u64_at = (_arrays_of(dtype) for dtype in (np.uint8, np.uint16, np.uint32, np.uint64))
+"""`u8_at(address, count)`: the memory at `address` as uint8[count]; for u16_at and u32_at it need not be aligned."""
+i32_at, i64_at, f32_at, f64_at = (_arrays_of(dtype) for dtype in (np.int32, np.int64, np.float32, np.float64))
 
 
-@intrinsic
-def load_acquire(typingctx, address):
-    """The uint64 at an aligned address that another thread, or the kernel, writes as `store_release` does: what it
-    wrote before is seen afterwards."""
-
-    def codegen(context, builder, signature, args):
-        return builder.load_atomic(builder.inttoptr(args[0], ir.IntType(64).as_pointer()), "acquire", 8)
-
-    return types.uint64(types.uintp), codegen
-
-
-@intrinsic
-def store_release(typingctx, address, value):
-    """Write a uint64 for whoever reads it with `load_acquire`."""
-
-    def codegen(context, builder, signature, args):
-        builder.store_atomic(args[1], builder.inttoptr(args[0], ir.IntType(64).as_pointer()), "release", 8)
-        return context.get_dummy_value()
-
-    return types.void(types.uintp, types.uint64), codegen
-
-
-@kernel(inline=True)
-def u8_at(address, count):
-    """uint8[count] over the memory at `address`."""
-    return numba.carray(pointer(np.uintp(address)), (count,), np.uint8)
-
-
-@kernel(inline=True)
-def u16_at(address, count):
-    """uint16[count] over the memory at `address`; it need not be aligned."""
-    return numba.carray(pointer(np.uintp(address)), (count,), np.uint16)
-
-
-@kernel(inline=True)
-def u32_at(address, count):
-    """uint32[count] over the memory at `address`; it need not be aligned."""
-    return numba.carray(pointer(np.uintp(address)), (count,), np.uint32)
-
-
-@kernel(inline=True)
-def i32_at(address, count):
-    """int32[count] over the memory at `address`."""
-    return numba.carray(pointer(np.uintp(address)), (count,), np.int32)
-
-
-@kernel(inline=True)
-def i64_at(address, count):
-    """int64[count] over the memory at `address`."""
-    return numba.carray(pointer(np.uintp(address)), (count,), np.int64)
-
-
-@kernel(inline=True)
-def u64_at(address, count):
-    """uint64[count] over the memory at `address`."""
-    return numba.carray(pointer(np.uintp(address)), (count,), np.uint64)
-
-
-@kernel(inline=True)
-def f32_at(address, count):
-    """float32[count] over the memory at `address`."""
-    return numba.carray(pointer(np.uintp(address)), (count,), np.float32)
-
-
-@kernel(inline=True)
-def f64_at(address, count):
-    """float64[count] over the memory at `address`."""
-    return numba.carray(pointer(np.uintp(address)), (count,), np.float64)
+def record(*fields: str) -> np.dtype:
+    """The dtype of a C structure. Each of `fields` is a type and the names that have it, like "i8 rank workers"."""
+    return np.dtype([(name, kind) for kind, *names in map(str.split, fields) for name in names], align=True)
 
 
 @kernel
-def copy_bytes(destination, source, count):
+def copy_bytes(destination: Address, source: Address, count: int) -> None:
     """Copy `count` bytes between two addresses that don't overlap."""
     to, frm = u8_at(destination, count), u8_at(source, count)
     for i in range(count):
@@ -158,18 +115,18 @@ def copy_bytes(destination, source, count):
 
 
 @kernel(inline=True)
-def be32(data, offset):
+def be32(data: np.ndarray, offset: int) -> int:
     """The big-endian uint32 at data[offset:offset+4], as int64."""
     return (
-        (np.int64(data[offset]) << 24)
-        | (np.int64(data[offset + 1]) << 16)
-        | (np.int64(data[offset + 2]) << 8)
-        | np.int64(data[offset + 3])
+        (int64(data[offset]) << 24)
+        | (int64(data[offset + 1]) << 16)
+        | (int64(data[offset + 2]) << 8)
+        | int64(data[offset + 3])
     )
 
 
 @kernel(inline=True)
-def put_be32(data, offset, value):
+def put_be32(data: np.ndarray, offset: int, value: int) -> None:
     data[offset] = (value >> 24) & 0xFF
     data[offset + 1] = (value >> 16) & 0xFF
     data[offset + 2] = (value >> 8) & 0xFF
@@ -177,24 +134,24 @@ def put_be32(data, offset, value):
 
 
 @kernel(inline=True)
-def be16(data, offset):
+def be16(data: np.ndarray, offset: int) -> int:
     """The big-endian uint16 at data[offset:offset+2], as int64."""
-    return (np.int64(data[offset]) << 8) | np.int64(data[offset + 1])
+    return (int64(data[offset]) << 8) | int64(data[offset + 1])
 
 
 @kernel(inline=True)
-def put_be16(data, offset, value):
+def put_be16(data: np.ndarray, offset: int, value: int) -> None:
     data[offset] = (value >> 8) & 0xFF
     data[offset + 1] = value & 0xFF
 
 
 @kernel(inline=True)
-def signed8(value):
+def signed8(value: Any) -> int:
     """A byte read as a two's complement number, as int64."""
-    return ((np.int64(value) & 0xFF) ^ 0x80) - 0x80
+    return ((int64(value) & 0xFF) ^ 0x80) - 0x80
 
 
 @kernel(inline=True)
-def serial_difference(a, b):
+def serial_difference(a: Any, b: Any) -> int:
     """int32(a - b) of two 32-bit sequence numbers (RFC 1982 comparison), as int64."""
-    return (((np.int64(a) - np.int64(b)) & 0xFFFFFFFF) ^ 0x80000000) - 0x80000000
+    return (((int64(a) - int64(b)) & 0xFFFFFFFF) ^ 0x80000000) - 0x80000000

@@ -25,7 +25,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 class Kernel:
     """A kernel that is interpreted until `compile` has come back. `example`: arguments of the types that it gets."""
 
-    def __init__(self, kernel: Dispatcher, *example: Any) -> None:
+    def __init__(self, kernel: Any, *example: Any) -> None:
         self._kernel, self._example = kernel, example
         self._function = interpreted(kernel)
 
@@ -38,10 +38,12 @@ class Kernel:
         self._function = self._kernel
 
 
-def interpreted(kernel: Dispatcher) -> Callable[..., Any]:
+def interpreted(kernel: Any) -> Callable[..., Any]:
     """A kernel's Python function; the kernels that it calls are interpreted, too."""
     function = kernel.py_func
-    return _REPLACED.get(kernel) or FunctionType(function.__code__, _globals(function.__globals__))
+    return _REPLACED.get(kernel) or FunctionType(
+        function.__code__, _globals(function.__globals__), closure=function.__closure__
+    )
 
 
 def _of(value: Any) -> Any:
@@ -50,7 +52,7 @@ def _of(value: Any) -> Any:
         return interpreted(value)
     if isinstance(value, ModuleType) and value.__name__.startswith("switchml."):
         return SimpleNamespace(**_globals(vars(value)))
-    return _INTRINSICS.get(getattr(value, "__name__", ""), value)
+    return next((function for intrinsic, function in _INTRINSICS if intrinsic is value), value)
 
 
 _twins: dict[str, dict[str, Any]] = {}
@@ -87,7 +89,7 @@ def _sendmmsg(fd: int, headers: np.ndarray, first: int, count: int, flags: int) 
     return int(_libc.sendmmsg(int(fd), ctypes.c_void_p(headers[first:].ctypes.data), int(count), flags))
 
 
-_REPLACED: dict[Dispatcher, Callable[..., Any]] = {
+_REPLACED: dict[Any, Callable[..., Any]] = {
     memory.u8_at: _u8_at,
     memory.copy_bytes: lambda to, source, count: ctypes.memmove(int(to), int(source), int(count)),
     checksum.ones_sum: _ones_sum,
@@ -95,7 +97,7 @@ _REPLACED: dict[Dispatcher, Callable[..., Any]] = {
     libc.sendmmsg: _sendmmsg,
     libc.errno: ctypes.get_errno,
 }
-_INTRINSICS = {
-    "load_acquire": lambda address: ctypes.c_uint64.from_address(int(address)).value,
-    "store_release": _store,
-}
+_INTRINSICS: tuple[tuple[Any, Callable[..., Any]], ...] = (
+    (memory.load_acquire, lambda address: ctypes.c_uint64.from_address(int(address)).value),
+    (memory.store_release, _store),
+)

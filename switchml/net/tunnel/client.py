@@ -1,7 +1,5 @@
 """The agent's side of the tunnel."""
 
-from __future__ import annotations
-
 import logging
 import os
 import socket

@@ -1,13 +1,11 @@
 """The tunnel's messages (docs/protocol.md, section 7), and batches of packets as one of them."""
 
-from __future__ import annotations
-
 import struct
 
 import numpy as np
 
 from switchml.net import udp
-from switchml.runtime.jit import kernel
+from switchml.runtime.jit import Address, int64, kernel
 from switchml.runtime.memory import be16, copy_bytes, put_be16, u8_at
 
 VERSION = 1
@@ -28,7 +26,7 @@ def plain(kind: int, text: str = "") -> bytes:
 
 
 @kernel
-def gather(io, packets, message):
+def gather(io: udp.UdpIO, packets: udp.Packets, message: np.ndarray) -> int:
     """Take what has arrived at a socket and make one message of it, in uint8 `message`; its size in bytes, 0 if nothing
     had come.
     """
@@ -47,13 +45,13 @@ def gather(io, packets, message):
     put_be16(message, 2, runs)
     size = _HEAD_BYTES + _RUN_BYTES * runs
     for i in range(count):
-        copy_bytes(message.ctypes.data + np.uint64(size), packets.address[i], np.int64(packets.length[i]))
+        copy_bytes(message.ctypes.data + np.uint64(size), packets.address[i], int64(packets.length[i]))
         size += packets.length[i]
     return size
 
 
 @kernel
-def scatter(io, packets, address, size, to):
+def scatter(io: udp.UdpIO, packets: udp.Packets, address: Address, size: int, to: int) -> int:
     """Send the packets of the message at `address` to the endpoint `to`; how many there were, -1 if it is no such
     message.
     """

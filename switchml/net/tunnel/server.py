@@ -1,7 +1,5 @@
 """The aggregator's side of the tunnel."""
 
-from __future__ import annotations
-
 import logging
 import os
 import socket
@@ -15,19 +13,8 @@ from pathlib import Path
 import zmq
 
 from switchml.errors import ConfigError
-from switchml.net.tunnel.messages import (
-    GOODBYE,
-    HELLO,
-    PACKETS,
-    PROBE,
-    REFUSED,
-    STRANGER,
-    TURN,
-    VERSION,
-    WELCOME,
-    WELCOME_BODY,
-    plain,
-)
+from switchml.net.tunnel import messages
+from switchml.net.tunnel.messages import GOODBYE, HELLO, PACKETS, PROBE, REFUSED, STRANGER, TURN, VERSION, plain
 from switchml.net.tunnel.relay import HEARTBEAT_S, Buffers, Relay, new_socket
 
 log = logging.getLogger("switchml.tunnel")
@@ -57,7 +44,7 @@ class _Peer:
     def welcome(self) -> bytes:
         ip, port = self.relay.address
         buffer_bytes = min(self.relay.receive_buffer_bytes, 0xFFFFFFFF)
-        return WELCOME_BODY.pack(WELCOME, VERSION, port, socket.inet_aton(ip), buffer_bytes)
+        return messages.WELCOME_BODY.pack(messages.WELCOME, VERSION, port, socket.inet_aton(ip), buffer_bytes)
 
 
 class TunnelServer:

@@ -15,9 +15,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from switchml.counters import COMPLETED
 from switchml.protocol import worker_state as rules
 from switchml.protocol.pool import Pool
-from switchml.protocol.pool_state import COMPLETED
 from switchml.protocol.retransmission import MICROSECOND, MILLISECOND, SECOND
 from switchml.protocol.sparse import Sparse
 from switchml.protocol.worker import Worker
