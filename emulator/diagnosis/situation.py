@@ -1,5 +1,4 @@
-"""What every check starts from, a joined trace and its replays as it is and with something changed; and what checks
-report."""
+"""What checks start from, a joined trace and its replays as it is and with something changed; and what they report."""
 
 from __future__ import annotations
 

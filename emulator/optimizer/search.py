@@ -117,8 +117,7 @@ class Alone:
 
 @dataclass
 class SearchResult:
-    """`in_file`: the best setting without what is only advised. `steps`: how the critical path was shortened. `how`:
-    what the result rests on."""
+    """`in_file`: the best without what is only advised. `steps`: along the critical path. `how`: what it rests on."""
 
     traced: Worth
     best: Worth

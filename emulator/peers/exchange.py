@@ -17,8 +17,7 @@ Tensors = Sequence[torch.Tensor]
 
 
 class Exchange:
-    """`ranks`: the group's, in the world. `real`: places in it that are real, `me` (this one) among them; `gloo`: a
-    group of these, None for `me` alone."""
+    """`ranks`: the group's, in the world. `real`: places in it that are real; `gloo`: a group of these, or None."""
 
     def __init__(
         self,

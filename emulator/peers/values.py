@@ -1,6 +1,5 @@
 """What absent ranks contribute to a collective, so that losses stay sane. Floating-point tensors follow the mode of
-`settings.Settings.values`; integers, bools and bytes (sizes, counts, flags, pickled objects) are always this rank's
-own, as no training script would bear others.
+`settings.Settings.values`; integers, bools and bytes (sizes, counts, flags, pickled objects) stay this rank's own.
 """
 
 from __future__ import annotations

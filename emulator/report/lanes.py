@@ -17,16 +17,8 @@ PHASES = ("forward", "backward", "recompute", "optimizer", "communication", "wai
 SHADES = 4
 COLUMNS = 1000
 
-_OF_KIND = {
-    Kind.COLLECTIVE: "communication",
-    Kind.SEND: "communication",
-    Kind.RECV: "communication",
-    Kind.LOAD: "loading",
-    Kind.CODEC: "compression",
-    Kind.COPY: "communication",
-    Kind.CHECKPOINT: "other",
-    Kind.DELAY: "other",
-}
+_OF_KIND = {Kind.LOAD: "loading", Kind.CODEC: "compression", Kind.CHECKPOINT: "other", Kind.DELAY: "other"}
+"""All but what computes; the rest is communication."""
 _COMPUTES = ("forward", "backward", "recompute", "optimizer", "compression", "compute", "host")
 
 
@@ -54,7 +46,7 @@ class Lane:
 def phase_of(name: str, kind: Kind) -> str:
     """Which of PHASES a work belongs to, going by its kind and its name."""
     if kind != Kind.COMPUTE:
-        return _OF_KIND[kind]
+        return _OF_KIND.get(kind, "communication")
     words = name.lower()
     for phase, signs in (
         ("recompute", ("recomp",)),
@@ -68,7 +60,7 @@ def phase_of(name: str, kind: Kind) -> str:
 
 def cause_of(name: str, kind: Kind) -> str:
     """The same for a traced work, whose name says nothing about its phase."""
-    return {Kind.COMPUTE: "compute", Kind.DELAY: "host"}.get(kind) or _OF_KIND[kind]
+    return {Kind.COMPUTE: "compute", Kind.DELAY: "host"}.get(kind) or phase_of(name, kind)
 
 
 def is_above(phase: str) -> bool:

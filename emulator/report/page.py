@@ -41,8 +41,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Chart:
-    """A scaling picture: curves over a logarithmic x axis, y from 0. `is_ideal`: also show y growing as x does from the
-    first curve's first point on."""
+    """Curves over a logarithmic x axis, y from 0. `is_ideal`: also y growing as x does from the first point on."""
 
     title: str
     x_name: str

@@ -8,10 +8,9 @@ import numpy as np
 
 from emulator.traces.joined import Joined
 from emulator.traces.kernels import on_matrix_units
-from emulator.whatif.edits import computes, durations, is_on_device, with_costs, with_durations, with_table
+from emulator.whatif.edits import computes, durations, is_on_device, positive, with_costs, with_durations, with_table
 from emulator.whatif.gradients import gradients
 from emulator.whatif.serial import one_at_a_time
-from emulator.whatif.values import positive
 
 HALF_MATRIX, HALF_OTHER = 3.0, 2.0
 """How many times as fast kernels are in half precision: those that multiply matrices, and others (Daydream, ATC 2020,

@@ -14,8 +14,7 @@ NAME = "earlier micro-batches"
 
 
 def accumulate(joined: Joined, micro_batches: int) -> Joined:
-    """All on a rank waits for its earlier micro-batches, each of which takes as long as the traced one until its last
-    gradient."""
+    """All waits for a rank's earlier micro-batches, each as long as the traced one until its last gradient."""
     graph, present = joined.graph, gradients(joined)
     alone = with_transfer_seconds(joined, np.arange(len(graph.transfers)), 0.0)
     earlier_s = np.zeros(len(graph.ranks))

@@ -47,8 +47,7 @@ def compressed(dense: TransferCost, network: Network, ranks: int, cost: CodecCos
 def compress(
     joined: Joined, transfers: np.ndarray, seconds: np.ndarray, codec_s: np.ndarray, name: str = "codec"
 ) -> Joined:
-    """The all-reduces `transfers` take `seconds`, and each rank has a codec run for `codec_s`, half of it before and
-    half of it after; 0: none. All float64 (n,)."""
+    """All-reduces `transfers` take `seconds`; codecs run for `codec_s`, half before, half after. float64 (n,) both."""
     joined = with_transfer_seconds(joined, transfers, seconds)
     half_s = np.zeros(len(joined.graph.transfers))
     half_s[transfers] = codec_s / 2

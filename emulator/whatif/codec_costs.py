@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from emulator.whatif.values import positive
+from emulator.whatif.edits import positive
 from switchml.codecs import HALVES, Gather, Max, SparseSum, Sum, Turn, parse, parse_memory
 from switchml.codecs import allreduce as exchange_of
 from switchml.errors import ConfigError

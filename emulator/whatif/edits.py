@@ -13,8 +13,16 @@ from emulator.traces.events import LaneKind
 from emulator.traces.joined import GAP, Joined
 from emulator.workload.graph import NO_MICRO_BATCH, NO_TRANSFER, Graph, Kind, Ops, Order, appended
 from emulator.workload.graph import rows as picked
+from switchml.errors import ConfigError
 
 OP_DEFAULTS = {"kind": Kind.COMPUTE, "collective": 0, "flops": 0.0, "bytes": 0.0, "priority": 0, "is_source": False}
+
+
+def positive(value: float | None, what: str) -> float:
+    """`value`, or ConfigError where it is not above 0."""
+    if value is None or not 0 < value < float("inf"):
+        raise ConfigError(f"{what}: {value} makes no sense; expected a number above 0")
+    return float(value)
 
 
 # What is there

@@ -10,11 +10,10 @@ import numpy as np
 
 from emulator.cluster import cluster as clusters
 from emulator.traces.joined import Joined
-from emulator.whatif.edits import with_table, with_transfer_seconds
+from emulator.whatif.edits import positive, with_table, with_transfer_seconds
 from emulator.whatif.network import Network, Scenario, assume, network_of, world_size
 from emulator.whatif.serial import one_at_a_time
 from emulator.whatif.transfers import all_reduces, arrivals_s, changed_s, repeated_s, transfer_bytes, transfer_s
-from emulator.whatif.values import positive
 from emulator.workload.graph import Collective
 from switchml.errors import ConfigError
 

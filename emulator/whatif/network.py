@@ -112,8 +112,7 @@ class Network:
         return max(0.0, 2 * large_s - double_s), (double_s - large_s) / LARGE_BYTES
 
     def transfer(self, ranks: int, lanes: str = "int32") -> transfers.TransferCost:
-        """Of all-reduces among so many. `lanes`: of our protocol's packets; "" for integers, which no exponent is
-        guessed for."""
+        """Of all-reduces among so many. `lanes`: of our protocol's packets; "" for integers, without exponents."""
         fixed_s, per_byte_s = self.line(ranks)
         transfer = transfers.TransferCost(fixed_s, 1.0 / max(per_byte_s, 1e-18))
         if self.algorithm != "switchml" or not lanes or (self.traced, lanes) == ("switchml", "int32"):
@@ -216,6 +215,5 @@ def contention_of(joined: Joined) -> Contention | None:
 
 
 def with_network(joined: Joined, *, link_bps: float | None = None, per_host: int = 0) -> Scenario:
-    """The network as fitted to the iteration, with what is known of it: the rate of each host's link, ranks on each
-    host (0: as traced)."""
+    """The network fitted to the iteration, with what is known: each host's link rate, and ranks (0: as traced)."""
     return assume(joined, network=fit(joined, link_bps, per_host))

@@ -8,9 +8,8 @@ import numpy as np
 
 from emulator.traces.events import LaneKind
 from emulator.traces.joined import Joined
-from emulator.whatif.edits import durations, with_durations
+from emulator.whatif.edits import durations, positive, with_durations
 from emulator.whatif.serial import one_at_a_time
-from emulator.whatif.values import positive
 from emulator.workload.graph import NO_TRANSFER
 from switchml.errors import ConfigError
 
@@ -26,8 +25,7 @@ def slow(joined: Joined, factors: dict[int, float]) -> Joined:
 
 
 def without_straggler(joined: Joined, rank: int) -> Joined:
-    """A rank as fast as the median of the others, each kind of operation by itself: what it did of an operation in all
-    becomes what the others did of it in all."""
+    """A rank as fast as the median of the others: what it took for each kind of operation in all is what they took."""
     _check_ranks(joined, [rank])
     joined = one_at_a_time(joined)
     graph, ranks = joined.graph, len(joined.graph.ranks)
