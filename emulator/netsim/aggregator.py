@@ -53,6 +53,10 @@ class Seat:
         ranks, to = self.children[child]
         return Packet(data, packet.job, ranks[0], to)
 
+    def to_all(self, packet: Packet, data: np.ndarray) -> list[tuple[int, Packet]]:
+        """An answer to `packet` for each child, by child."""
+        return [(child, Packet(data, packet.job, ranks[0], to)) for child, (ranks, to) in enumerate(self.children)]
+
 
 class Aggregator:
     """`down(packet or train)` sends towards the ranks, `up(packet)` to the switch above (None: there is none)."""
@@ -69,20 +73,22 @@ class Aggregator:
     def receive(self, item: Packet | Train) -> None:
         """Contributions of ranks, or a partial sum, from below. The answers leave child by child, as the software
         aggregator sends them."""
-        packets = item.packets if isinstance(item, Train) else (item,)
-        seat = self._seats[packets[0].job]
+        if not isinstance(item, Train):
+            for _, answer in self._answers(self._seats[item.job], item):
+                self._down(answer)
+            return
+        seat = self._seats[item.packets[0].job]
         by_child: dict[int, list[Packet]] = defaultdict(list)
-        for packet in packets:
+        for packet in item.packets:
             for child, answer in self._answers(seat, packet):
                 by_child[child].append(answer)
-        most, framing_bytes = (seat.train_packets, item.framing_bytes) if isinstance(item, Train) else (1, 0)
         for child in sorted(by_child):
-            for coupling in coupled(by_child[child], most, framing_bytes):
+            for coupling in coupled(by_child[child], seat.train_packets, item.framing_bytes):
                 self._down(coupling)
 
     def _answers(self, seat: Seat, packet: Packet) -> list[tuple[int, Packet]]:
         pool, child, flags = seat.pool, seat.index[packet.rank], 0
-        is_partial = packet.data[0] & PARTIAL != 0
+        is_partial = packet.data.item(0) & PARTIAL != 0
         if is_partial != (seat.children[child][1] < AGGREGATOR):
             return []  # ranks send no partial sums, and switches nothing else
         if is_partial:
@@ -100,7 +106,7 @@ class Aggregator:
             if packet.data[0] & R_FLAG:
                 self._send_up(seat, packet, row, is_retransmission=True)
         elif action == MULTICAST:
-            return list(enumerate(self._to_all(seat, packet, seat.result(row))))
+            return seat.to_all(packet, seat.result(row))
         elif action == UNICAST:
             _, length = result_of(pool.state, row)
             return [(child, seat.to_child(packet, child, self._reply[:length]))]
@@ -119,9 +125,6 @@ class Aggregator:
         bits[[rank for child in missing for rank in seat.children[child][0]]] = 1
         packet[HEADER_BYTES:] = np.packbits(bits, bitorder="little")
         return packet
-
-    def _to_all(self, seat: Seat, packet: Packet, data: np.ndarray) -> list[Packet]:
-        return [seat.to_child(packet, child, data) for child in range(len(seat.children))]
 
     # With a switch above
 
@@ -153,7 +156,7 @@ class Aggregator:
             result[0] &= ~R_FLAG & 0xFF
             seat.results[row] = seq
             data = result
-        for answer in self._to_all(seat, packet, data):
+        for _, answer in seat.to_all(packet, data):
             self._down(answer)
 
 
