@@ -71,8 +71,7 @@ class Agent(abc.ABC):
         self._ending.fail(error)
 
     def on_failure(self, callback: Callable[[BaseException], None]) -> None:
-        """Call `callback` once with the error that ends this agent's part in the job; at once if there is one. From
-        any thread."""
+        """Call `callback` once, from any thread, with the error that ends this agent's part in the job."""
         self._ending.on_failure(callback)
 
     @abc.abstractmethod
@@ -104,8 +103,7 @@ class Agent(abc.ABC):
         Returns it, or with `async_op` a Handle whose `wait()` does. Until then neither `x` nor `out` may be changed or
         used in another call. Integer means truncate toward zero. `sparse`: overrides that of `join`; the same on all
         ranks. Raises UnsupportedTensor; SumOverflow if an integer sum does not fit; PeerLost, AggregatorLost,
-        RanksDisagree; CollectiveTimeout after `timeout_s` seconds without the result, and then the job is over for this
-        rank.
+        RanksDisagree; CollectiveTimeout after `timeout_s` seconds, and then the job is over for this rank.
 
         `wire`: "int32" in place of the job's narrow lanes. `codec`: compresses float32 ("topk:ratio=0.01", see
         docs/codecs.md) with `memory` for what is left out (None: the one that suits the codec); `name` tells tensors of

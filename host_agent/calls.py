@@ -1,5 +1,4 @@
-"""One all-reduce: as a caller asks for it (`Request`), as the agent tracks it (`Call`), and what a caller who does not
-wait gets (`Handle`)."""
+"""All-reduces: as callers request them, as agents queue and track them, and what a caller who does not wait gets."""
 
 from __future__ import annotations
 
@@ -160,8 +159,7 @@ class CallQueue(Ending, Generic[C]):
             self._busy_since = 0.0
 
     def totals(self) -> dict[str, float]:
-        """Calls, bytes reduced, the seconds in which calls were under way, and goodput in bits of tensor per such
-        second."""
+        """Calls, bytes reduced, seconds with calls under way, and goodput in bits of tensor per such second."""
         goodput_bps = 8 * self.bytes / self._busy_s if self._busy_s else 0.0
         return {"calls": self.calls, "bytes": self.bytes, "busy_s": self._busy_s, "goodput_bps": goodput_bps}
 
@@ -192,8 +190,7 @@ class Handle:
         self._done.set()
 
     def wait(self, timeout_s: float | None = None) -> Any:
-        """The reduced array. Raises the call's error, or CollectiveTimeout after `timeout_s` seconds (the call goes
-        on)."""
+        """The reduced array. Raises the call's error, or CollectiveTimeout after `timeout_s` (the call goes on)."""
         if not self._done.wait(timeout_s):
             raise CollectiveTimeout(f"all-reduce not done after {timeout_s:g} s of waiting")
         if self._error is not None:

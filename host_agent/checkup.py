@@ -53,16 +53,13 @@ PACKAGES = {
 
 def look_around() -> list[Finding]:
     """All findings but the all-reduce trial, which doctor runs itself."""
-    findings = [_python(), _machine(), _root(), _namespaces(), *_udp_offload(), _buffers(), _ports()]
+    python = Finding("Python", "ok", f"{platform.python_version()} ({platform.python_implementation()})")
+    findings = [python, _machine(), _root(), _namespaces(), *_udp_offload(), _buffers(), _ports()]
     findings += [_package(name, use) for name, use in PACKAGES.items()]
     if importlib.util.find_spec("torch"):
         findings.append(_torch_backend())
     findings += [_program(name, command, use) for name, (command, use) in PROGRAMS.items()]
     return findings
-
-
-def _python() -> Finding:
-    return Finding("Python", "ok", f"{platform.python_version()} ({platform.python_implementation()})")
 
 
 def _machine() -> Finding:

@@ -151,8 +151,7 @@ class Team:
             self._stop()
 
     def ask(self, request: Any, **options: Any) -> list[Any]:
-        """The answer of each rank, in the order of ranks. Raises what went wrong with one of them; `options` are
-        `ask_each`'s."""
+        """Each rank's answer, in their order. Raises what went wrong with one of them; `options` are `ask_each`'s."""
         return self.ask_each([request] * len(self._pipes), **options)
 
     def ask_each(
@@ -163,8 +162,7 @@ class Team:
         on_report: Report = lambda report: None,
         watch: Callable[[], None] = lambda: None,
     ) -> list[Any]:
-        """The same, with a request for each rank. `on_report` gets the ranks' reports; `watch` is called often, and may
-        raise."""
+        """The same, a request for each rank. `on_report` gets their reports; `watch` is called often, and may raise."""
         self._send(requests)
         answers: dict[int, Any] = {}
         failures: dict[int, Failure] = {}

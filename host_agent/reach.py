@@ -1,9 +1,8 @@
-"""How an agent's packets reach the aggregator: by which transport, from which address, and what a P4 switch has to know
-of this rank.
+"""How an agent's packets reach the aggregator: transport, address, and what a P4 switch has to know of this rank.
 
-    transport = choose("auto", client.wait_for(address), host)   # and the socket that decides this rank's address
-    session = client.join(…, data_address=transport.data_address, transport=transport.name, mac=transport.mac)
-    transport.follow(session.info)                               # where packets go from here
+transport = choose("auto", client.wait_for(address), host)   # and the socket that decides this rank's address
+session = client.join(…, data_address=transport.data_address, transport=transport.name, mac=transport.mac)
+transport.follow(session.info)                               # where packets go from here
 """
 
 from __future__ import annotations

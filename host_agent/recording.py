@@ -1,5 +1,4 @@
-"""A recording of what the agents of this process did, call by call and packet by packet, for profiles
-(host_agent/profile).
+"""A recording of what this process's agents did, call by call and packet by packet, for host_agent/profile.
 
 `start` makes every agent keep a log, those that join later too, and `stop` ends that. Times are nanoseconds of
 CLOCK_MONOTONIC. This module imports quickly, since jobs over Gloo are profiled too.

@@ -1,5 +1,4 @@
-"""Arrays and tensors as the agent needs them: an address, a length, a dtype that the wire has, and what to do when it
-is done.
+"""Arrays and tensors as the agent needs them: an address, a length, a dtype that the wire has, and the result.
 
 NumPy arrays and CPU torch tensors come in (torch is never imported here; a tensor is known by what it offers).
 Half-precision values travel as float32 and are rounded once at the end.

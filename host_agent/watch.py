@@ -1,5 +1,4 @@
-"""Whether an agent's calls make progress: calls past their deadline, peers that left and are needed, stalls worth a
-warning."""
+"""Whether an agent's calls make progress: calls past their deadline, needed peers that left, stalls worth a warning."""
 
 from __future__ import annotations
 

@@ -49,10 +49,9 @@ def doctor(seconds: float, ranks: int, as_json: bool) -> None:
 
 
 def trial(ranks: int, seconds: float) -> Finding:
-    """All-reduce 1 MiB tensors for `seconds` among `ranks` threads of this process, through an aggregator of its
-    own."""
-    import threading
+    """All-reduce 1 MiB tensors for `seconds` among `ranks` threads, through an aggregator of this process."""
     import time
+    from concurrent.futures import ThreadPoolExecutor
 
     import numpy as np
 
@@ -84,11 +83,8 @@ def trial(ranks: int, seconds: float) -> Finding:
             except Exception as error:  # reported in the table
                 problems.append(f"rank {rank}: {type(error).__name__}: {error}")
 
-        threads = [threading.Thread(target=work, args=(rank,)) for rank in range(ranks)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        with ThreadPoolExecutor(ranks) as threads:
+            threads.map(work, range(ranks))
     finally:
         controller.stop()
         dataplane.stop()

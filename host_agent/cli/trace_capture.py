@@ -24,8 +24,7 @@ if TYPE_CHECKING:
 FILES = re.compile(r"rank-\d+\.(json\.gz|et\.json|sizes\.json|wire\.npz|about\.json)")
 """A capture's files (host_agent/profile/files.py)."""
 FLIGHT_RECORDS = 20_000
-"""Default capacity of torch's flight recorder, in collectives: the sizes of older ones are unknown. torch's own default
-is 2,000."""
+"""Default capacity of torch's flight recorder in collectives (torch's own: 2,000); sizes of older ones are unknown."""
 INTERRUPT_S = 60.0
 """Time for the ranks to write their traces after Ctrl-C."""
 

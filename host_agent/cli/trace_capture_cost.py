@@ -74,8 +74,7 @@ def _interval(values: list[float]) -> tuple[float, float]:
 
 
 def advice(cost: Cost) -> int | None:
-    """Number of pairs for an interval of about ±2 %; None if it is that small already, or more than 200 would be
-    needed."""
+    """Number of pairs for an interval of about ±2 %; None if it is that small already, or would take more than 200."""
     wide = (cost.high - cost.low) / 0.04
     more = round(len(cost.pairs) * wide**2)
     return more if wide > 1.5 and more <= 200 else None

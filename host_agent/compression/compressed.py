@@ -2,8 +2,7 @@
 
 `Compressor` keeps codec, memory and their states by tensor. A `Reducer` answers what an exchange asks for:
 `AgentReducer` with a HostAgent alone; the one over torch.distributed is in comm_hooks.py. An exchange is several
-collectives one after the other, and every rank must run the same ones in the same order, so a call here waits until it
-is done.
+collectives one after the other, and every rank must run the same ones in the same order, so a call here waits for it.
 """
 
 from __future__ import annotations

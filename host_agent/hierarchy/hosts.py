@@ -13,7 +13,6 @@ import os
 import socket
 import struct
 import time
-from collections.abc import Callable
 
 from host_agent.calls import Ending
 from host_agent.hierarchy.memory import FAILED, STARTING, HostMemory, create
@@ -56,11 +55,13 @@ def host_label(name: str = "") -> str:
     return f"{socket.gethostname()[:40]}/{hashlib.blake2b(identity.encode(), digest_size=5).hexdigest()}"
 
 
-class Membership:
-    """One rank's membership in the job of all ranks. `hosts[h]`: the ranks of host h in ascending order; hosts are in
-    the order of their lowest ranks."""
+class Membership(Ending):
+    """One rank's membership in the job of all ranks, until PeerLost or AggregatorLost ends it.
+
+    `hosts[h]`: the ranks of host h in ascending order; hosts are in the order of their lowest ranks."""
 
     def __init__(self, session: client.Session, job: str, rank: int):
+        super().__init__()
         self._session, self._job = session, job
         info = session.info
         self.hosts = group_by([peer.host for peer in info.peers])
@@ -69,7 +70,6 @@ class Membership:
         leader = info.peers[self.hosts[self.host][0]]
         mark = f"{job} {info.job_id} {info.tag} {leader.rank} {leader.pid} {leader.host}"
         self._socket_name = f"\0switchml-{hashlib.blake2b(mark.encode(), digest_size=16).hexdigest()}"
-        self._ending = Ending()
         self.departed: dict[int, str] = {}
         """Ranks that have left, and how."""
         session.events(self._on_event)
@@ -95,10 +95,6 @@ class Membership:
     def ranks(self) -> tuple[int, ...]:
         """Those of this host; the first is its leader."""
         return self.hosts[self.host]
-
-    def on_failure(self, callback: Callable[[BaseException], None]) -> None:
-        """Call `callback` with what ends the job: PeerLost or AggregatorLost; at once if that has happened."""
-        self._ending.on_failure(callback)
 
     def departure(self) -> PeerLost | None:
         """What calls that begin now must fail with, if a rank has left."""
@@ -142,8 +138,8 @@ class Membership:
 
     def check(self, deadline: float, awaited: str) -> None:
         """While joining: raises JoinError when the job is over, or it is too late."""
-        if self._ending.error is not None:
-            raise JoinError(f"while this rank joined: {self._ending.error}")
+        if self.error is not None:
+            raise JoinError(f"while this rank joined: {self.error}")
         if self.departed:
             raise JoinError(f"while this rank joined: {self.departure()}")
         if time.monotonic() >= deadline:
@@ -194,7 +190,7 @@ class Membership:
             error = AggregatorLost(f"job '{self._job}': aggregator lost: {event.reason}")
         else:
             error = lost(self._job, event.ranks, event.reason)
-        self._ending.fail(error)
+        self.fail(error)
 
 
 def group_by(labels: list[str]) -> tuple[tuple[int, ...], ...]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -49,7 +48,8 @@ class Capture:
         self.recording = recording.start(most_packets, record_function)
         self._reserve = Reserve(RESERVE_BYTES if reserve else 0)
         shapes = shapes or need_shapes(self.backend, self.world_size)
-        self.profiler = profile(activities=_activities(), record_shapes=shapes, **_lean())
+        activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if torch.cuda.is_available() else [])]
+        self.profiler = profile(activities=activities, record_shapes=shapes, **_lean())
         self.profiler.start()
         self.start_s, self.stop_s = time.perf_counter() - began_s, 0.0
 
@@ -142,10 +142,6 @@ def _place() -> tuple[int, int, str]:
     return int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1)), ""
 
 
-def _activities() -> list[ProfilerActivity]:
-    return [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if torch.cuda.is_available() else [])]
-
-
 def _lean() -> dict[str, Any]:
     """Options of a torch that need not make Python objects of all events at the end."""
     from torch._C._profiler import _ExperimentalConfig
@@ -159,9 +155,3 @@ def _clock() -> tuple[int, int]:
     """The same moment by CLOCK_MONOTONIC and by Unix time, nanoseconds."""
     before, unix, after = time.monotonic_ns(), time.time_ns(), time.monotonic_ns()
     return (before + after) // 2, unix
-
-
-def versions() -> dict[str, str]:
-    from switchml import __version__
-
-    return {"python": sys.version.split()[0], "torch": torch.__version__, "switchml": __version__}

@@ -22,8 +22,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from host_agent.profile import buckets
-
 if TYPE_CHECKING:
     from host_agent.profile.capture import Capture
 
@@ -52,9 +50,8 @@ def write(capture: Capture, folder: Path, execution_trace: Path | None, about: d
         plain.unlink(missing_ok=True)
     if execution_trace is not None and execution_trace.exists():
         os.replace(execution_trace, folder / f"rank-{rank}.et.json")
-    names = buckets.names_of_parameters()
     with _whole(folder / f"rank-{rank}.sizes.json") as path:
-        path.write_text(json.dumps(capture.sizes.as_json(names)))
+        path.write_text(json.dumps(capture.sizes.as_json()))
     logs = capture.recording.logs
     if logs:
         arrays = {f"calls_{k}": each.calls_array() for k, each in enumerate(logs)}

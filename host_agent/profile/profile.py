@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
+import platform
 import signal
 import statistics
 import sys
@@ -17,10 +18,13 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from host_agent.profile import buckets, files, heap
-from host_agent.profile.capture import Capture, versions
+import torch
+
+from host_agent.profile import files, heap, sizes
+from host_agent.profile.capture import Capture
 from host_agent.profile.iterations import Iterations, living
 from host_agent.recording import MOST_PACKETS
+from switchml import __version__
 from switchml.errors import ConfigError
 
 SKIP, STEPS = 3, 10
@@ -207,7 +211,7 @@ class switchml_profile:
     def _about(self, capture: Capture) -> dict[str, Any]:
         ddp: list[dict[str, Any]] = []
         with contextlib.suppress(RuntimeError):  # its process group is gone
-            ddp = buckets.describe()
+            ddp = sizes.describe_buckets()
         return {
             "rank": capture.rank,
             "world_size": capture.world_size,
@@ -221,7 +225,7 @@ class switchml_profile:
             "iterations": [asdict(one) for one in self._log],
             "ddp": ddp,
             "codec": _codec(),
-            "versions": versions(),
+            "versions": {"python": platform.python_version(), "torch": torch.__version__, "switchml": __version__},
         }
 
 

@@ -88,7 +88,8 @@ class SwitchMLProcessGroup(dist.ProcessGroup):
         self._name = group_name
         self._description = "undefined"
         self._gloo: dist.ProcessGroup | None = None
-        self._agent: Agent | None = None
+        self.agent: Agent | None = None
+        """For its statistics; None after shutdown and in a sub-group of one rank."""
         self._cuda: Any = None
         self._failed = False
         self._shutdown_lock = threading.Lock()
@@ -115,7 +116,7 @@ class SwitchMLProcessGroup(dist.ProcessGroup):
         global _default_address
         warm_up()
         invitation = rendezvous.meet()
-        self._agent = HostAgent.join(
+        self.agent = HostAgent.join(
             invitation.address,
             job=invitation.job,
             rank=self.rank(),
@@ -126,7 +127,7 @@ class SwitchMLProcessGroup(dist.ProcessGroup):
         if self._is_default:
             _default_address = invitation.address
         else:
-            self._agent.global_ranks = self._global_ranks
+            self.agent.global_ranks = self._global_ranks
 
     # What torch asks about the group.
 
@@ -150,11 +151,6 @@ class SwitchMLProcessGroup(dist.ProcessGroup):
         self._require_gloo()._set_group_desc(description)
 
     @property
-    def agent(self) -> Agent | None:
-        """The agent, for its statistics; None after shutdown and in a sub-group of one rank."""
-        return self._agent
-
-    @property
     def _device_types(self) -> list[torch.device]:
         return self._require_gloo()._device_types
 
@@ -174,7 +170,7 @@ class SwitchMLProcessGroup(dist.ProcessGroup):
         # Several tensors in one call mean: one a device of this rank, all summed into each. Gloo knows how.
         if len(listed) == 1 and _carries(listed, op, torch.strided):
             return self._submit(listed, op, timeout)
-        takes_sparse = self._agent is not None and self._agent.takes_sparse
+        takes_sparse = self.agent is not None and self.agent.takes_sparse
         if takes_sparse and len(listed) == 1 and _carries(listed, op, torch.sparse_coo) and listed[0].numel():
             return self._submit_sparse(listed[0], op, timeout)
         return gloo.allreduce(tensors, *args, **kwargs)
@@ -204,8 +200,8 @@ class SwitchMLProcessGroup(dist.ProcessGroup):
 
         def submit() -> None:
             try:
-                assert self._agent is not None
-                union = union_of_rows(self._agent, rows.numbers, rows.count, timeout_s)
+                assert self.agent is not None
+                union = union_of_rows(self.agent, rows.numbers, rows.count, timeout_s)
                 values = spread(rows, union)
             except Exception as error:
                 self._failed = self._failed or isinstance(error, JobError)
@@ -234,7 +230,7 @@ class SwitchMLProcessGroup(dist.ProcessGroup):
     def _submit(self, tensors: list[torch.Tensor], op: Any, timeout: timedelta | None) -> Work:
         mean = op == dist.ReduceOp.AVG
         self._expect_cuda(tensors)
-        summed = [tensor for tensor in tensors if tensor.numel() and self._agent is not None]
+        summed = [tensor for tensor in tensors if tensor.numel() and self.agent is not None]
         work = self._work_type(tensors)(tensors, len(summed), self._callbacks)
         timeout_s = (timeout or self._timeout).total_seconds()
         # The lock keeps the tensors of one call together, in an order that is the same on all ranks.
@@ -251,7 +247,7 @@ class SwitchMLProcessGroup(dist.ProcessGroup):
     ) -> None:
         """Sum a contiguous CPU tensor in place, then call `done`. After `timeout_s` the agent gives up the job.
         `sparse`: the agent's word about blocks of zeros if None."""
-        agent = self._agent
+        agent = self.agent
 
         def on_done(error: BaseException | None) -> None:
             if isinstance(error, JobError):
@@ -296,15 +292,15 @@ class SwitchMLProcessGroup(dist.ProcessGroup):
 
     def abort(self) -> None:
         """Fail what is outstanding at once, then shut down."""
-        if self._agent is not None:
-            self._agent.abort(JobError("the process group was aborted"))
+        if self.agent is not None:
+            self.agent.abort(JobError("the process group was aborted"))
         self._leave(in_good_order=False)
 
     def _leave(self, in_good_order: bool) -> None:
         global _default_address
         with self._shutdown_lock:
             rendezvous, self._rendezvous = self._rendezvous, None
-            agent, self._agent = self._agent, None
+            agent, self.agent = self.agent, None
             cuda, self._cuda = self._cuda, None
             gloo, self._gloo = self._gloo, None
         _open_groups.discard(self)
@@ -357,8 +353,7 @@ def _gloo_group(store: Store, rank: int, size: int, timeout: timedelta) -> dist.
 
 
 def _unused_part(store: Store, size: int) -> Store:
-    """A view of `store` in which no earlier group of the same name has left its keys (torchrun keeps one store for a
-    script's whole life).
+    """A view of `store` without keys of earlier groups of the same name (torchrun keeps one store for a whole script).
 
     Sound because making a group is a barrier: nobody asks for the next generation before all have asked for this one.
     """

@@ -94,9 +94,7 @@ class AllReduceWork(Work):
         super().__init__()
         self.tensors = tensors
         self.before_finish: list[Callable[[], object]] = []
-        """Steps between the last part and the end (copies out of staging buffers), run on a callback thread if there
-        are any.
-        """
+        """Steps between the last part and the end (copies out of staging buffers), run on a callback thread."""
         self._callbacks = callbacks
         self._parts = parts
         self._lock = threading.Lock()
@@ -120,9 +118,8 @@ class AllReduceWork(Work):
             self._finish()
 
     def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
-        """Block until done and return True, or raise the error. After `timeout` (if positive): CollectiveTimeout, and
-        the all-reduce goes on.
-        """
+        """Block until done and return True, or raise the error; CollectiveTimeout after a positive `timeout`, and the
+        all-reduce goes on."""
         seconds = timeout.total_seconds()
         with recording.waiting():
             finished = self._finished.wait(seconds if seconds > 0 else None)

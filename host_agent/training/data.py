@@ -1,6 +1,4 @@
-"""scikit-learn's digits: 1797 real handwritten digits of 8 x 8 pixels that come with the package, and the
-batches of each rank.
-"""
+"""scikit-learn's digits, 1797 handwritten ones of 8 x 8 pixels that come with the package, and each rank's batches."""
 
 from __future__ import annotations
 
@@ -69,8 +67,8 @@ class BatchOrder:
     """The training images of rank `rank` in each step.
 
     Raises ConfigError if a step of all ranks needs more images than there are. Every epoch is a fresh permutation that
-    all ranks draw from the same seed; a step takes `batch_size` images for each rank from it, and the
-    remainder of an epoch is skipped.
+    all ranks draw from the same seed; a step takes `batch_size` images for each rank from it, and the remainder of an
+    epoch is skipped.
     """
 
     def __init__(self, *, rank: int, workers: int, batch_size: int, seed: int):

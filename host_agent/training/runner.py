@@ -1,5 +1,4 @@
-"""The parent's side: start aggregator and workers, follow both phases, and always end all processes. The parent needs
-no torch."""
+"""The parent's side, without torch: start aggregator and workers, follow both phases, always end all processes."""
 
 from __future__ import annotations
 

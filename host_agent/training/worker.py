@@ -40,8 +40,7 @@ class Settings:
     codec: str | None = None
     memory: str | None = None
     file: str | None = None
-    """A settings file (host_agent/pytorch/settings.py): DDP's arguments in both phases, compression in the
-    aggregator's."""
+    """A settings file (host_agent/pytorch/settings.py): DDP's arguments in both phases, codecs in the aggregator's."""
     backends: tuple[str, ...] = BACKENDS
     reorder_rate: float = 0.0
     """Share of packets that the agents reorder; the aggregator has its own option."""

@@ -364,8 +364,7 @@ def _times_of(records: list[_Record]) -> list[float]:
 
 
 def _samples(records: list[_Record], times: np.ndarray) -> list[Sample]:
-    """The exchanges of each step that took one route, together. `times`: float32[records, 2], what `_times_of` became
-    when all ranks agreed."""
+    """The exchanges of each step that took one route, together. `times`: float32[records, 2], `_times_of` as agreed."""
     exchanges: dict[tuple[int, int], list[_Record]] = {}
     for record, (least_s, wire_bytes) in zip(records, times.tolist(), strict=True):
         agreed = replace(record, network_s=-least_s, wire_bytes=wire_bytes)

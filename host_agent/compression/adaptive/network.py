@@ -124,8 +124,7 @@ class Network:
             self._add(step, steps[len(steps) // 4])
 
     def learn_probe(self, wire_bytes: int, seconds: float, latency_s: float) -> bool:
-        """Learn from a probe of so many bytes, right after a request that took `latency_s`; whether they were enough to
-        show how fast bytes go."""
+        """Learn from a probe, right after a request that took `latency_s`; whether it was enough to show the rate."""
         latency_s = max(latency_s, self.latency_s)
         bulk_s = seconds - latency_s
         is_visible = bulk_s >= VISIBLE_SHARE * seconds

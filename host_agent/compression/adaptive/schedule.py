@@ -41,8 +41,7 @@ class Calendar:
         self._pause = self._report_every = 1
 
     def plan(self, step: int, step_s: float, network: Network, is_open: bool) -> None:
-        """A decision was made before `step`, of steps whose exchanges take `step_s`. `is_open`: whether the next is
-        likely to change something."""
+        """A decision was made before `step`. `step_s`: of a step's exchanges. `is_open`: the next may well differ."""
         in_steps = network.latency_s / step_s if step_s > 0 else 0.0
         least = max(1, math.ceil(in_steps / DECISION_SHARE))
         self._pause = min(MOST_STEPS, least if is_open else max(least, 2 * self._pause))
