@@ -108,9 +108,7 @@ class Configs:
         """Write all current entities to a new pipeline. Raises INVALID_ARGUMENT if one does not fit there."""
         for entity in self.running.everything() if self.running else ():
             kind = _kind(entity)
-            if kind is None:
-                continue
-            error = entities.write([v1.Update(type=kind, entity=writable(entity))])[0]
+            error = entities.write([v1.Update(type=kind, entity=writable(entity))])[0] if kind is not None else None
             if error is not None:
                 raise refuse("INVALID_ARGUMENT", f"the state can't be transferred: {error}") from error
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from emulator.p4switch.p4runtime import arrays
+from emulator.p4switch.p4runtime.digests import NS_PER_MS
 from emulator.p4switch.p4runtime.fields import Actions
 from emulator.p4switch.p4runtime.matches import Key
 from emulator.p4switch.p4runtime.pipeline import Pipeline
@@ -18,8 +19,6 @@ from emulator.p4switch.state.handles import index_of
 from emulator.p4switch.state.tables import Entry, MatchTable
 from switchml.control.p4runtime_protos import info, v1
 from switchml.errors import ControlError
-
-NS_PER_MS = 1_000_000
 
 
 @dataclass
@@ -53,10 +52,6 @@ class Table:
     def ages(self) -> bool:
         """Whether entries have idle time-outs."""
         return self.table.table.support_timeout
-
-    def extra(self, handle: int | None) -> Extra:
-        """An entry's, or an empty one."""
-        return self.extras.get(handle, Extra())
 
     def cells(self, sort: str) -> tuple[Any, Any]:
         """P4Info's direct counter or meter, and the array of its cells. Raises INVALID_ARGUMENT."""
@@ -118,14 +113,10 @@ class Tables:
                     table.direct[sort] = item, table.table.direct[sort]
         self._idle: dict[tuple[int, int], int] = {}  # (table, handle) → last hit, of entries that were reported
 
-    def one(self, number: int) -> Table:
-        """A table by its number. Raises NOT_FOUND."""
-        return self.pipeline.one(self.by_number, number, "table")
-
     # Write
 
     def write(self, kind: int, entry: v1.TableEntry) -> None:
-        table = self.one(entry.table_id)
+        table = self.pipeline.one(self.by_number, entry.table_id, "table")
         if entry.is_const:
             raise refuse("INVALID_ARGUMENT", f"table {table.name}: is_const may not be set by a controller")
         if entry.is_default_action:
@@ -158,7 +149,7 @@ class Tables:
             match, priority = table.key.decode(entry.match), table.key.priority_in(entry.priority)
         else:
             handle = table.find(entry).handle
-            one_shot = before = table.extra(handle).one_shot
+            one_shot = before = table.extras.get(handle, Extra()).one_shot
         if kind == INSERT or entry.HasField("action"):
             table.table.check_mutable()
             if not entry.HasField("action"):
@@ -254,7 +245,7 @@ class Tables:
 
     def _message(self, table: Table, entry: Entry, pattern: v1.TableEntry) -> v1.TableEntry:
         message = table.key_of(entry)
-        extra = table.extra(entry.handle)
+        extra = table.extras.get(entry.handle, Extra())
         self._describe(table, message, entry.target, extra)
         message.idle_timeout_ns = extra.idle_timeout_ns
         message.is_const = table.table.is_immutable
@@ -271,7 +262,7 @@ class Tables:
 
     def _default(self, table: Table) -> v1.TableEntry:
         message = v1.TableEntry(table_id=table.number, is_default_action=True)
-        self._describe(table, message, table.table.get_default(), table.extra(None))
+        self._describe(table, message, table.table.get_default(), table.extras.get(None, Extra()))
         default = table.table.table.default
         message.is_const = default is not None and default.const_entry
         return message
@@ -316,7 +307,7 @@ class DirectCells:
         self.sort = cells.sort
 
     def _table(self, key: v1.TableEntry) -> Table:
-        table = self.tables.one(key.table_id)
+        table = self.tables.pipeline.one(self.tables.by_number, key.table_id, "table")
         table.cells(self.sort)
         if key.is_default_action:
             raise refuse("UNIMPLEMENTED", f"table {table.name}: BMv2 does not count or meter misses")

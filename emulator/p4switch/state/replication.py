@@ -190,13 +190,13 @@ class Session:
     mgid: int | None = None
 
 
+@dataclass
 class Mirroring:
     """`sessions`: id → Session."""
 
-    def __init__(self, lock: RLock) -> None:
-        self.lock = lock
-        self.sessions: dict[int, Session] = {}
-        self.version = 0
+    lock: RLock
+    sessions: dict[int, Session] = field(default_factory=dict)
+    version: int = 0
 
     @changing
     def add(self, session: int, port: int | None = None, mgid: int | None = None) -> None:

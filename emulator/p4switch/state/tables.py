@@ -31,9 +31,6 @@ from emulator.p4switch.state.arrays import CounterArray, MeterArray
 from emulator.p4switch.state.handles import Handled, changing, entry_handle, index_of, locked, version_of
 from emulator.p4switch.values import mask, n_bytes
 
-KEYLESS_SIZE = 0
-"""Entries that a table without a key can hold."""
-
 
 @dataclass
 class Entry:
@@ -91,7 +88,7 @@ class MatchTable(ActionOwner):
         self.direct_meter = direct_meter
         self.clock = clock
         self.widths = tuple(8 if field.kind == "valid" else field.width for field in table.key)
-        self.size = max(table.max_size, 0) if table.key else KEYLESS_SIZE
+        self.size = max(table.max_size, 0) if table.key else 0
         self._counter = CounterArray(ir.CounterArray(table.name, table.id, self.size), lock)
         self.counters = self._counter.data
         direct = {"counter": self._counter if table.with_counters else None, "meter": direct_meter}
