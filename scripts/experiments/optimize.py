@@ -2,10 +2,10 @@
 
     sudo python scripts/experiments/optimize.py [--workers 4] [--rate 100mbit] [--allow buckets] [--json]
 
-Hosts are network namespaces around a switch (emulator/testbed/star.py), one rank of scripts/examples/ddp_mlp.py in
-each; the software aggregator sits in the switch. The script is traced with DDP's defaults over Gloo, and the
-optimizer searches for settings with each set of allowed passes; then runs with these settings and with the defaults
-alternate.
+Hosts are network namespaces around a switch (emulator/testbed/star.py), one rank of the MLP of
+scripts/examples/ddp_models.py in each; the software aggregator sits in the switch. The script is traced with DDP's
+defaults over Gloo, and the optimizer searches for settings with each set of allowed passes; then runs with these
+settings and with the defaults alternate.
 
 All hosts share this machine's cores, which the predictions ignore. So layers pause for the time of an accelerator;
 `--device-time 0 --batch-size 1024` runs without pauses.
@@ -40,7 +40,7 @@ from emulator.whatif.serial import prepared
 from host_agent.pytorch.settings_arming import SETTINGS, STEP_TIMES
 from switchml.errors import JobError
 
-SCRIPT = Path(__file__).resolve().parents[1] / "examples" / "ddp_mlp.py"
+SCRIPT = Path(__file__).resolve().parents[1] / "examples" / "ddp_models.py"
 FIRST_PORT = 29600
 TRACED = (5, 15)
 """Captured iterations: first, and one past the last."""
@@ -132,8 +132,8 @@ def main(
     as_json: bool,
 ) -> None:
     """Predicted and measured speed-ups of optimized settings, on links of limited rate."""
-    arguments = ["--steps", str(max(steps, TRACED[1] + 2)), "--layers", str(layers), "--width", str(width)]
-    arguments += ["--batch-size", str(batch_size), "--device-time", str(device_time)]
+    arguments = ["--model", "mlp", "--steps", str(max(steps, TRACED[1] + 2)), "--layers", str(layers)]
+    arguments += ["--width", str(width), "--batch-size", str(batch_size), "--device-time", str(device_time)]
     with contextlib.ExitStack() as stack:
         folder = keep or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="switchml-optimize-")))
         folder.mkdir(parents=True, exist_ok=True)
