@@ -1,7 +1,6 @@
 """What `switchml bench replay` measures: ops a second of the compiled engines and of the plain simpy writing, on one
-kind of job. The job is a transformer's iteration with tensor, pipeline (1F1B, full recomputation) and data
-parallelism: a chain of kernels and tensor-parallel all-reduces for each micro-batch, sends between stages, one
-gradient all-reduce at the end. `competing` makes its ops compete for streams, links and memory.
+kind of job: an iteration of GPT-3 with tensor, pipeline (1F1B, full recomputation) and data parallelism, as
+`switchml emulate` plays it. `competing` makes its ops compete for streams, links and memory.
 """
 
 from __future__ import annotations
@@ -14,18 +13,20 @@ from dataclasses import replace as changed
 
 import numpy as np
 
+from emulator.cluster import cluster as clusters
+from emulator.jobs.costing import plan
+from emulator.jobs.iteration import build
 from emulator.replay.conditions import Conditions
 from emulator.replay.engine import replay
 from emulator.replay.reference import Reference
-from emulator.workload.builder import GraphBuilder
+from emulator.workload import models
 from emulator.workload.costs import NO_ROUTE, Costs, Links
-from emulator.workload.graph import Collective, Graph, Kind, Order
+from emulator.workload.graph import Graph, Order
+from emulator.workload.job import Job
+from emulator.workload.models import Transformer
 
-FORWARD = ("norm", "attention", "all-reduce", "norm", "mlp", "all-reduce")
-"""A layer's ops; its backward pass is twice as many: recomputation, then the same backwards."""
-
-COMPUTE, TENSOR, FROM_BELOW, TO_ABOVE, FROM_ABOVE, TO_BELOW, GRADIENTS = range(7)
-"""A rank's streams."""
+OPS_A_LAYER = 12
+"""Of a micro-batch on each rank: forward, recomputation and backward, each attention and MLP with their all-reduces."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,15 +42,12 @@ class Shape:
     @classmethod
     def of_about(cls, ops: int) -> Shape:
         """A job of about that many ops: a part of the default one."""
-        for tensor, stages, replicas in ((8, 8, 16), (8, 8, 2), (2, 4, 2), (1, 2, 1)):
+        for tensor, stages, replicas in ((8, 8, 16), (8, 8, 2), (2, 4, 2), (2, 2, 1)):
             shape = cls(tensor=tensor, stages=stages, replicas=replicas, layers=12 * stages, micro_batches=1)
-            of_each = shape.ranks * 12 * (3 * len(FORWARD))
-            micro_batches = round(ops / of_each)
+            micro_batches = round(ops / (shape.ranks * 12 * OPS_A_LAYER))
             if micro_batches >= stages:
                 break
-        return cls(
-            tensor=tensor, stages=stages, replicas=replicas, layers=12 * stages, micro_batches=max(1, micro_batches)
-        )
+        return changed(shape, micro_batches=max(1, micro_batches))
 
     @property
     def ranks(self) -> int:
@@ -57,111 +55,20 @@ class Shape:
         return self.tensor * self.stages * self.replicas
 
 
-SECONDS = {
-    "norm": 1e-4,
-    "attention": 8e-4,
-    "mlp": 1.6e-3,
-    "all-reduce": 3e-4,
-    "send": 1e-4,
-    "gradients": 0.2,
-    "adam": 0.02,
-}
-
-
 def job(shape: Shape, *, folded: bool = False) -> tuple[Graph, Costs]:
-    """The job and its prices. `folded`: one rank for each stage stands for all that do the same."""
-    builder = GraphBuilder("bench")
-    tensor, replicas = (1, 1) if folded else (shape.tensor, shape.replicas)
-    works = {}
-    for name in FORWARD:
-        for phase in ("", " backward"):
-            is_compute = name != "all-reduce"
-            kind, collective = (Kind.COMPUTE, 0) if is_compute else (Kind.COLLECTIVE, Collective.ALL_REDUCE)
-            works[name + phase] = builder.add_work(name + phase, kind, collective=collective, seconds=SECONDS[name])
-    send = builder.add_work("send", Kind.SEND, collective=Collective.P2P, seconds=SECONDS["send"])
-    receive = builder.add_work("receive", Kind.RECV, collective=Collective.P2P, seconds=SECONDS["send"])
-    gradients = builder.add_work(
-        "gradients", Kind.COLLECTIVE, collective=Collective.ALL_REDUCE, seconds=SECONDS["gradients"]
+    """Graph and costs of an iteration. `folded`: one rank for each stage stands for all that do the same."""
+    gpt = models.load("gpt3-175b")
+    assert isinstance(gpt, Transformer)
+    layout = Job(
+        gpus=shape.ranks,
+        tp=shape.tensor,
+        pp=shape.stages,
+        batch=shape.replicas * shape.micro_batches,
+        recompute="full",
+        overlap=False,
     )
-    adam = builder.add_work("adam", seconds=SECONDS["adam"])
-
-    def rank_of(replica: int, stage: int, peer: int) -> int:
-        return (replica * shape.stages + stage) * tensor + peer
-
-    for _replica in range(replicas):
-        for stage in range(shape.stages):
-            for _peer in range(tensor):
-                rank = builder.add_rank(stage=stage, weight=shape.ranks / (replicas * shape.stages * tensor))
-                for name in ("compute", "tensor", "from below", "to above", "from above", "to below", "gradients"):
-                    builder.add_stream(rank, name)
-    blocks = [_Block(shape, stage, works, send, receive, gradients, adam) for stage in range(shape.stages)]
-    reduce_work = blocks[0].work[blocks[0].stream == TENSOR]
-    bases = np.full((replicas, shape.stages, tensor, 7), -1, np.int64)
-    for replica in range(replicas):
-        for stage in range(shape.stages):
-            ranks = [rank_of(replica, stage, peer) for peer in range(tensor)]
-            group = builder.add_group(ranks, name=f"tensor {replica}.{stage}", size=shape.tensor)
-            bases[replica, stage, :, TENSOR] = builder.add_transfers(reduce_work, group)
-            for peer in range(tensor):
-                if stage + 1 < shape.stages:
-                    pair = [rank_of(replica, stage, peer), rank_of(replica, stage + 1, peer)]
-                    group = builder.add_group(pair, name=f"boundary {stage}-{stage + 1} of {replica}.{peer}")
-                    up = builder.add_transfers(send, group, shape.micro_batches)
-                    down = builder.add_transfers(send, group, shape.micro_batches)
-                    bases[replica, stage, peer, TO_ABOVE] = bases[replica, stage + 1, peer, FROM_BELOW] = up
-                    bases[replica, stage, peer, FROM_ABOVE] = bases[replica, stage + 1, peer, TO_BELOW] = down
-    for stage in range(shape.stages):
-        for peer in range(tensor):
-            ranks = [rank_of(replica, stage, peer) for replica in range(replicas)]
-            group = builder.add_group(ranks, name=f"data {stage}.{peer}", size=shape.replicas)
-            bases[:, stage, peer, GRADIENTS] = builder.add_transfers(gradients, group)
-    for replica in range(replicas):
-        for stage in range(shape.stages):
-            for peer in range(tensor):
-                blocks[stage].add(builder, rank_of(replica, stage, peer), bases[replica, stage, peer])
-    graph = builder.build()
-    return graph, Costs.of(graph, graph.works.seconds)
-
-
-class _Block:
-    """The ops of one stage's ranks, which differ in nothing but the transfers they are in."""
-
-    def __init__(self, shape: Shape, stage: int, works, send: int, receive: int, gradients: int, adam: int) -> None:
-        layers = shape.layers // shape.stages
-        is_first, is_last = stage == 0, stage == shape.stages - 1
-        forward = [(TENSOR if name == "all-reduce" else COMPUTE, works[name]) for name in FORWARD]
-        backward = [
-            (TENSOR if name == "all-reduce" else COMPUTE, works[name + " backward"]) for name in reversed(FORWARD)
-        ]
-        passes = {
-            "forward": [(FROM_BELOW, receive)] * (not is_first) + forward * layers + [(TO_ABOVE, send)] * (not is_last),
-            "backward": [(FROM_ABOVE, receive)] * (not is_last)
-            + (forward + backward[1:] + backward[:1]) * layers
-            + [(TO_BELOW, send)] * (not is_first),
-        }
-        columns = {name: np.array(ops, np.int32).T for name, ops in passes.items()}
-        order = one_f_one_b(shape.stages, stage, shape.micro_batches)
-        whole = np.concatenate([columns[name] for name, _ in order], axis=1)
-        lengths = [columns[name].shape[1] for name, _ in order]
-        end = np.array([[GRADIENTS, COMPUTE], [gradients, adam]], np.int32)
-        self.stream, self.work = np.concatenate([whole, end], axis=1)
-        micro_batch = np.repeat(np.array([number for _, number in order], np.int32), lengths)
-        self.micro_batch = np.concatenate([micro_batch, np.full(2, -1, np.int32)])
-        # Each op waits for the one before it, but a micro-batch's first only for its stream.
-        count = len(self.work)
-        waits = np.ones(count, np.int64)
-        waits[np.cumsum([0, *lengths[:-1]])] = 0
-        self.dep_start = np.concatenate([[0], np.cumsum(waits)])
-        self.deps = (np.flatnonzero(waits) - 1).astype(np.int32)
-        # Number of its transfer within those of its communicator.
-        self.transfer = np.where(self.stream == TENSOR, np.cumsum(self.stream == TENSOR) - 1, self.micro_batch)
-        self.transfer[-2] = 0
-
-    def add(self, builder: GraphBuilder, rank: int, bases: np.ndarray) -> None:
-        """Add these ops for `rank`, whose transfers on stream i begin with the number `bases[i]`."""
-        transfer = np.where(self.stream == COMPUTE, -1, self.transfer + bases[self.stream]).astype(np.int32)
-        stream = self.stream + np.int32(7 * rank)
-        builder.add_ops(stream, self.work, transfer, self.micro_batch, self.dep_start, self.deps)
+    model = changed(gpt, layers=shape.layers, tied_embedding=False)
+    return build(plan(model, layout, clusters.load("a100-dgx")), "all" if folded else "none")
 
 
 UPLINK_BYTES_PER_S = 25e9
@@ -169,10 +76,10 @@ OVERLAP_SLOWDOWN = 0.15
 
 
 def competing(graph: Graph, costs: Costs) -> tuple[Graph, Costs, Conditions]:
-    """The job with everything that needs the event engine: streams take what is ready, sends and gradients share one
-    uplink and one downlink for eight ranks, and communication slows compute."""
-    order = np.full(len(graph.streams), Order.READY, np.int8)
-    crosses = np.isin(np.array(graph.works.name)[graph.transfers.work], ("send", "gradients"))
+    """The job with everything that needs the event engine: streams of sends and gradients take what is ready, and share
+    one uplink and one downlink for eight ranks, and communication slows compute."""
+    order = np.where(np.array(graph.streams.name) == "compute", Order.PROGRAM, Order.READY).astype(np.int8)
+    crosses = np.array(graph.works.name)[graph.transfers.work] != "tensor-parallel all-reduce"
     first = graph.groups.ranks[graph.groups.start[graph.transfers.group]]
     last = graph.groups.ranks[graph.groups.start[graph.transfers.group + 1] - 1]
     nodes = -(-len(graph.ranks) // 8)
@@ -186,22 +93,11 @@ def competing(graph: Graph, costs: Costs) -> tuple[Graph, Costs, Conditions]:
     )
     shared = changed(
         costs,
-        transfer_fixed_s=np.where(crosses, 0.0, costs.transfer_fixed_s),
-        transfer_bytes=np.where(crosses, costs.transfer_fixed_s * UPLINK_BYTES_PER_S / 8, 0.0),
         transfer_route=np.where(crosses, first // 8 * nodes + last // 8, NO_ROUTE).astype(np.int32),
         links=links,
     )
     taking_ready = changed(graph, streams=changed(graph.streams, order=order))
     return taking_ready, shared, Conditions(overlap_slowdown=OVERLAP_SLOWDOWN)
-
-
-def one_f_one_b(stages: int, stage: int, micro_batches: int) -> list[tuple[str, int]]:
-    """The order in which a stage takes passes: forward passes to fill the pipeline, then one of each kind in turn."""
-    warm_up = min(stages - 1 - stage, micro_batches)
-    order = [("forward", number) for number in range(warm_up)]
-    for number in range(warm_up, micro_batches):
-        order += [("forward", number), ("backward", number - warm_up)]
-    return order + [("backward", number) for number in range(micro_batches - warm_up, micro_batches)]
 
 
 @dataclass(frozen=True)

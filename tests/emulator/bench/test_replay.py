@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from emulator.bench.replay import Shape, competing, job, one_f_one_b
+from emulator.bench.replay import OPS_A_LAYER, Shape, competing, job
 from emulator.replay.engine import replay
 from emulator.replay.reference import Reference
 from emulator.workload.checks import check
@@ -14,19 +14,20 @@ from emulator.workload.graph import Kind
 from switchml.cli.main import cli
 
 
-@pytest.mark.parametrize("folded", [False, True])
-def test_job_is_whole(folded):
+def test_job_is_whole():
     shape = Shape(tensor=2, stages=4, replicas=2, layers=8, micro_batches=5)
-    graph, costs = job(shape, folded=folded)
+    graph, costs = job(shape)
     check(graph)
     costs.check(graph)
-    # A rank: 3 passes of 2 layers of 6 ops for each micro-batch, gradients, Adam; sends and receives at 3 boundaries.
-    each_pipeline = 4 * (5 * 3 * 2 * 6 + 2) + 3 * 2 * 2 * 5
-    assert len(graph.ops) == each_pipeline * (1 if folded else 4)
+    # A rank: 3 passes of 2 layers of 4 ops for each micro-batch, start, gradients, Adam; at the ends of the pipeline
+    # embedding and loss, forward and backward; sends and receives at 3 boundaries.
+    assert OPS_A_LAYER == 3 * 4
+    each_pipeline = 4 * (5 * 3 * 2 * 4 + 3) + 2 * 2 * 5 + 3 * 2 * 2 * 5
+    assert len(graph.ops) == each_pipeline * 4
     assert graph.ranks.weight.sum() == shape.ranks
     assert (graph.groups.size[[name.startswith("tensor") for name in graph.groups.name]] == 2).all()
     sends = graph.op_kind() == Kind.SEND
-    assert sends.sum() == (graph.op_kind() == Kind.RECV).sum() == 3 * 2 * 5 * (1 if folded else 4)
+    assert sends.sum() == (graph.op_kind() == Kind.RECV).sum() == 3 * 2 * 5 * 4
 
 
 def test_competing_job_agrees_with_simpy():
@@ -42,22 +43,7 @@ def test_competing_job_agrees_with_simpy():
 @pytest.mark.parametrize("ops", [1_000, 30_000, 1_000_000])
 def test_size_of_the_job(ops):
     shape = Shape.of_about(ops)
-    assert 0.5 < shape.ranks * shape.micro_batches * 12 * 18 / ops < 2
-
-
-def test_1f1b_order():
-    """The second of three stages: one forward pass to fill, then by turns, then what is left."""
-    assert one_f_one_b(3, 1, 3) == [
-        ("forward", 0),
-        ("forward", 1),
-        ("backward", 0),
-        ("forward", 2),
-        ("backward", 1),
-        ("backward", 2),
-    ]
-    for stage in range(4):
-        order = one_f_one_b(4, stage, 2)
-        assert sorted(order) == sorted((name, number) for name in ("forward", "backward") for number in range(2))
+    assert 0.5 < shape.ranks * shape.micro_batches * 12 * OPS_A_LAYER / ops < 2
 
 
 def test_command():

@@ -14,6 +14,8 @@ from emulator.workload.builder import GraphBuilder
 from emulator.workload.checks import check
 from emulator.workload.costs import Costs, Links
 from emulator.workload.graph import Collective, Kind, Order
+from emulator.workload.job import Job
+from emulator.workload.schedules import passes
 from switchml.errors import BudgetSpent, ConfigError, Deadlock
 from tests.support import replay_graphs as graphs
 
@@ -138,8 +140,6 @@ def test_jitter_keeps_the_mean_and_follows_the_seed(engine):
 @pytest.mark.parametrize(("stages", "micro_batches"), [(2, 4), (4, 8), (3, 3)])
 def test_equal_stages_take_what_the_pipeline_formula_says(stages, micro_batches):
     """(m + p − 1)(t_f + t_b), GPipe and 1F1B alike (Narayanan et al. 2021, 2.2)."""
-    from emulator.bench.replay import one_f_one_b
-
     builder = GraphBuilder()
     forward, backward = builder.add_work("forward", seconds=1.0), builder.add_work("backward", seconds=2.0)
     works = {
@@ -151,8 +151,7 @@ def test_equal_stages_take_what_the_pipeline_formula_says(stages, micro_batches)
     groups = [builder.add_group(pair) for pair in zip(ranks, ranks[1:], strict=False)]
     up, down = ([builder.add_transfers(works["send"], group, micro_batches) for group in groups] for _ in range(2))
     for stage, (compute, from_below, to_above, from_above, to_below) in enumerate(streams):
-        for name, number in one_f_one_b(stages, stage, micro_batches):
-            is_forward = name == "forward"
+        for is_forward, number, _ in passes(Job(gpus=stages, pp=stages, batch=micro_batches), stage).tolist():
             first, last = (0, stages - 1) if is_forward else (stages - 1, 0)
             transfers, step = (up, 1) if is_forward else (down, -1)
             after = []
@@ -253,7 +252,8 @@ def test_scaling_all_costs_scales_the_makespan():
     from emulator.bench.replay import Shape, job
 
     graph, costs = job(Shape(tensor=2, stages=2, replicas=2, layers=4, micro_batches=3))
-    tripled = Costs.of(graph, 3 * costs.work_s)
+    amounts = ("work_s", "transfer_fixed_s", "transfer_bytes")
+    tripled = dataclasses.replace(costs, **{name: 3 * getattr(costs, name) for name in amounts})
     assert replay(graph, tripled).makespan_s == pytest.approx(3 * replay(graph, costs).makespan_s, rel=1e-12)
 
 

@@ -50,6 +50,12 @@ def test_no_two_stages_wait_for_each_other(job):
     assert all(count == len(order) for count, order in zip(at, orders, strict=True))
 
 
+def test_one_forward_one_backward():
+    """The second of three stages: one forward pass to fill, then by turns, then what is left."""
+    order = passes(Job(gpus=3, pp=3, batch=3), 1)
+    assert order.tolist() == [[1, 0, 0], [1, 1, 0], [0, 0, 0], [1, 2, 0], [0, 1, 0], [0, 2, 0]]
+
+
 @pytest.mark.parametrize("stage", range(4))
 def test_one_forward_one_backward_bounds_what_is_in_flight(stage):
     order = passes(Job(gpus=4, pp=4, batch=16), stage)
