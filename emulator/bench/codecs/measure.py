@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,6 +37,7 @@ class Measured:
     ours: bool
     aggregation: str
     elements: int
+    note: str = ""
     payload_bytes: int = 0
     sent_bytes: int | None = None
     received_bytes: int | None = None
@@ -43,7 +45,6 @@ class Measured:
     relative_error: float = 0.0
     compress_s: list[float] = field(default_factory=list)
     decompress_s: list[float] = field(default_factory=list)
-    note: str = ""
 
     @property
     def ratio(self) -> float:
@@ -102,65 +103,51 @@ def measure(
     absolute = bound * (float(x.max()) - float(x.min()))
     with _one_torch_thread(), rivals.available(tensor, bound=absolute, ratio=ratio, rank=rank) as others:
         missing = [rival for rival in others if isinstance(rival, rivals.Missing)]
-        runs = [_Ours(codec, tensor, workers) for codec in codecs]
-        runs += [_Theirs(rival, tensor) for rival in others if isinstance(rival, rivals.Rival)]
+        states = [codec.new_state() for codec in codecs]
+        runs = [_ours(codec, state, tensor) for codec, state in zip(codecs, states, strict=True)]
+        runs += [rival for rival in others if isinstance(rival, rivals.Rival)]
+        measured = [
+            Measured(run.name, number < len(codecs), run.aggregation, x.size, run.note)
+            for number, run in enumerate(runs)
+        ]
         for turn in range(rounds + 1):  # the first is for compiling and warming up
-            for run in runs:
-                on_step(run.measured.name)
-                run.once(turn, x)
+            for run, one in zip(runs, measured, strict=True):
+                on_step(run.name)
+                _once(run, one, x)
                 if turn == 0:
-                    run.measured.compress_s.clear()
-                    run.measured.decompress_s.clear()
-        for run in runs[: len(codecs)]:
-            run.count_traffic(x)
-        return Report(tensor, workers, bound, ratio, [run.measured for run in runs], missing)
+                    one.compress_s.clear()
+                    one.decompress_s.clear()
+        for codec, state, one in zip(codecs, states, measured, strict=False):
+            # Once the state has settled, as SIDCo's stages do.
+            exchange = codec.exchange(state, x, Turn("bench", world=workers, shape=tensor.shape))
+            one.sent_bytes, one.received_bytes = _traffic(exchange, workers)
+        return Report(tensor, workers, bound, ratio, measured, missing)
 
 
-class _Ours:
-    def __init__(self, codec: Codec, tensor: Tensor, workers: int) -> None:
-        self.codec, self.shape, self.state = codec, tensor.shape, codec.new_state()
-        self.measured = Measured(str(codec), True, codec.aggregation, tensor.values.size)
-        self.workers = workers
-
-    def once(self, step: int, x: np.ndarray) -> None:
-        turn = Turn("bench", step, shape=self.shape)
-        start = time.process_time()
-        payload = self.codec.compress(self.state, x, turn)
-        between = time.process_time()
-        y = self.codec.decompress(payload, x.size)
-        self.measured.decompress_s.append(time.process_time() - between)
-        self.measured.compress_s.append(between - start)
-        self.measured.payload_bytes = payload.nbytes
-        _note_errors(self.measured, x, y)
-
-    def count_traffic(self, x: np.ndarray) -> None:
-        """Once the state has settled, as SIDCo's stages do."""
-        turn = Turn("bench", world=self.workers, shape=self.shape)
-        exchange = self.codec.exchange(self.state, x, turn)
-        self.measured.sent_bytes, self.measured.received_bytes = _traffic(exchange, self.workers)
+def _ours(codec: Codec, state: Any, tensor: Tensor) -> rivals.Rival:
+    """One of our codecs, as its rivals are."""
+    steps, n = itertools.count(), tensor.values.size
+    return rivals.Rival(
+        str(codec),
+        codec.aggregation,
+        compress=lambda x: codec.compress(state, x, Turn("bench", next(steps), shape=tensor.shape)),
+        decompress=lambda payload: codec.decompress(payload, n),
+        nbytes=lambda payload: payload.nbytes,
+    )
 
 
-class _Theirs:
-    def __init__(self, rival: rivals.Rival, tensor: Tensor) -> None:
-        self.rival = rival
-        self.measured = Measured(rival.name, False, f"as {rival.like}", tensor.values.size, note=rival.note)
-
-    def once(self, step: int, x: np.ndarray) -> None:
-        start = time.process_time()
-        compressed = self.rival.compress(x)
-        between = time.process_time()
-        if self.rival.decompress is None:
-            seconds, y = compressed
-            self.measured.compress_s.append(seconds)
-        else:
-            y = self.rival.decompress(compressed)
-            self.measured.decompress_s.append(time.process_time() - between)
-            self.measured.compress_s.append(between - start)
-        self.measured.payload_bytes = self.rival.nbytes(compressed)
-        _note_errors(self.measured, x, y)
-
-
-def _note_errors(measured: Measured, x: np.ndarray, y: np.ndarray) -> None:
+def _once(run: rivals.Rival, measured: Measured, x: np.ndarray) -> None:
+    start = time.process_time()
+    compressed = run.compress(x)
+    between = time.process_time()
+    if run.decompress is None:
+        seconds, y = compressed
+        measured.compress_s.append(seconds)
+    else:
+        y = run.decompress(compressed)
+        measured.decompress_s.append(time.process_time() - between)
+        measured.compress_s.append(between - start)
+    measured.payload_bytes = run.nbytes(compressed)
     difference = x.astype(np.float64) - y
     measured.max_error = float(np.abs(difference).max())
     norm = float(np.linalg.norm(x.astype(np.float64)))
@@ -191,20 +178,17 @@ def _keep_freed_memory() -> None:
         libc.mallopt(_M_TRIM_THRESHOLD, 1 << 30)
 
 
-class _one_torch_thread:
-    """torch on one core while this lasts, as all others."""
-
-    def __enter__(self) -> None:
-        try:
-            import torch
-        except ImportError:
-            self.threads = None
-            return
-        self.threads = torch.get_num_threads()
-        torch.set_num_threads(1)
-
-    def __exit__(self, *error) -> None:
-        if self.threads is not None:
-            import torch
-
-            torch.set_num_threads(self.threads)
+@contextlib.contextmanager
+def _one_torch_thread() -> Iterator[None]:
+    """torch, if it is there, on one core while this lasts, as all others."""
+    try:
+        import torch
+    except ImportError:
+        yield
+        return
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)

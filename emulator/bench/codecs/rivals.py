@@ -23,12 +23,12 @@ from emulator.bench.codecs.tensors import Tensor
 class Rival:
     """`compress(x)` gives something of `nbytes(it)` bytes that `decompress(it)` turns back into float32[n].
 
-    `like` is our codec of the same kind. A hook has no `decompress`: `compress` then returns the result itself, and its
-    time is that of both; `nbytes` gets None.
+    `aggregation` names our codec of the same kind. A hook has no `decompress`: `compress` then returns the result
+    itself, and its time is that of both; `nbytes` gets None.
     """
 
     name: str
-    like: str
+    aggregation: str
     compress: Callable[[np.ndarray], Any]
     decompress: Callable[[Any], np.ndarray] | None
     nbytes: Callable[[Any], int]
@@ -52,17 +52,15 @@ _PLAIN_STEPS = 4
 @contextlib.contextmanager
 def available(tensor: Tensor, *, bound: float, ratio: float, rank: int) -> Iterator[list[Rival | Missing]]:
     """All rivals. `bound`: the largest error, absolute; `ratio`: top-k's share; `rank`: PowerSGD's."""
+    makers = {"SZ3": (_sz3, bound), "ZFP": (_zfp, bound), "torch.topk": (_torch_topk, ratio)}
     rivals: list[Rival | Missing] = []
+    for name, module in NEEDS.items():
+        if importlib.util.find_spec(module) is None:
+            rivals.append(Missing(name, f"needs {module}: pip install 'switchml[{EXTRA}]'"))
+        elif name in makers:
+            make, option = makers[name]
+            rivals.append(make(option))
     with contextlib.ExitStack() as stack:
-        for name, module in NEEDS.items():
-            if importlib.util.find_spec(module) is None:
-                rivals.append(Missing(name, f"needs {module}: pip install 'switchml[{EXTRA}]'"))
-            elif name == "SZ3":
-                rivals.append(_sz3(bound))
-            elif name == "ZFP":
-                rivals.append(_zfp(bound))
-            elif name == "torch.topk":
-                rivals.append(_torch_topk(ratio))
         if importlib.util.find_spec("torch") is not None:
             rivals += stack.enter_context(_hooks(tensor, rank))
         yield rivals
@@ -82,22 +80,17 @@ def _sz3(bound: float) -> Rival:
     def decompress(payload):
         return sz.decompress(payload[0], np.float32, (payload[1],))[0]
 
-    return Rival(
-        "SZ3", "szx", compress, decompress, lambda payload: payload[0].nbytes, f"pysz, absolute bound {bound:.3g}"
-    )
+    note = f"pysz, absolute bound {bound:.3g}"
+    return Rival("SZ3", "as szx", compress, decompress, lambda payload: payload[0].nbytes, note)
 
 
 def _zfp(bound: float) -> Rival:
     import zfpy
 
-    return Rival(
-        "ZFP",
-        "szx",
-        lambda x: zfpy.compress_numpy(x, tolerance=bound),
-        zfpy.decompress_numpy,
-        len,
-        f"zfpy, tolerance {bound:.3g}",
-    )
+    def compress(x):
+        return zfpy.compress_numpy(x, tolerance=bound)
+
+    return Rival("ZFP", "as szx", compress, zfpy.decompress_numpy, len, f"zfpy, tolerance {bound:.3g}")
 
 
 def _torch_topk(ratio: float) -> Rival:
@@ -112,9 +105,10 @@ def _torch_topk(ratio: float) -> Rival:
         values, indices, n = payload
         return torch.zeros(n).scatter_(0, indices.to(torch.int64), values).numpy()
 
-    return Rival(
-        "torch.topk", "topk", compress, decompress, lambda payload: 8 * payload[0].numel(), "values and int32 indices"
-    )
+    def nbytes(payload):
+        return 8 * payload[0].numel()
+
+    return Rival("torch.topk", "as topk", compress, decompress, nbytes, "values and int32 indices")
 
 
 @contextlib.contextmanager
@@ -134,7 +128,7 @@ def _hooks(tensor: Tensor, rank: int) -> Iterator[list[Rival]]:
         def forward(self, gradient):
             return (self.weight * gradient).sum()
 
-    def rival(name: str, like: str, hook, state, nbytes: int) -> Rival:
+    def rival(name: str, aggregation: str, hook, state, nbytes: int) -> Rival:
         model = DistributedDataParallel(OneParameter(), bucket_cap_mb=1 << 12)
         seconds = []
 
@@ -154,9 +148,8 @@ def _hooks(tensor: Tensor, rank: int) -> Iterator[list[Rival]]:
 
         for _ in range(_PLAIN_STEPS):
             reduce(tensor.values)
-        return Rival(
-            name, like, reduce, None, lambda payload: nbytes, "the hook alone, its all-reduce of one rank included"
-        )
+        note = "the hook alone, its all-reduce of one rank included"
+        return Rival(name, aggregation, reduce, None, lambda payload: nbytes, note)
 
     with tempfile.TemporaryDirectory() as folder:
         store = dist.FileStore(str(Path(folder) / "store"), 1)
@@ -167,8 +160,8 @@ def _hooks(tensor: Tensor, rank: int) -> Iterator[list[Rival]]:
         state = powerSGD_hook.PowerSGDState(group, rank, start_powerSGD_iter=2, use_error_feedback=False)
         try:
             yield [
-                rival("torch PowerSGD", "powersgd", powerSGD_hook.powerSGD_hook, state, factors),
-                rival("torch fp16", "fp16", default_hooks.fp16_compress_hook, group, 2 * n),
+                rival("torch PowerSGD", "as powersgd", powerSGD_hook.powerSGD_hook, state, factors),
+                rival("torch fp16", "as fp16", default_hooks.fp16_compress_hook, group, 2 * n),
             ]
         finally:
             dist.destroy_process_group()

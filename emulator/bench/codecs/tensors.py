@@ -6,8 +6,10 @@ are as many elements as asked for; activations likewise, layer by layer and batc
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -30,17 +32,9 @@ class Tensor:
 
 def load(name: str, elements: int) -> Tensor:
     """The tensor that `--tensor` names. Raises ConfigError."""
-    if name == "gradient":
-        values, source = _gradients(elements)
-    elif name == "activation":
-        values, source = _activations(elements)
-    elif name == "smooth":
-        values, source = (
-            _smooth(elements),
-            "a sum of 20 plane waves on a square, the longest 10 times the shortest (synthetic)",
-        )
-    else:
+    if name not in KINDS:
         return _from_file(Path(name))
+    values, source = {"gradient": _gradients, "activation": _activations, "smooth": _smooth}[name](elements)
     return Tensor(values, _square(values.size), source)
 
 
@@ -76,38 +70,41 @@ def _training_steps():
         step += 1
 
 
-def _gradients(elements: int) -> tuple[np.ndarray, str]:
-    parts, have, steps = [], 0, 0
-    for model, _ in _training_steps():
-        parts += [p.grad.detach().numpy().reshape(-1).copy() for p in model.parameters()]
-        steps += 1
-        have = sum(part.size for part in parts)
-        if have >= elements:
-            break
-    source = f"gradients of the digits model, steps {_SKIPPED + 1} to {_SKIPPED + steps}, batches of {_BATCH}"
+def _collected(elements: int, what: str, parts_of: Callable[[Any, Any], list[np.ndarray]]) -> tuple[np.ndarray, str]:
+    """What `parts_of(model, images)` gives in each step, as many steps as it takes, and its source."""
+    parts: list[np.ndarray] = []
+    steps, last = _training_steps(), _SKIPPED
+    while sum(part.size for part in parts) < elements:
+        parts += [part.reshape(-1).copy() for part in parts_of(*next(steps))]
+        last += 1
+    source = f"{what}, steps {_SKIPPED + 1} to {last}, batches of {_BATCH}"
     return np.concatenate(parts)[:elements], source
+
+
+def _gradients(elements: int) -> tuple[np.ndarray, str]:
+    return _collected(
+        elements,
+        "gradients of the digits model",
+        lambda model, _: [p.grad.detach().numpy() for p in model.parameters()],
+    )
 
 
 def _activations(elements: int) -> tuple[np.ndarray, str]:
     import torch
 
-    parts, have, steps = [], 0, 0
-    for model, images in _training_steps():
+    def outputs(model, x) -> list[np.ndarray]:
+        parts = []
         with torch.no_grad():
-            x = images
             for layer in model.layers:
                 x = layer(x)
                 if isinstance(layer, torch.nn.ReLU):
-                    parts.append(x.numpy().reshape(-1).copy())
-        steps += 1
-        have = sum(part.size for part in parts)
-        if have >= elements:
-            break
-    source = f"outputs of the digits model's ReLUs, steps {_SKIPPED + 1} to {_SKIPPED + steps}, batches of {_BATCH}"
-    return np.concatenate(parts)[:elements], source
+                    parts.append(x.numpy())
+        return parts
+
+    return _collected(elements, "outputs of the digits model's ReLUs", outputs)
 
 
-def _smooth(elements: int) -> np.ndarray:
+def _smooth(elements: int) -> tuple[np.ndarray, str]:
     random = np.random.default_rng(20210412)
     side = int(np.ceil(elements**0.5))
     y, x = np.mgrid[0:side, 0:side].astype(np.float32) / np.float32(side)
@@ -115,7 +112,8 @@ def _smooth(elements: int) -> np.ndarray:
     for _ in range(20):
         angle, phase, waves = random.uniform(0, 2 * np.pi, 2).tolist() + [random.uniform(2, 20)]
         field += np.sin(2 * np.pi * waves * (x * np.cos(angle) + y * np.sin(angle)) + phase, dtype=np.float32) / waves
-    return field.reshape(-1)[:elements].copy()
+    source = "a sum of 20 plane waves on a square, the longest 10 times the shortest (synthetic)"
+    return field.reshape(-1)[:elements].copy(), source
 
 
 def _from_file(path: Path) -> Tensor:
