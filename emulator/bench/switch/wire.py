@@ -19,6 +19,7 @@ import numpy as np
 
 from emulator.p4switch.program import ir
 from emulator.p4switch.state.state import State
+from emulator.testbed.namespaces import run
 from switchml.control.thrift.client import Client
 from switchml.control.thrift.idl import interface
 from switchml.errors import ConfigError
@@ -26,6 +27,8 @@ from switchml.net import packet_io, sockets
 
 OURS = [sys.executable, "-m", "switchml", "switch"]
 START_TIMEOUT_S, COMPILE_TIMEOUT_S = 90.0, 300.0
+PAUSE_S = 0.005
+"""Between two looks at a switch that starts."""
 ENGINE_READY, PORT_READY = "through the compiled engine", "is served by compiled code"
 """The switch's log messages once each runs."""
 PORTS = 2
@@ -71,65 +74,68 @@ def _interfaces() -> Iterator[list[str]]:
     names = [f"bench{os.getpid() % 10000}{number}" for number in range(PORTS)]
     try:
         for name in names:
-            _run("ip", "link", "add", name, "type", "veth", "peer", "name", f"{name}p")
+            run(["ip", "link", "add", name, "type", "veth", "peer", "name", f"{name}p"])
             for end in (name, f"{name}p"):
                 Path(f"/proc/sys/net/ipv6/conf/{end}/disable_ipv6").write_text("1")
-                _run("ip", "link", "set", end, "up")
+                run(["ip", "link", "set", end, "up"])
         yield names
     finally:
         for name in names:
             subprocess.run(["ip", "link", "del", name], capture_output=True, check=False)
 
 
-def _run(*command: str) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise ConfigError(f"{' '.join(command)}: {done.stderr.strip()}")
-
-
 def pps(command: list[str], program: Path, entries: list[dict], frames: list[bytes], seconds: float = 2.0) -> float:
     """Frames a second that leave a switch, `command` (OURS or simple_switch), which gets `entries` and `frames`
     repeatedly."""
-    with _interfaces() as names, tempfile.TemporaryDirectory() as folder, socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        thrift_port = probe.getsockname()[1]
-        probe.close()
-        ports = [word for number, name in enumerate(names) for word in ("-i", f"{number}@{name}")]
-        address = f"ipc://{folder}/notifications.ipc"
-        options = ["--thrift-port", str(thrift_port), "--notifications-addr", address]
-        log_path = Path(folder) / "log"
+    with _interfaces() as names, running(command, program, names, entries) as (process, log):
         if command == OURS:
-            options += ["--log-console", "-L", "info"]
-        with log_path.open("w") as log:
-            process = subprocess.Popen(
-                [*command, *ports, *options, str(program.resolve())], stdout=log, stderr=subprocess.DEVNULL
-            )
+            await_compiled(process, log)
+        return _offer(names, frames, seconds)
+
+
+@contextlib.contextmanager
+def running(
+    command: list[str], program: Path, ports: list[str], entries: list[dict], environment: dict[str, str] | None = None
+) -> Iterator[tuple[subprocess.Popen, Path]]:
+    """The process of a switch at the interfaces `ports`, with `entries` in its tables, and its log. Raises ConfigError
+    if it does not serve Thrift."""
+    with tempfile.TemporaryDirectory() as folder:
+        thrift_port = free_port(socket.SOCK_STREAM)
+        options = [word for number, port in enumerate(ports) for word in ("-i", f"{number}@{port}")]
+        options += ["--thrift-port", str(thrift_port), "--notifications-addr", f"ipc://{folder}/notifications.ipc"]
+        options += ["--log-console", "-L", "info"] if command == OURS else []
+        command = [*command, *options, str(program.resolve())]
+        log = Path(folder) / "log"
+        with log.open("w") as output:
+            variables = os.environ | (environment or {})
+            process = subprocess.Popen(command, stdout=output, stderr=subprocess.DEVNULL, env=variables)
         try:
-            add_entries(entries, thrift_port, process)
-            if command == OURS:
-                _await_compiled(log_path, process)
-            return _offer(names, frames, seconds)
+            if entries:
+                with _client(thrift_port, process) as client:
+                    for entry in entries:
+                        client.call("standard", "bm_mt_add_entry", cxt=0, options=SimpleNamespace(priority=0), **entry)
+            yield process, log
         finally:
             process.terminate()
             process.wait(20)
 
 
-def _await_compiled(log_path: Path, process: subprocess.Popen) -> None:
+def await_compiled(process: subprocess.Popen, log: Path) -> None:
     """Wait until our switch runs compiled code: until then it forwards, slowly. Raises ConfigError."""
     deadline = time.monotonic() + COMPILE_TIMEOUT_S
     while time.monotonic() < deadline and process.poll() is None:
-        log = log_path.read_text()
-        if ENGINE_READY in log and log.count(PORT_READY) >= PORTS:
+        lines = log.read_text()
+        if ENGINE_READY in lines and lines.count(PORT_READY) >= PORTS:
             return
-        time.sleep(0.05)
+        time.sleep(PAUSE_S)
     raise ConfigError("the switch never ran on compiled code; see the log of switchml switch")
 
 
-def add_entries(entries: list[dict], port: int, process: subprocess.Popen) -> None:
-    """Add the entries of `calls` to a switch that is starting. Raises ConfigError if it does not serve Thrift."""
-    with _client(port, process) as client:
-        for entry in entries:
-            client.call("standard", "bm_mt_add_entry", cxt=0, options=SimpleNamespace(priority=0), **entry)
+def free_port(kind: int) -> int:
+    """A port of this machine that nothing uses; `kind`: SOCK_STREAM or SOCK_DGRAM."""
+    with socket.socket(socket.AF_INET, kind) as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def _client(port: int, process: subprocess.Popen) -> Client:
