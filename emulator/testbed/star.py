@@ -90,7 +90,6 @@ class QueueCounts:
     bytes: int
     packets: int
     dropped: int
-    backlog_bytes: int
 
 
 class Wires:
@@ -284,8 +283,8 @@ def queue_counts(interfaces: Iterable[tuple[Namespace, str]]) -> QueueCounts:
     return QueueCounts(*map(sum, zip(*(_tbf(*interface) for interface in interfaces), strict=True)))
 
 
-def _tbf(space: Namespace, interface: str) -> tuple[int, int, int, int]:
+def _tbf(space: Namespace, interface: str) -> tuple[int, int, int]:
     for qdisc in json.loads(run(["tc", "-n", space.name, "-s", "-j", "qdisc", "show", "dev", interface])):
         if qdisc["kind"] == "tbf":
-            return qdisc["bytes"], qdisc["packets"], qdisc["drops"], qdisc["backlog"]
+            return qdisc["bytes"], qdisc["packets"], qdisc["drops"]
     raise SwitchMLError(f"no tbf on {interface} in {space.name}")

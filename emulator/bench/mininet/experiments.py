@@ -29,8 +29,6 @@ from switchml.control.mac import mac_text
 from switchml.errors import ConfigError
 from switchml.protocol import sizes
 
-AGGREGATORS = ("p4", "software", "bmv2", "none")
-EXPERIMENTS = ("allreduce", "scaling", "loss", "slots", "two-racks", "train")
 RING = "ring"
 """Gloo's all-reduce, through bridges."""
 TREE, FLAT = "tree", "flat"

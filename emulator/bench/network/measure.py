@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -109,40 +110,26 @@ class LinkTally(Tally):
     def add_repeat(self, repeat: Repeat, before: Survey, after: Survey) -> None:
         """Count a repeat, and what happened in the network between two surveys."""
         self.add(repeat)
+        for name, counts in after.items():
+            add_to(getattr(self, name), {key: value - before[name][key] for key, value in counts.items()})
         ranks = sum(sample.usage["user_s"] + sample.usage["system_s"] for sample in repeat.samples)
-        add_to(self.cpu_seconds, _growth(before.cpu_s, after.cpu_s) | {"ranks": ranks})
-        add_to(self.dropped, _growth(before.dropped, after.dropped))
-        add_to(self.sent_bytes, _growth(before.sent_bytes, after.sent_bytes))
-        add_to(self.lost, _growth(before.lost, after.lost))
+        add_to(self.cpu_seconds, {"ranks": ranks})
 
 
-@dataclass(frozen=True)
-class Survey:
-    """CPU seconds by process, and what queues and links have counted so far, by direction."""
-
-    cpu_s: dict[str, float]
-    dropped: dict[str, int]
-    sent_bytes: dict[str, int]
-    lost: dict[str, int]
-
-    @classmethod
-    def of(cls, network: Star | Fabric, pids: dict[str, int | None]) -> Survey:
-        cpu_s = {}
-        for name, pid in pids.items():
-            if pid is not None:
-                times = psutil.Process(pid).cpu_times()
-                cpu_s[name] = times.user + times.system
-        queues = network.queues()
-        return cls(
-            cpu_s,
-            {direction: queue.dropped for direction, queue in queues.items()},
-            {direction: queue.bytes for direction, queue in queues.items()},
-            {direction: link["lost"] for direction, link in network.links().items()},
-        )
+Survey = dict[str, dict[str, Any]]
+"""What is counted in a network so far: fields of `LinkTally`."""
 
 
-def _growth(before: dict, after: dict) -> dict:
-    return {name: value - before[name] for name, value in after.items()}
+def survey(network: Star | Fabric, pids: dict[str, int | None]) -> Survey:
+    """Now. `pids`: processes whose CPU seconds count."""
+    times = {name: psutil.Process(pid).cpu_times() for name, pid in pids.items() if pid is not None}
+    queues = network.queues()
+    return {
+        "cpu_seconds": {name: one.user + one.system for name, one in times.items()},
+        "dropped": {direction: queue.dropped for direction, queue in queues.items()},
+        "sent_bytes": {direction: queue.bytes for direction, queue in queues.items()},
+        "lost": {direction: link["lost"] for direction, link in network.links().items()},
+    }
 
 
 @dataclass(frozen=True)
@@ -222,9 +209,9 @@ def repeat(
         team.prepare(Case((elements,), False, e.repeats, e.warmup))
         for number in range(-e.warmup, e.repeats):
             for backend, tally in tallies.items():
-                before = Survey.of(network, pids)
+                before = survey(network, pids)
                 repeat = team.repeat(backend)
-                after = Survey.of(network, pids)
+                after = survey(network, pids)
                 which = f"repeat {number + 1} of {e.repeats}" if number >= 0 else "warm-up"
                 figures = f"{repeat.seconds:.3f} s, {8 * e.size_bytes / repeat.seconds / 1e6:.1f} Mbit/s of tensor"
                 progress(f"{e.workers} hosts: {which}, {backend}: {figures}")
