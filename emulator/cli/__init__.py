@@ -1,4 +1,4 @@
-"""Subcommands of `switchml` that need the emulator, one a file."""
+"""Subcommands of `switchml` that need the emulator."""
 
 COMMANDS = {
     "train": ("emulator.cli.train:train", "Train a model whose gradients are summed in-network."),
@@ -19,9 +19,9 @@ COMMANDS = {
     "bench network": ("emulator.cli.bench.network:network", "Hosts on slow links, in network namespaces (root)."),
     "bench codecs": ("emulator.cli.bench.codecs:codecs", "Gradient codecs, beside SZ3, ZFP and torch's."),
     "bench switch": ("emulator.cli.bench.switch:switch", "The P4 switch: packets a second on one core."),
-    "bench optimizer": ("emulator.cli.bench.optimizer:optimizer", "Searches for settings: settings tried a minute."),
-    "bench replay": ("emulator.cli.bench.replay:replay", "Whole training jobs: replayed ops a second on one core."),
-    "bench trace": ("emulator.cli.bench.trace:trace", "Reading profiler traces: megabytes a second, peak memory."),
+    "bench optimizer": ("emulator.cli.bench.speed:optimizer", "Searches for settings: settings tried a minute."),
+    "bench replay": ("emulator.cli.bench.speed:replay", "Whole training jobs: replayed ops a second on one core."),
+    "bench trace": ("emulator.cli.bench.speed:trace", "Reading profiler traces: megabytes a second, peak memory."),
     "trace info": ("emulator.cli.trace.info:info", "Show what is in a trace: ranks, lanes, collectives, iterations."),
     "trace emulate": ("emulator.cli.trace.emulate:emulate", "Play a workload of Chakra's or SimAI's on a cluster."),
     "trace convert": ("emulator.cli.trace.convert:convert", "Write a trace as Chakra, Chrome JSON or our own format."),
@@ -32,15 +32,15 @@ COMMANDS = {
     "validate iterations": ("emulator.cli.validate.tables:iterations", "Measured Megatron-DeepSpeed iterations (CSV)."),
     "validate nccl": ("emulator.cli.validate.tables:nccl", "All-reduce tables of nccl-tests."),
     "validate megatron": ("emulator.cli.validate.tables:megatron", "Megatron-LM's published times and memory."),
-    "validate clocks": ("emulator.cli.validate.clocks:clocks", "Shifted clocks, found again from traces."),
+    "validate clocks": ("emulator.cli.validate.measured:clocks", "Shifted clocks, found again from traces."),
     "validate replay": (
-        "emulator.cli.validate.replay:replay",
+        "emulator.cli.validate.measured:replay",
         "Traced runs replayed, as they were and changed (root).",
     ),
     "validate real": (
-        "emulator.cli.validate.real:real",
+        "emulator.cli.validate.measured:real",
         "Training runs on this machine, over links of limited rate (root).",
     ),
-    "validate peers": ("emulator.cli.validate.peers:peers", "Emulated peers beside all-real runs (root)."),
+    "validate peers": ("emulator.cli.validate.measured:peers", "Emulated peers beside all-real runs (root)."),
 }
 """As switchml/cli/main.py's `Commands`; pyproject.toml registers it."""

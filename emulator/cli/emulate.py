@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from emulator.cli.options import FILE, json_option, output
 from emulator.cluster.algorithms import ALGORITHMS, ALGORITHMS_HELP, HIERARCHY_HELP
 from switchml.errors import ConfigError
 
@@ -92,16 +93,12 @@ def _options(command: Any) -> Any:
 @click.argument("what", nargs=-1, metavar="[JOB.toml... | list [KIND]]")
 @_options
 @click.option(
-    "--timeline",
-    "timeline_file",
-    type=click.Path(dir_okay=False, path_type=Path),
-    metavar="FILE",
-    help="Write a timeline for Perfetto (.json or .json.gz).",
+    "--timeline", "timeline_file", type=FILE, metavar="FILE", help="Write a timeline for Perfetto (.json or .json.gz)."
 )
 @click.option(
     "--report",
     "report_file",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=FILE,
     metavar="FILE.html",
     help="Write a self-contained page: where the time goes, timeline, scaling.",
 )
@@ -115,7 +112,7 @@ def _options(command: Any) -> Any:
 @click.option(
     "--out",
     "out_file",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=FILE,
     metavar="FILE",
     help="Write the sweep's rows (.csv or .parquet); an interrupted sweep goes on there.",
 )
@@ -129,9 +126,10 @@ def _options(command: Any) -> Any:
 @click.option(
     "--processes", type=click.IntRange(min=1), help="Processes of the sweep on this machine; default: one per core."
 )
-@click.option("--time-budget-s", type=click.FloatRange(min=0, min_open=True), default=600.0, show_default=True,
-              help="Give up after so many seconds.")  # fmt: skip
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.option(
+    "--time-budget-s", type=click.FloatRange(0, min_open=True), default=600.0, help="Give up after so many seconds."
+)
+@json_option
 def emulate(
     what: tuple[str, ...],
     timeline_file: Path | None,
@@ -190,10 +188,10 @@ def emulate(
         write_page(_page(emulation, rows, sweeps), report_file)
     if as_json:
         click.echo(json.dumps(emulation.to_json() | ({"rows": rows} if rows else {})))
-    else:
-        _show(emulation)
-        if rows:
-            _show_rows(rows, sweeps)
+        return
+    _show(emulation)
+    if rows:
+        _show_rows(rows, sweeps)
 
 
 def _run(settings: dict[str, Any], progress: Any = None) -> Any:
@@ -224,38 +222,34 @@ def _sweep(sweeps, base, out_file, engine, processes) -> list[dict[str, Any]]:
     axes = [parse_axis(text) for text in sweeps]
     for axis in axes:
         if axis.name.replace("-", "_") not in KEYS:
-            raise ConfigError(
-                "sweep: " + datafile.unknown("option", axis.name, [name.replace("_", "-") for name in KEYS])
-            )
-    for axis in axes:
-        base = {name: value for name, value in base.items() if name != axis.name.replace("-", "_")}
+            known = [name.replace("_", "-") for name in KEYS]
+            raise ConfigError("sweep: " + datafile.unknown("option", axis.name, known))
+    swept = {axis.name.replace("-", "_") for axis in axes}
+    base = {name: value for name, value in base.items() if name not in swept}
     return sweep(emulate_point, axes, base=base, out=out_file, engine=engine, processes=processes)
 
 
 def _show_rows(rows: list[dict[str, Any]], sweeps: tuple[str, ...]) -> None:
     """A sweep as a table."""
-    from rich.console import Console
-    from rich.table import Table
+    from emulator.bench.tables import print_table
 
-    names = [text.partition("=")[0].strip() for text in sweeps]
-    table = Table(*names)
-    for name in ("iteration", "samples/s", "MFU", "memory", "exposed comm.", "bubble"):
-        table.add_column(name, justify="right")
+    names = _axis_names(sweeps)
+    lines = []
     for row in rows:
-        cells = [str(row[name]) for name in names]
+        lines.append([str(row[name]) for name in names])
         if "error" in row:
-            table.add_row(*cells, row["error"])
+            lines[-1].append(row["error"])
             continue
         parts, whole = row["parts"], row["iteration_s"]
-        shares = (parts.get("exposed_communication", 0.0), parts.get("bubble", 0.0))
-        cells += [
-            f"{whole:.3g} s",
-            f"{row['samples_per_s']:,.1f}",
-            f"{row['mfu']:.1%}",
-            f"{row['memory_bytes'] / 1e9:.1f} GB",
-        ]
-        table.add_row(*cells, *(f"{share / whole:.1%}" for share in shares))
-    Console().print(table)
+        lines[-1] += [f"{whole:.3g} s", f"{row['samples_per_s']:,.1f}", f"{row['mfu']:.1%}"]
+        lines[-1].append(f"{row['memory_bytes'] / 1e9:.1f} GB")
+        lines[-1] += [f"{parts.get(name, 0.0) / whole:.1%}" for name in ("exposed_communication", "bubble")]
+    headings = ("iteration", "samples/s", "MFU", "memory", "exposed comm.", "bubble")
+    print_table((*names, *headings), lines, left=len(names))
+
+
+def _axis_names(sweeps: tuple[str, ...]) -> list[str]:
+    return [text.partition("=")[0].strip() for text in sweeps]
 
 
 def _page(emulation: Any, rows: list[dict[str, Any]], sweeps: tuple[str, ...]) -> Any:
@@ -297,7 +291,7 @@ def _page(emulation: Any, rows: list[dict[str, Any]], sweeps: tuple[str, ...]) -
         memory_bytes=emulation.memory.parts(),
         memory_limit_bytes=cluster.device.memory_bytes,
         helps=what_if(emulation.played) if len(emulation.played.graph.ops) <= MOST_REPLAYED_OPS else {},
-        charts=_charts(rows, [text.partition("=")[0].strip() for text in sweeps]),
+        charts=_charts(rows, _axis_names(sweeps)),
         assumptions=emulation.assumptions(),
     )
 
@@ -364,36 +358,34 @@ def _show(emulation: Any) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from emulator.cli.emulate_jobs import show_assumptions
+
     console = Console()
     job, cluster = emulation.plan.job, emulation.plan.cluster
     console.print(f"[bold]{emulation.plan.model.title}[/bold] on {job.gpus} x {cluster.device.title} ({cluster.name})")
-    console.print(f"tp {job.tp} x pp {job.pp} x dp {job.dp}, batch {job.global_batch} in micro-batches of "
-        f"{job.micro_batch}, "
-                  f"{job.schedule}, recompute {job.recompute}, all-reduce {job.allreduce}")  # fmt: skip
+    console.print(
+        f"tp {job.tp} x pp {job.pp} x dp {job.dp}, batch {job.global_batch} in micro-batches of {job.micro_batch}, "
+        f"{job.schedule}, recompute {job.recompute}, all-reduce {job.allreduce}"
+    )
     table = Table(show_header=False)
     table.add_column()
     table.add_column(justify="right")
-    table.add_row(
-        "iteration",
-        f"{emulation.iteration_s * 1e3:,.1f} ms" if emulation.iteration_s < 1 else f"{emulation.iteration_s:,.2f} s",
-    )
+    whole_s = emulation.iteration_s
+    table.add_row("iteration", f"{whole_s * 1e3:,.1f} ms" if whole_s < 1 else f"{whole_s:,.2f} s")
     for name, seconds in emulation.parts.items():
-        table.add_row(f"  {name}", f"{seconds / emulation.iteration_s:.1%}")
+        table.add_row(f"  {name}", f"{seconds / whole_s:.1%}")
     table.add_section()
     table.add_row("throughput", f"{emulation.samples_per_s:,.1f} samples/s")
     table.add_row("model FLOPs utilization", f"{emulation.mfu:.1%}")
-    table.add_row(
-        "memory, fullest accelerator",
-        f"{emulation.memory.total / 1e9:.1f} of {cluster.device.memory_bytes / 1e9:.0f} GB",
-    )
+    used, available = emulation.memory.total / 1e9, cluster.device.memory_bytes / 1e9
+    table.add_row("memory, fullest accelerator", f"{used:.1f} of {available:.0f} GB")
     for name, size in emulation.memory.parts().items():
         table.add_row(f"  {name}", f"{size / 1e9:.1f} GB")
     if emulation.steps:
         table.add_section()
         table.add_row("steps", f"{emulation.steps:,.0f}")
-        table.add_row(
-            "duration", f"{emulation.hours / 24:,.1f} days" if emulation.hours > 48 else f"{emulation.hours:,.1f} h"
-        )
+        hours = emulation.hours
+        table.add_row("duration", f"{hours / 24:,.1f} days" if hours > 48 else f"{hours:,.1f} h")
         table.add_row("accelerator hours", f"{emulation.gpu_hours:,.0f}")
         table.add_row("cost", f"${emulation.cost:,.0f}" if emulation.cost else "no price known")
         table.add_row("energy", f"{emulation.energy_kwh / 1000:,.1f} MWh")
@@ -402,9 +394,7 @@ def _show(emulation: Any) -> None:
             between = f" ({spread['p5']:.1%} to {spread['p95']:.1%} in nine of ten)" if spread else ""
             table.add_row("goodput", f"{emulation.goodput:.1%}{between}")
     console.print(table)
-    console.print(f"{len(emulation.played.graph.ops):,} ops replayed in {emulation.wall_s:.2f} s. Assumed:")
-    for line in emulation.assumptions():
-        console.print(f"  - {line}", highlight=False, markup=False)
+    show_assumptions(emulation.played, emulation.wall_s, emulation.assumptions())
 
 
 def _list(kinds: tuple[str, ...], as_json: bool) -> None:
@@ -431,10 +421,7 @@ def _list(kinds: tuple[str, ...], as_json: bool) -> None:
         if kind not in known:
             raise ConfigError(datafile.unknown("kind", kind, known))
     chosen = {kind: known[kind] for kind in kinds or [kind for kind in known if kind != "constants"]}
-    if as_json:
-        click.echo(json.dumps(chosen))
-        return
+    lines = []
     for kind, entries in chosen.items():
-        click.echo(f"{kind}:")
-        for name, title in entries.items():
-            click.echo(f"  {name:<22} {title}".rstrip())
+        lines += [f"{kind}:", *(f"  {name:<22} {title}".rstrip() for name, title in entries.items())]
+    output(as_json, lambda: chosen, lambda: click.echo("\n".join(lines)))

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import copy
 import json
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from switchml.errors import ConfigError
+
+if TYPE_CHECKING:
+    from emulator.replay.engine import Replayed
 
 
 def job_tables(files: tuple[str, ...]) -> dict[str, dict[str, Any]]:
@@ -60,20 +64,21 @@ def show_together(
     if as_json:
         click.echo(json.dumps(tenancy.to_json()))
         return
-    from rich.console import Console
-    from rich.table import Table
-
+    from emulator.bench.tables import print_table
     from emulator.report.tables import time_text
 
-    console = Console()
-    table = Table("job", "accelerators", "iteration", "alone", "slowdown", "samples/s", title="Together on one cluster")
-    for column in table.columns[1:]:
-        column.justify = "right"
+    rows = []
     for tenant in tenancy.tenants:
         job = tenant.alone.plan.job
-        cells = (f"{job.gpus}", time_text(tenant.iteration_s), time_text(tenant.alone_s))
-        table.add_row(tenant.name, *cells, f"{tenant.slowdown:.2f}x", f"{job.global_batch / tenant.iteration_s:,.1f}")
-    console.print(table)
-    console.print(f"{len(tenancy.played.graph.ops):,} ops replayed in {tenancy.played.wall_s:.2f} s. Assumed:")
-    for line in tenancy.assumptions:
-        console.print(f"  - {line}", highlight=False, markup=False)
+        times = (time_text(tenant.iteration_s), time_text(tenant.alone_s), f"{tenant.slowdown:.2f}x")
+        rows.append((tenant.name, f"{job.gpus}", *times, f"{job.global_batch / tenant.iteration_s:,.1f}"))
+    headings = ("job", "accelerators", "iteration", "alone", "slowdown", "samples/s")
+    print_table(headings, rows, before="Together on one cluster")
+    show_assumptions(tenancy.played, tenancy.played.wall_s, tenancy.assumptions)
+
+
+def show_assumptions(played: Replayed, wall_s: float, assumptions: Iterable[str]) -> None:
+    """How much was replayed, and what was assumed."""
+    click.echo(f"{len(played.graph.ops):,} ops replayed in {wall_s:.2f} s. Assumed:")
+    for line in assumptions:
+        click.echo(f"  - {line}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -73,17 +74,7 @@ class Capture(click.ParamType):
 )
 @plot_option
 @json_option
-def mininet(
-    experiment: str,
-    rate: float,
-    delay: float,
-    size: float,
-    payload: str,
-    captures: tuple[tuple[str, Path], ...],
-    plot_file: Path | None,
-    as_json: bool,
-    **options,
-) -> None:
+def mininet(size: float, plot_file: Path | None, as_json: bool, **options: Any) -> None:
     """Run an experiment on hosts, links and switches that Mininet builds: real agents in the hosts, a real switch
     between them, and Gloo's ring over the same links to compare with.
 
@@ -93,17 +84,9 @@ def mininet(
     from emulator.bench.mininet import experiments, plot, report
     from emulator.testbed import world
 
-    plan = experiments.MininetPlan(
-        experiment=experiment,
-        rate_bps=rate,
-        delay_s=delay,
-        size_bytes=int(size),
-        payload_bytes=int(payload),
-        captures=captures,
-        **options,
-    )
+    plan = experiments.MininetPlan(size_bytes=int(size), **options)
     experiments.check(plan)
-    if experiment == "train":
+    if plan.experiment == "train":
         _train(plan, plot_file, as_json)
         return
     result = world.call(partial(experiments.run, plan, progress))

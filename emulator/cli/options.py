@@ -103,6 +103,7 @@ TENSOR_SIZES = Parsed("from:to:factor", "emulator.bench.sizes:parse_sweep")
 RATES = Many(RATE, "rate", "10mbit,20mbit")
 COUNTS = Many(click.IntRange(1, 256), "N", "2,4,8", "numbers from 1 to 256")
 SHARES = Many(click.FloatRange(0, 1), "D", "1,0.4,0.1,0.01", "numbers from 0 to 1")
+WIRE = click.Choice(["int32", "int16", "int8"])
 FILE = click.Path(dir_okay=False, path_type=Path)
 FOLDER = click.Path(file_okay=False, path_type=Path)
 ANY_PATH = click.Path(path_type=Path)
@@ -120,14 +121,21 @@ plot_option = click.option(
 timeline_option = click.option(
     "--timeline", type=FILE, metavar="FILE", help="Write a timeline for Perfetto (.json or .json.gz)."
 )
-wire_option = click.option(
-    "--wire", type=click.Choice(["int32", "int16", "int8"]), default="int32", help="Type of the lanes in a packet."
-)
+wire_option = click.option("--wire", type=WIRE, default="int32", help="Type of the lanes in a packet.")
 payload_option = click.option(
-    "--payload", type=click.Choice(["256", "1024"]), default="1024", help="Bytes of lanes in a packet."
+    "--payload",
+    "payload_bytes",
+    type=click.Choice(["256", "1024"]),
+    default="1024",
+    callback=lambda context, parameter, value: int(value),
+    help="Bytes of lanes in a packet.",
 )
 against_option = click.option(
-    "--against", type=click.Choice(["gloo", "none"]), default="gloo", help="What to compare with, in turns."
+    "--against",
+    type=click.Choice(["gloo", "none"]),
+    default="gloo",
+    callback=lambda context, parameter, value: None if value == "none" else value,
+    help="What to compare with, in turns.",
 )
 
 
@@ -152,6 +160,7 @@ sparsity_options = together(
     ),
     click.option(
         "--sparse",
+        "mode",
         type=click.Choice(["on", "auto"]),
         default="on",
         help="Skip blocks of zeros always, or only where it pays, with --density.",
@@ -170,8 +179,8 @@ trace_options = together(
 def link_options(rate: str) -> Callable:
     """--rate, --delay, --loss and --seed of a testbed's links."""
     return together(
-        click.option("--rate", type=RATE, default=rate, help="Rate of each link, both ways."),
-        click.option("--delay", type=TIME, default="0us", help="Delay of each link, each way."),
+        click.option("--rate", "rate_bps", type=RATE, default=rate, help="Rate of each link, both ways."),
+        click.option("--delay", "delay_s", type=TIME, default="0us", help="Delay of each link, each way."),
         click.option(
             "--loss",
             type=click.FloatRange(0.0, 1.0, max_open=True),

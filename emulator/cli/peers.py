@@ -6,11 +6,14 @@ import json
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from emulator.cli import emulated
+
+if TYPE_CHECKING:
+    from emulator.peers.settings import Settings
 
 
 @click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
@@ -20,7 +23,6 @@ from emulator.cli import emulated
     "--noise",
     type=click.FloatRange(0.0),
     default=0.1,
-    show_default=True,
     help="Standard deviation of --values noise over the root mean square.",
 )
 @click.option(
@@ -40,17 +42,14 @@ from emulator.cli import emulated
 )
 @click.option("--slots", type=click.IntRange(0), default=0, help="Slots of the switch; 0: as in the cluster's file.")
 @click.option("--switch-jobs", type=click.IntRange(1), default=1, help="Jobs that share the slots.")
-@click.option(
-    "--compute-scale", type=float, default=1.0, show_default=True, help="Factor on the compute time of all ranks."
-)
+@click.option("--compute-scale", type=float, default=1.0, help="Factor on the compute time of all ranks.")
 @click.option(
     "--measure",
     type=click.Choice(["wall", "cpu"]),
     default="wall",
-    show_default=True,
     help="Time that a virtual clock counts as computing.",
 )
-@click.option("--seed", type=int, default=0, show_default=True, help="Seed of noise and jitter.")
+@click.option("--seed", type=int, default=0, help="Seed of noise and jitter.")
 @click.option(
     "--timeline", type=click.Path(dir_okay=False), help="Write the last iteration for ui.perfetto.dev (FILE.json[.gz])."
 )
@@ -67,7 +66,7 @@ def peers(script: tuple[str, ...], as_json: bool, **options: Any) -> None:
     show(launch(script, settings_of(**options), quiet_script=as_json), as_json)
 
 
-def settings_of(*, world_size: int, real_ranks: str, slow: str, switch_jobs: int = 1, **rest: Any):
+def settings_of(*, world_size: int, real_ranks: str, slow: str, switch_jobs: int = 1, **rest: Any) -> Settings:
     """What the options say. Raises ConfigError."""
     from emulator.peers.settings import Settings, parse_slow
     from switchml.errors import ConfigError
@@ -93,23 +92,20 @@ def show(report: dict[str, Any], as_json: bool) -> None:
     print_report(report, sys.stdout)
 
 
-def train_digits(
-    settings, *, steps: int, batch_size: int, lr: float, momentum: float, seed: int, as_json: bool
-) -> None:
-    """`switchml train --world-size`."""
+def train_digits(settings: Settings, as_json: bool, **training: float) -> None:
+    """`switchml train --world-size`. `training`: options of emulator/peers/digits.py."""
     emulated.require("torch", "sklearn")
     from emulator.peers.launch import launch
 
     with tempfile.TemporaryDirectory(prefix="switchml-peers-") as folder:
         result = Path(folder) / "result"
-        options = {"steps": steps, "batch-size": batch_size, "lr": lr, "momentum": momentum, "seed": seed}
-        arguments = [f"--{name}={value}" for name, value in options.items()]
+        arguments = [f"--{name.replace('_', '-')}={value}" for name, value in training.items()]
         report = launch(["-m", "emulator.peers.digits", *arguments, f"--result={result}"], settings, quiet_script=True)
-        training = json.loads(result.with_suffix(f".{settings.real[0]}").read_text())
-    show(report | {"training": training} if as_json else report, as_json)
+        trained = json.loads(result.with_suffix(f".{settings.real[0]}").read_text())
+    show(report | {"training": trained} if as_json else report, as_json)
     if not as_json:
-        losses = training["losses"]
+        losses = trained["losses"]
         click.echo(
-            f"loss {losses[0]:.3f} at first, {losses[-1]:.3f} after {steps} steps; "
-            f"{training['accuracy']:.1%} of the test images right"
+            f"loss {losses[0]:.3f} at first, {losses[-1]:.3f} after {training['steps']} steps; "
+            f"{trained['accuracy']:.1%} of the test images right"
         )

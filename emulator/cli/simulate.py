@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import asdict
 from pathlib import Path
 
 import click
@@ -62,7 +63,6 @@ def simulate(
 
 def _play_one(seed: int, log: bool, as_json: bool) -> None:
     import logging
-    from dataclasses import asdict
 
     from emulator.faults.plan import draw
     from emulator.faults.world import play
@@ -110,19 +110,9 @@ def _play_many(seeds: range, stop_after: int, processes: int, as_json: bool) -> 
         tally = campaign(seeds, min(processes, len(seeds)), on_outcome, stop_after)
     wall_s = time.perf_counter() - started
     if as_json:
-        result = {
-            "seeds": tally.seeds,
-            "failed": [{"seed": outcome.seed, "problem": outcome.problem} for outcome in tally.failures],
-            "events": tally.events,
-            "packets": tally.packets,
-            "sums": tally.sums,
-            "errors": tally.errors,
-            "virtual_s": tally.virtual_s,
-            "wall_s": wall_s,
-            "seeds_per_s": tally.seeds / wall_s,
-            "trace": tally.trace,
-        }
-        click.echo(json.dumps(result))
+        result = asdict(tally) | {"wall_s": wall_s, "seeds_per_s": tally.seeds / wall_s}
+        failed = [{"seed": outcome["seed"], "problem": outcome["problem"]} for outcome in result.pop("failures")]
+        click.echo(json.dumps(result | {"failed": failed}))
     else:
         click.echo(
             f"{tally.seeds} seeds in {wall_s:.1f} s ({tally.seeds / wall_s:.1f} a second), {tally.virtual_s:.0f} s of "

@@ -6,11 +6,13 @@ import json
 
 import click
 
+from emulator.cli.options import json_option
+
 
 @click.command()
 @click.argument("program", type=click.Path(exists=True, dir_okay=False))
 @click.argument("stf_file", metavar="FILE.stf", type=click.Path(exists=True, dir_okay=False))
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@json_option
 @click.option("-v", "--verbose", is_flag=True, help="Show the packets that left, too.")
 def stf(program: str, stf_file: str, as_json: bool, verbose: bool) -> None:
     """Run FILE.stf on PROGRAM (p4c's BMv2 JSON). Exit code 0: all packets were as expected."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
 from emulator.cli import emulated
-from emulator.cli.options import FILE, FOLDER, json_option, output, plot_option
+from emulator.cli.options import FILE, FOLDER, WIRE, json_option, output, plot_option
 
 AGGREGATORS = ["p4", "bmv2", "software"]
 MOST_ON_A_SWITCH = 32
@@ -46,7 +47,7 @@ PROBABILITY = click.FloatRange(0.0, 1.0, max_open=True)
 )
 @click.option(
     "--wire",
-    type=click.Choice(["int32", "int16", "int8"]),
+    type=WIRE,
     show_default="int32; int16 for --codec fp16, bf16, auto",
     help="Integers that gradients are sent as: narrower ones are less precise.",
 )
@@ -99,11 +100,7 @@ PROBABILITY = click.FloatRange(0.0, 1.0, max_open=True)
 def train(
     ctx: click.Context,
     workers: int,
-    steps: int,
-    batch_size: int,
     lr: float,
-    momentum: float,
-    seed: int,
     aggregator: str,
     transport: str,
     wire: str | None,
@@ -117,7 +114,7 @@ def train(
     world_size: int | None,
     trace: Path | None,
     as_json: bool,
-    **cluster: str,
+    **options: Any,
 ) -> None:
     """Train a small convolutional network on scikit-learn's digits with several workers: first with gradients summed by
     Gloo, then by an aggregator, from the same seeds. Shows both side by side.
@@ -126,13 +123,13 @@ def train(
     any script).
     """
     _check_emulated(ctx, world_size)
+    cluster = {name: options.pop(name) for name in emulated.NAMES}
+    steps, batch_size, seed = options["steps"], options["batch_size"], options["seed"]
     if world_size is not None:
         from emulator.cli import peers
 
         settings = peers.settings_of(world_size=world_size, seed=seed, **cluster)
-        peers.train_digits(
-            settings, steps=steps, batch_size=batch_size, lr=lr, momentum=momentum, seed=seed, as_json=as_json
-        )
+        peers.train_digits(settings, as_json, lr=lr, **options)
         return
     emulated.require("torch", "sklearn")
 
@@ -142,7 +139,6 @@ def train(
     from host_agent.training.worker import Settings
 
     density.choice(sparse)  # raises for unknown modes
-    hierarchy = "node" if cluster["hierarchy"] == "node" else "none"
     data.BatchOrder(rank=0, workers=workers, batch_size=batch_size, seed=seed)  # refuses sizes that can't work
     halves = False
     if settings_file is not None:
@@ -171,28 +167,25 @@ def train(
         raise click.UsageError(f"--workers {workers}: a P4 switch takes {MOST_ON_A_SWITCH}; use --aggregator software")
     if transport == "shm" and (loss_rate or reorder_rate):
         raise click.UsageError("--transport shm: shared memory loses and reorders nothing; use udp or auto")
-    options = ["--loss-rate", str(loss_rate)] if loss_rate else []
+    losses = ["--loss-rate", str(loss_rate)] if loss_rate else []
     if is_software:
-        options += ["--seed", str(seed), "--reorder-rate", str(reorder_rate)]
+        losses += ["--seed", str(seed), "--reorder-rate", str(reorder_rate)]
     settings = Settings(
         workers=workers,
-        steps=steps,
-        batch_size=batch_size,
         learning_rate=lr,
-        momentum=momentum,
-        seed=seed,
         transport=transport,
         wire=wire or ("int16" if halves else "int32"),
         codec=codec or (", ".join(dict.fromkeys(file.codec)) or None if settings_file is not None else None),
         memory=memory,
         file=str(settings_file) if settings_file is not None else None,
         sparse=sparse,
-        hierarchy=hierarchy,
+        hierarchy="node" if cluster["hierarchy"] == "node" else "none",
         trace=trace.absolute() if trace is not None else None,
         reorder_rate=0.0 if is_software else reorder_rate,
+        **options,
     )
     with progress(steps) as show:
-        comparison = runner.compare(settings, options, show, aggregator)
+        comparison = runner.compare(settings, losses, show, aggregator)
     if plot_file is not None:
         report.plot(comparison, plot_file)
     output(

@@ -1,1 +1,1 @@
-"""The subcommands of `switchml bench`, one a file."""
+"""The subcommands of `switchml bench`."""

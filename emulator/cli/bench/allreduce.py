@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -56,16 +57,14 @@ def allreduce(
     buckets: str | None,
     transport: str,
     wire: str,
-    against: str,
+    against: str | None,
     density: tuple[float, ...] | None,
-    block: int,
-    overlap: str,
-    sparse: str,
     aggregator: str,
     repeats: int | None,
     warmup: int,
     plot_file: Path | None,
     as_json: bool,
+    **blocks: Any,
 ) -> None:
     """Time all-reduces of float32 tensors between processes on this machine, and Gloo's in turn with them.
 
@@ -97,14 +96,13 @@ def allreduce(
         cases = cases_of.ddp_buckets(size or 64 << 20, repeats, warmup)
     else:
         cases = [cases_of.single(each, repeats, warmup) for each in sizes or [size or 64 << 20]]
-    other = None if against == "none" else against
-    grid = [Sparsity(share, block, overlap, sparse) for share in density] if density else [None]
+    grid = [Sparsity(share, **blocks) for share in density] if density else [None]
     cores = len(os.sched_getaffinity(0))
     longest = max(case.elements for case in cases)
     results = []
     with _progress(len(cases) * len(grid), as_json) as show:
         for sparsity in grid:
-            backends = bench.backends_of(sparsity, other)
+            backends = bench.backends_of(sparsity, against)
 
             def show_header(chosen: str, backends=backends, is_first=not results) -> None:
                 show(report.header(workers, chosen, wire, backends, cores) if is_first else [], 0)
@@ -118,7 +116,7 @@ def allreduce(
                 workers=workers,
                 transport=transport,
                 wire=wire,
-                against=other,
+                against=against,
                 aggregator=aggregator,
                 sparsity=sparsity,
                 on_start=show_header,

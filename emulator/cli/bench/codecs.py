@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -39,16 +40,7 @@ SHARE = click.FloatRange(0, 1, min_open=True)
 @plot_option
 @json_option
 def codecs(
-    tensor: str,
-    elements: int,
-    specs: tuple[str, ...],
-    ratio: float,
-    bound: float,
-    rank: int,
-    workers: int,
-    rounds: int,
-    plot_file: Path | None,
-    as_json: bool,
+    tensor: str, elements: int, specs: tuple[str, ...], plot_file: Path | None, as_json: bool, **options: Any
 ) -> None:
     """Measure codecs on one core: ratio, speed both ways, error, and the bytes that an all-reduce sends.
 
@@ -60,17 +52,13 @@ def codecs(
     from emulator.bench.codecs import report
     from emulator.bench.codecs.tensors import load
 
-    chosen = bench.choose(list(specs), ratio=ratio, bound=bound, rank=rank)
+    chosen = bench.choose(list(specs), **{name: options[name] for name in ("ratio", "bound", "rank")})
     with Console(stderr=True).status("bench codecs: making the tensor") as status:
         result = bench.measure(
             load(tensor, elements),
             chosen,
-            bound=bound,
-            ratio=ratio,
-            rank=rank,
-            workers=workers,
-            rounds=rounds,
             on_step=lambda name: status.update(f"bench codecs: {name}"),
+            **options,
         )
     if plot_file is not None:
         report.draw(result, plot_file)

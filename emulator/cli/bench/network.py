@@ -5,6 +5,7 @@ Gloo's ring over the same links.
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import click
 
@@ -51,24 +52,13 @@ from emulator.cli.options import (
 def network(
     workers: tuple[int, ...],
     ranks_per_host: tuple[int, ...],
-    rate: float,
-    delay: float,
     loss: float | None,
     queue: float | None,
     size: float,
-    wire: str,
-    payload: str,
-    slots: int,
-    against: str,
+    against: str | None,
     density: tuple[float, ...] | None,
-    block: int,
-    overlap: str,
-    sparse: str,
-    repeats: int,
-    warmup: int,
-    tcp: str | None,
-    seed: int,
     as_json: bool,
+    **options: Any,
 ) -> None:
     """All-reduce over links of a given rate, delay and loss, beside Gloo's ring over the same links.
 
@@ -79,7 +69,7 @@ def network(
     from emulator.bench.allreduce import backends_of
     from emulator.bench.network import measure as bench
     from emulator.bench.network import report
-    from emulator.bench.ranks.reducing import GLOO, NODE, SWITCHML
+    from emulator.bench.ranks.reducing import NODE, SWITCHML
     from emulator.bench.report import all_as_json
     from emulator.bench.sparsity import Sparsity
     from switchml.errors import ConfigError
@@ -87,11 +77,13 @@ def network(
     bench.check_rights()
     if size < 4 or size % 4:
         raise ConfigError(f"size of {size:g} bytes: expected a multiple of 4 (float32)")
-    link = bench.LinkOptions(rate_bps=rate, delay_s=delay, loss=loss or 0.0, queue_bytes=int(queue or 0), seed=seed)
+    blocks = {name: options.pop(name) for name in ("block", "overlap", "mode")}
+    rates = {name: options.pop(name) for name in ("rate_bps", "delay_s", "seed")}
+    link = bench.LinkOptions(loss=loss or 0.0, queue_bytes=int(queue or 0), **rates)
     results = []
     for count, ranks, share in itertools.product(workers, ranks_per_host, density or (None,)):
-        sparsity = None if share is None else Sparsity(share, block, overlap, sparse)
-        backends = backends_of(sparsity, GLOO if against == "gloo" else None)
+        sparsity = None if share is None else Sparsity(share, **blocks)
+        backends = backends_of(sparsity, against)
         if ranks > 1 and sparsity is None:
             backends = (SWITCHML, NODE, *backends[1:])
         experiment = bench.Experiment(
@@ -99,14 +91,9 @@ def network(
             ranks_per_host=ranks,
             link=link,
             size_bytes=int(size),
-            wire=wire,
-            payload_bytes=int(payload),
-            slots=slots,
             sparsity=sparsity,
             backends=backends,
-            repeats=repeats,
-            warmup=warmup,
-            tcp=tcp,
+            **options,
         )
         results.append(bench.measure(experiment, progress))
     output(

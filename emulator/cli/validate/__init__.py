@@ -1,1 +1,1 @@
-"""The subcommands of `switchml validate`, one a file."""
+"""The subcommands of `switchml validate`."""

@@ -1,0 +1,140 @@
+"""`switchml validate real|replay|peers|clocks`: the emulator's predictions beside what was measured on this machine."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import click
+
+from emulator.cli.options import COUNTS, FOLDER, RATE, RATES, TIME, json_option, output, plot_option, progress
+
+
+@click.command()
+@click.option("--workers", type=COUNTS, default="2,4,8", help="Numbers of workers to measure.")
+@click.option("--rates", "rates_bps", type=RATES, default="10mbit,20mbit,40mbit", help="Rates of each host's link.")
+@click.option("--steps", type=click.IntRange(3), default=15, help="Steps of each run; the median counts.")
+@click.option("--batch-size", type=click.IntRange(1), default=16, help="Images of each worker in a step.")
+@click.option(
+    "--ranks-per-host",
+    type=click.IntRange(1),
+    default=2,
+    help="Also measure so many workers in each host, with and without hierarchy; 1 leaves that out.",
+)
+@plot_option
+@json_option
+def real(plot_file: Path | None, as_json: bool, **plan: Any) -> None:
+    """Train here over links of limited rate, with Gloo and with the aggregator, and predict each run from one of them.
+
+    Needs root, iproute2 and torch: each worker is in a network namespace with one link to a switch. Run it on a machine
+    that has nothing else to do: what others compute is measured too, and not predicted.
+    """
+    from emulator.testbed.namespaces import check_rights
+    from emulator.validation.real import measure, report
+
+    check_rights()
+    validation = measure.validate(measure.RealPlan(**plan), progress)
+    if plot_file is not None:
+        report.plot(validation, plot_file)
+    output(as_json, lambda: report.as_json(validation), lambda: report.print_table(validation))
+
+
+@click.command()
+@click.option("--workers", type=COUNTS, default="2,4", help="Numbers of workers to measure.")
+@click.option("--rate", "rate_bps", type=RATE, default="200mbit", help="Rate of each host's link.")
+@click.option("--steps", type=click.IntRange(3), default=12, help="Steps of each run.")
+@click.option("--layers", type=click.IntRange(1), default=6, help="Layers of the model.")
+@click.option("--width", type=click.IntRange(16), default=512, help="Rows and columns of each layer.")
+@click.option("--batch-size", "batch", type=click.IntRange(1), default=32, help="Vectors of each worker in a step.")
+@click.option(
+    "--device-time",
+    "device_s",
+    type=TIME,
+    default="5ms",
+    help="Time that an accelerator would take for a layer's forward pass, and half of its backward pass. 0s: this "
+    "machine computes.",
+)
+@click.option("--peers/--no-peers", default=True, help="Whether to emulate all ranks but one, too.")
+@plot_option
+@click.option("--keep", type=FOLDER, help="Keep the traces in this directory.")
+@json_option
+def replay(peers: bool, plot_file: Path | None, keep: Path | None, as_json: bool, **options: Any) -> None:
+    """Trace training here over links of limited rate, and predict from the traces what half the bandwidth, other
+    buckets, the aggregator in Gloo's place or a slow rank would do; then do it.
+
+    Besides, shift the clocks of the traces by 50 ms and recover them, and train with one real rank among emulated
+    ones, beside all-real runs (`switchml validate peers` does so at more rates).
+
+    Needs root, iproute2 and torch. Run it on a machine that has nothing else to do: what others compute is measured
+    too, and not predicted.
+    """
+    from emulator.testbed.namespaces import check_rights
+    from emulator.validation import scatter
+    from emulator.validation.peers import measure as emulated
+    from emulator.validation.replay import measure, report
+
+    check_rights()
+    plan = measure.ReplayPlan(**options)
+    validation = measure.validate(plan, progress, keep)
+    if peers:
+        rows = emulated.validate(emulated.PeersPlan(workers=plan.workers, rates_bps=(plan.rate_bps,)), progress).rows
+        validation = dataclasses.replace(validation, peers=rows)
+    if plot_file is not None:
+        scatter.draw(list(validation.groups.items()), plot_file, "iteration")
+    output(as_json, validation.as_json, lambda: report.print_table(validation))
+
+
+@click.command()
+@click.option("--workers", type=COUNTS, default="2,4", help="Numbers of ranks to measure.")
+@click.option("--rates", "rates_bps", type=RATES, default="50mbit,100mbit,200mbit", help="Rates of each host's link.")
+@click.option("--steps", type=click.IntRange(3), default=15, help="Steps of each run; the median counts.")
+@click.option("--layers", type=click.IntRange(1), default=4, help="Layers of the model, of 512 by 512 weights.")
+@click.option("--batch-size", "batch", type=click.IntRange(1), default=256, help="Vectors of all ranks in a step.")
+@click.option(
+    "--clock",
+    type=click.Choice(["wall", "virtual"]),
+    default="wall",
+    help="Clock of the emulated ranks: as if the cluster were there, or as fast as possible.",
+)
+@plot_option
+@json_option
+def peers(plot_file: Path | None, as_json: bool, **plan: Any) -> None:
+    """Train here over links of limited rate with all ranks real, then with one real and the others emulated.
+
+    Needs root, iproute2 and torch: each real rank is in a network namespace with one link to a switch. Run it on a
+    machine that has nothing else to do: what others compute is measured too, and not predicted.
+    """
+    from emulator.testbed.namespaces import check_rights
+    from emulator.validation.peers import measure
+    from emulator.validation.report import show
+    from emulator.validation.rows import summary
+
+    check_rights()
+    result = measure.validate(measure.PeersPlan(**plan), progress)
+    groups = [(backend, [row for row in result.rows if f", {backend}," in row.name]) for backend in measure.BACKENDS]
+    as_object = summary(result.rows) | result.as_json()
+    show("emulated peers", result.rows, groups, as_object, plot_file, as_json, shown=result.rows)
+    if not as_json:
+        known = result.calibration
+        scales = ", ".join(
+            f"{count} ranks compute {scale:.2f} times as long" for count, scale in known.compute_scale.items()
+        )
+        click.echo(f"{result.gradient_bytes / 1e6:.1f} MB of gradients; on {known.cores} cores, {scales} as one alone")
+
+
+@click.command()
+@click.argument("paths", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path), metavar="DIR…")
+@click.option("--shift", type=TIME, default="50ms", help="Shift of each rank's clock but the first.")
+@json_option
+def clocks(paths: tuple[Path, ...], shift: float, as_json: bool) -> None:
+    """Shift the clocks in each DIR, the traces of a job on one machine, and recover them.
+
+    First with everything in the traces, then without the pings of a capture, then without packets. "off by" is the
+    error of the clock that was missed most.
+    """
+    from emulator.traces.readers.read import read
+    from emulator.validation.clocks import print_table, recovered
+
+    rows = [row for path in paths for row in recovered(str(path), read(path), shift)]
+    output(as_json, lambda: {"rows": [dataclasses.asdict(row) for row in rows]}, lambda: print_table(rows))
