@@ -12,9 +12,8 @@ import sys
 from dataclasses import replace
 
 import click
-from rich.console import Console
-from rich.table import Table
 
+from emulator.bench import tables
 from host_agent.compression.adaptive.policy import is_auto
 from host_agent.training import runner
 from host_agent.training.worker import Settings
@@ -94,13 +93,8 @@ def main(names: tuple[str, ...], workers: int, steps: int, seed: int, as_json: b
 
 def show(rows: list[dict], least: float, title: str) -> None:
     """The table on stdout."""
-    table = Table(title=title, title_justify="left")
-    for heading in ("codec", "memory"):
-        table.add_column(heading)
-    for heading in ("rate", "momentum", "accuracy", "final loss", "MB sent", "of dense", "seconds"):
-        table.add_column(heading, justify="right")
-    for row in rows:
-        table.add_row(
+    cells = [
+        (
             row["codec"],
             row["memory"],
             f"{row['learning_rate']:g}",
@@ -111,7 +105,10 @@ def show(rows: list[dict], least: float, title: str) -> None:
             f"{row['share_of_dense']:.1%}",
             f"{row['seconds']:.1f}",
         )
-    Console().print(table)
+        for row in rows
+    ]
+    headings = ("codec", "memory", "rate", "momentum", "accuracy", "final loss", "MB sent", "of dense", "seconds")
+    tables.print_table(headings, cells, left=2, before=title)
 
 
 if __name__ == "__main__":
