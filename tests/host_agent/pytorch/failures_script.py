@@ -66,7 +66,9 @@ if MODE == "kill":
 elif MODE == "stall":
     if RANK == 1:
         await_reports(rank for rank in range(SIZE) if rank != RANK)
-    report["wait"] = error_of(lambda: dist.all_reduce(torch.ones(50_000)))
+        report["wait"] = error_of(reduce_forever)  # what the others began may still be completed
+    else:
+        report["wait"] = error_of(lambda: dist.all_reduce(torch.ones(50_000)))
     dist.distributed_c10d._get_default_store().set(f"reported {RANK}", "")
     await_reports(range(SIZE))
 elif MODE == "aggregator":
