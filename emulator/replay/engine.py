@@ -48,11 +48,10 @@ class Replayed:
 
     def wait_s(self) -> np.ndarray:
         """float64 (ops,): how long each op held its stream while other members of its transfer were missing."""
-        transfer = self.graph.ops.transfer
-        began_s = np.where(transfer == NO_TRANSFER, self.start_s, 0.0)
-        if len(self.graph.transfers):
-            began_s = np.where(transfer == NO_TRANSFER, began_s, self.transfer_start_s[transfer])
-        return np.maximum(began_s - self.start_s, 0.0)
+        wait_s, transfer = np.zeros(len(self.graph.ops)), self.graph.ops.transfer
+        members = np.flatnonzero(transfer != NO_TRANSFER)
+        wait_s[members] = np.maximum(self.transfer_start_s[transfer[members]] - self.start_s[members], 0.0)
+        return wait_s
 
 
 def replay(

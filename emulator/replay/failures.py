@@ -46,9 +46,7 @@ class Run:
         if self.checkpoint_steps is not None:
             return min(self.checkpoint_steps, self.steps)
         interval_s = young_daly_s(self.checkpoint_s, self.mtbf_s)
-        return (
-            max(1, min(self.steps, round(interval_s / self.iteration_s))) if math.isfinite(interval_s) else self.steps
-        )
+        return max(1, round(min(interval_s / self.iteration_s, self.steps)))
 
 
 @dataclass(frozen=True)
@@ -75,11 +73,10 @@ def young_daly_s(checkpoint_s: float, mtbf_s: float) -> float:
 def expected_s(run: Run) -> float:
     """The mean exactly, failures being exponential: M e^(R/M) (e^((τ+C)/M) − 1) for each interval of τ (Daly 2006,
     equation 20)."""
-    every, rest = run.interval_steps(), run.steps % run.interval_steps()
-    whole = run.steps // every
-    lengths_s = [(whole, every * run.iteration_s + run.checkpoint_s), (1 if rest else 0, rest * run.iteration_s)]
-    if rest == 0:  # nothing is saved after the last step
-        lengths_s = [(whole - 1, lengths_s[0][1]), (1, every * run.iteration_s)]
+    every = run.interval_steps()
+    saved = (run.steps - 1) // every  # nothing is saved after the last step
+    last_s = (run.steps - saved * every) * run.iteration_s
+    lengths_s = [(saved, every * run.iteration_s + run.checkpoint_s), (1, last_s)]
     if math.isinf(run.mtbf_s):
         return sum(count * length_s for count, length_s in lengths_s)
     growth = math.exp(min(run.restart_s / run.mtbf_s, 700.0))

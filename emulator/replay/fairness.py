@@ -32,22 +32,15 @@ class Sharing(NamedTuple):
     """Who is on which link. A flow has the number of the stream that leads its transfer; its hop k has the number
     flow · width + k in the lists of links, which run through `around`."""
 
-    links: np.ndarray
-    """LINK (links,)."""
-    routes: np.ndarray
-    """int64 (routes + 1,): route r has the hops `hops[routes[r]:routes[r + 1]]`."""
-    hops: np.ndarray
-    """HOP."""
-    flows: np.ndarray
-    """FLOW (streams,)."""
+    links: np.ndarray  # LINK (links,)
+    routes: np.ndarray  # int64 (routes + 1,): route r has the hops `hops[routes[r]:routes[r + 1]]`
+    hops: np.ndarray  # HOP
+    flows: np.ndarray  # FLOW (streams,)
     around: np.ndarray
     """int32 (hops of all flows, 2): the hop after it on its link, and the one before, or −2 − link for the first."""
-    listed_links: np.ndarray
-    """int32 (links,): those to be computed again."""
-    listed_flows: np.ndarray
-    """int32 (flows,)."""
-    listed: np.ndarray
-    """int64 (2,): how many links, how many flows."""
+    listed_links: np.ndarray  # int32 (links,): those to be computed again
+    listed_flows: np.ndarray  # int32 (flows,)
+    listed: np.ndarray  # int64 (2,): how many links, how many flows
 
 
 def empty_sharing(costed: Links, flows: int, longest_route: int) -> Sharing:

@@ -17,32 +17,19 @@ from switchml.runtime.jit import kernel
 class State(NamedTuple):
     """Where a sweep stands; every array is written by it."""
 
-    start_s: np.ndarray
-    """float64 (ops,): when an op took its stream; NaN: not yet."""
-    end_s: np.ndarray
-    """float64 (ops,)."""
-    transfer_start_s: np.ndarray
-    """float64 (transfers,): the last arrival so far."""
-    transfer_last: np.ndarray
-    """int32 (transfers,): the op that arrived last."""
-    transfer_left: np.ndarray
-    """int32 (transfers,): members still to come."""
-    transfer_head: np.ndarray
-    """int32 (transfers,): first of the streams that are held up in it, −1: none."""
-    op_head: np.ndarray
-    """int32 (ops,): first of the streams that wait for this op's end, −1: none."""
-    stream_next: np.ndarray
-    """int32 (streams,): the next stream in either list."""
-    following: np.ndarray
-    """int32 (ops,): the next op of the same stream, −1: none."""
-    cursor: np.ndarray
-    """int32 (streams,): the op that a stream is at."""
-    clock_s: np.ndarray
-    """float64 (streams,): the end of its last op."""
-    stack: np.ndarray
-    """int32 (streams,): streams that can go on."""
-    depth: np.ndarray
-    """int64 (1,): how many of them."""
+    start_s: np.ndarray  # float64 (ops,): when an op took its stream; NaN: not yet
+    end_s: np.ndarray  # float64 (ops,)
+    transfer_start_s: np.ndarray  # float64 (transfers,): the last arrival so far
+    transfer_last: np.ndarray  # int32 (transfers,): the op that arrived last
+    transfer_left: np.ndarray  # int32 (transfers,): members still to come
+    transfer_head: np.ndarray  # int32 (transfers,): first of the streams that are held up in it, −1: none
+    op_head: np.ndarray  # int32 (ops,): first of the streams that wait for this op's end, −1: none
+    stream_next: np.ndarray  # int32 (streams,): the next stream in either list
+    following: np.ndarray  # int32 (ops,): the next op of the same stream, −1: none
+    cursor: np.ndarray  # int32 (streams,): the op that a stream is at
+    clock_s: np.ndarray  # float64 (streams,): the end of its last op
+    stack: np.ndarray  # int32 (streams,): streams that can go on
+    depth: np.ndarray  # int64 (1,): how many of them
 
 
 def begin(graph: Graph, flat: Flat) -> State:

@@ -90,32 +90,22 @@ class World(NamedTuple):
     record i end where those of i + 1 begin."""
 
     ops: np.ndarray
-    after: np.ndarray
-    """int32."""
+    after: np.ndarray  # int32
     streams: np.ndarray
     transfers: np.ndarray
-    member: np.ndarray
-    """int32: the ops of each transfer, in the order of the graph."""
+    member: np.ndarray  # int32: the ops of each transfer, in the order of the graph
     ranks: np.ndarray
-    rank_stream: np.ndarray
-    """int32: streams by rank."""
-    first: np.ndarray
-    """int32: ops by rank."""
+    rank_stream: np.ndarray  # int32: streams by rank
+    first: np.ndarray  # int32: ops by rank
     works: np.ndarray
     items: np.ndarray
     heap: np.ndarray
-    dirty: np.ndarray
-    """int32 (streams,): streams that must choose."""
-    changed: np.ndarray
-    """int32 (ranks,): ranks whose speed may have changed."""
-    choices: np.ndarray
-    """CHOICE (streams + transfers,): what dirty streams choose from."""
-    choice_order: np.ndarray
-    """int32: places in it."""
-    counts: np.ndarray
-    """int64 (4,): dirty streams, changed ranks, events, ended ops."""
-    now_s: np.ndarray
-    """float64 (1,)."""
+    dirty: np.ndarray  # int32 (streams,): streams that must choose
+    changed: np.ndarray  # int32 (ranks,): ranks whose speed may have changed
+    choices: np.ndarray  # CHOICE (streams + transfers,): what dirty streams choose from
+    choice_order: np.ndarray  # int32: places in it
+    counts: np.ndarray  # int64 (4,): dirty streams, changed ranks, events, ended ops
+    now_s: np.ndarray  # float64 (1,)
 
 
 def begin(

@@ -38,6 +38,11 @@ class Causality:
         )
         """Segments in which gradients became final, in order."""
         self.before, self.after = _neighbours(segments)
+        self.main_lane = int(segments.lane[0]) if len(segments) else 0
+        """The host lane that works most; of a rank without, its first lane."""
+        if len(self.host):
+            lasted_s = (segments.end_s - segments.start_s)[self.host]
+            self.main_lane = int(np.argmax(np.bincount(segments.lane[self.host], lasted_s)))
         self.communications = np.flatnonzero(np.isin(self.what, COMMUNICATION))
         self.launch_of: dict[int, int] = {}
         """Communication → the segment that launched it."""
@@ -132,8 +137,7 @@ class Causality:
 
     def _is_main_or_autograd(self, lane: int) -> bool:
         mine = self.host[self.segments.lane[self.host] == lane]
-        busiest = np.bincount(self.segments.lane[self.host], (self.segments.end_s - self.segments.start_s)[self.host])
-        return lane == int(np.argmax(busiest)) or any(self._node(int(one)) is not None for one in mine[:200])
+        return lane == self.main_lane or any(self._node(int(one)) is not None for one in mine[:200])
 
     def _node(self, segment: int) -> int | None:
         """The outermost autograd node around a segment."""

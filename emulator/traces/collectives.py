@@ -98,19 +98,15 @@ class Communications:
 
     def _assume(self, members: dict[Key, list[tuple[int, int]]], traced: int, has_ambiguous: bool) -> None:
         missing = max((len(key.ranks) for key in self.keys), default=traced) - traced
-        if missing > 0:
-            self.assumptions.append(
-                f"{missing} ranks were not traced: they are taken to do what the {traced} traced ones did"
-            )
-        if has_ambiguous:
-            self.assumptions.append(
-                "the traces do not name groups, and ranks disagree about their collectives: each rank has its own"
-            )
         lonely = sum(len(met) == 1 and len(key.ranks) > 1 for key, met in members.items())
-        if lonely:
-            self.assumptions.append(
-                f"of {lonely} communications only one side was traced: their waiting counts as transfer"
-            )
+        sentences = {
+            f"{missing} ranks were not traced: they are taken to do what the {traced} traced ones did": missing > 0,
+            "the traces do not name groups, and ranks disagree about their collectives: each rank has its own": (
+                has_ambiguous
+            ),
+            f"of {lonely} communications only one side was traced: their waiting counts as transfer": lonely > 0,
+        }
+        self.assumptions += [sentence for sentence, is_so in sentences.items() if is_so]
 
     def _look_for_the_invisible(self) -> None:
         """Calls of torch.distributed whose work the profiler did not see: a backend's own threads."""

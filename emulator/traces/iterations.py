@@ -14,9 +14,10 @@ from emulator.traces.align import Clocks, align
 from emulator.traces.events import RankTrace
 from emulator.traces.join import join, warm_up
 from emulator.traces.joined import Joined
+from emulator.traces.readers.tables import Numbers
 from emulator.workload.combine import merge
 from emulator.workload.costs import Costs
-from emulator.workload.graph import Graph
+from emulator.workload.graph import Graph, rows
 from switchml.errors import TraceError
 
 
@@ -38,25 +39,15 @@ def chain(iterations: Sequence[Joined]) -> tuple[Graph, Costs]:
     for one in iterations:
         if len(one.graph.ranks) != ranks:
             raise TraceError(f"iterations of {ranks} and {len(one.graph.ranks)} ranks: expected those of one job")
-    number: dict[tuple[int, str], int] = {}
-    streams, stream_of = [], np.empty(len(graph.streams), np.int32)
-    for stream, name in enumerate(graph.streams.name):
-        key = (int(graph.streams.rank[stream]) % ranks, name)
-        if key not in number:
-            number[key] = len(streams)
-            streams.append(stream)
-        stream_of[stream] = number[key]
+    number, rank = Numbers(), graph.streams.rank % ranks
+    stream_of = np.array([number[key] for key in zip(rank.tolist(), graph.streams.name, strict=True)], np.int32)
+    _, streams = np.unique(stream_of, return_index=True)
     first = iterations[0].graph
     graph = dataclasses.replace(
         graph,
         ranks=first.ranks,
         job_names=first.job_names,
-        streams=dataclasses.replace(
-            graph.streams,
-            rank=graph.streams.rank[streams] % ranks,
-            name=[graph.streams.name[stream] for stream in streams],
-            order=graph.streams.order[streams],
-        ),
+        streams=dataclasses.replace(rows(graph.streams, streams), rank=rank[streams]),
         groups=dataclasses.replace(graph.groups, ranks=graph.groups.ranks % ranks),
         ops=dataclasses.replace(graph.ops, stream=stream_of[graph.ops.stream]),
     )

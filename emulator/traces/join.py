@@ -142,12 +142,7 @@ class _Rank:
         self.predecessors = np.concatenate([self.pairs, np.stack([before[follows], follows], axis=1)])
         self.order = np.lexsort((segments.start_s, segments.lane))
         host = self.causality.host
-        lanes, lasted_s = segments.lane[host], (segments.end_s - segments.start_s)[host]
-        self.main_lane = int(segments.lane[0]) if len(segments) else 0
-        """The host lane that works most; of a rank without, its first lane."""
-        if len(host):
-            self.main_lane = int(np.argmax(np.bincount(lanes, lasted_s)))
-        self.on_main = host[lanes == self.main_lane]
+        self.on_main = host[segments.lane[host] == self.causality.main_lane]
 
     def name(self, segment: int) -> str:
         """Of the event that a segment belongs to."""
@@ -319,7 +314,7 @@ def _add_rank(
             after[one] = [int(number[before])]
         builder.add_op(stream, work, after=after[one], transfer=met)
         rows.append((event, end_s - lasted_s, end_s))
-    if timing.tail_s > 0 and rank.main_lane in streams:
+    if timing.tail_s > 0 and rank.causality.main_lane in streams:
         hosts = rank.on_main
         last = int(hosts[np.argmax(segments.start_s[hosts])]) if len(hosts) else int(order[-1])
         work = builder.add_work("gap at the end", Kind.DELAY, seconds=float(timing.tail_s))

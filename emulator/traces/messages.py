@@ -9,16 +9,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from emulator.traces.events import RankTrace, Wire, WireWhat
+from emulator.traces.events import RankTrace, WireWhat
 
 
 class Ends(NamedTuple):
     """One rank's. Sorted by message, each of which is there once."""
 
-    sent: np.ndarray
-    """int64 (messages,): numbers, the same for all ranks."""
-    sent_s: np.ndarray
-    """float64 (messages,): when it was about to leave."""
+    sent: np.ndarray  # int64 (messages,): numbers, the same for all ranks
+    sent_s: np.ndarray  # float64 (messages,): when it was about to leave
     came: np.ndarray
     came_s: np.ndarray
 
@@ -32,18 +30,13 @@ class Least(NamedTuple):
 
 def ends(traces: Sequence[RankTrace], base_s: np.ndarray) -> dict[int, Ends]:
     """Place of a trace → its ends, for traces that have any. `base_s`: added to each trace's times."""
-    wires = {i: trace.wire for i, trace in enumerate(traces) if trace.wire is not None and len(trace.wire)}
-    width = [1 + max((int(getattr(wire, name).max()) for wire in wires.values()), default=0) for name in _TRANSACTION]
+    wires = [trace.wire for trace in traces if trace.wire is not None and len(trace.wire)]
+    width = [1 + max((int(getattr(wire, name).max()) for wire in wires), default=0) for name in _TRANSACTION]
     by_trace = {}
-    for i, trace in enumerate(traces):
-        sent, came = [_pings(trace, True)], [_pings(trace, False)]
-        if i in wires:
-            key = _keys(wires[i], width)
-            for rows, what in ((sent, WireWhat.SENT), (came, WireWhat.RECEIVED)):
-                mine = wires[i].what == what
-                rows.append((key[mine], wires[i].at_s[mine]))
-        if any(len(keys) for keys, _ in (*sent, *came)):
-            by_trace[i] = Ends(*_once(sent, base_s[i]), *_once(came, base_s[i]))
+    for place, trace in enumerate(traces):
+        if any(table is not None and len(table) for table in (trace.pings, trace.wire)):
+            sent, came = (_ends(trace, is_sent, width, base_s[place]) for is_sent in (True, False))
+            by_trace[place] = Ends(*sent, *came)
     return by_trace
 
 
@@ -68,27 +61,23 @@ def both_ways(one: Ends, other: Ends, window_s: float) -> list[tuple[Least, Leas
 _TRANSACTION = ("job", "tensor", "chunk", "version")
 
 
-def _keys(wire: Wire, width: list[int]) -> np.ndarray:
-    """int64 (records,): a transaction as one number from 0."""
-    key = np.zeros(len(wire), np.int64)
-    for name, count in zip(_TRANSACTION, width, strict=True):
-        key = key * count + getattr(wire, name)
-    return key
-
-
-def _pings(trace: RankTrace, is_sent: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Numbers below 0, and times."""
-    if trace.pings is None:
-        return np.empty(0, np.int64), np.empty(0)
-    mine = trace.pings.is_sent == is_sent
-    return -1 - trace.pings.message[mine], trace.pings.at_s[mine]
-
-
-def _once(rows: list[tuple[np.ndarray, np.ndarray]], base_s: float) -> tuple[np.ndarray, np.ndarray]:
-    """Without transactions that were repeated: nothing says which end belongs to which."""
-    key, at_s = np.concatenate([keys for keys, _ in rows]), np.concatenate([times for _, times in rows])
-    unique, first, count = np.unique(key, return_index=True, return_counts=True)
-    return unique[count == 1], at_s[first[count == 1]] + base_s
+def _ends(trace: RankTrace, is_sent: bool, width: list[int], base_s: float) -> tuple[np.ndarray, np.ndarray]:
+    """What was sent, or what came: numbers of messages, of pings below 0; and times. Without transactions that were
+    repeated: nothing says which end belongs to which."""
+    keys, times_s = [np.empty(0, np.int64)], [np.empty(0)]
+    if trace.pings is not None:
+        mine = trace.pings.is_sent == is_sent
+        keys.append(-1 - trace.pings.message[mine])
+        times_s.append(trace.pings.at_s[mine])
+    if trace.wire is not None:
+        mine = trace.wire.what == (WireWhat.SENT if is_sent else WireWhat.RECEIVED)
+        key = np.zeros(np.count_nonzero(mine), np.int64)
+        for name, count in zip(_TRANSACTION, width, strict=True):
+            key = key * count + getattr(trace.wire, name)[mine]
+        keys.append(key)
+        times_s.append(trace.wire.at_s[mine])
+    unique, first, counts = np.unique(np.concatenate(keys), return_index=True, return_counts=True)
+    return unique[counts == 1], np.concatenate(times_s)[first[counts == 1]] + base_s
 
 
 def _took(source: Ends, target: Ends) -> tuple[np.ndarray, np.ndarray]:

@@ -37,17 +37,12 @@ class Segments:
     """All arrays (segments,): those of a host lane or a device lane together and in order, hosts first; transports'
     last, by group and sequence, so that the same communication has the same place in every iteration."""
 
-    event: np.ndarray
-    """int64: into the trace's events."""
-    lane: np.ndarray
-    """int32."""
-    start_s: np.ndarray
-    """float64, on the trace's own clock."""
+    event: np.ndarray  # int64: into the trace's events
+    lane: np.ndarray  # int32
+    start_s: np.ndarray  # float64, on the trace's own clock
     end_s: np.ndarray
-    kind: np.ndarray
-    """int8, `Kind`."""
-    lane_kind: np.ndarray
-    """int8, `LaneKind`."""
+    kind: np.ndarray  # int8, `Kind`
+    lane_kind: np.ndarray  # int8, `LaneKind`
     of_event: dict[int, tuple[int, int]]
     """Event → its first and last segment; of an operator's insides, the operator's."""
     step_s: tuple[float, float]

@@ -19,16 +19,11 @@ LEAST_S = 1e-6
 class Slices:
     """All arrays (slices,), by lane, then time."""
 
-    event: np.ndarray
-    """int64: whose it is, NONE for a gap. Every event has at least one slice."""
-    lane: np.ndarray
-    """int32."""
-    start_s: np.ndarray
-    """float64, as traced."""
-    duration_s: np.ndarray
-    """float64: without waiting for what `leads_to`, or the event itself, had to wait for."""
-    before: np.ndarray
-    """int64: the slice before it on its lane, NONE for the first."""
+    event: np.ndarray  # int64: whose it is, NONE for a gap. Every event has at least one slice
+    lane: np.ndarray  # int32
+    start_s: np.ndarray  # float64, as traced
+    duration_s: np.ndarray  # float64: without waiting for what `leads_to`, or the event itself, had to wait for
+    before: np.ndarray  # int64: the slice before it on its lane, NONE for the first
     leads_to: np.ndarray
     """int64: of a remainder or gap, the event whose first slice comes next; NONE where it is another remainder."""
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from emulator.cli.options import ANY_PATH, FILE, json_option, output
+from emulator.cli.options import ANY_PATH, FILE, json_option, output, timeline_option
 from switchml.errors import ConfigError
 
 
@@ -19,13 +19,7 @@ from switchml.errors import ConfigError
     metavar="FILE.html",
     help="Write a self-contained page: findings, where the time goes, the timeline with its critical path.",
 )
-@click.option(
-    "--timeline",
-    "timeline_file",
-    type=FILE,
-    metavar="FILE",
-    help="Write a timeline for Perfetto (.json or .json.gz), the critical path as a track of its own.",
-)
+@timeline_option
 @click.option("--iteration", type=click.IntRange(min=0), help="Which traced iteration; default: the mean of all.")
 @click.option(
     "--least",
@@ -47,7 +41,7 @@ from switchml.errors import ConfigError
 def diagnose(
     path: Path,
     report_file: Path | None,
-    timeline_file: Path | None,
+    timeline: Path | None,
     iteration: int | None,
     least: float,
     codecs: tuple[str, ...],
@@ -56,7 +50,8 @@ def diagnose(
     """Say why the job traced in PATH (a directory with a trace of each rank) is slow and what to change.
 
     What a change gains is what the job takes less when it is replayed with that thing changed. Changes that gain most
-    come first; gains don't add up. That there is nothing to change is an answer.
+    come first; gains don't add up. That there is nothing to change is an answer. The timeline has the critical path as
+    a track of its own.
     """
     from emulator.diagnosis.checks import diagnose as run
     from emulator.diagnosis.terminal import show
@@ -65,16 +60,16 @@ def diagnose(
     from emulator.traces.readers.read import read
     from emulator.whatif.codec_costs import measure
 
-    for file in (report_file, timeline_file):
+    for file in (report_file, timeline):
         if file is not None and not file.resolve().parent.is_dir():
             raise ConfigError(f"there is no directory {file.parent} to write {file.name} to")
     if report_file is not None:
         import jinja2  # noqa: F401  # that it is not installed is to be known before time is spent
     joined = join(read(path), iteration=iteration)
     diagnosis = run(joined, least, lambda: measure(codecs, len(joined.graph.ranks)))
-    if timeline_file is not None:
+    if timeline is not None:
         seen = diagnosis.seen
-        write_timeline(seen.played, timeline_file, critical=seen.path, source="switchml trace diagnose")
+        write_timeline(seen.played, timeline, critical=seen.path, source="switchml trace diagnose")
     if report_file is not None:
         from emulator.diagnosis.page import write_page
 

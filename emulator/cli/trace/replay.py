@@ -137,7 +137,7 @@ def replay(path: Path, as_json: bool, timeline: Path | None, iteration: int | No
 def _changes(mean, iterations, *, link, ranks_per_host, bandwidth, latency, allreduce, hierarchy, cluster, ranks,
              bucket_cap, codec, accelerator, without_straggler, slow):  # fmt: skip
     """(list of (what, change), what to do first): changes in the order in which they are applied."""
-    from emulator.whatif import changes, contention, network
+    from emulator.whatif import changes, codec_costs, contention, network
     from emulator.whatif.network import assume
 
     bandwidth_title, rates = _new_value(bandwidth, "bps", 1e6, "Mbit/s")
@@ -146,7 +146,7 @@ def _changes(mean, iterations, *, link, ranks_per_host, bandwidth, latency, allr
     reduced = " by ".join(filter(None, (f"all-reduce {allreduce or 'as traced'}", hierarchy)))
     caps = ", ".join(f"{cap / 2**20:g} MiB" for cap in bucket_cap)
     speeds = _accelerator(accelerator, mean) if accelerator else ()
-    cost = _codec(codec, mean) if codec else None
+    cost = codec_costs.measure([codec], network.world_size(mean))[codec] if codec else None
     of_machines = [
         (without_straggler is not None, f"rank {without_straggler} no straggler",
          lambda one: changes.without_straggler(one, without_straggler)),
@@ -208,13 +208,6 @@ def _accelerator(name: str, mean) -> tuple[float, float]:
     precision = next(name for name in ("bf16", "fp16", "fp32") if name in other.flops and name in traced.flops)
     matrix = other.peak(precision) * other.matmul_share / (traced.peak(precision) * traced.matmul_share)
     return matrix, other.memory_bytes_per_s / traced.memory_bytes_per_s
-
-
-def _codec(spec: str, mean):
-    from emulator.whatif.codec_costs import measure
-    from emulator.whatif.network import world_size
-
-    return measure([spec], world_size(mean))[spec]
 
 
 def _show(report: dict[str, Any]) -> None:

@@ -10,8 +10,8 @@ block (astra-sim-alibabacloud, Workload.cc, iterate_hybrid_parallel_Transformer_
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from emulator.traces.communication import collective_of
 from emulator.traces.workload import Workload
@@ -25,19 +25,16 @@ _SETTING = re.compile(r"(\w+):?\s+(\d+)")
 _SUFFIX = re.compile(r"^([A-Z]+?)(_DP_EP|_EP|_TP|_DP)?$")
 
 
-@dataclass(frozen=True)
-class Phase:
+class Phase(NamedTuple):
     """One of a layer's three."""
 
     compute_s: float
     collective: Collective
-    group: str
-    """tp, dp, ep or dp_ep."""
+    group: str  # tp, dp, ep or dp_ep
     bytes: float
 
 
-@dataclass(frozen=True)
-class Layer:
+class Layer(NamedTuple):
     """One line."""
 
     name: str

@@ -19,30 +19,18 @@ import numpy as np
 from emulator.traces.events import NONE, LaneKind, RankTrace, What
 from emulator.traces.readers import native
 from emulator.traces.readers.chakra import chakra_pb2 as pb
-from emulator.traces.readers.chakra.file import (
-    COLLECTIVE_TYPES,
-    FLOATS,
-    GROUPS,
-    INTEGERS,
-    VERSION,
-    attribute,
-    write_messages,
-)
+from emulator.traces.readers.chakra import file
+from emulator.traces.readers.chakra.file import attribute
 from emulator.traces.slices import slices
 from emulator.workload.graph import Collective
 
 
 def write(traces: list[RankTrace], out: Path) -> list[Path]:
     """Write one file for each trace to the directory `out`; returns them."""
-    files = [out / f"chakra.{trace.rank}.et" for trace in traces]
-    for trace, file in zip(traces, files, strict=True):
-        write_messages(file, _messages(trace))
-    return files
-
-
-def sent_bytes(collective: Collective, size: float, ranks: int) -> float:
-    """Chakra counts what a rank puts in; that differs from `Collective` for an all-gather only."""
-    return size / max(1, ranks) if collective == Collective.ALL_GATHER else size
+    paths = [out / f"chakra.{trace.rank}.et" for trace in traces]
+    for trace, path in zip(traces, paths, strict=True):
+        file.write_messages(path, _messages(trace))
+    return paths
 
 
 def groups_node(groups: list[tuple[str, list[int]]], world_size: int) -> Any:
@@ -51,7 +39,7 @@ def groups_node(groups: list[tuple[str, list[int]]], world_size: int) -> Any:
         {"pg_name": str(number), "pg_desc": name, "ranks": ranks, "group_size": len(ranks), "group_count": len(groups)}
         for number, (name, ranks) in enumerate(groups)
     ]
-    node = pb.Node(id=0, name=GROUPS, type=pb.METADATA_NODE)
+    node = pb.Node(id=0, name=file.GROUPS, type=pb.METADATA_NODE)
     node.inputs.values = str([json.dumps(listed)])
     node.inputs.shapes, node.inputs.types = "[[]]", "['String']"
     node.attr.append(attribute("world_size", world_size))
@@ -60,7 +48,7 @@ def groups_node(groups: list[tuple[str, list[int]]], world_size: int) -> Any:
 
 def _messages(trace: RankTrace) -> Iterator[Any]:
     head = native.head(trace) | {"steps": trace.steps.tolist(), "names": []}
-    yield pb.GlobalMetadata(version=VERSION, attr=[attribute("switchml.trace", json.dumps(head))])
+    yield pb.GlobalMetadata(version=file.VERSION, attr=[attribute("switchml.trace", json.dumps(head))])
     yield groups_node([(group.name, list(group.ranks)) for group in trace.groups], trace.world_size)
     events = trace.events
     cut = slices(trace)
@@ -107,8 +95,8 @@ def _attributes(trace: RankTrace, event: int) -> Iterator[Any]:
     if what in _TYPES:
         yield from _communication(trace, event, what)
     yield attribute("tid" if trace.lanes[lane].kind == LaneKind.HOST else "stream", lane)
-    yield attribute("switchml.event", [int(getattr(events, name)[event]) for name in INTEGERS])
-    yield attribute("switchml.times", [float(getattr(events, name)[event]) for name in FLOATS])
+    yield attribute("switchml.event", [int(getattr(events, name)[event]) for name in file.INTEGERS])
+    yield attribute("switchml.times", [float(getattr(events, name)[event]) for name in file.FLOATS])
 
 
 _TYPES = {What.COLLECTIVE: pb.COMM_COLL_NODE, What.SEND: pb.COMM_SEND_NODE, What.RECV: pb.COMM_RECV_NODE}
@@ -117,13 +105,14 @@ _TYPES = {What.COLLECTIVE: pb.COMM_COLL_NODE, What.SEND: pb.COMM_SEND_NODE, What
 def _communication(trace: RankTrace, event: int, what: What) -> Iterator[Any]:
     events = trace.events
     collective, group = Collective(events.collective[event]), int(events.group[event])
-    size = sent_bytes(collective, float(events.bytes[event]), len(trace.groups[group].ranks))
+    # Chakra counts what a rank puts in; that differs from `Collective` for an all-gather only.
+    parts = max(1, len(trace.groups[group].ranks)) if collective == Collective.ALL_GATHER else 1
     if what == What.COLLECTIVE:
-        yield attribute("comm_type", int(COLLECTIVE_TYPES[collective]))
+        yield attribute("comm_type", int(file.COLLECTIVE_TYPES[collective]))
     else:
         ends = [trace.rank, int(events.peer[event])]
         source, destination = ends if what == What.SEND else ends[::-1]
         for name, value in (("comm_src", source), ("comm_dst", destination), ("comm_tag", int(events.sequence[event]))):
             yield pb.Attribute(name=name, int32_val=value)
-    yield attribute("comm_size", round(size))
+    yield attribute("comm_size", round(float(events.bytes[event]) / parts))
     yield attribute("pg_name", str(group))

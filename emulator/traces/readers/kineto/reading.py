@@ -23,7 +23,7 @@ STEP = re.compile(r"ProfilerStep#(\d+)")
 _BACKWARD = re.compile(r"^autograd::engine::evaluate_function|Backward\d*$")
 _LAUNCHES = re.compile(r"launch|memcpy|memset", re.IGNORECASE)
 _COMMUNICATOR = re.compile(r"^(gloo|nccl|rccl|mpi|ucc|xccl|hccl|switchml):")
-_LANE_ORDER = {LaneKind.HOST: 0, LaneKind.TRANSPORT: 1, LaneKind.DEVICE: 2}
+_LANE_ORDER = (LaneKind.HOST, LaneKind.TRANSPORT, LaneKind.DEVICE)
 _DEPTH = {"user_annotation": 0, "python_function": 1, "cpu_op": 2, "runtime": 3}
 _DEPTH |= {"kernel": 4, "gpu_memcpy": 4, "gpu_memset": 4}
 
@@ -87,18 +87,14 @@ class Reading:
         for number, (pid, tid, on_device) in enumerate(keys):
             name = names.get((pid, tid), "")
             if on_device:
-                kind, name = LaneKind.DEVICE, f"device {pid} stream {tid}"
+                lanes.append(Lane(f"device {pid} stream {tid}", LaneKind.DEVICE))
             elif not others[number] or "gloo_runloop" in name:
-                kind, name = LaneKind.TRANSPORT, f"transport {tid}"
+                lanes.append(Lane(f"transport {tid}", LaneKind.TRANSPORT))
             else:
-                kind, name = LaneKind.HOST, name or f"thread {tid}"
-            lanes.append((_LANE_ORDER[kind], -stepped[number], number, Lane(name.strip(), kind)))
-        lanes.sort(key=lambda lane: lane[:3])
-        self.lanes = [lane for *_, lane in lanes]
-        self.lane_keys = [keys[number] for _, _, number, _ in lanes]
-        place = np.empty(len(keys), np.int32)
-        place[[number for _, _, number, _ in lanes]] = np.arange(len(keys))
-        return place
+                lanes.append(Lane((name or f"thread {tid}").strip(), LaneKind.HOST))
+        order = np.lexsort((-stepped, [_LANE_ORDER.index(lane.kind) for lane in lanes]))
+        self.lanes, self.lane_keys = [lanes[number] for number in order], [keys[number] for number in order]
+        return np.argsort(order).astype(np.int32)
 
     def _whose(self, rank: int | None) -> tuple[int, int]:
         """Rank and world size, from the caller, the file, or its name."""
