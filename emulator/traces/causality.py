@@ -120,9 +120,9 @@ class Causality:
         lanes = np.unique(self.segments.lane[self.host])
         if len(lanes) < 2:
             return
-        nodes = {lane for lane in lanes.tolist() if self._is_main_or_autograd(lane)}
         segments = self.segments
-        hosts = self.host[np.isin(segments.lane[self.host], list(nodes))]
+        takes_part = [lane for lane in lanes.tolist() if self._is_main_or_autograd(lane)]
+        hosts = self.host[np.isin(segments.lane[self.host], takes_part)]
         by_end = hosts[np.argsort(segments.end_s[hosts], kind="stable")]
         ends_s = segments.end_s[by_end].tolist()
         for second in hosts.tolist():
@@ -240,9 +240,8 @@ class Causality:
         if self.lane_kind[communication] != LaneKind.DEVICE:
             return waiter
         from_s = self.segments.start_s[waiter]
-        launches = {cause for cause, _ in self.trace.causes.tolist()}
         for cause, caused in self.trace.causes.tolist():
-            second = self._segment(caused, last=False) if cause in launches else None
+            second = self._segment(caused, last=False)
             if second is None or self.lane_kind[second] != LaneKind.DEVICE or self.what[second] in COMMUNICATION:
                 continue
             if self.trace.events.start_s[cause] >= from_s:

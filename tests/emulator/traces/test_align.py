@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from emulator.replay.engine import replay
-from emulator.traces import messages
-from emulator.traces.align import align
+from emulator.traces.align import align, both_ways, message_ends
 from emulator.traces.events import Pings, Wire, WireWhat
 from emulator.traces.join import join
 from emulator.traces.readers.read import read
@@ -138,9 +137,9 @@ def test_transactions_that_were_repeated_tell_nothing():
         what = np.array([WireWhat.SENT, WireWhat.RECEIVED] * (count // 2), np.int8)
         wires = Wire(at_s=np.arange(count) * 1e-3, what=what, bytes=np.zeros(count, np.int32), **columns)
         given_traces.append(dataclasses.replace(trace, wire=wires))
-    one, other = messages.ends(given_traces, np.zeros(2)).values()
+    one, other = message_ends(given_traces, np.zeros(2)).values()
     assert (len(one.sent), len(one.came), len(other.sent), len(other.came)) == (0, 0, 1, 1)
-    assert messages.both_ways(one, other, 10.0) == []
+    assert both_ways(one, other, 10.0) == []
 
 
 @pytest.mark.parametrize(

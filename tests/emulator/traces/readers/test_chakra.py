@@ -16,8 +16,7 @@ from emulator.traces.readers.chakra.chakra import load
 from emulator.traces.readers.chakra.file import attribute, write_messages
 from emulator.traces.readers.kineto.kineto import read as read_kineto
 from emulator.traces.readers.read import read
-from emulator.traces.slices import slices
-from emulator.traces.writers.chakra import groups_node, write
+from emulator.traces.writers.chakra import groups_node, slices, write
 from emulator.workload.graph import Collective
 from switchml.errors import TraceError
 from tests.support.kineto_data import published, same
