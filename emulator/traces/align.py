@@ -103,8 +103,7 @@ class _Observations:
     def __init__(self, traces: Sequence[RankTrace], hosts: np.ndarray) -> None:
         self.differences: list[tuple[int, int, float, float, float]] = []
         self.bounds: list[tuple[int, int, float, float]] = []
-        self.errors_s: list[float] = []
-        """Of each pair of hosts with observations."""
+        self.errors_s: list[float] = []  # of each pair of hosts with observations
         base_s = epochs_s(traces)
         self._messages(traces, hosts, base_s)
         self._transfers(traces, hosts, base_s)

@@ -44,8 +44,7 @@ class Causality:
             lasted_s = (segments.end_s - segments.start_s)[self.host]
             self.main_lane = int(np.argmax(np.bincount(segments.lane[self.host], lasted_s)))
         self.communications = np.flatnonzero(np.isin(self.what, COMMUNICATION))
-        self.launch_of: dict[int, int] = {}
-        """Communication → the segment that launched it."""
+        self.launch_of: dict[int, int] = {}  # communication → the segment that launched it
         self.buckets: list[tuple[int, list[int]]] = []
         """(communication, its gradients' segments), where gradients are known."""
         self.waiter: dict[int, int] = {}

@@ -57,11 +57,9 @@ class ChromeFile:
         self._salvage = salvage
         self._decoder = msgspec.json.Decoder(list[event_type])
         self._buffer = b""
-        self._offset = 0
-        """Of the buffer's first byte in the (unpacked) file."""
+        self._offset = 0  # of the buffer's first byte in the (unpacked) file
         self._ended = False
-        self._fault = ""
-        """Why no more can be read, once that is so."""
+        self._fault = ""  # why no more can be read, once that is so
         self._is_bare = False
         """An array without an object around it; then its end may be missing, by the format's definition."""
 

@@ -93,14 +93,9 @@ def attributes(message: Any) -> dict[str, Any]:
 
 def attribute(name: str, value: Any) -> Any:
     """An attribute as Chakra's own tools write it: integers as int64_val, floats as double_val."""
-    if isinstance(value, bool):
-        return pb.Attribute(name=name, bool_val=value)
-    if isinstance(value, int):
-        return pb.Attribute(name=name, int64_val=value)
-    if isinstance(value, float):
-        return pb.Attribute(name=name, double_val=value)
-    if isinstance(value, str):
-        return pb.Attribute(name=name, string_val=value)
+    fields = {bool: "bool_val", int: "int64_val", float: "double_val", str: "string_val"}
+    if type(value) in fields:
+        return pb.Attribute(name=name, **{fields[type(value)]: value})
     if value and isinstance(value[0], float):
         return pb.Attribute(name=name, double_list=pb.Doubles(values=value))
     return pb.Attribute(name=name, int64_list=pb.Int64s(values=value))

@@ -94,22 +94,16 @@ class Table:
 
     def __init__(self) -> None:
         self.columns = Columns(kind="i", lane="i", ts="d", dur="d", correlation="q", record="q")
-        self.kinds = Numbers()
-        """(category, name) → number."""
-        self.lanes = Numbers()
-        """(pid, tid, on a device?) → number."""
+        self.kinds = Numbers()  # (category, name) → number
+        self.lanes = Numbers()  # (pid, tid, on a device?) → number
         self.lane_names: dict[tuple[Value, Value], str] = {}
-        self.details: dict[int, Args] = {}
-        """Row → arguments: of communication, copies, gradients."""
-        self.syncs: dict[int, Args] = {}
-        """Correlation → arguments of CUDA's own record of a wait."""
+        self.details: dict[int, Args] = {}  # row → arguments: of communication, copies, gradients
+        self.syncs: dict[int, Args] = {}  # correlation → arguments of CUDA's own record of a wait
         self.arrows = Columns(id="q", is_head="b", lane="i", ts="d")
         """The ends of forward-backward arrows: where an operator begins."""
         self.arrow_names = Numbers()
-        self.autograd = Columns(row="i", sequence="q", is_backward="b")
-        """Operators with a place on autograd's tape."""
-        self.skipped: dict[str, int] = {}
-        """Category → how many events of it were left out."""
+        self.autograd = Columns(row="i", sequence="q", is_backward="b")  # operators with a place on autograd's tape
+        self.skipped: dict[str, int] = {}  # category → how many events of it were left out
 
     def fill(self, path: Path, *, salvage: bool = False) -> ChromeFile:
         """Read the whole of `path`; returns what is known of the file besides its events."""

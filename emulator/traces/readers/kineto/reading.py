@@ -48,8 +48,7 @@ class Reading:
         self.kinds: list[tuple[str, str]] = list(table.kinds)
         self.names = Numbers()
         self.first_ts = float(columns["ts"].min())
-        self.lane_of_table = self._lanes(columns)
-        """int32: a lane of the table → its place in `lanes`."""
+        self.lane_of_table = self._lanes(columns)  # int32: a lane of the table → its place in `lanes`
 
         lane = self.lane_of_table[columns["lane"]]
         # Rounded to whole microseconds, an operator and what it calls may begin and end together.
@@ -92,7 +91,7 @@ class Reading:
                 lanes.append(Lane(f"transport {tid}", LaneKind.TRANSPORT))
             else:
                 lanes.append(Lane((name or f"thread {tid}").strip(), LaneKind.HOST))
-        order = np.lexsort((-stepped, [_LANE_ORDER.index(lane.kind) for lane in lanes]))
+        order = np.lexsort((-stepped, np.array([_LANE_ORDER.index(lane.kind) for lane in lanes])))
         self.lanes, self.lane_keys = [lanes[number] for number in order], [keys[number] for number in order]
         return np.argsort(order).astype(np.int32)
 
