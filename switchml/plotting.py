@@ -48,7 +48,8 @@ def figure(path: Path, title: str, size: tuple[float, float], columns: int = 1, 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    with matplotlib.rc_context({"svg.fonttype": "none"}):  # text stays text
+    # Text stays text, and dollars in names are no formulas.
+    with matplotlib.rc_context({"svg.fonttype": "none", "text.parse_math": False}):
         picture, axes = pyplot.subplots(ncols=columns, figsize=size, squeeze=False, layout="constrained", **options)
         try:
             yield axes.ravel()

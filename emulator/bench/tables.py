@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
+
+from switchml.terminal import Console
 
 _WIDEST = 1000
 """Characters in a line of a table."""
@@ -28,12 +28,12 @@ def print_table(
     console = Console(highlight=False)
     table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
     for number, heading in enumerate(headings):
-        table.add_column(escape(heading), justify="left" if number < left else "right", no_wrap=True)
+        table.add_column(heading, justify="left" if number < left else "right", no_wrap=True)
     for row in rows:
-        table.add_row(*map(escape, row), style="bold" if len(row) == 1 < len(headings) else None)
+        table.add_row(*row, style="bold" if len(row) == 1 < len(headings) else None)
     if before:
-        console.print(before + "\n", markup=False)
+        console.print(before + "\n")
     natural = console.measure(table, options=console.options.update(width=_WIDEST)).maximum
     Console(highlight=False, width=max(console.width, natural)).print(table)
     for note in filter(None, notes):
-        console.print("\n" + note, style="dim", markup=False)
+        console.print("\n" + note, style="dim")

@@ -355,14 +355,16 @@ def _progress(as_json: bool) -> Any:
 
 
 def _show(emulation: Any) -> None:
-    from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     from emulator.cli.emulate_jobs import show_assumptions
+    from switchml.terminal import Console
 
     console = Console()
     job, cluster = emulation.plan.job, emulation.plan.cluster
-    console.print(f"[bold]{emulation.plan.model.title}[/bold] on {job.gpus} x {cluster.device.title} ({cluster.name})")
+    machines = f" on {job.gpus} x {cluster.device.title} ({cluster.name})"
+    console.print(Text.assemble((emulation.plan.model.title, "bold"), machines))
     console.print(
         f"tp {job.tp} x pp {job.pp} x dp {job.dp}, batch {job.global_batch} in micro-batches of {job.micro_batch}, "
         f"{job.schedule}, recompute {job.recompute}, all-reduce {job.allreduce}"

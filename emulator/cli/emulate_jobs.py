@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from switchml.errors import ConfigError
+from switchml.text import plain
 
 if TYPE_CHECKING:
     from emulator.replay.engine import Replayed
@@ -81,4 +82,4 @@ def show_assumptions(played: Replayed, wall_s: float, assumptions: Iterable[str]
     """How much was replayed, and what was assumed."""
     click.echo(f"{len(played.graph.ops):,} ops replayed in {wall_s:.2f} s. Assumed:")
     for line in assumptions:
-        click.echo(f"  - {line}")
+        click.echo(plain(f"  - {line}"))

@@ -85,10 +85,10 @@ def _play_one(seed: int, log: bool, as_json: bool) -> None:
 def _play_many(seeds: range, stop_after: int, processes: int, as_json: bool) -> None:
     import time
 
-    from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     from emulator.faults.campaign import campaign
+    from switchml.terminal import Console
 
     started = time.perf_counter()
     columns = [
@@ -148,10 +148,10 @@ def _with_bug(name: str, seeds: int, first: int, stop_after: int, processes: int
 
 
 def _play_network(path: Path, plot_file: Path | None, as_json: bool) -> None:
-    from rich.console import Console
     from rich.progress import Progress
 
     from emulator.netsim import config, experiment, report
+    from switchml.terminal import Console
 
     options = config.load(path)
     with Progress(console=Console(stderr=True), transient=True) as progress:

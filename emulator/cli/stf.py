@@ -7,6 +7,7 @@ import json
 import click
 
 from emulator.cli.options import json_option
+from switchml.text import plain
 
 
 @click.command()
@@ -26,9 +27,9 @@ def stf(program: str, stf_file: str, as_json: bool, verbose: bool) -> None:
         click.echo(json.dumps(found))
     else:
         for warning in report.warnings:
-            click.echo(f"warning: {warning}", err=True)
+            click.echo(plain(f"warning: {warning}"), err=True)
         for failure in report.failures:
-            click.echo(failure)
+            click.echo(plain(failure))
         if verbose:
             for port, packets in report.sent.items():
                 for data in packets:

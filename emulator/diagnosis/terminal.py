@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rich.console import Console, Group
+from rich.console import Group
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
@@ -10,6 +10,7 @@ from rich.text import Text
 from emulator.diagnosis.checks import Diagnosis
 from emulator.diagnosis.situation import Finding
 from emulator.report.tables import critical_table, time_text
+from switchml.terminal import Console
 
 MOST_RANKS = 16
 COLOUR = {"high": "red", "medium": "yellow", "low": "cyan"}
@@ -30,7 +31,8 @@ def show(diagnosis: Diagnosis, console: Console | None = None) -> None:
     for number, finding in enumerate(diagnosis.findings, 1):
         console.print(_panel(diagnosis, number, finding))
     if not diagnosis.findings:
-        console.print(f"[bold]Nothing to change:[/] no check found {seen.least_share:.0%} of the iteration or more.")
+        checked = f" no check found {seen.least_share:.0%} of the iteration or more."
+        console.print(Text.assemble(("Nothing to change:", "bold"), checked))
     for line in seen.joined.assumptions:
         console.print(Text(f"Assumed: {line}", style="dim"))
 

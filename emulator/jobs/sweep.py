@@ -212,8 +212,9 @@ def _on_dask(run, options, todo, address: str) -> Iterator[tuple[int, Row]]:
 
 @contextmanager
 def _bar(total: int, done: int, is_shown: bool) -> Iterator[Callable[[], None]]:
-    from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from switchml.terminal import Console
 
     columns = (TextColumn("sweep"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     console = Console(stderr=True)

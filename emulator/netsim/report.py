@@ -8,6 +8,7 @@ from typing import Any
 
 from emulator.netsim.experiment import JobResult, Result
 from switchml import plotting
+from switchml.text import plain
 
 _SHOWN_LINKS = 12
 _COLOURS = {"switchml": plotting.SWITCHML, "ring": plotting.GLOO}
@@ -45,7 +46,7 @@ def as_json(result: Result) -> dict[str, Any]:
 
 def print_tables(result: Result) -> None:
     """Jobs, then the links that were used most."""
-    from rich.console import Console
+    from switchml.terminal import Console
 
     headings = ("ranks", "MiB", "slots", "ms", "bound ms", "Gbit/s", "packets", "resent", "spurious", "waits")
     jobs = _table(("job", "backend"), headings)
@@ -109,7 +110,7 @@ def _draw_times(axes: Any, result: Result) -> None:
     axes.barh(places, [job.median_s * 1e3 for job in result.jobs], color=colours, height=0.6)
     axes.plot([job.bound_s * 1e3 for job in result.jobs], places, "k|", markersize=24, label="closed form")
     labels = [
-        f"{_name(number, job)}\n{job.config.backend}, {job.config.workers} ranks"
+        f"{plain(_name(number, job))}\n{job.config.backend}, {job.config.workers} ranks"
         for number, job in enumerate(result.jobs)
     ]
     axes.set_yticks(places, labels)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from emulator.optimizer.objective import Objective
 from emulator.optimizer.passes import Setting
 from emulator.optimizer.search import Allowed, SearchResult
 from emulator.report.tables import bytes_text, time_text
+from switchml.terminal import Console
 
 SHOWN = 4
 """Buckets that a table names before it only counts."""
@@ -58,14 +59,18 @@ def print_table(result: SearchResult, objective: Objective, allowed: Allowed, co
     console.print(f"{result.evaluated:,} settings in {result.wall_s:.1f} s ({rate:,.0f} a minute); {result.how}")
     samples = f" for {result.best.setting.samples:g} times the samples" if result.best.setting.samples != 1 else ""
     console.print(
-        f"traced [bold]{time_text(objective.joined.iteration_s)}[/], replayed "
-        f"{time_text(result.traced.iteration_s)}; with the setting "
-        f"[bold]{time_text(result.best.iteration_s)}[/]{samples}: [bold]{result.gain:.1%}[/] less time for a sample"
-    )
+        Text.assemble(
+            "traced ", (time_text(objective.joined.iteration_s), "bold"),
+            f", replayed {time_text(result.traced.iteration_s)}; with the setting ",
+            (time_text(result.best.iteration_s), "bold"), f"{samples}: ",
+            (f"{result.gain:.1%}", "bold"), " less time for a sample",
+        )
+    )  # fmt: skip
     rest = "" if result.in_file is result.best else " without what is only advised"
-    console.print(f"predicted speed-up with the settings file: [bold]{result.predicted_speedup:.2f}[/]{rest}")
+    speedup = (f"{result.predicted_speedup:.2f}", "bold")
+    console.print(Text.assemble("predicted speed-up with the settings file: ", speedup, rest))
     for line in assumptions(result, objective):
-        console.print(f"[dim]· {line}[/]")
+        console.print(f"· {line}", style="dim")
 
 
 def too_little(result: SearchResult, objective: Objective, allowed: Allowed) -> list[str]:

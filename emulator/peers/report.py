@@ -11,6 +11,7 @@ import numpy as np
 
 from emulator.peers.world import World
 from switchml.errors import ConfigError, SwitchMLError
+from switchml.text import plain
 
 WARMUP = 3
 """Iterations that do not count where there are more than twice as many: DDP's first two steps build its buckets."""
@@ -93,14 +94,13 @@ def deliver(world: World) -> None:
         if settings.timeline:
             write_timeline(world, settings.timeline)
     except (SwitchMLError, OSError) as error:  # the training is done: no reason to fail it
-        print(f"switchml-emulated: {error}", file=sys.stderr)
+        print(plain(f"switchml-emulated: {error}"), file=sys.stderr)
 
 
 def print_report(report: dict[str, Any], file) -> None:
     """A table of what `as_json` found."""
-    from rich.console import Console
-
     from emulator.report.tables import bytes_text, shares_table, time_text
+    from switchml.terminal import Console
 
     console = Console(file=file, highlight=False)
     real = report["real_ranks"]

@@ -20,6 +20,7 @@ from emulator.report.lanes import COLUMNS, PHASES, SHADES, lanes, phase_of
 from emulator.report.perfetto import shown_ranks
 from emulator.report.tables import LONGEST, bytes_text, time_text
 from emulator.workload.graph import Kind
+from switchml.text import plain
 
 if TYPE_CHECKING:
     import jinja2
@@ -82,6 +83,7 @@ def template(name: str, folder: Path | None = None) -> jinja2.Template:
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader([folder or here, here]),
         autoescape=True,
+        finalize=lambda value: plain(value) if type(value) is str else value,  # Markup is of our own templates
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,

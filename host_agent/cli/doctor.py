@@ -33,16 +33,15 @@ def doctor(seconds: float, ranks: int, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps({finding.name: finding.as_dict() for finding in findings}, indent=2))
     else:
-        from rich.console import Console
         from rich.table import Table
         from rich.text import Text
+
+        from switchml.terminal import Console
 
         table = Table("", "check", "found", "to do", show_edge=False, pad_edge=False)
         for finding in findings:
             mark, style = {"ok": ("✓", "green"), "missing": ("–", "yellow"), "broken": ("✗", "bold red")}[finding.state]
-            # As Text, not markup: advice may name an extra, such as switchml[torch].
-            words = (Text(word) for word in (finding.name, finding.detail, finding.advice))
-            table.add_row(Text(mark, style), *words)
+            table.add_row(Text(mark, style), finding.name, finding.detail, finding.advice)
         Console().print(table)
     if findings[-1].state == "broken":
         raise click.exceptions.Exit(1)

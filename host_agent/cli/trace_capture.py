@@ -19,7 +19,7 @@ from host_agent.launching import runnable
 from switchml.errors import ConfigError
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from switchml.terminal import Console
 
 FILES = re.compile(r"rank-\d+\.(json\.gz|et\.json|sizes\.json|wire\.npz|about\.json)")
 """A capture's files (host_agent/profile/files.py)."""
@@ -189,8 +189,10 @@ def _summary(about: dict[str, Any], out: Path) -> RankSummary:
 
 
 def _report(abouts: list[dict[str, Any]], out: Path, code: int, as_json: bool) -> None:
-    from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
+
+    from switchml.terminal import Console
 
     ranks = [_summary(about, out) for about in abouts]
     world_size = abouts[0]["world_size"]
@@ -222,7 +224,7 @@ def _report(abouts: list[dict[str, Any]], out: Path, code: int, as_json: bool) -
     if cost and cpu_cost:
         _report_cost(console, cost, cpu_cost, ranks)
     if missing:
-        console.print(f"[bold]no trace[/] of rank {', '.join(map(str, missing))}")
+        console.print(Text.assemble(("no trace", "bold"), f" of rank {', '.join(map(str, missing))}"))
     if any(rank.packets_lost for rank in ranks):
         console.print("some packets did not fit in the log: capture fewer iterations, or raise --packets")
     console.print(f"traces in {out}", soft_wrap=True)

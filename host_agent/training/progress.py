@@ -20,8 +20,9 @@ def progress(steps: int) -> Iterator[Callable[[Step], None]]:
     if not sys.stderr.isatty():
         yield _lines(steps)
         return
-    from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    from switchml.terminal import Console
 
     figures = "loss {task.fields[loss]:>7}  accuracy {task.fields[accuracy]:>7}  {task.fields[rate]:>7} img/s"
     with Progress(

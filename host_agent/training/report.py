@@ -55,8 +55,9 @@ def _codec_totals(comparison: Comparison) -> dict[str, float]:
 
 def print_table(comparison: Comparison, settings: Settings, aggregator: str) -> None:
     """The comparison on stdout."""
-    from rich.console import Console
     from rich.table import Table
+
+    from switchml.terminal import Console
 
     table = Table(
         title=f"{settings.workers} workers, {settings.steps} steps, aggregator: {aggregator} over "

@@ -16,6 +16,7 @@ import click
 
 from switchml import __version__
 from switchml.errors import SwitchMLError
+from switchml.text import plain
 
 Commands = Mapping[str, tuple[str, str]]
 """Subcommand, or "group subcommand" → ("module:attribute" of its click command, the line that `--help` shows)."""
@@ -84,7 +85,7 @@ class LazyGroup(click.Group):
 
 
 def _fail(ctx: click.Context, message: str) -> NoReturn:
-    click.echo("switchml: error: " + " ".join(message.split()), err=True)
+    click.echo(plain("switchml: error: " + " ".join(message.split())), err=True)
     ctx.exit(1)
 
 

@@ -40,9 +40,8 @@ def status(address: str, tls_ca: str | None, as_json: bool, prometheus: bool, wa
 
         click.echo(json_text(reply))
     else:
-        from rich.console import Console
-
         from switchml.control.report import as_tables
+        from switchml.terminal import Console
 
         Console().print(*as_tables(reply), sep="\n")
 

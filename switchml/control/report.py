@@ -6,7 +6,6 @@ from typing import Any
 
 from google.protobuf.message import Message
 from rich.console import RenderableType
-from rich.markup import escape
 from rich.table import Table
 
 from switchml.control import v2_pb2
@@ -55,7 +54,7 @@ def as_tables(reply: v2_pb2.StatusReply) -> list[RenderableType]:
     if not reply.jobs:
         return [head, "No jobs."]
     live = [job for job in reply.jobs if job.state not in ("ended", "failed")]
-    return [escape(head), _job_table(reply.jobs), *([_rank_table(live)] if any(job.ranks for job in live) else [])]
+    return [head, _job_table(reply.jobs), *([_rank_table(live)] if any(job.ranks for job in live) else [])]
 
 
 def _job_table(jobs: Iterable[v2_pb2.JobStatus]) -> Table:
@@ -64,7 +63,7 @@ def _job_table(jobs: Iterable[v2_pb2.JobStatus]) -> Table:
         joined = sum(rank.state == "joined" for rank in job.ranks)
         remarks = job.reason or (f"waits for {name_ranks(job.missing)}" if job.missing else "")
         table.add_row(
-            escape(job.name),
+            job.name,
             str(job.job_id or "-"),
             job.state,
             f"{joined}/{job.world_size}",
@@ -74,7 +73,7 @@ def _job_table(jobs: Iterable[v2_pb2.JobStatus]) -> Table:
             f"{job.payload_bytes} B" if job.payload_bytes else "-",
             si(job.goodput_bps, "bit/s"),
             duration(job.age_s),
-            escape(remarks),
+            remarks,
         )
     return table
 
@@ -86,9 +85,9 @@ def _rank_table(jobs: Iterable[v2_pb2.JobStatus]) -> Table:
         for rank in job.ranks:
             who = f"{rank.host}, pid {rank.pid}" if rank.host else ""
             table.add_row(
-                escape(job.name),
+                job.name,
                 f"{rank.rank}" + (f" ({rank.state})" if rank.state != "joined" else ""),
-                escape(who),
+                who,
                 f"{rank.address.ip}:{rank.address.port}",
                 *(str(_count(rank, name)) for name in COUNTERS_SHOWN),
                 str(sum(_count(rank, name) for name in REFUSALS)),

@@ -28,11 +28,10 @@ def aggregators(workers: int, size: int, repeats: int, warmup: int, aggregators:
     p4 is our P4 switch, bmv2 the real simple_switch, both with the program of p4/; the two with -lanes run its variant
     with one register for each lane. Every result is checked against the exact sum.
     """
-    from rich.console import Console
-
     from emulator.bench import aggregators as bench
     from emulator.bench.allreduce import AGGREGATORS
     from emulator.bench.ranks.reducing import GLOO
+    from switchml.terminal import Console
 
     known = (*AGGREGATORS, GLOO)
     names = [name.strip() for name in aggregators.split(",")] if aggregators else what_can_run()

@@ -141,7 +141,7 @@ def _progress(total: int, as_json: bool):
     if not as_json:
         yield lambda lines, done: click.echo("\n".join(lines))
         return
-    from rich.console import Console
+    from switchml.terminal import Console
 
     finished = 0
     with Console(stderr=True).status("all-reduce: starting") as status:

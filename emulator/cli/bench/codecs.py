@@ -46,11 +46,10 @@ def codecs(
 
     "pays below" is the link rate under which compressing, sending and decompressing beats sending the tensor as it is.
     """
-    from rich.console import Console
-
     from emulator.bench.codecs import measure as bench
     from emulator.bench.codecs import report
     from emulator.bench.codecs.tensors import load
+    from switchml.terminal import Console
 
     chosen = bench.choose(list(specs), **{name: options[name] for name in ("ratio", "bound", "rank")})
     with Console(stderr=True).status("bench codecs: making the tensor") as status:

@@ -8,6 +8,7 @@ import click
 
 from emulator.cli.options import ANY_PATH, FOLDER, json_option, output, trace_options
 from switchml.errors import ConfigError
+from switchml.text import plain
 
 
 @click.command()
@@ -30,7 +31,7 @@ def convert(path: Path, target: str, out: Path, rank: int | None, salvage: bool,
     output(
         as_json,
         lambda: {"format": target, "files": [{"path": file, "bytes": size} for file, size in sizes.items()]},
-        lambda: click.echo("\n".join(f"{file}  {size:,} bytes" for file, size in sizes.items())),
+        lambda: click.echo(plain("\n".join(f"{file}  {size:,} bytes" for file, size in sizes.items()))),
     )
 
 

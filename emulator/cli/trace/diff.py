@@ -37,9 +37,8 @@ def diff(a: Path, b: Path, as_json: bool) -> None:
 
 
 def _show(differences: Difference, a: Path, b: Path) -> None:
-    from rich.console import Console
-
     from emulator.report.tables import time_text
+    from switchml.terminal import Console
 
     console = Console()
     row = differences.iteration

@@ -64,9 +64,8 @@ def emulate(
     }
 
     def show() -> None:
-        from rich.console import Console
-
         from emulator.report.tables import parts_table, time_text
+        from switchml.terminal import Console
 
         console = Console()
         size = f"{workload.world_size:,} ranks, {len(graph.ops):,} ops on {cluster_name}"

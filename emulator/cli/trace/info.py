@@ -27,9 +27,8 @@ def info(path: Path, rank: int | None, salvage: bool, as_json: bool) -> None:
 
 
 def _show(ranks: list[dict[str, Any]], between: list[str]) -> None:
-    from rich.console import Console
-
     from emulator.report.tables import bytes_text, time_text
+    from switchml.terminal import Console
 
     console, first = Console(), ranks[0]
     rows = [

@@ -107,8 +107,6 @@ def _optimize_trace(
     as_json: bool,
 ) -> bool:
     """Search, print, write `out`, and run `command` if there is one; whether Ctrl-C ended it."""
-    from rich.console import Console
-
     from emulator.optimizer import file, report
     from emulator.optimizer.machine import Machine, Memory
     from emulator.optimizer.objective import Objective
@@ -118,6 +116,7 @@ def _optimize_trace(
     from emulator.traces.readers.read import read
     from emulator.whatif import codec_costs as costs
     from emulator.whatif.serial import prepared
+    from switchml.terminal import Console
 
     for placement in placements:
         if placement not in PLACEMENTS[1:]:
@@ -161,8 +160,9 @@ def _optimize_trace(
 @contextmanager
 def _progress(trials: int) -> Iterator[Callable[[int, float], None]]:
     """A bar on stderr, where that is a terminal."""
-    from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    from switchml.terminal import Console
 
     if not sys.stderr.isatty():
         yield lambda evaluated, best_s: None
@@ -239,9 +239,10 @@ def _as_json(result: Any) -> dict[str, Any]:
 
 
 def _print(result: Any, out: Path) -> None:
-    from rich.console import Console
+    from rich.text import Text
 
     from emulator.report.tables import bytes_text, time_text
+    from switchml.terminal import Console
 
     console = Console()
     alone = table(("change", "best"), ["gain"], title="What each change gains alone, in time for a sample",
@@ -256,11 +257,10 @@ def _print(result: Any, out: Path) -> None:
         f"{result.refused:,} of them refused; {result.how}"
     )
     before = time_text(result.requested.emulation.iteration_s) if result.requested else "the job does not run as it is"
-    console.print(
-        f"an iteration: {before}; [bold]{time_text(result.best.emulation.iteration_s)}[/] with "
-        f"{_words(result.best.change) or 'nothing changed'}, {bytes_text(result.best.emulation.memory.total)} of memory"
-        + (f": [bold]{result.gain:.1%}[/] less" if result.requested else "")
-    )
+    best, changed = result.best.emulation, _words(result.best.change) or "nothing changed"
+    gain = (": ", (f"{result.gain:.1%}", "bold"), " less") if result.requested else ()
+    memory = f" with {changed}, {bytes_text(best.memory.total)} of memory"
+    console.print(Text.assemble(f"an iteration: {before}; ", (time_text(best.iteration_s), "bold"), memory, *gain))
     console.print(f"job in {out}")
 
 

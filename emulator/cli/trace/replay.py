@@ -211,9 +211,8 @@ def _accelerator(name: str, mean) -> tuple[float, float]:
 
 
 def _show(report: dict[str, Any]) -> None:
-    from rich.console import Console
-
     from emulator.replay.parts import PARTS
+    from switchml.terminal import Console
 
     console = Console(highlight=False)
     columns = [name for name in ("traced", "replayed", "changed") if name in report]

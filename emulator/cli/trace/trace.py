@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from switchml.cli.main import LazyGroup
+from switchml.text import plain
 
 _LONG_BYTES = 8 << 20
 
@@ -24,5 +25,5 @@ def trace() -> None:
 def _say(path: Path, read_bytes: int, all_bytes: int) -> None:
     """On one line, cleared when the file is read; not for short files."""
     if all_bytes > _LONG_BYTES:
-        line = f"\r{path.name}: {read_bytes / all_bytes:.0%}\033[K" if read_bytes < all_bytes else "\r\033[K"
+        line = f"\r{plain(path.name)}: {read_bytes / all_bytes:.0%}\033[K" if read_bytes < all_bytes else "\r\033[K"
         click.echo(line, nl=False, err=True)
