@@ -14,10 +14,13 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing import connection, context, forkserver, get_context, process, resource_tracker
-from typing import Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol
 
 from switchml import errors
 from switchml.errors import AggregatorLost, ConfigError, JobError, PeerLost
+
+if TYPE_CHECKING:
+    from typing import Self  # Python 3.11
 
 ANSWER_S = 300.0
 """How long a rank may take for anything; the first start on a machine compiles."""
