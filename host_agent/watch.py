@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Collection, Iterable
 
 from host_agent.calls import Call
@@ -15,9 +16,8 @@ log = logging.getLogger("host_agent")
 INTERVAL_S = 0.25
 """How often to check."""
 _STALL_S = 1.0
-_SETTLED_S = 0.75
-"""A wait packet that is seen so long after a peer has left was sent after it: networks delay packets for less, and
-packets are looked at every INTERVAL_S."""
+_SETTLED_S = 0.5
+"""A wait packet that arrives so long after a peer has left was sent after it: networks delay packets for less."""
 _FRESH_S = 1.5
 """How long the ranks that a wait packet named count as missing: a stalled round is probed every 0.4 s or sooner."""
 
@@ -49,6 +49,8 @@ class Watch:
         """The error of calls that begin now: a peer has left."""
         self._departed_at = 0.0
         self._waits, self._waited_at = 0, 0.0
+        self._arrived_after = self._checked_at = self._checked_before = -math.inf
+        """The earliest arrival of the last wait packet; the times of the last check and of the one before."""
         self._warn = StallWarning(job, rank)
 
     def peer_left(self, event: membership.PeerLeft, now: float) -> None:
@@ -69,9 +71,13 @@ class Watch:
         waits = int(self._worker.counters["waits"])
         if waits != self._waits:
             self._waits, self._waited_at = waits, now
+            # It was read since the last check, and what is read then came after the check before it. No later bound is
+            # safe: a process that was stopped finds packets from before its peers left, in a socket or already read.
+            self._arrived_after = self._checked_before
+        self._checked_before, self._checked_at = self._checked_at, now
         missing = self.missing_ranks(now)
         stalled_s = now - int(self._worker.timers["progress_at"]) / 1e9
-        is_settled = self._waited_at >= self._departed_at + _SETTLED_S  # an older wait packet proves nothing
+        is_settled = self._arrived_after >= self._departed_at + _SETTLED_S  # an older wait packet proves nothing
         if self.departure is not None and is_settled and set(missing) & set(self.departure.ranks):
             return self.departure
         if error := late(self._job, now, (*running, *queued), missing if stalled_s >= INTERVAL_S else ()):

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 import simpy
 
+from emulator.faults.checks import Violation
 from emulator.netsim.link import NS
 from emulator.netsim.packets import Packet
 from emulator.netsim.rank import NEVER, Alarm, Turns
 from host_agent.calls import Request
 from host_agent.core import Core, new_worker
 from switchml.errors import JobError
+
+_MOST_TURNS = 1000
+"""Turns of one wake-up. An agent needs a few; with more, each leaves work for another one."""
 
 
 class VirtualAgent:
@@ -84,7 +89,9 @@ class VirtualAgent:
         core = self.core
         self._is_working = True
         try:
-            while True:
+            for turn in itertools.count():
+                if turn == _MOST_TURNS:
+                    raise Violation(f"livelock: rank {core.rank} of {core.job} still has work after {turn:,} turns")
                 if not core.start_queued(self._now_s):
                     self.vanish()
                     if core.end():

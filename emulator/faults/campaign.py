@@ -76,7 +76,7 @@ BUGS: dict[str, Bug] = {
     ),
     "deaf": Bug(
         "host_agent/core.py",
-        "self.fail(self._watch.loss(event))",
+        "self.fail(lost(self.job, event.ranks, event.reason))",
         "pass",
         "an agent does not act on the loss of a peer",
     ),

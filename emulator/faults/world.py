@@ -28,6 +28,10 @@ from emulator.netsim.packets import Packet
 GRACE_S = 90.0
 """Virtual time in which jobs must end after the last fault: many times what join timeouts, several attempts and a
 stalled round's slowest probes take."""
+_MOST_AT_ONCE = 1000
+"""Events at one instant. Seeds have a few tens; with more, each event causes another at once, and time stands still."""
+_MOST_EVENTS = 500_000
+"""Events of a run. The busiest seeds have a few tens of thousands."""
 _START_NS = 1_000_000_000
 """Initial time of the clock: in places, a time of 0 means "never"."""
 
@@ -61,6 +65,7 @@ class World:
         self.env = simpy.Environment(_START_NS)
         self.checks = Checks(bool(plan.faults) or plan.slot_capacity < 1000)
         self._violation: Violation | None = None
+        self._events = self._at_once = 0
         self.agents: dict[int, VirtualAgent] = {}
         """Who receives at each endpoint."""
         self.control = Control(self.env, plan, self._note)
@@ -78,14 +83,11 @@ class World:
         at(self.env, _START_NS + int(plan.heal_s * NS), self._clear_up)
 
     def run(self) -> Outcome:
-        problem, events = "", 0
+        problem = ""
         limit = _START_NS + int((self.plan.heal_s + GRACE_S) * NS)
         try:
             while self._running:
-                self.env.step()
-                events += 1
-                if self._violation is not None:
-                    raise self._violation
+                self._step()
                 if self.env.now > limit:
                     raise Violation(f"not done {GRACE_S:g} s after the last fault: {self._whereabouts()}")
             self._check_end()
@@ -101,7 +103,7 @@ class World:
             self.plan.seed,
             problem,
             self._hash.hexdigest(),
-            events,
+            self._events,
             self.checks.sums,
             self.checks.errors,
             sum(one.counts.packets for one in (*self.up, *self.down)),
@@ -109,6 +111,21 @@ class World:
         )
 
     # -- events --
+
+    def _step(self) -> None:
+        """Process one event. Raises Violation if it went wrong, or if events no longer come to an end."""
+        before = self.env.now
+        self.env.step()
+        self._events += 1
+        self._at_once = self._at_once + 1 if self.env.now == before else 0
+        if self._violation is not None:
+            raise self._violation
+        if self._at_once > _MOST_AT_ONCE:
+            raise Violation(
+                f"livelock: time stands still after {_MOST_AT_ONCE:,} events at once: {self._whereabouts()}"
+            )
+        if self._events > _MOST_EVENTS:
+            raise Violation(f"livelock: not done after {_MOST_EVENTS:,} events: {self._whereabouts()}")
 
     def log(self, kind: str, *details: Any) -> None:
         """Add an event to the hash, and pass it to the log, if there is one."""
@@ -225,7 +242,7 @@ class World:
         # Let the last leave messages arrive.
         until = self.env.now + int((self.plan.peer_timeout_s + 15) * NS)
         while self.env.peek() <= until:
-            self.env.step()
+            self._step()
         registry = self.control.registry
         if registry is not None and (registry.live or registry.slots_allocated):
             raise Violation(f"the aggregator still holds {[(job.name, job.state) for job in registry.live]}")

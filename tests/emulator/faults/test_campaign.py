@@ -1,6 +1,9 @@
 """Campaigns of seeds, the command line, and bugs planted on purpose: seeds have to find them."""
 
+import dataclasses
 import json
+import subprocess
+import sys
 
 import pytest
 from click.testing import CliRunner
@@ -17,9 +20,18 @@ def test_one_process_or_two_come_to_the_same():
     assert one == two and one.seeds == 20 and one.failures == []
 
 
-def test_a_campaign_ends_at_its_failures(monkeypatch):
-    import dataclasses
+def test_a_seed_alone_repeats_the_campaign():
+    """Each in a fresh process, from the command line: the same packets, sums, errors and verdict. Nothing carries over
+    from the seeds before it."""
+    seeds = range(1510, 1518)
+    for seed, outcome in zip(seeds, campaign.outcomes(seeds, 2), strict=True):
+        if seed % 3 == 0:  # a process takes seconds
+            command = [sys.executable, "-m", "switchml", "simulate", "--seed", str(seed), "--json"]
+            alone = subprocess.run(command, capture_output=True, text=True, timeout=120)
+            assert json.loads(alone.stdout) == dataclasses.asdict(outcome)
 
+
+def test_a_campaign_ends_at_its_failures(monkeypatch):
     outcome = dataclasses.replace(play(1), problem="wrong")
     monkeypatch.setattr(campaign, "play", lambda seed: dataclasses.replace(outcome, seed=seed))
     tally = campaign.campaign(range(100), 1, most_failures=3)
@@ -43,7 +55,7 @@ def test_an_unknown_bug_is_refused():
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("name", ["version-bit", "early-end", "deaf"])
+@pytest.mark.parametrize("name", ["version-bit", "early-end", "deaf", "never-again"])
 def test_seeds_find_planted_bugs(name):
     """One of those in kernels, as they take a minute each to compile, once on a machine, and those elsewhere, which
     share what is compiled. `switchml simulate --plant NAME` does the same with the others."""
@@ -74,8 +86,6 @@ def test_many_seeds_on_the_command_line():
 
 
 def test_a_failed_seed_is_printed(monkeypatch):
-    import dataclasses
-
     monkeypatch.setattr(campaign, "play", lambda seed: dataclasses.replace(play(1), seed=seed, problem="a wrong sum"))
     result = run("--seeds", "2", "--processes", "1")
     assert result.exit_code == 1

@@ -5,11 +5,12 @@ import dataclasses
 import numpy as np
 import pytest
 
-from emulator.faults import tensors
+from emulator.faults import tensors, world
 from emulator.faults.checks import Checks, Ledger, Violation
 from emulator.faults.plan import KINDS, Call, JobPlan, draw
 from emulator.faults.world import World, play
 from emulator.netsim.config import LinkConfig
+from emulator.netsim.rank import Turns
 from switchml.errors import AggregatorLost, CollectiveTimeout, JobError, PeerLost, RanksDisagree, SumOverflow
 
 SEEDS = 300
@@ -123,6 +124,25 @@ def test_a_job_that_hangs_is_found():
         link.is_cut = True
     outcome = world.run()
     assert "not done 90 s after the last fault" in outcome.problem and "job0 rank 0" in outcome.problem
+
+
+def test_a_livelock_is_found(monkeypatch):
+    """An agent whose timer is always due: time stands still."""
+    monkeypatch.setattr(Turns, "deadline", property(lambda turns: 0))
+    outcome = play(0)
+    assert outcome.problem.startswith("livelock: time stands still after 1,000 events at once: job0 rank 0")
+    assert outcome.events < 5000
+
+
+def test_a_run_of_too_many_events_is_found(monkeypatch):
+    monkeypatch.setattr(world, "_MOST_EVENTS", 100)
+    outcome = play(0)
+    assert outcome.problem.startswith("livelock: not done after 100 events: job0 rank 0") and outcome.events == 101
+
+
+def test_ranks_that_were_stopped_after_their_peers_left():
+    """A rank of this seed is stopped for 1.8 s while it waits for a sum that is complete."""
+    assert play(1514).problem == ""
 
 
 def test_slots_that_are_never_given_back_are_found():
