@@ -69,6 +69,7 @@ class HostAgent(Agent):
             joined.segment,
             joined.transport.kind,
             joined.transport.raw,
+            joined.transport.ends,
             joined.impaired,
         )
         self._closing, self._close_lock = False, threading.Lock()

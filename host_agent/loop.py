@@ -33,10 +33,11 @@ _NEVER = 0x7FFFFFFFFFFFFFFF
 
 class Loop(NamedTuple):
     """What the loop touches. `out` int32[>= 2S]: slots to send. `fds` int64[1]: wake descriptor. `aggregator`
-    uint64[1]: endpoint. `shared` int64[8]: the segment's `at`, its first element 0 if packets go by UDP. `transport`
-    int64[3]: one of the above, and of frames the IPv4 address and UDP port that are ours. `raw`: the interface's
-    socket. What `downlink` and `uplink` leave of incoming and outgoing packets is in `delayed` and `impaired`. `log`:
-    where packets are recorded, if it has any room."""
+    uint64[2]: the endpoint where packets go, and the one that results come from; in frames that is what they have
+    inside. `shared` int64[8]: the segment's `at`, its first element 0 if packets go by UDP. `transport` int64[1]: one
+    of the above. `flow`: whose frames are ours. `raw`: the interface's socket. What `downlink` and `uplink` leave of
+    incoming and outgoing packets is in `delayed` and `impaired`. `log`: where packets are recorded, if it has any
+    room."""
 
     worker: State
     io: udp.UdpIO
@@ -47,6 +48,7 @@ class Loop(NamedTuple):
     aggregator: np.ndarray
     shared: np.ndarray
     transport: np.ndarray
+    flow: frames.Flow
     raw: frames.FrameIO
     downlink: impair.Impairment
     uplink: impair.Impairment
@@ -72,16 +74,17 @@ def new_loop(
     segment: shm.Segment | None = None,
     kind: int = PLAIN,
     raw: socket.socket | None = None,
+    ends: frames.Ends | None = None,
     impaired: Impaired | None = None,
 ) -> Loop:
     """Everything for `run`: `wake` is an eventfd, `aggregator` where packets go, `segment` the memory shared with it,
-    if any. With another `kind` than PLAIN packets are frames, whose headers lie before them already, from and to the
-    address of `sock`; for RAW, `raw` is the interface's socket."""
+    if any. With another `kind` than PLAIN packets are frames between `ends`, whose headers lie before them already; for
+    RAW, `raw` is the interface's socket."""
     slots = len(worker.state.slots)
     most_in, most_out = max(udp.RECEIVE_PACKETS, frames.RECEIVE_PACKETS, 4 * slots), 2 * slots + 64
-    ip, port = sock.getsockname()
     bad = impaired or Impaired()
     held = 2 * impair.MAX_DELAYED if impaired else 0
+    there = udp.endpoint(*aggregator)
     return Loop(
         worker.state,
         udp.new_udp_io(sock),
@@ -89,9 +92,10 @@ def new_loop(
         udp.new_packets(most_out),
         np.zeros(most_out, np.int32),
         np.array([wake], np.int64),
-        np.array([udp.endpoint(*aggregator)], np.uint64),
+        np.array([there, udp.endpoint(ends.switch_ip, ends.switch_port) if ends else there], np.uint64),
         (segment or shm.no_segment()).at,
-        np.array([kind, udp.endpoint(ip, port) >> 16, port], np.int64),
+        np.array([kind], np.int64),
+        frames.new_flow(ends),
         frames.new_frame_io(raw),
         impair.new_impairment(bad.loss_rate, bad.reorder_rate, 0.0, 2 * bad.seed + 1),
         impair.new_impairment(bad.loss_rate, bad.reorder_rate, 0.0, 2 * bad.seed + 2),
@@ -114,6 +118,7 @@ def run(loop: Any, completed: int, tick_ns: int) -> Any:
     window = me.window
     started = libc.now_ns(clock)
     near = loop.shared[shm.BASE] != 0
+    source = np.uint64(0) if near else loop.aggregator[1]
     impaired = impair.active(loop.downlink) or impair.active(loop.uplink)
     recording = len(loop.log.packets) > 0
     quiet = 0
@@ -127,6 +132,9 @@ def run(loop: Any, completed: int, tick_ns: int) -> Any:
         # L2. Apply packet by packet, and send what that causes as soon as there is a window of it.
         n = int64(0)  # a plain 0 has a type of its own, for which `receive` would be compiled, too
         for i in range(count):
+            if incoming.endpoint[i] != source:
+                me.counters.refused += 1
+                continue
             address, length, received = incoming.address[i], incoming.length[i], me.counters.received
             awaited = recording and packet_log.is_awaited(loop.worker, address)
             n = results.receive(loop.worker, address, length, now, loop.out, n)
@@ -206,10 +214,10 @@ def _sleep(loop, now, tick_ns, clock):
 def _receive(loop):
     """Take what has come through the sockets; how many packets `loop.incoming` then lists."""
     if loop.transport[0] == RAW:
-        return frames.receive_batch(loop.raw, loop.incoming, loop.transport[1], loop.transport[2])
+        return frames.receive_batch(loop.raw, loop.incoming, loop.flow)
     count = udp.receive_batch(loop.io, loop.incoming)
     if loop.transport[0] == FRAMED:
-        return frames.strip(loop.incoming, count, loop.transport[1], loop.transport[2])
+        return frames.strip(loop.incoming, count, loop.flow, loop.aggregator[0])
     return count
 
 

@@ -22,7 +22,8 @@ COUNTERS = (
 again; `waits` the wait packets sent; `retransmissions` the contributions with R set."""
 
 REFUSED = ("refused_address",)
-"""For the data plane as a whole: packets from addresses that have not joined."""
+"""For the data plane as a whole: packets from addresses that have not joined, or whose rank sends them through shared
+memory."""
 
 (
     ACCEPTED,

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import json
 import mmap
-import os
 from typing import Any
 
 import numpy as np
@@ -24,6 +23,7 @@ import numpy as np
 from switchml import errors
 from switchml.errors import CollectiveTimeout, ConfigError, JobError, JoinError, PeerLost
 from switchml.net import doorbell
+from switchml.net.shm import new_memory
 from switchml.protocol.packet import V2_MAX_WORKERS
 from switchml.runtime.jit import compile_once, kernel
 from switchml.runtime.memory import copy_bytes, f32_at, f64_at, i32_at, i64_at, load_acquire, store_release
@@ -191,13 +191,7 @@ class HostMemory:
 
 def create(ranks: int) -> int:
     """The file descriptor of new memory for so many ranks. Raises OSError where the kernel has no memory."""
-    fd = os.memfd_create("switchml-host", os.MFD_CLOEXEC)
-    try:
-        os.ftruncate(fd, bytes_of(ranks))
-    except OSError:
-        os.close(fd)
-        raise
-    return fd
+    return new_memory("switchml-host", bytes_of(ranks))
 
 
 @kernel

@@ -40,7 +40,8 @@ JOB_ENTRY = record(
     "i8 replies",
 )
 """Where a job's arrays are. `protocol` 0: no job. `results`: address of row 0's packet (protocol 1). `segment`: address
-of its shared memory's `at` (0: none); `local` that of a uint8 for each rank, 1 if its packets come that way."""
+of its shared memory's `at` (0: none); `local` that of a uint8 for each rank, 1 once packets of its came that way: then
+none is taken from its UDP address any more."""
 
 LOCAL = np.uint64(1 << 63)
 """Endpoint of a packet from shared memory: this bit, then job << 16 | rank."""
@@ -211,7 +212,9 @@ def _step(loop: Loop, packets: udp.Packets, count: int, now: int) -> None:
         elif entry.segment:
             if packets.length[i] == 0:
                 continue  # only to wake the loop: the rank shares memory
-            u8_at(entry.local, entry.workers)[rank] = 0
+            if u8_at(entry.local, entry.workers)[rank]:
+                loop.totals[0] += 1
+                continue
         action, row = _apply(entry, rank, packets.address[i], packets.length[i], reply)
         port = int64(key & np.uint64(0xFFFF)) if entry.protocol == 1 else 0
         if action == MULTICAST:

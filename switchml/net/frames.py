@@ -45,28 +45,53 @@ def headers(ends: Ends, payload_bytes: int) -> bytes:
     return header.tobytes()
 
 
+class Flow(NamedTuple):
+    """The frames of one worker: `ours` int64[2]: its IPv4 address as a number, its UDP port; `switch_mac` int64[1]."""
+
+    ours: np.ndarray
+    switch_mac: np.ndarray
+
+
+def new_flow(ends: Ends | None) -> Flow:
+    """The flow between both ends; of no use without them."""
+    address, mac = (udp.endpoint(ends.ip, ends.port), ends.switch_mac) if ends is not None else (0, 0)
+    return Flow(np.array([address >> 16, address & 0xFFFF], np.int64), np.array([mac], np.int64))
+
+
 @kernel
-def _payload(at: Address, length: int, ip: int, port: int) -> int:
-    """Bytes of UDP payload in a frame for port `port` of the IPv4 address `ip` (a number); -1 if it is for another."""
+def _sender(at: Address, flow: Flow) -> np.uint64:
+    """Endpoint from which the packet in a frame comes; 0 if the frame is not from the switch's MAC address."""
+    frame = u8_at(at, HEADER_BYTES)
+    if be16(frame, 6) << 32 | be32(frame, 8) != flow.switch_mac[0]:
+        return np.uint64(0)
+    return np.uint64(be32(frame, 26) << 16 | be16(frame, 34))
+
+
+@kernel
+def _payload(at: Address, length: int, flow: Flow) -> int:
+    """Bytes of UDP payload in a frame for our address and port; -1 if it is for another."""
     if length < HEADER_BYTES:
         return -1
     frame = u8_at(at, HEADER_BYTES)
     if be16(frame, 12) != ETH_P_IP or frame[14] != 0x45 or frame[23] != 17 or be16(frame, 20) & 0x3FFF:
         return -1
     size = be16(frame, 38) - 8
-    if be32(frame, 30) != ip or be16(frame, 36) != port or size > length - HEADER_BYTES:
+    if be32(frame, 30) != flow.ours[0] or be16(frame, 36) != flow.ours[1] or size > length - HEADER_BYTES:
         return -1
     return size
 
 
 @kernel
-def strip(packets: udp.Packets, count: int, ip: int, port: int) -> int:
-    """Replace the frames packets[:count] by the payloads of those for UDP port `port` of the IPv4 address `ip` (a
-    number); returns how many there are."""
+def strip(packets: udp.Packets, count: int, flow: Flow, switch_port: np.uint64) -> int:
+    """Replace the frames packets[:count] by the payloads of those for us, and their endpoints by those in the frames: 0
+    where a datagram is not from `switch_port` (an endpoint), or a frame not from the switch. Returns how many there
+    are."""
     n = 0
     for i in range(count):
-        size = _payload(packets.address[i], packets.length[i], ip, port)
+        size = _payload(packets.address[i], packets.length[i], flow)
         if size >= 0:
+            is_switch = packets.endpoint[i] == switch_port
+            packets.endpoint[n] = _sender(packets.address[i], flow) if is_switch else np.uint64(0)
             packets.address[n] = packets.address[i] + np.uint64(HEADER_BYTES)
             packets.length[n] = size
             n += 1
@@ -95,22 +120,23 @@ def open_interface(name: str, udp_port: int) -> socket.socket:
 
 
 @kernel
-def receive_batch(io: FrameIO, packets: udp.Packets, ip: int, port: int) -> int:
-    """Receive without waiting: `packets` lists the payloads for UDP port `port` of the IPv4 address `ip` (a number),
-    which stay valid until the next call. Returns how many."""
+def receive_batch(io: FrameIO, packets: udp.Packets, flow: Flow) -> int:
+    """Receive without waiting: `packets` lists the payloads of frames for us, which stay valid until the next call,
+    with the endpoints that they come from: 0 if not from the switch's MAC address. Returns how many."""
     count = 0
     incoming = io.packets.incoming
     for i in range(receive_messages(io.config[0], incoming, 0, MESSAGES)):
         virtio = int64(incoming.iovecs[i, 0])
         at = virtio + VIRTIO_BYTES
-        left = _payload(at, bytes_of(incoming, i) - VIRTIO_BYTES, ip, port)
+        left = _payload(at, bytes_of(incoming, i) - VIRTIO_BYTES, flow)
         if left < 0:
             continue
+        sender = _sender(at, flow)
         _, segmentation, size, _, _ = trains.virtio_fields(virtio)
         size = size if segmentation == trains.UDP_SEGMENTS else left
         at += HEADER_BYTES
         while count < packets.address.size:
-            packets.address[count], packets.length[count] = at, min(size, left)
+            packets.address[count], packets.length[count], packets.endpoint[count] = at, min(size, left), sender
             count += 1
             at += size
             left -= size

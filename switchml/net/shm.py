@@ -2,7 +2,8 @@
 share.
 
 A job's segment is one piece of memory (a memfd of the aggregator; ranks open it as /proc/PID/fd/N, so that it is freed
-with its last user, however that ends). It holds every rank's packets, the pool's result rows, and two rings a rank:
+with its last user, however that ends). Only the aggregator's user may open it, and nobody can change its size: memory
+that is cut off kills whoever touches it. It holds every rank's packets, the pool's result rows, and two rings a rank:
 `up` names packets that the rank has written, `down` names results. Nothing is copied: the aggregator adds straight from
 a rank's packet, and all ranks decode the same result row. That is safe without locks by the protocol's own rule: a rank
 reuses a packet after its result, the aggregator a row after every rank has answered the next version.
@@ -11,6 +12,7 @@ A reader that sleeps sets a flag, and is woken by an empty datagram to its UDP s
 transports. Each ring has one writer and one reader (release on the head, acquire before the entries).
 """
 
+import fcntl
 import mmap
 import os
 import secrets
@@ -63,6 +65,19 @@ def no_segment() -> Segment:
     return Segment(np.zeros(8, np.int64), np.zeros(1, np.uint8))
 
 
+def new_memory(name: str, size_bytes: int) -> int:
+    """The file descriptor of memory that only this user may open, and whose size nobody can change. Raises OSError."""
+    fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.fchmod(fd, 0o600)
+        os.ftruncate(fd, size_bytes)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+    except OSError:
+        os.close(fd)
+        raise
+    return fd
+
+
 def create(ranks: int, slots: int) -> tuple[Segment, int, str]:
     """A new segment: (segment, file descriptor, its name for `attach`). The creator keeps the descriptor open while
     ranks may attach.
@@ -70,9 +85,8 @@ def create(ranks: int, slots: int) -> tuple[Segment, int, str]:
     Raises OSError where the kernel has no memfd or no memory.
     """
     layout = _layout(ranks, slots)
-    fd = os.memfd_create("switchml-job", os.MFD_CLOEXEC)
+    fd = new_memory("switchml-job", int(layout[SIZE]))
     try:
-        os.ftruncate(fd, int(layout[SIZE]))
         segment = _map(fd, layout)
     except OSError:
         os.close(fd)
