@@ -35,7 +35,10 @@ POLL_S = 0.05
 class Device:
     """`switch` on `ports`. `device_id` and `notifications_address` are reported to clients; the Thrift server sets
     `thrift_port`. `can_swap`: whether another program may be loaded while running. `dump_bytes`: bytes of each
-    frame that are logged. `on_abort` is called when the program ends the switch, as with a failed assert."""
+    frame that are logged. `on_abort` is called when the program ends the switch, as with a failed assert.
+
+    Threads take locks in this order: P4RuntimeServer's and this class's `_order`; `switch.lock`, which is also the
+    state's; those of P4Runtime's controllers and of notifications. Ports may be used under any of them."""
 
     switch: Switch
     ports: Ports

@@ -3,18 +3,19 @@
 A port's kernels are interpreted (interpreted.py) until they are compiled, which another thread does on a machine's
 first start. It changes over between two batches, so no frame is lost or overtaken.
 
-A UDP port, `udp:ADDRESS:PORT`, is a socket bound there; each datagram is one Ethernet frame. Frames go back to whoever
-sent the last one, or, with `udp:ADDRESS:PORT,ADDRESS:PORT`, to the second address."""
+A UDP port, `udp:ADDRESS:PORT`, is a socket bound there; each datagram is one Ethernet frame. Anybody who reaches it may
+send, and frames go back to whoever sent the last one. With `udp:ADDRESS:PORT,ADDRESS:PORT` the port belongs to the
+second address: frames go there, and those of other senders are counted and ignored."""
 
 from __future__ import annotations
 
 import ctypes
 import logging
 import os
+import queue
 import select
 import socket
 import threading
-import time
 from abc import ABC, abstractmethod
 from pathlib import Path
 
@@ -32,13 +33,17 @@ from switchml.net.trains import MAX_PACKETS, VIRTIO_BYTES
 log = logging.getLogger("switchml.bmv2")
 
 UDP_PREFIX = "udp:"
+STRANGERS = "strangers"
+"""The name in PortInfo.extra of how many frames were ignored since their sender is not the port's peer."""
 
 _POLL_MS = 500
+_CLOSING_S = 10.0
+"""How long `remove` waits until the thread that serves a port has let go of it."""
 
 
 class LivePort(ABC):
     """A port behind a socket. `is_warm`: its kernels are compiled. `dumps`: where frames that arrive and leave are
-    written, if anywhere."""
+    written, if anywhere. `n_strangers`: frames ignored since their sender is not the port's peer."""
 
     socket: socket.socket
     _receive: Kernel
@@ -49,6 +54,7 @@ class LivePort(ABC):
         self.interface = interface
         self.is_warm = False
         self.dumps: tuple[PcapWriter, PcapWriter] | None = None
+        self.n_strangers = 0
 
     def warm(self) -> None:
         self._receive.compile()
@@ -71,6 +77,16 @@ class LivePort(ABC):
     @abstractmethod
     def send(self, data: bytes) -> None:
         """Send a frame, from any thread. Raises OSError if the kernel does not take it."""
+
+    def close(self) -> None:
+        """Close the socket and the dumps. For the thread that receives, or when there is none."""
+        self.socket.close()
+        for dump in self.dumps or ():
+            dump.close()
+
+    def describe(self) -> PortInfo:
+        extra = {STRANGERS: str(self.n_strangers)} if self.n_strangers else {}
+        return PortInfo(self.number, self.interface, self.is_up(), extra)
 
 
 class InterfacePort(LivePort):
@@ -128,12 +144,28 @@ class UdpPort(LivePort):
 
     def receive(self, batch: Batch) -> int:
         n: int = self._receive(self._io, self._packets)
-        if n and not self._is_fixed:
-            self.peer = int(self._packets.endpoint[n - 1])
+        senders, addresses, lengths = (
+            column[:n] for column in (self._packets.endpoint, self._packets.address, self._packets.length)
+        )
+        if self._is_fixed:
+            is_peer = senders == self.peer
+            if not is_peer.all():
+                self._ignore(senders[~is_peer])
+                addresses, lengths = addresses[is_peer], lengths[is_peer]
+                n = len(addresses)
+        elif n:
+            self.peer = int(senders[-1])
         batch.port[:n] = self.number
-        batch.address[:n] = self._packets.address[:n].view(np.int64)
-        batch.length[:n] = self._packets.length[:n]
+        batch.address[:n] = addresses.view(np.int64)
+        batch.length[:n] = lengths
         return n
+
+    def _ignore(self, senders: np.ndarray) -> None:
+        """Count frames of others than the peer; the log says so once."""
+        if not self.n_strangers:
+            sender, peer = ("{}:{}".format(*udp.endpoint_text(int(end))) for end in (senders[0], self.peer))
+            log.warning("Port %d: ignoring frames from %s; the port is that of %s", self.number, sender, peer)
+        self.n_strangers += len(senders)
 
     def send_batch(self, addresses: np.ndarray, lengths: np.ndarray, join: bool) -> None:
         for start in range(0, len(addresses) if self.peer else 0, MAX_PACKETS):
@@ -159,12 +191,26 @@ def _endpoint(interface: str, text: str) -> int:
         raise ConfigError(f"{interface!r}: {text!r} is not ADDRESS:PORT (IPv4)") from None
 
 
+def _dumps(pcap_dir: str, interface: str) -> tuple[PcapWriter, PcapWriter]:
+    """Where the frames that come and go through an interface are written. Raises ConfigError."""
+    folder, name = Path(pcap_dir), interface.replace("/", "_")
+    incoming = PcapWriter(folder / f"{name}_in.pcap")
+    try:
+        return incoming, PcapWriter(folder / f"{name}_out.pcap")
+    except ConfigError:
+        incoming.close()
+        raise
+
+
 def _frames(addresses: np.ndarray, lengths: np.ndarray) -> list[bytes]:
     """The bytes of frames, copied."""
     return [ctypes.string_at(at, length) for at, length in zip(addresses.tolist(), lengths.tolist(), strict=True)]
 
 
 class LivePorts(Ports):
+    """The thread that serves the ports holds no lock while frames pass, so that any thread may ask for ports whatever
+    it holds: `_ports` and `_of_fd` are replaced, never changed. A port that was removed is closed by that thread."""
+
     def __init__(self) -> None:
         self._io = new_packet_io()
         self._batch = new_batch()
@@ -173,9 +219,9 @@ class LivePorts(Ports):
         self._poller = select.poll()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._poller.register(self._wake, select.POLLIN)
-        self._lock = threading.RLock()
+        self._lock = threading.Lock()  # for those who add and remove
+        self._removed: queue.SimpleQueue[tuple[LivePort, threading.Event]] = queue.SimpleQueue()
         self._trains = 0
-        self._rounds = 0
         self._is_closed = False
         self._thread: threading.Thread | None = None
 
@@ -189,10 +235,15 @@ class LivePorts(Ports):
             else:
                 port = InterfacePort(number, interface, self._io)
             if pcap_dir:
-                dump, name = Path(pcap_dir), interface.replace("/", "_")
-                port.dumps = PcapWriter(dump / f"{name}_in.pcap"), PcapWriter(dump / f"{name}_out.pcap")
-            self._ports[number] = self._of_fd[port.socket.fileno()] = port
+                try:
+                    port.dumps = _dumps(pcap_dir, interface)
+                except ConfigError:
+                    port.close()
+                    raise
+            self._ports = {**self._ports, number: port}
+            self._of_fd = {**self._of_fd, port.socket.fileno(): port}
             self._poller.register(port.socket.fileno(), select.POLLIN)
+            os.eventfd_write(self._wake, 1)  # a poll() that began before does not look at it
             if self._thread is not None:
                 self._warm(port)
 
@@ -200,23 +251,20 @@ class LivePorts(Ports):
         with self._lock:
             if number not in self._ports:
                 raise ConfigError(f"there is no port {number}")
-            port = self._ports.pop(number)
+            port = self._ports[number]
             self._poller.unregister(port.socket.fileno())
-            del self._of_fd[port.socket.fileno()]
-        # A socket stays open as long as a poll() that began before waits for it: end that first.
-        if self._thread is not None and self._thread.is_alive():
-            rounds = self._rounds
-            os.eventfd_write(self._wake, 1)
-            deadline = time.monotonic() + 1
-            while self._rounds == rounds and time.monotonic() < deadline:
-                time.sleep(0.001)
-        port.socket.close()
-        for dump in port.dumps or ():
-            dump.close()
+            self._ports = {other: kept for other, kept in self._ports.items() if kept is not port}
+            self._of_fd = {fd: kept for fd, kept in self._of_fd.items() if kept is not port}
+        if self._thread is None or not self._thread.is_alive():
+            port.close()
+            return
+        closed = threading.Event()
+        self._removed.put((port, closed))
+        os.eventfd_write(self._wake, 1)
+        closed.wait(_CLOSING_S)
 
     def show(self) -> list[PortInfo]:
-        with self._lock:
-            return [PortInfo(number, port.interface, port.is_up()) for number, port in sorted(self._ports.items())]
+        return [port.describe() for _, port in sorted(self._ports.items())]
 
     def start(self, take: Take, take_batch: TakeBatch | None = None) -> None:
         self._thread = threading.Thread(target=self._serve, args=(take, take_batch), name="ports", daemon=True)
@@ -227,13 +275,19 @@ class LivePorts(Ports):
             self._warm(port)
         while not self._is_closed:
             ready = self._poller.poll(_POLL_MS)
-            self._rounds += 1
             for fd, _ in ready:
                 if fd == self._wake:
                     os.eventfd_read(fd)
-                with self._lock:
-                    if fd in self._of_fd:
-                        self._serve_port(self._of_fd[fd], take, take_batch)
+                elif (port := self._of_fd.get(fd)) is not None:
+                    self._try_to_serve(port, take, take_batch)
+            self._close_removed()
+        self._close_removed()
+
+    def _close_removed(self) -> None:
+        while not self._removed.empty():
+            port, closed = self._removed.get()
+            port.close()
+            closed.set()
 
     @staticmethod
     def _warm(port: LivePort) -> None:
@@ -242,6 +296,12 @@ class LivePorts(Ports):
             log.info("Port %d is served by compiled code from now on", port.number)
 
         threading.Thread(target=warm, name="warm", daemon=True).start()
+
+    def _try_to_serve(self, port: LivePort, take: Take, take_batch: TakeBatch | None) -> None:
+        try:
+            self._serve_port(port, take, take_batch)
+        except Exception:  # the other frames and ports go on
+            log.exception("Dropping frames of port %d", port.number)
 
     def _serve_port(self, port: LivePort, take: Take, take_batch: TakeBatch | None) -> None:
         n = port.receive(self._batch)
@@ -288,4 +348,5 @@ class LivePorts(Ports):
             self._thread.join()
         for number in list(self._ports):
             self.remove(number)
+        self._close_removed()  # what was removed as the thread ended
         os.close(self._wake)

@@ -7,6 +7,8 @@ one.
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import struct
 import threading
 import time
@@ -14,6 +16,8 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from switchml.errors import ConfigError
+
+log = logging.getLogger("switchml.bmv2")
 
 MAGIC_US, MAGIC_NS = 0xA1B2C3D4, 0xA1B23C4D
 ETHERNET = 1
@@ -68,24 +72,52 @@ class PcapReader:
 
 
 class PcapWriter:
-    """Writes a capture file of Ethernet frames, at once, from any thread. Raises ConfigError if it can't be created."""
+    """Writes a capture file of Ethernet frames, at once, from any thread. Raises ConfigError if it can't be created. A
+    file that can't grow any more, as on a full disk, ends with the last whole frame; the log says so, once."""
 
     def __init__(self, path: str | Path) -> None:
+        self.path = path
+        header = struct.pack("<IHHiIII", MAGIC_US, 2, 4, 0, 0, MOST_BYTES, ETHERNET)
         try:
             self._file: BinaryIO = open(path, "wb", buffering=0)  # noqa: SIM115
+            self._size = self._file.write(header)
         except OSError as error:
             raise ConfigError(f"can't write {path}: {error.strerror}") from error
         self._lock = threading.Lock()
-        self._file.write(struct.pack("<IHHiIII", MAGIC_US, 2, 4, 0, 0, MOST_BYTES, ETHERNET))
+        self._has_ended = False
 
     def write(self, *frames: bytes) -> None:
         """Add frames that came or went now."""
         seconds, nanoseconds = divmod(time.time_ns(), 1_000_000_000)
         headers = (struct.pack("<IIII", seconds, nanoseconds // 1000, len(data), len(data)) for data in frames)
-        records = b"".join(header + data for header, data in zip(headers, frames, strict=True))
+        records = [header + data for header, data in zip(headers, frames, strict=True)]
         with self._lock:
-            self._file.write(records)
+            self._append(*records)
+
+    def _append(self, *records: bytes) -> None:
+        """Write records, unless the file has ended."""
+        if self._has_ended:
+            return
+        data = memoryview(b"".join(records))
+        written = 0
+        try:
+            while written < len(data):
+                written += self._file.write(data[written:])
+        except OSError as error:
+            for record in records:  # those that were written as a whole stay
+                if len(record) > written:
+                    break
+                written -= len(record)
+                self._size += len(record)
+            self._has_ended = True
+            log.error("%s ends here, after %d bytes: %s", self.path, self._size, error.strerror)
+            with contextlib.suppress(OSError):  # what is no file can't be cut
+                self._file.truncate(self._size)
+            self._file.close()
+        else:
+            self._size += written
 
     def close(self) -> None:
         with self._lock:
+            self._has_ended = True
             self._file.close()

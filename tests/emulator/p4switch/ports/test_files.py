@@ -2,6 +2,8 @@
 
 import os
 import struct
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -109,3 +111,24 @@ def test_an_error_in_a_file_is_told(tmp_path, monkeypatch):
     assert "ends within a frame" in errors[0]
     with pytest.raises(ConfigError, match="can't read x_in.pcap"):
         ports.add(1, "x")
+
+
+FILL_UP = """
+import resource, sys
+from emulator.p4switch.ports.pcap import PcapWriter
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+writer = PcapWriter(sys.argv[1])
+for start in range(0, 50, 5):
+    writer.write(*(bytes([number]) * 100 for number in range(start, start + 5)))
+writer.close()
+"""
+
+
+def test_a_file_that_is_full_ends_with_a_whole_frame(tmp_path):
+    """1000 bytes hold a header of 24 and eight records of 116; the ninth was begun."""
+    done = subprocess.run([sys.executable, "-c", FILL_UP, tmp_path / "x.pcap"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("ends here, after 952 bytes: File too large") == 1
+    reader = PcapReader(tmp_path / "x.pcap")
+    assert [reader.read().data[:1] for _ in range(8)] == [bytes([number]) for number in range(8)]
+    assert reader.read() is None

@@ -121,6 +121,64 @@ def test_ports_come_and_go(ports):
     ports.add(1, f"udp:127.0.0.1:{one}")
 
 
+def test_frames_of_others_than_the_peer_are_counted_and_ignored(ports, caplog):
+    with udp_socket() as peer, udp_socket() as stranger, udp_socket() as right:
+        one = add_udp(ports, 1, peer)
+        add_udp(ports, 2, right)
+        for n in range(50):
+            stranger.sendto(b"mine %02d" % n + bytes(60), ("127.0.0.1", one))
+            peer.sendto(b"ours %02d" % n + bytes(60), ("127.0.0.1", one))
+        assert [right.recv(100)[:7] for _ in range(50)] == [b"ours %02d" % n for n in range(50)]
+        (strangers,) = [port.extra for port in ports.show() if port.number == 1]
+        assert strangers == {"strangers": "50"}
+        told = [record for record in caplog.records if "ignoring frames" in record.message]
+        assert len(told) == 1 and f"127.0.0.1:{stranger.getsockname()[1]}" in told[0].message
+
+
+def test_ports_change_while_frames_pass(ports):
+    """A port is closed by the thread that serves it, at once: its address is free again."""
+    with udp_socket() as left, udp_socket() as right:
+        add_udp(ports, 2, right)
+        one = add_udp(ports, 1)
+        for n in range(100):
+            for _ in range(5):
+                left.sendto(bytes(60), ("127.0.0.1", one))
+            ports.remove(1)
+            ports.add(1, f"udp:127.0.0.1:{one}")
+            left.sendto(b"%03d" % n + bytes(60), ("127.0.0.1", one))
+            while (frame := right.recv(100)[:3]) != b"%03d" % n:
+                assert frame == bytes(3)
+
+
+# Dumps of frames
+
+
+def test_a_full_disk_ends_the_dump_alone(ports, tmp_path, caplog):
+    with udp_socket() as left, udp_socket() as right:
+        one = add_udp(ports, 1, pcap_dir=str(tmp_path))
+        add_udp(ports, 2, right, str(tmp_path))
+        for dump in (*ports._ports[1].dumps, *ports._ports[2].dumps):
+            dump._file.close()
+            dump._file = open("/dev/full", "wb", buffering=0)  # noqa: SIM115
+        for n in range(20):
+            left.sendto(b"%02d" % n + bytes(60), ("127.0.0.1", one))
+            assert right.recv(100)[:2] == b"%02d" % n
+        right.sendto(bytes(60), ports._ports[2].socket.getsockname())
+        left.recv(100)
+        ended = sorted(record.message.rpartition("/")[2] for record in caplog.records if "ends here" in record.message)
+        assert len(ended) == 4 and all("No space left on device" in message for message in ended)
+        assert not [record for record in caplog.records if record.exc_info]
+
+
+def test_a_dump_that_can_not_begin(ports, tmp_path):
+    (tmp_path / "udp:127.0.0.1:0_out.pcap").symlink_to("/dev/full")
+    with pytest.raises(ConfigError, match="can't write .*_out.pcap: No space left on device"):
+        add_udp(ports, 1, pcap_dir=str(tmp_path))
+    assert ports.show() == []
+    with pytest.raises(ConfigError, match="can't write .*/nowhere/"):
+        add_udp(ports, 1, pcap_dir=str(tmp_path / "nowhere"))
+
+
 @pytest.mark.root
 def test_an_interface_that_is_not_there(ports):
     with pytest.raises(ConfigError, match="'nonsense0'"):
