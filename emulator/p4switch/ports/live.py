@@ -276,10 +276,11 @@ class LivePorts(Ports):
         while not self._is_closed:
             ready = self._poller.poll(_POLL_MS)
             for fd, _ in ready:
+                served = self._of_fd.get(fd)
                 if fd == self._wake:
                     os.eventfd_read(fd)
-                elif (port := self._of_fd.get(fd)) is not None:
-                    self._try_to_serve(port, take, take_batch)
+                elif served is not None:
+                    self._try_to_serve(served, take, take_batch)
             self._close_removed()
         self._close_removed()
 
