@@ -105,7 +105,7 @@ def join(address: str, options: Options) -> Joined:
     try:
         status = client.wait_for(address, tls_ca=options.tls_ca, timeout_s=options.timeout_s)
     except JoinError:
-        if transport_name == "zmq":
+        if transport_name == "zmq" or time.monotonic() >= deadline - client.RETRY_S:
             raise
         status = None  # joining explains better what is wrong
     with contextlib.ExitStack() as undo:

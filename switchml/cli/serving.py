@@ -48,6 +48,38 @@ _OPTIONS = (
         metavar="SECONDS",
         help="How long a job may take to fill.",
     ),
+    click.option(
+        "--v1", is_flag=True, help="Serve v1 too, for p4app-switchML's hosts: it has no secrets (docs/security.md)."
+    ),
+    click.option(
+        "--client-ranks",
+        default=1024,
+        show_default=True,
+        type=click.IntRange(1),
+        help="Ranks that one client may have at a time. A client is an address, on this machine's loopback a user.",
+    ),
+    click.option(
+        "--client-jobs",
+        default=64,
+        show_default=True,
+        type=click.IntRange(1),
+        help="Jobs, and v1 sessions, that one client may have begun at a time.",
+    ),
+    click.option(
+        "--client-slots",
+        default=0.5,
+        show_default=True,
+        metavar="SHARE",
+        type=click.FloatRange(0, 1, min_open=True),
+        help="Part of the slots that others leave which one client's jobs may have; 1 for all.",
+    ),
+    click.option(
+        "--client-connections",
+        default=64,
+        show_default=True,
+        type=click.IntRange(1),
+        help="Control connections that one client may have open besides those of its ranks.",
+    ),
     click.option("--tls-cert", metavar="FILE", help="Certificate chain (PEM) of the control port."),
     click.option("--tls-key", metavar="FILE", help="Key (PEM) of that certificate."),
     click.option("--verbose", "-v", is_flag=True, help="Log every change of a job to stderr."),
@@ -76,13 +108,25 @@ def stop_signals(verbose: bool) -> Iterator[threading.Event]:
 
 
 def serve(
-    dataplane: Any, what: str, data: str, stop: threading.Event, *, as_json: bool, **controller_options: Any
+    dataplane: Any,
+    what: str,
+    data: str,
+    stop: threading.Event,
+    *,
+    as_json: bool,
+    client_ranks: int,
+    client_jobs: int,
+    client_slots: float,
+    client_connections: int,
+    **controller_options: Any,
 ) -> None:
     """Run the control plane of a data plane that has been started, until `stop` is set. `what` names it and `data` is
     its data address, for the report that it is ready; `controller_options` are the other ones of `options`."""
+    from switchml.control.quotas import Quotas
     from switchml.control.server import Controller
 
-    controller = Controller(dataplane, **controller_options)
+    quotas = Quotas(ranks=client_ranks, jobs=client_jobs, slot_share=client_slots, connections=client_connections)
+    controller = Controller(dataplane, quotas=quotas, **controller_options)
     ports = controller.start()
     try:
         open_ports = {name: "{}:{}".format(*at) if at else None for name, at in vars(ports).items()}

@@ -18,17 +18,26 @@ import click
 @click.option(
     "--tls-ca", metavar="FILE", help="Certificates (PEM) to trust; turns TLS on.  [default: $SWITCHML_TLS_CA]"
 )
+@click.option(
+    "--secret",
+    metavar="SECRET",
+    help="Show the jobs with this secret, too. Others see it in `ps`, unlike the variable.  "
+    "[default: $SWITCHML_SECRET]",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object (with --watch: one line per event).")
 @click.option("--prometheus", is_flag=True, help="Print Prometheus' text format.")
 @click.option("--watch", is_flag=True, help="Follow events until interrupted.")
-def status(address: str, tls_ca: str | None, as_json: bool, prometheus: bool, watch: bool) -> None:
-    """Show a running aggregator's jobs, pools and counters."""
+def status(address: str, tls_ca: str | None, secret: str | None, as_json: bool, prometheus: bool, watch: bool) -> None:
+    """Show a running aggregator's jobs, pools and counters.
+
+    Jobs with a secret are shown to those who know it. Everybody sees totals, and jobs without a secret.
+    """
     if prometheus and (as_json or watch):
         raise click.UsageError("--prometheus can't be combined with --json or --watch")
 
     from switchml.control import client
 
-    reply = client.status(address, tls_ca=tls_ca)
+    reply = client.status(address, secret=secret, tls_ca=tls_ca)
     if watch:
         _watch(address, reply, as_json)
     elif prometheus:

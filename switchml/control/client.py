@@ -42,6 +42,8 @@ RETRY_S = 0.2
 ANSWER_GRACE_S = 2.0
 """How much longer than the join timeout a client waits: the aggregator's own message says which ranks are missing."""
 LEAVE_TIMEOUT_S = 1.0
+STATUS_TIMEOUT_S = 5.0
+_SHORTEST_ATTEMPT_S = 0.1
 JOBS = v2_pb2.DESCRIPTOR.services_by_name["Jobs"]
 
 
@@ -115,32 +117,42 @@ def join(
     return session
 
 
-def status(address: str, *, tls_ca: str | Path | None = None, timeout_s: float = 5.0) -> v2_pb2.StatusReply:
-    """Everything that `switchml status` shows of the aggregator at `address`. Raises JoinError if it can't be
-    reached."""
+def status(
+    address: str, *, secret: str | None = None, tls_ca: str | Path | None = None, timeout_s: float = STATUS_TIMEOUT_S
+) -> v2_pb2.StatusReply:
+    """Everything that `switchml status` shows of the aggregator at `address`: totals, and details of the jobs with this
+    secret (default: $SWITCHML_SECRET) and of those without one. Raises JoinError if it can't be reached, or refuses
+    because of too many wrong secrets."""
+    secret = os.environ.get("SWITCHML_SECRET", "") if secret is None else secret
     target = "{}:{}".format(*split_address(address))
     with _open_channel(target, PEER_TIMEOUT_S, tls_ca) as channel:
         try:
-            reply: v2_pb2.StatusReply = rpc.client(channel, JOBS).Status(v2_pb2.StatusRequest(), timeout=timeout_s)
+            request = v2_pb2.StatusRequest(secret=secret)
+            reply: v2_pb2.StatusReply = rpc.client(channel, JOBS).Status(request, timeout=timeout_s)
             return reply
         except grpc.RpcError as error:
+            if error.code() is grpc.StatusCode.PERMISSION_DENIED:
+                raise JoinError(f"the aggregator at {target} shows nothing: {error.details()}") from error
             raise JoinError(f"no answer from an aggregator at {target}: {_words(error)}") from error
 
 
 def wait_for(address: str, *, tls_ca: str | Path | None = None, timeout_s: float = 60.0) -> v2_pb2.StatusReply:
-    """The status of the aggregator at `address`, which may still be starting: it is retried for `timeout_s`. Raises
-    JoinError.
+    """The status of the aggregator at `address`, as it shows it without a secret. It may still be starting: it is
+    retried for `timeout_s`. Raises JoinError.
     """
     deadline = time.monotonic() + timeout_s
     while True:
+        left_s = max(deadline - time.monotonic(), _SHORTEST_ATTEMPT_S)
         try:
-            return status(address, tls_ca=tls_ca)
+            return status(address, secret="", tls_ca=tls_ca, timeout_s=min(STATUS_TIMEOUT_S, left_s))
         except JoinError as error:
             cause = error.__cause__
             assert isinstance(cause, grpc.RpcError)
             is_silent = cause.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-            if time.monotonic() >= deadline or (_is_final(cause) and not is_silent):
+            if _is_final(cause) and not is_silent:
                 raise
+            if time.monotonic() + RETRY_S >= deadline:
+                raise JoinError(_unreachable(address, timeout_s, _words(cause))) from cause
         time.sleep(RETRY_S)
 
 
@@ -170,6 +182,13 @@ def _is_broken(error: grpc.RpcError) -> bool:
 def _is_final(error: grpc.RpcError) -> bool:
     """True if a retry can't help: the aggregator refused, or the certificate does not match."""
     return not _is_broken(error) or "SSL_ERROR_SSL" in (error.details() or "")
+
+
+def _unreachable(target: str, timeout_s: float, reason: str) -> str:
+    return (
+        f"no aggregator answered at {target} within {timeout_s:g} s: {reason}. "
+        "Is `switchml aggregate` running there, and do both sides use TLS or neither?"
+    )
 
 
 def _words(error: grpc.RpcError) -> str:
@@ -216,10 +235,10 @@ class Session:
     def _wait_started(self) -> None:
         # In slices: where a signal reaches another thread first, Ctrl-C is seen only between two waits.
         while not self._decided.wait(0.2):
-            if time.monotonic() < self._deadline + ANSWER_GRACE_S:
+            if time.monotonic() < self._deadline + (ANSWER_GRACE_S if self._token else 0.0):
                 continue
             if not self._token:
-                raise JoinError(self._unreachable("no answer"))
+                raise JoinError(_unreachable(self._target, self._timeout_s, "no answer"))
             raise JoinError(
                 f"the aggregator at {self._target} took this rank in, but job {self._request.job!r} did not start "
                 f"within {self._timeout_s:g} s"
@@ -285,7 +304,7 @@ class Session:
         while not self._stopping.is_set():
             remaining = self._deadline - time.monotonic()
             if remaining <= 0:
-                self._decide(JoinError(self._unreachable(reason)))
+                self._decide(JoinError(_unreachable(self._target, self._timeout_s, reason)))
                 return
             self._request.timeout_s = remaining
             error = self._read_stream()
@@ -349,12 +368,6 @@ class Session:
             words += " (is this a switchml aggregator's control port?)"
         who = f"rank {self._request.rank} of job {self._request.job!r}"
         return f"the aggregator at {self._target} refused {who}: {words}"
-
-    def _unreachable(self, reason: str) -> str:
-        return (
-            f"no aggregator answered at {self._target} within {self._timeout_s:g} s: {reason}. "
-            "Is `switchml aggregate` running there, and do both sides use TLS or neither?"
-        )
 
     def _info(self, started: v2_pb2.Started) -> JobInfo:
         request = self._request

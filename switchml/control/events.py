@@ -4,14 +4,16 @@ A message has two frames, the kind of the event (so that a subscriber can filter
 kind again), `time` (seconds since 1970) and these fields:
 
     job_forming  job, world_size
-    rank_joined  job, rank, address, host, pid, joined, world_size
+    rank_joined  job, rank, host, pid, joined, world_size
     job_started  job, job_id, world_size, slots, payload_bytes, formed_in_s
     peer_left    job, ranks, reason
     peer_lost    job, ranks, reason
     job_ended    job, job_id, state (ended or failed), reason
     stall        job, job_id, missing: ranks that a round has waited for longer than a second; empty when it is over
-    rates        job, job_id, goodput_bps, rounds_per_s, slots_in_use, received_packets_per_s, …; once a second
+    rates        job, job_id, goodput_bps, rounds_per_s, slots_in_use; once a second. Of jobs without a secret also
+                 received_packets_per_s, sent_packets_per_s, retransmissions_per_s, stale_per_s
 
+Anybody who reaches the port may listen, so there are no addresses, and of jobs with a secret no counts of packets.
 PUB drops what a subscriber does not fetch in time; the aggregator never waits for an observer.
 """
 
@@ -23,6 +25,9 @@ from typing import Any
 import zmq
 
 from switchml.errors import ConfigError
+
+PRIVATE = ("address",)
+"""Fields of the journal's entries that are not published."""
 
 
 class EventPublisher:
@@ -43,7 +48,8 @@ class EventPublisher:
         self.address = (bind, int(endpoint.rpartition(":")[2]))
 
     def publish(self, kind: str, fields: dict[str, Any]) -> None:
-        message = json.dumps({"event": kind, "time": time.time(), **fields})
+        public = {name: value for name, value in fields.items() if name not in PRIVATE}
+        message = json.dumps({"event": kind, "time": time.time(), **public})
         self._socket.send_multipart([kind.encode(), message.encode()])
 
     def close(self) -> None:

@@ -17,7 +17,7 @@ import hmac
 import itertools
 import secrets
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -25,12 +25,15 @@ from switchml.control import membership
 from switchml.control.allocation import advised_window, default_slots, draw_isn, draw_tag, fit_slots
 from switchml.control.dataplane import Address, Dataplane, JobCounters, JobSpec
 from switchml.control.membership import Ended, Event, JoinRequest, Peer, PeerLeft, PeerLost, Reason, Refused, Started
+from switchml.control.quotas import UNLIMITED, Quotas, WrongSecrets
 from switchml.errors import SwitchMLError
 
 N_ENDED_SHOWN = 16
 """Jobs that have ended or failed and are still shown by `switchml status`."""
 NAMED = 8
 """Ranks that a message names in full."""
+_ANY_JOB = ""
+"""What a client tries to enter that asks for the jobs with a secret."""
 
 Notice = tuple[int, Event]
 Journal = Callable[..., None]
@@ -59,6 +62,10 @@ class Job:
     world_size: int
     created: float
     deadline: float
+    client: str
+    """Whose first rank began it."""
+    is_open: bool
+    """Whether it has no secret: then everybody may see its details."""
     state: str = "forming"
     reason: str = ""
     members: dict[int, Member] = field(default_factory=dict)
@@ -90,7 +97,9 @@ class JobRegistry:
 
     A job may take `join_timeout_s` to fill unless its first rank sets a timeout, and gets `slots` (0: a default for
     the number of ranks) if its ranks leave that to the aggregator. `job_ids` is shared with other registries on the
-    same data plane. `randbelow` draws the numbers that outsiders must not guess; only simulations replace it.
+    same data plane. `quotas` limit each client. `is_own(address)`: whether the aggregator itself receives there.
+    `make_way(addresses)` is called before a job starts from these. `randbelow` draws the numbers that outsiders must
+    not guess; only simulations replace it.
     """
 
     def __init__(
@@ -101,6 +110,9 @@ class JobRegistry:
         slots: int = 0,
         job_ids: Iterator[int] | None = None,
         journal: Journal = no_journal,
+        quotas: Quotas = UNLIMITED,
+        is_own: Callable[[Address], bool] = lambda address: False,
+        make_way: Callable[[Collection[Address]], None] = lambda addresses: None,
         randbelow: Callable[[int], int] = secrets.randbelow,
     ):
         self.dataplane = dataplane
@@ -114,6 +126,9 @@ class JobRegistry:
         self._tickets = itertools.count(1)
         self._job_of: dict[int, Job] = {}
         self._journal = journal
+        self._quotas = quotas
+        self._is_own, self._make_way = is_own, make_way
+        self._wrong_secrets = WrongSecrets()
         # Secrets are stored as hashes keyed with this process's key, so that memory contents are useless elsewhere.
         self._key = secrets.token_bytes(32)
 
@@ -126,6 +141,10 @@ class JobRegistry:
         """True while the rank is in a job that is not over."""
         return ticket in self._job_of
 
+    def has_started(self, ticket: int) -> bool:
+        """Whether the rank's job has, and is not over."""
+        return ticket in self._job_of and self._job_of[ticket].state != "forming"
+
     def join(self, request: JoinRequest, now: float) -> tuple[int, list[Notice]]:
         """Add a rank; returns its ticket, and the notices to deliver. Raises Refused.
 
@@ -135,7 +154,9 @@ class JobRegistry:
         request.check()
         job = self._by_name(request.job)
         if job is not None:
+            self._check_secret(job, request, now)
             self._check_fits(job, request)
+        self._check_quotas(job, request)
         self._check_address_free(request)
         if job is None:
             job = Job(
@@ -144,6 +165,8 @@ class JobRegistry:
                 request.world_size,
                 now,
                 now + (request.timeout_s or self.join_timeout_s),
+                client=request.client,
+                is_open=not request.secret,
             )
             self.live.append(job)
             self._journal("job_forming", job=job.name, world_size=job.world_size)
@@ -228,6 +251,23 @@ class JobRegistry:
             self._end(job, "ended", reason)
         return notices
 
+    def shown_to(self, secret: str, client: str, now: float) -> list[Job]:
+        """Live jobs and the last ended ones, the latest first, that `client` may see in detail: those with this secret,
+        and those without one. Raises Refused to a client that has to wait after wrong secrets.
+        """
+        jobs = [*self.live, *reversed(self.ended)]
+        shown = [job for job in jobs if job.is_open]
+        if not secret or len(shown) == len(jobs):
+            return shown
+        self._wrong_secrets.check(client, _ANY_JOB, now)
+        digest = self._hash(secret)
+        shown = [job for job in jobs if job.is_open or hmac.compare_digest(job.secret, digest)]
+        if all(job.is_open for job in shown):
+            self._wrong_secrets.count(client, _ANY_JOB, now)
+        else:
+            self._wrong_secrets.forgive(client, _ANY_JOB)
+        return shown
+
     # Inside: admission.
 
     def _by_name(self, name: str) -> Job | None:
@@ -237,16 +277,22 @@ class JobRegistry:
     def _hash(self, secret: str) -> bytes:
         return hashlib.blake2b(secret.encode(), key=self._key).digest()
 
-    def _check_fits(self, job: Job, request: JoinRequest) -> None:
-        """Raises Refused unless `request` may become a member of `job`. The secret is checked first: without it no
-        detail of the job is revealed.
+    def _check_secret(self, job: Job, request: JoinRequest, now: float) -> None:
+        """Raises Refused if the secret is wrong, or came after too many wrong ones. This is checked first: without the
+        secret no detail of the job is revealed.
         """
+        self._wrong_secrets.check(request.client, job.name, now)
         if not hmac.compare_digest(job.secret, self._hash(request.secret)):
+            self._wrong_secrets.count(request.client, job.name, now)
             raise Refused(
                 Reason.SECRET,
                 f"job {job.name!r} exists and has another secret: use another job name, or start all "
                 "ranks with the same SWITCHML_SECRET",
             )
+        self._wrong_secrets.forgive(request.client, job.name)
+
+    def _check_fits(self, job: Job, request: JoinRequest) -> None:
+        """Raises Refused unless `request` may become a member of `job`."""
         for what, theirs, ours in (
             ("world size", request.world_size, job.world_size),
             ("payload_bytes", request.payload_bytes, job.first.payload_bytes),
@@ -269,9 +315,22 @@ class JobRegistry:
                 f"({member.request.host}, pid {member.request.pid}), job {job.name!r}",
             )
 
+    def _check_quotas(self, job: Job | None, request: JoinRequest) -> None:
+        """Raises Refused if the client has as much as a client may have."""
+        client = request.client
+        members = (member for other in self.live for member in other.present)
+        self._quotas.check_ranks(client, sum(member.request.client == client for member in members))
+        if job is None:
+            self._quotas.check_jobs(client, sum(other.client == client for other in self.live))
+
     def _check_address_free(self, request: JoinRequest) -> None:
         if request.is_control_only:
             return
+        if self._is_own(request.address):
+            ip, port = request.address
+            raise Refused(
+                Reason.INVALID, f"data address {ip}:{port} is the aggregator's own: expected that of the rank's socket"
+            )
         for job in self.live:
             for member in job.present:
                 if member.request.address == request.address:
@@ -311,6 +370,7 @@ class JobRegistry:
         slots = 0
         if not job.first.is_control_only:
             self._check_addresses_released(job, addresses)
+            self._make_way(addresses)
             slots = self._allocate(job)
         requests = [job.members[rank].request for rank in range(job.world_size)]
         return JobSpec(
@@ -372,18 +432,20 @@ class JobRegistry:
                     )
 
     def _allocate(self, job: Job) -> int:
-        """Slots for a job: as many as it requests, halved until they fit. Raises Refused with the numbers if not even
-        MIN_SLOTS do.
+        """Slots for a job: as many as it requests, halved until they fit what is free and the client's share. Raises
+        Refused with the numbers if not even MIN_SLOTS do.
         """
         capacity = self.dataplane.slot_capacity
         free = capacity - self.slots_allocated
+        clients = sum(other.slots for other in self.live if other.client == job.client)
         requested = job.first.slots or self.slots or default_slots(job.world_size)
-        slots = fit_slots(requested, free)
+        slots = fit_slots(requested, self._quotas.slots_left(free, clients))
         if not slots:
             raise Refused(
                 Reason.CAPACITY,
                 f"job {job.name!r} requests {requested} slots and needs at least {membership.MIN_SLOTS}: {free} of the "
-                f"aggregator's {capacity} are free, {len(self.live) - 1} other jobs have the rest",
+                f"aggregator's {capacity} are free, {len(self.live) - 1} other jobs have the rest"
+                + (f", {clients} of them this client's, its whole share" if free >= membership.MIN_SLOTS else ""),
             )
         return slots
 

@@ -48,7 +48,8 @@ class Refused(JoinError):
 
 @dataclass(frozen=True)
 class JoinRequest:
-    """One rank's request to join. The fields are those of JoinRequest in v2.proto."""
+    """One rank's request to join. The fields are those of JoinRequest in v2.proto, and the client for whom it counts
+    (quotas.py)."""
 
     job: str
     rank: int
@@ -65,6 +66,7 @@ class JoinRequest:
     pid: int = 0
     transport: str = ""
     mac: int = 0
+    client: str = ""
 
     @property
     def is_control_only(self) -> bool:

@@ -1,8 +1,8 @@
 """The aggregator's state as Prometheus metrics: a collector over `StatusReply`, a text dump of it, and a small HTTP
 page.
 
-Counter names are those of switchml.counters (docs/protocol.md section 3). A job's metrics are there while it lives;
-`switchml_aggregator_*_total` include the jobs that have ended.
+Counter names are those of switchml.counters (docs/protocol.md section 3). A job's metrics are there while it lives, on
+the page only if it has no secret; `switchml_aggregator_*_total` include the jobs that have ended.
 """
 
 import threading
@@ -66,6 +66,9 @@ def _aggregator(reply: v2_pb2.StatusReply) -> Iterable[Metric]:
         "switchml_slot_capacity", "Slots that all v2 jobs together may have", value=plane.slot_capacity
     )
     yield GaugeMetricFamily("switchml_slots_allocated", "Slots that v2 jobs have", value=plane.slots_allocated)
+    yield GaugeMetricFamily(
+        "switchml_hidden_jobs", "Live jobs with a secret, whose metrics are not here", value=reply.hidden_jobs
+    )
     refused = CounterMetricFamily(
         "switchml_refused_packets", "Packets that belong to no job, by what was wrong", labels=["cause"]
     )
@@ -74,7 +77,9 @@ def _aggregator(reply: v2_pb2.StatusReply) -> Iterable[Metric]:
     yield refused
     for name in COUNTERS:
         yield CounterMetricFamily(
-            f"switchml_aggregator_{name}", f"{HELP.get(name, name)}; all jobs since the start", value=reply.totals[name]
+            f"switchml_aggregator_{name}",
+            f"{HELP.get(name, name)}; jobs that are over or shown",
+            value=reply.totals[name],
         )
 
 

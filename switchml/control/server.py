@@ -27,9 +27,11 @@ import grpc
 
 from switchml.control import metrics, rpc, v2_pb2
 from switchml.control.channel import CONTROL_PORT, PEER_TIMEOUT_S, keepalive_options, read_key_pair
+from switchml.control.connections import IdleConnections, address_of, client_of, is_reached_at
 from switchml.control.dataplane import Address, Dataplane
 from switchml.control.events import EventPublisher
 from switchml.control.jobs import JobRegistry
+from switchml.control.quotas import Quotas
 from switchml.control.service import JobsService
 from switchml.control.sessions import IDLE_TIMEOUT_S, SWITCH_MAC, V1Sessions
 from switchml.control.status import Monitor
@@ -48,6 +50,10 @@ SAMPLE_PERIOD_S = 1.0
 STOP_GRACE_S = 1.0
 """How long a stopping server waits for its last messages to reach the agents."""
 MAX_REQUEST_BYTES = 64 << 10
+IDLE_CONNECTION_MS = 60_000
+"""After how long gRPC closes a connection without a call; a rank's stream is one."""
+HANDSHAKE_MS = 10_000
+"""How long a connection may take until it speaks HTTP/2, and TLS before."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +77,8 @@ class Controller:
     Ports may be 0 for any free one. `events_port` None stands for the one after the control port, `tunnel_port` None
     for the next but one. `metrics_port` None turns the Prometheus page off. `join_timeout_s` is how long a job may take
     to fill unless its first rank sets a timeout. A rank that is silent for `peer_timeout_s` is lost. TLS is on
-    when `tls_cert` and `tls_key` (PEM files) are given. v1 hosts get `mac` as the switch's.
+    when `tls_cert` and `tls_key` (PEM files) are given. With `v1` v1 hosts are served, too, and get `mac` as the
+    switch's. `quotas` limit what one client may have.
 
     Raises ConfigError from `start` if a port is in use or a file can't be used.
     """
@@ -87,8 +94,10 @@ class Controller:
     join_timeout_s: float = 60.0
     tls_cert: str | Path | None = None
     tls_key: str | Path | None = None
+    v1: bool = False
     v1_idle_timeout_s: float = IDLE_TIMEOUT_S
     mac: int = SWITCH_MAC
+    quotas: Quotas = Quotas()
 
     def __post_init__(self) -> None:
         try:
@@ -104,12 +113,25 @@ class Controller:
             *keepalive_options(self.peer_timeout_s),
             ("grpc.so_reuseport", 0),
             ("grpc.max_receive_message_length", MAX_REQUEST_BYTES),
+            ("grpc.max_connection_idle_ms", IDLE_CONNECTION_MS),
+            ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS),
         ]
-        plane, ids, journal = self.dataplane, itertools.count(1), self._publish
-        self._registry = JobRegistry(plane, join_timeout_s=self.join_timeout_s, job_ids=ids, journal=journal)
-        self._sessions = V1Sessions(plane, idle_timeout_s=self.v1_idle_timeout_s, job_ids=ids, journal=journal)
+        plane, journal = self.dataplane, self._publish
+        data_addresses: list[Address] = list(getattr(plane, "addresses", [plane.address]))
+        shared: dict[str, Any] = {
+            "job_ids": itertools.count(1),
+            "journal": journal,
+            "quotas": self.quotas,
+            "is_own": lambda address: is_reached_at(address, data_addresses),
+        }
+        self._sessions = V1Sessions(plane, idle_timeout_s=self.v1_idle_timeout_s, **shared)
+        self._registry = JobRegistry(
+            plane, join_timeout_s=self.join_timeout_s, make_way=self._sessions.make_way, **shared
+        )
         self._monitor = Monitor(self._registry, self._sessions, plane, monotonic(), journal)
-        self._jobs = JobsService(self._registry, lambda: self._monitor.reply(monotonic()), self.peer_timeout_s)
+        self._jobs = JobsService(self._registry, self._status, self.peer_timeout_s, self._client_of)
+        self._idle = IdleConnections(self.quotas.connections)
+        self._control: Address = (self.bind, self.control_port)
         self._publisher: EventPublisher | None = None
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -150,19 +172,11 @@ class Controller:
         loop.set_exception_handler(_quiet_about_wakeups)
         self._stop_reason = loop.create_future()
         server = grpc.aio.server(options=self._options)
-        v1_sessions = SessionService(self._sessions, lambda: self.dataplane.address, self.mac)
-        v1_services = v1_pb2.DESCRIPTOR.services_by_name
-        server.add_generic_rpc_handlers(
-            (
-                rpc.handler(v2_pb2.DESCRIPTOR.services_by_name["Jobs"], self._jobs),
-                rpc.handler(v1_services["Session"], v1_sessions),
-                rpc.handler(v1_services["Sync"], SyncService()),
-            )
-        )
+        server.add_generic_rpc_handlers(self._services())
         page = tunnel = None
         tickers: list[asyncio.Task[None]] = []
         try:
-            control = (self.bind, self._open_control_port(server))
+            control = self._control = (self.bind, self._open_control_port(server))
             self._publisher = EventPublisher(self.bind, self._choose_port(self.events_port, 1))
             self._monitor.events_address = "{}:{}".format(*self._publisher.address)
             if "zmq" in self.dataplane.transports:
@@ -204,6 +218,25 @@ class Controller:
             if self._publisher is not None:
                 self._publisher.close()
                 self._publisher = None
+
+    def _services(self) -> tuple[grpc.GenericRpcHandler, ...]:
+        services = (rpc.handler(v2_pb2.DESCRIPTOR.services_by_name["Jobs"], self._jobs),)
+        if not self.v1:
+            return services
+        v1_services = v1_pb2.DESCRIPTOR.services_by_name
+        sessions = SessionService(self._sessions, lambda: self.dataplane.address, self.mac, self._client_of)
+        return (
+            *services,
+            rpc.handler(v1_services["Session"], sessions),
+            rpc.handler(v1_services["Sync"], SyncService()),
+        )
+
+    def _client_of(self, peer: str) -> str:
+        return client_of(address_of(peer), self._control)
+
+    def _status(self, secret: str, client: str) -> v2_pb2.StatusReply:
+        now = monotonic()
+        return self._monitor.reply(now, self._registry.shown_to(secret, client, now))
 
     def _open_control_port(self, server: grpc.aio.Server) -> int:
         address = f"{self.bind}:{self.control_port}"
@@ -248,6 +281,7 @@ class Controller:
         self._jobs.deliver(self._registry.expire(now))
 
     def _sample(self, now: float) -> None:
+        self._idle.trim(self._control, self._jobs.rank_connections)
         self._sessions.expire(now)
         self._monitor.sample(now)
 
@@ -262,7 +296,7 @@ class Controller:
         """For the metrics page, whose requests come in threads of their own."""
 
         async def reply() -> v2_pb2.StatusReply:
-            return self._monitor.reply(monotonic())
+            return self._status("", "the metrics page")
 
         assert self._loop is not None
         return asyncio.run_coroutine_threadsafe(reply(), self._loop).result(timeout=5)

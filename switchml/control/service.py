@@ -16,7 +16,7 @@ from typing import Any
 import grpc
 
 from switchml.control import v2_pb2
-from switchml.control.connections import was_closed_by_us
+from switchml.control.connections import address_of, closed_by_us
 from switchml.control.dataplane import Address
 from switchml.control.jobs import JobRegistry, Notice
 from switchml.control.membership import Ended, Event, JoinRequest, PeerLeft, PeerLost, Reason, Refused, Started
@@ -38,23 +38,38 @@ STATUS_OF_REASON = {
 
 
 class JobsService:
-    """Serves v2.proto on a `JobRegistry`. `status()` makes the reply of Status."""
+    """Serves v2.proto on a `JobRegistry`. `status(secret, client)` makes the reply of Status, or raises Refused;
+    `client_of(peer)` says for whom a call counts.
+    """
 
-    def __init__(self, registry: JobRegistry, status: Callable[[], v2_pb2.StatusReply], peer_timeout_s: float):
+    def __init__(
+        self,
+        registry: JobRegistry,
+        status: Callable[[str, str], v2_pb2.StatusReply],
+        peer_timeout_s: float,
+        client_of: Callable[[str], str] = str,
+    ):
         self.registry = registry
         self._status = status
         self._peer_timeout_s = peer_timeout_s
+        self._client_of = client_of
         self._streams: dict[int, asyncio.Queue[Event | None]] = {}
+        self._peer_of: dict[int, str] = {}
+        """gRPC's name of the connection over which a rank follows its job, by ticket."""
         self._ticket_of: dict[str, int] = {}
+        self._vanished: dict[int, str] = {}
+        self._reporting: asyncio.Task[None] | None = None
 
     async def Join(self, request: v2_pb2.JoinRequest, context: Context) -> None:
         try:
-            ticket, notices = self.registry.join(from_wire(request), monotonic())
+            joining = from_wire(request, self._client_of(context.peer()))
+            ticket, notices = self.registry.join(joining, monotonic())
         except Refused as refusal:
             log.warning("refused %s: %s", context.peer(), refusal)
             await context.abort(STATUS_OF_REASON[refusal.reason], str(refusal))
         # No await between joining and the try: a rank that is in has a stream, and its loss is seen.
         stream = self._streams[ticket] = asyncio.Queue()
+        self._peer_of[ticket] = context.peer()
         token = secrets.token_hex(16)
         self._ticket_of[token] = ticket
         try:
@@ -63,9 +78,12 @@ class JobsService:
             await self._relay(stream, request.data_address.ip, context)
         finally:
             del self._streams[ticket], self._ticket_of[token]
+            peer = self._peer_of.pop(ticket)
             # If the rank has left or its job is over, this is how its stream was meant to end.
-            if self.registry.knows(ticket):
-                self.deliver(self.registry.lost(ticket, self._how_lost(context.peer()), monotonic()))
+            if self.registry.has_started(ticket):
+                self._report_lost(ticket, peer)
+            elif self.registry.knows(ticket):
+                self.deliver(self.registry.lost(ticket, "disconnected", monotonic()))
 
     async def _relay(self, stream: asyncio.Queue[Event | None], agent_ip: str, context: Context) -> None:
         while True:
@@ -86,7 +104,16 @@ class JobsService:
         return v2_pb2.LeaveReply()
 
     async def Status(self, request: v2_pb2.StatusRequest, context: Context) -> v2_pb2.StatusReply:
-        return self._status()
+        try:
+            return self._status(request.secret, self._client_of(context.peer()))
+        except Refused as refusal:
+            await context.abort(STATUS_OF_REASON[refusal.reason], str(refusal))
+            raise
+
+    @property
+    def rank_connections(self) -> set[Address]:
+        """The peers of the connections over which ranks follow their jobs."""
+        return {address for peer in self._peer_of.values() if (address := address_of(peer)) is not None}
 
     def deliver(self, notices: Iterable[Notice]) -> None:
         """Put each event on the stream of its rank; a rank whose stream has ended gets none."""
@@ -95,17 +122,28 @@ class JobsService:
             if stream is not None:
                 stream.put_nowait(event)
 
-    def _how_lost(self, peer: str) -> str:
-        if was_closed_by_us(peer):
-            return f"did not answer for {self._peer_timeout_s:g} s"
-        return "disconnected"
+    def _report_lost(self, ticket: int, peer: str) -> None:
+        self._vanished[ticket] = peer
+        if self._reporting is None or self._reporting.done():
+            self._reporting = asyncio.get_running_loop().create_task(self._report_vanished())
+
+    async def _report_vanished(self) -> None:
+        """Ranks whose streams have ended are lost. The kernel's tables, which say how, are long where connections are
+        many: they are read in a thread, once for all streams that have ended since the last time.
+        """
+        while self._vanished:
+            vanished, self._vanished = self._vanished, {}
+            silent = await asyncio.to_thread(closed_by_us, set(vanished.values()))
+            for ticket, peer in vanished.items():
+                how = f"did not answer for {self._peer_timeout_s:g} s" if peer in silent else "disconnected"
+                self.deliver(self.registry.lost(ticket, how, monotonic()))
 
 
-def from_wire(request: v2_pb2.JoinRequest) -> JoinRequest:
+def from_wire(request: v2_pb2.JoinRequest, client: str) -> JoinRequest:
     values = fields(request)
     # The host's name goes into messages to other people: nothing long or unprintable.
     values["host"] = "".join(character for character in request.host[:64] if character.isprintable())
-    return JoinRequest(address=values.pop("data_address") or ("", 0), **values)
+    return JoinRequest(address=values.pop("data_address") or ("", 0), client=client, **values)
 
 
 def to_wire(event: Event, agent_ip: str) -> v2_pb2.JobEvent:

@@ -5,30 +5,35 @@ the others' calls add their addresses. v1 has neither a call to leave nor a hear
 - rank 0 opens another with its session id,
 - a host opens another session from an address that this one uses, since v1 distinguishes workers only by their
   IPv4 address,
-- neither a call nor a packet came for the idle timeout.
+- neither a call nor a packet came for the idle timeout, or no packet at all for a minute,
+- a v2 job starts from an address that this one names but has had no packet from: a call alone takes nobody's address.
 Anybody who can reach the control port can thus end a v1 session; v2 jobs are not affected.
 """
 
 import ipaddress
 import itertools
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 
-from switchml.control.dataplane import Dataplane, JobSpec
+from switchml.control.dataplane import Address, Dataplane, JobSpec
 from switchml.control.jobs import Journal, no_journal
 from switchml.control.membership import Reason, Refused, check_address
+from switchml.control.quotas import UNLIMITED, Quotas
 from switchml.errors import SwitchMLError
 from switchml.protocol.packet import SIZE_CODES, V1_MAX_WORKERS, V1_SLOTS
 
 IDLE_TIMEOUT_S = 3600.0
+UNUSED_TIMEOUT_S = 60.0
+"""How long a session lives without a first packet."""
 SWITCH_MAC = 0x001122334455
 """The default MAC address of p4app-switchML's switch; hosts put it into their frames."""
 
 
 @dataclass
 class V1Session:
-    """One session. `addresses[rank]` and `macs[rank]` are None and 0 until that rank has called."""
+    """One session. `addresses[rank]` and `macs[rank]` are None and 0 until that rank has called. `client`: whose rank 0
+    began it."""
 
     session_id: int
     job_id: int
@@ -38,6 +43,7 @@ class V1Session:
     last_active: float
     addresses: list[tuple[str, int] | None]
     macs: list[int]
+    client: str = ""
     received_packets: int = 0
     slots: int = field(default=V1_SLOTS, init=False)
 
@@ -60,6 +66,8 @@ class V1Sessions:
         job_ids: Iterator[int] | None = None,
         idle_timeout_s: float = IDLE_TIMEOUT_S,
         journal: Journal = no_journal,
+        quotas: Quotas = UNLIMITED,
+        is_own: Callable[[Address], bool] = lambda address: False,
     ):
         self.dataplane = dataplane
         self.idle_timeout_s = idle_timeout_s
@@ -67,13 +75,24 @@ class V1Sessions:
         self.ended_totals: Counter[str] = Counter()
         self._job_ids = job_ids if job_ids is not None else itertools.count(1)
         self._journal = journal
+        self._quotas = quotas
+        self._is_own = is_own
 
     def open(
-        self, session_id: int, rank: int, workers: int, size_code: int, ipv4: int, mac: int, now: float
+        self,
+        session_id: int,
+        rank: int,
+        workers: int,
+        size_code: int,
+        ipv4: int,
+        mac: int,
+        now: float,
+        client: str = "",
     ) -> V1Session:
         """UdpSession as one rank calls it. Raises Refused."""
         address = self._check(rank, workers, size_code, ipv4)
-        call = V1Session(session_id, 0, workers, SIZE_CODES[size_code], now, now, [None] * workers, [0] * workers)
+        nobody: list[Address | None] = [None] * workers
+        call = V1Session(session_id, 0, workers, SIZE_CODES[size_code], now, now, nobody, [0] * workers, client)
         try:
             session = self._begin(call, address, mac) if rank == 0 else self._add(call, rank, address, mac)
         except SwitchMLError as error:
@@ -100,8 +119,20 @@ class V1Sessions:
             received = sum(rank["received_packets"] for rank in self.dataplane.counters(session.job_id).ranks)
             if received != session.received_packets:
                 session.received_packets, session.last_active = received, now
-            elif now - session.last_active >= self.idle_timeout_s:
-                self._end(session, f"idle for {self.idle_timeout_s:g} s")
+                continue
+            limit_s = self.idle_timeout_s if received else min(self.idle_timeout_s, UNUSED_TIMEOUT_S)
+            if now - session.last_active >= limit_s:
+                self._end(session, f"idle for {limit_s:g} s")
+
+    def make_way(self, addresses: Collection[Address]) -> None:
+        """A v2 job starts from these addresses: end the sessions that only claim one of them."""
+        ips = {ip for ip, _ in addresses}
+        for session in list(self.live.values()):
+            ranks = self.dataplane.counters(session.job_id).ranks
+            for address, counters in zip(session.addresses, ranks, strict=True):
+                if address is not None and address[0] in ips and not counters["received_packets"]:
+                    self._end(session, f"{address[0]} joined a v2 job and had sent nothing to this session")
+                    break
 
     def fail(self, job_id: int, reason: str) -> None:
         """The data plane lost a session's state. v1 has no message that could notify its hosts."""
@@ -112,8 +143,7 @@ class V1Sessions:
         for session in list(self.live.values()):
             self._end(session, reason)
 
-    @staticmethod
-    def _check(rank: int, workers: int, size_code: int, ipv4: int) -> tuple[str, int]:
+    def _check(self, rank: int, workers: int, size_code: int, ipv4: int) -> tuple[str, int]:
         if not 1 <= workers <= V1_MAX_WORKERS:
             raise Refused(Reason.INVALID, f"num_workers {workers}: expected 1 to {V1_MAX_WORKERS}")
         if rank >= workers:
@@ -122,12 +152,17 @@ class V1Sessions:
             raise Refused(Reason.INVALID, f"packet_size {size_code}: expected MTU_256 (1) or MTU_1024 (3)")
         ip = str(ipaddress.IPv4Address(ipv4))
         check_address((ip, 1))
+        if self._is_own((ip, 0)):
+            raise Refused(
+                Reason.INVALID, f"worker address {ip} is the aggregator's own: it would send its results to itself"
+            )
         return ip, 0
 
     def _begin(self, session: V1Session, address: tuple[str, int], mac: int) -> V1Session:
         """Rank 0's call wipes the session's state, as the switch did, and takes its address from any other session."""
         if session.session_id in self.live:
             self._end(self.live[session.session_id], "rank 0 opened it again")
+        self._quotas.check_jobs(session.client, sum(other.client == session.client for other in self.live.values()))
         self._take_over(address)
         session.job_id = next(self._job_ids)
         session.addresses[0], session.macs[0] = address, mac

@@ -4,7 +4,7 @@
 (events.py).
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +17,8 @@ from switchml.control.sessions import V1Session, V1Sessions
 from switchml.counters import COUNTERS
 
 NO_COUNTERS = JobCounters((), 0)
+PACKET_RATES = ("received_packets", "sent_packets", "retransmissions", "stale")
+"""What the event `rates` has, besides the job's progress, of jobs without a secret."""
 
 
 @dataclass
@@ -66,11 +68,14 @@ class Monitor:
         self._samples = fresh
         self._stalled = {job_id: missing for job_id, missing in self._stalled.items() if job_id in fresh}
 
-    def reply(self, now: float) -> v2_pb2.StatusReply:
-        """The state at this moment, with the rates of the last sample."""
-        live = [self._registry_job(job, now) for job in self._registry.live]
+    def reply(self, now: float, shown: Collection[Job]) -> v2_pb2.StatusReply:
+        """The state at this moment, with the rates of the last sample: v1 sessions, and the v2 jobs in `shown`. The
+        others are not in the totals either while they live: whoever watches counters of refused packets finds a job's
+        tag and sequence numbers by bisection.
+        """
+        live = [self._registry_job(job, now) for job in self._registry.live if job in shown]
         sessions = [self._v1_session(session, now) for session in self._sessions.live.values()]
-        ended = [self._registry_job(job, now) for job in reversed(self._registry.ended)]
+        ended = [self._registry_job(job, now) for job in reversed(self._registry.ended) if job in shown]
         totals = self._registry.ended_totals + self._sessions.ended_totals
         for job in live + sessions:
             for rank in job.ranks:
@@ -93,6 +98,7 @@ class Monitor:
             totals={name: totals[name] for name in COUNTERS},
             jobs=live + sessions + ended,
             tunnel_addresses=self.tunnel_addresses,
+            hidden_jobs=len(self._registry.live) - len(live),
         )
 
     def _jobs(self) -> Iterator[Job | V1Session]:
@@ -123,10 +129,8 @@ class Monitor:
             goodput_bps=self._goodput_bps(sample, payload_bytes),
             rounds_per_s=sample.gained("completed"),
             slots_in_use=sample.counters.slots_in_use,
-            **{
-                f"{name}_per_s": sample.gained(name)
-                for name in ("received_packets", "sent_packets", "retransmissions", "stale")
-            },
+            # Of a job with a secret nothing that tells how far a forged packet got.
+            **{f"{name}_per_s": sample.gained(name) for name in (() if _has_secret(job) else PACKET_RATES)},
         )
 
     def _registry_job(self, job: Job, now: float) -> v2_pb2.JobStatus:
@@ -201,3 +205,7 @@ class Monitor:
             ranks=ranks,
             **values,
         )
+
+
+def _has_secret(job: Job | V1Session) -> bool:
+    return isinstance(job, Job) and not job.is_open

@@ -151,11 +151,13 @@ class LeaveReply(_message.Message):
     def __init__(self) -> None: ...
 
 class StatusRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("secret",)
+    SECRET_FIELD_NUMBER: _ClassVar[int]
+    secret: str
+    def __init__(self, secret: _Optional[str] = ...) -> None: ...
 
 class StatusReply(_message.Message):
-    __slots__ = ("version", "uptime_s", "dataplane", "events_address", "refused", "totals", "jobs", "tunnel_addresses")
+    __slots__ = ("version", "uptime_s", "dataplane", "events_address", "refused", "totals", "jobs", "tunnel_addresses", "hidden_jobs")
     class RefusedEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -178,6 +180,7 @@ class StatusReply(_message.Message):
     TOTALS_FIELD_NUMBER: _ClassVar[int]
     JOBS_FIELD_NUMBER: _ClassVar[int]
     TUNNEL_ADDRESSES_FIELD_NUMBER: _ClassVar[int]
+    HIDDEN_JOBS_FIELD_NUMBER: _ClassVar[int]
     version: str
     uptime_s: float
     dataplane: DataplaneStatus
@@ -186,7 +189,8 @@ class StatusReply(_message.Message):
     totals: _containers.ScalarMap[str, int]
     jobs: _containers.RepeatedCompositeFieldContainer[JobStatus]
     tunnel_addresses: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, version: _Optional[str] = ..., uptime_s: _Optional[float] = ..., dataplane: _Optional[_Union[DataplaneStatus, _Mapping]] = ..., events_address: _Optional[str] = ..., refused: _Optional[_Mapping[str, int]] = ..., totals: _Optional[_Mapping[str, int]] = ..., jobs: _Optional[_Iterable[_Union[JobStatus, _Mapping]]] = ..., tunnel_addresses: _Optional[_Iterable[str]] = ...) -> None: ...
+    hidden_jobs: int
+    def __init__(self, version: _Optional[str] = ..., uptime_s: _Optional[float] = ..., dataplane: _Optional[_Union[DataplaneStatus, _Mapping]] = ..., events_address: _Optional[str] = ..., refused: _Optional[_Mapping[str, int]] = ..., totals: _Optional[_Mapping[str, int]] = ..., jobs: _Optional[_Iterable[_Union[JobStatus, _Mapping]]] = ..., tunnel_addresses: _Optional[_Iterable[str]] = ..., hidden_jobs: _Optional[int] = ...) -> None: ...
 
 class DataplaneStatus(_message.Message):
     __slots__ = ("kind", "address", "slot_capacity", "slots_allocated", "receive_buffer_bytes", "transports", "mac", "switch")

@@ -15,7 +15,8 @@ def describe(event: Mapping[str, Any]) -> str:
         text = f"forming, {event['world_size']} ranks expected"
     elif kind == "rank_joined":
         who = f" ({event['host']}, pid {event['pid']})" if event["host"] else ""
-        text = f"rank {event['rank']}{who} joined from {event['address']}, {event['joined']} of {event['world_size']}"
+        where = f" from {event['address']}" if "address" in event else ""
+        text = f"rank {event['rank']}{who} joined{where}, {event['joined']} of {event['world_size']}"
     elif kind == "job_started":
         text = f"started as job {event['job_id']} with {event['slots']} slots"
     elif kind in ("peer_left", "peer_lost"):
@@ -25,10 +26,10 @@ def describe(event: Mapping[str, Any]) -> str:
     elif kind == "stall":
         text = f"stalled, waits for {name_ranks(event['missing'])}" if event["missing"] else "resumed"
     elif kind == "rates":
-        text = (
-            f"{si(event['goodput_bps'], 'bit/s')} goodput, {si(event['rounds_per_s'], 'rounds/s')}, "
-            f"{si(event['retransmissions_per_s'], 'retransmissions/s')}, {event['slots_in_use']} slots in use"
-        )
+        text = f"{si(event['goodput_bps'], 'bit/s')} goodput, {si(event['rounds_per_s'], 'rounds/s')}, "
+        if "retransmissions_per_s" in event:
+            text += f"{si(event['retransmissions_per_s'], 'retransmissions/s')}, "
+        text += f"{event['slots_in_use']} slots in use"
     else:
         text = f"{kind} {json.dumps({name: event[name] for name in event if name not in ('event', 'time', 'job')})}"
     return f"job {job!r}: {text}"

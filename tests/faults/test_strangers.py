@@ -213,7 +213,7 @@ def test_200_000_datagrams_and_a_besieged_control_port_change_nothing(start):
         good(outcomes)
         assert rounds > 3 and sending[0] > 20 and sending[1] > 5
 
-        status = aggregator.status()
+        status = aggregator.status("ours")
         # What a full socket buffer lost was never seen; most of it got through.
         assert 75_000 < status.refused["refused_address"] <= 150_000
         (other,) = (job for job in status.jobs if job.job_id == insider.info.job_id)
@@ -285,7 +285,7 @@ def forming(aggregator: Aggregator, job: str, **options):
 
     thread = threading.Thread(target=lambda: joined.extend(on_all([0], join, 2 * DEADLINE_S)))
     thread.start()
-    until(lambda: aggregator.job(job))
+    until(lambda: aggregator.job(job, options.get("secret")))
 
     def arrived() -> HostAgent:
         thread.join()

@@ -179,7 +179,7 @@ class _Floats:
 
 @pytest.fixture(params=["clean", "lossy"])
 def aggregator(request):
-    running = Aggregator(*(["--loss-rate=0.01", "--seed=11"] if request.param == "lossy" else []))
+    running = Aggregator("--v1", *(["--loss-rate=0.01", "--seed=11"] if request.param == "lossy" else []))
     running.lossy = request.param == "lossy"
     yield running
     running.kill()

@@ -160,15 +160,15 @@ class Aggregator(_Process):
     def control_port(self) -> int:
         return int(self.address.rpartition(":")[2])
 
-    def status(self):
+    def status(self, secret: str | None = None):
         """The status that `switchml status` shows."""
         from switchml.control import client
 
-        return client.status(self.address, timeout_s=DEADLINE_S)
+        return client.status(self.address, secret=secret, timeout_s=DEADLINE_S)
 
-    def job(self, name: str):
+    def job(self, name: str, secret: str | None = None):
         """The status of the latest job of this name, or None."""
-        return next((job for job in self.status().jobs if job.name == name), None)
+        return next((job for job in self.status(secret).jobs if job.name == name), None)
 
     def stop(self) -> int:
         """SIGTERM; returns the exit code."""

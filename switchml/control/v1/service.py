@@ -31,10 +31,17 @@ log = logging.getLogger("switchml.control.v1")
 
 
 class SessionService:
-    """Opens sessions. `data_address()` is the aggregator's."""
+    """Opens sessions. `data_address()` is the aggregator's, `client_of(peer)` for whom a call counts."""
 
-    def __init__(self, sessions: V1Sessions, data_address: Callable[[], Address], mac: int = SWITCH_MAC):
+    def __init__(
+        self,
+        sessions: V1Sessions,
+        data_address: Callable[[], Address],
+        mac: int = SWITCH_MAC,
+        client_of: Callable[[str], str] = str,
+    ):
         self._sessions = sessions
+        self._client_of = client_of
         self._data_address = data_address
         self._mac = mac
 
@@ -48,6 +55,7 @@ class SessionService:
                 request.ipv4,
                 request.mac,
                 monotonic(),
+                self._client_of(context.peer()),
             )
         except Refused as refusal:
             log.warning("refused %s: %s", context.peer(), refusal)

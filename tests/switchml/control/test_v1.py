@@ -57,6 +57,11 @@ class Host:
 
 
 @pytest.fixture
+def aggregator(start):
+    return start(v1=True)
+
+
+@pytest.fixture
 def hosts(aggregator) -> Iterator:
     created: list[Host] = []
 
@@ -219,7 +224,7 @@ def test_an_idle_session_ends():
 
 
 def test_an_idle_session_ends_in_a_running_aggregator(start):
-    aggregator = start(v1_idle_timeout_s=0.1)
+    aggregator = start(v1=True, v1_idle_timeout_s=0.1)
     host = Host(aggregator.address, 0, 1)
     host.open(3)
     until(lambda: not aggregator.plane.jobs)
