@@ -54,7 +54,7 @@ def as_tables(reply: v2_pb2.StatusReply) -> list[RenderableType]:
     if reply.hidden_jobs:
         head += f" Jobs with another secret, which are not shown (--secret): {reply.hidden_jobs}."
     if not reply.jobs:
-        return [escape(head), "No jobs."]
+        return [head, "No jobs."]
     live = [job for job in reply.jobs if job.state not in ("ended", "failed")]
     return [head, _job_table(reply.jobs), *([_rank_table(live)] if any(job.ranks for job in live) else [])]
 
