@@ -47,16 +47,27 @@ class Request:
         return math.inf if self.timeout_s is None else now + self.timeout_s
 
 
+@dataclass(frozen=True)
+class Begun:
+    """When a call became the worker's task `number`, in seconds of the agent's clock, and what counters said then."""
+
+    number: int
+    at: float
+    sent: int
+    retransmitted: int
+
+
 @dataclass
 class Call:
     """An all-reduce from submission to completion. `deadline`: in seconds of the agent's clock. `index`: counts this
-    agent's calls."""
+    agent's calls. `begun`: None until the worker has it."""
 
     request: Request
     sparse: density.Choice
     divisor: int
     deadline: float
     index: int = field(default=0, init=False)
+    begun: Begun | None = field(default=None, init=False)
 
     def end(self, error: BaseException | None) -> None:
         """Report completion. An exception in the callback is logged."""

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from host_agent import density, tensors
-from host_agent.calls import Call, CallQueue, Request, overflow
+from host_agent.calls import Begun, Call, CallQueue, Request, overflow
 from host_agent.histories import Histories
 from host_agent.recording import AgentLog
 from host_agent.watch import INTERVAL_S, Watch, lost
@@ -175,7 +175,7 @@ class Core(CallQueue[TaskCall]):
         with self._lock:
             if self.error is not None:
                 return False
-            while self._queue and self.worker.outstanding < TASKS and self._start(self._queue[0]):
+            while self._queue and self.worker.outstanding < TASKS and self._start(self._queue[0], now):
                 self._queue.popleft()
         self.note_busy(now, bool(self._running))
         return True
@@ -213,7 +213,7 @@ class Core(CallQueue[TaskCall]):
             **self.totals(),
         }
 
-    def _start(self, call: TaskCall) -> bool:
+    def _start(self, call: TaskCall, now: float) -> bool:
         """Give a call to the worker; False if it has to wait for the density of an earlier result."""
         request, blocks = call.request, call.sparse.blocks
         is_sparse = call.sparse.mode == "on"
@@ -232,6 +232,8 @@ class Core(CallQueue[TaskCall]):
             None if is_sparse else self._histories.of(call.dtype, request.numel),
             blocks if is_sparse else None,
         )
+        counters = self.worker.counters
+        call.begun = Begun(number, now, int(counters["sent"]), int(counters["retransmitted"]))
         self._running[number] = call
         if self.call_log is not None:
             self.call_log.started(call.index)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 from host_agent.calls import Call
 from switchml.control import membership
 from switchml.errors import CollectiveTimeout, PeerLost
 from switchml.protocol.worker import Worker
+from switchml.protocol.worker_state import TASKS
 
 log = logging.getLogger("host_agent")
 
@@ -80,7 +81,8 @@ class Watch:
         is_settled = self._arrived_after >= self._departed_at + _SETTLED_S  # an older wait packet proves nothing
         if self.departure is not None and is_settled and set(missing) & set(self.departure.ranks):
             return self.departure
-        if error := late(self._job, now, (*running, *queued), missing if stalled_s >= INTERVAL_S else ()):
+        missing_now = missing if stalled_s >= INTERVAL_S else ()
+        if error := late(self._job, now, (*running, *queued), missing_now, lambda call: self._progress(call, now)):
             return error
         culprits = f"rank {_listed(missing)}" if missing else f"an answer from the aggregator at {self._aggregator}"
         if self._may_be_dropped and not self._worker.counters["received"]:
@@ -88,14 +90,36 @@ class Watch:
         self._warn(now, stalled_s, next(iter(running)).index, culprits)
         return None
 
+    def _progress(self, call: Call, now: float) -> str:
+        """How far a late call got, at what pace, and how much went again: whether it is slow, and why, or stands."""
+        begun, worker = call.begun, self._worker
+        if begun is None:
+            return ": it has not begun, as earlier ones are under way"
+        task, counters = worker.state.tasks[begun.number % TASKS], worker.counters
+        done, chunks, elapsed_s = int(task["done"]), int(task["chunks"]), now - begun.at
+        all_of_it = f" (all would take {elapsed_s * chunks / done:,.1f} s)" if done else ""
+        sent, resent = int(counters["sent"]) - begun.sent, int(counters["retransmitted"]) - begun.retransmitted
+        return (
+            f": {done:,} of {chunks:,} chunks in {elapsed_s:,.1f} s{all_of_it}, {resent:,} of {sent:,} packets sent "
+            f"were retransmissions, {worker.identity['slots']} slots of {worker.identity['payload']} bytes"
+        )
 
-def late(job: str, now: float, calls: Iterable[Call], missing: tuple[int, ...]) -> CollectiveTimeout | None:
-    """The error of the first of these calls whose deadline has passed; they wait for the ranks `missing`."""
-    index = next((call.index for call in calls if call.deadline <= now), None)
-    if index is None:
+
+def late(
+    job: str,
+    now: float,
+    calls: Iterable[Call],
+    missing: tuple[int, ...],
+    progress: Callable[[Call], str] = lambda call: "",
+) -> CollectiveTimeout | None:
+    """The error of the first of these calls whose deadline has passed; they wait for the ranks `missing`. `progress`
+    says how far a call got."""
+    call = next((call for call in calls if call.deadline <= now), None)
+    if call is None:
         return None
     culprits = f"; it waits for rank {_listed(missing)}" if missing else ""
-    return CollectiveTimeout(f"job '{job}': all-reduce {index} is not done in the time it was given{culprits}", missing)
+    message = f"job '{job}': all-reduce {call.index} is not done in the time it was given{culprits}{progress(call)}"
+    return CollectiveTimeout(message, missing)
 
 
 def lost(job: str, ranks: Iterable[int], reason: str) -> PeerLost:

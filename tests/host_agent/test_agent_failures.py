@@ -3,6 +3,7 @@
 import gc
 import logging
 import os
+import re
 import threading
 import time
 import warnings
@@ -92,9 +93,11 @@ def test_a_timeout_names_the_missing_rank(join):
         agent.allreduce(np.ones(1000, "float32"), async_op=True, timeout_s=1.5) for agent in (agents[0], agents[2])
     ]
     for handle in started:
-        with pytest.raises(
-            CollectiveTimeout, match=r"not done in the time it was given; it waits for rank 1$"
-        ) as caught:
+        given = (
+            r"not done in the time it was given; it waits for rank 1: 0 of 4 chunks in 1\.\d s, "
+            r"\d+ of \d+ packets sent were retransmissions, \d+ slots of 1024 bytes$"
+        )
+        with pytest.raises(CollectiveTimeout, match=given) as caught:
             handle.wait(DEADLINE_S)
         assert caught.value.ranks == (1,) and isinstance(caught.value, TimeoutError)
     for agent in (agents[0], agents[2]):
@@ -115,12 +118,42 @@ def test_a_call_can_be_late_while_others_finish(join):
         if late.is_done():
             break
         time.sleep(0.002)
-    given = r"all-reduce 1000 is not done in the time it was given(; it waits for rank 1)?$"
+    given = (
+        r"all-reduce 1000 is not done in the time it was given(; it waits for rank 1)?: "
+        r"(0 of 1 chunks in \d\.\d s, .*|it has not begun, as earlier ones are under way)$"
+    )
     with pytest.raises(CollectiveTimeout, match=given):
         late.wait(DEADLINE_S)
     assert (earlier[0].wait(DEADLINE_S) == 2).all()
     with pytest.raises(CollectiveTimeout):  # the limit passed while earlier calls were being finished, and was seen
         earlier[-1].wait(DEADLINE_S)
+
+
+@pytest.mark.parametrize(("slots", "payload_bytes"), [(2, 256), (512, 256)])
+def test_a_bad_network_delays_sums_but_does_not_stop_them(slots, payload_bytes):
+    """Of all packets 10 % are lost, 10 % reordered and 10 % duplicated; each round then takes some milliseconds. A
+    time-out says how far the all-reduce got, at which pace, and that packets went again."""
+    bad = LocalAggregator(loss_rate=0.1, reorder_rate=0.1, duplicate_rate=0.1)
+    try:
+        agents = join_all(bad.address, 2, job="bad", transport="udp", slots=slots, payload_bytes=payload_bytes)
+        results = reduce_all(agents, [contribution(5, rank, 20_000) for rank in range(2)])
+        np.testing.assert_array_equal(results[0], total(5, 2, 20_000))
+        large = np.zeros(20_000_000, np.float32)
+        errors = on_all(agents, lambda agent: agent.allreduce(large, timeout_s=1.0))
+        leave_all(agents)
+    finally:
+        bad.stop()
+    late = [error for error in errors if isinstance(error, CollectiveTimeout)]
+    assert late and all(isinstance(error, CollectiveTimeout | PeerLost) for error in errors)
+    for error in late:
+        told = re.search(
+            r"given(?:; it waits for rank \d)?: ([\d,]+) of 312,500 chunks in \d\.\d s "
+            r"\(all would take ([\d,]+\.\d) s\), ([\d,]+) of ([\d,]+) packets sent were retransmissions, "
+            rf"{slots} slots of {payload_bytes} bytes$",
+            str(error),
+        )
+        done, whole_s, resent, sent = (float(number.replace(",", "")) for number in told.groups())
+        assert 0 < done < 312_500 and whole_s > 1 and 0.02 < resent / sent < 0.98
 
 
 def test_a_stall_is_logged_with_the_ranks_it_waits_for(join, caplog):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import subprocess
 import sys
 
@@ -64,6 +65,14 @@ def test_seeds_find_planted_bugs(name):
     (failure,) = json.loads(done.stdout)["failed"]
     assert failure["problem"]
     assert play(failure["seed"]).problem == "", "without the bug the seed passes"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_thousands_of_seeds():
+    """Others than those of test_world.py. CI plays 100,000 a night (CONTRIBUTING.md)."""
+    tally = campaign.campaign(range(20_000, 23_000), os.cpu_count() or 1)
+    assert tally.failures == [] and tally.seeds == 3000
 
 
 def run(*arguments):
