@@ -6,7 +6,6 @@ its progress before that. What requests mean is up to the rank's class.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import re
 import signal
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from switchml import errors
 from switchml.errors import AggregatorLost, ConfigError, JobError, PeerLost
+from switchml.runtime.children import die_with_parent, how_it_ended
 
 if TYPE_CHECKING:
     from typing import Self  # Python 3.11
@@ -28,7 +28,6 @@ ROOT_CAUSE_S = 3.0
 """After a first failure, how long to look for its cause: a rank that misses a dead peer often reports it before the
 death is noticed."""
 _WATCH_EVERY_S = 0.5
-_PR_SET_PDEATHSIG = 1
 
 Report = Callable[[Any], None]
 """Sends the parent a report of a rank's progress."""
@@ -50,21 +49,6 @@ def fork_server(*preload: str) -> context.ForkServerContext:
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     return server_context
-
-
-def die_with_parent(parent: int) -> None:
-    """Have the kernel kill this process when the thread that started it ends (prctl(2), PR_SET_PDEATHSIG). `parent`:
-    its process, as it was when it started this one; if it has ended already, this process ends, too."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:
-        os._exit(1)
-
-
-def how_it_ended(exit_code: int | None) -> str:
-    """A process's end, in words."""
-    if exit_code is not None and exit_code < 0:
-        return f"was killed by {signal.Signals(-exit_code).name}"
-    return f"ended with exit code {exit_code}"
 
 
 # The process of one rank

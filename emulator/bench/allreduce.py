@@ -26,7 +26,7 @@ from emulator.bench.sizes import ITEM_BYTES, LEAST_REPEATS, Case, text_of
 from emulator.bench.sparsity import Sparsity
 from emulator.bench.tally import Tally, add_to, ratios
 from host_agent.agent import WIRES
-from host_agent.pytorch.aggregator import ChildAggregator, command_of
+from host_agent.pytorch.aggregator import ChildAggregator, command_of, options_for
 from host_agent.reach import TRANSPORTS
 from switchml.errors import AggregatorLost, ConfigError, JoinError
 
@@ -147,7 +147,7 @@ def start_aggregator(
     if aggregator not in AGGREGATORS:
         _check_reachable(aggregator)
         return None, lambda: Target(aggregator, transport)
-    child = ChildAggregator(command=command_of(aggregator, workers))
+    child = ChildAggregator(options=options_for(transport), command=command_of(aggregator, workers))
     stack.callback(child.stop)
     payload_bytes = _LANES_PAYLOAD_BYTES if aggregator.endswith("-lanes") else 1024
     return child, lambda: Target(child.address, transport, payload_bytes)

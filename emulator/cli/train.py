@@ -134,6 +134,7 @@ def train(
     emulated.require("torch", "sklearn")
 
     from host_agent import density
+    from host_agent.pytorch.aggregator import options_for
     from host_agent.training import data, report, runner
     from host_agent.training.progress import progress
     from host_agent.training.worker import Settings
@@ -167,9 +168,9 @@ def train(
         raise click.UsageError(f"--workers {workers}: a P4 switch takes {MOST_ON_A_SWITCH}; use --aggregator software")
     if transport == "shm" and (loss_rate or reorder_rate):
         raise click.UsageError("--transport shm: shared memory loses and reorders nothing; use udp or auto")
-    losses = ["--loss-rate", str(loss_rate)] if loss_rate else []
+    aggregator_options = ["--loss-rate", str(loss_rate)] if loss_rate else []
     if is_software:
-        losses += ["--seed", str(seed), "--reorder-rate", str(reorder_rate)]
+        aggregator_options += ["--seed", str(seed), "--reorder-rate", str(reorder_rate), *options_for(transport)]
     settings = Settings(
         workers=workers,
         learning_rate=lr,
@@ -185,7 +186,7 @@ def train(
         **options,
     )
     with progress(steps) as show:
-        comparison = runner.compare(settings, losses, show, aggregator)
+        comparison = runner.compare(settings, aggregator_options, show, aggregator)
     if plot_file is not None:
         report.plot(comparison, plot_file)
     output(

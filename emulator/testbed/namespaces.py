@@ -21,8 +21,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
-from host_agent.ranks import die_with_parent
 from switchml.errors import ConfigError, SwitchMLError
+from switchml.runtime.children import die_with_parent
 
 NETNS_DIR = Path("/run/netns")
 """Where `ip netns` keeps the names (ip-netns(8))."""

@@ -31,6 +31,11 @@ SOFTWARE = ("aggregate", "--data-port", "0")
 """The command of the software aggregator."""
 
 
+def options_for(transport: str) -> tuple[str, ...]:
+    """What an aggregator whose ranks come by `transport` has to open."""
+    return ("--tunnel",) if transport == "zmq" else ()
+
+
 def command_of(aggregator: str, ports: int) -> tuple[str, ...]:
     """The command of what `--aggregator` names: software, p4 (our switch) or bmv2 (simple_switch, with `ports` ports);
     with -lanes, the program that has one register a lane."""

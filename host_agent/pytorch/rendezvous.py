@@ -22,7 +22,7 @@ from datetime import timedelta
 from torch._C._distributed_c10d import Store
 
 from host_agent.hierarchy.hosts import this_machine
-from host_agent.pytorch.aggregator import ChildAggregator
+from host_agent.pytorch.aggregator import ChildAggregator, options_for
 from host_agent.reach import address_towards
 from switchml.errors import JoinError, SwitchMLError
 
@@ -53,7 +53,7 @@ class _OwnAggregator:
         """Start it unless it runs. Call `release` once for each call of this."""
         with self._lock:
             if self._child is None or self._child.returncode is not None:
-                self._child = ChildAggregator(bind)
+                self._child = ChildAggregator(bind, options_for(os.environ.get("SWITCHML_TRANSPORT", "")))
             self._users += 1
             return self._child
 

@@ -6,7 +6,7 @@ Not to be imported anywhere else: it changes its process.
 # ruff: noqa: E402 (what changes the process comes before the imports)
 import os
 
-from host_agent.ranks import die_with_parent
+from switchml.runtime.children import die_with_parent
 
 die_with_parent(os.getppid())  # even in the middle of compiling
 # Several workers share the machine's cores, and sums must not depend on the number of threads.

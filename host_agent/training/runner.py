@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from host_agent.ranks import Rank, Report, Team, fork_server, how_it_ended
+from host_agent.ranks import Rank, Report, Team, fork_server
 from host_agent.training import data
 from host_agent.training.worker import BACKENDS, DigitsRank, Phase, PhaseResult, Settings, Step
 from switchml.errors import AggregatorLost, RanksDisagree
+from switchml.runtime.children import how_it_ended
 
 if TYPE_CHECKING:
     from host_agent.pytorch.aggregator import ChildAggregator

@@ -25,9 +25,14 @@ _OPTIONS = (
         help="Port of the live events (ZeroMQ).  [default: control port + 1; 0 for any free port]",
     ),
     click.option(
+        "--tunnel",
+        is_flag=True,
+        help="Open a tunnel for packets over ZeroMQ (--transport zmq), where networks drop UDP.  [default: off]",
+    ),
+    click.option(
         "--tunnel-port",
         type=int,
-        help="Port for packets over ZeroMQ where networks drop UDP.  [default: control port + 2; 0 for any free port]",
+        help="Port of the tunnel, which opens it, too.  [default: control port + 2; 0 for any free port]",
     ),
     click.option(
         "--metrics-port", type=int, help="Port of Prometheus metrics over HTTP; 0 for any free port.  [default: off]"

@@ -137,6 +137,11 @@ class JobRegistry:
         """Slots of the jobs that the data plane holds."""
         return sum(job.slots for job in self.live)
 
+    @property
+    def addresses(self) -> set[Address]:
+        """Where the ranks of jobs send from."""
+        return {member.request.address for job in self.live for member in job.present}
+
     def knows(self, ticket: int) -> bool:
         """True while the rank is in a job that is not over."""
         return ticket in self._job_of

@@ -16,7 +16,9 @@ import itertools
 import logging
 import socket
 import threading
+from collections.abc import Collection
 from concurrent.futures import Future
+from concurrent.futures import TimeoutError as NoAnswer
 from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
@@ -39,7 +41,7 @@ from switchml.control.v1 import v1_pb2
 from switchml.control.v1.service import SessionService, SyncService
 from switchml.control.wording import describe
 from switchml.errors import ConfigError
-from switchml.net.tunnel import TunnelServer
+from switchml.net.tunnel import TunnelProcess
 
 log = logging.getLogger("switchml.control")
 
@@ -59,7 +61,7 @@ HANDSHAKE_MS = 10_000
 @dataclass(frozen=True)
 class Addresses:
     """Where a running aggregator listens, as (IPv4, port) each. `tunnel` is the TCP port of the ZeroMQ tunnel, None
-    for a data plane that has none. `metrics` is None if that page is off.
+    if it is off. `metrics` is None if that page is off.
     """
 
     control: Address
@@ -79,6 +81,11 @@ class Controller:
     to fill unless its first rank sets a timeout. A rank that is silent for `peer_timeout_s` is lost. TLS is on
     when `tls_cert` and `tls_key` (PEM files) are given. With `v1` v1 hosts are served, too, and get `mac` as the
     switch's. `quotas` limit what one client may have.
+    Ports may be 0 for any free one. `events_port` None stands for the one after the control port. `tunnel` opens the
+    ZeroMQ tunnel, and so does a `tunnel_port`; without one it is the next but one. `metrics_port` None turns the
+    Prometheus page off. `join_timeout_s` is how long a job may take to fill unless its first rank sets a timeout. A
+    rank that is silent for `peer_timeout_s` is lost. TLS is on when `tls_cert` and `tls_key` (PEM files) are given. v1
+    hosts get `mac` as the switch's.
 
     Raises ConfigError from `start` if a port is in use or a file can't be used.
     """
@@ -88,6 +95,7 @@ class Controller:
     bind: str = "127.0.0.1"
     control_port: int = CONTROL_PORT
     events_port: int | None = None
+    tunnel: bool = False
     tunnel_port: int | None = None
     metrics_port: int | None = None
     peer_timeout_s: float = PEER_TIMEOUT_S
@@ -179,13 +187,8 @@ class Controller:
             control = self._control = (self.bind, self._open_control_port(server))
             self._publisher = EventPublisher(self.bind, self._choose_port(self.events_port, 1))
             self._monitor.events_address = "{}:{}".format(*self._publisher.address)
-            if "zmq" in self.dataplane.transports:
-                tunnel = TunnelServer(
-                    self.dataplane.address,
-                    bind=self.bind,
-                    port=self._choose_port(self.tunnel_port, 2),
-                    address_for=self.dataplane.address_for,
-                )
+            if self.tunnel or self.tunnel_port is not None:
+                tunnel = await asyncio.to_thread(self._start_tunnel)
                 self._monitor.tunnel_addresses = tunnel.addresses
             if self.metrics_port is not None:
                 page = metrics.serve(self.bind, self.metrics_port, self._status_from_any_thread)
@@ -214,7 +217,7 @@ class Controller:
             # Even if it never started: its port may be open.
             await server.stop(STOP_GRACE_S if tickers else None)
             if tunnel is not None:
-                tunnel.close()
+                await asyncio.to_thread(tunnel.close)  # it may be asking this loop something
             if self._publisher is not None:
                 self._publisher.close()
                 self._publisher = None
@@ -237,6 +240,17 @@ class Controller:
     def _status(self, secret: str, client: str) -> v2_pb2.StatusReply:
         now = monotonic()
         return self._monitor.reply(now, self._registry.shown_to(secret, client, now))
+
+    def _start_tunnel(self) -> TunnelProcess:
+        if "zmq" not in self.dataplane.transports:
+            raise ConfigError("--tunnel: only the software aggregator (switchml aggregate) has a ZeroMQ tunnel")
+        return TunnelProcess(
+            self.dataplane.address,
+            bind=self.bind,
+            port=self._choose_port(self.tunnel_port, 2),
+            address_for=self.dataplane.address_for,
+            joined=self._joined_from_any_thread,
+        )
 
     def _open_control_port(self, server: grpc.aio.Server) -> int:
         address = f"{self.bind}:{self.control_port}"
@@ -300,6 +314,18 @@ class Controller:
 
         assert self._loop is not None
         return asyncio.run_coroutine_threadsafe(reply(), self._loop).result(timeout=5)
+
+    def _joined_from_any_thread(self, addresses: Collection[Address]) -> list[Address] | None:
+        """Those of `addresses` that are ranks' of jobs; None where the loop is too busy to say."""
+
+        async def reply() -> list[Address]:
+            return list(self._registry.addresses.intersection(addresses))
+
+        assert self._loop is not None
+        try:
+            return asyncio.run_coroutine_threadsafe(reply(), self._loop).result(timeout=5)
+        except NoAnswer:
+            return None
 
 
 def _quiet_about_wakeups(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

@@ -15,7 +15,7 @@ NUMEL = 100_003
 
 @pytest.fixture(scope="module")
 def aggregator():
-    running = LocalAggregator()
+    running = LocalAggregator(tunnel=True)
     yield running
     running.stop()
 

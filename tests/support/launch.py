@@ -144,7 +144,6 @@ class Aggregator(_Process):
             f"--control-port={control_port}",
             f"--data-port={data_port}",
             "--events-port=0",
-            "--tunnel-port=0",
             *options,
         )
         try:
@@ -257,14 +256,15 @@ def _serve() -> None:
 
 
 class LocalAggregator:
-    """A software aggregator with its control plane in this process; `options` are SoftwareDataplane's."""
+    """A software aggregator with its control plane in this process; `tunnel` is Controller's, `options` are
+    SoftwareDataplane's."""
 
-    def __init__(self, *, peer_timeout_s: float = 10.0, **options):
+    def __init__(self, *, peer_timeout_s: float = 10.0, tunnel: bool = False, **options):
         from switchml.aggregator.software import SoftwareDataplane
         from switchml.control.server import Controller
 
         self.dataplane = SoftwareDataplane(port=0, **options).start()
-        self.controller = Controller(self.dataplane, control_port=0, peer_timeout_s=peer_timeout_s)
+        self.controller = Controller(self.dataplane, control_port=0, peer_timeout_s=peer_timeout_s, tunnel=tunnel)
         try:
             self.address = "{}:{}".format(*self.controller.start().control)
         except BaseException:

@@ -12,7 +12,7 @@ import zmq
 
 from switchml.errors import JoinError
 from switchml.net.tunnel.messages import GOODBYE, HELLO, PACKETS, REFUSED, STRANGER, TURN, WELCOME, WELCOME_BODY, plain
-from switchml.net.tunnel.relay import Buffers, Relay, new_socket
+from switchml.net.tunnel.relay import CONNECTION_TIMEOUT_S, PROBE_S, Buffers, Relay, new_socket
 
 log = logging.getLogger("switchml.tunnel")
 
@@ -31,6 +31,8 @@ class TunnelClient:
         buffers = Buffers()  # before the hello: it may take a while
         self._context = zmq.Context()
         self._dealer = new_socket(self._context, zmq.DEALER)
+        self._dealer.setsockopt(zmq.HEARTBEAT_IVL, int(PROBE_S * 1000))
+        self._dealer.setsockopt(zmq.HEARTBEAT_TIMEOUT, int(CONNECTION_TIMEOUT_S * 1000))
         # By this name a new connection is recognized as the old client's; nobody else can guess it. libzmq's own names
         # begin with a zero.
         self._dealer.setsockopt(zmq.ROUTING_ID, b"\1" + os.urandom(16))
@@ -162,4 +164,4 @@ def choose_address(addresses: Iterable[str], host: str) -> str:
     for url in addresses:
         if url.startswith("tcp://"):
             return url.replace("//0.0.0.0:", f"//{host}:")
-    raise JoinError("the aggregator has no ZeroMQ tunnel; use another transport")
+    raise JoinError("the aggregator has no ZeroMQ tunnel: start it with --tunnel, or use another transport")

@@ -15,10 +15,11 @@ from switchml.runtime.jit import compile_once
 QUEUE_MESSAGES = 64
 """High-water mark of each queue, so that a peer that takes nothing costs 64 messages of memory and not more."""
 SOCKET_BUFFER_BYTES = 4 << 20
-HEARTBEAT_S = 2.0
+PROBE_S = 2.0
+"""How often either side sends something: the client heartbeats, the server probes."""
 CONNECTION_TIMEOUT_S = 10.0
-"""A connection without an answer to heartbeats for so long is closed. libzmq's own threads answer them, whatever Python
-does."""
+"""A connection on which that remains without an answer for so long is closed. libzmq's own threads and the kernel
+answer, whatever Python does."""
 LINGER_S = 0.2
 """How long the goodbye of a client may take."""
 
@@ -79,11 +80,9 @@ class Buffers:
 
 
 def new_socket(context: zmq.Context[zmq.Socket[bytes]], kind: int) -> zmq.Socket[bytes]:
-    """A ZeroMQ socket with bounded queues, and heartbeats that notice a broken connection."""
+    """A ZeroMQ socket with bounded queues."""
     zmq_socket = context.socket(kind)
     zmq_socket.linger = int(LINGER_S * 1000)
     zmq_socket.set_hwm(QUEUE_MESSAGES)
     zmq_socket.setsockopt(zmq.MAXMSGSIZE, MESSAGE_BYTES)
-    zmq_socket.setsockopt(zmq.HEARTBEAT_IVL, int(HEARTBEAT_S * 1000))
-    zmq_socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, int(CONNECTION_TIMEOUT_S * 1000))
     return zmq_socket

@@ -51,7 +51,7 @@ def test_threads_that_can_not_be(port, threads):
 
 @pytest.mark.parametrize("transport", ["udp", "shm", "zmq"])
 def test_one_job_uses_as_many_threads_as_it_lists(transport):
-    aggregator = Aggregator("--threads=2")
+    aggregator = Aggregator("--threads=2", *(["--tunnel"] if transport == "zmq" else []))
     try:
         agents = join_all(f"{aggregator.address},{aggregator.address}", 2, job="wide", transport=transport)
         values = [np.full(200_000, rank + 1, np.float32) for rank in range(2)]

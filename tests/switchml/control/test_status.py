@@ -207,6 +207,7 @@ def test_the_aggregate_command():
         "0",
         "--metrics-port",
         "0",
+        "--tunnel",
         "--json",
     ]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:

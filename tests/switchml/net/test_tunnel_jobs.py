@@ -17,7 +17,7 @@ from tests.support.launch import LocalAggregator, contribution, good, join_all, 
 
 @pytest.fixture(scope="module")
 def aggregator():
-    running = LocalAggregator()
+    running = LocalAggregator(tunnel=True)
     yield running
     running.stop()
 
@@ -105,7 +105,7 @@ def test_no_aggregator_is_a_join_error():
 def test_ports_of_the_controller(aggregator):
     """By default the tunnel is two ports above the control port."""
     port = next(port for port in range(20_000, 30_000, 3) if all(_is_free(port + i) for i in range(3)))
-    controller = Controller(aggregator.dataplane, control_port=port)
+    controller = Controller(aggregator.dataplane, control_port=port, tunnel=True)
     addresses = controller.start()
     controller.stop()
     assert addresses.tunnel == ("127.0.0.1", port + 2)
