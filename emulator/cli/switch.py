@@ -41,8 +41,17 @@ class SwitchCommand(click.Command):
 @click.option("-i", "--interface", "interfaces", metavar="PORT@INTERFACE", multiple=True, help="Attach an interface.")
 @click.option("--use-files", metavar="SECONDS", type=float, help="Interfaces are pcap files, read after this time.")
 @click.option("--pcap", metavar="[=DIR]", help="Write the frames of each port to pcap files.")
-@click.option("--thrift-port", type=int, default=9090, help="For simple_switch_CLI; 0: none.")
-@click.option("--thrift-ip", metavar="ADDRESS", help="Listen for Thrift on this address only.")
+@click.option("--thrift-port", type=int, default=9090, show_default=True, help="For simple_switch_CLI; 0: none.")
+@click.option(
+    "--thrift-ip",
+    metavar="ADDRESS",
+    default="127.0.0.1",
+    show_default=True,
+    help="Listen for Thrift on this address only; :: for all of this machine, from anywhere and without a password.",
+)
+@click.option(
+    "--thrift-socket", metavar="PATH", help="Listen for Thrift on this Unix socket, for you alone, in place of a port."
+)
 @click.option("--device-id", type=int, default=0, help="Reported to control planes.")
 @click.option("--notifications-addr", metavar="ADDRESS", help="Where digests are published.")
 @click.option("--log-console", is_flag=True, help="Log to stdout.")
@@ -58,7 +67,11 @@ class SwitchCommand(click.Command):
 @click.option("--disable-swap", is_flag=True, help="No other program may be loaded.")
 @click.option("--drop-port", type=int, default=511, help="Packets to this port are dropped.")
 @click.option("--priority-queues", type=click.IntRange(min=1), default=1, help="Queues per port.")
-@click.option("--grpc-server-addr", metavar="ADDRESS:PORT", help="Serve P4Runtime there.")
+@click.option(
+    "--grpc-server-addr",
+    metavar="ADDRESS:PORT",
+    help="Serve P4Runtime there; unix:PATH for a Unix socket, for you alone.",
+)
 @click.option("--grpc-server-ssl", is_flag=True, help="P4Runtime over TLS; needs a certificate and its key.")
 @click.option("--grpc-server-cert", metavar="PEM", help="The server's certificate.")
 @click.option("--grpc-server-key", metavar="PEM", help="The certificate's key.")

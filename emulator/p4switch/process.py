@@ -18,7 +18,7 @@ from emulator.p4switch.ports.port import Ports, parse_interface
 from emulator.p4switch.program.loader import loader
 from emulator.p4switch.state.state import State
 from emulator.p4switch.switch import Engine, Switch
-from emulator.p4switch.thrift.server import ThriftServer
+from emulator.p4switch.thrift.server import LOOPBACK, ThriftServer
 from switchml.errors import ConfigError, ProgramAbort
 
 log = logging.getLogger("switchml.bmv2")
@@ -41,7 +41,8 @@ class Settings:
     use_files: float | None = None
     pcap: str | None = None
     thrift_port: int = 9090
-    thrift_ip: str | None = None
+    thrift_ip: str = LOOPBACK
+    thrift_socket: str | None = None
     device_id: int = 0
     notifications_addr: str | None = None
     log_console: bool = False
@@ -123,9 +124,9 @@ class Process:
             log.debug("Adding interface %s as port %d", interface, number)
             self.device.ports.add(number, interface, settings.pcap)
         self.thrift: ThriftServer | None = None
-        if settings.thrift_port:
-            log.info("Starting Thrift server on port %d", settings.thrift_port)
-            self.thrift = ThriftServer(self.device, settings.thrift_port, settings.thrift_ip)
+        if settings.thrift_port or settings.thrift_socket is not None:
+            log.info("Starting Thrift server on %s", settings.thrift_socket or f"port {settings.thrift_port}")
+            self.thrift = ThriftServer(self.device, settings.thrift_port, settings.thrift_ip, settings.thrift_socket)
             self.device.thrift_port = self.thrift.port
             log.info("Thrift server was started")
         self.p4runtime = self._serve_p4runtime() if settings.grpc_server_addr is not None else None

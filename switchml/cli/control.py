@@ -37,8 +37,8 @@ def _link(text: str) -> tuple[int, str]:
     default="p4",
     show_default=True,
     metavar="SWITCH",
-    help="thrift://HOST:PORT of a switch that runs p4/switchml.p4, p4runtime://HOST:PORT of one to run it on, or what "
-    "to start: p4 (ours, without root) or bmv2 (simple_switch from PATH, needs root).",
+    help="thrift://HOST:PORT or thrift:///PATH of a switch that runs p4/switchml.p4, p4runtime://HOST:PORT of one to "
+    "run it on, or what to start: p4 (ours, without root) or bmv2 (simple_switch from PATH, needs root).",
 )
 @click.option("--program", default="switchml", show_default=True, help="Compiled program to run; not for thrift://.")
 @click.option("--ports", default=4, show_default=True, type=click.IntRange(1, 32), help="Number of bmv2's ports.")

@@ -6,7 +6,9 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,9 +16,10 @@ import pytest
 from host_agent.agent import HostAgent
 from host_agent.loop import warm_up
 from switchml.control import client
+from switchml.control.p4 import dataplane as p4_dataplane
 from switchml.control.p4.dataplane import P4Dataplane, _free_udp_port, udp_window_bytes
 from switchml.control.p4.driver import Unreachable
-from switchml.control.p4.processes import SwitchProcess, compiled, connect
+from switchml.control.p4.processes import OurSwitch, SwitchProcess, compiled, connect
 from switchml.control.server import Controller
 from switchml.errors import AggregatorLost, ConfigError, JoinError
 from switchml.protocol.sparse import Sparse
@@ -212,8 +215,9 @@ def test_losses_and_delays_change_no_bit(monkeypatch, sparse):
 # Ends
 
 
-def test_a_restarted_switch():
-    """Its jobs learn why they can't go on; it is programmed for the next ones."""
+def test_a_restarted_switch(monkeypatch):
+    """Its jobs learn why they can't go on, however long it takes to start; it is programmed for the next ones."""
+    monkeypatch.setattr(p4_dataplane, "SILENCE_LIMIT_S", DEADLINE_S)
     served = Served()
     try:
         agents = join_all(served.address, 2, job="torn")
@@ -297,12 +301,32 @@ def test_jobs_by_p4runtime():
         process.wait()
 
 
-def test_a_switch_that_is_not_there():
+def test_a_switch_that_is_not_there(tmp_path):
+    with pytest.raises(Unreachable, match=f"no switch at thrift://{tmp_path}/none: No such file or directory"):
+        connect(f"thrift://{tmp_path}/none")
     with pytest.raises(Unreachable, match="no switch at thrift://127.0.0.1:9: Connection refused"):
         connect("thrift://127.0.0.1:9")
     for address in ("thrift://127.0.0.1", "http://127.0.0.1:80", "abacus"):
         with pytest.raises(ConfigError, match="expected p4, bmv2"):
             connect(address)
+
+
+def test_a_killed_controller_s_folder_is_removed_by_the_next_one(monkeypatch):
+    process = subprocess.Popen(["true"])
+    process.wait()
+    with tempfile.TemporaryDirectory() as place:  # tmp_path is too long for Unix sockets
+        monkeypatch.setattr(tempfile, "tempdir", place)
+        left, ours = (Path(place, f"switchml-switch-{pid}-x") for pid in (process.pid, os.getpid()))
+        for folder in (left, ours):
+            folder.mkdir()
+            (folder / "thrift").touch()
+        switch = OurSwitch()
+        try:
+            assert set(Path(place).iterdir()) == {ours, Path(switch.thrift[0]).parent}
+            switch.connect().close()
+        finally:
+            switch.stop()
+        assert list(Path(place).iterdir()) == [ours]
 
 
 def test_a_switch_that_runs_another_program():

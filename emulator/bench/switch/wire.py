@@ -100,10 +100,14 @@ def running(
     """The process of a switch at the interfaces `ports`, with `entries` in its tables, and its log. Raises ConfigError
     if it does not serve Thrift."""
     with tempfile.TemporaryDirectory() as folder:
-        thrift_port = free_port(socket.SOCK_STREAM)
         options = [word for number, port in enumerate(ports) for word in ("-i", f"{number}@{port}")]
-        options += ["--thrift-port", str(thrift_port), "--notifications-addr", f"ipc://{folder}/notifications.ipc"]
-        options += ["--log-console", "-L", "info"] if command == OURS else []
+        options += ["--notifications-addr", f"ipc://{folder}/notifications.ipc"]
+        if command == OURS:
+            thrift = f"{folder}/thrift", 0
+            options += ["--thrift-socket", thrift[0], "--log-console", "-L", "info"]
+        else:
+            thrift = "127.0.0.1", free_port(socket.SOCK_STREAM)
+            options += ["--thrift-port", str(thrift[1])]
         command = [*command, *options, str(program.resolve())]
         log = Path(folder) / "log"
         with log.open("w") as output:
@@ -111,7 +115,7 @@ def running(
             process = subprocess.Popen(command, stdout=output, stderr=subprocess.DEVNULL, env=variables)
         try:
             if entries:
-                with _client(thrift_port, process) as client:
+                with _client(thrift, process) as client:
                     for entry in entries:
                         client.call("standard", "bm_mt_add_entry", cxt=0, options=SimpleNamespace(priority=0), **entry)
             yield process, log
@@ -138,11 +142,11 @@ def free_port(kind: int) -> int:
         return int(probe.getsockname()[1])
 
 
-def _client(port: int, process: subprocess.Popen) -> Client:
+def _client(thrift: tuple[str, int], process: subprocess.Popen) -> Client:
     deadline = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < deadline and process.poll() is None:
         with contextlib.suppress(OSError):
-            return Client("127.0.0.1", port)
+            return Client(*thrift)
         time.sleep(0.02)
     raise ConfigError("the switch did not start")
 

@@ -5,6 +5,7 @@ No client can stop the switch: a call that fails ends with a code and a message.
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -48,9 +49,9 @@ def credentials(key: str, certificate: str, authority: str | None, require_clien
 
 
 class P4RuntimeServer:
-    """Listens for `device` on `address` (HOST:PORT; port 0: any, `port` then says which) until `close`. Frames for the
-    port `cpu_port`, if it is given, go to the primary controllers; with `credentials`, controllers speak TLS. Raises
-    ConfigError if the address is not available."""
+    """Listens for `device` on `address` until `close`: HOST:PORT (port 0: any, `port` then says which), or unix:PATH, a
+    socket that only this user can connect to. Frames for the port `cpu_port`, if it is given, go to the primary
+    controllers; with `credentials`, controllers speak TLS. Raises ConfigError if the address is not available."""
 
     def __init__(
         self,
@@ -71,6 +72,7 @@ class P4RuntimeServer:
             options=[("grpc.max_receive_message_length", MAX_MESSAGE_BYTES), ("grpc.so_reuseport", 0)],
         )
         self._server.add_generic_rpc_handlers((rpc.handler(protos.SERVICE, self, _guarded),))
+        before = os.umask(0o177)  # for a Unix socket
         try:
             if credentials is None:
                 self.port = self._server.add_insecure_port(address)
@@ -78,6 +80,8 @@ class P4RuntimeServer:
                 self.port = self._server.add_secure_port(address, credentials)
         except RuntimeError:
             self.port = 0
+        finally:
+            os.umask(before)
         if not self.port:
             raise ConfigError(f"can't listen on {address} for P4Runtime; is another switch running?")
         if cpu_port is not None:

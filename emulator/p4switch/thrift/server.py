@@ -1,14 +1,17 @@
-"""The Thrift server: a TCP port, one thread a connection, all services multiplexed on it ("service:call").
+"""The Thrift server: a TCP port or a Unix socket, one thread a connection, all services multiplexed on it
+("service:call").
 
 No client can stop the switch: a call that can't be read closes its connection, one that fails is answered with an
 exception."""
 
 from __future__ import annotations
 
+import errno
 import logging
 import socket
 import socketserver
 import threading
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,6 +23,8 @@ from switchml.control.thrift.protocol import Message, ProtocolError, Reader
 from switchml.errors import ConfigError, SwitchMLError
 
 log = logging.getLogger("switchml.bmv2")
+
+LOOPBACK = "127.0.0.1"
 
 
 class Dispatcher:
@@ -75,7 +80,9 @@ def _error(message: Message, kind: int, text: str) -> bytes:
 class _Connection(socketserver.StreamRequestHandler):
     """Answers one client until it disconnects."""
 
-    disable_nagle_algorithm = True
+    def setup(self) -> None:
+        self.disable_nagle_algorithm = self.request.family != socket.AF_UNIX
+        super().setup()
 
     def handle(self) -> None:
         reader = Reader(self.rfile.read)
@@ -86,36 +93,67 @@ class _Connection(socketserver.StreamRequestHandler):
         except (EOFError, OSError):
             pass
         except (ProtocolError, ValueError, OverflowError, RecursionError) as error:
-            log.error("Closing the Thrift connection from %s: %s", self.client_address[0], error)
+            client = self.client_address[0] if self.client_address else "this machine"
+            log.error("Closing the Thrift connection from %s: %s", client, error)
 
 
 class _Listener(socketserver.ThreadingTCPServer):
-    """Without an address, it accepts IPv4 and IPv6 on one socket, as BMv2 does."""
+    """Serves a socket that listens."""
 
     daemon_threads = True
 
-    def __init__(self, port: int, address: str | None, dispatcher: Dispatcher) -> None:
+    def __init__(self, listening: socket.socket, dispatcher: Dispatcher) -> None:
         self.dispatcher = dispatcher
-        is_dual = address is None and socket.has_dualstack_ipv6()
-        family = socket.AF_INET6 if is_dual else socket.AF_INET
-        listening = socket.create_server((address or "", port), family=family, backlog=64, dualstack_ipv6=is_dual)
         super().__init__(listening.getsockname(), _Connection, bind_and_activate=False)
         self.socket.close()  # the one that socketserver has made
         self.socket = listening
 
 
-class ThriftServer:
-    """Listens for `device` on `port` (0: any; `port` then says which) of `address` (None: all addresses of the machine)
-    until `close`. Raises ConfigError if the port is in use."""
+def _listen_on_port(port: int, address: str) -> socket.socket:
+    """`::`: all addresses of the machine, as IPv4 too."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    is_dual = address == "::" and socket.has_dualstack_ipv6()
+    return socket.create_server((address, port), family=family, backlog=64, dualstack_ipv6=is_dual)
 
-    def __init__(self, device: Device, port: int, address: str | None = None) -> None:
+
+def _listen_on_path(path: str) -> socket.socket:
+    """A Unix socket that only this user can connect to. One that a switch left behind is replaced."""
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        if _is_left_behind(path):
+            Path(path).unlink()
+        listening.bind(path)
+        Path(path).chmod(0o600)  # nobody can connect before it listens
+        listening.listen(64)
+    except OSError:
+        listening.close()
+        raise
+    return listening
+
+
+def _is_left_behind(path: str) -> bool:
+    """Whether there is a Unix socket on which nobody listens any more."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        return Path(path).is_socket() and probe.connect_ex(path) == errno.ECONNREFUSED
+
+
+class ThriftServer:
+    """Listens for `device` on `port` (0: any; `port` then says which) of `address` (`::`: all addresses of the machine)
+    until `close`, or on the Unix socket `path`, which only this user can connect to. Raises ConfigError if the port or
+    path is in use."""
+
+    def __init__(self, device: Device, port: int = 0, address: str = LOOPBACK, path: str | None = None) -> None:
         handlers = {"standard": Standard(device), "simple_switch": SimpleSwitch(device)}
         handlers["simple_pre"] = handlers["simple_pre_lag"] = SimplePreLag(device)
+        place = f"port {port} of {address}" if path is None else path
         try:
-            self._listener = _Listener(port, address, Dispatcher(handlers))
+            listening = _listen_on_port(port, address) if path is None else _listen_on_path(path)
         except (OSError, OverflowError) as error:
-            raise ConfigError(f"can't listen on port {port} for Thrift: {error}; is another switch running?") from error
-        self.port = self._listener.server_address[1]
+            hint = "; is another switch running?" if getattr(error, "errno", 0) == errno.EADDRINUSE else ""
+            raise ConfigError(f"can't listen on {place} for Thrift: {error}{hint}") from error
+        self._listener = _Listener(listening, Dispatcher(handlers))
+        self.port = listening.getsockname()[1] if path is None else 0
+        self.path = path
         self._thread = threading.Thread(target=self._listener.serve_forever, args=(0.1,), name="thrift", daemon=True)
         self._thread.start()
 
@@ -124,3 +162,5 @@ class ThriftServer:
         self._listener.shutdown()
         self._listener.server_close()
         self._thread.join()
+        if self.path is not None:
+            Path(self.path).unlink(missing_ok=True)

@@ -34,6 +34,8 @@ RUNTIME_PREFIX = "p4runtime://"
 START_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 3.0
 RESTART_PAUSE_S = 0.2
+FOLDER_PREFIX = "switchml-switch-"
+"""The prefix of a switch's folder in the directory for temporary files; the process id of the controller follows."""
 PREFIX = "sml"
 """The prefix of interfaces created here: sml, process id, end (a: the ranks', b: the switch's), number."""
 
@@ -46,21 +48,24 @@ _numbers = itertools.count()
 
 
 class SwitchProcess:
-    """`command` with `--thrift-port` and the program, watched and restarted when it dies. `thrift` is the address that
-    it listens on. Raises ConfigError if it does not start."""
+    """`command` with where it listens for Thrift and the program, watched and restarted when it dies. `thrift` is that
+    place, as ThriftSwitch takes it: a port of this machine, which any of its users can reach, or with `is_private`,
+    which takes our switch, a Unix socket in a folder that no other user may enter. Raises ConfigError if it does not
+    start."""
 
-    def __init__(self, command: Sequence[str], program: Path):
-        self._folder = tempfile.TemporaryDirectory(prefix="switchml-switch-")
+    def __init__(self, command: Sequence[str], program: Path, is_private: bool = False):
+        _remove_stale_folders()
+        self._folder = tempfile.TemporaryDirectory(prefix=f"{FOLDER_PREFIX}{os.getpid()}-")
         self._output = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as this object
-        self.thrift = "127.0.0.1", _free_tcp_port()
-        self._command = [
-            *command,
-            "--thrift-port",
-            str(self.thrift[1]),
-            "--notifications-addr",
-            f"ipc://{self._folder.name}/notifications.ipc",
-            str(program),
-        ]
+        self.thrift: tuple[str, int]
+        if is_private:
+            self.thrift = f"{self._folder.name}/thrift", 0
+            listening = ["--thrift-socket", self.thrift[0]]
+        else:
+            self.thrift = "127.0.0.1", _free_tcp_port()
+            listening = ["--thrift-port", str(self.thrift[1])]
+        notifications = ["--notifications-addr", f"ipc://{self._folder.name}/notifications.ipc"]
+        self._command = [*command, *listening, *notifications, str(program)]
         self._stopping = threading.Event()
         self._process = self._start()
         self._watcher = threading.Thread(target=self._watch, name="switchml-switch-watch", daemon=True)
@@ -139,8 +144,8 @@ class OurSwitch(SwitchProcess):
     links: dict[int, str] = {}
 
     def __init__(self, variant: str = "switchml"):
-        command = [sys.executable, "-m", "switchml", "switch", "--thrift-ip", "127.0.0.1"]
-        super().__init__([*command, "--log-level", "warn", "--log-console"], compiled(variant))
+        command = [sys.executable, "-m", "switchml", "switch", "--log-level", "warn", "--log-console"]
+        super().__init__(command, compiled(variant), is_private=True)
 
 
 class SimpleSwitch(SwitchProcess):
@@ -193,7 +198,8 @@ def compiled(variant: str) -> Path:
 
 
 def connect(address: str, variant: str = "switchml") -> Driver:
-    """A driver for a switch that runs: thrift://HOST:PORT, or p4runtime://HOST:PORT, which is sent the program.
+    """A driver for a switch that runs: thrift://HOST:PORT or thrift:///PATH, or p4runtime://HOST:PORT or
+    p4runtime://unix:PATH, which is sent the program.
     Raises Unreachable, ConfigError."""
     if address.startswith(RUNTIME_PREFIX):
         from switchml.control.p4.p4runtime import P4RuntimeSwitch  # its messages are an extra
@@ -233,6 +239,15 @@ def _leave_nothing_to(interface: str) -> None:
             value = ctypes.create_string_buffer(struct.pack("II", feature, 0))
             request = struct.pack("16sQ16x", interface.encode(), ctypes.addressof(value))
             fcntl.ioctl(any_socket, _SIOCETHTOOL, request)
+
+
+def _remove_stale_folders() -> None:
+    """Folders of controllers of this user that were killed."""
+    for path in Path(tempfile.gettempdir()).glob(f"{FOLDER_PREFIX}*-*"):
+        pid = path.name.removeprefix(FOLDER_PREFIX).partition("-")[0]
+        with suppress(OSError):
+            if pid.isdecimal() and not Path("/proc", pid).exists() and path.lstat().st_uid == os.geteuid():
+                shutil.rmtree(path, ignore_errors=True)
 
 
 def _remove_stale() -> None:

@@ -22,10 +22,11 @@ _EXACT = 0
 
 
 class ThriftSwitch(Driver):
-    """A switch at `host`:`port`. Raises Unreachable if nobody answers there, ConfigError if it runs another program."""
+    """A switch at `host`:`port`, or at the Unix socket whose absolute path is `host`. Raises Unreachable if nobody
+    answers there, ConfigError if it runs another program."""
 
-    def __init__(self, host: str, port: int):
-        super().__init__(f"thrift://{host}:{port}")
+    def __init__(self, host: str, port: int = 0):
+        super().__init__(f"thrift://{host}" if host.startswith("/") else f"thrift://{host}:{port}")
         self._address = host, port
         self._client: Client | None = None
         self._groups: dict[int, tuple[int, tuple[int, ...]]] = {}
@@ -160,11 +161,13 @@ class ThriftSwitch(Driver):
 
 
 def parse_thrift(address: str) -> tuple[str, int]:
-    """(host, port) of `thrift://HOST:PORT`. Raises ConfigError."""
+    """(host, port) of `thrift://HOST:PORT`, (path, 0) of a Unix socket's `thrift:///PATH`. Raises ConfigError."""
+    if address.startswith("thrift:///"):
+        return address.removeprefix("thrift://"), 0
     host, _, port = address.removeprefix("thrift://").rpartition(":")
     if not address.startswith("thrift://") or not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
         raise ConfigError(
-            f"switch {address!r}: expected p4, bmv2, p4runtime://HOST:PORT, or thrift://HOST:PORT like "
+            f"switch {address!r}: expected p4, bmv2, p4runtime://HOST:PORT, thrift:///PATH, or thrift://HOST:PORT like "
             "thrift://127.0.0.1:9090"
         )
     return host.strip("[]"), int(port)

@@ -20,12 +20,12 @@ MOST_AHEAD = 128
 
 
 class Client:
-    """A connection. Raises OSError if there is no server."""
+    """A connection to a port of a host, or to a Unix socket if `address` is its absolute path. Raises OSError if there
+    is no server."""
 
     def __init__(self, address: str = "localhost", port: int = 9090, timeout_s: float = 30.0) -> None:
         self.interface = interface()
-        self._socket = socket.create_connection((address, port), timeout_s)
-        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._socket = _connected(address, port, timeout_s)
         self._file = self._socket.makefile("rb")
         self._sequence = 0
 
@@ -81,3 +81,18 @@ class Client:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _connected(address: str, port: int, timeout_s: float) -> socket.socket:
+    if not address.startswith("/"):
+        connection = socket.create_connection((address, port), timeout_s)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return connection
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        connection.settimeout(timeout_s)
+        connection.connect(address)
+    except OSError:
+        connection.close()
+        raise
+    return connection

@@ -195,6 +195,57 @@ def test_a_port_in_use(serve):
         ThriftServer(device, server.port, "127.0.0.1")
 
 
+def test_a_unix_socket(serve, tmp_path):
+    """It is its owner's alone; one that was left behind is replaced, one in use and a file are not."""
+    from emulator.p4switch.thrift.server import ThriftServer
+
+    device, _ = serve("registers")
+    path = str(tmp_path / "thrift")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as left_behind:
+        left_behind.bind(path)
+    server = ThriftServer(device, path=path)
+    try:
+        assert (tmp_path / "thrift").stat().st_mode & 0o777 == 0o600 and server.port == 0
+        with Client(path) as client:
+            client.call("standard", "bm_register_write", cxt=0, array="MyIngress.sums", index=1, value=5)
+            assert client.call("standard", "bm_register_read", cxt=0, array="MyIngress.sums", index=1) == 5
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+            sock.connect(path)
+            sock.sendall(b"garbage that is no call")
+            assert sock.recv(100) == b""
+        with pytest.raises(ConfigError, match="can't listen on .*/thrift for Thrift: .*is another switch running?"):
+            ThriftServer(device, path=path)
+    finally:
+        server.close()
+    assert not (tmp_path / "thrift").exists()
+    with pytest.raises(FileNotFoundError):
+        Client(path)
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(ConfigError, match="can't listen on .*/file for Thrift"):
+        ThriftServer(device, path=str(tmp_path / "file"))
+    assert (tmp_path / "file").read_text() == "mine"
+    with pytest.raises(ConfigError, match="path too long"):
+        ThriftServer(device, path=str(tmp_path / ("x" * 200)))
+
+
+@pytest.mark.parametrize(("address", "reached"), [("127.0.0.1", ("127.0.0.1",)), ("::", ("127.0.0.1", "::1"))])
+def test_addresses(serve, address, reached):
+    """One address, or all of the machine."""
+    from emulator.p4switch.thrift.server import ThriftServer
+
+    device, _ = serve("registers")
+    try:
+        server = ThriftServer(device, 0, address)
+    except ConfigError as error:
+        pytest.skip(str(error))  # no IPv6
+    try:
+        for host in reached:
+            with Client(host, server.port) as client:
+                assert client.call("standard", "bm_dev_mgr_show_ports") == []
+    finally:
+        server.close()
+
+
 def test_two_clients(serve):
     _, server = serve("registers")
     with Client("127.0.0.1", server.port) as one, Client("127.0.0.1", server.port) as two:
