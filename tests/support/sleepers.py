@@ -10,6 +10,8 @@ from tests.support.launch import until
 
 _LOOKS = 20
 """A thread that spins is not found asleep so many times in a row."""
+_ENDED = "ended"
+"""State of a thread that is no more: gRPC's come and go."""
 
 
 def threads_of(pid: int) -> list[Path]:
@@ -22,16 +24,22 @@ def threads_named(name: str) -> list[Path]:
     return [Path(f"/proc/self/task/{t.native_id}") for t in threading.enumerate() if t.name == name]
 
 
+def _state(thread: Path) -> str:
+    try:
+        return (thread / "stat").read_text().rpartition(") ")[2][0]
+    except (FileNotFoundError, ProcessLookupError):
+        return _ENDED
+
+
 def until_asleep(threads: Iterable[Path], times: int = _LOOKS) -> None:
-    """Wait until all these threads are asleep _LOOKS times in a row."""
+    """Wait until all these threads are asleep, or have ended, _LOOKS times in a row."""
     threads = list(threads)
     assert threads
     looks = 0
 
     def all_asleep() -> bool:
         nonlocal looks
-        states = {(thread / "stat").read_text().rpartition(") ")[2][0] for thread in threads}
-        looks = looks + 1 if states == {"S"} else 0
+        looks = looks + 1 if {_state(thread) for thread in threads} <= {"S", _ENDED} else 0
         return looks == times
 
     until(all_asleep)
