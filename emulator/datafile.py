@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import sys
+import math
+import reprlib
 import types
 import typing
 from collections.abc import Mapping
@@ -19,23 +20,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from switchml.errors import ConfigError
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from switchml.files import read_toml
 
 T = TypeVar("T")
 
 
 def load(path: Path) -> dict[str, Any]:
     """A TOML file; ConfigError names the file and what is wrong with it."""
-    try:
-        return tomllib.loads(path.read_text())
-    except OSError as error:
-        raise ConfigError(f"can't read {path}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not TOML: {error}") from None
+    return read_toml(path)
 
 
 def find(what: str, name: str, folder: Path) -> Path:
@@ -87,7 +79,7 @@ def build(cls: type[T], table: Mapping[str, Any], where: str = "") -> T:
     names of keys are in the class's `ALIASES`. Raises ConfigError for unknown or missing keys and for values of the
     wrong type, naming `where` and the key."""
     if not isinstance(table, Mapping):
-        raise ConfigError(f"{_at(where)}expected a table, not {table!r}")
+        raise ConfigError(f"{_at(where)}expected a table, not {_shown(table)}")
     fields = _fields(cls)
     values = {}
     for key, value in renamed(cls, table, where).items():
@@ -130,23 +122,32 @@ def _value(hint: Any, value: Any, where: str) -> Any:
         return build(hint, value, where)
     if origin is tuple:
         if not isinstance(value, list):
-            raise ConfigError(f"{where}: expected a list, not {value!r}")
+            raise ConfigError(f"{where}: expected a list, not {_shown(value)}")
         return tuple(_value(arguments[0], item, f"{where}[{i}]") for i, item in enumerate(value))
     if origin in (dict, Mapping):
         if not isinstance(value, Mapping):
-            raise ConfigError(f"{where}: expected a table, not {value!r}")
+            raise ConfigError(f"{where}: expected a table, not {_shown(value)}")
         if arguments[0] is int and not all(str(key).isdecimal() for key in value):  # TOML's keys are strings
             raise ConfigError(f"{where}: expected a table whose keys are numbers, as in 3 = 0.001")
         return {arguments[0](key): _value(arguments[1], item, f"{where}.{key}") for key, item in value.items()}
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
+    if hint is float and isinstance(value, float) and not math.isfinite(value):
+        raise ConfigError(f"{where}: expected a finite number, not {value}")
     if hint is Any:
         return value
     if isinstance(hint, type) and (not isinstance(value, hint) or (isinstance(value, bool) and hint is not bool)):
-        raise ConfigError(f"{where}: expected {_TYPES.get(hint, hint.__name__)}, not {value!r}")
+        raise ConfigError(f"{where}: expected {_TYPES.get(hint, hint.__name__)}, not {_shown(value)}")
     return value
 
 
+def _shown(value: Any) -> str:
+    """`value` in a message, however long or deep it is."""
+    return _SHORT.repr(value)
+
+
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 100
 _TYPES = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
 
 

@@ -130,6 +130,7 @@ def _options(command: Any) -> Any:
     "--time-budget-s", type=click.FloatRange(0, min_open=True), default=600.0, help="Give up after so many seconds."
 )
 @json_option
+@click.option("--trust", is_flag=True, help="Import and run the torch module that a job file names as its model.")
 def emulate(
     what: tuple[str, ...],
     timeline_file: Path | None,
@@ -141,6 +142,7 @@ def emulate(
     share: str | None,
     placement: str | None,
     time_budget_s: float,
+    trust: bool,
     as_json: bool,
     **options: Any,
 ) -> None:
@@ -155,7 +157,7 @@ def emulate(
     from emulator.cli.emulate_jobs import job_tables, show_together
 
     chosen = {key: value for key, value in options.items() if value is not None}
-    if len(tables := job_tables(what)) > 1:
+    if len(tables := job_tables(what, trust or "model" in chosen)) > 1:
         if sweeps or report_file or out_file or engine or processes:
             raise click.UsageError("--sweep and --report are for one job")
         tables = {name: with_options(table, chosen) for name, table in tables.items()}
@@ -171,7 +173,7 @@ def emulate(
     if report_file is not None:
         import jinja2  # noqa: F401  # that it is not installed is to be known before time is spent
     if what:
-        chosen["job_file"] = what[0]
+        chosen |= {"job_file": what[0], "trust": trust}
     chosen["time_budget_s"] = time_budget_s
     rows = _sweep(sweeps, chosen, out_file, engine, processes) if sweeps else []
     if sweeps and not (timeline_file or report_file):
@@ -201,7 +203,7 @@ def _run(settings: dict[str, Any], progress: Any = None) -> Any:
 
     options = dict(settings)
     file, budget = options.pop("job_file", None), options.pop("time_budget_s", None)
-    job = request(described(file, options), file or "the options")
+    job = request(described(file, options, options.pop("trust", False)), file or "the options")
     return run(job, progress=progress, time_budget_s=budget)
 
 
@@ -322,12 +324,11 @@ def _charts(rows: list[dict[str, Any]], names: list[str]) -> list[Any]:
     ]
 
 
-def described(file: str | None, options: dict[str, Any]) -> dict[str, Any]:
+def described(file: str | None, options: dict[str, Any], is_trusted: bool) -> dict[str, Any]:
     """The tables of a job file, with options (named as in KEYS) in place of what it says."""
-    from emulator import datafile
-    from emulator.jobs.emulate import Request
+    from emulator.jobs.emulate import read_tables
 
-    return with_options(datafile.renamed(Request, datafile.load(Path(file)), file) if file else {}, options)
+    return with_options(read_tables(Path(file), is_trusted or "model" in options) if file else {}, options)
 
 
 def with_options(table: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
@@ -337,6 +338,8 @@ def with_options(table: dict[str, Any], options: dict[str, Any]) -> dict[str, An
         inner = table
         for section in sections:
             inner = inner.setdefault(section, {})
+            if not isinstance(inner, dict):
+                raise ConfigError(f"{section}: expected a table, under [{section}]")
         inner[key] = value
     if "model" not in table:
         raise ConfigError("no model: give --model NAME or a job file (switchml emulate list models)")

@@ -17,17 +17,17 @@ if TYPE_CHECKING:
     from emulator.replay.engine import Replayed
 
 
-def job_tables(files: tuple[str, ...]) -> dict[str, dict[str, Any]]:
+def job_tables(files: tuple[str, ...], is_trusted: bool) -> dict[str, dict[str, Any]]:
     """Name → tables of each job in these files: a file is a job, called like it, or has several `[[jobs]]`, which take
     over what stands outside of them."""
     from emulator import datafile
-    from emulator.jobs.emulate import Request
+    from emulator.jobs.emulate import Request, read_tables
 
     tables: dict[str, dict[str, Any]] = {}
     for file in files:
-        table = datafile.renamed(Request, datafile.load(Path(file)), file)
+        table = read_tables(Path(file), is_trusted)
         inner = table.pop("jobs", [{}])
-        if not isinstance(inner, list) or not inner:
+        if not isinstance(inner, list) or not inner or not all(isinstance(own, dict) for own in inner):
             raise ConfigError(f"{file}: jobs: expected tables, each under [[jobs]]")
         for number, own in enumerate(inner):
             name = str(own.pop("name", Path(file).stem if len(inner) == 1 else f"{Path(file).stem} {number}"))

@@ -114,6 +114,21 @@ def request(table: Mapping[str, Any], where: str = "the job") -> Request:
     return datafile.build(Request, table, where)
 
 
+def read_tables(path: Path, is_trusted: bool = False) -> dict[str, Any]:
+    """The tables of a job file. Raises ConfigError where it can't be read; also where its model, or that of one of its
+    `[[jobs]]`, is a torch module, whose code would run here, unless the file `is_trusted`."""
+    tables = datafile.renamed(Request, datafile.load(path), str(path))
+    jobs = tables.get("jobs")
+    for table in (tables, *(jobs if isinstance(jobs, list) else ())):
+        model = table.get("model") if isinstance(table, Mapping) else None
+        if isinstance(model, str) and ":" in model and not is_trusted:
+            raise ConfigError(
+                f"{path}: model = {model!r} imports and runs code of that name: give --trust if you trust this file, "
+                "or name the model yourself with --model"
+            )
+    return tables
+
+
 @dataclass(frozen=True)
 class Emulation:
     """An emulated job. Seconds, bytes, dollars."""

@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import inspect
 import os
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,11 +31,7 @@ from typing import Any
 
 from switchml import codecs
 from switchml.errors import ConfigError
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from switchml.files import read_toml
 
 TABLES: dict[str, dict[str, type | tuple[type, ...]]] = {
     "process_group": {"backend": str},
@@ -68,12 +63,7 @@ class Settings:
 def load(path: str | Path) -> Settings:
     """Read a settings file. Raises ConfigError if it can't be read, and for unknown or invalid keys."""
     path = Path(path)
-    try:
-        tables = tomllib.loads(path.read_text())
-    except OSError as error:
-        raise ConfigError(f"can't read {path}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not TOML: {error}") from None
+    tables = read_toml(path)
     for name, table in tables.items():
         if name not in (*TABLES, *IGNORED, "environment") or not isinstance(table, Mapping):
             raise ConfigError(f"{path}: unknown table {name!r}; there are environment, {', '.join(TABLES)}")
@@ -84,6 +74,8 @@ def load(path: str | Path) -> Settings:
     _check_caps(path, ddp)
     specs = tuple(compression.get("codec", ()))
     for spec in specs:
+        if not isinstance(spec, str):
+            raise ConfigError(f"{path}, [compression] codec: expected names of codecs, not {spec!r}")
         codecs.parse(spec)
     if (memory := compression.get("memory")) is not None:
         codecs.parse_memory(memory)

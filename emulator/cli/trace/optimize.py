@@ -66,6 +66,7 @@ BYTES = Quantity("bytes", DECIMAL, "16GB or 512MiB")
 @click.option("--half-speed", type=float, default=0.0, help="How many times as fast this host is in half precision.")
 @click.option("--check", is_flag=True, help="Run COMMAND as it is and with the settings, and compare.")
 @click.option("--rounds", type=click.IntRange(1), default=3, show_default=True, help="Rounds of --check.")
+@click.option("--trust", is_flag=True, help="Import and run the torch module that a job file names as its model.")
 @json_option
 def optimize(path: Path, command: tuple[str, ...], check: bool, **options: Any) -> None:
     """Find how the job traced in PATH should be set up: sizes of DistributedDataParallel's buckets, who adds up
@@ -105,6 +106,7 @@ def _optimize_trace(
     half_speed: float,
     rounds: int,
     as_json: bool,
+    **_: Any,
 ) -> bool:
     """Search, print, write `out`, and run `command` if there is one; whether Ctrl-C ended it."""
     from emulator.optimizer import file, report
@@ -193,16 +195,16 @@ def _optimize_job(
     seed: int,
     seconds: float | None,
     memory: float | None,
+    trust: bool,
     as_json: bool,
     **_: Any,
 ) -> bool:
     """Search, print, write `out`; whether Ctrl-C ended it."""
-    from emulator import datafile
-    from emulator.jobs.emulate import request
+    from emulator.jobs.emulate import read_tables, request
     from emulator.optimizer import jobs
     from emulator.optimizer.file import write_toml
 
-    tables = datafile.load(path)
+    tables = read_tables(path, trust)
     requested = request(tables, str(path))
     with _progress(trials) as show:
         result = jobs.search(

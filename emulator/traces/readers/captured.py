@@ -11,9 +11,7 @@ the groups.
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
-import zipfile
 from bisect import bisect_left
 from dataclasses import dataclass
 from itertools import count
@@ -28,6 +26,7 @@ from emulator.traces.readers.kineto import kineto
 from emulator.traces.readers.tables import Numbers, in_order, joined, table
 from emulator.workload.graph import Collective
 from switchml.errors import TraceError
+from switchml.files import read_arrays, read_json
 
 VERSION = 1
 ABOUT = re.compile(r"rank-(\d+)\.about\.json")
@@ -84,10 +83,7 @@ def read(path: Path, *, rank: int | None = None, salvage: bool = False) -> RankT
 
 
 def _read_about(path: Path) -> dict[str, Any]:
-    try:
-        about = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise TraceError(f"{path} can't be read: {error}") from None
+    about = read_json(path, TraceError)
     if not isinstance(about, dict) or about.get("format") != "switchml":
         raise TraceError(f"{path} was not written by switchml trace capture")
     if about.get("version") != VERSION:
@@ -96,11 +92,11 @@ def _read_about(path: Path) -> dict[str, Any]:
 
 
 def _read_notes(path: Path, agents: int) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    arrays = read_arrays(path, TraceError)
     try:
-        with np.load(path, allow_pickle=False) as file:
-            return tuple([file[f"{what}_{k}"] for k in range(agents)] for what in ("calls", "packets"))
-    except (zipfile.BadZipFile, OSError, ValueError, KeyError, EOFError) as error:
-        raise TraceError(f"{path} has no packets of {agents} agents: {error}") from None
+        return tuple([arrays[f"{what}_{k}"] for k in range(agents)] for what in ("calls", "packets"))
+    except KeyError as error:
+        raise TraceError(f"{path} has no packets of {agents} agents: it lacks {error}") from None
 
 
 class _Clock:

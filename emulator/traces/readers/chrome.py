@@ -6,6 +6,7 @@ may be compressed with gzip.
 from __future__ import annotations
 
 import gzip
+import io
 import re
 import zlib
 from collections.abc import Iterator
@@ -16,10 +17,11 @@ import msgspec
 
 from emulator.traces.readers.progress import WATCHER
 from switchml.errors import TraceError
+from switchml.files import UNPACKED_BYTES, too_large, unpacked_limit
 
 BLOCK_BYTES = 4 << 20
-_HEADER_BYTES = 64 << 20
-"""Where "traceEvents" must have begun."""
+_LARGEST_BYTES = 16 << 20
+"""Of one event, and of what stands beside the events."""
 
 _BOUNDARY = re.compile(rb"\}\s*,\s*(?=\{)")
 """Between two events. Inside one it may stand too; then what is before it does not decode, and an earlier one is
@@ -29,15 +31,41 @@ _UNPAIRED = re.compile("[\udc80-\udcff]")
 _NOT_A_NUMBER = re.compile(rb"(?<=[:,\[])(\s*)[-+]?(?:nan|inf(?:inity)?)(?=\s*[,\]}])", re.IGNORECASE)
 
 
-def open_plain(path: Path) -> BinaryIO:
-    """`path` for reading, unpacked where it is compressed."""
+def open_plain(path: Path, unpacked_bytes: int = UNPACKED_BYTES) -> io.BufferedReader:
+    """`path` for reading, unpacked where it is compressed. What unpacks to more than `unpacked_bytes` and much more
+    than its size (`switchml.files.unpacked_limit`) raises TraceError when that is read."""
     try:
         file = path.open("rb")
     except OSError as error:
         raise TraceError(f"can't read {path}: {error.strerror}") from None
     if file.peek(2)[:2] == b"\x1f\x8b":
-        return gzip.GzipFile(fileobj=file)  # type: ignore[return-value]
+        return io.BufferedReader(_Unpacked(file, path, unpacked_bytes))
     return file
+
+
+class _Unpacked(io.RawIOBase):
+    """What the gzip file `packed` unpacks to, within its limit."""
+
+    def __init__(self, packed: BinaryIO, path: Path, unpacked_bytes: int) -> None:
+        self.packed, self._path, self._least = packed, path, unpacked_bytes
+        self._gzip = gzip.GzipFile(fileobj=packed)
+        self._count = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        # read1 returns what there is before gzip notices that more should be.
+        data = self._gzip.read1(len(buffer))
+        self._count += len(data)
+        if self._count > (limit := unpacked_limit(self.packed.tell(), self._least)):
+            raise TraceError(too_large(self._path, limit, f"unpacks {self.packed.tell():,} bytes to"))
+        buffer[: len(data)] = data
+        return len(data)
+
+    def close(self) -> None:
+        self.packed.close()
+        super().close()
 
 
 class ChromeFile:
@@ -75,18 +103,18 @@ class ChromeFile:
                     yield batch
                 if closed:
                     break
-            tail = self._buffer
+            tail = [self._buffer]
             while more := self._read():
-                tail += more
-        self.header = self._decode_header(head, tail)
+                tail.append(more)
+                self._check_size(len(head) + sum(map(len, tail)), "what stands beside its events")
+        self.header = self._decode_header(head, b"".join(tail))
 
-    def _read(self) -> bytes:
-        """The next block; b"" at the end. What gzip can't unpack counts as the end of the file."""
+    def _read(self, size: int = BLOCK_BYTES) -> bytes:
+        """The next `size` bytes; fewer or b"" at the end. What gzip can't unpack counts as the end of the file."""
         if self._ended:
             return b""
-        parts, missing = [], BLOCK_BYTES
+        parts, missing = [], size
         try:
-            # read1 returns what there is before gzip notices that more should be.
             while not self._fault and missing > 0 and (part := self._file.read1(missing)):
                 parts.append(part)
                 missing -= len(part)
@@ -97,7 +125,7 @@ class ChromeFile:
         if self._ended and self._fault:
             self._break(self._fault)
         if (say := WATCHER.get()) is not None:
-            raw = getattr(self._file, "fileobj", self._file)
+            raw = getattr(self._file.raw, "packed", self._file)
             say(self.path, self._size if self._ended else min(raw.tell(), self._size - 1), self._size)
         return block
 
@@ -108,9 +136,8 @@ class ChromeFile:
                 at = self._buffer.index(b"[") + 1
                 head, self._is_bare = b"", True
                 break
-            block = self._read()
-            self._buffer += block
-            if not block or len(self._buffer) > _HEADER_BYTES:
+            self._check_size(len(self._buffer), "what stands before its events")
+            if not self._read_more():
                 raise TraceError(f'{self.path} is no trace, or breaks off before its events: it has no "{self._array}"')
         else:
             at, head = match.end(), self._buffer[: match.start()]
@@ -121,16 +148,27 @@ class ChromeFile:
         self._offset += count
         self._buffer = self._buffer[count:]
 
+    def _read_more(self) -> bool:
+        """Whether there was more. The buffer at least doubles, so that however long one event is, all that is searched
+        and decoded in vain is a few times the file."""
+        more = self._read(max(BLOCK_BYTES, len(self._buffer)))
+        self._buffer += more
+        return bool(more)
+
+    def _check_size(self, size: int, what: str) -> None:
+        if size > _LARGEST_BYTES:
+            raise TraceError(too_large(f"{self.path}: {what}", _LARGEST_BYTES))
+
     def _next_batch(self) -> tuple[list[Any], bool]:
         """Some events, and whether they were the last."""
         while True:
-            block = self._read()
-            self._buffer += block
+            has_more = self._read_more()
             for end in _last_boundaries(self._buffer):
                 decoded = self._decode(self._buffer[:end])
                 if decoded is not None:
                     return decoded
-            if not block:
+            self._check_size(len(self._buffer), f"event {self.events + 1}")
+            if not has_more:
                 return self._last_batch()
 
     def _last_batch(self) -> tuple[list[Any], bool]:
@@ -158,6 +196,8 @@ class ChromeFile:
             except msgspec.ValidationError as error:
                 where = f"{self.path}, after byte {self._offset:,}"
                 raise TraceError(f"{where}: an event is not as expected: {error}") from None
+            except RecursionError:
+                raise TraceError(f"{self.path}, after byte {self._offset:,}: it is nested too deeply") from None
             except msgspec.DecodeError as error:
                 if trailing := _TRAILING.search(str(error)):
                     array = inside[: int(trailing[1]) - 2].rstrip()  # without the [ and the first byte after the ]

@@ -19,6 +19,7 @@ from emulator.traces.readers.chrome import ChromeFile
 from emulator.traces.readers.tables import Numbers, occurrences, table
 from emulator.workload.graph import Collective
 from switchml.errors import TraceError
+from switchml.files import read_text
 
 _PLACE = re.compile(r"host(\d+)\.rank(\d+)")
 _WHAT = {"I/O": What.LOAD, "IO": What.LOAD}
@@ -168,7 +169,7 @@ def _edges(path: Path) -> dict[str, list[str]]:
     """Of a GML file (networkx writes it): node label → labels after it; nothing where there is no file."""
     if not path.exists():
         return {}
-    text = path.read_text()
+    text = read_text(path, TraceError)
     labels = {
         number[1]: label[1].split("->")[-1]
         for block in re.findall(r"\bnode\s*\[(.*?)\n\s*\]", text, re.DOTALL)

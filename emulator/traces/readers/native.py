@@ -10,10 +10,12 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from emulator.traces.events import Events, Group, Lane, LaneKind, Pings, RankTrace, Wire
 from switchml.errors import TraceError
+from switchml.files import read_arrays
 
 VERSION = 1
 SUFFIX = ".trace.npz"
@@ -46,14 +48,47 @@ def head(trace: RankTrace) -> dict[str, Any]:
     }
 
 
-def whole(head: dict[str, Any], path: Path, **arrays: Any) -> RankTrace:
-    """A RankTrace of what `head` returned and the fields that are arrays or tables of them."""
+class Head(msgspec.Struct):
+    """What `head` returned, read again."""
+
+    switchml_trace: int
+    rank: int
+    world_size: int
+    host: str
+    format: str
+    epoch_s: float
+    names: list[str]
+    backend: str
+    about: dict[str, str]
+    lanes: list[tuple[str, LaneKind]]
+    groups: list[tuple[str, tuple[int, ...]]]
+    gradient_names: dict[int, str]
+    steps: list[tuple[float, float]] = []
+    """Where they are no array beside it."""
+
+
+def read_head(text: bytes | str, path: Path) -> Head:
+    """Raises TraceError where `text`, out of the file `path`, is no head of this version."""
+    try:
+        # Not msgspec's own JSON: it refuses halves of surrogate pairs, which names in a profile may have.
+        head = msgspec.convert(json.loads(text), Head, str_keys=True)
+    except ValueError as error:
+        raise TraceError(f"{path} is no trace of ours, or a broken one: {error}") from None
+    except RecursionError:
+        raise TraceError(f"{path} is nested too deeply") from None
+    if head.switchml_trace != VERSION:
+        raise TraceError(f"{path} has version {head.switchml_trace}; this switchml reads version {VERSION}")
+    return head
+
+
+def whole(head: Head, path: Path, **arrays: Any) -> RankTrace:
+    """A RankTrace of a head and the fields that are arrays or tables of them."""
     return RankTrace(
-        **{name: head[name] for name in _PLAIN},
+        **{name: getattr(head, name) for name in _PLAIN},
         source=path,
-        lanes=[Lane(name, LaneKind(kind)) for name, kind in head["lanes"]],
-        groups=[Group(name, tuple(ranks)) for name, ranks in head["groups"]],
-        gradient_names={int(event): name for event, name in head["gradient_names"].items()},
+        lanes=[Lane(name, kind) for name, kind in head.lanes],
+        groups=[Group(name, ranks) for name, ranks in head.groups],
+        gradient_names=head.gradient_names,
         **arrays,
     )
 
@@ -69,16 +104,12 @@ def is_native(path: Path) -> bool:
 
 def read(path: Path, *, rank: int | None = None, salvage: bool = False) -> RankTrace:
     """What `write` wrote. `rank` must be the trace's own, if given; there is nothing to salvage of a broken one."""
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            arrays = {name: file[name] for name in file.files}
-        head: dict[str, Any] = json.loads(arrays["head"].tobytes())
-    except (zipfile.BadZipFile, OSError, ValueError, KeyError, EOFError) as error:
-        raise TraceError(f"{path} is no trace of ours, or a broken one: {error}") from None
-    if head.get("switchml_trace") != VERSION:
-        raise TraceError(f"{path} has version {head.get('switchml_trace')}; this switchml reads version {VERSION}")
-    if rank is not None and rank != head["rank"]:
-        raise TraceError(f"{path} is of rank {head['rank']}, not {rank}")
+    arrays = read_arrays(path, TraceError)
+    if missing := {"head", "causes", "steps"} - set(arrays):
+        raise TraceError(f"{path} is no trace of ours, or a broken one: it lacks {', '.join(sorted(missing))}")
+    head = read_head(arrays["head"].tobytes(), path)
+    if rank is not None and rank != head.rank:
+        raise TraceError(f"{path} is of rank {head.rank}, not {rank}")
     events, wire, pings = (_table(kind, prefix, arrays) for prefix, kind in _TABLES.items())
     return whole(
         head, Path(path), events=events, causes=arrays["causes"], steps=arrays["steps"], wire=wire, pings=pings
@@ -86,7 +117,7 @@ def read(path: Path, *, rank: int | None = None, salvage: bool = False) -> RankT
 
 
 def _table(kind: type, prefix: str, arrays: dict[str, np.ndarray]) -> Any:
-    """None where the file has no such table."""
-    if not any(name.startswith(f"{prefix}.") for name in arrays):
+    """None where the file has no such table, and there need not be one."""
+    if kind is not Events and not any(name.startswith(f"{prefix}.") for name in arrays):
         return None
     return kind(**{field.name: arrays[f"{prefix}.{field.name}"] for field in dataclasses.fields(kind)})

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+import zlib
 from pathlib import Path
 
+from emulator.traces.consistency import check
 from emulator.traces.events import RankTrace, one_a_rank
 from emulator.traces.readers import captured, dpro, native, simai
 from emulator.traces.readers.chakra import chakra, graph
@@ -13,6 +15,7 @@ from emulator.traces.readers.chrome import open_plain
 from emulator.traces.readers.kineto import kineto
 from emulator.traces.workload import Workload, untimed
 from switchml.errors import TraceError
+from switchml.files import reading
 
 CAPTURE, OURS = "capture", "switchml"
 KINETO, EXECUTION_TRACE, CHAKRA, DPRO, SIMAI = "kineto", "execution trace", "chakra", "dpro", "simai"
@@ -74,10 +77,12 @@ def read_workload(path: Path | str) -> Workload:
             f"{path} has {len(present)} traces; SimAI's workload is one file, expected {texts[0].name} alone"
         )
     if texts:
-        return simai.read_simai(texts[0])
+        with reading(texts[0], TraceError):
+            return simai.read_simai(texts[0])
     if not execution_traces:
         raise TraceError(f"{path} says what a job did, not what there is to do: `switchml trace replay` replays it")
-    return graph.read_chakra(execution_traces)
+    with reading(path, TraceError):
+        return graph.read_chakra(execution_traces)
 
 
 def files(path: Path) -> list[tuple[Path, str]]:
@@ -107,7 +112,7 @@ def detect(path: Path) -> str:
     with open_plain(path) as file:
         try:
             start = file.read(_LOOK_BYTES)
-        except (EOFError, OSError):
+        except (EOFError, OSError, zlib.error):
             # Broken right at the beginning: by its name; the reader then says where it breaks.
             return KINETO if ".json" in path.name else ""
     text = start.lstrip()
@@ -125,6 +130,14 @@ def detect(path: Path) -> str:
 
 
 def _read_one(path: Path, kind: str, rank: int | None, salvage: bool, beside: dict[int, Path]) -> list[RankTrace]:
+    with reading(path, TraceError):
+        traces = _read_kind(path, kind, rank, salvage, beside)
+        for trace in traces:
+            check(trace)
+    return traces
+
+
+def _read_kind(path: Path, kind: str, rank: int | None, salvage: bool, beside: dict[int, Path]) -> list[RankTrace]:
     if kind == DPRO:
         return dpro.read(path, salvage=salvage)
     if kind == KINETO:

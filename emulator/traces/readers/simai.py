@@ -18,6 +18,7 @@ from emulator.traces.workload import Workload
 from emulator.workload.builder import GraphBuilder
 from emulator.workload.graph import Collective, Kind, Order
 from switchml.errors import TraceError
+from switchml.files import read_text
 
 COLUMNS = 12
 _LOOPS = ("HYBRID_TRANSFORMER_FWD_IN_BCKWD", "HYBRID_TRANSFORMER", "MICRO")
@@ -45,7 +46,7 @@ class Layer(NamedTuple):
 
 def read_simai(path: Path) -> Workload:
     """The workload in `path`; TraceError names the line that makes no sense."""
-    lines = [line for line in path.read_text().splitlines() if line.strip()]
+    lines = [line for line in read_text(path, TraceError).splitlines() if line.strip()]
     loop, settings = lines[0].split()[0], {key: int(value) for key, value in _SETTING.findall(lines[0])}
     if loop not in _LOOPS:
         raise TraceError(f"{path}: the training loop {loop} is not known here; expected {' or '.join(_LOOPS)}")

@@ -13,6 +13,7 @@ import msgspec
 
 from emulator.traces.communication import item_bytes
 from switchml.errors import TraceError
+from switchml.files import read_bytes, reading
 
 _SLACK_NS = 50_000
 """Between the profiler's clock, which counts cycles, and Unix time."""
@@ -64,12 +65,10 @@ class Request(NamedTuple):
 
 def read(path: Path) -> Sizes | None:
     """None where there is no such file, as in older captures. TraceError where it is broken."""
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=Sizes)
-    except FileNotFoundError:
+    if not path.exists():
         return None
-    except (OSError, msgspec.MsgspecError) as error:
-        raise TraceError(f"{path} can't be read: {error}") from None
+    with reading(path, TraceError):
+        return msgspec.json.decode(read_bytes(path, TraceError), type=Sizes)
 
 
 def match(calls: Iterable[Call], requests: Iterable[Request]) -> dict[int, Call]:

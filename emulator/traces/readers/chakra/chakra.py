@@ -34,15 +34,15 @@ JSON_KEY = b'"workload_graph"'
 COMMUNICATION = (pb.COMM_COLL_NODE, pb.COMM_SEND_NODE, pb.COMM_RECV_NODE)
 
 
-@dataclass
+@dataclass(slots=True)
 class Node:
     """One node, of whatever version."""
 
     id: int
     name: str
     type: int
-    deps: list[int]
-    data_deps: list[int]
+    deps: tuple[int, ...]
+    data_deps: tuple[int, ...]
     start_s: float
     duration_s: float
     attr: dict[str, Any]
@@ -78,13 +78,17 @@ def _load_messages(path: Path, rank: int) -> ChakraTrace:
     if head is None:
         raise TraceError(f"{path} is empty")
     trace = ChakraTrace(path, rank, head.version, attributes(head))
+    numbers = set()
     for message in messages:
+        if message.id in numbers:
+            raise TraceError(f"{path}: two nodes have the same number, {message.id}")
+        numbers.add(message.id)
         node = Node(
             id=message.id,
             name=message.name,
             type=message.type,
-            deps=[*message.ctrl_deps, *message.data_deps],
-            data_deps=list(message.data_deps),
+            deps=(*message.ctrl_deps, *message.data_deps),
+            data_deps=tuple(message.data_deps),
             start_s=message.start_time_micros * 1e-6,
             duration_s=message.duration_micros * 1e-6,
             attr=attributes(message),
@@ -101,7 +105,7 @@ def _load_json(path: Path, rank: int) -> ChakraTrace:
     trace = ChakraTrace(path, rank, "JSON", {})
     for row in chain.from_iterable(ChromeFile(path, array="workload_graph").batches()):
         try:
-            deps = [int(dep) for dep in (*row.get("ctrl_deps", ()), *row.get("data_deps", ()))]
+            deps = tuple(int(dep) for dep in (*row.get("ctrl_deps", ()), *row.get("data_deps", ())))
             runtime_s = float(row.get("runtime", 0)) * 1e-6
             node = Node(int(row["Id"]), str(row["Name"]), int(row["NodeType"]), deps, deps, 0.0, runtime_s, row)
         except (KeyError, TypeError, ValueError) as error:
@@ -153,7 +157,7 @@ def read(path: Path, *, rank: int | None = None, salvage: bool = False) -> RankT
 
 def _ours(trace: ChakraTrace) -> RankTrace:
     nodes = sorted((node for node in trace.nodes if "switchml.event" in node.attr), key=lambda node: node.id)
-    head = json.loads(trace.about["switchml.trace"])
+    head = native.read_head(str(trace.about["switchml.trace"]), trace.source)
     names = Numbers()
     columns = {"name": np.array([names[node.name] for node in nodes])}
     for attribute, of_nodes in (("switchml.event", INTEGERS), ("switchml.times", FLOATS)):
@@ -163,8 +167,8 @@ def _ours(trace: ChakraTrace) -> RankTrace:
     event_of |= {node.id: node.attr["switchml.of"] for node in trace.nodes if "switchml.of" in node.attr}
     causes = {(event_of[cause], node.id - 1) for node in nodes for cause in node.data_deps}
     pairs = np.array(sorted(causes), np.int32).reshape(-1, 2)
-    head["names"] = list(names)
-    return native.whole(head, trace.source, events=table(**columns), causes=pairs, steps=np.array(head["steps"]))
+    head.names, steps = list(names), np.array(head.steps).reshape(-1, 2)
+    return native.whole(head, trace.source, events=table(**columns), causes=pairs, steps=steps)
 
 
 def _timed(trace: ChakraTrace) -> RankTrace:
@@ -175,15 +179,15 @@ def _timed(trace: ChakraTrace) -> RankTrace:
     start_s, duration_s = np.array([(node.start_s, node.duration_s) for node in nodes]).T
     order = in_order(np.array(lane_of), start_s, duration_s)
     nodes, lane = [nodes[at] for at in order], np.array(lane_of)[order]
-    world = sorted({rank for ranks in trace.groups.values() for rank in ranks} | {trace.rank})
-    groups = {name: Group(name, tuple(ranks or world)) for name, ranks in trace.groups.items()}
+    world = tuple(sorted({rank for ranks in trace.groups.values() for rank in ranks} | {trace.rank}))
+    groups = {name: Group(name, tuple(ranks) or world) for name, ranks in trace.groups.items()}
     rows = []
     for node in nodes:
         if node.type not in COMMUNICATION:
             rows.append((What.COMPUTE, Collective.NONE, 0.0, NONE, NONE))
             continue
         name = str(node.attr.get("pg_name", ""))
-        members = groups.setdefault(name, Group(name, tuple(world)))
+        members = groups.setdefault(name, Group(name, world))
         what, end = _SIDES[node.type]
         peer = int(node.attr.get(end, NONE)) if end else NONE
         rows.append((what, *communication(node, len(members.ranks)), list(groups).index(name), peer))

@@ -33,8 +33,10 @@ INTEGERS = ("what", "lane", "parent", "collective", "group", "sequence", "peer",
 FLOATS = ("start_s", "duration_s", "bytes")
 """Columns of Events, in the order of `switchml.event` and `switchml.times`."""
 
-_LARGEST_BYTES = 1 << 28
+_LARGEST_BYTES = 1 << 26
 """Of one message; a longer one is no message."""
+_UNPACKED_BYTES = 2 << 20
+"""What any compressed file may unpack to. A node of eight bytes takes 300 in memory, so it is less than elsewhere."""
 
 
 def is_chakra(start: bytes) -> bool:
@@ -64,13 +66,15 @@ def read_messages(path: Path) -> Iterator[Any]:
     """The GlobalMetadata, then each Node. TraceError where the file breaks off or is something else."""
     from google.protobuf.message import DecodeError
 
-    with open_plain(path) as file:
+    with open_plain(path, _UNPACKED_BYTES) as file:
         kind, at, number = pb.GlobalMetadata, 0, 0
         while (length := _read_length(file, path, at)) is not None:
             data = file.read(length[0])
             at += length[1] + len(data)
             if len(data) < length[0]:
                 raise TraceError(f"{path} is truncated: it breaks off in message {number}, at byte {at:,}")
+            if not data:
+                raise TraceError(f"{path} is no Chakra trace: message {number}, at byte {at:,}, is empty")
             message = kind()
             try:
                 message.ParseFromString(data)

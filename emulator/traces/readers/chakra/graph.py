@@ -13,6 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from emulator.traces.events import one_a_rank
+from emulator.traces.limits import check_ranks
 from emulator.traces.readers.chakra import chakra_pb2 as pb
 from emulator.traces.readers.chakra.chakra import COMMUNICATION, ChakraTrace, Node, communication, load
 from emulator.traces.readers.chakra.file import INTEGERS
@@ -35,7 +36,9 @@ class _Building:
         self._traces = traces
         sizes = [int(node.attr["world_size"]) for trace in traces for node in trace.nodes if "world_size" in node.attr]
         named = [rank for trace in traces for ranks in trace.groups.values() for rank in ranks]
-        self._world = max([*sizes, *(rank + 1 for rank in named), *(trace.rank + 1 for trace in traces)])
+        world = max([*sizes, *(rank + 1 for rank in named), *(trace.rank + 1 for trace in traces)])
+        self._world = check_ranks(traces[0].source.parent, world)
+        self._all = tuple(range(self._world))
         self._builder = GraphBuilder("chakra")
         self._place = {trace.rank: self._builder.add_rank(device=trace.rank) for trace in traces}
         self._groups: dict[tuple[int, ...], int] = {}
@@ -86,7 +89,7 @@ class _Building:
         """The work and the transfer of a communication node."""
         self._sources += source
         if node.type == pb.COMM_COLL_NODE:
-            ranks = tuple(trace.groups.get(str(node.attr.get("pg_name", ""))) or range(self._world))
+            ranks = tuple(trace.groups.get(str(node.attr.get("pg_name", "")), ())) or self._all
             about: tuple = (ranks,)
         else:
             ends = [int(node.attr.get("comm_src", trace.rank)), int(node.attr.get("comm_dst", trace.rank))]

@@ -19,6 +19,7 @@ import numpy as np
 
 from emulator.traces.communication import collective_of, count, item_bytes, message_bytes, whole
 from emulator.traces.events import NONE, Group, LaneKind, What
+from emulator.traces.limits import check_ranks
 from emulator.traces.readers.kineto.events import BY_DEVICE, BY_HOST, C10D, Args
 from emulator.traces.readers.kineto.reading import Reading
 from emulator.traces.readers.sizes import Call, Request, Sizes, match
@@ -231,17 +232,20 @@ class _Groups:
         self.groups: list[Group] = []
         self._numbers: dict[str, int] = {}
         self._rank = reading.rank
-        self._world = range(reading.world_size)
+        self._path, self._listed = reading.path, 0
+        self._world = tuple(range(reading.world_size))
         configured = reading.distributed.get("pg_config") or []
         if isinstance(configured, str):
             configured = json.loads(configured)
         for group in configured:
             if isinstance(group, dict):
-                ranks = _ranks(group.get("ranks"), whole(group.get("pg_size"))) or tuple(self._world)
+                ranks = _ranks(group.get("ranks"), whole(group.get("pg_size"))) or self._world
                 self._add(str(group.get("pg_name", "")), ranks)
 
     def _add(self, name: str, ranks: tuple[int, ...]) -> int:
         if name not in self._numbers:
+            self._listed += len(ranks) if ranks is not self._world else 0
+            check_ranks(f"{self._path}: its groups together", self._listed)
             self._numbers[name] = len(self.groups)
             self.groups.append(Group(name, ranks))
         return self._numbers[name]
@@ -252,13 +256,13 @@ class _Groups:
             name = str(args.group)
             if name in self._numbers:
                 return self._numbers[name]
-            size = whole(args.group_size)
+            size = check_ranks(self._path, whole(args.group_size))
             ranks = _ranks(args.group_ranks, size)
             if not ranks and args.group_start is not None and size:
                 ranks = tuple(whole(args.group_start) + i * whole(args.group_stride, 1) for i in range(size))
-            return self._add(name, ranks or tuple(self._world) or (self._rank,))
+            return self._add(name, ranks or self._world or (self._rank,))
         widest = max(range(len(self.groups)), key=lambda at: len(self.groups[at].ranks), default=None)
-        return self._add("", tuple(self._world) or (self._rank,)) if widest is None else widest
+        return self._add("", self._world or (self._rank,)) if widest is None else widest
 
 
 def _ranks(listed: Any, size: int) -> tuple[int, ...]:

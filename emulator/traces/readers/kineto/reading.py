@@ -12,6 +12,7 @@ import numpy as np
 
 from emulator.traces.communication import whole
 from emulator.traces.events import NONE, Lane, LaneKind, What
+from emulator.traces.limits import check_ranks
 from emulator.traces.readers.chrome import ChromeFile
 from emulator.traces.readers.kineto.events import BY_DEVICE, BY_HOST, C10D, Args, Table
 from emulator.traces.readers.sizes import Sizes
@@ -111,7 +112,7 @@ class Reading:
                     "name it rank-N.json, or give --rank N"
                 )
             rank = 0
-        return whole(rank), whole(world)
+        return whole(rank), check_ranks(self.path, whole(world))
 
     def unix_ns(self, at_s: float) -> float:
         """Unix time of a moment of the trace."""

@@ -1,0 +1,19 @@
+"""What a trace may say at most. Far above any job that there is; more is a damaged file, or one made to exhaust whoever
+reads it."""
+
+from __future__ import annotations
+
+from switchml.errors import TraceError
+
+MOST_RANKS = 1 << 20
+LONGEST_S = 1e11
+"""Of a time: some 3,000 years."""
+MOST_BYTES = 1e18
+"""Of one message, copy or tensor."""
+
+
+def check_ranks(source: object, count: int) -> int:
+    """`count` ranks; TraceError where that is more than any job has. `source`: the file that says so."""
+    if not 0 <= count <= MOST_RANKS:
+        raise TraceError(f"{source} speaks of {count:,} ranks; the limit is {MOST_RANKS:,}")
+    return count
