@@ -5,6 +5,7 @@ import random
 from tests.support.p4runtime_controller import exact, v1
 
 NUMBERS = (0, 1, 2, 3, 7, 15, 16, 63, 64, 255, 256, 511, 512, 2**31 - 1)
+BACKED_UP = [{"port": b"\1", "instance": 3, "backup_replicas": [{"port": b"\2", "instance": 4}]}]
 ONE, PORTS = {"value": b"\1"}, [{"port": b"\1", "instance": 3}, {"egress_port": 4}]
 
 
@@ -59,6 +60,13 @@ SEEDS = {
                 "members": [{"member_id": 1, "weight": 1}],
             }
         },
+        {
+            "action_profile_group": {
+                "action_profile_id": 289546160,
+                "group_id": 2,
+                "members": [{"member_id": 1, "weight": 1, "watch_port": b"\1"}],
+            }
+        },
         lpm_entry(s, action_profile_group_id=1),
         lpm_entry(s, action_profile_action_set=one_shot(s)),
     ],
@@ -79,6 +87,11 @@ SEEDS = {
     "multicast": lambda s: [
         {"packet_replication_engine_entry": {"multicast_group_entry": {"multicast_group_id": 3, "replicas": PORTS}}},
         {"packet_replication_engine_entry": {"clone_session_entry": {"session_id": 3, "replicas": PORTS}}},
+        {
+            "packet_replication_engine_entry": {
+                "multicast_group_entry": {"multicast_group_id": 4, "replicas": BACKED_UP}
+            }
+        },
     ],
 }
 

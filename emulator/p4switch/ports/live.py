@@ -94,6 +94,8 @@ class InterfacePort(LivePort):
 
     def __init__(self, number: int, interface: str, io: PacketIO) -> None:
         super().__init__(number, interface)
+        if "\0" in interface:
+            raise ConfigError(f"there is no interface {interface!r}")
         self.socket = sockets.new_packet_socket(interface)
         self.socket.setsockopt(sockets.SOL_PACKET, sockets.AUXDATA, 1)
         self._io, self._ring = io, new_ring(self.socket)
