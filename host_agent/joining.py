@@ -99,7 +99,6 @@ def join(address: str, options: Options) -> Joined:
     impaired = _impaired(options.rank)
     if impaired is not None and transport_name == "shm":
         raise ConfigError("transport shm: shared memory loses and reorders nothing; use another one or auto")
-    warm_up()  # before joining: nobody should wait for a rank that compiles
     host = address.rpartition(":")[0].strip("[]")
     deadline = time.monotonic() + options.timeout_s
     try:
@@ -108,6 +107,9 @@ def join(address: str, options: Options) -> Joined:
         if transport_name == "zmq" or time.monotonic() >= deadline - client.RETRY_S:
             raise
         status = None  # joining explains better what is wrong
+    reached = time.monotonic()
+    warm_up()  # before joining: nobody should wait for a rank that compiles
+    deadline += time.monotonic() - reached
     with contextlib.ExitStack() as undo:
         transport = reach.choose(transport_name, status, host, options.job, options.rank, options.bind_ip)
         undo.callback(transport.close)
