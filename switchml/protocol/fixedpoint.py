@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from switchml.protocol import packet as wire_format
-from switchml.protocol.narrow import decode_int8, decode_int16, encode_int8, encode_int16, spread, steps
+from switchml.protocol.narrow import decode_int8, decode_int16, encode_int8, encode_int16, quotient, spread, steps
 from switchml.runtime.jit import Address, int64, kernel
 from switchml.runtime.memory import bswap32, f32_at, f64_at, float64_of_bits, i32_at, i64_at, u8_at, u32_at, u64_at
 
@@ -305,14 +305,14 @@ def decode(fmt: int, lanes_address: Address, address: Address, count: int, used:
             scale = np.float32(_exp2(shift))
             for i in range(count):
                 x[i] = np.float32(np.int32(bswap32(sums[i]))) * scale
+            if divisor != 1:
+                n = np.float32(divisor)
+                for i in range(count):
+                    x[i] = x[i] / n
         else:
             wide = _exp2(shift)
             for i in range(count):
-                x[i] = np.float32(np.float64(np.int32(bswap32(sums[i]))) * wide)
-        if divisor != 1:
-            n = np.float32(divisor)
-            for i in range(count):
-                x[i] = x[i] / n
+                x[i] = quotient(np.float64(np.int32(bswap32(sums[i]))) * wide, divisor)
     elif fmt == FLOAT64:
         y = f64_at(address, count)
         bits = 31 - room
@@ -326,8 +326,11 @@ def decode(fmt: int, lanes_address: Address, address: Address, count: int, used:
                 np.int32(bswap32(sums[3 * i + 1])),
                 np.int32(bswap32(sums[3 * i + 2])),
             )
-            total = ((low * inverse + middle) * inverse + high) * scale_a * scale_b
-            y[i] = total / divisor if divisor != 1 else total
+            units = (low * inverse + middle) * inverse + high
+            total = units * scale_a * scale_b
+            if divisor != 1:
+                total = total / divisor if np.isfinite(total) else units / divisor * scale_a * scale_b
+            y[i] = total
     elif fmt == INT32:
         z = i32_at(address, count)
         for i in range(count):

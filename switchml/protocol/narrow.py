@@ -10,6 +10,8 @@ With lanes so narrow a block's exponent changes from tensor to tensor, and a rou
 repeated. So a guessed exponent may be larger than needed, by up to the `spread` that the lanes can afford.
 """
 
+from typing import Any
+
 import numpy as np
 
 from switchml.runtime.jit import Address, kernel
@@ -65,6 +67,14 @@ def encode_int8(
         out[i] = 0
 
 
+@kernel(forceinline=True)
+def quotient(total: Any, divisor: int) -> Any:
+    """A float64 sum divided by `divisor` as float32: the sum is rounded first, unless it exceeds float32, where the
+    quotient may not."""
+    whole = np.float32(total)
+    return whole / np.float32(divisor) if np.isfinite(whole) else np.float32(total / divisor)
+
+
 @kernel
 def decode_int16(lanes_address: Address, address: Address, count: int, scale: float, divisor: int) -> None:
     """Sums in big-endian int16 lanes, times `scale`, divided by `divisor`, to float32 at `address`."""
@@ -72,12 +82,12 @@ def decode_int16(lanes_address: Address, address: Address, count: int, scale: fl
     if _LEAST <= scale <= _MOST:
         for i in range(count):
             x[i] = np.float32(np.int16(bswap16(sums[i]))) * np.float32(scale)
+        if divisor != 1:
+            for i in range(count):
+                x[i] = x[i] / np.float32(divisor)
     else:
         for i in range(count):
-            x[i] = np.float32(np.float64(np.int16(bswap16(sums[i]))) * scale)
-    if divisor != 1:
-        for i in range(count):
-            x[i] = x[i] / np.float32(divisor)
+            x[i] = quotient(np.float64(np.int16(bswap16(sums[i]))) * scale, divisor)
 
 
 @kernel
@@ -87,9 +97,9 @@ def decode_int8(lanes_address: Address, address: Address, count: int, scale: flo
     if _LEAST <= scale <= _MOST:
         for i in range(count):
             x[i] = np.float32(np.int8(sums[i])) * np.float32(scale)
+        if divisor != 1:
+            for i in range(count):
+                x[i] = x[i] / np.float32(divisor)
     else:
         for i in range(count):
-            x[i] = np.float32(np.float64(np.int8(sums[i])) * scale)
-    if divisor != 1:
-        for i in range(count):
-            x[i] = x[i] / np.float32(divisor)
+            x[i] = quotient(np.float64(np.int8(sums[i])) * scale, divisor)

@@ -140,11 +140,10 @@ def _encode_narrow(dtype: str, values: Sequence, used: int, workers: int, classe
 
 
 def _decode_narrow(dtype: str, sums: Sequence[int], used: int, workers: int) -> list[float]:
-    """2^Q / m is a float64, and a float32 too where that is in its middle range; then the product is rounded."""
+    """2^Q / m is a float64, and a float32 too where that is in its middle range; so is the product."""
     scale = rounded(Fraction(2) ** block_exponent(dtype, used) / steps(dtype, workers), "float64")
     kind = "float32" if 1e-30 <= scale <= 1e30 else "float64"
-    products = [rounded(x * Fraction(rounded(Fraction(scale), kind)), kind) for x in sums]
-    return [rounded(Fraction(x), "float32") if x else x for x in products]
+    return [rounded(x * Fraction(rounded(Fraction(scale), kind)), kind) for x in sums]
 
 
 def decode(dtype: str, sums: Sequence[int], used: int, workers: int, divisor: int = 1) -> tuple[list, int]:
@@ -157,14 +156,11 @@ def decode(dtype: str, sums: Sequence[int], used: int, workers: int, divisor: in
         return [truncated(x, divisor) for x in exact], sum(not -half <= x < half for x in exact)
     if dtype in NARROW:
         totals = _decode_narrow(dtype, sums, used, workers)
-        return [x if divisor == 1 else quotient(x, divisor, "float32") for x in totals], 0
+        return [quotient(Fraction(x), divisor, "float32") if x else x for x in totals], 0
     bits = 31 - guard_bits(workers)
     unit = Fraction(2) ** (block_exponent(dtype, used) - bits)
-    if dtype == "float32":
-        totals = [rounded(group[0] * unit, dtype) for group in groups]
-    else:
-        totals = [rounded(_joined(group, bits) * unit, dtype) for group in groups]
-    return [x if divisor == 1 else quotient(x, divisor, dtype) for x in totals], 0
+    totals = [(group[0] if dtype == "float32" else _joined(group, bits)) * unit for group in groups]
+    return [quotient(x, divisor, dtype) for x in totals], 0
 
 
 def _joined(limbs: Sequence[int], bits: int) -> Fraction:
@@ -180,11 +176,13 @@ def truncated(x: int, divisor: int) -> int:
     return abs(x) // divisor * (1 if x >= 0 else -1)
 
 
-def quotient(x: float, divisor: int, dtype: str) -> float:
-    """x / divisor rounded once; IEEE keeps the sign of a zero and passes an infinity on."""
-    if x == 0 or not math.isfinite(x):
-        return x
-    return rounded(Fraction(x) / divisor, dtype)
+def quotient(total: Fraction, divisor: int, dtype: str) -> float:
+    """The sum rounded, then its quotient rounded (IEEE keeps the sign of a zero). Where the sum is too large for the
+    type, the quotient in float64 is rounded instead."""
+    x = rounded(total, dtype)
+    if math.isinf(x) and divisor != 1:
+        return rounded(Fraction(rounded(total / divisor, "float64")), dtype)
+    return x if x == 0 or divisor == 1 else rounded(Fraction(x) / divisor, dtype)
 
 
 def rounded(value: Fraction, dtype: str) -> float:

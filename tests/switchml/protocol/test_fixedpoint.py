@@ -167,6 +167,22 @@ def test_decoding_is_the_specification(format_, workers, lanes, mean):
     assert bits(dtype, got) == bits(dtype, expected) and misfits == 0
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64", *NARROW])
+@pytest.mark.parametrize("workers", [2, 3, 8])
+def test_a_mean_is_finite_where_only_the_sum_is_not(dtype, workers):
+    """Nearly the largest number on every rank, and half of it."""
+    largest = float(np.dtype(ELEMENT[dtype]).type(0.9 * LARGEST[ELEMENT[dtype]]))
+    blocks = [[largest, -largest / 2]] * workers
+    total, _ = reference.all_reduce(dtype, blocks)
+    mean, _ = reference.all_reduce(dtype, blocks, workers)
+    used = fixedpoint.canonical(need(dtype, blocks[0]), fixedpoint.FORMATS[dtype])
+    sums = np.sum([encode(dtype, block, used, workers) for block in blocks], axis=0, dtype=np.int64)
+    assert math.isinf(total[0])
+    got, _ = decode(dtype, sums.tolist(), used, workers, workers)
+    assert bits(dtype, got) == bits(dtype, mean)
+    np.testing.assert_allclose(got, blocks[0], rtol=0.5 if dtype in NARROW else 1e-6)
+
+
 def codes_of(dtype: str) -> list[int]:
     """Every code that a result of finite values may come with."""
     return {"float32": FLOAT32_CANONICAL, "float64": FLOAT64_CANONICAL}.get(dtype, list(CODES))
