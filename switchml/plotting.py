@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from switchml.errors import ConfigError
+from switchml.output_files import whole_file
 
 ENDINGS = (".png", ".svg", ".pdf", ".html")
 SWITCHML, GLOO, GREY = "#1b6ca8", "#d1603d", "#888888"
@@ -60,13 +61,11 @@ def figure(path: Path, title: str, size: tuple[float, float], columns: int = 1, 
 
 
 def _write(picture: Any, title: str, path: Path) -> None:
-    try:
+    with whole_file(path) as part:
         if path.suffix != ".html":
-            picture.savefig(path, dpi=_DOTS_PER_INCH)
+            picture.savefig(part, dpi=_DOTS_PER_INCH)
             return
         drawing = io.StringIO()
         picture.savefig(drawing, format="svg")
         svg = drawing.getvalue()
-        path.write_text(_PAGE.format(title=html.escape(title), svg=svg[svg.index("<svg") :]), encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror or error}") from None
+        part.write_text(_PAGE.format(title=html.escape(title), svg=svg[svg.index("<svg") :]), encoding="utf-8")

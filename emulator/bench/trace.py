@@ -13,6 +13,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from switchml.output_files import whole_file
+
 _STEP = 2000
 """Operators in an iteration."""
 
@@ -82,7 +84,10 @@ def write(path: Path, size_bytes: int) -> int:
     """A trace like that of a GPU job: iterations of operators, each launching a kernel, and now and then an all-reduce.
     Returns its size before compression."""
     written = 0
-    with gzip.open(path, "wb", compresslevel=3) if path.suffix == ".gz" else path.open("wb") as file:
+    with (
+        whole_file(path) as part,
+        gzip.open(part, "wb", compresslevel=3) if path.suffix == ".gz" else part.open("wb") as file,
+    ):
         info = {"backend": "nccl", "rank": 0, "world_size": 2}
         written += file.write(f'{{"schemaVersion": 1, "distributedInfo": {json.dumps(info)}, "traceEvents": ['.encode())
         separator = b"\n"

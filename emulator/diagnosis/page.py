@@ -15,6 +15,7 @@ from emulator.report.lanes import COLUMNS, Lane, cause_of, is_above
 from emulator.report.page import Share, shares, template, timeline
 from emulator.report.tables import LONGEST
 from emulator.workload.graph import Kind
+from switchml.output_files import whole_file
 
 SHORT = {"exposed communication": "communication"}
 """What a part is called where what is hidden of it counts, too, or the critical path is on it."""
@@ -24,7 +25,8 @@ MOST_RANKS = 16
 
 def write_page(diagnosis: Diagnosis, path: str | Path, title: str) -> None:
     """Render `diagnosis` into one file."""
-    Path(path).write_text(template("diagnosis.html", Path(__file__).parent).render(_content(diagnosis, title)))
+    with whole_file(path) as part:
+        part.write_text(template("diagnosis.html", Path(__file__).parent).render(_content(diagnosis, title)))
 
 
 def _content(diagnosis: Diagnosis, title: str) -> dict[str, Any]:

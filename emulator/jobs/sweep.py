@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from switchml.errors import ConfigError, SwitchMLError
+from switchml.output_files import whole_file
 
 Value = int | float | str
 Point = dict[str, Value]
@@ -281,21 +282,20 @@ def write_rows(rows: list[Row], out: Path) -> None:
     """One line a row, a column for every key that some row has; nested dictionaries as `parts.compute`."""
     flat = [_flattened(row) for row in rows]
     columns = list(dict.fromkeys(name for row in flat for name in row))
-    part = out.with_name(out.name + ".part")
-    if out.suffix == ".parquet":
-        import pyarrow
-        import pyarrow.parquet
+    with whole_file(out) as part:
+        if out.suffix == ".parquet":
+            import pyarrow
+            import pyarrow.parquet
 
-        table = {name: _column([row.get(name) for row in flat]) for name in columns}
-        pyarrow.parquet.write_table(pyarrow.table(table), part)
-    else:
-        import csv
+            table = {name: _column([row.get(name) for row in flat]) for name in columns}
+            pyarrow.parquet.write_table(pyarrow.table(table), part)
+        else:
+            import csv
 
-        with part.open("w", newline="") as file:
-            writer = csv.DictWriter(file, columns, restval="")
-            writer.writeheader()
-            writer.writerows(flat)
-    part.replace(out)
+            with part.open("w", newline="") as file:
+                writer = csv.DictWriter(file, columns, restval="")
+                writer.writeheader()
+                writer.writerows(flat)
 
 
 def _flattened(row: Row, prefix: str = "") -> Row:

@@ -14,7 +14,7 @@ from emulator.optimizer.passes import PASSES, Setting
 from emulator.optimizer.search import SearchResult
 from emulator.whatif.buckets import MIB
 from switchml import codecs
-from switchml.errors import ConfigError
+from switchml.output_files import whole_file
 
 
 def tables(result: SearchResult, machine: Machine, source: str) -> dict[str, dict[str, Any]]:
@@ -74,10 +74,8 @@ def write_toml(path: Path, tables: Mapping[str, Any], use: str) -> None:
     for name, table in tables.items():
         if isinstance(table, dict):
             lines += ["", f"[{name}]", *(f"{key} = {_toml(value)}" for key, value in table.items())]
-    try:
-        path.write_text("\n".join(lines) + "\n")
-    except OSError as error:
-        raise ConfigError(f"--out {path}: {error.strerror}") from None
+    with whole_file(path) as part:
+        part.write_text("\n".join(lines) + "\n")
 
 
 def _toml(value: Any) -> str:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from emulator.peers.world import World
 from switchml.errors import ConfigError, SwitchMLError
+from switchml.output_files import whole_file
 from switchml.text import plain
 
 WARMUP = 3
@@ -90,7 +90,8 @@ def deliver(world: World) -> None:
         print_report(as_json(world), sys.stderr)
     try:
         if settings.report:
-            Path(settings.report).write_text(json.dumps(as_json(world)) + "\n")
+            with whole_file(settings.report) as part:
+                part.write_text(json.dumps(as_json(world)) + "\n")
         if settings.timeline:
             write_timeline(world, settings.timeline)
     except (SwitchMLError, OSError) as error:  # the training is done: no reason to fail it

@@ -20,6 +20,7 @@ from emulator.report.lanes import COLUMNS, PHASES, SHADES, lanes, phase_of
 from emulator.report.perfetto import shown_ranks
 from emulator.report.tables import LONGEST, bytes_text, time_text
 from emulator.workload.graph import Kind
+from switchml.output_files import whole_file
 from switchml.text import plain
 
 if TYPE_CHECKING:
@@ -72,7 +73,8 @@ class Page:
 
 def write_page(page: Page, path: str | Path) -> None:
     """Render `page` into one HTML file."""
-    Path(path).write_text(template("page.html").render(_content(page)))
+    with whole_file(path) as part:
+        part.write_text(template("page.html").render(_content(page)))
 
 
 def template(name: str, folder: Path | None = None) -> jinja2.Template:

@@ -16,6 +16,7 @@ from emulator.replay.critical import CriticalPath
 from emulator.replay.engine import Replayed
 from emulator.workload.graph import NO_MICRO_BATCH, NO_TRANSFER, Collective, Graph, Kind
 from switchml.errors import ConfigError
+from switchml.output_files import whole_file
 
 MOST_OPS = 500_000
 """Of a timeline for which no ranks are named: some 100 MB, about what the viewers bear."""
@@ -41,7 +42,10 @@ def write_timeline(
         "ranks": len(graph.ranks),
     }
     path = Path(path)
-    with gzip.open(path, "wt", compresslevel=4) if path.suffix == ".gz" else path.open("w") as file:
+    with (
+        whole_file(path) as part,
+        gzip.open(part, "wt", compresslevel=4) if path.suffix == ".gz" else part.open("w") as file,
+    ):
         file.write('{"displayTimeUnit": "ms", "otherData": ' + json.dumps(about) + ', "traceEvents": [\n')
         for number, event in enumerate(_events(played, shown, critical)):
             file.write((",\n" if number else "") + json.dumps(event, separators=(",", ":")))

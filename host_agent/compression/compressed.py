@@ -7,6 +7,7 @@ collectives one after the other, and every rank must run the same ones in the sa
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import time
 from collections.abc import Callable, Generator, Iterable
@@ -409,7 +410,9 @@ def warm_up(chosen: Iterable[Codec], reducer: Reducer) -> None:
     x = np.linspace(-1, 1, WARM_UP_ELEMENTS, dtype=np.float32)
     turn = turn_of(reducer, "warm-up", shape=(x.size // 64, 64))
     folder = cache_root()
-    folder.mkdir(parents=True, exist_ok=True)
-    with FileLock(folder / "codecs.lock"):
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):  # a cache that is not ours to write: each process compiles for itself
+            folder.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(FileLock(folder / "codecs.lock"))
         for codec in chosen:
             drive(codec.exchange(codec.new_state(), x, turn), Echo(reducer), turn)

@@ -6,21 +6,21 @@
     rank-N.wire.npz   of each of its agents: calls_K (recording.CALL) and packets_K (packet_log.PACKET)
     rank-N.about.json whose trace this is, and what else is known
 
-Each is whole or not there. The last is written last: where it is, all are.
+Each is whole or not there (switchml/output_files.py). The last is written last: where it is, all are.
 """
 
 from __future__ import annotations
 
-import contextlib
 import gzip
 import json
 import os
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from switchml.output_files import whole_file
 
 if TYPE_CHECKING:
     from host_agent.profile.capture import Capture
@@ -41,7 +41,7 @@ def write(capture: Capture, folder: Path, execution_trace: Path | None, about: d
     try:
         capture.profiler.export_chrome_trace(str(plain))
         with (
-            _whole(folder / f"rank-{rank}.json.gz") as path,
+            whole_file(folder / f"rank-{rank}.json.gz") as path,
             plain.open("rb") as source,
             gzip.open(path, "wb", compresslevel=_LEVEL) as packed,
         ):
@@ -50,13 +50,13 @@ def write(capture: Capture, folder: Path, execution_trace: Path | None, about: d
         plain.unlink(missing_ok=True)
     if execution_trace is not None and execution_trace.exists():
         os.replace(execution_trace, folder / f"rank-{rank}.et.json")
-    with _whole(folder / f"rank-{rank}.sizes.json") as path:
+    with whole_file(folder / f"rank-{rank}.sizes.json") as path:
         path.write_text(json.dumps(capture.sizes.as_json()))
     logs = capture.recording.logs
     if logs:
         arrays = {f"calls_{k}": each.calls_array() for k, each in enumerate(logs)}
         arrays |= {f"packets_{k}": each.packets for k, each in enumerate(logs)}
-        with _whole(folder / f"rank-{rank}.wire.npz") as path, path.open("wb") as file:
+        with whole_file(folder / f"rank-{rank}.wire.npz") as path, path.open("wb") as file:
             np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
     agents = [
         {name: getattr(each, name) for name in _DESCRIBED}
@@ -64,16 +64,5 @@ def write(capture: Capture, folder: Path, execution_trace: Path | None, about: d
         | {"before": each.before, "after": each.after}
         for each in logs
     ]
-    with _whole(folder / ABOUT.format(rank)) as path:
+    with whole_file(folder / ABOUT.format(rank)) as path:
         path.write_text(json.dumps({"format": "switchml", "version": VERSION} | about | {"agents": agents}, indent=1))
-
-
-@contextlib.contextmanager
-def _whole(path: Path) -> Iterator[Path]:
-    """A file beside `path` that takes its name in the end."""
-    part = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        yield part
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)

@@ -6,6 +6,7 @@ that needs it.
 Exit codes: 0 done, 1 the subcommand failed (one line on stderr says why), 2 wrong usage, 130 interrupted.
 """
 
+import errno
 import functools
 import importlib
 from collections.abc import Mapping, Sequence
@@ -32,6 +33,15 @@ EXTRA_OF_MODULE: dict[str, str] = {
     "msgspec": "trace",
 }
 """Optional top-level module → the extra that installs it."""
+LACKING: dict[int, str] = {
+    errno.ENOSPC: "free some space, or write elsewhere",
+    errno.EDQUOT: "free some space, or write elsewhere",
+    errno.EROFS: "choose a place that can be written",
+    errno.EMFILE: "this needs more file descriptors than `ulimit -n` allows",
+    errno.ENFILE: "the system has no more file descriptors",
+    errno.ENOMEM: "this needs more memory than the machine, or `ulimit -v`, has left",
+}
+"""What the machine lacks, by errno, and what to do about it."""
 
 
 @functools.cache
@@ -80,6 +90,13 @@ class LazyGroup(click.Group):
                 raise
             extra = EXTRA_OF_MODULE[missing]
             _fail(ctx, f"this needs {missing} ({error}); install it with: pip install 'switchml[{extra}]'")
+        except OSError as error:
+            if error.errno not in LACKING:
+                raise
+            where = f"{error.filename}: " if error.filename else ""
+            _fail(ctx, f"{where}{error.strerror}: {LACKING[error.errno]}")
+        except MemoryError as error:
+            _fail(ctx, f"{LACKING[errno.ENOMEM]} {error}")
         except KeyboardInterrupt:
             ctx.exit(130)
 

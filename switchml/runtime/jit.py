@@ -47,9 +47,14 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def cache_root() -> Path:
-    """Where compiled kernels are kept."""
+    """Where compiled kernels are kept; a place where nothing can be, if this user has no home."""
     chosen = os.environ.get("SWITCHML_CACHE_DIR")
-    return Path(chosen) if chosen else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "switchml"
+    if chosen:
+        return Path(chosen)
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "switchml"
+    except RuntimeError:
+        return Path(os.devnull, "switchml")
 
 
 @functools.cache

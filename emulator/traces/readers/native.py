@@ -16,6 +16,7 @@ import numpy as np
 from emulator.traces.events import Events, Group, Lane, LaneKind, Pings, RankTrace, Wire
 from switchml.errors import TraceError
 from switchml.files import read_arrays
+from switchml.output_files import whole_file
 
 VERSION = 1
 SUFFIX = ".trace.npz"
@@ -34,7 +35,8 @@ def write(trace: RankTrace, path: Path) -> None:
         for field in dataclasses.fields(table)
     }
     text = np.frombuffer(json.dumps(head(trace)).encode(), np.uint8)
-    np.savez_compressed(path, head=text, causes=trace.causes, steps=trace.steps, **arrays)
+    with whole_file(path) as part:
+        np.savez_compressed(part, head=text, causes=trace.causes, steps=trace.steps, **arrays)
 
 
 def head(trace: RankTrace) -> dict[str, Any]:

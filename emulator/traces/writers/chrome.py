@@ -14,13 +14,17 @@ import numpy as np
 
 from emulator.traces.events import RankTrace, What
 from emulator.workload.graph import Collective
+from switchml.output_files import whole_file
 
 
 def write(traces: list[RankTrace], path: Path) -> None:
     """Write `path`, compressed where it ends in .gz. Clocks are taken as they are."""
     epochs = np.array([trace.epoch_s for trace in traces])
     shift_s = epochs - epochs.min()
-    with gzip.open(path, "wt", compresslevel=4) if path.suffix == ".gz" else path.open("w") as file:
+    with (
+        whole_file(path) as part,
+        gzip.open(part, "wt", compresslevel=4) if path.suffix == ".gz" else part.open("w") as file,
+    ):
         file.write('{"displayTimeUnit": "ms", "traceEvents": [\n')
         separator = ""
         for trace, from_s in zip(traces, shift_s.tolist(), strict=True):

@@ -15,6 +15,7 @@ from emulator.traces.readers.chakra import chakra_pb2 as pb
 from emulator.traces.readers.chrome import open_plain
 from emulator.workload.graph import Collective
 from switchml.errors import TraceError
+from switchml.output_files import whole_file
 
 VERSION = "1.0.0"
 
@@ -56,7 +57,7 @@ def is_chakra(start: bytes) -> bool:
 
 def write_messages(path: Path, messages: Iterable[Any]) -> None:
     """Write protobuf messages, the metadata first."""
-    with path.open("wb") as file:
+    with whole_file(path) as part, part.open("wb") as file:
         for message in messages:
             data = message.SerializeToString()
             file.write(_encoded(len(data)) + data)
