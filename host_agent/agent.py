@@ -152,6 +152,8 @@ class HostAgent(Agent):
         return join(address, options)
 
     def leave(self) -> None:
+        if self.is_forked:
+            return
         with self._close_lock:
             if self._closing:
                 return

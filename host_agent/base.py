@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import os
 from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,7 @@ import numpy as np
 
 from host_agent import density, tensors
 from host_agent.calls import Ending, Handle, OnDone, Request
-from switchml.errors import ConfigError, UnsupportedTensor
+from switchml.errors import ConfigError, JobError, UnsupportedTensor
 from switchml.protocol.sparse import Sparse
 from switchml.runtime.memory import f32_at
 
@@ -36,10 +37,16 @@ class Agent(abc.ABC):
 
     def __init__(self, ending: Ending) -> None:
         self._ending = ending
+        self._pid = os.getpid()
         self._compressors: dict[tuple[str, str | None], Any] = {}
 
     def __enter__(self) -> Self:
         return self
+
+    @property
+    def is_forked(self) -> bool:
+        """Whether this is a copy in a forked child, which has neither the agent's threads nor its place in the job."""
+        return os.getpid() != self._pid
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
         self.leave()
@@ -64,7 +71,8 @@ class Agent(abc.ABC):
 
     @abc.abstractmethod
     def leave(self) -> None:
-        """Leave the job and free everything; calls that are still under way fail. May be called twice."""
+        """Leave the job and free everything; calls that are still under way fail. May be called twice. Nothing happens
+        in a forked child."""
 
     def abort(self, error: BaseException) -> None:
         """Fail every call under way, and every later one, with `error`; the agent stays joined until `leave`."""
@@ -169,5 +177,10 @@ class Agent(abc.ABC):
         `on_done(None or error)` is called once, from the agent's thread, and must not wait for another call of this
         agent. The memory must stay alive until then (`keep` holds it). `sparse`: overrides that of `join`.
         """
+        if self.is_forked:
+            raise JobError(
+                f"rank {self.rank} of job '{self.job}' is process {self._pid}, from which this one was forked: a child "
+                "can't use its parent's agent; start processes before joining, or with the method spawn"
+            )
         choice = None if sparse is None else density.choice(sparse)
         self.submit(Request(source, target, numel, dtype, op, on_done, timeout_s, keep, choice, wire))

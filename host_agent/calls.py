@@ -5,13 +5,14 @@ from __future__ import annotations
 import collections
 import logging
 import math
+import os
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from host_agent import density
-from switchml.errors import CollectiveTimeout, SumOverflow
+from switchml.errors import CollectiveTimeout, JobError, SumOverflow
 
 log = logging.getLogger("host_agent")
 
@@ -191,6 +192,7 @@ class Handle:
     _done: threading.Event = field(default_factory=threading.Event)
     _error: BaseException | None = None
     _result: Any = None
+    _pid: int = field(default_factory=os.getpid)
 
     def is_done(self) -> bool:
         return self._done.is_set()
@@ -202,6 +204,8 @@ class Handle:
 
     def wait(self, timeout_s: float | None = None) -> Any:
         """The reduced array. Raises the call's error, or CollectiveTimeout after `timeout_s` (the call goes on)."""
+        if os.getpid() != self._pid and not self.is_done():
+            raise JobError(f"this all-reduce is process {self._pid}'s: a forked child can't wait for its parent's")
         if not self._done.wait(timeout_s):
             raise CollectiveTimeout(f"all-reduce not done after {timeout_s:g} s of waiting")
         if self._error is not None:

@@ -90,6 +90,8 @@ class ShardedAgent(Agent):
             agent.global_ranks = ranks
 
     def leave(self) -> None:
+        if self.is_forked:
+            return
         self.abort(JobError(f"rank {self.rank} left job '{self.job}'"))
         for agent in self._agents:
             agent.leave()

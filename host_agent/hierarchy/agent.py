@@ -132,6 +132,8 @@ class HierarchicalAgent(Agent):
             self._network.global_ranks = tuple(ranks[each[0]] for each in self.hosts)
 
     def leave(self) -> None:
+        if self.is_forked:
+            return
         with self._close_lock:
             if self._closing:
                 return

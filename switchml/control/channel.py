@@ -7,6 +7,7 @@ is alive all the same.
 """
 
 import ssl
+from contextlib import suppress
 from pathlib import Path
 
 from switchml.errors import ConfigError
@@ -16,6 +17,11 @@ CONTROL_PORT = 50099
 PEER_TIMEOUT_S = 10.0
 MIN_PEER_TIMEOUT_S = 2.0
 """gRPC clients send at most one ping a second, so a shorter silence is no sign of failure."""
+
+
+_HANDSHAKE_TURNS = 4
+_DATE_PROBLEMS = (9, 10)
+"""X509_V_ERR_CERT_NOT_YET_VALID, X509_V_ERR_CERT_HAS_EXPIRED (openssl/x509_vfy.h)."""
 
 
 def keepalive_options(peer_timeout_s: float) -> list[tuple[str, int]]:
@@ -83,3 +89,26 @@ def read_key_pair(certificate: str | Path, key: str | Path) -> tuple[bytes, byte
             f"TLS certificate {certificate} with key {key}: {getattr(error, 'reason', None) or error}"
         ) from error
     return private, chain
+
+
+def date_problem(certificate: str | Path, key: str | Path) -> str:
+    """What clients will object to in the dates of a server's certificate, in OpenSSL's words ("certificate has
+    expired"); "" if nothing. Found by a handshake in memory, with a client that trusts this very certificate.
+    """
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server.load_cert_chain(certificate, key, password="")
+    client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    client.check_hostname = False
+    client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    client.load_verify_locations(certificate)
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    ends = [client.wrap_bio(to_client, to_server), server.wrap_bio(to_server, to_client, server_side=True)]
+    try:
+        for end in ends * _HANDSHAKE_TURNS:
+            with suppress(ssl.SSLWantReadError):
+                end.do_handshake()
+    except ssl.SSLCertVerificationError as error:
+        return error.verify_message if error.verify_code in _DATE_PROBLEMS else ""
+    except ssl.SSLError:
+        pass  # nothing about dates
+    return ""

@@ -28,7 +28,7 @@ from typing import Any
 import grpc
 
 from switchml.control import metrics, rpc, v2_pb2
-from switchml.control.channel import CONTROL_PORT, PEER_TIMEOUT_S, keepalive_options, read_key_pair
+from switchml.control.channel import CONTROL_PORT, PEER_TIMEOUT_S, date_problem, keepalive_options, read_key_pair
 from switchml.control.connections import IdleConnections, address_of, client_of, is_reached_at
 from switchml.control.dataplane import Address, Dataplane
 from switchml.control.events import EventPublisher
@@ -117,6 +117,8 @@ class Controller:
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ConfigError("TLS needs both a certificate and a key: one of the two is missing")
         self._key_pair = read_key_pair(self.tls_cert, self.tls_key) if self.tls_cert and self.tls_key else None
+        if self.tls_cert and self.tls_key and (problem := date_problem(self.tls_cert, self.tls_key)):
+            log.warning("TLS certificate %s: %s; agents will refuse it", self.tls_cert, problem)
         self._options = [
             *keepalive_options(self.peer_timeout_s),
             ("grpc.so_reuseport", 0),
@@ -197,15 +199,17 @@ class Controller:
                 loop.create_task(self._tick(EXPIRY_PERIOD_S, self._expire)),
                 loop.create_task(self._tick(SAMPLE_PERIOD_S, self._sample)),
             ]
-            ready.set_result(
-                Addresses(
-                    control=control,
-                    data=self.dataplane.address,
-                    events=self._publisher.address,
-                    tunnel=tunnel.address if tunnel else None,
-                    metrics=page.address if page else None,
-                )
+            addresses = Addresses(
+                control=control,
+                data=self.dataplane.address,
+                events=self._publisher.address,
+                tunnel=tunnel.address if tunnel else None,
+                metrics=page.address if page else None,
             )
+            if self._key_pair is not None:
+                plain = [name for name, at in vars(addresses).items() if at is not None and name != "control"]
+                log.warning("TLS protects the control port alone; not encrypted: %s", ", ".join(plain))
+            ready.set_result(addresses)
             reason = await self._stop_reason
             self._jobs.deliver(self._registry.shutdown(reason))
             self._sessions.shutdown(reason)

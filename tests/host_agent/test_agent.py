@@ -6,6 +6,9 @@ compared bit by bit. What moves data runs over UDP and through shared memory.
 
 from __future__ import annotations
 
+import os
+import select
+import signal
 import threading
 
 import numpy as np
@@ -15,6 +18,7 @@ from host_agent.agent import HostAgent
 from switchml.errors import (
     CollectiveTimeout,
     ConfigError,
+    JobError,
     JoinError,
     UnsupportedTensor,
 )
@@ -432,3 +436,29 @@ def test_stats(join):
     assert stats["calls"] == 1 and stats["bytes"] == 4 * 25_600
     assert stats["received"] >= 100 and stats["sent"] == 100 + stats["repeats"] + stats["retransmitted"]
     assert stats["refused"] == 0 and stats["goodput_bps"] > 0 and stats["rtt_s"] > 0
+
+
+def test_a_forked_child_is_told_and_leaves_its_parents_job_alone(trio):
+    reading, writing = os.pipe()
+    waiting = trio[0].allreduce(np.ones(1000, "float32"), async_op=True)
+    child = os.fork()
+    if child == 0:
+        for call in (lambda: trio[0].allreduce(np.ones(3, "float32"), timeout_s=DEADLINE_S), waiting.wait):
+            try:
+                call()
+            except JobError as error:
+                os.write(writing, f"{error}\n".encode())
+        trio[0].leave()
+        os._exit(0)
+    os.close(writing)
+    try:
+        with open(reading) as errors:
+            until(lambda: select.select([errors], [], [], 0)[0])
+            called, waited = errors.read().splitlines()
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    assert f"is process {os.getpid()}, from which this one was forked" in called
+    assert f"this all-reduce is process {os.getpid()}'s" in waited
+    handles = [agent.allreduce(np.ones(1000, "float32"), async_op=True) for agent in trio[1:]]
+    assert [handle.wait(DEADLINE_S)[0] for handle in (waiting, *handles)] == [3, 3, 3]

@@ -256,6 +256,17 @@ def test_a_used_port_is_one_clear_error(aggregator):
 @pytest.fixture(scope="module")
 def tls_files(tmp_path_factory) -> tuple[Path, Path]:
     """A certificate of its own for 127.0.0.1, and its key."""
+    return self_signed(tmp_path_factory.mktemp("tls"), days=1)
+
+
+@pytest.fixture(scope="module")
+def expired_files(tmp_path_factory) -> tuple[Path, Path]:
+    """The same, an hour too old."""
+    return self_signed(tmp_path_factory.mktemp("expired"), days=-1 / 24)
+
+
+def self_signed(folder: Path, days: float) -> tuple[Path, Path]:
+    """Files of a certificate that is valid for so many `days`, and of its key."""
     x509 = pytest.importorskip("cryptography.x509")
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -270,12 +281,11 @@ def tls_files(tmp_path_factory) -> tuple[Path, Path]:
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - datetime.timedelta(days=1))
-        .not_valid_after(now + datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=days))
         .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False)
         .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
         .sign(key, hashes.SHA256())
     )
-    folder = tmp_path_factory.mktemp("tls")
     (folder / "cert.pem").write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
     (folder / "key.pem").write_bytes(
         key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
@@ -316,3 +326,15 @@ def test_tls_files_that_can_not_be_used_are_named(tls_files, tmp_path):
     other.write_text("-----BEGIN CERTIFICATE-----\nnothing\n-----END CERTIFICATE-----\n")
     with pytest.raises(ConfigError, match="TLS CA file .*other.pem: holds no usable certificate"):
         client.join("127.0.0.1:1", job="x", rank=0, world_size=1, data_address=("127.0.0.1", 1), tls_ca=other)
+
+
+def test_an_expired_certificate_and_plain_ports_are_said_at_start(start, tls_files, expired_files, caplog):
+    certificate, key = tls_files
+    start(tls_cert=certificate, tls_key=key, metrics_port=0)
+    assert "TLS protects the control port alone; not encrypted: data, events, metrics" in caplog.text
+    assert "agents will refuse it" not in caplog.text
+    certificate, key = expired_files
+    aggregator = start(tls_cert=certificate, tls_key=key)
+    assert f"TLS certificate {certificate}: certificate has expired; agents will refuse it" in caplog.text
+    with pytest.raises(JoinError, match="CERTIFICATE_VERIFY_FAILED"):
+        aggregator.join(tls_ca=certificate, timeout_s=1.0)
