@@ -71,6 +71,7 @@ class HostAgent(Agent):
             joined.transport.raw,
             joined.transport.ends,
             joined.impaired,
+            joined.key,
         )
         self._closing, self._close_lock = False, threading.Lock()
         self._thread = threading.Thread(target=self._run, name=f"switchml-agent-{self.rank}", daemon=True)
@@ -101,6 +102,7 @@ class HostAgent(Agent):
         wire: str | None = None,
         sparse: SparseOption = None,
         hierarchy: str | None = None,
+        authenticate: bool | None = None,
     ) -> Agent:
         """Join `job` at the aggregator whose control port is `address` (host:port; default: $SWITCHML_AGGREGATOR).
         Several addresses, separated by commas, share the work (sharded.py); every rank must list the same ones in the
@@ -121,8 +123,10 @@ class HostAgent(Agent):
         "on:block=64,threshold=1e-6" (elements, and the magnitude up to which an element counts as zero), or a
         `Sparse(…)` (default: $SWITCHML_SPARSE, or off). `hierarchy`: with "node" the ranks of a host sum in shared
         memory, and one of them speaks to the network (docs/hierarchy.md); "node:NAME" names the host, which otherwise
-        is this machine and network namespace (default: $SWITCHML_HIERARCHY, or none). Raises JoinError if the
-        aggregator refuses or can't be reached, ConfigError for invalid arguments.
+        is this machine and network namespace (default: $SWITCHML_HIERARCHY, or none). `authenticate`: packets
+        carry tags, keyed for this job, so that nobody else can forge them (docs/protocol.md, section 10); all ranks
+        alike, and not on a P4 switch (default: $SWITCHML_AUTHENTICATE is 1). Raises JoinError if the aggregator refuses
+        or can't be reached, ConfigError for invalid arguments.
         """
         address = address or os.environ.get("SWITCHML_AGGREGATOR")
         if not address:
@@ -144,6 +148,7 @@ class HostAgent(Agent):
             transport=transport,
             wire=wire,
             sparse=sparse,
+            authenticate=authenticate,
         )
         level, host = resolve(hierarchy)
         join = functools.partial(_join_aggregators, cls)

@@ -36,7 +36,7 @@ from switchml.protocol.worker_state import DONE, TASKS
 
 DENSE_ONLY = "sparse on: this aggregator is a tree of switches, which add dense tensors only; expected off or auto"
 
-COUNTERS = ("sent", "received", "retransmitted", "refused", "waits", "spurious", "repeats", "streamed")
+COUNTERS = ("sent", "received", "retransmitted", "refused", "waits", "spurious", "repeats", "streamed", "refused_auth")
 """Names of the worker's counters in `Core.stats`."""
 _DISAGREEMENTS = {
     worker_state.ERROR_MIXED: "the ranks' contributions differ in dtype",
@@ -203,8 +203,8 @@ class Core(CallQueue[TaskCall]):
 
     def stats(self) -> dict[str, float]:
         """Counters since joining: packets sent (retransmissions included), received, retransmitted, refused, waits,
-        spurious, repeats, streamed (rounds of sparse streams after their first); round-trip time and retransmission
-        timeout in seconds; the window in rounds; and `totals`."""
+        spurious, repeats, streamed (rounds of sparse streams after their first), refused_auth (without the right tag of
+        authentication); round-trip time and retransmission timeout in seconds; the window in rounds; and `totals`."""
         worker = self.worker
         return {name: int(worker.counters[name]) for name in COUNTERS} | {
             "rtt_s": int(worker.rtt["srtt"]) / 1e9,

@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import socket
 import time
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,7 +19,9 @@ from switchml.control import client
 from switchml.errors import ConfigError, JoinError
 from switchml.net import shm
 from switchml.net.tunnel import TunnelClient, choose_address
+from switchml.protocol.authentication import TAG_BYTES, packet_rows
 from switchml.protocol.fixedpoint import headroom
+from switchml.protocol.packet import HEADER_BYTES, MAX_SPARSE_BYTES
 from switchml.protocol.sizes import WIRES
 from switchml.protocol.sparse import Sparse
 
@@ -46,6 +49,7 @@ class Options:
     transport: str | None
     wire: str | None
     sparse: density.Choice | Sparse | bool | str | None
+    authenticate: bool | None
 
     def until(self, deadline: float, **changes: Any) -> Options:
         """With so much time as is left, but a little of it, and `changes`."""
@@ -77,6 +81,11 @@ class Joined:
         return "udp" if self.transport.name == "auto" else self.transport.name
 
     @property
+    def key(self) -> bytes:
+        """With what packets are signed; through shared memory, whose writers are known, they are not."""
+        return self.session.info.key if self.segment is None else b""
+
+    @property
     def aggregator(self) -> tuple[str, int]:
         """Where datagrams go."""
         return self.transport.aggregator if self.tunnel is None else self.tunnel.address
@@ -86,6 +95,11 @@ class Joined:
         info = self.session.info
         if self.segment is not None:
             return {"packets": shm.packets_of(self.segment, self.options.rank), "lossless": True}
+        if self.key:
+            return {
+                "packets": packet_rows(info.slots, HEADER_BYTES + info.payload_bytes, TAG_BYTES),
+                "wide": packet_rows(info.slots, MAX_SPARSE_BYTES, TAG_BYTES),
+            }
         return {
             "packets": self.transport.packet_rows(info.slots, info.payload_bytes),
             "wide": self.transport.sparse_rows(info.slots),
@@ -132,6 +146,7 @@ def join(address: str, options: Options) -> Joined:
             receive_buffer_bytes=buffer_bytes,
             transport="udp" if transport.name == "auto" else transport.name,
             mac=transport.mac,
+            authenticate=bool(options.authenticate),
             timeout_s=options.until(deadline).timeout_s,
             **options.client_options(),
         )
@@ -149,6 +164,7 @@ def join(address: str, options: Options) -> Joined:
         f"packet, aggregator {ip}:{port}"
     )
     _warn_of_few_levels(options, wire)
+    _warn_of_open_key(options, host)
     return joined
 
 
@@ -166,7 +182,13 @@ def _resolved(options: Options) -> tuple[Options, density.Choice]:
         raise ConfigError(f"wire {wire}: its lanes can't hold the sum of {world_size} ranks; use a wider one")
     if not 0 <= rank < world_size:
         raise ConfigError(f"rank {rank} of {world_size}: expected 0 <= rank < world_size")
-    return replace(options, transport=transport, wire=wire), sparse
+    authenticate = options.authenticate
+    if authenticate is None:
+        text = os.environ.get("SWITCHML_AUTHENTICATE") or "0"
+        if text not in ("0", "1"):
+            raise ConfigError(f"SWITCHML_AUTHENTICATE={text}: expected 0 or 1")
+        authenticate = text == "1"
+    return replace(options, transport=transport, wire=wire, authenticate=authenticate), sparse
 
 
 def _warn_of_few_levels(options: Options, wire: str) -> None:
@@ -175,6 +197,15 @@ def _warn_of_few_levels(options: Options, wire: str) -> None:
         log.warning(
             f"job '{options.job}': with {options.world_size} ranks an {wire} lane has {levels} steps on each side of "
             "zero for a rank's values; int16 or int32 lanes are more exact"
+        )
+
+
+def _warn_of_open_key(options: Options, host: str) -> None:
+    is_encrypted = options.tls_ca or os.environ.get("SWITCHML_TLS_CA")
+    if options.authenticate and not is_encrypted and not socket.gethostbyname(host).startswith("127."):
+        log.warning(
+            f"job '{options.job}': without TLS (SWITCHML_TLS_CA) the key that authenticates its packets travels to "
+            f"{host} in the clear, for everybody on the way to read"
         )
 
 

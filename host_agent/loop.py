@@ -14,10 +14,20 @@ import numpy as np
 from host_agent import density, packet_log
 from switchml.net import frames, impair, libc, shm, udp
 from switchml.protocol import results, sending
+from switchml.protocol.authentication import (
+    EVERYBODY,
+    TAG_BYTES,
+    TO_AGGREGATOR,
+    TO_RANKS,
+    is_genuine,
+    key_words,
+    sign,
+)
+from switchml.protocol.packet import HEADER_BYTES, R_FLAG, WAIT
 from switchml.protocol.worker import Worker
 from switchml.protocol.worker_state import State, seq_of
 from switchml.runtime.jit import compile_once, int64, kernel
-from switchml.runtime.memory import borrowed, copy_bytes
+from switchml.runtime.memory import be32, borrowed, copy_bytes, serial_difference, u8_at
 
 WOKEN, TASK_DONE, FAILED, TICK = range(4)
 """Why the loop returned."""
@@ -37,7 +47,7 @@ class Loop(NamedTuple):
     inside. `shared` int64[8]: the segment's `at`, its first element 0 if packets go by UDP. `transport` int64[1]: one
     of the above. `flow`: whose frames are ours. `raw`: the interface's socket. What `downlink` and `uplink` leave of
     incoming and outgoing packets is in `delayed` and `impaired`. `log`: where packets are recorded, if it has any
-    room."""
+    room. `key` uint64[2]: with what packets are signed (switchml/protocol/authentication.py), or uint64[0]."""
 
     worker: State
     io: udp.UdpIO
@@ -55,6 +65,7 @@ class Loop(NamedTuple):
     delayed: udp.Packets
     impaired: udp.Packets
     log: packet_log.PacketLog
+    key: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -76,10 +87,11 @@ def new_loop(
     raw: socket.socket | None = None,
     ends: frames.Ends | None = None,
     impaired: Impaired | None = None,
+    key: bytes = b"",
 ) -> Loop:
     """Everything for `run`: `wake` is an eventfd, `aggregator` where packets go, `segment` the memory shared with it,
     if any. With another `kind` than PLAIN packets are frames between `ends`, whose headers lie before them already; for
-    RAW, `raw` is the interface's socket."""
+    RAW, `raw` is the interface's socket. `key`: if packets carry tags, for which there is room behind them."""
     slots = len(worker.state.slots)
     most_in, most_out = max(udp.RECEIVE_PACKETS, frames.RECEIVE_PACKETS, 4 * slots), 2 * slots + 64
     bad = impaired or Impaired()
@@ -102,6 +114,7 @@ def new_loop(
         udp.new_packets(2 * most_in + held if impaired else 1),
         udp.new_packets(2 * most_out + held if impaired else 1),
         packet_log.new_packet_log(0, slots),
+        key_words(key),
     )
 
 
@@ -119,6 +132,7 @@ def run(loop: Any, completed: int, tick_ns: int) -> Any:
     started = libc.now_ns(clock)
     near = loop.shared[shm.BASE] != 0
     source = np.uint64(0) if near else loop.aggregator[1]
+    authenticated = len(loop.key) > 0
     impaired = impair.active(loop.downlink) or impair.active(loop.uplink)
     recording = len(loop.log.packets) > 0
     quiet = 0
@@ -135,7 +149,12 @@ def run(loop: Any, completed: int, tick_ns: int) -> Any:
             if incoming.endpoint[i] != source:
                 me.counters.refused += 1
                 continue
-            address, length, received = incoming.address[i], incoming.length[i], me.counters.received
+            address, length, received = incoming.address[i], int64(incoming.length[i]), me.counters.received
+            if authenticated:
+                length = _untagged(loop, address, length)
+                if length < 0:
+                    me.counters.refused_auth += 1
+                    continue
             awaited = recording and packet_log.is_awaited(loop.worker, address)
             n = results.receive(loop.worker, address, length, now, loop.out, n)
             if recording and me.counters.received > received:
@@ -172,6 +191,23 @@ def run(loop: Any, completed: int, tick_ns: int) -> Any:
         quiet = 0
         if _sleep(loop, now, tick_ns, clock):
             return WOKEN
+
+
+@kernel
+def _untagged(loop, address, length):
+    """Bytes of an authenticated packet without its tag; -1 if that is not the aggregator's, for us and this round."""
+    worker, size = loop.worker, length - TAG_BYTES
+    if size < HEADER_BYTES:
+        return int64(-1)
+    header = u8_at(address, HEADER_BYTES)
+    seq, identity = be32(header, 2), worker.scalars[0].identity
+    ours = seq_of(worker, seq & (identity.slots - 1))
+    number = ours + serial_difference(seq, ours)
+    is_for_all = header[0] >> 4 != WAIT and not header[0] & R_FLAG
+    receiver = EVERYBODY if is_for_all else identity.rank
+    if is_genuine(loop.key[0], loop.key[1], TO_RANKS, receiver, number, address, size):
+        return size
+    return int64(-1)
 
 
 @kernel
@@ -225,16 +261,21 @@ def _receive(loop):
 def _send(loop, n, now):
     """Send the packets of the listed slots through the socket, those with data first: packets of one length travel as
     trains."""
-    payload = loop.worker.scalars[0].identity.payload
+    payload, rank = loop.worker.scalars[0].identity.payload, loop.worker.scalars[0].identity.rank
     before = frames.HEADER_BYTES if loop.transport[0] != PLAIN else 0
     outgoing = loop.outgoing
     count = 0
     for has_data in range(1, -1, -1):
         for i in range(n):
             slot = loop.worker.slots[loop.out[i]]
-            length = slot.length
+            length = int64(slot.length)
             if (length > payload) == has_data:
-                outgoing.address[count] = sending.packet_at(loop.worker, loop.out[i]) - np.uint64(before)
+                address = sending.packet_at(loop.worker, loop.out[i])
+                if len(loop.key):
+                    number = seq_of(loop.worker, loop.out[i])
+                    sign(loop.key[0], loop.key[1], TO_AGGREGATOR, rank, number, address, length)
+                    length += TAG_BYTES
+                outgoing.address[count] = address - np.uint64(before)
                 outgoing.length[count] = before + length
                 outgoing.endpoint[count] = loop.aggregator[0]
                 if before:

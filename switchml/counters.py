@@ -17,6 +17,7 @@ COUNTERS = (
     "retransmissions",
     "overflow",
     "mixed",
+    "refused_auth",
 )
 """For each rank of a job. `completed` counts the rounds that this rank's packet completed; `answered` the results sent
 again; `waits` the wait packets sent; `retransmissions` the contributions with R set."""
@@ -42,5 +43,6 @@ memory."""
     RETRANSMISSIONS,
     OVERFLOW,
     MIXED,
+    REFUSED_AUTH,
 ) = range(len(COUNTERS))
 """Their columns."""

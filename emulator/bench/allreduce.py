@@ -13,14 +13,14 @@ import socket
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 
 import psutil
 
 from emulator.bench.ranks.inputs import shared_tensors
-from emulator.bench.ranks.reducing import DENSE, GLOO, SWITCHML, Target
+from emulator.bench.ranks.reducing import DENSE, GLOO, PLAIN, SWITCHML, Target
 from emulator.bench.ranks.team import ReducingTeam, local_places, reducing_context
 from emulator.bench.sizes import ITEM_BYTES, LEAST_REPEATS, Case, text_of
 from emulator.bench.sparsity import Sparsity
@@ -100,24 +100,27 @@ def measure(
     against: str | None = GLOO,
     aggregator: str = "software",
     sparsity: Sparsity | None = None,
+    authenticate: bool = False,
     on_start: Callable[[str], None] = lambda transport: None,
     on_result: Callable[[Measurement], None] = lambda measurement: None,
 ) -> Report:
     """Measure `cases` with `workers` ranks on this machine. `aggregator`: one of AGGREGATORS, which is started, or
     HOST:PORT of a running one. `sparsity`: blocks of zeros in the tensors; they are reduced sparse and, in turn with
-    that, dense.
+    that, dense. `authenticate`: packets carry tags and, in turn with that, none.
 
     `on_start(transport)` is called when all ranks have joined. Raises ConfigError for what cannot work, PeerLost or
     AggregatorLost if a process dies, RanksDisagree or JobError if a result is wrong.
     """
     check_choice(transport, wire)
-    backends = backends_of(sparsity, against)
+    backends = backends_of(sparsity, against, authenticate)
     check_torch(backends)
     longest = max(case.elements for case in cases)
     _check_memory(longest, workers)
     with contextlib.ExitStack() as stack:
         child, target = start_aggregator(aggregator, workers, transport, stack)
-        with joined_ranks(workers, backends, longest, sparsity, {SWITCHML: target}, wire) as (team, transports):
+        targets = {SWITCHML: lambda: replace(target(), authenticate=authenticate)}
+        targets |= {PLAIN: target} if PLAIN in backends else {}
+        with joined_ranks(workers, backends, longest, sparsity, targets, wire) as (team, transports):
             on_start(transports[SWITCHML])
             measurements = []
             for case in cases:
@@ -161,9 +164,10 @@ def union_of_case(sparsity: Sparsity | None, workers: int, longest: int, case: C
     return float(owned.any(0).mean())
 
 
-def backends_of(sparsity: Sparsity | None, against: str | None) -> tuple[str, ...]:
+def backends_of(sparsity: Sparsity | None, against: str | None, authenticate: bool = False) -> tuple[str, ...]:
     """What takes turns."""
-    return (SWITCHML, *((DENSE,) if sparsity else ()), *((against,) if against else ()))
+    others = (DENSE,) if sparsity else (PLAIN,) if authenticate else ()
+    return (SWITCHML, *others, *((against,) if against else ()))
 
 
 @contextlib.contextmanager

@@ -12,11 +12,12 @@ from typing import Any
 
 from emulator.bench.allreduce import Measurement, Report
 from emulator.bench.limits import Limit
-from emulator.bench.ranks.reducing import DENSE, GLOO, SWITCHML
+from emulator.bench.ranks.reducing import DENSE, GLOO, PLAIN, SWITCHML
 from emulator.bench.sizes import ITEM_BYTES
 
 _CASE, _TIMES, _RATIO = "{:>12} {:>12} {:>6}", " {:>11} {:>7} {:>7} {:>8}", " {:>7} {:>13}"
 _SPARSE = " {:>7} {:>8} {:>8}"
+_PLAIN = " {:>8}"
 
 
 def busbw_factor(workers: int) -> float:
@@ -36,6 +37,10 @@ def header(workers: int, transport: str, wire: str, backends: tuple[str, ...], c
         title += " " * len(_SPARSE.format("", "", ""))
         columns[0] += _SPARSE.format("union", "x dense", "of bound")
         columns[1] += _SPARSE.format("", "", "")
+    if PLAIN in backends:
+        title += " " * len(_PLAIN.format(""))
+        columns[0] += _PLAIN.format("x plain")
+        columns[1] += _PLAIN.format("")
     if GLOO in backends:
         columns[0] += _RATIO.format("ratio", "min - max")
         columns[1] += _RATIO.format("", "")
@@ -59,6 +64,8 @@ def line(measurement: Measurement, workers: int, backends: tuple[str, ...], unio
     if DENSE in backends:
         times = measurement.ratios_to(DENSE)
         text += _SPARSE.format(f"{union_density:.4f}", f"{median(times):.2f}x", f"{median(times) * union_density:.0%}")
+    if times := measurement.ratios_to(PLAIN):
+        text += _PLAIN.format(f"{median(times):.2f}x")
     if ratios := measurement.ratios_to(GLOO):
         text += _RATIO.format(f"{median(ratios):.2f}x", f"{min(ratios):.2f} - {max(ratios):.2f}")
     return text
@@ -94,6 +101,8 @@ def footer(report: Report, limit: Limit | None) -> list[str]:
             "overlap; union: share of blocks",
             "that some rank has; of bound: the union's share of dense's time, over switchml's time",
         ]
+    if PLAIN in report.backends:
+        lines += ["", "switchml authenticates packets, plain does not; x plain: plain's time over switchml's"]
     if GLOO in report.backends:
         lines += ["", "ratio: Gloo's time over switchml's, median of the pairs; above 1, switchml is faster"]
     return ["#", *(f"# {text}".rstrip() for text in lines)]
@@ -114,20 +123,22 @@ def all_as_json(objects: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _case_json(report: Report, measurement: Measurement, limit: Limit | None) -> dict[str, Any]:
-    named = (SWITCHML, *(name for name in report.backends if name == DENSE), GLOO)
+    named = (SWITCHML, *(name for name in report.backends if name in (DENSE, PLAIN)), GLOO)
     rates = {name: measurement.elements_per_s(name) if name in report.backends else None for name in named}
     ratios = measurement.ratios_to(GLOO)
     case = measurement.case
-    sparse: dict[str, Any] = {}
+    compared: dict[str, Any] = {}
     if report.sparsity is not None:
         union = report.union_density(measurement)
         to_dense = median(measurement.ratios_to(DENSE))
-        sparse = {
+        compared = {
             **report.sparsity.as_json(),
             "union_density": union,
             "ratio_to_dense": to_dense,
             "fraction_of_union_bound": to_dense * union,
         }
+    if to_plain := measurement.ratios_to(PLAIN):
+        compared = {"ratio_to_plain": median(to_plain), "ratios_to_plain": to_plain}
     return {
         "workers": report.workers,
         "size_bytes": case.size_bytes,
@@ -152,7 +163,7 @@ def _case_json(report: Report, measurement: Measurement, limit: Limit | None) ->
         "parts_bytes": [part * ITEM_BYTES for part in case.parts] if case.overlapped else None,
         "calls_per_repeat": case.calls,
         "packets": measurement.packets,
-        **sparse,
+        **compared,
         "usage_per_repeat": {
             **{f"{name}_rank": tally.mean_usage for name, tally in measurement.tallies.items()},
             "aggregator": measurement.aggregator,

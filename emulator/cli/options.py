@@ -122,6 +122,13 @@ timeline_option = click.option(
     "--timeline", type=FILE, metavar="FILE", help="Write a timeline for Perfetto (.json or .json.gz)."
 )
 wire_option = click.option("--wire", type=WIRE, default="int32", help="Type of the lanes in a packet.")
+authenticate_option = click.option(
+    "--authenticate",
+    is_flag=True,
+    envvar="SWITCHML_AUTHENTICATE",
+    show_envvar=True,
+    help="Packets carry tags, keyed for the job, that nobody else can forge (UDP and zmq; not on a P4 switch).",
+)
 payload_option = click.option(
     "--payload",
     "payload_bytes",

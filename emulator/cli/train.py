@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from emulator.cli import emulated
-from emulator.cli.options import FILE, FOLDER, WIRE, json_option, output, plot_option
+from emulator.cli.options import FILE, FOLDER, WIRE, authenticate_option, json_option, output, plot_option
 
 AGGREGATORS = ["p4", "bmv2", "software"]
 MOST_ON_A_SWITCH = 32
@@ -86,6 +86,7 @@ PROBABILITY = click.FloatRange(0.0, 1.0, max_open=True)
 @click.option(
     "--reorder-rate", type=PROBABILITY, default=0.0, help="Share of packets that are delayed behind others, each way."
 )
+@authenticate_option
 @plot_option
 @click.option("--world-size", type=click.IntRange(1), help="Emulate a cluster of so many ranks; train on a few.")
 @emulated.options(network="switchml", values=["own", "noise", "zeros"], needs="--world-size")
@@ -110,6 +111,7 @@ def train(
     settings_file: Path | None,
     loss_rate: float,
     reorder_rate: float,
+    authenticate: bool,
     plot_file: Path | None,
     world_size: int | None,
     trace: Path | None,
@@ -168,6 +170,8 @@ def train(
         raise click.UsageError(f"--workers {workers}: a P4 switch takes {MOST_ON_A_SWITCH}; use --aggregator software")
     if transport == "shm" and (loss_rate or reorder_rate):
         raise click.UsageError("--transport shm: shared memory loses and reorders nothing; use udp or auto")
+    if authenticate and not is_software:
+        raise click.UsageError("--authenticate: a P4 switch can't compute packets' tags; use --aggregator software")
     aggregator_options = ["--loss-rate", str(loss_rate)] if loss_rate else []
     if is_software:
         aggregator_options += ["--seed", str(seed), "--reorder-rate", str(reorder_rate), *options_for(transport)]
@@ -180,6 +184,7 @@ def train(
         memory=memory,
         file=str(settings_file) if settings_file is not None else None,
         sparse=sparse,
+        authenticate=authenticate,
         hierarchy="node" if cluster["hierarchy"] == "node" else "none",
         trace=trace.absolute() if trace is not None else None,
         reorder_rate=0.0 if is_software else reorder_rate,

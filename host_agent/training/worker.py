@@ -48,6 +48,8 @@ class Settings:
     """How agents treat blocks of zeros (density.choice)."""
     hierarchy: str = "none"
     """"node": the workers sum in shared memory first, and one of them uses the aggregator."""
+    authenticate: bool = False
+    """Whether packets carry tags (docs/protocol.md, section 10)."""
     trace: Path | None = None
     """Folder for the phases' profiles, each in its own subfolder (host_agent/profile)."""
 
@@ -113,6 +115,7 @@ class DigitsRank:
                 "SWITCHML_AGGREGATOR": phase.aggregator,
                 "SWITCHML_TRANSPORT": settings.transport,
                 "SWITCHML_WIRE": settings.wire,
+                "SWITCHML_AUTHENTICATE": str(int(settings.authenticate)),
                 "SWITCHML_REORDER_RATE": str(settings.reorder_rate),
                 "SWITCHML_SEED": str(settings.seed),
                 "SWITCHML_SPARSE": settings.sparse,

@@ -14,11 +14,12 @@ import numpy as np
 from switchml import counters
 from switchml.net import impair, libc, shm, udp
 from switchml.protocol import packet as wire_format
+from switchml.protocol.authentication import EVERYBODY, TAG_BYTES, TO_AGGREGATOR, TO_RANKS, is_genuine, sign
 from switchml.protocol.pool_state import DROP, JOB, MULTICAST, SLOT, SLOT_V1, UNICAST, WAITING, State, StateV1
 from switchml.protocol.pool_v1 import receive_v1
-from switchml.protocol.pool_v2 import query_v2, receive_v2, result_of
+from switchml.protocol.pool_v2 import number_of, query_v2, receive_v2, result_of
 from switchml.runtime.jit import Address, int64, kernel
-from switchml.runtime.memory import borrowed, copy_bytes, i64_at, pointer, record, u8_at, u64_at
+from switchml.runtime.memory import be32, borrowed, copy_bytes, i64_at, pointer, record, u8_at, u64_at
 
 MAX_JOBS = 256
 TABLE = 16384
@@ -38,10 +39,13 @@ JOB_ENTRY = record(
     "i8 slot_count",
     "u8 segment local",
     "i8 replies",
+    "u8 key0 key1",
+    "i8 tag_bytes",
 )
 """Where a job's arrays are. `protocol` 0: no job. `results`: address of row 0's packet (protocol 1). `segment`: address
 of its shared memory's `at` (0: none); `local` that of a uint8 for each rank, 1 once packets of its came that way: then
-none is taken from its UDP address any more."""
+none is taken from its UDP address any more. `key0`, `key1`: of the tags behind its UDP packets, of `tag_bytes` each (0:
+none)."""
 
 LOCAL = np.uint64(1 << 63)
 """Endpoint of a packet from shared memory: this bit, then job << 16 | rank."""
@@ -162,7 +166,7 @@ def _emit(outgoing: udp.Packets, n: int, entry: Any, rank: int, address: Address
     to = u64_at(entry.endpoints, entry.workers)[rank]
     if to == 0:
         return n  # v1: this rank has not registered its address yet
-    outgoing.address[n], outgoing.length[n] = address, length
+    outgoing.address[n], outgoing.length[n] = address, length + entry.tag_bytes
     outgoing.endpoint[n] = (to | np.uint64(port)) if port else to
     return n + 1
 
@@ -178,6 +182,29 @@ def _hand_over(entry: Any, rank: int, address: Address, length: int) -> None:
         shm.push_down(at, rank, row, length, 2 * at[shm.SLOTS])
     else:
         shm.push_down(at, rank, address, length, 0)
+
+
+@kernel
+def _untagged(entry: Any, rank: int, address: Address, length: int) -> int:
+    """Bytes of an authenticated packet without its tag; -1, and counted, if that is not the rank's for this round."""
+    size = int64(length - entry.tag_bytes)
+    if size >= wire_format.HEADER_BYTES:
+        number = number_of(_pool_of(entry), be32(u8_at(address, wire_format.HEADER_BYTES), 2))
+        if is_genuine(entry.key0, entry.key1, TO_AGGREGATOR, rank, number, address, size):
+            return size
+    mine = _counters_of(entry)[rank]
+    mine[counters.RECEIVED_PACKETS] += 1
+    mine[counters.RECEIVED_BYTES] += length
+    mine[counters.REFUSED_AUTH] += 1
+    return -1
+
+
+@kernel
+def _sign(entry: Any, receiver: int, row: int, address: Address, length: int) -> None:
+    """Put the tag behind what is sent about the round in a row, if any rank gets it by UDP."""
+    if entry.local and u8_at(entry.local, entry.workers).all():
+        return
+    sign(entry.key0, entry.key1, TO_RANKS, receiver, _pool_of(entry).slots[row].seq, address, length)
 
 
 @kernel
@@ -215,17 +242,26 @@ def _step(loop: Loop, packets: udp.Packets, count: int, now: int) -> None:
             if u8_at(entry.local, entry.workers)[rank]:
                 loop.totals[0] += 1
                 continue
-        action, row = _apply(entry, rank, packets.address[i], packets.length[i], reply)
+        length = int64(packets.length[i])
+        if entry.tag_bytes and not key & LOCAL:
+            length = _untagged(entry, rank, packets.address[i], length)
+            if length < 0:
+                continue
+        action, row = _apply(entry, rank, packets.address[i], length, reply)
         port = int64(key & np.uint64(0xFFFF)) if entry.protocol == 1 else 0
         if action == MULTICAST:
-            result, size = _result_of(entry, row, packets.length[i])
+            result, size = _result_of(entry, row, length)
+            if entry.tag_bytes:
+                _sign(entry, EVERYBODY, row, result, size)
             loop.done[finished, 0], loop.done[finished, 1], loop.done[finished, 2] = value >> 16, int64(result), size
             loop.done[finished, 3] = port
             finished += 1
         elif action in (UNICAST, WAITING):
             size = int64(_WAIT_BYTES)
             if action == UNICAST:
-                _, size = _result_of(entry, row, packets.length[i])
+                _, size = _result_of(entry, row, length)
+            if entry.tag_bytes:
+                _sign(entry, rank, row, reply.ctypes.data, size)
             if n == room:
                 _send(loop, n, now)
                 n = 0
@@ -349,7 +385,7 @@ def new_loop(
         delayed=udp.new_packets(batch),
         outgoing=udp.new_packets(packets_out),
         impaired=udp.new_packets(2 * packets_out + 2 * impair.MAX_DELAYED),
-        replies=np.zeros((batch, wire_format.MAX_SPARSE_BYTES), np.uint8),
+        replies=np.zeros((batch, wire_format.MAX_SPARSE_BYTES + TAG_BYTES), np.uint8),
         done=np.zeros((batch, 4), np.int64),
         bad_uplink=uplink,
         bad_downlink=downlink,

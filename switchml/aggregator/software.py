@@ -25,6 +25,7 @@ from switchml.control.dataplane import Address, JobCounters, JobSpec
 from switchml.counters import COUNTERS
 from switchml.errors import ConfigError
 from switchml.net import impair, shm, sockets, udp
+from switchml.protocol import authentication
 from switchml.protocol import packet as wire_format
 from switchml.protocol.pool import Pool, PoolV1
 from switchml.protocol.pool_state import MULTICAST, UNICAST, WAITING
@@ -62,6 +63,7 @@ class _JobState:
                 tag=spec.tag,
                 isn=spec.isn,
                 rows=rows,
+                with_tags=bool(spec.key),
             )
         self.endpoints = np.zeros(spec.workers, np.uint64)
         self.local = np.zeros(spec.workers, np.uint8)
@@ -77,7 +79,10 @@ class _JobState:
         rows = (pool.rows.ctypes.data, pool.rows.shape[1], pool.wide.ctypes.data, pool.wide.shape[1])
         results = (pool.first_result, pool.counters.ctypes.data, self.endpoints.ctypes.data, len(pool.slots) // 2)
         shared = (self.segment.at.ctypes.data, self.local.ctypes.data) if self.segment else (0, 0)
-        return (self.spec.protocol, self.spec.workers, *addresses, *rows, *results, *shared, 0)
+        key, tag_bytes = (0, 0), 0
+        if self.spec.key:
+            key, tag_bytes = tuple(authentication.key_words(self.spec.key).tolist()), authentication.TAG_BYTES
+        return (self.spec.protocol, self.spec.workers, *addresses, *rows, *results, *shared, 0, *key, tag_bytes)
 
     def close(self) -> None:
         """Let nobody attach to the shared memory any more; existing mappings stay."""
@@ -110,6 +115,7 @@ class SoftwareTraits:
     buffer_a_rank = False
     transports: tuple[str, ...] = ("shm", "udp", "zmq")
     padded = dense_only = False
+    authenticates = True
     mac = 0
 
     def link(self, job_id: int, rank: int) -> None:

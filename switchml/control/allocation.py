@@ -6,6 +6,8 @@ from collections.abc import Callable, Collection
 
 from switchml.control.membership import MIN_SLOTS
 
+KEY_BYTES = 16
+
 DATAGRAM_MEMORY_BYTES = 2304
 """What Linux charges a socket's receive buffer for one datagram of about 1 KiB: its `skb->truesize`, a 2 KiB data
 area plus the sk_buff itself. A buffer of B bytes therefore holds B / 2304 packets, whatever their payload adds up to.
@@ -52,6 +54,11 @@ def draw_tag(used: Collection[int], randbelow: Callable[[int], int] = secrets.ra
         tag = 1 + randbelow(0xFFFF)
         if tag not in used:
             return tag
+
+
+def draw_key(randbelow: Callable[[int], int] = secrets.randbelow) -> bytes:
+    """The key of a job's packets (section 10)."""
+    return randbelow(1 << 8 * KEY_BYTES).to_bytes(KEY_BYTES, "big")
 
 
 def draw_isn(slots: int, randbelow: Callable[[int], int] = secrets.randbelow) -> int:

@@ -71,6 +71,7 @@ def join(
     receive_buffer_bytes: int = 0,
     transport: str = "",
     mac: int = 0,
+    authenticate: bool = False,
     host_name: str | None = None,
     timeout_s: float = 60.0,
     peer_timeout_s: float = PEER_TIMEOUT_S,
@@ -81,6 +82,7 @@ def join(
     `data_address` is the source of this rank's data packets. `slots` is the requested pool size, 0 for the aggregator's
     choice. `receive_buffer_bytes` of the data socket bounds the advised window. `transport` and `mac` describe how
     packets travel, for switches that need it; with the transport "none" the job is a membership alone, without slots.
+    `authenticate`: packets are signed with the job's key, `info.key`; all ranks must agree on it.
     `host_name` is what the others see in `peers` (default: this machine's). `secret` defaults to the environment's
     SWITCHML_SECRET, `tls_ca` (a PEM file; its presence turns TLS on) to SWITCHML_TLS_CA. An aggregator that can't be
     reached is retried for `timeout_s`; a refusal is final. An aggregator silent for `peer_timeout_s` counts as lost.
@@ -104,6 +106,7 @@ def join(
             pid=os.getpid(),
             transport=transport,
             mac=mac,
+            authenticate=authenticate,
         )
     except (TypeError, ValueError) as error:
         raise ConfigError(f"can't ask to join job {job!r} as rank {rank!r} of {world_size!r}: {error}") from error

@@ -37,6 +37,8 @@ class JobSpec:
     wire: int = 0
     transports: tuple[str, ...] = ()
     macs: tuple[int, ...] = ()
+    key: bytes = field(default=b"", repr=False)
+    """With what packets are signed (docs/protocol.md, section 10); empty: they are not."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,9 @@ class Dataplane(Protocol):
     (docs/protocol.md, section 8)."""
     dense_only: bool = False
     """Whether sparse packets are refused, because switches in a tree know none (section 9)."""
+
+    authenticates: bool = False
+    """Whether it can check and sign packets (section 10)."""
 
     def start_job(self, spec: JobSpec) -> None:
         """Install a job with clean slots. Raises ConfigError if an address belongs to another job or no memory is

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from switchml.control import membership
-from switchml.control.allocation import advised_window, default_slots, draw_isn, draw_tag, fit_slots
+from switchml.control.allocation import advised_window, default_slots, draw_isn, draw_key, draw_tag, fit_slots
 from switchml.control.dataplane import Address, Dataplane, JobCounters, JobSpec
 from switchml.control.membership import Ended, Event, JoinRequest, Peer, PeerLeft, PeerLost, Reason, Refused, Started
 from switchml.control.quotas import UNLIMITED, Quotas, WrongSecrets
@@ -157,6 +157,7 @@ class JobRegistry:
         not start.
         """
         request.check()
+        self._check_authentication(request)
         job = self._by_name(request.job)
         if job is not None:
             self._check_secret(job, request, now)
@@ -304,6 +305,7 @@ class JobRegistry:
             ("wire format", request.wire, job.first.wire),
             ("slots", request.slots, job.first.slots),
             ("control only", request.is_control_only, job.first.is_control_only),
+            ("authenticate", request.authenticate, job.first.authenticate),
         ):
             if theirs != ours:
                 raise Refused(
@@ -327,6 +329,14 @@ class JobRegistry:
         self._quotas.check_ranks(client, sum(member.request.client == client for member in members))
         if job is None:
             self._quotas.check_jobs(client, sum(other.client == client for other in self.live))
+
+    def _check_authentication(self, request: JoinRequest) -> None:
+        if request.authenticate and not self.dataplane.authenticates:
+            raise Refused(
+                Reason.CONFLICT,
+                f"job {request.job!r} is to be authenticated, and a P4 switch can't compute the tags of packets: "
+                "join without authenticate, or use a software aggregator",
+            )
 
     def _check_address_free(self, request: JoinRequest) -> None:
         if request.is_control_only:
@@ -390,6 +400,7 @@ class JobRegistry:
             wire=job.first.wire,
             transports=tuple(request.transport for request in requests),
             macs=tuple(request.mac for request in requests),
+            key=draw_key(self._randbelow) if job.first.authenticate else b"",
         )
 
     def _started(self, spec: JobSpec, request: JoinRequest, peers: tuple[Peer, ...]) -> Started:
@@ -419,6 +430,7 @@ class JobRegistry:
             link=self.dataplane.link(spec.job_id, request.rank),
             padded=self.dataplane.padded,
             dense_only=self.dataplane.dense_only,
+            key=spec.key,
         )
 
     def _check_addresses_released(self, job: Job, addresses: tuple[Address, ...]) -> None:

@@ -67,6 +67,7 @@ class JoinRequest:
     transport: str = ""
     mac: int = 0
     client: str = ""
+    authenticate: bool = False
 
     @property
     def is_control_only(self) -> bool:
@@ -135,7 +136,8 @@ class Started:
     """All ranks have joined. `tag`, `isn`, `slots`, `wire` as in docs/protocol.md section 2; at most `window` rounds
     should be under way at once; packets go to `data_address`; `peers[rank]` describes the others. `segment` names the
     memory that the aggregator offers to share (switchml/net/shm.py), or is empty; `link` is set for ranks that build
-    their Ethernet frames themselves; `padded` and `dense_only`: see `Dataplane`.
+    their Ethernet frames themselves; `padded` and `dense_only`: see `Dataplane`; `key`: what
+    packets are signed with, or empty.
     """
 
     job_id: int
@@ -151,6 +153,7 @@ class Started:
     link: Link | None = None
     padded: bool = False
     dense_only: bool = False
+    key: bytes = field(default=b"", repr=False)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,7 +19,7 @@ def fields(message: Message) -> dict[str, Any]:
 def _plain(message: Message, field: Any) -> Any:
     value = getattr(message, field.name)
     if field.message_type is None:
-        return value if isinstance(value, (str, int, float)) else tuple(value)
+        return value if isinstance(value, (str, bytes, int, float)) else tuple(value)
     if isinstance(value, Mapping):
         return dict(sorted(value.items()))
     if isinstance(value, Message):

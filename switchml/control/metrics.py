@@ -34,6 +34,7 @@ HELP = {
     "retransmissions": "Contributions marked as retransmissions",
     "overflow": "Rounds in which a lane overflowed",
     "mixed": "Rounds whose ranks used different exponents",
+    "refused_auth": "Packets without the right authentication tag",
 }
 
 

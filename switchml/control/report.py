@@ -15,7 +15,7 @@ from switchml.control.wording import duration, si
 JOB_COLUMNS = ("job", "id", "state", "ranks", "protocol", "slots", "in use", "payload", "goodput", "age", "remarks")
 COUNTERS_SHOWN = ("accepted", "retransmissions", "duplicates", "stale", "received_packets", "sent_packets")
 """In the table of ranks; --json has all of them."""
-REFUSALS = ("refused_window", "refused_tag", "refused_format")
+REFUSALS = ("refused_window", "refused_tag", "refused_format", "refused_auth")
 
 
 def as_json(reply: v2_pb2.StatusReply) -> str:

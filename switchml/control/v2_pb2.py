@@ -14,7 +14,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19switchml/control/v2.proto\x12\x0bswitchml.v2\"#\n\x07\x41\x64\x64ress\x12\n\n\x02ip\x18\x01 \x01(\t\x12\x0c\n\x04port\x18\x02 \x01(\r\"\xaa\x02\n\x0bJoinRequest\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x0b\n\x03job\x18\x02 \x01(\t\x12\x0c\n\x04rank\x18\x03 \x01(\r\x12\x12\n\nworld_size\x18\x04 \x01(\r\x12\x0e\n\x06secret\x18\x05 \x01(\t\x12*\n\x0c\x64\x61ta_address\x18\x06 \x01(\x0b\x32\x14.switchml.v2.Address\x12\r\n\x05slots\x18\x07 \x01(\r\x12\x15\n\rpayload_bytes\x18\x08 \x01(\r\x12\x0c\n\x04wire\x18\t \x01(\r\x12\x1c\n\x14receive_buffer_bytes\x18\n \x01(\x04\x12\x11\n\ttimeout_s\x18\x0b \x01(\x01\x12\x0c\n\x04host\x18\x0c \x01(\t\x12\x0b\n\x03pid\x18\r \x01(\r\x12\x11\n\ttransport\x18\x0e \x01(\t\x12\x0b\n\x03mac\x18\x0f \x01(\x04\"\xe0\x01\n\x08JobEvent\x12%\n\x06joined\x18\x01 \x01(\x0b\x32\x13.switchml.v2.JoinedH\x00\x12\'\n\x07started\x18\x02 \x01(\x0b\x32\x14.switchml.v2.StartedH\x00\x12*\n\tpeer_lost\x18\x03 \x01(\x0b\x32\x15.switchml.v2.PeerLostH\x00\x12*\n\tpeer_left\x18\x04 \x01(\x0b\x32\x15.switchml.v2.PeerLeftH\x00\x12#\n\x05\x65nded\x18\x05 \x01(\x0b\x32\x12.switchml.v2.EndedH\x00\x42\x07\n\x05\x65vent\"\x17\n\x06Joined\x12\r\n\x05token\x18\x01 \x01(\t\"\x9b\x02\n\x07Started\x12\x0e\n\x06job_id\x18\x01 \x01(\r\x12\x0b\n\x03tag\x18\x02 \x01(\r\x12\x0b\n\x03isn\x18\x03 \x01(\r\x12\r\n\x05slots\x18\x04 \x01(\r\x12\x0e\n\x06window\x18\x05 \x01(\r\x12\x15\n\rpayload_bytes\x18\x06 \x01(\r\x12\x0c\n\x04wire\x18\x07 \x01(\r\x12*\n\x0c\x64\x61ta_address\x18\x08 \x01(\x0b\x32\x14.switchml.v2.Address\x12 \n\x05peers\x18\t \x03(\x0b\x32\x11.switchml.v2.Peer\x12\x1f\n\x04link\x18\x0b \x01(\x0b\x32\x11.switchml.v2.Link\x12\x0f\n\x07segment\x18\n \x01(\t\x12\x0e\n\x06padded\x18\x0c \x01(\x08\x12\x12\n\ndense_only\x18\r \x01(\x08\"6\n\x04Link\x12\r\n\x05where\x18\x01 \x01(\t\x12\x0b\n\x03mac\x18\x02 \x01(\x04\x12\x12\n\nswitch_mac\x18\x03 \x01(\x04\"/\n\x04Peer\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\x0c\n\x04host\x18\x02 \x01(\t\x12\x0b\n\x03pid\x18\x03 \x01(\r\")\n\x08PeerLost\x12\r\n\x05ranks\x18\x01 \x03(\r\x12\x0e\n\x06reason\x18\x02 \x01(\t\")\n\x08PeerLeft\x12\r\n\x05ranks\x18\x01 \x03(\r\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\x17\n\x05\x45nded\x12\x0e\n\x06reason\x18\x01 \x01(\t\"\x1d\n\x0cLeaveRequest\x12\r\n\x05token\x18\x01 \x01(\t\"\x0c\n\nLeaveReply\"\x1f\n\rStatusRequest\x12\x0e\n\x06secret\x18\x01 \x01(\t\"\x9b\x03\n\x0bStatusReply\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x10\n\x08uptime_s\x18\x02 \x01(\x01\x12/\n\tdataplane\x18\x03 \x01(\x0b\x32\x1c.switchml.v2.DataplaneStatus\x12\x16\n\x0e\x65vents_address\x18\x04 \x01(\t\x12\x36\n\x07refused\x18\x05 \x03(\x0b\x32%.switchml.v2.StatusReply.RefusedEntry\x12\x34\n\x06totals\x18\x06 \x03(\x0b\x32$.switchml.v2.StatusReply.TotalsEntry\x12$\n\x04jobs\x18\x07 \x03(\x0b\x32\x16.switchml.v2.JobStatus\x12\x18\n\x10tunnel_addresses\x18\x08 \x03(\t\x12\x13\n\x0bhidden_jobs\x18\t \x01(\r\x1a.\n\x0cRefusedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x1a-\n\x0bTotalsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"\xc5\x01\n\x0f\x44\x61taplaneStatus\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12%\n\x07\x61\x64\x64ress\x18\x02 \x01(\x0b\x32\x14.switchml.v2.Address\x12\x15\n\rslot_capacity\x18\x03 \x01(\r\x12\x17\n\x0fslots_allocated\x18\x04 \x01(\r\x12\x1c\n\x14receive_buffer_bytes\x18\x05 \x01(\x04\x12\x12\n\ntransports\x18\x06 \x03(\t\x12\x0b\n\x03mac\x18\x07 \x01(\x04\x12\x0e\n\x06switch\x18\x08 \x01(\t\"\x95\x02\n\tJobStatus\x12\x0e\n\x06job_id\x18\x01 \x01(\r\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\r\n\x05state\x18\x03 \x01(\t\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\x10\n\x08protocol\x18\x05 \x01(\r\x12\x12\n\nworld_size\x18\x06 \x01(\r\x12\r\n\x05\x61ge_s\x18\x07 \x01(\x01\x12\r\n\x05slots\x18\x08 \x01(\r\x12\x14\n\x0cslots_in_use\x18\t \x01(\r\x12\x15\n\rpayload_bytes\x18\n \x01(\r\x12\x0c\n\x04wire\x18\x0b \x01(\r\x12\x0f\n\x07missing\x18\x0c \x03(\r\x12\x13\n\x0bgoodput_bps\x18\r \x01(\x01\x12&\n\x05ranks\x18\x0e \x03(\x0b\x32\x17.switchml.v2.RankStatus\"\xb6\x02\n\nRankStatus\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\r\n\x05state\x18\x02 \x01(\t\x12%\n\x07\x61\x64\x64ress\x18\x03 \x01(\x0b\x32\x14.switchml.v2.Address\x12\x0c\n\x04host\x18\x04 \x01(\t\x12\x0b\n\x03pid\x18\x05 \x01(\r\x12\x37\n\x08\x63ounters\x18\x06 \x03(\x0b\x32%.switchml.v2.RankStatus.CountersEntry\x12\x31\n\x05rates\x18\x07 \x03(\x0b\x32\".switchml.v2.RankStatus.RatesEntry\x1a/\n\rCountersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x1a,\n\nRatesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x32\xc4\x01\n\x04Jobs\x12;\n\x04Join\x12\x18.switchml.v2.JoinRequest\x1a\x15.switchml.v2.JobEvent\"\x00\x30\x01\x12=\n\x05Leave\x12\x19.switchml.v2.LeaveRequest\x1a\x17.switchml.v2.LeaveReply\"\x00\x12@\n\x06Status\x12\x1a.switchml.v2.StatusRequest\x1a\x18.switchml.v2.StatusReply\"\x00\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19switchml/control/v2.proto\x12\x0bswitchml.v2\"#\n\x07\x41\x64\x64ress\x12\n\n\x02ip\x18\x01 \x01(\t\x12\x0c\n\x04port\x18\x02 \x01(\r\"\xc0\x02\n\x0bJoinRequest\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x0b\n\x03job\x18\x02 \x01(\t\x12\x0c\n\x04rank\x18\x03 \x01(\r\x12\x12\n\nworld_size\x18\x04 \x01(\r\x12\x0e\n\x06secret\x18\x05 \x01(\t\x12*\n\x0c\x64\x61ta_address\x18\x06 \x01(\x0b\x32\x14.switchml.v2.Address\x12\r\n\x05slots\x18\x07 \x01(\r\x12\x15\n\rpayload_bytes\x18\x08 \x01(\r\x12\x0c\n\x04wire\x18\t \x01(\r\x12\x1c\n\x14receive_buffer_bytes\x18\n \x01(\x04\x12\x11\n\ttimeout_s\x18\x0b \x01(\x01\x12\x0c\n\x04host\x18\x0c \x01(\t\x12\x0b\n\x03pid\x18\r \x01(\r\x12\x11\n\ttransport\x18\x0e \x01(\t\x12\x0b\n\x03mac\x18\x0f \x01(\x04\x12\x14\n\x0c\x61uthenticate\x18\x10 \x01(\x08\"\xe0\x01\n\x08JobEvent\x12%\n\x06joined\x18\x01 \x01(\x0b\x32\x13.switchml.v2.JoinedH\x00\x12\'\n\x07started\x18\x02 \x01(\x0b\x32\x14.switchml.v2.StartedH\x00\x12*\n\tpeer_lost\x18\x03 \x01(\x0b\x32\x15.switchml.v2.PeerLostH\x00\x12*\n\tpeer_left\x18\x04 \x01(\x0b\x32\x15.switchml.v2.PeerLeftH\x00\x12#\n\x05\x65nded\x18\x05 \x01(\x0b\x32\x12.switchml.v2.EndedH\x00\x42\x07\n\x05\x65vent\"\x17\n\x06Joined\x12\r\n\x05token\x18\x01 \x01(\t\"\xa8\x02\n\x07Started\x12\x0e\n\x06job_id\x18\x01 \x01(\r\x12\x0b\n\x03tag\x18\x02 \x01(\r\x12\x0b\n\x03isn\x18\x03 \x01(\r\x12\r\n\x05slots\x18\x04 \x01(\r\x12\x0e\n\x06window\x18\x05 \x01(\r\x12\x15\n\rpayload_bytes\x18\x06 \x01(\r\x12\x0c\n\x04wire\x18\x07 \x01(\r\x12*\n\x0c\x64\x61ta_address\x18\x08 \x01(\x0b\x32\x14.switchml.v2.Address\x12 \n\x05peers\x18\t \x03(\x0b\x32\x11.switchml.v2.Peer\x12\x1f\n\x04link\x18\x0b \x01(\x0b\x32\x11.switchml.v2.Link\x12\x0f\n\x07segment\x18\n \x01(\t\x12\x0e\n\x06padded\x18\x0c \x01(\x08\x12\x12\n\ndense_only\x18\r \x01(\x08\x12\x0b\n\x03key\x18\x0e \x01(\x0c\"6\n\x04Link\x12\r\n\x05where\x18\x01 \x01(\t\x12\x0b\n\x03mac\x18\x02 \x01(\x04\x12\x12\n\nswitch_mac\x18\x03 \x01(\x04\"/\n\x04Peer\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\x0c\n\x04host\x18\x02 \x01(\t\x12\x0b\n\x03pid\x18\x03 \x01(\r\")\n\x08PeerLost\x12\r\n\x05ranks\x18\x01 \x03(\r\x12\x0e\n\x06reason\x18\x02 \x01(\t\")\n\x08PeerLeft\x12\r\n\x05ranks\x18\x01 \x03(\r\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\x17\n\x05\x45nded\x12\x0e\n\x06reason\x18\x01 \x01(\t\"\x1d\n\x0cLeaveRequest\x12\r\n\x05token\x18\x01 \x01(\t\"\x0c\n\nLeaveReply\"\x1f\n\rStatusRequest\x12\x0e\n\x06secret\x18\x01 \x01(\t\"\x9b\x03\n\x0bStatusReply\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x10\n\x08uptime_s\x18\x02 \x01(\x01\x12/\n\tdataplane\x18\x03 \x01(\x0b\x32\x1c.switchml.v2.DataplaneStatus\x12\x16\n\x0e\x65vents_address\x18\x04 \x01(\t\x12\x36\n\x07refused\x18\x05 \x03(\x0b\x32%.switchml.v2.StatusReply.RefusedEntry\x12\x34\n\x06totals\x18\x06 \x03(\x0b\x32$.switchml.v2.StatusReply.TotalsEntry\x12$\n\x04jobs\x18\x07 \x03(\x0b\x32\x16.switchml.v2.JobStatus\x12\x18\n\x10tunnel_addresses\x18\x08 \x03(\t\x12\x13\n\x0bhidden_jobs\x18\t \x01(\r\x1a.\n\x0cRefusedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x1a-\n\x0bTotalsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"\xc5\x01\n\x0f\x44\x61taplaneStatus\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12%\n\x07\x61\x64\x64ress\x18\x02 \x01(\x0b\x32\x14.switchml.v2.Address\x12\x15\n\rslot_capacity\x18\x03 \x01(\r\x12\x17\n\x0fslots_allocated\x18\x04 \x01(\r\x12\x1c\n\x14receive_buffer_bytes\x18\x05 \x01(\x04\x12\x12\n\ntransports\x18\x06 \x03(\t\x12\x0b\n\x03mac\x18\x07 \x01(\x04\x12\x0e\n\x06switch\x18\x08 \x01(\t\"\x95\x02\n\tJobStatus\x12\x0e\n\x06job_id\x18\x01 \x01(\r\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\r\n\x05state\x18\x03 \x01(\t\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\x10\n\x08protocol\x18\x05 \x01(\r\x12\x12\n\nworld_size\x18\x06 \x01(\r\x12\r\n\x05\x61ge_s\x18\x07 \x01(\x01\x12\r\n\x05slots\x18\x08 \x01(\r\x12\x14\n\x0cslots_in_use\x18\t \x01(\r\x12\x15\n\rpayload_bytes\x18\n \x01(\r\x12\x0c\n\x04wire\x18\x0b \x01(\r\x12\x0f\n\x07missing\x18\x0c \x03(\r\x12\x13\n\x0bgoodput_bps\x18\r \x01(\x01\x12&\n\x05ranks\x18\x0e \x03(\x0b\x32\x17.switchml.v2.RankStatus\"\xb6\x02\n\nRankStatus\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\r\n\x05state\x18\x02 \x01(\t\x12%\n\x07\x61\x64\x64ress\x18\x03 \x01(\x0b\x32\x14.switchml.v2.Address\x12\x0c\n\x04host\x18\x04 \x01(\t\x12\x0b\n\x03pid\x18\x05 \x01(\r\x12\x37\n\x08\x63ounters\x18\x06 \x03(\x0b\x32%.switchml.v2.RankStatus.CountersEntry\x12\x31\n\x05rates\x18\x07 \x03(\x0b\x32\".switchml.v2.RankStatus.RatesEntry\x1a/\n\rCountersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x1a,\n\nRatesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x32\xc4\x01\n\x04Jobs\x12;\n\x04Join\x12\x18.switchml.v2.JoinRequest\x1a\x15.switchml.v2.JobEvent\"\x00\x30\x01\x12=\n\x05Leave\x12\x19.switchml.v2.LeaveRequest\x1a\x17.switchml.v2.LeaveReply\"\x00\x12@\n\x06Status\x12\x1a.switchml.v2.StatusRequest\x1a\x18.switchml.v2.StatusReply\"\x00\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,45 +32,45 @@ if _descriptor._USE_C_DESCRIPTORS == False:
   _globals['_ADDRESS']._serialized_start=42
   _globals['_ADDRESS']._serialized_end=77
   _globals['_JOINREQUEST']._serialized_start=80
-  _globals['_JOINREQUEST']._serialized_end=378
-  _globals['_JOBEVENT']._serialized_start=381
-  _globals['_JOBEVENT']._serialized_end=605
-  _globals['_JOINED']._serialized_start=607
-  _globals['_JOINED']._serialized_end=630
-  _globals['_STARTED']._serialized_start=633
-  _globals['_STARTED']._serialized_end=916
-  _globals['_LINK']._serialized_start=918
-  _globals['_LINK']._serialized_end=972
-  _globals['_PEER']._serialized_start=974
-  _globals['_PEER']._serialized_end=1021
-  _globals['_PEERLOST']._serialized_start=1023
-  _globals['_PEERLOST']._serialized_end=1064
-  _globals['_PEERLEFT']._serialized_start=1066
-  _globals['_PEERLEFT']._serialized_end=1107
-  _globals['_ENDED']._serialized_start=1109
-  _globals['_ENDED']._serialized_end=1132
-  _globals['_LEAVEREQUEST']._serialized_start=1134
-  _globals['_LEAVEREQUEST']._serialized_end=1163
-  _globals['_LEAVEREPLY']._serialized_start=1165
-  _globals['_LEAVEREPLY']._serialized_end=1177
-  _globals['_STATUSREQUEST']._serialized_start=1179
-  _globals['_STATUSREQUEST']._serialized_end=1210
-  _globals['_STATUSREPLY']._serialized_start=1213
-  _globals['_STATUSREPLY']._serialized_end=1624
-  _globals['_STATUSREPLY_REFUSEDENTRY']._serialized_start=1531
-  _globals['_STATUSREPLY_REFUSEDENTRY']._serialized_end=1577
-  _globals['_STATUSREPLY_TOTALSENTRY']._serialized_start=1579
-  _globals['_STATUSREPLY_TOTALSENTRY']._serialized_end=1624
-  _globals['_DATAPLANESTATUS']._serialized_start=1627
-  _globals['_DATAPLANESTATUS']._serialized_end=1824
-  _globals['_JOBSTATUS']._serialized_start=1827
-  _globals['_JOBSTATUS']._serialized_end=2104
-  _globals['_RANKSTATUS']._serialized_start=2107
-  _globals['_RANKSTATUS']._serialized_end=2417
-  _globals['_RANKSTATUS_COUNTERSENTRY']._serialized_start=2324
-  _globals['_RANKSTATUS_COUNTERSENTRY']._serialized_end=2371
-  _globals['_RANKSTATUS_RATESENTRY']._serialized_start=2373
-  _globals['_RANKSTATUS_RATESENTRY']._serialized_end=2417
-  _globals['_JOBS']._serialized_start=2420
-  _globals['_JOBS']._serialized_end=2616
+  _globals['_JOINREQUEST']._serialized_end=400
+  _globals['_JOBEVENT']._serialized_start=403
+  _globals['_JOBEVENT']._serialized_end=627
+  _globals['_JOINED']._serialized_start=629
+  _globals['_JOINED']._serialized_end=652
+  _globals['_STARTED']._serialized_start=655
+  _globals['_STARTED']._serialized_end=951
+  _globals['_LINK']._serialized_start=953
+  _globals['_LINK']._serialized_end=1007
+  _globals['_PEER']._serialized_start=1009
+  _globals['_PEER']._serialized_end=1056
+  _globals['_PEERLOST']._serialized_start=1058
+  _globals['_PEERLOST']._serialized_end=1099
+  _globals['_PEERLEFT']._serialized_start=1101
+  _globals['_PEERLEFT']._serialized_end=1142
+  _globals['_ENDED']._serialized_start=1144
+  _globals['_ENDED']._serialized_end=1167
+  _globals['_LEAVEREQUEST']._serialized_start=1169
+  _globals['_LEAVEREQUEST']._serialized_end=1198
+  _globals['_LEAVEREPLY']._serialized_start=1200
+  _globals['_LEAVEREPLY']._serialized_end=1212
+  _globals['_STATUSREQUEST']._serialized_start=1214
+  _globals['_STATUSREQUEST']._serialized_end=1245
+  _globals['_STATUSREPLY']._serialized_start=1248
+  _globals['_STATUSREPLY']._serialized_end=1659
+  _globals['_STATUSREPLY_REFUSEDENTRY']._serialized_start=1566
+  _globals['_STATUSREPLY_REFUSEDENTRY']._serialized_end=1612
+  _globals['_STATUSREPLY_TOTALSENTRY']._serialized_start=1614
+  _globals['_STATUSREPLY_TOTALSENTRY']._serialized_end=1659
+  _globals['_DATAPLANESTATUS']._serialized_start=1662
+  _globals['_DATAPLANESTATUS']._serialized_end=1859
+  _globals['_JOBSTATUS']._serialized_start=1862
+  _globals['_JOBSTATUS']._serialized_end=2139
+  _globals['_RANKSTATUS']._serialized_start=2142
+  _globals['_RANKSTATUS']._serialized_end=2452
+  _globals['_RANKSTATUS_COUNTERSENTRY']._serialized_start=2359
+  _globals['_RANKSTATUS_COUNTERSENTRY']._serialized_end=2406
+  _globals['_RANKSTATUS_RATESENTRY']._serialized_start=2408
+  _globals['_RANKSTATUS_RATESENTRY']._serialized_end=2452
+  _globals['_JOBS']._serialized_start=2455
+  _globals['_JOBS']._serialized_end=2651
 # @@protoc_insertion_point(module_scope)

@@ -15,7 +15,7 @@ class Address(_message.Message):
     def __init__(self, ip: _Optional[str] = ..., port: _Optional[int] = ...) -> None: ...
 
 class JoinRequest(_message.Message):
-    __slots__ = ("protocol", "job", "rank", "world_size", "secret", "data_address", "slots", "payload_bytes", "wire", "receive_buffer_bytes", "timeout_s", "host", "pid", "transport", "mac")
+    __slots__ = ("protocol", "job", "rank", "world_size", "secret", "data_address", "slots", "payload_bytes", "wire", "receive_buffer_bytes", "timeout_s", "host", "pid", "transport", "mac", "authenticate")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     JOB_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
@@ -31,6 +31,7 @@ class JoinRequest(_message.Message):
     PID_FIELD_NUMBER: _ClassVar[int]
     TRANSPORT_FIELD_NUMBER: _ClassVar[int]
     MAC_FIELD_NUMBER: _ClassVar[int]
+    AUTHENTICATE_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     job: str
     rank: int
@@ -46,7 +47,8 @@ class JoinRequest(_message.Message):
     pid: int
     transport: str
     mac: int
-    def __init__(self, protocol: _Optional[int] = ..., job: _Optional[str] = ..., rank: _Optional[int] = ..., world_size: _Optional[int] = ..., secret: _Optional[str] = ..., data_address: _Optional[_Union[Address, _Mapping]] = ..., slots: _Optional[int] = ..., payload_bytes: _Optional[int] = ..., wire: _Optional[int] = ..., receive_buffer_bytes: _Optional[int] = ..., timeout_s: _Optional[float] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., transport: _Optional[str] = ..., mac: _Optional[int] = ...) -> None: ...
+    authenticate: bool
+    def __init__(self, protocol: _Optional[int] = ..., job: _Optional[str] = ..., rank: _Optional[int] = ..., world_size: _Optional[int] = ..., secret: _Optional[str] = ..., data_address: _Optional[_Union[Address, _Mapping]] = ..., slots: _Optional[int] = ..., payload_bytes: _Optional[int] = ..., wire: _Optional[int] = ..., receive_buffer_bytes: _Optional[int] = ..., timeout_s: _Optional[float] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., transport: _Optional[str] = ..., mac: _Optional[int] = ..., authenticate: bool = ...) -> None: ...
 
 class JobEvent(_message.Message):
     __slots__ = ("joined", "started", "peer_lost", "peer_left", "ended")
@@ -69,7 +71,7 @@ class Joined(_message.Message):
     def __init__(self, token: _Optional[str] = ...) -> None: ...
 
 class Started(_message.Message):
-    __slots__ = ("job_id", "tag", "isn", "slots", "window", "payload_bytes", "wire", "data_address", "peers", "link", "segment", "padded", "dense_only")
+    __slots__ = ("job_id", "tag", "isn", "slots", "window", "payload_bytes", "wire", "data_address", "peers", "link", "segment", "padded", "dense_only", "key")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     TAG_FIELD_NUMBER: _ClassVar[int]
     ISN_FIELD_NUMBER: _ClassVar[int]
@@ -83,6 +85,7 @@ class Started(_message.Message):
     SEGMENT_FIELD_NUMBER: _ClassVar[int]
     PADDED_FIELD_NUMBER: _ClassVar[int]
     DENSE_ONLY_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
     job_id: int
     tag: int
     isn: int
@@ -96,7 +99,8 @@ class Started(_message.Message):
     segment: str
     padded: bool
     dense_only: bool
-    def __init__(self, job_id: _Optional[int] = ..., tag: _Optional[int] = ..., isn: _Optional[int] = ..., slots: _Optional[int] = ..., window: _Optional[int] = ..., payload_bytes: _Optional[int] = ..., wire: _Optional[int] = ..., data_address: _Optional[_Union[Address, _Mapping]] = ..., peers: _Optional[_Iterable[_Union[Peer, _Mapping]]] = ..., link: _Optional[_Union[Link, _Mapping]] = ..., segment: _Optional[str] = ..., padded: _Optional[bool] = ..., dense_only: _Optional[bool] = ...) -> None: ...
+    key: bytes
+    def __init__(self, job_id: _Optional[int] = ..., tag: _Optional[int] = ..., isn: _Optional[int] = ..., slots: _Optional[int] = ..., window: _Optional[int] = ..., payload_bytes: _Optional[int] = ..., wire: _Optional[int] = ..., data_address: _Optional[_Union[Address, _Mapping]] = ..., peers: _Optional[_Iterable[_Union[Peer, _Mapping]]] = ..., link: _Optional[_Union[Link, _Mapping]] = ..., segment: _Optional[str] = ..., padded: bool = ..., dense_only: bool = ..., key: _Optional[bytes] = ...) -> None: ...
 
 class Link(_message.Message):
     __slots__ = ("where", "mac", "switch_mac")

@@ -8,6 +8,7 @@ import numpy as np
 
 from switchml.counters import COUNTERS
 from switchml.errors import ConfigError
+from switchml.protocol import authentication
 from switchml.protocol import packet as wire_format
 from switchml.protocol.pool_state import (
     ACTIONS,
@@ -41,7 +42,7 @@ class Outcome(NamedTuple):
 
 class Pool:
     """The slots of one v2 job: n `workers` (1-256), `slots` a power of two, `payload_bytes` 256 or 1024, `wire` as in
-    packet.py."""
+    packet.py. `rows`: of shared memory (shm.py), else its own; `with_tags`: with room for tags behind results."""
 
     def __init__(
         self,
@@ -53,6 +54,7 @@ class Pool:
         tag: int = 0,
         isn: int = 0,
         rows: np.ndarray | None = None,
+        with_tags: bool = False,
     ) -> None:
         if not 1 <= workers <= wire_format.V2_MAX_WORKERS:
             raise ConfigError(f"{workers} workers: expected 1 to {wire_format.V2_MAX_WORKERS}")
@@ -66,9 +68,10 @@ class Pool:
         self.seen = np.zeros((2 * slots, 4), np.uint64)
         self.rows = self.wide = rows if rows is not None else np.zeros(0, np.uint8)
         if rows is None:
-            self.rows = np.zeros((2 * slots, wire_format.HEADER_BYTES + payload_bytes), np.uint8)
+            room = authentication.TAG_BYTES if with_tags else 0
+            self.rows = authentication.packet_rows(2 * slots, wire_format.HEADER_BYTES + payload_bytes, room)
             # Sparse packets are longer. Memory that no sparse packet ever touches is never there.
-            self.wide = np.zeros((2 * slots, wire_format.MAX_SPARSE_BYTES), np.uint8)
+            self.wide = authentication.packet_rows(2 * slots, wire_format.MAX_SPARSE_BYTES, room)
         self.counters = np.zeros((workers, len(COUNTERS)), np.int64)
         self.state = State(self.job, self.slots, self.seen, self.rows, self.wide, self.counters)
         self._reply = np.zeros(wire_format.MAX_SPARSE_BYTES, np.uint8)

@@ -23,7 +23,8 @@ JOB = record("i8 workers slots payload wire tag isn")
 """What the rules need of a job."""
 
 SLOT = record("i8 seq", "i4 count", "i2 need ahead used flags form data")
-"""One version of one v2 slot; version v of slot i is row v*S + i. `form`: wire + 16 * columns (0: dense). `data`: some
+"""One version of one v2 slot; version v of slot i is row v*S + i. `seq`: its round's number, which does not wrap at 32
+bits. `form`: wire + 16 * columns (0: dense). `data`: some
 rank has sent lanes."""
 
 SLOT_V1 = record("u4 bitmap", "i4 count", "i2 e0 e1")

@@ -28,7 +28,7 @@ def reset_slots(pool: State) -> None:
     for i in range(count):
         for version in range(2):
             slot = pool.slots[version * count + i]
-            slot.seq = (job.isn + i - (2 - version) * count) & 0xFFFFFFFF
+            slot.seq = job.isn + i - (2 - version) * count
             slot.count = job.workers
             slot.need = slot.ahead = slot.used = wire_format.CODE_ZERO
             slot.flags = slot.form = slot.data = 0
@@ -68,6 +68,13 @@ def _sparse_data(job: Any, data: np.ndarray, length: int) -> Any:
 
 
 @kernel(forceinline=True)
+def number_of(pool: State, seq: int) -> int:
+    """The 64-bit number of the round that a packet's 32 bits mean, which is near its row's."""
+    row_number = pool.slots[seq & (2 * pool.job[0].slots - 1)].seq
+    return int64(row_number + serial_difference(seq, row_number))
+
+
+@kernel(forceinline=True)
 def result_of(pool: State, row: int) -> tuple[np.uint64, Any]:
     """(address, length) of the result packet in a row."""
     slot, payload = pool.slots[row], pool.job[0].payload
@@ -98,7 +105,7 @@ def query_v2(pool: State, reply: np.ndarray, rank: int, seq: int) -> int:
     job = pool.job[0]
     row = seq & (2 * job.slots - 1)
     contributed = pool.seen[row, rank >> 6] & (np.uint64(1) << np.uint64(rank & 63)) != 0
-    if pool.slots[row].seq != seq or not contributed or pool.slots[row].count == job.workers:
+    if serial_difference(seq, pool.slots[row].seq) != 0 or not contributed or pool.slots[row].count == job.workers:
         return DROP
     pool.counters[rank, counters.DUPLICATES] += 1
     _write_wait(pool, row, rank, reply, seq)
@@ -149,7 +156,7 @@ def receive_v2(pool: State, reply: np.ndarray, rank: int, address: Address, leng
     # A5. The first contribution of the next round restarts the version, if the round between is complete.
     if distance == 2 * job.slots and serial_difference(seq, other.seq) == job.slots and other.count == job.workers:
         mine[counters.ACCEPTED] += 1
-        slot.seq = seq
+        slot.seq += distance
         slot.count = 1
         slot.flags = 0
         slot.form, slot.data = form, data_bytes > 0

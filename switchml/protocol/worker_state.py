@@ -50,9 +50,9 @@ TIMERS = record("i8 earliest progress_at heard_at newest reordering")
 last finished. `heard_at`: when there was a result that nothing but its own packet brought. `newest`: latest sending
 time of a packet that got its result; `reordering`: by how much results were overtaken lately."""
 
-COUNTERS = record("i8 sent received retransmitted refused waits spurious repeats streamed completed")
+COUNTERS = record("i8 sent received retransmitted refused waits spurious repeats streamed completed refused_auth")
 """Packets sent (retransmissions included) and results received; wait packets; needless retransmissions; repeated
-rounds; rounds of sparse streams after their first; tasks done."""
+rounds; rounds of sparse streams after their first; tasks done; packets without the right tag of authentication."""
 
 FAILURE = record("i8 code chunk")
 """`code`: OK or an ERROR_…; `chunk`: where."""

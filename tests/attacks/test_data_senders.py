@@ -9,44 +9,20 @@ import pytest
 from host_agent.agent import HostAgent
 from switchml.net import frames, udp
 from switchml.net.trains import HEADER_BYTES as FRAME_HEADER_BYTES
-from switchml.protocol.packet import CODE_UNKNOWN, CODE_ZERO, CONTRIBUTION, RESULT, V2Packet, WaitPacket
-from tests.support.launch import DEADLINE_S, LocalAggregator, contribution, join_all, leave_all, total, until
+from switchml.protocol.packet import CODE_UNKNOWN, CODE_ZERO, CONTRIBUTION, V2Packet
+from tests.support.forged import LIE, check_sums, forged_results
+from tests.support.launch import LocalAggregator, join_all, leave_all, until
 from tests.support.p4_served import Served
 
 pytestmark = pytest.mark.timeout(300)
 STRANGER = "127.99.99.99"
-NUMEL = 3000
-LIE = np.full(256, 666, np.int32)
 
 
 @pytest.fixture(scope="module")
 def aggregator():
-    running = LocalAggregator()
+    running = LocalAggregator(tunnel=True)
     yield running
     running.stop()
-
-
-def forged_results(agent: HostAgent, slots: int = 64) -> list[bytes]:
-    """What would finish every round that an int32 all-reduce begins next, and say that the aggregator waits."""
-    worker = agent.core.worker
-    rounds = worker.state.slots["round"]
-    packets = []
-    for slot in range(min(slots, len(rounds))):
-        seq = (int(worker.identity["isn"]) + int(rounds[slot]) * len(rounds) + slot) & 0xFFFFFFFF
-        packets.append(V2Packet(RESULT, seq, agent.tag, CODE_ZERO, 0, CODE_UNKNOWN, LIE).pack())
-        packets.append(V2Packet(RESULT, seq, agent.tag, CODE_ZERO, 0, CODE_UNKNOWN, LIE, r=True).pack())
-        packets.append(WaitPacket(seq, agent.tag, (1,)).pack())
-    return packets
-
-
-def check_sums(agents: list[HostAgent], attack, seed: int) -> None:
-    """An all-reduce of two ranks in which `attack()` comes between rank 0's call and rank 1's."""
-    handles = [agents[0].allreduce(contribution(seed, 0, NUMEL, "int32"), async_op=True)]
-    until(lambda: agents[0].core.worker.window["in_flight"] > 0)
-    attack()
-    handles.append(agents[1].allreduce(contribution(seed, 1, NUMEL, "int32"), async_op=True))
-    for handle in handles:
-        np.testing.assert_array_equal(handle.wait(DEADLINE_S), total(seed, 2, NUMEL, "int32"))
 
 
 def from_stranger(packets: list[bytes], to: tuple[str, int], port: int = 0) -> None:

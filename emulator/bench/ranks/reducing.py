@@ -22,8 +22,9 @@ from host_agent.base import Agent
 from host_agent.density import Choice
 from switchml.runtime.jit import compile_once, kernel
 
-SWITCHML, DENSE, NODE, GLOO = "switchml", "dense", "node", "gloo"
-"""DENSE: switchml without skipping the blocks of zeros that SWITCHML skips. NODE: switchml with hierarchy "node"."""
+SWITCHML, DENSE, PLAIN, NODE, GLOO = "switchml", "dense", "plain", "node", "gloo"
+"""DENSE: switchml without skipping the blocks of zeros that SWITCHML skips. PLAIN: without the tags that SWITCHML's
+packets carry. NODE: switchml with hierarchy "node"."""
 GAUGES = ("rtt_s", "rto_s", "window")
 """Values in `HostAgent.stats()` that describe the present; all other numbers are counters."""
 
@@ -31,12 +32,13 @@ GAUGES = ("rtt_s", "rto_s", "window")
 @dataclass(frozen=True)
 class Target:
     """An aggregator: its control port's HOST:PORT, how to reach it, and the payload of its packets. `slots`: of the
-    job, 0 for the aggregator's choice."""
+    job, 0 for the aggregator's choice. `authenticate`: with tags on packets."""
 
     address: str
     transport: str = "auto"
     payload_bytes: int = 1024
     slots: int = 0
+    authenticate: bool = False
 
 
 @dataclass(frozen=True)
@@ -175,6 +177,7 @@ class ReducingRank:
             slots=target.slots,
             wire=job.wire,
             hierarchy="node" if backend == NODE else "none",
+            authenticate=target.authenticate,
         )
 
     def _prepare(self, case: Case) -> None:

@@ -13,6 +13,7 @@ from emulator.cli.options import (
     TENSOR_SIZE,
     TENSOR_SIZES,
     against_option,
+    authenticate_option,
     json_option,
     output,
     plot_option,
@@ -40,6 +41,7 @@ from emulator.cli.options import (
 @wire_option
 @against_option
 @sparsity_options
+@authenticate_option
 @click.option(
     "--aggregator",
     default="software",
@@ -59,6 +61,7 @@ def allreduce(
     wire: str,
     against: str | None,
     density: tuple[float, ...] | None,
+    authenticate: bool,
     aggregator: str,
     repeats: int | None,
     warmup: int,
@@ -84,6 +87,12 @@ def allreduce(
         raise click.UsageError("--density does not go with --buckets")
     if density and len(density) > 1 and (sizes or plot_file):
         raise click.UsageError("several densities go with neither --sizes nor --plot")
+    if authenticate and (density or transport not in ("auto", "udp", "zmq") or aggregator in bench.AGGREGATORS[1:]):
+        raise click.UsageError(
+            "--authenticate: only the software aggregator checks packets' tags, by udp or zmq, here of dense tensors"
+        )
+    if authenticate and transport == "auto":
+        transport = "udp"  # auto would be shared memory, where packets have none
     try:
         bench.check_choice(transport, wire)
     except ConfigError as error:
@@ -102,7 +111,7 @@ def allreduce(
     results = []
     with _progress(len(cases) * len(grid), as_json) as show:
         for sparsity in grid:
-            backends = bench.backends_of(sparsity, against)
+            backends = bench.backends_of(sparsity, against, authenticate)
 
             def show_header(chosen: str, backends=backends, is_first=not results) -> None:
                 show(report.header(workers, chosen, wire, backends, cores) if is_first else [], 0)
@@ -119,6 +128,7 @@ def allreduce(
                 against=against,
                 aggregator=aggregator,
                 sparsity=sparsity,
+                authenticate=authenticate,
                 on_start=show_header,
                 on_result=show_line,
             )

@@ -45,6 +45,7 @@ class P4Base(Generic[JobType]):
     """
 
     kind = "p4"
+    authenticates = False
     buffer_a_rank = True
 
     def __init__(self, drivers: Sequence[Driver], address: str, mac: int, window_bytes: int):

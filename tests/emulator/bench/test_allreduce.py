@@ -126,6 +126,15 @@ def test_one_size_against_gloo():
     assert set(result["usage_per_repeat"]) == {"switchml_rank", "gloo_rank", "aggregator"}
 
 
+def test_authenticated_packets_beside_plain_ones():
+    done = run("--workers", "2", "--size", "8K", "--repeats", "2", "--against", "none", "--authenticate", "--json")
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert result["transport"] == "udp" and result["packets"]["refused"] == 0
+    assert len(result["seconds"]["switchml"]) == len(result["seconds"]["plain"]) == len(result["ratios_to_plain"]) == 2
+    assert min(result["ratios_to_plain"]) <= result["ratio_to_plain"] <= max(result["ratios_to_plain"])
+
+
 def test_sweep_as_table_and_picture(tmp_path):
     page = tmp_path / "page.html"
     done = run("--workers", "3", "--sizes", "1K:16K:4", "--repeats", "1", "--against", "none", "--plot", str(page))
@@ -167,6 +176,8 @@ def test_ddp_buckets_of_a_model():
         (["--against", "nccl"], "nccl"),
         (["--repeats", "0"], "--repeats"),
         (["--aggregator", "nowhere"], "HOST:PORT"),
+        (["--authenticate", "--transport", "shm"], "only the software aggregator checks packets' tags"),
+        (["--authenticate", "--aggregator", "p4"], "only the software aggregator checks packets' tags"),
         (["--plot", "picture.jpeg"], ".png, .svg, .pdf or .html"),
         (["--plot", "/no/such/folder/a.html"], "no such folder"),
     ],

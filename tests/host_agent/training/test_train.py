@@ -120,6 +120,7 @@ def test_table_and_progress():
         (["--workers", "33", "--batch-size", "1"], "a P4 switch takes 32"),
         (["--transport", "shm"], "p4 is not reached that way"),
         (["--transport", "frames", "--aggregator", "software"], "software is not reached that way"),
+        (["--authenticate"], "a P4 switch can't compute packets' tags"),
         (["--lr", "0"], "--lr"),
     ],
 )
