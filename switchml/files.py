@@ -11,8 +11,10 @@ import contextlib
 import json
 import math
 import re
+import struct
 import sys
 import zipfile
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -35,7 +37,10 @@ UNPACKED_RATIO = 200
 _LARGEST_MEMBERS = 1000
 _MOST_DOTS = 100
 """In a key of TOML: tomllib's time grows with their square."""
-_DAMAGE = (ArithmeticError, AttributeError, EOFError, LookupError, MemoryError, RecursionError, TypeError, ValueError)
+_DAMAGE = (
+    ArithmeticError, AttributeError, EOFError, LookupError, MemoryError, RecursionError, TypeError, ValueError,
+    struct.error, zlib.error,
+)  # fmt: skip
 """What code that reads a file raises where something in it is not as it should be. Not OSError: the caller knows
 whether that is about this file."""
 
@@ -138,8 +143,9 @@ def _check_members(path: Path | str, members: list[zipfile.ZipInfo], error: type
         raise error(too_large(path, limit, "unpacks to"))
     if len(members) > _LARGEST_MEMBERS:
         raise error(f"{path} has {len(members):,} arrays; the limit is {_LARGEST_MEMBERS:,}")
+    # With lzma, the file would say how much memory it takes.
     if any(member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED) for member in members):
-        raise error(f"{path} is compressed otherwise than by NumPy")  # lzma takes the size of its memory from the file
+        raise error(f"{path} is compressed otherwise than by NumPy")
 
 
 _HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}

@@ -56,6 +56,9 @@ def join(
     lasted_s = {step: float(np.mean([_length_s(trace, step) for trace in traces])) for step in chosen}
     typical = sorted(chosen, key=lasted_s.__getitem__)[len(chosen) // 2]
     plan = _Plan(traces, typical, clocks)
+    for rank in plan.ranks:
+        if not len(rank.segments):
+            raise TraceError(f"{rank.trace.source} has no events in iteration {typical}")
     timings, used = [], []
     for step in chosen:
         cuts = plan.cuts if step == typical else [cut(trace, step) for trace in traces]

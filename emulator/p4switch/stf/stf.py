@@ -21,6 +21,7 @@ from emulator.p4switch.state.arrays import CounterArray, MeterArray, RegisterArr
 from emulator.p4switch.stf.keys import action_args, match_key
 from emulator.p4switch.switch import Switch
 from switchml.errors import ConfigError, ControlError
+from switchml.files import read_text, reading
 
 STEP_US = 1_000
 """Time between packets."""
@@ -110,11 +111,9 @@ def run(program: ir.Program, text: str, make_switch: Callable[..., Switch] = Swi
 
 
 def run_file(program: ir.Program, path: str | Path) -> Report:
-    """Run an STF file. Raises ConfigError if it can't be read."""
-    try:
-        return run(program, Path(path).read_text())
-    except OSError as error:
-        raise ConfigError(f"can't read {path}: {error}") from error
+    """Run an STF file. Raises ConfigError if it can't be read or names no port where one is due."""
+    with reading(path, ConfigError):
+        return run(program, read_text(path))
 
 
 class Runner:

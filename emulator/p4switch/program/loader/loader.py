@@ -11,7 +11,6 @@ import types
 from collections.abc import Callable
 from dataclasses import replace
 from os import PathLike
-from pathlib import Path
 
 from emulator.p4switch import hashes
 from emulator.p4switch.program import expr as e
@@ -20,7 +19,8 @@ from emulator.p4switch.program.loader import context, parsers
 from emulator.p4switch.program.loader.context import Names, expect, named, one_of, reading, width_of
 from emulator.p4switch.program.loader.expressions import condition, data, primitive
 from emulator.p4switch.program.loader.pipelines import Pipelines
-from switchml.errors import ProgramError
+from switchml.errors import ConfigError, ProgramError
+from switchml.files import read_text
 
 MAJOR, MAX_MINOR = 2, 24
 """Versions of the format that are known: 2.0 to 2.24."""
@@ -35,9 +35,9 @@ CORE_ERRORS = (
 def load(path: str | PathLike) -> ir.Program:
     """The program in a JSON file. Raises ProgramError, also if the file can't be read."""
     try:
-        text = Path(path).read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ProgramError(f"can't read the program {path}: {error}") from error
+        text = read_text(path)
+    except ConfigError as error:
+        raise ProgramError(str(error).replace("can't read", "can't read the program", 1)) from error
     return loads(text)
 
 
