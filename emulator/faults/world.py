@@ -66,6 +66,7 @@ class World:
         self.checks = Checks(bool(plan.faults) or plan.slot_capacity < 1000)
         self._violation: Violation | None = None
         self._events = self._at_once = 0
+        self._now = _START_NS
         self.agents: dict[int, VirtualAgent] = {}
         """Who receives at each endpoint."""
         self.control = Control(self.env, plan, self._note)
@@ -114,10 +115,11 @@ class World:
 
     def _step(self) -> None:
         """Process one event. Raises Violation if it went wrong, or if events no longer come to an end."""
-        before = self.env.now
         self.env.step()
         self._events += 1
-        self._at_once = self._at_once + 1 if self.env.now == before else 0
+        now = self.env.now
+        self._at_once = self._at_once + 1 if now == self._now else 0
+        self._now = now
         if self._violation is not None:
             raise self._violation
         if self._at_once > _MOST_AT_ONCE:

@@ -27,20 +27,24 @@ class Turns:
         self._out = np.zeros(2 * len(state.slots) + 64, np.int32)
         self._packets = state.packets[:, -(HEADER_BYTES + int(worker.identity["payload"])) :]
         self._columns, self._lengths = state.slots["columns"], state.slots["length"]
+        # Views of single numbers: reading a record's field takes ten times as long.
+        scalars = state.scalars
+        self._earliest, self._code = scalars["timers"]["earliest"], scalars["failure"]["code"]
+        self._completed = scalars["counters"]["completed"]
 
     @property
     def deadline(self) -> int:
         """When the next turn is due if nothing arrives (ns), NEVER if nothing is pending."""
-        return int(self.worker.timers["earliest"])
+        return self._earliest.item()
 
     @property
     def error(self) -> int:
-        return int(self.worker.failure["code"])
+        return self._code.item()
 
     @property
     def completed(self) -> int:
         """Tasks done so far."""
-        return int(self.worker.counters["completed"])
+        return self._completed.item()
 
     def turn(self, packets: Sequence[Packet], now: int) -> list[Packet]:
         """Receive `packets` at `now` (ns); returns the packets to send. Stops early when `error` is set, as the agent
@@ -58,8 +62,10 @@ class Turns:
         n = rules.fill(state, now, out, n)
         if self.error:
             return sent
-        rules.build_streams(state, out, n)
-        n = rules.timeouts(state, now, out, n)
+        if n:
+            rules.build_streams(state, out, n)
+        if now >= self.deadline:
+            n = rules.timeouts(state, now, out, n)
         return sent + self._take(n)
 
     def _take(self, n: int) -> list[Packet]:
