@@ -29,7 +29,7 @@ from host_agent.hierarchy.agent import HierarchicalAgent
 from host_agent.hierarchy.hosts import resolve
 from host_agent.sharded import ShardedAgent, split_addresses
 from switchml.errors import AggregatorLost, ConfigError, JobError, SwitchMLError
-from switchml.protocol.sizes import WIRES
+from switchml.protocol.sizes import EXACT, WIRES
 
 __all__ = ["WIRES", "Handle", "HostAgent", "SwitchMLError"]
 
@@ -58,6 +58,7 @@ class HostAgent(Agent):
             wake=lambda: os.eventfd_write(self._wake, 1),
             udp=self.transport == "udp",
             sparse=joined.sparse,
+            exact=options.wire == EXACT,
         )
         super().__init__(self.core)
         self.wire, self.takes_sparse = self.core.wire, self.core.takes_sparse
@@ -117,7 +118,9 @@ class HostAgent(Agent):
         through an interface on one of its ports, by "raw" (frames made here, root), or by "frames" (Ethernet in UDP, no
         interface); auto takes the first that is available. `wire`: lanes for float32 and half precision: "int32", or
         "int16" and "int8" for twice and four times as many values in a packet and precision to match
-        (switchml/protocol/narrow.py). Other dtypes always use int32 lanes (default: $SWITCHML_WIRE, or int32).
+        (switchml/protocol/narrow.py); or "exact": sums of floats within a unit in the last place, in further rounds.
+        Without it, a value of less than about 2^-24 of the largest in its block of 256 elements (float32) is lost
+        (docs/protocol.md, section 5). Other dtypes always use int32 lanes (default: $SWITCHML_WIRE, or int32).
         `sparse`: what all-reduces do with blocks of zeros by default: "off" sends them, "on" skips those that are zero
         on every rank, "auto" skips them where the last tensor like this one had enough of them; with options,
         "on:block=64,threshold=1e-6" (elements, and the magnitude up to which an element counts as zero), or a

@@ -30,7 +30,7 @@ class Agent(abc.ABC):
     rank: int
     world_size: int
     wire: str
-    """Lanes of float32 and half precision: int32, int16 or int8."""
+    """Lanes of float32 and half precision: int32, int16 or int8; or exact, for further rounds of int32."""
     transport: str
     takes_sparse: bool
     """Whether the aggregator accepts sparse streams."""
@@ -113,7 +113,10 @@ class Agent(abc.ABC):
         ranks. Raises UnsupportedTensor; SumOverflow if an integer sum does not fit; PeerLost, AggregatorLost,
         RanksDisagree; CollectiveTimeout after `timeout_s` seconds, and then the job is over for this rank.
 
-        `wire`: "int32" in place of the job's narrow lanes. `codec`: compresses float32 ("topk:ratio=0.01", see
+        Floats are added in fixed point: what is less than about 2^-24 (float32) of the largest value in its block is
+        lost (docs/protocol.md, section 5), unless the job's wire is "exact".
+
+        `wire`: "int32" in place of the job's narrow or exact one. `codec`: compresses float32 ("topk:ratio=0.01", see
         docs/codecs.md) with `memory` for what is left out (None: the one that suits the codec); `name` tells tensors of
         one size apart, as each has a memory of its own. A compressed all-reduce is several exchanges in one order on
         all ranks, so it can't be `async_op`.

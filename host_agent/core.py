@@ -29,12 +29,13 @@ from host_agent.watch import INTERVAL_S, Watch, lost
 from switchml.control import client, membership
 from switchml.errors import AggregatorLost, CollectiveTimeout, ConfigError, JobError, RanksDisagree, UnsupportedTensor
 from switchml.protocol import worker_state
-from switchml.protocol.fixedpoint import ITEM_BYTES
-from switchml.protocol.sizes import WIRES
+from switchml.protocol.fixedpoint import FORMATS, ITEM_BYTES
+from switchml.protocol.sizes import EXACT, WIRES
 from switchml.protocol.worker import Worker
 from switchml.protocol.worker_state import DONE, TASKS
 
 DENSE_ONLY = "sparse on: this aggregator is a tree of switches, which add dense tensors only; expected off or auto"
+EXACT_IS_DENSE = "sparse on: exact sums (this job's wire) are dense; expected off, auto, or wire='int32' beside it"
 
 COUNTERS = ("sent", "received", "retransmitted", "refused", "waits", "spurious", "repeats", "streamed", "refused_auth")
 """Names of the worker's counters in `Core.stats`."""
@@ -71,11 +72,24 @@ def accepted(
         if sparse.mode == "on":
             raise ConfigError(DENSE_ONLY)
         sparse = density.OFF
+    if EXACT in (wire, request.wire) and request.wire != "int32":
+        if sparse.mode == "on":
+            raise ConfigError(EXACT_IS_DENSE)
+        sparse = density.OFF
     if request.dtype not in tensors.ITEM_BYTES:
         raise UnsupportedTensor(f"dtype {request.dtype}: expected one of {', '.join(tensors.ITEM_BYTES)}")
     if request.wire not in (None, "int32", wire):
         raise ConfigError(f"wire {request.wire!r}: this job has {wire}, and any job has int32")
     return _widened(request) if request.dtype in tensors.HALVES else request, sparse
+
+
+def format_of(dtype: str, wire: str) -> str:
+    """The format (a key of fixedpoint.FORMATS) of a tensor of `dtype` in a call of so much `wire`."""
+    if f"{dtype}/{wire}" in FORMATS:
+        return f"{dtype}/{wire}"
+    if dtype not in tensors.HALVES:
+        return dtype
+    return format_of("float32", wire)
 
 
 @dataclass
@@ -102,11 +116,13 @@ class Core(CallQueue[TaskCall]):
         wake: Callable[[], None],
         udp: bool = True,
         sparse: density.Choice = density.OFF,
+        exact: bool = False,
     ):
-        """`udp`: the network may drop all packets (for messages); `sparse`: for requests that leave it open."""
+        """`udp`: the network may drop all packets (for messages); `sparse`: for requests that leave it open; `exact`:
+        sums of floats are (docs/protocol.md, section 5)."""
         super().__init__(wake)
         self.worker, self.job, self.rank, self.world_size, self.sparse = worker, job, rank, world_size, sparse
-        self.wire = next(name for name, code in WIRES.items() if code == info.wire)
+        self.wire = EXACT if exact else next(name for name, code in WIRES.items() if code == info.wire)
         self.takes_sparse = not info.dense_only
         """Whether the aggregator accepts sparse streams; switches in a tree don't."""
         self.call_log: AgentLog | None = None
@@ -127,10 +143,8 @@ class Core(CallQueue[TaskCall]):
         for a wire that is neither the job's nor int32.
         """
         nbytes = request.numel * tensors.ITEM_BYTES.get(request.dtype, 0)
+        dtype = format_of(request.dtype, request.wire or self.wire)
         request, sparse = accepted(request, wire=self.wire, sparse=self.sparse, takes_sparse=self.takes_sparse)
-        dtype = request.dtype
-        if dtype == "float32" and (request.wire or self.wire) != "int32":
-            dtype = f"float32/{self.wire}"
 
         def log_call(index: int) -> None:
             if self.call_log is not None:

@@ -22,7 +22,7 @@ from switchml.net.tunnel import TunnelClient, choose_address
 from switchml.protocol.authentication import TAG_BYTES, packet_rows
 from switchml.protocol.fixedpoint import headroom
 from switchml.protocol.packet import HEADER_BYTES, MAX_SPARSE_BYTES
-from switchml.protocol.sizes import WIRES
+from switchml.protocol.sizes import AGENT_WIRES, EXACT, WIRES, lanes_of
 from switchml.protocol.sparse import Sparse
 
 log = logging.getLogger("host_agent")
@@ -142,7 +142,7 @@ def join(address: str, options: Options) -> Joined:
             data_address=data_address,
             slots=options.slots,
             payload_bytes=options.payload_bytes,
-            wire=WIRES[wire],
+            wire=WIRES[lanes_of(wire)],
             receive_buffer_bytes=buffer_bytes,
             transport="udp" if transport.name == "auto" else transport.name,
             mac=transport.mac,
@@ -176,9 +176,12 @@ def _resolved(options: Options) -> tuple[Options, density.Choice]:
     rank, world_size = options.rank, options.world_size
     if transport not in reach.TRANSPORTS:
         raise ConfigError(f"transport {transport!r}: expected one of {', '.join(reach.TRANSPORTS)}")
-    if wire not in WIRES:
-        raise ConfigError(f"wire {wire!r}: expected one of {', '.join(WIRES)}")
-    if WIRES[wire] and not headroom(world_size)[WIRES[wire]]:
+    if wire not in AGENT_WIRES:
+        raise ConfigError(f"wire {wire!r}: expected one of {', '.join(AGENT_WIRES)}")
+    if wire == EXACT and sparse.mode == "on":
+        raise ConfigError("sparse on: exact sums are dense; expected off or auto, or another wire")
+    lanes = WIRES[lanes_of(wire)]
+    if lanes and not headroom(world_size)[lanes]:
         raise ConfigError(f"wire {wire}: its lanes can't hold the sum of {world_size} ranks; use a wider one")
     if not 0 <= rank < world_size:
         raise ConfigError(f"rank {rank} of {world_size}: expected 0 <= rank < world_size")
@@ -192,8 +195,9 @@ def _resolved(options: Options) -> tuple[Options, density.Choice]:
 
 
 def _warn_of_few_levels(options: Options, wire: str) -> None:
-    levels = headroom(options.world_size)[WIRES[wire]]
-    if WIRES[wire] and levels < _FEW_LEVELS:
+    lanes = WIRES[lanes_of(wire)]
+    levels = headroom(options.world_size)[lanes]
+    if lanes and levels < _FEW_LEVELS:
         log.warning(
             f"job '{options.job}': with {options.world_size} ranks an {wire} lane has {levels} steps on each side of "
             "zero for a rank's values; int16 or int32 lanes are more exact"

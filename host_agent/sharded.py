@@ -19,7 +19,8 @@ from typing import Any
 from host_agent import joining
 from host_agent.base import Agent
 from host_agent.calls import Ending, OnDone, Request, overflow
-from host_agent.tensors import HALVES, ITEM_BYTES
+from host_agent.core import format_of
+from host_agent.tensors import ITEM_BYTES
 from switchml.errors import AggregatorLost, ConfigError, JobError, SumOverflow, UnsupportedTensor
 from switchml.protocol.fixedpoint import FORMATS
 from switchml.protocol.worker import elements_per_chunk
@@ -102,9 +103,7 @@ class ShardedAgent(Agent):
         numel, dtype = request.numel, request.dtype
         if dtype not in ITEM_BYTES:  # before it is counted: the ranks must agree on whose turn it is
             raise UnsupportedTensor(f"dtype {dtype}: expected one of {', '.join(ITEM_BYTES)}")
-        lanes = "float32" if dtype in HALVES else dtype
-        narrow = lanes == "float32" and (request.wire or self.wire) != "int32"
-        fmt = FORMATS[f"float32/{self.wire}" if narrow else lanes]
+        fmt = FORMATS[format_of(dtype, request.wire or self.wire)]
         parts = parts_of(numel, elements_per_chunk(fmt, self._payload_bytes), len(self._agents))
         with self._order:
             self._calls += numel > 0

@@ -25,10 +25,10 @@ from emulator.bench.ranks.team import ReducingTeam, local_places, reducing_conte
 from emulator.bench.sizes import ITEM_BYTES, LEAST_REPEATS, Case, text_of
 from emulator.bench.sparsity import Sparsity
 from emulator.bench.tally import Tally, add_to, ratios
-from host_agent.agent import WIRES
 from host_agent.pytorch.aggregator import ChildAggregator, command_of, options_for
 from host_agent.reach import TRANSPORTS
 from switchml.errors import AggregatorLost, ConfigError, JoinError
+from switchml.protocol.sizes import AGENT_WIRES
 
 REACHABLE_S = 5.0
 AGGREGATORS = ("software", "p4", "bmv2", "p4-lanes", "bmv2-lanes")
@@ -131,7 +131,7 @@ def measure(
 
 def check_choice(transport: str, wire: str) -> None:
     """Raises ConfigError if the agent does not offer this transport or this wire."""
-    for name, value, offered in (("transport", transport, TRANSPORTS), ("wire", wire, WIRES)):
+    for name, value, offered in (("transport", transport, TRANSPORTS), ("wire", wire, AGENT_WIRES)):
         if value not in offered:
             raise ConfigError(f"--{name} {value}: the agent offers {', '.join(offered)}")
 

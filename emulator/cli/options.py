@@ -104,6 +104,7 @@ RATES = Many(RATE, "rate", "10mbit,20mbit")
 COUNTS = Many(click.IntRange(1, 256), "N", "2,4,8", "numbers from 1 to 256")
 SHARES = Many(click.FloatRange(0, 1), "D", "1,0.4,0.1,0.01", "numbers from 0 to 1")
 WIRE = click.Choice(["int32", "int16", "int8"])
+AGENT_WIRE = click.Choice(["int32", "int16", "int8", "exact"])
 FILE = click.Path(dir_okay=False, path_type=Path)
 FOLDER = click.Path(file_okay=False, path_type=Path)
 ANY_PATH = click.Path(path_type=Path)
@@ -128,6 +129,12 @@ authenticate_option = click.option(
     envvar="SWITCHML_AUTHENTICATE",
     show_envvar=True,
     help="Packets carry tags, keyed for the job, that nobody else can forge (UDP and zmq; not on a P4 switch).",
+)
+agent_wire_option = click.option(
+    "--wire",
+    type=AGENT_WIRE,
+    default="int32",
+    help="Type of the lanes in a packet; exact: int32, in as many rounds as exact sums need.",
 )
 payload_option = click.option(
     "--payload",

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from emulator.cli import emulated
-from emulator.cli.options import FILE, FOLDER, WIRE, authenticate_option, json_option, output, plot_option
+from emulator.cli.options import AGENT_WIRE, FILE, FOLDER, authenticate_option, json_option, output, plot_option
 
 AGGREGATORS = ["p4", "bmv2", "software"]
 MOST_ON_A_SWITCH = 32
@@ -47,9 +47,10 @@ PROBABILITY = click.FloatRange(0.0, 1.0, max_open=True)
 )
 @click.option(
     "--wire",
-    type=WIRE,
+    type=AGENT_WIRE,
     show_default="int32; int16 for --codec fp16, bf16, auto",
-    help="Integers that gradients are sent as: narrower ones are less precise.",
+    help="Integers that gradients are sent as: narrower ones are less precise; exact: sums within a unit in the last "
+    "place, in further rounds.",
 )
 @click.option(
     "--codec",

@@ -34,6 +34,7 @@ class VirtualAgent:
         endpoint: int,
         send: Callable[[Packet], object],
         inbox_packets: int,
+        exact: bool = False,
     ):
         self.env, self._session, self._send = env, session, send
         self._inbox: list[Packet] = []
@@ -41,7 +42,9 @@ class VirtualAgent:
         self._is_working = False
         self.is_paused = self.is_over = False
         worker = new_worker(session.info, rank, world_size)
-        self.core = Core(worker, session.info, job=job, rank=rank, world_size=world_size, wake=lambda: None)
+        self.core = Core(
+            worker, session.info, job=job, rank=rank, world_size=world_size, wake=lambda: None, exact=exact
+        )
         self._turns = Turns(worker, endpoint, rank)
         self._alarm = Alarm(env, self.work)
         session.events(self._on_event)

@@ -6,9 +6,12 @@ import random
 from dataclasses import dataclass
 
 from emulator.netsim.config import LinkConfig
+from switchml.protocol.sizes import EXACT
 
 DTYPES = ("float32", "float32", "float64", "float16", "int32", "int64")
 NARROW = ("int16", "int8")
+_EXACT_SHARE = 0.3
+"""Of the jobs with int32 lanes, whose sums of floats are exact."""
 SPECIALS = ("", "", "", "", "", "nan", "inf", "infs", "zeros", "overflow")
 """What a tensor may hold besides ordinary values. "infs": both infinities at one place."""
 
@@ -173,6 +176,8 @@ def _job(chooser: random.Random, name: str, hosts: tuple[int, ...]) -> JobPlan:
         )
     misfit = chooser.choice(["dtype", "leaves"]) if len(hosts) > 1 and chooser.random() < 0.12 else ""
     start_s = chooser.uniform(0, 0.03)
+    if wire == "int32" and random.Random(start_s).random() < _EXACT_SHARE:  # by itself: no other draw depends on it
+        wire = EXACT
     return JobPlan(
         name=name,
         hosts=hosts,

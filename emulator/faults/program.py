@@ -20,7 +20,7 @@ from host_agent.calls import Request
 from switchml.control.membership import JoinRequest
 from switchml.errors import CollectiveTimeout, SumOverflow
 from switchml.net import udp
-from switchml.protocol.sizes import WIRES
+from switchml.protocol.sizes import EXACT, WIRES, lanes_of
 
 _FIRST_PORT = 20000
 
@@ -111,7 +111,7 @@ class Program:
             address=self.address,
             slots=job.slots,
             payload_bytes=job.payload_bytes,
-            wire=WIRES[job.wire],
+            wire=WIRES[lanes_of(job.wire)],
             timeout_s=self.world.plan.join_timeout_s,
             host=f"host{self.host}",
             pid=self.attempts,
@@ -140,6 +140,7 @@ class Program:
             endpoint=self.agent_endpoint,
             send=self.world.up[self.host].send,
             inbox_packets=self.world.plan.inbox_packets,
+            exact=self.job.wire == EXACT,
         )
         self.world.agents[self.agent_endpoint] = agent
         pending, failed, self._due, self._is_late = [], False, {}, False

@@ -13,10 +13,12 @@ import numpy as np
 
 from emulator.faults.plan import Call, JobPlan
 from switchml.protocol.fixedpoint import headroom, spreads
-from switchml.protocol.sizes import WIRES
+from switchml.protocol.sizes import EXACT, WIRES
 
 _ELEMENTS = 32
 """Elements that share a scale; a chunk has several."""
+_APART = 2.0**-50
+"""With exact sums, scales differ so much that a chunk needs further rounds."""
 
 
 def source(job: JobPlan, call: Call, seed: tuple[int, ...], rank: int) -> np.ndarray:
@@ -33,7 +35,10 @@ def source(job: JobPlan, call: Call, seed: tuple[int, ...], rank: int) -> np.nda
         x[:] = 0
     if call.dtype != "float16":
         groups = -(-call.numel // _ELEMENTS)
-        x *= np.repeat(2.0 ** generator.integers(0, 9, groups), _ELEMENTS)[: call.numel] * 2.0**call.exponent
+        scales = 2.0 ** generator.integers(0, 9, groups)
+        if job.wire == EXACT:
+            scales *= _APART ** (np.arange(groups) % 3)
+        x *= np.repeat(scales, _ELEMENTS)[: call.numel] * 2.0**call.exponent
     place = int(seed[-1]) % call.numel
     if call.special == "nan" and rank == 0:
         x[place] = np.nan
@@ -77,7 +82,7 @@ def expected(job: JobPlan, call: Call, seed: tuple[int, ...]) -> Exact:
     with np.errstate(invalid="ignore", over="ignore"):
         total = np.add.reduce([part.astype(np.float64) for part in parts])
         values = (total / job.workers if call.op == "mean" else total).astype(call.dtype)
-    if job.wire == "int32" or call.dtype == "float64":
+    if job.wire in ("int32", EXACT) or call.dtype == "float64":
         return Exact(values)
     largest = max(float(np.abs(part[np.isfinite(part)], dtype=np.float64).max(initial=0.0)) for part in parts)
     wire = WIRES[job.wire]

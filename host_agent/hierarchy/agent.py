@@ -39,6 +39,7 @@ from host_agent.hierarchy.hosts import Membership
 from host_agent.hierarchy.memory import ARRIVED, DEPTH, DIGEST, DONE, MISFITS, OVERFLOWED, SUMMED, TAKEN
 from host_agent.watch import StallWarning, late, lost
 from switchml.errors import CollectiveTimeout, ConfigError, JobError, PeerLost, RanksDisagree, SumOverflow
+from switchml.protocol.sizes import EXACT
 from switchml.runtime.memory import i32_at, i64_at
 
 log = logging.getLogger("host_agent")
@@ -88,6 +89,11 @@ class HierarchicalAgent(Agent):
         """Join the job of all ranks at the first aggregator of `address`; leaders also join that of the hosts, with
         `join`. What `join` makes is all there is if no two ranks share a host. Raises JoinError, ConfigError."""
         sparse = density.choice(os.environ.get("SWITCHML_SPARSE") if options.sparse is None else options.sparse)
+        if (options.wire or os.environ.get("SWITCHML_WIRE")) == EXACT:
+            raise ConfigError(
+                "hierarchy node: the ranks of a host add floats in memory, which is not exact; expected another wire "
+                "than exact, or no hierarchy"
+            )
         if not 0 <= options.rank < options.world_size:
             raise ConfigError(f"rank {options.rank} of {options.world_size}: expected 0 <= rank < world_size")
         loop.warm_up()

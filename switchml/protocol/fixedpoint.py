@@ -7,7 +7,8 @@ SwitchML's cpu_exponent_quantizer (scale INT32_MAX / (n 2^e)) this gives up to t
 defines zeros, subnormals, infinities and NaN.
 
 A format is how a tensor's elements become lanes: FLOAT32 (1 lane), FLOAT64 (3), INT32 (2), INT64 (4), all of 32 bits;
-FLOAT32_INT16 and FLOAT32_INT8 (one narrow lane, see narrow.py).
+FLOAT32_INT16 and FLOAT32_INT8 (one narrow lane, see narrow.py); those that end in _EXACT (one lane a round, and as many
+rounds as needed: their lanes are exact.py's).
 """
 
 import math
@@ -21,6 +22,7 @@ from switchml.runtime.jit import Address, int64, kernel
 from switchml.runtime.memory import bswap32, f32_at, f64_at, float64_of_bits, i32_at, i64_at, u8_at, u32_at, u64_at
 
 FLOAT32, FLOAT64, INT32, INT64, FLOAT32_INT16, FLOAT32_INT8 = range(6)
+FLOAT32_EXACT, FLOAT64_EXACT, FLOAT16_EXACT, BFLOAT16_EXACT = range(6, 10)
 FORMATS = {
     "float32": FLOAT32,
     "float64": FLOAT64,
@@ -28,11 +30,18 @@ FORMATS = {
     "int64": INT64,
     "float32/int16": FLOAT32_INT16,
     "float32/int8": FLOAT32_INT8,
+    "float32/exact": FLOAT32_EXACT,
+    "float64/exact": FLOAT64_EXACT,
+    "float16/exact": FLOAT16_EXACT,
+    "bfloat16/exact": BFLOAT16_EXACT,
 }
-LANES = (1, 3, 2, 4, 1, 1)
+"""Half precision has been widened to float32, and is rounded back afterwards."""
+LANES = (1, 3, 2, 4, 1, 1, 1, 1, 1, 1)
 """Lanes an element takes, by format."""
-ITEM_BYTES = (4, 8, 4, 8, 4, 4)
-LANE_BYTES = (4, 4, 4, 4, 2, 1)
+ITEM_BYTES = (4, 8, 4, 8, 4, 4, 4, 8, 4, 4)
+LANE_BYTES = (4, 4, 4, 4, 2, 1, 4, 4, 4, 4)
+PRECISION = (24, 53, 0, 0, 24, 24, 24, 53, 11, 8)
+"""Significant bits of an element, by format; 0 for integers."""
 WIRES = (
     wire_format.WIRE_INT32,
     wire_format.WIRE_INT32,
@@ -40,6 +49,10 @@ WIRES = (
     wire_format.WIRE_INT32,
     wire_format.WIRE_INT16,
     wire_format.WIRE_INT8,
+    wire_format.WIRE_INT32,
+    wire_format.WIRE_INT32,
+    wire_format.WIRE_INT32,
+    wire_format.WIRE_INT32,
 )
 """What kind of lanes a format has on the wire."""
 
@@ -47,6 +60,8 @@ LOWEST, HIGHEST = -126, 128
 """Range of float32 block exponents: subnormals share the lowest, values from 2^127 on need the highest."""
 GRID = 4
 """Canonical exponents of int32 lanes are this far apart."""
+_EXACT_LOWEST = -116
+"""Least exponent of a first round of exact sums. Its grid (-116, -112, …, 128) is not float32's, but for 128."""
 _FLOAT64_LOWEST, _FLOAT64_GRID = -1074, 17
 _FLOAT64_FIRST = -127
 """Codes of float64 are odd, -127, -125, …, 121, one for each 17 binades; those of float32 are even."""
@@ -75,6 +90,21 @@ def spreads(workers: int) -> tuple[int, int, int]:
     return 0, spread(steps(16, workers)), spread(steps(8, workers))
 
 
+@kernel(inline=True)
+def is_narrow(fmt: int) -> bool:
+    return fmt in (FLOAT32_INT16, FLOAT32_INT8)
+
+
+@kernel(inline=True)
+def is_exact(fmt: int) -> bool:
+    return fmt >= FLOAT32_EXACT
+
+
+@kernel(inline=True)
+def _is_float64(fmt: int) -> bool:
+    return fmt in (FLOAT64, FLOAT64_EXACT)
+
+
 @kernel(forceinline=True)
 def canonical(code: int, fmt: int) -> int:
     """The exponent code that all ranks must use for a block whose values need `code` (-128..126).
@@ -82,19 +112,22 @@ def canonical(code: int, fmt: int) -> int:
     No two formats share one, so that ranks whose tensors differ in dtype always differ in `used`, which the aggregator
     flags.
     """
-    if fmt >= FLOAT32_INT16:
+    if is_narrow(fmt):
         return code  # too few bits for a grid; the packet's type tells these formats from the others
-    if fmt >= INT32:
+    if fmt in (INT32, INT64):
         return wire_format.CODE_INTEGER if fmt == INT32 else wire_format.CODE_INTEGER64
-    if fmt == FLOAT64:
+    if _is_float64(fmt):
         return code | 1
     exponent = code + wire_format.CODE_BIAS
-    exponent = min(HIGHEST, LOWEST + GRID * ((exponent - LOWEST + GRID - 1) // GRID))
+    if is_exact(fmt):
+        exponent = _EXACT_LOWEST + GRID * max((exponent - _EXACT_LOWEST + GRID - 1) // GRID, 0)
+    else:
+        exponent = min(HIGHEST, LOWEST + GRID * ((exponent - LOWEST + GRID - 1) // GRID))
     return exponent - wire_format.CODE_BIAS
 
 
 @kernel(inline=True)
-def _exp2(exponent: Any) -> Any:
+def exp2(exponent: Any) -> Any:
     """2.0**exponent for -1022 <= exponent <= 1023, exactly."""
     return float64_of_bits(int64((exponent + 1023) << 52))
 
@@ -121,11 +154,17 @@ def _code64(bits: int) -> int:
         while bits:
             bits >>= 1
             exponent += 1
+    return code64(exponent)
+
+
+@kernel
+def code64(exponent: int) -> int:
+    """float64's exponent code of magnitudes below 2^exponent."""
     return 2 * ((exponent - _FLOAT64_LOWEST + _FLOAT64_GRID - 1) // _FLOAT64_GRID) + _FLOAT64_FIRST
 
 
 @kernel
-def _exponent64(code: int) -> int:
+def exponent64(code: int) -> int:
     """Q of a canonical float64 code."""
     return (code - _FLOAT64_FIRST) // 2 * _FLOAT64_GRID + _FLOAT64_LOWEST
 
@@ -133,7 +172,7 @@ def _exponent64(code: int) -> int:
 @kernel
 def need_of(fmt: int, address: Address, count: int, finite_only: bool) -> int:
     """Exponent code that `count` elements at `address` need; 127 if one is not finite (never with `finite_only`)."""
-    if fmt == FLOAT32 or fmt >= FLOAT32_INT16:
+    if not _is_float64(fmt) and fmt != INT32 and fmt != INT64:
         words = u32_at(address, count)
         top = np.uint32(0)
         for i in range(count):
@@ -146,7 +185,7 @@ def need_of(fmt: int, address: Address, count: int, finite_only: bool) -> int:
                 if bits < 0x7F800000:
                     top = max(top, bits)
         return _code32(int64(top))
-    if fmt == FLOAT64:
+    if _is_float64(fmt):
         longs = u64_at(address, count)
         most = int64(0)
         for i in range(count):
@@ -166,13 +205,13 @@ def _encode32(address: Address, count: int, lanes: np.ndarray, exponent: int, gu
     """
     shift = 31 - guard - exponent
     x = f32_at(address, count)
-    limit = np.float32(_exp2(31 - guard)) - np.float32(1.0)
+    limit = np.float32(exp2(31 - guard)) - np.float32(1.0)
     if shift <= 127:
-        scale = np.float32(_exp2(shift))
+        scale = np.float32(exp2(shift))
         for i in range(count):
             lanes[i] = bswap32(np.uint32(np.int32(min(np.rint(x[i] * scale), limit))))
     else:
-        wide = _exp2(shift)
+        wide = exp2(shift)
         for i in range(count):
             lanes[i] = bswap32(np.uint32(np.int32(min(np.rint(np.float64(x[i]) * wide), np.float64(limit)))))
 
@@ -181,8 +220,8 @@ def _encode32(address: Address, count: int, lanes: np.ndarray, exponent: int, gu
 def _encode32_finite(address: Address, count: int, lanes: np.ndarray, exponent: int, guard: int) -> None:
     """The same with 0 where a value is not finite (the rare repeat after a CLASSIFY round)."""
     x = f32_at(address, count)
-    scale = _exp2(31 - guard - exponent)
-    limit = np.float64(np.float32(_exp2(31 - guard)) - np.float32(1.0))
+    scale = exp2(31 - guard - exponent)
+    limit = np.float64(np.float32(exp2(31 - guard)) - np.float32(1.0))
     for i in range(count):
         value = np.float64(x[i])
         lanes[i] = (
@@ -195,10 +234,10 @@ def _encode64(address: Address, count: int, lanes: np.ndarray, code: int, guard:
     """float64 to three limbs of 31 - guard bits each, most significant first; 0 where a value is not finite."""
     x = f64_at(address, count)
     bits = 31 - guard
-    shift = bits - _exponent64(code)
+    shift = bits - exponent64(code)
     half = shift // 2
-    scale_a, scale_b = _exp2(half), _exp2(shift - half)
-    radix = _exp2(bits)
+    scale_a, scale_b = exp2(half), exp2(shift - half)
+    radix = exp2(bits)
     for i in range(count):
         rest = x[i] * scale_a * scale_b if np.isfinite(x[i]) else 0.0
         for limb in range(3):
@@ -243,10 +282,10 @@ def encode(
     finite and need no more than `used`. `room`: the format's `headroom`.
     """
     if fmt == FLOAT32_INT16:
-        encode_int16(address, count, lanes_address, lanes, room * _exp2(-(used + wire_format.CODE_BIAS)), finite_only)
+        encode_int16(address, count, lanes_address, lanes, room * exp2(-(used + wire_format.CODE_BIAS)), finite_only)
         return
     if fmt == FLOAT32_INT8:
-        encode_int8(address, count, lanes_address, lanes, room * _exp2(-(used + wire_format.CODE_BIAS)), finite_only)
+        encode_int8(address, count, lanes_address, lanes, room * exp2(-(used + wire_format.CODE_BIAS)), finite_only)
         return
     out = u32_at(lanes_address, lanes)
     if fmt == FLOAT32:
@@ -265,7 +304,7 @@ def encode(
 @kernel
 def classify(fmt: int, address: Address, count: int, lanes_address: Address, lanes: int) -> None:
     """Lanes of a CLASSIFY round: the first lane of each element that is not finite names its kind."""
-    if fmt >= FLOAT32_INT16:
+    if is_narrow(fmt):
         width = _LANE_BYTES[fmt]
         narrow = u8_at(lanes_address, lanes * width)
         narrow[:] = 0
@@ -276,7 +315,7 @@ def classify(fmt: int, address: Address, count: int, lanes_address: Address, lan
     for i in range(lanes):
         out[i] = 0
     for i in range(count):
-        value = np.float64(f32_at(address, count)[i]) if fmt == FLOAT32 else f64_at(address, count)[i]
+        value = f64_at(address, count)[i] if _is_float64(fmt) else np.float64(f32_at(address, count)[i])
         if np.isnan(value):
             out[i * _LANES[fmt]] = bswap32(np.uint32(NOT_A_NUMBER))
         elif np.isinf(value):
@@ -291,10 +330,10 @@ def decode(fmt: int, lanes_address: Address, address: Address, count: int, used:
     Returns how many integer sums did not fit their type (those elements are left wrapped).
     """
     if fmt == FLOAT32_INT16:
-        decode_int16(lanes_address, address, count, _exp2(used + wire_format.CODE_BIAS) / room, divisor)
+        decode_int16(lanes_address, address, count, exp2(used + wire_format.CODE_BIAS) / room, divisor)
         return 0
     if fmt == FLOAT32_INT8:
-        decode_int8(lanes_address, address, count, _exp2(used + wire_format.CODE_BIAS) / room, divisor)
+        decode_int8(lanes_address, address, count, exp2(used + wire_format.CODE_BIAS) / room, divisor)
         return 0
     sums = u32_at(lanes_address, count * _LANES[fmt])
     misfits = 0
@@ -302,7 +341,7 @@ def decode(fmt: int, lanes_address: Address, address: Address, count: int, used:
         x = f32_at(address, count)
         shift = used + wire_format.CODE_BIAS + room - 31
         if -120 <= shift <= 96:
-            scale = np.float32(_exp2(shift))
+            scale = np.float32(exp2(shift))
             for i in range(count):
                 x[i] = np.float32(np.int32(bswap32(sums[i]))) * scale
             if divisor != 1:
@@ -310,16 +349,16 @@ def decode(fmt: int, lanes_address: Address, address: Address, count: int, used:
                 for i in range(count):
                     x[i] = x[i] / n
         else:
-            wide = _exp2(shift)
+            wide = exp2(shift)
             for i in range(count):
                 x[i] = quotient(np.float64(np.int32(bswap32(sums[i]))) * wide, divisor)
     elif fmt == FLOAT64:
         y = f64_at(address, count)
         bits = 31 - room
-        inverse = _exp2(-bits)
-        shift = _exponent64(used) - bits
+        inverse = exp2(-bits)
+        shift = exponent64(used) - bits
         half = shift // 2
-        scale_a, scale_b = _exp2(half), _exp2(shift - half)
+        scale_a, scale_b = exp2(half), exp2(shift - half)
         for i in range(count):
             high, middle, low = (
                 np.int32(bswap32(sums[3 * i])),
@@ -363,7 +402,7 @@ def _truncating_division(value: Any, divisor: int) -> Any:
 @kernel
 def keep_classes(fmt: int, lanes_address: Address, count: int, classes: np.ndarray) -> None:
     """Copy the summed lanes of a CLASSIFY round to `classes` (uint32, native order), one for each element."""
-    if fmt >= FLOAT32_INT16:
+    if is_narrow(fmt):
         width = _LANE_BYTES[fmt]
         narrow = u8_at(lanes_address, count * width)
         for i in range(count):
@@ -388,10 +427,8 @@ def apply_classes(fmt: int, classes: np.ndarray, address: Address, count: int) -
         if counts == 0:
             continue
         positive, negative, nan = counts & 0x3FF, (counts >> 10) & 0x3FF, counts >> 20
-        value = (
-            math.nan if nan or (positive and negative) or fmt >= FLOAT32_INT16 else math.inf if positive else -math.inf
-        )
-        if fmt == FLOAT64:
+        value = math.nan if nan or (positive and negative) or is_narrow(fmt) else math.inf if positive else -math.inf
+        if _is_float64(fmt):
             f64_at(address, count)[i] = value
         else:
             f32_at(address, count)[i] = np.float32(value)

@@ -71,6 +71,8 @@ CODE_INTEGER = 125
 """`used` of int32 tensors; no canonical code of floats is the same."""
 CODE_INTEGER64 = 123
 """The same for int64."""
+CODE_FURTHER, CODE_FURTHER64 = -126, -122
+"""`used` of the further rounds of exact sums, of float32 and float64; no canonical code is the same."""
 CODE_BIAS = 2
 """Exponent code = exponent - CODE_BIAS."""
 

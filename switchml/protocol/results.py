@@ -7,9 +7,19 @@ from typing import Any
 
 import numpy as np
 
+from switchml.protocol import exact, retransmission, sparse, worker_state
 from switchml.protocol import packet as wire_format
-from switchml.protocol import retransmission, sparse, worker_state
-from switchml.protocol.fixedpoint import INT32, INT64, WIRES, apply_classes, canonical, decode, keep_classes, need_of
+from switchml.protocol.fixedpoint import (
+    INT32,
+    INT64,
+    WIRES,
+    apply_classes,
+    canonical,
+    decode,
+    is_exact,
+    keep_classes,
+    need_of,
+)
 from switchml.protocol.packet import CODE_UNKNOWN
 from switchml.protocol.sending import elements_of, repeat, send
 from switchml.protocol.worker_state import State, seq_of, task_at
@@ -69,10 +79,12 @@ def receive(w: State, address: Address, length: int, now: int, out: np.ndarray, 
     mode, used = _next_round(me, slot, task, w.classes[index], address)
     if me.failure.code:
         return n
+    if mode == worker_state.SPECULATE and is_exact(task.fmt) and _add_digits(me, slot, task, w.sums[index], address):
+        mode, used = worker_state.FURTHER, exact.further(task.fmt)
     if mode != worker_state.SPECULATE:
         return repeat(w, index, mode, used, now, out, n)
     # R9. Write the sums into the target; the chunk is finished.
-    _store_sums(me, slot, task, w.classes[index], address)
+    _store_sums(me, slot, task, w.classes[index], w.sums[index], address)
     _finish_chunk(w, index, now)
     return n
 
@@ -144,13 +156,38 @@ def _next_round(me: Any, slot: Any, task: Any, classes: np.ndarray, address: Add
 
 
 @kernel(forceinline=True)
-def _store_sums(me: Any, slot: Any, task: Any, classes: np.ndarray, address: Address) -> None:
-    """Decode a dense result into the target, and remember the exponent it needed."""
+def _add_digits(me: Any, slot: Any, task: Any, sums: np.ndarray, address: Address) -> bool:
+    """Add a round of exact sums to what the slot has of them. Returns whether a further one must follow."""
+    _, _, count = elements_of(task, slot.chunk)
+    guard = me.identity.headroom[0]
+    step, shift = slot.top - exact.digits(guard), int64(-1)
+    following = step
+    if slot.mode == worker_state.FURTHER:
+        shift = slot.step - step
+        following = min(step, exact.bound(task.fmt, signed8(u8_at(address, _HEADER)[8])))
+    else:
+        _remember_need(slot, task, address)
+    slot.step, slot.top = step, following
+    lanes_at = address + _HEADER
+    return exact.add_digits(task.fmt, lanes_at, count, sums, guard, shift, step, following, task.divisor)
+
+
+@kernel(forceinline=True)
+def _store_sums(me: Any, slot: Any, task: Any, classes: np.ndarray, sums: np.ndarray, address: Address) -> None:
+    """Write the sums of a dense chunk into the target, and remember the exponent it needed."""
     _, target, count = elements_of(task, slot.chunk)
-    headroom = me.identity.headroom[_WIRES[task.fmt]]
-    task.misfits += decode(task.fmt, address + _HEADER, target, count, slot.used, headroom, task.divisor)
+    if is_exact(task.fmt):
+        exact.store_sums(task.fmt, sums, target, count)
+    else:
+        headroom = me.identity.headroom[_WIRES[task.fmt]]
+        task.misfits += decode(task.fmt, address + _HEADER, target, count, slot.used, headroom, task.divisor)
+        _remember_need(slot, task, address)
     if slot.classed:
         apply_classes(task.fmt, classes, target, count)
+
+
+@kernel(forceinline=True)
+def _remember_need(slot: Any, task: Any, address: Address) -> None:
     position = slot.chunk - task.first
     if position < task.history_length:
         u8_at(task.history, task.history_length)[position] = u8_at(address, _HEADER)[8]

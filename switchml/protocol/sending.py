@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
+from switchml.protocol import exact, sparse
 from switchml.protocol import packet as wire_format
-from switchml.protocol import sparse
-from switchml.protocol.fixedpoint import ITEM_BYTES, LANE_BYTES, WIRES, canonical, classify, encode, need_of
+from switchml.protocol.fixedpoint import ITEM_BYTES, LANE_BYTES, WIRES, canonical, classify, encode, is_exact, need_of
 from switchml.protocol.packet import CODE_UNKNOWN, CODE_ZERO
 from switchml.protocol.retransmission import LEAST_REORDERING, NONE, PROBED, PROBES, adapt_limit, probe_timeout
-from switchml.protocol.worker_state import CLASSIFY, ERROR_AHEAD, EXACT, SPECULATE, State, seq_of, task_at
+from switchml.protocol.worker_state import CLASSIFY, ERROR_AHEAD, EXACT, FURTHER, SPECULATE, State, seq_of, task_at
 from switchml.runtime.jit import int64, kernel
 from switchml.runtime.memory import put_be16, put_be32, signed8, u8_at
 
@@ -71,11 +71,16 @@ def _build_packet(w: State, index: int) -> None:
     header = u8_at(packet_at(w, index), _HEADER)
     lanes_at = packet_at(w, index) + np.uint64(_HEADER)
     lanes, wire = identity.payload // _LANE_BYTES[task.fmt], _WIRES[task.fmt]
+    need = int64(slot.need)
     if slot.mode == CLASSIFY:
         classify(task.fmt, source, count, lanes_at, lanes)
     elif slot.need == CODE_UNKNOWN and slot.mode == SPECULATE:
         nothing = u8_at(lanes_at, identity.payload)
         nothing[:] = 0
+    elif is_exact(task.fmt):
+        left = _build_digits(w, index, lanes)
+        if slot.mode == FURTHER:
+            need = left
     else:
         encode(task.fmt, source, count, lanes_at, lanes, slot.used, identity.headroom[wire], slot.classed != 0)
 
@@ -87,9 +92,24 @@ def _build_packet(w: State, index: int) -> None:
     header[1] = (slot.next_need if slot.scanned else CODE_UNKNOWN) & 0xFF
     put_be32(header, 2, seq_of(w, index))
     put_be16(header, 6, identity.tag)
-    header[8] = slot.need & 0xFF
+    header[8] = need & 0xFF
     header[9] = slot.used & 0xFF
     slot.length = _HEADER + identity.payload
+
+
+@kernel(forceinline=True)
+def _build_digits(w: State, index: int, lanes: int) -> int:
+    """Write the lanes of a round of exact sums. Returns the code of what this rank has left then."""
+    slot = w.slots[index]
+    task = task_at(w, slot.task)
+    source, _, count = elements_of(task, slot.chunk)
+    if slot.mode != FURTHER:
+        slot.top = exact.bound(task.fmt, slot.used)
+    lanes_at, guard = packet_at(w, index) + np.uint64(_HEADER), w.scalars[0].identity.headroom[0]
+    is_first = slot.mode != FURTHER
+    return int64(
+        exact.encode_digits(task.fmt, source, count, lanes_at, lanes, slot.top, guard, w.sums[index], is_first)
+    )
 
 
 @kernel(forceinline=True)

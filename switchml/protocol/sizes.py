@@ -5,8 +5,19 @@ from switchml.protocol.packet import HEADER_BYTES, WIRE_INT8, WIRE_INT16, WIRE_I
 WIRES = {"int32": WIRE_INT32, "int16": WIRE_INT16, "int8": WIRE_INT8}
 """Integers that aggregators add up, by the name that jobs choose them by: their codes in packets (docs/protocol.md,
 section 3)."""
+EXACT = "exact"
+"""The wire of jobs whose sums of floats are exact: int32, in as many rounds as they need (section 5 there)."""
+AGENT_WIRES = (*WIRES, EXACT)
+"""What a job may be joined with."""
 LANE_BYTES = {"int32": 4, "int16": 2, "int8": 1}
 """Of one such integer."""
+
+
+def lanes_of(wire: str) -> str:
+    """The integers that a job's packets hold, by its wire."""
+    return "int32" if wire == EXACT else wire
+
+
 PAYLOAD_BYTES = 1024
 """Of a full packet."""
 ETHERNET_BYTES = 14

@@ -12,9 +12,9 @@ lives in slot g mod S for one or more rounds.
 import numpy as np
 
 from switchml.errors import ConfigError
+from switchml.protocol import exact, sparse
 from switchml.protocol import packet as wire_format
-from switchml.protocol import sparse
-from switchml.protocol.fixedpoint import FORMATS, LANE_BYTES, LANES, WIRES, headroom, spreads
+from switchml.protocol.fixedpoint import FORMATS, LANE_BYTES, LANES, WIRES, headroom, is_exact, spreads
 from switchml.protocol.packet import CODE_UNKNOWN, MAX_SPARSE_BYTES, check_slots
 from switchml.protocol.results import receive
 from switchml.protocol.retransmission import INITIAL_RTO, LEAST_BACKOFF, LEAST_IN_FLIGHT, LONGEST_PROBE
@@ -71,6 +71,7 @@ class Worker:
             wide,
             np.zeros((slots, sparse.STATE_ROWS, wire_format.MAX_COLUMNS), np.int64),
             np.zeros((slots, payload_bytes), np.uint32),
+            np.zeros((slots, payload_bytes // 4), exact.SUM),
             np.zeros(wire_format.BITMAP_BYTES, np.uint8),
         )
         scalars = self.state.scalars
@@ -122,6 +123,8 @@ class Worker:
             )
         columns, threshold, non_zero = 0, 0.0, 0
         if blocks is not None:
+            if is_exact(fmt):
+                raise ConfigError(f"{dtype}: exact sums are dense, expected no sparse blocks")
             columns, threshold = blocks.columns(per_chunk), blocks.threshold
             per_chunk -= per_chunk % columns
             first = int(window["first_task"])

@@ -14,7 +14,7 @@ from switchml.runtime.memory import record
 OK, ERROR_MIXED, ERROR_OVERFLOW, ERROR_AHEAD, ERROR_STREAM = range(5)
 """Why a worker stopped: `failure.code`. The last two: a peer's exponents, or its blocks, contradict what was agreed."""
 
-SPECULATE, EXACT, CLASSIFY = range(3)
+SPECULATE, EXACT, CLASSIFY, FURTHER = range(4)
 """Modes of a round (docs/protocol.md, section 4)."""
 
 RUNNING, DONE = 1, 2
@@ -71,12 +71,13 @@ SLOT = record(
     "i2 mode used need agreed next_need",
     "u1 busy scanned waited classed done unbuilt",
     "i2 columns",
-    "i4 length",
+    "i4 length top step",
 )
 """One slot. `resent`: the last round retransmitted, `probed`: because of the clock (-1: none). `agreed`: `ahead` of its
 last result; `next_need`, valid if `scanned`: what the chunk after this one needs. `classed`: a CLASSIFY round has been
 answered. `columns`: of a sparse stream, 0 if the chunk is dense; `length`: bytes of its packet; `unbuilt`: NEXT_ROUND
-or FIRST_ROUND of sparse.py while the packet for it is still to be written."""
+or FIRST_ROUND of sparse.py while the packet for it is still to be written. Of exact sums (exact.py), `top`: where the
+digits of the present round begin, `step`: where those of the last result ended."""
 
 TASK = record(
     "u8 source target",
@@ -96,7 +97,8 @@ the elements of a position. `non_zero`: address of uint8[blocks], which of them 
 
 class State(NamedTuple):
     """The arrays of one worker: SCALARS[1], SLOT[S], TASK[TASKS], uint8[S, k], uint8[S, k], int64[S, 5, 8] (sparse.py),
-    uint32[S, payload], uint8[32]. `wide` has room for sparse packets, and may be `packets`."""
+    uint32[S, payload], SUM[S, payload / 4] (exact.py), uint8[32]. `wide` has room for sparse packets, and may be
+    `packets`."""
 
     scalars: np.ndarray
     slots: np.ndarray
@@ -105,6 +107,7 @@ class State(NamedTuple):
     wide: np.ndarray
     streams: np.ndarray
     classes: np.ndarray
+    sums: np.ndarray
     missing: np.ndarray
 
 

@@ -34,7 +34,7 @@ from emulator.testbed.star import INTERFACE, LinkOptions, Star
 from host_agent import ranks
 from host_agent.pytorch.aggregator import ChildAggregator
 from switchml.errors import JobError, RanksDisagree
-from switchml.protocol.sizes import LANE_BYTES
+from switchml.protocol.sizes import LANE_BYTES, lanes_of
 
 STORE_PORT = 29500
 """Where rank 0 keeps a process group's rendezvous; its namespace has no other user. Each new group takes the next."""
@@ -149,7 +149,7 @@ class ReducingTeam(Team):
         if len({sample.checksum for sample in repeat.samples}) > 1:
             raise RanksDisagree(f"{backend}: the ranks' results differ; every rank must get the same bits")
         n, largest = len(self.places), repeat.samples[0].largest
-        bits = 24 if backend == GLOO else 8 * LANE_BYTES[self._wire] - (n - 1).bit_length() - _GRID_BITS - 1
+        bits = 24 if backend == GLOO else 8 * LANE_BYTES[lanes_of(self._wire)] - (n - 1).bit_length() - _GRID_BITS - 1
         if repeat.error > n * largest * 2.0**-bits + n * largest * 2.0**-23:
             raise JobError(f"{backend}: a result is off by {repeat.error:.3g} where sums are at most {largest:.3g}")
         return repeat

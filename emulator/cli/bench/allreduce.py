@@ -13,13 +13,13 @@ from emulator.cli.options import (
     TENSOR_SIZE,
     TENSOR_SIZES,
     against_option,
+    agent_wire_option,
     authenticate_option,
     json_option,
     output,
     plot_option,
     repeats_options,
     sparsity_options,
-    wire_option,
 )
 
 
@@ -38,7 +38,7 @@ from emulator.cli.options import (
     default="auto",
     help="What carries packets.",
 )
-@wire_option
+@agent_wire_option
 @against_option
 @sparsity_options
 @authenticate_option
@@ -80,6 +80,7 @@ def allreduce(
     from emulator.bench import sizes as cases_of
     from emulator.bench.sparsity import Sparsity
     from switchml.errors import ConfigError
+    from switchml.protocol.sizes import EXACT
 
     if sizes and (size or buckets):
         raise click.UsageError("--sizes goes with neither --size nor --buckets")
@@ -134,7 +135,7 @@ def allreduce(
             )
             results.append(result)
     limit = None
-    if aggregator not in bench.AGGREGATORS[1:]:  # the bound is that of the software aggregator's loop
+    if aggregator not in bench.AGGREGATORS[1:] and wire != EXACT:  # one round each, in the software aggregator's loop
         limit = limits.measure(workers=workers, transport=result.transport, wire=wire, cores=cores)
     if plot_file is not None:
         plot.draw(result, limit, plot_file)

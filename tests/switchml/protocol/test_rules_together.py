@@ -173,8 +173,7 @@ class Network:
             history = None
             if self.remembers and call.blocks is None and call.dtype not in numbers.BITS:
                 key = (call.dtype, call.source.size)
-                chunks = -(-call.source.size // numbers.per_chunk(call.dtype, PAYLOAD))
-                history = self.histories[rank].setdefault(key, np.full(min(self.slots, chunks), -128, np.int8))
+                history = self.histories[rank].setdefault(key, np.full(self.slots, -128, np.int8))
             call.number = worker.start(
                 call.source.ctypes.data,
                 call.target.ctypes.data,

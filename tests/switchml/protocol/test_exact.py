@@ -1,0 +1,220 @@
+"""Exact sums (docs/protocol.md, section 5): the kernels against rationals, and whole all-reduces over any network."""
+
+import math
+import random
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from switchml.errors import ConfigError
+from switchml.protocol import exact, fixedpoint
+from switchml.protocol.packet import CODE_FURTHER, CODE_FURTHER64
+from switchml.protocol.pool import Pool
+from switchml.protocol.retransmission import MILLISECOND, SECOND
+from switchml.protocol.sparse import Sparse
+from switchml.protocol.worker import Worker
+from tests.support import reference_exact as reference
+from tests.support import reference_fixedpoint as numbers
+from tests.support.encoded import CODES, FLOAT32_CANONICAL, FLOAT64_CANONICAL, floats
+from tests.switchml.protocol.test_rules_together import Call, Network, Weather
+
+DTYPES = tuple(reference.PRECISION)
+
+
+def number_of(dtype: str) -> int:
+    return fixedpoint.FORMATS[f"{dtype}/exact"]
+
+
+def as_array(dtype: str, values) -> np.ndarray:
+    return np.array(values, reference.element(dtype))
+
+
+def reduced(dtype: str, blocks, divisor: int = 1) -> tuple[np.ndarray, int]:
+    """(result, rounds of the first chunk) of an all-reduce in lockstep; all ranks must have the same bits."""
+    n, sources = len(blocks), [as_array(dtype, block) for block in blocks]
+    targets = [np.full_like(source, 77) for source in sources]
+    pool = Pool(workers=n, slots=1, payload_bytes=1024, wire=0, tag=1, isn=0)
+    workers = [Worker(rank=r, workers=n, slots=1, tag=1, isn=0, payload_bytes=1024) for r in range(n)]
+    for worker, source, target in zip(workers, sources, targets, strict=True):
+        worker.start(source.ctypes.data, target.ctypes.data, source.size, f"{dtype}/exact", divisor)
+    queues, rounds = [worker.receive([], 0) for worker in workers], 0
+    while any(queues):
+        rounds += 1
+        for rank, (packet,) in enumerate(queues):
+            outcome = pool.receive(rank, packet)
+        assert outcome.action == "multicast"
+        queues = [worker.receive([outcome.packet], rounds) for worker in workers]
+    assert all(worker.outstanding == 0 and not worker.failure["code"] for worker in workers)
+    assert len({target.tobytes() for target in targets}) == 1
+    return targets[0], rounds
+
+
+def off_by(result: float, true: Fraction, dtype: str) -> Fraction:
+    """How far a result is from the true one, in units in the last place of that."""
+    limit = Fraction(2) ** numbers.SHAPES[reference.element(dtype)][2]
+    if math.isinf(result):
+        return abs(math.copysign(1, result) * limit - true) / reference.unit_in_last_place(true, dtype)
+    return abs(Fraction(float(result)) - true) / reference.unit_in_last_place(true, dtype)
+
+
+# -- the kernels --
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_canonical_codes_are_those_of_no_other_format(dtype):
+    first = {fixedpoint.canonical(code, number_of(dtype)) for code in CODES[: 250 if dtype == "float64" else None]}
+    further = {CODE_FURTHER, CODE_FURTHER64}
+    others = {*FLOAT32_CANONICAL, numbers.INT32, numbers.INT64}
+    assert not further & (first | others | set(FLOAT64_CANONICAL))
+    if dtype == "float64":
+        assert first == set(FLOAT64_CANONICAL)
+    else:
+        assert first & others == {126} and not first & set(FLOAT64_CANONICAL)
+
+
+@given(st.data(), st.sampled_from(["float32", "float64"]), st.sampled_from([1, 2, 3, 8, 31, 256]))
+def test_digits(data, dtype, workers):
+    values = data.draw(st.lists(floats(dtype), min_size=1, max_size=6))
+    guard, finite = numbers.guard_bits(workers), [x if math.isfinite(x) else 0.0 for x in values]
+    is_first = data.draw(st.booleans())
+    top = reference.first_top(dtype, numbers.need(dtype, finite))
+    if not is_first:
+        top -= data.draw(st.integers(0, 200))
+    source, lanes = as_array(dtype, values), np.full(len(values) + 2, 0x55, ">i4")
+    sums = np.zeros(len(values), exact.SUM)
+    code = exact.encode_digits(
+        number_of(dtype), source.ctypes.data, source.size, lanes.ctypes.data, lanes.size, top, guard, sums, is_first
+    )
+    parts = [reference.split(x, top, top - reference.digits(workers)) for x in values]
+    assert lanes.tolist() == [whole * 2 ** (guard + 1) + (rest > 0) for whole, rest in parts] + [0, 0]
+    assert code == reference.code_of_rest(dtype, max(rest for _, rest in parts))
+
+
+def test_decided_elements_are_not_sent_again():
+    source, lanes = np.array([1.5, 1.25], np.float32), np.zeros(2, ">i4")
+    sums = np.zeros(2, exact.SUM)
+    sums["low"][0] = exact.DECIDED
+    exact.encode_digits(number_of("float32"), source.ctypes.data, 2, lanes.ctypes.data, 2, 4, 1, sums, False)
+    assert lanes[0] == 0 and lanes[1] != 0
+
+
+# -- whole sums --
+
+
+def blocks_of(dtype: str, workers: int, count: int):
+    kind = reference.element(dtype)
+    value = st.one_of(
+        floats(kind, allow_nan=False, allow_infinity=False), st.sampled_from([0.0, 1.0, -1.0, 4e30, -4e30])
+    )
+    return st.lists(st.lists(value, min_size=count, max_size=count), min_size=workers, max_size=workers)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@given(st.data())
+@settings(max_examples=60)
+def test_sums_are_within_one_unit_in_the_last_place(dtype, data):
+    workers, count = data.draw(st.integers(1, 5)), data.draw(st.integers(1, 6))
+    blocks = as_array(dtype, data.draw(blocks_of(dtype, workers, count))).tolist()
+    result, rounds = reduced(dtype, blocks)
+    expected, expected_rounds = reference.all_reduce(dtype, blocks)
+    assert result.tolist() == expected
+    assert rounds - expected_rounds in (0, 1)  # a first round is repeated if the ranks' guesses differ
+    for i, value in enumerate(result.tolist()):
+        assert off_by(value, sum(Fraction(block[i]) for block in blocks), dtype) <= 1
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("workers", [2, 3, 16, 200])
+def test_cancellation_and_wide_spreads(dtype, workers):
+    chooser = np.random.default_rng(workers)
+    reach = 120 if dtype == "float32" else 1000
+    blocks = as_array(dtype, chooser.standard_normal((workers, 250)) * 2.0 ** chooser.integers(-reach, reach - 8, 250))
+    blocks[1, :50] = -blocks[0, :50]
+    blocks[1, 50:100] = -blocks[0, 50:100] * (1 + 2 * np.finfo(dtype).eps)
+    blocks[2:, :100] *= 2.0**-70
+    result, _ = reduced(dtype, blocks)
+    for i, column in enumerate(blocks.T.tolist()):
+        assert off_by(result[i], sum(map(Fraction, column)), dtype) <= 1
+        assert result[i] == as_array(dtype, math.fsum(column)) or workers > 2
+
+
+def test_what_is_lost_without():
+    """4e30 beside 4.0 in one block."""
+    result, rounds = reduced("float32", [[4e30, 4.0], [0.0, 0.0]])
+    assert result.tolist() == [np.float32(4e30), 4.0] and rounds == 4
+
+
+@pytest.mark.parametrize(
+    "dtype, values, most",
+    [("float32", range(256), 2), ("bfloat16", [2.0**-k for k in range(17)], 2), ("float32", [0.0] * 256, 1)],
+)
+def test_few_bits_take_one_round(dtype, values, most):
+    """Beside the repeat of a wrong guess."""
+    _, rounds = reduced(dtype, [list(values), [-x / 2 for x in values]])
+    assert rounds <= most
+
+
+def test_means():
+    blocks = [[3.0e38, 1.0, 1e-40], [3.0e38, 1e-9, 3e-40], [3.0e38, -1.0, 0.0]]
+    result, _ = reduced("float32", blocks, 3)
+    for i, value in enumerate(result.tolist()):
+        true = sum(Fraction(float(np.float32(block[i]))) for block in blocks) / 3
+        assert off_by(value, true, "float32") <= 1
+
+
+def test_values_that_are_not_finite():
+    blocks = [[math.inf, 4e30, 4.0, math.nan, math.inf], [1.0, 0.0, 1e-20, 1.0, -math.inf]]
+    result, _ = reduced("float32", blocks)
+    assert result[0] == math.inf and np.isnan(result[3:]).all()
+    assert result[1:3].tolist() == [np.float32(4e30), 4.0]
+
+
+def test_sparse_blocks_are_refused():
+    worker, x = Worker(rank=0, workers=1, slots=2, tag=0, isn=0), np.zeros(4, np.float32)
+    with pytest.raises(ConfigError, match="exact sums are dense"):
+        worker.start(x.ctypes.data, x.ctypes.data, 4, "float32/exact", blocks=Sparse())
+
+
+# -- over a network --
+
+
+@given(st.integers(1, 4), st.sampled_from([1, 4, 16]), st.integers(0, 2**32), st.sampled_from([0.0, 0.1, 0.3]))
+@settings(max_examples=40)
+def test_over_any_network(workers, slots, seed, trouble):
+    """Lost, doubled and late packets; the tensors overwrite their sources, and dtypes and wires alternate."""
+    chooser, generator = random.Random(seed), np.random.default_rng(seed)
+    ranks: list[list[Call]] = [[] for _ in range(workers)]
+    for _ in range(chooser.randint(1, 4)):
+        dtype, numel = chooser.choice(["float32/exact", "float64/exact", "float32"]), chooser.randint(1, 600)
+        scales = 2.0 ** np.repeat(generator.integers(-100, 100, -(-numel // 16)), 16)[:numel]
+        for calls in ranks:
+            source = (generator.standard_normal(numel) * scales).astype(dtype.partition("/")[0])
+            calls.append(Call(dtype, 1, source, source.copy()))
+    for calls in ranks:
+        for call in calls:
+            call.target[:] = call.source
+    sources = [[call.source.copy() for call in calls] for calls in ranks]
+    for calls in ranks:
+        for call in calls:
+            call.source = call.target
+    weather = Weather(trouble, trouble, trouble, 5 * MILLISECOND)
+    Network(ranks, slots=slots, windows=[slots] * workers, weather=weather, seed=seed).run(limit=600 * SECOND)
+    for number, column in enumerate(zip(*ranks, strict=True)):
+        assert len({call.target.tobytes() for call in column}) == 1
+        dtype = column[0].dtype.partition("/")[0]
+        if column[0].dtype != dtype:
+            for i in range(0, column[0].target.size, 7):
+                true = sum(Fraction(float(calls[number][i])) for calls in sources)
+                assert off_by(column[0].target[i], true, dtype) <= 1
+
+
+def test_another_wire_is_another_call():
+    """A rank that asks for int32 lanes meets one that sums exactly: an error on all, not a wrong sum."""
+    values = np.linspace(0.1, 2, 40, dtype=np.float32)
+    ranks = [[Call(dtype, 1, values, np.zeros_like(values))] for dtype in ("float32", "float32/exact")]
+    network = Network(ranks, slots=4, windows=[4, 4])
+    network.run(limit=10 * SECOND)
+    assert all(worker.failure["code"] for worker in network.ranks)
