@@ -19,6 +19,7 @@ from statistics import median
 
 import psutil
 
+from emulator.bench.beside import busy_processes
 from emulator.bench.ranks.inputs import shared_tensors
 from emulator.bench.ranks.reducing import DENSE, GLOO, PLAIN, SWITCHML, Target
 from emulator.bench.ranks.team import ReducingTeam, local_places, reducing_context
@@ -75,7 +76,7 @@ class Measurement:
 @dataclass(frozen=True)
 class Report:
     """A whole run. `transport`: the one that the agents chose. `longest`: elements of the longest tensor; shorter ones
-    are its beginning."""
+    are its beginning. `beside`: busy processes that ran meanwhile."""
 
     workers: int
     transport: str
@@ -85,6 +86,7 @@ class Report:
     aggregator: str = "software"
     sparsity: Sparsity | None = None
     longest: int = 0
+    beside: int = 0
 
     def union_density(self, measurement: Measurement) -> float:
         """Share of blocks that some rank has, in a tensor of this case; 1 without sparsity."""
@@ -101,12 +103,14 @@ def measure(
     aggregator: str = "software",
     sparsity: Sparsity | None = None,
     authenticate: bool = False,
+    beside: int = 0,
     on_start: Callable[[str], None] = lambda transport: None,
     on_result: Callable[[Measurement], None] = lambda measurement: None,
 ) -> Report:
     """Measure `cases` with `workers` ranks on this machine. `aggregator`: one of AGGREGATORS, which is started, or
     HOST:PORT of a running one. `sparsity`: blocks of zeros in the tensors; they are reduced sparse and, in turn with
     that, dense. `authenticate`: packets carry tags and, in turn with that, none.
+    that, dense. `beside`: processes that compute without end while the ranks reduce.
 
     `on_start(transport)` is called when all ranks have joined. Raises ConfigError for what cannot work, PeerLost or
     AggregatorLost if a process dies, RanksDisagree or JobError if a result is wrong.
@@ -122,11 +126,12 @@ def measure(
         targets |= {PLAIN: target} if PLAIN in backends else {}
         with joined_ranks(workers, backends, longest, sparsity, targets, wire) as (team, transports):
             on_start(transports[SWITCHML])
+            stack.enter_context(busy_processes(beside))
             measurements = []
             for case in cases:
                 measurements.append(_measure_case(team, case, backends, child.pid if child else None))
                 on_result(measurements[-1])
-    return Report(workers, transports[SWITCHML], wire, backends, measurements, aggregator, sparsity, longest)
+    return Report(workers, transports[SWITCHML], wire, backends, measurements, aggregator, sparsity, longest, beside)
 
 
 def check_choice(transport: str, wire: str) -> None:

@@ -25,7 +25,9 @@ def busbw_factor(workers: int) -> float:
     return 2 * (workers - 1) / workers
 
 
-def header(workers: int, transport: str, wire: str, backends: tuple[str, ...], cores: int) -> list[str]:
+def header(
+    workers: int, transport: str, wire: str, backends: tuple[str, ...], cores: int, beside: int = 0
+) -> list[str]:
     """The lines above the table."""
     columns = [_CASE.format("size", "count", "type"), _CASE.format("(B)", "(elements)", "")]
     title = " " * len(columns[0])
@@ -45,6 +47,8 @@ def header(workers: int, transport: str, wire: str, backends: tuple[str, ...], c
         columns[0] += _RATIO.format("ratio", "min - max")
         columns[1] += _RATIO.format("", "")
     title_line = f"sum of float32 in place, {workers} ranks on {cores} cores, transport {transport}, {wire} on the wire"
+    if beside:
+        title_line += f", beside {beside} busy processes"
     return ["# " + title_line, "#", *(f"# {line}".rstrip() for line in (title, *columns))]
 
 
@@ -113,7 +117,7 @@ def as_json(report: Report, limit: Limit | None, *, is_sweep: bool) -> dict[str,
     results = [_case_json(report, measurement, limit) for measurement in report.measurements]
     if not is_sweep:
         return results[0]
-    common = {"workers": report.workers, "transport": report.transport, "wire": report.wire}
+    common = {"workers": report.workers, "transport": report.transport, "wire": report.wire, "beside": report.beside}
     return {**common, "limit_elements_per_s": limit and limit.elements_per_s, "results": results}
 
 
@@ -145,6 +149,7 @@ def _case_json(report: Report, measurement: Measurement, limit: Limit | None) ->
         "elements": case.size_bytes // ITEM_BYTES,
         "transport": report.transport,
         "wire": report.wire,
+        "beside": report.beside,
         "elements_per_s": rates,
         "ratio": median(ratios) if ratios else None,
         "ratios": ratios,

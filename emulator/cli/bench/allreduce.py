@@ -49,6 +49,13 @@ from emulator.cli.options import (
     help="What to start: software, p4 (our P4 switch), bmv2 (simple_switch, root), p4-lanes or bmv2-lanes (one "
     "register for each lane); or the address of a running aggregator.",
 )
+@click.option(
+    "--beside",
+    type=click.IntRange(0, 256),
+    default=0,
+    metavar="N",
+    help="Processes that compute meanwhile, as other jobs on the same cores would.",
+)
 @repeats_options(None, 2, "Pairs at each size; by default 5 to 15, or 3 if they are slow.")
 @plot_option
 @json_option
@@ -63,6 +70,7 @@ def allreduce(
     density: tuple[float, ...] | None,
     authenticate: bool,
     aggregator: str,
+    beside: int,
     repeats: int | None,
     warmup: int,
     plot_file: Path | None,
@@ -115,7 +123,7 @@ def allreduce(
             backends = bench.backends_of(sparsity, against, authenticate)
 
             def show_header(chosen: str, backends=backends, is_first=not results) -> None:
-                show(report.header(workers, chosen, wire, backends, cores) if is_first else [], 0)
+                show(report.header(workers, chosen, wire, backends, cores, beside) if is_first else [], 0)
 
             def show_line(measurement, backends=backends, sparsity=sparsity) -> None:
                 union = bench.union_of_case(sparsity, workers, longest, measurement.case)
@@ -130,6 +138,7 @@ def allreduce(
                 aggregator=aggregator,
                 sparsity=sparsity,
                 authenticate=authenticate,
+                beside=beside,
                 on_start=show_header,
                 on_result=show_line,
             )

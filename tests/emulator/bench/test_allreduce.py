@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from emulator.bench import limits, report, sizes
+from emulator.bench.beside import busy_processes
 from switchml.cli.main import cli
 from switchml.errors import ConfigError
 from tests.support import commands
@@ -133,6 +134,23 @@ def test_authenticated_packets_beside_plain_ones():
     assert result["transport"] == "udp" and result["packets"]["refused"] == 0
     assert len(result["seconds"]["switchml"]) == len(result["seconds"]["plain"]) == len(result["ratios_to_plain"]) == 2
     assert min(result["ratios_to_plain"]) <= result["ratio_to_plain"] <= max(result["ratios_to_plain"])
+
+
+def test_exact_sums_beside_other_work():
+    done = run("--workers", "2", "--size", "40000", "--repeats", "1", "--against", "none", "--json", "--wire", "exact")
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert (result["wire"], result["beside"], result["limit_elements_per_s"]) == ("exact", 0, None)
+    assert result["relative_error"]["switchml"] < 1e-7
+
+
+def test_beside_busy_processes():
+    with busy_processes(2) as processes:
+        assert [process.poll() for process in processes] == [None, None]
+        assert all(psutil.Process(process.pid).is_running() for process in processes)
+    assert all(process.returncode is not None for process in processes)
+    done = run("--workers", "2", "--size", "4K", "--repeats", "1", "--against", "none", "--beside", "1")
+    assert done.returncode == 0 and "beside 1 busy processes" in done.stdout
 
 
 def test_sweep_as_table_and_picture(tmp_path):

@@ -1,0 +1,30 @@
+"""Processes that only compute, for measurements on cores that others use too."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+from collections.abc import Iterator
+
+_COMPUTE = """
+import os
+parent = os.getppid()
+while os.getppid() == parent:
+    for _ in range(1_000_000):
+        pass
+"""
+"""Ends with whoever has started it, even if that is killed."""
+
+
+@contextlib.contextmanager
+def busy_processes(count: int) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """`count` processes that keep a core busy each, as far as there are cores."""
+    with contextlib.ExitStack() as stack:
+        started = []
+        for _ in range(count):
+            process = subprocess.Popen([sys.executable, "-c", _COMPUTE], stdin=subprocess.DEVNULL)
+            stack.callback(process.wait)
+            stack.callback(process.kill)
+            started.append(process)
+        yield started
