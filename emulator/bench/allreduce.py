@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import socket
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -30,6 +29,7 @@ from host_agent.pytorch.aggregator import ChildAggregator, command_of, options_f
 from host_agent.reach import TRANSPORTS
 from switchml.errors import AggregatorLost, ConfigError, JoinError
 from switchml.protocol.sizes import AGENT_WIRES
+from switchml.runtime.folders import TemporaryFolder
 
 REACHABLE_S = 5.0
 AGGREGATORS = ("software", "p4", "bmv2", "p4-lanes", "bmv2-lanes")
@@ -187,7 +187,7 @@ def joined_ranks(
     """Ranks on this machine that have joined, and the transports that they chose."""
     ranks = reducing_context(backends)  # imports while the tensors are made
     with (
-        tempfile.TemporaryDirectory(prefix="switchml-bench-") as folder,
+        TemporaryFolder("bench") as folder,
         shared_tensors(elements, workers, sparsity) as tensors,
     ):
         addresses = {name: target() for name, target in targets.items()}

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from emulator.cli import emulated
+from switchml.runtime.folders import TemporaryFolder
 
 if TYPE_CHECKING:
     from emulator.peers.settings import Settings
@@ -97,7 +97,7 @@ def train_digits(settings: Settings, as_json: bool, **training: float) -> None:
     emulated.require("torch", "sklearn")
     from emulator.peers.launch import launch
 
-    with tempfile.TemporaryDirectory(prefix="switchml-peers-") as folder:
+    with TemporaryFolder("peers") as folder:
         result = Path(folder) / "result"
         arguments = [f"--{name.replace('_', '-')}={value}" for name, value in training.items()]
         report = launch(["-m", "emulator.peers.digits", *arguments, f"--result={result}"], settings, quiet_script=True)

@@ -8,7 +8,6 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from emulator.optimizer.search import SearchResult
 from host_agent.launching import runnable
 from host_agent.pytorch.settings_arming import SETTINGS, STEP_TIMES
 from switchml.errors import ConfigError, JobError
+from switchml.runtime.folders import TemporaryFolder
 
 WARM_UP_STEPS = 5
 """DDP's first step broadcasts, its second builds buckets; codecs compile."""
@@ -75,7 +75,7 @@ def compare(
 
 def step_s(command: Sequence[str], settings: Path | None) -> float:
     """Seconds of a step of `command`; what it prints goes to stderr."""
-    with tempfile.TemporaryDirectory(prefix="switchml-steps-") as folder:
+    with TemporaryFolder("steps") as folder:
         environment = os.environ | {STEP_TIMES: folder, "TORCH_DEVICE_BACKEND_AUTOLOAD": "1"}
         environment.pop(SETTINGS, None)
         if settings is not None:

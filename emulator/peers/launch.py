@@ -11,7 +11,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import Any
 
 from emulator.peers.settings import PREFIX, Settings
 from switchml.errors import ConfigError, JobError
+from switchml.runtime.folders import TemporaryFolder
 
 _STDERR = 2
 LOOK_EVERY_S = 0.05
@@ -35,7 +35,7 @@ def launch(script: Sequence[str], settings: Settings, *, quiet_script: bool = Fa
     # we still import torch.
     door = socket.create_server(("127.0.0.1", 0), backlog=len(settings.real) + 8)
     port = door.getsockname()[1]
-    with tempfile.TemporaryDirectory(prefix="switchml-peers-") as folder:
+    with TemporaryFolder("peers") as folder:
         report = Path(folder) / "report.json"
         settings = dataclasses.replace(settings, report=settings.report or str(report), quiet=True)
         ranks = [_start(script, settings, rank, port, quiet_script) for rank in settings.real]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ from host_agent.training import data
 from host_agent.training.worker import BACKENDS, DigitsRank, Phase, PhaseResult, Settings, Step
 from switchml.errors import AggregatorLost, RanksDisagree
 from switchml.runtime.children import how_it_ended
+from switchml.runtime.folders import TemporaryFolder
 
 if TYPE_CHECKING:
     from host_agent.pytorch.aggregator import ChildAggregator
@@ -106,7 +106,7 @@ def compare_with(
         seconds_to_first_step = seconds_to_first_step or time.monotonic() - started
         on_step(step)
 
-    with tempfile.TemporaryDirectory(prefix="switchml-train-") as name:
+    with TemporaryFolder("train") as name:
         folder, outcomes = Path(name), {}
         processes = fork_server("host_agent.training.preload")
         # Through a file, since data in the pipe to a new process would block once it exceeds the pipe's buffer.

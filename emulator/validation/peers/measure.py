@@ -14,7 +14,6 @@ collectives, overlap, and a script that does not notice.
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -26,6 +25,7 @@ from emulator.peers.settings import Settings
 from emulator.testbed.star import LinkOptions
 from emulator.validation.rows import Row
 from switchml.errors import ConfigError
+from switchml.runtime.folders import TemporaryFolder
 
 BACKENDS = {"gloo": "ring", "switchml": "switchml"}
 """What the real ranks use → how the emulated world reduces."""
@@ -120,7 +120,7 @@ def validate(plan: PeersPlan, progress: Callable[[str], None] = lambda line: Non
     cores = len(os.sched_getaffinity(0))
     scale, rows, reports = {}, [], {}
     with (
-        tempfile.TemporaryDirectory(prefix="switchml-peers-") as folder,
+        TemporaryFolder("peers") as folder,
         TrainingTeam(training_context(), local_places(1)) as team,
     ):
         for workers, together_s in alone_s.items():

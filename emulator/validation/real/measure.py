@@ -21,7 +21,6 @@ from __future__ import annotations
 import itertools
 import math
 import os
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,6 +37,7 @@ from host_agent.training import data
 from switchml.errors import ConfigError
 from switchml.net.trains import MAX_JOINED
 from switchml.protocol import sizes
+from switchml.runtime.folders import TemporaryFolder
 
 BACKENDS = ("gloo", "switchml")
 HIERARCHIES = ("none", "node")
@@ -177,7 +177,7 @@ def validate(plan: RealPlan, progress: Callable[[str], None] = lambda line: None
     """Measure, then predict. `progress` gets a line now and then. Raises ConfigError without root, iproute2 or torch,
     PeerLost or JobError if a process dies."""
     measured = _Measured()
-    with tempfile.TemporaryDirectory(prefix="switchml-validate-") as folder:
+    with TemporaryFolder("validate") as folder:
         digits = Path(folder) / "digits.npz"
         data.load().save(digits)
         model = DigitsModel(str(digits), plan.batch_size)

@@ -16,7 +16,6 @@ aligned.
 from __future__ import annotations
 
 import dataclasses
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +33,7 @@ from emulator.whatif import changes, contention
 from emulator.whatif.network import assume, fit
 from emulator.whatif.predict import predicted
 from switchml.errors import ConfigError
+from switchml.runtime.folders import TemporaryFolder
 
 BURST_S = 0.002
 """What a link lets through at once after a pause is no longer on the line than that: what follows a pause, as an
@@ -107,7 +107,7 @@ def validate(
     for workers in plan.workers:
         progress(f"{workers} workers: building the network")
         with (
-            tempfile.TemporaryDirectory(prefix="switchml-replay-") as folder,
+            TemporaryFolder("replay") as folder,
             training_on_star(workers, LinkOptions(rate_bps=plan.rate_bps, burst_s=BURST_S)) as (star, team),
         ):
             runs = _Runs(plan, star, team, Path(keep or folder) / f"{workers}-workers", progress)

@@ -1,0 +1,44 @@
+"""Folders for temporary files, which the next process removes if theirs was killed."""
+
+import fcntl
+import os
+import shutil
+import tempfile
+import time
+from contextlib import suppress
+from pathlib import Path
+
+_NEW_S = 60.0
+"""A folder this young may not be locked yet."""
+
+
+class TemporaryFolder(tempfile.TemporaryDirectory[str]):
+    """A TemporaryDirectory named switchml-KIND-…, locked (flock(2)) for as long as its process lives. Making one
+    removes those of this kind and user whose processes were killed."""
+
+    def __init__(self, kind: str) -> None:
+        prefix = f"switchml-{kind}-"
+        for path in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
+            with suppress(OSError):
+                _remove_if_left(path)
+        super().__init__(prefix=prefix, ignore_cleanup_errors=True)
+        self._lock = os.open(self.name, os.O_RDONLY)
+        fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    def cleanup(self) -> None:
+        super().cleanup()
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+
+def _remove_if_left(path: Path) -> None:
+    """Raises OSError where the folder's process lives, or where it is another user's."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        status = os.fstat(fd)
+        if status.st_uid == os.getuid() and time.time() - status.st_mtime > _NEW_S:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(path, ignore_errors=True)
+    finally:
+        os.close(fd)
