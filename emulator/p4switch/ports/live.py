@@ -131,7 +131,7 @@ class UdpPort(LivePort):
         super().__init__(number, interface)
         here, _, there = interface.removeprefix(UDP_PREFIX).partition(",")
         self.peer = _endpoint(interface, there) if there else 0
-        self._is_fixed = bool(there)
+        self._owner = np.uint64(self.peer) if there else None  # alone may send here
         self.socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         try:
             sockets.grow_buffers(self.socket, sockets.BUFFER_BYTES)
@@ -146,28 +146,29 @@ class UdpPort(LivePort):
 
     def receive(self, batch: Batch) -> int:
         n: int = self._receive(self._io, self._packets)
-        senders, addresses, lengths = (
-            column[:n] for column in (self._packets.endpoint, self._packets.address, self._packets.length)
-        )
-        if self._is_fixed:
-            is_peer = senders == self.peer
-            if not is_peer.all():
-                self._ignore(senders[~is_peer])
-                addresses, lengths = addresses[is_peer], lengths[is_peer]
-                n = len(addresses)
-        elif n:
-            self.peer = int(senders[-1])
+        senders = self._packets.endpoint[:n]
+        if self._owner is None:
+            self.peer = int(senders[-1]) if n else self.peer
+        elif np.count_nonzero(senders != self._owner):
+            n = self._drop_strangers(n, self._owner)
         batch.port[:n] = self.number
-        batch.address[:n] = addresses.view(np.int64)
-        batch.length[:n] = lengths
+        batch.address[:n] = self._packets.address[:n].view(np.int64)
+        batch.length[:n] = self._packets.length[:n]
         return n
 
-    def _ignore(self, senders: np.ndarray) -> None:
-        """Count frames of others than the peer; the log says so once."""
+    def _drop_strangers(self, n: int, owner: np.uint64) -> int:
+        """Keep those of the first `n` packets that the owner has sent, and return how many they are. The others are
+        counted; the log mentions the first."""
+        is_owner = self._packets.endpoint[:n] == owner
         if not self.n_strangers:
-            sender, peer = ("{}:{}".format(*udp.endpoint_text(int(end))) for end in (senders[0], self.peer))
+            first = self._packets.endpoint[np.argmin(is_owner)]
+            sender, peer = ("{}:{}".format(*udp.endpoint_text(int(end))) for end in (first, owner))
             log.warning("Port %d: ignoring frames from %s; the port is that of %s", self.number, sender, peer)
-        self.n_strangers += len(senders)
+        kept = np.flatnonzero(is_owner)
+        self.n_strangers += n - len(kept)
+        for column in self._packets:
+            column[: len(kept)] = column[kept]
+        return len(kept)
 
     def send_batch(self, addresses: np.ndarray, lengths: np.ndarray, join: bool) -> None:
         for start in range(0, len(addresses) if self.peer else 0, MAX_PACKETS):
