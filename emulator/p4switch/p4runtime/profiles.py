@@ -112,13 +112,15 @@ class Profile:
         return self.one_shots[-1]
 
     def remove(self, one_shot: Group) -> None:
-        """Release the group and members of an action set, unless Thrift has removed them already."""
+        """Release the group and members of an action set, but for those that were removed, or are used, by Thrift."""
         self.one_shots.remove(one_shot)
-        if one_shot.handle in self.profile.groups:
+        group = self.profile.groups.get(one_shot.handle)
+        if group is not None and not group.uses:
             self.profile.delete_group(one_shot.handle)
-        for member in one_shot.members:
-            if member in self.profile.members:
-                self.profile.delete_member(member)
+        for handle in one_shot.members:
+            member = self.profile.members.get(handle)
+            if member is not None and not member.uses:
+                self.profile.delete_member(handle)
 
     def follow_ports(self) -> None:
         """Exclude members from their groups' choices while the port that they watch is down."""

@@ -8,7 +8,15 @@ from typing import Any
 
 from emulator.p4switch.device import Device
 from emulator.p4switch.program import ir
-from emulator.p4switch.state.action_profiles import ActionProfile, RunAction, Target, UseGroup, UseMember, table_error
+from emulator.p4switch.state.action_profiles import (
+    ActionOwner,
+    ActionProfile,
+    RunAction,
+    Target,
+    UseGroup,
+    UseMember,
+    table_error,
+)
 from emulator.p4switch.state.state import State
 from emulator.p4switch.state.tables import Entry, MatchTable
 from emulator.p4switch.values import n_bytes
@@ -185,18 +193,19 @@ class TableCalls(Answers):
 
     # Reading entries
 
-    def _run_to_wire(self, run: RunAction, **fields: int) -> SimpleNamespace:
-        """A record of these fields and an action, its arguments in BMv2's form: without leading zero bytes."""
+    def _run_to_wire(self, owner: ActionOwner, run: RunAction, **fields: int) -> SimpleNamespace:
+        """A record of these fields and an action, its arguments in BMv2's form: without leading zero bytes. `owner`:
+        the table or profile that has it; the switch may run another program by now."""
         data = [value.to_bytes(max(n_bytes(value.bit_length()), 1), "big") for value in run.args]
-        name = self.device.state.program.actions[run.action].name
+        name = owner.program.actions[run.action].name
         return SimpleNamespace(action_name=name, action_data=data, **fields)
 
-    def _target_to_wire(self, target: Target) -> SimpleNamespace:
+    def _target_to_wire(self, table: MatchTable, target: Target) -> SimpleNamespace:
         if isinstance(target, UseMember):
             return SimpleNamespace(action_type=MEMBER, mbr_handle=target.member)
         if isinstance(target, UseGroup):
             return SimpleNamespace(action_type=GROUP, grp_handle=target.group)
-        return self._run_to_wire(target, action_type=ACTION_DATA)
+        return self._run_to_wire(table, target, action_type=ACTION_DATA)
 
     def _entry_to_wire(self, table: MatchTable, entry: Entry) -> SimpleNamespace:
         life = table.life_ms(entry.handle)
@@ -204,7 +213,7 @@ class TableCalls(Answers):
             match_key=match_to_wire(table.table, entry.match),
             options=SimpleNamespace(priority=entry.priority),
             entry_handle=entry.handle,
-            action_entry=self._target_to_wire(entry.target),
+            action_entry=self._target_to_wire(table, entry.target),
             life=SimpleNamespace(timeout_ms=life[0], time_since_hit_ms=life[1]) if life and life[0] else None,
         )
 
@@ -217,8 +226,9 @@ class TableCalls(Answers):
         return self._entry_to_wire(table, table.entry(entry))
 
     def bm_mt_get_default_entry(self, cxt, name):
+        table = self.device.state.table(name)
         try:
-            return self._target_to_wire(self.device.state.table(name).get_default())
+            return self._target_to_wire(table, table.get_default())
         except ControlError as error:
             if error.code != "NO_DEFAULT_ENTRY":
                 raise
@@ -257,8 +267,8 @@ class TableCalls(Answers):
         profile.modify_member(member, _run(profile, action, data))
 
     def bm_mt_act_prof_get_member(self, cxt, name, member):
-        run = self.device.state.action_profile(name).member(member).run
-        return self._run_to_wire(run, mbr_handle=member)
+        profile = self.device.state.action_profile(name)
+        return self._run_to_wire(profile, profile.member(member).run, mbr_handle=member)
 
     def bm_mt_act_prof_get_members(self, cxt, name):
         profile = self.device.state.action_profile(name)

@@ -2,6 +2,7 @@
 
 import pytest
 
+from emulator.p4switch.program.ir import MatchParam
 from tests.support.p4runtime_controller import eventually, exact, refused, short, v1
 
 
@@ -124,6 +125,20 @@ def test_one_shot(selector, target):
     selector.write("DELETE", table_entry=entry)
     assert not profile.members and not profile.groups
     selector.write("INSERT", action_profile_member=member(selector, 1, 1, 1))
+
+
+def test_a_one_shot_whose_group_thrift_uses_stays_until_then(selector, target):
+    """Its own entry can be changed and deleted all the same."""
+    profile, table = target.state.action_profiles[0], target.state.tables[0]
+    entry = to(selector, action_profile_action_set=action_set(selector, 1))
+    selector.write("INSERT", table_entry=entry)
+    (ours,) = table.all_entries()
+    theirs = table.add([MatchParam("lpm", 0x3400, 8)], ours.target)
+    selector.write("MODIFY", table_entry=to(selector, action_profile_action_set=action_set(selector, 5, 5)))
+    assert (len(profile.members), len(profile.groups)) == (3, 2)
+    selector.write("DELETE", table_entry=entry)
+    assert (len(profile.members), len(profile.groups)) == (1, 1)
+    assert [left.handle for left in table.all_entries()] == [theirs]
 
 
 @pytest.mark.parametrize("watch", [{"watch_port": b"\7"}, {"watch": 7}], ids=["bytes", "number"])

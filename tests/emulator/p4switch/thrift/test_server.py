@@ -9,6 +9,8 @@ from types import SimpleNamespace
 import pytest
 
 from emulator.p4switch import snapshot
+from emulator.p4switch.state.action_profiles import RunAction
+from emulator.p4switch.state.tables import MatchTable
 from switchml.control.thrift.client import Client
 from switchml.control.thrift.idl import interface
 from switchml.control.thrift.protocol import MAX_BYTES, VERSION_1
@@ -34,6 +36,24 @@ def test_calls_change_the_state(serve):
     assert listed.action_entry.action_name == "MyIngress.send"
     assert listed.options.priority == -1
     assert listed.life is None
+
+
+def test_another_program_is_loaded_during_a_call(serve, program, monkeypatch):
+    """The answer is the one of the program that ran when the call came."""
+    device, _ = serve("ternary")
+    get_default = MatchTable.get_default
+
+    def load_and_get(table):
+        device.switch.load(program("exact"))
+        return get_default(table)
+
+    table, action = device.state.table("MyIngress.rules"), len(device.state.program.actions) - 1
+    assert program("exact").actions[action].name != device.state.program.actions[action].name
+    table.default = RunAction(action)
+    expected = device.state.program.actions[action].name
+    monkeypatch.setattr(MatchTable, "get_default", load_and_get)
+    entry = serve.client().call("standard", "bm_mt_get_default_entry", cxt=0, table=table.name)
+    assert entry.action_name == expected
 
 
 def test_the_program_and_its_md5(serve):
