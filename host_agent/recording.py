@@ -164,6 +164,11 @@ def waiting() -> AbstractContextManager[Any]:
     return nullcontext() if recording is None else recording.span(WAIT)
 
 
+def is_on() -> bool:
+    """Whether a recording is under way."""
+    return _current is not None
+
+
 def launching() -> AbstractContextManager[Any]:
     """Around what submits all-reduces: their records get the number of the span."""
     recording = _current

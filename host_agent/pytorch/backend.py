@@ -22,7 +22,8 @@ from typing import Any
 
 import torch.distributed as dist
 
-BACKEND_NAME = "switchml"
+from host_agent.pytorch.by_name import BACKEND_NAME, teach
+
 DEVICES = ["cpu", "cuda"]
 
 
@@ -30,6 +31,7 @@ def autoload() -> None:
     """Register the backend with torch. Costs next to nothing; safe to call again."""
     if dist.is_available() and BACKEND_NAME not in dist.Backend.backend_list:
         dist.Backend.register_backend(BACKEND_NAME, _create, extended_api=True, devices=DEVICES)
+        teach()
         if os.environ.get("SWITCHML_SETTINGS") or os.environ.get("SWITCHML_STEP_TIMES"):
             from host_agent.pytorch import settings_arming
 

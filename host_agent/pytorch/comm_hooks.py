@@ -22,6 +22,7 @@ import torch.distributed as dist
 from host_agent.compression.adaptive.compressor import AutoCompressor, Health
 from host_agent.compression.adaptive.policy import is_auto, parse_auto
 from host_agent.compression.compressed import AgentReducer, Compressor, lanes_of, sum_of_payloads, values_of
+from host_agent.pytorch.compiling import never_compiled
 from switchml.codecs import Codec, Gather, Max, Memory, Payload, Request, SparseSum, Sum, Turn
 from switchml.errors import UnsupportedTensor
 
@@ -103,6 +104,7 @@ class CodecState:
             self.busy_s += time.perf_counter() - start
 
 
+@never_compiled
 def codec_hook(state: CodecState, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
     """Mean of a bucket's gradients, compressed.
 

@@ -23,7 +23,8 @@ from typing import Any
 
 import torch
 
-from host_agent.pytorch.work import NO_TIMEOUT, AllReduceWork, flat_memory
+from host_agent.pytorch.compiling import never_compiled_methods
+from host_agent.pytorch.work import NO_TIMEOUT, AllReduceWork, copy_back, flat_memory
 
 Done = Callable[[BaseException | None], None]
 CallAgent = Callable[[torch.Tensor, Done], None]
@@ -63,7 +64,7 @@ class CudaStaging:
 
         def copy_up() -> None:
             with torch.cuda.stream(stream):
-                tensor.detach().copy_(host, non_blocking=True)
+                copy_back(host, tensor, non_blocking=True)
 
         work.before_finish.append(copy_up)
 
@@ -111,6 +112,7 @@ class CudaStaging:
             del call
 
 
+@never_compiled_methods
 class CudaAllReduceWork(AllReduceWork):
     """An AllReduceWork whose end is an event on each side stream."""
 

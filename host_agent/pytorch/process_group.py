@@ -28,6 +28,7 @@ from host_agent import recording
 from host_agent.agent import HostAgent
 from host_agent.base import Agent
 from host_agent.loop import warm_up
+from host_agent.pytorch.compiling import never_compiled, never_compiled_methods
 from host_agent.pytorch.rendezvous import Rendezvous
 from host_agent.pytorch.work import AllReduceWork, CallbackThreads, flat_memory
 from switchml.errors import JobError, PeerLost
@@ -62,6 +63,7 @@ _default_address: str | None = None
 _open_groups: weakref.WeakSet[SwitchMLProcessGroup] = weakref.WeakSet()
 
 
+@never_compiled_methods
 class SwitchMLProcessGroup(dist.ProcessGroup):
     """What `dist.init_process_group("switchml")` and `dist.new_group()` make.
 
@@ -332,7 +334,7 @@ def _gloo_method(name: str) -> Callable[..., Any]:
 
     method.__name__ = name
     method.__doc__ = getattr(dist.ProcessGroup, name).__doc__
-    return method
+    return never_compiled(method)
 
 
 for _name in GLOO_METHODS:

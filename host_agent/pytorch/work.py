@@ -15,13 +15,17 @@ from collections.abc import Callable
 from datetime import timedelta
 
 import torch
+from torch._C import _autograd
 from torch._C._distributed_c10d import Work
 
 from host_agent import recording
+from host_agent.pytorch.compiling import never_compiled_methods
 from switchml.errors import CollectiveTimeout
 
 NO_TIMEOUT = timedelta(0)
 """What torch passes to `wait` when the caller named no time."""
+SPAN = "switchml:all_reduce"
+"""As Gloo's is `gloo:all_reduce`."""
 
 
 class CallbackThreads:
@@ -80,13 +84,16 @@ class CallbackThreads:
                 self._waiting += 1
 
 
+@never_compiled_methods
 class AllReduceWork(Work):
     """The handle of one all-reduce of one or several tensors, in place.
 
     `wait` raises what went wrong, as it is (`PeerLost` with its ranks). The future can't: a C++ future carries a
     RuntimeError, whose text holds the name and the message of the original. Its value is a Python list of tensors,
-    which DDP and hooks written in Python take; the two hooks that torch has in C++ (DDP._register_builtin_comm_hook)
-    want a typed list, which only C++ can put into a future.
+    which DDP and hooks written in Python take; the two hooks that torch has in C++ want a typed list, which only C++
+    can put into a future (host_agent/pytorch/by_name.py has Python's for them).
+
+    A torch profiler sees a span `switchml:all_reduce`, from here to the end.
     """
 
     def __init__(self, tensors: list[torch.Tensor], parts: int, callbacks: CallbackThreads):
@@ -102,6 +109,7 @@ class AllReduceWork(Work):
         self._error: BaseException | None = None
         self._trigger: torch.futures.Future[None] | None = None
         self._future: torch.futures.Future[list[torch.Tensor]] | None = None
+        self._end_span = _begin_span(tensors)
         if parts == 0:
             self._finish()
 
@@ -178,6 +186,7 @@ class AllReduceWork(Work):
         self._finish()
 
     def _finish(self) -> None:
+        self._end_span()
         with self._lock:
             self._finished.set()
             has_future = self._future is not None
@@ -190,10 +199,29 @@ class AllReduceWork(Work):
         self._trigger.set_result(None)
 
 
+def _begin_span(tensors: list[torch.Tensor]) -> Callable[[], object]:
+    """Begin the profiler's span, if one is running; returns what ends it, on any thread. A recording of ours has a
+    better one of the same name."""
+    if not torch.autograd._profiler_enabled() or recording.is_on():
+        return lambda: None
+    span = _autograd._record_function_with_args_enter(SPAN, *tensors)
+    return lambda: _autograd._record_function_with_args_exit(span)
+
+
 def flat_memory(tensor: torch.Tensor, work: AllReduceWork) -> torch.Tensor:
     """The tensor itself if its elements lie in order, else a copy that is copied back before `work` is done."""
     if tensor.is_contiguous() and not tensor.is_neg():
         return tensor
     copy = tensor.detach().contiguous().resolve_neg()
-    work.before_finish.append(lambda: tensor.detach().copy_(copy))
+    work.before_finish.append(lambda: copy_back(copy, tensor))
     return copy
+
+
+def copy_back(values: torch.Tensor, tensor: torch.Tensor, non_blocking: bool = False) -> None:
+    """Put `values`, of the same shape, into `tensor`. Where expanding has made many elements of one (stride 0), the
+    first of them counts: all are the same if they were so on every rank."""
+    tensor = tensor.detach()
+    for dimension, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
+        if size > 1 and stride == 0:
+            tensor, values = tensor.narrow(dimension, 0, 1), values.narrow(dimension, 0, 1)
+    tensor.copy_(values, non_blocking=non_blocking)

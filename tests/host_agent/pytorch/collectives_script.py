@@ -82,6 +82,13 @@ def every_layout():
     image = of_rank(RANK, 2 * 3 * 4 * 5, torch.float32).reshape(2, 3, 4, 5).to(memory_format=torch.channels_last)
     dist.all_reduce(image)
     expect(image, total(120, torch.float32).reshape(2, 3, 4, 5))
+    for expanded in (torch.full((1,), 1.0 + RANK).expand(6), torch.full((1, 3), 1.0 + RANK).expand(2, 3).t()):
+        dist.all_reduce(expanded)
+        expect(expanded, torch.full(expanded.shape, 10.0))
+        assert 0 in expanded.stride()
+    mixed = torch.full((1,), 1.0 + RANK).expand(6) if RANK else torch.full((6,), 1.0)
+    dist.all_reduce(mixed)
+    expect(mixed, [10.0] * 6)
     empty = torch.zeros(3, 0)
     work = dist.all_reduce(empty, async_op=True)
     assert work.wait() and work.is_completed() and work.get_future().wait()[0].shape == (3, 0)
@@ -145,6 +152,14 @@ def what_gloo_does():
     expect(tensor, [2, 2])
     dist.barrier()
     dist.group.WORLD.monitored_barrier(timedelta(seconds=20), False)
+    dist.monitored_barrier(timeout=timedelta(seconds=20), wait_all_ranks=True)
+    dist.monitored_barrier(timeout=20.0)
+    try:
+        dist.monitored_barrier(timeout="20")
+    except (TypeError, ValueError):
+        pass
+    else:
+        raise AssertionError("a timeout that is text was taken")
     gathered = [torch.zeros(2) for _ in range(SIZE)]
     dist.all_gather(gathered, torch.full((2,), float(RANK)))
     expect(torch.stack(gathered), torch.stack([ranks, ranks], dim=1))
@@ -240,13 +255,15 @@ def sub_groups():
     expect(tensor, [4.0, 4.0])
 
 
-def losses(group, hook=None, state=None) -> list[float]:
+def losses(group, hook=None, state=None, cpp_hook=None) -> list[float]:
     """A small model's training over `group`, six steps."""
     torch.manual_seed(3)
     model = torch.nn.Sequential(torch.nn.Linear(16, 64), torch.nn.ReLU(), torch.nn.Linear(64, 4))
     model = DistributedDataParallel(model, process_group=group, bucket_cap_mb=0.002)
     if hook is not None:
         model.register_comm_hook(state, hook)
+    if cpp_hook is not None:
+        model._register_builtin_comm_hook(cpp_hook)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     generator = torch.Generator().manual_seed(RANK)
     images, labels = torch.randn(32, 16, generator=generator), torch.randint(0, 4, (32,), generator=generator)
@@ -273,10 +290,24 @@ def ddp():
     for hook, tolerance in [(default_hooks.allreduce_hook, 1e-6), (default_hooks.fp16_compress_hook, 2e-3)]:
         curve = losses(None, hook)
         assert max(abs(a - b) for a, b in zip(curve, theirs, strict=True)) < tolerance, (hook, curve, theirs)
+    cpp_hooks = dist.BuiltinCommHookType
+    for cpp_hook, tolerance in [(cpp_hooks.ALLREDUCE, 1e-6), (cpp_hooks.FP16_COMPRESS, 2e-3)]:
+        curve = losses(None, cpp_hook=cpp_hook)
+        assert max(abs(a - b) for a, b in zip(curve, theirs, strict=True)) < tolerance, (cpp_hook, curve, theirs)
     # Waits for an all-reduce inside the callback of another one.
     state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=4, start_powerSGD_iter=2)
     curve = losses(None, powerSGD_hook.powerSGD_hook, state)
     assert curve[-1] < curve[0]
+
+
+def profiled():
+    """A torch profiler sees our all-reduces, with the shapes, as it sees Gloo's."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], record_shapes=True) as profile:
+        dist.all_reduce(torch.ones(3, 4))
+        dist.all_reduce(torch.ones(5), op=dist.ReduceOp.MAX)
+    ours = [event for event in profile.events() if event.name == "switchml:all_reduce"]
+    assert [event.input_shapes for event in ours] == [[[3, 4]]] and ours[0].is_async
+    assert sum(event.name == "gloo:all_reduce" for event in profile.events()) == 1
 
 
 def what_is_left() -> dict[str, list[str]]:
@@ -297,7 +328,17 @@ def settled() -> dict[str, list[str]]:
 
 
 if __name__ == "__main__":
-    sections = [every_dtype, every_layout, many_outstanding, what_gloo_does, objects, functional, sub_groups, ddp]
+    sections = [
+        every_dtype,
+        every_layout,
+        many_outstanding,
+        what_gloo_does,
+        objects,
+        functional,
+        sub_groups,
+        ddp,
+        profiled,
+    ]
     report = {}
     init()
     assert dist.get_backend() == "switchml" and dist.group.WORLD.name() == "switchml"

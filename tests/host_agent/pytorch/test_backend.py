@@ -22,12 +22,17 @@ HERE = Path(__file__).parent
 @pytest.mark.slow
 @pytest.mark.parametrize("hierarchy", ["none", "node"])
 def test_every_collective(tmp_path, hierarchy):
-    for rank in run_ranks(HERE / "collectives_script.py", 4, tmp_path, SWITCHML_HIERARCHY=hierarchy):
+    for rank in run_ranks(HERE / "collectives_script.py", 4, tmp_path, timeout_s=200, SWITCHML_HIERARCHY=hierarchy):
         report = json.loads(rank.out[rank.out.index("{") :])
         # Rank 0 has started the aggregator; nobody else has a child.
         assert report["children_before"] == (1 if rank.rank == 0 else 0)
         for left in (report["left"], report["left_again"]):
             assert left == {"threads": [], "children": [], "sockets": []}
+
+
+@pytest.mark.slow  # importing the compiler takes most of it
+def test_compiled_modules(tmp_path):
+    run_ranks(HERE / "compile_script.py", 2, tmp_path, timeout_s=250)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -1,0 +1,68 @@
+"""What torch has for its own backends only, by name or in C++, and what ours needs too.
+
+`teach()` replaces `monitored_barrier` and a method of DistributedDataParallel; for other backends both are torch's own
+as before. Imports nothing heavy: it runs at every `import torch`.
+"""
+
+from __future__ import annotations
+
+import functools
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+from torch.nn.parallel import DistributedDataParallel
+
+BACKEND_NAME = "switchml"
+_NOT_A_MEMBER: Any = dist.GroupMember.NON_GROUP_MEMBER
+
+
+def teach() -> None:
+    """Safe to call again."""
+    if not hasattr(dist.monitored_barrier, "__wrapped__"):
+        dist.monitored_barrier = c10d.monitored_barrier = _monitored_barrier(dist.monitored_barrier)
+        DistributedDataParallel._register_builtin_comm_hook = _builtin_hook(  # type: ignore[method-assign]
+            DistributedDataParallel._register_builtin_comm_hook
+        )
+
+
+def _monitored_barrier(of_torch: Any) -> Any:
+    @functools.wraps(of_torch)
+    def monitored_barrier(
+        group: dist.ProcessGroup | None = None,
+        timeout: timedelta | float | None = None,
+        wait_all_ranks: bool = False,
+    ) -> None:
+        refused = not isinstance(timeout, (timedelta, float, type(None)))
+        if refused or group == _NOT_A_MEMBER or dist.get_backend(group) != BACKEND_NAME:
+            of_torch(group, timeout, wait_all_ranks)
+            return
+        if isinstance(timeout, float):
+            timeout = timedelta(seconds=timeout)
+        group = dist.group.WORLD if group is None else group
+        group.monitored_barrier(timeout or c10d.default_pg_timeout, wait_all_ranks)  # type: ignore[union-attr]
+
+    return monitored_barrier
+
+
+def _builtin_hook(of_torch: Any) -> Any:
+    """The two hooks that DDP has in C++ take only typed futures, which Python can't make: ours are their Python twins,
+    with the same numbers."""
+
+    @functools.wraps(of_torch)
+    def register(ddp: DistributedDataParallel, comm_hook_type: dist.BuiltinCommHookType) -> None:
+        if dist.get_backend(ddp.process_group) != BACKEND_NAME:
+            of_torch(ddp, comm_hook_type)
+            return
+        from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+        hook = {
+            dist.BuiltinCommHookType.ALLREDUCE: default_hooks.allreduce_hook,
+            dist.BuiltinCommHookType.FP16_COMPRESS: default_hooks.fp16_compress_hook,
+        }[comm_hook_type]
+        assert ddp.logger is not None
+        ddp.logger._set_comm_hook_name(str(comm_hook_type))
+        dist._register_comm_hook(ddp.reducer, ddp.process_group, hook)
+
+    return register

@@ -1,0 +1,38 @@
+"""torch.compile and this package: our code runs below compiled modules, and is not compiled itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import FunctionType
+from typing import Any, TypeVar
+
+from torch._C._dynamo import eval_frame
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+Class = TypeVar("Class", bound=type)
+
+
+def never_compiled(function: Function) -> Function:
+    """Let torch.compile leave this function alone, with all that it calls.
+
+    While a compiled module runs, Dynamo takes up every Python frame, also one that C++ calls: DDP's broadcast of
+    buffers, a comm hook. It refuses process groups there. `torch.compiler.disable` does the same, but it imports the
+    compiler, which takes seconds, for everybody.
+    """
+    code = function.__code__
+    if hasattr(eval_frame, "set_code_exec_strategy"):
+        skip = eval_frame._FrameAction.SKIP
+        eval_frame.set_code_exec_strategy(code, eval_frame._FrameExecStrategy(skip, skip))
+        return function
+    import torch  # before 2.7
+
+    disabled: Function = torch.compiler.disable(function)
+    return disabled
+
+
+def never_compiled_methods(cls: Class) -> Class:
+    """All functions in the body of `cls`."""
+    for name, value in list(vars(cls).items()):
+        if isinstance(value, FunctionType):
+            setattr(cls, name, never_compiled(value))
+    return cls
