@@ -59,7 +59,7 @@ def test_failure_is_reported():
     assert case in FAIL_FOR_GLOO and "ProcessGroupGloo::alltoall" in why and "rank 0: Traceback" in why
 
 
-@pytest.mark.slow
+@pytest.mark.needs("SWITCHML_TORCH_SUITE")  # any value; ten minutes or more for each number of ranks
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("ranks", [4, 2])
 def test_all(ranks):
