@@ -73,31 +73,47 @@ def encode_digits(
     is_first: bool,
 ) -> Any:
     """Write the digits from `top` on of `count` elements at `address` as big-endian int32; lanes past them are 0, as
-    are elements that are not finite, and decided ones unless the round `is_first`. Returns the code of what is left."""
+    are elements that are not finite, and decided ones unless the round `is_first`. Returns the code of what is left,
+    which only further rounds announce."""
     out = u32_at(lanes_address, lanes)
     if fmt == FLOAT64_EXACT:
         most = _encode64(address, count, out, top, guard, sums, is_first)
+    elif is_first:
+        _encode32_first(address, count, out, top, guard)
+        most = -_NOTHING
     else:
-        most = _encode32(address, count, out, top, guard, sums, is_first)
+        most = _encode32(address, count, out, top, guard, sums)
     for i in range(count, lanes):
         out[i] = 0
     return _code_of(fmt, most) if most > -_NOTHING else wire_format.CODE_ZERO
 
 
 @kernel
-def _encode32(
-    address: Address, count: int, out: np.ndarray, top: int, guard: int, sums: np.ndarray, is_first: bool
-) -> int:
-    """float32, in float64's exact products and differences. Returns the exponent of the largest rest."""
+def _encode32_first(address: Address, count: int, out: np.ndarray, top: int, guard: int) -> None:
+    """float32 in a first round: all is below 2^top, and what is left need not be known. (A loop of its own, without
+    branches and sums, so that it is vectorized.)"""
+    x = f32_at(address, count)
+    scale, shift = exp2(digits(guard) - top), np.uint32(guard + 1)
+    for i in range(count):
+        value = x[i] if np.isfinite(x[i]) else np.float32(0.0)
+        scaled = np.float64(value) * scale
+        whole = np.int32(scaled)  # truncates
+        out[i] = bswap32(np.uint32((np.uint32(whole) << shift) | np.uint32(np.float64(whole) != scaled)))
+
+
+@kernel
+def _encode32(address: Address, count: int, out: np.ndarray, top: int, guard: int, sums: np.ndarray) -> int:
+    """float32 in a further round, in float64's exact products and differences. Returns the exponent of the largest
+    rest."""
     x = f32_at(address, count)
     down, up = exp2(-top), exp2(digits(guard))
     shift = np.uint32(guard + 1)
     most = 0.0
     for i in range(count):
-        value = np.float64(x[i])
-        if not np.isfinite(value) or (not is_first and sums[i].low == DECIDED):
-            value = np.float64(0.0)
-        scaled = value * down
+        out[i] = 0
+        if sums[i].low == DECIDED or not np.isfinite(x[i]):
+            continue
+        scaled = np.float64(x[i]) * down
         scaled = (scaled - np.trunc(scaled)) * up
         whole = np.trunc(scaled)
         rest = abs(scaled - whole)

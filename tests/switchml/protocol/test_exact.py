@@ -90,7 +90,8 @@ def test_digits(data, dtype, workers):
     )
     parts = [reference.split(x, top, top - reference.digits(workers)) for x in values]
     assert lanes.tolist() == [whole * 2 ** (guard + 1) + (rest > 0) for whole, rest in parts] + [0, 0]
-    assert code == reference.code_of_rest(dtype, max(rest for _, rest in parts))
+    if not is_first:  # no other round announces it
+        assert code == reference.code_of_rest(dtype, max(rest for _, rest in parts))
 
 
 def test_decided_elements_are_not_sent_again():
