@@ -67,7 +67,7 @@ def test_seeds_find_planted_bugs(name):
     assert play(failure["seed"]).problem == "", "without the bug the seed passes"
 
 
-@pytest.mark.slow
+@pytest.mark.needs("SWITCHML_NIGHTLY")  # any value; minutes
 @pytest.mark.timeout(3600)
 def test_thousands_of_seeds():
     """Others than those of test_world.py. CI plays 100,000 a night (CONTRIBUTING.md)."""
