@@ -18,12 +18,13 @@ import itertools
 import secrets
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 from switchml.control import membership
 from switchml.control.allocation import advised_window, default_slots, draw_isn, draw_key, draw_tag, fit_slots
 from switchml.control.dataplane import Address, Dataplane, JobCounters, JobSpec
+from switchml.control.job import Job, Member
 from switchml.control.membership import Ended, Event, JoinRequest, Peer, PeerLeft, PeerLost, Reason, Refused, Started
 from switchml.control.quotas import UNLIMITED, Quotas, WrongSecrets
 from switchml.errors import SwitchMLError
@@ -42,54 +43,6 @@ Journal = Callable[..., None]
 
 def no_journal(kind: str, **fields: Any) -> None:
     """The journal of a registry without observers."""
-
-
-@dataclass(eq=False)
-class Member:
-    """One rank's membership; `state` is joined, left or lost."""
-
-    ticket: int
-    request: JoinRequest
-    state: str = "joined"
-
-
-@dataclass(eq=False)
-class Job:
-    """One job. `members` has a rank from the moment it joins; fields from `job_id` on are set when the job starts."""
-
-    name: str
-    secret: bytes
-    world_size: int
-    created: float
-    deadline: float
-    client: str
-    """Whose first rank began it."""
-    is_open: bool
-    """Whether it has no secret: then everybody may see its details."""
-    state: str = "forming"
-    reason: str = ""
-    members: dict[int, Member] = field(default_factory=dict)
-    job_id: int = 0
-    tag: int = 0
-    isn: int = 0
-    slots: int = 0
-    final: JobCounters | None = None
-    """The data plane's counters at the end, once the job is over."""
-
-    @property
-    def present(self) -> list[Member]:
-        """Members that have neither left nor been lost."""
-        return [member for member in self.members.values() if member.state == "joined"]
-
-    @property
-    def missing(self) -> list[int]:
-        """Ranks that have not joined a forming job yet."""
-        return [rank for rank in range(self.world_size) if rank not in self.members]
-
-    @property
-    def first(self) -> JoinRequest:
-        """The request that the others have to match."""
-        return next(iter(self.members.values())).request
 
 
 class JobRegistry:

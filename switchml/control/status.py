@@ -11,7 +11,8 @@ from typing import Any
 from switchml import __version__
 from switchml.control import v2_pb2
 from switchml.control.dataplane import Dataplane, JobCounters
-from switchml.control.jobs import Job, JobRegistry, Journal
+from switchml.control.job import Job
+from switchml.control.jobs import JobRegistry, Journal
 from switchml.control.messages import address
 from switchml.control.sessions import V1Session, V1Sessions
 from switchml.counters import COUNTERS

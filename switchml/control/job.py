@@ -1,0 +1,56 @@
+"""One job of the registry (jobs.py) and its ranks' memberships: plain state, without rules."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from switchml.control.dataplane import JobCounters
+from switchml.control.membership import JoinRequest
+
+
+@dataclass(eq=False)
+class Member:
+    """One rank's membership; `state` is joined, left or lost."""
+
+    ticket: int
+    request: JoinRequest
+    state: str = "joined"
+
+
+@dataclass(eq=False)
+class Job:
+    """One job. `members` has a rank from the moment it joins; fields from `job_id` on are set when the job starts."""
+
+    name: str
+    secret: bytes
+    world_size: int
+    created: float
+    deadline: float
+    client: str
+    """Whose first rank began it."""
+    is_open: bool
+    """Whether it has no secret: then everybody may see its details."""
+    state: str = "forming"
+    reason: str = ""
+    members: dict[int, Member] = field(default_factory=dict)
+    job_id: int = 0
+    tag: int = 0
+    isn: int = 0
+    slots: int = 0
+    final: JobCounters | None = None
+    """The data plane's counters at the end, once the job is over."""
+
+    @property
+    def present(self) -> list[Member]:
+        """Members that have neither left nor been lost."""
+        return [member for member in self.members.values() if member.state == "joined"]
+
+    @property
+    def missing(self) -> list[int]:
+        """Ranks that have not joined a forming job yet."""
+        return [rank for rank in range(self.world_size) if rank not in self.members]
+
+    @property
+    def first(self) -> JoinRequest:
+        """The request that the others have to match."""
+        return next(iter(self.members.values())).request
