@@ -1,6 +1,7 @@
 """Authenticated packets: who forges addresses, tags and sequence numbers, or repeats what was sent before, changes no
 sum. The attackers write with the ranks' own sockets and the aggregator's, and know everything but the key."""
 
+import logging
 import socket
 
 import numpy as np
@@ -201,6 +202,7 @@ def test_the_environment_says_so(aggregator, monkeypatch, text):
 
 def test_a_key_in_the_clear_is_reported(aggregator, monkeypatch, caplog):
     """Not on loopback, where every other test here is."""
+    monkeypatch.setattr(logging.getLogger("host_agent"), "propagate", True)  # a command may have turned it off
     monkeypatch.setattr(socket, "gethostbyname", lambda host: "10.0.0.1")
     address = aggregator.address
     options = {"transport": "shm", "bind_ip": "127.0.0.1", "authenticate": True}

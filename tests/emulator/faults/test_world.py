@@ -33,7 +33,7 @@ def test_what_seeds_go_through(outcomes):
     plans = [draw(seed) for seed in range(SEEDS)]
     assert {fault.kind for plan in plans for fault in plan.faults} == set(KINDS)
     assert {job.misfit for plan in plans for job in plan.jobs} == {"", "dtype", "leaves"}
-    assert {job.wire for plan in plans for job in plan.jobs} == {"int32", "int16", "int8"}
+    assert {job.wire for plan in plans for job in plan.jobs} == {"int32", "int16", "int8", "exact"}
     assert any(not plan.faults for plan in plans)
 
 

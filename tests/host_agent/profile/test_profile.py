@@ -243,14 +243,14 @@ def test_another_version(folder):
 def test_sizes_that_break_off(folder):
     path = folder / "rank-0.sizes.json"
     path.write_text(path.read_text()[:20])
-    with pytest.raises(TraceError, match=r"rank-0\.sizes\.json can't be read"):
+    with pytest.raises(TraceError, match=r"rank-0\.sizes\.json is damaged"):
         read(folder)
 
 
 def test_an_about_that_breaks_off(folder):
     path = folder / "rank-0.about.json"
     path.write_text(path.read_text()[:100])
-    with pytest.raises(TraceError, match="can't be read"):
+    with pytest.raises(TraceError, match="is not JSON"):
         read(folder)
 
 

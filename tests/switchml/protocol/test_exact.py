@@ -55,7 +55,9 @@ def reduced(dtype: str, blocks, divisor: int = 1) -> tuple[np.ndarray, int]:
 def off_by(result: float, true: Fraction, dtype: str) -> Fraction:
     """How far a result is from the true one, in units in the last place of that."""
     limit = Fraction(2) ** numbers.SHAPES[reference.element(dtype)][2]
-    if math.isinf(result):
+    if math.isinf(result):  # right for every sum that is no smaller than the format's limit
+        if abs(true) >= limit and (true > 0) == (result > 0):
+            return Fraction(0)
         return abs(math.copysign(1, result) * limit - true) / reference.unit_in_last_place(true, dtype)
     return abs(Fraction(float(result)) - true) / reference.unit_in_last_place(true, dtype)
 
