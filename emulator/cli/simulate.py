@@ -62,15 +62,14 @@ def simulate(
 
 
 def _play_one(seed: int, log: bool, as_json: bool) -> None:
-    import logging
-
+    from emulator.faults.campaign import quiet_agents
     from emulator.faults.plan import draw
     from emulator.faults.world import play
 
-    logging.getLogger("host_agent").setLevel(logging.ERROR)
     if not as_json:
         click.echo("\n".join(draw(seed).describe()))
-    outcome = play(seed, click.echo if log and not as_json else None)
+    with quiet_agents():
+        outcome = play(seed, click.echo if log and not as_json else None)
     if as_json:
         click.echo(json.dumps(asdict(outcome)))
     else:

@@ -14,6 +14,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from multiprocessing import get_context
 from pathlib import Path
@@ -85,17 +86,27 @@ BUGS: dict[str, Bug] = {
 
 def outcomes(seeds: Iterable[int], processes: int) -> Iterator[Outcome]:
     """Play seeds, in their order."""
+    with quiet_agents():
+        if processes == 1:
+            yield from map(play, seeds)
+            return
+        play(0)  # fills the compilation cache once, before the processes start
+        with ProcessPoolExecutor(processes, get_context("forkserver"), _quiet) as pool:
+            yield from pool.map(play, seeds, chunksize=_CHUNK)
+
+
+@contextmanager
+def quiet_agents() -> Iterator[None]:
+    """Silence the agents' warnings of stalls, which are all intended here."""
+    level = logging.getLogger("host_agent").level
     _quiet()
-    if processes == 1:
-        yield from map(play, seeds)
-        return
-    play(0)  # fills the compilation cache once, before the processes start
-    with ProcessPoolExecutor(processes, get_context("forkserver"), _quiet) as pool:
-        yield from pool.map(play, seeds, chunksize=_CHUNK)
+    try:
+        yield
+    finally:
+        logging.getLogger("host_agent").setLevel(level)
 
 
 def _quiet() -> None:
-    """Silence the agents' warnings of stalls, which are all intended here."""
     logging.getLogger("host_agent").setLevel(logging.ERROR)
 
 
