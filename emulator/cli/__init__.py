@@ -32,6 +32,7 @@ COMMANDS = {
     "validate iterations": ("emulator.cli.validate.tables:iterations", "Measured Megatron-DeepSpeed iterations (CSV)."),
     "validate nccl": ("emulator.cli.validate.tables:nccl", "All-reduce tables of nccl-tests."),
     "validate megatron": ("emulator.cli.validate.tables:megatron", "Megatron-LM's published times and memory."),
+    "validate throughput": ("emulator.cli.validate.tables:throughput", "Published tokens a second of FSDP jobs (CSV)."),
     "validate clocks": ("emulator.cli.validate.measured:clocks", "Shifted clocks, found again from traces."),
     "validate replay": (
         "emulator.cli.validate.measured:replay",

@@ -24,6 +24,23 @@ OPTIONS: list[tuple[str, str, Any, str]] = [
     ("--pp", "job.pp", int, "Number of pipeline stages."),
     ("--ep", "job.ep", int, "Number of expert-parallel ranks."),
     ("--zero", "job.zero", int, "ZeRO stage, 0 to 3 (3: FSDP)."),
+    ("--unit-layers", "job.fsdp.unit_layers", int, "FSDP: layers in a unit, which is gathered as a whole."),
+    ("--unit-parameters", "job.fsdp.unit_parameters", float, "FSDP: parameters that close a unit, in place of layers."),
+    ("--gather-ahead", "job.fsdp.prefetch", int, "FSDP: units gathered ahead of the one that runs."),
+    (
+        "--reshard-after-forward/--keep-after-forward",
+        "job.fsdp.reshard_after_forward",
+        bool,
+        "FSDP: free weights after forward (FULL_SHARD) or keep them (SHARD_GRAD_OP).",
+    ),
+    ("--shard-group", "job.fsdp.group", int, "FSDP: ranks that hold one copy together (HYBRID_SHARD)."),
+    ("--gather-bytes", "job.fsdp.gather_bytes", float, "FSDP: bytes of a gathered weight on the wire."),
+    (
+        "--reduce-each/--reduce-last",
+        "job.fsdp.reduce_each",
+        bool,
+        "FSDP: reduce gradients after each micro-batch, or after the last.",
+    ),
     (
         "--sequence-parallel/--no-sequence-parallel",
         "job.sequence_parallel",
@@ -38,7 +55,14 @@ OPTIONS: list[tuple[str, str, Any, str]] = [
     ("--recompute", "job.recompute", str, "Activation recomputation: none, selective or full."),
     ("--precision", "job.precision", str, "Precision of compute: fp16, bf16, fp32, tf32 or fp8."),
     ("--optimizer", "job.optimizer", str, "Optimizer: adam or sgd."),
-    ("--attention", "job.attention", str, "Attention kernels: unfused or flash."),
+    ("--attention", "job.attention", str, "Attention's kernel: unfused, flash, fa1, triton, fa2, fa3 or sdpa."),
+    (
+        "--implementation",
+        "job.implementation",
+        str,
+        "Code that runs the model (switchml emulate list implementations).",
+    ),
+    ("--cross-entropy", "job.cross_entropy", str, "Loss: megatron, eager, compiled, fused or composer."),
     ("--gradient-bytes", "job.gradient_bytes", int, "Bytes of a gradient on the wire."),
     ("--allreduce", "job.allreduce", str, ALGORITHMS_HELP),
     ("--hierarchy", "job.hierarchy", str, HIERARCHY_HELP),
@@ -407,7 +431,7 @@ def _list(kinds: tuple[str, ...], as_json: bool) -> None:
     from emulator import datafile
     from emulator.cluster import cluster, codecs
     from emulator.cluster.accelerator import accelerators, notes
-    from emulator.workload import job, models
+    from emulator.workload import implementations, job, models
     from emulator.workload.loading.loading import LOADERS
 
     known = {
@@ -417,6 +441,9 @@ def _list(kinds: tuple[str, ...], as_json: bool) -> None:
         "schedules": dict.fromkeys(job.SCHEDULES, ""),
         "loaders": dict.fromkeys(LOADERS, ""),
         "allreduces": ALGORITHMS,
+        "implementations": {name: one.title for name, one in implementations.implementations().items()},
+        "attention": {name: one.title for name, one in implementations.attention_kernels().items()},
+        "cross entropies": {name: one.title for name, one in implementations.cross_entropies().items()},
         "codecs": {name: one.title for name, one in codecs.codecs().items()},
         "constants": {
             name: f"{note.value:g} ({note.unit}): {note.meaning}. {note.source}" for name, note in notes().items()

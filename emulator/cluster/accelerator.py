@@ -5,7 +5,7 @@ physical constants, the same for all accelerators and jobs. A cluster file may s
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
@@ -36,8 +36,13 @@ class Accelerator:
     matmul_share: float = 0.869
     """The best share of half-precision peak that a matrix product was seen to reach; default: A100's, on which
     `gemm_efficiency` was fitted."""
+    power_share: float = 1.0
+    """What power limits leave of that in a training job, relative to A100."""
     flash_flops: float = 0.0
-    """FLOP/s of flash attention, forward and backward, causal, heads of 128; 0: 0.6 of half-precision peak."""
+    """FLOP/s of FlashAttention-2, forward and backward, causal, heads of 128, long sequences; 0: 0.6 of half-precision
+    peak."""
+    attention_flops: dict[str, float] = field(default_factory=dict)
+    """The same of other kernels (`emulator/workload/data/attention.toml`), where measured on this device."""
     price_per_hour: float = 0.0
     """Dollars; 0: not for rent by itself."""
     price_source: str = ""
@@ -50,12 +55,11 @@ class Accelerator:
 
     def sustained(self, precision: str, gemm_efficiency: float) -> float:
         """FLOP/s inside a large matrix product, where `gemm_efficiency` is A100's share of peak."""
-        return self.peak(precision) * gemm_efficiency * self.matmul_share / A100_MATMUL_SHARE
+        return self.peak(precision) * gemm_efficiency * self.power_share * self.matmul_share / A100_MATMUL_SHARE
 
-    def flash_factor(self, precision: str, gemm_efficiency: float) -> float:
-        """How many times longer flash attention takes than a matrix product of as many FLOPs."""
-        flash = self.flash_flops or 0.6 * self.peak(precision)
-        return max(1.0, self.sustained(precision, gemm_efficiency) / flash)
+    def flash_rate(self, precision: str) -> float:
+        """FLOP/s of FlashAttention-2; in half precision also where a job is in fp8."""
+        return self.flash_flops or 0.6 * self.peak("bf16" if precision == "fp8" else precision)
 
 
 @cache

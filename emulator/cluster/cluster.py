@@ -31,9 +31,16 @@ class Inside:
     local_bytes_per_s: float
     latency_s: float
     latency_per_rank_s: float
+    group_bytes_per_s: dict[int, float] = field(default_factory=dict)
+    """In place of `bytes_per_s` for groups of so many ranks, where these don't get all links (a cube mesh, whose links
+    make one ring of two GPUs and six of eight)."""
     tables: str = ""
     """A folder of nccl-tests tables that take the place of the formula where they fit; relative to the cluster's
     file."""
+
+    def ring_bytes_per_s(self, ranks: int) -> float:
+        """Each way, of a ring among so many of a node's accelerators."""
+        return self.group_bytes_per_s.get(ranks, self.bytes_per_s)
 
 
 @dataclass(frozen=True)
@@ -136,6 +143,8 @@ class Cluster(Interconnect):
     name: str
     title: str
     accelerator: str
+    own_accelerator: Accelerator | None = None
+    """What its file describes under `[accelerator]`, instead of naming a built-in one."""
     storage: Storage = field(default_factory=Storage)
     constants: dict[str, float] = field(default_factory=dict)
     host_watts: float = 0.0
@@ -150,19 +159,24 @@ class Cluster(Interconnect):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        datafile.check_name("accelerator", self.accelerator, accelerators())
+        if self.own_accelerator is None:
+            datafile.check_name("accelerator", self.accelerator, accelerators())
         known = [item.name for item in dataclasses.fields(Constants)]
         for name in self.constants.keys() - known:
             raise ConfigError(datafile.unknown("constant", name, known))
 
     @property
     def device(self) -> Accelerator:
-        return accelerators()[self.accelerator]
+        return self.own_accelerator or accelerators()[self.accelerator]
 
     @property
     def software(self) -> Constants:
         """The constants, with this cluster's own in place of the built-in ones."""
-        return dataclasses.replace(constants(), **self.constants)
+        return self.software_with({})
+
+    def software_with(self, changes: dict[str, float]) -> Constants:
+        """The same, with `changes` to the built-in ones."""
+        return dataclasses.replace(constants(), **changes | self.constants)
 
     @property
     def hourly_price(self) -> float:
@@ -182,7 +196,20 @@ def load(name: str) -> Cluster:
     """A built-in cluster by name, or a user's by path. Raises ConfigError."""
     path = datafile.find("cluster", name, FOLDER)
     table = _table(path, ())
+    if isinstance(described := table.get("accelerator"), dict):
+        table["own_accelerator"] = _described(described, path.name)
+        table["accelerator"] = path.stem
     return datafile.build(Cluster, {"name": path.stem, "folder": str(path.parent), **table}, str(path.name))
+
+
+def _described(table: dict, where: str) -> dict:
+    """An accelerator's table with what it omits from the built-in one that it extends, if it names one."""
+    base = table.pop("extends", None)
+    if base is None:
+        return table
+    datafile.check_name("accelerator", base, accelerators())
+    omitted = dataclasses.asdict(accelerators()[base]) | {"source": f"{where}; what it omits: {base}"}
+    return datafile.merge(omitted, table)
 
 
 def _table(path: Path, seen: tuple[Path, ...]) -> dict:
@@ -194,7 +221,11 @@ def _table(path: Path, seen: tuple[Path, ...]) -> dict:
     base = table.pop("extends")
     beside = path.parent / f"{base}.toml"
     base_path = beside if beside.is_file() else datafile.find("cluster", base, FOLDER)
-    return datafile.merge(_table(base_path, (*seen, path)), table)
+    inherited = _table(base_path, (*seen, path))
+    named, described = inherited.get("accelerator"), table.get("accelerator")
+    if isinstance(named, str) and isinstance(described, dict):
+        described.setdefault("extends", named)
+    return datafile.merge(inherited, table)
 
 
 def clusters() -> list[str]:

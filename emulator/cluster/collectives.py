@@ -85,9 +85,10 @@ def _flat(links: Interconnect, size_bytes: float, where: Place, algorithm: str, 
     return _ALL_REDUCES[algorithm](links, size_bytes, where)
 
 
-def _wire(links: Interconnect, moved: float, size_bytes: float) -> float:
-    """Seconds of a ring inside a node that sends `moved` bytes a rank and reads `size_bytes` of buffer."""
-    return moved / links.inside.bytes_per_s + size_bytes / links.inside.local_bytes_per_s
+def _wire(links: Interconnect, moved: float, size_bytes: float, ranks: int = 0) -> float:
+    """Seconds of a ring among `ranks` of a node (0: all) that sends `moved` bytes a rank and reads `size_bytes` of
+    buffer."""
+    return moved / links.inside.ring_bytes_per_s(ranks) + size_bytes / links.inside.local_bytes_per_s
 
 
 def _pipelined(
@@ -120,7 +121,7 @@ def _ring(links: Interconnect, size_bytes: float, where: Place, passes: float = 
         latency, rate = map(float, measured[n].at(size_bytes))
         return Cost(latency, size_bytes, rate * 2.0 / passes)
     moved, read = passes * (n - 1) / n * size_bytes, size_bytes * passes / 2
-    inside_s, hosts_s = _wire(links, moved, read), _wire(links, 0.0, read)
+    inside_s, hosts_s = _wire(links, moved, read, where.per_node), _wire(links, 0.0, read)
     steps = passes * (where.nodes - 1)
     return _pipelined(links, size_bytes, where, inside_s, moved, "ring", steps, hosts_s=hosts_s, once_a_leaf=True)
 

@@ -1,6 +1,7 @@
 """What kernels take on an accelerator. Two kinds: matrix products, dealt to the processors in tiles, wave after wave;
-and kernels bound by memory. A list of kernels is an array (kernels, 5) of float64: batch, m, n, k, bytes; m = 0 marks
-one that only moves `bytes`, and a matrix product's `bytes` is not read: it is at least its operands and result.
+and kernels bound by memory. A list of kernels is an array (kernels, 7) of float64: batch, m, n, k, bytes, rate, half.
+m = 0 marks one that only moves `bytes`, and a matrix product's `bytes` is not read: it is at least its operands and
+result. A `rate` that is not 0 is a kernel's own, in FLOP/s; `half` of 1 marks products that fp8 jobs leave in bf16.
 """
 
 from __future__ import annotations
@@ -16,14 +17,19 @@ traces)."""
 ELEMENT_BYTES = {"fp8": 1, "fp16": 2, "bf16": 2, "tf32": 4, "fp32": 4}
 
 
-def gemm(m: float, n: float, k: float, batch: float = 1.0, factor: float = 1.0) -> tuple[float, ...]:
-    """A row: `batch` products of (m, k) by (k, n), which take `factor` times as long as the library's."""
-    return (batch, m, n, k, 0.0, factor)
+def gemm(m: float, n: float, k: float, batch: float = 1.0, *, half: bool = False) -> tuple[float, ...]:
+    """A row: `batch` products of (m, k) by (k, n), in bf16 where `half` even if the job is in fp8."""
+    return (batch, m, n, k, 0.0, 0.0, float(half))
+
+
+def at_rate(flops_per_s: float, m: float, n: float, k: float, batch: float = 1.0) -> tuple[float, ...]:
+    """A row: as many FLOPs as such products have, in a kernel that does `flops_per_s`."""
+    return (batch, m, n, k, 0.0, flops_per_s, 1.0)
 
 
 def memory(bytes: float) -> tuple[float, ...]:
     """A row: a kernel that reads and writes `bytes` altogether."""
-    return (0.0, 0.0, 0.0, 0.0, bytes, 1.0)
+    return (0.0, 0.0, 0.0, 0.0, bytes, 0.0, 0.0)
 
 
 def flops(kernels: np.ndarray) -> float:
@@ -39,15 +45,19 @@ def seconds(kernels: np.ndarray, device: Accelerator, constants: Constants, prec
     tile shapes the fastest counts, which is what the libraries' heuristics aim at. Memory traffic bounds it from below
     (roofline: Williams et al., CACM 2009; waves and tiles: NVIDIA, Matrix Multiplication Background User's Guide).
     """
-    kernels = np.asarray(kernels, np.float64).reshape(-1, 6)
-    batch, m, n, k, moved, factor = kernels.T
-    element = ELEMENT_BYTES[precision]
+    kernels = np.asarray(kernels, np.float64).reshape(-1, 7)
+    batch, m, n, k, moved, rate, half = kernels.T
+    is_quantized = (half == 0) & (precision == "fp8")
+    element = np.where(is_quantized, ELEMENT_BYTES["fp8"], max(2, ELEMENT_BYTES[precision]))
+    wide_rate = device.sustained("bf16" if precision == "fp8" else precision, constants.gemm_efficiency)
+    flops_per_s = np.where(is_quantized, device.sustained(precision, constants.gemm_efficiency), wide_rate)
     memory_rate = device.memory_bytes_per_s * constants.memory_efficiency
     is_gemm = m > 0
     moved = np.where(is_gemm, element * batch * (m * k + k * n + m * n), moved)
     high, wide = TILES[:, :1], TILES[:, 1:]
-    multiply_s = 2 * high * wide * device.processors / device.sustained(precision, constants.gemm_efficiency)
+    multiply_s = 2 * high * wide * device.processors / flops_per_s
     read_s = element * (high + wide) * device.processors / (device.cache_bytes_per_s * constants.cache_efficiency)
     waves = np.ceil(batch * np.ceil(m / high) * np.ceil(n / wide) / device.processors)
-    products = (waves * np.maximum(multiply_s, read_s) * (k + constants.tile_fill_steps)).min(axis=0) * factor
+    products = (waves * np.maximum(multiply_s, read_s) * (k + constants.tile_fill_steps)).min(axis=0)
+    products = np.where(rate > 0, 2 * batch * m * n * k / np.maximum(rate, 1.0), products)
     return np.maximum(np.where(is_gemm, products, 0.0), moved / memory_rate) + constants.kernel_s

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from emulator.cluster import kernels
+from emulator.cluster.accelerator import Accelerator, Constants
 from emulator.cluster.cluster import Cluster
 from emulator.cluster.codecs import Codec
 from emulator.cluster.collectives import cost
@@ -19,14 +20,34 @@ from emulator.cluster.cost import FREE, Cost
 from emulator.cluster.innetwork import DENSE, Streaming
 from emulator.cluster.topology import Place, place
 from emulator.workload import transformer
+from emulator.workload.implementations import attention_kernels, cross_entropies, implementations
 from emulator.workload.job import Job
 from emulator.workload.models import LayerTable, Model, Transformer
 from switchml.errors import ConfigError
 from switchml.protocol.sizes import LANE_BYTES
 
-OPTIMIZER_BYTES = {"adam": 32.0, "sgd": 24.0}
-"""Memory traffic of a step for each parameter in mixed precision. Adam: read the gradient twice (norm, update), master
-weight and both moments read and written, half-precision weight written: 2+2+8+8+8+2, and 2 to unscale."""
+OPTIMIZER_BYTES = implementations()["megatron"].optimizer_bytes
+"""Memory traffic of a fused step for each parameter in mixed precision. Adam: read the gradient twice (norm, update),
+master weight and both moments read and written, half-precision weight written: 2+2+8+8+8+2, and 2 to unscale."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What kernels of a job run on: a device with what the software makes of it."""
+
+    device: Accelerator
+    software: Constants
+    precision: str
+
+    @classmethod
+    def of(cls, model: Model, job: Job, cluster: Cluster) -> Machine:
+        """The constants are the implementation's where it has its own, and the cluster's before those."""
+        changes = implementations()[job.implemented_by(model)].constants
+        return cls(cluster.device, cluster.software_with(changes), job.precision)
+
+    def seconds(self, rows: np.ndarray) -> float:
+        """Of kernels one after the other."""
+        return float(kernels.seconds(rows, self.device, self.software, self.precision).sum())
 
 
 @dataclass(frozen=True)
@@ -49,6 +70,7 @@ class Step:
     """Among expert-parallel ranks, to the experts and back."""
     exchange_bytes: float = 0.0
     recomputes_all: bool = False
+    """Together with the step before it, if that does so, too."""
     forward_kernels: int = 0
     backward_kernels: int = 0
     density: float = 1.0
@@ -117,6 +139,34 @@ class Plan:
             costed = costed.plus(cost(self.cluster, "all_gather", stage.parameters * 2, self.data_parallel))
         return costed
 
+    def _reduce_scatter(self, size: float) -> Cost:
+        """Among the ranks that hold one copy of sharded weights; then shards are all-reduced among the copies
+        (HYBRID_SHARD: Zhao et al., VLDB 2023, section 3.2.2)."""
+        scattered = cost(self.cluster, "reduce_scatter", size, self.shards)
+        if self.copies.ranks == 1:
+            return scattered
+        return scattered.plus(cost(self.cluster, "all_reduce", size / self.shards.ranks, self.copies))
+
+    @property
+    def shards(self) -> Place:
+        """The ranks that hold one copy of a stage's weights together."""
+        job = self.job
+        if job.zero < 3 or not job.fsdp.group:
+            return self.data_parallel
+        return place(job.fsdp.group, job.tp, self.cluster.accelerators_per_node)
+
+    @property
+    def copies(self) -> Place:
+        """The ranks that hold the same shard of different copies."""
+        job = self.job
+        group = job.fsdp.group if job.zero == 3 and job.fsdp.group else job.dp
+        return place(job.dp // group, job.tp * group, self.cluster.accelerators_per_node)
+
+    def gather(self, elements: float) -> tuple[float, Cost]:
+        """Bytes and cost of gathering so many weights of a unit, with `zero` 3."""
+        size = elements * (self.job.fsdp.gather_bytes or self.job.element_bytes)
+        return size, cost(self.cluster, "all_gather", size, self.shards)
+
     def coding_s(self, elements: float) -> float:
         """Compressing so many gradients, and decompressing what comes back."""
         assert self.codec is not None
@@ -131,7 +181,7 @@ class Plan:
         if self.codec is not None and self.codec.gathers:
             return cost(self.cluster, "all_gather", size * self.data_parallel.ranks, self.data_parallel)
         if job.zero:
-            return cost(self.cluster, "reduce_scatter", size, self.data_parallel)
+            return self._reduce_scatter(size)
         streaming = DENSE
         if job.allreduce == "switchml":
             # Switches add integers of 4 bytes for each element, whatever the gradient was (docs/protocol.md); on the
@@ -148,6 +198,7 @@ def plan(model: Model, job: Job, cluster: Cluster, streaming: Streaming = DENSE,
     """Cost `job` on `cluster`. Raises ConfigError for what can't be split, placed or combined."""
     job.fit(model)
     cluster.nodes(job.gpus)
+    machine = Machine.of(model, job, cluster)
     if job.allreduce == "switchml" and job.zero:
         raise ConfigError(
             "zero shards gradients by reduce-scatter, which the switch does not do; take zero 0 with switchml"
@@ -161,18 +212,18 @@ def plan(model: Model, job: Job, cluster: Cluster, streaming: Streaming = DENSE,
     if isinstance(model, LayerTable):
         each, boundaries, has_host_time = [_layer_steps(model, job, cluster)], {}, model.forward_s is None
     else:
-        steps = _transformer_steps(model, job, cluster)
+        steps = _transformer_steps(model, job, cluster, machine)
         each = [[steps[part] for part in job.parts(model, stage)] for stage in range(job.pp)]
         boundaries, has_host_time = _boundaries(model, job, cluster) if job.pp > 1 else {}, True
-    stages = [_stage(own, job, cluster) for own in each]
+    stages = [_stage(own, job, machine.software) for own in each]
     return Plan(
         job=job,
         model=model,
         cluster=cluster,
         stages=tuple(stages),
         data_parallel=place(job.dp, job.tp, cluster.accelerators_per_node),
-        optimizer_s=tuple(_optimizer_s(stage.parameters, job, cluster) for stage in stages),
-        iteration_s=cluster.software.iteration_s if has_host_time else 0.0,
+        optimizer_s=tuple(_optimizer_s(stage.parameters, model, job, machine) for stage in stages),
+        iteration_s=machine.software.iteration_s if has_host_time else 0.0,
         streaming=streaming,
         codec=codec,
         assumptions=tuple(_assumptions(model, job, cluster)),
@@ -191,18 +242,36 @@ def _boundaries(model: Transformer, job: Job, cluster: Cluster) -> dict[str, Any
     return {"hand_over": cost(cluster, "p2p", sent, boundary), "hand_over_bytes": sent, "tied": tied}
 
 
-def _transformer_steps(model: Transformer, job: Job, cluster: Cluster) -> dict[str, Step]:
+def _transformer_steps(model: Transformer, job: Job, cluster: Cluster, machine: Machine) -> dict[str, Step]:
     """By name of a part of the model."""
-    constants = cluster.software
-    flash_factor = cluster.device.flash_factor(job.precision, constants.gemm_efficiency) if job.flash(model) else 1.0
+    code = _code(model, job, machine)
     parts = (
-        transformer.attention(model, job, constants.attention_traffic, flash_factor),
-        transformer.mlp(model, job),
-        transformer.embedding(model, job),
-        transformer.head(model, job, constants.loss_bytes_per_logit),
+        transformer.attention(model, job, code),
+        transformer.mlp(model, job, code),
+        transformer.embedding(model, job, code),
+        transformer.head(model, job, code),
     )
     parameters = job.part_parameters(model)
-    return {part.name: _step(part, parameters[part.name], job, cluster) for part in parts}
+    stops_early = code.implementation.stops_recomputing_early
+    return {part.name: _step(part, parameters[part.name], job, cluster, machine, stops_early) for part in parts}
+
+
+def _code(model: Transformer, job: Job, machine: Machine) -> transformer.Code:
+    """What runs the layers, by the names that job and model give."""
+    implementation = implementations()[job.implemented_by(model)]
+    loss = job.cross_entropy or model.cross_entropy or implementation.cross_entropy
+    rates = 0.0, 0.0
+    if job.flash(model):
+        name, head = job.attention_kernel(model), model.hidden // model.heads
+        kernel = attention_kernels()[name]
+        rates = kernel.rates(machine.device, name, job.precision, job.tokens(model), head)
+    return transformer.Code(
+        implementation=implementation,
+        cross_entropy=cross_entropies()[loss],
+        attention_traffic=machine.software.attention_traffic,
+        attention_flops=rates,
+        loss_bytes=machine.software.loss_bytes_per_logit,
+    )
 
 
 def _neighbours(job: Job, per_node: int) -> Place:
@@ -213,16 +282,23 @@ def _neighbours(job: Job, per_node: int) -> Place:
     return Place(2, 2, 1, max(2, -(-2 * stride // per_node)))
 
 
-def _step(part: transformer.Segment, parameters: float, job: Job, cluster: Cluster) -> Step:
+def _step(
+    part: transformer.Segment, parameters: float, job: Job, cluster: Cluster, machine: Machine, stops_early: bool
+) -> Step:
     tensor = place(job.tp, 1, cluster.accelerators_per_node)
     expert = place(job.ep, job.tp, cluster.accelerators_per_node)
     full = job.recompute == "full" and part.name in ("attention", "mlp")
-    recomputed = part.forward if full else part.recomputed if job.recompute == "selective" else part.forward[:0]
+    recomputed = part.recomputed if job.recompute == "selective" else part.forward[:0]
+    if full:
+        recomputed = part.forward[: len(part.forward) - part.unneeded] if stops_early else part.forward
+    backward = part.backward
+    if job.zero == 3 and job.dp > 1:
+        backward = np.concatenate([backward, [kernels.memory(_flat_gradient_bytes(job) * parameters)]])
     return Step(
         name=part.name,
-        forward_s=_kernels_s(part.forward, job, cluster),
-        backward_s=_kernels_s(part.backward, job, cluster),
-        recompute_s=_kernels_s(recomputed, job, cluster),
+        forward_s=machine.seconds(part.forward),
+        backward_s=machine.seconds(backward),
+        recompute_s=machine.seconds(recomputed),
         forward_flops=kernels.flops(part.forward),
         backward_flops=kernels.flops(part.backward),
         parameters=parameters,
@@ -232,7 +308,7 @@ def _step(part: transformer.Segment, parameters: float, job: Job, cluster: Clust
         exchange_bytes=part.exchange_bytes,
         recomputes_all=full,
         forward_kernels=len(part.forward) + len(recomputed),
-        backward_kernels=len(part.backward),
+        backward_kernels=len(backward),
     )
 
 
@@ -245,9 +321,16 @@ def _reduce(size_bytes: float, job: Job, cluster: Cluster, tensor: Place) -> Cos
     return scatter.plus(cost(cluster, "all_gather", size_bytes, tensor))
 
 
-def _stage(steps: list[Step], job: Job, cluster: Cluster) -> Stage:
+def _flat_gradient_bytes(job: Job) -> float:
+    """Memory traffic for each parameter of a unit between its backward pass and its reduce-scatter: gradients of the
+    views joined into the flat one, cast to the type on the wire, divided by the number of ranks
+    (torch/distributed/fsdp/_flat_param.py; _runtime_utils.py, _post_backward_hook)."""
+    weight, wire = job.element_bytes, job.gradient_bytes
+    return 2 * weight + (weight + wire if wire != weight else 0) + 2 * wire
+
+
+def _stage(steps: list[Step], job: Job, constants: Constants) -> Stage:
     """Device and host time of one micro-batch, and what they come to together."""
-    constants = cluster.software
     compute = sum(step.compute_s for step in steps)
     times = [(3 if step.recomputes_all else 2, step) for step in steps]
     exchanged = sum(n * (s.reduce.seconds + 2 * s.exchange.seconds) for n, s in times)
@@ -263,14 +346,10 @@ def _stage(steps: list[Step], job: Job, cluster: Cluster) -> Stage:
     return Stage(tuple(steps), device, 1.0 + (both - device) / compute if compute else 1.0)
 
 
-def _optimizer_s(parameters: float, job: Job, cluster: Cluster) -> float:
-    moved = OPTIMIZER_BYTES[job.optimizer] * parameters / (job.dp if job.zero else 1)
-    return _kernels_s(np.array([kernels.memory(moved)]), job, cluster)
-
-
-def _kernels_s(rows: np.ndarray, job: Job, cluster: Cluster) -> float:
-    """Of kernels one after the other."""
-    return float(kernels.seconds(rows, cluster.device, cluster.software, job.precision).sum())
+def _optimizer_s(parameters: float, model: Model, job: Job, machine: Machine) -> float:
+    each = implementations()[job.implemented_by(model)].optimizer_bytes[job.optimizer]
+    shards = (job.fsdp.group or job.dp) if job.zero == 3 else job.dp if job.zero else 1
+    return machine.seconds(np.array([kernels.memory(each * parameters / shards)]))
 
 
 def _layer_steps(model: LayerTable, job: Job, cluster: Cluster) -> list[Step]:
@@ -323,7 +402,7 @@ def _assumptions(model: Model, job: Job, cluster: Cluster) -> list[str]:
         lines.append("a layer's time is the larger of its FLOPs at sustained peak and its activations at memory rate")
     if job.allreduce == "auto":
         lines.append("all-reduce: the faster of ring and tree for each size, as NCCL means to")
-    if cluster.accelerator not in ("a100-80g", "a100-40g"):
+    if not cluster.accelerator.startswith("a100"):
         lines.append(f"constants were fitted on A100; on {cluster.device.title} only its data differs")
     return lines
 

@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from emulator.cluster.collectives import cost
 from emulator.cluster.cost import FREE, Cost
 from emulator.jobs.blocks import Block, Ops
 from emulator.jobs.costing import Plan, Stage, Step
+from emulator.jobs.units import Units
 from emulator.workload.builder import GraphBuilder
 from emulator.workload.graph import NO_MICRO_BATCH, Collective, Kind
 from emulator.workload.job import Job
@@ -52,9 +52,10 @@ class Rank:
         self.counts = dict.fromkeys((TENSOR, EXPERT, DATA), 0)
         self.done: list[tuple[Step, int]] = []
         """Steps of the last backward pass and the ops after which their gradients are complete."""
-        self.recent: list[int] = []
-        """The last two ops of compute."""
+        self._last_compute: tuple[int, ...] = ()
         self.pieces = _pieces(self.stage, number, self.job)
+        self.units: Units | None = None
+        """Of the piece whose pass is being built, where weights are sharded (ZeRO 3)."""
         self.message_driven = self.job.schedule == "axonn" and self.job.pp > 1
         self.last_backward: int | None = None
         self.start = self._compute("start of iteration", self.plan.iteration_s, kind=Kind.DELAY)
@@ -68,6 +69,8 @@ class Rank:
             if not is_last and self._repeated(forward, micro_batch, piece):
                 continue
             self.block.cut()
+            if self.job.zero == 3 and self.job.dp > 1:
+                self.units = Units(self, self.pieces[piece], bool(forward), self.units)
             if forward:
                 self._forward(micro_batch, piece)
             else:
@@ -117,7 +120,10 @@ class Rank:
     ) -> int:
         """An op of this rank alone; returns its number."""
         work = self.table.builder.add_work(name, kind, flops=flops, seconds=seconds, priority=priority)
-        return self.block.add(work, stream, micro_batch=micro_batch, after=after)
+        op = self.block.add(work, stream, micro_batch=micro_batch, after=after)
+        if stream == COMPUTE:
+            self._last_compute = (op,)
+        return op
 
     def _exchange(
         self,
@@ -222,37 +228,41 @@ class Rank:
         self, steps: tuple[Step, ...], micro_batch: int, after: tuple[int, ...], is_recomputed: bool = False
     ) -> int:
         last = -1
-        for step in steps:
+        for number, step in enumerate(steps):
             seconds = (step.recompute_s if is_recomputed else step.forward_s) * self.stage.stretch
-            after = self._gather(step, micro_batch, after) if self.job.zero == 3 else after
+            if self.units is not None and not is_recomputed:
+                after = (*after, *self.units.enter(number, micro_batch))
             if step.exchange_bytes:
                 self._all_to_all(step, micro_batch, after or (len(self.block) - 1,))
                 after = ()
             name = f"{step.name} {'recomputed' if is_recomputed else 'forward'}"
             last = self._compute(name, seconds, micro_batch, after, flops=step.forward_flops)
-            self.recent = [*self.recent[-1:], last]
             last = self._communicate_after(step, micro_batch, last)
             after = ()
         return last
 
     def _steps_backward(self, steps: tuple[Step, ...], micro_batch: int, after: tuple[int, ...], is_last: bool) -> int:
         groups = _layers(steps) if any(step.recomputes_all for step in steps) else [steps]
-        last = -1
+        last, number = -1, len(steps)
         for group in reversed(groups):
+            if self.units is not None and group[0].recomputes_all:
+                after = (*after, *self.units.enter(number - 1, micro_batch))
             if group[0].recomputes_all:
                 self._steps_forward(group, micro_batch, after, is_recomputed=True)
                 after = ()
             for step in reversed(group):
-                if self.job.zero == 3 and not step.recomputes_all:
-                    after = self._gather(step, micro_batch, after)
+                number -= 1
+                if self.units is not None:
+                    after = (*after, *self.units.enter(number, micro_batch))
                 seconds = step.backward_s + (0.0 if step.recomputes_all else step.recompute_s)
                 seconds *= self.stage.stretch
                 own = self._compute(f"{step.name} backward", seconds, micro_batch, after, flops=step.backward_flops)
-                self.recent = [*self.recent[-1:], own]
                 last = self._communicate_after(step, micro_batch, own)
                 if step.exchange_bytes:
                     last = self._all_to_all(step, micro_batch, (last,))
                 after = ()
+                if self.units is not None and (is_last or self.job.fsdp.reduce_each):
+                    self.units.leave(number, last)
                 if is_last:
                     self.done.append((step, own))
         return last
@@ -269,16 +279,22 @@ class Rank:
         what = "expert all-to-all", Collective.ALL_TO_ALL, step.exchange_bytes, step.exchange
         return self._exchange(*what, EXPERT, micro_batch, after)
 
-    def _gather(self, step: Step, micro_batch: int, after: tuple[int, ...]) -> tuple[int, ...]:
-        """ZeRO 3: a step's weights, gathered while the two steps before run (FSDP's prefetching)."""
-        if self.job.dp == 1 or not step.parameters:
-            return after
-        before = tuple(self.recent[:1]) if len(self.recent) == 2 else ()
-        return (*after, self._gather_weights(step.parameters, micro_batch, before, stream=GRADIENTS, is_source=True))
+    # Sharded weights (what `units.py` launches)
 
-    def _gather_weights(self, parameters: float, micro_batch: int, after: tuple[int, ...], **how: Any) -> int:
-        size = 2.0 * parameters
-        one = cost(self.plan.cluster, "all_gather", size, self.plan.data_parallel)
+    def last_compute(self) -> tuple[int, ...]:
+        """The op of compute that was launched last."""
+        return self._last_compute
+
+    def gather_unit(self, parameters: float, micro_batch: int, after: tuple[int, ...]) -> int:
+        """All-gather a unit's weights, ahead of what needs them."""
+        return self._gather(parameters, micro_batch, after, stream=GRADIENTS, is_source=True)
+
+    def reduce_unit(self, parameters: float, after: tuple[int, ...]) -> int:
+        """Reduce-scatter a unit's gradients."""
+        return self._reduce("gradients of a unit", parameters, after, GRADIENTS, 1.0)
+
+    def _gather(self, parameters: float, micro_batch: int, after: tuple[int, ...], **how: Any) -> int:
+        size, one = self.plan.gather(parameters)
         return self._exchange("gather weights", Collective.ALL_GATHER, size, one, DATA, micro_batch, after, **how)
 
     # Gradients
@@ -287,7 +303,9 @@ class Rank:
         """Reduce gradients, then the optimizer's step, then gather what ZeRO has sharded."""
         job, plan, last = self.job, self.plan, self.last_backward
         waits = (last,) if last is not None else ()
-        if job.dp > 1 and (job.overlap or job.zero == 3) and not self.message_driven:
+        if self.units is not None:
+            waits = (*waits, *self.units.reduced)
+        elif job.dp > 1 and job.overlap and not self.message_driven:
             waits = self._reduce_in_buckets()
         elif job.dp > 1:
             parameters = self.stage.parameters
@@ -299,7 +317,7 @@ class Rank:
             waits = (self._exchange(*what, TIED, after=waits, number=0),)
         last = self._compute(f"optimizer of stage {self.number}", plan.optimizer_s[self.number], after=waits)
         if job.zero in (1, 2) and job.dp > 1:
-            self._gather_weights(self.stage.parameters, NO_MICRO_BATCH, (last,))
+            self._gather(self.stage.parameters, NO_MICRO_BATCH, (last,))
 
     def _reduce(self, name: str, elements: float, after: tuple[int, ...], stream: int, density: float) -> int:
         """Reduce so many gradients; with a codec, between compressing and decompressing them."""

@@ -5,11 +5,13 @@ makes no sense before any time is spent.
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from emulator import datafile
 from emulator.cluster.algorithms import ALGORITHMS, HIERARCHIES
+from emulator.workload.implementations import UNFUSED, attention_names, cross_entropies, implementations
 from emulator.workload.models import LayerTable, Model, Transformer
+from emulator.workload.sharding import Sharding
 from switchml.errors import ConfigError
 
 SCHEDULES = ("1f1b", "gpipe", "interleaved", "axonn")
@@ -54,7 +56,13 @@ class Job:
     overlap: bool = True
     """Buckets are reduced while the backward pass goes on, as DDP and FSDP do; False: after it, as Megatron-LM did."""
     attention: str = ""
-    """"unfused" or "flash"; empty: the model's own."""
+    """"unfused", "flash" or a kernel of `data/attention.toml`; empty: the model's own."""
+    implementation: str = ""
+    """What runs the model, of `data/implementations.toml`; empty: the model's own."""
+    cross_entropy: str = ""
+    """Of `data/cross_entropy.toml`; empty: the model's own."""
+    fsdp: Sharding = field(default_factory=Sharding)
+    """How weights are sharded with `zero` 3."""
     name: str = "job"
 
     def __post_init__(self) -> None:
@@ -73,9 +81,11 @@ class Job:
             ("hierarchy", HIERARCHIES),
             ("precision", PRECISIONS),
             ("optimizer", OPTIMIZERS),
-            ("attention", ("", "unfused", "flash")),
+            ("attention", ("", *attention_names())),
+            ("implementation", ("", *implementations())),
+            ("cross_entropy", ("", *cross_entropies())),
         ):
-            datafile.check_name(key, getattr(self, key), known)
+            datafile.check_name(key.replace("_", "-"), getattr(self, key), known)
         if not 0 <= self.zero <= 3:
             raise ConfigError(f"zero is {self.zero}; expected a stage from 0 to 3")
         if self.gpus % (self.tp * self.pp):
@@ -98,8 +108,14 @@ class Job:
                 f"an interleaved schedule needs a multiple of {self.pp} micro-batches (pp); "
                 f"this job has {self.micro_batches}"
             )
-        if self.zero == 3 and self.pp > 1:
-            raise ConfigError("zero 3 and pipelines don't go together: each micro-batch would gather all weights again")
+        if self.zero == 3 and self.pp > 1 and self.schedule == "axonn":
+            raise ConfigError("zero 3 is not modelled on message-driven stages; take schedule 1f1b")
+        if self.fsdp != Sharding() and self.zero < 3:
+            raise ConfigError(f"fsdp's settings describe sharded weights: take zero 3, not {self.zero}")
+        if self.fsdp.group and self.dp % self.fsdp.group:
+            raise ConfigError(
+                f"the {self.dp} data-parallel ranks can't be split into groups of {self.fsdp.group} evenly"
+            )
 
     @property
     def dp(self) -> int:
@@ -150,9 +166,18 @@ class Job:
         """Of one activation or weight."""
         return 4 if self.precision in ("fp32", "tf32") else 2
 
+    def attention_kernel(self, model: Transformer) -> str:
+        """By name: "unfused", or one of `data/attention.toml`."""
+        return self.attention or model.attention
+
     def flash(self, model: Transformer) -> bool:
         """Whether scores stay on chip."""
-        return (self.attention or model.attention) == "flash"
+        return self.attention_kernel(model) != UNFUSED
+
+    def implemented_by(self, model: Model) -> str:
+        """What runs `model`, by name."""
+        named = self.implementation or (model.implementation if isinstance(model, Transformer) else "")
+        return named or ("torch" if self.zero == 3 else "megatron")
 
     def fit(self, model: Model) -> None:
         """Raise ConfigError unless `model` can be split as this job asks."""

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from emulator import datafile
+from emulator.workload.implementations import attention_names, cross_entropies, implementations
 from switchml.errors import ConfigError
 
 FOLDER = Path(__file__).parent / "data" / "models"
@@ -42,7 +43,12 @@ class Transformer:
     learned_positions: bool = True
     biases: bool = True
     attention: str = "unfused"
-    """"unfused": scores are written to memory, as Megatron-LM did until 2022; "flash": they are not."""
+    """"unfused": scores are written to memory, as Megatron-LM did until 2022; "flash": they are not; or a kernel of
+    `data/attention.toml`."""
+    implementation: str = ""
+    """What runs it, of `data/implementations.toml`; empty: Megatron-LM, or torch where the job is sharded by FSDP."""
+    cross_entropy: str = ""
+    """Of `data/cross_entropy.toml`; empty: the implementation's."""
 
     def __post_init__(self) -> None:
         for key in ("layers", "hidden", "heads", "vocabulary", "sequence", "experts", "experts_per_token"):
@@ -55,7 +61,9 @@ class Transformer:
             )
         if self.experts_per_token > self.experts:
             raise ConfigError(f"experts_per_token is {self.experts_per_token}, but there are {self.experts} experts")
-        datafile.check_name("attention", self.attention, ("unfused", "flash"))
+        datafile.check_name("attention", self.attention, attention_names())
+        datafile.check_name("implementation", self.implementation, ("", *implementations()))
+        datafile.check_name("cross-entropy", self.cross_entropy, ("", *cross_entropies()))
 
     @property
     def key_heads(self) -> int:

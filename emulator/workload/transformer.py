@@ -1,6 +1,6 @@
 """What one layer of a transformer launches: matrix products and memory-bound kernels of forward and backward, as rows
-for `emulator.cluster.kernels`, and what tensor parallelism exchanges between them. The kernels are those of
-Megatron-LM (megatron/model/transformer.py and its fused kernels): counted from the code, one row a kernel.
+for `emulator.cluster.kernels`, and what tensor parallelism exchanges between them. Which kernels stand around the
+products is the implementation's (`implementations.py`): counted from its code, one row a kernel.
 """
 
 from __future__ import annotations
@@ -9,17 +9,34 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from emulator.cluster.kernels import gemm, memory
+from emulator.cluster.kernels import at_rate, gemm, memory
+from emulator.workload.implementations import CrossEntropy, Implementation, Sweeps
 from emulator.workload.job import Job
 from emulator.workload.models import Transformer
 
-LOSS_KERNELS = 12
-"""Launched by vocabulary-parallel cross entropy, in forward and again in backward."""
+
+@dataclass(frozen=True)
+class Code:
+    """What runs the layers of a job."""
+
+    implementation: Implementation
+    cross_entropy: CrossEntropy
+    attention_traffic: float
+    """Memory traffic of the kernels on scores, over what their operands need once; of unfused attention."""
+    attention_flops: tuple[float, float]
+    """FLOP/s of attention's kernel forward and backward, where scores stay on chip."""
+    loss_bytes: float
+    """What the shares of a fitted cross entropy are shares of, in bytes a logit."""
+
+
+def _sweeps(kernels: Sweeps, elements: float, element: int) -> list[tuple[float, ...]]:
+    """Rows of kernels over an activation."""
+    return [memory((element * read_or_written + masks) * elements) for read_or_written, masks in kernels]
 
 
 @dataclass(frozen=True)
 class Segment:
-    """Half a layer, or what stands before or after all layers: kernels (rows of batch, m, n, k, bytes, factor) and
+    """Half a layer, or what stands before or after all layers: kernels (rows of `emulator.cluster.kernels`) and
     exchanges."""
 
     name: str
@@ -27,6 +44,8 @@ class Segment:
     backward: np.ndarray
     recomputed: np.ndarray
     """What selective recomputation runs a second time."""
+    unneeded: int = 0
+    """Kernels at the end of forward that only make the layer's result, which full recomputation may leave out."""
     reduce_bytes: float = 0.0
     """All-reduced among tensor-parallel ranks after forward, and again after backward."""
     exchange_bytes: float = 0.0
@@ -34,91 +53,111 @@ class Segment:
 
 
 def _rows(*rows: tuple[float, ...]) -> np.ndarray:
-    return np.array(rows, np.float64).reshape(-1, 6)
+    return np.array(rows, np.float64).reshape(-1, 7)
 
 
-def _products(m: float, n: float, k: float, batch: float, element: int) -> tuple[tuple, tuple]:
-    """A linear layer (k in, m out) on n tokens: forward, and backward to inputs and weights, adding up the
-    gradient."""
-    forward = (gemm(m, n, k, batch),)
-    backward = (gemm(k, n, m, batch), gemm(m, k, n, batch), memory(3 * element * batch * m * k))
-    return forward, backward
+def _products(
+    m: float, n: float, k: float, batch: float, job: Job, code: Code, *, is_router: bool = False, has_bias: bool = False
+) -> tuple[tuple, tuple]:
+    """A linear layer (k in, m out) on n tokens: forward, and backward to inputs and weights, with what adds up
+    gradients. In fp8 each operand is cast, and written transposed as well for the other products (Transformer Engine,
+    cast_transpose)."""
+    e, how, half = job.element_bytes, code.implementation, is_router
+    forward, backward = [gemm(m, n, k, batch, half=half)], [gemm(k, n, m, batch, half=half)]
+    backward.append(gemm(m, k, n, batch, half=half))
+    if how.weight_back:
+        backward.append(memory(how.weight_back * e * batch * m * k))
+    if how.bias_back and has_bias:
+        backward.append(memory(how.bias_back * e * batch * m * n))
+    if job.precision == "fp8" and not half:
+        forward = [memory((e + 2) * batch * k * n), memory((e + 2) * batch * m * k), *forward]
+        backward = [memory((e + 2) * batch * m * n), *backward]
+    return tuple(forward), tuple(backward)
 
 
-def attention(model: Transformer, job: Job, traffic: float, flash_factor: float = 1.0) -> Segment:
-    """Norm, queries keys and values, scores, softmax, dropout, context, output, residual. `traffic`: memory traffic of
-    the kernels on scores, over what their operands need once. `flash_factor`: how many times longer flash attention
-    takes than a matrix product."""
+def attention(model: Transformer, job: Job, code: Code) -> Segment:
+    """Norm, queries keys and values, scores, softmax, dropout, context, output, residual."""
+    how, traffic = code.implementation, code.attention_traffic
     e, t, b, s = job.element_bytes, job.tp, job.micro_batch, job.tokens(model)
     h, k = model.hidden, max(model.key_width, model.hidden // model.heads * t)
     tokens, head = b * s, h // model.heads
     whole = tokens * h / (t if job.sequence_parallel else 1)
     split = tokens * h / t
     heads = b * model.heads / t
-    qkv, qkv_back = _products((h + 2 * k) / t, tokens, h, 1, e)
-    out, out_back = _products(h, tokens, h / t, 1, e)
-    norm, norm_back = memory(2 * e * whole), memory(5 * e * whole)
-    residual = memory((3 * e + 1) * whole)
-    residual_back = (memory((2.5 * e + 2) * whole), memory(3 * e * whole))
+    qkv, qkv_back = _products((h + 2 * k) / t, tokens, h, 1, job, code, has_bias=model.biases)
+    out, out_back = _products(h, tokens, h / t, 1, job, code, has_bias=model.biases)
     if job.flash(model):
-        core = (gemm(s, s / 2, 2 * head, heads, flash_factor), memory(4 * e * split))
-        core_back = (gemm(s, s / 2, 5 * head, heads, flash_factor), memory(8 * e * split))
+        forward_flops, backward_flops = code.attention_flops
+        core = [at_rate(forward_flops, s, s / 2, 2 * head, heads)]
+        core_back = [at_rate(backward_flops, s, s / 2, 5 * head, heads)]
     else:
         scores = traffic * heads * s * s
         softmax = [memory(2 * e * scores), memory((2 * e + 1) * scores)]
-        core = [gemm(s, s, head, heads), *softmax, gemm(s, head, s, heads)]
-        core_back = [gemm(s, head, s, heads)] * 2 + [gemm(s, s, head, heads)] * 2
+        core = [gemm(s, s, head, heads, half=True), *softmax, gemm(s, head, s, heads, half=True)]
+        core_back = [gemm(s, head, s, heads, half=True)] * 2 + [gemm(s, s, head, heads, half=True)] * 2
         core_back += [memory((2 * e + 1) * scores), memory(3 * e * scores)]
         if heads % 4:
             # Megatron's fused softmax takes multiples of 4 heads (batch times heads of a rank); else it is six kernels,
             # to fp32, scale, mask, softmax, back (megatron/model/fused_softmax.py, forward_torch_softmax).
             core += [memory(2 * e * scores)] * 5
             core_back += [memory(3 * e * scores)] * 4
-    turned = () if model.learned_positions else (memory(2 * e * (tokens * (h + k) / t)),)  # rotary positions, fused
-    core, core_back = (*turned, *core), (*core_back, *turned)
-    forward = _rows(norm, *qkv, *core, memory(2 * e * split), *out, residual)
-    backward = _rows(
-        *residual_back, *out_back, memory(2 * e * split), *core_back, memory(6 * e * split), *qkv_back, norm_back
-    )
-    return Segment("attention", forward, backward, _rows(*core), reduce_bytes=e * tokens * h if t > 1 else 0.0)
+    if not model.learned_positions:
+        turned = tokens * (h + k) / t
+        core = [*_sweeps(how.rotary, turned, e), *core]
+        core_back = [*core_back, *_sweeps(how.rotary_back, turned, e)]
+    forward = [*_sweeps(how.norm, whole, e), *qkv, *core, *_sweeps(how.context, split, e), *out]
+    forward += _sweeps(how.residual, whole, e)
+    backward = [*_sweeps(how.residual_back, whole, e), *out_back, *_sweeps(how.context_back, split, e), *core_back]
+    backward += [*_sweeps(how.joined_back, tokens * (h + 2 * k) / t, e), *qkv_back]
+    backward += _sweeps(how.norm_back, whole, e)
+    reduced = e * tokens * h if t > 1 else 0.0
+    return Segment("attention", _rows(*forward), _rows(*backward), _rows(*core), reduce_bytes=reduced)
 
 
-def mlp(model: Transformer, job: Job) -> Segment:
+def mlp(model: Transformer, job: Job, code: Code) -> Segment:
     """Norm, up, activation, down, residual; with experts a router before and exchanges around them, tokens spread
     evenly."""
+    how = code.implementation
     e, t, b, s = job.element_bytes, job.tp, job.micro_batch, job.tokens(model)
     h, f, tokens = model.hidden, model.width, b * s
     whole = tokens * h / (t if job.sequence_parallel else 1)
     local = model.experts / job.ep
     inner = tokens * model.experts_per_token
     ways = 2 if model.gated else 1
-    up, up_back = _products(ways * f / t, inner / local, h, local, e)
-    down, down_back = _products(h, inner / local, f / t, local, e)
-    forward = [memory(2 * e * whole), *up, memory((ways + 1) * e * inner * f / t), *down, memory((3 * e + 1) * whole)]
-    backward = [memory((2.5 * e + 2) * whole), memory(3 * e * whole), *down_back]
-    backward += [memory(3 * ways * e * inner * f / t), memory(ways * e * inner * f / t), *up_back]
-    backward += [memory(5 * e * whole), memory(3 * e * whole)]
+    up, up_back = _products(ways * f / t, inner / local, h, local, job, code, has_bias=model.biases)
+    down, down_back = _products(h, inner / local, f / t, local, job, code, has_bias=model.biases)
+    middle, middle_back = (how.gated, how.gated_back) if model.gated else (how.activation, how.activation_back)
+    forward = [*_sweeps(how.norm, whole, e), *up, *_sweeps(middle, inner * f / t, e)]
+    needed = len(forward)
+    forward += [*down, *_sweeps(how.residual, whole, e)]
+    unneeded = len(forward) - needed if model.experts == 1 else 0
+    backward = [*_sweeps(how.residual_back, whole, e), *down_back, *_sweeps(middle_back, inner * f / t, e), *up_back]
+    backward += [*_sweeps(how.norm_back, whole, e), *_sweeps(how.branch_back, whole, e)]
     if model.experts > 1:
-        routing, routing_back = _products(model.experts, tokens, h, 1, e)
+        routing, routing_back = _products(model.experts, tokens, h, 1, job, code, is_router=True)
         moves = memory(2 * e * inner * h)
         forward += [*routing, moves, moves]
         backward += [*routing_back, moves, moves]
     reduced = e * tokens * h if t > 1 else 0.0
     exchanged = e * inner * h / (t if job.sequence_parallel else 1) if job.ep > 1 else 0.0
-    return Segment("mlp", _rows(*forward), _rows(*backward), _rows(), reduced, exchanged)
+    return Segment("mlp", _rows(*forward), _rows(*backward), _rows(), unneeded, reduced, exchanged)
 
 
-def embedding(model: Transformer, job: Job) -> Segment:
+def embedding(model: Transformer, job: Job, code: Code) -> Segment:
     """Rows looked up, positions added, dropout; backward scatters."""
-    moved = _rows(memory((4 * job.element_bytes + 1) * job.micro_batch * job.tokens(model) * model.hidden))
-    return Segment("embedding", moved, moved, _rows())
+    how, elements = code.implementation, job.micro_batch * job.tokens(model) * model.hidden
+    forward, backward = (
+        _sweeps(kernels, elements, job.element_bytes) for kernels in (how.embedding, how.embedding_back)
+    )
+    return Segment("embedding", _rows(*forward), _rows(*backward), _rows())
 
 
-def head(model: Transformer, job: Job, loss_bytes: float) -> Segment:
-    """Projection onto the vocabulary and the loss. `loss_bytes`: memory traffic of the loss for each logit; three
-    fifths of it in forward."""
-    tokens, share = job.micro_batch * job.tokens(model), model.vocabulary / job.tp
-    product, product_back = _products(share, tokens, model.hidden, 1, job.element_bytes)
-    one = loss_bytes * tokens * share / LOSS_KERNELS
-    forward = _rows(*product, *[memory(0.6 * one)] * LOSS_KERNELS)
-    return Segment("loss", forward, _rows(*product_back[:2], *[memory(0.4 * one)] * LOSS_KERNELS), _rows())
+def head(model: Transformer, job: Job, code: Code) -> Segment:
+    """Projection onto the vocabulary and the loss."""
+    loss, tokens, share = code.cross_entropy, job.micro_batch * job.tokens(model), model.vocabulary / job.tp
+    product = gemm(share, tokens, model.hidden, half=True)
+    product_back = gemm(model.hidden, tokens, share, half=True), gemm(share, model.hidden, tokens, half=True)
+    moved = (code.loss_bytes if loss.is_fitted else 1.0) * tokens * share
+    forward = [memory(loss.forward_bytes * moved / loss.forward_kernels)] * loss.forward_kernels
+    backward = [memory(loss.backward_bytes * moved / loss.backward_kernels)] * loss.backward_kernels
+    return Segment("loss", _rows(product, *forward), _rows(*product_back, *backward), _rows())

@@ -1,4 +1,4 @@
-"""`switchml validate iterations|nccl|megatron`: the emulator's predictions beside published measurements."""
+"""`switchml validate iterations|nccl|megatron|throughput`: the emulator's predictions beside published measurements."""
 
 from __future__ import annotations
 
@@ -115,6 +115,47 @@ def megatron(cluster_name: str, plot_file: Path | None, as_json: bool) -> None:
     ]
     result = summary(rows) | {"memory": summary(others[0][1]), "throughput": summary(others[1][1])}
     show("Megatron", rows, groups, result, plot_file, as_json, shown=[*rows, *others[0][1], *others[1][1]])
+
+
+@click.command()
+@click.argument(
+    "files", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="FILE.csv…"
+)
+@click.option("--cluster", "cluster_name", help="Cluster that they were measured on; default: by each row's gpu.")
+@plot_option
+@json_option
+def throughput(files: tuple[Path, ...], cluster_name: str | None, plot_file: Path | None, as_json: bool) -> None:
+    """Predict the tokens a second in FILE.csv.
+
+    Columns as mosaicml/llm-foundry publishes them for MPT under FSDP: model, gpu, gpus, sequence, batch, micro-batch,
+    precision, sharding, checkpointing. Rows that could not run, as far as the emulator knows, are counted.
+    """
+    from emulator.validation import throughput as check
+    from emulator.validation.report import show
+    from emulator.validation.rows import summary
+    from switchml.errors import ConfigError
+
+    measured = [row for file in files for row in check.read(file, cluster_name)]
+    predicted = check.predict(measured)
+    rows = [one.row for one in predicted if one.row is not None]
+    refused = {one.measured.name: one.refused for one in predicted if one.refused}
+    if not rows:
+        raise ConfigError(f"none of {len(measured)} rows can be predicted: {next(iter(refused.values()))}")
+    groups = [
+        (name, part)
+        for name in dict.fromkeys(row.group for row in measured)
+        if (part := [one.row for one in predicted if one.measured.group == name and one.row is not None])
+    ]
+    result = summary(rows) | {
+        "groups": {name: summary(part)["mape"] for name, part in groups},
+        "refused": refused,
+        "refused_share": len(refused) / len(measured),
+    }
+    show("throughput", rows, groups, result, plot_file, as_json)
+    if not as_json:
+        click.echo(f"\nrefused: {len(refused)} of {len(measured)} rows, all of which ran")
+        for name, why in refused.items():
+            click.echo(f"  {name}: {why}")
 
 
 def _show_fitting(text: str) -> None:

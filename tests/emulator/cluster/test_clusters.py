@@ -55,3 +55,29 @@ def test_a_cluster_can_be_too_small(tmp_path):
     path.write_text('extends = "a100-dgx"\nmax_nodes = 2\n')
     with pytest.raises(ConfigError, match="24 accelerators fill 3 nodes, but small has 2"):
         clusters.load(str(path)).nodes(24)
+
+
+def test_a_file_describes_an_accelerator_of_its_own(tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text('extends = "h100-dgx"\n[accelerator]\ntitle = "half an H100"\nflops = { bf16 = 500e12 }\n')
+    mine, dgx = clusters.load(str(path)), clusters.load("h100-dgx")
+    assert mine.device.peak("bf16") == 500e12 and mine.device.title == "half an H100"
+    assert mine.device.memory_bytes == dgx.device.memory_bytes
+    wrong = tmp_path / "wrong.toml"
+    wrong.write_text('extends = "h100-dgx"\n[accelerator]\nextends = "v100-16g"\nwats = 3\n')
+    with pytest.raises(ConfigError, match="did you mean watts"):
+        clusters.load(str(wrong))
+
+
+def test_a_cube_mesh_has_fewer_rings_for_smaller_groups():
+    """One ring of two GPUs, six of eight: rates of an all-reduce of 256 MiB, as nccl-tests count them."""
+    from emulator.cluster import collectives
+    from emulator.cluster.topology import Place
+
+    def busbw(ranks):
+        took = collectives.cost(clusters.load("v100-dgx1"), "all_reduce", 2**28, Place(ranks, 1, ranks, 1)).seconds
+        return 2 * (ranks - 1) / ranks * 2**28 / took
+
+    assert busbw(2) == pytest.approx(22.5e9, rel=0.02)
+    assert busbw(4) == pytest.approx(85.4e9, rel=0.02)
+    assert busbw(8) == pytest.approx(133.2e9, rel=0.02)

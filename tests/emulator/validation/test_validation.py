@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from emulator.cluster import cluster as clusters
 from emulator.cluster import tables
-from emulator.validation import fitting, iterations, megatron, nccl
+from emulator.validation import fitting, iterations, megatron, nccl, throughput
 from emulator.validation.rows import Row, mape, summary, worst
 from switchml.cli.main import cli
 from switchml.errors import ConfigError
@@ -83,6 +83,22 @@ def test_closed_form_on_a100_tables():
     assert mape(nccl.split(rows)[1]) < 0.02
 
 
+def test_published_throughput_of_fsdp_jobs():
+    """Every fourth row of MPT under FSDP."""
+    rows = throughput.predict(throughput.read(needed("throughput", "llm_foundry.csv"))[::4])
+    found = [one.row for one in rows if one.row is not None]
+    assert len(found) == len(rows) and mape(found) < 0.06
+
+
+def test_closed_form_on_v100_tables():
+    rows = [
+        row
+        for path in sorted(needed("nccl").glob("v100*"))
+        for row in nccl.by_formula(tables.read(path), clusters.load("v100-dgx1"))
+    ]
+    assert mape(nccl.split(rows)[1]) < 0.03
+
+
 def made_up(path, seconds):
     """A file of four iterations of two model sizes."""
     lines = [",".join(iterations.COLUMNS)]
@@ -143,3 +159,38 @@ def test_missing_columns_are_named(tmp_path):
 def test_narayanans_rows_are_all_possible():
     rows = megatron.scaling(clusters.load("a100-dgx"))
     assert len(rows) == 10 and all(0.5 < row.predicted / row.measured < 2 for row in rows)
+
+
+def made_up_throughput(path, *lines):
+    path.write_text("\n".join([",".join(throughput.COLUMNS), *lines]) + "\n", encoding="utf-8-sig")
+    return path
+
+
+MPT = "125m,a100_80gb,8,2048,512,32,amp_bf16,DEFAULT,FULL_SHARD,False,1100000"
+
+
+def test_throughput_of_rows(tmp_path):
+    path = made_up_throughput(tmp_path / "rows.csv", MPT, MPT.replace("125m", "9t"))
+    report = json.loads(run("throughput", path, "--json"))
+    (row,) = report["rows"]
+    assert row["measured"] == 1_100_000 and 0.5 < row["predicted"] / row["measured"] < 1.5
+    assert list(report["groups"]) == ["a100_80gb bf16"]
+    assert any("unknown model 'mpt-9t'" in why for why in report["refused"].values())
+    text = run("throughput", path)
+    assert "tokens/s" in text and "refused: 1 of 2 rows" in text
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (MPT.replace("a100_80gb", "abacus"), "expected gpu to be one of a100_40gb"),
+        (MPT.replace("512", "many"), "expected numbers in gpus"),
+        (MPT.replace("512", "0"), "above 0"),
+    ],
+)
+def test_mistakes_in_throughput_files_are_named(tmp_path, line, message):
+    with pytest.raises(ConfigError, match=message):
+        throughput.read(made_up_throughput(tmp_path / "rows.csv", line))
+    (tmp_path / "other.csv").write_text("a,b\n1,2\n")
+    with pytest.raises(ConfigError, match="expected a CSV file with the columns model, gpu"):
+        throughput.read(tmp_path / "other.csv")

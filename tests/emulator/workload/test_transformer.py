@@ -5,13 +5,15 @@ import pytest
 
 from emulator.cluster import kernels
 from emulator.workload import models, transformer
+from emulator.workload.implementations import cross_entropies, implementations
 from emulator.workload.job import Job
 
 GPT = models.load("gpt3-175b")
+MEGATRON = transformer.Code(implementations()["megatron"], cross_entropies()["megatron"], 1.3, (1e14, 1e14), 100.0)
 
 
 def flops(job, model=GPT):
-    both = transformer.attention(model, job, 1.3), transformer.mlp(model, job)
+    both = transformer.attention(model, job, MEGATRON), transformer.mlp(model, job, MEGATRON)
     forward = sum(kernels.flops(part.forward) for part in both)
     return forward, sum(kernels.flops(part.backward) for part in both)
 
@@ -31,30 +33,30 @@ def test_tensor_parallel_ranks_share_the_flops(tp):
 
 def test_model_flops_are_the_layers_and_the_projection():
     job = Job(gpus=1)
-    head = transformer.head(GPT, job, 100.0)
+    head = transformer.head(GPT, job, MEGATRON)
     whole = GPT.layers * sum(flops(job)) + kernels.flops(head.forward) + kernels.flops(head.backward)
     assert whole == pytest.approx(GPT.flops_per_sample(2048))
 
 
 def test_selective_recomputation_repeats_the_core_of_attention():
-    core = transformer.attention(GPT, Job(gpus=1), 1.3).recomputed
+    core = transformer.attention(GPT, Job(gpus=1), MEGATRON).recomputed
     assert kernels.flops(core) == pytest.approx(4 * 2048**2 * GPT.hidden)
 
 
 def test_experts_take_the_tokens_that_are_routed_to_them():
     mixtral, dense = models.load("mixtral-8x7b"), models.load("llama2-7b")
-    one = kernels.flops(transformer.mlp(mixtral, Job(gpus=1)).forward)
+    one = kernels.flops(transformer.mlp(mixtral, Job(gpus=1), MEGATRON).forward)
     ffn = 2 * 4096 * 3 * 4096 * 14336
     router = 2 * 4096 * 4096 * 8
     assert one == pytest.approx(2 * ffn + router)
-    spread = transformer.mlp(mixtral, Job(gpus=8, ep=8))
+    spread = transformer.mlp(mixtral, Job(gpus=8, ep=8), MEGATRON)
     assert kernels.flops(spread.forward) == pytest.approx(one)
     assert spread.exchange_bytes == 2 * 4096 * 2 * 4096
-    assert transformer.mlp(dense, Job(gpus=1)).exchange_bytes == 0
+    assert transformer.mlp(dense, Job(gpus=1), MEGATRON).exchange_bytes == 0
 
 
 def test_tensor_parallel_exchanges():
     job = Job(gpus=8, tp=8, micro_batch=2)
-    for part in (transformer.attention(GPT, job, 1.3), transformer.mlp(GPT, job)):
+    for part in (transformer.attention(GPT, job, MEGATRON), transformer.mlp(GPT, job, MEGATRON)):
         assert part.reduce_bytes == 2 * 2 * 2048 * GPT.hidden
-    assert transformer.mlp(GPT, Job(gpus=1)).reduce_bytes == 0
+    assert transformer.mlp(GPT, Job(gpus=1), MEGATRON).reduce_bytes == 0

@@ -1,0 +1,94 @@
+"""Units of fully sharded weights in a pass of one rank (ZeRO 3, torch's FSDP): each is gathered as a whole ahead of the
+layers that need it, and its gradients are reduce-scattered as a whole once they are complete. All of that stands on
+one stream, in the order in which it is launched, as NCCL runs the collectives of a process group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from emulator.jobs.costing import Step
+from emulator.workload.job import Job
+from emulator.workload.sharding import MIN_UNIT_PARAMETERS
+
+ROOT = 0
+"""The unit of what belongs to no layer: embedding, projection. It stays gathered from forward to backward."""
+LAYER = ("attention", "mlp")
+
+
+class Launches(Protocol):
+    """What a rank's program offers to a pass over units."""
+
+    job: Job
+
+    def last_compute(self) -> tuple[int, ...]:
+        """The op of compute that was launched last, if there is one."""
+
+    def gather_unit(self, parameters: float, micro_batch: int, after: tuple[int, ...]) -> int:
+        """An all-gather; returns the op."""
+
+    def reduce_unit(self, parameters: float, after: tuple[int, ...]) -> int:
+        """A reduce-scatter; returns the op."""
+
+
+class Units:
+    """One pass over the steps of a piece. The weights of unit j are gathered once unit j - 1 - prefetch is over."""
+
+    def __init__(self, rank: Launches, steps: Sequence[Step], is_forward: bool, before: Units | None) -> None:
+        self._rank, self._settings = rank, rank.job.fsdp
+        self.unit_of = assign(steps, rank.job)
+        self._parameters = [0.0] * (max(self.unit_of) + 1)
+        self._left = [0] * len(self._parameters)
+        for unit, step in zip(self.unit_of, steps, strict=True):
+            self._parameters[unit] += step.parameters
+            self._left[unit] += 1
+        order = self.unit_of if is_forward else self.unit_of[::-1]
+        self._order = [unit for unit in dict.fromkeys(order) if self._parameters[unit]]
+        self._gathers: dict[int, tuple[int, ...]] = {}
+        if not is_forward:
+            kept = self._order if not self._settings.reshard_after_forward else [ROOT]
+            self._gathers = {unit: () for unit in kept if unit in self._order}
+        self._entered: set[int] = set()
+        self.reduced: tuple[int, ...] = before.reduced if before is not None else ()
+        """The last reduce-scatter so far."""
+
+    def enter(self, number: int, micro_batch: int) -> tuple[int, ...]:
+        """Before the step `number`: launch the gathers that may go on by now; returns what the step waits for."""
+        unit = self.unit_of[number]
+        if unit in self._entered or not self._parameters[unit]:
+            return ()
+        self._entered.add(unit)
+        ahead = self._order[: self._order.index(unit) + 1 + self._settings.prefetch]
+        for one in ahead:
+            if one not in self._gathers:
+                after = self._rank.last_compute()
+                self._gathers[one] = (self._rank.gather_unit(self._parameters[one], micro_batch, after),)
+        return self._gathers[unit]
+
+    def leave(self, number: int, last: int) -> None:
+        """After the backward pass of the step `number`, whose last op is `last`."""
+        unit = self.unit_of[number]
+        self._left[unit] -= 1
+        if not self._left[unit] and self._parameters[unit]:
+            self.reduced = (self._rank.reduce_unit(self._parameters[unit], (last,)),)
+
+
+def assign(steps: Sequence[Step], job: Job) -> list[int]:
+    """The unit of each step: ROOT, or counted from 1 in the order of forward. A transformer's layers are not divided;
+    in other networks, every step is a layer, and a unit has at least MIN_UNIT_PARAMETERS."""
+    is_transformer = any(step.name in LAYER for step in steps)
+    least = job.fsdp.unit_parameters or (0.0 if is_transformer else MIN_UNIT_PARAMETERS)
+    units, unit, layers, parameters = [], 1, 0, 0.0
+    for step in steps:
+        if is_transformer and step.name not in LAYER:
+            units.append(ROOT)
+            continue
+        units.append(unit)
+        parameters += step.parameters
+        if step.name == LAYER[0]:
+            continue
+        layers += 1
+        if parameters >= least if least else layers >= job.fsdp.unit_layers:
+            unit, layers, parameters = unit + 1, 0, 0.0
+    return units

@@ -1,0 +1,128 @@
+"""What runs a model, as data: the kernels that an implementation launches around its matrix products, the cross entropy
+behind them, attention's kernel. Files: `data/implementations.toml`, `data/cross_entropy.toml`, `data/attention.toml`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from emulator import datafile
+from emulator.cluster.accelerator import Accelerator
+
+DATA = Path(__file__).parent / "data"
+Sweeps = tuple[tuple[float, ...], ...]
+"""Kernels, one after the other: elements of an activation that each reads and writes, and bytes for each besides."""
+
+
+@dataclass(frozen=True)
+class Implementation:
+    """Kernels of a layer's parts, forward and backward."""
+
+    title: str
+    source: str
+    cross_entropy: str
+    """The model's own or the job's stands in its place."""
+    norm: Sweeps
+    norm_back: Sweeps
+    residual: Sweeps
+    residual_back: Sweeps
+    branch_back: Sweeps
+    """Where the gradients of the MLP's branch join the residual's, if that is a kernel of its own."""
+    activation: Sweeps
+    """Inside the MLP, for each element of its width."""
+    activation_back: Sweeps
+    gated: Sweeps
+    """The same with a gate."""
+    gated_back: Sweeps
+    rotary: Sweeps
+    """On queries and keys."""
+    rotary_back: Sweeps
+    context: Sweeps
+    """Copies between attention's core and its output projection."""
+    context_back: Sweeps
+    joined_back: Sweeps
+    """Gradients of queries, keys and values, before the product that made them."""
+    embedding: Sweeps
+    embedding_back: Sweeps
+    weight_back: float
+    """Elements moved for each of a weight, where its gradient is added up by a kernel of its own."""
+    bias_back: float
+    """Elements moved for each output of a linear layer with a bias."""
+    optimizer_bytes: dict[str, float]
+    """Memory traffic of a step for each parameter, by optimizer."""
+    stops_recomputing_early: bool = False
+    """Whether what a checkpointed layer needs for nothing but its result is not recomputed: the MLP's last product."""
+    constants: dict[str, float] = field(default_factory=dict)
+    """In place of the built-in constants of software; a cluster's own come before them."""
+
+
+@cache
+def implementations() -> dict[str, Implementation]:
+    """By name."""
+    path = DATA / "implementations.toml"
+    tables: dict[str, Any] = {}
+    for name, table in datafile.load(path).items():
+        base = table.pop("extends", None)
+        tables[name] = datafile.merge(tables[base], table) if base else table
+    return {name: datafile.build(Implementation, table, f"{path.name} [{name}]") for name, table in tables.items()}
+
+
+@dataclass(frozen=True)
+class CrossEntropy:
+    """Memory traffic of the loss for each logit."""
+
+    title: str
+    source: str
+    forward_bytes: float
+    backward_bytes: float
+    forward_kernels: int
+    backward_kernels: int
+    is_fitted: bool = False
+    """Whether the bytes are shares of the constant `loss_bytes_per_logit`."""
+
+
+@cache
+def cross_entropies() -> dict[str, CrossEntropy]:
+    """By name."""
+    return datafile.build_all(CrossEntropy, DATA / "cross_entropy.toml")
+
+
+UNFUSED = "unfused"
+FLASH = "flash"
+"""Name of the kernel in use today: FlashAttention-2."""
+WIDE_HEAD = 96
+"""From here on a head counts as one of 128; below, as one of 64."""
+
+
+@dataclass(frozen=True)
+class AttentionKernel:
+    """A kernel that keeps scores on chip."""
+
+    title: str
+    source: str
+    share: float
+    forward: float
+    backward: float
+    narrow: float
+    half_length: float
+
+    def rates(self, device: Accelerator, name: str, precision: str, tokens: int, head: int) -> tuple[float, float]:
+        """FLOP/s forward and backward on causal sequences of so many tokens, the upper triangle not counted."""
+        both = device.attention_flops.get(name, self.share * device.flash_rate(precision))
+        both *= tokens / (tokens + self.half_length) * (1.0 if head >= WIDE_HEAD else self.narrow)
+        return both * self.forward, both * self.backward
+
+
+@cache
+def attention_kernels() -> dict[str, AttentionKernel]:
+    """By name, with `flash` for the one in use today."""
+    read = datafile.build_all(AttentionKernel, DATA / "attention.toml")
+    return {FLASH: read["fa2"], **read}
+
+
+def attention_names() -> tuple[str, ...]:
+    """All that a model or a job may name."""
+    return (UNFUSED, *attention_kernels())
