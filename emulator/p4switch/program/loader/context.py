@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from emulator.p4switch import hashes
 from emulator.p4switch.program import ir
 from emulator.p4switch.program.expr import FieldRef
 from emulator.p4switch.values import MAX_WIDTH
@@ -57,6 +58,13 @@ def hex_int(text: str) -> int:
     if not isinstance(text, str):
         raise ValueError(f"{text!r} is not a hexstr")
     return int(text, 16)
+
+
+def algorithm(name: str) -> str:
+    """The name of a calculation's algorithm. BMv2 refuses those that it does not know when it loads a program."""
+    if not hashes.is_known(expect(name, str, "its algorithm")):
+        raise ProgramError(f"the algorithm {name!r} is not known to simple_switch")
+    return name
 
 
 def expect(value: Any, type_: type, what: str) -> Any:

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from os import PathLike
 
-from emulator.p4switch import hashes
 from emulator.p4switch.program import expr as e
 from emulator.p4switch.program import ir
 from emulator.p4switch.program.loader import context, parsers
@@ -275,9 +274,7 @@ def _calculation(names: Names, obj: dict) -> ir.Calculation:
             inputs.append(ir.CalcInput(sort))
         else:
             raise ProgramError(f"its input can't have the type {sort!r}")
-    if not hashes.is_known(obj["algo"]):
-        raise ProgramError(f"the algorithm {obj['algo']!r} is not known to simple_switch")
-    return ir.Calculation(obj["name"], obj["id"], obj["algo"], tuple(inputs))
+    return ir.Calculation(obj["name"], obj["id"], context.algorithm(obj["algo"]), tuple(inputs))
 
 
 def _checksum(names: Names, obj: dict) -> ir.Checksum:

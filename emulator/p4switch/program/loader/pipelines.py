@@ -9,7 +9,16 @@ from typing import Any
 
 from emulator.p4switch.program import expr as e
 from emulator.p4switch.program import ir
-from emulator.p4switch.program.loader.context import Names, expect, hex_int, one_of, reading, source_of, unique_ids
+from emulator.p4switch.program.loader.context import (
+    Names,
+    algorithm,
+    expect,
+    hex_int,
+    one_of,
+    reading,
+    source_of,
+    unique_ids,
+)
 from emulator.p4switch.program.loader.expressions import condition
 from switchml.errors import ProgramError
 
@@ -71,7 +80,9 @@ class Pipelines:
         if selector is not None:
             inputs = tuple(ir.CalcInput("field", self.names.field(item["value"])) for item in selector["input"])
             calculation = len(self.calculations)
-            self.calculations.append(ir.Calculation(f"{name}.selector", -1 - index, selector["algo"], inputs))
+            self.calculations.append(
+                ir.Calculation(f"{name}.selector", -1 - index, algorithm(selector["algo"]), inputs)
+            )
         self.profiles.append(ir.ActionProfile(name, id_, size, calculation, ()))
         self.profile_actions[index] = []
 

@@ -90,6 +90,13 @@ def test_control_flow_must_not_be_cyclic():
     assert "is cyclic" in broken(loop)
 
 
+def test_a_selector_s_algorithm_is_known():
+    text = PATHS["action_selector"].read_text()
+    assert text.count('"algo" : "crc16"') == 1
+    with pytest.raises(ProgramError, match="the algorithm 'key' is not known to simple_switch"):
+        loader.loads(text.replace('"algo" : "crc16"', '"algo" : "key"'))
+
+
 @pytest.mark.parametrize("text", ["", "[]", "null", "{", '{"headers": 3}', "[" * 100_000])
 def test_what_is_not_a_program(text):
     with pytest.raises(ProgramError):
