@@ -23,6 +23,8 @@ def whole_file(path: str | Path) -> Iterator[Path]:
     is_special = path.parent in _IN_PLACE or (path.exists() and not path.is_file())
     target = path if is_special else path.resolve()  # a link stays one
     part = target if is_special else target.with_name(f".{os.getpid()}.{target.name}")
+    if not is_special:
+        _remove_left(target)
     try:
         yield part
         if not is_special:
@@ -35,3 +37,13 @@ def whole_file(path: str | Path) -> Iterator[Path]:
         if not is_special:
             with contextlib.suppress(OSError):
                 part.unlink(missing_ok=True)
+
+
+def _remove_left(target: Path) -> None:
+    """Remove the parts of `target` whose processes were killed."""
+    with contextlib.suppress(OSError):
+        for path in target.parent.iterdir():
+            number, _, name = path.name.removeprefix(".").partition(".")
+            is_part = path.name.startswith(".") and number.isdecimal() and name == target.name
+            if is_part and not Path("/proc", number).exists():
+                path.unlink()

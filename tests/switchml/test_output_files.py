@@ -66,6 +66,24 @@ def test_pipes_and_devices_are_written_in_place(tmp_path):
     assert names(tmp_path) == ["log", "pipe"]
 
 
+def test_what_a_killed_process_was_writing_goes_with_the_next_file(tmp_path):
+    script = f"""
+import os
+from switchml.output_files import whole_file
+with whole_file({str(tmp_path / "report.json")!r}) as part:
+    part.write_text("half")
+    os.kill(os.getpid(), 9)
+"""
+    killed = subprocess.run([sys.executable, "-c", script])
+    assert killed.returncode == -9 and len(names(tmp_path)) == 1
+    living, other = ".1.report.json", ".1234567890.other.json"
+    for name in (living, other):
+        (tmp_path / name).touch()
+    with whole_file(tmp_path / "report.json") as part:
+        part.write_text("whole")
+    assert names(tmp_path) == [living, other, "report.json"]
+
+
 def test_no_such_folder_is_one_sentence(tmp_path):
     path = tmp_path / "missing" / "report.json"
     with pytest.raises(ConfigError, match=f"^{path}: No such file or directory$"), whole_file(path) as part:
