@@ -7,10 +7,13 @@ entries."""
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import logging
 import socket
 import struct
 import threading
+import time
 from pathlib import Path
 
 from emulator.p4switch.state.digests import Digest, DigestList
@@ -29,6 +32,25 @@ _LEARN = struct.Struct("=4sQIiQI")
 _AGE = struct.Struct("=4sQIQiI")
 """Topic, device, context, number of the message, table, entries."""
 _SEND_TIMEOUT_S = 0.2
+_DEFAULT = Path("/tmp/bmv2-{}-notifications.ipc")
+"""BMv2's own, by device."""
+_NEW_S = 60.0
+"""A socket file this young may be one on which a switch is about to listen."""
+
+
+def default_address(device_id: int) -> str:
+    """Where BMv2 publishes, too. Removes what killed switches left in that place and those of other devices."""
+    for path in _DEFAULT.parent.glob(_DEFAULT.name.format("*")):
+        with contextlib.suppress(OSError):
+            if time.time() - path.lstat().st_mtime > _NEW_S and nobody_listens(path):
+                path.unlink()
+    return f"ipc://{_DEFAULT}".format(device_id)
+
+
+def nobody_listens(path: str | Path) -> bool:
+    """Whether it is a Unix socket that somebody left behind."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        return Path(path).is_socket() and probe.connect_ex(str(path)) == errno.ECONNREFUSED
 
 
 class Publisher:
@@ -39,6 +61,8 @@ class Publisher:
         if kind not in ("ipc", "tcp"):
             raise ConfigError(f"notifications can't be sent to {address!r}: expected ipc://PATH or tcp://HOST:PORT")
         self._is_ipc = kind == "ipc"
+        self._file: tuple[Path, int] | None = None
+        """Its socket's path and inode: another switch may replace it."""
         self._peers: list[socket.socket] = []
         self._lock = threading.Lock()
         try:
@@ -47,6 +71,7 @@ class Publisher:
                 self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
                 self._listener.bind(place)
                 self._listener.listen()
+                self._file = Path(place), Path(place).stat().st_ino
             else:
                 host, _, port = place.rpartition(":")
                 self._listener = socket.create_server(("" if host == "*" else host, int(port)))
@@ -86,7 +111,16 @@ class Publisher:
                     self._peers.remove(peer)
                     peer.close()
 
+    def remove_file(self) -> None:
+        """Remove its socket from the file system."""
+        if self._file is not None:
+            path, inode = self._file
+            with contextlib.suppress(OSError):
+                if path.stat().st_ino == inode:
+                    path.unlink()
+
     def close(self) -> None:
+        self.remove_file()
         self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
         with self._lock:

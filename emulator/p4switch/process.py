@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 
 from emulator.p4switch import logs
 from emulator.p4switch.device import Device
 from emulator.p4switch.interpreter.path import Interpreter
-from emulator.p4switch.notifications import Notifications, Publisher
+from emulator.p4switch.notifications import Notifications, Publisher, default_address
 from emulator.p4switch.ports.files import FilePorts
 from emulator.p4switch.ports.port import Ports, parse_interface
 from emulator.p4switch.program.loader import loader
@@ -111,26 +113,44 @@ class Process:
             make_switch(settings),
             self._make_ports(),
             device_id=settings.device_id,
-            notifications_address=settings.notifications_addr
-            or f"ipc:///tmp/bmv2-{settings.device_id}-notifications.ipc",
+            notifications_address=settings.notifications_addr or default_address(settings.device_id),
             can_swap=settings.can_swap,
             dump_bytes=settings.dump_packet_data,
-            on_abort=abort,
+            on_abort=self._abort,
         )
+        self._publisher: Publisher | None = None
+        self.thrift: ThriftServer | None = None
+        try:
+            self._open()
+        except BaseException:
+            self.remove_files()
+            raise
+        threading.Thread(target=self._begin, name="begin", daemon=True).start()
+
+    def _open(self) -> None:
+        """Open the control interfaces and the ports."""
+        settings = self.settings
         self._notify()
         if settings.restore_state is not None:
             self.device.restore(settings.restore_state)
         for number, interface in sorted(map(parse_interface, settings.interfaces)):
             log.debug("Adding interface %s as port %d", interface, number)
             self.device.ports.add(number, interface, settings.pcap)
-        self.thrift: ThriftServer | None = None
         if settings.thrift_port or settings.thrift_socket is not None:
             log.info("Starting Thrift server on %s", settings.thrift_socket or f"port {settings.thrift_port}")
             self.thrift = ThriftServer(self.device, settings.thrift_port, settings.thrift_ip, settings.thrift_socket)
             self.device.thrift_port = self.thrift.port
             log.info("Thrift server was started")
         self.p4runtime = self._serve_p4runtime() if settings.grpc_server_addr is not None else None
-        threading.Thread(target=self._begin, name="begin", daemon=True).start()
+
+    def remove_files(self) -> None:
+        """Remove its sockets from the file system. Those of a switch that was killed are replaced by the next one."""
+        for server in (self._publisher, self.thrift):
+            if server is not None:
+                server.remove_file()
+        address = self.settings.grpc_server_addr or ""
+        if address.startswith("unix:"):
+            Path(address.removeprefix("unix:")).unlink(missing_ok=True)
 
     def _serve_p4runtime(self):
         """A P4Runtime server. Raises ConfigError, also if the package for it is missing."""
@@ -158,7 +178,7 @@ class Process:
     def _notify(self) -> None:
         """Publish digests and aged entries. A failure is an error only if the address was set by an option."""
         try:
-            publisher = Publisher(self.device.notifications_address)
+            publisher = self._publisher = Publisher(self.device.notifications_address)
         except ConfigError as error:
             if self.settings.notifications_addr is not None:
                 raise
@@ -184,12 +204,27 @@ class Process:
         self._ended.wait()
         return self._exit_code
 
+    def end(self, number: int, frame: FrameType | None) -> None:
+        """A signal handler: end by this signal, as BMv2 does, but leave no file."""
+        self.remove_files()
+        logging.shutdown()
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+
+    def _abort(self, error: ProgramAbort) -> None:
+        self.remove_files()
+        abort(error)
+
 
 def start(settings: Settings) -> Process:
-    """Set up the log and start. Raises ProgramError or ConfigError."""
+    """Set up the log and start, from the main thread; a signal ends the switch. Raises ProgramError or ConfigError."""
     sizes = settings.log_file_max_size, settings.log_file_max_files
     logs.set_up(settings.log_level, settings.log_console, settings.log_file, *sizes)
-    return Process(settings)
+    process = Process(settings)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, process.end)
+    return process
 
 
 def make_switch(settings: Settings) -> Switch:

@@ -16,6 +16,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from emulator.p4switch.device import Device
+from emulator.p4switch.notifications import nobody_listens
 from emulator.p4switch.thrift.services import SimplePreLag, SimpleSwitch, Standard
 from switchml.control.thrift import protocol
 from switchml.control.thrift.idl import interface
@@ -120,7 +121,7 @@ def _listen_on_path(path: str) -> socket.socket:
     """A Unix socket that only this user can connect to. One that a switch left behind is replaced."""
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        if _is_left_behind(path):
+        if nobody_listens(path):
             Path(path).unlink()
         listening.bind(path)
         Path(path).chmod(0o600)  # nobody can connect before it listens
@@ -129,12 +130,6 @@ def _listen_on_path(path: str) -> socket.socket:
         listening.close()
         raise
     return listening
-
-
-def _is_left_behind(path: str) -> bool:
-    """Whether there is a Unix socket on which nobody listens any more."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        return Path(path).is_socket() and probe.connect_ex(path) == errno.ECONNREFUSED
 
 
 class ThriftServer:
@@ -157,10 +152,14 @@ class ThriftServer:
         self._thread = threading.Thread(target=self._listener.serve_forever, args=(0.1,), name="thrift", daemon=True)
         self._thread.start()
 
+    def remove_file(self) -> None:
+        """Remove its socket from the file system."""
+        if self.path is not None:
+            Path(self.path).unlink(missing_ok=True)
+
     def close(self) -> None:
         """Stop listening."""
         self._listener.shutdown()
         self._listener.server_close()
         self._thread.join()
-        if self.path is not None:
-            Path(self.path).unlink(missing_ok=True)
+        self.remove_file()
