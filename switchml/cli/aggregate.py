@@ -45,7 +45,7 @@ def aggregate(
     aggregator is reachable from other machines only if --bind allows it; TLS protects the control port, and only ranks
     with a job's secret (SWITCHML_SECRET) can join it.
     """
-    with serving.stop_signals(verbose) as stop:
+    with serving.until_stopped(verbose):
         from switchml.aggregator.threads import ThreadedDataplane
 
         dataplane = ThreadedDataplane(
@@ -58,9 +58,9 @@ def aggregate(
             duplicate_rate=duplicate_rate,
             seed=seed,
         )
-        dataplane.start()
         try:
+            dataplane.start()
             data = ",".join("{}:{}".format(*at) for at in dataplane.addresses)
-            serving.serve(dataplane, "switchml aggregator", data, stop, bind=bind, **options)
+            serving.serve(dataplane, "switchml aggregator", data, bind=bind, **options)
         finally:
             dataplane.stop()

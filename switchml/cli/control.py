@@ -101,9 +101,7 @@ def control(
     Agents join at the control port, as they do at `switchml aggregate`; their packets are summed by the switch, which
     is programmed when a job starts and when it ends. A restarted switch is reprogrammed.
     """
-    with contextlib.ExitStack() as cleanup:
-        stop = cleanup.enter_context(serving.stop_signals(verbose))
-
+    with serving.until_stopped(verbose), contextlib.ExitStack() as cleanup:
         from switchml.control.mac import parse_mac
         from switchml.control.p4 import dataplane as p4_dataplane
         from switchml.control.p4.processes import OurSwitch, SimpleSwitch, connect
@@ -135,4 +133,4 @@ def control(
             )
         cleanup.callback(dataplane.stop)
         dataplane.start()
-        serving.serve(dataplane, "switchml control", dataplane.where, stop, **options)
+        serving.serve(dataplane, "switchml control", dataplane.where, **options)

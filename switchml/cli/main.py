@@ -3,21 +3,25 @@ subcommands as an entry point of the group `switchml.commands` (pyproject.toml).
 when it is called, so that `switchml --help` answers at once and a missing optional package disturbs only the subcommand
 that needs it.
 
-Exit codes: 0 done, 1 the subcommand failed (one line on stderr says why), 2 wrong usage, 130 interrupted.
+Exit codes: 0 done, 1 the subcommand failed (one line on stderr says why), 2 wrong usage, 130 interrupted, 128 + N ended
+by signal N.
 """
 
-import errno
-import functools
-import importlib
-from collections.abc import Mapping, Sequence
-from importlib.metadata import entry_points
-from typing import Any, NoReturn
+from switchml.cli import interrupts
 
-import click
+with interrupts.at_once():
+    import errno
+    import functools
+    import importlib
+    from collections.abc import Mapping, Sequence
+    from importlib.metadata import entry_points
+    from typing import Any, NoReturn
 
-from switchml import __version__
-from switchml.errors import SwitchMLError
-from switchml.text import plain
+    import click
+
+    from switchml import __version__
+    from switchml.errors import SwitchMLError
+    from switchml.text import plain
 
 Commands = Mapping[str, tuple[str, str]]
 """Subcommand, or "group subcommand" → ("module:attribute" of its click command, the line that `--help` shows)."""
@@ -117,5 +121,6 @@ def cli() -> None:
 
 def main(args: Sequence[str] | None = None) -> NoReturn:
     """Run the command line with `args` (default: the process's own) and exit."""
-    cli.main(args=args, prog_name="switchml")
+    with interrupts.in_order():
+        cli.main(args=args, prog_name="switchml")
     raise SystemExit(0)  # not reached: click exits by itself

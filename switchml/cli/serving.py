@@ -8,7 +8,8 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
+from types import FrameType
+from typing import Any, NoReturn
 
 import click
 
@@ -101,22 +102,35 @@ def options(command: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
+class _Stopped(BaseException):
+    """A signal has come."""
+
+
 @contextlib.contextmanager
-def stop_signals(verbose: bool) -> Iterator[threading.Event]:
-    """An event that SIGINT and SIGTERM set; sets up logging, too. Enter it before importing grpc."""
+def until_stopped(verbose: bool) -> Iterator[None]:
+    """SIGINT and SIGTERM end this block, wherever it is, without an error; what it does to clean up is not interrupted
+    by further ones. Sets up logging, too. Enter it before importing grpc."""
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # our own messages cover ports and handshakes
     logging.basicConfig(level=logging.INFO if verbose else logging.WARNING, format="%(name)s: %(message)s")
-    stop = threading.Event()
+    with contextlib.suppress(_Stopped):
+        _on_signals(_stop)
+        yield
+
+
+def _stop(number: int, frame: FrameType | None) -> NoReturn:
+    _on_signals(lambda *_: None)
+    raise _Stopped
+
+
+def _on_signals(do: Callable[[int, FrameType | None], Any]) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stop.set())
-    yield stop
+        signal.signal(number, do)
 
 
 def serve(
     dataplane: Any,
     what: str,
     data: str,
-    stop: threading.Event,
     *,
     as_json: bool,
     client_ranks: int,
@@ -125,20 +139,20 @@ def serve(
     client_connections: int,
     **controller_options: Any,
 ) -> None:
-    """Run the control plane of a data plane that has been started, until `stop` is set. `what` names it and `data` is
-    its data address, for the report that it is ready; `controller_options` are the other ones of `options`."""
+    """Run the control plane of a data plane that has been started, without end. `what` names it and `data` is its data
+    address, for the report that it is ready; `controller_options` are the other ones of `options`."""
     from switchml.control.quotas import Quotas
     from switchml.control.server import Controller
 
     quotas = Quotas(ranks=client_ranks, jobs=client_jobs, slot_share=client_slots, connections=client_connections)
     controller = Controller(dataplane, quotas=quotas, **controller_options)
-    ports = controller.start()
     try:
+        ports = controller.start()
         open_ports = {name: "{}:{}".format(*at) if at else None for name, at in vars(ports).items()}
         addresses = open_ports | {"data": data}
         if as_json:
             click.echo(json.dumps({**addresses, "pid": os.getpid()}))
         click.echo(f"{what} ready: " + ", ".join(f"{name} {at}" for name, at in addresses.items() if at), err=True)
-        stop.wait()
+        threading.Event().wait()
     finally:
         controller.stop()
