@@ -2,16 +2,20 @@
 graphic, or a page of HTML that needs nothing else.
 """
 
+import atexit
 import contextlib
+import functools
 import html
 import importlib.util
 import io
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from switchml.errors import ConfigError
 from switchml.output_files import whole_file
+from switchml.runtime.folders import TemporaryFolder
 
 ENDINGS = (".png", ".svg", ".pdf", ".html")
 SWITCHML, GLOO, GREY = "#1b6ca8", "#d1603d", "#888888"
@@ -44,6 +48,7 @@ def figure(path: Path, title: str, size: tuple[float, float], columns: int = 1, 
     cannot be written.
     """
     check(path)
+    _give_matplotlib_a_folder()
     import matplotlib
 
     matplotlib.use("Agg")
@@ -58,6 +63,23 @@ def figure(path: Path, title: str, size: tuple[float, float], columns: int = 1, 
             _write(picture, title, path)
         finally:
             pyplot.close(picture)
+
+
+@functools.cache
+def _give_matplotlib_a_folder() -> None:
+    """It keeps a list of fonts. Where it can't write, it would say so on stderr, and use a folder that stays in /tmp if
+    this process is killed."""
+    try:
+        for variable, default in (("XDG_CONFIG_HOME", ".config"), ("XDG_CACHE_HOME", ".cache")):
+            folder = Path(os.environ.get(variable) or Path.home() / default, "matplotlib")
+            folder.mkdir(parents=True, exist_ok=True)
+            if not os.access(folder, os.W_OK):
+                raise PermissionError
+    except (OSError, RuntimeError):  # this user has no home
+        if "MPLCONFIGDIR" not in os.environ:
+            ours = TemporaryFolder("plot")
+            atexit.register(ours.cleanup)
+            os.environ["MPLCONFIGDIR"] = ours.name
 
 
 def _write(picture: Any, title: str, path: Path) -> None:
