@@ -1,12 +1,20 @@
-"""A user's training command in a form that can be run."""
+"""A user's training command: in a form that can be run, and run."""
 
 from __future__ import annotations
 
+import contextlib
 import shutil
+import signal
+import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import IO
 
 from switchml.errors import ConfigError
+from switchml.runtime.children import dying_with_us
+
+_END_S = 10.0
+"""How long a command may take to end once it should, before it is killed."""
 
 
 def runnable(command: Sequence[str]) -> list[str]:
@@ -19,3 +27,32 @@ def runnable(command: Sequence[str]) -> list[str]:
     if command[0].endswith(".py"):
         return [sys.executable, *command]
     raise ConfigError(f"{command[0]}: no such program; expected a command like: torchrun --nproc-per-node 2 script.py")
+
+
+def run_command(
+    command: Sequence[str], environment: Mapping[str, str], *, stdout: IO[str] | None = None, interrupted_s: float = 3.0
+) -> int:
+    """The exit code of `command`, which does not outlive this process. `interrupted_s`: how long it may take to end
+    after Ctrl-C, which reaches it, too. Raises ConfigError where there is no such program."""
+    process = subprocess.Popen(
+        runnable(command), env=environment, stdout=stdout, preexec_fn=dying_with_us(signal.SIGTERM)
+    )
+    try:
+        return process.wait()
+    except KeyboardInterrupt:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(interrupted_s)
+        raise
+    finally:
+        _end(process)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    try:
+        if process.poll() is None:
+            process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_END_S)
+    finally:
+        process.kill()
+        process.wait()

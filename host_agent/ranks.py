@@ -12,7 +12,7 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from multiprocessing import connection, context, forkserver, get_context, process, resource_tracker
+from multiprocessing import connection, context, process
 from typing import TYPE_CHECKING, Any, Protocol
 
 from switchml import errors
@@ -31,24 +31,6 @@ _WATCH_EVERY_S = 0.5
 
 Report = Callable[[Any], None]
 """Sends the parent a report of a rank's progress."""
-
-
-def fork_server(*preload: str) -> context.ForkServerContext:
-    """A multiprocessing context whose fork server imports the modules `preload` in the background. There is one such
-    server per process: only the first call starts it.
-
-    Ctrl-C in a terminal reaches all of its processes, even while they import: SIGINT stays blocked in the server and
-    its children, and the caller decides when they end.
-    """
-    server_context = get_context("forkserver")
-    server_context.set_forkserver_preload(list(preload))
-    resource_tracker.ensure_running()  # starting it would unblock the signal
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
-    try:
-        forkserver.ensure_running()
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-    return server_context
 
 
 # The process of one rank

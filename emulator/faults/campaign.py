@@ -13,19 +13,16 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from multiprocessing import get_context
 from pathlib import Path
 
 from emulator.faults.world import Outcome, play
 from switchml.errors import ConfigError
 from switchml.runtime.jit import cache_root
+from switchml.runtime.pool import spread
 
 PACKAGES = ("switchml", "host_agent", "emulator")
-_CHUNK = 8
-"""Seeds per task of the process pool."""
 
 
 @dataclass(frozen=True)
@@ -91,8 +88,13 @@ def outcomes(seeds: Iterable[int], processes: int) -> Iterator[Outcome]:
             yield from map(play, seeds)
             return
         play(0)  # fills the compilation cache once, before the processes start
-        with ProcessPoolExecutor(processes, get_context("forkserver"), _quiet) as pool:
-            yield from pool.map(play, seeds, chunksize=_CHUNK)
+        early: dict[int, Outcome] = {}
+        due = 0
+        for number, outcome in spread(_play_quietly, seeds, processes, "emulator.faults.campaign"):
+            early[number] = outcome
+            while due in early:
+                yield early.pop(due)
+                due += 1
 
 
 @contextmanager
@@ -104,6 +106,11 @@ def quiet_agents() -> Iterator[None]:
         yield
     finally:
         logging.getLogger("host_agent").setLevel(level)
+
+
+def _play_quietly(seed: int) -> Outcome:
+    _quiet()
+    return play(seed)
 
 
 def _quiet() -> None:

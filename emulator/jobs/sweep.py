@@ -11,22 +11,19 @@ from __future__ import annotations
 import itertools
 import json
 import math
-import multiprocessing
 import os
 import re
-import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
-from multiprocessing import resource_tracker
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from switchml.errors import ConfigError, SwitchMLError
 from switchml.output_files import whole_file
+from switchml.runtime.pool import spread
 
 Value = int | float | str
 Point = dict[str, Value]
@@ -159,40 +156,15 @@ def _guarded(run: Callable[[Point], Row], options: Point) -> Row:
 
 
 def _on_cores(run, options, todo, processes: int) -> Iterator[tuple[int, Row]]:
-    # Not fork: numba and grpc threads of this process would be copied in whatever state they are.
-    context = multiprocessing.get_context("spawn")
-    others = set(multiprocessing.active_children())
-    with ProcessPoolExecutor(processes, context) as pool:
-        with _deaf_children():
-            numbers = {pool.submit(_guarded, run, options[number]): number for number in todo}
-        try:
-            left = set(numbers)
-            while left:
-                done, left = wait(left, return_when=FIRST_COMPLETED)
-                for future in done:
-                    yield numbers[future], future.result()
-        except BrokenProcessPool:
-            raise SwitchMLError(
-                "a process of the sweep was killed, probably for want of memory; start it again to go on, with fewer "
-                "processes at once"
-            ) from None
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            for process in set(multiprocessing.active_children()) - others:
-                process.terminate()
-            raise
-
-
-@contextmanager
-def _deaf_children() -> Iterator[None]:
-    """Processes started inside never see SIGINT. Ctrl-C reaches the whole process group, and this process decides what
-    becomes of the others; they inherit the mask, so there is no moment in which one could answer with a traceback."""
-    resource_tracker.ensure_running()  # it would unblock the signal again
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    work = partial(_guarded, run)
     try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        for number, row in spread(work, [options[number] for number in todo], processes):
+            yield todo[number], row
+    except ChildProcessError:
+        raise SwitchMLError(
+            "a process of the sweep was killed, probably for want of memory; start it again to go on, with fewer "
+            "processes at once"
+        ) from None
 
 
 def _on_dask(run, options, todo, address: str) -> Iterator[tuple[int, Row]]:

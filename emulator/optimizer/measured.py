@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -14,7 +13,7 @@ from pathlib import Path
 from statistics import median
 
 from emulator.optimizer.search import SearchResult
-from host_agent.launching import runnable
+from host_agent.launching import run_command
 from host_agent.pytorch.settings_arming import SETTINGS, STEP_TIMES
 from switchml.errors import ConfigError, JobError
 from switchml.runtime.folders import TemporaryFolder
@@ -80,7 +79,7 @@ def step_s(command: Sequence[str], settings: Path | None) -> float:
         environment.pop(SETTINGS, None)
         if settings is not None:
             environment[SETTINGS] = str(settings.absolute())
-        code = subprocess.run(runnable(command), env=environment, stdout=sys.stderr).returncode
+        code = run_command(command, environment, stdout=sys.stderr)
         if code:
             how = f" with {settings}" if settings is not None else ""
             raise JobError(f"{command[0]}{how} ended with exit code {code}")

@@ -18,6 +18,7 @@ from typing import Any
 
 from emulator.peers.settings import PREFIX, Settings
 from switchml.errors import ConfigError, JobError
+from switchml.runtime.children import dying_with_us
 from switchml.runtime.folders import TemporaryFolder
 
 _STDERR = 2
@@ -69,7 +70,7 @@ def _start(script: Sequence[str], settings: Settings, rank: int, port: int, quie
     inherited.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does
     environment = inherited | {name: str(value) for name, value in own.items()} | settings.environment()
     command = [sys.executable, "-m", "emulator.peers.run", *script]
-    return subprocess.Popen(command, env=environment, stdout=_STDERR if quiet else None)
+    return subprocess.Popen(command, env=environment, stdout=_STDERR if quiet else None, preexec_fn=dying_with_us())
 
 
 def _await(ranks: list[subprocess.Popen], numbers: Sequence[int]) -> None:

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import statistics
-import subprocess
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from host_agent.cli import trace_capture_cost as costs
-from host_agent.launching import runnable
+from host_agent.launching import run_command
 from switchml.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -123,7 +122,10 @@ def capture(
     }
     if "TORCH_NCCL_TRACE_BUFFER_SIZE" not in os.environ:  # its older name
         environment.setdefault("TORCH_FR_BUFFER_SIZE", str(FLIGHT_RECORDS))
-    code = _run(runnable(command), environment, as_json)
+    try:
+        code = run_command(command, environment, stdout=sys.stderr if as_json else None, interrupted_s=INTERRUPT_S)
+    except KeyboardInterrupt:  # which has reached the ranks, too: they have written what they captured
+        code = 130
     abouts = _abouts(out)
     if not abouts:
         ended = f"{command[0]} ended with exit code {code}; " if code else ""
@@ -146,19 +148,6 @@ def _make_room(out: Path, overwrite: bool) -> None:
         raise ConfigError(f"--out {out}: there is a capture in it already; choose another folder, or add --overwrite")
     for path in old:
         path.unlink()
-
-
-def _run(command: list[str], environment: dict[str, str], as_json: bool) -> int:
-    """The command's exit code. On Ctrl-C, which reaches all of its processes, they write what they have captured."""
-    with subprocess.Popen(command, env=environment, stdout=sys.stderr if as_json else None) as process:
-        try:
-            return process.wait()
-        except KeyboardInterrupt:
-            try:
-                process.wait(INTERRUPT_S)
-            except (subprocess.TimeoutExpired, KeyboardInterrupt):
-                process.kill()
-            return 130
 
 
 def _abouts(out: Path) -> list[dict[str, Any]]:

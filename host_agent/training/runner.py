@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from host_agent.ranks import Rank, Report, Team, fork_server
+from host_agent.ranks import Rank, Report, Team
 from host_agent.training import data
 from host_agent.training.worker import BACKENDS, DigitsRank, Phase, PhaseResult, Settings, Step
 from switchml.errors import AggregatorLost, RanksDisagree
 from switchml.runtime.children import how_it_ended
 from switchml.runtime.folders import TemporaryFolder
+from switchml.runtime.pool import fork_server
 
 if TYPE_CHECKING:
     from host_agent.pytorch.aggregator import ChildAggregator

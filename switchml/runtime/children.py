@@ -3,16 +3,24 @@
 import ctypes
 import os
 import signal
+from collections.abc import Callable
 
 _PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None)
 
 
-def die_with_parent(parent: int) -> None:
-    """Have the kernel kill this process when the thread that started it ends (prctl(2), PR_SET_PDEATHSIG). `parent`:
-    its process, as it was when it started this one; if it has ended already, this process ends, too."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
+    """Have the kernel send this process a signal when the thread that started it ends (prctl(2), PR_SET_PDEATHSIG).
+    `parent`: its process, as it was when it started this one; if it has ended already, this process ends, too."""
+    _libc.prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
     if os.getppid() != parent:
         os._exit(1)
+
+
+def dying_with_us(number: int = signal.SIGKILL) -> Callable[[], None]:
+    """For subprocess.Popen's `preexec_fn`: the program gets this signal when the thread that starts it ends."""
+    parent = os.getpid()
+    return lambda: die_with_parent(parent, number)
 
 
 def how_it_ended(exit_code: int | None) -> str:

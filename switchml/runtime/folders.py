@@ -8,20 +8,20 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+_PREFIX, _SUFFIX = "switchml-", ".tmp"
 _NEW_S = 60.0
 """A folder this young may not be locked yet."""
 
 
 class TemporaryFolder(tempfile.TemporaryDirectory[str]):
-    """A TemporaryDirectory named switchml-KIND-…, locked (flock(2)) for as long as its process lives. Making one
-    removes those of this kind and user whose processes were killed."""
+    """A TemporaryDirectory named switchml-KIND-….tmp, locked (flock(2)) for as long as its process lives. Making one
+    removes those of this user whose processes were killed."""
 
     def __init__(self, kind: str) -> None:
-        prefix = f"switchml-{kind}-"
-        for path in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
+        for path in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*{_SUFFIX}"):
             with suppress(OSError):
                 _remove_if_left(path)
-        super().__init__(prefix=prefix, ignore_cleanup_errors=True)
+        super().__init__(prefix=f"{_PREFIX}{kind}-", suffix=_SUFFIX, ignore_cleanup_errors=True)
         self._lock = os.open(self.name, os.O_RDONLY)
         fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
 

@@ -23,6 +23,7 @@ from switchml.control.p4.processes import OurSwitch, SwitchProcess, compiled, co
 from switchml.control.server import Controller
 from switchml.errors import AggregatorLost, ConfigError, JoinError
 from switchml.protocol.sparse import Sparse
+from switchml.runtime.folders import TemporaryFolder
 from tests.support.launch import (
     DEADLINE_S,
     contribution,
@@ -312,21 +313,21 @@ def test_a_switch_that_is_not_there(tmp_path):
 
 
 def test_a_killed_controller_s_folder_is_removed_by_the_next_one(monkeypatch):
-    process = subprocess.Popen(["true"])
-    process.wait()
     with tempfile.TemporaryDirectory() as place:  # tmp_path is too long for Unix sockets
         monkeypatch.setattr(tempfile, "tempdir", place)
-        left, ours = (Path(place, f"switchml-switch-{pid}-x") for pid in (process.pid, os.getpid()))
-        for folder in (left, ours):
-            folder.mkdir()
-            (folder / "thrift").touch()
-        switch = OurSwitch()
-        try:
-            assert set(Path(place).iterdir()) == {ours, Path(switch.thrift[0]).parent}
-            switch.connect().close()
-        finally:
-            switch.stop()
-        assert list(Path(place).iterdir()) == [ours]
+        left = Path(place, "switchml-switch-abcdefgh.tmp")
+        left.mkdir()
+        (left / "thrift").touch()
+        os.utime(left, (0, 0))
+        with TemporaryFolder("switch") as living:
+            os.utime(living, (0, 0))
+            switch = OurSwitch()
+            try:
+                assert set(Path(place).iterdir()) == {Path(living), Path(switch.thrift[0]).parent}
+                switch.connect().close()
+            finally:
+                switch.stop()
+            assert list(Path(place).iterdir()) == [Path(living)]
 
 
 def test_a_switch_that_runs_another_program():

@@ -35,6 +35,7 @@ from host_agent import ranks
 from host_agent.pytorch.aggregator import ChildAggregator
 from switchml.errors import JobError, RanksDisagree
 from switchml.protocol.sizes import LANE_BYTES, lanes_of
+from switchml.runtime.pool import fork_server
 
 STORE_PORT = 29500
 """Where rank 0 keeps a process group's rendezvous; its namespace has no other user. Each new group takes the next."""
@@ -56,7 +57,7 @@ def training_context() -> context.ForkServerContext:
 def _context(*preload: str) -> context.ForkServerContext:
     # Read when torch is imported. Hosts in namespaces have no names, which torch would warn of.
     os.environ |= {"TORCH_CPP_LOG_LEVEL": "ERROR", "KINETO_LOG_LEVEL": "99"}
-    return ranks.fork_server(*preload)
+    return fork_server(*preload)
 
 
 def places(hosts: Sequence[Any], ranks_per_host: int = 1) -> list[Place]:

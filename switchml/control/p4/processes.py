@@ -18,13 +18,15 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from switchml.control.p4.driver import Driver, Unreachable
 from switchml.control.p4.thrift import ThriftSwitch, parse_thrift
 from switchml.errors import ConfigError
+from switchml.runtime.children import dying_with_us
+from switchml.runtime.folders import TemporaryFolder
 
 log = logging.getLogger("switchml.control")
 
@@ -34,12 +36,9 @@ RUNTIME_PREFIX = "p4runtime://"
 START_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 3.0
 RESTART_PAUSE_S = 0.2
-FOLDER_PREFIX = "switchml-switch-"
-"""The prefix of a switch's folder in the directory for temporary files; the process id of the controller follows."""
 PREFIX = "sml"
 """The prefix of interfaces created here: sml, process id, end (a: the ranks', b: the switch's), number."""
 
-_PR_SET_PDEATHSIG = 1
 _SIOCETHTOOL, _STXCSUM, _SSG = 0x8946, 0x17, 0x19
 """linux/sockios.h, linux/ethtool.h: what a sender leaves to the interface, which simple_switch would see undone."""
 
@@ -54,8 +53,7 @@ class SwitchProcess:
     start."""
 
     def __init__(self, command: Sequence[str], program: Path, is_private: bool = False):
-        _remove_stale_folders()
-        self._folder = tempfile.TemporaryDirectory(prefix=f"{FOLDER_PREFIX}{os.getpid()}-")
+        self._folder = TemporaryFolder("switch")
         self._output = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as this object
         self.thrift: tuple[str, int]
         if is_private:
@@ -113,7 +111,7 @@ class SwitchProcess:
             stdout=self._output,
             stderr=self._output,
             start_new_session=True,
-            preexec_fn=_end_with_parent(),
+            preexec_fn=dying_with_us(),
         )
 
     def _watch(self) -> None:
@@ -208,18 +206,6 @@ def connect(address: str, variant: str = "switchml") -> Driver:
     return ThriftSwitch(*parse_thrift(address))
 
 
-def _end_with_parent() -> Callable[[], None]:
-    """What a child does first: it is killed when this process dies."""
-    libc, parent = ctypes.CDLL(None), os.getpid()
-
-    def before_exec() -> None:
-        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:
-            os._exit(1)
-
-    return before_exec
-
-
 def _free_tcp_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -239,15 +225,6 @@ def _leave_nothing_to(interface: str) -> None:
             value = ctypes.create_string_buffer(struct.pack("II", feature, 0))
             request = struct.pack("16sQ16x", interface.encode(), ctypes.addressof(value))
             fcntl.ioctl(any_socket, _SIOCETHTOOL, request)
-
-
-def _remove_stale_folders() -> None:
-    """Folders of controllers of this user that were killed."""
-    for path in Path(tempfile.gettempdir()).glob(f"{FOLDER_PREFIX}*-*"):
-        pid = path.name.removeprefix(FOLDER_PREFIX).partition("-")[0]
-        with suppress(OSError):
-            if pid.isdecimal() and not Path("/proc", pid).exists() and path.lstat().st_uid == os.geteuid():
-                shutil.rmtree(path, ignore_errors=True)
 
 
 def _remove_stale() -> None:

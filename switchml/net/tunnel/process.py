@@ -9,7 +9,6 @@ import logging
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -17,8 +16,9 @@ from contextlib import suppress
 from typing import Any
 
 from switchml.errors import ConfigError
-from switchml.net.tunnel.server import FOLDER_PREFIX, Address, Joined, sweep
+from switchml.net.tunnel.server import FOLDER, Address, Joined
 from switchml.runtime.children import how_it_ended
+from switchml.runtime.folders import TemporaryFolder
 
 log = logging.getLogger("switchml.tunnel")
 
@@ -50,8 +50,7 @@ class TunnelProcess:
             self._answers["address_for"] = lambda sender: address_for(tuple(sender))
         if joined is not None:
             self._answers["joined"] = lambda senders: joined([(ip, number) for ip, number in senders])
-        sweep()
-        self._folder = tempfile.TemporaryDirectory(prefix=FOLDER_PREFIX, ignore_cleanup_errors=True)
+        self._folder = TemporaryFolder(FOLDER)
         self._options = {
             "data_address": data_address,
             "bind": bind,

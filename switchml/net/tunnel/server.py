@@ -3,13 +3,10 @@
 import logging
 import os
 import socket
-import tempfile
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Collection
-from contextlib import suppress
-from pathlib import Path
 
 import zmq
 
@@ -17,6 +14,7 @@ from switchml.errors import ConfigError
 from switchml.net.tunnel import messages
 from switchml.net.tunnel.messages import GOODBYE, HELLO, PACKETS, PROBE, REFUSED, STRANGER, TURN, VERSION, plain
 from switchml.net.tunnel.relay import CONNECTION_TIMEOUT_S, PROBE_S, Buffers, Relay, new_socket
+from switchml.runtime.folders import TemporaryFolder
 
 log = logging.getLogger("switchml.tunnel")
 
@@ -30,15 +28,13 @@ GRACE_S = 30.0
 _OUR_LOOPBACK = "127.1.0.1"
 """Where the server's sockets are if the aggregator is on loopback: agents of this machine and v1 hosts have other
 addresses."""
-FOLDER_PREFIX, _FILE = "switchml-tunnel-", "tunnel"
+FOLDER, _FILE = "tunnel", "tunnel"
 JOIN_S = 10.0
 """How long a client may be in no job; agents join as soon as they are welcome."""
 UNJOINED_OF_A_HOST, UNJOINED = 64, 256
 """How many clients of one host, and of all hosts, may be in no job at once: each costs two file descriptors."""
 _HANDSHAKE_S = 3.0
 """How long a connection may take to become a ZeroMQ connection."""
-_STALE_S = 60.0
-"""How old a socket file is before a server that finds it may take it for one that a killed server left."""
 
 
 class _Peer:
@@ -102,7 +98,7 @@ class TunnelServer:
         self._router.setsockopt(zmq.TCP_MAXRT, int(CONNECTION_TIMEOUT_S * 1000))
         self._router.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self._router.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a client that is back before we noticed that it was gone
-        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._folder: TemporaryFolder | None = None
         try:
             self._router.bind(f"tcp://{bind}:{port or '*'}")
         except zmq.ZMQError as error:
@@ -124,8 +120,7 @@ class TunnelServer:
     def _bind_file(self, folder: str) -> tuple[str, ...]:
         try:
             if not folder:
-                sweep()
-                self._folder = tempfile.TemporaryDirectory(prefix=FOLDER_PREFIX, ignore_cleanup_errors=True)
+                self._folder = TemporaryFolder(FOLDER)
                 folder = self._folder.name
             url = f"ipc://{folder}/{_FILE}"
             self._router.bind(url)
@@ -275,18 +270,3 @@ def _host_of(frame: zmq.Frame) -> str:
         return str(frame.get("Peer-Address"))
     except zmq.ZMQError:
         return ""
-
-
-def sweep() -> None:
-    """Remove the socket files of this user's servers that were killed: those where nobody listens."""
-    for path in Path(tempfile.gettempdir()).glob(f"{FOLDER_PREFIX}*/{_FILE}"):
-        with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-            status = path.stat()
-            if status.st_uid != os.getuid() or time.time() - status.st_mtime < _STALE_S:
-                continue
-            probe.setblocking(False)
-            try:
-                probe.connect(str(path))
-            except ConnectionRefusedError:
-                path.unlink()
-                path.parent.rmdir()

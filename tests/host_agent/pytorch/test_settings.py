@@ -145,4 +145,4 @@ def test_a_run_without_steps_is_no_measurement(tmp_path):
     with pytest.raises(ConfigError, match="0 steps"):
         bench.step_s([sys.executable, "-c", ""], None)
     with pytest.raises(ConfigError, match="no such program"):
-        bench.runnable(["there-is-no-such-program"])
+        bench.step_s(["there-is-no-such-program"], None)

@@ -377,18 +377,18 @@ def test_nothing_is_left_behind(pair):
 def test_what_a_killed_server_left_is_removed_by_the_next(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     living = tunnel.TunnelServer(("127.0.0.1", 9))
-    fresh, stale = tmp_path / "switchml-tunnel-fresh", tmp_path / "switchml-tunnel-stale"
+    (own,) = tmp_path.iterdir()
+    fresh, stale = tmp_path / "switchml-tunnel-abcdefgh.tmp", tmp_path / "switchml-tunnel-ijklmnop.tmp"
     for folder in (fresh, stale):
         folder.mkdir()
-        with socket.socket(socket.AF_UNIX) as killed:
-            killed.bind(str(folder / "tunnel"))
-            killed.listen()
-    (other,) = (path for path in tmp_path.iterdir() if path not in (fresh, stale))
-    for path in (stale, other):
-        os.utime(path / "tunnel", (0, 0))
+    with socket.socket(socket.AF_UNIX) as killed:
+        killed.bind(str(stale / "tunnel"))
+    for path in (stale, own):
+        os.utime(path, (0, 0))
     tunnel.TunnelServer(("127.0.0.1", 9)).close()
-    assert fresh.exists() and other.exists() and not stale.exists()
+    assert fresh.exists() and own.exists() and not stale.exists()
     living.close()
+    assert not own.exists()
 
 
 def test_which_address_is_chosen(tmp_path):
