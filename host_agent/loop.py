@@ -13,16 +13,8 @@ import numpy as np
 
 from host_agent import density, packet_log
 from switchml.net import frames, impair, libc, shm, udp
-from switchml.protocol import results, sending
-from switchml.protocol.authentication import (
-    EVERYBODY,
-    TAG_BYTES,
-    TO_AGGREGATOR,
-    TO_RANKS,
-    is_genuine,
-    key_words,
-    sign,
-)
+from switchml.protocol import authentication, results, sending
+from switchml.protocol.authentication import EVERYBODY, TAG_BYTES, TO_AGGREGATOR, TO_RANKS
 from switchml.protocol.packet import HEADER_BYTES, R_FLAG, WAIT
 from switchml.protocol.worker import Worker
 from switchml.protocol.worker_state import State, seq_of
@@ -47,7 +39,8 @@ class Loop(NamedTuple):
     inside. `shared` int64[8]: the segment's `at`, its first element 0 if packets go by UDP. `transport` int64[1]: one
     of the above. `flow`: whose frames are ours. `raw`: the interface's socket. What `downlink` and `uplink` leave of
     incoming and outgoing packets is in `delayed` and `impaired`. `log`: where packets are recorded, if it has any
-    room. `key` uint64[2]: with what packets are signed (switchml/protocol/authentication.py), or uint64[0]."""
+    room. `key` uint64[2]: with what packets are signed (switchml/protocol/authentication.py), or uint64[0]; `signed`:
+    those whose tags are computed together."""
 
     worker: State
     io: udp.UdpIO
@@ -66,6 +59,7 @@ class Loop(NamedTuple):
     impaired: udp.Packets
     log: packet_log.PacketLog
     key: np.ndarray
+    signed: authentication.Batch
 
 
 @dataclass(frozen=True)
@@ -114,7 +108,8 @@ def new_loop(
         udp.new_packets(2 * most_in + held if impaired else 1),
         udp.new_packets(2 * most_out + held if impaired else 1),
         packet_log.new_packet_log(0, slots),
-        key_words(key),
+        authentication.key_words(key),
+        authentication.new_batch(2 * max(most_in, most_out) + held if key else 1),
     )
 
 
@@ -143,6 +138,8 @@ def run(loop: Any, completed: int, tick_ns: int) -> Any:
         incoming = loop.incoming
         if impaired:
             count, incoming = impair.impair(loop.downlink, loop.incoming, count, now, loop.delayed), loop.delayed
+        if authenticated:
+            _remove_tags(loop, incoming, count)
         # L2. Apply packet by packet, and send what that causes as soon as there is a window of it.
         n = int64(0)  # a plain 0 has a type of its own, for which `receive` would be compiled, too
         for i in range(count):
@@ -150,11 +147,9 @@ def run(loop: Any, completed: int, tick_ns: int) -> Any:
                 me.counters.refused += 1
                 continue
             address, length, received = incoming.address[i], int64(incoming.length[i]), me.counters.received
-            if authenticated:
-                length = _untagged(loop, address, length)
-                if length < 0:
-                    me.counters.refused_auth += 1
-                    continue
+            if length < 0:
+                me.counters.refused_auth += 1
+                continue
             awaited = recording and packet_log.is_awaited(loop.worker, address)
             n = results.receive(loop.worker, address, length, now, loop.out, n)
             if recording and me.counters.received > received:
@@ -194,20 +189,28 @@ def run(loop: Any, completed: int, tick_ns: int) -> Any:
 
 
 @kernel
-def _untagged(loop, address, length):
-    """Bytes of an authenticated packet without its tag; -1 if that is not the aggregator's, for us and this round."""
-    worker, size = loop.worker, length - TAG_BYTES
-    if size < HEADER_BYTES:
-        return int64(-1)
-    header = u8_at(address, HEADER_BYTES)
-    seq, identity = be32(header, 2), worker.scalars[0].identity
-    ours = seq_of(worker, seq & (identity.slots - 1))
-    number = ours + serial_difference(seq, ours)
-    is_for_all = header[0] >> 4 != WAIT and not header[0] & R_FLAG
-    receiver = EVERYBODY if is_for_all else identity.rank
-    if is_genuine(loop.key[0], loop.key[1], TO_RANKS, receiver, number, address, size):
-        return size
-    return int64(-1)
+def _remove_tags(loop, packets, count):
+    """Set the lengths of authenticated packets to those without their tags, or below 0 where that is not the
+    aggregator's, for us and this round. No packet of a batch is so far from its slot's round that those before it would
+    change what is found."""
+    worker, n = loop.worker, int64(0)
+    identity = worker.scalars[0].identity
+    for i in range(count):
+        if packets.endpoint[i] != loop.aggregator[1]:
+            continue
+        address, size = packets.address[i], int64(packets.length[i]) - TAG_BYTES
+        if size < HEADER_BYTES:
+            packets.length[i] = -1
+            continue
+        header = u8_at(address, HEADER_BYTES)
+        seq = be32(header, 2)
+        ours = seq_of(worker, seq & (identity.slots - 1))
+        number = ours + serial_difference(seq, ours)
+        is_for_all = header[0] >> 4 != WAIT and not header[0] & R_FLAG
+        receiver = EVERYBODY if is_for_all else identity.rank
+        key0, key1 = loop.key[0], loop.key[1]
+        n = authentication.add(loop.signed, n, i, key0, key1, TO_RANKS, receiver, number, address, size)
+    authentication.check(loop.signed, n, packets.length)
 
 
 @kernel
@@ -272,8 +275,10 @@ def _send(loop, n, now):
             if (length > payload) == has_data:
                 address = sending.packet_at(loop.worker, loop.out[i])
                 if len(loop.key):
-                    number = seq_of(loop.worker, loop.out[i])
-                    sign(loop.key[0], loop.key[1], TO_AGGREGATOR, rank, number, address, length)
+                    key0, key1, number = loop.key[0], loop.key[1], seq_of(loop.worker, loop.out[i])
+                    authentication.add(
+                        loop.signed, count, count, key0, key1, TO_AGGREGATOR, rank, number, address, length
+                    )
                     length += TAG_BYTES
                 outgoing.address[count] = address - np.uint64(before)
                 outgoing.length[count] = before + length
@@ -285,6 +290,8 @@ def _send(loop, n, now):
                         copy_bytes(outgoing.address[count], headers, before)
                     frames.fit(outgoing.address[count], before + length)
                 count += 1
+    if len(loop.key):
+        authentication.sign(loop.signed, count)
     if impair.active(loop.uplink):
         n, outgoing = impair.impair(loop.uplink, outgoing, n, now, loop.impaired), loop.impaired
     if loop.transport[0] == RAW:

@@ -13,8 +13,9 @@ import numpy as np
 
 from switchml import counters
 from switchml.net import impair, libc, shm, udp
+from switchml.protocol import authentication
 from switchml.protocol import packet as wire_format
-from switchml.protocol.authentication import EVERYBODY, TAG_BYTES, TO_AGGREGATOR, TO_RANKS, is_genuine, sign
+from switchml.protocol.authentication import EVERYBODY, TAG_BYTES, TO_AGGREGATOR, TO_RANKS
 from switchml.protocol.pool_state import DROP, JOB, MULTICAST, SLOT, SLOT_V1, UNICAST, WAITING, State, StateV1
 from switchml.protocol.pool_v1 import receive_v1
 from switchml.protocol.pool_v2 import number_of, query_v2, receive_v2, result_of
@@ -58,7 +59,8 @@ _IDLE_ROUNDS = 32
 
 class Loop(NamedTuple):
     """Everything `serve` touches. `senders` uint64[TABLE, 2]: endpoint (0 = free), job << 16 | rank. `totals` int64[2]:
-    refused packets, send failures. `rings` int64[1 + MAX_JOBS]: how many jobs have shared memory, and which."""
+    refused packets, send failures. `rings` int64[1 + MAX_JOBS]: how many jobs have shared memory, and which.
+    `authenticated` int64[1]: 1 while packets of any job have tags, and `signed` those that are computed together."""
 
     io: udp.UdpIO
     jobs: np.ndarray
@@ -75,6 +77,8 @@ class Loop(NamedTuple):
     totals: np.ndarray
     wake: np.ndarray
     rings: np.ndarray
+    authenticated: np.ndarray
+    signed: authentication.Batch
 
 
 @kernel(forceinline=True)
@@ -185,26 +189,46 @@ def _hand_over(entry: Any, rank: int, address: Address, length: int) -> None:
 
 
 @kernel
-def _untagged(entry: Any, rank: int, address: Address, length: int) -> int:
-    """Bytes of an authenticated packet without its tag; -1, and counted, if that is not the rank's for this round."""
-    size = int64(length - entry.tag_bytes)
-    if size >= wire_format.HEADER_BYTES:
+def _remove_tags(loop: Loop, packets: udp.Packets, count: int) -> None:
+    """Set the lengths of authenticated packets to those without their tags, or below 0 where that is not the rank's for
+    its round (authentication.check). No packet of a batch is so far from its row's round that those before it would
+    change what is found."""
+    n = int64(0)
+    for i in range(count):
+        key = packets.endpoint[i]
+        value = int64(-1) if key & LOCAL else _find(loop.senders, key)
+        if value < 0:
+            continue
+        entry, rank, length = loop.jobs[value >> 16], value & 0xFFFF, int64(packets.length[i])
+        if entry.tag_bytes == 0 or (entry.segment and (length == 0 or u8_at(entry.local, entry.workers)[rank])):
+            continue
+        size, address = int64(length - entry.tag_bytes), packets.address[i]
+        if size < wire_format.HEADER_BYTES:
+            packets.length[i] = ~length
+            continue
         number = number_of(_pool_of(entry), be32(u8_at(address, wire_format.HEADER_BYTES), 2))
-        if is_genuine(entry.key0, entry.key1, TO_AGGREGATOR, rank, number, address, size):
-            return size
+        key0, key1 = entry.key0, entry.key1
+        n = authentication.add(loop.signed, n, i, key0, key1, TO_AGGREGATOR, rank, number, address, size)
+    authentication.check(loop.signed, n, packets.length)
+
+
+@kernel
+def _refuse(entry: Any, rank: int, length: int) -> None:
+    """Count a packet of a rank's address whose tag is wrong."""
     mine = _counters_of(entry)[rank]
     mine[counters.RECEIVED_PACKETS] += 1
     mine[counters.RECEIVED_BYTES] += length
     mine[counters.REFUSED_AUTH] += 1
-    return -1
 
 
 @kernel
-def _sign(entry: Any, receiver: int, row: int, address: Address, length: int) -> None:
-    """Put the tag behind what is sent about the round in a row, if any rank gets it by UDP."""
-    if entry.local and u8_at(entry.local, entry.workers).all():
-        return
-    sign(entry.key0, entry.key1, TO_RANKS, receiver, _pool_of(entry).slots[row].seq, address, length)
+def _add_signed(loop: Loop, n: int, entry: Any, receiver: int, row: int, address: Address, length: int) -> int:
+    """Have `authentication.sign` sign what is sent about the round in a row as its `n`-th packet, if any rank gets it
+    by UDP; how many there are then."""
+    if entry.tag_bytes == 0 or (entry.local and u8_at(entry.local, entry.workers).all()):
+        return n
+    number = _pool_of(entry).slots[row].seq
+    return authentication.add(loop.signed, n, 0, entry.key0, entry.key1, TO_RANKS, receiver, number, address, length)
 
 
 @kernel
@@ -221,9 +245,11 @@ def _step(loop: Loop, packets: udp.Packets, count: int, now: int) -> None:
     """Handle one batch: apply every packet, then send the results, all of one rank together so that they travel as
     trains."""
     unicasts = 0  # they lie in `replies` and are listed first
-    n = finished = int64(0)  # a plain 0 has a type of its own, for which what is called would be compiled, too
+    n = finished = signed = int64(0)  # a plain 0 has a type of its own, for which what is called is compiled, too
     outgoing = loop.outgoing
     room = outgoing.address.size
+    if loop.authenticated[0]:
+        _remove_tags(loop, packets, count)
     for i in range(count):
         key = packets.endpoint[i]
         value = int64(key & ~LOCAL) if key & LOCAL else _find(loop.senders, key)
@@ -243,16 +269,14 @@ def _step(loop: Loop, packets: udp.Packets, count: int, now: int) -> None:
                 loop.totals[0] += 1
                 continue
         length = int64(packets.length[i])
-        if entry.tag_bytes and not key & LOCAL:
-            length = _untagged(entry, rank, packets.address[i], length)
-            if length < 0:
-                continue
+        if length < 0:
+            _refuse(entry, rank, ~length)
+            continue
         action, row = _apply(entry, rank, packets.address[i], length, reply)
         port = int64(key & np.uint64(0xFFFF)) if entry.protocol == 1 else 0
         if action == MULTICAST:
             result, size = _result_of(entry, row, length)
-            if entry.tag_bytes:
-                _sign(entry, EVERYBODY, row, result, size)
+            signed = _add_signed(loop, signed, entry, EVERYBODY, row, result, size)
             loop.done[finished, 0], loop.done[finished, 1], loop.done[finished, 2] = value >> 16, int64(result), size
             loop.done[finished, 3] = port
             finished += 1
@@ -260,14 +284,15 @@ def _step(loop: Loop, packets: udp.Packets, count: int, now: int) -> None:
             size = int64(_WAIT_BYTES)
             if action == UNICAST:
                 _, size = _result_of(entry, row, length)
-            if entry.tag_bytes:
-                _sign(entry, rank, row, reply.ctypes.data, size)
+            signed = _add_signed(loop, signed, entry, rank, row, reply.ctypes.data, size)
             if n == room:
+                authentication.sign(loop.signed, signed)
                 _send(loop, n, now)
-                n = 0
+                n = signed = int64(0)
             n = _emit(outgoing, n, entry, rank, reply.ctypes.data, size, port)
             unicasts += 1
 
+    authentication.sign(loop.signed, signed)
     first = 0
     while first < finished:
         last = first
@@ -392,6 +417,8 @@ def new_loop(
         totals=np.zeros(2, np.int64),
         wake=np.array([wake], np.int64),
         rings=np.zeros(1 + MAX_JOBS, np.int64),
+        authenticated=np.zeros(1, np.int64),
+        signed=authentication.new_batch(batch),
     )
 
 

@@ -341,6 +341,7 @@ class SoftwareDataplane(SoftwareTraits):
         shared = [job.index for job in self._jobs.values() if job.segment is not None]
         self._loop.rings[0] = len(shared)
         self._loop.rings[1 : 1 + len(shared)] = shared
+        self._loop.authenticated[0] = any(job.spec.key for job in self._jobs.values())
         compiled.fill_senders(
             self._loop.senders,
             [

@@ -5,17 +5,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from switchml.protocol import authentication
 from switchml.protocol.authentication import (
     EVERYBODY,
     TAG_BYTES,
     TO_AGGREGATOR,
     TO_RANKS,
-    is_genuine,
     key_words,
+    new_batch,
     packet_rows,
-    sign,
     siphash,
 )
+from switchml.runtime.lanes import LANES
 
 KEY = bytes(range(16))
 PUBLISHED = {
@@ -62,8 +63,8 @@ def reference(key: bytes, message: bytes) -> bytes:
 def compiled(key: bytes, message: bytes) -> bytes:
     words = key_words(key)
     rest = np.frombuffer(message[8:] or b"\0", np.uint8)
-    start = int.from_bytes(message[:8], "little", signed=True)
-    return int(siphash(words[0], words[1], start, rest.ctypes.data, len(message) - 8)).to_bytes(8, "little")
+    before = np.uint64(int.from_bytes(message[:8], "little"))
+    return int(siphash(words[0], words[1], before, rest.ctypes.data, len(message) - 8)).to_bytes(8, "little")
 
 
 @pytest.mark.parametrize("length", PUBLISHED)
@@ -77,13 +78,32 @@ def test_the_kernel_and_the_slow_one_agree(key, message):
     assert compiled(key, message) == reference(key, message)
 
 
+def sign(*packets: tuple[bytes, bytes, tuple[int, int, int]]) -> list[bytes]:
+    """The tags of (key, packet, (direction, rank, number))s that are signed together; each is right, and no other."""
+    rows = [np.frombuffer(packet + bytes(TAG_BYTES), np.uint8).copy() for _, packet, _ in packets]
+    batch = new_batch(len(packets))
+
+    def add_all() -> None:
+        for i, ((key, packet, about), row) in enumerate(zip(packets, rows, strict=True)):
+            words = key_words(key)
+            assert authentication.add(batch, i, i, *words, *about, np.uint64(row.ctypes.data), len(packet)) == i + 1
+
+    add_all()
+    authentication.sign(batch, len(packets))
+    tags = [row[-TAG_BYTES:].tobytes() for row in rows]
+    wrong = range(0, len(rows), 3)
+    for i in wrong:
+        rows[i][-1] ^= 1
+    lengths = np.array([len(row) for row in rows], np.int32)
+    add_all()
+    authentication.check(batch, len(packets), lengths)
+    assert lengths.tolist() == [~len(row) if i in wrong else len(row) - TAG_BYTES for i, row in enumerate(rows)]
+    return tags
+
+
 def tag_of(packet: bytes, *about: int, key: bytes = KEY) -> bytes:
-    row = packet_rows(1, len(packet), TAG_BYTES)
-    row[0, : len(packet)] = np.frombuffer(packet, np.uint8)
-    words = key_words(key)
-    sign(words[0], words[1], *about, row.ctypes.data, len(packet))
-    assert is_genuine(words[0], words[1], *about, row.ctypes.data, len(packet))
-    return row[0, len(packet) :].tobytes()
+    [_, tag] = sign((key, b"", about), (key, packet, about))
+    return tag
 
 
 @given(
@@ -96,6 +116,22 @@ def test_what_is_signed(packet, direction, rank, number):
     """docs/protocol.md, section 10: direction, 0, rank, epoch; then the packet."""
     ends = bytes((direction, 0)) + rank.to_bytes(2, "big") + (number >> 32 & 0xFFFFFFFF).to_bytes(4, "big")
     assert tag_of(packet, direction, rank, number) == reference(KEY, ends + packet)
+
+
+@given(st.lists(st.tuples(st.sampled_from((10, 11, 42, 266, 1034)), st.integers(1, 2 * LANES + 1)), max_size=4))
+def test_packets_side_by_side(runs):
+    """Runs of one length, with keys and rounds of their own, as long as there are lanes, longer and shorter."""
+    generator = np.random.default_rng(len(runs))
+    packets = [
+        (generator.bytes(16), generator.bytes(length), (TO_AGGREGATOR, int(generator.integers(256)), k << 32))
+        for length, count in runs
+        for k in range(count)
+    ]
+    expected = [
+        reference(key, bytes((0, 0)) + rank.to_bytes(2, "big") + (number >> 32).to_bytes(4, "big") + packet)
+        for key, packet, (_, rank, number) in packets
+    ]
+    assert sign(*packets) == expected
 
 
 def test_the_documents_example():
