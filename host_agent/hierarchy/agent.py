@@ -361,11 +361,16 @@ class HierarchicalAgent(Agent):
         self._warn(now, now - self._progress_at, self._running[0].index, culprits)
 
     def _is_needed(self, rank: int) -> bool:
-        """Whether the oldest block needs something of a rank of this host that it has not done."""
+        """Whether the oldest block waits for a rank of this host: for its input, and, once it has all inputs, for its
+        share of the sum, or the leader's for the hosts'. One that gave up waiting for another's input, which a call
+        with more time still waits for, is not needed yet."""
         if rank not in self._membership.ranks:
             return False
         index = self._membership.ranks.index(rank)
-        return self._memory.count(index, DONE if index == 0 else SUMMED) <= self._taken
+        step = DONE if index == 0 else SUMMED
+        if self._memory.least(ARRIVED) <= self._taken:
+            step = ARRIVED
+        return self._memory.count(index, step) <= self._taken
 
     def _on_network_failure(self, error: BaseException) -> None:
         """The leader's: its agent gave up, and so must all ranks of the host."""

@@ -131,6 +131,17 @@ def test_a_rank_that_does_not_call_is_named(join, sleeper):
     assert any(isinstance(outcome, CollectiveTimeout) for outcome in outcomes)
 
 
+@pytest.mark.parametrize("early", [0, 2])
+def test_who_gave_up_earlier_is_not_named_for_the_sleeper(join, early):
+    """A rank, or the leader, that left because another did not call: whoever has more time waits for that one."""
+    agents = join([3])
+    outcomes = on_all(
+        [agents[0], agents[2]],
+        lambda agent: agent.allreduce(np.ones(5, "float32"), timeout_s=0.1 if agent.rank == early else 1.2),
+    )
+    assert [(type(outcome), outcome.ranks) for outcome in outcomes] == [(CollectiveTimeout, (1,))] * 2, outcomes
+
+
 @pytest.mark.parametrize(
     ("one", "other"),
     [((5, "float32"), (9000, "float32")), ((5, "float32"), (5, "int32")), ((5, "float64"), (5, "int64"))],
