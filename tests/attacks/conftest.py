@@ -1,13 +1,14 @@
 """What every attack shares: `attempts`, which counts what was tried, and the table of all counts at the end of a run.
 
-    pytest tests/attacks                                # a few seconds each, as in CI
-    SWITCHML_ATTACKS=100 pytest tests/attacks -m slow   # a hundred times as many attempts
+    pytest tests/attacks                       # a few seconds each, as in CI
+    SWITCHML_ATTACKS=20 pytest tests/attacks   # twenty times as many attempts, and as much time for them
 
 docs/security.md shows the table of a long run.
 """
 
 import os
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
@@ -33,6 +34,13 @@ class Attempts:
 @pytest.fixture
 def attempts(request: pytest.FixtureRequest) -> Attempts:
     return Attempts(request.node)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        limit = item.get_closest_marker("timeout")
+        if _SCALE > 1 and Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.timeout(_SCALE * (limit.args[0] if limit else 300)), append=False)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
