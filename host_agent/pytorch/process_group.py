@@ -157,10 +157,15 @@ class SwitchMLProcessGroup(dist.ProcessGroup):
         return self._require_gloo()._device_types
 
     def set_timeout(self, timeout: timedelta) -> None:
-        self._timeout = timeout
         self._require_gloo().set_timeout(timeout)
 
     _set_default_timeout = set_timeout
+
+    def _seconds(self, timeout: timedelta | None) -> float:
+        """A call's own timeout, or else the group's. That is Gloo's, where torch sets it (`_set_pg_timeout`)."""
+        if timeout is None:
+            timeout = self._require_gloo()._get_backend(torch.device("cpu")).options._timeout
+        return timeout.total_seconds()
 
     # The collectives that the aggregator knows.
 
@@ -190,7 +195,7 @@ class SwitchMLProcessGroup(dist.ProcessGroup):
         the group has seen a CUDA tensor, the queue of those does."""
         from host_agent.pytorch.sparse import Rows, spread, union_of_rows
 
-        timeout_s = (timeout or self._timeout).total_seconds()
+        timeout_s = self._seconds(timeout)
         self._expect_cuda([tensor])
         work = self._work_type([tensor])([tensor], 1, self._callbacks)
         rows = Rows(tensor)
@@ -234,7 +239,7 @@ class SwitchMLProcessGroup(dist.ProcessGroup):
         self._expect_cuda(tensors)
         summed = [tensor for tensor in tensors if tensor.numel() and self.agent is not None]
         work = self._work_type(tensors)(tensors, len(summed), self._callbacks)
-        timeout_s = (timeout or self._timeout).total_seconds()
+        timeout_s = self._seconds(timeout)
         # The lock keeps the tensors of one call together, in an order that is the same on all ranks.
         with self._submit_lock, recording.launching():
             for tensor in summed:
