@@ -1,7 +1,8 @@
 """Where the time of each rank went. At every moment a rank is charged one part, the first that applies of: computing,
 compressing, communicating with nothing of that to hide it, copying between host and device, waiting in a collective
 for ranks that come late, checkpointing, lost on the host, loading samples; and else idle, which is the pipeline's
-bubble where there are stages and otherwise waiting for peers. So a rank's parts sum to its job's time.
+bubble where there are stages, the host's where the rank is the job's only one, and otherwise waiting for peers. So a
+rank's parts sum to its job's time.
 """
 
 from __future__ import annotations
@@ -88,7 +89,8 @@ def parts(played: Replayed) -> Parts:
         ranks, stream_start, ops, graph.ops.work, graph.ops.transfer, times, active, waiting
     )
     if graph.stages() < 2:
-        charged[:, WAITING] += charged[:, IDLE]
+        is_alone = len(graph.ranks) == 1 and graph.ranks.weight[0] <= 1
+        charged[:, HOST if is_alone else WAITING] += charged[:, IDLE]
         charged[:, IDLE] = 0.0
     return Parts(charged, communication_s, graph.ranks.weight)
 

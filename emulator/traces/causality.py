@@ -1,6 +1,10 @@
 """What had to end before what on one rank, beyond the order on each lane: the causes in the trace, and those that
 frameworks are known to impose without an event. A host thread that waits for a collective leaves only a gap.
 
+A host runs ahead of its devices: work on a stream waits for its launch, for the stream's earlier work and for what the
+stream waits for. The host waits where it synchronizes, where a copy blocks, and where a queue of launches is full
+(`steps.py`).
+
 DistributedDataParallel launches a bucket's all-reduce from the hook of its last gradient, and once backward is over
 waits for the buckets one by one, copying each back where gradients are no views of it
 (torch/csrc/distributed/c10d/reducer.cpp, finalize_backward).
@@ -9,10 +13,11 @@ waits for the buckets one by one, copying each back where gradients are no views
 from __future__ import annotations
 
 from bisect import bisect_left
+from functools import cached_property
 
 import numpy as np
 
-from emulator.traces.events import LaneKind, RankTrace, What
+from emulator.traces.events import NONE, LaneKind, RankTrace, What
 from emulator.traces.segments import COMMUNICATION, Segments
 
 TOUCHING_S = 1e-6
@@ -30,8 +35,7 @@ class Causality:
         self.trace, self.segments = trace, segments
         events = trace.events
         self.names = trace.names
-        self.lane_kind = segments.lane_kind
-        self.what = events.what[segments.event]
+        self.lane_kind, self.what = segments.lane_kind, segments.what
         self.host = np.flatnonzero(self.lane_kind == LaneKind.HOST)
         self.gradients = sorted(
             self.host[events.gradient[segments.event[self.host]]].tolist(), key=segments.start_s.__getitem__
@@ -45,11 +49,20 @@ class Causality:
             self.main_lane = int(np.argmax(np.bincount(segments.lane[self.host], lasted_s)))
         self.communications = np.flatnonzero(np.isin(self.what, COMMUNICATION))
         self.launch_of: dict[int, int] = {}  # communication → the segment that launched it
+        self.launcher = np.full(len(segments), NONE, np.int64)
+        """int64 (segments,): of what a device computes or copies, the segment after which it may begin as far as the
+        host is concerned; else NONE."""
         self.buckets: list[tuple[int, list[int]]] = []
         """(communication, its gradients' segments), where gradients are known."""
         self.waiter: dict[int, int] = {}
         """Communication → the first segment that needs it. Where it was recorded to end later than that one went on, it
         was the record that came late."""
+        self.is_wait = self.what == What.SYNC
+        """bool (segments,): those that end when what they wait for has ended: synchronization, and launches that a full
+        queue holds up."""
+        self.earlier: list[tuple[int, int]] = []
+        """(segment, event of an earlier iteration on a transport or device that it waits for)."""
+        self._on_lane = np.searchsorted(segments.lane[self.host], np.arange(len(trace.lanes) + 1))
         self._edges: set[tuple[int, int]] = set()
         self._recorded()
         self._hand_overs()
@@ -64,43 +77,66 @@ class Causality:
     # Causes in the trace
 
     def _recorded(self) -> None:
-        segments = self.segments
-        for cause, caused in self.trace.causes.tolist():
-            first = self._segment(cause, last=True)
+        segments, events = self.segments, self.trace.events
+        steps = segments.steps
+        for cause, caused in steps.causes(segments.step).tolist():
             second = self._segment(caused, last=False)
-            if first is None or second is None or first == second:
+            if second is None:
+                continue
+            if events.what[caused] == What.LAUNCH and steps.lane_kind[cause] == LaneKind.DEVICE:
+                # What a call waits for. Where that is its own copy, it is the second part of it that waits.
+                second = segments.of_event[caused][int(steps.launch[cause] == caused)]
+                self.is_wait[second] = True
+            first = self._segment(cause, last=True)
+            if first is None:
+                self._from_earlier(cause, second)
+                continue
+            if first == second:
                 continue
             if self.what[first] == What.LAUNCH:
                 if self.what[second] in COMMUNICATION:
                     self.launch_of[second] = first
                 if segments.start_s[second] < segments.end_s[first]:
                     first = int(self.before[first])  # it began before the call returned: the call's start is the cause
-            if self.what[second] == What.SYNC and self.what[first] in COMMUNICATION:
+            if self.is_wait[second] and self.what[first] in COMMUNICATION:
                 # Done before the wait was, whatever the clock says: under load its thread notes the end late.
                 if segments.start_s[first] < segments.end_s[second]:
                     self._edges.add((first, second))
                 continue
             self._add(first, second)
+            if steps.launch[caused] == cause and self.lane_kind[second] == LaneKind.DEVICE:
+                is_known = (first, second) in self._edges and self.what[second] not in COMMUNICATION
+                self.launcher[second] = first if is_known else NONE
 
     def _segment(self, event: int, *, last: bool) -> int | None:
         """Of an event; of a scope the last or first in it."""
-        ends = self.segments.of_event.get(event)
-        if ends is not None:
-            return ends[1] if last else ends[0]
-        if self.trace.events.what[event] != What.SCOPE:
-            return None
         segments, events = self.segments, self.trace.events
-        until_s = events.start_s[event] + events.duration_s[event]
-        is_within = (segments.start_s >= events.start_s[event]) & (segments.end_s <= until_s)
-        mine = np.flatnonzero(is_within & (segments.lane == events.lane[event]))
-        return int(mine[-1 if last else 0]) if len(mine) else None
+        if (ends := segments.of_event.get(event)) is not None:
+            is_split = events.what[event] == What.LAUNCH and self.what[ends[1]] == What.SYNC
+            return ends[1] if last and not is_split else ends[0]
+        if events.what[event] != What.SCOPE or segments.steps.lane_kind[event] != LaneKind.HOST:
+            return None
+        first, after = self._on_lane[events.lane[event] : events.lane[event] + 2].tolist()
+        from_s, until_s = events.start_s[event], events.start_s[event] + events.duration_s[event]
+        begin = first + int(np.searchsorted(segments.start_s[first:after], from_s))
+        end = first + int(np.searchsorted(segments.end_s[first:after], until_s, side="right"))
+        return (end - 1 if last else begin) if begin < end else None
+
+    def _from_earlier(self, cause: int, second: int) -> None:
+        """A cause in an earlier iteration, unless the trace contradicts it."""
+        events, segments = self.trace.events, self.segments
+        if segments.steps.lane_kind[cause] == LaneKind.HOST or not 0 <= segments.steps.number[cause] < segments.step:
+            return
+        limit_s = (segments.end_s if self.is_wait[second] else segments.start_s)[second]
+        if events.start_s[cause] + events.duration_s[cause] <= limit_s + TOUCHING_S:
+            self.earlier.append((second, cause))
 
     def _add(self, first: int, second: int) -> None:
         """An edge, unless the trace contradicts it or the lane's order implies it."""
         if first < 0 or first == second:
             return
         segments = self.segments
-        if self.what[second] == What.SYNC:
+        if self.is_wait[second]:
             if self.what[first] in COMMUNICATION and segments.start_s[first] < segments.end_s[second]:
                 self.waiter.setdefault(first, second)
             elif segments.end_s[first] > segments.end_s[second] + TOUCHING_S:
@@ -186,7 +222,8 @@ class Causality:
 
     def _waits(self) -> None:
         segments = self.segments
-        awaited = {first for first, second in self._edges if self.what[second] == What.SYNC}
+        on_device = (self.lane_kind == LaneKind.DEVICE) & ~np.isin(self.what, COMMUNICATION)
+        awaited = {first for first, second in self._edges if self.what[second] == What.SYNC or on_device[second]}
         in_backward = []
         for one in self.communications.tolist():
             if one in awaited or self.lane_kind[one] == LaneKind.HOST or one not in self.launch_of:
@@ -232,20 +269,27 @@ class Causality:
                 waiters[one] = int(self.after[copies[begun - 1]]) if begun else first
                 begun += len(filled[one])
         for one, waiter in waiters.items():
-            self._wait(one, self._on_device(one, waiter))
+            if self.lane_kind[one] != LaneKind.DEVICE:
+                self._wait(one, waiter)
+            elif (first := self._launched_from(segments.start_s[waiter])) >= 0:
+                # It is not the host that waits but what it launches from then on, unless the trace contradicts.
+                self._add(one, first)
 
-    def _on_device(self, communication: int, waiter: int) -> int:
-        """On a device it is not the host that waits but what it launches from then on."""
-        if self.lane_kind[communication] != LaneKind.DEVICE:
-            return waiter
-        from_s = self.segments.start_s[waiter]
-        for cause, caused in self.trace.causes.tolist():
-            second = self._segment(caused, last=False)
-            if second is None or self.lane_kind[second] != LaneKind.DEVICE or self.what[second] in COMMUNICATION:
-                continue
-            if self.trace.events.start_s[cause] >= from_s:
-                return second
-        return waiter
+    def _launched_from(self, from_s: float) -> int:
+        """What a host first launches on a device from a time on, communication apart; -1: nothing."""
+        at_s, works = self._launches
+        place = int(np.searchsorted(at_s, from_s))
+        return int(works[place]) if place < len(works) else -1
+
+    @cached_property
+    def _launches(self) -> tuple[np.ndarray, np.ndarray]:
+        """When work on devices was launched, rising, and its segments."""
+        segments = self.segments
+        works = np.flatnonzero((self.lane_kind == LaneKind.DEVICE) & ~np.isin(self.what, COMMUNICATION))
+        call = segments.steps.launch[segments.event[works]]
+        works, call = works[call != NONE], call[call != NONE]
+        order = np.argsort(self.trace.events.start_s[call], kind="stable")
+        return self.trace.events.start_s[call[order]], works[order]
 
     def _wait(self, communication: int, waiter: int) -> None:
         self.waiter[communication] = waiter

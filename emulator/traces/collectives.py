@@ -76,12 +76,14 @@ def ambiguous_groups(traces: Sequence[RankTrace]) -> frozenset[tuple]:
 class Communications:
     """The communications of one iteration. Raises TraceError where a rank has no part in one, or members disagree."""
 
-    def __init__(self, traces: Sequence[RankTrace], cuts: Sequence[Segments], step: int) -> None:
+    def __init__(
+        self, traces: Sequence[RankTrace], cuts: Sequence[Segments], step: int, ambiguous: frozenset[tuple]
+    ) -> None:
+        """`ambiguous`: as `ambiguous_groups` finds them."""
         self.traces, self.cuts, self.step = traces, cuts, step
         self.transfer = [np.full(len(segments), NO_TRANSFER, np.int64) for segments in cuts]
         """Of each segment, by rank: into `keys`."""
         self.assumptions: list[str] = []
-        ambiguous = ambiguous_groups(traces)
         number = Numbers()
         members: dict[Key, list[tuple[int, int]]] = defaultdict(list)
         for place, (trace, segments) in enumerate(zip(traces, cuts, strict=True)):
@@ -113,11 +115,8 @@ class Communications:
         unseen = 0
         for trace, segments in zip(self.traces, self.cuts, strict=True):
             called = [i for i, name in enumerate(trace.names) if name.startswith("c10d::")]
-            from_s, until_s = segments.step_s
-            events = trace.events
-            within = (events.start_s >= from_s) & (events.start_s < until_s)
-            calls = int((np.isin(events.name, called) & within).sum())
-            seen = int(np.isin(events.what[segments.event], COMMUNICATION).sum())
+            calls = int(np.isin(trace.events.name[segments.steps.events(self.step)], called).sum()) if called else 0
+            seen = int(np.isin(segments.what, COMMUNICATION).sum())
             unseen += calls if calls and not seen else 0
         if unseen:
             self.assumptions.append(

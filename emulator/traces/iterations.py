@@ -1,6 +1,6 @@
 """Several iterations one after the other, as in a running job, whose ranks are late in one iteration and early in the
-next. A mean iteration hides that: the slowest of several ranks takes longer on average than the slowest of their
-averages.
+next, and whose hosts run ahead of their devices. A mean iteration hides that: the slowest of several ranks takes longer
+on average than the slowest of their averages.
 """
 
 from __future__ import annotations
@@ -10,45 +10,83 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from emulator.traces.align import Clocks, align
-from emulator.traces.events import RankTrace
-from emulator.traces.join import join, warm_up
-from emulator.traces.joined import Joined
+from emulator.traces.joined import GAP, Joined
 from emulator.traces.readers.tables import Numbers
 from emulator.workload.combine import merge
 from emulator.workload.costs import Costs
-from emulator.workload.graph import Graph, rows
+from emulator.workload.graph import Graph, Ops, rows
 from switchml.errors import TraceError
-
-
-def join_each(traces: Sequence[RankTrace], clocks: Clocks | None = None) -> list[Joined]:
-    """Every iteration of its own, in order, without those in which profilers started."""
-    clocks = align(sorted(traces, key=lambda trace: trace.rank)) if clocks is None else clocks
-    steps = min((len(trace.steps) for trace in traces), default=0)
-    if not steps:
-        raise TraceError("the traces have no iterations")
-    first = warm_up(traces)
-    return [join(traces, iteration=step, clocks=clocks, check=step == first) for step in range(first, steps)]
 
 
 def chain(iterations: Sequence[Joined]) -> tuple[Graph, Costs]:
     """One graph in which each rank goes on with the next iteration where it has ended the one before: streams of the
-    same rank and name are one."""
+    same rank and name are one, what waits for an event of an earlier iteration (`Joined.earlier`) waits for its op, and
+    a thread that waits for nothing begins when its rank's main thread does."""
     graph, costs = merge([one.graph for one in iterations], [one.costs for one in iterations])
     ranks = len(iterations[0].graph.ranks)
     for one in iterations:
         if len(one.graph.ranks) != ranks:
             raise TraceError(f"iterations of {ranks} and {len(one.graph.ranks)} ranks: expected those of one job")
+    owner, on = _across(iterations)
     number, rank = Numbers(), graph.streams.rank % ranks
     stream_of = np.array([number[key] for key in zip(rank.tolist(), graph.streams.name, strict=True)], np.int32)
     _, streams = np.unique(stream_of, return_index=True)
     first = iterations[0].graph
+    ops = _with_edges(graph.ops, owner, on)
     graph = dataclasses.replace(
         graph,
         ranks=first.ranks,
         job_names=first.job_names,
         streams=dataclasses.replace(rows(graph.streams, streams), rank=rank[streams]),
         groups=dataclasses.replace(graph.groups, ranks=graph.groups.ranks % ranks),
-        ops=dataclasses.replace(graph.ops, stream=stream_of[graph.ops.stream]),
+        ops=dataclasses.replace(ops, stream=stream_of[ops.stream]),
     )
     return graph, costs
+
+
+def _across(iterations: Sequence[Joined]) -> tuple[np.ndarray, np.ndarray]:
+    """Two int64 (edges,): ops of the merged graph, and the ops of earlier iterations that they wait for."""
+    begins = np.cumsum([0, *(len(one.graph.ops) for one in iterations)])
+    most = 1 + max((int(one.event.max(initial=0)) for one in iterations), default=0)
+    key = np.concatenate([np.where(one.event == GAP, -1, one.graph.op_rank() * most + one.event) for one in iterations])
+    by_key = np.argsort(key, kind="stable")
+    pairs = [np.empty((2, 0), np.int64)]
+    for before, one, begin in zip(iterations[:-1], iterations[1:], begins[1:-1].tolist(), strict=True):
+        op, event = one.earlier.T
+        wanted = one.graph.op_rank()[op] * most + event
+        place = np.searchsorted(key[by_key], wanted, side="right") - 1
+        awaited = by_key[np.maximum(place, 0)]
+        is_there = (place >= 0) & (key[awaited] == wanted) & (awaited < begin)
+        pairs.append(np.stack([op[is_there] + begin, awaited[is_there]]))
+        starts = _beginning(one)
+        last = _last_on_main(before)[one.graph.op_rank()[starts]]
+        pairs.append(np.stack([starts[last >= 0] + begin, last[last >= 0] + begin - len(before.graph.ops)]))
+    owner, on = np.concatenate(pairs, axis=1)
+    return owner, on
+
+
+def _beginning(joined: Joined) -> np.ndarray:
+    """int64: ops that come first on their stream and wait for nothing, but for those of main threads."""
+    ops = joined.graph.ops
+    _, first = np.unique(ops.stream, return_index=True)
+    waits = np.diff(ops.dep_start) > 0
+    waits[joined.earlier[:, 0]] = True
+    return first[~waits[first] & ~np.isin(ops.stream[first], joined.main)]
+
+
+def _last_on_main(joined: Joined) -> np.ndarray:
+    """int64 (ranks,): the last op of each rank's main thread, -1 where there is none or no such thread is known."""
+    last = np.full(len(joined.graph.streams), -1, np.int64)
+    last[joined.graph.ops.stream] = np.arange(len(joined.graph.ops))
+    return last[joined.main] if len(joined.main) else np.full(len(joined.graph.ranks), -1, np.int64)
+
+
+def _with_edges(ops: Ops, owner: np.ndarray, on: np.ndarray) -> Ops:
+    """`ops` that also wait: op `owner[i]` for op `on[i]`."""
+    every = np.concatenate([np.repeat(np.arange(len(ops)), np.diff(ops.dep_start)), owner])
+    order = np.argsort(every, kind="stable")
+    return dataclasses.replace(
+        ops,
+        dep_start=np.searchsorted(every[order], np.arange(len(ops) + 1)).astype(np.int64),
+        deps=np.concatenate([ops.deps, on])[order].astype(np.int32),
+    )

@@ -13,19 +13,19 @@ stands for all.
 from __future__ import annotations
 
 import dataclasses
+from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from enum import Enum
+from heapq import heappop, heappush
 
 import numpy as np
 
-from emulator.traces.align import Clocks, align
-from emulator.traces.causality import Causality
-from emulator.traces.collectives import Communications
-from emulator.traces.events import RankTrace, What, one_a_rank
+from emulator.traces.align import Clocks
+from emulator.traces.events import RankTrace
 from emulator.traces.intervals import under_way_s
 from emulator.traces.joined import GAP, Joined
-from emulator.traces.segments import Segments, cut
+from emulator.traces.plan import Job, Plan, RankTiming, Timing
+from emulator.traces.segments import Segments
 from emulator.workload import checks
 from emulator.workload.builder import GraphBuilder
 from emulator.workload.costs import Costs
@@ -33,198 +33,108 @@ from emulator.workload.graph import NO_TRANSFER, Collective, Graph, Kind
 from switchml.errors import TraceError
 
 MEAN = -1
-WARM_UP = 1.3
-"""Iterations at the start that take so many times the median one are left out."""
 LEAST_GAP_S = 1e-7
 """Below the resolution of profilers."""
+BACKLOG = "work of earlier iterations"
+MOST_LAUNCHING = 16
+"""Launches for one stream of a device that are under way at a time."""
 
 
 def join(
-    traces: Sequence[RankTrace], *, iteration: int | None = None, clocks: Clocks | None = None, check: bool = True
+    traces: Sequence[RankTrace] | Job, *, iteration: int | None = None, clocks: Clocks | None = None, check: bool = True
 ) -> Joined:
     """One iteration of all ranks. `iteration`: which; default the mean of all that are comparable. `clocks`: as `align`
     finds them, by default found here.
 
+    A mean iteration begins with idle devices; a single one with what they still have to do for those before.
     Raises TraceError for traces that do not belong together, GraphError for a graph that makes no sense."""
-    traces = one_a_rank(traces)
-    _belong_together(traces)
-    clocks = align(traces) if clocks is None else clocks
-    steps = min(len(trace.steps) for trace in traces)
-    if iteration is not None and not 0 <= iteration < steps:
-        raise TraceError(f"there is no iteration {iteration}: the traces have {steps}, from 0 on")
-    chosen = range(warm_up(traces), steps) if iteration is None else [iteration]
-    lasted_s = {step: float(np.mean([_length_s(trace, step) for trace in traces])) for step in chosen}
-    typical = sorted(chosen, key=lasted_s.__getitem__)[len(chosen) // 2]
-    plan = _Plan(traces, typical, clocks)
-    for rank in plan.ranks:
-        if not len(rank.segments):
-            raise TraceError(f"{rank.trace.source} has no events in iteration {typical}")
+    job = traces if isinstance(traces, Job) else Job(traces, clocks)
+    if iteration is not None:
+        if not 0 <= iteration < job.count:
+            raise TraceError(f"there is no iteration {iteration}: the traces have {job.count}, from 0 on")
+        return _checked(_one(Plan(job, iteration)), check)
+    chosen = range(job.warm_up, job.count)
+    lasted_s = {step: job.lasted_s(step) for step in chosen}
+    plan = Plan(job, sorted(chosen, key=lasted_s.__getitem__)[len(chosen) // 2])
     timings, used = [], []
     for step in chosen:
-        cuts = plan.cuts if step == typical else [cut(trace, step) for trace in traces]
+        cuts = plan.cuts if step == plan.step else job.cuts(step)
         if plan.fits(cuts):
-            timings.append(plan.timing(cuts, step))
+            timings.append(plan.typical if step == plan.step else plan.timing(cuts))
             used.append(step)
     if 2 * len(used) < len(chosen):
-        timings, used = [plan.timing(plan.cuts, typical)], [typical]
+        timings, used = [plan.typical], [plan.step]
     assumptions = list(plan.assumptions)
-    if iteration is None and chosen[0]:
-        assumptions.append(f"the first {chosen[0]} of {steps} iterations took much longer than the others: left out")
-    if iteration is None and len(used) < len(chosen):
+    if chosen[0]:
+        assumptions.append(
+            f"the first {chosen[0]} of {job.count} iterations took much longer than the others: left out"
+        )
+    if len(used) < len(chosen):
         others = f"{len(chosen) - len(used)} of {len(chosen)} iterations do other things than the typical one"
         assumptions.append(f"{others}: they are left out")
-    joined = plan.joined(
-        timings, used[0] if len(used) == 1 else MEAN, float(np.mean([lasted_s[step] for step in used])), assumptions
-    )
+    number = used[0] if len(used) == 1 else MEAN
+    lasts_s = float(np.mean([lasted_s[step] for step in used]))
+    return _checked(_Assembly(plan, timings, Mode.ALONE).joined(number, lasts_s, assumptions), check)
+
+
+def join_each(traces: Sequence[RankTrace], clocks: Clocks | None = None) -> list[Joined]:
+    """Every iteration of its own, in order, without those in which profilers started. Those after the first one go on
+    with what their streams were doing (`iterations.chain`)."""
+    job = Job(traces, clocks)
+    plan = Plan(job, job.warm_up)
+    iterations = [_checked(_one(plan), True)]
+    for step in range(job.warm_up + 1, job.count):
+        before, plan = plan.cuts, Plan(job, step)
+        iterations.append(_one(plan, before))
+    return iterations
+
+
+def _one(plan: Plan, before: list[Segments] | None = None) -> Joined:
+    timing = plan.typical if before is None else plan.timing(plan.cuts, before)
+    assembly = _Assembly(plan, [timing], Mode.FIRST if before is None else Mode.NEXT)
+    return assembly.joined(plan.step, plan.job.lasted_s(plan.step), list(plan.assumptions))
+
+
+def _checked(joined: Joined, check: bool) -> Joined:
     if check:
         checks.check(joined.graph)
     return joined
 
 
-def _belong_together(traces: Sequence[RankTrace]) -> None:
-    if not traces:
-        raise TraceError("no traces: expected one a rank")
-    sizes = {trace.world_size for trace in traces if trace.world_size}
-    if len(sizes) > 1:
-        raise TraceError(f"traces of jobs of {' and '.join(map(str, sorted(sizes)))} ranks: expected those of one job")
-    for trace in traces:
-        if not len(trace.steps) or not len(trace.events):
-            raise TraceError(f"{trace.source} has no events in any iteration")
+class Mode(Enum):
+    """What an iteration's graph has of the iterations before it."""
+
+    ALONE = 0
+    """Nothing."""
+    FIRST = 1
+    """What devices and transports still had to do for them, as ops that come first on their streams."""
+    NEXT = 2
+    """What waits for them, in `Joined.earlier`."""
 
 
-def warm_up(traces: Sequence[RankTrace]) -> int:
-    """How many iterations at the start are no measure of the others: in the first, profilers start on some ranks while
-    others wait."""
-    steps = min(len(trace.steps) for trace in traces)
-    length_s = np.array([max(_length_s(trace, step) for trace in traces) for step in range(steps)])
-    usual_s = float(np.median(length_s))
-    first = 0
-    while 2 * first < steps - 2 and length_s[first] > WARM_UP * usual_s:
-        first += 1
-    return first
+class _Assembly:
+    """Makes one graph of a plan and its timings, of which it takes the means."""
 
+    def __init__(self, plan: Plan, timings: list[Timing], mode: Mode) -> None:
+        self.plan, self.timings, self.mode = plan, timings, mode
+        self.builder = GraphBuilder()
+        self.rows: list[tuple[int, float, float]] = []
+        """Event, start, end of each op."""
+        self.earlier: list[tuple[int, int]] = []
 
-def _length_s(trace: RankTrace, step: int) -> float:
-    """From its start to the start of the next."""
-    from_s, until_s = trace.steps[step]
-    if step + 1 < len(trace.steps):
-        until_s = max(until_s, trace.steps[step + 1, 0])
-    return float(until_s - from_s)
-
-
-class _RankTiming(NamedTuple):
-    """Of one rank's segments in one iteration, on the common clock from the iteration's start."""
-
-    start_s: np.ndarray
-    end_s: np.ndarray
-    gap_s: np.ndarray
-    lasted_s: np.ndarray
-    tail_s: float
-    """From the main thread's last segment to the end of the iteration."""
-
-
-@dataclass(frozen=True)
-class _Timing:
-    """When things happened in one iteration."""
-
-    ranks: list[_RankTiming]
-    came_s: np.ndarray
-    """Of each transfer's last member."""
-    transfer_s: np.ndarray
-
-
-class _Rank:
-    """One rank's typical iteration: segments, and what comes before what."""
-
-    def __init__(self, trace: RankTrace, segments: Segments, transfer: np.ndarray) -> None:
-        self.trace, self.segments, self.transfer = trace, segments, transfer
-        self.causality = Causality(trace, segments)
-        self.pairs = self.causality.pairs()
-        before = self.causality.before
-        follows = np.flatnonzero(before >= 0)
-        self.predecessors = np.concatenate([self.pairs, np.stack([before[follows], follows], axis=1)])
-        self.order = np.lexsort((segments.start_s, segments.lane))
-        host = self.causality.host
-        self.on_main = host[segments.lane[host] == self.causality.main_lane]
-
-    def name(self, segment: int) -> str:
-        """Of the event that a segment belongs to."""
-        return self.trace.names[self.trace.events.name[self.segments.event[segment]]]
-
-    def fits(self, segments: Segments) -> bool:
-        """Whether these are the same segments, one by one."""
-        return np.array_equal(segments.signature(self.trace), self.segments.signature(self.trace))
-
-
-class _Plan:
-    """What iterations have in common: segments, edges and transfers of the typical one."""
-
-    def __init__(self, traces: Sequence[RankTrace], step: int, clocks: Clocks) -> None:
-        self.traces, self.clocks = traces, clocks
-        self.cuts = [cut(trace, step) for trace in traces]
-        matched = Communications(traces, self.cuts, step)
-        self.keys, self.assumptions = matched.keys, matched.assumptions
-        self.ranks = [_Rank(*each) for each in zip(traces, self.cuts, matched.transfer, strict=True)]
-
-    # Times
-
-    def fits(self, cuts: list[Segments]) -> bool:
-        """Whether these segments are those of the typical iteration."""
-        return all(rank.fits(segments) for rank, segments in zip(self.ranks, cuts, strict=True))
-
-    def origin_s(self, cuts: list[Segments]) -> np.ndarray:
-        """float64 (ranks,): what each trace's clock says when the iteration begins on the rank that is first."""
-        begin_s = np.array([segments.step_s[0] for segments in cuts])
-        shift_s = self.clocks.shift_s(self.traces, begin_s.tolist())
-        return (begin_s + shift_s).min() - shift_s
-
-    def timing(self, cuts: list[Segments], step: int) -> _Timing:
-        """Of an iteration that fits."""
-        origin_s = self.origin_s(cuts)
-        starts = [segments.start_s - at_s for segments, at_s in zip(cuts, origin_s, strict=True)]
-        ends = [segments.end_s - at_s for segments, at_s in zip(cuts, origin_s, strict=True)]
-        count = len(self.keys)
-        came_s, done_s, members_of = np.full(count, -np.inf), np.zeros(count), np.zeros(count)
-        for rank, start_s, end_s in zip(self.ranks, starts, ends, strict=True):
-            members = np.flatnonzero(rank.transfer != NO_TRANSFER)
-            own_end_s = end_s.copy()
-            for one, waiter in rank.causality.waiter.items():
-                went_on_s = (end_s if rank.causality.what[waiter] == What.SYNC else start_s)[waiter]
-                own_end_s[one] = max(min(own_end_s[one], went_on_s), start_s[one])
-            np.maximum.at(came_s, rank.transfer[members], start_s[members])
-            np.add.at(done_s, rank.transfer[members], own_end_s[members])
-            np.add.at(members_of, rank.transfer[members], 1.0)
-        done_s = np.maximum(done_s / np.maximum(members_of, 1.0), came_s)  # members end at nearly the same time
-        ranks = []
-        for rank, start_s, end_s, segments, at_s in zip(self.ranks, starts, ends, cuts, origin_s, strict=True):
-            began_s = segments.step_s[0] - at_s
-            over_s = np.where(rank.transfer != NO_TRANSFER, done_s[rank.transfer] if count else 0.0, end_s)
-            first, second = rank.predecessors.T
-            ready_s = np.full(len(end_s), began_s)
-            np.maximum.at(ready_s, second, over_s[first])
-            waits = rank.causality.what == What.SYNC
-            begin_s = np.where(waits, np.clip(ready_s, start_s, end_s), start_s)
-            gap_s = np.where(waits, 0.0, np.maximum(begin_s - ready_s, 0.0))
-            tail_s = began_s + _length_s(rank.trace, step) - float(over_s[rank.on_main].max(initial=began_s))
-            ranks.append(_RankTiming(start_s, end_s, gap_s, np.maximum(end_s - begin_s, 0.0), max(tail_s, 0.0)))
-        return _Timing(ranks, came_s, done_s - came_s)
-
-    # The graph
-
-    def joined(self, timings: list[_Timing], iteration: int, iteration_s: float, assumptions: list[str]) -> Joined:
-        """Means of `timings` on the common structure."""
+    def joined(self, iteration: int, iteration_s: float, assumptions: list[str]) -> Joined:
+        plan, builder, timings = self.plan, self.builder, self.timings
         transfer_s = np.mean([timing.transfer_s for timing in timings], axis=0)
-        builder = GraphBuilder()
-        weight = max((trace.world_size for trace in self.traces), default=1) / len(self.traces)
-        for trace in self.traces:
+        weight = max((trace.world_size for trace in plan.traces), default=1) / len(plan.traces)
+        for trace in plan.traces:
             builder.add_rank(weight=max(weight, 1.0), device=trace.rank)
-        works = self._add_transfers(builder, transfer_s)
-        rows: list[tuple[int, float, float]] = []  # event, start, end of each op
+        works = self._add_transfers(transfer_s)
         gradients: list[tuple[int, int, float]] = []
-        for place, rank in enumerate(self.ranks):
+        main = []
+        for place, rank in enumerate(plan.ranks):
             columns = zip(*(timing.ranks[place] for timing in timings), strict=True)
-            mean = _RankTiming(*(np.mean(column, axis=0) for column in columns))
-            ops = _add_rank(builder, place, rank, works, mean, rows)
+            ops, stream = self._add_rank(place, works, RankTiming(*(np.mean(column, axis=0) for column in columns)))
+            main.append(stream)
             bucket = {
                 one: int(rank.transfer[communication])
                 for communication, members in rank.causality.buckets
@@ -234,40 +144,44 @@ class _Plan:
             gradients += [
                 (int(ops[one]), bucket.get(one, NO_TRANSFER), float(size[one])) for one in rank.causality.gradients
             ]
-        graph, orphans = _with_sources(builder.build())
+        graph, orphans = _with_sources(builder.build(), [op for op, _ in self.earlier])
         if orphans:
             sentence = f"{orphans} communications have no producer here: they begin with the iteration"
             assumptions = [*assumptions, sentence]
-        event, op_start_s, op_end_s = zip(*rows, strict=True)
+        event, op_start_s, op_end_s = zip(*self.rows, strict=True)
+        clocks = plan.job.clocks
         return Joined(
             graph=graph,
             costs=Costs.of(graph, graph.works.seconds),
-            traces=list(self.traces),
+            traces=list(plan.traces),
             event=np.array(event, np.int64),
             start_s=np.array(op_start_s),
             end_s=np.array(op_end_s),
-            offset_s=np.array(self.clocks.offset_s),
+            offset_s=np.array(clocks.offset_s),
             iteration=iteration,
             iteration_s=iteration_s,
             gradients=gradients,
-            assumptions=[*self.clocks.assumptions, *assumptions],
-            origin_s=self.origin_s(self.cuts),
+            assumptions=[*clocks.assumptions, *assumptions],
+            origin_s=plan.job.origin_s(plan.step),
+            main=np.array(main, np.int64),
+            earlier=np.array(self.earlier, np.int64).reshape(-1, 2),
             scatter_s=_scatter_s(graph, timings),
         )
 
-    def _add_transfers(self, builder: GraphBuilder, transfer_s: np.ndarray) -> list[int]:
+    def _add_transfers(self, transfer_s: np.ndarray) -> list[int]:
         """Groups and transfers; returns each transfer's work."""
-        place_of = {trace.rank: place for place, trace in enumerate(self.traces)}
+        builder, plan = self.builder, self.plan
+        place_of = {trace.rank: place for place, trace in enumerate(plan.traces)}
         groups: dict[tuple[tuple[int, ...], str], int] = {}
         about: dict[int, tuple[str, int, float]] = {}
-        for rank in self.ranks:
+        for rank in plan.ranks:
             for one in np.flatnonzero(rank.transfer != NO_TRANSFER).tolist():
                 events, event = rank.trace.events, rank.segments.event[one]
                 _, kind, size = about.get(int(rank.transfer[one]), ("", 0, 0.0))
                 kind, size = kind or int(events.collective[event]), max(float(events.bytes[event]), size)
                 about[int(rank.transfer[one])] = (rank.name(one), kind, size)
         works = []
-        for number, key in enumerate(self.keys):
+        for number, key in enumerate(plan.keys):
             if (key.ranks, key.group_name) not in groups:
                 members = [place_of[rank] for rank in key.members if rank in place_of]
                 group = builder.add_group(members, name=key.group_name, size=len(key.ranks))
@@ -279,54 +193,115 @@ class _Plan:
             builder.add_transfers(works[-1], groups[key.ranks, key.group_name])
         return works
 
+    def _add_rank(self, place: int, works: list[int], timing: RankTiming) -> tuple[np.ndarray, int]:
+        """Streams and ops of one rank; returns the op of each segment, and the stream of its main thread."""
+        builder, rank, rows = self.builder, self.plan.ranks[place], self.rows
+        segments, events, order = rank.segments, rank.trace.events, rank.order
+        names, name_of = rank.trace.names, events.name[segments.event].tolist()
+        streams = {
+            lane: builder.add_stream(place, rank.trace.lanes[lane].name)
+            for lane in np.unique(np.append(segments.lane, rank.causality.main_lane)).tolist()
+        }
+        backlog = self._add_backlog(place, streams) if self.mode == Mode.FIRST else {}
+        gap_s, lasted_s, start_s, end_s = (
+            column.tolist() for column in (timing.gap_s, timing.lasted_s, timing.start_s, timing.end_s)
+        )
+        # Ops get their numbers in the order of lanes; a gap comes right before its segment.
+        has_gap = timing.gap_s > LEAST_GAP_S
+        number = np.empty(len(segments), np.int64)
+        number[order] = len(rows) + np.arange(len(order)) + np.cumsum(has_gap[order])
+        launches = self._launch_streams(place, timing, has_gap & (timing.is_latency > 0.5))
+        after: list[list[int]] = [[] for _ in range(len(segments))]
+        awaited: list[list[int]] = [[] for _ in range(len(segments))]
+        # What an op itself waits for, whether there is a gap in front of it or not.
+        directly = rank.awaited(rank.pairs)
+        if launches:
+            directly |= np.isin(rank.pairs[:, 1], list(launches)) & ~rank.is_launch(rank.pairs)
+        for (cause, caused), is_direct in zip(rank.pairs.tolist(), directly.tolist(), strict=True):
+            (awaited if is_direct else after)[caused].append(int(number[cause]))
+        for one, event in rank.earlier.tolist() if self.mode != Mode.ALONE else ():
+            blocks = bool(rank.causality.is_wait[one]) or one in launches
+            if self.mode == Mode.NEXT:
+                self.earlier.append((int(number[one]) - int(has_gap[one] and not blocks), event))
+            elif event in backlog:
+                (awaited if blocks else after)[one].append(backlog[event])
+        columns = (segments.lane, segments.event, segments.kind, rank.transfer, events.bytes[segments.event])
+        lane, event, kind, met, size = (column.tolist() for column in columns)
+        before = rank.causality.before.tolist()
+        for one in order.tolist():
+            stream, name, waits_for = streams[lane[one]], names[name_of[one]], after[one]
+            if has_gap[one]:
+                work = builder.add_work(f"gap before {name}", Kind.DELAY, seconds=gap_s[one])
+                gap = builder.add_op(launches.get(one, stream), work, after=waits_for)
+                rows.append((GAP, start_s[one] - gap_s[one], start_s[one]))
+                waits_for = [gap]
+            waits_for = [*waits_for, *awaited[one]]
+            if met[one] == NO_TRANSFER:
+                work = builder.add_work(name, Kind(kind[one]), bytes=size[one], seconds=lasted_s[one])
+            elif kind[one] == Kind.RECV:
+                work = builder.add_work(name, Kind.RECV, collective=Collective.P2P, bytes=size[one])
+            else:
+                work = works[met[one]]
+            if met[one] != NO_TRANSFER and not waits_for and before[one] >= 0:
+                waits_for = [int(number[before[one]])]
+            builder.add_op(stream, work, after=waits_for, transfer=met[one])
+            rows.append((event[one], end_s[one] - lasted_s[one], end_s[one]))
+        main = streams[rank.causality.main_lane]
+        if timing.tail_s > 0:
+            hosts = rank.on_main
+            last = int(hosts[np.argmax(segments.start_s[hosts])]) if len(hosts) else int(order[-1])
+            work = builder.add_work("gap at the end", Kind.DELAY, seconds=float(timing.tail_s))
+            builder.add_op(streams[lane[last]], work, after=[int(number[last])])
+            rows.append((GAP, end_s[last], end_s[last] + timing.tail_s))
+        return number, main
 
-def _add_rank(
-    builder: GraphBuilder, place: int, rank: _Rank, works: list[int], timing: _RankTiming, rows: list
-) -> np.ndarray:
-    """Streams and ops of one rank; returns the op of each segment. Fills `rows`."""
-    segments, events, order = rank.segments, rank.trace.events, rank.order
-    has_gap = timing.gap_s > LEAST_GAP_S
-    # Ops get their numbers in the order of lanes; a gap comes right before its segment.
-    number = np.empty(len(segments), np.int64)
-    number[order] = len(rows) + np.arange(len(order)) + np.cumsum(has_gap[order])
-    after: list[list[int]] = [[] for _ in range(len(segments))]
-    for cause, caused in rank.pairs.tolist():
-        after[caused].append(int(number[cause]))
-    streams = {
-        int(lane): builder.add_stream(place, rank.trace.lanes[lane].name)
-        for lane in np.unique(segments.lane).tolist() or [0]
-    }
-    for one in order.tolist():
-        stream, event, name = streams[int(segments.lane[one])], int(segments.event[one]), rank.name(one)
-        start_s, end_s = float(timing.start_s[one]), float(timing.end_s[one])
-        gap_s, lasted_s = float(timing.gap_s[one]), float(timing.lasted_s[one])
-        if has_gap[one]:
-            work = builder.add_work(f"gap before {name}", Kind.DELAY, seconds=gap_s)
-            builder.add_op(stream, work, after=after[one])
-            rows.append((GAP, start_s - gap_s, start_s))
-            after[one] = [int(number[one]) - 1]
-        met, size = int(rank.transfer[one]), float(events.bytes[event])
-        if met == NO_TRANSFER:
-            work = builder.add_work(name, Kind(segments.kind[one]), bytes=size, seconds=lasted_s)
-        elif events.what[event] == What.RECV:
-            work = builder.add_work(name, Kind.RECV, collective=Collective.P2P, bytes=size)
-        else:
-            work = works[met]
-        before = int(rank.causality.before[one])
-        if met != NO_TRANSFER and not after[one] and before >= 0:
-            after[one] = [int(number[before])]
-        builder.add_op(stream, work, after=after[one], transfer=met)
-        rows.append((event, end_s - lasted_s, end_s))
-    if timing.tail_s > 0 and rank.causality.main_lane in streams:
-        hosts = rank.on_main
-        last = int(hosts[np.argmax(segments.start_s[hosts])]) if len(hosts) else int(order[-1])
-        work = builder.add_work("gap at the end", Kind.DELAY, seconds=float(timing.tail_s))
-        builder.add_op(streams[int(segments.lane[last])], work, after=[int(number[last])])
-        rows.append((GAP, float(timing.end_s[last]), float(timing.end_s[last] + timing.tail_s)))
-    return number
+    def _launch_streams(self, place: int, timing: RankTiming, is_latency: np.ndarray) -> dict[int, int]:
+        """Of segments of devices that begin some time after their launch: the stream of that gap. It holds up neither
+        its device nor the next launch, so gaps at the same time are on streams of their own."""
+        rank, streams = self.plan.ranks[place], {}
+        from_s, until_s = (timing.start_s - timing.gap_s).tolist(), timing.start_s.tolist()
+        free: dict[int, list[tuple[float, int]]] = defaultdict(list)  # by lane: until when a stream is in use, stream
+        for one in rank.order[is_latency[rank.order]].tolist():
+            lane = int(rank.segments.lane[one])
+            if free[lane] and free[lane][0][0] <= from_s[one] + LEAST_GAP_S:
+                _, stream = heappop(free[lane])
+            elif len(free[lane]) < MOST_LAUNCHING:
+                name = f"launches for {rank.trace.lanes[lane].name}, {len(free[lane]) + 1}"
+                stream = self.builder.add_stream(place, name)
+            else:
+                continue
+            heappush(free[lane], (until_s[one], stream))
+            streams[one] = stream
+        return streams
+
+    def _add_backlog(self, place: int, streams: dict[int, int]) -> dict[int, int]:
+        """What devices and transports of a rank had still to do when the iteration began: an op up to each moment that
+        something here waits for. Returns the op after which each awaited event of an earlier iteration is over."""
+        rank, job = self.plan.ranks[place], self.plan.job
+        steps, step, origin_s = job.steps[place], self.plan.step, float(job.origin_s(self.plan.step)[place])
+        if not step:
+            return {}
+        began_s = steps.begin_s(step) - origin_s
+        events, awaited = rank.trace.events, np.unique(rank.earlier[:, 1])
+        over_s = events.end_s[awaited] - origin_s
+        op_of: dict[int, int] = {}
+        for lane in np.flatnonzero(steps.done_s[step - 1] - origin_s > began_s + LEAST_GAP_S).tolist():
+            if lane not in streams:
+                streams[lane] = self.builder.add_stream(place, rank.trace.lanes[lane].name)
+            mine = (events.lane[awaited] == lane) & (over_s > began_s)
+            ends_s = np.unique(np.append(over_s[mine], steps.done_s[step - 1, lane] - origin_s))
+            first, from_s = len(self.rows), began_s
+            for until_s in ends_s.tolist():
+                work = self.builder.add_work(BACKLOG, Kind.COMPUTE, seconds=until_s - from_s)
+                self.builder.add_op(streams[lane], work)
+                self.rows.append((GAP, from_s, until_s))
+                from_s = until_s
+            places = first + np.searchsorted(ends_s, over_s[mine])
+            op_of |= dict(zip(awaited[mine].tolist(), places.tolist(), strict=True))
+        return op_of
 
 
-def _scatter_s(graph: Graph, timings: list[_Timing]) -> float:
+def _scatter_s(graph: Graph, timings: list[Timing]) -> float:
     """An all-reduce's part in what iterations spend on all-reduces differently: half of the range of two thirds of
     them. Those that overlap take each other's time, so all of an iteration count together."""
     own = graph.works.collective[graph.transfers.work] == Collective.ALL_REDUCE
@@ -337,10 +312,11 @@ def _scatter_s(graph: Graph, timings: list[_Timing]) -> float:
     return float((high_s - low_s) / 2 / np.sqrt(np.count_nonzero(own)))
 
 
-def _with_sources(graph: Graph) -> tuple[Graph, int]:
+def _with_sources(graph: Graph, waiting: list[int]) -> tuple[Graph, int]:
     """Communication that nothing in the iteration comes before, such as what the one before has launched, may start at
-    once; and how many ops these are."""
+    once; and how many ops these are. `waiting`: ops that wait for earlier iterations."""
     starts = np.isin(graph.op_kind(), (Kind.COLLECTIVE, Kind.SEND)) & (np.diff(graph.ops.dep_start) == 0)
     is_source = graph.works.is_source.copy()
     is_source[graph.ops.work[starts]] = True
+    starts[waiting] = False
     return dataclasses.replace(graph, works=dataclasses.replace(graph.works, is_source=is_source)), int(starts.sum())

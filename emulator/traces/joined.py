@@ -46,6 +46,11 @@ class Joined:
     """What the join had to guess, for reports."""
     origin_s: np.ndarray = field(default_factory=lambda: np.empty(0))
     """float64 (ranks,): what a trace's own clock says at 0 of the common one, in the typical iteration."""
+    main: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
+    """int64 (ranks,): the stream of each rank's main thread, on which the next iteration begins."""
+    earlier: np.ndarray = field(default_factory=lambda: np.empty((0, 2), np.int64))
+    """int64 (waits, 2): ops, and the events of their rank's trace in iterations before this one that they wait for.
+    Counts where those are replayed, too (`iterations.chain`)."""
     scatter_s: float = 0.0
     """By how much an all-reduce's duration usually differs from iteration to iteration; 0 where there is but one."""
 

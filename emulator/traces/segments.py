@@ -1,7 +1,8 @@
 """One rank's iteration as segments: what each lane did, one thing after the other. Host events nest; an operator
 becomes one segment unless something inside it matters to others (it launches, waits, communicates, finishes a
-gradient): then what is inside becomes segments, and so does what the operator itself did between them. Scopes leave no
-segment; time that no segment covers is a gap, and what a gap was for, `causality.py` finds out.
+gradient): then what is inside becomes segments, and so does what the operator itself did between them. A call that
+blocks until its copy is over becomes two, the launch and the wait. Scopes leave no segment; time that no segment covers
+is a gap, and what a gap was for, `causality.py` finds out.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from emulator.traces.events import NONE, LaneKind, RankTrace, What
+from emulator.traces.steps import Steps
 from emulator.workload.graph import Kind
 
 _WHOLE = (What.COLLECTIVE, What.SEND, What.RECV, What.LOAD, What.CODEC, What.CHECKPOINT)
@@ -42,14 +44,22 @@ class Segments:
     start_s: np.ndarray  # float64, on the trace's own clock
     end_s: np.ndarray
     kind: np.ndarray  # int8, `Kind`
+    what: np.ndarray  # int8, `What`: that of the event, but for the wait of a call that blocks
     lane_kind: np.ndarray  # int8, `LaneKind`
     of_event: dict[int, tuple[int, int]]
     """Event → its first and last segment; of an operator's insides, the operator's."""
-    step_s: tuple[float, float]
-    """The iteration's start and end."""
+    steps: Steps
+    step: int
+    """The iteration, among those of `steps`."""
 
     def __len__(self) -> int:
         return len(self.event)
+
+    @property
+    def step_s(self) -> tuple[float, float]:
+        """The iteration's start and end."""
+        from_s, until_s = self.steps.trace.steps[self.step].tolist()
+        return from_s, until_s
 
     def signature(self, trace: RankTrace) -> np.ndarray:
         """int64 (segments, 3): what makes two iterations comparable, segment by segment."""
@@ -57,18 +67,17 @@ class Segments:
         return np.stack([trace.events.name[self.event], place, self.kind], axis=1)
 
 
-def cut(trace: RankTrace, step: int) -> Segments:
-    """The segments of iteration `step`. What a transport or device does belongs to the iteration of what set it
-    going."""
-    events = trace.events
-    lane_kind = np.array([lane.kind for lane in trace.lanes], np.int8)[events.lane]
-    chosen = _in_step(trace, step, lane_kind)
-    kind = np.array([_KINDS.get(What(what), Kind.COMPUTE) for what in range(max(What) + 1)], np.int8)[events.what]
-    if np.any(chosen & (lane_kind == LaneKind.DEVICE)):  # what the host does then is to feed the device
-        kind[(lane_kind == LaneKind.HOST) & (events.what == What.COMPUTE)] = Kind.DELAY
+def cut(trace: RankTrace, step: int, steps: Steps | None = None) -> Segments:
+    """The segments of iteration `step`. `steps`: of `trace`, by default found here."""
+    steps = steps or Steps(trace)
+    events, lane_kind, chosen = trace.events, steps.lane_kind, steps.events(step)
+    kinds = np.array([_KINDS.get(What(what), Kind.COMPUTE) for what in range(max(What) + 1)], np.int8)
     inside: list[tuple[int, int]] = []
-    spans = _spans(trace, chosen, _opened(trace, chosen, lane_kind), lane_kind, inside)
-    rows = np.array(list(spans), [("event", np.int64), ("start_s", np.float64), ("end_s", np.float64)])
+    rows = np.array(
+        list(_spans(trace, chosen, _opened(trace, chosen, lane_kind), lane_kind, inside)),
+        [("event", np.int64), ("start_s", np.float64), ("end_s", np.float64)],
+    )
+    rows, what = _split(steps, rows)
     of_transport = lane_kind[rows["event"]] == LaneKind.TRANSPORT
     sequence, group, lane = (column[rows["event"]] for column in (events.sequence, events.group, events.lane))
     order = np.lexsort(
@@ -80,14 +89,31 @@ def cut(trace: RankTrace, step: int) -> Segments:
         )
     )
     event, start_s, end_s = (np.ascontiguousarray(rows[name][order]) for name in ("event", "start_s", "end_s"))
-    lane = lane[order]
+    lane, what = lane[order], what[order]
     _in_turn(lane, start_s, end_s, of_transport[order])
+    kind = kinds[what]
+    if np.any(lane_kind[chosen] == LaneKind.DEVICE):  # what the host does then is to feed the device
+        kind[(lane_kind[event] == LaneKind.HOST) & (what == What.COMPUTE)] = Kind.DELAY
     of_event: dict[int, tuple[int, int]] = {}
     for place, number in enumerate(event.tolist()):
         of_event[number] = (of_event.get(number, (place,))[0], place)
     of_event |= {inner: of_event[outer] for inner, outer in inside if outer in of_event}
-    step_s = (float(trace.steps[step, 0]), float(trace.steps[step, 1]))
-    return Segments(event, lane, start_s, end_s, kind[event], lane_kind[event], of_event, step_s)
+    return Segments(event, lane, start_s, end_s, kind, what, lane_kind[event], of_event, steps, step)
+
+
+def _split(steps: Steps, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Calls that block in two: what a launch takes, then the wait; and the `What` of each segment."""
+    copy, what = steps.blocks[rows["event"]], steps.trace.events.what[rows["event"]]
+    copy[what != What.LAUNCH] = NONE
+    if not (copy != NONE).any():
+        return rows, what
+    place = np.repeat(np.arange(len(rows)), np.where(copy != NONE, 2, 1))
+    waits = np.flatnonzero(place[1:] == place[:-1]) + 1
+    issued_s = np.minimum(rows["start_s"] + steps.issue_s, steps.trace.events.start_s[copy])[place[waits]]
+    rows, what = rows[place], what[place]
+    rows["end_s"][waits - 1] = rows["start_s"][waits] = np.clip(issued_s, rows["start_s"][waits], rows["end_s"][waits])
+    what[waits] = What.SYNC
+    return rows, what
 
 
 def _in_turn(lane: np.ndarray, start_s: np.ndarray, end_s: np.ndarray, is_transport: np.ndarray) -> None:
@@ -99,70 +125,59 @@ def _in_turn(lane: np.ndarray, start_s: np.ndarray, end_s: np.ndarray, is_transp
         start_s[mine[1:]] = np.maximum(start_s[mine[1:]], end_s[mine[:-1]])
 
 
-def _in_step(trace: RankTrace, step: int, lane_kind: np.ndarray) -> np.ndarray:
-    """bool (events,)."""
-    from_s, until_s = trace.steps[step]
+def _opened(trace: RankTrace, chosen: np.ndarray, lane_kind: np.ndarray) -> set[int]:
+    """Operators of which the insides count."""
     events = trace.events
-    within = (events.start_s >= from_s) & (events.start_s < until_s)
-    if len(trace.causes):
-        cause, caused = trace.causes.T
-        launched = (lane_kind[cause] == LaneKind.HOST) & (lane_kind[caused] != LaneKind.HOST)
-        launched &= events.what[cause] == What.LAUNCH
-        within[caused[launched]] = within[cause[launched]]
-    return within
-
-
-def _opened(trace: RankTrace, chosen: np.ndarray, lane_kind: np.ndarray) -> np.ndarray:
-    """bool (events,): of which the insides count."""
-    events = trace.events
-    matters = chosen & (np.isin(events.what, _MATTERS) | events.gradient) & (lane_kind != LaneKind.DEVICE)
-    has_inside = np.zeros(len(events), bool)
-    for event in np.flatnonzero(matters).tolist():
+    what = events.what[chosen]
+    matters = (np.isin(what, _MATTERS) | events.gradient[chosen]) & (lane_kind[chosen] != LaneKind.DEVICE)
+    opened: set[int] = set()
+    for event in chosen[matters].tolist():
         for outer in events.around(event):
-            if has_inside[outer]:
+            if outer in opened:
                 break
-            has_inside[outer] = True
-    return (has_inside & ~np.isin(events.what, _WHOLE)) | (events.what == What.SCOPE)
+            opened.add(outer)
+    return {event for event in opened if events.what[event] not in _WHOLE}
 
 
-def _spans(trace: RankTrace, chosen, opened, lane_kind, inside: list[tuple[int, int]]):
+def _spans(trace: RankTrace, chosen: np.ndarray, opened: set[int], lane_kind: np.ndarray, inside: list):
     """Yield (event, start, end) of each segment; fills `inside` with (event that leaves none, event it is part of)."""
     events = trace.events
-    end_s = events.end_s
-    part_of = np.full(len(events), NONE, np.int64)  # the event whose segment covers this one
+    part_of: dict[int, int] = {}  # event → the one whose segment covers it
     at_s: dict[int, float] = {}  # opened operator → up to where its own time has been yielded
+    ends_s: dict[int, float] = {}
     stack: list[int] = []
-    numbers = np.flatnonzero(chosen)
-    what, parent, lane = events.what.tolist(), events.parent.tolist(), events.lane.tolist()
-    start_s, ends_s, is_open = events.start_s.tolist(), end_s.tolist(), opened.tolist()
-    on_device = (lane_kind == LaneKind.DEVICE).tolist()
+    on_lane = NONE
 
-    def close(until_s: float, on_lane: int):
-        while stack and (lane[stack[-1]] != on_lane or ends_s[stack[-1]] <= until_s):
+    def close(until_s: float):
+        while stack and ends_s[stack[-1]] <= until_s:
             done = stack.pop()
             if ends_s[done] > at_s[done]:
                 yield done, at_s[done], ends_s[done]
 
-    for event in numbers.tolist():
-        if on_device[event]:
-            yield event, start_s[event], ends_s[event]
+    columns = (lane_kind, events.what, events.parent, events.lane, events.start_s, events.duration_s)
+    rows = zip(chosen.tolist(), *(column[chosen].tolist() for column in columns), strict=True)
+    for event, runs_on, what, over, lane, start_s, lasts_s in rows:
+        end_s = start_s + lasts_s
+        if runs_on == LaneKind.DEVICE:
+            yield event, start_s, end_s
             continue
-        yield from close(start_s[event], lane[event])
-        over = parent[event]
-        if over != NONE and part_of[over] != NONE:
+        yield from close(start_s if lane == on_lane else np.inf)
+        on_lane = lane
+        if over in part_of:
             part_of[event] = part_of[over]
-            inside.append((event, int(part_of[over])))
+            inside.append((event, part_of[over]))
             continue
         if stack:  # this one interrupts the innermost opened operator
             outer = stack[-1]
-            if start_s[event] > at_s[outer]:
-                yield outer, at_s[outer], start_s[event]
-            at_s[outer] = max(at_s[outer], start_s[event] if what[event] == What.SCOPE else ends_s[event])
-        if is_open[event]:
-            if what[event] != What.SCOPE:
-                stack.append(event)
-                at_s[event] = start_s[event]
+            if start_s > at_s[outer]:
+                yield outer, at_s[outer], start_s
+            at_s[outer] = max(at_s[outer], start_s if what == What.SCOPE else end_s)
+        if what == What.SCOPE:
+            continue
+        if event in opened:
+            stack.append(event)
+            at_s[event], ends_s[event] = start_s, end_s
         else:
             part_of[event] = event
-            yield event, start_s[event], ends_s[event]
-    yield from close(np.inf, NONE)
+            yield event, start_s, end_s
+    yield from close(np.inf)

@@ -174,7 +174,14 @@ def arrange(
         start_s=column(joined.start_s, np.nan),
         end_s=column(joined.end_s, np.nan),
         gradients=[(int(place[op]), *rest) for op, *rest in joined.gradients if place[op] >= 0],
+        earlier=_kept(joined.earlier, place),
     )
+
+
+def _kept(earlier: np.ndarray, place: np.ndarray) -> np.ndarray:
+    """`Joined.earlier` of the ops that stay, with their new numbers."""
+    stays = place[earlier[:, 0]] >= 0
+    return np.stack([place[earlier[stays, 0]], earlier[stays, 1]], axis=1)
 
 
 def with_edges(joined: Joined, owner: np.ndarray, on: np.ndarray) -> Joined:
@@ -228,6 +235,9 @@ def drop(joined: Joined, ops: np.ndarray) -> Joined:
     is_dropped[ops] = True
     previous, _ = on_stream(graph)
     waits: dict[int, set[int]] = {}  # of a dropped op: the ops that stay which it waited for
+    events: dict[int, set[int]] = {op: set() for op in np.flatnonzero(is_dropped).tolist()}  # … of earlier iterations
+    for op, event in joined.earlier[is_dropped[joined.earlier[:, 0]]].tolist():
+        events[op].add(event)
     for first in np.flatnonzero(is_dropped).tolist():
         stack = [first]
         while stack:
@@ -236,17 +246,23 @@ def drop(joined: Joined, ops: np.ndarray) -> Joined:
             open_deps = [dep for dep in deps if is_dropped[dep] and dep not in waits]
             if not open_deps:
                 waits[op] = set().union(*(waits[dep] if is_dropped[dep] else {dep} for dep in deps))
+                events[op].update(*(events[dep] for dep in deps if is_dropped[dep]))
                 stack.pop()
             stack += open_deps
     owner, on = edges(graph.ops)
     through = np.flatnonzero(is_dropped[on] & ~is_dropped[owner])
     behind = np.flatnonzero((previous >= 0) & ~is_dropped & is_dropped[previous])
     by_order = graph.streams.order[graph.ops.stream] == Order.PROGRAM
+    follow = list(
+        zip(np.append(owner[through], behind).tolist(), np.append(on[through], previous[behind]).tolist(), strict=True)
+    )
+    earlier = [(op, event) for op, dropped in follow for event in events[dropped]]
+    joined = dataclasses.replace(
+        joined, earlier=np.concatenate([joined.earlier, np.array(earlier, np.int64).reshape(-1, 2)])
+    )
     bridges = [
         (op, dep)
-        for op, dropped in zip(
-            np.append(owner[through], behind).tolist(), np.append(on[through], previous[behind]).tolist(), strict=True
-        )
+        for op, dropped in follow
         for dep in waits[dropped]
         if graph.ops.stream[dep] != graph.ops.stream[op] or not by_order[op]  # else the stream's order says so
     ]

@@ -86,8 +86,7 @@ def replay(path: Path, as_json: bool, timeline: Path | None, iteration: int | No
     a mean iteration."""
     from emulator.replay.engine import replay as play
     from emulator.traces.align import align
-    from emulator.traces.iterations import join_each
-    from emulator.traces.join import join
+    from emulator.traces.join import join, join_each
     from emulator.traces.readers.read import read
     from emulator.whatif.predict import predicted, traced
 

@@ -24,7 +24,7 @@ from statistics import mean
 from emulator.bench.ranks.team import TrainingTeam, step_seconds, training_on_star
 from emulator.bench.ranks.training import WARMUP_STEPS, LayerStack, Steps
 from emulator.testbed.star import LinkOptions, Star
-from emulator.traces.iterations import join_each
+from emulator.traces.join import join_each
 from emulator.traces.joined import Joined
 from emulator.traces.readers.read import read
 from emulator.validation.clocks import Recovered, recovered

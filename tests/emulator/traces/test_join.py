@@ -7,8 +7,8 @@ import pytest
 
 from emulator.replay.engine import replay
 from emulator.traces.events import LaneKind, What
-from emulator.traces.iterations import chain, join_each
-from emulator.traces.join import MEAN, join
+from emulator.traces.iterations import chain
+from emulator.traces.join import MEAN, join, join_each
 from emulator.traces.joined import GAP
 from emulator.whatif.predict import as_replayed, predicted, traced
 from emulator.workload.checks import check

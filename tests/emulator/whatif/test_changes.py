@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from emulator.cluster.algorithms import ALGORITHMS
 from emulator.replay.engine import replay
-from emulator.traces.iterations import join_each
-from emulator.traces.join import join
+from emulator.traces.join import join, join_each
 from emulator.whatif import changes, network, repeated_rounds
 from emulator.whatif.codec_costs import CodecCost
 from emulator.whatif.predict import predicted

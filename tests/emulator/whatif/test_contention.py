@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from emulator.traces.intervals import covered
-from emulator.traces.iterations import join_each
+from emulator.traces.join import join_each
 from emulator.whatif import changes, contention
 from emulator.whatif.network import assume
 from emulator.whatif.predict import predicted

@@ -1,0 +1,237 @@
+"""What several iterations of a job have in common, and when things happened in each: segments of all ranks, what comes
+before what, and the communications in which ranks meet. `join.py` makes graphs of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+
+from emulator.traces.align import Clocks, align
+from emulator.traces.causality import Causality
+from emulator.traces.collectives import Communications, ambiguous_groups
+from emulator.traces.events import LaneKind, RankTrace, one_a_rank
+from emulator.traces.segments import Segments, cut
+from emulator.traces.steps import Steps
+from emulator.workload.graph import NO_TRANSFER
+from switchml.errors import TraceError
+
+WARM_UP = 1.3
+"""Iterations at the start that take so many times the median one are left out."""
+LEAST_IDLE, AT_BEST = 3, 0.05
+"""Kernels on an idle stream that tell how long a launch takes to arrive; without them, that quantile of all kernels."""
+LONGEST_LATENCY_S = 5e-5
+"""What is more is no latency but other work of the device."""
+
+
+class Job:
+    """Traces of one job, one a rank, on one clock. Raises TraceError where they don't belong together. `clocks`: as
+    `align` finds them, by default found here."""
+
+    def __init__(self, traces: Sequence[RankTrace], clocks: Clocks | None = None) -> None:
+        self.traces = one_a_rank(traces)
+        if not self.traces:
+            raise TraceError("no traces: expected one a rank")
+        sizes = {trace.world_size for trace in self.traces if trace.world_size}
+        if len(sizes) > 1:
+            raise TraceError(
+                f"traces of jobs of {' and '.join(map(str, sorted(sizes)))} ranks: expected those of one job"
+            )
+        for trace in self.traces:
+            if not len(trace.steps) or not len(trace.events):
+                raise TraceError(f"{trace.source} has no events in any iteration")
+        self.clocks = align(self.traces) if clocks is None else clocks
+        self.steps = [Steps(trace) for trace in self.traces]
+        self.count = min(len(trace.steps) for trace in self.traces)
+        """Iterations."""
+
+    @cached_property
+    def ambiguous(self) -> frozenset[tuple]:
+        """As `ambiguous_groups` finds them."""
+        return ambiguous_groups(self.traces)
+
+    @cached_property
+    def warm_up(self) -> int:
+        """How many iterations at the start are no measure of the others: in the first, profilers start on some ranks
+        while others wait."""
+        length_s = np.array([max(steps.host_s(step) for steps in self.steps) for step in range(self.count)])
+        usual_s = float(np.median(length_s))
+        first = 0
+        while 2 * first < self.count - 2 and length_s[first] > WARM_UP * usual_s:
+            first += 1
+        return first
+
+    def lasted_s(self, step: int) -> float:
+        """Mean over ranks."""
+        return float(np.mean([steps.lasted_s(step) for steps in self.steps]))
+
+    def cuts(self, step: int) -> list[Segments]:
+        """Of all ranks."""
+        return [cut(steps.trace, step, steps) for steps in self.steps]
+
+    def origin_s(self, step: int) -> np.ndarray:
+        """float64 (ranks,): what each trace's clock says when the iteration begins on the rank that is first."""
+        begin_s = np.array([steps.begin_s(step) for steps in self.steps])
+        shift_s = self.clocks.shift_s(self.traces, begin_s.tolist())
+        return (begin_s + shift_s).min() - shift_s
+
+
+class RankTiming(NamedTuple):
+    """Of one rank's segments in one iteration, on the common clock from the iteration's start."""
+
+    start_s: np.ndarray
+    end_s: np.ndarray
+    gap_s: np.ndarray
+    is_latency: np.ndarray
+    """Whether a gap is between a launch and what it set going, rather than between two things on a stream."""
+    lasted_s: np.ndarray
+    tail_s: float
+    """From the main thread's last segment to the end of the iteration."""
+
+
+@dataclass(frozen=True)
+class Timing:
+    """When things happened in one iteration."""
+
+    ranks: list[RankTiming]
+    came_s: np.ndarray
+    """Of each transfer's last member."""
+    transfer_s: np.ndarray
+
+
+class RankPlan:
+    """One rank's typical iteration: segments, and what comes before what."""
+
+    def __init__(self, trace: RankTrace, segments: Segments, transfer: np.ndarray) -> None:
+        self.trace, self.segments, self.transfer = trace, segments, transfer
+        self.causality = Causality(trace, segments)
+        self.pairs = self.causality.pairs()
+        self.earlier = np.array(self.causality.earlier, np.int64).reshape(-1, 2)
+        """int64 (waits, 2): segments, and the events of earlier iterations that they wait for."""
+        before = self.causality.before
+        follows = np.flatnonzero(before >= 0)
+        self.predecessors = np.concatenate([self.pairs, np.stack([before[follows], follows], axis=1)])
+        self.order = np.lexsort((segments.start_s, segments.lane))
+        host = self.causality.host
+        self.on_main = host[segments.lane[host] == self.causality.main_lane]
+
+    def name(self, segment: int) -> str:
+        """Of the event that a segment belongs to."""
+        return self.trace.names[self.trace.events.name[self.segments.event[segment]]]
+
+    def fits(self, segments: Segments) -> bool:
+        """Whether these are the same segments, one by one."""
+        return np.array_equal(segments.signature(self.trace), self.segments.signature(self.trace))
+
+    def awaited(self, pairs: np.ndarray) -> np.ndarray:
+        """bool (pairs,): of pairs of segments, those whose second one blocks until a device or transport has done the
+        first. What else a segment waits for comes before the gap in front of it."""
+        return self.causality.is_wait[pairs[:, 1]] & (self.segments.lane_kind[pairs[:, 0]] != LaneKind.HOST)
+
+    def is_launch(self, pairs: np.ndarray) -> np.ndarray:
+        """bool (pairs,): of pairs of segments, those of a launch and what it set going on a device."""
+        return self.causality.launcher[pairs[:, 1]] == pairs[:, 0]
+
+
+class Plan:
+    """What iterations have in common: segments, edges and transfers of the typical one, number `step`. Raises
+    TraceError where a rank has none."""
+
+    def __init__(self, job: Job, step: int) -> None:
+        self.job, self.traces, self.step = job, job.traces, step
+        self.cuts = job.cuts(step)
+        for trace, segments in zip(self.traces, self.cuts, strict=True):
+            if not len(segments):
+                raise TraceError(f"{trace.source} has no events in iteration {step}")
+        matched = Communications(self.traces, self.cuts, step, job.ambiguous)
+        self.keys, self.assumptions = matched.keys, matched.assumptions
+        self.ranks = [RankPlan(*each) for each in zip(self.traces, self.cuts, matched.transfer, strict=True)]
+
+    def fits(self, cuts: list[Segments]) -> bool:
+        """Whether these segments are those of the typical iteration."""
+        return all(rank.fits(segments) for rank, segments in zip(self.ranks, cuts, strict=True))
+
+    @cached_property
+    def typical(self) -> Timing:
+        """Of the typical iteration by itself."""
+        return self.timing(self.cuts)
+
+    def timing(self, cuts: list[Segments], before: list[Segments] | None = None) -> Timing:
+        """Of an iteration that fits. `before`: the one before it, where that is replayed, too."""
+        step = cuts[0].step
+        origin_s = self.job.origin_s(step)
+        starts = [segments.start_s - at_s for segments, at_s in zip(cuts, origin_s, strict=True)]
+        ends = [segments.end_s - at_s for segments, at_s in zip(cuts, origin_s, strict=True)]
+        count = len(self.keys)
+        came_s, done_s, members_of = np.full(count, -np.inf), np.zeros(count), np.zeros(count)
+        for rank, start_s, end_s in zip(self.ranks, starts, ends, strict=True):
+            members = np.flatnonzero(rank.transfer != NO_TRANSFER)
+            own_end_s = end_s.copy()
+            for one, waiter in rank.causality.waiter.items():
+                went_on_s = (end_s if rank.causality.is_wait[waiter] else start_s)[waiter]
+                own_end_s[one] = max(min(own_end_s[one], went_on_s), start_s[one])
+            np.maximum.at(came_s, rank.transfer[members], start_s[members])
+            np.add.at(done_s, rank.transfer[members], own_end_s[members])
+            np.add.at(members_of, rank.transfer[members], 1.0)
+        done_s = np.maximum(done_s / np.maximum(members_of, 1.0), came_s)  # members end at nearly the same time
+        ranks = []
+        for place, rank in enumerate(self.ranks):
+            over_s = np.where(rank.transfer != NO_TRANSFER, done_s[rank.transfer] if count else 0.0, ends[place])
+            timing = _rank_timing(rank, cuts[place], over_s, origin_s[place], before[place] if before else None)
+            if step != self.step and len(rank.earlier):
+                # Which events of earlier iterations it waits for is known of the typical one only.
+                usual, waits = self.typical.ranks[place], rank.earlier[:, 0]
+                timing.gap_s[waits] = np.minimum(timing.gap_s[waits], usual.gap_s[waits])
+                timing.lasted_s[waits] = np.minimum(timing.lasted_s[waits], usual.lasted_s[waits])
+            ranks.append(timing)
+        return Timing(ranks, came_s, done_s - came_s)
+
+
+def _rank_timing(
+    rank: RankPlan, segments: Segments, over_s: np.ndarray, origin_s: float, before: Segments | None
+) -> RankTiming:
+    """`over_s`: when each segment was over, with all members of its transfer."""
+    steps, step = segments.steps, segments.step
+    start_s, end_s, began_s = segments.start_s - origin_s, segments.end_s - origin_s, steps.begin_s(step) - origin_s
+    # What a lane did last before; devices may be behind by iterations.
+    done_s = steps.done_s[step - 1].copy() if step else np.full(steps.done_s.shape[1], -np.inf)
+    if before is not None:
+        np.maximum.at(done_s, before.lane, before.end_s)
+    free_s = np.where(rank.causality.before < 0, done_s[segments.lane] - origin_s, -np.inf)
+    ready_s = np.maximum(free_s, began_s)
+    is_awaited, is_launch = rank.awaited(rank.predecessors), rank.is_launch(rank.predecessors)
+    first, second = rank.predecessors[~is_awaited & ~is_launch].T
+    np.maximum.at(ready_s, second, over_s[first])
+    come_s = ready_s.copy()  # with what segments block for
+    first, second = rank.predecessors[is_awaited].T
+    np.maximum.at(come_s, second, over_s[first])
+    if step == rank.segments.step:
+        blocks = rank.causality.is_wait[rank.earlier[:, 0]]
+        for chosen, into in ((blocks, come_s), (~blocks, ready_s)):
+            waits, event = rank.earlier[chosen].T
+            np.maximum.at(into, waits, steps.trace.events.end_s[event] - origin_s)
+    first, second = rank.predecessors[is_launch].T
+    launched_s = np.full(len(end_s), -np.inf)
+    launched_s[second] = over_s[first]
+    is_latency = launched_s + _latency_s(start_s, ready_s, launched_s) > ready_s
+    ready_s = np.where(is_latency, launched_s, np.maximum(launched_s, ready_s))
+    begin_s = np.where(rank.causality.is_wait, np.clip(come_s, start_s, end_s), start_s)
+    tail_s = began_s + steps.host_s(step) - float(over_s[rank.on_main].max(initial=began_s))
+    gap_s, lasted_s = np.maximum(start_s - ready_s, 0.0), np.maximum(end_s - begin_s, 0.0)
+    return RankTiming(start_s, end_s, gap_s, is_latency, lasted_s, max(tail_s, 0.0))
+
+
+def _latency_s(start_s: np.ndarray, ready_s: np.ndarray, launched_s: np.ndarray) -> float:
+    """What a device needs to begin with what was launched: where its stream was idle, else at best. 0 where it always
+    had more to do."""
+    launched = np.isfinite(launched_s)
+    after_s = (start_s - launched_s)[launched]
+    idle_s = after_s[launched_s[launched] > ready_s[launched]]
+    if not len(after_s):
+        return 0.0
+    latency_s = float(np.median(idle_s) if len(idle_s) >= LEAST_IDLE else np.quantile(after_s, AT_BEST))
+    return latency_s if 0 < latency_s <= LONGEST_LATENCY_S else 0.0

@@ -1,0 +1,156 @@
+"""A trace's events by iteration, and what its host waits for besides what its profiler says: room in a queue of
+launches, and copies that block. Found once for all iterations; `segments.cut` makes one of them into segments.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import numpy as np
+
+from emulator.traces.events import NONE, LaneKind, RankTrace, What
+
+SLACK_S = 2e-6
+"""By which an end may be recorded after what waited for it: old traces round to whole microseconds."""
+LEAST_ROOM = 256
+"""Launches that a queue holds at least. CUDA's holds 1,024 of them (as seen in traces; it is not documented)."""
+FULL = 0.98
+"""Of what a queue was ever seen to hold, from which on it counts as full."""
+LEAST_FULL = 3
+"""Launches that were held up by a full queue, for it to be known how much it holds."""
+QUICK, HELD_UP = 0.1, 3
+"""A launch takes that quantile of all where nothing holds it up; one that takes so many times as long was held up."""
+BLOCKING = 0.9
+"""Of the copies of one name, the share that was over when the call returned, from which on such calls block."""
+
+
+class Steps:
+    """Iterations of `trace`. What a transport or a device does belongs to the iteration of what set it going, all else
+    to the one in which it begins."""
+
+    def __init__(self, trace: RankTrace) -> None:
+        self.trace = trace
+        events = trace.events
+        self.lane_kind = np.array([lane.kind for lane in trace.lanes], np.int8)[events.lane]
+        """int8 (events,): `LaneKind`."""
+        self.launch = self._launches()
+        """int64 (events,): the call that set an event on a transport or device going; else NONE."""
+        self.number = self._numbers()
+        """int64 (events,): the iteration, NONE outside of all."""
+        self._order = np.argsort(self.number, kind="stable")
+        self._starts = np.searchsorted(self.number[self._order], np.arange(len(trace.steps) + 1))
+        causes = np.concatenate([trace.causes, self._room(), self._blocking()]).astype(np.int64)
+        effect = self.number[causes[:, 1]]
+        by_step = np.argsort(effect, kind="stable")
+        self._causes = causes[by_step]
+        self._causes_start = np.searchsorted(effect[by_step], np.arange(len(trace.steps) + 1))
+
+    def events(self, step: int) -> np.ndarray:
+        """int64: the events of an iteration, rising."""
+        return self._order[self._starts[step] : self._starts[step + 1]]
+
+    def causes(self, step: int) -> np.ndarray:
+        """int64 (causes, 2): those whose effect is in it. Besides the trace's own: that a launch returned once there
+        was room for it, and a call that blocks once its copy was over (work on a device, call)."""
+        return self._causes[self._causes_start[step] : self._causes_start[step + 1]]
+
+    @cached_property
+    def done_s(self) -> np.ndarray:
+        """float64 (iterations, lanes): when the last event of an iteration and of all before it ended on each transport
+        or device; -inf: there was none."""
+        events, lanes = self.trace.events, max(len(self.trace.lanes), 1)
+        done_s = np.full((len(self.trace.steps), lanes), -np.inf)
+        works = np.flatnonzero((self.lane_kind != LaneKind.HOST) & (self.number != NONE))
+        np.maximum.at(done_s, (self.number[works], events.lane[works]), events.end_s[works])
+        return np.maximum.accumulate(done_s, axis=0)
+
+    def begin_s(self, step: int) -> float:
+        """When its host begins with it."""
+        return float(self.trace.steps[step, 0])
+
+    def host_s(self, step: int) -> float:
+        """From its start to the start of the next."""
+        from_s, until_s = self.trace.steps[step]
+        if step + 1 < len(self.trace.steps):
+            until_s = max(until_s, self.trace.steps[step + 1, 0])
+        return float(until_s - from_s)
+
+    def lasted_s(self, step: int) -> float:
+        """From when all before it was done to when all of it was. Where the host runs ahead, that is how long the
+        device takes, whatever the host does meanwhile."""
+        return self._complete_s(step) - (self._complete_s(step - 1) if step else self.begin_s(0))
+
+    def _complete_s(self, step: int) -> float:
+        return max(self.begin_s(step) + self.host_s(step), float(self.done_s[step].max()))
+
+    @cached_property
+    def issue_s(self) -> float:
+        """What a launch that nothing holds up takes."""
+        events = self.trace.events
+        calls = (events.what == What.LAUNCH) & (self.lane_kind == LaneKind.HOST)
+        return float(np.quantile(events.duration_s[calls], QUICK)) if calls.any() else 0.0
+
+    @cached_property
+    def blocks(self) -> np.ndarray:
+        """int64 (events,): of a call that returns only when its copy is over, that copy; else NONE. Whether calls do is
+        a matter of the copy's kind (`Memcpy DtoH (Device -> Pageable)` blocks, pinned memory does not)."""
+        events, blocks = self.trace.events, np.full(len(self.launch), NONE, np.int64)
+        pinned = np.array(["Pinned" in name for name in self.trace.names], bool)
+        copies = np.flatnonzero((events.what == What.COPY) & (self.launch != NONE) & ~pinned[events.name])
+        if len(copies):
+            is_over = events.end_s[copies] <= events.end_s[self.launch[copies]] + SLACK_S
+            name = events.name[copies]
+            share = np.bincount(name, is_over) / np.maximum(np.bincount(name), 1)
+            copies = copies[share[name] >= BLOCKING]
+            blocks[self.launch[copies]] = copies
+        return blocks
+
+    def _launches(self) -> np.ndarray:
+        launch = np.full(len(self.lane_kind), NONE, np.int64)
+        cause, caused = self.trace.causes.T
+        launched = (self.lane_kind[cause] == LaneKind.HOST) & (self.lane_kind[caused] != LaneKind.HOST)
+        launched &= self.trace.events.what[cause] == What.LAUNCH
+        launch[caused[launched]] = cause[launched]
+        return launch
+
+    def _numbers(self) -> np.ndarray:
+        events, steps = self.trace.events, self.trace.steps
+        if not len(steps):
+            return np.full(len(events), NONE, np.int64)
+        number = np.searchsorted(steps[:, 0], events.start_s, side="right") - 1
+        number[(number >= 0) & (events.start_s >= steps[number, 1])] = NONE
+        works = np.flatnonzero(self.launch != NONE)
+        number[works] = number[self.launch[works]]
+        return number
+
+    def _blocking(self) -> np.ndarray:
+        """int64 (pairs, 2): copy, the call that waited for it."""
+        calls = np.flatnonzero(self.blocks != NONE)
+        return np.stack([self.blocks[calls], calls], axis=1)
+
+    def _room(self) -> np.ndarray:
+        """int64 (pairs, 2): what had to end on a device before there was room for a launch, and the launch. How much
+        room there is shows where launches were held up."""
+        events = self.trace.events
+        pairs = [np.empty((0, 2), np.int64)]
+        for lane in (number for number, lane in enumerate(self.trace.lanes) if lane.kind == LaneKind.DEVICE):
+            works = np.flatnonzero((events.lane == lane) & (self.launch != NONE))
+            if len(works) < LEAST_ROOM:
+                continue
+            # One launch may set several going (a graph's): the last of them counts.
+            call, last = np.unique(self.launch[works][::-1], return_index=True)
+            work = works[::-1][last]
+            order = np.lexsort((call, events.start_s[call]))
+            call, work = call[order], work[order]
+            done_s = np.maximum.accumulate(events.end_s[work])
+            ended = np.searchsorted(done_s, events.end_s[call] + SLACK_S, side="right")
+            queued = np.arange(1, len(call) + 1) - ended
+            most = int(queued.max())
+            held_up = (events.duration_s[call] > HELD_UP * self.issue_s) & (queued >= FULL * most)
+            held_up &= done_s[ended - 1] > events.start_s[call]  # what made room ended meanwhile
+            if most < LEAST_ROOM or held_up.sum() < LEAST_FULL:
+                continue
+            awaited = np.where(held_up, ended, np.arange(1, len(call) + 1) - most) - 1
+            waits = awaited >= 0
+            pairs.append(np.stack([work[awaited[waits]], call[waits]], axis=1))
+        return np.concatenate(pairs)
