@@ -7,6 +7,7 @@ where the protocol changes: eight numbers for three segments, however long the t
 
 from __future__ import annotations
 
+import contextlib
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,10 +15,14 @@ from pathlib import Path
 import numpy as np
 
 from switchml.errors import ConfigError
+from switchml.files import read_text
 
 SEGMENTS = 3
 SMALL_BYTES = 16 * 2**20
 """Below this an exchange is governed by latency and protocol more than by bandwidth."""
+_ROW = re.compile(rb"^\s*\d+[\s,]+\d+[\s,]+[a-z]\w*[\s,]", re.MULTILINE)
+"""Size, count, type, as rows of both forms begin."""
+_LOOK_BYTES = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -34,10 +39,7 @@ class Table:
 def read(path: Path) -> Table:
     """A table: either CSV with size in bytes first and the time in ns fourth, or nccl-tests' own output with times in
     µs. The number of ranks is in the name (`…_8gpu.txt`) or in nccl-tests' list of ranks."""
-    try:
-        lines = path.read_text().splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"can't read {path}: {error}") from None
+    lines = read_text(path).splitlines()
     rows, ranks = [], 0
     for line in lines:
         fields = line.replace(",", " ").split()
@@ -64,13 +66,23 @@ def read(path: Path) -> Table:
 
 
 def read_all(folder: Path) -> list[Table]:
-    """All tables (*.txt, *.csv, *.log) in a folder, or the one that `folder` is."""
+    """All tables in a folder, whatever their names end in, or the one that `folder` is."""
     if folder.is_file():
         return [read(folder)]
-    paths = sorted(path for path in folder.glob("*") if path.suffix in (".txt", ".csv", ".log"))
+    paths = sorted(path for path in folder.glob("*") if path.is_file() and _has_rows(path))
     if not paths:
-        raise ConfigError(f"{folder}: expected a folder with nccl-tests tables (*.txt, *.csv, *.log)")
+        raise ConfigError(
+            f"{folder}: expected a folder with nccl-tests tables; found 0 rows of one in its files: a size in bytes, a "
+            "count, a type, then times"
+        )
     return [read(path) for path in paths]
+
+
+def _has_rows(path: Path) -> bool:
+    """Whether there is a line in its beginning as a table has them."""
+    with contextlib.suppress(OSError), path.open("rb") as file:
+        return _ROW.search(file.read(_LOOK_BYTES)) is not None
+    return False
 
 
 @dataclass(frozen=True)

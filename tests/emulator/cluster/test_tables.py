@@ -55,6 +55,16 @@ def test_one_segment_is_a_line():
     assert float(curve.seconds(1.0)) == pytest.approx(3e-5)
 
 
+def test_tables_are_known_by_their_content(tmp_path):
+    sizes, seconds = np.arange(1, 9) * MB, np.arange(1, 9) * 1e-5 + 2e-5
+    write(tmp_path / "AR_GPU4_1M_1024M_LUT", sizes, seconds)
+    text = (tmp_path / "AR_GPU4_1M_1024M_LUT").read_text()
+    (tmp_path / "v100_8gpu.table").write_text("\ufeff" + text)
+    (tmp_path / "README.txt").write_text("All-reduces of 8 GPUs.\n2024 was the year.\n")
+    (tmp_path / "plot.png").write_bytes(bytes(range(256)))
+    assert [(one.ranks, len(one.seconds)) for one in tables.read_all(tmp_path)] == [(4, 8), (8, 8)]
+
+
 def test_what_is_no_table_is_refused(tmp_path):
     (tmp_path / "x_2gpu.txt").write_text("hello\n")
     with pytest.raises(ConfigError, match="found 0 rows"):
