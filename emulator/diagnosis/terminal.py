@@ -9,10 +9,12 @@ from rich.text import Text
 
 from emulator.diagnosis.checks import Diagnosis
 from emulator.diagnosis.situation import Finding
-from emulator.report.tables import critical_table, time_text
+from emulator.report.tables import critical_table, operation_text, time_text
 from switchml.terminal import Console
 
 MOST_RANKS = 16
+LONGEST_NAME = 36
+"""Characters of an operation beside when it ran, on a line of 80."""
 COLOUR = {"high": "red", "medium": "yellow", "low": "cyan"}
 
 
@@ -64,7 +66,7 @@ def _panel(diagnosis: Diagnosis, number: int, finding: Finding) -> Panel:
     for sighting in finding.sightings[:3]:
         where = diagnosis.seen.rank_name(sighting.rank)
         span = f"{time_text(sighting.start_s)} to {time_text(sighting.end_s)}"
-        lines.append(Text(f"  {sighting.op}, {where}, {span}", style="dim"))
+        lines.append(Text(f"  {operation_text(sighting.op, LONGEST_NAME)}, {where}, {span}", style="dim"))
     lines += [Text.assemble(("→ ", "bold green"), setting) for setting in finding.settings]
     title = Text.assemble(f"{number}. {finding.title} ", (f"[{finding.severity}]", colour))
     return Panel(Group(*lines), title=title, title_align="left", border_style=colour)

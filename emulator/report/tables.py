@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import Any
 
 from rich.table import Table
+from rich.text import Text
 
 from emulator.replay.critical import CriticalPath
 from emulator.replay.parts import Parts
@@ -32,6 +34,28 @@ def bytes_text(count: float) -> str:
     return f"{count:.0f} B"
 
 
+def operation_cell(name: str) -> Text:
+    """An operation's name for a column that gives way to others: one line, cut where it does not fit."""
+    return Text(operation_text(name), no_wrap=True, overflow="ellipsis")
+
+
+_NOISE = re.compile(r"\bvoid (?=\S)|\bat::native::|\(anonymous namespace\)::|\bstd::")
+"""What stands in the names of many kernels and distinguishes none."""
+
+
+def operation_text(name: str, most: int = 0) -> str:
+    """A kernel's name without what does not distinguish it: its result, PyTorch's own namespaces, its parameters. Of
+    more than `most` characters (0: any number) the end becomes an ellipsis."""
+    plain = _NOISE.sub("", name)
+    if plain.endswith(")"):
+        depth, at = 0, len(plain)
+        while at and (depth := depth + {")": 1, "(": -1}.get(plain[at - 1], 0)):
+            at -= 1
+        if at > 1 and (plain[at - 2].isalnum() or plain[at - 2] in "_>"):
+            plain = plain[: at - 1]
+    return plain if not most or len(plain) <= most else plain[: most - 1] + "…"
+
+
 def _three(value: float) -> str:
     """Three significant digits, without an exponent."""
     if abs(value) >= 100:
@@ -40,12 +64,12 @@ def _three(value: float) -> str:
 
 
 def shares_table(what: str, rows: Iterable[tuple[str, float]], whole_s: float, **style: Any) -> Table:
-    """What, seconds, share of `whole_s`. `style`: as `rich.table.Table` takes it."""
+    """What, seconds, share of `whole_s`; names that don't fit are cut. `style`: as `rich.table.Table` takes it."""
     table = Table(what, title_justify="left", **style)
     for column in ("time", "share"):
-        table.add_column(column, justify="right")
+        table.add_column(column, justify="right", no_wrap=True)
     for name, seconds in rows:
-        table.add_row(name, time_text(seconds), f"{seconds / whole_s:.1%}" if whole_s else "–")
+        table.add_row(operation_cell(name), time_text(seconds), f"{seconds / whole_s:.1%}" if whole_s else "–")
     return table
 
 

@@ -11,11 +11,14 @@ from emulator.cli.options import ANY_PATH, json_option, output, table
 
 if TYPE_CHECKING:
     from rich.table import Table
+    from rich.text import Text
 
     from emulator.diagnosis.diff import Difference, Row
 
 ROWS = 15
 """Of the tables of operations."""
+LONGEST_NAME = 60
+"""Characters of an operation in a sentence."""
 
 
 @click.command()
@@ -37,7 +40,7 @@ def diff(a: Path, b: Path, as_json: bool) -> None:
 
 
 def _show(differences: Difference, a: Path, b: Path) -> None:
-    from emulator.report.tables import time_text
+    from emulator.report.tables import operation_text, time_text
     from switchml.terminal import Console
 
     console = Console()
@@ -55,21 +58,29 @@ def _show(differences: Difference, a: Path, b: Path) -> None:
         console.print(_table("Communication, once all have come", differences.collectives, None))
     for what, rows in (("Only in B", differences.appeared), ("Only in A", differences.disappeared)):
         if rows:
-            console.print(f"{what}: " + ", ".join(each.name for each in rows[:ROWS]) + ", …" * (len(rows) > ROWS))
+            names = [operation_text(each.name, LONGEST_NAME) for each in rows[:ROWS]]
+            console.print(f"{what}: " + ", ".join(names) + ", …" * (len(rows) > ROWS))
 
 
 def _table(title: str, rows: list[Row], whole: Difference | None) -> Table:
     """`whole`: the difference that the rows sum to; else how often each is in an iteration is shown, and whether its
     difference is significant."""
-    from emulator.report.tables import time_text
+    from emulator.report.tables import operation_cell, time_text
 
     is_tested = whole is None and any(row.is_significant is not None for row in rows)
     figures = ("A", "B", "B − A", *(["times in A, B"] if whole is None else []))
     shown = table([""], figures, title=title, title_justify="left")
     if is_tested:
         shown.add_column("significant")
+    for column in shown.columns[1:]:
+        column.no_wrap = True
     for row in rows[:ROWS]:
-        cells = [row.name, time_text(row.a_s), time_text(row.b_s), _signed(row.difference_s)]
+        cells: list[str | Text] = [
+            operation_cell(row.name),
+            time_text(row.a_s),
+            time_text(row.b_s),
+            _signed(row.difference_s),
+        ]
         if whole is None:
             cells.append(f"{row.a_count:.3g}, {row.b_count:.3g}")
         if is_tested:

@@ -18,7 +18,7 @@ from emulator.replay.parts import parts
 from emulator.report.lanes import lanes, phase_of
 from emulator.report.page import Chart, Curve, Page, write_page
 from emulator.report.perfetto import shown_ranks, write_timeline
-from emulator.report.tables import bytes_text, critical_table, parts_table, time_text
+from emulator.report.tables import bytes_text, critical_table, operation_text, parts_table, shares_table, time_text
 from emulator.whatif.faster import what_if
 from emulator.workload.graph import Kind
 from switchml.errors import ConfigError
@@ -274,3 +274,33 @@ def test_tables_say_the_same_as_the_figures(played):
     assert next(iter(path.by_work)) in text
     shares = [float(share) for share in re.findall(r"([\d.]+)%", text.split("On the critical path")[0])]
     assert sum(shares) == pytest.approx(200, abs=0.5)
+
+
+@pytest.mark.parametrize(
+    ("name", "short"),
+    [
+        (
+            "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>, at::detail::"
+            "Array<char*, 3> >(int, at::native::CUDAFunctor_add<float>, at::detail::Array<char*, 3>)",
+            "vectorized_elementwise_kernel<4, CUDAFunctor_add<float>, at::detail::Array<char*, 3> >",
+        ),
+        ("ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)",
+         "ncclDevKernel_AllReduce_Sum_f32_RING_LL"),
+        ("gap before void (anonymous namespace)::elementwise_kernel_with_index<int>()",
+         "gap before elementwise_kernel_with_index<int>"),
+        ("Memcpy DtoH (Device -> Pageable)", "Memcpy DtoH (Device -> Pageable)"),
+        ("aten::mm", "aten::mm"),
+        (")", ")"),
+        ("(x)", "(x)"),
+    ],
+)  # fmt: skip
+def test_names_of_kernels_without_what_distinguishes_none(name, short):
+    assert operation_text(name) == short
+    assert operation_text(name, 20) == (short if len(short) <= 20 else short[:19] + "…")
+
+
+def test_a_long_name_stays_on_its_line():
+    console = Console(width=80, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console.print(shares_table("operation", [("cutlass::Kernel2<" + "x" * 200 + ">", 1.5)], 3.0))
+    (line,) = [line for line in console.export_text().splitlines() if "cutlass" in line]
+    assert len(line) <= 80 and "…" in line and "1.50 s" in line and "50.0%" in line
