@@ -85,10 +85,11 @@ def read_bytes(path: Path | str, error: type[SwitchMLError] = ConfigError, *, li
 
 
 def read_text(path: Path | str, error: type[SwitchMLError] = ConfigError, *, limit: int = LARGEST_BYTES) -> str:
-    """As `read_bytes`; also raises `error` where it is not UTF-8. Line ends become line feeds."""
+    """As `read_bytes`, without a byte-order mark; also raises `error` where it is not UTF-8. Line ends become line
+    feeds."""
     data = read_bytes(path, error, limit=limit)
     try:
-        return data.decode().replace("\r\n", "\n").replace("\r", "\n")
+        return data.decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
     except UnicodeDecodeError as cause:
         raise error(f"can't read {path}: it is not UTF-8 ({cause})") from None
 

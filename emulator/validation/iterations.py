@@ -31,7 +31,7 @@ def read(path: Path, recompute: str = "auto") -> list[tuple[Transformer, Job, fl
     """Model, job and measured seconds of each row. `recompute`: as in a job, or "auto": jobs that fill more than one
     node of 8 recompute all activations, as the publication says, and smaller ones keep them."""
     try:
-        with path.open(newline="") as file:
+        with path.open(newline="", encoding="utf-8-sig") as file:
             reader = csv.DictReader(file)
             rows = [(reader.line_num, row) for row in reader]
     except (OSError, UnicodeDecodeError) as error:

@@ -5,6 +5,7 @@ may be compressed with gzip.
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import io
 import re
@@ -95,6 +96,9 @@ class ChromeFile:
         """Lists of events in the order of the file. TraceError where the file is no such trace, or breaks off."""
         with open_plain(self.path) as file:
             self._file, self._size = file, self.path.stat().st_size
+            self._read_more()
+            if self._buffer.startswith(codecs.BOM_UTF8):
+                self._advance(len(codecs.BOM_UTF8))
             head = self._find_array()
             while True:
                 batch, closed = self._next_batch()

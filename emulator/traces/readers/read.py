@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import re
 import zlib
 from pathlib import Path
@@ -34,7 +35,8 @@ _KINETO = re.compile(
 )
 """What only PyTorch's Chrome traces have."""
 _DPRO_PLACE = re.compile(rb'"pid"\s*:\s*"[^"]*host\d+\.rank\d+"')
-_TORCH_ET = re.compile(rb'"schema"\s*:\s*"[^"]*chakra[^"]*"')
+_TORCH_ET = re.compile(rb'"schema"\s*:\s*"\d[^"]*"')
+_NODES = re.compile(rb'"nodes"\s*:\s*\[')
 
 
 def read(path: Path | str, *, rank: int | None = None, salvage: bool = False) -> list[RankTrace]:
@@ -60,10 +62,16 @@ def read(path: Path | str, *, rank: int | None = None, salvage: bool = False) ->
         for trace in _read_one(file, kind, rank, salvage, beside)
     ]
     if not traces:
-        raise TraceError(
-            f"{path} has torch's execution traces only, which have no times: put the profiler's beside them"
-        )
+        raise _lone(present[0][0])
     return one_a_rank(traces)
+
+
+def _lone(file: Path) -> TraceError:
+    """For torch's execution trace with nothing of the profiler's beside it."""
+    return TraceError(
+        f"{file} is PyTorch's execution trace (ExecutionTraceObserver), which says what was called on which tensors "
+        "but not when: put the profiler's trace of the same run beside it, with the same rank-N in the names of both"
+    )
 
 
 def read_workload(path: Path | str) -> Workload:
@@ -79,6 +87,8 @@ def read_workload(path: Path | str) -> Workload:
     if texts:
         with reading(texts[0], TraceError):
             return simai.read_simai(texts[0])
+    if all(kind == EXECUTION_TRACE for _, kind in present):
+        raise _lone(present[0][0])
     if not execution_traces:
         raise TraceError(f"{path} says what a job did, not what there is to do: `switchml trace replay` replays it")
     with reading(path, TraceError):
@@ -115,13 +125,13 @@ def detect(path: Path) -> str:
         except (EOFError, OSError, zlib.error):
             # Broken right at the beginning: by its name; the reader then says where it breaks.
             return KINETO if ".json" in path.name else ""
-    text = start.lstrip()
+    text = start.removeprefix(codecs.BOM_UTF8).lstrip()
     if text[:1] in (b"{", b"["):
         if _DPRO_PLACE.search(text):
             return DPRO
         if b'"workload_graph"' in text[:4096]:
             return CHAKRA
-        if _TORCH_ET.search(text[:4096]) and b'"nodes"' in text:
+        if _TORCH_ET.search(text[:4096]) and _NODES.search(text):
             return EXECUTION_TRACE
         return KINETO if _KINETO.search(text) else ""
     if re.match(rb"[A-Z_]+\s+model_parallel_NPU_group:", text):

@@ -17,19 +17,20 @@ from switchml.errors import TraceError
 Value = int | float | str | None
 
 RECORDED = ("cpu_op", "user_annotation", "python_function", "runtime", "kernel", "gpu_memcpy", "gpu_memset")
-"""The categories that become events; of newer ones such as `cuda_runtime`, `cuda_driver`, `xpu_runtime` the last word
-or `runtime` counts."""
+"""The categories that become events; others become one of these, by `_CATEGORIES` or `_recorded_as`."""
 
 _CATEGORIES = {
     "Operator": "cpu_op",
     "Runtime": "runtime",
-    "cuda_driver": "runtime",
-    "hip_driver": "runtime",
+    "mtia_ccp_events": "kernel",
     "Kernel": "kernel",
     "Memcpy": "gpu_memcpy",
     "Memset": "gpu_memset",
 }
-"""Names that other versions use."""
+"""Names that other versions and other accelerators use (libkineto/include/ActivityType.h)."""
+
+_NO_WORK = re.compile(r"^Trace$|annotation$|_sync$|_event$|counters?$|_range$|profiler$|^overhead$|correlation$")
+"""Categories that repeat or measure what others say, although they may name a stream."""
 
 DEVICE_CATEGORIES = ("kernel", "gpu_memcpy", "gpu_memset")
 
@@ -129,7 +130,7 @@ class Table:
                 continue
             category = event.cat
             if category not in RECORDED:
-                category = _CATEGORIES.get(category) or ("runtime" if category.endswith("_runtime") else "")
+                category = _recorded_as(category, event.args)
                 if not category:
                     self._skip(event)
                     continue
@@ -182,6 +183,17 @@ class Table:
 
 
 _NO_ARGS = Args()
+
+
+def _recorded_as(category: str, args: Args | None) -> str:
+    """Which of RECORDED a category counts as, "" for none: host calls of any accelerator by their name, and whatever
+    else ran on a stream of a device."""
+    if (known := _CATEGORIES.get(category)) is not None:
+        return known
+    if category.endswith(("_runtime", "_driver")):
+        return "runtime"
+    on_stream = args is not None and args.stream is not None and args.device is not None
+    return "kernel" if on_stream and not _NO_WORK.search(category) else ""
 
 
 def _is_detailed(category: str, name: str, args: Args) -> bool:

@@ -71,6 +71,8 @@ class Reading:
         self.row_to_event = np.empty(len(order), np.int64)
         self.row_to_event[order] = np.arange(len(order))
         table.columns = Columns()  # sorted copies are all that is needed from here on
+        calls = self.launch_of[self.launch_of != NONE]
+        self.events.what[calls[self.events.what[calls] == What.COMPUTE]] = What.LAUNCH  # whatever it is called
         self.details: dict[int, Args] = {int(self.row_to_event[row]): args for row, args in table.details.items()}
         self.rank, self.world_size = self._whose(rank)
 

@@ -232,6 +232,29 @@ def test_cudas_records_of_waits_name_stream_and_event(tmp_path):
 STRANGE = st.one_of(st.none(), st.integers(-3, 3), st.text(max_size=3), st.floats(), st.just([]), st.just({"a": 1}))
 
 
+def test_work_of_other_accelerators_is_on_their_streams(tmp_path):
+    """MTIA's, by the name of its category; and what a category that nobody knows yet has on a stream."""
+    on_stream = {"device": 0, "stream": 3}
+    events = [
+        span("aten::mm", 0, 20),
+        span("mtiaLaunchKernel", 5, 5, cat="mtia_runtime", correlation=1),
+        span("enqueue", 12, 5, cat="npu_driver", correlation=2),
+        span("gemm", 30, 40, cat="mtia_ccp_events", tid=3, pid=0, correlation=1, args=on_stream),
+        span("softmax", 80, 10, cat="npu_task", tid=3, pid=0, correlation=2, args=on_stream),
+        span("gemm", 30, 40, cat="mtia_counters", tid=4, pid=0, args=on_stream),
+        span("wait", 30, 40, cat="xpu_sync", tid=4, pid=0, args=on_stream),
+        span("phase", 0, 90, cat="mtia_insight", tid=5, pid=0),
+    ]
+    trace = read(write(tmp_path / "t.json", events))
+    names = [trace.names[name] for name in trace.events.name]
+    lanes = [trace.lanes[lane].kind for lane in trace.events.lane]
+    assert [name for name, lane in zip(names, lanes, strict=True) if lane == LaneKind.DEVICE] == ["gemm", "softmax"]
+    launched = {(names[cause], names[caused]) for cause, caused in trace.causes.tolist()}
+    assert launched == {("mtiaLaunchKernel", "gemm"), ("enqueue", "softmax")}
+    assert (trace.events.what[[names.index("enqueue"), names.index("mtiaLaunchKernel")]] == What.LAUNCH).all()
+    assert trace.about["left out"] == "1 mtia_counters, 1 mtia_insight, 1 xpu_sync"
+
+
 @given(data=st.data())
 def test_events_with_anything_in_them_are_read_or_refused(tmp_path_factory, data):
     events = json.loads(gloo_trace(tmp_path_factory.mktemp("t") / "t.json").read_text())["traceEvents"]

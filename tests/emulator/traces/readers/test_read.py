@@ -1,6 +1,8 @@
 """Files of every format, directories of them, and what is said about those that make no sense."""
 
+import codecs
 import dataclasses
+import gzip
 import json
 import sys
 
@@ -177,3 +179,23 @@ def test_convert_writes_what_read_reads(tmp_path):
         assert len(json.loads(ran.stdout)["files"]) == 2
         for one, other in zip(traces, read(out), strict=True):
             same(one, other)
+
+
+def test_a_byte_order_mark_is_no_part_of_a_trace(tmp_path):
+    write(tmp_path / "rank-0.json", work(0), distributedInfo={"rank": 0, "world_size": 2})
+    plain = read(tmp_path / "rank-0.json")
+    (tmp_path / "rank-0.json").write_bytes(codecs.BOM_UTF8 + (tmp_path / "rank-0.json").read_bytes())
+    same(plain[0], read(tmp_path / "rank-0.json")[0])
+    (tmp_path / "rank-0.json").write_bytes(gzip.compress((tmp_path / "rank-0.json").read_bytes()))
+    same(plain[0], read(tmp_path / "rank-0.json")[0])
+
+
+@pytest.mark.parametrize("schema", ["1.1.1-chakra.0.0.4", "1.0.1"])
+@pytest.mark.parametrize("command", [["trace", "replay"], ["trace", "emulate", "--cluster", "a100-dgx"]])
+def test_an_execution_trace_alone_is_explained(schema, command, tmp_path):
+    execution_trace(tmp_path / "et.json", [(3, "aten::add_", [8], [8])])
+    text = (tmp_path / "et.json").read_text().replace("1.1.1-chakra.0.0.4", schema)
+    (tmp_path / "et.json").write_text(text)
+    ran = CliRunner().invoke(cli, [*command, str(tmp_path / "et.json")])
+    assert ran.exit_code != 0
+    assert "is PyTorch's execution trace" in ran.output and "rank-N in the names of both" in ran.output
