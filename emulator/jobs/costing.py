@@ -69,6 +69,9 @@ class Step:
     exchange: Cost = FREE
     """Among expert-parallel ranks, to the experts and back."""
     exchange_bytes: float = 0.0
+    context: tuple[Cost, Cost] = (FREE, FREE)
+    """Among context-parallel ranks, forward and backward: what of it attention does not hide."""
+    context_bytes: float = 0.0
     recomputes_all: bool = False
     """Together with the step before it, if that does so, too."""
     forward_kernels: int = 0
@@ -264,7 +267,7 @@ def _code(model: Transformer, job: Job, machine: Machine) -> transformer.Code:
     if job.flash(model):
         name, head = job.attention_kernel(model), model.hidden // model.heads
         kernel = attention_kernels()[name]
-        rates = kernel.rates(machine.device, name, job.precision, job.tokens(model), head)
+        rates = kernel.rates(machine.device, name, job.precision, job.sample_tokens(model), head)
     return transformer.Code(
         implementation=implementation,
         cross_entropy=cross_entropies()[loss],
@@ -302,23 +305,48 @@ def _step(
         forward_flops=kernels.flops(part.forward),
         backward_flops=kernels.flops(part.backward),
         parameters=parameters,
-        reduce=_reduce(part.reduce_bytes, job, cluster, tensor),
+        reduce=_reduce(part, job, cluster, tensor, machine),
         reduce_bytes=part.reduce_bytes,
         exchange=cost(cluster, "all_to_all", part.exchange_bytes, expert) if part.exchange_bytes else FREE,
         exchange_bytes=part.exchange_bytes,
+        context=_context(part, job, cluster, machine) if part.context_bytes else (FREE, FREE),
+        context_bytes=part.context_bytes,
         recomputes_all=full,
         forward_kernels=len(part.forward) + len(recomputed),
         backward_kernels=len(backward),
     )
 
 
-def _reduce(size_bytes: float, job: Job, cluster: Cluster, tensor: Place) -> Cost:
+def _reduce(part: transformer.Segment, job: Job, cluster: Cluster, tensor: Place, machine: Machine) -> Cost:
+    size_bytes = part.reduce_bytes
     if not size_bytes:
         return FREE
     if not job.sequence_parallel:
         return cost(cluster, "all_reduce", size_bytes, tensor)
     scatter = cost(cluster, "reduce_scatter", size_bytes, tensor)
-    return scatter.plus(cost(cluster, "all_gather", size_bytes, tensor))
+    both = scatter.plus(cost(cluster, "all_gather", size_bytes, tensor))
+    if not job.async_tp:
+        return both
+    # In as many pieces as ranks; a piece's exchange hides behind the next piece's product (Wang et al., ASPLOS 2023).
+    products = part.forward[(part.forward[:, 1] > 0) & (part.forward[:, 5] == 0)]
+    hidden_s = min(both.seconds, machine.seconds(products)) * (1 - 1 / job.tp)
+    return Cost(both.seconds - hidden_s)
+
+
+def _context(part: transformer.Segment, job: Job, cluster: Cluster, machine: Machine) -> tuple[Cost, Cost]:
+    """A ring hands keys and values on while attention works on those it has, so that only what is longer than
+    attention shows; backward their gradients go along. An all-to-all comes before attention and after it."""
+    where = place(job.cp, job.tp, cluster.accelerators_per_node)
+    if job.cp_exchange == "all-to-all":
+        exchanged = cost(cluster, "all_to_all", part.context_bytes, where)
+        return exchanged, exchanged
+    is_core = np.isin(part.forward[:, 1:4], part.recomputed[:, 1:4]).all(axis=1) & (part.forward[:, 1] > 0)
+    core_s = machine.seconds(part.forward[is_core]) * (1 - 1 / job.cp)
+    costs = []
+    for times in (1.0, 2.0):
+        handed = cost(cluster, "all_gather", times * part.context_bytes * job.cp, where)
+        costs.append(Cost(max(handed.fixed_s, handed.seconds - times * core_s)))
+    return costs[0], costs[1]
 
 
 def _flat_gradient_bytes(job: Job) -> float:
@@ -334,6 +362,7 @@ def _stage(steps: list[Step], job: Job, constants: Constants) -> Stage:
     compute = sum(step.compute_s for step in steps)
     times = [(3 if step.recomputes_all else 2, step) for step in steps]
     exchanged = sum(n * (s.reduce.seconds + 2 * s.exchange.seconds) for n, s in times)
+    exchanged += sum((n - 1) * s.context[0].seconds + s.context[1].seconds for n, s in times)
     collectives = sum(n * ((s.reduce_bytes > 0) + 2 * (s.exchange_bytes > 0)) for n, s in times)
     host = (
         constants.launch_forward_s * sum(s.forward_kernels for s in steps)

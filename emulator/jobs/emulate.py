@@ -154,14 +154,14 @@ class Emulation:
     def mfu(self) -> float:
         """Model FLOPs, nothing recomputed, as a share of what all accelerators could do at peak."""
         job, model = self.plan.job, self.plan.model
-        flops = model.flops_per_sample(job.tokens(model)) * job.global_batch
+        flops = model.flops_per_sample(job.sample_tokens(model)) * job.global_batch
         return flops / self.iteration_s / (job.gpus * self.plan.cluster.device.peak(job.precision))
 
     @property
     def steps(self) -> float:
         """Iterations of the whole training; 0: not asked for."""
         job, run = self.plan.job, self.request.run
-        return run.tokens / (job.global_batch * job.tokens(self.plan.model)) if run.tokens else run.steps
+        return run.tokens / (job.global_batch * job.sample_tokens(self.plan.model)) if run.tokens else run.steps
 
     @cached_property
     def progress(self) -> Progress:
@@ -261,7 +261,7 @@ class Emulation:
         if self.loading:
             figures["loading"] = self.loading.to_json()
         if isinstance(self.plan.model, Transformer):
-            figures["tokens_per_s"] = self.samples_per_s * job.tokens(self.plan.model)
+            figures["tokens_per_s"] = self.samples_per_s * job.sample_tokens(self.plan.model)
         return figures
 
 
@@ -309,7 +309,7 @@ def _load(spec: Request, costed: Plan, played: Replayed) -> Loading:
         samples=data.samples,
         sample_bytes=data.sample_bytes,
         global_batch=job.global_batch,
-        ranks=job.dp,
+        ranks=job.replicas,
         epochs=data.epochs,
         buffer_samples=int(data.buffer_bytes / data.sample_bytes),
         seed=spec.noise.seed,

@@ -15,6 +15,7 @@ from emulator.jobs.blocks import Ops
 from emulator.jobs.costing import Plan
 from emulator.jobs.rank_program import (
     BACKWARDS,
+    CONTEXT,
     DATA,
     EXPERT,
     FORWARDS,
@@ -103,10 +104,11 @@ def _add_transfers(
         for t in range(tensor):
             group = builder.add_group(ranks[stage, :, t], name=f"data-parallel, stage {stage}", size=job.dp)
             bases[DATA][stage, :, t] = transfers(DATA, stage, group)
-            for first in range(0, data, max(1, min(job.ep, data))):
-                members = ranks[stage, first : first + job.ep, t]
-                group = builder.add_group(members, name=f"expert-parallel, stage {stage}", size=job.ep)
-                bases[EXPERT][stage, first : first + job.ep, t] = transfers(EXPERT, stage, group)
+            for kind, size, name in ((EXPERT, job.ep, "expert"), (CONTEXT, job.cp, "context")):
+                for first in range(0, data, max(1, min(size, data))):
+                    members = ranks[stage, first : first + size, t]
+                    group = builder.add_group(members, name=f"{name}-parallel, stage {stage}", size=size)
+                    bases[kind][stage, first : first + size, t] = transfers(kind, stage, group)
     if job.pp > 1:
         _add_boundaries(builder, plan, blocks, ranks, bases)
     return bases

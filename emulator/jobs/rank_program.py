@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from typing import Any
 
 import numpy as np
@@ -19,13 +20,13 @@ from emulator.jobs.costing import Plan, Stage, Step
 from emulator.jobs.units import Units
 from emulator.workload.builder import GraphBuilder
 from emulator.workload.graph import NO_MICRO_BATCH, Collective, Kind
-from emulator.workload.job import Job
+from emulator.workload.models import Transformer
 from emulator.workload.schedules import passes
 
 STREAMS = ("compute", "from before", "to next", "from next", "to before", "gradients")
 COMPUTE, FROM_BEFORE, TO_NEXT, FROM_NEXT, TO_BEFORE, GRADIENTS = range(len(STREAMS))
-TRANSFERS = 6
-TENSOR, EXPERT, DATA, FORWARDS, BACKWARDS, TIED = range(TRANSFERS)
+TRANSFERS = 7
+TENSOR, EXPERT, DATA, FORWARDS, BACKWARDS, TIED, CONTEXT = range(TRANSFERS)
 """Which transfers an op belongs to."""
 UNDIVIDED = 2
 """Priority of what ends a pass: above those of passes, so that nothing comes between."""
@@ -49,11 +50,11 @@ class Rank:
         self.number = number
         self.stage = self.plan.stages[number]
         self.block = Block()
-        self.counts = dict.fromkeys((TENSOR, EXPERT, DATA), 0)
+        self.counts = dict.fromkeys((TENSOR, EXPERT, DATA, CONTEXT), 0)
         self.done: list[tuple[Step, int]] = []
         """Steps of the last backward pass and the ops after which their gradients are complete."""
         self._last_compute: tuple[int, ...] = ()
-        self.pieces = _pieces(self.stage, number, self.job)
+        self.pieces = _pieces(self.stage, number, self.plan)
         self.units: Units | None = None
         """Of the piece whose pass is being built, where weights are sharded (ZeRO 3)."""
         self.message_driven = self.job.schedule == "axonn" and self.job.pp > 1
@@ -237,7 +238,7 @@ class Rank:
                 after = ()
             name = f"{step.name} {'recomputed' if is_recomputed else 'forward'}"
             last = self._compute(name, seconds, micro_batch, after, flops=step.forward_flops)
-            last = self._communicate_after(step, micro_batch, last)
+            last = self._communicate_after(step, micro_batch, last, is_forward=True)
             after = ()
         return last
 
@@ -257,7 +258,7 @@ class Rank:
                 seconds = step.backward_s + (0.0 if step.recomputes_all else step.recompute_s)
                 seconds *= self.stage.stretch
                 own = self._compute(f"{step.name} backward", seconds, micro_batch, after, flops=step.backward_flops)
-                last = self._communicate_after(step, micro_batch, own)
+                last = self._communicate_after(step, micro_batch, own, is_forward=False)
                 if step.exchange_bytes:
                     last = self._all_to_all(step, micro_batch, (last,))
                 after = ()
@@ -267,7 +268,12 @@ class Rank:
                     self.done.append((step, own))
         return last
 
-    def _communicate_after(self, step: Step, micro_batch: int, last: int) -> int:
+    def _communicate_after(self, step: Step, micro_batch: int, last: int, *, is_forward: bool) -> int:
+        if step.context_bytes:
+            kind = Collective.ALL_GATHER if self.job.cp_exchange == "ring" else Collective.ALL_TO_ALL
+            costed = step.context[0 if is_forward else 1]
+            name = f"context of attention {'forward' if is_forward else 'backward'}"
+            last = self._exchange(name, kind, step.context_bytes, costed, CONTEXT, micro_batch, (last,))
         if step.exchange_bytes:
             last = self._all_to_all(step, micro_batch, (last,))
         if step.reduce_bytes:
@@ -352,15 +358,15 @@ class Rank:
         return last
 
 
-def _pieces(stage: Stage, number: int, job: Job) -> list[tuple[Step, ...]]:
-    """A stage's steps, split into its pieces: layers evenly, the embedding with the first, the loss with the last."""
-    steps = list(stage.steps)
-    if job.virtual_stages == 1:
+def _pieces(stage: Stage, number: int, plan: Plan) -> list[tuple[Step, ...]]:
+    """A stage's steps, split into its pieces: the embedding with the first, the loss with the last."""
+    job, model, steps = plan.job, plan.model, list(stage.steps)
+    if job.virtual_stages == 1 or not isinstance(model, Transformer):
         return [tuple(steps)]
     first = [steps.pop(0)] if number == 0 else []
     last = [steps.pop()] if number == job.pp - 1 else []
-    size = len(steps) // job.virtual_stages
-    pieces = [steps[i * size : (i + 1) * size] for i in range(job.virtual_stages)]
+    ends = np.cumsum([0, *(2 * layers for layers in job.piece_layers(model, number))])
+    pieces = [steps[start:end] for start, end in itertools.pairwise(ends.tolist())]
     pieces[0] = first + pieces[0]
     pieces[-1] = pieces[-1] + last
     return [tuple(piece) for piece in pieces]

@@ -15,6 +15,7 @@ from emulator.workload.sharding import Sharding
 from switchml.errors import ConfigError
 
 SCHEDULES = ("1f1b", "gpipe", "interleaved", "axonn")
+CP_EXCHANGES = ("ring", "all-to-all")
 RECOMPUTE = ("none", "selective", "full")
 PRECISIONS = ("fp16", "bf16", "fp32", "tf32", "fp8")
 OPTIMIZERS = ("adam", "sgd")
@@ -37,7 +38,15 @@ class Job:
     """Pipeline stages."""
     ep: int = 1
     """Expert-parallel ranks, out of the data-parallel ones."""
+    cp: int = 1
+    """Context-parallel ranks, each with a part of every sequence, out of the data-parallel ones."""
+    cp_exchange: str = "ring"
+    """How they attend to each other's tokens: "ring" hands keys and values around while attention goes on (Liu et al.,
+    Ring Attention, 2023), "all-to-all" gives each rank all tokens of some heads (DeepSpeed-Ulysses, 2023)."""
     sequence_parallel: bool = False
+    async_tp: bool = False
+    """Tensor-parallel exchanges go in pieces, each behind the product of the one before (PyTorch's async TP,
+    Transformer Engine's user buffers); needs sequence_parallel."""
     zero: int = 0
     """ZeRO stage: 1 shards optimizer states over data-parallel ranks, 2 gradients too, 3 weights too (FSDP)."""
     schedule: str = "1f1b"
@@ -66,7 +75,7 @@ class Job:
     name: str = "job"
 
     def __post_init__(self) -> None:
-        for key in ("gpus", "micro_batch", "tp", "pp", "ep", "virtual_stages", "gradient_bytes"):
+        for key in ("gpus", "micro_batch", "tp", "pp", "ep", "cp", "virtual_stages", "gradient_bytes"):
             if getattr(self, key) < 1:
                 raise ConfigError(f"{key.replace('_', '-')} is {getattr(self, key)}; expected at least 1")
         for key in ("batch", "sequence"):
@@ -77,6 +86,7 @@ class Job:
         for key, known in (
             ("schedule", SCHEDULES),
             ("recompute", RECOMPUTE),
+            ("cp_exchange", CP_EXCHANGES),
             ("allreduce", ALGORITHMS),
             ("hierarchy", HIERARCHIES),
             ("precision", PRECISIONS),
@@ -94,10 +104,18 @@ class Job:
             raise ConfigError(
                 f"the {self.dp} data-parallel ranks can't be split into {self.ep} expert-parallel ones evenly"
             )
-        if self.batch and self.batch % (self.dp * self.micro_batch):
+        if self.dp % self.cp:
             raise ConfigError(
-                f"batch {self.batch} is no multiple of {self.dp * self.micro_batch}: "
-                f"{self.dp} data-parallel ranks, micro-batches of {self.micro_batch}"
+                f"the {self.dp} data-parallel ranks can't be split into {self.cp} context-parallel ones evenly"
+            )
+        if self.cp > 1 and self.pp > 1 and self.schedule == "axonn":
+            raise ConfigError("context parallelism is not modelled on message-driven stages; take schedule 1f1b")
+        if self.async_tp and not self.sequence_parallel:
+            raise ConfigError("async-tp cuts the exchanges of sequence parallelism: take sequence-parallel")
+        if self.batch and self.batch % (self.replicas * self.micro_batch):
+            raise ConfigError(
+                f"batch {self.batch} is no multiple of {self.replicas * self.micro_batch}: "
+                f"{self.replicas} data-parallel ranks, micro-batches of {self.micro_batch}"
             )
         if (self.schedule == "interleaved") != (self.virtual_stages > 1):
             raise ConfigError("schedule interleaved and virtual-stages of at least 2 go together")
@@ -123,22 +141,37 @@ class Job:
         return self.gpus // (self.tp * self.pp)
 
     @property
+    def replicas(self) -> int:
+        """Data-parallel ranks that have samples of their own."""
+        return self.dp // self.cp
+
+    @property
     def global_batch(self) -> int:
         """Samples an iteration."""
-        return self.batch or self.micro_batch * self.dp * (4 * self.pp if self.pp > 1 else 1)
+        return self.batch or self.micro_batch * self.replicas * (4 * self.pp if self.pp > 1 else 1)
 
     @property
     def micro_batches(self) -> int:
         """For each data-parallel rank."""
-        return self.global_batch // (self.dp * self.micro_batch)
+        return self.global_batch // (self.replicas * self.micro_batch)
 
-    def tokens(self, model: Model) -> int:
-        """Of a sample; 1 where a sample has no length."""
+    def sample_tokens(self, model: Model) -> int:
+        """Of a whole sample; 1 where a sample has no length."""
         return (self.sequence or model.sequence) if isinstance(model, Transformer) else 1
 
+    def tokens(self, model: Model) -> int:
+        """Of a sample on one rank: context-parallel ranks share them."""
+        return self.sample_tokens(model) // self.cp
+
+    def piece_layers(self, model: Transformer, stage: int) -> list[int]:
+        """Of each piece of `stage`: where they don't divide evenly, the first pieces of the model have one more, as
+        the last one has the loss."""
+        each, more = divmod(model.layers, self.pp * self.virtual_stages)
+        return [each + (piece * self.pp + stage < more) for piece in range(self.virtual_stages)]
+
     def layers(self, model: Transformer, stage: int) -> int:
-        """Of `stage`: where they don't divide evenly, the first stages have one more, as the last one has the loss."""
-        return model.layers // self.pp + (stage < model.layers % self.pp)
+        """Of `stage`, all its pieces."""
+        return sum(self.piece_layers(model, stage))
 
     def parts(self, model: Transformer, stage: int) -> list[str]:
         """What `stage` consists of, in the order of forward."""
@@ -182,7 +215,7 @@ class Job:
     def fit(self, model: Model) -> None:
         """Raise ConfigError unless `model` can be split as this job asks."""
         if isinstance(model, LayerTable):
-            for key in ("tp", "pp", "ep"):
+            for key in ("tp", "pp", "ep", "cp"):
                 if getattr(self, key) > 1:
                     raise ConfigError(
                         f"{model.name} is a table of layers: it can be data-parallel only, "
@@ -194,11 +227,13 @@ class Job:
                 )
             return
         pieces = self.pp * self.virtual_stages
-        if pieces > model.layers or (self.virtual_stages > 1 and model.layers % pieces):
-            equal = "equal pieces" if self.virtual_stages > 1 else "stages"
-            raise ConfigError(
-                f"{model.name}'s {model.layers} layers can't be split into {pieces} {equal} (pp x virtual stages)"
-            )
+        if pieces > model.layers:
+            what = "stages" if self.virtual_stages == 1 else "pieces (pp x virtual stages)"
+            raise ConfigError(f"{model.name}'s {model.layers} layers can't be split into {pieces} {what}")
+        if self.sample_tokens(model) % self.cp:
+            raise ConfigError(f"{self.sample_tokens(model)} tokens can't be split over cp {self.cp}")
+        if self.cp_exchange == "all-to-all" and (model.heads // self.tp) % self.cp:
+            raise ConfigError(f"{model.name}'s {model.heads} heads can't be split over tp {self.tp} and cp {self.cp}")
         if model.heads % self.tp or (model.key_heads % self.tp and self.tp % model.key_heads):
             raise ConfigError(
                 f"{model.name}'s {model.heads} heads ({model.key_heads} of keys) can't be split over tp {self.tp}"

@@ -50,6 +50,8 @@ class Segment:
     """All-reduced among tensor-parallel ranks after forward, and again after backward."""
     exchange_bytes: float = 0.0
     """Sent by each expert-parallel rank in an all-to-all before and after the experts, each way."""
+    context_bytes: float = 0.0
+    """Of a context-parallel rank, each way: its keys and values, or all that goes into and out of attention."""
 
 
 def _rows(*rows: tuple[float, ...]) -> np.ndarray:
@@ -79,6 +81,7 @@ def attention(model: Transformer, job: Job, code: Code) -> Segment:
     """Norm, queries keys and values, scores, softmax, dropout, context, output, residual."""
     how, traffic = code.implementation, code.attention_traffic
     e, t, b, s = job.element_bytes, job.tp, job.micro_batch, job.tokens(model)
+    whole_s = job.sample_tokens(model)
     h, k = model.hidden, max(model.key_width, model.hidden // model.heads * t)
     tokens, head = b * s, h // model.heads
     whole = tokens * h / (t if job.sequence_parallel else 1)
@@ -88,13 +91,13 @@ def attention(model: Transformer, job: Job, code: Code) -> Segment:
     out, out_back = _products(h, tokens, h / t, 1, job, code, has_bias=model.biases)
     if job.flash(model):
         forward_flops, backward_flops = code.attention_flops
-        core = [at_rate(forward_flops, s, s / 2, 2 * head, heads)]
-        core_back = [at_rate(backward_flops, s, s / 2, 5 * head, heads)]
+        core = [at_rate(forward_flops, s, whole_s / 2, 2 * head, heads)]
+        core_back = [at_rate(backward_flops, s, whole_s / 2, 5 * head, heads)]
     else:
-        scores = traffic * heads * s * s
+        scores = traffic * heads * s * whole_s
         softmax = [memory(2 * e * scores), memory((2 * e + 1) * scores)]
-        core = [gemm(s, s, head, heads, half=True), *softmax, gemm(s, head, s, heads, half=True)]
-        core_back = [gemm(s, head, s, heads, half=True)] * 2 + [gemm(s, s, head, heads, half=True)] * 2
+        core = [gemm(s, whole_s, head, heads, half=True), *softmax, gemm(s, head, whole_s, heads, half=True)]
+        core_back = [gemm(s, head, whole_s, heads, half=True)] * 2 + [gemm(s, whole_s, head, heads, half=True)] * 2
         core_back += [memory((2 * e + 1) * scores), memory(3 * e * scores)]
         if heads % 4:
             # Megatron's fused softmax takes multiples of 4 heads (batch times heads of a rank); else it is six kernels,
@@ -111,7 +114,9 @@ def attention(model: Transformer, job: Job, code: Code) -> Segment:
     backward += [*_sweeps(how.joined_back, tokens * (h + 2 * k) / t, e), *qkv_back]
     backward += _sweeps(how.norm_back, whole, e)
     reduced = e * tokens * h if t > 1 else 0.0
-    return Segment("attention", _rows(*forward), _rows(*backward), _rows(*core), reduce_bytes=reduced)
+    context = e * tokens * (2 * k if job.cp_exchange == "ring" else 2 * h + 2 * k) / t if job.cp > 1 else 0.0
+    rows = _rows(*forward), _rows(*backward), _rows(*core)
+    return Segment("attention", *rows, reduce_bytes=reduced, context_bytes=context)
 
 
 def mlp(model: Transformer, job: Job, code: Code) -> Segment:

@@ -1,0 +1,84 @@
+"""Context parallelism, pieces of unequal length, and tensor-parallel exchanges behind products."""
+
+import dataclasses
+
+import pytest
+
+from emulator.cluster import cluster as clusters
+from emulator.jobs import iteration
+from emulator.jobs.costing import plan
+from emulator.jobs.emulate import replayed_s
+from emulator.replay.engine import replay
+from emulator.workload import models
+from emulator.workload.checks import check
+from emulator.workload.job import Job
+from switchml.errors import ConfigError
+
+DGX = clusters.load("a100-dgx")
+GPT = models.Transformer("gpt", "a small GPT", "made up", 10, 1024, 16, 51200, 8192, attention="flash")
+
+
+@pytest.mark.parametrize("exchange", ["ring", "all-to-all"])
+def test_context_parallel_ranks_share_a_sequence(exchange):
+    one = plan(GPT, Job(gpus=1, batch=1), DGX)
+    shared = plan(GPT, Job(gpus=8, batch=1, cp=8, cp_exchange=exchange), DGX)
+    assert shared.job.micro_batches == 1 and shared.job.replicas == 1 and shared.data_parallel.ranks == 8
+    flops = [sum(s.forward_flops + s.backward_flops for s in made.stages[0].steps) for made in (one, shared)]
+    assert flops[1] == pytest.approx(flops[0] / 8)
+    times = []
+    for fold in iteration.FOLDS:
+        graph, costs = iteration.build(shared, fold)
+        check(graph)
+        assert any(name.startswith("context of attention") for name in graph.works.name)
+        times.append(replay(graph, costs).makespan_s)
+    assert times == pytest.approx([times[0]] * 3, rel=1e-9)
+    assert times[0] < replayed_s(one)
+
+
+def test_a_ring_hides_behind_attention_and_an_all_to_all_does_not():
+    long = dataclasses.replace(GPT, sequence=65536)
+    ring, all_to_all = (
+        next(step for step in plan(long, job, DGX).stages[0].steps if step.context_bytes).context
+        for job in (Job(gpus=8, batch=1, cp=8, cp_exchange=name) for name in ("ring", "all-to-all"))
+    )
+    assert ring[0].seconds < all_to_all[0].seconds
+
+
+def test_pieces_of_unequal_length():
+    job = Job(gpus=4, pp=4, batch=8, schedule="interleaved", virtual_stages=2)
+    assert [job.piece_layers(GPT, stage) for stage in range(4)] == [[2, 1], [2, 1], [1, 1], [1, 1]]
+    made = plan(GPT, job, DGX)
+    assert [sum(step.name == "mlp" for step in stage.steps) for stage in made.stages] == [3, 3, 2, 2]
+    graph, costs = iteration.build(made)
+    check(graph)
+    layers = 8 * GPT.flops_per_sample(8192)
+    assert graph.works.flops[graph.ops.work].sum() == pytest.approx(layers, rel=0.3)
+    assert replay(graph, costs).makespan_s > 0
+
+
+def test_exchanges_behind_products():
+    made = [
+        plan(GPT, Job(gpus=8, tp=8, batch=1, sequence_parallel=True, async_tp=hidden), DGX) for hidden in (False, True)
+    ]
+    assert replayed_s(made[1]) < replayed_s(made[0])
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"gpus": 8, "cp": 3}, "can't be split into 3 context-parallel"),
+        ({"gpus": 8, "pp": 2, "cp": 2, "schedule": "axonn", "batch": 8}, "message-driven"),
+        ({"gpus": 8, "tp": 8, "async_tp": True}, "take sequence-parallel"),
+        ({"gpus": 2, "cp": 2, "cp_exchange": "pigeon"}, "unknown cp-exchange|unknown cp_exchange"),
+    ],
+)
+def test_what_makes_no_sense(fields, message):
+    with pytest.raises(ConfigError, match=message):
+        Job(**fields)
+
+
+def test_what_a_model_does_not_allow():
+    with pytest.raises(ConfigError, match="heads can't be split over tp 1 and cp 32"):
+        Job(gpus=32, cp=32, cp_exchange="all-to-all").fit(GPT)
+    with pytest.raises(ConfigError, match="10 layers can't be split into 12 pieces"):
+        Job(gpus=4, pp=4, batch=8, schedule="interleaved", virtual_stages=3).fit(GPT)
