@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import logging
 import logging.handlers
 import sys
 import threading
 from pathlib import Path
+
+from switchml.errors import ConfigError
 
 TRACE = 5
 OFF = 100
@@ -34,19 +38,49 @@ class Formatter(logging.Formatter):
         return f"{text}\n{self.formatException(record.exc_info)}" if record.exc_info else text
 
 
+class _Tolerant(logging.Handler):
+    """A full disk costs log lines, which is said once, and nothing else."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        error = sys.exc_info()[1]
+        if isinstance(error, OSError):
+            _say_once(f"switchml: warning: a part of the log is lost: {error.strerror}")
+        else:
+            super().handleError(record)
+
+
+class _Console(_Tolerant, logging.StreamHandler):
+    """A stream as the log."""
+
+
+class _File(_Tolerant, logging.handlers.RotatingFileHandler):
+    """A file as the log."""
+
+
+@functools.cache
+def _say_once(text: str) -> None:
+    with contextlib.suppress(OSError):
+        print(text, file=sys.stderr)
+
+
 def _add_thread_id(record: logging.LogRecord) -> bool:
     record.thread_id = threading.get_native_id()
     return True
 
 
 def set_up(level: str, console: bool, file: str | None, max_bytes: int, max_files: int) -> None:
-    """Log to stdout, or to FILE.txt, from `level` on; without either, warnings go to stderr."""
+    """Log to stdout, or to FILE.txt, from `level` on; without either, warnings go to stderr. Raises ConfigError if
+    there can be no such file."""
+    handler: _File | _Console
     if file is not None:
         path = Path(f"{file}.txt")
-        handler = logging.handlers.RotatingFileHandler(path, maxBytes=max_bytes, backupCount=max_files)
+        try:
+            handler = _File(path, maxBytes=max_bytes, backupCount=max_files)
+        except OSError as error:
+            raise ConfigError(f"--log-file {path}: {error.strerror}") from None
         handler.namer = _rotated_name
     else:
-        handler = logging.StreamHandler(sys.stdout if console else sys.stderr)
+        handler = _Console(sys.stdout if console else sys.stderr)
     handler.setFormatter(Formatter())
     handler.addFilter(_add_thread_id)
     log = logging.getLogger("switchml.bmv2")

@@ -75,7 +75,7 @@ ENDLESS = {"aggregate": "switchml aggregator ready", "switch": "Thrift server wa
 """What the commands say that a signal has to end."""
 
 LACKING: dict[str, str] = {
-    "room on the disk": "mount -t tmpfs -o size=16k none {folder}",
+    "room on the disk": "mount -t tmpfs -o size=4k none {folder}",
     "descriptors": "ulimit -n 64",
     "room in /dev/shm": "mount -t tmpfs -o size=4k none /dev/shm",
     "a cache to write": "mount --bind {cache} {cache}; mount -o remount,bind,ro {cache}; export HOME=/proc",
@@ -105,7 +105,7 @@ def run(command: str, lacking: str, folder: Path, address: str) -> subprocess.Co
     if command in ENDLESS:
         lines.append(f"exec {shlex.join(words)}")
     else:
-        lines += [shlex.join(words), "code=$?", f"exec > /dev/null; ulimit -n 1024; cp -a {work} {kept}", "exit $code"]
+        lines += [shlex.join(words), "code=$?", f"exec > /dev/null; cp -a {work} {kept}", "exit $code"]
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
         process = subprocess.Popen(
             ["unshare", "-m", "sh", "-c", "\n".join(lines)],

@@ -84,6 +84,7 @@ def test_versions():
         (["-i", "veth0", "l3.json"], 1, "not a port"),
         (["--pcap=nonsense", "l3.json"], 1, "no directory"),
         (["--log-console", "--log-file", "x", "l3.json"], 1, "can't be combined"),
+        (["--log-file", "nonsense/x", "l3.json"], 1, "--log-file nonsense/x.txt: No such file or directory"),
         (["--use-files", "0", "-i", "0@nonsense", "l3.json"], 1, "can't read nonsense_in.pcap"),
         (["--restore-state", "nonsense", "l3.json"], 1, "can't read the state"),
     ],
@@ -130,6 +131,19 @@ def test_a_failed_assert_ends_it_as_it_ends_bmv2(start, tmp_path):
         assert process.wait(30) == -signal.SIGABRT
     finally:
         process.kill()
+
+
+def test_a_full_disk_costs_log_lines_alone(tmp_path):
+    (tmp_path / "log.txt").symlink_to("/dev/full")
+    for log in (["--log-console"], ["--log-file", "log"]):
+        with open("/dev/full", "w") as full:
+            done = subprocess.run(
+                [*SWITCH, *log, "--no-p4", "--use-files", "0", "-i", "0@nonsense", "--thrift-port", "0"],
+                cwd=tmp_path, env=ENVIRONMENT, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60,
+            )  # fmt: skip
+        first, last = done.stderr.splitlines()
+        assert first == "switchml: warning: a part of the log is lost: No space left on device"
+        assert done.returncode == 1 and last.startswith("switchml: error: can't read nonsense_in.pcap")
 
 
 def test_options_without_effect_are_reported_once(start):
