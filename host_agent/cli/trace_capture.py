@@ -130,8 +130,8 @@ def capture(
     if not abouts:
         ended = f"{command[0]} ended with exit code {code}; " if code else ""
         raise ConfigError(
-            f"{ended}no rank has written a trace into {out}: a script must take more than {skip} steps with a torch "
-            "optimizer (--steps), in a Python that has switchml installed"
+            f"{ended}no rank has written a trace into {out}: where no rank says above what failed, the script has to "
+            f"take more than {skip} steps with a torch optimizer (--steps), in a Python that has switchml installed"
         )
     _report(abouts, out, code, as_json)
     if code:

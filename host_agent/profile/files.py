@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from switchml.errors import ConfigError
 from switchml.output_files import whole_file
 
 if TYPE_CHECKING:
@@ -35,11 +36,14 @@ _LEVEL = 3
 
 
 def write(capture: Capture, folder: Path, execution_trace: Path | None, about: dict[str, Any]) -> None:
-    """Write what `capture` has seen."""
+    """Write what `capture` has seen. Raises ConfigError where a file can't be written."""
     rank = capture.rank
     plain = folder / f".rank-{rank}.{os.getpid()}.json"
     try:
         capture.profiler.export_chrome_trace(str(plain))
+        if not plain.exists():  # torch has told stderr that it failed, but not why
+            free = shutil.disk_usage(folder).free
+            raise ConfigError(f"{folder}: torch could not write its trace there; {free:,} bytes are free on that disk")
         with (
             whole_file(folder / f"rank-{rank}.json.gz") as path,
             plain.open("rb") as source,
@@ -47,7 +51,8 @@ def write(capture: Capture, folder: Path, execution_trace: Path | None, about: d
         ):
             shutil.copyfileobj(source, packed, 1 << 20)
     finally:
-        plain.unlink(missing_ok=True)
+        for path in (plain, plain.with_name(f"{plain.name}.tmp")):  # the latter is torch's own part of it
+            path.unlink(missing_ok=True)
     if execution_trace is not None and execution_trace.exists():
         os.replace(execution_trace, folder / f"rank-{rank}.et.json")
     with whole_file(folder / f"rank-{rank}.sizes.json") as path:

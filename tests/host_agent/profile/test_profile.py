@@ -8,6 +8,8 @@ import json
 import mmap
 import sys
 import warnings
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -16,7 +18,7 @@ torch = pytest.importorskip("torch")
 from click.testing import CliRunner  # noqa: E402
 
 from emulator.traces.readers.read import read  # noqa: E402
-from host_agent.profile import capture, heap, switchml_profile  # noqa: E402
+from host_agent.profile import capture, files, heap, switchml_profile  # noqa: E402
 from switchml.cli.main import cli  # noqa: E402
 from switchml.errors import ConfigError, TraceError  # noqa: E402
 
@@ -315,3 +317,11 @@ def test_only_jobs_that_touch_no_new_memory_get_a_reserve(tmp_path, monkeypatch,
     with switchml_profile(tmp_path, skip=12, steps=1, execution_trace=False):
         training.train(15, after=touch)
     assert asked == [0 if touches else heap.RESERVE_BYTES]
+
+
+def test_a_trace_that_torch_can_not_write(tmp_path):
+    """On a full disk it leaves a part, says that it failed on stderr, and raises nothing."""
+    profiler = SimpleNamespace(export_chrome_trace=lambda path: Path(f"{path}.tmp").write_text("half"))
+    with pytest.raises(ConfigError, match=r"torch could not write its trace there; [\d,]+ bytes are free on that disk"):
+        files.write(SimpleNamespace(rank=0, profiler=profiler), tmp_path, None, {})
+    assert list(tmp_path.iterdir()) == []
