@@ -41,7 +41,13 @@ def send_all(ranks: list[Rank], do: str, **arguments) -> list[dict]:
 
 def wait_for_traffic(aggregator: Aggregator, job: str) -> None:
     """Wait until a job is in the middle of its data."""
-    until(lambda: (status := aggregator.job(job)) and min(rank.counters["accepted"] for rank in status.ranks) > 2000)
+
+    def is_under_way() -> bool:
+        status = aggregator.job(job)
+        assert status is None or status.state in ("forming", "running"), status.reason
+        return status is not None and min((rank.counters["accepted"] for rank in status.ranks), default=0) > 2000
+
+    until(is_under_way)
 
 
 class Bystander:
