@@ -59,7 +59,7 @@ def critical_path(played: Replayed) -> CriticalPath:
     path, began_s, ended_s = np.array(ops[::-1], np.int32), np.array(from_s[::-1]), np.array(until_s[::-1])
     seconds = ended_s - began_s
     works = graph.ops.work[path]
-    part = np.array([PART_OF_KIND[Kind(kind)] for kind in graph.works.kind])[works]
+    part = np.array([PART_OF_KIND[kind] for kind in Kind])[graph.works.kind[works]]
     by_part = np.bincount(part, seconds, minlength=len(PARTS))
     by_work = np.bincount(works, seconds, minlength=len(graph.works))
     names: dict[str, float] = {}

@@ -80,7 +80,7 @@ def parts(played: Replayed) -> Parts:
         end_s[number] = played.end_s[job == number].max(initial=0.0) if len(graph.job_names) > 1 else played.makespan_s
     stream_start, ops = ops_by_stream(graph, played.start_s, played.end_s)
     active, waiting = (
-        np.array([table.get(Kind(kind), IDLE) for kind in graph.works.kind], np.int8)
+        np.array([table.get(kind, IDLE) for kind in Kind], np.int8)[graph.works.kind]
         for table in (PART_OF_KIND, PART_OF_WAIT)
     )
     ranks = (*grouped(graph.streams.rank, len(graph.ranks)), began_s, end_s[graph.ranks.job])

@@ -24,6 +24,10 @@ TOUCHING_S = 1e-6
 """Spans that overlap by less follow one another: clocks tick, and profilers round."""
 HAND_OVER_S = 20e-6
 """A host thread that was idle for longer had to wait for something."""
+_LAUNCH, _SYNC, _SCOPE = int(What.LAUNCH), int(What.SYNC), int(What.SCOPE)
+_COMMUNICATION = frozenset(map(int, COMMUNICATION))
+_ON_HOST, _ON_DEVICE, _ON_TRANSPORT = int(LaneKind.HOST), int(LaneKind.DEVICE), int(LaneKind.TRANSPORT)
+"""Loops over all causes of a trace look these up: as members of their enumerations they would take most of the time."""
 _NODE = "autograd::engine::evaluate_function"
 _COPY_BACK = "copy_bucket_to_grad"
 
@@ -63,6 +67,9 @@ class Causality:
         self.earlier: list[tuple[int, int]] = []
         """(segment, event of an earlier iteration on a transport or device that it waits for)."""
         self._on_lane = np.searchsorted(segments.lane[self.host], np.arange(len(trace.lanes) + 1))
+        self._whats, self._lane_kinds, self._lanes, self._start_s, self._end_s = (
+            column.tolist() for column in (self.what, self.lane_kind, segments.lane, segments.start_s, segments.end_s)
+        )
         self._edges: set[tuple[int, int]] = set()
         self._recorded()
         self._hand_overs()
@@ -77,15 +84,18 @@ class Causality:
     # Causes in the trace
 
     def _recorded(self) -> None:
-        segments, events = self.segments, self.trace.events
-        steps = segments.steps
-        for cause, caused in steps.causes(segments.step).tolist():
+        steps, of_event, whats, launch_of = self.segments.steps, self.segments.of_event, self._whats, self.launch_of
+        causes = steps.causes(self.segments.step)
+        cause, caused = causes.T
+        waits = (self.trace.events.what[caused] == _LAUNCH) & (steps.lane_kind[cause] == _ON_DEVICE)
+        columns = (cause, caused, waits, steps.launch[cause] == caused, steps.launch[caused] == cause)
+        for cause, caused, is_wait, is_own, is_launch in zip(*(column.tolist() for column in columns), strict=True):
             second = self._segment(caused, last=False)
             if second is None:
                 continue
-            if events.what[caused] == What.LAUNCH and steps.lane_kind[cause] == LaneKind.DEVICE:
+            if is_wait:
                 # What a call waits for. Where that is its own copy, it is the second part of it that waits.
-                second = segments.of_event[caused][int(steps.launch[cause] == caused)]
+                second = of_event[caused][is_own]
                 self.is_wait[second] = True
             first = self._segment(cause, last=True)
             if first is None:
@@ -93,28 +103,29 @@ class Causality:
                 continue
             if first == second:
                 continue
-            if self.what[first] == What.LAUNCH:
-                if self.what[second] in COMMUNICATION:
-                    self.launch_of[second] = first
-                if segments.start_s[second] < segments.end_s[first]:
+            if whats[first] == _LAUNCH:
+                if whats[second] in _COMMUNICATION:
+                    launch_of[second] = first
+                if self._start_s[second] < self._end_s[first]:
                     first = int(self.before[first])  # it began before the call returned: the call's start is the cause
-            if self.is_wait[second] and self.what[first] in COMMUNICATION:
+            if whats[first] in _COMMUNICATION and self.is_wait[second]:
                 # Done before the wait was, whatever the clock says: under load its thread notes the end late.
-                if segments.start_s[first] < segments.end_s[second]:
+                if self._start_s[first] < self._end_s[second]:
                     self._edges.add((first, second))
                 continue
             self._add(first, second)
-            if steps.launch[caused] == cause and self.lane_kind[second] == LaneKind.DEVICE:
-                is_known = (first, second) in self._edges and self.what[second] not in COMMUNICATION
+            if is_launch and self._lane_kinds[second] == _ON_DEVICE:
+                is_known = (first, second) in self._edges and whats[second] not in _COMMUNICATION
                 self.launcher[second] = first if is_known else NONE
 
     def _segment(self, event: int, *, last: bool) -> int | None:
         """Of an event; of a scope the last or first in it."""
         segments, events = self.segments, self.trace.events
         if (ends := segments.of_event.get(event)) is not None:
-            is_split = events.what[event] == What.LAUNCH and self.what[ends[1]] == What.SYNC
+            # Of a call that blocks, what came of it comes after its first part.
+            is_split = ends[0] != ends[1] and self._whats[ends[1]] == _SYNC and self._whats[ends[0]] == _LAUNCH
             return ends[1] if last and not is_split else ends[0]
-        if events.what[event] != What.SCOPE or segments.steps.lane_kind[event] != LaneKind.HOST:
+        if events.what[event] != _SCOPE or segments.steps.lane_kind[event] != _ON_HOST:
             return None
         first, after = self._on_lane[events.lane[event] : events.lane[event] + 2].tolist()
         from_s, until_s = events.start_s[event], events.start_s[event] + events.duration_s[event]
@@ -135,15 +146,14 @@ class Causality:
         """An edge, unless the trace contradicts it or the lane's order implies it."""
         if first < 0 or first == second:
             return
-        segments = self.segments
         if self.is_wait[second]:
-            if self.what[first] in COMMUNICATION and segments.start_s[first] < segments.end_s[second]:
+            if self._whats[first] in _COMMUNICATION and self._start_s[first] < self._end_s[second]:
                 self.waiter.setdefault(first, second)
-            elif segments.end_s[first] > segments.end_s[second] + TOUCHING_S:
+            elif self._end_s[first] > self._end_s[second] + TOUCHING_S:
                 return
-        elif segments.end_s[first] > segments.start_s[second] + TOUCHING_S:
+        elif self._end_s[first] > self._start_s[second] + TOUCHING_S:
             return
-        if segments.lane[first] == segments.lane[second] and self.lane_kind[first] != LaneKind.TRANSPORT:
+        if self._lanes[first] == self._lanes[second] and self._lane_kinds[first] != _ON_TRANSPORT:
             return
         self._edges.add((first, second))
 
@@ -223,7 +233,8 @@ class Causality:
     def _waits(self) -> None:
         segments = self.segments
         on_device = (self.lane_kind == LaneKind.DEVICE) & ~np.isin(self.what, COMMUNICATION)
-        awaited = {first for first, second in self._edges if self.what[second] == What.SYNC or on_device[second]}
+        needs = ((self.what == What.SYNC) | on_device).tolist()
+        awaited = {first for first, second in self._edges if needs[second]}
         in_backward = []
         for one in self.communications.tolist():
             if one in awaited or self.lane_kind[one] == LaneKind.HOST or one not in self.launch_of:

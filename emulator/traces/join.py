@@ -35,6 +35,7 @@ from switchml.errors import TraceError
 MEAN = -1
 LEAST_GAP_S = 1e-7
 """Below the resolution of profilers."""
+_KINDS = list(Kind)
 BACKLOG = "work of earlier iterations"
 MOST_LAUNCHING = 16
 """Launches for one stream of a device that are under way at a time."""
@@ -227,22 +228,22 @@ class _Assembly:
                 (awaited if blocks else after)[one].append(backlog[event])
         columns = (segments.lane, segments.event, segments.kind, rank.transfer, events.bytes[segments.event])
         lane, event, kind, met, size = (column.tolist() for column in columns)
-        before = rank.causality.before.tolist()
+        before, none, delay = rank.causality.before.tolist(), NO_TRANSFER, Kind.DELAY
         for one in order.tolist():
             stream, name, waits_for = streams[lane[one]], names[name_of[one]], after[one]
             if has_gap[one]:
-                work = builder.add_work(f"gap before {name}", Kind.DELAY, seconds=gap_s[one])
+                work = builder.add_work(f"gap before {name}", delay, seconds=gap_s[one])
                 gap = builder.add_op(launches.get(one, stream), work, after=waits_for)
                 rows.append((GAP, start_s[one] - gap_s[one], start_s[one]))
                 waits_for = [gap]
             waits_for = [*waits_for, *awaited[one]]
-            if met[one] == NO_TRANSFER:
-                work = builder.add_work(name, Kind(kind[one]), bytes=size[one], seconds=lasted_s[one])
-            elif kind[one] == Kind.RECV:
+            if met[one] == none:
+                work = builder.add_work(name, _KINDS[kind[one]], bytes=size[one], seconds=lasted_s[one])
+            elif _KINDS[kind[one]] is Kind.RECV:
                 work = builder.add_work(name, Kind.RECV, collective=Collective.P2P, bytes=size[one])
             else:
                 work = works[met[one]]
-            if met[one] != NO_TRANSFER and not waits_for and before[one] >= 0:
+            if met[one] != none and not waits_for and before[one] >= 0:
                 waits_for = [int(number[before[one]])]
             builder.add_op(stream, work, after=waits_for, transfer=met[one])
             rows.append((event[one], end_s[one] - lasted_s[one], end_s[one]))

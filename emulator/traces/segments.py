@@ -18,6 +18,7 @@ from emulator.workload.graph import Kind
 _WHOLE = (What.COLLECTIVE, What.SEND, What.RECV, What.LOAD, What.CODEC, What.CHECKPOINT)
 """One segment whatever is inside."""
 _MATTERS = (*_WHOLE, What.LAUNCH, What.SYNC, What.COPY)
+_SCOPE, _ON_DEVICE = int(What.SCOPE), int(LaneKind.DEVICE)
 COMMUNICATION = (What.COLLECTIVE, What.SEND, What.RECV)
 
 _KINDS = {
@@ -131,12 +132,12 @@ def _opened(trace: RankTrace, chosen: np.ndarray, lane_kind: np.ndarray) -> set[
     what = events.what[chosen]
     matters = (np.isin(what, _MATTERS) | events.gradient[chosen]) & (lane_kind[chosen] != LaneKind.DEVICE)
     opened: set[int] = set()
-    for event in chosen[matters].tolist():
-        for outer in events.around(event):
-            if outer in opened:
-                break
+    for outer in np.unique(events.parent[chosen[matters]]).tolist():
+        while outer != NONE and outer not in opened:
             opened.add(outer)
-    return {event for event in opened if events.what[event] not in _WHOLE}
+            outer = int(events.parent[outer])
+    found = np.fromiter(opened, np.int64, len(opened))
+    return set(found[~np.isin(events.what[found], _WHOLE)].tolist())
 
 
 def _spans(trace: RankTrace, chosen: np.ndarray, opened: set[int], lane_kind: np.ndarray, inside: list):
@@ -158,10 +159,11 @@ def _spans(trace: RankTrace, chosen: np.ndarray, opened: set[int], lane_kind: np
     rows = zip(chosen.tolist(), *(column[chosen].tolist() for column in columns), strict=True)
     for event, runs_on, what, over, lane, start_s, lasts_s in rows:
         end_s = start_s + lasts_s
-        if runs_on == LaneKind.DEVICE:
+        if runs_on == _ON_DEVICE:
             yield event, start_s, end_s
             continue
-        yield from close(start_s if lane == on_lane else np.inf)
+        if stack:
+            yield from close(start_s if lane == on_lane else np.inf)
         on_lane = lane
         if over in part_of:
             part_of[event] = part_of[over]
@@ -171,8 +173,8 @@ def _spans(trace: RankTrace, chosen: np.ndarray, opened: set[int], lane_kind: np
             outer = stack[-1]
             if start_s > at_s[outer]:
                 yield outer, at_s[outer], start_s
-            at_s[outer] = max(at_s[outer], start_s if what == What.SCOPE else end_s)
-        if what == What.SCOPE:
+            at_s[outer] = max(at_s[outer], start_s if what == _SCOPE else end_s)
+        if what == _SCOPE:
             continue
         if event in opened:
             stack.append(event)

@@ -24,7 +24,7 @@ def faster(graph: Graph, costs: Costs, thing: str, factor: float) -> Costs:
         raise ConfigError(f"{thing!r} can't be made faster; there are {', '.join(THINGS)}")
     if not factor > 0:
         raise ConfigError(f"{factor} times as fast makes no sense; expected a factor above 0")
-    part = np.array([PART_OF_KIND[Kind(kind)] for kind in graph.works.kind], np.int64)
+    part = np.array([PART_OF_KIND[kind] for kind in Kind], np.int64)[graph.works.kind]
     is_it = part == PARTS.index(thing)
     meets = is_it[graph.transfers.work] if len(graph.transfers) else np.zeros(0, bool)
     slower = np.where(meets, 1.0 / factor, 1.0)
