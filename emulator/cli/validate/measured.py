@@ -55,7 +55,11 @@ def real(plot_file: Path | None, as_json: bool, **plan: Any) -> None:
     help="Time that an accelerator would take for a layer's forward pass, and half of its backward pass. 0s: this "
     "machine computes.",
 )
-@click.option("--peers/--no-peers", default=True, help="Whether to emulate all ranks but one, too.")
+@click.option(
+    "--peers/--no-peers",
+    default=True,
+    help="Whether to emulate all ranks but one, too: of a model of as many layers, as wide.",
+)
 @plot_option
 @click.option("--keep", type=FOLDER, help="Keep the traces in this directory.")
 @json_option
@@ -78,7 +82,8 @@ def replay(peers: bool, plot_file: Path | None, keep: Path | None, as_json: bool
     plan = measure.ReplayPlan(**options)
     validation = measure.validate(plan, progress, keep)
     if peers:
-        rows = emulated.validate(emulated.PeersPlan(workers=plan.workers, rates_bps=(plan.rate_bps,)), progress).rows
+        same = {"steps": plan.steps, "layers": plan.layers, "width": plan.width}
+        rows = emulated.validate(emulated.PeersPlan(plan.workers, (plan.rate_bps,), **same), progress).rows
         validation = dataclasses.replace(validation, peers=rows)
     if plot_file is not None:
         scatter.draw(list(validation.groups.items()), plot_file, "iteration")

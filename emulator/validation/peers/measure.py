@@ -32,28 +32,29 @@ BACKENDS = {"gloo": "ring", "switchml": "switchml"}
 SMALL_BYTES, LARGE_BYTES = 4 << 10, 4 << 20
 WARMUP_STEPS = 4
 """DDP's first step broadcasts and its second builds its buckets anew."""
-WIDTH, BUCKETS = 512, 4
-"""Of the layers; and how many buckets DDP makes of the gradients, about."""
+BUCKETS = 4
+"""How many DDP makes of the gradients, about."""
 BURST_S = 0.001
 """What a link lets through at once after a pause: the closed forms know no such gift."""
 
 
 @dataclass(frozen=True)
 class PeersPlan:
-    """What is measured. `layers` of 512 by 512 units; `batch` vectors for all ranks together, so that a machine of few
-    cores has as much to compute, however many ranks."""
+    """What is measured. `layers` of `width` by `width` units; `batch` vectors for all ranks together, so that a machine
+    of few cores has as much to compute, however many ranks."""
 
     workers: tuple[int, ...] = (2, 4)
     rates_bps: tuple[float, ...] = (50e6, 100e6, 200e6)
     backends: tuple[str, ...] = tuple(BACKENDS)
     steps: int = 15
     layers: int = 4
+    width: int = 512
     batch: int = 256
     clock: str = "wall"
 
     def model(self, workers: int) -> LayerStack:
         """What each of so many ranks trains."""
-        stack = LayerStack(self.layers, WIDTH, max(1, self.batch // workers), inputs=WIDTH, momentum=0.0)
+        stack = LayerStack(self.layers, self.width, max(1, self.batch // workers), inputs=self.width, momentum=0.0)
         return replace(stack, bucket_cap_mb=stack.gradient_bytes / BUCKETS / 2**20)
 
     def __post_init__(self) -> None:
