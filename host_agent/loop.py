@@ -321,8 +321,8 @@ def _hand_over(loop, fresh, n):
 
 
 def warm_up() -> None:
-    """Compile the agent's kernels (about 15 s the first time on a machine) or load them from the cache (a fraction of a
-    second). Before joining a job, so that no rank keeps the others waiting."""
+    """Compile the agent's kernels (a minute or more the first time on a machine) or load them from the cache (a
+    fraction of a second). Before joining a job, so that no rank keeps the others waiting."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         worker = Worker(rank=0, workers=1, slots=2, tag=0, isn=0)
         compile_once(run, new_loop(worker, sock, wake=0, aggregator=("127.0.0.1", 1)), 0, 0)

@@ -186,6 +186,9 @@ class Rank(_Process):
     """
 
     def __init__(self, name: str = "rank", namespace: str = ""):
+        from host_agent.loop import warm_up
+
+        warm_up()  # on disk for the process, whose answers have a deadline
         inside = ("-m", "emulator.testbed.namespaces", namespace, str(os.getpid()), sys.executable) if namespace else ()
         super().__init__(name, *inside, __file__)
         self.unanswered = 0

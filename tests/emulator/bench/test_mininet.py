@@ -61,6 +61,7 @@ def test_scaling(mininet, tmp_path):
 @needs_time
 @pytest.mark.root
 @pytest.mark.slow
+@pytest.mark.needs("SWITCHML_NIGHTLY")  # a minute; `test_two_racks` loses frames as well
 def test_loss(mininet, tmp_path):
     report = example("loss", tmp_path, "--hosts", "2", "--loss", "0.05", "--plot", "loss.html")
     software = report["software"]

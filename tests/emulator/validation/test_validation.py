@@ -39,8 +39,10 @@ def test_rows():
     assert summary(rows)["within_5_percent"] == pytest.approx(1 / 3)
 
 
-def test_megatron_table_5_within_5_percent_on_average():
-    report = json.loads(run("megatron", "--json"))
+def test_megatron_table_5_within_5_percent_on_average(tmp_path):
+    picture = tmp_path / "scatter.html"
+    report = json.loads(run("megatron", "--json", "--plot", picture))
+    assert picture.stat().st_size > 10_000
     assert len(report["rows"]) == 8 and report["mape"] < 0.05
     unseen = [abs(row["error"]) for row in report["rows"] if row["name"].endswith("selective")]
     assert np.mean(unseen) < 0.05
@@ -49,10 +51,9 @@ def test_megatron_table_5_within_5_percent_on_average():
 
 
 def test_megatron_for_people(tmp_path):
-    for ending in ("png", "html"):
-        picture = tmp_path / f"scatter.{ending}"
-        assert "throughput (Narayanan)" in run("megatron", "--plot", picture)
-        assert picture.stat().st_size > 10_000
+    picture = tmp_path / "scatter.png"
+    assert "throughput (Narayanan)" in run("megatron", "--plot", picture)
+    assert picture.stat().st_size > 10_000
 
 
 def test_multi_node_iterations():

@@ -163,7 +163,7 @@ def wait_for_line(process: subprocess.Popen, text: str) -> None:
 
 @pytest.mark.parametrize("phase", ["Gloo", "in-network"])
 def test_killed_worker_is_named(phase):
-    process = start("--steps", "800", "--workers", "3", "--batch-size", "4")
+    process = start("--steps", "300", "--workers", "3", "--batch-size", "4")
     try:
         workers = workers_of(process, 3)
         wait_for_line(process, f"{phase}: step 1/")
@@ -179,7 +179,7 @@ def test_killed_worker_is_named(phase):
 
 
 def test_killed_aggregator_is_named():
-    process = start("--steps", "800", "--workers", "3", "--batch-size", "4")
+    process = start("--steps", "300", "--workers", "3", "--batch-size", "4")
     try:
         workers_of(process, 3)
         everybody = family(process)
