@@ -30,6 +30,7 @@ from host_agent.hierarchy.hosts import resolve
 from host_agent.sharded import ShardedAgent, split_addresses
 from switchml.errors import AggregatorLost, ConfigError, JobError, SwitchMLError
 from switchml.protocol.sizes import EXACT, WIRES
+from switchml.runtime.slices import shorten_slices
 
 __all__ = ["WIRES", "Handle", "HostAgent", "SwitchMLError"]
 
@@ -204,6 +205,7 @@ class HostAgent(Agent):
     # The thread
 
     def _run(self) -> None:
+        shorten_slices()
         core = self.core
         while core.start_queued(time.monotonic()):
             if loop.run(self._loop, core.completed, core.tick_ns) == loop.WOKEN:

@@ -109,8 +109,8 @@ def measure(
 ) -> Report:
     """Measure `cases` with `workers` ranks on this machine. `aggregator`: one of AGGREGATORS, which is started, or
     HOST:PORT of a running one. `sparsity`: blocks of zeros in the tensors; they are reduced sparse and, in turn with
-    that, dense. `authenticate`: packets carry tags and, in turn with that, none.
-    that, dense. `beside`: processes that compute without end while the ranks reduce.
+    that, dense. `authenticate`: packets carry tags and, in turn with that, none. `beside`: processes that
+    compute without end while the ranks reduce.
 
     `on_start(transport)` is called when all ranks have joined. Raises ConfigError for what cannot work, PeerLost or
     AggregatorLost if a process dies, RanksDisagree or JobError if a result is wrong.

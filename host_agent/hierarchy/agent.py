@@ -41,6 +41,7 @@ from host_agent.watch import StallWarning, late, lost
 from switchml.errors import CollectiveTimeout, ConfigError, JobError, PeerLost, RanksDisagree, SumOverflow
 from switchml.protocol.sizes import EXACT
 from switchml.runtime.memory import i32_at, i64_at
+from switchml.runtime.slices import shorten_slices
 
 log = logging.getLogger("host_agent")
 
@@ -172,6 +173,7 @@ class HierarchicalAgent(Agent):
     # -- this rank's thread --
 
     def _run(self) -> None:
+        shorten_slices()
         check_at = 0.0
         try:
             while self._queue.error is None:

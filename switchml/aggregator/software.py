@@ -30,6 +30,7 @@ from switchml.protocol import packet as wire_format
 from switchml.protocol.pool import Pool, PoolV1
 from switchml.protocol.pool_state import MULTICAST, UNICAST, WAITING
 from switchml.runtime.jit import compile_once
+from switchml.runtime.slices import shorten_slices
 
 log = logging.getLogger("switchml.aggregator")
 
@@ -194,6 +195,7 @@ class SoftwareDataplane(SoftwareTraits):
             self._thread.join()
 
     def _run(self) -> None:
+        shorten_slices()
         while not self._stopping:
             compiled.serve(self._loop)
             os.eventfd_read(self._wake)
