@@ -1,5 +1,6 @@
-"""A trace's events by iteration, and what its host waits for besides what its profiler says: room in a queue of
-launches, and copies that block. Found once for all iterations; `segments.cut` makes one of them into segments.
+"""A trace's events by iteration, and what it waits for besides what its profiler says: hosts for room in a queue of
+launches and for copies that block, streams of devices for each other. Found once for all iterations; `segments.cut`
+makes one of them into segments.
 """
 
 from __future__ import annotations
@@ -22,6 +23,10 @@ QUICK, HELD_UP = 0.1, 3
 """A launch takes that quantile of all where nothing holds it up; one that takes so many times as long was held up."""
 BLOCKING = 0.9
 """Of the copies of one name, the share that was over when the call returned, from which on such calls block."""
+IDLE_S = 5e-5
+"""A stream that stays idle for longer although something was launched for it waits for another stream."""
+LOOK_BACK = 64
+"""Events that are looked at for the one that it waited for."""
 
 
 class Steps:
@@ -39,7 +44,8 @@ class Steps:
         """int64 (events,): the iteration, NONE outside of all."""
         self._order = np.argsort(self.number, kind="stable")
         self._starts = np.searchsorted(self.number[self._order], np.arange(len(trace.steps) + 1))
-        causes = np.concatenate([trace.causes, self._room(), self._blocking()]).astype(np.int64)
+        causes = [trace.causes, self._room(), self._blocking(), self._between_streams()]
+        causes = np.concatenate(causes).astype(np.int64)
         effect = self.number[causes[:, 1]]
         by_step = np.argsort(effect, kind="stable")
         self._causes = causes[by_step]
@@ -51,7 +57,8 @@ class Steps:
 
     def causes(self, step: int) -> np.ndarray:
         """int64 (causes, 2): those whose effect is in it. Besides the trace's own: that a launch returned once there
-        was room for it, and a call that blocks once its copy was over (work on a device, call)."""
+        was room for it, and a call that blocks once its copy was over (work on a device, call); and that a stream went
+        on when another had come as far."""
         return self._causes[self._causes_start[step] : self._causes_start[step + 1]]
 
     @cached_property
@@ -154,3 +161,30 @@ class Steps:
             waits = awaited >= 0
             pairs.append(np.stack([work[awaited[waits]], call[waits]], axis=1))
         return np.concatenate(pairs)
+
+    def _between_streams(self) -> np.ndarray:
+        """int64 (pairs, 2): for work that began long after its launch, on a stream that was idle, what had ended last
+        on another stream, of what was launched before it."""
+        events, lane_kind, end_s = self.trace.events, self.lane_kind, self.trace.events.end_s
+        on_device = np.flatnonzero(lane_kind == LaneKind.DEVICE)
+        work = on_device[self.launch[on_device] != NONE]
+        if len(np.unique(events.lane[on_device])) < 2:
+            return np.empty((0, 2), np.int64)
+        ready_s = np.where(self.launch != NONE, end_s[self.launch], np.inf)
+        cause, caused = self.trace.causes.T
+        known = (lane_kind[cause] == LaneKind.DEVICE) & (lane_kind[caused] == LaneKind.DEVICE)
+        np.maximum.at(ready_s, caused[known], end_s[cause[known]])
+        for lane in np.unique(events.lane[on_device]):
+            mine = on_device[events.lane[on_device] == lane]
+            ready_s[mine[1:]] = np.maximum(ready_s[mine[1:]], np.maximum.accumulate(end_s[mine])[:-1])
+        waited = work[events.start_s[work] - ready_s[work] > IDLE_S]
+        by_end = work[np.argsort(end_s[work], kind="stable")]
+        place = np.searchsorted(end_s[by_end], events.start_s[waited] + SLACK_S, side="right")
+        pairs = []
+        for one, after in zip(waited.tolist(), place.tolist(), strict=True):
+            others = by_end[max(after - LOOK_BACK, 0) : after]
+            is_it = (events.lane[others] != events.lane[one]) & (end_s[others] > ready_s[one])
+            is_it &= events.start_s[self.launch[others]] < events.start_s[self.launch[one]]
+            if is_it.any():
+                pairs.append((int(others[np.flatnonzero(is_it)[-1]]), one))
+        return np.array(pairs, np.int64).reshape(-1, 2)

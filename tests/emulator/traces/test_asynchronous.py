@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from emulator.replay.engine import replay
 from emulator.traces.events import Lane, LaneKind, What
 from emulator.traces.iterations import chain
 from emulator.traces.join import BACKLOG, join, join_each
@@ -139,3 +140,23 @@ def test_copies_that_block_are_known_by_their_kind():
     for row in recorder.rows:
         row["name"] = row["name"].replace("Pageable", "Pinned")
     assert not (Steps(recorder.trace()).blocks >= 0).any()
+
+
+def test_a_stream_that_was_idle_waited_for_another():
+    """A kernel of stream 9 is launched first of all and begins when stream 7 has come as far; nothing says why."""
+    recorder = Recorder(0, 1)
+    recorder.lanes = [Lane("main", LaneKind.HOST), *(Lane(f"stream {number}", LaneKind.DEVICE) for number in (7, 9))]
+    rows = [("gemm", 1, 10.0, 400.0), ("gemm", 1, 401.0, 800.0), ("copy", 2, 402.0, 440.0), ("gemm", 1, 801.0, 900.0)]
+    for number, (name, lane, start, end) in enumerate(rows):
+        launch = recorder.add("cudaLaunchKernel", What.LAUNCH, number * 6.0 * US, (number * 6.0 + 4) * US)
+        recorder.causes.append((launch, recorder.add(name, What.COMPUTE, start * US, end * US, lane=lane)))
+    recorder.steps = [(0.0, 30.0 * US)]
+    trace = recorder.trace()
+    names = [trace.names[name] for name in trace.events.name]
+    steps = Steps(trace)
+    first = names.index("gemm")
+    assert [first, names.index("copy")] in steps.causes(0).tolist()
+    (twice,) = [changes.accelerator(one, 2.0) for one in join_each([trace])]
+    played = replay(twice.graph, twice.costs)
+    op = [twice.graph.works.name[work] for work in twice.graph.ops.work].index("copy")
+    assert played.start_s[op] == pytest.approx((10 + 390 / 2 + 2) * US, abs=2 * US)
