@@ -29,6 +29,7 @@ COMMANDS = {
     "trace diagnose": ("emulator.cli.trace.diagnose:diagnose", "Say why a job is slow and what to change."),
     "trace diff": ("emulator.cli.trace.diff:diff", "Compare two runs: what takes longer, what is new."),
     "trace optimize": ("emulator.cli.trace.optimize:optimize", "Find settings with which the job takes less time."),
+    "validate all": ("emulator.cli.validate.tables:everything", "All published measurements in a folder, at once."),
     "validate iterations": ("emulator.cli.validate.tables:iterations", "Measured Megatron-DeepSpeed iterations (CSV)."),
     "validate nccl": ("emulator.cli.validate.tables:nccl", "All-reduce tables of nccl-tests."),
     "validate megatron": ("emulator.cli.validate.tables:megatron", "Megatron-LM's published times and memory."),

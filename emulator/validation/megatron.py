@@ -105,7 +105,7 @@ def scaling(cluster: Cluster) -> list[Row]:
         model, gpus, batch, tp, pp = _gpt(row), *(int(row[key]) for key in ("gpus", "batch", "tp", "pp"))
         least_s, fastest = math.inf, None
         for micro in MICRO_BATCHES:
-            for virtual in (1, 2) if pp > 1 else (1,):
+            for virtual in (1, 2) if pp > 1 and model.layers % (2 * pp) == 0 else (1,):  # Megatron-LM's rule
                 try:
                     job = Job(
                         gpus=gpus,

@@ -1,4 +1,4 @@
-"""`switchml validate iterations|nccl|megatron|throughput`: the emulator's predictions beside published measurements."""
+"""`switchml validate iterations|throughput|nccl|megatron|all`: the emulator beside published measurements."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from pathlib import Path
 
 import click
 
-from emulator.cli.options import json_option, plot_option
+from emulator.cli.options import json_option, output, plot_option, progress
+
+EXISTING_FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 
 
 @click.command()
@@ -156,6 +158,21 @@ def throughput(files: tuple[Path, ...], cluster_name: str | None, plot_file: Pat
         click.echo(f"\nrefused: {len(refused)} of {len(measured)} rows, all of which ran")
         for name, why in refused.items():
             click.echo(f"  {name}: {why}")
+
+
+@click.command(name="all")
+@click.argument("folder", required=False, type=EXISTING_FOLDER, metavar="[DIR]")
+@json_option
+def everything(folder: Path | None, as_json: bool) -> None:
+    """Predict every published measurement in DIR and below, and Megatron's tables.
+
+    What a file holds is seen by its content: iterations, tokens a second, tables of nccl-tests; others are passed over.
+    The figures of the documentation come from this command.
+    """
+    from emulator.validation import campaigns
+
+    found = campaigns.all_of(folder, progress)
+    output(as_json, lambda: campaigns.to_json(found), lambda: campaigns.print_table(found))
 
 
 def _show_fitting(text: str) -> None:

@@ -181,6 +181,26 @@ def test_throughput_of_rows(tmp_path):
     assert "tokens/s" in text and "refused: 1 of 2 rows" in text
 
 
+def test_all_that_a_folder_holds(tmp_path, monkeypatch):
+    from emulator.validation import campaigns
+
+    monkeypatch.setattr(campaigns, "_megatron", lambda: iter([campaigns.Campaign("table", [Row("a", 1.0, 1.1, "s")])]))
+    with pytest.raises(ConfigError, match="no iterations, tokens a second or nccl-tests tables"):
+        campaigns.all_of(tmp_path)
+    made_up_throughput(tmp_path / "one", MPT, MPT)
+    made_up(tmp_path / "two.csv", 0.1)
+    (tmp_path / "v100_8gpu.txt").write_text(
+        "\n".join(f"{s << 24},{s << 22},float,{s * 250_000},1" for s in range(1, 9))
+    )
+    (tmp_path / "notes.txt").write_text("nothing of interest\n")
+    report = json.loads(run("all", tmp_path, "--json"))
+    assert report["tokens a second, a100_80gb bf16"]["rows"] == 2
+    assert report["tokens a second, bf16, constants fitted to others"]["rows"] == 1
+    assert report["iterations on one node"]["rows"] == 4
+    assert report["all-reduces of 16 MB and more, closed form of v100-dgx1"]["rows"] == 8
+    assert "MAPE" in run("all", tmp_path)
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [

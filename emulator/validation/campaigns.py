@@ -1,0 +1,135 @@
+"""All comparisons with published measurements at once: the figures of docs/emulator.md. What a file holds, its content
+says: iterations of Megatron-DeepSpeed, tokens a second under FSDP, tables of nccl-tests. Megatron's tables are here.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from emulator.bench import tables as text_tables
+from emulator.cluster import cluster as clusters
+from emulator.cluster import tables
+from emulator.validation import fitting, iterations, megatron, nccl, throughput
+from emulator.validation.rows import Row, mape, worst
+from switchml.errors import ConfigError
+
+MEGATRON_CLUSTER, ITERATIONS_CLUSTER = "a100-dgx", "a100-hdr800"
+NODES = {"a100": "a100-dgx", "v100": "v100-dgx1"}
+"""Word in the name of an nccl-tests table → the cluster whose closed form should give it."""
+
+
+@dataclass(frozen=True)
+class Campaign:
+    """Rows that belong together."""
+
+    name: str
+    rows: Sequence[Row]
+
+
+def all_of(folder: Path | None, progress: Callable[[str], None] = lambda line: None) -> list[Campaign]:
+    """Everything in `folder` and below that is known by its content, then what needs no file. Raises ConfigError where
+    a folder holds nothing of that."""
+    found: list[Campaign] = []
+    paths = sorted(path for path in folder.rglob("*") if path.is_file()) if folder is not None else []
+    measured: list[tables.Table] = []
+    for path in paths:
+        kind = _kind(path)
+        if kind:
+            progress(f"{path}: {kind}")
+        if kind == "iterations":
+            found += _iterations(path)
+        elif kind == "throughput":
+            found += _throughput(path)
+        elif kind == "nccl":
+            measured.append(tables.read(path))
+    if measured:
+        found += _nccl(measured)
+    if folder is not None and not found:
+        raise ConfigError(f"{folder}: no iterations, tokens a second or nccl-tests tables in any file there")
+    progress("Megatron's tables")
+    return [*found, *_megatron()]
+
+
+def _kind(path: Path) -> str:
+    """By the first line with columns, or by rows of numbers."""
+    try:
+        with path.open(encoding="utf-8-sig") as file:
+            head = [line.strip() for line in (file.readline(1 << 16) for _ in range(60)) if line.strip()]
+    except (OSError, UnicodeDecodeError):
+        return ""
+    columns = set(next(csv.reader(head[:1]), ()))
+    if set(iterations.COLUMNS) <= columns:
+        return "iterations"
+    if set(throughput.COLUMNS) <= columns:
+        return "throughput"
+    rows = [line.replace(",", " ").split() for line in head]
+    is_table = [len(row) >= 5 and row[0].isdigit() and row[1].isdigit() and row[2] in ("float", "half") for row in rows]
+    return "nccl" if sum(is_table) >= 4 else ""
+
+
+def _iterations(path: Path) -> Iterator[Campaign]:
+    samples = iterations.read(path)
+    rows = fitting.predict(clusters.load(ITERATIONS_CLUSTER), samples)
+    for is_single in (True, False):
+        own = [(row, model) for row, (model, job, _) in zip(rows, samples, strict=True) if (job.gpus <= 8) == is_single]
+        if is_single and own:
+            yield Campaign("iterations on one node", [row for row, _ in own])
+        for size in [] if is_single else dict.fromkeys(fitting.size_name(model) for _, model in own):
+            part = [row for row, model in own if fitting.size_name(model) == size]
+            yield Campaign(f"iterations on several nodes, {size}", part)
+
+
+def _throughput(path: Path) -> Iterator[Campaign]:
+    predicted = throughput.predict(throughput.read(path))
+    known = [(number, one) for number, one in enumerate(predicted) if one.row is not None]
+    for group in dict.fromkeys(one.measured.group for _, one in known):
+        rows = [one.row for _, one in known if one.measured.group == group and one.row is not None]
+        yield Campaign(f"tokens a second, {group}", rows)
+    halves: dict[str, list[Row]] = {}
+    for number, one in known:
+        if one.row is not None and one.measured.request.job.precision == "bf16":
+            halves.setdefault("to others" if number % 2 else "to these", []).append(one.row)
+    for name, rows in halves.items():
+        yield Campaign(f"tokens a second, bf16, constants fitted {name}", rows)
+
+
+def _nccl(measured: Sequence[tables.Table]) -> Iterator[Campaign]:
+    small, large = nccl.split([row for table in measured for row in nccl.held_out(table)])
+    yield Campaign("all-reduces of 16 MB and more, sizes held out", large)
+    yield Campaign("all-reduces below 16 MB, sizes held out", small)
+    for word, name in NODES.items():
+        own = [row for table in measured if word in table.name for row in nccl.by_formula(table, clusters.load(name))]
+        yield Campaign(f"all-reduces of 16 MB and more, closed form of {name}", nccl.split(own)[1])
+
+
+def _megatron() -> Iterator[Campaign]:
+    machine = clusters.load(MEGATRON_CLUSTER)
+    rows = megatron.times(machine)
+    yield Campaign("Megatron's table 5, full recomputation", [row for row in rows if row.name.endswith("full")])
+    unseen = [row for row in rows if not row.name.endswith("full")]
+    yield Campaign("Megatron's table 5, selective recomputation", unseen)
+    yield Campaign("Megatron's memory figures", megatron.memories())
+    yield Campaign("Narayanan's table 1", megatron.scaling(machine))
+
+
+def to_json(campaigns: Sequence[Campaign]) -> dict[str, Any]:
+    """By name: rows, MAPE and the worst row's error, as shares."""
+    return {
+        one.name: {"rows": len(one.rows), "mape": mape(one.rows), "worst": worst(one.rows).error}
+        for one in campaigns
+        if one.rows
+    }
+
+
+def print_table(campaigns: Sequence[Campaign]) -> None:
+    """For people, on stdout."""
+    rows = [
+        (one.name, str(len(one.rows)), f"{mape(one.rows):.1%}", f"{worst(one.rows).error:+.1%}")
+        for one in campaigns
+        if one.rows
+    ]
+    text_tables.print_table(("measured", "rows", "MAPE", "worst"), rows)
