@@ -36,6 +36,7 @@ class Histories:
 
     def __init__(self, worker: Worker):
         self._slots, self._payload_bytes = int(worker.identity["slots"]), int(worker.identity["payload"])
+        self._workers = int(worker.identity["workers"])
         self._log: list[_Entry] = []
         self._forgotten = 0
         """Entries dropped from the log's start; places count from the first entry ever."""
@@ -72,7 +73,7 @@ class Histories:
 
     def _new(self, shape: Shape) -> np.ndarray:
         dtype, numel = shape
-        per_chunk = elements_per_chunk(FORMATS[dtype], self._payload_bytes)
+        per_chunk = elements_per_chunk(FORMATS[dtype], self._payload_bytes, self._workers)
         return np.full(min(self._slots, -(-numel // per_chunk)), CODE_ZERO, np.int8)
 
     def _forget(self) -> None:

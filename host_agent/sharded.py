@@ -104,7 +104,7 @@ class ShardedAgent(Agent):
         if dtype not in ITEM_BYTES:  # before it is counted: the ranks must agree on whose turn it is
             raise UnsupportedTensor(f"dtype {dtype}: expected one of {', '.join(ITEM_BYTES)}")
         fmt = FORMATS[format_of(dtype, request.wire or self.wire)]
-        parts = parts_of(numel, elements_per_chunk(fmt, self._payload_bytes), len(self._agents))
+        parts = parts_of(numel, elements_per_chunk(fmt, self._payload_bytes, self.world_size), len(self._agents))
         with self._order:
             self._calls += numel > 0
             shards = list(range(len(parts)))

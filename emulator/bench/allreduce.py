@@ -20,7 +20,7 @@ import psutil
 
 from emulator.bench.beside import busy_processes
 from emulator.bench.ranks.inputs import shared_tensors
-from emulator.bench.ranks.reducing import DENSE, GLOO, PLAIN, SWITCHML, Target
+from emulator.bench.ranks.reducing import DENSE, GLOO, INT32, PLAIN, SWITCHML, Target
 from emulator.bench.ranks.team import ReducingTeam, local_places, reducing_context
 from emulator.bench.sizes import ITEM_BYTES, LEAST_REPEATS, Case, text_of
 from emulator.bench.sparsity import Sparsity
@@ -28,7 +28,7 @@ from emulator.bench.tally import Tally, add_to, ratios
 from host_agent.pytorch.aggregator import ChildAggregator, command_of, options_for
 from host_agent.reach import TRANSPORTS
 from switchml.errors import AggregatorLost, ConfigError, JoinError
-from switchml.protocol.sizes import AGENT_WIRES
+from switchml.protocol.sizes import AGENT_WIRES, EXACT
 from switchml.runtime.folders import TemporaryFolder
 
 REACHABLE_S = 5.0
@@ -72,6 +72,18 @@ class Measurement:
         """Of all ranks in all of switchml's repeats."""
         return self.tallies[SWITCHML].packets(*COUNTERS)
 
+    def processor_s(self, backend: str) -> float:
+        """User and system time of one rank in one repeat."""
+        usage = self.tallies[backend].mean_usage
+        return usage["user_s"] + usage["system_s"]
+
+    @property
+    def packets_to_int32(self) -> float:
+        """How many packets exact sums take for each that int32 takes, retransmissions excluded."""
+        sent = [tally.packets("sent", "retransmitted") for tally in (self.tallies[SWITCHML], self.tallies[INT32])]
+        exact, int32 = (counts["sent"] - counts["retransmitted"] for counts in sent)
+        return exact / int32
+
 
 @dataclass(frozen=True)
 class Report:
@@ -109,14 +121,14 @@ def measure(
 ) -> Report:
     """Measure `cases` with `workers` ranks on this machine. `aggregator`: one of AGGREGATORS, which is started, or
     HOST:PORT of a running one. `sparsity`: blocks of zeros in the tensors; they are reduced sparse and, in turn with
-    that, dense. `authenticate`: packets carry tags and, in turn with that, none. `beside`: processes that
-    compute without end while the ranks reduce.
+    that, dense. `authenticate`: packets carry tags and, in turn with that, none. With the wire "exact", int32 is
+    measured in turn with it. `beside`: processes that compute without end while the ranks reduce.
 
     `on_start(transport)` is called when all ranks have joined. Raises ConfigError for what cannot work, PeerLost or
     AggregatorLost if a process dies, RanksDisagree or JobError if a result is wrong.
     """
     check_choice(transport, wire)
-    backends = backends_of(sparsity, against, authenticate)
+    backends = backends_of(sparsity, against, authenticate, wire)
     check_torch(backends)
     longest = max(case.elements for case in cases)
     _check_memory(longest, workers)
@@ -169,9 +181,11 @@ def union_of_case(sparsity: Sparsity | None, workers: int, longest: int, case: C
     return float(owned.any(0).mean())
 
 
-def backends_of(sparsity: Sparsity | None, against: str | None, authenticate: bool = False) -> tuple[str, ...]:
+def backends_of(
+    sparsity: Sparsity | None, against: str | None, authenticate: bool = False, wire: str = INT32
+) -> tuple[str, ...]:
     """What takes turns."""
-    others = (DENSE,) if sparsity else (PLAIN,) if authenticate else ()
+    others = (DENSE,) if sparsity else (PLAIN,) if authenticate else (INT32,) if wire == EXACT else ()
     return (SWITCHML, *others, *((against,) if against else ()))
 
 

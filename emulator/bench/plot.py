@@ -6,11 +6,11 @@ from pathlib import Path
 
 from emulator.bench.allreduce import Report
 from emulator.bench.limits import Limit
-from emulator.bench.ranks.reducing import DENSE, GLOO, SWITCHML
+from emulator.bench.ranks.reducing import DENSE, GLOO, INT32, PLAIN, SWITCHML
 from emulator.bench.sizes import ITEM_BYTES, text_of
 from switchml import plotting
 
-COLOURS = {SWITCHML: plotting.SWITCHML, DENSE: "#5aa469", GLOO: plotting.GLOO}
+COLOURS = {SWITCHML: plotting.SWITCHML, DENSE: "#5aa469", PLAIN: "#5aa469", INT32: "#5aa469", GLOO: plotting.GLOO}
 
 
 def draw(report: Report, limit: Limit | None, path: Path) -> None:

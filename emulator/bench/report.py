@@ -12,12 +12,13 @@ from typing import Any
 
 from emulator.bench.allreduce import Measurement, Report
 from emulator.bench.limits import Limit
-from emulator.bench.ranks.reducing import DENSE, GLOO, PLAIN, SWITCHML
+from emulator.bench.ranks.reducing import DENSE, GLOO, INT32, PLAIN, SWITCHML
 from emulator.bench.sizes import ITEM_BYTES
 
 _CASE, _TIMES, _RATIO = "{:>12} {:>12} {:>6}", " {:>11} {:>7} {:>7} {:>8}", " {:>7} {:>13}"
 _SPARSE = " {:>7} {:>8} {:>8}"
 _PLAIN = " {:>8}"
+_INT32 = " {:>8} {:>8} {:>8}"
 
 
 def busbw_factor(workers: int) -> float:
@@ -43,6 +44,10 @@ def header(
         title += " " * len(_PLAIN.format(""))
         columns[0] += _PLAIN.format("x plain")
         columns[1] += _PLAIN.format("")
+    if INT32 in backends:
+        title += " " * len(_INT32.format("", "", ""))
+        columns[0] += _INT32.format("x int32", "packets", "rank cpu")
+        columns[1] += _INT32.format("", "x int32", "x int32")
     if GLOO in backends:
         columns[0] += _RATIO.format("ratio", "min - max")
         columns[1] += _RATIO.format("", "")
@@ -70,6 +75,9 @@ def line(measurement: Measurement, workers: int, backends: tuple[str, ...], unio
         text += _SPARSE.format(f"{union_density:.4f}", f"{median(times):.2f}x", f"{median(times) * union_density:.0%}")
     if times := measurement.ratios_to(PLAIN):
         text += _PLAIN.format(f"{median(times):.2f}x")
+    if times := measurement.ratios_to(INT32):
+        processor = measurement.processor_s(SWITCHML) / measurement.processor_s(INT32)
+        text += _INT32.format(f"{median(times):.2f}x", f"{measurement.packets_to_int32:.3f}", f"{processor:.2f}")
     if ratios := measurement.ratios_to(GLOO):
         text += _RATIO.format(f"{median(ratios):.2f}x", f"{min(ratios):.2f} - {max(ratios):.2f}")
     return text
@@ -107,6 +115,12 @@ def footer(report: Report, limit: Limit | None) -> list[str]:
         ]
     if PLAIN in report.backends:
         lines += ["", "switchml authenticates packets, plain does not; x plain: plain's time over switchml's"]
+    if INT32 in report.backends:
+        lines += [
+            "",
+            "switchml sums exactly, int32 in its lanes; x int32: int32's time over switchml's; packets and rank cpu: "
+            "switchml's over int32's",
+        ]
     if GLOO in report.backends:
         lines += ["", "ratio: Gloo's time over switchml's, median of the pairs; above 1, switchml is faster"]
     return ["#", *(f"# {text}".rstrip() for text in lines)]
@@ -127,7 +141,7 @@ def all_as_json(objects: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _case_json(report: Report, measurement: Measurement, limit: Limit | None) -> dict[str, Any]:
-    named = (SWITCHML, *(name for name in report.backends if name in (DENSE, PLAIN)), GLOO)
+    named = (SWITCHML, *(name for name in report.backends if name in (DENSE, PLAIN, INT32)), GLOO)
     rates = {name: measurement.elements_per_s(name) if name in report.backends else None for name in named}
     ratios = measurement.ratios_to(GLOO)
     case = measurement.case
@@ -143,6 +157,12 @@ def _case_json(report: Report, measurement: Measurement, limit: Limit | None) ->
         }
     if to_plain := measurement.ratios_to(PLAIN):
         compared = {"ratio_to_plain": median(to_plain), "ratios_to_plain": to_plain}
+    if to_int32 := measurement.ratios_to(INT32):
+        compared = {
+            "ratio_to_int32": median(to_int32),
+            "ratios_to_int32": to_int32,
+            "packets_to_int32": measurement.packets_to_int32,
+        }
     return {
         "workers": report.workers,
         "size_bytes": case.size_bytes,

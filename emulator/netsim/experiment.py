@@ -236,7 +236,7 @@ class _AggregatedJob(_Job):
         isn = int(generator.integers(2**32 // (2 * slots))) * 2 * slots
         shape = {"slots": slots, "payload_bytes": job.payload_bytes, "wire": WIRES[job.wire]}
         network.aggregate(number, job, hosts, tag=1 + number, isn=isn, **shape)
-        chunks = -(-numel // elements_per_chunk(FORMATS[self._dtype], job.payload_bytes))
+        chunks = -(-numel // elements_per_chunk(FORMATS[self._dtype], job.payload_bytes, job.workers))
         self._ranks, self._histories = [], []
         for rank in range(job.workers):
             worker = Worker(

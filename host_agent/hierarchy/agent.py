@@ -92,8 +92,8 @@ class HierarchicalAgent(Agent):
         sparse = density.choice(os.environ.get("SWITCHML_SPARSE") if options.sparse is None else options.sparse)
         if (options.wire or os.environ.get("SWITCHML_WIRE")) == EXACT:
             raise ConfigError(
-                "hierarchy node: the ranks of a host add floats in memory, which is not exact; expected another wire "
-                "than exact, or no hierarchy"
+                "hierarchy node: the ranks of a host add floats in memory, which is not exact, as their sum has more "
+                "bits than a float; expected another wire than exact, or no hierarchy"
             )
         if not 0 <= options.rank < options.world_size:
             raise ConfigError(f"rank {options.rank} of {options.world_size}: expected 0 <= rank < world_size")

@@ -1,9 +1,10 @@
-"""Exact sums of floats: digits of any weight, as many rounds of a chunk as its elements need (docs/protocol.md,
-section 5, "Exact sums").
+"""Exact sums of floats: digits of any weight, in as many rounds as an element needs (docs/protocol.md, section 5,
+"Exact sums").
 
-A round carries the binary digits of every element from `top` (its weight is 2^top, excluded) down to `step`. What an
-element has below goes in a later round, if the digits so far do not decide its sum. `Sum` collects the digits of one
-element's sum; all ranks see the same results, so they decide alike and end with the same bits.
+A first round carries the binary digits of every element of a chunk down to a `step`, and how many ranks have something
+left below. What that does not decide goes on in rounds of lists: a `SUM` holds the digits of one element's sum so far,
+and this rank's rest. All ranks see the same results, so they decide alike and end with the same bits. first_round.py
+has the first round of ordinary gradients.
 """
 
 import math
@@ -14,13 +15,14 @@ import numpy as np
 from switchml.protocol import packet as wire_format
 from switchml.protocol.fixedpoint import FLOAT64_EXACT, LOWEST, PRECISION, code64, exp2, exponent64
 from switchml.runtime.jit import Address, kernel
-from switchml.runtime.memory import bswap32, f32_at, f64_at, i64_at, record, u32_at
+from switchml.runtime.memory import bswap32, f32_at, f64_at, record, u32_at
 
 FURTHER32, FURTHER64 = wire_format.CODE_FURTHER, wire_format.CODE_FURTHER64
-SUM = record("i8 high low", "f8 value")
-"""The sum of one element: high * 2^32 + low units of the last round's step, or, once it is decided, DECIDED in `low`
-and the result in `value`."""
-DECIDED = -1
+SUM = record("i8 high low", "f8 rest", "i4 where step top")
+"""The sum of an element that is not decided: high * 2^32 + low units of 2^step, and the ranks' rests, each below 2^top;
+`rest` is this rank's. `where`: number of the element, from the first one of its list's chunk or group."""
+NOWHERE = -1
+"""`where` of an entry without an element."""
 
 _PRECISION = np.array(PRECISION, np.int64)
 _WORD = 32
@@ -29,11 +31,9 @@ _MOST_SHIFT = 30
 """Bits by which the two words are moved at once."""
 _SLACK_BITS = 2
 """What is left of an element may change its sum by a quarter of a unit in the last place: with the rounding of the
-result, three quarters in all."""
+result, three quarters in all (and one after a division)."""
 _FAR = 900
 """Gaps are cut to this: whatever is so far below a nonzero sum does not change it."""
-_NOTHING = 1 << 20
-"""Its negative is the exponent of what is left where nothing is."""
 
 
 @kernel(inline=True)
@@ -50,157 +50,154 @@ def further(fmt: int) -> int:
 
 @kernel
 def bound(fmt: int, code: int) -> int:
-    """The exponent of which `code` says that all magnitudes are below it."""
-    return exponent64(code | 1) if fmt == FLOAT64_EXACT else code + wire_format.CODE_BIAS
+    """The exponent of which `code`, `need` of some ranks, says that all their magnitudes are below it."""
+    return exponent64(code | 1) if fmt == FLOAT64_EXACT else max(code + wire_format.CODE_BIAS, LOWEST)
 
 
 @kernel
-def _code_of(fmt: int, exponent: int) -> int:
-    """The least code whose `bound` is `exponent` or more."""
+def _code_of(fmt: int, most: float) -> int:
+    """The least code whose `bound` is above `most`."""
+    if most == 0.0:
+        return wire_format.CODE_ZERO
+    exponent = math.frexp(most)[1]
     return code64(exponent) if fmt == FLOAT64_EXACT else max(exponent, LOWEST) - wire_format.CODE_BIAS
 
 
+# -- a first round with the count in each lane --
+
+
 @kernel
-def encode_digits(
+def encode_first(fmt: int, address: Address, count: int, out: np.ndarray, top: int, guard: int) -> None:
+    """Write the digits from `top` on of `count` elements at `address` as big-endian int32 to `out`, uint32[count]; what
+    is not finite as 0."""
+    step = top - digits(guard)
+    if fmt == FLOAT64_EXACT:
+        _encode_lanes(f64_at(address, count), out, step, guard)
+    else:
+        _encode_lanes(f32_at(address, count), out, step, guard)
+
+
+@kernel
+def _encode_lanes(x: np.ndarray, out: np.ndarray, step: int, guard: int) -> None:
+    """All products by powers of two are exact, unless a magnitude falls far below the step: its digits are 0 then."""
+    half = step >> 1
+    down_a, down_b, up_a, up_b = exp2(-half), exp2(half - step), exp2(half), exp2(step - half)
+    shift = np.uint32(guard + 1)
+    for i in range(len(out)):
+        value = np.float64(x[i]) if np.isfinite(x[i]) else 0.0
+        whole = np.trunc(value * down_a * down_b)
+        has_rest = np.uint32(whole * up_a * up_b != value)
+        out[i] = bswap32(np.uint32((np.uint32(np.int32(whole)) << shift) | has_rest))
+
+
+@kernel
+def take_first(
     fmt: int,
-    address: Address,
-    count: int,
     lanes_address: Address,
-    lanes: int,
+    source: Address,
+    target: Address,
+    count: int,
     top: int,
     guard: int,
-    sums: np.ndarray,
-    is_first: bool,
-) -> Any:
-    """Write the digits from `top` on of `count` elements at `address` as big-endian int32; lanes past them are 0, as
-    are elements that are not finite, and decided ones unless the round `is_first`. Returns the code of what is left,
-    which only further rounds announce."""
-    out = u32_at(lanes_address, lanes)
-    if fmt == FLOAT64_EXACT:
-        most = _encode64(address, count, out, top, guard, sums, is_first)
-    elif is_first:
-        _encode32_first(address, count, out, top, guard)
-        most = -_NOTHING
-    else:
-        most = _encode32(address, count, out, top, guard, sums)
-    for i in range(count, lanes):
-        out[i] = 0
-    return _code_of(fmt, most) if most > -_NOTHING else wire_format.CODE_ZERO
-
-
-@kernel
-def _encode32_first(address: Address, count: int, out: np.ndarray, top: int, guard: int) -> None:
-    """float32 in a first round: all is below 2^top, and what is left need not be known. (A loop of its own, without
-    branches and sums, so that it is vectorized.)"""
-    x = f32_at(address, count)
-    scale, shift = exp2(digits(guard) - top), np.uint32(guard + 1)
-    for i in range(count):
-        value = x[i] if np.isfinite(x[i]) else np.float32(0.0)
-        scaled = np.float64(value) * scale
-        whole = np.int32(scaled)  # truncates
-        out[i] = bswap32(np.uint32((np.uint32(whole) << shift) | np.uint32(np.float64(whole) != scaled)))
-
-
-@kernel
-def _encode32(address: Address, count: int, out: np.ndarray, top: int, guard: int, sums: np.ndarray) -> int:
-    """float32 in a further round, in float64's exact products and differences. Returns the exponent of the largest
-    rest."""
-    x = f32_at(address, count)
-    down, up = exp2(-top), exp2(digits(guard))
-    shift = np.uint32(guard + 1)
-    most = 0.0
-    for i in range(count):
-        out[i] = 0
-        if sums[i].low == DECIDED or not np.isfinite(x[i]):
-            continue
-        scaled = np.float64(x[i]) * down
-        scaled = (scaled - np.trunc(scaled)) * up
-        whole = np.trunc(scaled)
-        rest = abs(scaled - whole)
-        most = max(most, rest)
-        out[i] = bswap32(np.uint32((np.uint32(np.int32(whole)) << shift) | np.uint32(rest != 0.0)))
-    return math.frexp(most)[1] + top - digits(guard) if most else -_NOTHING
-
-
-@kernel
-def _encode64(
-    address: Address, count: int, out: np.ndarray, top: int, guard: int, sums: np.ndarray, is_first: bool
-) -> int:
-    """float64, whose range no product of powers of two spans: the same on the bits of the mantissa."""
-    x = i64_at(address, count)
-    step = top - digits(guard)
-    most = -_NOTHING
-    for i in range(count):
-        out[i] = 0
-        biased = (x[i] >> 52) & 0x7FF
-        if biased == 0x7FF or (not is_first and sums[i].low == DECIDED):
-            continue
-        mantissa = x[i] & 0xFFFFFFFFFFFFF
-        if biased:
-            mantissa |= 1 << 52
-        exponent = max(biased, 1) - 1075
-        if top <= exponent:  # all of it has been sent
-            continue
-        if top - exponent < 53:
-            mantissa &= (1 << (top - exponent)) - 1
-        if mantissa == 0:
-            continue
-        whole, rest = np.int64(0), mantissa
-        if step <= exponent:
-            whole, rest = mantissa << (exponent - step), np.int64(0)
-        elif step - exponent < 53:
-            whole, rest = mantissa >> (step - exponent), mantissa & ((1 << (step - exponent)) - 1)
-        if rest:
-            most = max(most, math.frexp(np.float64(rest))[1] + exponent)
-        signed = -whole if x[i] < 0 else whole
-        out[i] = bswap32(np.uint32((signed << (guard + 1)) + (rest != 0)))
-    return most
-
-
-@kernel
-def add_digits(
-    fmt: int,
-    lanes_address: Address,
-    count: int,
-    sums: np.ndarray,
-    guard: int,
-    shift: int,
-    step: int,
-    following: int,
     divisor: int,
-) -> bool:
-    """Add a round's result to the `sums`. Returns whether some of them need a further round.
-
-    `shift`: by how much the round's step is below the one of the round before, negative in a first round. `following`:
-    all that the ranks have left is below 2^following.
-    """
-    lanes = u32_at(lanes_address, count)
+    sums: np.ndarray,
+) -> int:
+    """Write the decided sums of such a round to the elements at `target`, and list the others in `sums`. Returns how
+    many those are. `source` may be `target`."""
+    lanes, step = u32_at(lanes_address, count), top - digits(guard)
     counted = (1 << (guard + 1)) - 1
-    decides = exp2(_PRECISION[fmt] + _SLACK_BITS - min(step - following, _FAR))
+    decides = exp2(_PRECISION[fmt] + _SLACK_BITS)
     half = step >> 1
-    scale_a, scale_b = exp2(half), exp2(step - half)
-    is_open = False
+    down_a, down_b, up_a, up_b = exp2(-half), exp2(half - step), exp2(half), exp2(step - half)
+    n = 0
     for i in range(count):
         lane = np.int64(np.int32(bswap32(lanes[i])))
-        element = sums[i]
-        if shift < 0:
-            element.high = element.low = 0
-        elif element.low == DECIDED:
-            continue
+        total, holders = lane >> (guard + 1), lane & counted
+        if abs(total) < holders * decides:
+            value = f64_at(source, count)[i] if fmt == FLOAT64_EXACT else np.float64(f32_at(source, count)[i])
+            if not np.isfinite(value):
+                value = 0.0
+            rest = value - np.trunc(value * down_a * down_b) * up_a * up_b
+            keep(sums[n], i, total, rest, step)
+            n += 1
         else:
-            _move(element, shift)
+            _put(fmt, target, i, np.float64(total), divisor, step)
+    return n
+
+
+@kernel(forceinline=True)
+def keep(element: Any, where: int, total: int, rest: float, step: int) -> None:
+    """Make `element` (SUM) what a first round leaves: `total` units of 2^step, and a rest below one."""
+    element.high, element.low = total >> _WORD, total & _LOW
+    element.rest, element.where, element.step, element.top = rest, where, step, step
+
+
+@kernel(forceinline=True)
+def _put(fmt: int, target: Address, i: int, total: float, divisor: int, step: int) -> None:
+    """Write element `i` at `target`: `total` units of 2^step, divided."""
+    half = step >> 1
+    if divisor != 1:
+        total /= divisor
+    value = total * exp2(half) * exp2(step - half)
+    if fmt == FLOAT64_EXACT:
+        f64_at(target, i + 1)[i] = value
+    else:
+        f32_at(target, i + 1)[i] = np.float32(value)
+
+
+# -- rounds of lists --
+
+
+@kernel
+def encode_digits(fmt: int, sums: np.ndarray, count: int, out: np.ndarray, guard: int) -> int:
+    """Write the next digits of the first `count` entries of `sums` as big-endian int32; the lanes behind them are 0.
+    Returns the code of what this rank has left then."""
+    most, width = 0.0, digits(guard)
+    for i in range(count):
+        element = sums[i]
+        step = np.int64(element.top) - width
+        half = step >> 1
+        whole = np.trunc(element.rest * exp2(-half) * exp2(half - step))
+        element.rest -= whole * exp2(half) * exp2(step - half)
+        most = max(most, abs(element.rest))
+        shifted = np.uint32(np.uint32(np.int32(whole)) << np.uint32(guard + 1))
+        out[i] = bswap32(np.uint32(shifted | np.uint32(element.rest != 0.0)))
+    out[count:] = 0
+    return _code_of(fmt, most)
+
+
+@kernel
+def take_digits(
+    fmt: int,
+    lanes_address: Address,
+    target: Address,
+    sums: np.ndarray,
+    count: int,
+    guard: int,
+    need: int,
+    divisor: int,
+) -> int:
+    """Add a round's result to the first `count` entries of `sums`. Those that are decided now go to the elements at
+    `target`, the others to the front; returns how many these are. `need`: code of all that the ranks have left."""
+    lanes, counted = u32_at(lanes_address, count), (1 << (guard + 1)) - 1
+    n = 0
+    for i in range(count):
+        lane, element = np.int64(np.int32(bswap32(lanes[i]))), sums[i]
+        step = np.int64(element.top) - digits(guard)
+        _move(element, element.step - step)
         low = element.low + (lane >> (guard + 1))
         element.high += low >> _WORD
         element.low = low & _LOW
+        element.step, element.top = step, min(step, bound(fmt, need))
         total = np.float64(element.high) * 4294967296.0 + np.float64(element.low)
         holders = lane & counted
+        decides = exp2(_PRECISION[fmt] + _SLACK_BITS - min(step - element.top, _FAR))
         if holders == 0 or (total != 0.0 and abs(total) >= holders * decides):
-            if divisor != 1:
-                total /= divisor
-            element.low, element.value = DECIDED, total * scale_a * scale_b
+            _put(fmt, target, np.int64(element.where), total, divisor, step)
         else:
-            is_open = True
-    return is_open
+            sums[n] = sums[i]
+            n += 1
+    return n
 
 
 @kernel(forceinline=True)
@@ -214,16 +211,3 @@ def _move(element: Any, shift: int) -> None:
         element.high = (element.high << part) + (low >> _WORD)
         element.low = low & _LOW
         shift -= part
-
-
-@kernel
-def store_sums(fmt: int, sums: np.ndarray, address: Address, count: int) -> None:
-    """Write `count` decided sums to the elements at `address`."""
-    if fmt == FLOAT64_EXACT:
-        wide = f64_at(address, count)
-        for i in range(count):
-            wide[i] = sums[i].value
-    else:
-        x = f32_at(address, count)
-        for i in range(count):
-            x[i] = np.float32(sums[i].value)

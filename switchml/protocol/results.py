@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from switchml.protocol import exact, retransmission, sparse, worker_state
+from switchml.protocol import exact, first_round, retransmission, sparse, worker_state
 from switchml.protocol import packet as wire_format
 from switchml.protocol.fixedpoint import (
     INT32,
@@ -21,8 +21,8 @@ from switchml.protocol.fixedpoint import (
     need_of,
 )
 from switchml.protocol.packet import CODE_UNKNOWN
-from switchml.protocol.sending import elements_of, repeat, send
-from switchml.protocol.worker_state import State, seq_of, task_at
+from switchml.protocol.sending import elements_of, finish_chunk, position_of, repeat, report_open, send
+from switchml.protocol.worker_state import State, row_of, seq_of, task_at
 from switchml.runtime.jit import Address, int64, kernel
 from switchml.runtime.memory import be16, be32, serial_difference, signed8, u8_at
 
@@ -79,13 +79,16 @@ def receive(w: State, address: Address, length: int, now: int, out: np.ndarray, 
     mode, used = _next_round(me, slot, task, w.classes[index], address)
     if me.failure.code:
         return n
-    if mode == worker_state.SPECULATE and is_exact(task.fmt) and _add_digits(me, slot, task, w.sums[index], address):
-        mode, used = worker_state.FURTHER, exact.further(task.fmt)
+    if mode == worker_state.SPECULATE and is_exact(task.fmt):
+        n = _take_digits(w, index, address, now, out, n)
+        if slot.open:
+            mode, used = worker_state.FURTHER, exact.further(task.fmt)
     if mode != worker_state.SPECULATE:
         return repeat(w, index, mode, used, now, out, n)
     # R9. Write the sums into the target; the chunk is finished.
-    _store_sums(me, slot, task, w.classes[index], w.sums[index], address)
-    _finish_chunk(w, index, now)
+    _store_sums(me, slot, task, w.classes[index], address)
+    slot.round += 1
+    finish_chunk(w, index, now)
     return n
 
 
@@ -152,33 +155,38 @@ def _next_round(me: Any, slot: Any, task: Any, classes: np.ndarray, address: Add
         keep_classes(task.fmt, address + _HEADER, count, classes)
         slot.classed = 1
         mode, used = worker_state.EXACT, canonical(need, task.fmt)
+    if mode == worker_state.EXACT:
+        slot.top = exact.bound(task.fmt, need)
     return mode, used
 
 
-@kernel(forceinline=True)
-def _add_digits(me: Any, slot: Any, task: Any, sums: np.ndarray, address: Address) -> bool:
-    """Add a round of exact sums to what the slot has of them. Returns whether a further one must follow."""
-    _, _, count = elements_of(task, slot.chunk)
-    guard = me.identity.headroom[0]
-    step, shift = slot.top - exact.digits(guard), int64(-1)
-    following = step
+@kernel
+def _take_digits(w: State, index: int, address: Address, now: int, out: np.ndarray, n: int) -> int:
+    """A round of exact sums: write what is decided, and list what is open; `slot.open` sums need a further round of
+    this slot. Appends the round of the group's list if that can begin now."""
+    me, slot = w.scalars[0], w.slots[index]
+    task, sums = task_at(w, slot.task), w.sums[row_of(w, slot.chunk)]
+    source, target, count = elements_of(task, slot.chunk)
+    guard, lanes_at = me.identity.headroom[0], address + _HEADER
     if slot.mode == worker_state.FURTHER:
-        shift = slot.step - step
-        following = min(step, exact.bound(task.fmt, signed8(u8_at(address, _HEADER)[8])))
-    else:
-        _remember_need(slot, task, address)
-    slot.step, slot.top = step, following
-    lanes_at = address + _HEADER
-    return exact.add_digits(task.fmt, lanes_at, count, sums, guard, shift, step, following, task.divisor)
+        need = signed8(u8_at(address, _HEADER)[8])
+        slot.open = exact.take_digits(task.fmt, lanes_at, target, sums, slot.open, guard, need, task.divisor)
+        return n
+    _remember_need(slot, task, address)
+    if not first_round.is_wide(task.fmt, guard):
+        slot.open = exact.take_first(task.fmt, lanes_at, source, target, count, slot.top, guard, task.divisor, sums)
+        return n
+    lanes = me.identity.payload // 4
+    slot.open = first_round.take(lanes_at, source, target, count, lanes, slot.top, guard, task.divisor, sums, w.marks)
+    return report_open(w, index, now, out, n)
 
 
 @kernel(forceinline=True)
-def _store_sums(me: Any, slot: Any, task: Any, classes: np.ndarray, sums: np.ndarray, address: Address) -> None:
-    """Write the sums of a dense chunk into the target, and remember the exponent it needed."""
+def _store_sums(me: Any, slot: Any, task: Any, classes: np.ndarray, address: Address) -> None:
+    """Write the sums of a dense chunk into the target, unless exact ones are there already, and remember the exponent
+    it needed."""
     _, target, count = elements_of(task, slot.chunk)
-    if is_exact(task.fmt):
-        exact.store_sums(task.fmt, sums, target, count)
-    else:
+    if not is_exact(task.fmt):
         headroom = me.identity.headroom[_WIRES[task.fmt]]
         task.misfits += decode(task.fmt, address + _HEADER, target, count, slot.used, headroom, task.divisor)
         _remember_need(slot, task, address)
@@ -188,7 +196,7 @@ def _store_sums(me: Any, slot: Any, task: Any, classes: np.ndarray, sums: np.nda
 
 @kernel(forceinline=True)
 def _remember_need(slot: Any, task: Any, address: Address) -> None:
-    position = slot.chunk - task.first
+    position = position_of(task, slot.chunk)
     if position < task.history_length:
         u8_at(task.history, task.history_length)[position] = u8_at(address, _HEADER)[8]
 
@@ -206,7 +214,8 @@ def _continue_stream(w: State, index: int, address: Address, length: int, now: i
         slot.unbuilt = sparse.NEXT_ROUND
         return send(w, index, now, out, n)
     if outcome == sparse.DONE:
-        _finish_chunk(w, index, now)
+        slot.round += 1
+        finish_chunk(w, index, now)
         return n
     me.failure.chunk = slot.chunk
     if outcome == sparse.MIXED:
@@ -216,27 +225,3 @@ def _continue_stream(w: State, index: int, address: Address, length: int, now: i
     else:
         me.failure.code = worker_state.ERROR_AHEAD if outcome == sparse.LATE else worker_state.ERROR_STREAM
     return n
-
-
-@kernel(forceinline=True)
-def _finish_chunk(w: State, index: int, now: int) -> None:
-    """A slot's chunk has its result in place: count it, and let the window's base move on."""
-    me, slot = w.scalars[0], w.slots[index]
-    window, task = me.window, task_at(w, slot.task)
-    slot.done = 1
-    slot.round += 1
-    task.done += 1
-    if task.done == task.chunks:
-        task.state = worker_state.DONE
-        me.counters.completed += 1
-    me.timers.progress_at = now
-    while window.base < window.next:
-        lowest = w.slots[window.base & (me.identity.slots - 1)]
-        if lowest.chunk != window.base or not lowest.done:
-            break
-        window.base += 1
-    while window.first_task < window.next_task:
-        oldest = task_at(w, window.first_task)
-        if oldest.done < oldest.chunks:
-            break
-        window.first_task += 1

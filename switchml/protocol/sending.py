@@ -7,14 +7,25 @@ from typing import Any
 
 import numpy as np
 
-from switchml.protocol import exact, sparse
+from switchml.protocol import exact, first_round, sparse
 from switchml.protocol import packet as wire_format
 from switchml.protocol.fixedpoint import ITEM_BYTES, LANE_BYTES, WIRES, canonical, classify, encode, is_exact, need_of
 from switchml.protocol.packet import CODE_UNKNOWN, CODE_ZERO
 from switchml.protocol.retransmission import LEAST_REORDERING, NONE, PROBED, PROBES, adapt_limit, probe_timeout
-from switchml.protocol.worker_state import CLASSIFY, ERROR_AHEAD, EXACT, FURTHER, SPECULATE, State, seq_of, task_at
+from switchml.protocol.worker_state import (
+    CLASSIFY,
+    DONE,
+    ERROR_AHEAD,
+    EXACT,
+    FURTHER,
+    SPECULATE,
+    State,
+    row_of,
+    seq_of,
+    task_at,
+)
 from switchml.runtime.jit import int64, kernel
-from switchml.runtime.memory import put_be16, put_be32, signed8, u8_at
+from switchml.runtime.memory import put_be16, put_be32, signed8, u8_at, u32_at
 
 _LANE_BYTES = np.array(LANE_BYTES, np.int64)
 _WIRES = np.array(WIRES, np.int64)
@@ -33,18 +44,49 @@ def _task_of(w: State, chunk: int, hint: int) -> int:
 
 @kernel(forceinline=True)
 def elements_of(task: Any, chunk: int) -> tuple[Any, Any, Any]:
-    """(source address, target address, count) of a task's chunk."""
-    start = (chunk - task.first) * task.per_chunk
+    """(source address, target address, count) of a task's chunk; of a group's list, the group's."""
+    start, elements = position_of(task, chunk) * task.per_chunk, task.per_chunk
+    if is_list(task, chunk):
+        start -= members_of(task, chunk) * task.per_chunk
+        elements *= task.group
     offset = np.uint64(start * _ITEM_BYTES[task.fmt])
-    return task.source + offset, task.target + offset, min(task.per_chunk, task.numel - start)
+    return task.source + offset, task.target + offset, min(elements, task.numel - start)
+
+
+@kernel(inline=True)
+def position_of(task: Any, chunk: int) -> Any:
+    """Number of a chunk among those of its task that have elements of their own."""
+    position = chunk - task.first
+    return position - position // (task.group + 1) if task.group else position
+
+
+@kernel(inline=True)
+def is_list(task: Any, chunk: int) -> bool:
+    """Whether a chunk has, in place of elements of its own, what the chunks of a group before it left open."""
+    position = chunk - task.first
+    ends_group = position % (task.group + 1) == task.group or position == task.chunks - 1
+    return task.group != 0 and ends_group
+
+
+@kernel(inline=True)
+def list_of(task: Any, chunk: int) -> Any:
+    """The chunk that has the list of a chunk's group."""
+    position = chunk - task.first
+    return task.first + min(position - position % (task.group + 1) + task.group, task.chunks - 1)
+
+
+@kernel(inline=True)
+def members_of(task: Any, chunk: int) -> Any:
+    """How many chunks share a list; `chunk` has it."""
+    return (chunk - task.first) % (task.group + 1)
 
 
 @kernel(forceinline=True)
 def _need_of_chunk(w: State, number: int, chunk: int) -> int:
     """The exponent code that a chunk of task `number` needs."""
     task = task_at(w, number)
-    if task.columns:
-        return int64(CODE_UNKNOWN)  # its words will announce it
+    if task.columns or is_list(task, chunk):
+        return int64(CODE_UNKNOWN)  # its words will announce it; what is open is not known yet
     source, _, count = elements_of(task, chunk)
     return int64(need_of(task.fmt, source, count, False))
 
@@ -77,10 +119,11 @@ def _build_packet(w: State, index: int) -> None:
     elif slot.need == CODE_UNKNOWN and slot.mode == SPECULATE:
         nothing = u8_at(lanes_at, identity.payload)
         nothing[:] = 0
+    elif slot.mode == FURTHER:
+        out, sums = u32_at(lanes_at, lanes), w.sums[row_of(w, slot.chunk)]
+        need = int64(exact.encode_digits(task.fmt, sums, slot.open, out, identity.headroom[0]))
     elif is_exact(task.fmt):
-        left = _build_digits(w, index, lanes)
-        if slot.mode == FURTHER:
-            need = left
+        _build_first_digits(w, index, lanes)
     else:
         encode(task.fmt, source, count, lanes_at, lanes, slot.used, identity.headroom[wire], slot.classed != 0)
 
@@ -98,18 +141,18 @@ def _build_packet(w: State, index: int) -> None:
 
 
 @kernel(forceinline=True)
-def _build_digits(w: State, index: int, lanes: int) -> int:
-    """Write the lanes of a round of exact sums. Returns the code of what this rank has left then."""
-    slot = w.slots[index]
+def _build_first_digits(w: State, index: int, lanes: int) -> None:
+    """Write the lanes of a first round of exact sums."""
+    slot, guard = w.slots[index], w.scalars[0].identity.headroom[0]
     task = task_at(w, slot.task)
     source, _, count = elements_of(task, slot.chunk)
-    if slot.mode != FURTHER:
-        slot.top = exact.bound(task.fmt, slot.used)
-    lanes_at, guard = packet_at(w, index) + np.uint64(_HEADER), w.scalars[0].identity.headroom[0]
-    is_first = slot.mode != FURTHER
-    return int64(
-        exact.encode_digits(task.fmt, source, count, lanes_at, lanes, slot.top, guard, w.sums[index], is_first)
-    )
+    lanes_at = packet_at(w, index) + np.uint64(_HEADER)
+    if first_round.is_wide(task.fmt, guard):
+        first_round.encode(source, count, lanes_at, lanes, slot.top, guard, w.marks)
+    else:
+        out = u32_at(lanes_at, lanes)
+        exact.encode_first(task.fmt, source, count, out, slot.top, guard)
+        out[count:] = 0
 
 
 @kernel(forceinline=True)
@@ -138,6 +181,75 @@ def repeat(w: State, index: int, mode: int, used: int, now: int, out: np.ndarray
     return send(w, index, now, out, n)
 
 
+@kernel
+def report_open(w: State, index: int, now: int, out: np.ndarray, n: int) -> int:
+    """A chunk's first round has its result: give what it left open to its group's list, unless that is too much, or
+    the chunk has classes to be written over its sums. Appends the list's round if no other chunk is awaited."""
+    slot = w.slots[index]
+    task = task_at(w, slot.task)
+    chunk = list_of(task, slot.chunk)
+    sums, shared = w.sums[row_of(w, slot.chunk)], w.sums[row_of(w, chunk)]
+    room = len(shared) // task.group
+    member = (slot.chunk - task.first) % (task.group + 1)
+    takes = slot.open if slot.open <= room and not slot.classed else 0
+    for i in range(room):
+        entry = shared[member * room + i]
+        if i < takes:
+            shared[member * room + i] = sums[i]
+            entry.where += np.int32(member * task.per_chunk)
+        else:
+            entry.where = exact.NOWHERE
+    slot.open -= takes
+    w.reported[row_of(w, chunk)] += 1
+    return start_list(w, chunk, now, out, n) if chunk < w.scalars[0].window.next else n
+
+
+@kernel
+def start_list(w: State, chunk: int, now: int, out: np.ndarray, n: int) -> int:
+    """Append the round of a group's list, which has its slot, if all chunks of the group have reported; an empty list
+    is done without one."""
+    row, index = row_of(w, chunk), chunk & (w.scalars[0].identity.slots - 1)
+    slot = w.slots[index]
+    task = task_at(w, slot.task)
+    if w.reported[row] < members_of(task, chunk):
+        return n
+    w.reported[row] = 0
+    sums = w.sums[row]
+    slot.open = 0
+    for i in range(members_of(task, chunk) * (len(sums) // task.group)):
+        if sums[i].where != exact.NOWHERE:
+            sums[slot.open] = sums[i]
+            slot.open += 1
+    if slot.open:
+        _build_packet(w, index)
+        return send(w, index, now, out, n)
+    finish_chunk(w, index, now)
+    return n
+
+
+@kernel
+def finish_chunk(w: State, index: int, now: int) -> None:
+    """A slot's chunk has its result in place: count it, and let the window's base move on."""
+    me, slot = w.scalars[0], w.slots[index]
+    window, task = me.window, task_at(w, slot.task)
+    slot.done = 1
+    task.done += 1
+    if task.done == task.chunks:
+        task.state = DONE
+        me.counters.completed += 1
+    me.timers.progress_at = now
+    while window.base < window.next:
+        lowest = w.slots[window.base & (me.identity.slots - 1)]
+        if lowest.chunk != window.base or not lowest.done:
+            break
+        window.base += 1
+    while window.first_task < window.next_task:
+        oldest = task_at(w, window.first_task)
+        if oldest.done < oldest.chunks:
+            break
+        window.first_task += 1
+
+
 @kernel(forceinline=True)
 def fill(w: State, now: int, out: np.ndarray, n: int) -> int:
     """Start as many chunks as the window allows. `out` int32[>= 2S]: slots to send, filled from `n`; returns the new
@@ -158,24 +270,32 @@ def fill(w: State, now: int, out: np.ndarray, n: int) -> int:
         slot = w.slots[index]
         number = _task_of(w, chunk, window.first_task)
         task = task_at(w, number)
-        if not task.columns:
+        gathers = is_list(task, chunk)
+        if not task.columns and not gathers:
             slot.need = slot.next_need if slot.scanned else _need_of_chunk(w, number, chunk)
         slot.chunk, slot.task, slot.columns = chunk, number, task.columns
         slot.scanned = slot.classed = slot.done = 0
         # C4. Choose its exponent: a sparse stream's words announce theirs; what `ahead` agreed on is exact; else guess.
         if task.columns:
             slot.agreed, slot.unbuilt = CODE_UNKNOWN, sparse.FIRST_ROUND
+        elif gathers:
+            slot.agreed, slot.mode, slot.used = CODE_UNKNOWN, FURTHER, exact.further(task.fmt)
         elif slot.agreed != CODE_UNKNOWN:
             if slot.need > slot.agreed:
                 me.failure.code, me.failure.chunk = ERROR_AHEAD, chunk
                 return n
             slot.mode, slot.used = EXACT, canonical(slot.agreed, task.fmt)
+            slot.top = exact.bound(task.fmt, slot.agreed)
         else:
             slot.mode, slot.used = SPECULATE, _guess(me, slot, task)
+            slot.top = exact.bound(task.fmt, slot.used)
         if window.next == window.base:
             me.timers.progress_at = now
         window.next += 1
-        # C5. Build its packet (a sparse one in `build_streams`) and send it.
+        # C5. Build its packet (a sparse one in `build_streams`) and send it; a group's list when it is complete.
+        if gathers:
+            n = start_list(w, chunk, now, out, n)
+            continue
         if not task.columns:
             _build_packet(w, index)
         n = send(w, index, now, out, n)
@@ -186,7 +306,7 @@ def fill(w: State, now: int, out: np.ndarray, n: int) -> int:
 def _guess(me: Any, slot: Any, task: Any) -> int:
     """The exponent code of a SPECULATE round: from the tensor before, but no less than this rank needs."""
     least = slot.need if slot.need != CODE_UNKNOWN else CODE_ZERO
-    position = slot.chunk - task.first
+    position = position_of(task, slot.chunk)
     if position < task.history_length:
         last = signed8(u8_at(task.history, task.history_length)[position])
         least = max(least, min(last + me.identity.spread[_WIRES[task.fmt]] // 2, CODE_UNKNOWN - 1))

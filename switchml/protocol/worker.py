@@ -12,9 +12,9 @@ lives in slot g mod S for one or more rounds.
 import numpy as np
 
 from switchml.errors import ConfigError
-from switchml.protocol import exact, sparse
+from switchml.protocol import exact, first_round, sparse
 from switchml.protocol import packet as wire_format
-from switchml.protocol.fixedpoint import FORMATS, LANE_BYTES, LANES, WIRES, headroom, is_exact, spreads
+from switchml.protocol.fixedpoint import FORMATS, LANE_BYTES, LANES, WIRES, guard_bits, headroom, is_exact, spreads
 from switchml.protocol.packet import CODE_UNKNOWN, MAX_SPARSE_BYTES, check_slots
 from switchml.protocol.results import receive
 from switchml.protocol.retransmission import INITIAL_RTO, LEAST_BACKOFF, LEAST_IN_FLIGHT, LONGEST_PROBE
@@ -26,9 +26,10 @@ from switchml.runtime.memory import u8_at
 _NEVER = np.iinfo(np.int64).max
 
 
-def elements_per_chunk(fmt: int, payload_bytes: int) -> int:
+def elements_per_chunk(fmt: int, payload_bytes: int, workers: int) -> int:
     """How many elements of a format one packet carries."""
-    return payload_bytes // (LANES[fmt] * LANE_BYTES[fmt])
+    lanes, guard = payload_bytes // (LANES[fmt] * LANE_BYTES[fmt]), guard_bits(workers)
+    return first_round.elements(lanes, guard) if first_round.is_wide(fmt, guard) else lanes
 
 
 class Worker:
@@ -71,7 +72,9 @@ class Worker:
             wide,
             np.zeros((slots, sparse.STATE_ROWS, wire_format.MAX_COLUMNS), np.int64),
             np.zeros((slots, payload_bytes), np.uint32),
-            np.zeros((slots, payload_bytes // 4), exact.SUM),
+            np.zeros((2 * slots, payload_bytes // 4), exact.SUM),
+            np.zeros(2 * slots, np.int64),
+            np.zeros(payload_bytes // 4, np.uint32),
             np.zeros(wire_format.BITMAP_BYTES, np.uint8),
         )
         scalars = self.state.scalars
@@ -116,12 +119,11 @@ class Worker:
         """
         window, fmt = self.window, FORMATS[dtype]
         number = int(window["next_task"])
-        per_chunk = elements_per_chunk(fmt, int(self.identity["payload"]))
+        workers, slots = int(self.identity["workers"]), int(self.identity["slots"])
+        per_chunk = elements_per_chunk(fmt, int(self.identity["payload"]), workers)
         if WIRES[fmt] and not self.identity["headroom"][WIRES[fmt]]:
-            raise ConfigError(
-                f"{dtype}: lanes can't hold the sum of {self.identity['workers']} ranks; use a wider wire"
-            )
-        columns, threshold, non_zero = 0, 0.0, 0
+            raise ConfigError(f"{dtype}: lanes can't hold the sum of {workers} ranks; use a wider wire")
+        columns, threshold, non_zero, group = 0, 0.0, 0, 0
         if blocks is not None:
             if is_exact(fmt):
                 raise ConfigError(f"{dtype}: exact sums are dense, expected no sparse blocks")
@@ -133,12 +135,15 @@ class Worker:
             non_zero = self._non_zero[number].ctypes.data
         chunks = -(-numel // per_chunk)
         if columns:
-            chunks, history = sparse.streams_of(int(self.identity["slots"]), chunks), None
+            chunks, history = sparse.streams_of(slots, chunks), None
+        if first_round.is_wide(fmt, guard_bits(workers)):
+            group = first_round.group_size(slots, guard_bits(workers))
+            chunks += -(-chunks // group)
         remembered = 0 if history is None else min(len(history), chunks)
         history_at = history.ctypes.data if history is not None and remembered else 0
         elements = (source, target, numel, fmt, divisor, per_chunk)
         progress = (window["total"], chunks, 0, history_at, remembered, 0, RUNNING)
-        self.state.tasks[number % TASKS] = (*elements, *progress, columns, threshold, non_zero, 0)
+        self.state.tasks[number % TASKS] = (*elements, *progress, columns, threshold, non_zero, 0, group)
         window["total"] += chunks
         window["next_task"] += 1
         return number

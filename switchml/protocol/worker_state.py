@@ -71,13 +71,13 @@ SLOT = record(
     "i2 mode used need agreed next_need",
     "u1 busy scanned waited classed done unbuilt",
     "i2 columns",
-    "i4 length top step",
+    "i4 length top open",
 )
 """One slot. `resent`: the last round retransmitted, `probed`: because of the clock (-1: none). `agreed`: `ahead` of its
 last result; `next_need`, valid if `scanned`: what the chunk after this one needs. `classed`: a CLASSIFY round has been
 answered. `columns`: of a sparse stream, 0 if the chunk is dense; `length`: bytes of its packet; `unbuilt`: NEXT_ROUND
 or FIRST_ROUND of sparse.py while the packet for it is still to be written. Of exact sums (exact.py), `top`: where the
-digits of the present round begin, `step`: where those of the last result ended."""
+digits of the first round begin, `open`: how many sums are listed for further rounds."""
 
 TASK = record(
     "u8 source target",
@@ -86,19 +86,21 @@ TASK = record(
     "i8 history_length misfits state columns",
     "f8 threshold",
     "u8 non_zero",
-    "i8 scanned",
+    "i8 scanned group",
 )
 """One all-reduce. `source`, `target`: addresses of its elements (may be equal); `per_chunk`: elements of a chunk;
 `first`, `chunks`, `done`: its chunks. `history`: address of int8 exponent codes by chunk, what each needed last time.
 `columns`: blocks in a packet if the tensor is sparse, else 0; its chunks are then streams of positions, and `per_chunk`
 the elements of a position. `non_zero`: address of uint8[blocks], which of them are not zero, known of the first
-`scanned` entries of all streams."""
+`scanned` entries of all streams. `group`: G, if behind each G chunks comes one for what they leave open (exact sums),
+else 0."""
 
 
 class State(NamedTuple):
     """The arrays of one worker: SCALARS[1], SLOT[S], TASK[TASKS], uint8[S, k], uint8[S, k], int64[S, 5, 8] (sparse.py),
-    uint32[S, payload], SUM[S, payload / 4] (exact.py), uint8[32]. `wide` has room for sparse packets, and may be
-    `packets`."""
+    uint32[S, payload], SUM[2S, payload / 4] (exact.py), int64[2S], uint32[payload / 4], uint8[32]. `wide` has room for
+    sparse packets, and may be `packets`. `sums`, by chunk modulo 2S: what it left open; of a group's last chunk, what
+    the others did, `reported` of them so far. `marks` is scratch."""
 
     scalars: np.ndarray
     slots: np.ndarray
@@ -108,6 +110,8 @@ class State(NamedTuple):
     streams: np.ndarray
     classes: np.ndarray
     sums: np.ndarray
+    reported: np.ndarray
+    marks: np.ndarray
     missing: np.ndarray
 
 
@@ -115,6 +119,12 @@ class State(NamedTuple):
 def task_at(w: State, number: int) -> Any:
     """The record of a task."""
     return w.tasks[number & (TASKS - 1)]
+
+
+@kernel(inline=True)
+def row_of(w: State, chunk: int) -> int:
+    """Where `sums` and `reported` have a chunk."""
+    return chunk & (2 * w.scalars[0].identity.slots - 1)
 
 
 @kernel(inline=True)

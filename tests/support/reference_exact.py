@@ -42,13 +42,33 @@ def bound(dtype: str, code: int) -> int:
     return numbers.block_exponent("float64", code if code % 2 else code + 1) if dtype == "float64" else code + 2
 
 
-def split(x: float, top: int, step: int) -> tuple[int, Fraction]:
-    """(signed digits of x from 2^top, excluded, to 2^step, magnitude of what is below)."""
-    if not math.isfinite(x):
-        return 0, Fraction(0)
-    below_top = abs(Fraction(x)) % Fraction(2) ** top
-    whole = below_top // Fraction(2) ** step
-    return int(math.copysign(1, x)) * whole, below_top - whole * Fraction(2) ** step
+def top_of(dtype: str, blocks: Sequence[Sequence[float]]) -> int:
+    """The `top` of a first round without history: ranks that guess alike keep their guess, else the need decides."""
+    kind = element(dtype)
+    needs = [numbers.need(kind, block) for block in blocks]
+    if len({first_top(dtype, need) for need in needs}) == 1 or kind == "float64":
+        return first_top(dtype, max(needs))
+    return max(max(needs) + 2, -126)
+
+
+def is_wide(dtype: str, workers: int) -> bool:
+    """Whether first rounds have lanes of full width, with the counts beside them."""
+    return dtype == "float32" and workers <= 8
+
+
+def split(x: Fraction, step: int) -> tuple[int, Fraction]:
+    """(multiples of 2^step in x, toward zero, and the rest)."""
+    whole = math.trunc(x / Fraction(2) ** step)
+    return whole, x - whole * Fraction(2) ** step
+
+
+def split_to_nearest(x: Fraction, step: int) -> tuple[int, Fraction]:
+    whole = round(x / Fraction(2) ** step)
+    return whole, x - whole * Fraction(2) ** step
+
+
+def is_decided(total: Fraction, holders: int, unit: Fraction, dtype: str, bits: int) -> bool:
+    return holders == 0 or (total != 0 and abs(to_53_bits(total)) >= holders * unit * 2 ** (PRECISION[dtype] + bits))
 
 
 def to_53_bits(value: Fraction) -> Fraction:
@@ -62,36 +82,40 @@ def to_53_bits(value: Fraction) -> Fraction:
 def all_reduce(dtype: str, blocks: Sequence[Sequence[float]], divisor: int = 1) -> tuple[list[float], int]:
     """(the results of a chunk's elements, how many rounds with digits it took). `dtype`: a key of PRECISION."""
     workers, count = len(blocks), len(blocks[0])
-    kind = element(dtype)
-    finite = [[x if math.isfinite(x) else 0.0 for x in block] for block in blocks]
-    top = first_top(dtype, max(numbers.need(kind, block) for block in finite))
-    sums, results, rounds = [Fraction(0)] * count, [math.nan] * count, 0
-    undecided = set(range(count))
-    while undecided:
-        rounds += 1
-        step = top - digits(workers)
-        rests = {i: [] for i in undecided}
-        for block in finite:
+    kind, results, rounds = element(dtype), [math.nan] * count, 1
+    rests = [[Fraction(x if math.isfinite(x) else 0) for x in block] for block in blocks]
+    sums, undecided = [Fraction(0)] * count, set(range(count))
+    wide, top = is_wide(dtype, workers), top_of(dtype, blocks)
+    step = top - (31 - numbers.guard_bits(workers)) if wide else top - digits(workers)
+
+    def add_digits(how) -> None:
+        for rest in rests:
             for i in undecided:
-                whole, rest = split(block[i], top, step)
+                whole, rest[i] = how(rest[i], step)
                 sums[i] += whole * Fraction(2) ** step
-                rests[i].append(rest)
-        following = step
-        if rounds > 1:
-            code = max(code_of_rest(dtype, max(rests[i][rank] for i in undecided)) for rank in range(workers))
-            following = min(step, bound(dtype, code))
+
+    def decide(unit: Fraction) -> None:
         for i in sorted(undecided):
-            holders = sum(rest > 0 for rest in rests[i])
-            is_enough = sums[i] != 0 and abs(to_53_bits(sums[i])) >= holders * Fraction(2) ** (
-                PRECISION[dtype] + 2 + following
-            )
-            if holders == 0 or is_enough:
+            holders, bits = sum(rest[i] != 0 for rest in rests), 2
+            if wide and rounds == 1:
+                holders, bits = holders and 2 ** (holders - 1).bit_length(), 0
+            if is_decided(sums[i], holders, unit, dtype, bits):
                 undecided.remove(i)
                 quotient = to_53_bits(to_53_bits(sums[i]) / divisor)
                 results[i] = numbers.rounded(quotient, "float64")
                 if kind == "float32":
                     results[i] = numbers.rounded(Fraction(results[i]), kind)
-        top = following
+
+    add_digits(split_to_nearest if wide else split)
+    decide(Fraction(2) ** step)
+    top = step
+    while undecided:
+        rounds += 1
+        step = top - digits(workers)
+        add_digits(split)
+        code = max(code_of_rest(dtype, max(abs(rest[i]) for i in undecided)) for rest in rests)
+        top = min(step, bound(dtype, code))
+        decide(Fraction(2) ** top)
     return results, rounds
 
 

@@ -22,9 +22,9 @@ from host_agent.base import Agent
 from host_agent.density import Choice
 from switchml.runtime.jit import compile_once, kernel
 
-SWITCHML, DENSE, PLAIN, NODE, GLOO = "switchml", "dense", "plain", "node", "gloo"
+SWITCHML, DENSE, PLAIN, INT32, NODE, GLOO = "switchml", "dense", "plain", "int32", "node", "gloo"
 """DENSE: switchml without skipping the blocks of zeros that SWITCHML skips. PLAIN: without the tags that SWITCHML's
-packets carry. NODE: switchml with hierarchy "node"."""
+packets carry. INT32: one round of int32 lanes where SWITCHML's sums are exact. NODE: switchml with hierarchy "node"."""
 GAUGES = ("rtt_s", "rto_s", "window")
 """Values in `HostAgent.stats()` that describe the present; all other numbers are counters."""
 
@@ -157,9 +157,11 @@ class ReducingRank:
         for backend in job.backends:
             if backend == GLOO:
                 self._reducers[backend] = _gloo(self._place, job.rendezvous)
-            elif backend == DENSE:
+            elif backend in (DENSE, INT32):
                 self._agents[backend] = self._agents[SWITCHML]
-                self._reducers[backend] = _switchml(self._agents[SWITCHML], Choice())
+                self._reducers[backend] = _switchml(
+                    self._agents[SWITCHML], Choice(), INT32 if backend == INT32 else None
+                )
             else:
                 self._agents[backend] = self._join_aggregator(job, backend)
                 self._reducers[backend] = _switchml(self._agents[backend], sparse)
@@ -197,14 +199,14 @@ class ReducingRank:
         self._counts = _growth(counts, agent.stats() if agent is not None else {})
 
 
-def _switchml(agent: Agent, sparse: Choice) -> Callable[[list[np.ndarray], bool], None]:
+def _switchml(agent: Agent, sparse: Choice, wire: str | None = None) -> Callable[[list[np.ndarray], bool], None]:
     def reduce(parts: list[np.ndarray], overlapped: bool) -> None:
         if overlapped:
-            for handle in [agent.allreduce(part, out=part, async_op=True, sparse=sparse) for part in parts]:
+            for handle in [agent.allreduce(part, out=part, async_op=True, sparse=sparse, wire=wire) for part in parts]:
                 handle.wait()
         else:
             for part in parts:
-                agent.allreduce(part, out=part, sparse=sparse)
+                agent.allreduce(part, out=part, sparse=sparse, wire=wire)
 
     return reduce
 

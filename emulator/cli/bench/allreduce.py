@@ -120,7 +120,7 @@ def allreduce(
     results = []
     with _progress(len(cases) * len(grid), as_json) as show:
         for sparsity in grid:
-            backends = bench.backends_of(sparsity, against, authenticate)
+            backends = bench.backends_of(sparsity, against, authenticate, wire)
 
             def show_header(chosen: str, backends=backends, is_first=not results) -> None:
                 show(report.header(workers, chosen, wire, backends, cores, beside) if is_first else [], 0)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from switchml.errors import ConfigError
-from switchml.protocol import exact, fixedpoint
+from switchml.protocol import exact, first_round, fixedpoint
 from switchml.protocol.packet import CODE_FURTHER, CODE_FURTHER64
 from switchml.protocol.pool import Pool
 from switchml.protocol.retransmission import MILLISECOND, SECOND
@@ -77,31 +77,62 @@ def test_canonical_codes_are_those_of_no_other_format(dtype):
         assert first & others == {126} and not first & set(FLOAT64_CANONICAL)
 
 
+def some_values(data, dtype: str) -> list[float]:
+    return data.draw(st.lists(floats(dtype), min_size=1, max_size=40))
+
+
+def finite(values) -> list[Fraction]:
+    return [Fraction(x if math.isfinite(x) else 0) for x in values]
+
+
 @given(st.data(), st.sampled_from(["float32", "float64"]), st.sampled_from([1, 2, 3, 8, 31, 256]))
-def test_digits(data, dtype, workers):
-    values = data.draw(st.lists(floats(dtype), min_size=1, max_size=6))
-    guard, finite = numbers.guard_bits(workers), [x if math.isfinite(x) else 0.0 for x in values]
-    is_first = data.draw(st.booleans())
-    top = reference.first_top(dtype, numbers.need(dtype, finite))
-    if not is_first:
-        top -= data.draw(st.integers(0, 200))
-    source, lanes = as_array(dtype, values), np.full(len(values) + 2, 0x55, ">i4")
-    sums = np.zeros(len(values), exact.SUM)
-    code = exact.encode_digits(
-        number_of(dtype), source.ctypes.data, source.size, lanes.ctypes.data, lanes.size, top, guard, sums, is_first
-    )
-    parts = [reference.split(x, top, top - reference.digits(workers)) for x in values]
-    assert lanes.tolist() == [whole * 2 ** (guard + 1) + (rest > 0) for whole, rest in parts] + [0, 0]
-    if not is_first:  # no other round announces it
-        assert code == reference.code_of_rest(dtype, max(rest for _, rest in parts))
+def test_first_rounds_that_count_in_each_lane(data, dtype, workers):
+    values, guard = some_values(data, dtype), numbers.guard_bits(workers)
+    top = reference.first_top(dtype, numbers.need(dtype, list(map(float, finite(values)))))
+    source, lanes = as_array(dtype, values), np.full(len(values), 0x55, ">i4")
+    exact.encode_first(number_of(dtype), source.ctypes.data, source.size, lanes.view(np.uint32), top, guard)
+    parts = [reference.split(x, top - reference.digits(workers)) for x in finite(values)]
+    assert lanes.tolist() == [whole * 2 ** (guard + 1) + (rest != 0) for whole, rest in parts]
 
 
-def test_decided_elements_are_not_sent_again():
-    source, lanes = np.array([1.5, 1.25], np.float32), np.zeros(2, ">i4")
-    sums = np.zeros(2, exact.SUM)
-    sums["low"][0] = exact.DECIDED
-    exact.encode_digits(number_of("float32"), source.ctypes.data, 2, lanes.ctypes.data, 2, 4, 1, sums, False)
-    assert lanes[0] == 0 and lanes[1] != 0
+@given(st.data(), st.sampled_from([1, 2, 3, 4, 5, 8]), st.sampled_from([64, 256]))
+def test_first_rounds_that_count_beside(data, workers, lane_count):
+    values, guard = some_values(data, "float32"), numbers.guard_bits(workers)
+    top = max(numbers.need("float32", list(map(float, finite(values)))) + 2, -126)
+    source, lanes = as_array("float32", values), np.full(lane_count, 0x55, ">i4")
+    marks = np.full(lane_count, 0x55, np.uint32)
+    first_round.encode(source.ctypes.data, source.size, lanes.ctypes.data, lane_count, top, guard, marks)
+    room = first_round.elements(lane_count, guard)
+    parts = [reference.split_to_nearest(x, top - (31 - guard)) for x in finite(values)]
+    assert lanes[:room].tolist() == [whole for whole, _ in parts] + [0] * (room - len(values))
+    columns, counts = lane_count - room, lanes[room:].astype(np.int64)
+    fields = [counts[i % columns] >> (guard + 1) * (i // columns) & (2 ** (guard + 1) - 1) for i in range(room)]
+    assert fields == [rest != 0 for _, rest in parts] + [0] * (room - len(values))
+
+
+@given(st.data(), st.sampled_from(["float32", "float64"]), st.sampled_from([1, 2, 3, 8, 31, 256]))
+def test_digits_of_a_list(data, dtype, workers):
+    values, guard = [x for x in some_values(data, dtype) if math.isfinite(x)], numbers.guard_bits(workers)
+    sums, lanes = np.zeros(len(values), exact.SUM), np.full(len(values) + 2, 0x55, ">i4")
+    sums["rest"] = values
+    sums["top"] = [numbers.exponent(Fraction(abs(x))) + data.draw(st.integers(0, 40)) if x else 0 for x in values]
+    code = exact.encode_digits(number_of(dtype), sums, len(values), lanes.view(np.uint32), guard)
+    parts = [
+        reference.split(Fraction(x), int(top) - reference.digits(workers))
+        for x, top in zip(values, sums["top"], strict=True)
+    ]
+    assert lanes.tolist() == [whole * 2 ** (guard + 1) + (rest != 0) for whole, rest in parts] + [0, 0]
+    assert [Fraction(rest) for rest in sums["rest"].tolist()] == [rest for _, rest in parts]
+    assert code == max((reference.code_of_rest(dtype, abs(rest)) for _, rest in parts), default=numbers.ZERO)
+
+
+def test_decided_elements_leave_the_list():
+    target, sums, lanes = np.zeros(4, np.float32), np.zeros(3, exact.SUM), np.zeros(3, ">i4")
+    sums["where"], sums["low"] = [3, 0, 2], [5, 0, 7]
+    lanes[:] = [8 << 24, 1 << 2 | 1, 9 << 24]  # the second has something left, and a small sum so far
+    left = exact.take_digits(number_of("float32"), lanes.ctypes.data, target.ctypes.data, sums, 3, 1, -30, 1)
+    assert left == 1 and sums["where"][0] == 0 and (sums["step"][0], sums["top"][0]) == (-28, -28)
+    assert target.tolist() == [0, 0, 7 + 9 * 2.0**-6, 5 + 8 * 2.0**-6]
 
 
 # -- whole sums --
@@ -152,12 +183,26 @@ def test_what_is_lost_without():
 
 @pytest.mark.parametrize(
     "dtype, values, most",
-    [("float32", range(256), 2), ("bfloat16", [2.0**-k for k in range(17)], 2), ("float32", [0.0] * 256, 1)],
+    [("float32", range(240), 2), ("bfloat16", [2.0**-k for k in range(17)], 2), ("float32", [0.0] * 240, 1)],
 )
 def test_few_bits_take_one_round(dtype, values, most):
     """Beside the repeat of a wrong guess."""
     _, rounds = reduced(dtype, [list(values), [-x / 2 for x in values]])
     assert rounds <= most
+
+
+@pytest.mark.parametrize("workers, most", [(2, 1.08), (4, 1.12), (8, 1.35)])
+def test_ordinary_gradients_take_little_more_than_one_packet_a_chunk(workers, most):
+    """What their chunks leave open goes in a packet for several of them."""
+    sources = [np.random.default_rng((3, rank)).standard_normal(20_000).astype(np.float32) for rank in range(workers)]
+    ranks = [[Call("float32/exact", 1, source, np.zeros_like(source))] for source in sources]
+    network = Network(ranks, slots=16, windows=[16] * workers)
+    network.run(limit=600 * SECOND)
+    true, unit = sum(source.astype(np.float64) for source in sources), np.spacing(np.abs(sum(sources)))
+    assert np.all(np.abs(ranks[0][0].target - true) <= unit)
+    lanes = network.ranks[0].identity["payload"] // 4
+    chunks = 20_000 / first_round.elements(lanes, numbers.guard_bits(workers))
+    assert chunks < network.ranks[0].counters["sent"] < most * chunks
 
 
 def test_means():
@@ -192,7 +237,8 @@ def test_over_any_network(workers, slots, seed, trouble):
     ranks: list[list[Call]] = [[] for _ in range(workers)]
     for _ in range(chooser.randint(1, 4)):
         dtype, numel = chooser.choice(["float32/exact", "float64/exact", "float32"]), chooser.randint(1, 600)
-        scales = 2.0 ** np.repeat(generator.integers(-100, 100, -(-numel // 16)), 16)[:numel]
+        spread = chooser.choice([1, 3, 100])
+        scales = 2.0 ** np.repeat(generator.integers(-spread, spread, -(-numel // 16)), 16)[:numel]
         for calls in ranks:
             source = (generator.standard_normal(numel) * scales).astype(dtype.partition("/")[0])
             calls.append(Call(dtype, 1, source, source.copy()))
