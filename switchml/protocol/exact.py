@@ -22,7 +22,7 @@ SUM = record("i8 high low", "f8 rest", "i4 where step top")
 """The sum of an element that is not decided: high * 2^32 + low units of 2^step, and the ranks' rests, each below 2^top;
 `rest` is this rank's. `where`: number of the element, from the first one of its list's chunk or group."""
 NOWHERE = -1
-"""`where` of an entry without an element."""
+"""`where` of what follows a chunk's last entry in the list of its group."""
 
 _PRECISION = np.array(PRECISION, np.int64)
 _WORD = 32

@@ -113,16 +113,15 @@ def take(
 def _judge(totals: np.ndarray, marks: np.ndarray) -> int:
     """Make of each count in `marks` whether it leaves its sum open; returns how many do. Each rank that has a rest,
     rounded as it was, may change the sum by half a step: all together by at most a quarter of its unit in the last
-    place, or the sum is open."""
+    place, or the sum is open. (Casts keep the loop in vectors of 32 bits.)"""
     opened = np.uint32(0)
     for i in range(len(totals)):
-        total, holders = np.int32(bswap32(totals[i])), np.int32(marks[i])
-        below = holders - np.int32(1)
-        below |= below >> np.int32(1)
-        below |= below >> np.int32(2)
-        power = below + np.int32(1)  # the least power of two that is not below the count; 0 for 0
-        marks[i] = np.uint32(abs(total) < power << np.int32(_PRECISION))
-        opened += marks[i]
+        total, below = np.int32(bswap32(totals[i])), np.int32(np.int32(marks[i]) - np.int32(1))
+        below = np.int32(below | np.int32(below >> np.int32(1)))
+        below = np.int32(below | np.int32(below >> np.int32(2)))
+        power = np.int32(below + np.int32(1))  # the least power of two that is not below the count; 0 for 0
+        marks[i] = np.uint32(np.int32(abs(total)) < np.int32(power << np.int32(_PRECISION)))
+        opened = np.uint32(opened + marks[i])
     return np.int64(opened)
 
 

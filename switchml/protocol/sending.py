@@ -192,13 +192,11 @@ def report_open(w: State, index: int, now: int, out: np.ndarray, n: int) -> int:
     room = len(shared) // task.group
     member = (slot.chunk - task.first) % (task.group + 1)
     takes = slot.open if slot.open <= room and not slot.classed else 0
-    for i in range(room):
-        entry = shared[member * room + i]
-        if i < takes:
-            shared[member * room + i] = sums[i]
-            entry.where += np.int32(member * task.per_chunk)
-        else:
-            entry.where = exact.NOWHERE
+    for i in range(takes):
+        shared[member * room + i] = sums[i]
+        shared[member * room + i].where += np.int32(member * task.per_chunk)
+    if takes < room:
+        shared[member * room + takes].where = exact.NOWHERE
     slot.open -= takes
     w.reported[row_of(w, chunk)] += 1
     return start_list(w, chunk, now, out, n) if chunk < w.scalars[0].window.next else n
@@ -216,8 +214,11 @@ def start_list(w: State, chunk: int, now: int, out: np.ndarray, n: int) -> int:
     w.reported[row] = 0
     sums = w.sums[row]
     slot.open = 0
-    for i in range(members_of(task, chunk) * (len(sums) // task.group)):
-        if sums[i].where != exact.NOWHERE:
+    room = len(sums) // task.group
+    for first in range(0, members_of(task, chunk) * room, room):
+        for i in range(first, first + room):
+            if sums[i].where == exact.NOWHERE:
+                break
             sums[slot.open] = sums[i]
             slot.open += 1
     if slot.open:
