@@ -14,7 +14,7 @@ import numpy as np
 
 from switchml.protocol import packet as wire_format
 from switchml.protocol.fixedpoint import FLOAT64_EXACT, LOWEST, PRECISION, code64, exp2, exponent64
-from switchml.runtime.jit import Address, kernel
+from switchml.runtime.jit import Address, int64, kernel
 from switchml.runtime.memory import bswap32, f32_at, f64_at, record, u32_at
 
 FURTHER32, FURTHER64 = wire_format.CODE_FURTHER, wire_format.CODE_FURTHER64
@@ -111,7 +111,7 @@ def take_first(
     down_a, down_b, up_a, up_b = exp2(-half), exp2(half - step), exp2(half), exp2(step - half)
     n = 0
     for i in range(count):
-        lane = np.int64(np.int32(bswap32(lanes[i])))
+        lane = int64(np.int32(bswap32(lanes[i])))
         total, holders = lane >> (guard + 1), lane & counted
         if abs(total) < holders * decides:
             value = f64_at(source, count)[i] if fmt == FLOAT64_EXACT else np.float64(f32_at(source, count)[i])
@@ -155,7 +155,7 @@ def encode_digits(fmt: int, sums: np.ndarray, count: int, out: np.ndarray, guard
     most, width = 0.0, digits(guard)
     for i in range(count):
         element = sums[i]
-        step = np.int64(element.top) - width
+        step = int64(element.top) - width
         half = step >> 1
         whole = np.trunc(element.rest * exp2(-half) * exp2(half - step))
         element.rest -= whole * exp2(half) * exp2(step - half)
@@ -182,8 +182,8 @@ def take_digits(
     lanes, counted = u32_at(lanes_address, count), (1 << (guard + 1)) - 1
     n = 0
     for i in range(count):
-        lane, element = np.int64(np.int32(bswap32(lanes[i]))), sums[i]
-        step = np.int64(element.top) - digits(guard)
+        lane, element = int64(np.int32(bswap32(lanes[i]))), sums[i]
+        step = int64(element.top) - digits(guard)
         _move(element, element.step - step)
         low = element.low + (lane >> (guard + 1))
         element.high += low >> _WORD
@@ -193,7 +193,7 @@ def take_digits(
         holders = lane & counted
         decides = exp2(_PRECISION[fmt] + _SLACK_BITS - min(step - element.top, _FAR))
         if holders == 0 or (total != 0.0 and abs(total) >= holders * decides):
-            _put(fmt, target, np.int64(element.where), total, divisor, step)
+            _put(fmt, target, int64(element.where), total, divisor, step)
         else:
             sums[n] = sums[i]
             n += 1

@@ -4,11 +4,13 @@ sums"): lanes of full width, and beside them, many to a lane, the counts of rank
 Few elements are not decided by such a round. A chunk's go to the list of its group of chunks, which one packet carries.
 """
 
+from typing import Any
+
 import numpy as np
 
 from switchml.protocol.exact import keep
 from switchml.protocol.fixedpoint import FLOAT32_EXACT, exp2
-from switchml.runtime.jit import Address, kernel
+from switchml.runtime.jit import Address, int64, kernel
 from switchml.runtime.memory import bswap32, f32_at, u32_at
 
 _MOST_GUARD = 3
@@ -70,7 +72,7 @@ def encode(
 
 
 @kernel
-def _round(x: np.ndarray, out: np.ndarray, marks: np.ndarray, scale: float, inverse: float) -> None:
+def _round(x: np.ndarray, out: np.ndarray, marks: np.ndarray, scale: Any, inverse: Any) -> None:
     """Multiples of the scale's step to `out`, and to `marks` whether that is not all of an element."""
     for i in range(len(x)):
         value = x[i] if np.isfinite(x[i]) else np.float32(0.0)
@@ -122,7 +124,7 @@ def _judge(totals: np.ndarray, marks: np.ndarray) -> int:
         power = np.int32(below + np.int32(1))  # the least power of two that is not below the count; 0 for 0
         marks[i] = np.uint32(np.int32(abs(total)) < np.int32(power << np.int32(_PRECISION)))
         opened = np.uint32(opened + marks[i])
-    return np.int64(opened)
+    return int64(opened)
 
 
 @kernel
@@ -133,7 +135,7 @@ def _list(x: np.ndarray, marks: np.ndarray, totals: np.ndarray, step: int, sums:
     for i in range(len(totals)):
         if marks[i]:
             scaled = np.float64(x[i]) * down if np.isfinite(x[i]) else 0.0
-            keep(sums[n], i, np.int64(np.int32(bswap32(totals[i]))), (scaled - np.rint(scaled)) * up, step)
+            keep(sums[n], i, int64(np.int32(bswap32(totals[i]))), (scaled - np.rint(scaled)) * up, step)
             n += 1
 
 

@@ -61,7 +61,7 @@ def position_of(task: Any, chunk: int) -> Any:
 
 
 @kernel(inline=True)
-def is_list(task: Any, chunk: int) -> bool:
+def is_list(task: Any, chunk: int) -> Any:
     """Whether a chunk has, in place of elements of its own, what the chunks of a group before it left open."""
     position = chunk - task.first
     ends_group = position % (task.group + 1) == task.group or position == task.chunks - 1

@@ -122,7 +122,7 @@ def task_at(w: State, number: int) -> Any:
 
 
 @kernel(inline=True)
-def row_of(w: State, chunk: int) -> int:
+def row_of(w: State, chunk: int) -> Any:
     """Where `sums` and `reported` have a chunk."""
     return chunk & (2 * w.scalars[0].identity.slots - 1)
 

@@ -2,6 +2,7 @@
 them. Our switch, and simple_switch where it is on PATH."""
 
 import contextlib
+import math
 import os
 import socket
 import subprocess
@@ -77,6 +78,19 @@ def test_sums(served, options):
             sums = good(on_all(agents, lambda agent: agent.allreduce(np.full(5000, 0.5, np.float32))))
             assert all(digest([other]) == digest([sums[0]]) for other in sums)
             np.testing.assert_allclose(sums[0], 1.5, rtol=0.05)
+
+
+def test_exact_sums(served):
+    """To the switch they are int32 all-reduces like others: small values beside large ones, and ordinary ones."""
+    arrays = [np.random.default_rng(rank).standard_normal(5000).astype(np.float32) for rank in range(3)]
+    for array, large in zip(arrays, (1e30, -1e30, 4.0), strict=True):
+        array[::1000] = large
+    true = np.array([math.fsum(column) for column in zip(*(array.tolist() for array in arrays), strict=True)])
+    with joined(served, 3, "exact", wire="exact") as agents:
+        sums = good(on_all(agents, lambda agent: agent.allreduce(arrays[agent.rank])))
+    assert all(digest([other]) == digest([sums[0]]) for other in sums)
+    assert np.all(np.abs(sums[0] - true) <= np.spacing(np.abs(true).astype(np.float32)))
+    assert sums[0][0] == 4.0
 
 
 @pytest.mark.parametrize("payload_bytes", [256, 1024])
