@@ -55,7 +55,7 @@ OPTIONS: list[tuple[str, str, Any, str]] = [
     ("--sequence", "job.sequence", int, "Tokens in a sample."),
     ("--schedule", "job.schedule", str, "Pipeline schedule: 1f1b, gpipe, interleaved or axonn."),
     ("--virtual-stages", "job.virtual_stages", int, "Model chunks on each stage (interleaved)."),
-    ("--recompute", "job.recompute", str, "Activation recomputation: none, selective or full."),
+    ("--recompute", "job.recompute", str, "Activation recomputation: none, selective, operators or full."),
     ("--precision", "job.precision", str, "Precision of compute: fp16, bf16, fp32, tf32 or fp8."),
     ("--optimizer", "job.optimizer", str, "Optimizer: adam or sgd."),
     ("--attention", "job.attention", str, "Attention's kernel: unfused, flash, fa1, triton, fa2, fa3 or sdpa."),

@@ -292,6 +292,9 @@ def _step(
     expert = place(job.ep, job.tp, cluster.accelerators_per_node)
     full = job.recompute == "full" and part.name in ("attention", "mlp")
     recomputed = part.recomputed if job.recompute == "selective" else part.forward[:0]
+    if job.recompute == "operators" and part.name in ("attention", "mlp"):
+        # Attention (the kernel with a rate of its own) is stored, and every other product: half a product each.
+        recomputed = part.forward[part.forward[:, 5] == 0] * [0.5, 1, 1, 1, 1, 1, 1]
     if full:
         recomputed = part.forward[: len(part.forward) - part.unneeded] if stops_early else part.forward
     backward = part.backward

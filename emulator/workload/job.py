@@ -16,7 +16,7 @@ from switchml.errors import ConfigError
 
 SCHEDULES = ("1f1b", "gpipe", "interleaved", "axonn")
 CP_EXCHANGES = ("ring", "all-to-all")
-RECOMPUTE = ("none", "selective", "full")
+RECOMPUTE = ("none", "selective", "operators", "full")
 PRECISIONS = ("fp16", "bf16", "fp32", "tf32", "fp8")
 OPTIMIZERS = ("adam", "sgd")
 
@@ -221,7 +221,7 @@ class Job:
                         f"{model.name} is a table of layers: it can be data-parallel only, "
                         f"but {key} is {getattr(self, key)}"
                     )
-            if self.recompute == "selective" or self.sequence_parallel:
+            if self.recompute in ("selective", "operators") or self.sequence_parallel:
                 raise ConfigError(
                     f"{model.name} is no transformer: selective recomputation and sequence parallelism need one"
                 )

@@ -138,6 +138,8 @@ class LayerTable:
     forward_s: np.ndarray | None = None
     """Measured, for one batch; None: to be computed."""
     backward_s: np.ndarray | None = None
+    saved_of: np.ndarray | None = None
+    """Elements that backward needs of a layer, for one sample, each counted once; None: as many as are written."""
 
     @property
     def parameters(self) -> int:

@@ -75,14 +75,16 @@ def count(
     module = copy.deepcopy(module).to("meta")
     names = {id(part): part_name for part_name, part in module.named_modules()}
     owners: dict[int, str] = {}
-    counts: dict[str, list[float]] = {}  # by part, in the order of forward: FLOPs, elements, kernels
+    counts: dict[str, list[float]] = {}  # by part, in the order of forward: FLOPs, elements, kernels, saved elements
+    saved: dict[int, Any] = {}  # storages that backward needs; weights are there anyway
+    weights = {p.untyped_storage()._cdata for p in module.parameters()}
     stack: list[str] = [""]
 
     def last() -> str:
         return next(reversed(counts), "")
 
     def row(part: str) -> list[float]:
-        return counts.setdefault(part, [0.0, 0.0, 0.0])
+        return counts.setdefault(part, [0.0, 0.0, 0.0, 0.0])
 
     class Counter(TorchDispatchMode):
         def __torch_dispatch__(self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
@@ -99,6 +101,14 @@ def count(
                 counts[part][2] += 1
             return outputs
 
+    def keep(tensor: Any) -> Any:
+        storage = tensor.untyped_storage()
+        part = stack[-1] if stack[-1] in counts else last()
+        if storage._cdata not in weights and storage._cdata not in saved and part:
+            saved[storage._cdata] = storage
+            counts[part][3] += storage.nbytes() / element
+        return tensor
+
     def enter(part: Any, _: Any) -> None:
         own = sum(p.numel() for p in part.parameters(recurse=False))
         stack.append(names[id(part)] if own or not list(part.children()) else stack[-1])
@@ -112,9 +122,10 @@ def count(
 
     hooks = [h for p in module.modules() for h in (p.register_forward_pre_hook(enter), p.register_forward_hook(leave))]
     dtypes = dtypes or [torch.float32] * len(shapes)
+    element = min((dtype.itemsize for dtype in dtypes if dtype.is_floating_point), default=4)
     inputs = [torch.empty((batch, *one), dtype=dtype, device="meta") for one, dtype in zip(shapes, dtypes, strict=True)]
     try:
-        with Counter():
+        with Counter(), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
             module(*inputs)
     except Exception as error:
         shown = [tuple(one.shape) for one in inputs]
@@ -128,7 +139,7 @@ def count(
     for parameter, numel in {key: count for every in parameters_of.values() for key, count in every}.items():
         # What no submodule of its own uses, a functional call does: counted to the last row.
         parameters[owners.get(parameter, last())] += numel
-    flops, elements, kernels = np.array(list(counts.values())).T
+    flops, elements, kernels, kept = np.array(list(counts.values())).T
     return LayerTable(
         name,
         title or name,
@@ -139,4 +150,5 @@ def count(
         elements / batch,
         np.maximum(kernels, 1.0),
         sparse_of=np.ones(len(counts)),
+        saved_of=kept / batch,
     )

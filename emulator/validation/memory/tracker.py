@@ -1,0 +1,39 @@
+"""Counts what torch's tensors hold, on any device: a storage from the operator that returns it until it is freed."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
+
+
+class Tracker(TorchDispatchMode):
+    """While it is active, `now` is the bytes of live storages that operators returned, `peak` the most of them.
+    Temporaries inside an operator's kernel are not seen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = self.peak = 0
+        self._sizes: dict[int, int] = {}
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        outputs = function(*args, **(kwargs or {}))
+        for tensor in tree_iter(outputs):
+            if isinstance(tensor, torch.Tensor):
+                self._note(tensor.untyped_storage())
+        return outputs
+
+    def _note(self, storage: torch.UntypedStorage) -> None:
+        key = storage._cdata
+        if key in self._sizes:
+            return
+        self._sizes[key] = storage.nbytes()
+        self.now += storage.nbytes()
+        self.peak = max(self.peak, self.now)
+        weakref.finalize(storage, self._gone, key)
+
+    def _gone(self, key: int) -> None:
+        self.now -= self._sizes.pop(key)
