@@ -1,7 +1,7 @@
 """Lower bounds of an all-reduce's time, in closed form: the simulation must agree with them without loss or late ranks.
 
 Seconds throughout. n ranks, S bytes, links of B bits a second in each direction, L bytes on the line for every P bytes
-of tensor, s slots.
+of tensor, s slots. `sharing`: so many ranks of the job share a host's link, and a round has as many packets there.
 """
 
 from __future__ import annotations
@@ -17,26 +17,28 @@ def packets(job: JobConfig) -> int:
     return -(-(job.size_bytes // 4) // per_packet)
 
 
-def service_s(job: JobConfig, link: LinkConfig) -> float:
-    """A packet occupies the link so long."""
-    return max(8 * (job.payload_bytes + HEADER_BYTES + link.framing_bytes) / link.rate_bps, link.packet_s)
+def service_s(job: JobConfig, link: LinkConfig, sharing: int = 1) -> float:
+    """A round's packets occupy the link so long."""
+    return sharing * max(8 * (job.payload_bytes + HEADER_BYTES + link.framing_bytes) / link.rate_bps, link.packet_s)
 
 
-def round_trip_s(job: JobConfig, link: LinkConfig) -> float:
-    """A lone packet to the switch and its result back: twice its serialization and twice the delay."""
-    return 2 * (service_s(job, link) + link.delay_s)
+def round_trip_s(job: JobConfig, link: LinkConfig, sharing: int = 1) -> float:
+    """A lone round's packets to the switch and its results back: twice their serialization and twice the delay."""
+    return 2 * (service_s(job, link, sharing) + link.delay_s)
 
 
-def aggregation_s(job: JobConfig, link: LinkConfig, slots: int, above: LinkConfig | None = None) -> float:
+def aggregation_s(
+    job: JobConfig, link: LinkConfig, slots: int, above: LinkConfig | None = None, sharing: int = 1
+) -> float:
     """In-network aggregation. A rank whose window of w packets covers the round trip sends at line rate: `RTT + (N -
     1) L/B`. Otherwise it sends w packets back to back each round trip: the last of N leaves `(N-1) mod w` packets
     after the beginning of round trip `(N-1) div w` (the usual argument for a sliding window; SwitchML, NSDI'21,
     section 3.3). `above`: the link of racks that add up their own ranks: its round trip comes on top, and the slower
     link counts.
     """
-    links = (link, above) if above else (link,)
-    service = max(service_s(job, one) for one in links)
-    round_trip = sum(round_trip_s(job, one) for one in links)
+    links = ((link, sharing), (above, 1)) if above else ((link, sharing),)
+    service = max(service_s(job, *one) for one in links)
+    round_trip = sum(round_trip_s(job, *one) for one in links)
     window, last = min(slots, job.window or slots), packets(job) - 1
     if window * service >= round_trip:
         return round_trip + last * service

@@ -127,10 +127,11 @@ class JobConfig:
     """One job: `repeats` all-reduces of `size_bytes` of float32, one after the other.
 
     `slots` 0: what the aggregator would choose. `window`: rounds in flight at most (0: as many as slots). `hosts`:
-    which hosts the ranks run on; by default hosts without other ranks. `start_s`: when the job begins. `pause_s`: each
-    rank's pause before each all-reduce (a step's computation). `train_packets`: how many packets leave as one (60: a
-    host with UDP segmentation offload; 1: a switch). `late_ranks[r]`: how much later rank r begins each all-reduce
-    (seconds). `backend` "ring" is Gloo's algorithm over TCP.
+    the host of each rank; by default hosts without other ranks. Ranks of one host share its link: one queue, one token
+    bucket. `start_s`: when the job begins. `pause_s`: each rank's pause before each all-reduce (a step's computation).
+    `train_packets`: how many packets leave as one (60: a host with UDP segmentation offload; 1: a switch).
+    `late_ranks[r]`: how much later rank r begins each all-reduce (seconds). `backend` "ring" is Gloo's algorithm over
+    TCP, with a host for each rank.
     """
 
     workers: int = 4
@@ -163,8 +164,12 @@ class JobConfig:
         _check_least(self, 1, "repeats")
         _check_least(self, 0, "window", "start_s", "pause_s")
         _check(
-            not self.hosts or len(set(self.hosts)) == len(self.hosts) == self.workers,
-            f"hosts = {list(self.hosts)}: expected {self.workers} different hosts, one a rank",
+            not self.hosts or len(self.hosts) == self.workers,
+            f"hosts = {list(self.hosts)}: expected {self.workers} hosts, one a rank",
+        )
+        _check(
+            self.backend != "ring" or len(set(self.hosts)) == len(self.hosts),
+            f"hosts = {list(self.hosts)}: expected {self.workers} different hosts, as the model has no rings in a host",
         )
         for rank, late_s in self.late_ranks.items():
             _check(

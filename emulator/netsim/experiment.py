@@ -5,6 +5,7 @@ against exact arithmetic; a wrong one is an error, not a result.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from statistics import median
@@ -225,9 +226,10 @@ class _AggregatedJob(_Job):
 
     def __init__(self, network: _Network, number: int, job: JobConfig, hosts: tuple[int, ...], slots: int):
         config = network.config
-        slowest = max((config.link_of(host) for host in hosts), key=lambda link: bounds.round_trip_s(job, link))
+        links = [(config.link_of(host), ranks) for host, ranks in Counter(hosts).items()]
+        slowest, sharing = max(links, key=lambda one: bounds.round_trip_s(job, *one))
         above = config.racks.link if config.racks and config.racks.aggregate else None
-        super().__init__(network, job, bounds.aggregation_s(job, slowest, slots, above), slots)
+        super().__init__(network, job, bounds.aggregation_s(job, slowest, slots, above, sharing), slots)
         generator = np.random.default_rng((config.seed, number))
         numel = job.size_bytes // 4
         self._values = generator.integers(-_LARGEST, _LARGEST + 1, numel + job.workers).astype(np.float32)

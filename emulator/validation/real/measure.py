@@ -13,7 +13,7 @@ turns: with W ranks on C cores `compute_s` counts max(1, W/C) times. Nothing els
 rows count in no average.
 
 Besides one rank in each host, the aggregator is measured with several, with both hierarchies: with "none" they share
-their host's link, of which the model gives each an equal part; with "node" one of them sends for all.
+their host's link, its queue and its token bucket, measured and played; with "node" one of them sends for all.
 """
 
 from __future__ import annotations
@@ -232,7 +232,8 @@ def _predict(plan: RealPlan, measured: _Measured) -> RealValidation:
     def predicted_s(layout: Layout, rate_bps: float) -> float:
         size_bytes = 4 * round(measured.gradient_bytes * calibration.packets_per_chunk[layout.backend] / 4)
         pause_s = calibration.compute_s * calibration.turns(layout.workers) + calibration.overhead_s[layout.backend]
-        return play(layout.backend, layout.senders, rate_bps * layout.hosts / layout.senders, size_bytes, pause_s)
+        senders_per_host = layout.senders // layout.hosts
+        return play(layout.backend, layout.senders, rate_bps, size_bytes, pause_s, senders_per_host)
 
     overheads = {backend: max(measured.step_s[run] - predicted_s(*run), 0.0) for backend, run in calibrated.items()}
     calibration.overhead_s.update(overheads)
@@ -243,7 +244,9 @@ def _predict(plan: RealPlan, measured: _Measured) -> RealValidation:
     return RealValidation(rows, calibration, measured.gradient_bytes)
 
 
-def play(backend: str, workers: int, rate_bps: float, size_bytes: int, pause_s: float) -> float:
+def play(
+    backend: str, workers: int, rate_bps: float, size_bytes: int, pause_s: float, workers_per_host: int = 1
+) -> float:
     """Seconds of one step by the network model: a pause, then an all-reduce over links like those of star.py."""
     options = LinkOptions(rate_bps=rate_bps)
     network = NetworkConfig(
@@ -254,6 +257,7 @@ def play(backend: str, workers: int, rate_bps: float, size_bytes: int, pause_s: 
                 backend="ring" if backend == "gloo" else backend,
                 repeats=_PLAYED_STEPS,
                 pause_s=pause_s,
+                hosts=tuple(rank // workers_per_host for rank in range(workers)),
                 train_packets=MAX_JOINED,
             ),
         ),

@@ -107,6 +107,30 @@ def test_jobs_share_hosts_links_and_slots():
     assert config.slots_of_jobs() == [64, 32]
 
 
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_ranks_of_a_host_share_its_link(ranks):
+    """Each rank's packets take the link's time: the closed form with so many packets a round. A rank's first window
+    leaves before the next rank's, so the windows are small here."""
+    job = JobConfig(workers=2 * ranks, size_bytes=MIB // 4, slots=16, repeats=2, hosts=(0,) * ranks + (1,) * ranks)
+    result = run(NetworkConfig(jobs=(job,)))
+    alone = one(dataclasses.replace(job, workers=2, hosts=()))
+    shared = result.jobs[0]
+    assert shared.bound_s == pytest.approx(ranks * alone.bound_s, rel=0.01)
+    assert shared.bound_s <= shared.seconds[1] <= 1.1 * shared.bound_s
+    assert result.links["host 0 up"].packets == ranks * alone.sent / 2
+
+
+def test_ranks_of_a_host_share_its_queue_and_its_bucket():
+    """What the bucket lets through at once is saved once for all ranks; what the queue drops is sent again."""
+    link = LinkConfig(rate_bps=100e6, burst_bytes=32 << 10)
+    job = JobConfig(workers=4, size_bytes=MIB // 8, slots=16, hosts=(0, 0, 1, 1), pause_s=0.1, repeats=2)
+    shared = one(job, link=link)
+    saved_s = 8 * link.burst_bytes / link.rate_bps
+    assert shared.seconds[1] == pytest.approx(shared.bound_s - saved_s, rel=0.05)
+    short = one(job, link=dataclasses.replace(link, burst_bytes=0, queue_bytes=24 << 10))
+    assert short.retransmitted > 0 and short.seconds[1] > shared.bound_s
+
+
 def test_an_oversubscribed_rack_is_the_bottleneck():
     job = JobConfig(workers=4, size_bytes=MIB, slots=256)
     wide = run(NetworkConfig(jobs=(job,), racks=RackConfig(hosts=4, rate_bps=40e9)))

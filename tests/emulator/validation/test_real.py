@@ -5,6 +5,7 @@ import json
 import pytest
 from click.testing import CliRunner
 
+from emulator.testbed.star import BURST_BYTES
 from emulator.validation.real import measure as real
 from emulator.validation.real import report as real_report
 from emulator.validation.real.measure import Calibration, Layout, RealPlan, RealValidation, Row
@@ -36,6 +37,15 @@ def test_predictions_follow_the_rate_and_the_pause(backend):
     slow, fast = (real.play(backend, 2, rate_bps, 8 << 20, 0.0) for rate_bps in (1e9, 2e9))
     assert slow / fast == pytest.approx(2, rel=0.05)
     assert real.play(backend, 2, 1e9, 8 << 20, 0.05) == pytest.approx(slow + 0.05, rel=0.05)
+
+
+def test_ranks_of_a_host_share_its_burst():
+    """Two ranks on a link are slower than each on a link of half the rate: they save the time of a burst once, not
+    twice."""
+    pause_s, rate_bps, size_bytes = 0.05, 100e6, 128 << 10
+    shared = real.play("switchml", 4, rate_bps, size_bytes, pause_s, workers_per_host=2)
+    apart = real.play("switchml", 4, rate_bps / 2, size_bytes, pause_s)
+    assert shared > apart + 0.99 * 8 * BURST_BYTES / rate_bps
 
 
 @pytest.mark.parametrize(
