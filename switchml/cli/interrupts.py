@@ -1,25 +1,36 @@
 """How signals end a command: by an exception while it runs, so that every `with` gets its turn, and at once, without a
 traceback, while the command line loads and when it is done."""
 
-import contextlib
 import signal
-import threading
-from collections.abc import Iterator
-from types import FrameType
-from typing import NoReturn
 
 
-@contextlib.contextmanager
-def at_once() -> Iterator[None]:
+class _AtOnce:
     """Ctrl-C ends the process without an exception in this block."""
-    if not _is_default():
-        yield
-        return
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    is_ours = False
+
+    def __enter__(self) -> None:
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            try:
+                signal.signal(signal.SIGINT, signal.SIG_DFL)
+            except ValueError:  # not the main thread
+                return
+            self.is_ours = True
+
+    def __exit__(self, *_: object) -> None:
+        if self.is_ours:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            self.is_ours = False
+
+
+at_once = _AtOnce()
+
+with at_once:  # nothing else may be imported before
+    import contextlib
+    import threading
+    from collections.abc import Iterator
+    from types import FrameType
+    from typing import NoReturn
 
 
 @contextlib.contextmanager
@@ -45,7 +56,3 @@ def _exit(number: int, frame: FrameType | None) -> NoReturn:
 
 def _is_main_thread() -> bool:
     return threading.current_thread() is threading.main_thread()
-
-
-def _is_default() -> bool:
-    return _is_main_thread() and signal.getsignal(signal.SIGINT) is signal.default_int_handler

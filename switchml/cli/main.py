@@ -9,7 +9,7 @@ by signal N.
 
 from switchml.cli import interrupts
 
-with interrupts.at_once():
+with interrupts.at_once:
     import errno
     import functools
     import importlib

@@ -34,15 +34,15 @@ COMMANDS: dict[str, tuple[float, tuple[str, ...]]] = {
         3.0,
         ("switch", "--no-p4", "--thrift-socket", "{folder}/thrift", "--device-id", "{device}", "-L", "off"),
     ),
-    "train, software, shm": (15.0, (*TRAIN, "software", "--transport", "shm")),
     "control": (3.0, ("control", "--switch", "p4", *ANY_PORTS)),
-    "train, software, zmq": (15.0, (*TRAIN, "software", "--transport", "zmq")),
-    "train, p4": (20.0, (*TRAIN, "p4")),
     "emulate, sweep": (
         6.0,
         ("emulate", "--model", "gpt2-124m", "--sweep", "gpus=1:64:2x", "--sweep", "micro-batch=1,2", "--json"),
     ),
     "simulate": (6.0, ("simulate", "--seeds", "2000", "--processes", "2")),
+    "train, software, shm": (15.0, (*TRAIN, "software", "--transport", "shm")),
+    "train, software, zmq": (15.0, (*TRAIN, "software", "--transport", "zmq")),
+    "train, p4": (20.0, (*TRAIN, "p4")),
 }
 """What is started, and within how many seconds it is hit: its start, its work and, for most, its end."""
 TARGETS = {
@@ -50,7 +50,8 @@ TARGETS = {
     signal.SIGTERM: ("parent", "child", "group", "all"),
     signal.SIGINT: ("parent", "group"),  # Ctrl-C in a terminal reaches the whole group, and no one else
 }
-OURS = re.compile(r'File ".*/(switchml|host_agent|emulator)/')
+OURS = re.compile(r'File ".*/(switchml|host_agent|emulator)/.*", line [0-9]+, in (?!<module>|attach)')
+"""A frame of ours, but for those of the imports that come before Ctrl-C is looked after (and in switchml/lazy.py)."""
 PARTS = re.compile(r"Traceback|Exception ignored|Fatal Python error")
 
 
@@ -99,7 +100,7 @@ class Attempt:
             self.process.wait(seconds)
 
     def complaints(self) -> str:
-        """Tracebacks through our files on stderr. (Python itself prints one if a signal comes before it is ready.)"""
+        """Tracebacks through our code on stderr. (Python prints one if a signal comes in its first 50 ms.)"""
         self.errors.seek(0)
         text = self.errors.read()
         return text if PARTS.search(text) and OURS.search(text) else ""

@@ -3,6 +3,7 @@ works nevertheless, or says in one sentence what is lacking, without a traceback
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
@@ -13,7 +14,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
@@ -149,21 +149,20 @@ def check(command: str, done: subprocess.CompletedProcess[str], folder: Path) ->
         assert re.search(r"^switchml: error: .+\.?$", done.stderr.splitlines()[-1]), done.stderr
 
 
-@pytest.fixture
-def aggregator() -> Iterator[Aggregator]:
-    running = Aggregator()
-    yield running
-    running.kill()
-
-
-def test_what_may_be_lacking(aggregator: Aggregator, attempts: Attempts) -> None:
+def test_what_may_be_lacking(attempts: Attempts) -> None:
     tried = attempts.scaled(2)
     cases = [(lacking, command) for command in COMMANDS for lacking in LACKING]
-    for lacking, command in itertools.islice(itertools.cycle(cases), tried):
-        with tempfile.TemporaryDirectory(prefix="lack-") as folder:  # tmp_path is too long for Unix sockets
-            done = run(command, lacking, Path(folder), aggregator.address)
-            try:
-                check(command, done, Path(folder))
-            except AssertionError as error:
-                raise AssertionError(f"{command} without {lacking}: {error}") from None
+    with contextlib.ExitStack() as stack:
+        address = ""
+        for lacking, command in itertools.islice(itertools.cycle(cases), tried):
+            if command == "join" and not address:
+                aggregator = Aggregator()
+                stack.callback(aggregator.kill)
+                address = aggregator.address
+            with tempfile.TemporaryDirectory(prefix="lack-") as folder:  # tmp_path is too long for Unix sockets
+                done = run(command, lacking, Path(folder), address)
+                try:
+                    check(command, done, Path(folder))
+                except AssertionError as error:
+                    raise AssertionError(f"{command} without {lacking}: {error}") from None
     attempts.record("commands that lack memory, descriptors, room, …", tried)
