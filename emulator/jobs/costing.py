@@ -259,10 +259,14 @@ def _transformer_steps(model: Transformer, job: Job, cluster: Cluster, machine: 
     return {part.name: _step(part, parameters[part.name], job, cluster, machine, stops_early) for part in parts}
 
 
+def _loss(model: Transformer, job: Job) -> str:
+    """The cross entropy, by name."""
+    return job.cross_entropy or model.cross_entropy or implementations()[job.implemented_by(model)].cross_entropy
+
+
 def _code(model: Transformer, job: Job, machine: Machine) -> transformer.Code:
     """What runs the layers, by the names that job and model give."""
     implementation = implementations()[job.implemented_by(model)]
-    loss = job.cross_entropy or model.cross_entropy or implementation.cross_entropy
     rates = 0.0, 0.0
     if job.flash(model):
         name, head = job.attention_kernel(model), model.hidden // model.heads
@@ -270,7 +274,7 @@ def _code(model: Transformer, job: Job, machine: Machine) -> transformer.Code:
         rates = kernel.rates(machine.device, name, job.precision, job.sample_tokens(model), head)
     return transformer.Code(
         implementation=implementation,
-        cross_entropy=cross_entropies()[loss],
+        cross_entropy=cross_entropies()[_loss(model, job)],
         attention_traffic=machine.software.attention_traffic,
         attention_flops=rates,
         loss_bytes=machine.software.loss_bytes_per_logit,
@@ -425,9 +429,11 @@ def _assumptions(model: Model, job: Job, cluster: Cluster) -> list[str]:
         f"{cluster.title}; {cluster.between.title}: {cluster.between.source}",
         f"inside a node: {cluster.inside.title}: {cluster.inside.source}",
         "ranks are numbered tensor-parallel first, then data-parallel, then by stage (Megatron-LM)",
-        "kernels, launches and their overlap follow constants fitted to Megatron on A100 "
+        f"run by {implementations()[job.implemented_by(model)].title}; constants are fitted "
         "(switchml emulate list constants)",
     ]
+    if isinstance(model, Transformer):
+        lines.append(_named_kernels(model, job))
     if isinstance(model, Transformer) and model.experts > 1:
         lines.append("tokens spread over experts evenly")
     if isinstance(model, LayerTable) and model.forward_s is None:
@@ -435,8 +441,15 @@ def _assumptions(model: Model, job: Job, cluster: Cluster) -> list[str]:
     if job.allreduce == "auto":
         lines.append("all-reduce: the faster of ring and tree for each size, as NCCL means to")
     if not cluster.accelerator.startswith("a100"):
-        lines.append(f"constants were fitted on A100; on {cluster.device.title} only its data differs")
+        lines.append(f"most constants were fitted on A100; on {cluster.device.title} its data differs")
     return lines
+
+
+def _named_kernels(model: Transformer, job: Job) -> str:
+    """What stands in the place of others that a job could name."""
+    name = job.attention_kernel(model)
+    attention = attention_kernels()[name].title if job.flash(model) else "unfused, scores in memory"
+    return f"attention: {attention}; loss: {cross_entropies()[_loss(model, job)].title}"
 
 
 def closed_form_s(plan: Plan) -> float:

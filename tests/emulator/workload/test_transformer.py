@@ -1,5 +1,7 @@
 """A layer's kernels: their FLOPs are those of the published formula, split as tensor parallelism splits them."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -60,3 +62,39 @@ def test_tensor_parallel_exchanges():
     for part in (transformer.attention(GPT, job, MEGATRON), transformer.mlp(GPT, job, MEGATRON)):
         assert part.reduce_bytes == 2 * 2 * 2048 * GPT.hidden
     assert transformer.mlp(GPT, Job(gpus=1), MEGATRON).reduce_bytes == 0
+
+
+def test_every_implementation_and_kernel_has_a_source():
+    from emulator.workload.implementations import attention_kernels
+
+    for table in (implementations(), cross_entropies(), attention_kernels()):
+        assert all(one.title and one.source for one in table.values())
+    assert all(one.cross_entropy in cross_entropies() for one in implementations().values())
+
+
+def test_losses_by_implementation():
+    """Megatron's unfused cross entropy moves most, one kernel each way least."""
+
+    def moved(name):
+        code = dataclasses.replace(MEGATRON, cross_entropy=cross_entropies()[name], loss_bytes=180.0)
+        part = transformer.head(GPT, Job(gpus=1), code)
+        return part.forward[:, 4].sum() + part.backward[:, 4].sum()
+
+    logits = 2048 * GPT.vocabulary
+    assert moved("megatron") == pytest.approx(180 * logits)
+    assert moved("megatron") > moved("eager") > moved("compiled") > moved("fused") == pytest.approx(8 * logits)
+
+
+def test_checkpoints_stop_before_what_nothing_needs():
+    """torch.utils.checkpoint does not repeat the MLP's second product, a third of a layer's."""
+    torch = dataclasses.replace(MEGATRON, implementation=implementations()["torch"])
+    part = transformer.mlp(GPT, Job(gpus=1), torch)
+    left_out = part.forward[len(part.forward) - part.unneeded :]
+    assert kernels.flops(left_out) == pytest.approx(kernels.flops(part.forward) / 2)
+
+
+def test_fp8_casts_what_it_multiplies():
+    job = Job(gpus=1, precision="fp8")
+    plain, cast = (transformer.mlp(GPT, one, MEGATRON).forward for one in (Job(gpus=1, precision="bf16"), job))
+    assert len(cast) == len(plain) + 4 and kernels.flops(cast) == kernels.flops(plain)
+    assert transformer.head(GPT, job, MEGATRON).forward[0, 6] == 1  # the projection stays in bf16
