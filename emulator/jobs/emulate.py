@@ -395,6 +395,8 @@ def _what_helps(model: Model, job: Job, available: float) -> str:
     ]
     if isinstance(model, Transformer) and job.recompute == "none":
         tried.insert(0, ("recompute selective", {"recompute": "selective"}))
+    if isinstance(model, Transformer) and job.recompute in ("none", "selective"):
+        tried.append(("recompute operators", {"recompute": "operators"}))
     if job.recompute != "full":
         tried.append(("recompute full", {"recompute": "full"}))
         tried.append(("recompute full with zero 1", {"recompute": "full", "zero": max(1, job.zero)}))

@@ -1,5 +1,6 @@
 """All comparisons with published measurements at once: the figures of docs/emulator.md. What a file holds, its content
-says: iterations of Megatron-DeepSpeed, tokens a second under FSDP, tables of nccl-tests. Megatron's tables are here.
+says: iterations of Megatron-DeepSpeed, tokens a second under FSDP, tables of nccl-tests. Megatron's tables, and
+torchtitan's memory, are here.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from emulator.bench import tables as text_tables
 from emulator.cluster import cluster as clusters
 from emulator.cluster import tables
 from emulator.validation import fitting, iterations, megatron, nccl, throughput
+from emulator.validation.memory import published
 from emulator.validation.rows import Row, mape, worst
 from switchml.errors import ConfigError
 
@@ -51,7 +53,7 @@ def all_of(folder: Path | None, progress: Callable[[str], None] = lambda line: N
     if folder is not None and not found:
         raise ConfigError(f"{folder}: no iterations, tokens a second or nccl-tests tables in any file there")
     progress("Megatron's tables")
-    return [*found, *_megatron()]
+    return [*found, *_megatron(), Campaign("torchtitan's memory", published.rows())]
 
 
 def _kind(path: Path) -> str:

@@ -1,20 +1,37 @@
 """Memory beside torchtitan's published figures, beside jobs that ran, and beside what torch allocates here."""
 
 import json
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
+from emulator.cluster import cluster as clusters
+from emulator.validation import throughput
 from emulator.validation.memory import published
 from emulator.validation.rows import mape, worst
+from emulator.workload import memory, models
 from emulator.workload.job import Job
 from switchml.cli.main import cli
+
+MEASURED = Path(__file__).resolve().parents[3].parent / "shared" / "data" / "throughput" / "llm_foundry.csv"
+"""Beside the checkout."""
 
 
 def test_torchtitans_figures_within_ten_percent():
     rows = published.rows()
     assert len(rows) == 18 and mape(rows) < 0.05
     assert abs(worst(rows).error) < 0.12 and sum(abs(row.error) < 0.1 for row in rows) >= 17
+
+
+def test_jobs_that_ran_fit():
+    if not MEASURED.exists():
+        pytest.skip(f"needs the measured data ../shared/data/throughput/{MEASURED.name}")
+    asked = [row.request for row in throughput.read(MEASURED)]
+    needed = [memory.memory(models.load(one.model), one.job).total for one in asked]
+    shares = [size / clusters.load(one.cluster).device.memory_bytes for size, one in zip(needed, asked, strict=True)]
+    assert sum(share > 1 for share in shares) <= 0.02 * len(shares)
+    assert max(shares) > 0.8, "their micro-batches were chosen to fill the memory"
 
 
 def test_the_command_without_torch():
