@@ -44,8 +44,8 @@ class Steps:
         """int64 (events,): the iteration, NONE outside of all."""
         self._order = np.argsort(self.number, kind="stable")
         self._starts = np.searchsorted(self.number[self._order], np.arange(len(trace.steps) + 1))
-        causes = [trace.causes, self._room(), self._blocking(), self._between_streams()]
-        causes = np.concatenate(causes).astype(np.int64)
+        every = (trace.causes, self._room(), self._blocking(), self._between_streams())
+        causes = np.concatenate(every).astype(np.int64)
         effect = self.number[causes[:, 1]]
         by_step = np.argsort(effect, kind="stable")
         self._causes = causes[by_step]

@@ -7,10 +7,10 @@ import dataclasses
 import numpy as np
 
 from emulator.traces.joined import Joined
-from emulator.traces.kernels import on_matrix_units
 from emulator.whatif.edits import computes, durations, is_on_device, positive, with_costs, with_durations, with_table
 from emulator.whatif.gradients import gradients
 from emulator.whatif.serial import one_at_a_time
+from emulator.whatif.speeds import Speeds
 
 HALF_MATRIX, HALF_OTHER = 3.0, 2.0
 """How many times as fast kernels are in half precision: those that multiply matrices, and others (Daydream, ATC 2020,
@@ -20,12 +20,19 @@ section 5.1)."""
 def accelerator(joined: Joined, matrix: float, memory: float | None = None) -> Joined:
     """Compute `matrix` times as fast; `memory`: for operators that are not matrix products (default: the same). On
     traces of accelerators it is their kernels, else what hosts run."""
-    memory = matrix if memory is None else memory
+    matrix = positive(matrix, "accelerator")
+    memory = matrix if memory is None else positive(memory, "accelerator")
+    return accelerator_of(joined, Speeds(matrix, memory, matrix))
+
+
+def accelerator_of(joined: Joined, speeds: Speeds) -> Joined:
+    """The same by class of kernel, as `speeds.speeds` finds them for an accelerator."""
+    for factor in (speeds.matrix, speeds.memory, speeds.attention):
+        positive(factor, "accelerator")
     joined = one_at_a_time(joined)
     ops = np.flatnonzero(computes(joined))
-    is_matrix = on_matrix_units(joined.graph.works.name)[joined.graph.ops.work[ops]]
-    factor = np.where(is_matrix, positive(matrix, "accelerator"), positive(memory, "accelerator"))
-    return with_durations(joined, ops, durations(joined)[ops] / factor)
+    names = [joined.graph.works.name[work] for work in joined.graph.ops.work[ops].tolist()]
+    return with_durations(joined, ops, speeds.seconds(names, durations(joined)[ops]))
 
 
 def half_precision(joined: Joined, host_speed: float, least_s: float) -> Joined:

@@ -5,7 +5,7 @@ follow one another in any order. What a change does not concern keeps its traced
     replay(faster.graph, faster.costs).makespan_s
 """
 
-from emulator.whatif.accelerator import accelerator, half_precision
+from emulator.whatif.accelerator import accelerator, accelerator_of, half_precision
 from emulator.whatif.accumulation import accumulate
 from emulator.whatif.batch import batch
 from emulator.whatif.buckets import buckets
@@ -18,6 +18,7 @@ from emulator.whatif.recompute import recompute
 from emulator.whatif.stragglers import slow, without_straggler
 
 __all__ = [
-    "accelerator", "accumulate", "allreduce", "bandwidth", "batch", "buckets", "cluster", "codec", "fuse",
-    "half_precision", "latency", "ranks", "recompute", "slow", "urgent_first", "with_network", "without_straggler",
+    "accelerator", "accelerator_of", "accumulate", "allreduce", "bandwidth", "batch", "buckets", "cluster", "codec",
+    "fuse", "half_precision", "latency", "ranks", "recompute", "slow", "urgent_first", "with_network",
+    "without_straggler",
 ]  # fmt: skip

@@ -144,13 +144,13 @@ def _changes(mean, iterations, *, link, ranks_per_host, bandwidth, latency, allr
     slowed = ", ".join(f"rank {rank} {factor:g} times as slow" for rank, factor in slow)
     reduced = " by ".join(filter(None, (f"all-reduce {allreduce or 'as traced'}", hierarchy)))
     caps = ", ".join(f"{cap / 2**20:g} MiB" for cap in bucket_cap)
-    speeds = _accelerator(accelerator, mean) if accelerator else ()
+    speeds = _accelerator(accelerator, mean) if accelerator else None
     cost = codec_costs.measure([codec], network.world_size(mean))[codec] if codec else None
     of_machines = [
         (without_straggler is not None, f"rank {without_straggler} no straggler",
          lambda one: changes.without_straggler(one, without_straggler)),
         (slow, slowed, lambda one: changes.slow(one, dict(slow))),
-        (accelerator, f"accelerator {accelerator}", lambda one: changes.accelerator(one, *speeds)),
+        (accelerator, f"accelerator {accelerator}", lambda one: changes.accelerator_of(one, speeds)),
     ]  # fmt: skip
     of_networks = [
         (cluster, f"network of {cluster}", lambda one: changes.cluster(one, cluster)),
@@ -184,29 +184,13 @@ def _apply(joined, changes):
     return joined
 
 
-def _accelerator(name: str, mean) -> tuple[float, float]:
-    """How many times as fast: matrix products, and what memory bounds."""
-    from emulator.cluster.accelerator import accelerators
-    from emulator.datafile import unknown
-    from switchml.errors import ConfigError
+def _accelerator(name: str, mean):
+    """As `changes.accelerator` takes it."""
+    from emulator.whatif.speeds import Speeds, speeds
 
     if match := re.fullmatch(r"x([0-9.]+)", name):
-        return float(match[1]), float(match[1])
-    catalogue = accelerators()
-    if name not in catalogue:
-        raise ConfigError(unknown("accelerator", name, catalogue) + "; or say how many times as fast: x2")
-    device = next((trace.about["device"] for trace in mean.traces if "device" in trace.about), "")
-    words = set(re.findall(r"[a-z]+\d+\w*|\d+gb", device.lower()))
-    best = max(catalogue, key=lambda name: len(words & set(re.findall(r"[a-z]+\d+\w*|\d+gb", name))))
-    if not words & set(re.findall(r"[a-z]+\d+\w*", best)):
-        raise ConfigError(
-            f"the traced device is {device or 'not named in the trace'}, of which nothing is known here: say how many "
-            "times as fast the other one is, such as --accelerator x2"
-        )
-    other, traced = catalogue[name], catalogue[best]
-    precision = next(name for name in ("bf16", "fp16", "fp32") if name in other.flops and name in traced.flops)
-    matrix = other.peak(precision) * other.matmul_share / (traced.peak(precision) * traced.matmul_share)
-    return matrix, other.memory_bytes_per_s / traced.memory_bytes_per_s
+        return Speeds(*[float(match[1])] * 3)
+    return speeds(mean, name)
 
 
 def _show(report: dict[str, Any]) -> None:

@@ -1,6 +1,7 @@
 """What-ifs: an unchanged thing changes nothing, a changed one what arithmetic says, and changes compose."""
 
 import dataclasses
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,8 +13,10 @@ from emulator.replay.engine import replay
 from emulator.traces.join import join, join_each
 from emulator.whatif import changes, network, repeated_rounds
 from emulator.whatif.codec_costs import CodecCost
+from emulator.whatif.edits import with_table
 from emulator.whatif.predict import predicted
 from emulator.whatif.serial import one_at_a_time
+from emulator.whatif.speeds import Speeds, speeds
 from emulator.whatif.transfers import all_reduces, transfer_s
 from emulator.workload.checks import check
 from emulator.workload.graph import Kind
@@ -223,3 +226,27 @@ def test_changes_compose(several):
 def test_nonsense(joined, change, complaint):
     with pytest.raises(ConfigError, match=complaint):
         change(joined)
+
+
+def test_kernels_of_each_class_on_another_accelerator():
+    """The shortest kernels take what they take there; of the others, what is longer than those scales by its class."""
+    speeds = Speeds(matrix=2.0, memory=4.0, attention=0.5, least_s=1e-6, other_least_s=3e-6)
+    names = ["ampere_sgemm_64x64_nn", "elementwise_kernel", "flash_fwd_kernel", "elementwise_kernel", "Memset (Device)"]
+    seconds = np.array([101e-6, 101e-6, 101e-6, 0.5e-6, 0.0])
+    assert speeds.seconds(names, seconds) == pytest.approx([53e-6, 28e-6, 203e-6, 3e-6, 0.0])
+    same = Speeds(matrix=1.0, memory=1.0, attention=1.0, least_s=2e-6, other_least_s=2e-6)
+    assert same.seconds(names[:3], seconds[:3]) == pytest.approx(seconds[:3])
+
+
+def test_the_precision_of_matrix_products_is_that_of_their_kernels():
+    device = {"device": "Tesla V100-SXM2-16GB"}
+    single = join([replace(trace, about=device) for trace in traces.ddp(ranks=2)])
+    half = with_table(
+        single, "works", name=[name.replace("aten::mm", "volta_h884gemm") for name in single.graph.works.name]
+    )
+    single = with_table(
+        single, "works", name=[name.replace("aten::mm", "volta_sgemm") for name in single.graph.works.name]
+    )
+    assert speeds(single, "a100-40g").matrix == pytest.approx(19.5 / 15.7, rel=1e-3)
+    assert speeds(half, "a100-40g").matrix == pytest.approx(312 / 125, rel=1e-3)
+    assert speeds(half, "a100-40g").memory == pytest.approx(1555 / 900, rel=1e-3)

@@ -1,0 +1,111 @@
+"""How fast kernels are on another accelerator than the one that was traced, by class: matrix products by the FLOP/s
+that they reach in their own precision, fused attention by those that it reaches, others by memory bandwidth; and no
+kernel takes less than the shortest ones there do.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+
+from emulator import datafile
+from emulator.cluster.accelerator import Accelerator, accelerators
+from emulator.traces.joined import Joined
+from emulator.traces.kernels import ON_MATRIX_UNITS, KernelClass, kernel_class, on_matrix_units
+from emulator.whatif.edits import computes, durations
+from switchml.errors import ConfigError
+
+DATA = Path(__file__).parent / "data" / "kernels.toml"
+_MODEL = re.compile(r"[a-z]+\d+\w*")
+_WORD = re.compile(r"[a-z]+\d+\w*|\d+gb")
+_PRECISIONS = {
+    "bf16": r"bf16|bfloat16|cijk_\w+?_b(b|s)?_",
+    "fp16": r"fp16|half|h884|h1688|h16816|hgemm|_f16|cijk_\w+?_h(h|s)?_",
+    "tf32": r"tf32",
+    "fp32": r"sgemm|scudnn|ffma|f32f32|cijk_\w+?_sb?_|float",
+}
+"""Of a matrix product, by its kernel's name; the first match counts."""
+
+
+@dataclass(frozen=True)
+class KernelFacts:
+    """Of one accelerator, beside its data sheet."""
+
+    least_s: float = 0.0
+    attention_flops: float = 0.0
+    """0: not known; attention then counts as a matrix product."""
+
+
+@dataclass(frozen=True)
+class Speeds:
+    """How many times as fast kernels of a class are, beyond what the shortest kernels take."""
+
+    matrix: float
+    memory: float
+    attention: float
+    least_s: float = 0.0
+    """What the shortest kernels take on the traced accelerator, and below on the other one."""
+    other_least_s: float = 0.0
+
+    def seconds(self, names: list[str], seconds: np.ndarray) -> np.ndarray:
+        """float64 (kernels,): what kernels that took `seconds` take on the other accelerator."""
+        factor = np.array([self._of(kernel_class(name)) for name in names])
+        least_s = np.minimum(self.least_s, seconds)
+        return (seconds - least_s) / factor + np.where(seconds > 0, self.other_least_s, 0.0)
+
+    def _of(self, kind: KernelClass) -> float:
+        if kind is KernelClass.ATTENTION:
+            return self.attention
+        return self.matrix if kind in ON_MATRIX_UNITS else self.memory
+
+
+@cache
+def facts() -> dict[str, KernelFacts]:
+    """By accelerator."""
+    return datafile.build_all(KernelFacts, DATA)
+
+
+def speeds(joined: Joined, name: str) -> Speeds:
+    """Of the built-in accelerator `name` over the one that was traced. Raises ConfigError where either is not known."""
+    catalogue = accelerators()
+    if name not in catalogue:
+        raise ConfigError(datafile.unknown("accelerator", name, catalogue) + "; or say how many times as fast: x2")
+    device = next((trace.about["device"] for trace in joined.traces if "device" in trace.about), "")
+    words = set(_WORD.findall(device.lower()))
+    best = max(catalogue, key=lambda known: len(words & set(_WORD.findall(known))))
+    if not words & set(_MODEL.findall(best)):
+        raise ConfigError(
+            f"the traced device is {device or 'not named in the trace'}, of which nothing is known here: say how many "
+            "times as fast the other one is, such as --accelerator x2"
+        )
+    other, traced = catalogue[name], catalogue[best]
+    precision = _precision(joined, traced, other)
+    matrix = other.peak(precision) * other.matmul_share / (traced.peak(precision) * traced.matmul_share)
+    known, of_other = facts().get(best, KernelFacts()), facts().get(name, KernelFacts())
+    both = min(known.attention_flops, of_other.attention_flops) > 0
+    attention = of_other.attention_flops / known.attention_flops if both else matrix
+    memory = other.memory_bytes_per_s / traced.memory_bytes_per_s
+    if not (known.least_s and of_other.least_s):
+        return Speeds(matrix, memory, attention)
+    return Speeds(matrix, memory, attention, known.least_s, of_other.least_s)
+
+
+def _precision(joined: Joined, traced: Accelerator, other: Accelerator) -> str:
+    """In which most of the time of matrix products is spent, by their names; else the best that both have."""
+    ops = np.flatnonzero(computes(joined))
+    names, work = joined.graph.works.name, joined.graph.ops.work[ops]
+    ops, work = ops[on_matrix_units(names)[work]], work[on_matrix_units(names)[work]]
+    both = [name for name in _PRECISIONS if name in traced.flops and name in other.flops]
+    spent_s = dict.fromkeys(both, 0.0)
+    for row, seconds in zip(work.tolist(), durations(joined)[ops].tolist(), strict=True):
+        plain = names[row].lower()
+        found = next((name for name, rule in _PRECISIONS.items() if re.search(rule, plain)), "")
+        if found in spent_s:
+            spent_s[found] += seconds
+    if any(spent_s.values()):
+        return max(both, key=spent_s.__getitem__)
+    return next(name for name in ("bf16", "fp16", "fp32") if name in both)
