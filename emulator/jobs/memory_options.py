@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass
 
 from emulator.jobs.costing import OPTIMIZER_BYTES, Plan
-from emulator.workload.memory import Memory, micro_batch_activations
+from emulator.workload.memory import Memory, in_flight, micro_batch_activations
 from switchml.errors import ConfigError
 
 DENSE_BYTES = 20.0
@@ -64,7 +64,16 @@ class MemoryOptions:
         if self.pruned:
             states = samo_bytes(parameters, self.pruned) - 2.0 * parameters
             needed = dataclasses.replace(needed, gradients=0.0, optimizer=states)
-        return dataclasses.replace(needed, activations=comet_bytes(needed.activations, self.activation_ratio))
+        if self.activation_ratio > 1:
+            needed = dataclasses.replace(needed, activations=self._packed(needed.activations, plan))
+        return needed
+
+    def _packed(self, activations: float, plan: Plan) -> float:
+        """What layers keep for backward is compressed, all but that of the part which is at work; its temporaries and
+        those of the loss are as they were."""
+        parts = len(plan.stages[0].steps)
+        kept = min(activations, micro_batch_activations(plan.model, plan.job, 0) * in_flight(plan.job, 0))
+        return activations - kept + comet_bytes(kept, self.activation_ratio, 1.0 - 1.0 / max(1, parts))
 
     def apply(self, plan: Plan, needed: Memory) -> Plan:
         """The plan with what they cost; `needed` is the memory without them."""
@@ -158,8 +167,7 @@ def samo_gradient_share(sparsity: float) -> float:
 
 
 def comet_bytes(activation_bytes: float, ratio: float, compressed_share: float = 1.0) -> float:
-    """Saved activations when a share of them is compressed by `ratio` (COMET: Jin et al., VLDB 2022). One layer's
-    worth is there in full while it is packed; `memory.py`'s workspace holds it."""
+    """Saved activations when a share of them is compressed by `ratio` (COMET: Jin et al., VLDB 2022)."""
     if not ratio >= 1:
         raise ConfigError(f"activations compressed by {ratio}; expected a ratio of at least 1")
     _check_share("compressed share", compressed_share)

@@ -2,7 +2,11 @@
 
 import pytest
 
+from emulator.cluster import cluster as clusters
 from emulator.jobs import memory_options
+from emulator.jobs.costing import plan
+from emulator.workload import memory, models
+from emulator.workload.job import Job
 from switchml.errors import ConfigError
 
 
@@ -39,6 +43,18 @@ def test_offload_hides_behind_the_all_reduce():
 def test_comet():
     assert memory_options.comet_bytes(13.5e9, 13.5) == pytest.approx(1e9)
     assert memory_options.comet_bytes(10.0, 2.0, compressed_share=0.5) == 7.5
+
+
+def test_what_layers_keep_is_compressed_and_nothing_else():
+    model, job = models.load("gpt3-2.7b"), Job(gpus=8, micro_batch=4)
+    plain = memory.memory(model, job)
+    packed = memory_options.MemoryOptions(activation_ratio=4.0).memory(
+        plain, plan(model, job, clusters.load("a100-dgx"))
+    )
+    kept = memory.micro_batch_activations(model, job, 0)
+    assert packed.activations < plain.activations - 0.7 * kept
+    assert packed.activations > plain.activations - 0.75 * kept > 0
+    assert packed.weights == plain.weights and packed.temporary == plain.temporary
 
 
 @pytest.mark.parametrize(
