@@ -115,6 +115,7 @@ def replay(path: Path, as_json: bool, timeline: Path | None, iteration: int | No
         as_changed = predicted(changed)
         network = shown.network
         report["changes"] = [name for name, _ in changes]
+        report["assumptions"] += _error_of_accelerator(options["accelerator"])
         report["changed"] = as_changed.as_json(ranks)
         report["speedup"] = as_replayed.iteration_s / as_changed.iteration_s
         if network is not None:
@@ -191,6 +192,12 @@ def _accelerator(name: str, mean):
     if match := re.fullmatch(r"x([0-9.]+)", name):
         return Speeds(*[float(match[1])] * 3)
     return speeds(mean, name)
+
+
+def _error_of_accelerator(name: str | None) -> list[str]:
+    from emulator.whatif.speeds import CARRIED
+
+    return [CARRIED] if name and not re.fullmatch(r"x[0-9.]+", name) else []
 
 
 def _show(report: dict[str, Any]) -> None:
