@@ -7,6 +7,7 @@ docs/security.md shows the table of a long run.
 """
 
 import os
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,15 +45,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    rows = [
-        (attack, count, "held" if outcome == "passed" else "did not hold")
-        for outcome in ("passed", "failed")
-        for report in terminalreporter.stats.get(outcome, [])
-        if report.when == "call"
-        for name, (attack, count) in report.user_properties
-        if name == _TRIED
-    ]
-    if rows:
+    tried: Counter[tuple[str, str]] = Counter()
+    for outcome in ("passed", "failed"):
+        for report in terminalreporter.stats.get(outcome, []):
+            for name, value in report.user_properties if report.when == "call" else ():
+                if name == _TRIED:
+                    tried[value[0], "held" if outcome == "passed" else "did not hold"] += value[1]
+    if tried:
         terminalreporter.section("attacks")
-        for attack, count, outcome in sorted(rows):
+        for (attack, outcome), count in sorted(tried.items()):
             terminalreporter.write_line(f"{attack:60} {count:>10,}  {outcome}")
