@@ -82,8 +82,10 @@ def replay(peers: bool, plot_file: Path | None, keep: Path | None, as_json: bool
     plan = measure.ReplayPlan(**options)
     validation = measure.validate(plan, progress, keep)
     if peers:
-        same = {"steps": plan.steps, "layers": plan.layers, "width": plan.width}
-        rows = emulated.validate(emulated.PeersPlan(plan.workers, (plan.rate_bps,), **same), progress).rows
+        beside = emulated.PeersPlan(
+            plan.workers, (plan.rate_bps,), steps=plan.steps, layers=plan.layers, width=plan.width
+        )
+        rows = emulated.validate(beside, progress).rows
         validation = dataclasses.replace(validation, peers=rows)
     if plot_file is not None:
         scatter.draw(list(validation.groups.items()), plot_file, "iteration")
