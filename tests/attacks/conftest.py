@@ -1,7 +1,8 @@
 """What every attack shares: `attempts`, which counts what was tried, and the table of all counts at the end of a run.
 
-    pytest tests/attacks                       # a few seconds each, as in CI
-    SWITCHML_ATTACKS=20 pytest tests/attacks   # twenty times as many attempts, and as much time for them
+    pytest tests/attacks                           # a few seconds each, as in CI
+    SWITCHML_ATTACKS=20 pytest tests/attacks       # twenty times as many attempts, and as much time for them
+    SWITCHML_ATTACKS_SEED=7 pytest tests/attacks   # other random calls and signals
 
 docs/security.md shows the table of a long run.
 """
@@ -15,6 +16,8 @@ import pytest
 
 _TRIED = "tried"
 _SCALE = int(os.environ.get("SWITCHML_ATTACKS", "1"))
+FIRST_SEED = int(os.environ.get("SWITCHML_ATTACKS_SEED", "0"))
+"""Where the seeds of random attempts begin: another one makes other attempts."""
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from emulator.p4switch.notifications import default_address
 from host_agent.agent import HostAgent
 from switchml.errors import JoinError
 from switchml.runtime.folders import TemporaryFolder
-from tests.attacks.conftest import Attempts
+from tests.attacks.conftest import FIRST_SEED, Attempts
 from tests.support.launch import Aggregator, on_all, until
 from tests.support.ranks import environment
 
@@ -163,8 +163,7 @@ def folder() -> Iterator[Path]:
 @pytest.mark.timeout(6 * 3600)
 def test_signals_at_any_moment(folder: Path, attempts: Attempts) -> None:
     tried = attempts.scaled(4)
-    first = int(os.environ.get("SWITCHML_ATTACKS_SEED", "0"))
-    for number in range(first, first + tried):
+    for number in range(FIRST_SEED, FIRST_SEED + tried):
         source = random.Random(number)
         name = list(COMMANDS)[number % len(COMMANDS)]
         sent = source.choice(list(TARGETS))
