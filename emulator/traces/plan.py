@@ -116,8 +116,7 @@ class RankPlan:
         follows = np.flatnonzero(before >= 0)
         self.predecessors = np.concatenate([self.pairs, np.stack([before[follows], follows], axis=1)])
         self.order = np.lexsort((segments.start_s, segments.lane))
-        host = self.causality.host
-        self.on_main = host[segments.lane[host] == self.causality.main_lane]
+        self.on_main = np.flatnonzero(segments.lane == self.causality.main_lane)
 
     def name(self, segment: int) -> str:
         """Of the event that a segment belongs to."""

@@ -177,6 +177,21 @@ def test_communication_that_an_earlier_iteration_launched_begins_with_this_one()
     assert replay(joined.graph, joined.costs).makespan_s == pytest.approx(10e-3)
 
 
+def test_nothing_comes_after_the_last_all_reduce():
+    """Of a rank whose host left no events, the iteration ends where it did, not a whole one later."""
+    given = []
+    for rank in range(2):
+        recorder = traces.Recorder(rank, 2)
+        for step in range(2):
+            row = {"collective": 1, "group": 0, "sequence": step, "bytes": 1e6}
+            recorder.add("switchml:all_reduce", What.COLLECTIVE, step * 10e-3 + 2e-3, step * 10e-3 + 9e-3, 1, **row)
+            recorder.steps.append((step * 10e-3, step * 10e-3 + 10e-3))
+        given.append(recorder.trace())
+    assert predicted(join_each(given)).iteration_s == pytest.approx(10e-3, rel=1e-6)
+    joined = join(given)
+    assert replay(joined.graph, joined.costs).makespan_s == pytest.approx(10e-3, rel=1e-6)
+
+
 def test_calls_whose_work_nobody_saw_are_told_of():
     given = []
     for rank in range(2):
