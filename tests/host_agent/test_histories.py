@@ -13,7 +13,7 @@ SLOTS = 8
 
 
 def new() -> Histories:
-    return Histories(SimpleNamespace(identity={"slots": SLOTS, "payload": 1024}))
+    return Histories(SimpleNamespace(identity={"slots": SLOTS, "payload": 1024, "workers": 2}))
 
 
 def of(known: Histories, numel: int, dtype: str = "float32"):

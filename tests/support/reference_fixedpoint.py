@@ -181,7 +181,8 @@ def quotient(total: Fraction, divisor: int, dtype: str) -> float:
     type, the quotient in float64 is rounded instead."""
     x = rounded(total, dtype)
     if math.isinf(x) and divisor != 1:
-        return rounded(Fraction(rounded(total / divisor, "float64")), dtype)
+        x = rounded(total / divisor, "float64")
+        return x if math.isinf(x) else rounded(Fraction(x), dtype)
     return x if x == 0 or divisor == 1 else rounded(Fraction(x) / divisor, dtype)
 
 

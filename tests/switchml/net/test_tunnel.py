@@ -374,11 +374,18 @@ def test_nothing_is_left_behind(pair):
     until(lambda: resources() == before, DEADLINE_S)
 
 
-def test_what_a_killed_server_left_is_removed_by_the_next(tmp_path, monkeypatch):
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+@pytest.fixture
+def short_path(monkeypatch):
+    """For temporary files. The path of a Unix socket has at most 107 characters, and pytest's own folders have many."""
+    with tempfile.TemporaryDirectory() as folder:
+        monkeypatch.setattr(tempfile, "tempdir", folder)
+        yield Path(folder)
+
+
+def test_what_a_killed_server_left_is_removed_by_the_next(short_path):
     living = tunnel.TunnelServer(("127.0.0.1", 9))
-    (own,) = tmp_path.iterdir()
-    fresh, stale = tmp_path / "switchml-tunnel-abcdefgh.tmp", tmp_path / "switchml-tunnel-ijklmnop.tmp"
+    (own,) = short_path.iterdir()
+    fresh, stale = short_path / "switchml-tunnel-abcdefgh.tmp", short_path / "switchml-tunnel-ijklmnop.tmp"
     for folder in (fresh, stale):
         folder.mkdir()
     with socket.socket(socket.AF_UNIX) as killed:

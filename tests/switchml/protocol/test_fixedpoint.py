@@ -158,6 +158,7 @@ def test_encoding_integers(block, spare):
 @example(("float32", 126), 256, [2**31 - 1, -(2**31), 0], False)
 @example(("float64", 121), 1, [2**31 - 1, 2**31 - 1, 2**31 - 1], True)
 @example(("float64", -127), 256, [0, 0, -1], True)
+@example(("float64", 121), 9, [1179648, 0, 0], True)  # the mean is too large as well
 def test_decoding_is_the_specification(format_, workers, lanes, mean):
     """Any lanes: more than honest ranks can send, so every shift and every rounding comes up."""
     dtype, used = format_
