@@ -1,3 +1,8 @@
+from emulator.api import trace as trace
+from emulator.api.emulating import Result as Result
+from emulator.api.emulating import Sweep as Sweep
+from emulator.api.emulating import emulate as emulate
+from emulator.api.emulating import sweep as sweep
 from switchml.aggregator.software import SoftwareDataplane as SoftwareDataplane
 from switchml.control.server import Controller as Controller
 from switchml.errors import AggregatorLost as AggregatorLost

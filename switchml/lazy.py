@@ -15,8 +15,12 @@ from typing import Any
 _LINE = re.compile(r"^from (\S+) import (\w+) as \2$", re.MULTILINE)
 
 
-def attach(package: str, file: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
-    """`__getattr__`, `__dir__` and `__all__` for a package; pass its `__name__` and `__file__`."""
+def attach(package: str, file: str, group: str = "") -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+    """`__getattr__`, `__dir__` and `__all__` for a package; pass its `__name__` and `__file__`.
+
+    `group`: entry points under which packages above this one register the names of the stub that are theirs; this one
+    does not import them itself.
+    """
     stub = Path(file).with_suffix(".pyi").read_text()
     origins = {name: module for module, name in _LINE.findall(stub)}
     names = sorted(origins)
@@ -24,8 +28,19 @@ def attach(package: str, file: str) -> tuple[Callable[[str], Any], Callable[[], 
     def get(name: str) -> Any:
         if name not in origins:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        value = getattr(importlib.import_module(origins[name]), name)
+        if group and origins[name].partition(".")[0] != package:
+            value = _registered(group, name)
+        else:
+            value = getattr(importlib.import_module(origins[name]), name)
         setattr(sys.modules[package], name, value)  # Python finds it there the next time
         return value
 
     return get, lambda: names, names
+
+
+def _registered(group: str, name: str) -> Any:
+    from importlib.metadata import entry_points
+
+    for entry in entry_points(group=group, name=name):
+        return entry.load()
+    raise AttributeError(f"{name!r} is not registered as an entry point of {group!r}: install the package again")

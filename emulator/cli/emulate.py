@@ -104,8 +104,6 @@ OPTIONS: list[tuple[str, str, Any, str]] = [
     ("--fold", "fold", str, "Equal ranks to fold into one: all, tensor or none."),
     ("--ignore-memory/--check-memory", "ignore_memory", bool, "Emulate jobs that do not fit into memory, too."),
 ]
-MOST_REPLAYED_OPS = 2_000_000
-"""Jobs up to this size are replayed with one thing faster, for the report."""
 KEYS = {flags.split("/")[0].lstrip("-").replace("-", "_"): tuple(path.split(".")) for flags, path, _, _ in OPTIONS}
 
 
@@ -212,9 +210,10 @@ def emulate(
 
         write_timeline(emulation.played, timeline_file)
     if report_file is not None:
+        from emulator.api.page import page_of
         from emulator.report.page import write_page
 
-        write_page(_page(emulation, rows, sweeps), report_file)
+        write_page(page_of(emulation, rows, _axis_names(sweeps)), report_file)
     if as_json:
         click.echo(json.dumps(emulation.to_json() | ({"rows": rows} if rows else {})))
         return
@@ -279,76 +278,6 @@ def _show_rows(rows: list[dict[str, Any]], sweeps: tuple[str, ...]) -> None:
 
 def _axis_names(sweeps: tuple[str, ...]) -> list[str]:
     return [text.partition("=")[0].strip() for text in sweeps]
-
-
-def _page(emulation: Any, rows: list[dict[str, Any]], sweeps: tuple[str, ...]) -> Any:
-    """What the HTML page says."""
-    from emulator.report.page import Page
-    from emulator.report.tables import time_text
-    from emulator.whatif.faster import what_if
-
-    job, cluster = emulation.plan.job, emulation.plan.cluster
-    headline = {
-        "iteration": time_text(emulation.iteration_s),
-        "throughput": f"{emulation.samples_per_s:,.1f} samples/s",
-        "model FLOPs utilization": f"{emulation.mfu:.1%}",
-        "memory": f"{emulation.memory.total / 1e9:.1f} GB",
-    }
-    if emulation.steps:
-        headline |= {
-            "training": f"{emulation.hours / 24:,.1f} days",
-            "accelerator hours": f"{emulation.gpu_hours:,.0f}",
-        }
-        headline |= {"cost": f"${emulation.cost:,.0f}"} if emulation.cost else {}
-        headline |= {"energy": f"{emulation.energy_kwh / 1000:,.1f} MWh"}
-    if spread := emulation.progress.quantiles():
-        headline |= {"goodput": f"{emulation.goodput:.1%} ({spread['p5']:.1%} to {spread['p95']:.1%})"}
-    settings = {
-        "model": emulation.plan.model.title,
-        "cluster": f"{job.gpus} x {cluster.device.title}, {cluster.title}",
-        "parallelism": f"tensor {job.tp}, pipeline {job.pp}, data {job.dp}, expert {job.ep}, ZeRO {job.zero}",
-        "batch": f"{job.global_batch} in micro-batches of {job.micro_batch}",
-        "schedule": job.schedule + (f", {job.virtual_stages} pieces a stage" if job.virtual_stages > 1 else ""),
-        "recomputation": job.recompute,
-        "all-reduce": job.allreduce + (f", {emulation.plan.codec.title}" if emulation.plan.codec else ""),
-    }
-    return Page(
-        title=f"{emulation.plan.model.title} on {job.gpus} accelerators",
-        played=emulation.played,
-        headline=headline,
-        settings=settings,
-        memory_bytes=emulation.memory.parts(),
-        memory_limit_bytes=cluster.device.memory_bytes,
-        helps=what_if(emulation.played) if len(emulation.played.graph.ops) <= MOST_REPLAYED_OPS else {},
-        charts=_charts(rows, _axis_names(sweeps)),
-        assumptions=emulation.assumptions(),
-    )
-
-
-def _charts(rows: list[dict[str, Any]], names: list[str]) -> list[Any]:
-    """Throughput and utilization over the first axis of numbers, a curve for each combination of the others."""
-    from emulator.report.page import Chart, Curve
-
-    rows = [row for row in rows if "error" not in row]
-    numeric = [name for name in names if rows and all(isinstance(row[name], int | float) for row in rows)]
-    if not numeric or len({row[numeric[0]] for row in rows}) < 2:
-        return []
-    along, others = numeric[0], [name for name in names if name != numeric[0]]
-    curves: dict[str, list[dict[str, Any]]] = {}
-    for row in rows:
-        curves.setdefault(", ".join(f"{row[name]}" for name in others) or "this job", []).append(row)
-
-    def chart(title: str, y_name: str, key: str, factor: float, is_ideal: bool) -> Chart:
-        drawn = [
-            Curve(name, [row[along] for row in part], [row[key] * factor for row in part])
-            for name, part in curves.items()
-        ]
-        return Chart(title, along, y_name, drawn, is_ideal)
-
-    return [
-        chart("Throughput", "samples/s", "samples_per_s", 1.0, along == "gpus"),
-        chart("Model FLOPs utilization", "percent", "mfu", 100.0, False),
-    ]
 
 
 def described(file: str | None, options: dict[str, Any], is_trusted: bool) -> dict[str, Any]:

@@ -32,6 +32,9 @@ class Diagnosis:
     findings: list[Finding]
     """The one that gains most first; none: there is nothing to change."""
 
+    def __repr__(self) -> str:
+        return f"<Diagnosis of {self.seen.joined!r}: {len(self.findings)} findings>"
+
     @property
     def replay_error(self) -> float:
         """Replayed over traced iteration time, less 1."""

@@ -142,6 +142,10 @@ class Emulation:
     fold: str
     loading: Loading | None = None
 
+    def __repr__(self) -> str:
+        job = self.plan.job
+        return f"<Emulation of {self.plan.model.name} on {job.gpus} {self.plan.cluster.name}: {self.iteration_s:.4g} s>"
+
     @property
     def iteration_s(self) -> float:
         return self.played.makespan_s

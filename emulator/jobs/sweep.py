@@ -252,7 +252,7 @@ def check_output(out: Path) -> None:
 
 def write_rows(rows: list[Row], out: Path) -> None:
     """One line a row, a column for every key that some row has; nested dictionaries as `parts.compute`."""
-    flat = [_flattened(row) for row in rows]
+    flat = [flattened(row) for row in rows]
     columns = list(dict.fromkeys(name for row in flat for name in row))
     with whole_file(out) as part:
         if out.suffix == ".parquet":
@@ -270,10 +270,11 @@ def write_rows(rows: list[Row], out: Path) -> None:
                 writer.writerows(flat)
 
 
-def _flattened(row: Row, prefix: str = "") -> Row:
+def flattened(row: Row, prefix: str = "") -> Row:
+    """Nested dictionaries as columns: `parts.compute`."""
     flat: Row = {}
     for name, value in row.items():
-        flat |= _flattened(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
+        flat |= flattened(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
     return flat
 
 

@@ -46,6 +46,9 @@ class Replayed:
     engine: str
     """"sweep" or "calendar"."""
 
+    def __repr__(self) -> str:
+        return f"<Replayed {len(self.graph.ops):,} ops of {len(self.graph.ranks)} ranks: {self.makespan_s:.4g} s>"
+
     def wait_s(self) -> np.ndarray:
         """float64 (ops,): how long each op held its stream while other members of its transfer were missing."""
         wait_s, transfer = np.zeros(len(self.graph.ops)), self.graph.ops.transfer

@@ -199,6 +199,9 @@ class RankTrace:
     about: dict[str, str] = field(default_factory=dict)
     """What else the file says for people: device, versions, bucket_cap_mb, codec."""
 
+    def __repr__(self) -> str:
+        return f"<RankTrace {self.rank} of {self.world_size}, {len(self.events):,} events: {str(self.source)!r}>"
+
 
 AnyTrace = TypeVar("AnyTrace", bound=Any)
 """Has a `rank` and a `source`, the path of its file."""

@@ -54,6 +54,9 @@ class Joined:
     scatter_s: float = 0.0
     """By how much an all-reduce's duration usually differs from iteration to iteration; 0 where there is but one."""
 
+    def __repr__(self) -> str:
+        return f"<Joined {len(self.traces)} traces, {len(self.graph.ops):,} ops: {self.iteration_s:.4g} s>"
+
     def of_events(self, column: Callable[[RankTrace], np.ndarray]) -> np.ndarray:
         """int64 (ops,): what `column` has for each op's event, an array (events,) of its rank's trace; -1 for gaps."""
         values, rank = np.full(len(self.graph.ops), -1, np.int64), self.graph.op_rank()

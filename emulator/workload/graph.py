@@ -212,6 +212,9 @@ class Graph:
     ops: Ops
     job_names: list[str] = field(default_factory=lambda: ["job"])
 
+    def __repr__(self) -> str:
+        return f"<Graph of {len(self.ops):,} ops on {len(self.ranks)} ranks>"
+
     def op_rank(self) -> np.ndarray:
         """int32 (ops,): the rank of each op."""
         return self.streams.rank[self.ops.stream]

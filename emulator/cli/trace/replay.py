@@ -84,120 +84,28 @@ def replay(path: Path, as_json: bool, timeline: Path | None, iteration: int | No
     """Replay the traces in PATH, a directory with one a rank: predicted against traced iteration time, in all and for
     each part; and, with any of the options that change something, what the job would take then. The timeline is that of
     a mean iteration."""
-    from emulator.replay.engine import replay as play
-    from emulator.traces.align import align
-    from emulator.traces.join import join, join_each
+    from emulator.api.replaying import Changes
+    from emulator.api.replaying import replay as run
     from emulator.traces.readers.read import read
-    from emulator.whatif.predict import predicted, traced
 
-    traces = read(path)
-    clocks = align(traces)
-    mean = join(traces, iteration=iteration, clocks=clocks)
-    iterations = [mean] if iteration is not None else join_each(traces, clocks)
-    as_traced, as_replayed = traced(iterations), predicted(iterations)
-    changes, prepare = _changes(mean, iterations, **options)
-    ranks = mean.graph.ranks.device.tolist()
-    report: dict[str, Any] = {
-        "iterations": len(iterations),
-        "ops": len(mean.graph.ops),
-        "ranks": ranks,
-        "clock_offset_s": [float(offset) for offset in mean.offset_s],
-        "clock_error_s": clocks.error_s,
-        "traced": as_traced.as_json(ranks),
-        "replayed": as_replayed.as_json(ranks),
-        "error": as_replayed.iteration_s / as_traced.iteration_s - 1,
-        "assumptions": list(mean.assumptions),
-    }
-    shown = mean
-    if changes:
-        changed = [_apply(prepare(one), changes) for one in iterations]
-        shown = _apply(prepare(mean), changes)
-        as_changed = predicted(changed)
-        network = shown.network
-        report["changes"] = [name for name, _ in changes]
-        report["assumptions"] += _error_of_accelerator(options["accelerator"])
-        report["changed"] = as_changed.as_json(ranks)
-        report["speedup"] = as_replayed.iteration_s / as_changed.iteration_s
-        if network is not None:
-            report["network"] = {
-                "allreduce": network.algorithm,
-                "hierarchy": network.hierarchy,
-                "link_bps": 8 * network.link_bytes_per_s,
-                "latency_s": network.latency_s,
-                "host_s_per_byte": network.host_s_per_byte,
-            }
-            report["assumptions"] += [*network.assumptions, *shown.assumptions[len(mean.assumptions) :]]
+    options["bandwidth_bps"], options["bandwidth_factor"] = _value_or_factor(options.pop("bandwidth"))
+    options["latency_s"], options["latency_factor"] = _value_or_factor(options.pop("latency"))
+    given = {name: value for name, value in options.items() if value is not None}
+    change = Changes(
+        link_bps=given.pop("link", None),
+        bucket_bytes=given.pop("bucket_cap"),
+        slow=dict(given.pop("slow")),
+        **given,
+    )
+    result = run(read(path), iteration, change)
     if timeline is not None:
-        from emulator.report.perfetto import write_timeline
-
-        write_timeline(play(shown.graph, shown.costs), timeline)
-    output(as_json, lambda: report, lambda: _show(report))
+        result.timeline(timeline)
+    output(as_json, result.to_json, lambda: _show(result.to_json()))
 
 
-def _changes(mean, iterations, *, link, ranks_per_host, bandwidth, latency, allreduce, hierarchy, cluster, ranks,
-             bucket_cap, codec, accelerator, without_straggler, slow):  # fmt: skip
-    """(list of (what, change), what to do first): changes in the order in which they are applied."""
-    from emulator.whatif import changes, codec_costs, contention, network
-    from emulator.whatif.network import assume
-
-    bandwidth_title, rates = _new_value(bandwidth, "bps", 1e6, "Mbit/s")
-    latency_title, delays = _new_value(latency, "seconds", 1e-6, "µs")
-    slowed = ", ".join(f"rank {rank} {factor:g} times as slow" for rank, factor in slow)
-    reduced = " by ".join(filter(None, (f"all-reduce {allreduce or 'as traced'}", hierarchy)))
-    caps = ", ".join(f"{cap / 2**20:g} MiB" for cap in bucket_cap)
-    speeds = _accelerator(accelerator, mean) if accelerator else None
-    cost = codec_costs.measure([codec], network.world_size(mean))[codec] if codec else None
-    of_machines = [
-        (without_straggler is not None, f"rank {without_straggler} no straggler",
-         lambda one: changes.without_straggler(one, without_straggler)),
-        (slow, slowed, lambda one: changes.slow(one, dict(slow))),
-        (accelerator, f"accelerator {accelerator}", lambda one: changes.accelerator_of(one, speeds)),
-    ]  # fmt: skip
-    of_networks = [
-        (cluster, f"network of {cluster}", lambda one: changes.cluster(one, cluster)),
-        (allreduce or hierarchy, reduced, lambda one: changes.allreduce(one, allreduce or "", hierarchy or "")),
-        (bandwidth, f"links {bandwidth_title}", lambda one: changes.bandwidth(one, **rates)),
-        (latency, f"latency {latency_title}", lambda one: changes.latency(one, **delays)),
-        (ranks, f"{ranks} ranks", lambda one: changes.ranks(one, ranks)),
-        (bucket_cap, f"buckets of {caps}", lambda one: changes.buckets(one, bucket_cap)),
-        (codec, f"codec {codec}", lambda one: changes.codec(one, cost, codec)),
-    ]
-    chosen = [(title, change) for is_chosen, title, change in of_machines + of_networks if is_chosen]
-    is_fitted = any(is_chosen for is_chosen, *_ in of_networks)
-    model = network.fit(iterations, link, ranks_per_host or 0) if is_fitted else None
-    measured = contention.measure(iterations) if bucket_cap else None
-    return chosen, lambda one: assume(one, network=model, contention=measured)
-
-
-def _new_value(option, name: str, unit: float, unit_name: str) -> tuple[str, dict[str, float]]:
-    """A `Change` in words, and as an argument called `name` or "factor"."""
-    if not option:
-        return "", {}
-    what, value = option
-    if what == "factor":
-        return f"x{value:g}", {"factor": value}
-    return f"{value / unit:g} {unit_name}", {name: value}
-
-
-def _apply(joined, changes):
-    for _, change in changes:
-        joined = change(joined)
-    return joined
-
-
-def _accelerator(name: str, mean):
-    """As `changes.accelerator` takes it."""
-    from emulator.whatif.speeds import Speeds, speeds
-
-    if match := re.fullmatch(r"x([0-9.]+)", name):
-        return Speeds(*[float(match[1])] * 3)
-    return speeds(mean, name)
-
-
-def _error_of_accelerator(name: str | None) -> list[str]:
-    from emulator.whatif.speeds import CARRIED
-
-    return [CARRIED] if name and not re.fullmatch(r"x[0-9.]+", name) else []
+def _value_or_factor(option: tuple[str, float] | None) -> tuple[float | None, float | None]:
+    what, value = option or ("", 0.0)
+    return value if what == "value" else None, value if what == "factor" else None
 
 
 def _show(report: dict[str, Any]) -> None:
