@@ -71,11 +71,22 @@ def join(
             f"the first {chosen[0]} of {job.count} iterations took much longer than the others: left out"
         )
     if len(used) < len(chosen):
-        others = f"{len(chosen) - len(used)} of {len(chosen)} iterations do other things than the typical one"
-        assumptions.append(f"{others}: they are left out")
+        assumptions += _left_out(plan, job, [step for step in chosen if step not in used], len(chosen))
     number = used[0] if len(used) == 1 else MEAN
     lasts_s = float(np.mean([lasted_s[step] for step in used]))
     return _checked(_Assembly(plan, timings, Mode.ALONE).joined(number, lasts_s, assumptions), check)
+
+
+def _left_out(plan: Plan, job: Job, steps: list[int], count: int) -> list[str]:
+    """Why `steps`, of `count` iterations, are left out of the mean."""
+    alike = sum(plan.fits_beside_hosts(job.cuts(step)) for step in steps)
+    reasons = []
+    if others := len(steps) - alike:
+        reasons.append(f"{others} of {count} iterations do other things than the typical one: they are left out")
+    if alike:
+        what = "do on devices what the typical one does, but their hosts pause at other places: they are left out"
+        reasons.append(f"{alike} of {count} iterations {what}")
+    return reasons
 
 
 def join_each(traces: Sequence[RankTrace], clocks: Clocks | None = None) -> list[Joined]:

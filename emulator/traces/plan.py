@@ -126,6 +126,10 @@ class RankPlan:
         """Whether these are the same segments, one by one."""
         return np.array_equal(segments.signature(self.trace), self.segments.signature(self.trace))
 
+    def fits_beside_hosts(self, segments: Segments) -> bool:
+        """Whether each device and transport does the same, one by one."""
+        return np.array_equal(*(_beside_hosts(each, self.trace) for each in (segments, self.segments)))
+
     def awaited(self, pairs: np.ndarray) -> np.ndarray:
         """bool (pairs,): of pairs of segments, those whose second one blocks until a device or transport has done the
         first. What else a segment waits for comes before the gap in front of it."""
@@ -153,6 +157,12 @@ class Plan:
     def fits(self, cuts: list[Segments]) -> bool:
         """Whether these segments are those of the typical iteration."""
         return all(rank.fits(segments) for rank, segments in zip(self.ranks, cuts, strict=True))
+
+    def fits_beside_hosts(self, cuts: list[Segments]) -> bool:
+        """Whether devices and transports do what they do in the typical iteration, and there are some."""
+        each = list(zip(self.ranks, cuts, strict=True))
+        is_any = any((segments.lane_kind != LaneKind.HOST).any() for segments in cuts)
+        return is_any and all(rank.fits_beside_hosts(segments) for rank, segments in each)
 
     @cached_property
     def typical(self) -> Timing:
@@ -188,6 +198,12 @@ class Plan:
                 timing.lasted_s[waits] = np.minimum(timing.lasted_s[waits], usual.lasted_s[waits])
             ranks.append(timing)
         return Timing(ranks, came_s, done_s - came_s)
+
+
+def _beside_hosts(segments: Segments, trace: RankTrace) -> np.ndarray:
+    """The signature of what hosts don't run, lane by lane."""
+    chosen = np.flatnonzero(segments.lane_kind != LaneKind.HOST)
+    return segments.signature(trace)[chosen[np.lexsort((segments.start_s[chosen], segments.lane[chosen]))]]
 
 
 def _rank_timing(

@@ -39,13 +39,20 @@ def show(
 def _print_tables(what: str, rows: Sequence[Row], groups: Groups, shown: Sequence[Row] | None) -> None:
     listed = list(shown or sorted(rows, key=lambda row: -abs(row.error))[:SHOWN])
     longest = f", the {len(listed)} with the largest errors" if shown is None and len(rows) > len(listed) else ""
+    units = {row.unit for row in listed}
+    common = next(iter(units)) if len(units) == 1 and "s" not in units else ""
     tables.print_table(
         ("row", "measured", "predicted", "error"),
         [
-            (row.name, _amount(row.measured, row.unit), _amount(row.predicted, row.unit), f"{row.error:+.1%}")
+            (
+                row.name,
+                *(_amount(value, row.unit, common) for value in (row.measured, row.predicted)),
+                f"{row.error:+.1%}",
+            )
             for row in listed
         ],
-        before=f"{what}: {len(rows)} rows{longest}",
+        before=f"{what}{f', {common}' if common else ''}: {len(rows)} rows{longest}",
+        wraps=True,
     )
     averages = []
     for name, part in [*groups, ("all" if shown is None else "all times", rows)]:
@@ -59,12 +66,13 @@ def _print_tables(what: str, rows: Sequence[Row], groups: Groups, shown: Sequenc
         )
         averages.append((name, str(len(part)), *shares))
     headings = ("rows", "count", "MAPE", "bias", "worst", "within 5 %")
-    tables.print_table(headings, averages, before="\nmean absolute percentage error")
+    tables.print_table(headings, averages, before="\nmean absolute percentage error", wraps=True)
 
 
-def _amount(value: float, unit: str) -> str:
+def _amount(value: float, unit: str, common: str = "") -> str:
+    """With its unit, unless that is all rows' `common` one."""
     if unit != "s":
-        return f"{value:,.2f} {unit}"
+        return f"{value:,.{0 if value >= 1000 else 2}f}" + (f" {unit}" if unit != common else "")
     for factor, name in ((1.0, "s"), (1e3, "ms")):
         if value * factor >= 1.0:
             return f"{value * factor:,.2f} {name}"

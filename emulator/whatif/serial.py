@@ -48,7 +48,20 @@ def one_at_a_time(joined: Joined) -> Joined:
         has_gap = (gaps >= 0) & (gaps == reduces - 1) & (ops.transfer[gaps] == NO_TRANSFER)
         stream[gaps[has_gap]] = own[1]  # a thread wakes up while another all-reduce is still under way
         key[gaps[has_gap]] = key[reduces[has_gap]] - 0.25 / (len(order) + 2)
+        _follow(key, ops.stream, own, np.concatenate([reduces, gaps[has_gap]]), reduces, 0.25 / (len(order) + 2))
     return reorder(with_table(joined, "ops", stream=stream), key)
+
+
+def _follow(
+    key: np.ndarray, stream: np.ndarray, streams: np.ndarray, moved: np.ndarray, reduces: np.ndarray, step: float
+) -> None:
+    """What else stands on `streams` behind one of `reduces` comes `step` behind it in `key`, as it did."""
+    is_moved, is_reduce = (np.isin(np.arange(len(key)), ops) for ops in (moved, reduces))
+    for one in streams.tolist():
+        own = np.flatnonzero(stream == one)
+        last = np.maximum.accumulate(np.where(is_reduce[own], np.arange(len(own)), -1))
+        behind = ~is_moved[own] & (last >= 0)
+        key[own[behind]] = key[own[last[behind]]] + step
 
 
 def _rate(came_s: np.ndarray, weight: np.ndarray, end_s: float) -> float:

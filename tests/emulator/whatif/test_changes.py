@@ -2,6 +2,7 @@
 
 import dataclasses
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from emulator.cluster.algorithms import ALGORITHMS
 from emulator.replay.engine import replay
 from emulator.traces.join import join, join_each
+from emulator.traces.readers.read import read
 from emulator.whatif import changes, network, repeated_rounds
 from emulator.whatif.codec_costs import CodecCost
 from emulator.whatif.edits import with_table
@@ -164,6 +166,14 @@ def test_overlapping_all_reduces_are_served_in_turn():
     assert transfer_s(turned.costs)[reduces].sum() == pytest.approx(40e-3, rel=1e-2)
     halved = changes.bandwidth(joined, factor=0.5)
     assert takes_s(halved) - takes_s(joined) == pytest.approx(40e-3, rel=0.05)
+
+
+def test_what_follows_all_reduces_on_their_streams_goes_on_doing_so():
+    """A capture of all-reduces alone, on several threads of a rank: its iterations end on one of these."""
+    capture = Path(__file__).parents[1] / "traces" / "captures" / "gloo-4-ranks"
+    joined = join(read(capture), iteration=4)
+    halved = changes.bandwidth(changes.with_network(joined, link_bps=200e6), factor=0.5)
+    assert takes_s(halved) > 1.2 * takes_s(joined)
 
 
 def _overlapping():
