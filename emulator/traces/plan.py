@@ -128,7 +128,7 @@ class RankPlan:
 
     def fits_beside_hosts(self, segments: Segments) -> bool:
         """Whether each device and transport does the same, one by one."""
-        return np.array_equal(*(_beside_hosts(each, self.trace) for each in (segments, self.segments)))
+        return np.array_equal(_beside_hosts(segments, self.trace), _beside_hosts(self.segments, self.trace))
 
     def awaited(self, pairs: np.ndarray) -> np.ndarray:
         """bool (pairs,): of pairs of segments, those whose second one blocks until a device or transport has done the
