@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import math
+import re
 import reprlib
 import types
 import typing
@@ -19,6 +20,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
+from switchml import units
 from switchml.errors import ConfigError
 from switchml.files import read_toml
 
@@ -130,6 +132,8 @@ def _value(hint: Any, value: Any, where: str) -> Any:
         if arguments[0] is int and not all(str(key).isdecimal() for key in value):  # TOML's keys are strings
             raise ConfigError(f"{where}: expected a table whose keys are numbers, as in 3 = 0.001")
         return {arguments[0](key): _value(arguments[1], item, f"{where}.{key}") for key, item in value.items()}
+    if hint in (int, float) and isinstance(value, str):
+        value = _number(hint, value, where)
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if hint is float and isinstance(value, float) and not math.isfinite(value):
@@ -139,6 +143,19 @@ def _value(hint: Any, value: Any, where: str) -> Any:
     if isinstance(hint, type) and (not isinstance(value, hint) or (isinstance(value, bool) and hint is not bool)):
         raise ConfigError(f"{where}: expected {_TYPES.get(hint, hint.__name__)}, not {_shown(value)}")
     return value
+
+
+def _number(hint: type, text: str, where: str) -> int | float:
+    """A number that is written with its unit, in the unit that its key's name says: rate_bps = "10gbit"."""
+    key = re.split(r"[ ,.]", re.sub(r"(\[\d+\])+$|(\.\d+)+$", "", where))[-1]
+    try:
+        number = units.parse_named(key, text)
+    except ConfigError as error:
+        expected = f"{_TYPES[hint]}, such as {units.of_name(key)[0].example}"
+        raise ConfigError(f"{where}: expected {expected}, not {_shown(text)}") from error
+    if hint is int and not number.is_integer():
+        raise ConfigError(f"{where}: expected a whole number, not {_shown(text)}")
+    return hint(number)
 
 
 def _shown(value: Any) -> str:

@@ -6,9 +6,9 @@ or `overlapped`: all are started before the first is waited for, as DDP does wit
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
+from switchml import units
 from switchml.errors import ConfigError
 
 ITEM_BYTES = 4
@@ -55,14 +55,14 @@ class Case:
 
 
 def parse_size(text: str) -> int:
-    """Bytes of "64M", "1K", "4096"; units are binary. Raises ConfigError unless it is a positive multiple of 4."""
-    match = re.fullmatch(r"(\d+)([KMG]?)(i?B)?", text.strip(), re.IGNORECASE)
-    if not match:
-        raise ConfigError(f"size {text!r}: expected a number of bytes, with K, M or G behind it if you like (64M)")
-    size = int(match[1]) * UNITS[match[2].upper()]
+    """Bytes of "64M", "1MiB", "4096". Raises ConfigError unless it is a positive multiple of 4."""
+    try:
+        size = units.SIZE.parse(text, bare=1)
+    except ConfigError as error:
+        raise ConfigError(f"size {error}") from None
     if not 0 < size <= LARGEST_BYTES or size % ITEM_BYTES:
         raise ConfigError(f"size {text!r}: expected a multiple of {ITEM_BYTES} bytes (float32) from 4 to 16G")
-    return size
+    return int(size)
 
 
 def parse_sweep(text: str) -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 from pathlib import Path
@@ -11,6 +12,8 @@ import click
 
 from emulator.cli.options import FILE, json_option, output
 from emulator.cluster.algorithms import ALGORITHMS, ALGORITHMS_HELP, HIERARCHY_HELP
+from switchml import units
+from switchml.cli.options import BUCKET, Named, Quantity, note, option
 from switchml.errors import ConfigError
 
 # option, section.key in a job file, type, help
@@ -69,7 +72,7 @@ OPTIONS: list[tuple[str, str, Any, str]] = [
     ("--gradient-bytes", "job.gradient_bytes", int, "Bytes of a gradient on the wire."),
     ("--allreduce", "job.allreduce", str, ALGORITHMS_HELP),
     ("--hierarchy", "job.hierarchy", str, HIERARCHY_HELP),
-    ("--bucket-bytes", "job.bucket_bytes", float, "Bytes of gradients in a bucket."),
+    ("--bucket-cap", "job.bucket_bytes", float, "Bytes of gradients in a bucket."),
     ("--overlap/--no-overlap", "job.overlap", bool, "Reduce gradients during the backward pass."),
     ("--codec", "codec", str, "Gradient compression (see switchml emulate list codecs)."),
     ("--loss", "network.loss", float, "Share of packets lost on each link (switchml)."),
@@ -78,7 +81,7 @@ OPTIONS: list[tuple[str, str, Any, str]] = [
     ("--density", "network.density", float, "Share of blocks that are not zero."),
     ("--wire-bytes", "network.wire_bytes", float, "Bytes of an element on the way to the switch: 4, 2 or 1."),
     ("--slots", "switch.slots", float, "Slots of the switch."),
-    ("--payload-bytes", "switch.payload_bytes", float, "Payload of an aggregation packet."),
+    ("--payload", "switch.payload_bytes", float, "Payload of an aggregation packet."),
     ("--timeout-s", "switch.timeout_s", float, "Retransmission timeout."),
     ("--stragglers", "noise.stragglers", float, "Share of ranks that are slow."),
     ("--slowness", "noise.slowness", float, "How many times longer slow ranks compute."),
@@ -89,7 +92,7 @@ OPTIONS: list[tuple[str, str, Any, str]] = [
     ("--sample-bytes", "data.sample_bytes", float, "Bytes of a sample."),
     ("--epochs", "data.epochs", int, "Epochs to play, which shows what caches save."),
     ("--buffer-bytes", "data.buffer_bytes", float, "Host memory for the cache of each data-parallel rank."),
-    ("--workers", "data.workers", int, "Reads that a rank has in flight (DataLoader's workers)."),
+    ("--loader-workers", "data.workers", int, "Reads that a rank has in flight (DataLoader's workers)."),
     ("--prefetch", "data.prefetch", int, "Batches that a rank prefetches."),
     ("--offload-bucket", "memory.offload_bucket", float, "Optimizer states on the host: parameters in a bucket."),
     ("--pruned", "memory.pruned", float, "Share of weights that are pruned."),
@@ -104,14 +107,40 @@ OPTIONS: list[tuple[str, str, Any, str]] = [
     ("--fold", "fold", str, "Equal ranks to fold into one: all, tensor or none."),
     ("--ignore-memory/--check-memory", "ignore_memory", bool, "Emulate jobs that do not fit into memory, too."),
 ]
+MOST_REPLAYED_OPS = 2_000_000
+"""Jobs up to this size are replayed with one thing faster, for the report."""
+WAS = {
+    "payload": "payload-bytes",
+    "bucket-cap": "bucket-bytes",
+    "loader-workers": "workers",
+    "loss": "loss-rate",
+    "allreduce": "network",
+    "batch": "batch-size",
+    "gpus": "world-size",
+}
+"""Old names, and those that other commands once had for the same."""
 KEYS = {flags.split("/")[0].lstrip("-").replace("-", "_"): tuple(path.split(".")) for flags, path, _, _ in OPTIONS}
 
 
 def _options(command: Any) -> Any:
-    for flags, _, kind, text in reversed(OPTIONS):
-        settings = {"is_flag": True} if kind is bool else {"type": kind}
-        command = click.option(flags, default=None, help=text, **settings)(command)
+    for flags, path, kind, text in reversed(OPTIONS):
+        settings = {"is_flag": True} if kind is bool else {"type": _type(flags, path, kind)}
+        was = [f"--{old}" for name, old in WAS.items() if flags == f"--{name}"]
+        command = option(flags, was=was, default=None, help=text, **settings)(command)
     return command
+
+
+def _type(flags: str, path: str, kind: Any) -> Any:
+    """Of the values of an option: a number in the unit that its key says."""
+    if kind is str:
+        return str
+    if flags == "--bucket-cap":
+        return BUCKET
+    key = path.rpartition(".")[2]
+    quantity, unit = units.of_name(key)
+    if units.of_name(flags)[0] is quantity:
+        return Named(key, is_whole=kind is int)
+    return Quantity(quantity, unit=unit)
 
 
 @click.command()
@@ -247,7 +276,7 @@ def _sweep(sweeps, base, out_file, engine, processes) -> list[dict[str, Any]]:
     from emulator import datafile
     from emulator.jobs.sweep import parse_axis, sweep
 
-    axes = [parse_axis(text) for text in sweeps]
+    axes = [_renamed(parse_axis(text)) for text in sweeps]
     for axis in axes:
         if axis.name.replace("-", "_") not in KEYS:
             known = [name.replace("_", "-") for name in KEYS]
@@ -255,6 +284,15 @@ def _sweep(sweeps, base, out_file, engine, processes) -> list[dict[str, Any]]:
     swept = {axis.name.replace("-", "_") for axis in axes}
     base = {name: value for name, value in base.items() if name not in swept}
     return sweep(emulate_point, axes, base=base, out=out_file, engine=engine, processes=processes)
+
+
+def _renamed(axis: Any) -> Any:
+    """The axis by today's name of its option."""
+    for new, old in WAS.items():
+        if axis.name.replace("_", "-") == old:
+            note(f"{old} is called {new} now")
+            return dataclasses.replace(axis, name=new)
+    return axis
 
 
 def _show_rows(rows: list[dict[str, Any]], sweeps: tuple[str, ...]) -> None:

@@ -1,4 +1,4 @@
-"""What `switchml peers` and `switchml train --world-size` have in common: options that describe the cluster of which
+"""What `switchml peers` and `switchml train --emulated-ranks` have in common: options that describe the cluster of which
 a few ranks are real."""
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import click
 
 from emulator.cli.options import together
 from emulator.cluster.algorithms import ALGORITHMS_HELP, HIERARCHIES, HIERARCHY_HELP
+from switchml.cli.options import option
 
 CLOCKS = ["wall", "virtual"]
 VALUES = ["own", "noise", "zeros", "recorded"]
@@ -26,7 +27,7 @@ def options(*, network: str = "auto", values: Sequence[str] = VALUES, needs: str
             "--real-ranks", default="1", metavar="N|R,R…", help=f"Number of real ranks, or a list of them.{needed}"
         ),
         click.option("--cluster", default="cpu-10g", help=f"Built-in cluster or .toml file.{needed}"),
-        click.option("--network", default=network, help=f"{ALGORITHMS_HELP}{needed}"),
+        option("--allreduce", "network", was="--network", default=network, help=f"{ALGORITHMS_HELP}{needed}"),
         click.option(
             "--hierarchy",
             type=click.Choice(list(HIERARCHIES)),

@@ -9,7 +9,6 @@ from typing import Any
 import click
 
 from emulator.cli.options import (
-    SIZE,
     json_option,
     link_options,
     output,
@@ -19,6 +18,7 @@ from emulator.cli.options import (
     repeats_options,
     wire_option,
 )
+from switchml.cli.options import SIZE, Count, option
 
 
 class Capture(click.ParamType):
@@ -43,7 +43,7 @@ class Capture(click.ParamType):
     help="allreduce: with all hosts; scaling: with 2, 3, … of them; loss and slots: with more and more of either; "
     "two-racks: switches below a switch; train: a small model, as `switchml train` does.",
 )
-@click.option("--hosts", default=4, help="Workers, each in a host of its own; at most 32.")
+@option("--hosts", was="--workers", type=Count(1), default=4, help="Hosts, each with one rank; at most 32.")
 @link_options("100mbit")
 @click.option(
     "--aggregator",
@@ -63,7 +63,7 @@ class Capture(click.ParamType):
     help="Slots of a job, a power of two.",
 )
 @click.option("--racks", default=2, help="Racks, with --experiment two-racks.")
-@click.option("--steps", type=click.IntRange(1), default=100, help="Steps of each training, with --experiment train.")
+@click.option("--steps", type=Count(1), default=100, help="Steps of each training, with --experiment train.")
 @repeats_options(text="Measured repeats of each all-reduce.")
 @click.option(
     "--pcap",

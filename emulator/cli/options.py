@@ -5,42 +5,18 @@ from __future__ import annotations
 import functools
 import importlib
 import json
-import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from switchml import plotting
+from switchml import plotting, units
+from switchml.cli.options import RATE, TIME, Count, Quantity, note_bare, option
 from switchml.errors import ConfigError
 
 if TYPE_CHECKING:
     from rich.table import Table
-
-RATE_UNITS = {"bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
-"""As tc(8) writes them."""
-TIME_UNITS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
-SIZE_UNITS = {"": 1, **{unit + end: 1 << 10 * power for power, unit in enumerate("KMG", 1) for end in ("", "B", "iB")}}
-"""Binary, however they are written."""
-
-
-class Quantity(click.ParamType):
-    """A number with a unit, "200mbit". Converts to a float in the unit whose factor is 1."""
-
-    def __init__(self, name: str, units: dict[str, float], example: str):
-        self.name, self.units, self.example = name, units, example
-
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        if isinstance(value, (int, float)):
-            return float(value)
-        match = re.fullmatch(r"([0-9.]+)\s*([a-z]*)", str(value).strip(), re.IGNORECASE)
-        units = {unit.lower(): factor for unit, factor in self.units.items()}
-        try:
-            return round(float(match[1]) * units[match[2].lower()], 12)  # type: ignore[index]
-        except (TypeError, ValueError, KeyError):
-            known = ", ".join(unit for unit in self.units if unit)
-            self.fail(f"{value!r}: expected a number and a unit ({known}), as in {self.example}", param, ctx)
 
 
 class Many(click.ParamType):
@@ -63,14 +39,17 @@ class Many(click.ParamType):
 
 
 class Parsed(click.ParamType):
-    """Text that a "module:function" reads, which raises ConfigError; the module is imported when it is needed."""
+    """Text that a "module:function" reads, which raises ConfigError; the module is imported when it is needed. `kind`:
+    of what the text is a number with a unit."""
 
-    def __init__(self, name: str, function: str):
-        self.name, self.function = name, function
+    def __init__(self, name: str, function: str, kind: units.Kind | None = None):
+        self.name, self.function, self.kind = name, function, kind
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if not isinstance(value, str):
             return value
+        if self.kind is not None and self.kind.is_bare(value):
+            note_bare(value, self.kind, param)
         module, function = self.function.split(":")
         try:
             return getattr(importlib.import_module(module), function)(value)
@@ -95,13 +74,24 @@ class Picture(click.Path):
         return path
 
 
-RATE = Quantity("rate", RATE_UNITS, "200mbit")
-TIME = Quantity("time", TIME_UNITS, "100us")
-SIZE = Quantity("size", SIZE_UNITS, "16M")
-TENSOR_SIZE = Parsed("size", "emulator.bench.sizes:parse_size")
+class OneSize(Quantity):
+    """One of a few sizes; converts to whole bytes."""
+
+    def __init__(self, *sizes_bytes: int) -> None:
+        super().__init__(units.SIZE)
+        self.sizes_bytes = sizes_bytes
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        size = super().convert(value, param, ctx)
+        if size not in self.sizes_bytes:
+            self.fail(f"{value}: expected {' or '.join(f'{each}B' for each in self.sizes_bytes)}", param, ctx)
+        return int(size)
+
+
+TENSOR_SIZE = Parsed("size", "emulator.bench.sizes:parse_size", units.SIZE)
 TENSOR_SIZES = Parsed("from:to:factor", "emulator.bench.sizes:parse_sweep")
 RATES = Many(RATE, "rate", "10mbit,20mbit")
-COUNTS = Many(click.IntRange(1, 256), "N", "2,4,8", "numbers from 1 to 256")
+COUNTS = Many(Count(1, 256), "N", "2,4,8", "numbers from 1 to 256")
 SHARES = Many(click.FloatRange(0, 1), "D", "1,0.4,0.1,0.01", "numbers from 0 to 1")
 WIRE = click.Choice(["int32", "int16", "int8"])
 AGENT_WIRE = click.Choice(["int32", "int16", "int8", "exact"])
@@ -136,12 +126,12 @@ agent_wire_option = click.option(
     default="int32",
     help="Type of the lanes in a packet; exact: int32, in as many rounds as exact sums need.",
 )
-payload_option = click.option(
+payload_option = option(
     "--payload",
     "payload_bytes",
-    type=click.Choice(["256", "1024"]),
-    default="1024",
-    callback=lambda context, parameter, value: int(value),
+    was="--payload-bytes",
+    type=OneSize(256, 1024),
+    default="1024B",
     help="Bytes of lanes in a packet.",
 )
 against_option = click.option(
@@ -158,14 +148,14 @@ def repeats_options(
 ) -> Callable:
     """--repeats and --warmup."""
     return together(
-        click.option("--repeats", type=click.IntRange(1), default=repeats, help=text),
+        click.option("--repeats", type=Count(1), default=repeats, help=text),
         click.option("--warmup", type=click.IntRange(0), default=warmup, help="Repeats before those, not counted."),
     )
 
 
 sparsity_options = together(
     click.option("--density", type=SHARES, help="Share of blocks that are not zero on each rank; zeros are skipped."),
-    click.option("--block", type=click.IntRange(1), default=256, help="Elements of a block, with --density."),
+    click.option("--block", type=Count(1), default=256, help="Elements of a block, with --density."),
     click.option(
         "--overlap",
         type=click.Choice(["random", "full", "none"]),
@@ -195,8 +185,9 @@ def link_options(rate: str) -> Callable:
     return together(
         click.option("--rate", "rate_bps", type=RATE, default=rate, help="Rate of each link, both ways."),
         click.option("--delay", "delay_s", type=TIME, default="0us", help="Delay of each link, each way."),
-        click.option(
+        option(
             "--loss",
+            was="--loss-rate",
             type=click.FloatRange(0.0, 1.0, max_open=True),
             show_default="0",
             help="Share of frames that each link loses, each way.",

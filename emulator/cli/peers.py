@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from emulator.cli import emulated
+from switchml.cli.options import Count, option
 from switchml.runtime.folders import TemporaryFolder
 
 if TYPE_CHECKING:
@@ -17,7 +18,14 @@ if TYPE_CHECKING:
 
 
 @click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
-@click.option("--world-size", type=click.IntRange(1), required=True, help="Number of ranks, real and emulated.")
+@option(
+    "--ranks",
+    "world_size",
+    was="--world-size",
+    type=Count(1),
+    required=True,
+    help="Number of ranks, real and emulated.",
+)
 @emulated.options()
 @click.option(
     "--noise",
@@ -93,7 +101,7 @@ def show(report: dict[str, Any], as_json: bool) -> None:
 
 
 def train_digits(settings: Settings, as_json: bool, **training: float) -> None:
-    """`switchml train --world-size`. `training`: options of emulator/peers/digits.py."""
+    """`switchml train --emulated-ranks`. `training`: options of emulator/peers/digits.py."""
     emulated.require("torch", "sklearn")
     from emulator.peers.launch import launch
 

@@ -9,6 +9,7 @@ import click
 
 from emulator.cli import emulated
 from emulator.cli.options import AGENT_WIRE, FILE, FOLDER, authenticate_option, json_option, output, plot_option
+from switchml.cli.options import Count, option
 
 AGGREGATORS = ["p4", "bmv2", "software"]
 MOST_ON_A_SWITCH = 32
@@ -16,9 +17,16 @@ PROBABILITY = click.FloatRange(0.0, 1.0, max_open=True)
 
 
 @click.command()
-@click.option("--workers", type=click.IntRange(1, 256), default=4, help="Worker processes on this machine.")
-@click.option("--steps", type=click.IntRange(1), default=300, help="Training steps of each of the two runs.")
-@click.option("--batch-size", type=click.IntRange(1), default=32, help="Images of each worker in a step.")
+@option("--ranks", "workers", was="--workers", type=Count(1, 256), default=4, help="Ranks, one process each.")
+@click.option("--steps", type=Count(1), default=300, help="Training steps of each of the two runs.")
+@option(
+    "--micro-batch",
+    "batch_size",
+    was="--batch-size",
+    type=Count(1),
+    default=32,
+    help="Images of each rank in a step.",
+)
 @click.option("--lr", type=click.FloatRange(0.0, min_open=True), default=0.05, help="Learning rate.")
 @click.option(
     "--momentum",
@@ -78,19 +86,32 @@ PROBABILITY = click.FloatRange(0.0, 1.0, max_open=True)
     help="Skip blocks of gradients that are zero on all ranks: off, on, or auto (where it pays); "
     "auto:block=64,threshold=1e-6 says how blocks are formed.",
 )
-@click.option(
-    "--loss-rate",
+@option(
+    "--loss",
+    "loss_rate",
+    was="--loss-rate",
     type=PROBABILITY,
     default=0.0,
     help="Share of packets that the aggregator loses, in and out (a switch: by its program's drop simulator).",
 )
-@click.option(
-    "--reorder-rate", type=PROBABILITY, default=0.0, help="Share of packets that are delayed behind others, each way."
+@option(
+    "--reorder",
+    "reorder_rate",
+    was="--reorder-rate",
+    type=PROBABILITY,
+    default=0.0,
+    help="Share of packets that are delayed behind others, each way.",
 )
 @authenticate_option
 @plot_option
-@click.option("--world-size", type=click.IntRange(1), help="Emulate a cluster of so many ranks; train on a few.")
-@emulated.options(network="switchml", values=["own", "noise", "zeros"], needs="--world-size")
+@option(
+    "--emulated-ranks",
+    "world_size",
+    was="--world-size",
+    type=Count(1),
+    help="Emulate a cluster of so many ranks; train on a few.",
+)
+@emulated.options(network="switchml", values=["own", "noise", "zeros"], needs="--emulated-ranks")
 @click.option(
     "--trace",
     type=FOLDER,
@@ -122,8 +143,8 @@ def train(
     """Train a small convolutional network on scikit-learn's digits with several workers: first with gradients summed by
     Gloo, then by an aggregator, from the same seeds. Shows both side by side.
 
-    With --world-size, train on one or a few real ranks of an emulated cluster instead (`switchml peers` does that with
-    any script).
+    With --emulated-ranks, train on one or a few real ranks of an emulated cluster instead (`switchml peers` does that
+    with any script).
     """
     _check_emulated(ctx, world_size)
     cluster = {name: options.pop(name) for name in emulated.NAMES}
@@ -168,14 +189,14 @@ def train(
     if transport != "auto" and (transport == "frames") == is_software:
         raise click.UsageError(f"--transport {transport}: {aggregator} is not reached that way; use auto")
     if not is_software and workers > MOST_ON_A_SWITCH:
-        raise click.UsageError(f"--workers {workers}: a P4 switch takes {MOST_ON_A_SWITCH}; use --aggregator software")
+        raise click.UsageError(f"--ranks {workers}: a P4 switch takes {MOST_ON_A_SWITCH}; use --aggregator software")
     if transport == "shm" and (loss_rate or reorder_rate):
         raise click.UsageError("--transport shm: shared memory loses and reorders nothing; use udp or auto")
     if authenticate and not is_software:
         raise click.UsageError("--authenticate: a P4 switch can't compute packets' tags; use --aggregator software")
-    aggregator_options = ["--loss-rate", str(loss_rate)] if loss_rate else []
+    aggregator_options = ["--loss", str(loss_rate)] if loss_rate else []
     if is_software:
-        aggregator_options += ["--seed", str(seed), "--reorder-rate", str(reorder_rate), *options_for(transport)]
+        aggregator_options += ["--seed", str(seed), "--reorder", str(reorder_rate), *options_for(transport)]
     settings = Settings(
         workers=workers,
         learning_rate=lr,
@@ -205,9 +226,9 @@ def train(
 def _check_emulated(ctx: click.Context, world_size: int | None) -> None:
     """Raises UsageError for options that do not apply to the kind of run."""
     both = {"steps", "batch_size", "lr", "momentum", "seed", "as_json", "world_size", "hierarchy"}
-    for option in ctx.command.params:
-        is_given = ctx.get_parameter_source(option.name) is click.core.ParameterSource.COMMANDLINE
-        if not is_given or option.name in both or (option.name in emulated.NAMES) == (world_size is not None):
+    for parameter in ctx.command.params:
+        is_given = ctx.get_parameter_source(parameter.name) is click.core.ParameterSource.COMMANDLINE
+        if not is_given or parameter.name in both or (parameter.name in emulated.NAMES) == (world_size is not None):
             continue
-        goes = "needs" if option.name in emulated.NAMES else "does not go with"
-        raise click.UsageError(f"{option.opts[0]} {goes} --world-size")
+        goes = "needs" if parameter.name in emulated.NAMES else "does not go with"
+        raise click.UsageError(f"{parameter.opts[0]} {goes} --emulated-ranks")

@@ -19,7 +19,7 @@ from switchml.protocol.sizes import LANE_BYTES, PAYLOAD_BYTES
 
 REPEAT_SHARE = {"int32": 0.26, "int16": 0.08, "int8": 0.18}
 """Lanes → share of guessed chunks that are repeated, as measured training the digits: `switchml train --aggregator
-software --transport udp --workers 4 --steps 200 --wire int32|int16|int8 --json`, packets sent and not retransmitted
+software --transport udp --ranks 4 --steps 200 --wire int32|int16|int8 --json`, packets sent and not retransmitted
 over chunks, less 1. Gradients that change less from step to step make less: those of the MLP in
 scripts/examples/ddp_models.py 0.01 to 0.02."""
 ELEMENTS = {lanes: PAYLOAD_BYTES // size for lanes, size in LANE_BYTES.items()}

@@ -5,6 +5,7 @@ from typing import Any
 import click
 
 from switchml.cli import serving
+from switchml.cli.options import Count, option
 
 
 @click.command()
@@ -20,12 +21,31 @@ from switchml.cli import serving
     help="Threads, each on a data port of its own from --data-port on; a job that lists this aggregator k times uses "
     "k of them.",
 )
-@click.option("--slots", default=65536, show_default=True, help="Total slots of all jobs.")
-@click.option(
-    "--loss-rate", default=0.0, metavar="P", help="Lose packets with this probability in each direction (for tests)."
+@click.option("--slots", type=Count(1), default=65536, show_default=True, help="Total slots of all jobs.")
+@option(
+    "--loss",
+    "loss_rate",
+    was="--loss-rate",
+    default=0.0,
+    metavar="P",
+    help="Lose packets with this probability in each direction (for tests).",
 )
-@click.option("--reorder-rate", default=0.0, metavar="P", help="Delay packets behind later ones with this probability.")
-@click.option("--duplicate-rate", default=0.0, metavar="P", help="Deliver packets twice with this probability.")
+@option(
+    "--reorder",
+    "reorder_rate",
+    was="--reorder-rate",
+    default=0.0,
+    metavar="P",
+    help="Delay packets behind later ones with this probability.",
+)
+@option(
+    "--duplicate",
+    "duplicate_rate",
+    was="--duplicate-rate",
+    default=0.0,
+    metavar="P",
+    help="Deliver packets twice with this probability.",
+)
 @click.option("--seed", default=0, show_default=True, help="Seed of the random choices behind the three rates.")
 def aggregate(
     bind: str,

@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from switchml.cli import serving
+from switchml.cli.options import option
 
 
 def _station(text: str) -> tuple[int, int]:
@@ -74,8 +75,10 @@ def _link(text: str) -> tuple[int, str]:
     metavar="FILE",
     help="File of a tree of switches, in place of --switch; docs/mininet.md has the format.",
 )
-@click.option(
-    "--loss-rate",
+@option(
+    "--loss",
+    "loss_rate",
+    was="--loss-rate",
     default=0.0,
     metavar="P",
     help="Have the switch lose packets at each port with this probability, in each direction.",

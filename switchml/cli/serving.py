@@ -13,6 +13,8 @@ from typing import Any, NoReturn
 
 import click
 
+from switchml.cli.options import SECONDS
+
 _OPTIONS = (
     click.option(
         "--bind", default="127.0.0.1", show_default=True, metavar="IP", help="Address to listen on; 0.0.0.0 for all."
@@ -41,17 +43,17 @@ _OPTIONS = (
     click.option(
         "--peer-timeout",
         "peer_timeout_s",
-        default=10.0,
+        type=SECONDS,
+        default="10s",
         show_default=True,
-        metavar="SECONDS",
         help="After how long a silent agent counts as lost.",
     ),
     click.option(
         "--join-timeout",
         "join_timeout_s",
-        default=60.0,
+        type=SECONDS,
+        default="60s",
         show_default=True,
-        metavar="SECONDS",
         help="How long a job may take to fill.",
     ),
     click.option(

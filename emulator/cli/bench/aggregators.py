@@ -8,10 +8,11 @@ import shutil
 import click
 
 from emulator.cli.options import TENSOR_SIZE, json_option, output, repeats_options
+from switchml.cli.options import Count, option
 
 
 @click.command()
-@click.option("--workers", type=click.IntRange(1, 32), default=4, help="Ranks, one process each.")
+@option("--ranks", "workers", was="--workers", type=Count(1, 32), default=4, help="Ranks, one process each.")
 @click.option("--size", type=TENSOR_SIZE, default="1M", help="Bytes of the tensor.")
 @repeats_options(5, text="Rounds, in each of which every aggregator has a turn.")
 @click.option(

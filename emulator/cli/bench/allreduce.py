@@ -21,10 +21,11 @@ from emulator.cli.options import (
     repeats_options,
     sparsity_options,
 )
+from switchml.cli.options import Count, option
 
 
 @click.command()
-@click.option("--workers", type=click.IntRange(1, 256), default=4, help="Ranks, one process each.")
+@option("--ranks", "workers", was="--workers", type=Count(1, 256), default=4, help="Ranks, one process each.")
 @click.option("--size", type=TENSOR_SIZE, show_default="64M", help="Bytes of the tensor.")
 @click.option("--sizes", type=TENSOR_SIZES, help="Measure several sizes: 1K:256M:4, or a list (4K,64K).")
 @click.option(

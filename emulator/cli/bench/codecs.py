@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from emulator.cli.options import json_option, output, plot_option
+from switchml.cli.options import Count, option
 
 SHARE = click.FloatRange(0, 1, min_open=True)
 
@@ -19,7 +20,7 @@ SHARE = click.FloatRange(0, 1, min_open=True)
     metavar="gradient|activation|smooth|FILE.npy",
     help="Real gradients or activations of the digits model, a synthetic smooth field, or a file.",
 )
-@click.option("--elements", type=click.IntRange(1000), default=1 << 20, help="Length of the tensor if it is no file.")
+@click.option("--elements", type=Count(1000), default=1 << 20, help="Length of the tensor if it is no file.")
 @click.option(
     "--codec",
     "specs",
@@ -33,8 +34,13 @@ SHARE = click.FloatRange(0, 1, min_open=True)
     "--bound", type=SHARE, default=1e-3, help="Error bound of SZx, SZ3 and ZFP, as a share of the tensor's range."
 )
 @click.option("--rank", type=click.IntRange(1), default=2, help="Rank of PowerSGD, ours and torch's.")
-@click.option(
-    "--workers", type=click.IntRange(1, 256), default=4, help="Ranks of the all-reduce whose traffic is counted."
+@option(
+    "--ranks",
+    "workers",
+    was="--workers",
+    type=Count(1, 256),
+    default=4,
+    help="Ranks of the all-reduce whose traffic is counted.",
 )
 @click.option("--rounds", type=click.IntRange(1), default=7, help="Rounds, of which the best counts.")
 @plot_option

@@ -11,7 +11,6 @@ import click
 
 from emulator.cli.options import (
     COUNTS,
-    SIZE,
     against_option,
     json_option,
     link_options,
@@ -22,10 +21,18 @@ from emulator.cli.options import (
     sparsity_options,
     wire_option,
 )
+from switchml.cli.options import SIZE, option
 
 
 @click.command()
-@click.option("--workers", type=COUNTS, default="4", help="Number of hosts; 2,4,8 measures each in turn.")
+@option(
+    "--hosts",
+    "workers",
+    was="--workers",
+    type=COUNTS,
+    default="4",
+    help="Number of hosts; 2,4,8 measures each in turn.",
+)
 @click.option(
     "--ranks-per-host",
     type=COUNTS,

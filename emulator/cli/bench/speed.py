@@ -8,10 +8,11 @@ from typing import Any
 import click
 
 from emulator.cli.options import json_option, output
+from switchml.cli.options import Count
 
 
 @click.command()
-@click.option("--ops", type=click.IntRange(min=1000), default=1_000_000, help="Size of the job, about.")
+@click.option("--ops", type=Count(1000), default=1_000_000, help="Size of the job, about.")
 @click.option("--repeats", type=click.IntRange(min=1), default=3, help="Repeats, of which the best counts.")
 @json_option
 def replay(ops: int, repeats: int, as_json: bool) -> None:
@@ -22,7 +23,7 @@ def replay(ops: int, repeats: int, as_json: bool) -> None:
 
 
 @click.command()
-@click.option("--trials", type=click.IntRange(1), default=1000, help="Settings to try.")
+@click.option("--trials", type=Count(1), default=1000, help="Settings to try.")
 @click.option(
     "--gradients", type=click.IntRange(2), default=160, help="Gradients of the synthetic job; ResNet-50 has 160."
 )

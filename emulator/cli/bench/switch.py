@@ -9,6 +9,8 @@ from pathlib import Path
 
 import click
 
+from switchml.cli.options import option
+
 
 @click.command()
 @click.option(
@@ -19,7 +21,7 @@ import click
     help="BMv2 JSON to measure, in place of L3 forwarding and aggregation of 64 and 256 lanes; may be repeated.",
 )
 @click.option("--seconds", type=click.FloatRange(min=0.1), default=1.0, help="Seconds for each figure.")
-@click.option("--wire", is_flag=True, help="Also measure a switch process between veth pairs (root).")
+@option("--veth", "wire", was="--wire", is_flag=True, help="Also measure a switch process between veth pairs (root).")
 @click.option("--against", metavar="SIMPLE_SWITCH", help="Also measure this simple_switch between veth pairs (root).")
 @click.option("--start", is_flag=True, help="Measure instead how long a switch takes to start.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")

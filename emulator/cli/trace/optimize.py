@@ -11,8 +11,9 @@ from typing import Any
 
 import click
 
-from emulator.cli.options import ANY_PATH, FILE, RATE, Quantity, json_option, output, table
+from emulator.cli.options import ANY_PATH, FILE, json_option, output, table
 from emulator.cluster.algorithms import HIERARCHIES, HIERARCHY_HELP
+from switchml.cli.options import RATE, SIZE, Count, option
 
 INTERRUPTED = 130
 
@@ -26,16 +27,11 @@ class Names(click.ParamType):
         return value if isinstance(value, tuple) else tuple(part.strip() for part in value.split(",") if part.strip())
 
 
-DECIMAL = {"": 1.0, "kB": 1e3, "MB": 1e6, "GB": 1e9, "kiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
-BYTES = Quantity("bytes", DECIMAL, "16GB or 512MiB")
-"""Of memory."""
-
-
 @click.command(context_settings={"ignore_unknown_options": True})
 @click.argument("path", type=ANY_PATH)
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 @click.option("--out", type=FILE, default=Path("settings.toml"), show_default=True, help="File for the settings.")
-@click.option("--trials", type=click.IntRange(1), default=1000, show_default=True, help="Settings to try at most.")
+@click.option("--trials", type=Count(1), default=1000, show_default=True, help="Settings to try at most.")
 @click.option("--seconds", type=click.FloatRange(0, min_open=True), help="Time limit of the search.")
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of the search.")
 @click.option(
@@ -61,8 +57,14 @@ BYTES = Quantity("bytes", DECIMAL, "16GB or 512MiB")
     type=FILE,
     help="Output of `switchml bench codecs --json`, instead of a measurement here.",
 )
-@click.option("--memory", type=BYTES, help="Memory limit of a rank; then the batch may grow and recomputation pays.")
-@click.option("--activations", type=BYTES, help="Memory of a rank's activations with the traced batch.")
+@option(
+    "--memory-limit",
+    "memory",
+    was="--memory",
+    type=SIZE,
+    help="Memory of a rank; then the batch may grow and recomputation pays.",
+)
+@click.option("--activations", type=SIZE, help="Memory of a rank's activations with the traced batch.")
 @click.option("--half-speed", type=float, default=0.0, help="How many times as fast this host is in half precision.")
 @click.option("--check", is_flag=True, help="Run COMMAND as it is and with the settings, and compare.")
 @click.option("--rounds", type=click.IntRange(1), default=3, show_default=True, help="Rounds of --check.")

@@ -8,28 +8,18 @@ from typing import Any
 
 import click
 
-from emulator.cli.options import (
-    ANY_PATH,
-    RATE,
-    RATE_UNITS,
-    SIZE,
-    TIME_UNITS,
-    Quantity,
-    json_option,
-    output,
-    table,
-    timeline_option,
-)
+from emulator.cli.options import ANY_PATH, json_option, output, table, timeline_option
 from emulator.cluster.algorithms import ALGORITHMS_HELP, HIERARCHIES, HIERARCHY_HELP
+from switchml.cli.options import BUCKET, RATE, TIME, Count, Quantity
 
 
 class Change(click.ParamType):
     """A new value with its unit, or "x0.5" for so many times the traced one. Converts to ("factor" or "value",
     number)."""
 
-    def __init__(self, name: str, units: dict[str, float], example: str) -> None:
-        self.name = f"{name}|xF"
-        self._quantity = Quantity(name, units, f"{example} or x0.5")
+    def __init__(self, quantity: Quantity) -> None:
+        self.name = f"{quantity.name}|xF"
+        self._quantity = quantity
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, float]:
         if isinstance(value, tuple):
@@ -60,17 +50,15 @@ class Slow(click.ParamType):
 )
 @click.option("--link", type=RATE, help="Rate of each host's link in the traced run, if known.")
 @click.option("--ranks-per-host", type=click.IntRange(1), help="Ranks that share a link.  [default: as traced]")
-@click.option("--bandwidth", type=Change("rate", RATE_UNITS, "50mbit"), help="Change the rate of links.")
-@click.option(
-    "--latency", type=Change("time", TIME_UNITS, "100us"), help="Change the latency of each step of a collective."
-)
+@click.option("--bandwidth", type=Change(RATE), help="Change the rate of links.")
+@click.option("--latency", type=Change(TIME), help="Change the latency of each step of a collective.")
 @click.option("--allreduce", help=ALGORITHMS_HELP)
 @click.option("--hierarchy", type=click.Choice(list(HIERARCHIES)), help=HIERARCHY_HELP)
 @click.option("--cluster", help="The network of a built-in cluster or .toml file, whose nodes the ranks fill.")
-@click.option("--ranks", type=click.IntRange(1), help="Change the number of data-parallel ranks.")
+@click.option("--ranks", type=Count(1), help="Change the number of data-parallel ranks.")
 @click.option(
     "--bucket-cap",
-    type=SIZE,
+    type=BUCKET,
     multiple=True,
     help="Change the cap of DDP's buckets; twice: of the first, of the others.",
 )

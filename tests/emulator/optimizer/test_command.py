@@ -52,7 +52,7 @@ def test_a_table_for_people(traces, tmp_path):
         (["--allow", "bukkets"], "unknown pass 'bukkets'"),
         (["--check"], "needs a command"),
         (["--placements", "moon"], "moon"),
-        (["--memory", "lots"], "16GB"),
+        (["--memory-limit", "lots"], "25MB"),
         (["--link", "1mbit"], "was it traced on that network"),
         (["--codec", "zip", "--allow", "codec"], "zip"),
     ],

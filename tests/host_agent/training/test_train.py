@@ -111,10 +111,10 @@ def test_table_and_progress():
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["--workers", "0"], "--workers"),
+        (["--ranks", "0"], "--ranks"),
         (["--steps", "0"], "--steps"),
-        (["--loss-rate", "1.5"], "--loss-rate"),
-        (["--reorder-rate", "-0.1"], "--reorder-rate"),
+        (["--loss-rate", "1.5"], "--loss"),
+        (["--reorder", "-0.1"], "--reorder"),
         (["--aggregator", "abacus"], "abacus"),
         (["--workers", "64", "--batch-size", "32"], "2048 images"),
         (["--workers", "33", "--batch-size", "1"], "a P4 switch takes 32"),

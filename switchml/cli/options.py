@@ -1,0 +1,151 @@
+"""What options of all commands have in common: numbers with units (`switchml/units.py`), and old names that go on
+working."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+from click.core import ParameterSource
+
+from switchml import units
+from switchml.errors import ConfigError
+from switchml.text import plain
+
+F = TypeVar("F", bound=Callable[..., Any])
+if TYPE_CHECKING:
+    ParamType = click.ParamType[Any]
+else:
+    ParamType = click.ParamType  # has no arguments before click 8.3
+
+
+@functools.cache
+def note(text: str) -> None:
+    """A line on stderr, once a process."""
+    click.echo(plain(f"switchml: note: {text}"), err=True)
+
+
+class Option(click.Option):
+    """An option that also goes by its old names, `was`. Help and completion don't show these; using one prints a
+    note."""
+
+    def __init__(self, *args: Any, was: Sequence[str] | str = (), **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self.was = (was,) if isinstance(was, str) else tuple(was)
+
+    def add_to_parser(self, parser: Any, ctx: click.Context) -> None:
+        super().add_to_parser(parser, ctx)
+        for old in self.was:
+            twin = copy.copy(self)
+            twin.opts, twin.secondary_opts, twin.name = [old], [], old
+            click.Option.add_to_parser(twin, parser, ctx)
+
+    def consume_value(self, ctx: click.Context, opts: Mapping[str, Any]) -> tuple[Any, ParameterSource]:
+        new = max(self.opts, key=len)
+        for old in self.was:
+            if old not in opts:
+                continue
+            if self.name in opts:
+                raise click.UsageError(f"{old} is the old name of {new}: give one of them", ctx)
+            note(f"{old} is called {new} now")
+            opts = {**opts, str(self.name): _with_unit(old, opts[old])}
+        return super().consume_value(ctx, opts)
+
+
+def _with_unit(name: str, value: Any) -> Any:
+    """`value` with the unit that an old name says, where it has none: `--bucket-bytes 4096` is `--bucket-cap 4096B`."""
+    kind, unit = units.of_name(name)
+    if not (kind.base and isinstance(value, str) and kind.is_bare(value)):
+        return value
+    return f"{kind.parse(value, bare=unit):.17g}{'bit' if kind is units.RATE else kind.base}"
+
+
+def option(*flags: str, was: Sequence[str] | str = (), **settings: Any) -> Callable[[F], F]:
+    """As `click.option`, with old names."""
+    return click.option(*flags, cls=Option, was=was, **settings)
+
+
+class Quantity(ParamType):
+    """A number with a unit; converts to a float in `unit`s of the kind's base. `bare`: what a number without one counts
+    as: "named" as `unit`, because the option's name says it; "noted" the same with a note; "refused" with the
+    sentence `hint`."""
+
+    def __init__(self, kind: units.Kind, *, unit: float = 1.0, bare: str = "noted", hint: str = "") -> None:
+        self.kind, self.unit, self.bare, self.hint, self.name = kind, unit, bare, hint, kind.name
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        if isinstance(value, (int, float)):
+            return float(value)
+        text = str(value)
+        is_bare = self.kind.is_bare(text)
+        if is_bare and self.bare == "refused":
+            self.fail(f"{text!r} has no unit: {self.hint or f'write {self.kind.example}'}", param, ctx)
+        try:
+            number = self.kind.parse(text, bare=self.unit) / self.unit
+        except ConfigError as error:
+            self.fail(str(error), param, ctx)
+        if number < 0:
+            self.fail(f"{text!r} is less than 0", param, ctx)
+        if is_bare and self.bare == "noted":
+            note_bare(text, self.kind, param)
+        return number
+
+
+def note_bare(text: str, kind: units.Kind, param: click.Parameter | None) -> None:
+    """Say what `text`, a number of `param` without its unit, was taken for."""
+    where = max(param.opts, key=len) if param is not None else "a value"
+    note(f"{where} {text} has no unit: taken as {text.strip()}{kind.base.partition('/')[0]}")
+
+
+class Count(click.IntRange):
+    """A whole number, which may be written 1k, 25M or 300B."""
+
+    name = "count"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if isinstance(value, str):
+            try:
+                number = units.COUNT.parse(value)
+            except ConfigError as error:
+                self.fail(str(error), param, ctx)
+            if not number.is_integer():
+                self.fail(f"{value!r} is not a whole number", param, ctx)
+            value = int(number)
+        return super().convert(value, param, ctx)
+
+
+class Named(ParamType):
+    """A number in the unit that a key's name says (`units.of_name`), whole or not."""
+
+    def __init__(self, key: str, is_whole: bool) -> None:
+        self.key, self.is_whole = key, is_whole
+        self.name = units.of_name(key)[0].name
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if not isinstance(value, str):
+            return value
+        try:
+            number = units.parse_named(self.key, value)
+        except ConfigError as error:
+            self.fail(str(error), param, ctx)
+        if not self.is_whole:
+            return number
+        if not number.is_integer():
+            self.fail(f"{value!r} is not a whole number", param, ctx)
+        return int(number)
+
+
+SIZE = Quantity(units.SIZE)
+RATE = Quantity(units.RATE, bare="refused")
+TIME = Quantity(units.TIME, bare="refused")
+SECONDS = Quantity(units.TIME)
+"""Of options that took bare seconds once."""
+BUCKET = Quantity(
+    units.SIZE,
+    bare="refused",
+    hint="write 25MiB for what torch calls bucket_cap_mb=25, or 25MB for 25,000,000 bytes",
+)
+"""Bytes of gradients in a bucket: torch counts in MiB, we used to count bytes."""

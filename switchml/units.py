@@ -1,0 +1,122 @@
+"""Numbers with units, as people write them: one parser for options, TOML files and environment variables.
+
+A size is `25MB` (10^6), `25MiB` (2^20) or, as nccl-tests and dd write it, `25M` (2^20, too). A rate is in bits, as
+tc(8) writes it (`200mbit`, `10Gb/s`), or in bytes (`25GB/s`). A time is `2ms`. A count is `1k` or `300B` (10^9). A
+number without a unit has one only where the name of its option or key says so: `timeout_s`, `--payload-bytes`.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from switchml.errors import ConfigError
+
+_BINARY = {letter: 1024.0**power for power, letter in enumerate("KMGTP", 1)}
+_DECIMAL = {letter: 1000.0**power for power, letter in enumerate("KMGTP", 1)}
+_NUMBER = re.compile(r"([+-]?(?:\d[\d_]*\.?[\d_]*|\.\d+)(?:[eE][+-]?\d+)?)\s*([a-zA-Zµμ/]*)")
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What a number is of. Values are floats in the `base` unit."""
+
+    name: str
+    base: str
+    """The unit of a parsed value: B, bit, s, or nothing for a count."""
+    example: str
+    units: Mapping[str, float]
+    """By name, regardless of case."""
+    cased: Mapping[str, float]
+    """Those whose case matters, looked for first: GB/s is eight times Gb/s."""
+
+    def parse(self, text: str, bare: float | None = None) -> float:
+        """The number in `text`; one without a unit counts `bare` of the base unit, None: it is refused. Raises
+        ConfigError for anything else, infinities included."""
+        match = _NUMBER.fullmatch(text.strip())
+        number = float(match[1].replace("_", "")) if match else math.nan
+        factor = self._factor(match[2], bare) if match else None
+        if factor is None or not math.isfinite(number * factor):
+            raise ConfigError(f"{text!r}: expected {self._expected(bare)}")
+        if factor < 1:  # 25us is 2.5e-05, not 2.4999999999999998e-05
+            return number / round(1 / factor)
+        return number * factor
+
+    def is_bare(self, text: str) -> bool:
+        """Whether `text` is a number without a unit (other than 0, which needs none)."""
+        match = _NUMBER.fullmatch(text.strip())
+        return match is not None and not match[2] and float(match[1].replace("_", "")) != 0
+
+    def _factor(self, unit: str, bare: float | None) -> float | None:
+        if not unit:
+            return bare if bare is not None or self.base else 1.0
+        if unit in self.cased:
+            return self.cased[unit]
+        return {name.lower(): factor for name, factor in self.units.items()}.get(unit.lower())
+
+    def _expected(self, bare: float | None) -> str:
+        if not self.base:
+            return f"a number, such as {self.example}"
+        return f"a {self.name}, such as {self.example}" + (", with its unit" if bare is None else "")
+
+
+SIZE = Kind(
+    "size",
+    "B",
+    "25MB or 25MiB",
+    {
+        "B": 1.0,
+        **{unit + end: factor for unit, factor in _BINARY.items() for end in ("", "i", "iB")},
+        **{unit + "B": factor for unit, factor in _DECIMAL.items()},
+    },
+    {},
+)
+RATE = Kind(
+    "rate",
+    "bit/s",
+    "200mbit or 10gbit",
+    {prefix + "bit" + end: factor for prefix, factor in {"": 1.0, **_DECIMAL}.items() for end in ("", "/s")},
+    {
+        **{prefix + end: factor for prefix, factor in {"k": 1e3, **_DECIMAL}.items() for end in ("b/s", "bps")},
+        **{prefix + "B/s": 8 * factor for prefix, factor in {"": 1.0, "k": 1e3, **_DECIMAL}.items()},
+        **{prefix + "iB/s": 8 * factor for prefix, factor in _BINARY.items()},
+    },
+)
+TIME = Kind(
+    "time",
+    "s",
+    "2ms or 100us",
+    {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0},
+    {},
+)
+COUNT = Kind("count", "", "1k, 25M or 300B", {"k": 1e3, "M": 1e6, "G": 1e9, "B": 1e9, "T": 1e12, "P": 1e15}, {})
+
+SUFFIXES: tuple[tuple[str, Kind, float], ...] = (
+    ("_bytes_per_s", RATE, 8.0),
+    ("_bytes", SIZE, 1.0),
+    ("_per_s", COUNT, 1.0),
+    ("_bps", RATE, 1.0),
+    ("_hours", TIME, 3600.0),
+    ("_ms", TIME, 1e-3),
+    ("_s", TIME, 1.0),
+)
+"""Ends of names that say a unit: what the value is, and the unit in that kind's base."""
+
+
+def of_name(name: str) -> tuple[Kind, float]:
+    """What the value of an option or key called `name` is, and its unit in that kind's base: `rate_bps`, `--delay-s`.
+    A name that says no unit is that of a count."""
+    name = name.lstrip("-").replace("-", "_")
+    for suffix, kind, unit in SUFFIXES:
+        if name.endswith(suffix) or name == suffix[1:]:
+            return kind, unit
+    return COUNT, 1.0
+
+
+def parse_named(name: str, text: str) -> float:
+    """The number in `text`, in the unit that `name` says; raises ConfigError. `parse_named("timeout_s", "2ms")` is
+    0.002."""
+    kind, unit = of_name(name)
+    return kind.parse(text, bare=unit) / unit
