@@ -120,6 +120,8 @@ class Result(Shown):
         yield "iteration", f"{time_text(whole_s)}: " + ", ".join(f"{s / whole_s:.1%} {name}" for name, s in largest)
         yield "throughput", f"{one.samples_per_s:,.1f} samples/s, {one.mfu:.1%} of peak (MFU)"
         yield "memory", f"{bytes_text(one.memory.total)} of {bytes_text(one.plan.cluster.device.memory_bytes)}"
+        for line in one.warnings():
+            yield "warning", line
         yield "split", f"tp {job.tp} x pp {job.pp} x dp {job.dp}, batch {job.global_batch}, all-reduce {job.allreduce}"
 
     def to_json(self) -> dict[str, Any]:
@@ -178,12 +180,12 @@ _LINES = 10
 
 def without_notes(figures: dict[str, Any]) -> dict[str, Any]:
     """Without what is no figure of a row."""
-    return {name: value for name, value in figures.items() if name != "assumptions"}
+    return {name: value for name, value in figures.items() if name not in ("assumptions", "assumed", "warnings")}
 
 
 def tables_of(job_file: str | Path | None, options: Mapping[str, Any]) -> dict[str, Any]:
     """The tables of a job file, with `options` in place of what it says. Raises ConfigError."""
-    known = {field.name for field in dataclasses.fields(Request)} - {"job"} | _JOB
+    known = {field.name for field in dataclasses.fields(Request)} - {"job", "assumed"} | _JOB
     for name in options:
         datafile.check_name("option", name, sorted(known))
     tables = read_tables(Path(job_file), "model" in options) if job_file else {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from emulator.jobs.defaults import batch_text
 from emulator.jobs.emulate import Emulation
 from emulator.report.page import Chart, Curve, Page
 from emulator.report.tables import time_text
@@ -36,7 +37,7 @@ def page_of(emulation: Emulation, rows: Sequence[dict[str, Any]] = (), axes: Seq
         "model": emulation.plan.model.title,
         "cluster": f"{job.gpus} x {cluster.device.title}, {cluster.title}",
         "parallelism": f"tensor {job.tp}, pipeline {job.pp}, data {job.dp}, expert {job.ep}, ZeRO {job.zero}",
-        "batch": f"{job.global_batch} in micro-batches of {job.micro_batch}",
+        "batch": batch_text(job, emulation.assumed),
         "schedule": job.schedule + (f", {job.virtual_stages} pieces a stage" if job.virtual_stages > 1 else ""),
         "recomputation": job.recompute,
         "all-reduce": job.allreduce + (f", {emulation.plan.codec.title}" if emulation.plan.codec else ""),
@@ -50,7 +51,7 @@ def page_of(emulation: Emulation, rows: Sequence[dict[str, Any]] = (), axes: Seq
         memory_limit_bytes=cluster.device.memory_bytes,
         helps=what_if(emulation.played) if len(emulation.played.graph.ops) <= MOST_REPLAYED_OPS else {},
         charts=charts(rows, axes),
-        assumptions=emulation.assumptions(),
+        assumptions=[*(f"warning: {line}" for line in emulation.warnings()), *emulation.assumptions()],
     )
 
 

@@ -1,5 +1,5 @@
-"""What `switchml peers` and `switchml train --emulated-ranks` have in common: options that describe the cluster of which
-a few ranks are real."""
+"""What `switchml peers` and `switchml train --emulated-ranks` have in common: options that describe the cluster of
+which a few ranks are real."""
 
 from __future__ import annotations
 

@@ -179,6 +179,13 @@ class Cluster(Interconnect):
         return dataclasses.replace(constants(), **changes | self.constants)
 
     @property
+    def price_source(self) -> str:
+        """Where `hourly_price` is from; empty: no price is known."""
+        if self.price_per_hour is not None:
+            return f"{self.name}.toml"
+        return self.device.price_source
+
+    @property
     def hourly_price(self) -> float:
         """Dollars an hour for one accelerator."""
         return self.device.price_per_hour if self.price_per_hour is None else self.price_per_hour
@@ -209,6 +216,8 @@ def _described(table: dict, where: str) -> dict:
         return table
     datafile.check_name("accelerator", base, accelerators())
     omitted = dataclasses.asdict(accelerators()[base]) | {"source": f"{where}; what it omits: {base}"}
+    if "price_per_hour" in table:
+        omitted["price_source"] = where
     return datafile.merge(omitted, table)
 
 
@@ -222,6 +231,9 @@ def _table(path: Path, seen: tuple[Path, ...]) -> dict:
     beside = path.parent / f"{base}.toml"
     base_path = beside if beside.is_file() else datafile.find("cluster", base, FOLDER)
     inherited = _table(base_path, (*seen, path))
+    for section in ("inside", "between"):
+        if isinstance(table.get(section), dict) and section in inherited:
+            table[section].setdefault("source", f"{path.name}; what it omits: {inherited[section]['source']}")
     named, described = inherited.get("accelerator"), table.get("accelerator")
     if isinstance(named, str) and isinstance(described, dict):
         described.setdefault("extends", named)

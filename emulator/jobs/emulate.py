@@ -19,7 +19,7 @@ from emulator.cluster import cluster as clusters
 from emulator.cluster import codecs
 from emulator.cluster.cluster import Cluster
 from emulator.cluster.innetwork import Streaming
-from emulator.jobs import iteration, training
+from emulator.jobs import defaults, iteration, training
 from emulator.jobs.costing import Plan, plan
 from emulator.jobs.memory_options import MemoryOptions
 from emulator.jobs.training import Progress, Run
@@ -107,11 +107,28 @@ class Request:
     fold: str = ""
     """"all", "tensor" or "none"; empty: as much as can be."""
     ignore_memory: bool = False
+    assumed: tuple[str, ...] = ()
+    """Of a job's and a cluster's fields, those that the description did not give; `request` writes it."""
 
 
 def request(table: Mapping[str, Any], where: str = "the job") -> Request:
-    """From tables as a job file has them. Raises ConfigError for anything unknown."""
-    return datafile.build(Request, table, where)
+    """From tables as a job file has them, with a micro-batch that fits where they give none. Raises ConfigError for
+    anything unknown."""
+    if "assumed" in table:
+        raise ConfigError(f"{where}: " + datafile.unknown("key", "assumed", ["model", "cluster", "job"]))
+    spec = datafile.build(Request, table, where)
+    model, cluster = load_model(spec), load_cluster(spec)
+    job, assumed = defaults.settled(spec.job, table, model, cluster, lambda job: _needed(spec, model, job, cluster))
+    return dataclasses.replace(spec, job=job, assumed=assumed)
+
+
+def _needed(spec: Request, model: Model, job: Job, cluster: Cluster) -> memory.Memory:
+    """Of `job` in place of the request's own."""
+    needed = memory.memory(model, job)
+    if spec.memory == MemoryOptions():
+        return needed
+    codec = codecs.load(spec.codec) if spec.codec else None
+    return spec.memory.memory(needed, plan(model, job, cluster, spec.network, codec))
 
 
 def read_tables(path: Path, is_trusted: bool = False) -> dict[str, Any]:
@@ -162,6 +179,17 @@ class Emulation:
         return flops / self.iteration_s / (job.gpus * self.plan.cluster.device.peak(job.precision))
 
     @property
+    def tokens_per_s(self) -> float | None:
+        """Of language models, all accelerators together."""
+        model = self.plan.model
+        return self.samples_per_s * self.plan.job.sample_tokens(model) if isinstance(model, Transformer) else None
+
+    @property
+    def flops_per_gpu(self) -> float:
+        """Model FLOP/s of one accelerator."""
+        return self.mfu * self.plan.cluster.device.peak(self.plan.job.precision)
+
+    @property
     def steps(self) -> float:
         """Iterations of the whole training; 0: not asked for."""
         job, run = self.plan.job, self.request.run
@@ -209,6 +237,15 @@ class Emulation:
         watts = self.plan.job.gpus * cluster.device.watts + cluster.nodes(self.plan.job.gpus) * cluster.host_watts
         return self.hours * watts / 1000
 
+    @property
+    def assumed(self) -> dict[str, Any]:
+        """Name → value of what the description left open."""
+        return defaults.values_of(self.request.assumed, self.plan)
+
+    def warnings(self) -> list[str]:
+        """Figures that are hard to believe."""
+        return defaults.warnings(self.plan, self.mfu, self.parts)
+
     def assumptions(self) -> list[str]:
         """Everything that a reader should know was assumed."""
         folded = {"all": "tensor- and data-parallel ranks", "tensor": "tensor-parallel ranks", "none": "nothing"}
@@ -233,7 +270,9 @@ class Emulation:
             lines.append("memory was not checked")
         if self.request.run.mtbf_hours:
             lines.append(self.progress.assumption(self.checkpoint_s))
-        price = self.plan.cluster.device.price_source or "no price known: cost is 0"
+        if given := ", ".join(f"{name.replace('_', '-')} {value}" for name, value in self.assumed.items()):
+            lines.insert(0, f"not given: {given}")
+        price = self.plan.cluster.price_source or "no price known: no cost"
         lines.append(f"price: {price}; energy at design power")
         return lines
 
@@ -254,19 +293,28 @@ class Emulation:
             "parts": {name.replace(" ", "_"): seconds for name, seconds in self.parts.items()},
             "memory_bytes": self.memory.total,
             "memory": self.memory.parts(),
-            **own("samples_per_s", "mfu", "steps"),
-            **self.progress.to_json(),
-            **own("hours", "gpu_hours", "cost", "energy_kwh"),
+            **own("samples_per_s", "mfu"),
+            "tflops_per_gpu": self.flops_per_gpu / 1e12,
+            **self._of_training(),
             "ops": len(self.played.graph.ops),
             "events": self.played.events,
             "wall_s": self.wall_s,
+            "assumed": self.assumed,
             "assumptions": self.assumptions(),
+            "warnings": self.warnings(),
         }
         if self.loading:
             figures["loading"] = self.loading.to_json()
-        if isinstance(self.plan.model, Transformer):
-            figures["tokens_per_s"] = self.samples_per_s * job.sample_tokens(self.plan.model)
+        if self.tokens_per_s is not None:
+            figures |= {"tokens_per_s": self.tokens_per_s, "tokens_per_s_per_gpu": self.tokens_per_s / job.gpus}
         return figures
+
+    def _of_training(self) -> dict[str, Any]:
+        """Figures of the whole training; None for those that nobody asked for, and for a cost without a price."""
+        names = ("steps", "hours", "gpu_hours", "cost", "energy_kwh")
+        figures: dict[str, Any] = {name: getattr(self, name) if self.steps else None for name in names}
+        figures["cost"] = figures["cost"] or None
+        return figures | self.progress.to_json()
 
 
 def emulate(

@@ -79,7 +79,7 @@ def test_nonsense(folder, arguments, complaint):
 
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
-    [(["--bandwidth", "fast"], "expected a number and a unit"), (["--slow", "one"], "expected a rank and a factor")],
+    [(["--bandwidth", "fast"], "expected a rate"), (["--slow", "one"], "expected a rank and a factor")],
 )
 def test_what_is_no_number(folder, arguments, complaint):
     result = CliRunner().invoke(replay, [str(folder), *arguments])

@@ -1,0 +1,206 @@
+"""Options of `switchml emulate` that describe a job: each is a key of a job file."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from emulator.cluster.algorithms import ALGORITHMS_HELP, HIERARCHY_HELP
+from switchml import units
+from switchml.cli.options import BUCKET, Named, Quantity, option
+
+# option, section.key in a job file, type, help
+OPTIONS: list[tuple[str, str, Any, str]] = [
+    ("--model", "model", str, "Built-in model, .toml or .csv file, or torch module (package.module:callable)."),
+    ("--input-shape", "input_shape", str, "Shape of a torch module's input without the batch, such as 3x224x224."),
+    ("--cluster", "cluster", str, "Built-in cluster or .toml file."),
+    ("--nccl-tables", "nccl_tables", str, "Folder of nccl-tests tables: costs of all-reduces inside a node."),
+    ("--gpus", "job.gpus", int, "Number of accelerators."),
+    ("--tp", "job.tp", int, "Number of tensor-parallel ranks."),
+    ("--pp", "job.pp", int, "Number of pipeline stages."),
+    ("--ep", "job.ep", int, "Number of expert-parallel ranks."),
+    ("--cp", "job.cp", int, "Number of context-parallel ranks, which share each sequence."),
+    ("--cp-exchange", "job.cp_exchange", str, "How they share keys and values: ring or all-to-all."),
+    ("--zero", "job.zero", int, "ZeRO stage, 0 to 3 (3: FSDP)."),
+    ("--unit-layers", "job.fsdp.unit_layers", int, "FSDP: layers in a unit, which is gathered as a whole."),
+    ("--unit-parameters", "job.fsdp.unit_parameters", float, "FSDP: parameters that close a unit, in place of layers."),
+    ("--gather-ahead", "job.fsdp.prefetch", int, "FSDP: units gathered ahead of the one that runs."),
+    (
+        "--reshard-after-forward/--keep-after-forward",
+        "job.fsdp.reshard_after_forward",
+        bool,
+        "FSDP: free weights after forward (FULL_SHARD) or keep them (SHARD_GRAD_OP).",
+    ),
+    ("--shard-group", "job.fsdp.group", int, "FSDP: ranks that hold one copy together (HYBRID_SHARD)."),
+    ("--gather-bytes", "job.fsdp.gather_bytes", float, "FSDP: bytes of a gathered weight on the wire."),
+    (
+        "--reduce-each/--reduce-last",
+        "job.fsdp.reduce_each",
+        bool,
+        "FSDP: reduce gradients after each micro-batch, or after the last.",
+    ),
+    (
+        "--sequence-parallel/--no-sequence-parallel",
+        "job.sequence_parallel",
+        bool,
+        "Split norms and dropout over tp ranks.",
+    ),
+    ("--async-tp/--no-async-tp", "job.async_tp", bool, "Hide tensor-parallel exchanges behind products, in pieces."),
+    ("--batch", "job.batch", int, "Global batch: samples of all ranks in an iteration."),
+    ("--micro-batch", "job.micro_batch", int, "Samples in a micro-batch."),
+    ("--sequence", "job.sequence", int, "Tokens in a sample."),
+    ("--schedule", "job.schedule", str, "Pipeline schedule: 1f1b, gpipe, interleaved or axonn."),
+    ("--virtual-stages", "job.virtual_stages", int, "Model chunks on each stage (interleaved)."),
+    ("--recompute", "job.recompute", str, "Activation recomputation: none, selective, operators or full."),
+    ("--precision", "job.precision", str, "Precision of compute: fp16, bf16, fp32, tf32 or fp8."),
+    ("--optimizer", "job.optimizer", str, "Optimizer: adam or sgd."),
+    ("--attention", "job.attention", str, "Attention's kernel: unfused, flash, fa1, triton, fa2, fa3 or sdpa."),
+    (
+        "--implementation",
+        "job.implementation",
+        str,
+        "Code that runs the model (switchml emulate list implementations).",
+    ),
+    ("--cross-entropy", "job.cross_entropy", str, "Loss: megatron, eager, compiled, fused or composer."),
+    ("--gradient-bytes", "job.gradient_bytes", int, "Bytes of a gradient on the wire."),
+    ("--allreduce", "job.allreduce", str, ALGORITHMS_HELP),
+    ("--hierarchy", "job.hierarchy", str, HIERARCHY_HELP),
+    ("--bucket-cap", "job.bucket_bytes", float, "Bytes of gradients in a bucket."),
+    ("--overlap/--no-overlap", "job.overlap", bool, "Reduce gradients during the backward pass."),
+    ("--codec", "codec", str, "Gradient compression (see switchml emulate list codecs)."),
+    ("--loss", "network.loss", float, "Share of packets lost on each link (switchml)."),
+    ("--switch-jobs", "network.jobs", int, "Jobs that share the switch's slots."),
+    ("--sparse/--dense", "network.sparse", bool, "Send only blocks that are not zero to the switch."),
+    ("--density", "network.density", float, "Share of blocks that are not zero."),
+    ("--wire-bytes", "network.wire_bytes", float, "Bytes of an element on the way to the switch: 4, 2 or 1."),
+    ("--slots", "switch.slots", float, "Slots of the switch."),
+    ("--payload", "switch.payload_bytes", float, "Payload of an aggregation packet."),
+    ("--timeout-s", "switch.timeout_s", float, "Retransmission timeout."),
+    ("--stragglers", "noise.stragglers", float, "Share of ranks that are slow."),
+    ("--slowness", "noise.slowness", float, "How many times longer slow ranks compute."),
+    ("--jitter", "noise.jitter", float, "Standard deviation of kernel durations over their mean."),
+    ("--seed", "noise.seed", int, "Seed of the choice of slow ranks and of the jitter."),
+    ("--loader", "data.loader", str, "Data loader: pytorch, lru, nopfs or solar."),
+    ("--samples", "data.samples", int, "Samples in the data set."),
+    ("--sample-bytes", "data.sample_bytes", float, "Bytes of a sample."),
+    ("--epochs", "data.epochs", int, "Epochs to play, which shows what caches save."),
+    ("--buffer-bytes", "data.buffer_bytes", float, "Host memory for the cache of each data-parallel rank."),
+    ("--loader-workers", "data.workers", int, "Reads that a rank has in flight (DataLoader's workers)."),
+    ("--prefetch", "data.prefetch", int, "Batches that a rank prefetches."),
+    ("--offload-bucket", "memory.offload_bucket", float, "Optimizer states on the host: parameters in a bucket."),
+    ("--pruned", "memory.pruned", float, "Share of weights that are pruned."),
+    ("--activation-ratio", "memory.activation_ratio", float, "Compression ratio of saved activations."),
+    ("--activation-bytes-per-s", "memory.activation_bytes_per_s", float, "Rate at which activations are compressed."),
+    ("--steps", "run.steps", float, "Iterations of the whole training run."),
+    ("--tokens", "run.tokens", float, "Tokens of the whole training run, in place of --steps."),
+    ("--mtbf-hours", "run.mtbf_hours", float, "Mean time between failures of one accelerator."),
+    ("--checkpoint-s", "run.checkpoint_s", float, "Time that a checkpoint takes."),
+    ("--checkpoint-steps", "run.checkpoint_steps", int, "Iterations between checkpoints."),
+    ("--restart-s", "run.restart_s", float, "Time from a failure until training resumes."),
+    ("--fold", "fold", str, "Equal ranks to fold into one: all, tensor or none."),
+    ("--ignore-memory/--check-memory", "ignore_memory", bool, "Emulate jobs that do not fit into memory, too."),
+]
+WAS = {
+    "payload": "payload-bytes",
+    "bucket-cap": "bucket-bytes",
+    "loader-workers": "workers",
+    "loss": "loss-rate",
+    "allreduce": "network",
+    "batch": "batch-size",
+    "gpus": "world-size",
+}
+"""Old names, and those that other commands once had for the same."""
+DEFAULTS = {
+    "model": "required",
+    "input-shape": "for torch modules only",
+    "cluster": "a100-dgx",
+    "nccl-tables": "the cluster's",
+    "gpus": "8",
+    **dict.fromkeys(("tp", "pp", "ep", "cp"), "1"),
+    "cp-exchange": "ring",
+    "zero": "0",
+    "unit-layers": "1",
+    "unit-parameters": "by layers",
+    "gather-ahead": "1",
+    "shard-group": "all ranks",
+    "gather-bytes": "as computed with",
+    "batch": "a micro-batch a rank; in pipelines 4 for each stage",
+    "micro-batch": "what fits into memory of batch / dp",
+    "sequence": "the model's",
+    "schedule": "1f1b",
+    "virtual-stages": "1",
+    "recompute": "none",
+    "precision": "fp16",
+    "optimizer": "adam",
+    "attention": "the model's",
+    "implementation": "the model's",
+    "cross-entropy": "the implementation's",
+    "gradient-bytes": "2",
+    "allreduce": "auto",
+    "hierarchy": "auto",
+    "bucket-cap": "25MiB",
+    "codec": "none",
+    "loss": "0",
+    "switch-jobs": "1",
+    "density": "the model's, with --sparse",
+    "wire-bytes": "4",
+    "slots": "the cluster's",
+    "payload": "the cluster's",
+    "timeout-s": "the cluster's",
+    "stragglers": "0",
+    "slowness": "1.5",
+    "jitter": "0",
+    "seed": "0",
+    "loader": "data is always in memory",
+    "samples": "1,281,167 (ImageNet)",
+    "sample-bytes": "110,000 (ImageNet)",
+    "epochs": "3",
+    "buffer-bytes": "0",
+    "loader-workers": "8",
+    "prefetch": "16",
+    "offload-bucket": "states stay on the device",
+    "pruned": "0",
+    "activation-ratio": "1",
+    "activation-bytes-per-s": "100GB/s",
+    "steps": "one iteration",
+    "tokens": "one iteration",
+    "mtbf-hours": "nothing fails",
+    "checkpoint-s": "as storage allows",
+    "checkpoint-steps": "Young's and Daly's interval",
+    "restart-s": "300",
+    "fold": "as much as can be",
+}
+"""What holds where an option is not given, in words."""
+FLAGS = {
+    "reshard-after-forward": "reshard-after-forward",
+    "reduce-each": "reduce-each",
+    "sequence-parallel": "no-sequence-parallel",
+    "async-tp": "no-async-tp",
+    "overlap": "overlap",
+    "sparse": "dense",
+    "ignore-memory": "check-memory",
+}
+"""The same of flags."""
+KEYS = {flags.split("/")[0].lstrip("-").replace("-", "_"): tuple(path.split(".")) for flags, path, _, _ in OPTIONS}
+
+
+def job_options(command: Any) -> Any:
+    """All of OPTIONS."""
+    for flags, path, kind, text in reversed(OPTIONS):
+        settings = {"is_flag": True} if kind is bool else {"type": _type(flags, path, kind)}
+        was = [f"--{old}" for name, old in WAS.items() if flags == f"--{name}"]
+        shown = (DEFAULTS | FLAGS)[flags.split("/")[0].removeprefix("--")]
+        command = option(flags, was=was, default=None, show_default=shown, help=text, **settings)(command)
+    return command
+
+
+def _type(flags: str, path: str, kind: Any) -> Any:
+    """Of the values of an option: a number in the unit that its key says."""
+    if kind is str:
+        return str
+    if flags == "--bucket-cap":
+        return BUCKET
+    key = path.rpartition(".")[2]
+    quantity, unit = units.of_name(key)
+    if units.of_name(flags)[0] is quantity:
+        return Named(key, is_whole=kind is int)
+    return Quantity(quantity, unit=unit)

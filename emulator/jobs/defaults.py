@@ -1,0 +1,112 @@
+"""What an ordinary job would choose where a description says nothing, and which figures of a result are hard to
+believe."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Iterable, Mapping
+from typing import Any
+
+from emulator.cluster.cluster import Cluster
+from emulator.cluster.collectives import cost
+from emulator.jobs.costing import Plan
+from emulator.workload.job import Job
+from emulator.workload.memory import Memory
+from emulator.workload.models import LayerTable, Model, Transformer
+from switchml.errors import ConfigError
+
+SAMPLES = 32
+"""Of a micro-batch, where no batch is given either: what torchvision's reference scripts take a GPU
+(references/classification/train.py, --batch-size)."""
+TOKENS = 8192
+"""The same of language models: tokens enough for large matrix products."""
+PER_STAGE = 4
+"""Micro-batches for each pipeline stage, so that filling and draining take a fifth or less."""
+SHOWN = ("gpus", "batch", "micro_batch", "sequence", "precision", "optimizer", "recompute", "allreduce")
+LEAST_MFU = 0.1
+SLOWER = 1.02
+
+
+Needed = Callable[[Job], Memory]
+"""What the fullest accelerator holds of a job."""
+
+
+def settled(
+    job: Job, table: Mapping[str, Any], model: Model, cluster: Cluster, needed: Needed
+) -> tuple[Job, tuple[str, ...]]:
+    """The job with a micro-batch, where `table` gives none: as much of each rank's batch as fits into memory. And the
+    names of all that it leaves open."""
+    given = table.get("job", {})
+    is_measured = isinstance(model, LayerTable) and model.forward_s is not None
+    if "micro_batch" not in given and not is_measured:
+        job = _fitting(job, model, cluster.device.memory_bytes, needed)
+    has_length = job.sample_tokens(model) > 1
+    assumed = [name for name in SHOWN if name not in given and (has_length or name != "sequence")]
+    assumed += ["cluster"] if "cluster" not in table else []
+    return job, tuple(assumed)
+
+
+def _fitting(job: Job, model: Model, available: float, needed: Needed) -> Job:
+    """The job with the largest micro-batch that fits; one sample, if nothing does."""
+    if job.batch:
+        each = job.batch // job.replicas
+        counts = [size for size in range(each, 0, -1) if each % size == 0]
+        if job.pp > 1:
+            counts = [size for size in counts if each // size >= PER_STAGE * job.pp] or [1]
+    else:
+        tokens = job.sample_tokens(model)
+        most = SAMPLES if not isinstance(model, Transformer) else max(1, TOKENS // tokens) if job.pp == 1 else 1
+        counts = [1 << power for power in reversed(range(most.bit_length()))]
+    for size in counts:
+        try:
+            one = job.replace(micro_batch=size)
+            if needed(one).total <= available:
+                return one
+        except ConfigError:
+            continue  # what is wrong with the job is said where it is costed
+    return job
+
+
+def values_of(names: Iterable[str], plan: Plan) -> dict[str, Any]:
+    """Name → value in a plan of what was left open."""
+    values = {name: getattr(plan.job, name) for name in SHOWN}
+    values |= {"batch": plan.job.global_batch, "sequence": plan.job.sample_tokens(plan.model)}
+    values["cluster"] = plan.cluster.name
+    return {name: values[name] for name in names}
+
+
+def batch_text(job: Job, assumed: Container[str]) -> str:
+    """Batch and micro-batch, and which of them were assumed."""
+    marks = {name: " (assumed)" if name in assumed else "" for name in ("batch", "micro_batch")}
+    return f"{job.global_batch}{marks['batch']} in micro-batches of {job.micro_batch}{marks['micro_batch']}"
+
+
+def warnings(costed: Plan, mfu: float, parts: Mapping[str, float]) -> list[str]:
+    """Figures that are hard to believe, each with what to look at. `parts`: seconds of an iteration."""
+    lines, job = [], costed.job
+    if 0 < mfu < LEAST_MFU:
+        part = max(parts, key=lambda name: parts[name])
+        share = parts[part] / sum(parts.values())
+        lines.append(
+            f"model FLOPs utilization is only {mfu:.1%}: {part} takes {share:.0%} of the iteration, with "
+            f"{job.micro_batches} micro-batches of {job.micro_batch}"
+            + (f" ({job.global_batch // job.replicas} samples a rank)" if job.micro_batches > 1 else "")
+        )
+    if job.allreduce == "switchml" and not job.zero and job.dp > 1:
+        lines += _slower_than_a_ring(costed)
+    return lines
+
+
+def _slower_than_a_ring(costed: Plan) -> list[str]:
+    """A warning if gradients take longer in the network than along a ring would."""
+    job = costed.job
+    elements = max(stage.parameters for stage in costed.stages) * costed.unpruned_share
+    here_s = costed.reduce(elements / costed.unpruned_share).seconds
+    size = elements * job.gradient_bytes if costed.codec is None else costed.codec.wire_bytes(elements)
+    ring_s = cost(costed.cluster, "all_reduce", size, costed.data_parallel, "ring", job.hierarchy).seconds
+    if here_s <= SLOWER * ring_s:
+        return []
+    line = f"in-network aggregation takes {here_s / ring_s:.1f} times as long as a ring here"
+    if job.gradient_bytes < costed.streaming.wire_bytes and costed.codec is None:
+        name = {1: "int8", 2: "fp16"}.get(job.gradient_bytes, f"{job.gradient_bytes}-byte gradients")
+        return [f"{line}: {name} travels as int32 here: --wire-bytes {job.gradient_bytes}"]
+    return [f"{line}: look at --slots, --payload and the cluster's [switch]"]
