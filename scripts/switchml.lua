@@ -7,6 +7,7 @@
 -- UDP ports 48864-48879 are dissected; preference switchml.ports changes that, and "Decode As" works for single ports:
 --   tshark -X lua_script:scripts/switchml.lua -o switchml.ports:50000 ...
 --   tshark -X lua_script:scripts/switchml.lua -d udp.port==50000,switchml ...
+-- A capture on loopback shows the trains that the kernel cuts into packets later: each packet gets a tree of its own.
 -- A v2 packet does not say how many slots its job has; with preference switchml.slots set, slot and version are shown.
 --
 -- Written for Lua 5.2 to 5.4 (Wireshark 3.6 and later): no bit operators, no bit library.
@@ -25,6 +26,7 @@ local COLUMNS = { [1] = true, [2] = true, [4] = true, [8] = true }
 local WORD_BYTES, NO_ENTRY = 4, 0xFFFFFF
 local PARTIAL_BYTES = { [5] = 256, [7] = 1024 } -- sums between switches, which have two more bytes
 local PARTIAL = 4 -- in their size code
+local PARTIAL_FLAG_BYTES, AUTH_BYTES = 2, 8
 local TYPES = {
     [1] = "v1", [8] = "contribution int32", [9] = "contribution int16", [10] = "contribution int8",
     [12] = "result int32", [13] = "result int16", [14] = "result int8", [15] = "wait",
@@ -60,11 +62,12 @@ local f = {
     values = ProtoField.int32("switchml.values", "Value"),
     bitmap = ProtoField.none("switchml.bitmap", "Missing ranks"),
     missing = ProtoField.uint16("switchml.missing", "Missing rank"),
+    auth = ProtoField.bytes("switchml.auth", "Authentication (SipHash-2-4)"),
 }
 switchml.fields = {
     f.version, f.type, f.retransmission, f.size, f.job, f.tsi, f.pool_index, f.slot, f.set, f.e0, f.e1, f.ahead,
     f.seq, f.tag, f.need, f.used, f.flags, f.overflow, f.mixed, f.partial, f.payload, f.values, f.bitmap, f.missing,
-    f.columns, f.mark, f.words, f.entry,
+    f.columns, f.mark, f.words, f.entry, f.auth,
 }
 
 local group, severity = expert.group, expert.severity
@@ -224,21 +227,41 @@ local function add_missing(tvb, tree, bytes)
     return text
 end
 
-function switchml.dissector(tvb, pinfo, root)
-    local captured, length = tvb:captured_len(), tvb:reported_len()
-    pinfo.cols.protocol = "SwitchML"
-    local tree = root:add(switchml, tvb())
+-- What a packet's first byte says: its kind, its size code.
+local function kind_and_code(tvb, at)
+    return tvb(at, 1):bitfield(0, 4), tvb(at, 1):bitfield(5, 3)
+end
+
+-- Bytes that should follow the header at `at`, by its size code and as a partial sum; nil for each that cannot be.
+local function expected_bytes(tvb, at)
+    local kind, code = kind_and_code(tvb, at)
+    if kind == 1 then
+        return PAYLOAD_BYTES[code], nil
+    elseif kind == 15 then
+        return code == 0 and BITMAP_BYTES or nil, nil
+    elseif code < 4 then
+        return (code == 1 or code == 3) and PAYLOAD_BYTES[code] or nil, nil
+    end
+    local columns = tvb(at + 1, 1):uint()
+    local sparse = COLUMNS[columns] and columns * WORD_BYTES + SPARSE_BYTES[code] or nil
+    local partial = kind <= 10 and PARTIAL_BYTES[code]
+    return sparse, partial and partial + PARTIAL_FLAG_BYTES or nil
+end
+
+-- What one packet of `captured` bytes (of `length`) is: adds its tree, returns its info text.
+local function dissect_packet(tvb, captured, length, pinfo, root)
+    local tree = root:add(switchml, tvb(0, captured))
     if captured < HEADER_BYTES then
-        pinfo.cols.info = string.format("%d bytes", length)
+        local info = string.format("%d bytes", length)
         if length < HEADER_BYTES then
-            pinfo.cols.info = string.format("malformed: %d bytes", length)
+            info = "malformed: " .. info
             tree:add_proto_expert_info(malformed, string.format("%d bytes: the header has %d", length, HEADER_BYTES))
         end
-        return captured
+        return info
     end
 
     local first = tvb(0, 1)
-    local kind, code = first:bitfield(0, 4), first:bitfield(5, 3)
+    local kind, code = kind_and_code(tvb, 0)
     local known = TYPES[kind] ~= nil
     if known then
         tree:add(f.version, first, kind == 1 and 1 or 2):set_generated()
@@ -249,35 +272,26 @@ function switchml.dissector(tvb, pinfo, root)
     end
     tree:add(f.size, first)
     if not known then
-        pinfo.cols.info = string.format("malformed: type %d", kind)
         tree:add_proto_expert_info(malformed, string.format("Type %d is none of SwitchML's", kind))
-        return captured
+        return string.format("malformed: type %d", kind)
     end
 
-    -- Both have sizes above 3; no sparse packet has the length of a partial sum.
-    local is_partial = kind >= 8 and kind <= 10 and PARTIAL_BYTES[code] and length == HEADER_BYTES + PARTIAL_BYTES[code] + 2
+    -- No sparse packet has the length of a partial sum.
+    local follows, problem = length - HEADER_BYTES, nil
+    local expected, as_partial = expected_bytes(tvb, 0)
+    local is_partial = as_partial ~= nil and (follows == as_partial or follows == as_partial + AUTH_BYTES)
     local sparse = code >= 4 and kind ~= 1 and kind ~= 15 and not is_partial
     local info = kind == 1 and v1_header(tvb, pinfo, tree) or v2_header(tvb, tree, kind, sparse)
-    local follows, problem = length - HEADER_BYTES, nil
     if is_partial then
-        code, follows = code - PARTIAL, follows - 2
+        code, expected = code - PARTIAL, as_partial
         info = "partial sum of " .. info
+    elseif sparse and expected == nil then
+        problem = string.format("%d columns: expected 1, 2, 4 or 8", tvb(1, 1):uint())
     end
-    local expected = PAYLOAD_BYTES[code]
-    if sparse then
-        local columns = tvb(1, 1):uint()
-        expected = COLUMNS[columns] and columns * WORD_BYTES + SPARSE_BYTES[code] or nil
-        if expected == nil then
-            problem = string.format("%d columns: expected 1, 2, 4 or 8", columns)
-        end
-    elseif kind == 15 then
-        expected = code == 0 and BITMAP_BYTES or nil
-    elseif kind ~= 1 and (code == 0 or code == 2) then
-        expected = nil
-    end
+    local authenticated = kind ~= 1 and expected ~= nil and follows == expected + AUTH_BYTES
     if expected == nil then
         problem = problem or string.format("Size code %d in a packet of type %d", code, kind)
-    elseif expected ~= follows then
+    elseif expected ~= follows and not authenticated then
         problem = string.format("Size code %d wants %d bytes, %d follow", code, expected, follows)
     elseif kind == 1 and (code == 0 or code == 2) then
         tree:add_proto_expert_info(dropped, string.format("Payload of %d bytes: aggregators drop it", expected))
@@ -293,17 +307,69 @@ function switchml.dissector(tvb, pinfo, root)
         end
     elseif kind == 15 then
         info = info .. " missing ranks " .. add_missing(tvb, tree, math.min(bytes, BITMAP_BYTES))
+    elseif is_partial then
+        local lanes = math.min(bytes, expected - PARTIAL_FLAG_BYTES)
+        add_lanes(tvb, tree, HEADER_BYTES, lanes, LANE_BYTES[kind])
+        if bytes == expected then
+            tree:add(f.partial, tvb(HEADER_BYTES + lanes, 1))
+        end
     else
         add_lanes(tvb, tree, HEADER_BYTES, bytes, LANE_BYTES[kind])
-        if is_partial and captured >= HEADER_BYTES + bytes + 2 then
-            tree:add(f.partial, tvb(HEADER_BYTES + bytes, 1))
-        end
+    end
+    if authenticated and captured == length then
+        tree:add(f.auth, tvb(length - AUTH_BYTES, AUTH_BYTES))
     end
     if problem then
         tree:add_proto_expert_info(malformed, problem)
         info = info .. " [malformed]"
     end
     tree:append_text(", " .. info)
+    return info
+end
+
+-- Bytes of the first of several packets of one sender that are `length` together, or `length` itself. What follows it
+-- must begin like a packet of the same version and (v2) job: length and start decide together.
+local function first_packet_bytes(tvb, captured, length)
+    if captured < HEADER_BYTES or not TYPES[kind_and_code(tvb, 0)] then
+        return length
+    end
+    local kind = kind_and_code(tvb, 0)
+    local expected, partial = expected_bytes(tvb, 0)
+    for _, follow in ipairs({ expected or false, partial or false }) do
+        for _, extra in ipairs({ 0, kind ~= 1 and AUTH_BYTES or nil }) do
+            local at = follow and HEADER_BYTES + follow + extra or length
+            if at == length and follow then
+                return length
+            elseif at + HEADER_BYTES <= captured then
+                local next_kind = kind_and_code(tvb, at)
+                local same_job = kind ~= 1 and next_kind >= 8 and tvb(at + 6, 2):uint() == tvb(6, 2):uint()
+                local as_packet, as_partial = expected_bytes(tvb, at)
+                if TYPES[next_kind] and (same_job or kind == 1 and next_kind == 1) and (as_packet or as_partial) then
+                    return at
+                end
+            elseif captured < length and at < length then
+                return at -- the capture was cut before what follows
+            end
+        end
+    end
+    return length
+end
+
+function switchml.dissector(tvb, pinfo, root)
+    local captured, length = tvb:captured_len(), tvb:reported_len()
+    pinfo.cols.protocol = "SwitchML"
+    local at, packets, last_info, info = 0, 0, nil, nil
+    repeat
+        local rest, rest_length = captured - at, length - at
+        local part = at == 0 and tvb or tvb(at, rest):tvb()
+        local size = first_packet_bytes(part, rest, rest_length)
+        last_info = dissect_packet(part, math.min(size, rest), size, pinfo, root)
+        info = info or last_info
+        at, packets = at + size, packets + 1
+    until at >= captured
+    if packets > 1 then
+        info = string.format("%d packets: %s … %s", packets, info, last_info)
+    end
     pinfo.cols.info = info
     return captured
 end

@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tarfile
 import zipfile
 from fnmatch import fnmatch
 from importlib import metadata
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import switchml
+from switchml import share
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -33,7 +35,7 @@ def test_metadata():
     about = metadata.metadata("switchml")
     assert about["License-Expression"] == "Apache-2.0"
     assert about["Requires-Python"] == ">=3.10"
-    assert set(about.get_all("Provides-Extra")) >= {"torch", "train", "dev"}
+    assert set(about.get_all("Provides-Extra")) >= {"all", "torch", "train", "dev"}
 
 
 def test_core_needs_no_optional_package():
@@ -64,14 +66,24 @@ def test_every_data_file_is_packaged():
     assert left_out == []
 
 
-def test_wheel_holds_data_and_type_markers(tmp_path):
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """Names in the wheel and in the source distribution, both built from a copy."""
+    folder = tmp_path_factory.mktemp("build")
+    source, output = folder / "source", folder / "output"
+    ignore = shutil.ignore_patterns("__pycache__", "*.egg-info", ".*", "build")
+    shutil.copytree(ROOT, source, symlinks=True, ignore=ignore)
+    build = "import sys, setuptools.build_meta as b; [_, to] = sys.argv; b.build_sdist(to); b.build_wheel(to)"
+    subprocess.run([sys.executable, "-c", build, output], cwd=source, check=True, capture_output=True)
+    [wheel], [archive] = output.glob("*.whl"), output.glob("*.tar.gz")
+    with tarfile.open(archive) as files:
+        unpacked = {name.partition("/")[2] for name in files.getnames()}
+    return source, set(zipfile.ZipFile(wheel).namelist()), unpacked
+
+
+def test_wheel_holds_data_and_type_markers(built):
     """What stands in the packages is in a wheel, too: code, data, what a link leads to, `py.typed`."""
-    source, wheels = tmp_path / "source", tmp_path / "wheels"
-    for folder in (*PACKAGES, "p4"):
-        ignore = shutil.ignore_patterns("__pycache__")
-        shutil.copytree(ROOT / folder, source / folder, symlinks=True, ignore=ignore)
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, source)
+    source, packaged, _ = built
     here = {
         str(path.relative_to(source))
         for package in PACKAGES
@@ -79,12 +91,28 @@ def test_wheel_holds_data_and_type_markers(tmp_path):
         for path in source.glob(pattern)
         if path.is_file() and path.suffix != ".md"
     }
-    build = "import sys, setuptools.build_meta as backend; backend.build_wheel(sys.argv[1])"
-    subprocess.run([sys.executable, "-c", build, wheels], cwd=source, check=True, capture_output=True)
-    [wheel] = wheels.glob("*.whl")
-    packaged = set(zipfile.ZipFile(wheel).namelist())
     assert here - packaged == set()
     assert {f"{package}/py.typed" for package in PACKAGES} <= packaged
+
+
+def test_wheel_holds_examples_programs_and_documentation(built):
+    _, packaged, _ = built
+    here = {f"switchml/share/{path.relative_to(share.HERE)}" for path in [file.path for file in share.files()]}
+    assert {"ddp_digits.py", "two-racks", "switchml.lua", "simple_switch"} <= {Path(name).name for name in here}
+    pages = {f"switchml/share/docs/{path.relative_to(share.DOCS)}" for path in share.DOCS.rglob("*.md")}
+    assert (here | pages | {"switchml/share/docs/conf.py"}) - packaged == set()
+
+
+def test_source_distribution_is_complete(built):
+    source, _, unpacked = built
+    wanted = {
+        str(path.relative_to(source))
+        for pattern in ("*.md", "docs/**/*", "p4/**/*", "scripts/**/*", "tests/**/*", *(f"{p}/**/*" for p in PACKAGES))
+        for path in source.glob(pattern)
+        if path.is_file()
+    }
+    assert wanted - unpacked == set()
+    assert {"LICENSE", "pyproject.toml", "CHANGELOG.md"} <= unpacked
 
 
 @pytest.mark.parametrize("package", PACKAGES)
@@ -182,8 +210,8 @@ def checkout(tmp_path):
     return Checkout(tmp_path)
 
 
-PIP_TEST = "pip --no-compile -e [dev,train] torch==2.13.0"
-PIP_RUN = "pip --no-compile -e [train] torch==2.13.0"
+PIP_TEST = "pip --no-compile -e [all,dev] torch==2.13.0"
+PIP_RUN = "pip --no-compile -e [all] torch==2.13.0"
 if sys.platform == "linux":
     PIP_TEST += "+cpu"
     PIP_RUN += "+cpu"
@@ -202,7 +230,7 @@ def test_run_needs_fewer_extras_than_test(checkout):
     checkout.run("run", "--workers", "2")
     assert checkout.take_log() == ["venv", PIP_RUN, "switchml train --workers 2"]
     checkout.run("test", STAND_IN_HAS_TORCH="yes")
-    assert checkout.take_log() == ["pip --no-compile -e [dev,train]", "python -m pytest"]
+    assert checkout.take_log() == ["pip --no-compile -e [all,dev]", "python -m pytest"]
     checkout.run("run")
     assert checkout.take_log() == ["switchml train"]
 
@@ -213,7 +241,7 @@ def test_changed_project_is_installed_again_in_place(checkout):
     with (checkout.root / "pyproject.toml").open("a") as file:
         file.write("# changed\n")
     checkout.run("run", STAND_IN_HAS_TORCH="yes")
-    assert checkout.take_log() == ["pip --no-compile -e [dev,train]", "switchml train"]
+    assert checkout.take_log() == ["pip --no-compile -e [all,dev]", "switchml train"]
 
 
 @pytest.mark.parametrize("change", ["killed", "other interpreter", "moved"])
@@ -242,7 +270,7 @@ def test_pip_failure_is_shown_and_retried(checkout):
 
 def test_torch_can_be_chosen(checkout):
     checkout.run("run", SWITCHML_TORCH="torch==2.9.1")
-    assert checkout.take_log()[1] == "pip --no-compile -e [train] torch==2.9.1"
+    assert checkout.take_log()[1] == "pip --no-compile -e [all] torch==2.9.1"
 
 
 def test_two_at_once_install_once(checkout, require_program):

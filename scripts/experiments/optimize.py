@@ -38,9 +38,10 @@ from emulator.validation.replay.measure import BURST_S
 from emulator.whatif import codec_costs
 from emulator.whatif.serial import prepared
 from host_agent.pytorch.settings_arming import SETTINGS, STEP_TIMES
+from switchml import share
 from switchml.errors import JobError
 
-SCRIPT = Path(__file__).resolve().parents[1] / "examples" / "ddp_models.py"
+SCRIPT = share.named("ddp_models.py").path.resolve()
 FIRST_PORT = 29600
 TRACED = (5, 15)
 """Captured iterations: first, and one past the last."""

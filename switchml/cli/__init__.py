@@ -3,6 +3,8 @@
 COMMANDS = {
     "aggregate": ("switchml.cli.aggregate:aggregate", "Run the software aggregator."),
     "control": ("switchml.cli.control:control", "Run the control plane of a P4 switch."),
+    "examples": ("switchml.cli.examples:examples", "List and copy examples, experiments, the packet dissector."),
+    "docs": ("switchml.cli.docs:docs", "Read the documentation in a browser."),
     "status": ("switchml.cli.status:status", "Show a running aggregator's jobs, pools and counters."),
 }
 """As main.py's `Commands`; pyproject.toml registers it."""

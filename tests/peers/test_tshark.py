@@ -304,3 +304,29 @@ def test_cut_captures_are_not_called_malformed(tshark):
     assert [len(row["switchml.values"]) for row in rows] == [0, 0, 0, 1, 2, 64, 0, 0, 0, 0]
     assert [row["switchml.missing"] for row in rows[6:]] == [[], ["0"], ["0", "9"], ["0", "9", "255"]]
     assert not any(row["switchml.malformed"] for row in rows)
+
+
+def test_trains_that_loopback_delivers_are_split(tshark):
+    """A datagram that the kernel would cut later (UDP_SEGMENT): packets of one length, the last may be shorter."""
+    dense = [V2Packet(CONTRIBUTION, seq, 0x5EED, 1, 2, 3, [seq] * 256).pack() for seq in range(58)]
+    sparse = [SparsePacket(CONTRIBUTION, seq, 0x5EED, 0, (seq + 1, seq + 2), [seq] * 256).pack() for seq in range(3)]
+    partial = [b"\x87\0\0\0\0" + bytes([seq]) + b"\x5e\xed" + bytes(2 + 1024 + 2) for seq in range(3)]
+    wait = [WaitPacket(seq, 0x5EED, (seq,)).pack() for seq in range(4)]
+    old = [V1Packet(1, seq, 3, 0, 0, 0, [seq] * 64).pack() for seq in range(5)]
+    tagged = [packet + bytes(range(8)) for packet in dense[:6]]
+    trains = [dense, sparse, partial, wait, old, tagged, [*dense[:2], wait[2]], dense[:1]]
+    names = ["switchml.seq", "switchml.tsi", "switchml.type", "switchml.malformed", "switchml.auth"]
+    rows = fields(tshark([b"".join(train) for train in trains], *ask(names)), names)
+    assert [len(row["switchml.type"]) for row in rows] == [len(train) for train in trains]
+    assert not any(row["switchml.malformed"] for row in rows)
+    assert [len(row["switchml.auth"]) for row in rows] == [0, 0, 0, 0, 0, 6, 0, 0]
+    for row in rows[:4]:
+        assert [int(seq) for seq in row["switchml.seq"]] == list(range(len(row["switchml.type"])))
+    assert [int(tsi.split("(")[0], 0) for tsi in rows[4]["switchml.tsi"]] == list(range(5))
+
+
+def test_cut_train_shows_the_packets_that_were_captured(tshark):
+    packets = [V2Packet(CONTRIBUTION, seq, 1, 1, 2, 3, [seq] * 256).pack() for seq in range(9)]
+    names = ["switchml.seq", "switchml.values", "switchml.malformed"]
+    [row] = fields(tshark([(b"".join(packets), WORKER_PORT, UDP_PORT, 42 + 1034 + 10 + 400)], *ask(names)), names)
+    assert (row["switchml.seq"], len(row["switchml.values"]), row["switchml.malformed"]) == (["0", "1"], 356, [])

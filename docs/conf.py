@@ -1,0 +1,41 @@
+"""How Sphinx builds the site: `switchml docs`, or `sphinx-build -W docs FOLDER`. Nothing is loaded from the network."""
+
+from switchml import __version__
+
+project = "switchml"
+author = "the switchml authors"
+copyright = author
+release = version = __version__
+
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx_copybutton"]
+html_theme = "furo"
+html_title = f"switchml {release}"
+html_static_path = ["_static"]
+html_css_files = ["wide-tables.css"]
+html_show_copyright = False
+copybutton_prompt_text = "$ "
+copybutton_only_copy_prompt_lines = False
+
+myst_heading_anchors = 3
+myst_enable_extensions = ["deflist"]
+# Pages link to files of the checkout, too, as GitHub shows them; and examples in JSON may have comments or an ellipsis.
+suppress_warnings = ["myst.xref_missing", "misc.highlighting_failure"]
+
+# The reference is made of docstrings. They are Markdown, and torch is not imported for them.
+autodoc_mock_imports = ["torch"]
+autodoc_typehints = "none"
+autodoc_member_order = "bysource"
+autodoc_default_options = {"members": True, "show-inheritance": False, "imported-members": True}
+
+
+def _as_markdown(app, what, name, obj, options, lines):
+    """Docstrings are plain text with Markdown's backquotes: these become literals, and what is indented a block."""
+    text = "\n".join(lines)
+    lines[:] = text.replace("``", "`").replace("`", "``").replace("*", "\\*").replace("|", "\\|").splitlines()
+    for number, line in enumerate(lines):
+        if line.startswith("    ") and number and not lines[number - 1].strip() and lines[number - 2].endswith(":"):
+            lines[number - 2] += ":"
+
+
+def setup(app):
+    app.connect("autodoc-process-docstring", _as_markdown)

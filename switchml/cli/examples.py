@@ -1,0 +1,36 @@
+"""`switchml examples`: lists and copies what comes along: examples, experiments, the Wireshark dissector."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+
+@click.command()
+@click.argument("names", nargs=-1, metavar="[NAME]…")
+@click.option(
+    "--to", "folder", type=click.Path(file_okay=False, path_type=Path), default=".", help="Copy to this folder."
+)
+@click.option("--path", "only_path", is_flag=True, help="Print where the installed file is; copy nothing.")
+def examples(names: tuple[str, ...], folder: Path, only_path: bool) -> None:
+    """List what comes along, or copy it by NAME.
+
+    There are training scripts, experiments on Mininet's networks, a dissector for Wireshark and tshark, and programs
+    named simple_switch and simple_switch_grpc that start this project's P4 switch.
+    """
+    from rich.table import Table
+
+    from switchml import share
+    from switchml.terminal import Console
+
+    if names:
+        for file in [share.named(name) for name in names]:
+            click.echo(file.path.resolve() if only_path else f"wrote {share.copy(file, folder)}")
+        return
+    table = Table()
+    for heading in ("name", "kind", "what it is"):
+        table.add_column(heading, no_wrap=heading != "what it is")
+    for file in share.files():
+        table.add_row(file.name, file.kind, file.about)
+    Console().print(table)

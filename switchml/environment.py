@@ -1,0 +1,133 @@
+"""All environment variables of this project, as one table. docs/environment.md is made of it:
+
+python -m switchml.environment > docs/environment.md
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Variable:
+    """One environment variable. `default`: what happens where it is unset."""
+
+    name: str
+    values: str
+    default: str
+    meaning: str
+
+
+GROUPS: dict[str, tuple[Variable, ...]] = {
+    "Jobs": (
+        Variable(
+            "SWITCHML_AGGREGATOR",
+            "`HOST:PORT[,HOST:PORT…]`",
+            "with torch: rank 0 starts one",
+            "control port of the aggregator to join; several share the job's traffic",
+        ),
+        Variable("SWITCHML_SECRET", "text", "with torch: random; else none", "the job's secret; ranks must agree"),
+        Variable("SWITCHML_TLS_CA", "PEM file", "no TLS", "authority that signed the aggregator's certificate"),
+        Variable(
+            "SWITCHML_AUTHENTICATE",
+            "`0`, `1`",
+            "`0`",
+            "packets carry tags that nobody else can forge ([protocol](protocol.md), section 10)",
+        ),
+        Variable(
+            "SWITCHML_TRANSPORT",
+            "`auto`, `shm`, `udp`, `zmq`, `frames`, `raw`",
+            "`auto`",
+            "how packets travel; `auto`: shared memory where the aggregator offers it, else UDP",
+        ),
+        Variable("SWITCHML_INTERFACE", "name", "the one that leads to the switch", "interface of transport `frames`"),
+        Variable(
+            "SWITCHML_WIRE",
+            "`int32`, `int16`, `int8`, `exact`",
+            "`int32`",
+            "lanes of floats; `exact`: sums within one unit in the last place, in more rounds",
+        ),
+        Variable(
+            "SWITCHML_SPARSE",
+            "`off`, `on`, `auto`, as in `on:block=256`",
+            "`off`",
+            "skip blocks that are zero on every rank",
+        ),
+        Variable(
+            "SWITCHML_HIERARCHY",
+            "`none`, `node`",
+            "`none`",
+            "`node`: the ranks of a host sum in shared memory first ([hierarchy](hierarchy.md))",
+        ),
+    ),
+    "Training scripts": (
+        Variable(
+            "SWITCHML_SETTINGS", "TOML file", "none", "settings that `trace optimize` found ([optimizer](optimizer.md))"
+        ),
+        Variable("SWITCHML_STEP_TIMES", "folder", "none", "each rank writes when its optimizer completed each step"),
+    ),
+    "Capturing (`switchml trace capture` sets these)": (
+        Variable("SWITCHML_TRACE_DIR", "folder", "no capture", "where the traces go"),
+        Variable("SWITCHML_TRACE_STEPS", "`SKIP:STOP`", "see `--help`", "first iteration captured, first that is not"),
+        Variable("SWITCHML_TRACE_PACKETS", "number", "see `--help`", "packets that an agent records at most"),
+        Variable("SWITCHML_TRACE_PAIRS", "number", "`0`", "pairs of iterations that measure what capturing costs"),
+        Variable("SWITCHML_TRACE_GRAPH", "`0`, `1`", "`1`", "PyTorch's execution trace as well"),
+        Variable("SWITCHML_TRACE_SHAPES", "`0`, `1`", "`0`", "shapes of all tensors"),
+    ),
+    "Emulated peers": (
+        Variable(
+            "SWITCHML_EMULATED_…",
+            "see [peers](peers.md)",
+            "",
+            "each setting of the backend `switchml-emulated`, in capitals: `SWITCHML_EMULATED_WORLD=64`, "
+            "`SWITCHML_EMULATED_REAL=0,1`, `SWITCHML_EMULATED_CLOCK=virtual`",
+        ),
+    ),
+    "Faults, for tests": (
+        Variable("SWITCHML_LOSS_RATE", "0 to 1", "`0`", "share of packets that an agent drops in each direction"),
+        Variable("SWITCHML_REORDER_RATE", "0 to 1", "`0`", "share of packets that it delays"),
+        Variable("SWITCHML_SEED", "number", "`0`", "decides which"),
+    ),
+    "This machine": (
+        Variable(
+            "SWITCHML_CACHE_DIR",
+            "folder",
+            "`$XDG_CACHE_HOME/switchml` or `~/.cache/switchml`",
+            "compiled kernels, and the built documentation",
+        ),
+    ),
+    "Set-up and tests": (
+        Variable("SWITCHML_TORCH", "requirement", "the CPU build", "the torch that `scripts/run` and `test` install"),
+        Variable("SWITCHML_DATA", "folder", "`../shared/data`", "measured data that tests read"),
+        Variable("SWITCHML_NIGHTLY", "`1`", "off", "tests that take minutes"),
+        Variable("SWITCHML_TORCH_SUITE", "`1`", "off", "PyTorch's own tests on the backend"),
+        Variable("SWITCHML_ATTACKS", "number", "`1`", "how many times as many random attacks the tests try"),
+        Variable("SWITCHML_ATTACKS_SEED", "number", "`0`", "decides which"),
+        Variable(
+            "SWITCHML_PEER_PYTHONS",
+            "paths with colons between",
+            "none",
+            "Pythons that have P4Runtime clients, for tests",
+        ),
+    ),
+}
+
+
+def names() -> set[str]:
+    """The names of all variables; one that ends in an ellipsis stands for all that begin so."""
+    return {variable.name for group in GROUPS.values() for variable in group}
+
+
+def page() -> str:
+    """docs/environment.md."""
+    lines = ["# Environment variables", "", "Options go before variables, and variables before defaults.", ""]
+    for title, variables in GROUPS.items():
+        lines += [f"## {title}", "", "| variable | values | default | meaning |", "|---|---|---|---|"]
+        for each in variables:
+            lines.append(f"| `{each.name}` | {each.values} | {each.default} | {each.meaning} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    print(page(), end="")

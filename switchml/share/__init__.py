@@ -1,0 +1,88 @@
+"""What comes along with the packages: examples, experiments, the dissector, `simple_switch`, the documentation.
+
+In a checkout, `docs` and `scripts` here are links to the folders of that name; a wheel holds their files.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from switchml.errors import ConfigError
+
+HERE = Path(__file__).parent
+DOCS = HERE / "docs"
+_KINDS = {
+    "example": "scripts/examples/*",
+    "experiment": "scripts/experiments/*",
+    "dissector": "scripts/*.lua",
+    "program": "scripts/simple_switch*",
+}
+
+
+@dataclass(frozen=True)
+class Shared:
+    """A file that a user can copy."""
+
+    name: str
+    kind: str
+    path: Path
+
+    @property
+    def about(self) -> str:
+        """Its own first sentence."""
+        text = self.path.read_text(encoding="utf-8")
+        return _sentence(text[text.index('"""') + 3 :] if self.path.suffix == ".py" else _comment(text))
+
+
+def files() -> list[Shared]:
+    """All of them, by kind and name."""
+    return [
+        Shared(path.name, kind, path)
+        for kind, pattern in _KINDS.items()
+        for path in sorted(HERE.glob(pattern))
+        if path.is_file()
+    ]
+
+
+def named(name: str) -> Shared:
+    """The file of that name, with or without its ending. Raises ConfigError."""
+    known = files()
+    for file in known:
+        if name in (file.name, file.path.stem):
+            return file
+    raise ConfigError(f"no example named {name!r}: expected one of {', '.join(file.name for file in known)}")
+
+
+def copy(file: Shared, folder: Path) -> Path:
+    """Copies it into a folder, which is made where needed; returns where it is. Raises ConfigError where a file of
+    that name is there already."""
+    target = folder / file.name
+    if target.exists():
+        raise ConfigError(f"{target} exists already: copy elsewhere with --to, or move it away")
+    folder.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(file.path, target)
+    if file.path.read_bytes().startswith(b"#!"):
+        target.chmod(0o755)  # a wheel may have lost it
+    return target
+
+
+def _comment(text: str) -> str:
+    """The first lines of comment of a shell script or Lua program as text."""
+    return " ".join(_comment_lines(text))
+
+
+def _comment_lines(text: str) -> Iterator[str]:
+    for line in text.splitlines():
+        if match := re.match(r"(?:#(?!!)|--)\s?(.*)", line):
+            yield match[1]
+        elif not line.startswith("#!"):
+            return
+
+
+def _sentence(text: str) -> str:
+    text = " ".join(text.split())
+    return re.split(r'(?<=[.])\s|"""', text, maxsplit=1)[0].rstrip(":")

@@ -1,0 +1,67 @@
+"""The documentation site: it builds without a warning, and what comes along can be listed and copied."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from switchml import share
+from switchml.cli.main import cli
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def test_site_builds_without_warnings(tmp_path):
+    """In a process of its own: the reference is made of modules that are imported with a stand-in for torch."""
+    pytest.importorskip("furo")
+    pytest.importorskip("myst_parser")
+    build = [sys.executable, "-m", "sphinx", "-qW", "--keep-going", "-d", tmp_path / "trees", ROOT / "docs"]
+    result = subprocess.run([*build, tmp_path / "site"], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    pages = {page: (tmp_path / "site" / f"{page}.html").read_text() for page in ("index", "reference")}
+    assert "_images/architecture.svg" in pages["index"]
+    for name in (
+        "switchml.Controller",
+        "host_agent.HostAgent",
+        "host_agent.pytorch.codec_hook",
+        "emulator.cluster.load",
+    ):
+        assert name.rpartition(".")[2] in pages["reference"]
+    loaded = [
+        url for page in pages.values() for url in re.findall(r'(?:<script[^>]*src|<link[^>]*href)="(\w+:[^"]*)"', page)
+    ]
+    assert loaded == [], "nothing comes from the network"
+
+
+def test_every_page_is_in_the_contents():
+    listed = set(re.findall(r"^([\w/-]+)$", (ROOT / "docs" / "index.md").read_text(), re.MULTILINE))
+    pages = {str(path.relative_to(ROOT / "docs").with_suffix("")) for path in (ROOT / "docs").rglob("*.md")}
+    assert pages - {"index"} == listed
+
+
+def test_reference_has_every_public_package():
+    packages = re.findall(r"^## `([\w.]+)`", (ROOT / "docs" / "api.md").read_text(), re.MULTILINE)
+    assert re.findall(r"automodule:: ([\w.]+)", (ROOT / "docs" / "reference.md").read_text()) == packages
+
+
+def test_examples_are_listed_and_copied(tmp_path):
+    table = CliRunner().invoke(cli, ["examples"]).stdout
+    for file in share.files():
+        assert file.name in table
+        assert file.about
+    result = CliRunner().invoke(cli, ["examples", "ddp_digits", "simple_switch", "--to", str(tmp_path / "new")])
+    assert result.exit_code == 0
+    assert (tmp_path / "new" / "ddp_digits.py").read_text() == share.named("ddp_digits.py").path.read_text()
+    assert (tmp_path / "new" / "simple_switch").stat().st_mode & 0o111
+    path = CliRunner().invoke(cli, ["examples", "switchml.lua", "--path"]).stdout.strip()
+    assert Path(path).read_text().startswith("-- Wireshark")
+
+
+@pytest.mark.parametrize("names, text", [(["nonsense"], "no example named 'nonsense'"), (["loss", "loss"], "exists")])
+def test_examples_that_cannot_be_copied(tmp_path, names, text):
+    result = CliRunner().invoke(cli, ["examples", *names, "--to", str(tmp_path)])
+    assert result.exit_code == 1
+    assert text in result.stderr
