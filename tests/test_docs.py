@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = ("switchml", "host_agent", "emulator", "tests", "scripts", "p4", "docs")
 PAGES = sorted(
     path.relative_to(ROOT)
-    for pattern in ("*.md", "docs/*.md", "p4/*.md", "tests/**/README.md")
+    for pattern in ("*.md", "docs/**/*.md", "p4/*.md", "tests/**/README.md")
     for path in ROOT.glob(pattern)
 )
 
