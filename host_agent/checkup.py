@@ -150,4 +150,4 @@ def _program(name: str, command: list[str], use: str) -> Finding:
         version = lines[0] if output.returncode == 0 and lines and name != "simple_switch_CLI" else path
     except (OSError, subprocess.TimeoutExpired) as error:
         return Finding(name, "broken", f"{path}: {error}", use)
-    return Finding(name, "ok", version[:60])
+    return Finding(name, "ok", version)

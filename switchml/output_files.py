@@ -1,15 +1,46 @@
-"""Files that commands write: each is whole or not there, whatever happens meanwhile."""
+"""Files that commands write: whether they can be is known before the work starts, and each is whole or not there,
+whatever happens meanwhile."""
 
 import contextlib
+import importlib.util
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from switchml.errors import ConfigError
 
 _IN_PLACE = (Path("/dev"), Path("/dev/fd"), Path("/proc/self/fd"))
 """/dev/stdout and the like: what they lead to is not ours to replace."""
+
+PICTURES = dict.fromkeys((".png", ".svg", ".pdf", ".html"), "matplotlib")
+PAGES = {".html": "jinja2"}
+ROWS = {".csv": "", ".parquet": "pyarrow"}
+TIMELINES = {".json": "", ".json.gz": ""}
+"""Kinds of files: how a name ends → the module that writes it."""
+_EXTRAS = {"matplotlib": "plot", "jinja2": "report", "pyarrow": "parquet"}
+
+
+def check(path: str | Path, kinds: Mapping[str, str]) -> None:
+    """Raises ConfigError if no file of `kinds` can be written to `path`: another ending, no such folder, no right to
+    write there, a module that is not installed."""
+    path = Path(path)
+    *others, last = kinds
+    ending = next((ending for ending in kinds if path.name.endswith(ending) and path.name != ending), None)
+    if ending is None:
+        endings = f"{', '.join(others)} or {last}" if others else last
+        raise ConfigError(f"{path}: expected a name that ends in {endings}")
+    target = path.absolute() if path.parent in _IN_PLACE else path.resolve()
+    if not target.parent.is_dir():
+        raise ConfigError(f"{path}: no such folder: {target.parent}")
+    if target.is_dir():
+        raise ConfigError(f"{path} is a folder; expected a file")
+    if not os.access(target.parent, os.W_OK) or (target.exists() and not os.access(target, os.W_OK)):
+        raise ConfigError(f"{path}: no right to write there")
+    module = kinds[ending]
+    if module and importlib.util.find_spec(module) is None:
+        extra = _EXTRAS[module]
+        raise ConfigError(f"{path}: {ending} needs {module}; install it with: pip install 'switchml[{extra}]'")
 
 
 @contextlib.contextmanager

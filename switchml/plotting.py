@@ -6,18 +6,16 @@ import atexit
 import contextlib
 import functools
 import html
-import importlib.util
 import io
 import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from switchml.errors import ConfigError
+from switchml import output_files
 from switchml.output_files import whole_file
 from switchml.runtime.folders import TemporaryFolder
 
-ENDINGS = (".png", ".svg", ".pdf", ".html")
 SWITCHML, GLOO, GREY = "#1b6ca8", "#d1603d", "#888888"
 """Colours of what is drawn most often."""
 _DOTS_PER_INCH = 120
@@ -32,12 +30,7 @@ _PAGE = """<!DOCTYPE html>
 
 def check(path: Path) -> None:
     """Raises ConfigError if no picture can be drawn to `path`."""
-    if path.suffix not in ENDINGS:
-        raise ConfigError(f"{path}: expected a name that ends in {', '.join(ENDINGS[:-1])} or {ENDINGS[-1]}")
-    if not path.absolute().parent.is_dir():
-        raise ConfigError(f"{path}: no such folder: {path.absolute().parent}")
-    if importlib.util.find_spec("matplotlib") is None:
-        raise ConfigError("drawing needs matplotlib; install it with: pip install 'switchml[plot]'")
+    output_files.check(path, output_files.PICTURES)
 
 
 @contextlib.contextmanager

@@ -1,10 +1,15 @@
-"""Rich's console as all of our commands use it: no square bracket in a stranger's name is markup, and no control
-character reaches the terminal."""
+"""What all commands write to the terminal with: rich's console, on which no square bracket in a stranger's name is
+markup and no control character reaches the terminal; `say` for lines of text; `progress` for what takes its time.
+`switchml.tables` has the tables.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+import contextlib
+import os
+import textwrap
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
 
 import rich.console
 from rich.console import ConsoleOptions, RenderableType
@@ -13,13 +18,23 @@ from rich.text import Text
 
 from switchml.text import plain
 
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+PIPE_WIDTH = 80
+"""Characters in a line where there is no terminal, and COLUMNS says nothing."""
+_LIVE: list[Progress] = []
+"""The progress that is shown at the moment, if any; it makes way for what is printed."""
+
 
 class Console(rich.console.Console):
     """Square brackets are no markup (styles are given as `style=` or `rich.text.Text`), and control characters are
-    shown (`plain`), whatever stands in lines, cells, titles and panels."""
+    shown (`plain`), whatever stands in lines, cells, titles and panels. A pipe is PIPE_WIDTH wide."""
 
     def __init__(self, **options: Any) -> None:
-        super().__init__(**{"markup": False, "emoji": False, **options})
+        super().__init__(**{"markup": False, "emoji": False, "highlight": False, **options})
+        if self._width is None and not self.is_terminal:  # rich would take the width of any terminal on stdin or stderr
+            self.width = PIPE_WIDTH
 
     def render_str(self, text: str, **options: Any) -> Text:
         return super().render_str(plain(text), **options)
@@ -27,3 +42,114 @@ class Console(rich.console.Console):
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         for text, style, control in super().render(renderable, options):
             yield Segment(text if control else plain(text), style, control)
+
+
+def say(*parts: str | Text | tuple[str, str], err: bool = False, style: str = "") -> None:
+    """Print lines of text, wrapped to the terminal's width; continued lines are indented as their first one is, below
+    the text of a "- item". A word that is longer than a line, such as a path, stays whole.
+
+    `parts` are joined: text, or (text, style). `err`: on stderr.
+    """
+    text = Text.assemble(*(plain(part) if isinstance(part, str) else part for part in parts))
+    console = Console(stderr=err)
+    with aside():
+        for line in text.split("\n", allow_blank=True):
+            for wrapped in wrap(line, console):
+                console.print(wrapped, style=style or None, soft_wrap=True)
+
+
+def wrap(line: Text, console: rich.console.Console) -> list[Text]:
+    """One line as several of the console's width."""
+    body = line.plain.lstrip(" ")
+    bullet = 2 if body[:2] in ("- ", "· ", "→ ") else 0
+    indent = min(len(line.plain) - len(body) + bullet, console.width // 2)
+    if line.cell_len <= console.width or not body:
+        return [line]
+    options = {"break_long_words": False, "break_on_hyphens": False, "replace_whitespace": False}
+    at = indent
+    wrapped: list[Text] = []
+    for part in textwrap.wrap(line.plain[indent:], console.width - indent, **options):  # type: ignore[arg-type]
+        at = line.plain.index(part, at)
+        wrapped.append(Text.assemble(" " * indent if wrapped else line[:indent], line[at : at + len(part)]))
+    return wrapped
+
+
+@contextlib.contextmanager
+def aside() -> Iterator[None]:
+    """Progress is out of the way while something is printed."""
+    for shown in _LIVE:
+        shown.stop()
+    try:
+        yield
+    finally:
+        for shown in _LIVE:
+            shown.start()
+
+
+class Task:
+    """What `progress` shows. Every argument left out stays as it is."""
+
+    def __init__(self, shown: Progress | None, number: Any) -> None:
+        self._shown, self._number = shown, number
+
+    def update(
+        self,
+        done: float | None = None,
+        text: str | None = None,
+        *,
+        total: float | None = None,
+        what: str | None = None,
+    ) -> None:
+        """`done` of `total` are; `text`: figures or what goes on, behind the bar; `what`: in front of it."""
+        if self._shown is not None:
+            fields: dict[str, Any] = {
+                "completed": done,
+                "total": total,
+                "description": what and plain(what),
+                "text": text and plain(text),
+            }
+            self._shown.update(self._number, **{name: value for name, value in fields.items() if value is not None})
+
+    def advance(self, text: str | None = None) -> None:
+        """One more is done; without `text`, it is counted."""
+        if self._shown is not None:
+            self._shown.advance(self._number)
+            task = self._shown.tasks[0]
+            self.update(text=text or f"{task.completed:,.0f} of {task.total or 0:,.0f}")
+
+    def ops(self, done: int, ops: int) -> None:
+        """`done` of `ops` ops of a graph are played."""
+        self.update(done, f"{done:,} of {ops:,} ops", total=ops)
+
+    def step(self, text: str) -> None:
+        """`text` goes on: for functions that report in lines."""
+        self.update(text=text)
+
+
+@contextlib.contextmanager
+def progress(what: str, total: float | None = None, done: float = 0) -> Iterator[Task]:
+    """A line on stderr, where that is a terminal, which shows for as long as the block takes what is done of `total`,
+    or, without one, that something goes on and for how long. Nothing of it remains; elsewhere nothing is shown."""
+    console = Console(stderr=True)
+    if not console.is_terminal or _LIVE or os.environ.get("TERM") == "dumb":
+        yield Task(None, None)
+        return
+    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=20),
+        TextColumn("{task.fields[text]}"),
+        TimeElapsedColumn(),
+        *([TimeRemainingColumn()] if total else []),
+    )
+    shown = Progress(*columns, console=console, transient=True, redirect_stdout=False, redirect_stderr=False)
+    number = shown.add_task(plain(what), total=total, completed=int(done), text="")
+    _LIVE.append(shown)
+    shown.start()
+    try:
+        yield Task(shown, number)
+    finally:
+        shown.stop()
+        _LIVE.remove(shown)

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from emulator.bench import tables
 from emulator.bench.allreduce import joined_ranks, start_aggregator
 from emulator.bench.ranks.reducing import GLOO
 from emulator.bench.report import busbw_factor
 from emulator.bench.sizes import ITEM_BYTES, Case
 from emulator.bench.tally import Tally, ratios
 from switchml.errors import ConfigError
+from switchml.tables import Table, number, show, text
 
 
 @dataclass
@@ -92,25 +92,32 @@ def as_json(turns: Sequence[Turn], size_bytes: int, workers: int) -> dict[str, A
 def print_table(result: dict[str, Any]) -> None:
     """What `as_json` returned, on stdout."""
     first = result["results"][0]["aggregator"]
-    rows = []
+    table = Table(
+        [
+            text("aggregator"),
+            text("transport", drop=2),
+            number("payload", "B", drop=5),
+            number("time", "ms"),
+            number("algbw", "GB/s", drop=1),
+            number("busbw", "GB/s", drop=4),
+            number("resent", "%", drop=3),
+            number(f"time over {first}'s"),
+            number("least – most"),
+        ],
+        title=f"Sum of {result['size_bytes'] // 4:,} float32, {result['workers']} ranks",
+    )
     for turn in result["results"]:
         packets = turn["packets"]
         low, high = turn["times_as_long_range"]
-        cells = (
+        table.add(
             turn["aggregator"],
             turn["transport"],
-            f"{turn['payload_bytes']} B" if turn["payload_bytes"] else "",
-            f"{turn['median_seconds'] * 1e3:.1f} ms",
-            f"{turn['algbw_gb_per_s']:.4f} GB/s",
-            f"{turn['busbw_gb_per_s']:.4f} GB/s",
-            f"{packets['retransmitted'] / packets['sent']:.1%}" if packets["sent"] else "",
+            str(turn["payload_bytes"] or ""),
+            f"{turn['median_seconds'] * 1e3:.1f}",
+            f"{turn['algbw_gb_per_s']:.4f}",
+            f"{turn['busbw_gb_per_s']:.4f}",
+            f"{100 * packets['retransmitted'] / packets['sent']:.1f}" if packets["sent"] else "",
             f"{turn['times_as_long']:.2f}",
-            f"{low:.2f} - {high:.2f}",
+            f"{low:.2f} – {high:.2f}",
         )
-        rows.append(cells)
-    tables.print_table(
-        ("aggregator", "by", "payload", "time", "algbw", "busbw", "retransmitted", f"time / {first}'s", "min - max"),
-        rows,
-        left=3,
-        before=f"sum of {result['size_bytes'] // 4:,} float32, {result['workers']} ranks",
-    )
+    show(table)

@@ -1,4 +1,4 @@
-"""What was measured, as lines in the style of nccl-tests and as one JSON object.
+"""What was measured, as a table with the columns of nccl-tests and as one JSON object.
 
 algbw is bytes of the tensor over time; busbw is algbw times 2(n-1)/n, what each rank's link would carry in a ring
 (nccl-tests, doc/PERFORMANCE.md), so that figures for different n compare. Both in 10^9 bytes a second. `error` is the
@@ -7,6 +7,7 @@ largest difference to the exact sum, relative to the largest sum.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from statistics import median
 from typing import Any
 
@@ -14,11 +15,8 @@ from emulator.bench.allreduce import Measurement, Report
 from emulator.bench.limits import Limit
 from emulator.bench.ranks.reducing import DENSE, GLOO, INT32, PLAIN, SWITCHML
 from emulator.bench.sizes import ITEM_BYTES
-
-_CASE, _TIMES, _RATIO = "{:>12} {:>12} {:>6}", " {:>11} {:>7} {:>7} {:>8}", " {:>7} {:>13}"
-_SPARSE = " {:>7} {:>8} {:>8}"
-_PLAIN = " {:>8}"
-_INT32 = " {:>8} {:>8} {:>8}"
+from switchml.tables import Column, Table, number, show, text
+from switchml.terminal import say
 
 
 def busbw_factor(workers: int) -> float:
@@ -26,104 +24,106 @@ def busbw_factor(workers: int) -> float:
     return 2 * (workers - 1) / workers
 
 
-def header(
-    workers: int, transport: str, wire: str, backends: tuple[str, ...], cores: int, beside: int = 0
-) -> list[str]:
-    """The lines above the table."""
-    columns = [_CASE.format("size", "count", "type"), _CASE.format("(B)", "(elements)", "")]
-    title = " " * len(columns[0])
-    for backend in backends:
-        title += f" {' ' + backend + ' ':-^36}"
-        columns[0] += _TIMES.format("time", "algbw", "busbw", "error")
-        columns[1] += _TIMES.format("(us)", "(GB/s)", "(GB/s)", "")
-    if DENSE in backends:
-        title += " " * len(_SPARSE.format("", "", ""))
-        columns[0] += _SPARSE.format("union", "x dense", "of bound")
-        columns[1] += _SPARSE.format("", "", "")
-    if PLAIN in backends:
-        title += " " * len(_PLAIN.format(""))
-        columns[0] += _PLAIN.format("x plain")
-        columns[1] += _PLAIN.format("")
-    if INT32 in backends:
-        title += " " * len(_INT32.format("", "", ""))
-        columns[0] += _INT32.format("x int32", "packets", "rank cpu")
-        columns[1] += _INT32.format("", "x int32", "x int32")
-    if GLOO in backends:
-        columns[0] += _RATIO.format("ratio", "min - max")
-        columns[1] += _RATIO.format("", "")
-    title_line = f"sum of float32 in place, {workers} ranks on {cores} cores, transport {transport}, {wire} on the wire"
-    if beside:
-        title_line += f", beside {beside} busy processes"
-    return ["# " + title_line, "#", *(f"# {line}".rstrip() for line in (title, *columns))]
+def title(workers: int, transport: str, wire: str, cores: int, beside: int = 0) -> str:
+    """The line above the table."""
+    others = f", beside {beside} busy processes" if beside else ""
+    return f"Sum of float32 in place: {workers} ranks on {cores} cores, by {transport}, {wire} on the wire{others}"
 
 
-def line(measurement: Measurement, workers: int, backends: tuple[str, ...], union_density: float = 1.0) -> str:
-    """One case's line of the table."""
+def columns(backends: Sequence[str]) -> list[Column]:
+    """Of the table, as `cells` fills them."""
+    each = {
+        "time": lambda name: number(f"{name} time", "µs", least=11),
+        "algbw": lambda name: number(f"{name} algbw", "GB/s", drop=2, least=7),
+        "busbw": lambda name: number(f"{name} busbw", "GB/s", drop=3, least=7),
+        "error": lambda name: number(f"{name} error", drop=4, least=5),
+    }
+    return [
+        number("size", "B", least=12),
+        number("count", "elements", drop=6, least=12),
+        text("type", drop=5, least=7),
+        *(column(name) for name in backends for column in each.values()),
+        *([number("union", drop=1, least=6), number("times dense", least=6)] if DENSE in backends else []),
+        *([number("of bound", "%", drop=1, least=5)] if DENSE in backends else []),
+        *([number("times plain", least=6)] if PLAIN in backends else []),
+        *([number("times int32", least=6), number("packets to int32's", drop=1, least=6)] if INT32 in backends else []),
+        *([number("CPU to int32's", drop=1, least=5)] if INT32 in backends else []),
+        *([number("times Gloo", least=6), number("least – most", drop=1, least=13)] if GLOO in backends else []),
+    ]
+
+
+def cells(measurement: Measurement, workers: int, backends: Sequence[str], union_density: float = 1.0) -> Iterator[str]:
+    """One case's row."""
     case = measurement.case
-    name = f"{len(case.parts)} parts" if case.overlapped else "float"
-    text = "  " + _CASE.format(case.size_bytes, case.size_bytes // ITEM_BYTES, name)
+    yield from (f"{case.size_bytes}", f"{case.size_bytes // ITEM_BYTES}")
+    yield f"{len(case.parts)} parts" if case.overlapped else "float"
     for backend in backends:
         bandwidth = measurement.gigabytes_per_s(backend)
-        text += _TIMES.format(
-            f"{measurement.median_s(backend) * 1e6:.1f}",
-            f"{bandwidth:.3f}",
-            f"{bandwidth * busbw_factor(workers):.3f}",
-            f"{measurement.tallies[backend].relative_error:.0e}",
-        )
+        yield f"{measurement.median_s(backend) * 1e6:,.1f}"
+        yield f"{bandwidth:.3f}"
+        yield f"{bandwidth * busbw_factor(workers):.3f}"
+        yield f"{measurement.tallies[backend].relative_error:.0e}"
     if DENSE in backends:
-        times = measurement.ratios_to(DENSE)
-        text += _SPARSE.format(f"{union_density:.4f}", f"{median(times):.2f}x", f"{median(times) * union_density:.0%}")
-    if times := measurement.ratios_to(PLAIN):
-        text += _PLAIN.format(f"{median(times):.2f}x")
-    if times := measurement.ratios_to(INT32):
+        dense = median(measurement.ratios_to(DENSE))
+        yield from (f"{union_density:.4f}", f"{dense:.2f}", f"{100 * dense * union_density:.0f}")
+    if PLAIN in backends:
+        yield f"{median(measurement.ratios_to(PLAIN)):.2f}"
+    if INT32 in backends:
         processor = measurement.processor_s(SWITCHML) / measurement.processor_s(INT32)
-        text += _INT32.format(f"{median(times):.2f}x", f"{measurement.packets_to_int32:.3f}", f"{processor:.2f}")
-    if ratios := measurement.ratios_to(GLOO):
-        text += _RATIO.format(f"{median(ratios):.2f}x", f"{min(ratios):.2f} - {max(ratios):.2f}")
-    return text
+        ratio = median(measurement.ratios_to(INT32))
+        yield from (f"{ratio:.2f}", f"{measurement.packets_to_int32:.3f}", f"{processor:.2f}")
+    if GLOO in backends:
+        ratios = measurement.ratios_to(GLOO)
+        yield from (f"{median(ratios):.2f}", f"{min(ratios):.2f} – {max(ratios):.2f}")
 
 
-def footer(report: Report, limit: Limit | None) -> list[str]:
-    """The lines below the table: the largest case's packets and processor time, and the machine's bound if there is
+def notes(report: Report) -> list[str]:
+    """What the columns of ratios are."""
+    lines = []
+    if report.sparsity is not None:
+        s = report.sparsity
+        lines.append(
+            f"switchml skips blocks of zeros, dense does not: blocks of {s.block}, density {s.density:g}, {s.overlap} "
+            "overlap; union: share of blocks that some rank has; of bound: the union's share of dense's time, over "
+            "switchml's time"
+        )
+    if PLAIN in report.backends:
+        lines.append("switchml authenticates packets, plain does not; times plain: plain's time over switchml's")
+    if INT32 in report.backends:
+        lines.append(
+            "switchml sums exactly, int32 in its lanes; times int32: int32's time over switchml's; packets and CPU: "
+            "switchml's over int32's"
+        )
+    if GLOO in report.backends:
+        lines.append("times Gloo: Gloo's time over switchml's, median of the pairs; above 1, switchml is faster")
+    return lines
+
+
+def print_footer(report: Report, limit: Limit | None) -> None:
+    """What stands below the table: the largest case's packets and processor time, and the machine's bound if there is
     one."""
     last = max(report.measurements, key=lambda measurement: measurement.case.size_bytes)
     repeats, calls = len(last.tallies[SWITCHML].seconds), last.case.calls
     counts = ", ".join(f"{name} {count:,}" for name, count in last.packets.items())
-    lines = [
-        f"Packets of all ranks, {last.case.size_bytes} B, {repeats} x {calls}: {counts}",
-        "Processor time of a call:",
-    ]
-    for backend in report.backends:
-        lines.append(f"  {backend + ', mean of ranks':<24}" + _usage(last.tallies[backend].mean_usage, calls))
-    if last.aggregator:
-        lines.append(f"  {'aggregator':<24}" + _usage(last.aggregator, calls))
+    say(f"\nPackets of all ranks, {last.case.size_bytes} B, {repeats} x {calls}: {counts}\n")
+    usage = {f"{name}, mean of ranks": last.tallies[name].mean_usage for name in report.backends}
+    usage |= {"aggregator": last.aggregator} if last.aggregator else {}
+    table = Table(
+        [text("a call of"), number("user", "ms"), number("system", "ms"), number("waits"), number("preemptions")],
+        title="Processor time",
+    )
+    for name, used in usage.items():
+        times = (f"{used[key] / calls * 1e3:.2f}" for key in ("user_s", "system_s"))
+        table.add(name, *times, *(f"{used[key] / calls:.1f}" for key in ("voluntary", "involuntary")))
+    show(table)
     if limit is not None:
         reached = last.elements_per_s(SWITCHML)
-        lines += ["", *limit.explain()]
-        lines.append(
+        say("\n" + "\n".join(limit.explain()))
+        say(
             f"  = {limit.elements_per_s / 1e6:,.0f} M elements/s "
             f"({limit.elements_per_s * ITEM_BYTES / 1e9:.3f} GB/s algbw)"
             f"; {last.case.size_bytes} B reached {reached / 1e6:,.0f} M, {reached / limit.elements_per_s:.0%} of it"
         )
-    if report.sparsity is not None:
-        s = report.sparsity
-        lines += [
-            "",
-            f"switchml skips blocks of zeros, dense does not: blocks of {s.block}, density {s.density:g}, {s.overlap} "
-            "overlap; union: share of blocks",
-            "that some rank has; of bound: the union's share of dense's time, over switchml's time",
-        ]
-    if PLAIN in report.backends:
-        lines += ["", "switchml authenticates packets, plain does not; x plain: plain's time over switchml's"]
-    if INT32 in report.backends:
-        lines += [
-            "",
-            "switchml sums exactly, int32 in its lanes; x int32: int32's time over switchml's; packets and rank cpu: "
-            "switchml's over int32's",
-        ]
-    if GLOO in report.backends:
-        lines += ["", "ratio: Gloo's time over switchml's, median of the pairs; above 1, switchml is faster"]
-    return ["#", *(f"# {text}".rstrip() for text in lines)]
 
 
 def as_json(report: Report, limit: Limit | None, *, is_sweep: bool) -> dict[str, Any]:
@@ -194,10 +194,3 @@ def _case_json(report: Report, measurement: Measurement, limit: Limit | None) ->
             "aggregator": measurement.aggregator,
         },
     }
-
-
-def _usage(usage: dict[str, float], calls: int) -> str:
-    return (
-        f"{usage['user_s'] / calls * 1e3:8.2f} ms user {usage['system_s'] / calls * 1e3:8.2f} ms system"
-        f" {usage['voluntary'] / calls:8.1f} waits {usage['involuntary'] / calls:8.1f} preemptions"
-    )

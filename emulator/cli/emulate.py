@@ -4,29 +4,38 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from emulator.cli.emulate_options import KEYS, WAS, job_options
-from emulator.cli.options import FILE, json_option, output
+from emulator.cli.options import REPORT, ROWS_FILE, TIMELINE, json_option, output
 from emulator.cluster.algorithms import ALGORITHMS
+from switchml import tables
 from switchml.cli.options import note
 from switchml.errors import ConfigError
+from switchml.terminal import progress, say
+
+if TYPE_CHECKING:
+    from emulator.jobs.sweep import Axis
 
 
 @click.command()
 @click.argument("what", nargs=-1, metavar="[JOB.toml... | list [KIND]]")
 @job_options
 @click.option(
-    "--timeline", "timeline_file", type=FILE, metavar="FILE", help="Write a timeline for Perfetto (.json or .json.gz)."
+    "--timeline",
+    "timeline_file",
+    type=TIMELINE,
+    metavar="FILE",
+    help="Write a timeline for Perfetto (.json or .json.gz).",
 )
 @click.option(
     "--report",
     "report_file",
-    type=FILE,
+    type=REPORT,
     metavar="FILE.html",
     help="Write a self-contained page: where the time goes, timeline, scaling.",
 )
@@ -40,7 +49,7 @@ from switchml.errors import ConfigError
 @click.option(
     "--out",
     "out_file",
-    type=FILE,
+    type=ROWS_FILE,
     metavar="FILE",
     help="Write the sweep's rows (.csv or .parquet); an interrupted sweep goes on there.",
 )
@@ -89,25 +98,22 @@ def emulate(
         if sweeps or report_file or out_file or engine or processes:
             raise click.UsageError("--sweep and --report are for one job")
         tables = {name: with_options(table, chosen) for name, table in tables.items()}
-        show_together(tables, share, placement, timeline_file, time_budget_s, _progress(as_json), as_json)
+        show_together(tables, share, placement, timeline_file, time_budget_s, as_json)
         return
     if share or placement:
         raise click.UsageError("--share and --placement are for several jobs: give several job files")
     if not sweeps and (out_file or engine or processes):
         raise click.UsageError("--out, --engine and --processes are for sweeps; give --sweep")
-    for path in (timeline_file, report_file):
-        if path is not None and not path.resolve().parent.is_dir():
-            raise ConfigError(f"there is no directory {path.parent} to write {path.name} to")
-    if report_file is not None:
-        import jinja2  # noqa: F401  # that it is not installed is to be known before time is spent
     if what:
         chosen |= {"job_file": what[0], "trust": trust}
     chosen["time_budget_s"] = time_budget_s
-    rows = _sweep(sweeps, chosen, out_file, engine, processes) if sweeps else []
+    rows = _sweep(sweeps, chosen, out_file, engine, processes, as_json) if sweeps else []
     if sweeps and not (timeline_file or report_file):
-        click.echo(json.dumps({"rows": rows})) if as_json else _show_rows(rows, sweeps)
+        if as_json:
+            click.echo(json.dumps({"rows": rows}))
         return
-    emulation = _run(chosen, _progress(as_json))
+    with progress("replaying") as task:
+        emulation = _run(chosen, task.ops)
     if timeline_file is not None:
         from emulator.report.perfetto import write_timeline
 
@@ -120,9 +126,7 @@ def emulate(
     if as_json:
         click.echo(json.dumps(emulation.to_json() | ({"rows": rows} if rows else {})))
         return
-    _show(emulation)
-    if rows:
-        _show_rows(rows, sweeps)
+    show(emulation)
 
 
 def _run(settings: dict[str, Any], progress: Any = None) -> Any:
@@ -146,7 +150,8 @@ def emulate_point(options: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in figures.items() if name not in ("assumptions", "assumed", "warnings")}
 
 
-def _sweep(sweeps, base, out_file, engine, processes) -> list[dict[str, Any]]:
+def _sweep(sweeps, base, out_file, engine, processes, as_json) -> list[dict[str, Any]]:
+    """Its rows, each printed once all before it are there."""
     from emulator import datafile
     from emulator.jobs.sweep import parse_axis, sweep
 
@@ -157,7 +162,18 @@ def _sweep(sweeps, base, out_file, engine, processes) -> list[dict[str, Any]]:
             raise ConfigError("sweep: " + datafile.unknown("option", axis.name, known))
     swept = {axis.name.replace("-", "_") for axis in axes}
     base = {name: value for name, value in base.items() if name not in swept}
-    return sweep(emulate_point, axes, base=base, out=out_file, engine=engine, processes=processes)
+    stream = None if as_json else tables.Stream(row_columns(axes))
+    names = [axis.name for axis in axes]
+
+    def on_row(row: dict[str, Any]) -> None:
+        if stream is not None:
+            stream.add(*row_cells(row, names))
+
+    options = {"out": out_file, "engine": engine, "processes": processes, "on_row": on_row}
+    rows = sweep(emulate_point, axes, base=base, **options)
+    if stream is not None:
+        stream.close()
+    return rows
 
 
 def _renamed(axis: Any) -> Any:
@@ -169,23 +185,33 @@ def _renamed(axis: Any) -> Any:
     return axis
 
 
-def _show_rows(rows: list[dict[str, Any]], sweeps: tuple[str, ...]) -> None:
-    """A sweep as a table."""
-    from emulator.bench.tables import print_table
+def row_columns(axes: Sequence[Axis]) -> list[tables.Column]:
+    """Of a sweep over `axes`."""
+    return [
+        *(tables.text(axis.name, least=max(len(str(value)) for value in axis.values)) for axis in axes),
+        tables.number("iteration", "ms", least=11),
+        tables.number("throughput", "samples/s", least=9),
+        tables.number("MFU", "%", least=5),
+        tables.number("memory", "GB", least=6),
+        tables.number("exposed comm.", "%", drop=1, least=5),
+        tables.number("bubble", "%", drop=2, least=5),
+    ]
 
-    names = _axis_names(sweeps)
-    lines = []
-    for row in rows:
-        lines.append([str(row[name]) for name in names])
-        if "error" in row:
-            lines[-1].append(row["error"])
-            continue
-        parts, whole = row["parts"], row["iteration_s"]
-        lines[-1] += [f"{whole:.3g} s", f"{row['samples_per_s']:,.1f}", f"{row['mfu']:.1%}"]
-        lines[-1].append(f"{row['memory_bytes'] / 1e9:.1f} GB")
-        lines[-1] += [f"{parts.get(name, 0.0) / whole:.1%}" for name in ("exposed_communication", "bubble")]
-    headings = ("iteration", "samples/s", "MFU", "memory", "exposed comm.", "bubble")
-    print_table((*names, *headings), lines, left=len(names))
+
+def row_cells(row: dict[str, Any], names: Sequence[str]) -> list[str]:
+    """A point of a sweep, as `row_columns` has it; of one that failed the message, which is a row of its own."""
+    point = [str(row[name]) for name in names]
+    if "error" in row:
+        return [", ".join(f"{name} {value}" for name, value in zip(names, point, strict=True)) + f": {row['error']}"]
+    parts, whole = row["parts"], row["iteration_s"]
+    return [
+        *point,
+        f"{whole * 1e3:,.1f}",
+        f"{row['samples_per_s']:,.1f}",
+        f"{100 * row['mfu']:.1f}",
+        f"{row['memory_bytes'] / 1e9:.1f}",
+        *(f"{100 * parts.get(name, 0.0) / whole:.1f}" for name in ("exposed_communication", "bubble")),
+    ]
 
 
 def _axis_names(sweeps: tuple[str, ...]) -> list[str]:
@@ -214,66 +240,48 @@ def with_options(table: dict[str, Any], options: dict[str, Any]) -> dict[str, An
     return table
 
 
-def _progress(as_json: bool) -> Any:
-    """Ops done of all, on stderr, once a replay takes longer than one slice."""
-    if as_json or not sys.stderr.isatty():
-        return None
-
-    def say(done: int, ops: int) -> None:
-        click.echo(f"\r{done:,} of {ops:,} ops\033[K" if done < ops else "\r\033[K", nl=False, err=True)
-
-    return say
-
-
-def _show(emulation: Any) -> None:
-    from rich.table import Table
-    from rich.text import Text
-
+def show(emulation: Any) -> None:
+    """Print what a job takes."""
     from emulator.cli.emulate_jobs import show_assumptions
     from emulator.jobs.defaults import batch_text
-    from switchml.terminal import Console
 
-    console = Console()
     job, cluster = emulation.plan.job, emulation.plan.cluster
-    machines = f" on {job.gpus} x {cluster.device.title} ({cluster.name})"
-    console.print(Text.assemble((emulation.plan.model.title, "bold"), machines))
-    console.print(
+    say((emulation.plan.model.title, "bold"), f" on {job.gpus} x {cluster.device.title} ({cluster.name})")
+    say(
         f"tp {job.tp} x pp {job.pp} x dp {job.dp}, batch {batch_text(job, emulation.assumed)}, "
-        f"{job.schedule}, recompute {job.recompute}, all-reduce {job.allreduce}"
+        f"{job.schedule}, recompute {job.recompute}, all-reduce {job.allreduce}\n"
     )
-    table = Table(show_header=False)
-    table.add_column()
-    table.add_column(justify="right")
+    table = tables.Table([tables.text(""), tables.number("")])
     whole_s = emulation.iteration_s
-    table.add_row("iteration", f"{whole_s * 1e3:,.1f} ms" if whole_s < 1 else f"{whole_s:,.2f} s")
+    table.add("iteration", f"{whole_s * 1e3:,.1f} ms" if whole_s < 1 else f"{whole_s:,.2f} s")
     for name, seconds in emulation.parts.items():
-        table.add_row(f"  {name}", f"{seconds / whole_s:.1%}")
-    table.add_section()
-    table.add_row("throughput", f"{emulation.samples_per_s:,.1f} samples/s")
+        table.add(f"  {name}", f"{seconds / whole_s:.1%}")
+    table.add()
+    table.add("throughput", f"{emulation.samples_per_s:,.1f} samples/s")
     if emulation.tokens_per_s is not None:
-        table.add_row("", f"{emulation.tokens_per_s:,.0f} tokens/s")
-        table.add_row("  of each accelerator", f"{emulation.tokens_per_s / job.gpus:,.0f} tokens/s")
-    table.add_row("  of each accelerator", f"{emulation.flops_per_gpu / 1e12:,.0f} TFLOP/s")
-    table.add_row("model FLOPs utilization", f"{emulation.mfu:.1%}")
+        table.add("", f"{emulation.tokens_per_s:,.0f} tokens/s")
+        table.add("  of each accelerator", f"{emulation.tokens_per_s / job.gpus:,.0f} tokens/s")
+    table.add("  of each accelerator", f"{emulation.flops_per_gpu / 1e12:,.0f} TFLOP/s")
+    table.add("model FLOPs utilization", f"{emulation.mfu:.1%}")
     used, available = emulation.memory.total / 1e9, cluster.device.memory_bytes / 1e9
-    table.add_row("memory, fullest accelerator", f"{used:.1f} of {available:.0f} GB")
+    table.add("memory, fullest accelerator", f"{used:.1f} of {available:.0f} GB")
     for name, size in emulation.memory.parts().items():
-        table.add_row(f"  {name}", f"{size / 1e9:.1f} GB")
+        table.add(f"  {name}", f"{size / 1e9:.1f} GB")
     if emulation.steps:
-        table.add_section()
-        table.add_row("steps", f"{emulation.steps:,.0f}")
+        table.add()
+        table.add("steps", f"{emulation.steps:,.0f}")
         hours = emulation.hours
-        table.add_row("duration", f"{hours / 24:,.1f} days" if hours > 48 else f"{hours:,.1f} h")
-        table.add_row("accelerator hours", f"{emulation.gpu_hours:,.0f}")
-        table.add_row("cost", f"${emulation.cost:,.0f}" if emulation.cost else "no price known")
-        table.add_row("energy", f"{emulation.energy_kwh / 1000:,.1f} MWh")
+        table.add("duration", f"{hours / 24:,.1f} days" if hours > 48 else f"{hours:,.1f} h")
+        table.add("accelerator hours", f"{emulation.gpu_hours:,.0f}")
+        table.add("cost", f"${emulation.cost:,.0f}" if emulation.cost else "no price known")
+        table.add("energy", f"{emulation.energy_kwh / 1000:,.1f} MWh")
         if emulation.goodput < 1:
             spread = emulation.progress.quantiles()
             between = f" ({spread['p5']:.1%} to {spread['p95']:.1%} in nine of ten)" if spread else ""
-            table.add_row("goodput", f"{emulation.goodput:.1%}{between}")
-    console.print(table)
+            table.add("goodput", f"{emulation.goodput:.1%}{between}")
+    tables.show(table)
     for line in emulation.warnings():
-        console.print(Text.assemble(("warning: ", "bold yellow"), line))
+        say(("warning: ", "bold yellow"), line)
     show_assumptions(emulation.played, emulation.wall_s, emulation.assumptions())
 
 
@@ -304,7 +312,14 @@ def _list(kinds: tuple[str, ...], as_json: bool) -> None:
         if kind not in known:
             raise ConfigError(datafile.unknown("kind", kind, known))
     chosen = {kind: known[kind] for kind in kinds or [kind for kind in known if kind != "constants"]}
-    lines = []
-    for kind, entries in chosen.items():
-        lines += [f"{kind}:", *(f"  {name:<22} {title}".rstrip() for name, title in entries.items())]
-    output(as_json, lambda: chosen, lambda: click.echo("\n".join(lines)))
+    output(as_json, lambda: chosen, lambda: show_names(chosen))
+
+
+def show_names(kinds: Mapping[str, Mapping[str, str]]) -> None:
+    """Print them, by kind."""
+    for kind, entries in kinds.items():
+        table = tables.Table(
+            [tables.text(""), tables.text("")], [(f"  {name}", title) for name, title in entries.items()]
+        )
+        table.title = f"{kind}:"
+        tables.show(table)

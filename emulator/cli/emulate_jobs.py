@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from switchml import tables
 from switchml.errors import ConfigError
-from switchml.text import plain
+from switchml.terminal import progress, say
 
 if TYPE_CHECKING:
     from emulator.replay.engine import Replayed
@@ -43,21 +44,21 @@ def show_together(
     placement: str | None,
     timeline_file: Path | None,
     time_budget_s: float,
-    progress: Any,
     as_json: bool,
 ) -> None:
     """Emulate them, and print what each takes in company beside what it takes alone."""
     from emulator.jobs.emulate import request
     from emulator.jobs.tenants import together
 
-    tenancy = together(
-        [request(table, name) for name, table in tables.items()],
-        list(tables),
-        share=share or "all",
-        placement=placement or "spread",
-        progress=progress,
-        time_budget_s=time_budget_s,
-    )
+    with progress("replaying") as task:
+        tenancy = together(
+            [request(table, name) for name, table in tables.items()],
+            list(tables),
+            share=share or "all",
+            placement=placement or "spread",
+            progress=task.ops,
+            time_budget_s=time_budget_s,
+        )
     if timeline_file is not None:
         from emulator.report.perfetto import write_timeline
 
@@ -65,21 +66,32 @@ def show_together(
     if as_json:
         click.echo(json.dumps(tenancy.to_json()))
         return
-    from emulator.bench.tables import print_table
-    from emulator.report.tables import time_text
+    show(tenancy)
 
-    rows = []
+
+def show(tenancy: Any) -> None:
+    """Print what each job takes."""
+    table = tables.Table(
+        [
+            tables.text("job"),
+            tables.number("accelerators", drop=2),
+            tables.number("iteration", "ms"),
+            tables.number("alone", "ms"),
+            tables.number("slowdown"),
+            tables.number("throughput", "samples/s", drop=1),
+        ],
+        title="Together on one cluster",
+    )
     for tenant in tenancy.tenants:
         job = tenant.alone.plan.job
-        times = (time_text(tenant.iteration_s), time_text(tenant.alone_s), f"{tenant.slowdown:.2f}x")
-        rows.append((tenant.name, f"{job.gpus}", *times, f"{job.global_batch / tenant.iteration_s:,.1f}"))
-    headings = ("job", "accelerators", "iteration", "alone", "slowdown", "samples/s")
-    print_table(headings, rows, before="Together on one cluster")
+        times = (f"{tenant.iteration_s * 1e3:,.1f}", f"{tenant.alone_s * 1e3:,.1f}", f"{tenant.slowdown:.2f}")
+        table.add(tenant.name, f"{job.gpus}", *times, f"{job.global_batch / tenant.iteration_s:,.1f}")
+    tables.show(table)
     show_assumptions(tenancy.played, tenancy.played.wall_s, tenancy.assumptions)
 
 
 def show_assumptions(played: Replayed, wall_s: float, assumptions: Iterable[str]) -> None:
     """How much was replayed, and what was assumed."""
-    click.echo(f"{len(played.graph.ops):,} ops replayed in {wall_s:.2f} s. Assumed:")
+    say(f"\n{len(played.graph.ops):,} ops replayed in {wall_s:.2f} s. Assumed:")
     for line in assumptions:
-        click.echo(plain(f"  - {line}"))
+        say(f"- {line}")

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -14,11 +15,15 @@ from emulator.cli.options import (
     output,
     payload_option,
     plot_option,
-    progress,
     repeats_options,
     wire_option,
 )
 from switchml.cli.options import SIZE, Count, option
+from switchml.cli.written import say_when_written
+
+if TYPE_CHECKING:
+    from emulator.bench.mininet.experiments import MininetPlan, Row
+    from host_agent.training.runner import Comparison
 
 
 class Capture(click.ParamType):
@@ -32,6 +37,7 @@ class Capture(click.ParamType):
         link, separator, file = value.partition("=")
         if not separator or not link or not file:
             self.fail(f"{value!r}: expected LINK=FILE, as in h1-s1=h1.pcap", param, ctx)
+        say_when_written(ctx, Path(file))
         return link, Path(file).absolute()
 
 
@@ -89,10 +95,39 @@ def mininet(size: float, plot_file: Path | None, as_json: bool, **options: Any) 
     if plan.experiment == "train":
         _train(plan, plot_file, as_json)
         return
-    result = world.call(partial(experiments.run, plan, progress))
+    result = world.call(partial(_measure, plan, as_json))
     if plot_file is not None:
         plot.draw(plan, result, plot_file)
-    output(as_json, lambda: report.as_json(plan, result), lambda: report.print_table(plan, result))
+    if as_json:
+        click.echo(json.dumps(report.as_json(plan, result)))
+
+
+def _measure(plan: MininetPlan, as_json: bool) -> list[Row]:
+    """Inside a world of its own: measure, and print rows as they come."""
+    from emulator.bench.mininet import experiments, report
+    from switchml.tables import Stream
+    from switchml.terminal import progress
+
+    has_trunks = plan.experiment == "two-racks"
+    stream = None if as_json else Stream(report.columns(plan, has_trunks), report.title(plan))
+
+    def on_row(row: Row) -> None:
+        if stream is not None:
+            stream.add(*report.cells(plan, row, has_trunks))
+
+    with progress("mininet") as task:
+        rows = experiments.run(plan, task.step, on_row)
+    if stream is not None:
+        stream.close(report.note(plan, has_trunks))
+    return rows
+
+
+def _train_inside(plan: MininetPlan) -> Comparison:
+    from emulator.bench.mininet import train
+    from switchml.terminal import progress
+
+    with progress("mininet") as task:
+        return train.run(plan, task.step)
 
 
 def _train(plan, plot_file: Path | None, as_json: bool) -> None:
@@ -100,7 +135,7 @@ def _train(plan, plot_file: Path | None, as_json: bool) -> None:
     from emulator.testbed import world
     from host_agent.training import report
 
-    comparison = world.call(partial(train.run, plan, progress))
+    comparison = world.call(partial(_train_inside, plan))
     settings = train.settings_of(plan)
     if plot_file is not None:
         report.plot(comparison, plot_file)

@@ -5,18 +5,17 @@ from __future__ import annotations
 import functools
 import importlib
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from switchml import plotting, units
+from switchml import output_files, units
 from switchml.cli.options import RATE, TIME, Count, Quantity, note_bare, option
+from switchml.cli.written import OutputFile, OutputFolder
 from switchml.errors import ConfigError
-
-if TYPE_CHECKING:
-    from rich.table import Table
+from switchml.tables import wide_option
 
 
 class Many(click.ParamType):
@@ -57,23 +56,6 @@ class Parsed(click.ParamType):
             self.fail(str(error), param, ctx)
 
 
-class Picture(click.Path):
-    """A file that a picture can be drawn to."""
-
-    name = "file"
-
-    def __init__(self) -> None:
-        super().__init__(dir_okay=False, writable=True, path_type=Path)
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
-        path = Path(super().convert(value, param, ctx))
-        try:
-            plotting.check(path)
-        except ConfigError as error:
-            self.fail(str(error), param, ctx)
-        return path
-
-
 class OneSize(Quantity):
     """One of a few sizes; converts to whole bytes."""
 
@@ -96,7 +78,7 @@ SHARES = Many(click.FloatRange(0, 1), "D", "1,0.4,0.1,0.01", "numbers from 0 to 
 WIRE = click.Choice(["int32", "int16", "int8"])
 AGENT_WIRE = click.Choice(["int32", "int16", "int8", "exact"])
 FILE = click.Path(dir_okay=False, path_type=Path)
-FOLDER = click.Path(file_okay=False, path_type=Path)
+OUTPUT_FOLDER = OutputFolder()
 ANY_PATH = click.Path(path_type=Path)
 
 
@@ -105,12 +87,22 @@ def together(*options: Callable) -> Callable:
     return lambda command: functools.reduce(lambda decorated, option: option(decorated), reversed(options), command)
 
 
-json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the table.")
-plot_option = click.option(
-    "--plot", "plot_file", type=Picture(), metavar="FILE", help="Draw the result: .png, .svg, .pdf or .html."
+json_option = together(
+    click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the table."), wide_option
 )
+plot_option = click.option(
+    "--plot",
+    "plot_file",
+    type=OutputFile(output_files.PICTURES),
+    metavar="FILE",
+    help="Draw the result: .png, .svg, .pdf or .html.",
+)
+REPORT = OutputFile(output_files.PAGES)
+TIMELINE = OutputFile(output_files.TIMELINES)
+ROWS_FILE = OutputFile(output_files.ROWS)
+SETTINGS_FILE = OutputFile()
 timeline_option = click.option(
-    "--timeline", type=FILE, metavar="FILE", help="Write a timeline for Perfetto (.json or .json.gz)."
+    "--timeline", type=TIMELINE, metavar="FILE", help="Write a timeline for Perfetto (.json or .json.gz)."
 )
 wire_option = click.option("--wire", type=WIRE, default="int32", help="Type of the lanes in a packet.")
 authenticate_option = click.option(
@@ -202,22 +194,3 @@ def output(as_json: bool, to_json: Callable[[], Any], print_table: Callable[[], 
         click.echo(json.dumps(to_json()))
     else:
         print_table()
-
-
-def table(left: Iterable[str], right: Iterable[str], rows: Iterable[Iterable[str]] = (), **style: Any) -> Table:
-    """A table of rich's: columns of text, then columns of numbers."""
-    from rich.table import Table
-
-    table = Table(**style)
-    for heading in left:
-        table.add_column(heading)
-    for heading in right:
-        table.add_column(heading, justify="right")
-    for row in rows:
-        table.add_row(*row)
-    return table
-
-
-def progress(line: str) -> None:
-    """A line of progress, on stderr."""
-    click.echo(line, err=True)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from emulator.cli import emulated
+from emulator.cli.options import OUTPUT_FOLDER, TIMELINE
 from switchml.cli.options import Count, option
 from switchml.runtime.folders import TemporaryFolder
+from switchml.tables import wide_option
+from switchml.terminal import say
 
 if TYPE_CHECKING:
     from emulator.peers.settings import Settings
@@ -38,7 +40,7 @@ if TYPE_CHECKING:
     type=click.Path(exists=True, file_okay=False),
     help="Folder of the recorded run for --values recorded.",
 )
-@click.option("--record", type=click.Path(file_okay=False), help="Record this run (all ranks real) into a folder.")
+@click.option("--record", type=OUTPUT_FOLDER, help="Record this run (all ranks real) into a folder.")
 @click.option(
     "--jitter",
     type=click.FloatRange(0.0),
@@ -59,9 +61,10 @@ if TYPE_CHECKING:
 )
 @click.option("--seed", type=int, default=0, help="Seed of noise and jitter.")
 @click.option(
-    "--timeline", type=click.Path(dir_okay=False), help="Write the last iteration for ui.perfetto.dev (FILE.json[.gz])."
+    "--timeline", type=TIMELINE, metavar="FILE", help="Write the last iteration for ui.perfetto.dev (FILE.json[.gz])."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object; what the script prints goes to stderr.")
+@wide_option
 @click.argument("script", nargs=-1, required=True, type=click.UNPROCESSED, metavar="SCRIPT|-m MODULE [ARGUMENTS]…")
 def peers(script: tuple[str, ...], as_json: bool, **options: Any) -> None:
     """Run SCRIPT as one or a few real ranks; the emulator plays all other ranks, the network and the switch.
@@ -86,7 +89,7 @@ def settings_of(*, world_size: int, real_ranks: str, slow: str, switch_jobs: int
     real = tuple(numbers) if "," in real_ranks else tuple(range(numbers[0]))
     if not 1 <= len(real) <= world_size:
         raise ConfigError(f"--real-ranks {real_ranks}: expected 1 to {world_size} of them")
-    rest = {name: value for name, value in rest.items() if value is not None}
+    rest = {name: str(each) if isinstance(each, Path) else each for name, each in rest.items() if each is not None}
     return Settings(world=world_size, real=real, slow=parse_slow(slow), jobs=switch_jobs, **rest)
 
 
@@ -97,7 +100,7 @@ def show(report: dict[str, Any], as_json: bool) -> None:
         return
     from emulator.peers.report import print_report
 
-    print_report(report, sys.stdout)
+    print_report(report)
 
 
 def train_digits(settings: Settings, as_json: bool, **training: float) -> None:
@@ -113,7 +116,7 @@ def train_digits(settings: Settings, as_json: bool, **training: float) -> None:
     show(report | {"training": trained} if as_json else report, as_json)
     if not as_json:
         losses = trained["losses"]
-        click.echo(
+        say(
             f"loss {losses[0]:.3f} at first, {losses[-1]:.3f} after {training['steps']} steps; "
             f"{trained['accuracy']:.1%} of the test images right"
         )

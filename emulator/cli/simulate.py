@@ -8,10 +8,17 @@ import json
 import os
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from emulator.cli.options import json_option, output, plot_option
+from switchml import tables
+from switchml.terminal import progress, say
+
+if TYPE_CHECKING:
+    from emulator.faults.campaign import Tally
+    from emulator.faults.world import Outcome
 
 
 @click.command()
@@ -67,44 +74,41 @@ def _play_one(seed: int, log: bool, as_json: bool) -> None:
     from emulator.faults.world import play
 
     if not as_json:
-        click.echo("\n".join(draw(seed).describe()))
+        say("\n".join(draw(seed).describe()))
     with quiet_agents():
-        outcome = play(seed, click.echo if log and not as_json else None)
+        outcome = play(seed, say if log and not as_json else None)
     if as_json:
         click.echo(json.dumps(asdict(outcome)))
     else:
-        click.echo(
-            f"{outcome.events} events in {outcome.seconds:.3f} s of virtual time:\n"
-            f"{outcome.packets} packets, {outcome.sums} sums and {outcome.errors} errors checked, trace {outcome.trace}"
-        )
-        click.echo(f"failed: {outcome.problem}" if outcome.problem else "passed")
+        show_one(outcome)
     raise SystemExit(bool(outcome.problem))
+
+
+def show_one(outcome: Outcome) -> None:
+    """Print what a run came to."""
+    say(
+        f"{outcome.events} events in {outcome.seconds:.3f} s of virtual time:\n"
+        f"{outcome.packets} packets, {outcome.sums} sums and {outcome.errors} errors checked\n"
+        f"trace {outcome.trace}"
+    )
+    say(f"failed: {outcome.problem}" if outcome.problem else "passed")
 
 
 def _play_many(seeds: range, stop_after: int, processes: int, as_json: bool) -> None:
     import time
 
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
     from emulator.faults.campaign import campaign
-    from switchml.terminal import Console
 
     started = time.perf_counter()
-    columns = [
-        TextColumn("seeds"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[bad]}"),
-    ]
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("", total=len(seeds), bad="")
-        failures = 0
+    failures = 0
+    with progress("seeds", len(seeds)) as task:
 
-        def on_outcome(outcome) -> None:
+        def on_outcome(outcome: Outcome) -> None:
             nonlocal failures
             failures += bool(outcome.problem)
-            progress.update(task, advance=1, bad=f"{failures} failed" if failures else "")
+            task.advance(f"{failures} failed" if failures else None)
+            if outcome.problem and not as_json:
+                say(f"seed {outcome.seed} failed: {outcome.problem}")
 
         tally = campaign(seeds, min(processes, len(seeds)), on_outcome, stop_after)
     wall_s = time.perf_counter() - started
@@ -113,26 +117,29 @@ def _play_many(seeds: range, stop_after: int, processes: int, as_json: bool) -> 
         failed = [{"seed": outcome["seed"], "problem": outcome["problem"]} for outcome in result.pop("failures")]
         click.echo(json.dumps(result | {"failed": failed}))
     else:
-        click.echo(
-            f"{tally.seeds} seeds in {wall_s:.1f} s ({tally.seeds / wall_s:.1f} a second), {tally.virtual_s:.0f} s of "
-            f"virtual time:\n{tally.packets:,} packets, {tally.sums:,} sums and {tally.errors:,} errors checked, "
-            f"trace {tally.trace}"
-        )
-        for outcome in tally.failures:
-            click.echo(f"seed {outcome.seed} failed: {outcome.problem}")
-        if tally.failures:
-            click.echo(f"switchml simulate --seed {tally.failures[0].seed} --log repeats the first of them")
-        else:
-            click.echo("all passed")
+        show_many(tally, wall_s)
     raise SystemExit(bool(tally.failures))
+
+
+def show_many(tally: Tally, wall_s: float) -> None:
+    """Print what the runs came to."""
+    say(
+        f"{tally.seeds} seeds in {wall_s:.1f} s ({tally.seeds / wall_s:.1f} a second), {tally.virtual_s:.0f} s of "
+        f"virtual time:\n{tally.packets:,} packets, {tally.sums:,} sums and {tally.errors:,} errors checked\n"
+        f"trace {tally.trace}"
+    )
+    if tally.failures:
+        say(f"switchml simulate --seed {tally.failures[0].seed} --log repeats the first of them")
+    else:
+        say("all passed")
 
 
 def _with_bug(name: str, seeds: int, first: int, stop_after: int, processes: int | None, as_json: bool) -> None:
     from emulator.faults.campaign import BUGS, run_planted
 
     if name == "list":
-        for bug, about in BUGS.items():
-            click.echo(f"{bug:<16}{about.what} ({about.file})")
+        rows = [(bug, about.what, about.file) for bug, about in BUGS.items()]
+        tables.show(tables.Table([tables.text("bug"), tables.text("what"), tables.text("file")], rows))
         return
     arguments = ["--seeds", str(seeds), "--from", str(first), "--stop-after", str(stop_after)]
     if processes:
@@ -142,20 +149,16 @@ def _with_bug(name: str, seeds: int, first: int, stop_after: int, processes: int
     click.echo(done.stderr, nl=False, err=True)
     if not as_json:
         verdict = "found" if done.returncode == 1 and done.stdout else "not found"
-        click.echo(f"bug {name} ({BUGS[name].what}): {verdict}")
+        say(f"bug {name} ({BUGS[name].what}): {verdict}")
     raise SystemExit(done.returncode)
 
 
 def _play_network(path: Path, plot_file: Path | None, as_json: bool) -> None:
-    from rich.progress import Progress
-
     from emulator.netsim import config, experiment, report
-    from switchml.terminal import Console
 
     options = config.load(path)
-    with Progress(console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task(path.name, total=1.0)
-        result = experiment.run(options, lambda done, steps: progress.update(task, completed=done))
+    with progress(path.name, 1.0) as task:
+        result = experiment.run(options, lambda done, steps: task.update(done, f"{steps:,} steps"))
     if plot_file is not None:
         report.plot(result, plot_file)
     output(as_json, lambda: report.as_json(result), lambda: report.print_tables(result))

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+from typing import TYPE_CHECKING
 
 import click
 
 from emulator.cli.options import json_option
-from switchml.text import plain
+from switchml.terminal import say
+
+if TYPE_CHECKING:
+    from emulator.p4switch.stf.stf import Report
 
 
 @click.command()
@@ -26,13 +30,18 @@ def stf(program: str, stf_file: str, as_json: bool, verbose: bool) -> None:
         found = {"passed": report.has_passed, "failures": report.failures, "warnings": report.warnings, "sent": sent}
         click.echo(json.dumps(found))
     else:
-        for warning in report.warnings:
-            click.echo(plain(f"warning: {warning}"), err=True)
-        for failure in report.failures:
-            click.echo(plain(failure))
-        if verbose:
-            for port, packets in report.sent.items():
-                for data in packets:
-                    click.echo(f"{port} {data.hex()}")
-        click.echo("passed" if report.has_passed else f"failed: {len(report.failures)}")
+        show(report, verbose)
     raise SystemExit(0 if report.has_passed else 1)
+
+
+def show(report: Report, verbose: bool) -> None:
+    """Print what failed, and whether anything did."""
+    for warning in report.warnings:
+        say(f"warning: {warning}", err=True)
+    for failure in report.failures:
+        say(failure)
+    if verbose:
+        for port, packets in report.sent.items():
+            for data in packets:
+                click.echo(f"{port} {data.hex()}")  # a packet stays on a line, to be copied
+    say("passed" if report.has_passed else f"failed: {len(report.failures)}")

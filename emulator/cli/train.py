@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from emulator.cli import emulated
-from emulator.cli.options import AGENT_WIRE, FILE, FOLDER, authenticate_option, json_option, output, plot_option
+from emulator.cli.options import AGENT_WIRE, FILE, OUTPUT_FOLDER, authenticate_option, json_option, output, plot_option
 from switchml.cli.options import Count, option
 
 AGGREGATORS = ["p4", "bmv2", "software"]
@@ -114,7 +114,7 @@ PROBABILITY = click.FloatRange(0.0, 1.0, max_open=True)
 @emulated.options(network="switchml", values=["own", "noise", "zeros"], needs="--emulated-ranks")
 @click.option(
     "--trace",
-    type=FOLDER,
+    type=OUTPUT_FOLDER,
     metavar="DIR",
     help="Profile ten steps of each run on every worker, into DIR/gloo and DIR/switchml (docs/trace-capture.md).",
 )

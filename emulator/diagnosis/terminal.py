@@ -4,57 +4,58 @@ from __future__ import annotations
 
 from rich.console import Group
 from rich.panel import Panel
-from rich.table import Table
 from rich.text import Text
 
 from emulator.diagnosis.checks import Diagnosis
 from emulator.diagnosis.situation import Finding
-from emulator.report.tables import critical_table, operation_text, time_text
-from switchml.terminal import Console
+from emulator.report.tables import TimeUnit, critical_table, operation_text, time_text
+from switchml import tables
+from switchml.terminal import say
 
 MOST_RANKS = 16
-LONGEST_NAME = 36
-"""Characters of an operation beside when it ran, on a line of 80."""
 COLOUR = {"high": "red", "medium": "yellow", "low": "cyan"}
 
 
-def show(diagnosis: Diagnosis, console: Console | None = None) -> None:
+def show(diagnosis: Diagnosis) -> None:
     """Print it."""
-    console = console or Console()
     seen = diagnosis.seen
     ranks = len(seen.graph.ranks)
-    console.print(
+    say(
         f"{ranks} rank{'s' * (ranks != 1)}, iteration {time_text(seen.joined.iteration_s)} as traced, "
         f"{time_text(seen.iteration_s)} replayed ({diagnosis.replay_error:+.1%})\n"
     )
-    console.print(_by_rank(diagnosis))
-    console.print(critical_table(seen.path))
-    console.print()
-    for number, finding in enumerate(diagnosis.findings, 1):
-        console.print(_panel(diagnosis, number, finding))
+    panels = [_panel(diagnosis, place, finding) for place, finding in enumerate(diagnosis.findings, 1)]
+    tables.show(_by_rank(diagnosis), critical_table(seen.path), *([Group(*panels)] if panels else []))
+    say()
     if not diagnosis.findings:
         checked = f" no check found {seen.least_share:.0%} of the iteration or more."
-        console.print(Text.assemble(("Nothing to change:", "bold"), checked))
+        say(("Nothing to change:", "bold"), checked)
     for line in seen.joined.assumptions:
-        console.print(Text(f"Assumed: {line}", style="dim"))
+        say(f"Assumed: {line}", style="dim")
 
 
-def _by_rank(diagnosis: Diagnosis) -> Table:
+def _by_rank(diagnosis: Diagnosis) -> tables.Table:
     """Rank, its causes, and whom it waits for most."""
     seen = diagnosis.seen
     rows = seen.causes.by_rank()
-    table = Table("rank", title="Where the time goes", title_justify="left")
-    for name in rows[0] if rows else ():
-        table.add_column(name, justify="right")
-    table.add_column("waits most for")
+    names = list(rows[0]) if rows else []
+    unit = TimeUnit(seconds for row in rows for seconds in row.values())
+    # The causes in which least time goes are the first for which there is no room.
+    small = sorted(names, key=lambda name: -sum(row[name] for row in rows))
+    columns = [
+        tables.text("rank"),
+        *(tables.number(name, unit.name, drop=small.index(name)) for name in names),
+        tables.text("waits most for", drop=1),
+    ]
+    table = tables.Table(columns, title="Where the time goes")
     for rank, row in list(enumerate(rows))[:MOST_RANKS]:
         waited_s = seen.causes.waiting_s[rank].copy()
         waited_s[rank] = 0.0
         peer = int(waited_s.argmax())
         most = f"{seen.short_name(peer)} ({time_text(float(waited_s[peer]))})" if waited_s[peer] > 0 else "nobody"
-        table.add_row(seen.short_name(rank), *(time_text(s) for s in row.values()), most)
+        table.add(seen.short_name(rank), *map(unit.text, row.values()), most)
     if len(rows) > MOST_RANKS:
-        table.caption = f"{len(rows) - MOST_RANKS} further ranks are not shown."
+        table.notes = [f"{len(rows) - MOST_RANKS} further ranks are not shown."]
     return table
 
 
@@ -66,7 +67,7 @@ def _panel(diagnosis: Diagnosis, number: int, finding: Finding) -> Panel:
     for sighting in finding.sightings[:3]:
         where = diagnosis.seen.rank_name(sighting.rank)
         span = f"{time_text(sighting.start_s)} to {time_text(sighting.end_s)}"
-        lines.append(Text(f"  {operation_text(sighting.op, LONGEST_NAME)}, {where}, {span}", style="dim"))
+        lines.append(Text(f"  {operation_text(sighting.op)}, {where}, {span}", style="dim"))
     lines += [Text.assemble(("→ ", "bold green"), setting) for setting in finding.settings]
     title = Text.assemble(f"{number}. {finding.title} ", (f"[{finding.severity}]", colour))
     return Panel(Group(*lines), title=title, title_align="left", border_style=colour)

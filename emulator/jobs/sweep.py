@@ -8,6 +8,7 @@ importable by its name in other processes, and on the cluster's machines.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import math
@@ -15,22 +16,22 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from switchml import output_files
 from switchml.errors import ConfigError, SwitchMLError
 from switchml.output_files import whole_file
 from switchml.runtime.pool import spread
+from switchml.terminal import progress
 
 Value = int | float | str
 Point = dict[str, Value]
 Row = dict[str, Any]
 
 MOST_POINTS = 100_000
-FORMATS = (".csv", ".parquet")
 
 
 @dataclass(frozen=True)
@@ -110,21 +111,32 @@ def sweep(
     engine: str | None = None,
     processes: int | None = None,
     show_progress: bool = True,
+    on_row: Callable[[Row], None] = lambda row: None,
 ) -> list[Row]:
     """Call `run` with `base` and each point of `axes`; return a row for each in their order: the point, then what `run`
     answered, or `error` where it raised a SwitchMLError (a job that does not fit is a result too).
 
     `out`: a .csv or .parquet file to write. `engine`: a Dask scheduler, `tcp://HOST:PORT`; default: `processes` of this
-    machine, as many as it has cores.
+    machine, as many as it has cores. `on_row` gets each row as soon as all before it are there.
     """
     if out is not None:
-        check_output(out)
+        output_files.check(out, output_files.ROWS)
     combinations = points(axes)
     options = [{**(base or {}), **point} for point in combinations]
     journal = _Journal(out, options)
     todo = [number for number in range(len(options)) if number not in journal.rows]
     processes = min(processes or os.cpu_count() or 1, len(todo))
-    with journal, _bar(len(options), len(journal.rows), show_progress) as advance:
+    reported = 0
+
+    def report() -> None:
+        nonlocal reported
+        while reported in journal.rows:
+            on_row({**combinations[reported], **journal.rows[reported]})
+            reported += 1
+
+    bar = progress("sweep", len(options), len(journal.rows)) if show_progress else contextlib.nullcontext()
+    with journal, bar as task:
+        report()
         if engine is not None:
             finished = _on_dask(run, options, todo, engine)
         elif processes <= 1:
@@ -134,7 +146,9 @@ def sweep(
         try:
             for number, row in finished:
                 journal.add(number, row)
-                advance()
+                report()
+                if task is not None:
+                    task.advance()
         except KeyboardInterrupt:
             if journal.path:
                 finished_rows = f"{len(journal.rows)} of {len(options)} points are in {journal.path}"
@@ -183,19 +197,6 @@ def _on_dask(run, options, todo, address: str) -> Iterator[tuple[int, Row]]:
             yield numbers[future.key], row
 
 
-@contextmanager
-def _bar(total: int, done: int, is_shown: bool) -> Iterator[Callable[[], None]]:
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    from switchml.terminal import Console
-
-    columns = (TextColumn("sweep"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    console = Console(stderr=True)
-    with Progress(*columns, console=console, disable=not is_shown or not console.is_terminal) as progress:
-        task = progress.add_task("sweep", total=total, completed=done)
-        yield lambda: progress.advance(task)
-
-
 class _Journal:
     """Rows that are there, by number of their point; kept in a file beside `out` until the sweep is over."""
 
@@ -238,16 +239,6 @@ class _Journal:
         """The sweep is over, and its output written."""
         if self.path:
             self.path.unlink(missing_ok=True)
-
-
-def check_output(out: Path) -> None:
-    """Raise ConfigError where `out` can't be written, before time is spent."""
-    if out.suffix not in FORMATS:
-        raise ConfigError(f"{out} ends in {out.suffix or 'nothing'}; a sweep is written as {' or '.join(FORMATS)}")
-    if not out.parent.is_dir():
-        raise ConfigError(f"there is no directory {out.parent} to write {out.name} to")
-    if out.suffix == ".parquet":
-        import pyarrow  # noqa: F401  # its absence is to be known now
 
 
 def write_rows(rows: list[Row], out: Path) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from emulator.netsim.experiment import JobResult, Result
 from switchml import plotting
+from switchml.tables import Table, number, show, text
 from switchml.text import plain
 
 _SHOWN_LINKS = 12
@@ -46,48 +47,60 @@ def as_json(result: Result) -> dict[str, Any]:
 
 def print_tables(result: Result) -> None:
     """Jobs, then the links that were used most."""
-    from switchml.terminal import Console
-
-    headings = ("ranks", "MiB", "slots", "ms", "bound ms", "Gbit/s", "packets", "resent", "spurious", "waits")
-    jobs = _table(("job", "backend"), headings)
-    for number, job in enumerate(result.jobs):
-        jobs.add_row(
-            _name(number, job),
+    jobs = Table(
+        [
+            text("job"),
+            text("backend"),
+            number("ranks"),
+            number("size", "MiB"),
+            number("slots", drop=2),
+            number("time", "ms"),
+            number("bound", "ms"),
+            number("goodput", "Gbit/s", drop=1),
+            number("packets", drop=3),
+            number("resent", drop=1),
+            number("spurious", drop=4),
+            number("waits", drop=5),
+        ],
+        title="Jobs",
+    )
+    for index, job in enumerate(result.jobs):
+        jobs.add(
+            _name(index, job),
             job.config.backend,
             str(job.config.workers),
             f"{job.config.size_bytes / 2**20:g}",
             str(job.slots or "–"),
-            *(f"{value:.3f}" for value in (job.median_s * 1e3, job.bound_s * 1e3, job.goodput_bps / 1e9)),
+            *(f"{value:,.3f}" for value in (job.median_s * 1e3, job.bound_s * 1e3, job.goodput_bps / 1e9)),
             *(f"{count:,}" for count in (job.sent, job.retransmitted, job.spurious, job.waits)),
         )
-    links = _table(("link",), ("used", "packets", "lost", "dropped", "queue, mean", "queue, most"))
+    links = Table(
+        [
+            text("link"),
+            number("used", "%"),
+            number("packets"),
+            number("lost", drop=1),
+            number("dropped", drop=1),
+            number("mean queue", "KiB", drop=2),
+            number("longest queue", "KiB"),
+        ],
+        title="Links",
+        notes=[
+            "time: median over the repeats, the slowest rank's. bound: closed form without loss, late ranks or other "
+            f"jobs. goodput: of the tensor. {len(result.links)} links, the busiest first. {result.steps:,} steps in "
+            f"{result.wall_s:.1f} s."
+        ],
+    )
     for name in _busiest(result):
         counts = result.links[name]
         queues_bytes = (counts.queued_byte_s / result.seconds, counts.most_queued_bytes)
-        links.add_row(
+        links.add(
             name,
-            f"{result.utilisation(name):.1%}",
+            f"{100 * result.utilisation(name):.1f}",
             *(f"{count:,}" for count in (counts.packets, counts.lost, counts.dropped)),
-            *(f"{size / 1024:.1f} KiB" for size in queues_bytes),
+            *(f"{size / 1024:,.1f}" for size in queues_bytes),
         )
-    console = Console(highlight=False)
-    console.print(jobs, "", links, sep="\n")
-    console.print(
-        "\nms: median over the repeats, the slowest rank's. Bound: closed form without loss, late ranks or other jobs. "
-        f"Gbit/s of tensor. {len(result.links)} links, the busiest first. {result.steps:,} steps in "
-        f"{result.wall_s:.1f} s.",
-        style="dim",
-    )
-
-
-def _table(names: tuple[str, ...], figures: tuple[str, ...]) -> Any:
-    """An empty table: columns of names, then of figures."""
-    from rich.table import Table
-
-    table = Table(*names, box=None, padding=(0, 2, 0, 0), pad_edge=False)
-    for heading in figures:
-        table.add_column(heading, justify="right", no_wrap=True)
-    return table
+    show(jobs, links)
 
 
 def _busiest(result: Result) -> list[str]:

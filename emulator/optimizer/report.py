@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from typing import Any
-
-from rich.table import Table
-from rich.text import Text
 
 from emulator.optimizer.objective import Objective
 from emulator.optimizer.passes import Setting
 from emulator.optimizer.search import Allowed, SearchResult
 from emulator.report.tables import bytes_text, time_text
-from switchml.terminal import Console
+from switchml.tables import Table, number, show, text
+from switchml.terminal import say
 
 SHOWN = 4
 """Buckets that a table names before it only counts."""
@@ -23,11 +22,10 @@ def words(name: str, value: Any) -> str:
     if name == "buckets":
         if len(value) == 1:
             return f"caps of {bytes_text(value[0])}"
-        shown = ", ".join(bytes_text(size) for size in value[:SHOWN])
-        return f"{len(value)} of {shown}" + (", …" if len(value) > SHOWN else "")
+        return f"{len(value)} of " + _first(bytes_text(size) for size in value)
     if name == "codec":
         names = [spec or "none" for spec in value]
-        return names[0] if len(set(names)) == 1 else ", ".join(names[:SHOWN]) + (", …" if len(names) > SHOWN else "")
+        return names[0] if len(set(names)) == 1 else _first(names)
     return {
         "placement": {"switchml": "the aggregator", "ring": "a ring (Gloo, NCCL)", "ps": "a parameter server"}.get(
             value
@@ -37,40 +35,52 @@ def words(name: str, value: Any) -> str:
     }.get(name) or "yes"
 
 
-def print_table(result: SearchResult, objective: Objective, allowed: Allowed, console: Console) -> None:
+def _first(names: Iterable[str]) -> str:
+    """The first SHOWN of them, and how many others there are."""
+    listed = list(names)
+    return ", ".join(listed[:SHOWN]) + (f" and {len(listed) - SHOWN} others" if len(listed) > SHOWN else "")
+
+
+def print_table(result: SearchResult, objective: Objective, allowed: Allowed) -> None:
     """Passes alone and in the setting; predictions; assumptions."""
     chosen = result.best.setting.changed()
-    table = Table(title="What each pass gains, in time for a sample", title_justify="left")
-    for column in ("pass", "best alone", "gain alone", "at worst", "in the setting", "gain there"):
-        table.add_column(column, justify="right" if column.startswith(("gain", "at")) else "left")
+    table = Table(
+        [
+            text("pass"),
+            text("best alone", drop=1),
+            number("gain alone", "%"),
+            number("at worst", "%", drop=2),
+            text("in the setting"),
+            number("gain there", "%"),
+        ],
+        title="What each pass gains, in time for a sample",
+    )
     for alone in sorted(result.alone, key=lambda each: each.worth.sample_s):
         name, value = alone.one.name, alone.worth.setting.changed().get(alone.one.name)
         gain, at_worst = result.gain_of(alone.worth), result.gain_of(alone.worth, at_worst=True)
         own = words(name, chosen[name]) if name in chosen else "as it is" if name in allowed.passes else "not allowed"
-        there = f"{_without(result, objective, name):.1%}" if name in chosen else ""
+        there = f"{100 * _without(result, objective, name):.1f}" if name in chosen else ""
         best = words(name, value) if gain > 0 else "as it is"
-        table.add_row(alone.one.title, best, f"{max(gain, 0):.1%}", f"{max(at_worst, 0):.1%}", own, there)
-    console.print(table)
+        table.add(alone.one.title, best, f"{100 * max(gain, 0):.1f}", f"{100 * max(at_worst, 0):.1f}", own, there)
+    show(table)
+    say()
     for line in too_little(result, objective, allowed):
-        console.print(line)
-    for text, worth in result.steps:
-        console.print(f"along the critical path, {text}: {time_text(worth.sample_s)}")
+        say(line)
+    for what, worth in result.steps:
+        say(f"along the critical path, {what}: {time_text(worth.sample_s)}")
     rate = result.evaluated / result.wall_s * 60 if result.wall_s else 0
-    console.print(f"{result.evaluated:,} settings in {result.wall_s:.1f} s ({rate:,.0f} a minute); {result.how}")
+    say(f"{result.evaluated:,} settings in {result.wall_s:.1f} s ({rate:,.0f} a minute); {result.how}")
     samples = f" for {result.best.setting.samples:g} times the samples" if result.best.setting.samples != 1 else ""
-    console.print(
-        Text.assemble(
-            "traced ", (time_text(objective.joined.iteration_s), "bold"),
-            f", replayed {time_text(result.traced.iteration_s)}; with the setting ",
-            (time_text(result.best.iteration_s), "bold"), f"{samples}: ",
-            (f"{result.gain:.1%}", "bold"), " less time for a sample",
-        )
-    )  # fmt: skip
+    say(
+        *("traced ", (time_text(objective.joined.iteration_s), "bold")),
+        f", replayed {time_text(result.traced.iteration_s)}; with the setting ",
+        *((time_text(result.best.iteration_s), "bold"), f"{samples}: "),
+        *((f"{result.gain:.1%}", "bold"), " less time for a sample"),
+    )
     rest = "" if result.in_file is result.best else " without what is only advised"
-    speedup = (f"{result.predicted_speedup:.2f}", "bold")
-    console.print(Text.assemble("predicted speed-up with the settings file: ", speedup, rest))
+    say("predicted speed-up with the settings file: ", (f"{result.predicted_speedup:.2f}", "bold"), rest)
     for line in assumptions(result, objective):
-        console.print(f"· {line}", style="dim")
+        say(f"- {line}", style="dim")
 
 
 def too_little(result: SearchResult, objective: Objective, allowed: Allowed) -> list[str]:

@@ -87,7 +87,7 @@ def deliver(world: World) -> None:
     """Print it on stderr, and write the files that the settings name."""
     settings = world.settings
     if not settings.quiet:
-        print_report(as_json(world), sys.stderr)
+        print_report(as_json(world), err=True)
     try:
         if settings.report:
             with whole_file(settings.report) as part:
@@ -98,31 +98,36 @@ def deliver(world: World) -> None:
         print(plain(f"switchml-emulated: {error}"), file=sys.stderr)
 
 
-def print_report(report: dict[str, Any], file) -> None:
-    """A table of what `as_json` found."""
+def print_report(report: dict[str, Any], err: bool = False) -> None:
+    """A table of what `as_json` found; `err`: on stderr."""
     from emulator.report.tables import bytes_text, shares_table, time_text
-    from switchml.terminal import Console
+    from switchml.tables import Table, number, show, text
+    from switchml.terminal import say
 
-    console = Console(file=file, highlight=False)
     real = report["real_ranks"]
-    console.print(
+    say(
         f"\n{report['world_size']} ranks on {report['cluster']}, {len(real)} of them real "
-        f"({', '.join(map(str, real))}), {report['clock']} clock"
+        f"({', '.join(map(str, real))}), {report['clock']} clock\n",
+        err=err,
     )
     if report["iteration_s"] is not None:
         rows = [*report["parts"].items(), ("iteration", report["iteration_s"])]
-        console.print(shares_table("part", rows, report["iteration_s"], box=None, padding=(0, 2, 0, 0), pad_edge=False))
-        console.print(
-            f"mean of {report['counted_iterations']} of {report['iterations']} iterations, those in the middle"
-        )
+        shares = shares_table("part", rows, report["iteration_s"])
+        shares.notes = [f"mean of {report['counted_iterations']} of {report['iterations']} iterations, those in the "
+                        "middle"]  # fmt: skip
+        show(shares, err=err)
     else:
-        console.print("no optimizer stepped, so there are no iterations to report")
-    for name, used in report["collectives"].items():
-        console.print(
-            f"{used['calls']} × {name.replace('_', '-')}: {bytes_text(used['bytes'])}, {time_text(used['seconds'])}"
-        )
+        say("no optimizer stepped, so there are no iterations to report", err=err)
+    if report["collectives"]:
+        used = Table([text("collective"), number("calls"), number("bytes"), number("time")])
+        for name, each in report["collectives"].items():
+            figures = (f"{each['calls']:,}", bytes_text(each["bytes"]), time_text(each["seconds"]))
+            used.add(name.replace("_", "-"), *figures)
+        say(err=err)
+        show(used, err=err)
+    say("\nAssumed:", err=err)
     for line in report["assumptions"]:
-        console.print(f"- {line}")
+        say(f"- {line}", err=err)
 
 
 def write_timeline(world: World, path: str) -> None:

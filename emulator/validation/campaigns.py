@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from emulator.bench import tables as text_tables
 from emulator.cluster import cluster as clusters
 from emulator.cluster import tables
 from emulator.validation import fitting, iterations, megatron, nccl, throughput
 from emulator.validation.memory import published
 from emulator.validation.rows import Row, mape, worst
 from switchml.errors import ConfigError
+from switchml.tables import Table, number, text
 
 MEGATRON_CLUSTER, ITERATIONS_CLUSTER = "a100-dgx", "a100-hdr800"
 NODES = {"a100": "a100-dgx", "v100": "v100-dgx1"}
@@ -92,9 +92,9 @@ def _throughput(path: Path) -> Iterator[Campaign]:
         rows = [one.row for _, one in known if one.measured.group == group and one.row is not None]
         yield Campaign(f"tokens a second, {group}", rows)
     halves: dict[str, list[Row]] = {}
-    for number, one in known:
+    for place, one in known:
         if one.row is not None and one.measured.request.job.precision == "bf16":
-            halves.setdefault("to others" if number % 2 else "to these", []).append(one.row)
+            halves.setdefault("to others" if place % 2 else "to these", []).append(one.row)
     for name, rows in halves.items():
         yield Campaign(f"tokens a second, bf16, constants fitted {name}", rows)
 
@@ -127,11 +127,12 @@ def to_json(campaigns: Sequence[Campaign]) -> dict[str, Any]:
     }
 
 
-def print_table(campaigns: Sequence[Campaign]) -> None:
-    """For people, on stdout."""
-    rows = [
-        (one.name, str(len(one.rows)), f"{mape(one.rows):.1%}", f"{worst(one.rows).error:+.1%}")
-        for one in campaigns
-        if one.rows
-    ]
-    text_tables.print_table(("measured", "rows", "MAPE", "worst"), rows)
+def table(campaigns: Sequence[Campaign]) -> Table:
+    """For people."""
+    shown = Table([text("measured"), number("rows"), number("mean error", "%"), number("worst", "%")])
+    for one in campaigns:
+        if one.rows:
+            shown.add(
+                one.name, str(len(one.rows)), f"{100 * mape(one.rows):.1f}", f"{100 * worst(one.rows).error:+.1f}"
+            )
+    return shown

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from emulator.bench import tables
 from emulator.traces.align import align
 from emulator.traces.events import RankTrace
 from switchml.errors import ConfigError
+from switchml.tables import Table, number, text
 
 SHIFT_S = 0.05
 
@@ -54,7 +54,12 @@ def _error_s(traces: Sequence[RankTrace], shift_s: float) -> float:
     return float(np.abs(align(moved).offset_s + ahead_s).max())
 
 
-def print_table(rows: Sequence[Recovered]) -> None:
-    """For people, on stdout."""
-    headings = (f"clocks shifted by {rows[0].shift_s * 1e3:g} ms", "recovered from", "off by µs")
-    tables.print_table(headings, [(row.name, row.told_by, f"{row.error_s * 1e6:,.0f}") for row in rows], left=2)
+def table(rows: Sequence[Recovered]) -> Table:
+    """For people."""
+    shown = Table(
+        [text("traces"), text("recovered from"), number("off by", "µs")],
+        title=f"Clocks shifted by {rows[0].shift_s * 1e3:g} ms, and recovered" if rows else "No clocks were shifted",
+    )
+    for row in rows:
+        shown.add(row.name, row.told_by, f"{row.error_s * 1e6:,.0f}")
+    return shown

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from emulator.bench import tables
 from emulator.validation import scatter
 from emulator.validation.rows import Row, summary
+from switchml import tables
+from switchml.tables import Table, number, text
 
 SHOWN = 12
 """Rows printed of a long table."""
@@ -39,41 +40,43 @@ def show(
 def _print_tables(what: str, rows: Sequence[Row], groups: Groups, shown: Sequence[Row] | None) -> None:
     listed = list(shown or sorted(rows, key=lambda row: -abs(row.error))[:SHOWN])
     longest = f", the {len(listed)} with the largest errors" if shown is None and len(rows) > len(listed) else ""
-    units = {row.unit for row in listed}
-    common = next(iter(units)) if len(units) == 1 and "s" not in units else ""
-    tables.print_table(
-        ("row", "measured", "predicted", "error"),
-        [
-            (
-                row.name,
-                *(_amount(value, row.unit, common) for value in (row.measured, row.predicted)),
-                f"{row.error:+.1%}",
-            )
-            for row in listed
-        ],
-        before=f"{what}{f', {common}' if common else ''}: {len(rows)} rows{longest}",
-        wraps=True,
+    units = {_scale(row)[1] for row in listed}
+    unit = units.pop() if len(units) == 1 else ""
+    columns = [text("row"), number("measured", unit), number("predicted", unit)]
+    table = Table(
+        [*columns, *([] if unit else [text("unit")]), number("error", "%")],
+        title=f"{what}: {len(rows)} rows{longest}",
     )
-    averages = []
-    for name, part in [*groups, ("all" if shown is None else "all times", rows)]:
+    for row in listed:
+        factor, its = _scale(row)
+        figures = (f"{value * factor:,.2f}" for value in (row.measured, row.predicted))
+        table.add(row.name, *figures, *([] if unit else [its]), f"{100 * row.error:+.1f}")
+    tables.show(table, averages([*groups, ("all" if shown is None else "all times", rows)]))
+
+
+def averages(groups: Groups) -> Table:
+    """Errors of each group."""
+    table = Table(
+        [
+            text("rows"),
+            number("count"),
+            number("mean error", "%"),
+            number("bias", "%", drop=1),
+            number("worst", "%"),
+            number("within 5 %", "%", drop=2),
+        ],
+        title="Errors: mean of their sizes (MAPE), mean (bias), largest",
+    )
+    for name, part in groups:
         one = summary(part)
         bias = sum(row.error for row in part) / len(part)
-        shares = (
-            f"{one['mape']:.1%}",
-            f"{bias:+.1%}",
-            f"{one['worst']['error']:+.1%}",
-            f"{one['within_5_percent']:.0%}",
-        )
-        averages.append((name, str(len(part)), *shares))
-    headings = ("rows", "count", "MAPE", "bias", "worst", "within 5 %")
-    tables.print_table(headings, averages, before="\nmean absolute percentage error", wraps=True)
+        shares = [f"{100 * share:+.1f}" for share in (bias, one["worst"]["error"])]
+        table.add(name, str(len(part)), f"{100 * one['mape']:.1f}", *shares, f"{100 * one['within_5_percent']:.0f}")
+    return table
 
 
-def _amount(value: float, unit: str, common: str = "") -> str:
-    """With its unit, unless that is all rows' `common` one."""
-    if unit != "s":
-        return f"{value:,.{0 if value >= 1000 else 2}f}" + (f" {unit}" if unit != common else "")
-    for factor, name in ((1.0, "s"), (1e3, "ms")):
-        if value * factor >= 1.0:
-            return f"{value * factor:,.2f} {name}"
-    return f"{value * 1e6:,.1f} µs"
+def _scale(row: Row) -> tuple[float, str]:
+    """A factor for both figures of a row, and the unit that they then have."""
+    if row.unit != "s":
+        return 1.0, row.unit
+    return next((scale for scale in ((1.0, "s"), (1e3, "ms")) if row.measured * scale[0] >= 1.0), (1e6, "µs"))

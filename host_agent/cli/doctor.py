@@ -5,15 +5,23 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import click
+from rich.text import Text
+
+from switchml import tables
+from switchml.tables import Table, text, wide_option
+from switchml.terminal import progress, say
 
 if TYPE_CHECKING:
     from host_agent.checkup import Finding
+
+MARKS = {"ok": ("✓", "green"), "missing": ("–", "yellow"), "broken": ("✗", "bold red")}
 
 
 @click.command()
 @click.option("--seconds", default=1.0, show_default=True, metavar="S", help="Duration of the all-reduce trial.")
 @click.option("--ranks", default=2, show_default=True, metavar="N", help="Ranks in the trial.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@wide_option
 def doctor(seconds: float, ranks: int, as_json: bool) -> None:
     """Check what this machine can do and what it lacks.
 
@@ -27,24 +35,28 @@ def doctor(seconds: float, ranks: int, as_json: bool) -> None:
 
     from host_agent import checkup
 
-    click.echo("checking …", err=True)
-    findings = checkup.look_around()
-    findings.append(trial(ranks, seconds))
+    with progress("checking"):
+        findings = checkup.look_around()
+        findings.append(trial(ranks, seconds))
     if as_json:
         click.echo(json.dumps({finding.name: finding.as_dict() for finding in findings}, indent=2))
     else:
-        from rich.table import Table
-        from rich.text import Text
-
-        from switchml.terminal import Console
-
-        table = Table("", "check", "found", "to do", show_edge=False, pad_edge=False)
-        for finding in findings:
-            mark, style = {"ok": ("✓", "green"), "missing": ("–", "yellow"), "broken": ("✗", "bold red")}[finding.state]
-            table.add_row(Text(mark, style), finding.name, finding.detail, finding.advice)
-        Console().print(table)
+        show(findings)
     if findings[-1].state == "broken":
         raise click.exceptions.Exit(1)
+
+
+def show(findings: list[Finding]) -> None:
+    """Print what was found, and below it what there is to do, so that addresses and commands stay whole."""
+    table = Table([text("", least=1), text("check"), text("found")])
+    for finding in findings:
+        table.add(Text(*MARKS[finding.state]), finding.name, finding.detail)
+    tables.show(table)
+    to_do = [finding for finding in findings if finding.advice]
+    if to_do:
+        say(("\nTo do", "bold"))
+    for finding in to_do:
+        say(f"- {finding.name}: {finding.advice}")
 
 
 def trial(ranks: int, seconds: float) -> Finding:

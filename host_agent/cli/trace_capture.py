@@ -9,16 +9,16 @@ import statistics
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from host_agent.cli import trace_capture_cost as costs
 from host_agent.launching import run_command
+from switchml.cli.written import OutputFolder
 from switchml.errors import ConfigError
-
-if TYPE_CHECKING:
-    from switchml.terminal import Console
+from switchml.tables import Table, number, show, text, wide_option
+from switchml.terminal import say
 
 FILES = re.compile(r"rank-\d+\.(json\.gz|et\.json|sizes\.json|wire\.npz|about\.json)")
 """A capture's files (host_agent/profile/files.py)."""
@@ -66,7 +66,7 @@ class RankSummary:
 @click.command(context_settings={"ignore_unknown_options": True})
 @click.option(
     "--out",
-    type=click.Path(file_okay=False, path_type=Path),
+    type=OutputFolder(),
     default=Path("traces"),
     show_default=True,
     help="Folder for the traces.",
@@ -92,6 +92,7 @@ class RankSummary:
 )
 @click.option("--overwrite", is_flag=True, help="Replace an existing capture in the folder.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the table.")
+@wide_option
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def capture(
     out: Path,
@@ -178,11 +179,6 @@ def _summary(about: dict[str, Any], out: Path) -> RankSummary:
 
 
 def _report(abouts: list[dict[str, Any]], out: Path, code: int, as_json: bool) -> None:
-    from rich.table import Table
-    from rich.text import Text
-
-    from switchml.terminal import Console
-
     ranks = [_summary(about, out) for about in abouts]
     world_size = abouts[0]["world_size"]
     missing = sorted(set(range(world_size)) - {rank.rank for rank in ranks})
@@ -192,44 +188,51 @@ def _report(abouts: list[dict[str, Any]], out: Path, code: int, as_json: bool) -
         fields |= {"cost": cost and asdict(cost), "cpu_cost": cpu_cost and asdict(cpu_cost)}
         click.echo(json.dumps(fields | {"ranks": [asdict(rank) for rank in ranks]}))
         return
+    with_cost = cost is not None
+    table = Table(
+        [
+            number("rank"),
+            text("host", drop=1),
+            number("iteration", "ms"),
+            number("without", "ms", drop=1),
+            number("all-reduces"),
+            number("packets", drop=2),
+            number("not noted", "packets", drop=3),
+            number("files", "MB"),
+        ],
+        title=f"{world_size} ranks, {ranks[0].backend}, {ranks[0].iterations} iterations captured",
+    )
     several = len({rank.host for rank in ranks}) > 1
-    table = Table(title=f"{world_size} ranks, {ranks[0].backend}, {ranks[0].iterations} iterations captured")
-    columns = ["rank", *(["host"] if several else []), "iteration", *(["without"] if cost else [])]
-    for column in [*columns, "all-reduces", "packets", "not noted", "files"]:
-        table.add_column(column, justify="left" if column == "host" else "right")
     for rank in ranks:
-        table.add_row(
+        table.add(
             str(rank.rank),
-            *([rank.host] if several else []),
-            f"{rank.iteration_s * 1e3:.2f} ms",
-            *([f"{rank.plain_s * 1e3:.2f} ms"] if cost else []),
+            rank.host if several else "",
+            f"{rank.iteration_s * 1e3:,.2f}",
+            f"{rank.plain_s * 1e3:,.2f}" if with_cost else "",
             f"{rank.all_reduces:,}",
             f"{rank.packets:,}",
             f"{rank.packets_lost:,}",
-            f"{rank.trace_bytes / 1e6:.1f} MB",
+            f"{rank.trace_bytes / 1e6:,.1f}",
         )
-    console = Console()
-    console.print(table)
+    show(table)
     if cost and cpu_cost:
-        _report_cost(console, cost, cpu_cost, ranks)
+        _report_cost(cost, cpu_cost, ranks)
     if missing:
-        console.print(Text.assemble(("no trace", "bold"), f" of rank {', '.join(map(str, missing))}"))
+        say(("no trace", "bold"), f" of rank {', '.join(map(str, missing))}")
     if any(rank.packets_lost for rank in ranks):
-        console.print("some packets did not fit in the log: capture fewer iterations, or raise --packets")
-    console.print(f"traces in {out}", soft_wrap=True)
+        say("some packets did not fit in the log: capture fewer iterations, or raise --packets")
 
 
-def _report_cost(console: Console, cost: costs.Cost, cpu_cost: costs.Cost, ranks: list[RankSummary]) -> None:
+def _report_cost(cost: costs.Cost, cpu_cost: costs.Cost, ranks: list[RankSummary]) -> None:
     def share(one: costs.Cost) -> str:
         return f"{one.cost:+.1%} ({one.low:+.1%} to {one.high:+.1%})"
 
     many = len(cost.pairs)
-    console.print(
+    say(
         f"a captured iteration takes {share(cost)} of time and {share(cpu_cost)} of CPU time more than one without: "
         f"median of {many} pair{'s' if many > 1 else ''}, all ranks together, with its 95 % interval",
-        soft_wrap=True,
     )
     start_ms, stop_ms = (max(getattr(rank, name) for rank in ranks) * 1e3 for name in ("start_s", "stop_s"))
-    console.print(f"in addition, once per capture: {start_ms:.0f} ms to start and {stop_ms:.0f} ms to stop it")
+    say(f"in addition, once per capture: {start_ms:.0f} ms to start and {stop_ms:.0f} ms to stop it")
     if (more := costs.advice(cost)) is not None:
-        console.print(f"times vary: --measure {more} would give the cost to about ±2 %")
+        say(f"times vary: --measure {more} would give the cost to about ±2 %")

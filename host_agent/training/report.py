@@ -9,9 +9,12 @@ from host_agent.training.progress import TITLES
 from host_agent.training.runner import Comparison
 from host_agent.training.worker import BACKENDS, Settings
 from switchml import plotting
+from switchml.tables import Table, number, show, text
 
 SHOWN_DECISIONS = 8
 """Latest changes of codec in the table; the JSON has all of them."""
+DIGITS_SHOWN = 16
+"""Of the parameters' checksum, likewise."""
 
 
 def as_json(comparison: Comparison, settings: Settings, aggregator: str) -> dict[str, Any]:
@@ -55,39 +58,33 @@ def _codec_totals(comparison: Comparison) -> dict[str, float]:
 
 def print_table(comparison: Comparison, settings: Settings, aggregator: str) -> None:
     """The comparison on stdout."""
-    from rich.table import Table
-
-    from switchml.terminal import Console
-
     table = Table(
+        [text(""), *(number(TITLES[backend]) for backend in BACKENDS)],
         title=f"{settings.workers} workers, {settings.steps} steps, aggregator: {aggregator} over "
         f"{comparison.transport}, {settings.wire}",
-        title_justify="left",
     )
-    table.add_column("")
-    for backend in BACKENDS:
-        table.add_column(TITLES[backend], justify="right")
     outcomes = [comparison.outcomes[backend] for backend in BACKENDS]
-    table.add_row("accuracy on test images", *(f"{outcome.accuracy:.2%}" for outcome in outcomes))
-    table.add_row("final loss", *(f"{outcome.losses[-1]:.5f}" for outcome in outcomes))
-    table.add_row("largest parameter difference", "", f"{comparison.max_param_diff:.2e}")
-    table.add_row("time", *(f"{outcome.seconds:.2f} s" for outcome in outcomes))
-    table.add_row("time a step (median)", *(f"{outcome.median_step_s * 1e3:.1f} ms" for outcome in outcomes))
-    table.add_row("gradients through all-reduce", "", f"{comparison.goodput_bps / 8e6:.1f} MB/s a worker")
+    table.add("accuracy on test images", *(f"{outcome.accuracy:.2%}" for outcome in outcomes))
+    table.add("final loss", *(f"{outcome.losses[-1]:.5f}" for outcome in outcomes))
+    table.add("largest parameter difference", "", f"{comparison.max_param_diff:.2e}")
+    table.add("time", *(f"{outcome.seconds:.2f} s" for outcome in outcomes))
+    table.add("time a step (median)", *(f"{outcome.median_step_s * 1e3:.1f} ms" for outcome in outcomes))
+    table.add("gradients through all-reduce", "", f"{comparison.goodput_bps / 8e6:.1f} MB/s a worker")
     if codec := _codec_totals(comparison):
         share = codec["bytes_sent"] / codec["bytes_dense"]
-        table.add_row(f"sent after {settings.codec}", "", f"{codec['bytes_sent'] / 1e6:.2f} MB ({share:.1%})")
-        table.add_row("compressing", "", f"{codec['compress_s'] / settings.steps * 1e3:.1f} ms a step")
+        table.add(f"sent after {settings.codec}", "", f"{codec['bytes_sent'] / 1e6:.2f} MB ({share:.1%})")
+        table.add("compressing", "", f"{codec['compress_s'] / settings.steps * 1e3:.1f} ms a step")
     decisions = comparison.outcomes["switchml"].decisions
     for each in decisions[-SHOWN_DECISIONS:]:
         where = f"step {each['step']}, bucket {each['bucket']}"
-        table.add_row(f"{where}: {each['from']} → {each['to']}", "", f"at {each['goodput_bps'] / 1e6:.0f} Mbit/s")
+        table.add(f"{where}: {each['from']} → {each['to']}", "", f"at {each['goodput_bps'] / 1e6:.0f} Mbit/s")
     if len(decisions) > SHOWN_DECISIONS:
-        table.add_row("earlier changes of codec", "", str(len(decisions) - SHOWN_DECISIONS))
+        table.add("earlier changes of codec", "", str(len(decisions) - SHOWN_DECISIONS))
     for name, count in comparison.packets.items():
-        table.add_row(f"packets {name}", "", f"{count:,}")
-    table.add_row("parameters (SHA-256)", "", comparison.outcomes["switchml"].params_sha256[:16] + "…")
-    Console().print(table)
+        table.add(f"packets {name}", "", f"{count:,}")
+    digest = comparison.outcomes["switchml"].params_sha256
+    table.add(f"parameters, SHA-256 ({DIGITS_SHOWN} digits)", "", digest[:DIGITS_SHOWN])
+    show(table)
 
 
 def plot(comparison: Comparison, path: Path) -> None:

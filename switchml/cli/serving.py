@@ -7,7 +7,7 @@ import logging
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -129,6 +129,13 @@ def _on_signals(do: Callable[[int, FrameType | None], Any]) -> None:
         signal.signal(number, do)
 
 
+def say_ready(what: str, addresses: Mapping[str, str | None]) -> None:
+    """On stderr."""
+    from switchml.terminal import say
+
+    say(f"{what} ready: " + ", ".join(f"{name} {at}" for name, at in addresses.items() if at), err=True)
+
+
 def serve(
     dataplane: Any,
     what: str,
@@ -154,7 +161,7 @@ def serve(
         addresses = open_ports | {"data": data}
         if as_json:
             click.echo(json.dumps({**addresses, "pid": os.getpid()}))
-        click.echo(f"{what} ready: " + ", ".join(f"{name} {at}" for name, at in addresses.items() if at), err=True)
+        say_ready(what, addresses)
         threading.Event().wait()
     finally:
         controller.stop()

@@ -2,9 +2,23 @@
 continuously.
 """
 
-from typing import Any
+from __future__ import annotations
+
+import functools
+import json
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
 
 import click
+
+from switchml.tables import wide_option
+
+if TYPE_CHECKING:
+    from switchml.terminal import Console
+
+LATEST = 8
+"""Events below the live tables."""
 
 
 @click.command()
@@ -26,7 +40,8 @@ import click
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object (with --watch: one line per event).")
 @click.option("--prometheus", is_flag=True, help="Print Prometheus' text format.")
-@click.option("--watch", is_flag=True, help="Follow events until interrupted.")
+@click.option("--watch", is_flag=True, help="Show a live table until Ctrl-C; in a pipe, a line for each event.")
+@wide_option
 def status(address: str, tls_ca: str | None, secret: str | None, as_json: bool, prometheus: bool, watch: bool) -> None:
     """Show a running aggregator's jobs, pools and counters.
 
@@ -39,7 +54,7 @@ def status(address: str, tls_ca: str | None, secret: str | None, as_json: bool, 
 
     reply = client.status(address, secret=secret, tls_ca=tls_ca)
     if watch:
-        _watch(address, reply, as_json)
+        _watch(address, functools.partial(client.status, address, secret=secret, tls_ca=tls_ca), reply, as_json)
     elif prometheus:
         from switchml.control.metrics import as_text
 
@@ -49,22 +64,64 @@ def status(address: str, tls_ca: str | None, secret: str | None, as_json: bool, 
 
         click.echo(json_text(reply))
     else:
-        from switchml.control.report import as_tables
-        from switchml.terminal import Console
-
-        Console().print(*as_tables(reply), sep="\n")
+        show(reply)
 
 
-def _watch(address: str, reply: Any, as_json: bool) -> None:
-    import json
+def show(reply: Any) -> None:
+    """Print a StatusReply as tables."""
+    from switchml import tables
+    from switchml.control.report import as_tables, head
+    from switchml.terminal import say
 
+    say(head(reply))
+    for table in as_tables(reply):
+        say()
+        tables.show(table)
+
+
+def _watch(address: str, ask: Callable[[], Any], reply: Any, as_json: bool) -> None:
+    """A live table on a terminal; elsewhere a line for each event."""
     from switchml.control.channel import split_address
     from switchml.control.events import follow
     from switchml.control.wording import describe_at
+    from switchml.terminal import Console, say
 
     host, port = split_address(reply.events_address)
     if host == "0.0.0.0":
         host, _ = split_address(address)
-    click.echo(f"following events at {host}:{port}, Ctrl-C ends", err=True)
+    if not as_json and (console := Console()).is_terminal:
+        live(ask, reply, follow(host, port, tick_s=1.0), console)
+        return
+    say(f"following events at {host}:{port}, Ctrl-C ends", err=True)
     for event in follow(host, port):
-        click.echo(json.dumps(event) if as_json else describe_at(event))
+        if as_json:
+            click.echo(json.dumps(event))
+        else:
+            say(describe_at(event))
+
+
+def live(ask: Callable[[], Any], reply: Any, events: Iterable[dict[str, Any]], console: Console) -> None:
+    """The tables of `ask()` again at each of `events` (empty ones only tell the time), and the latest events, until
+    there are no more or Ctrl-C."""
+    from rich.console import Group
+    from rich.live import Live
+    from rich.text import Text
+
+    from switchml.control.report import as_tables, head
+    from switchml.control.wording import describe_at
+
+    latest: deque[str] = deque(maxlen=LATEST)
+
+    def screen(reply: Any) -> Group:
+        parts: list[Any] = [head(reply), *as_tables(reply), *(["\n".join(latest)] if latest else [])]
+        blank = [Text("")] * (len(parts) - 1)
+        apart = [
+            each for pair in zip(parts, [*blank, Text("\nCtrl-C ends", style="dim")], strict=True) for each in pair
+        ]
+        return Group(*apart)
+
+    with Live(screen(reply), console=console, auto_refresh=False, vertical_overflow="visible") as shown:
+        for event in events:
+            if event and event.get("event") != "rates":  # rates are in the table
+                latest.append(describe_at(event))
+            shown.update(screen(ask()), refresh=True)

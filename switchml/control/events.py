@@ -58,20 +58,29 @@ class EventPublisher:
 
 
 def follow(
-    host: str, port: int, *, kinds: tuple[str, ...] = (), timeout_s: float | None = None
+    host: str,
+    port: int,
+    *,
+    kinds: tuple[str, ...] = (),
+    timeout_s: float | None = None,
+    tick_s: float | None = None,
 ) -> Iterator[dict[str, Any]]:
     """Events of the aggregator at tcp://host:port as they come, without end; reconnects by itself.
 
-    `kinds` limits which; `timeout_s` ends the iteration after that long without an event.
+    `kinds` limits which; `timeout_s` ends the iteration after that long without an event; with `tick_s`, an empty one
+    comes whenever there was none for that long.
     """
     with zmq.Context() as context, context.socket(zmq.SUB) as subscriber:
         subscriber.linger = 0
         for kind in kinds or ("",):
             subscriber.subscribe(kind)
         subscriber.connect(f"tcp://{host}:{port}")
-        waited_since = time.monotonic()
+        waited_since = ticked = time.monotonic()
         while timeout_s is None or time.monotonic() - waited_since < timeout_s:
             # In slices, so that Ctrl-C is answered.
             if subscriber.poll(200):
                 yield json.loads(subscriber.recv_multipart()[-1])
-                waited_since = time.monotonic()
+                waited_since = ticked = time.monotonic()
+            elif tick_s is not None and time.monotonic() - ticked >= tick_s:
+                ticked = time.monotonic()
+                yield {}

@@ -5,14 +5,12 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from google.protobuf.message import Message
-from rich.console import RenderableType
-from rich.table import Table
 
 from switchml.control import v2_pb2
 from switchml.control.membership import name_ranks
-from switchml.control.wording import duration, si
+from switchml.control.wording import duration
+from switchml.tables import Table, number, text
 
-JOB_COLUMNS = ("job", "id", "state", "ranks", "protocol", "slots", "in use", "payload", "goodput", "age", "remarks")
 COUNTERS_SHOWN = ("accepted", "retransmissions", "duplicates", "stale", "received_packets", "sent_packets")
 """In the table of ranks; --json has all of them."""
 REFUSALS = ("refused_window", "refused_tag", "refused_format", "refused_auth")
@@ -38,10 +36,10 @@ def _plain(message: Message) -> dict[str, Any]:
     return result
 
 
-def as_tables(reply: v2_pb2.StatusReply) -> list[RenderableType]:
-    """A line about the aggregator, a table of jobs and one of their ranks, for rich to print."""
+def head(reply: v2_pb2.StatusReply) -> str:
+    """What there is to say about the aggregator as a whole."""
     plane = reply.dataplane
-    head = (
+    line = (
         f"switchml {reply.version} aggregator, up {duration(reply.uptime_s)}. "
         f"Data plane: {plane.kind} at {plane.address.ip}:{plane.address.port}, "
         f"{plane.slots_allocated} of {plane.slot_capacity} slots allocated. Events: {reply.events_address}."
@@ -50,30 +48,48 @@ def as_tables(reply: v2_pb2.StatusReply) -> list[RenderableType]:
         f"{count} {name.removeprefix('refused_')}" for name, count in sorted(reply.refused.items()) if count
     )
     if refused:
-        head += f" Packets refused: {refused}."
+        line += f" Packets refused: {refused}."
     if reply.hidden_jobs:
-        head += f" Jobs with another secret, which are not shown (--secret): {reply.hidden_jobs}."
+        line += f" Jobs with another secret, which are not shown (--secret): {reply.hidden_jobs}."
+    return line if reply.jobs else f"{line}\nNo jobs."
+
+
+def as_tables(reply: v2_pb2.StatusReply) -> list[Table]:
+    """Of jobs and of their ranks, if there are any."""
     if not reply.jobs:
-        return [head, "No jobs."]
+        return []
     live = [job for job in reply.jobs if job.state not in ("ended", "failed")]
-    return [head, _job_table(reply.jobs), *([_rank_table(live)] if any(job.ranks for job in live) else [])]
+    return [_job_table(reply.jobs), *([_rank_table(live)] if any(job.ranks for job in live) else [])]
 
 
 def _job_table(jobs: Iterable[v2_pb2.JobStatus]) -> Table:
-    table = Table(*JOB_COLUMNS, title="Jobs", title_justify="left")
+    columns = [
+        text("job"),
+        number("id", drop=6),
+        text("state"),
+        number("ranks"),
+        number("protocol", drop=7),
+        number("slots", drop=4),
+        number("in use", drop=5),
+        number("payload", "B", drop=3),
+        number("goodput", "Mbit/s"),
+        text("age", drop=1),
+        text("remarks", drop=2),
+    ]
+    table = Table(columns, title="Jobs")
     for job in jobs:
         joined = sum(rank.state == "joined" for rank in job.ranks)
         remarks = job.reason or (f"waits for {name_ranks(job.missing)}" if job.missing else "")
-        table.add_row(
+        table.add(
             job.name,
-            str(job.job_id or "-"),
+            str(job.job_id or "–"),
             job.state,
             f"{joined}/{job.world_size}",
             f"v{job.protocol}",
-            str(job.slots or "-"),
+            str(job.slots or "–"),
             str(job.slots_in_use),
-            f"{job.payload_bytes} B" if job.payload_bytes else "-",
-            si(job.goodput_bps, "bit/s"),
+            str(job.payload_bytes or "–"),
+            f"{job.goodput_bps / 1e6:,.1f}",
             duration(job.age_s),
             remarks,
         )
@@ -81,19 +97,34 @@ def _job_table(jobs: Iterable[v2_pb2.JobStatus]) -> Table:
 
 
 def _rank_table(jobs: Iterable[v2_pb2.JobStatus]) -> Table:
-    counters = (name.replace("_", " ") for name in COUNTERS_SHOWN)
-    table = Table("job", "rank", "who", "address", *counters, "refused", "in/s", title="Ranks", title_justify="left")
+    columns = [
+        text("job"),
+        number("rank"),
+        text("state", drop=8),
+        text("process", drop=1),
+        text("address", drop=2),
+        number("accepted"),
+        number("resent"),
+        number("duplicates", drop=4),
+        number("stale", drop=5),
+        number("received", drop=6),
+        number("sent", drop=6),
+        number("refused", drop=3),
+        number("received", "packets/s", drop=2),
+    ]
+    table = Table(columns, title="Ranks", notes=["accepted … refused: packets since the rank joined"])
     for job in jobs:
         for rank in job.ranks:
-            who = f"{rank.host}, pid {rank.pid}" if rank.host else ""
-            table.add_row(
+            is_joined = rank.state == "joined"
+            table.add(
                 job.name,
-                f"{rank.rank}" + (f" ({rank.state})" if rank.state != "joined" else ""),
-                who,
+                str(rank.rank),
+                "" if is_joined else rank.state,
+                f"{rank.host}, pid {rank.pid}" if rank.host else "",
                 f"{rank.address.ip}:{rank.address.port}",
-                *(str(_count(rank, name)) for name in COUNTERS_SHOWN),
-                str(sum(_count(rank, name) for name in REFUSALS)),
-                si(rank.rates["received_packets"], "") if "received_packets" in rank.rates else "-",
+                *(f"{_count(rank, name):,}" for name in COUNTERS_SHOWN),
+                f"{sum(_count(rank, name) for name in REFUSALS):,}",
+                f"{rank.rates['received_packets']:,.0f}" if "received_packets" in rank.rates else "–",
             )
     return table
 

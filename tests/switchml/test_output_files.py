@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from switchml import output_files
 from switchml.errors import ConfigError
 from switchml.output_files import whole_file
 
@@ -103,6 +104,7 @@ from emulator.jobs.sweep import write_rows
 from emulator.traces.readers.chakra.file import write_messages
 from emulator.traces.readers.chakra import chakra_pb2 as pb
 from switchml import plotting
+from switchml import output_files
 from switchml.errors import ConfigError
 from switchml.output_files import whole_file
 
@@ -140,3 +142,30 @@ for name, writer in writers.items():
     command = ["unshare", "-m", "sh", "-c", mounted, "sh", sys.executable, "-c", script]
     done = subprocess.run(command, capture_output=True, text=True, timeout=110)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("page.gif", r"ends in .png, .svg, .pdf or .html"),
+        (".html", r"ends in"),
+        ("none/page.html", "no such folder: .*none"),
+        ("folder.html", "is a folder"),
+        ("sealed/page.html", "no right to write there"),
+        ("sealed.html", "no right to write there"),
+    ],
+)
+def test_what_cannot_be_written_is_known_beforehand(tmp_path, monkeypatch, name, message):
+    (tmp_path / "folder.html").mkdir()
+    (tmp_path / "sealed").mkdir()
+    (tmp_path / "sealed.html").touch()
+    monkeypatch.setattr(os, "access", lambda path, mode: not Path(path).name.startswith("sealed"))  # root may do all
+    with pytest.raises(ConfigError, match=message):
+        output_files.check(tmp_path / name, output_files.PICTURES)
+
+
+def test_longer_endings_are_known(tmp_path):
+    output_files.check(tmp_path / "timeline.json.gz", output_files.TIMELINES)
+    output_files.check("/dev/stdout", {"": ""})
+    with pytest.raises(ConfigError, match="ends in .json or .json.gz"):
+        output_files.check(tmp_path / "timeline.gz", output_files.TIMELINES)

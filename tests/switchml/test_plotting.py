@@ -2,7 +2,7 @@
 
 import pytest
 
-from switchml import plotting
+from switchml import output_files, plotting
 from switchml.errors import ConfigError
 from tests.support.html_pages import read_page
 
@@ -34,6 +34,6 @@ def test_what_cannot_be_drawn_is_refused(tmp_path, monkeypatch):
         plotting.check(tmp_path / "picture.gif")
     with pytest.raises(ConfigError, match="no such folder"):
         plotting.check(tmp_path / "none" / "picture.png")
-    monkeypatch.setattr(plotting.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(output_files.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"switchml\[plot\]"):
         plotting.check(tmp_path / "picture.png")

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from emulator.bench import tables
 from emulator.bench.codecs.measure import Measured, Report
 from switchml import plotting
+from switchml.tables import Row, Table, number, show, text
 
 COLOURS = {
     "sum": plotting.SWITCHML,
@@ -20,22 +20,30 @@ COLOURS = {
 
 def print_table(report: Report) -> None:
     """The table for people, on stdout: our codecs, then the others."""
-    headings = ("codec", "aggregation", "ratio", "compress\nMB/s", "decompress\nMB/s", "largest\nerror")
-    headings += ("relative\nL2 error", f"sent, received kB\n({report.workers} ranks)", "pays below\nMbit/s")
-    rows = [_cells(each) for each in report.measured]
+    ranks = f"of {report.workers} ranks"
+    columns = [
+        text("codec"),
+        text("aggregation", drop=5),
+        number("ratio"),
+        number("compress", "MB/s"),
+        number("decompress", "MB/s"),
+        number("largest error", drop=3),
+        number("L2 error", drop=1),
+        number(f"{ranks} sent", "kB", drop=4),
+        number(f"{ranks} received", "kB", drop=4),
+        number("pays below", "Mbit/s", drop=2),
+    ]
+    rows: list[Row] = [_cells(each) for each in report.measured]
     ours = sum(each.ours for each in report.measured)
-    tables.print_table(
-        headings,
-        [*rows[:ours], *([("beside them",)] if ours < len(rows) else []), *rows[ours:]],
-        left=2,
-        before=_title(report),
-        notes=["\n".join(f"{rival.name} is not measured: it {rival.reason}" for rival in report.missing)],
-    )
+    if ours < len(rows):
+        rows.insert(ours, ("beside them",))
+    notes = ["\n".join(f"{rival.name} is not measured: it {rival.reason}" for rival in report.missing)]
+    show(Table(columns, rows, _title(report), notes))
 
 
 def _cells(each: Measured) -> list[str]:
     compress, decompress = each.rate(each.compress_s), each.rate(each.decompress_s)
-    traffic = "" if each.sent_bytes is None else f"{each.sent_bytes / 1e3:,.0f}  {each.received_bytes / 1e3:,.0f}"
+    traffic = () if each.sent_bytes is None else (each.sent_bytes, each.received_bytes)
     return [
         each.name,
         each.aggregation,
@@ -44,7 +52,7 @@ def _cells(each: Measured) -> list[str]:
         f"{decompress / 1e6:,.0f}" if decompress else "(both)",
         f"{each.max_error:.2g}",
         f"{each.relative_error:.2g}",
-        traffic,
+        *([f"{size / 1e3:,.0f}" for size in traffic] or ["", ""]),
         f"{each.pays_below_bps / 1e6:,.0f}",
     ]
 

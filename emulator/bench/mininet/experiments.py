@@ -177,8 +177,11 @@ def check(plan: MininetPlan) -> None:
         check_programs(layout.switch, bool(plan.captures))
 
 
-def run(plan: MininetPlan, progress: Callable[[str], None]) -> list[Row]:
-    """All rows. To be called inside a world of its own; `progress` gets a line now and then."""
+def run(
+    plan: MininetPlan, progress: Callable[[str], None], on_row: Callable[[Row], None] = lambda row: None
+) -> list[Row]:
+    """All rows, each given to `on_row`, too. To be called inside a world of its own; `progress` gets a line now and
+    then."""
     reducing_context((GLOO,))  # imports while networks are built
     rows: list[Row] = []
     captures = list(plan.captures)
@@ -187,6 +190,7 @@ def run(plan: MininetPlan, progress: Callable[[str], None]) -> list[Row]:
             for case in group:
                 progress(f"{case.series}: {_words(plan, case)}")
                 rows.append(Row(case, _measure(plan, case, fabric, progress), plan.size_bytes))
+                on_row(rows[-1])
     return rows
 
 

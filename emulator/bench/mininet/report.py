@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from emulator.bench import tables
 from emulator.bench.mininet.experiments import FLAT, RING, TREE, MininetPlan, Row
+from switchml.tables import Column, number, text
 
 TITLES = {RING: "Gloo's ring", TREE: "racks aggregate", FLAT: "only s1 aggregates"}
 AXES = {"scaling": "hosts", "loss": "loss", "slots": "slots", "two-racks": "racks", "allreduce": "hosts"}
@@ -48,35 +48,51 @@ def as_json(plan: MininetPlan, rows: Sequence[Row]) -> dict[str, Any]:
     }
 
 
-def print_table(plan: MininetPlan, rows: Sequence[Row]) -> None:
-    """A row for each case."""
+def columns(plan: MininetPlan, has_trunks: bool) -> list[Column]:
+    """Of the table, as `cells` fills them."""
+    return [
+        text("sum by", least=17 if plan.experiment == "two-racks" else 11),
+        number(AXES[plan.experiment], "%" if plan.experiment == "loss" else "", least=5),
+        number("time", "ms", least=7),
+        number("least", "ms", drop=3, least=7),
+        number("most", "ms", drop=3, least=7),
+        number("goodput", "Mbit/s", least=6),
+        number("host sends", "MB", drop=1, least=6),
+        *([number("rack sends", "MB", least=6)] if has_trunks else []),
+        number("resent", drop=2, least=6),
+        number("lost", drop=2, least=5),
+    ]
+
+
+def cells(plan: MininetPlan, row: Row, has_trunks: bool) -> list[str]:
+    """One case's row."""
+    tally, n = row.tally, len(row.tally.seconds)
+    trunks = tally.sent_bytes.get("trunks up", 0) / n / 1e6
+    return [
+        title_of(row),
+        f"{100 * row.case.x:.2f}" if plan.experiment == "loss" else f"{row.case.x:g}",
+        *(f"{seconds * 1e3:,.0f}" for seconds in (tally.median_s, min(tally.seconds), max(tally.seconds))),
+        f"{row.goodput_bps / 1e6:.1f}",
+        f"{tally.sent_bytes['up'] / n / row.case.workers / 1e6:.2f}",
+        *([f"{trunks / row.case.layout.racks:.2f}" if trunks else "–"] if has_trunks else []),
+        f"{tally.agents['retransmitted']:.0f}" if "retransmitted" in tally.agents else "–",
+        f"{sum(tally.lost.values())}",
+    ]
+
+
+def title(plan: MininetPlan) -> str:
+    """The line above the table."""
     loss = "" if plan.experiment == "loss" else f", {plan.loss or 0:.2%} loss"
-    has_trunks = any("trunks up" in row.tally.sent_bytes for row in rows)
-    cells = []
-    for row in rows:
-        tally, n = row.tally, len(row.tally.seconds)
-        trunks = tally.sent_bytes.get("trunks up", 0) / n / 1e6
-        cells.append(
-            (
-                title_of(row),
-                f"{row.case.x:.2%}" if plan.experiment == "loss" else f"{row.case.x:g}",
-                *(f"{seconds * 1e3:.0f}" for seconds in (tally.median_s, min(tally.seconds), max(tally.seconds))),
-                f"{row.goodput_bps / 1e6:.1f}",
-                f"{tally.sent_bytes['up'] / n / row.case.workers / 1e6:.2f}",
-                *([f"{trunks / row.case.layout.racks:.2f}" if trunks else "–"] if has_trunks else []),
-                f"{tally.agents['retransmitted']:.0f}" if "retransmitted" in tally.agents else "",
-                f"{sum(tally.lost.values())}",
-            )
-        )
-    headings = ("", AXES[plan.experiment], "ms", "least", "most", "Mbit/s", "MB up")
-    trunks_note = " MB trunks: what a rack sends up in one." if has_trunks else ""
-    tables.print_table(
-        (*headings, *["MB trunks"] * has_trunks, "resent", "lost"),
-        cells,
-        before=f"All-reduce of {plan.size_bytes / 2**20:g} MiB of float32 ({plan.wire} lanes, {plan.payload_bytes} "
-        f"bytes in a packet) over links of {plan.rate_bps / 1e6:g} Mbit/s, {plan.delay_s * 1e6:g} µs{loss} each way.",
-        notes=[
-            f"ms: median over {plan.repeats} repeats of the slowest rank's time. Mbit/s of tensor. MB up: what a host "
-            f"sends in one all-reduce.{trunks_note} Packets retransmitted and lost: of all hosts and repeats."
-        ],
+    return (
+        f"All-reduce of {plan.size_bytes / 2**20:g} MiB of float32 ({plan.wire} lanes, {plan.payload_bytes} bytes in a "
+        f"packet) over links of {plan.rate_bps / 1e6:g} Mbit/s, {plan.delay_s * 1e6:g} µs{loss} each way."
+    )
+
+
+def note(plan: MininetPlan, has_trunks: bool) -> str:
+    """What the columns are."""
+    rack_sends = " Rack sends: to the other racks, in one." if has_trunks else ""
+    return (
+        f"time: of the slowest rank, median over {plan.repeats} repeats. goodput: of the tensor. host sends: in one "
+        f"all-reduce.{rack_sends} Packets resent and lost: of all hosts and repeats."
     )

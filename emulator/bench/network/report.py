@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from emulator.bench import tables
-from emulator.bench.network.measure import LinkTally, Result
+from emulator.bench.network.measure import Experiment, LinkTally, Result
 from emulator.bench.ranks.reducing import GLOO, SWITCHML
+from switchml.tables import Column, number, text
 
 
 def as_json(result: Result) -> dict[str, Any]:
@@ -56,61 +55,78 @@ def as_json(result: Result) -> dict[str, Any]:
     }
 
 
-def print_table(results: Sequence[Result]) -> None:
-    """One row for each backend of each result, which differ in their number of hosts and ranks and in density only."""
-    first = results[0].experiment
-    link, payload, sparsity = first.link, first.payload_bytes, first.sparsity
-    others = ("x dense",) * (sparsity is not None) + ("x Gloo",) * (GLOO in first.backends)
-    has_ranks = any(result.experiment.ranks_per_host > 1 for result in results)
-    headings = (
-        "hosts",
-        *("ranks",) * has_ranks,
-        *(("density", "union") if sparsity else ()),
-        "",
-        "ms",
-        "Mbit/s",
-        "bound",
-        "share",
-        *others,
-    )
-    notes = [
-        f"Mbit/s of tensor. Bounds: {payload} of {payload} + 10 + 8 + 20 + 14 bytes on the line are ours (header, UDP, "
-        "IP, Ethernet as tc counts it), times 32 bits over a lane's; a ring moves each bit 2(n-1)/n times, 1448 bytes "
-        "in 1514. Packets retransmitted, dropped by full queues (a train counts once), lost on purpose, and CPU "
-        "seconds: of all hosts and repeats."
+def columns(first: Experiment, has_ranks: bool) -> list[Column]:
+    """Of the table of experiments such as `first`, some with several ranks a host (`has_ranks`); those that
+    nothing is in for them are left out."""
+    return [
+        number("hosts", least=5),
+        number("ranks", drop=9, least=5 * has_ranks),
+        number("density", drop=9, least=7 * bool(first.sparsity)),
+        number("union", drop=9, least=5 * bool(first.sparsity)),
+        text("sum by", least=8),
+        number("time", "ms", least=6),
+        number("goodput", "Mbit/s", least=6),
+        number("bound", "Mbit/s", drop=2, least=6),
+        number("share", "%", least=5),
+        number("times dense", drop=1, least=5 * bool(first.sparsity)),
+        number("times Gloo", drop=1, least=5 * (GLOO in first.backends)),
+        number("resent", drop=3, least=6),
+        number("dropped", drop=4, least=7),
+        number("lost", drop=5, least=6 * bool(first.link.loss)),
+        number("CPU", "s", drop=6, least=6),
     ]
-    if sparsity is not None:
-        notes.insert(
-            0,
-            f"Sparse: blocks of {sparsity.block} elements, {sparsity.overlap} overlap between the ranks; union is the "
-            "share of blocks that some rank has, and bound what a link could carry if it brought its host each of "
-            "those once, in dense packets.",
-        )
-    tables.print_table(
-        (*headings, "resent", "drops", *(("lost",) if link.loss else ()), "CPU s"),
-        [_row(result, backend, tally, has_ranks) for result in results for backend, tally in result.tallies.items()],
-        left=0,
-        before=f"All-reduce of {first.size_bytes / 2**20:g} MiB of float32 ({first.wire} lanes, {payload} bytes in a "
-        f"packet) over links of {link.rate_bps / 1e6:g} Mbit/s, {link.delay_s * 1e6:g} µs and {link.loss:.2%} loss "
-        f"each way, queues of {link.queue_limit_bytes >> 10} KiB; Gloo over TCP with {results[0].tcp}.",
-        notes=notes,
+
+
+def title(first: Experiment, tcp: str) -> str:
+    """What is measured. `tcp`: Gloo's congestion control."""
+    link = first.link
+    return (
+        f"All-reduce of {first.size_bytes / 2**20:g} MiB of float32 ({first.wire} lanes, {first.payload_bytes} bytes "
+        f"in a packet) over links of {link.rate_bps / 1e6:g} Mbit/s, {link.delay_s * 1e6:g} µs and {link.loss:.2%} "
+        f"loss each way, queues of {link.queue_limit_bytes >> 10} KiB; Gloo over TCP with {tcp}."
     )
 
 
-def _row(result: Result, backend: str, tally: LinkTally, has_ranks: bool) -> list[str]:
+def notes(first: Experiment) -> list[str]:
+    """What the columns are."""
+    lines = [
+        f"Goodput is of the tensor. Bounds: {first.payload_bytes} of {first.payload_bytes} + 10 + 8 + 20 + 14 bytes "
+        "on the line are ours (header, UDP, IP, Ethernet as tc counts it), times 32 bits over a lane's; a ring moves "
+        "each bit 2(n-1)/n times, 1448 bytes in 1514. Packets resent, dropped by full queues (a train counts once), "
+        "lost on purpose, and CPU seconds: of all hosts and repeats."
+    ]
+    if first.sparsity is not None:
+        lines.insert(
+            0,
+            f"Sparse: blocks of {first.sparsity.block} elements, {first.sparsity.overlap} overlap between the ranks; "
+            "union is the share of blocks that some rank has, and bound what a link could carry if it brought its "
+            "host each of those once, in dense packets.",
+        )
+    return lines
+
+
+def rows(result: Result) -> list[list[str]]:
+    """One for each backend, as `columns` has them."""
+    return [_row(result, backend, tally) for backend, tally in result.tallies.items()]
+
+
+def _row(result: Result, backend: str, tally: LinkTally) -> list[str]:
     e, is_ours = result.experiment, backend == SWITCHML
     bound, goodput = e.bound_bps(backend), result.goodput_bps(backend)
-    cells = [str(e.workers), *([str(e.world_size)] if has_ranks else [])]
-    if e.sparsity is not None:
-        cells += [f"{e.sparsity.density:g}", f"{e.union_density:.3f}"]
-    cells += ["sparse" if e.sparsity and is_ours else backend, f"{tally.median_s * 1e3:.0f}", f"{goodput / 1e6:.0f}"]
-    cells += [f"{bound / 1e6:.0f}", f"{goodput / bound:.1%}"] if bound else ["–", "–"]
-    if e.sparsity is not None:
-        cells.append(f"{result.dense_ratio:.2f}" if is_ours and result.dense_ratio else "")
-    if GLOO in e.backends:
-        cells.append(f"{result.ratio:.2f}" if is_ours and result.ratio else "")
-    cells.append(f"{tally.agents.get('retransmitted', 0):.0f}" if backend != GLOO else "")
-    cells.append(f"{sum(tally.dropped.values())}")
-    if e.link.loss:
-        cells.append(f"{sum(tally.lost.values())}")
-    return [*cells, f"{sum(tally.cpu_seconds.values()):.2f}"]
+    return [
+        str(e.workers),
+        str(e.world_size) if e.ranks_per_host > 1 else "",
+        f"{e.sparsity.density:g}" if e.sparsity else "",
+        f"{e.union_density:.3f}" if e.sparsity else "",
+        "sparse" if e.sparsity and is_ours else backend,
+        f"{tally.median_s * 1e3:.0f}",
+        f"{goodput / 1e6:.0f}",
+        f"{bound / 1e6:.0f}" if bound else "–",
+        f"{100 * goodput / bound:.1f}" if bound else "–",
+        f"{result.dense_ratio:.2f}" if e.sparsity and is_ours and result.dense_ratio else "",
+        f"{result.ratio:.2f}" if is_ours and result.ratio else "",
+        f"{tally.agents.get('retransmitted', 0):.0f}" if backend != GLOO else "",
+        f"{sum(tally.dropped.values())}",
+        f"{sum(tally.lost.values())}" if e.link.loss else "",
+        f"{sum(tally.cpu_seconds.values()):.2f}",
+    ]

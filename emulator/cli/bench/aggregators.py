@@ -32,15 +32,15 @@ def aggregators(workers: int, size: int, repeats: int, warmup: int, aggregators:
     from emulator.bench import aggregators as bench
     from emulator.bench.allreduce import AGGREGATORS
     from emulator.bench.ranks.reducing import GLOO
-    from switchml.terminal import Console
+    from switchml.terminal import progress
 
     known = (*AGGREGATORS, GLOO)
     names = [name.strip() for name in aggregators.split(",")] if aggregators else what_can_run()
     for name in names:
         if name not in known:
             raise click.BadParameter(f"{name!r}: expected some of {', '.join(known)}", param_hint="--aggregators")
-    with Console(stderr=True).status("starting") as status:
-        turns = bench.measure(size, names, workers=workers, repeats=repeats, warmup=warmup, report=status.update)
+    with progress("all-reduces") as task:
+        turns = bench.measure(size, names, workers=workers, repeats=repeats, warmup=warmup, report=task.step)
     result = bench.as_json(turns, size, workers)
     output(as_json, lambda: result, lambda: bench.print_table(result))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,6 @@ from emulator.cli.options import (
     agent_wire_option,
     authenticate_option,
     json_option,
-    output,
     plot_option,
     repeats_options,
     sparsity_options,
@@ -90,6 +89,8 @@ def allreduce(
     from emulator.bench.sparsity import Sparsity
     from switchml.errors import ConfigError
     from switchml.protocol.sizes import EXACT
+    from switchml.tables import Stream
+    from switchml.terminal import progress
 
     if sizes and (size or buckets):
         raise click.UsageError("--sizes goes with neither --size nor --buckets")
@@ -119,16 +120,21 @@ def allreduce(
     cores = len(os.sched_getaffinity(0))
     longest = max(case.elements for case in cases)
     results = []
-    with _progress(len(cases) * len(grid), as_json) as show:
+    stream: Stream | None = None
+    with progress("all-reduces", len(cases) * len(grid)) as task:
         for sparsity in grid:
             backends = bench.backends_of(sparsity, against, authenticate, wire)
 
-            def show_header(chosen: str, backends=backends, is_first=not results) -> None:
-                show(report.header(workers, chosen, wire, backends, cores, beside) if is_first else [], 0)
+            def show_header(chosen: str, backends=backends) -> None:
+                nonlocal stream
+                if stream is None and not as_json:
+                    stream = Stream(report.columns(backends), report.title(workers, chosen, wire, cores, beside))
 
             def show_line(measurement, backends=backends, sparsity=sparsity) -> None:
                 union = bench.union_of_case(sparsity, workers, longest, measurement.case)
-                show([report.line(measurement, workers, backends, union)], 1)
+                if stream is not None:
+                    stream.add(*report.cells(measurement, workers, backends, union))
+                task.advance()
 
             result = bench.measure(
                 cases,
@@ -149,27 +155,9 @@ def allreduce(
         limit = limits.measure(workers=workers, transport=result.transport, wire=wire, cores=cores)
     if plot_file is not None:
         plot.draw(result, limit, plot_file)
-    output(
-        as_json,
-        lambda: report.all_as_json([report.as_json(each, limit, is_sweep=bool(sizes or buckets)) for each in results]),
-        lambda: click.echo("\n".join(report.footer(result, limit))),
-    )
-
-
-@contextlib.contextmanager
-def _progress(total: int, as_json: bool):
-    """A function (lines, cases done): prints the table as it grows, or, if there is none, counts on a terminal."""
-    if not as_json:
-        yield lambda lines, done: click.echo("\n".join(lines))
+    if stream is None:
+        objects = [report.as_json(each, limit, is_sweep=bool(sizes or buckets)) for each in results]
+        click.echo(json.dumps(report.all_as_json(objects)))
         return
-    from switchml.terminal import Console
-
-    finished = 0
-    with Console(stderr=True).status("all-reduce: starting") as status:
-
-        def show(lines: list[str], done: int) -> None:
-            nonlocal finished
-            finished += done
-            status.update(f"all-reduce: {finished} of {total} sizes measured")
-
-        yield show
+    stream.close(*report.notes(result))
+    report.print_footer(result, limit)

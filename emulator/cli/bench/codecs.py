@@ -55,16 +55,12 @@ def codecs(
     from emulator.bench.codecs import measure as bench
     from emulator.bench.codecs import report
     from emulator.bench.codecs.tensors import load
-    from switchml.terminal import Console
+    from switchml.terminal import progress
 
     chosen = bench.choose(list(specs), **{name: options[name] for name in ("ratio", "bound", "rank")})
-    with Console(stderr=True).status("bench codecs: making the tensor") as status:
-        result = bench.measure(
-            load(tensor, elements),
-            chosen,
-            on_step=lambda name: status.update(f"bench codecs: {name}"),
-            **options,
-        )
+    with progress("codecs") as task:
+        task.step("making the tensor")
+        result = bench.measure(load(tensor, elements), chosen, on_step=task.step, **options)
     if plot_file is not None:
         report.draw(result, plot_file)
     output(as_json, lambda: report.as_json(result), lambda: report.print_table(result))

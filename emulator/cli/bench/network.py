@@ -5,6 +5,7 @@ Gloo's ring over the same links.
 from __future__ import annotations
 
 import itertools
+import json
 from typing import Any
 
 import click
@@ -14,9 +15,7 @@ from emulator.cli.options import (
     against_option,
     json_option,
     link_options,
-    output,
     payload_option,
-    progress,
     repeats_options,
     sparsity_options,
     wire_option,
@@ -80,6 +79,8 @@ def network(
     from emulator.bench.report import all_as_json
     from emulator.bench.sparsity import Sparsity
     from switchml.errors import ConfigError
+    from switchml.tables import Stream
+    from switchml.terminal import progress
 
     bench.check_rights()
     if size < 4 or size % 4:
@@ -88,6 +89,7 @@ def network(
     rates = {name: options.pop(name) for name in ("rate_bps", "delay_s", "seed")}
     link = bench.LinkOptions(loss=loss or 0.0, queue_bytes=int(queue or 0), **rates)
     results = []
+    stream = None
     for count, ranks, share in itertools.product(workers, ranks_per_host, density or (None,)):
         sparsity = None if share is None else Sparsity(share, **blocks)
         backends = backends_of(sparsity, against)
@@ -102,9 +104,15 @@ def network(
             backends=backends,
             **options,
         )
-        results.append(bench.measure(experiment, progress))
-    output(
-        as_json,
-        lambda: all_as_json([report.as_json(result) for result in results]),
-        lambda: report.print_table(results),
-    )
+        with progress(f"{count} hosts") as task:
+            results.append(bench.measure(experiment, task.step))
+        if not as_json:
+            if stream is None:
+                columns = report.columns(experiment, max(ranks_per_host) > 1)
+                stream = Stream(columns, report.title(experiment, results[0].tcp))
+            for row in report.rows(results[-1]):
+                stream.add(*row)
+    if stream is not None:
+        stream.close(*report.notes(experiment))
+    else:
+        click.echo(json.dumps(all_as_json([report.as_json(result) for result in results])))

@@ -9,6 +9,7 @@ import click
 
 from emulator.cli.options import json_option, output
 from switchml.cli.options import Count
+from switchml.terminal import progress, say
 
 
 @click.command()
@@ -19,7 +20,9 @@ def replay(ops: int, repeats: int, as_json: bool) -> None:
     """Measure how fast whole training jobs are replayed, on one core."""
     from emulator.bench.replay import measure
 
-    _show(measure(ops, repeats=repeats), as_json)
+    with progress("replaying"):
+        result = measure(ops, repeats=repeats)
+    _show(result, as_json)
 
 
 @click.command()
@@ -47,7 +50,9 @@ def optimizer(trials: int, gradients: int, ranks: int, path: Path | None, as_jso
         from emulator.whatif.serial import prepared
 
         joined = prepared(join(read(path)))
-    _show(measure(joined, trials), as_json)
+    with progress("searching"):
+        result = measure(joined, trials)
+    _show(result, as_json)
 
 
 @click.command()
@@ -59,8 +64,10 @@ def trace(megabytes: int, compressed: bool, compare: bool, as_json: bool) -> Non
     """Measure reading a generated trace of PyTorch's profiler: megabytes a second, and the reader's peak memory."""
     from emulator.bench.trace import measure
 
-    _show(measure(megabytes * 1_000_000, compressed=compressed, compare=compare), as_json)
+    with progress("writing a trace, and reading it"):
+        result = measure(megabytes * 1_000_000, compressed=compressed, compare=compare)
+    _show(result, as_json)
 
 
 def _show(result: Any, as_json: bool) -> None:
-    output(as_json, result.to_json, lambda: click.echo("\n".join(result.lines())))
+    output(as_json, result.to_json, lambda: say("\n".join(result.lines())))

@@ -6,10 +6,28 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 
 from switchml.cli.options import option
+from switchml.tables import Column, number, text, wide_option
+
+START = {
+    "warm_first_packet_s": number("first packet", "s", least=8),
+    "warm_full_s": number("full speed", "s", least=8),
+    "cold_first_packet_s": number("first packet, no cache", "s", least=8),
+    "cold_full_s": number("full speed, no cache", "s", least=8),
+}
+ENGINES = {
+    "engine_pps": number("compiled", "packets/s", least=11),
+    "reference_pps": number("interpreted", "packets/s", least=11),
+    "wire_pps": number("on the wire", "packets/s", drop=1, least=11),
+    "simple_switch_pps": number("simple_switch", "packets/s", drop=1, least=11),
+    "ratio": number("ratio", least=6),
+}
+"""Figure in the JSON → its column."""
+RATIO = "ratio: on the wire over simple_switch where both were measured, else compiled over interpreted"
 
 
 @click.command()
@@ -25,6 +43,7 @@ from switchml.cli.options import option
 @click.option("--against", metavar="SIMPLE_SWITCH", help="Also measure this simple_switch between veth pairs (root).")
 @click.option("--start", is_flag=True, help="Measure instead how long a switch takes to start.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")
+@wide_option
 def switch(
     programs: tuple[Path, ...], seconds: float, wire: bool, against: str | None, start: bool, as_json: bool
 ) -> None:
@@ -33,22 +52,40 @@ def switch(
     if start:
         from emulator.bench.switch.start import largest, measure
 
-        columns = ("warm_first_packet_s", "warm_full_s", "cold_first_packet_s", "cold_full_s")
-        _print((measure(path) for path in programs or [largest()]), columns, ".2f", as_json)
+        paths = programs or [largest()]
+        _print([path.stem for path in paths], (measure(path) for path in paths), START, ".2f", as_json)
     else:
         from emulator.bench.switch import engines
 
-        columns = ("engine_pps", "reference_pps", "wire_pps", "simple_switch_pps", "ratio")
         paths = programs or engines.default_programs()
         results = (engines.measure(path, seconds=seconds, wire=wire, against=against) for path in paths)
-        _print(results, columns, ",.1f", as_json)
+        _print([path.stem for path in paths], results, ENGINES, ",.0f", as_json)
 
 
-def _print(results: Iterable, columns: Sequence[str], form: str, as_json: bool) -> None:
+def columns(names: Sequence[str], figures: dict[str, Column]) -> list[Column]:
+    """The table of programs of these names."""
+    return [text("program", least=max(map(len, names))), *figures.values()]
+
+
+def _print(names: Sequence[str], results: Iterable, figures: dict[str, Column], form: str, as_json: bool) -> None:
     """A line for each result, as soon as it is measured."""
-    if not as_json:
-        click.echo(f"{'program':<20}" + "".join(f"{name:>21}" for name in columns))
-    for result in results:
-        row = result.to_json()
-        cells = ("-" if row[name] is None else format(row[name], form) for name in columns)
-        click.echo(json.dumps(row) if as_json else f"{row['program']:<20}" + "".join(f"{cell:>21}" for cell in cells))
+    from switchml.tables import Stream
+    from switchml.terminal import progress
+
+    stream = None if as_json else Stream(columns(names, figures))
+    with progress("programs", len(names)) as task:
+        for result in results:
+            row = result.to_json()
+            if stream is None:
+                click.echo(json.dumps(row))
+            else:
+                stream.add(row["program"], *cells(row, figures, form))
+            task.advance()
+    if stream is not None:
+        stream.close(*([RATIO] if "ratio" in figures else []))
+
+
+def cells(row: dict[str, Any], figures: dict[str, Column], form: str) -> list[str]:
+    """Of one result's `to_json`."""
+    forms = {name: ".1f" if name == "ratio" else form for name in figures}
+    return ["–" if row[name] is None else format(row[name], forms[name]) for name in figures]

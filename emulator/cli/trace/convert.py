@@ -6,15 +6,15 @@ from pathlib import Path
 
 import click
 
-from emulator.cli.options import ANY_PATH, FOLDER, json_option, output, trace_options
+from emulator.cli.options import ANY_PATH, OUTPUT_FOLDER, json_option, output, trace_options
+from switchml import tables
 from switchml.errors import ConfigError
-from switchml.text import plain
 
 
 @click.command()
 @click.argument("path", type=ANY_PATH)
 @click.option("--to", "target", type=click.Choice(["switchml", "chakra", "chrome"]), required=True, help="Format.")
-@click.option("--out", type=FOLDER, required=True, help="Directory to write to.")
+@click.option("--out", type=OUTPUT_FOLDER, required=True, help="Directory to write to.")
 @trace_options
 @json_option
 def convert(path: Path, target: str, out: Path, rank: int | None, salvage: bool, as_json: bool) -> None:
@@ -31,8 +31,16 @@ def convert(path: Path, target: str, out: Path, rank: int | None, salvage: bool,
     output(
         as_json,
         lambda: {"format": target, "files": [{"path": file, "bytes": size} for file, size in sizes.items()]},
-        lambda: click.echo(plain("\n".join(f"{file}  {size:,} bytes" for file, size in sizes.items()))),
+        lambda: show(sizes),
     )
+
+
+def show(sizes: dict[str, int]) -> None:
+    """Print files and their sizes."""
+    table = tables.Table([tables.text("file"), tables.number("size", "bytes")])
+    for file, size in sizes.items():
+        table.add(file, f"{size:,}")
+    tables.show(table)
 
 
 def _write(traces: list, target: str, out: Path) -> list[Path]:

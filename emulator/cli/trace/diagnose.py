@@ -6,8 +6,7 @@ from pathlib import Path
 
 import click
 
-from emulator.cli.options import ANY_PATH, FILE, json_option, output, timeline_option
-from switchml.errors import ConfigError
+from emulator.cli.options import ANY_PATH, REPORT, json_option, output, timeline_option
 
 
 @click.command()
@@ -15,7 +14,7 @@ from switchml.errors import ConfigError
 @click.option(
     "--report",
     "report_file",
-    type=FILE,
+    type=REPORT,
     metavar="FILE.html",
     help="Write a self-contained page: findings, where the time goes, the timeline with its critical path.",
 )
@@ -60,11 +59,6 @@ def diagnose(
     from emulator.traces.readers.read import read
     from emulator.whatif.codec_costs import measure
 
-    for file in (report_file, timeline):
-        if file is not None and not file.resolve().parent.is_dir():
-            raise ConfigError(f"there is no directory {file.parent} to write {file.name} to")
-    if report_file is not None:
-        import jinja2  # noqa: F401  # that it is not installed is to be known before time is spent
     joined = join(read(path), iteration=iteration)
     diagnosis = run(joined, least, lambda: measure(codecs, len(joined.graph.ranks)))
     if timeline is not None:

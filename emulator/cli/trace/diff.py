@@ -7,18 +7,15 @@ from typing import TYPE_CHECKING
 
 import click
 
-from emulator.cli.options import ANY_PATH, json_option, output, table
+from emulator.cli.options import ANY_PATH, json_option, output
+from switchml import tables
+from switchml.terminal import say
 
 if TYPE_CHECKING:
-    from rich.table import Table
-    from rich.text import Text
-
     from emulator.diagnosis.diff import Difference, Row
 
 ROWS = 15
 """Of the tables of operations."""
-LONGEST_NAME = 60
-"""Characters of an operation in a sentence."""
 
 
 @click.command()
@@ -36,69 +33,63 @@ def diff(a: Path, b: Path, as_json: bool) -> None:
     from emulator.traces.readers.read import read
 
     differences = difference(join(read(a)), join(read(b)))
-    output(as_json, differences.to_json, lambda: _show(differences, a, b))
+    output(as_json, differences.to_json, lambda: show(differences, a, b))
 
 
-def _show(differences: Difference, a: Path, b: Path) -> None:
+def show(differences: Difference, a: Path, b: Path) -> None:
+    """Print them."""
     from emulator.report.tables import operation_text, time_text
-    from switchml.terminal import Console
 
-    console = Console()
     row = differences.iteration
     change = f"{row.difference_s / row.a_s:+.1%}" if row.a_s else "–"
     sure = {None: "too few iterations to say whether by chance", True: "significant", False: "may be chance"}
-    console.print(
-        f"A {a}: {time_text(row.a_s)} an iteration; B {b}: {time_text(row.b_s)}: "
-        f"{_signed(row.difference_s)} ({change}; {sure[row.is_significant]})\n"
-    )
-    console.print(_table("By cause, average rank", differences.parts, differences))
-    console.print(_table("By operation on the critical path", differences.path, differences))
-    console.print(_table("Operations, average rank, their own time", differences.operations, None))
+    sign = "+" if row.difference_s > 0 else "−" if row.difference_s < 0 else ""
+    say(f"A, {a}: {time_text(row.a_s)} an iteration")
+    say(f"B, {b}: {time_text(row.b_s)}")
+    say(f"B − A: {sign}{time_text(abs(row.difference_s))} ({change}; {sure[row.is_significant]})\n")
+    shown = [
+        _table("By cause, average rank", "cause", differences.parts, differences),
+        _table("By operation on the critical path", "operation", differences.path, differences),
+        _table("Operations, average rank, their own time", "operation", differences.operations, None),
+    ]
     if differences.collectives:
-        console.print(_table("Communication, once all have come", differences.collectives, None))
+        shown.append(_table("Communication, once all have come", "operation", differences.collectives, None))
+    tables.show(*shown)
     for what, rows in (("Only in B", differences.appeared), ("Only in A", differences.disappeared)):
         if rows:
-            names = [operation_text(each.name, LONGEST_NAME) for each in rows[:ROWS]]
-            console.print(f"{what}: " + ", ".join(names) + ", …" * (len(rows) > ROWS))
+            say(f"\n{what}:")
+        for each in rows[:ROWS]:
+            say(f"- {operation_text(each.name)}")
+        if len(rows) > ROWS:
+            say(f"- and {len(rows) - ROWS} others")
 
 
-def _table(title: str, rows: list[Row], whole: Difference | None) -> Table:
+def _table(title: str, what: str, rows: list[Row], whole: Difference | None) -> tables.Table:
     """`whole`: the difference that the rows sum to; else how often each is in an iteration is shown, and whether its
     difference is significant."""
-    from emulator.report.tables import operation_cell, time_text
+    from emulator.report.tables import TimeUnit, operation_text
 
     is_tested = whole is None and any(row.is_significant is not None for row in rows)
-    figures = ("A", "B", "B − A", *(["times in A, B"] if whole is None else []))
-    shown = table([""], figures, title=title, title_justify="left")
+    unit = TimeUnit(second for row in [*rows, *([whole.iteration] if whole else [])] for second in (row.a_s, row.b_s))
+    columns = [tables.text(what), *(tables.number(name, unit.name) for name in ("A", "B", "B − A"))]
+    if whole is None:
+        columns += [tables.number("times in A", drop=2), tables.number("times in B", drop=2)]
     if is_tested:
-        shown.add_column("significant")
-    for column in shown.columns[1:]:
-        column.no_wrap = True
+        columns.append(tables.number("significant", drop=1))
+    shown = tables.Table(columns, title=title)
+
+    def add(name: str, a_s: float, b_s: float, *others: str) -> None:
+        cells = (name, unit.text(a_s), unit.text(b_s), unit.signed(b_s - a_s), *others)
+        shown.add(*cells, *[""] * (len(columns) - len(cells)))
+
     for row in rows[:ROWS]:
-        cells: list[str | Text] = [
-            operation_cell(row.name),
-            time_text(row.a_s),
-            time_text(row.b_s),
-            _signed(row.difference_s),
-        ]
-        if whole is None:
-            cells.append(f"{row.a_count:.3g}, {row.b_count:.3g}")
-        if is_tested:
-            sure = {None: "–", True: f"yes (p = {row.p or 0:.2g})", False: "no"}
-            cells.append(sure[row.is_significant])
-        shown.add_row(*cells)
+        counts = [] if whole is not None else [f"{row.a_count:.3g}", f"{row.b_count:.3g}"]
+        sure = {None: "–", True: f"yes (p = {row.p or 0:.2g})", False: "no"}
+        add(operation_text(row.name), row.a_s, row.b_s, *counts, *([sure[row.is_significant]] if is_tested else []))
     if len(rows) > ROWS:
-        a_s, b_s = sum(row.a_s for row in rows[ROWS:]), sum(row.b_s for row in rows[ROWS:])
-        shown.add_row(f"{len(rows) - ROWS} others", time_text(a_s), time_text(b_s), _signed(b_s - a_s))
+        add(f"{len(rows) - ROWS} others", *(sum(getattr(row, name) for row in rows[ROWS:]) for name in ("a_s", "b_s")))
     if whole is not None:
-        shown.add_row("not in the replay", "", "", _signed(whole.unexplained_s))
-        shown.add_section()
-        row = whole.iteration
-        shown.add_row("iteration", time_text(row.a_s), time_text(row.b_s), _signed(row.difference_s))
+        shown.add("not in the replay", "", "", unit.signed(whole.unexplained_s))
+        shown.add()
+        add("iteration", whole.iteration.a_s, whole.iteration.b_s)
     return shown
-
-
-def _signed(seconds: float) -> str:
-    from emulator.report.tables import time_text
-
-    return ("+" if seconds > 0 else "−" if seconds < 0 else "") + time_text(abs(seconds))

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from emulator.cli.options import ANY_PATH, json_option, output, timeline_option
 from emulator.cluster.algorithms import ALGORITHMS_HELP, HIERARCHY_HELP
+from switchml import tables
+from switchml.terminal import progress, say
+
+if TYPE_CHECKING:
+    from emulator.replay.parts import Parts
 
 
 @click.command()
@@ -47,7 +53,9 @@ def emulate(
     workload = read_workload(path)
     graph = workload.graph
     check(graph)
-    played = replay(graph, imported.costs(graph, cluster, workload.strides, **options), time_budget_s=time_budget_s)
+    costs = imported.costs(graph, cluster, workload.strides, **options)
+    with progress("replaying") as task:
+        played = replay(graph, costs, time_budget_s=time_budget_s, progress=task.ops)
     shares = parts(played)
     if timeline is not None:
         from emulator.report.perfetto import write_timeline
@@ -63,15 +71,16 @@ def emulate(
         "assumptions": workload.assumptions,
     }
 
-    def show() -> None:
-        from emulator.report.tables import parts_table, time_text
-        from switchml.terminal import Console
+    output(as_json, lambda: answer, lambda: show(answer, shares))
 
-        console = Console()
-        size = f"{workload.world_size:,} ranks, {len(graph.ops):,} ops on {cluster_name}"
-        console.print(f"{size}: {time_text(played.makespan_s)}\n")
-        console.print(parts_table(shares, played.makespan_s))
-        for assumption in workload.assumptions:
-            console.print(f"- {assumption}", highlight=False)
 
-    output(as_json, lambda: answer, show)
+def show(answer: dict[str, Any], shares: Parts) -> None:
+    """Print `answer`, as --json has it."""
+    from emulator.report.tables import parts_table, time_text
+
+    size = f"{answer['ranks']:,} ranks, {answer['ops']:,} ops on {answer['cluster']}"
+    say(f"{size}: {time_text(answer['iteration_s'])}\n")
+    tables.show(parts_table(shares, answer["iteration_s"]))
+    say()
+    for assumption in answer["assumptions"]:
+        say(f"- {assumption}")

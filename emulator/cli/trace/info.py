@@ -7,9 +7,10 @@ from typing import Any
 
 import click
 
-from emulator.cli.options import ANY_PATH, json_option, output, table, trace_options
-
-_PLAIN = {"box": None, "pad_edge": False}
+from emulator.cli.options import ANY_PATH, json_option, output, trace_options
+from switchml import tables
+from switchml.tables import Table, number, text
+from switchml.terminal import say
 
 
 @click.command()
@@ -23,41 +24,56 @@ def info(path: Path, rank: int | None, salvage: bool, as_json: bool) -> None:
 
     traces = read(path, rank=rank, salvage=salvage)
     ranks, between = [summary(trace) for trace in traces], across(traces)
-    output(as_json, lambda: {"ranks": ranks, "missing": between}, lambda: _show(ranks, between))
+    output(as_json, lambda: {"ranks": ranks, "missing": between}, lambda: show(ranks, between))
 
 
-def _show(ranks: list[dict[str, Any]], between: list[str]) -> None:
-    from emulator.report.tables import bytes_text, time_text
-    from switchml.terminal import Console
+def show(ranks: list[dict[str, Any]], between: list[str]) -> None:
+    """Print what `summary` and `across` found."""
+    from emulator.report.tables import TimeUnit
 
-    console, first = Console(), ranks[0]
-    rows = [
-        (
-            str(rank["rank"]), str(rank["world_size"]), rank["host"] or "?", rank["format"], rank["backend"] or "-",
-            f"{rank['events']:,}", str(len(rank["lanes"])), str(rank["iterations"]),
-            time_text(sum(rank["iteration_s"]) / max(1, rank["iterations"])),
+    first = ranks[0]
+    means = [sum(rank["iteration_s"]) / max(1, rank["iterations"]) for rank in ranks]
+    unit = TimeUnit(means)
+    columns = [
+        *(number("rank"), number("of", drop=4), text("host", drop=3), text("format"), text("backend", drop=2)),
+        *(number("events"), number("lanes", drop=1), number("iterations"), number("mean", unit.name)),
+        number("collectives"),
+    ]
+    table = Table(columns, title="Ranks")
+    for rank, mean in zip(ranks, means, strict=True):
+        table.add(
+            *(str(rank["rank"]), str(rank["world_size"]), rank["host"] or "", rank["format"], rank["backend"] or ""),
+            *(f"{rank['events']:,}", str(len(rank["lanes"])), str(rank["iterations"]), unit.text(mean)),
             str(sum(row["count"] for row in rank["collectives"])),
         )
-        for rank in ranks
-    ]  # fmt: skip
-    figures = ("events", "lanes", "iterations", "mean", "collectives")
-    console.print(table(("rank", "of", "host", "format", "backend"), figures, rows, **_PLAIN))
-    console.print(f"\nrank {first['rank']}: {', '.join(f'{n:,} {kind}' for kind, n in first['kinds'].items())}")
-    lanes = [(lane["name"], lane["kind"], f"{lane['events']:,}", time_text(lane["busy_s"])) for lane in first["lanes"]]
-    console.print(table(("lane", "kind"), ("events", "busy"), lanes, **_PLAIN))
-    if first["collectives"]:
-        console.print()
-        rows = [
-            (
-                row["operation"], row["group"] or "-", str(row["ranks"]), bytes_text(row["bytes"]), str(row["count"]),
-                time_text(row["median_s"]), time_text(row["total_s"]),
-            )
-            for row in first["collectives"]
-        ]  # fmt: skip
-        figures = ("ranks", "size", "count", "median", "total")
-        console.print(table(("communication", "group"), figures, rows, **_PLAIN))
-    notes = [*between, *first["missing"], *(f"{key}: {text}" for key, text in first["about"].items())]
+    tables.show(table)
+    say(f"\nrank {first['rank']}: {', '.join(f'{n:,} {kind}' for kind, n in first['kinds'].items())}\n")
+    tables.show(_lanes(first["lanes"]), *([_collectives(first["collectives"])] if first["collectives"] else []))
+    notes = [*between, *first["missing"], *(f"{key}: {words}" for key, words in first["about"].items())]
     if notes:
-        console.print()
+        say()
     for note in notes:
-        console.print(f"- {note}", highlight=False)
+        say(f"- {note}")
+
+
+def _lanes(lanes: list[dict[str, Any]]) -> Table:
+    from emulator.report.tables import TimeUnit
+
+    unit = TimeUnit(lane["busy_s"] for lane in lanes)
+    table = Table([text("lane"), text("kind"), number("events"), number("busy", unit.name)])
+    for lane in lanes:
+        table.add(lane["name"], lane["kind"], f"{lane['events']:,}", unit.text(lane["busy_s"]))
+    return table
+
+
+def _collectives(rows: list[dict[str, Any]]) -> Table:
+    from emulator.report.tables import TimeUnit, bytes_text
+
+    median, total = (TimeUnit(row[name] for row in rows) for name in ("median_s", "total_s"))
+    columns = [text("communication"), text("group", drop=1), number("ranks"), number("size"), number("count")]
+    table = Table([*columns, number("median", median.name), number("total", total.name)])
+    for row in rows:
+        times = (median.text(row["median_s"]), total.text(row["total_s"]))
+        counts = (str(row["ranks"]), bytes_text(row["bytes"]), str(row["count"]))
+        table.add(row["operation"], row["group"] or "", *counts, *times)
+    return table

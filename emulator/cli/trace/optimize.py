@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,9 +10,11 @@ from typing import Any
 
 import click
 
-from emulator.cli.options import ANY_PATH, FILE, json_option, output, table
+from emulator.cli.options import ANY_PATH, FILE, SETTINGS_FILE, json_option, output
 from emulator.cluster.algorithms import HIERARCHIES, HIERARCHY_HELP
+from switchml import tables
 from switchml.cli.options import RATE, SIZE, Count, option
+from switchml.terminal import progress, say
 
 INTERRUPTED = 130
 
@@ -30,7 +31,9 @@ class Names(click.ParamType):
 @click.command(context_settings={"ignore_unknown_options": True})
 @click.argument("path", type=ANY_PATH)
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
-@click.option("--out", type=FILE, default=Path("settings.toml"), show_default=True, help="File for the settings.")
+@click.option(
+    "--out", type=SETTINGS_FILE, default=Path("settings.toml"), show_default=True, help="File for the settings."
+)
 @click.option("--trials", type=Count(1), default=1000, show_default=True, help="Settings to try at most.")
 @click.option("--seconds", type=click.FloatRange(0, min_open=True), help="Time limit of the search.")
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of the search.")
@@ -120,7 +123,6 @@ def _optimize_trace(
     from emulator.traces.readers.read import read
     from emulator.whatif import codec_costs as costs
     from emulator.whatif.serial import prepared
-    from switchml.terminal import Console
 
     for placement in placements:
         if placement not in PLACEMENTS[1:]:
@@ -150,10 +152,9 @@ def _optimize_trace(
     file.write(out, result, machine, str(path))
     summary = report.as_json(result, objective, file.tables(result, machine, str(path)))
     if not as_json:
-        report.print_table(result, objective, allowed, Console())
+        report.print_table(result, objective, allowed)
         for text in file.advice(result.best.setting).values():
-            click.echo(f"not in the file, but in the script: {text}")
-        click.echo(f"settings in {out}")
+            say(f"not in the file, but in the script: {text}")
     if command and not result.interrupted:
         summary["check"] = _check(command, out, rounds, result, as_json)
     if as_json:
@@ -163,28 +164,20 @@ def _optimize_trace(
 
 @contextmanager
 def _progress(trials: int) -> Iterator[Callable[[int, float], None]]:
-    """A bar on stderr, where that is a terminal."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-
-    from switchml.terminal import Console
-
-    if not sys.stderr.isatty():
-        yield lambda evaluated, best_s: None
-        return
-    columns = (TextColumn("searching"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"))
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("", total=trials)
-        yield lambda evaluated, best_s: bar.update(task, completed=evaluated, description=f"best {best_s * 1e3:.1f} ms")
+    """Settings tried, and the best of them."""
+    with progress("searching", trials) as task:
+        yield lambda evaluated, best_s: task.update(evaluated, f"{evaluated:,} tried, best {best_s * 1e3:.1f} ms")
 
 
 def _check(command: tuple[str, ...], settings: Path, rounds: int, result, as_json: bool) -> dict:
     """Run it both ways, and compare the predicted with the measured speed-up."""
     from emulator.optimizer.measured import SpeedUp, compare
 
-    measured = compare(command, settings, rounds, lambda line: click.echo(line, err=True))
+    with progress("running") as task:
+        measured = compare(command, settings, rounds, task.step)
     speedup = SpeedUp.of(result, *measured)
     if not as_json:
-        click.echo(str(speedup))
+        say(str(speedup))
     return speedup.to_json()
 
 
@@ -220,7 +213,7 @@ def _optimize_job(
         )
     assert result.best is not None
     write_toml(out, jobs.tables(tables, requested, result.best.change), "`switchml emulate` takes it.")
-    output(as_json, lambda: _as_json(result), lambda: _print(result, out))
+    output(as_json, lambda: _as_json(result), lambda: show(result))
     return result.interrupted
 
 
@@ -242,30 +235,28 @@ def _as_json(result: Any) -> dict[str, Any]:
     }
 
 
-def _print(result: Any, out: Path) -> None:
-    from rich.text import Text
-
+def show(result: Any) -> None:
+    """Print what a search for a job's settings came to."""
     from emulator.report.tables import bytes_text, time_text
-    from switchml.terminal import Console
 
-    console = Console()
-    alone = table(("change", "best"), ["gain"], title="What each change gains alone, in time for a sample",
-                  title_justify="left")  # fmt: skip
+    alone = tables.Table(
+        [tables.text("change"), tables.text("best"), tables.number("gain", "%")],
+        title="What each change gains alone, in time for a sample",
+    )
     for name, one in sorted(result.alone.items(), key=lambda item: item[1].sample_s):
-        gain = f"{max(0.0, 1 - one.sample_s / result.requested.sample_s):.1%}" if result.requested else "–"
-        alone.add_row(name, _words(one.change), gain)
-    console.print(alone)
+        gain = f"{100 * max(0.0, 1 - one.sample_s / result.requested.sample_s):.1f}" if result.requested else "–"
+        alone.add(name, _words(one.change), gain)
+    tables.show(alone)
     rate = result.evaluated / result.wall_s * 60
-    console.print(
-        f"{result.evaluated:,} jobs in {result.wall_s:.1f} s ({rate:,.0f} a minute), "
+    say(
+        f"\n{result.evaluated:,} jobs in {result.wall_s:.1f} s ({rate:,.0f} a minute), "
         f"{result.refused:,} of them refused; {result.how}"
     )
     before = time_text(result.requested.emulation.iteration_s) if result.requested else "the job does not run as it is"
     best, changed = result.best.emulation, _words(result.best.change) or "nothing changed"
     gain = (": ", (f"{result.gain:.1%}", "bold"), " less") if result.requested else ()
     memory = f" with {changed}, {bytes_text(best.memory.total)} of memory"
-    console.print(Text.assemble(f"an iteration: {before}; ", (time_text(best.iteration_s), "bold"), memory, *gain))
-    console.print(f"job in {out}")
+    say(f"an iteration: {before}; ", (time_text(best.iteration_s), "bold"), memory, *gain)
 
 
 def _words(change: dict[str, Any]) -> str:

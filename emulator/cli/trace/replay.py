@@ -7,10 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import click
+from rich.text import Text
 
-from emulator.cli.options import ANY_PATH, json_option, output, table, timeline_option
+from emulator.cli.options import ANY_PATH, json_option, output, timeline_option
 from emulator.cluster.algorithms import ALGORITHMS_HELP, HIERARCHIES, HIERARCHY_HELP
+from switchml import tables
 from switchml.cli.options import BUCKET, RATE, TIME, Count, Quantity
+from switchml.tables import Table, number, text
+from switchml.terminal import say
 
 
 class Change(click.ParamType):
@@ -88,7 +92,7 @@ def replay(path: Path, as_json: bool, timeline: Path | None, iteration: int | No
     result = run(read(path), iteration, change)
     if timeline is not None:
         result.timeline(timeline)
-    output(as_json, result.to_json, lambda: _show(result.to_json()))
+    output(as_json, result.to_json, lambda: show(result.to_json()))
 
 
 def _value_or_factor(option: tuple[str, float] | None) -> tuple[float | None, float | None]:
@@ -96,32 +100,31 @@ def _value_or_factor(option: tuple[str, float] | None) -> tuple[float | None, fl
     return value if what == "value" else None, value if what == "factor" else None
 
 
-def _show(report: dict[str, Any]) -> None:
+def show(report: dict[str, Any]) -> None:
+    """Print `report`, as --json has it."""
     from emulator.replay.parts import PARTS
-    from switchml.terminal import Console
 
-    console = Console(highlight=False)
-    columns = [name for name in ("traced", "replayed", "changed") if name in report]
-    shown = table(["ms an iteration"], columns, box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    names = [name for name in ("traced", "replayed", "changed") if name in report]
+    table = Table([text("part of an iteration"), *(number(name, "ms") for name in names)])
 
-    def row(name: str, values: list[float], style: str = "") -> None:
-        shown.add_row(name, *(f"{value * 1e3:.2f}" if value else "-" for value in values), style=style)
+    def add(name: str, values: list[float], style: str = "") -> None:
+        table.add(Text(name, style), *(Text(f"{value * 1e3:,.2f}" if value else "–", style) for value in values))
 
-    row("in all", [report[key]["iteration_s"] for key in columns], "bold")
+    add("in all", [report[name]["iteration_s"] for name in names], "bold")
     for part in PARTS:
-        values = [report[key]["parts_s"].get(part, 0.0) for key in columns]
+        values = [report[name]["parts_s"].get(part, 0.0) for name in names]
         if any(value >= 5e-6 for value in values):
-            row(f"  {part}", values)
+            add(f"  {part}", values)
     if len(report["ranks"]) > 1:
         for place, rank in enumerate(report["ranks"][:16]):
-            values = [report[key]["ranks"][place]["parts_s"].get("compute", 0.0) for key in columns]
-            row(f"  compute of rank {rank}", values, "dim")
-    console.print(shown)
-    console.print(
+            values = [report[name]["ranks"][place]["parts_s"].get("compute", 0.0) for name in names]
+            add(f"  compute of rank {rank}", values, "dim")
+    tables.show(table)
+    say(
         f"\n{report['iterations']} iterations of {len(report['ranks'])} ranks, {report['ops']} ops an iteration; "
         f"replayed {report['error']:+.2%} off"
     )
     if "changed" in report:
-        console.print(f"With {', '.join(report['changes'])}: {report['speedup']:.3g} times as fast", style="bold")
+        say((f"With {', '.join(report['changes'])}: {report['speedup']:.3g} times as fast", "bold"))
     for assumption in report["assumptions"]:
-        console.print(f"- {assumption}", style="dim")
+        say(f"- {assumption}", style="dim")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from pathlib import Path
 
 import click
 
 from switchml.cli.main import LazyGroup
-from switchml.text import plain
+from switchml.terminal import Task, progress
 
 _LONG_BYTES = 8 << 20
 
@@ -19,11 +20,28 @@ def trace() -> None:
     if sys.stderr.isatty():
         from emulator.traces.readers.progress import WATCHER
 
-        WATCHER.set(_say)
+        reading = _Reading()
+        WATCHER.set(reading)
+        click.get_current_context().call_on_close(reading.close)
 
 
-def _say(path: Path, read_bytes: int, all_bytes: int) -> None:
-    """On one line, cleared when the file is read; not for short files."""
-    if all_bytes > _LONG_BYTES:
-        line = f"\r{plain(path.name)}: {read_bytes / all_bytes:.0%}\033[K" if read_bytes < all_bytes else "\r\033[K"
-        click.echo(line, nl=False, err=True)
+class _Reading:
+    """Shows how far the reading of a long file has come."""
+
+    def __init__(self) -> None:
+        self._shown = contextlib.ExitStack()
+        self._task: Task | None = None
+
+    def __call__(self, path: Path, read_bytes: int, all_bytes: int) -> None:
+        if all_bytes <= _LONG_BYTES:
+            return
+        if self._task is None:
+            self._task = self._shown.enter_context(progress(path.name, all_bytes))
+        self._task.update(read_bytes, f"{read_bytes / 1e6:,.0f} of {all_bytes / 1e6:,.0f} MB")
+        if read_bytes >= all_bytes:
+            self.close()
+
+    def close(self) -> None:
+        """Nothing of it remains."""
+        self._shown.close()
+        self._task = None

@@ -8,8 +8,10 @@ from typing import Any
 
 import click
 
-from emulator.cli.options import COUNTS, FOLDER, RATES, json_option, output, plot_option, progress
+from emulator.cli.options import COUNTS, OUTPUT_FOLDER, RATES, json_option, output, plot_option
 from switchml.cli.options import RATE, TIME, Count, option
+from switchml.tables import show as show_tables
+from switchml.terminal import progress, say
 
 
 @click.command()
@@ -42,7 +44,8 @@ def real(plot_file: Path | None, as_json: bool, **plan: Any) -> None:
     from emulator.validation.real import measure, report
 
     check_rights()
-    validation = measure.validate(measure.RealPlan(**plan), progress)
+    with progress("measuring") as task:
+        validation = measure.validate(measure.RealPlan(**plan), task.step)
     if plot_file is not None:
         report.plot(validation, plot_file)
     output(as_json, lambda: report.as_json(validation), lambda: report.print_table(validation))
@@ -71,7 +74,7 @@ def real(plot_file: Path | None, as_json: bool, **plan: Any) -> None:
     help="Whether to emulate all ranks but one, too: of a model of as many layers, as wide.",
 )
 @plot_option
-@click.option("--keep", type=FOLDER, help="Keep the traces in this directory.")
+@click.option("--keep", type=OUTPUT_FOLDER, help="Keep the traces in this directory.")
 @json_option
 def replay(peers: bool, plot_file: Path | None, keep: Path | None, as_json: bool, **options: Any) -> None:
     """Trace training here over links of limited rate, and predict from the traces what half the bandwidth, other
@@ -90,12 +93,14 @@ def replay(peers: bool, plot_file: Path | None, keep: Path | None, as_json: bool
 
     check_rights()
     plan = measure.ReplayPlan(**options)
-    validation = measure.validate(plan, progress, keep)
+    with progress("measuring") as task:
+        validation = measure.validate(plan, task.step, keep)
     if peers:
         beside = emulated.PeersPlan(
             plan.workers, (plan.rate_bps,), steps=plan.steps, layers=plan.layers, width=plan.width
         )
-        rows = emulated.validate(beside, progress).rows
+        with progress("emulating") as task:
+            rows = emulated.validate(beside, task.step).rows
         validation = dataclasses.replace(validation, peers=rows)
     if plot_file is not None:
         scatter.draw(list(validation.groups.items()), plot_file, "iteration")
@@ -128,7 +133,8 @@ def peers(plot_file: Path | None, as_json: bool, **plan: Any) -> None:
     from emulator.validation.rows import summary
 
     check_rights()
-    result = measure.validate(measure.PeersPlan(**plan), progress)
+    with progress("measuring") as task:
+        result = measure.validate(measure.PeersPlan(**plan), task.step)
     groups = [(backend, [row for row in result.rows if f", {backend}," in row.name]) for backend in measure.BACKENDS]
     as_object = summary(result.rows) | result.as_json()
     show("emulated peers", result.rows, groups, as_object, plot_file, as_json, shown=result.rows)
@@ -137,7 +143,7 @@ def peers(plot_file: Path | None, as_json: bool, **plan: Any) -> None:
         scales = ", ".join(
             f"{count} ranks compute {scale:.2f} times as long" for count, scale in known.compute_scale.items()
         )
-        click.echo(f"{result.gradient_bytes / 1e6:.1f} MB of gradients; on {known.cores} cores, {scales} as one alone")
+        say(f"\n{result.gradient_bytes / 1e6:.1f} MB of gradients; on {known.cores} cores, {scales} as one alone")
 
 
 @click.command()
@@ -151,7 +157,7 @@ def clocks(paths: tuple[Path, ...], shift: float, as_json: bool) -> None:
     error of the clock that was missed most.
     """
     from emulator.traces.readers.read import read
-    from emulator.validation.clocks import print_table, recovered
+    from emulator.validation.clocks import recovered, table
 
     rows = [row for path in paths for row in recovered(str(path), read(path), shift)]
-    output(as_json, lambda: {"rows": [dataclasses.asdict(row) for row in rows]}, lambda: print_table(rows))
+    output(as_json, lambda: {"rows": [dataclasses.asdict(row) for row in rows]}, lambda: show_tables(table(rows)))

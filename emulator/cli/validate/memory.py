@@ -6,7 +6,8 @@ from pathlib import Path
 
 import click
 
-from emulator.cli.options import json_option, plot_option, progress
+from emulator.cli.options import json_option, plot_option
+from switchml.terminal import progress
 
 
 @click.command()
@@ -30,7 +31,8 @@ def memory(measure: bool, plot_file: Path | None, as_json: bool) -> None:
     if measure:
         from emulator.validation.memory import measure as here
 
-        measured = here.rows(progress)
+        with progress("measuring") as task:
+            measured = here.rows(task.step)
         groups.append(("torch on this machine, allocated", measured))
         result["here"] = summary(measured)
     shown = [row for _, part in groups for row in part]

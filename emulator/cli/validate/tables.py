@@ -6,7 +6,8 @@ from pathlib import Path
 
 import click
 
-from emulator.cli.options import json_option, output, plot_option, progress
+from emulator.cli.options import json_option, output, plot_option
+from switchml.terminal import progress, say
 
 EXISTING_FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 
@@ -48,7 +49,8 @@ def iterations(
               for gpus in sorted({job.gpus for _, job, _ in samples})]  # fmt: skip
     result = summary(rows) | {"constants": fitting.values(machine)}
     if refit:
-        splits = fitting.split_by_size(machine, samples, _show_fitting if not as_json else None)
+        with progress("fitting") as task:
+            splits = fitting.split_by_size(machine, samples, task.step)
         result["left_out"] = {
             name: {key: value for key, value in summary(part).items() if key != "rows"} for name, part in splits
         }
@@ -155,9 +157,9 @@ def throughput(files: tuple[Path, ...], cluster_name: str | None, plot_file: Pat
     }
     show("throughput", rows, groups, result, plot_file, as_json)
     if not as_json:
-        click.echo(f"\nrefused: {len(refused)} of {len(measured)} rows, all of which ran")
+        say(f"\nrefused: {len(refused)} of {len(measured)} rows, all of which ran")
         for name, why in refused.items():
-            click.echo(f"  {name}: {why}")
+            say(f"- {name}: {why}")
 
 
 @click.command(name="all")
@@ -170,10 +172,8 @@ def everything(folder: Path | None, as_json: bool) -> None:
     The figures of the documentation come from this command.
     """
     from emulator.validation import campaigns
+    from switchml.tables import show
 
-    found = campaigns.all_of(folder, progress)
-    output(as_json, lambda: campaigns.to_json(found), lambda: campaigns.print_table(found))
-
-
-def _show_fitting(text: str) -> None:
-    click.echo(f"\r{text}\033[K", nl=False, err=True)
+    with progress("predicting") as task:
+        found = campaigns.all_of(folder, task.step)
+    output(as_json, lambda: campaigns.to_json(found), lambda: show(campaigns.table(found)))

@@ -6,10 +6,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from emulator.bench import tables
 from emulator.validation import scatter
 from emulator.validation.real.measure import BACKENDS, CALIBRATION_WORKERS, RealValidation, Row
 from emulator.validation.rows import Row as ScatterRow
+from switchml.tables import Table, number, show, text
 
 
 def as_json(validation: RealValidation) -> dict[str, Any]:
@@ -29,25 +29,21 @@ def as_json(validation: RealValidation) -> dict[str, Any]:
 
 
 def print_table(validation: RealValidation) -> None:
+    """Rows, then what they come to, on stdout."""
     worst, constants = validation.worst, validation.calibration
     overheads = ", ".join(f"{constants.overhead_s[name] * 1e3:.1f} ms more with {name}" for name in BACKENDS)
-    tables.print_table(
-        ("workers", "hosts", "Mbit/s", "", "measured ms", "predicted ms", "error", "packets a chunk", ""),
+    table = Table(
         [
-            (
-                str(row.layout.workers),
-                str(row.layout.hosts),
-                f"{row.rate_bps / 1e6:g}",
-                str(row.layout),
-                f"{row.measured_s * 1e3:.1f}",
-                f"{row.predicted_s * 1e3:.1f}",
-                f"{row.error:+.1%}",
-                f"{row.packets_per_chunk:.2f}" if row.layout.backend != "gloo" else "",
-                "calibration" if row.is_calibration else "",
-            )
-            for row in validation.rows
+            number("workers"),
+            number("hosts", drop=1),
+            number("rate", "Mbit/s"),
+            text("sum by"),
+            number("measured", "ms"),
+            number("predicted", "ms"),
+            number("error", "%"),
+            number("packets a chunk", drop=2),
+            text("use", drop=1),
         ],
-        left=0,
         notes=[
             f"MAPE {validation.mape:.1%}, worst {worst.error:+.1%} ({worst.layout}, {worst.layout.workers} workers, "
             f"{worst.rate_bps / 1e6:g} Mbit/s), {validation.within_5_percent:.0%} of {len(validation.counted)} rows "
@@ -57,6 +53,19 @@ def print_table(validation: RealValidation) -> None:
             f"{constants.packets_per_chunk['switchml']:.2f} packets a chunk; {constants.cores} cores.",
         ],
     )
+    for row in validation.rows:
+        table.add(
+            str(row.layout.workers),
+            str(row.layout.hosts),
+            f"{row.rate_bps / 1e6:g}",
+            str(row.layout),
+            f"{row.measured_s * 1e3:,.1f}",
+            f"{row.predicted_s * 1e3:,.1f}",
+            f"{100 * row.error:+.1f}",
+            f"{row.packets_per_chunk:.2f}" if row.layout.backend != "gloo" else "",
+            "calibration" if row.is_calibration else "",
+        )
+    show(table)
 
 
 def plot(validation: RealValidation, path: Path) -> None:

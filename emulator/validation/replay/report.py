@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from emulator.bench import tables
 from emulator.validation import clocks
 from emulator.validation.replay.measure import ReplayValidation
 from emulator.validation.rows import mape, worst
+from switchml.tables import Table, number, show, text
 
 TITLES = {
     "self-replay": "replayed as traced",
@@ -16,14 +16,14 @@ TITLES = {
 
 def print_table(validation: ReplayValidation) -> None:
     """Rows and averages of each kind, and the recovered clocks, on stdout."""
-    cells: list[tuple[str, ...]] = []
+    table = Table([text("run"), number("measured", "ms"), number("predicted", "ms"), number("error", "%")])
     notes = []
     for kind, rows in validation.groups.items():
-        cells.append((TITLES[kind],))
+        table.add(TITLES[kind])
         for row in rows:
-            times = (f"{seconds * 1e3:.1f}" for seconds in (row.measured, row.predicted))
-            cells.append((f"  {row.name}", *times, f"{row.error:+.1%}"))
+            times = (f"{seconds * 1e3:,.1f}" for seconds in (row.measured, row.predicted))
+            table.add(row.name, *times, f"{100 * row.error:+.1f}")
         far = worst(rows)
         notes.append(f"{kind.capitalize()}: MAPE {mape(rows):.1%}, worst {far.error:+.1%} ({far.name})")
-    tables.print_table(("", "measured ms", "predicted ms", "error"), cells, notes=["\n".join(notes)])
-    clocks.print_table(validation.clocks)
+    table.notes = ["\n".join(notes)]
+    show(table, clocks.table(validation.clocks))

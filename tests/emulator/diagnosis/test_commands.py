@@ -9,7 +9,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from rich.console import Console
 
 from emulator.diagnosis.checks import diagnose
 from emulator.diagnosis.page import write_page
@@ -93,17 +92,18 @@ def test_one_iteration(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "error"),
     [
-        (["diagnose", "nowhere"], "no trace at nowhere"),
-        (["diff", "nowhere", "nowhere"], "no trace at nowhere"),
-        (["diagnose", ".", "--report", "nowhere/out.html"], "there is no directory nowhere to write out.html to"),
+        (["diagnose", "nowhere"], (1, "no trace at nowhere")),
+        (["diff", "nowhere", "nowhere"], (1, "no trace at nowhere")),
+        (["diagnose", ".", "--report", "nowhere/out.html"], (2, "nowhere/out.html: no such folder")),
     ],
 )
-def test_errors(tmp_path, monkeypatch, arguments, words):
+def test_errors(tmp_path, monkeypatch, arguments, error):
     monkeypatch.chdir(tmp_path)
     done = run(*arguments)
-    assert done.exit_code == 1
+    code, words = error
+    assert done.exit_code == code
     assert words in done.output and "Traceback" not in done.output
 
 
@@ -156,10 +156,10 @@ def test_compute_is_what_kernels_cover():
 # Terminal and page
 
 
-def test_terminal_says_what_was_found(found):
-    console = Console(width=120, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
-    show(found, console)
-    text = console.export_text()
+def test_terminal_says_what_was_found(found, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")
+    show(found)
+    text = capsys.readouterr().out
     for number, finding in enumerate(found.findings, 1):
         assert f"{number}. {finding.title[:40]}" in text
     assert "rank 2 (" in text  # whom others wait for

@@ -239,7 +239,7 @@ def test_timeline_and_report(tmp_path):
     assert any(event.get("name", "").startswith("attention") for event in events)
     assert "GPT-2" in page.read_text()
     found = run(*small, "--report", str(tmp_path / "none" / "r.html"))
-    assert found.exit_code == 1 and "there is no directory" in found.stderr
+    assert found.exit_code == 2 and "no such folder" in " ".join(found.stderr.split())
 
 
 @pytest.mark.parametrize("kind", ["models", "clusters", "schedules", "codecs", "constants"])

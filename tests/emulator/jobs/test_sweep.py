@@ -202,7 +202,9 @@ def test_journal_of_another_sweep_is_not_taken_for_this_one(tmp_path):
     assert sweep(double, AXES, base={"model": "vgg16"}, out=tmp_path / "out.csv", processes=1) == ROWS
 
 
-@pytest.mark.parametrize(("name", "message"), [("out.xlsx", r"as \.csv or \.parquet"), ("no/out.csv", "no directory")])
+@pytest.mark.parametrize(
+    ("name", "message"), [("out.xlsx", r"ends in \.csv or \.parquet"), ("no/out.csv", "no such folder")]
+)
 def test_output_that_can_not_be_written_is_known_before(tmp_path, name, message):
     with pytest.raises(ConfigError, match=message):
         sweep(None, AXES, out=tmp_path / name)

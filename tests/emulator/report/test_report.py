@@ -18,7 +18,15 @@ from emulator.replay.parts import parts
 from emulator.report.lanes import lanes, phase_of
 from emulator.report.page import Chart, Curve, Page, write_page
 from emulator.report.perfetto import shown_ranks, write_timeline
-from emulator.report.tables import bytes_text, critical_table, operation_text, parts_table, shares_table, time_text
+from emulator.report.tables import (
+    TimeUnit,
+    bytes_text,
+    critical_table,
+    operation_text,
+    parts_table,
+    shares_table,
+    time_text,
+)
 from emulator.whatif.faster import what_if
 from emulator.workload.graph import Kind
 from switchml.errors import ConfigError
@@ -269,10 +277,11 @@ def test_tables_say_the_same_as_the_figures(played):
     console.print(parts_table(found, played.makespan_s))
     console.print(critical_table(path))
     text = console.export_text()
+    unit = TimeUnit([played.makespan_s])
     for name, seconds in found.mean().items():
-        assert re.search(rf"{name}\W+{re.escape(time_text(seconds))}", text)
+        assert re.search(rf"{name}\W+{re.escape(unit.text(seconds))}", text)
     assert next(iter(path.by_work)) in text
-    shares = [float(share) for share in re.findall(r"([\d.]+)%", text.split("On the critical path")[0])]
+    shares = [float(share) for share in re.findall(r" ([\d.]+)\n", text.split("Communication behind")[0])]
     assert sum(shares) == pytest.approx(200, abs=0.5)
 
 
@@ -299,8 +308,24 @@ def test_names_of_kernels_without_what_distinguishes_none(name, short):
     assert operation_text(name, 20) == (short if len(short) <= 20 else short[:19] + "…")
 
 
-def test_a_long_name_stays_on_its_line():
+def test_a_long_name_folds():
     console = Console(width=80, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
-    console.print(shares_table("operation", [("cutlass::Kernel2<" + "x" * 200 + ">", 1.5)], 3.0))
-    (line,) = [line for line in console.export_text().splitlines() if "cutlass" in line]
-    assert len(line) <= 80 and "…" in line and "1.50 s" in line and "50.0%" in line
+    name = "cutlass::Kernel2<" + "x" * 200 + ">"
+    console.print(shares_table("operation", [(name, 1.5)], 3.0))
+    lines = console.export_text().splitlines()
+    assert max(map(len, lines)) <= 80 and lines[3].endswith("1.500   50.0")
+    assert lines[3].split()[0] + "".join(lines[4:]) == name
+
+
+@pytest.mark.parametrize(
+    ("longest_s", "name", "text", "signed"),
+    [
+        (2e-3, "ms", "1.000", "−1.000"),
+        (0.5, "ms", "1.0", "−1.0"),
+        (12.0, "s", "0.00", "−0.00"),
+        (0.0, "s", "0.001", "−0.001"),
+    ],
+)
+def test_a_column_of_times_has_one_unit(longest_s, name, text, signed):
+    unit = TimeUnit([0.0, longest_s])
+    assert (unit.name, unit.text(1e-3), unit.signed(-1e-3)) == (name, text, signed)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -210,7 +211,10 @@ def test_the_aggregate_command():
         "--tunnel",
         "--json",
     ]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    wide = {**os.environ, "COLUMNS": "200"}
+    with subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=wide
+    ) as process:
         addresses = json.loads(process.stdout.readline())
         ready = process.stderr.readline()
         assert ready == (

@@ -1,0 +1,73 @@
+"""The one rule for every option that names a file or folder to write: refused before the work starts if it can't be
+written, and "wrote FILE" on stderr once it is."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from switchml import output_files
+from switchml.errors import ConfigError
+
+
+class OutputFile(click.Path):
+    """A file of one of `kinds` (a table of `switchml.output_files`); None: however it is called."""
+
+    name = "file"
+
+    def __init__(self, kinds: Mapping[str, str] | None = None) -> None:
+        super().__init__(dir_okay=False, path_type=Path)
+        self.kinds = {"": ""} if kinds is None else kinds
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        path = Path(os.fsdecode(super().convert(value, param, ctx)))
+        try:
+            output_files.check(path, self.kinds)
+        except ConfigError as error:
+            self.fail(str(error), param, ctx)
+        say_when_written(ctx, path)
+        return path
+
+
+class OutputFolder(click.Path):
+    """A folder that is made if it is not there."""
+
+    name = "directory"
+
+    def __init__(self) -> None:
+        super().__init__(file_okay=False, path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        path = Path(os.fsdecode(super().convert(value, param, ctx)))
+        say_when_written(ctx, path)
+        return path
+
+
+def say_when_written(ctx: click.Context | None, path: Path) -> None:
+    """When the command ends, say that `path` was written if it is another file, or has other files, than now."""
+    if ctx is not None and not ctx.resilient_parsing:
+        before = _state(path)
+        ctx.call_on_close(lambda: _say(path, before))
+
+
+def _say(path: Path, before: Any) -> None:
+    after = _state(path)
+    if after and after != before:
+        from switchml.terminal import say
+
+        say(f"wrote {path}", err=True)
+
+
+def _state(path: Path) -> Any:
+    """What differs once something was written; nothing for pipes and devices."""
+    try:
+        if path.is_dir():
+            return sorted((each.name, _state(each)) for each in path.iterdir() if each.is_file())
+        about = path.stat()
+    except OSError:
+        return None
+    return (about.st_ino, about.st_mtime_ns, about.st_size) if path.is_file() else None
