@@ -221,6 +221,7 @@ class Stream:
 
     def close(self, *notes: str) -> None:
         """Say what was left out, and print notes."""
+        notes = tuple("\n" + note for note in notes)
         if self._layout is not None and self._layout.dropped:
             notes = (self._table.left_out(self._layout), *notes)
         self._print(*(Constrain(Text(plain(note), style="dim"), Console().width) for note in notes))

@@ -129,7 +129,7 @@ def to_json(campaigns: Sequence[Campaign]) -> dict[str, Any]:
 
 def table(campaigns: Sequence[Campaign]) -> Table:
     """For people."""
-    shown = Table([text("measured"), number("rows"), number("mean error", "%"), number("worst", "%")])
+    shown = Table([text("measured"), number("rows"), number("MAPE", "%"), number("worst", "%")])
     for one in campaigns:
         if one.rows:
             shown.add(

@@ -60,12 +60,12 @@ def averages(groups: Groups) -> Table:
         [
             text("rows"),
             number("count"),
-            number("mean error", "%"),
+            number("MAPE", "%"),
             number("bias", "%", drop=1),
             number("worst", "%"),
             number("within 5 %", "%", drop=2),
         ],
-        title="Errors: mean of their sizes (MAPE), mean (bias), largest",
+        title="Mean absolute percentage error, mean error (bias), largest",
     )
     for name, part in groups:
         one = summary(part)

@@ -100,7 +100,7 @@ def _rank_table(jobs: Iterable[v2_pb2.JobStatus]) -> Table:
     columns = [
         text("job"),
         number("rank"),
-        text("state", drop=8),
+        text("state", drop=1),
         text("process", drop=1),
         text("address", drop=2),
         number("accepted"),
@@ -110,9 +110,9 @@ def _rank_table(jobs: Iterable[v2_pb2.JobStatus]) -> Table:
         number("received", drop=6),
         number("sent", drop=6),
         number("refused", drop=3),
-        number("received", "packets/s", drop=2),
+        number("rate", "packets/s", drop=2),
     ]
-    table = Table(columns, title="Ranks", notes=["accepted … refused: packets since the rank joined"])
+    table = Table(columns, title="Ranks", notes=["packets since the rank joined, and received in a second"])
     for job in jobs:
         for rank in job.ranks:
             is_joined = rank.state == "joined"

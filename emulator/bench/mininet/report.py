@@ -59,7 +59,7 @@ def columns(plan: MininetPlan, has_trunks: bool) -> list[Column]:
         number("goodput", "Mbit/s", least=6),
         number("host sends", "MB", drop=1, least=6),
         *([number("rack sends", "MB", least=6)] if has_trunks else []),
-        number("resent", drop=2, least=6),
+        number("resent", drop=2, least=7),
         number("lost", drop=2, least=5),
     ]
 

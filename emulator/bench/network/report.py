@@ -70,7 +70,7 @@ def columns(first: Experiment, has_ranks: bool) -> list[Column]:
         number("share", "%", least=5),
         number("times dense", drop=1, least=5 * bool(first.sparsity)),
         number("times Gloo", drop=1, least=5 * (GLOO in first.backends)),
-        number("resent", drop=3, least=6),
+        number("resent", drop=3, least=7),
         number("dropped", drop=4, least=7),
         number("lost", drop=5, least=6 * bool(first.link.loss)),
         number("CPU", "s", drop=6, least=6),

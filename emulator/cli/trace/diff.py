@@ -57,11 +57,10 @@ def show(differences: Difference, a: Path, b: Path) -> None:
     tables.show(*shown)
     for what, rows in (("Only in B", differences.appeared), ("Only in A", differences.disappeared)):
         if rows:
-            say(f"\n{what}:")
-        for each in rows[:ROWS]:
-            say(f"- {operation_text(each.name)}")
-        if len(rows) > ROWS:
-            say(f"- and {len(rows) - ROWS} others")
+            names = [operation_text(each.name) for each in rows[:ROWS]]
+            others = [f"and {len(rows) - ROWS} others"] if len(rows) > ROWS else []
+            say()
+            tables.show(tables.Table([tables.text(what)], [(name,) for name in (*names, *others)]))
 
 
 def _table(title: str, what: str, rows: list[Row], whole: Difference | None) -> tables.Table:

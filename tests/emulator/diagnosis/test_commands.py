@@ -59,7 +59,7 @@ def test_diagnose(tmp_path):
     page, timeline = tmp_path / "out.html", tmp_path / "out.json"
     done = run("diagnose", folder, "--json", "--report", page, "--timeline", timeline)
     assert done.exit_code == 0, done.output
-    said = json.loads(done.output)
+    said = json.loads(done.stdout)
     gains = [finding["gain_s"] for finding in said["findings"]]
     assert gains == sorted(gains, reverse=True)
     assert {"straggler", "loading"} <= {finding["kind"] for finding in said["findings"]}
@@ -86,7 +86,7 @@ def test_diagnose_for_people(tmp_path):
 def test_one_iteration(tmp_path):
     pytest.importorskip("scipy", reason="needs scipy (pip install 'switchml[trace]')")
     folder = write(TROUBLED, tmp_path / "run")
-    assert json.loads(run("diagnose", folder, "--json", "--iteration", 3).output)["findings"]
+    assert json.loads(run("diagnose", folder, "--json", "--iteration", 3).stdout)["findings"]
     done = run("diagnose", folder, "--iteration", 9)
     assert done.exit_code == 1 and "there is no iteration 9" in done.output
 
@@ -113,7 +113,7 @@ def test_diff(tmp_path):
     b = write(TROUBLED, tmp_path / "b")
     done = run("diff", a, b, "--json")
     assert done.exit_code == 0, done.output
-    said = json.loads(done.output)
+    said = json.loads(done.stdout)
     whole_s = said["iteration"]["difference_s"]
     for rows in (said["parts"], said["critical_path"]):
         assert sum(row["difference_s"] for row in rows) + said["unexplained_s"] == pytest.approx(whole_s)
@@ -129,7 +129,7 @@ def test_published_traces(name, tmp_path):
     path = published(name)
     done = run("diagnose", path, "--json", "--report", tmp_path / "out.html")
     assert done.exit_code == 0, done.output
-    said = json.loads(done.output)
+    said = json.loads(done.stdout)
     assert said["replay_error"] == pytest.approx(0, abs=0.03)
     assert said["findings"][0]["kind"] == "starved accelerator"
     assert ("allocations" in [finding["kind"] for finding in said["findings"]]) == name.startswith("alexnet")

@@ -22,7 +22,7 @@ def folder(tmp_path_factory):
 def ask(folder, *arguments) -> dict:
     result = CliRunner().invoke(replay, [str(folder), *arguments, "--json"], catch_exceptions=False)
     assert result.exit_code == 0, result.output
-    return json.loads(result.output)
+    return json.loads(result.stdout)
 
 
 def test_predicted_against_traced(folder):
