@@ -151,8 +151,9 @@ def _number(hint: type, text: str, where: str) -> int | float:
     try:
         number = units.parse_named(key, text)
     except ConfigError as error:
-        expected = f"{_TYPES[hint]}, such as {units.of_name(key)[0].example}"
-        raise ConfigError(f"{where}: expected {expected}, not {_shown(text)}") from error
+        kind = units.of_name(key)[0]
+        or_text = f", or a {kind.name} such as {kind.example}" if kind.base else ""
+        raise ConfigError(f"{where}: expected {_TYPES[hint]}, not {_shown(text)}{or_text}") from error
     if hint is int and not number.is_integer():
         raise ConfigError(f"{where}: expected a whole number, not {_shown(text)}")
     return hint(number)

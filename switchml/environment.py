@@ -27,6 +27,13 @@ GROUPS: dict[str, tuple[Variable, ...]] = {
             "control port of the aggregator to join; several share the job's traffic",
         ),
         Variable("SWITCHML_SECRET", "text", "with torch: random; else none", "the job's secret; ranks must agree"),
+        Variable("SWITCHML_JOB", "text", "`torch` or torchrun's run id, and six digits", "the job's name (with torch)"),
+        Variable(
+            "SWITCHML_JOIN_TIMEOUT",
+            "time, as in `2min`",
+            "`30s`",
+            "how long to wait for an aggregator that is not there yet (with torch)",
+        ),
         Variable("SWITCHML_TLS_CA", "PEM file", "no TLS", "authority that signed the aggregator's certificate"),
         Variable(
             "SWITCHML_AUTHENTICATE",

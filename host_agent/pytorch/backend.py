@@ -5,6 +5,8 @@ torch calls `autoload` at `import torch` (entry point group `torch.backends`), s
 
     SWITCHML_AGGREGATOR   HOST:PORT of an aggregator's control port. Unset: rank 0 starts one, which ends with the job
     SWITCHML_SECRET       the job's secret. Unset: a random one
+    SWITCHML_JOB          the job's name in `switchml status`. Unset: torch, or torchrun's run id, and six digits
+    SWITCHML_JOIN_TIMEOUT how long rank 0 waits for an aggregator that is not there yet: 30s unless set
     SWITCHML_TLS_CA       PEM file with the certificate authority of the aggregator's control port. Unset: no TLS
     SWITCHML_WIRE         int32 (the default), int16 or int8: lanes of floats, in fixed point with one exponent a block,
                           where small values beside large ones are lost (docs/protocol.md, section 5). exact: sums

@@ -29,9 +29,9 @@ from host_agent.agent import HostAgent
 from host_agent.base import Agent
 from host_agent.loop import warm_up
 from host_agent.pytorch.compiling import never_compiled, never_compiled_methods
-from host_agent.pytorch.rendezvous import Rendezvous
+from host_agent.pytorch.rendezvous import Rendezvous, without_traceback
 from host_agent.pytorch.work import AllReduceWork, CallbackThreads, flat_memory
-from switchml.errors import JobError, PeerLost
+from switchml.errors import JobError, JoinError, PeerLost
 
 Done = Callable[[BaseException | None], None]
 
@@ -108,7 +108,9 @@ class SwitchMLProcessGroup(dist.ProcessGroup):
             self._gloo = _gloo_group(PrefixStore("gloo/", store), rank, size, timeout)
             if rendezvous is not None:
                 self._join(rendezvous)
-        except BaseException:
+        except BaseException as error:
+            if isinstance(error, JoinError):
+                without_traceback()
             self._leave(in_good_order=False)
             raise
         self._pid = os.getpid()

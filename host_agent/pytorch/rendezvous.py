@@ -18,18 +18,54 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import timedelta
+from types import TracebackType
 
 from torch._C._distributed_c10d import Store
 
 from host_agent.hierarchy.hosts import this_machine
 from host_agent.pytorch.aggregator import ChildAggregator, options_for
 from host_agent.reach import address_towards
-from switchml.errors import JoinError, SwitchMLError
+from switchml import units
+from switchml.control import client
+from switchml.errors import ConfigError, JoinError, SwitchMLError
+from switchml.text import plain
 
 FAREWELL_S = 5.0
 """How long a rank that is done waits for the others to be done too."""
 LONGEST_JOB_NAME = 180
 """The aggregator takes 200; agents put suffixes behind it."""
+SHORT_RUN_ID = 12
+"""Of torchrun's run id, which may be a UUID."""
+REACH_TIMEOUT = "30s"
+"""How long rank 0 waits for an aggregator that is to be there already: one that is started with the job is there within
+seconds, unless it has its kernels to compile."""
+
+
+class ToldByAnother(JoinError):
+    """What another rank has said on its own stderr."""
+
+
+def reach_timeout_s() -> float:
+    """SWITCHML_JOIN_TIMEOUT, a time such as 2min; bare seconds do too. Raises ConfigError."""
+    text = os.environ.get("SWITCHML_JOIN_TIMEOUT") or REACH_TIMEOUT
+    try:
+        return units.TIME.parse(text, bare=1.0)
+    except ConfigError as error:
+        raise ConfigError(f"SWITCHML_JOIN_TIMEOUT: {error}") from None
+
+
+def without_traceback() -> None:
+    """A JoinError that nobody catches ends this process with one line on stderr; with none, where rank 0 has said
+    it."""
+    usual = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if not isinstance(error, JoinError):
+            usual(kind, error, trace)
+        elif not isinstance(error, ToldByAnother):
+            print(plain(f"switchml: error: {error}"), file=sys.stderr, flush=True)
+
+    sys.excepthook = hook
 
 
 @dataclass(frozen=True)
@@ -91,7 +127,7 @@ class Rendezvous:
                 self._own = own_aggregator.acquire(self._choose_bind_address())
 
     def meet(self) -> Invitation:
-        """Raises JoinError on every rank if rank 0 could not start the aggregator."""
+        """Raises JoinError on every rank if rank 0 could not start the aggregator, or reach it."""
         if self.rank == 0:
             with self._telling_errors():
                 invitation = self._invite()
@@ -100,7 +136,7 @@ class Rendezvous:
         self.store.wait(["invitation"], self.timeout)
         fields = json.loads(self.store.get("invitation"))
         if "error" in fields:
-            raise JoinError(f"rank 0 could not start the aggregator: {fields['error']}")
+            raise ToldByAnother(f"rank 0: {fields['error']}")
         return Invitation(**fields)
 
     def await_others(self, point: str) -> None:
@@ -132,13 +168,18 @@ class Rendezvous:
     def _invite(self) -> Invitation:
         address = self._own.address if self._own is not None else self._given_address()
         assert address is not None
-        run_id = os.environ.get("TORCHELASTIC_RUN_ID", "none")
-        name = "-".join(
-            part for part in (run_id if run_id != "none" else "torch", self.group_name, secrets.token_hex(6)) if part
-        )
-        return Invitation(
-            address, name[-LONGEST_JOB_NAME:], os.environ.get("SWITCHML_SECRET") or secrets.token_urlsafe(24)
-        )
+        if self._own is None and self.known_address is None:
+            for one in filter(None, map(str.strip, address.split(","))):
+                client.wait_for(one, timeout_s=min(self.timeout.total_seconds(), reach_timeout_s()))
+        return Invitation(address, self._job_name(), os.environ.get("SWITCHML_SECRET") or secrets.token_urlsafe(24))
+
+    def _job_name(self) -> str:
+        """SWITCHML_JOB; else torchrun's run, or "torch", and six digits. Sub-groups always have the digits."""
+        chosen, run_id = os.environ.get("SWITCHML_JOB", ""), os.environ.get("TORCHELASTIC_RUN_ID", "none")
+        if chosen and self.known_address is None:
+            return chosen
+        name = chosen[:LONGEST_JOB_NAME] or ("torch" if run_id == "none" else run_id[:SHORT_RUN_ID])
+        return f"{name}-{secrets.token_hex(3)}"
 
     @contextlib.contextmanager
     def _telling_errors(self) -> Iterator[None]:

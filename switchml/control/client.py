@@ -39,6 +39,8 @@ log = logging.getLogger("switchml.client")
 
 RETRY_S = 0.2
 """Pause between attempts to reach an aggregator that is not there yet."""
+NOTICE_S = 2.0
+"""After which waiting for an aggregator is said on stderr, by way of the log."""
 ANSWER_GRACE_S = 2.0
 """How much longer than the join timeout a client waits: the aggregator's own message says which ranks are missing."""
 LEAVE_TIMEOUT_S = 1.0
@@ -143,7 +145,7 @@ def wait_for(address: str, *, tls_ca: str | Path | None = None, timeout_s: float
     """The status of the aggregator at `address`, as it shows it without a secret. It may still be starting: it is
     retried for `timeout_s`. Raises JoinError.
     """
-    deadline = time.monotonic() + timeout_s
+    notice, deadline = time.monotonic() + NOTICE_S, time.monotonic() + timeout_s
     while True:
         left_s = max(deadline - time.monotonic(), _SHORTEST_ATTEMPT_S)
         try:
@@ -156,6 +158,9 @@ def wait_for(address: str, *, tls_ca: str | Path | None = None, timeout_s: float
                 raise
             if time.monotonic() + RETRY_S >= deadline:
                 raise JoinError(_unreachable(address, timeout_s, _words(cause))) from cause
+            if time.monotonic() >= notice:
+                log.warning("switchml: waiting for the aggregator at %s, %.0f s at most …", address, timeout_s)
+                notice = deadline
         time.sleep(RETRY_S)
 
 

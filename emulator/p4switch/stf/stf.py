@@ -2,12 +2,13 @@
 
 The grammar is that of p4c's tools/stf, the meaning that of its BMv2 runner (backends/bmv2/bmv2stf.py): one statement a
 line, names match by suffix, a ternary priority p becomes 10000 - p, omitted keys match anything, and an expected
-packet may be shorter than the one received, unless it ends in `$`. A control-plane statement that fails is a warning;
-only packets and counters decide.
+packet may be shorter than the one received, unless it ends in `$`. What the control plane refuses is a warning, as
+there; a statement that can't be read, or names what the program lacks, fails the test.
 """
 
 from __future__ import annotations
 
+import difflib
 import operator as op
 import re
 from collections.abc import Callable, Sequence
@@ -131,13 +132,16 @@ class Runner:
 
     def run(self, statements: Sequence[Statement]) -> Report:
         """Execute all statements, then compare the frames sent with those expected."""
-        used = {int(statement.rest.split()[0]) for statement in statements if statement.command in ("packet", "expect")}
+        named = [one.rest.split()[0] for one in statements if one.command in ("packet", "expect") and one.rest]
+        used = {int(port) for port in named if port.isdecimal()}
         self.report.sent = {port: [] for port in sorted(used)}
         for statement in statements:
             try:
                 self._execute(statement)
-            except (ConfigError, ControlError, TypeError, ValueError) as error:
+            except ControlError as error:
                 self.report.warnings.append(f"line {statement.line}: {statement.command}: {error}")
+            except (ConfigError, TypeError, ValueError) as error:
+                self.report.failures.append(f"line {statement.line}: {statement.command}: {error}")
         self._pass_time(2 * PAUSE_US)
         for port, sent in self.report.sent.items():
             self._compare(port, self.expected.get(port, []), sent)
@@ -147,7 +151,8 @@ class Runner:
         command, rest = statement.command, statement.rest
         method = getattr(self, f"_do_{command}", None)
         if method is None and command not in ON_CELLS and command not in ON_NUMBERS:
-            raise ConfigError("there is no such statement")
+            near = difflib.get_close_matches(command, STATEMENTS, 1)
+            raise ConfigError("there is no such statement" + (f"; did you mean {near[0]}?" if near else ""))
         self.after_command = command not in ("packet", "expect", "no_packet") or self.after_command
         if command in ON_CELLS:
             sort, call = ON_CELLS[command]
@@ -249,6 +254,10 @@ class Runner:
         register = by_suffix(self.state.registers, name, "register")
         if index:
             register.read(int(index[0], 0))
+
+
+STATEMENTS = (*ON_CELLS, *ON_NUMBERS, *(name[4:] for name in vars(Runner) if name.startswith("_do_")))
+"""All that there are, for suggestions."""
 
 
 def fits(expected: str, data: bytes) -> bool:

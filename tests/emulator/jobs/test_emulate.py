@@ -292,7 +292,7 @@ def test_units_in_options_and_files(tmp_path):
     as_option = run_json("--model", "gpt2-124m", "--bucket-cap", "25MiB", "--tokens", "300M")
     assert as_written["steps"] == as_option["steps"] == run_json(str(path), "--tokens", "300e6")["steps"]
     path.write_text('model = "gpt2-124m"\n[job]\nbucket_bytes = "25 lots"\n')
-    assert "bucket_bytes: expected a number, such as 25MB" in run(str(path)).stderr
+    assert "bucket_bytes: expected a number, not '25 lots', or a size such as 25MB" in run(str(path)).stderr
 
 
 def test_help_shows_the_default_of_each_option():

@@ -111,6 +111,12 @@ def test_what_fails(program, text, problem):
     assert problem in report.failures[0]
 
 
+def test_what_the_control_plane_refuses_is_a_warning(program):
+    report = stf.run(program("value_set"), "mirroring_get 5")
+    assert report.has_passed and len(report.warnings) == 1
+    assert report.warnings[0].startswith("line 1: ")
+
+
 @pytest.mark.parametrize(
     "line",
     [
@@ -118,15 +124,21 @@ def test_what_fails(program, text, problem):
         "add",
         "add nowhere a:1 b()",
         "register_write nowhere 0 0",
-        "mirroring_get 5",
+        "packet",
+        "packet one 00",
         "packet 1 0g",
         "packet 1 012",
     ],
 )
-def test_what_can_not_be_done_is_a_warning(program, line):
+def test_what_can_not_be_read_fails(program, line):
     report = stf.run(program("value_set"), line)
-    assert len(report.warnings) == 1
-    assert report.warnings[0].startswith("line 1: ")
+    assert len(report.failures) == 1 and report.warnings == []
+    assert report.failures[0].startswith("line 1: ")
+
+
+def test_a_misspelt_statement_fails_with_a_suggestion(program):
+    report = stf.run(program("value_set"), "expct 1 00")
+    assert report.failures == ["line 1: expct: there is no such statement; did you mean expect?"]
 
 
 def test_other_commands(program):
