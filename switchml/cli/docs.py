@@ -23,11 +23,13 @@ def docs(out: Path | None, no_open: bool) -> None:
     """
     from switchml import share
     from switchml.runtime.jit import cache_root
+    from switchml.terminal import progress
 
     folder = out or cache_root() / f"docs-{_digest(share.DOCS)}"
     page = folder / "index.html"
     if out or not page.is_file():
-        build(share.DOCS, folder)
+        with progress("building the documentation"):
+            build(share.DOCS, folder)
     if out or no_open or not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
         click.echo(page)
     else:

@@ -19,18 +19,14 @@ def examples(names: tuple[str, ...], folder: Path, only_path: bool) -> None:
     There are training scripts, experiments on Mininet's networks, a dissector for Wireshark and tshark, and programs
     named simple_switch and simple_switch_grpc that start this project's P4 switch.
     """
-    from rich.table import Table
-
     from switchml import share
-    from switchml.terminal import Console
+    from switchml.tables import Table, show, text
 
     if names:
         for file in [share.named(name) for name in names]:
             click.echo(file.path.resolve() if only_path else f"wrote {share.copy(file, folder)}")
         return
-    table = Table()
-    for heading in ("name", "kind", "what it is"):
-        table.add_column(heading, no_wrap=heading != "what it is")
+    table = Table([text("name"), text("kind"), text("what it is")])
     for file in share.files():
-        table.add_row(file.name, file.kind, file.about)
-    Console().print(table)
+        table.add(file.name, file.kind, file.about)
+    show(table)

@@ -26,9 +26,9 @@ def screen(*names: str) -> Callable[[Callable[[Path], None]], Callable[[Path], N
     return add
 
 
-def run(*arguments: object) -> None:
+def run(*arguments: object, **environment: str) -> None:
     """Print what a command prints."""
-    done = CliRunner().invoke(cli, [str(each) for each in arguments])
+    done = CliRunner(env=environment).invoke(cli, [str(each) for each in arguments])
     assert done.exit_code == 0, done.output
     print(done.output)
 
@@ -71,6 +71,22 @@ def status(_: Path) -> None:
     from switchml.cli import status
 
     status.show(status_reply())
+
+
+@screen("examples")
+def examples(_: Path) -> None:
+    run("examples")
+
+
+@screen("docs")
+def docs(folder: Path) -> None:
+    from switchml import share
+    from switchml.cli.docs import _digest
+
+    built = folder / "cache" / f"docs-{_digest(share.DOCS)}"
+    built.mkdir(parents=True)
+    (built / "index.html").touch()
+    run("docs", "--no-open", SWITCHML_CACHE_DIR="cache")
 
 
 # host_agent
