@@ -25,7 +25,7 @@ suppress_warnings = ["myst.xref_missing", "misc.highlighting_failure"]
 autodoc_mock_imports = ["torch"]
 autodoc_typehints = "none"
 autodoc_member_order = "bysource"
-autodoc_default_options = {"members": True, "show-inheritance": False, "imported-members": True}
+autodoc_default_options = {"members": True, "imported-members": True}
 
 
 def _as_markdown(app, what, name, obj, options, lines):

@@ -47,3 +47,5 @@ COMMANDS = {
     "validate peers": ("emulator.cli.validate.measured:peers", "Emulated peers beside all-real runs (root)."),
 }
 """As switchml/cli/main.py's `Commands`; pyproject.toml registers it."""
+COMPLETIONS = {"--cluster": "emulator.cluster.cluster:clusters", "--model": "emulator.workload.models:models"}
+"""As switchml/cli/common.py's `completions`."""

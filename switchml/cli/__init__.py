@@ -8,3 +8,5 @@ COMMANDS = {
     "status": ("switchml.cli.status:status", "Show a running aggregator's jobs, pools and counters."),
 }
 """As main.py's `Commands`; pyproject.toml registers it."""
+COMPLETIONS = {"--codec": "switchml.codecs.registry:CODECS"}
+"""Option → the names that the shell completes, as common.py's `completions`."""

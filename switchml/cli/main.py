@@ -20,6 +20,7 @@ with interrupts.at_once:
     import click
 
     from switchml import __version__
+    from switchml.cli import common
     from switchml.errors import SwitchMLError
     from switchml.text import plain
 
@@ -75,8 +76,7 @@ class LazyGroup(click.Group):
         if cmd_name not in self.table:
             return None
         module_name, attribute = self.table[cmd_name][0].split(":")
-        command: click.Command = getattr(importlib.import_module(module_name), attribute)
-        return command
+        return common.equipped(getattr(importlib.import_module(module_name), attribute), f"{self.within}{cmd_name}")
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         # click's own version would import every subcommand for its help line.
@@ -106,7 +106,7 @@ class LazyGroup(click.Group):
 
 
 def _fail(ctx: click.Context, message: str) -> NoReturn:
-    click.echo(plain("switchml: error: " + " ".join(message.split())), err=True)
+    click.echo(plain("switchml: error: " + " ".join(message.split())), ctx.meta.get(common.STDERR), err=True)
     ctx.exit(1)
 
 
@@ -115,7 +115,7 @@ def _fail(ctx: click.Context, message: str) -> NoReturn:
 def cli() -> None:
     """In-network aggregation for machine learning.
 
-    `switchml SUBCOMMAND --help` explains a subcommand.
+    `switchml SUBCOMMAND --help` explains a subcommand; `switchml docs` opens the documentation.
     """
 
 
