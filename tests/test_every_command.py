@@ -45,7 +45,7 @@ def test_help_ends_with_two_examples_that_parse(name, here):
     heading, *lines = text.splitlines()[-3:]
     assert heading.strip() == "Examples:"
     for line in lines:
-        words = shlex.split(line.removeprefix("  sudo").removeprefix("  "))
+        words = shlex.split(line.strip().removeprefix("sudo"))
         start = ["switchml", *name.split()]
         assert words[: len(start)] == start and len(line) <= 80
         command.make_context(name, words[len(start) :])

@@ -8,8 +8,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import io
 import logging
-import os
 import sys
 from importlib.metadata import entry_points
 from importlib.resources import files
@@ -90,5 +90,4 @@ def _be_quiet(ctx: click.Context, parameter: click.Parameter, value: Any) -> Non
     if value and not ctx.resilient_parsing:
         root = ctx.find_root()
         root.meta[STDERR] = sys.stderr
-        nowhere = root.with_resource(open(os.devnull, "w"))
-        root.with_resource(contextlib.redirect_stderr(nowhere))
+        root.with_resource(contextlib.redirect_stderr(io.StringIO()))

@@ -9,13 +9,18 @@ import click
 from emulator.cli.options import json_option, output, plot_option
 from switchml.terminal import progress, say
 
+PUBLISHED = Path(__file__).parents[2] / "validation" / "published"
+"""Measurements that others have published; SOURCES.txt there names them."""
 EXISTING_FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 
 
+def published(kind: str) -> list[Path]:
+    """The tables of a kind that come along."""
+    return sorted((PUBLISHED / kind).glob("*.csv"))
+
+
 @click.command()
-@click.argument(
-    "files", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="FILE.csv…"
-)
+@click.argument("files", nargs=-1, type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="[FILE.csv…]")
 @click.option("--cluster", "cluster_name", default="a100-hdr800", help="Cluster that they were measured on.")
 @click.option(
     "--recompute",
@@ -31,7 +36,7 @@ EXISTING_FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 def iterations(
     files: tuple[Path, ...], cluster_name: str, recompute: str, refit: bool, plot_file: Path | None, as_json: bool
 ) -> None:
-    """Predict the iteration times in FILE.csv.
+    """Predict the iteration times in FILE.csv, or those that come along.
 
     Columns as VIA-Research/vTrain publishes them: accelerators, batch, micro-batch, sizes, tensor, data and pipeline
     parallelism, milliseconds. Jobs on more than one node of 8 recompute all activations, smaller ones none.
@@ -43,7 +48,7 @@ def iterations(
     from emulator.validation.rows import summary
 
     machine = cluster.load(cluster_name)
-    samples = [sample for file in files for sample in read(file, recompute)]
+    samples = [sample for file in files or published("iterations") for sample in read(file, recompute)]
     rows = fitting.predict(machine, samples)
     groups = [(f"{gpus} GPUs", [row for row, (_, job, _) in zip(rows, samples, strict=True) if job.gpus == gpus])
               for gpus in sorted({job.gpus for _, job, _ in samples})]  # fmt: skip
@@ -60,14 +65,14 @@ def iterations(
 
 
 @click.command()
-@click.argument("folder", type=click.Path(exists=True, path_type=Path), metavar="DIR")
+@click.argument("folder", required=False, type=click.Path(exists=True, path_type=Path), metavar="[DIR]")
 @click.option(
     "--cluster", "cluster_name", help="Predict by this cluster's closed form, with nothing fitted to the tables."
 )
 @plot_option
 @json_option
-def nccl(folder: Path, cluster_name: str | None, plot_file: Path | None, as_json: bool) -> None:
-    """Predict the all-reduce tables of nccl-tests in DIR.
+def nccl(folder: Path | None, cluster_name: str | None, plot_file: Path | None, as_json: bool) -> None:
+    """Predict the all-reduce tables of nccl-tests in DIR, or those that come along.
 
     Of each table every other size fits a curve of three segments (latency and bandwidth for each protocol), and the
     sizes between are predicted.
@@ -77,7 +82,7 @@ def nccl(folder: Path, cluster_name: str | None, plot_file: Path | None, as_json
     from emulator.validation.report import show
     from emulator.validation.rows import summary
 
-    read = tables.read_all(folder)
+    read = tables.read_all(folder or PUBLISHED / "nccl")
     if cluster_name is None:
         parts = [(table.name, check.held_out(table)) for table in read]
     else:
@@ -122,14 +127,12 @@ def megatron(cluster_name: str, plot_file: Path | None, as_json: bool) -> None:
 
 
 @click.command()
-@click.argument(
-    "files", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="FILE.csv…"
-)
+@click.argument("files", nargs=-1, type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="[FILE.csv…]")
 @click.option("--cluster", "cluster_name", help="Cluster that they were measured on; default: by each row's gpu.")
 @plot_option
 @json_option
 def throughput(files: tuple[Path, ...], cluster_name: str | None, plot_file: Path | None, as_json: bool) -> None:
-    """Predict the tokens a second in FILE.csv.
+    """Predict the tokens a second in FILE.csv, or those that come along.
 
     Columns as mosaicml/llm-foundry publishes them for MPT under FSDP: model, gpu, gpus, sequence, batch, micro-batch,
     precision, sharding, checkpointing. Rows that could not run, as far as the emulator knows, are counted.
@@ -139,7 +142,7 @@ def throughput(files: tuple[Path, ...], cluster_name: str | None, plot_file: Pat
     from emulator.validation.rows import summary
     from switchml.errors import ConfigError
 
-    measured = [row for file in files for row in check.read(file, cluster_name)]
+    measured = [row for file in files or published("throughput") for row in check.read(file, cluster_name)]
     predicted = check.predict(measured)
     rows = [one.row for one in predicted if one.row is not None]
     refused = {one.measured.name: one.refused for one in predicted if one.refused}
@@ -166,7 +169,7 @@ def throughput(files: tuple[Path, ...], cluster_name: str | None, plot_file: Pat
 @click.argument("folder", required=False, type=EXISTING_FOLDER, metavar="[DIR]")
 @json_option
 def everything(folder: Path | None, as_json: bool) -> None:
-    """Predict every published measurement in DIR and below, and Megatron's tables.
+    """Predict every published measurement in DIR and below (or what comes along), and Megatron's tables.
 
     What a file holds is seen by its content: iterations, tokens a second, tables of nccl-tests; others are passed over.
     The figures of the documentation come from this command.
@@ -175,5 +178,5 @@ def everything(folder: Path | None, as_json: bool) -> None:
     from switchml.tables import show
 
     with progress("predicting") as task:
-        found = campaigns.all_of(folder, task.step)
+        found = campaigns.all_of(folder or PUBLISHED, task.step)
     output(as_json, lambda: campaigns.to_json(found), lambda: show(campaigns.table(found)))
