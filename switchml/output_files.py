@@ -14,7 +14,7 @@ _IN_PLACE = (Path("/dev"), Path("/dev/fd"), Path("/proc/self/fd"))
 """/dev/stdout and the like: what they lead to is not ours to replace."""
 
 PICTURES = dict.fromkeys((".png", ".svg", ".pdf", ".html"), "matplotlib")
-PAGES = {".html": "jinja2"}
+REPORTS = {**PICTURES, ".html": "jinja2"}
 ROWS = {".csv": "", ".parquet": "pyarrow"}
 TIMELINES = {".json": "", ".json.gz": ""}
 """Kinds of files: how a name ends → the module that writes it."""

@@ -36,8 +36,9 @@ if TYPE_CHECKING:
     "--report",
     "report_file",
     type=REPORT,
-    metavar="FILE.html",
-    help="Write a self-contained page: where the time goes, timeline, scaling.",
+    metavar="FILE",
+    help="Write a self-contained page (.html): where the time goes, timeline, scaling; or a picture of the first and "
+    "the last (.png, .svg, .pdf).",
 )
 @click.option(
     "--sweep",
@@ -120,9 +121,9 @@ def emulate(
         write_timeline(emulation.played, timeline_file)
     if report_file is not None:
         from emulator.api.page import page_of
-        from emulator.report.page import write_page
+        from emulator.report.picture import write_report
 
-        write_page(page_of(emulation, rows, _axis_names(sweeps)), report_file)
+        write_report(page_of(emulation, rows, _axis_names(sweeps)), report_file)
     if as_json:
         click.echo(json.dumps(emulation.to_json() | ({"rows": rows} if rows else {})))
         return

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from rich.console import Group
-from rich.panel import Panel
-from rich.text import Text
-
 from emulator.diagnosis.checks import Diagnosis
 from emulator.diagnosis.situation import Finding
 from emulator.report.tables import TimeUnit, critical_table, operation_text, time_text
@@ -24,8 +20,9 @@ def show(diagnosis: Diagnosis) -> None:
         f"{ranks} rank{'s' * (ranks != 1)}, iteration {time_text(seen.joined.iteration_s)} as traced, "
         f"{time_text(seen.iteration_s)} replayed ({diagnosis.replay_error:+.1%})\n"
     )
-    panels = [_panel(diagnosis, place, finding) for place, finding in enumerate(diagnosis.findings, 1)]
-    tables.show(_by_rank(diagnosis), critical_table(seen.path), *([Group(*panels)] if panels else []))
+    tables.show(_by_rank(diagnosis), critical_table(seen.path))
+    for place, finding in enumerate(diagnosis.findings, 1):
+        _say_finding(diagnosis, place, finding)
     say()
     if not diagnosis.findings:
         checked = f" no check found {seen.least_share:.0%} of the iteration or more."
@@ -59,15 +56,17 @@ def _by_rank(diagnosis: Diagnosis) -> tables.Table:
     return table
 
 
-def _panel(diagnosis: Diagnosis, number: int, finding: Finding) -> Panel:
-    colour = COLOUR[finding.severity]
+def _say_finding(diagnosis: Diagnosis, place: int, finding: Finding) -> None:
+    """A heading, what a change gains, the evidence, when it was seen, and what to do."""
     gain = f"{'at most ' * finding.is_bound}{time_text(finding.gain_s)} of each iteration ({finding.share:.1%})"
-    lines = [Text.assemble(("gains ", "bold"), gain), Text("replayed with " + finding.replayed, style="dim")]
-    lines += [Text("· " + line) for line in finding.evidence]
+    say((f"\n{place}. {finding.title} ", "bold"), (f"[{finding.severity}]", COLOUR[finding.severity]))
+    say(("   gains ", "bold"), gain)
+    say(f"   replayed with {finding.replayed}", style="dim")
+    for line in finding.evidence:
+        say(f"   · {line}")
     for sighting in finding.sightings[:3]:
         where = diagnosis.seen.rank_name(sighting.rank)
         span = f"{time_text(sighting.start_s)} to {time_text(sighting.end_s)}"
-        lines.append(Text(f"  {operation_text(sighting.op)}, {where}, {span}", style="dim"))
-    lines += [Text.assemble(("→ ", "bold green"), setting) for setting in finding.settings]
-    title = Text.assemble(f"{number}. {finding.title} ", (f"[{finding.severity}]", colour))
-    return Panel(Group(*lines), title=title, title_align="left", border_style=colour)
+        say(f"     {operation_text(sighting.op)}, {where}, {span}", style="dim")
+    for setting in finding.settings:
+        say(("   → ", "bold green"), setting)

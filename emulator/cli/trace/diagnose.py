@@ -15,8 +15,9 @@ from emulator.cli.options import ANY_PATH, REPORT, json_option, output, timeline
     "--report",
     "report_file",
     type=REPORT,
-    metavar="FILE.html",
-    help="Write a self-contained page: findings, where the time goes, the timeline with its critical path.",
+    metavar="FILE",
+    help="Write a self-contained page (.html): findings, where the time goes, the timeline with its critical path; or "
+    "a picture of the first two (.png, .svg, .pdf).",
 )
 @timeline_option
 @click.option("--iteration", type=click.IntRange(min=0), help="Which traced iteration; default: the mean of all.")
@@ -65,7 +66,7 @@ def diagnose(
         seen = diagnosis.seen
         write_timeline(seen.played, timeline, critical=seen.path, source="switchml trace diagnose")
     if report_file is not None:
-        from emulator.diagnosis.page import write_page
+        from emulator.diagnosis.picture import write_report
 
-        write_page(diagnosis, report_file, title=f"Diagnosis of {path.resolve().name}")
+        write_report(diagnosis, report_file, title=f"Diagnosis of {path.resolve().name}")
     output(as_json, diagnosis.to_json, lambda: show(diagnosis))

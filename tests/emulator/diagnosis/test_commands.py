@@ -12,6 +12,7 @@ from click.testing import CliRunner
 
 from emulator.diagnosis.checks import diagnose
 from emulator.diagnosis.page import write_page
+from emulator.diagnosis.picture import write_report
 from emulator.diagnosis.situation import iterations
 from emulator.diagnosis.terminal import show
 from emulator.traces.events import LaneKind, What
@@ -70,6 +71,7 @@ def test_diagnose(tmp_path):
     assert sum(said["critical_path"]["by_stream_s"].values()) == pytest.approx(said["replayed_s"])
     assert sum(said["critical_path"]["by_part_s"].values()) == pytest.approx(said["replayed_s"])
     assert "Diagnosis of run" in page.read_text()
+    assert f"wrote {page}" in done.stderr and f"wrote {timeline}" in done.stderr
     events = json.loads(timeline.read_text())["traceEvents"]
     assert {"name": "process_name", "ph": "M", "pid": 6, "args": {"name": "critical path"}} in events
 
@@ -163,6 +165,16 @@ def test_terminal_says_what_was_found(found, capsys, monkeypatch):
     for number, finding in enumerate(found.findings, 1):
         assert f"{number}. {finding.title[:40]}" in text
     assert "rank 2 (" in text  # whom others wait for
+
+
+@pytest.mark.parametrize("ending", ["png", "svg", "pdf"])
+def test_picture_of_what_was_found(found, tmp_path, ending):
+    pytest.importorskip("matplotlib", reason="needs matplotlib (pip install 'switchml[plot]')")
+    path = tmp_path / f"out.{ending}"
+    write_report(found, path, "Diagnosis of <run>")
+    assert path.stat().st_size > 1000
+    if ending == "svg":
+        assert "what changes gain" in path.read_text() and "waiting for peers" in path.read_text()
 
 
 def read(path):

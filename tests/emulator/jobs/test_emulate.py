@@ -238,6 +238,11 @@ def test_timeline_and_report(tmp_path):
     events = json.loads(timeline.read_text())["traceEvents"]
     assert any(event.get("name", "").startswith("attention") for event in events)
     assert "GPT-2" in page.read_text()
+    picture = tmp_path / "r.svg"
+    done = run(*small, "--report", str(picture), "--sweep", "gpus=8:16:2x")
+    assert done.exit_code == 0 and f"wrote {picture}" in "".join(done.stderr.splitlines())
+    for words in ("GPT-2", "exposed communication", "memory: ", "Throughput", "ideal"):
+        assert words in picture.read_text()
     found = run(*small, "--report", str(tmp_path / "none" / "r.html"))
     assert found.exit_code == 2 and "no such folder" in " ".join(found.stderr.split())
 
