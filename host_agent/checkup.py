@@ -11,6 +11,8 @@ import socket
 import subprocess
 from dataclasses import dataclass
 
+from switchml.cli.extras import EXTRAS, Extra, is_there
+
 TARGET_BUFFER_BYTES = 4 << 20
 
 
@@ -45,17 +47,12 @@ PROGRAMS = {
 }
 """Program → the command that prints its version, and what it is for and how to install it."""
 
-PACKAGES = {
-    "torch": "the torch.distributed backend and `switchml train`: pip install 'switchml[torch]'",
-    "scikit-learn": "the dataset of `switchml train`: pip install 'switchml[train]'",
-}
-
 
 def look_around() -> list[Finding]:
     """All findings but the all-reduce trial, which doctor runs itself."""
     python = Finding("Python", "ok", f"{platform.python_version()} ({platform.python_implementation()})")
     findings = [python, _machine(), _root(), _namespaces(), *_udp_offload(), _buffers(), _ports()]
-    findings += [_package(name, use) for name, use in PACKAGES.items()]
+    findings += [_extra(name, extra) for name, extra in EXTRAS.items()]
     if importlib.util.find_spec("torch"):
         findings.append(_torch_backend())
     findings += [_program(name, command, use) for name, (command, use) in PROGRAMS.items()]
@@ -123,11 +120,12 @@ def _ports() -> Finding:
     return Finding("data port", "ok", f"UDP {UDP_PORT} is free")
 
 
-def _package(name: str, use: str) -> Finding:
-    try:
-        return Finding(name, "ok", importlib.metadata.version(name))
-    except importlib.metadata.PackageNotFoundError:
-        return Finding(name, "missing", "not installed", use)
+def _extra(name: str, extra: Extra) -> Finding:
+    """One of this package's extras: whether its modules can be imported, and what it unlocks."""
+    missing = [module for module in extra.modules if not is_there(module)]
+    advice = f"{extra.unlocks}: pip install 'switchml[{name}]'"
+    found = f"without {', '.join(missing)}" if missing else extra.unlocks
+    return _optional(f"extra {name}", not missing, found, advice)
 
 
 def _torch_backend() -> Finding:

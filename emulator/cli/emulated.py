@@ -3,7 +3,6 @@ which a few ranks are real."""
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable, Sequence
 
 import click
@@ -56,11 +55,3 @@ def options(*, network: str = "auto", values: Sequence[str] = VALUES, needs: str
             help=f"Ranks that take X times as long to compute.{needed}",
         ),
     )
-
-
-def require(*modules: str) -> None:
-    """Raises ImportError for a module that is missing: the ranks need them, and a whole trace from each of them would
-    help nobody."""
-    for module in modules:
-        if importlib.util.find_spec(module) is None:
-            raise ImportError(f"No module named {module!r}", name=module)

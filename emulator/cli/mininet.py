@@ -18,6 +18,7 @@ from emulator.cli.options import (
     repeats_options,
     wire_option,
 )
+from switchml.cli.extras import require
 from switchml.cli.options import SIZE, Count, option
 from switchml.cli.written import say_when_written
 
@@ -93,6 +94,7 @@ def mininet(size: float, plot_file: Path | None, as_json: bool, **options: Any) 
     plan = experiments.MininetPlan(size_bytes=int(size), **options)
     experiments.check(plan)
     if plan.experiment == "train":
+        require("torch", "sklearn")
         _train(plan, plot_file, as_json)
         return
     result = world.call(partial(_measure, plan, as_json))

@@ -10,6 +10,7 @@ import click
 
 from emulator.cli import emulated
 from emulator.cli.options import OUTPUT_FOLDER, TIMELINE
+from switchml.cli.extras import require
 from switchml.cli.options import Count, option
 from switchml.runtime.folders import TemporaryFolder
 from switchml.tables import wide_option
@@ -71,7 +72,7 @@ def peers(script: tuple[str, ...], as_json: bool, **options: Any) -> None:
 
     The script is what torchrun would run, unchanged, on the CPU.
     """
-    emulated.require("torch")
+    require("torch")
     from emulator.peers.launch import launch
 
     show(launch(script, settings_of(**options), quiet_script=as_json), as_json)
@@ -105,7 +106,7 @@ def show(report: dict[str, Any], as_json: bool) -> None:
 
 def train_digits(settings: Settings, as_json: bool, **training: float) -> None:
     """`switchml train --emulated-ranks`. `training`: options of emulator/peers/digits.py."""
-    emulated.require("torch", "sklearn")
+    require("torch", "sklearn")
     from emulator.peers.launch import launch
 
     with TemporaryFolder("peers") as folder:

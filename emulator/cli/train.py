@@ -9,6 +9,7 @@ import click
 
 from emulator.cli import emulated
 from emulator.cli.options import AGENT_WIRE, FILE, OUTPUT_FOLDER, authenticate_option, json_option, output, plot_option
+from switchml.cli.extras import require
 from switchml.cli.options import Count, option
 
 AGGREGATORS = ["p4", "bmv2", "software"]
@@ -155,7 +156,7 @@ def train(
         settings = peers.settings_of(world_size=world_size, seed=seed, **cluster)
         peers.train_digits(settings, as_json, lr=lr, **options)
         return
-    emulated.require("torch", "sklearn")
+    require("torch", "sklearn")
 
     from host_agent import density
     from host_agent.pytorch.aggregator import options_for

@@ -14,9 +14,9 @@ from emulator.workload.memory import Memory
 from emulator.workload.models import LayerTable, Model, Transformer
 from switchml.errors import ConfigError
 
-SAMPLES = 32
-"""Of a micro-batch, where no batch is given either: what torchvision's reference scripts take a GPU
-(references/classification/train.py, --batch-size)."""
+SAMPLES = 256
+"""Of a micro-batch, where no batch is given either: what NVIDIA's ResNet-50 takes an A100 (NVIDIA/DeepLearningExamples,
+PyTorch/Classification/ConvNets/resnet50v1.5, mixed precision)."""
 TOKENS = 8192
 """The same of language models: tokens enough for large matrix products."""
 PER_STAGE = 4
@@ -88,7 +88,7 @@ def warnings(costed: Plan, mfu: float, parts: Mapping[str, float]) -> list[str]:
         share = parts[part] / sum(parts.values())
         lines.append(
             f"model FLOPs utilization is only {mfu:.1%}: {part} takes {share:.0%} of the iteration, with "
-            f"{job.micro_batches} micro-batches of {job.micro_batch}"
+            f"{job.micro_batches} micro-batch{'es' if job.micro_batches > 1 else ''} of {job.micro_batch}"
             + (f" ({job.global_batch // job.replicas} samples a rank)" if job.micro_batches > 1 else "")
         )
     if job.allreduce == "switchml" and not job.zero and job.dp > 1:

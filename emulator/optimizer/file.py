@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from emulator.optimizer.machine import BACKEND_OF, Machine
-from emulator.optimizer.passes import PASSES, Setting
+from emulator.optimizer.passes import PASSES, TRACED, Setting
 from emulator.optimizer.search import SearchResult
 from emulator.whatif.buckets import MIB
 from switchml import codecs
@@ -59,6 +59,11 @@ def advice(setting: Setting) -> dict[str, str]:
     if setting.placement == "ps":
         advised["placement"] = "a parameter server, such as BytePS's"
     return advised
+
+
+def is_empty(result: SearchResult) -> bool:
+    """Whether a file of it would change nothing."""
+    return result.in_file.setting == TRACED
 
 
 def write(path: Path, result: SearchResult, machine: Machine, source: str) -> None:

@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import copy
 import importlib
+import os
 import re
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -27,6 +29,8 @@ def load(path: str) -> Any:
     import torch
 
     module_name, _, attribute = path.partition(":")
+    if os.getcwd() not in sys.path:  # a console script's first entry is its own folder
+        sys.path.insert(0, os.getcwd())
     try:
         make = getattr(importlib.import_module(module_name), attribute)
     except (ImportError, AttributeError) as error:

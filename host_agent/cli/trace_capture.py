@@ -225,12 +225,14 @@ def _report(abouts: list[dict[str, Any]], out: Path, code: int, as_json: bool) -
 
 def _report_cost(cost: costs.Cost, cpu_cost: costs.Cost, ranks: list[RankSummary]) -> None:
     def share(one: costs.Cost) -> str:
-        return f"{one.cost:+.1%} ({one.low:+.1%} to {one.high:+.1%})"
+        interval = "" if one.low is None else f" ({one.low:+.1%} to {one.high:+.1%})"
+        return f"{one.cost:+.1%}{interval}"
 
     many = len(cost.pairs)
+    how = f"median of {many} pairs, all ranks together, with its 95 % interval"
     say(
         f"a captured iteration takes {share(cost)} of time and {share(cpu_cost)} of CPU time more than one without: "
-        f"median of {many} pair{'s' if many > 1 else ''}, all ranks together, with its 95 % interval",
+        f"{how if many > 1 else 'one pair, all ranks together; --measure 2 or more also tells how sure that is'}",
     )
     start_ms, stop_ms = (max(getattr(rank, name) for rank in ranks) * 1e3 for name in ("start_s", "stop_s"))
     say(f"in addition, once per capture: {start_ms:.0f} ms to start and {stop_ms:.0f} ms to stop it")

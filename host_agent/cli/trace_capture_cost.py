@@ -26,9 +26,9 @@ class Cost:
 
     cost: float
     """Median of the pairs."""
-    low: float
-    high: float
-    """Bootstrap 95 % confidence interval of the median."""
+    low: float | None
+    high: float | None
+    """Bootstrap 95 % confidence interval of the median; None: one pair has none."""
     pairs: list[float]
     """Each pair's."""
 
@@ -63,11 +63,16 @@ def measure(abouts: list[dict[str, Any]], column: int) -> Cost | None:
     )
     around = [statistics.mean(plain[k : k + 2]) for k in range(len(plain))]
     pairs = [own / beside - 1 for own, beside in zip(captured, around, strict=False) if beside]
-    return Cost(statistics.median(pairs), *_interval(pairs), pairs) if pairs else None
+    if not pairs:
+        return None
+    low, high = _interval(pairs)
+    return Cost(statistics.median(pairs), low, high, pairs)
 
 
-def _interval(values: list[float]) -> tuple[float, float]:
-    """Of the median, by bootstrap."""
+def _interval(values: list[float]) -> tuple[float, float] | tuple[None, None]:
+    """Of the median, by bootstrap; of a single value there is none."""
+    if len(values) < 2:
+        return None, None
     drawn = np.random.default_rng(0).choice(values, (_RESAMPLES, len(values)))
     low, high = np.quantile(np.median(drawn, axis=1), [0.025, 0.975])
     return float(low), float(high)
@@ -75,6 +80,8 @@ def _interval(values: list[float]) -> tuple[float, float]:
 
 def advice(cost: Cost) -> int | None:
     """Number of pairs for an interval of about ±2 %; None if it is that small already, or would take more than 200."""
+    if cost.low is None or cost.high is None:
+        return None
     wide = (cost.high - cost.low) / 0.04
     more = round(len(cost.pairs) * wide**2)
     return more if wide > 1.5 and more <= 200 else None

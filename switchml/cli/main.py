@@ -10,6 +10,7 @@ by signal N.
 from switchml.cli import interrupts
 
 with interrupts.at_once:
+    import difflib
     import errno
     import functools
     import importlib
@@ -27,17 +28,6 @@ with interrupts.at_once:
 Commands = Mapping[str, tuple[str, str]]
 """Subcommand, or "group subcommand" → ("module:attribute" of its click command, the line that `--help` shows)."""
 
-EXTRA_OF_MODULE: dict[str, str] = {
-    "torch": "train",
-    "sklearn": "train",
-    "jinja2": "report",
-    "pyarrow": "parquet",
-    "distributed": "dask",
-    "optuna": "optimize",
-    "scipy": "trace",
-    "msgspec": "trace",
-}
-"""Optional top-level module → the extra that installs it."""
 LACKING: dict[int, str] = {
     errno.ENOSPC: "free some space, or write elsewhere",
     errno.EDQUOT: "free some space, or write elsewhere",
@@ -78,6 +68,14 @@ class LazyGroup(click.Group):
         module_name, attribute = self.table[cmd_name][0].split(":")
         return common.equipped(getattr(importlib.import_module(module_name), attribute), f"{self.within}{cmd_name}")
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        near = difflib.get_close_matches(args[0], self.table, 3, 0.6) if args[0] not in self.table else []
+        if near and not ctx.resilient_parsing:
+            ctx.fail(f"no command {args[0]!r}; did you mean {' or '.join(near)}?")
+        return super().resolve_command(ctx, args)
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         # click's own version would import every subcommand for its help line.
         with formatter.section("Commands"):
@@ -90,9 +88,11 @@ class LazyGroup(click.Group):
             _fail(ctx, str(error) or type(error).__name__)
         except ImportError as error:
             missing = (error.name or "").partition(".")[0]
-            if missing not in EXTRA_OF_MODULE:
+            from switchml.cli.extras import extra_of
+
+            extra = extra_of(missing)
+            if extra is None:
                 raise
-            extra = EXTRA_OF_MODULE[missing]
             _fail(ctx, f"this needs {missing} ({error}); install it with: pip install 'switchml[{extra}]'")
         except OSError as error:
             if error.errno not in LACKING:

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from emulator.cli.options import json_option, output
+from switchml.cli.extras import require
 from switchml.cli.options import Count
 from switchml.terminal import progress, say
 
@@ -63,6 +64,8 @@ def optimizer(trials: int, gradients: int, ranks: int, path: Path | None, as_jso
 def trace(megabytes: int, compressed: bool, compare: bool, as_json: bool) -> None:
     """Measure reading a generated trace of PyTorch's profiler: megabytes a second, and the reader's peak memory."""
     from emulator.bench.trace import measure
+
+    require("msgspec")
 
     with progress("writing a trace, and reading it"):
         result = measure(megabytes * 1_000_000, compressed=compressed, compare=compare)

@@ -13,7 +13,8 @@ import click
 from emulator.cli.options import ANY_PATH, FILE, SETTINGS_FILE, json_option, output
 from emulator.cluster.algorithms import HIERARCHIES, HIERARCHY_HELP
 from switchml import tables
-from switchml.cli.options import RATE, SIZE, Count, option
+from switchml.cli.options import RATE, SIZE, Count, note, option
+from switchml.errors import ConfigError
 from switchml.terminal import progress, say
 
 INTERRUPTED = 130
@@ -32,22 +33,33 @@ class Names(click.ParamType):
 @click.argument("path", type=ANY_PATH)
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 @click.option(
-    "--out", type=SETTINGS_FILE, default=Path("settings.toml"), show_default=True, help="File for the settings."
+    "--out",
+    type=SETTINGS_FILE,
+    default=Path("settings.toml"),
+    show_default=True,
+    help="File for the settings; one that is there is kept unless --overwrite is given.",
 )
+@click.option("--overwrite", is_flag=True, help="Replace the file of --out.")
 @click.option("--trials", type=Count(1), default=1000, show_default=True, help="Settings to try at most.")
 @click.option("--seconds", type=click.FloatRange(0, min_open=True), help="Time limit of the search.")
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of the search.")
 @click.option(
     "--allow",
     type=Names(),
-    help="Passes to use: buckets, placement, codec; and those that a settings file can only advise: precision, batch, "
+    help="Passes to use: buckets, allreduce, codec; and those that a settings file can only advise: precision, batch, "
     "fuse, recompute, accumulate, priority. Of a job: split, schedule, micro-batch, recompute, zero, allreduce, "
-    "bucket, codec. [default: buckets,placement; of a job all but codec]",
+    "buckets, codec. [default: buckets,allreduce; of a job all but codec]",
 )
 @click.option("--uniform", is_flag=True, help="Use one cap for all buckets, for torch before 2.13.")
 @click.option("--link", type=RATE, help="Rate of each host's link, such as 200mbit; default: as the trace uses it.")
-@click.option(
-    "--placements", type=Names(), default="switchml", show_default=True, help="Placements to try: switchml, ring, ps."
+@option(
+    "--allreduce",
+    "placements",
+    was="--placements",
+    type=Names(),
+    default="switchml",
+    show_default=True,
+    help="All-reduces to try besides the traced one: switchml, ring, ps.",
 )
 @click.option(
     "--hierarchy", type=click.Choice(list(HIERARCHIES)), default="auto", show_default=True, help=HIERARCHY_HELP
@@ -73,7 +85,7 @@ class Names(click.ParamType):
 @click.option("--rounds", type=click.IntRange(1), default=3, show_default=True, help="Rounds of --check.")
 @click.option("--trust", is_flag=True, help="Import and run the torch module that a job file names as its model.")
 @json_option
-def optimize(path: Path, command: tuple[str, ...], check: bool, **options: Any) -> None:
+def optimize(path: Path, command: tuple[str, ...], check: bool, overwrite: bool, **options: Any) -> None:
     """Find how the job traced in PATH should be set up: sizes of DistributedDataParallel's buckets, who adds up
     gradients, compression. Writes a settings file; with --check -- torchrun … script.py, also runs it.
 
@@ -81,6 +93,8 @@ def optimize(path: Path, command: tuple[str, ...], check: bool, **options: Any) 
     """
     if check != bool(command):
         raise click.UsageError("--check needs a command after --, and a command needs --check")
+    if options["out"].exists() and not overwrite:
+        raise ConfigError(f"{options['out']} exists: give --overwrite to replace it, or another file with --out")
     if path.suffix != ".toml":
         interrupted = _optimize_trace(path, command, **options)
     elif check:
@@ -126,12 +140,12 @@ def _optimize_trace(
 
     for placement in placements:
         if placement not in PLACEMENTS[1:]:
-            raise click.UsageError(f"--placements {placement}: expected {', '.join(PLACEMENTS[1:])}")
+            raise click.UsageError(f"--allreduce {placement}: expected {', '.join(PLACEMENTS[1:])}")
     specs = codecs or costs.CHOICES
     joined = prepared(join(read(path)))
     known = costs.load(codec_costs) if codec_costs else costs.measure(specs, len(joined.graph.ranks))
     allowed = Allowed(
-        passes=allow or DEFAULT_ALLOW,
+        passes=_called(allow, {"allreduce": "placement"}) or DEFAULT_ALLOW,
         lists=not uniform,
         placements=placements,
         codecs=tuple(known) if codec_costs else specs,
@@ -155,11 +169,21 @@ def _optimize_trace(
         report.print_table(result, objective, allowed)
         for text in file.advice(result.best.setting).values():
             say(f"not in the file, but in the script: {text}")
-    if command and not result.interrupted:
+    if command and file.is_empty(result):
+        click.echo("nothing was found that a settings file can change: there is nothing to check", err=True)
+    elif command:
         summary["check"] = _check(command, out, rounds, result, as_json)
     if as_json:
         click.echo(json.dumps(summary))
     return result.interrupted
+
+
+def _called(names: tuple[str, ...] | None, inner: dict[str, str]) -> tuple[str, ...]:
+    """Passes by their names inside: buckets and allreduce are called alike for traces and jobs."""
+    for new, old in inner.items():
+        if old in (names or ()):
+            note(f"--allow {old} is called {new} now")
+    return tuple(inner.get(name, name) for name in names or ())
 
 
 @contextmanager
@@ -204,7 +228,7 @@ def _optimize_job(
     with _progress(trials) as show:
         result = jobs.search(
             requested,
-            allow or jobs.ONES,
+            _called(allow, {"buckets": "bucket"}) or jobs.ONES,
             trials=trials,
             seed=seed,
             memory_bytes=memory or 0.0,

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from emulator.cli.options import COUNTS, OUTPUT_FOLDER, RATES, json_option, output, plot_option
+from switchml.cli.extras import require
 from switchml.cli.options import RATE, TIME, Count, option
 from switchml.tables import show as show_tables
 from switchml.terminal import progress, say
@@ -43,6 +44,7 @@ def real(plot_file: Path | None, as_json: bool, **plan: Any) -> None:
     from emulator.testbed.namespaces import check_rights
     from emulator.validation.real import measure, report
 
+    require("torch", "sklearn")
     check_rights()
     with progress("measuring") as task:
         validation = measure.validate(measure.RealPlan(**plan), task.step)
@@ -91,6 +93,7 @@ def replay(peers: bool, plot_file: Path | None, keep: Path | None, as_json: bool
     from emulator.validation.peers import measure as emulated
     from emulator.validation.replay import measure, report
 
+    require("torch", "msgspec", "scipy")
     check_rights()
     plan = measure.ReplayPlan(**options)
     with progress("measuring") as task:
@@ -132,6 +135,7 @@ def peers(plot_file: Path | None, as_json: bool, **plan: Any) -> None:
     from emulator.validation.report import show
     from emulator.validation.rows import summary
 
+    require("torch")
     check_rights()
     with progress("measuring") as task:
         result = measure.validate(measure.PeersPlan(**plan), task.step)

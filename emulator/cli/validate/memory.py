@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from emulator.cli.options import json_option, plot_option
+from switchml.cli.extras import require
 from switchml.terminal import progress
 
 
@@ -21,6 +22,8 @@ def memory(measure: bool, plot_file: Path | None, as_json: bool) -> None:
     of all tensors at the highest point of a step, counted operator by operator, of small GPTs (fp32 and bf16, Adam and
     SGD, with and without checkpoints) and a convolutional network. The summary is of the published rows.
     """
+    if measure:
+        require("torch")
     from emulator.validation.memory import published
     from emulator.validation.report import show
     from emulator.validation.rows import summary

@@ -38,6 +38,16 @@ def test_a_file_and_an_object(traces, tmp_path):
     assert "bucket_cap_mb" in settings.ddp or "bucket_cap_mb_list" in settings.ddp
 
 
+def test_a_file_that_is_there_is_kept_unless_asked_for(traces, tmp_path):
+    out = tmp_path / "settings.toml"
+    out.write_text("mine")
+    ran = run(traces, "--out", out)
+    assert ran.exit_code == 1 and "exists: give --overwrite" in ran.stderr and out.read_text() == "mine"
+    ran = run(traces, "--out", out, "--overwrite", "--allow", "allreduce", "--trials", 20)
+    assert ran.exit_code == 0, ran.output
+    assert out.read_text() != "mine" and "note" not in ran.stderr
+
+
 def test_a_table_for_people(traces, tmp_path):
     out = tmp_path / "settings.toml"
     ran = run(traces, "--out", out, "--allow", "buckets,accumulate", "--uniform", "--trials", 200)

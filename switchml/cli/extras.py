@@ -1,0 +1,54 @@
+"""Optional packages: which extra of ours installs each, and what it is for. `switchml doctor` shows the table."""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Extra:
+    """`modules`: what it installs, by the names that are imported. `unlocks`: what works only with it."""
+
+    modules: tuple[str, ...]
+    unlocks: str
+
+
+EXTRAS = {
+    "torch": Extra(("torch",), "the torch.distributed backend, peers, --model MODULE:NET"),
+    "train": Extra(("torch", "sklearn"), "train, mininet --experiment train, validate real"),
+    "plot": Extra(("matplotlib",), "--plot"),
+    "report": Extra(("jinja2",), "--report: HTML pages"),
+    "trace": Extra(("msgspec", "scipy"), "trace, bench trace, validate replay and clocks"),
+    "optimize": Extra(("optuna",), "trace optimize, where a space is too large to try everything"),
+    "fit": Extra(("scipy",), "validate iterations --refit"),
+    "parquet": Extra(("pyarrow",), "emulate --out FILE.parquet"),
+    "dask": Extra(("distributed",), "emulate --engine: sweeps on a Dask cluster"),
+    "pandas": Extra(("pandas",), "to_frame()"),
+    "polars": Extra(("polars",), 'to_frame("polars")'),
+    "p4": Extra(("thrift", "p4"), "simple_switch_CLI, P4Runtime's messages"),
+    "bench-codecs": Extra(("torch", "sklearn", "pysz", "zfpy"), "bench codecs beside SZ3 and ZFP"),
+    "docs": Extra(("sphinx", "furo", "myst_parser"), "docs: this documentation as a site"),
+}
+"""By name, as in pyproject.toml; `all` installs all of them but bench-codecs."""
+_NAMED = {"torch": "train", "sklearn": "train", "scipy": "trace"}
+"""Of modules that several extras install, the extra to name: with torch comes what most commands that use it need."""
+
+
+def extra_of(module: str) -> str | None:
+    """The extra that installs a top-level module; None: none does."""
+    found = [name for name, extra in EXTRAS.items() if module in extra.modules]
+    return _NAMED.get(module) or (found[0] if found else None)
+
+
+def is_there(module: str) -> bool:
+    """Whether a top-level module can be imported."""
+    return importlib.util.find_spec(module) is not None
+
+
+def require(*modules: str) -> None:
+    """Raise ImportError for the first module that is missing, before any work is done: the command line names the extra
+    that installs it."""
+    for module in modules:
+        if not is_there(module):
+            raise ImportError(f"No module named {module!r}", name=module)

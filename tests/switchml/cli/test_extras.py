@@ -1,0 +1,64 @@
+"""Optional packages: every extra is known, commands name theirs before they start, and doctor lists all."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from host_agent import checkup
+from switchml.cli import extras
+from switchml.cli.main import cli
+from switchml.files import read_toml
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def test_every_extra_is_known():
+    declared = read_toml(ROOT / "pyproject.toml")["project"]["optional-dependencies"].keys() - {"all", "dev"}
+    assert extras.EXTRAS.keys() == declared
+
+
+def test_doctor_lists_every_extra_and_what_it_unlocks(monkeypatch):
+    monkeypatch.setattr(checkup, "is_there", lambda module: module != "optuna")
+    found = {name: checkup._extra(name, extra) for name, extra in extras.EXTRAS.items()}
+    assert found["optimize"].state == "missing" and "pip install 'switchml[optimize]'" in found["optimize"].advice
+    assert found["plot"].state == "ok" and "--plot" in found["plot"].detail
+
+
+@pytest.mark.parametrize(
+    ("command", "missing", "extra"),
+    [
+        ("bench trace", "msgspec", "trace"),
+        ("validate real", "sklearn", "train"),
+        ("validate replay", "torch", "train"),
+        ("validate peers", "torch", "train"),
+        ("validate memory", "torch", "train"),
+        ("mininet --experiment train", "sklearn", "train"),
+        ("train", "sklearn", "train"),
+        ("peers --ranks 2 script.py", "torch", "train"),
+    ],
+)
+def test_a_missing_package_is_named_with_its_extra_before_work_starts(monkeypatch, command, missing, extra):
+    monkeypatch.setattr(extras, "is_there", lambda module: module != missing)
+    done = CliRunner().invoke(cli, command.split())
+    assert done.exit_code == 1, done.output
+    assert f"pip install 'switchml[{extra}]'" in done.stderr and done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(("typed", "meant"), [("emulat", "emulate"), ("trace optimise", "optimize")])
+def test_a_misspelt_command_has_a_suggestion(typed, meant):
+    done = CliRunner().invoke(cli, typed.split())
+    assert done.exit_code == 2 and f"did you mean {meant}" in done.stderr
+
+
+def test_a_model_is_found_in_the_current_folder(tmp_path):
+    pytest.importorskip("torch")
+    (tmp_path / "mymodel.py").write_text("import torch\ndef net():\n    return torch.nn.Linear(8, 64)\n")
+    code = "import sys; sys.path[:] = [p for p in sys.path if p not in ('', '.')]; from emulator.workload import "
+    code += "torch_modules; print(torch_modules.load('mymodel:net'))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True
+    )
+    assert "Linear(in_features=8" in done.stdout, done.stderr
