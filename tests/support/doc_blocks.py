@@ -1,0 +1,80 @@
+"""Blocks of commands in README and docs, and the table (tests/doc_blocks.toml) that says how a test runs them."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+TABLE = tomllib.loads((ROOT / "tests" / "doc_blocks.toml").read_text(encoding="utf-8"))
+_COMMAND = re.compile(
+    r"(?:\$ )?((?:[A-Z_]+=\S+ )*(?:sudo )?(?:switchml|torchrun|python|tshark|\./scripts/run|\w+_CLI)\b.*)"
+)
+
+
+@dataclass
+class Command:
+    """One command as the page shows it, comments removed, and what the table says of it."""
+
+    page: str
+    text: str
+    run: str = ""
+    not_run: str = ""
+    expect: list[str] = field(default_factory=list)
+    cheap: bool = False
+
+
+def blocks(text: str) -> Iterator[list[str]]:
+    """The lines of each block: fenced, or indented by four spaces."""
+    lines: list[str] = []
+    fenced = False
+    for line in [*text.splitlines(), ""]:
+        if line.startswith("```"):
+            if lines:
+                yield lines
+            fenced, lines = not fenced, []
+        elif fenced:
+            lines.append(line)
+        elif line.startswith("    "):
+            lines.append(line[4:])
+        elif lines:
+            yield lines
+            lines = []
+
+
+def commands(page: Path) -> list[Command]:
+    """All commands of a page in their order; lines that end in a backslash go on."""
+    found = []
+    for lines in blocks(page.read_text(encoding="utf-8")):
+        for line in re.sub(r"\\\n\s*", "", "\n".join(lines)).splitlines():
+            if match := _COMMAND.fullmatch(re.split(r"\s{2,}#|\s# ", line)[0].rstrip()):
+                found.append(_prepared(Command(str(page.relative_to(ROOT)), match[1])))
+    return found
+
+
+def tables(page: Path) -> list[str]:
+    """The page's fenced blocks of TOML."""
+    return re.findall(r"```toml\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+
+
+def _prepared(command: Command) -> Command:
+    command.run = command.text.removeprefix("sudo ")
+    for row in TABLE["not_run"]:
+        if any(part in command.text for part in row["of"]):
+            command.not_run = row["why"]
+    for row in TABLE["shortened"]:
+        if row["of"] in command.text:
+            command.run = command.run.replace(row["from"], row["to"])
+    for row in TABLE["expected"]:
+        if command.text.endswith(row["of"]):
+            command.expect, command.cheap = row["expect"], row.get("cheap", False)
+    return command

@@ -1,0 +1,76 @@
+"""The commands of README and docs run in the environment that the README says to activate (`switchml[all]`), in the
+order of their page and in one folder; what a page promises of their output is there. Rows: tests/doc_blocks.toml.
+"""
+
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from switchml.cli.main import cli
+from tests.support.doc_blocks import PAGES, ROOT, TABLE, commands, tables
+
+RUN = {page: [command for command in commands(page) if not command.not_run] for page in PAGES}
+CHEAP = [command for found in RUN.values() for command in found if command.cheap]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A folder with what the pages take for granted: the checkout's folders, and a script of one's own."""
+    for name in ("scripts", "emulator", "tests", "p4", "docs"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    for name in ("train.py", "script.py"):
+        shutil.copy(ROOT / "scripts" / "examples" / "ddp_models.py", tmp_path / name)
+    return tmp_path
+
+
+def test_every_row_is_for_a_command():
+    texts = [command.text for page in PAGES for command in commands(page)]
+    rows = [row["of"] for kind in ("shortened", "expected") for row in TABLE[kind]]
+    assert [of for of in rows if not any(of in text for text in texts)] == []
+    assert len(texts) > 60 and len(CHEAP) >= 4
+
+
+@pytest.mark.parametrize("command", CHEAP, ids=lambda command: f"{command.page}: {command.text[:40]}")
+def test_cheap_commands_print_what_is_promised(command, folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    result = CliRunner().invoke(cli, shlex.split(command.run)[1:])
+    assert result.exit_code == 0, result.stderr
+    assert [text for text in command.expect if text not in result.stdout] == []
+
+
+@pytest.mark.needs("SWITCHML_NIGHTLY")  # half an hour in all
+@pytest.mark.timeout(3000)
+@pytest.mark.parametrize("page", [page for page in PAGES if RUN[page]], ids=lambda page: str(page.relative_to(ROOT)))
+def test_commands_run(page, folder):
+    for number, text in enumerate(tables(page)):
+        (folder / ("settings.toml" if "ddp" in text else f"network{number or ''}.toml")).write_text(text)
+    bin_folder = Path(sys.executable).parent
+    environment = os.environ | {"PATH": f"{bin_folder}:{os.environ['PATH']}", "COLUMNS": "80"}
+    if "PYTHONPATH" not in environment:
+        environment["PYTHONPATH"] = str(ROOT)
+    where = {"cwd": folder, "env": environment, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    if first := TABLE["before"].get(str(page.relative_to(ROOT))):
+        subprocess.run(["bash", "-c", first], check=True, timeout=900, **where)
+    behind = []
+    try:
+        for command in RUN[page]:
+            if command.run.endswith("&") or command.run.startswith(("switchml aggregate", "switchml control")):
+                program = ["bash", "-c", f"exec {command.run.rstrip('& ')}"]
+                behind.append(
+                    subprocess.Popen(program, start_new_session=True, **where | {"stdout": subprocess.DEVNULL})
+                )
+                continue
+            done = subprocess.run(["bash", "-c", command.run], text=True, timeout=900, **where)
+            assert done.returncode == 0, f"{command.run}\n{done.stdout[-3000:]}"
+            assert [text for text in command.expect if text not in done.stdout] == [], command.run
+    finally:
+        for process in behind:
+            os.killpg(process.pid, signal.SIGTERM)
+            process.wait()
