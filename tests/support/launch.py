@@ -28,6 +28,8 @@ from pathlib import Path
 
 import numpy as np
 
+from tests.support.forks import AGENT, AGGREGATOR, Forked
+
 ROOT = Path(__file__).resolve().parents[2]
 DEADLINE_S = 120.0
 """How long a test waits for what should take a moment: machines that run tests are slow and busy."""
@@ -78,9 +80,10 @@ def until(condition: Callable[[], object], timeout_s: float = DEADLINE_S):
 
 
 class _Process:
-    """A Python process that prints one JSON object a line; its stderr is collected for messages."""
+    """A Python process that prints one JSON object a line; its stderr is collected for messages. `preload`: as `Forked`
+    takes it; with nothing, a new interpreter is started."""
 
-    def __init__(self, name: str, *command: str, **env: str):
+    def __init__(self, name: str, preload: tuple[str, ...], *command: str, **env: str):
         self.name = name
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - lives as long as this object
         inherited = {
@@ -89,20 +92,27 @@ class _Process:
             if key == "SWITCHML_CACHE_DIR" or not key.startswith("SWITCHML_")
         }
         path = os.pathsep.join(part for part in (str(ROOT), os.environ.get("PYTHONPATH", "")) if part)
-        self.process = subprocess.Popen(
-            [sys.executable, *command],
-            env=inherited | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"} | env,
-            text=True,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._errors,
-        )
+        theirs_in, ours_in = os.pipe()
+        ours_out, theirs_out = os.pipe()
+        self._stdin, self._stdout = open(ours_in, "w"), open(ours_out)  # noqa: SIM115
+        with open(theirs_in) as stdin, open(theirs_out, "w") as stdout:
+            how = dict(
+                env=inherited | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"} | env,
+                stdin=stdin,
+                stdout=stdout,
+                stderr=self._errors,
+            )
+            self.process = (
+                Forked(command, preload=preload, **how)
+                if preload
+                else subprocess.Popen([sys.executable, *command], **how)
+            )
         self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         threading.Thread(target=self._read, daemon=True).start()
 
     def _read(self) -> None:
-        with self.process.stdout:
-            for line in self.process.stdout:
+        with self._stdout:
+            for line in self._stdout:
                 self._lines.put(line)
         self._lines.put(None)
 
@@ -128,7 +138,7 @@ class _Process:
         self.process.kill()
         self.process.wait()
         with contextlib.suppress(OSError):  # unread commands
-            self.process.stdin.close()
+            self._stdin.close()
 
 
 class Aggregator(_Process):
@@ -137,6 +147,7 @@ class Aggregator(_Process):
     def __init__(self, *options: str, control_port: int = 0, data_port: int = 0):
         super().__init__(
             "aggregator",
+            AGGREGATOR,
             "-m",
             "switchml",
             "aggregate",
@@ -189,8 +200,11 @@ class Rank(_Process):
         from host_agent.loop import warm_up
 
         warm_up()  # on disk for the process, whose answers have a deadline
-        inside = ("-m", "emulator.testbed.namespaces", namespace, str(os.getpid()), sys.executable) if namespace else ()
-        super().__init__(name, *inside, __file__)
+        if namespace:  # the program that enters it must be a child of ours
+            inside = ("-m", "emulator.testbed.namespaces", namespace, str(os.getpid()), sys.executable)
+            super().__init__(name, (), *inside, __file__)
+        else:
+            super().__init__(name, AGENT, __file__)
         self.unanswered = 0
 
     def next(self, timeout_s: float = DEADLINE_S) -> dict:
@@ -200,8 +214,8 @@ class Rank(_Process):
 
     def send(self, do: str, **arguments) -> None:
         self.unanswered += 1
-        self.process.stdin.write(json.dumps({"do": do, **arguments}) + "\n")
-        self.process.stdin.flush()
+        self._stdin.write(json.dumps({"do": do, **arguments}) + "\n")
+        self._stdin.flush()
 
     def ask(self, do: str, *, wait_s: float = DEADLINE_S, **arguments) -> dict:
         self.send(do, **arguments)

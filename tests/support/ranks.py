@@ -2,31 +2,42 @@
 
 import os
 import subprocess
-import sys
-from dataclasses import dataclass
+import tempfile
+from collections.abc import Sequence
 from pathlib import Path
+
+from tests.support.forks import TORCH, Forked
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@dataclass
 class Rank:
     """One process. `finish` waits for it and fills in the rest."""
 
-    rank: int
-    process: subprocess.Popen
-    returncode: int | None = None
-    out: str = ""
-    err: str = ""
+    def __init__(self, rank: int, command: Sequence[object], env: dict[str, str], cwd: Path):
+        self.rank = rank
+        self.returncode: int | None = None
+        self.out = self.err = ""
+        self._out, self._err = tempfile.TemporaryFile("w+"), tempfile.TemporaryFile("w+")  # noqa: SIM115 - read at the end
+        with open(os.devnull) as nothing:
+            self.process = Forked(
+                command, preload=TORCH, env=env, cwd=cwd, stdin=nothing, stdout=self._out, stderr=self._err
+            )
 
     def finish(self, timeout_s: float) -> None:
         try:
-            self.out, self.err = self.process.communicate(timeout=timeout_s)
+            self.returncode = self.process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             self.process.kill()
-            self.out, self.err = self.process.communicate()
-            raise AssertionError(f"rank {self.rank} still ran after {timeout_s} s:\n{self.out}\n{self.err}") from None
-        self.returncode = self.process.returncode
+            self.process.wait()
+            raise AssertionError(f"rank {self.rank} still ran after {timeout_s} s:\n{self._read()}") from None
+        self._read()
+
+    def _read(self) -> str:
+        self._out.seek(0)
+        self._err.seek(0)
+        self.out, self.err = self._out.read(), self._err.read()
+        return f"{self.out}\n{self.err}"
 
 
 def environment(**changes: str) -> dict[str, str]:
@@ -43,20 +54,7 @@ def start_ranks(script: Path, world_size: int, folder: Path, *arguments: str, **
         settings = environment(
             RANK=str(rank), WORLD_SIZE=str(world_size), RENDEZVOUS=f"file://{folder}/rendezvous", **env
         )
-        ranks.append(
-            Rank(
-                rank,
-                subprocess.Popen(
-                    [sys.executable, str(script), *arguments],
-                    env=settings,
-                    text=True,
-                    cwd=folder,
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.PIPE,
-                ),
-            )
-        )
+        ranks.append(Rank(rank, [script, *arguments], settings, folder))
     return ranks
 
 
