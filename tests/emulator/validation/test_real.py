@@ -34,9 +34,9 @@ def test_ranks_that_share_cores_compute_in_turns():
 @pytest.mark.parametrize("backend", ["gloo", "switchml"])
 def test_predictions_follow_the_rate_and_the_pause(backend):
     """Large tensors, so that the token bucket's burst is small beside them."""
-    slow, fast = (real.play(backend, 2, rate_bps, 4 << 20, 0.0) for rate_bps in (1e9, 2e9))
+    slow, fast = (real.play(backend, 2, rate_bps, 1 << 20, 0.0) for rate_bps in (1e9, 2e9))
     assert slow / fast == pytest.approx(2, rel=0.05)
-    assert real.play(backend, 2, 1e9, 4 << 20, 0.05) == pytest.approx(slow + 0.05, rel=0.05)
+    assert real.play(backend, 2, 1e9, 1 << 20, 0.05) == pytest.approx(slow + 0.05, rel=0.05)
 
 
 def test_ranks_of_a_host_share_its_burst():

@@ -122,7 +122,7 @@ def test_a_rank_that_does_not_call_is_named(join, sleeper):
     """By those of its host, and by leaders of others; the host of two may only be named as a whole."""
     agents = join([2, 1])
     awake = [agent for agent in agents if agent.rank != sleeper]
-    outcomes = on_all(awake, lambda agent: agent.allreduce(np.ones(LARGE, "float32"), timeout_s=2.0))
+    outcomes = on_all(awake, lambda agent: agent.allreduce(np.ones(LARGE, "float32"), timeout_s=4.0))
     for agent, outcome in zip(awake, outcomes, strict=True):
         assert isinstance(outcome, (CollectiveTimeout, PeerLost)), outcome
         same_host = {agent.rank, sleeper} <= {0, 1}

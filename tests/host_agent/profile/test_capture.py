@@ -32,15 +32,14 @@ PARAMETERS_BYTES = 4 * (64 * 300 + 300 + 300 * 300 + 300 + 300 * 10 + 10)
 STEPS = range(3, 7)
 
 
-def command(folder: Path, *job: str, options: tuple[str, ...] = ()) -> list[str]:
+def command(folder: Path, *job: str, ranks: int = 2, options: tuple[str, ...] = ()) -> list[str]:
     return [sys.executable, "-m", "switchml", "trace", "capture", "--out", str(folder), "--steps", "3:7", *options,
-            "--", "torchrun", "--standalone", "--nproc-per-node", "2", str(JOB), *job]  # fmt: skip
+            "--", "torchrun", "--standalone", "--nproc-per-node", str(ranks), str(JOB), *job]  # fmt: skip
 
 
-def capture(folder: Path, *job: str, options: tuple[str, ...] = ()) -> subprocess.CompletedProcess:
-    return subprocess.run(
-        command(folder, *job, options=options), env=environment(), capture_output=True, text=True, timeout=300
-    )
+def capture(folder: Path, *job: str, **how) -> subprocess.CompletedProcess:
+    """`how`: options and ranks of `command`."""
+    return subprocess.run(command(folder, *job, **how), env=environment(), capture_output=True, text=True, timeout=300)
 
 
 @pytest.fixture(scope="module", params=["gloo", "switchml"])
@@ -206,7 +205,7 @@ def test_what_it_costs_is_measured(tmp_path):
     assert all(rank["iterations"] == 4 and rank["start_s"] > 0 < rank["plain_s"] for rank in told["ranks"])
 
 
-@pytest.mark.parametrize("backend", ["gloo", "switchml"])
+@pytest.mark.parametrize("backend", [pytest.param("gloo", marks=pytest.mark.needs("SWITCHML_NIGHTLY")), "switchml"])
 def test_a_killed_rank_leaves_the_others_traces(backend, tmp_path):
     done = capture(tmp_path, backend, "12", "die", options=("--steps", "3:1000"))
     assert done.returncode == 1
@@ -235,7 +234,7 @@ def test_ctrl_c(tmp_path):
 
 
 def test_a_script_without_enough_steps(tmp_path):
-    done = capture(tmp_path, "gloo", "2")
+    done = capture(tmp_path, "gloo", "2", ranks=1)
     assert done.returncode == 1
     last = done.stderr.splitlines()[-1]
     assert last.startswith("switchml: error: no rank has written a trace") and "more than 3 steps" in last, done.stderr

@@ -19,7 +19,7 @@ SCRIPT = ROOT / "scripts" / "examples" / "ddp_digits.py"
 
 def run(backend: str, folder) -> tuple[list[float], float]:
     """Losses of the epochs and the final accuracy, as rank 0 prints them."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4", str(SCRIPT),
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(SCRIPT),
                "--backend", backend, "--epochs", "6"]  # fmt: skip
     done = subprocess.run(command, env=environment(), cwd=folder, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
