@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import functools
 import os
 from collections.abc import Callable
 from types import TracebackType
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from host_agent import density, tensors
+from host_agent import collectives, density, tensors
 from host_agent.calls import Ending, Handle, OnDone, Request
 from switchml.errors import ConfigError, JobError, UnsupportedTensor
 from switchml.protocol.sparse import Sparse
@@ -23,7 +24,7 @@ SparseOption = density.Choice | Sparse | bool | str | None
 """What callers may pass as `sparse` (density.choice)."""
 
 
-class Agent(abc.ABC):
+class Agent(collectives.Calls):
     """One rank of one job."""
 
     job: str
@@ -104,7 +105,7 @@ class Agent(abc.ABC):
         memory: str | None = None,
         name: str = "",
     ) -> Any:
-        """Sum or mean of `x` over all ranks, with the same bits on each.
+        """Sum or mean of `x` over all ranks, with the same bits on each; or another of collectives.OPS.
 
         `x`: NumPy array (float32, float64, float16, int32, int64) or CPU torch tensor (bfloat16 too), any shape, any
         strides; it is not changed. The result is new, or in `out` (same shape and dtype, C-contiguous; may be `x`).
@@ -121,8 +122,8 @@ class Agent(abc.ABC):
         one size apart, as each has a memory of its own. A compressed all-reduce is several exchanges in one order on
         all ranks, so it can't be `async_op`.
         """
-        if op not in ("sum", "mean"):
-            raise ConfigError(f"op {op!r}: expected 'sum' or 'mean'")
+        if op not in collectives.OPS:
+            raise ConfigError(f"op {op!r}: expected one of {', '.join(collectives.OPS)}")
         if codec is not None:
             if async_op or timeout_s is not None or wire is not None:
                 raise ConfigError(f"codec {codec!r} goes with none of async_op, timeout_s and wire")
@@ -131,6 +132,12 @@ class Agent(abc.ABC):
             raise ConfigError(f"memory {memory!r} needs a codec")
         tensor = tensors.prepare(x, out)
         handle = Handle()
+        if op not in collectives.SUMS:
+            at, item = (tensor.source, tensor.target), tensors.ITEM_BYTES[tensor.dtype]
+            move = collectives.Move("all_reduce", *at, tensor.numel, tensor.dtype, item, op)
+            done = functools.partial(handle.finish, result=tensor.result)
+            self.submit_move(move, done, timeout_s=timeout_s, keep=tensor)
+            return handle if async_op else handle.wait()
         self.allreduce_address(
             tensor.source,
             tensor.target,

@@ -13,6 +13,8 @@ from typing import Any, Generic, TypeVar
 
 from host_agent import density
 from switchml.errors import CollectiveTimeout, JobError, SumOverflow
+from switchml.protocol.collectives import Collective
+from switchml.protocol.packet import REACH_ALL
 
 log = logging.getLogger("host_agent")
 
@@ -26,6 +28,7 @@ class Request:
 
     `dtype`: a key of tensors.ITEM_BYTES. `op`: "sum" or "mean". `timeout_s`: None for no limit. `keep`: kept alive
     until the call ends. `sparse`: None for the agent's default. `wire`: "int32" in place of the job's lanes, or None.
+    `collective`: another one than an all-reduce (collectives.py), of dtype "raw" where it moves bytes.
     """
 
     source: int
@@ -38,6 +41,12 @@ class Request:
     keep: object = None
     sparse: density.Choice | None = None
     wire: str | None = None
+    collective: Collective | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        """Nothing is to be done: no elements, and no barrier."""
+        return self.numel == 0 and (self.collective is None or self.collective.reach != REACH_ALL)
 
     def divisor(self, world_size: int) -> int:
         """What the sum is divided by."""
@@ -138,7 +147,7 @@ class CallQueue(Ending, Generic[C]):
     ) -> None:
         """Queue a call, whose index `log_call` gets. It ends at once if its tensor is empty, if the job is over, or
         with the error of a `departure`."""
-        if call.request.numel == 0:
+        if call.request.is_empty:
             call.request.on_done(self.error)
             return
         with self._lock:

@@ -125,6 +125,8 @@ class Core(CallQueue[TaskCall]):
         self.wire = EXACT if exact else next(name for name, code in WIRES.items() if code == info.wire)
         self.takes_sparse = not info.dense_only
         """Whether the aggregator accepts sparse streams; switches in a tree don't."""
+        self.takes_collectives = info.collectives
+        """Whether it accepts addressed packets; P4 switches don't."""
         self.call_log: AgentLog | None = None
         self.completed = 0
         """The worker's tasks whose calls have been reported."""
@@ -142,9 +144,10 @@ class Core(CallQueue[TaskCall]):
         Raises UnsupportedTensor for the dtype; ConfigError for sparse streams that the aggregator does not take, and
         for a wire that is neither the job's nor int32.
         """
-        nbytes = request.numel * tensors.ITEM_BYTES.get(request.dtype, 0)
-        dtype = format_of(request.dtype, request.wire or self.wire)
-        request, sparse = accepted(request, wire=self.wire, sparse=self.sparse, takes_sparse=self.takes_sparse)
+        nbytes = request.numel * tensors.ITEM_BYTES.get(request.dtype, 1)
+        dtype, sparse = format_of(request.dtype, request.wire or self.wire), density.OFF
+        if request.collective is None:
+            request, sparse = accepted(request, wire=self.wire, sparse=self.sparse, takes_sparse=self.takes_sparse)
 
         def log_call(index: int) -> None:
             if self.call_log is not None:
@@ -237,14 +240,18 @@ class Core(CallQueue[TaskCall]):
                 return False
             is_sparse = kind.is_sparse
             call.kind = kind if self._densities.start(kind) else None
+        scheme = request.collective
+        shares = max(scheme.shares, 1) if scheme is not None else 1
+        remembers = not is_sparse and call.dtype != "raw"
         number = self.worker.start(
             request.source,
             request.target,
             request.numel,
             call.dtype,
             call.divisor,
-            None if is_sparse else self._histories.of(call.dtype, request.numel),
+            self._histories.of(call.dtype, request.numel * shares) if remembers else None,
             blocks if is_sparse else None,
+            scheme,
         )
         counters = self.worker.counters
         call.begun = Begun(number, now, int(counters["sent"]), int(counters["retransmitted"]))

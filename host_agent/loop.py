@@ -284,7 +284,7 @@ def _send(loop, n, now):
                 outgoing.length[count] = before + length
                 outgoing.endpoint[count] = loop.aggregator[0]
                 if before:
-                    if slot.columns:
+                    if slot.columns or slot.addressed:
                         rows = loop.worker.packets
                         headers = rows.ctypes.data + np.uint64(loop.out[i] * rows.shape[1])
                         copy_bytes(outgoing.address[count], headers, before)

@@ -56,6 +56,8 @@ class ShardedAgent(Agent):
         self.job, self.rank, self.world_size, self.wire = job, agents[0].rank, agents[0].world_size, agents[0].wire
         self.transport = "+".join(sorted({agent.transport for agent in agents}))
         self.takes_sparse = all(agent.takes_sparse for agent in agents)
+        self.takes_collectives = all(agent.takes_collectives for agent in agents)
+        self.reduces_to_all = any(agent.reduces_to_all for agent in agents)
         self._agents, self._addresses, self._payload_bytes = agents, addresses, payload_bytes
         self._order = threading.Lock()  # all agents get their parts of the calls in one order
         self._calls = self._turn = 0
@@ -101,10 +103,12 @@ class ShardedAgent(Agent):
         """Split a request between the agents. Its `on_done` is called from the thread of whichever agent is last, with
         the first error that ends the job, else that of the lowest part."""
         numel, dtype = request.numel, request.dtype
-        if dtype not in ITEM_BYTES:  # before it is counted: the ranks must agree on whose turn it is
-            raise UnsupportedTensor(f"dtype {dtype}: expected one of {', '.join(ITEM_BYTES)}")
-        fmt = FORMATS[format_of(dtype, request.wire or self.wire)]
-        parts = parts_of(numel, elements_per_chunk(fmt, self._payload_bytes, self.world_size), len(self._agents))
+        parts = []
+        if request.collective is None:  # others go whole to one aggregator
+            if dtype not in ITEM_BYTES:  # before it is counted: the ranks must agree on whose turn it is
+                raise UnsupportedTensor(f"dtype {dtype}: expected one of {', '.join(ITEM_BYTES)}")
+            fmt = FORMATS[format_of(dtype, request.wire or self.wire)]
+            parts = parts_of(numel, elements_per_chunk(fmt, self._payload_bytes, self.world_size), len(self._agents))
         with self._order:
             self._calls += numel > 0
             shards = list(range(len(parts)))
@@ -114,7 +118,7 @@ class ShardedAgent(Agent):
             call = _Parts(self, len(parts), numel, dtype, request.on_done)
             try:
                 for index, (shard, (first, count)) in enumerate(zip(shards, parts, strict=True)):
-                    offset = first * ITEM_BYTES[dtype]
+                    offset = first * ITEM_BYTES.get(dtype, 1)
                     part = replace(
                         request,
                         source=request.source + offset,

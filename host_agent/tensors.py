@@ -91,18 +91,21 @@ def _is_dense_on_cpu(x: Any) -> bool:
 
 def widen_at(source: int, target: int, numel: int, dtype: str) -> tuple[np.ndarray, Callable[[], None]]:
     """float32 copies of `numel` float16 or bfloat16 numbers at `source`, and what rounds them into `target`."""
-    halves, rounded = u16_at(source, numel), u16_at(target, numel)
+    halves = u16_at(source, numel)
     if dtype == "float16":
         values = halves.view(np.float16).astype(np.float32)
     else:
         values = np.empty(numel, np.float32)
         widen(halves, values.view(np.uint32))
 
-    def narrow_all() -> None:
-        if dtype == "float16":
-            with np.errstate(over="ignore"):  # a sum beyond 65504 is infinity, as float16 arithmetic has it
-                rounded.view(np.float16)[:] = values
-        else:
-            narrow(values.view(np.uint32), rounded)
+    return values, lambda: narrow_at(values, target, dtype)
 
-    return values, narrow_all
+
+def narrow_at(values: np.ndarray, target: int, dtype: str) -> None:
+    """Round float32 `values` to float16 or bfloat16 numbers at `target`."""
+    rounded = u16_at(target, values.size)
+    if dtype == "float16":
+        with np.errstate(over="ignore"):  # a sum beyond 65504 is infinity, as float16 arithmetic has it
+            rounded.view(np.float16)[:] = values
+    else:
+        narrow(values.view(np.uint32), rounded)

@@ -24,6 +24,9 @@ local SIZES = {
 local SPARSE_BYTES = { [4] = 0, [5] = 256, [6] = 512, [7] = 1024 }
 local COLUMNS = { [1] = true, [2] = true, [4] = true, [8] = true }
 local WORD_BYTES, NO_ENTRY = 4, 0xFFFFFF
+local ADDRESSED = 0 -- in place of columns
+local REACHES = { [0] = "all", [1] = "root", [2] = "all but the root" }
+local OPS = { [0] = "sum", [1] = "max32", [2] = "max64", [3] = "or", [4] = "xor" }
 local PARTIAL_BYTES = { [5] = 256, [7] = 1024 } -- sums between switches, which have two more bytes
 local PARTIAL = 4 -- in their size code
 local PARTIAL_FLAG_BYTES, AUTH_BYTES = 2, 8
@@ -50,6 +53,9 @@ local f = {
     mark = ProtoField.int8("switchml.mark", "Mark"),
     words = ProtoField.uint32("switchml.words", "Word", base.HEX),
     entry = ProtoField.uint32("switchml.entry", "Entry"),
+    reach = ProtoField.uint8("switchml.reach", "Data go to", base.DEC, REACHES),
+    root = ProtoField.uint8("switchml.root", "Root"),
+    op = ProtoField.uint8("switchml.op", "Op", base.DEC, OPS),
     seq = ProtoField.uint32("switchml.seq", "Sequence number", base.DEC_HEX),
     tag = ProtoField.uint16("switchml.tag", "Tag", base.HEX),
     need = ProtoField.int8("switchml.need", "Need"),
@@ -67,7 +73,7 @@ local f = {
 switchml.fields = {
     f.version, f.type, f.retransmission, f.size, f.job, f.tsi, f.pool_index, f.slot, f.set, f.e0, f.e1, f.ahead,
     f.seq, f.tag, f.need, f.used, f.flags, f.overflow, f.mixed, f.partial, f.payload, f.values, f.bitmap, f.missing,
-    f.columns, f.mark, f.words, f.entry, f.auth,
+    f.columns, f.mark, f.words, f.entry, f.auth, f.reach, f.root, f.op,
 }
 
 local group, severity = expert.group, expert.severity
@@ -116,10 +122,12 @@ local function v1_header(tvb, pinfo, tree)
 end
 
 -- Bytes 0-9 of a v2 packet; returns the info text.
-local function v2_header(tvb, tree, kind, sparse)
+local function v2_header(tvb, tree, kind, sparse, addressed)
     local seq, r = tvb(2, 4):uint(), tvb(0, 1):bitfield(4, 1) == 1
     local info = string.format("%s seq %d", TYPES[kind], seq)
-    if sparse then
+    if addressed then
+        info = "addressed " .. info
+    elseif sparse then
         tree:add(f.columns, tvb(1, 1))
         info = "sparse " .. info
     elseif kind ~= 15 then
@@ -139,11 +147,11 @@ local function v2_header(tvb, tree, kind, sparse)
     if kind == 15 then
         return info
     end
-    if not sparse then
+    if addressed or not sparse then
         info = string.format("%s need %d", info, add_code(tree, f.need, tvb(8, 1), NEED))
     end
     if kind < 12 then
-        if sparse then
+        if sparse and not addressed then
             tree:add(f.mark, tvb(9, 1))
         else
             info = string.format("%s used %d", info, add_code(tree, f.used, tvb(9, 1), USED))
@@ -190,6 +198,17 @@ local function add_words(tvb, tree, count)
         texts[#texts + 1] = text
     end
     return table.concat(texts, ", ")
+end
+
+-- The word of an addressed packet: who gets the data, and what is done with them; returns it as text.
+local function add_address(tvb, tree)
+    tree:add(f.reach, tvb(HEADER_BYTES, 1))
+    tree:add(f.root, tvb(HEADER_BYTES + 1, 1))
+    tree:add(f.op, tvb(HEADER_BYTES + 2, 1))
+    local code = 127 - tvb(HEADER_BYTES + 3, 1):uint()
+    tree:add(f.ahead, tvb(HEADER_BYTES + 3, 1), code):append_text(": " .. code_text(code, AHEAD))
+    local reach, op = tvb(HEADER_BYTES, 1):uint(), tvb(HEADER_BYTES + 2, 1):uint()
+    return string.format("%s to %s (root %d)", OPS[op] or op, REACHES[reach] or reach, tvb(HEADER_BYTES + 1, 1):uint())
 end
 
 -- As many whole lanes as were captured, from byte `first` on.
@@ -243,6 +262,9 @@ local function expected_bytes(tvb, at)
         return (code == 1 or code == 3) and PAYLOAD_BYTES[code] or nil, nil
     end
     local columns = tvb(at + 1, 1):uint()
+    if columns == ADDRESSED then
+        columns = 1 -- it has one word, too
+    end
     local sparse = COLUMNS[columns] and columns * WORD_BYTES + SPARSE_BYTES[code] or nil
     local partial = kind <= 10 and PARTIAL_BYTES[code]
     return sparse, partial and partial + PARTIAL_FLAG_BYTES or nil
@@ -281,25 +303,44 @@ local function dissect_packet(tvb, captured, length, pinfo, root)
     local expected, as_partial = expected_bytes(tvb, 0)
     local is_partial = as_partial ~= nil and (follows == as_partial or follows == as_partial + AUTH_BYTES)
     local sparse = code >= 4 and kind ~= 1 and kind ~= 15 and not is_partial
-    local info = kind == 1 and v1_header(tvb, pinfo, tree) or v2_header(tvb, tree, kind, sparse)
+    local addressed = sparse and tvb(1, 1):uint() == ADDRESSED
+    local info = kind == 1 and v1_header(tvb, pinfo, tree) or v2_header(tvb, tree, kind, sparse, addressed)
     if is_partial then
         code, expected = code - PARTIAL, as_partial
         info = "partial sum of " .. info
     elseif sparse and expected == nil then
         problem = string.format("%d columns: expected 1, 2, 4 or 8", tvb(1, 1):uint())
     end
+    if addressed and follows >= WORD_BYTES then
+        if kind >= 12 and follows == WORD_BYTES and code ~= 6 then
+            expected = WORD_BYTES -- a result for a rank that gets no data
+        end
+        if captured >= HEADER_BYTES + WORD_BYTES then
+            local reach, op = tvb(HEADER_BYTES, 1):uint(), tvb(HEADER_BYTES + 2, 1):uint()
+            if not REACHES[reach] or not OPS[op] then
+                problem = string.format("Reach %d, op %d: expected at most 2 and 4", reach, op)
+            end
+        end
+    end
     local authenticated = kind ~= 1 and expected ~= nil and follows == expected + AUTH_BYTES
     if expected == nil then
         problem = problem or string.format("Size code %d in a packet of type %d", code, kind)
     elseif expected ~= follows and not authenticated then
-        problem = string.format("Size code %d wants %d bytes, %d follow", code, expected, follows)
+        problem = problem or string.format("Size code %d wants %d bytes, %d follow", code, expected, follows)
     elseif kind == 1 and (code == 0 or code == 2) then
         tree:add_proto_expert_info(dropped, string.format("Payload of %d bytes: aggregators drop it", expected))
         info = info .. " [dropped size]"
     end
 
     local bytes = math.min(expected or follows, captured - HEADER_BYTES)
-    if sparse then
+    if addressed then
+        if bytes >= WORD_BYTES then
+            info = info .. " " .. add_address(tvb, tree)
+            if code ~= 6 then
+                add_lanes(tvb, tree, HEADER_BYTES + WORD_BYTES, bytes - WORD_BYTES, LANE_BYTES[kind])
+            end
+        end
+    elseif sparse then
         local words = math.floor(math.min(bytes, tvb(1, 1):uint() * WORD_BYTES) / WORD_BYTES)
         info = info .. " next " .. add_words(tvb, tree, words)
         if code ~= 6 then

@@ -235,7 +235,10 @@ class SwitchML(Packet):
         if kind == wire.WAIT:
             return SwitchMLWait
         if kind in TYPES:
-            return SwitchMLSparse if _pkt[0] & wire.SPARSE and not _is_partial(_pkt) else SwitchMLv2
+            if not _pkt[0] & wire.SPARSE or _is_partial(_pkt):
+                return SwitchMLv2
+            is_addressed = _pkt[1] == wire.ADDRESSED and len(_pkt) >= wire.ADDRESSED_BYTES
+            return SwitchMLAddressed if is_addressed else SwitchMLSparse
         return conf.raw_layer
 
     @property
@@ -342,6 +345,52 @@ class SwitchMLSparse(SwitchML):
     def mysummary(self) -> str:
         kind = TYPES.get(self.type, f"type {self.type}")
         return f"SwitchML v2 sparse {kind} seq {self.seq} tag {self.tag:#06x}, {self.columns} columns"
+
+
+class AnnouncedCode(ExponentCode):
+    """An exponent code as a word has it: 127 minus the code, so that the least of several is the largest code."""
+
+    def i2m(self, pkt: Any, x: Any) -> int:
+        return int(np.uint8(wire.CODE_UNKNOWN - (x or 0)).astype(np.int8))
+
+    def m2i(self, pkt: Any, x: Any) -> int:
+        return wire.CODE_UNKNOWN - (int(x) & 0xFF)
+
+
+class SwitchMLAddressed(SwitchML):
+    """A packet of another collective than a sum for all ranks, in either direction (section 11). Without `values` it
+    has no data; a result may be cut before them, which shows as their absence from a size of 5 or 7."""
+
+    name = "SwitchML v2 addressed"
+    fields_desc = [
+        fields.BitEnumField("type", wire.CONTRIBUTION, 4, TYPES),
+        fields.BitField("r", 0, 1),
+        fields.BitField("size", None, 3),
+        fields.ByteField("columns", wire.ADDRESSED),
+        SequenceNumber("seq", 0),
+        fields.XShortField("tag", 0),
+        ExponentCode("need", wire.CODE_ZERO),
+        fields.ConditionalField(ExponentCode("used", wire.CODE_ZERO), lambda pkt: not pkt.is_result),
+        fields.ConditionalField(fields.FlagsField("flags", 0, 8, ["OVERFLOW", "MIXED"]), lambda pkt: pkt.is_result),
+        fields.ByteEnumField("reach", wire.REACH_ALL, {0: "all", 1: "root", 2: "all but the root"}),
+        fields.ByteField("root", 0),
+        fields.ByteEnumField("op", wire.OP_SUM, {0: "sum", 1: "max32", 2: "max64", 3: "or", 4: "xor"}),
+        AnnouncedCode("ahead", wire.CODE_UNKNOWN),
+        SparseLanes("values", {4: 0, 5: 256, 6: wire.PADDING_BYTES, 7: 1024}),
+    ]
+
+    def post_build(self, p: bytes, pay: bytes) -> bytes:
+        if self.size is None:
+            data = len(p) - wire.ADDRESSED_BYTES
+            p = bytes([p[0] | wire.SPARSE | (0 if not data else 1 if data <= 256 else 3)]) + p[1:]
+        return p + pay
+
+    def answers(self, other: Any) -> int:
+        return int(self.is_result and _same_round(self, other))
+
+    def mysummary(self) -> str:
+        kind = TYPES.get(self.type, f"type {self.type}")
+        return self.sprintf(f"SwitchML v2 {kind} seq {self.seq} tag {self.tag:#06x}, %op%, to %reach% (root %root%)")
 
 
 class SwitchMLWait(SwitchML):

@@ -1,9 +1,9 @@
-"""What a seed stands for: jobs, their all-reduces, the network's weather, and what goes wrong when."""
+"""What a seed stands for: jobs, their collectives, the network's weather, and what goes wrong when."""
 
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from emulator.netsim.config import LinkConfig
 from switchml.protocol.sizes import EXACT
@@ -12,13 +12,17 @@ DTYPES = ("float32", "float32", "float64", "float16", "int32", "int64")
 NARROW = ("int16", "int8")
 _EXACT_SHARE = 0.3
 """Of the jobs with int32 lanes, whose sums of floats are exact."""
+_MIXED_SHARE = 0.5
+"""Of the jobs without a misfit, whose calls are collectives of all kinds."""
+KINDS_OF_CALLS = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "barrier")
 SPECIALS = ("", "", "", "", "", "nan", "inf", "infs", "zeros", "overflow")
 """What a tensor may hold besides ordinary values. "infs": both infinities at one place."""
 
 
 @dataclass(frozen=True)
 class Call:
-    """One all-reduce. `pause_s`: what the program does before it. `exponent`: of two, the values' scale."""
+    """One collective of `kind`. `pause_s`: what the program does before it. `exponent`: of two, the values' scale.
+    `numel`: of one rank's share in a reduce-scatter or an all-gather."""
 
     dtype: str
     numel: int
@@ -27,6 +31,14 @@ class Call:
     pause_s: float
     exponent: int
     special: str
+    kind: str = "all_reduce"
+    root: int = 0
+
+    def mixed(self, kinds: random.Random, workers: int) -> Call:
+        """The same call as one of any kind. Only the rank that gets a sum learns that it does not fit its type."""
+        kind = kinds.choice(KINDS_OF_CALLS)
+        special = self.special if kind == "all_reduce" or self.special != "overflow" else ""
+        return replace(self, kind=kind, root=kinds.randrange(workers), special=special)
 
 
 @dataclass(frozen=True)
@@ -98,9 +110,10 @@ class Plan:
         ]
         for job in self.jobs:
             misfit = f"; rank {job.misfit_rank} {job.misfit} at call {job.misfit_call}" if job.misfit else ""
+            kinds = ", ".join(sorted({call.kind for call in job.calls}))
             lines.append(
                 f"  {job.name}: hosts {job.hosts[0]}-{job.hosts[-1]}, {job.slots} slots, {job.payload_bytes} bytes, "
-                f"{job.wire} lanes, {len(job.calls)} calls{misfit}"
+                f"{job.wire} lanes, {len(job.calls)} calls ({kinds}){misfit}"
             )
         for fault in self.faults:
             where = f" of host {fault.host}" if fault.host >= 0 else ""
@@ -178,6 +191,9 @@ def _job(chooser: random.Random, name: str, hosts: tuple[int, ...]) -> JobPlan:
     start_s = chooser.uniform(0, 0.03)
     if wire == "int32" and random.Random(start_s).random() < _EXACT_SHARE:  # by itself: no other draw depends on it
         wire = EXACT
+    kinds = random.Random(f"kinds {start_s}")  # likewise
+    if not misfit and kinds.random() < _MIXED_SHARE:
+        calls = [call.mixed(kinds, len(hosts)) for call in calls]
     return JobPlan(
         name=name,
         hosts=hosts,

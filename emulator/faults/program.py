@@ -1,4 +1,4 @@
-"""The user's program on one host: joins, calls its all-reduces and leaves; on failure it starts over, until it has all
+"""The user's program on one host: joins, calls its collectives and leaves; on failure it starts over, until it has all
 results or its job has ended without it."""
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from emulator.faults.agent import VirtualAgent
 from emulator.faults.control import Session
 from emulator.faults.plan import Call, JobPlan
 from emulator.netsim.link import NS
-from host_agent.calls import Request
+from host_agent.collectives import Move, request_of
 from switchml.control.membership import JoinRequest
 from switchml.errors import CollectiveTimeout, SumOverflow
 from switchml.net import udp
@@ -167,13 +167,13 @@ class Program:
             self.state = "late"
 
     def _submit(self, agent: VirtualAgent, key: tuple[int, int], number: int, call: Call) -> simpy.Event:
-        """Begin an all-reduce. The event's value: whether this attempt has failed."""
+        """Begin a collective. The event's value: whether this attempt has failed."""
         ledger = self.world.checks.ledgers[key]
         if self.job.misfit == "dtype" and (self.rank, number) == (self.job.misfit_rank, self.job.misfit_call):
             call = replace(call, dtype="int64" if call.dtype != "int64" else "float32", special="")
             ledger.disagrees = True
         source = tensors.source(self.job, call, (*ledger.seed, number), self.rank)
-        target = np.full_like(source, 99)
+        target = tensors.target(self.job, call, source.dtype)
         done = self.env.event()
         self._due[number] = self.env.now + (call.timeout_s or np.inf) * NS
 
@@ -192,6 +192,16 @@ class Program:
                 self.world.check(checks.error, key, number, self.rank, error, is_late, broke)
             done.succeed(error is not None and not isinstance(error, SumOverflow))
 
-        what = source.ctypes.data, target.ctypes.data, source.size, call.dtype, call.op
-        agent.submit(Request(*what, on_done, timeout_s=call.timeout_s, keep=(source, target)))
+        move = Move(
+            call.kind,
+            source.ctypes.data,
+            target.ctypes.data,
+            call.numel,
+            call.dtype,
+            source.itemsize,
+            call.op,
+            call.root,
+        )
+        options = {"timeout_s": call.timeout_s, "keep": (source, target)}
+        agent.submit(request_of(move, self.rank, self.job.workers, agent.core.wire, on_done, **options))
         return done

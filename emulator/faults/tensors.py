@@ -7,7 +7,7 @@ Narrow lanes round by design; there the sum is known up to their rounding.
 from __future__ import annotations
 
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -24,22 +24,23 @@ _APART = 2.0**-50
 def source(job: JobPlan, call: Call, seed: tuple[int, ...], rank: int) -> np.ndarray:
     """What `rank` contributes. `seed` differs for every all-reduce of every incarnation of a job."""
     generator = np.random.default_rng((*seed, rank))
+    numel = call.numel * (job.workers if call.kind == "reduce_scatter" else 1)
     if call.dtype.startswith("int"):
-        x = generator.integers(-1000, 1000, call.numel, call.dtype)
+        x = generator.integers(-1000, 1000, numel, call.dtype)
         if call.special == "overflow":
-            x[int(seed[-1]) % call.numel] = np.iinfo(call.dtype).max
+            x[int(seed[-1]) % numel] = np.iinfo(call.dtype).max
         return x
     reach = 60 if call.dtype == "float16" else 1000
-    x = generator.integers(-reach, reach + 1, call.numel).astype(np.float64)
+    x = generator.integers(-reach, reach + 1, numel).astype(np.float64)
     if call.special == "zeros":
         x[:] = 0
     if call.dtype != "float16":
-        groups = -(-call.numel // _ELEMENTS)
+        groups = -(-numel // _ELEMENTS)
         scales = 2.0 ** generator.integers(0, 9, groups)
         if job.wire == EXACT:
             scales *= _APART ** (np.arange(groups) % 3)
-        x *= np.repeat(scales, _ELEMENTS)[: call.numel] * 2.0**call.exponent
-    place = int(seed[-1]) % call.numel
+        x *= np.repeat(scales, _ELEMENTS)[:numel] * 2.0**call.exponent
+    place = int(seed[-1]) % numel
     if call.special == "nan" and rank == 0:
         x[place] = np.nan
     elif call.special == "inf" and rank == job.workers - 1:
@@ -51,11 +52,19 @@ def source(job: JobPlan, call: Call, seed: tuple[int, ...], rank: int) -> np.nda
 
 @dataclass(frozen=True)
 class Exact:
-    """An all-reduce's expected result: `values`, each within `off`; or an error, if it `overflows`."""
+    """A collective's expected result: `values`, each within `off`; or an error, if it `overflows`."""
 
     values: np.ndarray
     off: float = 0.0
     overflows: bool = False
+
+    def at(self, call: Call, rank: int) -> Exact:
+        """What of it one rank gets."""
+        if call.kind == "reduce_scatter":
+            return replace(self, values=self.values[rank * call.numel : (rank + 1) * call.numel])
+        if call.kind == "reduce" and rank != call.root:
+            return Exact(np.full_like(self.values, UNTOUCHED))
+        return self
 
     def wrong(self, result: np.ndarray) -> np.ndarray:
         """Indices of the elements that are wrong."""
@@ -68,9 +77,23 @@ class Exact:
         return np.flatnonzero(~is_near)
 
 
+UNTOUCHED = 99
+"""What results hold before."""
+
+
+def target(job: JobPlan, call: Call, dtype: np.dtype) -> np.ndarray:
+    """Where a rank's result is to be."""
+    numel = {"all_gather": call.numel * job.workers, "barrier": 0}.get(call.kind, call.numel)
+    return np.full(numel, UNTOUCHED, dtype)
+
+
 def expected(job: JobPlan, call: Call, seed: tuple[int, ...]) -> Exact:
-    """The expected result of the ranks' all-reduce."""
+    """The expected result of the ranks' collective, that of all ranks together for a reduce-scatter."""
     parts = [source(job, call, seed, rank) for rank in range(job.workers)]
+    if call.kind == "all_gather":
+        return Exact(np.concatenate(parts))
+    if call.kind in ("broadcast", "barrier"):
+        return Exact(parts[call.root] if call.kind == "broadcast" else parts[0][:0])
     if call.dtype.startswith("int"):
         total = sum(part.astype(object) for part in parts)
         limits = np.iinfo(call.dtype)

@@ -26,7 +26,8 @@ class Turns:
         state = worker.state
         self._out = np.zeros(2 * len(state.slots) + 64, np.int32)
         self._packets = state.packets[:, -(HEADER_BYTES + int(worker.identity["payload"])) :]
-        self._columns, self._lengths = state.slots["columns"], state.slots["length"]
+        self._columns, self._addressed = state.slots["columns"], state.slots["addressed"]
+        self._lengths = state.slots["length"]
         # Views of single numbers: reading a record's field takes ten times as long.
         scalars = state.scalars
         self._earliest, self._code = scalars["timers"]["earliest"], scalars["failure"]["code"]
@@ -72,8 +73,8 @@ class Turns:
         return [Packet(self._bytes(index), self.job, self.rank) for index in self._out[:n].tolist()]
 
     def _bytes(self, index: int) -> np.ndarray:
-        """The packet of a slot: where dense ones lie, or a sparse one, which has a length of its own."""
-        if not self._columns[index]:
+        """The packet of a slot: where dense ones lie, or a sparse or addressed one, which has a length of its own."""
+        if not self._columns[index] and not self._addressed[index]:
             return self._packets[index]
         return u8_at(rules.packet_at(self.worker.state, index), int(self._lengths[index]))
 

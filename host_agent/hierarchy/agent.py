@@ -54,6 +54,8 @@ Join = Callable[[str, joining.Options], Agent]
 class HierarchicalAgent(Agent):
     """One rank of one job in which the ranks of a host sum first, made by `HostAgent.join`."""
 
+    takes_collectives = False
+
     def __init__(
         self,
         membership: Membership,

@@ -18,7 +18,7 @@ from switchml.protocol import packet as wire_format
 from switchml.protocol.authentication import EVERYBODY, TAG_BYTES, TO_AGGREGATOR, TO_RANKS
 from switchml.protocol.pool_state import DROP, JOB, MULTICAST, SLOT, SLOT_V1, UNICAST, WAITING, State, StateV1
 from switchml.protocol.pool_v1 import receive_v1
-from switchml.protocol.pool_v2 import number_of, query_v2, receive_v2, result_of
+from switchml.protocol.pool_v2 import is_addressed, number_of, query_v2, receive_v2, result_of, size_for
 from switchml.runtime.jit import Address, int64, kernel
 from switchml.runtime.memory import be32, borrowed, copy_bytes, i64_at, pointer, record, u8_at, u64_at
 
@@ -140,6 +140,14 @@ def _result_of(entry: Any, row: int, length: int) -> tuple[Address, int]:
     if entry.protocol == 1:
         return entry.results + np.uint64(row * entry.row_bytes), length
     return result_of(_pool_of(entry), row)
+
+
+@kernel
+def _answer_size(entry: Any, row: int, rank: int, length: int) -> Any:
+    """Length of the result in a row as it goes to one rank; `length` is that of the packet it answers."""
+    if entry.protocol == 1 or entry.tag_bytes:
+        return int64(_result_of(entry, row, length)[1])
+    return size_for(_pool_of(entry), row, rank)
 
 
 @kernel
@@ -279,11 +287,14 @@ def _step(loop: Loop, packets: udp.Packets, count: int, now: int) -> None:
             signed = _add_signed(loop, signed, entry, EVERYBODY, row, result, size)
             loop.done[finished, 0], loop.done[finished, 1], loop.done[finished, 2] = value >> 16, int64(result), size
             loop.done[finished, 3] = port
+            # One tag covers one packet: in a job that has tags no result is cut.
+            is_cut = entry.protocol != 1 and entry.tag_bytes == 0 and is_addressed(_pool_of(entry), row)
+            loop.done[finished, 4] = row if is_cut else -1
             finished += 1
         elif action in (UNICAST, WAITING):
             size = int64(_WAIT_BYTES)
             if action == UNICAST:
-                _, size = _result_of(entry, row, length)
+                size = _answer_size(entry, row, rank, length)
             signed = _add_signed(loop, signed, entry, rank, row, reply.ctypes.data, size)
             if n == room:
                 authentication.sign(loop.signed, signed)
@@ -301,11 +312,13 @@ def _step(loop: Loop, packets: udp.Packets, count: int, now: int) -> None:
         entry = loop.jobs[loop.done[first, 0]]
         for rank in range(entry.workers):
             for k in range(first, last):
-                result = np.uint64(loop.done[k, 1])
+                result, size = np.uint64(loop.done[k, 1]), loop.done[k, 2]
+                if loop.done[k, 4] >= 0:
+                    size = size_for(_pool_of(entry), loop.done[k, 4], rank)
                 if n == room:
                     _send(loop, n, now)
                     n = 0
-                n = _emit(outgoing, n, entry, rank, result, loop.done[k, 2], loop.done[k, 3])
+                n = _emit(outgoing, n, entry, rank, result, size, loop.done[k, 3])
         first = last
     _send(loop, n, now)
 
@@ -411,7 +424,7 @@ def new_loop(
         outgoing=udp.new_packets(packets_out),
         impaired=udp.new_packets(2 * packets_out + 2 * impair.MAX_DELAYED),
         replies=np.zeros((batch, wire_format.MAX_SPARSE_BYTES + TAG_BYTES), np.uint8),
-        done=np.zeros((batch, 4), np.int64),
+        done=np.zeros((batch, 5), np.int64),
         bad_uplink=uplink,
         bad_downlink=downlink,
         totals=np.zeros(2, np.int64),

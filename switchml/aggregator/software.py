@@ -116,7 +116,7 @@ class SoftwareTraits:
     buffer_a_rank = False
     transports: tuple[str, ...] = ("shm", "udp", "zmq")
     padded = dense_only = False
-    authenticates = True
+    authenticates = collectives = True
     mac = 0
 
     def link(self, job_id: int, rank: int) -> None:
@@ -236,10 +236,12 @@ class SoftwareDataplane(SoftwareTraits):
             return []
         job = next(job for job in self._jobs.values() if job.index == value >> 16)
         if action == MULTICAST:
-            assert job.pool.rows is not None
-            result = job.pool.rows[row, -length:].tobytes()
-            return [(endpoint, result) for endpoint in job.endpoints.tolist()]
-        size = wire_format.HEADER_BYTES + wire_format.BITMAP_BYTES if action == WAITING else length
+            result = job.pool.result(row, length)
+            endpoints = enumerate(job.endpoints.tolist())
+            return [(endpoint, wire_format.for_rank(result, rank)) for rank, endpoint in endpoints]
+        size = wire_format.HEADER_BYTES + wire_format.BITMAP_BYTES
+        if action == UNICAST:
+            size = len(wire_format.for_rank(job.pool.result(row, length), value & 0xFFFF))
         return [(sender, self._loop.replies[0, :size].tobytes())]
 
     # -- Dataplane --

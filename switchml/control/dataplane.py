@@ -81,6 +81,8 @@ class Dataplane(Protocol):
     (docs/protocol.md, section 8)."""
     dense_only: bool = False
     """Whether sparse packets are refused, because switches in a tree know none (section 9)."""
+    collectives: bool = False
+    """Whether addressed packets are taken, and so collectives other than sums for all ranks (section 11)."""
 
     authenticates: bool = False
     """Whether it can check and sign packets (section 10)."""

@@ -384,6 +384,7 @@ class JobRegistry:
             padded=self.dataplane.padded,
             dense_only=self.dataplane.dense_only,
             key=spec.key,
+            collectives=self.dataplane.collectives,
         )
 
     def _check_addresses_released(self, job: Job, addresses: tuple[Address, ...]) -> None:

@@ -136,7 +136,7 @@ class Started:
     """All ranks have joined. `tag`, `isn`, `slots`, `wire` as in docs/protocol.md section 2; at most `window` rounds
     should be under way at once; packets go to `data_address`; `peers[rank]` describes the others. `segment` names the
     memory that the aggregator offers to share (switchml/net/shm.py), or is empty; `link` is set for ranks that build
-    their Ethernet frames themselves; `padded` and `dense_only`: see `Dataplane`; `key`: what
+    their Ethernet frames themselves; `padded`, `dense_only` and `collectives`: see `Dataplane`; `key`: what
     packets are signed with, or empty.
     """
 
@@ -154,6 +154,7 @@ class Started:
     padded: bool = False
     dense_only: bool = False
     key: bytes = field(default=b"", repr=False)
+    collectives: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

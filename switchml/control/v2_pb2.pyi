@@ -1,8 +1,7 @@
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
-from collections.abc import Iterable as _Iterable, Mapping as _Mapping
-from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Mapping, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
@@ -71,7 +70,7 @@ class Joined(_message.Message):
     def __init__(self, token: _Optional[str] = ...) -> None: ...
 
 class Started(_message.Message):
-    __slots__ = ("job_id", "tag", "isn", "slots", "window", "payload_bytes", "wire", "data_address", "peers", "link", "segment", "padded", "dense_only", "key")
+    __slots__ = ("job_id", "tag", "isn", "slots", "window", "payload_bytes", "wire", "data_address", "peers", "link", "segment", "padded", "dense_only", "key", "collectives")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     TAG_FIELD_NUMBER: _ClassVar[int]
     ISN_FIELD_NUMBER: _ClassVar[int]
@@ -86,6 +85,7 @@ class Started(_message.Message):
     PADDED_FIELD_NUMBER: _ClassVar[int]
     DENSE_ONLY_FIELD_NUMBER: _ClassVar[int]
     KEY_FIELD_NUMBER: _ClassVar[int]
+    COLLECTIVES_FIELD_NUMBER: _ClassVar[int]
     job_id: int
     tag: int
     isn: int
@@ -100,7 +100,8 @@ class Started(_message.Message):
     padded: bool
     dense_only: bool
     key: bytes
-    def __init__(self, job_id: _Optional[int] = ..., tag: _Optional[int] = ..., isn: _Optional[int] = ..., slots: _Optional[int] = ..., window: _Optional[int] = ..., payload_bytes: _Optional[int] = ..., wire: _Optional[int] = ..., data_address: _Optional[_Union[Address, _Mapping]] = ..., peers: _Optional[_Iterable[_Union[Peer, _Mapping]]] = ..., link: _Optional[_Union[Link, _Mapping]] = ..., segment: _Optional[str] = ..., padded: bool = ..., dense_only: bool = ..., key: _Optional[bytes] = ...) -> None: ...
+    collectives: bool
+    def __init__(self, job_id: _Optional[int] = ..., tag: _Optional[int] = ..., isn: _Optional[int] = ..., slots: _Optional[int] = ..., window: _Optional[int] = ..., payload_bytes: _Optional[int] = ..., wire: _Optional[int] = ..., data_address: _Optional[_Union[Address, _Mapping]] = ..., peers: _Optional[_Iterable[_Union[Peer, _Mapping]]] = ..., link: _Optional[_Union[Link, _Mapping]] = ..., segment: _Optional[str] = ..., padded: bool = ..., dense_only: bool = ..., key: _Optional[bytes] = ..., collectives: bool = ...) -> None: ...
 
 class Link(_message.Message):
     __slots__ = ("where", "mac", "switch_mac")

@@ -8,7 +8,7 @@ defines zeros, subnormals, infinities and NaN.
 
 A format is how a tensor's elements become lanes: FLOAT32 (1 lane), FLOAT64 (3), INT32 (2), INT64 (4), all of 32 bits;
 FLOAT32_INT16 and FLOAT32_INT8 (one narrow lane, see narrow.py); those that end in _EXACT (one lane a round, and as many
-rounds as needed: their lanes are exact.py's).
+rounds as needed: their lanes are exact.py's). RAW are bytes that packets carry as they are (collectives.py).
 """
 
 import math
@@ -22,7 +22,7 @@ from switchml.runtime.jit import Address, int64, kernel
 from switchml.runtime.memory import bswap32, f32_at, f64_at, float64_of_bits, i32_at, i64_at, u8_at, u32_at, u64_at
 
 FLOAT32, FLOAT64, INT32, INT64, FLOAT32_INT16, FLOAT32_INT8 = range(6)
-FLOAT32_EXACT, FLOAT64_EXACT, FLOAT16_EXACT, BFLOAT16_EXACT = range(6, 10)
+FLOAT32_EXACT, FLOAT64_EXACT, FLOAT16_EXACT, BFLOAT16_EXACT, RAW = range(6, 11)
 FORMATS = {
     "float32": FLOAT32,
     "float64": FLOAT64,
@@ -34,13 +34,14 @@ FORMATS = {
     "float64/exact": FLOAT64_EXACT,
     "float16/exact": FLOAT16_EXACT,
     "bfloat16/exact": BFLOAT16_EXACT,
+    "raw": RAW,
 }
 """Half precision has been widened to float32, and is rounded back afterwards."""
-LANES = (1, 3, 2, 4, 1, 1, 1, 1, 1, 1)
+LANES = (1, 3, 2, 4, 1, 1, 1, 1, 1, 1, 1)
 """Lanes an element takes, by format."""
-ITEM_BYTES = (4, 8, 4, 8, 4, 4, 4, 8, 4, 4)
-LANE_BYTES = (4, 4, 4, 4, 2, 1, 4, 4, 4, 4)
-PRECISION = (24, 53, 0, 0, 24, 24, 24, 53, 11, 8)
+ITEM_BYTES = (4, 8, 4, 8, 4, 4, 4, 8, 4, 4, 1)
+LANE_BYTES = (4, 4, 4, 4, 2, 1, 4, 4, 4, 4, 1)
+PRECISION = (24, 53, 0, 0, 24, 24, 24, 53, 11, 8, 0)
 """Significant bits of an element, by format; 0 for integers."""
 WIRES = (
     wire_format.WIRE_INT32,
@@ -49,6 +50,7 @@ WIRES = (
     wire_format.WIRE_INT32,
     wire_format.WIRE_INT16,
     wire_format.WIRE_INT8,
+    wire_format.WIRE_INT32,
     wire_format.WIRE_INT32,
     wire_format.WIRE_INT32,
     wire_format.WIRE_INT32,
@@ -97,7 +99,7 @@ def is_narrow(fmt: int) -> bool:
 
 @kernel(inline=True)
 def is_exact(fmt: int) -> bool:
-    return fmt >= FLOAT32_EXACT
+    return FLOAT32_EXACT <= fmt <= BFLOAT16_EXACT
 
 
 @kernel(inline=True)

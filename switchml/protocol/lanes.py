@@ -1,4 +1,5 @@
-"""Arithmetic on what packets carry, at addresses: lanes of big-endian integers, and words of sparse streams.
+"""Arithmetic on what packets carry, at addresses: lanes of big-endian integers, and words of sparse streams and
+addressed packets.
 
 Sums stay big-endian; adding swaps bytes on the fly, which costs less than copying later.
 """
@@ -79,6 +80,35 @@ def add(wire: int, sums: Address, values: Address, payload: int) -> int:
     if wire == wire_format.WIRE_INT16:
         return add_int16(sums, values, payload // 2)
     return add_int8(sums, values, payload)
+
+
+@kernel
+def _combine(op: int, words: Address, others: Address, payload: int) -> None:
+    """words = op(words, others), over `payload` bytes; the maxima are those of big-endian unsigned integers."""
+    a, b = u32_at(words, payload // 4), u32_at(others, payload // 4)
+    if op == wire_format.OP_OR:
+        for i in range(payload // 4):
+            a[i] |= b[i]
+    elif op == wire_format.OP_XOR:
+        for i in range(payload // 4):
+            a[i] ^= b[i]
+    elif op == wire_format.OP_MAX32:
+        for i in range(payload // 4):
+            a[i] = bswap32(max(bswap32(a[i]), bswap32(b[i])))
+    else:
+        for i in range(0, payload // 4, 2):
+            x, y = bswap32(a[i]), bswap32(b[i])
+            if y > x or (y == x and bswap32(b[i + 1]) > bswap32(a[i + 1])):
+                a[i], a[i + 1] = b[i], b[i + 1]
+
+
+@kernel
+def combine(op: int, wire: int, lanes: Address, others: Address, payload: int) -> int:
+    """lanes = op(lanes, others), over `payload` bytes of lanes of type `wire`. Returns whether a sum overflowed."""
+    if op == wire_format.OP_SUM:
+        return add(wire, lanes, others, payload)
+    _combine(op, lanes, others, payload)
+    return int64(0)
 
 
 @kernel

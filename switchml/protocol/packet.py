@@ -45,6 +45,15 @@ NO_ENTRY = 0xFFFFFF
 NO_WORD = 0xFFFFFFFF
 MAX_SPARSE_BYTES = MAX_PACKET_BYTES + WORD_BYTES * MAX_COLUMNS
 
+ADDRESSED = 0
+"""In place of a sparse packet's columns: an addressed packet, with one word (docs/protocol.md, section 11)."""
+REACH_ALL, REACH_ROOT, REACH_OTHERS = range(3)
+"""`reach`: who gets the data of a round's result: all ranks, the root alone, or all but the root."""
+OP_SUM, OP_MAX32, OP_MAX64, OP_OR, OP_XOR = range(5)
+"""`op`: what is done with the ranks' lanes. The maxima are those of unsigned integers."""
+ADDRESSED_BYTES = HEADER_BYTES + WORD_BYTES
+"""An addressed packet without data; a result is cut to this for a rank that gets none."""
+
 V1_TYPE = 1
 V1_SLOT_MASK = 0x3FFF
 V1_SLOTS = 8192
@@ -204,6 +213,75 @@ class SparsePacket:
         words = struct.unpack_from(f">{columns}I", data, HEADER_BYTES)
         values = _values(data, at, wire) if size in SIZE_CODES else None
         return cls(kind, seq, tag, mark, words, values, wire, bool(first & R_FLAG), size == PADDED - SPARSE)
+
+
+@dataclass(frozen=True)
+class AddressedPacket:
+    """A contribution or result of an addressed round. `used` holds the flags in a result; `values` are lanes by `wire`,
+    None where there is no data. `padded`: 512 bytes in place of the data. `payload_bytes`: of a result that is cut, and
+    so has no values, what the whole one has; else 0."""
+
+    kind: int
+    seq: int
+    tag: int
+    need: int
+    used: int
+    ahead: int
+    reach: int
+    root: int
+    op: int = OP_SUM
+    values: npt.NDArray[Any] | None = None
+    wire: int = WIRE_INT32
+    r: bool = False
+    padded: bool = False
+    payload_bytes: int = 0
+
+    def pack(self) -> bytes:
+        size, data = PADDED - SPARSE if self.padded else 0, bytes(PADDING_BYTES if self.padded else 0)
+        if self.payload_bytes:
+            size = SIZE_CODE_OF[self.payload_bytes]
+        if self.values is not None:
+            size, data = _payload(self.values, self.wire)
+        kind = self.kind | self.wire
+        header = pack_v2_header(kind, SPARSE | size, self.r, ADDRESSED, self.seq, self.tag, self.need, self.used)
+        return header + bytes((self.reach, self.root, self.op, CODE_UNKNOWN - self.ahead)) + data
+
+    @classmethod
+    def unpack(cls, data: bytes) -> AddressedPacket:
+        """Raises PacketError if `data` is not an addressed contribution or result whose length fits its size."""
+        if len(data) < ADDRESSED_BYTES or not data[0] & SPARSE or data[0] >> 4 == WAIT or data[1] != ADDRESSED:
+            raise PacketError(
+                f"{len(data)} bytes starting with {bytes(data[:2]).hex() or 'nothing'}: not an addressed packet"
+            )
+        first, _, seq, tag, need, used = _V2_HEADER.unpack_from(data)
+        kind, wire, size, rest = (first >> 4) & 0xC, (first >> 4) & 0x3, first & 3, len(data) - ADDRESSED_BYTES
+        reach, root, op, ahead = data[HEADER_BYTES:ADDRESSED_BYTES]
+        if kind not in (CONTRIBUTION, RESULT) or wire not in WIRE_DTYPES or reach > REACH_OTHERS or op > OP_XOR:
+            raise PacketError(
+                f"message type {first >> 4}, reach {reach}, op {op}: expected 8-10 or 12-14, a reach of at most "
+                f"{REACH_OTHERS} and an op of at most {OP_XOR}"
+            )
+        padded, whole = size == PADDED - SPARSE, SIZE_CODES.get(size, 0)
+        is_cut = kind == RESULT and whole > 0 and rest == 0
+        if rest != (PADDING_BYTES if padded else whole) and not is_cut:
+            raise PacketError(f"size code {SPARSE | size}: {len(data)} bytes, expected {ADDRESSED_BYTES + whole}")
+        values = _values(data, ADDRESSED_BYTES, wire) if whole and rest else None
+        code = CODE_UNKNOWN - ahead
+        address, r = (reach, root, op), bool(first & R_FLAG)
+        return cls(kind, seq, tag, need, used, code, *address, values, wire, r, padded, whole if is_cut else 0)
+
+
+def for_rank(result: bytes, rank: int) -> bytes:
+    """A result as it goes to a rank: an addressed one is cut for those that get no data."""
+    is_addressed = result[0] & SPARSE and result[1] == ADDRESSED and result[0] >> 4 != WAIT
+    if not is_addressed or reaches(result[HEADER_BYTES], result[HEADER_BYTES + 1], rank):
+        return result
+    return result[:ADDRESSED_BYTES]
+
+
+def reaches(reach: int, root: int, rank: int) -> bool:
+    """Whether a rank gets the data of a result."""
+    return reach == REACH_ALL or (reach == REACH_ROOT) == (root == rank)
 
 
 def sparse_word(entry: int, code: int = CODE_UNKNOWN) -> int:

@@ -23,7 +23,7 @@ from switchml.protocol.pool_state import (
     result_at,
 )
 from switchml.protocol.pool_v1 import receive_v1
-from switchml.protocol.pool_v2 import receive_v2, reset_slots, result_of
+from switchml.protocol.pool_v2 import receive_v2, reset_slots, result_of, size_for
 from switchml.runtime.memory import u8_at
 
 _WAIT_SIZE = wire_format.HEADER_BYTES + wire_format.BITMAP_BYTES
@@ -32,8 +32,8 @@ _VERDICTS = ("accepted", "answered", "duplicates", "stale", "refused_window", "r
 
 
 class Outcome(NamedTuple):
-    """What came of one packet: an action of ACTIONS, the counter that moved (v2; "" in v1), the reply to send or
-    None."""
+    """What came of one packet: an action of ACTIONS, the counter that moved (v2; "" in v1), the reply to send or None.
+    That of a multicast goes to each rank as `packet.for_rank` has it."""
 
     action: str
     counter: str
@@ -82,6 +82,11 @@ class Pool:
         """Address of row 0's result packet; the others follow a row apart."""
         return int(result_at(self.rows, 0, int(self.job[0]["payload"])))
 
+    def result(self, row: int, length: int) -> bytes:
+        """The result packet in a row; `length` is that of the packet that it answers."""
+        address, size = result_of(self.state, row)
+        return u8_at(address, size).tobytes()
+
     def receive(self, rank: int, data: bytes) -> Outcome:
         """Apply one packet of `rank`."""
         before = self.counters[rank].copy()
@@ -92,6 +97,8 @@ class Pool:
         address, size = result_of(self.state, row)
         if action == WAITING:
             size = _WAIT_SIZE
+        elif action == UNICAST:
+            size = size_for(self.state, row, rank)
         return Outcome(ACTIONS[action], verdict, _reply_bytes(action, u8_at(address, size), self._reply, size))
 
 
@@ -113,6 +120,10 @@ class PoolV1:
     def first_result(self) -> int:
         """Address of row 0's result packet; the others follow a row apart."""
         return self.rows.ctypes.data
+
+    def result(self, row: int, length: int) -> bytes:
+        """The result packet in a row; `length` is that of the packet that it answers."""
+        return self.rows[row, :length].tobytes()
 
     def receive(self, rank: int, data: bytes) -> Outcome:
         """Apply one packet of `rank`."""

@@ -24,8 +24,7 @@ JOB = record("i8 workers slots payload wire tag isn")
 
 SLOT = record("i8 seq", "i4 count", "i2 need ahead used flags form data")
 """One version of one v2 slot; version v of slot i is row v*S + i. `seq`: its round's number, which does not wrap at 32
-bits. `form`: wire + 16 * columns (0: dense). `data`: some
-rank has sent lanes."""
+bits. `form`: wire + 16 * words (0: dense) + 256 if it is addressed. `data`: some rank has sent lanes."""
 
 SLOT_V1 = record("u4 bitmap", "i4 count", "i2 e0 e1")
 """One set of one v1 slot, numbered as above."""

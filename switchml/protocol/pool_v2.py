@@ -1,4 +1,5 @@
-"""What an aggregator does with one packet of protocol v2 (docs/protocol.md, section 3; section 8 for sparse packets).
+"""What an aggregator does with one packet of protocol v2 (docs/protocol.md, section 3; section 8 for sparse packets,
+section 11 for addressed ones).
 
 Kernels over a pool's State. They know no socket, no clock and no other job: the software aggregator, the packet-level
 emulator and the tests call the same functions. Comments with A cite the numbered steps of section 3.
@@ -10,7 +11,7 @@ import numpy as np
 
 from switchml import counters
 from switchml.protocol import packet as wire_format
-from switchml.protocol.lanes import add, keep_least_words, store
+from switchml.protocol.lanes import add, combine, keep_least_words, store
 from switchml.protocol.pool_state import CONSUME, DROP, MULTICAST, UNICAST, WAITING, State, result_at
 from switchml.runtime.jit import Address, int64, kernel
 from switchml.runtime.memory import be16, be32, copy_bytes, put_be16, put_be32, serial_difference, signed8, u8_at
@@ -18,6 +19,8 @@ from switchml.runtime.memory import be16, be32, copy_bytes, put_be16, put_be32, 
 _HEADER = wire_format.HEADER_BYTES
 _BITMAP = wire_format.BITMAP_BYTES
 _WORD = wire_format.WORD_BYTES
+_WORDS_SHIFT, _WORDS_MASK, _ADDRESSED = 4, 15, 1 << 8
+"""`form` of a slot: lanes, words << _WORDS_SHIFT, and _ADDRESSED."""
 
 
 @kernel
@@ -54,11 +57,22 @@ def _size_code(payload: int) -> int:
 
 @kernel
 def _sparse_data(job: Any, data: np.ndarray, length: int) -> Any:
-    """Bytes of lanes in a sparse packet; -1 if its size, columns and length don't fit each other and the job."""
-    size, columns = data[0] & 7, data[1]
-    if columns != 1 and columns != 2 and columns != 4 and columns != 8:
+    """Bytes of lanes in a sparse or addressed packet; -1 if its size, columns and length don't fit each other and the
+    job."""
+    size, columns = data[0] & 7, int64(data[1])
+    if columns == wire_format.ADDRESSED:
+        if (
+            length < _HEADER + _WORD
+            or data[_HEADER] > wire_format.REACH_OTHERS
+            or data[_HEADER + 2] > wire_format.OP_XOR
+        ):
+            return -1
+        if data[_HEADER + 2] != wire_format.OP_SUM and data[0] >> 4 != wire_format.CONTRIBUTION:
+            return -1  # narrow lanes can only be summed
+        columns = int64(1)
+    elif columns != 1 and columns != 2 and columns != 4 and columns != 8:
         return -1
-    rest = length - _HEADER - _WORD * int64(columns)
+    rest = length - _HEADER - _WORD * columns
     if size == wire_format.SPARSE | _size_code(job.payload):
         return job.payload if rest == job.payload else -1
     if size == wire_format.SPARSE:
@@ -78,11 +92,35 @@ def number_of(pool: State, seq: int) -> int:
 def result_of(pool: State, row: int) -> tuple[np.uint64, Any]:
     """(address, length) of the result packet in a row."""
     slot, payload = pool.slots[row], pool.job[0].payload
-    columns = slot.form >> 4
-    if columns == 0:
+    words = (slot.form >> _WORDS_SHIFT) & _WORDS_MASK
+    if words == 0:
         return result_at(pool.rows, row, payload), _HEADER + payload
-    before = _HEADER + _WORD * columns
-    return result_at(pool.wide, row, payload + _WORD * columns), before + (payload if slot.data else 0)
+    before = _HEADER + _WORD * words
+    return result_at(pool.wide, row, payload + _WORD * words), before + (payload if slot.data else 0)
+
+
+@kernel(inline=True)
+def is_addressed(pool: State, row: int) -> Any:
+    """Whether a row has an addressed round."""
+    return pool.slots[row].form & _ADDRESSED != 0
+
+
+@kernel
+def size_for(pool: State, row: int, rank: int) -> Any:
+    """Length of the result packet in a row as it goes to a rank: an addressed one is cut for those that get no data."""
+    result, size = result_of(pool, row)
+    if is_addressed(pool, row):
+        word = u8_at(result + np.uint64(_HEADER), _WORD)
+        reach, root = word[0], word[1]
+        if reach != wire_format.REACH_ALL and (reach == wire_format.REACH_ROOT) != (root == rank):
+            return int64(_HEADER + _WORD)
+    return int64(size)
+
+
+@kernel
+def _same_call(word: Address, other: Address) -> bool:
+    """Whether reach, root and op of two addressed packets are the same."""
+    return (be32(u8_at(word, _WORD), 0) ^ be32(u8_at(other, _WORD), 0)) >> 8 == 0
 
 
 @kernel
@@ -116,7 +154,8 @@ def query_v2(pool: State, reply: np.ndarray, rank: int, seq: int) -> int:
 def receive_v2(pool: State, reply: np.ndarray, rank: int, address: Address, length: int) -> tuple[int, int]:
     """One datagram of `rank` at `address`: (action, row). `reply`: uint8[>= 1066].
 
-    A MULTICAST sends the row's `result_of`; UNICAST as many bytes of `reply`, WAITING a wait packet there.
+    A MULTICAST sends the row's `result_of` (to each rank its `size_for`); UNICAST as much of `reply`, WAITING a wait
+    packet there.
     """
     job, mine, seen = pool.job[0], pool.counters[rank], pool.seen
     mine[counters.RECEIVED_PACKETS] += 1
@@ -124,9 +163,12 @@ def receive_v2(pool: State, reply: np.ndarray, rank: int, address: Address, leng
     data = u8_at(address, max(length, 1))
     # A1. Refuse another format than the job's.
     wire = (data[0] >> 4) - wire_format.CONTRIBUTION
-    columns, data_bytes = 0, int64(-1)
+    columns, data_bytes, op = int64(0), int64(-1), int64(wire_format.OP_SUM)
+    form = int64(wire)
     if data[0] & wire_format.SPARSE and length > _HEADER:
         columns, data_bytes = int64(data[1]), _sparse_data(job, data, length)
+        if columns == wire_format.ADDRESSED and data_bytes >= 0:
+            columns, op, form = int64(1), int64(data[_HEADER + 2]), wire | _ADDRESSED
     elif length == _HEADER + job.payload and data[0] & 7 == _size_code(job.payload):
         data_bytes = job.payload
     if data_bytes < 0 or (wire != job.wire and wire != wire_format.WIRE_INT32):
@@ -144,7 +186,7 @@ def receive_v2(pool: State, reply: np.ndarray, rank: int, address: Address, leng
     row = seq & (2 * job.slots - 1)  # version times S, plus the slot
     slot, other = pool.slots[row], pool.slots[row ^ job.slots]
     word, bit = rank >> 6, np.uint64(1) << np.uint64(rank & 63)
-    form = wire | columns << 4
+    form |= columns << _WORDS_SHIFT
     words = np.uint64(address) + np.uint64(_HEADER)
     values = words + np.uint64(_WORD * columns)
     sums = result_at(pool.wide if columns else pool.rows, row, job.payload) + np.uint64(_HEADER)
@@ -178,14 +220,18 @@ def receive_v2(pool: State, reply: np.ndarray, rank: int, address: Address, leng
         seen[row, word] |= bit
         slot.ahead = max(slot.ahead, signed8(data[1]))
         slot.need = max(slot.need, signed8(data[8]))
-        if slot.used != signed8(data[9]) or slot.form != form:
+        alike = slot.form == form and (not form & _ADDRESSED or _same_call(sums - np.uint64(_WORD), words))
+        if slot.used != signed8(data[9]) or not alike:
             slot.flags |= wire_format.FLAG_MIXED
-        if slot.form == form:
+        if alike:
             if columns:
                 keep_least_words(sums - np.uint64(_WORD * columns), words, columns)
             if data_bytes and not slot.data:
                 slot.data = 1
                 store(sums, values, job.payload)
+            elif data_bytes and form & _ADDRESSED:
+                if combine(op, wire, sums, values, job.payload):
+                    slot.flags |= wire_format.FLAG_OVERFLOW
             elif data_bytes and add(wire, sums, values, job.payload):
                 slot.flags |= wire_format.FLAG_OVERFLOW
     # A8. A repeated contribution to a complete round is answered with the result.
@@ -211,8 +257,12 @@ def receive_v2(pool: State, reply: np.ndarray, rank: int, address: Address, leng
     if slot.flags & wire_format.FLAG_MIXED:
         mine[counters.MIXED] += 1
     size, ahead, need = _size_code(job.payload), slot.ahead, slot.need
-    if slot.form >> 4:
-        size, ahead, need = wire_format.SPARSE | (size if slot.data else 0), slot.form >> 4, 0
+    if slot.form >> _WORDS_SHIFT:
+        size = wire_format.SPARSE | (size if slot.data else 0)
+        if slot.form & _ADDRESSED:
+            ahead = wire_format.ADDRESSED
+        else:
+            ahead, need = slot.form >> _WORDS_SHIFT, 0
     result, _ = result_of(pool, row)
     kind = wire_format.RESULT | (slot.form & 3)
     _write_header(u8_at(result, _HEADER), kind, size, False, ahead, seq, job.tag, need, slot.flags)

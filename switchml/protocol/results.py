@@ -1,4 +1,4 @@
-"""What a worker does with a packet of the aggregator (docs/protocol.md, sections 4 and 6).
+"""What a worker does with a packet of the aggregator (docs/protocol.md, sections 4, 6 and 11).
 
 Kernels over a worker's State. Comments with R cite the numbered steps of section 6.
 """
@@ -9,9 +9,11 @@ import numpy as np
 
 from switchml.protocol import exact, first_round, retransmission, sparse, worker_state
 from switchml.protocol import packet as wire_format
+from switchml.protocol.collectives import gets, owner_of
 from switchml.protocol.fixedpoint import (
     INT32,
     INT64,
+    RAW,
     WIRES,
     apply_classes,
     canonical,
@@ -20,14 +22,16 @@ from switchml.protocol.fixedpoint import (
     keep_classes,
     need_of,
 )
+from switchml.protocol.lanes import combine
 from switchml.protocol.packet import CODE_UNKNOWN
-from switchml.protocol.sending import elements_of, finish_chunk, position_of, repeat, report_open, send
+from switchml.protocol.sending import elements_of, finish_chunk, packet_at, position_of, repeat, report_open, send
 from switchml.protocol.worker_state import State, row_of, seq_of, task_at
 from switchml.runtime.jit import Address, int64, kernel
-from switchml.runtime.memory import be16, be32, serial_difference, signed8, u8_at
+from switchml.runtime.memory import be16, be32, serial_difference, signed8, u8_at, u32_at
 
 _WIRES = np.array(WIRES, np.int64)
 _HEADER = wire_format.HEADER_BYTES
+_ADDRESSED_BYTES = wire_format.ADDRESSED_BYTES
 _WAIT_BYTES = _HEADER + wire_format.BITMAP_BYTES
 
 
@@ -69,14 +73,16 @@ def receive(w: State, address: Address, length: int, now: int, out: np.ndarray, 
     # R6. The round is answered: measure its times.
     _settle(me, slot, now)
     # R7. A sparse stream goes on by section 8's table.
-    if is_sparse != (slot.columns != 0):
+    is_addressed = is_sparse and data[1] == wire_format.ADDRESSED
+    if is_sparse != (slot.columns + slot.addressed != 0) or is_addressed != (slot.addressed != 0):
         me.failure.code, me.failure.chunk = worker_state.ERROR_MIXED, slot.chunk
         return n
-    if is_sparse:
+    if slot.columns:
         return _continue_stream(w, index, address, length, now, out, n)
-    # R8. Section 4's table: done, another round, or an error.
+    # R8. Section 4's table: done, another round, or an error. Lanes at address 0 are for other ranks.
     task = task_at(w, slot.task)
-    mode, used = _next_round(me, slot, task, w.classes[index], address)
+    lanes_at = _lanes_for_us(w, index, address, length) if slot.addressed else np.uint64(address) + np.uint64(_HEADER)
+    mode, used = _next_round(me, slot, task, w.classes[index], address, lanes_at)
     if me.failure.code:
         return n
     if mode == worker_state.SPECULATE and is_exact(task.fmt):
@@ -86,7 +92,7 @@ def receive(w: State, address: Address, length: int, now: int, out: np.ndarray, 
     if mode != worker_state.SPECULATE:
         return repeat(w, index, mode, used, now, out, n)
     # R9. Write the sums into the target; the chunk is finished.
-    _store_sums(me, slot, task, w.classes[index], address)
+    _store_sums(me, slot, task, w.classes[index], address, lanes_at)
     slot.round += 1
     finish_chunk(w, index, now)
     return n
@@ -132,11 +138,14 @@ def _settle(me: Any, slot: Any, now: int) -> None:
 
 
 @kernel(forceinline=True)
-def _next_round(me: Any, slot: Any, task: Any, classes: np.ndarray, address: Address) -> tuple[int, Any]:
-    """Section 4's table for a dense result: (mode, exponent code) of the round that follows, SPECULATE if none does; no
-    round ever goes back to that. Sets `failure`."""
-    header = u8_at(address, _HEADER)
-    slot.agreed = signed8(header[1]) if slot.scanned else CODE_UNKNOWN
+def _next_round(
+    me: Any, slot: Any, task: Any, classes: np.ndarray, address: Address, lanes_at: Address
+) -> tuple[int, Any]:
+    """Section 4's table for a result with exponents: (mode, exponent code) of the round that follows, SPECULATE if none
+    does; no round ever goes back to that. Sets `failure`."""
+    header = u8_at(address, _ADDRESSED_BYTES)
+    ahead = CODE_UNKNOWN - int64(header[_ADDRESSED_BYTES - 1]) if slot.addressed else signed8(header[1])
+    slot.agreed = ahead if slot.scanned else CODE_UNKNOWN
     need, flags = signed8(header[8]), header[9]
     mode, used = worker_state.SPECULATE, int64(CODE_UNKNOWN)
     if slot.mode == worker_state.SPECULATE:
@@ -152,7 +161,8 @@ def _next_round(me: Any, slot: Any, task: Any, classes: np.ndarray, address: Add
         me.failure.code, me.failure.chunk = worker_state.ERROR_OVERFLOW, slot.chunk
     elif slot.mode == worker_state.CLASSIFY:
         _, _, count = elements_of(task, slot.chunk)
-        keep_classes(task.fmt, address + _HEADER, count, classes)
+        if lanes_at:
+            keep_classes(task.fmt, lanes_at, count, classes)
         slot.classed = 1
         mode, used = worker_state.EXACT, canonical(need, task.fmt)
     if mode == worker_state.EXACT:
@@ -182,16 +192,57 @@ def _take_digits(w: State, index: int, address: Address, now: int, out: np.ndarr
 
 
 @kernel(forceinline=True)
-def _store_sums(me: Any, slot: Any, task: Any, classes: np.ndarray, address: Address) -> None:
-    """Write the sums of a dense chunk into the target, unless exact ones are there already, and remember the exponent
-    it needed."""
+def _store_sums(me: Any, slot: Any, task: Any, classes: np.ndarray, address: Address, lanes_at: Address) -> None:
+    """Write the sums of a chunk into the target, unless they are other ranks' or exact ones that are there already, and
+    remember the exponent it needed."""
     _, target, count = elements_of(task, slot.chunk)
+    if task.fmt == RAW:
+        if lanes_at:
+            _take_bytes(lanes_at, target, count)
+        return
     if not is_exact(task.fmt):
-        headroom = me.identity.headroom[_WIRES[task.fmt]]
-        task.misfits += decode(task.fmt, address + _HEADER, target, count, slot.used, headroom, task.divisor)
+        if lanes_at:
+            headroom = me.identity.headroom[_WIRES[task.fmt]]
+            task.misfits += decode(task.fmt, lanes_at, target, count, slot.used, headroom, task.divisor)
         _remember_need(slot, task, address)
-    if slot.classed:
+    if slot.classed and lanes_at:
         apply_classes(task.fmt, classes, target, count)
+
+
+@kernel
+def _lanes_for_us(w: State, index: int, address: Address, length: int) -> np.uint64:
+    """Where the lanes of an addressed round's result are that this rank needs, or 0 if it needs none. A root adds its
+    own to those of the others, in its packet. Sets `failure` where data are missing or a sum overflowed."""
+    me, slot = w.scalars[0], w.slots[index]
+    task, identity = task_at(w, slot.task), me.identity
+    _, _, count = elements_of(task, slot.chunk)
+    if count == 0 or not gets(task, owner_of(task, slot.chunk - task.first), identity.rank):
+        return np.uint64(0)
+    lanes_at = np.uint64(address) + np.uint64(_ADDRESSED_BYTES)
+    has_data = length > _ADDRESSED_BYTES
+    if task.reach == wire_format.REACH_ROOT:
+        own = packet_at(w, index) + np.uint64(_ADDRESSED_BYTES)
+        if has_data:
+            overflowed = combine(int64(task.op), int64(_WIRES[task.fmt]), own, lanes_at, identity.payload)
+            if overflowed and not u8_at(address, _HEADER)[9]:
+                me.failure.code, me.failure.chunk = worker_state.ERROR_OVERFLOW, slot.chunk
+        lanes_at, has_data = own, has_data or identity.workers == 1
+    # Of a MIXED round the data may be those of another call.
+    if not has_data and not u8_at(address, _HEADER)[9] & wire_format.FLAG_MIXED:
+        me.failure.code, me.failure.chunk = worker_state.ERROR_STREAM, slot.chunk
+    return lanes_at
+
+
+@kernel
+def _take_bytes(lanes_at: Address, target: Address, count: int) -> None:
+    """`count` bytes out of a packet."""
+    words = count // 4
+    x, out = u32_at(lanes_at, words), u32_at(target, words)
+    for i in range(words):
+        out[i] = x[i]
+    tail, rest = u8_at(lanes_at, count), u8_at(target, count)
+    for i in range(4 * words, count):
+        rest[i] = tail[i]
 
 
 @kernel(forceinline=True)

@@ -9,7 +9,18 @@ import numpy as np
 
 from switchml.protocol import exact, first_round, sparse
 from switchml.protocol import packet as wire_format
-from switchml.protocol.fixedpoint import ITEM_BYTES, LANE_BYTES, WIRES, canonical, classify, encode, is_exact, need_of
+from switchml.protocol.collectives import owner_of, place_of, sends
+from switchml.protocol.fixedpoint import (
+    ITEM_BYTES,
+    LANE_BYTES,
+    RAW,
+    WIRES,
+    canonical,
+    classify,
+    encode,
+    is_exact,
+    need_of,
+)
 from switchml.protocol.packet import CODE_UNKNOWN, CODE_ZERO
 from switchml.protocol.retransmission import LEAST_REORDERING, NONE, PROBED, PROBES, adapt_limit, probe_timeout
 from switchml.protocol.worker_state import (
@@ -24,13 +35,13 @@ from switchml.protocol.worker_state import (
     seq_of,
     task_at,
 )
-from switchml.runtime.jit import int64, kernel
+from switchml.runtime.jit import Address, int64, kernel
 from switchml.runtime.memory import put_be16, put_be32, signed8, u8_at, u32_at
 
 _LANE_BYTES = np.array(LANE_BYTES, np.int64)
 _WIRES = np.array(WIRES, np.int64)
 _ITEM_BYTES = np.array(ITEM_BYTES, np.int64)
-_HEADER = wire_format.HEADER_BYTES
+_HEADER, _WORD = wire_format.HEADER_BYTES, wire_format.WORD_BYTES
 
 
 @kernel(forceinline=True)
@@ -45,12 +56,24 @@ def _task_of(w: State, chunk: int, hint: int) -> int:
 @kernel(forceinline=True)
 def elements_of(task: Any, chunk: int) -> tuple[Any, Any, Any]:
     """(source address, target address, count) of a task's chunk; of a group's list, the group's."""
+    if task.addressed:
+        return _part_of(task, chunk - task.first)
     start, elements = position_of(task, chunk) * task.per_chunk, task.per_chunk
     if is_list(task, chunk):
         start -= members_of(task, chunk) * task.per_chunk
         elements *= task.group
     offset = np.uint64(start * _ITEM_BYTES[task.fmt])
     return task.source + offset, task.target + offset, min(elements, task.numel - start)
+
+
+@kernel
+def _part_of(task: Any, position: int) -> tuple[Any, Any, Any]:
+    """`elements_of` of a collective's chunk."""
+    start, owner = place_of(task, position) * task.per_chunk, owner_of(task, position)
+    offset = start * _ITEM_BYTES[task.fmt]
+    source, target = offset + owner * task.source_step, offset + owner * task.target_step
+    count = min(task.per_chunk, task.numel - start)
+    return task.source + np.uint64(source), task.target + np.uint64(target), count
 
 
 @kernel(inline=True)
@@ -85,8 +108,8 @@ def members_of(task: Any, chunk: int) -> Any:
 def _need_of_chunk(w: State, number: int, chunk: int) -> int:
     """The exponent code that a chunk of task `number` needs."""
     task = task_at(w, number)
-    if task.columns or is_list(task, chunk):
-        return int64(CODE_UNKNOWN)  # its words will announce it; what is open is not known yet
+    if task.columns or task.fmt == RAW or is_list(task, chunk):
+        return int64(CODE_UNKNOWN)  # its words will announce it; bytes need none; what is open is not known yet
     source, _, count = elements_of(task, chunk)
     return int64(need_of(task.fmt, source, count, False))
 
@@ -95,10 +118,10 @@ def _need_of_chunk(w: State, number: int, chunk: int) -> int:
 def packet_at(w: State, index: int) -> np.uint64:
     """Address of a slot's packet, which would end its row if it had data. Rows without slack make one train of
     consecutive slots."""
-    columns = w.slots[index].columns
-    if columns:
+    words = w.slots[index].columns + w.slots[index].addressed
+    if words:
         row = w.wide.shape[1]
-        before = _HEADER + wire_format.WORD_BYTES * columns
+        before = _HEADER + _WORD * words
         return w.wide.ctypes.data + np.uint64(index * row + row - before - w.scalars[0].identity.payload)
     row = w.packets.shape[1]
     return w.packets.ctypes.data + np.uint64(index * row + row - _HEADER - w.scalars[0].identity.payload)
@@ -111,10 +134,14 @@ def _build_packet(w: State, index: int) -> None:
     task = task_at(w, slot.task)
     source, _, count = elements_of(task, slot.chunk)
     header = u8_at(packet_at(w, index), _HEADER)
-    lanes_at = packet_at(w, index) + np.uint64(_HEADER)
+    lanes_at = packet_at(w, index) + np.uint64(_HEADER + _WORD * slot.addressed)
     lanes, wire = identity.payload // _LANE_BYTES[task.fmt], _WIRES[task.fmt]
     need = int64(slot.need)
-    if slot.mode == CLASSIFY:
+    if slot.addressed and not _has_lanes(task, slot.chunk, identity.rank):
+        pass  # this rank only answers
+    elif task.fmt == RAW:
+        _put_bytes(source, count, lanes_at, identity.payload)
+    elif slot.mode == CLASSIFY:
         classify(task.fmt, source, count, lanes_at, lanes)
     elif slot.need == CODE_UNKNOWN and slot.mode == SPECULATE:
         nothing = u8_at(lanes_at, identity.payload)
@@ -138,6 +165,47 @@ def _build_packet(w: State, index: int) -> None:
     header[8] = need & 0xFF
     header[9] = slot.used & 0xFF
     slot.length = _HEADER + identity.payload
+    if slot.addressed:
+        _address(w, index, count > 0)
+
+
+@kernel(inline=True)
+def _has_lanes(task: Any, chunk: int, rank: int) -> Any:
+    """Whether a rank has data for a collective's chunk, to send or to add to what it gets."""
+    owner = owner_of(task, chunk - task.first)
+    return sends(task, owner, rank) or task.reach == wire_format.REACH_ROOT
+
+
+@kernel
+def _put_bytes(source: Address, count: int, lanes_at: Address, payload: int) -> None:
+    """`count` bytes into a packet, and zeros behind them."""
+    words = count // 4
+    out, x = u32_at(lanes_at, payload // 4), u32_at(source, words)
+    for i in range(words):
+        out[i] = x[i]
+    rest, tail = u8_at(lanes_at, payload), u8_at(source, count)
+    for i in range(4 * words, count):
+        rest[i] = tail[i]
+    rest[count:] = 0
+
+
+@kernel
+def _address(w: State, index: int, has_elements: bool) -> None:
+    """Make the packet of a slot an addressed one: its header is a dense one's so far."""
+    identity, slot = w.scalars[0].identity, w.slots[index]
+    task = task_at(w, slot.task)
+    header = u8_at(packet_at(w, index), wire_format.ADDRESSED_BYTES)
+    owner, size = owner_of(task, slot.chunk - task.first), int64(header[0] & 3)
+    if not (has_elements and sends(task, owner, identity.rank)):
+        is_padded = identity.padded != 0 and identity.payload == 1024
+        size = int64(wire_format.PADDED & 3) if is_padded else int64(0)
+        slot.length = wire_format.PADDING_BYTES if is_padded else 0
+        slot.length += _HEADER
+    slot.length += _WORD
+    header[_HEADER], header[_HEADER + 1], header[_HEADER + 2] = task.reach, owner, task.op
+    header[_HEADER + 3] = CODE_UNKNOWN - signed8(header[1])
+    header[0] = (header[0] & 0xF8) | wire_format.SPARSE | size
+    header[1] = wire_format.ADDRESSED
 
 
 @kernel(forceinline=True)
@@ -272,13 +340,16 @@ def fill(w: State, now: int, out: np.ndarray, n: int) -> int:
         number = _task_of(w, chunk, window.first_task)
         task = task_at(w, number)
         gathers = is_list(task, chunk)
-        if not task.columns and not gathers:
+        if not task.columns and not gathers and task.fmt != RAW:
             slot.need = slot.next_need if slot.scanned else _need_of_chunk(w, number, chunk)
-        slot.chunk, slot.task, slot.columns = chunk, number, task.columns
+        slot.chunk, slot.task, slot.columns, slot.addressed = chunk, number, task.columns, task.addressed
         slot.scanned = slot.classed = slot.done = 0
-        # C4. Choose its exponent: a sparse stream's words announce theirs; what `ahead` agreed on is exact; else guess.
+        # C4. Choose its exponent: a sparse stream's words announce theirs, bytes have none; what `ahead` agreed on is
+        # exact; else guess.
         if task.columns:
             slot.agreed, slot.unbuilt = CODE_UNKNOWN, sparse.FIRST_ROUND
+        elif task.fmt == RAW:
+            slot.agreed, slot.mode, slot.used, slot.need = CODE_UNKNOWN, EXACT, task.mark, CODE_ZERO
         elif gathers:
             slot.agreed, slot.mode, slot.used = CODE_UNKNOWN, FURTHER, exact.further(task.fmt)
         elif slot.agreed != CODE_UNKNOWN:

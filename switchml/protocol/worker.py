@@ -5,8 +5,8 @@ Sans-IO: no socket and no clock. Packets and `now` go in; the slots whose packet
 come out. The agent's compiled loop, the packet-level emulator and the tests drive the same kernels. Times are int64
 nanoseconds of any monotonic clock.
 
-A tensor to be all-reduced is a task. Tasks are cut into chunks, numbered without end through the job's life; chunk g
-lives in slot g mod S for one or more rounds.
+A tensor to be all-reduced, or of another collective, is a task. Tasks are cut into chunks, numbered without end through
+the job's life; chunk g lives in slot g mod S for one or more rounds.
 """
 
 import numpy as np
@@ -14,6 +14,7 @@ import numpy as np
 from switchml.errors import ConfigError
 from switchml.protocol import exact, first_round, sparse
 from switchml.protocol import packet as wire_format
+from switchml.protocol.collectives import Collective, run_of
 from switchml.protocol.fixedpoint import FORMATS, LANE_BYTES, LANES, WIRES, guard_bits, headroom, is_exact, spreads
 from switchml.protocol.packet import CODE_UNKNOWN, MAX_SPARSE_BYTES, check_slots
 from switchml.protocol.results import receive
@@ -109,8 +110,11 @@ class Worker:
         divisor: int = 1,
         history: np.ndarray | None = None,
         blocks: Sparse | None = None,
+        collective: Collective | None = None,
     ) -> int:
         """Queue an all-reduce of `numel` (> 0) elements at address `source` into `target`; returns the task's number.
+        With `collective`, that one (of 0 elements: a barrier), of the elements of one share if it has shares; the
+        result goes where it says.
 
         `dtype` is a key of FORMATS, `divisor` 1 for a sum and n for a mean, `history` int8[k] the exponent codes that
         the first k chunks of the last equal tensor needed (updated in place; all -128 if there was none). `blocks`:
@@ -124,6 +128,8 @@ class Worker:
         if WIRES[fmt] and not self.identity["headroom"][WIRES[fmt]]:
             raise ConfigError(f"{dtype}: lanes can't hold the sum of {workers} ranks; use a wider wire")
         columns, threshold, non_zero, group = 0, 0.0, 0, 0
+        if collective is not None and is_exact(fmt):
+            raise ConfigError(f"{dtype}: exact sums go to every rank, expected an all-reduce")
         if blocks is not None:
             if is_exact(fmt):
                 raise ConfigError(f"{dtype}: exact sums are dense, expected no sparse blocks")
@@ -133,17 +139,32 @@ class Worker:
             self._non_zero = {other: array for other, array in self._non_zero.items() if other >= first}
             self._non_zero[number] = np.empty(-(-numel // (per_chunk // columns)), np.uint8)
             non_zero = self._non_zero[number].ctypes.data
-        chunks = -(-numel // per_chunk)
+        chunks = -(-numel // per_chunk) or 1
         if columns:
             chunks, history = sparse.streams_of(slots, chunks), None
         if first_round.is_wide(fmt, guard_bits(workers)):
             group = first_round.group_size(slots, guard_bits(workers))
             chunks += -(-chunks // group)
+        scheme = (0,) * 10
+        if collective is not None:
+            shares, run = collective.shares, run_of(slots, collective.shares or 1)
+            places = (collective.reach, collective.root, collective.op, shares, chunks, run)
+            scheme = (1, *places, collective.source_step, collective.target_step, collective.mark)
+            chunks *= shares or 1
         remembered = 0 if history is None else min(len(history), chunks)
         history_at = history.ctypes.data if history is not None and remembered else 0
         elements = (source, target, numel, fmt, divisor, per_chunk)
         progress = (window["total"], chunks, 0, history_at, remembered, 0, RUNNING)
-        self.state.tasks[number % TASKS] = (*elements, *progress, columns, threshold, non_zero, 0, group)
+        self.state.tasks[number % TASKS] = (
+            *elements,
+            *progress,
+            columns,
+            threshold,
+            non_zero,
+            0,
+            group,
+            *scheme,
+        )
         window["total"] += chunks
         window["next_task"] += 1
         return number

@@ -70,14 +70,15 @@ SLOT = record(
     "i4 retries",
     "i2 mode used need agreed next_need",
     "u1 busy scanned waited classed done unbuilt",
-    "i2 columns",
+    "i2 columns addressed",
     "i4 length top open",
 )
 """One slot. `resent`: the last round retransmitted, `probed`: because of the clock (-1: none). `agreed`: `ahead` of its
 last result; `next_need`, valid if `scanned`: what the chunk after this one needs. `classed`: a CLASSIFY round has been
-answered. `columns`: of a sparse stream, 0 if the chunk is dense; `length`: bytes of its packet; `unbuilt`: NEXT_ROUND
-or FIRST_ROUND of sparse.py while the packet for it is still to be written. Of exact sums (exact.py), `top`: where the
-digits of the first round begin, `open`: how many sums are listed for further rounds."""
+answered. `columns`: of a sparse stream, else 0; `addressed`: 1 if the packets are (collectives.py), else 0; `length`:
+bytes of its packet; `unbuilt`: NEXT_ROUND or FIRST_ROUND of sparse.py while the packet for it is still to be written.
+Of exact sums (exact.py), `top`: where the digits of the first round begin, `open`: how many sums are listed for
+further rounds."""
 
 TASK = record(
     "u8 source target",
@@ -87,13 +88,15 @@ TASK = record(
     "f8 threshold",
     "u8 non_zero",
     "i8 scanned group",
+    "i8 addressed reach root op shares share_chunks run source_step target_step mark",
 )
 """One all-reduce. `source`, `target`: addresses of its elements (may be equal); `per_chunk`: elements of a chunk;
 `first`, `chunks`, `done`: its chunks. `history`: address of int8 exponent codes by chunk, what each needed last time.
 `columns`: blocks in a packet if the tensor is sparse, else 0; its chunks are then streams of positions, and `per_chunk`
 the elements of a position. `non_zero`: address of uint8[blocks], which of them are not zero, known of the first
 `scanned` entries of all streams. `group`: G, if behind each G chunks comes one for what they leave open (exact sums),
-else 0."""
+else 0. `addressed`: 1 for a collective of collectives.py, whose fields follow: its `shares` have `share_chunks` chunks
+each and take turns of `run`."""
 
 
 class State(NamedTuple):

@@ -18,6 +18,7 @@ from switchml.protocol.packet import (
     FLAG_OVERFLOW,
     RESULT,
     UDP_PORT,
+    AddressedPacket,
     SparsePacket,
     V1Packet,
     V2Packet,
@@ -34,7 +35,7 @@ VECTOR_PACKETS = sorted({data for s in load_all() for step in s.steps for data i
 
 def decode(data: bytes):
     """The packet in packet.py's words, or None."""
-    for kind in (V1Packet, V2Packet, SparsePacket, WaitPacket):
+    for kind in (V1Packet, V2Packet, SparsePacket, AddressedPacket, WaitPacket):
         try:
             return kind.unpack(data)
         except PacketError:
@@ -110,7 +111,7 @@ def ask(names) -> list[str]:
 NAMES = [f"switchml.{name}" for name in (
     "version", "type", "job", "tsi", "slot", "set", "e0", "e1", "seq", "tag", "need", "used", "ahead", "flags",
     "flags.overflow", "flags.mixed", "retransmission", "missing", "values", "malformed", "columns", "mark",
-    "words")]  # fmt: skip
+    "words", "reach", "root", "op")]  # fmt: skip
 
 
 def expected(packet) -> dict[str, list[int]]:
@@ -158,8 +159,10 @@ def expected(packet) -> dict[str, list[int]]:
             "need": packet.need,
             "ahead": packet.ahead,
             "retransmission": int(packet.r),
-            "values": packet.values.tolist(),
+            "values": [] if packet.values is None else packet.values.tolist(),
         }
+        if isinstance(packet, AddressedPacket):
+            words |= {"reach": packet.reach, "root": packet.root, "op": packet.op}
         if packet.kind == CONTRIBUTION:
             words["used"] = packet.used
         else:

@@ -20,7 +20,7 @@ class FakeDataplane:
     kind = "fake"
     buffer_a_rank = False
     transports = ("udp", "zmq")
-    padded = dense_only = authenticates = False
+    padded = dense_only = authenticates = collectives = False
     mac = 0
 
     def __init__(

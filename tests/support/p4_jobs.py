@@ -38,8 +38,8 @@ def program(variant: str) -> ir.Program:
 
 
 def fits(scenario: Scenario) -> bool:
-    """Whether the P4 program takes as many workers."""
-    return scenario.workers <= MAX_WORKERS
+    """Whether the P4 program takes as many workers, and such packets."""
+    return scenario.workers <= MAX_WORKERS and not scenario.is_addressed
 
 
 @dataclass(frozen=True)

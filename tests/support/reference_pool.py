@@ -1,4 +1,4 @@
-"""The aggregator's two rules, written for readability: docs/protocol.md sections 1, 3 and 8 as integers, sets and
+"""The aggregator's two rules, written for readability: docs/protocol.md sections 1, 3, 8 and 11 as integers, sets and
 dicts.
 
 It is slow on purpose and shares no code with `switchml/`: neither the packet codec nor the compiled pool. The tests
@@ -94,10 +94,32 @@ class _Round:
         self.need = self.ahead = self.used = self.flags = self.wire = 0
         self.values: list[int] | None = []
         self.words: list[int] = []  # of a sparse round
+        self.call: tuple[int, int, int] | None = None  # reach, root and op of an addressed round
+
+
+def combined(op: int, a: list[int], b: list[int], bits: int) -> tuple[list[int], bool]:
+    """Two packets' lanes under an op (section 11), and whether a sum overflowed."""
+    if op == 0:
+        sums = [wrapping_add(x, y, bits) for x, y in zip(a, b, strict=True)]
+        return [total for total, _ in sums], any(overflowed for _, overflowed in sums)
+    wide = 64 if op == 2 else 32
+    numbers = [int.from_bytes(struct.pack(f">{len(lanes)}i", *lanes), "big") for lanes in (a, b)]
+    count = 32 * len(a) // wide
+    parts = [[n >> wide * (count - 1 - i) & (1 << wide) - 1 for i in range(count)] for n in numbers]
+    does = {1: max, 2: max, 3: lambda x, y: x | y, 4: lambda x, y: x ^ y}[op]
+    whole = 0
+    for x, y in zip(*parts, strict=True):
+        whole = whole << wide | does(x, y)
+    return list(struct.unpack(f">{len(a)}i", whole.to_bytes(4 * len(a), "big"))), False
+
+
+def gets_data(reach: int, root: int, rank: int) -> bool:
+    """Whether a rank gets the data of an addressed result."""
+    return {0: True, 1: rank == root, 2: rank != root}[reach]
 
 
 class ReferencePoolV2:
-    """Sections 3 and 8. Every comparison of sequence numbers is serial-number arithmetic."""
+    """Sections 3, 8 and 11. Every comparison of sequence numbers is serial-number arithmetic."""
 
     def __init__(self, workers: int, slots: int, payload_bytes: int, wire: int, tag: int, isn: int):
         self.workers, self.slots, self.payload_bytes = workers, slots, payload_bytes
@@ -117,6 +139,11 @@ class ReferencePoolV2:
         words, lanes = self._parts(first & 7, ahead, data[10:])
         if words is None:
             return Outcome("drop", "refused_format", None)
+        call = None
+        if first & 4 and ahead == 0:
+            call = (words[0] >> 24, words[0] >> 16 & 255, words[0] >> 8 & 255)
+            if call[0] > 2 or call[2] > 4 or (call[2] and wire):
+                return Outcome("drop", "refused_format", None)
         if tag != self.tag:
             return Outcome("drop", "refused_tag", None)
 
@@ -130,7 +157,7 @@ class ReferencePoolV2:
             state.seen.add(rank)
             state.count += 1
             state.need, state.ahead = max(state.need, need), max(state.ahead, ahead)
-            alike = wire == state.wire and len(words) == len(state.words)
+            alike = wire == state.wire and len(words) == len(state.words) and call == state.call
             if used != state.used or not alike:
                 state.flags |= MIXED
             if alike:
@@ -138,15 +165,17 @@ class ReferencePoolV2:
             if alike and state.values is None:
                 state.values = values
             elif alike and values is not None:
-                for lane, value in enumerate(values):
-                    state.values[lane], overflowed = wrapping_add(state.values[lane], value, (32, 16, 8)[wire])
-                    if overflowed:
-                        state.flags |= OVERFLOW
+                op = call[2] if call else 0
+                state.values, overflowed = combined(op, state.values, values, (32, 16, 8)[wire])
+                if overflowed:
+                    state.flags |= OVERFLOW
             return self._accepted(state)
         if d == 0 and rank not in state.seen:
             return Outcome("drop", "refused_window", None)
         if d == 0 and state.count == self.workers:
-            return Outcome("unicast", "answered", self._result(state, r=True))
+            answer = self._result(state, r=True)
+            is_cut = state.call is not None and not gets_data(state.call[0], state.call[1], rank)
+            return Outcome("unicast", "answered", answer[:14] if is_cut else answer)
         if d == 0:
             return (
                 Outcome("wait", "duplicates", self._wait(state))
@@ -157,7 +186,7 @@ class ReferencePoolV2:
             state = self.rounds[slot, version] = _Round(seq, 1)
             state.seen = {rank}
             state.need, state.ahead, state.used, state.wire, state.values = need, ahead, used, wire, values
-            state.words = words
+            state.words, state.call = words, call
             return self._accepted(state)
         if d < 0:
             return Outcome("drop", "stale", None)
@@ -169,6 +198,7 @@ class ReferencePoolV2:
         if size < 4:
             fits = PAYLOAD_OF_SIZE_CODE.get(size) == self.payload_bytes == len(rest)
             return ([], rest) if fits else refused
+        columns = columns or 1  # an addressed packet has one word
         if columns not in (1, 2, 4, 8) or len(rest) < 4 * columns:
             return refused
         words, lanes = list(struct.unpack(f">{columns}I", rest[: 4 * columns])), rest[4 * columns :]
@@ -188,6 +218,8 @@ class ReferencePoolV2:
         ahead, need = state.ahead, state.need
         if state.words:
             size, ahead, need = 4 | (size if state.values is not None else 0), len(state.words), 0
+        if state.call:
+            ahead, need = 0, state.need
         first = (12 + state.wire) << 4 | (8 if r else 0) | size
         header = struct.pack(">BbIHbb", first, ahead, state.seq, self.tag, need, state.flags)
         header += struct.pack(f">{len(state.words)}I", *state.words)

@@ -17,8 +17,11 @@ CONTRIBUTION_FIELDS = {"wire", "r", "ahead", "seq", "tag", "need", "used", "valu
 RESULT_FIELDS = {"wire", "r", "ahead", "seq", "tag", "need", "flags", "values"}
 SPARSE_CONTRIBUTION_FIELDS = {"wire", "r", "seq", "tag", "mark", "words", "values", "padded", "columns"}
 SPARSE_RESULT_FIELDS = {"wire", "r", "seq", "tag", "flags", "words", "values"}
+ADDRESSED_FIELDS = {"wire", "r", "seq", "tag", "need", "ahead", "reach", "root", "op", "values"}
 WAIT_FIELDS = {"seq", "tag", "missing"}
 FLAGS = {"OVERFLOW": 1, "MIXED": 2}
+REACHES = {"all": 0, "root": 1, "others": 2}
+OPS = {"sum": 0, "max32": 1, "max64": 2, "or": 3, "xor": 4}
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,11 @@ class Step:
     counter: str
     reply: bytes | None
     reply_fields: dict
+    cut: tuple[int, ...] = ()
+    """Ranks that get the first 14 bytes of a multicast."""
+
+    def reply_to(self, rank: int) -> bytes | None:
+        return self.reply[:14] if self.reply is not None and rank in self.cut else self.reply
 
 
 @dataclass(frozen=True)
@@ -49,6 +57,11 @@ class Scenario:
     tag: int = 0
     isn: int = 0
     steps: tuple[Step, ...] = field(default=(), repr=False)
+
+    @property
+    def is_addressed(self) -> bool:
+        """Whether it has packets of section 11, which not every aggregator takes."""
+        return any("reach" in step.fields for step in self.steps)
 
 
 def load_all() -> list[Scenario]:
@@ -75,7 +88,7 @@ def _steps(scenario: Scenario, number: int, raw: dict) -> list[Step]:
     where = f"{scenario.name} step {number}"
     _only(raw, {"note", "from", "packet", "expect"}, where)
     expect = raw["expect"]
-    _only(expect, {"action", "counter", "packet"}, where)
+    _only(expect, {"action", "counter", "packet", "cut"}, where)
     if ("counter" in expect) != (scenario.protocol == 2):
         raise ValueError(f"{where}: a counter is expected in protocol 2, and only there")
     first, last = raw["from"] if isinstance(raw["from"], list) else (raw["from"], raw["from"])
@@ -96,6 +109,7 @@ def _steps(scenario: Scenario, number: int, raw: dict) -> list[Step]:
             expect.get("counter", ""),
             reply,
             reply_fields,
+            tuple(expect.get("cut", ())),
         )
         for rank in range(first, last + 1)
     ]
@@ -118,6 +132,8 @@ def encode(scenario: Scenario, fields: dict, *, reply: bool = False, wait: bool 
         built = _v1(scenario, fields, where)
     elif wait:
         built = _wait(fields, where)
+    elif "reach" in fields:
+        built = _addressed(scenario, fields, reply, where)
     elif "words" in fields:
         built = _sparse(scenario, fields, reply, where)
     else:
@@ -181,6 +197,23 @@ def _sparse(scenario: Scenario, f: dict, reply: bool, where: str) -> bytes:
     header = struct.pack(">BBIHbb", first, columns, f["seq"], f["tag"], 0, last)
     words = [0xFFFFFFFF if word is None else word[0] << 8 | 127 - word[1] for word in f["words"]]
     return header + struct.pack(f">{len(words)}I", *words) + data
+
+
+def _addressed(scenario: Scenario, f: dict, reply: bool, where: str) -> bytes:
+    f = {"r": 0, "wire": scenario.wire, "values": None, "op": "sum", "cut" if reply else "padded": 0, **f}
+    _exactly(f, ADDRESSED_FIELDS | ({"flags", "cut"} if reply else {"used", "padded"}), where)
+    last = sum(FLAGS[name] for name in f["flags"]) if reply else f["used"]
+    size, data = 0, b""
+    if f["values"] is not None or f.get("cut"):
+        size = {256: 1, 1024: 3}[scenario.payload_bytes]
+    if f["values"] is not None:
+        values = lanes(scenario, f["values"], f["wire"])
+        data = struct.pack(f">{len(values)}{'ihb'[f['wire']]}", *values)
+    elif f.get("padded"):
+        size, data = 2, bytes(512)
+    first = ((12 if reply else 8) + f["wire"]) << 4 | f["r"] << 3 | 4 | size
+    header = struct.pack(">BBIHbb", first, 0, f["seq"], f["tag"], f["need"], last)
+    return header + bytes((REACHES[f["reach"]], f["root"], OPS[f["op"]], 127 - f["ahead"])) + data
 
 
 def _wait(f: dict, where: str) -> bytes:

@@ -7,12 +7,13 @@ from hypothesis import strategies as st
 from scapy.packet import Raw
 
 from switchml.protocol import packet as p
-from switchml.protocol.packet import SparsePacket, V1Packet, V2Packet, WaitPacket
+from switchml.protocol.packet import AddressedPacket, SparsePacket, V1Packet, V2Packet, WaitPacket
 from switchml.scapy_layers import (
     IP,
     UDP,
     Ether,
     SwitchML,
+    SwitchMLAddressed,
     SwitchMLSparse,
     SwitchMLv1,
     SwitchMLv2,
@@ -53,6 +54,20 @@ def layer_of(packet):
             **last,
         )
     last = {"used": packet.used} if packet.kind == p.CONTRIBUTION else {"flags": packet.used & 0xFF}
+    if isinstance(packet, AddressedPacket):
+        return SwitchMLAddressed(
+            type=packet.kind | packet.wire,
+            r=int(packet.r),
+            seq=packet.seq,
+            tag=packet.tag,
+            need=packet.need,
+            reach=packet.reach,
+            root=packet.root,
+            op=packet.op,
+            ahead=packet.ahead,
+            values=() if packet.values is None else packet.values,
+            **last,
+        )
     return SwitchMLv2(
         type=packet.kind | packet.wire,
         r=int(packet.r),
@@ -74,7 +89,11 @@ def fields_agree(layer, packet) -> bool:
         values = [] if packet.values is None else packet.values.tolist()
         kind = packet.kind | packet.wire
         return got == (kind, packet.r, packet.seq, packet.tag, packet.mark, packet.words, values)
-    if layer.values != packet.values.tolist():
+    if layer.values != ([] if packet.values is None else packet.values.tolist()):
+        return False
+    if isinstance(packet, AddressedPacket) and any(
+        getattr(layer, name) != getattr(packet, name) for name in ("reach", "root", "op")
+    ):
         return False
     if isinstance(packet, V1Packet):
         names = ("job_number", "tsi", "slot", "set", "e0", "e1")
@@ -90,7 +109,7 @@ signed8, u8, u16, u32 = st.integers(-128, 127), st.integers(0, 255), st.integers
 
 @st.composite
 def packets(draw):
-    which = draw(st.sampled_from(["v1", "v2", "sparse", "wait"]))
+    which = draw(st.sampled_from(["v1", "v2", "sparse", "addressed", "wait"]))
     if which == "wait":
         return WaitPacket(draw(u32), draw(u16), tuple(sorted(draw(st.sets(u8)))))
     wire = draw(st.sampled_from(sorted(p.WIRE_DTYPES))) if which != "v1" else p.WIRE_INT32
@@ -119,6 +138,11 @@ def packets(draw):
             wire,
             draw(st.booleans()),
         )
+    if which == "addressed":
+        numbers = (draw(u32), draw(u16), draw(signed8), draw(signed8), draw(signed8))
+        address = (draw(st.integers(0, 2)), draw(u8), draw(st.integers(0, 4)))
+        kind, data = draw(st.sampled_from([p.CONTRIBUTION, p.RESULT])), draw(st.sampled_from([values, None]))
+        return AddressedPacket(kind, *numbers, *address, data, wire, draw(st.booleans()))
     return V2Packet(
         draw(st.sampled_from([p.CONTRIBUTION, p.RESULT])),
         draw(u32),

@@ -70,7 +70,7 @@ class P4Dataplane(p4_base.P4Base[_Job]):
     """
 
     padded = True
-    dense_only = False
+    dense_only = collectives = False
 
     def __init__(
         self,

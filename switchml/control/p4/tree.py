@@ -97,6 +97,7 @@ class P4TreeDataplane(p4_base.P4Base[_Job]):
     transports = ("udp", "raw")
     padded = False
     dense_only = True
+    collectives = False
 
     def __init__(self, switches: Sequence[TreeSwitch], window_bytes: int = 0):
         root = switches[0]

@@ -59,7 +59,7 @@ def test_scenario(scenario: Scenario, start, bind):
             step.action, []
         )
         for rank, sock in enumerate(sockets):
-            assert drain(sock) == ([(step.reply, dataplane.address)] if rank in receivers else []), (
+            assert drain(sock) == ([(step.reply_to(rank), dataplane.address)] if rank in receivers else []), (
                 f"{step.label}: rank {rank}"
             )
         mine = expected[step.rank]
@@ -69,7 +69,7 @@ def test_scenario(scenario: Scenario, start, bind):
             mine[step.counter] += 1
         for rank in receivers:
             expected[rank]["sent_packets"] += 1
-            expected[rank]["sent_bytes"] += len(step.reply)
+            expected[rank]["sent_bytes"] += len(step.reply_to(rank))
     counters = dataplane.counters(7).ranks
     for rank, counts in expected.items():
         names = counts if scenario.protocol == 2 else [name for name in counts if name not in VERDICTS]

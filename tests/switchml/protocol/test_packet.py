@@ -8,8 +8,8 @@ from hypothesis.extra import numpy as arrays
 
 from switchml.errors import PacketError
 from switchml.protocol import packet as p
-from switchml.protocol.packet import SparsePacket, V1Packet, V2Packet, WaitPacket
-from tests.support.vectors_io import FLAGS, lanes, load_all
+from switchml.protocol.packet import AddressedPacket, SparsePacket, V1Packet, V2Packet, WaitPacket
+from tests.support.vectors_io import FLAGS, OPS, REACHES, lanes, load_all
 
 SCENARIOS = load_all()
 
@@ -26,6 +26,18 @@ def described(scenario):
                 built = V1Packet(f["job_number"], f["tsi"], f["slot"], f["set"], f["e0"], f["e1"], values)
             elif "missing" in f:
                 built = WaitPacket(f["seq"], f["tag"], tuple(f["missing"]))
+            elif "reach" in f:
+                kind, last = (
+                    (p.RESULT, sum(FLAGS[name] for name in f["flags"])) if reply else (p.CONTRIBUTION, f["used"])
+                )
+                address = (REACHES[f["reach"]], f["root"], OPS[f.get("op", "sum")])
+                if "length" in f or (address[2] and f["wire"]):
+                    continue
+                whole = scenario.payload_bytes if f.get("cut") else 0
+                built = AddressedPacket(
+                    kind, f["seq"], f["tag"], f["need"], last, f["ahead"], *address, values, f["wire"], bool(f["r"]),
+                    bool(f.get("padded")), whole
+                )  # fmt: skip
             elif "words" in f:
                 if len(f["words"]) not in p.COLUMNS or f.get("columns", len(f["words"])) != len(f["words"]):
                     continue

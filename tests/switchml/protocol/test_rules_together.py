@@ -17,6 +17,8 @@ from hypothesis import strategies as st
 
 from switchml.counters import COMPLETED
 from switchml.protocol import worker_state as rules
+from switchml.protocol.collectives import Collective
+from switchml.protocol.packet import for_rank
 from switchml.protocol.pool import Pool
 from switchml.protocol.retransmission import MICROSECOND, MILLISECOND, SECOND
 from switchml.protocol.sparse import Sparse
@@ -47,7 +49,7 @@ CLEAR = Weather()
 
 @dataclass
 class Call:
-    """One all-reduce of one rank."""
+    """One all-reduce of one rank, or another collective of `numel` elements of `source`."""
 
     dtype: str
     divisor: int
@@ -55,6 +57,8 @@ class Call:
     target: np.ndarray
     number: int = -1
     blocks: Sparse | None = None
+    collective: Collective | None = None
+    numel: int = -1
 
 
 class Network:
@@ -78,7 +82,7 @@ class Network:
     ):
         n = len(calls)
         self.chooser, self.weather, self.calls, self.isn, self.slots = random.Random(seed), weather, calls, isn, slots
-        wire = max(numbers.wire(call.dtype) for column in calls for call in column)
+        wire = max(0 if call.dtype == "raw" else numbers.wire(call.dtype) for column in calls for call in column)
         self.pool = Pool(workers=n, slots=slots, payload_bytes=PAYLOAD, wire=wire, tag=TAG, isn=isn)
         self.ranks = [
             Worker(rank=r, workers=n, slots=slots, tag=TAG, isn=isn, window=windows[r], payload_bytes=PAYLOAD)
@@ -134,7 +138,7 @@ class Network:
         assert not outcome.counter.startswith("refused"), outcome
         if outcome.action == "multicast":
             for receiver in range(len(self.ranks)):
-                self.travel("down", receiver, outcome.packet)
+                self.travel("down", receiver, for_rank(outcome.packet, receiver))
         elif outcome.packet is not None:
             self.travel("down", rank, outcome.packet)
 
@@ -171,17 +175,18 @@ class Network:
                 break
             call = self.calls[rank][self.started[rank]]
             history = None
-            if self.remembers and call.blocks is None and call.dtype not in numbers.BITS:
+            if self.remembers and call.blocks is None and call.dtype not in (*numbers.BITS, "raw"):
                 key = (call.dtype, call.source.size)
                 history = self.histories[rank].setdefault(key, np.full(self.slots, -128, np.int8))
             call.number = worker.start(
                 call.source.ctypes.data,
                 call.target.ctypes.data,
-                call.source.size,
+                call.source.size if call.numel < 0 else call.numel,
                 call.dtype,
                 call.divisor,
                 history,
                 call.blocks,
+                call.collective,
             )
             self.started[rank] += 1
         return self.started[rank] > before

@@ -2,6 +2,7 @@
 
 import pytest
 
+from switchml.protocol.packet import for_rank
 from switchml.protocol.pool import Pool, PoolV1
 from tests.support.reference_pool import ReferencePoolV1, ReferencePoolV2
 from tests.support.vectors_io import Scenario, load_all
@@ -29,6 +30,8 @@ def test_scenario(scenario, build):
         action, counter, packet = pool.receive(step.rank, step.data)
         assert (action, counter) == (step.action, step.counter), step.label
         assert packet == step.reply, step.label
+        for rank in range(scenario.workers if action == "multicast" else 0):
+            assert for_rank(packet, rank) == step.reply_to(rank), f"{step.label}, to rank {rank}"
 
 
 def test_every_action_and_counter_has_a_scenario():

@@ -1,0 +1,314 @@
+"""Collectives beside the all-reduce of sums: what a rank's call becomes as a request to its agent (docs/protocol.md,
+section 11).
+
+All-gathers and broadcasts move bytes as they are. Minima, maxima and operations on bits travel as unsigned integers
+whose order is that of the values: a maximum of complements is the minimum, an "or" of complements the "and". Sums go as
+in an all-reduce. `Calls` has the methods that every agent offers.
+"""
+
+from __future__ import annotations
+
+import abc
+import ctypes
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from host_agent import tensors
+from host_agent.calls import Handle, OnDone, Request
+from switchml.errors import ConfigError, UnsupportedTensor
+from switchml.protocol import collectives as schemes
+from switchml.protocol.collectives import Collective
+from switchml.protocol.packet import OP_MAX32, OP_MAX64, OP_OR, OP_SUM, OP_XOR
+from switchml.protocol.sizes import EXACT
+from switchml.runtime.memory import u8_at
+
+SUMS = ("sum", "mean")
+BITS = ("band", "bor", "bxor")
+OPS = (*SUMS, "min", "max", *BITS)
+"""What reductions do with the ranks' values. Minima and maxima are NaN where any value is; bits are those of integers
+and bool."""
+RAW = "raw"
+"""The dtype of requests for bytes (fixedpoint.FORMATS)."""
+KINDS = ("all_reduce", "reduce", "reduce_scatter", "all_gather", "broadcast", "barrier")
+NOT_HERE = "expected a software aggregator, without ranks that share hosts (hierarchy)"
+
+
+@dataclass(frozen=True)
+class Move:
+    """A collective of one rank: `numel` elements of `dtype` (a name that NumPy or torch has) of `item` bytes each, at
+    address `source`, with the result at `target`. `numel` are those of one rank's share in a reduce-scatter (whose
+    source has one for each rank) and an all-gather (whose target has)."""
+
+    kind: str
+    source: int
+    target: int
+    numel: int
+    dtype: str = "uint8"
+    item: int = 1
+    op: str = "sum"
+    root: int = 0
+
+    @property
+    def nbytes(self) -> int:
+        return self.numel * self.item
+
+
+def request_of(
+    move: Move, rank: int, world_size: int, wire: str, on_done: OnDone, *, to_all: bool = False, **options: Any
+) -> Request:
+    """The request that does what `move` says on rank `rank` of a job of this wire. `to_all`: each reduction is an
+    all-reduce, of which this rank keeps its part. `options`: of the request. Raises ConfigError for an op or a root
+    that does not exist, UnsupportedTensor for a dtype that has no such op."""
+    if move.kind not in KINDS or not 0 <= move.root < world_size:
+        raise ConfigError(f"{move.kind} with root {move.root}: expected one of {', '.join(KINDS)}, and 0 to "
+                          f"{world_size - 1}")  # fmt: skip
+    n, share = world_size, move.nbytes
+    if move.kind == "barrier":
+        return Request(0, 0, 0, RAW, "sum", on_done, collective=schemes.barrier(), **options)
+    if move.kind == "broadcast":
+        if rank == move.root and move.source != move.target:
+            ctypes.memmove(move.target, move.source, share)
+        source = move.target if rank != move.root else move.source
+        scheme = schemes.broadcast(move.root, move.item)
+        return Request(source, move.target, share, RAW, "sum", on_done, collective=scheme, **options)
+    if move.kind == "all_gather":
+        return _gather(move, rank, n, on_done, options)
+    if move.op not in OPS:
+        raise ConfigError(f"op {move.op!r}: expected one of {', '.join(OPS)}")
+    if move.op not in SUMS:
+        return _codes(move, rank, n, to_all, on_done, options)
+    # Whether an exact sum needs further rounds only its digits tell, so all ranks must get them.
+    to_all = to_all or (wire == EXACT and move.dtype.startswith(("float", "bfloat")))
+    return _sums(move, rank, n, to_all, on_done, options)
+
+
+def _gather(move: Move, rank: int, n: int, on_done: OnDone, options: dict[str, Any]) -> Request:
+    source, own, share = move.source, move.target + rank * move.nbytes, move.nbytes
+    if source != own:
+        ctypes.memmove(own, source, share)  # like a bytes object, it copies correctly where the two overlap
+    scheme = schemes.all_gather(n, share, move.item)
+    return Request(own, move.target, share, RAW, "sum", on_done, collective=scheme, **options)
+
+
+def _scheme(move: Move, n: int, item: int, op: int, mark: int = 0) -> Collective:
+    """Of a reduction of elements of `item` bytes."""
+    if move.kind == "reduce_scatter":
+        return schemes.reduce_scatter(n, move.numel * item, op, mark)
+    return schemes.reduce(move.root, op, mark) if move.kind == "reduce" else schemes.all_reduce(op, mark)
+
+
+def _sums(move: Move, rank: int, n: int, to_all: bool, on_done: OnDone, options: dict[str, Any]) -> Request:
+    if move.dtype not in tensors.ITEM_BYTES:
+        raise UnsupportedTensor(f"dtype {move.dtype}: sums expect one of {', '.join(tensors.ITEM_BYTES)}")
+    scattered = move.kind == "reduce_scatter"
+    size, first = (move.numel * n, rank * move.numel) if scattered else (move.numel, 0)
+    is_root = scattered or move.kind == "all_reduce" or rank == move.root
+    source, target = move.source, move.target if is_root else move.source
+    request = Request(source, target, move.numel, move.dtype, move.op, on_done, **options)
+    if move.kind == "all_reduce":
+        return request
+    if to_all:
+        whole = u8_at(source, size * move.item).copy()
+        part = whole[first * move.item :][: move.nbytes]
+        done = _then(on_done, lambda: ctypes.memmove(target, part.ctypes.data, move.nbytes)) if is_root else on_done
+        at = whole.ctypes.data
+        return dataclasses.replace(request, source=at, target=at, numel=size, on_done=done, keep=(request.keep, whole))
+    if move.dtype in tensors.HALVES:
+        values, _ = tensors.widen_at(source, source, size, move.dtype)
+        part32 = values[first : first + move.numel]
+        done = _then(on_done, lambda: tensors.narrow_at(part32, target, move.dtype)) if is_root else on_done
+        whole_at, part_at = values.ctypes.data, part32.ctypes.data
+        request = dataclasses.replace(
+            request, source=whole_at, target=part_at, dtype="float32", on_done=done, keep=(request.keep, values)
+        )
+        return dataclasses.replace(request, collective=_scheme(move, n, 4, OP_SUM))
+    end, aligned = source + size * move.item, source + first * move.item
+    if is_root and source - move.nbytes < target < end and target != aligned:
+        copy = u8_at(source, size * move.item).copy()  # a result would overwrite what is not read yet
+        request = dataclasses.replace(request, source=copy.ctypes.data, keep=(request.keep, copy))
+    return dataclasses.replace(request, collective=_scheme(move, n, move.item, OP_SUM))
+
+
+def _codes(move: Move, rank: int, n: int, to_all: bool, on_done: OnDone, options: dict[str, Any]) -> Request:
+    """A reduction of unsigned integers in a copy: ordered like the values, or the values' own bits."""
+    size = move.numel * (n if move.kind == "reduce_scatter" else 1)
+    is_root = move.kind != "reduce" or rank == move.root
+    codes = encode(move, size)
+    op = {"band": OP_OR, "bor": OP_OR, "bxor": OP_XOR}.get(move.op, OP_MAX64 if codes.itemsize == 8 else OP_MAX32)
+    part = codes[rank * move.numel :][: move.numel] if move.kind == "reduce_scatter" else codes
+    done = _then(on_done, lambda: decode(move, part)) if is_root else on_done
+    options["keep"] = (options.get("keep"), codes)
+    if to_all:
+        scheme, target = schemes.all_reduce(op, move.item), codes
+    else:
+        scheme, target = _scheme(move, n, codes.itemsize, op, move.item), part
+    at = codes.ctypes.data, target.ctypes.data
+    return Request(*at, target.nbytes, RAW, "sum", done, collective=scheme, **options)
+
+
+def encode(move: Move, size: int) -> np.ndarray:
+    """`size` elements at the move's source as unsigned integers of which the op, or for minima and "and" its
+    counterpart on complements, is the values'; those of maxima are big-endian uint32 or uint64. Raises
+    UnsupportedTensor."""
+    data = u8_at(move.source, size * move.item)
+    if move.op in BITS:
+        if move.dtype.startswith(("float", "bfloat", "complex")):
+            raise UnsupportedTensor(f"dtype {move.dtype}: {move.op} expects integers or bool")
+        bits = data.view(f"u{move.item}")
+        return ~bits if move.op == "band" else bits.copy()
+    values = _values(data, move.dtype)
+    if values.dtype.kind == "f":
+        wide = values.view(f"u{values.itemsize}")
+        top = wide.dtype.type(1 << (8 * values.itemsize - 1))
+        codes = np.where(wide & top, ~wide, wide | top)
+    else:
+        is_wide = values.dtype.itemsize == 8
+        codes = values.astype(np.uint64 if is_wide else np.uint32)
+        if values.dtype.kind == "i":
+            codes ^= codes.dtype.type(1 << (63 if is_wide else 31))
+    if move.op == "min":
+        codes = ~codes
+    if values.dtype.kind == "f":
+        codes[np.isnan(values)] = ~codes.dtype.type(0)
+    return codes.astype(codes.dtype.newbyteorder(">"))
+
+
+def decode(move: Move, codes: np.ndarray) -> None:
+    """Write the values that `encode`'s integers stand for to the move's target."""
+    target = u8_at(move.target, codes.size * move.item)
+    if move.op in BITS:
+        target[:] = (~codes if move.op == "band" else codes).view(np.uint8)
+        return
+    codes = codes.astype(codes.dtype.newbyteorder("="))
+    top = codes.dtype.type(1 << (8 * codes.itemsize - 1))
+    nothing = codes == ~codes.dtype.type(0)
+    if move.op == "min":
+        codes = ~codes
+    if not move.dtype.startswith(("float", "bfloat")):
+        dtype = np.dtype("uint8" if move.dtype == "bool" else move.dtype)
+        if dtype.kind == "i":
+            codes = (codes ^ top).view(f"i{codes.itemsize}")
+        target[:] = codes.astype(dtype).view(np.uint8)
+        return
+    values = np.where(codes & top, codes ^ top, ~codes).view(f"f{codes.itemsize}")
+    values[nothing] = np.nan
+    if move.dtype in tensors.HALVES:
+        tensors.narrow_at(values, move.target, move.dtype)
+    else:
+        target[:] = values.view(np.uint8)
+
+
+def _values(data: np.ndarray, dtype: str) -> np.ndarray:
+    if dtype in tensors.HALVES:
+        return tensors.widen_at(data.ctypes.data, data.ctypes.data, data.size // 2, dtype)[0]
+    if dtype.startswith("complex"):
+        raise UnsupportedTensor(f"dtype {dtype}: minima and maxima expect real numbers")
+    return data.view("uint8" if dtype == "bool" else dtype)
+
+
+def _then(on_done: OnDone, step: Callable[[], object]) -> OnDone:
+    """`on_done` after `step`, which is left out after an error."""
+
+    def done(error: BaseException | None) -> None:
+        if error is None:
+            step()
+        on_done(error)
+
+    return done
+
+
+class Calls(abc.ABC):
+    """The collectives of an agent, on NumPy arrays. Every rank must make the same calls in the same order, all-reduces
+    among them. All raise what `allreduce` raises, and ConfigError where the aggregator takes nothing but sums for all
+    ranks (`takes_collectives`). With `async_op` they return a Handle, whose `wait()` returns the result. An `out` is
+    C-contiguous, and may not overlap `x` but in place."""
+
+    rank: int
+    world_size: int
+    wire: str
+    takes_collectives: bool
+    """Whether the aggregator knows other collectives than sums for all ranks."""
+    reduces_to_all = False
+    """Whether reductions are all-reduces, of which a rank keeps its part."""
+
+    @abc.abstractmethod
+    def submit(self, request: Request) -> None: ...
+
+    def submit_move(self, move: Move, on_done: OnDone, *, timeout_s: float | None = None, keep: object = None) -> None:
+        """Queue a collective at addresses, as `allreduce_address`. Raises ConfigError, UnsupportedTensor."""
+        if not self.takes_collectives:
+            raise ConfigError(f"{move.kind}: this aggregator only sums for all ranks; {NOT_HERE}")
+        who, to_all = (self.rank, self.world_size, self.wire), self.reduces_to_all
+        self.submit(request_of(move, *who, on_done, to_all=to_all, timeout_s=timeout_s, keep=keep))
+
+    def reduce_scatter(
+        self, x: Any, op: str = "sum", async_op: bool = False, out: Any = None, timeout_s: float | None = None
+    ) -> Any:
+        """The ranks' arrays reduced by `op`, of which each rank gets its part: `x` has a multiple of world_size along
+        its first axis, the result as many times less."""
+        x = np.ascontiguousarray(x)
+        if x.ndim == 0 or x.shape[0] % self.world_size:
+            raise ConfigError(f"reduce_scatter of shape {x.shape}: expected a multiple of {self.world_size} in front")
+        out = _result(out, (x.shape[0] // self.world_size, *x.shape[1:]), x.dtype)
+        return self._call("reduce_scatter", x, out, out.size, op, 0, async_op, timeout_s, out)
+
+    def all_gather(self, x: Any, async_op: bool = False, out: Any = None, timeout_s: float | None = None) -> Any:
+        """The ranks' arrays, of one shape and any dtype, joined along the first axis in the order of ranks."""
+        x = np.asarray(x)
+        x = np.ascontiguousarray(x.reshape(x.shape or (1,)))
+        out = _result(out, (x.shape[0] * self.world_size, *x.shape[1:]), x.dtype)
+        return self._call("all_gather", x, out, x.size, "sum", 0, async_op, timeout_s, out)
+
+    def broadcast(
+        self, x: Any, root: int = 0, async_op: bool = False, out: Any = None, timeout_s: float | None = None
+    ) -> Any:
+        """The root's array, of any dtype; those of the others have its shape and dtype."""
+        x = np.ascontiguousarray(x)
+        out = _result(out, x.shape, x.dtype)
+        return self._call("broadcast", x, out, x.size, "sum", root, async_op, timeout_s, out)
+
+    def reduce(
+        self,
+        x: Any,
+        root: int = 0,
+        op: str = "sum",
+        async_op: bool = False,
+        out: Any = None,
+        timeout_s: float | None = None,
+    ) -> Any:
+        """The ranks' arrays reduced by `op`, at the root; None at the others, where `out` is left alone."""
+        x = np.ascontiguousarray(x)
+        if self.rank != root:
+            return self._call("reduce", x, x, x.size, op, root, async_op, timeout_s, None)
+        out = _result(out, x.shape, x.dtype)
+        return self._call("reduce", x, out, x.size, op, root, async_op, timeout_s, out)
+
+    def barrier(self, timeout_s: float | None = None) -> None:
+        """Wait until all ranks are here."""
+        handle = Handle()
+        self.submit_move(Move("barrier", 0, 0, 0), lambda error: handle.finish(error, None), timeout_s=timeout_s)
+        handle.wait()
+
+    def _call(
+        self, kind: str, x: Any, out: Any, numel: int, op: str, root: int, async_op: bool, timeout_s: Any, result: Any
+    ) -> Any:
+        if x.dtype.hasobject or not x.dtype.isnative:
+            raise UnsupportedTensor(f"dtype {x.dtype}: expected one of plain values in native byte order")
+        handle = Handle()
+        move = Move(kind, x.ctypes.data, out.ctypes.data, numel, x.dtype.name, x.itemsize, op, root)
+        self.submit_move(move, lambda error: handle.finish(error, result), timeout_s=timeout_s, keep=(x, out))
+        return handle if async_op else handle.wait()
+
+
+def _result(out: Any, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+    if out is None:
+        return np.empty(shape, dtype)
+    if not isinstance(out, np.ndarray) or out.shape != shape or out.dtype != dtype:
+        raise UnsupportedTensor(f"out: expected an array of shape {shape} and dtype {dtype}")
+    if not out.flags.c_contiguous or not out.flags.writeable:
+        raise UnsupportedTensor("out: expected a writeable C-contiguous array (leave it away to get a new one)")
+    return out

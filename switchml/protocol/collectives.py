@@ -1,0 +1,107 @@
+"""Collectives other than sums of everything for everybody: which rank sends what of a chunk, and which gets its result
+(docs/protocol.md, section 11).
+
+A `Collective` says how a worker's task differs from an all-reduce that sums. Its packets are addressed: they name who
+gets the data (`reach`, `root`) and what is done with them (`op`). Each rank answers each round, with data or without,
+so slots, retransmission and everything else of a round are those of an all-reduce.
+
+Kernels over a worker's task records, as in worker.py.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from switchml.protocol.packet import OP_SUM, REACH_ALL, REACH_OTHERS, REACH_ROOT
+from switchml.runtime.jit import int64, kernel
+
+MOST_RUN = 16
+"""Chunks of one share that follow each other, at most: so many packets of one length travel as a train."""
+
+
+@dataclass(frozen=True)
+class Collective:
+    """How a task differs from an all-reduce that sums. `reach`, `root` and `op` as in packet.py. `shares`: how many
+    ranks own a part of the tensor (0: all of it is `root`'s); the task's elements are then those of one share, which
+    begins `source_step` bytes behind the one before in what this rank contributes, and `target_step` bytes in the
+    result. `mark`: what packets of raw bytes carry as `used`, so that ranks whose elements differ in size learn it."""
+
+    reach: int
+    root: int = 0
+    op: int = OP_SUM
+    shares: int = 0
+    source_step: int = 0
+    target_step: int = 0
+    mark: int = 0
+
+
+def all_reduce(op: int, mark: int = 0) -> Collective:
+    """Every rank's data, combined by `op`, to all."""
+    return Collective(REACH_ALL, op=op, mark=mark)
+
+
+def barrier() -> Collective:
+    """One round without data: its result shows that all ranks are there."""
+    return Collective(REACH_ALL)
+
+
+def broadcast(root: int, mark: int) -> Collective:
+    """The root's bytes to all others."""
+    return Collective(REACH_OTHERS, root, mark=mark)
+
+
+def reduce(root: int, op: int, mark: int = 0) -> Collective:
+    """Every rank's data, combined by `op`, to the root."""
+    return Collective(REACH_ROOT, root, op, mark=mark)
+
+
+def all_gather(ranks: int, share_bytes: int, mark: int) -> Collective:
+    """Each rank's bytes to all others, one behind the other."""
+    return Collective(REACH_OTHERS, shares=ranks, target_step=share_bytes, mark=mark)
+
+
+def reduce_scatter(ranks: int, share_bytes: int, op: int, mark: int = 0) -> Collective:
+    """Every rank's data, combined by `op`: share r to rank r."""
+    return Collective(REACH_ROOT, op=op, shares=ranks, source_step=share_bytes, mark=mark)
+
+
+def run_of(slots: int, shares: int) -> int:
+    """Chunks of one share that follow each other: a few of every share fit a quarter of the slots."""
+    return max(1, min(MOST_RUN, slots // (4 * shares)))
+
+
+@kernel
+def owner_of(task: Any, position: int) -> int:
+    """The root of a task's chunk number `position`."""
+    if not task.shares:
+        return int64(task.root)
+    turn = task.shares * task.run
+    whole = task.share_chunks // task.run * turn
+    if position < whole:
+        return int64(position % turn // task.run)
+    return int64((position - whole) // (task.share_chunks % task.run))
+
+
+@kernel
+def place_of(task: Any, position: int) -> int:
+    """Its number among the chunks of its owner's share. The shares take turns of `run` chunks, the last turn is what is
+    left."""
+    if not task.shares:
+        return int64(position)
+    turn = task.shares * task.run
+    turns = task.share_chunks // task.run
+    if position < turns * turn:
+        return int64(position // turn * task.run + position % task.run)
+    return int64(turns * task.run + (position - turns * turn) % (task.share_chunks % task.run))
+
+
+@kernel
+def sends(task: Any, owner: int, rank: int) -> bool:
+    """Whether a rank sends data for a chunk of `owner`: whoever needs no result does. The root of a reduction adds its
+    own to what it gets."""
+    return bool(task.reach == REACH_ALL or (task.reach == REACH_OTHERS) == (owner == rank))
+
+
+@kernel
+def gets(task: Any, owner: int, rank: int) -> bool:
+    """Whether a rank gets the data of the result."""
+    return bool(task.reach == REACH_ALL or (task.reach == REACH_ROOT) == (owner == rank))

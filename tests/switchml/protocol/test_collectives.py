@@ -1,0 +1,274 @@
+"""Collectives of all kinds: ranks and aggregator together over bad networks, against plain Python; what is sent; the
+aggregator against its reference; and results that contradict a rank."""
+
+import random
+import struct
+from functools import reduce
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from switchml.errors import ConfigError, PacketError
+from switchml.protocol import collectives
+from switchml.protocol import packet as p
+from switchml.protocol import worker_state as rules
+from switchml.protocol.pool import Pool
+from switchml.protocol.retransmission import MILLISECOND, SECOND
+from switchml.protocol.sparse import Sparse
+from switchml.protocol.worker import Worker
+from tests.support import reference_fixedpoint as numbers
+from tests.support.reference_pool import ReferencePoolV2
+from tests.switchml.protocol.test_rules_together import PAYLOAD, TAG, Call, Network, Weather, values
+
+KINDS = ("all_reduce", "sum", "sparse", "reduce", "reduce_scatter", "broadcast", "all_gather", "barrier")
+UNTOUCHED = 99
+
+
+def combined(op: int, parts: list[bytes]) -> bytes:
+    """The op over whole byte strings, in plain integers."""
+    size = 8 if op == p.OP_MAX64 else 4
+    does = {p.OP_MAX32: max, p.OP_MAX64: max, p.OP_OR: lambda a, b: a | b, p.OP_XOR: lambda a, b: a ^ b}[op]
+    words = [[int.from_bytes(part[i : i + size], "big") for i in range(0, len(part), size)] for part in parts]
+    return b"".join(reduce(does, column).to_bytes(size, "big") for column in zip(*words, strict=True))
+
+
+class Scene:
+    """One collective of all ranks: `calls[r]` is rank r's, `check()` holds the targets against what they should be."""
+
+    def __init__(self, kind: str, workers: int, chooser: random.Random, dtypes: list[str]):
+        self.kind, self.workers, self.root = kind, workers, chooser.randrange(workers)
+        self.op, self.dtype = p.OP_SUM, "raw"
+        numel = chooser.choice([1, chooser.randint(1, 70), chooser.randint(1, 900)])
+        if kind in ("sum", "sparse") or (kind.startswith("reduce") and chooser.random() < 0.6):
+            self.dtype = chooser.choice(dtypes)
+        elif kind in ("all_reduce", "reduce", "reduce_scatter"):
+            self.op = chooser.choice([p.OP_MAX32, p.OP_MAX64, p.OP_OR, p.OP_XOR])
+            numel *= 8 if self.op == p.OP_MAX64 else 4
+        self.numel = 0 if kind == "barrier" else numel
+        item = 1 if self.dtype == "raw" else np.dtype(numbers.element(self.dtype)).itemsize
+        share = self.numel * item
+        self.scheme = {
+            "all_reduce": collectives.all_reduce(self.op, 4),
+            "reduce": collectives.reduce(self.root, self.op, 4),
+            "reduce_scatter": collectives.reduce_scatter(workers, share, self.op, 4),
+            "broadcast": collectives.broadcast(self.root, 1),
+            "all_gather": collectives.all_gather(workers, share, 1),
+            "barrier": collectives.barrier(),
+        }.get(kind)
+        is_odd = chooser.random() < 0.15
+        size = self.numel * (workers if kind == "reduce_scatter" else 1)
+        self.calls = []
+        for _ in range(workers):
+            if self.dtype != "raw":
+                x = values(self.dtype, size, chooser, is_odd)
+            else:
+                x = np.frombuffer(chooser.randbytes(size), np.uint8)
+            target = np.full(self.numel * (workers if kind == "all_gather" else 1), UNTOUCHED, x.dtype)
+            blocks = Sparse(16) if kind == "sparse" else None
+            scheme = None if kind in ("sum", "sparse") else self.scheme
+            self.calls.append(Call(self.dtype, 1, x, target, -1, blocks, scheme, self.numel))
+
+    def check(self) -> None:
+        sources = [call.source for call in self.calls]
+        for rank, call in enumerate(self.calls):
+            got, untouched = call.target, np.full_like(call.target, UNTOUCHED)
+            if self.kind == "all_gather":
+                share = got.reshape(self.workers, -1)
+                for other in range(self.workers):
+                    wanted = untouched[: self.numel] if other == rank else sources[other]
+                    assert (share[other] == wanted).all(), (rank, other)
+            elif self.kind == "broadcast":
+                assert (got == (untouched if rank == self.root else sources[self.root])).all(), rank
+            elif self.kind == "reduce" and rank != self.root:
+                assert (got == untouched).all(), rank
+            elif self.kind != "barrier":
+                first = rank * self.numel if self.kind == "reduce_scatter" else 0
+                self.check_sums([x[first : first + self.numel] for x in sources], got)
+
+    def check_sums(self, parts: list[np.ndarray], got: np.ndarray) -> None:
+        if self.dtype == "raw":
+            assert got.tobytes() == combined(self.op, [part.tobytes() for part in parts])
+            return
+        per = numbers.per_chunk(self.dtype, PAYLOAD)
+        if self.kind == "sparse":
+            per = per // next(c for c in (8, 4, 2, 1) if per // c >= 16 or c == 1)
+        for start in range(0, self.numel, per):
+            blocks = [part[start : start + per].tolist() for part in parts]
+            allowed = (
+                np.array(numbers.all_reduce(self.dtype, blocks, 1, spare)[0], got.dtype).tobytes()
+                for spare in range(numbers.spread(self.dtype, self.workers) + 1)
+            )
+            assert got[start : start + per].tobytes() in allowed, (self.kind, self.dtype, start)
+
+
+@given(
+    st.integers(1, 5),
+    st.sampled_from([1, 2, 4, 16, 64]),
+    st.integers(0, 2**32),
+    st.sampled_from([0.0, 0.02, 0.1, 0.3]),
+    st.sampled_from([0.0, 0.02, 0.2]),
+    st.sampled_from([0.0, 0.02, 0.3]),
+    st.sampled_from([0.0, 0.1]),
+)
+@settings(max_examples=80)
+def test_mixed_collectives_over_bad_networks(workers, slots, seed, loss, double, late, junk):
+    """Every kind, dtype and op, one after the other or at once; sequence numbers wrap in half of the runs."""
+    chooser = random.Random(seed)
+    wire = chooser.choice([0, 0, 1, 2])
+    dtypes = [dtype for dtype in numbers.LANES if numbers.wire(dtype) in (0, wire)]
+    scenes = [Scene(chooser.choice(KINDS), workers, chooser, dtypes) for _ in range(chooser.randint(1, 5))]
+    isn = chooser.choice([0, 2**32 - 2 * slots, chooser.randrange(2**32) // (2 * slots) * 2 * slots])
+    Network(
+        [[scene.calls[rank] for scene in scenes] for rank in range(workers)],
+        slots=slots,
+        windows=[chooser.randint(1, slots) for _ in range(workers)],
+        isn=isn,
+        weather=Weather(loss, double, late, junk=junk),
+        seed=seed,
+        at_once=[chooser.random() < 0.5 for _ in range(workers)],
+        start_spread=chooser.choice([0, 10 * MILLISECOND]),
+    ).run(limit=600 * SECOND)
+    for scene in scenes:
+        scene.check()
+
+
+# -- what is sent --
+
+
+@pytest.mark.parametrize("kind", ["reduce_scatter", "all_gather", "broadcast", "reduce", "barrier"])
+def test_only_what_is_needed_travels(kind):
+    """Each rank's data once, and only for others."""
+    workers, chunks = 4, 32
+    per_rank, root = {}, 2
+    numel = chunks * PAYLOAD
+    schemes = {
+        "reduce_scatter": collectives.reduce_scatter(workers, numel, p.OP_OR),
+        "all_gather": collectives.all_gather(workers, numel, 1),
+        "broadcast": collectives.broadcast(root, 1),
+        "reduce": collectives.reduce(root, p.OP_OR),
+        "barrier": collectives.barrier(),
+    }
+    x = np.zeros(workers * numel, np.uint8)
+    size = 0 if kind == "barrier" else numel
+    calls = [[Call("raw", 1, x, np.zeros_like(x), -1, None, schemes[kind], size)] for _ in range(workers)]
+    network = Network(calls, slots=256, windows=[256] * workers).run(limit=SECOND)
+    for rank, sendings in enumerate(network.first_sending):
+        per_rank[rank] = sum(len(data) == p.ADDRESSED_BYTES + PAYLOAD for data in sendings.values())
+        assert {len(data) for data in sendings.values()} <= {p.ADDRESSED_BYTES, p.ADDRESSED_BYTES + PAYLOAD}
+    assert (
+        per_rank
+        == {
+            "reduce_scatter": dict.fromkeys(range(4), 3 * chunks),
+            "all_gather": dict.fromkeys(range(4), chunks),
+            "broadcast": {0: 0, 1: 0, 2: chunks, 3: 0},
+            "reduce": {0: chunks, 1: chunks, 2: 0, 3: chunks},
+            "barrier": dict.fromkeys(range(4), 0),
+        }[kind]
+    )
+
+
+def test_shares_take_turns():
+    """All chunks of all shares, each once, in turns of `run`."""
+    task = np.zeros(1, rules.TASK)[0]
+    for shares, chunks, run in [(3, 7, 2), (1, 5, 4), (4, 1, 4), (2, 8, 4), (5, 3, 16)]:
+        task["shares"], task["share_chunks"], task["run"] = shares, chunks, run
+        order = [(collectives.owner_of(task, k), collectives.place_of(task, k)) for k in range(shares * chunks)]
+        assert sorted(order) == [(owner, place) for owner in range(shares) for place in range(chunks)]
+        assert order[: min(run, chunks)] == [(0, place) for place in range(min(run, chunks))]
+
+
+def test_a_switch_that_can_not_make_packets_grow_gets_padding():
+    worker = Worker(rank=0, workers=2, slots=4, tag=TAG, isn=0, payload_bytes=1024, padded=True)
+    x = np.zeros(1024, np.uint8)
+    worker.start(x.ctypes.data, x.ctypes.data, x.size, "raw", collective=collectives.broadcast(1, 1))
+    (data,) = worker.receive([], 0)
+    assert p.AddressedPacket.unpack(data).padded and len(data) == p.ADDRESSED_BYTES + 512
+
+
+def test_exact_sums_go_to_all_ranks():
+    worker = Worker(rank=0, workers=2, slots=4, tag=TAG, isn=0, payload_bytes=PAYLOAD)
+    with pytest.raises(ConfigError, match="exact sums"):
+        worker.start(1, 1, 1, "float32/exact", collective=collectives.reduce(0, p.OP_SUM))
+
+
+# -- results that contradict the rank --
+
+
+def answer(seq=0, reach=p.REACH_ROOT, root=0, values=None, flags=0, cut=0) -> bytes:
+    packet = p.AddressedPacket(
+        p.RESULT, seq, TAG, p.CODE_ZERO, flags, p.CODE_UNKNOWN, reach, root, p.OP_OR, values, payload_bytes=cut
+    )
+    return packet.pack()
+
+
+LANES = np.arange(PAYLOAD // 4, dtype=np.int32)
+
+
+@pytest.mark.parametrize(
+    ("packet", "error"),
+    [
+        (answer(values=LANES), rules.OK),
+        (answer(cut=PAYLOAD), rules.ERROR_STREAM),
+        (answer(), rules.ERROR_STREAM),
+        (answer(values=LANES, flags=p.FLAG_MIXED), rules.ERROR_MIXED),
+        (answer(flags=p.FLAG_MIXED), rules.ERROR_MIXED),
+        (p.SparsePacket(p.RESULT, 0, TAG, 0, (p.NO_WORD,)).pack(), rules.ERROR_MIXED),
+        (p.V2Packet(p.RESULT, 0, TAG, 0, 0, 0, LANES).pack(), rules.ERROR_MIXED),
+    ],
+)
+def test_results_that_contradict_the_rank(packet, error):
+    worker = Worker(rank=0, workers=2, slots=1, tag=TAG, isn=0, payload_bytes=PAYLOAD)
+    worker.x = np.zeros(PAYLOAD, np.uint8)
+    address = worker.x.ctypes.data
+    worker.start(address, address, PAYLOAD, "raw", collective=collectives.reduce(0, p.OP_OR))
+    worker.receive([], 0)
+    worker.receive([packet], 1)
+    assert worker.failure["code"] == error
+    if not error:
+        assert worker.x.tobytes() == LANES.astype(">i4").tobytes()
+
+
+# -- the aggregator --
+
+
+@given(
+    st.integers(1, 4),
+    st.sampled_from([256, 1024]),
+    st.sampled_from([0, 1]),
+    st.lists(st.tuples(*[st.integers(0, 255)] * 5), min_size=1, max_size=60),
+)
+@settings(max_examples=150)
+def test_pool_and_reference_agree(workers, payload, wire, choices):
+    """Addressed, sparse and dense contributions of any shape, in and out of turn, to one slot."""
+    pools = [
+        ReferencePoolV2(workers, 1, payload, wire, TAG, 0),
+        Pool(workers=workers, slots=1, payload_bytes=payload, wire=wire, tag=TAG, isn=0),
+    ]
+    turn = 0
+    for rank, shape, ahead, word, value in choices:
+        size = (4, 4, 5, 7, 6, 4 | payload // 512 + 1, 4 | payload // 512 + 1, payload // 512 + 1)[shape % 8]
+        columns = (0, 0, 0, 0, 0, 1)[shape // 8 % 6]
+        rest = {0: payload, 1: 256, 2: 512, 3: 1024}[size & 3] if size != 4 else 0
+        if shape > 250:
+            rest += 1
+        first = (p.CONTRIBUTION | (wire if word % 3 else 0)) << 4 | (8 if value > 200 else 0) | size
+        seq = (turn + (-1, 0, 0, 0, 0, 0, 1, 2)[ahead % 8]) % 2**32
+        data = struct.pack(">BBIHBB", first, columns if size & 4 else ahead, seq, TAG, value, word % 2)
+        if size & 4:
+            data += bytes((ahead % 16 // 5, word % 2, word // 64 if word % 5 else 5, value))
+        data += bytes([value, word]) * (rest // 2) + bytes([value]) * (rest % 2)
+        outcomes = [tuple(pool.receive(rank % workers, data)) for pool in pools]
+        assert outcomes[0] == outcomes[1]
+        turn += outcomes[0][0] == "multicast"
+
+
+def test_packets_and_bytes():
+    packet = p.AddressedPacket(p.CONTRIBUTION, 4096, TAG, -3, 5, 9, p.REACH_OTHERS, 200, p.OP_SUM, np.arange(128), 1)
+    back = p.AddressedPacket.unpack(packet.pack())
+    assert back.pack() == packet.pack() and (back.root, back.ahead, back.wire) == (200, 9, 1)
+    assert packet.pack()[:14] == bytes.fromhex("9500 00001000 c0de fd 05 02c80076")
+    for bad in (b"", packet.pack()[:-1], b"\xf4" + bytes(13), b"\x84\x01" + bytes(12), b"\x84\x00" + b"\x03" * 12):
+        with pytest.raises(PacketError):
+            p.AddressedPacket.unpack(bad)
