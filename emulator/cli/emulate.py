@@ -123,7 +123,8 @@ def emulate(
         from emulator.api.page import page_of
         from emulator.report.picture import write_report
 
-        write_report(page_of(emulation, rows, _axis_names(sweeps)), report_file)
+        with progress("writing the report"):
+            write_report(page_of(emulation, rows, _axis_names(sweeps)), report_file)
     if as_json:
         click.echo(json.dumps(emulation.to_json() | ({"rows": rows} if rows else {})))
         return

@@ -14,7 +14,7 @@ from switchml.cli.extras import require
 from switchml.cli.options import Count, option
 from switchml.runtime.folders import TemporaryFolder
 from switchml.tables import wide_option
-from switchml.terminal import say
+from switchml.terminal import progress, say
 
 if TYPE_CHECKING:
     from emulator.peers.settings import Settings
@@ -112,7 +112,10 @@ def train_digits(settings: Settings, as_json: bool, **training: float) -> None:
     with TemporaryFolder("peers") as folder:
         result = Path(folder) / "result"
         arguments = [f"--{name.replace('_', '-')}={value}" for name, value in training.items()]
-        report = launch(["-m", "emulator.peers.digits", *arguments, f"--result={result}"], settings, quiet_script=True)
+        with progress("training"):
+            report = launch(
+                ["-m", "emulator.peers.digits", *arguments, f"--result={result}"], settings, quiet_script=True
+            )
         trained = json.loads(result.with_suffix(f".{settings.real[0]}").read_text())
     show(report | {"training": trained} if as_json else report, as_json)
     if not as_json:

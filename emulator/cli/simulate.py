@@ -144,7 +144,8 @@ def _with_bug(name: str, seeds: int, first: int, stop_after: int, processes: int
     arguments = ["--seeds", str(seeds), "--from", str(first), "--stop-after", str(stop_after)]
     if processes:
         arguments += ["--processes", str(processes)]
-    done = run_planted(name, [*arguments, *(["--json"] if as_json else [])])
+    with progress(f"{seeds} seeds with {name}"):
+        done = run_planted(name, [*arguments, *(["--json"] if as_json else [])])
     click.echo(done.stdout, nl=False)
     click.echo(done.stderr, nl=False, err=True)
     if not as_json:

@@ -9,6 +9,7 @@ import click
 from emulator.cli.options import ANY_PATH, OUTPUT_FOLDER, json_option, output, trace_options
 from switchml import tables
 from switchml.errors import ConfigError
+from switchml.terminal import progress
 
 
 @click.command()
@@ -25,7 +26,8 @@ def convert(path: Path, target: str, out: Path, rank: int | None, salvage: bool,
     traces = read(path, rank=rank, salvage=salvage)
     try:
         out.mkdir(parents=True, exist_ok=True)
-        sizes = {str(file): file.stat().st_size for file in _write(traces, target, out)}
+        with progress("writing"):
+            sizes = {str(file): file.stat().st_size for file in _write(traces, target, out)}
     except OSError as error:
         raise ConfigError(f"can't write to {out}: {error.strerror}") from None
     output(

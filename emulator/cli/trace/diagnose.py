@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from emulator.cli.options import ANY_PATH, REPORT, json_option, output, timeline_option
+from switchml.terminal import progress
 
 
 @click.command()
@@ -61,7 +62,8 @@ def diagnose(
     from emulator.whatif.codec_costs import measure
 
     joined = join(read(path), iteration=iteration)
-    diagnosis = run(joined, least, lambda: measure(codecs, len(joined.graph.ranks)))
+    with progress("replaying with one thing changed at a time"):
+        diagnosis = run(joined, least, lambda: measure(codecs, len(joined.graph.ranks)))
     if timeline is not None:
         seen = diagnosis.seen
         write_timeline(seen.played, timeline, critical=seen.path, source="switchml trace diagnose")

@@ -9,7 +9,7 @@ import click
 
 from emulator.cli.options import ANY_PATH, json_option, output
 from switchml import tables
-from switchml.terminal import say
+from switchml.terminal import progress, say
 
 if TYPE_CHECKING:
     from emulator.diagnosis.diff import Difference, Row
@@ -32,7 +32,9 @@ def diff(a: Path, b: Path, as_json: bool) -> None:
     from emulator.traces.join import join
     from emulator.traces.readers.read import read
 
-    differences = difference(join(read(a)), join(read(b)))
+    runs = read(a), read(b)
+    with progress("comparing"):
+        differences = difference(*map(join, runs))
     output(as_json, differences.to_json, lambda: show(differences, a, b))
 
 

@@ -143,7 +143,8 @@ def _optimize_trace(
             raise click.UsageError(f"--allreduce {placement}: expected {', '.join(PLACEMENTS[1:])}")
     specs = codecs or costs.CHOICES
     joined = prepared(join(read(path)))
-    known = costs.load(codec_costs) if codec_costs else costs.measure(specs, len(joined.graph.ranks))
+    with progress("measuring codecs"):
+        known = costs.load(codec_costs) if codec_costs else costs.measure(specs, len(joined.graph.ranks))
     allowed = Allowed(
         passes=_called(allow, {"allreduce": "placement"}) or DEFAULT_ALLOW,
         lists=not uniform,

@@ -14,7 +14,7 @@ from emulator.cluster.algorithms import ALGORITHMS_HELP, HIERARCHIES, HIERARCHY_
 from switchml import tables
 from switchml.cli.options import BUCKET, RATE, TIME, Count, Quantity
 from switchml.tables import Table, number, text
-from switchml.terminal import say
+from switchml.terminal import progress, say
 
 
 class Change(click.ParamType):
@@ -89,7 +89,9 @@ def replay(path: Path, as_json: bool, timeline: Path | None, iteration: int | No
         slow=dict(given.pop("slow")),
         **given,
     )
-    result = run(read(path), iteration, change)
+    traces = read(path)
+    with progress("replaying"):
+        result = run(traces, iteration, change)
     if timeline is not None:
         result.timeline(timeline)
     output(as_json, result.to_json, lambda: show(result.to_json()))

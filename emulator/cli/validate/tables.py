@@ -49,7 +49,8 @@ def iterations(
 
     machine = cluster.load(cluster_name)
     samples = [sample for file in files or published("iterations") for sample in read(file, recompute)]
-    rows = fitting.predict(machine, samples)
+    with progress(f"predicting {len(samples)} iterations"):
+        rows = fitting.predict(machine, samples)
     groups = [(f"{gpus} GPUs", [row for row, (_, job, _) in zip(rows, samples, strict=True) if job.gpus == gpus])
               for gpus in sorted({job.gpus for _, job, _ in samples})]  # fmt: skip
     result = summary(rows) | {"constants": fitting.values(machine)}
@@ -113,7 +114,8 @@ def megatron(cluster_name: str, plot_file: Path | None, as_json: bool) -> None:
     from emulator.validation.rows import summary
 
     machine = cluster.load(cluster_name)
-    rows = check.times(machine)
+    with progress("predicting"):
+        rows = check.times(machine)
     others = [("memory", check.memories()), ("throughput (Narayanan)", check.scaling(machine))]
     seen = [row for row in rows if row.name.endswith("full")]
     unseen = [row for row in rows if not row.name.endswith("full")]
@@ -143,7 +145,8 @@ def throughput(files: tuple[Path, ...], cluster_name: str | None, plot_file: Pat
     from switchml.errors import ConfigError
 
     measured = [row for file in files or published("throughput") for row in check.read(file, cluster_name)]
-    predicted = check.predict(measured)
+    with progress(f"predicting {len(measured)} jobs"):
+        predicted = check.predict(measured)
     rows = [one.row for one in predicted if one.row is not None]
     refused = {one.measured.name: one.refused for one in predicted if one.refused}
     if not rows:

@@ -31,13 +31,14 @@ def run(*arguments: str) -> subprocess.CompletedProcess:
 
 
 @pytest.mark.parametrize(
-    ("text", "size"), [("4", 4), ("64M", 64 << 20), ("1k", 1024), ("2G", 2 << 30), ("16KiB", 16 << 10), ("8KB", 8192)]
+    ("text", "size"),
+    [("4", 4), ("64M", 64 << 20), ("1k", 1024), ("2G", 2 << 30), ("16KiB", 16 << 10), ("8KB", 8000), ("1.5M", 3 << 19)],
 )
 def test_size(text, size):
     assert sizes.parse_size(text) == size
 
 
-@pytest.mark.parametrize("text", ["", "0", "-4", "5", "1.5M", "64X", "17G", "M", "1 000"])
+@pytest.mark.parametrize("text", ["", "0", "-4", "5", "1.3", "64X", "17G", "M", "1 000"])
 def test_size_that_makes_no_sense(text):
     with pytest.raises(ConfigError, match="size"):
         sizes.parse_size(text)
