@@ -1,5 +1,7 @@
 """How Sphinx builds the site: `switchml docs`, or `sphinx-build -W docs FOLDER`. Nothing is loaded from the network."""
 
+from docutils.parsers.rst import Directive
+
 from switchml import __version__
 
 project = "switchml"
@@ -7,7 +9,10 @@ author = "the switchml authors"
 copyright = author
 release = version = __version__
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx_copybutton"]
+extensions = ["myst_parser", "sphinx_copybutton"]
+with_reference = not tags.has("without_reference")  # noqa: F821 - Sphinx defines `tags`
+if with_reference:  # its imports are most of the time of a build
+    extensions.append("sphinx.ext.autodoc")
 html_theme = "furo"
 html_title = f"switchml {release}"
 html_static_path = ["_static"]
@@ -37,5 +42,18 @@ def _as_markdown(app, what, name, obj, options, lines):
             lines[number - 2] += ":"
 
 
+class _Nothing(Directive):
+    """Stands in for automodule."""
+
+    required_arguments = 1
+    option_spec = {"exclude-members": str}
+
+    def run(self):
+        return []
+
+
 def setup(app):
-    app.connect("autodoc-process-docstring", _as_markdown)
+    if with_reference:
+        app.connect("autodoc-process-docstring", _as_markdown)
+    else:
+        app.add_directive("automodule", _Nothing)

@@ -61,7 +61,9 @@ def test_commands_run(page, folder):
     behind = []
     try:
         for command in RUN[page]:
-            if command.run.endswith("&") or command.run.startswith(("switchml aggregate", "switchml control")):
+            if command.run.endswith("&") or command.run.startswith(
+                ("switchml aggregate", "switchml control", "switchml switch")
+            ):
                 program = ["bash", "-c", f"exec {command.run.rstrip('& ')}"]
                 behind.append(
                     subprocess.Popen(program, start_new_session=True, **where | {"stdout": subprocess.DEVNULL})
