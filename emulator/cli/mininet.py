@@ -19,7 +19,7 @@ from emulator.cli.options import (
     wire_option,
 )
 from switchml.cli.extras import require
-from switchml.cli.options import SIZE, Count, option
+from switchml.cli.options import SIZE, Count, note, option
 from switchml.cli.written import say_when_written
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class Capture(click.ParamType):
     "two-racks: switches below a switch; train: a small model, as `switchml train` does.",
 )
 @option("--hosts", was="--workers", type=Count(1), default=4, help="Hosts, each with one rank; at most 32.")
-@link_options("100mbit")
+@link_options(None, "what processors keep up with, at most 100mbit")
 @click.option(
     "--aggregator",
     type=click.Choice(["p4", "software", "bmv2", "none"]),
@@ -81,7 +81,7 @@ class Capture(click.ParamType):
 )
 @plot_option
 @json_option
-def mininet(size: float, plot_file: Path | None, as_json: bool, **options: Any) -> None:
+def mininet(size: float, rate_bps: float | None, plot_file: Path | None, as_json: bool, **options: Any) -> None:
     """Run an experiment on hosts, links and switches that Mininet builds: real agents in the hosts, a real switch
     between them, and Gloo's ring over the same links to compare with.
 
@@ -91,25 +91,27 @@ def mininet(size: float, plot_file: Path | None, as_json: bool, **options: Any) 
     from emulator.bench.mininet import experiments, plot, report
     from emulator.testbed import world
 
-    plan = experiments.MininetPlan(size_bytes=int(size), **options)
+    plan = experiments.MininetPlan(size_bytes=int(size), **options | ({"rate_bps": rate_bps} if rate_bps else {}))
     experiments.check(plan)
     if plan.experiment == "train":
         require("torch", "sklearn")
-        _train(plan, plot_file, as_json)
+        _train(plan, rate_bps is None, plot_file, as_json)
         return
-    result = world.call(partial(_measure, plan, as_json))
+    plan, result = world.call(partial(_measure, plan, rate_bps is None, as_json))
     if plot_file is not None:
         plot.draw(plan, result, plot_file)
     if as_json:
         click.echo(json.dumps(report.as_json(plan, result)))
 
 
-def _measure(plan: MininetPlan, as_json: bool) -> list[Row]:
-    """Inside a world of its own: measure, and print rows as they come."""
+def _measure(plan: MininetPlan, is_free: bool, as_json: bool) -> tuple[MininetPlan, list[Row]]:
+    """Inside a world of its own: measure, and print rows as they come. `is_free`: the rate is to be chosen."""
     from emulator.bench.mininet import experiments, report
     from switchml.tables import Stream
     from switchml.terminal import progress
 
+    if is_free:
+        plan = _at_a_rate(plan)
     has_trunks = plan.experiment == "two-racks"
     stream = None if as_json else Stream(report.columns(plan, has_trunks), report.title(plan))
 
@@ -121,23 +123,38 @@ def _measure(plan: MininetPlan, as_json: bool) -> list[Row]:
         rows = experiments.run(plan, task.step, on_row)
     if stream is not None:
         stream.close(report.note(plan, has_trunks))
-    return rows
+    for line in experiments.warnings(plan, rows):
+        note(line)
+    return plan, rows
 
 
-def _train_inside(plan: MininetPlan) -> Comparison:
+def _at_a_rate(plan: MininetPlan) -> MininetPlan:
+    """With a rate that this machine keeps up with."""
+    from emulator.bench.mininet import experiments
+    from switchml.terminal import progress
+
+    with progress("measuring this machine") as task:
+        plan = experiments.at_a_rate_that_links_limit(plan, task.step)
+    note(f"links of {plan.rate_bps / 1e6:g}mbit, which this machine's processors keep up with (--rate sets another)")
+    return plan
+
+
+def _train_inside(plan: MininetPlan, is_free: bool) -> Comparison:
     from emulator.bench.mininet import train
     from switchml.terminal import progress
 
+    if is_free:
+        plan = _at_a_rate(plan)
     with progress("mininet") as task:
         return train.run(plan, task.step)
 
 
-def _train(plan, plot_file: Path | None, as_json: bool) -> None:
+def _train(plan: MininetPlan, is_free: bool, plot_file: Path | None, as_json: bool) -> None:
     from emulator.bench.mininet import train
     from emulator.testbed import world
     from host_agent.training import report
 
-    comparison = world.call(partial(_train_inside, plan))
+    comparison = world.call(partial(_train_inside, plan, is_free))
     settings = train.settings_of(plan)
     if plot_file is not None:
         report.plot(comparison, plot_file)

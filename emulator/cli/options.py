@@ -172,10 +172,17 @@ trace_options = together(
 """How traces are read."""
 
 
-def link_options(rate: str) -> Callable:
-    """--rate, --delay, --loss and --seed of a testbed's links."""
+def link_options(rate: str | None, shown: str = "") -> Callable:
+    """--rate, --delay, --loss and --seed of a testbed's links. `shown`: what holds where `rate` is None."""
     return together(
-        click.option("--rate", "rate_bps", type=RATE, default=rate, help="Rate of each link, both ways."),
+        click.option(
+            "--rate",
+            "rate_bps",
+            type=RATE,
+            default=rate,
+            show_default=shown or True,
+            help="Rate of each link, both ways.",
+        ),
         click.option("--delay", "delay_s", type=TIME, default="0us", help="Delay of each link, each way."),
         option(
             "--loss",

@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from emulator.bench.mininet import machine
+from emulator.bench.mininet.machine import FLAT, RING, TREE
 from emulator.bench.network import measure as network
 from emulator.bench.network.measure import LinkTally
 from emulator.bench.ranks.reducing import GLOO, SWITCHML
@@ -29,10 +31,6 @@ from switchml.control.mac import mac_text
 from switchml.errors import ConfigError
 from switchml.protocol import sizes
 
-RING = "ring"
-"""Gloo's all-reduce, through bridges."""
-TREE, FLAT = "tree", "flat"
-"""Racks whose switches aggregate, too, and racks that leave it to the switch above them."""
 BMV2_SLOTS = 32
 """As many packets as simple_switch's ports hold."""
 QUEUED_S = 0.005
@@ -124,6 +122,11 @@ class Row:
         """Bits of tensor a second, from the median time."""
         return 8 * self.size_bytes / self.tally.median_s
 
+    def bound_s(self, plan: MininetPlan) -> float:
+        """What the links alone take."""
+        case = self.case
+        return machine.bound_s(plan, case.series, case.workers, case.slots, case.layout.link.loss, case.layout.racks)
+
 
 def cases(plan: MininetPlan) -> list[Case]:
     """The experiment, row by row."""
@@ -192,6 +195,35 @@ def run(
                 rows.append(Row(case, _measure(plan, case, fabric, progress), plan.size_bytes))
                 on_row(rows[-1])
     return rows
+
+
+def at_a_rate_that_links_limit(plan: MininetPlan, progress: Callable[[str], None]) -> MininetPlan:
+    """The plan with a rate that this machine's processors keep up with, which a small all-reduce of the most hosts
+    measures. To be called inside a world of its own."""
+    reducing_context((GLOO,))
+    slowest = max(cases(plan), key=lambda case: (case.series != RING, case.workers))
+
+    link = replace(slowest.layout.link, rate_bps=machine.PROBE_BPS, loss=0.0)
+    probe = replace(slowest, layout=replace(slowest.layout, link=link), slots=min(slowest.slots, BMV2_SLOTS))
+    small = replace(plan, size_bytes=machine.PROBE_BYTES, repeats=1, warmup=1)
+    with built(probe.layout, [], progress) as fabric:
+        row = Row(probe, _measure(small, probe, fabric, progress), small.size_bytes)
+    return replace(plan, rate_bps=machine.rate_for(row.goodput_bps))
+
+
+def warnings(plan: MininetPlan, rows: list[Row]) -> list[str]:
+    """Of rows that processors slowed down, where nothing is lost on purpose."""
+    timed = [
+        machine.Timed(
+            f"{row.case.series}, {row.case.workers} hosts",
+            row.tally.median_s,
+            row.bound_s(plan),
+            sum(row.tally.cpu_seconds.values()) / sum(row.tally.seconds),
+        )
+        for row in rows
+        if not row.case.layout.link.loss
+    ]
+    return list(machine.warnings(timed, plan.rate_bps))
 
 
 def _measure(plan: MininetPlan, case: Case, fabric: Fabric, progress: Callable[[str], None]) -> LinkTally:

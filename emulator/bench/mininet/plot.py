@@ -20,6 +20,11 @@ def draw(plan: MininetPlan, rows: Sequence[Row], path: Path) -> None:
     with plotting.figure(path, title, (10 if has_trunks else 7, 4.4), columns=1 + has_trunks) as (axes, *trunks):
         if plan.experiment in ("allreduce", "two-racks"):
             _draw_bars(axes, rows, [row.tally.median_s * 1e3 for row in rows])
+            for place, row in enumerate(rows):
+                bound = row.bound_s(plan) * 1e3
+                label = "bound of the links" if place == 0 else None
+                axes.hlines(bound, place - 0.4, place + 0.4, colors="black", linestyles="--", label=label)
+            axes.legend()
         else:
             _draw_lines(axes, plan, rows)
         axes.set(ylabel="time (ms)")
@@ -39,6 +44,8 @@ def _draw_lines(axes, plan: MininetPlan, rows: Sequence[Row]) -> None:
         colour = COLOURS.get(series, plotting.SWITCHML)
         axes.fill_between(x, low, high, color=colour, alpha=0.15)
         axes.plot(x, [row.tally.median_s * 1e3 for row in points], "o-", color=colour, label=title_of(points[0]))
+        bounds = [row.bound_s(plan) * 1e3 for row in points]
+        axes.plot(x, bounds, "--", color=colour, alpha=0.7, label=f"{title_of(points[0])}: bound of the links")
     if plan.experiment == "slots":
         axes.set_xscale("log", base=2)
         axes.set_xticks([row.case.x for row in rows], [f"{row.case.x:g}" for row in rows])

@@ -38,6 +38,7 @@ def as_json(plan: MininetPlan, rows: Sequence[Row]) -> dict[str, Any]:
                 "seconds": row.tally.median_s,
                 "all_seconds": row.tally.seconds,
                 "goodput_bps": row.goodput_bps,
+                "bound_s": row.bound_s(plan),
                 "error": row.tally.error,
                 "checksum": f"{row.tally.checksum:016x}",
                 **row.tally.packets_as_json(),
@@ -54,6 +55,7 @@ def columns(plan: MininetPlan, has_trunks: bool) -> list[Column]:
         text("sum by", least=17 if plan.experiment == "two-racks" else 11),
         number(AXES[plan.experiment], "%" if plan.experiment == "loss" else "", least=5),
         number("time", "ms", least=7),
+        number("bound", "ms", drop=1, least=7),
         number("least", "ms", drop=3, least=7),
         number("most", "ms", drop=3, least=7),
         number("goodput", "Mbit/s", least=6),
@@ -68,10 +70,11 @@ def cells(plan: MininetPlan, row: Row, has_trunks: bool) -> list[str]:
     """One case's row."""
     tally, n = row.tally, len(row.tally.seconds)
     trunks = tally.sent_bytes.get("trunks up", 0) / n / 1e6
+    times = (tally.median_s, row.bound_s(plan), min(tally.seconds), max(tally.seconds))
     return [
         title_of(row),
         f"{100 * row.case.x:.2f}" if plan.experiment == "loss" else f"{row.case.x:g}",
-        *(f"{seconds * 1e3:,.0f}" for seconds in (tally.median_s, min(tally.seconds), max(tally.seconds))),
+        *(f"{seconds * 1e3:,.0f}" for seconds in times),
         f"{row.goodput_bps / 1e6:.1f}",
         f"{tally.sent_bytes['up'] / n / row.case.workers / 1e6:.2f}",
         *([f"{trunks / row.case.layout.racks:.2f}" if trunks else "–"] if has_trunks else []),
@@ -93,6 +96,7 @@ def note(plan: MininetPlan, has_trunks: bool) -> str:
     """What the columns are."""
     rack_sends = " Rack sends: to the other racks, in one." if has_trunks else ""
     return (
-        f"time: of the slowest rank, median over {plan.repeats} repeats. goodput: of the tensor. host sends: in one "
-        f"all-reduce.{rack_sends} Packets resent and lost: of all hosts and repeats."
+        f"time: of the slowest rank, median over {plan.repeats} repeats. bound: what the links alone take. "
+        f"goodput: of the tensor. host sends: in one all-reduce.{rack_sends} Packets resent and lost: of all hosts "
+        "and repeats."
     )

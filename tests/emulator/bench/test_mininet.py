@@ -12,8 +12,10 @@ from pathlib import Path
 import pytest
 from scapy.utils import rdpcap
 
+from emulator.bench.mininet import machine
 from emulator.bench.mininet.experiments import FLAT, RING, TREE, MininetPlan, cases, check
 from switchml.errors import ConfigError
+from switchml.protocol import sizes
 from switchml.scapy_layers import SwitchMLv2
 from tests.support.html_pages import read_page
 
@@ -195,3 +197,28 @@ def test_every_example_has_a_test():
     text = Path(__file__).read_text()
     mininets = [path for path in EXAMPLES.iterdir() if not path.suffix]  # those in Python have tests of their own
     assert all(f'"{path.name}"' in text for path in mininets)
+
+
+def test_rates_are_those_that_processors_keep_up_with():
+    assert [machine.rate_for(goodput / machine.SHARE) for goodput in (5e5, 1.1e6, 4.9e6, 5.1e6, 3e7, 9e9)] == [
+        1e6, 1e6, 2e6, 5e6, 2e7, 1e8,
+    ]  # fmt: skip
+
+
+def test_bounds_of_links():
+    """By hand: 1 MiB are 1024 packets of 1024 bytes, and the headers that tbf counts."""
+    plan = MininetPlan(size_bytes=1 << 20, rate_bps=1e7)
+    packet_s = 8 * (1024 + sizes.FRAME_OVERHEAD_BYTES) / 1e7
+    ours = machine.bound_s(plan, "p4", workers=4, slots=64, link_loss=0.0, racks=1)
+    assert ours == pytest.approx((1023 + 2) * packet_s)
+    windows = machine.bound_s(plan, "p4", workers=4, slots=1, link_loss=0.0, racks=1)
+    assert windows == pytest.approx((1023 + 1) * 2 * packet_s)
+    ring = machine.bound_s(plan, RING, workers=4, slots=0, link_loss=0.0, racks=1)
+    assert ring == pytest.approx(1.5 * 8 * 2**20 / 1e7 / sizes.TCP_SHARE)
+
+
+def test_a_warning_where_processors_were_the_limit():
+    rows = [machine.Timed("p4, 4 hosts", 2.0, 1.0, 1.9), machine.Timed("ring, 4 hosts", 1.1, 1.0, 0.4)]
+    (line,) = machine.warnings(rows, 1e8)
+    assert line.startswith("1 of 2 rows took over 1.3 times what their links take, at most 2.0 times (p4, 4 hosts; 1.9")
+    assert list(machine.warnings(rows[1:], 1e8)) == []
