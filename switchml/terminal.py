@@ -139,10 +139,9 @@ def progress(what: str, total: float | None = None, done: float = 0) -> Iterator
     columns = (
         SpinnerColumn(),
         TextColumn("{task.description}"),
-        BarColumn(bar_width=20),
+        BarColumn(bar_width=8),
         TextColumn("{task.fields[text]}"),
-        TimeElapsedColumn(),
-        *([TimeRemainingColumn()] if total else []),
+        TimeRemainingColumn(compact=True) if total else TimeElapsedColumn(),
     )
     shown = Progress(*columns, console=console, transient=True, redirect_stdout=False, redirect_stderr=False)
     number = shown.add_task(plain(what), total=total, completed=int(done), text="")

@@ -37,6 +37,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items[:] = selected
 
 
+@pytest.fixture
+def as_on_a_terminal(monkeypatch) -> None:
+    """Commands that a test starts show progress, though their stderr is a pipe."""
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")
+    monkeypatch.setenv("TERM", "xterm")
+
+
 def _missing(item: pytest.Item) -> str:
     """What a test's markers require and this machine lacks; "" if nothing."""
     if item.get_closest_marker("root") and os.geteuid() != 0:

@@ -21,9 +21,7 @@ def progress(steps: int) -> Iterator[Callable[[Step], None]]:
 
 def described(step: Step, steps: int) -> str:
     """One line."""
-    line = (
-        f"step {step.step}/{steps}, loss {step.loss:.4f}, accuracy {step.accuracy:.1%}, {step.images_per_s:.0f} img/s"
-    )
+    line = f"{step.step}/{steps}, loss {step.loss:.4f}, accuracy {step.accuracy:.1%}, {step.images_per_s:.0f} img/s"
     return f"{line}, {listed(step.choices)}" if step.choices else line
 
 

@@ -104,6 +104,7 @@ def test_progress_is_for_terminals(capsys, monkeypatch):
         task.step("starting")
     assert capsys.readouterr().err == ""
     monkeypatch.setenv("TTY_COMPATIBLE", "1")
+    monkeypatch.setenv("TERM", "xterm")
     with terminal.progress("sweep", 3) as task:
         task.advance()
         say("a row")  # makes the progress give way, and stays

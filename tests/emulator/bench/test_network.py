@@ -89,8 +89,7 @@ def test_several_ranks_a_host(ready):
 
 @pytest.mark.root
 @pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGKILL])
-def test_nothing_stays(ready, ending, monkeypatch):
-    monkeypatch.setenv("TTY_COMPATIBLE", "1")  # progress is for terminals
+def test_nothing_stays(ready, ending, as_on_a_terminal):
     process = start("--workers", "2", "--against", "none", "--loss", "0.01", "--repeats", "1000", "--size", "256K")
     assert any("repeat " in line for line in process.stderr)
     family = psutil.Process(process.pid).children(recursive=True)
