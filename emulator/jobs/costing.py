@@ -269,7 +269,7 @@ def _code(model: Transformer, job: Job, machine: Machine) -> transformer.Code:
     implementation = implementations()[job.implemented_by(model)]
     rates = 0.0, 0.0
     if job.flash(model):
-        name, head = job.attention_kernel(model), model.hidden // model.heads
+        name, head = job.attention_kernel(model), model.head
         kernel = attention_kernels()[name]
         rates = kernel.rates(machine.device, name, job.precision, job.sample_tokens(model), head)
     return transformer.Code(

@@ -44,9 +44,9 @@ class _Sizes:
             tokens=tokens,
             whole=gathered / (job.tp if job.sequence_parallel else 1),
             gathered=gathered,
-            heads=gathered / job.tp,
+            heads=e * tokens * model.query_width / job.tp,
             keys=e * tokens * model.key_width / min(job.tp, model.key_heads),
-            inner=e * tokens * model.width * model.experts_per_token / job.tp,
+            inner=e * tokens * model.width * (model.experts_per_token + model.shared_experts) / job.tp,
             gradient=gradient_bytes(job),
         )
 
@@ -151,8 +151,8 @@ class _Layer:
 
     def mlp(self, x: int) -> int:
         model, size, block = self.model, self.size, self.block
-        local = model.experts / self.job.ep
-        share = size.heads / size.gathered
+        local = model.experts / self.job.ep + model.shared_experts
+        share = 1 / self.job.tp
         matrix = model.hidden * model.width * share * local
         bias = model.width * share * local if model.biases else 0.0
         m = self.gathered(self.norm(x))

@@ -184,7 +184,7 @@ class Job:
         holds_copy = model.tied_embedding and self.pp > 1
         return {
             "attention": model.attention_parameters / self.tp,
-            "mlp": model.mlp_parameters / self.ep / self.tp,
+            "mlp": (model.mlp_parameters - (1 - 1 / self.ep) * model.routed_parameters) / self.tp,
             "embedding": model.embedding_parameters / self.tp,
             "loss": (model.vocabulary * model.hidden if holds_copy else model.head_parameters) / self.tp,
         }

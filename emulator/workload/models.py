@@ -38,6 +38,22 @@ class Transformer:
     """Three matrices in the MLP in place of two (SwiGLU)."""
     experts: int = 1
     experts_per_token: int = 1
+    shared_experts: int = 0
+    """Experts that every token goes to, besides the chosen ones."""
+    dense_layers: int = 0
+    """Layers without experts, with an MLP of `dense_ffn`. They are costed as the others are: in the models that have
+    any, a token goes through as many weights in both."""
+    dense_ffn: int = 0
+    head_size: int = 0
+    """Of a head's queries, keys and values; 0: `hidden` / `heads`."""
+    head_norms: bool = False
+    """Queries and keys are normalized, with weights of a head's size."""
+    query_rank: int = 0
+    kv_rank: int = 0
+    """Multi-head latent attention (DeepSeek-V2, 2024, section 2.1): queries, and keys with values, are made of latent
+    vectors so wide; 0: of the layer's input."""
+    rotary_size: int = 0
+    """Of latent attention: what positions turn is apart, and so much longer are queries and keys."""
     tied_embedding: bool = True
     """The projection onto the vocabulary is the embedding again."""
     learned_positions: bool = True
@@ -54,11 +70,18 @@ class Transformer:
         for key in ("layers", "hidden", "heads", "vocabulary", "sequence", "experts", "experts_per_token"):
             if getattr(self, key) < 1:
                 raise ConfigError(f"{key} is {getattr(self, key)}; expected at least 1")
-        if self.hidden % self.heads or self.heads % self.key_heads:
+        if (not self.head_size and self.hidden % self.heads) or self.heads % self.key_heads:
             raise ConfigError(
                 f"hidden ({self.hidden}) must be a multiple of heads ({self.heads}), "
                 f"and that of kv_heads ({self.key_heads})"
             )
+        for key in ("shared_experts", "dense_layers", "dense_ffn", "head_size", "query_rank", "kv_rank", "rotary_size"):
+            if getattr(self, key) < 0:
+                raise ConfigError(f"{key} is {getattr(self, key)}; expected at least 0")
+        if self.dense_layers > self.layers or bool(self.dense_layers) != bool(self.dense_ffn):
+            raise ConfigError(f"dense_layers ({self.dense_layers}) and dense_ffn ({self.dense_ffn}) go together")
+        if bool(self.query_rank) != bool(self.kv_rank):
+            raise ConfigError("latent attention has both a query_rank and a kv_rank")
         if self.experts_per_token > self.experts:
             raise ConfigError(f"experts_per_token is {self.experts_per_token}, but there are {self.experts} experts")
         datafile.check_name("attention", self.attention, attention_names())
@@ -75,23 +98,50 @@ class Transformer:
         return self.ffn or 4 * self.hidden
 
     @property
+    def head(self) -> int:
+        """Elements of a head."""
+        return self.head_size or self.hidden // self.heads
+
+    @property
+    def query_width(self) -> int:
+        """Of queries without what positions turn, and of the context."""
+        return self.head * self.heads
+
+    @property
     def key_width(self) -> int:
         """Of keys, and of values."""
-        return self.hidden // self.heads * self.key_heads
+        return self.head * self.key_heads
+
+    @property
+    def projections(self) -> int:
+        """Weights of one layer's attention that a token is multiplied with."""
+        h, q, k = self.hidden, self.query_width, self.key_width
+        if not self.kv_rank:
+            return 2 * h * q + 2 * h * k
+        queries = self.query_rank * (h + q + self.heads * self.rotary_size)
+        return queries + h * (self.kv_rank + self.rotary_size) + self.kv_rank * 2 * k + q * h
 
     @property
     def attention_parameters(self) -> int:
         """Of one layer, its two norms included."""
-        h, k = self.hidden, self.key_width
-        biases = 2 * h + 2 * k if self.biases else 0
-        return 2 * h * h + 2 * h * k + biases + (4 if self.biases else 2) * h
+        biases = self.hidden + self.query_width + 2 * self.key_width if self.biases else 0
+        norms = (4 if self.biases else 2) * self.hidden + self.query_rank + self.kv_rank
+        return self.projections + biases + norms + (2 * self.head if self.head_norms else 0)
+
+    def _mlp(self, width: int) -> int:
+        return (3 if self.gated else 2) * self.hidden * width + (width + self.hidden if self.biases else 0)
 
     @property
-    def mlp_parameters(self) -> int:
-        """Of one layer, all experts and their router."""
-        h, f = self.hidden, self.width
-        one = (3 if self.gated else 2) * h * f + (f + h if self.biases else 0)
-        return one * self.experts + (h * self.experts if self.experts > 1 else 0)
+    def routed_parameters(self) -> float:
+        """Of a mean layer, the experts that tokens choose from, and their router."""
+        routed = self._mlp(self.width) * self.experts + (self.hidden * self.experts if self.experts > 1 else 0)
+        return routed * (self.layers - self.dense_layers) / self.layers
+
+    @property
+    def mlp_parameters(self) -> float:
+        """Of a mean layer: all experts and their router, or the MLP of a layer without."""
+        shared = self.shared_experts * self._mlp(self.width) * (self.layers - self.dense_layers)
+        return self.routed_parameters + (shared + self.dense_layers * self._mlp(self.dense_ffn)) / self.layers
 
     @property
     def embedding_parameters(self) -> int:
@@ -106,14 +156,16 @@ class Transformer:
     @property
     def parameters(self) -> int:
         layers = self.layers * (self.attention_parameters + self.mlp_parameters)
-        return layers + self.embedding_parameters + self.head_parameters + (2 if self.biases else 1) * self.hidden
+        whole = layers + self.embedding_parameters + self.head_parameters + (2 if self.biases else 1) * self.hidden
+        return round(whole)
 
     def flops_per_sample(self, sequence: int) -> float:
         """Model FLOPs of forward and backward for one sequence, nothing recomputed; 2 a multiply-add, causal attention
         counted in full (Narayanan et al., SC 2021, appendix)."""
-        h, k, f = self.hidden, self.key_width, self.width
-        mlp = (3 if self.gated else 2) * h * f * self.experts_per_token
-        layer = 2.0 * sequence * (2 * h * h + 2 * h * k + mlp) + 4.0 * sequence**2 * h
+        h, f = self.hidden, self.width
+        mlp = (3 if self.gated else 2) * h * f * (self.experts_per_token + self.shared_experts)
+        scores = 2 * self.query_width + self.heads * self.rotary_size
+        layer = 2.0 * sequence * (self.projections + mlp) + 2.0 * sequence**2 * scores
         return 3.0 * (self.layers * layer + 2.0 * sequence * h * self.vocabulary)
 
 

@@ -77,18 +77,32 @@ def _products(
     return tuple(forward), tuple(backward)
 
 
+def _queries(model: Transformer, tokens: float, k: float, job: Job, code: Code) -> tuple[tuple, tuple]:
+    """Queries, keys and values: one product; with latent attention one down, on every rank, and two up again."""
+    h, t = model.hidden, job.tp
+    if not model.kv_rank:
+        return _products((model.query_width + 2 * k) / t, tokens, h, 1, job, code, has_bias=model.biases)
+    turned = model.heads * model.rotary_size
+    steps = [
+        _products(model.query_rank + model.kv_rank + model.rotary_size, tokens, h, 1, job, code),
+        _products((model.query_width + turned) / t, tokens, model.query_rank, 1, job, code),
+        _products(2 * k / t, tokens, model.kv_rank, 1, job, code),
+    ]
+    return sum((forward for forward, _ in steps), ()), sum((backward for _, backward in reversed(steps)), ())
+
+
 def attention(model: Transformer, job: Job, code: Code) -> Segment:
     """Norm, queries keys and values, scores, softmax, dropout, context, output, residual."""
     how, traffic = code.implementation, code.attention_traffic
     e, t, b, s = job.element_bytes, job.tp, job.micro_batch, job.tokens(model)
     whole_s = job.sample_tokens(model)
-    h, k = model.hidden, max(model.key_width, model.hidden // model.heads * t)
-    tokens, head = b * s, h // model.heads
+    h, q, k = model.hidden, model.query_width, max(model.key_width, model.head * t)
+    tokens, head = b * s, model.head + model.rotary_size / 2
     whole = tokens * h / (t if job.sequence_parallel else 1)
-    split = tokens * h / t
+    split = tokens * q / t
     heads = b * model.heads / t
-    qkv, qkv_back = _products((h + 2 * k) / t, tokens, h, 1, job, code, has_bias=model.biases)
-    out, out_back = _products(h, tokens, h / t, 1, job, code, has_bias=model.biases)
+    qkv, qkv_back = _queries(model, tokens, k, job, code)
+    out, out_back = _products(h, tokens, q / t, 1, job, code, has_bias=model.biases)
     if job.flash(model):
         forward_flops, backward_flops = code.attention_flops
         core = [at_rate(forward_flops, s, whole_s / 2, 2 * head, heads)]
@@ -105,16 +119,16 @@ def attention(model: Transformer, job: Job, code: Code) -> Segment:
             core += [memory(2 * e * scores)] * 5
             core_back += [memory(3 * e * scores)] * 4
     if not model.learned_positions:
-        turned = tokens * (h + k) / t
+        turned = tokens * (q + k) / t
         core = [*_sweeps(how.rotary, turned, e), *core]
         core_back = [*core_back, *_sweeps(how.rotary_back, turned, e)]
     forward = [*_sweeps(how.norm, whole, e), *qkv, *core, *_sweeps(how.context, split, e), *out]
     forward += _sweeps(how.residual, whole, e)
     backward = [*_sweeps(how.residual_back, whole, e), *out_back, *_sweeps(how.context_back, split, e), *core_back]
-    backward += [*_sweeps(how.joined_back, tokens * (h + 2 * k) / t, e), *qkv_back]
+    backward += [*_sweeps(how.joined_back, tokens * (q + 2 * k) / t, e), *qkv_back]
     backward += _sweeps(how.norm_back, whole, e)
     reduced = e * tokens * h if t > 1 else 0.0
-    context = e * tokens * (2 * k if job.cp_exchange == "ring" else 2 * h + 2 * k) / t if job.cp > 1 else 0.0
+    context = e * tokens * (2 * k if job.cp_exchange == "ring" else 2 * q + 2 * k) / t if job.cp > 1 else 0.0
     rows = _rows(*forward), _rows(*backward), _rows(*core)
     return Segment("attention", *rows, reduce_bytes=reduced, context_bytes=context)
 
@@ -133,6 +147,12 @@ def mlp(model: Transformer, job: Job, code: Code) -> Segment:
     down, down_back = _products(h, inner / local, f / t, local, job, code, has_bias=model.biases)
     middle, middle_back = (how.gated, how.gated_back) if model.gated else (how.activation, how.activation_back)
     forward = [*_sweeps(how.norm, whole, e), *up, *_sweeps(middle, inner * f / t, e)]
+    if model.shared_experts:
+        shared = model.shared_experts * f
+        own_up, own_up_back = _products(ways * shared / t, tokens, h, 1, job, code)
+        own_down, own_down_back = _products(h, tokens, shared / t, 1, job, code)
+        up_back = (*up_back, *own_down_back, *own_up_back)
+        forward = [*forward, *own_up, *own_down]
     needed = len(forward)
     forward += [*down, *_sweeps(how.residual, whole, e)]
     unneeded = len(forward) - needed if model.experts == 1 else 0
