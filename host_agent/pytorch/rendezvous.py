@@ -169,9 +169,20 @@ class Rendezvous:
         address = self._own.address if self._own is not None else self._given_address()
         assert address is not None
         if self._own is None and self.known_address is None:
-            for one in filter(None, map(str.strip, address.split(","))):
-                client.wait_for(one, timeout_s=min(self.timeout.total_seconds(), reach_timeout_s()))
+            self._reach(address)
         return Invitation(address, self._job_name(), os.environ.get("SWITCHML_SECRET") or secrets.token_urlsafe(24))
+
+    def _reach(self, addresses: str) -> None:
+        """Wait until the aggregators are there. Raises JoinError for one that is not; where one refuses to answer,
+        joining explains better what is wrong."""
+        timeout_s = min(self.timeout.total_seconds(), reach_timeout_s())
+        for address in filter(None, map(str.strip, addresses.split(","))):
+            deadline = time.monotonic() + timeout_s
+            try:
+                client.wait_for(address, timeout_s=timeout_s)
+            except JoinError:
+                if time.monotonic() >= deadline - client.RETRY_S:
+                    raise
 
     def _job_name(self) -> str:
         """SWITCHML_JOB; else torchrun's run, or "torch", and six digits. Sub-groups always have the digits."""
