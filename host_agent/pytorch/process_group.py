@@ -28,6 +28,7 @@ from host_agent import recording
 from host_agent.agent import HostAgent
 from host_agent.base import Agent
 from host_agent.loop import warm_up
+from host_agent.pytorch import collectives
 from host_agent.pytorch.compiling import never_compiled, never_compiled_methods
 from host_agent.pytorch.rendezvous import Rendezvous, without_traceback
 from host_agent.pytorch.work import AllReduceWork, CallbackThreads, flat_memory
@@ -53,7 +54,8 @@ GLOO_METHODS = (
     "recv", "recv_anysource", "barrier", "monitored_barrier", "get_group_store", "_get_backend", "_start_coalescing",
     "_end_coalescing", "_set_sequence_number_for_group", "_get_sequence_number_for_group",
 )  # fmt: skip
-"""Methods of ProcessGroup that are Gloo's alone. A torch that lacks one of them is fine."""
+"""Methods of ProcessGroup that are Gloo's, except for what collectives.py takes. A torch that lacks one of them is
+fine."""
 
 JOIN_TIMEOUT_S = 60.0
 """All ranks are here, as Gloo has connected them: an aggregator that can't be reached need not cost half an hour."""
@@ -96,7 +98,8 @@ class SwitchMLProcessGroup(dist.ProcessGroup):
         self._failed = False
         self._shutdown_lock = threading.Lock()
         self._submit_lock = threading.Lock()
-        self._callbacks = CallbackThreads(f"switchml-callbacks-{rank}")
+        self.callbacks = CallbackThreads(f"switchml-callbacks-{rank}")
+        self._takes_all = os.environ.get("SWITCHML_COLLECTIVES") == "1"
         store = _unused_part(store, size)
         rendezvous = None
         if size > 1 or self._is_default:
@@ -163,7 +166,7 @@ class SwitchMLProcessGroup(dist.ProcessGroup):
 
     _set_default_timeout = set_timeout
 
-    def _seconds(self, timeout: timedelta | None) -> float:
+    def seconds(self, timeout: timedelta | None) -> float:
         """A call's own timeout, or else the group's. That is Gloo's, where torch sets it (`_set_pg_timeout`)."""
         if timeout is None:
             timeout = self._require_gloo()._get_backend(torch.device("cpu")).options._timeout
@@ -182,7 +185,19 @@ class SwitchMLProcessGroup(dist.ProcessGroup):
         takes_sparse = self.agent is not None and self.agent.takes_sparse
         if takes_sparse and len(listed) == 1 and _carries(listed, op, torch.sparse_coo) and listed[0].numel():
             return self._submit_sparse(listed[0], op, timeout)
+        if self._takes_all and len(listed) == 1:
+            with self._submit_lock:
+                work = collectives.all_reduce(self, listed, op, self.seconds(timeout))
+            if work is not None:
+                return work
         return gloo.allreduce(tensors, *args, **kwargs)
+
+    def take(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Work | None:
+        """Another method's call, if the aggregator takes it."""
+        if not self._takes_all:
+            return None
+        with self._submit_lock:  # keeps what belongs to one call together
+            return collectives.take(self, name, args, kwargs)
 
     def allreduce_coalesced(self, tensors: Any, *args: Any, **kwargs: Any) -> Work:
         """`allreduce_coalesced(tensors, options)`: each tensor summed for itself."""
@@ -197,9 +212,9 @@ class SwitchMLProcessGroup(dist.ProcessGroup):
         the group has seen a CUDA tensor, the queue of those does."""
         from host_agent.pytorch.sparse import Rows, spread, union_of_rows
 
-        timeout_s = self._seconds(timeout)
+        timeout_s = self.seconds(timeout)
         self._expect_cuda([tensor])
-        work = self._work_type([tensor])([tensor], 1, self._callbacks)
+        work = self._work_type([tensor])([tensor], 1, self.callbacks)
         rows = Rows(tensor)
         put_back = self._cuda.on_stream(tensor) if tensor.is_cuda else contextlib.nullcontext
 
@@ -240,8 +255,8 @@ class SwitchMLProcessGroup(dist.ProcessGroup):
         mean = op == dist.ReduceOp.AVG
         self._expect_cuda(tensors)
         summed = [tensor for tensor in tensors if tensor.numel() and self.agent is not None]
-        work = self._work_type(tensors)(tensors, len(summed), self._callbacks)
-        timeout_s = self._seconds(timeout)
+        work = self._work_type(tensors)(tensors, len(summed), self.callbacks)
+        timeout_s = self.seconds(timeout)
         # The lock keeps the tensors of one call together, in an order that is the same on all ranks.
         with self._submit_lock, recording.launching():
             for tensor in summed:
@@ -256,18 +271,9 @@ class SwitchMLProcessGroup(dist.ProcessGroup):
     ) -> None:
         """Sum a contiguous CPU tensor in place, then call `done`. After `timeout_s` the agent gives up the job.
         `sparse`: the agent's word about blocks of zeros if None."""
-        agent = self.agent
-
-        def on_done(error: BaseException | None) -> None:
-            if isinstance(error, JobError):
-                self._failed = True
-            done(self._in_global_ranks(error))
-
-        if agent is None:
-            on_done(JobError("the process group was destroyed"))
-            return
         address = tensor.data_ptr()
-        try:
+
+        def submit(agent: Agent, on_done: Done) -> None:
             agent.allreduce_address(
                 address,
                 address,
@@ -279,6 +285,23 @@ class SwitchMLProcessGroup(dist.ProcessGroup):
                 keep=tensor,
                 sparse=sparse,
             )
+
+        self.call_agent(submit, done)
+
+    def call_agent(self, submit: Callable[[Agent, Done], None], done: Done) -> None:
+        """Have `submit` give the agent a call; `done` is called once, also if that fails."""
+        agent = self.agent
+
+        def on_done(error: BaseException | None) -> None:
+            if isinstance(error, JobError):
+                self._failed = True
+            done(self._in_global_ranks(error))
+
+        if agent is None:
+            on_done(JobError("the process group was destroyed"))
+            return
+        try:
+            submit(agent, on_done)
         except Exception as error:
             on_done(error)
 
@@ -324,7 +347,7 @@ class SwitchMLProcessGroup(dist.ProcessGroup):
             rendezvous.part(in_good_order)
             if self._is_default:
                 _default_address = None
-        self._callbacks.close()
+        self.callbacks.close()
         if gloo is not None:
             gloo.shutdown()
 
@@ -337,7 +360,9 @@ class SwitchMLProcessGroup(dist.ProcessGroup):
 
 def _gloo_method(name: str) -> Callable[..., Any]:
     def method(self: SwitchMLProcessGroup, *args: Any, **kwargs: Any) -> Any:
-        return getattr(self._require_gloo(), name)(*args, **kwargs)
+        gloo = self._require_gloo()
+        work = self.take(name, args, kwargs)
+        return work if work is not None else getattr(gloo, name)(*args, **kwargs)
 
     method.__name__ = name
     method.__doc__ = getattr(dist.ProcessGroup, name).__doc__

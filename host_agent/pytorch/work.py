@@ -86,7 +86,7 @@ class CallbackThreads:
 
 @never_compiled_methods
 class AllReduceWork(Work):
-    """The handle of one all-reduce of one or several tensors, in place.
+    """The handle of one all-reduce of one or several tensors, in place, or of another collective.
 
     `wait` raises what went wrong, as it is (`PeerLost` with its ranks). The future can't: a C++ future carries a
     RuntimeError, whose text holds the name and the message of the original. Its value is a Python list of tensors,
@@ -96,8 +96,8 @@ class AllReduceWork(Work):
     A torch profiler sees a span `switchml:all_reduce`, from here to the end.
     """
 
-    def __init__(self, tensors: list[torch.Tensor], parts: int, callbacks: CallbackThreads):
-        """`parts`: how many times `part_done` will be called."""
+    def __init__(self, tensors: list[torch.Tensor], parts: int, callbacks: CallbackThreads, span: str = SPAN):
+        """`parts`: how many times `part_done` will be called. `span`: its name in a profile."""
         super().__init__()
         self.tensors = tensors
         self.before_finish: list[Callable[[], object]] = []
@@ -109,7 +109,7 @@ class AllReduceWork(Work):
         self._error: BaseException | None = None
         self._trigger: torch.futures.Future[None] | None = None
         self._future: torch.futures.Future[list[torch.Tensor]] | None = None
-        self._end_span = _begin_span(tensors)
+        self._end_span = _begin_span(tensors, span)
         if parts == 0:
             self._finish()
 
@@ -199,12 +199,12 @@ class AllReduceWork(Work):
         self._trigger.set_result(None)
 
 
-def _begin_span(tensors: list[torch.Tensor]) -> Callable[[], object]:
+def _begin_span(tensors: list[torch.Tensor], name: str) -> Callable[[], object]:
     """Begin the profiler's span, if one is running; returns what ends it, on any thread. A recording of ours has a
     better one of the same name."""
     if not torch.autograd._profiler_enabled() or recording.is_on():
         return lambda: None
-    span = _autograd._record_function_with_args_enter(SPAN, *tensors)
+    span = _autograd._record_function_with_args_enter(name, *tensors)
     return lambda: _autograd._record_function_with_args_exit(span)
 
 

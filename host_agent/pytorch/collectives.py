@@ -1,0 +1,222 @@
+"""Which of a process group's collectives go through the aggregator, beside the all-reduce of sums: those of dense CPU
+tensors, where the aggregator takes more than sums (docs/protocol.md, section 11), if SWITCHML_COLLECTIVES=1. Each
+function returns a Work, or None for what Gloo is to do; that depends on nothing but what all ranks agree on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from host_agent.collectives import BITS, SUMS, Move
+from host_agent.pytorch.work import AllReduceWork, copy_back
+from host_agent.tensors import ITEM_BYTES
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Work
+
+    from host_agent.pytorch.process_group import SwitchMLProcessGroup
+
+OPS = {"SUM": "sum", "AVG": "mean", "MIN": "min", "MAX": "max", "BAND": "band", "BOR": "bor", "BXOR": "bxor"}
+"""Ops of torch, and of an agent's collectives. PRODUCT and PREMUL_SUM are Gloo's."""
+
+
+class Batch:
+    """The collectives of one call of torch: one Work, done when all of them are."""
+
+    def __init__(self, group: SwitchMLProcessGroup, outputs: list[torch.Tensor], kind: str, moves: int = 1):
+        self._group, self._kind = group, kind
+        self.work = AllReduceWork(outputs, moves, group.callbacks, span=f"switchml:{kind}")
+
+    def add(
+        self, source: torch.Tensor, target: torch.Tensor, numel: int, timeout_s: float, op: str = "sum", root: int = 0
+    ) -> None:
+        """One collective between contiguous tensors."""
+        dtype = str(source.dtype).removeprefix("torch.")
+        at = source.data_ptr(), target.data_ptr()
+        move = Move(self._kind, *at, numel, dtype, source.element_size(), op, root)
+        self._group.call_agent(
+            lambda agent, done: agent.submit_move(move, done, timeout_s=timeout_s, keep=(source, target)),
+            self.work.part_done,
+        )
+
+    def output(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Contiguous memory for a result that is to be in `tensor` in the end."""
+        if tensor.is_contiguous() and not tensor.is_neg() and not tensor.is_conj():
+            return tensor
+        copy = torch.empty_like(tensor, memory_format=torch.contiguous_format)
+        self.work.before_finish.append(lambda: copy_back(copy, tensor))
+        return copy
+
+
+def in_order(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor's elements in memory as they count: itself, or a copy."""
+    return tensor.detach().resolve_conj().resolve_neg().contiguous()
+
+
+def goes(group: SwitchMLProcessGroup, tensors: Sequence[torch.Tensor], op: Any = None) -> str | None:
+    """The agent's name of `op` ("sum" for None) if the aggregator takes a collective of such tensors, else None."""
+    if group.agent is None or not group.agent.takes_collectives:
+        return None
+    if not tensors or any(
+        each.layout != torch.strided or each.device.type != "cpu" or not each.numel() for each in tensors
+    ):
+        return None
+    if op is None:
+        return "sum"
+    name = next((ours for theirs, ours in OPS.items() if op == getattr(dist.ReduceOp, theirs)), None)
+    dtype = tensors[0].dtype
+    if name in SUMS:
+        return name if str(dtype).removeprefix("torch.") in ITEM_BYTES else None
+    is_real = not dtype.is_complex and dtype.itemsize <= 8
+    return name if name is not None and is_real and not (name in BITS and dtype.is_floating_point) else None
+
+
+def _alike(outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], factor: int) -> bool:
+    """Whether each output is `factor` times as long as its input, and of its dtype."""
+    return len(outputs) == len(inputs) and all(
+        out.numel() == factor * each.numel() and out.dtype == each.dtype
+        for out, each in zip(outputs, inputs, strict=True)
+    )
+
+
+def all_reduce(group: SwitchMLProcessGroup, tensors: list[torch.Tensor], op: Any, timeout_s: float) -> Work | None:
+    """In place; for ops other than sums."""
+    name = goes(group, tensors, op)
+    if name is None or name in SUMS:
+        return None
+    batch = Batch(group, tensors, "all_reduce", len(tensors))
+    for tensor in tensors:
+        batch.add(in_order(tensor), batch.output(tensor), tensor.numel(), timeout_s, name)
+    return batch.work
+
+
+def broadcast(group: SwitchMLProcessGroup, tensors: list[torch.Tensor], root: int, timeout_s: float) -> Work | None:
+    if len(tensors) != 1 or goes(group, tensors) is None:
+        return None
+    batch = Batch(group, tensors, "broadcast")
+    target = batch.output(tensors[0])
+    source = in_order(tensors[0]) if group.rank() == root else target
+    batch.add(source, target, target.numel(), timeout_s, root=root)
+    return batch.work
+
+
+def reduce(
+    group: SwitchMLProcessGroup, tensors: list[torch.Tensor], root: int, op: Any, timeout_s: float
+) -> Work | None:
+    name = goes(group, tensors, op)
+    if name is None or len(tensors) != 1:
+        return None
+    batch = Batch(group, tensors, "reduce")
+    source = in_order(tensors[0])
+    target = batch.output(tensors[0]) if group.rank() == root else source
+    batch.add(source, target, source.numel(), timeout_s, name, root)
+    return batch.work
+
+
+def all_gather_into(
+    group: SwitchMLProcessGroup, outputs: list[torch.Tensor], inputs: list[torch.Tensor], timeout_s: float
+) -> Work | None:
+    if goes(group, [*outputs, *inputs]) is None or not _alike(outputs, inputs, group.size()):
+        return None
+    batch = Batch(group, outputs, "all_gather", len(inputs))
+    for out, each in zip(outputs, inputs, strict=True):
+        batch.add(in_order(each), batch.output(out), each.numel(), timeout_s)
+    return batch.work
+
+
+def all_gather(
+    group: SwitchMLProcessGroup, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], timeout_s: float
+) -> Work | None:
+    """Into a list of tensors of the input's size."""
+    if len(inputs) != 1 or len(outputs) != 1 or goes(group, [*outputs[0], *inputs]) is None:
+        return None
+    if len(outputs[0]) != group.size() or not all(_alike([out], inputs, 1) for out in outputs[0]):
+        return None
+    batch = Batch(group, outputs[0], "all_gather")
+    source = in_order(inputs[0])
+    whole = torch.empty((group.size(), source.numel()), dtype=source.dtype)
+
+    def spread() -> None:
+        for out, part in zip(outputs[0], whole, strict=True):
+            copy_back(part.view_as(out), out)
+
+    batch.work.before_finish.append(spread)
+    batch.add(source, whole, source.numel(), timeout_s)
+    return batch.work
+
+
+def reduce_scatter_from(
+    group: SwitchMLProcessGroup, outputs: list[torch.Tensor], inputs: list[torch.Tensor], op: Any, timeout_s: float
+) -> Work | None:
+    name = goes(group, [*inputs, *outputs], op)
+    if name is None or not _alike(inputs, outputs, group.size()):
+        return None
+    batch = Batch(group, outputs, "reduce_scatter", len(inputs))
+    for out, each in zip(outputs, inputs, strict=True):
+        batch.add(in_order(each), batch.output(out), out.numel(), timeout_s, name)
+    return batch.work
+
+
+def reduce_scatter(
+    group: SwitchMLProcessGroup,
+    outputs: list[torch.Tensor],
+    inputs: list[list[torch.Tensor]],
+    op: Any,
+    timeout_s: float,
+) -> Work | None:
+    """From a list of tensors of the output's size."""
+    if len(outputs) != 1 or len(inputs) != 1 or len(inputs[0]) != group.size():
+        return None
+    if not all(_alike([each], outputs, 1) and each.device.type == "cpu" for each in inputs[0]):
+        return None
+    whole = torch.cat([in_order(each).reshape(-1) for each in inputs[0]])
+    return reduce_scatter_from(group, outputs, [whole], op, timeout_s)
+
+
+def barrier(group: SwitchMLProcessGroup, timeout_s: float) -> Work | None:
+    if group.agent is None or not group.agent.takes_collectives:
+        return None
+    batch = Batch(group, [], "barrier")
+    nothing = torch.empty(0, dtype=torch.uint8)
+    batch.add(nothing, nothing, 0, timeout_s)
+    return batch.work
+
+
+def take(group: SwitchMLProcessGroup, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Work | None:
+    """A call of ProcessGroup's method `name`, with its options object as torch.distributed has it; other styles of
+    calling are Gloo's."""
+    if name not in _METHODS or set(kwargs) - {"opts"}:
+        return None
+    given = [*args, *kwargs.values()]
+    if not given or not hasattr(given[-1], "timeout") or isinstance(given[-1], torch.Tensor):
+        return None
+    *tensors, opts = given
+    return _METHODS[name](group, tensors, opts, group.seconds(opts.timeout if opts.timeout > timedelta(0) else None))
+
+
+_Method = Callable[["SwitchMLProcessGroup", list[Any], Any, float], "Work | None"]
+_METHODS: dict[str, _Method] = {
+    "broadcast": lambda group, t, opts, s: broadcast(group, list(t[0]), opts.rootRank, s),
+    "reduce": lambda group, t, opts, s: reduce(group, list(t[0]), opts.rootRank, opts.reduceOp, s),
+    "barrier": lambda group, t, opts, s: barrier(group, s),
+    "allgather": lambda group, t, opts, s: all_gather(group, list(t[0]), list(t[1]), s),
+    "reduce_scatter": lambda group, t, opts, s: reduce_scatter(group, list(t[0]), list(t[1]), opts.reduceOp, s),
+    "_allgather_base": lambda group, t, opts, s: all_gather_into(group, [t[0]], [t[1]], s),
+    "allgather_into_tensor_coalesced": lambda group, t, opts, s: all_gather_into(group, list(t[0]), list(t[1]), s),
+    "_reduce_scatter_base": lambda group, t, opts, s: reduce_scatter_from(group, [t[0]], [t[1]], opts.reduceOp, s),
+    "reduce_scatter_tensor_coalesced": lambda group, t, opts, s: reduce_scatter_from(
+        group, list(t[0]), list(t[1]), opts.reduceOp, s
+    ),
+}
+_METHODS |= {
+    "all_gather_single": _METHODS["_allgather_base"],
+    "all_gather_single_coalesced": _METHODS["allgather_into_tensor_coalesced"],
+    "reduce_scatter_single": _METHODS["_reduce_scatter_base"],
+    "reduce_scatter_single_coalesced": _METHODS["reduce_scatter_tensor_coalesced"],
+}
+"""Methods of ProcessGroup, in the names of several versions of torch."""
