@@ -61,6 +61,13 @@ GROUPS: dict[str, tuple[Variable, ...]] = {
             "skip blocks that are zero on every rank",
         ),
         Variable(
+            "SWITCHML_COLLECTIVES",
+            "`1`",
+            "none",
+            "torch's collectives beside sums go through the aggregator too, where it takes them; on all ranks alike "
+            "([pytorch](pytorch.md))",
+        ),
+        Variable(
             "SWITCHML_HIERARCHY",
             "`none`, `node`",
             "`none`",

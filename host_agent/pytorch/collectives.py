@@ -7,28 +7,44 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 import torch.distributed as dist
 
 from host_agent.collectives import BITS, SUMS, Move
-from host_agent.pytorch.work import AllReduceWork, copy_back
+from host_agent.pytorch.work import AllReduceWork, CallbackThreads, copy_back
 from host_agent.tensors import ITEM_BYTES
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Work
 
-    from host_agent.pytorch.process_group import SwitchMLProcessGroup
+    from host_agent.base import Agent
+    from host_agent.calls import OnDone
 
 OPS = {"SUM": "sum", "AVG": "mean", "MIN": "min", "MAX": "max", "BAND": "band", "BOR": "bor", "BXOR": "bxor"}
 """Ops of torch, and of an agent's collectives. PRODUCT and PREMUL_SUM are Gloo's."""
 
 
+class Group(Protocol):
+    """What is needed of a process group."""
+
+    agent: Agent | None
+    callbacks: CallbackThreads
+
+    def rank(self) -> int: ...
+
+    def size(self) -> int: ...
+
+    def seconds(self, timeout: timedelta | None) -> float: ...
+
+    def call_agent(self, submit: Callable[[Agent, OnDone], None], done: OnDone) -> None: ...
+
+
 class Batch:
     """The collectives of one call of torch: one Work, done when all of them are."""
 
-    def __init__(self, group: SwitchMLProcessGroup, outputs: list[torch.Tensor], kind: str, moves: int = 1):
+    def __init__(self, group: Group, outputs: list[torch.Tensor], kind: str, moves: int = 1):
         self._group, self._kind = group, kind
         self.work = AllReduceWork(outputs, moves, group.callbacks, span=f"switchml:{kind}")
 
@@ -58,7 +74,7 @@ def in_order(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().resolve_conj().resolve_neg().contiguous()
 
 
-def goes(group: SwitchMLProcessGroup, tensors: Sequence[torch.Tensor], op: Any = None) -> str | None:
+def goes(group: Group, tensors: Sequence[torch.Tensor], op: Any = None) -> str | None:
     """The agent's name of `op` ("sum" for None) if the aggregator takes a collective of such tensors, else None."""
     if group.agent is None or not group.agent.takes_collectives:
         return None
@@ -84,7 +100,7 @@ def _alike(outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], fact
     )
 
 
-def all_reduce(group: SwitchMLProcessGroup, tensors: list[torch.Tensor], op: Any, timeout_s: float) -> Work | None:
+def all_reduce(group: Group, tensors: list[torch.Tensor], op: Any, timeout_s: float) -> Work | None:
     """In place; for ops other than sums."""
     name = goes(group, tensors, op)
     if name is None or name in SUMS:
@@ -95,7 +111,7 @@ def all_reduce(group: SwitchMLProcessGroup, tensors: list[torch.Tensor], op: Any
     return batch.work
 
 
-def broadcast(group: SwitchMLProcessGroup, tensors: list[torch.Tensor], root: int, timeout_s: float) -> Work | None:
+def broadcast(group: Group, tensors: list[torch.Tensor], root: int, timeout_s: float) -> Work | None:
     if len(tensors) != 1 or goes(group, tensors) is None:
         return None
     batch = Batch(group, tensors, "broadcast")
@@ -105,9 +121,7 @@ def broadcast(group: SwitchMLProcessGroup, tensors: list[torch.Tensor], root: in
     return batch.work
 
 
-def reduce(
-    group: SwitchMLProcessGroup, tensors: list[torch.Tensor], root: int, op: Any, timeout_s: float
-) -> Work | None:
+def reduce(group: Group, tensors: list[torch.Tensor], root: int, op: Any, timeout_s: float) -> Work | None:
     name = goes(group, tensors, op)
     if name is None or len(tensors) != 1:
         return None
@@ -119,7 +133,7 @@ def reduce(
 
 
 def all_gather_into(
-    group: SwitchMLProcessGroup, outputs: list[torch.Tensor], inputs: list[torch.Tensor], timeout_s: float
+    group: Group, outputs: list[torch.Tensor], inputs: list[torch.Tensor], timeout_s: float
 ) -> Work | None:
     if goes(group, [*outputs, *inputs]) is None or not _alike(outputs, inputs, group.size()):
         return None
@@ -130,7 +144,7 @@ def all_gather_into(
 
 
 def all_gather(
-    group: SwitchMLProcessGroup, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], timeout_s: float
+    group: Group, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], timeout_s: float
 ) -> Work | None:
     """Into a list of tensors of the input's size."""
     if len(inputs) != 1 or len(outputs) != 1 or goes(group, [*outputs[0], *inputs]) is None:
@@ -151,7 +165,7 @@ def all_gather(
 
 
 def reduce_scatter_from(
-    group: SwitchMLProcessGroup, outputs: list[torch.Tensor], inputs: list[torch.Tensor], op: Any, timeout_s: float
+    group: Group, outputs: list[torch.Tensor], inputs: list[torch.Tensor], op: Any, timeout_s: float
 ) -> Work | None:
     name = goes(group, [*inputs, *outputs], op)
     if name is None or not _alike(inputs, outputs, group.size()):
@@ -163,7 +177,7 @@ def reduce_scatter_from(
 
 
 def reduce_scatter(
-    group: SwitchMLProcessGroup,
+    group: Group,
     outputs: list[torch.Tensor],
     inputs: list[list[torch.Tensor]],
     op: Any,
@@ -178,7 +192,7 @@ def reduce_scatter(
     return reduce_scatter_from(group, outputs, [whole], op, timeout_s)
 
 
-def barrier(group: SwitchMLProcessGroup, timeout_s: float) -> Work | None:
+def barrier(group: Group, timeout_s: float) -> Work | None:
     if group.agent is None or not group.agent.takes_collectives:
         return None
     batch = Batch(group, [], "barrier")
@@ -187,7 +201,7 @@ def barrier(group: SwitchMLProcessGroup, timeout_s: float) -> Work | None:
     return batch.work
 
 
-def take(group: SwitchMLProcessGroup, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Work | None:
+def take(group: Group, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Work | None:
     """A call of ProcessGroup's method `name`, with its options object as torch.distributed has it; other styles of
     calling are Gloo's."""
     if name not in _METHODS or set(kwargs) - {"opts"}:
@@ -199,7 +213,7 @@ def take(group: SwitchMLProcessGroup, name: str, args: tuple[Any, ...], kwargs: 
     return _METHODS[name](group, tensors, opts, group.seconds(opts.timeout if opts.timeout > timedelta(0) else None))
 
 
-_Method = Callable[["SwitchMLProcessGroup", list[Any], Any, float], "Work | None"]
+_Method = Callable[[Group, list[Any], Any, float], "Work | None"]
 _METHODS: dict[str, _Method] = {
     "broadcast": lambda group, t, opts, s: broadcast(group, list(t[0]), opts.rootRank, s),
     "reduce": lambda group, t, opts, s: reduce(group, list(t[0]), opts.rootRank, opts.reduceOp, s),

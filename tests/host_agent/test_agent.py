@@ -271,8 +271,8 @@ def test_outputs_that_are_refused(trio, out, message):
 
 
 def test_wrong_arguments(trio, aggregator):
-    with pytest.raises(ConfigError, match="op 'max': expected 'sum' or 'mean'"):
-        trio[0].allreduce(np.zeros(3, "float32"), op="max")
+    with pytest.raises(ConfigError, match="op 'product': expected one of sum, mean, min, max"):
+        trio[0].allreduce(np.zeros(3, "float32"), op="product")
     with pytest.raises(UnsupportedTensor, match="dtype uint4"):
         trio[0].allreduce_address(0, 0, 1, "uint4", "sum", lambda error: None)
     at = aggregator.address
