@@ -1,6 +1,6 @@
 """All comparisons with published measurements at once: the figures of docs/emulator.md. What a file holds, its content
-says: iterations of Megatron-DeepSpeed, tokens a second under FSDP, tables of nccl-tests. Megatron's tables, and
-torchtitan's memory, are here.
+says: iterations of Megatron-DeepSpeed, tokens a second under FSDP, tables of nccl-tests. Megatron's, torchtitan's
+and NeMo's tables are here.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Any
 
 from emulator.cluster import cluster as clusters
 from emulator.cluster import tables
-from emulator.validation import fitting, iterations, megatron, nccl, throughput
-from emulator.validation.memory import published
+from emulator.validation import fitting, frameworks, iterations, megatron, nccl, throughput
+from emulator.validation.memory import published as published_memory
 from emulator.validation.rows import Row, mape, worst
 from switchml.errors import ConfigError
 from switchml.tables import Table, number, text
@@ -39,25 +39,28 @@ def all_of(folder: Path | None, progress: Callable[[str], None] = lambda line: N
     paths = sorted(path for path in folder.rglob("*") if path.is_file()) if folder is not None else []
     measured: list[tables.Table] = []
     for path in paths:
-        kind = _kind(path)
-        if kind:
-            progress(f"{path}: {kind}")
-        if kind == "iterations":
+        what = kind(path)
+        if what:
+            progress(f"{path}: {what}")
+        if what == "iterations":
             found += _iterations(path)
-        elif kind == "throughput":
+        elif what == "throughput":
             found += _throughput(path)
-        elif kind == "nccl":
+        elif what == "nccl":
             measured.append(tables.read(path))
     if measured:
         found += _nccl(measured)
     if folder is not None and not found:
         raise ConfigError(f"{folder}: no iterations, tokens a second or nccl-tests tables in any file there")
     progress("Megatron's tables")
-    return [*found, *_megatron(), Campaign("torchtitan's memory", published.rows())]
+    found += _megatron()
+    progress("torchtitan's and NeMo's tables")
+    found += [Campaign(f"tokens a second, {name}", rows) for name, rows in frameworks.groups()]
+    return [*found, Campaign("torchtitan's memory", published_memory.rows())]
 
 
-def _kind(path: Path) -> str:
-    """By the first line with columns, or by rows of numbers."""
+def kind(path: Path) -> str:
+    """What a file holds: iterations, throughput, nccl or nothing known; by its first line, or by rows of numbers."""
     try:
         with path.open(encoding="utf-8-sig") as file:
             head = [line.strip() for line in (file.readline(1 << 16) for _ in range(60)) if line.strip()]

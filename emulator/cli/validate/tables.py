@@ -134,11 +134,12 @@ def megatron(cluster_name: str, plot_file: Path | None, as_json: bool) -> None:
 @plot_option
 @json_option
 def throughput(files: tuple[Path, ...], cluster_name: str | None, plot_file: Path | None, as_json: bool) -> None:
-    """Predict the tokens a second in FILE.csv, or those that come along.
+    """Predict the tokens a second in FILE.csv, or those that come along, torchtitan's and NeMo's among them.
 
     Columns as mosaicml/llm-foundry publishes them for MPT under FSDP: model, gpu, gpus, sequence, batch, micro-batch,
     precision, sharding, checkpointing. Rows that could not run, as far as the emulator knows, are counted.
     """
+    from emulator.validation import frameworks
     from emulator.validation import throughput as check
     from emulator.validation.report import show
     from emulator.validation.rows import summary
@@ -161,6 +162,12 @@ def throughput(files: tuple[Path, ...], cluster_name: str | None, plot_file: Pat
         "refused": refused,
         "refused_share": len(refused) / len(measured),
     }
+    if not files:
+        with progress("predicting torchtitan's and NeMo's"):
+            others = frameworks.groups()
+        result["groups"] |= {name: summary(part)["mape"] for name, part in others}
+        groups += others
+        rows = [*rows, *(row for _, part in others for row in part)]
     show("throughput", rows, groups, result, plot_file, as_json)
     if not as_json:
         say(f"\nrefused: {len(refused)} of {len(measured)} rows, all of which ran")

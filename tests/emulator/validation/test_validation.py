@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from emulator.cluster import cluster as clusters
 from emulator.cluster import tables
-from emulator.validation import fitting, iterations, megatron, nccl, throughput
+from emulator.validation import fitting, frameworks, iterations, megatron, nccl, throughput
 from emulator.validation.rows import Row, mape, summary, worst
 from switchml.cli.main import cli
 from switchml.errors import ConfigError
@@ -89,6 +89,13 @@ def test_published_throughput_of_fsdp_jobs():
     rows = throughput.predict(throughput.read(needed("throughput", "llm_foundry.csv"))[::4])
     found = [one.row for one in rows if one.row is not None]
     assert len(found) == len(rows) and mape(found) < 0.06
+
+
+def test_published_rows_that_nothing_was_fitted_to():
+    """Those without pipelines or context parallelism: three of torchtitan, and NeMo's."""
+    titan = [one for one in frameworks.torchtitan() if one[1].job.cp == one[1].job.pp == 1][:3]
+    assert mape(frameworks.rows(titan)) < 0.12
+    assert mape(frameworks.rows([one for one in frameworks.nemo() if one[1].job.pp == one[1].job.cp == 1])) < 0.12
 
 
 def test_closed_form_on_v100_tables():
