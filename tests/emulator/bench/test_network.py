@@ -110,7 +110,7 @@ def test_nothing_stays(ready, ending, as_on_a_terminal):
     ("arguments", "message"),
     [
         (["--rate", "fast"], "200mbit"),
-        (["--rate", "10"], "a unit"),
+        (["--rate", "10"], "has no unit"),
         (["--delay", "3parsec"], "100us"),
         (["--workers", "2,x"], "2,4,8"),
         (["--workers", "0"], "1 to 256"),
