@@ -34,6 +34,7 @@ COMMANDS = {
     "validate nccl": ("emulator.cli.validate.tables:nccl", "All-reduce tables of nccl-tests."),
     "validate megatron": ("emulator.cli.validate.tables:megatron", "Megatron-LM's published times and memory."),
     "validate throughput": ("emulator.cli.validate.tables:throughput", "Published tokens a second of FSDP jobs (CSV)."),
+    "validate intervals": ("emulator.cli.validate.tables:intervals", "Intervals beside predictions, held-out rows."),
     "validate memory": ("emulator.cli.validate.memory:memory", "Published memory of Llama 3, and torch's own here."),
     "validate clocks": ("emulator.cli.validate.measured:clocks", "Shifted clocks, found again from traces."),
     "validate replay": (

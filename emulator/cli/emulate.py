@@ -255,7 +255,9 @@ def show(emulation: Any) -> None:
     )
     table = tables.Table([tables.text(""), tables.number("")])
     whole_s = emulation.iteration_s
-    table.add("iteration", f"{whole_s * 1e3:,.1f} ms" if whole_s < 1 else f"{whole_s:,.2f} s")
+    unit, each_s, digits = ("ms", 1e3, 1) if whole_s < 1 else ("s", 1.0, 2)
+    spread = _between(emulation.interval, lambda seconds: f"{seconds * each_s:,.{digits}f}")
+    table.add("iteration", f"{whole_s * each_s:,.{digits}f} {unit}{spread}")
     for name, seconds in emulation.parts.items():
         table.add(f"  {name}", f"{seconds / whole_s:.1%}")
     table.add()
@@ -285,6 +287,11 @@ def show(emulation: Any) -> None:
     for line in emulation.warnings():
         say(("warning: ", "bold yellow"), line)
     show_assumptions(emulation.played, emulation.wall_s, emulation.assumptions())
+
+
+def _between(interval: Any, text: Any) -> str:
+    """An interval behind its iteration, in words of `text`; empty where there is none."""
+    return f" ({text(interval.low_s)} - {text(interval.high_s)})" if interval else ""
 
 
 def _list(kinds: tuple[str, ...], as_json: bool) -> None:

@@ -21,6 +21,7 @@ from emulator.cluster.cluster import Cluster
 from emulator.cluster.innetwork import Streaming
 from emulator.jobs import defaults, iteration, training
 from emulator.jobs.costing import Plan, plan
+from emulator.jobs.interval import Interval, interval
 from emulator.jobs.memory_options import MemoryOptions
 from emulator.jobs.training import Progress, Run
 from emulator.replay.conditions import Conditions
@@ -167,6 +168,19 @@ class Emulation:
     def iteration_s(self) -> float:
         return self.played.makespan_s
 
+    @cached_property
+    def interval(self) -> Interval:
+        """What four in five of similar jobs took; nothing where none was measured."""
+        spec = self.request
+        unlike = {
+            "stragglers or jitter": spec.noise.differ,
+            "a data loader": bool(spec.data.loader),
+            "compressed gradients": bool(spec.codec),
+            "memory options": spec.memory != MemoryOptions(),
+        }
+        besides = ", ".join(name for name, is_so in unlike.items() if is_so)
+        return interval(self.iteration_s, self.plan.model, self.plan.job, self.plan.cluster, besides)
+
     @property
     def samples_per_s(self) -> float:
         return self.plan.job.global_batch / self.iteration_s
@@ -272,6 +286,7 @@ class Emulation:
             lines.append(self.progress.assumption(self.checkpoint_s))
         if given := ", ".join(f"{name.replace('_', '-')} {value}" for name, value in self.assumed.items()):
             lines.insert(0, f"not given: {given}")
+        lines.append(self.interval.basis)
         price = self.plan.cluster.price_source or "no price known: no cost"
         lines.append(f"price: {price}; energy at design power")
         return lines
@@ -290,6 +305,7 @@ class Emulation:
             "batch": job.global_batch,
             **{name: getattr(job, name) for name in ("micro_batch", "schedule", "recompute", "allreduce")},
             "iteration_s": self.iteration_s,
+            "interval": self.interval.to_json(),
             "parts": {name.replace(" ", "_"): seconds for name, seconds in self.parts.items()},
             "memory_bytes": self.memory.total,
             "memory": self.memory.parts(),

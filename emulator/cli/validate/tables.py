@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from emulator.cli.options import json_option, output, plot_option
+from emulator.cli.options import FILE, json_option, output, plot_option
 from switchml.terminal import progress, say
 
 PUBLISHED = Path(__file__).parents[2] / "validation" / "published"
@@ -190,3 +190,26 @@ def everything(folder: Path | None, as_json: bool) -> None:
     with progress("predicting") as task:
         found = campaigns.all_of(folder or PUBLISHED, task.step)
     output(as_json, lambda: campaigns.to_json(found), lambda: show(campaigns.table(found)))
+
+
+@click.command()
+@click.argument("folder", required=False, type=EXISTING_FOLDER, metavar="[DIR]")
+@click.option(
+    "--write", "out_file", type=FILE, metavar="FILE.toml", help="Write the groups as the emulator reads them."
+)
+@json_option
+def intervals(folder: Path | None, out_file: Path | None, as_json: bool) -> None:
+    """Check the intervals beside predictions: how many measured rows lie in those that other rows give.
+
+    Rows are the iterations and tokens a second in DIR (or what comes along), and the built-in published tables.
+    An interval is meant to hold four rows of five: of rows left out, a tenth at a time, and of all rows of a model.
+    """
+    from emulator.validation import coverage
+    from switchml.tables import show
+
+    with progress("predicting") as task:
+        files = sorted(path for path in (folder or PUBLISHED).rglob("*.csv") if path.is_file())
+        found = coverage.groups(coverage.measured(files, task.step))
+    if out_file is not None:
+        coverage.write(found, out_file)
+    output(as_json, lambda: coverage.to_json(found), lambda: show(coverage.table(found)))
