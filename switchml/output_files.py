@@ -14,11 +14,11 @@ _IN_PLACE = (Path("/dev"), Path("/dev/fd"), Path("/proc/self/fd"))
 """/dev/stdout and the like: what they lead to is not ours to replace."""
 
 PICTURES = dict.fromkeys((".png", ".svg", ".pdf", ".html"), "matplotlib")
-REPORTS = {**PICTURES, ".html": "jinja2"}
+REPORTS = {**PICTURES, ".html": "vl_convert"}
 ROWS = {".csv": "", ".parquet": "pyarrow"}
 TIMELINES = {".json": "", ".json.gz": ""}
 """Kinds of files: how a name ends → the module that writes it."""
-_EXTRAS = {"matplotlib": "plot", "jinja2": "report", "pyarrow": "parquet"}
+_EXTRAS = {"matplotlib": "plot", "vl_convert": "report", "pyarrow": "parquet"}
 
 
 def check(path: str | Path, kinds: Mapping[str, str]) -> None:

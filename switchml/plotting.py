@@ -5,7 +5,6 @@ graphic, or a page of HTML that needs nothing else.
 import atexit
 import contextlib
 import functools
-import html
 import io
 import os
 from collections.abc import Iterator
@@ -19,13 +18,6 @@ from switchml.runtime.folders import TemporaryFolder
 SWITCHML, GLOO, GREY = "#1b6ca8", "#d1603d", "#888888"
 """Colours of what is drawn most often."""
 _DOTS_PER_INCH = 120
-_PAGE = """<!DOCTYPE html>
-<html lang="en"><head><meta charset="utf-8"/><title>{title}</title>
-<style>body {{ font: 14px sans-serif; margin: 2em }} svg {{ max-width: 100%; height: auto }}</style>
-</head><body><h1>{title}</h1>
-{svg}
-</body></html>
-"""
 
 
 def check(path: Path) -> None:
@@ -80,7 +72,10 @@ def _write(picture: Any, title: str, path: Path) -> None:
         if path.suffix != ".html":
             picture.savefig(part, dpi=_DOTS_PER_INCH)
             return
+        from switchml.pages.page import render
+
         drawing = io.StringIO()
         picture.savefig(drawing, format="svg")
         svg = drawing.getvalue()
-        part.write_text(_PAGE.format(title=html.escape(title), svg=svg[svg.index("<svg") :]), encoding="utf-8")
+        content = {"title": title, "svg": svg[svg.index("<svg") :], "vega": None}
+        part.write_text(render("picture.html", (), content), encoding="utf-8")

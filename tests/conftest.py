@@ -73,3 +73,13 @@ def require_program() -> Callable[[str], str]:
         return path
 
     return require
+
+
+@pytest.fixture(scope="session")
+def browser():
+    """Chromium without a window (tests/support/browser.py), for tests marked `needs("chromium", "chromedriver")`."""
+    pytest.importorskip("selenium")
+    from tests.support.browser import started
+
+    with started() as running:
+        yield running

@@ -15,8 +15,11 @@ MOST_REPLAYED_OPS = 2_000_000
 """Jobs up to this size are replayed with one thing faster, for the report."""
 
 
-def page_of(emulation: Emulation, rows: Sequence[dict[str, Any]] = (), axes: Sequence[str] = ()) -> Page:
-    """`rows`: of a sweep over the options `axes`, whose curves the page shows, too."""
+def page_of(
+    emulation: Emulation, rows: Sequence[dict[str, Any]] = (), axes: Sequence[str] = (), *, helps: bool = True
+) -> Page:
+    """`rows`: of a sweep over the options `axes`, whose curves the page shows, too. `helps`: whether to replay the job
+    with each thing twice as fast."""
     job, cluster = emulation.plan.job, emulation.plan.cluster
     headline = {
         "iteration": time_text(emulation.iteration_s),
@@ -49,7 +52,7 @@ def page_of(emulation: Emulation, rows: Sequence[dict[str, Any]] = (), axes: Seq
         settings=settings,
         memory_bytes=emulation.memory.parts(),
         memory_limit_bytes=cluster.device.memory_bytes,
-        helps=what_if(emulation.played) if len(emulation.played.graph.ops) <= MOST_REPLAYED_OPS else {},
+        helps=what_if(emulation.played) if helps and len(emulation.played.graph.ops) <= MOST_REPLAYED_OPS else {},
         charts=charts(rows, axes),
         assumptions=[*(f"warning: {line}" for line in emulation.warnings()), *emulation.assumptions()],
     )

@@ -11,11 +11,11 @@ import numpy as np
 
 from emulator.diagnosis.checks import Diagnosis
 from emulator.replay.parts import PARTS
-from emulator.report.lanes import COLUMNS, Lane, cause_of, is_above
-from emulator.report.page import Share, shares, template, timeline
-from emulator.report.tables import LONGEST
+from emulator.report.lanes import Lane, cause_of, is_above
+from emulator.report.page import breakdown, render, shares, timeline
+from emulator.report.tables import LONGEST, time_text
 from emulator.workload.graph import Kind
-from switchml.output_files import whole_file
+from switchml.pages import charts, page
 
 SHORT = {"exposed communication": "communication"}
 """What a part is called where what is hidden of it counts, too, or the critical path is on it."""
@@ -25,14 +25,12 @@ MOST_RANKS = 16
 
 def write_page(diagnosis: Diagnosis, path: str | Path, title: str) -> None:
     """Render `diagnosis` into one file."""
-    with whole_file(path) as part:
-        part.write_text(template("diagnosis.html", Path(__file__).parent).render(_content(diagnosis, title)))
+    page.write(path, render("diagnosis.html", _content(diagnosis, title), Path(__file__).parent))
 
 
 def _content(diagnosis: Diagnosis, title: str) -> dict[str, Any]:
     seen = diagnosis.seen
     shown = _shown(diagnosis)
-    drawn = timeline(seen.played, shown, cause_of)
     parts = sorted(seen.path.by_part.items(), key=lambda part: -part[1])
     whole_s = sum(seen.path.by_work.values())
     waiting_s = seen.causes.waiting_s[np.ix_(shown, shown)]
@@ -46,15 +44,16 @@ def _content(diagnosis: Diagnosis, title: str) -> dict[str, Any]:
         "shown": [seen.short_name(rank) for rank in shown],
         "mean": seen.causes.parts.mean(),
         "hidden_s": seen.causes.parts.hidden_communication_s(),
-        "bars": _bars(diagnosis, shown),
+        "breakdown": breakdown(_rows(diagnosis, shown)),
         "waiting": [[float(s) for s in row] for row in waiting_s] if waiting_s.any() else [],
         "most_waited_s": float(waiting_s.max(initial=0.0)),
-        **drawn,
-        "path": _path(diagnosis, drawn["lanes"]),
+        "timeline": timeline(seen.played, shown, cause_of, lambda lanes: _path(diagnosis, lanes)),
+        "zoom": charts.ZOOM,
         "path_parts": shares([(SHORT.get(name, name), s) for name, s in parts], whole_s),
         "path_streams": shares(list(seen.path_by_stream.items())[:LONGEST], whole_s),
         "path_works": shares(list(seen.path.by_work.items())[:LONGEST], whole_s),
         "helps": _helps(diagnosis),
+        "helps_chart": charts.bars([(name, kind, s) for name, kind, s, _ in _helps(diagnosis)], "s", time_text),
     }
 
 
@@ -67,33 +66,33 @@ def _shown(diagnosis: Diagnosis) -> np.ndarray:
     return np.array(sorted(ranks[:MOST_RANKS]))
 
 
-def _bars(diagnosis: Diagnosis, shown: np.ndarray) -> list[tuple[str, list[Share]]]:
-    """For the average rank, then for each shown one: name, and its parts of the iteration in order."""
+def _rows(diagnosis: Diagnosis, shown: np.ndarray) -> dict[str, dict[str, float]]:
+    """For the average rank, then for each shown one: name → part → seconds."""
     seen = diagnosis.seen
     by_rank = seen.causes.parts.by_rank
-    rows = [("all ranks", np.average(by_rank, axis=0, weights=seen.causes.parts.weight))]
-    rows += [(seen.short_name(int(rank)), by_rank[rank]) for rank in shown] if len(by_rank) > 1 else []
-    return [(name, shares(zip(PARTS, charged, strict=True), seen.iteration_s)) for name, charged in rows]
+    rows = {"all ranks": np.average(by_rank, axis=0, weights=seen.causes.parts.weight)}
+    if len(by_rank) > 1:
+        rows |= {seen.short_name(int(rank)): by_rank[rank] for rank in shown}
+    return {name: dict(zip(PARTS, charged.tolist(), strict=True)) for name, charged in rows.items()}
 
 
-def _path(diagnosis: Diagnosis, drawn: list[Lane]) -> list[tuple[float, float]]:
-    """Corners of the critical path on the timeline; what lies on a rank that is not shown is left out."""
+def _path(diagnosis: Diagnosis, lanes: list[tuple[Lane, str]]) -> list[tuple[float, str]]:
+    """Corners (s, lane) of the critical path on the timeline; what lies on a rank that is not shown is left out."""
     seen = diagnosis.seen
-    above = {lane.rank: lane.top + 7 for lane in drawn if lane.name}
-    below = {lane.rank: lane.top + 7 for lane in drawn if not lane.name}
-    scale = COLUMNS / seen.iteration_s if seen.iteration_s else 0.0
+    above = {lane.rank: name for lane, name in lanes if lane.name}
+    below = {lane.rank: name for lane, name in lanes if not lane.name}
     names, kinds = seen.graph.works.name, seen.graph.works.kind
-    corners: list[tuple[float, float]] = []
+    corners: list[tuple[float, str]] = []
     for op, from_s, until_s in zip(seen.path.op, seen.path.from_s, seen.path.until_s, strict=True):
         rank, work = int(seen.rank[op]), seen.graph.ops.work[op]
         if rank not in above or until_s <= from_s:
             continue
         upper = is_above(cause_of(names[work], Kind(kinds[work])))
-        y = above[rank] if upper else below.get(rank, above[rank])
-        if len(corners) > 1 and corners[-1][1] == y:
-            corners[-1] = (float(until_s * scale), y)
+        lane = above[rank] if upper else below.get(rank, above[rank])
+        if len(corners) > 1 and corners[-1][1] == lane:
+            corners[-1] = (float(until_s), lane)
         else:
-            corners += [(float(from_s * scale), y), (float(until_s * scale), y)]
+            corners += [(float(from_s), lane), (float(until_s), lane)]
     return corners
 
 
@@ -102,7 +101,7 @@ def _helps(diagnosis: Diagnosis) -> list[tuple[str, str, float, float]]:
     whole_s = diagnosis.seen.iteration_s
     rows = [(f"{n}. {each.title}", "finding", each.gain_s) for n, each in enumerate(diagnosis.findings, 1)]
     rows += [
-        (f"{SHORT.get(thing, thing)} twice as fast", "thing", whole_s - seconds)
+        (f"{SHORT.get(thing, thing)} twice as fast", "twice as fast", whole_s - seconds)
         for thing, seconds in diagnosis.helps().items()
     ]
     rows = [row for row in rows if row[2] > 1e-3 * whole_s]

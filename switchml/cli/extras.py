@@ -18,7 +18,7 @@ EXTRAS = {
     "torch": Extra(("torch",), "the torch.distributed backend, peers, --model MODULE:NET"),
     "train": Extra(("torch", "sklearn"), "train, mininet --experiment train, validate real"),
     "plot": Extra(("matplotlib",), "--plot"),
-    "report": Extra(("jinja2",), "--report: HTML pages"),
+    "report": Extra(("jinja2", "vl_convert"), "--report: HTML pages"),
     "trace": Extra(("msgspec", "scipy"), "trace, bench trace, validate replay and clocks"),
     "optimize": Extra(("optuna",), "trace optimize, where a space is too large to try everything"),
     "fit": Extra(("scipy",), "validate iterations --refit"),

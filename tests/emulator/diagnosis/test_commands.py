@@ -2,8 +2,6 @@
 
 import json
 import re
-import shutil
-import subprocess
 from dataclasses import replace
 
 import numpy as np
@@ -200,12 +198,12 @@ def test_path_on_the_page_is_the_critical_path(found):
     from emulator.diagnosis.page import _path
     from emulator.report.lanes import cause_of, lanes
 
-    drawn = lanes(found.seen.played, np.arange(6), phase_of=cause_of)
+    drawn = [(lane, f"lane {n}") for n, lane in enumerate(lanes(found.seen.played, np.arange(6), phase_of=cause_of))]
     corners = _path(found, drawn)
     across = [x for x, _ in corners]
     assert across == sorted(across)
-    assert across[0] == 0 and across[-1] == pytest.approx(1000)
-    assert {y for _, y in corners} <= {lane.top + 7 for lane in drawn}
+    assert across[0] == 0 and across[-1] == pytest.approx(found.seen.iteration_s)
+    assert {lane for _, lane in corners} <= {name for _, name in drawn}
 
 
 @pytest.mark.parametrize("job", [Job(bytes_per_s=5e10, latency_s=2e-5), Job(ranks=1), Job(ranks=40, load_s=0.01)])
@@ -216,30 +214,17 @@ def test_pages_of_other_jobs(job, tmp_path):
     assert ("24 further ranks are not shown" in text) == (job.ranks == 40)
 
 
-def test_browser_draws_the_page(found, tmp_path):
-    """All of the pictures have a size, no text of theirs leaves the page, and the page fits its window."""
+@pytest.mark.needs("chromium", "chromedriver")
+def test_browser_draws_the_page(found, tmp_path, browser):
+    """All of the charts are drawn, no text of theirs leaves the page, and the page fits its window."""
     pytest.importorskip("jinja2", reason="needs jinja2 (pip install 'switchml[report]')")
-    browser = next(
-        (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), ""
-    )
-    if not browser:
-        pytest.skip("needs chromium")
     write_page(found, tmp_path / "out.html", "Diagnosis of a run")
-    probe = tmp_path / "probe.html"
-    script = """<script> const found = [...document.querySelectorAll("svg[role=img]")].map(svg => { const boxes =
-    [...svg.querySelectorAll("text")].map(text => text.getBoundingClientRect()); const box =
-    svg.getBoundingClientRect(); const path = svg.querySelector(".path").getBoundingClientRect(); return {width:
-    box.width, height: box.height, texts: boxes.length, path: path.width, outside: boxes.filter(b => b.left < 0 ||
-    b.right > innerWidth).length}; }); document.title = JSON.stringify({found, scroll:
-    document.documentElement.scrollWidth <= innerWidth}); </script></body>"""
-    probe.write_text((tmp_path / "out.html").read_text().replace("</body>", script))
-    command = [browser, "--headless", "--no-sandbox", "--disable-gpu", "--window-size=1240,1800", "--dump-dom"]
-    command += [f"--user-data-dir={tmp_path / 'profile'}", probe.as_uri()]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=110)
-    title = re.search(r"<title>(.*?)</title>", done.stdout, re.S)
-    assert title, done.stderr[-2000:]
-    drawn = json.loads(title.group(1).replace("&quot;", '"'))
-    assert drawn["scroll"], "the page is wider than the window"
-    (picture,) = drawn["found"]
-    assert picture["width"] > 800 and picture["height"] > 150 and picture["texts"] > 8
-    assert picture["path"] > 700 and picture["outside"] == 0
+    for width in (1280, 400):
+        browser.open((tmp_path / "out.html").as_uri(), width)
+        parts, timeline, helps = browser.charts()
+        assert timeline["width"] > width * 0.65 and timeline["height"] > 150 and timeline["texts"] > 8
+        assert parts["outside"] == timeline["outside"] == helps["outside"] == 0
+        assert browser.fits(), "the page is wider than the window"
+    path = browser.run("return document.querySelector('.mark-line path').getBoundingClientRect().width")
+    assert path > 200
+    assert browser.problems() == []

@@ -3,8 +3,6 @@
 import gzip
 import json
 import re
-import shutil
-import subprocess
 
 import numpy as np
 import pytest
@@ -30,7 +28,7 @@ from emulator.report.tables import (
 from emulator.whatif.faster import what_if
 from emulator.workload.graph import Kind
 from switchml.errors import ConfigError
-from tests.support.html_pages import Seen
+from tests.support.html_pages import Seen, our_code, without_our_code
 
 SHAPE = Shape(tensor=2, stages=4, replicas=2, layers=8, micro_batches=6)
 
@@ -185,6 +183,7 @@ def test_page_is_whole_and_stands_alone(page, played):
     seen.feed(page.read_text())
     assert seen.open == []
     assert seen.links == []
+    assert seen.code == our_code()
     text = re.sub(r"\s+", " ", " ".join(seen.words))
     for words in (
         "GPT <3> & others",
@@ -207,41 +206,26 @@ def test_page_is_whole_and_stands_alone(page, played):
 def test_smallest_page(played, tmp_path):
     pytest.importorskip("jinja2", reason="needs jinja2 (pip install 'switchml[report]')")
     write_page(Page("job", played), tmp_path / "out.html")
-    text = (tmp_path / "out.html").read_text()
+    text = without_our_code(tmp_path / "out.html")
     assert "Scaling" not in text and "Memory of" not in text and "Assumptions" not in text
 
 
-def test_browser_draws_the_page(page):
-    """All of the pictures have a size, and no text of theirs leaves the page or lies on another of the same picture."""
-    browser = next(
-        (found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), None
-    )
-    if browser is None:
-        pytest.skip("needs chromium")
-    probe = page.with_name("probe.html")
-    probe.write_text(
-        page.read_text().replace(
-            "</body>",
-            """<script> const found = [...document.querySelectorAll("svg")].map(svg => { const boxes =
-            [...svg.querySelectorAll("text")].map(text => text.getBoundingClientRect()); let touching = 0;
-            boxes.forEach((a, i) => boxes.slice(i + 1).forEach(b => { if (a.left < b.right - 1 && b.left < a.right - 1
-            && a.top < b.bottom - 3 && b.top < a.bottom - 3) touching++; })); const box = svg.getBoundingClientRect();
-            return {width: box.width, height: box.height, texts: boxes.length, touching, outside: boxes.filter(b =>
-            b.left < 0 || b.right > innerWidth).length}; }); document.title = JSON.stringify({found, scroll:
-            document.documentElement.scrollWidth <= innerWidth}); </script></body>""",
-        )
-    )
-    command = [browser, "--headless", "--no-sandbox", "--disable-gpu", "--window-size=1240,1800", "--dump-dom"]
-    command += [f"--user-data-dir={page.parent / 'profile'}", probe.as_uri()]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=110)
-    title = re.search(r"<title>(.*?)</title>", done.stdout, re.S)
-    assert title, done.stderr[-2000:]
-    found = json.loads(title.group(1).replace("&quot;", '"'))
-    assert found["scroll"], "the page is wider than the window"
-    assert len(found["found"]) == 3
-    for picture in found["found"]:
-        assert picture["width"] > 300 and picture["height"] > 80 and picture["texts"] > 3
-        assert picture["outside"] == 0 and picture["touching"] == 0
+@pytest.mark.needs("chromium", "chromedriver")
+def test_browser_draws_the_page(page, browser):
+    """Every chart is drawn, no text of one leaves the page or lies on another of the same chart, at any width; the
+    legend, the theme and the copy button work, and the console stays empty."""
+    for width in (1280, 400):
+        browser.open(page.as_uri(), width)
+        found = browser.charts()
+        assert len(found) == 5
+        for chart in found:
+            assert chart["width"] > min(300, width - 120) and chart["height"] > 40 and chart["texts"] > 3
+            assert chart["outside"] == 0 and chart["touching"] == 0, chart
+        assert browser.fits(), "the page is wider than the window"
+    before = browser.run("return getComputedStyle(document.body).backgroundColor")
+    browser.click("button.theme")
+    assert browser.run("return getComputedStyle(document.body).backgroundColor") != before
+    assert browser.problems() == []
 
 
 # Tables

@@ -1,0 +1,31 @@
+"""`switchml report`: results beside each other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from emulator.cli.options import FILE
+from switchml.errors import ConfigError
+
+
+@click.command()
+@click.argument("files", nargs=-1, required=True, type=FILE, metavar="A.json B.json…")
+@click.option("--out", type=FILE, default="report.html", metavar="FILE.html", help="The page to write.")
+def report(files: tuple[Path, ...], out: Path) -> None:
+    """Compare results that commands printed with --json, on one page: where the time goes, memory, curves of sweeps,
+    every figure and its ratio.
+
+    switchml emulate --model resnet50 --json > a.json; switchml report a.json b.json
+    """
+    from emulator.api.compare import write_page
+    from switchml.pages.page import check_extras
+
+    if len(files) < 2:
+        raise click.UsageError("give at least two files")
+    if out.suffix != ".html":
+        raise ConfigError(f"{out}: expected a name that ends in .html")
+    check_extras()
+    write_page(files, out)
+    click.echo(f"wrote {out}", err=True)

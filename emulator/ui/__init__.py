@@ -1,0 +1,1 @@
+"""`switchml ui`: the emulator and the state of an aggregator in a browser."""

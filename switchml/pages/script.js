@@ -1,0 +1,57 @@
+"use strict";
+// Draws the charts, in the colours of the page's theme; copies command lines; switches between light and dark.
+(() => {
+  const root = document.documentElement;
+  const colour = name => getComputedStyle(root).getPropertyValue(name).trim();
+
+  function config() {
+    const [ink, dim, rule] = ["--ink", "--dim", "--rule"].map(colour);
+    const text = { labelColor: dim, titleColor: dim, labelFontSize: 12, titleFontSize: 12, titleFontWeight: "normal" };
+    return {
+      background: "transparent", font: getComputedStyle(document.body).fontFamily,
+      axis: { ...text, gridColor: rule, domainColor: rule, tickColor: rule },
+      legend: { ...text, labelColor: ink, symbolType: "square", symbolOpacity: 1, orient: "top", title: null, columns: innerWidth < 600 ? 2 : 5 },
+      title: { color: ink, subtitleColor: dim, anchor: "start" },
+      view: { stroke: null }, text: { color: ink }, header: { labelColor: ink, titleColor: dim },
+    };
+  }
+
+  async function draw(figure) {
+    const text = figure.querySelector("script").textContent;
+    if (!text) return;  // nothing to show yet
+    const spec = JSON.parse(text);
+    const settings = { ast: true, renderer: spec.usermeta?.renderer ?? "svg", config: config(),
+      actions: { export: true, source: false, compiled: false, editor: false } };
+    try {
+      figure.view?.finalize();
+      figure.view = (await vegaEmbed(figure.querySelector("div"), spec, settings)).view;
+      figure.dataset.drawn = "yes";
+    } catch (error) {
+      figure.querySelector("div").textContent = `This chart could not be drawn: ${error.message}`;
+      console.error(error);
+    }
+  }
+  window.drawCharts = within => Promise.all([...(within ?? document).querySelectorAll("figure.chart")].map(draw));
+
+  const isDark = matchMedia("(prefers-color-scheme: dark)");
+  const redraw = () => { root.dataset.theme ||= ""; return drawCharts(); };
+  isDark.addEventListener("change", redraw);
+  document.querySelector("button.theme")?.addEventListener("click", () => {
+    const dark = root.dataset.theme ? root.dataset.theme === "dark" : isDark.matches;
+    root.dataset.theme = dark ? "light" : "dark";
+    redraw();
+  });
+  document.addEventListener("click", async event => {
+    if (!event.target.matches("button.copy")) return;
+    const text = event.target.previousElementSibling.textContent;
+    try {
+      await navigator.clipboard.writeText(text);
+    } catch {  // files have no clipboard in some browsers
+      const area = Object.assign(document.createElement("textarea"), { value: text });
+      document.body.append(area); area.select(); document.execCommand("copy"); area.remove();
+    }
+    event.target.textContent = "Copied";
+    setTimeout(() => { event.target.textContent = "Copy"; }, 1500);
+  });
+  drawCharts();
+})();
