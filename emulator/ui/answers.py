@@ -68,24 +68,20 @@ def _figures(row: Mapping[str, Any]) -> list[str]:
 
 def status(address: str) -> dict[str, Any]:
     """Of the aggregator at `address`: a sentence and tables. Raises SwitchMLError where it does not answer."""
-    from rich.table import Table
-
     from switchml.control import client
-    from switchml.control.report import as_tables
+    from switchml.control.report import as_tables, head
 
-    head, *others = as_tables(client.status(address))
+    reply = client.status(address)
     tables = [
         {
-            "columns": [str(column.header) for column in one.columns],
-            "rows": [
-                [str(cell) for cell in row] for row in zip(*(column.cells for column in one.columns), strict=True)
-            ],
+            "title": str(one.title),
+            "notes": list(one.notes),
+            "columns": [column.title for column in one.columns],
+            "rows": [[str(cell) for cell in row] for row in one.rows],
         }
-        for one in others
-        if isinstance(one, Table)
+        for one in as_tables(reply)
     ]
-    notes = [str(one) for one in others if not isinstance(one, Table)]
-    return {"head": " ".join([str(head), *notes]), "tables": tables}
+    return {"head": head(reply), "tables": tables}
 
 
 def _table(asked: Mapping[str, Any], name: str) -> Mapping[str, Any]:

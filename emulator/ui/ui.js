@@ -74,8 +74,11 @@ addEventListener("DOMContentLoaded", () => {
   }
 
   const status = () => answer("status", null, (found, here, shown) => {
-    shown.querySelector("p").textContent = found.head;
-    shown.querySelector(".wide").replaceChildren(...found.tables.map(table));
+    shown.replaceChildren(make("p", found.head), ...found.tables.flatMap(one => {
+      const wide = make("div", "", { className: "wide" });
+      wide.append(table(one));
+      return [make("h3", one.title), wide, ...one.notes.map(note => make("p", note, { className: "dim" }))];
+    }));
   });
 
   let timer, watching;
