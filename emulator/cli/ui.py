@@ -37,7 +37,7 @@ def ui(host: str, port: int, aggregator: str, token: str | None) -> None:
     except OSError as error:
         raise ConfigError(f"can't serve on {host}:{port}: {error.strerror or error}") from None
     with server:
-        click.echo(f"open http://{host}:{server.server_port}/?token={server.token}  (Ctrl-C ends)")
+        click.echo(f"open http://{host}:{server.server_port}/?token={server.token}\nCtrl-C ends")
         if not _is_loopback(host):
             click.echo(f"whoever reaches {host} and has the token can use this; it travels unencrypted", err=True)
         try:

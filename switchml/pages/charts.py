@@ -140,7 +140,7 @@ def bars(rows: Iterable[tuple[str, str, float]], unit: str, text: Any, title: st
         "params": [_legend("part")],
         "mark": {"type": "bar"},
         "encoding": {
-            "y": {"field": "row", "type": "nominal", "sort": None, "title": None, "axis": {"labelLimit": 260}},
+            "y": {"field": "row", "type": "nominal", "sort": None, "title": None, "axis": {"labelLimit": 150}},
             "x": {**_AMOUNT, "title": title or None, "axis": _axis(unit)},
             "color": _colour(kinds) | ({"legend": None} if len(kinds) < 2 else {}),
             "opacity": _fading(),

@@ -447,3 +447,18 @@ def validate_real(_: Path) -> None:
     print_table(
         RealValidation([Row(layouts[1], 4e7, 0.1, 0.1, True), *rows], Calibration(0.1, known, known, 256), 10**6)
     )
+
+
+@screen("report")
+def report(folder: Path) -> None:
+    for name in ("a", "b"):
+        (folder / f"{name}.json").write_text('{"iteration_s": 1.5}')
+    run("report", "a.json", "b.json")
+
+
+@screen("ui")
+def ui(_: Path) -> None:
+    from unittest import mock
+
+    with mock.patch("emulator.ui.server.Server.serve_forever"):
+        run("ui")
