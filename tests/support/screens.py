@@ -425,6 +425,15 @@ def validate_all(_: Path) -> None:
     show(table([Campaign(name, [Row(KERNEL, 1.0, 2.0, "s")] * 3)]))
 
 
+@screen("validate intervals")
+def validate_intervals(_: Path) -> None:
+    from emulator.jobs.interval import Group
+    from emulator.validation.coverage import TITLES, table
+    from switchml.tables import show
+
+    show(table({name: Group(title, 1234, 1.234, 4096, 0.8, 0.8) for name, title in TITLES.items()}))
+
+
 @screen("validate clocks", "validate replay")
 def validate_replay(_: Path) -> None:
     from emulator.validation.clocks import Recovered
