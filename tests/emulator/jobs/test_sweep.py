@@ -227,4 +227,3 @@ def test_what_is_no_error_of_ours_is_not_hidden():
 def test_progress_is_for_terminals_only(capfd):
     sweep(double, AXES, processes=1)
     assert capfd.readouterr() == ("", "")
-    assert sweeps.FORMATS == (".csv", ".parquet")
