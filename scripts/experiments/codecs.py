@@ -13,11 +13,10 @@ from dataclasses import replace
 
 import click
 
-from emulator.bench import tables
 from host_agent.compression.adaptive.policy import is_auto
 from host_agent.training import runner
 from host_agent.training.worker import Settings
-from switchml import codecs
+from switchml import codecs, tables
 
 ALLOWED_LOSS = 0.01
 """Of accuracy: one percentage point."""
@@ -93,6 +92,9 @@ def main(names: tuple[str, ...], workers: int, steps: int, seed: int, as_json: b
 
 def show(rows: list[dict], least: float, title: str) -> None:
     """The table on stdout."""
+    columns = [tables.text("codec"), tables.text("memory", drop=2), tables.number("rate", drop=1)]
+    columns += [tables.number("momentum", drop=1), tables.number("accuracy"), tables.number("final loss", drop=1)]
+    columns += [tables.number("sent", "MB"), tables.number("of dense"), tables.number("time", "s", drop=1)]
     cells = [
         (
             row["codec"],
@@ -107,8 +109,7 @@ def show(rows: list[dict], least: float, title: str) -> None:
         )
         for row in rows
     ]
-    headings = ("codec", "memory", "rate", "momentum", "accuracy", "final loss", "MB sent", "of dense", "seconds")
-    tables.print_table(headings, cells, left=2, before=title)
+    tables.show(tables.Table(columns, cells, title))
 
 
 if __name__ == "__main__":

@@ -212,7 +212,7 @@ def test_interrupted_command_leaves_nothing(number, code, as_on_a_terminal):
 
 def test_ctrl_c_before_anything_runs():
     """A terminal sends it to all processes at once; none of them has anything to say about it."""
-    process = start("--workers", "2", start_new_session=True)
+    process = start("--ranks", "2", start_new_session=True)
     try:
         while len(family(process)) < 2:
             time.sleep(0.01)
