@@ -109,6 +109,9 @@ GROUPS: dict[str, tuple[Variable, ...]] = {
             "`$XDG_CACHE_HOME/switchml` or `~/.cache/switchml`",
             "compiled kernels, and the built documentation",
         ),
+        Variable(
+            "SWITCHML_UI_TOKEN", "text of 16 characters or more", "a new one each time", "what opens `switchml ui`"
+        ),
     ),
     "Set-up and tests": (
         Variable("SWITCHML_TORCH", "requirement", "the CPU build", "the torch that `scripts/run` and `test` install"),
