@@ -179,6 +179,8 @@ class MatchTable(ActionOwner):
             raise bad(f"the range {value:#x} to {extra:#x} is empty")
         if param.kind == "ternary":
             value &= extra
+        if param.kind == "lpm" and self.has_priorities:  # stored as a mask, to which the value is cut
+            value &= prefix_mask(width, extra)
         if field.mask is not None:
             value &= field.mask
         return ir.MatchParam(param.kind, value, extra)

@@ -86,6 +86,18 @@ def test_ranges_include_both_ends(entries, value):
     assert (hit and hit.handle) == next((handle for low, high, handle in added if low <= value <= high), None)
 
 
+def test_a_prefix_in_a_table_with_priorities_is_cut_to_its_length():
+    """BMv2 stores it as a mask, and the value without the bits that the mask leaves out."""
+    key = (ir.KeyField("lpm", None, 32, "prefix"), ir.KeyField("ternary", None, 8, "rest"))
+    program = type("P", (), {"actions": (ir.Action("a", 0, (), ()),)})
+    table = MatchTable(ir.Table("t", 0, 0, "ternary", ir.SIMPLE, key, (0,), 64), program, RLock())
+    handle = table.add([M("lpm", 0x0A010203, 8), M("ternary", 0xFF, 0x0F)], RunAction(0), 1)
+    assert table.entry(handle).match == (M("lpm", 0x0A000000, 8), M("ternary", 0x0F, 0x0F))
+    refused("DUPLICATE_ENTRY", table.add, [M("lpm", 0x0AFFFFFF, 8), M("ternary", 0x0F, 0x0F)], RunAction(0), 1)
+    table.add([M("lpm", 0x0A000000, 9), M("ternary", 0x0F, 0x0F)], RunAction(0), 1)
+    assert table.lookup([0x0AFF0000, 0x1F]).handle == handle
+
+
 def test_a_prefix_of_whole_bytes_is_plain():
     assert prefix_mask(32, 24) == 0xFFFFFF00
     assert prefix_mask(32, 0) == 0
