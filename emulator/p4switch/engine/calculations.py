@@ -21,6 +21,10 @@ _KINDS = {
 }  # fmt: skip
 
 
+def _is_valid(header: int) -> e.Expr:
+    return e.Op("valid", (e.HeaderRef(header),))
+
+
 class HashParameters:
     """The operands of HASH for one calculation, in `words`: width, initial, final xor, whether data and remainder are
     reflected, address of the o.CRC's table, address of Toeplitz's key and its number of 32-bit words."""
@@ -116,7 +120,7 @@ class Calculations(Part):
             self.code.emit(o.HPUTV, self.code.const(header.index))
         else:
             over = Label()
-            self.code.emit(o.JZ, self.ex.narrow(e.FieldRef(header.index, e.VALID)), over)
+            self.code.emit(o.JZ, self.ex.narrow(_is_valid(header.index)), over)
             self._put_value(item.value, self.program.field_width(item.value))
             self.ex.bind(over)
 
@@ -136,7 +140,7 @@ class Calculations(Part):
         for checksum in self.program.checksums:
             if checksum.verify:
                 over = Label()
-                self.ex.jump_unless(e.FieldRef(checksum.target.header, e.VALID), over)
+                self.ex.jump_unless(_is_valid(checksum.target.header), over)
                 if checksum.condition is not None:
                     self.ex.jump_unless(checksum.condition, over)
                 width = self.program.field_width(checksum.target)
@@ -153,7 +157,7 @@ class Calculations(Part):
                 if checksum.condition is not None:
                     self.ex.jump_unless(checksum.condition, over)
                 if checksum.calculation is None:
-                    self.ex.jump_unless(e.FieldRef(checksum.target.header, e.VALID), over)
+                    self.ex.jump_unless(_is_valid(checksum.target.header), over)
                 store(checksum.target, self._value(checksum))
                 self.ex.bind(over)
 

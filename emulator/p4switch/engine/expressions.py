@@ -220,7 +220,7 @@ class Expressions(Fields):
             return self._equal(e.Op("!=", (args[0], e.Const(0))), into)
         if op == "valid":
             if isinstance(args[0], e.HeaderRef):
-                return self.code.result(o.LD8, self.layout.valid[args[0].header], into=into)
+                return self.valid(args[0].header, into)
             return self.code.result(o.HVALID, self.header_id(args[0]), into=into)
         raise Unsupported(f"the operator {op}")
 

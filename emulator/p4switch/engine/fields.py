@@ -115,9 +115,20 @@ class Fields(Block):
 
     # Fields
 
+    def valid(self, header: int, into: int | None = None) -> int:
+        """The cell with a header's validity, which is that of its field $valid$ unless a parser sets that."""
+        cell = self.code.result(o.LD8, self.layout.valid[header], into=into)
+        if e.FieldRef(header, e.VALID) in self.program.sets_valid:
+            self.code.emit(o.AND, cell, cell, self.code.const(1))
+        return cell
+
     def _load(self, node: e.FieldRef, n: int, d: int) -> None:
         if node.field == e.VALID:
-            self.code.emit(o.LD8, d, self.layout.valid[node.header])
+            byte = self.layout.valid[node.header]
+            self.code.emit(o.LD8, d, byte)
+            if node in self.program.sets_valid:
+                differs = self.code.result(o.SLICE, d, 1, self.code.const(1))
+                self.code.emit(o.XOR, d, self.valid(node.header), differs)
             return
         place = self.layout.places.get(node)
         if place is None:

@@ -5,6 +5,7 @@ headers (PHV), then temporaries. The PHV is zeroed for each packet.
 
 - Metadata is never on the wire: each field has 64-bit limbs of its own, least significant first, and is an operand of
   instructions as it stands. A signed field holds its exact value in two's complement (one bit more than its width).
+- A header's validity byte: bit 0 is its validity, bit 1 whether `$valid$`, which a parser may set, differs from it.
 - A header is held as on the wire. A byte for each signed field follows, 1 if its value is to be read as unsigned
   (values.stored_in_field says when); a varbit field lies apart: its width in bits (8 bytes), then its bytes.
 """

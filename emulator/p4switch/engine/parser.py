@@ -9,6 +9,7 @@ from emulator.p4switch.engine import opcodes as o
 from emulator.p4switch.engine.actions import Actions
 from emulator.p4switch.engine.code import Label, Unsupported
 from emulator.p4switch.engine.expressions import Part
+from emulator.p4switch.engine.fields import DYNAMIC
 from emulator.p4switch.engine.layout import CELL, limbs
 from emulator.p4switch.program import expr as e
 from emulator.p4switch.program import ir
@@ -145,10 +146,23 @@ class Parser(Part):
         if isinstance(value, e.Lookahead):
             _check_lookahead(value)
             self.code.emit(o.LEFT, n_bytes(value.offset + value.width), self._error("PacketTooShort"))
-        if self.program.headers[dest.header].type.fields[dest.field].is_varbit:
+        if dest.field == e.VALID:
+            self._set_valid_field(dest, value)
+        elif dest.field == self.program.headers[dest.header].type.varbit:
             self.actions.assign_VL(dest, value)
         else:
             self.actions.assign(dest, value)
+
+    def _set_valid_field(self, dest: e.FieldRef, value: e.Expr) -> None:
+        """Set $valid$ alone (see layout.py)."""
+        if self.program.headers[dest.header].in_stack:
+            raise Unsupported("a parser that sets $valid$ of a stack's element")
+        wanted, one = self.ex.narrow(e.Op("&", (value, e.Const(1)))), self.code.const(1)
+        valid = self.ex.valid(dest.header)
+        differs = self.code.result(o.SHL, self.code.result(o.XOR, wanted, valid), one)
+        self.code.emit(o.ST8, self.layout.valid[dest.header], self.code.result(o.OR, valid, differs))
+        self.ex.forget(dest)
+        self.ex.forget(DYNAMIC)
 
     # Transitions
 

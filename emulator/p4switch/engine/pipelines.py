@@ -205,5 +205,5 @@ class Pipelines(Part):
         if ref.field == e.VALID or self.program.headers[ref.header].is_metadata:
             self.ex.cells(value, n, at)
             return
-        valid, cells = self.ex.narrow(e.FieldRef(ref.header, e.VALID)), self.ex.cells(value, n)
+        valid, cells = self.ex.narrow(e.Op("valid", (e.HeaderRef(ref.header),))), self.ex.cells(value, n)
         self.code.result(o.SEL, valid, cells, self.code.const(0, n), n=n, into=at)

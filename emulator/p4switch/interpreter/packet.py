@@ -15,7 +15,8 @@ from emulator.p4switch.values import mask, stored_in_field, two_comp_mod
 
 class Packet:
     """Headers: `values[header][field]`, `valid[header]`, `varbit[header]` (bits of its varbit field), `next_in_stack`
-    (index of the element that an extract fills next).
+    (index of the element that an extract fills next). `valid_fields`: what a parser has set `$valid$` to; as in BMv2,
+    expressions and keys read that, until the header becomes valid or invalid by other means.
 
     Bytes: `data`, as received (or deparsed), and `payload`, the part that was not parsed.
 
@@ -35,6 +36,7 @@ class Packet:
         self.clear_requests()
         self.values = [[0] * len(header.type.fields) for header in program.headers]
         self.valid = [header.is_metadata for header in program.headers]
+        self.valid_fields: dict[int, int] = {}
         self.varbit = [0] * len(program.headers)
         self.next_in_stack = [0] * len(program.stacks)
 
@@ -48,6 +50,7 @@ class Packet:
         other = copy.copy(self)
         other.values = [list(values) for values in self.values]
         other.valid = list(self.valid)
+        other.valid_fields = {header: value for header, value in self.valid_fields.items() if self.valid[header]}
         other.varbit = list(self.varbit)
         other.next_in_stack = list(self.next_in_stack)
         other.truncate_to = None
@@ -83,10 +86,15 @@ class Packet:
 
     def get(self, header: int, field: int) -> int:
         """A field's value; signed fields may be negative."""
-        return int(self.valid[header]) if field == VALID else self.values[header][field]
+        if field == VALID:
+            return self.valid_fields.get(header, int(self.valid[header]))
+        return self.values[header][field]
 
     def set(self, header: int, field: int, value: int) -> None:
         """Store a value into a field, which keeps what fits."""
+        if field == VALID:
+            self.valid_fields[header] = value & 1
+            return
         described = self.program.headers[header].type.fields[field]
         self.values[header][field] = stored_in_field(
             value, self.width(header, field), described.signed, described.saturating
@@ -118,8 +126,15 @@ class Packet:
     def set_valid(self, header: int) -> None:
         """Make a header valid, and with it all other members of its union invalid."""
         for other in self.program.headers[header].union:
-            self.valid[other] = False
+            if self.valid[other]:
+                self.set_invalid(other)
         self.valid[header] = True
+        self.valid_fields.pop(header, None)
+
+    def set_invalid(self, header: int) -> None:
+        """Make a header invalid; its fields stay."""
+        self.valid[header] = False
+        self.valid_fields.pop(header, None)
 
     def bits(self, header: int) -> int:
         """Bits that a header takes up in the packet."""
@@ -128,9 +143,11 @@ class Packet:
     def assign_header(self, target: int, source: int) -> None:
         """Copy fields and validity; of an invalid header only that."""
         if not self.valid[source]:
-            self.valid[target] = False
+            self.set_invalid(target)
             return
         self.set_valid(target)
+        if source in self.valid_fields:
+            self.valid_fields[target] = self.valid_fields[source]
         self.varbit[target] = self.varbit[source]
         for field, value in enumerate(self.values[source]):
             self.set(target, field, value)
@@ -141,6 +158,7 @@ class Packet:
             self.program.headers[left].type.id == self.program.headers[right].type.id
             and self.valid[left]
             and self.valid[right]
+            and self.get(left, VALID) == self.get(right, VALID)
             and self.varbit[left] == self.varbit[right]
             and self.values[left] == self.values[right]
         )
@@ -149,6 +167,8 @@ class Packet:
         """Exchange fields and validity."""
         for per_header in (self.values, self.valid, self.varbit):
             per_header[left], per_header[right] = per_header[right], per_header[left]
+        places = {left: right, right: left}
+        self.valid_fields = {places.get(header, header): value for header, value in self.valid_fields.items()}
 
     def fill(self, header: int, bits: int, n_bits: int, varbit: int = 0) -> None:
         """Make a header valid with the fields that the `n_bits`-bit number `bits` holds, first field first."""
@@ -178,4 +198,4 @@ class Packet:
                 self.swap_headers(headers[place], headers[source])
         empty = range(min(n, len(headers))) if n > 0 else range(max(len(headers) + n, 0), len(headers))
         for place in empty:
-            self.valid[headers[place]] = False
+            self.set_invalid(headers[place])

@@ -120,7 +120,7 @@ class Parser:
     def _set(self, dest: e.FieldRef, value: e.Expr) -> None:
         if isinstance(value, e.Lookahead) and n_bytes(value.offset + value.width) > self._left:
             raise self._error("PacketTooShort")
-        if self.program.headers[dest.header].type.fields[dest.field].is_varbit:
+        if dest.field == self.program.headers[dest.header].type.varbit:
             self.primitives.assign_VL(self.expressions, dest, value)
         else:
             self.expressions.store(dest, self.expressions.value(value))

@@ -67,7 +67,7 @@ class Primitives:
         if to is not None and from_ is not None:
             on.packet.assign_header(to, from_)
         elif to is not None:
-            on.packet.valid[to] = False
+            on.packet.set_invalid(to)
 
     def assign_union(self, on: Expressions, target: e.Union, source: e.Union) -> None:
         for to, from_ in zip(target.members, source.members, strict=True):
@@ -108,7 +108,7 @@ class Primitives:
         index = on.header(header)
         if index is not None and on.packet.valid[index]:
             on.packet.length -= on.packet.bits(index) // 8
-            on.packet.valid[index] = False
+            on.packet.set_invalid(index)
 
     # State
 

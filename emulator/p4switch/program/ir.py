@@ -471,5 +471,12 @@ class Program:
         """Bits."""
         return 1 if ref.field == VALID else self.headers[ref.header].type.fields[ref.field].width
 
+    @functools.cached_property
+    def sets_valid(self) -> frozenset[FieldRef]:
+        """The fields `$valid$` that parsers set, as p4c did for a while. In BMv2 such a field then differs from whether
+        its header is valid, by which headers are deparsed."""
+        ops = (op for parser in self.parsers for state in parser.states for op in state.ops)
+        return frozenset(op.dest for op in ops if isinstance(op, Set) and op.dest.field == VALID)
+
     def pipeline(self, name: str) -> Pipeline | None:
         return next((pipeline for pipeline in self.pipelines if pipeline.name == name), None)

@@ -190,7 +190,7 @@ def _hash(kind, parameters, data, n):
 def run_hash(frame, at, op):
     """One instruction of the hash group."""
     if op == o.HPUT:
-        if ld8(frame + arg(at, 1)):
+        if ld8(frame + arg(at, 1)) & 1:
             _append(frame, frame + arg(at, 2), arg(at, 3), arg(at, 4))
     elif op == o.HASH:
         n = _pad(frame)

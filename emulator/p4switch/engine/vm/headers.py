@@ -24,17 +24,19 @@ def row_of(frame, header):
 
 
 @kernel_part
+def is_valid(frame, row):
+    return ld8(frame + ld64(row + _VALID)) & 1
+
+
+@kernel_part
 def set_valid(frame, row):
     """Make a header valid, and the other members of its union invalid."""
     siblings = frame + ld64(row + _SIBLINGS)
     for i in range(ld64(row + _N_SIBLINGS)):
-        st8(frame + ld64(row_of(frame, ld64(siblings + 8 * i)) + _VALID), 0)
+        sibling = row_of(frame, ld64(siblings + 8 * i))
+        if is_valid(frame, sibling):
+            st8(frame + ld64(sibling + _VALID), 0)
     st8(frame + ld64(row + _VALID), 1)
-
-
-@kernel_part
-def is_valid(frame, row):
-    return ld8(frame + ld64(row + _VALID))
 
 
 @kernel_part
@@ -52,7 +54,9 @@ def _assign(frame, target, source):
     if source < 0 or not is_valid(frame, row_of(frame, source)):
         st8(frame + ld64(to + _VALID), 0)
         return
+    validity = ld8(frame + ld64(row_of(frame, source) + _VALID))
     set_valid(frame, to)
+    st8(frame + ld64(to + _VALID), validity)
     if target != source:
         copy(frame + ld64(to + _DATA), frame + ld64(row_of(frame, source) + _DATA), ld64(to + _TOTAL))
 
@@ -72,6 +76,8 @@ def _equal(frame, left, right):
     a, b = row_of(frame, left), row_of(frame, right)
     if ld64(a + _TYPE) != ld64(b + _TYPE) or not is_valid(frame, a) or not is_valid(frame, b):
         return 0
+    if ld8(frame + ld64(a + _VALID)) != ld8(frame + ld64(b + _VALID)):
+        return 0
     width = varbit_width(frame, a)
     if width != varbit_width(frame, b):
         return 0
@@ -89,8 +95,8 @@ def _swap(frame, left, right):
     if left == right:
         return
     a, b = row_of(frame, left), row_of(frame, right)
-    flag = is_valid(frame, a)
-    st8(frame + ld64(a + _VALID), is_valid(frame, b))
+    flag = ld8(frame + ld64(a + _VALID))
+    st8(frame + ld64(a + _VALID), ld8(frame + ld64(b + _VALID)))
     st8(frame + ld64(b + _VALID), flag)
     first, second = frame + ld64(a + _DATA), frame + ld64(b + _DATA)
     for at in range(0, ld64(a + _TOTAL), 8):

@@ -275,7 +275,7 @@ def run(frame, pc):
         elif op == o.RANDOM:
             put(frame, at, tables.random_within(frame, val(frame, at, 2), val(frame, at, 3)))
         elif op == o.EMITH:
-            if ld8(frame + arg(at, 1)):
+            if ld8(frame + arg(at, 1)) & 1:
                 out, n = ld64(frame + _OUT), arg(at, 3)
                 copy(out, frame + arg(at, 2), n)
                 st64(frame + _OUT, out + n)

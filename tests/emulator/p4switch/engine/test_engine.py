@@ -2,6 +2,7 @@
 batches."""
 
 import dataclasses
+import json
 import random
 import struct
 
@@ -16,6 +17,7 @@ from emulator.p4switch.interpreter.path import Interpreter
 from emulator.p4switch.ports.files import FilePorts
 from emulator.p4switch.program import expr as e
 from emulator.p4switch.program import ir
+from emulator.p4switch.program.loader import loader
 from emulator.p4switch.state.action_profiles import RunAction
 from tests.support.bmv2_engines import both, outcome, switch_on, visible
 
@@ -52,6 +54,29 @@ def test_aggregation_is_the_same_in_lanes(program, name, lanes):
     reference, compiled = (outcome(switch, packets) for switch in switches)
     assert sum(len(sent) for sent in reference[0]) > 2
     assert compiled == reference
+
+
+def test_a_parser_sets_valid(program):
+    """As in BMv2: $valid$ is what conditions read, but the headers that were extracted are deparsed."""
+    root = json.loads(program("unions").text)
+    states = {state["name"]: state["parser_ops"] for state in root["parsers"][0]["parse_states"]}
+
+    def set_valid(header, value):
+        field = {"type": "field", "value": [header, "$valid$"]}
+        return {"op": "set", "parameters": [field, {"type": "hexstr", "value": value}]}
+
+    states["short"].append(set_valid("either.s", "0x00"))
+    states["last"] += [set_valid("either.l", "0x01"), set_valid("eth", "0x00")]
+    reference, compiled = both(loader.loads(json.dumps(root)))
+    for kind, rest, expected in [
+        (b"\0\0", b"!", b"\2"),
+        (b"\0\1", b"ab!", b"ab\2"),
+        (b"\2\0", b"!", b"\xbe\xef\3"),
+        (b"\3\1", b"ab!", b"\2"),
+    ]:
+        frame = ETHERNET + kind + rest
+        expected = [(1, ETHERNET + kind + expected)]
+        assert reference.receive(1, frame) == compiled.receive(1, frame) == expected
 
 
 def test_unrolled_lanes_are_re_rolled(program):
