@@ -104,12 +104,8 @@ class ActionProfile(ActionOwner):
 
     @property
     def has_selector(self) -> bool:
-        """Whether there can be groups."""
+        """Whether entries may refer to groups."""
         return self.profile.selector is not None
-
-    def _check_selector(self) -> None:
-        if not self.has_selector:
-            raise table_error("NO_ACTION_PROFILE_SELECTION", f"{self.title} has no selector")
 
     @locked
     def member(self, handle: int) -> Member:
@@ -120,8 +116,7 @@ class ActionProfile(ActionOwner):
 
     @locked
     def group(self, handle: int) -> Group:
-        """A group. Raises INVALID_GRP_HANDLE, or NO_ACTION_PROFILE_SELECTION if there can be none."""
-        self._check_selector()
+        """A group. Raises INVALID_GRP_HANDLE."""
         if handle not in self.groups:
             raise table_error("INVALID_GRP_HANDLE", f"{self.title} has no group {handle}")
         return self.groups[handle]
@@ -146,8 +141,8 @@ class ActionProfile(ActionOwner):
 
     @changing
     def create_group(self) -> int:
-        """A new, empty group; returns its handle."""
-        self._check_selector()
+        """A new, empty group; returns its handle. As in BMv2, a profile without selector takes it, too; no entry can
+        use it then."""
         return self.groups.add(Group())
 
     @changing

@@ -14,8 +14,9 @@ from emulator.p4switch.state.handles import Handled, changing, locked
 from switchml.errors import ControlError
 
 MAX_PORTS = 512
-"""Ports and LAG members are below this."""
-MAX_LAGS = 256
+"""Ports, and the LAGs of a node, are below this."""
+MAX_LAG = 256
+"""The highest LAG that may have members."""
 LAG_HASH = 0xFF
 """BMv2's constant in place of a hash that chooses a LAG's member."""
 MAX_SESSION = 32767
@@ -84,7 +85,9 @@ class Replication:
 
     @changing
     def create_group(self, mgid: int) -> int:
-        """A new, empty group (one that exists stays as it is); its handle is its id."""
+        """A new, empty group (one that exists stays as it is); its handle is its id. BMv2 creates groups under the
+        unsigned number and looks them up by the signed one: it accepts a negative one, and doesn't find it again."""
+        mgid &= 0xFFFFFFFF
         if mgid not in self.groups and len(self.groups) >= self.max_groups:
             raise _error("TABLE_FULL", f"there can't be more than {self.max_groups} multicast groups")
         self.groups.setdefault(mgid, [])
@@ -101,14 +104,14 @@ class Replication:
         """A new node, associated with nothing; returns its handle."""
         if len(self.nodes) >= self.max_nodes:
             raise _error("TABLE_FULL", f"there can't be more than {self.max_nodes} multicast nodes")
-        node = Node(rid, self._members(ports, MAX_PORTS, "port"), self._members(lags, MAX_LAGS, "LAG"))
+        node = Node(rid & 0xFFFFFFFF, self._members(ports, MAX_PORTS, "port"), self._members(lags, MAX_PORTS, "LAG"))
         node.l2_handle = self._by_l2.add(node)
         return self.nodes.add(node)
 
     @changing
     def update_node(self, handle: int, ports: Iterable[int], lags: Iterable[int] = ()) -> None:
         node = self._node(handle)
-        node.ports, node.lags = self._members(ports, MAX_PORTS, "port"), self._members(lags, MAX_LAGS, "LAG")
+        node.ports, node.lags = self._members(ports, MAX_PORTS, "port"), self._members(lags, MAX_PORTS, "LAG")
 
     @changing
     def associate_node(self, mgid: int, handle: int) -> None:
@@ -140,8 +143,8 @@ class Replication:
 
     @changing
     def set_lag(self, lag: int, ports: Iterable[int]) -> None:
-        if not 0 <= lag < MAX_LAGS:
-            raise _error("ERROR", f"a LAG must be below {MAX_LAGS}, not {lag}")
+        if not 0 <= lag <= MAX_LAG:
+            raise _error("ERROR", f"a LAG is at most {MAX_LAG}, not {lag}")
         self.lags[lag] = self._members(ports, MAX_PORTS, "port")
 
     @locked

@@ -26,6 +26,7 @@ T = TypeVar("T")
 
 QUEUE_DEPTH = 64
 """Packets that an egress queue holds by default."""
+NS_PER_S = 1_000_000_000
 
 
 class ParseVSet:
@@ -66,7 +67,7 @@ class ParseVSet:
 
 class Queues:
     """Depth (packets) and rate (packets/s, 0: unlimited) of the egress queues. The most specific setting applies: a
-    queue's, else its port's, else that of all."""
+    queue's, else its port's, else that of all. Negative numbers count as BMv2's unsigned ones: no limit."""
 
     def __init__(self, lock: RLock) -> None:
         self.lock = lock
@@ -77,19 +78,20 @@ class Queues:
     @changing
     def set_depth(self, depth: int, port: int | None = None, priority: int | None = None) -> None:
         """Set it for a queue, for all queues of a port, or for all; more specific settings are dropped."""
-        self._set(self._depth, depth, port, priority)
+        self._set(self._depth, depth & 0xFFFFFFFF, port, priority)
 
     @changing
     def set_rate(self, rate_pps: int, port: int | None = None, priority: int | None = None) -> None:
         """As set_depth."""
-        self._set(self._rate, rate_pps, port, priority)
+        is_limit = 0 <= rate_pps <= NS_PER_S  # BMv2 keeps the time between packets in whole ns
+        self._set(self._rate, rate_pps if is_limit else 0, port, priority)
 
     @staticmethod
     def _set(settings: dict, value: int, port: int | None, priority: int | None) -> None:
         if priority is None:
             for key in [key for key in settings if key != (None, None) and port in (None, key[0])]:
                 del settings[key]
-        settings[port, priority] = max(value, 0)
+        settings[port, priority] = value
 
     def depth(self, port: int, priority: int = 0) -> int:
         """Packets that a queue holds."""

@@ -18,6 +18,7 @@ from typing import Any
 from emulator.p4switch.device import Device
 from emulator.p4switch.notifications import nobody_listens
 from emulator.p4switch.thrift.services import SimplePreLag, SimpleSwitch, Standard
+from emulator.p4switch.thrift.tables import Uncaught
 from switchml.control.thrift import protocol
 from switchml.control.thrift.idl import interface
 from switchml.control.thrift.protocol import Message, ProtocolError, Reader
@@ -62,6 +63,9 @@ class Dispatcher:
             if refusal != call.exception:
                 return _error(message, protocol.INTERNAL_ERROR, str(error))
             result = SimpleNamespace(refused=self.interface.refusal(refusal, error.code))
+        except Uncaught as error:
+            log.error("%s: %s", name, error)
+            return _error(message, protocol.UNKNOWN_ERROR, str(error))
         except Exception as error:
             log.exception("%s failed", name)
             return _error(message, protocol.INTERNAL_ERROR, f"{name}: {type(error).__name__}: {error}")

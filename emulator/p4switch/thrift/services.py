@@ -13,10 +13,10 @@ from typing import Any
 
 from emulator.p4switch.state.arrays import CounterArray, MeterArray, RegisterArray
 from emulator.p4switch.state.digests import DigestList
-from emulator.p4switch.state.replication import Replication
+from emulator.p4switch.state.replication import MAX_PORTS, Replication
 from emulator.p4switch.state.state import ParseVSet, Queues, State
 from emulator.p4switch.thrift import tables
-from emulator.p4switch.thrift.tables import Answer, passed_to
+from emulator.p4switch.thrift.tables import Answer, Uncaught, passed_to
 from emulator.p4switch.values import n_bytes
 from switchml.errors import ConfigError, ControlError
 
@@ -146,9 +146,11 @@ class Standard(tables.TableCalls):
 
 
 def ports_of(bits: str) -> list[int]:
-    """The numbers in a set of ports or LAGs: one character 0 or 1 for each, port 0 last."""
+    """The numbers in a set of ports or LAGs: one character 0 or 1 for each, port 0 last. Of a longer text, BMv2 takes
+    the first characters, as if the others were not there."""
+    bits = bits[:MAX_PORTS]
     if set(bits) - set("01"):
-        raise ControlError("Mc", "ERROR", f"{bits!r} is not a set of ports: expected 0s and 1s")
+        raise Uncaught("bitset::_M_copy_from_ptr")
     return [number for number, bit in enumerate(reversed(bits)) if bit == "1"]
 
 
@@ -184,6 +186,10 @@ def _queue_setting(set_value: Callable[..., None]) -> Answer:
 
     def answer(self, *arguments: int) -> int:
         *queue, value = arguments
+        n = self.device.switch.n_priorities
+        if len(queue) == 2 and not 0 <= queue[1] < n:
+            place = queue[1] % (1 << 64)
+            raise Uncaught(f"vector::_M_range_check: __n (which is {place}) >= this->size() (which is {n})")
         set_value(self.device.state.queues, value, *queue)
         return 0
 

@@ -99,6 +99,10 @@ def counter_to_wire(value: tuple[int, int]) -> SimpleNamespace:
 Answer = Callable[..., Any]
 
 
+class Uncaught(Exception):
+    """A C++ exception that BMv2 leaves to Thrift, with its text."""
+
+
 def passed_to(
     find: Callable[[State, Any], Any],
     method: Callable[..., Any],
@@ -271,15 +275,19 @@ class TableCalls(Answers):
         return self._run_to_wire(profile, profile.member(member).run, mbr_handle=member)
 
     def bm_mt_act_prof_get_members(self, cxt, name):
-        profile = self.device.state.action_profile(name)
-        with profile.lock:
-            return [self.bm_mt_act_prof_get_member(cxt, name, handle) for handle in sorted(profile.members)]
+        return self._listed(name, "members", self.bm_mt_act_prof_get_member)
+
+    def _listed(self, name: str, part: str, get: Answer) -> list[SimpleNamespace]:
+        """A profile's members or groups by handle; BMv2 lists none of a profile that the program lacks."""
+        for profile in self.device.state.action_profiles:
+            if profile.name == name:
+                with profile.lock:
+                    return [get(0, name, handle) for handle in sorted(getattr(profile, part))]
+        return []
 
     def bm_mt_act_prof_get_group(self, cxt, name, group):
         members = self.device.state.action_profile(name).group(group).members
         return SimpleNamespace(grp_handle=group, mbr_handles=sorted(members))
 
     def bm_mt_act_prof_get_groups(self, cxt, name):
-        profile = self.device.state.action_profile(name)
-        with profile.lock:
-            return [self.bm_mt_act_prof_get_group(cxt, name, handle) for handle in sorted(profile.groups)]
+        return self._listed(name, "groups", self.bm_mt_act_prof_get_group)

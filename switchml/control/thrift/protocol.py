@@ -222,7 +222,7 @@ APPLICATION_ERROR = Struct(
     "TApplicationException", [Field(1, "message", BASE_TYPES["string"]), Field(2, "type", BASE_TYPES["i32"])]
 )
 """The body of a message of kind EXCEPTION."""
-UNKNOWN_METHOD, BAD_MESSAGE_KIND, INTERNAL_ERROR = 1, 2, 6
+UNKNOWN_ERROR, UNKNOWN_METHOD, BAD_MESSAGE_KIND, INTERNAL_ERROR = 0, 1, 2, 6
 """Values of its `type`."""
 
 

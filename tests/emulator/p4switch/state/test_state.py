@@ -123,7 +123,7 @@ def test_what_the_pre_refuses():
     pre.associate_node(1, node)
     refused("Mc", "ERROR", pre.associate_node, 1, node)
     refused("Mc", "ERROR", pre.update_node, node, [512])
-    refused("Mc", "ERROR", pre.set_lag, 256, [1])
+    refused("Mc", "ERROR", pre.set_lag, 257, [1])
     pre.destroy_group(1)
     pre.destroy_group(1)
     assert pre.describe()["l1_handles"] == [{"handle": node, "rid": 1, "l2_handle": 0}]

@@ -240,7 +240,11 @@ def test_members_and_groups(program):
     assert profile.add_member(RunAction(send, (3, 30))) == one
 
 
-def test_a_profile_without_selector_has_no_groups(program):
-    profile = State(program("action_profile")).action_profiles[0]
-    refused("NO_ACTION_PROFILE_SELECTION", profile.create_group)
+def test_a_profile_without_selector_has_groups_that_no_entry_can_use(program):
+    """BMv2 never answers NO_ACTION_PROFILE_SELECTION."""
+    state = State(program("action_profile"))
+    profile = state.action_profiles[0]
+    refused("INVALID_GRP_HANDLE", profile.group, 0)
+    table = next(table for table in state.tables if table.profile is profile)
+    refused("WRONG_TABLE_TYPE", table.add, [M("exact", 0)], UseGroup(profile.create_group()))
     refused("INVALID_ACTION_NAME", profile.action, "nothing")

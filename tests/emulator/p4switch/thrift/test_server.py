@@ -1,6 +1,7 @@
 """What the Thrift server answers, and that nothing a client sends ends it."""
 
 import hashlib
+import json
 import random
 import socket
 import struct
@@ -36,6 +37,45 @@ def test_calls_change_the_state(serve):
     assert listed.action_entry.action_name == "MyIngress.send"
     assert listed.options.priority == -1
     assert listed.life is None
+
+
+def test_what_simple_switch_answers_to_numbers_out_of_range(serve):
+    """Worked out from BMv2's sources: exceptions that it does not catch reach the client with their C++ text."""
+    device, _ = serve("action_profile")
+    client = serve.client()
+
+    def refusal(service, name, **arguments):
+        with pytest.raises(ControlError) as caught:
+            client.call(service, name, **arguments)
+        return caught.value.code, str(caught.value)
+
+    profile = device.state.action_profiles[0].name
+    assert client.call("standard", "bm_mt_act_prof_get_groups", cxt=0, profile=profile) == []
+    assert client.call("standard", "bm_mt_act_prof_get_members", cxt=0, profile="none") == []
+    assert refusal("standard", "bm_mt_act_prof_get_group", cxt=0, profile=profile, group=0)[0] == "INVALID_GRP_HANDLE"
+
+    def pre(name, **arguments):
+        return client.call("simple_pre_lag", name, cxt=0, **arguments)
+
+    assert pre("bm_mc_mgrp_create", mgid=-1) == -1
+    pre("bm_mc_mgrp_destroy", group=-1)
+    node = pre("bm_mc_node_create", rid=-1, ports="1" + "0" * 600, lags="")
+    code, _ = refusal("simple_pre_lag", "bm_mc_node_associate", cxt=0, group=-1, node=node)
+    assert code == "INVALID_MGRP_HANDLE"
+    entries = json.loads(pre("bm_mc_get_entries"))
+    assert entries["mgrps"] == [{"id": 4294967295, "l1_handles": []}]
+    assert (entries["l1_handles"][0]["rid"], entries["l2_handles"][0]["ports"]) == (4294967295, [511])
+    arguments = {"cxt": 0, "rid": 0, "ports": "12", "lags": ""}
+    assert "bitset::_M_copy_from_ptr" in refusal("simple_pre_lag", "bm_mc_node_create", **arguments)[1]
+    pre("bm_mc_set_lag_membership", lag=256, ports="1")
+    assert refusal("simple_pre_lag", "bm_mc_set_lag_membership", cxt=0, lag=257, ports="1")[0] == "ERROR"
+
+    arguments = {"port": 1, "priority": -1, "depth": 10}
+    text = refusal("simple_switch", "set_egress_priority_queue_depth", **arguments)[1]
+    assert "vector::_M_range_check: __n (which is 18446744073709551615) >= this->size() (which is 1)" in text
+    client.call("simple_switch", "set_egress_queue_depth", port=1, depth=-1)
+    client.call("simple_switch", "set_all_egress_queue_rates", rate_pps=-1)
+    assert (device.state.queues.depth(1), device.state.queues.rate(1)) == (4294967295, 0)
 
 
 def test_another_program_is_loaded_during_a_call(serve, program, monkeypatch):
@@ -150,7 +190,7 @@ def test_const_entries_can_be_cleared_but_not_changed(serve):
         ("standard", "bm_dev_mgr_remove_port", {"port": 5}, "DevMgr", "ERROR"),
         ("standard", "bm_get_id_from_name", {"sort": 0, "name": "x"}, "IdLookup", "INVALID_RESOURCE_NAME"),
         ("standard", "bm_get_id_from_name", {"sort": 77, "name": "x"}, "IdLookup", "INVALID_RESOURCE_TYPE"),
-        ("simple_pre", "bm_mc_node_create", {"rid": 1, "ports": "012"}, "Mc", "ERROR"),
+        ("simple_pre", "bm_mc_node_create", {"rid": 1, "ports": "012"}, "Thrift", "ERROR"),
         ("simple_switch", "mirroring_session_get", {"session": 3}, "Mirroring", "SESSION_NOT_FOUND"),
     ],
 )
