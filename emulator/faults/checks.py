@@ -59,8 +59,8 @@ class Checks:
         self.sums += 1
         if ledger.disagrees and number == job.misfit_call:
             raise Violation(f"{where} has a result, although rank {job.misfit_rank} called with another dtype")
-        if ledger.disagrees and number > job.misfit_call:
-            return  # the ranks' chunks no longer belong together (docs/protocol.md, section 5); an error will follow
+        if self._mixes(ledger, number):
+            return  # an error will follow
         exact = ledger.exact(number)
         if exact.overflows:
             raise Violation(f"{where} has a result, although the sum does not fit")
@@ -84,7 +84,7 @@ class Checks:
         ledger = self.ledgers[key]
         self.errors += 1
         is_right = (
-            (isinstance(error, SumOverflow) and ledger.exact(number).overflows)
+            (isinstance(error, SumOverflow) and (ledger.exact(number).overflows or self._mixes(ledger, number)))
             or (isinstance(error, PeerLost) and self._explains(ledger, number, rank, error))
             or (isinstance(error, AggregatorLost) and broke)
             or (isinstance(error, RanksDisagree) and ledger.disagrees)
@@ -96,6 +96,12 @@ class Checks:
                 f"(departed: {ledger.departed or 'nobody'}; {'late' if is_late else 'in time'}; "
                 f"its connection {'broke' if broke else 'held'})"
             )
+
+    @staticmethod
+    def _mixes(ledger: Ledger, number: int) -> bool:
+        """Whether a rank called with another dtype before call `number`: the ranks' chunks no longer belong together
+        (docs/protocol.md, section 5), and what is summed may be another call's, or not fit."""
+        return ledger.disagrees and number > ledger.job.misfit_call
 
     def _explains(self, ledger: Ledger, number: int, rank: int, error: PeerLost) -> bool:
         """Whether the ranks that `error` names departed before they contributed to call `number`: a rank that left

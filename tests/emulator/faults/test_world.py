@@ -145,6 +145,11 @@ def test_ranks_that_were_stopped_after_their_peers_left():
     assert play(1514).problem == ""
 
 
+def test_sums_of_different_calls_may_overflow():
+    """A rank of this seed calls with another dtype at first; its chunks meet those of its peer's later calls."""
+    assert play(72686).problem == ""
+
+
 def test_slots_that_are_never_given_back_are_found():
     plan = next(draw(seed) for seed in range(SEEDS) if not draw(seed).faults)
     world = World(plan)
