@@ -22,19 +22,25 @@ PUBLISHED = {
     "llama3-70b": 70_553_706_496,
     "llama3-405b": 405_853_388_800,
     "mixtral-8x7b": 46_702_792_704,
-    "qwen3-0.6b": 596_049_920,
-    "qwen3-8b": 8_190_735_360,
-    "qwen3-14b": 14_768_307_200,
-    "qwen3-32b": 32_762_123_264,
-    "qwen3-30b-a3b": 30_532_122_624,
-    "qwen3-235b-a22b": 235_093_634_560,
-    "deepseek-v3": 671_026_404_352,
-    "llama4-scout": 107.8e9,  # 108.6e9 with the vision encoder of 0.86e9
-    "llama4-maverick": 400.7e9,  # 401.6e9 with it
     "resnet50": 25_557_032,
     "vgg16": 138_357_544,
     "vgg19": 143_667_240,
     "inception-v3": 27_161_264,
+}
+# In billions: all, without embedding and output layer, activated by one token; None: not published. Qwen3: the model cards
+# on Hugging Face. DeepSeek-V3: README_WEIGHTS.md of deepseek-ai/DeepSeek-V3, without the module for a further token.
+# Llama 4: MODEL_CARD.md of meta-llama/llama-models, without the vision encoder: 0.87, by huggingface/transformers' shapes.
+VISION = 0.87
+IN_BILLIONS = {
+    "qwen3-0.6b": (0.6, 0.44, None),
+    "qwen3-8b": (8.2, 6.95, None),
+    "qwen3-14b": (14.8, 13.2, None),
+    "qwen3-32b": (32.8, 31.2, None),
+    "qwen3-30b-a3b": (30.5, 29.9, 3.3),
+    "qwen3-235b-a22b": (235, 234, 22),
+    "deepseek-v3": (671, None, 36.7),
+    "llama4-scout": (109 - VISION, None, 17),
+    "llama4-maverick": (400 - VISION, None, 17),
 }
 # Multiply-adds of forward, in units of 1e9, from the same sources (torchvision's model pages).
 MULTIPLY_ADDS = {"resnet50": 4.09, "vgg16": 15.47, "vgg19": 19.63, "inception-v3": 5.71}
@@ -43,6 +49,16 @@ MULTIPLY_ADDS = {"resnet50": 4.09, "vgg16": 15.47, "vgg19": 19.63, "inception-v3
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_parameters_as_published(name):
     assert models.load(name).parameters == pytest.approx(PUBLISHED[name], rel=0.005)
+
+
+@pytest.mark.parametrize("name", IN_BILLIONS)
+def test_parameters_of_mixtures_as_published(name):
+    model = models.load(name)
+    ends = model.embedding_parameters * (1 if model.tied_embedding else 2)
+    idle = model.routed_parameters * model.layers * (1 - model.experts_per_token / model.experts)
+    found = (model.parameters, model.parameters - ends, model.parameters - idle)
+    for computed, published, rel in zip(found, IN_BILLIONS[name], (0.01, 0.01, 0.025), strict=True):
+        assert published is None or computed / 1e9 == pytest.approx(published, rel=rel)
 
 
 @pytest.mark.parametrize("name", MULTIPLY_ADDS)
