@@ -101,6 +101,8 @@ SUFFIXES: tuple[tuple[str, Kind, float], ...] = (
     ("_hours", TIME, 3600.0),
     ("_ms", TIME, 1e-3),
     ("_s", TIME, 1.0),
+    ("seconds", TIME, 1.0),
+    ("megabytes", SIZE, 1e6),
 )
 """Ends of names that say a unit: what the value is, and the unit in that kind's base."""
 

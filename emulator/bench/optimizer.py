@@ -76,7 +76,7 @@ def measure(joined: Joined, trials: int) -> Measured:
     whole_s = (time.perf_counter() - began_s) / len(few)
 
     objective = Objective(joined, machine)
-    allowed = Allowed(passes=("buckets", "placement", "accumulate", "priority", "fuse"))
+    allowed = Allowed(passes=("buckets", "allreduce", "accumulate", "priority", "fuse"))
     traced = objective(TRACED)
     running = Search(
         objective, allowed, SearchResult(traced, traced, traced), trials, np.inf, lambda evaluated, best_s: None

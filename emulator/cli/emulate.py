@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from emulator.cli.emulate_options import KEYS, WAS, job_options
-from emulator.cli.options import REPORT, ROWS_FILE, TIMELINE, json_option, output
+from emulator.cli.options import REPORT, ROWS_FILE, TIMELINE, json_option, output, time_limit_option
 from emulator.cluster.algorithms import ALGORITHMS
 from switchml import tables
-from switchml.cli.options import note
+from switchml.cli.options import Count, note
 from switchml.errors import ConfigError
 from switchml.terminal import progress, say
 
@@ -61,12 +61,8 @@ if TYPE_CHECKING:
     "--placement", type=click.Choice(["spread", "packed"]), help="Placement of several jobs on nodes; default: spread."
 )
 @click.option("--engine", metavar="tcp://HOST:PORT", help="Run the sweep on this Dask scheduler.")
-@click.option(
-    "--processes", type=click.IntRange(min=1), help="Processes of the sweep on this machine; default: one per core."
-)
-@click.option(
-    "--time-budget-s", type=click.FloatRange(0, min_open=True), default=600.0, help="Give up after so many seconds."
-)
+@click.option("--processes", type=Count(1), help="Processes of the sweep on this machine; default: one per core.")
+@time_limit_option
 @json_option
 @click.option("--trust", is_flag=True, help="Import and run the torch module that a job file names as its model.")
 def emulate(

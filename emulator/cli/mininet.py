@@ -64,7 +64,7 @@ class Capture(click.ParamType):
 @wire_option
 @click.option(
     "--slots",
-    type=click.IntRange(0),
+    type=Count(0),
     default=0,
     show_default="what the links hold",
     help="Slots of a job, a power of two.",

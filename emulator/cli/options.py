@@ -104,6 +104,15 @@ SETTINGS_FILE = OutputFile()
 timeline_option = click.option(
     "--timeline", type=TIMELINE, metavar="FILE", help="Write a timeline for Perfetto (.json or .json.gz)."
 )
+time_limit_option = option(
+    "--time-limit",
+    "time_budget_s",
+    was="--time-budget-s",
+    type=TIME,
+    default="10min",
+    show_default=True,
+    help="Give up after this time.",
+)
 wire_option = click.option("--wire", type=WIRE, default="int32", help="Type of the lanes in a packet.")
 authenticate_option = click.option(
     "--authenticate",
@@ -112,7 +121,16 @@ authenticate_option = click.option(
     show_envvar=True,
     help="Packets carry tags, keyed for the job, that nobody else can forge (UDP and zmq; not on a P4 switch).",
 )
-agent_wire_option = click.option(
+agent_time_limit_option = option(
+    "--time-limit",
+    "time_budget_s",
+    was="--time-budget-s",
+    type=TIME,
+    default="10min",
+    show_default=True,
+    help="Give up after this time.",
+)
+wire_option = click.option(
     "--wire",
     type=AGENT_WIRE,
     default="int32",
@@ -141,7 +159,7 @@ def repeats_options(
     """--repeats and --warmup."""
     return together(
         click.option("--repeats", type=Count(1), default=repeats, help=text),
-        click.option("--warmup", type=click.IntRange(0), default=warmup, help="Repeats before those, not counted."),
+        click.option("--warmup", type=Count(0), default=warmup, help="Repeats before those, not counted."),
     )
 
 

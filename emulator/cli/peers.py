@@ -51,8 +51,8 @@ if TYPE_CHECKING:
 @click.option(
     "--loss", type=click.FloatRange(0.0, 0.5), default=0.0, help="Share of packets lost on each link (switchml)."
 )
-@click.option("--slots", type=click.IntRange(0), default=0, help="Slots of the switch; 0: as in the cluster's file.")
-@click.option("--switch-jobs", type=click.IntRange(1), default=1, help="Jobs that share the slots.")
+@click.option("--slots", type=Count(0), default=0, help="Slots of the switch; 0: as in the cluster's file.")
+@click.option("--switch-jobs", type=Count(1), default=1, help="Jobs that share the slots.")
 @click.option("--compute-scale", type=float, default=1.0, help="Factor on the compute time of all ranks.")
 @click.option(
     "--measure",

@@ -330,7 +330,7 @@ class Emulation:
         names = ("steps", "hours", "gpu_hours", "cost", "energy_kwh")
         figures: dict[str, Any] = {name: getattr(self, name) if self.steps else None for name in names}
         figures["cost"] = figures["cost"] or None
-        return figures | self.progress.to_json()
+        return figures | (self.progress.to_json() if self.request.run.mtbf_hours else {"goodput": None})
 
 
 def emulate(

@@ -39,11 +39,11 @@ class Choice:
     guessed_bytes: float = 0.0
 
 
-def choices(machine: Machine, placement: str, codecs: Sequence[str]) -> list[Choice]:
+def choices(machine: Machine, allreduce: str, codecs: Sequence[str]) -> list[Choice]:
     """For each codec ("" is none)."""
     options = []
     for spec in codecs:
-        transfer = machine.compressed(placement, spec)
+        transfer = machine.compressed(allreduce, spec)
         codec_s = 1 / machine.codec(spec).bytes_per_s if spec else 0.0
         byte_s = 1 / transfer.bytes_per_s
         repeat_s = transfer.repeat_share * byte_s

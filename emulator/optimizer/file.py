@@ -28,10 +28,10 @@ def tables(result: SearchResult, machine: Machine, source: str) -> dict[str, dic
         ddp["bucket_cap_mb_list"] = caps
     if setting.changed():
         ddp["gradient_as_bucket_view"] = True
-    placement = setting.placement or machine.traced_placement
-    backend = BACKEND_OF.get(setting.placement, "")
+    allreduce = setting.allreduce or machine.traced_allreduce
+    backend = BACKEND_OF.get(setting.allreduce, "")
     environment = {}
-    if placement == "switchml" and any(codecs.parse(spec).is_half for spec in setting.codec if spec):
+    if allreduce == "switchml" and any(codecs.parse(spec).is_half for spec in setting.codec if spec):
         environment["SWITCHML_WIRE"] = "int16"  # only what such a codec has rounded takes these; buckets without do not
     return {
         "predicted": {
@@ -56,8 +56,8 @@ def advice(setting: Setting) -> dict[str, str]:
         for one in PASSES
         if one.name in changed and not one.in_file
     }
-    if setting.placement == "ps":
-        advised["placement"] = "a parameter server, such as BytePS's"
+    if setting.allreduce == "ps":
+        advised["allreduce"] = "a parameter server, such as BytePS's"
     return advised
 
 

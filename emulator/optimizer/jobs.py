@@ -25,7 +25,7 @@ from switchml.errors import ConfigError, EmulationError
 MIB = 1 << 20
 POWERS = tuple(2**power for power in range(11))
 CAPS = tuple(float(cap * MIB) for cap in (1, 5, 25, 100))
-ONES = ("split", "schedule", "micro-batch", "recompute", "zero", "allreduce", "bucket")
+ONES = ("split", "schedule", "micro-batch", "recompute", "zero", "allreduce", "buckets")
 """What is searched by default; not `codec`, which changes what is computed."""
 
 SAME = 1e-9
@@ -85,7 +85,7 @@ def axes(requested: Request, names: tuple[str, ...]) -> dict[str, list[Change]]:
         "recompute": [{"recompute": how} for how in RECOMPUTE],
         "zero": [{"zero": stage} for stage in range(4)],
         "allreduce": [{"allreduce": how} for how in ALGORITHMS if how != "ps"],
-        "bucket": [{"bucket_bytes": cap} for cap in CAPS],
+        "buckets": [{"bucket_bytes": cap} for cap in CAPS],
         "codec": [{"codec": name} for name in ("", *codecs.codecs())],
     }
     for name in names:

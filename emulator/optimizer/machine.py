@@ -74,19 +74,19 @@ class Machine:
         return cls(network, traced, ranks, uncertainty_s=uncertainty_s, **known)
 
     @property
-    def traced_placement(self) -> str:
+    def traced_allreduce(self) -> str:
         """Who adds up gradients in the trace."""
         return self.network.algorithm
 
-    def network_of(self, placement: str) -> Network:
+    def network_of(self, allreduce: str) -> Network:
         """The network with gradients added up elsewhere."""
-        if placement in ("", self.traced_placement):
+        if allreduce in ("", self.traced_allreduce):
             return self.network
-        return dataclasses.replace(self.network, algorithm=placement, hierarchy=self.hierarchy)
+        return dataclasses.replace(self.network, algorithm=allreduce, hierarchy=self.hierarchy)
 
-    def transfer(self, placement: str) -> TransferCost:
+    def transfer(self, allreduce: str) -> TransferCost:
         """What an all-reduce costs there."""
-        network = self.network_of(placement)
+        network = self.network_of(allreduce)
         return self.traced if network is self.network else network.transfer(self.ranks)
 
     def codec(self, spec: str) -> CodecCost:
@@ -95,12 +95,12 @@ class Machine:
             raise ConfigError(f"nothing says what codec {spec!r} takes; known: {', '.join(self.codecs) or 'none'}")
         return self.codecs[spec]
 
-    def compressed(self, placement: str, spec: str) -> TransferCost:
+    def compressed(self, allreduce: str, spec: str) -> TransferCost:
         """What an all-reduce of uncompressed bytes costs on the wire with a codec, computing it left out."""
-        dense = self.transfer(placement)
+        dense = self.transfer(allreduce)
         if not spec:
             return dense
-        return codec.compressed(dense, self.network_of(placement), self.ranks, self.codec(spec))
+        return codec.compressed(dense, self.network_of(allreduce), self.ranks, self.codec(spec))
 
     def assumptions(self) -> list[str]:
         """For reports."""
@@ -112,10 +112,10 @@ class Machine:
             *dict.fromkeys(line for line in (self.traced.assumed, *network.assumptions) if line),
         ]
 
-    def repeated_rounds(self, placement: str, specs: Iterable[str]) -> list[str]:
+    def repeated_rounds(self, allreduce: str, specs: Iterable[str]) -> list[str]:
         """What is assumed of repeated rounds, for reports."""
         shares = {self.codec(spec).lanes if spec else "int32" for spec in specs or [""]}
-        placed = self.network_of(placement)
+        placed = self.network_of(allreduce)
         basis = "as in the trace" if self.network.repeat_factor is not None else "as in other jobs"
         return [
             f"the aggregator's exponents are guessed wrong for {share:.0%} of an all-reduce's first chunks in {lanes} "

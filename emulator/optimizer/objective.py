@@ -51,7 +51,7 @@ class Objective:
             self.evaluated += 1
             job = apply(COMMUNICATION, self.coarse(setting), setting, self.machine)
             took_s = replay(job.graph, job.costs).makespan_s
-            never_traced = setting.buckets or setting.placement or setting.codec
+            never_traced = setting.buckets or setting.allreduce or setting.codec
             worst_s = took_s + self.machine.uncertainty_s * (len(gradients(job).transfers) if never_traced else 0)
             memory_bytes = self.memory_bytes(setting)
             limit = self.machine.memory.limit
@@ -79,11 +79,11 @@ class Objective:
 
     def cut(self, setting: Setting, codecs: tuple[str, ...]) -> Setting:
         """With the buckets that `cuts.fastest` finds, each through one of `codecs` ("" is none)."""
-        key = (_compute(setting), setting.placement, codecs)
+        key = (_compute(setting), setting.allreduce, codecs)
         if key not in self._cut:
             if key[0] not in self._ready:
                 self._ready[key[0]] = cuts.ready(self.coarse(setting))
-            options = cuts.choices(self.machine, setting.placement, codecs)
+            options = cuts.choices(self.machine, setting.allreduce, codecs)
             self._cut[key] = cuts.fastest(*self._ready[key[0]], options, self.machine.uncertainty_s)
         caps, chosen = self._cut[key]
         return dataclasses.replace(setting, buckets=caps, codec=chosen if any(chosen) else ())

@@ -23,7 +23,7 @@ from emulator.whatif.gradients import gradients
 from emulator.whatif.transfers import changed_s, repeated_s, transfer_bytes, transfer_s
 from switchml.errors import ConfigError
 
-PLACEMENTS = ("", "ring", "ps", "switchml")
+ALLREDUCES = ("", "ring", "ps", "switchml")
 """Who adds up gradients: as traced, the ranks in a ring, one server, the switch (or the software aggregator)."""
 PRECISIONS = ("", "half")
 
@@ -34,7 +34,7 @@ class Setting:
 
     buckets: tuple[int, ...] = ()
     """Caps in bytes as DDP's: bucket i closes once it holds caps[i], the last cap repeats. Empty: as traced."""
-    placement: str = ""
+    allreduce: str = ""
     codec: tuple[str, ...] = ()
     """Of each bucket, the last repeats; "" is none. As in docs/codecs.md, such as topk:ratio=0.01."""
     priority: bool = False
@@ -51,7 +51,7 @@ class Setting:
     def __post_init__(self) -> None:
         if any(cap <= 0 for cap in self.buckets):
             raise ConfigError(f"bucket caps {list(self.buckets)}: expected bytes above 0")
-        for name, known in (("placement", PLACEMENTS), ("precision", PRECISIONS)):
+        for name, known in (("allreduce", ALLREDUCES), ("precision", PRECISIONS)):
             if getattr(self, name) not in known:
                 raise ConfigError(f"{name} is {getattr(self, name)!r}; there are {', '.join(filter(None, known))}")
         if self.accumulate < 1 or not self.batch > 0:
@@ -86,12 +86,12 @@ class Pass:
     advice: str = ""
 
 
-def _placement(job: Joined, setting: Setting, machine: Machine) -> Joined:
+def _allreduce(job: Joined, setting: Setting, machine: Machine) -> Joined:
     """The ranks in a ring add up gradients (Patarasuk and Yuan, JPDC 2009), a parameter server (Li et al., OSDI 2014),
     or the switch (SwitchML, NSDI 2021)."""
-    if setting.placement == machine.traced_placement:
+    if setting.allreduce == machine.traced_allreduce:
         return job
-    present, transfer = gradients(job), machine.transfer(setting.placement)
+    present, transfer = gradients(job), machine.transfer(setting.allreduce)
     transfers, bucket = np.unique(present.bucket, return_inverse=True)  # gradients of several may come in turns
     size, took_s = transfer_bytes(job)[transfers], transfer_s(job.costs)[transfers]
     seconds = changed_s(took_s, machine.traced.seconds(size), transfer.seconds(size))
@@ -109,11 +109,11 @@ def _codec(job: Joined, setting: Setting, machine: Machine) -> Joined:
     if not any(specs):
         return job
     size, took_s = transfer_bytes(job)[transfers], transfer_s(job.costs)[transfers]
-    dense_s = machine.transfer(setting.placement).seconds(size)
+    dense_s = machine.transfer(setting.allreduce).seconds(size)
     seconds, codec_s = np.empty(len(transfers)), np.zeros(len(transfers))
     for spec in set(specs):
         own = np.array([each == spec for each in specs])
-        transfer = machine.compressed(setting.placement, spec)
+        transfer = machine.compressed(setting.allreduce, spec)
         seconds[own] = changed_s(took_s, dense_s, transfer.seconds(size))[own] + transfer.repeats_s(size[own])
         codec_s[own] = size[own] / machine.codec(spec).bytes_per_s if spec else 0.0
     return compress(job, transfers, seconds, codec_s)
@@ -126,7 +126,7 @@ _APPLY: dict[str, Apply] = {
     "recompute": lambda job, *_: changes.recompute(job),
     "accumulate": lambda job, setting, _: changes.accumulate(job, setting.accumulate),
     "buckets": lambda job, setting, machine: rebucket(job, setting.buckets, machine.traced),
-    "placement": _placement,
+    "allreduce": _allreduce,
     "codec": _codec,
     "priority": lambda job, *_: changes.urgent_first(job),
 }
@@ -139,7 +139,7 @@ COMPUTE = (
 )
 COMMUNICATION = (
     Pass("buckets", "buckets of gradients", True, True),
-    Pass("placement", "who adds up gradients", True, True, "a parameter server (BytePS)"),
+    Pass("allreduce", "who adds up gradients", True, True, "a parameter server (BytePS)"),
     Pass("codec", "compression", True, False),
     Pass("priority", "urgent buckets first", False, True, "a scheduler such as ByteScheduler"),
 )
@@ -157,8 +157,8 @@ def apply(passes: Iterable[Pass], job: Joined, setting: Setting, machine: Machin
 def in_file(setting: Setting) -> Setting:
     """What of it a settings file makes a job do."""
     fields = {one.name: getattr(setting, one.name) for one in PASSES if one.in_file}
-    if setting.placement not in BACKEND_OF:
-        del fields["placement"]
+    if setting.allreduce not in BACKEND_OF:
+        del fields["allreduce"]
     return dataclasses.replace(TRACED, **fields)
 
 

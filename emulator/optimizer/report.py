@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterable
 from typing import Any
 
-from emulator.optimizer.objective import Objective
+from emulator.optimizer.objective import Objective, Worth
 from emulator.optimizer.passes import Setting
 from emulator.optimizer.search import Allowed, SearchResult
 from emulator.report.tables import bytes_text, time_text
@@ -27,7 +27,7 @@ def words(name: str, value: Any) -> str:
         names = [spec or "none" for spec in value]
         return names[0] if len(set(names)) == 1 else _first(names)
     return {
-        "placement": {"switchml": "the aggregator", "ring": "a ring (Gloo, NCCL)", "ps": "a parameter server"}.get(
+        "allreduce": {"switchml": "the aggregator", "ring": "a ring (Gloo, NCCL)", "ps": "a parameter server"}.get(
             value
         ),
         "accumulate": f"{value} micro-batches",
@@ -107,7 +107,7 @@ def assumptions(result: SearchResult, objective: Objective) -> list[str]:
         f"relative error {cost.error:.2g} of a gradient before what is remembered"
         for spec, cost in costs.items()
     ]
-    repeated = machine.repeated_rounds(result.best.setting.placement, result.best.setting.codec)
+    repeated = machine.repeated_rounds(result.best.setting.allreduce, result.best.setting.codec)
     return machine.assumptions() + repeated + codecs + objective.joined.assumptions
 
 
@@ -118,6 +118,12 @@ def _without(result: SearchResult, objective: Objective, name: str) -> float:
     if name == "buckets":
         bare = dataclasses.replace(bare, codec=bare.codec[:1])
     return (objective(bare).sample_s - result.best.sample_s) / result.traced.sample_s
+
+
+def _setting(worth: Worth) -> dict[str, Any]:
+    """What it changes; the all-reduce by its former name, too."""
+    changed = worth.setting.changed()
+    return changed | ({"placement": changed["allreduce"]} if "allreduce" in changed else {})
 
 
 def as_json(result: SearchResult, objective: Objective, tables: dict[str, dict[str, Any]]) -> dict[str, Any]:
@@ -133,12 +139,12 @@ def as_json(result: SearchResult, objective: Objective, tables: dict[str, dict[s
         "uncertainty_s": objective.machine.uncertainty_s,
         **{"promised": result.predicted_speedup, "doubt_s": objective.machine.uncertainty_s},  # their former names
         "replay_error": objective.error,
-        "setting": result.best.setting.changed(),
+        "setting": _setting(result.best),
         "settings_file": {name: table for name, table in tables.items() if table},
         "alone": [
             {
                 "pass": each.one.name,
-                "setting": each.worth.setting.changed(),
+                "setting": _setting(each.worth),
                 "iteration_s": each.worth.iteration_s,
                 "gain": result.gain_of(each.worth),
                 "gain_at_worst": result.gain_of(each.worth, at_worst=True),

@@ -26,7 +26,7 @@ from emulator.whatif.buckets import MIB, assign, caps_of
 from emulator.whatif.gradients import gradients
 from switchml.errors import ConfigError
 
-DEFAULT_ALLOW = ("buckets", "placement")
+DEFAULT_ALLOW = ("buckets", "allreduce")
 """What a settings file can make a job do without changing what it computes."""
 CAPS = tuple(int(mib * MIB) for mib in (0.25, 0.5, 1, 2, 3, 5, 8, 12, 18, 25, 50, 100))
 MICRO_BATCHES = (1, 2, 4, 8)
@@ -38,7 +38,7 @@ GAIN = 1e-6
 """A share of the time; less is no gain."""
 ACTS_ON = {
     "buckets": ("exposed communication", "compression"),
-    "placement": ("exposed communication",),
+    "allreduce": ("exposed communication",),
     "codec": ("exposed communication", "compression"),
     "priority": ("exposed communication",),
     "precision": ("compute", "exposed communication"),
@@ -56,11 +56,11 @@ Progress = Callable[[int, float], None]
 @dataclass(frozen=True, kw_only=True)
 class Allowed:
     """What a search may change. `lists`: whether each bucket may have a cap of its own (DDP: torch 2.13 or later).
-    `placements`, `codecs`: those that may be taken besides what there is."""
+    `allreduces`, `codecs`: those that may be taken besides what there is."""
 
     passes: tuple[str, ...] = DEFAULT_ALLOW
     lists: bool = True
-    placements: tuple[str, ...] = ("switchml",)
+    allreduces: tuple[str, ...] = ("switchml",)
     codecs: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -72,7 +72,7 @@ class Allowed:
 
     def only(self, name: str) -> Allowed:
         """The same for one pass alone."""
-        return Allowed(passes=(name,), lists=self.lists, placements=self.placements, codecs=self.codecs)
+        return Allowed(passes=(name,), lists=self.lists, allreduces=self.allreduces, codecs=self.codecs)
 
     def values(self, machine: Machine) -> dict[str, list]:
         """Field → values, the traced one first; buckets left out."""
@@ -83,7 +83,7 @@ class Allowed:
             "fuse": [False, True],
             "recompute": [False, True] if machine.memory.limit else [False],
             "accumulate": list(MICRO_BATCHES),
-            "placement": ["", *(each for each in self.placements if each != machine.traced_placement)],
+            "allreduce": ["", *(each for each in self.allreduces if each != machine.traced_allreduce)],
             "codec": codecs,
             "priority": [False, True],
         }

@@ -21,7 +21,7 @@ from host_agent.training.model import DigitsNet
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=300)
-    parser.add_argument("--batch-size", type=int, default=32)
+    parser.add_argument("--micro-batch", "--batch-size", type=int, default=32)
     parser.add_argument("--lr", type=float, default=0.05)
     parser.add_argument("--momentum", type=float, default=0.9)
     parser.add_argument("--seed", type=int, default=1)
@@ -40,7 +40,7 @@ def main() -> None:
     order = np.random.default_rng((options.seed, rank))
     losses = []
     for _ in range(options.steps):
-        chosen = torch.from_numpy(order.integers(0, len(labels), options.batch_size))
+        chosen = torch.from_numpy(order.integers(0, len(labels), options.micro_batch))
         optimizer.zero_grad()
         loss = functional.cross_entropy(model(images[chosen]), labels[chosen])
         loss.backward()

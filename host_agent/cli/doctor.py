@@ -8,6 +8,7 @@ import click
 from rich.text import Text
 
 from switchml import tables
+from switchml.cli.options import NAMED_SECONDS, Count
 from switchml.tables import Table, text, wide_option
 from switchml.terminal import progress, say
 
@@ -18,8 +19,8 @@ MARKS = {"ok": ("✓", "green"), "missing": ("–", "yellow"), "broken": ("✗",
 
 
 @click.command()
-@click.option("--seconds", default=1.0, show_default=True, metavar="S", help="Duration of the all-reduce trial.")
-@click.option("--ranks", default=2, show_default=True, metavar="N", help="Ranks in the trial.")
+@click.option("--seconds", type=NAMED_SECONDS, default=1.0, show_default=True, help="Duration of the all-reduce trial.")
+@click.option("--ranks", type=Count(1, 64), default=2, show_default=True, help="Ranks in the trial.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @wide_option
 def doctor(seconds: float, ranks: int, as_json: bool) -> None:
@@ -30,8 +31,8 @@ def doctor(seconds: float, ranks: int, as_json: bool) -> None:
     """
     import json
 
-    if ranks < 1 or ranks > 64 or seconds <= 0:
-        raise click.UsageError("expected --ranks from 1 to 64 and --seconds above 0")
+    if seconds <= 0:
+        raise click.UsageError("expected --seconds above 0")
 
     from host_agent import checkup
 

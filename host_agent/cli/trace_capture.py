@@ -15,6 +15,7 @@ import click
 
 from host_agent.cli import trace_capture_cost as costs
 from host_agent.launching import run_command
+from switchml.cli.options import Count
 from switchml.cli.written import OutputFolder
 from switchml.errors import ConfigError
 from switchml.tables import Table, number, show, text, wide_option
@@ -82,7 +83,7 @@ class RankSummary:
 @click.option("--shapes", is_flag=True, help="Record the shapes of all operators' tensors; costs time and memory.")
 @click.option(
     "--packets",
-    type=click.IntRange(1),
+    type=Count(1),
     default=1 << 20,
     show_default=True,
     help="Most packets that each agent logs (32 bytes each).",

@@ -18,7 +18,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--backend", default="switchml", help="gloo, switchml, ...")
     parser.add_argument("--epochs", type=int, default=10)
-    parser.add_argument("--batch-size", type=int, default=16, help="per process")
+    parser.add_argument("--micro-batch", "--batch-size", type=int, default=16, help="of each process")
     arguments = parser.parse_args()
 
     torch.manual_seed(0)
@@ -30,7 +30,7 @@ def main() -> None:
     labels = torch.tensor(labels)
     train, test = TensorDataset(images[:1437], labels[:1437]), (images[1437:], labels[1437:])
     sampler = DistributedSampler(train)
-    loader = DataLoader(train, batch_size=arguments.batch_size, sampler=sampler)
+    loader = DataLoader(train, batch_size=arguments.micro_batch, sampler=sampler)
 
     model = DistributedDataParallel(
         nn.Sequential(

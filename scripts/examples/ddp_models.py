@@ -44,7 +44,7 @@ def mlp(arguments: argparse.Namespace) -> tuple[nn.Module, torch.Tensor]:
     layers = [Layer(arguments.width, arguments.device_time) for _ in range(arguments.layers)]
     model = nn.Sequential(*layers, nn.Linear(arguments.width, 10))
     torch.manual_seed(dist.get_rank())
-    return model, torch.randn(arguments.batch_size, arguments.width)
+    return model, torch.randn(arguments.micro_batch, arguments.width)
 
 
 def cnn(arguments: argparse.Namespace) -> tuple[nn.Module, torch.Tensor]:
@@ -73,7 +73,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--layers", type=int, default=8, help="of the mlp")
     parser.add_argument("--width", type=int, default=384, help="of the mlp")
-    parser.add_argument("--batch-size", type=int, default=512, help="of the mlp, per process")
+    parser.add_argument("--micro-batch", "--batch-size", type=int, default=512, help="of the mlp, of each process")
     parser.add_argument(
         "--device-time", type=float, default=0.0, help="seconds that each layer of the mlp waits for an emulated device"
     )

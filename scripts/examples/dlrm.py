@@ -166,7 +166,7 @@ def auc(scores: np.ndarray, clicks: np.ndarray) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--backend", default="gloo", help="gloo, switchml, ...")
-    parser.add_argument("--iterations", type=int, default=800)
+    parser.add_argument("--steps", "--iterations", type=int, default=800)
     parser.add_argument("--start", type=float, default=2.0, help="initial error bounds, in multiples of the final ones")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
@@ -174,8 +174,7 @@ def main() -> None:
     dist.init_process_group(arguments.backend)
     train_set, test_set = Clicks.draw(TRAIN, 0), Clicks.draw(TEST, 1)
     results = {
-        name: train(name == "szx", arguments.iterations, arguments.start, train_set, test_set)
-        for name in ("none", "szx")
+        name: train(name == "szx", arguments.steps, arguments.start, train_set, test_set) for name in ("none", "szx")
     }
     best = auc(test_set.odds, test_set.clicks.numpy())
     if dist.get_rank() == 0 and arguments.json:

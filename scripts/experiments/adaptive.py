@@ -27,10 +27,12 @@ import click
 
 from emulator.bench.ranks.process import Place
 from emulator.bench.ranks.team import STORE_PORT, Team, places, star_with_aggregator, training_context
+from emulator.cli.options import RATES
 from emulator.testbed.star import LinkOptions
 from host_agent.compression.adaptive.policy import CHOICES
 from host_agent.training.data import BatchOrder, Digits, load
 from switchml import plotting
+from switchml.cli.options import SECONDS, option
 
 FIXED = ("none", "fp16", "thc", "topk:ratio=0.1", "topk:ratio=0.01", "topk:ratio=0.003")
 AUTO = "auto"
@@ -287,16 +289,22 @@ def _draw(above, below, lines: dict[str, Line], rates_bps: list[float], steps: i
 
 
 @click.command()
-@click.option("--workers", default=4, show_default=True)
-@click.option("--rates", default="1000,20,200", show_default=True, help="Mbit/s of the links, phase by phase.")
-@click.option("--steps", default=400, show_default=True, help="Steps of each phase.")
+@option("--ranks", "workers", was="--workers", default=4, show_default=True)
 @click.option(
-    "--phase-limit",
-    "--patience",
-    "phase_limit",
-    default=20.0,
+    "--rates",
+    type=RATES,
+    default="1gbit,20mbit,200mbit",
     show_default=True,
-    help="Most seconds of a fixed choice in a phase.",
+    help="Rates of the links, phase by phase.",
+)
+@click.option("--steps", default=400, show_default=True, help="Steps of each phase.")
+@option(
+    "--phase-limit",
+    was="--patience",
+    type=SECONDS,
+    default="20s",
+    show_default=True,
+    help="Longest time of a fixed choice in a phase.",
 )
 @click.option("--hidden", default=64, show_default=True, help="Units of the model's hidden layer.")
 @click.option("--error", default=0.9, show_default=True, help="Error bound of auto.")
@@ -305,7 +313,7 @@ def _draw(above, below, lines: dict[str, Line], rates_bps: list[float], steps: i
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the table.")
 def main(
     workers: int,
-    rates: str,
+    rates: tuple[float, ...],
     steps: int,
     phase_limit: float,
     hidden: int,
@@ -315,7 +323,7 @@ def main(
     as_json: bool,
 ) -> None:
     """Train over links whose rate changes, with codecs chosen at run time (auto) and with every fixed choice."""
-    rates_bps = [1e6 * float(rate) for rate in rates.split(",")]
+    rates_bps = list(rates)
     fixed = tuple(choices.split())
     lines = run(workers, rates_bps, steps, phase_limit, hidden, (*fixed, f"{AUTO}:error={error}"))
     lines = {(AUTO if choice.startswith(AUTO) else choice): line for choice, line in lines.items()}

@@ -17,6 +17,7 @@ from host_agent.compression.adaptive.policy import is_auto
 from host_agent.training import runner
 from host_agent.training.worker import Settings
 from switchml import codecs, tables
+from switchml.cli.options import option
 
 ALLOWED_LOSS = 0.01
 """Of accuracy: one percentage point."""
@@ -63,7 +64,7 @@ def run(settings: Settings) -> dict:
 
 @click.command()
 @click.argument("names", nargs=-1, metavar="[CODEC …]")
-@click.option("--workers", default=4, show_default=True)
+@option("--ranks", "workers", was="--workers", default=4, show_default=True)
 @click.option("--steps", default=300, show_default=True)
 @click.option("--seed", default=1, show_default=True)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the table.")

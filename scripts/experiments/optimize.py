@@ -8,7 +8,7 @@ defaults over Gloo, and the optimizer searches for settings with each set of all
 settings and with the defaults alternate.
 
 All hosts share this machine's cores, which the predictions ignore. So layers pause for the time of an accelerator;
-`--device-time 0 --batch-size 1024` runs without pauses.
+`--device-time 0s --micro-batch 1024` runs without pauses.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ from statistics import median
 import click
 
 from emulator.bench.ranks.team import star_with_aggregator
-from emulator.cli.options import RATE
 from emulator.optimizer import file, report
 from emulator.optimizer.machine import Machine
 from emulator.optimizer.measured import SpeedUp, median_step_s
@@ -39,6 +38,7 @@ from emulator.whatif import codec_costs
 from emulator.whatif.serial import prepared
 from host_agent.pytorch.settings_arming import SETTINGS, STEP_TIMES
 from switchml import share
+from switchml.cli.options import RATE, SECONDS, option
 from switchml.errors import JobError
 
 SCRIPT = share.named("ddp_models.py").path.resolve()
@@ -100,20 +100,20 @@ def say(text: str) -> None:
 
 
 @click.command()
-@click.option("--workers", default=4, show_default=True)
+@option("--ranks", "workers", was="--workers", default=4, show_default=True)
 @click.option("--rate", type=RATE, default="100mbit", show_default=True, help="Rate of each host's link.")
 @click.option("--steps", default=25, show_default=True, help="Steps of each run.")
-@click.option("--rounds", default=3, show_default=True, help="Runs of each kind.")
+@option("--repeats", "rounds", was="--rounds", default=3, show_default=True, help="Runs of each kind.")
 @click.option(
-    "--allow", multiple=True, default=["buckets", "buckets,placement", "buckets,placement,codec"], show_default=True
+    "--allow", multiple=True, default=["buckets", "buckets,allreduce", "buckets,allreduce,codec"], show_default=True
 )
 @click.option(
     "--codec", "codecs", multiple=True, default=["fp16"], show_default=True, help="Codecs that the optimizer may use."
 )
 @click.option("--layers", default=8, show_default=True)
 @click.option("--width", default=384, show_default=True)
-@click.option("--batch-size", default=64, show_default=True)
-@click.option("--device-time", default=0.005, show_default=True, help="Pause of a layer's forward pass in seconds.")
+@option("--micro-batch", "batch_size", was="--batch-size", default=64, show_default=True)
+@click.option("--device-time", type=SECONDS, default="5ms", show_default=True, help="Pause of a layer's forward pass.")
 @click.option("--trials", default=1000, show_default=True)
 @click.option("--keep", type=click.Path(file_okay=False, path_type=Path), help="Keep traces and settings here.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the table.")
@@ -134,7 +134,7 @@ def main(
 ) -> None:
     """Predicted and measured speed-ups of optimized settings, on links of limited rate."""
     arguments = ["--model", "mlp", "--steps", str(max(steps, TRACED[1] + 2)), "--layers", str(layers)]
-    arguments += ["--width", str(width), "--batch-size", str(batch_size), "--device-time", str(device_time)]
+    arguments += ["--width", str(width), "--micro-batch", str(batch_size), "--device-time", str(device_time)]
     with contextlib.ExitStack() as stack:
         folder = keep or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="switchml-optimize-")))
         folder.mkdir(parents=True, exist_ok=True)

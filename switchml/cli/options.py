@@ -122,7 +122,8 @@ class Named(ParamType):
 
     def __init__(self, key: str, is_whole: bool) -> None:
         self.key, self.is_whole = key, is_whole
-        self.name = units.of_name(key)[0].name
+        kind = units.of_name(key)[0]
+        self.name = kind.name if kind.base or is_whole else "number"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if not isinstance(value, str):
@@ -143,6 +144,8 @@ RATE = Quantity(units.RATE, bare="refused")
 TIME = Quantity(units.TIME, bare="refused")
 SECONDS = Quantity(units.TIME)
 """Of options that took bare seconds once."""
+NAMED_SECONDS = Quantity(units.TIME, bare="named")
+"""Of `--seconds`."""
 BUCKET = Quantity(
     units.SIZE,
     bare="refused",

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 import click
 
-from switchml.cli.options import SECONDS
+from switchml.cli.options import SECONDS, Count
 
 _OPTIONS = (
     click.option(
@@ -63,14 +63,14 @@ _OPTIONS = (
         "--client-ranks",
         default=1024,
         show_default=True,
-        type=click.IntRange(1),
+        type=Count(1),
         help="Ranks that one client may have at a time. A client is an address, on this machine's loopback a user.",
     ),
     click.option(
         "--client-jobs",
         default=64,
         show_default=True,
-        type=click.IntRange(1),
+        type=Count(1),
         help="Jobs, and v1 sessions, that one client may have begun at a time.",
     ),
     click.option(
@@ -85,7 +85,7 @@ _OPTIONS = (
         "--client-connections",
         default=64,
         show_default=True,
-        type=click.IntRange(1),
+        type=Count(1),
         help="Control connections that one client may have open besides those of its ranks.",
     ),
     click.option("--tls-cert", metavar="FILE", help="Certificate chain (PEM) of the control port."),

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from switchml.cli.options import option
 from switchml.tables import wide_option
 
 if TYPE_CHECKING:
@@ -22,8 +23,10 @@ LATEST = 8
 
 
 @click.command()
-@click.option(
-    "--address",
+@option(
+    "--aggregator",
+    "address",
+    was="--address",
     default="127.0.0.1:50099",
     show_default=True,
     metavar="HOST:PORT",

@@ -51,7 +51,7 @@ from switchml.cli.options import Count, option
 )
 @click.option(
     "--beside",
-    type=click.IntRange(0, 256),
+    type=Count(0, 256),
     default=0,
     metavar="N",
     help="Processes that compute meanwhile, as other jobs on the same cores would.",

@@ -42,7 +42,7 @@ SHARE = click.FloatRange(0, 1, min_open=True)
     default=4,
     help="Ranks of the all-reduce whose traffic is counted.",
 )
-@click.option("--rounds", type=click.IntRange(1), default=7, help="Rounds, of which the best counts.")
+@option("--repeats", "rounds", was="--rounds", type=Count(1), default=7, help="Repeats, of which the best counts.")
 @plot_option
 @json_option
 def codecs(

@@ -20,7 +20,7 @@ from emulator.cli.options import (
     sparsity_options,
     wire_option,
 )
-from switchml.cli.options import SIZE, option
+from switchml.cli.options import SIZE, Count, option
 
 
 @click.command()
@@ -45,7 +45,7 @@ from switchml.cli.options import SIZE, option
 @payload_option
 @click.option(
     "--slots",
-    type=click.IntRange(0),
+    type=Count(0),
     default=0,
     show_default="the aggregator's choice",
     help="Packets that a rank may have in flight, a power of two.",

@@ -9,13 +9,13 @@ import click
 
 from emulator.cli.options import json_option, output
 from switchml.cli.extras import require
-from switchml.cli.options import Count
+from switchml.cli.options import SIZE, Count, option
 from switchml.terminal import progress, say
 
 
 @click.command()
 @click.option("--ops", type=Count(1000), default=1_000_000, help="Size of the job, about.")
-@click.option("--repeats", type=click.IntRange(min=1), default=3, help="Repeats, of which the best counts.")
+@click.option("--repeats", type=Count(1), default=3, help="Repeats, of which the best counts.")
 @json_option
 def replay(ops: int, repeats: int, as_json: bool) -> None:
     """Measure how fast whole training jobs are replayed, on one core."""
@@ -28,10 +28,8 @@ def replay(ops: int, repeats: int, as_json: bool) -> None:
 
 @click.command()
 @click.option("--trials", type=Count(1), default=1000, help="Settings to try.")
-@click.option(
-    "--gradients", type=click.IntRange(2), default=160, help="Gradients of the synthetic job; ResNet-50 has 160."
-)
-@click.option("--ranks", type=click.IntRange(2), default=4, help="Ranks of the synthetic job.")
+@click.option("--gradients", type=Count(2), default=160, help="Gradients of the synthetic job; ResNet-50 has 160.")
+@click.option("--ranks", type=Count(2), default=4, help="Ranks of the synthetic job.")
 @click.option(
     "--trace",
     "path",
@@ -57,18 +55,18 @@ def optimizer(trials: int, gradients: int, ranks: int, path: Path | None, as_jso
 
 
 @click.command()
-@click.option("--megabytes", type=click.IntRange(min=1), default=500, help="Size of the trace as JSON.")
+@option("--size", was="--megabytes", type=SIZE, default="500MB", help="Size of the trace as JSON.")
 @click.option("--gzip/--plain", "compressed", default=False, help="Whether the trace is compressed.")
 @click.option("--compare", is_flag=True, help="Also measure Python's json.load.")
 @json_option
-def trace(megabytes: int, compressed: bool, compare: bool, as_json: bool) -> None:
+def trace(size: float, compressed: bool, compare: bool, as_json: bool) -> None:
     """Measure reading a generated trace of PyTorch's profiler: megabytes a second, and the reader's peak memory."""
     from emulator.bench.trace import measure
 
     require("msgspec")
 
     with progress("writing a trace, and reading it"):
-        result = measure(megabytes * 1_000_000, compressed=compressed, compare=compare)
+        result = measure(int(size), compressed=compressed, compare=compare)
     _show(result, as_json)
 
 

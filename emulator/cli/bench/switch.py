@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from switchml.cli.options import option
+from switchml.cli.options import NAMED_SECONDS, option
 from switchml.tables import Column, number, text, wide_option
 
 START = {
@@ -38,7 +38,7 @@ RATIO = "ratio: on the wire over simple_switch where both were measured, else co
     multiple=True,
     help="BMv2 JSON to measure, in place of L3 forwarding and aggregation of 64 and 256 lanes; may be repeated.",
 )
-@click.option("--seconds", type=click.FloatRange(min=0.1), default=1.0, help="Seconds for each figure.")
+@click.option("--seconds", type=NAMED_SECONDS, default=1.0, help="Time for each figure.")
 @option("--veth", "wire", was="--wire", is_flag=True, help="Also measure a switch process between veth pairs (root).")
 @click.option("--against", metavar="SIMPLE_SWITCH", help="Also measure this simple_switch between veth pairs (root).")
 @click.option("--start", is_flag=True, help="Measure instead how long a switch takes to start.")

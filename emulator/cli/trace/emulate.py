@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from emulator.cli.options import ANY_PATH, json_option, output, timeline_option
+from emulator.cli.options import ANY_PATH, json_option, output, time_limit_option, timeline_option
 from emulator.cluster.algorithms import ALGORITHMS_HELP, HIERARCHY_HELP
 from switchml import tables
 from switchml.terminal import progress, say
@@ -23,8 +23,7 @@ if TYPE_CHECKING:
 @click.option("--allreduce", default="auto", show_default=True, help=ALGORITHMS_HELP)
 @click.option("--hierarchy", default="auto", show_default=True, help=HIERARCHY_HELP)
 @timeline_option
-@click.option("--time-budget-s", type=click.FloatRange(min=0, min_open=True), default=600.0, show_default=True,
-              help="Time limit of the replay.")  # fmt: skip
+@time_limit_option
 @json_option
 def emulate(
     path: Path,

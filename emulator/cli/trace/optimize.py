@@ -13,11 +13,13 @@ import click
 from emulator.cli.options import ANY_PATH, FILE, SETTINGS_FILE, json_option, output
 from emulator.cluster.algorithms import HIERARCHIES, HIERARCHY_HELP
 from switchml import tables
-from switchml.cli.options import RATE, SIZE, Count, note, option
+from switchml.cli.options import RATE, SIZE, TIME, Count, note, option
 from switchml.errors import ConfigError
 from switchml.terminal import progress, say
 
 INTERRUPTED = 130
+OLD_NAMES = {"placement": "allreduce", "bucket": "buckets"}
+"""Of --allow."""
 
 
 class Names(click.ParamType):
@@ -41,7 +43,7 @@ class Names(click.ParamType):
 )
 @click.option("--overwrite", is_flag=True, help="Replace the file of --out.")
 @click.option("--trials", type=Count(1), default=1000, show_default=True, help="Settings to try at most.")
-@click.option("--seconds", type=click.FloatRange(0, min_open=True), help="Time limit of the search.")
+@option("--time-limit", "seconds", was="--seconds", type=TIME, help="Time limit of the search.")
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of the search.")
 @click.option(
     "--allow",
@@ -51,10 +53,10 @@ class Names(click.ParamType):
     "buckets, codec. [default: buckets,allreduce; of a job all but codec]",
 )
 @click.option("--uniform", is_flag=True, help="Use one cap for all buckets, for torch before 2.13.")
-@click.option("--link", type=RATE, help="Rate of each host's link, such as 200mbit; default: as the trace uses it.")
+@option("--rate", "link", was="--link", type=RATE, help="Rate of each host's link.  [default: as the trace uses it]")
 @option(
     "--allreduce",
-    "placements",
+    "allreduces",
     was="--placements",
     type=Names(),
     default="switchml",
@@ -82,7 +84,7 @@ class Names(click.ParamType):
 @click.option("--activations", type=SIZE, help="Memory of a rank's activations with the traced batch.")
 @click.option("--half-speed", type=float, default=0.0, help="How many times as fast this host is in half precision.")
 @click.option("--check", is_flag=True, help="Run COMMAND as it is and with the settings, and compare.")
-@click.option("--rounds", type=click.IntRange(1), default=3, show_default=True, help="Rounds of --check.")
+@option("--repeats", "rounds", was="--rounds", type=Count(1), default=3, show_default=True, help="Repeats of --check.")
 @click.option("--trust", is_flag=True, help="Import and run the torch module that a job file names as its model.")
 @json_option
 def optimize(path: Path, command: tuple[str, ...], check: bool, overwrite: bool, **options: Any) -> None:
@@ -116,7 +118,7 @@ def _optimize_trace(
     allow: tuple[str, ...] | None,
     uniform: bool,
     link: float | None,
-    placements: tuple[str, ...],
+    allreduces: tuple[str, ...],
     hierarchy: str,
     codecs: tuple[str, ...],
     codec_costs: Path | None,
@@ -131,24 +133,24 @@ def _optimize_trace(
     from emulator.optimizer import file, report
     from emulator.optimizer.machine import Machine, Memory
     from emulator.optimizer.objective import Objective
-    from emulator.optimizer.passes import PLACEMENTS
+    from emulator.optimizer.passes import ALLREDUCES
     from emulator.optimizer.search import DEFAULT_ALLOW, Allowed, search
     from emulator.traces.join import join
     from emulator.traces.readers.read import read
     from emulator.whatif import codec_costs as costs
     from emulator.whatif.serial import prepared
 
-    for placement in placements:
-        if placement not in PLACEMENTS[1:]:
-            raise click.UsageError(f"--allreduce {placement}: expected {', '.join(PLACEMENTS[1:])}")
+    for allreduce in allreduces:
+        if allreduce not in ALLREDUCES[1:]:
+            raise click.UsageError(f"--allreduce {allreduce}: expected {', '.join(ALLREDUCES[1:])}")
     specs = codecs or costs.CHOICES
     joined = prepared(join(read(path)))
     with progress("measuring codecs"):
         known = costs.load(codec_costs) if codec_costs else costs.measure(specs, len(joined.graph.ranks))
     allowed = Allowed(
-        passes=_called(allow, {"allreduce": "placement"}) or DEFAULT_ALLOW,
+        passes=_called(allow) or DEFAULT_ALLOW,
         lists=not uniform,
-        placements=placements,
+        allreduces=allreduces,
         codecs=tuple(known) if codec_costs else specs,
     )
     machine = Machine.of(
@@ -160,9 +162,9 @@ def _optimize_trace(
         half_speed=half_speed,
     )
     objective = Objective(joined, machine)
-    with _progress(trials) as show:
+    with _progress(trials) as step:
         result = search(
-            objective, allowed, trials=trials, seed=seed, time_budget_s=seconds or float("inf"), progress=show
+            objective, allowed, trials=trials, seed=seed, time_budget_s=seconds or float("inf"), progress=step
         )
     file.write(out, result, machine, str(path))
     summary = report.as_json(result, objective, file.tables(result, machine, str(path)))
@@ -179,12 +181,12 @@ def _optimize_trace(
     return result.interrupted
 
 
-def _called(names: tuple[str, ...] | None, inner: dict[str, str]) -> tuple[str, ...]:
-    """Passes by their names inside: buckets and allreduce are called alike for traces and jobs."""
-    for new, old in inner.items():
-        if old in (names or ()):
-            note(f"--allow {old} is called {new} now")
-    return tuple(inner.get(name, name) for name in names or ())
+def _called(names: tuple[str, ...] | None) -> tuple[str, ...]:
+    """Passes by today's names."""
+    for name in names or ():
+        if name in OLD_NAMES:
+            note(f"--allow {name} is called {OLD_NAMES[name]} now")
+    return tuple(OLD_NAMES.get(name, name) for name in names or ())
 
 
 @contextmanager
@@ -224,20 +226,20 @@ def _optimize_job(
     from emulator.optimizer import jobs
     from emulator.optimizer.file import write_toml
 
-    tables = read_tables(path, trust)
-    requested = request(tables, str(path))
-    with _progress(trials) as show:
+    job_file = read_tables(path, trust)
+    requested = request(job_file, str(path))
+    with _progress(trials) as step:
         result = jobs.search(
             requested,
-            _called(allow, {"buckets": "bucket"}) or jobs.ONES,
+            _called(allow) or jobs.ONES,
             trials=trials,
             seed=seed,
             memory_bytes=memory or 0.0,
             time_budget_s=seconds or float("inf"),
-            progress=show,
+            progress=step,
         )
     assert result.best is not None
-    write_toml(out, jobs.tables(tables, requested, result.best.change), "`switchml emulate` takes it.")
+    write_toml(out, jobs.tables(job_file, requested, result.best.change), "`switchml emulate` takes it.")
     output(as_json, lambda: _as_json(result), lambda: show(result))
     return result.interrupted
 

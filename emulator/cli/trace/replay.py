@@ -12,7 +12,7 @@ from rich.text import Text
 from emulator.cli.options import ANY_PATH, json_option, output, timeline_option
 from emulator.cluster.algorithms import ALGORITHMS_HELP, HIERARCHIES, HIERARCHY_HELP
 from switchml import tables
-from switchml.cli.options import BUCKET, RATE, TIME, Count, Quantity
+from switchml.cli.options import BUCKET, RATE, TIME, Count, Quantity, option
 from switchml.tables import Table, number, text
 from switchml.terminal import progress, say
 
@@ -52,8 +52,8 @@ class Slow(click.ParamType):
 @click.option(
     "--iteration", type=click.IntRange(0), help="Replay only this iteration.  [default: all, one after the other]"
 )
-@click.option("--link", type=RATE, help="Rate of each host's link in the traced run, if known.")
-@click.option("--ranks-per-host", type=click.IntRange(1), help="Ranks that share a link.  [default: as traced]")
+@option("--rate", "link", was="--link", type=RATE, help="Rate of each host's link in the traced run, if known.")
+@click.option("--ranks-per-host", type=Count(1), help="Ranks that share a link.  [default: as traced]")
 @click.option("--bandwidth", type=Change(RATE), help="Change the rate of links.")
 @click.option("--latency", type=Change(TIME), help="Change the latency of each step of a collective.")
 @click.option("--allreduce", help=ALGORITHMS_HELP)

@@ -29,7 +29,7 @@ from switchml.terminal import progress, say
 )
 @click.option(
     "--ranks-per-host",
-    type=click.IntRange(1),
+    type=Count(1),
     default=2,
     help="Also measure so many workers in each host, with and without hierarchy; 1 leaves that out.",
 )
@@ -57,8 +57,8 @@ def real(plot_file: Path | None, as_json: bool, **plan: Any) -> None:
 @option("--ranks", "workers", was="--workers", type=COUNTS, default="2,4", help="Numbers of workers to measure.")
 @click.option("--rate", "rate_bps", type=RATE, default="200mbit", help="Rate of each host's link.")
 @click.option("--steps", type=Count(3), default=12, help="Steps of each run.")
-@click.option("--layers", type=click.IntRange(1), default=6, help="Layers of the model.")
-@click.option("--width", type=click.IntRange(16), default=512, help="Rows and columns of each layer.")
+@click.option("--layers", type=Count(1), default=6, help="Layers of the model.")
+@click.option("--width", type=Count(16), default=512, help="Rows and columns of each layer.")
 @option(
     "--micro-batch", "batch", was="--batch-size", type=Count(1), default=32, help="Vectors of each worker in a step."
 )
@@ -114,7 +114,7 @@ def replay(peers: bool, plot_file: Path | None, keep: Path | None, as_json: bool
 @option("--ranks", "workers", was="--workers", type=COUNTS, default="2,4", help="Numbers of ranks to measure.")
 @click.option("--rates", "rates_bps", type=RATES, default="50mbit,100mbit,200mbit", help="Rates of each host's link.")
 @click.option("--steps", type=Count(3), default=15, help="Steps of each run; the median counts.")
-@click.option("--layers", type=click.IntRange(1), default=4, help="Layers of the model, of 512 by 512 weights.")
+@click.option("--layers", type=Count(1), default=4, help="Layers of the model, of 512 by 512 weights.")
 @option("--batch", was="--batch-size", type=Count(1), default=256, help="Vectors of all ranks in a step.")
 @click.option(
     "--clock",

@@ -18,7 +18,7 @@ from switchml.errors import ConfigError  # noqa: E402
 
 
 def run(*args: str):
-    return CliRunner().invoke(cli, ["bench", "codecs", "--rounds", "1", *args])
+    return CliRunner().invoke(cli, ["bench", "codecs", "--repeats", "1", *args])
 
 
 def figures(*args: str) -> dict:

@@ -20,7 +20,7 @@ def test_generated_traces_are_traces(tmp_path):
 
 
 def test_bench_trace_prints_figures():
-    result = CliRunner().invoke(cli, ["bench", "trace", "--megabytes", "1", "--compare", "--json"])
+    result = CliRunner().invoke(cli, ["bench", "trace", "--size", "1MB", "--compare", "--json"])
     report = json.loads(result.stdout)
     assert report["json_bytes"] >= 1_000_000
     assert report["events"] > 3000

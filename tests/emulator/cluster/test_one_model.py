@@ -78,7 +78,7 @@ def test_imported_and_replayed_traces(joined, algorithm, hierarchy):
 def test_the_optimizer(joined, algorithm, hierarchy):
     machine = Machine.of(joined, hierarchy=hierarchy)
     machine = dataclasses.replace(machine, network=Network.of_cluster(DGX, machine.network))
-    if algorithm != machine.traced_placement:
+    if algorithm != machine.traced_allreduce:
         assert machine.network_of(algorithm).seconds(SIZE, RANKS) == pytest.approx(seconds(algorithm, hierarchy))
 
 

@@ -37,7 +37,7 @@ CAPS = st.lists(st.integers(1, 4 * MIB), min_size=1, max_size=3).map(tuple)
 SETTINGS = st.builds(
     Setting,
     buckets=st.one_of(st.just(()), CAPS),
-    placement=st.sampled_from(["", "ps"]),
+    allreduce=st.sampled_from(["", "ps"]),
     codec=st.lists(st.sampled_from(["", *CODECS]), max_size=2).map(tuple),
     priority=st.booleans(),
     precision=st.sampled_from(["", "half"]),

@@ -32,7 +32,7 @@ def test_a_file_and_an_object(traces, tmp_path):
     told = json.loads(ran.stdout)
     assert told["replayed_s"] == pytest.approx(told["traced_s"], rel=0.03)
     assert 0 < told["predicted_s"] < told["replayed_s"] and 0.1 < told["gain"] < 1
-    assert {each["pass"] for each in told["alone"]} >= {"buckets", "placement", "codec", "accumulate", "fuse"}
+    assert {each["pass"] for each in told["alone"]} >= {"buckets", "allreduce", "codec", "accumulate", "fuse"}
     settings = load(out)
     assert settings.ddp == told["settings_file"]["ddp"]
     assert "bucket_cap_mb" in settings.ddp or "bucket_cap_mb_list" in settings.ddp
@@ -56,6 +56,15 @@ def test_a_table_for_people(traces, tmp_path):
     assert "bucket_cap_mb_list" not in load(out).ddp
 
 
+def test_a_jobs_settings_by_old_names(tmp_path):
+    job, out = tmp_path / "job.toml", tmp_path / "better.toml"
+    job.write_text('model = "resnet50"\ncluster = "a100-dgx"\n[job]\ngpus = 8\nbatch = 256\nmicro_batch = 32\n')
+    ran = run(job, "--out", out, "--allow", "bucket", "--seconds", "60")
+    assert ran.exit_code == 0, ran.output
+    assert "What each change gains alone" in ran.stdout and "buckets" in ran.stdout and "[job]" in out.read_text()
+    assert "--seconds is called --time-limit now" in ran.stderr and "bucket is called buckets now" in ran.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -63,7 +72,7 @@ def test_a_table_for_people(traces, tmp_path):
         (["--check"], "needs a command"),
         (["--placements", "moon"], "moon"),
         (["--memory-limit", "lots"], "25MB"),
-        (["--link", "1mbit"], "was it traced on that network"),
+        (["--rate", "1mbit"], "was it traced on that network"),
         (["--codec", "zip", "--allow", "codec"], "zip"),
     ],
 )

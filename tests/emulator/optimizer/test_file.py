@@ -26,7 +26,7 @@ def job():
 def test_what_is_written_is_what_is_read(job, tmp_path):
     machine = Machine.of(job, codecs=measure(["fp16"], 4))
     objective = Objective(job, machine)
-    allowed = Allowed(passes=("buckets", "placement", "codec"), codecs=("fp16",))
+    allowed = Allowed(passes=("buckets", "allreduce", "codec"), codecs=("fp16",))
     found = search(objective, allowed, trials=200)
     path = tmp_path / "settings.toml"
     file.write(path, found, machine, "traces")
@@ -41,16 +41,16 @@ def test_what_is_written_is_what_is_read(job, tmp_path):
 
 
 def test_what_a_file_cannot_do_is_advice(job):
-    said = file.advice(Setting(accumulate=4, placement="ps", buckets=(MIB,)))
-    assert set(said) == {"accumulate", "placement"} and "no_sync" in said["accumulate"]
+    said = file.advice(Setting(accumulate=4, allreduce="ps", buckets=(MIB,)))
+    assert set(said) == {"accumulate", "allreduce"} and "no_sync" in said["accumulate"]
 
 
 def test_a_file_promises_what_it_does(job):
     """Micro-batches are advice: they gain, but not by the file."""
     machine = Machine.of(job)
-    found = search(Objective(job, machine), Allowed(passes=("buckets", "placement", "accumulate")), trials=200)
+    found = search(Objective(job, machine), Allowed(passes=("buckets", "allreduce", "accumulate")), trials=200)
     assert found.best.setting.accumulate > 1 == found.in_file.setting.accumulate
-    assert found.in_file.setting.placement == found.best.setting.placement == "switchml"
+    assert found.in_file.setting.allreduce == found.best.setting.allreduce == "switchml"
     told = file.tables(found, machine, "traces")
     assert told["predicted"]["iteration_s"] == found.in_file.iteration_s and "accumulate" in told["advice"]
     assert 1 < found.predicted_speedup == found.traced.sample_s / found.in_file.sample_s
@@ -63,7 +63,7 @@ def test_a_file_promises_what_it_does(job):
 
 
 def test_a_parameter_server_is_no_backend():
-    setting = in_file(Setting(placement="ps", buckets=(MIB,), priority=True))
+    setting = in_file(Setting(allreduce="ps", buckets=(MIB,), priority=True))
     assert setting == Setting(buckets=(MIB,))
 
 
@@ -71,7 +71,7 @@ def test_a_parameter_server_is_no_backend():
 def test_halves_take_narrow_lanes_in_any_bucket(job, codec, wire):
     machine = Machine.of(job, codecs=measure([spec for spec in codec if spec], 4))
     objective = Objective(job, machine)
-    traced, best = objective(TRACED), objective(Setting(placement="switchml", codec=codec))
+    traced, best = objective(TRACED), objective(Setting(allreduce="switchml", codec=codec))
     told = file.tables(SearchResult(traced, best, best), machine, "traces")
     assert told["environment"].get("SWITCHML_WIRE") == wire
     assert told["compression"]["codec"] == [spec or "none" for spec in codec]

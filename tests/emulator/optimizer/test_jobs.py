@@ -46,7 +46,7 @@ def test_a_job_that_does_not_fit_is_made_to():
     limit = found.best.emulation.memory.total * 0.9
     assert jobs.search(big, ("split", "recompute", "zero"), memory_bytes=limit).best.emulation.memory.total <= limit
     with pytest.raises((ConfigError, OutOfMemory)):
-        jobs.search(big, ("bucket",))
+        jobs.search(big, ("buckets",))
 
 
 def test_unknown_changes_are_refused():

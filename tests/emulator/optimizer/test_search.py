@@ -35,14 +35,14 @@ def jobs(draw, own=False, most=6):
 DOUBTS = st.sampled_from([0.0, 1 / 512, 1 / 32])
 
 
-def slowly(objective, placements, codecs):
+def slowly(objective, allreduces, codecs):
     """At worst, the best of every way to cut and of the traced buckets as they are, whose all-reduces keep what they
-    took beyond the model; with every placement, and every codec in every bucket."""
+    took beyond the model; with every allreduce, and every codec in every bucket."""
     present = gradients(objective.joined)
     best = objective(TRACED).worst_s
-    for caps, placement in itertools.product(((), *runs(present.bytes)), placements):
+    for caps, allreduce in itertools.product(((), *runs(present.bytes)), allreduces):
         for chosen in itertools.product(("", *codecs), repeat=len(caps or present.transfers)):
-            best = min(best, objective(Setting(buckets=caps, placement=placement, codec=chosen)).worst_s)
+            best = min(best, objective(Setting(buckets=caps, allreduce=allreduce, codec=chosen)).worst_s)
     return best
 
 
@@ -50,7 +50,7 @@ def slowly(objective, placements, codecs):
 @given(jobs(most=4), DOUBTS)
 def test_it_finds_the_best_buckets_placement_and_codec_of_each_bucket(job, uncertainty_s):
     machine = Machine.of(job, codecs=CODECS, uncertainty_s=uncertainty_s)
-    allowed = Allowed(passes=("buckets", "placement", "codec"), placements=("ps",), codecs=tuple(CODECS))
+    allowed = Allowed(passes=("buckets", "allreduce", "codec"), allreduces=("ps",), codecs=tuple(CODECS))
     found = search(Objective(job, machine), allowed, trials=500)
     assert found.how.startswith("exact")
     assert found.best.worst_s == pytest.approx(slowly(Objective(job, machine), ("", "ps"), CODECS), rel=1e-5)
@@ -66,13 +66,13 @@ def test_it_finds_the_best_where_updates_wait_for_their_own_bucket(job, uncertai
 
 @settings(deadline=None, max_examples=20)
 @given(jobs(), DOUBTS, st.sampled_from(["", "switchml"]), st.sampled_from([[""], ["half"], ["half", "quarter"]]))
-def test_the_path_is_what_replay_says(job, uncertainty_s, placement, codecs):
+def test_the_path_is_what_replay_says(job, uncertainty_s, allreduce, codecs):
     machine = Machine.of(job, codecs=CODECS, uncertainty_s=uncertainty_s)
-    options = cuts.choices(machine, placement, codecs)
+    options = cuts.choices(machine, allreduce, codecs)
     caps, chosen = cuts.fastest(*cuts.ready(job), options, uncertainty_s)
     objective = Objective(job, machine)
     _, _, end_s = cuts.path(*cuts.ready(job), *cuts.columns(options), len(caps))
-    worth = objective(Setting(buckets=caps, placement=placement, codec=chosen if any(chosen) else ()))
+    worth = objective(Setting(buckets=caps, allreduce=allreduce, codec=chosen if any(chosen) else ()))
     assert worth.sample_s == pytest.approx(end_s[-1, -1] + 0.003, rel=1e-9)  # the optimizer comes after
     assert worth.worst_s == pytest.approx(worth.sample_s + uncertainty_s * len(caps), rel=1e-9)
 
@@ -128,9 +128,9 @@ def test_the_budget_and_ctrl_c_end_it_with_the_best_so_far():
 
 def test_a_budget_that_the_critical_path_has_used_up_leaves_nothing_for_optuna():
     job = ddp_jobs.ddp([MIB, MIB], [0.01, 0.01], caps=[2 * MIB])
-    whole = search(Objective(job, Machine.of(job)), Allowed(passes=("placement",)))
+    whole = search(Objective(job, Machine.of(job)), Allowed(passes=("allreduce",)))
     assert whole.how.startswith("exact")
-    short = search(Objective(job, Machine.of(job)), Allowed(passes=("placement",)), trials=whole.evaluated)
+    short = search(Objective(job, Machine.of(job)), Allowed(passes=("allreduce",)), trials=whole.evaluated)
     assert short.evaluated == whole.evaluated and short.how == "the budget ended before the space did"
 
 
@@ -159,7 +159,7 @@ def test_gradients_of_two_buckets_may_come_in_turns():
     job = ddp_jobs.ddp([MIB] * 4, [0.01] * 4, caps=[2 * MIB])
     first, second = gradients(job).transfers.tolist()
     turns = [(op, (first, second)[i % 2], size) for i, (op, _, size) in enumerate(job.gradients)]
-    machine, setting = Machine.of(job), Setting(placement="switchml")
+    machine, setting = Machine.of(job), Setting(allreduce="switchml")
     there = apply(COMMUNICATION, dataclasses.replace(job, gradients=turns), setting, machine)
     transfer, (ready_s, _) = machine.transfer("switchml"), cuts.ready(job)
     lost_s = transfers.repeated_s(transfer, ready_s[2:], np.full(2, 2.0 * MIB))

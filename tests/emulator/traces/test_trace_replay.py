@@ -69,7 +69,7 @@ def test_the_table(folder):
         (["--accelerator", "h100"], "say how many times as fast"),
         (["--accelerator", "h1000"], "unknown accelerator"),
         (["--bandwidth", "x0"], "makes no sense"),
-        (["--link", "1kbit", "--bandwidth", "x2"], "was it traced on that network"),
+        (["--rate", "1kbit", "--bandwidth", "x2"], "was it traced on that network"),
     ],
 )
 def test_nonsense(folder, arguments, complaint):

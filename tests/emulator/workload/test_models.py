@@ -27,9 +27,9 @@ PUBLISHED = {
     "vgg19": 143_667_240,
     "inception-v3": 27_161_264,
 }
-# In billions: all, without embedding and output layer, activated by one token; None: not published. Qwen3: the model cards
-# on Hugging Face. DeepSeek-V3: README_WEIGHTS.md of deepseek-ai/DeepSeek-V3, without the module for a further token.
-# Llama 4: MODEL_CARD.md of meta-llama/llama-models, without the vision encoder: 0.87, by huggingface/transformers' shapes.
+# In billions: all, without embedding and output layer, activated by one token; None: not published. Qwen3: model cards
+# on Hugging Face. DeepSeek-V3: README_WEIGHTS.md of deepseek-ai/DeepSeek-V3, without its module for a further token.
+# Llama 4: MODEL_CARD.md of meta-llama/llama-models, without the vision encoder: 0.87, by the shapes in transformers.
 VISION = 0.87
 IN_BILLIONS = {
     "qwen3-0.6b": (0.6, 0.44, None),

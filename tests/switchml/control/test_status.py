@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 def run_status(aggregator, *options: str) -> str:
-    result = CliRunner(env={"COLUMNS": "220"}).invoke(status_command, ["--address", aggregator.address, *options])
+    result = CliRunner(env={"COLUMNS": "220"}).invoke(status_command, ["--aggregator", aggregator.address, *options])
     assert result.exit_code == 0, result.output
     return result.stdout
 
@@ -163,7 +163,7 @@ def test_events_cover_a_jobs_whole_life(aggregator):
 
 
 def test_watch_follows_the_events(aggregator):
-    command = [sys.executable, "-m", "switchml", "status", "--address", aggregator.address, "--watch"]
+    command = [sys.executable, "-m", "switchml", "status", "--aggregator", aggregator.address, "--watch"]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as watching:
         assert "following events at" in watching.stderr.readline()
         session = aggregator.join()  # from here on there are rates each second
@@ -175,7 +175,7 @@ def test_watch_follows_the_events(aggregator):
 
 def test_status_of_nobody_is_one_line_and_exit_1():
     result = subprocess.run(
-        [sys.executable, "-m", "switchml", "status", "--address", "127.0.0.1:1"],
+        [sys.executable, "-m", "switchml", "status", "--aggregator", "127.0.0.1:1"],
         cwd=ROOT,
         capture_output=True,
         text=True,
