@@ -1,5 +1,6 @@
-"""The commands of README and docs run in the environment that the README says to activate (`switchml[all]`), in the
-order of their page and in one folder; what a page promises of their output is there. Rows: tests/doc_blocks.toml.
+"""The commands and the Python of README and docs run in the environment that the README says to activate
+(`switchml[all]`), commands in the order of their page and in one folder; what a page promises of their output is there.
+Rows: tests/doc_blocks.toml.
 """
 
 import os
@@ -14,7 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 from switchml.cli.main import cli
-from tests.support.doc_blocks import PAGES, ROOT, TABLE, commands, tables
+from tests.support.doc_blocks import PAGES, ROOT, TABLE, commands, python, tables
 
 RUN = {page: [command for command in commands(page) if not command.not_run] for page in PAGES}
 CHEAP = [command for found in RUN.values() for command in found if command.cheap]
@@ -31,6 +32,7 @@ def folder(tmp_path):
 
 
 def test_every_row_is_for_a_command():
+    assert {str(page.relative_to(ROOT)) for page in PAGES if python(page)} == set(TABLE["python"])
     texts = [command.text for page in PAGES for command in commands(page)]
     rows = [row["of"] for kind in ("shortened", "expected") for row in TABLE[kind]]
     assert [of for of in rows if not any(of in text for text in texts)] == []
@@ -76,3 +78,19 @@ def test_commands_run(page, folder):
         for process in behind:
             os.killpg(process.pid, signal.SIGTERM)
             process.wait()
+
+
+@pytest.mark.needs("SWITCHML_NIGHTLY")
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("page", list(TABLE["python"]))
+def test_python_runs(page, folder):
+    row = TABLE["python"][page]
+    if row.get("needs_root") and os.geteuid():
+        pytest.skip("needs root")
+    bin_folder = Path(sys.executable).parent
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "PATH": f"{bin_folder}:{os.environ['PATH']}"}
+    done = subprocess.run(
+        [sys.executable, "-c", python(ROOT / page)], cwd=folder, env=environment, text=True, capture_output=True
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert [text for text in row["expect"] if text not in done.stdout] == [], done.stdout

@@ -121,16 +121,7 @@ authenticate_option = click.option(
     show_envvar=True,
     help="Packets carry tags, keyed for the job, that nobody else can forge (UDP and zmq; not on a P4 switch).",
 )
-agent_time_limit_option = option(
-    "--time-limit",
-    "time_budget_s",
-    was="--time-budget-s",
-    type=TIME,
-    default="10min",
-    show_default=True,
-    help="Give up after this time.",
-)
-wire_option = click.option(
+agent_wire_option = click.option(
     "--wire",
     type=AGENT_WIRE,
     default="int32",

@@ -1,9 +1,11 @@
-"""Blocks of commands in README and docs, and the table (tests/doc_blocks.toml) that says how a test runs them."""
+"""Blocks of commands and of Python in README and docs, and the table (tests/doc_blocks.toml) that says how a test runs
+them."""
 
 from __future__ import annotations
 
 import re
 import sys
+import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +21,9 @@ TABLE = tomllib.loads((ROOT / "tests" / "doc_blocks.toml").read_text(encoding="u
 _COMMAND = re.compile(
     r"(?:\$ )?((?:[A-Z_]+=\S+ )*(?:sudo )?(?:switchml|torchrun|python|tshark|\./scripts/run|\w+_CLI)\b.*)"
 )
+
+
+_LOOKS_LIKE_PYTHON = re.compile(r"^(from \S+ import |import |with |dist\.)", re.MULTILINE)
 
 
 @dataclass
@@ -59,6 +64,33 @@ def commands(page: Path) -> list[Command]:
             if match := _COMMAND.fullmatch(re.split(r"\s{2,}#|\s# ", line)[0].rstrip()):
                 found.append(_prepared(Command(str(page.relative_to(ROOT)), match[1])))
     return found
+
+
+def python(page: Path) -> str:
+    """The page's Python, one block after the other, with what the table changes in it and puts before and after."""
+    row = TABLE["python"].get(str(page.relative_to(ROOT)), {})
+    text = "\n".join(_python_blocks(page.read_text(encoding="utf-8")))
+    for old, new in row.get("replace", {}).items():
+        assert old in text, f"{page}: {old}"
+        text = text.replace(old, new)
+    return "\n".join((row.get("before", ""), text, row.get("after", ""))) if text else ""
+
+
+def _python_blocks(text: str) -> Iterator[str]:
+    """Fenced as Python; or indented, blank lines included, where it looks like it."""
+    language, lines = None, []
+    for line in [*text.splitlines(), "end"]:
+        if line.startswith("```"):
+            if language == "python":
+                yield "\n".join(lines)
+            language, lines = line[3:] if language is None else None, []
+        elif language is not None or line.startswith("    ") or (lines and not line):
+            lines.append(line)
+        else:
+            block = textwrap.dedent("\n".join(lines))
+            if _LOOKS_LIKE_PYTHON.search(block):
+                yield block
+            lines = []
 
 
 def tables(page: Path) -> list[str]:

@@ -82,6 +82,20 @@ def test_frame_of_a_result(result):
     assert row["parts.compute"] == result.parts["compute"]
 
 
+def test_frames_of_polars_say_the_same(result, traces):
+    polars = pytest.importorskip("polars")
+    sweep = switchml.sweep(**JOB | {"gpus": [8]}, allreduce=["ring", "no-such"])
+    diagnosed, replay = traces.diagnose(), traces.replay(bandwidth_factor=2.0)
+    frames = [each.to_frame("polars") for each in (result, sweep, diagnosed, replay, traces)]
+    assert all(isinstance(frame, polars.DataFrame) for frame in frames)
+    assert frames[0]["parts.compute"].to_list() == [result.parts["compute"]]
+    assert frames[1]["error"].is_null().to_list() == [True, False]
+    assert frames[1]["iteration_s"].is_null().to_list() == [False, True]
+    assert len(frames[2]) == len(diagnosed.findings)
+    assert frames[3].filter(polars.col("part") == "iteration")["changed_s"].to_list() == [replay.changed.iteration_s]
+    assert len(frames[4]) == sum(len(trace.events) for trace in traces)
+
+
 def test_frames_without_a_library_name_the_extra(result, monkeypatch):
     monkeypatch.setattr("emulator.api.shown.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"switchml\[polars\]"):
