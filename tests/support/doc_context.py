@@ -9,7 +9,9 @@ import subprocess
 import sys
 import threading
 
+import numpy as np
 import torch
+import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from emulator.traces.readers import native
@@ -17,8 +19,20 @@ from host_agent import HostAgent
 from tests.support import launch, traced_jobs
 
 __all__ = [
-    *("DistributedDataParallel", "HostAgent", "aggregator", "batch", "beside", "dist", "model", "np", "one_rank"),
-    *("pathlib", "switch_with_a_route", "torch", "traces_of_a_job", "training"),
+    "DistributedDataParallel",
+    "HostAgent",
+    "aggregator",
+    "batch",
+    "beside",
+    "dist",
+    "model",
+    "np",
+    "one_rank",
+    "pathlib",
+    "switch_with_a_route",
+    "torch",
+    "traces_of_a_job",
+    "training",
 ]
 
 model = torch.nn.Sequential(torch.nn.Linear(64, 32), torch.nn.ReLU(), torch.nn.Linear(32, 10))
