@@ -118,6 +118,7 @@ class SoftwareTraits:
     padded = dense_only = False
     authenticates = collectives = True
     mac = 0
+    v1_place: tuple[str, int] | None = None
 
     def link(self, job_id: int, rank: int) -> None:
         """Agents need nothing but the address."""

@@ -76,6 +76,8 @@ class Dataplane(Protocol):
     """How agents may reach it, the best first; see host_agent/agent.py."""
     mac: int
     """Its MAC address, 0 if it has none of its own."""
+    v1_place: tuple[str, int] | None
+    """IPv4 and MAC address to which v1 hosts send their packets, where that is not `address`."""
     padded: bool = False
     """Whether sparse packets without data have to be padded, because a packet may not grow by more than 512 bytes
     (docs/protocol.md, section 8)."""

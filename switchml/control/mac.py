@@ -1,5 +1,9 @@
 """MAC addresses, which are numbers here, as people write them."""
 
+import socket
+
+import psutil
+
 from switchml.errors import ConfigError
 
 
@@ -17,3 +21,12 @@ def parse_mac(text: str) -> int:
         return int.from_bytes(bytes(int(part, 16) for part in parts), "big")
     except ValueError:
         raise ConfigError(f"{text!r} is no MAC address: expected six bytes like 02:00:00:00:00:fe") from None
+
+
+def mac_of(ip: str) -> int:
+    """The MAC address of the interface of this machine that has an IPv4 address; 0 if none has, or it has no MAC address,
+    as the loopback interface."""
+    for addresses in psutil.net_if_addrs().values():
+        if any(item.family == socket.AF_INET and item.address == ip for item in addresses):
+            return next((parse_mac(item.address) for item in addresses if item.family == psutil.AF_LINK), 0)
+    return 0

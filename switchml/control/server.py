@@ -33,8 +33,9 @@ from switchml.control.connections import IdleConnections, address_of, client_of,
 from switchml.control.dataplane import Address, Dataplane
 from switchml.control.events import EventPublisher
 from switchml.control.jobs import JobRegistry
+from switchml.control.mac import mac_of
 from switchml.control.quotas import Quotas
-from switchml.control.service import JobsService
+from switchml.control.service import JobsService, reachable_address
 from switchml.control.sessions import IDLE_TIMEOUT_S, SWITCH_MAC, V1Sessions
 from switchml.control.status import Monitor
 from switchml.control.v1 import v1_pb2
@@ -79,13 +80,9 @@ class Controller:
     Ports may be 0 for any free one. `events_port` None stands for the one after the control port, `tunnel_port` None
     for the next but one. `metrics_port` None turns the Prometheus page off. `join_timeout_s` is how long a job may take
     to fill unless its first rank sets a timeout. A rank that is silent for `peer_timeout_s` is lost. TLS is on
-    when `tls_cert` and `tls_key` (PEM files) are given. With `v1` v1 hosts are served, too, and get `mac` as the
-    switch's. `quotas` limit what one client may have.
-    Ports may be 0 for any free one. `events_port` None stands for the one after the control port. `tunnel` opens the
-    ZeroMQ tunnel, and so does a `tunnel_port`; without one it is the next but one. `metrics_port` None turns the
-    Prometheus page off. `join_timeout_s` is how long a job may take to fill unless its first rank sets a timeout. A
-    rank that is silent for `peer_timeout_s` is lost. TLS is on when `tls_cert` and `tls_key` (PEM files) are given. v1
-    hosts get `mac` as the switch's.
+    when `tls_cert` and `tls_key` (PEM files) are given. With `v1` v1 hosts are served, too, and are told `mac`: None
+    stands for the data plane's, or that of the interface which has its address. `quotas` limit what one client may
+    have. `tunnel` opens the ZeroMQ tunnel, and so does a `tunnel_port`.
 
     Raises ConfigError from `start` if a port is in use or a file can't be used.
     """
@@ -104,7 +101,7 @@ class Controller:
     tls_key: str | Path | None = None
     v1: bool = False
     v1_idle_timeout_s: float = IDLE_TIMEOUT_S
-    mac: int = SWITCH_MAC
+    mac: int | None = None
     quotas: Quotas = Quotas()
 
     def __post_init__(self) -> None:
@@ -231,12 +228,19 @@ class Controller:
         if not self.v1:
             return services
         v1_services = v1_pb2.DESCRIPTOR.services_by_name
-        sessions = SessionService(self._sessions, lambda: self.dataplane.address, self.mac, self._client_of)
+        sessions = SessionService(self._sessions, self._v1_place, self._client_of)
         return (
             *services,
             rpc.handler(v1_services["Session"], sessions),
             rpc.handler(v1_services["Sync"], SyncService()),
         )
+
+    def _v1_place(self, host: str) -> tuple[str, int]:
+        """(IPv4 address, MAC address) to which the v1 host at an address sends its packets."""
+        if self.dataplane.v1_place is not None:
+            return self.dataplane.v1_place
+        ip, _ = reachable_address(self.dataplane.address, host)
+        return ip, self.mac or self.dataplane.mac or mac_of(ip) or SWITCH_MAC
 
     def _client_of(self, peer: str) -> str:
         return client_of(address_of(peer), self._control)

@@ -20,6 +20,7 @@ class FakeDataplane:
     kind = "fake"
     buffer_a_rank = False
     transports = ("udp", "zmq")
+    v1_place = None
     padded = dense_only = authenticates = collectives = False
     mac = 0
 

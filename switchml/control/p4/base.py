@@ -47,6 +47,7 @@ class P4Base(Generic[JobType]):
     kind = "p4"
     authenticates = False
     buffer_a_rank = True
+    v1_place: tuple[str, int] | None = None
 
     def __init__(self, drivers: Sequence[Driver], address: str, mac: int, window_bytes: int):
         self.address: Address = address, UDP_PORT

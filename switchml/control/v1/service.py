@@ -20,10 +20,9 @@ from typing import NoReturn
 
 import grpc
 
-from switchml.control.dataplane import Address
 from switchml.control.membership import Refused
-from switchml.control.service import STATUS_OF_REASON, Context, reachable_address
-from switchml.control.sessions import SWITCH_MAC, V1Sessions
+from switchml.control.service import STATUS_OF_REASON, Context
+from switchml.control.sessions import V1Sessions
 from switchml.control.v1 import v1_pb2
 from switchml.protocol.packet import V1_MAX_WORKERS
 
@@ -31,19 +30,18 @@ log = logging.getLogger("switchml.control.v1")
 
 
 class SessionService:
-    """Opens sessions. `data_address()` is the aggregator's, `client_of(peer)` for whom a call counts."""
+    """Opens sessions. `place_for(ip)` gives the IPv4 and MAC address that a host is told, `client_of(peer)` for whom a
+    call counts."""
 
     def __init__(
         self,
         sessions: V1Sessions,
-        data_address: Callable[[], Address],
-        mac: int = SWITCH_MAC,
+        place_for: Callable[[str], tuple[str, int]],
         client_of: Callable[[str], str] = str,
     ):
         self._sessions = sessions
         self._client_of = client_of
-        self._data_address = data_address
-        self._mac = mac
+        self._place_for = place_for
 
     async def UdpSession(self, request: v1_pb2.UdpSessionRequest, context: Context) -> v1_pb2.UdpSessionResponse:
         try:
@@ -60,8 +58,8 @@ class SessionService:
         except Refused as refusal:
             log.warning("refused %s: %s", context.peer(), refusal)
             await context.abort(STATUS_OF_REASON[refusal.reason], str(refusal))
-        ip, _ = reachable_address(self._data_address(), str(IPv4Address(request.ipv4)))
-        return v1_pb2.UdpSessionResponse(session_id=request.session_id, mac=self._mac, ipv4=int(IPv4Address(ip)))
+        ip, mac = self._place_for(str(IPv4Address(request.ipv4)))
+        return v1_pb2.UdpSessionResponse(session_id=request.session_id, mac=mac, ipv4=int(IPv4Address(ip)))
 
     async def RdmaSession(self, request: v1_pb2.RdmaSessionRequest, context: Context) -> NoReturn:
         # The original's hosts read the answer whatever the status is: they find zeros there.
@@ -69,31 +67,35 @@ class SessionService:
 
 
 class Group:
-    """Callers that wait for each other. `members` maps each to the future that its call awaits."""
+    """Callers that wait for each other, or for the root of a broadcast. `members` maps each to the future that its call
+    awaits."""
 
     def __init__(self, size: int):
         self.size = size
         self.members: dict[object, asyncio.Future[int]] = {}
-        self.value = 0
+        self.value: int | None = None
 
-    async def wait(self, member: object) -> int:
-        """Returns the group's value once it is complete. A caller that is cancelled is removed."""
+    async def wait(self, member: object, value: int | None) -> int:
+        """Join with the group's value, or None. Returns the value once there is one. A caller that is cancelled while
+        it waits is removed."""
         future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self.members[member] = future
-        if len(self.members) == self.size:
+        self.value = self.value if value is None else value
+        if self.value is not None:
             for waiting in self.members.values():
                 if not waiting.done():
                     waiting.set_result(self.value)
         try:
             return await future
         except asyncio.CancelledError:
-            if len(self.members) < self.size:
+            if self.value is None:
                 del self.members[member]
             raise
 
 
 class SyncService:
-    """Barriers are grouped by num_workers, broadcasts by num_workers and root."""
+    """Barriers are grouped by num_workers, broadcasts by num_workers and root. As in the original, a broadcast answers its
+    root at once, and the others as soon as the root has called."""
 
     def __init__(self) -> None:
         self._barriers: dict[int, list[Group]] = defaultdict(list)
@@ -102,7 +104,7 @@ class SyncService:
     async def Barrier(self, request: v1_pb2.BarrierRequest, context: Context) -> v1_pb2.BarrierResponse:
         await self._check_workers(request.num_workers, context)
         # A caller has no name: each call is a member of its own.
-        await self._wait(self._barriers[request.num_workers], request.num_workers, object(), None)
+        await self._wait(self._barriers[request.num_workers], request.num_workers, object(), is_barrier=True)
         return v1_pb2.BarrierResponse()
 
     async def Broadcast(self, request: v1_pb2.BroadcastRequest, context: Context) -> v1_pb2.BroadcastResponse:
@@ -115,6 +117,8 @@ class SyncService:
                 )
         value = request.value if request.rank == request.root else None
         groups = self._broadcasts[request.num_workers, request.root]
+        if request.rank == request.root:  # it has started anew if it comes before all have fetched its last value
+            groups[:] = [group for group in groups if group.value is None]
         return v1_pb2.BroadcastResponse(value=await self._wait(groups, request.num_workers, request.rank, value))
 
     @staticmethod
@@ -125,16 +129,19 @@ class SyncService:
             )
 
     @staticmethod
-    async def _wait(groups: list[Group], size: int, member: object, value: int | None) -> int:
-        """Wait in the first group that lacks this member and is not complete."""
+    async def _wait(
+        groups: list[Group], size: int, member: object, value: int | None = None, *, is_barrier: bool = False
+    ) -> int:
+        """Wait in the first group that lacks this member and is not complete: a barrier until it is, a broadcast until
+        its root has come."""
         group = next((group for group in groups if member not in group.members and len(group.members) < size), None)
         if group is None:
             group = Group(size)
             groups.append(group)
-        if value is not None:
-            group.value = value
+        if is_barrier and len(group.members) + 1 == size:
+            value = 0
         try:
-            return await group.wait(member)
+            return await group.wait(member, value)
         finally:
             if group in groups and len(group.members) in (0, size):
                 groups.remove(group)
