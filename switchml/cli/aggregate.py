@@ -21,6 +21,11 @@ from switchml.cli.options import Count, option
     help="Threads, each on a data port of its own from --data-port on; a job that lists this aggregator k times uses "
     "k of them.",
 )
+@click.option(
+    "--raw",
+    metavar="INTERFACE",
+    help="Take v1 from this network interface, as p4app-switchML's hosts send it (root; implies --v1).",
+)
 @click.option("--slots", type=Count(1), default=65536, show_default=True, help="Total slots of all jobs.")
 @option(
     "--loss",
@@ -51,6 +56,7 @@ def aggregate(
     bind: str,
     data_port: int,
     threads: int,
+    raw: str | None,
     slots: int,
     loss_rate: float,
     reorder_rate: float,
@@ -72,6 +78,7 @@ def aggregate(
             bind=bind,
             port=data_port,
             threads=threads,
+            raw=raw,
             slot_capacity=slots,
             loss_rate=loss_rate,
             reorder_rate=reorder_rate,
@@ -81,6 +88,7 @@ def aggregate(
         try:
             dataplane.start()
             data = ",".join("{}:{}".format(*at) for at in dataplane.addresses)
+            options["v1"] = options["v1"] or raw is not None
             serving.serve(dataplane, "switchml aggregator", data, bind=bind, **options)
         finally:
             dataplane.stop()

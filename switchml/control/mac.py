@@ -24,8 +24,8 @@ def parse_mac(text: str) -> int:
 
 
 def mac_of(ip: str) -> int:
-    """The MAC address of the interface of this machine that has an IPv4 address; 0 if none has, or it has no MAC address,
-    as the loopback interface."""
+    """The MAC address of the interface of this machine that has an IPv4 address; 0 if none has, or it lacks a MAC
+    address, as the loopback interface does."""
     for addresses in psutil.net_if_addrs().values():
         if any(item.family == socket.AF_INET and item.address == ip for item in addresses):
             return next((parse_mac(item.address) for item in addresses if item.family == psutil.AF_LINK), 0)

@@ -16,8 +16,8 @@ ADD_MEMBERSHIP, RX_RING, COPY_THRESHOLD, AUXDATA, VERSION, VNET_HDR, IGNORE_OUTG
 
 _PROMISCUOUS = 1
 _SO_RCVBUFFORCE, _SO_SNDBUFFORCE, _SO_ATTACH_FILTER = 33, 32, 26
-_LDH, _LDB, _JEQ, _RET = 0x28, 0x30, 0x15, 0x06
-"""linux/filter.h: load 16 or 8 bits of the frame, jump if equal, return how much of it to keep."""
+_LDH, _LDB, _JEQ, _AND, _RET = 0x28, 0x30, 0x15, 0x54, 0x06
+"""linux/filter.h: load 16 or 8 bits of the frame, jump if equal, mask, return how much of the frame to keep."""
 
 
 def grow_buffers(sock: socket.socket, size_bytes: int) -> int:
@@ -59,16 +59,17 @@ def attach(sock: socket.socket, interface: str, protocol: int = ETH_P_ALL, *, pr
         raise ConfigError(f"can't open interface {interface!r}: {error.strerror or error}") from error
 
 
-def receive_only_udp(sock: socket.socket, port: int) -> None:
-    """Have the kernel drop what is not UDP over IPv4 for this port."""
+def receive_only_udp(sock: socket.socket, port: int, mask: int = 0xFFFF) -> None:
+    """Have the kernel drop what is not UDP over IPv4 for this port, or those that equal it in the bits of `mask`."""
     program = b"".join(
         struct.pack("HBBI", *instruction)
         for instruction in (
             (_LDH, 0, 0, 12),
-            (_JEQ, 0, 5, ETH_P_IP),
+            (_JEQ, 0, 6, ETH_P_IP),
             (_LDB, 0, 0, 23),
-            (_JEQ, 0, 3, socket.IPPROTO_UDP),
+            (_JEQ, 0, 4, socket.IPPROTO_UDP),
             (_LDH, 0, 0, 36),
+            (_AND, 0, 0, mask),
             (_JEQ, 0, 1, port),
             (_RET, 0, 0, 0xFFFFFFFF),
             (_RET, 0, 0, 0),

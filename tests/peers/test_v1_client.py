@@ -41,8 +41,9 @@ INT32_MAX = 2**31 - 1
 class V1Client:
     """One worker with one worker thread. `connect` opens the session; `all_reduce` takes float32 or int32."""
 
-    def __init__(self, rank: int, ip: str, sock: socket.socket, control: str, data: tuple[str, int]):
+    def __init__(self, rank: int, ip: str, sock: socket.socket, control: str, data: tuple[str, int], mac: int = 0):
         self.rank, self.ip, self.sock, self.to = rank, ip, sock, data
+        self.mac = mac or 0x020000000000 + rank
         self.shift = self.jobs = 0
         self.retransmitted = self.refused = 0
         self._channel = grpc.insecure_channel(control)
@@ -64,18 +65,18 @@ class V1Client:
         self._sync.Barrier(v1_pb2.BarrierRequest(num_workers=WORKERS), timeout=DEADLINE_S)
 
     def _open(self) -> None:
-        mac, ip = 0x020000000000 + self.rank, int(ipaddress.IPv4Address(self.ip))
+        ip = int(ipaddress.IPv4Address(self.ip))
         request = v1_pb2.UdpSessionRequest(
             session_id=self.session_id,
             rank=self.rank,
             num_workers=WORKERS,
-            mac=mac,
+            mac=self.mac,
             ipv4=ip,
             packet_size=v1_pb2.MTU_256,
         )
-        answer = self._session.UdpSession(request, timeout=DEADLINE_S)
-        assert answer.session_id == self.session_id
-        assert str(ipaddress.IPv4Address(answer.ipv4)) == self.to[0]
+        self.answer = self._session.UdpSession(request, timeout=DEADLINE_S)
+        assert self.answer.session_id == self.session_id
+        assert str(ipaddress.IPv4Address(self.answer.ipv4)) == self.to[0]
 
     def all_reduce(self, values: np.ndarray) -> np.ndarray:
         blocks = -(-len(values) // LANES)

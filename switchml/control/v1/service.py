@@ -94,8 +94,8 @@ class Group:
 
 
 class SyncService:
-    """Barriers are grouped by num_workers, broadcasts by num_workers and root. As in the original, a broadcast answers its
-    root at once, and the others as soon as the root has called."""
+    """Barriers are grouped by num_workers, broadcasts by num_workers and root. As in the original, a broadcast answers
+    its root at once, and the others as soon as the root has called."""
 
     def __init__(self) -> None:
         self._barriers: dict[int, list[Group]] = defaultdict(list)
