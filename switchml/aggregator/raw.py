@@ -73,7 +73,7 @@ def datagram_in(frame: bytes) -> Datagram | None:
 
 def _is_sound(header: bytes) -> bool:
     """Whether the checksum of an IPv4 header is right (RFC 1071)."""
-    return sum(struct.unpack("!10H", header)) % 0xFFFF == 0
+    return bool(sum(struct.unpack("!10H", header)) % 0xFFFF == 0)
 
 
 class RawV1:
