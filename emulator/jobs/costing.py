@@ -20,7 +20,7 @@ from emulator.cluster.cost import FREE, Cost
 from emulator.cluster.innetwork import DENSE, Streaming
 from emulator.cluster.topology import Place, place
 from emulator.workload import transformer
-from emulator.workload.implementations import attention_kernels, cross_entropies, implementations
+from emulator.workload.implementations import Implementation, attention_kernels, cross_entropies, implementations
 from emulator.workload.job import Job
 from emulator.workload.models import LayerTable, Model, Transformer
 from switchml.errors import ConfigError
@@ -71,7 +71,7 @@ class Step:
     exchange_bytes: float = 0.0
     context: tuple[Cost, Cost] = (FREE, FREE)
     """Among context-parallel ranks, forward and backward: what of it attention does not hide."""
-    context_bytes: float = 0.0
+    context_bytes: tuple[float, float] = (0.0, 0.0)
     recomputes_all: bool = False
     """Together with the step before it, if that does so, too."""
     forward_kernels: int = 0
@@ -255,8 +255,8 @@ def _transformer_steps(model: Transformer, job: Job, cluster: Cluster, machine: 
         transformer.head(model, job, code),
     )
     parameters = job.part_parameters(model)
-    stops_early = code.implementation.stops_recomputing_early
-    return {part.name: _step(part, parameters[part.name], job, cluster, machine, stops_early) for part in parts}
+    how = code.implementation
+    return {part.name: _step(part, parameters[part.name], job, cluster, machine, how) for part in parts}
 
 
 def _loss(model: Transformer, job: Job) -> str:
@@ -271,7 +271,9 @@ def _code(model: Transformer, job: Job, machine: Machine) -> transformer.Code:
     if job.flash(model):
         name, head = job.attention_kernel(model), model.head
         kernel = attention_kernels()[name]
-        rates = kernel.rates(machine.device, name, job.precision, job.sample_tokens(model), head)
+        # A ring's kernels see one rank's part of the keys.
+        tokens = job.tokens(model) if job.cp_exchange == "ring" else job.sample_tokens(model)
+        rates = kernel.rates(machine.device, name, job.precision, tokens, head)
     return transformer.Code(
         implementation=implementation,
         cross_entropy=cross_entropies()[_loss(model, job)],
@@ -290,7 +292,7 @@ def _neighbours(job: Job, per_node: int) -> Place:
 
 
 def _step(
-    part: transformer.Segment, parameters: float, job: Job, cluster: Cluster, machine: Machine, stops_early: bool
+    part: transformer.Segment, parameters: float, job: Job, cluster: Cluster, machine: Machine, how: Implementation
 ) -> Step:
     tensor = place(job.tp, 1, cluster.accelerators_per_node)
     expert = place(job.ep, job.tp, cluster.accelerators_per_node)
@@ -300,7 +302,7 @@ def _step(
         # Attention (the kernel with a rate of its own) is stored, and every other product: half a product each.
         recomputed = part.forward[part.forward[:, 5] == 0] * [0.5, 1, 1, 1, 1, 1, 1]
     if full:
-        recomputed = part.forward[: len(part.forward) - part.unneeded] if stops_early else part.forward
+        recomputed = part.forward[: len(part.forward) - part.unneeded] if how.stops_recomputing_early else part.forward
     backward = part.backward
     if job.zero == 3 and job.dp > 1:
         backward = np.concatenate([backward, [kernels.memory(_flat_gradient_bytes(job) * parameters)]])
@@ -316,7 +318,7 @@ def _step(
         reduce_bytes=part.reduce_bytes,
         exchange=cost(cluster, "all_to_all", part.exchange_bytes, expert) if part.exchange_bytes else FREE,
         exchange_bytes=part.exchange_bytes,
-        context=_context(part, job, cluster, machine) if part.context_bytes else (FREE, FREE),
+        context=_context(part, job, cluster, machine, how) if part.context_bytes[0] else (FREE, FREE),
         context_bytes=part.context_bytes,
         recomputes_all=full,
         forward_kernels=len(part.forward) + len(recomputed),
@@ -340,18 +342,22 @@ def _reduce(part: transformer.Segment, job: Job, cluster: Cluster, tensor: Place
     return Cost(both.seconds - hidden_s)
 
 
-def _context(part: transformer.Segment, job: Job, cluster: Cluster, machine: Machine) -> tuple[Cost, Cost]:
+def _context(
+    part: transformer.Segment, job: Job, cluster: Cluster, machine: Machine, how: Implementation
+) -> tuple[Cost, Cost]:
     """A ring hands keys and values on while attention works on those it has, so that only what is longer than
-    attention shows; backward their gradients go along. An all-to-all comes before attention and after it."""
+    attention shows; backward their gradients go along. Where all keys are gathered at once, only the work on the rank's
+    own hides them. An all-to-all comes before attention and after it."""
     where = place(job.cp, job.tp, cluster.accelerators_per_node)
     if job.cp_exchange == "all-to-all":
-        exchanged = cost(cluster, "all_to_all", part.context_bytes, where)
+        exchanged = cost(cluster, "all_to_all", part.context_bytes[0], where)
         return exchanged, exchanged
     is_core = np.isin(part.forward[:, 1:4], part.recomputed[:, 1:4]).all(axis=1) & (part.forward[:, 1] > 0)
-    core_s = machine.seconds(part.forward[is_core]) * (1 - 1 / job.cp)
+    hides = {"all": 1 - 1 / job.cp, "first": 1 / job.cp, "none": 0.0}[how.context_hides]
+    core_s = machine.seconds(part.forward[is_core]) * hides
     costs = []
-    for times in (1.0, 2.0):
-        handed = cost(cluster, "all_gather", times * part.context_bytes * job.cp, where)
+    for times, handed_bytes in zip((1.0, 2.0), part.context_bytes, strict=True):
+        handed = cost(cluster, "all_gather", handed_bytes * job.cp, where)
         costs.append(Cost(max(handed.fixed_s, handed.seconds - times * core_s)))
     return costs[0], costs[1]
 

@@ -269,11 +269,12 @@ class Rank:
         return last
 
     def _communicate_after(self, step: Step, micro_batch: int, last: int, *, is_forward: bool) -> int:
-        if step.context_bytes:
+        direction = 0 if is_forward else 1
+        if step.context_bytes[direction]:
             kind = Collective.ALL_GATHER if self.job.cp_exchange == "ring" else Collective.ALL_TO_ALL
-            costed = step.context[0 if is_forward else 1]
             name = f"context of attention {'forward' if is_forward else 'backward'}"
-            last = self._exchange(name, kind, step.context_bytes, costed, CONTEXT, micro_batch, (last,))
+            what = kind, step.context_bytes[direction], step.context[direction]
+            last = self._exchange(name, *what, CONTEXT, micro_batch, (last,))
         if step.exchange_bytes:
             last = self._all_to_all(step, micro_batch, (last,))
         if step.reduce_bytes:

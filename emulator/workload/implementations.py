@@ -13,6 +13,7 @@ from emulator import datafile
 from emulator.cluster.accelerator import Accelerator
 
 DATA = Path(__file__).parent / "data"
+CONTEXT_HIDES = ("all", "first", "none")
 Sweeps = tuple[tuple[float, ...], ...]
 """Kernels, one after the other: elements of an activation that each reads and writes, and bytes for each besides."""
 
@@ -43,6 +44,13 @@ class Implementation:
     context: Sweeps
     """Copies between attention's core and its output projection."""
     context_back: Sweeps
+    merged: Sweeps
+    """A context-parallel ring's steps after the first: what another part of the keys gives goes into the output, for
+    each of its elements."""
+    merged_back: Sweeps
+    """The same of the queries' gradients, at each step."""
+    merged_keys_back: Sweeps
+    """And of the keys' and values'."""
     joined_back: Sweeps
     """Gradients of queries, keys and values, before the product that made them."""
     embedding: Sweeps
@@ -53,10 +61,18 @@ class Implementation:
     """Elements moved for each output of a linear layer with a bias."""
     optimizer_bytes: dict[str, float]
     """Memory traffic of a step for each parameter, by optimizer."""
+    context_gradient_bytes: int = 2
+    """Of a gradient of keys and values that a context-parallel ring hands on."""
+    context_hides: str = "all"
+    """What of a ring's exchange hides behind attention: "all" that attention is long enough for, only what goes on
+    behind the "first" part of the keys, as where all are gathered at once, or "none"."""
     stops_recomputing_early: bool = False
     """Whether what a checkpointed layer needs for nothing but its result is not recomputed: the MLP's last product."""
     constants: dict[str, float] = field(default_factory=dict)
     """In place of the built-in constants of software; a cluster's own come before them."""
+
+    def __post_init__(self) -> None:
+        datafile.check_name("context_hides", self.context_hides, CONTEXT_HIDES)
 
 
 @cache

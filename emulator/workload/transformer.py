@@ -13,6 +13,7 @@ from emulator.cluster.kernels import at_rate, gemm, memory
 from emulator.workload.implementations import CrossEntropy, Implementation, Sweeps
 from emulator.workload.job import Job
 from emulator.workload.models import Transformer
+from emulator.workload.tensors import tensors
 
 
 @dataclass(frozen=True)
@@ -50,8 +51,9 @@ class Segment:
     """All-reduced among tensor-parallel ranks after forward, and again after backward."""
     exchange_bytes: float = 0.0
     """Sent by each expert-parallel rank in an all-to-all before and after the experts, each way."""
-    context_bytes: float = 0.0
-    """Of a context-parallel rank, each way: its keys and values, or all that goes into and out of attention."""
+    context_bytes: tuple[float, float] = (0.0, 0.0)
+    """Of a context-parallel rank, forward and backward: its keys and values, and their gradients on the way back, as
+    often as they are handed on over one less than ranks; or all that goes into and out of attention."""
 
 
 def _rows(*rows: tuple[float, ...]) -> np.ndarray:
@@ -91,12 +93,24 @@ def _queries(model: Transformer, tokens: float, k: float, job: Job, code: Code) 
     return sum((forward for forward, _ in steps), ()), sum((backward for _, backward in reversed(steps)), ())
 
 
+def _context_bytes(queries: float, keys: float, job: Job, code: Code) -> tuple[float, float]:
+    """Of a segment, from a rank's elements of queries and of keys."""
+    e, how = job.element_bytes, code.implementation
+    if job.cp_exchange == "all-to-all":
+        both = e * (2 * queries + 2 * keys)
+        return both, both
+    # Gradients come home with the last of as many steps as there are ranks.
+    back = max(e, how.context_gradient_bytes) * 2 * keys * job.cp / (job.cp - 1)
+    return e * 2 * keys, e * 2 * keys + back
+
+
 def attention(model: Transformer, job: Job, code: Code) -> Segment:
     """Norm, queries keys and values, scores, softmax, dropout, context, output, residual."""
     how, traffic = code.implementation, code.attention_traffic
     e, t, b, s = job.element_bytes, job.tp, job.micro_batch, job.tokens(model)
     whole_s = job.sample_tokens(model)
     h, q, k = model.hidden, model.query_width, max(model.key_width, model.head * t)
+    keys = q if tensors(model, job).repeats_keys else k  # as attention's kernel takes them
     tokens, head = b * s, model.head + model.rotary_size / 2
     whole = tokens * h / (t if job.sequence_parallel else 1)
     split = tokens * q / t
@@ -122,13 +136,17 @@ def attention(model: Transformer, job: Job, code: Code) -> Segment:
         turned = tokens * (q + k) / t
         core = [*_sweeps(how.rotary, turned, e), *core]
         core_back = [*core_back, *_sweeps(how.rotary_back, turned, e)]
+    if job.cp > 1 and job.cp_exchange == "ring":
+        core = [*core, *_sweeps(how.merged, split, e) * (job.cp - 1)]
+        core_back += _sweeps(how.merged_back, split, e) * job.cp
+        core_back += _sweeps(how.merged_keys_back, 2 * tokens * keys / t, e) * job.cp
     forward = [*_sweeps(how.norm, whole, e), *qkv, *core, *_sweeps(how.context, split, e), *out]
     forward += _sweeps(how.residual, whole, e)
     backward = [*_sweeps(how.residual_back, whole, e), *out_back, *_sweeps(how.context_back, split, e), *core_back]
     backward += [*_sweeps(how.joined_back, tokens * (q + 2 * k) / t, e), *qkv_back]
     backward += _sweeps(how.norm_back, whole, e)
     reduced = e * tokens * h if t > 1 else 0.0
-    context = e * tokens * (2 * k if job.cp_exchange == "ring" else 2 * q + 2 * k) / t if job.cp > 1 else 0.0
+    context = _context_bytes(tokens * q / t, tokens * keys / t, job, code) if job.cp > 1 else (0.0, 0.0)
     rows = _rows(*forward), _rows(*backward), _rows(*core)
     return Segment("attention", *rows, reduce_bytes=reduced, context_bytes=context)
 

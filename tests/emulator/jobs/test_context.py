@@ -5,6 +5,8 @@ import dataclasses
 import pytest
 
 from emulator.cluster import cluster as clusters
+from emulator.cluster.collectives import cost
+from emulator.cluster.topology import place
 from emulator.jobs import iteration
 from emulator.jobs.costing import plan
 from emulator.jobs.emulate import replayed_s
@@ -38,10 +40,25 @@ def test_context_parallel_ranks_share_a_sequence(exchange):
 def test_a_ring_hides_behind_attention_and_an_all_to_all_does_not():
     long = dataclasses.replace(GPT, sequence=65536)
     ring, all_to_all = (
-        next(step for step in plan(long, job, DGX).stages[0].steps if step.context_bytes).context
+        next(step for step in plan(long, job, DGX).stages[0].steps if any(step.context_bytes)).context
         for job in (Job(gpus=8, batch=1, cp=8, cp_exchange=name) for name in ("ring", "all-to-all"))
     )
     assert ring[0].seconds < all_to_all[0].seconds
+
+
+def test_torch_gathers_keys_of_every_head_and_waits_for_them_when_compiled():
+    grouped = dataclasses.replace(GPT, kv_heads=4)
+    megatron, torch, compiled = (
+        next(step for step in plan(grouped, job, DGX).stages[0].steps if any(step.context_bytes))
+        for job in (Job(gpus=8, batch=1, cp=8, implementation=name) for name in ("megatron", "torch", "compiled"))
+    )
+    keys = 2 * 2 * 1024 * GPT.hidden / 4
+    assert megatron.context_bytes == pytest.approx((keys, keys + keys * 8 / 7))
+    assert torch.context_bytes == compiled.context_bytes
+    assert torch.context_bytes == pytest.approx((4 * keys, 4 * keys + 2 * 4 * keys * 8 / 7))  # gradients in fp32
+    assert compiled.context[0].seconds > torch.context[0].seconds > megatron.context[0].seconds
+    where = place(8, 1, DGX.accelerators_per_node)
+    assert compiled.context[0].seconds == pytest.approx(cost(DGX, "all_gather", 8 * 4 * keys, where).seconds)
 
 
 def test_pieces_of_unequal_length():
