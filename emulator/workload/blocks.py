@@ -133,21 +133,37 @@ class _Layer:
         job, size, block = self.job, self.size, self.block
         if job.flash(self.model):
             statistics = 4.0 * size.tokens * self.model.heads / job.tp
-            # Context-parallel ranks have another rank's keys and values beside their own, and the next ones come in.
-            others = 4.0 * size.keys + size.heads if job.cp > 1 else 0.0
+            others, others_back = self.from_others()
             return block.add(
                 heads,
                 size.heads,
                 keeps="in out",
                 extra=statistics,
                 scratch=others,
-                scratch_back=others,
+                scratch_back=others_back,
                 part="core",
             )
         scores = size.element * size.tokens * float(job.sample_tokens(self.model)) * self.model.heads / job.tp
         raw = block.add(heads, scores, keeps="in")
         shares = self.dropout(block.add(raw, scores, keeps="out"), scores)
         return block.add((shares, *heads[-1:]), size.heads, keeps="in")
+
+    def from_others(self) -> tuple[float, float]:
+        """What attention of a context-parallel rank has besides, forward and backward: another rank's keys and values
+        beside its own while the next ones come in; or those of all ranks at once, results in fp32 and, backward, keys'
+        and values' gradients as they are added up, as they leave and as they come in
+        (torch/distributed/tensor/experimental/_attention.py, _templated_ring_attention)."""
+        size, ranks = self.size, self.job.cp
+        if ranks == 1:
+            return 0.0, 0.0
+        if not self.how.gathers_context or self.job.cp_exchange != "ring":
+            return (4.0 * size.keys + size.heads,) * 2
+        exact = 4.0 / size.element
+        keys = size.heads if self.how.repeats_keys else size.keys
+        gathered = 2.0 * (ranks + 1) * keys
+        summed = exact * (size.heads + 6.0 * keys)
+        written = (1 + exact) * size.heads + 2.0 * keys  # FlashAttention-2 adds queries' gradients up in fp32
+        return gathered + (1 + 2 * exact) * size.heads, gathered + summed + written
 
     def mlp(self, x: int) -> int:
         model, size, block = self.model, self.size, self.block

@@ -194,6 +194,18 @@ def _reduced_bytes(job: Job) -> float:
     return float(max(job.gradient_bytes, job.element_bytes))
 
 
+def _transient(layer: blocks.Block) -> float:
+    """What a layer's forward pass has at most, and does not keep."""
+    there = layer.forward()
+    return there.peak[ACTIVATIONS] - there.net[ACTIVATIONS]
+
+
+def _unshared(model: Transformer, job: Job) -> Job:
+    """With as many tokens a rank, but no context-parallel exchange: what that needs is one range at the end of torch's
+    expandable segment, which grows into the loss's tensors (torchtitan, run_llama_train.sh: expandable_segments)."""
+    return job.replace(cp=1, sequence=job.tokens(model), batch=0) if job.cp > 1 else job
+
+
 def _passes(model: Transformer, job: Job, stage: int) -> Span:
     """Forward and backward of one micro-batch on a stage."""
     parameters, count = job.part_parameters(model), job.layers(model, stage)
@@ -214,7 +226,8 @@ def _passes(model: Transformer, job: Job, stage: int) -> Span:
         head = blocks.head(model, job)
         # The allocator gives blocks whole or cuts them up: those of the layers are too small for the loss's tensors,
         # and half-precision logits leave one that only their gradient fits into.
-        small, logits = layers.transient, sum(head.sizes[tensor] for tensor in head.held)
+        small = _transient(blocks.layer(model, _unshared(model, job)))
+        logits = sum(head.sizes[tensor] for tensor in head.held)
         span = span.then(change(CACHED, small), head.forward(), change(CACHED, logits), head.backward(layers.sums))
         span = span.then(change(CACHED, -small - logits))
     span = span.then(layers.backward(), left)
@@ -240,11 +253,6 @@ class _Layers:
     def sums_of(job: Job) -> bool:
         """Whether gradients of weights are added to those that are there."""
         return _gradients_stay(job) and not _reduces_by_unit(job)
-
-    @property
-    def transient(self) -> float:
-        """What a layer's forward pass has at most, and does not keep."""
-        return self._there.peak[ACTIVATIONS] - self._there.net[ACTIVATIONS]
 
     def forward(self) -> Span:
         """Units are gathered ahead of the one that runs; the last ones stay until backward."""

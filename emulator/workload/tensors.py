@@ -25,6 +25,7 @@ class Tensors:
     joins_gate: bool
     fuses_rotary: bool
     repeats_keys: bool
+    gathers_context: bool
     keeps_gathered: bool
     gathers_copy: bool
     keeps_boundaries: bool

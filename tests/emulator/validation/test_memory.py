@@ -21,7 +21,7 @@ MEASURED = Path(__file__).resolve().parents[3].parent / "shared" / "data" / "thr
 def test_torchtitans_figures_within_ten_percent():
     rows = published.rows()
     assert len(rows) == 18 and mape(rows) < 0.05
-    assert abs(worst(rows).error) < 0.12 and sum(abs(row.error) < 0.1 for row in rows) >= 17
+    assert abs(worst(rows).error) < 0.1
 
 
 def test_jobs_that_ran_fit():
