@@ -19,7 +19,7 @@ from emulator.cluster import cluster as clusters
 from emulator.cluster import codecs
 from emulator.cluster.cluster import Cluster
 from emulator.cluster.innetwork import Streaming
-from emulator.jobs import defaults, iteration, training
+from emulator.jobs import defaults, iteration, replicas, training
 from emulator.jobs.costing import Plan, plan
 from emulator.jobs.interval import Interval, interval
 from emulator.jobs.memory_options import MemoryOptions
@@ -264,6 +264,11 @@ class Emulation:
         """Everything that a reader should know was assumed."""
         folded = {"all": "tensor- and data-parallel ranks", "tensor": "tensor-parallel ranks", "none": "nothing"}
         lines = [*self.plan.assumptions, f"folded: {folded[self.fold]}"]
+        if self.request.noise.stragglers and self.fold == "all":
+            played, dp = len(self.played.graph.ranks) // self.plan.job.pp, self.plan.job.dp
+            lines.append(
+                f"stragglers: {played:,} data-parallel ranks stand for {dp:,}, by which of their stages are slow"
+            )
         if self.request.nccl_tables:
             lines.append(f"all-reduces inside a node: curves fitted to the tables in {self.request.nccl_tables}")
         if self.request.job.schedule == "axonn":
@@ -355,9 +360,15 @@ def emulate(
     costed, needed = spec.memory.apply(costed, needed), spec.memory.memory(needed, costed)
     if not spec.ignore_memory:
         check_memory(model, spec.job, cluster, needed)
-    fold = spec.fold or ("tensor" if spec.noise.differ else "all")
-    graph, costs = iteration.build(costed, fold)
-    conditions = _conditions(spec, costed, graph)
+    noise, slow, stand_ins = spec.noise, None, None
+    fold = spec.fold or ("tensor" if noise.differ else "all")
+    if noise.stragglers:
+        slow = replicas.slow_ranks(spec.job, noise.stragglers, noise.seed)
+        is_large = spec.job.dp * replicas.ops_about(costed) > replicas.PLAYED_OPS
+        fold = "all" if is_large and not (spec.fold or noise.jitter) else fold
+        stand_ins = replicas.sampled(costed, slow, noise.slowness) if fold == "all" else None
+    graph, costs = iteration.build(costed, fold, stand_ins)
+    conditions = _conditions(spec, costed, graph, slow)
     began += load_kernels(competition(graph, conditions, costs.transfer_route) != "")
     budgets = {"progress": progress, "event_budget": event_budget, "time_budget_s": time_budget_s}
     played = replay(graph, costs, conditions, **budgets)
@@ -477,16 +488,11 @@ def _what_helps(model: Model, job: Job, available: float) -> str:
     return "Split it over more accelerators (tp, pp), or take smaller micro-batches"
 
 
-def _conditions(spec: Request, costed: Plan, graph: Graph) -> Conditions:
+def _conditions(spec: Request, costed: Plan, graph: Graph, slow: np.ndarray | None) -> Conditions:
     noise = spec.noise
-    slow: dict[int, float] = {}
-    if noise.stragglers:
-        ranks = len(graph.ranks)
-        count = max(1, round(noise.stragglers * ranks))
-        chosen = np.random.default_rng(noise.seed).choice(ranks, count, replace=False)
-        slow = {int(rank): noise.slowness for rank in chosen}
+    slowness = {} if slow is None else replicas.slowness(graph, spec.job, slow, noise.slowness)
     slowdown, software = 0.0, costed.cluster.software
     if noise.interference and spec.job.overlap and spec.job.dp > 1 and spec.job.pp == 1:
         is_inside = costed.data_parallel.nodes == 1
         slowdown = software.interference_inside if is_inside else software.interference_between
-    return Conditions(slowness=slow, jitter=noise.jitter, seed=noise.seed, overlap_slowdown=slowdown)
+    return Conditions(slowness=slowness, jitter=noise.jitter, seed=noise.seed, overlap_slowdown=slowdown)

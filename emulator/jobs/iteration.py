@@ -11,6 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from emulator.cluster.cost import FREE, Cost
+from emulator.jobs import size as sizes
 from emulator.jobs.blocks import Ops
 from emulator.jobs.costing import Plan
 from emulator.jobs.rank_program import (
@@ -26,6 +27,7 @@ from emulator.jobs.rank_program import (
     OpTable,
     Rank,
 )
+from emulator.jobs.replicas import Replicas
 from emulator.workload.builder import GraphBuilder
 from emulator.workload.costs import Costs
 from emulator.workload.graph import NO_TRANSFER, Graph, Order
@@ -34,17 +36,22 @@ from switchml.errors import ConfigError
 FOLDS = ("all", "tensor", "none")
 
 
-def build(plan: Plan, fold: str = "all") -> tuple[Graph, Costs]:
-    """Graph and costs of one iteration. `fold`: "all", "tensor" (data-parallel ranks each for themselves), "none"."""
+def build(plan: Plan, fold: str = "all", replicas: Replicas | None = None) -> tuple[Graph, Costs]:
+    """Graph and costs of one iteration. `fold`: "all", "tensor" (data-parallel ranks each for themselves), "none".
+    `replicas`: those that stand for all, where not all data-parallel ranks are played but more than one.
+
+    Raises ConfigError where this machine's memory is too small for the graph, before anything of it is made."""
     if fold not in FOLDS:
         raise ConfigError(f"unknown fold {fold!r}; there are {', '.join(FOLDS)}")
     job = plan.job
-    data = 1 if fold == "all" else job.dp
+    replicas = replicas or Replicas.folded(job, fold)
+    data = len(replicas.number)
     tensor = 1 if fold != "none" else job.tp
     builder = GraphBuilder(job.name)
     op_table = OpTable(builder, plan)
     blocks = [Rank(number, op_table).block.whole() for number in range(job.pp)]
-    ranks = _add_ranks(builder, plan, data, tensor)
+    sizes.check(job, sum(len(block.work) for block in blocks), data, tensor)
+    ranks = _add_ranks(builder, plan, replicas, tensor)
     bases = _add_transfers(builder, plan, blocks, data, tensor, fold)
     for stage, block in enumerate(blocks):
         dep_start = np.concatenate([[0], np.cumsum(block.dep_counts)])
@@ -67,15 +74,14 @@ def costs(plan: Plan) -> dict[int, Cost]:
 # Ranks, groups and transfers
 
 
-def _add_ranks(builder: GraphBuilder, plan: Plan, data: int, tensor: int) -> np.ndarray:
+def _add_ranks(builder: GraphBuilder, plan: Plan, replicas: Replicas, tensor: int) -> np.ndarray:
     job = plan.job
-    numbers = np.empty((job.pp, data, tensor), np.int32)
-    weight = job.dp * job.tp / (data * tensor)
+    numbers = np.empty((job.pp, len(replicas.number), tensor), np.int32)
     order = Order.READY if job.schedule == "axonn" and job.pp > 1 else Order.PROGRAM
     for stage in range(job.pp):
-        for d in range(data):
+        for d, (replica, stands_for) in enumerate(zip(replicas.number, replicas.weight, strict=True)):
             for t in range(tensor):
-                device = stage * job.dp * job.tp + d * job.tp + t
+                device, weight = (stage * job.dp + int(replica)) * job.tp + t, float(stands_for) * job.tp / tensor
                 rank = numbers[stage, d, t] = builder.add_rank(stage=stage, weight=weight, device=device)
                 for name in STREAMS:
                     builder.add_stream(int(rank), name, order if name == "compute" else Order.PROGRAM)

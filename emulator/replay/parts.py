@@ -74,10 +74,10 @@ def parts(played: Replayed) -> Parts:
     """Charge every moment of every rank, from its job's start to its job's end."""
     graph = played.graph
     began_s = played.conditions.for_kernels(graph).start_s
-    end_s = np.zeros(len(graph.job_names))
-    job = graph.ranks.job[graph.op_rank()]
-    for number in range(len(graph.job_names)):
-        end_s[number] = played.end_s[job == number].max(initial=0.0) if len(graph.job_names) > 1 else played.makespan_s
+    end_s = np.full(len(graph.job_names), played.makespan_s)
+    if len(end_s) > 1:
+        job = graph.ranks.job[graph.op_rank()]
+        end_s = np.array([played.end_s[job == number].max(initial=0.0) for number in range(len(end_s))])
     stream_start, ops = ops_by_stream(graph, played.start_s, played.end_s)
     active, waiting = (
         np.array([table.get(kind, IDLE) for kind in Kind], np.int8)[graph.works.kind]

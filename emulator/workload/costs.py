@@ -73,7 +73,7 @@ class Costs:
         """Raise GraphError unless everything that `graph` does has a cost."""
         if len(self.work_s) != len(graph.works):
             raise GraphError(f"costs are for {len(self.work_s)} works, the graph has {len(graph.works)}")
-        alone = np.unique(graph.ops.work[graph.ops.transfer == NO_TRANSFER])
+        alone = np.flatnonzero(np.bincount(graph.ops.work[graph.ops.transfer == NO_TRANSFER]))
         for work in alone[~(self.work_s[alone] >= 0) | np.isinf(self.work_s[alone])][:1]:
             raise GraphError(f"work {graph.works.name[work]!r} has no cost ({self.work_s[work]} s)")
         for name in TRANSFER_COLUMNS:

@@ -1,0 +1,85 @@
+"""Which data-parallel ranks are played where some of a job's ranks are slow.
+
+Ranks of a tensor-parallel group meet after every half layer, so that a group is as slow as its slowest rank. Replicas
+(pipelines of such groups) meet only to reduce gradients; those in which the same stages are slow do the same, and one
+of each kind is played. Where that is still too much, some stand for the others: the slowest, which an iteration waits
+for, and of the rest, ordered by how long they take, every so many, so that averages over ranks stay what they are.
+Expert- and context-parallel ranks meet in every layer: replicas that share them are drawn together.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from emulator.jobs.costing import Plan
+from emulator.workload.graph import Graph
+from emulator.workload.job import Job
+
+PLAYED_OPS = 6_000_000
+"""About as many operations are played for the replicas that stand for all."""
+LEAST = 24
+"""Replicas that are played at least, if there are as many kinds."""
+
+
+@dataclass(frozen=True)
+class Replicas:
+    """Data-parallel ranks that are played. Both arrays (played,)."""
+
+    number: np.ndarray
+    """int64: which."""
+    weight: np.ndarray
+    """float64: how many each stands for, itself included."""
+
+    @classmethod
+    def folded(cls, job: Job, fold: str) -> Replicas:
+        """One for all, or each for itself."""
+        count = 1 if fold == "all" else job.dp
+        return cls(np.arange(count), np.full(count, job.dp / count))
+
+
+def slow_ranks(job: Job, share: float, seed: int) -> np.ndarray:
+    """bool (pp, dp, tp): the ranks that are slow, at least one. The same for each way of folding."""
+    slow = np.zeros(job.gpus, bool)
+    slow[np.random.default_rng(seed).choice(job.gpus, max(1, round(share * job.gpus)), replace=False)] = True
+    return slow.reshape(job.pp, job.dp, job.tp)
+
+
+def ops_about(plan: Plan) -> int:
+    """Operations of one replica, roughly: three for each step of a pass and what they exchange."""
+    return 6 * plan.job.micro_batches * sum(len(stage.steps) for stage in plan.stages)
+
+
+def slowness(graph: Graph, job: Job, slow: np.ndarray, factor: float) -> dict[int, float]:
+    """Rank of `graph` → how many times longer it computes; one that stands for its tensor-parallel group where any
+    rank of that is `slow`."""
+    is_folded = len(np.unique(graph.ranks.device // job.tp)) == len(graph.ranks)
+    flags = slow.any(axis=2).ravel()[graph.ranks.device // job.tp] if is_folded else slow.ravel()[graph.ranks.device]
+    return {int(rank): factor for rank in np.flatnonzero(flags)}
+
+
+def sampled(plan: Plan, slow: np.ndarray, factor: float) -> Replicas:
+    """Replicas that stand for all. `slow`: as `slow_ranks` gives it."""
+    job = plan.job
+    block = min(job.dp, math.lcm(job.ep, job.cp))
+    blocks = slow.any(axis=2).T.reshape(job.dp // block, block * job.pp)
+    kinds, first, count = np.unique(blocks, axis=0, return_index=True, return_counts=True)
+    took_s = np.array([[stage.seconds for stage in plan.stages]])
+    slowed_s = took_s * np.where(kinds.reshape(-1, block, job.pp).any(axis=1), factor, 1.0)
+    order = np.argsort(-((job.micro_batches - 1) * slowed_s.max(axis=1) + slowed_s.sum(axis=1)), kind="stable")
+    first, count = first[order], count[order].astype(np.float64)
+    most = max(LEAST, PLAYED_OPS // max(1, ops_about(plan) * block))
+    if len(first) > most:
+        slowest = most // 2
+        # The others in parts of equal weight; of each part the kind in its middle.
+        middle = np.cumsum(count[slowest:]) - count[slowest:] / 2
+        part = (middle / count[slowest:].sum() * (most - slowest)).astype(int)
+        parts, weight = np.unique(part), np.bincount(part, weights=count[slowest:])
+        middles = [int(own[len(own) // 2]) + slowest for own in (np.flatnonzero(part == one) for one in parts)]
+        first = first[[*range(slowest), *middles]]
+        count = np.concatenate([count[:slowest], weight[parts]])
+    order = np.argsort(first)
+    number = (first[order][:, None] * block + np.arange(block)).ravel()
+    return Replicas(number, np.repeat(count[order], block))
