@@ -13,8 +13,8 @@ from switchml.errors import ConfigError
 _IN_PLACE = (Path("/dev"), Path("/dev/fd"), Path("/proc/self/fd"))
 """/dev/stdout and the like: what they lead to is not ours to replace."""
 
-PICTURES = dict.fromkeys((".png", ".svg", ".pdf", ".html"), "matplotlib")
-REPORTS = {**PICTURES, ".html": "vl_convert"}
+DRAWINGS = dict.fromkeys((".png", ".svg", ".pdf"), "matplotlib")
+PICTURES = {**DRAWINGS, ".html": "vl_convert"}
 ROWS = {".csv": "", ".parquet": "pyarrow"}
 TIMELINES = {".json": "", ".json.gz": ""}
 """Kinds of files: how a name ends → the module that writes it."""

@@ -97,7 +97,7 @@ plot_option = click.option(
     metavar="FILE",
     help="Draw the result: .png, .svg, .pdf or .html.",
 )
-REPORT = OutputFile(output_files.REPORTS)
+REPORT = OutputFile(output_files.PICTURES)
 TIMELINE = OutputFile(output_files.TIMELINES)
 ROWS_FILE = OutputFile(output_files.ROWS)
 SETTINGS_FILE = OutputFile()

@@ -8,11 +8,11 @@ from typing import Any
 
 from emulator.netsim.experiment import JobResult, Result
 from switchml import plotting
+from switchml.pages.panels import Bar, Bars
 from switchml.tables import Table, number, show, text
 from switchml.text import plain
 
 _SHOWN_LINKS = 12
-_COLOURS = {"switchml": plotting.SWITCHML, "ring": plotting.GLOO}
 
 
 def _name(number: int, job: JobResult) -> str:
@@ -111,35 +111,24 @@ def _busiest(result: Result) -> list[str]:
 def plot(result: Result, path: Path) -> None:
     """Two panels: each job's time beside its bound, and the queues of the busiest links. Raises ConfigError if the file
     cannot be written."""
-    height = 1.6 + 0.45 * max(4, min(len(result.links), _SHOWN_LINKS))
-    with plotting.figure(path, "simulated network", (12, height), columns=2) as (times, queues):
-        _draw_times(times, result)
-        _draw_queues(queues, result)
-
-
-def _draw_times(axes: Any, result: Result) -> None:
-    places = range(len(result.jobs))
-    colours = [_COLOURS[job.config.backend] for job in result.jobs]
-    axes.barh(places, [job.median_s * 1e3 for job in result.jobs], color=colours, height=0.6)
-    axes.plot([job.bound_s * 1e3 for job in result.jobs], places, "k|", markersize=24, label="closed form")
-    labels = [
-        f"{plain(_name(number, job))}\n{job.config.backend}, {job.config.workers} ranks"
+    times = [
+        Bar(
+            f"{plain(_name(number, job))}, {job.config.workers} ranks",
+            job.config.backend,
+            job.median_s * 1e3,
+            job.bound_s * 1e3,
+        )
         for number, job in enumerate(result.jobs)
     ]
-    axes.set_yticks(places, labels)
-    axes.invert_yaxis()
-    axes.set(xlabel="ms an all-reduce", title="time")
-    axes.margins(x=0.3)
-    axes.legend(loc="lower right", markerscale=0.5)
-
-
-def _draw_queues(axes: Any, result: Result) -> None:
-    busiest = _busiest(result)
-    rows = range(len(busiest))
-    axes.barh(rows, [result.links[n].most_queued_bytes / 1024 for n in busiest], color="#bbccdd", label="most")
-    means = [result.links[n].queued_byte_s / result.seconds / 1024 for n in busiest]
-    axes.barh(rows, means, color=plotting.SWITCHML, height=0.4, label="mean")
-    axes.set_yticks(rows, busiest)
-    axes.invert_yaxis()
-    axes.set(xlabel="KiB", title="queues of the busiest links")
-    axes.legend(loc="lower right")
+    queues = []
+    for name in _busiest(result):
+        counts = result.links[name]
+        queues += [
+            Bar(name, "longest", counts.most_queued_bytes / 1024),
+            Bar(name, "mean", counts.queued_byte_s / result.seconds / 1024),
+        ]
+    panels = [
+        Bars("Time", "ms an all-reduce", times, "closed form"),
+        Bars("Queues of the busiest links", "KiB", queues),
+    ]
+    plotting.draw(path, "simulated network", panels)

@@ -9,6 +9,8 @@ from host_agent.training.progress import TITLES
 from host_agent.training.runner import Comparison
 from host_agent.training.worker import BACKENDS, Settings
 from switchml import plotting
+from switchml.pages.charts import Line
+from switchml.pages.panels import Curves
 from switchml.tables import Table, number, show, text
 
 SHOWN_DECISIONS = 8
@@ -89,9 +91,10 @@ def print_table(comparison: Comparison, settings: Settings, aggregator: str) -> 
 
 def plot(comparison: Comparison, path: Path) -> None:
     """Write both loss curves to `path`. Raises ConfigError if it cannot be written."""
-    with plotting.figure(path, "loss over Gloo and through the aggregator", (8, 4.5)) as (axes,):
-        for backend, style in zip(BACKENDS, ("-", "--"), strict=True):
-            losses = comparison.outcomes[backend].losses
-            axes.plot(range(1, len(losses) + 1), losses, style, label=TITLES[backend])
-        axes.set(xlabel="step", ylabel="loss (mean over workers)", yscale="log")
-        axes.legend()
+    steps = range(1, len(comparison.outcomes["switchml"].losses) + 1)
+    lines = [
+        Line(TITLES[backend], steps, comparison.outcomes[backend].losses, is_dashed=backend == BACKENDS[-1])
+        for backend in BACKENDS
+    ]
+    panel = Curves("Loss", "step", "loss (mean over workers)", lines, y_log=True)
+    plotting.draw(path, "loss over Gloo and through the aggregator", [panel])

@@ -4,6 +4,7 @@ come from files stand in data and titles only, never in an expression.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,10 +16,11 @@ COLOURS = {
     "communication": "#d2556a", "waiting for peers": "#b3a125", "waiting": "#b3a125", "bubble": "#9aa1a8",
     "loading": "#228833", "compression": "#aa3377", "offload": "#2e9bc0", "recompute": "#2e9bc0",
     "checkpoint": "#8a5a1a", "optimizer": "#8a5a1a", "host": "#5d6670", "other": "#5d6670",
-    "linear": "#9aa1a8",
+    "linear": "#9aa1a8", "limit": "#9aa1a8",
+    "switchml": "#4477aa", "gloo": "#d2556a", "ring": "#d2556a", "Gloo's ring": "#d2556a",
 }  # fmt: skip
-"""Of what time goes into, the same on every page (Paul Tol's qualitative palette, which the colour-blind can tell
-apart, and greys)."""
+"""Of what time goes into and of who reduces, the same on every page (Paul Tol's qualitative palette, which the
+colour-blind can tell apart, and greys)."""
 PALETTE = ("#4477aa", "#d2556a", "#228833", "#b3a125", "#aa3377", "#2e9bc0", "#5d6670")
 """Of all else, in order."""
 MOST_SVG = 4000
@@ -37,6 +39,7 @@ _ZOOM = {
     "select": {"type": "interval", "encodings": ["x"], "zoom": "wheel![event.ctrlKey]"},
     "bind": "scales",
 }
+_ZOOM_BOTH = {**_ZOOM, "select": {"type": "interval", "zoom": "wheel![event.ctrlKey]"}}
 ZOOM = (
     "Drag to move, Ctrl and the wheel to zoom, double-click for all of it; click a name in the legend to see it alone."
 )
@@ -64,7 +67,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Line:
-    """A curve. `low`, `high`: a band around it."""
+    """A curve. `low`, `high`: a band around it. `like`: another line, whose colour it has."""
 
     name: str
     x: Sequence[float]
@@ -72,13 +75,22 @@ class Line:
     low: Sequence[float] = ()
     high: Sequence[float] = ()
     is_dashed: bool = False
+    like: str = ""
 
 
-def _colour(names: Iterable[str], field: str = "part") -> Spec:
-    """One each, its own if it has one; its legend toggles."""
+def colours(names: Iterable[str], like: Mapping[str, str] | None = None) -> dict[str, str]:
+    """One each: its own if it has one, that of the name it is `like`, or the next of the palette."""
     known = list(dict.fromkeys(names))
+    like = like or {}
     others = iter(PALETTE * (len(known) // len(PALETTE) + 1))
-    scale = {"domain": known, "range": [COLOURS.get(name) or next(others) for name in known]}
+    found = {name: COLOURS.get(name) or next(others) for name in known if name not in like}
+    return {name: found[like.get(name, name)] for name in known}
+
+
+def _colour(names: Iterable[str], field: str = "part", like: Mapping[str, str] | None = None) -> Spec:
+    """The legend's names and colours."""
+    found = colours(names, like)
+    scale = {"domain": list(found), "range": list(found.values())}
     return {"field": field, "type": "nominal", "scale": scale}
 
 
@@ -211,13 +223,24 @@ def timeline(
     return {**_ROWS, "height": 19 * len(lanes), "layer": layers, "usermeta": {"renderer": renderer}}
 
 
-def curves(lines: Sequence[Line], x_title: str, y_title: str, *, x_log: int = 0, y_log: bool = False) -> Spec:
-    """Lines with points; legend toggles, x zooms. `x_log`: base of a logarithmic axis, 0 for a linear one."""
+def curves(
+    lines: Sequence[Line],
+    x_title: str,
+    y_title: str,
+    *,
+    x_log: int = 0,
+    y_log: bool = False,
+    x_names: Mapping[float, str] | None = None,
+) -> Spec:
+    """Lines with points; legend toggles, x zooms. `x_log`: base of a logarithmic axis, 0 for a linear one. `x_names`:
+    our own texts of positions on it."""
+    x_names = x_names or {}
     values: list[Spec] = []
     bands: list[Spec] = []
     for line in lines:
         for at, y in zip(line.x, line.y, strict=True):
-            values.append({"line": line.name, "x": at, "y": y, "dashed": line.is_dashed})
+            text = x_names.get(at, f"{at:,.6g}")
+            values.append({"line": line.name, "x": at, "x_text": text, "y": y, "dashed": line.is_dashed})
         for at, low, high in zip(line.x, line.low, line.high, strict=False):
             bands.append({"line": line.name, "x": at, "low": low, "high": high})
     xs = sorted({value["x"] for value in values})
@@ -229,8 +252,13 @@ def curves(lines: Sequence[Line], x_title: str, y_title: str, *, x_log: int = 0,
     x: Spec = {"field": "x", "type": "quantitative", "title": x_title, "scale": x_scale}
     if x_log:
         x["axis"] = {"values": xs if len(xs) <= 12 else xs[:: len(xs) // 10], "format": "~s", "grid": False}
-    y_scale = {"type": "log"} if y_log else {}
-    colour = _colour((line.name for line in lines), "line")
+    elif all(at == int(at) for at in xs):
+        x["axis"] = {"tickMinStep": 1}
+    if x_names:
+        texts = json.dumps({f"{at:.12g}": text for at, text in x_names.items()})
+        x["axis"] = {"values": xs, "labelExpr": f"{texts}[datum.value]", "grid": False, "labelOverlap": True}
+    y_scale: Spec = {"type": "log", "nice": False, "padding": 12} if y_log else {}
+    colour = _colour((line.name for line in lines), "line", {line.name: line.like for line in lines if line.like})
     layers: list[Spec] = [
         {
             "data": {"values": values},
@@ -249,7 +277,7 @@ def curves(lines: Sequence[Line], x_title: str, y_title: str, *, x_log: int = 0,
                 },
                 "tooltip": [
                     {"field": "line", "title": "curve"},
-                    {"field": "x", "title": x_title, "format": ",~r"},
+                    {"field": "x_text", "title": x_title},
                     {"field": "y", "title": y_title, "format": ",.4~r"},
                 ],
             },
@@ -270,3 +298,96 @@ def curves(lines: Sequence[Line], x_title: str, y_title: str, *, x_log: int = 0,
             },
         )
     return {"width": "container", "height": 260, "layer": layers}
+
+
+def marked_bars(values: Sequence[Spec], x_title: str, is_log: bool = False) -> Spec:
+    """A horizontal bar, or a dot on a logarithmic axis, for each of (row, part, value, text), maybe with a mark across
+    it (bound, bound_text). Rows of several parts have their bars beside each other."""
+    rows = dict.fromkeys(value["row"] for value in values)
+    parts = dict.fromkeys(value["part"] for value in values)
+    is_grouped = len(rows) < len(values) and not is_log
+    longest = max((max(value["value"], value.get("bound", 0)) for value in values), default=1.0)
+    scale: Spec = {"type": "log", "nice": False, "padding": 12} if is_log else {"domain": [0, 1.17 * longest or 1.0]}
+    y: Spec = {"field": "row", "type": "nominal", "sort": None, "title": None, "axis": {"labelLimit": 160}}
+    offset: Spec = {"yOffset": {"field": "part", "type": "nominal", "sort": None}} if is_grouped else {}
+    x = {**_AMOUNT, "title": x_title, "scale": scale}
+    tooltip = [{"field": "row", "title": "what"}, {"field": "part", "title": "of"}, {"field": "text", "title": x_title}]
+    layers: list[Spec] = [
+        {
+            "params": [_legend("part")] if rows.keys() != parts.keys() else [{"name": "shown", "select": "point"}],
+            "mark": {"type": "circle", "size": 70, "opacity": 1} if is_log else {"type": "bar"},
+            "encoding": {
+                "y": y,
+                **offset,
+                "x": x,
+                "color": _colour(parts) | ({"legend": None} if rows.keys() == parts.keys() else {}),
+                "opacity": _fading(),
+                "tooltip": [*tooltip, {"field": "bound_text", "title": "bound"}]
+                if any("bound" in value for value in values)
+                else tooltip,
+            },
+        }
+    ]
+    if not is_log:
+        beside = {"type": "text", "align": "left", "dx": 5, "tooltip": None}
+        layers.append({"mark": beside, "encoding": {"y": y, **offset, "x": x, "text": {"field": "text"}}})
+    if any("bound" in value for value in values):
+        layers.append(
+            {
+                "transform": [{"filter": "isValid(datum.bound)"}],
+                "mark": {"type": "tick", "thickness": 3, "style": "bound", "tooltip": None},
+                "encoding": {"y": y, **offset, "x": {"field": "bound", "type": "quantitative"}},
+            }
+        )
+    height = (22 if is_log else 30 + (18 * (len(parts) - 1) if is_grouped else 0)) * len(rows)
+    return {"data": {"values": list(values)}, **_ROWS, "height": height, "layer": layers}
+
+
+def points(
+    values: Sequence[Spec], x_title: str, y_title: str, ends: tuple[float, float] | None, bands: Sequence[float]
+) -> Spec:
+    """Points of (name, part, x, y, label_left or label_right) on logarithmic axes; between `ends`, where y = x is
+    drawn, with `bands` around it."""
+    scale: Spec = {"type": "log", "nice": False}
+    scale |= {"domain": list(ends)} if ends else {"padding": 24}
+    axis = {"type": "quantitative", "scale": scale}
+    x, y = {"field": "x", **axis, "title": x_title}, {"field": "y", **axis, "title": y_title}
+    for one in (x, y):
+        one["axis"] = {"format": "~g", "tickCount": 6}
+    layers: list[Spec] = []
+    for share in bands:
+        band = [{"x": end, "low": end * (1 - share), "high": end * (1 + share)} for end in ends or ()]
+        encoding = {"x": x, "y": {**y, "field": "low"}, "y2": {"field": "high"}}
+        mark = {"type": "area", "opacity": 0.13, "color": "#9aa1a8", "clip": True, "tooltip": None}
+        layers.append({"data": {"values": band}, "mark": mark, "encoding": encoding})
+    if ends:
+        diagonal = [{"x": end, "y": end} for end in ends]
+        mark = {"type": "line", "color": "#9aa1a8", "strokeWidth": 1, "tooltip": None}
+        layers.append({"data": {"values": diagonal}, "mark": mark, "encoding": {"x": x, "y": y}})
+    tooltip = [
+        *([{"field": "name", "title": "what"}] if any(value["name"] for value in values) else []),
+        {"field": "part", "title": "of"},
+        {"field": "x", "title": x_title, "format": ",.4~r"},
+        {"field": "y", "title": y_title, "format": ",.4~r"},
+    ]
+    layers.append(
+        {
+            "data": {"values": list(values)},
+            "params": [_legend("part"), _ZOOM_BOTH],
+            "mark": {"type": "circle", "size": 60 if len(values) < 100 else 18, "clip": True},
+            "encoding": {
+                "x": x,
+                "y": y,
+                "color": _colour(value["part"] for value in values),
+                "opacity": _fading(0.8),
+                "tooltip": tooltip,
+            },
+        }
+    )
+    for label, align, dx in (("label_right", "left", 7), ("label_left", "right", -7)):
+        if any(value.get(label) for value in values):
+            mark = {"type": "text", "align": align, "dx": dx, "style": "label", "clip": True, "tooltip": None}
+            encoding = {"x": x, "y": y, "text": {"field": label}}
+            layers.append({"data": {"values": list(values)}, "mark": mark, "encoding": encoding})
+    renderer = "svg" if len(values) <= MOST_SVG else "canvas"
+    return {"width": "container", "height": 420, "layer": layers, "usermeta": {"renderer": renderer}}

@@ -10,9 +10,11 @@
     return {
       background: "transparent", font: getComputedStyle(document.body).fontFamily,
       axis: { ...text, gridColor: rule, domainColor: rule, tickColor: rule },
+      axisQuantitative: { labelSeparation: 4 },
       legend: { ...text, labelColor: ink, symbolType: "square", symbolOpacity: 1, orient: "top", title: null, columns: innerWidth < 600 ? 2 : 5 },
       title: { color: ink, subtitleColor: dim, anchor: "start" },
-      view: { stroke: null }, text: { color: ink }, header: { labelColor: ink, titleColor: dim },
+      view: { stroke: null }, text: { color: ink, fill: ink }, style: { bound: { color: ink, fill: ink }, label: { opacity: innerWidth < 600 ? 0 : 1 } },
+      header: { labelColor: ink, titleColor: dim },
     };
   }
 

@@ -59,6 +59,32 @@ class Browser:
         change = "one.value = arguments[1]; one.dispatchEvent(new Event('input', {bubbles: true}));"
         self.driver.execute_script(f"const one = document.querySelector(arguments[0]); {change}", selector, text)
 
+    def hover(self, selector: str) -> str:
+        """Move the mouse onto the first element that matches; the text of the tooltip that appears."""
+        self._move(selector).perform()
+        return self.wait("return document.querySelector('#vg-tooltip-element.visible')?.innerText")
+
+    def press(self, selector: str) -> None:
+        """Click with the mouse, as marks of charts need it."""
+        self._move(selector).click().perform()
+
+    def drag(self, selector: str, pixels: int) -> None:
+        """Drag the first element that matches to the right."""
+        self._move(selector).click_and_hold().move_by_offset(pixels, 0).release().perform()
+
+    def _move(self, selector: str) -> Any:
+        from selenium.webdriver import ActionChains
+
+        found = self.driver.find_element("css selector", selector)
+        self.driver.execute_script("arguments[0].scrollIntoView({block: 'center'})", found)
+        return ActionChains(self.driver, duration=0).move_to_element(found)
+
+    def media(self, **features: str) -> None:
+        """What media queries find: `media(prefers_color_scheme="dark")`, `media(type="print")`; nothing: as usual."""
+        kind = features.pop("type", "")
+        given = [{"name": name.replace("_", "-"), "value": value} for name, value in features.items()]
+        self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": kind, "features": given})
+
     def charts(self) -> list[dict[str, Any]]:
         """Of each chart: its size, how many texts it has, how many of them touch or leave the page."""
         return self.run(_CHARTS)

@@ -104,6 +104,8 @@ from emulator.jobs.sweep import write_rows
 from emulator.traces.readers.chakra.file import write_messages
 from emulator.traces.readers.chakra import chakra_pb2 as pb
 from switchml import plotting
+from switchml.pages.charts import Line
+from switchml.pages.panels import Curves
 from switchml import output_files
 from switchml.errors import ConfigError
 from switchml.output_files import whole_file
@@ -112,8 +114,8 @@ folder, big = Path({str(tmp_path)!r}), "x" * 50_000
 rows = [{{"a": i, "b": big}} for i in range(3)]
 
 def plot(path):
-    with plotting.figure(path, "title", (4, 3)) as (axes,):
-        axes.plot(np.random.default_rng(0).random(4000))
+    y = np.random.default_rng(0).random(4000).tolist()
+    plotting.draw(path, "title", [Curves("title", "x", "y", [Line("line", range(4000), y)])])
 
 def arrays(path):
     with whole_file(path) as part:

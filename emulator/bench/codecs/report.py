@@ -7,15 +7,8 @@ from typing import Any
 
 from emulator.bench.codecs.measure import Measured, Report
 from switchml import plotting
+from switchml.pages.panels import Bar, Bars, Point, Points
 from switchml.tables import Row, Table, number, show, text
-
-COLOURS = {
-    "sum": plotting.SWITCHML,
-    "vote": "#5aa469",
-    "sparse-sum": "#8e5ea2",
-    "gather": "#e0a030",
-    "theirs": plotting.GREY,
-}
 
 
 def print_table(report: Report) -> None:
@@ -94,72 +87,28 @@ def as_json(report: Report) -> dict[str, Any]:
 
 def draw(report: Report, path: Path) -> None:
     """Ratio against error, and speed. Raises ConfigError if the picture cannot be written."""
-    with plotting.figure(path, _title(report), (15, 7.5), columns=2, width_ratios=(3, 2)) as (errors, speeds):
-        _draw_errors(errors, report.measured)
-        _draw_speeds(speeds, report.measured)
-
-
-def _kind(each: Measured) -> str:
-    return each.aggregation if each.ours else "theirs"
+    plotting.draw(path, _title(report), [_errors(report.measured), _speeds(report.measured)])
 
 
 def _short(each: Measured) -> str:
     return each.name.partition(":")[0]
 
 
-def _draw_errors(axes, measured: list[Measured]) -> None:
+def _errors(measured: list[Measured]) -> Points:
     """Sign codecs, which decode to a direction, and what changes nothing are left away."""
-    shown = [each for each in measured if each.aggregation != "vote" and each.relative_error > 0]
-    for kind, colour in COLOURS.items():
-        some = [each for each in shown if _kind(each) == kind]
-        if some:
-            axes.scatter([e.ratio for e in some], [e.relative_error for e in some], color=colour, s=36, label=kind)
-    axes.set(xscale="log", yscale="log", xlabel="ratio (float32 bytes / payload bytes)", ylabel="relative L2 error")
-    axes.set_title("size and error")
-    axes.grid(alpha=0.3)
-    axes.legend(title="aggregation", fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.08), ncols=5)
-    _label(axes, [(_short(each), each.ratio, each.relative_error) for each in shown])
+    shown = [
+        Point(each.aggregation if each.ours else "theirs", each.ratio, each.relative_error, _short(each))
+        for each in measured
+        if each.aggregation != "vote" and each.relative_error > 0
+    ]
+    return Points("Size and error", "ratio (float32 bytes / payload bytes)", "relative L2 error", shown)
 
 
-def _label(axes, points: list[tuple[str, float, float]]) -> None:
-    """Names beside the points, each in the nearest place where it covers neither a point nor another name."""
-    axes.margins(0.14, 0.08)
-    axes.figure.draw_without_rendering()
-    places = axes.transData.transform([(x, y) for _, x, y in points]) * 72 / axes.figure.dpi
-    occupied = [(x - 4, y - 4, x + 4, y + 4) for x, y in places]
-    around = [(dx, dy) for dy in range(-150, 151, 5) for dx in (7, -7, 30, -30)]
-    around.sort(key=lambda offset: offset[0] ** 2 + offset[1] ** 2 + (60 if offset[0] < 0 else 0))
-    for (name, x, y), (left, base) in zip(points, places, strict=True):
-        width, height = 4.6 * len(name), 9
-        for dx, dy in around:
-            start = left + dx - (width if dx < 0 else 0)
-            box = (start, base + dy - height / 2, start + width, base + dy + height / 2)
-            if not any(box[0] < b[2] and b[0] < box[2] and box[1] < b[3] and b[1] < box[3] for b in occupied):
-                break
-        occupied.append(box)
-        axes.annotate(
-            name,
-            (x, y),
-            textcoords="offset points",
-            xytext=(dx, dy),
-            fontsize=8,
-            va="center",
-            ha="right" if dx < 0 else "left",
-            arrowprops={"arrowstyle": "-", "lw": 0.4, "color": "#999999"} if abs(dy) > 8 or abs(dx) > 8 else None,
-        )
-
-
-def _draw_speeds(axes, measured: list[Measured]) -> None:
-    shown = measured[::-1]
-    places = range(len(shown))
-    for attribute, colour, name in (
-        ("compress_s", plotting.SWITCHML, "compress (hooks: both ways)"),
-        ("decompress_s", plotting.GLOO, "decompress"),
-    ):
-        rates = [(place, each.rate(getattr(each, attribute))) for place, each in zip(places, shown, strict=True)]
-        rates = [(place, rate / 1e6) for place, rate in rates if rate]
-        axes.plot([rate for _, rate in rates], [place for place, _ in rates], "o", color=colour, label=name)
-    axes.set_yticks(list(places), [_short(each) for each in shown], fontsize=8)
-    axes.set(xscale="log", xlabel="MB of float32 a second, one core", title="speed")
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.08), ncols=2)
+def _speeds(measured: list[Measured]) -> Bars:
+    bars = [
+        Bar(_short(each), kind, rate / 1e6)
+        for each in measured
+        for kind, seconds in (("compress (hooks: both ways)", each.compress_s), ("decompress", each.decompress_s))
+        if (rate := each.rate(seconds))
+    ]
+    return Bars("Speed", "MB of float32 a second, one core", bars, is_log=True)

@@ -1,10 +1,12 @@
 """`switchml ui`: who may see it, what it answers, and that a browser shows it."""
 
+import contextlib
 import http.client
 import json
 import shlex
 import threading
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
@@ -13,6 +15,8 @@ from emulator.cli.emulate import emulate as command
 from emulator.ui import answers, controls
 from switchml.cli.main import cli
 from switchml.errors import ConfigError
+from tests.support.agents import reduce_all
+from tests.support.launch import LocalAggregator, join_all, leave_all
 
 pytest.importorskip("jinja2", reason="needs jinja2 (pip install 'switchml[report]')")
 pytest.importorskip("vl_convert", reason="needs vl-convert (pip install 'switchml[report]')")
@@ -164,3 +168,32 @@ def test_browser(server, browser, width):
     assert [one for one in browser.problems() if "400 (Bad Request)" not in one] == []
     browser.click("[data-tab=status]")
     browser.wait("return document.querySelector('#status [role=alert]').textContent.includes('127.0.0.1:9')")
+
+
+@pytest.mark.needs("chromium", "chromedriver")
+def test_browser_follows_a_running_aggregator(browser):
+    """Jobs of a live aggregator appear, their counters move, and they are said to have ended, without a reload."""
+    from emulator.ui.server import Server
+
+    with contextlib.ExitStack() as stack:
+        aggregator = LocalAggregator()
+        stack.callback(aggregator.stop)
+        running = stack.enter_context(Server("127.0.0.1", 0, TOKEN.replace(" ", "-"), aggregator.address))
+        threading.Thread(target=running.serve_forever, daemon=True).start()
+        stack.callback(running.shutdown)
+        browser.open(f"http://127.0.0.1:{running.server_port}/?token={running.token}", 400)
+        browser.click("[data-tab=status]")
+        browser.wait("return document.querySelector('#status').dataset.answered")
+        shown = "return document.querySelector('#status .shown').innerText"
+        agents = join_all(aggregator.address, 2, job="<b>resnet</b>")
+        try:
+            assert "ended" not in browser.wait(f"{shown}.includes('<b>resnet</b>') && {shown.removeprefix('return ')}")
+            before = browser.run(shown)
+            reduce_all(agents, [np.ones(5000, np.float32)] * 2)
+            browser.wait(f"{shown} !== {json.dumps(before)}")
+            assert browser.fits() and browser.run("return !document.querySelector('#status b')")
+        finally:
+            leave_all(agents)
+        browser.wait(f"{shown}.includes('ended')")
+        assert browser.problems() == []
+        browser.open("about:blank")  # asks no more
