@@ -152,7 +152,7 @@ def bars(rows: Iterable[tuple[str, str, float]], unit: str, text: Any, title: st
         "params": [_legend("part")],
         "mark": {"type": "bar"},
         "encoding": {
-            "y": {"field": "row", "type": "nominal", "sort": None, "title": None, "axis": {"labelLimit": 150}},
+            "y": {"field": "row", "type": "nominal", "sort": None, "title": None},
             "x": {**_AMOUNT, "title": title or None, "axis": _axis(unit)},
             "color": _colour(kinds) | ({"legend": None} if len(kinds) < 2 else {}),
             "opacity": _fading(),
@@ -251,7 +251,7 @@ def curves(
     )
     x: Spec = {"field": "x", "type": "quantitative", "title": x_title, "scale": x_scale}
     if x_log:
-        x["axis"] = {"values": xs if len(xs) <= 12 else xs[:: len(xs) // 10], "format": "~s", "grid": False}
+        x["axis"] = {"values": xs if len(xs) <= 12 else xs[:: len(xs) // 10], "format": ",.12~g", "grid": False}
     elif all(at == int(at) for at in xs):
         x["axis"] = {"tickMinStep": 1}
     if x_names:
@@ -308,7 +308,7 @@ def marked_bars(values: Sequence[Spec], x_title: str, is_log: bool = False) -> S
     is_grouped = len(rows) < len(values) and not is_log
     longest = max((max(value["value"], value.get("bound", 0)) for value in values), default=1.0)
     scale: Spec = {"type": "log", "nice": False, "padding": 12} if is_log else {"domain": [0, 1.17 * longest or 1.0]}
-    y: Spec = {"field": "row", "type": "nominal", "sort": None, "title": None, "axis": {"labelLimit": 160}}
+    y: Spec = {"field": "row", "type": "nominal", "sort": None, "title": None}
     offset: Spec = {"yOffset": {"field": "part", "type": "nominal", "sort": None}} if is_grouped else {}
     x = {**_AMOUNT, "title": x_title, "scale": scale}
     tooltip = [{"field": "row", "title": "what"}, {"field": "part", "title": "of"}, {"field": "text", "title": x_title}]

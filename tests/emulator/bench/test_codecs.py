@@ -97,7 +97,7 @@ def test_pictures(tmp_path, ending):
     assert start == (b"\x89PNG" if ending == "png" else b"<!DO")
     if ending == "html":
         page = path.read_text()
-        assert page.count('<figure class="chart"') == 2 and page.count("<html") == 1
+        assert page.count('<figure class="chart"') == 2 and page.count('<html lang="en">') == 1
 
 
 @pytest.mark.parametrize(
