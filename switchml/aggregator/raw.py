@@ -26,13 +26,11 @@ from switchml.errors import ConfigError
 from switchml.net import sockets, udp
 from switchml.net.frames import Ends, headers
 from switchml.net.sockets import ETH_P_IP
-from switchml.protocol.packet import UDP_PORT
+from switchml.protocol.packet import UDP_PORT, UDP_PORT_MASK
 from switchml.protocol.pool import PoolV1
 
 log = logging.getLogger("switchml.aggregator")
 
-PORTS_MASK = 0xFFF0
-"""UDP ports with the same upper bits as UDP_PORT are v1's (p4app-switchML, controller/udp_receiver.py)."""
 _FRAME_BYTES = 2048
 _BATCH = 64
 """Frames taken between two looks at what else has to be done."""
@@ -88,7 +86,7 @@ class RawV1:
         self.ip, self.mac = _addresses_of(interface)
         self._own_ip, self._own_mac = socket.inet_aton(self.ip), self.mac.to_bytes(6, "big")
         self._udp = self._open()
-        sockets.receive_only_udp(self._udp, UDP_PORT, PORTS_MASK)
+        sockets.receive_only_udp(self._udp, UDP_PORT, UDP_PORT_MASK)
         sockets.attach(self._udp, interface, ETH_P_IP)
         try:
             self._arp = self._open()

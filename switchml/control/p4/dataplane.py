@@ -271,7 +271,7 @@ class P4Dataplane(p4_base.P4Base[_Job]):
             )
         job.links[rank] = Link("", mac, self.mac)
         port = self._stations.get(mac)
-        return Host(self._locate(rank, mac) if port is None else port, mac)
+        return self._locate(rank, mac) if port is None else Host(port, mac)
 
     def _lend(self, job: _Job, rank: int) -> Host:
         """A port for a rank that makes its own frames: one of `links`, or a UDP port of our switch."""
@@ -302,16 +302,23 @@ class P4Dataplane(p4_base.P4Base[_Job]):
             self._apply(job, tables.loss_changes(port, self._loss_rate, self._loss_rate))
         return Host(port, mac)
 
-    def _locate(self, rank: int, mac: int) -> int:
-        """The port at which the switch last saw a MAC address: ranks send a broadcast before they join."""
+    def _locate(self, rank: int, mac: int) -> Host:
+        """The port at which the switch last saw a MAC address: ranks send a broadcast before they join. Where another
+        host has taken the address's cell since, all ports: slower, but never wrong."""
         cell = crc16(mac.to_bytes(6, "big")) % STATIONS
         for _ in range(_LOCATE_TRIES):
             cells = self._driver.read_register("stations", cell, cell + 1)
             if cells is None:
                 break
             if cells[0] >> 48 and cells[0] & 0xFFFF_FFFF_FFFF == mac:
-                return (cells[0] >> 48) - 1
+                return Host((cells[0] >> 48) - 1, mac)
             time.sleep(_LOCATE_PAUSE_S)
+        first, *others = [port.number for port in self._ports if port.number not in self._links] or [-1]
+        if cells and cells[0] >> 48 and first >= 0:
+            other = mac_text(cells[0] & 0xFFFF_FFFF_FFFF)
+            log.warning("the switch can't tell %s from %s: rank %d gets its results at all ports; name its own with "
+                        "--station %s=PORT", mac_text(mac), other, rank, mac_text(mac))  # fmt: skip
+            return Host(first, mac, tuple(others))
         raise ConfigError(
             f"the switch at {self.where} has seen nothing from rank {rank} ({mac_text(mac)}): is it attached to one of "
             f"its ports? If so, name the port: --station {mac_text(mac)}=PORT"

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from switchml.control.dataplane import Address, JobSpec
 from switchml.counters import COUNTERS
 from switchml.errors import ConfigError
-from switchml.protocol.packet import BITMAP_BYTES, CONTRIBUTION, HEADER_BYTES, SIZE_CODE_OF, UDP_PORT
+from switchml.protocol.packet import BITMAP_BYTES, CONTRIBUTION, HEADER_BYTES, SIZE_CODE_OF, UDP_PORT, UDP_PORTS
 
 MAX_WORKERS = 32
 """Ranks of a job: a slot's bitmap has 32 bits."""
@@ -82,10 +82,12 @@ class Changes:
 
 @dataclass(frozen=True)
 class Host:
-    """Where a worker is attached: the switch's port, and the worker's MAC address."""
+    """Where a worker is attached: the switch's port, and the worker's MAC address. `others`: further ports where it may
+    be; it gets a copy at each, which only its MAC address takes."""
 
     port: int
     mac: int
+    others: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -160,9 +162,10 @@ def job_changes(spec: JobSpec, place: Place, hosts: Sequence[Host | None], udp_p
         raise ConfigError(f"{spec.workers} workers: a P4 switch takes {MAX_WORKERS} a job")
     known = [(rank, host) for rank, host in enumerate(hosts) if spec.addresses[rank] and host is not None]
     first, last = place.worker, place.worker + spec.workers
+    copies = tuple((first + rank, port) for rank, host in known for port in (host.port, *host.others))
     return Changes(
         counters=(Cells("outcomes", OUTCOMES * first, OUTCOMES * last),),
-        groups=(Group(place.group, tuple((place.worker + rank, host.port) for rank, host in known)),),
+        groups=(Group(place.group, copies),),
         entries=tuple(entry for rank, host in known for entry in rank_entries(spec, place, rank, host, udp_port)),
     )
 
@@ -175,7 +178,7 @@ def rank_entries(spec: JobSpec, place: Place, rank: int, host: Host, udp_port: i
     if spec.protocol == 1:
         v1_job = (number, me, spec.workers - 1, place.generation, place.row, spec.slots, place.group)
         return (
-            Entry("workers_v1", (address, udp_port), "v1_worker", v1_job),
+            *(Entry("workers_v1", (address, port), "v1_worker", v1_job) for port in UDP_PORTS),
             Entry("receivers", (number,), "v1_receiver", (host.mac, address)),
         )
     job = _v2_job(spec, replace(place, worker=number), me, (1 << spec.workers) - 1)
