@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import FrameType
 
@@ -62,6 +63,7 @@ class Settings:
     max_mc_groups: int = 4096
     max_l1_entries: int = 4096
     engine: str = "auto"
+    stale_fields: bool = False
     grpc_server_addr: str | None = None
     cpu_port: int | None = None
     grpc_server_ssl: bool = False
@@ -78,6 +80,8 @@ class Settings:
     def __post_init__(self) -> None:
         if self.log_console and self.log_file is not None:
             raise ConfigError("--log-console and --log-file can't be combined")
+        if self.stale_fields and self.engine == "compiled":
+            raise ConfigError("--stale-fields needs the reference engine: --engine compiled does not keep such fields")
         self._check_tls()
         if self.pcap is not None and not Path(self.pcap).is_dir():
             raise ConfigError(f"--pcap: there is no directory {self.pcap!r}")
@@ -170,7 +174,7 @@ class Process:
     def _begin(self) -> None:
         """Accept frames at once, on the interpreter, and on the compiled engine once that is there."""
         self.device.start()
-        if self.settings.engine == "auto" and self.settings.use_files is None:
+        if self.settings.engine == "auto" and self.settings.use_files is None and not self.settings.stale_fields:
             self.device.change_engine(compiled_if_possible)
             if not isinstance(self.device.switch.engine, Interpreter):
                 log.info("Packets go through the compiled engine from now on")
@@ -230,7 +234,7 @@ def start(settings: Settings) -> Process:
 def make_switch(settings: Settings) -> Switch:
     program = loader.load(settings.program or NO_PROGRAM)
     # With "auto" the compiled engine follows, but not for files: tests end before kernels are loaded.
-    engine = compiled if settings.engine == "compiled" else Interpreter
+    engine = compiled if settings.engine == "compiled" else partial(Interpreter, stale_fields=settings.stale_fields)
     switch = Switch(program, drop_port=settings.drop_port, n_priorities=settings.priority_queues, engine=engine)
     switch.state.replication.max_groups = settings.max_mc_groups
     switch.state.replication.max_nodes = settings.max_l1_entries

@@ -1,7 +1,7 @@
 """A packet on its way through the program: its headers as numbers, its unparsed rest, and the requests of primitives.
 
 One difference from BMv2 is visible to programs: BMv2 leaves in the fields of an invalid header the values of an earlier
-packet; here they are 0 when a packet enters, and keep what this packet stored.
+packet; here they are 0 when a packet enters, and keep what this packet stored. With a `FieldPool`, it is as in BMv2.
 """
 
 from __future__ import annotations
@@ -11,6 +11,27 @@ import copy
 from emulator.p4switch.program import ir
 from emulator.p4switch.program.expr import VALID, FieldRef
 from emulator.p4switch.values import mask, stored_in_field, two_comp_mod
+
+
+def _zeros(program: ir.Program) -> list[list[int]]:
+    return [[0] * len(header.type.fields) for header in program.headers]
+
+
+class FieldPool:
+    """The fields of packets that have gone, of which new ones take those that came last, with all values in them
+    (BMv2's phv_source.cpp). New ones are 0."""
+
+    def __init__(self, program: ir.Program) -> None:
+        self._program = program
+        self._free: list[list[list[int]]] = []
+
+    def take(self) -> list[list[int]]:
+        """values[header][field] for a packet."""
+        return self._free.pop() if self._free else _zeros(self._program)
+
+    def give(self, packet: Packet) -> None:
+        """A packet's way has ended."""
+        self._free.append(packet.values)
 
 
 class Packet:
@@ -24,8 +45,9 @@ class Packet:
     removed headers), `truncate_to`, `parser_error` (a number), `checksum_error`, `exit`, and the requests `clone`
     ((session, field list) or None), `digest`, `resubmit`, `recirculate` (ids; 0: none)."""
 
-    def __init__(self, program: ir.Program, data: bytes, ingress_port: int = 0) -> None:
+    def __init__(self, program: ir.Program, data: bytes, ingress_port: int = 0, pool: FieldPool | None = None) -> None:
         self.program = program
+        self.pool = pool
         self.data = self.payload = data
         self.ingress_port = ingress_port
         self.ingress_length = self.length = len(data)
@@ -34,7 +56,7 @@ class Packet:
         self.checksum_error = False
         self.exit = False
         self.clear_requests()
-        self.values = [[0] * len(header.type.fields) for header in program.headers]
+        self.values = _zeros(program) if pool is None else pool.take()
         self.valid = [header.is_metadata for header in program.headers]
         self.valid_fields: dict[int, int] = {}
         self.varbit = [0] * len(program.headers)
@@ -48,7 +70,13 @@ class Packet:
     def copy_with_headers(self) -> Packet:
         """A copy with the same headers and bytes. As in BMv2, it has no requests and is not truncated."""
         other = copy.copy(self)
-        other.values = [list(values) for values in self.values]
+        if self.pool is None:
+            other.values = [list(values) for values in self.values]
+        else:
+            other.values = self.pool.take()
+            for header, values in enumerate(self.values):
+                if self.valid[header]:
+                    other.values[header][:] = values
         other.valid = list(self.valid)
         other.valid_fields = {header: value for header, value in self.valid_fields.items() if self.valid[header]}
         other.varbit = list(self.varbit)
@@ -59,8 +87,9 @@ class Packet:
         return other
 
     def copy_unparsed(self, data: bytes) -> Packet:
-        """A packet of these bytes that was received at the same port, with nothing parsed and all metadata 0."""
-        other = Packet(self.program, data, self.ingress_port)
+        """A packet of these bytes that was received at the same port, with nothing parsed and all metadata 0, or from
+        the pool."""
+        other = Packet(self.program, data, self.ingress_port, self.pool)
         other.ingress_length = self.ingress_length
         return other
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from emulator.p4switch.interpreter.calculations import update_checksums
 from emulator.p4switch.interpreter.expressions import Expressions
-from emulator.p4switch.interpreter.packet import Packet
+from emulator.p4switch.interpreter.packet import FieldPool, Packet
 from emulator.p4switch.interpreter.parser import Parser
 from emulator.p4switch.interpreter.pipeline import Pipeline
 from emulator.p4switch.interpreter.primitives import Primitives
@@ -41,9 +41,19 @@ class Waiting(NamedTuple):
 
 
 class Interpreter:
-    """The engine. `drop_port`: the egress_spec that drops; `n_priorities`: queues of each port."""
+    """The engine. `drop_port`: the egress_spec that drops; `n_priorities`: queues of each port; `stale_fields`: as in
+    BMv2, fields of invalid headers have values of earlier packets. BMv2's threads end packets in any order where
+    several are under way; here that is the order in which this class handles them."""
 
-    def __init__(self, state: State, drop_port: int = 511, n_priorities: int = 1, seed: int | None = None) -> None:
+    def __init__(
+        self,
+        state: State,
+        drop_port: int = 511,
+        n_priorities: int = 1,
+        seed: int | None = None,
+        *,
+        stale_fields: bool = False,
+    ) -> None:
         self.state = state
         self.program = program = state.program
         self.clock = state.clock
@@ -59,10 +69,12 @@ class Interpreter:
         self.returned: deque[Packet] = deque()
         self.sent: list[tuple[int, bytes]] = []
         self.has_warned = False
+        self.pool = FieldPool(program) if stale_fields else None
 
     def receive(self, port: int, data: bytes) -> list[tuple[int, bytes]]:
         """Process a frame; returns (port, frame) for all that leave now, in order."""
-        packet = Packet(self.program, data, port)
+        packet = Packet(self.program, data, port, self.pool)
+        packet.reset_metadata()
         packet.set_named("standard_metadata.ingress_port", port)
         packet.set_named("standard_metadata.packet_length", len(data))
         packet.set_named("standard_metadata.instance_type", NORMAL)
@@ -102,16 +114,23 @@ class Interpreter:
         self.queues, self.returned, self.sent = packets
 
     def _guarded(self, stage, packet: Packet, *args: int) -> None:
-        """Run a stage; a program that does not end loses the packet, and the switch continues."""
+        """Run a stage, which says whether the packet waits for another one; a program that does not end loses the
+        packet, and the switch continues."""
         try:
-            stage(packet, *args)
+            if stage(packet, *args):
+                return
         except PacketError as error:
             log.error("Dropping a packet: %s", error)
+        self._end(packet)
+
+    def _end(self, packet: Packet) -> None:
+        if self.pool is not None:
+            self.pool.give(packet)
 
     # Ingress
 
-    def ingress(self, packet: Packet) -> None:
-        """Parse, run the ingress pipeline, and carry out its requests."""
+    def ingress(self, packet: Packet) -> bool:
+        """Parse, run the ingress pipeline, and carry out its requests; whether the packet waits in a queue then."""
         length = packet.length
         Parser(self.parser, packet, self.state, self.primitives).run()
         packet.set_named("standard_metadata.parser_error", packet.parser_error)
@@ -122,16 +141,17 @@ class Interpreter:
         self._learn(packet)
         if packet.resubmit:
             self.returned.append(self._resubmitted(packet, length))
-            return
+            return False
         group = packet.get_named("intrinsic_metadata.mcast_grp")
         if group:
             packet.set_named("standard_metadata.instance_type", REPLICATED)
             self.multicast(packet, group)
-            return
+            return False
         port = packet.get_named("standard_metadata.egress_spec")
-        if port != self.drop_port:
-            packet.set_named("standard_metadata.instance_type", NORMAL)
-            self.enqueue(port, packet)
+        if port == self.drop_port:
+            return False
+        packet.set_named("standard_metadata.instance_type", NORMAL)
+        return self.enqueue(port, packet)
 
     def _clone_at_ingress(self, packet: Packet, length: int) -> None:
         """The clone is the packet as received, parsed again (with no metadata but the ingress port)."""
@@ -158,8 +178,8 @@ class Interpreter:
         session = self.state.mirroring.sessions[session_id]
         if session.mgid is not None:
             self.multicast(clone, session.mgid)
-        if session.port is not None:
-            self.enqueue(session.port, clone)
+        if session.port is None or not self.enqueue(session.port, clone):
+            self._end(clone)
 
     def _learn(self, packet: Packet) -> None:
         for digest in self.state.digests:
@@ -184,17 +204,19 @@ class Interpreter:
             return
         for port, rid in copies:
             packet.set_named("intrinsic_metadata.egress_rid", rid)
-            self.enqueue(port, packet.copy_with_headers())
+            copy = packet.copy_with_headers()
+            if not self.enqueue(port, copy):
+                self._end(copy)
 
-    def enqueue(self, port: int, packet: Packet) -> None:
-        """Queue a packet for a port."""
+    def enqueue(self, port: int, packet: Packet) -> bool:
+        """Queue a packet for a port; False if it is dropped."""
         priority = packet.get_named("intrinsic_metadata.priority")
         if priority >= self.n_priorities:
             log.error("Priority out of range, dropping packet")
-            return
+            return False
         packet.set_named("queueing_metadata.enq_timestamp", self.clock())
         packet.set_named("queueing_metadata.enq_qdepth", self.queues.size(port, priority))
-        self.queues.push(port, priority, packet)
+        return self.queues.push(port, priority, packet)
 
     # Egress
 

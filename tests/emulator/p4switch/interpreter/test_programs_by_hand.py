@@ -3,6 +3,7 @@
 import json
 import logging
 import zlib
+from functools import partial
 
 import numpy as np
 import pytest
@@ -10,13 +11,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from emulator.p4switch.hashes import csum16
-from emulator.p4switch.interpreter.packet import Packet
+from emulator.p4switch.interpreter.packet import FieldPool, Packet
 from emulator.p4switch.interpreter.parser import Parser
+from emulator.p4switch.interpreter.path import Interpreter
 from emulator.p4switch.interpreter.primitives import Primitives
 from emulator.p4switch.program.ir import MatchParam
 from emulator.p4switch.program.loader import loader
 from emulator.p4switch.state.action_profiles import RunAction, UseGroup
 from emulator.p4switch.state.state import State
+from emulator.p4switch.switch import Switch
 from emulator.p4switch.values import two_comp_mod as signed
 
 ETHERNET = bytes.fromhex("0102030405060708090a0b0c0d0e")
@@ -94,6 +97,44 @@ def test_one_member_of_a_union_is_valid(switch):
     assert send(running, head + b"\1\1" + b"ab" + b"!") == head + b"\1\1" + bytes.fromhex("0123456789abcdef") + b"\2"
     assert send(running, head + b"\2\2" + b"12345678" + b"!") == head + b"\2\2" + bytes.fromhex("beef") + b"\1"
     assert send(running, head + b"\3\1" + b"ab" + b"!") == head + b"\3\1" + b"\0"
+
+
+def with_stale_short(program):
+    """The program "unions", whose packets of kind 2 add the short header without setting its field."""
+    root = json.loads(program("unions").text)
+    for action in root["actions"]:
+        calls = action["primitives"]
+        for at, call in enumerate(calls):
+            if call["op"] == "add_header" and call["parameters"][0]["value"] == "either.s":
+                calls[at : at + 2] = [{**call, "op": "add_header_fast"}]
+    return loader.loads(json.dumps(root))
+
+
+@pytest.mark.parametrize(("stale_fields", "left"), [(True, b"ab"), (False, b"\0\0")])
+def test_fields_that_earlier_packets_left(program, stale_fields, left):
+    """BMv2 takes a packet's fields from the last packet that has gone, and sets metadata to 0 only."""
+    running = Switch(with_stale_short(program), engine=partial(Interpreter, stale_fields=stale_fields))
+    head = ETHERNET[:12]
+    assert send(running, head + b"\0\1" + b"ab" + b"!") == head + b"\0\1" + b"ab" + b"\1"
+    assert send(running, head + b"\0\0" + b"!") == head + b"\0\0" + b"\0"
+    for _ in range(2):
+        assert send(running, head + b"\2\0" + b"!") == head + b"\2\0" + left + b"\1"
+
+
+def test_copies_take_fields_of_their_own(program):
+    """A copy has the valid headers of its packet, and in the others what was in the fields that it took."""
+    pool = FieldPool(program("unions"))
+    one = Packet(program("unions"), b"", 0, pool)
+    named = {header.name: header.index for header in program("unions").headers}
+    valid, invalid = named["eth"], named["last"]
+    one.values[valid][0], one.values[invalid][0] = 5, 6
+    one.set_valid(valid)
+    copy = one.copy_with_headers()
+    assert (copy.values[valid][0], copy.values[invalid][0]) == (5, 0)
+    pool.give(one)
+    pool.give(copy)
+    last = Packet(program("unions"), b"", 0, pool)
+    assert last.values is copy.values and Packet(program("unions"), b"", 0, pool).values is one.values
 
 
 def test_varbit_fields(switch):
