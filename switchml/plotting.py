@@ -32,8 +32,9 @@ def draw(path: Path, title: str, shown: Sequence[Panel]) -> None:
     """Write `shown`, one beside the other. Raises ConfigError as `check` does, and if the file cannot be written."""
     check(path)
     if path.suffix == ".html":
-        content = {"title": title, "panels": [panels.chart(panel) for panel in shown], "zoom": charts.ZOOM}
-        page.write(path, page.render("panels.html", (), content))
+        can_zoom = any(not isinstance(panel, Bars) for panel in shown)
+        content = {"title": title, "panels": [panels.chart(panel) for panel in shown], "can_zoom": can_zoom}
+        page.write(path, page.render("panels.html", (), {**content, "zoom": charts.ZOOM}))
         return
     rows = max((len(panel.bars) for panel in shown if isinstance(panel, Bars)), default=0)
     size = _PANEL_INCHES[0] * len(shown), max(_PANEL_INCHES[1], 1.6 + 0.3 * rows)

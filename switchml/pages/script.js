@@ -11,7 +11,7 @@
       background: "transparent", font: getComputedStyle(document.body).fontFamily,
       axis: { ...text, gridColor: rule, domainColor: rule, tickColor: rule },
       axisQuantitative: { labelSeparation: 4 }, axisY: { labelLimit: innerWidth < 600 ? 130 : 330 },
-      legend: { ...text, labelColor: ink, symbolType: "square", symbolOpacity: 1, orient: "top", title: null, columns: innerWidth < 600 ? 2 : 5 },
+      legend: { ...text, labelColor: ink, symbolType: "square", symbolOpacity: 1, orient: "top", title: null, labelLimit: innerWidth < 600 ? 160 : 300, columns: innerWidth < 600 ? 2 : 5 },
       title: { color: ink, subtitleColor: dim, anchor: "start" },
       view: { stroke: null }, text: { color: ink, fill: ink }, style: { bound: { color: ink, fill: ink }, label: { opacity: innerWidth < 600 ? 0 : 1 } },
       header: { labelColor: ink, titleColor: dim },
