@@ -13,6 +13,7 @@ from emulator.testbed.namespaces import Lab
 from switchml.aggregator.raw import datagram_in
 from switchml.aggregator.threads import ThreadedDataplane
 from switchml.control.server import Controller
+from switchml.protocol.packet import V1Packet
 from tests.peers.test_v1_client import WORKERS, V1Client
 from tests.support.launch import good, on_all
 
@@ -38,10 +39,7 @@ class FrameSocket:
         self._n_sent += 1
         if self._n_sent % LOST_EACH == 0:
             return
-        addresses = socket.inet_aton(self.ip) + socket.inet_aton(to[0])
-        ip = struct.pack("!BBHHHBBH", 0x45, 0, 28 + len(packet), 0, 0, 128, socket.IPPROTO_UDP, 0) + addresses
-        udp = struct.pack("!HHHH", WORKER_PORT, PORT, 8 + len(packet), 0)
-        self.send(self.switch_mac + self.mac + b"\x08\x00" + ip + udp + packet)
+        self.send(frame_of(self, packet, WORKER_PORT, PORT))
 
     def send(self, frame: bytes) -> None:
         self._socket.send(frame)
@@ -72,6 +70,14 @@ class FrameSocket:
 
     def close(self) -> None:
         self._socket.close()
+
+
+def frame_of(sock: FrameSocket, packet: bytes, source_port: int, port: int) -> bytes:
+    """A frame as the client makes it: IPv4 checksum 0, UDP checksum as the NIC would fill it in (here none)."""
+    addresses = socket.inet_aton(sock.ip) + socket.inet_aton(ADDRESS)
+    ip = struct.pack("!BBHHHBBH", 0x45, 0, 28 + len(packet), 0, 0, 128, socket.IPPROTO_UDP, 0) + addresses
+    udp = struct.pack("!HHHH", source_port, port, 8 + len(packet), 0)
+    return sock.switch_mac + sock.mac + b"\x08\x00" + ip + udp + packet
 
 
 class RawClient(V1Client):
@@ -134,6 +140,21 @@ def test_all_reduce(clients, dataplane):
     assert {size for client in clients for size in client.sock.sizes} == {42 + 10 + 256}  # single packets, no trains
     counted = dataplane.counters(1).ranks
     assert sum(rank["answered"] for rank in counted) and dataplane.refused()["refused_address"] == 0
+
+
+def test_each_round_has_the_ports_of_its_last_packet(clients):
+    """microsoft/SwitchML's DifferentPortsReduction: hosts steer results to their cores by UDP ports."""
+    for extra in (0, 1):
+        packet = V1Packet(1, 0, extra, 0, 0, 0, np.arange(64, dtype=np.int32)).pack()
+        for client in clients:
+            client.sock.send(frame_of(client.sock, packet, WORKER_PORT + extra, PORT + extra))
+        for client in clients:
+            client.sock.settimeout(10)
+            datagram = None
+            while datagram is None or not datagram.payload:
+                datagram = datagram_in(client.sock.next_frame())
+            assert (datagram.source_port, datagram.port) == (PORT + extra, WORKER_PORT + extra)
+            np.testing.assert_array_equal(V1Packet.unpack(datagram.payload).values, WORKERS * np.arange(64))
 
 
 def test_arp_is_answered(clients):
