@@ -1,8 +1,8 @@
 """What was measured, as a table with the columns of nccl-tests and as one JSON object.
 
 algbw is bytes of the tensor over time; busbw is algbw times 2(n-1)/n, what each rank's link would carry in a ring
-(nccl-tests, doc/PERFORMANCE.md), so that figures for different n compare. Both in 10^9 bytes a second. `error` is the
-largest difference to the exact sum, relative to the largest sum.
+(nccl-tests, doc/PERFORMANCE.md; other collectives have other factors), so that figures for different n compare. Both in
+10^9 bytes a second. `error` is the largest difference to the exact sum, relative to the largest sum.
 """
 
 from __future__ import annotations
@@ -14,20 +14,31 @@ from typing import Any
 from emulator.bench.allreduce import Measurement, Report
 from emulator.bench.limits import Limit
 from emulator.bench.ranks.reducing import DENSE, GLOO, INT32, PLAIN, SWITCHML
-from emulator.bench.sizes import ITEM_BYTES
+from emulator.bench.sizes import ALL_REDUCE, FSDP, ITEM_BYTES
 from switchml.tables import Column, Table, number, show, text
 from switchml.terminal import say
 
 
-def busbw_factor(workers: int) -> float:
-    """busbw / algbw of an all-reduce."""
-    return 2 * (workers - 1) / workers
+def busbw_factor(workers: int, collective: str = ALL_REDUCE) -> float:
+    """busbw / algbw. An all-gather and a reduce-scatter at once carry what an all-reduce does."""
+    if collective == "broadcast":
+        return 1.0
+    return (2 if collective in (ALL_REDUCE, FSDP) else 1) * (workers - 1) / workers
 
 
-def title(workers: int, transport: str, wire: str, cores: int, beside: int = 0) -> str:
+_TITLES = {
+    ALL_REDUCE: "Sum of float32 in place",
+    "reduce_scatter": "Reduce-scatter of float32",
+    "all_gather": "All-gather of float32",
+    "broadcast": "Broadcast of float32 in place",
+    FSDP: "All-gather and reduce-scatter at once, of float32",
+}
+
+
+def title(workers: int, transport: str, wire: str, cores: int, beside: int = 0, collective: str = ALL_REDUCE) -> str:
     """The line above the table."""
     others = f", beside {beside} busy processes" if beside else ""
-    return f"Sum of float32 in place: {workers} ranks on {cores} cores, by {transport}, {wire} on the wire{others}"
+    return f"{_TITLES[collective]}: {workers} ranks on {cores} cores, by {transport}, {wire} on the wire{others}"
 
 
 def columns(backends: Sequence[str]) -> list[Column]:
@@ -61,7 +72,7 @@ def cells(measurement: Measurement, workers: int, backends: Sequence[str], union
         bandwidth = measurement.gigabytes_per_s(backend)
         yield f"{measurement.median_s(backend) * 1e6:,.1f}"
         yield f"{bandwidth:.3f}"
-        yield f"{bandwidth * busbw_factor(workers):.3f}"
+        yield f"{bandwidth * busbw_factor(workers, case.collective):.3f}"
         yield f"{measurement.tallies[backend].relative_error:.0e}"
     if DENSE in backends:
         dense = median(measurement.ratios_to(DENSE))
@@ -165,6 +176,7 @@ def _case_json(report: Report, measurement: Measurement, limit: Limit | None) ->
         }
     return {
         "workers": report.workers,
+        "collective": case.collective,
         "size_bytes": case.size_bytes,
         "elements": case.size_bytes // ITEM_BYTES,
         "transport": report.transport,
@@ -181,7 +193,8 @@ def _case_json(report: Report, measurement: Measurement, limit: Limit | None) ->
         "median_seconds": {name: measurement.median_s(name) for name in report.backends},
         "algbw_gb_per_s": {name: measurement.gigabytes_per_s(name) for name in report.backends},
         "busbw_gb_per_s": {
-            name: measurement.gigabytes_per_s(name) * busbw_factor(report.workers) for name in report.backends
+            name: measurement.gigabytes_per_s(name) * busbw_factor(report.workers, case.collective)
+            for name in report.backends
         },
         "max_error": {name: tally.error for name, tally in measurement.tallies.items()},
         "relative_error": {name: tally.relative_error for name, tally in measurement.tallies.items()},

@@ -1,7 +1,7 @@
 """Sizes as people write them, and what is measured at each: how many calls a repeat has, how many repeats.
 
-A `Case` is one line of the table. Its parts are all-reduced one after the other, so that the time of one is a latency,
-or `overlapped`: all are started before the first is waited for, as DDP does with its buckets.
+A `Case` is one line of the table. Its parts are all-reduced (or another collective's) one after the other, so that the
+time of one is a latency, or `overlapped`: all are started before the first is waited for, as DDP does with its buckets.
 """
 
 from __future__ import annotations
@@ -27,9 +27,14 @@ DDP_SMALL_BYTES = tuple(k << 10 for k in (4, 8, 16, 32, 64))
 """What models of a few layers have."""
 
 
+ALL_REDUCE, FSDP = "all_reduce", "fsdp"
+COLLECTIVES = (ALL_REDUCE, "reduce_scatter", "all_gather", "broadcast", FSDP)
+"""What can be measured. FSDP: an all-gather and a reduce-scatter at once, as in its backward pass."""
+
+
 @dataclass(frozen=True)
 class Case:
-    """`parts`: elements of each all-reduce of one repeat."""
+    """`parts`: elements of each collective of one repeat; of all ranks together in a reduce-scatter or all-gather."""
 
     parts: tuple[int, ...]
     overlapped: bool
@@ -37,6 +42,23 @@ class Case:
     warmup: int
     budget_s: float = float("inf")
     """After this time, LEAST_REPEATS are enough."""
+    collective: str = ALL_REDUCE
+    """One of COLLECTIVES."""
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """What one call begins at once."""
+        return ("all_gather", "reduce_scatter") if self.collective == FSDP else (self.collective,)
+
+    @property
+    def moves_bytes(self) -> bool:
+        """Whether results are copies."""
+        return self.collective in ("all_gather", "broadcast")
+
+    @property
+    def is_same_everywhere(self) -> bool:
+        """Whether all ranks get the same result."""
+        return "reduce_scatter" not in self.kinds
 
     @property
     def elements(self) -> int:
@@ -93,12 +115,24 @@ def text_of(size_bytes: int) -> str:
     return str(size_bytes)
 
 
-def single(size_bytes: int, repeats: int | None = None, warmup: int | None = None) -> Case:
-    """All-reduces of one size, one after the other. The smaller, the more repeats, unless `repeats` says how many."""
+def check_shares(size_bytes: int, collective: str, workers: int) -> None:
+    """Raises ConfigError if the ranks' shares of a tensor differ in size."""
+    if collective not in (ALL_REDUCE, "broadcast") and size_bytes % (workers * ITEM_BYTES):
+        raise ConfigError(
+            f"size {text_of(size_bytes)}: {collective} gives each of {workers} ranks an equal share, expected a "
+            f"multiple of {workers * ITEM_BYTES} bytes"
+        )
+
+
+def single(
+    size_bytes: int, repeats: int | None = None, warmup: int | None = None, collective: str = ALL_REDUCE
+) -> Case:
+    """Collectives of one size, one after the other. The smaller, the more repeats, unless `repeats` says how many."""
     calls = max(1, min(_CALLS_BYTES // size_bytes, _MOST_CALLS))
     usual = 15 if size_bytes < 1 << 20 else 9 if size_bytes < 16 << 20 else 5
     budget_s = float("inf") if repeats else BUDGET_S
-    return Case((size_bytes // ITEM_BYTES,) * calls, False, repeats or usual, 2 if warmup is None else warmup, budget_s)
+    parts, warmup = (size_bytes // ITEM_BYTES,) * calls, 2 if warmup is None else warmup
+    return Case(parts, False, repeats or usual, warmup, budget_s, collective)
 
 
 def ddp_buckets(model_bytes: int, repeats: int | None = None, warmup: int | None = None) -> list[Case]:

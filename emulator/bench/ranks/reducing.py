@@ -1,4 +1,4 @@
-"""A rank that all-reduces tensors, times each repeat and checks every result.
+"""A rank that all-reduces tensors, or has another collective, times each repeat and checks every result.
 
 A repeat is three requests: `Fill` the tensor, `Reduce` it, `Check` the result. So all ranks are ready before the first
 one begins, and none compares sums, which keeps a core busy, while another still waits for the last of its own.
@@ -16,6 +16,7 @@ import numpy as np
 
 from emulator.bench.ranks.inputs import SharedTensors
 from emulator.bench.ranks.process import GROUP_TIMEOUT, Place
+from emulator.bench.ranks.workload import Step, Workload
 from emulator.bench.sizes import Case
 from host_agent.agent import HostAgent
 from host_agent.base import Agent
@@ -128,7 +129,7 @@ class ReducingRank:
     def __init__(self, place: Place):
         self._place = place
         self._agents: dict[str, Agent] = {}
-        self._reducers: dict[str, Callable[[list[np.ndarray], bool], None]] = {}
+        self._begin: dict[str, Callable[[Step], Any]] = {}
 
     def answer(self, request: Any) -> Any:
         match request:
@@ -137,14 +138,13 @@ class ReducingRank:
             case Prepare(case):
                 return self._prepare(case)
             case Fill():
-                self._values[:] = self._inputs[: len(self._values)]
-                if self._zeros is not None:
-                    self._values[self._zeros] = 0
+                self._work.fill()
             case Reduce(backend):
                 return self._reduce(backend)
             case Check():
-                error, largest, checksum = compare(self._values, self._sums[: len(self._values)])
-                return Sample(self._seconds, float(error), float(largest), int(checksum), self._usage, self._counts)
+                error, largest, bits = compare(self._work.result, self._work.expected)
+                checksum = int(bits) if self._case.is_same_everywhere else 0
+                return Sample(self._seconds, float(error), float(largest), checksum, self._usage, self._counts)
 
     def leave(self) -> None:
         for agent in self._agents.values():
@@ -152,19 +152,16 @@ class ReducingRank:
 
     def _join(self, job: ReducingJob) -> Joined:
         self._tensors = job.tensors
-        self._sums, self._inputs = job.tensors.read_sums(), job.tensors.read_inputs(self._place.rank)
         sparse = job.tensors.sparsity.choice if job.tensors.sparsity else Choice()
         for backend in job.backends:
             if backend == GLOO:
-                self._reducers[backend] = _gloo(self._place, job.rendezvous)
+                self._begin[backend] = _gloo(self._place, job.rendezvous)
             elif backend in (DENSE, INT32):
                 self._agents[backend] = self._agents[SWITCHML]
-                self._reducers[backend] = _switchml(
-                    self._agents[SWITCHML], Choice(), INT32 if backend == INT32 else None
-                )
+                self._begin[backend] = _switchml(self._agents[SWITCHML], Choice(), INT32 if backend == INT32 else None)
             else:
                 self._agents[backend] = self._join_aggregator(job, backend)
-                self._reducers[backend] = _switchml(self._agents[backend], sparse)
+                self._begin[backend] = _switchml(self._agents[backend], sparse)
         return Joined({backend: agent.transport for backend, agent in self._agents.items()})
 
     def _join_aggregator(self, job: ReducingJob, backend: str) -> Agent:
@@ -183,35 +180,34 @@ class ReducingRank:
         )
 
     def _prepare(self, case: Case) -> None:
-        self._values = np.empty(case.elements, np.float32)
-        self._zeros = self._tensors.zeros(self._place.rank, case.elements)
-        edges = np.cumsum((0, *case.parts))
-        self._parts = [self._values[a:b] for a, b in zip(edges[:-1], edges[1:], strict=True)]
-        self._is_overlapped = case.overlapped
+        self._case, self._work = case, Workload(case, self._tensors, self._place.rank)
 
     def _reduce(self, backend: str) -> None:
-        agent, reduce = self._agents.get(backend), self._reducers[backend]
+        agent, begin, calls = self._agents.get(backend), self._begin[backend], self._work.calls
+        if self._case.overlapped:
+            calls = [[step for call in calls for step in call]]
         usage, counts = _usage(), agent.stats() if agent is not None else {}
         started = time.perf_counter()
-        reduce(self._parts, self._is_overlapped)
+        for call in calls:
+            for handle in [begin(step) for step in call]:
+                handle.wait()
         self._seconds = time.perf_counter() - started
         self._usage = _growth(usage, _usage())
         self._counts = _growth(counts, agent.stats() if agent is not None else {})
 
 
-def _switchml(agent: Agent, sparse: Choice, wire: str | None = None) -> Callable[[list[np.ndarray], bool], None]:
-    def reduce(parts: list[np.ndarray], overlapped: bool) -> None:
-        if overlapped:
-            for handle in [agent.allreduce(part, out=part, async_op=True, sparse=sparse, wire=wire) for part in parts]:
-                handle.wait()
-        else:
-            for part in parts:
-                agent.allreduce(part, out=part, sparse=sparse, wire=wire)
+def _switchml(agent: Agent, sparse: Choice, wire: str | None = None) -> Callable[[Step], Any]:
+    """What begins a step with an agent, and returns its handle."""
 
-    return reduce
+    def begin(step: Step) -> Any:
+        if step.kind == "all_reduce":
+            return agent.allreduce(step.source, out=step.target, async_op=True, sparse=sparse, wire=wire)
+        return getattr(agent, step.kind)(step.source, out=step.target, async_op=True)
+
+    return begin
 
 
-def _gloo(place: Place, rendezvous: str) -> Callable[[list[np.ndarray], bool], None]:
+def _gloo(place: Place, rendezvous: str) -> Callable[[Step], Any]:
     import torch
     import torch.distributed as dist
 
@@ -220,16 +216,17 @@ def _gloo(place: Place, rendezvous: str) -> Callable[[list[np.ndarray], bool], N
         "gloo", init_method=rendezvous, rank=place.rank, world_size=place.world_size, timeout=GROUP_TIMEOUT
     )
 
-    def reduce(parts: list[np.ndarray], overlapped: bool) -> None:
-        tensors = [torch.from_numpy(part) for part in parts]
-        if overlapped:
-            for work in [dist.all_reduce(tensor, async_op=True) for tensor in tensors]:
-                work.wait()
-        else:
-            for tensor in tensors:
-                dist.all_reduce(tensor)
+    def begin(step: Step) -> Any:
+        source, target = torch.from_numpy(step.source), torch.from_numpy(step.target)
+        if step.kind == "all_reduce":
+            return dist.all_reduce(target, async_op=True)
+        if step.kind == "broadcast":
+            return dist.broadcast(target, 0, async_op=True)
+        if step.kind == "all_gather":
+            return dist.all_gather_into_tensor(target, source, async_op=True)
+        return dist.reduce_scatter_tensor(target, source, async_op=True)
 
-    return reduce
+    return begin
 
 
 def _usage() -> dict[str, float]:

@@ -118,7 +118,7 @@ class Repeat:
 
 
 class ReducingTeam(Team):
-    """Ranks that all-reduce."""
+    """Ranks that all-reduce, or have another collective."""
 
     def __init__(self, processes: context.ForkServerContext, places: Sequence[Place]):
         super().__init__(processes, ReducingRank, places)
@@ -140,6 +140,7 @@ class ReducingTeam(Team):
 
     def prepare(self, case: Case) -> None:
         """Have all ranks ready for a case."""
+        self._case = case
         self.ask(Prepare(case))
 
     def repeat(self, backend: str) -> Repeat:
@@ -149,7 +150,9 @@ class ReducingTeam(Team):
         repeat = Repeat(self.ask(Check()))
         if len({sample.checksum for sample in repeat.samples}) > 1:
             raise RanksDisagree(f"{backend}: the ranks' results differ; every rank must get the same bits")
-        n, largest = len(self.places), repeat.samples[0].largest
+        if self._case.moves_bytes and repeat.error:
+            raise JobError(f"{backend}: a result is off by {repeat.error:.3g} where bytes are only copied")
+        n, largest = len(self.places), max(sample.largest for sample in repeat.samples)
         bits = 24 if backend == GLOO else 8 * LANE_BYTES[lanes_of(self._wire)] - (n - 1).bit_length() - _GRID_BITS - 1
         if repeat.error > n * largest * 2.0**-bits + n * largest * 2.0**-23:
             raise JobError(f"{backend}: a result is off by {repeat.error:.3g} where sums are at most {largest:.3g}")

@@ -1,4 +1,4 @@
-"""`switchml bench allreduce`: time all-reduces of several ranks on this machine, beside Gloo's."""
+"""`switchml bench allreduce`: time collectives of several ranks on this machine, beside Gloo's."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from emulator.bench.sizes import ALL_REDUCE, COLLECTIVES
 from emulator.cli.options import (
     TENSOR_SIZE,
     TENSOR_SIZES,
@@ -24,6 +25,12 @@ from switchml.cli.options import Count, option
 
 
 @click.command()
+@click.option(
+    "--collective",
+    type=click.Choice(COLLECTIVES),
+    default=ALL_REDUCE,
+    help="What the ranks do. fsdp: an all-gather and a reduce-scatter at once, each of --size bytes.",
+)
 @option("--ranks", "workers", was="--workers", type=Count(1, 256), default=4, help="Ranks, one process each.")
 @click.option("--size", type=TENSOR_SIZE, show_default="64M", help="Bytes of the tensor.")
 @click.option("--sizes", type=TENSOR_SIZES, help="Measure several sizes: 1K:256M:4, or a list (4K,64K).")
@@ -60,6 +67,7 @@ from switchml.cli.options import Count, option
 @plot_option
 @json_option
 def allreduce(
+    collective: str,
     workers: int,
     size: int | None,
     sizes: list[int] | None,
@@ -77,9 +85,11 @@ def allreduce(
     as_json: bool,
     **blocks: Any,
 ) -> None:
-    """Time all-reduces of float32 tensors between processes on this machine, and Gloo's in turn with them.
+    """Time all-reduces of float32 tensors, or other collectives, between processes on this machine, and Gloo's in turn
+    with them.
 
-    Every result is checked against the exact sum. A time is that of the slowest rank; small tensors are reduced several
+    --size is what all ranks have together of a tensor that is gathered or scattered, as in nccl-tests. Every result is
+    checked against the exact one. A time is that of the slowest rank; small tensors are reduced several
     times in a row. The bound below the table is what this machine's cores could do at most, from the measured cost of
     each step.
     """
@@ -98,6 +108,11 @@ def allreduce(
         raise click.UsageError("--density does not go with --buckets")
     if density and len(density) > 1 and (sizes or plot_file):
         raise click.UsageError("several densities go with neither --sizes nor --plot")
+    if collective != ALL_REDUCE and (density or buckets or aggregator in bench.AGGREGATORS[1:]):
+        raise click.UsageError(
+            f"--collective {collective}: of dense tensors through a software aggregator, without --density and "
+            "--buckets"
+        )
     if authenticate and (density or transport not in ("auto", "udp", "zmq") or aggregator in bench.AGGREGATORS[1:]):
         raise click.UsageError(
             "--authenticate: only the software aggregator checks packets' tags, by udp or zmq, here of dense tensors"
@@ -106,6 +121,8 @@ def allreduce(
         transport = "udp"  # auto would be shared memory, where packets have none
     try:
         bench.check_choice(transport, wire)
+        for each in sizes or [size or 64 << 20]:
+            cases_of.check_shares(each, collective, workers)
     except ConfigError as error:
         raise click.UsageError(str(error)) from None
     if aggregator not in bench.AGGREGATORS and not aggregator.rpartition(":")[2].isdecimal():
@@ -115,7 +132,7 @@ def allreduce(
     if buckets:
         cases = cases_of.ddp_buckets(size or 64 << 20, repeats, warmup)
     else:
-        cases = [cases_of.single(each, repeats, warmup) for each in sizes or [size or 64 << 20]]
+        cases = [cases_of.single(each, repeats, warmup, collective) for each in sizes or [size or 64 << 20]]
     grid = [Sparsity(share, **blocks) for share in density] if density else [None]
     cores = len(os.sched_getaffinity(0))
     longest = max(case.elements for case in cases)
@@ -128,7 +145,9 @@ def allreduce(
             def show_header(chosen: str, backends=backends) -> None:
                 nonlocal stream
                 if stream is None and not as_json:
-                    stream = Stream(report.columns(backends), report.title(workers, chosen, wire, cores, beside))
+                    stream = Stream(
+                        report.columns(backends), report.title(workers, chosen, wire, cores, beside, collective)
+                    )
 
             def show_line(measurement, backends=backends, sparsity=sparsity) -> None:
                 union = bench.union_of_case(sparsity, workers, longest, measurement.case)
@@ -151,7 +170,8 @@ def allreduce(
             )
             results.append(result)
     limit = None
-    if aggregator not in bench.AGGREGATORS[1:] and wire != EXACT:  # one round each, in the software aggregator's loop
+    is_bound_known = collective == ALL_REDUCE and wire != EXACT
+    if aggregator not in bench.AGGREGATORS[1:] and is_bound_known:  # one round each, in the software aggregator's loop
         limit = limits.measure(workers=workers, transport=result.transport, wire=wire, cores=cores)
     if plot_file is not None:
         plot.draw(result, limit, plot_file)

@@ -1,9 +1,11 @@
 """`switchml bench allreduce`: sizes, the bound, and the command as a user calls it. No test asks how long it took."""
 
+import itertools
 import json
 import signal
 import subprocess
 
+import numpy as np
 import psutil
 import pytest
 from click.testing import CliRunner
@@ -12,6 +14,9 @@ from hypothesis import strategies as st
 
 from emulator.bench import limits, report, sizes
 from emulator.bench.beside import busy_processes
+from emulator.bench.ranks.inputs import shared_tensors
+from emulator.bench.ranks.workload import Workload
+from emulator.bench.sizes import COLLECTIVES, Case
 from switchml.cli.main import cli
 from switchml.errors import ConfigError
 from tests.support import commands
@@ -102,6 +107,34 @@ def test_limits_are_measured(transport, wire):
 
 def test_busbw_factor():
     assert [report.busbw_factor(n) for n in (1, 2, 4)] == [0, 1, 1.5]
+    factors = {"reduce_scatter": 0.75, "all_gather": 0.75, "broadcast": 1, "fsdp": 1.5}  # nccl-tests, PERFORMANCE.md
+    assert {name: report.busbw_factor(4, name) for name in factors} == factors
+
+
+@pytest.mark.parametrize("collective", COLLECTIVES)
+def test_what_ranks_expect(collective):
+    """Plain sums and copies of what the ranks begin with."""
+    n = 3
+    case = Case((6, 24), False, 1, 0, collective=collective)
+    with shared_tensors(30, n) as tensors:
+        ranks = [Workload(case, tensors, rank) for rank in range(n)]
+        expected = [work.expected.copy() for work in ranks]
+    for work in ranks:
+        work.fill()
+    results = [[] for _ in ranks]
+    for steps in zip(*(itertools.chain(*work.calls) for work in ranks), strict=True):
+        sources = [step.source.copy() for step in steps]
+        for rank, step in enumerate(steps):
+            result = {"all_gather": np.concatenate(sources), "broadcast": sources[0]}.get(step.kind)
+            if result is None:
+                result = np.sum(sources, 0, np.float64)
+            if step.kind == "reduce_scatter":
+                result = np.split(result, n)[rank]
+            assert result.shape == step.target.shape
+            results[rank].append(result)
+    for rank in range(n):
+        np.testing.assert_allclose(np.concatenate(results[rank]), expected[rank], rtol=1e-12)
+        assert ranks[rank].result.size == expected[rank].size
 
 
 # The command
@@ -125,6 +158,17 @@ def test_one_size_against_gloo():
     assert result["packets"]["sent"] - result["packets"]["retransmitted"] >= 2 * calls * 98
     assert result["packets"]["refused"] == 0
     assert set(result["usage_per_repeat"]) == {"switchml_rank", "gloo_rank", "aggregator"}
+
+
+def test_both_directions_at_once():
+    pytest.importorskip("torch")
+    size = ("--workers", "2", "--size", "100000", "--repeats", "1")
+    done = run("--collective", "fsdp", *size, "--json")
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert (result["collective"], result["size_bytes"], result["limit_elements_per_s"]) == ("fsdp", 100000, None)
+    assert result["busbw_gb_per_s"] == result["algbw_gb_per_s"]  # of two ranks
+    assert result["seconds"]["switchml"] and result["seconds"]["gloo"]
 
 
 def test_authenticated_packets_beside_plain_ones():
@@ -196,6 +240,8 @@ def test_ddp_buckets_of_a_model():
         (["--against", "nccl"], "nccl"),
         (["--repeats", "0"], "--repeats"),
         (["--aggregator", "nowhere"], "HOST:PORT"),
+        (["--collective", "fsdp", "--size", "20"], "multiple of 16 bytes"),
+        (["--collective", "broadcast", "--buckets", "ddp"], "without --density and --buckets"),
         (["--authenticate", "--transport", "shm"], "only the software aggregator checks packets' tags"),
         (["--authenticate", "--aggregator", "p4"], "only the software aggregator checks packets' tags"),
         (["--plot", "picture.jpeg"], ".png, .svg, .pdf or .html"),
