@@ -14,7 +14,7 @@ from typing import Any
 from emulator.bench.allreduce import Measurement, Report
 from emulator.bench.limits import Limit
 from emulator.bench.ranks.reducing import DENSE, GLOO, INT32, PLAIN, SWITCHML
-from emulator.bench.sizes import ALL_REDUCE, FSDP, ITEM_BYTES
+from emulator.bench.sizes import ALL_REDUCE, FSDP, ITEM_BYTES, NAMES
 from switchml.tables import Column, Table, number, show, text
 from switchml.terminal import say
 
@@ -26,19 +26,11 @@ def busbw_factor(workers: int, collective: str = ALL_REDUCE) -> float:
     return (2 if collective in (ALL_REDUCE, FSDP) else 1) * (workers - 1) / workers
 
 
-_TITLES = {
-    ALL_REDUCE: "Sum of float32 in place",
-    "reduce_scatter": "Reduce-scatter of float32",
-    "all_gather": "All-gather of float32",
-    "broadcast": "Broadcast of float32 in place",
-    FSDP: "All-gather and reduce-scatter at once, of float32",
-}
-
-
 def title(workers: int, transport: str, wire: str, cores: int, beside: int = 0, collective: str = ALL_REDUCE) -> str:
     """The line above the table."""
     others = f", beside {beside} busy processes" if beside else ""
-    return f"{_TITLES[collective]}: {workers} ranks on {cores} cores, by {transport}, {wire} on the wire{others}"
+    what = "Sum of float32 in place" if collective == ALL_REDUCE else f"{NAMES[collective]} of float32"
+    return f"{what}: {workers} ranks on {cores} cores, by {transport}, {wire} on the wire{others}"
 
 
 def columns(backends: Sequence[str]) -> list[Column]:

@@ -28,8 +28,15 @@ DDP_SMALL_BYTES = tuple(k << 10 for k in (4, 8, 16, 32, 64))
 
 
 ALL_REDUCE, FSDP = "all_reduce", "fsdp"
-COLLECTIVES = (ALL_REDUCE, "reduce_scatter", "all_gather", "broadcast", FSDP)
-"""What can be measured. FSDP: an all-gather and a reduce-scatter at once, as in its backward pass."""
+NAMES = {
+    ALL_REDUCE: "All-reduce",
+    "reduce_scatter": "Reduce-scatter",
+    "all_gather": "All-gather",
+    "broadcast": "Broadcast",
+    FSDP: "All-gather and reduce-scatter at once",
+}
+COLLECTIVES = tuple(NAMES)
+"""What can be measured. FSDP: as its backward pass does."""
 
 
 @dataclass(frozen=True)

@@ -25,20 +25,21 @@ from emulator.bench.ranks.team import (
     reducing_context,
     star_with_aggregator,
 )
-from emulator.bench.sizes import ITEM_BYTES, Case
+from emulator.bench.sizes import ALL_REDUCE, FSDP, ITEM_BYTES, Case
 from emulator.bench.sparsity import Sparsity
 from emulator.bench.tally import Tally, add_to, median_ratio
 from emulator.testbed.fabric import Fabric
 from emulator.testbed.namespaces import check_rights
 from emulator.testbed.star import LinkOptions, Star
 from switchml.protocol import sizes
+from switchml.protocol.packet import WORD_BYTES
 
 
 @dataclass(frozen=True)
 class Experiment:
     """What is measured. `workers`: hosts, each with `ranks_per_host` ranks. `slots`: of the job, 0 for the aggregator's
-    choice. `sparsity`: blocks of zeros, which SWITCHML skips and DENSE does not. `tcp`: Gloo's congestion control, None
-    for the machine's.
+    choice. `collective`: one of sizes.COLLECTIVES; others than ALL_REDUCE with one rank a host. `sparsity`: blocks of
+    zeros, which SWITCHML skips and DENSE does not. `tcp`: Gloo's congestion control, None for the machine's.
     """
 
     workers: int
@@ -53,6 +54,7 @@ class Experiment:
     warmup: int = 1
     tcp: str | None = None
     ranks_per_host: int = 1
+    collective: str = ALL_REDUCE
 
     @property
     def world_size(self) -> int:
@@ -60,9 +62,26 @@ class Experiment:
 
     @property
     def framing_bound_bps(self) -> float:
-        """Bits of float32 tensor a second that a link carries if it is never idle and nothing is sent twice."""
-        frame = self.payload_bytes + sizes.FRAME_OVERHEAD_BYTES
-        return self.link.rate_bps * self.payload_bytes / frame * 4 / sizes.LANE_BYTES[self.wire]
+        """Bits of float32 tensor a second that a link carries if it is never idle and nothing is sent twice. Packets
+        without data are left out."""
+        word = WORD_BYTES if self.collective != ALL_REDUCE else 0
+        frame = self.payload_bytes + word + sizes.FRAME_OVERHEAD_BYTES
+        return self.link.rate_bps * self.payload_bytes / frame / self.link_share
+
+    @property
+    def link_share(self) -> float:
+        """Bytes that a link carries in its busier direction for each byte of the tensor. Sums are in lanes; in FSDP a
+        rank's uplink has its own share of what is gathered beside all others' of what is scattered, its downlink the
+        reverse."""
+        lane, others = sizes.LANE_BYTES[self.wire] / ITEM_BYTES, (self.world_size - 1) / self.world_size
+        own = 1 - others
+        return {
+            ALL_REDUCE: lane,
+            "reduce_scatter": lane * others,
+            "all_gather": others,
+            "broadcast": 1.0,
+            FSDP: max(lane * others + own, others + lane * own),
+        }[self.collective]
 
     @property
     def union_density(self) -> float:
@@ -78,14 +97,18 @@ class Experiment:
 
     @property
     def ring_traffic(self) -> float:
-        """What each rank of a ring sends, and receives, for each bit of the tensor: 2(n-1)/n. A host's link carries
-        that once, as only one of its ranks has its neighbour elsewhere."""
-        return 2 * (self.world_size - 1) / self.world_size
+        """What each rank of a ring sends, and receives, for each bit of the tensor: 2(n-1)/n, half of that where it is
+        only gathered or scattered. A host's link carries that once, as only one of its ranks has its neighbour
+        elsewhere."""
+        rounds = 2 if self.collective in (ALL_REDUCE, FSDP) else 1
+        return rounds * (self.world_size - 1) / self.world_size
 
     @property
     def ring_bound_bps(self) -> float | None:
-        """The same bound for a ring over TCP; None for one host."""
-        return self.link.rate_bps * sizes.TCP_SHARE / self.ring_traffic if self.workers > 1 else None
+        """The same bound for a ring over TCP; None for one host, and for broadcasts, which Gloo does by a tree."""
+        if self.workers == 1 or self.collective == "broadcast":
+            return None
+        return self.link.rate_bps * sizes.TCP_SHARE / self.ring_traffic
 
     def bound_bps(self, backend: str) -> float | None:
         """Bits of tensor a second that links allow a backend."""
@@ -206,7 +229,7 @@ def repeat(
     ):
         rendezvous = f"tcp://{network.address(0)}:{STORE_PORT}"
         team.join(backends=e.backends, targets=targets, tensors=tensors, rendezvous=rendezvous, wire=e.wire)
-        team.prepare(Case((elements,), False, e.repeats, e.warmup))
+        team.prepare(Case((elements,), False, e.repeats, e.warmup, collective=e.collective))
         for number in range(-e.warmup, e.repeats):
             for backend, tally in tallies.items():
                 before = survey(network, pids)

@@ -7,6 +7,8 @@ from typing import Any
 
 from emulator.bench.network.measure import Experiment, LinkTally, Result
 from emulator.bench.ranks.reducing import GLOO, SWITCHML
+from emulator.bench.sizes import ALL_REDUCE, NAMES
+from switchml.protocol.packet import WORD_BYTES
 from switchml.tables import Column, number, text
 
 
@@ -26,6 +28,7 @@ def as_json(result: Result) -> dict[str, Any]:
     return {
         "workers": e.workers,
         "ranks_per_host": e.ranks_per_host,
+        "collective": e.collective,
         "rate_bps": e.link.rate_bps,
         "delay_s": e.link.delay_s,
         "loss": e.link.loss,
@@ -81,9 +84,10 @@ def title(first: Experiment, tcp: str) -> str:
     """What is measured. `tcp`: Gloo's congestion control."""
     link = first.link
     return (
-        f"All-reduce of {first.size_bytes / 2**20:g} MiB of float32 ({first.wire} lanes, {first.payload_bytes} bytes "
-        f"in a packet) over links of {link.rate_bps / 1e6:g} Mbit/s, {link.delay_s * 1e6:g} µs and {link.loss:.2%} "
-        f"loss each way, queues of {link.queue_limit_bytes >> 10} KiB; Gloo over TCP with {tcp}."
+        f"{NAMES[first.collective]} of {first.size_bytes / 2**20:g} MiB of float32 ({first.wire} lanes, "
+        f"{first.payload_bytes} bytes in a packet) over links of {link.rate_bps / 1e6:g} Mbit/s, "
+        f"{link.delay_s * 1e6:g} µs and {link.loss:.2%} loss each way, queues of {link.queue_limit_bytes >> 10} KiB; "
+        f"Gloo over TCP with {tcp}."
     )
 
 
@@ -95,6 +99,12 @@ def notes(first: Experiment) -> list[str]:
         "each bit 2(n-1)/n times, 1448 bytes in 1514. Packets resent, dropped by full queues (a train counts once), "
         "lost on purpose, and CPU seconds: of all hosts and repeats."
     ]
+    if first.collective != ALL_REDUCE:
+        lines.insert(
+            0,
+            f"Packets of this collective have {WORD_BYTES} bytes more. A link carries {first.link_share:.3f} of the "
+            f"tensor in its busier direction, in a ring {first.ring_traffic:.3f}.",
+        )
     if first.sparsity is not None:
         lines.insert(
             0,

@@ -216,6 +216,10 @@ def _gloo(place: Place, rendezvous: str) -> Callable[[Step], Any]:
         "gloo", init_method=rendezvous, rank=place.rank, world_size=place.world_size, timeout=GROUP_TIMEOUT
     )
 
+    # torch 2.13 has new names for these, and warns of the old ones.
+    gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+    scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
     def begin(step: Step) -> Any:
         source, target = torch.from_numpy(step.source), torch.from_numpy(step.target)
         if step.kind == "all_reduce":
@@ -223,8 +227,8 @@ def _gloo(place: Place, rendezvous: str) -> Callable[[Step], Any]:
         if step.kind == "broadcast":
             return dist.broadcast(target, 0, async_op=True)
         if step.kind == "all_gather":
-            return dist.all_gather_into_tensor(target, source, async_op=True)
-        return dist.reduce_scatter_tensor(target, source, async_op=True)
+            return gather(target, source, async_op=True)
+        return scatter(target, source, async_op=True)
 
     return begin
 

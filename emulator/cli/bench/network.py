@@ -1,4 +1,4 @@
-"""`switchml bench network`: all-reduces over slow, lossy, long links between hosts in network namespaces, beside
+"""`switchml bench network`: collectives over slow, lossy, long links between hosts in network namespaces, beside
 Gloo's ring over the same links.
 """
 
@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from emulator.bench.sizes import ALL_REDUCE, COLLECTIVES, check_shares
 from emulator.cli.options import (
     COUNTS,
     against_option,
@@ -38,6 +39,12 @@ from switchml.cli.options import SIZE, Count, option
     default="1",
     help="Ranks in each host; with 2 or more also with the ranks of a host first (docs/hierarchy.md).",
 )
+@click.option(
+    "--collective",
+    type=click.Choice(COLLECTIVES),
+    default=ALL_REDUCE,
+    help="What the ranks do. fsdp: an all-gather and a reduce-scatter at once, each of --size bytes.",
+)
 @link_options("200mbit")
 @click.option("--queue", type=SIZE, show_default="25 ms at the rate", help="Most bytes that wait in front of a link.")
 @click.option("--size", type=SIZE, default="16M", help="Bytes of the tensor (float32).")
@@ -58,6 +65,7 @@ from switchml.cli.options import SIZE, Count, option
 def network(
     workers: tuple[int, ...],
     ranks_per_host: tuple[int, ...],
+    collective: str,
     loss: float | None,
     queue: float | None,
     size: float,
@@ -66,7 +74,8 @@ def network(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """All-reduce over links of a given rate, delay and loss, beside Gloo's ring over the same links.
+    """All-reduce, or have another collective, over links of a given rate, delay and loss, beside Gloo over the same
+    links.
 
     Needs root and iproute2: each host is a network namespace with one link to a bridge, and the aggregator sits at the
     bridge, in the place of a switch. tc limits each link, both ways; a program of ours delays and loses frames. Nothing
@@ -85,6 +94,10 @@ def network(
     bench.check_rights()
     if size < 4 or size % 4:
         raise ConfigError(f"size of {size:g} bytes: expected a multiple of 4 (float32)")
+    if collective != ALL_REDUCE and (density or max(ranks_per_host) > 1):
+        raise ConfigError(f"--collective {collective}: of dense tensors, with one rank a host")
+    for count in workers:
+        check_shares(int(size), collective, count)
     blocks = {name: options.pop(name) for name in ("block", "overlap", "mode")}
     rates = {name: options.pop(name) for name in ("rate_bps", "delay_s", "seed")}
     link = bench.LinkOptions(loss=loss or 0.0, queue_bytes=int(queue or 0), **rates)
@@ -100,6 +113,7 @@ def network(
             ranks_per_host=ranks,
             link=link,
             size_bytes=int(size),
+            collective=collective,
             sparsity=sparsity,
             backends=backends,
             **options,

@@ -139,3 +139,9 @@ def test_bounds():
     assert shared.bound_bps("gloo") == four.ring_bound_bps
     narrow = bench.Experiment(workers=4, link=link, size_bytes=1 << 24, wire="int8")
     assert narrow.framing_bound_bps == 4 * four.framing_bound_bps
+    shares = {"reduce_scatter": 0.75, "all_gather": 0.75, "broadcast": 1, "fsdp": 1}  # and packets have a word more
+    for collective, share in shares.items():
+        moved = bench.Experiment(workers=4, link=link, size_bytes=1 << 24, collective=collective)
+        assert moved.framing_bound_bps == pytest.approx(2e8 * 1024 / 1080 / share)
+        ring = {"broadcast": None, "fsdp": four.ring_bound_bps}.get(collective, 2 * four.ring_bound_bps)
+        assert moved.ring_bound_bps == ring
