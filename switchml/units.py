@@ -2,7 +2,7 @@
 
 A size is `25MB` (10^6), `25MiB` (2^20) or, as nccl-tests and dd write it, `25M` (2^20, too). A rate is in bits, as
 tc(8) writes it (`200mbit`, `10Gb/s`), or in bytes (`25GB/s`). A time is `2ms`. A count is `1k` or `300B` (10^9). A
-number without a unit has one only where the name of its option or key says so: `timeout_s`, `--payload-bytes`.
+number without a unit has one only where the name of its option or key says so: `timeout_s`, `--wire-bytes`.
 """
 
 from __future__ import annotations

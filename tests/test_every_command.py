@@ -51,6 +51,21 @@ def test_help_ends_with_two_examples_that_parse(name, here):
         command.make_context(name, words[len(start) :])
 
 
+FORMER = {
+    *("--workers", "--world-size", "--loss-rate", "--batch-size", "--payload-bytes", "--network", "--placements"),
+    *("--rounds", "--address", "--time-budget-s", "--megabytes", "--bucket-bytes"),
+}
+"""Names that options had where others were in use for the same."""
+COUNTS = {"--ranks", "--hosts", "--gpus", "--repeats", "--warmup", "--seeds", "--trials", "--slots", "--packets"}
+
+
+def test_one_name_for_each_idea_and_counts_with_suffixes():
+    options = [(name, each) for name in LEAVES for each in leaf(name).params if isinstance(each, click.Option)]
+    assert [(name, each.opts) for name, each in options if FORMER & {*each.opts, *each.secondary_opts}] == []
+    plain = (click.IntRange, type(click.INT))
+    assert [(name, each.opts) for name, each in options if COUNTS & {*each.opts} and type(each.type) in plain] == []
+
+
 def test_every_command_can_be_verbose_and_quiet():
     for name in LEAVES:
         options = {text for parameter in leaf(name).params for text in parameter.opts}

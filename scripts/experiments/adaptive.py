@@ -1,6 +1,6 @@
 """Change the links' rate while a model trains, and compare `auto` with every fixed choice.
 
-    sudo python scripts/experiments/adaptive.py [--rates 1000,20,200] [--steps 200] [--plot FILE.png] [--json]
+    sudo python scripts/experiments/adaptive.py [--rates 1gbit,20mbit,200mbit] [--steps 200] [--plot FILE.png] [--json]
 
 Hosts are network namespaces around a switch, their links shaped by tc (emulator/testbed/star.py), one rank in each; the
 software aggregator sits in the switch. All choices train models of their own in the same processes, alternating every
@@ -8,7 +8,7 @@ TURN_STEPS steps, so that other load on the machine affects all of them alike. T
 a hidden layer of 64 units, 38 000 parameters: small enough that at 1 Gbit/s the round trips of a collective count as
 much as its bytes. So half precision is fastest there, and top-k at 20 Mbit/s. (With 2048 units, 1.08 million
 parameters, top-k is fastest at all three rates.) A fixed choice does the same in each step of a phase: after
-`--phase-limit` seconds it stops, and its remaining steps count as its average step.
+`--phase-limit` it stops, and its remaining steps count as its average step.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Train the digits with every codec, at the settings of docs/codecs.md, and compare accuracy and bytes sent.
 
-    python scripts/experiments/codecs.py [CODEC …] [--workers 4] [--steps 300] [--json]
+    python scripts/experiments/codecs.py [CODEC …] [--ranks 4] [--steps 300] [--json]
 
 Exits with 1 if a codec ends more than a point below training without compression.
 """

@@ -1,6 +1,6 @@
 """Capture a job on a slow network, optimize it, and run it before and after: predicted and measured speed-up.
 
-    sudo python scripts/experiments/optimize.py [--workers 4] [--rate 100mbit] [--allow buckets] [--json]
+    sudo python scripts/experiments/optimize.py [--ranks 4] [--rate 100mbit] [--allow buckets] [--json]
 
 Hosts are network namespaces around a switch (emulator/testbed/star.py), one rank of the MLP of
 scripts/examples/ddp_models.py in each; the software aggregator sits in the switch. The script is traced with DDP's
