@@ -1,5 +1,6 @@
 """The documentation site: it builds without a warning, and what comes along can be listed and copied."""
 
+import functools
 import re
 import subprocess
 import sys
@@ -14,23 +15,48 @@ from switchml.cli.main import cli
 ROOT = Path(__file__).resolve().parents[1]
 
 
+@pytest.fixture(scope="module")
+def build(tmp_path_factory):
+    """The site with a tag of docs/conf.py, built once, in a process of its own: the reference is made of modules that
+    are imported with a stand-in for torch."""
+    pytest.importorskip("furo")
+    pytest.importorskip("myst_parser")
+    folder = tmp_path_factory.mktemp("docs")
+
+    @functools.cache
+    def run(tag: str) -> Path:
+        command = [sys.executable, "-m", "sphinx", "-qW", "--keep-going", "-t", tag, "-d", folder / f"{tag}-trees"]
+        result = subprocess.run([*command, ROOT / "docs", folder / tag], capture_output=True, text=True)
+        assert result.returncode == 0, result.stderr
+        return folder / tag
+
+    return run
+
+
 @pytest.mark.parametrize(
     "tag", ["without_reference", pytest.param("whole", marks=pytest.mark.needs("SWITCHML_NIGHTLY"))]
 )
-def test_site_builds_without_warnings(tag, tmp_path):
-    """In a process of its own: the reference is made of modules that are imported with a stand-in for torch."""
-    pytest.importorskip("furo")
-    pytest.importorskip("myst_parser")
-    build = [sys.executable, "-m", "sphinx", "-qW", "--keep-going", "-t", tag, "-d", tmp_path / "trees", ROOT / "docs"]
-    result = subprocess.run([*build, tmp_path / "site"], capture_output=True, text=True)
-    assert result.returncode == 0, result.stderr
-    pages = {page: (tmp_path / "site" / f"{page}.html").read_text() for page in ("index", "reference")}
+def test_site_builds_without_warnings(tag, build):
+    site = build(tag)
+    pages = {page: (site / f"{page}.html").read_text() for page in ("index", "reference")}
     assert "_images/architecture.svg" in pages["index"]
     for name in ("Controller", "HostAgent", "codec_hook", "Fabric"):
         assert name in pages["reference"] or tag == "without_reference"
     sources = r'(?:<script[^>]*src|<link[^>]*href)="(\w+:[^"]*)"'
     loaded = [url for page in pages.values() for url in re.findall(sources, page)]
     assert loaded == [], "nothing comes from the network"
+
+
+@pytest.mark.needs("chromium", "chromedriver")
+def test_pages_fit_their_window(build, browser):
+    """Wide tables and blocks scroll by themselves; every picture is there."""
+    site = build("without_reference")
+    for page in ("index", "tutorials/diagnose", "reliability", "mininet"):
+        for width in (400, 1280):
+            browser.open((site / f"{page}.html").as_uri(), width)
+            assert browser.fits(), (page, width)
+        assert browser.run("return [...document.images].every(one => one.naturalWidth > 0)")
+        assert browser.problems() == []
 
 
 def test_every_page_is_in_the_contents():
