@@ -66,7 +66,7 @@ class Changes:
         slow = dict(self.slow or {})
         slowed = ", ".join(f"rank {rank} {factor:g} times as slow" for rank, factor in slow.items())
         reduced = " by ".join(filter(None, (f"all-reduce {self.allreduce or 'as traced'}", self.hierarchy)))
-        caps = ", ".join(f"{cap / 2**20:g} MiB" for cap in self.bucket_bytes)
+        caps = ", ".join(map(_size, self.bucket_bytes))
         faster = _speeds(self.accelerator, mean) if self.accelerator else None
         cost = codec_costs.measure([self.codec], network.world_size(mean))[self.codec] if self.codec else None
         possible: list[tuple[Any, str, Change]] = [
@@ -106,6 +106,12 @@ def _new(change: dict[str, float], unit: float, unit_name: str) -> str:
     if "factor" in change:
         return f"x{change['factor']:g}"
     return "".join(f"{value / unit:g} {unit_name}" for value in change.values())
+
+
+def _size(size_bytes: float) -> str:
+    """As it was likely given: 25 MB, 25 MiB."""
+    whole = next((unit for unit in ((2**20, "MiB"), (1e6, "MB"), (2**10, "KiB")) if not size_bytes % unit[0]), None)
+    return f"{size_bytes / whole[0]:g} {whole[1]}" if whole else f"{size_bytes:g} B"
 
 
 def _speeds(name: str, mean: Joined) -> Speeds:

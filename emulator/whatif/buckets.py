@@ -25,6 +25,8 @@ from switchml.errors import ConfigError
 MIB = 1 << 20
 DDP_CAPS = (1 * MIB, 25 * MIB)
 """DDP's defaults, in bytes."""
+MOST_MOVES = 10_000
+"""Ops one behind the other that move; a graph with more has a circle, which a replay names."""
 
 
 def assign(sizes: Sequence[float] | np.ndarray, caps: Sequence[float]) -> np.ndarray:
@@ -66,6 +68,21 @@ def rebucket(
     own cost; `present`: the gradients where they are known already."""
     present = gradients(joined) if present is None else present
     return regroup(joined, assign(present.bytes, caps), transfer, present)
+
+
+def _after_needed(order: np.ndarray, owner: np.ndarray, on: np.ndarray) -> np.ndarray:
+    """`order`, int64 (ops,), with ops that stand before one that they wait for right behind it: what waited for a
+    bucket may wait now for a larger one, whose last gradients come later."""
+    count = max(int(order.max()), int(owner.max(initial=0)), int(on.max(initial=0))) + 1
+    key = np.full(count, np.nan)
+    key[order] = np.arange(len(order))
+    here = ~np.isnan(key[owner]) & ~np.isnan(key[on])
+    owner, on, step = owner[here], on[here], 0.5 / (count + 1)
+    for _ in range(MOST_MOVES):
+        if not len(late := np.flatnonzero(key[owner] <= key[on])):
+            break
+        np.maximum.at(key, owner[late], key[on[late]] + step)
+    return order[np.argsort(key[order], kind="stable")]
 
 
 def regroup(
@@ -115,11 +132,12 @@ def regroup(
         mine = waits[ops.transfer[on[waits]] == transfer]
         owners.append(np.repeat(owner[mine], len(cut_into)))
         ons.append(new[row_of[place[on[mine]]]][:, cut_into].ravel())
+    all_owners, all_ons = np.concatenate(owners), np.concatenate(ons)
     changed = arrange(
         dataclasses.replace(joined, gradients=present.listed(first + bucket)),
-        order,
-        np.concatenate(owners),
-        np.concatenate(ons),
+        _after_needed(order, all_owners, all_ons),
+        all_owners,
+        all_ons,
         work=np.tile(first_work + numbers, ranks),
         stream=np.repeat(stream, buckets),
         transfer=np.tile(first + numbers, ranks),

@@ -65,7 +65,11 @@ def ranks(joined: Joined, count: int) -> Scenario:
 def on(joined: Joined, network: Network, sizes: np.ndarray | None = None) -> Scenario:
     """The same iteration on another network. `sizes`: of groups, int (groups,), where these change too."""
     traced = network_of(joined)
-    joined = one_at_a_time(joined)
+    of_links = dataclasses.replace(traced, link_bytes_per_s=network.link_bytes_per_s, latency_s=network.latency_s)
+    in_turn = one_at_a_time(joined)
+    # All-reduces that overlap still do on links of another rate or latency, and each takes as many times as long.
+    overlaps = in_turn is not joined and sizes is None and network == of_links
+    joined = joined if overlaps else in_turn
     graph = joined.graph
     new_sizes = graph.groups.size if sizes is None else np.asarray(sizes, np.int32)
     transfers = np.flatnonzero(graph.works.collective[graph.transfers.work] != Collective.READ)
@@ -74,7 +78,11 @@ def on(joined: Joined, network: Network, sizes: np.ndarray | None = None) -> Sce
     rows = [size.tolist(), graph.groups.size[group].tolist(), new_sizes[group].tolist(), collective.tolist()]
     was_s = np.array([traced.seconds(size, count, kind) for size, count, _, kind in zip(*rows, strict=True)])
     now_s = np.array([network.seconds(size, count, kind) for size, _, count, kind in zip(*rows, strict=True)])
-    seconds = changed_s(transfer_s(joined.costs)[transfers], was_s, now_s)
+    took_s = transfer_s(joined.costs)[transfers]
+    if overlaps:
+        seconds = took_s * np.divide(now_s, was_s, out=np.ones(len(was_s)), where=was_s > 0)
+    else:
+        seconds = changed_s(took_s, was_s, now_s)
     if network.algorithm != traced.algorithm:
         seconds += (repeated_rounds_s(joined, network) - repeated_rounds_s(joined, traced))[transfers]
     changed = with_table(with_transfer_seconds(joined, transfers, seconds), "groups", size=new_sizes)

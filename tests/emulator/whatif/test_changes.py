@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from emulator.api import replaying
 from emulator.cluster.algorithms import ALGORITHMS
 from emulator.replay.engine import replay
 from emulator.traces.join import join, join_each
@@ -174,6 +175,27 @@ def test_what_follows_all_reduces_on_their_streams_goes_on_doing_so():
     joined = join(read(capture), iteration=4)
     halved = changes.bandwidth(changes.with_network(joined, link_bps=200e6), factor=0.5)
     assert takes_s(halved) > 1.2 * takes_s(joined)
+
+
+@pytest.mark.parametrize("change", [changes.bandwidth, changes.latency])
+def test_the_same_network_changes_nothing(change):
+    """Though all-reduces of this capture overlap; and one that is hardly another hardly changes anything."""
+    capture = Path(__file__).parents[1] / "traces" / "captures" / "gloo-4-ranks"
+    joined = join(read(capture), iteration=4)
+    assert takes_s(change(changes.with_network(joined), factor=1.0)) == pytest.approx(takes_s(joined), rel=1e-9)
+    assert takes_s(change(changes.with_network(joined), factor=1.001)) == pytest.approx(takes_s(joined), rel=2e-3)
+
+
+def test_what_waited_for_a_small_bucket_comes_after_the_gradients_of_a_large_one():
+    """The end of an iteration waits for one all-reduce, and stands before what the next one waits for."""
+    capture = Path(__file__).parents[1] / "traces" / "captures" / "gloo-4-ranks"
+    joined = join(read(capture), iteration=6)
+    for caps in ((25e6,), (2**20, 25 * 2**20)):
+        assert takes_s(changes.buckets(changes.with_network(joined), caps)) > 0.5 * takes_s(joined)
+
+
+def test_sizes_of_buckets_in_words():
+    assert [replaying._size(size) for size in (25e6, 25 * 2**20, 1000.0)] == ["25 MB", "25 MiB", "1000 B"]
 
 
 def _overlapping():
