@@ -43,6 +43,7 @@ _IMPORT = re.compile(
     r"^(?:from[ \t]+(?P<base>[.\w]+)[ \t]+import[ \t]+(?P<names>\([^)]*\)|[^\n#]+)|import[ \t]+(?P<plain>[^\n#]+))",
     re.MULTILINE,
 )
+_types: Any = numba.types  # not all of them have types of their own
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
@@ -142,14 +143,23 @@ class _Locator(caching._CacheLocator):
         return str(self._function.__code__.co_firstlineno)
 
 
+class _CalleeLocator(_Locator):
+    def get_disambiguator(self) -> str:
+        return f"{super().get_disambiguator()}-callee"
+
+
 class _Impl(caching.CompileResultCacheImpl):
     _locator_classes: Any = [_Locator]
+
+
+class _CalleeImpl(caching.CompileResultCacheImpl):
+    _locator_classes: Any = [_CalleeLocator]
 
 
 class _Cache(caching.FunctionCache):
     """Where nothing can be written, each process compiles for itself."""
 
-    _impl_class = _Impl
+    _impl_class: Any = _Impl
 
     def load_overload(self, signature: Any, context: Any) -> Any:
         with contextlib.suppress(OSError):
@@ -158,6 +168,10 @@ class _Cache(caching.FunctionCache):
     def save_overload(self, signature: Any, data: Any) -> None:
         with contextlib.suppress(OSError):
             super().save_overload(signature, data)
+
+
+class _CalleeCache(_Cache):
+    _impl_class = _CalleeImpl
 
 
 @overload
@@ -173,9 +187,43 @@ def kernel(function: Any = None, *, inline: bool = False, **options: Any) -> Any
         return functools.partial(kernel, inline=inline, **options)
     if inline:
         return numba.njit(inline="always", **options)(function)
-    compiled = numba.njit(nogil=True, error_model="numpy", **options)(function)
+    settings: dict[str, Any] = {"nogil": True, "error_model": "numpy", "no_cfunc_wrapper": True, **options}
+    compiled = numba.njit(**settings)(function)
     compiled._cache = _Cache(function)
+    settings["no_cpython_wrapper"] = True
+    callee = numba.njit(**settings)(function)
+    callee._cache = _CalleeCache(function)
+    _have_kernels_call(callee, compiled)
     return compiled
+
+
+def _have_kernels_call(callee: Any, compiled: Any) -> None:
+    """Let other kernels call `callee` where they name `compiled`, which Python calls.
+
+    They are the same function, but `callee` can't take Python objects: unwrapping the arrays of a loop's state takes
+    several times as long to compile as a kernel itself.
+
+    numba compiles a function for every literal and every width of integer with which another one calls it: `le16(data,
+    4)` and `le16(data, 6)` are two functions. Here, literals are values, signed integers have 64 bits, and so have
+    addresses, which are unsigned in arrays.
+    """
+    annotations = compiled.py_func.__annotations__
+
+    def get_call_template(arguments: Any, keywords: Any) -> Any:
+        signature, folded = callee._compiler.fold_argument_types(arguments, keywords)
+        shared = (_shared(each, annotations.get(name)) for name, each in zip(signature.parameters, folded, strict=True))
+        return callee.get_call_template(tuple(shared), {})
+
+    compiled.get_call_template = get_call_template
+    compiled.get_overload = callee.get_overload
+
+
+def _shared(argument: Any, annotation: object) -> Any:
+    if isinstance(argument, (_types.IntegerLiteral, _types.BooleanLiteral)):
+        argument = _types.unliteral(argument)
+    if isinstance(argument, _types.Integer) and (argument.signed or annotation in (Address, "Address")):
+        return _types.int64
+    return argument
 
 
 def compile_once(entry: Any, *arguments: Any) -> None:
