@@ -1,6 +1,7 @@
-"""Three ranks over Gloo that communicate in all kinds of ways: torchrun … messages.py FOLDER. Captured twice, into
-FOLDER/plain and, with shapes of all operators' tensors, FOLDER/shapes."""
+"""Three ranks over Gloo that communicate in all kinds of ways (run by `ranks.run_ranks`): messages.py FOLDER. Captured
+twice, into FOLDER/plain and, with shapes of all operators' tensors, FOLDER/shapes."""
 
+import os
 import sys
 from pathlib import Path
 
@@ -10,8 +11,11 @@ import torch.distributed as dist
 from host_agent.profile import switchml_profile
 
 torch.set_num_threads(1)
-dist.init_process_group("gloo")
-rank, few = dist.get_rank(), dist.new_group([0, 1])
+rank = int(os.environ["RANK"])
+dist.init_process_group(
+    "gloo", init_method=os.environ["RENDEZVOUS"], rank=rank, world_size=int(os.environ["WORLD_SIZE"])
+)
+few = dist.new_group([0, 1])
 numbers, halves = torch.ones(10), torch.ones(6, dtype=torch.float16)
 
 

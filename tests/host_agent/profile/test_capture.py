@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from tests.support.launch import until
-from tests.support.ranks import environment
+from tests.support.ranks import environment, run_ranks
 
 pytest.importorskip("torch")
 
@@ -169,12 +169,7 @@ def test_clocks_were_compared(captured):
 
 
 def test_sizes_of_gloo_are_the_same_with_and_without_shapes(tmp_path):
-    script = Path(__file__).with_name("messages.py")
-    done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3", str(script), tmp_path],
-        env=environment(), capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    run_ranks(Path(__file__).with_name("messages.py"), 3, tmp_path, str(tmp_path), timeout_s=300)
     for plain, shaped in zip(read(tmp_path / "plain"), read(tmp_path / "shapes"), strict=True):
         communication = communicated(plain)
         assert communication == communicated(shaped)
