@@ -28,6 +28,7 @@ from host_agent.core import Core, new_worker
 from host_agent.hierarchy.agent import HierarchicalAgent
 from host_agent.hierarchy.hosts import resolve
 from host_agent.sharded import ShardedAgent, split_addresses
+from switchml.control import client
 from switchml.errors import AggregatorLost, ConfigError, JobError, SwitchMLError
 from switchml.protocol.sizes import EXACT, WIRES
 from switchml.runtime.slices import shorten_slices
@@ -41,7 +42,7 @@ class HostAgent(Agent):
     global_ranks: tuple[int, ...] = ()
 
     def __init__(self, joined: joining.Joined):
-        options, info = joined.options, joined.session.info
+        options, info = joined.options, joined.info
         self.transport = joined.transport_name
         self.job, self.rank, self.world_size = options.job, options.rank, options.world_size
         self.tag = info.tag
@@ -82,7 +83,6 @@ class HostAgent(Agent):
         self._thread = threading.Thread(target=self._run, name=f"switchml-agent-{self.rank}", daemon=True)
         self._thread.start()
         recording.register(self)
-        self._session.events(lambda event: self.core.on_event(event, time.monotonic()))
         if self._tunnel is not None:
             self._tunnel.on_lost(
                 lambda reason: self.abort(AggregatorLost(f"job '{self.job}': aggregator lost: {reason}"))
@@ -220,10 +220,30 @@ class HostAgent(Agent):
 
 
 def _join_aggregators(agent: type[HostAgent], address: str, options: joining.Options) -> Agent:
-    """One aggregator, or several."""
-    join = functools.partial(_join_one, agent)
-    return ShardedAgent.join_all(split_addresses(address), options, join) if "," in address else join(address, options)
+    """One aggregator, or several, whose threads a job uses by listing them."""
+    if "," not in address:
+        return _join_one(agent, address, options)
+    join = functools.partial(_join_one, agent, most_parts=1)
+    return ShardedAgent.join_all(split_addresses(address), options, join)
 
 
-def _join_one(agent: type[HostAgent], address: str, options: joining.Options) -> HostAgent:
-    return agent(joining.join(address, options))
+def _join_one(agent: type[HostAgent], address: str, options: joining.Options, **limit: int) -> Agent:
+    """One rank of a job at one aggregator, with an agent for each part of the job."""
+    parts = joining.join(address, options, **limit)
+    agents: list[HostAgent] = []
+    try:
+        agents += (agent(part) for part in parts)
+    except BaseException:
+        for each in agents:
+            each.leave()
+        parts[0].session.leave()
+        raise
+
+    def on_event(event: client.SessionEvent) -> None:
+        for each in agents:
+            each.core.on_event(event, time.monotonic())
+
+    parts[0].session.events(on_event)
+    if len(agents) == 1:
+        return agents[0]
+    return ShardedAgent([*agents], [], job=options.job, payload_bytes=options.payload_bytes)

@@ -16,6 +16,8 @@ from host_agent import density, loop, reach
 from host_agent.core import DENSE_ONLY
 from host_agent.loop import warm_up
 from switchml.control import client
+from switchml.control.membership import MOST_PARTS
+from switchml.control.v2_pb2 import StatusReply
 from switchml.errors import ConfigError, JoinError
 from switchml.net import shm
 from switchml.net.tunnel import TunnelClient, choose_address
@@ -63,11 +65,12 @@ class Options:
 
 @dataclass(frozen=True)
 class Joined:
-    """What joining opened: everything an agent needs to begin. `segment`: memory shared with the aggregator, if any;
-    `tunnel`: of transport zmq; `impaired`: loss and reordering for tests."""
+    """What joining opened for one part of a job: everything an agent needs to begin. `info`: of this part; `segment`:
+    memory shared with the aggregator, if any; `tunnel`: of transport zmq; `impaired`: loss and reordering for tests."""
 
     options: Options
     session: client.Session
+    info: client.JobInfo
     transport: reach.Transport
     segment: shm.Segment | None
     tunnel: TunnelClient | None
@@ -83,7 +86,7 @@ class Joined:
     @property
     def key(self) -> bytes:
         """With what packets are signed; through shared memory, whose writers are known, they are not."""
-        return self.session.info.key if self.segment is None else b""
+        return self.info.key if self.segment is None else b""
 
     @property
     def aggregator(self) -> tuple[str, int]:
@@ -92,7 +95,7 @@ class Joined:
 
     def packet_memory(self) -> dict[str, Any]:
         """Where the worker builds its packets, as arguments of worker.Worker."""
-        info = self.session.info
+        info = self.info
         if self.segment is not None:
             return {"packets": shm.packets_of(self.segment, self.options.rank), "lossless": True}
         if self.key:
@@ -106,8 +109,9 @@ class Joined:
         }
 
 
-def join(address: str, options: Options) -> Joined:
-    """Join a job at one aggregator. Raises JoinError, ConfigError."""
+def join(address: str, options: Options, most_parts: int = MOST_PARTS) -> list[Joined]:
+    """Join a job at one aggregator: its parts (docs/protocol.md, section 7), which share a session. Raises JoinError,
+    ConfigError."""
     options, sparse = _resolved(options)
     transport_name, wire = options.transport or "auto", options.wire or "int32"
     impaired = _impaired(options.rank)
@@ -127,7 +131,11 @@ def join(address: str, options: Options) -> Joined:
     with contextlib.ExitStack() as undo:
         transport = reach.choose(transport_name, status, host, options.job, options.rank, options.bind_ip)
         undo.callback(transport.close)
-        data_address, buffer_bytes = transport.data_address, reach.buffer_bytes(transport)
+        transports = [transport]
+        for _ in range(1, _parts(transport, status, host, most_parts)):
+            transports.append(transport.another())
+            undo.callback(transports[-1].close)
+        data_address, buffer_bytes = transport.data_address, min(map(reach.buffer_bytes, transports))
         tunnel = None
         if transport_name == "zmq" and status is not None:
             url = choose_address(status.tunnel_addresses, host)
@@ -140,6 +148,7 @@ def join(address: str, options: Options) -> Joined:
             rank=options.rank,
             world_size=options.world_size,
             data_address=data_address,
+            more_addresses=[other.data_address for other in transports[1:]],
             slots=options.slots,
             payload_bytes=options.payload_bytes,
             wire=WIRES[lanes_of(wire)],
@@ -151,21 +160,38 @@ def join(address: str, options: Options) -> Joined:
             **options.client_options(),
         )
         undo.callback(session.leave)
-        transport.follow(session.info)
         if session.info.dense_only and sparse.mode == "on":
             raise ConfigError(DENSE_ONLY)
-        segment, why_not = _shared_memory(session.info.segment, transport.name if impaired is None else "udp")
+        joined = []
+        for info, part in zip(session.info.parts, transports, strict=False):
+            part.follow(info)
+            segment, why_not = _shared_memory(info.segment, transport.name if impaired is None else "udp")
+            joined.append(Joined(options, session, info, part, segment, tunnel, impaired, sparse))
         undo.pop_all()
-    joined = Joined(options, session, transport, segment, tunnel, impaired, sparse)
-    ip, port = session.info.data_address
+    for unused in transports[len(joined) :]:  # another rank, or the aggregator, has fewer
+        unused.close()
+    info, parts = session.info, f" in each of {len(joined)} parts" if len(joined) > 1 else ""
     log.info(
-        f"job '{options.job}' rank {options.rank} of {options.world_size}: {joined.transport_name}{why_not}, "
-        f"{options.wire}, {session.info.slots} slots, window {session.info.window}, {options.payload_bytes} bytes a "
-        f"packet, aggregator {ip}:{port}"
+        f"job '{options.job}' rank {options.rank} of {options.world_size}: {joined[0].transport_name}{why_not}, "
+        f"{options.wire}, {info.slots} slots, window {info.window}{parts}, {options.payload_bytes} bytes a "
+        f"packet, aggregator {', '.join('{}:{}'.format(*part.data_address) for part in info.parts)}"
     )
     _warn_of_few_levels(options, wire)
     _warn_of_open_key(options, host)
     return joined
+
+
+def _parts(transport: reach.Transport, status: StatusReply | None, host: str, most: int) -> int:
+    """Into how many parts this rank can divide its work: those that the aggregator has, up to its own cores. One where
+    packets go by memory or a tunnel, or as frames."""
+    by_udp = transport.name == "udp" or (transport.name == "auto" and not is_loopback(host))
+    if status is None or not by_udp:
+        return 1
+    return max(1, min(status.dataplane.most_parts, most, len(os.sched_getaffinity(0))))
+
+
+def is_loopback(host: str) -> bool:
+    return socket.gethostbyname(host).startswith("127.")
 
 
 def _resolved(options: Options) -> tuple[Options, density.Choice]:
@@ -206,7 +232,7 @@ def _warn_of_few_levels(options: Options, wire: str) -> None:
 
 def _warn_of_open_key(options: Options, host: str) -> None:
     is_encrypted = options.tls_ca or os.environ.get("SWITCHML_TLS_CA")
-    if options.authenticate and not is_encrypted and not socket.gethostbyname(host).startswith("127."):
+    if options.authenticate and not is_encrypted and not is_loopback(host):
         log.warning(
             f"job '{options.job}': without TLS (SWITCHML_TLS_CA) the key that authenticates its packets travels to "
             f"{host} in the clear, for everybody on the way to read"

@@ -55,6 +55,10 @@ class Transport:
         address: tuple[str, int] = self.socket.getsockname()
         return address
 
+    def another(self) -> Transport:
+        """One with another port of the same address, for UDP. Raises ConfigError."""
+        return Transport(self.name, bound(self.data_address[0]))
+
     def announce(self) -> None:
         """Send a frame, from which the switch learns at which port this rank is. Raises ConfigError."""
         if self.name == "raw":

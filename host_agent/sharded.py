@@ -1,4 +1,4 @@
-"""A job over several aggregators: an agent at each, and every all-reduce split between them.
+"""A job over several aggregators, or several threads of one: an agent at each, and every all-reduce split between them.
 
     with HostAgent.join("10.0.0.1:50099,10.0.0.2:50099", job="demo", rank=0, world_size=2) as agent:
         total = agent.allreduce(x)
@@ -6,6 +6,9 @@
 All ranks list the same aggregators in the same order. At the i-th of n the job is called "demo.i-of-n", so that ranks
 whose lists differ never meet. A large tensor is cut where packets end anyway, so its bits are those that one aggregator
 would give; small ones go whole to one aggregator after the other.
+
+Parts of a job at one aggregator (docs/protocol.md, section 7) are such agents, too, which share a name and a session.
+There small tensors go to the first part.
 """
 
 from __future__ import annotations
@@ -25,8 +28,10 @@ from switchml.errors import AggregatorLost, ConfigError, JobError, SumOverflow, 
 from switchml.protocol.fixedpoint import FORMATS
 from switchml.protocol.worker import elements_per_chunk
 
-LEAST_PART = 32
-"""Packets of a part that is worth splitting a call for."""
+LEAST_SHARD = 32
+"""Packets for each of several aggregators that are worth splitting a call for."""
+LEAST_PART = 4096
+"""The same for each thread of one: of less than 8 MiB two parts were no faster than one, as measured on two cores."""
 _GAUGES = ("rtt_s", "rto_s", "busy_s")
 """Statistics of which the largest counts, not the sum."""
 
@@ -39,17 +44,19 @@ def split_addresses(addresses: str) -> list[str]:
     return listed
 
 
-def parts_of(numel: int, per_chunk: int, shards: int) -> list[tuple[int, int]]:
-    """(first element, count) of each shard's part, cut at multiples of `per_chunk`; empty if that is not worth it."""
+def parts_of(numel: int, per_chunk: int, shards: int, least: int = LEAST_SHARD) -> list[tuple[int, int]]:
+    """(first element, count) of each shard's part, cut at multiples of `per_chunk`; empty unless each has `least`
+    chunks."""
     chunks = -(-numel // per_chunk)
-    if chunks < LEAST_PART * shards:
+    if chunks < least * shards:
         return []
     cuts = [min(chunks * k // shards * per_chunk, numel) for k in range(shards + 1)]
     return [(first, last - first) for first, last in zip(cuts, cuts[1:], strict=False)]
 
 
 class ShardedAgent(Agent):
-    """One rank of one job at several aggregators: `agents`, one at each. `HostAgent.join` makes it."""
+    """One rank of one job at several aggregators: `agents`, one at each, and `addresses` for messages; or at several
+    threads of one, which needs no address. `HostAgent.join` makes it."""
 
     def __init__(self, agents: list[Agent], addresses: list[str], *, job: str, payload_bytes: int):
         super().__init__(Ending())
@@ -108,13 +115,14 @@ class ShardedAgent(Agent):
             if dtype not in ITEM_BYTES:  # before it is counted: the ranks must agree on whose turn it is
                 raise UnsupportedTensor(f"dtype {dtype}: expected one of {', '.join(ITEM_BYTES)}")
             fmt = FORMATS[format_of(dtype, request.wire or self.wire)]
-            parts = parts_of(numel, elements_per_chunk(fmt, self._payload_bytes, self.world_size), len(self._agents))
+            per_chunk = elements_per_chunk(fmt, self._payload_bytes, self.world_size)
+            parts = parts_of(numel, per_chunk, len(self._agents), LEAST_SHARD if self._addresses else LEAST_PART)
         with self._order:
             self._calls += numel > 0
             shards = list(range(len(parts)))
             if not parts:
                 shards, parts = [self._turn % len(self._agents)], [(0, numel)]
-                self._turn += numel > 0
+                self._turn += numel > 0 and len(self._addresses) > 0
             call = _Parts(self, len(parts), numel, dtype, request.on_done)
             try:
                 for index, (shard, (first, count)) in enumerate(zip(shards, parts, strict=True)):
@@ -155,7 +163,7 @@ class ShardedAgent(Agent):
 
     def _located(self, error: BaseException, shard: int) -> BaseException:
         """An agent's error with the name of its aggregator, where that matters."""
-        if isinstance(error, AggregatorLost) and error is not self._ending.error:
+        if self._addresses and isinstance(error, AggregatorLost) and error is not self._ending.error:
             return AggregatorLost(f"aggregator {self._addresses[shard]}, one of {len(self._agents)}: {error}")
         return error
 

@@ -46,6 +46,10 @@ class SoftwareTraits:
     authenticates = collectives = True
     mac = 0
     v1_place: tuple[str, int] | None = None
+    most_parts = 1
+
+    def parts_for(self, wanted: int) -> int:
+        return min(wanted, self.most_parts)
 
     def link(self, job_id: int, rank: int) -> None:
         """Agents need nothing but the address."""
@@ -234,7 +238,7 @@ class SoftwareDataplane(SoftwareTraits):
     def address_for(self, sender: Address) -> Address:
         return self.address
 
-    def segment(self, job_id: int) -> str:
+    def segment(self, job_id: int, part: int = 0) -> str:
         return self._jobs[job_id].segment_name
 
     def counters(self, job_id: int) -> JobCounters:

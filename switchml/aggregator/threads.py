@@ -1,10 +1,11 @@
 """Several aggregator threads as one data plane: each has its own UDP port, its own slots, and its own jobs.
 
-Threads share nothing, so they scale with the cores. A job lives on one of them; one that needs more than a core joins
-several times, by listing the aggregator several times (`host:50099,host:50099`), and its shards are on different
-threads. Sessions of protocol v1, whose agents know only one port, are on the first.
+Threads share nothing, so they scale with the cores. A job whose ranks have a socket for each has parts on several
+(docs/protocol.md, section 7); other jobs live on one, and sessions of protocol v1, whose agents know only one port, on
+the first.
 """
 
+import logging
 import threading
 from collections import Counter
 from typing import Any
@@ -15,9 +16,15 @@ from switchml.control.dataplane import Address, JobCounters, JobSpec
 from switchml.errors import ConfigError
 from switchml.protocol import packet as wire_format
 
+log = logging.getLogger("switchml.aggregator")
+
+Home = SoftwareDataplane | RawV1
+"""Where a job, or a part of one, lives."""
+
 
 class ThreadedDataplane(SoftwareTraits):
-    """`threads` SoftwareDataplanes on ports `port`, `port` + 1, … (0: any free ones) behind the interface of one.
+    """`threads` SoftwareDataplanes on ports `port`, `port` + 1, … (0: any free ones) behind the interface of one; more,
+    up to `most_threads`, begin when a job has parts for them.
 
     Other options are SoftwareDataplane's; `slot_capacity` is that of all threads together. With `raw`, the name of an
     interface, sessions of protocol v1 are on that (raw.py). Raises ConfigError if a port or the interface can't be had.
@@ -29,6 +36,7 @@ class ThreadedDataplane(SoftwareTraits):
         port: int = wire_format.UDP_PORT,
         *,
         threads: int,
+        most_threads: int = 0,
         slot_capacity: int = 65536,
         seed: int = 0,
         raw: str | None = None,
@@ -37,25 +45,31 @@ class ThreadedDataplane(SoftwareTraits):
         if threads < 1 or (port and port + threads - 1 > 65535):
             raise ConfigError(f"{threads} threads from data port {port} on: expected at least 1, on ports up to 65535")
         self.slot_capacity = slot_capacity
+        self.most_parts = max(threads, most_threads)
+        self._bind, self._port, self._seed, self._options = bind, port, seed * threads, options
         self._planes: list[SoftwareDataplane] = []
         self._raw: RawV1 | None = None
         try:
             if raw is not None:
                 self._raw = RawV1(raw)
                 self.v1_place = self._raw.ip, self._raw.mac
-            for i in range(threads):
-                at = port + i if port else 0
-                self._planes.append(
-                    SoftwareDataplane(bind, at, slot_capacity=slot_capacity, seed=seed * threads + i, **options)
-                )
+            for _ in range(threads):
+                self._planes.append(self._new_plane())
         except ConfigError:
             self.stop()
             raise
         self.address = self._planes[0].address
         self.receive_buffer_bytes = min(plane.receive_buffer_bytes for plane in self._planes)
-        self._homes: dict[int, SoftwareDataplane | RawV1] = {}
+        self._homes: dict[int, list[Home]] = {}  # part by part
         self._senders: dict[Address, tuple[int, int, Address]] = {}  # (job, rank, where its thread is reached)
         self._lock = threading.Lock()
+
+    def _new_plane(self) -> SoftwareDataplane:
+        number = len(self._planes)
+        port = self._port + number if self._port else 0
+        return SoftwareDataplane(
+            self._bind, port, slot_capacity=self.slot_capacity, seed=self._seed + number, **self._options
+        )
 
     @property
     def addresses(self) -> tuple[Address, ...]:
@@ -73,58 +87,87 @@ class ThreadedDataplane(SoftwareTraits):
             plane.stop()
 
     @property
-    def _all(self) -> list[SoftwareDataplane | RawV1]:
+    def _all(self) -> list[Home]:
         return [*self._planes, *([self._raw] if self._raw is not None else [])]
 
     # -- Dataplane --
+
+    def parts_for(self, wanted: int) -> int:
+        """As many as there are threads, or may be; fewer where a port is somebody else's."""
+        with self._lock:
+            while len(self._planes) < min(wanted, self.most_parts):
+                try:
+                    plane = self._new_plane()
+                except ConfigError as error:
+                    self.most_parts = len(self._planes)
+                    log.warning("%d threads in place of more: %s", self.most_parts, error)
+                    break
+                self._planes.append(plane.start())
+            return min(wanted, len(self._planes))
 
     def start_job(self, spec: JobSpec) -> None:
         """Raises ConfigError as SoftwareDataplane does."""
         with self._lock:
             if spec.job_id in self._homes:
                 raise ConfigError(f"job {spec.job_id} is running already")
-            for rank, address in enumerate(spec.addresses):
-                if address in self._senders:
-                    job, other, _ = self._senders[address]
-                    raise ConfigError(
-                        f"address {address[0]}:{address[1]} of rank {rank} belongs to rank {other} of job {job}"
-                    )
-            load = Counter(self._homes.values())
-            plane: SoftwareDataplane | RawV1 = min(self._planes, key=lambda p: load[p])
+            for part in spec.parts:
+                for rank, address in enumerate(part.addresses):
+                    if address in self._senders:
+                        job, other, _ = self._senders[address]
+                        raise ConfigError(
+                            f"address {address[0]}:{address[1]} of rank {rank} belongs to rank {other} of job {job}"
+                        )
+            load = Counter(plane for home in self._homes.values() for plane in home)
+            homes: list[Home] = [*sorted(self._planes, key=lambda plane: load[plane])[: len(spec.parts)]]
             if spec.protocol == 1:
-                plane = self._raw or self._planes[0]
-            plane.start_job(spec)
-            self._homes[spec.job_id] = plane
-            for rank, address in enumerate(spec.addresses):
-                if address is not None:
-                    self._senders[address] = spec.job_id, rank, _address_of(plane)
+                homes = [self._raw or self._planes[0]]
+            self._homes[spec.job_id] = []
+            try:
+                for part, plane in zip(spec.parts, homes, strict=True):
+                    plane.start_job(part)
+                    self._homes[spec.job_id].append(plane)
+            except BaseException:
+                self._remove(spec.job_id)
+                raise
+            for part, plane in zip(spec.parts, homes, strict=True):
+                for rank, address in enumerate(part.addresses):
+                    if address is not None:
+                        self._senders[address] = spec.job_id, rank, _address_of(plane)
 
     def set_address(self, job_id: int, rank: int, address: Address, mac: int = 0) -> None:
         """Raises ConfigError if it belongs to somebody else, KeyError for an unknown job."""
         with self._lock:
-            plane = self._homes[job_id]
+            (plane,) = self._homes[job_id]
             plane.set_address(job_id, rank, address, mac)
             self._senders[address] = job_id, rank, _address_of(plane)
 
     def stop_job(self, job_id: int) -> None:
         with self._lock:
-            plane = self._homes.pop(job_id, None)
             self._senders = {at: home for at, home in self._senders.items() if home[0] != job_id}
-            if plane is not None:
-                plane.stop_job(job_id)
+            self._remove(job_id)
+
+    def _remove(self, job_id: int) -> None:
+        for plane in self._homes.pop(job_id, ()):
+            plane.stop_job(job_id)
 
     def address_for(self, sender: Address) -> Address:
         """The port of the thread that has the sender's job; the first one's for strangers."""
         with self._lock:
             return self._senders[sender][2] if sender in self._senders else self.address
 
-    def segment(self, job_id: int) -> str:
-        home = self._homes[job_id]
+    def segment(self, job_id: int, part: int = 0) -> str:
+        home = self._homes[job_id][part]
         return home.segment(job_id) if isinstance(home, SoftwareDataplane) else ""
 
     def counters(self, job_id: int) -> JobCounters:
-        """Raises KeyError for an unknown job."""
-        return self._homes[job_id].counters(job_id)
+        """Of all parts together. Raises KeyError for an unknown job."""
+        parts = [plane.counters(job_id) for plane in self._homes[job_id]]
+        ranks = tuple(
+            {name: sum(part[name] for part in rank) for name in rank[0]}
+            for rank in zip(*(part.ranks for part in parts), strict=True)
+        )
+        missing = {rank for part in parts for rank in part.missing}
+        return JobCounters(ranks, sum(part.slots_in_use for part in parts), tuple(sorted(missing)))
 
     def refused(self) -> dict[str, int]:
         total: Counter[str] = Counter()
@@ -133,5 +176,5 @@ class ThreadedDataplane(SoftwareTraits):
         return dict(total)
 
 
-def _address_of(plane: SoftwareDataplane | RawV1) -> Address:
+def _address_of(plane: Home) -> Address:
     return plane.address if isinstance(plane, SoftwareDataplane) else (plane.ip, wire_format.UDP_PORT)

@@ -1,11 +1,15 @@
 """`switchml aggregate`: the software aggregator with its control plane, until a signal stops it."""
 
+import os
 from typing import Any
 
 import click
 
 from switchml.cli import serving
 from switchml.cli.options import Count, option
+
+_MOST_THREADS = 2
+"""More have not made an all-reduce faster on two cores, and take memory and ports."""
 
 
 @click.command()
@@ -15,11 +19,9 @@ from switchml.cli.options import Count, option
 )
 @click.option(
     "--threads",
-    default=1,
-    show_default=True,
     type=click.IntRange(1, 256),
-    help="Threads, each on a data port of its own from --data-port on; a job that lists this aggregator k times uses "
-    "k of them.",
+    help="Threads, each on a data port of its own from --data-port on. A job over UDP uses as many as its ranks have "
+    "cores.  [default: 1, and on 2 cores or more a second one once such a job starts]",
 )
 @click.option(
     "--raw",
@@ -55,7 +57,7 @@ from switchml.cli.options import Count, option
 def aggregate(
     bind: str,
     data_port: int,
-    threads: int,
+    threads: int | None,
     raw: str | None,
     slots: int,
     loss_rate: float,
@@ -77,7 +79,8 @@ def aggregate(
         dataplane = ThreadedDataplane(
             bind=bind,
             port=data_port,
-            threads=threads,
+            threads=threads or 1,
+            most_threads=threads or min(_MOST_THREADS, len(os.sched_getaffinity(0))),
             raw=raw,
             slot_capacity=slots,
             loss_rate=loss_rate,

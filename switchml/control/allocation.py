@@ -16,6 +16,9 @@ MIN_WINDOW = 4
 """The least window that is advised, however small the buffers: below it, waiting for round trips costs more than
 occasional losses."""
 
+PART_SLOTS = 256
+"""The least slots of a part of a job that has several: below it a part has too few packets under way to gain by it."""
+
 ALL_RANKS_SLOTS, LEAST_SLOTS, MOST_SLOTS = 4096, 512, 2048
 """Slots of a job that leaves the number to us: ALL_RANKS_SLOTS over its ranks, so that the data of all rounds under way
 fits a processor's cache, within these bounds. Few ranks benefit from more slots, as they use each one less often."""
@@ -33,6 +36,11 @@ def fit_slots(requested: int, free: int) -> int:
     while slots > free and slots > MIN_SLOTS:
         slots //= 2
     return slots if slots <= free else 0
+
+
+def count_parts(offered: int, slots: int) -> int:
+    """Of how many parts a job with so many slots consists: a power of two, as each has a power of two of the slots."""
+    return 1 << (max(min(offered, slots // PART_SLOTS), 1).bit_length() - 1)
 
 
 def advised_window(slots: int, workers: int, aggregator_buffer_bytes: int, agent_buffer_bytes: int) -> int:

@@ -19,7 +19,7 @@ import queue
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +30,7 @@ from switchml.control import rpc, v2_pb2
 from switchml.control.channel import PEER_TIMEOUT_S, keepalive_options, read_ca, split_address
 from switchml.control.dataplane import Address, Link
 from switchml.control.membership import PROTOCOL, JobInfo, Peer, PeerLeft, PeerLost
+from switchml.control.messages import address as plain_address
 from switchml.control.messages import fields
 from switchml.errors import ConfigError, JoinError
 
@@ -66,6 +67,7 @@ def join(
     rank: int,
     world_size: int,
     data_address: Address,
+    more_addresses: Sequence[Address] = (),
     secret: str | None = None,
     slots: int = 0,
     payload_bytes: int = 1024,
@@ -81,7 +83,8 @@ def join(
 ) -> Session:
     """Join a job at the aggregator at `address` ("host:port") and wait until all ranks are in.
 
-    `data_address` is the source of this rank's data packets. `slots` is the requested pool size, 0 for the aggregator's
+    `data_address` is the source of this rank's data packets, `more_addresses` those of further parts that the job may
+    have (`info.parts`). `slots` is the requested pool size, 0 for the aggregator's
     choice. `receive_buffer_bytes` of the data socket bounds the advised window. `transport` and `mac` describe how
     packets travel, for switches that need it; with the transport "none" the job is a membership alone, without slots.
     `authenticate`: packets are signed with the job's key, `info.key`; all ranks must agree on it.
@@ -99,7 +102,8 @@ def join(
             rank=rank,
             world_size=world_size,
             secret=os.environ.get("SWITCHML_SECRET", "") if secret is None else secret,
-            data_address=v2_pb2.Address(ip=data_address[0], port=data_address[1]),
+            data_address=plain_address(data_address),
+            more_addresses=[plain_address(address) for address in more_addresses],
             slots=slots,
             payload_bytes=payload_bytes,
             wire=wire,

@@ -4,15 +4,25 @@
 Plain data goes in (`JobSpec`) and comes out (`JobCounters`); how slots and workers are stored is up to the data plane.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from switchml.counters import COUNTERS, REFUSED
 
-__all__ = ["COUNTERS", "REFUSED", "Address", "Dataplane", "JobCounters", "JobSpec", "Link"]
+__all__ = ["COUNTERS", "REFUSED", "Address", "Dataplane", "JobCounters", "JobSpec", "Link", "PartSpec"]
 
 Address = tuple[str, int]
 """IPv4 and UDP port."""
+
+
+@dataclass(frozen=True)
+class PartSpec:
+    """What a further part of a job has of its own: the ranks' addresses, and numbers as in `JobSpec`."""
+
+    addresses: tuple[Address, ...]
+    tag: int
+    isn: int
+    key: bytes = field(default=b"", repr=False)
 
 
 @dataclass(frozen=True)
@@ -39,6 +49,14 @@ class JobSpec:
     macs: tuple[int, ...] = ()
     key: bytes = field(default=b"", repr=False)
     """With what packets are signed (docs/protocol.md, section 10); empty: they are not."""
+    more: tuple[PartSpec, ...] = ()
+    """Further parts (section 7), of as many slots each."""
+
+    @property
+    def parts(self) -> "tuple[JobSpec, ...]":
+        """Each part as a job by itself."""
+        first = replace(self, more=())
+        return first, *(replace(first, **vars(part)) for part in self.more)
 
 
 @dataclass(frozen=True)
@@ -89,6 +107,12 @@ class Dataplane(Protocol):
     authenticates: bool = False
     """Whether it can check and sign packets (section 10)."""
 
+    most_parts: int
+    """How many parts a job may have (section 7)."""
+
+    def parts_for(self, wanted: int) -> int:
+        """How many parts the job has that starts next, of so many at most."""
+
     def start_job(self, spec: JobSpec) -> None:
         """Install a job with clean slots. Raises ConfigError if an address belongs to another job or no memory is
         left."""
@@ -103,9 +127,9 @@ class Dataplane(Protocol):
         """Where packets of a rank that sends from `sender` must go (`address` unless there are several); called once
         the rank's job has started."""
 
-    def segment(self, job_id: int) -> str:
-        """Name of the memory that ranks on the data plane's own machine may share with it (switchml/net/shm.py), or
-        ""."""
+    def segment(self, job_id: int, part: int = 0) -> str:
+        """Name of the memory that ranks on the data plane's own machine may share with a part of a job
+        (switchml/net/shm.py), or ""."""
 
     def link(self, job_id: int, rank: int) -> Link | None:
         """How the rank's frames travel; None if `address_for` is all that it needs."""

@@ -22,10 +22,29 @@ from dataclasses import replace
 from typing import Any
 
 from switchml.control import membership
-from switchml.control.allocation import advised_window, default_slots, draw_isn, draw_key, draw_tag, fit_slots
-from switchml.control.dataplane import Address, Dataplane, JobCounters, JobSpec
+from switchml.control.allocation import (
+    advised_window,
+    count_parts,
+    default_slots,
+    draw_isn,
+    draw_key,
+    draw_tag,
+    fit_slots,
+)
+from switchml.control.dataplane import Address, Dataplane, JobCounters, JobSpec, PartSpec
 from switchml.control.job import Job, Member
-from switchml.control.membership import Ended, Event, JoinRequest, Peer, PeerLeft, PeerLost, Reason, Refused, Started
+from switchml.control.membership import (
+    Ended,
+    Event,
+    JoinRequest,
+    Part,
+    Peer,
+    PeerLeft,
+    PeerLost,
+    Reason,
+    Refused,
+    Started,
+)
 from switchml.control.quotas import UNLIMITED, Quotas, WrongSecrets
 from switchml.errors import SwitchMLError
 
@@ -93,7 +112,7 @@ class JobRegistry:
     @property
     def addresses(self) -> set[Address]:
         """Where the ranks of jobs send from."""
-        return {member.request.address for job in self.live for member in job.present}
+        return {address for job in self.live for member in job.present for address in member.request.addresses}
 
     def knows(self, ticket: int) -> bool:
         """True while the rank is in a job that is not over."""
@@ -294,15 +313,15 @@ class JobRegistry:
     def _check_address_free(self, request: JoinRequest) -> None:
         if request.is_control_only:
             return
-        if self._is_own(request.address):
-            ip, port = request.address
-            raise Refused(
-                Reason.INVALID, f"data address {ip}:{port} is the aggregator's own: expected that of the rank's socket"
-            )
+        for ip, port in request.addresses:
+            if self._is_own((ip, port)):
+                raise Refused(
+                    Reason.INVALID,
+                    f"data address {ip}:{port} is the aggregator's own: expected that of the rank's socket",
+                )
         for job in self.live:
             for member in job.present:
-                if member.request.address == request.address:
-                    ip, port = request.address
+                for ip, port in set(member.request.addresses) & set(request.addresses):
                     whose = f"by {member.request.who}" if job.name == request.job else f"in job {job.name!r}"
                     raise Refused(Reason.DUPLICATE, f"data address {ip}:{port} is used already {whose}")
 
@@ -318,7 +337,8 @@ class JobRegistry:
         except Exception as error:  # no failure of this job may affect the others
             message = error if isinstance(error, SwitchMLError) else repr(error)
             return self._refuse_all(job, Refused(Reason.CAPACITY, f"job {job.name!r} can't start: {message}"))
-        job.job_id, job.tag, job.isn, job.slots, job.state = spec.job_id, spec.tag, spec.isn, spec.slots, "running"
+        job.job_id, job.tag, job.isn, job.state = spec.job_id, spec.tag, spec.isn, "running"
+        job.slots = spec.slots * len(spec.parts)
         self._journal(
             "job_started",
             job=job.name,
@@ -334,26 +354,35 @@ class JobRegistry:
 
     def _spec(self, job: Job) -> JobSpec:
         """The full job as the data plane will see it. Raises Refused if it does not fit."""
-        addresses = tuple(job.members[rank].request.address for rank in range(job.world_size))
-        slots = 0
+        requests = [job.members[rank].request for rank in range(job.world_size)]
+        slots = parts = 0
         if not job.first.is_control_only:
+            addresses = {address for request in requests for address in request.addresses}
             self._check_addresses_released(job, addresses)
             self._make_way(addresses)
-            slots = self._allocate(job)
-        requests = [job.members[rank].request for rank in range(job.world_size)]
+            slots, parts = self._allocate(job)
+        # What parts have of their own. One address for all ranks of a job that sends no packets.
+        tags, drawn = {other.tag for other in self.live}, []
+        for number in range(max(parts, 1)):
+            part = PartSpec(
+                addresses=tuple(request.addresses[number] for request in requests),
+                tag=draw_tag(tags, self._randbelow),
+                isn=draw_isn(slots, self._randbelow) if slots else 0,
+                key=draw_key(self._randbelow) if job.first.authenticate else b"",
+            )
+            tags.add(part.tag)
+            drawn.append(part)
         return JobSpec(
             job_id=next(self._job_ids),
             protocol=membership.PROTOCOL,
             workers=job.world_size,
             slots=slots,
             payload_bytes=job.first.payload_bytes,
-            addresses=addresses,
-            tag=draw_tag({other.tag for other in self.live}, self._randbelow),
-            isn=draw_isn(slots, self._randbelow) if slots else 0,
             wire=job.first.wire,
             transports=tuple(request.transport for request in requests),
             macs=tuple(request.mac for request in requests),
-            key=draw_key(self._randbelow) if job.first.authenticate else b"",
+            more=tuple(drawn[1:]),
+            **vars(drawn[0]),
         )
 
     def _started(self, spec: JobSpec, request: JoinRequest, peers: tuple[Peer, ...]) -> Started:
@@ -385,16 +414,25 @@ class JobRegistry:
             dense_only=self.dataplane.dense_only,
             key=spec.key,
             collectives=self.dataplane.collectives,
+            more_parts=tuple(
+                Part(
+                    self.dataplane.address_for(request.addresses[number]),
+                    part.tag,
+                    part.isn,
+                    part.key,
+                    self.dataplane.segment(spec.job_id, number),
+                )
+                for number, part in enumerate(spec.more, 1)
+            ),
         )
 
-    def _check_addresses_released(self, job: Job, addresses: tuple[Address, ...]) -> None:
+    def _check_addresses_released(self, job: Job, addresses: Collection[Address]) -> None:
         """A rank that left a job which is still ending may have joined this one from the same address."""
         for other in self.live:
             if other.state != "ending":
                 continue
             for member in other.members.values():
-                if member.request.address in addresses:
-                    ip, port = member.request.address
+                for ip, port in set(member.request.addresses).intersection(addresses):
                     raise Refused(
                         Reason.DUPLICATE,
                         f"job {job.name!r} can't start: data address {ip}:{port} belongs to job "
@@ -402,14 +440,17 @@ class JobRegistry:
                         "of it left too",
                     )
 
-    def _allocate(self, job: Job) -> int:
-        """Slots for a job: as many as it requests, halved until they fit what is free and the client's share. Raises
-        Refused with the numbers if not even MIN_SLOTS do.
+    def _allocate(self, job: Job) -> tuple[int, int]:
+        """Slots for each part of a job, and its parts. Slots are as many as it requests, or as suit each part, halved
+        until they fit what is free and the client's share. Raises Refused with the numbers if not even MIN_SLOTS do.
         """
         capacity = self.dataplane.slot_capacity
         free = capacity - self.slots_allocated
         clients = sum(other.slots for other in self.live if other.client == job.client)
-        requested = job.first.slots or self.slots or default_slots(job.world_size)
+        most = min(len(member.request.addresses) for member in job.members.values())
+        requested = job.first.slots or self.slots
+        parts = self.dataplane.parts_for(count_parts(most, requested or capacity))
+        requested = requested or parts * default_slots(job.world_size)
         slots = fit_slots(requested, self._quotas.slots_left(free, clients))
         if not slots:
             raise Refused(
@@ -418,7 +459,8 @@ class JobRegistry:
                 f"aggregator's {capacity} are free, {len(self.live) - 1} other jobs have the rest"
                 + (f", {clients} of them this client's, its whole share" if free >= membership.MIN_SLOTS else ""),
             )
-        return slots
+        parts = count_parts(parts, slots)
+        return slots // parts, parts
 
     def _member(self, job: Job, ticket: int) -> Member:
         return next(member for member in job.members.values() if member.ticket == ticket)

@@ -7,7 +7,7 @@ tested without it.
 
 import ipaddress
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from switchml.control.dataplane import Address, Link
@@ -21,6 +21,8 @@ MAX_SLOTS = 1 << 16
 """Bounds of a job's pool; a pool is a power of two so that slot = seq mod S survives the wrap of seq
 (docs/protocol.md section 2).
 """
+MOST_PARTS = 16
+"""Data addresses that a rank may name."""
 MAX_NAME = 200
 CONTROL_ONLY = "none"
 """The transport of ranks that send no packets. Their job is a membership alone (who is in it, who died or left): the
@@ -68,6 +70,12 @@ class JoinRequest:
     mac: int = 0
     client: str = ""
     authenticate: bool = False
+    more_addresses: tuple[Address, ...] = ()
+
+    @property
+    def addresses(self) -> tuple[Address, ...]:
+        """Where its packets come from, part by part."""
+        return self.address, *self.more_addresses
 
     @property
     def is_control_only(self) -> bool:
@@ -101,8 +109,14 @@ class JoinRequest:
             raise _invalid(f"join timeout of {self.timeout_s} s: expected 0 to 1000000")
         if not 0 <= self.mac < 1 << 48:
             raise _invalid(f"MAC address {self.mac:x}: expected one of 48 bits")
-        if not self.is_control_only:
-            check_address(self.address)
+        if self.is_control_only:
+            return
+        if len(self.addresses) > MOST_PARTS:
+            raise _invalid(f"{len(self.addresses)} data addresses: expected {MOST_PARTS} at most")
+        for address in self.addresses:
+            check_address(address)
+        if len(set(self.addresses)) < len(self.addresses):
+            raise _invalid(f"data addresses {self.addresses}: expected each of them once")
 
 
 def _invalid(message: str) -> Refused:
@@ -132,12 +146,23 @@ class Peer:
 
 
 @dataclass(frozen=True)
+class Part:
+    """A further part of a job, as `Started` has the first (docs/protocol.md, section 7)."""
+
+    data_address: Address
+    tag: int
+    isn: int
+    key: bytes = field(default=b"", repr=False)
+    segment: str = ""
+
+
+@dataclass(frozen=True)
 class Started:
     """All ranks have joined. `tag`, `isn`, `slots`, `wire` as in docs/protocol.md section 2; at most `window` rounds
     should be under way at once; packets go to `data_address`; `peers[rank]` describes the others. `segment` names the
     memory that the aggregator offers to share (switchml/net/shm.py), or is empty; `link` is set for ranks that build
     their Ethernet frames themselves; `padded`, `dense_only` and `collectives`: see `Dataplane`; `key`: what
-    packets are signed with, or empty.
+    packets are signed with, or empty; `more_parts`: beside the one that all this describes.
     """
 
     job_id: int
@@ -155,6 +180,7 @@ class Started:
     dense_only: bool = False
     key: bytes = field(default=b"", repr=False)
     collectives: bool = False
+    more_parts: tuple[Part, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,6 +190,12 @@ class JobInfo(Started):
     job: str
     rank: int
     world_size: int
+
+    @property
+    def parts(self) -> "tuple[JobInfo, ...]":
+        """Each part as a job by itself."""
+        first = replace(self, more_parts=())
+        return first, *(replace(first, **vars(part)) for part in self.more_parts)
 
 
 @dataclass(frozen=True)

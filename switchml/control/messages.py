@@ -7,7 +7,7 @@ from google.protobuf.message import Message
 
 from switchml.control import v2_pb2
 from switchml.control.dataplane import Address, Link
-from switchml.control.membership import Peer
+from switchml.control.membership import Part, Peer
 
 
 def fields(message: Message) -> dict[str, Any]:
@@ -35,6 +35,8 @@ def _record(message: Message) -> Any:
             return Link(**fields(message))
         case v2_pb2.Peer():
             return Peer(**fields(message))
+        case v2_pb2.Part():
+            return Part(**fields(message))
     return fields(message)
 
 

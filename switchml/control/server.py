@@ -124,12 +124,11 @@ class Controller:
             ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS),
         ]
         plane, journal = self.dataplane, self._publish
-        data_addresses: list[Address] = list(getattr(plane, "addresses", [plane.address]))
         shared: dict[str, Any] = {
             "job_ids": itertools.count(1),
             "journal": journal,
             "quotas": self.quotas,
-            "is_own": lambda address: is_reached_at(address, data_addresses),
+            "is_own": lambda address: is_reached_at(address, list(getattr(plane, "addresses", [plane.address]))),
         }
         self._sessions = V1Sessions(plane, idle_timeout_s=self.v1_idle_timeout_s, **shared)
         self._registry = JobRegistry(

@@ -153,6 +153,10 @@ def to_wire(event: Event, agent_ip: str) -> v2_pb2.JobEvent:
             "data_address": address(reachable_address(event.data_address, agent_ip)),
             "peers": [v2_pb2.Peer(**vars(peer)) for peer in event.peers],
             "link": v2_pb2.Link(**vars(event.link)) if event.link is not None else None,
+            "more_parts": [
+                v2_pb2.Part(**vars(part) | {"data_address": address(reachable_address(part.data_address, agent_ip))})
+                for part in event.more_parts
+            ],
         }
         return v2_pb2.JobEvent(started=v2_pb2.Started(**started))
     if isinstance(event, PeerLost):

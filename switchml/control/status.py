@@ -94,6 +94,7 @@ class Monitor:
                 transports=self._dataplane.transports,
                 mac=self._dataplane.mac,
                 switch=getattr(self._dataplane, "where", ""),
+                most_parts=self._dataplane.most_parts,
             ),
             refused=self._dataplane.refused(),
             totals={name: totals[name] for name in COUNTERS},

@@ -14,7 +14,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19switchml/control/v2.proto\x12\x0bswitchml.v2\"#\n\x07\x41\x64\x64ress\x12\n\n\x02ip\x18\x01 \x01(\t\x12\x0c\n\x04port\x18\x02 \x01(\r\"\xc0\x02\n\x0bJoinRequest\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x0b\n\x03job\x18\x02 \x01(\t\x12\x0c\n\x04rank\x18\x03 \x01(\r\x12\x12\n\nworld_size\x18\x04 \x01(\r\x12\x0e\n\x06secret\x18\x05 \x01(\t\x12*\n\x0c\x64\x61ta_address\x18\x06 \x01(\x0b\x32\x14.switchml.v2.Address\x12\r\n\x05slots\x18\x07 \x01(\r\x12\x15\n\rpayload_bytes\x18\x08 \x01(\r\x12\x0c\n\x04wire\x18\t \x01(\r\x12\x1c\n\x14receive_buffer_bytes\x18\n \x01(\x04\x12\x11\n\ttimeout_s\x18\x0b \x01(\x01\x12\x0c\n\x04host\x18\x0c \x01(\t\x12\x0b\n\x03pid\x18\r \x01(\r\x12\x11\n\ttransport\x18\x0e \x01(\t\x12\x0b\n\x03mac\x18\x0f \x01(\x04\x12\x14\n\x0c\x61uthenticate\x18\x10 \x01(\x08\"\xe0\x01\n\x08JobEvent\x12%\n\x06joined\x18\x01 \x01(\x0b\x32\x13.switchml.v2.JoinedH\x00\x12\'\n\x07started\x18\x02 \x01(\x0b\x32\x14.switchml.v2.StartedH\x00\x12*\n\tpeer_lost\x18\x03 \x01(\x0b\x32\x15.switchml.v2.PeerLostH\x00\x12*\n\tpeer_left\x18\x04 \x01(\x0b\x32\x15.switchml.v2.PeerLeftH\x00\x12#\n\x05\x65nded\x18\x05 \x01(\x0b\x32\x12.switchml.v2.EndedH\x00\x42\x07\n\x05\x65vent\"\x17\n\x06Joined\x12\r\n\x05token\x18\x01 \x01(\t\"\xbd\x02\n\x07Started\x12\x0e\n\x06job_id\x18\x01 \x01(\r\x12\x0b\n\x03tag\x18\x02 \x01(\r\x12\x0b\n\x03isn\x18\x03 \x01(\r\x12\r\n\x05slots\x18\x04 \x01(\r\x12\x0e\n\x06window\x18\x05 \x01(\r\x12\x15\n\rpayload_bytes\x18\x06 \x01(\r\x12\x0c\n\x04wire\x18\x07 \x01(\r\x12*\n\x0c\x64\x61ta_address\x18\x08 \x01(\x0b\x32\x14.switchml.v2.Address\x12 \n\x05peers\x18\t \x03(\x0b\x32\x11.switchml.v2.Peer\x12\x1f\n\x04link\x18\x0b \x01(\x0b\x32\x11.switchml.v2.Link\x12\x0f\n\x07segment\x18\n \x01(\t\x12\x0e\n\x06padded\x18\x0c \x01(\x08\x12\x12\n\ndense_only\x18\r \x01(\x08\x12\x0b\n\x03key\x18\x0e \x01(\x0c\x12\x13\n\x0b\x63ollectives\x18\x0f \x01(\x08\"6\n\x04Link\x12\r\n\x05where\x18\x01 \x01(\t\x12\x0b\n\x03mac\x18\x02 \x01(\x04\x12\x12\n\nswitch_mac\x18\x03 \x01(\x04\"/\n\x04Peer\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\x0c\n\x04host\x18\x02 \x01(\t\x12\x0b\n\x03pid\x18\x03 \x01(\r\")\n\x08PeerLost\x12\r\n\x05ranks\x18\x01 \x03(\r\x12\x0e\n\x06reason\x18\x02 \x01(\t\")\n\x08PeerLeft\x12\r\n\x05ranks\x18\x01 \x03(\r\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\x17\n\x05\x45nded\x12\x0e\n\x06reason\x18\x01 \x01(\t\"\x1d\n\x0cLeaveRequest\x12\r\n\x05token\x18\x01 \x01(\t\"\x0c\n\nLeaveReply\"\x1f\n\rStatusRequest\x12\x0e\n\x06secret\x18\x01 \x01(\t\"\x9b\x03\n\x0bStatusReply\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x10\n\x08uptime_s\x18\x02 \x01(\x01\x12/\n\tdataplane\x18\x03 \x01(\x0b\x32\x1c.switchml.v2.DataplaneStatus\x12\x16\n\x0e\x65vents_address\x18\x04 \x01(\t\x12\x36\n\x07refused\x18\x05 \x03(\x0b\x32%.switchml.v2.StatusReply.RefusedEntry\x12\x34\n\x06totals\x18\x06 \x03(\x0b\x32$.switchml.v2.StatusReply.TotalsEntry\x12$\n\x04jobs\x18\x07 \x03(\x0b\x32\x16.switchml.v2.JobStatus\x12\x18\n\x10tunnel_addresses\x18\x08 \x03(\t\x12\x13\n\x0bhidden_jobs\x18\t \x01(\r\x1a.\n\x0cRefusedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x1a-\n\x0bTotalsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"\xc5\x01\n\x0f\x44\x61taplaneStatus\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12%\n\x07\x61\x64\x64ress\x18\x02 \x01(\x0b\x32\x14.switchml.v2.Address\x12\x15\n\rslot_capacity\x18\x03 \x01(\r\x12\x17\n\x0fslots_allocated\x18\x04 \x01(\r\x12\x1c\n\x14receive_buffer_bytes\x18\x05 \x01(\x04\x12\x12\n\ntransports\x18\x06 \x03(\t\x12\x0b\n\x03mac\x18\x07 \x01(\x04\x12\x0e\n\x06switch\x18\x08 \x01(\t\"\x95\x02\n\tJobStatus\x12\x0e\n\x06job_id\x18\x01 \x01(\r\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\r\n\x05state\x18\x03 \x01(\t\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\x10\n\x08protocol\x18\x05 \x01(\r\x12\x12\n\nworld_size\x18\x06 \x01(\r\x12\r\n\x05\x61ge_s\x18\x07 \x01(\x01\x12\r\n\x05slots\x18\x08 \x01(\r\x12\x14\n\x0cslots_in_use\x18\t \x01(\r\x12\x15\n\rpayload_bytes\x18\n \x01(\r\x12\x0c\n\x04wire\x18\x0b \x01(\r\x12\x0f\n\x07missing\x18\x0c \x03(\r\x12\x13\n\x0bgoodput_bps\x18\r \x01(\x01\x12&\n\x05ranks\x18\x0e \x03(\x0b\x32\x17.switchml.v2.RankStatus\"\xb6\x02\n\nRankStatus\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\r\n\x05state\x18\x02 \x01(\t\x12%\n\x07\x61\x64\x64ress\x18\x03 \x01(\x0b\x32\x14.switchml.v2.Address\x12\x0c\n\x04host\x18\x04 \x01(\t\x12\x0b\n\x03pid\x18\x05 \x01(\r\x12\x37\n\x08\x63ounters\x18\x06 \x03(\x0b\x32%.switchml.v2.RankStatus.CountersEntry\x12\x31\n\x05rates\x18\x07 \x03(\x0b\x32\".switchml.v2.RankStatus.RatesEntry\x1a/\n\rCountersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x1a,\n\nRatesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x32\xc4\x01\n\x04Jobs\x12;\n\x04Join\x12\x18.switchml.v2.JoinRequest\x1a\x15.switchml.v2.JobEvent\"\x00\x30\x01\x12=\n\x05Leave\x12\x19.switchml.v2.LeaveRequest\x1a\x17.switchml.v2.LeaveReply\"\x00\x12@\n\x06Status\x12\x1a.switchml.v2.StatusRequest\x1a\x18.switchml.v2.StatusReply\"\x00\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19switchml/control/v2.proto\x12\x0bswitchml.v2\"#\n\x07\x41\x64\x64ress\x12\n\n\x02ip\x18\x01 \x01(\t\x12\x0c\n\x04port\x18\x02 \x01(\r\"\xee\x02\n\x0bJoinRequest\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x0b\n\x03job\x18\x02 \x01(\t\x12\x0c\n\x04rank\x18\x03 \x01(\r\x12\x12\n\nworld_size\x18\x04 \x01(\r\x12\x0e\n\x06secret\x18\x05 \x01(\t\x12*\n\x0c\x64\x61ta_address\x18\x06 \x01(\x0b\x32\x14.switchml.v2.Address\x12\r\n\x05slots\x18\x07 \x01(\r\x12\x15\n\rpayload_bytes\x18\x08 \x01(\r\x12\x0c\n\x04wire\x18\t \x01(\r\x12\x1c\n\x14receive_buffer_bytes\x18\n \x01(\x04\x12\x11\n\ttimeout_s\x18\x0b \x01(\x01\x12\x0c\n\x04host\x18\x0c \x01(\t\x12\x0b\n\x03pid\x18\r \x01(\r\x12\x11\n\ttransport\x18\x0e \x01(\t\x12\x0b\n\x03mac\x18\x0f \x01(\x04\x12\x14\n\x0c\x61uthenticate\x18\x10 \x01(\x08\x12,\n\x0emore_addresses\x18\x11 \x03(\x0b\x32\x14.switchml.v2.Address\"\xe0\x01\n\x08JobEvent\x12%\n\x06joined\x18\x01 \x01(\x0b\x32\x13.switchml.v2.JoinedH\x00\x12\'\n\x07started\x18\x02 \x01(\x0b\x32\x14.switchml.v2.StartedH\x00\x12*\n\tpeer_lost\x18\x03 \x01(\x0b\x32\x15.switchml.v2.PeerLostH\x00\x12*\n\tpeer_left\x18\x04 \x01(\x0b\x32\x15.switchml.v2.PeerLeftH\x00\x12#\n\x05\x65nded\x18\x05 \x01(\x0b\x32\x12.switchml.v2.EndedH\x00\x42\x07\n\x05\x65vent\"\x17\n\x06Joined\x12\r\n\x05token\x18\x01 \x01(\t\"\xe4\x02\n\x07Started\x12\x0e\n\x06job_id\x18\x01 \x01(\r\x12\x0b\n\x03tag\x18\x02 \x01(\r\x12\x0b\n\x03isn\x18\x03 \x01(\r\x12\r\n\x05slots\x18\x04 \x01(\r\x12\x0e\n\x06window\x18\x05 \x01(\r\x12\x15\n\rpayload_bytes\x18\x06 \x01(\r\x12\x0c\n\x04wire\x18\x07 \x01(\r\x12*\n\x0c\x64\x61ta_address\x18\x08 \x01(\x0b\x32\x14.switchml.v2.Address\x12 \n\x05peers\x18\t \x03(\x0b\x32\x11.switchml.v2.Peer\x12\x1f\n\x04link\x18\x0b \x01(\x0b\x32\x11.switchml.v2.Link\x12\x0f\n\x07segment\x18\n \x01(\t\x12\x0e\n\x06padded\x18\x0c \x01(\x08\x12\x12\n\ndense_only\x18\r \x01(\x08\x12\x0b\n\x03key\x18\x0e \x01(\x0c\x12\x13\n\x0b\x63ollectives\x18\x0f \x01(\x08\x12%\n\nmore_parts\x18\x10 \x03(\x0b\x32\x11.switchml.v2.Part\"j\n\x04Part\x12*\n\x0c\x64\x61ta_address\x18\x01 \x01(\x0b\x32\x14.switchml.v2.Address\x12\x0b\n\x03tag\x18\x02 \x01(\r\x12\x0b\n\x03isn\x18\x03 \x01(\r\x12\x0b\n\x03key\x18\x04 \x01(\x0c\x12\x0f\n\x07segment\x18\x05 \x01(\t\"6\n\x04Link\x12\r\n\x05where\x18\x01 \x01(\t\x12\x0b\n\x03mac\x18\x02 \x01(\x04\x12\x12\n\nswitch_mac\x18\x03 \x01(\x04\"/\n\x04Peer\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\x0c\n\x04host\x18\x02 \x01(\t\x12\x0b\n\x03pid\x18\x03 \x01(\r\")\n\x08PeerLost\x12\r\n\x05ranks\x18\x01 \x03(\r\x12\x0e\n\x06reason\x18\x02 \x01(\t\")\n\x08PeerLeft\x12\r\n\x05ranks\x18\x01 \x03(\r\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\x17\n\x05\x45nded\x12\x0e\n\x06reason\x18\x01 \x01(\t\"\x1d\n\x0cLeaveRequest\x12\r\n\x05token\x18\x01 \x01(\t\"\x0c\n\nLeaveReply\"\x1f\n\rStatusRequest\x12\x0e\n\x06secret\x18\x01 \x01(\t\"\x9b\x03\n\x0bStatusReply\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x10\n\x08uptime_s\x18\x02 \x01(\x01\x12/\n\tdataplane\x18\x03 \x01(\x0b\x32\x1c.switchml.v2.DataplaneStatus\x12\x16\n\x0e\x65vents_address\x18\x04 \x01(\t\x12\x36\n\x07refused\x18\x05 \x03(\x0b\x32%.switchml.v2.StatusReply.RefusedEntry\x12\x34\n\x06totals\x18\x06 \x03(\x0b\x32$.switchml.v2.StatusReply.TotalsEntry\x12$\n\x04jobs\x18\x07 \x03(\x0b\x32\x16.switchml.v2.JobStatus\x12\x18\n\x10tunnel_addresses\x18\x08 \x03(\t\x12\x13\n\x0bhidden_jobs\x18\t \x01(\r\x1a.\n\x0cRefusedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x1a-\n\x0bTotalsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"\xd9\x01\n\x0f\x44\x61taplaneStatus\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12%\n\x07\x61\x64\x64ress\x18\x02 \x01(\x0b\x32\x14.switchml.v2.Address\x12\x15\n\rslot_capacity\x18\x03 \x01(\r\x12\x17\n\x0fslots_allocated\x18\x04 \x01(\r\x12\x1c\n\x14receive_buffer_bytes\x18\x05 \x01(\x04\x12\x12\n\ntransports\x18\x06 \x03(\t\x12\x0b\n\x03mac\x18\x07 \x01(\x04\x12\x0e\n\x06switch\x18\x08 \x01(\t\x12\x12\n\nmost_parts\x18\t \x01(\r\"\x95\x02\n\tJobStatus\x12\x0e\n\x06job_id\x18\x01 \x01(\r\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\r\n\x05state\x18\x03 \x01(\t\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\x10\n\x08protocol\x18\x05 \x01(\r\x12\x12\n\nworld_size\x18\x06 \x01(\r\x12\r\n\x05\x61ge_s\x18\x07 \x01(\x01\x12\r\n\x05slots\x18\x08 \x01(\r\x12\x14\n\x0cslots_in_use\x18\t \x01(\r\x12\x15\n\rpayload_bytes\x18\n \x01(\r\x12\x0c\n\x04wire\x18\x0b \x01(\r\x12\x0f\n\x07missing\x18\x0c \x03(\r\x12\x13\n\x0bgoodput_bps\x18\r \x01(\x01\x12&\n\x05ranks\x18\x0e \x03(\x0b\x32\x17.switchml.v2.RankStatus\"\xb6\x02\n\nRankStatus\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\r\n\x05state\x18\x02 \x01(\t\x12%\n\x07\x61\x64\x64ress\x18\x03 \x01(\x0b\x32\x14.switchml.v2.Address\x12\x0c\n\x04host\x18\x04 \x01(\t\x12\x0b\n\x03pid\x18\x05 \x01(\r\x12\x37\n\x08\x63ounters\x18\x06 \x03(\x0b\x32%.switchml.v2.RankStatus.CountersEntry\x12\x31\n\x05rates\x18\x07 \x03(\x0b\x32\".switchml.v2.RankStatus.RatesEntry\x1a/\n\rCountersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x1a,\n\nRatesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x32\xc4\x01\n\x04Jobs\x12;\n\x04Join\x12\x18.switchml.v2.JoinRequest\x1a\x15.switchml.v2.JobEvent\"\x00\x30\x01\x12=\n\x05Leave\x12\x19.switchml.v2.LeaveRequest\x1a\x17.switchml.v2.LeaveReply\"\x00\x12@\n\x06Status\x12\x1a.switchml.v2.StatusRequest\x1a\x18.switchml.v2.StatusReply\"\x00\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,45 +32,47 @@ if _descriptor._USE_C_DESCRIPTORS == False:
   _globals['_ADDRESS']._serialized_start=42
   _globals['_ADDRESS']._serialized_end=77
   _globals['_JOINREQUEST']._serialized_start=80
-  _globals['_JOINREQUEST']._serialized_end=400
-  _globals['_JOBEVENT']._serialized_start=403
-  _globals['_JOBEVENT']._serialized_end=627
-  _globals['_JOINED']._serialized_start=629
-  _globals['_JOINED']._serialized_end=652
-  _globals['_STARTED']._serialized_start=655
-  _globals['_STARTED']._serialized_end=972
-  _globals['_LINK']._serialized_start=974
-  _globals['_LINK']._serialized_end=1028
-  _globals['_PEER']._serialized_start=1030
-  _globals['_PEER']._serialized_end=1077
-  _globals['_PEERLOST']._serialized_start=1079
-  _globals['_PEERLOST']._serialized_end=1120
-  _globals['_PEERLEFT']._serialized_start=1122
-  _globals['_PEERLEFT']._serialized_end=1163
-  _globals['_ENDED']._serialized_start=1165
-  _globals['_ENDED']._serialized_end=1188
-  _globals['_LEAVEREQUEST']._serialized_start=1190
-  _globals['_LEAVEREQUEST']._serialized_end=1219
-  _globals['_LEAVEREPLY']._serialized_start=1221
-  _globals['_LEAVEREPLY']._serialized_end=1233
-  _globals['_STATUSREQUEST']._serialized_start=1235
-  _globals['_STATUSREQUEST']._serialized_end=1266
-  _globals['_STATUSREPLY']._serialized_start=1269
-  _globals['_STATUSREPLY']._serialized_end=1680
-  _globals['_STATUSREPLY_REFUSEDENTRY']._serialized_start=1587
-  _globals['_STATUSREPLY_REFUSEDENTRY']._serialized_end=1633
-  _globals['_STATUSREPLY_TOTALSENTRY']._serialized_start=1635
-  _globals['_STATUSREPLY_TOTALSENTRY']._serialized_end=1680
-  _globals['_DATAPLANESTATUS']._serialized_start=1683
-  _globals['_DATAPLANESTATUS']._serialized_end=1880
-  _globals['_JOBSTATUS']._serialized_start=1883
-  _globals['_JOBSTATUS']._serialized_end=2160
-  _globals['_RANKSTATUS']._serialized_start=2163
-  _globals['_RANKSTATUS']._serialized_end=2473
-  _globals['_RANKSTATUS_COUNTERSENTRY']._serialized_start=2380
-  _globals['_RANKSTATUS_COUNTERSENTRY']._serialized_end=2427
-  _globals['_RANKSTATUS_RATESENTRY']._serialized_start=2429
-  _globals['_RANKSTATUS_RATESENTRY']._serialized_end=2473
-  _globals['_JOBS']._serialized_start=2476
-  _globals['_JOBS']._serialized_end=2672
+  _globals['_JOINREQUEST']._serialized_end=446
+  _globals['_JOBEVENT']._serialized_start=449
+  _globals['_JOBEVENT']._serialized_end=673
+  _globals['_JOINED']._serialized_start=675
+  _globals['_JOINED']._serialized_end=698
+  _globals['_STARTED']._serialized_start=701
+  _globals['_STARTED']._serialized_end=1057
+  _globals['_PART']._serialized_start=1059
+  _globals['_PART']._serialized_end=1165
+  _globals['_LINK']._serialized_start=1167
+  _globals['_LINK']._serialized_end=1221
+  _globals['_PEER']._serialized_start=1223
+  _globals['_PEER']._serialized_end=1270
+  _globals['_PEERLOST']._serialized_start=1272
+  _globals['_PEERLOST']._serialized_end=1313
+  _globals['_PEERLEFT']._serialized_start=1315
+  _globals['_PEERLEFT']._serialized_end=1356
+  _globals['_ENDED']._serialized_start=1358
+  _globals['_ENDED']._serialized_end=1381
+  _globals['_LEAVEREQUEST']._serialized_start=1383
+  _globals['_LEAVEREQUEST']._serialized_end=1412
+  _globals['_LEAVEREPLY']._serialized_start=1414
+  _globals['_LEAVEREPLY']._serialized_end=1426
+  _globals['_STATUSREQUEST']._serialized_start=1428
+  _globals['_STATUSREQUEST']._serialized_end=1459
+  _globals['_STATUSREPLY']._serialized_start=1462
+  _globals['_STATUSREPLY']._serialized_end=1873
+  _globals['_STATUSREPLY_REFUSEDENTRY']._serialized_start=1780
+  _globals['_STATUSREPLY_REFUSEDENTRY']._serialized_end=1826
+  _globals['_STATUSREPLY_TOTALSENTRY']._serialized_start=1828
+  _globals['_STATUSREPLY_TOTALSENTRY']._serialized_end=1873
+  _globals['_DATAPLANESTATUS']._serialized_start=1876
+  _globals['_DATAPLANESTATUS']._serialized_end=2093
+  _globals['_JOBSTATUS']._serialized_start=2096
+  _globals['_JOBSTATUS']._serialized_end=2373
+  _globals['_RANKSTATUS']._serialized_start=2376
+  _globals['_RANKSTATUS']._serialized_end=2686
+  _globals['_RANKSTATUS_COUNTERSENTRY']._serialized_start=2593
+  _globals['_RANKSTATUS_COUNTERSENTRY']._serialized_end=2640
+  _globals['_RANKSTATUS_RATESENTRY']._serialized_start=2642
+  _globals['_RANKSTATUS_RATESENTRY']._serialized_end=2686
+  _globals['_JOBS']._serialized_start=2689
+  _globals['_JOBS']._serialized_end=2885
 # @@protoc_insertion_point(module_scope)

@@ -14,7 +14,7 @@ class Address(_message.Message):
     def __init__(self, ip: _Optional[str] = ..., port: _Optional[int] = ...) -> None: ...
 
 class JoinRequest(_message.Message):
-    __slots__ = ("protocol", "job", "rank", "world_size", "secret", "data_address", "slots", "payload_bytes", "wire", "receive_buffer_bytes", "timeout_s", "host", "pid", "transport", "mac", "authenticate")
+    __slots__ = ("protocol", "job", "rank", "world_size", "secret", "data_address", "slots", "payload_bytes", "wire", "receive_buffer_bytes", "timeout_s", "host", "pid", "transport", "mac", "authenticate", "more_addresses")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     JOB_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
@@ -31,6 +31,7 @@ class JoinRequest(_message.Message):
     TRANSPORT_FIELD_NUMBER: _ClassVar[int]
     MAC_FIELD_NUMBER: _ClassVar[int]
     AUTHENTICATE_FIELD_NUMBER: _ClassVar[int]
+    MORE_ADDRESSES_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     job: str
     rank: int
@@ -47,7 +48,8 @@ class JoinRequest(_message.Message):
     transport: str
     mac: int
     authenticate: bool
-    def __init__(self, protocol: _Optional[int] = ..., job: _Optional[str] = ..., rank: _Optional[int] = ..., world_size: _Optional[int] = ..., secret: _Optional[str] = ..., data_address: _Optional[_Union[Address, _Mapping]] = ..., slots: _Optional[int] = ..., payload_bytes: _Optional[int] = ..., wire: _Optional[int] = ..., receive_buffer_bytes: _Optional[int] = ..., timeout_s: _Optional[float] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., transport: _Optional[str] = ..., mac: _Optional[int] = ..., authenticate: bool = ...) -> None: ...
+    more_addresses: _containers.RepeatedCompositeFieldContainer[Address]
+    def __init__(self, protocol: _Optional[int] = ..., job: _Optional[str] = ..., rank: _Optional[int] = ..., world_size: _Optional[int] = ..., secret: _Optional[str] = ..., data_address: _Optional[_Union[Address, _Mapping]] = ..., slots: _Optional[int] = ..., payload_bytes: _Optional[int] = ..., wire: _Optional[int] = ..., receive_buffer_bytes: _Optional[int] = ..., timeout_s: _Optional[float] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., transport: _Optional[str] = ..., mac: _Optional[int] = ..., authenticate: bool = ..., more_addresses: _Optional[_Iterable[_Union[Address, _Mapping]]] = ...) -> None: ...
 
 class JobEvent(_message.Message):
     __slots__ = ("joined", "started", "peer_lost", "peer_left", "ended")
@@ -70,7 +72,7 @@ class Joined(_message.Message):
     def __init__(self, token: _Optional[str] = ...) -> None: ...
 
 class Started(_message.Message):
-    __slots__ = ("job_id", "tag", "isn", "slots", "window", "payload_bytes", "wire", "data_address", "peers", "link", "segment", "padded", "dense_only", "key", "collectives")
+    __slots__ = ("job_id", "tag", "isn", "slots", "window", "payload_bytes", "wire", "data_address", "peers", "link", "segment", "padded", "dense_only", "key", "collectives", "more_parts")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     TAG_FIELD_NUMBER: _ClassVar[int]
     ISN_FIELD_NUMBER: _ClassVar[int]
@@ -86,6 +88,7 @@ class Started(_message.Message):
     DENSE_ONLY_FIELD_NUMBER: _ClassVar[int]
     KEY_FIELD_NUMBER: _ClassVar[int]
     COLLECTIVES_FIELD_NUMBER: _ClassVar[int]
+    MORE_PARTS_FIELD_NUMBER: _ClassVar[int]
     job_id: int
     tag: int
     isn: int
@@ -101,7 +104,22 @@ class Started(_message.Message):
     dense_only: bool
     key: bytes
     collectives: bool
-    def __init__(self, job_id: _Optional[int] = ..., tag: _Optional[int] = ..., isn: _Optional[int] = ..., slots: _Optional[int] = ..., window: _Optional[int] = ..., payload_bytes: _Optional[int] = ..., wire: _Optional[int] = ..., data_address: _Optional[_Union[Address, _Mapping]] = ..., peers: _Optional[_Iterable[_Union[Peer, _Mapping]]] = ..., link: _Optional[_Union[Link, _Mapping]] = ..., segment: _Optional[str] = ..., padded: bool = ..., dense_only: bool = ..., key: _Optional[bytes] = ..., collectives: bool = ...) -> None: ...
+    more_parts: _containers.RepeatedCompositeFieldContainer[Part]
+    def __init__(self, job_id: _Optional[int] = ..., tag: _Optional[int] = ..., isn: _Optional[int] = ..., slots: _Optional[int] = ..., window: _Optional[int] = ..., payload_bytes: _Optional[int] = ..., wire: _Optional[int] = ..., data_address: _Optional[_Union[Address, _Mapping]] = ..., peers: _Optional[_Iterable[_Union[Peer, _Mapping]]] = ..., link: _Optional[_Union[Link, _Mapping]] = ..., segment: _Optional[str] = ..., padded: bool = ..., dense_only: bool = ..., key: _Optional[bytes] = ..., collectives: bool = ..., more_parts: _Optional[_Iterable[_Union[Part, _Mapping]]] = ...) -> None: ...
+
+class Part(_message.Message):
+    __slots__ = ("data_address", "tag", "isn", "key", "segment")
+    DATA_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    TAG_FIELD_NUMBER: _ClassVar[int]
+    ISN_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    SEGMENT_FIELD_NUMBER: _ClassVar[int]
+    data_address: Address
+    tag: int
+    isn: int
+    key: bytes
+    segment: str
+    def __init__(self, data_address: _Optional[_Union[Address, _Mapping]] = ..., tag: _Optional[int] = ..., isn: _Optional[int] = ..., key: _Optional[bytes] = ..., segment: _Optional[str] = ...) -> None: ...
 
 class Link(_message.Message):
     __slots__ = ("where", "mac", "switch_mac")
@@ -198,7 +216,7 @@ class StatusReply(_message.Message):
     def __init__(self, version: _Optional[str] = ..., uptime_s: _Optional[float] = ..., dataplane: _Optional[_Union[DataplaneStatus, _Mapping]] = ..., events_address: _Optional[str] = ..., refused: _Optional[_Mapping[str, int]] = ..., totals: _Optional[_Mapping[str, int]] = ..., jobs: _Optional[_Iterable[_Union[JobStatus, _Mapping]]] = ..., tunnel_addresses: _Optional[_Iterable[str]] = ..., hidden_jobs: _Optional[int] = ...) -> None: ...
 
 class DataplaneStatus(_message.Message):
-    __slots__ = ("kind", "address", "slot_capacity", "slots_allocated", "receive_buffer_bytes", "transports", "mac", "switch")
+    __slots__ = ("kind", "address", "slot_capacity", "slots_allocated", "receive_buffer_bytes", "transports", "mac", "switch", "most_parts")
     KIND_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     SLOT_CAPACITY_FIELD_NUMBER: _ClassVar[int]
@@ -207,6 +225,7 @@ class DataplaneStatus(_message.Message):
     TRANSPORTS_FIELD_NUMBER: _ClassVar[int]
     MAC_FIELD_NUMBER: _ClassVar[int]
     SWITCH_FIELD_NUMBER: _ClassVar[int]
+    MOST_PARTS_FIELD_NUMBER: _ClassVar[int]
     kind: str
     address: Address
     slot_capacity: int
@@ -215,7 +234,8 @@ class DataplaneStatus(_message.Message):
     transports: _containers.RepeatedScalarFieldContainer[str]
     mac: int
     switch: str
-    def __init__(self, kind: _Optional[str] = ..., address: _Optional[_Union[Address, _Mapping]] = ..., slot_capacity: _Optional[int] = ..., slots_allocated: _Optional[int] = ..., receive_buffer_bytes: _Optional[int] = ..., transports: _Optional[_Iterable[str]] = ..., mac: _Optional[int] = ..., switch: _Optional[str] = ...) -> None: ...
+    most_parts: int
+    def __init__(self, kind: _Optional[str] = ..., address: _Optional[_Union[Address, _Mapping]] = ..., slot_capacity: _Optional[int] = ..., slots_allocated: _Optional[int] = ..., receive_buffer_bytes: _Optional[int] = ..., transports: _Optional[_Iterable[str]] = ..., mac: _Optional[int] = ..., switch: _Optional[str] = ..., most_parts: _Optional[int] = ...) -> None: ...
 
 class JobStatus(_message.Message):
     __slots__ = ("job_id", "name", "state", "reason", "protocol", "world_size", "age_s", "slots", "slots_in_use", "payload_bytes", "wire", "missing", "goodput_bps", "ranks")

@@ -23,6 +23,7 @@ class FakeDataplane:
     v1_place = None
     padded = dense_only = authenticates = collectives = False
     mac = 0
+    most_parts = 1
 
     def __init__(
         self, slot_capacity: int = 65536, receive_buffer_bytes: int = 0, address: tuple[str, int] = ("127.0.0.1", 48864)
@@ -31,7 +32,7 @@ class FakeDataplane:
         self.slot_capacity = slot_capacity
         self.receive_buffer_bytes = receive_buffer_bytes
         self.jobs: dict[int, JobSpec] = {}
-        self.addresses: dict[int, list[tuple[str, int] | None]] = {}
+        self.rank_addresses: dict[int, list[tuple[str, int] | None]] = {}
         self.counts: dict[int, list[dict[str, int]]] = {}
         self.missing: dict[int, tuple[int, ...]] = {}
         self.broken: dict[int, str] = {}
@@ -46,25 +47,30 @@ class FakeDataplane:
 
     def start_job(self, spec: JobSpec) -> None:
         with self._lock:
-            used = {address for addresses in self.addresses.values() for address in addresses if address is not None}
+            used = {
+                address for addresses in self.rank_addresses.values() for address in addresses if address is not None
+            }
             if used & set(spec.addresses):
                 raise ConfigError(f"an address of {spec.addresses} belongs to another job")
             if spec.protocol == 2 and self.slots_in_use + spec.slots > self.slot_capacity:
                 raise ConfigError("no memory left")
             self.jobs[spec.job_id] = spec
-            self.addresses[spec.job_id] = list(spec.addresses)
+            self.rank_addresses[spec.job_id] = list(spec.addresses)
             self.counts[spec.job_id] = [dict.fromkeys(COUNTERS, 0) for _ in range(spec.workers)]
 
     def set_address(self, job_id: int, rank: int, address: tuple[str, int], mac: int = 0) -> None:
-        self.addresses[job_id][rank] = address
+        self.rank_addresses[job_id][rank] = address
 
     def stop_job(self, job_id: int) -> None:
         with self._lock:
             self.jobs.pop(job_id, None)
-            self.addresses.pop(job_id, None)
+            self.rank_addresses.pop(job_id, None)
 
-    def segment(self, job_id: int) -> str:
+    def segment(self, job_id: int, part: int = 0) -> str:
         return ""
+
+    def parts_for(self, wanted: int) -> int:
+        return min(wanted, self.most_parts)
 
     def link(self, job_id: int, rank: int) -> None:
         pass

@@ -48,6 +48,7 @@ class P4Base(Generic[JobType]):
     authenticates = False
     buffer_a_rank = True
     v1_place: tuple[str, int] | None = None
+    most_parts = 1
 
     def __init__(self, drivers: Sequence[Driver], address: str, mac: int, window_bytes: int):
         self.address: Address = address, UDP_PORT
@@ -89,8 +90,11 @@ class P4Base(Generic[JobType]):
         with self._lock:
             return {job_id: job.failure for job_id, job in self._jobs.items() if job.failure}
 
-    def segment(self, job_id: int) -> str:
+    def segment(self, job_id: int, part: int = 0) -> str:
         return ""
+
+    def parts_for(self, wanted: int) -> int:
+        return self.most_parts
 
     def refused(self) -> dict[str, int]:
         with self._lock:

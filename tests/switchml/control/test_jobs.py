@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from switchml.control.allocation import DATAGRAM_MEMORY_BYTES, default_slots, draw_isn, draw_tag
+from switchml.control.dataplane import JobSpec
 from switchml.control.jobs import JobRegistry
 from switchml.control.membership import (
     CONTROL_ONLY,
@@ -44,6 +45,64 @@ def refusal(registry: JobRegistry, wish: JoinRequest) -> Refused:
     with pytest.raises(Refused) as caught:
         registry.join(wish, now=0.0)
     return caught.value
+
+
+def divided(plane: FakeDataplane, addresses: tuple[int, int], **changes) -> JobSpec:
+    """A running job of two ranks that have so many addresses."""
+    registry = JobRegistry(plane)
+    for rank, count in enumerate(addresses):
+        more = tuple(("127.0.0.1", 5000 + 100 * rank + i) for i in range(count - 1))
+        _, notices = registry.join(request(rank, more_addresses=more, **changes), now=0.0)
+    spec = next(iter(plane.jobs.values()))
+    started = notices[0][1]
+    assert [(part.tag, part.isn, part.key) for part in started.more_parts] == [
+        (part.tag, part.isn, part.key) for part in spec.more
+    ]
+    assert registry.slots_allocated == spec.slots * len(spec.parts)
+    return spec
+
+
+def test_a_job_has_as_many_parts_as_all_ranks_have_addresses():
+    plane = FakeDataplane()
+    plane.most_parts = 8
+    plane.authenticates = True
+    spec = divided(plane, (7, 4), authenticate=True)
+    assert len(spec.parts) == 4 and spec.slots == 2048 and not any(part.more for part in spec.parts)
+    assert spec.parts[2].addresses == (("127.0.0.1", 5001), ("127.0.0.1", 5101))
+    assert len({part.tag for part in spec.parts}) == len({part.key for part in spec.parts}) == 4
+    assert all(part.isn % (2 * 2048) == 0 for part in spec.parts)
+
+
+@pytest.mark.parametrize(
+    ("addresses", "most", "slots", "capacity", "parts"),
+    [
+        ((1, 4), 8, 0, 65536, 1),
+        ((3, 3), 8, 0, 65536, 2),
+        ((4, 4), 1, 0, 65536, 1),
+        ((4, 4), 8, 512, 65536, 2),
+        ((4, 4), 8, 256, 65536, 1),
+        ((4, 4), 8, 0, 500, 1),
+    ],
+)
+def test_a_job_has_fewer_parts(addresses, most, slots, capacity, parts):
+    plane = FakeDataplane(capacity)
+    plane.most_parts = most
+    spec = divided(plane, addresses, slots=slots)
+    assert len(spec.parts) == parts and spec.slots == (256 if capacity == 500 else slots // parts or 2048)
+
+
+def test_addresses_of_parts_are_checked_like_others():
+    registry = JobRegistry(FakeDataplane(), is_own=lambda address: address[1] == 666)
+    registry.join(request(more_addresses=(("127.0.0.1", 5000),)), now=0.0)
+    for ports, message in (
+        ([5000], "127.0.0.1:5000 is used already by rank 0"),
+        ([666], "is the aggregator's own"),
+        ([0], "data port 0"),
+        ([6000, 6000], "each of them once"),
+        (range(7000, 7016), "17 data addresses: expected 16 at most"),
+    ):
+        wish = request(1, more_addresses=tuple(("127.0.0.1", port) for port in ports))
+        assert message in str(refusal(registry, wish))
 
 
 def test_a_full_job_starts_for_everybody():
@@ -143,7 +202,7 @@ def test_slots_are_halved_until_they_fit_and_refused_with_numbers():
 
 def test_a_data_plane_that_can_not_start_a_job_refuses_all_ranks():
     plane = FakeDataplane()
-    plane.addresses[77] = [("127.0.0.1", 4001)]
+    plane.rank_addresses[77] = [("127.0.0.1", 4001)]
     registry = JobRegistry(plane)
     first, _ = registry.join(request(0), now=0.0)
     second, notices = registry.join(request(1), now=0.0)

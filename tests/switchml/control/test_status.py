@@ -65,6 +65,7 @@ def test_json_has_everything(busy):
         "transports": ["udp", "zmq"],
         "mac": 0,
         "switch": "",
+        "most_parts": 1,
     }
     assert reply["refused"] == {"refused_address": 3} and reply["totals"]["accepted"] == 12
     assert reply["events_address"] == "{}:{}".format(*busy.addresses.events)

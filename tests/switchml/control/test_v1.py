@@ -89,7 +89,7 @@ def test_the_reference_sequence(aggregator, hosts):
         }
         ((job_id, spec),) = aggregator.plane.jobs.items()
         assert (spec.protocol, spec.workers, spec.slots, spec.payload_bytes, spec.tag) == (1, 4, 8192, 1024, 0)
-        assert aggregator.plane.addresses[job_id] == [(f"10.0.0.{1 + rank}", 0) for rank in range(4)]
+        assert aggregator.plane.rank_addresses[job_id] == [(f"10.0.0.{1 + rank}", 0) for rank in range(4)]
         job = next(job for job in client.status(aggregator.address).jobs)
         assert (job.name, job.protocol, job.state, len(job.ranks)) == (f"v1 session {session_id}", 1, "running", 4)
 
@@ -202,7 +202,7 @@ def test_rank_0_wipes_its_session():
     before = opened(sessions, 1)
     after = sessions.open(1, 0, 2, 1, 0x0A000001, 0, 1.0)
     assert list(plane.jobs) == [after.job_id] != [before.job_id]
-    assert plane.addresses[after.job_id] == [("10.0.0.1", 0), None] and after.missing == [1]
+    assert plane.rank_addresses[after.job_id] == [("10.0.0.1", 0), None] and after.missing == [1]
 
 
 def test_sessions_on_other_hosts_live_on():
