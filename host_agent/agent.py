@@ -36,6 +36,10 @@ from switchml.runtime.slices import shorten_slices
 __all__ = ["WIRES", "Handle", "HostAgent", "SwitchMLError"]
 
 
+JOIN_TIMEOUT_S = 60.0
+"""How long joining may take, the wait for an aggregator that is not there yet included."""
+
+
 class HostAgent(Agent):
     """One rank of one job at one aggregator. Make it with `HostAgent.join`."""
 
@@ -97,7 +101,7 @@ class HostAgent(Agent):
         rank: int,
         world_size: int,
         secret: str | None = None,
-        timeout_s: float = 60.0,
+        timeout_s: float | None = None,
         peer_timeout_s: float = 10.0,
         payload_bytes: int = 1024,
         slots: int = 0,
@@ -113,7 +117,8 @@ class HostAgent(Agent):
         Several addresses, separated by commas, share the work (sharded.py); every rank must list the same ones in the
         same order.
 
-        Waits up to `timeout_s` for the aggregator and all ranks. `secret`: the job's (default: $SWITCHML_SECRET).
+        Waits up to `timeout_s` for the aggregator and all ranks; by default up to $SWITCHML_JOIN_TIMEOUT (30 s) for the
+        aggregator, and 60 s in all. `secret`: the job's (default: $SWITCHML_SECRET).
         `payload_bytes`: 256 or 1024 a packet. `slots`: a power of two, 0 for the aggregator's choice. `bind_ip`:
         address to receive on; by default 127.0.x.y, its own for each job and rank, if the aggregator is on this
         machine's loopback, else the address that routes to it. `transport`: "udp", "shm" (memory shared with an
@@ -146,7 +151,8 @@ class HostAgent(Agent):
             rank=rank,
             world_size=world_size,
             secret=secret,
-            timeout_s=timeout_s,
+            timeout_s=JOIN_TIMEOUT_S if timeout_s is None else timeout_s,
+            reach_timeout_s=client.reach_timeout_s() if timeout_s is None else timeout_s,
             peer_timeout_s=peer_timeout_s,
             payload_bytes=payload_bytes,
             slots=slots,

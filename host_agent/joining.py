@@ -43,6 +43,7 @@ class Options:
     world_size: int
     secret: str | None
     timeout_s: float
+    reach_timeout_s: float
     peer_timeout_s: float
     payload_bytes: int
     slots: int
@@ -119,10 +120,11 @@ def join(address: str, options: Options, most_parts: int = MOST_PARTS) -> list[J
         raise ConfigError("transport shm: shared memory loses and reorders nothing; use another one or auto")
     host = address.rpartition(":")[0].strip("[]")
     deadline = time.monotonic() + options.timeout_s
+    reach_s = min(options.timeout_s, options.reach_timeout_s)
     try:
-        status = client.wait_for(address, tls_ca=options.tls_ca, timeout_s=options.timeout_s)
+        status = client.wait_for(address, tls_ca=options.tls_ca, timeout_s=reach_s)
     except JoinError:
-        if transport_name == "zmq" or time.monotonic() >= deadline - client.RETRY_S:
+        if transport_name == "zmq" or time.monotonic() >= deadline - options.timeout_s + reach_s - client.RETRY_S:
             raise
         status = None  # joining explains better what is wrong
     reached = time.monotonic()

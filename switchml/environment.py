@@ -32,7 +32,7 @@ GROUPS: dict[str, tuple[Variable, ...]] = {
             "SWITCHML_JOIN_TIMEOUT",
             "time, as in `2min`",
             "`30s`",
-            "how long to wait for an aggregator that is not there yet (with torch)",
+            "how long to wait for an aggregator that is not there yet",
         ),
         Variable("SWITCHML_TLS_CA", "PEM file", "no TLS", "authority that signed the aggregator's certificate"),
         Variable(

@@ -25,9 +25,9 @@ from torch._C._distributed_c10d import Store
 from host_agent.hierarchy.hosts import this_machine
 from host_agent.pytorch.aggregator import ChildAggregator, options_for
 from host_agent.reach import address_towards
-from switchml import units
 from switchml.control import client
-from switchml.errors import ConfigError, JoinError, SwitchMLError
+from switchml.control.client import reach_timeout_s
+from switchml.errors import JoinError, SwitchMLError
 from switchml.text import plain
 
 FAREWELL_S = 5.0
@@ -36,22 +36,10 @@ LONGEST_JOB_NAME = 180
 """The aggregator takes 200; agents put suffixes behind it."""
 SHORT_RUN_ID = 12
 """Of torchrun's run id, which may be a UUID."""
-REACH_TIMEOUT = "30s"
-"""How long rank 0 waits for an aggregator that is to be there already: one that is started with the job is there within
-seconds, unless it has its kernels to compile."""
 
 
 class ToldByAnother(JoinError):
     """What another rank has said on its own stderr."""
-
-
-def reach_timeout_s() -> float:
-    """SWITCHML_JOIN_TIMEOUT, a time such as 2min; bare seconds do too. Raises ConfigError."""
-    text = os.environ.get("SWITCHML_JOIN_TIMEOUT") or REACH_TIMEOUT
-    try:
-        return units.TIME.parse(text, bare=1.0)
-    except ConfigError as error:
-        raise ConfigError(f"SWITCHML_JOIN_TIMEOUT: {error}") from None
 
 
 def without_traceback() -> None:

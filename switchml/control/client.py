@@ -26,6 +26,7 @@ from pathlib import Path
 
 import grpc
 
+from switchml import units
 from switchml.control import rpc, v2_pb2
 from switchml.control.channel import PEER_TIMEOUT_S, keepalive_options, read_ca, split_address
 from switchml.control.dataplane import Address, Link
@@ -40,6 +41,9 @@ log = logging.getLogger("switchml.client")
 
 RETRY_S = 0.2
 """Pause between attempts to reach an aggregator that is not there yet."""
+REACH_TIMEOUT = "30s"
+"""How long an aggregator is waited for that is to be there already: one that is started with the job is there within
+seconds, unless it has its kernels to compile."""
 NOTICE_S = 2.0
 """After which waiting for an aggregator is said on stderr, by way of the log."""
 ANSWER_GRACE_S = 2.0
@@ -143,6 +147,15 @@ def status(
             if error.code() is grpc.StatusCode.PERMISSION_DENIED:
                 raise JoinError(f"the aggregator at {target} shows nothing: {error.details()}") from error
             raise JoinError(f"no answer from an aggregator at {target}: {_words(error)}") from error
+
+
+def reach_timeout_s() -> float:
+    """SWITCHML_JOIN_TIMEOUT, a time such as 2min; bare seconds do too. Raises ConfigError."""
+    text = os.environ.get("SWITCHML_JOIN_TIMEOUT") or REACH_TIMEOUT
+    try:
+        return units.TIME.parse(text, bare=1.0)
+    except ConfigError as error:
+        raise ConfigError(f"SWITCHML_JOIN_TIMEOUT: {error}") from None
 
 
 def wait_for(address: str, *, tls_ca: str | Path | None = None, timeout_s: float = 60.0) -> v2_pb2.StatusReply:

@@ -39,7 +39,9 @@ def test_a_killed_rank_is_named_and_its_slots_come_free(ranks, aggregator, bysta
     for victim, transport in ((1, "udp"), (0, "shm")):
         trio = ranks(3)
         join_ranks(trio, aggregator.address, "victims", transport=transport)
-        assert aggregator.status().dataplane.slots_allocated == 3072  # 2048 of the bystander
+        slots = aggregator.job("victims").slots
+        assert slots in (1024, 2048)  # the second with two parts
+        assert aggregator.status().dataplane.slots_allocated == 2048 + slots  # 2048 of the bystander
         for rank in trio:
             rank.send("endless", numel=BIG)
         wait_for_traffic(aggregator, "victims")

@@ -270,7 +270,7 @@ def test_outputs_that_are_refused(trio, out, message):
         trio[0].allreduce(np.zeros(3, "float32"), out=out)
 
 
-def test_wrong_arguments(trio, aggregator):
+def test_wrong_arguments(trio, aggregator, monkeypatch):
     with pytest.raises(ConfigError, match="op 'product': expected one of sum, mean, min, max"):
         trio[0].allreduce(np.zeros(3, "float32"), op="product")
     with pytest.raises(UnsupportedTensor, match="dtype uint4"):
@@ -293,6 +293,9 @@ def test_wrong_arguments(trio, aggregator):
         HostAgent.join("127.0.0.1:nonsense", job="x", rank=0, world_size=1)
     with pytest.raises(JoinError, match="no aggregator answered at 127.0.0.1:1 "):
         HostAgent.join("127.0.0.1:1", job="x", rank=0, world_size=1, timeout_s=0.3)
+    monkeypatch.setenv("SWITCHML_JOIN_TIMEOUT", "250ms")
+    with pytest.raises(JoinError, match=r"no aggregator answered at 127.0.0.1:1 within 0.25 s"):
+        HostAgent.join("127.0.0.1:1", job="x", rank=0, world_size=1)
     with pytest.raises(JoinError, match="rank 1 is missing"):
         HostAgent.join(at, job="x", rank=0, world_size=2, timeout_s=0.3)
 

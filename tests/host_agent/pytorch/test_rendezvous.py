@@ -9,7 +9,6 @@ pytest.importorskip("torch")
 
 from torch.distributed import HashStore
 
-from host_agent.pytorch import rendezvous
 from host_agent.pytorch.rendezvous import Rendezvous, ToldByAnother, reach_timeout_s, without_traceback
 from switchml.control import client
 from switchml.errors import ConfigError, JoinError
@@ -80,4 +79,4 @@ def test_one_rank_says_what_is_wrong_in_one_line(monkeypatch, capsys):
     assert capsys.readouterr().err == "switchml: error: nobody there\n"
     sys.excepthook(ValueError, ValueError("other"), None)
     assert capsys.readouterr().err == "traceback\n"
-    assert rendezvous.REACH_TIMEOUT == "30s"
+    assert client.REACH_TIMEOUT == "30s"
