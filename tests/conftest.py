@@ -25,9 +25,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 LONGEST_FILES = (
     "host_agent/test_agent.py",  # compiles kernels that many others load then
     "test_setup.py",
-    "emulator/validation/test_real.py",
     "switchml/protocol/test_narrow.py",
     "switchml/protocol/test_rules_together.py",
+    "emulator/validation/test_real.py",
     "host_agent/training/test_train.py",
     "host_agent/pytorch/test_backend.py",
     "host_agent/profile/test_capture.py",
