@@ -23,7 +23,7 @@
     if (!text) return;  // nothing to show yet
     const spec = JSON.parse(text);
     const settings = { ast: true, renderer: spec.usermeta?.renderer ?? "svg", config: config(),
-      actions: { export: true, source: false, compiled: false, editor: false } };
+      actions: innerWidth >= 600 && { export: true, source: false, compiled: false, editor: false } };  // on a phone, over the legend
     try {
       figure.view?.finalize();
       figure.view = (await vegaEmbed(figure.querySelector("div"), spec, settings)).view;
