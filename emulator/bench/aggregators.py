@@ -10,7 +10,7 @@ from typing import Any
 
 from emulator.bench.allreduce import joined_ranks, start_aggregator
 from emulator.bench.ranks.reducing import GLOO
-from emulator.bench.report import busbw_factor
+from emulator.bench.report import busbw_factor, spread
 from emulator.bench.sizes import ITEM_BYTES, Case
 from emulator.bench.tally import Tally, ratios
 from switchml.errors import ConfigError
@@ -118,6 +118,6 @@ def print_table(result: dict[str, Any]) -> None:
             f"{turn['busbw_gb_per_s']:.4f}",
             f"{100 * packets['retransmitted'] / packets['sent']:.1f}" if packets["sent"] else "",
             f"{turn['times_as_long']:.2f}",
-            f"{low:.2f} – {high:.2f}",
+            spread(low, high),
         )
     show(table)

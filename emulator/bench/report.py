@@ -77,7 +77,12 @@ def cells(measurement: Measurement, workers: int, backends: Sequence[str], union
         yield from (f"{ratio:.2f}", f"{measurement.packets_to_int32:.3f}", f"{processor:.2f}")
     if GLOO in backends:
         ratios = measurement.ratios_to(GLOO)
-        yield from (f"{median(ratios):.2f}", f"{min(ratios):.2f} – {max(ratios):.2f}")
+        yield from (f"{median(ratios):.2f}", spread(min(ratios), max(ratios)))
+
+
+def spread(least: float, most: float) -> str:
+    """Nothing for one pair."""
+    return f"{least:.2f} – {most:.2f}" if least < most else ""
 
 
 def notes(report: Report) -> list[str]:

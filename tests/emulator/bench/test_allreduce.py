@@ -105,6 +105,10 @@ def test_limits_are_measured(transport, wire):
     assert limit.elements_per_s > 0
 
 
+def test_one_pair_has_no_spread():
+    assert (report.spread(0.5, 0.5), report.spread(0.5, 1.25)) == ("", "0.50 – 1.25")
+
+
 def test_busbw_factor():
     assert [report.busbw_factor(n) for n in (1, 2, 4)] == [0, 1, 1.5]
     factors = {"reduce_scatter": 0.75, "all_gather": 0.75, "broadcast": 1, "fsdp": 1.5}  # nccl-tests, PERFORMANCE.md
