@@ -12,6 +12,7 @@ from pathlib import Path
 
 from emulator import datafile
 from emulator.cluster.accelerator import DATA, Accelerator, Constants, accelerators, constants
+from emulator.cluster.rings import ring_rates
 from emulator.cluster.topology import Fabric, Place
 from switchml.errors import ConfigError
 from switchml.protocol import sizes
@@ -32,14 +33,21 @@ class Inside:
     latency_s: float
     latency_per_rank_s: float
     group_bytes_per_s: dict[int, float] = field(default_factory=dict)
-    """In place of `bytes_per_s` for groups of so many ranks, where these don't get all links (a cube mesh, whose links
-    make one ring of two GPUs and six of eight)."""
+    """In place of `bytes_per_s` for groups of so many ranks, where they were measured."""
+    links: tuple[tuple[int, ...], ...] = ()
+    """Where they are no full mesh, as the cube mesh of a DGX-1: two accelerators, and how many links join them. Groups
+    that were not measured get as many rings as these links make."""
+    link_bytes_per_s: float = 0.0
+    """Of one of them, each way."""
     tables: str = ""
     """A folder of nccl-tests tables that take the place of the formula where they fit; relative to the cluster's
     file."""
 
     def ring_bytes_per_s(self, ranks: int) -> float:
         """Each way, of a ring among so many of a node's accelerators."""
+        whole = 1 + max((last for _, last, _ in self.links), default=-1)
+        if ranks not in self.group_bytes_per_s and 2 <= ranks < whole:
+            return self.link_bytes_per_s * ring_rates(self.links, ranks)
         return self.group_bytes_per_s.get(ranks, self.bytes_per_s)
 
 

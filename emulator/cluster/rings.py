@@ -1,0 +1,50 @@
+"""How many rings NCCL finds in a node whose links make no full mesh: as many Hamiltonian cycles of the group's links as
+share none, each of them a ring in both directions (NCCL's search over NVLink, src/graph/search.cc).
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+Links = tuple[tuple[int, ...], ...]
+"""Two accelerators of a node, and how many links join them."""
+
+
+@cache
+def ring_rates(links: Links, ranks: int) -> float:
+    """The rate of an all-reduce's ring among the first `ranks` accelerators, in rates of one link each way. Where there
+    is no cycle, sums go along a chain and back: as long as a ring of 2 (n-1) / n links."""
+    count = {(a, b): number for a, b, number in links if max(a, b) < ranks}
+    if ranks == 2:
+        return float(sum(count.values()))
+    free = {frozenset(pair): number for pair, number in count.items()}
+    most = _most(free, _cycles(free, ranks))
+    return 2.0 * most if most else 2.0 * (ranks - 1) / ranks
+
+
+def _cycles(free: dict[frozenset[int], int], ranks: int) -> list[list[frozenset[int]]]:
+    """Hamiltonian cycles, each once, as their links."""
+    found: list[list[frozenset[int]]] = []
+
+    def extend(path: list[int]) -> None:
+        if len(path) == ranks:
+            edges = [frozenset(pair) for pair in zip(path, [*path[1:], path[0]], strict=True)]
+            if path[1] < path[-1] and edges[-1] in free:
+                found.append(edges)
+            return
+        for following in set(range(ranks)) - set(path):
+            if frozenset((path[-1], following)) in free:
+                extend([*path, following])
+
+    extend([0])
+    return found
+
+
+def _most(free: dict[frozenset[int], int], cycles: list[list[frozenset[int]]]) -> int:
+    """Cycles, also the same one several times, that need no link twice."""
+    best = 0
+    for i, cycle in enumerate(cycles):
+        if all(free[edge] for edge in cycle):
+            left = free | {edge: free[edge] - 1 for edge in cycle}
+            best = max(best, 1 + _most(left, cycles[i:]))
+    return best
