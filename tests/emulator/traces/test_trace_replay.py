@@ -1,6 +1,7 @@
 """`switchml trace replay` on files: what it prints, what it refuses."""
 
 import json
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -84,3 +85,11 @@ def test_nonsense(folder, arguments, complaint):
 def test_what_is_no_number(folder, arguments, complaint):
     result = CliRunner().invoke(replay, [str(folder), *arguments])
     assert result.exit_code == 2 and complaint in result.output
+
+
+@pytest.mark.filterwarnings("error")
+def test_no_library_warns_while_a_trace_is_replayed():
+    capture = Path(__file__).parent / "captures" / "gloo-4-ranks"
+    report = CliRunner().invoke(replay, [str(capture), "--bandwidth", "x1", "--json"])
+    assert report.exit_code == 0, report.output
+    assert json.loads(report.stdout)["speedup"] == pytest.approx(1.0, rel=1e-9) and "arning" not in report.stderr
