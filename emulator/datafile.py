@@ -8,6 +8,7 @@ got `str` - at `$.job.gpus`" there.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
 import math
@@ -15,7 +16,7 @@ import re
 import reprlib
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -27,9 +28,26 @@ from switchml.files import read_toml
 T = TypeVar("T")
 
 
+_tried: dict[Path, dict[str, Any]] = {}
+
+
 def load(path: Path) -> dict[str, Any]:
     """A TOML file; ConfigError names the file and what is wrong with it."""
-    return read_toml(path)
+    table = read_toml(path)
+    return merge(table, _tried[path]) if path in _tried else table
+
+
+@contextlib.contextmanager
+def trying(changes: Mapping[Path, dict[str, Any]]) -> Iterator[None]:
+    """Tables of `changes` count in place of those in their files: for fits. Of the whole process; what was built from
+    the files before, the caller builds again."""
+    before = dict(_tried)
+    _tried.update(changes)
+    try:
+        yield
+    finally:
+        _tried.clear()
+        _tried.update(before)
 
 
 def find(what: str, name: str, folder: Path) -> Path:

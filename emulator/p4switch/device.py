@@ -190,7 +190,7 @@ class Device:
     def restore(self, path: str) -> None:
         """Restore the state from a file written by `serialize`. Raises ConfigError."""
         try:
-            text = Path(path).read_text()
+            text = Path(path).read_text(encoding="utf-8-sig")
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"can't read the state {path}: {error}") from error
         snapshot.restore(self.state, text)

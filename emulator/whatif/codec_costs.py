@@ -94,7 +94,7 @@ def _answer(request, ranks: int) -> tuple[object, float, bool]:
 def load(path: Path) -> dict[str, CodecCost]:
     """From `switchml bench codecs --json`'s output. Raises ConfigError where it is none."""
     try:
-        rows = json.loads(path.read_text())["codecs"]
+        rows = json.loads(path.read_text(encoding="utf-8-sig"))["codecs"]
         return {
             row["name"]: CodecCost(
                 wire_share=1 / row["ratio"],

@@ -267,7 +267,7 @@ def read_dnn_benchmark(path: Path) -> LayerTable:
 def _columns(path: Path, label: str, columns: tuple[str, ...]) -> tuple[list[str], np.ndarray]:
     """The column `label` of a CSV file, and float64 (columns, rows) of the others. Raises ConfigError."""
     try:
-        with path.open(newline="") as file:
+        with path.open(newline="", encoding="utf-8-sig") as file:
             reader = csv.DictReader(file, skipinitialspace=True)
             rows = [(reader.line_num, row) for row in reader]
     except (OSError, UnicodeDecodeError) as error:

@@ -21,7 +21,7 @@ EXTRAS = {
     "report": Extra(("jinja2", "vl_convert"), "--report: HTML pages"),
     "trace": Extra(("msgspec", "scipy"), "trace, bench trace, validate replay and clocks"),
     "optimize": Extra(("optuna",), "trace optimize, where a space is too large to try everything"),
-    "fit": Extra(("scipy",), "validate iterations --refit"),
+    "fit": Extra(("scipy", "tomlkit"), "validate iterations|throughput --refit"),
     "parquet": Extra(("pyarrow",), "emulate --out FILE.parquet"),
     "dask": Extra(("distributed",), "emulate --engine: sweeps on a Dask cluster"),
     "pandas": Extra(("pandas",), "to_frame()"),

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from emulator.cli.options import FILE, json_option, output, plot_option
+from switchml.cli.written import OutputFile
 from switchml.terminal import progress, say
 
 PUBLISHED = Path(__file__).parents[2] / "validation" / "published"
@@ -17,6 +18,38 @@ EXISTING_FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 def published(kind: str) -> list[Path]:
     """The tables of a kind that come along."""
     return sorted((PUBLISHED / kind).glob("*.csv"))
+
+
+write_option = click.option(
+    "--write",
+    "out_file",
+    type=OutputFile({".toml": ""}),
+    metavar="FILE.toml",
+    help="With --refit: fit the recorded rows, and write the constants here.",
+)
+overwrite_option = click.option("--overwrite", is_flag=True, help="Replace files of --write that are there.")
+
+
+def _refit(
+    name: str, files: tuple[Path, ...], is_asked: bool, out_file: Path | None, overwrite: bool, as_json: bool
+) -> None:
+    """Fit one set of constants again, show each beside what is shipped, write them."""
+    from emulator.validation import refit
+    from switchml.errors import ConfigError
+    from switchml.tables import show
+
+    if not is_asked or out_file is None:
+        raise ConfigError("--refit and --write go together: give both, with a FILE.toml for the constants")
+    if files:
+        raise ConfigError(f"{files[0]}: a refit is to the rows in emulator/cluster/data/fits.toml; give no file")
+    fit = refit.fits()[name]
+    targets = refit.targets(fit, out_file, overwrite)
+    rows = refit.samples(fit)
+    with progress("fitting") as task:
+        found = refit.refit(fit, task.step, rows=rows)
+    refit.write(fit, found, targets)
+    result = {"rows": len(rows), "constants": refit.to_json(found), "files": [str(path) for path in targets.values()]}
+    output(as_json, lambda: result, lambda: show(refit.table(fit, found, len(rows))))
 
 
 @click.command()
@@ -31,16 +64,32 @@ def published(kind: str) -> list[Path]:
 @click.option(
     "--refit", is_flag=True, help="Also fit the constants to all model sizes but one, for each in turn (slow; scipy)."
 )
+@write_option
+@overwrite_option
 @plot_option
 @json_option
 def iterations(
-    files: tuple[Path, ...], cluster_name: str, recompute: str, refit: bool, plot_file: Path | None, as_json: bool
+    files: tuple[Path, ...],
+    cluster_name: str,
+    recompute: str,
+    refit: bool,
+    out_file: Path | None,
+    overwrite: bool,
+    plot_file: Path | None,
+    as_json: bool,
 ) -> None:
     """Predict the iteration times in FILE.csv, or those that come along.
 
     Columns as VIA-Research/vTrain publishes them: accelerators, batch, micro-batch, sizes, tensor, data and pipeline
     parallelism, milliseconds. Jobs on more than one node of 8 recompute all activations, smaller ones none.
+
+    With --refit --write the constants that come along are fitted once more, to the rows and with the weights in
+    emulator/cluster/data/fits.toml, and stand beside what is shipped. FILE.toml is constants.toml with them; clusters
+    whose network they describe are written beside it.
     """
+    if out_file is not None:
+        _refit("iterations", files, refit, out_file, overwrite, as_json)
+        return
     from emulator.cluster import cluster
     from emulator.validation import fitting
     from emulator.validation.iterations import read
@@ -131,14 +180,31 @@ def megatron(cluster_name: str, plot_file: Path | None, as_json: bool) -> None:
 @click.command()
 @click.argument("files", nargs=-1, type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="[FILE.csv…]")
 @click.option("--cluster", "cluster_name", help="Cluster that they were measured on; default: by each row's gpu.")
+@click.option("--refit", is_flag=True, help="Fit torch's constants to the recorded rows again (with --write; slow).")
+@write_option
+@overwrite_option
 @plot_option
 @json_option
-def throughput(files: tuple[Path, ...], cluster_name: str | None, plot_file: Path | None, as_json: bool) -> None:
+def throughput(
+    files: tuple[Path, ...],
+    cluster_name: str | None,
+    refit: bool,
+    out_file: Path | None,
+    overwrite: bool,
+    plot_file: Path | None,
+    as_json: bool,
+) -> None:
     """Predict the tokens a second in FILE.csv, or those that come along, torchtitan's and NeMo's among them.
 
     Columns as mosaicml/llm-foundry publishes them for MPT under FSDP: model, gpu, gpus, sequence, batch, micro-batch,
     precision, sharding, checkpointing. Rows that could not run, as far as the emulator knows, are counted.
+
+    With --refit --write the constants of torch and of the clusters that MPT ran on are fitted once more, as
+    emulator/cluster/data/fits.toml says. FILE.toml is implementations.toml with them; other files are written beside.
     """
+    if refit or out_file is not None:
+        _refit("throughput", files, refit, out_file, overwrite, as_json)
+        return
     from emulator.validation import frameworks
     from emulator.validation import throughput as check
     from emulator.validation.report import show

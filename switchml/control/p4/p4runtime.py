@@ -38,7 +38,7 @@ class P4RuntimeSwitch(Driver):
         self._target, self._device_id = target, device_id
         self._json = program.read_bytes()
         self._p4info = text_format.Parse(program.with_suffix(".p4info.txtpb").read_text(), info.P4Info())
-        layout = Layout(self._json.decode(), self.where)
+        layout = Layout(self._json.decode("utf-8-sig"), self.where)
         self.rows, self.payloads = layout.rows, layout.payloads
         self._ids = {
             (kind, item.preamble.name): item.preamble.id

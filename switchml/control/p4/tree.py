@@ -64,7 +64,7 @@ def read_tree(path: Path) -> list[TreeSwitch]:
     ConfigError for a file of another form, Unreachable if a switch does not answer.
     """
     try:
-        listed = json.loads(path.read_text())["switches"]
+        listed = json.loads(path.read_text(encoding="utf-8-sig"))["switches"]
         known = {switch["name"]: switch for switch in listed}
         order = [name for name, switch in known.items() if not switch.get("above")]
         for name in order:

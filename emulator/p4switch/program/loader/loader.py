@@ -43,7 +43,7 @@ def load(path: str | PathLike) -> ir.Program:
 def loads(text: str) -> ir.Program:
     """The program in a JSON text. Raises ProgramError."""
     try:
-        root = json.loads(text)
+        root = json.loads(text.removeprefix("\ufeff"))
     except (ValueError, RecursionError) as error:
         raise ProgramError(f"the program is not JSON: {error}") from error
     with reading("program"):
