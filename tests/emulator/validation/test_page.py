@@ -1,0 +1,62 @@
+"""The figures of docs/emulator.md, and the shipped intervals, are what the commands give."""
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from emulator.jobs import interval
+from emulator.validation import campaigns, coverage
+from emulator.validation.rows import mape
+
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "emulator.md"
+PUBLISHED = Path(campaigns.__file__).parent / "published"
+nightly = pytest.mark.skipif("SWITCHML_NIGHTLY" not in os.environ, reason="a minute: set SWITCHML_NIGHTLY=1")
+
+
+def on_the_page(section: str) -> dict[str, list[str]]:
+    """Rows of the section's table by their first cell, remarks in parentheses left out; numbers without their unit."""
+    text = PAGE.read_text().partition(f"\n## {section}\n")[2].partition("\n## ")[0]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line[:2] == "| "]
+    return {re.sub(r" \(.*\)$", "", name): [cell.replace(" %", "") for cell in cells] for name, *cells in rows[1:]}
+
+
+def figures(found: list[campaigns.Campaign]) -> dict[str, list[str]]:
+    return {
+        name: [str(one["rows"]), f"{100 * one['mape']:.1f}", f"{100 * one['worst']:+.0f}"]
+        for name, one in campaigns.to_json(found).items()
+    }
+
+
+def test_the_page_has_a_row_for_what_a_command_prints():
+    page = on_the_page("Accuracy")
+    megatron = list(campaigns._megatron())
+    assert figures(megatron[:3]) == {one.name: page[one.name] for one in megatron[:3]}
+    assert page["Narayanan's table 1"][1] == f"{100 * mape(megatron[3].rows):.1f}"
+
+
+@nightly
+def test_the_page_has_what_validate_all_prints():
+    assert figures(campaigns.all_of(PUBLISHED)) == on_the_page("Accuracy")
+
+
+def test_intervals_of_jobs_that_nothing_was_fitted_to_are_as_shipped():
+    for name, group in coverage.groups(coverage.measured([])).items():
+        if name == interval.CONTEXT:
+            assert vars(group) == pytest.approx(vars(interval.groups()[name]), rel=1e-3)
+
+
+@nightly
+def test_shipped_intervals_are_what_the_command_writes(tmp_path):
+    found = coverage.groups(coverage.measured(sorted(PUBLISHED.rglob("*.csv"))))
+    coverage.write(found, tmp_path / "intervals.toml")
+    assert (tmp_path / "intervals.toml").read_text() == interval.FILE.read_text()
+    page = on_the_page("Intervals")
+    for group in found.values():
+        title = re.sub(r", to which .*$", "", group.title)
+        assert page[title][1:] == [
+            f"± {100 * (group.spread - 1):.1f}",
+            f"{100 * group.held_out:.0f}",
+            f"{100 * group.held_out_models:.0f}",
+        ]
