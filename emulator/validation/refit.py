@@ -70,7 +70,10 @@ class Constant:
     def shipped(self) -> float:
         """As its file has it."""
         path, keys = _place(self.places[0])
-        return float(reduce(lambda table, key: table[key], keys, datafile.load(path)))  # type: ignore[arg-type]
+        found: Any = datafile.load(path)
+        for key in keys:
+            found = found[key]
+        return float(found)
 
 
 @dataclass(frozen=True)
@@ -126,7 +129,9 @@ def _samples(rows: Rows) -> Iterator[Sample]:
     with path.open(newline="", encoding="utf-8-sig") as file:
         columns = list(csv.DictReader(file))
     if path.name == "table5.csv":
-        read = [(model, job, rows.cluster, seconds) for _, model, job, seconds in megatron.table5()]
+        read: list[tuple[Model, Job, str, float]] = [
+            (model, job, rows.cluster, seconds) for _, model, job, seconds in megatron.table5()
+        ]
     elif "throughput" in rows.file:
         read = [_of_throughput(one) for one in throughput.read(path)]
     else:
@@ -160,7 +165,9 @@ def trying(values: Mapping[Constant, float]) -> Iterator[None]:
     for constant, value in values.items():
         for place in constant.places:
             path, keys = _place(place)
-            table: Any = reduce(lambda inner, key: {key: inner}, reversed(keys), value)
+            table: Any = value
+            for key in reversed(keys):
+                table = {key: table}
             changes[path] = datafile.merge(changes.get(path, {}), table)
     try:
         with datafile.trying(changes):

@@ -60,7 +60,9 @@ def test_files_are_written_as_shipped_but_for_what_was_fitted(tmp_path):
     changed = [refit.Refitted(one, 2 * one.shipped(), one.shipped()) for one in fit.constants]
     refit.write(fit, changed, targets)
     assert datafile.load(tmp_path / "mine.toml")["kernel_s"]["value"] == pytest.approx(2 * fit.constants[4].shipped())
-    assert clusters.load(str(tmp_path / "a100-hdr800.toml")).between.efficiency == pytest.approx(2 * fit.constants[8].shipped())
+    assert clusters.load(str(tmp_path / "a100-hdr800.toml")).between.efficiency == pytest.approx(
+        2 * fit.constants[8].shipped()
+    )
     with pytest.raises(ConfigError, match="mine.toml exists: give --overwrite"):
         refit.targets(fit, tmp_path / "mine.toml")
     assert refit.targets(fit, tmp_path / "mine.toml", is_replacing=True) == targets
