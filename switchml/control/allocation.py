@@ -2,8 +2,9 @@
 packets."""
 
 import secrets
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 
+from switchml.control.dataplane import Address, PartSpec
 from switchml.control.membership import MIN_SLOTS
 
 KEY_BYTES = 16
@@ -72,3 +73,26 @@ def draw_key(randbelow: Callable[[int], int] = secrets.randbelow) -> bytes:
 def draw_isn(slots: int, randbelow: Callable[[int], int] = secrets.randbelow) -> int:
     """An initial sequence number: 32 bits, a multiple of 2 * `slots`."""
     return randbelow((1 << 32) // (2 * slots)) * 2 * slots
+
+
+def draw_parts(
+    addresses: Sequence[Sequence[Address]],
+    slots: int,
+    used: Collection[int],
+    randbelow: Callable[[int], int] = secrets.randbelow,
+    *,
+    with_keys: bool,
+) -> list[PartSpec]:
+    """What each part of a job has of its own. `addresses[rank][part]`; `slots`: of each part, 0 for a job that sends no
+    packets; `used`: tags of other jobs."""
+    tags, drawn = set(used), []
+    for ranks in zip(*addresses, strict=True):
+        part = PartSpec(
+            addresses=ranks,
+            tag=draw_tag(tags, randbelow),
+            isn=draw_isn(slots, randbelow) if slots else 0,
+            key=draw_key(randbelow) if with_keys else b"",
+        )
+        tags.add(part.tag)
+        drawn.append(part)
+    return drawn

@@ -26,12 +26,10 @@ from switchml.control.allocation import (
     advised_window,
     count_parts,
     default_slots,
-    draw_isn,
-    draw_key,
-    draw_tag,
+    draw_parts,
     fit_slots,
 )
-from switchml.control.dataplane import Address, Dataplane, JobCounters, JobSpec, PartSpec
+from switchml.control.dataplane import Address, Dataplane, JobCounters, JobSpec
 from switchml.control.job import Job, Member
 from switchml.control.membership import (
     Ended,
@@ -361,17 +359,14 @@ class JobRegistry:
             self._check_addresses_released(job, addresses)
             self._make_way(addresses)
             slots, parts = self._allocate(job)
-        # What parts have of their own. One address for all ranks of a job that sends no packets.
-        tags, drawn = {other.tag for other in self.live}, []
-        for number in range(max(parts, 1)):
-            part = PartSpec(
-                addresses=tuple(request.addresses[number] for request in requests),
-                tag=draw_tag(tags, self._randbelow),
-                isn=draw_isn(slots, self._randbelow) if slots else 0,
-                key=draw_key(self._randbelow) if job.first.authenticate else b"",
-            )
-            tags.add(part.tag)
-            drawn.append(part)
+        # One part, and one address for all ranks, of a job that sends no packets.
+        first, *more = draw_parts(
+            [request.addresses[: max(parts, 1)] for request in requests],
+            slots,
+            {other.tag for other in self.live},
+            self._randbelow,
+            with_keys=job.first.authenticate,
+        )
         return JobSpec(
             job_id=next(self._job_ids),
             protocol=membership.PROTOCOL,
@@ -381,8 +376,8 @@ class JobRegistry:
             wire=job.first.wire,
             transports=tuple(request.transport for request in requests),
             macs=tuple(request.mac for request in requests),
-            more=tuple(drawn[1:]),
-            **vars(drawn[0]),
+            more=tuple(more),
+            **vars(first),
         )
 
     def _started(self, spec: JobSpec, request: JoinRequest, peers: tuple[Peer, ...]) -> Started:
