@@ -45,10 +45,16 @@ _BUILT = (
 """What keeps values of the files that constants stand in."""
 
 
+Measured = tuple[Model, Job, str, float]
+"""Model, job, cluster, seconds of an iteration."""
+
+
 @dataclass(frozen=True)
 class Rows:
     """Rows of one file."""
 
+    reader: str
+    """How `file` is read: one of READERS."""
     file: str
     weight: float
     cluster: str = ""
@@ -128,17 +134,9 @@ def _samples(rows: Rows) -> Iterator[Sample]:
     path = Path(__file__).parent / rows.file
     with path.open(newline="", encoding="utf-8-sig") as file:
         columns = list(csv.DictReader(file))
-    if path.name == "table5.csv":
-        read: list[tuple[Model, Job, str, float]] = [
-            (model, job, rows.cluster, seconds) for _, model, job, seconds in megatron.table5()
-        ]
-    elif "throughput" in rows.file:
-        read = [_of_throughput(one) for one in throughput.read(path)]
-    else:
-        read = [(model, job, rows.cluster, seconds) for model, job, seconds in iterations.read(path)]
     chosen = [
         one
-        for one, row in zip(read, columns, strict=True)
+        for one, row in zip(READERS[rows.reader](path, rows.cluster), columns, strict=True)
         if all(row[column] in values for column, values in rows.only.items())
     ]
     if not chosen:
@@ -147,9 +145,24 @@ def _samples(rows: Rows) -> Iterator[Sample]:
         yield Sample(*one, rows.weight)
 
 
-def _of_throughput(row: throughput.Measured) -> tuple[Model, Job, str, float]:
+def _iterations(path: Path, cluster: str) -> list[Measured]:
+    return [(model, job, cluster, seconds) for model, job, seconds in iterations.read(path)]
+
+
+def _table5(_: Path, cluster: str) -> list[Measured]:
+    return [(model, job, cluster, seconds) for _, model, job, seconds in megatron.table5()]
+
+
+def _throughput(path: Path, _: str) -> list[Measured]:
+    return [_of_throughput(row) for row in throughput.read(path)]
+
+
+def _of_throughput(row: throughput.Measured) -> Measured:
     job = row.request.job
     return load_model(row.request), job, row.request.cluster, job.global_batch * job.sequence / row.tokens_per_s
+
+
+READERS = {"iterations": _iterations, "table5": _table5, "throughput": _throughput}
 
 
 def predicted_s(fit: Fit, sample: Sample) -> float:
