@@ -34,6 +34,8 @@ log = logging.getLogger("switchml.aggregator")
 _FRAME_BYTES = 2048
 _BATCH = 64
 """Frames taken between two looks at what else has to be done."""
+_MOST_HEADERS = 4096
+"""Headers that are kept: a host chooses its source ports, and must not fill our memory by them."""
 _ETH_P_ARP = 0x0806
 _ETHERNET = struct.Struct("!6s6sH")
 _IPV4 = struct.Struct("!BBHHHBBH4s4s")
@@ -229,6 +231,8 @@ class RawV1:
         """What precedes a result: it goes from the port that the request went to, to the port that it came from."""
         key = state.spec.job_id, rank, request.port, request.source_port, size
         if key not in self._headers:
+            if len(self._headers) >= _MOST_HEADERS:
+                self._headers.clear()
             ip, _ = udp.endpoint_text(int(state.endpoints[rank]))
             mac = self._macs[state.spec.job_id, rank]
             self._headers[key] = headers(Ends(self.mac, self.ip, request.port, mac, ip, request.source_port), size)
