@@ -11,11 +11,7 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
-from switchml.runtime.jit import compile_once, kernel
-
-kernel_part = functools.partial(kernel, no_cpython_wrapper=True, no_cfunc_wrapper=True)
-"""A kernel that only other kernels call: without the entry for Python, which takes a third of the time to
-compile."""
+from switchml.runtime.jit import compile_once
 
 _I64 = ir.IntType(64)
 _INT = types.int64

@@ -8,7 +8,7 @@ to ingress, `queued` those on their way to egress. This path doesn't serve queue
 import numpy as np
 
 from emulator.p4switch.engine.layout import CELL, CTX, offsets
-from emulator.p4switch.engine.raw import call2, clear_block, copy_block, kernel_part, ld64, st8, st64
+from emulator.p4switch.engine.raw import call2, clear_block, copy_block, ld64, st8, st64
 from emulator.p4switch.engine.vm.bits import copy, load_bits, store_bits
 from emulator.p4switch.engine.vm.vm import STUCK
 from switchml.runtime.jit import kernel
@@ -67,20 +67,20 @@ _NOW, _START_LENGTH, _PORT = CELL["now"], CELL["start_length"], CELL["ingress_po
 ) = (P[name] for name in PLAN)  # fmt: skip
 
 
-@kernel_part
+@kernel
 def _set(plan, frame, field, value):
     offset = ld64(plan + field)
     if offset >= 0:
         st64(frame + offset, value & ld64(plan + field + 8))
 
 
-@kernel_part
+@kernel
 def _get(plan, frame, field):
     offset = ld64(plan + field)
     return ld64(frame + offset) if offset >= 0 else 0
 
 
-@kernel_part
+@kernel
 def _begin(plan, frame, address, length, port, ingress_length):
     """A packet of which nothing is parsed and all metadata is 0."""
     end = ld64(plan + _PHV_END)
@@ -96,7 +96,7 @@ def _begin(plan, frame, address, length, port, ingress_length):
     st64(frame + _NOW, ld64(plan + _PLAN_NOW))
 
 
-@kernel_part
+@kernel
 def _run(plan, frame, pc):
     """Run a stage; False if the packet must be dropped."""
     st64(frame + _LOOPS, 0)
@@ -110,7 +110,7 @@ def _run(plan, frame, pc):
     return True
 
 
-@kernel_part
+@kernel
 def _parse(plan, frame):
     st64(frame + _CURSOR, 0)
     st64(frame + _ERROR, ld64(plan + _NO_ERROR))
@@ -119,7 +119,7 @@ def _parse(plan, frame):
     return _run(plan, frame, _PARSER)
 
 
-@kernel_part
+@kernel
 def _push(plan, frame, ring, port, priority):
     """Append a copy of the packet to a ring: `ring` is the plan's word with its address."""
     n, size = ld64(plan + ring + 16), ld64(plan + _RING_SIZE)
@@ -134,7 +134,7 @@ def _push(plan, frame, ring, port, priority):
     st64(plan + ring + 16, n + 1)
 
 
-@kernel_part
+@kernel
 def _pop(plan, frame, ring):
     """Take the first packet of a ring into the frame; the address of what was pushed with it."""
     first, n = ld64(plan + ring + 8), ld64(plan + ring + 16) - 1
@@ -145,7 +145,7 @@ def _pop(plan, frame, ring):
     return entry
 
 
-@kernel_part
+@kernel
 def _enqueue(plan, frame, port):
     """Mark a packet as queued; its priority, or -1 if it is dropped."""
     priority = _get(plan, frame, PRIORITY)
@@ -157,14 +157,14 @@ def _enqueue(plan, frame, port):
     return priority
 
 
-@kernel_part
+@kernel
 def _push_to_egress(plan, frame, port):
     priority = _enqueue(plan, frame, port)
     if priority >= 0:
         _push(plan, frame, _QUEUED, port, priority)
 
 
-@kernel_part
+@kernel
 def _forget_requests(frame):
     st64(frame + _CLONE, 0)
     st64(frame + _DIGEST, 0)
@@ -174,7 +174,7 @@ def _forget_requests(frame):
     st64(frame + _EXIT, 0)
 
 
-@kernel_part
+@kernel
 def _multicast(plan, frame, group):
     """Queue a copy for each port of a group; copies carry no requests."""
     _forget_requests(frame)
@@ -187,7 +187,7 @@ def _multicast(plan, frame, group):
         _push_to_egress(plan, frame, ld64(copies + 16 * i))
 
 
-@kernel_part
+@kernel
 def _take_over(plan, frame, other, field_list, instance_type):
     """Reset a copy's metadata but for the fields of a list, which come from another packet."""
     start = ld64(plan + _METADATA)
@@ -214,7 +214,7 @@ def _take_over(plan, frame, other, field_list, instance_type):
     _set(plan, frame, INSTANCE_TYPE, instance_type)
 
 
-@kernel_part
+@kernel
 def _save(plan, frame):
     """Put the packet aside; where it is."""
     saved = ld64(plan + _SAVED)
@@ -222,19 +222,19 @@ def _save(plan, frame):
     return saved
 
 
-@kernel_part
+@kernel
 def _restore(plan, frame):
     copy_block(frame, ld64(plan + _SAVED), ld64(plan + _PHV_END))
 
 
-@kernel_part
+@kernel
 def _session(plan, clone):
     """Address of a mirroring session's row (exists, port or -1, group or -1), or 0."""
     row = ld64(plan + _SESSIONS) + 24 * (clone - 1)
     return row if ld64(row) else 0
 
 
-@kernel_part
+@kernel
 def _mirror(plan, frame, session):
     port, group = ld64(session + 8), ld64(session + 16)
     if group >= 0:
@@ -243,7 +243,7 @@ def _mirror(plan, frame, session):
         _push_to_egress(plan, frame, port)
 
 
-@kernel_part
+@kernel
 def _clone_at_ingress(plan, frame):
     session = _session(plan, ld64(frame + _CLONE))
     st64(frame + _CLONE, 0)
@@ -262,7 +262,7 @@ def _clone_at_ingress(plan, frame):
     _restore(plan, frame)
 
 
-@kernel_part
+@kernel
 def _clone_at_egress(plan, frame):
     session = _session(plan, ld64(frame + _CLONE))
     st64(frame + _CLONE, 0)
@@ -275,7 +275,7 @@ def _clone_at_egress(plan, frame):
     _restore(plan, frame)
 
 
-@kernel_part
+@kernel
 def _learn(plan, frame):
     for i in range(ld64(plan + _N_DIGESTS)):
         row = ld64(plan + _DIGESTS) + 16 * i
@@ -283,7 +283,7 @@ def _learn(plan, frame):
             call2(ld64(plan + _VM), frame, ld64(row + 8))
 
 
-@kernel_part
+@kernel
 def _resubmit(plan, frame):
     saved = _save(plan, frame)
     length = ld64(saved + _START_LENGTH)
@@ -296,7 +296,7 @@ def _resubmit(plan, frame):
     _push(plan, frame, _RETURNED, _ZERO, _ZERO)
 
 
-@kernel_part
+@kernel
 def _ingress(plan, frame):
     """Parse, run the ingress pipeline and carry out its requests; the port if the packet continues to egress at once,
     else -1."""
@@ -330,7 +330,7 @@ def _ingress(plan, frame):
     return port
 
 
-@kernel_part
+@kernel
 def _recirculate(plan, frame, address, length):
     saved = _save(plan, frame)
     _begin(plan, frame, address, length, ld64(saved + _PORT), length)
@@ -339,7 +339,7 @@ def _recirculate(plan, frame, address, length):
     _push(plan, frame, _RETURNED, _ZERO, _ZERO)
 
 
-@kernel_part
+@kernel
 def _egress(plan, frame, port, priority, out):
     """Run the egress pipeline, carry out its requests, deparse and send; the address for the next frame."""
     now = ld64(plan + _PLAN_NOW)
@@ -383,7 +383,7 @@ def _egress(plan, frame, port, priority, out):
     return out + length
 
 
-@kernel_part
+@kernel
 def _settle(plan, frame, out, passes):
     """Serve the rings until they are empty: first packets that return to ingress, then egress. `passes`: the number so
     far."""

@@ -1,15 +1,16 @@
 """Bit fields in memory, most significant bit first, and small copies: what all parts of the VM share."""
 
-from emulator.p4switch.engine.raw import be64, copy_block, kernel_part, ld8, ld64, shr, st8, st64, ste64
+from emulator.p4switch.engine.raw import be64, copy_block, ld8, ld64, shr, st8, st64, ste64
+from switchml.runtime.jit import kernel
 
 
-@kernel_part
+@kernel
 def low_mask(width):
     """`width` (0..64) one bits."""
     return -1 if width >= 64 else (1 << width) - 1
 
 
-@kernel_part
+@kernel
 def load_bits(address, bit, width):
     """`width` (1..64) bits that begin `bit` (0..7) bits after an address. Up to 9 bytes are read."""
     word = be64(address)
@@ -19,7 +20,7 @@ def load_bits(address, bit, width):
     return shr(word, 64 - bit - width) & low_mask(width)
 
 
-@kernel_part
+@kernel
 def store_bits(address, bit, width, value):
     """Write `width` (1..64) bits; up to 9 bytes are read and written."""
     over = bit + width - 64
@@ -33,7 +34,7 @@ def store_bits(address, bit, width, value):
     ste64(address, (be64(address) & ~mask) | ((value << shift) & mask))
 
 
-@kernel_part
+@kernel
 def load_wide(to, address, bit, width, n):
     """A field of any width into n limbs."""
     start = bit + width
@@ -53,7 +54,7 @@ def load_wide(to, address, bit, width, n):
                 st64(to + 8 * i, load_bits(address + (start >> 3), start & 7, part))
 
 
-@kernel_part
+@kernel
 def store_wide(address, bit, width, source):
     """The low `width` bits of limbs into a field."""
     start, i = bit + width, 0
@@ -73,7 +74,7 @@ def store_wide(address, bit, width, source):
         i += 1
 
 
-@kernel_part
+@kernel
 def copy(to, source, n):
     """Copy n bytes that don't overlap: short ones without a call."""
     if n > 128:

@@ -4,10 +4,11 @@ import numpy as np
 
 from emulator.p4switch.engine import opcodes as o
 from emulator.p4switch.engine.layout import CELL, CTX, HASH_BUFFER_BYTES, ROW
-from emulator.p4switch.engine.raw import arg, kernel_part, ld8, ld32, ld64, put, shr, st8, st64, val
+from emulator.p4switch.engine.raw import arg, ld8, ld32, ld64, put, shr, st8, st64, val
 from emulator.p4switch.engine.vm.bits import copy, load_bits, low_mask, store_bits
 from emulator.p4switch.engine.vm.headers import is_valid, row_of, wire_bytes
 from switchml.net.checksum import ones_sum
+from switchml.runtime.jit import kernel
 
 _CONTEXT, _PACKET, _LENGTH, _CURSOR, _BITS = (CELL[name] for name in ("context", "packet", "length", "cursor", "bits"))
 _VARBIT = ROW["varbit"]
@@ -15,12 +16,12 @@ _BUFFER = CTX["hash_buffer"]
 _ROOM = 8 * HASH_BUFFER_BYTES - 128
 
 
-@kernel_part
+@kernel
 def _buffer(frame):
     return ld64(ld64(frame + _CONTEXT) + _BUFFER)
 
 
-@kernel_part
+@kernel
 def _append(frame, source, bit, width):
     """Append bits that lie anywhere."""
     buffer, at = _buffer(frame), ld64(frame + _BITS)
@@ -38,7 +39,7 @@ def _append(frame, source, bit, width):
         width -= part
 
 
-@kernel_part
+@kernel
 def _append_value(frame, value, width):
     at = ld64(frame + _BITS)
     if width > 0 and at + width <= _ROOM:
@@ -46,7 +47,7 @@ def _append_value(frame, value, width):
         store_bits(_buffer(frame) + (at >> 3), at & 7, width, value)
 
 
-@kernel_part
+@kernel
 def _pad(frame):
     """Fill the last byte with zeros; returns the number of bytes."""
     at = ld64(frame + _BITS)
@@ -57,7 +58,7 @@ def _pad(frame):
     return (at + 7) >> 3
 
 
-@kernel_part
+@kernel
 def _reflect(value, width):
     result = 0
     for _ in range(width):
@@ -66,7 +67,7 @@ def _reflect(value, width):
     return result
 
 
-@kernel_part
+@kernel
 def _crc(parameters, data, n):
     width, table = ld64(parameters), ld64(parameters + 40)
     remainder, mask = ld64(parameters + 8), low_mask(width)
@@ -82,7 +83,7 @@ def _crc(parameters, data, n):
     return remainder ^ ld64(parameters + 16)
 
 
-@kernel_part
+@kernel
 def _xor_words(data, n, size):
     result = 0
     for i in range(n):
@@ -90,7 +91,7 @@ def _xor_words(data, n, size):
     return result
 
 
-@kernel_part
+@kernel
 def _toeplitz(key, n_words, data, n):
     result = 0
     for at in range(0, n, 4):
@@ -105,7 +106,7 @@ def _toeplitz(key, n_words, data, n):
     return result
 
 
-@kernel_part
+@kernel
 def _fnv(data, n):
     value = 2166136261
     for i in range(n):
@@ -124,17 +125,17 @@ _P4, _P5 = np.uint64(0x85EBCA77C2B2AE63), np.uint64(0x27D4EB2F165667C5)
 _R1, _R7, _R11, _R12, _R18, _R23, _R27, _R31 = (np.uint64(n) for n in (1, 7, 11, 12, 18, 23, 27, 31))
 
 
-@kernel_part
+@kernel
 def _rotate(value, n):
     return (value << n) | (value >> (np.uint64(64) - n))
 
 
-@kernel_part
+@kernel
 def _round(lane, word):
     return _rotate(lane + word * _P2, _R31) * _P1
 
 
-@kernel_part
+@kernel
 def _xxh64(data, n):
     at, zero = 0, np.uint64(0)
     if n >= 32:
@@ -167,7 +168,7 @@ def _xxh64(data, n):
     return np.int64(value ^ (value >> np.uint64(32)))
 
 
-@kernel_part
+@kernel
 def _hash(kind, parameters, data, n):
     if kind == o.CSUM16:
         return ones_sum(data, n, 0) ^ 0xFFFF
@@ -186,7 +187,7 @@ def _hash(kind, parameters, data, n):
     return _xxh64(data, n)
 
 
-@kernel_part
+@kernel
 def run_hash(frame, at, op):
     """One instruction of the hash group."""
     if op == o.HPUT:

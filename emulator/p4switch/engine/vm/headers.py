@@ -4,8 +4,9 @@ of their row in the header table (layout.DESCRIPTOR); -1 stands for a place beyo
 from emulator.p4switch.engine import opcodes as o
 from emulator.p4switch.engine import raw
 from emulator.p4switch.engine.layout import CELL, CTX, DESCRIPTOR_BYTES, ROW
-from emulator.p4switch.engine.raw import arg, bits_of, kernel_part, ld8, ld64, put, st8, st64, val
+from emulator.p4switch.engine.raw import arg, bits_of, ld8, ld64, put, st8, st64, val
 from emulator.p4switch.engine.vm.bits import copy, load_bits, load_wide, store_bits, store_wide
+from switchml.runtime.jit import kernel
 
 _CONTEXT, _PACKET, _LENGTH, _CURSOR, _OUT = (CELL[name] for name in ("context", "packet", "length", "cursor", "out"))
 _PACKET_LENGTH = CELL["packet_length"]
@@ -17,18 +18,18 @@ _VARBIT, _VARBIT_AT, _VARBIT_MAX, _FLAGS = (ROW[name] for name in ("varbit", "va
 _TYPE = ROW["type"]
 
 
-@kernel_part
+@kernel
 def row_of(frame, header):
     """The address of a header's row."""
     return ld64(ld64(frame + _CONTEXT) + _HEADERS) + header * DESCRIPTOR_BYTES
 
 
-@kernel_part
+@kernel
 def is_valid(frame, row):
     return ld8(frame + ld64(row + _VALID)) & 1
 
 
-@kernel_part
+@kernel
 def set_valid(frame, row):
     """Make a header valid, and the other members of its union invalid."""
     siblings = frame + ld64(row + _SIBLINGS)
@@ -39,14 +40,14 @@ def set_valid(frame, row):
     st8(frame + ld64(row + _VALID), 1)
 
 
-@kernel_part
+@kernel
 def varbit_width(frame, row):
     """Bits of the varbit field, 0 if there is none."""
     at = ld64(row + _VARBIT)
     return ld64(frame + at) if at else 0
 
 
-@kernel_part
+@kernel
 def _assign(frame, target, source):
     if target < 0:
         return
@@ -61,7 +62,7 @@ def _assign(frame, target, source):
         copy(frame + ld64(to + _DATA), frame + ld64(row_of(frame, source) + _DATA), ld64(to + _TOTAL))
 
 
-@kernel_part
+@kernel
 def _same_bytes(a, b, n):
     for i in range(n):  # noqa: SIM110 (compiled: no generators)
         if ld8(a + i) != ld8(b + i):
@@ -69,7 +70,7 @@ def _same_bytes(a, b, n):
     return True
 
 
-@kernel_part
+@kernel
 def _equal(frame, left, right):
     if left < 0 or right < 0:
         return 0
@@ -90,7 +91,7 @@ def _equal(frame, left, right):
     return bits_of(_same_bytes(frame + ld64(a + _VARBIT) + 8, frame + ld64(b + _VARBIT) + 8, (width + 7) >> 3))
 
 
-@kernel_part
+@kernel
 def _swap(frame, left, right):
     if left == right:
         return
@@ -105,7 +106,7 @@ def _swap(frame, left, right):
         st64(second + at, word)
 
 
-@kernel_part
+@kernel
 def _shift(frame, ids, n, by):
     """Push or pop: elements move by exchanging places; vacated places become invalid."""
     for step in range(n):
@@ -118,7 +119,7 @@ def _shift(frame, ids, n, by):
             st8(frame + ld64(row_of(frame, ld64(ids + 8 * place)) + _VALID), 0)
 
 
-@kernel_part
+@kernel
 def _add(frame, header, is_fast):
     if header < 0:
         return
@@ -134,7 +135,7 @@ def _add(frame, header, is_fast):
         st64(frame + _PACKET_LENGTH, ld64(frame + _PACKET_LENGTH) + ld64(row + _BYTES) + (width >> 3))
 
 
-@kernel_part
+@kernel
 def _remove(frame, header):
     if header < 0:
         return
@@ -145,7 +146,7 @@ def _remove(frame, header):
         st8(frame + ld64(row + _VALID), 0)
 
 
-@kernel_part
+@kernel
 def _extract(frame, at, pc):
     """EXTH: returns the next pc."""
     width, has_varbit, longest = val(frame, at, 2), arg(at, 3), arg(at, 4)
@@ -173,7 +174,7 @@ def _extract(frame, at, pc):
     return pc
 
 
-@kernel_part
+@kernel
 def wire_bytes(frame, row, to):
     """Write a header as it is on the wire; returns how many bytes."""
     fixed, data = ld64(row + _BYTES), frame + ld64(row + _DATA)
@@ -188,7 +189,7 @@ def wire_bytes(frame, row, to):
     return fixed + extra
 
 
-@kernel_part
+@kernel
 def _load(frame, at):
     """HFIELD."""
     header, bit, width, number = val(frame, at, 2), arg(at, 3), arg(at, 4), arg(at, 5)
@@ -201,7 +202,7 @@ def _load(frame, at):
     return value
 
 
-@kernel_part
+@kernel
 def _store(frame, at):
     """HSET."""
     header, bit, number = val(frame, at, 1), arg(at, 2), arg(at, 5)
@@ -213,7 +214,7 @@ def _store(frame, at):
         st8(frame + ld64(row + _FLAGS) + number, val(frame, at, 6))
 
 
-@kernel_part
+@kernel
 def run_headers(frame, at, op, pc):
     """One instruction of the headers group; returns the next pc."""
     if op == o.HIDX:

@@ -3,7 +3,8 @@
 import numpy as np
 
 from emulator.p4switch.engine.layout import CELL, CTX
-from emulator.p4switch.engine.raw import arg, kernel_part, ld8, ld32, ld64, load_double, ltu, shr, st32, st64, val
+from emulator.p4switch.engine.raw import arg, ld8, ld32, ld64, load_double, ltu, shr, st32, st64, val
+from switchml.runtime.jit import kernel
 
 _CONTEXT, _ENTRY, _HIT, _NOW, _LENGTH = (CELL[name] for name in ("context", "entry", "hit", "now", "ingress_length"))
 _TABLES, _RANDOM = CTX["tables"], CTX["random"]
@@ -25,7 +26,7 @@ _MIX = -0x61C8864680B583EB
 """2^64 divided by the golden ratio (Knuth's multiplicative hashing)."""
 
 
-@kernel_part
+@kernel
 def hash_limbs(key, mask, n):
     """A hash of a key under a mask: 63 bits."""
     mixed = 0
@@ -35,7 +36,7 @@ def hash_limbs(key, mask, n):
     return mixed & 0x7FFFFFFFFFFFFFFF
 
 
-@kernel_part
+@kernel
 def same_under_mask(key, mask, value, n):
     """Whether key & mask is a value, n limbs each."""
     for i in range(0, 8 * n, 8):  # noqa: SIM110 (compiled: no generators)
@@ -44,7 +45,7 @@ def same_under_mask(key, mask, value, n):
     return True
 
 
-@kernel_part
+@kernel
 def _find(table, key, n):
     """The record of the best entry in the hash tables, or 0. They are ordered by the best rank in each."""
     best, record = 0x7FFFFFFFFFFFFFFF, 0
@@ -69,7 +70,7 @@ def _find(table, key, n):
     return record
 
 
-@kernel_part
+@kernel
 def _at_most(a, b, n):
     """Whether a <= b, n limbs each, unsigned."""
     for i in range(8 * (n - 1), -8, -8):
@@ -79,7 +80,7 @@ def _at_most(a, b, n):
     return True
 
 
-@kernel_part
+@kernel
 def _fits(row, key):
     """Whether a key fits a row: record, how many fields, then of each (is range, limbs, value, mask or upper end)."""
     at = row + 16
@@ -96,7 +97,7 @@ def _fits(row, key):
     return True
 
 
-@kernel_part
+@kernel
 def look_up(frame, number, key, n):
     """LOOKUP."""
     table = ld64(ld64(frame + _CONTEXT) + _TABLES) + number * TABLE_BYTES
@@ -119,7 +120,7 @@ def look_up(frame, number, key, n):
     st64(ld64(record + LAST_HIT), ld64(frame + _NOW))
 
 
-@kernel_part
+@kernel
 def value_in_set(key, n, cover, words):
     """VSET: `words` hold the address of the values and how many there are."""
     value = ld64(words)
@@ -134,7 +135,7 @@ def value_in_set(key, n, cover, words):
     return False
 
 
-@kernel_part
+@kernel
 def read_register(frame, at):
     """REG: 0 beyond the array."""
     to, words, index, n = frame + arg(at, 1), frame + arg(at, 2), val(frame, at, 3), arg(at, 4)
@@ -144,7 +145,7 @@ def read_register(frame, at):
         st64(to + i, ld64(cell + i) if inside else 0)
 
 
-@kernel_part
+@kernel
 def write_register(frame, at):
     """REGW: nothing beyond the array."""
     words, index, n, source = frame + arg(at, 1), val(frame, at, 2), arg(at, 3), frame + arg(at, 4)
@@ -155,7 +156,7 @@ def write_register(frame, at):
         st64(cell + top, ld64(source + top) & ld64(words + 24))
 
 
-@kernel_part
+@kernel
 def count(words, index, n_bytes):
     """COUNT."""
     if ltu(index, ld64(words + 8)):
@@ -164,7 +165,7 @@ def count(words, index, n_bytes):
         st64(cell + 8, ld64(cell + 8) + n_bytes)
 
 
-@kernel_part
+@kernel
 def execute_meter(words, index, n_bytes, now):
     """METER (arrays.MeterArray.execute): `words` are the addresses of configured, rate, burst, tokens, last; then the
     number of rates, whether bytes count, the size."""
@@ -185,7 +186,7 @@ def execute_meter(words, index, n_bytes, now):
     return 0
 
 
-@kernel_part
+@kernel
 def _twist(state):
     """The next 624 words of the Mersenne Twister MT19937 (Matsumoto and Nishimura 1998)."""
     for i in range(624):
@@ -196,7 +197,7 @@ def _twist(state):
         st32(state + 4 * i, word)
 
 
-@kernel_part
+@kernel
 def _random32(state):
     at = ld32(state + 4 * 624)
     if at >= 624:
@@ -210,7 +211,7 @@ def _random32(state):
     return (word ^ (word >> 18)) & 0xFFFFFFFF
 
 
-@kernel_part
+@kernel
 def random_within(frame, low, high):
     """RANDOM: the number that Python's random.randint returns from the same state."""
     state = ld64(ld64(frame + _CONTEXT) + _RANDOM)

@@ -3,9 +3,10 @@
 from emulator.p4switch.engine import opcodes as o
 from emulator.p4switch.engine import raw
 from emulator.p4switch.engine.layout import CELL, CTX
-from emulator.p4switch.engine.raw import arg, bits_of, kernel_part, ld8, ld64, ltu, put, shr, st8, st64, val
+from emulator.p4switch.engine.raw import arg, bits_of, ld8, ld64, ltu, put, shr, st8, st64, val
 from emulator.p4switch.engine.vm import tables
 from emulator.p4switch.engine.vm.bits import copy, load_bits, store_bits
+from switchml.runtime.jit import kernel
 
 _CONTEXT, _PACKET, _LENGTH, _CURSOR, _OUT = (CELL[name] for name in ("context", "packet", "length", "cursor", "out"))
 _ARGS, _RETURN, _ENTRY, _HIT, _EXIT = (CELL[name] for name in ("args", "return_pc", "entry", "hit", "exit"))
@@ -24,7 +25,7 @@ STUCK = 1
 """Status of a stage that took more."""
 
 
-@kernel_part
+@kernel
 def _divide_signed(a, b, want_rest):
     """Towards 0; by 0 it is 0."""
     if b == 0:
@@ -35,7 +36,7 @@ def _divide_signed(a, b, want_rest):
     return a - quotient * b if want_rest else quotient
 
 
-@kernel_part
+@kernel
 def _peek(frame, at):
     """PEEK: byte by byte, because the packet may end."""
     data, length = ld64(frame + _PACKET), ld64(frame + _LENGTH)
@@ -57,7 +58,7 @@ def _peek(frame, at):
         st64(frame + arg(at, 1) + 8 * i, value)
 
 
-@kernel_part
+@kernel
 def _event(frame, at):
     context = ld64(frame + _CONTEXT)
     place, n = ld64(context + _EVENT_AT), arg(at, 3)
@@ -73,7 +74,7 @@ def _event(frame, at):
     st64(context + _EVENT_OPEN, 1)
 
 
-@kernel_part
+@kernel
 def _event_add(frame, at):
     context = ld64(frame + _CONTEXT)
     if ld64(context + _EVENT_OPEN) == 0:
@@ -84,7 +85,7 @@ def _event_add(frame, at):
     st64(context + _EVENT_AT, place + n)
 
 
-@kernel_part
+@kernel
 def run(frame, pc):
     """Run from `pc` until END or TRAP; returns the status."""
     code = ld64(ld64(frame + _CONTEXT) + _CODE)

@@ -6,7 +6,7 @@ import numpy as np
 
 from emulator.p4switch.engine import opcodes as o
 from emulator.p4switch.engine import raw
-from emulator.p4switch.engine.raw import arg, kernel_part, ld8, ld64, ltu, shr, st8, st64, val
+from emulator.p4switch.engine.raw import arg, ld8, ld64, ltu, shr, st8, st64, val
 from emulator.p4switch.engine.vm.bits import load_wide, low_mask, store_wide
 from switchml.runtime.jit import kernel
 from switchml.runtime.memory import pointer
@@ -23,7 +23,7 @@ def _u32(address, n):
     return numba.carray(pointer(np.uintp(address)), (n,), np.uint32)
 
 
-@kernel_part
+@kernel
 def _add(d, a, b, n):
     carry = 0
     for i in range(0, 8 * n, 8):
@@ -34,7 +34,7 @@ def _add(d, a, b, n):
         st64(d + i, with_carry)
 
 
-@kernel_part
+@kernel
 def _subtract(d, a, b, n):
     borrow = 0
     for i in range(0, 8 * n, 8):
@@ -44,7 +44,7 @@ def _subtract(d, a, b, n):
         borrow = ltu(left, right) | ltu(rest, borrow)
 
 
-@kernel_part
+@kernel
 def _multiply(d, a, b, n):
     for i in range(n):
         st64(d + 8 * i, 0)
@@ -61,14 +61,14 @@ def _multiply(d, a, b, n):
             carry = high
 
 
-@kernel_part
+@kernel
 def _extend(d, n, a, k, is_signed):
     fill = ld64(a + 8 * (k - 1)) >> 63 if is_signed else 0
     for i in range(n):
         st64(d + 8 * i, ld64(a + 8 * i) if i < k else fill)
 
 
-@kernel_part
+@kernel
 def _shift_left(d, a, by, n):
     limbs, bits = by >> 6, by & 63
     for i in range(n - 1, -1, -1):
@@ -80,7 +80,7 @@ def _shift_left(d, a, by, n):
         st64(d + 8 * i, value)
 
 
-@kernel_part
+@kernel
 def _shift_right(d, n, a, k, by, is_signed):
     limbs, bits = by >> 6, by & 63
     fill = ld64(a + 8 * (k - 1)) >> 63 if is_signed else 0
@@ -91,7 +91,7 @@ def _shift_right(d, n, a, k, by, is_signed):
         st64(d + 8 * i, (shr(low, bits) | (high << (64 - bits))) if bits else low)
 
 
-@kernel_part
+@kernel
 def _sign_extend(d, a, width, n):
     whole, bits = width >> 6, width & 63
     sign = (ld64(a + 8 * ((width - 1) >> 6)) << (63 - ((width - 1) & 63))) >> 63
@@ -104,7 +104,7 @@ def _sign_extend(d, a, width, n):
         st64(d + 8 * i, limb)
 
 
-@kernel_part
+@kernel
 def _compare(a, b, n):
     top = 8 * (n - 1)
     left, right = ld64(a + top), ld64(b + top)
@@ -124,7 +124,7 @@ def _swapped(field):
     return ends | ((field & np.uint32(0xFF00)) << np.uint32(8)) | ((field >> np.uint32(8)) & np.uint32(0xFF00))
 
 
-@kernel_part
+@kernel
 def _load_lanes(d, source, size, n):
     lanes = _u64(d, n)
     if size == 4:
@@ -137,7 +137,7 @@ def _load_lanes(d, source, size, n):
             st64(d + 8 * i, ld8(at) if size == 1 else raw.be16(at) if size == 2 else raw.be64(at))
 
 
-@kernel_part
+@kernel
 def _store_lanes(target, size, a, n):
     if size == 4:
         lanes, fields = _u64(a, n), _u32(target, n)
@@ -154,7 +154,7 @@ def _store_lanes(target, size, a, n):
                 raw.ste64(at, lane)
 
 
-@kernel_part
+@kernel
 def _lanes(frame, at, op):
     """VAND..VMUL."""
     n = arg(at, 4)
@@ -179,7 +179,7 @@ def _lanes(frame, at, op):
             d[i] = a[i] * b[i]
 
 
-@kernel_part
+@kernel
 def _registers(frame, at, op):
     """VREG, VREGW."""
     if op == o.VREG:
@@ -198,7 +198,7 @@ def _registers(frame, at, op):
                 cells[i] = lanes[i] & mask
 
 
-@kernel_part
+@kernel
 def run_wide(frame, at, op):
     """One instruction of the wide group."""
     d, a, b = frame + arg(at, 1), frame + arg(at, 2), frame + arg(at, 3)
