@@ -9,7 +9,7 @@ import pytest
 
 from host_agent.agent import HostAgent
 from host_agent.loop import warm_up
-from switchml.control import jobs
+from switchml.control import allocation
 from switchml.errors import JoinError
 from switchml.protocol.authentication import TAG_BYTES
 from switchml.protocol.sending import packet_at
@@ -65,7 +65,7 @@ def test_sums_where_packets_are_lost_and_ranks_differ_in_transport(monkeypatch):
 
 @pytest.mark.parametrize("isn", [0, 2**32 - 1024])
 def test_sums_where_sequence_numbers_wrap(aggregator, monkeypatch, isn):
-    monkeypatch.setattr(jobs, "draw_isn", lambda slots, randbelow: isn)
+    monkeypatch.setattr(allocation, "draw_isn", lambda slots, randbelow: isn)
     agents = join_all(aggregator.address, 3, job=f"isn {isn}", transport="udp", slots=512, authenticate=True)
     check_all_dtypes(agents)
     leave_all(agents)

@@ -234,7 +234,7 @@ def test_ddp_buckets_of_a_model():
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["--workers", "0"], "--workers"),
+        (["--ranks", "0"], "--ranks"),
         (["--size", "5"], "multiple of 4"),
         (["--size", "64Q"], "64Q"),
         (["--sizes", "4K:1K:2"], "larger"),
