@@ -129,7 +129,8 @@ class _Thread(threading.local):
 
 _thread = _Thread()
 _lock = threading.RLock()
-_agents: weakref.WeakSet[RecordedAgent] = weakref.WeakSet()
+_agents: weakref.WeakKeyDictionary[RecordedAgent, None] = weakref.WeakKeyDictionary()
+"""In the order in which they joined."""
 _current: Recording | None = None
 _launches = itertools.count()
 
@@ -192,7 +193,7 @@ def _launching(recording: Recording) -> Iterator[None]:
 def register(agent: RecordedAgent) -> None:
     """An agent begins to work."""
     with _lock:
-        _agents.add(agent)
+        _agents[agent] = None
         if _current is not None:
             _begin(agent, _current)
 
@@ -200,7 +201,7 @@ def register(agent: RecordedAgent) -> None:
 def unregister(agent: RecordedAgent) -> None:
     """An agent has ended its work."""
     with _lock:
-        _agents.discard(agent)
+        _agents.pop(agent, None)
         _finish(agent)
 
 

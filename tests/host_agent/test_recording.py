@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from host_agent import recording
-from host_agent.packet_log import RECEIVED, REPEATED, RESENT, SENT
+from host_agent.packet_log import RECEIVED, REPEATED, RESENT, SENT, PacketLog, new_packet_log
 from tests.support.launch import LocalAggregator, contribution, join_all, leave_all, on_all, total
 
 SIZE = 40_000
@@ -131,3 +131,30 @@ def test_a_full_tape_counts_what_it_lost(aggregator, record):
     for log in running.logs:
         assert len(log.packets) == 10
         assert log.lost == grown(log, "sent") + grown(log, "received") - 10 > 0
+
+
+def test_logs_are_in_the_order_of_joining(record, monkeypatch):
+    """So that the parts of a job have the same number on every rank."""
+    monkeypatch.setattr(recording, "_agents", type(recording._agents)())
+    agents = [Idle(f"job {number}") for number in range(20)]
+    for agent in agents:
+        recording.register(agent)
+    assert [log.job for log in record().logs] == [agent.job for agent in agents]
+
+
+class Idle:
+    """An agent without calls."""
+
+    tag, rank, transport, wire, log, global_ranks = 0, 0, "udp", "int32", None, (0, 1)
+
+    def __init__(self, job: str) -> None:
+        self.job = job
+
+    def stats(self) -> dict[str, float]:
+        return {}
+
+    def new_packet_log(self, packets: int) -> PacketLog:
+        return new_packet_log(0, 1)
+
+    def record(self, log: recording.AgentLog | None) -> None:
+        self.log = log

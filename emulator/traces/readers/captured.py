@@ -138,7 +138,7 @@ def _with_calls(trace: RankTrace, agents: list[dict[str, Any]], calls: list[np.n
     if len(spans):
         trace.events.what[spans], trace.events.name[spans] = What.LAUNCH, names[SUBMIT]
     parts, causes, lanes, groups = [trace.events], [trace.causes], list(trace.lanes), list(trace.groups)
-    for k, (agent, own) in enumerate(zip(agents, calls, strict=True)):
+    for agent, own in zip(agents, calls, strict=True):
         own = own[own["failed"] == 0]
         start_s, end_s = clock.seconds(own["submitted"]), clock.seconds(own["done"])
         launch = np.array([event_of.get(call, NONE) for call in own["launch"].tolist()], np.int32)
@@ -160,7 +160,7 @@ def _with_calls(trace: RankTrace, agents: list[dict[str, Any]], calls: list[np.n
                 bytes=own["bytes"],
             )
         )
-        job = f"switchml {agent['tag']}" + (f" ({k})" if k else "")
+        job = f"{agent['job']} ({agent['tag']})"  # the same on all its ranks, whatever other jobs each is in
         lanes.append(Lane(job, LaneKind.TRANSPORT))
         groups.append(Group(job, tuple(agent["ranks"])))
     return dataclasses.replace(
