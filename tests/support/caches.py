@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from emulator.workload.loading.caches import next_uses, pop, push
+from host_agent.loading.heap import next_uses, pop, push
 from switchml.runtime.jit import kernel
 
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from emulator.workload.loading import solar as loading_solar
 from emulator.workload.loading.caches import lru_misses
+from host_agent.loading import solar as loading_solar
 from switchml.errors import ConfigError
 from switchml.runtime.jit import kernel
 
@@ -197,9 +197,9 @@ def solar(dataset: Dataset, storage: Storage, imbalance: float = IMBALANCE) -> L
     planned = np.ascontiguousarray(batches[order].reshape(-1, dataset.global_batch))
     each = dataset.global_batch // dataset.ranks
     most = max(each, min(dataset.global_batch, math.floor(each * imbalance)))
-    rank_of, is_read = loading_solar.assign(planned, dataset.samples, dataset.ranks, dataset.buffer_samples, most)
+    rank_of, held_by, *_ = loading_solar.assign(planned, dataset.samples, dataset.ranks, dataset.buffer_samples, most)
     gap = read_gap(dataset, storage)
-    batch, misses, reads, span = _reads(planned, rank_of, is_read, dataset.ranks, gap)
+    batch, misses, reads, span = loading_solar.reads(planned, rank_of, rank_of != held_by, dataset.ranks, gap)
     return Loads(batch, misses, np.zeros_like(batch), reads, span, order)
 
 
@@ -207,27 +207,6 @@ def read_gap(dataset: Dataset, storage: Storage) -> int:
     """Up to how many unwanted samples between two wanted ones it is faster to read along than to seek over."""
     rate = min(storage.client_bytes_per_s, storage.bytes_per_s / dataset.ranks)
     return int(storage.seek_s / storage.reads_at_once * rate / dataset.sample_bytes)
-
-
-@kernel
-def _reads(batches, rank_of, is_read, ranks, gap):
-    """int64 (steps, ranks): local batches, misses, reads, samples that the reads span."""
-    steps, batch = batches.shape
-    sizes, misses = np.zeros((steps, ranks), np.int64), np.zeros((steps, ranks), np.int64)
-    reads, span = np.zeros((steps, ranks), np.int64), np.zeros((steps, ranks), np.int64)
-    missing = np.empty(batch, np.int64)
-    for step in range(steps):
-        for rank in range(ranks):
-            count = 0
-            for i in range(batch):
-                if rank_of[step, i] == rank:
-                    sizes[step, rank] += 1
-                    if is_read[step, i]:
-                        missing[count] = batches[step, i]
-                        count += 1
-            misses[step, rank] = count
-            reads[step, rank], span[step, rank] = loading_solar.ranges(np.sort(missing[:count]), gap)
-    return sizes, misses, reads, span
 
 
 LOADERS: dict[str, Callable[[Dataset, Storage], Loads]] = dict(pytorch=pytorch, lru=lru, nopfs=nopfs, solar=solar)

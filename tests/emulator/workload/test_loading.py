@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from emulator.workload.loading import solar as loading_solar
-from emulator.workload.loading.caches import NEVER, lru_misses, next_uses
+from emulator.workload.loading.caches import lru_misses
 from emulator.workload.loading.loading import LOADERS, Dataset, Storage, loading, loads, read_gap, solar, stalls_s
+from host_agent.loading import solar as loading_solar
+from host_agent.loading.heap import NEVER, next_uses
 from switchml.errors import ConfigError
 from tests.support.caches import belady_misses, fifo_misses
 
@@ -98,7 +99,8 @@ def test_solar_leaves_every_global_batch_as_it_was(dataset, imbalance):
     batches = dataset.batches().reshape(-1, dataset.global_batch)
     each = dataset.global_batch // dataset.ranks
     most = max(each, int(each * imbalance))
-    rank_of, is_read = loading_solar.assign(batches, dataset.samples, dataset.ranks, dataset.buffer_samples, most)
+    rank_of, held_by, *_ = loading_solar.assign(batches, dataset.samples, dataset.ranks, dataset.buffer_samples, most)
+    is_read = rank_of != held_by
     assert rank_of.min() >= 0 and rank_of.max() < dataset.ranks
     sizes = np.stack([(rank_of == rank).sum(axis=1) for rank in range(dataset.ranks)])
     assert sizes.max() <= most
@@ -118,7 +120,10 @@ def test_solar_leaves_every_global_batch_as_it_was(dataset, imbalance):
 @given(datasets(most_ranks=1))
 def test_solar_on_one_rank_misses_no_more_than_belady_and_lru(dataset):
     batches = dataset.batches().reshape(-1, dataset.global_batch)
-    _, is_read = loading_solar.assign(batches, dataset.samples, 1, dataset.buffer_samples, dataset.global_batch)
+    rank_of, held_by, *_ = loading_solar.assign(
+        batches, dataset.samples, 1, dataset.buffer_samples, dataset.global_batch
+    )
+    is_read = rank_of != held_by
     flat = batches.ravel().astype(np.int64)
     best = belady_misses(flat, dataset.samples, dataset.buffer_samples).sum()
     assert is_read.sum() <= best <= lru_misses(flat, dataset.samples, dataset.buffer_samples).sum()
@@ -127,7 +132,8 @@ def test_solar_on_one_rank_misses_no_more_than_belady_and_lru(dataset):
 def test_solar_balances_reads():
     """Rank 0 holds all of the second batch that is held; the samples that must be read go to rank 1."""
     batches = np.array([[0, 1, 2, 3], [4, 5, 0, 2], [6, 7, 0, 2]], np.int32)
-    rank_of, is_read = loading_solar.assign(batches, 8, 2, 8, 3)
+    rank_of, held_by, *_ = loading_solar.assign(batches, 8, 2, 8, 3)
+    is_read = rank_of != held_by
     assert is_read.tolist() == [[True] * 4, [True, True, False, False], [True, True, False, False]]
     reads = [[int((is_read[step] & (rank_of[step] == rank)).sum()) for rank in range(2)] for step in range(3)]
     assert reads == [[2, 2], [1, 1], [1, 1]]

@@ -14,7 +14,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from emulator.workload.loading.caches import next_uses, pop, push
+from host_agent.loading.heap import next_uses, pop, push
 from switchml.runtime.jit import kernel
 
 EXACT_EPOCHS = 11
@@ -95,68 +95,103 @@ def _two_opt(path: list[int], weight: np.ndarray) -> list[int]:
 
 @kernel
 def assign(batches, samples, ranks, capacity, most):
-    """Steps 2 and 3. `batches`: int32 (steps, global batch). `capacity`: samples that each rank's buffer holds.
-    `most`: the largest local batch; ranks · most must be at least the global batch.
+    """Steps 2 and 3. `batches`: int32 (steps, global batch), -1 in places that a short batch leaves empty; each has at
+    least `ranks` samples. `capacity`: samples that each rank's buffer holds. `most`: the largest local batch; ranks ·
+    most must be at least the global batch. Every rank gets at least one sample of each batch.
 
-    Returns int32 (steps, global batch): the rank of each sample; bool (the same): whether that rank must read it.
+    Returns arrays (steps, global batch): int32, the rank of each sample; int32, the rank whose buffer holds it at the
+    step's beginning, or -1; bool, whether its rank keeps it from then on; int32, the sample that this evicts, or -1.
     """
     steps, batch = batches.shape
     rank_of = np.full((steps, batch), -1, np.int32)
-    is_read = np.zeros((steps, batch), np.bool_)
-    following = next_uses(batches.reshape(steps * batch), samples)
+    held_by = np.full((steps, batch), -1, np.int32)
+    is_kept = np.zeros((steps, batch), np.bool_)
+    evicted = np.full((steps, batch), -1, np.int32)
+    following = next_uses(batches.reshape(steps * batch), samples, batch)
     holder = np.full(samples, -1, np.int32)
     use_of = np.full(samples, -1, np.int64)
     room = 4 * capacity + batch + 16
     uses, entries = np.empty((ranks, room), np.int64), np.empty((ranks, room), np.int64)
     size, count = np.zeros(ranks, np.int64), np.zeros(ranks, np.int64)
-    turn, who = np.empty(ranks + 1, np.int64), np.empty(ranks + 1, np.int64)
     for step in range(steps):
-        batch_sizes, reads = np.zeros(ranks, np.int64), np.zeros(ranks, np.int64)
         for i in range(batch):
-            rank = holder[batches[step, i]]
-            if rank >= 0 and batch_sizes[rank] < most:
-                rank_of[step, i] = rank
-                batch_sizes[rank] += 1
-        # The others each to the rank that reads least so far, then to the one that has least: the heap's top.
-        waiting = 0
-        for rank in range(ranks):
-            if batch_sizes[rank] < most:
-                waiting = push(turn, who, waiting, -batch_sizes[rank], rank)
-        for i in range(batch):
-            if rank_of[step, i] >= 0:
-                continue
-            rank = who[0]
-            waiting = pop(turn, who, waiting)
-            rank_of[step, i] = rank
-            is_read[step, i] = True
-            batch_sizes[rank] += 1
-            reads[rank] += 1
-            if batch_sizes[rank] < most:
-                waiting = push(turn, who, waiting, -(reads[rank] * (batch + 1) + batch_sizes[rank]), rank)
+            if batches[step, i] >= 0:
+                held_by[step, i] = holder[batches[step, i]]
+        deal(batches[step], held_by[step], ranks, most, rank_of[step])
         # What a rank holds it uses before it makes room; what is read past its holder stays with its holder.
         for i in range(batch):
-            sample, use = batches[step, i], following[step * batch + i]
-            rank = holder[sample]
+            sample, use, rank = batches[step, i], following[step * batch + i], held_by[step, i]
             if rank >= 0:
                 use_of[sample] = use
                 size[rank] = _note(holder, use_of, uses[rank], entries[rank], size[rank], rank, use, sample)
         for i in range(batch):
             sample, use, rank = batches[step, i], following[step * batch + i], rank_of[step, i]
-            if holder[sample] >= 0:
+            if sample < 0 or held_by[step, i] >= 0 or holder[sample] >= 0:
                 continue
             if count[rank] == capacity:
                 while size[rank] and _is_stale(holder, use_of, uses[rank, 0], entries[rank, 0], rank):
                     size[rank] = pop(uses[rank], entries[rank], size[rank])
                 if size[rank] == 0 or uses[rank, 0] <= use:
                     continue
+                evicted[step, i] = entries[rank, 0]
                 holder[entries[rank, 0]] = -1
                 size[rank] = pop(uses[rank], entries[rank], size[rank])
             else:
                 count[rank] += 1
+            is_kept[step, i] = True
             holder[sample] = rank
             use_of[sample] = use
             size[rank] = _note(holder, use_of, uses[rank], entries[rank], size[rank], rank, use, sample)
-    return rank_of, is_read
+    return rank_of, held_by, is_kept, evicted
+
+
+@kernel
+def deal(batch, held_by, ranks, most, rank_of):
+    """Step 2 for one batch: sets `rank_of`, which holds -1. What nobody with room holds goes out so that ranks read
+    equally much, neighbours in storage to the same rank."""
+    sizes, reads = np.zeros(ranks, np.int64), np.zeros(ranks, np.int64)
+    turn, who = np.empty(ranks + 1, np.int64), np.empty(ranks + 1, np.int64)
+    others = np.empty(len(batch), np.int64)
+    left, used = 0, 0
+    for i in range(len(batch)):
+        if batch[i] < 0:
+            continue
+        used += 1
+        rank = held_by[i]
+        if rank >= 0 and sizes[rank] < most:
+            rank_of[i] = rank
+            sizes[rank] += 1
+        else:
+            others[left] = i
+            left += 1
+    # The others each to the rank that reads least so far, then to the one that has least: the heap's top.
+    waiting = 0
+    for rank in range(ranks):
+        if sizes[rank] < most:
+            waiting = push(turn, who, waiting, -sizes[rank], rank)
+    for _ in range(left):
+        rank = who[0]
+        waiting = pop(turn, who, waiting)
+        sizes[rank] += 1
+        reads[rank] += 1
+        if sizes[rank] < most:
+            waiting = push(turn, who, waiting, -(reads[rank] * (len(batch) + 1) + sizes[rank]), rank)
+    by_place = others[:left][np.argsort(batch[others[:left]])]
+    at = 0
+    for rank in range(ranks):
+        for i in by_place[at : at + reads[rank]]:
+            rank_of[i] = rank
+        at += reads[rank]
+    # Nobody goes without: a mean over no sample has no gradient.
+    for rank in range(ranks):
+        if sizes[rank] == 0 and used >= ranks:
+            largest = np.argmax(sizes)
+            for i in range(len(batch)):
+                if rank_of[i] == largest and batch[i] >= 0:
+                    rank_of[i] = rank
+                    break
+            sizes[rank] += 1
+            sizes[largest] -= 1
 
 
 @kernel
@@ -189,3 +224,26 @@ def ranges(indices, gap):
         else:
             span += indices[i] - indices[i - 1]
     return reads, span
+
+
+@kernel
+def reads(batches, rank_of, is_read, ranks, gap, window=1):
+    """int64 (steps, ranks) each: local batches, samples that are read, reads, samples that those span. Of each `window`
+    steps the reads are joined, and count in the first of them."""
+    steps, batch = batches.shape
+    sizes, misses = np.zeros((steps, ranks), np.int64), np.zeros((steps, ranks), np.int64)
+    joined, span = np.zeros((steps, ranks), np.int64), np.zeros((steps, ranks), np.int64)
+    missing = np.empty(batch * window, np.int64)
+    for first in range(0, steps, window):
+        for rank in range(ranks):
+            count = 0
+            for step in range(first, min(first + window, steps)):
+                for i in range(batch):
+                    if rank_of[step, i] == rank:
+                        sizes[step, rank] += 1
+                        if is_read[step, i]:
+                            misses[step, rank] += 1
+                            missing[count] = batches[step, i]
+                            count += 1
+            joined[first, rank], span[first, rank] = ranges(np.unique(missing[:count]), gap)
+    return sizes, misses, joined, span

@@ -1,0 +1,62 @@
+"""What a buffer that knows the future needs: when each sample is used next, and a heap that has the latest use on top.
+Evicting what is needed last is optimal when each miss costs the same (Belady 1966). Next uses are positions in the
+whole run's list of accesses; NEVER is behind all of them.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from switchml.runtime.jit import kernel
+
+NEVER = np.iinfo(np.int64).max
+
+
+@kernel
+def next_uses(accesses, samples, batch=1):
+    """int64 (accesses,): for each access the position of the next one to the same sample in a later batch of `batch`
+    accesses, NEVER where there is none. Accesses below 0 are empty places."""
+    following = np.full(len(accesses), NEVER, np.int64)
+    upcoming = np.full(samples, NEVER, np.int64)
+    for end in range(len(accesses), 0, -batch):
+        start = max(end - batch, 0)
+        for position in range(start, end):
+            if accesses[position] >= 0:
+                following[position] = upcoming[accesses[position]]
+        for position in range(end - 1, start - 1, -1):
+            if accesses[position] >= 0:
+                upcoming[accesses[position]] = position
+    return following
+
+
+@kernel
+def push(uses, entries, size, use, sample):
+    """Add (`use`, `sample`) to the heap that has the latest use on top; returns its new size."""
+    at = size
+    while at > 0:
+        parent = (at - 1) >> 1
+        if uses[parent] >= use:
+            break
+        uses[at], entries[at] = uses[parent], entries[parent]
+        at = parent
+    uses[at], entries[at] = use, sample
+    return size + 1
+
+
+@kernel
+def pop(uses, entries, size):
+    """Take the entry with the latest use off the heap; returns its new size. Read it at place 0 before."""
+    size -= 1
+    use, sample = uses[size], entries[size]
+    at = 0
+    child = 1
+    while child < size:
+        if child + 1 < size and uses[child + 1] > uses[child]:
+            child += 1
+        if uses[child] <= use:
+            break
+        uses[at], entries[at] = uses[child], entries[child]
+        at = child
+        child = 2 * at + 1
+    uses[at], entries[at] = use, sample
+    return size

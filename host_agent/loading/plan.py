@@ -1,0 +1,145 @@
+"""The plan of a whole run, made before training: which rank trains on which sample of each global batch, where it gets
+it from, and what it keeps. `solar` has the rules; here they become what one rank does in one step.
+
+Every rank makes the same plan from the same arguments, so ranks need not talk about it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from host_agent.loading import solar
+from host_agent.loading.orders import EMPTY
+from switchml.errors import ConfigError
+
+IMBALANCE = 1.25
+"""How many times its even share of a batch a rank may get at most."""
+STORAGE = -1
+"""In place of a rank: nobody holds the sample."""
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """What one rank does in one step; sample numbers, int32 arrays."""
+
+    batch: np.ndarray
+    """Its samples, in the order of the global batch."""
+    source: np.ndarray
+    """(batch,): the rank whose buffer holds each, its own included, or STORAGE."""
+    lent: np.ndarray
+    """What it holds and another rank trains on."""
+    kept: tuple[tuple[int, int], ...]
+    """(sample, sample to evict before or -1), in order: what it keeps of what it read."""
+    global_batch: int
+    """Samples of all ranks."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Arrays (steps, width of a global batch) as `solar.assign` gives them, in the order of training."""
+
+    batches: np.ndarray
+    rank_of: np.ndarray
+    held_by: np.ndarray
+    is_kept: np.ndarray
+    evicted: np.ndarray
+    ranks: int
+    epochs: tuple[int, ...]
+    """Epochs of the plain loader in the order in which they are trained."""
+    window: int
+    """Reads of so many steps are joined."""
+    first_step: int = 0
+    """Steps before this one are done: buffers are empty when it begins."""
+
+    @property
+    def steps(self) -> int:
+        """Of all epochs."""
+        return len(self.batches)
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Equal in all epochs."""
+        return self.steps // len(self.epochs)
+
+    def step(self, step: int, rank: int) -> StepPlan:
+        """What `rank` does in `step`."""
+        batch, own = self.batches[step], self.rank_of[step] == rank
+        kept = np.flatnonzero(own & self.is_kept[step])
+        return StepPlan(
+            batch=batch[own],
+            source=self.held_by[step][own],
+            lent=np.unique(batch[(self.held_by[step] == rank) & ~own]),
+            kept=tuple(zip(batch[kept].tolist(), self.evicted[step][kept].tolist(), strict=True)),
+            global_batch=int(np.count_nonzero(batch != EMPTY)),
+        )
+
+    def window_of(self, step: int) -> range:
+        """The steps whose reads are joined with those of `step`."""
+        first = self.first_step + (step - self.first_step) // self.window * self.window
+        return range(first, min(first + self.window, self.steps))
+
+    def reads(self, steps: range, rank: int) -> np.ndarray:
+        """int64, sorted: what `rank` reads from storage for these steps, each sample once a window."""
+        rows = slice(steps.start, steps.stop)
+        wanted = (self.rank_of[rows] == rank) & (self.held_by[rows] == STORAGE)
+        return np.unique(self.batches[rows][wanted]).astype(np.int64)
+
+    def counts(self) -> dict[str, np.ndarray]:
+        """int64 (steps, ranks) each: samples trained on; of them those from the rank's own buffer, another's, and
+        storage."""
+        source = np.where(self.held_by == self.rank_of, 0, np.where(self.held_by == STORAGE, 2, 1))
+        names = ("buffer_hits", "peer_hits", "storage_samples")
+        used = self.batches != EMPTY
+        by_rank = used[:, :, None] & (self.rank_of[:, :, None] == np.arange(self.ranks))
+        found = {name: (by_rank & (source == number)[:, :, None]).sum(axis=1) for number, name in enumerate(names)}
+        return {"samples": by_rank.sum(axis=1), **found}
+
+
+def make_plan(
+    batches: np.ndarray,
+    samples: int,
+    ranks: int,
+    *,
+    buffer_samples: int,
+    imbalance: float = IMBALANCE,
+    use_peers: bool = True,
+    reorder_epochs: bool = False,
+    window: int = 1,
+    first_step: int = 0,
+) -> Plan:
+    """The plan for int32 `batches` (epochs, steps of an epoch, global batch; EMPTY places in an epoch's last one).
+
+    `buffer_samples`: what each rank can keep. `imbalance`: 1 keeps local batches equal. `use_peers`: what a rank holds
+    beyond its share of a batch goes from its buffer to another rank; else that one reads it. `reorder_epochs`: train
+    epochs in the order that reuses most of the buffers. `first_step`: where to begin, with empty buffers. Raises
+    ConfigError for numbers out of range."""
+    epochs, steps, width = batches.shape
+    if imbalance < 1 or buffer_samples < 0 or window < 1 or not 0 <= first_step <= epochs * steps:
+        raise ConfigError(
+            f"imbalance {imbalance}, buffers of {buffer_samples} samples, a window of {window} steps and first step "
+            f"{first_step}; expected at least 1, 0, 1, and one of {epochs * steps} steps"
+        )
+    order = list(range(epochs))
+    if reorder_epochs and 0 < buffer_samples * ranks < samples:
+        order = solar.epoch_order(solar.overlaps(_lists(batches), samples, buffer_samples * ranks))
+    planned = np.ascontiguousarray(batches[order].reshape(-1, width))
+    each = -(-width // ranks)
+    most = max(each, min(width, math.floor(each * imbalance)))
+    capacity = min(buffer_samples, samples)
+    rank_of, held_by, is_kept, evicted = (np.full(planned.shape, value) for value in (-1, np.int32(-1), False, -1))
+    if first_step < len(planned):
+        found = solar.assign(planned[first_step:], samples, ranks, capacity, most)
+        for whole, part in zip((rank_of, held_by, is_kept, evicted), found, strict=True):
+            whole[first_step:] = part
+    if not use_peers:
+        held_by[held_by != rank_of] = STORAGE
+    return Plan(planned, rank_of, held_by, is_kept, evicted, ranks, tuple(order), window, first_step)
+
+
+def _lists(batches: np.ndarray) -> np.ndarray:
+    """(epochs, samples of an epoch): `batches` without the empty places, which every epoch has at its end."""
+    flat = batches.reshape(len(batches), -1)
+    return flat[:, flat[0] != EMPTY]
