@@ -13,7 +13,7 @@ NEVER = np.iinfo(np.int64).max
 
 
 @kernel
-def next_uses(accesses, samples, batch=1):
+def next_uses(accesses: np.ndarray, samples: int, batch: int = 1) -> np.ndarray:
     """int64 (accesses,): for each access the position of the next one to the same sample in a later batch of `batch`
     accesses, NEVER where there is none. Accesses below 0 are empty places."""
     following = np.full(len(accesses), NEVER, np.int64)
@@ -30,7 +30,7 @@ def next_uses(accesses, samples, batch=1):
 
 
 @kernel
-def push(uses, entries, size, use, sample):
+def push(uses: np.ndarray, entries: np.ndarray, size: int, use: int, sample: int) -> int:
     """Add (`use`, `sample`) to the heap that has the latest use on top; returns its new size."""
     at = size
     while at > 0:
@@ -44,7 +44,7 @@ def push(uses, entries, size, use, sample):
 
 
 @kernel
-def pop(uses, entries, size):
+def pop(uses: np.ndarray, entries: np.ndarray, size: int) -> int:
     """Take the entry with the latest use off the heap; returns its new size. Read it at place 0 before."""
     size -= 1
     use, sample = uses[size], entries[size]

@@ -94,7 +94,9 @@ def _two_opt(path: list[int], weight: np.ndarray) -> list[int]:
 
 
 @kernel
-def assign(batches, samples, ranks, capacity, most):
+def assign(
+    batches: np.ndarray, samples: int, ranks: int, capacity: int, most: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Steps 2 and 3. `batches`: int32 (steps, global batch), -1 in places that a short batch leaves empty; each has at
     least `ranks` samples. `capacity`: samples that each rank's buffer holds. `most`: the largest local batch; ranks ·
     most must be at least the global batch. Every rank gets at least one sample of each batch.
@@ -146,7 +148,7 @@ def assign(batches, samples, ranks, capacity, most):
 
 
 @kernel
-def deal(batch, held_by, ranks, most, rank_of):
+def deal(batch: np.ndarray, held_by: np.ndarray, ranks: int, most: int, rank_of: np.ndarray) -> None:
     """Step 2 for one batch: sets `rank_of`, which holds -1. What nobody with room holds goes out so that ranks read
     equally much, neighbours in storage to the same rank."""
     sizes, reads = np.zeros(ranks, np.int64), np.zeros(ranks, np.int64)
@@ -195,7 +197,16 @@ def deal(batch, held_by, ranks, most, rank_of):
 
 
 @kernel
-def _note(holder, use_of, uses, entries, size, rank, use, sample):
+def _note(
+    holder: np.ndarray,
+    use_of: np.ndarray,
+    uses: np.ndarray,
+    entries: np.ndarray,
+    size: int,
+    rank: int,
+    use: int,
+    sample: int,
+) -> int:
     """Put a sample's new next use on its rank's heap; returns the heap's new size. The old entry stays, out of date;
     when such fill the heap, they go."""
     if size == len(uses):
@@ -208,12 +219,12 @@ def _note(holder, use_of, uses, entries, size, rank, use, sample):
 
 
 @kernel(forceinline=True)
-def _is_stale(holder, use_of, use, sample, rank):
-    return holder[sample] != rank or use_of[sample] != use
+def _is_stale(holder: np.ndarray, use_of: np.ndarray, use: int, sample: int, rank: int) -> bool:
+    return bool(holder[sample] != rank or use_of[sample] != use)
 
 
 @kernel
-def ranges(indices, gap):
+def ranges(indices: np.ndarray, gap: int) -> tuple[int, int]:
     """How sorted `indices` are read when those whose distance is at most `gap` + 1 are read as one range: (number of
     reads, samples read, those in between included)."""
     reads, span = 0, 0
@@ -227,7 +238,9 @@ def ranges(indices, gap):
 
 
 @kernel
-def reads(batches, rank_of, is_read, ranks, gap, window=1):
+def reads(
+    batches: np.ndarray, rank_of: np.ndarray, is_read: np.ndarray, ranks: int, gap: int, window: int = 1
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """int64 (steps, ranks) each: local batches, samples that are read, reads, samples that those span. Of each `window`
     steps the reads are joined, and count in the first of them."""
     steps, batch = batches.shape
