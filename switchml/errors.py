@@ -15,6 +15,7 @@ SwitchMLError
  ├── ControlError           an invalid request of a switch's control plane: `.operation`, `.code`
  ├── UnsupportedTensor      a dtype, device or layout that cannot be all-reduced (also a TypeError)
  ├── SumOverflow            an integer sum that does not fit its type (also an OverflowError)
+ ├── LoadingError           samples that cannot be read: `.samples` (also an OSError)
  ├── JoinError              the aggregator refused this rank, or could not be reached
  └── JobError               a running job that cannot continue (also a RuntimeError)
       ├── PeerLost          another rank died, left early or stopped answering: `.ranks`
@@ -113,6 +114,14 @@ class SumOverflow(SwitchMLError, OverflowError):
     def __init__(self, message: str, misfits: int = 0):
         super().__init__(message)
         self.misfits = misfits
+
+
+class LoadingError(SwitchMLError, OSError):
+    """Samples of a data set that cannot be read, after every attempt; `samples` has their numbers."""
+
+    def __init__(self, message: str, samples: tuple[int, ...] = ()):
+        super().__init__(message)
+        self.samples = tuple(samples)
 
 
 class JoinError(SwitchMLError):

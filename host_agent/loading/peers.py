@@ -1,0 +1,151 @@
+"""Samples from other ranks' buffers. The plan says who lends what to whom in which step; a rank asks for it, and gets
+it once the other one has come to that step. Nobody waits in a circle: what is lent in a step was there before it.
+
+Over TCP, with Python's own connections and a key that only the job's ranks have: samples travel pickled.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Client, Connection, Listener
+from typing import Any, Protocol
+
+KEPT_STEPS = 64
+"""What was lent so many steps ago is forgotten; who asks for it then reads it from storage."""
+TIMEOUT_S = 30.0
+"""So long one rank waits for another's samples before it reads them from storage."""
+
+
+class Peers(Protocol):
+    """The other ranks' buffers."""
+
+    def lend(self, step: int, samples: dict[int, Any]) -> None:
+        """This rank has come to `step`, in which others get these."""
+
+    def borrow(self, step: int, rank: int, samples: Sequence[int]) -> list[Any] | None:
+        """What `rank` lends in `step`; None if it cannot be had."""
+
+    def close(self) -> None:
+        """Lend no more."""
+
+
+class Outbox:
+    """What a rank lends, by step. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lent: dict[int, dict[int, Any]] = {}
+        self._step = -1
+        self._changed = threading.Condition()
+        self._is_closed = False
+
+    def lend(self, step: int, samples: dict[int, Any]) -> None:
+        """Offer these for `step`, which has begun."""
+        with self._changed:
+            self._step = step
+            if samples:
+                self._lent[step] = dict(samples)
+            for old in [each for each in self._lent if each < step - KEPT_STEPS]:
+                del self._lent[old]
+            self._changed.notify_all()
+
+    def take(self, step: int, samples: Sequence[int], timeout_s: float) -> list[Any] | None:
+        """These, once `step` has begun; None if they are not there, or only after `timeout_s`."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._step >= step or self._is_closed, timeout_s):
+                return None
+            lent = self._lent.get(step, {})
+            if not all(sample in lent for sample in samples):
+                return None
+            return [lent[sample] for sample in samples]
+
+    def close(self) -> None:
+        """Whoever waits gets None."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+
+
+class TcpPeers:
+    """`exchange` gives every rank's object to every rank, in order; all ranks call it once, here. `host`: this rank's
+    address for the others."""
+
+    def __init__(
+        self,
+        exchange: Callable[[Any], list[Any]],
+        key: bytes,
+        host: str = "127.0.0.1",
+        *,
+        timeout_s: float = TIMEOUT_S,
+    ):
+        self._key, self._timeout_s = key, timeout_s
+        self._outbox = Outbox()
+        self._listener = Listener((host, 0), "AF_INET", backlog=64, authkey=key)
+        self._connections: dict[int, Connection] = {}
+        threading.Thread(target=self._accept, name="switchml-lender", daemon=True).start()
+        self._addresses = exchange(self._listener.address)
+
+    def lend(self, step: int, samples: dict[int, Any]) -> None:
+        """See `Peers`."""
+        self._outbox.lend(step, samples)
+
+    def borrow(self, step: int, rank: int, samples: Sequence[int]) -> list[Any] | None:
+        """See `Peers`. After a failure this rank asks that one no more."""
+        if self._addresses[rank] is None:
+            return None
+        try:
+            if rank not in self._connections:
+                self._connections[rank] = Client(tuple(self._addresses[rank]), authkey=self._key)
+            connection = self._connections[rank]
+            connection.send((step, list(samples)))
+            if not connection.poll(self._timeout_s + 1.0):
+                raise TimeoutError
+            found: list[Any] | None = connection.recv()
+            return found
+        except (OSError, EOFError):
+            self._addresses[rank] = None
+            return None
+
+    def round_trip_s(self, rank: int) -> float:
+        """Seconds for one sample from another rank's memory; every rank lends number 0 in step -1 before."""
+        started = time.perf_counter()
+        self.borrow(-1, rank, [0])
+        return time.perf_counter() - started
+
+    def close(self) -> None:
+        """Stop listening, and end connections."""
+        self._outbox.close()
+        with contextlib.suppress(OSError):
+            self._listener.close()
+        for connection in self._connections.values():
+            connection.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection = self._listener.accept()
+            except (OSError, EOFError):  # closed
+                return
+            except Exception:  # somebody without the key
+                continue
+            threading.Thread(target=self._serve, args=(connection,), name="switchml-lender", daemon=True).start()
+
+    def _serve(self, connection: Connection) -> None:
+        with connection, contextlib.suppress(OSError, EOFError):
+            while True:
+                step, samples = connection.recv()
+                connection.send(self._outbox.take(step, samples, self._timeout_s))
+
+
+def own_address() -> str:
+    """This machine's address for the job's other ranks: the one that leads to MASTER_ADDR."""
+    import os
+
+    target = os.environ.get("MASTER_ADDR", "127.0.0.1")
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, contextlib.suppress(OSError):
+        probe.connect((target, 9))  # sends nothing
+        return str(probe.getsockname()[0])
+    return "127.0.0.1"

@@ -1,0 +1,156 @@
+"""Ranges of bytes of files, by fsspec: local ones, HTTP, S3 and whatever else it knows. A file that changes while it is
+read is noticed: a local one in each read, another one at most `check_every_s` later.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from host_agent.loading.sources.base import SourceChanged, Traffic
+from switchml.errors import ConfigError
+
+REMOTE_READS = 16
+"""Ranges that one call has in flight at a time; fsspec's own limit is 128, too many for four ranks and one server."""
+IDENTITY = ("size", "ETag", "etag", "Last-Modified", "LastModified", "mtime", "Content-MD5", "Digest")
+"""What of fsspec's `info` tells one version of a file from another."""
+
+
+def is_local(url: str) -> bool:
+    """A path of this machine."""
+    return "://" not in url and "::" not in url or url.startswith("file://")
+
+
+def local_path(url: str) -> str:
+    """Without the scheme."""
+    return url.removeprefix("file://")
+
+
+def filesystem(url: str, options: dict[str, Any]) -> tuple[Any, str]:
+    """fsspec's file system for `url`, and the path in it. Raises ConfigError where a package is missing."""
+    try:
+        import fsspec
+
+        found: tuple[Any, str] = fsspec.core.url_to_fs(url, **options)
+        return found
+    except (ImportError, ValueError) as error:
+        raise ConfigError(f"{url}: {error} (pip install 'switchml[loading]' has fsspec and its HTTP client)") from error
+
+
+class Files:
+    """`urls` of one file system. `options`: fsspec's for it (headers, credentials, …). Raises OSError for files that
+    are not there."""
+
+    def __init__(
+        self,
+        urls: Sequence[str],
+        *,
+        options: dict[str, Any] | None = None,
+        check_every_s: float = 10.0,
+        reads_at_once: int = REMOTE_READS,
+    ):
+        if not urls:
+            raise ConfigError("no files to read samples from; expected at least one")
+        self.urls = list(urls)
+        self.traffic = Traffic()
+        self.is_local = all(is_local(url) for url in urls)
+        self._check_every_s = check_every_s
+        self._reads_at_once = reads_at_once
+        self._lock = threading.Lock()
+        self._descriptors: dict[int, int] = {}
+        if not self.is_local:
+            self._filesystem, _ = filesystem(self.urls[0], options or {})
+            self._paths = [self._filesystem._strip_protocol(url) for url in self.urls]
+        self._identities = [self._identity(number) for number in range(len(self.urls))]
+        self._checked_at = [time.monotonic()] * len(self.urls)
+
+    def size(self, number: int) -> int:
+        """Bytes of a file, when it was opened."""
+        size = self._identities[number]["size"]
+        if size is None:
+            raise ConfigError(f"{self.urls[number]}: the server does not say how large it is; expected Content-Length")
+        return int(size)
+
+    def open(self, number: int) -> Any:
+        """The file as an object that reads and seeks."""
+        if self.is_local:
+            return open(local_path(self.urls[number]), "rb")
+        return self._filesystem.open(self._paths[number], "rb", cache_type="none")
+
+    def read(self, ranges: Sequence[tuple[int, int, int]]) -> list[bytes | Exception]:
+        """The bytes of each (file, start, end), or why not: a short read is an EOFError, a file that has changed
+        SourceChanged."""
+        found = [self._read_local(*each) for each in ranges] if self.is_local else self._read_remote(ranges)
+        checked: list[bytes | Exception] = []
+        for (number, start, end), data in zip(ranges, found, strict=True):
+            if not isinstance(data, Exception) and len(data) != end - start:
+                extra = "; does the server ignore Range headers?" if len(data) > end - start else ""
+                data = EOFError(f"{self.urls[number]}: {len(data)} bytes from {start}; expected {end - start}{extra}")
+            checked.append(data)
+        whys = {number: self.changed(number) for number in {number for number, *_ in ranges}}
+        for place, (number, *_) in enumerate(ranges):
+            checked[place] = whys[number] or checked[place]
+        good = [data for data in checked if not isinstance(data, Exception)]
+        self.traffic.add(len(ranges), sum(len(data) for data in good))
+        return checked
+
+    def changed(self, number: int) -> SourceChanged | None:
+        """Whether a file is not the one that was opened. Asks a remote one's storage if it has not done so lately."""
+        now = time.monotonic()
+        if not self.is_local and now < self._checked_at[number] + self._check_every_s:
+            return None
+        try:
+            identity = self._identity(number)
+        except Exception:  # gone for now: a read finds that out by itself
+            return None
+        self._checked_at[number] = now
+        before = self._identities[number]
+        if identity == before:
+            return None
+        what = ", ".join(f"{name} {before.get(name)} → {identity.get(name)}" for name in before | identity)
+        return SourceChanged(
+            f"{self.urls[number]} has changed since it was opened ({what}); plan again, with the new one"
+        )
+
+    def _identity(self, number: int) -> dict[str, Any]:
+        if self.is_local:
+            state = os.stat(local_path(self.urls[number]))
+            return {"size": state.st_size, "inode": state.st_ino, "mtime_ns": state.st_mtime_ns}
+        # A listing that fsspec keeps would never change.
+        self._filesystem.invalidate_cache(self._paths[number])
+        info = self._filesystem.info(self._paths[number])
+        return {name: info[name] for name in IDENTITY if info.get(name) is not None} | {"size": info.get("size")}
+
+    def _read_local(self, number: int, start: int, end: int) -> bytes | Exception:
+        try:
+            with self._lock:
+                if number not in self._descriptors:
+                    self._descriptors[number] = os.open(local_path(self.urls[number]), os.O_RDONLY | os.O_CLOEXEC)
+            return os.pread(self._descriptors[number], end - start, start)
+        except OSError as error:
+            return error
+
+    def _read_remote(self, ranges: Sequence[tuple[int, int, int]]) -> list[bytes | Exception]:
+        limit = {"batch_size": self._reads_at_once} if self._filesystem.async_impl else {}
+        found: list[bytes | Exception] = self._filesystem.cat_ranges(
+            [self._paths[number] for number, *_ in ranges],
+            [start for _, start, _ in ranges],
+            [end for *_, end in ranges],
+            on_error="return",
+            **limit,
+        )
+        return found
+
+    def close(self) -> None:
+        """Of local files, the descriptors."""
+        with self._lock:
+            for descriptor in self._descriptors.values():
+                os.close(descriptor)
+            self._descriptors.clear()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_descriptors"):
+            self.close()
