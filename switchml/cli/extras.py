@@ -28,9 +28,11 @@ EXTRAS = {
     "polars": Extra(("polars",), 'to_frame("polars")'),
     "p4": Extra(("thrift", "p4"), "simple_switch_CLI, P4Runtime's messages"),
     "bench-codecs": Extra(("torch", "sklearn", "pysz", "zfpy"), "bench codecs beside SZ3 and ZFP"),
+    "loading": Extra(("torch", "fsspec", "aiohttp", "h5py"), "PlannedLoader on HTTP and HDF5"),
+    "loading-all": Extra(("s3fs", "zarr"), "PlannedLoader on S3 and Zarr"),
     "docs": Extra(("sphinx", "furo", "myst_parser"), "docs: this documentation as a site"),
 }
-"""By name, as in pyproject.toml; `all` installs all of them but bench-codecs."""
+"""By name, as in pyproject.toml; `all` installs all of them but bench-codecs and loading-all."""
 _NAMED = {"torch": "train", "sklearn": "train", "scipy": "trace"}
 """Of modules that several extras install, the extra to name: with torch comes what most commands that use it need."""
 

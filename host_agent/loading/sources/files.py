@@ -37,7 +37,9 @@ def filesystem(url: str, options: dict[str, Any]) -> tuple[Any, str]:
         found: tuple[Any, str] = fsspec.core.url_to_fs(url, **options)
         return found
     except (ImportError, ValueError) as error:
-        raise ConfigError(f"{url}: {error} (pip install 'switchml[loading]' has fsspec and its HTTP client)") from error
+        raise ConfigError(
+            f"{url}: {error} (pip install 'switchml[loading]' has HTTP's client, switchml[loading-all] S3's, too)"
+        ) from error
 
 
 class Files:
