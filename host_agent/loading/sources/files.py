@@ -38,7 +38,7 @@ def filesystem(url: str, options: dict[str, Any]) -> tuple[Any, str]:
         return found
     except (ImportError, ValueError) as error:
         raise ConfigError(
-            f"{url}: {error} (pip install 'switchml[loading]' has HTTP's client, switchml[loading-all] S3's, too)"
+            f"{url}: {error} (HTTP: pip install 'switchml[loading]'; S3: 'switchml[loading-all]')"
         ) from error
 
 

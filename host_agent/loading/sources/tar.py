@@ -73,7 +73,7 @@ def _samples(files: Files, number: int) -> list[tuple[str, list[Member]]]:
 
 
 def decoded(name: str, data: bytes) -> Any:
-    """As WebDataset's basic handlers: numbers of .cls, .cls2, .index, .inx and .id, text of .txt, .text, .transcript, and
+    """As WebDataset's basic handlers: numbers of .cls, .cls2, .index, .inx and .id, text of .txt, .text, .transcript,
     JSON and .npy; anything else stays bytes. Nothing is unpickled."""
     kind = name.rpartition(".")[2].lower()
     if kind in ("cls", "cls2", "index", "inx", "id"):
