@@ -72,17 +72,31 @@ def interval(iteration_s: float, model: Model, job: Job, cluster: Cluster, besid
         return Interval(0.0, 0.0, f"no interval: no measured job is like this one ({reason})")
     assert isinstance(model, Transformer)
     name = kind(job, model, cluster)
-    group, note = groups()[name], ""
-    if job.gpus > REACH * group.most_gpus:
-        note = f"; unlike them, it has more than {group.most_gpus:,} accelerators"
-        group = max(groups()[name], groups()[OTHERS], key=lambda one: one.spread)
+    group, own, note = _group(job, model, cluster), groups()[name], ""
+    if job.gpus > REACH * own.most_gpus:
+        note = f"; unlike them, it has more than {own.most_gpus:,} accelerators"
     elif name == OTHERS:
         note = (
             "; for lack of rows, torch's, Megatron's and other jobs that are unlike those of other groups get the same"
         )
     low_s, high_s = iteration_s / group.spread, iteration_s * group.spread
-    factor = f"{SHARE:.0%} of {group.rows} rows ({group.title}) were no more than {group.spread - 1:.0%} off"
-    return Interval(low_s, high_s, f"interval: {factor}{note}")
+    basis = f"{SHARE:.0%} of {group.rows} rows ({group.title}) were no more than {group.spread - 1:.0%} off"
+    return Interval(low_s, high_s, f"interval: {basis}{note}")
+
+
+def _group(job: Job, model: Transformer, cluster: Cluster) -> Group:
+    """Whose spread a job gets."""
+    own = groups()[kind(job, model, cluster)]
+    is_far = job.gpus > REACH * own.most_gpus
+    return max(own, groups()[OTHERS], key=lambda one: one.spread) if is_far else own
+
+
+def factor(model: Model, job: Job, cluster: Cluster) -> float | None:
+    """By which a job's interval reaches up and down from what is predicted; None where it has none."""
+    if _unlike(model, job, cluster):
+        return None
+    assert isinstance(model, Transformer)
+    return _group(job, model, cluster).spread
 
 
 def kind(job: Job, model: Transformer, cluster: Cluster) -> str:

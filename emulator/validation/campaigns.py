@@ -13,9 +13,10 @@ from typing import Any
 
 from emulator.cluster import cluster as clusters
 from emulator.cluster import tables
-from emulator.validation import fitting, frameworks, iterations, megatron, nccl, throughput
+from emulator.validation import experts, fitting, frameworks, iterations, megatron, nccl, throughput
+from emulator.validation.memory import measure as measured_memory
 from emulator.validation.memory import published as published_memory
-from emulator.validation.rows import Row, mape, worst
+from emulator.validation.rows import Row, inside, mape, worst
 from switchml.errors import ConfigError
 from switchml.tables import Table, number, text
 
@@ -32,10 +33,18 @@ class Campaign:
     rows: Sequence[Row]
 
 
-def all_of(folder: Path | None, progress: Callable[[str], None] = lambda line: None) -> list[Campaign]:
-    """Everything in `folder` and below that is known by its content, then what needs no file. Raises ConfigError where
-    a folder holds nothing of that."""
+def all_of(
+    folder: Path | None,
+    progress: Callable[[str], None] = lambda line: None,
+    *,
+    measure: bool = False,
+    refit: bool = False,
+) -> list[Campaign]:
+    """Everything in `folder` and below that is known by its content, then what needs no file. `measure`: also what
+    torch allocates here; `refit`: also each model size of the iterations with constants fitted to the others. Raises
+    ConfigError where a folder holds nothing of that."""
     found: list[Campaign] = []
+    samples: list[fitting.Sample] = []
     paths = sorted(path for path in folder.rglob("*") if path.is_file()) if folder is not None else []
     measured: list[tables.Table] = []
     for path in paths:
@@ -44,6 +53,7 @@ def all_of(folder: Path | None, progress: Callable[[str], None] = lambda line: N
             progress(f"{path}: {what}")
         if what == "iterations":
             found += _iterations(path)
+            samples += iterations.read(path)
         elif what == "throughput":
             found += _throughput(path)
         elif what == "nccl":
@@ -56,7 +66,15 @@ def all_of(folder: Path | None, progress: Callable[[str], None] = lambda line: N
     found += _megatron()
     progress("torchtitan's and NeMo's tables")
     found += [Campaign(f"tokens a second, {name}", rows) for name, rows in frameworks.groups()]
-    return [*found, Campaign("torchtitan's memory", published_memory.rows())]
+    found.append(Campaign("products of experts, forward", experts.rows()))
+    found.append(Campaign("torchtitan's memory", published_memory.rows()))
+    if measure:
+        found.append(Campaign("torch's memory on this machine", measured_memory.rows(progress)))
+    if refit and samples:
+        machine = clusters.load(ITERATIONS_CLUSTER)
+        left_out = fitting.split_by_size(machine, samples, progress)
+        found += [Campaign(f"iterations, constants fitted without {size}", rows) for size, rows in left_out]
+    return found
 
 
 def kind(path: Path) -> str:
@@ -122,20 +140,26 @@ def _megatron() -> Iterator[Campaign]:
 
 
 def to_json(campaigns: Sequence[Campaign]) -> dict[str, Any]:
-    """By name: rows, MAPE and the worst row's error, as shares."""
+    """By name: rows, MAPE, the worst row's error and the rows inside their stated intervals, as shares."""
     return {
-        one.name: {"rows": len(one.rows), "mape": mape(one.rows), "worst": worst(one.rows).error}
+        one.name: {
+            "rows": len(one.rows),
+            "mape": mape(one.rows),
+            "worst": worst(one.rows).error,
+            "inside": inside(one.rows),
+        }
         for one in campaigns
         if one.rows
     }
 
 
 def table(campaigns: Sequence[Campaign]) -> Table:
-    """For people."""
-    shown = Table([text("measured"), number("rows"), number("MAPE", "%"), number("worst", "%")])
+    """For people. Inside: share of the rows in the interval that is stated beside their prediction."""
+    columns = [text("measured"), number("rows"), number("MAPE", "%"), number("worst", "%"), number("inside", "%")]
+    shown = Table(columns)
     for one in campaigns:
         if one.rows:
-            shown.add(
-                one.name, str(len(one.rows)), f"{100 * mape(one.rows):.1f}", f"{100 * worst(one.rows).error:+.1f}"
-            )
+            share = inside(one.rows)
+            figures = f"{100 * mape(one.rows):.1f}", f"{100 * worst(one.rows).error:+.1f}"
+            shown.add(one.name, str(len(one.rows)), *figures, "" if share is None else f"{100 * share:.0f}")
     return shown

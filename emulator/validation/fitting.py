@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from emulator.cluster.cluster import Cluster
 from emulator.jobs.costing import closed_form_s, plan
 from emulator.jobs.emulate import replayed_s
+from emulator.jobs.interval import factor
 from emulator.validation.rows import Row
 from emulator.workload.job import Job
 from emulator.workload.models import Transformer
@@ -109,7 +110,8 @@ def split_by_size(
 def predict(cluster: Cluster, samples: Sequence[Sample]) -> list[Row]:
     """Measured seconds of each sample, and what replaying the job gives."""
     return [
-        Row(_name(model, job), measured, replayed_s(plan(model, job, cluster)), "s") for model, job, measured in samples
+        Row(_name(model, job), measured, replayed_s(plan(model, job, cluster)), "s", factor(model, job, cluster))
+        for model, job, measured in samples
     ]
 
 

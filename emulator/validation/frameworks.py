@@ -11,6 +11,7 @@ import csv
 from pathlib import Path
 
 from emulator.jobs.emulate import Request, emulate
+from emulator.jobs.interval import factor
 from emulator.validation.memory import published as torchtitan_memory
 from emulator.validation.rows import Row
 from emulator.workload.job import Job
@@ -69,11 +70,13 @@ def _nemo(row: dict[str, str]) -> Published:
 
 def rows(published: list[Published]) -> list[Row]:
     """Tokens a second of all accelerators."""
-    return [Row(name, rate * request.job.gpus, _tokens_per_s(request), "tokens/s") for name, request, rate in published]
+    return [_row(*one) for one in published]
 
 
-def _tokens_per_s(request: Request) -> float:
-    return emulate(request).samples_per_s * request.job.sequence
+def _row(name: str, request: Request, rate: float) -> Row:
+    found, job = emulate(request), request.job
+    stated = factor(found.plan.model, job, found.plan.cluster)
+    return Row(name, rate * job.gpus, found.samples_per_s * job.sequence, "tokens/s", stated)
 
 
 def groups() -> list[tuple[str, list[Row]]]:

@@ -16,6 +16,8 @@ class Row:
     measured: float
     predicted: float
     unit: str
+    factor: float | None = None
+    """By which the interval stated for it reaches up and down (`emulator/jobs/interval.py`); None: none is stated."""
 
     @property
     def error(self) -> float:
@@ -46,6 +48,12 @@ def worst(rows: Sequence[Compared]) -> Compared:
 def within_5_percent(rows: Sequence[HasError]) -> float:
     """Share of the rows."""
     return mean(abs(row.error) <= 0.05 for row in rows)
+
+
+def inside(rows: Sequence[Row]) -> float | None:
+    """Share of the rows that lie in the interval stated for them; None where none is."""
+    stated = [1 / row.factor <= row.predicted / row.measured <= row.factor for row in rows if row.factor is not None]
+    return mean(stated) if stated else None
 
 
 def summary(rows: Sequence[Row]) -> dict[str, Any]:

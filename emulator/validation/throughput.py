@@ -12,6 +12,7 @@ from pathlib import Path
 
 from emulator.jobs import emulate
 from emulator.jobs.emulate import Emulation, Request
+from emulator.jobs.interval import factor
 from emulator.validation.rows import Row
 from emulator.workload.job import Job
 from emulator.workload.sharding import Sharding
@@ -131,7 +132,8 @@ def _predicted(measured: Measured) -> Predicted:
     except SwitchMLError as error:
         return Predicted(measured, None, str(error))
     job = measured.request.job
-    row = Row(measured.name, measured.tokens_per_s, emulation.samples_per_s * job.sequence, "tokens/s")
+    stated = factor(emulation.plan.model, job, emulation.plan.cluster)
+    row = Row(measured.name, measured.tokens_per_s, emulation.samples_per_s * job.sequence, "tokens/s", stated)
     return Predicted(measured, row, _does_not_fit(emulation))
 
 

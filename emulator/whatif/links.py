@@ -67,8 +67,9 @@ def on(joined: Joined, network: Network, sizes: np.ndarray | None = None) -> Sce
     traced = network_of(joined)
     of_links = dataclasses.replace(traced, link_bytes_per_s=network.link_bytes_per_s, latency_s=network.latency_s)
     in_turn = one_at_a_time(joined)
-    # All-reduces that overlap still do on links of another rate or latency, and each takes as many times as long.
-    overlaps = in_turn is not joined and sizes is None and network == of_links
+    # All-reduces that overlap still do on links of another rate or latency and among more ranks, and each takes as many
+    # times as long.
+    overlaps = in_turn is not joined and network == of_links
     joined = joined if overlaps else in_turn
     graph = joined.graph
     new_sizes = graph.groups.size if sizes is None else np.asarray(sizes, np.int32)

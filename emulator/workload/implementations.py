@@ -14,6 +14,7 @@ from emulator.cluster.accelerator import Accelerator
 
 DATA = Path(__file__).parent / "data"
 CONTEXT_HIDES = ("all", "first", "none")
+EXPERTS = ("grouped", "sequential")
 Sweeps = tuple[tuple[float, ...], ...]
 """Kernels, one after the other: elements of an activation that each reads and writes, and bytes for each besides."""
 
@@ -66,6 +67,9 @@ class Implementation:
     context_hides: str = "all"
     """What of a ring's exchange hides behind attention: "all" that attention is long enough for, only what goes on
     behind the "first" part of the keys, as where all are gathered at once, or "none"."""
+    experts: str = "grouped"
+    """Products of a rank's experts: "grouped", one kernel whose tiles are those of all experts, or "sequential", a
+    kernel for each, which fills the device by itself only with many tokens."""
     stops_recomputing_early: bool = False
     """Whether what a checkpointed layer needs for nothing but its result is not recomputed: the MLP's last product."""
     constants: dict[str, float] = field(default_factory=dict)
@@ -73,6 +77,7 @@ class Implementation:
 
     def __post_init__(self) -> None:
         datafile.check_name("context_hides", self.context_hides, CONTEXT_HIDES)
+        datafile.check_name("experts", self.experts, EXPERTS)
 
 
 @cache

@@ -63,10 +63,13 @@ def _rows(*rows: tuple[float, ...]) -> np.ndarray:
 def _products(
     m: float, n: float, k: float, batch: float, job: Job, code: Code, *, is_router: bool = False, has_bias: bool = False
 ) -> tuple[tuple, tuple]:
-    """A linear layer (k in, m out) on n tokens: forward, and backward to inputs and weights, with what adds up
-    gradients. In fp8 each operand is cast, and written transposed as well for the other products (Transformer Engine,
-    cast_transpose)."""
+    """A linear layer (k in, m out) on n tokens, of each of `batch` experts: forward, and backward to inputs and
+    weights, with what adds up gradients. In fp8 each operand is cast, and written transposed as well for the other
+    products (Transformer Engine, cast_transpose)."""
     e, how, half = job.element_bytes, code.implementation, is_router
+    if how.experts == "sequential" and batch > 1:
+        each = _products(m, n, k, 1, job, code, has_bias=has_bias)
+        return each[0] * round(batch), each[1] * round(batch)
     forward, backward = [gemm(m, n, k, batch, half=half)], [gemm(k, n, m, batch, half=half)]
     backward.append(gemm(m, k, n, batch, half=half))
     if how.weight_back:

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from emulator.cli.options import FILE, json_option, output, plot_option
+from switchml.cli.extras import require
 from switchml.cli.written import OutputFile
 from switchml.terminal import progress, say
 
@@ -243,18 +244,23 @@ def throughput(
 
 @click.command(name="all")
 @click.argument("folder", required=False, type=EXISTING_FOLDER, metavar="[DIR]")
+@click.option("--measure", is_flag=True, help="Also train small models here, and count what torch allocates.")
+@click.option("--refit", is_flag=True, help="Also each model size with constants fitted to the others (slow; scipy).")
 @json_option
-def everything(folder: Path | None, as_json: bool) -> None:
+def everything(folder: Path | None, measure: bool, refit: bool, as_json: bool) -> None:
     """Predict every published measurement in DIR and below (or what comes along), and Megatron's tables.
 
     What a file holds is seen by its content: iterations, tokens a second, tables of nccl-tests; others are passed over.
-    The figures of the documentation come from this command.
+    Beside errors stands how many rows lie in the interval that is stated for them. The figures of the documentation
+    come from this command with --measure --refit.
     """
     from emulator.validation import campaigns
     from switchml.tables import show
 
+    for extra in ["torch"] * measure + ["scipy"] * refit:
+        require(extra)
     with progress("predicting") as task:
-        found = campaigns.all_of(folder or PUBLISHED, task.step)
+        found = campaigns.all_of(folder or PUBLISHED, task.step, measure=measure, refit=refit)
     output(as_json, lambda: campaigns.to_json(found), lambda: show(campaigns.table(found)))
 
 

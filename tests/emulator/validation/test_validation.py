@@ -194,6 +194,23 @@ def test_throughput_of_rows(tmp_path):
     assert "tokens/s" in text and "refused: 1 of 2 rows" in text
 
 
+def test_published_rates_of_products_of_experts():
+    from emulator.validation import experts
+    from emulator.validation.rows import mape
+
+    found = experts.rows()
+    assert len(found) == 14 and mape(found) < 0.1
+    (loop,) = (row for row in found if row.name.startswith(experts.LOOP))
+    assert abs(loop.error) < 0.15
+
+
+def test_rows_inside_their_intervals():
+    from emulator.validation.rows import inside
+
+    stated = [Row("a", 1.0, 1.1, "s", 1.2), Row("b", 1.0, 1.3, "s", 1.2), Row("c", 1.0, 9.0, "s")]
+    assert inside(stated) == 0.5 and inside(stated[2:]) is None
+
+
 def test_all_that_a_folder_holds(tmp_path, monkeypatch):
     from emulator.validation import campaigns
 

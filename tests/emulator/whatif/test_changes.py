@@ -186,6 +186,15 @@ def test_the_same_network_changes_nothing(change):
     assert takes_s(change(changes.with_network(joined), factor=1.001)) == pytest.approx(takes_s(joined), rel=2e-3)
 
 
+def test_as_many_ranks_and_the_same_buckets_change_nothing():
+    capture = Path(__file__).parents[1] / "traces" / "captures" / "gloo-4-ranks"
+    joined = join(read(capture), iteration=4)
+    model = changes.with_network(joined)
+    assert takes_s(changes.ranks(model, 4)) == pytest.approx(takes_s(joined), rel=1e-9)
+    assert takes_s(changes.buckets(model, (2**20,))) == pytest.approx(takes_s(joined), rel=1e-9)
+    assert takes_s(changes.ranks(model, 5)) > takes_s(joined)
+
+
 def test_what_waited_for_a_small_bucket_comes_after_the_gradients_of_a_large_one():
     """The end of an iteration waits for one all-reduce, and stands before what the next one waits for."""
     capture = Path(__file__).parents[1] / "traces" / "captures" / "gloo-4-ranks"

@@ -57,6 +57,16 @@ def test_experts_take_the_tokens_that_are_routed_to_them():
     assert transformer.mlp(dense, Job(gpus=1), MEGATRON).exchange_bytes == 0
 
 
+def test_products_of_experts_are_one_kernel_or_one_for_each():
+    mixtral, job = models.load("mixtral-8x7b"), Job(gpus=4, ep=4)
+    loop = transformer.mlp(mixtral, job, MEGATRON)
+    grouped = dataclasses.replace(MEGATRON.implementation, experts="grouped")
+    one = transformer.mlp(mixtral, job, dataclasses.replace(MEGATRON, implementation=grouped))
+    assert len(loop.forward) == len(one.forward) + 2 and len(loop.backward) == len(one.backward) + 6
+    for mine, others in ((loop.forward, one.forward), (loop.backward, one.backward)):
+        assert kernels.flops(mine) == pytest.approx(kernels.flops(others))
+
+
 def test_tensor_parallel_exchanges():
     job = Job(gpus=8, tp=8, micro_batch=2)
     for part in (transformer.attention(GPT, job, MEGATRON), transformer.mlp(GPT, job, MEGATRON)):
