@@ -95,13 +95,21 @@ def _figures(results: Sequence[Mapping[str, Any]]) -> list[list[str]]:
     rows = []
     for name in common[:MOST_FIGURES]:
         values = [one[name] for one in flat]
-        cells = [f"{value:,.6g}" if _is_number(value) else str(value) for value in values]
+        cells = [_text(name, value) for value in values]
         first = values[0]
         for value in values[1:]:
             is_ratio = _is_number(first) and _is_number(value) and first
             cells.append(f"{value / first:.3g}" if is_ratio else ("" if value == first else "≠"))
         rows.append([name, *cells])
     return rows
+
+
+def _text(name: str, value: Any) -> str:
+    """As a cell of the table; bytes are what names say to be some, and the parts of a job's memory."""
+    if not _is_number(value):
+        return str(value)
+    is_bytes = name.endswith("_bytes") or name.startswith("memory.")
+    return bytes_text(value) if is_bytes else f"{value:,.6g}"
 
 
 def _flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:

@@ -14,7 +14,7 @@ from switchml.pages.panels import Curves
 
 def draw(report: Report, limit: Limit | None, path: Path) -> None:
     """Write the picture, with a line for each backend. Overlapped cases are not part of a line. Raises ConfigError."""
-    title = f"all-reduce of {report.workers} ranks, transport {report.transport}, {report.wire} lanes"
+    title = f"All-reduce of {report.workers} ranks, transport {report.transport}, {report.wire} lanes"
     measurements = sorted(
         (one for one in report.measurements if not one.case.overlapped), key=lambda one: one.case.size_bytes
     )

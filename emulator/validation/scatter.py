@@ -14,7 +14,7 @@ from switchml.pages.panels import Point, Points
 def draw(groups: Sequence[tuple[str, Sequence[Row]]], path: Path, title: str) -> None:
     """Write `path`: one panel for each unit among the rows, one colour for each group. Raises ConfigError as
     `plotting.check` does."""
-    groups = [(f"{name}: MAPE {mape(rows):.1%}", rows) for name, rows in groups if rows]
+    groups = [(f"MAPE {mape(rows):.1%}: {name}", rows) for name, rows in groups if rows]
     units = list(dict.fromkeys(rows[0].unit for _, rows in groups))
     panels = []
     for unit in units:
@@ -25,6 +25,8 @@ def draw(groups: Sequence[tuple[str, Sequence[Row]]], path: Path, title: str) ->
             for row in rows
         ]
         panels.append(
-            Points("Predicted and measured", f"measured, {unit}", f"predicted, {unit}", points, bands=(0.2, 0.05))
+            Points(
+                f"Predicted and measured ({unit})", f"measured, {unit}", f"predicted, {unit}", points, bands=(0.2, 0.05)
+            )
         )
-    plotting.draw(path, f"{title} (bands: 5 and 20 %)", panels)
+    plotting.draw(path, f"{title[0].upper()}{title[1:]} (bands: 5 and 20 %)", panels)

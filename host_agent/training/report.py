@@ -97,4 +97,4 @@ def plot(comparison: Comparison, path: Path) -> None:
         for backend in BACKENDS
     ]
     panel = Curves("Loss", "step", "loss (mean over workers)", lines, y_log=True)
-    plotting.draw(path, "loss over Gloo and through the aggregator", [panel])
+    plotting.draw(path, "Loss over Gloo and through the aggregator", [panel])

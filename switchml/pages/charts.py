@@ -253,7 +253,7 @@ def curves(
     if x_log:
         x["axis"] = {"values": xs if len(xs) <= 12 else xs[:: len(xs) // 10], "format": ",.12~g", "grid": False}
     elif all(at == int(at) for at in xs):
-        x["axis"] = {"tickMinStep": 1}
+        x["axis"] = {"values": xs, "format": ",.12~g"} if len(xs) <= 12 else {"tickMinStep": 1}
     if x_names:
         texts = json.dumps({f"{at:.12g}": text for at, text in x_names.items()})
         x["axis"] = {"values": xs, "labelExpr": f"{texts}[datum.value]", "grid": False, "labelOverlap": True}

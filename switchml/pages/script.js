@@ -4,14 +4,21 @@
   const root = document.documentElement;
   const colour = name => getComputedStyle(root).getPropertyValue(name).trim();
 
-  function config() {
+  // Of a legend beside an axis: as many columns as its longest name leaves room for; wider names are cut.
+  function fitting(names, width) {
+    const room = width - 60, longest = 6.5 * Math.max(1, ...names.map(name => name.length)) + 30;
+    return { columns: Math.max(1, Math.floor(room / longest)), labelLimit: room - 25 };
+  }
+  const namesOf = spec => [spec, ...spec.layer ?? []].flatMap(one => one.encoding?.color?.scale?.domain ?? []);
+
+  function config(names, width) {
     const [ink, dim, rule] = ["--ink", "--dim", "--rule"].map(colour);
     const text = { labelColor: dim, titleColor: dim, labelFontSize: 12, titleFontSize: 12, titleFontWeight: "normal" };
     return {
       background: "transparent", font: getComputedStyle(document.body).fontFamily,
       axis: { ...text, gridColor: rule, domainColor: rule, tickColor: rule },
       axisQuantitative: { labelSeparation: 4 }, axisY: { labelLimit: innerWidth < 600 ? 130 : 330 },
-      legend: { ...text, labelColor: ink, symbolType: "square", symbolOpacity: 1, orient: "top", title: null, labelLimit: innerWidth < 600 ? 160 : 300, columns: innerWidth < 600 ? 2 : 5 },
+      legend: { ...text, labelColor: ink, symbolType: "square", symbolOpacity: 1, orient: "top", title: null, ...fitting(names, width) },
       title: { color: ink, subtitleColor: dim, anchor: "start" },
       view: { stroke: null }, text: { color: ink, fill: ink }, style: { bound: { color: ink, fill: ink }, label: { opacity: innerWidth < 600 ? 0 : 1 } },
       header: { labelColor: ink, titleColor: dim },
@@ -22,7 +29,7 @@
     const text = figure.querySelector("script").textContent;
     if (!text) return;  // nothing to show yet
     const spec = JSON.parse(text);
-    const settings = { ast: true, renderer: spec.usermeta?.renderer ?? "svg", config: config(),
+    const settings = { ast: true, renderer: spec.usermeta?.renderer ?? "svg", config: config(namesOf(spec), figure.clientWidth),
       actions: innerWidth >= 600 && { export: true, source: false, compiled: false, editor: false } };  // on a phone, over the legend
     try {
       figure.view?.finalize();

@@ -7,7 +7,7 @@ from pathlib import Path
 class Seen(HTMLParser):
     """Tags in balance; the words and the links of the page, with what its charts are drawn from, less its code."""
 
-    VOID = ("meta", "line", "rect", "circle", "polyline", "br", "input", "hr")
+    VOID = ("meta", "line", "rect", "circle", "polyline", "br", "wbr", "input", "hr")
 
     def __init__(self):
         super().__init__()
@@ -28,7 +28,12 @@ class Seen(HTMLParser):
             assert self.open.pop() == tag
 
     def handle_data(self, data):
-        (self.code if self._is_code else self.words).append(data)
+        if self._is_code:
+            self.code.append(data)
+        elif self.get_starttag_text() == "<wbr>" and self.words:
+            self.words[-1] += data
+        else:
+            self.words.append(data)
 
 
 def read_page(path: Path) -> list[str]:

@@ -15,7 +15,7 @@ from switchml.pages.panels import Bar, Bars, Curves, Panel
 def draw(plan: MininetPlan, rows: Sequence[Row], path: Path) -> None:
     """Write the picture to `path`. Raises ConfigError if it cannot be written."""
     size = plan.size_bytes / 2**20
-    title = f"{plan.experiment}: all-reduce of {size:g} MiB over links of {plan.rate_bps / 1e6:g} Mbit/s"
+    title = f"{plan.experiment.capitalize()}: all-reduce of {size:g} MiB over links of {plan.rate_bps / 1e6:g} Mbit/s"
     panels: list[Panel]
     if plan.experiment in ("allreduce", "two-racks"):
         bars = [Bar(title_of(row), title_of(row), row.tally.median_s * 1e3, row.bound_s(plan) * 1e3) for row in rows]

@@ -81,3 +81,8 @@ def test_a_bare_bucket_cap_is_refused():
 def test_nonsense_is_refused(arguments, complaint):
     done = run(*arguments)
     assert done.exit_code == 2 and complaint in done.stderr
+
+
+def test_nonsense_by_an_old_name_is_refused_by_the_new_one_after_the_note():
+    said = run("--workers", "0").stderr
+    assert 0 <= said.find("--workers is called --ranks now") < said.find("Invalid value for '--ranks'")
