@@ -58,6 +58,7 @@ def new_worker(info: client.JobInfo, rank: int, world_size: int, **memory: Any) 
         window=info.window,
         payload_bytes=info.payload_bytes,
         padded=info.padded,
+        collectives=info.collectives,
         **memory,
     )
 

@@ -15,7 +15,7 @@ import numpy as np
 from switchml.protocol.fixedpoint import FORMATS
 from switchml.protocol.packet import CODE_ZERO
 from switchml.protocol.worker import Worker, elements_per_chunk
-from switchml.protocol.worker_state import TASKS
+from switchml.protocol.worker_state import SUMS, TASKS
 
 _MOST = TASKS
 """Least number of remembered tensors: as many as may be in progress, whose exponents the worker writes."""
@@ -35,7 +35,7 @@ class Histories:
     """The exponents of one worker's tensors."""
 
     def __init__(self, worker: Worker):
-        self._slots, self._payload_bytes = int(worker.identity["slots"]), int(worker.identity["payload"])
+        self._slots, self._payload_bytes = int(worker.queues[SUMS]["slots"]), int(worker.identity["payload"])
         self._workers = int(worker.identity["workers"])
         self._log: list[_Entry] = []
         self._forgotten = 0

@@ -178,7 +178,7 @@ def run(loop: Any, completed: int, tick_ns: int) -> Any:
         if count:
             quiet = 0
             continue
-        if quiet < _SPINS and window.base < window.next:
+        if quiet < _SPINS and window.first_task < window.next_task:
             quiet += 1
             libc.yield_cpu()
             continue
@@ -229,7 +229,7 @@ def _dispatch(loop, fresh, n, now, clock):
 def _sleep(loop, now, tick_ns, clock):
     """Sleep until a packet or a deadline; whether somebody wrote to the wake descriptor."""
     me, near = loop.worker.scalars[0], loop.shared[shm.BASE] != 0
-    pause = max(me.timers.earliest - now, 0) if me.window.base < me.window.next else np.int64(-1)
+    pause = max(me.timers.earliest - now, 0) if me.window.first_task < me.window.next_task else np.int64(-1)
     if tick_ns >= 0 and (pause < 0 or pause > tick_ns):
         pause = tick_ns
     if impair.active(loop.downlink) or impair.active(loop.uplink):

@@ -77,7 +77,7 @@ class Watch:
             self._arrived_after = self._checked_before
         self._checked_before, self._checked_at = self._checked_at, now
         missing = self.missing_ranks(now)
-        stalled_s = now - int(self._worker.timers["progress_at"]) / 1e9
+        stalled_s = now - int(self._worker.queues["progress_at"].max()) / 1e9
         is_settled = self._arrived_after >= self._departed_at + _SETTLED_S  # an older wait packet proves nothing
         if self.departure is not None and is_settled and set(missing) & set(self.departure.ranks):
             return self.departure

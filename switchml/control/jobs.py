@@ -445,7 +445,7 @@ class JobRegistry:
         most = min(len(member.request.addresses) for member in job.members.values())
         requested = job.first.slots or self.slots
         parts = self.dataplane.parts_for(count_parts(most, requested or capacity))
-        requested = requested or parts * default_slots(job.world_size)
+        requested = requested or parts * default_slots(job.world_size, self.dataplane.collectives)
         slots = fit_slots(requested, self._quotas.slots_left(free, clients))
         if not slots:
             raise Refused(

@@ -71,7 +71,7 @@ def receive(w: State, address: Address, length: int, now: int, out: np.ndarray, 
             me.counters.refused += 1
         return n
     # R6. The round is answered: measure its times.
-    _settle(me, slot, now)
+    _settle(me, w.queues[slot.queue], slot, now)
     # R7. A sparse stream goes on by section 8's table.
     is_addressed = is_sparse and data[1] == wire_format.ADDRESSED
     if is_sparse != (slot.columns + slot.addressed != 0) or is_addressed != (slot.addressed != 0):
@@ -105,7 +105,7 @@ def _wait(w: State, slot: Any, data: np.ndarray, now: int) -> None:
     me.counters.waits += 1
     me.silence.suspicion, me.silence.suspected = retransmission.WAITED, 0
     slot.waited, slot.sent_at = 1, now
-    slot.deadline = now + 2 * retransmission.probe_timeout(me, now)
+    slot.deadline = now + 2 * retransmission.probe_timeout(me, w.queues[slot.queue], now)
     me.timers.earliest = now
     for i in range(wire_format.BITMAP_BYTES):
         w.missing[i] = data[_HEADER + i]
@@ -120,21 +120,22 @@ def _is_result(data: np.ndarray, length: int, is_sparse: bool, payload: int) -> 
 
 
 @kernel(forceinline=True)
-def _settle(me: Any, slot: Any, now: int) -> None:
+def _settle(me: Any, queue: Any, slot: Any, now: int) -> None:
     """A round has its result: it is not in flight any more, and its times are samples if it was sent once only."""
     window, timers = me.window, me.timers
     slot.busy = 0
     window.in_flight -= 1
+    queue.in_flight -= 1
     window.credit = min(window.credit + 1, retransmission.LEAST_IN_FLIGHT)
     timers.earliest = now
     is_clean = slot.retries == 0 and not slot.waited
     if is_clean or me.silence.suspicion == retransmission.WAITED:
-        timers.heard_at = now
+        queue.heard_at = now
     is_first = retransmission.sample_silence(me, now, slot.sent_at if is_clean else int64(-1))
     if is_clean:
         retransmission.sample_rtt(me, now - slot.sent_at, is_first)
-        retransmission.sample_reordering(me, timers.newest - slot.sent_at)
-        timers.newest = max(timers.newest, slot.sent_at)
+        retransmission.sample_reordering(me, queue.newest - slot.sent_at)
+        queue.newest = max(queue.newest, slot.sent_at)
 
 
 @kernel(forceinline=True)

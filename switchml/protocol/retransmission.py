@@ -146,9 +146,9 @@ def back_off(me: Any, now: int, by_clock: bool) -> None:
 
 
 @kernel
-def probe_timeout(me: Any, now: int) -> Any:
-    """How long to wait before a round is resent once more (ns)."""
-    return max(me.rtt.rto, me.identity.least_timeout, min((now - me.timers.progress_at) // 4, LONGEST_PROBE))
+def probe_timeout(me: Any, queue: Any, now: int) -> Any:
+    """How long to wait before a round of a queue is resent once more (ns)."""
+    return max(me.rtt.rto, me.identity.least_timeout, min((now - queue.progress_at) // 4, LONGEST_PROBE))
 
 
 @kernel

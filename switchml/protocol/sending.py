@@ -33,6 +33,7 @@ from switchml.protocol.worker_state import (
     State,
     row_of,
     seq_of,
+    slot_of,
     task_at,
 )
 from switchml.runtime.jit import Address, int64, kernel
@@ -45,10 +46,10 @@ _HEADER, _WORD = wire_format.HEADER_BYTES, wire_format.WORD_BYTES
 
 
 @kernel(forceinline=True)
-def _task_of(w: State, chunk: int, hint: int) -> int:
-    """Number of the task that has `chunk`, searching from task number `hint` on."""
+def _task_of(w: State, queue: int, chunk: int, hint: int) -> int:
+    """Number of the task that has a queue's `chunk`, searching from task number `hint` on."""
     number = hint
-    while chunk >= task_at(w, number).first + task_at(w, number).chunks:
+    while task_at(w, number).queue != queue or chunk >= task_at(w, number).first + task_at(w, number).chunks:
         number += 1
     return number
 
@@ -154,9 +155,9 @@ def _build_packet(w: State, index: int) -> None:
     else:
         encode(task.fmt, source, count, lanes_at, lanes, slot.used, identity.headroom[wire], slot.classed != 0)
 
-    following = slot.chunk + identity.slots
-    if not slot.scanned and following < w.scalars[0].window.total:
-        slot.next_need = _need_of_chunk(w, _task_of(w, following, slot.task), following)
+    following = slot.chunk + w.queues[slot.queue].slots
+    if not slot.scanned and following < w.queues[slot.queue].total:
+        slot.next_need = _need_of_chunk(w, _task_of(w, slot.queue, following, slot.task), following)
         slot.scanned = 1
     header[0] = ((wire_format.CONTRIBUTION | wire) << 4) | (3 if identity.payload == 1024 else 1)
     header[1] = (slot.next_need if slot.scanned else CODE_UNKNOWN) & 0xFF
@@ -231,6 +232,7 @@ def send(w: State, index: int, now: int, out: np.ndarray, n: int) -> int:
     if not me.window.in_flight:
         me.silence.flight_at = now
     me.window.in_flight += 1
+    w.queues[slot.queue].in_flight += 1
     slot.sent_at, slot.deadline = now, now + max(me.rtt.rto, me.identity.least_timeout)
     me.timers.earliest = min(me.timers.earliest, slot.deadline)
     me.counters.sent += 1
@@ -267,14 +269,14 @@ def report_open(w: State, index: int, now: int, out: np.ndarray, n: int) -> int:
         shared[member * room + takes].where = exact.NOWHERE
     slot.open -= takes
     w.reported[row_of(w, chunk)] += 1
-    return start_list(w, chunk, now, out, n) if chunk < w.scalars[0].window.next else n
+    return start_list(w, slot.queue, chunk, now, out, n) if chunk < w.queues[slot.queue].next else n
 
 
 @kernel
-def start_list(w: State, chunk: int, now: int, out: np.ndarray, n: int) -> int:
+def start_list(w: State, queue: int, chunk: int, now: int, out: np.ndarray, n: int) -> int:
     """Append the round of a group's list, which has its slot, if all chunks of the group have reported; an empty list
     is done without one."""
-    row, index = row_of(w, chunk), chunk & (w.scalars[0].identity.slots - 1)
+    row, index = row_of(w, chunk), slot_of(w.queues[queue], chunk)
     slot = w.slots[index]
     task = task_at(w, slot.task)
     if w.reported[row] < members_of(task, chunk):
@@ -298,20 +300,20 @@ def start_list(w: State, chunk: int, now: int, out: np.ndarray, n: int) -> int:
 
 @kernel
 def finish_chunk(w: State, index: int, now: int) -> None:
-    """A slot's chunk has its result in place: count it, and let the window's base move on."""
+    """A slot's chunk has its result in place: count it, and let the queue's base move on."""
     me, slot = w.scalars[0], w.slots[index]
-    window, task = me.window, task_at(w, slot.task)
+    window, queue, task = me.window, w.queues[slot.queue], task_at(w, slot.task)
     slot.done = 1
     task.done += 1
     if task.done == task.chunks:
         task.state = DONE
         me.counters.completed += 1
-    me.timers.progress_at = now
-    while window.base < window.next:
-        lowest = w.slots[window.base & (me.identity.slots - 1)]
-        if lowest.chunk != window.base or not lowest.done:
+    queue.progress_at = now
+    while queue.base < queue.next:
+        lowest = w.slots[slot_of(queue, queue.base)]
+        if lowest.chunk != queue.base or not lowest.done:
             break
-        window.base += 1
+        queue.base += 1
     while window.first_task < window.next_task:
         oldest = task_at(w, window.first_task)
         if oldest.done < oldest.chunks:
@@ -324,20 +326,25 @@ def fill(w: State, now: int, out: np.ndarray, n: int) -> int:
     """Start as many chunks as the window allows. `out` int32[>= 2S]: slots to send, filled from `n`; returns the new
     n."""
     me = w.scalars[0]
-    window, slot_count = me.window, me.identity.slots
+    window, at = me.window, int64(0)
     # C1. Adapt the limit of rounds in flight, unless nothing can be lost.
     if not me.identity.least_timeout:
         adapt_limit(me, now)
-    while window.next < window.total:
-        # C2. Stop at the limit, and at the chunk whose slot is still in use.
-        if window.in_flight >= window.limit or window.next >= window.base + slot_count:
-            window.limited = 1
-            break
+    most = _share_of(w, at)
+    while at < len(w.queues):
+        queue = w.queues[at]
+        # C2. Go on to the next queue at this one's share of the limit, and at the chunk whose slot is still in use.
+        if queue.next == queue.total or queue.in_flight >= most or queue.next >= queue.base + queue.slots:
+            if queue.next < queue.total:
+                window.limited = 1
+            at += 1
+            most = _share_of(w, at)
+            continue
         # C3. Give the next chunk its slot.
-        chunk = window.next
-        index = chunk & (slot_count - 1)
+        chunk = queue.next
+        index = slot_of(queue, chunk)
         slot = w.slots[index]
-        number = _task_of(w, chunk, window.first_task)
+        number = _task_of(w, at, chunk, window.first_task)
         task = task_at(w, number)
         gathers = is_list(task, chunk)
         if not task.columns and not gathers and task.fmt != RAW:
@@ -361,17 +368,29 @@ def fill(w: State, now: int, out: np.ndarray, n: int) -> int:
         else:
             slot.mode, slot.used = SPECULATE, _guess(me, slot, task)
             slot.top = exact.bound(task.fmt, slot.used)
-        if window.next == window.base:
-            me.timers.progress_at = now
-        window.next += 1
+        if queue.next == queue.base:
+            queue.progress_at = now
+        queue.next += 1
         # C5. Build its packet (a sparse one in `build_streams`) and send it; a group's list when it is complete.
         if gathers:
-            n = start_list(w, chunk, now, out, n)
+            n = start_list(w, at, chunk, now, out, n)
             continue
         if not task.columns:
             _build_packet(w, index)
         n = send(w, index, now, out, n)
     return n
+
+
+@kernel
+def _share_of(w: State, number: int) -> int:
+    """How many rounds a queue may have in flight: the limit, less what the other one can use of its half. Half is a
+    queue's whatever the other one has in flight, as that may be waiting for ranks that wait for this queue."""
+    limit = w.scalars[0].window.limit
+    if len(w.queues) == 1 or number == len(w.queues):
+        return int64(limit)
+    other = w.queues[1 - number]
+    wants = other.in_flight + min(other.total, other.base + other.slots) - other.next
+    return int64(limit - min(limit // 2, wants))
 
 
 @kernel(forceinline=True)
@@ -409,45 +428,47 @@ def timeouts(w: State, now: int, out: np.ndarray, n: int) -> int:
     window, timers, rtt = me.window, me.timers, me.rtt
     if now < timers.earliest:
         return n
-    # T1. The margin by which results may come out of order, and until when the clock keeps quiet: as long as results
-    # come, their order shows what is lost.
+    # T1. The margin by which results may come out of order, and until when a queue's clock keeps quiet: as long as its
+    # results come, their order shows what is lost.
     margin = max(rtt.srtt // 4, timers.reordering + timers.reordering // 2, LEAST_REORDERING)
-    quiet_until = timers.heard_at + rtt.rto
     may_lose = me.identity.least_timeout == 0
     earliest = int64(0x7FFFFFFFFFFFFFFF)
-    probes, probed = int64(PROBES), 0
-    for chunk in range(window.base, window.next):
-        index = chunk & (me.identity.slots - 1)
-        slot = w.slots[index]
-        if not slot.busy:
-            continue
-        # T2. Overtaken by more than the margin: lost, as far as the credit goes.
-        lost = may_lose and window.credit > 0 and timers.newest - slot.sent_at > margin << min(slot.retries, 3)
-        # T3. Else the clock decides, about the lowest rounds only.
-        due = max(slot.deadline, quiet_until)
-        if not slot.retries:  # this deadline was set before the first rounds of a burst had taught the RTO
-            due = max(due, slot.sent_at + rtt.rto)
-        if not probed:
-            probes = max(PROBES >> max(slot.retries - 1, 0), 1)
-        if lost or (probed < probes and due <= now):
-            # T4. Resend the same bytes with R set.
-            due = now + probe_timeout(me, now)
-            if lost:
-                window.credit -= 1
-            else:
-                slot.probed = slot.round
-                if me.silence.suspicion == NONE:
-                    me.silence.suspicion, me.silence.probed_at = PROBED, now
-            slot.retries += 1
-            slot.sent_at, slot.resent = now, slot.round
-            slot.deadline = due
-            u8_at(packet_at(w, index), 1)[0] |= wire_format.R_FLAG
-            me.counters.retransmitted += 1
-            me.counters.sent += 1
-            out[n] = index
-            n += 1
-        if probed < probes:
-            probed += 1
-            earliest = min(earliest, due)
+    for at in range(len(w.queues)):
+        queue = w.queues[at]
+        quiet_until = queue.heard_at + rtt.rto
+        probes, probed = int64(PROBES), int64(0)
+        for chunk in range(queue.base, queue.next):
+            index = slot_of(queue, chunk)
+            slot = w.slots[index]
+            if not slot.busy:
+                continue
+            # T2. Overtaken by more than the margin: lost, as far as the credit goes.
+            lost = may_lose and window.credit > 0 and queue.newest - slot.sent_at > margin << min(slot.retries, 3)
+            # T3. Else the clock decides, about the lowest rounds only.
+            due = max(slot.deadline, quiet_until)
+            if not slot.retries:  # this deadline was set before the first rounds of a burst had taught the RTO
+                due = max(due, slot.sent_at + rtt.rto)
+            if not probed:
+                probes = max(PROBES >> max(slot.retries - 1, 0), 1)
+            if lost or (probed < probes and due <= now):
+                # T4. Resend the same bytes with R set.
+                due = now + probe_timeout(me, queue, now)
+                if lost:
+                    window.credit -= 1
+                else:
+                    slot.probed = slot.round
+                    if me.silence.suspicion == NONE:
+                        me.silence.suspicion, me.silence.probed_at = PROBED, now
+                slot.retries += 1
+                slot.sent_at, slot.resent = now, slot.round
+                slot.deadline = due
+                u8_at(packet_at(w, index), 1)[0] |= wire_format.R_FLAG
+                me.counters.retransmitted += 1
+                me.counters.sent += 1
+                out[n] = index
+                n += 1
+            if probed < probes:
+                probed += 1
+                earliest = min(earliest, due)
     timers.earliest = earliest
     return n

@@ -6,7 +6,8 @@ come out. The agent's compiled loop, the packet-level emulator and the tests dri
 nanoseconds of any monotonic clock.
 
 A tensor to be all-reduced, or of another collective, is a task. Tasks are cut into chunks, numbered without end through
-the job's life; chunk g lives in slot g mod S for one or more rounds.
+the job's life; chunk g lives in slot g mod S for one or more rounds. Where there are two queues of tasks, each numbers
+its own chunks and has half of the slots.
 """
 
 import numpy as np
@@ -16,12 +17,23 @@ from switchml.protocol import exact, first_round, sparse
 from switchml.protocol import packet as wire_format
 from switchml.protocol.collectives import Collective, run_of
 from switchml.protocol.fixedpoint import FORMATS, LANE_BYTES, LANES, WIRES, guard_bits, headroom, is_exact, spreads
-from switchml.protocol.packet import CODE_UNKNOWN, MAX_SPARSE_BYTES, check_slots
+from switchml.protocol.packet import CODE_UNKNOWN, MAX_SPARSE_BYTES, REACH_OTHERS, check_slots
 from switchml.protocol.results import receive
 from switchml.protocol.retransmission import INITIAL_RTO, LEAST_BACKOFF, LEAST_IN_FLIGHT, LONGEST_PROBE
 from switchml.protocol.sending import build_streams, fill, packet_at, timeouts
 from switchml.protocol.sparse import Sparse
-from switchml.protocol.worker_state import RUNNING, SCALARS, SLOT, TASK, TASKS, State
+from switchml.protocol.worker_state import (
+    BYTES,
+    QUEUE,
+    QUEUES,
+    RUNNING,
+    SCALARS,
+    SLOT,
+    SUMS,
+    TASK,
+    TASKS,
+    State,
+)
 from switchml.runtime.memory import u8_at
 
 _NEVER = np.iinfo(np.int64).max
@@ -35,13 +47,14 @@ def elements_per_chunk(fmt: int, payload_bytes: int, workers: int) -> int:
 
 class Worker:
     """One rank of one v2 job, without its socket: owns the arrays, starts tasks, and offers the kernels to Python
-    callers. `identity`, `window`, `rtt`, `silence`, `timers`, `counters` and `failure` are its records.
+    callers. `identity`, `window`, `queues`, `rtt`, `silence`, `timers`, `counters` and `failure` are its records.
 
     `isn`, `tag`, `slots`, `window` (the most rounds in flight) come from joining; `payload_bytes` is 256 or 1024.
     `packets` uint8[slots, k >= 42 + payload]: where to build the packets (each at the end of its row), if not in memory
     of its own; `wide` uint8[slots, k]: where to build those of sparse streams, of up to MAX_SPARSE_BYTES, if not in the
     same rows. `lossless`: the transport loses nothing, so a round is probed only to learn whom it waits for.
-    `padded`: the switch wants sparse packets without data padded.
+    `padded`: the switch wants sparse packets without data padded. `collectives`: the aggregator takes others than sums
+    for all, so bytes have a queue and half of the slots for themselves.
     """
 
     def __init__(
@@ -58,8 +71,10 @@ class Worker:
         wide: np.ndarray | None = None,
         lossless: bool = False,
         padded: bool = False,
+        collectives: bool = False,
     ) -> None:
         check_slots(slots)
+        count = QUEUES if collectives and slots >= QUEUES else 1
         size = slots if window is None else window
         if not 1 <= size <= slots:
             raise ConfigError(f"window of {size}: expected 1 to {slots} (the job's slots)")
@@ -67,6 +82,7 @@ class Worker:
             wide = np.zeros((slots, MAX_SPARSE_BYTES), np.uint8) if packets is None else packets
         self.state = State(
             np.zeros(1, SCALARS),
+            np.zeros(count, QUEUE),
             np.zeros(slots, SLOT),
             np.zeros(TASKS, TASK),
             np.zeros((slots, wire_format.HEADER_BYTES + payload_bytes), np.uint8) if packets is None else packets,
@@ -79,6 +95,7 @@ class Worker:
             np.zeros(wire_format.BITMAP_BYTES, np.uint8),
         )
         scalars = self.state.scalars
+        self.queues = queues = self.state.queues
         self.identity, self.window, self.rtt = scalars["identity"][0], scalars["window"][0], scalars["rtt"][0]
         self.silence, self.timers = scalars["silence"][0], scalars["timers"][0]
         self.counters, self.failure = scalars["counters"][0], scalars["failure"][0]
@@ -91,6 +108,9 @@ class Worker:
         self.window["limit"] = size if lossless else min(size, LEAST_IN_FLIGHT)
         rtt["base"], rtt["rto"], rtt["backoff"] = _NEVER // 4, INITIAL_RTO, LEAST_BACKOFF
         self.timers["earliest"] = _NEVER
+        queues["slots"] = slots // count
+        queues["first_slot"] = np.arange(count) * queues["slots"]
+        self.state.slots["queue"] = np.arange(slots) // queues["slots"][0]
         self.state.slots["agreed"] = CODE_UNKNOWN
         self.state.slots["resent"] = self.state.slots["probed"] = -1
         self._out = np.zeros(2 * slots + 64, np.int32)
@@ -123,7 +143,10 @@ class Worker:
         """
         window, fmt = self.window, FORMATS[dtype]
         number = int(window["next_task"])
-        workers, slots = int(self.identity["workers"]), int(self.identity["slots"])
+        moves = collective is not None and collective.reach == REACH_OTHERS
+        number_of_queue = BYTES if moves and len(self.queues) == QUEUES else SUMS
+        queue = self.queues[number_of_queue]
+        workers, slots = int(self.identity["workers"]), int(queue["slots"])
         per_chunk = elements_per_chunk(fmt, int(self.identity["payload"]), workers)
         if WIRES[fmt] and not self.identity["headroom"][WIRES[fmt]]:
             raise ConfigError(f"{dtype}: lanes can't hold the sum of {workers} ranks; use a wider wire")
@@ -154,7 +177,7 @@ class Worker:
         remembered = 0 if history is None else min(len(history), chunks)
         history_at = history.ctypes.data if history is not None and remembered else 0
         elements = (source, target, numel, fmt, divisor, per_chunk)
-        progress = (window["total"], chunks, 0, history_at, remembered, 0, RUNNING)
+        progress = (queue["total"], chunks, 0, history_at, remembered, 0, RUNNING)
         self.state.tasks[number % TASKS] = (
             *elements,
             *progress,
@@ -163,9 +186,10 @@ class Worker:
             non_zero,
             0,
             group,
+            number_of_queue,
             *scheme,
         )
-        window["total"] += chunks
+        queue["total"] += chunks
         window["next_task"] += 1
         return number
 

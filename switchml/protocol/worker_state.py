@@ -29,11 +29,23 @@ IDENTITY = record("i8 rank workers slots payload tag isn padded least_timeout", 
 `least_timeout`: lower bound of a retransmission timeout, not 0 if nothing can be lost. `headroom`, `spread`: by lane
 type, those of fixedpoint.py."""
 
-WINDOW = record("i8 size base next total first_task next_task in_flight limit limited credit counted counted_at")
-"""What may be sent. `base`: lowest chunk without a result, `next`: lowest not yet sent, `total`: chunks of all tasks so
-far. `first_task` … `next_task`: tasks under way (modulo TASKS). `in_flight`: rounds sent and not answered, at most
-`limit` (at most `size`); `limited`: that, or the slots, held something back since `counted_at`, when `counted` results
-had come. `credit`: how many rounds may be taken for lost before more results are here."""
+QUEUES = 2
+"""Of a worker whose aggregator takes other collectives than sums: SUMS and BYTES. Others have the first alone."""
+SUMS, BYTES = range(QUEUES)
+"""Queues: of what ranks add up or otherwise combine, and barriers; and of bytes that one rank sends to the others
+(section 11)."""
+
+WINDOW = record("i8 size first_task next_task in_flight limit limited credit counted counted_at")
+"""What may be sent. `first_task` … `next_task`: tasks under way (modulo TASKS). `in_flight`: rounds sent and not
+answered, at most `limit` (at most `size`) of a queue; `limited`: that, or the slots, held something back since
+`counted_at`, when `counted` results had come. `credit`: how many rounds may be taken for lost before more results are
+here."""
+
+QUEUE = record("i8 first_slot slots base next total in_flight progress_at heard_at newest")
+"""Tasks that follow each other, in `slots` slots of their own from `first_slot` on. `base`: lowest chunk without a
+result, `next`: lowest not yet sent, `total`: chunks of all its tasks so far. `in_flight`: of its rounds. `progress_at`:
+when a chunk was last finished. `heard_at`: when there was a result that nothing but its own packet brought. `newest`:
+latest sending time of a packet that got its result."""
 
 RTT = record("i8 srtt rttvar rto backoff backed_off_at samples least base")
 """Round-trip times (retransmission.py). `backoff`: factor of the RTO in sixteenths, `backed_off_at`: when it last grew.
@@ -45,10 +57,9 @@ WAITED, since `answered_at`, the last expected result. `probed_at`: when the clo
 silence that this ended, which counts if `unprompted` rounds say so. `flight_at`: when rounds were last sent with none
 in flight."""
 
-TIMERS = record("i8 earliest progress_at heard_at newest reordering")
-"""`earliest`: when `timeouts` has something to do; any result may bring that forward. `progress_at`: when a chunk was
-last finished. `heard_at`: when there was a result that nothing but its own packet brought. `newest`: latest sending
-time of a packet that got its result; `reordering`: by how much results were overtaken lately."""
+TIMERS = record("i8 earliest reordering")
+"""`earliest`: when `timeouts` has something to do; any result may bring that forward. `reordering`: by how much results
+were overtaken lately."""
 
 COUNTERS = record("i8 sent received retransmitted refused waits spurious repeats streamed completed refused_auth")
 """Packets sent (retransmissions included) and results received; wait packets; needless retransmissions; repeated
@@ -69,7 +80,7 @@ SLOT = record(
     "i8 chunk task round resent probed sent_at deadline",
     "i4 retries",
     "i2 mode used need agreed next_need",
-    "u1 busy scanned waited classed done unbuilt",
+    "u1 busy scanned waited classed done unbuilt queue",
     "i2 columns addressed",
     "i4 length top open",
 )
@@ -88,24 +99,25 @@ TASK = record(
     "f8 threshold",
     "u8 non_zero",
     "i8 scanned group",
-    "i8 addressed reach root op shares share_chunks run source_step target_step mark",
+    "i8 queue addressed reach root op shares share_chunks run source_step target_step mark",
 )
 """One all-reduce. `source`, `target`: addresses of its elements (may be equal); `per_chunk`: elements of a chunk;
 `first`, `chunks`, `done`: its chunks. `history`: address of int8 exponent codes by chunk, what each needed last time.
 `columns`: blocks in a packet if the tensor is sparse, else 0; its chunks are then streams of positions, and `per_chunk`
 the elements of a position. `non_zero`: address of uint8[blocks], which of them are not zero, known of the first
 `scanned` entries of all streams. `group`: G, if behind each G chunks comes one for what they leave open (exact sums),
-else 0. `addressed`: 1 for a collective of collectives.py, whose fields follow: its `shares` have `share_chunks` chunks
-each and take turns of `run`."""
+else 0. `queue`: SUMS or BYTES. `addressed`: 1 for a collective of collectives.py, whose fields follow: its `shares`
+have `share_chunks` chunks each and take turns of `run`."""
 
 
 class State(NamedTuple):
-    """The arrays of one worker: SCALARS[1], SLOT[S], TASK[TASKS], uint8[S, k], uint8[S, k], int64[S, 5, 8] (sparse.py),
-    uint32[S, payload], SUM[2S, payload / 4] (exact.py), int64[2S], uint32[payload / 4], uint8[32]. `wide` has room for
-    sparse packets, and may be `packets`. `sums`, by chunk modulo 2S: what it left open; of a group's last chunk, what
-    the others did, `reported` of them so far. `marks` is scratch."""
+    """The arrays of one worker: SCALARS[1], QUEUE[1 or 2], SLOT[S], TASK[TASKS], uint8[S, k], uint8[S, k], int64[S, 5,
+    8] (sparse.py), uint32[S, payload], SUM[2S, payload / 4] (exact.py), int64[2S], uint32[payload / 4], uint8[32].
+    `wide` has room for sparse packets, and may be `packets`. `sums`, by chunk modulo 2S: what it left open; of a
+    group's last chunk, what the others did, `reported` of them so far. `marks` is scratch."""
 
     scalars: np.ndarray
+    queues: np.ndarray
     slots: np.ndarray
     tasks: np.ndarray
     packets: np.ndarray
@@ -122,6 +134,12 @@ class State(NamedTuple):
 def task_at(w: State, number: int) -> Any:
     """The record of a task."""
     return w.tasks[number & (TASKS - 1)]
+
+
+@kernel(inline=True)
+def slot_of(queue: Any, chunk: int) -> Any:
+    """The slot where a chunk of a queue lives."""
+    return queue.first_slot + (chunk & (queue.slots - 1))
 
 
 @kernel(inline=True)

@@ -25,6 +25,7 @@ class Rank:
         self.worker = Worker(
             rank=0, workers=workers, slots=slots, tag=TAG, isn=isn, window=window, payload_bytes=256, **options
         )
+        self.queue = self.worker.queues[0]
         self.window, self.rtt, self.timers = self.worker.window, self.worker.rtt, self.worker.timers
         self.counters, self.failure = self.worker.counters, self.worker.failure
         self.isn, self.slots = isn, slots

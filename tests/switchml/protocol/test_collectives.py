@@ -129,6 +129,7 @@ def test_mixed_collectives_over_bad_networks(workers, slots, seed, loss, double,
         seed=seed,
         at_once=[chooser.random() < 0.5 for _ in range(workers)],
         start_spread=chooser.choice([0, 10 * MILLISECOND]),
+        collectives=chooser.random() < 0.8,
     ).run(limit=600 * SECOND)
     for scene in scenes:
         scene.check()
@@ -167,6 +168,29 @@ def test_only_what_is_needed_travels(kind):
             "barrier": dict.fromkeys(range(4), 0),
         }[kind]
     )
+
+
+@pytest.mark.parametrize("first", ["all_gather", "reduce_scatter"])
+def test_two_directions_share_the_slots(first):
+    """An all-gather and a reduce-scatter of equal size: the one that comes second does not wait for the first."""
+    workers, numel = 4, 64 * PAYLOAD
+    x = np.zeros(workers * numel, np.uint8)
+    schemes = {
+        "all_gather": collectives.all_gather(workers, numel, 1),
+        "reduce_scatter": collectives.reduce_scatter(workers, numel, p.OP_OR),
+    }
+    order = sorted(schemes, key=lambda kind: kind != first)
+    calls = [
+        [Call("raw", 1, x, np.zeros_like(x), -1, None, schemes[kind], numel) for kind in order] for _ in range(workers)
+    ]
+    network = Network(calls, slots=32, windows=[16] * workers, collectives=True)
+    behind, most = [], int(network.ranks[0].window["size"])
+    while not all(map(network.is_done, range(workers))):
+        network.step()
+        done = [[int(task["done"]) for task in worker.state.tasks[:2]] for worker in network.ranks]
+        behind += [abs(one - two) for one, two in done]
+    assert max(behind) <= 2 * most
+    network.check_end()
 
 
 def test_shares_take_turns():

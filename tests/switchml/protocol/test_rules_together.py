@@ -79,20 +79,30 @@ class Network:
         at_once: list[bool] | None = None,
         histories: bool = True,
         start_spread: int = 0,
+        collectives: bool = False,
     ):
         n = len(calls)
         self.chooser, self.weather, self.calls, self.isn, self.slots = random.Random(seed), weather, calls, isn, slots
         wire = max(0 if call.dtype == "raw" else numbers.wire(call.dtype) for column in calls for call in column)
         self.pool = Pool(workers=n, slots=slots, payload_bytes=PAYLOAD, wire=wire, tag=TAG, isn=isn)
         self.ranks = [
-            Worker(rank=r, workers=n, slots=slots, tag=TAG, isn=isn, window=windows[r], payload_bytes=PAYLOAD)
+            Worker(
+                rank=r,
+                workers=n,
+                slots=slots,
+                tag=TAG,
+                isn=isn,
+                window=windows[r],
+                payload_bytes=PAYLOAD,
+                collectives=collectives,
+            )
             for r in range(n)
         ]
         self.at_once = at_once or [True] * n
         self.remembers = histories
         self.histories = [{} for _ in range(n)]
         self.started = [0] * n
-        self.base = [0] * n
+        self.base = [np.zeros(1)] * n
         self.now = 0
         self.events: list[tuple[int, int, str, int, bytes]] = []
         self.order = 0
@@ -118,17 +128,21 @@ class Network:
     def run(self, limit: int) -> "Network":
         """Until every rank has all its results; fails if that takes more than `limit` of virtual time."""
         while not all(map(self.is_done, range(len(self.ranks)))):
-            assert self.events, "nothing under way, and no timer is set"
-            self.now, _, kind, rank, data = heapq.heappop(self.events)
+            self.step()
             assert self.now <= limit, f"not done after {self.now / SECOND:g} s"
-            if kind == "up":
-                self.reach_aggregator(rank, data)
-            elif kind == "down":
-                self.reach_rank(rank, [data])
-            elif self.now == self.woken_at[rank] or self.woken_at[rank] < 0:
-                self.reach_rank(rank, [])
         self.check_end()
         return self
+
+    def step(self) -> None:
+        """The next event."""
+        assert self.events, "nothing under way, and no timer is set"
+        self.now, _, kind, rank, data = heapq.heappop(self.events)
+        if kind == "up":
+            self.reach_aggregator(rank, data)
+        elif kind == "down":
+            self.reach_rank(rank, [data])
+        elif self.now == self.woken_at[rank] or self.woken_at[rank] < 0:
+            self.reach_rank(rank, [])
 
     def is_done(self, rank: int) -> bool:
         return self.ranks[rank].counters["completed"] == len(self.calls[rank]) or bool(self.ranks[rank].failure["code"])
@@ -152,9 +166,11 @@ class Network:
         packets = worker.receive(datagrams, self.now)
         if self.start_calls(rank):
             packets += worker.receive([], self.now)
-        base, following = int(window["base"]), int(window["next"])
-        assert self.base[rank] <= base <= following <= min(window["total"], base + worker.identity["slots"])
-        assert window["in_flight"] == worker.state.slots["busy"].sum() <= window["limit"]
+        base, following = worker.queues["base"].copy(), worker.queues["next"]
+        assert (self.base[rank] <= base).all() and (base <= following).all()
+        assert (following <= np.minimum(worker.queues["total"], base + worker.queues["slots"])).all()
+        assert window["in_flight"] == worker.queues["in_flight"].sum() == worker.state.slots["busy"].sum()
+        assert (worker.queues["in_flight"] <= window["limit"]).all()
         self.base[rank] = base
         for data in packets:
             seq = struct.unpack(">I", data[2:6])[0]
@@ -214,15 +230,15 @@ class Network:
     def check_end(self) -> None:
         """Each chunk was finished once, each round sent once and resent as often as counted; all ranks are idle."""
         for worker, calls in zip(self.ranks, self.calls, strict=True):
-            window, counters, tasks = worker.window, worker.counters, worker.state.tasks
             if worker.failure["code"]:
                 continue
+            queues, counters, tasks = worker.queues, worker.counters, worker.state.tasks
             assert all(
                 tasks[c.number]["state"] == rules.DONE and tasks[c.number]["done"] == tasks[c.number]["chunks"]
                 for c in calls
             )
-            total = int(window["total"])
-            assert window["base"] == window["next"] == total == sum(int(tasks[c.number]["chunks"]) for c in calls)
+            total = sum(int(tasks[c.number]["chunks"]) for c in calls)
+            assert queues["base"].sum() == queues["next"].sum() == queues["total"].sum() == total
             rounds = int(worker.state.slots["round"].sum())
             grouped = [tasks[c.number] for c in calls if tasks[c.number]["group"]]
             lists = sum(-(-int(task["chunks"]) // (int(task["group"]) + 1)) for task in grouped)  # empty: no round
@@ -403,7 +419,7 @@ def test_the_second_all_reduce_of_a_shape_needs_no_repeats(dtype, numel, at_once
     if not at_once:
         for one, two in zip(first.ranks, both.ranks, strict=True):
             assert two.counters["repeats"] == one.counters["repeats"]
-            assert two.counters["sent"] == one.counters["sent"] + one.window["total"]
+            assert two.counters["sent"] == one.counters["sent"] + one.queues[0]["total"]
     assert all(worker.counters["repeats"] <= 16 for worker in both.ranks)
 
 

@@ -151,9 +151,9 @@ def test_chunks_are_sent_while_the_window_and_the_slots_have_room(window, order)
             sent += seqs(rank(0, rank.result(number)))
         base = min(open_, default=40)
         next_ = min(40, base + 16, 40 - len(open_) + window)
-        assert (rank.window["base"], rank.window["next"]) == (base, next_)
+        assert (rank.queue["base"], rank.queue["next"]) == (base, next_)
         assert rank.window["in_flight"] == next_ - (40 - len(open_))
-        assert sorted(sent) == list(range(rank.window["next"]))
+        assert sorted(sent) == list(range(rank.queue["next"]))
 
 
 # -- junk --
@@ -219,7 +219,7 @@ def test_a_result_counts_once():
     rank(0, rank.result(0))
     before = snapshot(rank)
     rank(0, rank.result(0), rank.result(0, r=True))
-    assert snapshot(rank) == before and rank.window["base"] == 1
+    assert snapshot(rank) == before and rank.queue["base"] == 1
 
 
 # -- errors --
