@@ -65,6 +65,7 @@ class HostAgent(Agent):
             udp=self.transport == "udp",
             sparse=joined.sparse,
             exact=options.wire == EXACT,
+            report=functools.partial(joined.session.waiting, joined.part),
         )
         super().__init__(self.core)
         self.wire, self.takes_sparse = self.core.wire, self.core.takes_sparse

@@ -25,14 +25,15 @@ from host_agent import density, tensors
 from host_agent.calls import Begun, Call, CallQueue, Request, overflow
 from host_agent.histories import Histories
 from host_agent.recording import AgentLog
-from host_agent.watch import INTERVAL_S, Watch, lost
+from host_agent.watch import INTERVAL_S, STALL_S, Watch, lost
 from switchml.control import client, membership
+from switchml.control.agreement import QueueReport, Report
 from switchml.errors import AggregatorLost, CollectiveTimeout, ConfigError, JobError, RanksDisagree, UnsupportedTensor
 from switchml.protocol import worker_state
 from switchml.protocol.fixedpoint import FORMATS, ITEM_BYTES
 from switchml.protocol.sizes import EXACT, WIRES
 from switchml.protocol.worker import Worker
-from switchml.protocol.worker_state import DONE, TASKS
+from switchml.protocol.worker_state import DONE, QUEUES, TASKS
 
 DENSE_ONLY = "sparse on: this aggregator is a tree of switches, which add dense tensors only; expected off or auto"
 EXACT_IS_DENSE = "sparse on: exact sums (this job's wire) are dense; expected off, auto, or wire='int32' beside it"
@@ -47,6 +48,9 @@ _DISAGREEMENTS = {
 }
 
 
+_ONE_ORDER = "every rank must make the same calls in the same order"
+
+
 def new_worker(info: client.JobInfo, rank: int, world_size: int, **memory: Any) -> Worker:
     """The worker of a rank that has joined. `memory`: where it builds packets, as arguments of Worker."""
     return Worker(
@@ -58,7 +62,7 @@ def new_worker(info: client.JobInfo, rank: int, world_size: int, **memory: Any) 
         window=info.window,
         payload_bytes=info.payload_bytes,
         padded=info.padded,
-        collectives=info.collectives,
+        two_queues=info.queues == QUEUES,
         **memory,
     )
 
@@ -96,10 +100,19 @@ def format_of(dtype: str, wire: str) -> str:
 @dataclass
 class TaskCall(Call):
     """A call that is a task of the worker's. `dtype`: a key of fixedpoint.FORMATS. `kind`: under `sparse="auto"`, the
-    kind of tensor whose density its result decides (density.py)."""
+    kind of tensor whose density its result decides (density.py). `number`: counts the calls of its `queue`."""
 
     dtype: str
+    queue: int
     kind: density.Kind | None = None
+    number: int = 0
+
+    @property
+    def what(self) -> str:
+        """For messages."""
+        scheme, what = self.request.collective, f"{self.request.numel:,} {self.dtype}"
+        what = f"{self.request.numel:,} bytes" if self.dtype == "raw" else what
+        return f"an all-reduce of {what}" if scheme is None else scheme.describe(what)
 
 
 class Core(CallQueue[TaskCall]):
@@ -118,9 +131,11 @@ class Core(CallQueue[TaskCall]):
         udp: bool = True,
         sparse: density.Choice = density.OFF,
         exact: bool = False,
+        report: Callable[[Report], None] = lambda report: None,
     ):
-        """`udp`: the network may drop all packets (for messages); `sparse`: for requests that leave it open; `exact`:
-        sums of floats are (docs/protocol.md, section 5)."""
+        """`report`: tells the aggregator what was called, where a call stands still; `udp`: the network may drop all
+        packets (for messages); `sparse`: for requests that leave it open; `exact`: sums of floats are
+        (docs/protocol.md, section 5)."""
         super().__init__(wake)
         self.worker, self.job, self.rank, self.world_size, self.sparse = worker, job, rank, world_size, sparse
         self.wire = EXACT if exact else next(name for name, code in WIRES.items() if code == info.wire)
@@ -134,7 +149,9 @@ class Core(CallQueue[TaskCall]):
         self._running: collections.OrderedDict[int, TaskCall] = collections.OrderedDict()
         self._densities, self._histories = density.Memory(), Histories(worker)
         self._watch = Watch(worker, job, rank, info.data_address, udp)
-        self._check_at = 0.0
+        self._check_at = self._report_at = 0.0
+        self._calls_of = [0] * len(worker.queues)
+        self._report, self._reported = report, Report(())
 
     # From any thread
 
@@ -151,10 +168,13 @@ class Core(CallQueue[TaskCall]):
             request, sparse = accepted(request, wire=self.wire, sparse=self.sparse, takes_sparse=self.takes_sparse)
 
         def log_call(index: int) -> None:
+            call.number = self._calls_of[call.queue]
+            self._calls_of[call.queue] += 1
             if self.call_log is not None:
                 self.call_log.submitted(index, nbytes)
 
-        call = TaskCall(request, sparse, request.divisor(self.world_size), request.deadline(now), dtype)
+        queue = self.worker.queue_of(request.collective)
+        call = TaskCall(request, sparse, request.divisor(self.world_size), request.deadline(now), dtype, queue)
         self.add(call, lambda: self._watch.departure, log_call)
 
     def missing_ranks(self, now: float) -> tuple[int, ...]:
@@ -165,6 +185,8 @@ class Core(CallQueue[TaskCall]):
         """What the session reports about the aggregator and the other ranks."""
         if isinstance(event, client.AggregatorLost):
             self.fail(AggregatorLost(f"job '{self.job}': aggregator lost: {event.reason}"))
+        elif isinstance(event, membership.Disagreement):
+            self.fail(RanksDisagree(f"job '{self.job}': {event.reason}; {_ONE_ORDER}"))
         elif isinstance(event, membership.PeerLost):
             self.fail(lost(self.job, event.ranks, event.reason))
         else:
@@ -278,12 +300,32 @@ class Core(CallQueue[TaskCall]):
     def _check_progress(self, now: float) -> None:
         if self._running and (error := self._watch.check(now, self._running.values(), self.queued())) is not None:
             self.fail(error)
+        if len(self.worker.queues) > 1 and self._watch.stands_still(now):
+            self._report_calls(now)
+
+    def _report_calls(self, now: float) -> None:
+        """Say what this rank has called, if that is news."""
+        first: dict[int, TaskCall] = {}
+        with self._lock:
+            counts = list(self._calls_of)
+            for call in (*self._running.values(), *self._queue):
+                first.setdefault(call.queue, call)
+        report = Report(
+            tuple(
+                QueueReport(calls, first[at].number, first[at].index, first[at].what)
+                if at in first
+                else QueueReport(calls, calls)
+                for at, calls in enumerate(counts)
+            )
+        )
+        if report != self._reported and now >= self._report_at:
+            self._reported, self._report_at = report, now + STALL_S
+            self._report(report)
 
     def _disagreement(self) -> JobError:
         return RanksDisagree(
             f"job '{self.job}' chunk {self.worker.failure['chunk']}: "
-            f"{_DISAGREEMENTS[int(self.worker.failure['code'])]}; every rank must all-reduce the same tensors in the "
-            "same order"
+            f"{_DISAGREEMENTS[int(self.worker.failure['code'])]}; {_ONE_ORDER}"
         )
 
 

@@ -26,6 +26,7 @@ from switchml.protocol.fixedpoint import headroom
 from switchml.protocol.packet import HEADER_BYTES, MAX_SPARSE_BYTES
 from switchml.protocol.sizes import AGENT_WIRES, EXACT, WIRES, lanes_of
 from switchml.protocol.sparse import Sparse
+from switchml.protocol.worker_state import QUEUES
 
 log = logging.getLogger("host_agent")
 
@@ -53,6 +54,8 @@ class Options:
     wire: str | None
     sparse: density.Choice | Sparse | bool | str | None
     authenticate: bool | None
+    queues: int = QUEUES
+    """Of collectives that the rank wants (docs/protocol.md, section 11)."""
 
     def until(self, deadline: float, **changes: Any) -> Options:
         """With so much time as is left, but a little of it, and `changes`."""
@@ -66,8 +69,9 @@ class Options:
 
 @dataclass(frozen=True)
 class Joined:
-    """What joining opened for one part of a job: everything an agent needs to begin. `info`: of this part; `segment`:
-    memory shared with the aggregator, if any; `tunnel`: of transport zmq; `impaired`: loss and reordering for tests."""
+    """What joining opened for one part of a job: everything an agent needs to begin. `info`: of this part, which is
+    number `part`; `segment`: memory shared with the aggregator, if any; `tunnel`: of transport zmq; `impaired`: loss
+    and reordering for tests."""
 
     options: Options
     session: client.Session
@@ -77,6 +81,7 @@ class Joined:
     tunnel: TunnelClient | None
     impaired: loop.Impaired | None
     sparse: density.Choice
+    part: int = 0
 
     @property
     def transport_name(self) -> str:
@@ -158,6 +163,7 @@ def join(address: str, options: Options, most_parts: int = MOST_PARTS) -> list[J
             transport="udp" if transport.name == "auto" else transport.name,
             mac=transport.mac,
             authenticate=bool(options.authenticate),
+            queues=options.queues,
             timeout_s=options.until(deadline).timeout_s,
             **options.client_options(),
         )
@@ -165,10 +171,10 @@ def join(address: str, options: Options, most_parts: int = MOST_PARTS) -> list[J
         if session.info.dense_only and sparse.mode == "on":
             raise ConfigError(DENSE_ONLY)
         joined = []
-        for info, part in zip(session.info.parts, transports, strict=False):
+        for number, (info, part) in enumerate(zip(session.info.parts, transports, strict=False)):
             part.follow(info)
             segment, why_not = _shared_memory(info.segment, transport.name if impaired is None else "udp")
-            joined.append(Joined(options, session, info, part, segment, tunnel, impaired, sparse))
+            joined.append(Joined(options, session, info, part, segment, tunnel, impaired, sparse, number))
         undo.pop_all()
     for unused in transports[len(joined) :]:  # another rank, or the aggregator, has fewer
         unused.close()

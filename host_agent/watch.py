@@ -16,7 +16,7 @@ log = logging.getLogger("host_agent")
 
 INTERVAL_S = 0.25
 """How often to check."""
-_STALL_S = 1.0
+STALL_S = 1.0
 _SETTLED_S = 0.5
 """A wait packet that arrives so long after a peer has left was sent after it: networks delay packets for less."""
 _FRESH_S = 1.5
@@ -32,7 +32,7 @@ class StallWarning:
 
     def __call__(self, now: float, stalled_s: float, index: int, culprits: str) -> None:
         """All-reduce `index` has made no progress for `stalled_s`."""
-        if stalled_s >= _STALL_S and now >= self._at:
+        if stalled_s >= STALL_S and now >= self._at:
             self._at = now + min(max(1.0, stalled_s), 30.0)
             log.warning(
                 f"job '{self._job}' rank {self._rank}: all-reduce {index} has waited {stalled_s:.0f} s for {culprits}"
@@ -66,6 +66,12 @@ class Watch:
     def missing_ranks(self, now: float) -> tuple[int, ...]:
         """Ranks that a recent wait packet named."""
         return self._worker.missing_ranks() if now - self._waited_at < _FRESH_S else ()
+
+    def stands_still(self, now: float) -> bool:
+        """Whether a queue has had no result for a while that it waits for."""
+        queues = self._worker.queues
+        waits = queues["base"] < queues["next"]
+        return bool((waits & (now - queues["progress_at"] / 1e9 >= STALL_S)).any())
 
     def check(self, now: float, running: Collection[Call], queued: Iterable[Call]) -> BaseException | None:
         """The error that ends all calls, if there is one."""

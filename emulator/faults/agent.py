@@ -43,7 +43,14 @@ class VirtualAgent:
         self.is_paused = self.is_over = False
         worker = new_worker(session.info, rank, world_size)
         self.core = Core(
-            worker, session.info, job=job, rank=rank, world_size=world_size, wake=lambda: None, exact=exact
+            worker,
+            session.info,
+            job=job,
+            rank=rank,
+            world_size=world_size,
+            wake=lambda: None,
+            exact=exact,
+            report=session.waiting,
         )
         self._turns = Turns(worker, endpoint, rank)
         self._alarm = Alarm(env, self.work)

@@ -57,7 +57,7 @@ class Checks:
         job, call = ledger.job, ledger.job.calls[number]
         where = f"{job.name} rank {rank} call {number} ({call.kind}, {call.dtype} x {call.numel}, {call.op})"
         self.sums += 1
-        if ledger.disagrees and number == job.misfit_call:
+        if ledger.disagrees and number == job.misfit_call and job.misfit == "dtype":
             raise Violation(f"{where} has a result, although rank {job.misfit_rank} called with another dtype")
         if self._mixes(ledger, number):
             return  # an error will follow
@@ -99,9 +99,11 @@ class Checks:
 
     @staticmethod
     def _mixes(ledger: Ledger, number: int) -> bool:
-        """Whether a rank called with another dtype before call `number`: the ranks' chunks no longer belong together
-        (docs/protocol.md, section 5), and what is summed may be another call's, or not fit."""
-        return ledger.disagrees and number > ledger.job.misfit_call
+        """Whether a rank called something else before call `number`, or at it a kind whose queue goes on: the ranks'
+        chunks no longer belong together (docs/protocol.md, section 5), and what is summed may be another call's, or not
+        fit."""
+        job = ledger.job
+        return ledger.disagrees and number >= job.misfit_call + (job.misfit == "dtype")
 
     def _explains(self, ledger: Ledger, number: int, rank: int, error: PeerLost) -> bool:
         """Whether the ranks that `error` names departed before they contributed to call `number`: a rank that left

@@ -16,9 +16,10 @@ import simpy
 from emulator.faults.plan import Plan
 from emulator.netsim.link import NS, at
 from switchml.aggregator.software import SoftwareDataplane
+from switchml.control.agreement import Report
 from switchml.control.client import ANSWER_GRACE_S, RETRY_S, AggregatorLost, JobInfo
 from switchml.control.jobs import JobRegistry
-from switchml.control.membership import Ended, JoinRequest, PeerLeft, PeerLost, Refused, Started
+from switchml.control.membership import Disagreement, Ended, JoinRequest, PeerLeft, PeerLost, Refused, Started
 from switchml.control.server import EXPIRY_PERIOD_S
 from switchml.errors import JoinError
 
@@ -104,6 +105,11 @@ class Session:
         for event in self._early:
             callback(event)
 
+    def waiting(self, report: Report) -> None:
+        connection = self._connection
+        if not self._left and connection is not None and connection.client_open:
+            connection.send("up", lambda: self.control.waiting(connection, report))
+
     def leave(self) -> None:
         if not self._left:
             self._left = True
@@ -146,7 +152,7 @@ class Session:
         elif isinstance(event, Refused):
             self._connection.client_open = False
             self._decide(event)
-        elif isinstance(event, (PeerLost, PeerLeft)):
+        elif isinstance(event, (PeerLost, PeerLeft, Disagreement)):
             self._report(event)
         elif isinstance(event, Ended) and self.info is None:
             self._decide(JoinError(event.reason))
@@ -275,6 +281,10 @@ class Control:
         self._streams[connection.ticket] = connection
         self._deliver(notices)
 
+    def waiting(self, connection: Connection, report: Report) -> None:
+        if self.registry is not None:
+            self._deliver(self.registry.waiting(connection.ticket, 0, report))
+
     def leave(self, connection: Connection) -> None:
         connection.server_open = False
         if self._streams.pop(connection.ticket, None) is not None:
@@ -295,6 +305,6 @@ class Control:
             if isinstance(event, Started):
                 self._note("started", connection.session, (self.generation, event.job_id))
             connection.send("down", lambda c=connection, e=event: c.session.receive(e))
-            if isinstance(event, (PeerLost, Ended, Refused)):
+            if isinstance(event, (PeerLost, Ended, Disagreement, Refused)):
                 del self._streams[ticket]
                 connection.server_open = False

@@ -15,6 +15,10 @@ _EXACT_SHARE = 0.3
 _MIXED_SHARE = 0.5
 """Of the jobs without a misfit, whose calls are collectives of all kinds."""
 KINDS_OF_CALLS = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "barrier")
+ONE_SENDS = ("all_gather", "broadcast")
+"""Of these, those in a queue of their own (docs/protocol.md, section 11)."""
+_MISFIT_SHARE = 0.1
+"""Of the jobs with calls of all kinds, in which a rank calls one of the other queue instead."""
 SPECIALS = ("", "", "", "", "", "nan", "inf", "infs", "zeros", "overflow")
 """What a tensor may hold besides ordinary values. "infs": both infinities at one place."""
 
@@ -43,9 +47,9 @@ class Call:
 
 @dataclass(frozen=True)
 class JobPlan:
-    """One job. `misfit`: what one of its programs does wrong, if anything: "dtype" (calls with another dtype) or
-    "leaves" (early, in good order), at call `misfit_call`. `at_once[r]`: rank r submits all its calls and then waits.
-    `keeps_port`: a restarted program receives on the same port.
+    """One job. `misfit`: what one of its programs does wrong, if anything, at call `misfit_call`: "dtype" (calls with
+    another dtype), "kind" (calls a collective of the other queue) or "leaves" (early, in good order). `at_once[r]`:
+    rank r submits all its calls and then waits. `keeps_port`: a restarted program receives on the same port.
     """
 
     name: str
@@ -194,6 +198,9 @@ def _job(chooser: random.Random, name: str, hosts: tuple[int, ...]) -> JobPlan:
     kinds = random.Random(f"kinds {start_s}")  # likewise
     if not misfit and kinds.random() < _MIXED_SHARE:
         calls = [call.mixed(kinds, len(hosts)) for call in calls]
+        is_misfit = len(hosts) > 1 and kinds.random() < _MISFIT_SHARE
+        misfit = "kind" if is_misfit else ""
+    drawn = kinds if misfit == "kind" else chooser
     return JobPlan(
         name=name,
         hosts=hosts,
@@ -205,6 +212,6 @@ def _job(chooser: random.Random, name: str, hosts: tuple[int, ...]) -> JobPlan:
         at_once=tuple(chooser.random() < 0.5 for _ in hosts),
         keeps_port=chooser.random() < 0.7,
         misfit=misfit,
-        misfit_rank=chooser.randrange(len(hosts)) if misfit else -1,
-        misfit_call=chooser.randrange(count) if misfit else -1,
+        misfit_rank=drawn.randrange(len(hosts)) if misfit else -1,
+        misfit_call=drawn.randrange(count) if misfit else -1,
     )

@@ -14,13 +14,14 @@ import simpy
 from emulator.faults import tensors
 from emulator.faults.agent import VirtualAgent
 from emulator.faults.control import Session
-from emulator.faults.plan import Call, JobPlan
+from emulator.faults.plan import ONE_SENDS, Call, JobPlan
 from emulator.netsim.link import NS
 from host_agent.collectives import Move, request_of
 from switchml.control.membership import JoinRequest
 from switchml.errors import CollectiveTimeout, SumOverflow
 from switchml.net import udp
 from switchml.protocol.sizes import EXACT, WIRES, lanes_of
+from switchml.protocol.worker_state import QUEUES
 
 _FIRST_PORT = 20000
 
@@ -115,6 +116,7 @@ class Program:
             timeout_s=self.world.plan.join_timeout_s,
             host=f"host{self.host}",
             pid=self.attempts,
+            queues=QUEUES,
         )
         self.session = Session(self.world.control, self.host, request, self.world.plan.join_timeout_s)
         refusal = yield self.session.joined
@@ -171,6 +173,9 @@ class Program:
         ledger = self.world.checks.ledgers[key]
         if self.job.misfit == "dtype" and (self.rank, number) == (self.job.misfit_rank, self.job.misfit_call):
             call = replace(call, dtype="int64" if call.dtype != "int64" else "float32", special="")
+            ledger.disagrees = True
+        if self.job.misfit == "kind" and (self.rank, number) == (self.job.misfit_rank, self.job.misfit_call):
+            call = replace(call, kind="all_reduce" if call.kind in ONE_SENDS else "broadcast", special="")
             ledger.disagrees = True
         source = tensors.source(self.job, call, (*ledger.seed, number), self.rank)
         target = tensors.target(self.job, call, source.dtype)

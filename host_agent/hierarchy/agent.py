@@ -111,7 +111,7 @@ class HierarchicalAgent(Agent):
             network = None
             if membership.index == 0:
                 try:
-                    hosts = options.until(deadline, rank=membership.host, world_size=len(membership.hosts))
+                    hosts = options.until(deadline, rank=membership.host, world_size=len(membership.hosts), queues=1)
                     network = join(address, hosts)
                 except BaseException as error:
                     memory.announce_failure(error)

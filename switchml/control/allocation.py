@@ -23,14 +23,13 @@ PART_SLOTS = 256
 ALL_RANKS_SLOTS, LEAST_SLOTS, MOST_SLOTS = 4096, 512, 2048
 """Slots of a job that leaves the number to us: ALL_RANKS_SLOTS over its ranks, so that the data of all rounds under way
 fits a processor's cache, within these bounds. Few ranks benefit from more slots, as they use each one less often. As
-many again where other collectives than sums have half of them (docs/protocol.md, section 11)."""
+many again where other collectives have half of them (docs/protocol.md, section 11)."""
 
 
-def default_slots(workers: int, collectives: bool = False) -> int:
-    """How many slots suit a job of so many workers: a power of two. `collectives`: the aggregator takes others than
-    sums."""
+def default_slots(workers: int, queues: int = 1) -> int:
+    """How many slots suit a job of so many workers: a power of two. `queues`: 1 or 2 share them."""
     share = ALL_RANKS_SLOTS >> (workers - 1).bit_length()
-    return min(max(share, LEAST_SLOTS), MOST_SLOTS) << collectives
+    return min(max(share, LEAST_SLOTS), MOST_SLOTS) * queues
 
 
 def fit_slots(requested: int, free: int) -> int:

@@ -28,14 +28,27 @@ import grpc
 
 from switchml import units
 from switchml.control import rpc, v2_pb2
+from switchml.control.agreement import Report
 from switchml.control.channel import PEER_TIMEOUT_S, keepalive_options, read_ca, split_address
 from switchml.control.dataplane import Address, Link
-from switchml.control.membership import PROTOCOL, JobInfo, Peer, PeerLeft, PeerLost
+from switchml.control.membership import PROTOCOL, Disagreement, JobInfo, Peer, PeerLeft, PeerLost
 from switchml.control.messages import address as plain_address
 from switchml.control.messages import fields
 from switchml.errors import ConfigError, JoinError
 
-__all__ = ["AggregatorLost", "JobInfo", "Link", "Peer", "PeerLeft", "PeerLost", "Session", "join", "status", "wait_for"]
+__all__ = [
+    "AggregatorLost",
+    "Disagreement",
+    "JobInfo",
+    "Link",
+    "Peer",
+    "PeerLeft",
+    "PeerLost",
+    "Session",
+    "join",
+    "status",
+    "wait_for",
+]
 
 log = logging.getLogger("switchml.client")
 
@@ -61,7 +74,7 @@ class AggregatorLost:
     reason: str
 
 
-SessionEvent = PeerLost | PeerLeft | AggregatorLost
+SessionEvent = PeerLost | PeerLeft | Disagreement | AggregatorLost
 
 
 def join(
@@ -80,6 +93,7 @@ def join(
     transport: str = "",
     mac: int = 0,
     authenticate: bool = False,
+    queues: int = 1,
     host_name: str | None = None,
     timeout_s: float = 60.0,
     peer_timeout_s: float = PEER_TIMEOUT_S,
@@ -92,6 +106,7 @@ def join(
     choice. `receive_buffer_bytes` of the data socket bounds the advised window. `transport` and `mac` describe how
     packets travel, for switches that need it; with the transport "none" the job is a membership alone, without slots.
     `authenticate`: packets are signed with the job's key, `info.key`; all ranks must agree on it.
+    `queues`: of collectives that this rank can keep (docs/protocol.md, section 11).
     `host_name` is what the others see in `peers` (default: this machine's). `secret` defaults to the environment's
     SWITCHML_SECRET, `tls_ca` (a PEM file; its presence turns TLS on) to SWITCHML_TLS_CA. An aggregator that can't be
     reached is retried for `timeout_s`; a refusal is final. An aggregator silent for `peer_timeout_s` counts as lost.
@@ -117,6 +132,7 @@ def join(
             transport=transport,
             mac=mac,
             authenticate=authenticate,
+            queues=queues,
         )
     except (TypeError, ValueError) as error:
         raise ConfigError(f"can't ask to join job {job!r} as rank {rank!r} of {world_size!r}: {error}") from error
@@ -277,7 +293,8 @@ class Session:
         """Call `callback` with every event from now on, and with those that came before. Calls come from one
         background thread.
 
-        After PeerLost or AggregatorLost nothing more comes: the job is over. Raises ConfigError if called twice.
+        After PeerLost, Disagreement or AggregatorLost nothing more comes: the job is over. Raises ConfigError if called
+        twice.
         """
         with self._lock:
             if self._dispatcher is not None:
@@ -286,6 +303,14 @@ class Session:
                 target=self._dispatch, args=(callback,), name="switchml-events", daemon=True
             )
         self._dispatcher.start()
+
+    def waiting(self, part: int, report: Report) -> None:
+        """Report what this rank has called in a part of the job, where a call stands still. Returns at once; an
+        aggregator that does not know such reports ignores it."""
+        queues = [v2_pb2.QueueReport(**vars(queue)) for queue in report.queues]
+        with suppress(grpc.RpcError, ValueError):  # the channel is closed
+            call = self._jobs.Waiting.future(v2_pb2.WaitingRequest(token=self._token, part=part, queues=queues))
+            call.add_done_callback(lambda _: None)  # keeps it: a call that nobody refers to is cancelled
 
     def leave(self) -> None:
         """Report that this rank is done; the others get PeerLeft. Returns quickly, may be called twice, and does not
@@ -356,6 +381,9 @@ class Session:
                     self._events.put(PeerLeft(tuple(event.peer_left.ranks), event.peer_left.reason))
                 elif kind == "peer_lost":
                     self._events.put(PeerLost(tuple(event.peer_lost.ranks), event.peer_lost.reason))
+                    return None
+                elif kind == "disagreement":
+                    self._events.put(Disagreement(event.disagreement.reason))
                     return None
                 elif kind == "ended":
                     self._over(event.ended.reason)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from switchml.control.agreement import Reports
 from switchml.control.dataplane import JobCounters
 from switchml.control.membership import JoinRequest
 
@@ -37,6 +38,8 @@ class Job:
     tag: int = 0
     isn: int = 0
     slots: int = 0
+    queues: int = 1
+    reports: Reports = field(default_factory=Reports)
     final: JobCounters | None = None
     """The data plane's counters at the end, once the job is over."""
 

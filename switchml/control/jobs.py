@@ -22,27 +22,11 @@ from dataclasses import replace
 from typing import Any
 
 from switchml.control import membership
-from switchml.control.allocation import (
-    advised_window,
-    count_parts,
-    default_slots,
-    draw_parts,
-    fit_slots,
-)
+from switchml.control.agreement import MOST_QUEUES, Report
+from switchml.control.allocation import advised_window, count_parts, default_slots, draw_parts, fit_slots
 from switchml.control.dataplane import Address, Dataplane, JobCounters, JobSpec
 from switchml.control.job import Job, Member
-from switchml.control.membership import (
-    Ended,
-    Event,
-    JoinRequest,
-    Part,
-    Peer,
-    PeerLeft,
-    PeerLost,
-    Reason,
-    Refused,
-    Started,
-)
+from switchml.control.membership import Ended, Event, JoinRequest, PeerLeft, PeerLost, Reason, Refused, Started
 from switchml.control.quotas import UNLIMITED, Quotas, WrongSecrets
 from switchml.errors import SwitchMLError
 
@@ -194,6 +178,14 @@ class JobRegistry:
         self._end(job, "failed", event.reason)
         return notices
 
+    def waiting(self, ticket: int, part: int, report: Report) -> list[Notice]:
+        """A rank has a call that stands still: end the job if the ranks called different collectives."""
+        job = self._job_of.get(ticket)
+        if job is None or job.state == "forming" or part >= membership.MOST_PARTS or len(report.queues) != job.queues:
+            return []
+        reason = job.reports.add(part, self._member(job, ticket).request.rank, report)
+        return self._fail(job, membership.Disagreement(reason)) if reason else []
+
     def expire(self, now: float) -> list[Notice]:
         """Give up on jobs that did not fill in time."""
         notices: list[Notice] = []
@@ -213,11 +205,7 @@ class JobRegistry:
     def fail(self, job_id: int, reason: str) -> list[Notice]:
         """The data plane lost a job's state: end the job and notify its ranks. Unknown ids are ignored."""
         job = next((job for job in self.live if job.job_id == job_id), None)
-        if job is None:
-            return []
-        notices: list[Notice] = [(member.ticket, Ended(reason)) for member in job.present]
-        self._end(job, "failed", reason)
-        return notices
+        return self._fail(job, Ended(reason)) if job is not None else []
 
     def shutdown(self, reason: str) -> list[Notice]:
         """End every job and notify its ranks of `reason`."""
@@ -347,8 +335,10 @@ class JobRegistry:
             formed_in_s=round(now - job.created, 3),
         )
         members = [job.members[rank] for rank in range(job.world_size)]
-        peers = tuple(Peer(member.request.rank, member.request.host, member.request.pid) for member in members)
-        return [(member.ticket, self._started(spec, member.request, peers)) for member in members]
+        peers = tuple(
+            membership.Peer(member.request.rank, member.request.host, member.request.pid) for member in members
+        )
+        return [(member.ticket, self._started(spec, member.request, peers, job.queues)) for member in members]
 
     def _spec(self, job: Job) -> JobSpec:
         """The full job as the data plane will see it. Raises Refused if it does not fit."""
@@ -380,7 +370,7 @@ class JobRegistry:
             **vars(first),
         )
 
-    def _started(self, spec: JobSpec, request: JoinRequest, peers: tuple[Peer, ...]) -> Started:
+    def _started(self, spec: JobSpec, request: JoinRequest, peers: tuple[membership.Peer, ...], queues: int) -> Started:
         started = Started(
             job_id=spec.job_id,
             tag=spec.tag,
@@ -409,8 +399,9 @@ class JobRegistry:
             dense_only=self.dataplane.dense_only,
             key=spec.key,
             collectives=self.dataplane.collectives,
+            queues=queues,
             more_parts=tuple(
-                Part(
+                membership.Part(
                     self.dataplane.address_for(request.addresses[number]),
                     part.tag,
                     part.isn,
@@ -442,10 +433,12 @@ class JobRegistry:
         capacity = self.dataplane.slot_capacity
         free = capacity - self.slots_allocated
         clients = sum(other.slots for other in self.live if other.client == job.client)
+        if self.dataplane.collectives:
+            job.queues = min(MOST_QUEUES, *(max(member.request.queues, 1) for member in job.members.values()))
         most = min(len(member.request.addresses) for member in job.members.values())
         requested = job.first.slots or self.slots
         parts = self.dataplane.parts_for(count_parts(most, requested or capacity))
-        requested = requested or parts * default_slots(job.world_size, self.dataplane.collectives)
+        requested = requested or parts * default_slots(job.world_size, job.queues)
         slots = fit_slots(requested, self._quotas.slots_left(free, clients))
         if not slots:
             raise Refused(
@@ -469,6 +462,11 @@ class JobRegistry:
         if not job.members:
             self._end(job, "failed", reason)
         return []
+
+    def _fail(self, job: Job, event: Ended | membership.Disagreement) -> list[Notice]:
+        notices: list[Notice] = [(member.ticket, event) for member in job.present]
+        self._end(job, "failed", event.reason)
+        return notices
 
     def _refuse_all(self, job: Job, refusal: Refused) -> list[Notice]:
         notices: list[Notice] = [(member.ticket, refusal) for member in job.present]

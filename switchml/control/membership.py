@@ -1,8 +1,8 @@
 """The job registry's inputs and outputs: plain data, and the checks that need only the request itself.
 
-`JoinRequest` is one rank's request to join. `Started`, `PeerLost`, `PeerLeft`, `Ended` and `Refused` are the events
-that the rank may get. The messages of v2.proto carry the same; these are free of gRPC so that the registry can be
-tested without it.
+`JoinRequest` is one rank's request to join. `Started`, `PeerLost`, `PeerLeft`, `Ended`, `Disagreement` and `Refused`
+are the events that the rank may get. The messages of v2.proto carry the same; these are free of gRPC so that the
+registry can be tested without it.
 """
 
 import ipaddress
@@ -71,6 +71,7 @@ class JoinRequest:
     client: str = ""
     authenticate: bool = False
     more_addresses: tuple[Address, ...] = ()
+    queues: int = 1
 
     @property
     def addresses(self) -> tuple[Address, ...]:
@@ -162,7 +163,8 @@ class Started:
     should be under way at once; packets go to `data_address`; `peers[rank]` describes the others. `segment` names the
     memory that the aggregator offers to share (switchml/net/shm.py), or is empty; `link` is set for ranks that build
     their Ethernet frames themselves; `padded`, `dense_only` and `collectives`: see `Dataplane`; `key`: what
-    packets are signed with, or empty; `more_parts`: beside the one that all this describes.
+    packets are signed with, or empty; `more_parts`: beside the one that all this describes; `queues`: of
+    collectives (section 11).
     """
 
     job_id: int
@@ -181,6 +183,7 @@ class Started:
     key: bytes = field(default=b"", repr=False)
     collectives: bool = False
     more_parts: tuple[Part, ...] = ()
+    queues: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -221,7 +224,14 @@ class Ended:
     reason: str
 
 
-Event = Started | PeerLost | PeerLeft | Ended | Refused
+@dataclass(frozen=True)
+class Disagreement:
+    """The ranks called different collectives; the job has failed."""
+
+    reason: str
+
+
+Event = Started | PeerLost | PeerLeft | Ended | Disagreement | Refused
 
 
 def name_ranks(ranks: Iterable[int]) -> str:

@@ -15,11 +15,12 @@ from typing import Any
 
 import grpc
 
-from switchml.control import v2_pb2
+from switchml.control import membership, v2_pb2
+from switchml.control.agreement import QueueReport, Report
 from switchml.control.connections import address_of, closed_by_us
 from switchml.control.dataplane import Address
 from switchml.control.jobs import JobRegistry, Notice
-from switchml.control.membership import Ended, Event, JoinRequest, PeerLeft, PeerLost, Reason, Refused, Started
+from switchml.control.membership import Disagreement, Ended, Event, JoinRequest, PeerLeft, PeerLost, Reason, Refused
 from switchml.control.messages import address, fields
 
 log = logging.getLogger("switchml.control")
@@ -93,7 +94,7 @@ class JobsService:
             if isinstance(event, Refused):
                 await context.abort(STATUS_OF_REASON[event.reason], str(event))
             await context.write(to_wire(event, agent_ip))
-            if isinstance(event, (PeerLost, Ended)):
+            if isinstance(event, (PeerLost, Ended, Disagreement)):
                 return
 
     async def Leave(self, request: v2_pb2.LeaveRequest, context: Context) -> v2_pb2.LeaveReply:
@@ -102,6 +103,13 @@ class JobsService:
             self.deliver(self.registry.leave(ticket, monotonic()))
             self._streams[ticket].put_nowait(None)
         return v2_pb2.LeaveReply()
+
+    async def Waiting(self, request: v2_pb2.WaitingRequest, context: Context) -> v2_pb2.WaitingReply:
+        ticket = self._ticket_of.get(request.token)
+        if ticket is not None:
+            report = Report(tuple(QueueReport(**fields(queue)) for queue in request.queues))
+            self.deliver(self.registry.waiting(ticket, request.part, report))
+        return v2_pb2.WaitingReply()
 
     async def Status(self, request: v2_pb2.StatusRequest, context: Context) -> v2_pb2.StatusReply:
         try:
@@ -148,7 +156,7 @@ def from_wire(request: v2_pb2.JoinRequest, client: str) -> JoinRequest:
 
 def to_wire(event: Event, agent_ip: str) -> v2_pb2.JobEvent:
     """`agent_ip` receives the event: it decides which of the aggregator's addresses is named if it listens on all."""
-    if isinstance(event, Started):
+    if isinstance(event, membership.Started):
         started = vars(event) | {
             "data_address": address(reachable_address(event.data_address, agent_ip)),
             "peers": [v2_pb2.Peer(**vars(peer)) for peer in event.peers],
@@ -163,6 +171,8 @@ def to_wire(event: Event, agent_ip: str) -> v2_pb2.JobEvent:
         return v2_pb2.JobEvent(peer_lost=v2_pb2.PeerLost(ranks=event.ranks, reason=event.reason))
     if isinstance(event, PeerLeft):
         return v2_pb2.JobEvent(peer_left=v2_pb2.PeerLeft(ranks=event.ranks, reason=event.reason))
+    if isinstance(event, Disagreement):
+        return v2_pb2.JobEvent(disagreement=v2_pb2.Disagreement(reason=event.reason))
     assert isinstance(event, Ended)
     return v2_pb2.JobEvent(ended=v2_pb2.Ended(reason=event.reason))
 

@@ -14,7 +14,7 @@ class Address(_message.Message):
     def __init__(self, ip: _Optional[str] = ..., port: _Optional[int] = ...) -> None: ...
 
 class JoinRequest(_message.Message):
-    __slots__ = ("protocol", "job", "rank", "world_size", "secret", "data_address", "slots", "payload_bytes", "wire", "receive_buffer_bytes", "timeout_s", "host", "pid", "transport", "mac", "authenticate", "more_addresses")
+    __slots__ = ("protocol", "job", "rank", "world_size", "secret", "data_address", "slots", "payload_bytes", "wire", "receive_buffer_bytes", "timeout_s", "host", "pid", "transport", "mac", "authenticate", "more_addresses", "queues")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     JOB_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
@@ -32,6 +32,7 @@ class JoinRequest(_message.Message):
     MAC_FIELD_NUMBER: _ClassVar[int]
     AUTHENTICATE_FIELD_NUMBER: _ClassVar[int]
     MORE_ADDRESSES_FIELD_NUMBER: _ClassVar[int]
+    QUEUES_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     job: str
     rank: int
@@ -49,21 +50,24 @@ class JoinRequest(_message.Message):
     mac: int
     authenticate: bool
     more_addresses: _containers.RepeatedCompositeFieldContainer[Address]
-    def __init__(self, protocol: _Optional[int] = ..., job: _Optional[str] = ..., rank: _Optional[int] = ..., world_size: _Optional[int] = ..., secret: _Optional[str] = ..., data_address: _Optional[_Union[Address, _Mapping]] = ..., slots: _Optional[int] = ..., payload_bytes: _Optional[int] = ..., wire: _Optional[int] = ..., receive_buffer_bytes: _Optional[int] = ..., timeout_s: _Optional[float] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., transport: _Optional[str] = ..., mac: _Optional[int] = ..., authenticate: bool = ..., more_addresses: _Optional[_Iterable[_Union[Address, _Mapping]]] = ...) -> None: ...
+    queues: int
+    def __init__(self, protocol: _Optional[int] = ..., job: _Optional[str] = ..., rank: _Optional[int] = ..., world_size: _Optional[int] = ..., secret: _Optional[str] = ..., data_address: _Optional[_Union[Address, _Mapping]] = ..., slots: _Optional[int] = ..., payload_bytes: _Optional[int] = ..., wire: _Optional[int] = ..., receive_buffer_bytes: _Optional[int] = ..., timeout_s: _Optional[float] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., transport: _Optional[str] = ..., mac: _Optional[int] = ..., authenticate: bool = ..., more_addresses: _Optional[_Iterable[_Union[Address, _Mapping]]] = ..., queues: _Optional[int] = ...) -> None: ...
 
 class JobEvent(_message.Message):
-    __slots__ = ("joined", "started", "peer_lost", "peer_left", "ended")
+    __slots__ = ("joined", "started", "peer_lost", "peer_left", "ended", "disagreement")
     JOINED_FIELD_NUMBER: _ClassVar[int]
     STARTED_FIELD_NUMBER: _ClassVar[int]
     PEER_LOST_FIELD_NUMBER: _ClassVar[int]
     PEER_LEFT_FIELD_NUMBER: _ClassVar[int]
     ENDED_FIELD_NUMBER: _ClassVar[int]
+    DISAGREEMENT_FIELD_NUMBER: _ClassVar[int]
     joined: Joined
     started: Started
     peer_lost: PeerLost
     peer_left: PeerLeft
     ended: Ended
-    def __init__(self, joined: _Optional[_Union[Joined, _Mapping]] = ..., started: _Optional[_Union[Started, _Mapping]] = ..., peer_lost: _Optional[_Union[PeerLost, _Mapping]] = ..., peer_left: _Optional[_Union[PeerLeft, _Mapping]] = ..., ended: _Optional[_Union[Ended, _Mapping]] = ...) -> None: ...
+    disagreement: Disagreement
+    def __init__(self, joined: _Optional[_Union[Joined, _Mapping]] = ..., started: _Optional[_Union[Started, _Mapping]] = ..., peer_lost: _Optional[_Union[PeerLost, _Mapping]] = ..., peer_left: _Optional[_Union[PeerLeft, _Mapping]] = ..., ended: _Optional[_Union[Ended, _Mapping]] = ..., disagreement: _Optional[_Union[Disagreement, _Mapping]] = ...) -> None: ...
 
 class Joined(_message.Message):
     __slots__ = ("token",)
@@ -72,7 +76,7 @@ class Joined(_message.Message):
     def __init__(self, token: _Optional[str] = ...) -> None: ...
 
 class Started(_message.Message):
-    __slots__ = ("job_id", "tag", "isn", "slots", "window", "payload_bytes", "wire", "data_address", "peers", "link", "segment", "padded", "dense_only", "key", "collectives", "more_parts")
+    __slots__ = ("job_id", "tag", "isn", "slots", "window", "payload_bytes", "wire", "data_address", "peers", "link", "segment", "padded", "dense_only", "key", "collectives", "more_parts", "queues")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     TAG_FIELD_NUMBER: _ClassVar[int]
     ISN_FIELD_NUMBER: _ClassVar[int]
@@ -89,6 +93,7 @@ class Started(_message.Message):
     KEY_FIELD_NUMBER: _ClassVar[int]
     COLLECTIVES_FIELD_NUMBER: _ClassVar[int]
     MORE_PARTS_FIELD_NUMBER: _ClassVar[int]
+    QUEUES_FIELD_NUMBER: _ClassVar[int]
     job_id: int
     tag: int
     isn: int
@@ -105,7 +110,8 @@ class Started(_message.Message):
     key: bytes
     collectives: bool
     more_parts: _containers.RepeatedCompositeFieldContainer[Part]
-    def __init__(self, job_id: _Optional[int] = ..., tag: _Optional[int] = ..., isn: _Optional[int] = ..., slots: _Optional[int] = ..., window: _Optional[int] = ..., payload_bytes: _Optional[int] = ..., wire: _Optional[int] = ..., data_address: _Optional[_Union[Address, _Mapping]] = ..., peers: _Optional[_Iterable[_Union[Peer, _Mapping]]] = ..., link: _Optional[_Union[Link, _Mapping]] = ..., segment: _Optional[str] = ..., padded: bool = ..., dense_only: bool = ..., key: _Optional[bytes] = ..., collectives: bool = ..., more_parts: _Optional[_Iterable[_Union[Part, _Mapping]]] = ...) -> None: ...
+    queues: int
+    def __init__(self, job_id: _Optional[int] = ..., tag: _Optional[int] = ..., isn: _Optional[int] = ..., slots: _Optional[int] = ..., window: _Optional[int] = ..., payload_bytes: _Optional[int] = ..., wire: _Optional[int] = ..., data_address: _Optional[_Union[Address, _Mapping]] = ..., peers: _Optional[_Iterable[_Union[Peer, _Mapping]]] = ..., link: _Optional[_Union[Link, _Mapping]] = ..., segment: _Optional[str] = ..., padded: bool = ..., dense_only: bool = ..., key: _Optional[bytes] = ..., collectives: bool = ..., more_parts: _Optional[_Iterable[_Union[Part, _Mapping]]] = ..., queues: _Optional[int] = ...) -> None: ...
 
 class Part(_message.Message):
     __slots__ = ("data_address", "tag", "isn", "key", "segment")
@@ -156,6 +162,38 @@ class PeerLeft(_message.Message):
     ranks: _containers.RepeatedScalarFieldContainer[int]
     reason: str
     def __init__(self, ranks: _Optional[_Iterable[int]] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class Disagreement(_message.Message):
+    __slots__ = ("reason",)
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    def __init__(self, reason: _Optional[str] = ...) -> None: ...
+
+class WaitingRequest(_message.Message):
+    __slots__ = ("token", "part", "queues")
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    PART_FIELD_NUMBER: _ClassVar[int]
+    QUEUES_FIELD_NUMBER: _ClassVar[int]
+    token: str
+    part: int
+    queues: _containers.RepeatedCompositeFieldContainer[QueueReport]
+    def __init__(self, token: _Optional[str] = ..., part: _Optional[int] = ..., queues: _Optional[_Iterable[_Union[QueueReport, _Mapping]]] = ...) -> None: ...
+
+class WaitingReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class QueueReport(_message.Message):
+    __slots__ = ("calls", "awaited", "index", "what")
+    CALLS_FIELD_NUMBER: _ClassVar[int]
+    AWAITED_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    WHAT_FIELD_NUMBER: _ClassVar[int]
+    calls: int
+    awaited: int
+    index: int
+    what: str
+    def __init__(self, calls: _Optional[int] = ..., awaited: _Optional[int] = ..., index: _Optional[int] = ..., what: _Optional[str] = ...) -> None: ...
 
 class Ended(_message.Message):
     __slots__ = ("reason",)

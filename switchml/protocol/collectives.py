@@ -33,6 +33,14 @@ class Collective:
     target_step: int = 0
     mark: int = 0
 
+    def describe(self, what: str) -> str:
+        """It, with an article, of `what` elements (of one share, if it has shares)."""
+        if self.reach == REACH_OTHERS:
+            return f"an all-gather of {what}" if self.shares else f"a broadcast of {what} from rank {self.root}"
+        if self.reach == REACH_ROOT:
+            return f"a reduce-scatter of {what}" if self.shares else f"a reduce of {what} to rank {self.root}"
+        return "a barrier" if self.op == OP_SUM else f"an all-reduce of {what}"
+
 
 def all_reduce(op: int, mark: int = 0) -> Collective:
     """Every rank's data, combined by `op`, to all."""

@@ -53,8 +53,8 @@ class Worker:
     `packets` uint8[slots, k >= 42 + payload]: where to build the packets (each at the end of its row), if not in memory
     of its own; `wide` uint8[slots, k]: where to build those of sparse streams, of up to MAX_SPARSE_BYTES, if not in the
     same rows. `lossless`: the transport loses nothing, so a round is probed only to learn whom it waits for.
-    `padded`: the switch wants sparse packets without data padded. `collectives`: the aggregator takes others than sums
-    for all, so bytes have a queue and half of the slots for themselves.
+    `padded`: the switch wants sparse packets without data padded. `two_queues`: bytes have a queue and half of the
+    slots for themselves (section 11).
     """
 
     def __init__(
@@ -71,10 +71,10 @@ class Worker:
         wide: np.ndarray | None = None,
         lossless: bool = False,
         padded: bool = False,
-        collectives: bool = False,
+        two_queues: bool = False,
     ) -> None:
         check_slots(slots)
-        count = QUEUES if collectives and slots >= QUEUES else 1
+        count = QUEUES if two_queues and slots >= QUEUES else 1
         size = slots if window is None else window
         if not 1 <= size <= slots:
             raise ConfigError(f"window of {size}: expected 1 to {slots} (the job's slots)")
@@ -121,6 +121,11 @@ class Worker:
         """Tasks under way."""
         return int(self.window["next_task"] - self.window["first_task"])
 
+    def queue_of(self, collective: Collective | None) -> int:
+        """The number of the queue that a collective goes to, an all-reduce if None."""
+        moves = collective is not None and collective.reach == REACH_OTHERS
+        return BYTES if moves and len(self.queues) == QUEUES else SUMS
+
     def start(
         self,
         source: int,
@@ -143,8 +148,7 @@ class Worker:
         """
         window, fmt = self.window, FORMATS[dtype]
         number = int(window["next_task"])
-        moves = collective is not None and collective.reach == REACH_OTHERS
-        number_of_queue = BYTES if moves and len(self.queues) == QUEUES else SUMS
+        number_of_queue = self.queue_of(collective)
         queue = self.queues[number_of_queue]
         workers, slots = int(self.identity["workers"]), int(queue["slots"])
         per_chunk = elements_per_chunk(fmt, int(self.identity["payload"]), workers)

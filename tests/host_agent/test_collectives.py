@@ -176,7 +176,10 @@ def test_ranks_that_call_different_collectives(join):
     agents = join(2)
     x = np.ones(4, "float32")
     calls = [lambda agent: agent.reduce(x, root=1), lambda agent: agent.broadcast(x, root=1)]
-    assert any(isinstance(error, RanksDisagree) for error in on_all(agents, lambda agent: calls[agent.rank](agent)))
+    errors = on_all(agents, lambda agent: calls[agent.rank](agent))
+    assert all(isinstance(error, RanksDisagree) for error in errors)
+    assert all("a reduce of 4 float32 to rank 1" in str(error) for error in errors)
+    assert all("a broadcast of 16 bytes from rank 1" in str(error) for error in errors)
 
 
 @pytest.mark.parametrize("op", ["min", "max"])

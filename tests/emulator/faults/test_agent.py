@@ -26,6 +26,9 @@ class Session:
     def leave(self):
         pass
 
+    def waiting(self, report):
+        pass
+
 
 class Alone:
     """Rank 0 of a job of two whose peer leaves at 0 ms, with an all-reduce of ones under way."""

@@ -32,7 +32,7 @@ def test_what_seeds_go_through(outcomes):
     assert len({outcome.trace for outcome in outcomes}) == SEEDS
     plans = [draw(seed) for seed in range(SEEDS)]
     assert {fault.kind for plan in plans for fault in plan.faults} == set(KINDS)
-    assert {job.misfit for plan in plans for job in plan.jobs} == {"", "dtype", "leaves"}
+    assert {job.misfit for plan in plans for job in plan.jobs} == {"", "dtype", "kind", "leaves"}
     assert {job.wire for plan in plans for job in plan.jobs} == {"int32", "int16", "int8", "exact"}
     assert any(not plan.faults for plan in plans)
 

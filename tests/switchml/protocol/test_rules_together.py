@@ -94,7 +94,7 @@ class Network:
                 isn=isn,
                 window=windows[r],
                 payload_bytes=PAYLOAD,
-                collectives=collectives,
+                two_queues=collectives,
             )
             for r in range(n)
         ]

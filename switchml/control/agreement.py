@@ -1,0 +1,81 @@
+"""Whether ranks agree on the order of their collectives (docs/protocol.md, section 11): of two queues that share no
+slot, no packet shows that one rank waits in the one and another rank in the other.
+
+A rank whose call stands still reports what it has called. What a report says of the calls so far stays true, so two
+reports that contradict each other do so for good, whenever they were made: a rank that is slow contradicts nobody.
+"""
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+MOST_QUEUES = 2
+MOST_WORDS = 60
+"""Characters of a call's description that are shown to others."""
+
+
+@dataclass(frozen=True)
+class QueueReport:
+    """A rank's calls in one queue: `calls` so far; of them, `awaited` is the first that is not done (equal to `calls`:
+    all are), `index` its number among the calls of all queues, and `what` it is, for people."""
+
+    calls: int
+    awaited: int
+    index: int = 0
+    what: str = ""
+
+    @property
+    def waits(self) -> bool:
+        return self.awaited < self.calls
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a rank has called when it made its latest call; `queues[q]` are in one order on all ranks."""
+
+    queues: tuple[QueueReport, ...]
+
+    @property
+    def calls(self) -> int:
+        return sum(queue.calls for queue in self.queues)
+
+    def lacks(self, number: int, call: QueueReport) -> bool:
+        """Whether this rank has made later calls than `call`, one of queue `number`, but not this one."""
+        mine = self.queues[number].calls if number < len(self.queues) else call.calls
+        return call.waits and mine <= call.awaited and self.calls > call.index
+
+    def __str__(self) -> str:
+        waiting = [queue for queue in self.queues if queue.waits]
+        first = min(waiting, key=lambda queue: queue.index, default=None)
+        return f"waits in its call {first.index}, {_shown(first.what)}" if first else f"has made {self.calls} calls"
+
+
+@dataclass
+class Reports:
+    """The latest reports of a job's ranks, by part and rank."""
+
+    _of: dict[int, dict[int, Report]] = field(default_factory=lambda: defaultdict(dict))
+
+    def add(self, part: int, rank: int, report: Report) -> str:
+        """Take a rank's report; returns what it contradicts, for people, or ""."""
+        self._of[part][rank] = report
+        return _contradiction(self._of[part], rank)
+
+
+def _contradiction(reports: Mapping[int, Report], rank: int) -> str:
+    """Between the report of `rank` and one of the others."""
+    ours = reports[rank]
+    for other, theirs in sorted(reports.items()):
+        for waits, lacks, waiting, lacking in ((rank, other, ours, theirs), (other, rank, theirs, ours)):
+            for number, call in enumerate(waiting.queues):
+                if lacking.lacks(number, call):
+                    return (
+                        f"rank {waits} waits in its call {call.index}, {_shown(call.what)}, which rank {lacks} has not "
+                        f"called: it {lacking}"
+                    )
+    return ""
+
+
+def _shown(what: str) -> str:
+    """A stranger's words, fit for a message."""
+    return "".join(character for character in what[:MOST_WORDS] if character.isprintable()) or "a collective"
