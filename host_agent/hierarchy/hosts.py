@@ -20,7 +20,7 @@ from host_agent.joining import Options
 from host_agent.watch import lost
 from switchml.control import client
 from switchml.control.membership import CONTROL_ONLY
-from switchml.errors import AggregatorLost, ConfigError, JobError, JoinError, PeerLost
+from switchml.errors import AggregatorLost, ConfigError, JobError, JoinError, PeerLost, RanksDisagree
 
 HIERARCHIES = ("none", "node")
 RANKS_SUFFIX = ".ranks"
@@ -188,8 +188,10 @@ class Membership(Ending):
         error: JobError
         if isinstance(event, client.AggregatorLost):
             error = AggregatorLost(f"job '{self._job}': aggregator lost: {event.reason}")
-        else:
+        elif isinstance(event, client.PeerLost):
             error = lost(self._job, event.ranks, event.reason)
+        else:  # only agents that send packets report calls
+            error = RanksDisagree(f"job '{self._job}': {event.reason}")
         self.fail(error)
 
 
