@@ -98,7 +98,7 @@ def test_one_address_is_enough_for_two_threads(authenticate):
             assert all((result == 3).all() for result in results)
         assert all(part.stats()["received"] >= LEAST_PART for part in parts)
         (job,) = aggregator.status().jobs
-        assert job.name == "two" and job.slots == 2048 * len(parts)
+        assert job.name == "two" and job.slots == 4096 * len(parts)
         assert job.ranks[0].counters["accepted"] == 2 * LEAST_PART + 2 + 2 + 2
         leave_all(agents)
     finally:
