@@ -103,6 +103,12 @@ PROBABILITY = click.FloatRange(0.0, 1.0, max_open=True)
     default=0.0,
     help="Share of packets that are delayed behind others, each way.",
 )
+@click.option(
+    "--loader",
+    type=click.Choice(["plain", "planned"]),
+    default="plain",
+    help="planned: images come from files, by a plan for the whole run, in the same global batches (docs/loading.md).",
+)
 @authenticate_option
 @plot_option
 @option(
@@ -134,6 +140,7 @@ def train(
     settings_file: Path | None,
     loss_rate: float,
     reorder_rate: float,
+    loader: str,
     authenticate: bool,
     plot_file: Path | None,
     world_size: int | None,
@@ -208,6 +215,7 @@ def train(
         file=str(settings_file) if settings_file is not None else None,
         sparse=sparse,
         authenticate=authenticate,
+        loader=loader,
         hierarchy="node" if cluster["hierarchy"] == "node" else "none",
         trace=trace.absolute() if trace is not None else None,
         reorder_rate=0.0 if is_software else reorder_rate,

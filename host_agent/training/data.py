@@ -72,6 +72,7 @@ class BatchOrder:
     """
 
     def __init__(self, *, rank: int, workers: int, batch_size: int, seed: int):
+        self.rank, self.workers, self.batch_size = rank, workers, batch_size
         self._global_batch = workers * batch_size
         self._own = slice(rank * batch_size, (rank + 1) * batch_size)
         self._seed = seed
@@ -85,6 +86,14 @@ class BatchOrder:
     def indices(self, step: int) -> np.ndarray:
         """Image numbers of this rank's batch in `step` (from 0)."""
         epoch, position = divmod(step, self._steps_per_epoch)
-        order = np.random.default_rng((self._seed, epoch)).permutation(TRAIN_IMAGES)
         start = position * self._global_batch
-        return order[start : start + self._global_batch][self._own]
+        return self._epoch(epoch)[start : start + self._global_batch][self._own]
+
+    def lists(self, steps: int) -> np.ndarray:
+        """int64 (epochs, images of an epoch): the image numbers of all ranks, of as many epochs as `steps` begin."""
+        epochs = -(-steps // self._steps_per_epoch)
+        return np.stack([self._epoch(epoch) for epoch in range(epochs)])
+
+    def _epoch(self, epoch: int) -> np.ndarray:
+        order = np.random.default_rng((self._seed, epoch)).permutation(TRAIN_IMAGES)
+        return order[: self._steps_per_epoch * self._global_batch]

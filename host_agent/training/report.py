@@ -45,6 +45,8 @@ def as_json(comparison: Comparison, settings: Settings, aggregator: str) -> dict
         "codec": settings.codec,
         "memory": settings.memory,
         "codec_totals": _codec_totals(comparison),
+        "loader": settings.loader,
+        "loading": _loading_totals(comparison),
         "codec_decisions": through.decisions,
         "params_sha256": through.params_sha256,
         "loss": each("losses"),
@@ -56,6 +58,12 @@ def _codec_totals(comparison: Comparison) -> dict[str, float]:
     each = comparison.outcomes["switchml"].codecs
     names = each[0] if each else ()
     return {name: (max if name.endswith("_s") else sum)(stats[name] for stats in each) for name in names}
+
+
+def _loading_totals(comparison: Comparison) -> dict[str, float]:
+    """Of all ranks of the aggregator's run; empty without a planned loader."""
+    each = comparison.outcomes["switchml"].loading
+    return {name: sum(counters[name] for counters in each) for name in (each[0] if each else ())}
 
 
 def print_table(comparison: Comparison, settings: Settings, aggregator: str) -> None:
@@ -76,6 +84,11 @@ def print_table(comparison: Comparison, settings: Settings, aggregator: str) -> 
         share = codec["bytes_sent"] / codec["bytes_dense"]
         table.add(f"sent after {settings.codec}", "", f"{codec['bytes_sent'] / 1e6:.2f} MB ({share:.1%})")
         table.add("compressing", "", f"{codec['compress_s'] / settings.steps * 1e3:.1f} ms a step")
+    if loading := _loading_totals(comparison):
+        hits = int(loading["buffer_hits"] + loading["peer_hits"])
+        table.add("samples from buffers", "", f"{hits:,} of {hits + int(loading['storage_samples']):,}")
+        table.add("read from files", "", f"{loading['read_bytes'] / 1e6:.2f} MB in {int(loading['reads']):,} reads")
+        table.add("waits for samples", "", f"{int(loading['waits']):,}, {loading['wait_s'] * 1e3:.0f} ms")
     decisions = comparison.outcomes["switchml"].decisions
     for each in decisions[-SHOWN_DECISIONS:]:
         where = f"step {each['step']}, bucket {each['bucket']}"

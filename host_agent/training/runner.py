@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from host_agent.ranks import Rank, Report, Team
-from host_agent.training import data
+from host_agent.training import batches, data
 from host_agent.training.worker import BACKENDS, DigitsRank, Phase, PhaseResult, Settings, Step
 from switchml.errors import AggregatorLost, RanksDisagree
 from switchml.runtime.children import how_it_ended
@@ -38,6 +38,7 @@ class Outcome:
     parameters: np.ndarray = field(repr=False)
     agents: list[dict[str, float]] = field(repr=False)
     codecs: list[dict[str, float]] = field(default_factory=list, repr=False)
+    loading: list[dict[str, float]] = field(default_factory=list, repr=False)
     decisions: list[dict[str, Any]] = field(default_factory=list, repr=False)
 
 
@@ -111,7 +112,10 @@ def compare_with(
         folder, outcomes = Path(name), {}
         processes = fork_server("host_agent.training.preload")
         # Through a file, since data in the pipe to a new process would block once it exceeds the pipe's buffer.
-        data.load().save(folder / "digits.npz")
+        digits = data.load()
+        digits.save(folder / "digits.npz")
+        if settings.loader == "planned":
+            batches.save(digits, folder)
         with Team(processes, [partial(make, rank, settings, folder) for rank in range(settings.workers)]) as workers:
             for backend in settings.backends:
                 # The aggregator starts while the workers train over Gloo.
@@ -149,6 +153,7 @@ def _combine(backend: str, results: list[PhaseResult]) -> Outcome:
         parameters=first.parameters,
         agents=[result.agent for result in results],
         codecs=[result.codec for result in results if result.codec],
+        loading=[result.loading for result in results if result.loading],
         decisions=first.decisions,
     )
 

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from host_agent.ranks import Report
+from host_agent.training.batches import plain_batches, planned_batches
 from host_agent.training.data import BatchOrder, Digits
 
 BACKENDS = ("gloo", "switchml")
@@ -50,6 +51,8 @@ class Settings:
     """"node": the workers sum in shared memory first, and one of them uses the aggregator."""
     authenticate: bool = False
     """Whether packets carry tags (docs/protocol.md, section 10)."""
+    loader: str = "plain"
+    """"planned": the images come from files, by a PlannedLoader with the same global batches (host_agent/loading)."""
     trace: Path | None = None
     """Folder for the phases' profiles, each in its own subfolder (host_agent/profile)."""
 
@@ -90,6 +93,8 @@ class PhaseResult:
     """`HostAgent.stats()`, if there was one."""
     codec: dict[str, float] = field(default_factory=dict)
     """Bytes and seconds of the codec, if there was one."""
+    loading: dict[str, float] = field(default_factory=dict)
+    """Counters of the planned loader, if there was one."""
     decisions: list[dict[str, Any]] = field(default_factory=list)
     """With the codec `auto`: its changes, the same on all ranks."""
 
@@ -128,7 +133,7 @@ class DigitsRank:
             world_size=settings.workers,
             timeout=GROUP_TIMEOUT,
         )
-        result = _train(phase.backend, self._rank, settings, self._digits, self._report)
+        result = _train(phase.backend, self._rank, settings, self._digits, self._folder, self._report)
         torch.distributed.destroy_process_group()
         return result
 
@@ -136,7 +141,7 @@ class DigitsRank:
         """Each phase has left its own job."""
 
 
-def _train(backend: str, rank: int, settings: Settings, digits: Digits, report: Report) -> PhaseResult:
+def _train(backend: str, rank: int, settings: Settings, digits: Digits, folder: Path, report: Report) -> PhaseResult:
     import torch
     from torch.nn import functional
     from torch.nn.parallel import DistributedDataParallel
@@ -144,7 +149,6 @@ def _train(backend: str, rank: int, settings: Settings, digits: Digits, report: 
     from host_agent.pytorch.settings import apply, ddp_arguments, load
     from host_agent.training.model import DigitsNet
 
-    images, labels = torch.from_numpy(digits.train_images), torch.from_numpy(digits.train_labels)
     torch.manual_seed(settings.seed)
     file = load(settings.file) if settings.file else None
     model = DistributedDataParallel(DigitsNet(), **(ddp_arguments(file) if file else {}))
@@ -159,15 +163,18 @@ def _train(backend: str, rank: int, settings: Settings, digits: Digits, report: 
         model.register_comm_hook(hook, codec_hook)
     optimizer = torch.optim.SGD(model.parameters(), lr=settings.learning_rate, momentum=settings.momentum)
     order = BatchOrder(rank=rank, workers=settings.workers, batch_size=settings.batch_size, seed=settings.seed)
+    if settings.loader == "planned":
+        batches = planned_batches(order, settings.steps, folder)
+    else:
+        batches = plain_batches(order, settings.steps, digits)
     evaluate_every = max(1, settings.steps // EVALUATIONS)
     losses, step_seconds, accuracy = [], [], 0.0
     torch.distributed.barrier()
     start = before = time.perf_counter()
     with _profiled(backend, settings):
-        for step in range(settings.steps):
-            batch = torch.from_numpy(order.indices(step))
+        for step, batch in enumerate(batches):
             optimizer.zero_grad()
-            loss = functional.cross_entropy(model(images[batch]), labels[batch])
+            loss = functional.cross_entropy(model(batch.images), batch.labels) * batch.weight
             loss.backward()
             optimizer.step()
             losses.append(loss.item())
@@ -191,6 +198,7 @@ def _train(backend: str, rank: int, settings: Settings, digits: Digits, report: 
         parameters=parameters if rank == 0 else None,
         agent=agent.stats() if agent is not None else {},
         codec=hook.stats() if hook is not None else {},
+        loading=batch.counters,
         decisions=hook.decisions if hook is not None else [],
     )
 

@@ -1,0 +1,66 @@
+"""Each step's batch of one rank: from memory, or by a planned loader from files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from host_agent.training.data import BatchOrder, Digits
+
+if TYPE_CHECKING:
+    import torch
+
+BUFFER_BYTES = 64 << 10
+"""Of a rank: a sixth of the images."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """`weight` is what its mean loss is multiplied with (`loss_weight`); `counters`, the loader's so far."""
+
+    images: torch.Tensor
+    labels: torch.Tensor
+    weight: float = 1.0
+    counters: dict[str, float] = field(default_factory=dict)
+
+
+def plain_batches(order: BatchOrder, steps: int, digits: Digits) -> Iterator[Batch]:
+    """Equal parts of each global batch, from memory."""
+    import torch
+
+    images, labels = torch.from_numpy(digits.train_images), torch.from_numpy(digits.train_labels)
+    for step in range(steps):
+        chosen = torch.from_numpy(order.indices(step))
+        yield Batch(images[chosen], labels[chosen])
+
+
+def save(digits: Digits, folder: Path) -> None:
+    """Write what `planned_batches` reads."""
+    np.save(folder / "images.npy", digits.train_images)
+    np.save(folder / "labels.npy", digits.train_labels)
+
+
+def planned_batches(order: BatchOrder, steps: int, folder: Path) -> Iterator[Batch]:
+    """The same global batches, from the files in `folder`."""
+    from host_agent.loading import Columns, PlannedLoader, open_source
+
+    lists = order.lists(steps)
+    with PlannedLoader(
+        Columns(open_source(str(folder / "images.npy")), open_source(str(folder / "labels.npy"))),
+        order.batch_size,
+        len(lists),
+        buffer_bytes=BUFFER_BYTES,
+        order=lists,
+        peers=None,  # files are quicker
+        rank=order.rank,
+        world_size=order.workers,
+    ) as loader:
+        while loader.step < steps:
+            for images, labels in loader:
+                yield Batch(images, labels, loader.weight, loader.counters)
+                if loader.step == steps:
+                    break
