@@ -38,8 +38,8 @@ class Outcome:
     parameters: np.ndarray = field(repr=False)
     agents: list[dict[str, float]] = field(repr=False)
     codecs: list[dict[str, float]] = field(default_factory=list, repr=False)
-    loading: list[dict[str, float]] = field(default_factory=list, repr=False)
     decisions: list[dict[str, Any]] = field(default_factory=list, repr=False)
+    loading: list[dict[str, float]] = field(default_factory=list, repr=False)
 
 
 @dataclass(frozen=True)
