@@ -1,6 +1,6 @@
 """Change the links' rate while a model trains, and compare `auto` with every fixed choice.
 
-    sudo python scripts/experiments/adaptive.py [--rates 1gbit,20mbit,200mbit] [--steps 200] [--plot FILE.png] [--json]
+    sudo python scripts/experiments/adaptive.py [--rates 1gbit,20mbit,200mbit] [--steps 200] [--plot FILE] [--json]
 
 Hosts are network namespaces around a switch, their links shaped by tc (emulator/testbed/star.py), one rank in each; the
 software aggregator sits in the switch. All choices train models of their own in the same processes, alternating every
@@ -27,12 +27,14 @@ import click
 
 from emulator.bench.ranks.process import Place
 from emulator.bench.ranks.team import STORE_PORT, Team, places, star_with_aggregator, training_context
-from emulator.cli.options import RATES
+from emulator.cli.options import RATES, json_option, plot_option
 from emulator.testbed.star import LinkOptions
 from host_agent.compression.adaptive.policy import CHOICES
 from host_agent.training.data import BatchOrder, Digits, load
-from switchml import plotting
+from switchml import plotting, tables
 from switchml.cli.options import SECONDS, option
+from switchml.pages import charts
+from switchml.pages.panels import Curves
 
 FIXED = ("none", "fp16", "thc", "topk:ratio=0.1", "topk:ratio=0.01", "topk:ratio=0.003")
 AUTO = "auto"
@@ -232,60 +234,48 @@ def summary(lines: dict[str, Line], rates_bps: list[float], steps: int) -> dict[
 
 def show(result: dict[str, Any], workers: int, hidden: int) -> None:
     """The table on stdout."""
-    from rich.console import Console
-    from rich.table import Table
-
     title = f"{workers} workers, hidden layer of {hidden}, {result['steps']} steps a phase: median step, phase"
-    table = Table(title=title, title_justify="left")
-    table.add_column("codec")
-    for rate_bps in result["rates_bps"]:
-        table.add_column(f"{rate_bps / 1e6:g} Mbit/s", justify="right")
-    table.add_column("total", justify="right")
+    rates = [tables.number(f"{rate_bps / 1e6:g} Mbit/s") for rate_bps in result["rates_bps"]]
+    table = tables.Table([tables.text("codec"), *rates, tables.number("total")], title=title)
     for choice, phases in result["phase_seconds"].items():
         cells = []
         for i, seconds in enumerate(phases):
             mark = "*" if result["best_fixed"][i] == choice else ""
             cells.append(f"{1e3 * result['median_step_seconds'][choice][i]:.1f} ms, {seconds:.1f} s{mark}")
-        table.add_row(choice, *cells, f"{result['total_seconds'][choice]:.1f} s")
+        table.add(choice, *cells, f"{result['total_seconds'][choice]:.1f} s")
     for name, text in (
         ("auto_to_best_fixed_median_step", "auto / best (*), median step"),
         ("auto_to_best_fixed_paired", "auto / best (*), turn by turn"),
         ("auto_to_best_fixed", "auto / best (*), phase"),
     ):
-        table.add_row(text, *(f"{ratio:.2f}" for ratio in result[name]), "")
-    table.add_row("auto / best single choice", *[""] * len(result["rates_bps"]), f"{result['auto_to_best_single']:.2f}")
-    Console().print(table)
+        table.add(text, *(f"{ratio:.2f}" for ratio in result[name]), "")
+    table.add("auto / best single choice", *[""] * len(result["rates_bps"]), f"{result['auto_to_best_single']:.2f}")
+    tables.show(table)
 
 
-def plot(lines: dict[str, Line], rates_bps: list[float], steps: int, path: Path) -> None:
-    """Plot the step times of all choices, and auto's codecs below; the file's suffix decides the format."""
-    panels = {"nrows": 2, "sharex": True, "height_ratios": (3, 1)}
-    with plotting.figure(path, "codecs while the links change", (10, 7), **panels) as (above, below):
-        _draw(above, below, lines, rates_bps, steps)
-
-
-def _draw(above, below, lines: dict[str, Line], rates_bps: list[float], steps: int) -> None:
-    from matplotlib import pyplot
-
-    colors = pyplot.get_cmap("tab10").colors
-    for number, (choice, line) in enumerate(lines.items()):
-        for phase, times in enumerate(line.phases):
-            style = dict(color="black", lw=1.8, zorder=3) if choice == AUTO else dict(color=colors[number], lw=0.8)
-            first = phase * steps + 1
-            label = choice if phase == 0 else None
-            above.plot(range(first, first + len(times)), [1e3 * t for t in times], label=label, **style)
-    names = sorted({name for phase in lines[AUTO].codecs for name in phase}, key=CHOICES.index)
-    indices = [names.index(name) for phase in lines[AUTO].codecs for name in phase]
-    below.step(range(1, len(indices) + 1), indices, where="mid", color="black")
-    below.set_yticks(range(len(names)), names)
-    below.set(xlabel="step", ylabel="auto's codec", ylim=(-0.5, len(names) - 0.5))
-    for phase, rate_bps in enumerate(rates_bps):
-        for axes in (above, below):
-            axes.axvline(phase * steps + 0.5, color="grey", ls=":")
-        where = (phase * steps + 0.5 * steps, 1.01)
-        above.annotate(f"{rate_bps / 1e6:g} Mbit/s", where, xycoords=("data", "axes fraction"), ha="center")
-    above.set(ylabel="time of a step (ms)", yscale="log", xlim=(0, len(rates_bps) * steps))
-    above.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
+def panels(lines: dict[str, Line], rates_bps: list[float], steps: int) -> list[Curves]:
+    """Step times of all choices; and which codec auto used, as its share of TURN_STEPS steps."""
+    phases = ", ".join(f"{rate / 1e6:g} from {phase * steps + 1}" for phase, rate in enumerate(rates_bps))
+    x_title = f"step (Mbit/s: {phases})"
+    times = []
+    for choice, line in lines.items():
+        steps_run = [
+            (phase * steps + number, 1e3 * seconds)
+            for phase, of_phase in enumerate(line.phases)
+            for number, seconds in enumerate(of_phase, 1)
+        ]
+        times.append(charts.Line(choice, *map(list, zip(*steps_run, strict=True))))
+    used = [name for phase in lines[AUTO].codecs for name in phase]
+    turns = [used[start : start + TURN_STEPS] for start in range(0, len(used), TURN_STEPS)]
+    ends = [min((turn + 1) * TURN_STEPS, len(used)) for turn in range(len(turns))]
+    shares = [
+        charts.Line(name, ends, [100 * turn.count(name) / len(turn) for turn in turns])
+        for name in sorted(set(used), key=CHOICES.index)
+    ]
+    return [
+        Curves("Time of a step", x_title, "ms", times, y_log=True),
+        Curves("What auto chose", x_title, f"% of {TURN_STEPS} steps", shares),
+    ]
 
 
 @click.command()
@@ -309,8 +299,8 @@ def _draw(above, below, lines: dict[str, Line], rates_bps: list[float], steps: i
 @click.option("--hidden", default=64, show_default=True, help="Units of the model's hidden layer.")
 @click.option("--error", default=0.9, show_default=True, help="Error bound of auto.")
 @click.option("--choices", default=" ".join(FIXED), show_default=True, help="Fixed choices, separated by spaces.")
-@click.option("--plot", "plot_file", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the table.")
+@plot_option
+@json_option
 def main(
     workers: int,
     rates: tuple[float, ...],
@@ -329,7 +319,7 @@ def main(
     lines = {(AUTO if choice.startswith(AUTO) else choice): line for choice, line in lines.items()}
     result = summary(lines, rates_bps, steps)
     if plot_file is not None:
-        plot(lines, rates_bps, steps, plot_file)
+        plotting.draw(plot_file, "Codecs while the links change", panels(lines, rates_bps, steps))
     if as_json:
         click.echo(json.dumps(result | {"workers": workers, "hidden": hidden}))
     else:

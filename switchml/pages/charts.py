@@ -263,7 +263,7 @@ def curves(
         {
             "data": {"values": values},
             "params": [_legend("line"), _ZOOM],
-            "mark": {"type": "line", "point": {"size": 45}, "clip": True},
+            "mark": {"type": "line", "point": {"size": 45 if len(xs) < 100 else 12}, "clip": True},
             "encoding": {
                 "x": x,
                 "y": {"field": "y", "type": "quantitative", "title": y_title, "scale": y_scale},
