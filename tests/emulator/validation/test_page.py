@@ -24,7 +24,12 @@ def on_the_page(section: str) -> dict[str, list[str]]:
 
 def figures(found: list[campaigns.Campaign]) -> dict[str, list[str]]:
     return {
-        name: [str(one["rows"]), f"{100 * one['mape']:.1f}", f"{100 * one['worst']:+.0f}"]
+        name: [
+            str(one["rows"]),
+            f"{100 * one['mape']:.1f}",
+            f"{100 * one['worst']:+.0f}",
+            "–" if one["inside"] is None else f"{100 * one['inside']:.0f}",
+        ]
         for name, one in campaigns.to_json(found).items()
     }
 
