@@ -71,10 +71,16 @@ def all_of(
     if measure:
         found.append(Campaign("torch's memory on this machine", measured_memory.rows(progress)))
     if refit and samples:
-        machine = clusters.load(ITERATIONS_CLUSTER)
-        left_out = fitting.split_by_size(machine, samples, progress)
-        found += [Campaign(f"iterations, constants fitted without {size}", rows) for size, rows in left_out]
+        found += left_out(samples, progress)
     return found
+
+
+def left_out(
+    samples: Sequence[fitting.Sample], progress: Callable[[str], None] = lambda line: None
+) -> Iterator[Campaign]:
+    """Iterations of each model size, predicted with constants fitted to the other sizes."""
+    for size, rows in fitting.split_by_size(clusters.load(ITERATIONS_CLUSTER), samples, progress):
+        yield Campaign(f"iterations, constants fitted without {size}", rows)
 
 
 def kind(path: Path) -> str:
