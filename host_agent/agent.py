@@ -70,8 +70,6 @@ class HostAgent(Agent):
         super().__init__(self.core)
         self.wire, self.takes_sparse = self.core.wire, self.core.takes_sparse
         self.takes_collectives = self.core.takes_collectives
-        # A root keeps the lanes that it does not send behind its packet, where authentication puts the tag.
-        self.reduces_to_all = bool(info.key)
         self._loop: loop.Loop | None = loop.new_loop(
             self._worker,
             joined.transport.socket,

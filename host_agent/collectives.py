@@ -57,12 +57,9 @@ class Move:
         return self.numel * self.item
 
 
-def request_of(
-    move: Move, rank: int, world_size: int, wire: str, on_done: OnDone, *, to_all: bool = False, **options: Any
-) -> Request:
-    """The request that does what `move` says on rank `rank` of a job of this wire. `to_all`: each reduction is an
-    all-reduce, of which this rank keeps its part. `options`: of the request. Raises ConfigError for an op or a root
-    that does not exist, UnsupportedTensor for a dtype that has no such op."""
+def request_of(move: Move, rank: int, world_size: int, wire: str, on_done: OnDone, **options: Any) -> Request:
+    """The request that does what `move` says on rank `rank` of a job of this wire. `options`: of the request. Raises
+    ConfigError for an op or a root that does not exist, UnsupportedTensor for a dtype that has no such op."""
     if move.kind not in KINDS or not 0 <= move.root < world_size:
         raise ConfigError(f"{move.kind} with root {move.root}: expected one of {', '.join(KINDS)}, and 0 to "
                           f"{world_size - 1}")  # fmt: skip
@@ -80,9 +77,10 @@ def request_of(
     if move.op not in OPS:
         raise ConfigError(f"op {move.op!r}: expected one of {', '.join(OPS)}")
     if move.op not in SUMS:
-        return _codes(move, rank, n, to_all, on_done, options)
-    # Whether an exact sum needs further rounds only its digits tell, so all ranks must get them.
-    to_all = to_all or (wire == EXACT and move.dtype.startswith(("float", "bfloat")))
+        return _codes(move, rank, n, on_done, options)
+    # Whether an exact sum needs further rounds only its digits tell, so all ranks must get them: it is an all-reduce,
+    # of which a rank keeps its part.
+    to_all = wire == EXACT and move.dtype.startswith(("float", "bfloat"))
     return _sums(move, rank, n, to_all, on_done, options)
 
 
@@ -133,7 +131,7 @@ def _sums(move: Move, rank: int, n: int, to_all: bool, on_done: OnDone, options:
     return dataclasses.replace(request, collective=_scheme(move, n, move.item, OP_SUM))
 
 
-def _codes(move: Move, rank: int, n: int, to_all: bool, on_done: OnDone, options: dict[str, Any]) -> Request:
+def _codes(move: Move, rank: int, n: int, on_done: OnDone, options: dict[str, Any]) -> Request:
     """A reduction of unsigned integers in a copy: ordered like the values, or the values' own bits."""
     size = move.numel * (n if move.kind == "reduce_scatter" else 1)
     is_root = move.kind != "reduce" or rank == move.root
@@ -142,12 +140,9 @@ def _codes(move: Move, rank: int, n: int, to_all: bool, on_done: OnDone, options
     part = codes[rank * move.numel :][: move.numel] if move.kind == "reduce_scatter" else codes
     done = _then(on_done, lambda: decode(move, part)) if is_root else on_done
     options["keep"] = (options.get("keep"), codes)
-    if to_all:
-        scheme, target = schemes.all_reduce(op, move.item), codes
-    else:
-        scheme, target = _scheme(move, n, codes.itemsize, op, move.item), part
-    at = codes.ctypes.data, target.ctypes.data
-    return Request(*at, target.nbytes, RAW, "sum", done, collective=scheme, **options)
+    scheme = _scheme(move, n, codes.itemsize, op, move.item)
+    at = codes.ctypes.data, part.ctypes.data
+    return Request(*at, part.nbytes, RAW, "sum", done, collective=scheme, **options)
 
 
 def encode(move: Move, size: int) -> np.ndarray:
@@ -232,8 +227,6 @@ class Calls(abc.ABC):
     wire: str
     takes_collectives: bool
     """Whether the aggregator knows other collectives than sums for all ranks."""
-    reduces_to_all = False
-    """Whether reductions are all-reduces, of which a rank keeps its part."""
 
     @abc.abstractmethod
     def submit(self, request: Request) -> None: ...
@@ -242,8 +235,8 @@ class Calls(abc.ABC):
         """Queue a collective at addresses, as `allreduce_address`. Raises ConfigError, UnsupportedTensor."""
         if not self.takes_collectives:
             raise ConfigError(f"{move.kind}: this aggregator only sums for all ranks; {NOT_HERE}")
-        who, to_all = (self.rank, self.world_size, self.wire), self.reduces_to_all
-        self.submit(request_of(move, *who, on_done, to_all=to_all, timeout_s=timeout_s, keep=keep))
+        who = self.rank, self.world_size, self.wire
+        self.submit(request_of(move, *who, on_done, timeout_s=timeout_s, keep=keep))
 
     def reduce_scatter(
         self, x: Any, op: str = "sum", async_op: bool = False, out: Any = None, timeout_s: float | None = None

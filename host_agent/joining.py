@@ -108,6 +108,7 @@ class Joined:
             return {
                 "packets": packet_rows(info.slots, HEADER_BYTES + info.payload_bytes, TAG_BYTES),
                 "wide": packet_rows(info.slots, MAX_SPARSE_BYTES, TAG_BYTES),
+                "room": TAG_BYTES,
             }
         return {
             "packets": self.transport.packet_rows(info.slots, info.payload_bytes),

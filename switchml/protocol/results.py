@@ -24,7 +24,7 @@ from switchml.protocol.fixedpoint import (
 )
 from switchml.protocol.lanes import combine
 from switchml.protocol.packet import CODE_UNKNOWN
-from switchml.protocol.sending import elements_of, finish_chunk, packet_at, position_of, repeat, report_open, send
+from switchml.protocol.sending import elements_of, finish_chunk, kept_at, position_of, repeat, report_open, send
 from switchml.protocol.worker_state import State, row_of, seq_of, task_at
 from switchml.runtime.jit import Address, int64, kernel
 from switchml.runtime.memory import be16, be32, serial_difference, signed8, u8_at, u32_at
@@ -222,7 +222,7 @@ def _lanes_for_us(w: State, index: int, address: Address, length: int) -> np.uin
     lanes_at = np.uint64(address) + np.uint64(_ADDRESSED_BYTES)
     has_data = length > _ADDRESSED_BYTES
     if task.reach == wire_format.REACH_ROOT:
-        own = packet_at(w, index) + np.uint64(_ADDRESSED_BYTES)
+        own = kept_at(w, index)
         if has_data:
             overflowed = combine(int64(task.op), int64(_WIRES[task.fmt]), own, lanes_at, identity.payload)
             if overflowed and not u8_at(address, _HEADER)[9]:

@@ -128,6 +128,12 @@ def packet_at(w: State, index: int) -> np.uint64:
     return w.packets.ctypes.data + np.uint64(index * row + row - _HEADER - w.scalars[0].identity.payload)
 
 
+@kernel(inline=True)
+def kept_at(w: State, index: int) -> np.uint64:
+    """Address of the lanes that a root keeps: behind its packet, which has none, and behind the packet's tag."""
+    return packet_at(w, index) + np.uint64(wire_format.ADDRESSED_BYTES + w.scalars[0].identity.room)
+
+
 @kernel(forceinline=True)
 def _build_packet(w: State, index: int) -> None:
     """Write the packet of a slot's present round: mode, used and need are set."""
@@ -136,6 +142,8 @@ def _build_packet(w: State, index: int) -> None:
     source, _, count = elements_of(task, slot.chunk)
     header = u8_at(packet_at(w, index), _HEADER)
     lanes_at = packet_at(w, index) + np.uint64(_HEADER + _WORD * slot.addressed)
+    if slot.addressed and not sends(task, owner_of(task, slot.chunk - task.first), identity.rank):
+        lanes_at = kept_at(w, index)
     lanes, wire = identity.payload // _LANE_BYTES[task.fmt], _WIRES[task.fmt]
     need = int64(slot.need)
     if slot.addressed and not _has_lanes(task, slot.chunk, identity.rank):

@@ -54,7 +54,7 @@ class Worker:
     of its own; `wide` uint8[slots, k]: where to build those of sparse streams, of up to MAX_SPARSE_BYTES, if not in the
     same rows. `lossless`: the transport loses nothing, so a round is probed only to learn whom it waits for.
     `padded`: the switch wants sparse packets without data padded. `two_queues`: bytes have a queue and half of the
-    slots for themselves (section 11).
+    slots for themselves (section 11). `room`: so many bytes behind a packet, and behind the last row, are for its tag.
     """
 
     def __init__(
@@ -72,6 +72,7 @@ class Worker:
         lossless: bool = False,
         padded: bool = False,
         two_queues: bool = False,
+        room: int = 0,
     ) -> None:
         check_slots(slots)
         count = QUEUES if two_queues and slots >= QUEUES else 1
@@ -103,7 +104,7 @@ class Worker:
         identity["rank"], identity["workers"], identity["slots"] = rank, workers, slots
         identity["payload"], identity["tag"], identity["isn"], identity["padded"] = payload_bytes, tag, isn, padded
         identity["headroom"], identity["spread"] = headroom(workers), spreads(workers)
-        identity["least_timeout"] = LONGEST_PROBE if lossless else 0
+        identity["least_timeout"], identity["room"] = LONGEST_PROBE if lossless else 0, room
         self.window["size"], self.window["credit"] = size, LEAST_IN_FLIGHT
         self.window["limit"] = size if lossless else min(size, LEAST_IN_FLIGHT)
         rtt["base"], rtt["rto"], rtt["backoff"] = _NEVER // 4, INITIAL_RTO, LEAST_BACKOFF

@@ -135,6 +135,20 @@ def test_jobs_with_options(join, options):
         np.testing.assert_array_equal(result, np.concatenate(x))
 
 
+def test_with_tags_a_root_sends_no_data(join):
+    """It keeps its lanes behind the tag: the packets of the others are as long as ever, those of the root are not."""
+    agents = join(2, authenticate=True, transport="udp")
+    x = [np.arange(rank, rank + 20_000, dtype="int32") for rank in range(2)]
+    for root, op in ((0, "sum"), (1, "max"), (0, "bxor")):
+        reduced = call(agents, "reduce", x, root=root, op=op)
+        wanted = x[0] + x[1] if op == "sum" else REDUCE[op](x)
+        np.testing.assert_array_equal(reduced[root], wanted)
+        assert reduced[1 - root] is None
+    parts = np.concatenate(call(agents, "reduce_scatter", x))
+    np.testing.assert_array_equal(parts, x[0] + x[1])
+    assert all(agent.stats()["refused_auth"] == 0 for agent in agents)
+
+
 def test_a_rank_alone(join):
     (agent,) = join(1)
     x = contribution(8, 0, 2000)
