@@ -70,10 +70,14 @@ class Limit:
         return self.workers * (self.receive + self.add + self.send)
 
     @property
+    def together_ns(self) -> float:
+        """All ranks and the aggregator, one element."""
+        return self.workers * self.rank_ns + self.aggregator_ns
+
+    @property
     def elements_per_s(self) -> float:
         """With all cores busy all the time; no faster than a rank is on a core of its own."""
-        together = self.workers * self.rank_ns + self.aggregator_ns
-        return 1e9 * min(self.cores / together, 1 / self.rank_ns)
+        return 1e9 * min(self.cores / self.together_ns, 1 / self.rank_ns)
 
     def terms(self) -> dict[str, float]:
         """Name → nanoseconds an element."""

@@ -132,6 +132,23 @@ def print_footer(report: Report, limit: Limit | None) -> None:
             f"({limit.elements_per_s * ITEM_BYTES / 1e9:.3f} GB/s algbw)"
             f"; {last.case.size_bytes} B reached {reached / 1e6:,.0f} M, {reached / limit.elements_per_s:.0%} of it"
         )
+        if last.aggregator:
+            say(_processor_time(last, limit, report.workers))
+
+
+def _processor_time(last: Measurement, limit: Limit, workers: int) -> str:
+    """A call's processor time in the limit, all processes together, and what was used."""
+    least_ms = last.case.elements * limit.together_ns / 1e6
+    used = {
+        name: _processor_s(last.tallies[name].mean_usage) * workers for name in (SWITCHML, GLOO) if name in last.tallies
+    }
+    used[SWITCHML] += _processor_s(last.aggregator)
+    each = ", ".join(f"{name} took {seconds / last.case.calls * 1e3:.1f}" for name, seconds in used.items())
+    return f"  processor time of all ranks and the aggregator, a call: {least_ms:.1f} ms at the limit; {each}"
+
+
+def _processor_s(usage: dict[str, float]) -> float:
+    return usage["user_s"] + usage["system_s"]
 
 
 def as_json(report: Report, limit: Limit | None, *, is_sweep: bool) -> dict[str, Any]:

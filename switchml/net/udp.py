@@ -9,6 +9,7 @@ A packet list (`Packets`) is filled by `receive_batch` and consumed by `send_bat
 16 | port, both in host order.
 """
 
+import mmap
 import socket
 from typing import NamedTuple
 
@@ -87,7 +88,9 @@ def _takes_option(sock: socket.socket, option: int, value: int) -> bool:
 def new_udp_io(sock: socket.socket) -> UdpIO:
     """Buffers and message headers for a bound UDP socket. The caller keeps the socket open while kernels use this."""
     segment, _ = probe_offload(sock)
-    buffers = np.zeros((RECEIVE_MESSAGES, _BUFFER_BYTES), np.uint8)
+    # From a page's start: where a place is no multiple of 32 (NumPy's are 16 behind a page's start), `rep movsb`, with
+    # which Linux copies, takes 2.4 times as long on AMD's Zen 3.
+    buffers = np.frombuffer(mmap.mmap(-1, RECEIVE_MESSAGES * _BUFFER_BYTES), np.uint8).reshape(RECEIVE_MESSAGES, -1)
     return UdpIO(
         config=np.array([sock.fileno(), segment], np.int64),
         buffers=buffers,

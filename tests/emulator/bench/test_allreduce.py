@@ -90,6 +90,7 @@ def test_limit_is_the_sum_of_its_terms():
     limit = limits.Limit(4, 2, "udp", "int32", scan=1, encode=2, send=3, receive=4, add=5, decode=6, copy=9)
     assert limit.rank_ns == 16
     assert limit.aggregator_ns == 4 * 12
+    assert limit.together_ns == 4 * 16 + 48
     assert limit.elements_per_s == pytest.approx(1e9 * 2 / (4 * 16 + 48))
     alone = limits.Limit(1, 64, "udp", "int32", scan=1, encode=2, send=3, receive=4, add=5, decode=6, copy=9)
     assert alone.elements_per_s == pytest.approx(1e9 / 16), "one rank is one thread"
@@ -260,7 +261,7 @@ def test_nonsense_is_refused(arguments, complaint):
 
 
 def test_too_large_for_memory():
-    result = CliRunner().invoke(cli, ["bench", "allreduce", "--size", "16G", "--workers", "256", "--against", "none"])
+    result = CliRunner().invoke(cli, ["bench", "allreduce", "--size", "16G", "--ranks", "256", "--against", "none"])
     assert result.exit_code == 1
     assert "GiB" in result.stderr and result.stderr.count("\n") == 1
 
