@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 TABLE = tomllib.loads((ROOT / "tests" / "doc_blocks.toml").read_text(encoding="utf-8"))
 _COMMAND = re.compile(
-    r"(?:\$ )?((?:[A-Z_]+=\S+ )*(?:sudo )?(?:switchml|torchrun|python|tshark|\./scripts/run|\w+_CLI)\b(?!\.).*)"
+    r"(?:\$ )?((?:[A-Z_]+=\S+ )*(?:sudo )?(?:switchml|torchrun|python|tshark|\./scripts/run|\w+_CLI)\b(?![.:]).*)"
 )
 
 
