@@ -192,6 +192,9 @@ class HostAgent(Agent):
     def submit(self, request: Request) -> None:
         self.core.submit(request, time.monotonic())
 
+    def report_calls(self, calls: dict[str, int]) -> None:
+        self._session.count(calls)
+
     def missing_ranks(self) -> tuple[int, ...]:
         return self.core.missing_ranks(time.monotonic())
 

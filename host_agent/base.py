@@ -83,6 +83,10 @@ class Agent(collectives.Calls):
         """Call `callback` once, from any thread, with the error that ends this agent's part in the job."""
         self._ending.on_failure(callback)
 
+    def report_calls(self, calls: dict[str, int]) -> None:
+        """Have `switchml status` show how many collectives of each name were called so far; returns at once. Where
+        ranks share hosts, nobody is told."""
+
     @abc.abstractmethod
     def missing_ranks(self) -> tuple[int, ...]:
         """Ranks that stalled calls have waited for in the last moments; empty if none are known."""

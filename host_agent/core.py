@@ -162,7 +162,8 @@ class Core(CallQueue[TaskCall]):
         Raises UnsupportedTensor for the dtype; ConfigError for sparse streams that the aggregator does not take, and
         for a wire that is neither the job's nor int32.
         """
-        nbytes = request.numel * tensors.ITEM_BYTES.get(request.dtype, 1)
+        nbytes, scheme = request.numel * tensors.ITEM_BYTES.get(request.dtype, 1), request.collective
+        nbytes *= max(scheme.shares, 1) if scheme is not None else 1
         dtype, sparse = format_of(request.dtype, request.wire or self.wire), density.OFF
         if request.collective is None:
             request, sparse = accepted(request, wire=self.wire, sparse=self.sparse, takes_sparse=self.takes_sparse)
@@ -171,7 +172,7 @@ class Core(CallQueue[TaskCall]):
             call.number = self._calls_of[call.queue]
             self._calls_of[call.queue] += 1
             if self.call_log is not None:
-                self.call_log.submitted(index, nbytes)
+                self.call_log.submitted(index, nbytes, scheme.kind if scheme is not None else "all_reduce")
 
         queue = self.worker.queue_of(request.collective)
         call = TaskCall(request, sparse, request.divisor(self.world_size), request.deadline(now), dtype, queue)

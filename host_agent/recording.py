@@ -28,12 +28,16 @@ MOST_PACKETS = 1 << 20
 LAUNCH, WAIT, WAIT_FOR_BUCKETS = "switchml.all_reduce", "switchml.wait", "switchml.wait_for_buckets"
 """Names of spans: submitting an all-reduce (its number follows after #), waiting for one, and for all of DDP's."""
 
+KINDS = ("all_reduce", "reduce", "reduce_scatter", "all_gather", "broadcast", "barrier")
+"""Collectives, as records number them."""
+
 Span = Callable[[str], AbstractContextManager[Any]]
 
 
 @dataclass
 class CallRecord:
-    """One all-reduce, under way until `done` is set. `bytes` of the tensor; `launch`: the number of the span that
+    """One collective, under way until `done` is set. `kind`: its number in KINDS; `bytes` of the tensor, all ranks'
+    shares together; `launch`: the number of the span that
     submitted it (`launching`), -1 if none did; `failed`: it ended with an error, or was still under way when the
     recording ended."""
 
@@ -43,6 +47,7 @@ class CallRecord:
     done: int
     bytes: int
     launch: int
+    kind: int = 0
     failed: bool = True
 
 
@@ -67,8 +72,9 @@ class AgentLog:
     calls: dict[int, CallRecord] = field(default_factory=dict)
     ended: int = 0
 
-    def submitted(self, tensor: int, nbytes: int) -> None:
-        self.calls[tensor] = CallRecord(tensor, time.monotonic_ns(), 0, 0, nbytes, _thread.launch)
+    def submitted(self, tensor: int, nbytes: int, kind: str = KINDS[0]) -> None:
+        now = time.monotonic_ns()
+        self.calls[tensor] = CallRecord(tensor, now, 0, 0, nbytes, _thread.launch, KINDS.index(kind))
 
     def started(self, tensor: int) -> None:
         if tensor in self.calls:

@@ -139,6 +139,9 @@ class ShardedAgent(Agent):
                 raise
         call.all_queued()  # outside the lock: the last report may call anything
 
+    def report_calls(self, calls: dict[str, int]) -> None:
+        self._agents[0].report_calls(calls)
+
     def missing_ranks(self) -> tuple[int, ...]:
         return tuple(sorted({rank for agent in self._agents for rank in agent.missing_ranks()}))
 

@@ -62,9 +62,9 @@ GROUPS: dict[str, tuple[Variable, ...]] = {
         ),
         Variable(
             "SWITCHML_COLLECTIVES",
+            "`1`, `0`",
             "`1`",
-            "none",
-            "torch's collectives beside sums go through the aggregator too, where it takes them; on all ranks alike "
+            "`0`: of torch's collectives only sums and averages go through the aggregator; on all ranks alike "
             "([pytorch](pytorch.md))",
         ),
         Variable(

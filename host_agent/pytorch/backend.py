@@ -11,7 +11,7 @@ torch calls `autoload` at `import torch` (entry point group `torch.backends`), s
     SWITCHML_WIRE         int32 (the default), int16 or int8: lanes of floats, in fixed point with one exponent a block,
                           where small values beside large ones are lost (docs/protocol.md, section 5). exact: sums
                           within a unit in the last place, in further rounds
-    SWITCHML_COLLECTIVES  1: other collectives go through the aggregator, too, where it takes them (collectives.py)
+    SWITCHML_COLLECTIVES  0: only sums and averages go through the aggregator (collectives.py)
     SWITCHML_HIERARCHY    node: the ranks of a host sum in shared memory, and one of them speaks to the network
 
 Rank 0 of a group reads the first two and sends them to the other ranks through the group's store; each rank reads the

@@ -1,11 +1,13 @@
-"""Which of a process group's collectives go through the aggregator, beside the all-reduce of sums: those of dense CPU
-tensors, where the aggregator takes more than sums (docs/protocol.md, section 11), if SWITCHML_COLLECTIVES=1. Each
-function returns a Work, or None for what Gloo is to do; that depends on nothing but what all ranks agree on.
+"""Which of a process group's collectives go through the aggregator, beside the all-reduce of sums: those of dense
+tensors, where the aggregator takes more than sums (docs/protocol.md, section 11), unless SWITCHML_COLLECTIVES=0. Each
+function returns a Work, or None for what Gloo is to do; that depends on nothing but what all ranks agree on. CUDA
+tensors go over pinned host memory (cuda.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 
     from host_agent.base import Agent
     from host_agent.calls import OnDone
+    from host_agent.pytorch.cuda import CudaStaging
 
 OPS = {"SUM": "sum", "AVG": "mean", "MIN": "min", "MAX": "max", "BAND": "band", "BOR": "bor", "BXOR": "bxor"}
 """Ops of torch, and of an agent's collectives. PRODUCT and PREMUL_SUM are Gloo's."""
@@ -40,32 +43,61 @@ class Group(Protocol):
 
     def call_agent(self, submit: Callable[[Agent, OnDone], None], done: OnDone) -> None: ...
 
+    def staging(self, tensors: Sequence[torch.Tensor]) -> CudaStaging | None: ...
+
 
 class Batch:
     """The collectives of one call of torch: one Work, done when all of them are."""
 
     def __init__(self, group: Group, outputs: list[torch.Tensor], kind: str, moves: int = 1):
         self._group, self._kind = group, kind
-        self.work = AllReduceWork(outputs, moves, group.callbacks, span=f"switchml:{kind}")
+        self._cuda = group.staging(outputs)
+        on_gpu = self._cuda is not None and any(each.is_cuda for each in outputs)
+        work_type = self._cuda.work_type(outputs) if self._cuda is not None and on_gpu else AllReduceWork
+        self.work = work_type(outputs, moves, group.callbacks, span=f"switchml:{kind}")
 
     def add(
         self, source: torch.Tensor, target: torch.Tensor, numel: int, timeout_s: float, op: str = "sum", root: int = 0
     ) -> None:
-        """One collective between contiguous tensors."""
+        """One collective between contiguous tensors; those on a GPU by way of the host."""
+        landed, cuda, own = None, self._cuda, source
+        if cuda is not None and source.is_cuda:
+            device_target = target
+            source, landed = cuda.down(source)
+            target = torch.empty(target.shape, dtype=target.dtype, pin_memory=True) if target is not own else source
+            self.work.before_finish.insert(0, cuda.up(target, device_target))
         dtype = str(source.dtype).removeprefix("torch.")
         at = source.data_ptr(), target.data_ptr()
         move = Move(self._kind, *at, numel, dtype, source.element_size(), op, root)
-        self._group.call_agent(
-            lambda agent, done: agent.submit_move(move, done, timeout_s=timeout_s, keep=(source, target)),
-            self.work.part_done,
-        )
+
+        def call() -> None:
+            self._group.call_agent(
+                lambda agent, done: agent.submit_move(move, done, timeout_s=timeout_s, keep=(source, target)),
+                self.work.part_done,
+            )
+
+        if cuda is None:
+            call()
+        else:  # once a group has seen a GPU, all its calls take turns in one queue
+            cuda.when_landed(landed, self.work, call)
 
     def output(self, tensor: torch.Tensor) -> torch.Tensor:
         """Contiguous memory for a result that is to be in `tensor` in the end."""
-        if tensor.is_contiguous() and not tensor.is_neg() and not tensor.is_conj():
+        if tensor.is_cuda or (tensor.is_contiguous() and not tensor.is_neg() and not tensor.is_conj()):
             return tensor
         copy = torch.empty_like(tensor, memory_format=torch.contiguous_format)
         self.work.before_finish.append(lambda: copy_back(copy, tensor))
+        return copy
+
+    def spread(self, whole: torch.Tensor, outputs: list[torch.Tensor]) -> Callable[[], None]:
+        """What copies a gathered tensor's rows to where they belong, on a GPU behind the copy up."""
+        place = self._cuda.on_side(whole) if self._cuda is not None and whole.is_cuda else nullcontext
+
+        def copy() -> None:
+            with place():
+                for out, part in zip(outputs, whole, strict=True):
+                    copy_back(part.view_as(out), out)
+
         return copy
 
 
@@ -78,9 +110,8 @@ def goes(group: Group, tensors: Sequence[torch.Tensor], op: Any = None) -> str |
     """The agent's name of `op` ("sum" for None) if the aggregator takes a collective of such tensors, else None."""
     if group.agent is None or not group.agent.takes_collectives:
         return None
-    if not tensors or any(
-        each.layout != torch.strided or each.device.type != "cpu" or not each.numel() for each in tensors
-    ):
+    devices = {each.device.type for each in tensors}
+    if devices not in ({"cpu"}, {"cuda"}) or any(each.layout != torch.strided or not each.numel() for each in tensors):
         return None
     if op is None:
         return "sum"
@@ -153,13 +184,8 @@ def all_gather(
         return None
     batch = Batch(group, outputs[0], "all_gather")
     source = in_order(inputs[0])
-    whole = torch.empty((group.size(), source.numel()), dtype=source.dtype)
-
-    def spread() -> None:
-        for out, part in zip(outputs[0], whole, strict=True):
-            copy_back(part.view_as(out), out)
-
-    batch.work.before_finish.append(spread)
+    whole = torch.empty((group.size(), source.numel()), dtype=source.dtype, device=source.device)
+    batch.work.before_finish.append(batch.spread(whole, outputs[0]))  # before it can be done
     batch.add(source, whole, source.numel(), timeout_s)
     return batch.work
 
@@ -186,7 +212,7 @@ def reduce_scatter(
     """From a list of tensors of the output's size."""
     if len(outputs) != 1 or len(inputs) != 1 or len(inputs[0]) != group.size():
         return None
-    if not all(_alike([each], outputs, 1) and each.device.type == "cpu" for each in inputs[0]):
+    if not all(_alike([each], outputs, 1) and each.device == outputs[0].device for each in inputs[0]):
         return None
     whole = torch.cat([in_order(each).reshape(-1) for each in inputs[0]])
     return reduce_scatter_from(group, outputs, [whole], op, timeout_s)
@@ -211,6 +237,28 @@ def take(group: Group, name: str, args: tuple[Any, ...], kwargs: dict[str, Any])
         return None
     *tensors, opts = given
     return _METHODS[name](group, tensors, opts, group.seconds(opts.timeout if opts.timeout > timedelta(0) else None))
+
+
+KINDS = {
+    "broadcast": "broadcast",
+    "reduce": "reduce",
+    "barrier": "barrier",
+    "monitored_barrier": "barrier",
+    "gather": "gather",
+    "scatter": "scatter",
+    "send": "send",
+    "recv": "receive",
+    "recv_anysource": "receive",
+}
+"""Methods of ProcessGroup, and the collective that `switchml status` counts them as; `kind_of` knows the others."""
+_STEMS = {"allreduce": "all_reduce", "allgather": "all_gather", "all_gather": "all_gather", "alltoall": "all_to_all",
+          "all_to_all": "all_to_all", "reduce_scatter": "reduce_scatter"}  # fmt: skip
+
+
+def kind_of(method: str) -> str | None:
+    """The collective of a method of ProcessGroup; None if it is none."""
+    stem = next((kind for stem, kind in _STEMS.items() if method.lstrip("_").startswith(stem)), None)
+    return stem or KINDS.get(method)
 
 
 _Method = Callable[[Group, list[Any], Any, float], "Work | None"]

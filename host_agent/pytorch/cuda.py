@@ -1,4 +1,4 @@
-"""CUDA tensors on their way through the aggregator: down to pinned host memory, summed there, and up again.
+"""CUDA tensors on their way through the aggregator: down to pinned host memory, reduced there, and up again.
 
 What keeps it in order:
 
@@ -44,7 +44,7 @@ class CudaStaging:
         streams = [
             self._stream(device) for device in sorted({tensor.device for tensor in tensors if tensor.is_cuda}, key=str)
         ]
-        return lambda *args: CudaAllReduceWork(streams, *args)
+        return lambda *args, **named: CudaAllReduceWork(streams, *args, **named)
 
     def stage(self, tensor: torch.Tensor, work: AllReduceWork, call_agent: CallAgent) -> None:
         """Queue `tensor` for summing: `call_agent(host_copy, done)` when its turn has come, then back into `tensor`."""
@@ -52,35 +52,58 @@ class CudaStaging:
             flat = flat_memory(tensor, work)
             self._landed.put(lambda: call_agent(flat, work.part_done))
             return
+        host, landed = self.down(tensor)
+        work.before_finish.append(self.up(host, tensor))
+        self.when_landed(landed, work, lambda: call_agent(host, work.part_done))
+
+    def down(self, tensor: torch.Tensor) -> tuple[torch.Tensor, torch.cuda.Event]:
+        """Queue a copy of a CUDA tensor into pinned host memory; the event comes after it."""
         stream = self._stream(tensor.device)
         stream.wait_stream(torch.cuda.current_stream(tensor.device))
         with torch.cuda.stream(stream):
-            dense = tensor.detach().contiguous().resolve_neg()
+            dense = tensor.detach().resolve_conj().resolve_neg().contiguous()
             host = torch.empty(dense.shape, dtype=dense.dtype, pin_memory=True)
             host.copy_(dense, non_blocking=True)
             landed = torch.cuda.Event()
             landed.record(stream)
+        tensor.record_stream(stream)
+        return host, landed
+
+    def up(self, host: torch.Tensor, tensor: torch.Tensor) -> Callable[[], None]:
+        """What queues the copy from host memory into a CUDA tensor of the same shape, behind all that the caller's
+        stream has queued by now."""
+        stream = self._stream(tensor.device)
+        stream.wait_stream(torch.cuda.current_stream(tensor.device))
         tensor.record_stream(stream)
 
         def copy_up() -> None:
             with torch.cuda.stream(stream):
                 copy_back(host, tensor, non_blocking=True)
 
-        work.before_finish.append(copy_up)
+        return copy_up
 
-        def when_landed() -> None:
+    def when_landed(self, landed: torch.cuda.Event | None, work: AllReduceWork, call: Callable[[], None]) -> None:
+        """Do `call` in its turn, once a copy has landed; if that fails, so has a part of `work`."""
+
+        def task() -> None:
             try:
-                landed.synchronize()
+                if landed is not None:
+                    landed.synchronize()
             except RuntimeError as error:  # a kernel of the caller's failed
                 work.part_done(error)
             else:
-                call_agent(host, work.part_done)
+                call()
 
-        self._landed.put(when_landed)
+        self._landed.put(task)
 
     def call(self, task: Callable[[], None]) -> None:
         """Do something of the caller's in its turn."""
         self._landed.put(task)
+
+    def on_side(self, tensor: torch.Tensor) -> Callable[[], contextlib.AbstractContextManager[None]]:
+        """The context of the side stream of a tensor's device."""
+        stream = self._stream(tensor.device)
+        return lambda: torch.cuda.stream(stream)
 
     def on_stream(self, tensor: torch.Tensor) -> Callable[[], contextlib.AbstractContextManager[None]]:
         """Where a sparse tensor gets its result: a context on the side stream, whose memory the caller's stream may

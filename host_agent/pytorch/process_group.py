@@ -1,8 +1,9 @@
-"""The process group of the backend `switchml`: sums and averages through the aggregator, the rest through Gloo.
+"""The process group of the backend `switchml`: collectives through the aggregator, or else through Gloo.
 
 A group holds two things: an agent, joined to a job of its own at the aggregator, and an ordinary torch process group
 over Gloo. An all-reduce with SUM or AVG of a tensor whose type the wire carries goes to the agent, if it is dense or
-sparse (COO); any other op, type or collective is handed to Gloo unchanged. Both were set up from the same store when
+sparse (COO), and so do other collectives where the aggregator takes them (collectives.py); all else is handed to Gloo
+unchanged. Both were set up from the same store when
 the group was made, so a sub-group (`dist.new_group`) is nothing special: its ranks join their own job at the same
 aggregator. Only a sub-group of one rank joins nothing: its sums are what they are.
 """
@@ -15,9 +16,9 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -30,9 +31,13 @@ from host_agent.base import Agent
 from host_agent.loop import warm_up
 from host_agent.pytorch import collectives
 from host_agent.pytorch.compiling import never_compiled, never_compiled_methods
+from host_agent.pytorch.counts import GLOO, Counts
 from host_agent.pytorch.rendezvous import Rendezvous, without_traceback
 from host_agent.pytorch.work import AllReduceWork, CallbackThreads, flat_memory
-from switchml.errors import JobError, JoinError, PeerLost
+from switchml.errors import ConfigError, JobError, JoinError, PeerLost
+
+if TYPE_CHECKING:
+    from host_agent.pytorch.cuda import CudaStaging
 
 Done = Callable[[BaseException | None], None]
 
@@ -94,12 +99,13 @@ class SwitchMLProcessGroup(dist.ProcessGroup):
         self._gloo: dist.ProcessGroup | None = None
         self.agent: Agent | None = None
         """For its statistics; None after shutdown and in a sub-group of one rank."""
-        self._cuda: Any = None
+        self._cuda: CudaStaging | None = None
         self._failed = False
         self._shutdown_lock = threading.Lock()
         self._submit_lock = threading.Lock()
         self.callbacks = CallbackThreads(f"switchml-callbacks-{rank}")
-        self._takes_all = os.environ.get("SWITCHML_COLLECTIVES") == "1"
+        self._takes_all = _takes_all()
+        self._counts = Counts()
         store = _unused_part(store, size)
         rendezvous = None
         if size > 1 or self._is_default:
@@ -131,6 +137,7 @@ class SwitchMLProcessGroup(dist.ProcessGroup):
             secret=invitation.secret,
             timeout_s=min(self._timeout.total_seconds(), JOIN_TIMEOUT_S),
         )
+        self._counts.report_to(self.agent)
         if self._is_default:
             _default_address = invitation.address
         else:
@@ -181,30 +188,39 @@ class SwitchMLProcessGroup(dist.ProcessGroup):
         listed = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
         # Several tensors in one call mean: one a device of this rank, all summed into each. Gloo knows how.
         if len(listed) == 1 and _carries(listed, op, torch.strided):
+            self._counts.add("all_reduce")
             return self._submit(listed, op, timeout)
         takes_sparse = self.agent is not None and self.agent.takes_sparse
         if takes_sparse and len(listed) == 1 and _carries(listed, op, torch.sparse_coo) and listed[0].numel():
+            self._counts.add("all_reduce")
             return self._submit_sparse(listed[0], op, timeout)
         if self._takes_all and len(listed) == 1:
-            with self._submit_lock:
+            with self._submit_lock, recording.launching():
                 work = collectives.all_reduce(self, listed, op, self.seconds(timeout))
             if work is not None:
+                self._counts.add("all_reduce")
                 return work
+        self._counts.add("all_reduce", GLOO)
         return gloo.allreduce(tensors, *args, **kwargs)
 
     def take(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Work | None:
         """Another method's call, if the aggregator takes it."""
-        if not self._takes_all:
-            return None
-        with self._submit_lock:  # keeps what belongs to one call together
-            return collectives.take(self, name, args, kwargs)
+        kind, work = collectives.kind_of(name), None
+        if self._takes_all and kind is not None:
+            with self._submit_lock, recording.launching():  # the lock keeps what belongs to one call together
+                work = collectives.take(self, name, args, kwargs)
+        if kind is not None:
+            self._counts.add(kind, GLOO if work is None else "")
+        return work
 
     def allreduce_coalesced(self, tensors: Any, *args: Any, **kwargs: Any) -> Work:
         """`allreduce_coalesced(tensors, options)`: each tensor summed for itself."""
         gloo = self._require_gloo()
         op, timeout = _op_and_timeout(args, kwargs)
         if _carries(tensors, op, torch.strided):
+            self._counts.add("all_reduce")
             return self._submit(list(tensors), op, timeout)
+        self._counts.add("all_reduce", GLOO)
         return gloo.allreduce_coalesced(tensors, *args, **kwargs)
 
     def _submit_sparse(self, tensor: torch.Tensor, op: Any, timeout: timedelta | None) -> Work:
@@ -216,7 +232,7 @@ class SwitchMLProcessGroup(dist.ProcessGroup):
         self._expect_cuda([tensor])
         work = self._work_type([tensor])([tensor], 1, self.callbacks)
         rows = Rows(tensor)
-        put_back = self._cuda.on_stream(tensor) if tensor.is_cuda else contextlib.nullcontext
+        put_back = self._cuda.on_stream(tensor) if self._cuda is not None and tensor.is_cuda else contextlib.nullcontext
 
         def replace(union: np.ndarray, values: torch.Tensor) -> None:
             with put_back():
@@ -248,8 +264,14 @@ class SwitchMLProcessGroup(dist.ProcessGroup):
 
             self._cuda = CudaStaging(f"switchml-cuda-{self.rank()}")
 
+    def staging(self, tensors: Sequence[torch.Tensor]) -> CudaStaging | None:
+        """What brings tensors to the host and back, once the group has seen any on a GPU."""
+        self._expect_cuda(list(tensors))
+        return self._cuda
+
     def _work_type(self, tensors: list[torch.Tensor]) -> Callable[..., AllReduceWork]:
-        return self._cuda.work_type(tensors) if any(tensor.is_cuda for tensor in tensors) else AllReduceWork
+        on_gpu = any(tensor.is_cuda for tensor in tensors)
+        return self._cuda.work_type(tensors) if self._cuda is not None and on_gpu else AllReduceWork
 
     def _submit(self, tensors: list[torch.Tensor], op: Any, timeout: timedelta | None) -> Work:
         mean = op == dist.ReduceOp.AVG
@@ -341,6 +363,7 @@ class SwitchMLProcessGroup(dist.ProcessGroup):
         in_good_order = in_good_order and not self._failed
         if rendezvous is not None and in_good_order:
             rendezvous.await_others("done")
+        self._counts.close()
         if agent is not None:
             agent.leave()
         if rendezvous is not None:
@@ -384,6 +407,14 @@ def _gloo_group(store: Store, rank: int, size: int, timeout: timedelta) -> dist.
     for device in ("cpu", "cuda"):
         group._register_backend(torch.device(device), kind, gloo)
     return group
+
+
+def _takes_all() -> bool:
+    """Whether other collectives than sums may go through the aggregator. Raises ConfigError."""
+    text = os.environ.get("SWITCHML_COLLECTIVES") or "1"
+    if text not in ("0", "1"):
+        raise ConfigError(f"SWITCHML_COLLECTIVES={text}: expected 0 or 1")
+    return text == "1"
 
 
 def _unused_part(store: Store, size: int) -> Store:

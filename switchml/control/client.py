@@ -23,6 +23,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import grpc
 
@@ -215,6 +216,11 @@ def _open_channel(target: str, peer_timeout_s: float, tls_ca: str | Path | None)
     return grpc.insecure_channel(target, options)
 
 
+def _send(method: Any, request: Any) -> None:
+    """Call a method of the aggregator, whose answer nobody needs."""
+    method.future(request).add_done_callback(lambda _: None)  # keeps it: what nobody refers to is cancelled
+
+
 def _is_broken(error: grpc.RpcError) -> bool:
     """True if the connection failed or broke; every other status was set by the aggregator."""
     return error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
@@ -309,8 +315,12 @@ class Session:
         aggregator that does not know such reports ignores it."""
         queues = [v2_pb2.QueueReport(**vars(queue)) for queue in report.queues]
         with suppress(grpc.RpcError, ValueError):  # the channel is closed
-            call = self._jobs.Waiting.future(v2_pb2.WaitingRequest(token=self._token, part=part, queues=queues))
-            call.add_done_callback(lambda _: None)  # keeps it: a call that nobody refers to is cancelled
+            _send(self._jobs.Waiting, v2_pb2.WaitingRequest(token=self._token, part=part, queues=queues))
+
+    def count(self, calls: dict[str, int]) -> None:
+        """Report how many collectives this rank's program has called, by name. As `waiting`."""
+        with suppress(grpc.RpcError, ValueError):
+            _send(self._jobs.Count, v2_pb2.CountRequest(token=self._token, calls=calls))
 
     def leave(self) -> None:
         """Report that this rank is done; the others get PeerLeft. Returns quickly, may be called twice, and does not

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from switchml.control.agreement import Reports
 from switchml.control.dataplane import JobCounters
 from switchml.control.membership import JoinRequest
+
+_CALLS, _MOST_CALLS = re.compile(r"[a-z_]{1,20}(/gloo)?"), 32
+"""Names of collectives as a rank may report them, and how many."""
 
 
 @dataclass(eq=False)
@@ -16,6 +21,13 @@ class Member:
     ticket: int
     request: JoinRequest
     state: str = "joined"
+    calls: dict[str, int] = field(default_factory=dict)
+    """Collectives of the rank's program so far, by name."""
+
+    def count(self, calls: Mapping[str, int]) -> None:
+        """Take such a report; what a stranger adds to it is left out."""
+        known = {name: calls[name] for name in sorted(calls) if _CALLS.fullmatch(name)}
+        self.calls = dict(list(known.items())[:_MOST_CALLS])
 
 
 @dataclass(eq=False)

@@ -178,6 +178,11 @@ class JobRegistry:
         self._end(job, "failed", event.reason)
         return notices
 
+    def count(self, ticket: int, calls: dict[str, int]) -> None:
+        """A rank's program has called so many collectives."""
+        if ticket in self._job_of:
+            self._member(self._job_of[ticket], ticket).count(calls)
+
     def waiting(self, ticket: int, part: int, report: Report) -> list[Notice]:
         """A rank has a call that stands still: end the job if the ranks called different collectives."""
         job = self._job_of.get(ticket)

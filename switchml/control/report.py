@@ -13,6 +13,8 @@ from switchml.tables import Table, number, text
 
 COUNTERS_SHOWN = ("accepted", "retransmissions", "duplicates", "stale", "received_packets", "sent_packets")
 """In the table of ranks; --json has all of them."""
+GLOO = "/gloo"
+"""How names of collectives end that went through Gloo (v2.proto)."""
 REFUSALS = ("refused_window", "refused_tag", "refused_format", "refused_auth")
 
 
@@ -59,7 +61,12 @@ def as_tables(reply: v2_pb2.StatusReply) -> list[Table]:
     if not reply.jobs:
         return []
     live = [job for job in reply.jobs if job.state not in ("ended", "failed")]
-    return [_job_table(reply.jobs), *([_rank_table(live)] if any(job.ranks for job in live) else [])]
+    tables = [_job_table(reply.jobs)]
+    if any(job.ranks for job in live):
+        tables.append(_rank_table(live))
+    if any(rank.calls for job in reply.jobs for rank in job.ranks):
+        tables.append(_call_table(reply.jobs))
+    return tables
 
 
 def _job_table(jobs: Iterable[v2_pb2.JobStatus]) -> Table:
@@ -126,6 +133,16 @@ def _rank_table(jobs: Iterable[v2_pb2.JobStatus]) -> Table:
                 f"{sum(_count(rank, name) for name in REFUSALS):,}",
                 f"{rank.rates['received_packets']:,.0f}" if "received_packets" in rank.rates else "–",
             )
+    return table
+
+
+def _call_table(jobs: Iterable[v2_pb2.JobStatus]) -> Table:
+    columns = [text("job"), text("collective"), number("aggregator"), number("Gloo")]
+    table = Table(columns, title="Collectives", notes=["calls of PyTorch programs, by the rank that made most"])
+    for job in jobs:
+        for name in sorted({name.removesuffix(GLOO) for rank in job.ranks for name in rank.calls}):
+            ways = (max(rank.calls.get(name + way, 0) for rank in job.ranks) for way in ("", GLOO))
+            table.add(job.name, name, *(f"{count:,}" for count in ways))
     return table
 
 

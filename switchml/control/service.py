@@ -111,6 +111,12 @@ class JobsService:
             self.deliver(self.registry.waiting(ticket, request.part, report))
         return v2_pb2.WaitingReply()
 
+    async def Count(self, request: v2_pb2.CountRequest, context: Context) -> v2_pb2.CountReply:
+        ticket = self._ticket_of.get(request.token)
+        if ticket is not None:
+            self.registry.count(ticket, dict(request.calls))
+        return v2_pb2.CountReply()
+
     async def Status(self, request: v2_pb2.StatusRequest, context: Context) -> v2_pb2.StatusReply:
         try:
             return self._status(request.secret, self._client_of(context.peer()))

@@ -149,6 +149,7 @@ class Monitor:
                     address=address(member.request.address),
                     host=member.request.host,
                     pid=member.request.pid,
+                    calls=member.calls,
                 )
                 for rank, member in sorted(job.members.items())
             ],

@@ -201,6 +201,25 @@ class Ended(_message.Message):
     reason: str
     def __init__(self, reason: _Optional[str] = ...) -> None: ...
 
+class CountRequest(_message.Message):
+    __slots__ = ("token", "calls")
+    class CallsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    CALLS_FIELD_NUMBER: _ClassVar[int]
+    token: str
+    calls: _containers.ScalarMap[str, int]
+    def __init__(self, token: _Optional[str] = ..., calls: _Optional[_Mapping[str, int]] = ...) -> None: ...
+
+class CountReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class LeaveRequest(_message.Message):
     __slots__ = ("token",)
     TOKEN_FIELD_NUMBER: _ClassVar[int]
@@ -308,7 +327,7 @@ class JobStatus(_message.Message):
     def __init__(self, job_id: _Optional[int] = ..., name: _Optional[str] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., protocol: _Optional[int] = ..., world_size: _Optional[int] = ..., age_s: _Optional[float] = ..., slots: _Optional[int] = ..., slots_in_use: _Optional[int] = ..., payload_bytes: _Optional[int] = ..., wire: _Optional[int] = ..., missing: _Optional[_Iterable[int]] = ..., goodput_bps: _Optional[float] = ..., ranks: _Optional[_Iterable[_Union[RankStatus, _Mapping]]] = ...) -> None: ...
 
 class RankStatus(_message.Message):
-    __slots__ = ("rank", "state", "address", "host", "pid", "counters", "rates")
+    __slots__ = ("rank", "state", "address", "host", "pid", "counters", "rates", "calls")
     class CountersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -323,6 +342,13 @@ class RankStatus(_message.Message):
         key: str
         value: float
         def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    class CallsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
     RANK_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
@@ -330,6 +356,7 @@ class RankStatus(_message.Message):
     PID_FIELD_NUMBER: _ClassVar[int]
     COUNTERS_FIELD_NUMBER: _ClassVar[int]
     RATES_FIELD_NUMBER: _ClassVar[int]
+    CALLS_FIELD_NUMBER: _ClassVar[int]
     rank: int
     state: str
     address: Address
@@ -337,4 +364,5 @@ class RankStatus(_message.Message):
     pid: int
     counters: _containers.ScalarMap[str, int]
     rates: _containers.ScalarMap[str, float]
-    def __init__(self, rank: _Optional[int] = ..., state: _Optional[str] = ..., address: _Optional[_Union[Address, _Mapping]] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., counters: _Optional[_Mapping[str, int]] = ..., rates: _Optional[_Mapping[str, float]] = ...) -> None: ...
+    calls: _containers.ScalarMap[str, int]
+    def __init__(self, rank: _Optional[int] = ..., state: _Optional[str] = ..., address: _Optional[_Union[Address, _Mapping]] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., counters: _Optional[_Mapping[str, int]] = ..., rates: _Optional[_Mapping[str, float]] = ..., calls: _Optional[_Mapping[str, int]] = ...) -> None: ...

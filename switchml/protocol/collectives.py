@@ -33,13 +33,26 @@ class Collective:
     target_step: int = 0
     mark: int = 0
 
+    @property
+    def kind(self) -> str:
+        """Its name: all_reduce, reduce, reduce_scatter, all_gather, broadcast or barrier."""
+        if self.reach == REACH_OTHERS:
+            return "all_gather" if self.shares else "broadcast"
+        if self.reach == REACH_ROOT:
+            return "reduce_scatter" if self.shares else "reduce"
+        return "barrier" if self.op == OP_SUM else "all_reduce"
+
     def describe(self, what: str) -> str:
         """It, with an article, of `what` elements (of one share, if it has shares)."""
-        if self.reach == REACH_OTHERS:
-            return f"an all-gather of {what}" if self.shares else f"a broadcast of {what} from rank {self.root}"
-        if self.reach == REACH_ROOT:
-            return f"a reduce-scatter of {what}" if self.shares else f"a reduce of {what} to rank {self.root}"
-        return "a barrier" if self.op == OP_SUM else f"an all-reduce of {what}"
+        words = {
+            "all_gather": f"an all-gather of {what}",
+            "broadcast": f"a broadcast of {what} from rank {self.root}",
+            "reduce_scatter": f"a reduce-scatter of {what}",
+            "reduce": f"a reduce of {what} to rank {self.root}",
+            "barrier": "a barrier",
+            "all_reduce": f"an all-reduce of {what}",
+        }
+        return words[self.kind]
 
 
 def all_reduce(op: int, mark: int = 0) -> Collective:

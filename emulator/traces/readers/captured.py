@@ -25,6 +25,7 @@ from emulator.traces.readers import sizes
 from emulator.traces.readers.kineto import kineto
 from emulator.traces.readers.tables import Numbers, in_order, joined, table
 from emulator.workload.graph import Collective
+from host_agent.recording import KINDS
 from switchml.errors import TraceError
 from switchml.files import read_arrays, read_json
 
@@ -34,7 +35,8 @@ _OF_RANK = re.compile(r"(rank-\d+)\.(json\.gz|wire\.npz|et\.json|sizes\.json|abo
 SUBMIT = "switchml.all_reduce"
 LAUNCH = re.compile(rf"{re.escape(SUBMIT)}#(\d+)")
 WAIT, WAIT_FOR_BUCKETS = "switchml.wait", "switchml.wait_for_buckets"
-ALL_REDUCE = "switchml:all_reduce"
+CALLS = [f"switchml:{kind}" for kind in KINDS]
+COLLECTIVES = np.array([Collective[kind.upper()] for kind in KINDS])
 _COPY_BACK = "copy_bucket_to_grad"
 _NODE = "autograd::engine::evaluate_function"
 SLACK_S = 50e-6
@@ -127,7 +129,7 @@ class _Launched:
 
 
 def _with_calls(trace: RankTrace, agents: list[dict[str, Any]], calls: list[np.ndarray], clock: _Clock) -> RankTrace:
-    """The trace with each of our agents' all-reduces, but those that failed, from its submission to its end: events
+    """The trace with each of our agents' collectives, but those that failed, from its submission to its end: events
     behind all others, on a lane for each agent. The spans that submitted them become launches."""
     names = Numbers(zip(trace.names, count()))
     number = {at: int(match[1]) for at, name in enumerate(trace.names) if (match := LAUNCH.fullmatch(name))}
@@ -140,6 +142,8 @@ def _with_calls(trace: RankTrace, agents: list[dict[str, Any]], calls: list[np.n
     parts, causes, lanes, groups = [trace.events], [trace.causes], list(trace.lanes), list(trace.groups)
     for agent, own in zip(agents, calls, strict=True):
         own = own[own["failed"] == 0]
+        # Older captures have all-reduces alone.
+        kinds = own["kind"] if "kind" in (own.dtype.names or ()) else np.zeros(len(own), np.int64)
         start_s, end_s = clock.seconds(own["submitted"]), clock.seconds(own["done"])
         launch = np.array([event_of.get(call, NONE) for call in own["launch"].tolist()], np.int32)
         known = np.flatnonzero(launch != NONE)
@@ -148,13 +152,13 @@ def _with_calls(trace: RankTrace, agents: list[dict[str, Any]], calls: list[np.n
         causes.append(np.stack([launch[known], sum(map(len, parts)) + known], axis=1))
         parts.append(
             table(
-                name=np.full(len(own), names[ALL_REDUCE]),
+                name=np.array([names[CALLS[kind]] for kind in kinds.tolist()], np.int64),
                 what=np.full(len(own), What.COLLECTIVE),
                 lane=np.full(len(own), len(lanes)),
                 start_s=start_s,
                 duration_s=np.maximum(end_s - start_s, 0.0),
                 parent=np.full(len(own), NONE),
-                collective=np.full(len(own), Collective.ALL_REDUCE),
+                collective=COLLECTIVES[kinds],
                 group=np.full(len(own), len(groups)),
                 sequence=own["tensor"],
                 bytes=own["bytes"],

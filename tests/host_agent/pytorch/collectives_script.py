@@ -14,8 +14,8 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_
 from torch.nn.parallel import DistributedDataParallel
 
 RANK, SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-IN_NETWORK = os.environ.get("SWITCHML_COLLECTIVES") == "1"
-"""The aggregator takes more than sums."""
+IN_NETWORK = os.environ.get("SWITCHML_HIERARCHY") != "node"
+"""The aggregator takes more than sums, which it does not of ranks that share hosts."""
 torch.set_num_threads(1)
 
 

@@ -24,9 +24,7 @@ DEADLINE_S = 200
 @pytest.mark.slow
 @pytest.mark.parametrize("hierarchy", ["none", "node"])
 def test_every_collective(tmp_path, hierarchy):
-    all_of_them = "1" if hierarchy == "none" else "0"  # ranks that share hosts have sums alone
-    env = {"SWITCHML_HIERARCHY": hierarchy, "SWITCHML_COLLECTIVES": all_of_them}
-    for rank in run_ranks(HERE / "collectives_script.py", 4, tmp_path, timeout_s=200, **env):
+    for rank in run_ranks(HERE / "collectives_script.py", 4, tmp_path, timeout_s=200, SWITCHML_HIERARCHY=hierarchy):
         report = json.loads(rank.out[rank.out.index("{") :])
         # Rank 0 has started the aggregator; nobody else has a child.
         assert report["children_before"] == (1 if rank.rank == 0 else 0)
@@ -37,7 +35,7 @@ def test_every_collective(tmp_path, hierarchy):
 @pytest.mark.slow
 def test_sharded_training(tmp_path):
     """FSDP, ZeRO, tensor parallelism and DTensor: what Gloo gives, bit for bit where bytes are only moved."""
-    for rank in run_ranks(HERE / "sharded_script.py", 2, tmp_path, timeout_s=200, SWITCHML_COLLECTIVES="1"):
+    for rank in run_ranks(HERE / "sharded_script.py", 2, tmp_path, timeout_s=200):
         report = json.loads(rank.out[rank.out.index("{") :])
         assert set(report) == {"fsdp2", "fsdp1", "zero", "tensor_parallel", "dtensor"}
         for case, (off, calls) in report.items():

@@ -97,6 +97,15 @@ def test_the_tables_show_it_to_people(busy):
     assert any("127.0.0.1:4001" in line and "12" in line for line in text.splitlines())
 
 
+def test_collectives_are_counted_by_their_way(busy):
+    busy.sessions[0].count({"all_gather": 3, "all_gather/gloo": 1, "all_to_all/gloo": 2, "\x1b[2J": 1})
+    busy.sessions[1].count({"all_gather": 4})
+    until(lambda: all(rank.calls for rank in client.status(busy.address).jobs[0].ranks))
+    lines = run_status(busy).split("Collectives")[1].splitlines()
+    assert [word.strip() for word in lines[3].split("  ") if word.strip()] == ["resnet [50]", "all_gather", "4", "1"]
+    assert "all_to_all" in lines[4] and "\x1b[2J" not in json.dumps(run_status(busy, "--json"))
+
+
 def test_rates_come_from_the_last_second(busy):
     counts = busy.plane.counts[busy.job_id][0]
 
