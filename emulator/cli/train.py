@@ -28,6 +28,13 @@ PROBABILITY = click.FloatRange(0.0, 1.0, max_open=True)
     default=32,
     help="Images of each rank in a step.",
 )
+@click.option(
+    "--parallel",
+    type=click.Choice(["ddp", "fsdp"]),
+    default="ddp",
+    help="How ranks share the model: each has all of it and sums gradients, or a part of each layer, which all-gathers "
+    "put together and reduce-scatters give gradients for (software aggregator).",
+)
 @click.option("--lr", type=click.FloatRange(0.0, min_open=True), default=0.05, help="Learning rate.")
 @click.option(
     "--momentum",
@@ -45,6 +52,7 @@ PROBABILITY = click.FloatRange(0.0, 1.0, max_open=True)
     "--aggregator",
     type=click.Choice(AGGREGATORS),
     default="p4",
+    show_default="p4; software for --parallel fsdp",
     help="What sums the packets: our P4 switch, BMv2's simple_switch (from PATH, root) or the software aggregator.",
 )
 @click.option(
@@ -155,6 +163,8 @@ def train(
     with any script).
     """
     _check_emulated(ctx, world_size)
+    if options["parallel"] == "fsdp":
+        aggregator = _for_fsdp(ctx, aggregator, settings_file, codec, options.get("hierarchy"))
     cluster = {name: options.pop(name) for name in emulated.NAMES}
     steps, batch_size, seed = options["steps"], options["batch_size"], options["seed"]
     if world_size is not None:
@@ -230,6 +240,21 @@ def train(
         lambda: report.as_json(comparison, settings, aggregator),
         lambda: report.print_table(comparison, settings, aggregator),
     )
+
+
+def _for_fsdp(
+    ctx: click.Context, aggregator: str, settings_file: Path | None, codec: str | None, hierarchy: Any
+) -> str:
+    """The aggregator that FSDP trains with. Raises UsageError for what it does not go with."""
+    if ctx.get_parameter_source("aggregator") is click.core.ParameterSource.DEFAULT:
+        aggregator = "software"
+    for given, name in ((settings_file, "--settings"), (codec, "--codec")):
+        if given is not None:
+            raise click.UsageError(f"--parallel fsdp does not go with {name}, which is for DDP's gradients")
+    if aggregator != "software" or hierarchy == "node":
+        other = f"--aggregator {aggregator}" if aggregator != "software" else "--hierarchy node"
+        raise click.UsageError(f"--parallel fsdp does not go with {other}, which only sums; use --aggregator software")
+    return aggregator
 
 
 def _check_emulated(ctx: click.Context, world_size: int | None) -> None:

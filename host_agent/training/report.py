@@ -29,6 +29,7 @@ def as_json(comparison: Comparison, settings: Settings, aggregator: str) -> dict
     return {
         "workers": settings.workers,
         "steps": settings.steps,
+        "parallel": settings.parallel,
         "aggregator": aggregator,
         "transport": comparison.transport,
         "wire": settings.wire,
@@ -71,7 +72,7 @@ def print_table(comparison: Comparison, settings: Settings, aggregator: str) -> 
     table = Table(
         [text(""), *(number(TITLES[backend]) for backend in BACKENDS)],
         title=f"{settings.workers} workers, {settings.steps} steps, aggregator: {aggregator} over "
-        f"{comparison.transport}, {settings.wire}",
+        f"{comparison.transport}, {settings.wire}" + (", FSDP" if settings.parallel == "fsdp" else ""),
     )
     outcomes = [comparison.outcomes[backend] for backend in BACKENDS]
     table.add("accuracy on test images", *(f"{outcome.accuracy:.2%}" for outcome in outcomes))
@@ -79,7 +80,8 @@ def print_table(comparison: Comparison, settings: Settings, aggregator: str) -> 
     table.add("largest parameter difference", "", f"{comparison.max_param_diff:.2e}")
     table.add("time", *(f"{outcome.seconds:.2f} s" for outcome in outcomes))
     table.add("time a step (median)", *(f"{outcome.median_step_s * 1e3:.1f} ms" for outcome in outcomes))
-    table.add("gradients through all-reduce", "", f"{comparison.goodput_bps / 8e6:.1f} MB/s a worker")
+    through = "gradients through all-reduce" if settings.parallel == "ddp" else "through the aggregator"
+    table.add(through, "", f"{comparison.goodput_bps / 8e6:.1f} MB/s a worker")
     if codec := _codec_totals(comparison):
         share = codec["bytes_sent"] / codec["bytes_dense"]
         table.add(f"sent after {settings.codec}", "", f"{codec['bytes_sent'] / 1e6:.2f} MB ({share:.1%})")

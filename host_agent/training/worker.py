@@ -38,6 +38,8 @@ class Settings:
     wire: str = "int32"
     interface: str = "lo"
     """Gloo's network interface."""
+    parallel: str = "ddp"
+    """How the ranks share the model: one of parallel.KINDS."""
     codec: str | None = None
     memory: str | None = None
     file: str | None = None
@@ -144,14 +146,14 @@ class DigitsRank:
 def _train(backend: str, rank: int, settings: Settings, digits: Digits, folder: Path, report: Report) -> PhaseResult:
     import torch
     from torch.nn import functional
-    from torch.nn.parallel import DistributedDataParallel
 
     from host_agent.pytorch.settings import apply, ddp_arguments, load
-    from host_agent.training.model import DigitsNet
+    from host_agent.training.parallel import SharedModel
 
     torch.manual_seed(settings.seed)
     file = load(settings.file) if settings.file else None
-    model = DistributedDataParallel(DigitsNet(), **(ddp_arguments(file) if file else {}))
+    shared = SharedModel(settings.parallel, ddp_arguments(file) if file else {})
+    model: Any = shared.trained
     hook = None
     if backend == "switchml" and file is not None and file.codec:
         hook = apply(model, file)
@@ -161,7 +163,7 @@ def _train(backend: str, rank: int, settings: Settings, digits: Digits, folder: 
         hook = CodecState(settings.codec, settings.memory, seed=settings.seed)
         hook.compressor.lr = settings.learning_rate
         model.register_comm_hook(hook, codec_hook)
-    optimizer = torch.optim.SGD(model.parameters(), lr=settings.learning_rate, momentum=settings.momentum)
+    optimizer = torch.optim.SGD(shared.parameters, lr=settings.learning_rate, momentum=settings.momentum)
     order = BatchOrder(rank=rank, workers=settings.workers, batch_size=settings.batch_size, seed=settings.seed)
     if settings.loader == "planned":
         batches = planned_batches(order, settings.steps, folder)
@@ -178,8 +180,9 @@ def _train(backend: str, rank: int, settings: Settings, digits: Digits, folder: 
             loss.backward()
             optimizer.step()
             losses.append(loss.item())
-            if rank == 0 and (step + 1) % evaluate_every == 0:
-                accuracy = _accuracy(model.module, digits)
+            if (step + 1) % evaluate_every == 0:
+                whole = shared.whole()
+                accuracy = _accuracy(whole, digits) if rank == 0 else 0.0
             now = time.perf_counter()
             step_seconds.append(now - before)
             before = now
@@ -187,14 +190,15 @@ def _train(backend: str, rank: int, settings: Settings, digits: Digits, folder: 
                 rate = (step + 1) * settings.workers * settings.batch_size / (now - start)
                 choices = tuple(hook.choices) if hook is not None else ()
                 report(Step(backend, step + 1, losses[-1], accuracy, rate, choices))
-    parameters = torch.cat([parameter.detach().reshape(-1) for parameter in model.parameters()]).numpy()
+    whole = shared.whole()
+    parameters = torch.cat([parameter.detach().reshape(-1) for parameter in whole.parameters()]).numpy()
     agent = getattr(torch.distributed.group.WORLD, "agent", None)
     return PhaseResult(
         losses,
         before - start,
         step_seconds,
         hashlib.sha256(parameters.tobytes()).hexdigest(),
-        accuracy=_accuracy(model.module, digits) if rank == 0 else None,
+        accuracy=_accuracy(whole, digits) if rank == 0 else None,
         parameters=parameters if rank == 0 else None,
         agent=agent.stats() if agent is not None else {},
         codec=hook.stats() if hook is not None else {},

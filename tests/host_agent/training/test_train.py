@@ -91,6 +91,18 @@ def test_number_of_workers(workers):
     assert report["loss"]["switchml"] == pytest.approx(report["loss"]["gloo"], abs=1e-3)
 
 
+@pytest.mark.needs("SWITCHML_NIGHTLY")
+def test_a_model_in_shards():
+    """FSDP through the aggregator: Gloo's losses, and the model that DDP trains."""
+    result = run_json("--parallel", "fsdp", "--ranks", "2", "--steps", "40")
+    assert (result["parallel"], result["aggregator"]) == ("fsdp", "software")
+    assert result["loss"]["switchml"] == pytest.approx(result["loss"]["gloo"], abs=1e-5)
+    assert 0 <= result["max_param_diff"] < 1e-5
+    assert result["packets"]["sent"] >= 40 * 2 * 2 * 281, "parameters are gathered, and gradients scattered"
+    whole = run_json("--ranks", "2", "--steps", "40", "--aggregator", "software")
+    assert result["loss"]["gloo"] == pytest.approx(whole["loss"]["gloo"], abs=1e-4)
+
+
 def test_the_workers_of_this_host_sum_first():
     """One of them sends for all."""
     report = run_json("--workers", "3", "--steps", "8", "--aggregator", "software", "--hierarchy", "node")
@@ -122,6 +134,8 @@ def test_table_and_progress(as_on_a_terminal):
         (["--transport", "frames", "--aggregator", "software"], "software is not reached that way"),
         (["--authenticate"], "a P4 switch can't compute packets' tags"),
         (["--lr", "0"], "--lr"),
+        (["--parallel", "fsdp", "--aggregator", "p4"], "only sums; use --aggregator software"),
+        (["--parallel", "fsdp", "--codec", "fp16"], "--codec, which is for DDP"),
     ],
 )
 def test_nonsense_is_refused(arguments, complaint):
