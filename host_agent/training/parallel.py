@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from host_agent.training.model import DigitsNet
 
@@ -26,7 +27,9 @@ class SharedModel:
             from torch.distributed.device_mesh import DeviceMesh
             from torch.distributed.fsdp import fully_shard
 
-            mesh = DeviceMesh.from_group(torch.distributed.group.WORLD, "cpu")
+            group = torch.distributed.group.WORLD
+            assert group is not None
+            mesh = DeviceMesh.from_group(group, "cpu")
             for layer in self._net.layers:
                 if any(True for _ in layer.parameters()):
                     fully_shard(layer, mesh=mesh)
@@ -40,5 +43,5 @@ class SharedModel:
         copy = DigitsNet()
         with torch.no_grad():
             for mine, whole in zip(self.parameters, copy.parameters(), strict=True):
-                whole.copy_(mine.full_tensor())  # type: ignore[operator]
+                whole.copy_(mine.full_tensor() if isinstance(mine, DTensor) else mine)
         return copy
