@@ -440,7 +440,8 @@ def timeouts(w: State, now: int, out: np.ndarray, n: int) -> int:
     # results come, their order shows what is lost.
     margin = max(rtt.srtt // 4, timers.reordering + timers.reordering // 2, LEAST_REORDERING)
     may_lose = me.identity.least_timeout == 0
-    earliest = int64(0x7FFFFFFFFFFFFFFF)
+    never = int64(0x7FFFFFFFFFFFFFFF)
+    earliest = never
     for at in range(len(w.queues)):
         queue = w.queues[at]
         quiet_until = queue.heard_at + rtt.rto
@@ -450,8 +451,11 @@ def timeouts(w: State, now: int, out: np.ndarray, n: int) -> int:
             slot = w.slots[index]
             if not slot.busy:
                 continue
-            # T2. Overtaken by more than the margin: lost, as far as the credit goes.
-            lost = may_lose and window.credit > 0 and queue.newest - slot.sent_at > margin << min(slot.retries, 3)
+            # T2. Overtaken by more than the margin, or overtaken and nothing has come for as long: lost, as far as the
+            # credit goes.
+            allowed = margin << min(slot.retries, 3)
+            lost_at = queue.heard_at + allowed if queue.newest > slot.sent_at else never
+            lost = may_lose and window.credit > 0 and (queue.newest - slot.sent_at > allowed or lost_at <= now)
             # T3. Else the clock decides, about the lowest rounds only.
             due = max(slot.deadline, quiet_until)
             if not slot.retries:  # this deadline was set before the first rounds of a burst had taught the RTO
@@ -475,6 +479,8 @@ def timeouts(w: State, now: int, out: np.ndarray, n: int) -> int:
                 me.counters.sent += 1
                 out[n] = index
                 n += 1
+            elif may_lose and window.credit > 0:
+                earliest = min(earliest, lost_at)
             if probed < probes:
                 probed += 1
                 earliest = min(earliest, due)
