@@ -14,7 +14,7 @@ from emulator.replay.parts import COMMUNICATION
 from emulator.report.tables import time_text
 from emulator.whatif import changes
 from emulator.whatif import network as networks
-from emulator.whatif.buckets import MIB, caps_of
+from emulator.whatif.buckets import MIB, caps_of, in_buckets
 from emulator.whatif.edits import edges, with_edges
 from emulator.whatif.gradients import Gradients, gradients
 from emulator.workload.graph import Kind
@@ -88,12 +88,12 @@ def _buckets(seen: Situation) -> list[Finding]:
     transfer = network.transfer(networks.world_size(joined))
     ratio_of_all = float(ratio[present.bucket].mean())
     order = np.concatenate([[0], np.cumsum(np.diff(present.bucket) != 0)])
-    present_s = seen.lasts_s(changes.buckets(joined, caps_of(present.bytes, order)))
+    present_s = seen.lasts_s(in_buckets(joined, caps_of(present.bytes, order)))
     if present_s == np.inf:
         return []
 
     def with_caps(caps: tuple[int, ...]) -> float:
-        return seen.lasts_s(changes.buckets(joined, [cap / ratio_of_all for cap in caps]))
+        return seen.lasts_s(in_buckets(joined, [cap / ratio_of_all for cap in caps]))
 
     candidates = {(cap * MIB,): with_caps((cap * MIB,)) for cap in CAPS_MIB}
     caps = min(candidates, key=lambda caps: (round(candidates[caps], 9), caps))

@@ -21,7 +21,7 @@ from heapq import heappop, heappush
 import numpy as np
 
 from emulator.traces.align import Clocks
-from emulator.traces.events import RankTrace
+from emulator.traces.events import LaneKind, RankTrace
 from emulator.traces.intervals import under_way_s
 from emulator.traces.joined import GAP, Joined
 from emulator.traces.plan import Job, Plan, RankTiming, Timing
@@ -47,7 +47,8 @@ def join(
     """One iteration of all ranks. `iteration`: which; default the mean of all that are comparable. `clocks`: as `align`
     finds them, by default found here.
 
-    A mean iteration begins with idle devices; a single one with what they still have to do for those before.
+    A mean iteration begins when devices are done with those before, and hosts are as far ahead as they were on average;
+    a single one with what devices still have to do for those before.
     Raises TraceError for traces that do not belong together, GraphError for a graph that makes no sense."""
     job = traces if isinstance(traces, Job) else Job(traces, clocks)
     if iteration is not None:
@@ -74,7 +75,10 @@ def join(
         assumptions += _left_out(plan, job, [step for step in chosen if step not in used], len(chosen))
     number = used[0] if len(used) == 1 else MEAN
     lasts_s = float(np.mean([lasted_s[step] for step in used]))
-    return _checked(_Assembly(plan, timings, Mode.ALONE).joined(number, lasts_s, assumptions), check)
+    ahead_s = [float(np.mean([steps.ahead_s(step) for step in used])) for steps in job.steps]
+    if max(ahead_s) > LEAST_GAP_S:
+        assumptions.append(f"hosts are up to {max(ahead_s) * 1e3:.3g} ms ahead of their devices as an iteration begins")
+    return _checked(_Assembly(plan, timings, Mode.ALONE, ahead_s).joined(number, lasts_s, assumptions), check)
 
 
 def _left_out(plan: Plan, job: Job, steps: list[int], count: int) -> list[str]:
@@ -125,10 +129,12 @@ class Mode(Enum):
 
 
 class _Assembly:
-    """Makes one graph of a plan and its timings, of which it takes the means."""
+    """Makes one graph of a plan and its timings, of which it takes the means. `ahead_s`: by rank, how much of its
+    host's time is over when the graph begins."""
 
-    def __init__(self, plan: Plan, timings: list[Timing], mode: Mode) -> None:
+    def __init__(self, plan: Plan, timings: list[Timing], mode: Mode, ahead_s: Sequence[float] = ()) -> None:
         self.plan, self.timings, self.mode = plan, timings, mode
+        self.ahead_s = ahead_s
         self.builder = GraphBuilder()
         self.rows: list[tuple[int, float, float]] = []
         """Event, start, end of each op."""
@@ -145,7 +151,8 @@ class _Assembly:
         main = []
         for place, rank in enumerate(plan.ranks):
             columns = zip(*(timing.ranks[place] for timing in timings), strict=True)
-            ops, stream = self._add_rank(place, works, RankTiming(*(np.mean(column, axis=0) for column in columns)))
+            mean = RankTiming(*(np.mean(column, axis=0) for column in columns))
+            ops, stream = self._add_rank(place, works, self._begun(place, mean))
             main.append(stream)
             bucket = {
                 one: int(rank.transfer[communication])
@@ -178,6 +185,20 @@ class _Assembly:
             main=np.array(main, np.int64),
             earlier=np.array(self.earlier, np.int64).reshape(-1, 2),
             scatter_s=_scatter_s(graph, timings),
+        )
+
+    def _begun(self, place: int, timing: RankTiming) -> RankTiming:
+        """Without what a rank's host has already done, running ahead of its devices, when they begin."""
+        if not self.ahead_s or self.ahead_s[place] <= LEAST_GAP_S:
+            return timing
+        plan, steps = self.plan, self.plan.job.steps[place]
+        began_s = steps.begin_s(plan.step) - float(plan.job.origin_s(plan.step)[place])
+        over_s, on_host = began_s + self.ahead_s[place], plan.ranks[place].segments.lane_kind == LaneKind.HOST
+        end_s = began_s + steps.host_s(plan.step)
+        return timing._replace(
+            gap_s=np.where(on_host, np.clip(timing.start_s - over_s, 0.0, timing.gap_s), timing.gap_s),
+            lasted_s=np.where(on_host, np.clip(timing.end_s - over_s, 0.0, timing.lasted_s), timing.lasted_s),
+            tail_s=float(np.clip(end_s - over_s, 0.0, timing.tail_s)),
         )
 
     def _add_transfers(self, transfer_s: np.ndarray) -> list[int]:

@@ -82,6 +82,13 @@ class Steps:
             until_s = max(until_s, self.trace.steps[step + 1, 0])
         return float(until_s - from_s)
 
+    def ahead_s(self, step: int) -> float:
+        """How much a device still has to do for earlier iterations when the host begins with it."""
+        devices = [number for number, lane in enumerate(self.trace.lanes) if lane.kind == LaneKind.DEVICE]
+        if not step or not devices:
+            return 0.0
+        return max(float(self.done_s[step - 1, devices].max()) - self.begin_s(step), 0.0)
+
     def lasted_s(self, step: int) -> float:
         """From when all before it was done to when all of it was. Where the host runs ahead, that is how long the
         device takes, whatever the host does meanwhile."""

@@ -52,10 +52,16 @@ def buckets(joined: Joined, caps_bytes: Sequence[float]) -> Scenario:
     """DDP's buckets for these caps, of which the last repeats (`bucket_cap_mb=c`: one cap; its default: 1 MiB, then 25
     MiB). Where contention is assumed, operators that all-reduces no longer disturb take less time. Caps that give the
     buckets of the trace change nothing."""
-    network, contention = network_of(joined), contention_of(joined)
     present = gradients(joined)
     if np.array_equal(assign(present.bytes, caps_bytes), np.unique(present.bucket, return_inverse=True)[1]):
-        return assume(joined, network=network)
+        return assume(joined, network=network_of(joined))
+    return in_buckets(joined, caps_bytes)
+
+
+def in_buckets(joined: Joined, caps_bytes: Sequence[float]) -> Scenario:
+    """The same with all-reduces one after the other at the network's costs, also where caps give the buckets of the
+    trace: so that different caps compare with each other."""
+    network, contention = network_of(joined), contention_of(joined)
     joined = one_at_a_time(joined)
     # The time between a call and its all-reduce goes with the old ones: the new ones' costs include it.
     _, gaps = gaps_before(joined, all_reduces(joined))

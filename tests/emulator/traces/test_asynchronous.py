@@ -114,6 +114,20 @@ def test_a_mean_iteration_takes_what_the_device_does():
     mean = join([recorder.trace()])
     assert mean.iteration_s * 5 == pytest.approx(took_s, rel=1e-9)
     assert predicted([mean]).iteration_s == pytest.approx(mean.iteration_s, rel=0.01)
+    assert any("ahead of their devices" in line for line in mean.assumptions)
+
+
+def test_a_mean_iteration_begins_with_its_host_ahead():
+    """Its devices are free at once, and what the host did until then takes no time."""
+    last = join_each([play(JOBS["held up by its queue"])[0].trace()])[-1]
+    mean = join([play(JOBS["held up by its queue"])[0].trace()])
+    played = replay(mean.graph, mean.costs)
+    kernels = np.flatnonzero([name.startswith("gemm") for name in np.array(mean.graph.works.name)[mean.graph.ops.work]])
+    assert played.start_s[kernels].min() < 20 * US
+    host = mean.graph.ops.stream == mean.main[0]
+    busy_s = played.end_s[host] - played.start_s[host]
+    whole_s = last.costs.work_s[last.graph.ops.work[last.graph.ops.stream == last.main[0]]]
+    assert busy_s.sum() < 0.9 * whole_s.sum()
 
 
 def test_room_in_the_queue_is_seen_where_launches_wait_for_it():
