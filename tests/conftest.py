@@ -26,9 +26,9 @@ LONGEST_FILES = (
     "host_agent/test_agent.py",  # compiles kernels that many others load then
     "test_setup.py",
     "switchml/protocol/test_narrow.py",
-    "switchml/protocol/test_rules_together.py",
     "emulator/validation/test_real.py",
     "host_agent/training/test_train.py",
+    "switchml/protocol/test_rules_together.py",  # loads what test_narrow.py compiles: not at the same time
     "host_agent/pytorch/test_backend.py",
     "host_agent/profile/test_capture.py",
     "emulator/bench/test_mininet.py",
