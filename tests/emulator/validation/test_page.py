@@ -46,11 +46,13 @@ def without_refits(table: dict[str, list[str]]) -> dict[str, list[str]]:
 
 
 @nightly
+@pytest.mark.timeout(3600)
 def test_the_page_has_what_validate_all_prints():
     assert figures(campaigns.all_of(PUBLISHED, measure=True)) == without_refits(on_the_page("Accuracy"))
 
 
 @nightly
+@pytest.mark.timeout(3600)
 def test_the_page_has_what_is_predicted_of_sizes_left_out():
     page = on_the_page("Accuracy")
     samples = [one for path in sorted((PUBLISHED / "iterations").glob("*.csv")) for one in iterations.read(path)]
@@ -65,6 +67,7 @@ def test_the_interval_of_context_parallel_jobs_is_as_shipped():
 
 
 @nightly
+@pytest.mark.timeout(3600)
 def test_shipped_intervals_are_what_the_command_writes(tmp_path):
     found = coverage.groups(coverage.measured(sorted(PUBLISHED.rglob("*.csv"))))
     coverage.write(found, tmp_path / "intervals.toml")

@@ -34,6 +34,7 @@ def test_a_refit_of_one_constant_gives_what_is_shipped():
 
 
 @pytest.mark.skipif("SWITCHML_NIGHTLY" not in os.environ, reason="minutes: set SWITCHML_NIGHTLY=1")
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_whole_refit_gives_what_is_shipped(name):
     """From the recorded start. Launching kernels forward and backward is hardly told apart: 5 % there."""
