@@ -185,7 +185,7 @@ IMBALANCE = 1.25
 """SOLAR: how many times its even share of a batch a rank may get at most."""
 
 
-def solar(dataset: Dataset, storage: Storage, imbalance: float = IMBALANCE) -> Loads:
+def solar(dataset: Dataset, storage: Storage, imbalance: float = IMBALANCE, window: int = 1) -> Loads:
     """SOLAR's plan, see `loading_solar`. What a rank holds beyond its bound on batches, another one reads again."""
     batches = dataset.batches()
     buffered = dataset.buffer_samples * dataset.ranks
@@ -199,7 +199,7 @@ def solar(dataset: Dataset, storage: Storage, imbalance: float = IMBALANCE) -> L
     most = max(each, min(dataset.global_batch, math.floor(each * imbalance)))
     rank_of, held_by, *_ = loading_solar.assign(planned, dataset.samples, dataset.ranks, dataset.buffer_samples, most)
     gap = read_gap(dataset, storage)
-    batch, misses, reads, span = loading_solar.reads(planned, rank_of, rank_of != held_by, dataset.ranks, gap)
+    batch, misses, reads, span = loading_solar.reads(planned, rank_of, rank_of != held_by, dataset.ranks, gap, window)
     return Loads(batch, misses, np.zeros_like(batch), reads, span, order)
 
 
