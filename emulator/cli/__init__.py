@@ -10,6 +10,7 @@ COMMANDS = {
     "mininet": ("emulator.cli.mininet:mininet", "Run experiments on networks that Mininet builds."),
     "stf": ("emulator.cli.stf:stf", "Run a P4 test (STF) on the P4 switch, in process."),
     "emulate": ("emulator.cli.emulate:emulate", "Emulate a training job on machines one does not have."),
+    "reproduce": ("emulator.cli.reproduce:reproduce", "Show claims of papers, the paper's figures beside ours."),
     "report": ("emulator.cli.report:report", "Compare results that commands printed with --json."),
     "ui": ("emulator.cli.ui:ui", "Serve the emulator in the browser."),
     "peers": ("emulator.cli.peers:peers", "Run a script as one rank of an emulated cluster."),

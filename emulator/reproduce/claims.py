@@ -1,0 +1,149 @@
+"""A claim of a paper, as its file in `claims/` states it: where the claim stands, the commands that show it here, which
+of their numbers are figures of the paper, and how far ours may be off.
+
+    system = "SwitchML"
+    title = "The rate does not depend on the number of workers"
+    source = "Sapio et al., NSDI 2021, figure 4"
+    how = "emulator"                    # or "simulation" (packets in virtual time), or "here" (a real run)
+    minutes = 0.1                       # about, on two cores
+    says = "What the paper claims, in a sentence."
+    differs = "What is different here, and why."
+
+    [lines.ring]                        # a command's --json, and where in it a curve is, as JMESPath
+    name = "ring"
+    run = "emulate --model vgg19 --sweep gpus=2:16:2x --processes 1"
+    x = "rows[].gpus"
+    y = "rows[].samples_per_s"
+
+    [[figures]]
+    name = "speed-up with 8 GPUs"
+    value = "switchml[8] / ring[8]"     # of lines' points by their x; a line without x is a number
+    paper = 1.7
+    within = 0.1                        # a share of `paper`; or `least = 1.5`, or `most = 2`
+
+    [plot]
+    title = "VGG-19"
+    x = "GPUs"
+    y = "samples/s"
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from emulator import datafile
+from switchml.errors import ConfigError
+
+FOLDER = Path(__file__).parent / "claims"
+HOW = {"emulator": "emulated", "simulation": "simulated", "here": "run here"}
+"""Where a claim's figures come from, and the word for it in tables."""
+TRUST = ("paper", "abstract", "derived", "unconfirmed")
+"""How well the paper's figure is known: read in the paper or its public artifact, in its abstract, calculated from what
+stands there, or from others' notes on it."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """Points that one command prints. `x`, `y`: JMESPath expressions of equally long lists in its JSON; without `x`, `y`
+    is one number. `files`: by name, the text of each file that the command reads. `scale`: a factor of y."""
+
+    run: str
+    y: str
+    x: str = ""
+    name: str = ""
+    scale: float = 1.0
+    files: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """Arguments of `switchml`."""
+        return tuple(shlex.split(self.run))
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A number of the paper and what it is here: an expression over the claim's lines. `within`: the share of `paper` by
+    which ours may differ; or it has to be at least `least`, at most `most`."""
+
+    name: str
+    value: str
+    paper: float
+    within: float | None = None
+    least: float | None = None
+    most: float | None = None
+    unit: str = ""
+    trust: str = "paper"
+
+    def __post_init__(self) -> None:
+        datafile.check_name("trust", self.trust, TRUST)
+        if (self.within is None) == (self.least is None and self.most is None):
+            raise ConfigError(f"figure {self.name!r}: expected `within`, or `least` and `most`, or one of these two")
+
+    def is_met(self, ours: float) -> bool:
+        """Whether `ours` is near enough."""
+        if self.within is not None:
+            return abs(ours - self.paper) <= self.within * abs(self.paper)
+        return (self.least is None or ours >= self.least) and (self.most is None or ours <= self.most)
+
+
+@dataclass(frozen=True)
+class Plot:
+    """The paper's form: curves, or bars where x are names. `x_log`: base of a logarithmic axis."""
+
+    title: str
+    x: str
+    y: str
+    x_log: int = 0
+    y_log: bool = False
+
+
+@dataclass(frozen=True)
+class Claim:
+    """`needs_root`: a real run in network namespaces. `minutes`: about, on two cores."""
+
+    system: str
+    title: str
+    source: str
+    how: str
+    minutes: float
+    says: str
+    lines: Mapping[str, Line]
+    figures: tuple[Figure, ...]
+    differs: str = ""
+    plot: Plot | None = None
+    needs_root: bool = False
+    id: str = ""
+
+    def __post_init__(self) -> None:
+        datafile.check_name("how", self.how, HOW)
+        if not self.figures or not self.lines:
+            raise ConfigError("expected at least one line and one figure")
+
+
+def names() -> list[str]:
+    """The claims that come along, in the order of their systems."""
+    return sorted(datafile.names(FOLDER), key=lambda name: (order(name.partition("-")[0]), name))
+
+
+def order(system: str) -> int:
+    """The mission's: SwitchML first."""
+    known = (
+        "switchml", "omnireduce", "atp", "grace", "dc2", "neuronabox", "dpro", "axonn", "samo", "solar", "szx", "comet",
+        "dlrm", "fsdp",
+    )  # fmt: skip
+    return known.index(system) if system in known else len(known)
+
+
+def load(name: str) -> Claim:
+    """A claim by name, or the user's file. Raises ConfigError for an unknown one and for what is wrong in a file."""
+    path = datafile.find("claim", name, FOLDER)
+    table = datafile.load(path)
+    return datafile.build(Claim, {**table, "id": path.stem}, path.name)
+
+
+def load_all(chosen: Sequence[str]) -> list[Claim]:
+    """Those by name; all if none is."""
+    return [load(name) for name in chosen or names()]

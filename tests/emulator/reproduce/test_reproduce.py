@@ -1,0 +1,115 @@
+"""Claims of papers: what their files may say, what is made of commands' output, and the quick ones themselves."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from emulator.reproduce import claims, report, running
+from switchml.cli.main import cli
+from switchml.errors import ConfigError
+
+CLAIM = """
+system = "SwitchML"
+title = "A title"
+source = "a paper"
+how = "emulator"
+minutes = 0.1
+says = "It is so."
+differs = "The machine."
+
+[lines.models]
+name = "models"
+run = "emulate --model resnet50 --sweep model=resnet50,vgg16 --processes 1"
+x = "rows[].model"
+y = "rows[].gpus"
+
+[lines.gpus]
+run = "emulate --model resnet50 --sweep model=resnet50,vgg16 --processes 1"
+y = "length(rows)"
+scale = 4.0
+
+[[figures]]
+name = "one"
+value = "max(of(models, 'RES'), 2) / gpus + largest(models, models) - furthest(models)"
+paper = -6
+within = 0.01
+
+[[figures]]
+name = "two"
+value = "models['vgg16']"
+paper = 100
+least = 50
+
+[plot]
+title = "GPUs"
+x = ""
+y = "GPUs"
+"""
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text(CLAIM)
+    return path
+
+
+def test_all_claims_can_be_read():
+    for claim in claims.load_all([]):
+        assert claim.says and claim.differs and claim.source, claim.id
+        assert claim.needs_root == any(word in ("network", "peers", "replay") for line in claim.lines.values()
+                                       for word in line.words[:2]), claim.id  # fmt: skip
+
+
+def test_a_claim_of_ones_own(file, tmp_path):
+    picture = tmp_path / "plot.png"
+    arguments = ["reproduce", str(file), "--out", str(tmp_path / "page"), "--plot", str(picture)]
+    done = CliRunner().invoke(cli, arguments)
+    assert done.exit_code == 0, done.output
+    rows = [line.split() for line in done.stdout.splitlines()]
+    assert ["one", "-6", "-6", "met", "within", "1", "%", "paper"] in rows
+    assert ["two", "100", "8", "missed", "at", "least", "50", "paper"] in rows
+    assert "mine: The machine." in done.stdout and picture.read_bytes().startswith(b"\x89PNG")
+    text = (tmp_path / "page" / "reproduce.html").read_text()
+    assert "1 of 2 figures are met" in text and "switchml emulate --model resnet50" in text
+
+
+@pytest.mark.parametrize(("before", "after", "complaint"), [
+    ('how = "emulator"', 'how = "magic"', "magic"),
+    ("within = 0.01", "", "within"),
+    ('y = "length(rows)"', 'y = "rows[*"', "line gpus"),
+    ('y = "length(rows)"', 'y = "nothing"', "'nothing' is None"),
+    ('x = "rows[].model"', 'x = "rows[0].model"', "expected as many of each"),
+    ("models['vgg16']", "models['alexnet']", "figure 'two'"),
+    ("models['vgg16']", "__import__('os')", "figure 'two'"),
+    ("--model resnet50", "--model nonesuch", "unknown model 'nonesuch'"),
+])  # fmt: skip
+def test_mistakes(file, monkeypatch, before, after, complaint):
+    file.write_text(CLAIM.replace(before, after))
+    if "nonesuch" not in after:  # what the command prints is known
+        rows = {"rows": [{"model": "resnet50", "gpus": 8}, {"model": "vgg16", "gpus": 8}]}
+        monkeypatch.setattr(running, "_printed", lambda line, folder, claim: rows)
+    done = CliRunner().invoke(cli, ["reproduce", str(file)])
+    assert (done.exit_code != 0) == bool(complaint) and complaint in " ".join(done.stderr.split()), done.output
+
+
+def test_nothing_is_chosen_or_twice():
+    listed = CliRunner().invoke(cli, ["reproduce", "--json"])
+    assert {"switchml-training", "solar-loading"} <= {one["id"] for one in json.loads(listed.stdout)["claims"]}
+    for arguments, complaint in ((["--quick", "szx-speed"], "or --all"), (["--plot", "a.png"], "name claims")):
+        done = CliRunner().invoke(cli, ["reproduce", *arguments])
+        assert done.exit_code == 2 and complaint in done.stderr
+    with pytest.raises(ConfigError, match="did you mean szx-speed"):
+        claims.load("szx-sped")
+
+
+@pytest.mark.parametrize("name", ["axonn-memory", "samo-memory"])
+def test_short_claims_are_held_to_their_tolerance(name):
+    """All of them run with `switchml reproduce --quick`; these are the shortest."""
+    outcome = running.reproduce(claims.load(name))
+    missed = [figure.name for figure, _, is_met in outcome.rows if not is_met]
+    assert missed == {"samo-memory": ["speed-up over the dense model"]}.get(name, [])
+    assert report.table([outcome]).rows
