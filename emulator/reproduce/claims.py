@@ -47,8 +47,8 @@ stands there, or from others' notes on it."""
 
 @dataclass(frozen=True)
 class Line:
-    """Points that one command prints. `x`, `y`: JMESPath expressions of equally long lists in its JSON; without `x`, `y`
-    is one number. `files`: by name, the text of each file that the command reads. `scale`: a factor of y."""
+    """Points that one command prints. `x`, `y`: JMESPath expressions of equally long lists in its JSON; without `x`,
+    `y` is one number. `files`: by name, the text of each file that the command reads. `scale`: a factor of y."""
 
     run: str
     y: str
@@ -65,8 +65,8 @@ class Line:
 
 @dataclass(frozen=True)
 class Figure:
-    """A number of the paper and what it is here: an expression over the claim's lines. `within`: the share of `paper` by
-    which ours may differ; or it has to be at least `least`, at most `most`."""
+    """A number of the paper and what it is here: an expression over the claim's lines. `within`: the share of `paper`
+    by which ours may differ; or it has to be at least `least`, at most `most`."""
 
     name: str
     value: str

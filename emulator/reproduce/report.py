@@ -10,7 +10,8 @@ from emulator.reproduce.claims import HOW, Claim, Figure, Plot
 from emulator.reproduce.running import Outcome, Points
 from switchml import plotting
 from switchml.pages import charts, page, panels
-from switchml.pages.panels import Bar, Bars, Curves, Line, Panel
+from switchml.pages.charts import Line
+from switchml.pages.panels import Bar, Bars, Curves, Panel
 from switchml.tables import Table, number, text
 
 QUICK_MINUTES = 0.6

@@ -471,3 +471,13 @@ def ui(_: Path) -> None:
 
     with mock.patch("emulator.ui.server.Server.serve_forever"):
         run("ui")
+
+
+@screen("reproduce")
+def reproduce(_: Path) -> None:
+    from emulator.reproduce import claims, report
+    from emulator.reproduce.running import Outcome
+    from switchml.tables import show
+
+    run("reproduce")
+    show(report.table([Outcome(one, {}, (12_345.678,) * len(one.figures), 1.0) for one in claims.load_all([])]))

@@ -85,7 +85,7 @@ def test_a_claim_of_ones_own(file, tmp_path):
     ('x = "rows[].model"', 'x = "rows[0].model"', "expected as many of each"),
     ("models['vgg16']", "models['alexnet']", "figure 'two'"),
     ("models['vgg16']", "__import__('os')", "figure 'two'"),
-    ("--model resnet50", "--model nonesuch", "unknown model 'nonesuch'"),
+    ("--model resnet50", "--model resnet50 --cluster nonesuch", "unknown cluster 'nonesuch'"),
 ])  # fmt: skip
 def test_mistakes(file, monkeypatch, before, after, complaint):
     file.write_text(CLAIM.replace(before, after))
