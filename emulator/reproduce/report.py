@@ -22,7 +22,7 @@ MET, MISSED = "met", "missed"
 def listed(claims: Sequence[Claim]) -> Table:
     """Which claims there are."""
     columns = [text("claim"), text("of"), text("what", drop=1), text("how"), number("about", "min", drop=2)]
-    table = Table(columns, notes=["`switchml reproduce CLAIM…` runs them; --all runs all, --quick the short ones."])
+    table = Table(columns, notes=["`switchml reproduce CLAIM` runs one; --all runs all, --quick the short ones."])
     for claim in claims:
         table.add(claim.id, claim.system, claim.title, HOW[claim.how] + needs(claim), f"{claim.minutes:g}")
     return table

@@ -69,7 +69,7 @@ def reproduce(claim: Claim, say: Callable[[str], None] = lambda line: None) -> O
             if key not in printed:
                 say(f"switchml {line.run}")
                 printed[key] = _printed(line, Path(folder), claim.id)
-            found[name] = _points(line, printed[key], f"{claim.id}, line {name}")
+            found[name] = _points(line, printed[key], f"{claim.id}: line {name}")
     ours = tuple(_figure(figure, found, claim.id) for figure in claim.figures)
     return Outcome(claim, found, ours, time.monotonic() - started)
 
@@ -114,9 +114,9 @@ def _figure(figure: Figure, found: Mapping[str, Value], claim: str) -> float:
     try:
         value = simpleeval.EvalWithCompoundTypes(names=dict(found), functions=FUNCTIONS).eval(figure.value)
     except (simpleeval.InvalidExpression, KeyError, TypeError, ValueError, ZeroDivisionError, SyntaxError) as error:
-        raise ConfigError(f"{claim}, figure {figure.name!r}: {figure.value!r}: {error!r}") from None
+        raise ConfigError(f"{claim}: figure {figure.name!r}: {figure.value!r}: {error!r}") from None
     if not _is_number(value):
-        raise ConfigError(f"{claim}, figure {figure.name!r}: {figure.value!r} is {value!r}, not a number")
+        raise ConfigError(f"{claim}: figure {figure.name!r}: {figure.value!r} is {value!r}, not a number")
     return float(value)
 
 

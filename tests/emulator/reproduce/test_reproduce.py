@@ -85,11 +85,11 @@ def test_a_claim_of_ones_own(file, tmp_path):
     ('x = "rows[].model"', 'x = "rows[0].model"', "expected as many of each"),
     ("models['vgg16']", "models['alexnet']", "figure 'two'"),
     ("models['vgg16']", "__import__('os')", "figure 'two'"),
-    ("--model resnet50", "--model resnet50 --cluster nonesuch", "unknown cluster 'nonesuch'"),
+    ('run = "emulate', 'run = "emulat', "did you mean emulate"),
 ])  # fmt: skip
 def test_mistakes(file, monkeypatch, before, after, complaint):
     file.write_text(CLAIM.replace(before, after))
-    if "nonesuch" not in after:  # what the command prints is known
+    if "emulat" not in after:  # what the command prints is known
         rows = {"rows": [{"model": "resnet50", "gpus": 8}, {"model": "vgg16", "gpus": 8}]}
         monkeypatch.setattr(running, "_printed", lambda line, folder, claim: rows)
     done = CliRunner().invoke(cli, ["reproduce", str(file)])
