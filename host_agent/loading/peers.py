@@ -1,23 +1,32 @@
 """Samples from other ranks' buffers. The plan says who lends what to whom in which step; a rank asks for it, and gets
 it once the other one has come to that step. Nobody waits in a circle: what is lent in a step was there before it.
 
-Over TCP, with Python's own connections and a key that only the job's ranks have: samples travel pickled.
+Over TCP, with Python's own connections and a key that only the job's ranks have: samples travel pickled, after both
+ends have shown that they know it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
+import struct
 import threading
 import time
-from collections.abc import Callable, Sequence
-from multiprocessing.connection import Client, Connection, Listener
+from collections.abc import Callable, Iterator, Sequence
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Client, Connection, Listener, answer_challenge, deliver_challenge
 from typing import Any, Protocol
 
 KEPT_STEPS = 64
 """What was lent so many steps ago is forgotten; who asks for it then reads it from storage."""
 TIMEOUT_S = 30.0
 """So long one rank waits for another's samples before it reads them from storage."""
+HANDSHAKE_S = 5.0
+"""So long either end waits for the other to show that it knows the key."""
+PAUSE_S = 0.01
+MOST_STRANGERS = 64
+"""Connections that have not shown it yet; further ones are closed at once."""
 
 
 class Peers(Protocol):
@@ -83,7 +92,9 @@ class TcpPeers:
     ):
         self._key, self._timeout_s = key, timeout_s
         self._outbox = Outbox()
-        self._listener = Listener((host, 0), "AF_INET", backlog=64, authkey=key)
+        self._listener = Listener((host, 0), "AF_INET", backlog=64)
+        self._is_closed = False
+        self._strangers = threading.BoundedSemaphore(MOST_STRANGERS)
         self._connections: dict[int, Connection] = {}
         threading.Thread(target=self._accept, name="switchml-lender", daemon=True).start()
         self._addresses = exchange(self._listener.address)
@@ -98,14 +109,18 @@ class TcpPeers:
             return None
         try:
             if rank not in self._connections:
-                self._connections[rank] = Client(tuple(self._addresses[rank]), authkey=self._key)
+                connection = Client(tuple(self._addresses[rank]))
+                with _answering_within(connection, HANDSHAKE_S):
+                    answer_challenge(connection, self._key)
+                    deliver_challenge(connection, self._key)
+                self._connections[rank] = connection
             connection = self._connections[rank]
             connection.send((step, list(samples)))
             if not connection.poll(self._timeout_s + 1.0):
                 raise TimeoutError
             found: list[Any] | None = connection.recv()
             return found
-        except (OSError, EOFError):
+        except (OSError, EOFError, AuthenticationError):
             self._addresses[rank] = None
             return None
 
@@ -117,6 +132,7 @@ class TcpPeers:
 
     def close(self) -> None:
         """Stop listening, and end connections."""
+        self._is_closed = True
         self._outbox.close()
         with contextlib.suppress(OSError):
             self._listener.close()
@@ -124,26 +140,41 @@ class TcpPeers:
             connection.close()
 
     def _accept(self) -> None:
-        while True:
+        while not self._is_closed:
             try:
                 connection = self._listener.accept()
-            except (OSError, EOFError):  # closed
-                return
-            except Exception:  # somebody without the key
+            except (OSError, EOFError):  # closed, a stranger who is gone already, or no descriptors at the moment
+                time.sleep(PAUSE_S)
                 continue
-            threading.Thread(target=self._serve, args=(connection,), name="switchml-lender", daemon=True).start()
+            if self._strangers.acquire(blocking=False):
+                threading.Thread(target=self._serve, args=(connection,), name="switchml-lender", daemon=True).start()
+            else:
+                connection.close()
 
     def _serve(self, connection: Connection) -> None:
-        with connection, contextlib.suppress(OSError, EOFError):
+        with connection, contextlib.suppress(OSError, EOFError, AuthenticationError):
+            try:
+                with _answering_within(connection, HANDSHAKE_S):
+                    deliver_challenge(connection, self._key)
+                    answer_challenge(connection, self._key)
+            finally:
+                self._strangers.release()
             while True:
                 step, samples = connection.recv()
                 connection.send(self._outbox.take(step, samples, self._timeout_s))
 
 
+@contextlib.contextmanager
+def _answering_within(connection: Connection, seconds: float) -> Iterator[None]:
+    """What is received meanwhile raises OSError if it takes longer."""
+    with socket.socket(fileno=os.dup(connection.fileno())) as same:
+        same.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", int(seconds), int(seconds % 1 * 1e6)))
+        yield
+        same.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 0, 0))
+
+
 def own_address() -> str:
     """This machine's address for the job's other ranks: the one that leads to MASTER_ADDR."""
-    import os
-
     target = os.environ.get("MASTER_ADDR", "127.0.0.1")
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, contextlib.suppress(OSError):
         probe.connect((target, 9))  # sends nothing

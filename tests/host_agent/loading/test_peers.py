@@ -1,0 +1,77 @@
+"""Lending between ranks, with strangers at the lender's port."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Client
+
+import pytest
+
+from host_agent.loading import peers
+from host_agent.loading.peers import TcpPeers
+
+
+@pytest.fixture
+def pair(monkeypatch):
+    """Two ranks that lend to each other; strangers are let go after a moment."""
+    monkeypatch.setattr(peers, "HANDSHAKE_S", 0.2)
+    meeting, addresses = threading.Barrier(2), {}
+
+    def join(rank: int, ranks: list[TcpPeers | None]) -> None:
+        def exchange(address):
+            addresses[rank] = address
+            meeting.wait()
+            return [addresses[each] for each in range(2)]
+
+        ranks[rank] = TcpPeers(exchange, b"the job's", timeout_s=20)
+
+    ranks: list = [None, None]
+    threads = [threading.Thread(target=join, args=(rank, ranks)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    yield ranks, addresses
+    for each in ranks:
+        each.close()
+
+
+def test_strangers_keep_nobody_from_borrowing(pair):
+    (lender, borrower), addresses = pair
+    lender.lend(3, {7: "seven", 8: "eight"})
+    silent = [socket.create_connection(addresses[0]) for _ in range(3)]
+    for _ in range(3):
+        socket.create_connection(addresses[0]).close()
+    with contextlib.suppress(AuthenticationError, OSError, EOFError):
+        Client(addresses[0], authkey=b"another's").close()
+    assert borrower.borrow(3, 0, [8, 7]) == ["eight", "seven"]
+    assert borrower.borrow(3, 0, [9]) is None
+    for each in silent:
+        each.settimeout(20)
+        while each.recv(1024):  # the challenge, then the end: they are let go
+            pass
+        each.close()
+    assert borrower.borrow(3, 0, [7]) == ["seven"]
+
+
+def test_only_so_many_strangers_at_once(pair, monkeypatch):
+    (lender, borrower), addresses = pair
+    strangers = [socket.create_connection(addresses[0]) for _ in range(peers.MOST_STRANGERS + 8)]
+    for each in strangers:
+        each.settimeout(20)
+        while each.recv(1024):
+            pass
+        each.close()
+    lender.lend(0, {1: "one"})
+    assert borrower.borrow(0, 0, [1]) == ["one"]
+
+
+def test_a_lender_that_does_not_answer_is_asked_once(pair):
+    (_, borrower), addresses = pair
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        borrower._addresses[0] = mute.getsockname()
+        assert borrower.borrow(0, 0, [1]) is None
+        assert borrower._addresses[0] is None
