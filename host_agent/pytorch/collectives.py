@@ -49,12 +49,19 @@ class Group(Protocol):
 class Batch:
     """The collectives of one call of torch: one Work, done when all of them are."""
 
-    def __init__(self, group: Group, outputs: list[torch.Tensor], kind: str, moves: int = 1):
+    def __init__(
+        self,
+        group: Group,
+        outputs: list[torch.Tensor],
+        kind: str,
+        moves: int = 1,
+        inputs: list[torch.Tensor] | None = None,
+    ):
         self._group, self._kind = group, kind
         self._cuda = group.staging(outputs)
         on_gpu = self._cuda is not None and any(each.is_cuda for each in outputs)
         work_type = self._cuda.work_type(outputs) if self._cuda is not None and on_gpu else AllReduceWork
-        self.work = work_type(outputs, moves, group.callbacks, span=f"switchml:{kind}")
+        self.work = work_type(outputs, moves, group.callbacks, span=f"switchml:{kind}", inputs=inputs)
 
     def add(
         self, source: torch.Tensor, target: torch.Tensor, numel: int, timeout_s: float, op: str = "sum", root: int = 0
@@ -168,7 +175,7 @@ def all_gather_into(
 ) -> Work | None:
     if goes(group, [*outputs, *inputs]) is None or not _alike(outputs, inputs, group.size()):
         return None
-    batch = Batch(group, outputs, "all_gather", len(inputs))
+    batch = Batch(group, outputs, "all_gather", len(inputs), inputs)
     for out, each in zip(outputs, inputs, strict=True):
         batch.add(in_order(each), batch.output(out), each.numel(), timeout_s)
     return batch.work
@@ -182,7 +189,7 @@ def all_gather(
         return None
     if len(outputs[0]) != group.size() or not all(_alike([out], inputs, 1) for out in outputs[0]):
         return None
-    batch = Batch(group, outputs[0], "all_gather")
+    batch = Batch(group, outputs[0], "all_gather", 1, inputs)
     source = in_order(inputs[0])
     whole = torch.empty((group.size(), source.numel()), dtype=source.dtype, device=source.device)
     batch.work.before_finish.append(batch.spread(whole, outputs[0]))  # before it can be done
@@ -196,7 +203,7 @@ def reduce_scatter_from(
     name = goes(group, [*inputs, *outputs], op)
     if name is None or not _alike(inputs, outputs, group.size()):
         return None
-    batch = Batch(group, outputs, "reduce_scatter", len(inputs))
+    batch = Batch(group, outputs, "reduce_scatter", len(inputs), inputs)
     for out, each in zip(outputs, inputs, strict=True):
         batch.add(in_order(each), batch.output(out), out.numel(), timeout_s, name)
     return batch.work

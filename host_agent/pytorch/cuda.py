@@ -139,10 +139,10 @@ class CudaStaging:
 class CudaAllReduceWork(AllReduceWork):
     """An AllReduceWork whose end is an event on each side stream."""
 
-    def __init__(self, streams: list[torch.cuda.Stream], *args: Any):
+    def __init__(self, streams: list[torch.cuda.Stream], *args: Any, **named: Any):
         self._streams = streams
         self._copied_up: list[torch.cuda.Event] = []
-        super().__init__(*args)
+        super().__init__(*args, **named)
 
     def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
         super().wait(timeout)

@@ -96,8 +96,16 @@ class AllReduceWork(Work):
     A torch profiler sees a span `switchml:all_reduce`, from here to the end.
     """
 
-    def __init__(self, tensors: list[torch.Tensor], parts: int, callbacks: CallbackThreads, span: str = SPAN):
-        """`parts`: how many times `part_done` will be called. `span`: its name in a profile."""
+    def __init__(
+        self,
+        tensors: list[torch.Tensor],
+        parts: int,
+        callbacks: CallbackThreads,
+        span: str = SPAN,
+        inputs: list[torch.Tensor] | None = None,
+    ):
+        """`parts`: how many times `part_done` will be called. `span`: its name in a profile, which shows the shapes of
+        `inputs`, by default those of `tensors`."""
         super().__init__()
         self.tensors = tensors
         self.before_finish: list[Callable[[], object]] = []
@@ -109,7 +117,7 @@ class AllReduceWork(Work):
         self._error: BaseException | None = None
         self._trigger: torch.futures.Future[None] | None = None
         self._future: torch.futures.Future[list[torch.Tensor]] | None = None
-        self._end_span = _begin_span(tensors, span)
+        self._end_span = _begin_span(tensors if inputs is None else inputs, span)
         if parts == 0:
             self._finish()
 

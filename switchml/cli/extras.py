@@ -30,6 +30,7 @@ EXTRAS = {
     "bench-codecs": Extra(("torch", "sklearn", "pysz", "zfpy"), "bench codecs beside SZ3 and ZFP"),
     "loading": Extra(("torch", "fsspec", "aiohttp", "h5py"), "PlannedLoader on HTTP and HDF5"),
     "loading-all": Extra(("s3fs", "zarr"), "PlannedLoader on S3 and Zarr"),
+    "reproduce": Extra(("jmespath", "simpleeval"), "reproduce: papers' claims"),
     "docs": Extra(("sphinx", "furo", "myst_parser"), "docs: this documentation as a site"),
 }
 """By name, as in pyproject.toml; `all` installs all of them but bench-codecs and loading-all."""

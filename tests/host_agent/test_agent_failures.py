@@ -80,7 +80,7 @@ def test_ranks_that_disagree_about_the_dtype(join):
     outcomes = on_all(agents, lambda agent: agent.allreduce(np.ones(1000, dtypes[agent.rank])))
     assert {type(outcome) for outcome in outcomes} <= {RanksDisagree, PeerLost}
     assert any(
-        isinstance(outcome, RanksDisagree) and "every rank must all-reduce the same" in str(outcome)
+        isinstance(outcome, RanksDisagree) and "every rank must make the same calls" in str(outcome)
         for outcome in outcomes
     )
     for outcome in on_all(agents, lambda agent: agent.allreduce(np.ones(3, "float32"))):

@@ -13,7 +13,7 @@ SLOTS = 8
 
 
 def new() -> Histories:
-    return Histories(SimpleNamespace(identity={"slots": SLOTS, "payload": 1024, "workers": 2}))
+    return Histories(SimpleNamespace(identity={"payload": 1024, "workers": 2}, queues=[{"slots": SLOTS}]))
 
 
 def of(known: Histories, numel: int, dtype: str = "float32"):

@@ -52,13 +52,15 @@ def coo_tensors() -> None:
     check(dist.ReduceOp.SUM, 1, torch.float32, 300, shape=(4000,))
 
 
-def train_embedding() -> torch.Tensor:
-    """A few DDP steps of an embedding and a linear layer; the parameters afterwards."""
+def train_embedding(begun=lambda: None) -> torch.Tensor:
+    """A few DDP steps of an embedding and a linear layer; the parameters afterwards. `begun` is called when DDP has
+    sent the parameters to all ranks."""
     torch.manual_seed(1)
     model = torch.nn.Sequential(torch.nn.Embedding(ROWS, WIDTH, sparse=True), torch.nn.Linear(WIDTH, 1))
     ddp = DistributedDataParallel(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     chooser = torch.Generator().manual_seed(50 + RANK)
+    begun()
     for _ in range(4):
         optimizer.zero_grad()
         rows = torch.randint(0, ROWS, (64,), generator=chooser)
@@ -70,8 +72,8 @@ def train_embedding() -> torch.Tensor:
 
 init("switchml")
 coo_tensors()
-before = dist.group.WORLD.agent.stats()
-trained = train_embedding()
+before: dict = {}
+trained = train_embedding(lambda: before.update(dist.group.WORLD.agent.stats()))
 after = dist.group.WORLD.agent.stats()
 dist.destroy_process_group()
 init("gloo")
