@@ -31,7 +31,6 @@ LONGEST_FILES = (
     "switchml/protocol/test_rules_together.py",  # loads what test_narrow.py compiles: not at the same time
     "host_agent/pytorch/test_backend.py",
     "host_agent/profile/test_capture.py",
-    "emulator/bench/test_mininet.py",
     "emulator/faults/test_campaign.py",
     "emulator/bench/test_allreduce.py",
     "emulator/peers/test_scripts.py",
@@ -53,6 +52,7 @@ LONGEST_FILES = (
     "host_agent/pytorch/test_comm_hooks.py",
     "host_agent/profile/test_profile.py",
     "p4/test_vectors.py",
+    "emulator/bench/test_mininet.py",  # many processes at once, which should find their kernels compiled
 )
 """Two thirds of the time that all tests take. CI gives each worker a file at a time, in this order, and thus has short
 ones for the end, when a worker without one waits for the others."""
