@@ -171,7 +171,6 @@ def train(
         from emulator.cli import peers
 
         del options["parallel"]  # DDP
-
         settings = peers.settings_of(world_size=world_size, seed=seed, **cluster)
         peers.train_digits(settings, as_json, lr=lr, **options)
         return

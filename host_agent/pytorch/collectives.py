@@ -45,6 +45,8 @@ class Group(Protocol):
 
     def staging(self, tensors: Sequence[torch.Tensor]) -> CudaStaging | None: ...
 
+    def work_type(self, tensors: list[torch.Tensor]) -> Callable[..., AllReduceWork]: ...
+
 
 class Batch:
     """The collectives of one call of torch: one Work, done when all of them are."""
@@ -59,9 +61,7 @@ class Batch:
     ):
         self._group, self._kind = group, kind
         self._cuda = group.staging(outputs)
-        on_gpu = self._cuda is not None and any(each.is_cuda for each in outputs)
-        work_type = self._cuda.work_type(outputs) if self._cuda is not None and on_gpu else AllReduceWork
-        self.work = work_type(outputs, moves, group.callbacks, span=f"switchml:{kind}", inputs=inputs)
+        self.work = group.work_type(outputs)(outputs, moves, group.callbacks, span=f"switchml:{kind}", inputs=inputs)
 
     def add(
         self, source: torch.Tensor, target: torch.Tensor, numel: int, timeout_s: float, op: str = "sum", root: int = 0

@@ -229,8 +229,7 @@ class SwitchMLProcessGroup(dist.ProcessGroup):
         from host_agent.pytorch.sparse import Rows, spread, union_of_rows
 
         timeout_s = self.seconds(timeout)
-        self._expect_cuda([tensor])
-        work = self._work_type([tensor])([tensor], 1, self.callbacks)
+        work = self.work_type([tensor])([tensor], 1, self.callbacks)
         rows = Rows(tensor)
         put_back = self._cuda.on_stream(tensor) if self._cuda is not None and tensor.is_cuda else contextlib.nullcontext
 
@@ -257,27 +256,24 @@ class SwitchMLProcessGroup(dist.ProcessGroup):
                 submit()
         return work
 
-    def _expect_cuda(self, tensors: list[torch.Tensor]) -> None:
-        """Be ready for what is on a GPU among `tensors`."""
+    def staging(self, tensors: Sequence[torch.Tensor]) -> CudaStaging | None:
+        """What brings tensors to the host and back, once the group has seen any on a GPU."""
         if self._cuda is None and any(tensor.is_cuda for tensor in tensors):
             from host_agent.pytorch.cuda import CudaStaging
 
             self._cuda = CudaStaging(f"switchml-cuda-{self.rank()}")
-
-    def staging(self, tensors: Sequence[torch.Tensor]) -> CudaStaging | None:
-        """What brings tensors to the host and back, once the group has seen any on a GPU."""
-        self._expect_cuda(list(tensors))
         return self._cuda
 
-    def _work_type(self, tensors: list[torch.Tensor]) -> Callable[..., AllReduceWork]:
+    def work_type(self, tensors: list[torch.Tensor]) -> Callable[..., AllReduceWork]:
+        """Makes the Work of a call whose results are in `tensors`, with AllReduceWork's arguments."""
+        cuda = self.staging(tensors)
         on_gpu = any(tensor.is_cuda for tensor in tensors)
-        return self._cuda.work_type(tensors) if self._cuda is not None and on_gpu else AllReduceWork
+        return cuda.work_type(tensors) if cuda is not None and on_gpu else AllReduceWork
 
     def _submit(self, tensors: list[torch.Tensor], op: Any, timeout: timedelta | None) -> Work:
         mean = op == dist.ReduceOp.AVG
-        self._expect_cuda(tensors)
         summed = [tensor for tensor in tensors if tensor.numel() and self.agent is not None]
-        work = self._work_type(tensors)(tensors, len(summed), self.callbacks)
+        work = self.work_type(tensors)(tensors, len(summed), self.callbacks)
         timeout_s = self.seconds(timeout)
         # The lock keeps the tensors of one call together, in an order that is the same on all ranks.
         with self._submit_lock, recording.launching():
