@@ -22,6 +22,11 @@ OnDone = Callable[[BaseException | None], None]
 """Called once when an all-reduce has ended, with its error or None."""
 
 
+def words(kind: str) -> str:
+    """A collective's kind in messages: "reduce-scatter"."""
+    return kind.replace("_", "-")
+
+
 @dataclass(frozen=True)
 class Request:
     """All-reduce `numel` elements of `dtype` from address `source` into address `target` (may be equal).
@@ -42,6 +47,11 @@ class Request:
     sparse: density.Choice | None = None
     wire: str | None = None
     collective: Collective | None = None
+
+    @property
+    def name(self) -> str:
+        """Of its collective, for messages."""
+        return words(self.collective.kind if self.collective else "all_reduce")
 
     @property
     def is_empty(self) -> bool:
@@ -79,12 +89,17 @@ class Call:
     index: int = field(default=0, init=False)
     begun: Begun | None = field(default=None, init=False)
 
+    @property
+    def name(self) -> str:
+        """For messages: "all-gather 7"."""
+        return f"{self.request.name} {self.index}"
+
     def end(self, error: BaseException | None) -> None:
         """Report completion. An exception in the callback is logged."""
         try:
             self.request.on_done(error)
         except Exception:
-            log.exception("all-reduce %d: its completion callback failed", self.index)
+            log.exception("%s: its completion callback failed", self.name)
 
 
 def overflow(misfits: int, numel: int, dtype: str) -> SumOverflow | None:
@@ -196,8 +211,9 @@ class CallQueue(Ending, Generic[C]):
 
 @dataclass
 class Handle:
-    """An all-reduce under way."""
+    """A collective under way, `name` in messages."""
 
+    name: str = "all-reduce"
     _done: threading.Event = field(default_factory=threading.Event)
     _error: BaseException | None = None
     _result: Any = None
@@ -214,9 +230,9 @@ class Handle:
     def wait(self, timeout_s: float | None = None) -> Any:
         """The reduced array. Raises the call's error, or CollectiveTimeout after `timeout_s` (the call goes on)."""
         if os.getpid() != self._pid and not self.is_done():
-            raise JobError(f"this all-reduce is process {self._pid}'s: a forked child can't wait for its parent's")
+            raise JobError(f"this {self.name} is process {self._pid}'s: a forked child can't wait for its parent's")
         if not self._done.wait(timeout_s):
-            raise CollectiveTimeout(f"all-reduce not done after {timeout_s:g} s of waiting")
+            raise CollectiveTimeout(f"{self.name} not done after {timeout_s:g} s of waiting")
         if self._error is not None:
             raise self._error
         return self._result

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from host_agent import tensors
-from host_agent.calls import Handle, OnDone, Request
+from host_agent.calls import Handle, OnDone, Request, words
 from switchml.errors import ConfigError, UnsupportedTensor
 from switchml.protocol import collectives as schemes
 from switchml.protocol.collectives import Collective
@@ -282,7 +282,7 @@ class Calls(abc.ABC):
 
     def barrier(self, timeout_s: float | None = None) -> None:
         """Wait until all ranks are here."""
-        handle = Handle()
+        handle = Handle("barrier")
         self.submit_move(Move("barrier", 0, 0, 0), lambda error: handle.finish(error, None), timeout_s=timeout_s)
         handle.wait()
 
@@ -291,7 +291,7 @@ class Calls(abc.ABC):
     ) -> Any:
         if x.dtype.hasobject or not x.dtype.isnative:
             raise UnsupportedTensor(f"dtype {x.dtype}: expected one of plain values in native byte order")
-        handle = Handle()
+        handle = Handle(words(kind))
         move = Move(kind, x.ctypes.data, out.ctypes.data, numel, x.dtype.name, x.itemsize, op, root)
         self.submit_move(move, lambda error: handle.finish(error, result), timeout_s=timeout_s, keep=(x, out))
         return handle if async_op else handle.wait()

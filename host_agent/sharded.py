@@ -135,7 +135,11 @@ class ShardedAgent(Agent):
                     )
                     self._agents[shard].submit(part)
             except BaseException as error:  # no memory, say: the other ranks have queued parts that this one has not
-                self.abort(JobError(f"job '{self.job}': rank {self.rank} could not queue an all-reduce: {error}"))
+                self.abort(
+                    JobError(
+                        f"job '{self.job}': rank {self.rank} could not queue its part of the {request.name}: {error}"
+                    )
+                )
                 raise
         call.all_queued()  # outside the lock: the last report may call anything
 

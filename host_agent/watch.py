@@ -30,13 +30,11 @@ class StallWarning:
         self._job, self._rank = job, rank
         self._at = 0.0
 
-    def __call__(self, now: float, stalled_s: float, index: int, culprits: str) -> None:
-        """All-reduce `index` has made no progress for `stalled_s`."""
+    def __call__(self, now: float, stalled_s: float, call: Call, culprits: str) -> None:
+        """`call` has made no progress for `stalled_s`."""
         if stalled_s >= STALL_S and now >= self._at:
             self._at = now + min(max(1.0, stalled_s), 30.0)
-            log.warning(
-                f"job '{self._job}' rank {self._rank}: all-reduce {index} has waited {stalled_s:.0f} s for {culprits}"
-            )
+            log.warning(f"job '{self._job}' rank {self._rank}: {call.name} has waited {stalled_s:.0f} s for {culprits}")
 
 
 class Watch:
@@ -93,7 +91,7 @@ class Watch:
         culprits = f"rank {_listed(missing)}" if missing else f"an answer from the aggregator at {self._aggregator}"
         if self._may_be_dropped and not self._worker.counters["received"]:
             culprits += "; if the network between drops UDP, SWITCHML_TRANSPORT=zmq goes by TCP"
-        self._warn(now, stalled_s, next(iter(running)).index, culprits)
+        self._warn(now, stalled_s, next(iter(running)), culprits)
         return None
 
     def _progress(self, call: Call, now: float) -> str:
@@ -124,7 +122,7 @@ def late(
     if call is None:
         return None
     culprits = f"; it waits for rank {_listed(missing)}" if missing else ""
-    message = f"job '{job}': all-reduce {call.index} is not done in the time it was given{culprits}{progress(call)}"
+    message = f"job '{job}': {call.name} is not done in the time it was given{culprits}{progress(call)}"
     return CollectiveTimeout(message, missing)
 
 

@@ -362,7 +362,7 @@ class HierarchicalAgent(Agent):
             self.abort(error)
             return
         culprits = f"rank {', '.join(map(str, missing))}" if missing else "the network"
-        self._warn(now, now - self._progress_at, self._running[0].index, culprits)
+        self._warn(now, now - self._progress_at, self._running[0], culprits)
 
     def _is_needed(self, rank: int) -> bool:
         """Whether the oldest block waits for a rank of this host: for its input, and, once it has all inputs, for its
@@ -398,7 +398,7 @@ class HierarchicalAgent(Agent):
             for rank, record in zip(self._membership.ranks, records, strict=True)
         )
         return RanksDisagree(
-            f"job '{self.job}' all-reduce {call.index}: the ranks of this host differ in tensors or options ({calls}); "
+            f"job '{self.job}': {call.name}: the ranks of this host differ in tensors or options ({calls}); "
             "every rank must all-reduce the same tensors in the same order"
         )
 

@@ -19,12 +19,14 @@ from torch._C import _autograd
 from torch._C._distributed_c10d import Work
 
 from host_agent import recording
+from host_agent.calls import words
 from host_agent.pytorch.compiling import never_compiled_methods
 from switchml.errors import CollectiveTimeout
 
 NO_TIMEOUT = timedelta(0)
 """What torch passes to `wait` when the caller named no time."""
-SPAN = "switchml:all_reduce"
+PREFIX = "switchml:"
+SPAN = f"{PREFIX}all_reduce"
 """As Gloo's is `gloo:all_reduce`."""
 
 
@@ -111,6 +113,7 @@ class AllReduceWork(Work):
         self.before_finish: list[Callable[[], object]] = []
         """Steps between the last part and the end (copies out of staging buffers), run on a callback thread."""
         self._callbacks = callbacks
+        self._name = words(span.removeprefix(PREFIX))
         self._parts = parts
         self._lock = threading.Lock()
         self._finished = threading.Event()
@@ -135,12 +138,12 @@ class AllReduceWork(Work):
 
     def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
         """Block until done and return True, or raise the error; CollectiveTimeout after a positive `timeout`, and the
-        all-reduce goes on."""
+        collective goes on."""
         seconds = timeout.total_seconds()
         with recording.waiting():
             finished = self._finished.wait(seconds if seconds > 0 else None)
         if not finished:
-            raise CollectiveTimeout(f"the all-reduce has not finished after {seconds:g} s; it goes on")
+            raise CollectiveTimeout(f"the {self._name} has not finished after {seconds:g} s; it goes on")
         if self._error is not None:
             # One error may end many works, and whoever waits for one should not read where others waited.
             raise self._error.with_traceback(None)

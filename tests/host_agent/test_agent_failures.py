@@ -87,14 +87,15 @@ def test_ranks_that_disagree_about_the_dtype(join):
         assert isinstance(outcome, JobError)
 
 
-def test_a_timeout_names_the_missing_rank(join):
+@pytest.mark.parametrize(
+    ("call", "name", "chunks"), [(HostAgent.allreduce, "all-reduce", 4), (HostAgent.all_gather, "all-gather", 12)]
+)
+def test_a_timeout_names_the_call_and_the_missing_rank(join, call, name, chunks):
     agents = join(3)
-    started = [
-        agent.allreduce(np.ones(1000, "float32"), async_op=True, timeout_s=1.5) for agent in (agents[0], agents[2])
-    ]
+    started = [call(agent, np.ones(1000, "float32"), async_op=True, timeout_s=1.5) for agent in (agents[0], agents[2])]
     for handle in started:
         given = (
-            r"not done in the time it was given; it waits for rank 1: 0 of 4 chunks in 1\.\d s, "
+            rf"{name} 0 is not done in the time it was given; it waits for rank 1: 0 of {chunks} chunks in 1\.\d s, "
             r"\d+ of \d+ packets sent were retransmissions, \d+ slots of 1024 bytes$"
         )
         with pytest.raises(CollectiveTimeout, match=given) as caught:
@@ -104,7 +105,7 @@ def test_a_timeout_names_the_missing_rank(join):
         with pytest.raises(CollectiveTimeout):  # the job is over for them
             agent.allreduce(np.ones(3, "float32"))
     with pytest.raises(PeerLost):  # and rank 1 learns that they are gone
-        until(lambda: agents[1].allreduce(np.ones(3, "float32"), timeout_s=DEADLINE_S) is None)
+        until(lambda: call(agents[1], np.ones(1000, "float32"), timeout_s=DEADLINE_S) is None)
 
 
 def test_a_call_can_be_late_while_others_finish(join):
