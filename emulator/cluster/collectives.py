@@ -22,6 +22,8 @@ from emulator.cluster.innetwork import DENSE, Streaming
 from emulator.cluster.topology import Place
 from switchml.errors import ConfigError
 
+ClosedForm = Callable[[Interconnect, float, Place], Cost]
+
 
 def cost(
     links: Interconnect,
@@ -31,18 +33,24 @@ def cost(
     algorithm: str = "auto",
     hierarchy: str = "auto",
     streaming: Streaming = DENSE,
+    *,
+    both_ways: bool = False,
 ) -> Cost:
     """What `operation` over `size_bytes` costs among the ranks of `where`. Raises ConfigError for unknown names.
 
     algorithm, hierarchy: of all-reduces, one of ALGORITHMS and of HIERARCHIES; algorithm "auto" is the faster of ring
-    and tree, as NCCL's tuner means to. streaming: of "switchml".
+    and tree, as NCCL's tuner means to. "switchml" is also that of the other collectives which an aggregator takes.
+    streaming: of "switchml". both_ways: an all-gather beside a reduce-scatter, or the other way round.
     """
     datafile.check_name("collective", operation, OPERATIONS)
     check_all_reduce(algorithm, hierarchy)
     if where.ranks <= 1:
         return FREE
-    if operation == "all_reduce":
-        costed = _all_reduce(links, size_bytes, where, algorithm, hierarchy, streaming)
+    if operation == "all_reduce" and algorithm != "switchml":
+        costed = _all_reduce(links, size_bytes, where, algorithm, hierarchy)
+    elif algorithm == "switchml" and operation in innetwork.OPERATIONS:
+        aggregate = partial(innetwork.aggregate, how=streaming, operation=operation, both_ways=both_ways)
+        costed = _between(links, size_bytes, where, algorithm, hierarchy, _CLOSED_FORMS[operation], aggregate)
     else:
         costed = _CLOSED_FORMS[operation](links, size_bytes, where)
     if where.nodes > 1 and links.between.host_s_per_byte:
@@ -56,33 +64,38 @@ def check_all_reduce(algorithm: str, hierarchy: str = "auto") -> None:
     datafile.check_name("hierarchy", hierarchy, HIERARCHIES)
 
 
-def _all_reduce(
-    links: Interconnect, size_bytes: float, where: Place, algorithm: str, hierarchy: str, streaming: Streaming
-) -> Cost:
+def _all_reduce(links: Interconnect, size_bytes: float, where: Place, algorithm: str, hierarchy: str) -> Cost:
     if algorithm == "auto":
         names = ("ring",) if where.nodes == 1 else ("ring", "tree")
-        each = (_all_reduce(links, size_bytes, where, name, hierarchy, DENSE) for name in names)
+        each = (_all_reduce(links, size_bytes, where, name, hierarchy) for name in names)
         return min(each, key=lambda one: one.seconds)
+    return _between(links, size_bytes, where, algorithm, hierarchy, _ring, _ALL_REDUCES[algorithm])
+
+
+def _between(
+    links: Interconnect,
+    size_bytes: float,
+    where: Place,
+    algorithm: str,
+    hierarchy: str,
+    inside: ClosedForm,
+    flat: ClosedForm,
+) -> Cost:
+    """A collective that takes `inside` among the ranks of a node, and `flat` among ranks that each speak for
+    themselves."""
     if hierarchy == "auto":
         hierarchy = "node" if algorithm in NODE_FIRST else "none"
     if hierarchy == "node" and where.nodes == 1:
-        return _ring(links, size_bytes, where)
+        return inside(links, size_bytes, where)
     if hierarchy == "none" or where.per_node == 1:
-        costed = _flat(links, size_bytes, where, algorithm, streaming)
+        costed = flat(links, size_bytes, where)
         return Cost(links.inside.latency_s).plus(costed) if algorithm == "switchml" else costed
     # Reduce-scatter inside nodes, each shard's all-reduce along a rail of its own, all-gather inside: one after the
-    # other. All rails of a node together are S at the rate of its ports.
+    # other. All rails of a node together are S at the rate of its ports. Other collectives likewise.
     rail = Place(where.nodes, where.nodes, 1, where.span)
-    between = _flat(links, size_bytes / where.per_node, rail, algorithm, streaming)
+    between = flat(links, size_bytes / where.per_node, rail)
     between = between.leaves(between.leaving_bytes * where.per_node, between.once_a_leaf)
-    return _ring(links, size_bytes, Place(where.per_node, 1, where.per_node, 1)).plus(between)
-
-
-def _flat(links: Interconnect, size_bytes: float, where: Place, algorithm: str, streaming: Streaming) -> Cost:
-    """Every rank of `where` for itself."""
-    if algorithm == "switchml":
-        return innetwork.aggregate(links, size_bytes, where, streaming)
-    return _ALL_REDUCES[algorithm](links, size_bytes, where)
+    return inside(links, size_bytes, Place(where.per_node, 1, where.per_node, 1)).plus(between)
 
 
 def _wire(links: Interconnect, moved: float, size_bytes: float, ranks: int = 0) -> float:
@@ -193,14 +206,14 @@ def _p2p(links: Interconnect, size_bytes: float, where: Place) -> Cost:
     return slowest(size_bytes, fixed, size_bytes / links.node_rate(where, "pairs")).leaves(2 * size_bytes)
 
 
-_ALL_REDUCES = {
+_ALL_REDUCES: dict[str, ClosedForm] = {
     "ring": _ring,
     "tree": _tree,
     "halving-doubling": _halving_doubling,
     "hierarchical": _ring,  # node first
     "ps": _server,
 }
-_CLOSED_FORMS: dict[str, Callable[[Interconnect, float, Place], Cost]] = {
+_CLOSED_FORMS: dict[str, ClosedForm] = {
     "all_reduce": _ring,
     "reduce_scatter": partial(_ring, passes=1.0),
     "all_gather": partial(_ring, passes=1.0),

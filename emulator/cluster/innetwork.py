@@ -1,4 +1,4 @@
-"""What an all-reduce takes with in-network aggregation: workers stream chunks through slots of a switch that adds them
+"""What a collective takes with in-network aggregation: workers stream chunks through slots of a switch that adds them
 up (SwitchML, NSDI 2021; what a slot does is `switchml/protocol/pool.py`, and `emulator/netsim` plays the same packet by
 packet).
 
@@ -9,7 +9,7 @@ loss, sparse blocks and compression. What several accelerators of a node do firs
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from emulator.cluster.cluster import Interconnect
 from emulator.cluster.cost import FREE, Cost
@@ -51,6 +51,10 @@ class Streaming:
 
 
 DENSE = Streaming()
+OPERATIONS = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "barrier")
+"""What an aggregator takes (docs/protocol.md, section 11)."""
+MOVES = ("all_gather", "broadcast")
+"""Of these, those that carry bytes as they are: none is left out, narrowed or converted."""
 
 
 def union_density(density: float, overlap: float, workers: int) -> float:
@@ -61,28 +65,49 @@ def union_density(density: float, overlap: float, workers: int) -> float:
     return common + (1.0 - common) * (1.0 - (1.0 - min(1.0, rest / max(1e-12, 1.0 - common))) ** workers)
 
 
-def aggregate(links: Interconnect, size_bytes: float, where: Place, how: Streaming = DENSE) -> Cost:
-    """An all-reduce of `size_bytes` among the ranks of `where`, each of which streams its whole buffer through the
-    switches with its share of its node's ports."""
+def aggregate(
+    links: Interconnect,
+    size_bytes: float,
+    where: Place,
+    how: Streaming = DENSE,
+    operation: str = "all_reduce",
+    both_ways: bool = False,
+) -> Cost:
+    """One of OPERATIONS over `size_bytes` among the ranks of `where`, each of which streams its whole buffer through
+    the switches with its share of its node's ports; of a reduce-scatter and an all-gather, a rank's own share is on the
+    link's less busy direction. both_ways: one of these two beside the other. Each sends what the other does not, and
+    packets without data in the place of its own (Khalilov et al., SC 2024)."""
+    n = where.ranks
+    if operation != "all_reduce":
+        how = replace(how, sparse=False, density=1.0, wire_bytes=4.0 if operation in MOVES else how.wire_bytes)
+    if operation == "barrier":
+        how, size_bytes = replace(how, wire_bytes=4.0), 1.0
+    carried = {"reduce_scatter": (n - 1) / n, "all_gather": (n - 1) / n, "barrier": 0.0}.get(operation, 1.0)
+    frames = 1.0
+    if both_ways and operation in ("reduce_scatter", "all_gather"):
+        carried, frames = 1.0, 2.0
     each = Place(where.ranks, where.nodes, 1, where.span)
     efficiency = (links.switch.efficiency or links.between.efficiency) / links.between.efficiency
     rate = links.node_rate(each, "tree") * efficiency
-    streamed_s = stream_s(links, size_bytes, where.ranks, rate, how, where.nodes)
+    converts = operation not in MOVES
+    streamed_s = stream_s(links, size_bytes, n, rate, how, where.nodes, (carried, frames), converts)
     if not streamed_s:
         return FREE
     # A leaf's switch adds up what comes from below, so that one sum leaves it.
-    leaving = wire_bytes(links, size_bytes, where.ranks, how)
+    leaving = wire_bytes(links, size_bytes, n, how, carried)
     return Cost(0.0, size_bytes, size_bytes / streamed_s).leaves(leaving, once_a_leaf=True)
 
 
-def wire_bytes(links: Interconnect, size_bytes: float, workers: int, how: Streaming = DENSE) -> float:
+def wire_bytes(
+    links: Interconnect, size_bytes: float, workers: int, how: Streaming = DENSE, data_share: float = 1.0
+) -> float:
     """What `workers` that stream `size_bytes` each put on their links, in the busier direction, all of them
-    together."""
+    together. data_share: of packets, that have data."""
     switch = links.switch
     up = how.density if how.sparse else 1.0
     carried = max(up, union_density(up, how.overlap, workers))
-    framing = 1.0 + switch.framing_bytes / switch.payload_bytes
-    return size_bytes * how.wire_bytes / 4.0 * carried * framing * workers
+    framed = data_share + switch.framing_bytes / switch.payload_bytes
+    return size_bytes * how.wire_bytes / 4.0 * carried * framed * workers
 
 
 def stream_s(
@@ -92,9 +117,12 @@ def stream_s(
     link_bytes_per_s: float,
     how: Streaming = DENSE,
     nodes: int = 0,
+    packet: tuple[float, float] = (1.0, 1.0),
+    converts: bool = True,
 ) -> float:
     """Seconds for `workers`, on so many `nodes` (0: one each), to stream `size_bytes` each through slots over links of
-    this rate each way."""
+    this rate each way. packet: of each chunk, how many payloads and how many packets' framing the busier direction of a
+    link carries. converts: to fixed point and back."""
     switch = links.switch
     elements = size_bytes / 4.0
     per_packet = switch.payload_bytes / how.wire_bytes
@@ -103,7 +131,7 @@ def stream_s(
         return 0.0
     up = how.density if how.sparse else 1.0
     down = union_density(up, how.overlap, workers)
-    line = switch.payload_bytes + switch.framing_bytes
+    line = packet[0] * switch.payload_bytes + packet[1] * switch.framing_bytes
     packet_s = max(line / link_bytes_per_s, 1.0 / switch.packets_per_s)
     levels = how.levels or (1 if (nodes or workers) <= links.between.nodes_per_leaf else 2)
     round_trip = 2 * packet_s + levels * (2 * switch.link_s + switch.latency_s) + switch.host_latency_s
@@ -111,7 +139,7 @@ def stream_s(
     # Up and down use different directions of the link; each direction carries its own share of the blocks.
     carried = max(up, down) * chunks
     streaming = carried * max(packet_s, round_trip / slots)
-    convert = size_bytes / switch.convert_bytes_per_s
+    convert = size_bytes / switch.convert_bytes_per_s if converts else 0.0
     base = round_trip + max(streaming, convert)
     if not how.loss:
         return base

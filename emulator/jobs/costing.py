@@ -139,16 +139,33 @@ class Plan:
         if self.codec is not None:
             costed = costed.plus(Cost(self.coding_s(stage.parameters)))
         if self.job.zero:
-            costed = costed.plus(cost(self.cluster, "all_gather", stage.parameters * 2, self.data_parallel))
+            costed = costed.plus(self._cost("all_gather", stage.parameters * 2, self.data_parallel, self.streaming))
         return costed
 
-    def _reduce_scatter(self, size: float) -> Cost:
+    @property
+    def in_network(self) -> bool:
+        """Whether switches add gradients up, and gather weights."""
+        return self.job.allreduce == "switchml"
+
+    def _cost(self, operation: str, size: float, where: Place, streaming: Streaming, **how: bool) -> Cost:
+        """Of a collective about sharded weights: by the library's own algorithm, or in switches."""
+        if not self.in_network:
+            return cost(self.cluster, operation, size, where)
+        hierarchy = self.job.hierarchy
+        return cost(self.cluster, operation, size, where, "switchml", hierarchy, streaming, **how)
+
+    def _reduce_scatter(self, size: float, streaming: Streaming) -> Cost:
         """Among the ranks that hold one copy of sharded weights; then shards are all-reduced among the copies
         (HYBRID_SHARD: Zhao et al., VLDB 2023, section 3.2.2)."""
-        scattered = cost(self.cluster, "reduce_scatter", size, self.shards)
+        scattered = self._cost("reduce_scatter", size, self.shards, streaming, both_ways=self.gathers_backward)
         if self.copies.ranks == 1:
             return scattered
-        return scattered.plus(cost(self.cluster, "all_reduce", size / self.shards.ranks, self.copies))
+        return scattered.plus(self._cost("all_reduce", size / self.shards.ranks, self.copies, streaming))
+
+    @property
+    def gathers_backward(self) -> bool:
+        """Whether the backward pass gathers weights while it reduce-scatters gradients."""
+        return self.job.zero == 3 and self.job.fsdp.reshard_after_forward
 
     @property
     def shards(self) -> Place:
@@ -165,10 +182,11 @@ class Plan:
         group = job.fsdp.group if job.zero == 3 and job.fsdp.group else job.dp
         return place(job.dp // group, job.tp * group, self.cluster.accelerators_per_node)
 
-    def gather(self, elements: float) -> tuple[float, Cost]:
-        """Bytes and cost of gathering so many weights of a unit, with `zero` 3."""
+    def gather(self, elements: float, beside_gradients: bool = False) -> tuple[float, Cost]:
+        """Bytes and cost of gathering so many weights of a unit, with `zero` 3, in a forward pass or beside_gradients:
+        while gradients of other units are reduce-scattered."""
         size = elements * (self.job.fsdp.gather_bytes or self.job.element_bytes)
-        return size, cost(self.cluster, "all_gather", size, self.shards)
+        return size, self._cost("all_gather", size, self.shards, self.streaming, both_ways=beside_gradients)
 
     def coding_s(self, elements: float) -> float:
         """Compressing so many gradients, and decompressing what comes back."""
@@ -183,10 +201,8 @@ class Plan:
         size = elements * job.gradient_bytes if self.codec is None else self.codec.wire_bytes(elements)
         if self.codec is not None and self.codec.gathers:
             return cost(self.cluster, "all_gather", size * self.data_parallel.ranks, self.data_parallel)
-        if job.zero:
-            return self._reduce_scatter(size)
         streaming = DENSE
-        if job.allreduce == "switchml":
+        if self.in_network:
             # Switches add integers of 4 bytes for each element, whatever the gradient was (docs/protocol.md); on the
             # wire these are the narrowest that hold it.
             size = elements * 4.0
@@ -194,6 +210,8 @@ class Plan:
             lane = float(min(lane for lane in LANE_BYTES.values() if needed <= lane))
             least = min(density, self.streaming.density) if self.streaming.sparse else 1.0
             streaming = dataclasses.replace(self.streaming, density=least, wire_bytes=lane)
+        if job.zero:
+            return self._reduce_scatter(size, streaming)
         return cost(self.cluster, "all_reduce", size, self.data_parallel, job.allreduce, job.hierarchy, streaming)
 
 
@@ -202,10 +220,8 @@ def plan(model: Model, job: Job, cluster: Cluster, streaming: Streaming = DENSE,
     job.fit(model)
     cluster.nodes(job.gpus)
     machine = Machine.of(model, job, cluster)
-    if job.allreduce == "switchml" and job.zero:
-        raise ConfigError(
-            "zero shards gradients by reduce-scatter, which the switch does not do; take zero 0 with switchml"
-        )
+    if streaming.sparse and job.zero:
+        raise ConfigError("zero shards gradients by reduce-scatter, which sends all blocks; take zero 0 with sparse")
     if codec is not None and codec.gathers and (job.zero or job.allreduce != "auto"):
         raise ConfigError(f"what {codec.title} makes can't be added up on the way: it needs allreduce auto and zero 0")
     if job.allreduce != "switchml" and streaming != DENSE:

@@ -1,5 +1,6 @@
 """The graph of one iteration of a costed job. Each rank has a stream for compute, on which tensor- and expert-parallel
-exchanges stand too because compute waits for them; streams to and from neighbouring stages; and one for gradients.
+exchanges stand too because compute waits for them; streams to and from neighbouring stages; one for gradients; and
+one for weights that switches gather while they scatter gradients.
 
 Ranks that do the same at the same time are folded into one that stands for all of them: of tensor-parallel ranks
 always one can, of data-parallel ones where none is slower than another. A collective costs what its real size

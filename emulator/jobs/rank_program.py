@@ -23,8 +23,8 @@ from emulator.workload.graph import NO_MICRO_BATCH, Collective, Kind
 from emulator.workload.models import Transformer
 from emulator.workload.schedules import passes
 
-STREAMS = ("compute", "from before", "to next", "from next", "to before", "gradients")
-COMPUTE, FROM_BEFORE, TO_NEXT, FROM_NEXT, TO_BEFORE, GRADIENTS = range(len(STREAMS))
+STREAMS = ("compute", "from before", "to next", "from next", "to before", "gradients", "weights")
+COMPUTE, FROM_BEFORE, TO_NEXT, FROM_NEXT, TO_BEFORE, GRADIENTS, WEIGHTS = range(len(STREAMS))
 TRANSFERS = 7
 TENSOR, EXPERT, DATA, FORWARDS, BACKWARDS, TIED, CONTEXT = range(TRANSFERS)
 """Which transfers an op belongs to."""
@@ -292,17 +292,21 @@ class Rank:
         """The op of compute that was launched last."""
         return self._last_compute
 
-    def gather_unit(self, parameters: float, micro_batch: int, after: tuple[int, ...]) -> int:
+    def gather_unit(self, parameters: float, micro_batch: int, after: tuple[int, ...], is_forward: bool) -> int:
         """All-gather a unit's weights, ahead of what needs them."""
-        return self._gather(parameters, micro_batch, after, stream=GRADIENTS, is_source=True)
+        stream = WEIGHTS if self.plan.in_network else GRADIENTS
+        return self._gather(parameters, micro_batch, after, not is_forward, stream=stream, is_source=True)
 
     def reduce_unit(self, parameters: float, after: tuple[int, ...]) -> int:
         """Reduce-scatter a unit's gradients."""
         return self._reduce("gradients of a unit", parameters, after, GRADIENTS, 1.0)
 
-    def _gather(self, parameters: float, micro_batch: int, after: tuple[int, ...], **how: Any) -> int:
-        size, one = self.plan.gather(parameters)
-        return self._exchange("gather weights", Collective.ALL_GATHER, size, one, DATA, micro_batch, after, **how)
+    def _gather(
+        self, parameters: float, micro_batch: int, after: tuple[int, ...], beside_gradients: bool = False, **how: Any
+    ) -> int:
+        size, one = self.plan.gather(parameters, beside_gradients)
+        name = "gather weights beside gradients" if beside_gradients and self.plan.in_network else "gather weights"
+        return self._exchange(name, Collective.ALL_GATHER, size, one, DATA, micro_batch, after, **how)
 
     # Gradients
 

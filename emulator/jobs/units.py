@@ -1,6 +1,7 @@
 """Units of fully sharded weights in a pass of one rank (ZeRO 3, torch's FSDP): each is gathered as a whole ahead of the
 layers that need it, and its gradients are reduce-scattered as a whole once they are complete. All of that stands on
-one stream, in the order in which it is launched, as NCCL runs the collectives of a process group.
+one stream, in the order in which it is launched, as NCCL runs the collectives of a process group; in an aggregator,
+gathers have a queue of their own (docs/protocol.md, section 11).
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ class Launches(Protocol):
     def last_compute(self) -> tuple[int, ...]:
         """The op of compute that was launched last, if there is one."""
 
-    def gather_unit(self, parameters: float, micro_batch: int, after: tuple[int, ...]) -> int:
+    def gather_unit(self, parameters: float, micro_batch: int, after: tuple[int, ...], is_forward: bool) -> int:
         """An all-gather; returns the op."""
 
     def reduce_unit(self, parameters: float, after: tuple[int, ...]) -> int:
@@ -37,6 +38,7 @@ class Units:
 
     def __init__(self, rank: Launches, steps: Sequence[Step], is_forward: bool, before: Units | None) -> None:
         self._rank, self._settings = rank, rank.job.fsdp
+        self._is_forward = is_forward
         self.unit_of = assign(steps, rank.job)
         self._parameters = [0.0] * (max(self.unit_of) + 1)
         self._left = [0] * len(self._parameters)
@@ -63,7 +65,8 @@ class Units:
         for one in ahead:
             if one not in self._gathers:
                 after = self._rank.last_compute()
-                self._gathers[one] = (self._rank.gather_unit(self._parameters[one], micro_batch, after),)
+                op = self._rank.gather_unit(self._parameters[one], micro_batch, after, self._is_forward)
+                self._gathers[one] = (op,)
         return self._gathers[unit]
 
     def leave(self, number: int, last: int) -> None:

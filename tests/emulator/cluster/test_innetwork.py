@@ -42,6 +42,41 @@ def test_loss_is_near_the_simulation(rate, slots, timeout_s, workers, expected):
         assert stream_s(cluster, 25e6, workers, rate / 8, Streaming(loss=loss)) / base == pytest.approx(times, rel=0.2)
 
 
+@pytest.mark.parametrize(
+    ("operation", "payloads", "packets"),
+    [
+        ("all_reduce", 1, 1),
+        ("reduce", 1, 1),
+        ("broadcast", 1, 1),
+        ("reduce_scatter", 7 / 8, 1),
+        ("all_gather", 7 / 8, 1),
+    ],
+)
+def test_the_busier_direction_of_a_link(operation, payloads, packets):
+    """Of each chunk, as docs/protocol.md, section 11 has it; both at once send what the other does not."""
+    hosts = dataclasses.replace(star(), between=dataclasses.replace(DGX.between, ports_per_node=1, port_bps=10e9))
+    hosts = dataclasses.replace(hosts, accelerators_per_node=1)
+    rate, eight = hosts.between.node_bytes_per_s, place(8, 1, 1)
+    took = cost(hosts, operation, 1e9, eight, "switchml").seconds
+    assert took == pytest.approx(1e9 / 1024 * (1024 * payloads + 76 * packets) / rate, rel=1e-3)
+    both = cost(hosts, operation, 1e9, eight, "switchml", both_ways=True).seconds
+    assert both == pytest.approx(1e9 / 1024 * (1024 + 152) / rate if payloads < 1 else took, rel=1e-3)
+    assert cost(hosts, operation, 1e9, eight, "switchml", hierarchy="none").seconds == pytest.approx(took)
+    assert cost(hosts, "barrier", 0.0, eight, "switchml").seconds < 1e-4
+
+
+def test_nodes_go_first_in_every_collective():
+    """Eight accelerators of a node share what its ports carry; moved bytes are neither narrowed nor sparse."""
+    alone, first = (cost(DGX, "all_gather", 1e9, place(64, 1, 8), "switchml", how).seconds for how in ("none", "node"))
+    assert first < alone / 3
+    moved = [
+        cost(DGX, "all_gather", 1e9, place(64, 1, 8), "switchml", streaming=how).seconds
+        for how in (DENSE, Streaming(wire_bytes=1), Streaming(sparse=True, density=0.01))
+    ]
+    assert moved == [moved[0]] * 3
+    assert cost(DGX, "all_to_all", 1e9, place(64, 1, 8), "switchml") == cost(DGX, "all_to_all", 1e9, place(64, 1, 8))
+
+
 def test_line_rate_with_a_window_that_covers_the_round_trip():
     assert stream_s(star(), 25e6, 8, 10e9 / 8) == pytest.approx(25e6 / 1024 * 1100 * 8 / 10e9, rel=0.001)
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from emulator.cluster import cluster as clusters
+from emulator.cluster.innetwork import Streaming
 from emulator.jobs import iteration
 from emulator.jobs.costing import closed_form_s, plan
 from emulator.jobs.emulate import replayed_s
@@ -143,8 +144,6 @@ def test_a_codec_sends_less_and_takes_time():
 
 
 def test_sparse_models_gain_from_leaving_zero_blocks_out():
-    from emulator.cluster.innetwork import Streaming
-
     """DeepLight on the testbed of OmniReduce, where its authors saw 8 times."""
     testbed, net = clusters.load("p100-10g"), models.load("deeplight")
     job = Job(gpus=8, micro_batch=2048, allreduce="switchml", gradient_bytes=4, precision="fp32")
@@ -163,13 +162,17 @@ def test_sparse_models_gain_from_leaving_zero_blocks_out():
         (GPT, dict(gpus=2, schedule="interleaved"), "go together"),
         (GPT, dict(gpus=2, schedule="interleaved", virtual_stages=2), "at least 2 pipeline stages"),
         (GPT, dict(gpus=2, schedule="1b1f"), "did you mean 1f1b"),
-        (GPT, dict(gpus=2, zero=1, allreduce="switchml"), "take zero 0 with switchml"),
         (models.load("vgg16"), dict(gpus=2, tp=2), "data-parallel only, but tp is 2"),
     ],
 )
 def test_what_can_not_be_is_refused(model, settings, message):
     with pytest.raises(ConfigError, match=message):
         plan(model, Job(**settings), DGX)
+
+
+def test_shards_of_gradients_are_dense():
+    with pytest.raises(ConfigError, match="take zero 0 with sparse"):
+        plan(GPT, Job(gpus=2, zero=1, allreduce="switchml"), DGX, Streaming(sparse=True))
 
 
 def test_a_thousand_ranks_take_a_graph_of_arrays():

@@ -91,6 +91,35 @@ def test_a_gather_is_on_its_way_while_the_unit_before_computes():
     assert played.start_s[gathers[3]] < played.end_s[attention[2]] <= played.end_s[gathers[3]] * 10
 
 
+def test_switches_gather_weights_while_they_scatter_gradients():
+    """One host's accelerator on each link, which is what takes the time: a ring does one after the other, switches both
+    at once, and so does the backward pass of a job whose weights are 4 bytes as its gradients are."""
+    slow = dataclasses.replace(DGX, accelerators_per_node=1, between=dataclasses.replace(DGX.between, port_bps=1e9))
+    job = JOB.replace(gpus=8, fsdp=Sharding(gather_bytes=4))
+    ring, switches = (plan(GPT, job.replace(allreduce=name), slow) for name in ("ring", "switchml"))
+    graph, costs = iteration.build(switches)
+    names = np.array(graph.works.name)[graph.ops.work]
+    forward, backward = (
+        costs.transfer_bytes_per_s[graph.ops.transfer[names == name]]
+        for name in ("gather weights", "gather weights beside gradients")
+    )
+    # 7/8 of a packet's data, or all of it and a packet without data for each (docs/protocol.md, section 11).
+    switch = slow.switch
+    assert forward.mean() / backward.mean() == pytest.approx(
+        (switch.payload_bytes + 2 * switch.framing_bytes) / (7 / 8 * switch.payload_bytes + switch.framing_bytes),
+        rel=1e-3,
+    )
+    played = replay(graph, costs)
+    start_s, end_s = (
+        [getattr(played, at)[names == name] for name in ("gather weights beside gradients", "gradients of a unit")]
+        for at in ("start_s", "end_s")
+    )
+    assert (np.minimum(end_s[0][3:5], end_s[1][1:3]) > np.maximum(start_s[0][3:5], start_s[1][1:3])).any()
+    assert replayed_s(switches) < 0.9 * replayed_s(ring)
+    for zero in (1, 2):
+        assert replayed_s(plan(GPT, job.replace(zero=zero, fsdp=Sharding(), allreduce="switchml"), slow)) > 0
+
+
 def test_sharded_pipelines():
     made = plan(GPT, Job(gpus=16, pp=2, batch=32, zero=3), DGX)
     for fold in iteration.FOLDS:
