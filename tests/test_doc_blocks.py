@@ -64,7 +64,7 @@ def test_commands_run(page, folder):
     try:
         for command in RUN[page]:
             if command.run.endswith("&") or command.run.startswith(
-                ("switchml aggregate", "switchml control", "switchml switch")
+                ("switchml aggregate", "switchml control", "switchml switch", "switchml ui")
             ):
                 program = ["bash", "-c", f"exec {command.run.rstrip('& ')}"]
                 behind.append(

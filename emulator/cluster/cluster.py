@@ -242,6 +242,8 @@ def _table(path: Path, seen: tuple[Path, ...]) -> dict:
     for section in ("inside", "between"):
         if isinstance(table.get(section), dict) and section in inherited:
             table[section].setdefault("source", f"{path.name}; what it omits: {inherited[section]['source']}")
+            if (kind := table[section].get("kind", "")) not in ("", inherited[section].get("kind")):
+                table[section].setdefault("title", kind)  # the inherited one says what this fabric is not
     named, described = inherited.get("accelerator"), table.get("accelerator")
     if isinstance(named, str) and isinstance(described, dict):
         described.setdefault("extends", named)

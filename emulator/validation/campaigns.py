@@ -1,4 +1,4 @@
-"""All comparisons with published measurements at once: the figures of docs/emulator.md. What a file holds, its content
+"""All comparisons with published measurements at once: the figures of docs/accuracy.md. What a file holds, its content
 says: iterations of Megatron-DeepSpeed, tokens a second under FSDP, tables of nccl-tests. Megatron's, torchtitan's
 and NeMo's tables are here.
 """

@@ -30,6 +30,12 @@ def test_a_file_extends_a_built_in(tmp_path):
     assert mine.software.gemm_efficiency == 0.5 and mine.software.kernel_s == dgx.software.kernel_s
 
 
+def test_a_fabric_of_another_kind_does_not_have_the_name_of_the_one_that_it_extends(tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text('extends = "a100-dgx"\n[between]\nkind = "leaf-spine"\n')
+    assert clusters.load(str(path)).between.title == "leaf-spine"
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

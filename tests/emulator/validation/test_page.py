@@ -1,4 +1,4 @@
-"""The figures of docs/emulator.md, and the shipped intervals, are what the commands give."""
+"""The figures of docs/accuracy.md, and the shipped intervals, are what the commands give."""
 
 import os
 import re
@@ -10,7 +10,7 @@ from emulator.jobs import interval
 from emulator.validation import campaigns, coverage, iterations
 from emulator.validation.rows import mape
 
-PAGE = Path(__file__).resolve().parents[3] / "docs" / "emulator.md"
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "accuracy.md"
 PUBLISHED = Path(campaigns.__file__).parent / "published"
 nightly = pytest.mark.skipif("SWITCHML_NIGHTLY" not in os.environ, reason="a minute: set SWITCHML_NIGHTLY=1")
 
@@ -39,6 +39,13 @@ def test_the_page_has_a_row_for_what_a_command_prints():
     megatron = list(campaigns._megatron())
     assert figures(megatron[:3]) == {one.name: page[one.name] for one in megatron[:3]}
     assert page["Narayanan's table 1"][1] == f"{100 * mape(megatron[3].rows):.1f}"
+
+
+def test_figures_told_again_are_those_of_the_page():
+    page = {tuple(cells[:3]) for cells in on_the_page("Accuracy").values()}
+    told = PAGE.with_name("reliability.md").read_text().partition("\n## Emulated iterations and memory\n")[2]
+    rows = re.findall(r"^\|.*\| ([\d,]+) \| ([\d.]+) % \| (\S+) % \|$", told.partition("\n## ")[0], re.MULTILINE)
+    assert len(rows) == 8 and {(count.replace(",", ""), *rest) for count, *rest in rows} <= page
 
 
 def without_refits(table: dict[str, list[str]]) -> dict[str, list[str]]:
