@@ -1,9 +1,4 @@
-"""Tensors with blocks of zeros for `switchml bench`: which blocks each rank has, and how many the union has.
-
-The generators are OmniReduce's (SIGCOMM 2021, its microbenchmarks): each rank draws its blocks for itself ("random"),
-all ranks have the same ("full"), or as few in common as can be ("none"). Every process computes the same from the same
-numbers.
-"""
+"""Tensors with blocks of zeros for `switchml bench`: which blocks each rank has, and how many the union has."""
 
 from __future__ import annotations
 
@@ -12,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from emulator.netsim.blocks import OVERLAPS, owned
 from host_agent.density import Choice
 from switchml.errors import ConfigError
 from switchml.protocol.sparse import Sparse
 
-OVERLAPS = ("random", "full", "none")
 MODES = ("on", "auto")
 
 
@@ -50,16 +45,7 @@ class Sparsity:
 
     def owned(self, workers: int, elements: int) -> np.ndarray:
         """bool[workers, blocks]: which blocks of a tensor of so many elements each rank has."""
-        blocks = -(-elements // self.block)
-        count = round(self.density * blocks)
-        owned = np.zeros((workers, blocks), bool)
-        order = np.random.default_rng(5).permutation(blocks)
-        for rank in range(workers):
-            if self.overlap == "random":
-                order = np.random.default_rng((6, rank)).permutation(blocks)
-            first = rank * count if self.overlap == "none" else 0
-            owned[rank, order[(first + np.arange(count)) % blocks]] = True
-        return owned
+        return owned(self.density, self.overlap, workers, -(-elements // self.block))
 
     def union_density(self, workers: int, elements: int) -> float:
         """Share of blocks that some rank has."""

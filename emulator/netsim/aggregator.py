@@ -88,10 +88,9 @@ class Aggregator:
 
     def _answers(self, seat: Seat, packet: Packet) -> list[tuple[int, Packet]]:
         pool, child, flags = seat.pool, seat.index[packet.rank], 0
-        is_partial = packet.data.item(0) & PARTIAL != 0
-        if is_partial != (seat.children[child][1] < AGGREGATOR):
-            return []  # ranks send no partial sums, and switches nothing else
-        if is_partial:
+        if seat.children[child][1] < AGGREGATOR:  # a switch below sends partial sums and nothing else
+            if not packet.data.item(0) & PARTIAL:
+                return []
             flags = int(packet.data[-TAIL_BYTES])
             packet = Packet(packet.data[:-TAIL_BYTES], packet.job, packet.rank)
             packet.data[0] &= ~PARTIAL & 0xFF

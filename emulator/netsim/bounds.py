@@ -6,15 +6,20 @@ of tensor, s slots. `sharing`: so many ranks of the job share a host's link, and
 
 from __future__ import annotations
 
+from emulator.netsim.blocks import owned
 from emulator.netsim.config import JobConfig, LinkConfig
 from switchml.protocol.packet import HEADER_BYTES
 from switchml.protocol.sizes import LANE_BYTES
 
 
 def packets(job: JobConfig) -> int:
-    """Packets that each rank sends for one all-reduce, without rounds repeated after a wrong guess."""
-    per_packet = job.payload_bytes // LANE_BYTES[job.wire]
-    return -(-(job.size_bytes // 4) // per_packet)
+    """Packets of a rank's link in the busier direction for one all-reduce, without rounds repeated after a wrong guess.
+    Where blocks of zeros are left out, the union of all ranks' blocks comes down, in full packets."""
+    elements, per_packet = job.size_bytes // 4, job.payload_bytes // LANE_BYTES[job.wire]
+    if job.block:
+        blocks = owned(job.density, job.overlap, job.workers, -(-elements // job.block))
+        elements = min(elements, int(blocks.any(0).sum()) * job.block)
+    return max(1, -(-elements // per_packet))
 
 
 def service_s(job: JobConfig, link: LinkConfig, sharing: int = 1) -> float:

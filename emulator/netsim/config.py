@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from emulator import datafile
+from emulator.netsim.blocks import OVERLAPS
 from switchml.control.allocation import default_slots, fit_slots
 from switchml.errors import ConfigError
 from switchml.protocol.packet import SIZE_CODE_OF, V2_MAX_WORKERS, check_slots
@@ -131,7 +132,8 @@ class JobConfig:
     bucket. `start_s`: when the job begins. `pause_s`: each rank's pause before each all-reduce (a step's computation).
     `train_packets`: how many packets leave as one (60: a host with UDP segmentation offload; 1: a switch).
     `late_ranks[r]`: how much later rank r begins each all-reduce (seconds). `backend` "ring" is Gloo's algorithm over
-    TCP, with a host for each rank.
+    TCP, with a host for each rank. `block`: leave out blocks of so many elements that are zero on every rank (0: send
+    all); each rank has the share `density` of them, drawn as `overlap` says (blocks.py).
     """
 
     workers: int = 4
@@ -146,6 +148,9 @@ class JobConfig:
     start_s: float = 0.0
     pause_s: float = 0.0
     train_packets: int = 1
+    block: int = 0
+    density: float = 1.0
+    overlap: str = "random"
     hosts: tuple[int, ...] = ()
     late_ranks: Mapping[int, float] = field(default_factory=dict)
 
@@ -162,7 +167,17 @@ class JobConfig:
             check_slots(self.slots)
         _check(1 <= self.train_packets <= 60, f"train_packets = {self.train_packets}: expected 1 to 60")
         _check_least(self, 1, "repeats")
-        _check_least(self, 0, "window", "start_s", "pause_s")
+        _check_least(self, 0, "window", "start_s", "pause_s", "block")
+        _check(0 <= self.density <= 1, f"density = {self.density}: expected 0 to 1")
+        _check(self.overlap in OVERLAPS, f"overlap = {self.overlap!r}: expected one of {', '.join(OVERLAPS)}")
+        _check(
+            not self.block or self.backend == "switchml",
+            f"block = {self.block}: rings send zeros too, expected backend switchml",
+        )
+        _check(
+            bool(self.block) or self.density == 1,
+            f"density = {self.density}: zeros are left out by the block, expected block = 256 or another size, too",
+        )
         _check(
             not self.hosts or len(self.hosts) == self.workers,
             f"hosts = {list(self.hosts)}: expected {self.workers} hosts, one a rank",
@@ -194,6 +209,10 @@ class NetworkConfig:
     def __post_init__(self) -> None:
         _check(bool(self.jobs), "a network without jobs: expected at least one")
         _check(self.limit_s > 0, f"limit_s = {self.limit_s}: expected more than 0")
+        _check(
+            not (self.racks and self.racks.aggregate and any(job.block for job in self.jobs)),
+            "racks.aggregate: switches in a tree add dense tensors only, expected no job with a block",
+        )
         for host in self.slow_hosts:
             _check(0 <= host < self.hosts, f"slow_hosts: host {host}: expected 0 to {self.hosts - 1}")
             self.link_of(host)

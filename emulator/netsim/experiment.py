@@ -16,6 +16,7 @@ import simpy
 
 from emulator.netsim import bounds, ring
 from emulator.netsim.aggregator import Aggregator, rack_address, seat, seats
+from emulator.netsim.blocks import owned
 from emulator.netsim.config import JobConfig, NetworkConfig
 from emulator.netsim.link import NS, LinkCounts, at
 from emulator.netsim.packets import Packet, Train
@@ -26,6 +27,7 @@ from switchml.errors import SwitchMLError
 from switchml.protocol.fixedpoint import FORMATS, headroom, spreads
 from switchml.protocol.packet import CODE_ZERO
 from switchml.protocol.sizes import WIRES
+from switchml.protocol.sparse import Sparse
 from switchml.protocol.worker import Worker, elements_per_chunk
 
 PROGRESS_EVERY = 20_000
@@ -233,6 +235,13 @@ class _AggregatedJob(_Job):
         generator = np.random.default_rng((config.seed, number))
         numel = job.size_bytes // 4
         self._values = generator.integers(-_LARGEST, _LARGEST + 1, numel + job.workers).astype(np.float32)
+        self._sparse = Sparse(job.block) if job.block else None
+        self._sources = [self._values[rank : rank + numel] for rank in range(job.workers)]
+        """Different data for each rank, as overlapping views of one array; copies if some of their blocks are zero."""
+        if job.block:
+            has = owned(job.density, job.overlap, job.workers, -(-numel // job.block))
+            masks = np.repeat(has, job.block, axis=1)[:, :numel]
+            self._sources = [source * mask for source, mask in zip(self._sources, masks, strict=True)]
         self._sums = [np.zeros(numel, np.float32) for _ in range(job.workers)]
         self._dtype = "float32" if job.wire == "int32" else f"float32/{job.wire}"
         isn = int(generator.integers(2**32 // (2 * slots))) * 2 * slots
@@ -255,19 +264,16 @@ class _AggregatedJob(_Job):
             self._histories.append(np.full(min(slots, chunks), CODE_ZERO, np.int8))
             network.expect(number, rank, self._ranks[rank].receive)
 
-    def _source(self, rank: int) -> np.ndarray:
-        """Different data for each rank, as overlapping views of one array."""
-        return self._values[rank : rank + self.config.size_bytes // 4]
-
     def start(self, rank: int) -> None:
-        self._ranks[rank].start(self._source(rank), self._sums[rank], self._dtype, self._histories[rank])
+        tensors = self._sources[rank], self._sums[rank]
+        self._ranks[rank].start(*tensors, self._dtype, self._histories[rank], self._sparse)
 
     def finish(self) -> None:
         super().finish()
         for name in ("sent", "retransmitted", "spurious", "waits", "repeats"):
             total = sum(int(rank.worker.counters[name]) for rank in self._ranks)
             setattr(self.result, "repeated_rounds" if name == "repeats" else name, total)
-        exact = np.add.reduce([self._source(rank) for rank in range(self.config.workers)], dtype=np.float64)
+        exact = np.add.reduce(self._sources, dtype=np.float64)
         wire, workers = WIRES[self.config.wire], self.config.workers
         # Narrow lanes: each rank's value is off by at most half a step, of the largest power of two above it or of a
         # larger guess.

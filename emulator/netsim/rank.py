@@ -13,6 +13,7 @@ from emulator.netsim.link import at
 from emulator.netsim.packets import Packet, Train, coupled
 from switchml.protocol import worker as rules
 from switchml.protocol.packet import HEADER_BYTES
+from switchml.protocol.sparse import Sparse
 from switchml.runtime.memory import u8_at
 
 NEVER = int(np.iinfo(np.int64).max)
@@ -133,9 +134,16 @@ class Rank:
     def is_done(self) -> bool:
         return self._turns.completed == self._started
 
-    def start(self, source: np.ndarray, target: np.ndarray, dtype: str, history: np.ndarray | None) -> None:
-        """Begin an all-reduce of float32 `source` into `target` (may be the same)."""
-        self.worker.start(source.ctypes.data, target.ctypes.data, source.size, dtype, 1, history)
+    def start(
+        self,
+        source: np.ndarray,
+        target: np.ndarray,
+        dtype: str,
+        history: np.ndarray | None,
+        blocks: Sparse | None = None,
+    ) -> None:
+        """Begin an all-reduce of float32 `source` into `target` (may be the same), without its `blocks` of zeros."""
+        self.worker.start(source.ctypes.data, target.ctypes.data, source.size, dtype, 1, history, blocks)
         self._started += 1
         self._turn()
 

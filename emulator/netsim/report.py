@@ -21,13 +21,13 @@ def _name(number: int, job: JobResult) -> str:
 
 def as_json(result: Result) -> dict[str, Any]:
     """Times in seconds, rates in bits a second, queues in bytes."""
-    configured = ("backend", "workers", "size_bytes")
+    configured, sparse = ("backend", "workers", "size_bytes"), ("block", "density", "overlap")
     measured = ("slots", "seconds", "median_s", "bound_s", "goodput_bps")
     counted = ("retransmitted", "spurious", "waits", "repeated_rounds", "timeouts")
     return {
         "jobs": [
             {"name": _name(number, job)}
-            | {name: getattr(job.config, name) for name in configured}
+            | {name: getattr(job.config, name) for name in configured + sparse * bool(job.config.block)}
             | {name: getattr(job, name) for name in measured}
             | {"packets": job.sent}
             | {name: getattr(job, name) for name in counted}

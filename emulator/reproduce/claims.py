@@ -9,11 +9,18 @@ of their numbers are figures of the paper, and how far ours may be off.
     says = "What the paper claims, in a sentence."
     differs = "What is different here, and why."
 
+    [files]                             # what its commands read, by name
+    "job.toml" = "..."
+
     [lines.ring]                        # a command's --json, and where in it a curve is, as JMESPath
     name = "ring"
     run = "emulate --model vgg19 --sweep gpus=2:16:2x --processes 1"
     x = "rows[].gpus"
     y = "rows[].samples_per_s"
+
+    [lines.nccl]                        # or the paper's own points, to draw and to compare with
+    name = "NCCL (paper)"
+    paper = {4 = 1380, 8 = 1250}
 
     [[figures]]
     name = "speed-up with 8 GPUs"
@@ -38,6 +45,7 @@ from emulator import datafile
 from switchml.errors import ConfigError
 
 FOLDER = Path(__file__).parent / "claims"
+SCRIPTS = "scripts/"
 HOW = {"emulator": "emulated", "simulation": "simulated", "here": "run here"}
 """Where a claim's figures come from, and the word for it in tables."""
 TRUST = ("paper", "abstract", "derived", "unconfirmed")
@@ -47,20 +55,39 @@ stands there, or from others' notes on it."""
 
 @dataclass(frozen=True)
 class Line:
-    """Points that one command prints. `x`, `y`: JMESPath expressions of equally long lists in its JSON; without `x`,
-    `y` is one number. `files`: by name, the text of each file that the command reads. `scale`: a factor of y."""
+    """Points that one command prints. `run`: arguments of `switchml`, or a script of `scripts/`, with or without
+    `torchrun` and its options before it. `x`, `y`: JMESPath expressions of equally long lists in its JSON; without
+    `x`, `y` is one number. `files`: by name, the text of each file that the command reads besides the claim's.
+    `scale`: a factor of y. Or `paper`: y by x, as published."""
 
-    run: str
-    y: str
+    run: str = ""
+    y: str = ""
     x: str = ""
     name: str = ""
     scale: float = 1.0
     files: Mapping[str, str] = field(default_factory=dict)
+    paper: Mapping[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if bool(self.paper) == bool(self.run and self.y):
+            raise ConfigError("a line has a command, `run`, and what to read from it, `y`; or points, `paper`")
 
     @property
     def words(self) -> tuple[str, ...]:
-        """Arguments of `switchml`."""
+        """The command's words, without `switchml`."""
         return tuple(shlex.split(self.run))
+
+    @property
+    def is_script(self) -> bool:
+        """Whether it runs a script, not a subcommand."""
+        return any(word.startswith(SCRIPTS) for word in self.words)
+
+    @property
+    def command(self) -> str:
+        """As a user types it."""
+        if not self.is_script:
+            return f"switchml {self.run}"
+        return self.run if self.words[0] == "torchrun" else f"python {self.run}"
 
 
 @dataclass(frozen=True)
@@ -102,7 +129,8 @@ class Plot:
 
 @dataclass(frozen=True)
 class Claim:
-    """`needs_root`: a real run in network namespaces. `minutes`: about, on two cores."""
+    """`needs_root`: a real run in network namespaces. `minutes`: about, on two cores. `files`: by name, the text of
+    each that its commands read."""
 
     system: str
     title: str
@@ -113,6 +141,7 @@ class Claim:
     lines: Mapping[str, Line]
     figures: tuple[Figure, ...]
     differs: str = ""
+    files: Mapping[str, str] = field(default_factory=dict)
     plot: Plot | None = None
     needs_root: bool = False
     id: str = ""

@@ -109,7 +109,7 @@ def write_page(outcomes: Sequence[Outcome], failures: Mapping[str, str], path: P
 
 def _on_page(outcome: Outcome) -> dict[str, Any]:
     claim, panel = outcome.claim, drawn(outcome)
-    commands = dict.fromkeys(f"switchml {line.run}" for line in claim.lines.values())
+    commands = dict.fromkeys(line.command for line in claim.lines.values() if line.run)
     return {
         "id": claim.id,
         "system": claim.system,

@@ -1,4 +1,4 @@
-"""Runs a claim's commands as a user would, `switchml … --json`, and works out its figures from what they print."""
+"""Runs a claim's commands as a user would, with --json, and works out its figures from what they print."""
 
 from __future__ import annotations
 
@@ -13,12 +13,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from emulator.reproduce.claims import Claim, Figure, Line
+from emulator.reproduce.claims import SCRIPTS, Claim, Figure, Line
+from switchml import share
 from switchml.errors import ConfigError, SwitchMLError
 
 Points = Mapping[Any, float]
 """y by x, in the order of x in the command's output."""
 Value = Points | float
+
+LIMIT_S = 600
+"""Of one command, so that one that hangs does not stop the others."""
 
 
 class ReproductionFailed(SwitchMLError):
@@ -54,7 +58,7 @@ class Outcome:
             for name, points in self.lines.items()
         }
         about = {name: getattr(claim, name) for name in ("id", "system", "title", "source", "how", "says", "differs")}
-        commands = {name: f"switchml {line.run}" for name, line in claim.lines.items()}
+        commands = {name: line.command for name, line in claim.lines.items() if line.run}
         return about | {"figures": figures, "lines": lines, "commands": commands, "seconds": self.seconds}
 
 
@@ -65,27 +69,54 @@ def reproduce(claim: Claim, say: Callable[[str], None] = lambda line: None) -> O
     found: dict[str, Value] = {}
     with tempfile.TemporaryDirectory(prefix="switchml-reproduce-") as folder:
         for name, line in claim.lines.items():
+            if line.paper:
+                found[name] = _published(line.paper)
+                continue
             key = (line.run, repr(sorted(line.files.items())))
             if key not in printed:
-                say(f"switchml {line.run}")
-                printed[key] = _printed(line, Path(folder), claim.id)
+                say(line.command)
+                printed[key] = _printed(line, Path(folder), claim)
             found[name] = _points(line, printed[key], f"{claim.id}: line {name}")
     ours = tuple(_figure(figure, found, claim.id) for figure in claim.figures)
     return Outcome(claim, found, ours, time.monotonic() - started)
 
 
-def _printed(line: Line, folder: Path, claim: str) -> Any:
-    for name, text in line.files.items():
+def _published(points: Mapping[str, float]) -> Points:
+    """x as a number if all are."""
+    if all(x.replace(".", "", 1).isdecimal() for x in points):
+        return {float(x): y for x, y in points.items()}
+    return points
+
+
+def _printed(line: Line, folder: Path, claim: Claim) -> Any:
+    for name, text in {**claim.files, **line.files}.items():
         (folder / name).write_text(text, encoding="utf-8")
-    command = [sys.executable, "-m", "switchml", *line.words, "--json", "--quiet"]
-    done = subprocess.run(command, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, text=True)
-    if done.returncode:
-        last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-        raise ReproductionFailed(f"{claim}: `switchml {line.run}` failed: {last.removeprefix('switchml: error: ')}")
+    done = subprocess.Popen(
+        _command(line), cwd=folder, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     try:
-        return json.loads(done.stdout)
+        printed, said = done.communicate(timeout=LIMIT_S)
+    except subprocess.TimeoutExpired:
+        done.terminate()
+        done.communicate()
+        raise ReproductionFailed(f"{claim.id}: `{line.command}` was not done after {LIMIT_S / 60:g} min") from None
+    if done.returncode:
+        last = (said.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        raise ReproductionFailed(f"{claim.id}: `{line.command}` failed: {last.removeprefix('switchml: error: ')}")
+    try:
+        return json.loads(printed)
     except ValueError:
-        raise ReproductionFailed(f"{claim}: `switchml {line.run} --json` printed no JSON object") from None
+        raise ReproductionFailed(f"{claim.id}: `{line.command} --json` printed no JSON object") from None
+
+
+def _command(line: Line) -> list[str]:
+    """The words that run it here."""
+    if not line.is_script:
+        return [sys.executable, "-m", "switchml", *line.words, "--json", "--quiet"]
+    words = [str(share.HERE / word) if word.startswith(SCRIPTS) else word for word in line.words]
+    if words[0] == "torchrun":
+        words[:1] = ["-m", "torch.distributed.run", "--standalone"]
+    return [sys.executable, *words, "--json"]
 
 
 def _points(line: Line, printed: Any, where: str) -> Value:
@@ -97,7 +128,7 @@ def _points(line: Line, printed: Any, where: str) -> Value:
         raise ConfigError(f"{where}: {error}") from None
     if not line.x:
         if not _is_number(y):
-            raise ReproductionFailed(f"{where}: {line.y!r} is {y!r} in what `switchml {line.run} --json` prints")
+            raise ReproductionFailed(f"{where}: {line.y!r} is {y!r} in what `{line.command} --json` prints")
         return float(y) * line.scale
     if not (isinstance(x, list) and isinstance(y, list) and x and len(x) == len(y) and all(map(_is_number, y))):
         raise ReproductionFailed(f"{where}: {line.x!r} and {line.y!r} are {x!r} and {y!r}: expected as many of each")

@@ -63,6 +63,10 @@ def test_a_file_becomes_a_network(tmp_path):
         ({"jobs": [{}], "slow_hosts": {"1": {"rate": 1}}}, r"slow_hosts.1: unknown key 'rate'"),
         ({"jobs": [{}], "links": {}}, "unknown key 'links'"),
         ({"jobs": [{"slots": 64}] * 3, "switch": {"slots": 128}}, "job 2: 0 of the switch's 128 slots are free"),
+        ({"jobs": [{"density": 0.1}]}, "density = 0.1: .*expected block"),
+        ({"jobs": [{"block": 256, "overlap": "some"}]}, "overlap = 'some'"),
+        ({"jobs": [{"block": 256, "backend": "ring"}]}, "rings send zeros"),
+        ({"jobs": [{"block": 256}], "racks": {"hosts": 2, "aggregate": True}}, "add dense tensors only"),
     ],
 )
 def test_nonsense_is_refused_by_name(table, message):

@@ -165,3 +165,13 @@ def test_a_run_that_takes_too_long_is_given_up_with_the_reason():
         SwitchMLError, match=r"not done after 0\.5 s of virtual time: job big: all-reduce 1, ranks \[0, 1\]"
     ):
         run(config)
+
+
+@pytest.mark.parametrize(("overlap", "union"), [("random", 1 - 0.9**4), ("full", 0.1), ("none", 0.4)])
+def test_blocks_of_zeros_are_left_out(overlap, union):
+    """The union of all ranks' blocks comes down (OmniReduce); sums are checked by the run itself."""
+    job = JobConfig(workers=4, size_bytes=MIB, slots=512, block=256, density=0.1, overlap=overlap)
+    result = one(job)
+    dense_s = one(dataclasses.replace(job, block=0, density=1.0)).bound_s
+    assert result.bound_s == pytest.approx(union * dense_s, rel=0.1)
+    assert result.bound_s < result.median_s < 1.25 * result.bound_s  # first rounds carry no data

@@ -8,9 +8,11 @@ import pytest
 from click.testing import CliRunner
 
 from emulator.reproduce import claims, report, running
+from switchml import share
 from switchml.cli.main import cli
 from switchml.errors import ConfigError
 
+ROOT = {"network", "peers", "replay", "scripts/experiments/adaptive.py"}
 CLAIM = """
 system = "SwitchML"
 title = "A title"
@@ -25,6 +27,9 @@ name = "models"
 run = "emulate --model resnet50 --sweep model=resnet50,vgg16 --processes 1"
 x = "rows[].model"
 y = "rows[].gpus"
+
+[lines.published]
+paper = {resnet50 = 8, vgg16 = 16}
 
 [lines.gpus]
 run = "emulate --model resnet50 --sweep model=resnet50,vgg16 --processes 1"
@@ -60,8 +65,10 @@ def file(tmp_path):
 def test_all_claims_can_be_read():
     for claim in claims.load_all([]):
         assert claim.says and claim.differs and claim.source, claim.id
-        assert claim.needs_root == any(word in ("network", "peers", "replay") for line in claim.lines.values()
-                                       for word in line.words[:2]), claim.id  # fmt: skip
+        words = {word for line in claim.lines.values() for word in line.words[:2] if line.run}
+        assert claim.needs_root == bool(words & ROOT), claim.id
+        scripts = [word for line in claim.lines.values() for word in line.words if word.startswith(claims.SCRIPTS)]
+        assert all((share.HERE / script).exists() for script in scripts), claim.id
 
 
 def test_a_claim_of_ones_own(file, tmp_path):
@@ -86,6 +93,7 @@ def test_a_claim_of_ones_own(file, tmp_path):
     ("models['vgg16']", "models['alexnet']", "figure 'two'"),
     ("models['vgg16']", "__import__('os')", "figure 'two'"),
     ('run = "emulate', 'run = "emulat', "did you mean emulate"),
+    ("paper = {resnet50 = 8, vgg16 = 16}", "", "a line has a command"),
 ])  # fmt: skip
 def test_mistakes(file, monkeypatch, before, after, complaint):
     file.write_text(CLAIM.replace(before, after))
@@ -94,6 +102,27 @@ def test_mistakes(file, monkeypatch, before, after, complaint):
         monkeypatch.setattr(running, "_printed", lambda line, folder, claim: rows)
     done = CliRunner().invoke(cli, ["reproduce", str(file)])
     assert (done.exit_code != 0) == bool(complaint) and complaint in " ".join(done.stderr.split()), done.output
+
+
+def test_scripts_and_files_of_a_claim(tmp_path, monkeypatch):
+    """A script gets --json and nothing else; files lie where its command runs."""
+    script = tmp_path / "scripts" / "mine.py"
+    script.parent.mkdir()
+    script.write_text("import json, sys; print(json.dumps({'n': [int(open('a').read()), len(sys.argv)]}))")
+    monkeypatch.setattr(share, "HERE", tmp_path)
+    line = claims.Line(run="scripts/mine.py", x="n", y="n", files={"a": "5"})
+    figure = claims.Figure("ratio", "ours[5] / paper[1.5]", 1, within=0.1)
+    lines = {"ours": line, "paper": claims.Line(paper={"1.5": 5})}
+    claim = claims.Claim("a", "b", "c", "here", 0.1, "says", lines, (figure,), files={"a": "4"})
+    outcome = running.reproduce(claim)
+    assert outcome.lines == {"ours": {5: 5, 2: 2}, "paper": {1.5: 5}} and outcome.ours == (1,)
+    assert outcome.to_json()["commands"] == {"ours": "python scripts/mine.py"}
+    assert running._command(claims.Line(run="torchrun --nproc-per-node 2 scripts/mine.py", y="n"))[1:4] == [
+        "-m", "torch.distributed.run", "--standalone",
+    ]  # fmt: skip
+    monkeypatch.setattr(running, "LIMIT_S", 0.01)
+    with pytest.raises(running.ReproductionFailed, match="not done after"):
+        running.reproduce(claim)
 
 
 def test_nothing_is_chosen_or_twice():
