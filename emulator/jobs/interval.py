@@ -1,7 +1,7 @@
 """How far off a predicted iteration may be: the spread of predictions of similar jobs that somebody measured. Four
-in five of a group's rows lie within its interval, the same share above and below in logarithms. The groups and their
-spread are data: `data/intervals.toml`, which `switchml validate intervals DIR --write` makes. A job that no measured
-one is like has no interval, or that of rows which no constant was fitted to.
+in five of a group's rows lie within its interval, the same share above and below in logarithms. No constant was fitted
+to these rows. The groups and their spread are data: `data/intervals.toml`, which `switchml validate intervals DIR
+--write` makes. A job that no measured one is like has no interval, or that of several campaigns on H100.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ MEASURED_ON = ("a100-40g", "a100-80g", "h100", "h100-grand-teton")
 """Accelerators of the rows, or the cluster whose file describes its own."""
 REACH = 4
 """A job on more than so many times the accelerators of its group's largest is unlike all of them."""
-ONE_NODE, NODES, FSDP, CONTEXT, OTHERS = "one-node", "several-nodes", "fsdp", "context", "unfitted"
+ONE_NODE, NODES, FSDP, TORCH = "one-node", "several-nodes", "fsdp", "torch"
+CORE, CONTEXT, OTHERS = "megatron-core", "context", "others"
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,8 @@ class Group:
     """Share of rows inside an interval from the others, a tenth left out at a time."""
     held_out_models: float
     """The same with all rows of a model left out."""
+    held_out_campaigns: float
+    """And with all of a publication, so that the interval may be that of others."""
 
 
 @cache
@@ -76,9 +79,7 @@ def interval(iteration_s: float, model: Model, job: Job, cluster: Cluster, besid
     if job.gpus > REACH * own.most_gpus:
         note = f"; unlike them, it has more than {own.most_gpus:,} accelerators"
     elif name == OTHERS:
-        note = (
-            "; for lack of rows, torch's, Megatron's and other jobs that are unlike those of other groups get the same"
-        )
+        note = "; for lack of rows of its own"
     low_s, high_s = iteration_s / group.spread, iteration_s * group.spread
     basis = f"{SHARE:.0%} of {group.rows} rows ({group.title}) were no more than {group.spread - 1:.0%} off"
     return Interval(low_s, high_s, f"interval: {basis}{note}")
@@ -102,9 +103,16 @@ def factor(model: Model, job: Job, cluster: Cluster) -> float | None:
 def kind(job: Job, model: Transformer, cluster: Cluster) -> str:
     """The group of jobs like this one."""
     code = job.implemented_by(model)
-    if job.cp > 1:
-        return CONTEXT
     is_half = job.precision in ("fp16", "bf16")
+    is_torch = code in ("torch", "compiled")
+    if job.cp > 1 and is_torch:
+        return CONTEXT
+    if code == "megatron-core" and job.precision == "fp8":
+        return CORE
+    if job.cp > 1:
+        return OTHERS
+    if is_torch:
+        return TORCH
     if code.startswith("composer") and is_half and job.tp == job.pp == 1:
         return FSDP
     if code == "megatron" and is_half and job.zero == 0 and cluster.accelerator == "a100-80g" and not job.flash(model):

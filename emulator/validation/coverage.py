@@ -1,22 +1,25 @@
-"""How often measured rows lie inside the intervals that predictions are given (`emulator/jobs/interval.py`), by
-cross-validation: a row's interval comes from the spread of other rows of its group.
+"""How often measured rows lie inside the intervals that predictions are given (`emulator/jobs/interval.py`). Residuals
+come from rows that no constant was fitted to (`fits.toml` names those that some were), and a row is judged by rows that
+it is not among: a tenth of its group is left out, all rows of its model, or all of its campaign.
 """
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from emulator.cluster import cluster as clusters
 from emulator.jobs import interval
-from emulator.jobs.costing import plan
-from emulator.jobs.emulate import Request, load_model, replayed_s
-from emulator.jobs.interval import CONTEXT, FSDP, NODES, ONE_NODE, OTHERS, Group
-from emulator.validation import campaigns, fitting, frameworks, iterations, megatron, throughput
-from emulator.workload.models import Transformer
+from emulator.jobs.emulate import Request, load_model
+from emulator.jobs.interval import CONTEXT, CORE, FSDP, NODES, ONE_NODE, OTHERS, TORCH, Group
+from emulator.validation import campaigns, fitting, frameworks, iterations, megatron, refit, throughput
+from emulator.workload.job import Job
+from emulator.workload.models import Model, Transformer
 from switchml.output_files import whole_file
 from switchml.tables import Table, number, text
 
@@ -24,99 +27,168 @@ TITLES = {
     ONE_NODE: "Megatron on one node of A100",
     NODES: "Megatron on several nodes of A100",
     FSDP: "MPT under FSDP on A100 and H100",
-    OTHERS: "torchtitan, NeMo and fp8 on H100, to which nothing was fitted",
+    TORCH: "torchtitan on H100",
+    CORE: "NeMo, fp8 on H100",
+    OTHERS: "torchtitan, NeMo and fp8, for all other jobs",
     CONTEXT: "context-parallel Llama on H100",
 }
+POOLED = (TORCH, CORE, OTHERS)
+"""Groups of whose rows all jobs get their interval that are like no group's."""
 FOLDS = 10
+LEAST = 4
+"""Rows that an interval needs: four in five of fewer are all."""
+ALL = "all"
 
 
 @dataclass(frozen=True)
 class Measured:
-    """One row: its group, model and accelerators, and measured over predicted seconds."""
+    """One row: its group, campaign, model and accelerators, and measured over predicted seconds."""
 
     group: str
+    campaign: str
     model: str
     gpus: int
     ratio: float
 
 
+@dataclass(frozen=True)
+class Held:
+    """Shares of rows inside their interval, where it comes from other rows."""
+
+    rows: int
+    tenths: float
+    """A tenth of the group left out."""
+    models: float
+    campaigns: float
+    """All rows of a campaign left out; where that leaves none of a group, the interval is that of others."""
+
+
 def measured(files: Sequence[Path], progress: Callable[[str], None] = lambda line: None) -> list[Measured]:
-    """The rows of `files`, iterations or tokens a second, and those of Megatron, torchtitan and NeMo."""
+    """The rows of `files`, iterations or tokens a second, and those of Megatron, Narayanan, torchtitan and NeMo;
+    without those that constants were fitted to."""
+    fitted = {_key(row.model, row.job, row.cluster) for fit in refit.fits().values() for row in refit.samples(fit)}
     found: list[Measured] = []
     for path in files:
         kind = campaigns.kind(path)
         progress(f"{path}: {kind or 'passed over'}")
         if kind == "iterations":
-            found += _iterations(path)
+            found += _iterations(path, fitted)
         elif kind == "throughput":
-            found += _throughput(path)
+            found += _throughput(path, fitted)
     progress("Megatron's, torchtitan's and NeMo's tables")
     machine = clusters.load(campaigns.MEGATRON_CLUSTER)
-    for _, model, job, seconds in megatron.table5():
+    for (_, model, job, _), row in zip(megatron.table5(), megatron.times(machine), strict=True):
+        if _key(model, job, machine.name) not in fitted:
+            group = interval.kind(job, model, machine)
+            found.append(Measured(group, "Megatron's table 5", model.name, job.gpus, row.measured / row.predicted))
+    for model, job, row in megatron.scaled(machine):
         group = interval.kind(job, model, machine)
-        found.append(Measured(group, model.name, job.gpus, seconds / replayed_s(plan(model, job, machine))))
-    for part in (frameworks.torchtitan(), frameworks.nemo()):
+        found.append(Measured(group, "Narayanan's table 1", model.name, job.gpus, row.predicted / row.measured))
+    for title, part in (("torchtitan", frameworks.torchtitan()), ("NeMo", frameworks.nemo())):
         for (_, request, _), row in zip(part, frameworks.rows(part), strict=True):
-            found.append(_of_request(request, row.predicted / row.measured))
+            found.append(_of_request(title, request, row.predicted / row.measured))
     return found
 
 
-def _of_request(request: Request, ratio: float) -> Measured:
+def _key(model: Model, job: Job, cluster: str) -> tuple:
+    """What tells rows apart: a model's name may be that of a row."""
+    assert isinstance(model, Transformer)
+    return model.layers, model.hidden, model.heads, job, cluster
+
+
+def _of_request(campaign: str, request: Request, ratio: float) -> Measured:
     model = load_model(request)
     assert isinstance(model, Transformer)
     group = interval.kind(request.job, model, clusters.load(request.cluster))
-    return Measured(group, request.model, request.job.gpus, ratio)
+    return Measured(group, campaign, request.model, request.job.gpus, ratio)
 
 
-def _iterations(path: Path) -> list[Measured]:
-    samples, machine = iterations.read(path), clusters.load(campaigns.ITERATIONS_CLUSTER)
+def _iterations(path: Path, fitted: set[tuple]) -> list[Measured]:
+    machine = clusters.load(campaigns.ITERATIONS_CLUSTER)
+    samples = [one for one in iterations.read(path) if _key(*one[:2], machine.name) not in fitted]
+    rows = fitting.predict(machine, samples)
     return [
-        Measured(interval.kind(job, model, machine), fitting.size_name(model), job.gpus, row.measured / row.predicted)
-        for (model, job, _), row in zip(samples, fitting.predict(machine, samples), strict=True)
+        Measured(
+            interval.kind(job, model, machine),
+            path.stem,
+            fitting.size_name(model),
+            job.gpus,
+            row.measured / row.predicted,
+        )
+        for (model, job, _), row in zip(samples, rows, strict=True)
     ]
 
 
-def _throughput(path: Path) -> list[Measured]:
-    rows = throughput.predict(throughput.read(path))
+def _throughput(path: Path, fitted: set[tuple]) -> list[Measured]:
+    named = [(row, row.request) for row in throughput.read(path)]
+    rows = [row for row, own in named if _key(load_model(own), own.job, own.cluster) not in fitted]
     return [
-        _of_request(one.measured.request, one.row.predicted / one.row.measured) for one in rows if one.row is not None
+        _of_request(path.stem, one.measured.request, one.row.predicted / one.row.measured)
+        for one in throughput.predict(rows)
+        if one.row is not None
     ]
+
+
+def _gives(name: str, row: Measured) -> bool:
+    """Whether a group's interval comes from this row, too."""
+    return row.group == name or (name == OTHERS and row.group in POOLED)
 
 
 def groups(rows: Sequence[Measured]) -> dict[str, Group]:
     """The spread of each group, and how often it holds for rows that it was not taken from."""
-    result = {}
+    judged, result = _judged(rows), {}
     for name, title in TITLES.items():
-        own = [row for row in rows if row.group == name]
-        if len(own) > 1:
+        basis = [row for row in rows if _gives(name, row)]
+        if len(basis) >= LEAST:
+            own = [inside for row, inside in zip(rows, judged, strict=True) if row.group == name]
+            held = _share(own or [inside for row, inside in zip(rows, judged, strict=True) if _gives(name, row)])
             result[name] = Group(
                 title=title,
-                rows=len(own),
-                spread=interval.spread([row.ratio for row in own]),
-                most_gpus=max(row.gpus for row in own),
-                held_out=_held_out(own, [str(number % FOLDS) for number in range(len(own))]),
-                held_out_models=_held_out(own, [row.model for row in own]),
+                rows=len(basis),
+                spread=interval.spread([row.ratio for row in basis]),
+                most_gpus=max(row.gpus for row in basis),
+                held_out=held.tenths,
+                held_out_models=held.models,
+                held_out_campaigns=held.campaigns,
             )
     return result
 
 
-def _held_out(rows: Sequence[Measured], folds: Sequence[str]) -> float:
-    """Share of `rows` that are inside the interval from those of other folds."""
-    parts: dict[str, list[float]] = defaultdict(list)
-    for row, fold in zip(rows, folds, strict=True):
-        parts[fold].append(row.ratio)
-    inside = 0
-    for fold, ratios in parts.items():
-        if others := [ratio for other, part in parts.items() if other != fold for ratio in part]:
-            limit = interval.spread(others)
-            inside += sum(1 / limit <= ratio <= limit for ratio in ratios)
-    return inside / len(rows)
+def by_campaign(rows: Sequence[Measured]) -> dict[str, Held]:
+    """How often intervals hold for the rows of each campaign, and for all."""
+    parts: dict[str, list[tuple[bool, ...]]] = defaultdict(list)
+    for row, inside in zip(rows, _judged(rows), strict=True):
+        parts[row.campaign].append(inside)
+        parts[ALL].append(inside)
+    return {name: _share(parts[name]) for name in [*(name for name in parts if name != ALL), ALL]}
 
 
-def overall(found: dict[str, Group], of_models: bool = False) -> float:
-    """Share of all rows inside."""
-    shares = [(one.held_out_models if of_models else one.held_out) * one.rows for one in found.values()]
-    return sum(shares) / sum(one.rows for one in found.values())
+def _share(inside: Sequence[tuple[bool, ...]]) -> Held:
+    return Held(len(inside), *(sum(column) / len(inside) for column in zip(*inside, strict=True)))
+
+
+def _judged(rows: Sequence[Measured]) -> list[tuple[bool, ...]]:
+    """Whether each row lies in the interval that it gets without its tenth, its model, its campaign."""
+    of_group: dict[str, int] = defaultdict(int)
+    labels = []
+    for row in rows:
+        labels.append((of_group[row.group] % FOLDS, row.model, row.campaign))
+        of_group[row.group] += 1
+    labelled = list(zip(rows, labels, strict=True))
+
+    @cache
+    def limit(group: str, by: int, label: str | int) -> float:
+        """Of a group's rows that are labelled otherwise, or of others' where there are too few."""
+        for name in (group, OTHERS):
+            others = [row.ratio for row, own in labelled if own[by] != label and _gives(name, row)]
+            if len(others) >= LEAST:
+                break
+        return math.log(interval.spread(others)) if others else 0.0
+
+    return [
+        tuple(abs(math.log(row.ratio)) <= limit(row.group, by, label) for by, label in enumerate(own))
+        for row, own in labelled
+    ]
 
 
 def write(found: dict[str, Group], path: Path) -> None:
@@ -125,33 +197,34 @@ def write(found: dict[str, Group], path: Path) -> None:
     for name, one in found.items():
         lines += ["", f"[{name}]", f'title = "{one.title}"', f"rows = {one.rows}", f"spread = {one.spread:.4f}"]
         lines += [f"most_gpus = {one.most_gpus}", f"held_out = {one.held_out:.3f}"]
-        lines += [f"held_out_models = {one.held_out_models:.3f}"]
+        lines += [f"held_out_models = {one.held_out_models:.3f}", f"held_out_campaigns = {one.held_out_campaigns:.3f}"]
     with whole_file(path) as part:
         part.write_text("\n".join(lines) + "\n")
 
 
-def to_json(found: dict[str, Group]) -> dict[str, Any]:
-    """By group, and of all together."""
+def to_json(found: dict[str, Group], campaigns: dict[str, Held]) -> dict[str, Any]:
+    """By group, by campaign, and of all rows together."""
     return {
         "groups": {name: vars(one) for name, one in found.items()},
-        "held_out": overall(found),
-        "held_out_models": overall(found, True),
+        "campaigns": {name: vars(one) for name, one in campaigns.items() if name != ALL},
+        "held_out": campaigns[ALL].tenths,
+        "held_out_models": campaigns[ALL].models,
+        "held_out_campaigns": campaigns[ALL].campaigns,
     }
 
 
-def table(found: dict[str, Group]) -> Table:
-    """For people."""
-    columns = [
-        text("group"),
-        number("rows"),
-        number("interval", "± %"),
-        number("inside", "%"),
-        number("of models", "%"),
-    ]
-    shown = Table(columns)
+def tables(found: dict[str, Group], campaigns: dict[str, Held]) -> list[Table]:
+    """For people: groups, and campaigns. Inside: with a tenth, a model, a campaign left out."""
+    shares = number("inside", "%"), number("model", "%"), number("campaign", "%")
+    first = Table([text("group"), number("rows"), number("interval", "± %"), *shares])
     for one in found.values():
-        shares = (f"{100 * share:.0f}" for share in (one.held_out, one.held_out_models))
-        shown.add(one.title, str(one.rows), f"{100 * (one.spread - 1):.1f}", *shares)
-    total = str(sum(one.rows for one in found.values()))
-    shown.add("all", total, "", f"{100 * overall(found):.0f}", f"{100 * overall(found, True):.0f}")
-    return shown
+        held = one.held_out, one.held_out_models, one.held_out_campaigns
+        first.add(one.title, str(one.rows), f"{100 * (one.spread - 1):.1f}", *map(_percent, held))
+    second = Table([text("campaign"), number("rows"), *shares])
+    for name, own in campaigns.items():
+        second.add(name, str(own.rows), *map(_percent, (own.tenths, own.models, own.campaigns)))
+    return [first, second]
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f}"

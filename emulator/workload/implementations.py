@@ -42,9 +42,15 @@ class Implementation:
     rotary: Sweeps
     """On queries and keys."""
     rotary_back: Sweeps
+    repeated: Sweeps
+    """Where fewer heads have keys than queries, and the code copies keys and values for all of them: for each element
+    read or written."""
+    repeated_back: Sweeps
     context: Sweeps
     """Copies between attention's core and its output projection."""
     context_back: Sweeps
+    handed: Sweeps
+    """Before a context-parallel ring's exchange, forward and backward, for each element of keys and values."""
     merged: Sweeps
     """A context-parallel ring's steps after the first: what another part of the keys gives goes into the output, for
     each of its elements."""

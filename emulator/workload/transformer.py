@@ -139,8 +139,14 @@ def attention(model: Transformer, job: Job, code: Code) -> Segment:
         turned = tokens * (q + k) / t
         core = [*_sweeps(how.rotary, turned, e), *core]
         core_back = [*core_back, *_sweeps(how.rotary_back, turned, e)]
+    if keys > k:
+        copied = 2 * tokens * (k + keys) / t
+        core = [*_sweeps(how.repeated, copied, e), *core]
+        core_back = [*core_back, *_sweeps(how.repeated_back, copied, e)]
     if job.cp > 1 and job.cp_exchange == "ring":
-        core = [*core, *_sweeps(how.merged, split, e) * (job.cp - 1)]
+        handed = _sweeps(how.handed, 2 * tokens * keys / t, e)
+        core_back = [*handed, *core_back]
+        core = [*handed, *core, *_sweeps(how.merged, split, e) * (job.cp - 1)]
         core_back += _sweeps(how.merged_back, split, e) * job.cp
         core_back += _sweeps(how.merged_keys_back, 2 * tokens * keys / t, e) * job.cp
     forward = [*_sweeps(how.norm, whole, e), *qkv, *core, *_sweeps(how.context, split, e), *out]

@@ -273,15 +273,22 @@ def everything(folder: Path | None, measure: bool, refit: bool, as_json: bool) -
 def intervals(folder: Path | None, out_file: Path | None, as_json: bool) -> None:
     """Check the intervals beside predictions: how many measured rows lie in those that other rows give.
 
-    Rows are the iterations and tokens a second in DIR (or what comes along), and the built-in published tables.
-    An interval is meant to hold four rows of five: of rows left out, a tenth at a time, and of all rows of a model.
+    Rows are the iterations and tokens a second in DIR (or what comes along), and the built-in published tables,
+    without those that constants were fitted to. An interval is meant to hold four rows of five: of rows left out, a
+    tenth at a time, and of all rows of a model, or of a campaign.
     """
     from emulator.validation import coverage
     from switchml.tables import show
 
     with progress("predicting") as task:
         files = sorted(path for path in (folder or PUBLISHED).rglob("*.csv") if path.is_file())
-        found = coverage.groups(coverage.measured(files, task.step))
+        rows = coverage.measured(files, task.step)
+        found, campaigns = coverage.groups(rows), coverage.by_campaign(rows)
     if out_file is not None:
         coverage.write(found, out_file)
-    output(as_json, lambda: coverage.to_json(found), lambda: show(coverage.table(found)))
+
+    def print_tables() -> None:
+        for one in coverage.tables(found, campaigns):
+            show(one)
+
+    output(as_json, lambda: coverage.to_json(found, campaigns), print_tables)

@@ -68,7 +68,9 @@ def test_the_page_has_what_is_predicted_of_sizes_left_out():
 
 
 def test_the_interval_of_context_parallel_jobs_is_as_shipped():
-    found, shipped = coverage.groups(coverage.measured([]))[interval.CONTEXT], interval.groups()[interval.CONTEXT]
+    rows = coverage.measured([])
+    found, shipped = coverage.groups(rows)[interval.CONTEXT], interval.groups()[interval.CONTEXT]
+    assert coverage.by_campaign(rows)["NeMo"].rows == 12
     assert (found.rows, found.title) == (shipped.rows, shipped.title)
     assert found.spread == pytest.approx(shipped.spread, abs=1e-3)
 
@@ -76,14 +78,13 @@ def test_the_interval_of_context_parallel_jobs_is_as_shipped():
 @nightly
 @pytest.mark.timeout(3600)
 def test_shipped_intervals_are_what_the_command_writes(tmp_path):
-    found = coverage.groups(coverage.measured(sorted(PUBLISHED.rglob("*.csv"))))
+    rows = coverage.measured(sorted(PUBLISHED.rglob("*.csv")))
+    found = coverage.groups(rows)
     coverage.write(found, tmp_path / "intervals.toml")
     assert (tmp_path / "intervals.toml").read_text() == interval.FILE.read_text()
     page = on_the_page("Intervals")
     for group in found.values():
-        title = re.sub(r", to which .*$", "", group.title)
-        assert page[title][1:] == [
-            f"± {100 * (group.spread - 1):.1f}",
-            f"{100 * group.held_out:.0f}",
-            f"{100 * group.held_out_models:.0f}",
-        ]
+        shares = group.held_out, group.held_out_models, group.held_out_campaigns
+        assert page[group.title][1:] == [f"± {100 * (group.spread - 1):.1f}", *(f"{100 * one:.0f}" for one in shares)]
+    for name, held in coverage.by_campaign(rows).items():
+        assert page[name][2:] == [f"{100 * one:.0f}" for one in (held.tenths, held.models, held.campaigns)]
