@@ -9,10 +9,10 @@ from typing import Any
 
 from emulator.api.page import charts as curves
 from emulator.report.page import breakdown, plot, render
-from emulator.report.tables import bytes_text
+from emulator.report.tables import bytes_text, time_text
 from switchml.errors import ConfigError
 from switchml.files import read_json
-from switchml.pages import charts, page
+from switchml.pages import charts, page, panels
 
 MOST_FIGURES = 400
 """Rows of the table of figures."""
@@ -105,11 +105,15 @@ def _figures(results: Sequence[Mapping[str, Any]]) -> list[list[str]]:
 
 
 def _text(name: str, value: Any) -> str:
-    """As a cell of the table; bytes are what names say to be some, and the parts of a job's memory."""
+    """As a cell of the table; times and bytes are what names say to be some, and the parts of an iteration and of a
+    job's memory."""
     if not _is_number(value):
         return str(value)
-    is_bytes = name.endswith("_bytes") or name.startswith("memory.")
-    return bytes_text(value) if is_bytes else f"{value:,.6g}"
+    if name.endswith("_bytes") or name.startswith("memory."):
+        return bytes_text(value)
+    if (name.endswith("_s") and not name.endswith("_per_s")) or name.startswith(("parts.", "parts_s.")):
+        return time_text(value)
+    return panels.text(value)
 
 
 def _flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:

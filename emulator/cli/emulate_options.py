@@ -110,8 +110,8 @@ WAS = {
 }
 """Old names, and those that other commands once had for the same."""
 DEFAULTS = {
-    "model": "required",
-    "input-shape": "for torch modules only",
+    "model": "JOB.toml's",
+    "input-shape": "none; torch modules need it",
     "cluster": "a100-dgx",
     "nccl-tables": "the cluster's",
     "gpus": "8",

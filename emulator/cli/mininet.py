@@ -59,10 +59,10 @@ class Capture(click.ParamType):
     help="p4 (our switch), software (`switchml aggregate` at a bridge), bmv2 (simple_switch from PATH), or none: "
     "Gloo's ring alone.",
 )
-@click.option("--size", type=SIZE, default="4M", help="Bytes of the tensor (float32).")
+@click.option("--size", type=SIZE, default="4MiB", help="Bytes of the tensor (float32).")
 @payload_option
 @wire_option
-@click.option(
+@option(
     "--slots",
     type=Count(0),
     default=0,

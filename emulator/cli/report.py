@@ -14,11 +14,8 @@ from switchml.errors import ConfigError
 @click.argument("files", nargs=-1, required=True, type=FILE, metavar="A.json B.json…")
 @click.option("--out", type=FILE, default="report.html", metavar="FILE.html", help="The page to write.")
 def report(files: tuple[Path, ...], out: Path) -> None:
-    """Compare results that commands printed with --json, on one page: where the time goes, memory, curves of sweeps,
-    every figure and its ratio.
-
-    switchml emulate --model resnet50 --json > a.json; switchml report a.json b.json
-    """
+    """Compare results that commands wrote with --json > FILE.json, on one page: where the time goes, memory, curves of
+    sweeps, every figure and its ratio."""
     from emulator.api.compare import write_page
     from switchml.pages.page import check_extras
 

@@ -14,7 +14,7 @@ import click
 
 from emulator.cli.options import json_option, output, plot_option
 from switchml import tables
-from switchml.cli.options import Count
+from switchml.cli.options import Count, option
 from switchml.terminal import progress, say
 
 if TYPE_CHECKING:
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("network", required=False, type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option("--seeds", type=Count(1), metavar="N", show_default="200", help="Number of fault runs.")
+@option("--seeds", type=Count(1), metavar="N", show_default="200", help="Number of fault runs.")
 @click.option("--from", "first", type=Count(0), default=0, help="The first seed.")
 @click.option("--seed", type=click.IntRange(0), metavar="N", help="Repeat the run of one seed, and describe it.")
 @click.option("--log", is_flag=True, help="With --seed: print every event.")
 @click.option("--stop-after", type=Count(1), default=10, help="Stop after so many failed seeds.")
-@click.option("--processes", type=Count(1), show_default="one per core", help="Runs at the same time.")
+@option("--processes", type=Count(1), show_default="one per core", help="Runs at the same time.")
 @click.option("--plant", metavar="BUG", help="Plant a known bug, to see the seeds find it; 'list' names them.")
 @plot_option
 @json_option

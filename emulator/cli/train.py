@@ -48,7 +48,7 @@ PROBABILITY = click.FloatRange(0.0, 1.0, max_open=True)
     default=1,
     help="Decides initial parameters, the order of images and which packets are lost.",
 )
-@click.option(
+@option(
     "--aggregator",
     type=click.Choice(AGGREGATORS),
     default="p4",
@@ -62,7 +62,7 @@ PROBABILITY = click.FloatRange(0.0, 1.0, max_open=True)
     help="How workers reach the aggregator. auto: a switch by Ethernet frames, the software aggregator by shared "
     "memory where that is possible, else by UDP. zmq: ZeroMQ.",
 )
-@click.option(
+@option(
     "--wire",
     type=AGENT_WIRE,
     show_default="int32; int16 for --codec fp16, bf16, auto",
@@ -75,7 +75,7 @@ PROBABILITY = click.FloatRange(0.0, 1.0, max_open=True)
     help="Compress gradients in the aggregator's run (topk:ratio=0.01, …; docs/codecs.md lists them), "
     "or auto[:error=0.9]: whatever is fastest for the network at the time (docs/compression.md).",
 )
-@click.option(
+@option(
     "--memory",
     metavar="NAME[:KEY=VALUE,…]",
     show_default="the codec's own",

@@ -131,4 +131,4 @@ def plot(result: Result, path: Path) -> None:
         Bars("Time", "ms an all-reduce", times, "closed form"),
         Bars("Queues of the busiest links", "KiB", queues),
     ]
-    plotting.draw(path, "simulated network", panels)
+    plotting.draw(path, "Simulated network", panels)

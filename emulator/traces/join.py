@@ -68,9 +68,8 @@ def join(
         timings, used = [plan.typical], [plan.step]
     assumptions = list(plan.assumptions)
     if chosen[0]:
-        assumptions.append(
-            f"the first {chosen[0]} of {job.count} iterations took much longer than the others: left out"
-        )
+        which = "the first" if chosen[0] == 1 else f"the first {chosen[0]}"
+        assumptions.append(f"{which} of {job.count} iterations took much longer than the others: left out")
     if len(used) < len(chosen):
         assumptions += _left_out(plan, job, [step for step in chosen if step not in used], len(chosen))
     number = used[0] if len(used) == 1 else MEAN

@@ -111,5 +111,5 @@ def plot(comparison: Comparison, path: Path) -> None:
         Line(TITLES[backend], steps, comparison.outcomes[backend].losses, is_dashed=backend == BACKENDS[-1])
         for backend in BACKENDS
     ]
-    panel = Curves("Loss", "step", "loss (mean over workers)", lines, y_log=True)
+    panel = Curves("Loss", "step", "loss (mean over ranks)", lines, y_log=True)
     plotting.draw(path, "Loss over Gloo and through the aggregator", [panel])

@@ -30,7 +30,7 @@ def note(text: str) -> None:
 
 class Option(click.Option):
     """An option that also goes by its old names, `was`. Help and completion don't show these; using one prints a
-    note."""
+    note. A default in words (`show_default`) is shown as one in figures."""
 
     def __init__(self, *args: Any, was: Sequence[str] | str = (), **settings: Any) -> None:
         super().__init__(*args, **settings)
@@ -42,6 +42,12 @@ class Option(click.Option):
             twin = copy.copy(self)
             twin.opts, twin.secondary_opts, twin.name = [old], [], old
             click.Option.add_to_parser(twin, parser, ctx)
+
+    def get_help_extra(self, ctx: click.Context) -> Any:
+        extra = super().get_help_extra(ctx)
+        if isinstance(self.show_default, str):  # click puts it into parentheses
+            extra["default"] = self.show_default
+        return extra
 
     def consume_value(self, ctx: click.Context, opts: Mapping[str, Any]) -> tuple[Any, ParameterSource]:
         new = max(self.opts, key=len)

@@ -353,7 +353,7 @@ def points(
     axis = {"type": "quantitative", "scale": scale}
     x, y = {"field": "x", **axis, "title": x_title}, {"field": "y", **axis, "title": y_title}
     for one in (x, y):
-        one["axis"] = {"format": "~g", "tickCount": 6}
+        one["axis"] = {"labelExpr": "format(datum.value, datum.value < 10000 ? '~g' : '~s')", "tickCount": 6}
     layers: list[Spec] = []
     for share in bands:
         band = [{"x": end, "low": end * (1 - share), "high": end * (1 + share)} for end in ends or ()]

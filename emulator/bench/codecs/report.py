@@ -87,7 +87,7 @@ def as_json(report: Report) -> dict[str, Any]:
 
 def draw(report: Report, path: Path) -> None:
     """Ratio against error, and speed. Raises ConfigError if the picture cannot be written."""
-    plotting.draw(path, _title(report), [_errors(report.measured), _speeds(report.measured)])
+    plotting.draw(path, f"Codecs on {_title(report)}", [_errors(report.measured), _speeds(report.measured)])
 
 
 def _short(each: Measured) -> str:

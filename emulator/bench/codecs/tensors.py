@@ -77,7 +77,9 @@ def _collected(elements: int, what: str, parts_of: Callable[[Any, Any], list[np.
     while sum(part.size for part in parts) < elements:
         parts += [part.reshape(-1).copy() for part in parts_of(*next(steps))]
         last += 1
-    source = f"{what}, steps {_SKIPPED + 1} to {last}, batches of {_BATCH}"
+    first = _SKIPPED + 1
+    steps_used = f"step {first}" if last == first else f"steps {first} to {last}"
+    source = f"{what}, {steps_used}, batches of {_BATCH}"
     return np.concatenate(parts)[:elements], source
 
 

@@ -32,7 +32,7 @@ from switchml.cli.options import Count, option
     help="What the ranks do. fsdp: an all-gather and a reduce-scatter at once, each of --size bytes.",
 )
 @option("--ranks", "workers", was="--workers", type=Count(1, 256), default=4, help="Ranks, one process each.")
-@click.option("--size", type=TENSOR_SIZE, show_default="64M", help="Bytes of the tensor.")
+@option("--size", type=TENSOR_SIZE, show_default="64MiB", help="Bytes of the tensor.")
 @click.option("--sizes", type=TENSOR_SIZES, help="Measure several sizes: 1K:256M:4, or a list (4K,64K).")
 @click.option(
     "--buckets",

@@ -21,7 +21,7 @@ SHARE = click.FloatRange(0, 1, min_open=True)
     help="Real gradients or activations of the digits model, a synthetic smooth field, or a file.",
 )
 @click.option("--elements", type=Count(1000), default=1 << 20, help="Length of the tensor if it is no file.")
-@click.option(
+@option(
     "--codec",
     "specs",
     multiple=True,

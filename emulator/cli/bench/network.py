@@ -46,11 +46,11 @@ from switchml.cli.options import SIZE, Count, option
     help="What the ranks do. fsdp: an all-gather and a reduce-scatter at once, each of --size bytes.",
 )
 @link_options("200mbit")
-@click.option("--queue", type=SIZE, show_default="25 ms at the rate", help="Most bytes that wait in front of a link.")
-@click.option("--size", type=SIZE, default="16M", help="Bytes of the tensor (float32).")
+@option("--queue", type=SIZE, show_default="25 ms at the rate", help="Most bytes that wait in front of a link.")
+@click.option("--size", type=SIZE, default="16MiB", help="Bytes of the tensor (float32).")
 @wire_option
 @payload_option
-@click.option(
+@option(
     "--slots",
     type=Count(0),
     default=0,
@@ -60,7 +60,7 @@ from switchml.cli.options import SIZE, Count, option
 @against_option
 @sparsity_options
 @repeats_options()
-@click.option("--tcp", metavar="NAME", show_default="the machine's", help="Gloo's congestion control (cubic, bbr, …).")
+@option("--tcp", metavar="NAME", show_default="the machine's", help="Gloo's congestion control (cubic, bbr, …).")
 @json_option
 def network(
     workers: tuple[int, ...],

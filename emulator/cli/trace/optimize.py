@@ -43,7 +43,7 @@ class Names(click.ParamType):
 )
 @click.option("--overwrite", is_flag=True, help="Replace the file of --out.")
 @click.option("--trials", type=Count(1), default=1000, show_default=True, help="Settings to try at most.")
-@option("--time-limit", "seconds", was="--seconds", type=TIME, help="Time limit of the search.")
+@option("--time-limit", "seconds", was="--seconds", type=TIME, show_default="none", help="Time limit of the search.")
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of the search.")
 @click.option(
     "--allow",
@@ -72,7 +72,7 @@ class Names(click.ParamType):
 @click.option(
     "--codec-costs",
     type=FILE,
-    help="Output of `switchml bench codecs --json`, instead of a measurement here.",
+    help="Output of `switchml bench codecs --json`, in place of a measurement here.",
 )
 @option(
     "--memory-limit",

@@ -56,8 +56,8 @@ class Slow(click.ParamType):
 @click.option("--ranks-per-host", type=Count(1), help="Ranks that share a link.  [default: as traced]")
 @click.option("--bandwidth", type=Change(RATE), help="Change the rate of links.")
 @click.option("--latency", type=Change(TIME), help="Change the latency of each step of a collective.")
-@click.option("--allreduce", help=ALGORITHMS_HELP)
-@click.option("--hierarchy", type=click.Choice(list(HIERARCHIES)), help=HIERARCHY_HELP)
+@option("--allreduce", show_default="as traced", help=ALGORITHMS_HELP)
+@option("--hierarchy", type=click.Choice(list(HIERARCHIES)), show_default="as traced", help=HIERARCHY_HELP)
 @click.option("--cluster", help="The network of a built-in cluster or .toml file, whose nodes the ranks fill.")
 @click.option("--ranks", type=Count(1), help="Change the number of data-parallel ranks.")
 @click.option(

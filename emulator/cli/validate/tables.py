@@ -170,8 +170,8 @@ def megatron(cluster_name: str, plot_file: Path | None, as_json: bool) -> None:
     seen = [row for row in rows if row.name.endswith("full")]
     unseen = [row for row in rows if not row.name.endswith("full")]
     groups = [
-        ("times, constants fitted to them among others", seen),
-        ("times, nothing fitted to them", unseen),
+        ("times, fitted", seen),
+        ("times, not fitted", unseen),
         *others,
     ]
     result = summary(rows) | {"memory": summary(others[0][1]), "throughput": summary(others[1][1])}
