@@ -31,6 +31,7 @@ from host_agent.sharded import ShardedAgent, split_addresses
 from switchml.control import client
 from switchml.errors import AggregatorLost, ConfigError, JobError, SwitchMLError
 from switchml.protocol.sizes import EXACT, WIRES
+from switchml.runtime.entry import entry_point
 from switchml.runtime.slices import shorten_slices
 
 __all__ = ["WIRES", "Handle", "HostAgent", "SwitchMLError"]
@@ -217,9 +218,11 @@ class HostAgent(Agent):
 
     def _run(self) -> None:
         shorten_slices()
-        core = self.core
+        core, known, run = self.core, None, loop.run
         while core.start_queued(time.monotonic()):
-            if loop.run(self._loop, core.completed, core.tick_ns) == loop.WOKEN:
+            if self._loop is not known:
+                known, run = self._loop, entry_point(loop.run, self._loop, 0, 0)
+            if run(self._loop, core.completed, core.tick_ns) == loop.WOKEN:
                 with suppress(BlockingIOError):  # this write was read together with an earlier one
                     os.eventfd_read(self._wake)
             core.finish_turn(time.monotonic())

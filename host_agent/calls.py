@@ -209,30 +209,33 @@ class CallQueue(Ending, Generic[C]):
             call.end(self.error)
 
 
-@dataclass
 class Handle:
     """A collective under way, `name` in messages."""
 
-    name: str = "all-reduce"
-    _done: threading.Event = field(default_factory=threading.Event)
-    _error: BaseException | None = None
-    _result: Any = None
-    _pid: int = field(default_factory=os.getpid)
+    def __init__(self, name: str = "all-reduce") -> None:
+        self.name, self._is_done, self._pid = name, False, os.getpid()
+        self._error: BaseException | None = None
+        self._result: Any = None
+        self._pending = threading.Lock()
+        """Held until the end. An Event has three locks, and takes as long as a small collective's packets."""
+        self._pending.acquire()
 
     def is_done(self) -> bool:
-        return self._done.is_set()
+        return self._is_done
 
     def finish(self, error: BaseException | None, result: Any) -> None:
-        """For the agent: what `wait` raises, or else returns."""
-        self._error, self._result = error, result
-        self._done.set()
+        """For the agent, once: what `wait` raises, or else returns."""
+        self._error, self._result, self._is_done = error, result, True
+        self._pending.release()
 
     def wait(self, timeout_s: float | None = None) -> Any:
         """The reduced array. Raises the call's error, or CollectiveTimeout after `timeout_s` (the call goes on)."""
         if os.getpid() != self._pid and not self.is_done():
             raise JobError(f"this {self.name} is process {self._pid}'s: a forked child can't wait for its parent's")
-        if not self._done.wait(timeout_s):
-            raise CollectiveTimeout(f"{self.name} not done after {timeout_s:g} s of waiting")
+        if not self._is_done:
+            if not self._pending.acquire(timeout=-1 if timeout_s is None else max(0.0, timeout_s)):
+                raise CollectiveTimeout(f"{self.name} not done after {timeout_s:g} s of waiting")
+            self._pending.release()  # somebody else may wait, too
         if self._error is not None:
             raise self._error
         return self._result

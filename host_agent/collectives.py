@@ -11,6 +11,7 @@ from __future__ import annotations
 import abc
 import ctypes
 import dataclasses
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -292,9 +293,14 @@ class Calls(abc.ABC):
         if x.dtype.hasobject or not x.dtype.isnative:
             raise UnsupportedTensor(f"dtype {x.dtype}: expected one of plain values in native byte order")
         handle = Handle(words(kind))
-        move = Move(kind, x.ctypes.data, out.ctypes.data, numel, x.dtype.name, x.itemsize, op, root)
+        move = Move(kind, x.ctypes.data, out.ctypes.data, numel, _name(x.dtype), x.itemsize, op, root)
         self.submit_move(move, lambda error: handle.finish(error, result), timeout_s=timeout_s, keep=(x, out))
         return handle if async_op else handle.wait()
+
+
+@functools.cache
+def _name(dtype: np.dtype[Any]) -> str:
+    return str(dtype.name)
 
 
 def _result(out: Any, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
