@@ -26,6 +26,8 @@ import numpy as np
 from filelock import FileLock
 from numba.core import caching
 
+from switchml.runtime.callees import CalleeCacheImpl, CalleeCompiler
+
 Address: TypeAlias = int | np.uint64
 """What kernels take for an address in memory."""
 if TYPE_CHECKING:
@@ -152,7 +154,7 @@ class _Impl(caching.CompileResultCacheImpl):
     _locator_classes: Any = [_Locator]
 
 
-class _CalleeImpl(caching.CompileResultCacheImpl):
+class _CalleeImpl(CalleeCacheImpl):
     _locator_classes: Any = [_CalleeLocator]
 
 
@@ -191,7 +193,7 @@ def kernel(function: Any = None, *, inline: bool = False, **options: Any) -> Any
     compiled = numba.njit(**settings)(function)
     compiled._cache = _Cache(function)
     settings["no_cpython_wrapper"] = True
-    callee = numba.njit(**settings)(function)
+    callee = numba.njit(**settings, pipeline_class=CalleeCompiler)(function)
     callee._cache = _CalleeCache(function)
     _have_kernels_call(callee, compiled)
     return compiled
