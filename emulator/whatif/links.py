@@ -65,11 +65,10 @@ def ranks(joined: Joined, count: int) -> Scenario:
 def on(joined: Joined, network: Network, sizes: np.ndarray | None = None) -> Scenario:
     """The same iteration on another network. `sizes`: of groups, int (groups,), where these change too."""
     traced = network_of(joined)
-    of_links = dataclasses.replace(traced, link_bytes_per_s=network.link_bytes_per_s, latency_s=network.latency_s)
+    is_same = (network.algorithm, network.hierarchy) == (traced.algorithm, traced.hierarchy)
     in_turn = one_at_a_time(joined)
-    # All-reduces that overlap still do on links of another rate or latency and among more ranks, and each takes as many
-    # times as long.
-    overlaps = in_turn is not joined and network == of_links
+    # All-reduces that overlap still do on other links and among more ranks, and each takes as many times as long.
+    overlaps = in_turn is not joined and is_same
     joined = joined if overlaps else in_turn
     graph = joined.graph
     new_sizes = graph.groups.size if sizes is None else np.asarray(sizes, np.int32)

@@ -195,6 +195,15 @@ def test_as_many_ranks_and_the_same_buckets_change_nothing():
     assert takes_s(changes.ranks(model, 5)) > takes_s(joined)
 
 
+def test_all_reduces_that_overlap_still_do_on_another_cluster():
+    capture = Path(__file__).parents[1] / "traces" / "captures" / "gloo-4-ranks"
+    joined = changes.with_network(join(read(capture), iteration=4))
+    changed = changes.cluster(joined, "a100-dgx")
+    assert (changed.graph.ops.stream == joined.graph.ops.stream).all()
+    assert len(np.unique(joined.graph.ops.stream[np.isin(joined.graph.ops.transfer, all_reduces(joined))])) > 4
+    assert takes_s(changed) < takes_s(joined)
+
+
 def test_what_waited_for_a_small_bucket_comes_after_the_gradients_of_a_large_one():
     """The end of an iteration waits for one all-reduce, and stands before what the next one waits for."""
     capture = Path(__file__).parents[1] / "traces" / "captures" / "gloo-4-ranks"
