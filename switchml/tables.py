@@ -35,13 +35,15 @@ WIDE = "switchml.tables.wide"
 @dataclass(frozen=True)
 class Column:
     """`unit`: of all figures, below the heading. `drop`: 0 for what a row is not understood without; of others, those
-    with the highest number go first. `least`: characters of the widest cell, for a `Stream`."""
+    with the highest number go first. `least`: characters of the widest cell, for a `Stream`. `is_name`: text that
+    people copy, which does not fold."""
 
     heading: str
     unit: str = ""
     drop: int = 0
     is_text: bool = False
     least: int = 0
+    is_name: bool = False
 
     @property
     def title(self) -> str:
@@ -52,6 +54,11 @@ class Column:
 def text(heading: str, drop: int = 0, least: int = 0) -> Column:
     """Aligned to the left; folds."""
     return Column(heading, "", drop, True, least)
+
+
+def name(heading: str) -> Column:
+    """Aligned to the left; does not fold, as people copy it."""
+    return Column(heading, is_text=True, is_name=True)
 
 
 def number(heading: str, unit: str = "", drop: int = 0, least: int = 0) -> Column:
@@ -137,7 +144,7 @@ class Table:
         """Characters that a column needs if its heading wraps and its text folds to `folded`."""
         column = self.columns[place]
         words = max(map(cell_len, (*column.heading.split(), column.unit, "")))
-        return max(min(widest, folded) if column.is_text else widest, words)
+        return max(min(widest, folded) if column.is_text and not column.is_name else widest, words)
 
     def _widen(self, kept: Sequence[int], widths: list[int], widest: Sequence[int], room: int) -> None:
         """Give columns of folded text the room that is left, then headings that wrap."""

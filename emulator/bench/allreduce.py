@@ -268,6 +268,6 @@ def _check_memory(elements: int, workers: int) -> None:
     needed, available = (12 + 8 * workers) * elements, psutil.virtual_memory().available
     if needed > available:
         raise ConfigError(
-            f"{text_of(elements * ITEM_BYTES)} with {workers} workers needs {needed / 2**30:.1f} GiB of memory, "
-            f"and {available / 2**30:.1f} GiB are free; take a smaller size or fewer workers"
+            f"{text_of(elements * ITEM_BYTES)} with {workers} ranks needs {needed / 2**30:.1f} GiB of memory, "
+            f"and {available / 2**30:.1f} GiB are free; take a smaller size or fewer ranks"
         )

@@ -31,7 +31,7 @@ def options(*, network: str = "auto", values: Sequence[str] = VALUES, needs: str
             "--hierarchy",
             type=click.Choice(list(HIERARCHIES)),
             default="auto",
-            help=f"{HIERARCHY_HELP} auto: node on emulated clusters, none for real workers.",
+            help=f"{HIERARCHY_HELP} auto: node on emulated clusters, none for real ranks.",
         ),
         click.option(
             "--clock",

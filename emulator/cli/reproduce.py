@@ -14,8 +14,14 @@ from switchml.terminal import progress, say
 PAGE = "reproduce.html"
 
 
+def _complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    from emulator.reproduce import claims
+
+    return [name for name in claims.names() if name.startswith(incomplete)]
+
+
 @click.command()
-@click.argument("names", nargs=-1, metavar="[CLAIM|FILE.toml]…")
+@click.argument("names", nargs=-1, metavar="[CLAIM|FILE.toml]…", shell_complete=_complete)
 @click.option("--all", "is_all", is_flag=True, help="Run every claim that comes along.")
 @click.option("--quick", is_flag=True, help="Run those that take half a minute at most and need no root.")
 @click.option("--out", type=OUTPUT_FOLDER, metavar="DIR", help=f"Write {PAGE} with every figure and plot there.")

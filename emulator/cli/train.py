@@ -59,7 +59,7 @@ PROBABILITY = click.FloatRange(0.0, 1.0, max_open=True)
     "--transport",
     type=click.Choice(["auto", "shm", "udp", "zmq", "frames"]),
     default="auto",
-    help="How workers reach the aggregator. auto: a switch by Ethernet frames, the software aggregator by shared "
+    help="How ranks reach the aggregator. auto: a switch by Ethernet frames, the software aggregator by shared "
     "memory where that is possible, else by UDP. zmq: ZeroMQ.",
 )
 @option(
@@ -131,7 +131,7 @@ PROBABILITY = click.FloatRange(0.0, 1.0, max_open=True)
     "--trace",
     type=OUTPUT_FOLDER,
     metavar="DIR",
-    help="Profile ten steps of each run on every worker, into DIR/gloo and DIR/switchml (docs/trace-capture.md).",
+    help="Profile ten steps of each run on every rank, into DIR/gloo and DIR/switchml (docs/trace-capture.md).",
 )
 @json_option
 @click.pass_context
@@ -156,7 +156,7 @@ def train(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Train a small convolutional network on scikit-learn's digits with several workers: first with gradients summed by
+    """Train a small convolutional network on scikit-learn's digits on several ranks: first with gradients summed by
     Gloo, then by an aggregator, from the same seeds. Shows both side by side.
 
     With --emulated-ranks, train on one or a few real ranks of an emulated cluster instead (`switchml peers` does that

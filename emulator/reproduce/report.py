@@ -12,7 +12,7 @@ from switchml import plotting
 from switchml.pages import charts, page, panels
 from switchml.pages.charts import Line
 from switchml.pages.panels import Bar, Bars, Curves, Panel
-from switchml.tables import Table, number, text
+from switchml.tables import Table, name, number, text
 
 QUICK_MINUTES = 0.6
 """What runs at most so long, as any user, is quick."""
@@ -21,7 +21,7 @@ MET, MISSED = "met", "missed"
 
 def listed(claims: Sequence[Claim]) -> Table:
     """Which claims there are."""
-    columns = [text("claim"), text("of"), text("what", drop=1), text("how"), number("about", "min", drop=2)]
+    columns = [name("claim"), text("of"), text("what", drop=1), text("how"), number("about", "min", drop=2)]
     table = Table(columns, notes=["`switchml reproduce CLAIM` runs one; --all runs all, --quick the short ones."])
     for claim in claims:
         table.add(claim.id, claim.system, claim.title, HOW[claim.how] + needs(claim), f"{claim.minutes:g}")

@@ -78,7 +78,7 @@ class BatchOrder:
         self._seed = seed
         if self._global_batch > TRAIN_IMAGES:
             raise ConfigError(
-                f"{workers} workers with a batch of {batch_size} each need {self._global_batch} images a step, but "
+                f"{workers} ranks with a batch of {batch_size} each need {self._global_batch} images a step, but "
                 f"there are only {TRAIN_IMAGES}: lower --ranks or --micro-batch"
             )
         self._steps_per_epoch = TRAIN_IMAGES // self._global_batch

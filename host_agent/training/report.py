@@ -71,7 +71,7 @@ def print_table(comparison: Comparison, settings: Settings, aggregator: str) -> 
     """The comparison on stdout."""
     table = Table(
         [text(""), *(number(TITLES[backend]) for backend in BACKENDS)],
-        title=f"{settings.workers} workers, {settings.steps} steps, aggregator: {aggregator} over "
+        title=f"{settings.workers} ranks, {settings.steps} steps, aggregator: {aggregator} over "
         f"{comparison.transport}, {settings.wire}" + (", FSDP" if settings.parallel == "fsdp" else ""),
     )
     outcomes = [comparison.outcomes[backend] for backend in BACKENDS]
@@ -81,7 +81,7 @@ def print_table(comparison: Comparison, settings: Settings, aggregator: str) -> 
     table.add("time", *(f"{outcome.seconds:.2f} s" for outcome in outcomes))
     table.add("time a step (median)", *(f"{outcome.median_step_s * 1e3:.1f} ms" for outcome in outcomes))
     through = "gradients through all-reduce" if settings.parallel == "ddp" else "through the aggregator"
-    table.add(through, "", f"{comparison.goodput_bps / 8e6:.1f} MB/s a worker")
+    table.add(through, "", f"{comparison.goodput_bps / 8e6:.1f} MB/s a rank")
     if codec := _codec_totals(comparison):
         share = codec["bytes_sent"] / codec["bytes_dense"]
         table.add(f"sent after {settings.codec}", "", f"{codec['bytes_sent'] / 1e6:.2f} MB ({share:.1%})")

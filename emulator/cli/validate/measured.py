@@ -16,7 +16,7 @@ from switchml.terminal import progress, say
 
 
 @click.command()
-@option("--ranks", "workers", was="--workers", type=COUNTS, default="2,4,8", help="Numbers of workers to measure.")
+@option("--ranks", "workers", was="--workers", type=COUNTS, default="2,4,8", help="Numbers of ranks to measure.")
 @click.option("--rates", "rates_bps", type=RATES, default="10mbit,20mbit,40mbit", help="Rates of each host's link.")
 @click.option("--steps", type=Count(3), default=15, help="Steps of each run; the median counts.")
 @option(
@@ -25,13 +25,13 @@ from switchml.terminal import progress, say
     was="--batch-size",
     type=Count(1),
     default=16,
-    help="Images of each worker in a step.",
+    help="Images of each rank in a step.",
 )
 @click.option(
     "--ranks-per-host",
     type=Count(1),
     default=2,
-    help="Also measure so many workers in each host, with and without hierarchy; 1 leaves that out.",
+    help="Also measure so many ranks in each host, with and without hierarchy; 1 leaves that out.",
 )
 @plot_option
 @json_option
@@ -54,7 +54,7 @@ def real(plot_file: Path | None, as_json: bool, **plan: Any) -> None:
 
 
 @click.command()
-@option("--ranks", "workers", was="--workers", type=COUNTS, default="2,4", help="Numbers of workers to measure.")
+@option("--ranks", "workers", was="--workers", type=COUNTS, default="2,4", help="Numbers of ranks to measure.")
 @click.option("--rate", "rate_bps", type=RATE, default="200mbit", help="Rate of each host's link.")
 @click.option("--steps", type=Count(3), default=12, help="Steps of each run.")
 @click.option("--layers", type=Count(1), default=6, help="Layers of the model.")

@@ -81,9 +81,9 @@ class RealPlan:
 
     def __post_init__(self) -> None:
         if len(set(self.rates_bps)) != len(self.rates_bps) or len(set(self.workers)) != len(self.workers):
-            raise ConfigError("a rate or a number of workers is named twice")
+            raise ConfigError("a rate or a number of ranks is named twice")
         if min(self.workers) < 2:
-            raise ConfigError("1 worker has nobody to all-reduce with: expected 2 or more")
+            raise ConfigError("1 rank has nobody to all-reduce with: expected 2 or more")
         if self.steps < 3:
             raise ConfigError(f"{self.steps} steps: expected 3 or more, of which the median counts")
 
@@ -198,11 +198,11 @@ def _measure(
     workers, hosts, ranks_per_host = layouts[0].workers, layouts[0].hosts, layouts[0].ranks_per_host
     rates = plan.rates_bps if workers in plan.workers else (plan.calibration_rate_bps,)
     data.BatchOrder(rank=0, workers=workers, batch_size=plan.batch_size, seed=1)  # raises for sizes that cannot work
-    progress(f"{workers} workers on {hosts} hosts: building the network")
+    progress(f"{workers} ranks on {hosts} hosts: building the network")
     with training_on_star(hosts, LinkOptions(rate_bps=max(rates)), ranks_per_host) as (star, team):
         alone: list[Times] = []
         for layout in layouts:
-            progress(f"{workers} workers: {layout}: starting")
+            progress(f"{workers} ranks: {layout}: starting")
             team.join(layout.backend, model, SWITCHML_HIERARCHY=layout.hierarchy)
             for rate_bps in rates:
                 star.set_rate(rate_bps)
@@ -211,7 +211,7 @@ def _measure(
                 step_s = measured.step_s[layout, rate_bps] = median(step_seconds(times))
                 packets = sum(one.packets_sent for one in times) / plan.steps
                 measured.sent[layout, rate_bps] = packets / layout.senders
-                progress(f"{workers} workers, {rate_bps / 1e6:g} Mbit/s, {layout}: {step_s * 1e3:.1f} ms a step")
+                progress(f"{workers} ranks, {rate_bps / 1e6:g} Mbit/s, {layout}: {step_s * 1e3:.1f} ms a step")
             alone += team.run(Steps(plan.steps, is_alone=True))
     if workers == CALIBRATION_WORKERS:
         measured.compute_s = median(one.process_cpu_s / plan.steps for one in alone)

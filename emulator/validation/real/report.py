@@ -45,11 +45,11 @@ def print_table(validation: RealValidation) -> None:
             text("use", drop=1),
         ],
         notes=[
-            f"MAPE {validation.mape:.1%}, worst {worst.error:+.1%} ({worst.layout}, {worst.layout.workers} workers, "
+            f"MAPE {validation.mape:.1%}, worst {worst.error:+.1%} ({worst.layout}, {worst.layout.workers} ranks, "
             f"{worst.rate_bps / 1e6:g} Mbit/s), {validation.within_5_percent:.0%} of {len(validation.counted)} rows "
             "within 5 %",
             f"Steps of DDP on {validation.gradient_bytes / 1024:.0f} KiB of gradients. Calibrated by one run of "
-            f"{CALIBRATION_WORKERS} workers: {constants.compute_s * 1e3:.1f} ms of computation a step, {overheads}, "
+            f"{CALIBRATION_WORKERS} ranks: {constants.compute_s * 1e3:.1f} ms of computation a step, {overheads}, "
             f"{constants.packets_per_chunk['switchml']:.2f} packets a chunk; {constants.cores} cores.",
         ],
     )
@@ -73,5 +73,5 @@ def plot(validation: RealValidation, path: Path) -> None:
     groups: dict[str, list[ScatterRow]] = {}
     for row in validation.rows:
         point = ScatterRow(str(row.layout), row.measured_s * 1e3, row.predicted_s * 1e3, "ms a step")
-        groups.setdefault(f"{row.layout}, {row.layout.workers} workers", []).append(point)
+        groups.setdefault(f"{row.layout}, {row.layout.workers} ranks", []).append(point)
     scatter.draw(list(groups.items()), path, f"all but the calibration: MAPE {validation.mape:.1%}")

@@ -60,7 +60,7 @@ class ReplayPlan:
 
     def __post_init__(self) -> None:
         if min(self.workers) < 2 or len(set(self.workers)) != len(self.workers):
-            raise ConfigError(f"workers {self.workers}: expected different numbers from 2 up")
+            raise ConfigError(f"ranks {self.workers}: expected different numbers from 2 up")
         if self.steps < 3:
             raise ConfigError(f"{self.steps} steps: expected 3 or more")
         if not self.slowness > 1:
@@ -105,7 +105,7 @@ def validate(
     others: list[Row] = []
     clocks: list[Recovered] = []
     for workers in plan.workers:
-        progress(f"{workers} workers: building the network")
+        progress(f"{workers} ranks: building the network")
         with (
             TemporaryFolder("replay") as folder,
             training_on_star(workers, LinkOptions(rate_bps=plan.rate_bps, burst_s=BURST_S)) as (star, team),
@@ -158,14 +158,14 @@ class _Runs:
             self.while_traced[name] = mean(step_seconds(self.team.run(Steps(steps + 2, trace=str(folder))))[1:-1])
             seconds += step_seconds(self.team.run(Steps(steps)))
         self.measured[name] = mean(seconds)
-        self.progress(f"{self.workers} workers: {name}: {self.measured[name] * 1e3:.1f} ms a step")
+        self.progress(f"{self.workers} ranks: {name}: {self.measured[name] * 1e3:.1f} ms a step")
 
     def self_replays(self) -> list[Row]:
         """Each traced run, replayed, beside what the same steps took by the ranks' own clocks."""
         rows = []
         for name, backend in TRACED.items():
             replayed = predicted(join_each(read(self.folder / backend)))
-            rows.append(Row(f"{self.workers} workers, {name}", self.while_traced[name], replayed.iteration_s, "s"))
+            rows.append(Row(f"{self.workers} ranks, {name}", self.while_traced[name], replayed.iteration_s, "s"))
         return rows
 
     def clocks(self) -> list[Recovered]:
@@ -173,7 +173,7 @@ class _Runs:
         return [
             row
             for name, backend in TRACED.items()
-            for row in recovered(f"{self.workers} workers, {name}", read(self.folder / backend))
+            for row in recovered(f"{self.workers} ranks, {name}", read(self.folder / backend))
         ]
 
     def what_ifs(self) -> list[Row]:
@@ -195,5 +195,5 @@ class _Runs:
         rows = []
         for name, change in what_ifs.items():
             replayed_s = predicted([change(one) for one in iterations]).iteration_s
-            rows.append(Row(f"{self.workers} workers, {name}", self.measured[name], replayed_s + untraced_s, "s"))
+            rows.append(Row(f"{self.workers} ranks, {name}", self.measured[name], replayed_s + untraced_s, "s"))
         return rows

@@ -49,7 +49,7 @@ def test_two_workers(tmp_path):
     assert result.exit_code == 0, result.stderr
     report = json.loads(result.stdout)
     names = [row["name"] for row in report["rows"] if row["kind"] == "what-if"]
-    assert [name.removeprefix("2 workers, ") for name in names] == [
+    assert [name.removeprefix("2 ranks, ") for name in names] == [
         "half the bandwidth", "other buckets", "a slow rank", "the aggregator",
     ]  # fmt: skip
     assert all(row["measured"] > 0 and row["predicted"] > 0 for row in report["rows"])
