@@ -48,7 +48,7 @@ def parse_axis(text: str) -> Axis:
     name = name.strip()
     if not equals or not name or not values_text.strip():
         raise ConfigError(f"sweep {text!r}: expected NAME=A,B,… or NAME=FROM:TO:STEP, such as gpus=64:8192:2x")
-    if ":" in values_text:
+    if ":" in values_text and "," not in values_text:
         return Axis(name, _range(text, values_text))
     values = [_value(part) for part in values_text.split(",")]
     if "" in values:

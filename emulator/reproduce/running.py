@@ -163,6 +163,10 @@ FUNCTIONS: dict[str, Callable[..., float]] = {
     "of": _of,
     "largest": lambda over, under: max(over[x] / under[x] for x in over),
     "furthest": lambda line: max(map(abs, line.values())),
+    "best": lambda line: max(line.values()),
+    "worst": lambda line: min(line.values()),
+    "near": lambda line, name, by: sum(y >= line[name] - by for x, y in line.items() if x != name),
 }
 """What a figure's expression may call: of numbers, or of lines. `largest`: ratio of two lines at any x; `furthest`: the
-value that is furthest from 0."""
+value that is furthest from 0; `best`, `worst`: the largest and the smallest; `near`: how many points are at most `by`
+below the one named."""

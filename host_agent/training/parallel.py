@@ -9,17 +9,17 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from host_agent.training.model import DigitsNet
+from host_agent.training.model import MODELS
 
 DDP, FSDP = "ddp", "fsdp"
 KINDS = (DDP, FSDP)
 
 
 class SharedModel:
-    """A DigitsNet on the default process group. `trained`: what runs forward; `parameters`: for the optimizer."""
+    """One of MODELS on the default process group. `trained`: what runs forward; `parameters`: for the optimizer."""
 
-    def __init__(self, kind: str, ddp_arguments: dict[str, Any]):
-        self._net = DigitsNet()
+    def __init__(self, kind: str, ddp_arguments: dict[str, Any], model: str = "cnn"):
+        self._net = MODELS[model]()
         self.trained: nn.Module = self._net
         if kind == DDP:
             self.trained = nn.parallel.DistributedDataParallel(self._net, **ddp_arguments)
@@ -30,17 +30,17 @@ class SharedModel:
             group = torch.distributed.group.WORLD
             assert group is not None
             mesh = DeviceMesh.from_group(group, "cpu")
-            for layer in self._net.layers:
+            for layer in self._net.get_submodule("layers").children():
                 if any(True for _ in layer.parameters()):
                     fully_shard(layer, mesh=mesh)
             fully_shard(self._net, mesh=mesh)
         self.parameters = list(self.trained.parameters())
 
-    def whole(self) -> DigitsNet:
+    def whole(self) -> nn.Module:
         """The model with all its parameters. With FSDP a copy, for which all ranks must call this."""
         if isinstance(self.trained, nn.parallel.DistributedDataParallel):
             return self._net
-        copy = DigitsNet()
+        copy = type(self._net)()
         with torch.no_grad():
             for mine, whole in zip(self.parameters, copy.parameters(), strict=True):
                 whole.copy_(mine.full_tensor() if isinstance(mine, DTensor) else mine)

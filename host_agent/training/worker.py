@@ -38,6 +38,8 @@ class Settings:
     wire: str = "int32"
     interface: str = "lo"
     """Gloo's network interface."""
+    model: str = "cnn"
+    """One of model.MODELS."""
     parallel: str = "ddp"
     """How the ranks share the model: one of parallel.KINDS."""
     codec: str | None = None
@@ -152,7 +154,7 @@ def _train(backend: str, rank: int, settings: Settings, digits: Digits, folder: 
 
     torch.manual_seed(settings.seed)
     file = load(settings.file) if settings.file else None
-    shared = SharedModel(settings.parallel, ddp_arguments(file) if file else {})
+    shared = SharedModel(settings.parallel, ddp_arguments(file) if file else {}, settings.model)
     model: Any = shared.trained
     hook = None
     if backend == "switchml" and file is not None and file.codec:

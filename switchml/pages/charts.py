@@ -4,6 +4,7 @@ come from files stand in data and titles only, never in an expression.
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -79,10 +80,11 @@ class Line:
 
 
 def colours(names: Iterable[str], like: Mapping[str, str] | None = None) -> dict[str, str]:
-    """One each: its own if it has one, that of the name it is `like`, or the next of the palette."""
+    """One each: its own if it has one, that of the name it is `like`, or the next of the palette that is free."""
     known = list(dict.fromkeys(names))
     like = like or {}
-    others = iter(PALETTE * (len(known) // len(PALETTE) + 1))
+    taken = {COLOURS[name] for name in known if name in COLOURS}
+    others = itertools.cycle([colour for colour in PALETTE if colour not in taken] or PALETTE)
     found = {name: COLOURS.get(name) or next(others) for name in known if name not in like}
     return {name: found[like.get(name, name)] for name in known}
 

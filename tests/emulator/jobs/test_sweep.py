@@ -36,6 +36,7 @@ def double(options):
         ("allreduce=ring,switchml", "allreduce", ["ring", "switchml"]),
         ("rate = 1e9, 2.5", "rate", [1_000_000_000, 2.5]),
         ("tp=8", "tp", [8]),
+        ("codec=none,topk:ratio=0.01", "codec", ["none", "topk:ratio=0.01"]),
     ],
 )
 def test_axes(text, name, values):

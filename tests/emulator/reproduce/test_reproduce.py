@@ -135,10 +135,20 @@ def test_nothing_is_chosen_or_twice():
         claims.load("szx-sped")
 
 
-@pytest.mark.parametrize("name", ["axonn-memory", "samo-memory"])
-def test_short_claims_are_held_to_their_tolerance(name):
-    """All of them run with `switchml reproduce --quick`; these are the shortest."""
+MISSED = {
+    "axonn-memory": 0, "comet-memory": 1, "dpro-optimizations": 2, "omnireduce-100g": 3, "omnireduce-training": 3,
+    "samo-memory": 1, "solar-loading": 1, "switchml-loss": 2, "switchml-training": 2, "switchml-training-100g": 1,
+}  # fmt: skip
+"""How many figures of a claim are missed, as its `differs` explains; none of the others."""
+QUICK = ["axonn-memory", "samo-memory"]
+DETERMINISTIC = [one.id for one in claims.load_all([]) if one.how != "here" and one.id not in QUICK]
+
+
+@pytest.mark.parametrize("name", [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in DETERMINISTIC)])
+@pytest.mark.timeout(600)
+def test_claims_are_held_to_their_tolerance(name):
+    """What depends on how fast this machine is (`here`) is for `switchml reproduce --all` alone."""
     outcome = running.reproduce(claims.load(name))
     missed = [figure.name for figure, _, is_met in outcome.rows if not is_met]
-    assert missed == {"samo-memory": ["speed-up over the dense model"]}.get(name, [])
+    assert len(missed) == MISSED.get(name, 0), missed
     assert report.table([outcome]).rows
