@@ -16,7 +16,7 @@ from switchml.protocol import packet as wire_format
 from switchml.protocol.packet import BITMAP_BYTES, FLAG_MIXED, FLAG_OVERFLOW, HEADER_BYTES, R_FLAG
 from switchml.protocol.pool import Pool
 from switchml.protocol.pool_state import CONSUME, MULTICAST, UNICAST, WAITING
-from switchml.protocol.pool_v2 import receive_v2, result_of
+from switchml.protocol.pool_v2 import receive_v2, result_of, size_for
 from switchml.runtime.memory import u8_at
 
 PARTIAL = 0x04
@@ -105,7 +105,11 @@ class Aggregator:
             if packet.data[0] & R_FLAG:
                 self._send_up(seat, packet, row, is_retransmission=True)
         elif action == MULTICAST:
-            return seat.to_all(packet, seat.result(row))
+            result = seat.result(row)
+            return [
+                (child, seat.to_child(packet, child, result[: size_for(pool.state, row, child)]))
+                for child in range(len(seat.children))
+            ]
         elif action == UNICAST:
             _, length = result_of(pool.state, row)
             return [(child, seat.to_child(packet, child, self._reply[:length]))]

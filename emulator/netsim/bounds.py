@@ -1,4 +1,4 @@
-"""Lower bounds of an all-reduce's time, in closed form: the simulation must agree with them without loss or late ranks.
+"""Lower bounds of a collective's time, in closed form: the simulation must agree with them without loss or late ranks.
 
 Seconds throughout. n ranks, S bytes, links of B bits a second in each direction, L bytes on the line for every P bytes
 of tensor, s slots. `sharing`: so many ranks of the job share a host's link, and a round has as many packets there.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from emulator.netsim.blocks import owned
 from emulator.netsim.config import JobConfig, LinkConfig
-from switchml.protocol.packet import HEADER_BYTES
+from switchml.protocol.packet import HEADER_BYTES, WORD_BYTES
 from switchml.protocol.sizes import LANE_BYTES
 
 
@@ -23,8 +23,16 @@ def packets(job: JobConfig) -> int:
 
 
 def service_s(job: JobConfig, link: LinkConfig, sharing: int = 1) -> float:
-    """A round's packets occupy the link so long."""
-    return sharing * max(8 * (job.payload_bytes + HEADER_BYTES + link.framing_bytes) / link.rate_bps, link.packet_s)
+    """A round's packets occupy the link so long, in the busier direction (docs/protocol.md, section 11)."""
+    framing, payloads, packets = HEADER_BYTES + link.framing_bytes, 1.0, 1
+    if job.collective != "all_reduce":
+        framing += WORD_BYTES
+    if job.collective in ("reduce_scatter", "all_gather"):
+        payloads = (job.workers - 1) / job.workers
+    if job.collective == "fsdp":
+        packets = 2
+    line = payloads * job.payload_bytes + packets * framing
+    return sharing * max(8 * line / link.rate_bps, packets * link.packet_s)
 
 
 def round_trip_s(job: JobConfig, link: LinkConfig, sharing: int = 1) -> float:

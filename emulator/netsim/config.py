@@ -34,11 +34,20 @@ from switchml.control.allocation import default_slots, fit_slots
 from switchml.errors import ConfigError
 from switchml.protocol.packet import SIZE_CODE_OF, V2_MAX_WORKERS, check_slots
 from switchml.protocol.sizes import ETHERNET_LINE_BYTES, IP_BYTES, UDP_BYTES, WIRES
+from switchml.protocol.worker_state import QUEUES
 
 FRAMING_BYTES = UDP_BYTES + IP_BYTES + ETHERNET_LINE_BYTES
 """What a datagram occupies on an Ethernet besides its payload: UDP, IPv4, Ethernet, check sequence, preamble, gap (IEEE
 802.3)."""
 BACKENDS = ("switchml", "ring")
+KINDS = {
+    "all_reduce": ("all_reduce",),
+    "reduce_scatter": ("reduce_scatter",),
+    "all_gather": ("all_gather",),
+    "broadcast": ("broadcast",),
+    "fsdp": ("all_gather", "reduce_scatter"),
+}
+"""What a job's collective consists of."""
 
 
 def _check(condition: bool, message: str) -> None:
@@ -125,8 +134,10 @@ class SwitchConfig:
 
 @dataclass(frozen=True)
 class JobConfig:
-    """One job: `repeats` all-reduces of `size_bytes` of float32, one after the other.
+    """One job: `repeats` collectives of `size_bytes` of float32, one after the other.
 
+    `collective`: one of KINDS; "fsdp" is an all-gather and a reduce-scatter at once. The size is that of the tensor on
+    all ranks together.
     `slots` 0: what the aggregator would choose. `window`: rounds in flight at most (0: as many as slots). `hosts`:
     the host of each rank; by default hosts without other ranks. Ranks of one host share its link: one queue, one token
     bucket. `start_s`: when the job begins. `pause_s`: each rank's pause before each all-reduce (a step's computation).
@@ -140,6 +151,7 @@ class JobConfig:
     size_bytes: int = 1 << 20
     name: str = ""
     backend: str = "switchml"
+    collective: str = "all_reduce"
     wire: str = "int32"
     payload_bytes: int = 1024
     slots: int = 0
@@ -160,9 +172,19 @@ class JobConfig:
             self.size_bytes >= 4 and self.size_bytes % 4 == 0,
             f"size_bytes = {self.size_bytes}: expected a multiple of 4 (float32)",
         )
-        for name, choices in (("backend", BACKENDS), ("wire", WIRES), ("payload_bytes", SIZE_CODE_OF)):
+        named = {"backend": BACKENDS, "collective": KINDS, "wire": WIRES, "payload_bytes": SIZE_CODE_OF}
+        for name, choices in named.items():
             value = getattr(self, name)
             _check(value in choices, f"{name} = {value!r}: expected one of {', '.join(map(str, choices))}")
+        _check(
+            self.collective == "all_reduce" or self.backend == "switchml",
+            f"collective = {self.collective!r}: the model of rings has all-reduces only",
+        )
+        is_shared = KINDS[self.collective][0] in ("reduce_scatter", "all_gather")
+        _check(
+            not is_shared or self.size_bytes % (4 * self.workers) == 0,
+            f"size_bytes = {self.size_bytes}: expected a multiple of {4 * self.workers}, a share for each rank",
+        )
         if self.slots:
             check_slots(self.slots)
         _check(1 <= self.train_packets <= 60, f"train_packets = {self.train_packets}: expected 1 to 60")
@@ -171,8 +193,8 @@ class JobConfig:
         _check(0 <= self.density <= 1, f"density = {self.density}: expected 0 to 1")
         _check(self.overlap in OVERLAPS, f"overlap = {self.overlap!r}: expected one of {', '.join(OVERLAPS)}")
         _check(
-            not self.block or self.backend == "switchml",
-            f"block = {self.block}: rings send zeros too, expected backend switchml",
+            not self.block or (self.backend, self.collective) == ("switchml", "all_reduce"),
+            f"block = {self.block}: rings and other collectives send zeros too, expected all-reduces by switchml",
         )
         _check(
             bool(self.block) or self.density == 1,
@@ -192,6 +214,16 @@ class JobConfig:
                 f"late_ranks: rank {rank} is {late_s} s late: expected ranks 0 to {self.workers - 1}, and 0 s or more",
             )
 
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The collectives of a repeat, which begin at once."""
+        return KINDS[self.collective]
+
+    @property
+    def queues(self) -> int:
+        """Of the rank's worker (docs/protocol.md, section 11); all-reduces alone need one."""
+        return 1 if self.collective == "all_reduce" else QUEUES
+
 
 @dataclass(frozen=True)
 class NetworkConfig:
@@ -210,8 +242,8 @@ class NetworkConfig:
         _check(bool(self.jobs), "a network without jobs: expected at least one")
         _check(self.limit_s > 0, f"limit_s = {self.limit_s}: expected more than 0")
         _check(
-            not (self.racks and self.racks.aggregate and any(job.block for job in self.jobs)),
-            "racks.aggregate: switches in a tree add dense tensors only, expected no job with a block",
+            not (self.racks and self.racks.aggregate and any(job.block or job.queues > 1 for job in self.jobs)),
+            "racks.aggregate: switches in a tree add dense tensors only, expected no job with a block or a collective",
         )
         for host in self.slow_hosts:
             _check(0 <= host < self.hosts, f"slow_hosts: host {host}: expected 0 to {self.hosts - 1}")
@@ -247,7 +279,7 @@ class NetworkConfig:
             if job.backend != "switchml":
                 slots.append(0)
                 continue
-            requested = job.slots or default_slots(job.workers)
+            requested = job.slots or default_slots(job.workers, job.queues)
             slots.append(fit_slots(requested, free))
             _check(slots[-1] > 0, f"job {number}: {free} of the switch's {self.switch.slots} slots are free")
             free -= slots[-1]

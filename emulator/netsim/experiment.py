@@ -16,24 +16,19 @@ import simpy
 
 from emulator.netsim import bounds, ring
 from emulator.netsim.aggregator import Aggregator, rack_address, seat, seats
-from emulator.netsim.blocks import owned
 from emulator.netsim.config import JobConfig, NetworkConfig
 from emulator.netsim.link import NS, LinkCounts, at
 from emulator.netsim.packets import Packet, Train
 from emulator.netsim.rank import Rank
 from emulator.netsim.tcp import HEADER_BYTES, MSS_BYTES, Connection, Segment
+from emulator.netsim.tensors import Tensors
 from emulator.netsim.topology import Fabric
 from switchml.errors import SwitchMLError
-from switchml.protocol.fixedpoint import FORMATS, headroom, spreads
-from switchml.protocol.packet import CODE_ZERO
 from switchml.protocol.sizes import WIRES
-from switchml.protocol.sparse import Sparse
-from switchml.protocol.worker import Worker, elements_per_chunk
+from switchml.protocol.worker import Worker
 
 PROGRESS_EVERY = 20_000
 """Steps of the simulation between two reports of progress."""
-_LARGEST = 1000
-"""Values are whole numbers up to this, so that float sums are exact and exponents of chunks hardly differ."""
 
 
 @dataclass
@@ -224,7 +219,7 @@ class _Job:
 
 
 class _AggregatedJob(_Job):
-    """All-reduces through the aggregation switch."""
+    """Collectives through the aggregation switch."""
 
     def __init__(self, network: _Network, number: int, job: JobConfig, hosts: tuple[int, ...], slots: int):
         config = network.config
@@ -233,22 +228,11 @@ class _AggregatedJob(_Job):
         above = config.racks.link if config.racks and config.racks.aggregate else None
         super().__init__(network, job, bounds.aggregation_s(job, slowest, slots, above, sharing), slots)
         generator = np.random.default_rng((config.seed, number))
-        numel = job.size_bytes // 4
-        self._values = generator.integers(-_LARGEST, _LARGEST + 1, numel + job.workers).astype(np.float32)
-        self._sparse = Sparse(job.block) if job.block else None
-        self._sources = [self._values[rank : rank + numel] for rank in range(job.workers)]
-        """Different data for each rank, as overlapping views of one array; copies if some of their blocks are zero."""
-        if job.block:
-            has = owned(job.density, job.overlap, job.workers, -(-numel // job.block))
-            masks = np.repeat(has, job.block, axis=1)[:, :numel]
-            self._sources = [source * mask for source, mask in zip(self._sources, masks, strict=True)]
-        self._sums = [np.zeros(numel, np.float32) for _ in range(job.workers)]
-        self._dtype = "float32" if job.wire == "int32" else f"float32/{job.wire}"
+        self._tensors = Tensors(job, slots, generator)
         isn = int(generator.integers(2**32 // (2 * slots))) * 2 * slots
         shape = {"slots": slots, "payload_bytes": job.payload_bytes, "wire": WIRES[job.wire]}
         network.aggregate(number, job, hosts, tag=1 + number, isn=isn, **shape)
-        chunks = -(-numel // elements_per_chunk(FORMATS[self._dtype], job.payload_bytes, job.workers))
-        self._ranks, self._histories = [], []
+        self._ranks = []
         for rank in range(job.workers):
             worker = Worker(
                 rank=rank,
@@ -258,29 +242,21 @@ class _AggregatedJob(_Job):
                 isn=isn,
                 window=min(job.window or slots, slots),
                 payload_bytes=job.payload_bytes,
+                two_queues=job.queues > 1,
             )
             send, trains = network.fabric.up[hosts[rank]].send, (job.train_packets, config.link.framing_bytes)
             self._ranks.append(Rank(network.env, worker, number, rank, send, self.done, *trains))
-            self._histories.append(np.full(min(slots, chunks), CODE_ZERO, np.int8))
             network.expect(number, rank, self._ranks[rank].receive)
 
     def start(self, rank: int) -> None:
-        tensors = self._sources[rank], self._sums[rank]
-        self._ranks[rank].start(*tensors, self._dtype, self._histories[rank], self._sparse)
+        self._ranks[rank].start(*self._tensors.tasks(rank))
 
     def finish(self) -> None:
         super().finish()
         for name in ("sent", "retransmitted", "spurious", "waits", "repeats"):
             total = sum(int(rank.worker.counters[name]) for rank in self._ranks)
             setattr(self.result, "repeated_rounds" if name == "repeats" else name, total)
-        exact = np.add.reduce(self._sources, dtype=np.float64)
-        wire, workers = WIRES[self.config.wire], self.config.workers
-        # Narrow lanes: each rank's value is off by at most half a step, of the largest power of two above it or of a
-        # larger guess.
-        off = workers * (_LARGEST << spreads(workers)[wire]) / headroom(workers)[wire] + 1e-3 if wire else 0
-        for rank, sums in enumerate(self._sums):
-            if not np.array_equal(sums, self._sums[0]) or np.abs(sums - exact).max() > off:
-                raise SwitchMLError(f"job {self.config.name}: rank {rank} has a wrong sum")
+        self._tensors.check()
 
 
 class _RingJob(_Job):

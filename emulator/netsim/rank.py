@@ -5,6 +5,7 @@ loop does between two sleeps (host_agent/loop.py); `Rank` is a host that takes a
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import simpy
@@ -13,7 +14,6 @@ from emulator.netsim.link import at
 from emulator.netsim.packets import Packet, Train, coupled
 from switchml.protocol import worker as rules
 from switchml.protocol.packet import HEADER_BYTES
-from switchml.protocol.sparse import Sparse
 from switchml.runtime.memory import u8_at
 
 NEVER = int(np.iinfo(np.int64).max)
@@ -134,17 +134,11 @@ class Rank:
     def is_done(self) -> bool:
         return self._turns.completed == self._started
 
-    def start(
-        self,
-        source: np.ndarray,
-        target: np.ndarray,
-        dtype: str,
-        history: np.ndarray | None,
-        blocks: Sparse | None = None,
-    ) -> None:
-        """Begin an all-reduce of float32 `source` into `target` (may be the same), without its `blocks` of zeros."""
-        self.worker.start(source.ctypes.data, target.ctypes.data, source.size, dtype, 1, history, blocks)
-        self._started += 1
+    def start(self, *tasks: tuple[Any, ...]) -> None:
+        """Begin collectives at once, each with arguments of `Worker.start`."""
+        for task in tasks:
+            self.worker.start(*task)
+        self._started += len(tasks)
         self._turn()
 
     def receive(self, packet: Packet | Train) -> None:

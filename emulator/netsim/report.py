@@ -21,7 +21,7 @@ def _name(number: int, job: JobResult) -> str:
 
 def as_json(result: Result) -> dict[str, Any]:
     """Times in seconds, rates in bits a second, queues in bytes."""
-    configured, sparse = ("backend", "workers", "size_bytes"), ("block", "density", "overlap")
+    configured, sparse = ("backend", "collective", "workers", "size_bytes"), ("block", "density", "overlap")
     measured = ("slots", "seconds", "median_s", "bound_s", "goodput_bps")
     counted = ("retransmitted", "spurious", "waits", "repeated_rounds", "timeouts")
     return {
@@ -67,7 +67,7 @@ def print_tables(result: Result) -> None:
     for index, job in enumerate(result.jobs):
         jobs.add(
             _name(index, job),
-            job.config.backend,
+            job.config.backend if job.config.collective == "all_reduce" else job.config.collective,
             str(job.config.workers),
             f"{job.config.size_bytes / 2**20:g}",
             str(job.slots or "–"),

@@ -4,6 +4,10 @@ import dataclasses
 
 import pytest
 
+from emulator.cluster import cluster as clusters
+from emulator.cluster.cluster import Switch
+from emulator.cluster.collectives import cost
+from emulator.cluster.topology import place
 from emulator.netsim import bounds, ring
 from emulator.netsim.config import JobConfig, LinkConfig, NetworkConfig, RackConfig, SwitchConfig
 from emulator.netsim.experiment import run
@@ -30,6 +34,30 @@ def test_aggregation_meets_the_closed_form(workers, rate_bps, delay_s, slots):
     # A worker begins with 128 in flight; the first tensor may feel that.
     assert result.seconds[1] == pytest.approx(result.bound_s, rel=0.01)
     assert result.retransmitted == result.repeated_rounds == 0
+
+
+@pytest.mark.parametrize("collective", ["reduce_scatter", "all_gather", "broadcast", "fsdp"])
+def test_collectives_meet_the_closed_forms(collective):
+    """Of a link's busier direction, which an all-gather and a reduce-scatter at once share nothing but headers of; and
+    the cost model of whole jobs says the same. Shares take turns of 16 chunks: who is not the first or the last has two
+    of them more to wait for, whatever the size (docs/protocol.md, section 11)."""
+    job = JobConfig(workers=4, size_bytes=MIB // 4, collective=collective)
+    result = one(job, link=LinkConfig(rate_bps=1e9, delay_s=10e-6))
+    turns_s = 0.0 if collective == "broadcast" else 2 * 16 * len(job.kinds) * 8 * 1024 / 1e9
+    assert result.bound_s <= result.median_s < 1.01 * result.bound_s + turns_s
+    assert result.retransmitted == 0
+    dgx = clusters.load("a100-dgx")
+    between = dataclasses.replace(dgx.between, ports_per_node=1, port_bps=1e9, efficiency=1.0)
+    switch = Switch(slots=result.slots, link_s=10e-6, latency_s=0.0, host_latency_s=0.0)
+    links = dataclasses.replace(dgx, accelerators_per_node=1, between=between, switch=switch)
+    both = collective == "fsdp"
+    what = "all_gather" if both else collective, job.size_bytes, place(4, 1, 1), "switchml"
+    assert cost(links, *what, both_ways=both).seconds == pytest.approx(result.bound_s, rel=0.02)
+
+
+def test_collectives_survive_loss():
+    lossy = one(JobConfig(workers=3, size_bytes=96 << 10, collective="fsdp"), link=LinkConfig(loss=0.02))
+    assert lossy.retransmitted > 3
 
 
 def test_time_does_not_depend_on_the_number_of_ranks():
