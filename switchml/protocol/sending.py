@@ -39,6 +39,8 @@ from switchml.protocol.worker_state import (
 from switchml.runtime.jit import Address, int64, kernel
 from switchml.runtime.memory import put_be16, put_be32, signed8, u8_at, u32_at
 
+TURN = 16
+"""Chunks that a queue starts before it is another queue's turn: enough for a train of packets."""
 _LANE_BYTES = np.array(LANE_BYTES, np.int64)
 _WIRES = np.array(WIRES, np.int64)
 _ITEM_BYTES = np.array(ITEM_BYTES, np.int64)
@@ -338,16 +340,20 @@ def fill(w: State, now: int, out: np.ndarray, n: int) -> int:
     # C1. Adapt the limit of rounds in flight, unless nothing can be lost.
     if not me.identity.least_timeout:
         adapt_limit(me, now)
-    most = _share_of(w, at)
-    while at < len(w.queues):
+    most, turn, idle = _share_of(w, at), int64(0), int64(0)
+    while idle < len(w.queues):
         queue = w.queues[at]
-        # C2. Go on to the next queue at this one's share of the limit, and at the chunk whose slot is still in use.
-        if queue.next == queue.total or queue.in_flight >= most or queue.next >= queue.base + queue.slots:
-            if queue.next < queue.total:
+        # C2. Go on to the next queue at this one's share of the limit, and at the chunk whose slot is still in use; and
+        # after a turn, as the other queue's packets would wait for all of this one's on the link, and seem lost.
+        is_full = queue.next == queue.total or queue.in_flight >= most or queue.next >= queue.base + queue.slots
+        if is_full or turn == TURN:
+            if is_full and queue.next < queue.total:
                 window.limited = 1
-            at += 1
+            idle = idle + 1 if is_full else int64(0)
+            at, turn = (at + 1) % len(w.queues), int64(0)
             most = _share_of(w, at)
             continue
+        idle, turn = int64(0), turn + 1
         # C3. Give the next chunk its slot.
         chunk = queue.next
         index = slot_of(queue, chunk)
@@ -394,7 +400,7 @@ def _share_of(w: State, number: int) -> int:
     """How many rounds a queue may have in flight: the limit, less what the other one can use of its half. Half is a
     queue's whatever the other one has in flight, as that may be waiting for ranks that wait for this queue."""
     limit = w.scalars[0].window.limit
-    if len(w.queues) == 1 or number == len(w.queues):
+    if len(w.queues) == 1:
         return int64(limit)
     other = w.queues[1 - number]
     wants = other.in_flight + min(other.total, other.base + other.slots) - other.next
