@@ -9,9 +9,10 @@ import click
 
 from emulator.cli.options import OUTPUT_FOLDER, json_option, output, plot_option
 from switchml.errors import ConfigError
+from switchml.output_files import whole_file
 from switchml.terminal import progress, say
 
-PAGE = "reproduce.html"
+PAGE, TABLE = "reproduce.html", "claims.md"
 
 
 def _complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
@@ -24,7 +25,7 @@ def _complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> li
 @click.argument("names", nargs=-1, metavar="[CLAIM|FILE.toml]…", shell_complete=_complete)
 @click.option("--all", "is_all", is_flag=True, help="Run every claim that comes along.")
 @click.option("--quick", is_flag=True, help="Run those that take half a minute at most and need no root.")
-@click.option("--out", type=OUTPUT_FOLDER, metavar="DIR", help=f"Write {PAGE} with every figure and plot there.")
+@click.option("--out", type=OUTPUT_FOLDER, metavar="DIR", help=f"Write {PAGE}, with plots, and {TABLE} there.")
 @plot_option
 @json_option
 def reproduce(
@@ -70,6 +71,8 @@ def reproduce(
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
         report.write_page(outcomes, failures, out / PAGE)
+        with whole_file(out / TABLE) as part:
+            part.write_text(report.markdown(outcomes), encoding="utf-8")
     if plot_file is not None:
         report.draw(outcomes, plot_file)
     output(

@@ -94,6 +94,22 @@ def draw(outcomes: Sequence[Outcome], path: Path) -> None:
     plotting.draw(path, "Claims reproduced", [panel for one in outcomes if (panel := drawn(one)) is not None])
 
 
+def markdown(outcomes: Sequence[Outcome]) -> str:
+    """A row for each figure, as a table in Markdown."""
+    lines = ["| claim | figure | paper | ours | |", "|---|---|---|---|---|"]
+    for outcome in outcomes:
+        for row, (figure, ours, is_met) in enumerate(outcome.rows):
+            cells = [
+                "" if row else outcome.claim.id,
+                figure.name,
+                value(figure.paper, figure.unit),
+                value(ours, figure.unit),
+                MET if is_met else f"**{MISSED}**",
+            ]
+            lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
 def write_page(outcomes: Sequence[Outcome], failures: Mapping[str, str], path: Path) -> None:
     """One page with every claim: figures, plot, what differs, how to run it. `failures`: claim → why it did not run."""
     content = {

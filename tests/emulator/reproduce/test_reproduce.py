@@ -82,6 +82,8 @@ def test_a_claim_of_ones_own(file, tmp_path):
     assert "mine: The machine." in done.stdout and picture.read_bytes().startswith(b"\x89PNG")
     text = (tmp_path / "page" / "reproduce.html").read_text()
     assert "1 of 2 figures are met" in text and "switchml emulate --model resnet50" in text
+    table = (tmp_path / "page" / "claims.md").read_text()
+    assert "| mine | one | -6 | -6 | met |\n|  | two | 100 | 8 | **missed** |\n" in table
 
 
 @pytest.mark.parametrize(("before", "after", "complaint"), [
