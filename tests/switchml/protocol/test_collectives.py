@@ -1,6 +1,7 @@
 """Collectives of all kinds: ranks and aggregator together over bad networks, against plain Python; what is sent; the
 aggregator against its reference; and results that contradict a rank."""
 
+import itertools
 import random
 import struct
 from functools import reduce
@@ -11,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from switchml.errors import ConfigError, PacketError
-from switchml.protocol import collectives
+from switchml.protocol import collectives, sending
 from switchml.protocol import packet as p
 from switchml.protocol import worker_state as rules
 from switchml.protocol.pool import Pool
@@ -191,6 +192,18 @@ def test_two_directions_share_the_slots(first):
         behind += [abs(one - two) for one, two in done]
     assert max(behind) <= 2 * most
     network.check_end()
+
+
+def test_two_queues_take_turns():
+    """No packet stands on the link behind all that another queue may have in flight."""
+    worker = Worker(rank=0, workers=2, slots=256, tag=TAG, isn=0, payload_bytes=PAYLOAD, lossless=True, two_queues=True)
+    numel = 300 * PAYLOAD
+    x = np.zeros(2 * numel, np.uint8)
+    for scheme in (collectives.reduce_scatter(2, numel, p.OP_OR), collectives.all_gather(2, numel, 1)):
+        worker.start(x.ctypes.data, x.ctypes.data, numel, "raw", collective=scheme)
+    queues = [p.AddressedPacket.unpack(data).seq % 256 // 128 for data in worker.receive([], 0)]
+    runs = [len(list(group)) for _, group in itertools.groupby(queues)]
+    assert queues.count(0) == queues.count(1) == 128 and set(runs) == {sending.TURN}
 
 
 def test_shares_take_turns():
