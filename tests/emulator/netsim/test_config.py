@@ -65,7 +65,7 @@ def test_a_file_becomes_a_network(tmp_path):
         ({"jobs": [{"slots": 64}] * 3, "switch": {"slots": 128}}, "job 2: 0 of the switch's 128 slots are free"),
         ({"jobs": [{"density": 0.1}]}, "density = 0.1: .*expected block"),
         ({"jobs": [{"block": 256, "overlap": "some"}]}, "overlap = 'some'"),
-        ({"jobs": [{"block": 256, "backend": "ring"}]}, "rings send zeros"),
+        ({"jobs": [{"block": 256, "backend": "ring"}]}, "rings and other collectives send zeros"),
         ({"jobs": [{"block": 256}], "racks": {"hosts": 2, "aggregate": True}}, "add dense tensors only"),
     ],
 )
