@@ -1,0 +1,5 @@
+"""Training whose stages of a model are on different ranks: message-driven pipelines (AxoNN, IPDPS 2022)."""
+
+from switchml import lazy
+
+__getattr__, __dir__, __all__ = lazy.attach(__name__, __file__)
