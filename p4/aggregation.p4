@@ -71,10 +71,7 @@ control Aggregation(inout headers_t hdr, inout meta_t meta, inout standard_metad
         size = WORKERS;
     }
     @name(".workers_v1") table workers_v1 {
-        key = {
-            hdr.ipv4.src : exact;
-            hdr.udp.dst : exact;
-        }
+        key = { hdr.ipv4.src : exact; } // all of the ports in PORTS
         actions = { v1_worker; @defaultonly stranger; }
         const default_action = stranger();
         size = WORKERS;

@@ -10,7 +10,7 @@ import pytest
 
 from switchml.control.p4.tables import OUTCOMES, Place, address_number, job_counters, loss_changes, open_slots
 from switchml.counters import COUNTERS
-from switchml.protocol.packet import UDP_PORT
+from switchml.protocol.packet import UDP_PORT, UDP_PORTS
 from switchml.protocol.pool import Pool, PoolV1
 from tests.peers import simple_switch
 from tests.support import p4_programming
@@ -232,6 +232,24 @@ def test_wrong_ipv4_checksum(switch):
     port, frame = job.frame(contribution(0, 800))
     assert switch.receive(port, frame[:24] + bytes([frame[24] ^ 1]) + frame[25:]) == []
     assert not any(switch.state.register("rounds").read_all())
+
+
+def test_v1_at_all_of_its_ports_and_with_ipv4_checksum_0(switch):
+    """As p4app-switchML's DPDK client sends it."""
+    job = Job(Scenario("client", 1, "", 2, 256), Place(row=64, worker=3, group=9, generation=1))
+    start(switch, job)
+
+    def send(rank: int, port: int, checksum: bytes, kind: int = 1) -> list:
+        data = struct.pack(">BBIHbb", kind << 4 | 1, 0, 0, 0, 0, 0) + struct.pack(">i", 1 + rank) * 64
+        frame = udp(Datagram(job.end(rank), (SWITCH_MAC, OURS, port), data))
+        return read(switch.receive(job.port(rank), frame[:24] + checksum + frame[26:]))
+
+    assert send(0, UDP_PORTS[1], b"\0\1") == send(0, UDP_PORTS[1], b"\0\0", kind=8) == []
+    assert not any(switch.state.register("rounds").read_all())
+    assert send(0, UDP_PORTS[1], b"\0\0") == []
+    results = send(1, UDP_PORTS[-1], b"\0\0")
+    assert [datagram.src for _, datagram in results] == [(SWITCH_MAC, OURS, UDP_PORTS[-1])] * 2
+    assert {datagram.payload[10:] for _, datagram in results} == {struct.pack(">i", 3) * 64}
 
 
 def test_jobs_do_not_touch_each_other(switch):

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from switchml.control.dataplane import Address, JobSpec
 from switchml.counters import COUNTERS
 from switchml.errors import ConfigError
-from switchml.protocol.packet import BITMAP_BYTES, CONTRIBUTION, HEADER_BYTES, SIZE_CODE_OF, UDP_PORT, UDP_PORTS
+from switchml.protocol.packet import BITMAP_BYTES, CONTRIBUTION, HEADER_BYTES, SIZE_CODE_OF, UDP_PORT
 
 MAX_WORKERS = 32
 """Ranks of a job: a slot's bitmap has 32 bits."""
@@ -178,7 +178,7 @@ def rank_entries(spec: JobSpec, place: Place, rank: int, host: Host, udp_port: i
     if spec.protocol == 1:
         v1_job = (number, me, spec.workers - 1, place.generation, place.row, spec.slots, place.group)
         return (
-            *(Entry("workers_v1", (address, port), "v1_worker", v1_job) for port in UDP_PORTS),
+            Entry("workers_v1", (address,), "v1_worker", v1_job),
             Entry("receivers", (number,), "v1_receiver", (host.mac, address)),
         )
     job = _v2_job(spec, replace(place, worker=number), me, (1 << spec.workers) - 1)

@@ -1,4 +1,4 @@
-"""Where a P4 switch's data plane finds hosts, and at which UDP ports it takes v1."""
+"""Where a P4 switch's data plane finds hosts."""
 
 import pytest
 
@@ -6,7 +6,6 @@ from switchml.control.dataplane import JobSpec
 from switchml.control.p4 import dataplane as p4_dataplane
 from switchml.control.p4.dataplane import STATIONS, P4Dataplane, crc16
 from switchml.errors import ConfigError
-from switchml.protocol.packet import UDP_PORTS
 from tests.switchml.control.test_p4_tree import InProcess
 
 HOST, TWIN = 0x02_00_00_00_00_01, 0x02_00_00_00_00_C1
@@ -63,13 +62,3 @@ def test_hosts_of_one_cell_get_copies_at_all_ports(driver, caplog):
 def test_a_host_that_was_never_seen_is_refused(driver):
     with pytest.raises(ConfigError, match="has seen nothing from rank 0"):
         P4Dataplane(driver, udp_bind="").start_job(v1_job(1, ("10.0.0.1", HOST)))
-
-
-def test_v1_is_taken_at_all_of_its_ports(driver):
-    plane = P4Dataplane(driver, udp_bind="")
-    driver.learn(HOST, 2)
-    plane.start_job(v1_job(1, ("10.0.0.1", HOST)))
-    entries = driver.state.table("workers_v1").all_entries()
-    assert [entry.match[1].value for entry in entries] == list(UDP_PORTS)
-    plane.stop_job(1)
-    assert not driver.state.table("workers_v1").all_entries()
