@@ -96,7 +96,7 @@ def measured(case: Case) -> float:
     import torch
 
     from emulator.validation.memory.modules import GPT, Optimizer, network
-    from emulator.validation.memory.tracker import Tracker
+    from host_agent.memory.tracker import Tracker
 
     dtype = torch.bfloat16 if case.precision == "bf16" else torch.float32
     torch.manual_seed(0)

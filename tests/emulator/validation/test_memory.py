@@ -59,7 +59,7 @@ def test_a_convolutional_network():
 
 def test_the_tracker_counts_storages_once_and_until_they_go():
     torch = pytest.importorskip("torch")
-    from emulator.validation.memory.tracker import Tracker
+    from host_agent.memory.tracker import Tracker
 
     with Tracker() as tracker:
         one = torch.zeros(100)

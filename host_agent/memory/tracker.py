@@ -15,11 +15,11 @@ class Tracker(TorchDispatchMode):
     Temporaries inside an operator's kernel are not seen."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.now = self.peak = 0
         self._sizes: dict[int, int] = {}
 
-    def __torch_dispatch__(self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         outputs = function(*args, **(kwargs or {}))
         for tensor in tree_iter(outputs):
             if isinstance(tensor, torch.Tensor):

@@ -1,0 +1,165 @@
+"""`compressed_activations`: what a model's forward passes save for backward is kept in compressed form."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_iter
+
+from host_agent.memory.bounds import START, Fixed, Measured
+from host_agent.memory.codecs import CODECS, Host
+from host_agent.memory.saving import SavedTensors
+from switchml.errors import ConfigError
+
+LEAST_BYTES = 4096
+"""Smaller tensors stay as they are."""
+EVERY = 1000
+"""Steps between measurements of gradients (COMET's W)."""
+
+
+class CompressedActivations:
+    """The compression of one model; `compressed_activations` says how. Closing it, or leaving it as a context manager,
+    ends it; graphs that it has compressed can still go backward."""
+
+    def __init__(self, model: nn.Module, saved: SavedTensors, bounds: Fixed | Measured):
+        self._model, self._saved, self._bounds = model, saved, bounds
+        self._is_saving = False
+        self._calls: list[contextlib.ExitStack] = []
+        dynamo = sys.modules.get("torch._dynamo")  # importing it takes seconds
+        self._is_compiled = dynamo is not None and any(isinstance(m, dynamo.OptimizedModule) for m in model.modules())
+        self._hooks = [
+            model.register_forward_pre_hook(self._enter, prepend=True, with_kwargs=True),
+            model.register_forward_hook(self._leave, always_call=True),
+        ]
+        if isinstance(bounds, Measured):
+            for module in bounds.layers:
+                self._hooks.append(module.register_forward_pre_hook(self._enter_layer))
+                self._hooks.append(module.register_forward_hook(self._leave_layer))
+
+    @contextlib.contextmanager
+    def saving(self, *inputs: Any) -> Iterator[None]:
+        """What is saved inside is compressed: for a forward pass, or a loss, that is not a call of the model.
+        `inputs` are left alone, as they are in memory anyway."""
+        if self._is_saving or not torch.is_grad_enabled():
+            yield
+            return
+        saved, bounds = self._saved, self._bounds
+        with contextlib.ExitStack() as stack:
+            self._is_saving = True
+            stack.callback(self._end)
+            if isinstance(bounds, Measured):
+                bounds.begin()
+                if bounds.is_measuring and self._is_compiled:
+                    # Layers of a compiled model can only be told from each other when it runs as it is written.
+                    stack.enter_context(torch.compiler.set_stance("force_eager"))
+            there = [*self._model.parameters(), *self._model.buffers(), *tree_iter(inputs)]
+            saved.anyway.update(filter(None, map(_storage, there)))
+            hooks = (saved.pack, saved.unpack)
+            if self._is_compiled:  # else the hooks would be compiled, too, where a graph breaks
+                hooks = (torch.compiler.disable(saved.pack), torch.compiler.disable(saved.unpack))
+            stack.enter_context(torch.autograd.graph.saved_tensors_hooks(*hooks))
+            yield
+
+    def stats(self) -> dict[str, float]:
+        """Totals so far: `tensors` compressed; their `bytes` before and `compressed_bytes` after, and `left_bytes` of
+        those left as they were (weights and inputs are not among them); `ratio` of all bytes before to those after,
+        infinite where nothing stays on the device; `compress_s`, `restore_s` in seconds."""
+        counters = vars(self._saved.counters)
+        before, after = (counters[name] + counters["left_bytes"] for name in ("bytes", "compressed_bytes"))
+        return {**counters, "ratio": before / after if after else math.inf if before else 1.0}
+
+    def shares(self) -> dict[str, float]:
+        """Layer → the bound for what it saves, of its root mean square; empty where no gradients are measured."""
+        bounds = self._bounds
+        return {each.name: each.share for each in bounds.layers.values()} if isinstance(bounds, Measured) else {}
+
+    def close(self) -> None:
+        """The model is as it was."""
+        for hook in self._hooks:
+            hook.remove()
+
+    def __enter__(self) -> CompressedActivations:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _end(self) -> None:
+        self._is_saving = False
+        self._saved.forget()
+
+    def _enter(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        if torch.compiler.is_compiling():
+            return
+        stack = contextlib.ExitStack()
+        stack.enter_context(self.saving(args, kwargs))
+        self._calls.append(stack)
+
+    def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
+        if not torch.compiler.is_compiling() and self._calls:
+            self._calls.pop().close()
+
+    def _enter_layer(self, module: nn.Module, args: Any) -> None:
+        if not torch.compiler.is_compiling() and self._is_saving and isinstance(self._bounds, Measured):
+            # Sharded weights are whole only now, in storages of their own.
+            self._saved.anyway.update(filter(None, map(_storage, module.parameters(recurse=False))))
+            self._bounds.enter(module, args)
+
+    def _leave_layer(self, module: nn.Module, args: Any, output: Any) -> None:
+        if not torch.compiler.is_compiling() and self._is_saving and isinstance(self._bounds, Measured):
+            self._bounds.leave(module, output)
+
+
+def compressed_activations(
+    model: nn.Module,
+    codec: str = "szx",
+    error: float | str = "auto",
+    *,
+    optimizer: torch.optim.Optimizer | None = None,
+    every: int = EVERY,
+    least_bytes: int = LEAST_BYTES,
+    folder: str | None = None,
+) -> CompressedActivations:
+    """From now on, keep what the model's forward passes save for backward in compressed form, until the result is
+    closed.
+
+    `codec`: "szx" (zeros apart, the others as an SZx stream), "levels" (whole numbers of steps; smaller and quicker),
+    "fp16", "int8" (rows of 256 with a scale), "host" (off the device: to pinned memory, or of a CPU to a memory-mapped
+    file in `folder`), or "none" (counts only).
+    `error`: the largest that an element of szx and levels may have, as a share of its tensor's root mean square; "auto"
+    measures gradients in steps 0, 16, 128 and each `every`th, and takes from each layer's what changes its weights'
+    gradient by 1 % of the momentum in `optimizer`, or of the gradient itself (COMET, VLDB 2022: `bounds.py`). Gradients
+    that a GradScaler has scaled do not compare with momentum: leave `optimizer` out.
+    `least_bytes`: smaller tensors stay as they are, and so do weights, buffers and the model's inputs. Integers and
+    bools are kept exactly, in fewer bits.
+
+    `model` may be wrapped in DistributedDataParallel, sharded (`fully_shard`), checkpointed or compiled; wrap and
+    compile it before.
+
+    Raises ConfigError.
+    """
+    if codec not in CODECS:
+        raise ConfigError(f"activations: codec {codec!r}: expected one of {', '.join(CODECS)}")
+    if error != "auto" and not (isinstance(error, float | int) and 0 < error < float("inf")):
+        raise ConfigError(f"activations: error={error!r}: expected auto, or a share above 0 of the root mean square")
+    if every < 1 or least_bytes < 0:
+        raise ConfigError(f"activations: every={every}, least_bytes={least_bytes}: expected at least 1 and 0")
+    chosen = Host(folder) if codec == "host" else CODECS[codec]()
+    bounds: Fixed | Measured = Fixed(START if error == "auto" else float(error))
+    if chosen.is_bounded and error == "auto":
+        bounds = Measured(model, optimizer, every)
+    return CompressedActivations(model, SavedTensors(chosen, least_bytes, bounds), bounds)
+
+
+def _storage(thing: Any) -> int | None:
+    """Identifies a tensor's storage, of shards the local part's."""
+    local = getattr(thing, "_local_tensor", thing)
+    if not isinstance(local, torch.Tensor) or local.layout != torch.strided:
+        return None
+    return int(local.untyped_storage()._cdata)

@@ -1,0 +1,212 @@
+"""How far activations may be off: COMET's rule (Jin et al., VLDB 2022), with what it needs measured in some steps.
+
+1. A layer's weight gradient sums products of an activation x and a gradient L of the layer's output, K for each weight:
+   the batch, times the places where a convolution's weight is used. Compression moves each of the R K activations that
+   are not zero by something up to a bound e, evenly spread and independent. That gives the weight gradient an error
+   with standard deviation  s = e * rms(L) * sqrt(R K / 3).  (COMET has 0.32 * mean|L| * sqrt(R N) * e, N the batch.)
+2. Training bears s up to 1 % of the mean magnitude of the weight's momentum (COMET), as SGD sums it up, or of the
+   gradient where there is none. So  e = 0.01 * mean|momentum| / (rms(L) * sqrt(R K / 3)).
+3. e is for the layer's input. What operators between layers save (GELU, softmax, attention) has its effect on the
+   gradient that reaches the layer before, which may be off by as large a share; likewise inputs of normalization,
+   whose gradients see them divided by their own spread. These take e relative to the root mean square.
+4. A tensor that several layers save takes the least of their bounds. All is measured anew after `every` steps, and in
+   steps 16 and 128, while gradients change fastest.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+SHARE = 0.01
+"""Of the momentum: how large a gradient's error may be (COMET)."""
+START = 1e-3
+"""Of the root mean square, until something is measured."""
+LEAST, MOST = 1e-4, 0.5
+"""Of the root mean square: a bound beyond has no effect on sizes, or takes the sense from what the rule presumes."""
+EARLY = (0, 16, 128)
+"""Steps in which gradients are measured, besides each `every`th."""
+
+
+@dataclass
+class Layer:
+    """A module with weights of its own. `share`: its bound, of its input's root mean square."""
+
+    name: str
+    weight: nn.Parameter
+    share: float = START
+    input_rms: float = 0.0
+    inputs: float = 0.0
+    """R: share of its input that is not zero."""
+    products: float = 0.0
+    """K"""
+    gradient_rms: float = 0.0
+    weight_gradient: float = 0.0
+    """Mean magnitude."""
+
+    def update(self, momentum: float) -> None:
+        """`share` by the rule. `momentum`: mean magnitude; 0 if there is none."""
+        allowed = SHARE * (momentum or self.weight_gradient)
+        spread = self.gradient_rms * math.sqrt(self.inputs * self.products / 3)
+        if self.weight.dim() > 1:
+            spread *= self.input_rms
+        if allowed > 0 and spread > 0:
+            self.share = min(max(allowed / spread, LEAST), MOST)
+
+
+@dataclass
+class Slot:
+    """A saved tensor of each step: the how manyth after the weights of `layers[0]` came into use. All `layers` save
+    it."""
+
+    rms: float
+    layers: list[Layer] = field(default_factory=list)
+
+
+Key = tuple[str, int]
+
+
+class Fixed:
+    """The same share of each vector's root mean square."""
+
+    def __init__(self, share: float):
+        self._share = share
+
+    def of(self, vector: torch.Tensor) -> tuple[float, Key]:
+        return _positive(self._share * _size(vector)[1]), ("", 0)
+
+    def also(self, key: Key) -> None:
+        """All have the same."""
+
+
+class Measured:
+    """COMET's: bounds of saved tensors. `optimizer`: has the momentum; `every`: steps between measurements."""
+
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer | None, every: int):
+        self._optimizer, self._every = optimizer, every
+        self.layers: dict[nn.Module, Layer] = dict(_layers(model))
+        self._now: Layer | None = None
+        self._counts: dict[str, int] = {}
+        self._slots: dict[Key, Slot] = {}
+        self._step = -1
+        self.is_measuring = False
+        self._is_fresh = False
+
+    def begin(self) -> None:
+        """A forward pass begins."""
+        if self._is_fresh:
+            self._update()
+        self._step += 1
+        self._now = None
+        self._counts.clear()
+        self.is_measuring = self._step in EARLY or self._step % self._every == 0
+        if self.is_measuring:
+            self._slots.clear()
+
+    def enter(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        """A layer's forward begins."""
+        layer = self._now = self.layers[module]
+        if self.is_measuring:
+            layer.products = layer.gradient_rms = layer.weight_gradient = 0.0
+            given = next((each for each in args if _is_float(each)), None)
+            layer.inputs, layer.input_rms = _size(given) if given is not None else (0.0, 0.0)
+
+    def leave(self, module: nn.Module, output: Any) -> None:
+        """It has ended."""
+        if not self.is_measuring:
+            return
+        layer = self.layers[module]
+        first = output[0] if isinstance(output, tuple | list) and output else output
+        if not _is_float(first) or not first.requires_grad:
+            return
+        outputs = layer.weight.shape[0] if layer.weight.dim() > 1 else layer.weight.numel()
+        layer.products = first.numel() / outputs
+
+        def measure(gradient: torch.Tensor) -> None:
+            layer.gradient_rms = float(gradient.float().norm()) / math.sqrt(gradient.numel())
+            if not self._is_fresh:
+                self._is_fresh = True
+                torch.autograd.Variable._execution_engine.queue_callback(self._measure_weights)
+
+        first.register_hook(measure)
+
+    def of(self, vector: torch.Tensor) -> tuple[float, Key]:
+        """The bound of a vector of floats, which the layer at work is the first to save, and what to call it."""
+        name = self._now.name if self._now else ""
+        count = self._counts[name] = self._counts.get(name, -1) + 1
+        key = (name, count)
+        slot = self._slots.get(key)
+        if slot is None:
+            slot = Slot(_size(vector)[1], [self._now] if self._now else [])
+            if self._now:  # else it is a compiled graph's, or before all layers
+                self._slots[key] = slot
+        layers = slot.layers or [layer for layer in self.layers.values() if layer.gradient_rms]
+        share = min((layer.share for layer in layers), default=START)
+        return _positive(share * slot.rms), key
+
+    def also(self, key: Key) -> None:
+        """The layer at work saves what has the bound of `key`, too."""
+        slot = self._slots.get(key)
+        if slot is not None and self._now is not None and self._now not in slot.layers:
+            slot.layers.append(self._now)
+
+    def _measure_weights(self) -> None:
+        """When the backward pass has ended."""
+        for layer in self.layers.values():
+            if layer.weight.grad is not None:
+                layer.weight_gradient = _mean_magnitude(layer.weight.grad)
+
+    def _update(self) -> None:
+        self._is_fresh = False
+        momenta = dict(_momenta(self._optimizer)) if self._optimizer else {}
+        for layer in self.layers.values():
+            layer.update(momenta.get(layer.weight, 0.0))
+
+
+def _momenta(optimizer: torch.optim.Optimizer) -> Iterator[tuple[torch.Tensor, float]]:
+    """Parameter → mean magnitude of the sum of its gradients that momentum is. Adam has an average in its place, which
+    is that sum times 1 - beta."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            state = optimizer.state.get(parameter, {})
+            if isinstance(state.get("momentum_buffer"), torch.Tensor):
+                damping = group.get("dampening", 0.0)
+                yield parameter, _mean_magnitude(state["momentum_buffer"]) / (1 - damping if damping < 1 else 1)
+            elif isinstance(state.get("exp_avg"), torch.Tensor):
+                beta = group["betas"][0] if "betas" in group else 0.9
+                yield parameter, _mean_magnitude(state["exp_avg"]) / (1 - beta)
+
+
+def _layers(model: nn.Module) -> Iterator[tuple[nn.Module, Layer]]:
+    """Modules that multiply what they get with weights of their own; not containers that hold a parameter, too."""
+    for name, module in model.named_modules():
+        own = [parameter for parameter in module.parameters(recurse=False) if parameter.requires_grad]
+        within = any(True for child in module.children() for _ in child.parameters())
+        if own and (not within or isinstance(module, nn.MultiheadAttention)):
+            yield module, Layer(name, max(own, key=torch.Tensor.numel))
+
+
+def _positive(bound: float) -> float:
+    return max(bound, float(torch.finfo(torch.float32).tiny)) if math.isfinite(bound) else 1.0
+
+
+def _is_float(thing: Any) -> bool:
+    return isinstance(thing, torch.Tensor) and thing.is_floating_point()
+
+
+def _size(tensor: torch.Tensor) -> tuple[float, float]:
+    """Share of elements that are not zero, and their root mean square."""
+    with torch.no_grad():
+        others = int(tensor.count_nonzero())
+        return others / max(1, tensor.numel()), float(tensor.float().norm()) / math.sqrt(max(1, others))
+
+
+def _mean_magnitude(tensor: torch.Tensor) -> float:
+    """Of this rank's part, if it is in shards."""
+    local = getattr(tensor, "_local_tensor", tensor)
+    return float(local.abs().float().mean()) if local.numel() else 0.0

@@ -1,0 +1,158 @@
+"""Error-bounded streams of float32 vectors, in chunks that torch's threads share: `levels`, and SZx with its zeros kept
+apart. The loops are `levels.py`'s and those of `switchml.codecs.szx`; both run without the GIL."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from host_agent.memory import levels
+from switchml.codecs.szx import Szx
+from switchml.runtime.jit import kernel
+
+CHUNK = 1 << 18
+"""Elements that a thread compresses at a time: 1 MB, which stays in its core's cache."""
+
+
+class Coder(Protocol):
+    """One way to write a chunk. `encode`: a part of x, float32[n], as uint8 and whatever else `decode` needs to fill
+    float32[n] so that no element is off by more than `bound`, and zeros are zeros."""
+
+    def encode(self, x: np.ndarray, bound: float) -> tuple[np.ndarray, Any]: ...
+    def decode(self, body: np.ndarray, extra: Any, bound: float, x: np.ndarray) -> None: ...
+
+
+@dataclass(frozen=True)
+class Stream:
+    """A vector of `count` float32 as `coder` wrote it."""
+
+    coder: Coder
+    bound: float
+    count: int
+    body: torch.Tensor
+    ends: list[int]
+    extras: list[Any]
+
+    @property
+    def nbytes(self) -> int:
+        return self.body.nbytes
+
+    def restore(self) -> torch.Tensor:
+        """float32[count]"""
+        vector = torch.empty(self.count, dtype=torch.float32)
+        x, body = vector.numpy(), self.body.numpy()
+
+        def decode(chunk: int) -> None:
+            part = body[self.ends[chunk - 1] if chunk else 0 : self.ends[chunk]]
+            self.coder.decode(part, self.extras[chunk], self.bound, x[chunk * CHUNK : (chunk + 1) * CHUNK])
+
+        _each(decode, range(len(self.ends)))
+        return vector
+
+
+def write(coder: Coder, vector: torch.Tensor, bound: float) -> Stream:
+    """`vector`: float32[n] on the CPU, contiguous."""
+    x = vector.numpy()
+    chunks = [x[start : start + CHUNK] for start in range(0, x.size, CHUNK)]
+    parts = _each(lambda chunk: coder.encode(chunk, bound), chunks)
+    ends = np.cumsum([part.size for part, _ in parts]).tolist()
+    body = torch.empty(ends[-1], dtype=torch.uint8)
+    np.concatenate([part for part, _ in parts], out=body.numpy())
+    return Stream(coder, bound, x.size, body, ends, [extra for _, extra in parts])
+
+
+def _each(function: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
+    """The results, by as many threads as torch has for its operators."""
+    items = list(items)
+    threads = min(torch.get_num_threads(), len(items))
+    if threads < 2:
+        return [function(item) for item in items]
+    return list(_threads(threads).map(function, items))
+
+
+@functools.lru_cache(1)
+def _threads(count: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(count, thread_name_prefix="activations")
+
+
+class Levels:
+    """Whole numbers of steps, in as few bits as each block of 128 needs (`levels.py`). Chunks that hold nothing but 0
+    and one magnitude, as dropout's masks do, are exact: all their errors would be one, and not average out."""
+
+    def encode(self, x: np.ndarray, bound: float) -> tuple[np.ndarray, Any]:
+        magnitude = _only_magnitude(x)
+        out = np.empty(levels.most_bytes(x.size), np.uint8)
+        return out[: levels.encode(x, magnitude or bound, out)].copy(), magnitude
+
+    def decode(self, body: np.ndarray, extra: Any, bound: float, x: np.ndarray) -> None:
+        levels.decode(body, extra or bound, x)
+        if extra:
+            np.multiply(np.sign(x), extra, out=x)
+
+
+def _only_magnitude(x: np.ndarray) -> float | None:
+    """Of all elements that are not 0, if they have one."""
+    for some in (x[:256], x):
+        magnitudes = np.abs(some)
+        magnitude = magnitudes.max()
+        if not 0 < magnitude < np.inf or not ((magnitudes == magnitude) | (magnitudes == 0)).all():
+            return None
+    return float(magnitude)
+
+
+class SzxOfOthers:
+    """A bit for each element that says whether it is zero, if any is, and the SZx stream of the others.
+
+    SZx by itself would move zeros by up to the bound. Restored elements are at least the least one that was written:
+    what was positive stays so, as a ReLU's derivative needs it.
+    """
+
+    def encode(self, x: np.ndarray, bound: float) -> tuple[np.ndarray, Any]:
+        others = np.empty(x.size, np.float32)
+        bitmap = np.zeros((x.size + 7) // 8, np.uint8)
+        count = _without_zeros(x, bitmap, others)
+        if count == x.size:
+            bitmap = bitmap[:0]
+        others = others[:count]
+        body = Szx(bound=bound, mode="abs").compress(None, others).body
+        least = others.min() if count else 0.0
+        return np.concatenate([bitmap, body]), (count, np.float32(least))
+
+    def decode(self, body: np.ndarray, extra: Any, bound: float, x: np.ndarray) -> None:
+        count, least = extra
+        size = (x.size + 7) // 8 if count < x.size else 0
+        others = Szx(bound=bound, mode="abs").decode(body[size:], count)
+        if not np.isnan(least):
+            np.maximum(others, least, out=others)
+        if size:
+            _with_zeros(others, body[:size], x)
+        else:
+            x[:] = others
+
+
+@kernel
+def _without_zeros(x: np.ndarray, bitmap: np.ndarray, others: np.ndarray) -> int:
+    """Write the elements of x that are not 0 to `others`, and their places to the bitmap; their count."""
+    count = 0
+    for i in range(x.size):
+        some = x[i] != 0
+        others[count] = x[i]
+        bitmap[i >> 3] |= np.uint8(some) << (i & 7)
+        count += some
+    return count
+
+
+@kernel
+def _with_zeros(others: np.ndarray, bitmap: np.ndarray, x: np.ndarray) -> None:
+    """What `_without_zeros` took apart."""
+    at = 0
+    for i in range(x.size):
+        some = (bitmap[i >> 3] >> (i & 7)) & 1
+        x[i] = others[at] if some else np.float32(0)
+        at += some

@@ -1,0 +1,109 @@
+"""Vectors there and back: bounds, zeros, signs, odd values, dtypes."""
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from host_agent.memory import levels, streams  # noqa: E402
+from host_agent.memory.codecs import CODECS, narrowed  # noqa: E402
+
+ODD = torch.tensor([0.0, -0.0, 1e-42, -1e-38, 3e38, -3e38, float("inf"), -float("inf"), float("nan"), 1.0, 1e30])
+
+
+def vectors():
+    generator = torch.Generator().manual_seed(3)
+    dense = torch.randn(70_001, generator=generator)
+    yield "dense", dense
+    yield "relu", dense.relu()
+    yield "offset", dense * 1e-3 + 5
+    yield "odd", torch.cat([dense[:1000], ODD, dense[:99]])
+    yield "zeros", torch.zeros(1000)
+    yield "one", torch.tensor([-2.5])
+
+
+@pytest.mark.parametrize("name", ["levels", "szx"])
+@pytest.mark.parametrize("bound", [1e-6, 1e-2, 0.3, 10.0])
+def test_bounds_zeros_and_signs_of_positive_tensors_hold(name, bound):
+    for what, vector in vectors():
+        kept = CODECS[name]().keep(vector, bound)
+        restored = kept.restore()
+        finite = vector.isfinite()
+        error = (restored.double() - vector.double())[finite].abs().max()
+        assert error <= bound, what
+        assert torch.equal(restored[~finite], vector[~finite]) or what == "odd"
+        assert torch.equal(restored.isnan(), vector.isnan()) and torch.equal(restored.isinf(), vector.isinf())
+        assert torch.equal(restored == 0, vector == 0) or (name == "szx" and what != "relu"), what
+        assert not restored[vector == 0].any(), what
+        if name == "levels" or what == "relu":
+            assert torch.equal(restored.sign().nan_to_num(), vector.sign().nan_to_num()), what
+
+
+def test_levels_take_the_bits_that_a_block_needs():
+    """By hand: numbers 1 to 4 of step 2 * bound are 2 bits less the least, a header is 3 bytes."""
+    out = np.empty(levels.most_bytes(128), np.uint8)
+    step = 2 * levels.MARGIN
+    x = (np.arange(128, dtype=np.float32) % 4 + 0.5) * np.float32(step)
+    assert levels.encode(x, 1.0, out) == 3 + 128 * 2 // 8
+    assert out[:3].tolist() == [2, 1, 0]
+    assert out[3] == (0 | 0 << 2 | 0 << 4 | 0 << 6) and out[4] == 0b01010101 and out[6] == 0b11111111
+    restored = np.empty_like(x)
+    assert levels.decode(out, 1.0, restored) == 35
+    assert np.allclose(restored, x, rtol=1e-6)
+
+
+def test_masks_of_dropout_are_exact():
+    mask = torch.nn.functional.dropout(torch.ones(5000), 0.3)
+    kept = CODECS["levels"]().keep(mask, 0.05)
+    assert torch.equal(kept.restore(), mask)
+    assert kept.nbytes < mask.nbytes / 12
+
+
+def test_chunks_are_shared_among_threads(monkeypatch):
+    monkeypatch.setattr(streams, "CHUNK", 1000)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    vector = torch.randn(10_500)
+    kept = CODECS["szx"]().keep(vector, 0.01)
+    assert len(kept.stream.ends) == 11
+    assert (kept.restore() - vector).abs().max() <= 0.01
+
+
+@pytest.mark.parametrize("name", ["levels", "szx", "fp16", "int8", "host"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_every_codec_gives_the_dtype_back(name, dtype):
+    vector = torch.randn(1001).to(dtype)
+    kept = CODECS[name]().keep(vector, 0.01)
+    if name == "fp16" and dtype.itemsize == 2:
+        assert kept is None, "no smaller"
+        return
+    restored = kept.restore()
+    assert restored.dtype == dtype and restored.shape == vector.shape
+    assert (restored.float() - vector.float()).abs().max() < 0.03
+
+
+def test_half_precision_and_int8_take_what_they_can_hold():
+    vector = torch.tensor([1e6, -1e6, float("inf"), 1.0])
+    assert CODECS["fp16"]().keep(vector, 0).restore().tolist() == [65504.0, -65504.0, float("inf"), 1.0]
+    assert CODECS["int8"]().keep(vector, 0) is None
+    assert CODECS["int8"]().keep(torch.zeros(300), 0).restore().tolist() == [0.0] * 300
+
+
+@pytest.mark.parametrize(
+    "least, most, dtype, size", [(0, 63, torch.int64, 1), (-9, 300, torch.int64, 2), (0, 1, torch.bool, 1 / 8)]
+)
+def test_whole_numbers_are_exact_and_narrow(least, most, dtype, size):
+    vector = torch.randint(least, most + 1, (1000,)).to(dtype)
+    kept = narrowed(vector)
+    assert torch.equal(kept.restore(), vector) and kept.restore().dtype == dtype
+    assert kept.nbytes == 1000 * size
+    assert narrowed(torch.tensor([0, 1 << 40])) is None
+
+
+def test_the_host_file_is_empty_again_when_nothing_is_left(tmp_path):
+    host = CODECS["host"](str(tmp_path))
+    one, two = host.keep(torch.arange(5.0), 0), host.keep(torch.arange(3000.0), 0)
+    assert two.restore()[-1] == 2999 and one.restore().tolist() == [0, 1, 2, 3, 4]
+    assert not list(tmp_path.iterdir()), "the file has no name"
+    del one, two
+    three = host.keep(torch.ones(2), 0)
+    assert three.restore().tolist() == [1, 1]
