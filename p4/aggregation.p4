@@ -26,9 +26,10 @@ control Aggregation(inout headers_t hdr, inout meta_t meta, inout standard_metad
     bit<1> is_retransmission;
 
     @name(".v2_worker")
-    action v2_worker(bit<16> worker, bit<32> me, bit<32> everybody, bit<32> generation, bit<32> base,
-                     bit<32> slots, bit<32> origin, bit<16> tag, bit<4> kind, bit<3> size, bit<16> group) {
+    action v2_worker(bit<16> worker, bit<16> first, bit<32> me, bit<32> everybody, bit<32> generation,
+                     bit<32> base, bit<32> slots, bit<32> origin, bit<16> tag, bit<4> kind, bit<3> size, bit<16> group) {
         meta.job.worker = worker;
+        meta.job.first = first;
         meta.job.me = me;
         meta.job.everybody = everybody;
         meta.job.generation = generation;
@@ -53,10 +54,10 @@ control Aggregation(inout headers_t hdr, inout meta_t meta, inout standard_metad
         meta.job.group = group;
     }
     @name(".tree_worker")
-    action tree_worker(bit<3> tree, bit<16> worker, bit<32> me, bit<32> everybody, bit<32> generation, bit<32> base,
-                       bit<32> slots, bit<32> origin, bit<16> tag, bit<4> kind, bit<3> size, bit<16> group) {
+    action tree_worker(bit<3> tree, bit<16> worker, bit<16> first, bit<32> me, bit<32> everybody, bit<32> generation,
+                       bit<32> base, bit<32> slots, bit<32> origin, bit<16> tag, bit<4> kind, bit<3> size, bit<16> group) {
         meta.job.tree = tree;
-        v2_worker(worker, me, everybody, generation, base, slots, origin, tag, kind, size, group);
+        v2_worker(worker, first, me, everybody, generation, base, slots, origin, tag, kind, size, group);
     }
     action stranger() {}
 
@@ -121,7 +122,6 @@ control Aggregation(inout headers_t hdr, inout meta_t meta, inout standard_metad
         meta.slot.ahead = mark[23:16];
         meta.slot.used = mark[15:8];
         meta.slot.kind = mark[7:4];
-        meta.slot.before_need = mark[31:24];
         meta.slot.before_ahead = mark[23:16];
         meta.slot.flags = mark[3:0];
     }
@@ -172,8 +172,14 @@ control Aggregation(inout headers_t hdr, inout meta_t meta, inout standard_metad
         hdr.switchml.kind = meta.slot.kind | KIND_RESULT;
         hdr.switchml.r = meta.outcome == ANSWERED ? 1w1 : 0;
         hdr.switchml.ahead = meta.slot.ahead;
-        hdr.switchml.need = meta.slot.kind & KIND_RESULT == 0 ? meta.slot.need : 0;
+        hdr.switchml.need = meta.slot.need;
         hdr.switchml.used = (bit<8>)(meta.slot.flags & (OVERFLOW | MIXED));
+    }
+    action label_words() {
+        hdr.switchml.ahead = hdr.switchml.ahead & 0x7f;
+        if (hdr.switchml.ahead != ADDRESSED) {
+            hdr.switchml.need = 0;
+        }
     }
     action label_partial() {
         hdr.switchml.kind = meta.slot.kind;
@@ -243,7 +249,7 @@ control Aggregation(inout headers_t hdr, inout meta_t meta, inout standard_metad
             return;
         }
 
-        if (meta.is_sparse == 1) {
+        if (meta.has_words == 1) {
             sparse_format.apply(hdr, meta);
         }
         // A packet that nothing is wrong with has the outcome 0, CONSUMED, until its slot is known.
@@ -290,11 +296,11 @@ control Aggregation(inout headers_t hdr, inout meta_t meta, inout standard_metad
             } else if (meta.job.tree == FROM_ABOVE) {
                 rule_above.apply(hdr, meta);
             } else {
-                if (meta.is_sparse == 1) {
+                if (meta.has_words == 1) {
                     hdr.switchml.kind = hdr.switchml.kind | KIND_RESULT;
                 }
                 rule_v2.apply(hdr, meta);
-                if (meta.is_sparse == 1 || meta.slot.kind & KIND_RESULT != 0) {
+                if (meta.has_words == 1 || meta.slot.kind & KIND_RESULT != 0) {
                     sparse.apply(hdr, meta);
                 }
                 if (meta.job.tree != 0) {
@@ -321,6 +327,9 @@ control Aggregation(inout headers_t hdr, inout meta_t meta, inout standard_metad
                     label_v1();
                 } else {
                     label_v2();
+                    if (meta.slot.kind & KIND_RESULT != 0) {
+                        label_words();
+                    }
                 }
                 if (meta.outcome == COMPLETED) {
                     to_all();

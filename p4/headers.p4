@@ -69,7 +69,8 @@ header rest_t {
 }
 #endif
 
-// Before the data of a sparse packet: what its sender has next, for 1, 2, 4 or 8 columns.
+// Before the data of a sparse packet: what its sender has next, for 1, 2, 4 or 8 columns. An addressed packet has the
+// first word alone: reach, root, op and ahead, 8 bits each.
 header word_1_t {
     bit<32> w0;
 }
@@ -131,6 +132,7 @@ struct job_t {
     bit<1>  is_v1;
     bit<3>  tree; // HAS_ABOVE, FROM_BELOW, FROM_ABOVE
     bit<16> worker;
+    bit<16> first;
     bit<32> me;
     bit<32> everybody;
     bit<32> others;
@@ -159,8 +161,7 @@ struct slot_t {
     bit<8>  used;
     bit<4>  kind;
     bit<4>  flags;
-    bit<8>  before_need;   // as they were when the packet came
-    bit<8>  before_ahead;
+    bit<8>  before_ahead;  // as it was when the packet came
     bit<32> packet_epoch;  // rule_v2.p4 says what these two are
     bit<32> packet_before;
 }
@@ -173,10 +174,12 @@ struct meta_t {
     bit<1>  is_rewritten; // the IPv4 header needs a new checksum
     bit<1>  is_flooded;
     bit<1>  is_lost;      // by the drop simulator
-    bit<1>  is_sparse;    // the packet; its slot may be otherwise
-    bit<1>  has_words;    // a sparse packet, all of those that its columns need
+    bit<1>  has_words;    // the packet is sparse or addressed; its slot may be otherwise
+    bit<1>  words_parsed; // all of those that its columns need
     bit<1>  has_data;
-    bit<2>  step;         // what to do with the lanes
+    bit<2>  reach;        // of the addressed result that leaves: who gets its data
+    bit<16> root;         // and from or to whom, by worker's number
+    bit<3>  step;         // what to do with the lanes
     bit<4>  outcome;
     job_t   job;
     slot_t  slot;
@@ -218,9 +221,22 @@ const bit<3> FROM_BELOW = 2; // the packet comes from a switch below
 const bit<3> FROM_ABOVE = 4; // the packet comes from the switch above
 
 // What to do with the lanes; 0 is nothing.
-const bit<2> STORE = 1;
-const bit<2> ADD = 2;
-const bit<2> FETCH = 3;
+const bit<3> STORE = 1;
+const bit<3> ADD = 2;
+const bit<3> FETCH = 3;
+const bit<3> COMBINE = 4; // by an op other than the sum
+
+// In the word of an addressed packet.
+const bit<2> REACH_ALL = 0; // of 8 bits there
+const bit<2> REACH_ROOT = 1;
+const bit<2> REACH_OTHERS = 2;
+const bit<8> OP_SUM = 0;
+const bit<8> OP_MAX32 = 1;
+const bit<8> OP_MAX64 = 2;
+const bit<8> OP_OR = 3;
+const bit<8> OP_XOR = 4;
+const bit<8> ADDRESSED = 0; // where a sparse packet has its columns
+const bit<16> LENGTH_CUT = 8 + 10 + 4;
 
 // What came of a packet. 16 is added where it was a retransmission of protocol 2.
 const bit<4> CONSUMED = 0;

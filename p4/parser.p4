@@ -39,7 +39,7 @@ parser Parse(packet_in packet, out headers_t hdr, inout meta_t meta, inout stand
 #endif
             (PORTS, LENGTH_WAIT): wait_or_words;
             // Sparse, with 1, 2, 4 or 8 words: no data (8 words are as long as a wait packet), 256 bytes, 512 of
-            // padding, 1024.
+            // padding, 1024. Addressed, with 1.
             (PORTS, 22): sparse;
             (PORTS, 26): sparse;
             (PORTS, 34): sparse;
@@ -70,8 +70,9 @@ parser Parse(packet_in packet, out headers_t hdr, inout meta_t meta, inout stand
         transition words;
     }
     state words {
-        meta.is_sparse = 1;
+        meta.has_words = 1;
         transition select(hdr.switchml.ahead) {
+            ADDRESSED: words_1;
             1: words_1;
             2: words_2;
             4: words_4;
@@ -102,7 +103,7 @@ parser Parse(packet_in packet, out headers_t hdr, inout meta_t meta, inout stand
         transition sparse_data;
     }
     state sparse_data {
-        meta.has_words = 1;
+        meta.words_parsed = 1;
         transition select(hdr.switchml.size) {
             SPARSE | SIZE_256: data_256;
 #ifdef REST_WORDS

@@ -1,19 +1,20 @@
-// Sparse streams: docs/protocol.md, section 8. A packet without data, or with words in front of its data, becomes a
-// packet like any other before the rule of protocol 2 looks at it; afterwards this file keeps the words, corrects what
-// is to happen to the lanes, and gives what leaves its shape. Dense packets pass by with two conditions.
+// Sparse streams and addressed packets: docs/protocol.md, sections 8 and 11. A packet without data, or with words in
+// front of its data, becomes a packet like any other before the rule of protocol 2 looks at it; afterwards this file
+// keeps the words, corrects what is to happen to the lanes, and gives what leaves its shape. Dense packets pass by with
+// two conditions.
 //
-// A slot's kind has KIND_RESULT's bit set while its round is sparse (contributions have no such kinds). Then `ahead` is
-// the number of columns, and `need` says whether the round has data.
+// A slot's kind has KIND_RESULT's bit set while its round has words (contributions have no such kinds). Then the top bit
+// of `ahead` says whether the round has data, and the others are the number of columns, 0 in an addressed round.
 
 #define WORD_LEAST(kept, fresh) (fresh < kept ? fresh : kept)
 
 // The format, once the sender's job is known: `meta.size` is the job's if the packet fits it, else 0.
 control SparseFormat(inout headers_t hdr, inout meta_t meta) {
     action check() {
-        bit<16> rest = hdr.udp.length - 18 - ((bit<16>)hdr.switchml.ahead << 2);
+        bit<16> rest = hdr.udp.length - 18 - (hdr.switchml.ahead == ADDRESSED ? 4 : (bit<16>)hdr.switchml.ahead << 2);
         bit<3> got = meta.size;
         meta.size = 0;
-        if (meta.has_words == 1 && meta.job.is_v1 == 0 && meta.job.tree == 0) {
+        if (meta.words_parsed == 1 && meta.job.is_v1 == 0 && meta.job.tree == 0) {
             if (got == meta.job.size && hdr.switchml.size == (SPARSE | got)) {
                 if ((got == SIZE_256 && rest == 256) || (got == SIZE_1024 && rest == 1024)) {
                     meta.has_data = 1;
@@ -24,6 +25,11 @@ control SparseFormat(inout headers_t hdr, inout meta_t meta) {
             } else if (got == 0 && hdr.padding.isValid() && rest == 512 && meta.job.size == SIZE_1024) {
                 meta.size = meta.job.size;
             }
+        }
+        if (hdr.switchml.ahead == ADDRESSED &&
+            (hdr.word_1.w0[31:24] > (bit<8>)REACH_OTHERS || hdr.word_1.w0[15:8] > LAST_OP ||
+             (hdr.word_1.w0[15:8] != OP_SUM && hdr.switchml.kind != KIND_INT32))) {
+            meta.size = 0;
         }
         hdr.switchml.size = meta.size;
     }
@@ -36,7 +42,9 @@ control Sparse(inout headers_t hdr, inout meta_t meta) {
     @name(".words") register<bit<256>>(ROWS) words;
 
     bit<256> kept;
+    bit<256> before;
     bit<1> had_data;
+    bit<1> is_alike;
 
     // The packet's words; columns that it does not have are never the least.
     action words_of_packet() {
@@ -61,10 +69,17 @@ control Sparse(inout headers_t hdr, inout meta_t meta) {
         words_of_packet();
         words.write(meta.slot.row, kept);
     }
-    action keep_least() {
-        bit<256> before;
-        words_of_packet();
+    // Whether a later packet belongs to the round: as many columns or, if addressed, the same reach, root and op.
+    action compare() {
         words.read(before, meta.slot.row);
+        is_alike = 0;
+        if (meta.step == ADD && meta.slot.ahead[6:0] == hdr.switchml.ahead[6:0] &&
+            (hdr.switchml.ahead != ADDRESSED || before[255:232] == hdr.word_1.w0[31:8])) {
+            is_alike = 1;
+        }
+    }
+    action keep_least() {
+        words_of_packet();
         kept[255:224] = WORD_LEAST(before[255:224], kept[255:224]);
         kept[223:192] = WORD_LEAST(before[223:192], kept[223:192]);
         kept[191:160] = WORD_LEAST(before[191:160], kept[191:160]);
@@ -87,24 +102,30 @@ control Sparse(inout headers_t hdr, inout meta_t meta) {
         no_words();
         hdr.word_1.setValid();
         hdr.word_1.w0 = kept[255:224];
-        if (meta.slot.ahead >= 2) {
+        bit<8> columns = meta.slot.ahead & 0x7f;
+        if (columns >= 2) {
             hdr.word_2.setValid();
             hdr.word_2.w1 = kept[223:192];
         }
-        if (meta.slot.ahead >= 4) {
+        if (columns >= 4) {
             hdr.word_4.setValid();
             hdr.word_4.w2 = kept[191:160];
             hdr.word_4.w3 = kept[159:128];
         }
-        if (meta.slot.ahead >= 8) {
+        if (columns >= 8) {
             hdr.word_8.setValid();
             hdr.word_8.w4 = kept[127:96];
             hdr.word_8.w5 = kept[95:64];
             hdr.word_8.w6 = kept[63:32];
             hdr.word_8.w7 = kept[31:0];
         }
-        hdr.udp.length = 18 + ((bit<16>)meta.slot.ahead << 2);
+        hdr.udp.length = 18 + ((bit<16>)columns << 2);
         hdr.switchml.size = SPARSE;
+        if (columns == ADDRESSED) {
+            hdr.udp.length = LENGTH_CUT;
+            meta.reach = kept[249:248];
+            meta.root = meta.job.first + (bit<16>)kept[247:240];
+        }
     }
     action put_data() { // fetched or summed later
         hdr.first.setValid();
@@ -129,13 +150,15 @@ control Sparse(inout headers_t hdr, inout meta_t meta) {
         hdr.udp.length = 18;
         hdr.switchml.size = 0;
     }
-    // What a later packet of a round does to the lanes of a sparse slot, if it is like the first.
+    // What a later packet of a round does to the lanes, if it is like the first.
     action join_round() {
         if (meta.has_data == 0) {
             meta.step = 0;
         } else if (had_data == 0) {
             meta.step = STORE;
-            meta.slot.need = 1;
+            meta.slot.ahead = meta.slot.ahead | 0x80;
+        } else if (hdr.switchml.ahead == ADDRESSED && hdr.word_1.w0[15:8] != OP_SUM) {
+            meta.step = COMBINE;
         }
     }
     action disagree() {
@@ -145,26 +168,28 @@ control Sparse(inout headers_t hdr, inout meta_t meta) {
 
     // After the rule, before the sums.
     apply {
-        had_data = meta.slot.before_need[0:0];
+        had_data = meta.slot.before_ahead[7:7];
         if (meta.step == STORE) { // a new round, which this packet opens
-            if (meta.is_sparse == 1) {
+            if (meta.has_words == 1) {
                 keep_words();
-                meta.slot.need = (bit<8>)meta.has_data;
+                meta.slot.ahead = meta.has_data ++ hdr.switchml.ahead[6:0];
                 if (meta.has_data == 0) {
                     meta.step = 0;
                 }
             }
         } else if (meta.slot.kind & KIND_RESULT != 0 &&
                    (meta.outcome == CONSUMED || meta.outcome == COMPLETED || meta.outcome == ANSWERED)) {
-            meta.slot.need = meta.slot.before_need;
             meta.slot.ahead = meta.slot.before_ahead;
             if (meta.outcome == ANSWERED) {
                 meta.step = 0;
-            } else if (meta.step == ADD && meta.slot.ahead == hdr.switchml.ahead) {
-                keep_least();
-                join_round();
             } else {
-                disagree();
+                compare();
+                if (is_alike == 1) {
+                    keep_least();
+                    join_round();
+                } else {
+                    disagree();
+                }
             }
             // What leaves needs lanes that are not the packet's.
             if (meta.step == 0 && had_data == 1 && meta.outcome != CONSUMED) {
@@ -180,7 +205,7 @@ control Sparse(inout headers_t hdr, inout meta_t meta) {
                 put_data();
             } else {
                 put_words();
-                if (meta.slot.need == 1) {
+                if (meta.slot.ahead[7:7] == 1) {
                     put_data();
                 } else {
                     no_data();

@@ -18,6 +18,7 @@
 #include "responder.p4"
 #include "forwarding.p4"
 #include "aggregation.p4"
+#include "addressed.p4"
 
 control SwitchIngress(inout headers_t hdr, inout meta_t meta, inout standard_metadata_t sm) {
     LossIn() loss_in;
@@ -56,6 +57,7 @@ control SwitchIngress(inout headers_t hdr, inout meta_t meta, inout standard_met
 }
 
 control SwitchEgress(inout headers_t hdr, inout meta_t meta, inout standard_metadata_t sm) {
+    Cut() cut;
     LossOut() loss_out;
 
     @name(".receiver") action receiver(bit<48> mac, bit<32> address, bit<16> port) {
@@ -78,6 +80,9 @@ control SwitchEgress(inout headers_t hdr, inout meta_t meta, inout standard_meta
     apply {
         if (sm.egress_rid != 0) { // a result's copy for one worker, whose number this is
             receivers.apply();
+        }
+        if (meta.reach != REACH_ALL) {
+            cut.apply(hdr, meta, sm);
         }
         if (meta.is_flooded == 1 && sm.egress_port == sm.ingress_port) {
             mark_to_drop(sm);

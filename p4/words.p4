@@ -8,6 +8,7 @@
 #ifdef REGISTER_PER_LANE
 
 #define WORD_BITS 32
+#define LAST_OP OP_SUM // the others would triple the program
 #define FIRST_WORDS(M) \
     M(0) M(1) M(2) M(3) M(4) M(5) M(6) M(7) \
     M(8) M(9) M(10) M(11) M(12) M(13) M(14) M(15) \
@@ -51,6 +52,7 @@ const bit<32> TOP8  = 0x80808080;
 #else
 
 #define WORD_BITS 2048
+#define LAST_OP OP_XOR
 #define FIRST_WORDS(M) M(0)
 #define REST_WORDS(M) M(1) M(2) M(3)
 
@@ -61,6 +63,7 @@ const bit<32> TOP8  = 0x80808080;
     const bit<512>  name##_16 = name##_8 ++ name##_8; \
     const bit<1024> name##_32 = name##_16 ++ name##_16; \
     const bit<2048> name      = name##_32 ++ name##_32;
+DOUBLED(TOP64, 64w0x8000000000000000)
 DOUBLED(TOP32, 64w0x8000000080000000)
 DOUBLED(TOP16, 64w0x8000800080008000)
 DOUBLED(TOP8,  64w0x8080808080808080)

@@ -33,7 +33,7 @@ PROBABILITY = click.FloatRange(0.0, 1.0, max_open=True)
     type=click.Choice(["ddp", "fsdp"]),
     default="ddp",
     help="How ranks share the model: each has all of it and sums gradients, or a part of each layer, which all-gathers "
-    "put together and reduce-scatters give gradients for (software aggregator).",
+    "put together and reduce-scatters give gradients for.",
 )
 @click.option("--lr", type=click.FloatRange(0.0, min_open=True), default=0.05, help="Learning rate.")
 @click.option(
@@ -252,9 +252,8 @@ def _for_fsdp(
     for given, name in ((settings_file, "--settings"), (codec, "--codec")):
         if given is not None:
             raise click.UsageError(f"--parallel fsdp does not go with {name}, which is for DDP's gradients")
-    if aggregator != "software" or hierarchy == "node":
-        other = f"--aggregator {aggregator}" if aggregator != "software" else "--hierarchy node"
-        raise click.UsageError(f"--parallel fsdp does not go with {other}, which only sums; use --aggregator software")
+    if hierarchy == "node":
+        raise click.UsageError("--parallel fsdp does not go with --hierarchy node, which only sums")
     return aggregator
 
 

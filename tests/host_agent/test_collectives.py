@@ -1,12 +1,13 @@
 """Collectives end to end: ranks as threads of this process, through a software aggregator, over UDP and in shared
-memory, held against NumPy."""
+memory, and through a P4 switch, held against NumPy."""
 
 import numpy as np
 import pytest
 
 from host_agent.collectives import Move, decode, encode
 from switchml.errors import ConfigError, RanksDisagree, SumOverflow, UnsupportedTensor
-from tests.support.launch import contribution, good, on_all, total
+from tests.support.launch import contribution, good, join_all, leave_all, on_all, total
+from tests.support.p4_served import Served
 
 REDUCE = {
     "min": np.minimum.reduce,
@@ -17,6 +18,23 @@ REDUCE = {
 }
 INTEGERS = ("bool", "uint8", "int8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
 FLOATS = ("float16", "float32", "float64")
+
+
+@pytest.fixture(scope="module", params=["udp", "shm", "frames"])
+def trio(request):
+    """Three agents that the tests share; those that send frames do so to a P4 switch."""
+    place = request.getfixturevalue("p4_switch" if request.param == "frames" else "aggregator")
+    agents = join_all(place.address, 3, job="trio", transport=request.param)
+    assert [agent.transport for agent in agents] == [request.param] * 3
+    yield agents
+    leave_all(agents)
+
+
+@pytest.fixture(scope="module")
+def p4_switch():
+    running = Served()
+    yield running
+    running.stop()
 
 
 def odd(rank: int, numel: int, dtype: str) -> np.ndarray:

@@ -38,8 +38,8 @@ def program(variant: str) -> ir.Program:
 
 
 def fits(scenario: Scenario) -> bool:
-    """Whether the P4 program takes as many workers, and such packets."""
-    return scenario.workers <= MAX_WORKERS and not scenario.is_addressed
+    """Whether the P4 program takes as many workers."""
+    return scenario.workers <= MAX_WORKERS
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,8 @@ class Job:
         """(port, datagram) of the expected replies, by receiving rank."""
         ranks = range(self.scenario.workers) if step.action == "multicast" else [step.rank]
         switch = SWITCH_MAC, address_number(SWITCH_ADDRESS), UDP_PORT
-        return [(self.port(rank), Datagram(switch, self.end(rank), step.reply)) for rank in ranks if step.reply]
+        replies = [(rank, step.reply_to(rank)) for rank in ranks if step.reply]
+        return [(self.port(rank), Datagram(switch, self.end(rank), reply)) for rank, reply in replies]
 
 
 def read(sent: list[tuple[int, bytes]]) -> list[tuple[int, Datagram]]:

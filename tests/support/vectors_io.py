@@ -59,9 +59,9 @@ class Scenario:
     steps: tuple[Step, ...] = field(default=(), repr=False)
 
     @property
-    def is_addressed(self) -> bool:
-        """Whether it has packets of section 11, which not every aggregator takes."""
-        return any("reach" in step.fields for step in self.steps)
+    def has_ops(self) -> bool:
+        """Whether it has ops other than sums (section 11), which not every aggregator takes."""
+        return any("op" in step.fields for step in self.steps)
 
 
 def load_all() -> list[Scenario]:

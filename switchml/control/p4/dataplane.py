@@ -70,7 +70,7 @@ class P4Dataplane(p4_base.P4Base[_Job]):
     """
 
     padded = True
-    dense_only = collectives = False
+    dense_only = False
 
     def __init__(
         self,
@@ -87,6 +87,7 @@ class P4Dataplane(p4_base.P4Base[_Job]):
     ):
         super().__init__([driver], address, mac, window_bytes)
         self._driver = driver
+        self.collectives = driver.collectives
         self._links = dict(links or {})
         self._known_ports = tuple(ports)
         self._stations = dict(stations or {})

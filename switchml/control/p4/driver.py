@@ -41,10 +41,12 @@ class AttachedPort:
 class Driver(ABC):
     """A connection to a switch at `where`. All methods raise Unreachable if it does not answer. Not thread-safe.
 
-    `rows`: versions of slots of all jobs together. `payloads`: sizes of payload that the program takes, in bytes."""
+    `rows`: versions of slots of all jobs together. `payloads`: sizes of payload that the program takes, in bytes.
+    `collectives`: whether it has all ops of addressed packets (docs/protocol.md, section 11)."""
 
     rows: int
     payloads: tuple[int, ...]
+    collectives: bool
 
     def __init__(self, where: str) -> None:
         self.where = where
@@ -128,9 +130,10 @@ class Layout:
             }
             self.registers = {register["name"]: register["size"] for register in program["register_arrays"]}
             self.payloads = (256, 1024) if _has_payload_of_1024(program, types) else (256,)
+            self.collectives = any(name.endswith(".greater") for name in self._params)  # p4/sums.p4
         except (ValueError, KeyError, TypeError) as error:
             raise ConfigError(f"the switch at {where} runs a program that can't be read: {error!r}") from error
-        for table, n_params, action in (("workers", 11, "v2_worker"), ("receivers", 3, "receiver")):
+        for table, n_params, action in (("workers", 12, "v2_worker"), ("receivers", 3, "receiver")):
             if table not in self._keys or len(self._params.get(action, ())) != n_params:
                 raise ConfigError(
                     f"the switch at {where} runs another program: expected p4/switchml.p4 (it has no table {table!r} "

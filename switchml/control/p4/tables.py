@@ -181,7 +181,7 @@ def rank_entries(spec: JobSpec, place: Place, rank: int, host: Host, udp_port: i
             Entry("workers_v1", (address,), "v1_worker", v1_job),
             Entry("receivers", (number,), "v1_receiver", (host.mac, address)),
         )
-    job = _v2_job(spec, replace(place, worker=number), me, (1 << spec.workers) - 1)
+    job = _v2_job(spec, place, number, me, (1 << spec.workers) - 1)
     return (
         Entry("workers", (address, port, udp_port), "v2_worker", job),
         Entry("receivers", (number,), "receiver", (host.mac, address, port)),
@@ -215,7 +215,7 @@ def tree_changes(
     role, group = (_HAS_ABOVE, up) if above else (0, down)
 
     def sender(tree: int, number: int, me: int, its_group: int) -> tuple[int, ...]:
-        *job, size, last = _v2_job(spec, replace(place, worker=number, group=its_group), me, all_ranks)
+        *job, size, last = _v2_job(spec, replace(place, group=its_group), number, me, all_ranks)
         return (tree, *job, size | (_PARTIAL if tree & _FROM_BELOW else 0), last)
 
     entries, copies = [], []
@@ -242,12 +242,12 @@ def tree_changes(
     return Changes((Cells("outcomes", OUTCOMES * first, OUTCOMES * last),), tuple(groups), tuple(entries))
 
 
-def _v2_job(spec: JobSpec, place: Place, me: int, all_ranks: int) -> tuple[int, ...]:
-    """The parameters of v2_worker, for the sender whose number is `place.worker`."""
+def _v2_job(spec: JobSpec, place: Place, number: int, me: int, all_ranks: int) -> tuple[int, ...]:
+    """The parameters of v2_worker, for the sender with this number."""
     origin = (spec.isn - 2 * spec.slots) % 2**32
     kind, size = CONTRIBUTION + spec.wire, SIZE_CODE_OF[spec.payload_bytes]
     slots = (place.generation, place.row, spec.slots, origin)
-    return place.worker, me, all_ranks, *slots, spec.tag, kind, size, place.group
+    return number, place.worker, me, all_ranks, *slots, spec.tag, kind, size, place.group
 
 
 def job_counters(spec: JobSpec, cells: Sequence[tuple[int, int]]) -> tuple[dict[str, int], ...]:

@@ -93,8 +93,10 @@ def test_number_of_workers(workers):
 
 @pytest.mark.needs("SWITCHML_NIGHTLY")
 def test_a_model_in_shards():
-    """FSDP through the aggregator: Gloo's losses, and the model that DDP trains."""
+    """FSDP through the software aggregator and a P4 switch: Gloo's losses, and the model that DDP trains."""
     result = run_json("--parallel", "fsdp", "--ranks", "2", "--steps", "40")
+    switched = run_json("--parallel", "fsdp", "--ranks", "2", "--steps", "40", "--aggregator", "p4")
+    assert switched["loss"] == result["loss"]
     assert (result["parallel"], result["aggregator"]) == ("fsdp", "software")
     assert result["loss"]["switchml"] == pytest.approx(result["loss"]["gloo"], abs=1e-5)
     assert 0 <= result["max_param_diff"] < 1e-5
@@ -134,7 +136,7 @@ def test_table_and_progress(as_on_a_terminal):
         (["--transport", "frames", "--aggregator", "software"], "software is not reached that way"),
         (["--authenticate"], "a P4 switch can't compute packets' tags"),
         (["--lr", "0"], "--lr"),
-        (["--parallel", "fsdp", "--aggregator", "p4"], "only sums; use --aggregator software"),
+        (["--parallel", "fsdp", "--hierarchy", "node"], "--hierarchy node, which only sums"),
         (["--parallel", "fsdp", "--codec", "fp16"], "--codec, which is for DDP"),
     ],
 )

@@ -13,7 +13,7 @@ HOST, TWIN = 0x02_00_00_00_00_01, 0x02_00_00_00_00_C1
 
 
 class WithRegisters(InProcess):
-    payloads = (256, 1024)
+    payloads, collectives = (256, 1024), True
 
     def read_register(self, name, start, end):
         return [self.state.register(name)[index] for index in range(start, end)]
