@@ -117,6 +117,13 @@ PROBABILITY = click.FloatRange(0.0, 1.0, max_open=True)
     default="plain",
     help="planned: images come from files, by a plan for the whole run, in the same global batches (docs/loading.md).",
 )
+@click.option(
+    "--activations",
+    type=click.Choice(["none", "levels", "szx", "int8", "fp16", "host"]),
+    default="none",
+    help="How activations wait for the backward pass, in both runs: as they are, compressed, or off the device "
+    "(docs/activations.md).",
+)
 @authenticate_option
 @plot_option
 @option(

@@ -14,7 +14,7 @@ import torch
 
 from host_agent.memory import levels
 from switchml.codecs.szx import Szx
-from switchml.runtime.jit import kernel
+from switchml.runtime.jit import compile_once, kernel
 
 CHUNK = 1 << 18
 """Elements that a thread compresses at a time: 1 MB, which stays in its core's cache."""
@@ -84,6 +84,11 @@ def _threads(count: int) -> ThreadPoolExecutor:
 class Levels:
     """Whole numbers of steps, in as few bits as each block of 128 needs (`levels.py`). Chunks that hold nothing but 0
     and one magnitude, as dropout's masks do, are exact: all their errors would be one, and not average out."""
+
+    def __init__(self) -> None:
+        x, body = np.empty(1, np.float32), np.empty(1, np.uint8)
+        compile_once(levels.encode, x, 1.0, body)
+        compile_once(levels.decode, body, 1.0, x)
 
     def encode(self, x: np.ndarray, bound: float) -> tuple[np.ndarray, Any]:
         magnitude = _only_magnitude(x)

@@ -48,6 +48,8 @@ def as_json(comparison: Comparison, settings: Settings, aggregator: str) -> dict
         "codec_totals": _codec_totals(comparison),
         "loader": settings.loader,
         "loading": _loading_totals(comparison),
+        "activations": settings.activations,
+        "activation_totals": _activation_totals(comparison),
         "codec_decisions": through.decisions,
         "params_sha256": through.params_sha256,
         "loss": each("losses"),
@@ -65,6 +67,20 @@ def _loading_totals(comparison: Comparison) -> dict[str, float]:
     """Of all ranks of the aggregator's run; empty without a planned loader."""
     each = comparison.outcomes["switchml"].loading
     return {name: sum(counters[name] for counters in each) for name in (each[0] if each else ())}
+
+
+def _activation_totals(comparison: Comparison) -> dict[str, float | None]:
+    """Of all ranks of the aggregator's run, seconds of the slowest; empty if they were not compressed. `ratio` is None
+    where nothing stayed on the device."""
+    each = comparison.outcomes["switchml"].activations
+    totals: dict[str, float | None] = {
+        name: (max if name.endswith("_s") else sum)(counters[name] for counters in each)
+        for name in (each[0] if each else ())
+    }
+    if each:
+        before, after = (sum(c[name] + c["left_bytes"] for c in each) for name in ("bytes", "compressed_bytes"))
+        totals["ratio"] = before / after if after else None
+    return totals
 
 
 def print_table(comparison: Comparison, settings: Settings, aggregator: str) -> None:
@@ -91,6 +107,13 @@ def print_table(comparison: Comparison, settings: Settings, aggregator: str) -> 
         table.add("samples from buffers", "", f"{hits:,} of {hits + int(loading['storage_samples']):,}")
         table.add("read from files", "", f"{loading['read_bytes'] / 1e6:.2f} MB in {int(loading['reads']):,} reads")
         table.add("waits for samples", "", f"{int(loading['waits']):,}, {loading['wait_s'] * 1e3:.0f} ms")
+    if activations := _activation_totals(comparison):
+        ratio = activations["ratio"]
+        smaller = f"{ratio:.1f} times smaller" if ratio else "off the device"
+        table.add(f"activations by {settings.activations}", "", smaller)
+        seconds = activations["compress_s"] or 0, activations["restore_s"] or 0
+        shown = " + ".join(f"{each / settings.steps * 1e3:.1f}" for each in seconds)
+        table.add("compressing and restoring them", "", f"{shown} ms a step")
     decisions = comparison.outcomes["switchml"].decisions
     for each in decisions[-SHOWN_DECISIONS:]:
         where = f"step {each['step']}, bucket {each['bucket']}"

@@ -40,6 +40,7 @@ class Outcome:
     codecs: list[dict[str, float]] = field(default_factory=list, repr=False)
     decisions: list[dict[str, Any]] = field(default_factory=list, repr=False)
     loading: list[dict[str, float]] = field(default_factory=list, repr=False)
+    activations: list[dict[str, float]] = field(default_factory=list, repr=False)
 
 
 @dataclass(frozen=True)
@@ -154,6 +155,7 @@ def _combine(backend: str, results: list[PhaseResult]) -> Outcome:
         agents=[result.agent for result in results],
         codecs=[result.codec for result in results if result.codec],
         loading=[result.loading for result in results if result.loading],
+        activations=[result.activations for result in results if result.activations],
         decisions=first.decisions,
     )
 

@@ -57,6 +57,8 @@ class Settings:
     """Whether packets carry tags (docs/protocol.md, section 10)."""
     loader: str = "plain"
     """"planned": the images come from files, by a PlannedLoader with the same global batches (host_agent/loading)."""
+    activations: str = "none"
+    """How they wait for backward: a codec of host_agent/memory."""
     trace: Path | None = None
     """Folder for the phases' profiles, each in its own subfolder (host_agent/profile)."""
 
@@ -99,6 +101,8 @@ class PhaseResult:
     """Bytes and seconds of the codec, if there was one."""
     loading: dict[str, float] = field(default_factory=dict)
     """Counters of the planned loader, if there was one."""
+    activations: dict[str, float] = field(default_factory=dict)
+    """Bytes and seconds of their compression, if there was one."""
     decisions: list[dict[str, Any]] = field(default_factory=list)
     """With the codec `auto`: its changes, the same on all ranks."""
 
@@ -166,6 +170,11 @@ def _train(backend: str, rank: int, settings: Settings, digits: Digits, folder: 
         hook.compressor.lr = settings.learning_rate
         model.register_comm_hook(hook, codec_hook)
     optimizer = torch.optim.SGD(shared.parameters, lr=settings.learning_rate, momentum=settings.momentum)
+    activations = None
+    if settings.activations != "none":
+        from host_agent.memory import compressed_activations
+
+        activations = compressed_activations(model, settings.activations, optimizer=optimizer)
     order = BatchOrder(rank=rank, workers=settings.workers, batch_size=settings.batch_size, seed=settings.seed)
     if settings.loader == "planned":
         batches = planned_batches(order, settings.steps, folder)
@@ -205,6 +214,7 @@ def _train(backend: str, rank: int, settings: Settings, digits: Digits, folder: 
         agent=agent.stats() if agent is not None else {},
         codec=hook.stats() if hook is not None else {},
         loading=batch.counters,
+        activations=activations.stats() if activations is not None else {},
         decisions=hook.decisions if hook is not None else [],
     )
 

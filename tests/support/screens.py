@@ -137,10 +137,13 @@ def train(_: Path) -> None:
     decisions = [{"step": n, "bucket": 1, "from": "none", "to": "topk:ratio=0.01", "goodput_bps": 1e9}
                  for n in range(12)]  # fmt: skip
     both = {
-        name: Outcome(0.98, [2.3, 0.01], 123.4, 0.0123, "0123456789abcdef" * 4, np.zeros(3), agents, codec, decisions)
+        name: Outcome(0.98, [2.3, 0.01], 123.4, 0.0123, "0123456789abcdef" * 4, np.zeros(3), agents, codec, decisions,
+                      activations=[{"bytes": 1e12, "compressed_bytes": 2e11, "left_bytes": 1e9, "compress_s": 2e3,
+                                    "restore_s": 1e3}])
         for name in ("gloo", "switchml")
-    }
-    print_table(Comparison(both, 0, 1.5), Settings(32, 3000, 32, 0.05, 1, codec="topk:ratio=0.01"), "software")
+    }  # fmt: skip
+    settings = Settings(32, 3000, 32, 0.05, 1, codec="topk:ratio=0.01", activations="levels")
+    print_table(Comparison(both, 0, 1.5), settings, "software")
 
 
 @screen("peers")

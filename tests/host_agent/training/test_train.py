@@ -115,9 +115,16 @@ def test_the_workers_of_this_host_sum_first():
 
 
 def test_table_and_progress(as_on_a_terminal):
-    done = run("--workers", "2", "--steps", "6")
+    done = run("--workers", "2", "--steps", "6", "--activations", "levels")
     assert done.returncode == 0, done.stderr
-    for text in ("2 ranks, 6 steps", "Gloo", "in-network", "accuracy", "packets retransmitted"):
+    for text in (
+        "2 ranks, 6 steps",
+        "Gloo",
+        "in-network",
+        "accuracy",
+        "activations by levels",
+        "packets retransmitted",
+    ):
         assert text in done.stdout
     assert "Gloo" in done.stderr and "6/6, loss" in done.stderr
 
