@@ -51,7 +51,9 @@ def build(plan: Plan, fold: str = "all", replicas: Replicas | None = None) -> tu
     builder = GraphBuilder(job.name)
     op_table = OpTable(builder, plan)
     blocks = [Rank(number, op_table).block.whole() for number in range(job.pp)]
-    sizes.check(job, sum(len(block.work) for block in blocks), data, tensor)
+    ops = sum(len(block.work) for block in blocks)
+    sizes.check(job, ops, data, tensor)
+    builder.reserve(ops * data * tensor, sum(len(block.deps) for block in blocks) * data * tensor)
     ranks = _add_ranks(builder, plan, replicas, tensor)
     bases = _add_transfers(builder, plan, blocks, data, tensor, fold)
     for stage, block in enumerate(blocks):
@@ -99,10 +101,10 @@ def _add_transfers(
     ranks = np.arange(np.prod(shape)).reshape(shape)
     bases = {kind: np.zeros(shape, np.int64) for kind in range(TRANSFERS)}
 
+    works = [{kind: block.work[block.kind == kind] for kind in range(TRANSFERS)} for block in blocks]
+
     def transfers(kind: int, stage: int, group: int) -> int:
-        block = blocks[stage]
-        own = block.kind == kind
-        return builder.add_transfers(block.work[own], group) if own.any() else 0
+        return builder.add_transfers(works[stage][kind], group, len(works[stage][kind]))
 
     for stage in range(job.pp):
         for d in range(data):

@@ -8,8 +8,8 @@ from emulator.workload.job import Job
 from switchml.errors import ConfigError
 
 BYTES_PER_OP = 100
-"""Of graph, costs and replay together, at their highest point: 94 measured on 29.5 million operations (GPT-3 175B on
-16,384 accelerators, `--fold tensor`)."""
+"""Of graph, costs and replay together, at their highest point: 81 measured on 29.5 million operations (GPT-3 175B on
+16,384 accelerators, `--fold tensor`), and some to spare."""
 MOST_OPS = 2**31 - 1
 """What int32 numbers."""
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from emulator.replay import calendar, sweep
 from emulator.replay.conditions import Conditions, Flat, noises
-from emulator.workload.costs import NO_ROUTE, Costs
+from emulator.workload.costs import NO_ROUTE, Costs, no_routes
 from emulator.workload.graph import NO_TRANSFER, Graph, Order
 from switchml.errors import BudgetSpent, ConfigError, Deadlock
 
@@ -126,20 +126,17 @@ def competition(graph: Graph, conditions: Conditions, route: np.ndarray) -> str:
 
 def _transfer_times(graph: Graph, costs: Costs, conditions: Conditions, flat: Flat):
     """(fixed seconds, bytes, route) of each transfer, noise included; all of it fixed where it shares no link."""
-    fixed_s, moved_bytes = costs.transfer_fixed_s, costs.transfer_bytes
-    route = costs.transfer_route if conditions.share_links else np.full(len(graph.transfers), NO_ROUTE, np.int32)
+    fixed_s, moved_bytes, rate = costs.transfer_fixed_s, costs.transfer_bytes, costs.transfer_bytes_per_s
     if conditions.comm_jitter:
         sigma = float(np.sqrt(np.log1p(conditions.comm_jitter**2)))
         factor = noises(flat.seed, len(graph.transfers), sigma)
         fixed_s, moved_bytes = fixed_s * factor, moved_bytes * factor
-    route = np.where(moved_bytes > 0, route, NO_ROUTE)  # what moves nothing shares nothing
-    alone = route == NO_ROUTE
-    if np.any(alone & (moved_bytes > 0)):
-        rate = costs.transfer_bytes_per_s
-        if not conditions.share_links:
-            rate = np.minimum(rate, _narrowest(costs)[costs.transfer_route])
-        fixed_s = np.where(alone, fixed_s + moved_bytes / rate, fixed_s)
-    return np.ascontiguousarray(fixed_s), np.ascontiguousarray(moved_bytes), np.ascontiguousarray(route, np.int32)
+    if not conditions.share_links:
+        rate = np.minimum(rate, _narrowest(costs)[costs.transfer_route])
+    elif np.any(costs.transfer_route != NO_ROUTE):
+        route = np.where(moved_bytes > 0, costs.transfer_route, NO_ROUTE)  # what moves nothing shares nothing
+        return np.where(route == NO_ROUTE, fixed_s + moved_bytes / rate, fixed_s), moved_bytes, route
+    return fixed_s + moved_bytes / rate, moved_bytes, no_routes(len(graph.transfers))
 
 
 def _narrowest(costs: Costs) -> np.ndarray:

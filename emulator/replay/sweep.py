@@ -35,17 +35,16 @@ class State(NamedTuple):
 def begin(graph: Graph, flat: Flat) -> State:
     """The state before anything has run."""
     ops, streams, transfers = len(graph.ops), len(graph.streams), len(graph.transfers)
-    following, cursor = _chains(graph.ops.stream, streams)
+    following, cursor, members = _chains(graph.ops.stream, streams, graph.ops.transfer, transfers)
     runnable = np.flatnonzero(cursor >= 0)[::-1].astype(np.int32)
     stack = np.zeros(streams + 1, np.int32)
     stack[: len(runnable)] = runnable
-    members = graph.ops.transfer[graph.ops.transfer >= 0]
     return State(
         start_s=np.full(ops, np.nan),
         end_s=np.full(ops, np.nan),
         transfer_start_s=np.full(transfers, -1.0),
         transfer_last=np.full(transfers, -1, np.int32),
-        transfer_left=np.bincount(members, minlength=transfers).astype(np.int32),
+        transfer_left=members,
         transfer_head=np.full(transfers, -1, np.int32),
         op_head=np.full(ops, -1, np.int32),
         stream_next=np.full(streams, -1, np.int32),
@@ -58,14 +57,18 @@ def begin(graph: Graph, flat: Flat) -> State:
 
 
 @kernel
-def _chains(stream, streams):
-    """int32 (ops,): each op's successor on its stream; int32 (streams,): each stream's first op; −1: none."""
-    following = np.full(len(stream), -1, np.int32)
+def _chains(stream, streams, transfer, transfers):
+    """int32 (ops,): each op's successor on its stream; int32 (streams,): each stream's first op; −1: none. int32
+    (transfers,): how many members each transfer has."""
+    following = np.empty(len(stream), np.int32)
     first = np.full(streams, -1, np.int32)
+    members = np.zeros(transfers, np.int32)
     for op in range(len(stream) - 1, -1, -1):
         following[op] = first[stream[op]]
         first[stream[op]] = op
-    return following, first
+        if transfer[op] >= 0:
+            members[transfer[op]] += 1
+    return following, first, members
 
 
 @kernel

@@ -26,9 +26,10 @@ class GraphBuilder:
         self._ranks: list[tuple[int, float, int, int]] = []
         self._streams: list[tuple[int, str, int]] = []
         self._groups: list[tuple[str, Sequence[int], int]] = []
-        self._transfers: list[tuple[np.ndarray, np.ndarray]] = []
-        self._transfer_count = 0
-        self._blocks: list[tuple[np.ndarray, ...]] = []
+        self._transfers = [_Column(np.int32) for _ in range(2)]
+        self._ops = [_Column(np.int32) for _ in range(4)]
+        self._deps, self._dep_start = _Column(np.int32), _Column(np.int64)
+        self._dep_start.grow(1)[:] = 0
         self._op_count = 0
         self._pending: list[tuple[int, int, int, int, tuple[int, ...]]] = []
         self.job = job
@@ -82,12 +83,17 @@ class GraphBuilder:
         others follow it."""
         if count is None:
             count = max(np.size(work), np.size(group))
-        as_many = [np.broadcast_to(np.asarray(value, np.int32), (count,)) for value in (work, group)]
-        self._transfers.append((as_many[0], as_many[1]))
-        self._transfer_count += count
-        return self._transfer_count - count
+        for column, value in zip(self._transfers, (work, group), strict=True):
+            column.grow(count)[:] = value
+        return len(self._transfers[0]) - count
 
     # Ops
+
+    def reserve(self, ops: int, deps: int) -> None:
+        """Room for so many ops and dependencies in all, so that blocks are written once, where they stay."""
+        self._deps.reserve(deps)
+        for column in (*self._ops, self._dep_start):
+            column.reserve(ops + 1)
 
     def add_op(
         self,
@@ -113,22 +119,29 @@ class GraphBuilder:
         deps: np.ndarray,
     ) -> int:
         """A block of ops, arrays as in `Ops`, but `deps` count from the block's first op (negative: before the block).
-        Returns the first op's number. The arrays must not change afterwards."""
+        Returns the first op's number."""
         self._flush()
         first = self._op_count
-        self._blocks.append((stream, work, transfer, micro_batch, np.diff(dep_start), (deps, first)))
+        self._add((stream, work, transfer, micro_batch), dep_start[1:], deps, first)
         self._op_count += len(work)
         return first
 
+    def _add(self, columns: Iterable[Any], dep_ends: np.ndarray, deps: np.ndarray, first: int) -> None:
+        """Ops behind those so far, whose `deps` count from op `first`; those of each op end at `dep_ends`."""
+        before = len(self._deps)
+        np.add(deps, first, out=self._deps.grow(len(deps)), casting="unsafe")
+        np.add(dep_ends, before, out=self._dep_start.grow(len(dep_ends)))
+        for column, values in zip(self._ops, columns, strict=True):
+            column.grow(len(values))[:] = values
+
     def _flush(self) -> None:
-        """Turn ops that came one by one into a block."""
+        """Move ops that came one by one into the columns."""
         if not self._pending:
             return
-        stream, work, transfer, micro_batch, after = zip(*self._pending, strict=True)
-        counts = np.fromiter(map(len, after), np.int64, len(after))
-        deps = np.fromiter((op for ops in after for op in ops), np.int32, int(counts.sum()))
-        columns = (np.asarray(column, np.int32) for column in (stream, work, transfer, micro_batch))
-        self._blocks.append((*columns, counts, (deps, 0)))
+        *columns, after = zip(*self._pending, strict=True)
+        ends = np.cumsum(np.fromiter(map(len, after), np.int64, len(after)))
+        deps = np.fromiter((op for ops in after for op in ops), np.int32, int(ends[-1]))
+        self._add(columns, ends, deps, 0)
         self._pending = []
 
     # The whole
@@ -139,28 +152,47 @@ class GraphBuilder:
         double = np.float64
         work_types = (None, np.int8, np.int8, double, double, double, np.int32, np.bool_)
         names, members, sizes = _columns(self._groups, (None, None, np.int32))
-        starts = _starts(np.array([len(ranks) for ranks in members], np.int64))
+        starts = np.cumsum([0, *map(len, members)], dtype=np.int64)
         ranks = np.array([rank for ranks in members for rank in ranks], np.int32)
-        work, group = _columns(self._transfers, (None, None))
+        stream, work, transfer, micro_batch = (column.values for column in self._ops)
         return Graph(
             works=graph.Works(*_columns(self._works, work_types)),
             ranks=graph.Ranks(*_columns(self._ranks, (np.int32, double, np.int32, np.int32))),
             streams=graph.Streams(*_columns(self._streams, (np.int32, None, np.int8))),
             groups=graph.Groups(names, starts, ranks, sizes),
-            transfers=graph.Transfers(_joined(work), _joined(group)),
-            ops=self._ops(),
+            transfers=graph.Transfers(*(column.values for column in self._transfers)),
+            ops=Ops(work, stream, transfer, micro_batch, self._dep_start.values, self._deps.values),
             job_names=[self.job],
         )
 
-    def _ops(self) -> Ops:
-        stream, work, transfer, micro_batch = (_joined([block[i] for block in self._blocks]) for i in range(4))
-        deps = np.empty(sum(len(block[5][0]) for block in self._blocks), np.int32)
-        at = 0
-        for *_, (relative, first) in self._blocks:
-            np.add(relative, first, out=deps[at : at + len(relative)], casting="unsafe")
-            at += len(relative)
-        dep_start = _starts(_joined([block[4] for block in self._blocks], np.int64))
-        return Ops(stream=stream, work=work, transfer=transfer, micro_batch=micro_batch, dep_start=dep_start, deps=deps)
+
+class _Column:
+    """An array that grows at its end."""
+
+    def __init__(self, dtype: type) -> None:
+        self._room, self._count = np.empty(0, dtype), 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    @property
+    def values(self) -> np.ndarray:
+        """All so far."""
+        return self._room[: self._count]
+
+    def reserve(self, count: int) -> None:
+        """Have room for `count` entries in all."""
+        if count > len(self._room):
+            room = np.empty(count, self._room.dtype)
+            room[: self._count] = self.values
+            self._room = room
+
+    def grow(self, count: int) -> np.ndarray:
+        """So many more entries, to be written."""
+        if self._count + count > len(self._room):
+            self.reserve(max(self._count + count, 2 * len(self._room)))
+        self._count += count
+        return self._room[self._count - count : self._count]
 
 
 def _columns(records: list[tuple], types: tuple[type | None, ...]) -> list[Any]:
@@ -170,13 +202,3 @@ def _columns(records: list[tuple], types: tuple[type | None, ...]) -> list[Any]:
         list(column) if kind is None else np.array(column, kind) for column, kind in zip(columns, types, strict=True)
     ]
 
-
-def _joined(parts: list[np.ndarray], dtype: type = np.int32) -> np.ndarray:
-    return np.concatenate(parts, dtype=dtype, casting="unsafe") if parts else np.empty(0, dtype)
-
-
-def _starts(counts: np.ndarray) -> np.ndarray:
-    """int64 (len + 1,): where each of consecutive runs of these lengths starts, and where the last one ends."""
-    starts = np.zeros(len(counts) + 1, np.int64)
-    np.cumsum(counts, out=starts[1:])
-    return starts

@@ -60,21 +60,22 @@ class Costs:
         if transfer_s is None:
             transfer_s = work_s[graph.transfers.work]
         fixed_s = np.asarray(transfer_s, np.float64)
-        return cls(work_s, fixed_s, np.zeros(len(fixed_s)), np.full(len(fixed_s), np.inf), _no_routes(len(fixed_s)))
+        return cls(work_s, fixed_s, np.zeros(len(fixed_s)), np.full(len(fixed_s), np.inf), no_routes(len(fixed_s)))
 
     @classmethod
     def of_kinds(cls, work_s: np.ndarray, kinds: Sequence[Cost], kind: np.ndarray) -> Costs:
         """Costs without links: transfer i, of `len(kind)`, costs `kinds[kind[i]]`."""
         table = np.array([(one.fixed_s, one.bytes, one.bytes_per_s) for one in kinds], np.float64).reshape(-1, 3)
         fixed_s, moved, rate = (column[kind] for column in table.T)
-        return cls(work_s, fixed_s, moved, rate, _no_routes(len(kind)))
+        return cls(work_s, fixed_s, moved, rate, no_routes(len(kind)))
 
     def check(self, graph: Graph) -> None:
         """Raise GraphError unless everything that `graph` does has a cost."""
         if len(self.work_s) != len(graph.works):
             raise GraphError(f"costs are for {len(self.work_s)} works, the graph has {len(graph.works)}")
-        alone = np.flatnonzero(np.bincount(graph.ops.work[graph.ops.transfer == NO_TRANSFER]))
-        for work in alone[~(self.work_s[alone] >= 0) | np.isinf(self.work_s[alone])][:1]:
+        is_costed = (self.work_s >= 0) & np.isfinite(self.work_s)
+        lacking = np.flatnonzero(~is_costed[graph.ops.work] & (graph.ops.transfer == NO_TRANSFER))
+        for work in np.sort(graph.ops.work[lacking])[:1]:
             raise GraphError(f"work {graph.works.name[work]!r} has no cost ({self.work_s[work]} s)")
         for name in TRANSFER_COLUMNS:
             if len(getattr(self, name)) != len(graph.transfers):
@@ -89,5 +90,6 @@ class Costs:
             raise GraphError("a link has no rate, or a route loads one by less than nothing")
 
 
-def _no_routes(count: int) -> np.ndarray:
-    return np.full(count, NO_ROUTE, np.int32)
+def no_routes(count: int) -> np.ndarray:
+    """NO_ROUTE for each of so many transfers; it takes no memory, and cannot be written."""
+    return np.broadcast_to(np.int32(NO_ROUTE), count)
