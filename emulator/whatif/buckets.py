@@ -15,7 +15,16 @@ import numpy as np
 
 from emulator.traces.joined import Joined
 from emulator.whatif.contention import disturbed, relieved
-from emulator.whatif.edits import arrange, edges, with_durations, with_rows, with_table, with_transfers, without_empty
+from emulator.whatif.edits import (
+    arrange,
+    edges,
+    on_stream,
+    with_durations,
+    with_rows,
+    with_table,
+    with_transfers,
+    without_empty,
+)
 from emulator.whatif.gradients import Gradients, gradients
 from emulator.whatif.network import Scenario, assume, contention_of, network_of, world_size
 from emulator.whatif.serial import gaps_before, one_at_a_time
@@ -62,10 +71,11 @@ def in_buckets(joined: Joined, caps_bytes: Sequence[float]) -> Scenario:
     """The same with all-reduces one after the other at the network's costs, also where caps give the buckets of the
     trace: so that different caps compare with each other."""
     network, contention = network_of(joined), contention_of(joined)
-    joined = one_at_a_time(joined)
-    # The time between a call and its all-reduce goes with the old ones: the new ones' costs include it.
+    # The time between a call and its all-reduce goes with the old ones: the new ones' costs include it. So does what a
+    # thread waits for its next one; before its first, a trace of all-reduces alone has what the rank computes.
     _, gaps = gaps_before(joined, all_reduces(joined))
-    joined = with_durations(joined, gaps, np.zeros(len(gaps)))
+    gaps = gaps[(np.diff(joined.graph.ops.dep_start)[gaps] > 0) | (on_stream(joined.graph)[0][gaps] >= 0)]
+    joined = one_at_a_time(with_durations(joined, gaps, np.zeros(len(gaps))))
     joined = relieved(joined, contention) if contention else joined
     joined = rebucket(joined, caps_bytes, network.transfer(world_size(joined)))
     return assume(disturbed(joined, contention) if contention else joined, network=network)

@@ -23,9 +23,10 @@ def codec(joined: Joined, cost: CodecCost, name: str = "codec") -> Scenario:
     dense = network.transfer(ranks)
     transfers = all_reduces(joined)
     size = transfer_bytes(joined)[transfers]
-    took_s = (transfer_s(joined.costs) - repeated_rounds_s(joined, network))[transfers]
+    was_s = dense.seconds(size) + repeated_rounds_s(joined, network)[transfers]
     transfer = compressed(dense, network, ranks, cost)
-    seconds = changed_s(took_s, dense.seconds(size), transfer.seconds(size)) + transfer.repeats_s(size)
+    now_s = transfer.seconds(size) + transfer.repeats_s(size)
+    seconds = changed_s(transfer_s(joined.costs)[transfers], was_s, now_s)
     return assume(compress(joined, transfers, seconds, size / cost.bytes_per_s, name), network=network)
 
 

@@ -8,7 +8,16 @@ import numpy as np
 
 from emulator.traces.intervals import stretches
 from emulator.traces.joined import GAP, Joined
-from emulator.whatif.edits import drop, durations, on_stream, reorder, with_table, with_transfer_seconds
+from emulator.whatif.edits import (
+    arrange,
+    drop,
+    durations,
+    edges,
+    on_stream,
+    with_streams,
+    with_table,
+    with_transfer_seconds,
+)
 from emulator.whatif.gradients import gradients
 from emulator.whatif.transfers import all_reduces, arrivals_s, transfer_s
 from emulator.workload.graph import NO_TRANSFER, Kind
@@ -16,8 +25,9 @@ from switchml.errors import GraphError
 
 
 def one_at_a_time(joined: Joined) -> Joined:
-    """All-reduces on one stream of each rank, in the order of their starts. Of a stretch of time in which any was under
-    way each takes as long as its bytes do at one rate, that with which the stretch ends when it did."""
+    """All-reduces on one stream of each rank, in the order of their starts; threads wake up where they did. Of a
+    stretch of time in which any was under way each takes as long as its bytes do at one rate, that with which the
+    stretch ends when it did."""
     graph, ops = joined.graph, joined.graph.ops
     transfers, rank = all_reduces(joined), joined.graph.op_rank()
     member = np.isin(ops.transfer, transfers)
@@ -34,34 +44,35 @@ def one_at_a_time(joined: Joined) -> Joined:
         weight = sizes[stretch] if sizes[stretch].sum() else took_s[stretch] + 1e-9
         seconds[stretch] = weight * _rate(began_s[stretch], weight, float((began_s + took_s)[stretch].max()))
     joined = with_transfer_seconds(joined, order, seconds)
+    in_turn = len(graph.streams)
+    joined = with_streams(joined, "all-reduces in turn")
     stream, key = ops.stream.copy(), np.arange(len(ops), dtype=np.float64)
     turn = np.zeros(len(graph.transfers))
     turn[order] = (1 + np.arange(len(order))) / (len(order) + 2)
-    previous, _ = on_stream(graph)
+    wakes = np.zeros(len(ops), bool)
+    wakes[gaps_before(joined, transfers)[1]] = True  # meanwhile another all-reduce is under way
+    owners, ons = [[part] for part in edges(ops)]
     for number, own in enumerate(streams):
         if len(own) <= 1:
             continue
         reduces = np.flatnonzero(member & (rank == number))
-        stream[reduces] = own[0]
+        stream[reduces] = in_turn + number
         key[reduces] = np.flatnonzero(np.isin(ops.stream, own)).max() + turn[ops.transfer[reduces]]
-        gaps = previous[reduces]
-        has_gap = (gaps >= 0) & (gaps == reduces - 1) & (ops.transfer[gaps] == NO_TRANSFER)
-        stream[gaps[has_gap]] = own[1]  # a thread wakes up while another all-reduce is still under way
-        key[gaps[has_gap]] = key[reduces[has_gap]] - 0.25 / (len(order) + 2)
-        _follow(key, ops.stream, own, np.concatenate([reduces, gaps[has_gap]]), reduces, 0.25 / (len(order) + 2))
-    return reorder(with_table(joined, "ops", stream=stream), key)
+        for one in own.tolist():
+            behind, before = _behind(np.flatnonzero(ops.stream == one), reduces)
+            key[behind] = key[before] + 0.25 / (len(order) + 2)
+            owners.append(behind[~wakes[behind]])
+            ons.append(before[~wakes[behind]])
+    joined = with_table(joined, "ops", stream=stream)
+    return arrange(joined, np.argsort(key, kind="stable"), np.concatenate(owners), np.concatenate(ons))
 
 
-def _follow(
-    key: np.ndarray, stream: np.ndarray, streams: np.ndarray, moved: np.ndarray, reduces: np.ndarray, step: float
-) -> None:
-    """What else stands on `streams` behind one of `reduces` comes `step` behind it in `key`, as it did."""
-    is_moved, is_reduce = (np.isin(np.arange(len(key)), ops) for ops in (moved, reduces))
-    for one in streams.tolist():
-        own = np.flatnonzero(stream == one)
-        last = np.maximum.accumulate(np.where(is_reduce[own], np.arange(len(own)), -1))
-        behind = ~is_moved[own] & (last >= 0)
-        key[own[behind]] = key[own[last[behind]]] + step
+def _behind(own: np.ndarray, reduces: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Two int64: those of a stream's ops `own` that stand behind one of `reduces`, and the last one before each."""
+    is_reduce = np.isin(own, reduces)
+    last = np.maximum.accumulate(np.where(is_reduce, np.arange(len(own)), -1))
+    behind = ~is_reduce & (last >= 0)
+    return own[behind], own[last[behind]]
 
 
 def _rate(came_s: np.ndarray, weight: np.ndarray, end_s: float) -> float:

@@ -201,4 +201,3 @@ def _columns(records: list[tuple], types: tuple[type | None, ...]) -> list[Any]:
     return [
         list(column) if kind is None else np.array(column, kind) for column, kind in zip(columns, types, strict=True)
     ]
-

@@ -20,7 +20,7 @@ from emulator.whatif.edits import with_table
 from emulator.whatif.predict import predicted
 from emulator.whatif.serial import one_at_a_time
 from emulator.whatif.speeds import Speeds, speeds
-from emulator.whatif.transfers import all_reduces, transfer_s
+from emulator.whatif.transfers import all_reduces, arrivals_s, transfer_s
 from emulator.workload.checks import check
 from emulator.workload.graph import Kind
 from switchml.errors import ConfigError
@@ -204,6 +204,16 @@ def test_all_reduces_that_overlap_still_do_on_another_cluster():
     assert takes_s(changed) < takes_s(joined)
 
 
+def test_one_bucket_loses_only_what_overlapped_with_computing():
+    """All-reduces of this capture overlap with each other, and threads wait for the next one while others are under
+    way: none of that makes one large bucket slower. It begins when the last gradient is there."""
+    capture = Path(__file__).parents[1] / "traces" / "captures" / "gloo-4-ranks"
+    joined = changes.with_network(join(read(capture), iteration=4))
+    arrived_s = np.sort(arrivals_s(joined)[all_reduces(joined)])
+    lost_s = arrived_s[1] - arrived_s[0]  # a rank called for its second all-reduce as much later
+    assert takes_s(joined) < takes_s(changes.buckets(joined, (25e6,))) < 1.02 * (takes_s(joined) + lost_s)
+
+
 def test_what_waited_for_a_small_bucket_comes_after_the_gradients_of_a_large_one():
     """The end of an iteration waits for one all-reduce, and stands before what the next one waits for."""
     capture = Path(__file__).parents[1] / "traces" / "captures" / "gloo-4-ranks"
@@ -261,6 +271,19 @@ def test_changes_compose(several):
     for one in iterations:
         check(one.graph)
     assert np.isfinite(predicted(iterations).iteration_s)
+
+
+def test_rounds_that_are_no_longer_repeated_leave_no_negative_time():
+    one = join(traces.ddp(ranks=2, slowness=[1.0, 1.1]))
+    for change in (
+        lambda one: changes.bandwidth(one, bps=5e9),
+        lambda one: changes.allreduce(one, "switchml"),
+        lambda one: changes.codec(one, CodecCost(0.5, 1e9)),
+        lambda one: changes.codec(one, CodecCost(0.5, 1e9)),
+        lambda one: changes.allreduce(one, "tree"),
+    ):
+        one = change(one)
+        assert (transfer_s(one.costs)[all_reduces(one)] > 0).all()
 
 
 @pytest.mark.parametrize(
