@@ -35,6 +35,14 @@ PROBABILITY = click.FloatRange(0.0, 1.0, max_open=True)
     help="How ranks share the model: each has all of it and sums gradients, or a part of each layer, which all-gathers "
     "put together and reduce-scatters give gradients for.",
 )
+@click.option(
+    "--pipeline",
+    type=Count(1),
+    default=1,
+    metavar="STAGES",
+    help="Split the model into stages, each on as many ranks; micro-batches pass through them, and ranks of a stage "
+    "sum gradients (docs/pipelines.md).",
+)
 @click.option("--lr", type=click.FloatRange(0.0, min_open=True), default=0.05, help="Learning rate.")
 @click.option(
     "--momentum",
@@ -52,7 +60,7 @@ PROBABILITY = click.FloatRange(0.0, 1.0, max_open=True)
     "--aggregator",
     type=click.Choice(AGGREGATORS),
     default="p4",
-    show_default="p4; software for --parallel fsdp",
+    show_default="p4; software for --parallel fsdp and --pipeline",
     help="What sums the packets: our P4 switch, BMv2's simple_switch (from PATH, root) or the software aggregator.",
 )
 @click.option(
@@ -170,14 +178,15 @@ def train(
     with any script).
     """
     _check_emulated(ctx, world_size)
-    if options["parallel"] == "fsdp":
-        aggregator = _for_fsdp(ctx, aggregator, settings_file, codec, options.get("hierarchy"))
+    if options["parallel"] == "fsdp" or options["pipeline"] > 1:
+        split = _split(workers, options["parallel"], options["pipeline"])
+        aggregator = _for_split_models(ctx, split, aggregator, settings_file, codec, options.get("hierarchy"))
     cluster = {name: options.pop(name) for name in emulated.NAMES}
     steps, batch_size, seed = options["steps"], options["batch_size"], options["seed"]
     if world_size is not None:
         from emulator.cli import peers
 
-        del options["parallel"]  # DDP
+        del options["parallel"], options["pipeline"]  # DDP
         settings = peers.settings_of(world_size=world_size, seed=seed, **cluster)
         peers.train_digits(settings, as_json, lr=lr, **options)
         return
@@ -250,17 +259,28 @@ def train(
     )
 
 
-def _for_fsdp(
-    ctx: click.Context, aggregator: str, settings_file: Path | None, codec: str | None, hierarchy: Any
+def _split(workers: int, parallel: str, stages: int) -> str:
+    """The option that splits the model. Raises UsageError if ranks cannot share it so."""
+    if stages == 1:
+        return f"--parallel {parallel}"
+    if parallel != "ddp":
+        raise click.UsageError(f"--pipeline {stages} does not go with --parallel {parallel}; expected one of the two")
+    if workers % stages:
+        raise click.UsageError(f"--pipeline {stages}: {workers} ranks cannot be split into {stages} stages evenly")
+    return f"--pipeline {stages}"
+
+
+def _for_split_models(
+    ctx: click.Context, split: str, aggregator: str, settings_file: Path | None, codec: str | None, hierarchy: Any
 ) -> str:
-    """The aggregator that FSDP trains with. Raises UsageError for what it does not go with."""
+    """The aggregator that trains with the option `split`. Raises UsageError for what does not go with it."""
     if ctx.get_parameter_source("aggregator") is click.core.ParameterSource.DEFAULT:
         aggregator = "software"
     for given, name in ((settings_file, "--settings"), (codec, "--codec")):
         if given is not None:
-            raise click.UsageError(f"--parallel fsdp does not go with {name}, which is for DDP's gradients")
+            raise click.UsageError(f"{split} does not go with {name}, which is for DDP's gradients")
     if hierarchy == "node":
-        raise click.UsageError("--parallel fsdp does not go with --hierarchy node, which only sums")
+        raise click.UsageError(f"{split} does not go with --hierarchy node, which only sums")
     return aggregator
 
 

@@ -229,7 +229,9 @@ def plan(model: Model, job: Job, cluster: Cluster, streaming: Streaming = DENSE,
             "loss, switch jobs, density and wire bytes describe aggregation in switches: take allreduce switchml"
         )
     if isinstance(model, LayerTable):
-        each, boundaries, has_host_time = [_layer_steps(model, job, cluster)], {}, model.forward_s is None
+        each = [_layer_steps(model.part(stage), job, cluster) for stage in range(job.pp)]
+        handed = max((float(model.part(stage).elements_of[-1]) for stage in range(job.pp - 1)), default=0.0)
+        boundaries, has_host_time = _hand_over(handed, job, cluster), model.forward_s is None
     else:
         steps = _transformer_steps(model, job, cluster, machine)
         each = [[steps[part] for part in job.parts(model, stage)] for stage in range(job.pp)]
@@ -254,11 +256,17 @@ def _boundaries(model: Transformer, job: Job, cluster: Cluster) -> dict[str, Any
     """Fields of a plan: what stages exchange."""
     # Each tensor-parallel rank sends its part; the receivers gather (Narayanan et al., SC 2021, section 4.1).
     sent = job.element_bytes * job.micro_batch * job.tokens(model) * model.hidden / job.tp
-    boundary = _neighbours(job, cluster.accelerators_per_node)
     ends = Place(2, 2, 1, cluster.nodes(job.gpus)) if job.gpus > cluster.accelerators_per_node else Place(2, 1, 2, 1)
     copy_bytes = job.gradient_bytes * model.vocabulary * model.hidden / job.tp
     tied = cost(cluster, "all_reduce", copy_bytes, ends) if model.tied_embedding else FREE
-    return {"hand_over": cost(cluster, "p2p", sent, boundary), "hand_over_bytes": sent, "tied": tied}
+    return {**_hand_over(sent / job.element_bytes / job.micro_batch, job, cluster), "tied": tied}
+
+
+def _hand_over(elements: float, job: Job, cluster: Cluster) -> dict[str, Any]:
+    """What a stage sends the next one for a sample."""
+    sent = job.element_bytes * job.micro_batch * elements
+    boundary = _neighbours(job, cluster.accelerators_per_node)
+    return {"hand_over": cost(cluster, "p2p", sent, boundary), "hand_over_bytes": sent} if job.pp > 1 else {}
 
 
 def _transformer_steps(model: Transformer, job: Job, cluster: Cluster, machine: Machine) -> dict[str, Step]:

@@ -351,7 +351,8 @@ def emulate(
     began = time.perf_counter()
     model = load_model(spec)
     cluster = cluster or load_cluster(spec)
-    if isinstance(model, LayerTable) and model.forward_s is not None and spec.job.micro_batches > 1:
+    is_measured = isinstance(model, LayerTable) and model.forward_s is not None
+    if is_measured and spec.job.micro_batches > 1 and spec.job.pp == 1:
         raise ConfigError(
             f"{model.name} has measured times for one batch a rank; take batch 0 or as many as data-parallel ranks"
         )

@@ -215,12 +215,18 @@ class Job:
     def fit(self, model: Model) -> None:
         """Raise ConfigError unless `model` can be split as this job asks."""
         if isinstance(model, LayerTable):
-            for key in ("tp", "pp", "ep", "cp"):
+            for key in ("tp", "ep", "cp"):
                 if getattr(self, key) > 1:
                     raise ConfigError(
                         f"{model.name} is a table of layers: it can be data-parallel only, "
                         f"but {key} is {getattr(self, key)}"
                     )
+            if self.pp != model.stages or self.virtual_stages > 1:
+                raise ConfigError(
+                    f"{model.name} is a table of layers with {model.stages} stages in its column `stage`, each in one "
+                    f"piece, but pp is {self.pp}"
+                    + (f" in {self.virtual_stages} pieces" if self.virtual_stages > 1 else "")
+                )
             if self.recompute in ("selective", "operators") or self.sequence_parallel:
                 raise ConfigError(
                     f"{model.name} is no transformer: selective recomputation and sequence parallelism need one"

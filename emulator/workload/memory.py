@@ -75,10 +75,16 @@ def memory(model: Model, job: Job) -> Memory:
     """What the fullest rank holds: the first stage of a pipeline, which has most micro-batches in flight, or the last
     one, whichever is more."""
     if isinstance(model, LayerTable):
-        largest = float(model.parameters_of.max())
-        optimizer = tensors(model, job).optimizer
-        return _at_peak(_states(float(model.parameters), job), _table_passes(model, job), largest, job, optimizer)
+        return max((_table_memory(model.part(stage), job, stage) for stage in range(job.pp)), key=lambda one: one.total)
     return max((_stage_memory(model, job, stage) for stage in {0, job.pp - 1}), key=lambda one: one.total)
+
+
+def _table_memory(layers: LayerTable, job: Job, stage: int) -> Memory:
+    """`layers`: those of the stage."""
+    waiting = sum(saved for saved, _ in _table_layers(layers, job)) * (in_flight(job, stage) - 1.0)
+    step = change(ACTIVATIONS, waiting).then(_table_passes(layers, job))
+    states, largest = _states(float(layers.parameters), job), float(layers.parameters_of.max())
+    return _at_peak(states, step, largest, job, tensors(layers, job).optimizer)
 
 
 @dataclass(frozen=True)
@@ -279,7 +285,7 @@ class _Layers:
 def micro_batch_activations(model: Model, job: Job, stage: int) -> float:
     """Bytes that a stage's layers keep of one micro-batch."""
     if isinstance(model, LayerTable):
-        return sum(saved for saved, _ in _table_layers(model, job))
+        return sum(saved for saved, _ in _table_layers(model.part(stage), job))
     return layer_activations(model, job) * job.layers(model, stage)
 
 

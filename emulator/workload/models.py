@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import csv
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
@@ -192,6 +192,20 @@ class LayerTable:
     backward_s: np.ndarray | None = None
     saved_of: np.ndarray | None = None
     """Elements that backward needs of a layer, for one sample, each counted once; None: as many as are written."""
+    stage_of: np.ndarray | None = None
+    """The pipeline stage that a layer is on, from 0, not decreasing; None: all are on one."""
+
+    @property
+    def stages(self) -> int:
+        return 1 if self.stage_of is None else int(self.stage_of[-1]) + 1
+
+    def part(self, stage: int) -> LayerTable:
+        """The layers of one stage."""
+        if self.stage_of is None:
+            return self
+        mine = np.flatnonzero(self.stage_of == stage)
+        arrays = {name: value[mine] for name, value in vars(self).items() if isinstance(value, np.ndarray)}
+        return replace(self, layer=tuple(self.layer[i] for i in mine), **arrays)
 
     @property
     def parameters(self) -> int:
@@ -241,13 +255,21 @@ def _read_layers(path: Path, name: str, about: _TableFile) -> LayerTable:
 
 
 DNN_COLUMNS = ("layer_index", "numel", "forward_pass_ns", "backward_pass_ns")
+PIPELINE_COLUMNS = ("stage", "output_elements")
 
 
 def read_dnn_benchmark(path: Path) -> LayerTable:
     """The CSV that SwitchML's dnn_benchmark reads (dev_root/benchmarks/dnn_benchmark in p4lang/p4app-switchML): a
-    layer a line, its elements and what its passes take on one batch."""
-    layers, (_, numel, forward, backward) = _columns(path, DNN_COLUMNS[0], DNN_COLUMNS)
+    layer a line, its elements and what its passes take on one batch. Two more columns make it a pipeline:
+    `stage`, which a layer is on, from 0, and `output_elements`, which it hands to the next one for a batch, here a
+    micro-batch."""
+    layers, (_, numel, forward, backward, *pipeline) = _columns(path, DNN_COLUMNS[0], DNN_COLUMNS, PIPELINE_COLUMNS)
     nothing, one = np.zeros(len(layers)), np.ones(len(layers))
+    stage, elements = pipeline or (None, nothing)
+    if stage is not None and not (stage[0] == 0 and np.isin(np.diff(stage), (0, 1)).all()):
+        raise ConfigError(
+            f"{path}: stages are {stage.tolist()}; expected 0 for the first layer, then no step but by one"
+        )
     return LayerTable(
         path.stem,
         f"{path.name}, {len(layers)} layers",
@@ -255,17 +277,21 @@ def read_dnn_benchmark(path: Path) -> LayerTable:
         tuple(f"layer {index}" for index in layers),
         numel,
         nothing,
-        nothing,
+        elements,
         one,
         one,
         unit="batches",
         forward_s=forward * 1e-9,
         backward_s=backward * 1e-9,
+        stage_of=stage,
     )
 
 
-def _columns(path: Path, label: str, columns: tuple[str, ...]) -> tuple[list[str], np.ndarray]:
-    """The column `label` of a CSV file, and float64 (columns, rows) of the others. Raises ConfigError."""
+def _columns(
+    path: Path, label: str, columns: tuple[str, ...], optional: tuple[str, ...] = ()
+) -> tuple[list[str], np.ndarray]:
+    """The column `label` of a CSV file, and float64 (columns, rows) of the others. `optional`: read as well where the
+    file has all of them. Raises ConfigError."""
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             reader = csv.DictReader(file, skipinitialspace=True)
@@ -273,6 +299,8 @@ def _columns(path: Path, label: str, columns: tuple[str, ...]) -> tuple[list[str
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"can't read {path}: {error}") from None
     needed = dict.fromkeys((label, *columns))
+    if set(optional) <= set(reader.fieldnames or ()):
+        columns += optional
     missing = [name for name in needed if name not in (reader.fieldnames or ())]
     if missing or not rows:
         expected = f"expected the columns {', '.join(needed)} and at least one layer"

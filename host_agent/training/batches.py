@@ -44,9 +44,10 @@ def save(digits: Digits, folder: Path) -> None:
     np.save(folder / "labels.npy", digits.train_labels)
 
 
-def planned_batches(order: BatchOrder, steps: int, folder: Path) -> Iterator[Batch]:
-    """The same global batches, from the files in `folder`."""
+def planned_batches(order: BatchOrder, steps: int, folder: Path, equal: bool = False) -> Iterator[Batch]:
+    """The same global batches, from the files in `folder`. `equal`: of one size on all ranks."""
     from host_agent.loading import Columns, PlannedLoader, open_source
+    from host_agent.loading.plan import IMBALANCE
 
     lists = order.lists(steps)
     with PlannedLoader(
@@ -55,6 +56,7 @@ def planned_batches(order: BatchOrder, steps: int, folder: Path) -> Iterator[Bat
         len(lists),
         buffer_bytes=BUFFER_BYTES,
         order=lists,
+        imbalance=1.0 if equal else IMBALANCE,
         peers=None,  # files are quicker
         rank=order.rank,
         world_size=order.workers,

@@ -3,8 +3,12 @@ perceptron."""
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 from torch import nn
+
+from switchml.errors import ConfigError
 
 
 class DigitsNet(nn.Module):
@@ -41,6 +45,17 @@ class DigitsPerceptron(nn.Module):
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         digits: torch.Tensor = self.layers(images)
         return digits
+
+
+def stages_of(net: nn.Module, stages: int) -> list[nn.Module]:
+    """`layers` of one of MODELS in so many parts, which share its parameters; each begins with a layer that has some.
+    Raises ConfigError."""
+    layers = list(net.get_submodule("layers").children())
+    starts = [i for i, layer in enumerate(layers) if any(True for _ in layer.parameters())]
+    if not 1 <= stages <= len(starts):
+        raise ConfigError(f"{stages} stages of a network with {len(starts)} layers that have parameters")
+    first = [0, *(starts[number * len(starts) // stages] for number in range(1, stages)), len(layers)]
+    return [nn.Sequential(*layers[start:end]) for start, end in itertools.pairwise(first)]
 
 
 MODELS: dict[str, type[nn.Module]] = {"cnn": DigitsNet, "mlp": DigitsPerceptron}

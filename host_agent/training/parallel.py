@@ -1,15 +1,20 @@
 """How the ranks share the model that they train: each has all of it and sums gradients (DDP), or a part of each layer,
-which all-gathers put together and reduce-scatters give gradients for (FSDP, torch's `fully_shard`)."""
+which all-gathers put together and reduce-scatters give gradients for (FSDP, torch's `fully_shard`), or one stage of it,
+through which micro-batches pass (a pipeline, host_agent/pipeline)."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
+from torch.nn import functional
 
-from host_agent.training.model import MODELS
+from host_agent.training.batches import Batch
+from host_agent.training.model import MODELS, stages_of
 
 DDP, FSDP = "ddp", "fsdp"
 KINDS = (DDP, FSDP)
@@ -21,20 +26,27 @@ class SharedModel:
     def __init__(self, kind: str, ddp_arguments: dict[str, Any], model: str = "cnn"):
         self._net = MODELS[model]()
         self.trained: nn.Module = self._net
+        assert dist.group.WORLD is not None
+        self.group: dist.ProcessGroup = dist.group.WORLD
+        """Where gradients are summed."""
         if kind == DDP:
             self.trained = nn.parallel.DistributedDataParallel(self._net, **ddp_arguments)
         else:
             from torch.distributed.device_mesh import DeviceMesh
             from torch.distributed.fsdp import fully_shard
 
-            group = torch.distributed.group.WORLD
-            assert group is not None
-            mesh = DeviceMesh.from_group(group, "cpu")
+            mesh = DeviceMesh.from_group(self.group, "cpu")
             for layer in self._net.get_submodule("layers").children():
                 if any(True for _ in layer.parameters()):
                     fully_shard(layer, mesh=mesh)
             fully_shard(self._net, mesh=mesh)
         self.parameters = list(self.trained.parameters())
+
+    def backward(self, batch: Batch) -> float:
+        """Gradients of a batch; returns its loss."""
+        loss = functional.cross_entropy(self.trained(batch.images), batch.labels) * batch.weight
+        loss.backward()
+        return loss.item()
 
     def whole(self) -> nn.Module:
         """The model with all its parameters. With FSDP a copy, for which all ranks must call this."""
@@ -45,3 +57,36 @@ class SharedModel:
             for mine, whole in zip(self.parameters, copy.parameters(), strict=True):
                 whole.copy_(mine.full_tensor() if isinstance(mine, DTensor) else mine)
         return copy
+
+
+class PipelinedModel:
+    """The same in `stages` stages, each with as many ranks. `batch_size`: images of each rank in a step; those of a
+    pipeline's ranks are one batch, in up to four micro-batches for each stage."""
+
+    def __init__(self, stages: int, batch_size: int, model: str = "cnn"):
+        from host_agent.pipeline import Pipeline, pipeline_groups
+
+        self._net = MODELS[model]()
+        self._groups = pipeline_groups(stages)
+        self._parts = stages_of(self._net, stages)
+        count = stages * math.gcd(batch_size, 4)
+        self._pipeline = Pipeline(self._parts, count, nn.CrossEntropyLoss(), groups=self._groups)
+        self.trained = self._pipeline.module
+        self.parameters = list(self.trained.parameters())
+        assert dist.group.WORLD is not None
+        self.group: dist.ProcessGroup = self._groups.data or dist.group.WORLD
+
+    def backward(self, batch: Batch) -> float:
+        """Gradients of a pipeline's batch; returns its loss, on all its ranks."""
+        loss = self._pipeline.step(batch.images, target=batch.labels)
+        loss = torch.zeros(()) if loss is None else loss
+        dist.broadcast(loss, group=self._groups.messages, group_src=self._groups.stages - 1)
+        return loss.item()
+
+    def whole(self) -> nn.Module:
+        """The model with all its parameters; all ranks must call this."""
+        with torch.no_grad():
+            for stage, part in enumerate(self._parts):
+                for parameter in part.parameters():
+                    dist.broadcast(parameter, src=stage * self._groups.replicas)
+        return self._net

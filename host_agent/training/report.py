@@ -30,6 +30,7 @@ def as_json(comparison: Comparison, settings: Settings, aggregator: str) -> dict
         "workers": settings.workers,
         "steps": settings.steps,
         "parallel": settings.parallel,
+        "pipeline": settings.pipeline,
         "aggregator": aggregator,
         "transport": comparison.transport,
         "wire": settings.wire,
@@ -88,7 +89,9 @@ def print_table(comparison: Comparison, settings: Settings, aggregator: str) -> 
     table = Table(
         [text(""), *(number(TITLES[backend]) for backend in BACKENDS)],
         title=f"{settings.workers} ranks, {settings.steps} steps, aggregator: {aggregator} over "
-        f"{comparison.transport}, {settings.wire}" + (", FSDP" if settings.parallel == "fsdp" else ""),
+        f"{comparison.transport}, {settings.wire}"
+        + (", FSDP" if settings.parallel == "fsdp" else "")
+        + (f", {settings.pipeline} stages" if settings.pipeline > 1 else ""),
     )
     outcomes = [comparison.outcomes[backend] for backend in BACKENDS]
     table.add("accuracy on test images", *(f"{outcome.accuracy:.2%}" for outcome in outcomes))

@@ -42,6 +42,8 @@ class Settings:
     """One of model.MODELS."""
     parallel: str = "ddp"
     """How the ranks share the model: one of parallel.KINDS."""
+    pipeline: int = 1
+    """Stages of the model, each on as many ranks."""
     codec: str | None = None
     memory: str | None = None
     file: str | None = None
@@ -151,14 +153,18 @@ class DigitsRank:
 
 def _train(backend: str, rank: int, settings: Settings, digits: Digits, folder: Path, report: Report) -> PhaseResult:
     import torch
-    from torch.nn import functional
 
     from host_agent.pytorch.settings import apply, ddp_arguments, load
-    from host_agent.training.parallel import SharedModel
+    from host_agent.training.parallel import PipelinedModel, SharedModel
 
     torch.manual_seed(settings.seed)
     file = load(settings.file) if settings.file else None
-    shared = SharedModel(settings.parallel, ddp_arguments(file) if file else {}, settings.model)
+    stages, batch_size = settings.pipeline, settings.batch_size
+    shared: SharedModel | PipelinedModel
+    if stages > 1:
+        shared = PipelinedModel(stages, batch_size, settings.model)
+    else:
+        shared = SharedModel(settings.parallel, ddp_arguments(file) if file else {}, settings.model)
     model: Any = shared.trained
     hook = None
     if backend == "switchml" and file is not None and file.codec:
@@ -175,9 +181,10 @@ def _train(backend: str, rank: int, settings: Settings, digits: Digits, folder: 
         from host_agent.memory import compressed_activations
 
         activations = compressed_activations(model, settings.activations, optimizer=optimizer)
-    order = BatchOrder(rank=rank, workers=settings.workers, batch_size=settings.batch_size, seed=settings.seed)
+    replicas = settings.workers // stages  # a pipeline's ranks share its batch
+    order = BatchOrder(rank=rank % replicas, workers=replicas, batch_size=batch_size * stages, seed=settings.seed)
     if settings.loader == "planned":
-        batches = planned_batches(order, settings.steps, folder)
+        batches = planned_batches(order, settings.steps, folder, equal=stages > 1)
     else:
         batches = plain_batches(order, settings.steps, digits)
     evaluate_every = max(1, settings.steps // EVALUATIONS)
@@ -187,10 +194,8 @@ def _train(backend: str, rank: int, settings: Settings, digits: Digits, folder: 
     with _profiled(backend, settings):
         for step, batch in enumerate(batches):
             optimizer.zero_grad()
-            loss = functional.cross_entropy(model(batch.images), batch.labels) * batch.weight
-            loss.backward()
+            losses.append(shared.backward(batch))
             optimizer.step()
-            losses.append(loss.item())
             if (step + 1) % evaluate_every == 0:
                 whole = shared.whole()
                 accuracy = _accuracy(whole, digits) if rank == 0 else 0.0
@@ -203,7 +208,7 @@ def _train(backend: str, rank: int, settings: Settings, digits: Digits, folder: 
                 report(Step(backend, step + 1, losses[-1], accuracy, rate, choices))
     whole = shared.whole()
     parameters = torch.cat([parameter.detach().reshape(-1) for parameter in whole.parameters()]).numpy()
-    agent = getattr(torch.distributed.group.WORLD, "agent", None)
+    agent = getattr(shared.group, "agent", None)
     return PhaseResult(
         losses,
         before - start,

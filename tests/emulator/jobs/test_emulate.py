@@ -129,6 +129,19 @@ def test_dnn_benchmark_file_takes_what_it_says(tmp_path):
     assert found.parts["compute"] == pytest.approx(10e-3, rel=0.01)
 
 
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "axonn"])
+def test_measured_stages_take_what_their_formula_says(tmp_path, schedule):
+    """Equal stages: (micro-batches + stages - 1) passes (Narayanan et al., SC 2021), where messages take no time."""
+    path = tmp_path / "net.csv"
+    columns = "layer_index,numel,forward_pass_ns,backward_pass_ns,stage,output_elements\n"
+    path.write_text(columns + "".join(f"{i},10,5000000,10000000,{i // 2},1\n" for i in range(4)))
+    job = {"gpus": 4, "pp": 2, "batch": 16, "micro_batch": 1, "schedule": schedule}
+    found = emulate.emulate(request({"model": str(path), "cluster": "a100-dgx", "job": job}))
+    assert found.iteration_s == pytest.approx((8 + 1) * 30e-3, rel=0.02)
+    with pytest.raises(ConfigError, match="2 stages in its column `stage`, each in one piece, but pp is 4"):
+        emulate.emulate(request({"model": str(path), "job": job | {"pp": 4}}))
+
+
 def test_a_straggler_holds_all_up():
     table = {"model": "gpt2-355m", "job": {"gpus": 8, "micro_batch": 4}}
     even = emulate.emulate(request(table))

@@ -90,9 +90,23 @@ def test_dnn_benchmark_files(tmp_path):
     assert net.backward_s.tolist() == pytest.approx([6e-6, 2e-5])
 
 
+PIPELINE = "layer_index,numel,forward_pass_ns,backward_pass_ns,stage,output_elements\n"
+
+
+def test_measured_stages(tmp_path):
+    path = tmp_path / "net.csv"
+    path.write_text(PIPELINE + "0,10,1,2,0,5\n1,20,3,4,0,6\n2,30,5,6,1,7\n")
+    net = models.load(str(path))
+    first, last = net.part(0), net.part(1)
+    assert net.stages == 2 and (first.parameters, last.parameters) == (30, 30)
+    assert first.forward_s.tolist() == pytest.approx([1e-9, 3e-9]) and first.elements_of.tolist() == [5, 6]
+    assert last.layer == ("layer 2",)
+
+
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
+        ("net.csv", PIPELINE + "0,1,1,1,0,1\n1,1,1,1,2,1\n", "stages are .0.0, 2.0.; expected 0 for the first layer"),
         ("net.csv", "layer_index,numel\n0,1\n", "missing: .'forward_pass_ns', 'backward_pass_ns'"),
         ("net.csv", "layer_index,numel,forward_pass_ns,backward_pass_ns\n0,many,1,1\n", "line 2: expected a number"),
         ("net.toml", 'title = "x"', "lacks source"),

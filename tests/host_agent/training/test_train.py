@@ -105,6 +105,16 @@ def test_a_model_in_shards():
     assert result["loss"]["gloo"] == pytest.approx(whole["loss"]["gloo"], abs=1e-4)
 
 
+@pytest.mark.needs("SWITCHML_NIGHTLY")
+def test_a_model_in_stages():
+    """Gloo's losses through the aggregator, and those of ranks that each have the whole model."""
+    result = run_json("--pipeline", "2", "--ranks", "4", "--steps", "40", "--seed", "2")
+    assert (result["pipeline"], result["aggregator"]) == (2, "software")
+    assert result["loss"]["switchml"] == pytest.approx(result["loss"]["gloo"], abs=1e-4)
+    whole = run_json("--ranks", "4", "--steps", "40", "--seed", "2", "--aggregator", "software")
+    assert result["loss"]["gloo"] == pytest.approx(whole["loss"]["gloo"], abs=1e-4)
+
+
 def test_the_workers_of_this_host_sum_first():
     """One of them sends for all."""
     report = run_json("--workers", "3", "--steps", "8", "--aggregator", "software", "--hierarchy", "node")
@@ -144,7 +154,10 @@ def test_table_and_progress(as_on_a_terminal):
         (["--authenticate"], "a P4 switch can't compute packets' tags"),
         (["--lr", "0"], "--lr"),
         (["--parallel", "fsdp", "--hierarchy", "node"], "--hierarchy node, which only sums"),
+        (["--pipeline", "2", "--hierarchy", "node"], "--pipeline 2 does not go with --hierarchy node"),
         (["--parallel", "fsdp", "--codec", "fp16"], "--codec, which is for DDP"),
+        (["--pipeline", "3"], "4 ranks cannot be split into 3 stages evenly"),
+        (["--pipeline", "2", "--parallel", "fsdp"], "--pipeline 2 does not go with --parallel fsdp"),
     ],
 )
 def test_nonsense_is_refused(arguments, complaint):
