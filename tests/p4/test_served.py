@@ -108,6 +108,36 @@ def test_sparse_sums(served, payload_bytes):
         assert sum(rank.counters["refused_format"] for rank in served.job("sparse").ranks) == 0
 
 
+@pytest.mark.parametrize("payload_bytes", [256, 1024])
+def test_collectives(served, payload_bytes):
+    """Every rank's bytes and sums, with data in packets that were caused by packets without; all ops."""
+    numel = 5000
+    x = [contribution(7, rank, 3 * numel) for rank in range(3)]
+    sums, bits = total(7, 3, 3 * numel), [array.view("int64") for array in x]
+    with joined(served, 3, "collectives", payload_bytes=payload_bytes) as agents:
+
+        def everything(agent):
+            part = agent.reduce_scatter(x[agent.rank], async_op=True)
+            whole = agent.all_gather(x[agent.rank][:numel], async_op=True)
+            sent, reduced = agent.broadcast(x[agent.rank], root=1), agent.reduce(x[agent.rank], root=2)
+            agent.barrier()
+            others = [agent.allreduce(bits[agent.rank][:numel], op=op) for op in ("max", "bor", "bxor")]
+            others.append(agent.allreduce(x[agent.rank][:numel], op="min"))
+            return part.wait(DEADLINE_S), whole.wait(DEADLINE_S), sent, reduced, others
+
+        for rank, (part, whole, sent, reduced, others) in enumerate(good(on_all(agents, everything))):
+            np.testing.assert_array_equal(part, sums[rank * numel : (rank + 1) * numel])
+            np.testing.assert_array_equal(whole, np.concatenate([array[:numel] for array in x]))
+            np.testing.assert_array_equal(sent, x[1])
+            assert (reduced is None) == (rank != 2)
+            for op, other in zip((np.maximum, np.bitwise_or, np.bitwise_xor), others, strict=False):
+                np.testing.assert_array_equal(other, op.reduce([array[:numel] for array in bits]))
+            np.testing.assert_array_equal(others[3], np.minimum.reduce([array[:numel] for array in x]))
+            if reduced is not None:
+                np.testing.assert_array_equal(reduced, sums)
+        assert sum(rank.counters["refused_format"] for rank in served.job("collectives").ranks) == 0
+
+
 def test_status_shows_what_the_switch_counted(served):
     with joined(served, 2, "counted") as agents:
         reduce_all(agents, 2)
