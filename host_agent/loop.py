@@ -13,7 +13,7 @@ import numpy as np
 
 from host_agent import density, packet_log
 from switchml.net import frames, impair, libc, shm, udp
-from switchml.protocol import authentication, results, sending
+from switchml.protocol import authentication, results, sending, timers
 from switchml.protocol.authentication import EVERYBODY, TAG_BYTES, TO_AGGREGATOR, TO_RANKS
 from switchml.protocol.packet import HEADER_BYTES, R_FLAG, WAIT
 from switchml.protocol.worker import Worker
@@ -167,7 +167,7 @@ def run(loop: Any, completed: int, tick_ns: int) -> Any:
         sending.build_streams(loop.worker, loop.out, n)
         # L4. Retransmit, and send everything.
         fresh = n
-        n = sending.timeouts(loop.worker, now, loop.out, n)
+        n = timers.timeouts(loop.worker, now, loop.out, n)
         _dispatch(loop, fresh, n, now, clock)
         # L5. Return if Python has something to do.
         if me.counters.completed > completed:

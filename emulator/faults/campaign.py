@@ -61,7 +61,7 @@ BUGS: dict[str, Bug] = {
         "a worker takes the result of any round of a slot for the one it waits for",
     ),
     "never-again": Bug(
-        "switchml/protocol/sending.py",
+        "switchml/protocol/timers.py",
         "if lost or (probed < probes and due <= now):",
         "if lost:",
         "a worker resends what later packets have overtaken, and has no timer",

@@ -1,5 +1,5 @@
 """One rank of one v2 job: `Worker` owns the records of worker_state.py, starts tasks, and drives the rules of
-sending.py and results.py (docs/protocol.md, sections 4 to 6).
+sending.py, timers.py and results.py (docs/protocol.md, sections 4 to 6).
 
 Sans-IO: no socket and no clock. Packets and `now` go in; the slots whose packet is to be sent, and the next deadline,
 come out. The agent's compiled loop, the packet-level emulator and the tests drive the same kernels. Times are int64
@@ -20,8 +20,9 @@ from switchml.protocol.fixedpoint import FORMATS, LANE_BYTES, LANES, WIRES, guar
 from switchml.protocol.packet import CODE_UNKNOWN, MAX_SPARSE_BYTES, REACH_OTHERS, check_slots
 from switchml.protocol.results import receive
 from switchml.protocol.retransmission import INITIAL_RTO, LEAST_BACKOFF, LEAST_IN_FLIGHT, LONGEST_PROBE
-from switchml.protocol.sending import build_streams, fill, packet_at, timeouts
+from switchml.protocol.sending import build_streams, fill, packet_at
 from switchml.protocol.sparse import Sparse
+from switchml.protocol.timers import timeouts
 from switchml.protocol.worker_state import (
     BYTES,
     QUEUE,

@@ -1,0 +1,73 @@
+"""Which rounds a worker resends, and when (docs/protocol.md, section 6). How long it waits is in retransmission.py.
+
+Kernels over a worker's State. Comments with T cite the numbered steps of section 6.
+"""
+
+import numpy as np
+
+from switchml.protocol.packet import R_FLAG
+from switchml.protocol.retransmission import LEAST_REORDERING, NONE, PROBED, PROBES, probe_timeout
+from switchml.protocol.sending import packet_at
+from switchml.protocol.worker_state import State, slot_of
+from switchml.runtime.jit import int64, kernel
+from switchml.runtime.memory import u8_at
+
+
+@kernel(forceinline=True)
+def timeouts(w: State, now: int, out: np.ndarray, n: int) -> int:
+    """Retransmit what is lost or overdue: appends to `out` from `n`, returns the new n. `earliest` is then the next
+    deadline."""
+    me = w.scalars[0]
+    window, timers, rtt = me.window, me.timers, me.rtt
+    if now < timers.earliest:
+        return n
+    # T1. The margin by which results may come out of order, and until when a queue's clock keeps quiet: as long as its
+    # results come, their order shows what is lost.
+    margin = max(rtt.srtt // 4, timers.reordering + timers.reordering // 2, LEAST_REORDERING)
+    may_lose = me.identity.least_timeout == 0
+    never = int64(0x7FFFFFFFFFFFFFFF)
+    earliest = never
+    for at in range(len(w.queues)):
+        queue = w.queues[at]
+        quiet_until = queue.heard_at + rtt.rto
+        probes, probed = int64(PROBES), int64(0)
+        for chunk in range(queue.base, queue.next):
+            index = slot_of(queue, chunk)
+            slot = w.slots[index]
+            if not slot.busy:
+                continue
+            # T2. Overtaken by more than the margin, or overtaken and nothing has come for as long: lost, as far as the
+            # credit goes.
+            allowed = margin << min(slot.retries, 3)
+            lost_at = queue.heard_at + allowed if queue.newest > slot.sent_at else never
+            lost = may_lose and window.credit > 0 and (queue.newest - slot.sent_at > allowed or lost_at <= now)
+            # T3. Else the clock decides, about the lowest rounds only.
+            due = max(slot.deadline, quiet_until)
+            if not slot.retries:  # this deadline was set before the first rounds of a burst had taught the RTO
+                due = max(due, slot.sent_at + rtt.rto)
+            if not probed:
+                probes = max(PROBES >> max(slot.retries - 1, 0), 1)
+            if lost or (probed < probes and due <= now):
+                # T4. Resend the same bytes with R set.
+                due = now + probe_timeout(me, queue, now)
+                if lost:
+                    window.credit -= 1
+                else:
+                    slot.probed = slot.round
+                    if me.silence.suspicion == NONE:
+                        me.silence.suspicion, me.silence.probed_at = PROBED, now
+                slot.retries += 1
+                slot.sent_at, slot.resent = now, slot.round
+                slot.deadline = due
+                u8_at(packet_at(w, index), 1)[0] |= R_FLAG
+                me.counters.retransmitted += 1
+                me.counters.sent += 1
+                out[n] = index
+                n += 1
+            elif may_lose and window.credit > 0:
+                earliest = min(earliest, lost_at)
+            if probed < probes:
+                probed += 1
+                earliest = min(earliest, due)
+    timers.earliest = earliest
+    return n
