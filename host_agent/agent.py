@@ -17,19 +17,23 @@ import os
 import threading
 import time
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from host_agent import joining, loop, packet_log, recording
+from host_agent import failover, joining, loop, packet_log, recording
 from host_agent.base import Agent, SparseOption
 from host_agent.calls import Handle, Request
 from host_agent.core import Core, new_worker
+from host_agent.failover import Failover, split_standbys
 from host_agent.hierarchy.agent import HierarchicalAgent
 from host_agent.hierarchy.hosts import resolve
 from host_agent.sharded import ShardedAgent, split_addresses
+from host_agent.watch import INTERVAL_S
 from switchml.control import client
-from switchml.errors import AggregatorLost, ConfigError, JobError, SwitchMLError
+from switchml.errors import ConfigError, JobError, SwitchMLError
+from switchml.protocol.handover import rounds_of
 from switchml.protocol.sizes import EXACT, WIRES
 from switchml.runtime.entry import entry_point
 from switchml.runtime.slices import shorten_slices
@@ -37,6 +41,7 @@ from switchml.runtime.slices import shorten_slices
 __all__ = ["WIRES", "Handle", "HostAgent", "SwitchMLError"]
 
 
+_HALT_S = 0.1
 JOIN_TIMEOUT_S = 60.0
 """How long joining may take, the wait for an aggregator that is not there yet included."""
 
@@ -56,6 +61,7 @@ class HostAgent(Agent):
         self._session, self._transport, self._tunnel = joined.session, joined.transport, joined.tunnel
         self._worker = new_worker(info, self.rank, self.world_size, **joined.packet_memory())
         self._wake = os.eventfd(0, os.EFD_NONBLOCK)
+        part = joined.part  # `joined` itself would keep shared memory mapped
         self.core = Core(
             self._worker,
             info,
@@ -66,31 +72,18 @@ class HostAgent(Agent):
             udp=self.transport == "udp",
             sparse=joined.sparse,
             exact=options.wire == EXACT,
-            report=functools.partial(joined.session.waiting, joined.part),
+            report=lambda report: self._session.waiting(part, report),
         )
         super().__init__(self.core)
         self.wire, self.takes_sparse = self.core.wire, self.core.takes_sparse
         self.takes_collectives = self.core.takes_collectives
-        self._loop: loop.Loop | None = loop.new_loop(
-            self._worker,
-            joined.transport.socket,
-            self._wake,
-            joined.aggregator,
-            joined.segment,
-            joined.transport.kind,
-            joined.transport.raw,
-            joined.transport.ends,
-            joined.impaired,
-            joined.key,
-        )
+        self._loop: loop.Loop | None = self._new_loop(joined)
+        self._halting = self._is_halted = False
+        self._halt = threading.Condition()
         self._closing, self._close_lock = False, threading.Lock()
         self._thread = threading.Thread(target=self._run, name=f"switchml-agent-{self.rank}", daemon=True)
         self._thread.start()
         recording.register(self)
-        if self._tunnel is not None:
-            self._tunnel.on_lost(
-                lambda reason: self.abort(AggregatorLost(f"job '{self.job}': aggregator lost: {reason}"))
-            )
 
     @classmethod
     def join(
@@ -112,6 +105,8 @@ class HostAgent(Agent):
         sparse: SparseOption = None,
         hierarchy: str | None = None,
         authenticate: bool | None = None,
+        standby: str | None = None,
+        failover_timeout_s: float | None = None,
     ) -> Agent:
         """Join `job` at the aggregator whose control port is `address` (host:port; default: $SWITCHML_AGGREGATOR).
         Several addresses, separated by commas, share the work (sharded.py); every rank must list the same ones in the
@@ -137,8 +132,11 @@ class HostAgent(Agent):
         memory, and one of them speaks to the network (docs/hierarchy.md); "node:NAME" names the host, which otherwise
         is this machine and network namespace (default: $SWITCHML_HIERARCHY, or none). `authenticate`: packets
         carry tags, keyed for this job, so that nobody else can forge them (docs/protocol.md, section 10); all ranks
-        alike, and not on a P4 switch (default: $SWITCHML_AUTHENTICATE is 1). Raises JoinError if the aggregator refuses
-        or can't be reached, ConfigError for invalid arguments.
+        alike, and not on a P4 switch (default: $SWITCHML_AUTHENTICATE is 1). `standby`: aggregators, separated by
+        commas, where the job goes on if this one is lost, the same on all ranks; `address` may name them, too:
+        "a:50099,standby=b:50099". Without any, the aggregator itself is waited for. `failover_timeout_s`: how long that
+        may take before calls fail, 0 for at once (default: $SWITCHML_FAILOVER_TIMEOUT, or 20 s). Raises JoinError if
+        the aggregator refuses or can't be reached, ConfigError for invalid arguments.
         """
         address = address or os.environ.get("SWITCHML_AGGREGATOR")
         if not address:
@@ -146,6 +144,8 @@ class HostAgent(Agent):
                 "no aggregator: pass address='host:port' or set SWITCHML_AGGREGATOR (start one with `switchml "
                 "aggregate`)"
             )
+        if standby:
+            address = ",".join([address, *(f"standby={each}" for each in split_addresses(standby))])
         options = joining.Options(
             job=job,
             rank=rank,
@@ -162,10 +162,16 @@ class HostAgent(Agent):
             wire=wire,
             sparse=sparse,
             authenticate=authenticate,
+            failover_s=failover.timeout_s() if failover_timeout_s is None else failover_timeout_s,
         )
         level, host = resolve(hierarchy)
         join = functools.partial(_join_aggregators, cls)
         if level == "node":
+            if split_standbys(address)[1]:
+                raise ConfigError(
+                    "standby: ranks that share hosts (hierarchy) stay with their aggregator; expected none"
+                )
+            options = replace(options, failover_s=0.0)
             return HierarchicalAgent.join_hosts(address, options, host, join)
         return join(address, options)
 
@@ -214,12 +220,85 @@ class HostAgent(Agent):
         self._loop = self._loop._replace(log=self.new_packet_log(0) if log is None else log.packet_log)
         os.eventfd_write(self._wake, 1)  # the running loop still has the earlier one
 
+    # For failover.py
+
+    def halt(self) -> bytes:
+        """Stop moving packets; returns how far this rank got (handover.rounds_of). `go_on` ends that."""
+        self._halting = True
+        with self._close_lock:
+            if not self._closing:
+                os.eventfd_write(self._wake, 1)
+        with self._halt:
+            while self._thread.is_alive() and not self._is_halted:
+                self._halt.wait(_HALT_S)
+        return rounds_of(self._worker.state)
+
+    def go_on(self) -> None:
+        """After `halt`."""
+        with self._halt:
+            self._halting = False
+            self._halt.notify_all()
+
+    def move(self, joined: joining.Joined, agreed: bytes) -> None:
+        """While halted: go on at another aggregator, from the rounds `agreed`. Raises ConfigError, JobError if this
+        rank leaves."""
+        with self._close_lock:
+            if self._closing:
+                raise JobError(f"rank {self.rank} left job '{self.job}'")
+            other = new_worker(joined.info, self.rank, self.world_size, **joined.packet_memory())
+            self._worker.resume(other, agreed, time.monotonic_ns())
+            assert self._loop is not None
+            self._loop = self._new_loop(joined)._replace(log=self._loop.log)
+            if self._tunnel is not None:
+                self._tunnel.close()
+            self._transport.close()
+            self.transport, self.tag = joined.transport_name, joined.info.tag
+            self._session, self._transport, self._tunnel = joined.session, joined.transport, joined.tunnel
+            self.core.moved(joined.info)
+
+    def fail(self, error: BaseException) -> None:
+        """End this rank's part in the job."""
+        self.core.fail(error)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether that has happened."""
+        return self.core.error is not None
+
+    @property
+    def heard(self) -> int:
+        """How many packets have come from aggregators."""
+        counters = self._worker.counters
+        return int(counters["received"] + counters["waits"])
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether packets are awaited."""
+        return bool(self._worker.window["in_flight"])
+
+    def _new_loop(self, joined: joining.Joined) -> loop.Loop:
+        return loop.new_loop(
+            self._worker,
+            joined.transport.socket,
+            self._wake,
+            joined.aggregator,
+            joined.segment,
+            joined.transport.kind,
+            joined.transport.raw,
+            joined.transport.ends,
+            joined.impaired,
+            joined.key,
+        )
+
     # The thread
 
     def _run(self) -> None:
         shorten_slices()
         core, known, run = self.core, None, loop.run
         while core.start_queued(time.monotonic()):
+            if self._halting:
+                self._stay_halted()
+                continue
             if self._loop is not known:
                 known, run = self._loop, entry_point(loop.run, self._loop, 0, 0)
             if run(self._loop, core.completed, core.tick_ns) == loop.WOKEN:
@@ -229,16 +308,30 @@ class HostAgent(Agent):
         if core.end():
             self._session.leave()
 
+    def _stay_halted(self) -> None:
+        """Until `go_on`, or until this rank's part in the job ends."""
+        while True:
+            with self._halt:
+                self._is_halted = self._halting and not self.is_over
+                self._halt.notify_all()
+                if not self._is_halted:
+                    return
+                self._halt.wait(INTERVAL_S)
+            self.core.idle(time.monotonic())
+
 
 def _join_aggregators(agent: type[HostAgent], address: str, options: joining.Options) -> Agent:
-    """One aggregator, or several, whose threads a job uses by listing them."""
-    if "," not in address:
-        return _join_one(agent, address, options)
-    join = functools.partial(_join_one, agent, most_parts=1)
-    return ShardedAgent.join_all(split_addresses(address), options, join)
+    """One aggregator, or several, whose threads a job uses by listing them; and standbys for each of them."""
+    active, standbys = split_standbys(address)
+    if "," not in active:
+        return _join_one(agent, standbys, active, options)
+    join = functools.partial(_join_one, agent, standbys, most_parts=1)
+    return ShardedAgent.join_all(split_addresses(active), options, join)
 
 
-def _join_one(agent: type[HostAgent], address: str, options: joining.Options, **limit: int) -> Agent:
+def _join_one(
+    agent: type[HostAgent], standbys: tuple[str, ...], address: str, options: joining.Options, **limit: int
+) -> Agent:
     """One rank of a job at one aggregator, with an agent for each part of the job."""
     parts = joining.join(address, options, **limit)
     agents: list[HostAgent] = []
@@ -254,7 +347,7 @@ def _join_one(agent: type[HostAgent], address: str, options: joining.Options, **
         for each in agents:
             each.core.on_event(event, time.monotonic())
 
-    parts[0].session.events(on_event)
+    Failover(agents, parts[0], [address, *standbys], on_event)
     if len(agents) == 1:
         return agents[0]
     return ShardedAgent([*agents], [], job=options.job, payload_bytes=options.payload_bytes)

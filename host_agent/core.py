@@ -180,6 +180,11 @@ class Core(CallQueue[TaskCall]):
         call = TaskCall(request, sparse, request.divisor(self.world_size), request.deadline(now), dtype, queue)
         self.add(call, lambda: self._watch.departure, log_call)
 
+    def moved(self, info: client.JobInfo) -> None:
+        """The job goes on at another aggregator. While the driver does not run."""
+        self._watch.moved(info.data_address)
+        self._reported, self._report_at = Report(()), 0.0
+
     def missing_ranks(self, now: float) -> tuple[int, ...]:
         """Ranks that a stalled round waited for a moment ago."""
         return self._watch.missing_ranks(now)
@@ -236,6 +241,10 @@ class Core(CallQueue[TaskCall]):
         if now >= self._check_at:  # a busy loop has no quiet moment
             self._check_at = now + INTERVAL_S
             self._check_progress(now)
+
+    def idle(self, now: float) -> None:
+        """While no packets move because the aggregator is lost: fail if a call is late."""
+        self._check_progress(now)
 
     def end(self) -> bool:
         """Fail every call that is left with `error`. Returns whether this rank should leave the job at once, so that

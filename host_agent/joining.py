@@ -9,6 +9,7 @@ import logging
 import os
 import socket
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,7 +17,7 @@ from host_agent import density, loop, reach
 from host_agent.core import DENSE_ONLY
 from host_agent.loop import warm_up
 from switchml.control import client
-from switchml.control.membership import MOST_PARTS
+from switchml.control.membership import MOST_PARTS, Resumption
 from switchml.control.v2_pb2 import StatusReply
 from switchml.errors import ConfigError, JoinError
 from switchml.net import shm
@@ -56,6 +57,12 @@ class Options:
     authenticate: bool | None
     queues: int = QUEUES
     """Of collectives that the rank wants (docs/protocol.md, section 11)."""
+    failover_s: float = 0.0
+    """How long to try to go on when the aggregator is lost."""
+    resumption: Resumption | None = None
+    """Set where a job goes on (section 12)."""
+    is_given_up: Callable[[], bool] = lambda: False
+    """Asked while waiting for the other ranks."""
 
     def until(self, deadline: float, **changes: Any) -> Options:
         """With so much time as is left, but a little of it, and `changes`."""
@@ -106,8 +113,8 @@ class Joined:
             return {"packets": shm.packets_of(self.segment, self.options.rank), "lossless": True}
         if self.key:
             return {
-                "packets": packet_rows(info.slots, HEADER_BYTES + info.payload_bytes, TAG_BYTES),
-                "wide": packet_rows(info.slots, MAX_SPARSE_BYTES, TAG_BYTES),
+                "packets": packet_rows(2 * info.slots, HEADER_BYTES + info.payload_bytes, TAG_BYTES),
+                "wide": packet_rows(2 * info.slots, MAX_SPARSE_BYTES, TAG_BYTES),
                 "room": TAG_BYTES,
             }
         return {
@@ -134,7 +141,8 @@ def join(address: str, options: Options, most_parts: int = MOST_PARTS) -> list[J
             raise
         status = None  # joining explains better what is wrong
     reached = time.monotonic()
-    warm_up()  # before joining: nobody should wait for a rank that compiles
+    if options.resumption is None:
+        warm_up()  # before joining: nobody should wait for a rank that compiles
     deadline += time.monotonic() - reached
     with contextlib.ExitStack() as undo:
         transport = reach.choose(transport_name, status, host, options.job, options.rank, options.bind_ip)
@@ -165,6 +173,8 @@ def join(address: str, options: Options, most_parts: int = MOST_PARTS) -> list[J
             mac=transport.mac,
             authenticate=bool(options.authenticate),
             queues=options.queues,
+            resumption=options.resumption,
+            is_given_up=options.is_given_up,
             timeout_s=options.until(deadline).timeout_s,
             **options.client_options(),
         )
@@ -185,9 +195,19 @@ def join(address: str, options: Options, most_parts: int = MOST_PARTS) -> list[J
         f"{options.wire}, {info.slots} slots, window {info.window}{parts}, {options.payload_bytes} bytes a "
         f"packet, aggregator {', '.join('{}:{}'.format(*part.data_address) for part in info.parts)}"
     )
-    _warn_of_few_levels(options, wire)
+    if options.resumption is None:
+        _warn_of_few_levels(options, wire)
     _warn_of_open_key(options, host)
     return joined
+
+
+def close(joined: list[Joined]) -> None:
+    """Undo `join`."""
+    for part in joined:
+        if part.tunnel is not None:
+            part.tunnel.close()
+        part.transport.close()
+    joined[0].session.drop()
 
 
 def _parts(transport: reach.Transport, status: StatusReply | None, host: str, most: int) -> int:

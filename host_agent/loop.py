@@ -13,7 +13,7 @@ import numpy as np
 
 from host_agent import density, packet_log
 from switchml.net import frames, impair, libc, shm, udp
-from switchml.protocol import authentication, results, sending, timers
+from switchml.protocol import authentication, handover, results, sending, timers
 from switchml.protocol.authentication import EVERYBODY, TAG_BYTES, TO_AGGREGATOR, TO_RANKS
 from switchml.protocol.packet import HEADER_BYTES, R_FLAG, WAIT
 from switchml.protocol.worker import Worker
@@ -131,6 +131,9 @@ def run(loop: Any, completed: int, tick_ns: int) -> Any:
     impaired = impair.active(loop.downlink) or impair.active(loop.uplink)
     recording = len(loop.log.packets) > 0
     quiet = 0
+    if window.moved:  # to another aggregator
+        n = handover.send_all(loop.worker, loop.out)
+        _dispatch(loop, n, n, started, clock)
     while True:
         # L1. Take what has arrived.
         count = shm.receive_down(loop.shared, me.identity.rank, loop.incoming) if near else _receive(loop)
@@ -229,7 +232,8 @@ def _dispatch(loop, fresh, n, now, clock):
 def _sleep(loop, now, tick_ns, clock):
     """Sleep until a packet or a deadline; whether somebody wrote to the wake descriptor."""
     me, near = loop.worker.scalars[0], loop.shared[shm.BASE] != 0
-    pause = max(me.timers.earliest - now, 0) if me.window.first_task < me.window.next_task else np.int64(-1)
+    waits = me.window.in_flight > 0 or me.window.first_task < me.window.next_task
+    pause = max(me.timers.earliest - now, 0) if waits else np.int64(-1)
     if tick_ns >= 0 and (pause < 0 or pause > tick_ns):
         pause = tick_ns
     if impair.active(loop.downlink) or impair.active(loop.uplink):
@@ -284,7 +288,7 @@ def _send(loop, n, now):
                 outgoing.length[count] = before + length
                 outgoing.endpoint[count] = loop.aggregator[0]
                 if before:
-                    if slot.columns or slot.addressed:
+                    if slot.words:
                         rows = loop.worker.packets
                         headers = rows.ctypes.data + np.uint64(loop.out[i] * rows.shape[1])
                         copy_bytes(outgoing.address[count], headers, before)

@@ -59,10 +59,10 @@ def log_sent(log, worker, out, fresh, n, probe_only, at):
     for i in range(n):
         index = out[i]
         slot = worker.slots[index]
-        version = slot.round & 1
         tensor, chunk = slot.task, slot.chunk - task_at(worker, slot.task).first
+        number = seq_of(worker, index)
+        seq, version = number & 0xFFFFFFFF, ((number - worker.scalars[0].identity.isn) // len(worker.slots)) & 1
         log.rounds[index, version, 0], log.rounds[index, version, 1] = tensor, chunk
-        seq = seq_of(worker, index) & 0xFFFFFFFF
         length = 0 if probe_only and i >= fresh else slot.length
         _write(log, RESENT if i >= fresh else SENT, at, tensor, chunk, seq, version, length)
 

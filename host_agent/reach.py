@@ -86,17 +86,17 @@ class Transport:
             self.raw = frames.open_interface(where, self.data_address[1])
 
     def packet_rows(self, slots: int, payload_bytes: int) -> np.ndarray | None:
-        """Rows in which a worker builds its packets, if they need headers in front: uint8[slots, …]."""
+        """Rows in which a worker builds its packets, if they need headers in front: uint8[2 slots, …]."""
         if self.ends is None:
             return None
         packet_bytes = HEADER_BYTES + payload_bytes
-        rows = np.zeros((slots, FRAME_HEADER_BYTES + packet_bytes), np.uint8)
+        rows = np.zeros((2 * slots, FRAME_HEADER_BYTES + packet_bytes), np.uint8)
         rows[:, :FRAME_HEADER_BYTES] = np.frombuffer(frames.headers(self.ends, packet_bytes), np.uint8)
         return rows
 
     def sparse_rows(self, slots: int) -> np.ndarray | None:
         """The same for packets of sparse streams, which differ in length: the loop puts the headers in front."""
-        return None if self.ends is None else np.zeros((slots, FRAME_HEADER_BYTES + MAX_SPARSE_BYTES), np.uint8)
+        return None if self.ends is None else np.zeros((2 * slots, FRAME_HEADER_BYTES + MAX_SPARSE_BYTES), np.uint8)
 
     def close(self) -> None:
         self.socket.close()

@@ -52,6 +52,10 @@ class Watch:
         """The earliest arrival of the last wait packet; the times of the last check and of the one before."""
         self._warn = StallWarning(job, rank)
 
+    def moved(self, aggregator: tuple[str, int]) -> None:
+        """Packets go to another aggregator, (IPv4, port)."""
+        self._aggregator = "{}:{}".format(*aggregator)
+
     def peer_left(self, event: membership.PeerLeft, now: float) -> None:
         """A peer that left has read its last results, but this rank may still be waiting for its copy of them. So
         calls under way go on until the aggregator says that a round lacks a contribution of a rank that left; later

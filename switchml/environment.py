@@ -22,9 +22,17 @@ GROUPS: dict[str, tuple[Variable, ...]] = {
     "Jobs": (
         Variable(
             "SWITCHML_AGGREGATOR",
-            "`HOST:PORT[,HOST:PORT…]`",
+            "`HOST:PORT[,HOST:PORT…][,standby=HOST:PORT…]`",
             "with torch: rank 0 starts one",
-            "control port of the aggregator to join; several share the job's traffic",
+            "control port of the aggregator to join; several share the job's traffic; standbys take over a job whose "
+            "aggregator is lost ([reliability](reliability.md))",
+        ),
+        Variable(
+            "SWITCHML_FAILOVER_TIMEOUT",
+            "time, as in `30s`, or `0`",
+            "`20s`",
+            "how long ranks try to go on at a standby, or wait for a lost aggregator to be started again, before calls "
+            "fail",
         ),
         Variable("SWITCHML_SECRET", "text", "with torch: random; else none", "the job's secret; ranks must agree"),
         Variable("SWITCHML_JOB", "text", "`torch` or torchrun's run id, and six digits", "the job's name (with torch)"),

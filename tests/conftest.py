@@ -14,6 +14,9 @@ import pytest
 
 HERE = Path(__file__).parent
 
+# Agents whose aggregator is lost end at once, unless a test has them wait for it.
+os.environ.setdefault("SWITCHML_FAILOVER_TIMEOUT", "0")
+
 # The first example of a property may compile a kernel, and CI machines are slow: no deadline for a single example.
 hypothesis.settings.register_profile("switchml", deadline=None)
 hypothesis.settings.load_profile("switchml")

@@ -64,6 +64,11 @@ PROBABILITY = click.FloatRange(0.0, 1.0, max_open=True)
     help="What sums the packets: our P4 switch, BMv2's simple_switch (from PATH, root) or the software aggregator.",
 )
 @click.option(
+    "--standby",
+    is_flag=True,
+    help="A software aggregator stands by, where training goes on if the first one is lost.",
+)
+@click.option(
     "--transport",
     type=click.Choice(["auto", "shm", "udp", "zmq", "frames"]),
     default="auto",
@@ -155,6 +160,7 @@ def train(
     workers: int,
     lr: float,
     aggregator: str,
+    standby: bool,
     transport: str,
     wire: str | None,
     sparse: str,
@@ -248,8 +254,10 @@ def train(
         reorder_rate=0.0 if is_software else reorder_rate,
         **options,
     )
+    if standby and settings.hierarchy == "node":
+        raise click.UsageError("--standby does not go with --hierarchy node, whose ranks stay with their aggregator")
     with progress(steps) as show:
-        comparison = runner.compare(settings, aggregator_options, show, aggregator)
+        comparison = runner.compare(settings, aggregator_options, show, aggregator, standby)
     if plot_file is not None:
         report.plot(comparison, plot_file)
     output(

@@ -13,6 +13,7 @@ import simpy
 from emulator.netsim.link import at
 from emulator.netsim.packets import Packet, Train, coupled
 from switchml.protocol import worker as rules
+from switchml.protocol.handover import send_all
 from switchml.protocol.packet import HEADER_BYTES
 from switchml.runtime.memory import u8_at
 
@@ -26,9 +27,8 @@ class Turns:
         self.worker, self.job, self.rank = worker, job, rank
         state = worker.state
         self._out = np.zeros(2 * len(state.slots) + 64, np.int32)
-        self._packets = state.packets[:, -(HEADER_BYTES + int(worker.identity["payload"])) :]
-        self._columns, self._addressed = state.slots["columns"], state.slots["addressed"]
-        self._lengths = state.slots["length"]
+        self._packets = self._packet_rows()
+        self._words, self._lengths, self._rounds = (state.slots[name] for name in ("words", "length", "round"))
         # Views of single numbers: reading a record's field takes ten times as long.
         scalars = state.scalars
         self._earliest, self._code = scalars["timers"]["earliest"], scalars["failure"]["code"]
@@ -53,6 +53,9 @@ class Turns:
         does."""
         state, out, sent = self.worker.state, self._out, []
         n = 0
+        if self.worker.window["moved"]:  # to another aggregator, with other rows
+            self._packets = self._packet_rows()
+            sent += self._take(send_all(state, out))
         for packet in packets:
             n = rules.receive(state, packet.address, packet.length, now, out, n)
             if n + 1 >= len(state.slots):
@@ -70,13 +73,16 @@ class Turns:
             n = rules.timeouts(state, now, out, n)
         return sent + self._take(n)
 
+    def _packet_rows(self) -> np.ndarray:
+        return self.worker.state.packets[:, -(HEADER_BYTES + int(self.worker.identity["payload"])) :]
+
     def _take(self, n: int) -> list[Packet]:
         return [Packet(self._bytes(index), self.job, self.rank) for index in self._out[:n].tolist()]
 
     def _bytes(self, index: int) -> np.ndarray:
         """The packet of a slot: where dense ones lie, or a sparse or addressed one, which has a length of its own."""
-        if not self._columns[index] and not self._addressed[index]:
-            return self._packets[index]
+        if not self._words[index]:
+            return self._packets[index + (self._rounds[index] & 1) * len(self._words)]
         return u8_at(rules.packet_at(self.worker.state, index), int(self._lengths[index]))
 
 

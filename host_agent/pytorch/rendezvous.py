@@ -22,6 +22,7 @@ from types import TracebackType
 
 from torch._C._distributed_c10d import Store
 
+from host_agent.failover import split_standbys
 from host_agent.hierarchy.hosts import this_machine
 from host_agent.pytorch.aggregator import ChildAggregator, options_for
 from host_agent.reach import address_towards
@@ -164,7 +165,8 @@ class Rendezvous:
         """Wait until the aggregators are there. Raises JoinError for one that is not; where one refuses to answer,
         joining explains better what is wrong."""
         timeout_s = min(self.timeout.total_seconds(), reach_timeout_s())
-        for address in filter(None, map(str.strip, addresses.split(","))):
+        active, _ = split_standbys(addresses)  # a standby may come later
+        for address in filter(None, map(str.strip, active.split(","))):
             deadline = time.monotonic() + timeout_s
             try:
                 client.wait_for(address, timeout_s=timeout_s)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import math
 import time
@@ -16,7 +17,7 @@ import numpy as np
 from host_agent.ranks import Rank, Report, Team
 from host_agent.training import batches, data
 from host_agent.training.worker import BACKENDS, DigitsRank, Phase, PhaseResult, Settings, Step
-from switchml.errors import AggregatorLost, RanksDisagree
+from switchml.errors import AggregatorLost, JoinError, RanksDisagree
 from switchml.runtime.children import how_it_ended
 from switchml.runtime.folders import TemporaryFolder
 from switchml.runtime.pool import fork_server
@@ -79,28 +80,37 @@ class Comparison:
 
 
 def compare(
-    settings: Settings, aggregator_options: Sequence[str], on_step: Callable[[Step], None], aggregator_kind: str
+    settings: Settings,
+    aggregator_options: Sequence[str],
+    on_step: Callable[[Step], None],
+    aggregator_kind: str,
+    standby: bool = False,
 ) -> Comparison:
     """Train over every backend of `settings`, `switchml` with an aggregator of its own, of a kind that `command_of`
-    knows and started with `aggregator_options`, and compare.
+    knows and started with `aggregator_options`, and compare. `standby`: and with a software aggregator as its standby.
 
     Raises PeerLost if a worker died, AggregatorLost if the aggregator did, RanksDisagree if parameters differ."""
-    from host_agent.pytorch.aggregator import ChildAggregator, command_of
+    from host_agent.pytorch.aggregator import ChildAggregator, command_of, options_for
 
-    aggregator = ChildAggregator(options=aggregator_options, command=command_of(aggregator_kind, settings.workers))
-    try:
-        return compare_with(aggregator, settings, on_step)
-    finally:
-        aggregator.stop()
+    with contextlib.ExitStack() as running:
+        aggregators = [
+            ChildAggregator(options=aggregator_options, command=command_of(aggregator_kind, settings.workers))
+        ]
+        running.callback(aggregators[0].stop)
+        if standby:
+            aggregators.append(ChildAggregator(options=options_for(settings.transport)))
+            running.callback(aggregators[1].stop)
+        return compare_with(*aggregators, settings=settings, on_step=on_step)
 
 
 def compare_with(
-    aggregator: ChildAggregator,
+    *aggregators: ChildAggregator,
     settings: Settings,
     on_step: Callable[[Step], None],
     make: Callable[[int, Settings, Path, Report], Rank] = DigitsRank,
 ) -> Comparison:
-    """`compare`, with an aggregator that runs or starts. `make`: what a worker's process does first."""
+    """`compare`, with an aggregator that runs or starts, and its standbys. `make`: what a worker's process does
+    first."""
     started = time.monotonic()
     seconds_to_first_step = 0.0
 
@@ -120,16 +130,24 @@ def compare_with(
         with Team(processes, [partial(make, rank, settings, folder) for rank in range(settings.workers)]) as workers:
             for backend in settings.backends:
                 # The aggregator starts while the workers train over Gloo.
-                phase = Phase(backend, aggregator.address if backend == "switchml" else "")
-                watch = partial(_check_alive, aggregator)
+                phase = Phase(backend, _listed(aggregators) if backend == "switchml" else "")
+                watch = partial(_check_alive, aggregators)
                 results = workers.ask(phase, timeout_s=math.inf, on_report=report, watch=watch)
                 outcomes[backend] = _combine(backend, results)
-        return Comparison(outcomes, _refused(aggregator.address), seconds_to_first_step)
+        return Comparison(outcomes, _refused(aggregators), seconds_to_first_step)
 
 
-def _check_alive(aggregator: ChildAggregator) -> None:
-    """Raises AggregatorLost if it has ended."""
-    if aggregator.returncode is not None:
+def _listed(aggregators: Sequence[ChildAggregator]) -> str:
+    """For SWITCHML_AGGREGATOR: the first, and its standbys."""
+    first, *standbys = (aggregator.address for aggregator in aggregators)
+    return ",".join([first, *(f"standby={address}" for address in standbys)])
+
+
+def _check_alive(aggregators: Sequence[ChildAggregator]) -> None:
+    """Raises AggregatorLost if all have ended."""
+    if all(aggregator.returncode is not None for aggregator in aggregators):
+        aggregator = aggregators[-1]
+        assert aggregator.returncode is not None
         last_line = f": {aggregator.last_line()}" if aggregator.returncode > 0 else ""
         raise AggregatorLost(f"the aggregator (pid {aggregator.pid}) {how_it_ended(aggregator.returncode)}{last_line}")
 
@@ -160,11 +178,14 @@ def _combine(backend: str, results: list[PhaseResult]) -> Outcome:
     )
 
 
-def _refused(address: str) -> int:
-    """Packets that the aggregator has refused since its start."""
+def _refused(aggregators: Sequence[ChildAggregator]) -> int:
+    """Packets that the aggregators have refused since their start, as far as they still answer."""
     from switchml.control import client
 
-    reply = client.status(address)
-    return sum(reply.refused.values()) + sum(
-        count for name, count in reply.totals.items() if name.startswith("refused")
-    )
+    refused = 0
+    for aggregator in aggregators:
+        with contextlib.suppress(JoinError):
+            reply = client.status(aggregator.address)
+            totals = (count for name, count in reply.totals.items() if name.startswith("refused"))
+            refused += sum(reply.refused.values()) + sum(totals)
+    return refused

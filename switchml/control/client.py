@@ -32,7 +32,7 @@ from switchml.control import rpc, v2_pb2
 from switchml.control.agreement import Report
 from switchml.control.channel import PEER_TIMEOUT_S, keepalive_options, read_ca, split_address
 from switchml.control.dataplane import Address, Link
-from switchml.control.membership import PROTOCOL, Disagreement, JobInfo, Peer, PeerLeft, PeerLost
+from switchml.control.membership import PROTOCOL, Disagreement, JobInfo, Peer, PeerLeft, PeerLost, Resumption
 from switchml.control.messages import address as plain_address
 from switchml.control.messages import fields
 from switchml.errors import ConfigError, JoinError
@@ -65,6 +65,7 @@ ANSWER_GRACE_S = 2.0
 LEAVE_TIMEOUT_S = 1.0
 STATUS_TIMEOUT_S = 5.0
 _SHORTEST_ATTEMPT_S = 0.1
+_NO_ANSWER = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.DEADLINE_EXCEEDED)
 JOBS = v2_pb2.DESCRIPTOR.services_by_name["Jobs"]
 
 
@@ -96,6 +97,8 @@ def join(
     authenticate: bool = False,
     queues: int = 1,
     host_name: str | None = None,
+    resumption: Resumption | None = None,
+    is_given_up: Callable[[], bool] = lambda: False,
     timeout_s: float = 60.0,
     peer_timeout_s: float = PEER_TIMEOUT_S,
     tls_ca: str | Path | None = None,
@@ -108,6 +111,8 @@ def join(
     packets travel, for switches that need it; with the transport "none" the job is a membership alone, without slots.
     `authenticate`: packets are signed with the job's key, `info.key`; all ranks must agree on it.
     `queues`: of collectives that this rank can keep (docs/protocol.md, section 11).
+    `resumption`: the job goes on here, and does not begin (section 12). `is_given_up` is asked now and then; if it says
+    so, JoinError ends the wait.
     `host_name` is what the others see in `peers` (default: this machine's). `secret` defaults to the environment's
     SWITCHML_SECRET, `tls_ca` (a PEM file; its presence turns TLS on) to SWITCHML_TLS_CA. An aggregator that can't be
     reached is retried for `timeout_s`; a refusal is final. An aggregator silent for `peer_timeout_s` counts as lost.
@@ -134,15 +139,16 @@ def join(
             mac=mac,
             authenticate=authenticate,
             queues=queues,
+            resumption=None if resumption is None else v2_pb2.Resumption(**vars(resumption)),
         )
     except (TypeError, ValueError) as error:
         raise ConfigError(f"can't ask to join job {job!r} as rank {rank!r} of {world_size!r}: {error}") from error
     session = Session(f"{host}:{port}", request, timeout_s, peer_timeout_s, tls_ca)
     try:
-        session._wait_started()
+        session._wait_started(is_given_up)
     except BaseException:
         # KeyboardInterrupt too: the rank must not stay behind in the forming job.
-        session.leave()
+        (session.leave if resumption is None else session.drop)()
         raise
     return session
 
@@ -279,9 +285,11 @@ class Session:
         # connection.
         threading.Thread(target=self._read, name="switchml-control", daemon=True).start()
 
-    def _wait_started(self) -> None:
+    def _wait_started(self, is_given_up: Callable[[], bool]) -> None:
         # In slices: where a signal reaches another thread first, Ctrl-C is seen only between two waits.
         while not self._decided.wait(0.2):
+            if is_given_up():
+                raise JoinError(f"job {self._request.job!r}: rank {self._request.rank} left before it started")
             if time.monotonic() < self._deadline + (ANSWER_GRACE_S if self._token else 0.0):
                 continue
             if not self._token:
@@ -322,16 +330,34 @@ class Session:
         with suppress(grpc.RpcError, ValueError):
             _send(self._jobs.Count, v2_pb2.CountRequest(token=self._token, calls=calls))
 
+    def ping(self, on_answer: Callable[[], None]) -> None:
+        """Ask the aggregator for a sign of life; `on_answer` is called, from another thread, when it has come. Returns
+        at once."""
+
+        def end(call: Any) -> None:
+            if call.code() not in _NO_ANSWER:  # an older aggregator answers that it does not know this call
+                on_answer()
+
+        with suppress(grpc.RpcError, ValueError):
+            self._jobs.Ping.future(v2_pb2.PingRequest(), timeout=self._peer_timeout_s).add_done_callback(end)
+
     def leave(self) -> None:
         """Report that this rank is done; the others get PeerLeft. Returns quickly, may be called twice, and does not
         raise if the aggregator is gone. No more events come.
         """
+        self._end(says_so=True)
+
+    def drop(self) -> None:
+        """Close the connection without leaving: for the others this rank is lost, and the job fails there."""
+        self._end(says_so=False)
+
+    def _end(self, says_so: bool) -> None:
         with self._lock:
             if self._left:
                 return
             self._left = True
         self._stopping.set()
-        if self._token:
+        if self._token and says_so:
             with suppress(grpc.RpcError, ValueError):
                 self._jobs.Leave(v2_pb2.LeaveRequest(token=self._token), timeout=LEAVE_TIMEOUT_S)
         if self._stream is not None:

@@ -51,6 +51,8 @@ class Job:
     isn: int = 0
     slots: int = 0
     queues: int = 1
+    epoch: int = 0
+    """How often it has moved to another aggregator."""
     reports: Reports = field(default_factory=Reports)
     final: JobCounters | None = None
     """The data plane's counters at the end, once the job is over."""

@@ -18,16 +18,16 @@ import itertools
 import secrets
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import replace
 from typing import Any
 
-from switchml.control import membership
+from switchml.control import membership, resuming
 from switchml.control.agreement import MOST_QUEUES, Report
-from switchml.control.allocation import advised_window, count_parts, default_slots, draw_parts, fit_slots
+from switchml.control.allocation import count_parts, default_slots, draw_parts, fit_slots
 from switchml.control.dataplane import Address, Dataplane, JobCounters, JobSpec
 from switchml.control.job import Job, Member
-from switchml.control.membership import Ended, Event, JoinRequest, PeerLeft, PeerLost, Reason, Refused, Started
+from switchml.control.membership import Ended, Event, JoinRequest, PeerLeft, PeerLost, Reason, Refused
 from switchml.control.quotas import UNLIMITED, Quotas, WrongSecrets
+from switchml.control.starting import started
 from switchml.errors import SwitchMLError
 
 N_ENDED_SHOWN = 16
@@ -269,6 +269,7 @@ class JobRegistry:
             ("slots", request.slots, job.first.slots),
             ("control only", request.is_control_only, job.first.is_control_only),
             ("authenticate", request.authenticate, job.first.authenticate),
+            ("to go on with", resuming.lineage(request), resuming.lineage(job.first)),
         ):
             if theirs != ours:
                 raise Refused(
@@ -320,6 +321,7 @@ class JobRegistry:
 
     def _start(self, job: Job, now: float) -> list[Notice]:
         try:
+            rounds = resuming.agreed(job)
             spec = self._spec(job)
             if spec.slots:
                 self.dataplane.start_job(spec)
@@ -330,6 +332,7 @@ class JobRegistry:
             return self._refuse_all(job, Refused(Reason.CAPACITY, f"job {job.name!r} can't start: {message}"))
         job.job_id, job.tag, job.isn, job.state = spec.job_id, spec.tag, spec.isn, "running"
         job.slots = spec.slots * len(spec.parts)
+        job.epoch = resuming.epoch(job)
         self._journal(
             "job_started",
             job=job.name,
@@ -338,12 +341,14 @@ class JobRegistry:
             slots=job.slots,
             payload_bytes=spec.payload_bytes,
             formed_in_s=round(now - job.created, 3),
+            **({"epoch": job.epoch} if job.epoch else {}),
         )
         members = [job.members[rank] for rank in range(job.world_size)]
         peers = tuple(
             membership.Peer(member.request.rank, member.request.host, member.request.pid) for member in members
         )
-        return [(member.ticket, self._started(spec, member.request, peers, job.queues)) for member in members]
+        moved = {"queues": job.queues, "rounds": rounds, "epoch": job.epoch}
+        return [(member.ticket, started(self.dataplane, spec, member.request, peers, **moved)) for member in members]
 
     def _spec(self, job: Job) -> JobSpec:
         """The full job as the data plane will see it. Raises Refused if it does not fit."""
@@ -358,7 +363,7 @@ class JobRegistry:
         first, *more = draw_parts(
             [request.addresses[: max(parts, 1)] for request in requests],
             slots,
-            {other.tag for other in self.live},
+            {other.tag for other in self.live} | resuming.former_tags(job),
             self._randbelow,
             with_keys=job.first.authenticate,
         )
@@ -373,48 +378,6 @@ class JobRegistry:
             macs=tuple(request.mac for request in requests),
             more=tuple(more),
             **vars(first),
-        )
-
-    def _started(self, spec: JobSpec, request: JoinRequest, peers: tuple[membership.Peer, ...], queues: int) -> Started:
-        started = Started(
-            job_id=spec.job_id,
-            tag=spec.tag,
-            isn=spec.isn,
-            slots=spec.slots,
-            window=0,
-            payload_bytes=spec.payload_bytes,
-            wire=spec.wire,
-            data_address=self.dataplane.address,
-            peers=peers,
-        )
-        if request.is_control_only:
-            return started
-        return replace(
-            started,
-            window=advised_window(
-                spec.slots,
-                1 if self.dataplane.buffer_a_rank else spec.workers,
-                self.dataplane.receive_buffer_bytes,
-                request.receive_buffer_bytes,
-            ),
-            data_address=self.dataplane.address_for(request.address),
-            segment=self.dataplane.segment(spec.job_id),
-            link=self.dataplane.link(spec.job_id, request.rank),
-            padded=self.dataplane.padded,
-            dense_only=self.dataplane.dense_only,
-            key=spec.key,
-            collectives=self.dataplane.collectives,
-            queues=queues,
-            more_parts=tuple(
-                membership.Part(
-                    self.dataplane.address_for(request.addresses[number]),
-                    part.tag,
-                    part.isn,
-                    part.key,
-                    self.dataplane.segment(spec.job_id, number),
-                )
-                for number, part in enumerate(spec.more, 1)
-            ),
         )
 
     def _check_addresses_released(self, job: Job, addresses: Collection[Address]) -> None:
@@ -453,6 +416,7 @@ class JobRegistry:
                 + (f", {clients} of them this client's, its whole share" if free >= membership.MIN_SLOTS else ""),
             )
         parts = count_parts(parts, slots)
+        resuming.check_room(job, slots, parts)
         return slots // parts, parts
 
     def _member(self, job: Job, ticket: int) -> Member:

@@ -23,6 +23,8 @@ MAX_SLOTS = 1 << 16
 """
 MOST_PARTS = 16
 """Data addresses that a rank may name."""
+MOST_EPOCHS = 1024
+"""How often a job may move to another aggregator."""
 MAX_NAME = 200
 CONTROL_ONLY = "none"
 """The transport of ranks that send no packets. Their job is a membership alone (who is in it, who died or left): the
@@ -49,6 +51,17 @@ class Refused(JoinError):
 
 
 @dataclass(frozen=True)
+class Resumption:
+    """How far a rank got in a job that is to go on at another aggregator (docs/protocol.md, section 12). The fields are
+    those of Resumption in v2.proto."""
+
+    lineage: int
+    epoch: int
+    rounds: tuple[bytes, ...]
+    former_tags: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
 class JoinRequest:
     """One rank's request to join. The fields are those of JoinRequest in v2.proto, and the client for whom it counts
     (quotas.py)."""
@@ -72,6 +85,7 @@ class JoinRequest:
     authenticate: bool = False
     more_addresses: tuple[Address, ...] = ()
     queues: int = 1
+    resumption: Resumption | None = None
 
     @property
     def addresses(self) -> tuple[Address, ...]:
@@ -118,6 +132,15 @@ class JoinRequest:
             check_address(address)
         if len(set(self.addresses)) < len(self.addresses):
             raise _invalid(f"data addresses {self.addresses}: expected each of them once")
+        if self.resumption is not None:
+            rounds = self.resumption.rounds
+            if len(rounds) != len(self.addresses) or {len(part) * len(rounds) for part in rounds} != {self.slots}:
+                raise _invalid(
+                    f"rounds of {[len(part) for part in rounds]} slots: expected those of {len(self.addresses)} parts, "
+                    f"of {self.slots} slots together"
+                )
+            if not 1 <= self.resumption.epoch < MOST_EPOCHS or len(self.resumption.former_tags) >= MOST_EPOCHS:
+                raise _invalid(f"epoch {self.resumption.epoch}: expected 1 to {MOST_EPOCHS - 1}")
 
 
 def _invalid(message: str) -> Refused:
@@ -164,7 +187,7 @@ class Started:
     memory that the aggregator offers to share (switchml/net/shm.py), or is empty; `link` is set for ranks that build
     their Ethernet frames themselves; `padded`, `dense_only` and `collectives`: see `Dataplane`; `key`: what
     packets are signed with, or empty; `more_parts`: beside the one that all this describes; `queues`: of
-    collectives (section 11).
+    collectives (section 11); `rounds` of each part, if the job goes on here (section 12), and its `epoch`.
     """
 
     job_id: int
@@ -184,6 +207,8 @@ class Started:
     collectives: bool = False
     more_parts: tuple[Part, ...] = ()
     queues: int = 1
+    rounds: tuple[bytes, ...] = ()
+    epoch: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

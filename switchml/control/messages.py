@@ -7,7 +7,7 @@ from google.protobuf.message import Message
 
 from switchml.control import v2_pb2
 from switchml.control.dataplane import Address, Link
-from switchml.control.membership import Part, Peer
+from switchml.control.membership import Part, Peer, Resumption
 
 
 def fields(message: Message) -> dict[str, Any]:
@@ -37,6 +37,8 @@ def _record(message: Message) -> Any:
             return Peer(**fields(message))
         case v2_pb2.Part():
             return Part(**fields(message))
+        case v2_pb2.Resumption():
+            return Resumption(**fields(message))
     return fields(message)
 
 

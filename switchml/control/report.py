@@ -87,6 +87,8 @@ def _job_table(jobs: Iterable[v2_pb2.JobStatus]) -> Table:
     for job in jobs:
         joined = sum(rank.state == "joined" for rank in job.ranks)
         remarks = job.reason or (f"waits for {name_ranks(job.missing)}" if job.missing else "")
+        if job.epoch:
+            remarks = f"epoch {job.epoch}: moved here{'; ' if remarks else ''}{remarks}"
         table.add(
             job.name,
             str(job.job_id or "–"),

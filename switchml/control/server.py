@@ -52,7 +52,8 @@ EXPIRY_PERIOD_S = 0.2
 SAMPLE_PERIOD_S = 1.0
 STOP_GRACE_S = 1.0
 """How long a stopping server waits for its last messages to reach the agents."""
-MAX_REQUEST_BYTES = 64 << 10
+MAX_REQUEST_BYTES = 128 << 10
+"""A rank that comes from another aggregator reports a byte for each of up to 65536 slots."""
 IDLE_CONNECTION_MS = 60_000
 """After how long gRPC closes a connection without a call; a rank's stream is one."""
 HANDSHAKE_MS = 10_000

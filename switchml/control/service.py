@@ -117,6 +117,9 @@ class JobsService:
             self.registry.count(ticket, dict(request.calls))
         return v2_pb2.CountReply()
 
+    async def Ping(self, request: v2_pb2.PingRequest, context: Context) -> v2_pb2.PingReply:
+        return v2_pb2.PingReply()
+
     async def Status(self, request: v2_pb2.StatusRequest, context: Context) -> v2_pb2.StatusReply:
         try:
             return self._status(request.secret, self._client_of(context.peer()))

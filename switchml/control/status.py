@@ -202,6 +202,7 @@ class Monitor:
         return v2_pb2.JobStatus(
             job_id=job.job_id,
             name=job.name,
+            epoch=getattr(job, "epoch", 0),
             age_s=now - job.created,
             slots=job.slots,
             goodput_bps=self._goodput_bps(sample, values["payload_bytes"]),

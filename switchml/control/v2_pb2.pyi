@@ -14,7 +14,7 @@ class Address(_message.Message):
     def __init__(self, ip: _Optional[str] = ..., port: _Optional[int] = ...) -> None: ...
 
 class JoinRequest(_message.Message):
-    __slots__ = ("protocol", "job", "rank", "world_size", "secret", "data_address", "slots", "payload_bytes", "wire", "receive_buffer_bytes", "timeout_s", "host", "pid", "transport", "mac", "authenticate", "more_addresses", "queues")
+    __slots__ = ("protocol", "job", "rank", "world_size", "secret", "data_address", "slots", "payload_bytes", "wire", "receive_buffer_bytes", "timeout_s", "host", "pid", "transport", "mac", "authenticate", "more_addresses", "queues", "resumption")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     JOB_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
@@ -33,6 +33,7 @@ class JoinRequest(_message.Message):
     AUTHENTICATE_FIELD_NUMBER: _ClassVar[int]
     MORE_ADDRESSES_FIELD_NUMBER: _ClassVar[int]
     QUEUES_FIELD_NUMBER: _ClassVar[int]
+    RESUMPTION_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     job: str
     rank: int
@@ -51,7 +52,20 @@ class JoinRequest(_message.Message):
     authenticate: bool
     more_addresses: _containers.RepeatedCompositeFieldContainer[Address]
     queues: int
-    def __init__(self, protocol: _Optional[int] = ..., job: _Optional[str] = ..., rank: _Optional[int] = ..., world_size: _Optional[int] = ..., secret: _Optional[str] = ..., data_address: _Optional[_Union[Address, _Mapping]] = ..., slots: _Optional[int] = ..., payload_bytes: _Optional[int] = ..., wire: _Optional[int] = ..., receive_buffer_bytes: _Optional[int] = ..., timeout_s: _Optional[float] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., transport: _Optional[str] = ..., mac: _Optional[int] = ..., authenticate: bool = ..., more_addresses: _Optional[_Iterable[_Union[Address, _Mapping]]] = ..., queues: _Optional[int] = ...) -> None: ...
+    resumption: Resumption
+    def __init__(self, protocol: _Optional[int] = ..., job: _Optional[str] = ..., rank: _Optional[int] = ..., world_size: _Optional[int] = ..., secret: _Optional[str] = ..., data_address: _Optional[_Union[Address, _Mapping]] = ..., slots: _Optional[int] = ..., payload_bytes: _Optional[int] = ..., wire: _Optional[int] = ..., receive_buffer_bytes: _Optional[int] = ..., timeout_s: _Optional[float] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., transport: _Optional[str] = ..., mac: _Optional[int] = ..., authenticate: bool = ..., more_addresses: _Optional[_Iterable[_Union[Address, _Mapping]]] = ..., queues: _Optional[int] = ..., resumption: _Optional[_Union[Resumption, _Mapping]] = ...) -> None: ...
+
+class Resumption(_message.Message):
+    __slots__ = ("lineage", "epoch", "rounds", "former_tags")
+    LINEAGE_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    ROUNDS_FIELD_NUMBER: _ClassVar[int]
+    FORMER_TAGS_FIELD_NUMBER: _ClassVar[int]
+    lineage: int
+    epoch: int
+    rounds: _containers.RepeatedScalarFieldContainer[bytes]
+    former_tags: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, lineage: _Optional[int] = ..., epoch: _Optional[int] = ..., rounds: _Optional[_Iterable[bytes]] = ..., former_tags: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class JobEvent(_message.Message):
     __slots__ = ("joined", "started", "peer_lost", "peer_left", "ended", "disagreement")
@@ -76,7 +90,7 @@ class Joined(_message.Message):
     def __init__(self, token: _Optional[str] = ...) -> None: ...
 
 class Started(_message.Message):
-    __slots__ = ("job_id", "tag", "isn", "slots", "window", "payload_bytes", "wire", "data_address", "peers", "link", "segment", "padded", "dense_only", "key", "collectives", "more_parts", "queues")
+    __slots__ = ("job_id", "tag", "isn", "slots", "window", "payload_bytes", "wire", "data_address", "peers", "link", "segment", "padded", "dense_only", "key", "collectives", "more_parts", "queues", "rounds", "epoch")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     TAG_FIELD_NUMBER: _ClassVar[int]
     ISN_FIELD_NUMBER: _ClassVar[int]
@@ -94,6 +108,8 @@ class Started(_message.Message):
     COLLECTIVES_FIELD_NUMBER: _ClassVar[int]
     MORE_PARTS_FIELD_NUMBER: _ClassVar[int]
     QUEUES_FIELD_NUMBER: _ClassVar[int]
+    ROUNDS_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
     job_id: int
     tag: int
     isn: int
@@ -111,7 +127,9 @@ class Started(_message.Message):
     collectives: bool
     more_parts: _containers.RepeatedCompositeFieldContainer[Part]
     queues: int
-    def __init__(self, job_id: _Optional[int] = ..., tag: _Optional[int] = ..., isn: _Optional[int] = ..., slots: _Optional[int] = ..., window: _Optional[int] = ..., payload_bytes: _Optional[int] = ..., wire: _Optional[int] = ..., data_address: _Optional[_Union[Address, _Mapping]] = ..., peers: _Optional[_Iterable[_Union[Peer, _Mapping]]] = ..., link: _Optional[_Union[Link, _Mapping]] = ..., segment: _Optional[str] = ..., padded: bool = ..., dense_only: bool = ..., key: _Optional[bytes] = ..., collectives: bool = ..., more_parts: _Optional[_Iterable[_Union[Part, _Mapping]]] = ..., queues: _Optional[int] = ...) -> None: ...
+    rounds: _containers.RepeatedScalarFieldContainer[bytes]
+    epoch: int
+    def __init__(self, job_id: _Optional[int] = ..., tag: _Optional[int] = ..., isn: _Optional[int] = ..., slots: _Optional[int] = ..., window: _Optional[int] = ..., payload_bytes: _Optional[int] = ..., wire: _Optional[int] = ..., data_address: _Optional[_Union[Address, _Mapping]] = ..., peers: _Optional[_Iterable[_Union[Peer, _Mapping]]] = ..., link: _Optional[_Union[Link, _Mapping]] = ..., segment: _Optional[str] = ..., padded: bool = ..., dense_only: bool = ..., key: _Optional[bytes] = ..., collectives: bool = ..., more_parts: _Optional[_Iterable[_Union[Part, _Mapping]]] = ..., queues: _Optional[int] = ..., rounds: _Optional[_Iterable[bytes]] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class Part(_message.Message):
     __slots__ = ("data_address", "tag", "isn", "key", "segment")
@@ -220,6 +238,14 @@ class CountReply(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class PingRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class PingReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class LeaveRequest(_message.Message):
     __slots__ = ("token",)
     TOKEN_FIELD_NUMBER: _ClassVar[int]
@@ -295,7 +321,7 @@ class DataplaneStatus(_message.Message):
     def __init__(self, kind: _Optional[str] = ..., address: _Optional[_Union[Address, _Mapping]] = ..., slot_capacity: _Optional[int] = ..., slots_allocated: _Optional[int] = ..., receive_buffer_bytes: _Optional[int] = ..., transports: _Optional[_Iterable[str]] = ..., mac: _Optional[int] = ..., switch: _Optional[str] = ..., most_parts: _Optional[int] = ...) -> None: ...
 
 class JobStatus(_message.Message):
-    __slots__ = ("job_id", "name", "state", "reason", "protocol", "world_size", "age_s", "slots", "slots_in_use", "payload_bytes", "wire", "missing", "goodput_bps", "ranks")
+    __slots__ = ("job_id", "name", "state", "reason", "protocol", "world_size", "age_s", "slots", "slots_in_use", "payload_bytes", "wire", "missing", "goodput_bps", "ranks", "epoch")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -310,6 +336,7 @@ class JobStatus(_message.Message):
     MISSING_FIELD_NUMBER: _ClassVar[int]
     GOODPUT_BPS_FIELD_NUMBER: _ClassVar[int]
     RANKS_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
     job_id: int
     name: str
     state: str
@@ -324,7 +351,8 @@ class JobStatus(_message.Message):
     missing: _containers.RepeatedScalarFieldContainer[int]
     goodput_bps: float
     ranks: _containers.RepeatedCompositeFieldContainer[RankStatus]
-    def __init__(self, job_id: _Optional[int] = ..., name: _Optional[str] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., protocol: _Optional[int] = ..., world_size: _Optional[int] = ..., age_s: _Optional[float] = ..., slots: _Optional[int] = ..., slots_in_use: _Optional[int] = ..., payload_bytes: _Optional[int] = ..., wire: _Optional[int] = ..., missing: _Optional[_Iterable[int]] = ..., goodput_bps: _Optional[float] = ..., ranks: _Optional[_Iterable[_Union[RankStatus, _Mapping]]] = ...) -> None: ...
+    epoch: int
+    def __init__(self, job_id: _Optional[int] = ..., name: _Optional[str] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., protocol: _Optional[int] = ..., world_size: _Optional[int] = ..., age_s: _Optional[float] = ..., slots: _Optional[int] = ..., slots_in_use: _Optional[int] = ..., payload_bytes: _Optional[int] = ..., wire: _Optional[int] = ..., missing: _Optional[_Iterable[int]] = ..., goodput_bps: _Optional[float] = ..., ranks: _Optional[_Iterable[_Union[RankStatus, _Mapping]]] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class RankStatus(_message.Message):
     __slots__ = ("rank", "state", "address", "host", "pid", "counters", "rates", "calls")

@@ -18,7 +18,8 @@ def describe(event: Mapping[str, Any]) -> str:
         where = f" from {event['address']}" if "address" in event else ""
         text = f"rank {event['rank']}{who} joined{where}, {event['joined']} of {event['world_size']}"
     elif kind == "job_started":
-        text = f"started as job {event['job_id']} with {event['slots']} slots"
+        moved = f", moved here (epoch {event['epoch']})" if event.get("epoch") else ""
+        text = f"started as job {event['job_id']} with {event['slots']} slots{moved}"
     elif kind in ("peer_left", "peer_lost"):
         text = event["reason"]
     elif kind == "job_ended":

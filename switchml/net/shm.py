@@ -54,7 +54,7 @@ def _layout(ranks: int, slots: int) -> np.ndarray:
     capacity = max(1024, 4 * slots)
     stride = _ENTRIES + 2 * 8 * capacity
     packets = -(-(_HEADER + ranks * stride) // 4096) * 4096
-    rows = packets + ranks * slots * ROW_BYTES
+    rows = packets + 2 * ranks * slots * ROW_BYTES
     return np.array(
         [0, rows + (2 * slots + REPLIES) * ROW_BYTES, ranks, slots, capacity, stride, packets, rows], np.int64
     )
@@ -130,9 +130,9 @@ def _rows(segment: Segment, offset: int, count: int) -> np.ndarray:
 
 
 def packets_of(segment: Segment, rank: int) -> np.ndarray:
-    """A rank's packets: uint8[slots, ROW_BYTES]."""
-    slots = int(segment.at[SLOTS])
-    return _rows(segment, int(segment.at[PACKETS]) + rank * slots * ROW_BYTES, slots)
+    """A rank's packets, those of even rounds and those of odd ones: uint8[2 * slots, ROW_BYTES]."""
+    rows = 2 * int(segment.at[SLOTS])
+    return _rows(segment, int(segment.at[PACKETS]) + rank * rows * ROW_BYTES, rows)
 
 
 def pool_rows(segment: Segment) -> np.ndarray:
@@ -232,8 +232,9 @@ def _pop(
 def receive_up(at: np.ndarray, rank: int, sender: np.uint64, packets: Any, count: int, most: int) -> int:
     """Aggregator's side: append up to `most` of what a rank has named to `packets` from `count` on, with `sender` as
     endpoint; the new count. An entry of length 0 is a query (`query_up`): its address is the sequence number."""
-    lowest = at[PACKETS] + rank * at[SLOTS] * ROW_BYTES
-    highest = lowest + at[SLOTS] * ROW_BYTES
+    size = 2 * at[SLOTS] * ROW_BYTES
+    lowest = at[PACKETS] + rank * size
+    highest = lowest + size
     return _pop(at, _up(at, rank), lowest, highest, sender, packets, count, most)
 
 

@@ -22,10 +22,19 @@ from switchml.protocol.fixedpoint import (
     keep_classes,
     need_of,
 )
+from switchml.protocol.handover import finish_redo
 from switchml.protocol.lanes import combine
 from switchml.protocol.packet import CODE_UNKNOWN
-from switchml.protocol.sending import elements_of, finish_chunk, kept_at, position_of, repeat, report_open, send
-from switchml.protocol.worker_state import State, row_of, seq_of, task_at
+from switchml.protocol.sending import (
+    elements_of,
+    finish_chunk,
+    kept_at,
+    position_of,
+    repeat,
+    report_open,
+    send,
+)
+from switchml.protocol.worker_state import State, next_round, row_of, seq_of, task_at
 from switchml.runtime.jit import Address, int64, kernel
 from switchml.runtime.memory import be16, be32, serial_difference, signed8, u8_at, u32_at
 
@@ -72,6 +81,8 @@ def receive(w: State, address: Address, length: int, now: int, out: np.ndarray, 
         return n
     # R6. The round is answered: measure its times.
     _settle(me, w.queues[slot.queue], slot, now)
+    if slot.redo:
+        return finish_redo(w, index, now, out, n)
     # R7. A sparse stream goes on by section 8's table.
     is_addressed = is_sparse and data[1] == wire_format.ADDRESSED
     if is_sparse != (slot.columns + slot.addressed != 0) or is_addressed != (slot.addressed != 0):
@@ -93,7 +104,7 @@ def receive(w: State, address: Address, length: int, now: int, out: np.ndarray, 
         return repeat(w, index, mode, used, now, out, n)
     # R9. Write the sums into the target; the chunk is finished.
     _store_sums(me, slot, task, w.classes[index], address, lanes_at)
-    slot.round += 1
+    next_round(slot)
     finish_chunk(w, index, now)
     return n
 
@@ -262,11 +273,11 @@ def _continue_stream(w: State, index: int, address: Address, length: int, now: i
     outcome = sparse.take(me.identity, task, stream, w.classes[index], position, address, length)
     if outcome == sparse.MORE:
         me.counters.streamed += 1
-        slot.round += 1
+        next_round(slot)
         slot.unbuilt = sparse.NEXT_ROUND
         return send(w, index, now, out, n)
     if outcome == sparse.DONE:
-        slot.round += 1
+        next_round(slot)
         finish_chunk(w, index, now)
         return n
     me.failure.chunk = slot.chunk

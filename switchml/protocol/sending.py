@@ -32,6 +32,7 @@ from switchml.protocol.worker_state import (
     FURTHER,
     SPECULATE,
     State,
+    next_round,
     row_of,
     seq_of,
     slot_of,
@@ -122,13 +123,18 @@ def _need_of_chunk(w: State, number: int, chunk: int) -> int:
 def packet_at(w: State, index: int) -> np.uint64:
     """Address of a slot's packet, which would end its row if it had data. Rows without slack make one train of
     consecutive slots."""
-    words = w.slots[index].columns + w.slots[index].addressed
+    words, end = int64(w.slots[index].words), rows_before(w, index) + 1
     if words:
-        row = w.wide.shape[1]
         before = _HEADER + _WORD * words
-        return w.wide.ctypes.data + np.uint64(index * row + row - before - w.scalars[0].identity.payload)
-    row = w.packets.shape[1]
-    return w.packets.ctypes.data + np.uint64(index * row + row - _HEADER - w.scalars[0].identity.payload)
+        return w.wide.ctypes.data + np.uint64(end * w.wide.shape[1] - before - w.scalars[0].identity.payload)
+    return w.packets.ctypes.data + np.uint64(end * w.packets.shape[1] - _HEADER - w.scalars[0].identity.payload)
+
+
+@kernel(inline=True)
+def rows_before(w: State, index: int) -> Any:
+    """How many rows come before that of a slot's packet: even and odd rounds have their own."""
+    slot = w.slots[index]
+    return index + (slot.round & 1) * w.scalars[0].identity.slots
 
 
 @kernel(inline=True)
@@ -257,7 +263,7 @@ def repeat(w: State, index: int, mode: int, used: int, now: int, out: np.ndarray
     slot = w.slots[index]
     w.scalars[0].counters.repeats += 1
     slot.mode, slot.used = mode, used
-    slot.round += 1
+    next_round(slot)
     _build_packet(w, index)
     return send(w, index, now, out, n)
 
@@ -290,7 +296,7 @@ def start_list(w: State, queue: int, chunk: int, now: int, out: np.ndarray, n: i
     row, index = row_of(w, chunk), slot_of(w.queues[queue], chunk)
     slot = w.slots[index]
     task = task_at(w, slot.task)
-    if w.reported[row] < members_of(task, chunk):
+    if w.reported[row] < members_of(task, chunk) or slot.redo:
         return n
     w.reported[row] = 0
     sums = w.sums[row]
@@ -320,16 +326,22 @@ def finish_chunk(w: State, index: int, now: int) -> None:
         task.state = DONE
         me.counters.completed += 1
     queue.progress_at = now
-    while queue.base < queue.next:
-        lowest = w.slots[slot_of(queue, queue.base)]
-        if lowest.chunk != queue.base or not lowest.done:
-            break
-        queue.base += 1
+    advance(w, queue)
     while window.first_task < window.next_task:
         oldest = task_at(w, window.first_task)
         if oldest.done < oldest.chunks:
             break
         window.first_task += 1
+
+
+@kernel
+def advance(w: State, queue: Any) -> None:
+    """Let a queue's base move on to its lowest chunk that is not finished."""
+    while queue.base < queue.next:
+        lowest = w.slots[slot_of(queue, queue.base)]
+        if lowest.chunk != queue.base or not lowest.done or lowest.redo:
+            break
+        queue.base += 1
 
 
 @kernel(forceinline=True)
@@ -365,6 +377,7 @@ def fill(w: State, now: int, out: np.ndarray, n: int) -> int:
         if not task.columns and not gathers and task.fmt != RAW:
             slot.need = slot.next_need if slot.scanned else _need_of_chunk(w, number, chunk)
         slot.chunk, slot.task, slot.columns, slot.addressed = chunk, number, task.columns, task.addressed
+        slot.words = task.columns + task.addressed
         slot.scanned = slot.classed = slot.done = 0
         # C4. Choose its exponent: a sparse stream's words announce theirs, bytes have none; what `ahead` agreed on is
         # exact; else guess.

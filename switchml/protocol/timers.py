@@ -47,7 +47,7 @@ def timeouts(w: State, now: int, out: np.ndarray, n: int) -> int:
                 due = max(due, slot.sent_at + rtt.rto)
             if not probed:
                 probes = max(PROBES >> max(slot.retries - 1, 0), 1)
-            if lost or (probed < probes and due <= now):
+            if lost or ((slot.redo or probed < probes) and due <= now):
                 # T4. Resend the same bytes with R set.
                 due = now + probe_timeout(me, queue, now)
                 if lost:
@@ -66,7 +66,9 @@ def timeouts(w: State, now: int, out: np.ndarray, n: int) -> int:
                 n += 1
             elif may_lose and window.credit > 0:
                 earliest = min(earliest, lost_at)
-            if probed < probes:
+            if slot.redo:  # a peer lacks its result, whatever lower rounds wait for
+                earliest = min(earliest, due)
+            elif probed < probes:
                 probed += 1
                 earliest = min(earliest, due)
     timers.earliest = earliest

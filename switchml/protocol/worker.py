@@ -13,10 +13,11 @@ its own chunks and has half of the slots.
 import numpy as np
 
 from switchml.errors import ConfigError
-from switchml.protocol import exact, first_round, sparse
+from switchml.protocol import exact, first_round, handover, sparse
 from switchml.protocol import packet as wire_format
 from switchml.protocol.collectives import Collective, run_of
 from switchml.protocol.fixedpoint import FORMATS, LANE_BYTES, LANES, WIRES, guard_bits, headroom, is_exact, spreads
+from switchml.protocol.handover import send_all
 from switchml.protocol.packet import CODE_UNKNOWN, MAX_SPARSE_BYTES, REACH_OTHERS, check_slots
 from switchml.protocol.results import receive
 from switchml.protocol.retransmission import INITIAL_RTO, LEAST_BACKOFF, LEAST_IN_FLIGHT, LONGEST_PROBE
@@ -51,9 +52,9 @@ class Worker:
     callers. `identity`, `window`, `queues`, `rtt`, `silence`, `timers`, `counters` and `failure` are its records.
 
     `isn`, `tag`, `slots`, `window` (the most rounds in flight) come from joining; `payload_bytes` is 256 or 1024.
-    `packets` uint8[slots, k >= 42 + payload]: where to build the packets (each at the end of its row), if not in memory
-    of its own; `wide` uint8[slots, k]: where to build those of sparse streams, of up to MAX_SPARSE_BYTES, if not in the
-    same rows. `lossless`: the transport loses nothing, so a round is probed only to learn whom it waits for.
+    `packets` uint8[2 slots, k >= 42 + payload]: where to build the packets (each at the end of its row), if not in
+    memory of its own; `wide` uint8[2 slots, k]: where to build those of sparse streams, of up to MAX_SPARSE_BYTES, if
+    not in the same rows. `lossless`: the transport loses nothing, so a round is probed only to learn whom it waits for.
     `padded`: the switch wants sparse packets without data padded. `two_queues`: bytes have a queue and half of the
     slots for themselves (section 11). `room`: so many bytes behind a packet, and behind the last row, are for its tag.
     """
@@ -81,13 +82,13 @@ class Worker:
         if not 1 <= size <= slots:
             raise ConfigError(f"window of {size}: expected 1 to {slots} (the job's slots)")
         if wide is None:
-            wide = np.zeros((slots, MAX_SPARSE_BYTES), np.uint8) if packets is None else packets
+            wide = np.zeros((2 * slots, MAX_SPARSE_BYTES), np.uint8) if packets is None else packets
         self.state = State(
             np.zeros(1, SCALARS),
             np.zeros(count, QUEUE),
             np.zeros(slots, SLOT),
             np.zeros(TASKS, TASK),
-            np.zeros((slots, wire_format.HEADER_BYTES + payload_bytes), np.uint8) if packets is None else packets,
+            np.zeros((2 * slots, wire_format.HEADER_BYTES + payload_bytes), np.uint8) if packets is None else packets,
             wide,
             np.zeros((slots, sparse.STATE_ROWS, wire_format.MAX_COLUMNS), np.int64),
             np.zeros((slots, payload_bytes), np.uint32),
@@ -113,10 +114,16 @@ class Worker:
         queues["slots"] = slots // count
         queues["first_slot"] = np.arange(count) * queues["slots"]
         self.state.slots["queue"] = np.arange(slots) // queues["slots"][0]
+        self.state.slots["start"] = isn + np.arange(slots)
         self.state.slots["agreed"] = CODE_UNKNOWN
         self.state.slots["resent"] = self.state.slots["probed"] = -1
         self._out = np.zeros(2 * slots + 64, np.int32)
         self._non_zero: dict[int, np.ndarray] = {}
+
+    def resume(self, other: "Worker", agreed: bytes, now: int) -> None:
+        """Go on at another aggregator, where `other` is this rank's new worker, which must not be used afterwards, and
+        which answered the rounds `agreed` (handover.py). Raises ConfigError."""
+        self.state = handover.resume(self.state, other.state, agreed, now)
 
     @property
     def outstanding(self) -> int:
@@ -202,7 +209,7 @@ class Worker:
     def receive(self, datagrams: list[bytes], now: int) -> list[bytes]:
         """Hand in what arrived; returns the packets to send now (retransmissions that are due and new ones
         included)."""
-        n = 0
+        n = send_all(self.state, self._out) if self.window["moved"] else 0
         for data in datagrams:
             buffer = np.frombuffer(data or b"\0", np.uint8)
             n = receive(self.state, buffer.ctypes.data, len(data), now, self._out, n)

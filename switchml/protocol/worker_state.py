@@ -20,6 +20,9 @@ SPECULATE, EXACT, CLASSIFY, FURTHER = range(4)
 RUNNING, DONE = 1, 2
 """Task states; 0 is a free record."""
 
+REDO, REDO_THEN_SEND = 1, 2
+"""What a slot does after its last round has been repeated at another aggregator: nothing, or its present round."""
+
 TASKS = 1024
 """All-reduces that may be under way at once (a power of two); more wait in the agent."""
 
@@ -36,11 +39,11 @@ SUMS, BYTES = range(QUEUES)
 """Queues: of what ranks add up or otherwise combine, and barriers; and of bytes that one rank sends to the others
 (section 11)."""
 
-WINDOW = record("i8 size first_task next_task in_flight limit limited credit counted counted_at")
+WINDOW = record("i8 size first_task next_task in_flight limit limited credit counted counted_at moved")
 """What may be sent. `first_task` … `next_task`: tasks under way (modulo TASKS). `in_flight`: rounds sent and not
 answered, at most `limit` (at most `size`) of a queue; `limited`: that, or the slots, held something back since
 `counted_at`, when `counted` results had come. `credit`: how many rounds may be taken for lost before more results are
-here."""
+here. `moved`: 1 if another aggregator is to get the packets of all rounds under way."""
 
 QUEUE = record("i8 first_slot slots base next total in_flight progress_at heard_at newest")
 """Tasks that follow each other, in `slots` slots of their own from `first_slot` on. `base`: lowest chunk without a
@@ -78,19 +81,21 @@ SCALARS = np.dtype(
 )
 
 SLOT = record(
-    "i8 chunk task round resent probed sent_at deadline",
+    "i8 chunk task round start resent probed sent_at deadline",
     "i4 retries",
     "i2 mode used need agreed next_need",
-    "u1 busy scanned waited classed done unbuilt queue",
-    "i2 columns addressed",
-    "i4 length top open",
+    "u1 busy scanned waited classed done unbuilt queue redo",
+    "i2 columns addressed words kept_words",
+    "i4 length kept_length top open",
 )
-"""One slot. `resent`: the last round retransmitted, `probed`: because of the clock (-1: none). `agreed`: `ahead` of its
-last result; `next_need`, valid if `scanned`: what the chunk after this one needs. `classed`: a CLASSIFY round has been
-answered. `columns`: of a sparse stream, else 0; `addressed`: 1 if the packets are (collectives.py), else 0; `length`:
-bytes of its packet; `unbuilt`: NEXT_ROUND or FIRST_ROUND of sparse.py while the packet for it is still to be written.
-Of exact sums (exact.py), `top`: where the digits of the first round begin, `open`: how many sums are listed for
-further rounds."""
+"""One slot. `round`: how many of its rounds have their results, which is the number of the present one. `start`: the
+sequence number that its round 0 would have at this aggregator. `words` and `length`: of its packet; `kept_words` and
+`kept_length`: of the packet of the round before. `redo`: REDO or REDO_THEN_SEND while that is sent once more
+(handover.py). `resent`: the last round retransmitted, `probed`: because of the clock (-1: none). `agreed`: `ahead` of
+its last result; `next_need`, valid if `scanned`: what the chunk after this one needs. `classed`: a CLASSIFY round has
+been answered. `columns`: of a sparse stream, else 0; `addressed`: 1 if the packets are (collectives.py), else 0;
+`unbuilt`: NEXT_ROUND or FIRST_ROUND of sparse.py while the packet for it is still to be written. Of exact sums
+(exact.py), `top`: where the digits of the first round begin, `open`: how many sums are listed for further rounds."""
 
 TASK = record(
     "u8 source target",
@@ -112,10 +117,11 @@ have `share_chunks` chunks each and take turns of `run`."""
 
 
 class State(NamedTuple):
-    """The arrays of one worker: SCALARS[1], QUEUE[1 or 2], SLOT[S], TASK[TASKS], uint8[S, k], uint8[S, k], int64[S, 5,
-    8] (sparse.py), uint32[S, payload], SUM[2S, payload / 4] (exact.py), int64[2S], uint32[payload / 4], uint8[32].
-    `wide` has room for sparse packets, and may be `packets`. `sums`, by chunk modulo 2S: what it left open; of a
-    group's last chunk, what the others did, `reported` of them so far. `marks` is scratch."""
+    """The arrays of one worker: SCALARS[1], QUEUE[1 or 2], SLOT[S], TASK[TASKS], uint8[2S, k], uint8[2S, k], int64[S,
+    5, 8] (sparse.py), uint32[S, payload], SUM[2S, payload / 4] (exact.py), int64[2S], uint32[payload / 4], uint8[32].
+    `packets`: the packets of even rounds, then those of odd ones, so that a round's stays until the next one has its
+    result. `wide` has room for sparse packets, and may be `packets`. `sums`, by chunk modulo 2S: what it left open; of
+    a group's last chunk, what the others did, `reported` of them so far. `marks` is scratch."""
 
     scalars: np.ndarray
     queues: np.ndarray
@@ -152,4 +158,11 @@ def row_of(w: State, chunk: int) -> Any:
 @kernel(inline=True)
 def seq_of(w: State, index: int) -> Any:
     """Sequence number of a slot's present round, not yet modulo 2^32."""
-    return w.scalars[0].identity.isn + w.slots[index].round * w.scalars[0].identity.slots + index
+    return w.slots[index].start + w.slots[index].round * w.scalars[0].identity.slots
+
+
+@kernel(inline=True)
+def next_round(slot: Any) -> None:
+    """The present round has its result; its packet is kept."""
+    slot.kept_words, slot.kept_length = slot.words, slot.length
+    slot.round += 1

@@ -4,6 +4,7 @@ them. Our switch, and simple_switch where it is on PATH."""
 import contextlib
 import math
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -27,6 +28,7 @@ from switchml.protocol.sparse import Sparse
 from switchml.runtime.folders import TemporaryFolder
 from tests.support.launch import (
     DEADLINE_S,
+    LocalAggregator,
     contribution,
     digest,
     good,
@@ -261,7 +263,9 @@ def test_losses_and_delays_change_no_bit(monkeypatch, sparse):
 
 
 def test_a_restarted_switch(monkeypatch):
-    """Its jobs learn why they can't go on, however long it takes to start; it is programmed for the next ones."""
+    """Its jobs learn why they can't go on, however long it takes to start; it is programmed for the next ones.
+
+    It may be back before anybody sees that it has ended."""
     monkeypatch.setattr(p4_dataplane, "SILENCE_LIMIT_S", DEADLINE_S)
     served = Served()
     try:
@@ -281,14 +285,50 @@ def test_a_restarted_switch(monkeypatch):
         ended.join(DEADLINE_S)
         for outcome in outcomes:
             assert isinstance(outcome, AggregatorLost)
-            assert "was restarted and has lost the job's slots" in str(outcome)
+            assert re.search("was restarted and has lost|it has ended, and lost the job's slots", str(outcome))
         assert len(outcomes) == 2
         leave_all(agents)
+        until(served.answers)
         until(lambda: served.inside() == served.empty)
         with joined(served, 2, "next") as agents:
             reduce_all(agents, 8)
     finally:
         served.stop()
+
+
+@pytest.mark.parametrize("has_standby", [True, False], ids=["software standby", "restarted"])
+def test_a_job_outlives_its_switch(has_standby):
+    """Calls are under way when it is killed. They go on with a software aggregator, without frames, or with the switch,
+    which has lost all that it had."""
+    served, standby = Served(), LocalAggregator()
+    addresses = f"{served.address},standby={standby.address}" if has_standby else served.address
+    try:
+        agents = join_all(addresses, 3, job="outlives", failover_timeout_s=DEADLINE_S)
+        assert {agent.transport for agent in agents} == {"frames"}
+
+        def work(agent):
+            for seed in range(8):
+                x = contribution(seed, agent.rank, NUMEL)
+                agent.allreduce(x, out=x)
+                np.testing.assert_array_equal(x, total(seed, 3, NUMEL))
+                reached[agent.rank] = seed
+            return agent.transport
+
+        reached, outcomes = [-1] * 3, []
+        working = threading.Thread(target=lambda: outcomes.extend(on_all(agents, work)))
+        working.start()
+        until(lambda: max(reached) > 0)
+        served.kill()
+        working.join()
+        assert good(outcomes) == ["frames" if not has_standby else "shm"] * 3
+        if not has_standby:
+            assert served.job("outlives").epoch >= 1
+        leave_all(agents)
+        until(served.answers)
+        until(lambda: served.inside() == served.empty)
+    finally:
+        served.stop()
+        standby.stop()
 
 
 def test_nothing_stays_when_the_control_plane_stops():

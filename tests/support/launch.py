@@ -35,6 +35,8 @@ DEADLINE_S = 120.0
 """How long a test waits for what should take a moment: machines that run tests are slow and busy."""
 START_S = 110.0
 """How long an aggregator may take to start: the first one compiles."""
+NO_FAILOVER = {"SWITCHML_FAILOVER_TIMEOUT": "0"}
+"""Ranks wait for no aggregator to come back, unless they are told to when they join."""
 
 
 # What ranks contribute
@@ -202,9 +204,9 @@ class Rank(_Process):
         warm_up()  # on disk for the process, whose answers have a deadline
         if namespace:  # the program that enters it must be a child of ours
             inside = ("-m", "emulator.testbed.namespaces", namespace, str(os.getpid()), sys.executable)
-            super().__init__(name, (), *inside, __file__)
+            super().__init__(name, (), *inside, __file__, **NO_FAILOVER)
         else:
-            super().__init__(name, AGENT, __file__)
+            super().__init__(name, AGENT, __file__, **NO_FAILOVER)
         self.unanswered = 0
 
     def next(self, timeout_s: float = DEADLINE_S) -> dict:

@@ -7,6 +7,7 @@ import signal
 from host_agent.loop import warm_up
 from switchml.control import client
 from switchml.control.p4.dataplane import BMV2_WINDOW_BYTES, P4Dataplane, udp_window_bytes
+from switchml.control.p4.driver import Unreachable
 from switchml.control.p4.processes import OurSwitch, SimpleSwitch
 from switchml.control.p4.thrift import ThriftSwitch
 from switchml.control.server import Controller
@@ -52,6 +53,14 @@ class Served:
             }
         finally:
             looker.close()
+
+    def answers(self) -> bool:
+        """Whether the switch does."""
+        try:
+            ThriftSwitch(*self.process.thrift).close()
+        except Unreachable:
+            return False
+        return True
 
     def job(self, name: str):
         """The status of the latest job of this name, or None."""

@@ -38,7 +38,7 @@ def run(plan: MininetPlan, progress: Callable[[str], None]) -> Comparison:
 
     with built(case.layout, list(plan.captures), progress) as fabric, aggregator(case.series, fabric) as (control, _):
         names = [host.name for host in fabric.hosts]
-        return runner.compare_with(control, settings_of(plan), on_step, partial(in_host, names))
+        return runner.compare_with(control, settings=settings_of(plan), on_step=on_step, make=partial(in_host, names))
 
 
 def in_host(names: list[str], rank: int, settings: Settings, folder: Path, report: Report) -> worker.DigitsRank:

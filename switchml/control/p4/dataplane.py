@@ -17,7 +17,7 @@ from switchml.control.dataplane import Address, JobCounters, JobSpec, Link
 from switchml.control.mac import mac_text
 from switchml.control.p4 import base as p4_base
 from switchml.control.p4 import tables
-from switchml.control.p4.driver import UDP_PREFIX, AttachedPort, Driver, Unreachable
+from switchml.control.p4.driver import UDP_PREFIX, AttachedPort, Driver, Gone, Unreachable
 from switchml.control.p4.places import Places
 from switchml.control.p4.tables import Changes, Host, Place
 from switchml.errors import ConfigError, ControlError
@@ -350,6 +350,8 @@ class P4Dataplane(p4_base.P4Base[_Job]):
                 self._silent_since = now
             silent_s = now - self._silent_since
             lost = f"{error} (for {silent_s:.0f} s)" if silent_s >= SILENCE_LIMIT_S else ""
+            if isinstance(error, Gone):
+                lost = f"{error}; it has ended, and lost the job's slots"
         if lost:
             self._fail_all(lost)
 

@@ -21,6 +21,10 @@ class Unreachable(SwitchMLError):
     """The switch does not answer; it may have ended, or been restarted."""
 
 
+class Gone(Unreachable):
+    """Nobody listens where the switch did: it has ended, with all that was in it."""
+
+
 @dataclass(frozen=True, order=True)
 class AttachedPort:
     """A port of a switch, and what it is attached to."""

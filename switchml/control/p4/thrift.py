@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
-from switchml.control.p4.driver import TABLES, AttachedPort, Driver, Layout, Unreachable
+from switchml.control.p4.driver import TABLES, AttachedPort, Driver, Gone, Layout, Unreachable
 from switchml.control.p4.tables import Changes, Entry, Group
 from switchml.control.thrift.client import Client
 from switchml.control.thrift.protocol import ProtocolError
@@ -40,7 +40,8 @@ class ThriftSwitch(Driver):
         try:
             self._client = Client(*self._address, TIMEOUT_S)
         except OSError as error:
-            raise Unreachable(f"no switch at {self.where}: {error.strerror or error}") from error
+            kind = Gone if isinstance(error, (ConnectionRefusedError, FileNotFoundError)) else Unreachable
+            raise kind(f"no switch at {self.where}: {error.strerror or error}") from error
         self._layout = Layout(self._call("standard", "bm_get_config"), self.where)
 
     def reset(self) -> None:

@@ -178,7 +178,7 @@ def test_rings_against_a_queue(passed, seed):
 def test_a_rank_is_trusted_with_its_own_packets_only(job):
     """What it names elsewhere is passed over; its own packets before and after are taken."""
     segment, _ = job(3, 4)
-    own, end = packet(segment, 1), packet(segment, 1) + 4 * shm.ROW_BYTES
+    own, end = packet(segment, 1), packet(segment, 1) + 2 * 4 * shm.ROW_BYTES
     wrong = [
         (own - 1, 10),
         (end - 9, 10),

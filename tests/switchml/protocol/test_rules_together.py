@@ -170,7 +170,7 @@ class Network:
         assert (self.base[rank] <= base).all() and (base <= following).all()
         assert (following <= np.minimum(worker.queues["total"], base + worker.queues["slots"])).all()
         assert window["in_flight"] == worker.queues["in_flight"].sum() == worker.state.slots["busy"].sum()
-        assert (worker.queues["in_flight"] <= window["limit"]).all()
+        assert (worker.queues["in_flight"] <= window["limit"] + np.count_nonzero(worker.state.slots["redo"])).all()
         self.base[rank] = base
         for data in packets:
             seq = struct.unpack(">I", data[2:6])[0]

@@ -1,0 +1,163 @@
+"""How a job goes on at another aggregator (docs/protocol.md, section 12): what each rank reports, what the aggregator
+makes of it, and how a worker takes up its rounds there.
+
+A round has its result only if every rank contributed, so no rank is more than one round of a slot ahead of another. A
+worker keeps each round's packet until the next round of the slot has its result. So whoever is ahead sends the packet
+of its last round once more, and those that lack the result get it: from the same packets, so with the same bits.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from switchml.errors import ConfigError
+from switchml.protocol.packet import ADDRESSED_BYTES, HEADER_BYTES, R_FLAG, WORD_BYTES
+from switchml.protocol.sending import advance, send, start_list
+from switchml.protocol.worker_state import REDO, REDO_THEN_SEND, State
+from switchml.runtime.jit import int64, kernel
+from switchml.runtime.memory import u8_at
+
+_MODULUS = 256
+"""Rounds are reported modulo this, as ranks differ by one at most."""
+
+
+def agree(reports: Sequence[bytes]) -> bytes:
+    """The round of each slot where a job goes on, from what each rank has (`rounds_of`): the least, modulo 256.
+
+    Raises ConfigError if the reports can't be of ranks of one job: rounds that differ by more than one, or another
+    number of slots.
+    """
+    if len({len(report) for report in reports}) != 1:
+        raise ConfigError(f"ranks report {sorted({len(report) for report in reports})} slots: expected the same number")
+    rounds = np.array([np.frombuffer(report, np.uint8) for report in reports])
+    ahead = rounds - rounds[0]  # modulo 256: 255, 0 or 1
+    behind = (ahead == _MODULUS - 1).any(axis=0)
+    if (ahead + behind > 1).any():
+        raise ConfigError("ranks report rounds that differ by more than one: they are not at one place of one job")
+    least: bytes = (rounds[0] - behind).astype(np.uint8).tobytes()
+    return least
+
+
+def rounds_of(state: State) -> bytes:
+    """What a worker reports: of each slot how many rounds have their results, modulo 256."""
+    slots = state.slots
+    done: bytes = (slots["round"] + (slots["redo"] > 0)).astype(np.uint8).tobytes()
+    return done
+
+
+def resume(state: State, fresh: State, agreed: bytes, now: int) -> State:
+    """Go on at another aggregator, from the rounds that it answered (`agree`). `fresh`: the arrays of a new worker of
+    the job there, with its tag, sequence numbers, window and rows for packets; `now`: in ns. Returns the arrays to use
+    from now on; the packets of all rounds under way are then sent by `send_all`.
+
+    Raises ConfigError, and changes nothing, if `agreed` does not fit what the worker reports.
+    """
+    slots, number = state.slots, len(state.slots)
+    repeated = slots["redo"] > 0
+    done = slots["round"] + repeated
+    ahead = (done - np.frombuffer(agreed, np.uint8)) % _MODULUS
+    if (ahead > 1).any():
+        raise ConfigError("the aggregator goes on at rounds that do not fit what this rank has reported")
+    moved = state._replace(packets=fresh.packets, wide=fresh.wide)
+    identity = fresh.scalars["identity"]
+    # 1. A repetition that is under way is put back; it may be due once more.
+    slots["busy"][repeated] = slots["redo"][repeated] == REDO_THEN_SEND
+    _swap_packets(slots, repeated)
+    slots["round"], slots["redo"] = done, 0
+    slots["start"] = identity["isn"] + np.arange(number) - (done - ahead) * number
+    _move_packets(state, moved, np.flatnonzero(slots["busy"]), identity)
+    # 2. Where a rank lacks the result of a slot's last round, that is repeated first.
+    redo = ahead == 1
+    slots["redo"][redo] = np.where(slots["busy"][redo], REDO_THEN_SEND, REDO)
+    slots["busy"][redo] = 1
+    _swap_packets(slots, redo)
+    slots["round"] -= redo
+    _move_packets(state, moved, np.flatnonzero(redo), identity)
+    # 3. Timers and window begin anew. A queue's base goes back to the lowest chunk that is repeated.
+    busy = slots["busy"] == 1
+    slots["waited"] = slots["retries"] = 0
+    slots["resent"] = slots["probed"] = -1
+    for name in ("identity", "rtt", "silence", "timers"):
+        state.scalars[name] = fresh.scalars[name]
+    slots["sent_at"][busy] = now
+    slots["deadline"][busy] = due = now + int(state.scalars["rtt"]["rto"][0])
+    state.scalars["timers"]["earliest"] = due
+    state.scalars["silence"]["flight_at"] = now
+    for number, queue in enumerate(state.queues):
+        ours = slots["queue"] == number
+        waiting = slots["chunk"][ours & (slots["redo"] == REDO) & (slots["done"] == 1)]
+        base = min([int(queue["base"]), *waiting.tolist()])
+        while base < queue["next"]:  # the last move may have put it back for what need not be repeated any more
+            lowest = slots[queue["first_slot"] + base % queue["slots"]]
+            if lowest["chunk"] != base or not lowest["done"] or lowest["redo"]:
+                break
+            base += 1
+        queue["base"] = base
+        queue["in_flight"] = np.count_nonzero(busy & ours)
+        queue["progress_at"], queue["heard_at"], queue["newest"] = now, 0, 0
+    window, first = state.scalars["window"][0], fresh.scalars["window"][0]
+    for name in ("size", "limit", "credit"):
+        window[name] = first[name]
+    window["in_flight"], window["moved"], window["limited"] = np.count_nonzero(busy), 1, 0
+    window["counted"], window["counted_at"] = state.scalars["counters"]["received"][0], now
+    return moved
+
+
+def _swap_packets(slots: np.ndarray, which: np.ndarray) -> None:
+    """Exchange the descriptions of a slot's packet and of the one kept."""
+    for name in ("words", "length"):
+        kept = slots[f"kept_{name}"][which]  # indexed by a mask: a copy
+        slots[f"kept_{name}"][which] = slots[name][which]
+        slots[name][which] = kept
+
+
+def _move_packets(state: State, moved: State, indices: np.ndarray, identity: np.ndarray) -> None:
+    """Copy the packets of the listed slots' rounds to the rows of `moved`, as the aggregator there is to get them.
+    Lanes that a root keeps behind its packet come along."""
+    payload, count = int(identity["payload"][0]), len(state.slots)
+    rooms = int(state.scalars["identity"]["room"][0]), int(identity["room"][0])
+    tag = int(identity["tag"][0]).to_bytes(2, "big")
+    for index in indices.tolist():
+        start, number, words = (int(state.slots[index][name]) for name in ("start", "round", "words"))
+        end = index + (number & 1) * count + 1
+        source, target = (one.wide if words else one.packets for one in (state, moved))
+        before = HEADER_BYTES + WORD_BYTES * words
+        ends = [rows.ctypes.data + end * rows.shape[1] for rows in (source, target)]
+        there, here = (u8_at(at - before - payload, before) for at in ends)
+        here[:] = there
+        here[0] &= 0xFF - R_FLAG
+        here[2:8] = np.frombuffer(((start + number * count) & 0xFFFFFFFF).to_bytes(4, "big") + tag, np.uint8)
+        keeps = words and int(state.slots[index]["length"]) < ADDRESSED_BYTES + payload
+        lanes = zip(ends, rooms if keeps else (0, 0), strict=True)
+        there, here = (u8_at(at - payload + room, payload) for at, room in lanes)
+        here[:] = there
+
+
+@kernel
+def finish_redo(w: State, index: int, now: int, out: np.ndarray, n: int) -> int:
+    """A slot's last round has been repeated: go back to the present one. Appends its packet, if it has one."""
+    slot = w.slots[index]
+    redo = slot.redo
+    slot.redo = 0
+    slot.words, slot.kept_words = slot.kept_words, slot.words
+    slot.length, slot.kept_length = slot.kept_length, slot.length
+    slot.round += 1
+    if redo == REDO_THEN_SEND:
+        return send(w, index, now, out, n)
+    if not slot.done:  # a group's list, perhaps complete by now
+        return start_list(w, slot.queue, slot.chunk, now, out, n)
+    advance(w, w.queues[slot.queue])
+    return n
+
+
+@kernel
+def send_all(w: State, out: np.ndarray) -> int:
+    """List the slots with a round under way, whose packets the new aggregator is to get; returns how many."""
+    n = int64(0)
+    for index in range(len(w.slots)):
+        if w.slots[index].busy:
+            out[n] = index
+            n += 1
+    w.scalars[0].counters.sent += n
+    w.scalars[0].window.moved = 0
+    return n
