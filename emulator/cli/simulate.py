@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 @click.option("--log", is_flag=True, help="With --seed: print every event.")
 @click.option("--stop-after", type=Count(1), default=10, help="Stop after so many failed seeds.")
 @option("--processes", type=Count(1), show_default="one per core", help="Runs at the same time.")
+@click.option("--failover", is_flag=True, help="Only aggregators die, and jobs go on at standbys: no call may fail.")
 @click.option("--plant", metavar="BUG", help="Plant a known bug, to see the seeds find it; 'list' names them.")
 @plot_option
 @json_option
@@ -41,6 +42,7 @@ def simulate(
     log: bool,
     stop_after: int,
     processes: int | None,
+    failover: bool,
     plant: str | None,
     plot_file: Path | None,
     as_json: bool,
@@ -55,29 +57,31 @@ def simulate(
     queues.
     """
     if network is not None:
-        if seeds or seed is not None or plant or log:
-            raise click.UsageError("NETWORK is one run: it takes no --seeds, --seed, --plant or --log")
+        if seeds or seed is not None or plant or log or failover:
+            raise click.UsageError("NETWORK is one run: it takes no --seeds, --seed, --failover, --plant or --log")
         _play_network(network, plot_file, as_json)
         return
     if plot_file is not None:
         raise click.UsageError("--plot draws the run of a NETWORK: name its file")
     if plant is not None:
-        _with_bug(plant, seeds or 200, first, stop_after, processes, as_json)
+        _with_bug(plant, seeds or 200, first, stop_after, processes, failover, as_json)
     elif seed is not None:
-        _play_one(seed, log, as_json)
+        _play_one(seed, log, failover, as_json)
     else:
-        _play_many(range(first, first + (seeds or 200)), stop_after, processes or os.cpu_count() or 1, as_json)
+        chosen = range(first, first + (seeds or 200))
+        _play_many(chosen, stop_after, processes or os.cpu_count() or 1, failover, as_json)
 
 
-def _play_one(seed: int, log: bool, as_json: bool) -> None:
+def _play_one(seed: int, log: bool, failover: bool, as_json: bool) -> None:
     from emulator.faults.campaign import quiet_agents
+    from emulator.faults.failover_plan import draw_failover
     from emulator.faults.plan import draw
     from emulator.faults.world import play
 
     if not as_json:
-        say("\n".join(draw(seed).describe()))
+        say("\n".join((draw_failover if failover else draw)(seed).describe()))
     with quiet_agents():
-        outcome = play(seed, say if log and not as_json else None)
+        outcome = play(seed, say if log and not as_json else None, failover)
     if as_json:
         click.echo(json.dumps(asdict(outcome)))
     else:
@@ -95,7 +99,7 @@ def show_one(outcome: Outcome) -> None:
     say(f"failed: {outcome.problem}" if outcome.problem else "passed")
 
 
-def _play_many(seeds: range, stop_after: int, processes: int, as_json: bool) -> None:
+def _play_many(seeds: range, stop_after: int, processes: int, failover: bool, as_json: bool) -> None:
     import time
 
     from emulator.faults.campaign import campaign
@@ -111,31 +115,33 @@ def _play_many(seeds: range, stop_after: int, processes: int, as_json: bool) -> 
             if outcome.problem and not as_json:
                 say(f"seed {outcome.seed} failed: {outcome.problem}")
 
-        tally = campaign(seeds, min(processes, len(seeds)), on_outcome, stop_after)
+        tally = campaign(seeds, min(processes, len(seeds)), on_outcome, stop_after, failover)
     wall_s = time.perf_counter() - started
     if as_json:
         result = asdict(tally) | {"wall_s": wall_s, "seeds_per_s": tally.seeds / wall_s}
         failed = [{"seed": outcome["seed"], "problem": outcome["problem"]} for outcome in result.pop("failures")]
         click.echo(json.dumps(result | {"failed": failed}))
     else:
-        show_many(tally, wall_s)
+        show_many(tally, wall_s, " --failover" if failover else "")
     raise SystemExit(bool(tally.failures))
 
 
-def show_many(tally: Tally, wall_s: float) -> None:
-    """Print what the runs came to."""
+def show_many(tally: Tally, wall_s: float, options: str = "") -> None:
+    """Print what the runs came to; `options`: of the command."""
     say(
         f"{tally.seeds} seeds in {wall_s:.1f} s ({tally.seeds / wall_s:.1f} a second), {tally.virtual_s:.0f} s of "
         f"virtual time:\n{tally.packets:,} packets, {tally.sums:,} sums and {tally.errors:,} errors checked\n"
         f"trace {tally.trace}"
     )
     if tally.failures:
-        say(f"switchml simulate --seed {tally.failures[0].seed} --log repeats the first of them")
+        say(f"switchml simulate{options} --seed {tally.failures[0].seed} --log repeats the first of them")
     else:
         say("all passed")
 
 
-def _with_bug(name: str, seeds: int, first: int, stop_after: int, processes: int | None, as_json: bool) -> None:
+def _with_bug(
+    name: str, seeds: int, first: int, stop_after: int, processes: int | None, failover: bool, as_json: bool
+) -> None:
     from emulator.faults.campaign import BUGS, run_planted
 
     if name == "list":
@@ -146,7 +152,8 @@ def _with_bug(name: str, seeds: int, first: int, stop_after: int, processes: int
     if processes:
         arguments += ["--processes", str(processes)]
     with progress(f"{seeds} seeds with {name}"):
-        done = run_planted(name, [*arguments, *(["--json"] if as_json else [])])
+        options = [option for option, is_set in (("--failover", failover), ("--json", as_json)) if is_set]
+        done = run_planted(name, [*arguments, *options])
     click.echo(done.stdout, nl=False)
     click.echo(done.stderr, nl=False, err=True)
     if not as_json:

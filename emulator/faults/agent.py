@@ -14,6 +14,7 @@ from emulator.netsim.rank import NEVER, Alarm, Turns
 from host_agent.calls import Request
 from host_agent.core import Core, new_worker
 from switchml.errors import JobError
+from switchml.protocol.worker import Worker
 
 _MOST_TURNS = 1000
 """Turns of one wake-up. An agent needs a few; with more, each leaves work for another one."""
@@ -36,11 +37,11 @@ class VirtualAgent:
         inbox_packets: int,
         exact: bool = False,
     ):
-        self.env, self._session, self._send = env, session, send
+        self.env, self.session, self._send = env, session, send
         self._inbox: list[Packet] = []
         self._inbox_packets = inbox_packets
         self._is_working = False
-        self.is_paused = self.is_over = False
+        self.is_paused = self.is_over = self._is_halted = False
         worker = new_worker(session.info, rank, world_size)
         self.core = Core(
             worker,
@@ -50,11 +51,19 @@ class VirtualAgent:
             world_size=world_size,
             wake=lambda: None,
             exact=exact,
-            report=session.waiting,
+            report=lambda report: self.session.waiting(report),
         )
         self._turns = Turns(worker, endpoint, rank)
         self._alarm = Alarm(env, self.work)
-        session.events(self._on_event)
+
+    @property
+    def endpoint(self) -> int:
+        """The source of its datagrams."""
+        return self._turns.job
+
+    @endpoint.setter
+    def endpoint(self, endpoint: int) -> None:
+        self._turns.job = endpoint
 
     @property
     def _now_s(self) -> float:
@@ -66,7 +75,7 @@ class VirtualAgent:
 
     def receive(self, packet: Packet) -> None:
         """A datagram has arrived."""
-        if len(self._inbox) < self._inbox_packets:
+        if len(self._inbox) < self._inbox_packets and not self._is_halted:
             self._inbox.append(packet)
             self.work()
 
@@ -81,20 +90,37 @@ class VirtualAgent:
         """Leave the job; pending calls fail."""
         self.core.fail(JobError(f"rank {self.core.rank} left job '{self.core.job}'"))
         self.work()
-        self._session.leave()
+        self.session.leave()
 
     def vanish(self) -> None:
         """The process has died."""
         self.is_over = True
         self._alarm.set(None)
 
-    def _on_event(self, event) -> None:
+    def halt(self) -> None:
+        """Move no packets; what arrives is lost."""
+        self._is_halted = True
+        self._inbox = []
+
+    def go_on(self) -> None:
+        """After `halt`."""
+        self._is_halted = False
+        self.work()
+
+    def move(self, session, worker: Worker, agreed: bytes) -> None:
+        """While halted: go on at another aggregator, with a new worker of the job there."""
+        self.core.worker.resume(worker, agreed, self.env.now)
+        self.session = session
+        self.core.moved(session.info)
+
+    def on_event(self, event) -> None:
+        """What the session reports."""
         self.core.on_event(event, self._now_s)
         self.work()
 
     def work(self) -> None:
         """One wake-up of the agent's thread: take turns until there is nothing left to do."""
-        if self.is_over or self.is_paused or self._is_working:
+        if self.is_over or self.is_paused or self._is_working or (self._is_halted and self.core.error is None):
             return
         core = self.core
         self._is_working = True
@@ -105,7 +131,7 @@ class VirtualAgent:
                 if not core.start_queued(self._now_s):
                     self.vanish()
                     if core.end():
-                        self._session.leave()
+                        self.session.leave()
                     return
                 packets, self._inbox = self._inbox, []
                 for packet in self._turns.turn(packets, self.env.now):

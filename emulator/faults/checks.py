@@ -7,6 +7,7 @@ The ledger of an incarnation (one start of one job at one aggregator) records wh
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -32,6 +33,10 @@ class Ledger:
     departed: dict[int, str] = field(default_factory=dict)
     results: dict[int, bytes] = field(default_factory=dict)
     finished: dict[int, int] = field(default_factory=dict)
+    started: set[int] = field(default_factory=set)
+    """Ranks for which the job began."""
+    all_finished: Any = None
+    """Triggered when all ranks have all results (World.all_finished)."""
     disagrees: bool = False
     """A rank has submitted a different call than the others."""
     _exact: dict[int, tensors.Exact] = field(default_factory=dict)
@@ -46,9 +51,11 @@ class Ledger:
 class Checks:
     """Counts results and errors, and raises Violation for wrong ones."""
 
-    def __init__(self, has_faults: bool):
+    def __init__(self, has_faults: bool, goes_on: bool = False):
+        """`goes_on`: agents fail over and no rank dies or leaves early, so no call may fail whatever happens to
+        aggregators, if the job began for all ranks."""
         self.ledgers: dict[Key, Ledger] = {}
-        self._has_faults = has_faults
+        self._has_faults, self._goes_on = has_faults, goes_on
         self.sums = self.errors = 0
 
     def result(self, key: Key, number: int, rank: int, result: np.ndarray) -> None:
@@ -83,10 +90,11 @@ class Checks:
         the rank's own control connection broke."""
         ledger = self.ledgers[key]
         self.errors += 1
+        may_be_lost = not self._goes_on or len(ledger.started) < ledger.job.workers
         is_right = (
             (isinstance(error, SumOverflow) and (ledger.exact(number).overflows or self._mixes(ledger, number)))
-            or (isinstance(error, PeerLost) and self._explains(ledger, number, rank, error))
-            or (isinstance(error, AggregatorLost) and broke)
+            or (isinstance(error, PeerLost) and may_be_lost and self._explains(ledger, number, rank, error))
+            or (isinstance(error, AggregatorLost) and may_be_lost and (broke or self._goes_on))
             or (isinstance(error, RanksDisagree) and ledger.disagrees)
             or (isinstance(error, CollectiveTimeout) and is_late)
         )

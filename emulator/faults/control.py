@@ -23,6 +23,9 @@ from switchml.control.membership import Disagreement, Ended, JoinRequest, PeerLe
 from switchml.control.server import EXPIRY_PERIOD_S
 from switchml.errors import JoinError
 
+_MOST_STARTS = 1000
+"""Of one aggregator in a run, so that numbers of starts are different for each."""
+
 
 class Connection:
     """One rank's stream, seen from both ends. Messages keep their order, and wait while the host is cut off or the
@@ -135,7 +138,7 @@ class Session:
             return
         if env.now >= self._deadline_ns:
             self._decide(JoinError(f"no aggregator answered: {reason}"))
-        elif self.control.registry is None or self.host in self.control.cut_hosts:
+        elif not self.control.is_reachable(self.host):
             at(env, env.now + int(RETRY_S * NS), lambda _: self._try("not reachable"))
         else:
             connection = self._connection = self.control.connect(self.host, self)
@@ -186,20 +189,24 @@ class Control:
     """The aggregator's process: data plane and registry, new at each start. `note(kind, …)` is called for what only the
     aggregator knows: a rank "left" or was "lost", a job "started"."""
 
-    def __init__(self, env: simpy.Environment, plan: Plan, note: Callable[..., None]):
+    def __init__(self, env: simpy.Environment, plan: Plan, note: Callable[..., None], site: int = 0):
         self.env, self._plan, self._note = env, plan, note
-        self._chooser = random.Random(f"control {plan.seed}")
+        self._chooser = random.Random(f"control {plan.seed}" + (f" at {site}" if site else ""))
         self.cut_hosts: set[int] = set()
         self.paused_hosts: set[int] = set()
         self.registry: JobRegistry | None = None
         self.dataplane: SoftwareDataplane | None = None
-        self.generation = 0
+        self.generation = site * _MOST_STARTS
         self._connections: list[Connection] = []
         self._streams: dict[int, Connection] = {}
         self._silent_since: dict[int, int] = {}
         self.gave_up: set[int] = set()
         """Hosts that were silent for longer than the peer timeout."""
         self.start()
+
+    def is_reachable(self, host: int) -> bool:
+        """Whether a host can connect."""
+        return self.registry is not None and host not in self.cut_hosts
 
     def latency_ns(self) -> int:
         return self._chooser.randint(50_000, 500_000)

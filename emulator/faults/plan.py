@@ -73,13 +73,15 @@ class JobPlan:
 @dataclass(frozen=True)
 class Fault:
     """`kind`: "cut" (host `host` and the aggregator can't reach each other), "cut data" (packets are lost, the
-    control connection is not), "pause" (the host's program is stopped), "crash" (it dies and restarts after
-    `duration_s`), "aggregator" (the aggregator crashes; `host` is -1)."""
+    control connection is not), "cut up" and "cut down" (packets in one direction are), "pause" (the host's program is
+    stopped), "crash" (it dies and restarts after `duration_s`), "aggregator" (the aggregator crashes; `host` is -1),
+    "suspicion" (failover_plan.py). `site`: which aggregator."""
 
     at_s: float
     kind: str
     host: int
     duration_s: float
+    site: int = 0
 
 
 KINDS = ("cut", "cut data", "pause", "crash", "aggregator")
@@ -98,6 +100,10 @@ class Plan:
     join_timeout_s: float
     slot_capacity: int
     inbox_packets: int
+    aggregators: int = 1
+    """The first one, and standbys."""
+    failover_s: float = 0.0
+    """How long agents try to go on when their aggregator is lost; 0: not at all."""
 
     @property
     def hosts(self) -> int:
@@ -119,8 +125,12 @@ class Plan:
                 f"  {job.name}: hosts {job.hosts[0]}-{job.hosts[-1]}, {job.slots} slots, {job.payload_bytes} bytes, "
                 f"{job.wire} lanes, {len(job.calls)} calls ({kinds}){misfit}"
             )
+        if self.aggregators > 1 or self.failover_s:
+            lines.append(f"  {self.aggregators} aggregators, {self.failover_s:g} s to go on at another one")
         for fault in self.faults:
             where = f" of host {fault.host}" if fault.host >= 0 else ""
+            is_of_one = self.aggregators > 1 and fault.kind not in ("pause", "suspicion")
+            where += f" at aggregator {fault.site}" if is_of_one else ""
             lines.append(f"  {fault.at_s:.4f} s: {fault.kind}{where} for {fault.duration_s:.3f} s")
         return lines
 

@@ -14,6 +14,7 @@ import simpy
 from emulator.faults import tensors
 from emulator.faults.agent import VirtualAgent
 from emulator.faults.control import Session
+from emulator.faults.failover import Mover
 from emulator.faults.plan import ONE_SENDS, Call, JobPlan
 from emulator.netsim.link import NS
 from host_agent.collectives import Move, request_of
@@ -32,9 +33,11 @@ class Program:
 
     def __init__(self, world: Any, job: JobPlan, rank: int):
         self.world, self.job, self.rank, self.host = world, job, rank, job.hosts[rank]
+        self._site = 0
         self.env: simpy.Environment = world.env
         self.state, self.attempts = "running", 0
         self.agent: VirtualAgent | None = None
+        self._mover: Mover | None = None
         self.session: Session | None = None
         self._chooser = random.Random(f"program {world.plan.seed} {self.host}")
         self._port = _FIRST_PORT
@@ -67,6 +70,11 @@ class Program:
         if self.agent is not None:
             self.agent.resume()
 
+    def suspect(self) -> None:
+        """Take the aggregator for lost, whether it is or not."""
+        if self._mover is not None and self._is_paused is None:
+            self._mover.suspect()
+
     # -- the script --
 
     def _run(self) -> Generator[simpy.Event, Any, None]:
@@ -82,7 +90,20 @@ class Program:
                 wait_s = kill.cause
         self.world.ended(self)
 
-    def _awake(self) -> Generator[simpy.Event, Any, None]:
+    def take_new_port(self) -> None:
+        """For another socket, as every join opens one."""
+        self._port += 1
+
+    def moved(self, session: Session, site: int) -> None:
+        """The agent's packets go to another aggregator from now on."""
+        self.session, self._site = session, site
+        assert self.agent is not None
+        del self.world.agents[self.agent_endpoint]
+        self.agent_endpoint = self.agent.endpoint = udp.endpoint(*self.address)
+        self.world.agents[self.agent_endpoint] = self.agent
+
+    def awake(self) -> Generator[simpy.Event, Any, None]:
+        """Until the process is not stopped."""
         while self._is_paused is not None:
             yield self._is_paused
 
@@ -97,7 +118,7 @@ class Program:
 
     def _attempt(self) -> Generator[simpy.Event, Any, None]:
         """Join, run all calls, leave. `state` stays "running" if another attempt is needed."""
-        yield from self._awake()
+        yield from self.awake()
         if self.world.is_over_for(self):
             self.state = "given up"
             return
@@ -118,9 +139,10 @@ class Program:
             pid=self.attempts,
             queues=QUEUES,
         )
+        self._site = 0
         self.session = Session(self.world.control, self.host, request, self.world.plan.join_timeout_s)
         refusal = yield self.session.joined
-        yield from self._awake()
+        yield from self.awake()
         if refusal is not None:
             self.world.log("refused", self.host, str(refusal))
             self.world.checks.refusal(job, self.rank, refusal)
@@ -132,6 +154,7 @@ class Program:
 
     def _work(self, session: Session) -> Generator[simpy.Event, Any, None]:
         key = session.key
+        self.world.checks.ledgers[key].started.add(self.rank)
         self.agent_endpoint = udp.endpoint(*self.address)
         agent = self.agent = VirtualAgent(
             self.env,
@@ -140,17 +163,21 @@ class Program:
             world_size=self.job.workers,
             job=self.job.name,
             endpoint=self.agent_endpoint,
-            send=self.world.up[self.host].send,
+            send=lambda packet: self.world.sites[self._site].up[self.host].send(packet),
             inbox_packets=self.world.plan.inbox_packets,
             exact=self.job.wire == EXACT,
         )
         self.world.agents[self.agent_endpoint] = agent
+        if self.world.plan.failover_s:
+            self._mover = Mover(self, agent)
+        else:
+            session.events(agent.on_event)
         pending, failed, self._due, self._is_late = [], False, {}, False
         for number, call in enumerate(self.job.calls):
             if self.job.misfit == "leaves" and (self.rank, number) == (self.job.misfit_rank, self.job.misfit_call):
                 break
             yield self.env.timeout(int(call.pause_s * NS))
-            yield from self._awake()
+            yield from self.awake()
             pending.append(self._submit(agent, key, number, call))
             if not self.job.at_once[self.rank]:
                 failed = (yield pending[-1]) or failed
@@ -158,8 +185,11 @@ class Program:
                     break
         for done in pending:
             failed = (yield done) or failed
-        yield from self._awake()
+        yield from self.awake()
         self.world.checks.ledgers[key].finished[self.rank] = min(self._due, default=len(pending))
+        if self.world.plan.failover_s and not failed:  # who has left can't repeat what another rank may lack
+            yield self.world.all_finished(key)
+            yield from self.awake()
         agent.leave()
         del self.world.agents[self.agent_endpoint]
         self.agent = None

@@ -10,7 +10,7 @@ import hashlib
 import random
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ import simpy
 from emulator.faults.agent import VirtualAgent
 from emulator.faults.checks import Checks, Ledger, Violation
 from emulator.faults.control import Control, Session
+from emulator.faults.failover_plan import SUSPICION, draw_failover
 from emulator.faults.plan import Fault, Plan, draw
 from emulator.faults.program import Program
 from emulator.netsim.config import LinkConfig
@@ -51,9 +52,19 @@ class Outcome:
     seconds: float
 
 
-def play(seed: int, log: Callable[[str], None] | None = None) -> Outcome:
-    """Run one seed. `log` is called with a line for each event."""
-    return World(draw(seed), log).run()
+def play(seed: int, log: Callable[[str], None] | None = None, failover: bool = False) -> Outcome:
+    """Run one seed, with `failover` one of those that only aggregators die in. `log` is called with a line for each
+    event."""
+    return World(draw_failover(seed) if failover else draw(seed), log).run()
+
+
+@dataclass
+class Site:
+    """An aggregator, and each host's link to it and from it."""
+
+    control: Control
+    up: list[Link] = field(default_factory=list)
+    down: list[Link] = field(default_factory=list)
 
 
 class World:
@@ -63,25 +74,35 @@ class World:
         self.plan, self._log = plan, log
         self._hash = hashlib.blake2b(digest_size=8)
         self.env = simpy.Environment(_START_NS)
-        self.checks = Checks(bool(plan.faults) or plan.slot_capacity < 1000)
+        self.checks = Checks(bool(plan.faults) or plan.slot_capacity < 1000, bool(plan.failover_s))
         self._violation: Violation | None = None
         self._events = self._at_once = 0
         self._now = _START_NS
         self.agents: dict[int, VirtualAgent] = {}
         """Who receives at each endpoint."""
-        self.control = Control(self.env, plan, self._note)
-
-        def link(name: str, deliver: Callable[[Packet], None]) -> Link:
-            return Link(self.env, plan.link, random.Random(f"{name} {plan.seed}"), deliver)
-
-        self.up = [link(f"up {host}", self._at_aggregator) for host in range(plan.hosts)]
-        self.down = [link(f"down {host}", self._at_host) for host in range(plan.hosts)]
+        self.sites = [self._site(number) for number in range(plan.aggregators)]
+        self.control, self.up, self.down = self.sites[0].control, self.sites[0].up, self.sites[0].down
+        """Of the first aggregator, where all jobs begin."""
         self.programs = [Program(self, job, rank) for job in plan.jobs for rank in range(job.workers)]
         self._by_host = {program.host: program for program in self.programs}
         self._running = len(self.programs)
         for fault in plan.faults:
             at(self.env, _START_NS + int(fault.at_s * NS), self._begin_fault, fault)
         at(self.env, _START_NS + int(plan.heal_s * NS), self._clear_up)
+
+    def _site(self, number: int) -> Site:
+        plan, site = self.plan, Site(Control(self.env, self.plan, self._note, number))
+        suffix = f" at {number}" if number else ""
+
+        def link(name: str, deliver: Callable[[Packet], None]) -> Link:
+            return Link(self.env, plan.link, random.Random(f"{name} {plan.seed}{suffix}"), deliver)
+
+        def arrive(packet: Packet) -> None:
+            self._at_aggregator(site, packet)
+
+        site.up += [link(f"up {host}", arrive) for host in range(plan.hosts)]
+        site.down += [link(f"down {host}", self._at_host) for host in range(plan.hosts)]
+        return site
 
     def run(self) -> Outcome:
         problem = ""
@@ -99,7 +120,8 @@ class World:
             if self._log is not None:
                 raise
         finally:
-            self.control.stop()
+            for site in self.sites:
+                site.control.stop()
         return Outcome(
             self.plan.seed,
             problem,
@@ -107,7 +129,7 @@ class World:
             self._events,
             self.checks.sums,
             self.checks.errors,
-            sum(one.counts.packets for one in (*self.up, *self.down)),
+            sum(one.counts.packets for site in self.sites for one in (*site.up, *site.down)),
             (self.env.now - _START_NS) / NS,
         )
 
@@ -143,13 +165,13 @@ class World:
         except Violation as violation:
             self._violation = self._violation or violation
 
-    def _at_aggregator(self, packet: Packet) -> None:
-        if self.control.dataplane is None:
+    def _at_aggregator(self, site: Site, packet: Packet) -> None:
+        if site.control.dataplane is None:
             return
         self.log("up", packet.job, zlib.crc32(packet.data))
-        for endpoint, data in self.control.dataplane.handle(packet.job, packet.address, packet.length):
+        for endpoint, data in site.control.dataplane.handle(packet.job, packet.address, packet.length):
             host = endpoint >> 24 & 0xFF
-            self.down[host].send(Packet(np.frombuffer(data, np.uint8), 0, 0, endpoint))
+            site.down[host].send(Packet(np.frombuffer(data, np.uint8), 0, 0, endpoint))
 
     def _at_host(self, packet: Packet) -> None:
         agent = self.agents.get(packet.to)
@@ -161,6 +183,8 @@ class World:
         """Record an event of the aggregator's process."""
         rank = session.request.rank
         self.log(kind, session.host, *(key or ()))
+        if session.request.resumption is not None:
+            return  # the ledger is that of the job's start
         if kind == "started":
             session.key = key
             job = next(job for job in self.plan.jobs if job.name == session.request.job)
@@ -179,40 +203,54 @@ class World:
 
     def _begin_fault(self, fault: Fault) -> None:
         self.log("begin", fault.kind, fault.host)
-        host = fault.host
-        if fault.kind in ("cut", "cut data"):
-            self.up[host].is_cut = self.down[host].is_cut = True
+        host, site = fault.host, self.sites[fault.site]
+        if fault.kind.startswith("cut"):
+            self._cut(fault, True)
             if fault.kind == "cut":
-                self.control.isolate(host, self.control.cut_hosts)
+                site.control.isolate(host, site.control.cut_hosts)
         elif fault.kind == "pause":
             self._by_host[host].pause()
-            self.control.isolate(host, self.control.paused_hosts)
+            for each in self.sites:
+                each.control.isolate(host, each.control.paused_hosts)
         elif fault.kind == "crash":
             self._by_host[host].crash(fault.duration_s)
             return
-        elif self.control.registry is not None:
-            self.control.crash()
+        elif fault.kind == SUSPICION:
+            self._by_host[host].suspect()
+            return
+        elif site.control.registry is not None:
+            site.control.crash()
         else:
             return
         at(self.env, self.env.now + int(fault.duration_s * NS), self._end_fault, fault)
 
     def _end_fault(self, fault: Fault) -> None:
         self.log("end", fault.kind, fault.host)
-        host = fault.host
-        if fault.kind in ("cut", "cut data"):
-            self.up[host].is_cut = self.down[host].is_cut = False
-            self.control.release(host, self.control.cut_hosts)
+        host, site = fault.host, self.sites[fault.site]
+        if fault.kind.startswith("cut"):
+            self._cut(fault, False)
+            site.control.release(host, site.control.cut_hosts)
         elif fault.kind == "pause":
-            self.control.release(host, self.control.paused_hosts)
+            for each in self.sites:
+                each.control.release(host, each.control.paused_hosts)
             self._by_host[host].resume()
-        elif self.control.registry is None:
-            self.control.start()
+        elif site.control.registry is None:
+            site.control.start()
+
+    def _cut(self, fault: Fault, is_cut: bool) -> None:
+        """Of the links between a host and an aggregator, those that a fault cuts."""
+        site = self.sites[fault.site]
+        if fault.kind != "cut down":
+            site.up[fault.host].is_cut = is_cut
+        if fault.kind != "cut up":
+            site.down[fault.host].is_cut = is_cut
 
     def _clear_up(self, _: Any) -> None:
         """End all impairments of the links."""
         calm = LinkConfig(rate_bps=self.plan.link.rate_bps, delay_s=self.plan.link.delay_s)
-        for link in (*self.up, *self.down):
-            link.become(calm)
+        for site in self.sites:
+            for link in (*site.up, *site.down):
+                link.become(calm)
 
     # -- the end --
 
@@ -221,6 +259,15 @@ class World:
         return any(
             other.job is program.job and other is not program and other.state != "running" for other in self.programs
         )
+
+    def all_finished(self, key: tuple[int, int]) -> simpy.Event:
+        """When every rank of an incarnation has all its results."""
+        ledger = self.checks.ledgers[key]
+        if ledger.all_finished is None:
+            ledger.all_finished = self.env.event()
+        if len(ledger.finished) == ledger.job.workers and not ledger.all_finished.triggered:
+            ledger.all_finished.succeed()
+        return ledger.all_finished
 
     def ended(self, program: Program) -> None:
         self.log("ended", program.host, program.state)
@@ -239,12 +286,15 @@ class World:
             states = [program.state for program in self.programs if program.job is job]
             if not {"done", "late"} & set(states):
                 raise Violation(f"{job.name}: no rank came through: {states}")
+            if self.plan.failover_s and set(states) != {"done"}:
+                raise Violation(f"{job.name}: only aggregators died, but its ranks are {states}")
             if not self.plan.faults and not job.misfit and "late" not in states and set(states) != {"done"}:
                 raise Violation(f"{job.name}: nothing went wrong, but its ranks are {states}")
         # Let the last leave messages arrive.
         until = self.env.now + int((self.plan.peer_timeout_s + 15) * NS)
         while self.env.peek() <= until:
             self._step()
-        registry = self.control.registry
-        if registry is not None and (registry.live or registry.slots_allocated):
-            raise Violation(f"the aggregator still holds {[(job.name, job.state) for job in registry.live]}")
+        for site in self.sites:
+            registry = site.control.registry
+            if registry is not None and (registry.live or registry.slots_allocated):
+                raise Violation(f"the aggregator still holds {[(job.name, job.state) for job in registry.live]}")

@@ -39,6 +39,7 @@ class Alone:
         self.agent = VirtualAgent(
             self.env, session, rank=0, world_size=2, job="j", endpoint=1, send=lambda packet: None, inbox_packets=9
         )
+        session.events(self.agent.on_event)
         x, self.sums = np.ones(8, np.float32), np.zeros(8, np.float32)
         self.agent.submit(Request(x.ctypes.data, self.sums.ctypes.data, 8, "float32", "sum", self.done, keep=(x,)))
         session.report(PeerLeft((1,), "rank 1 left the job"))

@@ -1,0 +1,131 @@
+#!/usr/bin/env python3
+"""Trains as `switchml train` does, again and again, and kills the aggregator (kill -9) at a random moment of each run.
+Prints a table: how many runs finished, and how many with the parameters of the undisturbed run, bit for bit.
+
+    scripts/experiments/failover.py --runs 30                            # a software aggregator and a standby, by UDP
+    scripts/experiments/failover.py --runs 30 --transport shm --restart  # no standby: it is started again
+    scripts/experiments/failover.py --runs 30 --aggregator p4            # our P4 switch, and a software standby
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import random
+import signal
+import threading
+from pathlib import Path
+
+from host_agent.pytorch.aggregator import ChildAggregator, command_of
+from host_agent.training import runner
+from host_agent.training.worker import Settings, Step
+from switchml import tables
+from switchml.control.channel import split_address
+from switchml.errors import SwitchMLError
+
+
+class Killed:
+    """An aggregator that dies at a moment of `chooser`'s, and with `restarts` is started again at the same address."""
+
+    def __init__(self, kind: str, settings: Settings, chooser: random.Random, restarts: bool):
+        self._command, self._restarts = command_of(kind, settings.workers), restarts
+        self._child = ChildAggregator(command=self._command)
+        self._steps, self._delay_s = chooser.randrange(1, settings.steps - 4), chooser.uniform(0.0, 0.05)
+        self._timer: threading.Thread | None = None
+        self.address = ""
+        self.is_killed = False
+
+    def start(self) -> "Killed":
+        self.address = self._child.address
+        return self
+
+    @property
+    def returncode(self) -> int | None:
+        return None if self._restarts else self._child.returncode
+
+    def on_step(self, step: Step) -> None:
+        if step.backend == "switchml" and step.step == self._steps:
+            self._timer = threading.Timer(self._delay_s, self._kill)
+            self._timer.start()
+
+    def _kill(self) -> None:
+        for pid in [*descendants(self._child.pid), self._child.pid]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.is_killed = True
+        if self._restarts:
+            _, port = split_address(self.address)
+            self._child.stop()
+            self._child = ChildAggregator(options=("--control-port", str(port)), command=self._command)
+            assert self._child.address == self.address
+
+    def stop(self) -> None:
+        if self._timer is not None:
+            self._timer.join()
+        self._child.stop()
+
+
+def descendants(pid: int) -> list[int]:
+    """The processes that a process has started, and theirs: a switch runs beside its control plane."""
+    children = []
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            children += map(int, task.read_text().split())
+    return [each for child in children for each in (*descendants(child), child)]
+
+
+def train(settings: Settings, kind: str, chooser: random.Random, restarts: bool) -> str:
+    """The parameters' checksum after a run with a death, or what went wrong. Raises AssertionError if nobody died."""
+    with contextlib.ExitStack() as running:
+        first = Killed(kind, settings, chooser, restarts)
+        running.callback(first.stop)
+        standbys = [] if restarts else [ChildAggregator()]
+        for standby in standbys:
+            running.callback(standby.stop)
+        try:
+            comparison = runner.compare_with(first.start(), *standbys, settings=settings, on_step=first.on_step)
+        except SwitchMLError as error:
+            return f"{type(error).__name__}: {error}"
+        assert first.is_killed
+        return comparison.outcomes["switchml"].params_sha256
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=30)
+    parser.add_argument("--aggregator", choices=["software", "p4", "bmv2"], default="software")
+    parser.add_argument("--transport", default="udp", help="with --aggregator p4 or bmv2: frames")
+    parser.add_argument("--restart", action="store_true", help="no standby: the aggregator is started again")
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--seed", type=int, default=1, help="of the moments")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    os.environ.setdefault("SWITCHML_FAILOVER_TIMEOUT", "60s")  # a busy machine starts an aggregator slowly
+    transport = options.transport if options.aggregator == "software" else "frames"
+    settings = Settings(options.ranks, options.steps, 32, 0.05, 1, transport=transport, backends=("switchml",))
+    calm = ChildAggregator(command=command_of(options.aggregator, options.ranks))
+    try:
+        undisturbed = runner.compare_with(calm, settings=settings, on_step=lambda step: None)
+    finally:
+        calm.stop()
+    expected = undisturbed.outcomes["switchml"].params_sha256
+    chooser = random.Random(options.seed)
+    outcomes = []
+    for _ in range(options.runs):
+        outcomes.append(train(settings, options.aggregator, chooser, options.restart))
+        if outcomes[-1] != expected:
+            print(outcomes[-1], flush=True)
+    finished, right = sum(len(each) == 64 for each in outcomes), outcomes.count(expected)
+    if options.json:
+        print(json.dumps({"runs": options.runs, "finished": finished, "same_sha256": right, "sha256": expected}))
+        return
+    columns = [tables.text("aggregator"), tables.text("transport"), tables.text("then")]
+    counts = [tables.number(name) for name in ("runs", "finished", "same SHA-256")]
+    then = "started again" if options.restart else "software standby"
+    row = (options.aggregator, transport, then, *map(str, (options.runs, finished, right)))
+    tables.show(tables.Table([*columns, *counts], [row]))
+
+
+if __name__ == "__main__":
+    main()
