@@ -253,7 +253,8 @@ def _v2_job(spec: JobSpec, place: Place, number: int, me: int, all_ranks: int) -
 def job_counters(spec: JobSpec, cells: Sequence[tuple[int, int]]) -> tuple[dict[str, int], ...]:
     """The ranks' counters, from (packets, bytes) of the cells that `job_changes` zeroed.
 
-    What was sent is computed from what was received, so a packet that the switch's queues dropped counts as sent.
+    What was sent is computed from what was received, so a packet that the switch's queues dropped counts as sent, and
+    every result as one with data for all.
     """
     result_bytes, wait_bytes = HEADER_BYTES + spec.payload_bytes, HEADER_BYTES + BITMAP_BYTES
     ranks = []
