@@ -85,14 +85,10 @@ def resume(state: State, fresh: State, agreed: bytes, now: int) -> State:
     state.scalars["silence"]["flight_at"] = now
     for number, queue in enumerate(state.queues):
         ours = slots["queue"] == number
-        waiting = slots["chunk"][ours & (slots["redo"] == REDO) & (slots["done"] == 1)]
-        base = min([int(queue["base"]), *waiting.tolist()])
-        while base < queue["next"]:  # the last move may have put it back for what need not be repeated any more
-            lowest = slots[queue["first_slot"] + base % queue["slots"]]
-            if lowest["chunk"] != base or not lowest["done"] or lowest["redo"]:
-                break
-            base += 1
-        queue["base"] = base
+        free = (slots["done"] == 1) & (slots["redo"] == 0)
+        chunks = (slots["chunk"] + np.where(free, queue["slots"], 0))[ours]  # the next one of each slot
+        queue["base"] = min(int(queue["next"]), int(chunks.min()))
+        queue["late"] = np.count_nonzero(free[ours] & (chunks < queue["next"]))
         queue["in_flight"] = np.count_nonzero(busy & ours)
         queue["progress_at"], queue["heard_at"], queue["newest"] = now, 0, 0
     window, first = state.scalars["window"][0], fresh.scalars["window"][0]
@@ -146,7 +142,7 @@ def finish_redo(w: State, index: int, now: int, out: np.ndarray, n: int) -> int:
         return send(w, index, now, out, n)
     if not slot.done:  # a group's list, perhaps complete by now
         return start_list(w, slot.queue, slot.chunk, now, out, n)
-    advance(w, w.queues[slot.queue])
+    advance(w, w.queues[slot.queue], slot)
     return n
 
 

@@ -47,6 +47,8 @@ LEAST_IN_FLIGHT = 128
 QUEUE_TIME = 10 * MILLISECOND
 """What a path delivers in this time (or in two of the shortest RTTs) is enough to keep in flight: more would only stand
 in queues, where it makes RTTs longer and the repair of a loss slower."""
+LIMITS = 8
+"""One period lowers the limit by this part at most: a pause of a busy machine is no slower path."""
 
 
 @kernel
@@ -163,5 +165,6 @@ def adapt_limit(me: Any, now: int) -> None:
         return
     answered = (received - window.counted) * period // elapsed
     if window.limited and elapsed < 2 * (period + me.silence.longest):
-        window.limit = min(max(answered, LEAST_IN_FLIGHT), window.size)
+        least = max(LEAST_IN_FLIGHT, window.limit - window.limit // LIMITS)
+        window.limit = min(max(answered, least), window.size)
     window.counted_at, window.counted, window.limited = now, received, 0

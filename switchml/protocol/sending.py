@@ -32,6 +32,7 @@ from switchml.protocol.worker_state import (
     FURTHER,
     SPECULATE,
     State,
+    is_free,
     next_round,
     row_of,
     seq_of,
@@ -326,7 +327,7 @@ def finish_chunk(w: State, index: int, now: int) -> None:
         task.state = DONE
         me.counters.completed += 1
     queue.progress_at = now
-    advance(w, queue)
+    advance(w, queue, slot)
     while window.first_task < window.next_task:
         oldest = task_at(w, window.first_task)
         if oldest.done < oldest.chunks:
@@ -335,11 +336,14 @@ def finish_chunk(w: State, index: int, now: int) -> None:
 
 
 @kernel
-def advance(w: State, queue: Any) -> None:
-    """Let a queue's base move on to its lowest chunk that is not finished."""
+def advance(w: State, queue: Any, slot: Any) -> None:
+    """A slot is free: its next chunk may have been passed over, and the queue's base move on to its lowest chunk that
+    is not finished."""
+    if slot.chunk + queue.slots < queue.next:
+        queue.late += 1
     while queue.base < queue.next:
         lowest = w.slots[slot_of(queue, queue.base)]
-        if lowest.chunk != queue.base or not lowest.done or lowest.redo:
+        if lowest.chunk < queue.base or (lowest.chunk == queue.base and not is_free(lowest)):
             break
         queue.base += 1
 
@@ -358,9 +362,10 @@ def fill(w: State, now: int, out: np.ndarray, n: int) -> int:
         queue = w.queues[at]
         # C2. Go on to the next queue at this one's share of the limit, and at the chunk whose slot is still in use; and
         # after a turn, as the other queue's packets would wait for all of this one's on the link, and seem lost.
-        is_full = queue.next == queue.total or queue.in_flight >= most or queue.next >= queue.base + queue.slots
+        chunk = int64(-1) if queue.in_flight >= most else _next_chunk(w, at, window.first_task)
+        is_full = chunk < 0
         if is_full or turn == TURN:
-            if is_full and queue.next < queue.total:
+            if is_full and (queue.late or queue.next < queue.total):
                 window.limited = 1
             idle = idle + 1 if is_full else int64(0)
             at, turn = (at + 1) % len(w.queues), int64(0)
@@ -368,7 +373,11 @@ def fill(w: State, now: int, out: np.ndarray, n: int) -> int:
             continue
         idle, turn = int64(0), turn + 1
         # C3. Give the next chunk its slot.
-        chunk = queue.next
+        if chunk < queue.next:
+            queue.late -= 1
+        if queue.base in (chunk, queue.next):
+            queue.progress_at = now
+        queue.next = max(queue.next, chunk + 1)
         index = slot_of(queue, chunk)
         slot = w.slots[index]
         number = _task_of(w, at, chunk, window.first_task)
@@ -396,9 +405,6 @@ def fill(w: State, now: int, out: np.ndarray, n: int) -> int:
         else:
             slot.mode, slot.used = SPECULATE, _guess(me, slot, task)
             slot.top = exact.bound(task.fmt, slot.used)
-        if queue.next == queue.base:
-            queue.progress_at = now
-        queue.next += 1
         # C5. Build its packet (a sparse one in `build_streams`) and send it; a group's list when it is complete.
         if gathers:
             n = start_list(w, at, chunk, now, out, n)
@@ -410,6 +416,29 @@ def fill(w: State, now: int, out: np.ndarray, n: int) -> int:
 
 
 @kernel
+def _next_chunk(w: State, number: int, first_task: int) -> int:
+    """The lowest chunk of a queue that may start, -1 if none may. Slots go on by themselves, so chunks whose slot is in
+    use are passed over; but not those of exact sums, as there is room for what as many chunks as slots leave open."""
+    queue = w.queues[number]
+    if queue.in_flight == queue.slots:
+        return int64(-1)
+    if queue.late:
+        lowest = queue.next
+        for index in range(queue.first_slot, queue.first_slot + queue.slots):
+            if is_free(w.slots[index]):
+                lowest = min(lowest, w.slots[index].chunk + queue.slots)
+        return int64(lowest)
+    for chunk in range(queue.next, min(queue.total, queue.next + queue.slots)):
+        may_start = is_free(w.slots[slot_of(queue, chunk)])
+        is_near = chunk < queue.base + queue.slots
+        if not (may_start and is_near) and is_exact(task_at(w, _task_of(w, number, chunk, first_task)).fmt):
+            break
+        if may_start:
+            return int64(chunk)
+    return int64(-1)
+
+
+@kernel
 def _share_of(w: State, number: int) -> int:
     """How many rounds a queue may have in flight: the limit, less what the other one can use of its half. Half is a
     queue's whatever the other one has in flight, as that may be waiting for ranks that wait for this queue."""
@@ -417,7 +446,7 @@ def _share_of(w: State, number: int) -> int:
     if len(w.queues) == 1:
         return int64(limit)
     other = w.queues[1 - number]
-    wants = other.in_flight + min(other.total, other.base + other.slots) - other.next
+    wants = min(other.in_flight + other.late + other.total - other.next, other.slots)
     return int64(limit - min(limit // 2, wants))
 
 

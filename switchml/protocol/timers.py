@@ -31,7 +31,7 @@ def timeouts(w: State, now: int, out: np.ndarray, n: int) -> int:
         queue = w.queues[at]
         quiet_until = queue.heard_at + rtt.rto
         probes, probed = int64(PROBES), int64(0)
-        for chunk in range(queue.base, queue.next):
+        for chunk in range(queue.base, min(queue.next, queue.base + queue.slots)):
             index = slot_of(queue, chunk)
             slot = w.slots[index]
             if not slot.busy:

@@ -115,6 +115,8 @@ class Worker:
         queues["first_slot"] = np.arange(count) * queues["slots"]
         self.state.slots["queue"] = np.arange(slots) // queues["slots"][0]
         self.state.slots["start"] = isn + np.arange(slots)
+        self.state.slots["chunk"] = np.arange(slots) % queues["slots"][0] - queues["slots"][0]
+        self.state.slots["done"] = 1
         self.state.slots["agreed"] = CODE_UNKNOWN
         self.state.slots["resent"] = self.state.slots["probed"] = -1
         self._out = np.zeros(2 * slots + 64, np.int32)

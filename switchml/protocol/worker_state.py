@@ -45,9 +45,10 @@ answered, at most `limit` (at most `size`) of a queue; `limited`: that, or the s
 `counted_at`, when `counted` results had come. `credit`: how many rounds may be taken for lost before more results are
 here. `moved`: 1 if another aggregator is to get the packets of all rounds under way."""
 
-QUEUE = record("i8 first_slot slots base next total in_flight progress_at heard_at newest")
+QUEUE = record("i8 first_slot slots base next total late in_flight progress_at heard_at newest")
 """Tasks that follow each other, in `slots` slots of their own from `first_slot` on. `base`: lowest chunk without a
-result, `next`: lowest not yet sent, `total`: chunks of all its tasks so far. `in_flight`: of its rounds. `progress_at`:
+result, `next`: from here on none has been started, `total`: chunks of all its tasks so far. `late`: slots that could
+start a chunk below `next`, passed over while the slot was in use. `in_flight`: of its rounds. `progress_at`:
 when a chunk was last finished. `heard_at`: when there was a result that nothing but its own packet brought. `newest`:
 latest sending time of a packet that got its result."""
 
@@ -147,6 +148,12 @@ def task_at(w: State, number: int) -> Any:
 def slot_of(queue: Any, chunk: int) -> Any:
     """The slot where a chunk of a queue lives."""
     return queue.first_slot + (chunk & (queue.slots - 1))
+
+
+@kernel(inline=True)
+def is_free(slot: Any) -> Any:
+    """Whether a slot may take its next chunk."""
+    return slot.done != 0 and slot.redo == 0
 
 
 @kernel(inline=True)

@@ -58,7 +58,7 @@ class ReferenceWorker:
         self.payload_bytes = payload_bytes
         self.size = {256: 1, 1024: 3}[payload_bytes]
         self.chunks: list[Chunk] = []
-        self.base = self.next = self.in_flight = 0
+        self.base = self.in_flight = 0
         self.round = [0] * slots
         self.agreed = [numbers.UNKNOWN] * slots
         self.repeats = 0
@@ -82,11 +82,18 @@ class ReferenceWorker:
         for data in results:
             packets += self._result(data)
         self.in_flight += len(packets) - len(results)
-        while self.next < min(len(self.chunks), self.base + self.slots) and self.in_flight < self.window:
-            packets.append(self._first_round(self.next))
-            self.next += 1
+        while self.in_flight < self.window and (free := self._free()) is not None:
+            packets.append(self._first_round(free))
             self.in_flight += 1
         return packets
+
+    def _free(self) -> int | None:
+        """The lowest chunk whose slot is free."""
+        for number in range(self.base, len(self.chunks)):
+            before = number - self.slots
+            if not self.chunks[number].mode and (before < 0 or self.chunks[before].done):
+                return number
+        return None
 
     def _first_round(self, number: int) -> bytes:
         chunk, slot = self.chunks[number], number % self.slots
@@ -129,7 +136,8 @@ class ReferenceWorker:
         slot = seq % self.slots
         assert tag == self.tag and first & 15 == self.size
         assert seq == (self.isn + self.round[slot] * self.slots + slot) % 2**32
-        number = next(n for n in range(self.base, self.next) if n % self.slots == slot)
+        mine = range(slot, len(self.chunks), self.slots)
+        number = next(n for n in mine if self.chunks[n].mode and not self.chunks[n].done)
         chunk = self.chunks[number]
         dtype = chunk.task.dtype
         assert flags & MIXED or first >> 4 == 12 + numbers.wire(dtype)
@@ -169,5 +177,5 @@ class ReferenceWorker:
         if task.history is not None and chunk.position < len(task.history):
             task.history[chunk.position] = need
         chunk.done = True
-        while self.base < self.next and self.chunks[self.base].done:
+        while self.base < len(self.chunks) and self.chunks[self.base].done:
             self.base += 1

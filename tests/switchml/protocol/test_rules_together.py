@@ -168,7 +168,7 @@ class Network:
             packets += worker.receive([], self.now)
         base, following = worker.queues["base"].copy(), worker.queues["next"]
         assert (self.base[rank] <= base).all() and (base <= following).all()
-        assert (following <= np.minimum(worker.queues["total"], base + worker.queues["slots"])).all()
+        assert (following <= worker.queues["total"]).all()
         assert window["in_flight"] == worker.queues["in_flight"].sum() == worker.state.slots["busy"].sum()
         assert (worker.queues["in_flight"] <= window["limit"] + np.count_nonzero(worker.state.slots["redo"])).all()
         self.base[rank] = base
