@@ -192,9 +192,8 @@ def train(
     if world_size is not None:
         from emulator.cli import peers
 
-        del options["parallel"], options["pipeline"]  # DDP
         settings = peers.settings_of(world_size=world_size, seed=seed, **cluster)
-        peers.train_digits(settings, as_json, lr=lr, **options)
+        peers.train_digits(settings, as_json, lr=lr, **{name: options[name] for name in _OF_BOTH})
         return
     require("torch", "sklearn")
 
@@ -292,9 +291,13 @@ def _for_split_models(
     return aggregator
 
 
+_OF_BOTH = ("steps", "batch_size", "momentum", "seed")
+"""Options of a training, whether its peers are emulated or not."""
+
+
 def _check_emulated(ctx: click.Context, world_size: int | None) -> None:
     """Raises UsageError for options that do not apply to the kind of run."""
-    both = {"steps", "batch_size", "lr", "momentum", "seed", "as_json", "world_size", "hierarchy"}
+    both = {*_OF_BOTH, "lr", "as_json", "world_size", "hierarchy"}
     for parameter in ctx.command.params:
         is_given = ctx.get_parameter_source(parameter.name) is click.core.ParameterSource.COMMANDLINE
         if not is_given or parameter.name in both or (parameter.name in emulated.NAMES) == (world_size is not None):
