@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -14,7 +13,7 @@ from torch.utils._pytree import tree_iter
 
 from host_agent.memory.bounds import START, Fixed, Measured
 from host_agent.memory.codecs import CODECS, Host
-from host_agent.memory.saving import SavedTensors
+from host_agent.memory.saving import SavedTensors, ratio
 from switchml.errors import ConfigError
 
 LEAST_BYTES = 4096
@@ -71,8 +70,7 @@ class CompressedActivations:
         those left as they were (weights and inputs are not among them); `ratio` of all bytes before to those after,
         infinite where nothing stays on the device; `compress_s`, `restore_s` in seconds."""
         counters = vars(self._saved.counters)
-        before, after = (counters[name] + counters["left_bytes"] for name in ("bytes", "compressed_bytes"))
-        return {**counters, "ratio": before / after if after else math.inf if before else 1.0}
+        return {**counters, "ratio": ratio(counters)}
 
     def shares(self) -> dict[str, float]:
         """Layer → the bound for what it saves, of its root mean square; empty where no gradients are measured."""

@@ -3,7 +3,9 @@ back. The bound of each comes from `bounds.py`, the compressed form from `codecs
 
 from __future__ import annotations
 
+import math
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -75,6 +77,12 @@ class Counters:
     def __init__(self) -> None:
         self.tensors = self.bytes = self.compressed_bytes = self.left_bytes = 0
         self.compress_s = self.restore_s = 0.0
+
+
+def ratio(counters: Mapping[str, float]) -> float:
+    """All bytes before, over those after; infinite where nothing stays on the device."""
+    before, after = (counters[name] + counters["left_bytes"] for name in ("bytes", "compressed_bytes"))
+    return before / after if after else math.inf if before else 1.0
 
 
 class SavedTensors:

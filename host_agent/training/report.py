@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -74,14 +75,13 @@ def _activation_totals(comparison: Comparison) -> dict[str, float | None]:
     """Of all ranks of the aggregator's run, seconds of the slowest; empty if they were not compressed. `ratio` is None
     where nothing stayed on the device."""
     each = comparison.outcomes["switchml"].activations
-    totals: dict[str, float | None] = {
-        name: (max if name.endswith("_s") else sum)(counters[name] for counters in each)
-        for name in (each[0] if each else ())
-    }
-    if each:
-        before, after = (sum(c[name] + c["left_bytes"] for c in each) for name in ("bytes", "compressed_bytes"))
-        totals["ratio"] = before / after if after else None
-    return totals
+    if not each:
+        return {}
+    from host_agent.memory.saving import ratio
+
+    totals = {name: (max if name.endswith("_s") else sum)(counters[name] for counters in each) for name in each[0]}
+    smaller = ratio(totals)
+    return {**totals, "ratio": smaller if math.isfinite(smaller) else None}
 
 
 def print_table(comparison: Comparison, settings: Settings, aggregator: str) -> None:
