@@ -6,6 +6,7 @@ below is no longer in its file, planting that bug is an error, so that the table
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import logging
 import os
@@ -110,10 +111,10 @@ def outcomes(seeds: Iterable[int], processes: int, failover: bool = False) -> It
     with quiet_agents():
         if processes == 1:
             for seed in seeds:
-                yield play(seed, failover=failover) if failover else play(seed)
+                yield play(seed, failover=failover)
             return
         play(0)  # fills the compilation cache once, before the processes start
-        played = _play_failover if failover else _play_quietly
+        played = functools.partial(_play_quietly, failover=failover)
         early: dict[int, Outcome] = {}
         due = 0
         for number, outcome in spread(played, seeds, processes, "emulator.faults.campaign"):
@@ -134,14 +135,9 @@ def quiet_agents() -> Iterator[None]:
         logging.getLogger("host_agent").setLevel(level)
 
 
-def _play_quietly(seed: int) -> Outcome:
+def _play_quietly(seed: int, failover: bool) -> Outcome:
     _quiet()
-    return play(seed)
-
-
-def _play_failover(seed: int) -> Outcome:
-    _quiet()
-    return play(seed, failover=True)
+    return play(seed, failover=failover)
 
 
 def _quiet() -> None:

@@ -25,15 +25,7 @@ from switchml.protocol.fixedpoint import (
 from switchml.protocol.handover import finish_redo
 from switchml.protocol.lanes import combine
 from switchml.protocol.packet import CODE_UNKNOWN
-from switchml.protocol.sending import (
-    elements_of,
-    finish_chunk,
-    kept_at,
-    position_of,
-    repeat,
-    report_open,
-    send,
-)
+from switchml.protocol.sending import elements_of, finish_chunk, kept_at, position_of, repeat, report_open, send
 from switchml.protocol.worker_state import State, next_round, row_of, seq_of, task_at
 from switchml.runtime.jit import Address, int64, kernel
 from switchml.runtime.memory import be16, be32, serial_difference, signed8, u8_at, u32_at

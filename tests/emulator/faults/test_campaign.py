@@ -34,7 +34,7 @@ def test_a_seed_alone_repeats_the_campaign():
 
 def test_a_campaign_ends_at_its_failures(monkeypatch):
     outcome = dataclasses.replace(play(1), problem="wrong")
-    monkeypatch.setattr(campaign, "play", lambda seed: dataclasses.replace(outcome, seed=seed))
+    monkeypatch.setattr(campaign, "play", lambda seed, failover: dataclasses.replace(outcome, seed=seed))
     tally = campaign.campaign(range(100), 1, most_failures=3)
     assert [failed.seed for failed in tally.failures] == [0, 1, 2] and tally.seeds == 3
 
@@ -103,7 +103,9 @@ def test_many_seeds_on_the_command_line():
 
 
 def test_a_failed_seed_is_printed(monkeypatch):
-    monkeypatch.setattr(campaign, "play", lambda seed: dataclasses.replace(play(1), seed=seed, problem="a wrong sum"))
+    monkeypatch.setattr(
+        campaign, "play", lambda seed, failover: dataclasses.replace(play(1), seed=seed, problem="a wrong sum")
+    )
     result = run("--seeds", "2", "--processes", "1")
     assert result.exit_code == 1
     assert "seed 0 failed: a wrong sum" in result.stdout and "switchml simulate --seed 0 --log" in result.stdout
