@@ -1,0 +1,188 @@
+"""A transformer under torch's fully_shard over slow links: a step through the aggregator beside one over Gloo.
+
+    sudo python scripts/experiments/fsdp.py [--hosts 8] [--rate 100mbit] [--loss 0.01] [--layers 4] [--json]
+
+Each rank is a host of its own, in a network namespace; the aggregator is in the switch's place. Every layer is a unit
+that is gathered, forward and again backward, and whose gradients are scattered. Steps over Gloo and over the aggregator
+take turns in the same processes, with models that start from the same weights. "ahead": a unit is gathered while the
+one before it computes and scatters its gradients (`FSDPModule._set_unshard_async_op`), as it is on GPUs; without it,
+torch waits for each collective of CPU tensors. The batch is small, so that all ranks fit on few cores.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import click
+
+from emulator.bench.ranks.team import star_with_aggregator
+from emulator.testbed.namespaces import check_rights
+from emulator.testbed.star import INTERFACE, LinkOptions, Star
+from switchml.cli.options import RATE, Count
+from switchml.tables import Table, number, show, text
+
+GLOO, SWITCHML = "gloo", "switchml"
+AHEAD = {"ahead": True, "one by one": False}
+WARM_UP = 1
+LEARNING_RATE = 0.01
+MOST_DIFFERENCE = 1e-4
+"""Between losses of both trainings, whose sums are rounded differently."""
+
+
+def rank_main(plan: dict[str, Any]) -> None:
+    """One rank: prints each step's seconds and losses by backend and by AHEAD, as JSON."""
+    import torch
+    import torch.distributed as dist
+    from torch import nn
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.nn import functional
+
+    class Transformer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            width = plan["width"]
+            self.embedding = nn.Embedding(plan["words"], width)
+            self.layers = nn.ModuleList(
+                nn.TransformerEncoderLayer(width, 4, 4 * width, dropout=0.0, batch_first=True, norm_first=True)
+                for _ in range(plan["layers"])
+            )
+            self.head = nn.Linear(width, plan["words"])
+
+        def forward(self, words: torch.Tensor) -> torch.Tensor:
+            """The loss of guessing each word from the one before it."""
+            x = self.embedding(words[:, :-1])
+            for layer in self.layers:
+                x = layer(x)
+            return functional.cross_entropy(self.head(x).flatten(0, 1), words[:, 1:].flatten())
+
+    rank = int(os.environ["RANK"])
+    torch.set_num_threads(1)
+    dist.init_process_group(SWITCHML, init_method=plan["rendezvous"], rank=rank, world_size=plan["hosts"])
+    groups = {GLOO: dist.new_group(backend=GLOO), SWITCHML: dist.group.WORLD}
+
+    def sharded(group: Any, ahead: bool) -> Any:
+        torch.manual_seed(1)
+        model: Any = Transformer()
+        mesh = DeviceMesh.from_group(group, "cpu")
+        for layer in model.layers:
+            fully_shard(layer, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+        model._set_unshard_async_op(ahead)
+        return model, torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
+
+    torch.manual_seed(2 + rank)
+    words = torch.randint(plan["words"], (plan["batch"], plan["length"] + 1))
+    found: dict[str, Any] = {"seconds": {}, "losses": {}}
+    for name, ahead in AHEAD.items():
+        trainings = {backend: sharded(group, ahead) for backend, group in groups.items()}
+        found["parameters"] = sum(p.numel() for p in trainings[GLOO][0].parameters())
+        seconds = found["seconds"][name] = {backend: [] for backend in trainings}
+        losses = found["losses"][name] = {backend: [] for backend in trainings}
+        for step in range(WARM_UP + plan["pairs"]):
+            for backend, (model, optimizer) in trainings.items():
+                dist.barrier()
+                began = time.perf_counter()
+                optimizer.zero_grad()
+                loss = model(words)
+                loss.backward()
+                optimizer.step()
+                losses[backend].append(loss.item())
+                if step >= WARM_UP:
+                    seconds[backend].append(time.perf_counter() - began)
+    print(json.dumps(found), flush=True)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def measured(star: Star, plan: dict[str, Any]) -> list[dict[str, Any]]:
+    """What each rank has printed."""
+    command = [sys.executable, __file__, "--role", json.dumps(plan)]
+    ranks = []
+    for rank, host in enumerate(star.hosts):
+        environment = os.environ | {
+            "RANK": str(rank),
+            "GLOO_SOCKET_IFNAME": INTERFACE,
+            "SWITCHML_AGGREGATOR": plan["aggregator"],
+            "SWITCHML_TRANSPORT": "udp",
+            "TORCH_CPP_LOG_LEVEL": "ERROR",
+        }
+        ranks.append(host.popen(command, stdout=subprocess.PIPE, text=True, env=environment))
+    printed = [rank.communicate()[0] for rank in ranks]
+    failed = [number for number, rank in enumerate(ranks) if rank.returncode]
+    if failed:
+        raise click.ClickException(f"ranks {failed} failed; their messages are above")
+    return [json.loads(lines.splitlines()[-1]) for lines in printed]
+
+
+def row_of(name: str, found: list[dict[str, Any]]) -> dict[str, Any]:
+    """Medians of the slowest rank's steps, and of the ratios in pairs."""
+    times = {
+        backend: [max(step) for step in zip(*(one["seconds"][name][backend] for one in found), strict=True)]
+        for backend in (GLOO, SWITCHML)
+    }
+    ratios = [gloo / ours for gloo, ours in zip(times[GLOO], times[SWITCHML], strict=True)]
+    off = max(
+        abs(gloo - ours)
+        for one in found
+        for gloo, ours in zip(one["losses"][name][GLOO], one["losses"][name][SWITCHML], strict=True)
+    )
+    if off > MOST_DIFFERENCE:
+        raise click.ClickException(f"{name}: losses over both differ by {off:.3g}; expected {MOST_DIFFERENCE} at most")
+    return {
+        "gathered": name,
+        "switchml_s": median(times[SWITCHML]),
+        "gloo_s": median(times[GLOO]),
+        "times_gloo": median(ratios),
+        "least": min(ratios),
+        "most": max(ratios),
+        "losses_off": off,
+    }
+
+
+@click.command(help=__doc__)
+@click.option("--hosts", type=Count(2), default=8)
+@click.option("--rate", type=RATE, default="100mbit", help="Of each host's link.")
+@click.option("--loss", type=click.FloatRange(0.0, 0.5), default=0.0, help="Of each link, each way.")
+@click.option("--layers", type=Count(1), default=4)
+@click.option("--width", type=Count(4), default=256)
+@click.option("--words", type=Count(2), default=1000, help="Of the vocabulary.")
+@click.option("--batch", type=Count(1), default=2, help="Sentences of each rank.")
+@click.option("--length", type=Count(1), default=16, help="Words of a sentence.")
+@click.option("--pairs", type=Count(1), default=5, help="Steps over Gloo and the aggregator in turn.")
+@click.option("--json", "as_json", is_flag=True)
+@click.option("--role", hidden=True)
+def main(rate: float, loss: float, as_json: bool, role: str, **plan: Any) -> None:
+    if role:
+        return rank_main(json.loads(role))
+    check_rights()
+    with tempfile.TemporaryDirectory() as folder:
+        with star_with_aggregator(plan["hosts"], LinkOptions(rate_bps=rate, loss=loss)) as (star, aggregator):
+            plan |= {"rendezvous": f"file://{Path(folder) / 'rendezvous'}", "aggregator": aggregator.address}
+            found = measured(star, plan)
+    rows = [row_of(name, found) for name in AHEAD]
+    parameters = sum(one["parameters"] for one in found[:1])
+    if as_json:
+        print(json.dumps({"parameters": parameters, "rows": rows}, indent=2))
+        return
+    lossy = f", {loss:.1%} loss" if loss else ""
+    title = f"{plan['hosts']} hosts, {rate / 1e6:g} Mbit/s{lossy}, {parameters / 1e6:.1f} million parameters"
+    columns = [text("units gathered"), number("switchml", "ms"), number("gloo", "ms"), number("times Gloo"), text("")]
+    table = Table(columns, title=title)
+    for row in rows:
+        spread = f"{row['least']:.2f} – {row['most']:.2f}"
+        times = (f"{row[name] * 1e3:.0f}" for name in ("switchml_s", "gloo_s"))
+        table.add(row["gathered"], *times, f"{row['times_gloo']:.2f}", spread)
+    show(table)
+
+
+if __name__ == "__main__":
+    main()
