@@ -164,10 +164,10 @@ def main(rate: float, loss: float, as_json: bool, role: str, **plan: Any) -> Non
     if role:
         return rank_main(json.loads(role))
     check_rights()
-    with tempfile.TemporaryDirectory() as folder:
-        with star_with_aggregator(plan["hosts"], LinkOptions(rate_bps=rate, loss=loss)) as (star, aggregator):
-            plan |= {"rendezvous": f"file://{Path(folder) / 'rendezvous'}", "aggregator": aggregator.address}
-            found = measured(star, plan)
+    link = LinkOptions(rate_bps=rate, loss=loss)
+    with tempfile.TemporaryDirectory() as folder, star_with_aggregator(plan["hosts"], link) as (star, aggregator):
+        plan |= {"rendezvous": f"file://{Path(folder) / 'rendezvous'}", "aggregator": aggregator.address}
+        found = measured(star, plan)
     rows = [row_of(name, found) for name in AHEAD]
     parameters = sum(one["parameters"] for one in found[:1])
     if as_json:
