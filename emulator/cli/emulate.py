@@ -15,7 +15,7 @@ from emulator.cli.options import REPORT, ROWS_FILE, TIMELINE, json_option, outpu
 from emulator.cluster.algorithms import ALGORITHMS
 from switchml import tables
 from switchml.cli.options import Count, note
-from switchml.errors import ConfigError
+from switchml.errors import ConfigError, OutOfMemory
 from switchml.terminal import progress, say
 
 if TYPE_CHECKING:
@@ -144,7 +144,10 @@ def emulate_point(options: dict[str, Any]) -> dict[str, Any]:
     for name, value in settings.items():
         if isinstance(value, str) and value.lower() in ("true", "false"):
             settings[name] = value.lower() == "true"
-    figures = _run(settings).to_json()
+    try:
+        figures = _run(settings).to_json()
+    except OutOfMemory as error:
+        return {"error": str(error), "memory_bytes": error.needed_bytes}
     return {name: value for name, value in figures.items() if name not in ("assumptions", "assumed", "warnings")}
 
 
@@ -162,15 +165,18 @@ def _sweep(sweeps, base, out_file, engine, processes, as_json) -> list[dict[str,
     base = {name: value for name, value in base.items() if name not in swept}
     stream = None if as_json else tables.Stream(row_columns(axes))
     names = [axis.name for axis in axes]
+    failed: dict[str, list[str]] = {}
 
     def on_row(row: dict[str, Any]) -> None:
         if stream is not None:
             stream.add(*row_cells(row, names))
+        if "error" in row:
+            failed.setdefault(row["error"], []).append(" ".join(f"{name} {row[name]}" for name in names))
 
     options = {"out": out_file, "engine": engine, "processes": processes, "on_row": on_row}
     rows = sweep(emulate_point, axes, base=base, **options)
     if stream is not None:
-        stream.close()
+        stream.close(*(f"{', '.join(points)}: {message}" for message, points in failed.items()))
     return rows
 
 
@@ -197,10 +203,10 @@ def row_columns(axes: Sequence[Axis]) -> list[tables.Column]:
 
 
 def row_cells(row: dict[str, Any], names: Sequence[str]) -> list[str]:
-    """A point of a sweep, as `row_columns` has it; of one that failed the message, which is a row of its own."""
+    """A point of a sweep, as `row_columns` has it; of one that failed no more than the memory it would take."""
     point = [str(row[name]) for name in names]
     if "error" in row:
-        return [", ".join(f"{name} {value}" for name, value in zip(names, point, strict=True)) + f": {row['error']}"]
+        return [*point, "-", "-", "-", f"{row['memory_bytes'] / 1e9:.1f}" if "memory_bytes" in row else "-", "-", "-"]
     parts, whole = row["parts"], row["iteration_s"]
     return [
         *point,

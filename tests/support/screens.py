@@ -171,8 +171,8 @@ def emulate(_: Path) -> None:
     row = {"gpus": 65536, "allreduce": "switchml", "iteration_s": 12.3456, "samples_per_s": 123456.7, "mfu": 0.4567}
     row |= {"memory_bytes": 79.9e9, "parts": {"exposed_communication": 1.2, "bubble": 3.4}}
     stream.add(*row_cells(row, ["gpus", "allreduce"]))
-    stream.add(*row_cells(row | {"error": "the job does not fit: " + "141.2 GB of 80 GB " * 5}, ["gpus", "allreduce"]))
-    stream.close()
+    stream.add(*row_cells(row | {"error": "the job does not fit"}, ["gpus", "allreduce"]))
+    stream.close("gpus 65536 allreduce switchml: the job does not fit: " + "141.2 GB of 80 GB " * 5)
     show_names({"clusters": {"a100-40g-roce1600": "8 A100 40 GB a node, NVSwitch, 8 x 200 Gb/s RoCE, and more " * 2}})
 
 

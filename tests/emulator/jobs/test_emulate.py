@@ -244,6 +244,15 @@ def test_sweeps(tmp_path):
     assert len(out.read_text().splitlines()) == 7
 
 
+def test_sweep_of_jobs_that_do_not_fit_says_why_once():
+    small = ("--model", "gpt3-175b", "--cluster", "a100-dgx", "--tp", "8", "--pp", "4", "--batch", "1536")
+    done = run(*small, "--micro-batch", "1", "--sweep", "gpus=256:512:2x", "--processes", "1")
+    rows = [line.split() for line in done.stdout.splitlines() if line.strip()]
+    assert [row[:4] for row in rows if row[0] in ("256", "512")] == [[n, "-", "-", "-"] for n in ("256", "512")]
+    said = " ".join(done.stdout.split())
+    assert said.count("out of memory") == 1 and "gpus 256, gpus 512: out of memory: 150.0 GB" in said
+
+
 def test_timeline_and_report(tmp_path):
     pytest.importorskip("jinja2")
     timeline, page = tmp_path / "t.json", tmp_path / "r.html"
