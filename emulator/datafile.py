@@ -11,15 +11,17 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import difflib
+import functools
 import math
+import os
 import re
 import reprlib
 import types
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from switchml import units
 from switchml.errors import ConfigError
@@ -61,6 +63,23 @@ def find(what: str, name: str, folder: Path) -> Path:
     if not path.is_file():
         raise ConfigError(unknown(what, name, names(folder)) + "; a path to a .toml file of your own does as well")
     return path
+
+
+class Remembered(Generic[T]):
+    """Calls `load` once for each built-in, and again for a user's file that has changed, or is another of that name."""
+
+    def __init__(self, load: Callable[[str], T]) -> None:
+        functools.update_wrapper(self, load)
+        self._loaded = cache(lambda name, stamp: load(name))
+        self.cache_clear = self._loaded.cache_clear
+
+    def __call__(self, name: str) -> T:
+        stamp = None
+        if "." in name or "/" in name:
+            with contextlib.suppress(OSError):  # `load` says what is wrong
+                file = os.stat(name)
+                stamp = file.st_dev, file.st_ino, file.st_size, file.st_mtime_ns
+        return self._loaded(name, stamp)
 
 
 def names(folder: Path) -> list[str]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 
 from emulator import datafile
@@ -206,7 +205,7 @@ class Cluster(Interconnect):
         return nodes
 
 
-@cache
+@datafile.Remembered
 def load(name: str) -> Cluster:
     """A built-in cluster by name, or a user's by path. Raises ConfigError."""
     path = datafile.find("cluster", name, FOLDER)

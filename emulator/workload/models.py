@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import csv
 from dataclasses import dataclass, replace
-from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -227,7 +226,7 @@ class _TableFile:
     unit: str = "samples"
 
 
-@cache
+@datafile.Remembered
 def load(name: str) -> Model:
     """A built-in model by name, or a user's: a .toml file as those in `data/models`, or a .csv file of layers in the
     format of SwitchML's dnn_benchmark."""

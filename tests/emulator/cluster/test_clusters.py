@@ -1,5 +1,7 @@
 """Cluster files: the built-in ones, users' files that extend them, and what is wrong with a file."""
 
+from pathlib import Path
+
 import pytest
 
 from emulator.cluster import cluster as clusters
@@ -28,6 +30,17 @@ def test_a_file_extends_a_built_in(tmp_path):
     assert mine.between.node_bytes_per_s == 2 * dgx.between.node_bytes_per_s
     assert mine.inside == dgx.inside
     assert mine.software.gemm_efficiency == 0.5 and mine.software.kernel_s == dgx.software.kernel_s
+
+
+def test_a_file_that_changes_is_read_again(tmp_path, monkeypatch):
+    """In a notebook; and so is another file of the same name."""
+    gpus = []
+    for folder, count in (("a", 4), ("b", 5), ("b", 16)):
+        (tmp_path / folder).mkdir(exist_ok=True)
+        monkeypatch.chdir(tmp_path / folder)
+        Path("mine.toml").write_text(f'extends = "a100-dgx"\naccelerators_per_node = {count}\n')
+        gpus.append(clusters.load("mine.toml").accelerators_per_node)
+    assert gpus == [4, 5, 16] and clusters.load("mine.toml") is clusters.load("mine.toml")
 
 
 def test_a_fabric_of_another_kind_does_not_have_the_name_of_the_one_that_it_extends(tmp_path):
