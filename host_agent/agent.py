@@ -30,6 +30,7 @@ from host_agent.failover import Failover, split_standbys
 from host_agent.hierarchy.agent import HierarchicalAgent
 from host_agent.hierarchy.hosts import resolve
 from host_agent.sharded import ShardedAgent, split_addresses
+from host_agent.v1 import joining as v1
 from host_agent.watch import INTERVAL_S
 from switchml.control import client
 from switchml.errors import ConfigError, JobError, SwitchMLError
@@ -107,6 +108,7 @@ class HostAgent(Agent):
         authenticate: bool | None = None,
         standby: str | None = None,
         failover_timeout_s: float | None = None,
+        protocol: str | None = None,
     ) -> Agent:
         """Join `job` at the aggregator whose control port is `address` (host:port; default: $SWITCHML_AGGREGATOR).
         Several addresses, separated by commas, share the work (sharded.py); every rank must list the same ones in the
@@ -135,8 +137,11 @@ class HostAgent(Agent):
         alike, and not on a P4 switch (default: $SWITCHML_AUTHENTICATE is 1). `standby`: aggregators, separated by
         commas, where the job goes on if this one is lost, the same on all ranks; `address` may name them, too:
         "a:50099,standby=b:50099". Without any, the aggregator itself is waited for. `failover_timeout_s`: how long that
-        may take before calls fail, 0 for at once (default: $SWITCHML_FAILOVER_TIMEOUT, or 20 s). Raises JoinError if
-        the aggregator refuses or can't be reached, ConfigError for invalid arguments.
+        may take before calls fail, 0 for at once (default: $SWITCHML_FAILOVER_TIMEOUT, or 20 s). `protocol`: "v1" for
+        p4app-switchML's controller and switch, which sum float32 and int32 by UDP for one job of up to 32 ranks, or
+        "v1:timeout=100ms,port=4000" (docs/p4app-switchml.md); there `slots` is the window, by default 256, and `job`
+        and `secret` mean nothing (default: $SWITCHML_PROTOCOL, or v2). Raises JoinError if the aggregator refuses or
+        can't be reached, ConfigError for invalid arguments.
         """
         address = address or os.environ.get("SWITCHML_AGGREGATOR")
         if not address:
@@ -165,6 +170,11 @@ class HostAgent(Agent):
             failover_s=failover.timeout_s() if failover_timeout_s is None else failover_timeout_s,
         )
         level, host = resolve(hierarchy)
+        spoken = v1.protocol_of(protocol)
+        if spoken.version == "v1":
+            if level == "node":
+                raise ConfigError("hierarchy: v1 knows single ranks only; expected none")
+            return v1.join(address, options, spoken)
         join = functools.partial(_join_aggregators, cls)
         if level == "node":
             if split_standbys(address)[1]:

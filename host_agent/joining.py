@@ -128,7 +128,7 @@ def join(address: str, options: Options, most_parts: int = MOST_PARTS) -> list[J
     ConfigError."""
     options, sparse = _resolved(options)
     transport_name, wire = options.transport or "auto", options.wire or "int32"
-    impaired = _impaired(options.rank)
+    impaired = impairment(options.rank)
     if impaired is not None and transport_name == "shm":
         raise ConfigError("transport shm: shared memory loses and reorders nothing; use another one or auto")
     host = address.rpartition(":")[0].strip("[]")
@@ -288,7 +288,7 @@ def _shared_memory(name: str, transport: str) -> tuple[shm.Segment | None, str]:
         return None, f" ({error})"
 
 
-def _impaired(rank: int) -> loop.Impaired | None:
+def impairment(rank: int) -> loop.Impaired | None:
     """The impairment that SWITCHML_LOSS_RATE and SWITCHML_REORDER_RATE (probabilities) and SWITCHML_SEED describe, for
     tests. Raises ConfigError."""
     rates = []

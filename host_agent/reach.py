@@ -67,7 +67,7 @@ class Transport:
             os.writev(self.raw.fileno(), (bytes(10), hello))
         elif self.interface:
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_BROADCAST, 1)
-            self.socket.sendto(b"", (_address_of(self.interface, _SIOCGIFBRDADDR), _DISCARD))
+            self.socket.sendto(b"", (address_of(self.interface, _SIOCGIFBRDADDR), _DISCARD))
 
     def follow(self, info: JobInfo) -> None:
         """The job has started: its `info` says where packets go. Raises ConfigError."""
@@ -131,7 +131,7 @@ def choose(
     if not interface:
         raise ConfigError(f"transport {transport}: no interface leads to the switch {switch}; set SWITCHML_INTERFACE")
     chosen = Transport(
-        transport, bound(bind_ip or _address_of(interface, _SIOCGIFADDR)), mac=_mac_of(interface), interface=interface
+        transport, bound(bind_ip or address_of(interface, _SIOCGIFADDR)), mac=_mac_of(interface), interface=interface
     )
     try:
         chosen.announce()
@@ -143,15 +143,16 @@ def choose(
     return chosen
 
 
-def bound(ip: str) -> socket.socket:
-    """A UDP socket at any port of an address. Raises ConfigError."""
+def bound(ip: str, port: int = 0) -> socket.socket:
+    """A UDP socket at a port of an address, by default any. Raises ConfigError."""
     sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     try:
-        sock.bind((ip, 0))
+        sock.bind((ip, port))
     except OSError as error:
         sock.close()
         raise ConfigError(
-            f"can't receive on {ip}: {error.strerror or error}; bind_ip is to be an address of this machine"
+            f"can't receive on {ip}{f':{port}' if port else ''}: {error.strerror or error}; bind_ip is to be an "
+            "address of this machine"
         ) from None
     return sock
 
@@ -204,7 +205,8 @@ def _ioctl(interface: str, request: int) -> bytes:
             raise ConfigError(f"interface {interface}: {error.strerror or error}") from None
 
 
-def _address_of(interface: str, request: int) -> str:
+def address_of(interface: str, request: int = _SIOCGIFADDR) -> str:
+    """Its IPv4 address. Raises ConfigError."""
     return socket.inet_ntoa(_ioctl(interface, request)[4:8])
 
 

@@ -55,7 +55,18 @@ GROUPS: dict[str, tuple[Variable, ...]] = {
             "`auto`",
             "how packets travel; `auto`: shared memory where the aggregator offers it, else UDP",
         ),
-        Variable("SWITCHML_INTERFACE", "name", "the one that leads to the switch", "interface of transport `frames`"),
+        Variable(
+            "SWITCHML_INTERFACE",
+            "name",
+            "the one that leads to the switch",
+            "interface to a P4 switch, and of protocol v1",
+        ),
+        Variable(
+            "SWITCHML_PROTOCOL",
+            "`v2`, `v1`, as in `v1:timeout=100ms,port=4000`",
+            "`v2`",
+            "`v1`: for p4app-switchML's controller and switch ([p4app-switchML](p4app-switchml.md))",
+        ),
         Variable(
             "SWITCHML_WIRE",
             "`int32`, `int16`, `int8`, `exact`",

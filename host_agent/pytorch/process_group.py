@@ -5,7 +5,8 @@ over Gloo. An all-reduce with SUM or AVG of a tensor whose type the wire carries
 sparse (COO), and so do other collectives where the aggregator takes them (collectives.py); all else is handed to Gloo
 unchanged. Both were set up from the same store when
 the group was made, so a sub-group (`dist.new_group`) is nothing special: its ranks join their own job at the same
-aggregator. Only a sub-group of one rank joins nothing: its sums are what they are.
+aggregator. Only a sub-group of one rank joins nothing: its sums are what they are. With protocol v1, whose switch has
+one job, sub-groups are Gloo's.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ from host_agent.pytorch.compiling import never_compiled, never_compiled_methods
 from host_agent.pytorch.counts import GLOO, Counts
 from host_agent.pytorch.rendezvous import Rendezvous, without_traceback
 from host_agent.pytorch.work import AllReduceWork, CallbackThreads, flat_memory
+from host_agent.v1.agent import DTYPES
+from host_agent.v1.joining import protocol_of
 from switchml.errors import ConfigError, JobError, JoinError, PeerLost
 
 if TYPE_CHECKING:
@@ -50,6 +53,8 @@ WIRE_DTYPES = {
     torch.int64: "int64",
 }
 """Types that the agent sums, by its own names."""
+_V1_DTYPES = frozenset(dtype for dtype, name in WIRE_DTYPES.items() if name in DTYPES)
+"""Those that protocol v1 has."""
 
 GLOO_METHODS = (
     "broadcast", "allgather", "_allgather_base", "all_gather_single", "allgather_coalesced",
@@ -105,10 +110,14 @@ class SwitchMLProcessGroup(dist.ProcessGroup):
         self._submit_lock = threading.Lock()
         self.callbacks = CallbackThreads(f"switchml-callbacks-{rank}")
         self._takes_all = _takes_all()
+        is_v1 = protocol_of(None).version == "v1"
+        self._sums = _V1_DTYPES if is_v1 else frozenset(WIRE_DTYPES)
+        if is_v1 and not self._is_default:
+            self._sums = frozenset()
         self._counts = Counts()
         store = _unused_part(store, size)
         rendezvous = None
-        if size > 1 or self._is_default:
+        if (size > 1 or self._is_default) and self._sums:
             rendezvous = Rendezvous(PrefixStore("switchml/", store), rank, size, group_name, timeout, _default_address)
         self._rendezvous = rendezvous
         try:
@@ -187,11 +196,11 @@ class SwitchMLProcessGroup(dist.ProcessGroup):
         op, timeout = _op_and_timeout(args, kwargs)
         listed = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
         # Several tensors in one call mean: one a device of this rank, all summed into each. Gloo knows how.
-        if len(listed) == 1 and _carries(listed, op, torch.strided):
+        if len(listed) == 1 and self._carries(listed, op):
             self._counts.add("all_reduce")
             return self._submit(listed, op, timeout)
         takes_sparse = self.agent is not None and self.agent.takes_sparse
-        if takes_sparse and len(listed) == 1 and _carries(listed, op, torch.sparse_coo) and listed[0].numel():
+        if takes_sparse and len(listed) == 1 and self._carries(listed, op, torch.sparse_coo) and listed[0].numel():
             self._counts.add("all_reduce")
             return self._submit_sparse(listed[0], op, timeout)
         if self._takes_all and len(listed) == 1:
@@ -217,11 +226,20 @@ class SwitchMLProcessGroup(dist.ProcessGroup):
         """`allreduce_coalesced(tensors, options)`: each tensor summed for itself."""
         gloo = self._require_gloo()
         op, timeout = _op_and_timeout(args, kwargs)
-        if _carries(tensors, op, torch.strided):
+        if self._carries(tensors, op):
             self._counts.add("all_reduce")
             return self._submit(list(tensors), op, timeout)
         self._counts.add("all_reduce", GLOO)
         return gloo.allreduce_coalesced(tensors, *args, **kwargs)
+
+    def _carries(self, tensors: list[torch.Tensor], op: Any, layout: torch.layout = torch.strided) -> bool:
+        """Whether the aggregator can sum tensors of this layout. Depends on nothing but what all ranks agree on."""
+        # ReduceOp knows how to compare itself with an enum member; the members don't know ReduceOp, so `in` would
+        # always say no.
+        return bool(op == dist.ReduceOp.SUM or op == dist.ReduceOp.AVG) and all(
+            tensor.layout == layout and tensor.dtype in self._sums and tensor.device.type in ("cpu", "cuda")
+            for tensor in tensors
+        )
 
     def _submit_sparse(self, tensor: torch.Tensor, op: Any, timeout: timedelta | None) -> Work:
         """As Gloo does, the sum is copied into `tensor`. On the CPU it waits until all ranks have told their rows; once
@@ -430,16 +448,6 @@ def _op_and_timeout(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any,
     else:
         op, timeout = options, args[1] if len(args) > 1 else kwargs.get("timeout")
     return op, timeout if timeout is not None and timeout > timedelta(0) else None
-
-
-def _carries(tensors: list[torch.Tensor], op: Any, layout: torch.layout) -> bool:
-    """Whether the aggregator can sum tensors of this layout. Depends on nothing but what all ranks agree on."""
-    # ReduceOp knows how to compare itself with an enum member; the members don't know ReduceOp, so `in` would always
-    # say no.
-    return bool(op == dist.ReduceOp.SUM or op == dist.ReduceOp.AVG) and all(
-        tensor.layout == layout and tensor.dtype in WIRE_DTYPES and tensor.device.type in ("cpu", "cuda")
-        for tensor in tensors
-    )
 
 
 def _shut_down_open_groups() -> None:

@@ -26,8 +26,10 @@ from host_agent.failover import split_standbys
 from host_agent.hierarchy.hosts import this_machine
 from host_agent.pytorch.aggregator import ChildAggregator, options_for
 from host_agent.reach import address_towards
+from host_agent.v1.joining import protocol_of
 from switchml.control import client
 from switchml.control.client import reach_timeout_s
+from switchml.control.v1 import client as v1
 from switchml.errors import JoinError, SwitchMLError
 from switchml.text import plain
 
@@ -78,7 +80,8 @@ class _OwnAggregator:
         """Start it unless it runs. Call `release` once for each call of this."""
         with self._lock:
             if self._child is None or self._child.returncode is not None:
-                self._child = ChildAggregator(bind, options_for(os.environ.get("SWITCHML_TRANSPORT", "")))
+                served = ("--v1",) if protocol_of(None).version == "v1" else ()
+                self._child = ChildAggregator(bind, (*options_for(os.environ.get("SWITCHML_TRANSPORT", "")), *served))
             self._users += 1
             return self._child
 
@@ -166,6 +169,9 @@ class Rendezvous:
         joining explains better what is wrong."""
         timeout_s = min(self.timeout.total_seconds(), reach_timeout_s())
         active, _ = split_standbys(addresses)  # a standby may come later
+        if protocol_of(None).version == "v1":
+            v1.data_port(active, timeout_s=timeout_s)
+            return
         for address in filter(None, map(str.strip, active.split(","))):
             deadline = time.monotonic() + timeout_s
             try:

@@ -161,7 +161,7 @@ def status(
     because of too many wrong secrets."""
     secret = os.environ.get("SWITCHML_SECRET", "") if secret is None else secret
     target = "{}:{}".format(*split_address(address))
-    with _open_channel(target, PEER_TIMEOUT_S, tls_ca) as channel:
+    with open_channel(target, PEER_TIMEOUT_S, tls_ca) as channel:
         try:
             request = v2_pb2.StatusRequest(secret=secret)
             reply: v2_pb2.StatusReply = rpc.client(channel, JOBS).Status(request, timeout=timeout_s)
@@ -169,7 +169,7 @@ def status(
         except grpc.RpcError as error:
             if error.code() is grpc.StatusCode.PERMISSION_DENIED:
                 raise JoinError(f"the aggregator at {target} shows nothing: {error.details()}") from error
-            raise JoinError(f"no answer from an aggregator at {target}: {_words(error)}") from error
+            raise JoinError(f"no answer from an aggregator at {target}: {words_of(error)}") from error
 
 
 def reach_timeout_s() -> float:
@@ -197,14 +197,14 @@ def wait_for(address: str, *, tls_ca: str | Path | None = None, timeout_s: float
             if _is_final(cause) and not is_silent:
                 raise
             if time.monotonic() + RETRY_S >= deadline:
-                raise JoinError(_unreachable(address, timeout_s, _words(cause))) from cause
+                raise JoinError(_unreachable(address, timeout_s, words_of(cause))) from cause
             if time.monotonic() >= notice:
                 log.warning("switchml: waiting for the aggregator at %s, %.0f s at most …", address, timeout_s)
                 notice = deadline
         time.sleep(RETRY_S)
 
 
-def _open_channel(target: str, peer_timeout_s: float, tls_ca: str | Path | None) -> grpc.Channel:
+def open_channel(target: str, peer_timeout_s: float, tls_ca: str | Path | None) -> grpc.Channel:
     options = [
         *keepalive_options(peer_timeout_s),
         ("grpc.enable_retries", 0),
@@ -244,7 +244,7 @@ def _unreachable(target: str, timeout_s: float, reason: str) -> str:
     )
 
 
-def _words(error: grpc.RpcError) -> str:
+def words_of(error: grpc.RpcError) -> str:
     return f"{error.details() or 'no details'} ({error.code().name})"
 
 
@@ -270,7 +270,7 @@ class Session:
         self._deadline = time.monotonic() + timeout_s
         self._timeout_s = timeout_s
         self._peer_timeout_s = peer_timeout_s
-        self._channel = _open_channel(target, peer_timeout_s, tls_ca)
+        self._channel = open_channel(target, peer_timeout_s, tls_ca)
         self._jobs = rpc.client(self._channel, JOBS)
         self._lock = threading.Lock()
         self._left = False
@@ -399,7 +399,7 @@ class Session:
             if error is not None and _is_final(error):
                 self._decide(JoinError(self._refusal(error)))
                 return
-            reason = _words(error) if error is not None else "the stream ended"
+            reason = words_of(error) if error is not None else "the stream ended"
             self._token = ""
             self._stopping.wait(RETRY_S)
 
@@ -447,7 +447,7 @@ class Session:
     def _how_lost(self, error: grpc.RpcError) -> str:
         if "keepalive" in (error.details() or "").lower() or "ping timeout" in (error.details() or "").lower():
             return f"the aggregator at {self._target} did not answer for {self._peer_timeout_s:g} s"
-        return f"the connection to the aggregator at {self._target} broke: {_words(error)}"
+        return f"the connection to the aggregator at {self._target} broke: {words_of(error)}"
 
     def _refusal(self, error: grpc.RpcError) -> str:
         words = error.details() or "no details"

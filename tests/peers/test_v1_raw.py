@@ -1,6 +1,6 @@
-"""The client of test_v1_client.py on a packet socket of a veth, as the original's DPDK client is on its NIC, against
-`switchml aggregate --raw`: whole frames with IPv4 checksum 0, UDP port 48865, the MAC address that UdpSession told, no
-answer to ARP; a part of the frames is lost."""
+"""The client of tests/support/v1_client.py on a packet socket of a veth, as the original's DPDK client is on its NIC,
+against `switchml aggregate --raw`: whole frames with IPv4 checksum 0, UDP port 48865, the MAC address that UdpSession
+told, no answer to ARP; a part of the frames is lost."""
 
 import socket
 import struct
@@ -14,8 +14,8 @@ from switchml.aggregator.raw import datagram_in
 from switchml.aggregator.threads import ThreadedDataplane
 from switchml.control.server import Controller
 from switchml.protocol.packet import V1Packet
-from tests.peers.test_v1_client import WORKERS, V1Client
 from tests.support.launch import good, on_all
+from tests.support.v1_client import WORKERS, V1Client
 
 pytestmark = pytest.mark.root
 

@@ -275,15 +275,17 @@ def _serve() -> None:
 
 
 class LocalAggregator:
-    """A software aggregator with its control plane in this process; `tunnel` is Controller's, `options` are
+    """A software aggregator with its control plane in this process; `tunnel` and `v1` are Controller's, `options` are
     SoftwareDataplane's."""
 
-    def __init__(self, *, peer_timeout_s: float = 10.0, tunnel: bool = False, **options):
+    def __init__(self, *, peer_timeout_s: float = 10.0, tunnel: bool = False, v1: bool = False, **options):
         from switchml.aggregator.software import SoftwareDataplane
         from switchml.control.server import Controller
 
         self.dataplane = SoftwareDataplane(port=0, **options).start()
-        self.controller = Controller(self.dataplane, control_port=0, peer_timeout_s=peer_timeout_s, tunnel=tunnel)
+        self.controller = Controller(
+            self.dataplane, control_port=0, peer_timeout_s=peer_timeout_s, tunnel=tunnel, v1=v1
+        )
         try:
             self.address = "{}:{}".format(*self.controller.start().control)
         except BaseException:
