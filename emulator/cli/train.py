@@ -14,6 +14,7 @@ from switchml.cli.options import Count, option
 
 AGGREGATORS = ["p4", "bmv2", "software"]
 MOST_ON_A_SWITCH = 32
+SGD_LR, ADAM_LR = 0.05, 0.001
 PROBABILITY = click.FloatRange(0.0, 1.0, max_open=True)
 
 
@@ -43,7 +44,13 @@ PROBABILITY = click.FloatRange(0.0, 1.0, max_open=True)
     help="Split the model into stages, each on as many ranks; micro-batches pass through them, and ranks of a stage "
     "sum gradients (docs/pipelines.md).",
 )
-@click.option("--lr", type=click.FloatRange(0.0, min_open=True), default=0.05, help="Learning rate.")
+@click.option(
+    "--lr",
+    type=click.FloatRange(0.0, min_open=True),
+    default=SGD_LR,
+    show_default=f"{SGD_LR}; {ADAM_LR} with --offload or --prune",
+    help="Learning rate.",
+)
 @click.option(
     "--momentum",
     type=PROBABILITY,
@@ -137,6 +144,16 @@ PROBABILITY = click.FloatRange(0.0, 1.0, max_open=True)
     help="How activations wait for the backward pass, in both runs: as they are, compressed, or off the device "
     "(docs/activations.md).",
 )
+@click.option(
+    "--offload", is_flag=True, help="Train by AdamW with its states on the host, in both runs (docs/states.md)."
+)
+@click.option(
+    "--prune",
+    type=PROBABILITY,
+    default=0.0,
+    help="Prune this share of each layer's weights, and train the others by AdamW, in both runs: gradients that are "
+    "summed are theirs alone (docs/states.md).",
+)
 @authenticate_option
 @plot_option
 @option(
@@ -187,6 +204,10 @@ def train(
     if options["parallel"] == "fsdp" or options["pipeline"] > 1:
         split = _split(workers, options["parallel"], options["pipeline"])
         aggregator = _for_split_models(ctx, split, aggregator, settings_file, codec, options.get("hierarchy"))
+    if options["offload"] or options["prune"]:
+        _check_states(options, settings_file, codec)
+        if ctx.get_parameter_source("lr") is click.core.ParameterSource.DEFAULT:
+            lr = ADAM_LR
     cluster = {name: options.pop(name) for name in emulated.NAMES}
     steps, batch_size, seed = options["steps"], options["batch_size"], options["seed"]
     if world_size is not None:
@@ -289,6 +310,18 @@ def _for_split_models(
     if hierarchy == "node":
         raise click.UsageError(f"{split} does not go with --hierarchy node, which only sums")
     return aggregator
+
+
+def _check_states(options: dict[str, Any], settings_file: Path | None, codec: str | None) -> None:
+    """Raises UsageError for what does not go with --offload or --prune."""
+    prune = f"--prune {options['prune']:g}"
+    if options["prune"] and options["offload"]:
+        raise click.UsageError(f"{prune} does not go with --offload; expected one of the two")
+    if options["prune"] and (options["parallel"] == "fsdp" or options["pipeline"] > 1):
+        split = f"--pipeline {options['pipeline']}" if options["pipeline"] > 1 else "--parallel fsdp"
+        raise click.UsageError(f"{prune} does not go with {split}; expected ranks that have the whole model")
+    if options["prune"] and (settings_file is not None or codec is not None):
+        raise click.UsageError(f"{prune} does not go with --settings and --codec, whose hooks take the same gradients")
 
 
 _OF_BOTH = ("steps", "batch_size", "momentum", "seed")

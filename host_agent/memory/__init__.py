@@ -1,4 +1,5 @@
-"""Memory savings in training: activations that wait for the backward pass in compressed form (COMET, VLDB 2022)."""
+"""Memory savings in training: activations in compressed form (COMET, VLDB 2022), optimizer states on the host (AxoNN,
+IPDPS 2022), states of pruned weights (SAMO, IPDPS 2023)."""
 
 from switchml import lazy
 

@@ -114,7 +114,7 @@ class SavedTensors:
         is_whole = tensor.numel() * tensor.element_size() >= storage.nbytes()
         part = () if is_whole else (tensor.storage_offset(), tensor.size(), tensor.stride())
         key = (tensor.dtype, tensor._version, part)
-        is_dense = is_whole or _fills_its_memory(tensor)
+        is_dense = is_whole or fills_its_memory(tensor)
         if key not in views:
             with torch.no_grad():
                 views[key] = self._compressed(_vector(tensor.detach(), is_whole, is_dense))
@@ -156,7 +156,7 @@ class SavedTensors:
         return Shared(kept, key)
 
 
-def _fills_its_memory(tensor: torch.Tensor) -> bool:
+def fills_its_memory(tensor: torch.Tensor) -> bool:
     """Whether its elements are neighbours in memory, in whatever order of dimensions."""
     expected = 1
     for stride, size in sorted(zip(tensor.stride(), tensor.size(), strict=True)):

@@ -52,6 +52,9 @@ def as_json(comparison: Comparison, settings: Settings, aggregator: str) -> dict
         "loading": _loading_totals(comparison),
         "activations": settings.activations,
         "activation_totals": _activation_totals(comparison),
+        "offload": settings.offload,
+        "prune": settings.prune,
+        "states": _first_states(comparison),
         "codec_decisions": through.decisions,
         "params_sha256": through.params_sha256,
         "loss": each("losses"),
@@ -82,6 +85,12 @@ def _activation_totals(comparison: Comparison) -> dict[str, float | None]:
     totals = {name: (max if name.endswith("_s") else sum)(counters[name] for counters in each) for name in each[0]}
     smaller = ratio(totals)
     return {**totals, "ratio": smaller if math.isfinite(smaller) else None}
+
+
+def _first_states(comparison: Comparison) -> dict[str, float]:
+    """Of the first rank of the aggregator's run; empty where they are as ever."""
+    each = comparison.outcomes["switchml"].states
+    return each[0] if each else {}
 
 
 def print_table(comparison: Comparison, settings: Settings, aggregator: str) -> None:
@@ -117,6 +126,13 @@ def print_table(comparison: Comparison, settings: Settings, aggregator: str) -> 
         seconds = activations["compress_s"] or 0, activations["restore_s"] or 0
         shown = " + ".join(f"{each / settings.steps * 1e3:.1f}" for each in seconds)
         table.add("compressing and restoring them", "", f"{shown} ms a step")
+    if states := _first_states(comparison):
+        if settings.prune:
+            left = states["left"] / states["parameters"]
+            table.add("parameters left", "", f"{int(states['left']):,}, {left:.1%}")
+        else:
+            waited = states["copy_wait_s"] / settings.steps * 1e3
+            table.add("states on the host", "", f"{states['host_bytes'] / 1e6:.2f} MB, waits {waited:.1f} ms a step")
     decisions = comparison.outcomes["switchml"].decisions
     for each in decisions[-SHOWN_DECISIONS:]:
         where = f"step {each['step']}, bucket {each['bucket']}"

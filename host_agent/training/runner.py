@@ -42,6 +42,7 @@ class Outcome:
     decisions: list[dict[str, Any]] = field(default_factory=list, repr=False)
     loading: list[dict[str, float]] = field(default_factory=list, repr=False)
     activations: list[dict[str, float]] = field(default_factory=list, repr=False)
+    states: list[dict[str, float]] = field(default_factory=list, repr=False)
 
 
 @dataclass(frozen=True)
@@ -174,6 +175,7 @@ def _combine(backend: str, results: list[PhaseResult]) -> Outcome:
         codecs=[result.codec for result in results if result.codec],
         loading=[result.loading for result in results if result.loading],
         activations=[result.activations for result in results if result.activations],
+        states=[result.states for result in results if result.states],
         decisions=first.decisions,
     )
 

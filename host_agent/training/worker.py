@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import os
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -61,6 +62,10 @@ class Settings:
     """"planned": the images come from files, by a PlannedLoader with the same global batches (host_agent/loading)."""
     activations: str = "none"
     """How they wait for backward: a codec of host_agent/memory."""
+    offload: bool = False
+    """Train by Adam with its states on the host (host_agent/memory)."""
+    prune: float = 0.0
+    """The share of weights that is pruned; above 0, the others train by Adam."""
     trace: Path | None = None
     """Folder for the phases' profiles, each in its own subfolder (host_agent/profile)."""
 
@@ -105,6 +110,8 @@ class PhaseResult:
     """Counters of the planned loader, if there was one."""
     activations: dict[str, float] = field(default_factory=dict)
     """Bytes and seconds of their compression, if there was one."""
+    states: dict[str, float] = field(default_factory=dict)
+    """Of an optimizer whose states are on the host or pruned."""
     decisions: list[dict[str, Any]] = field(default_factory=list)
     """With the codec `auto`: its changes, the same on all ranks."""
 
@@ -175,7 +182,7 @@ def _train(backend: str, rank: int, settings: Settings, digits: Digits, folder: 
         hook = CodecState(settings.codec, settings.memory, seed=settings.seed)
         hook.compressor.lr = settings.learning_rate
         model.register_comm_hook(hook, codec_hook)
-    optimizer = torch.optim.SGD(shared.parameters, lr=settings.learning_rate, momentum=settings.momentum)
+    optimizer, states = _optimizer(model, shared.parameters, settings)
     activations = None
     if settings.activations != "none":
         from host_agent.memory import compressed_activations
@@ -220,8 +227,25 @@ def _train(backend: str, rank: int, settings: Settings, digits: Digits, folder: 
         codec=hook.stats() if hook is not None else {},
         loading=batch.counters,
         activations=activations.stats() if activations is not None else {},
+        states=states(),
         decisions=hook.decisions if hook is not None else [],
     )
+
+
+def _optimizer(model: Any, parameters: list[Any], settings: Settings) -> tuple[Any, Callable[[], dict[str, float]]]:
+    """And what counts its states."""
+    import torch
+
+    if not (settings.offload or settings.prune):
+        return torch.optim.SGD(parameters, lr=settings.learning_rate, momentum=settings.momentum), dict
+    from host_agent.memory import OffloadedAdam, PrunedAdam, pruned
+
+    options: dict[str, Any] = {"lr": settings.learning_rate, "betas": (settings.momentum, 0.999)}
+    if settings.prune:
+        left = pruned(model, settings.prune)
+        return PrunedAdam(left, **options), left.stats
+    offloaded = OffloadedAdam(parameters, **options)
+    return offloaded, offloaded.stats
 
 
 def _profiled(backend: str, settings: Settings) -> contextlib.AbstractContextManager[object]:

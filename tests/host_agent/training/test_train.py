@@ -157,6 +157,10 @@ def test_table_and_progress(as_on_a_terminal):
         (["--pipeline", "2", "--hierarchy", "node"], "--pipeline 2 does not go with --hierarchy node"),
         (["--parallel", "fsdp", "--codec", "fp16"], "--codec, which is for DDP"),
         (["--pipeline", "3"], "4 ranks cannot be split into 3 stages evenly"),
+        (["--prune", "1"], "--prune"),
+        (["--prune", "0.9", "--offload"], "--prune 0.9 does not go with --offload"),
+        (["--prune", "0.9", "--pipeline", "2"], "--prune 0.9 does not go with --pipeline 2"),
+        (["--prune", "0.9", "--codec", "fp16"], "whose hooks take the same gradients"),
         (["--pipeline", "2", "--parallel", "fsdp"], "--pipeline 2 does not go with --parallel fsdp"),
     ],
 )

@@ -1,0 +1,283 @@
+"""`OffloadedAdam`: AdamW whose states are on the host, of which one bucket at a time is on the device (AxoNN, IPDPS
+2022)."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from host_agent.memory.adam import check, gradient_vector, local, options_of, restored, update, vector
+from switchml.errors import ConfigError
+
+BUCKET = 16_000_000
+"""Parameters on the device at a time: AxoNN's `bucket_size` (axonn/optim.py)."""
+ROWS = ("exp_avg", "exp_avg_sq", "master")
+"""On the host. Parameters in float32 are their own masters."""
+
+
+@dataclass(frozen=True)
+class _Slice:
+    """Elements `start` to `stop` of a parameter, from `at` on in a piece."""
+
+    parameter: nn.Parameter
+    start: int
+    stop: int
+    at: int
+
+    @property
+    def place(self) -> slice:
+        return slice(self.at, self.at + self.stop - self.start)
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """What is copied and updated at a time: half a bucket, so that the other half can be on its way."""
+
+    group: int
+    """The number of its parameter group."""
+    host: torch.Tensor
+    """float32[rows, elements] of all pieces of its group, dtype and device."""
+    first: int
+    size: int
+    slices: tuple[_Slice, ...]
+
+    @property
+    def like(self) -> torch.Tensor:
+        return local(self.slices[0].parameter)
+
+
+class OffloadedAdam(torch.optim.Optimizer):
+    """AdamW with its states, and master weights of parameters in half precision, on the host: of CUDA parameters in
+    pinned memory, of a CPU's in a memory-mapped file in `folder` (default: that for temporary files), which has no name
+    and is gone with the process.
+
+    bucket: parameters of which the device has the states at a time. One half of it is updated while the other half's
+        states go and come; half-precision parameters take 4 φ + 16 · bucket bytes with their gradients (AxoNN, IPDPS
+        2022, section IV-C).
+    group: ranks over which gradients are averaged, in pieces of half a bucket, while the piece before is updated. A
+        parameter without a gradient then counts as zeros, and `.grad` stays what it was. None where something else
+        averages them, as DistributedDataParallel does.
+
+    On a CPU the results have the bits of torch.optim.AdamW, and each takes the other's `state_dict()`.
+
+    Raises ConfigError, UnsupportedTensor; `step` raises what all-reduces raise, and some parameters are a step ahead
+    then."""
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 1e-2,
+        *,
+        bucket: int = BUCKET,
+        folder: str | None = None,
+        group: dist.ProcessGroup | None = None,
+    ):
+        if bucket < 2:
+            raise ConfigError(f"bucket={bucket}: expected at least 2 parameters")
+        self._piece, self._folder, self._group = bucket // 2, folder, group
+        self._pieces: list[_Piece] = []
+        self._stats = {"update_s": 0.0, "copy_wait_s": 0.0, "reduce_wait_s": 0.0}
+        super().__init__(params, options_of(lr, betas, eps, weight_decay))
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Their states begin as zeros, masters as the parameters are now."""
+        super().add_param_group(param_group)
+        kinds: dict[tuple[torch.dtype, torch.device], list[nn.Parameter]] = {}
+        for parameter in self.param_groups[-1]["params"]:
+            check(parameter)
+            kinds.setdefault((parameter.dtype, parameter.device), []).append(parameter)
+        number = len(self.param_groups) - 1
+        for (dtype, device), parameters in kinds.items():
+            count = sum(local(parameter).numel() for parameter in parameters)
+            host = _on_host(2 if dtype == torch.float32 else 3, count, device, self._folder)
+            self._pieces += _pieces(number, parameters, host, self._piece)
+            at = 0
+            for parameter in parameters:
+                part = local(parameter)
+                rows = zip(ROWS, host[:, at : at + part.numel()], strict=False)
+                views = {name: row.as_strided(part.size(), part.stride()) for name, row in rows}
+                self.state[parameter] = {"step": torch.tensor(0.0), **views}
+                if "master" in views:
+                    views["master"].copy_(part)
+                at += part.numel()
+
+    def stats(self) -> dict[str, float]:
+        """`host_bytes` of states; seconds so far: `update_s` of updates, `copy_wait_s` and `reduce_wait_s` of waiting
+        for copies and all-reduces that they did not hide."""
+        hosts = {piece.host.untyped_storage()._cdata: piece.host.nbytes for piece in self._pieces}
+        return {"host_bytes": float(sum(hosts.values())), **self._stats}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """States go to their places on the host. Raises ConfigError if they are of another model."""
+        restored(self, state_dict["state"], ("step", *ROWS))
+        mine = dict(self.state)
+        super().load_state_dict({**state_dict, "state": {}})
+        self.state.update(mine)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """One step of AdamW; with `group`, of the mean of its ranks' gradients."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        pieces = [piece for piece in self._pieces if any(self._has_gradient(part) for part in piece.slices)]
+        buffers: dict[tuple[torch.device, int, int], torch.Tensor] = {}
+        storing: Future[None] | None = None
+        with ThreadPoolExecutor(2) as threads:
+
+            def load(number: int, after: Future[None] | None) -> Future[torch.Tensor]:
+                """`after`: until then the buffer has what goes to the host."""
+                piece = pieces[number]
+                key = (piece.like.device, len(piece.host), number % 2)
+                if key not in buffers:
+                    most = max(each.size for each in pieces if each.like.device == key[0] and len(each.host) == key[1])
+                    buffers[key] = torch.empty((key[1] + 1, most), device=key[0])
+                return threads.submit(partial(_load, piece, buffers[key], after, _so_far(key[0])))
+
+            loading = load(0, None) if pieces else None
+            reducing = self._reduce(pieces[0]) if pieces else None
+            for number, piece in enumerate(pieces):
+                assert loading is not None
+                with self._timed("copy_wait_s"):
+                    buffer = loading.result()
+                summed, wait = reducing if reducing is not None else (None, None)
+                if number + 1 < len(pieces):
+                    loading = load(number + 1, storing)
+                    reducing = self._reduce(pieces[number + 1])
+                if wait is not None:
+                    with self._timed("reduce_wait_s"):
+                        wait()
+                with self._timed("update_s"):
+                    self._update(piece, buffer, summed)
+                storing = threads.submit(partial(_store, piece, buffer, _so_far(buffer.device)))
+            if storing is not None:
+                with self._timed("copy_wait_s"):
+                    storing.result()
+        return loss
+
+    def _has_gradient(self, part: _Slice) -> bool:
+        return part.parameter.grad is not None or (self._group is not None and part.parameter.requires_grad)
+
+    def _reduce(self, piece: _Piece) -> tuple[torch.Tensor, Callable[[], object]] | None:
+        """Begins the sum of a piece's gradients over the group; the mean is there once the second result returns."""
+        if self._group is None:
+            return None
+        gradient = torch.zeros(piece.size, dtype=piece.like.dtype, device=piece.like.device)
+        for part in piece.slices:
+            if part.parameter.grad is not None:
+                gradient[part.place] = gradient_vector(part.parameter)[part.start : part.stop]
+        gradient.div_(dist.get_world_size(self._group))
+        work = dist.all_reduce(gradient, group=self._group, async_op=True)
+        return gradient, work.wait if work is not None else lambda: None
+
+    def _update(self, piece: _Piece, buffer: torch.Tensor, summed: torch.Tensor | None) -> None:
+        """`buffer`: exp_avg, exp_avg_sq, a row for gradients, and perhaps masters."""
+        for part in piece.slices:
+            if not self._has_gradient(part):
+                continue
+            step = self.state[part.parameter]["step"]
+            if part.start == 0:
+                step += 1
+            exp_avg, exp_avg_sq, gradient, *masters = (row[part.place] for row in buffer)
+            weight = vector(part.parameter)[part.start : part.stop]
+            if summed is not None:
+                gradient.copy_(summed[part.place])
+            else:
+                gradient.copy_(gradient_vector(part.parameter)[part.start : part.stop])
+            master = masters[0] if masters else weight
+            update(master, gradient, exp_avg, exp_avg_sq, int(step), self.param_groups[piece.group])
+            if masters:
+                weight.copy_(master)
+
+    @contextlib.contextmanager
+    def _timed(self, name: str) -> Iterator[None]:
+        started = time.perf_counter()
+        yield
+        self._stats[name] += time.perf_counter() - started
+
+
+def _on_host(rows: int, count: int, device: torch.device, folder: str | None) -> torch.Tensor:
+    """float32 zeros."""
+    if device.type == "cuda":
+        return torch.zeros((rows, count), pin_memory=True)
+    if not count:
+        return torch.zeros((rows, 0))
+    with tempfile.TemporaryFile(dir=folder) as file:
+        file.truncate(4 * rows * count)
+        return torch.from_numpy(np.memmap(file, np.float32, "r+", shape=(rows, count)))
+
+
+def _pieces(group: int, parameters: list[nn.Parameter], host: torch.Tensor, most: int) -> Iterator[_Piece]:
+    """Equal ones, but for the last, of the parameters one after the other."""
+    count = host.shape[1]
+    size = math.ceil(count / math.ceil(count / most)) if count else 0
+    starts, first = [], 0
+    for parameter in parameters:
+        starts.append(first)
+        first += local(parameter).numel()
+    for begin in range(0, count, size or 1):
+        end = min(begin + size, count)
+        slices = [
+            _Slice(parameter, max(begin - start, 0), min(end - start, local(parameter).numel()), max(start - begin, 0))
+            for parameter, start in zip(parameters, starts, strict=True)
+            if start < end and start + local(parameter).numel() > begin
+        ]
+        yield _Piece(group, host, begin, end - begin, tuple(slices))
+
+
+def _so_far(device: torch.device) -> torch.cuda.Event | None:
+    """What this thread's stream has been given, on CUDA."""
+    return torch.cuda.current_stream(device).record_event() if device.type == "cuda" else None
+
+
+def _load(
+    piece: _Piece, buffer: torch.Tensor, stored: Future[None] | None, before: torch.cuda.Event | None
+) -> torch.Tensor:
+    """A piece's states, into `buffer`."""
+    if stored is not None:
+        stored.result()
+    with _own_stream(buffer.device, before):
+        for row, host in zip(_state_rows(buffer), piece.host, strict=True):
+            row[: piece.size].copy_(host[piece.first : piece.first + piece.size], non_blocking=True)
+    return buffer
+
+
+def _store(piece: _Piece, buffer: torch.Tensor, before: torch.cuda.Event | None) -> None:
+    with _own_stream(buffer.device, before):
+        for row, host in zip(_state_rows(buffer), piece.host, strict=True):
+            host[piece.first : piece.first + piece.size].copy_(row[: piece.size], non_blocking=True)
+
+
+def _state_rows(buffer: torch.Tensor) -> list[torch.Tensor]:
+    """All but the one for gradients."""
+    return [row for number, row in enumerate(buffer) if number != 2]
+
+
+@contextlib.contextmanager
+def _own_stream(device: torch.device, before: torch.cuda.Event | None) -> Iterator[None]:
+    """On CUDA, what is inside runs beside other streams, once `before` is done, and has ended on leaving."""
+    if device.type != "cuda":
+        yield
+        return
+    stream = torch.cuda.Stream(device)
+    with torch.cuda.device(device), torch.cuda.stream(stream):
+        if before is not None:
+            stream.wait_event(before)
+        yield
+    stream.synchronize()
