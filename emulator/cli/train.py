@@ -14,7 +14,7 @@ from switchml.cli.options import Count, option
 
 AGGREGATORS = ["p4", "bmv2", "software"]
 MOST_ON_A_SWITCH = 32
-SGD_LR, ADAM_LR = 0.05, 0.001
+SGD_LR, ADAM_LR = 0.05, 0.005
 PROBABILITY = click.FloatRange(0.0, 1.0, max_open=True)
 
 

@@ -1,5 +1,5 @@
-"""Data-parallel training with optimizer states on the host (docs/states.md): OffloadedAdam in AdamW's place. It averages the
-gradients itself, each half of a bucket while it updates the other, so that the model needs no DistributedDataParallel.
+"""Data-parallel training with optimizer states on the host (docs/states.md): OffloadedAdam in place of AdamW. It sums
+the gradients itself, a piece at a time while it updates another, so that the model needs no DistributedDataParallel.
 
 torchrun --nproc-per-node 2 scripts/examples/offloaded_adam.py --backend switchml
 """
