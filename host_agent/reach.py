@@ -12,10 +12,12 @@ import ipaddress
 import os
 import socket
 import struct
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import psutil
 
 from host_agent import loop
 from switchml.control.client import JobInfo
@@ -155,6 +157,17 @@ def bound(ip: str, port: int = 0) -> socket.socket:
             "address of this machine"
         ) from None
     return sock
+
+
+def announce(sock: socket.socket) -> None:
+    """Send an empty datagram to everybody in the network of a socket's address, if it has any."""
+    ip = sock.getsockname()[0]
+    here = (item for each in psutil.net_if_addrs().values() for item in each if item.family == socket.AF_INET)
+    network = next((item.broadcast for item in here if item.address == ip), None)
+    if network:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_BROADCAST, 1)
+        with suppress(OSError):
+            sock.sendto(b"", (network, _DISCARD))
 
 
 def buffer_bytes(transport: Transport) -> int:

@@ -74,6 +74,7 @@ def join(address: str, options: joining.Options, protocol: Protocol) -> V1Agent:
     try:
         sockets.grow_buffers(sock, 4 << 20)
         mac = mac_of(ip) or _UNKNOWN_MAC + options.rank
+        reach.announce(sock)  # our P4 switch learns from it at which port this rank is
         host = client.Host(options.rank, options.world_size, ip, mac, options.payload_bytes)
         left_s = options.until(deadline).timeout_s
         switch = client.open_session(address, host, tls_ca=options.tls_ca, timeout_s=left_s), port
