@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from emulator.diagnosis.situation import Finding, Situation
-from emulator.report.tables import time_text
+from emulator.report.tables import operation_text, time_text
 from emulator.traces.events import What
 from emulator.workload.graph import Kind
 
@@ -42,7 +42,8 @@ def _uneven(seen: Situation, usual_s: np.ndarray) -> list[Finding]:
         return []
     ranks = len(seen.graph.ranks)
     own = np.flatnonzero(_is_own(seen))
-    names, name = np.unique(np.array(seen.graph.works.name)[seen.graph.ops.work[own]], return_inverse=True)
+    names, number = seen.graph.works.by_name()
+    name = number[seen.graph.ops.work[own]]
     cell = name * ranks + seen.rank[own]
     count = np.bincount(cell, minlength=len(names) * ranks).reshape(-1, ranks)
     total_s = np.bincount(cell, usual_s[own], minlength=count.size).reshape(-1, ranks)
@@ -57,7 +58,7 @@ def _uneven(seen: Situation, usual_s: np.ndarray) -> list[Finding]:
     most = np.argsort(-excess_s[:, rank], kind="stable")[:3]
     who, top = _names(seen, [rank]), int(most[0])
     more = [
-        f"{names[i]} {count[i, rank]} times where others do it {middle[i, 0]:.0f} times: "
+        f"{operation_text(names[i])} {count[i, rank]} times where others do it {middle[i, 0]:.0f} times: "
         f"{time_text(excess_s[i, rank])} more"
         for i in most
         if excess_s[i, rank] > 0
@@ -82,7 +83,7 @@ def usual(seen: Situation) -> np.ndarray:
     graph = seen.graph
     usual_s = np.where(_is_own(seen), seen.own_s, 0.0)
     own = np.flatnonzero(_is_own(seen))
-    _, name = np.unique(np.array(graph.works.name)[graph.ops.work[own]], return_inverse=True)
+    name = graph.works.by_name()[1][graph.ops.work[own]]
     stage = graph.ranks.stage[seen.rank[own]] + graph.ranks.job[seen.rank[own]] * graph.stages()
     _, what = np.unique(np.stack([name, stage]), axis=1, return_inverse=True)
     what = what.ravel()
@@ -131,6 +132,7 @@ def _persistent(seen: Situation, ranks: list[int], gain_s: float, after: str, us
     (top, top_excess_s), whole_s = next(iter(by_name.items())), sum(by_name.values())
     who = _names(seen, ranks)
     top_s = seen.by_name(np.where(mine, seen.own_s, 0.0))[top]
+    top = operation_text(top)
     is_one = top_excess_s >= MOST_OF_IT * whole_s and top_s < MOST_OF_IT * took_s.sum()
     evidence = [
         f"own work of {who}: {time_text(took_s.mean())} an iteration; at its peers' pace it would take "
@@ -146,7 +148,7 @@ def _persistent(seen: Situation, ranks: list[int], gain_s: float, after: str, us
         settings = [f"see what {top} does on {who}: other shapes, another kernel or library version, uneven data"]
     else:
         title = f"{who}: everything takes {took_s.sum() / should_s.sum():.2f} times as long as on the other ranks"
-        most = [f"{name} {time_text(seconds)}" for name, seconds in list(by_name.items())[:3]]
+        most = [f"{operation_text(name)} {time_text(seconds)}" for name, seconds in list(by_name.items())[:3]]
         evidence.append(f"the excess is spread: {', '.join(most)}")
         settings = [
             f"look at the machine of {who}: clocks and throttling, other processes, fewer cores (OMP_NUM_THREADS)",

@@ -5,10 +5,13 @@ from __future__ import annotations
 from emulator.diagnosis.checks import Diagnosis
 from emulator.diagnosis.situation import Finding
 from emulator.report.tables import TimeUnit, critical_table, operation_text, time_text
+from emulator.traces.join import MEAN
 from switchml import tables
 from switchml.terminal import say
 
 MOST_RANKS = 16
+LATE_BY_CHANCE = 0.02
+"""By how much the mean iteration may be shorter than traced without a word about it."""
 COLOUR = {"high": "red", "medium": "yellow", "low": "cyan"}
 
 
@@ -16,10 +19,14 @@ def show(diagnosis: Diagnosis) -> None:
     """Print it."""
     seen = diagnosis.seen
     ranks = len(seen.graph.ranks)
+    is_mean = seen.joined.iteration == MEAN
     say(
-        f"{ranks} rank{'s' * (ranks != 1)}, iteration {time_text(seen.joined.iteration_s)} as traced, "
-        f"{time_text(seen.iteration_s)} replayed ({diagnosis.replay_error:+.1%})\n"
+        f"{ranks} rank{'s' * (ranks != 1)}, {'mean ' * is_mean}iteration {time_text(seen.joined.iteration_s)} as "
+        f"traced, {time_text(seen.iteration_s)} replayed ({diagnosis.replay_error:+.1%})"
     )
+    if is_mean and ranks > 1 and diagnosis.replay_error < -LATE_BY_CHANCE:
+        say("On average no rank is late by chance: `switchml trace replay` plays all iterations.", style="dim")
+    say()
     tables.show(_by_rank(diagnosis), critical_table(seen.path))
     for place, finding in enumerate(diagnosis.findings, 1):
         _say_finding(diagnosis, place, finding)

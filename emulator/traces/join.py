@@ -243,8 +243,8 @@ class _Assembly:
         number = np.empty(len(segments), np.int64)
         number[order] = len(rows) + np.arange(len(order)) + np.cumsum(has_gap[order])
         launches = self._launch_streams(place, timing, has_gap & (timing.is_latency > 0.5))
-        after: list[list[int]] = [[] for _ in range(len(segments))]
-        awaited: list[list[int]] = [[] for _ in range(len(segments))]
+        after: dict[int, list[int]] = defaultdict(list)
+        awaited: dict[int, list[int]] = defaultdict(list)
         # What an op itself waits for, whether there is a gap in front of it or not.
         directly = rank.awaited(rank.pairs)
         if launches:
@@ -261,13 +261,13 @@ class _Assembly:
         lane, event, kind, met, size = (column.tolist() for column in columns)
         before, none, delay = rank.causality.before.tolist(), NO_TRANSFER, Kind.DELAY
         for one in order.tolist():
-            stream, name, waits_for = streams[lane[one]], names[name_of[one]], after[one]
+            stream, name, waits_for = streams[lane[one]], names[name_of[one]], after.get(one, [])
             if has_gap[one]:
                 work = builder.add_work(f"gap before {name}", delay, seconds=gap_s[one])
                 gap = builder.add_op(launches.get(one, stream), work, after=waits_for)
                 rows.append((GAP, start_s[one] - gap_s[one], start_s[one]))
                 waits_for = [gap]
-            waits_for = [*waits_for, *awaited[one]]
+            waits_for = [*waits_for, *awaited.get(one, [])]
             if met[one] == none:
                 work = builder.add_work(name, _KINDS[kind[one]], bytes=size[one], seconds=lasted_s[one])
             elif _KINDS[kind[one]] is Kind.RECV:

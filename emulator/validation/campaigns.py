@@ -1,6 +1,6 @@
 """All comparisons with published measurements at once: the figures of docs/accuracy.md. What a file holds, its content
 says: iterations of Megatron-DeepSpeed, tokens a second under FSDP, tables of nccl-tests. Megatron's, torchtitan's
-and NeMo's tables are here.
+and NeMo's tables and kernels of two accelerators are here.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 from emulator.cluster import cluster as clusters
 from emulator.cluster import tables
-from emulator.validation import experts, fitting, frameworks, iterations, megatron, nccl, throughput
+from emulator.validation import experts, fitting, frameworks, iterations, kernels, megatron, nccl, throughput
 from emulator.validation.memory import measure as measured_memory
 from emulator.validation.memory import published as published_memory
 from emulator.validation.rows import Row, inside, mape, worst
@@ -67,6 +67,7 @@ def all_of(
     progress("torchtitan's and NeMo's tables")
     found += [Campaign(f"tokens a second, {name}", rows) for name, rows in frameworks.groups()]
     found.append(Campaign("products of experts, forward", experts.rows()))
+    found.append(Campaign("kernels carried between H100 and MI300X", kernels.rows()))
     found.append(Campaign("torchtitan's memory", published_memory.rows()))
     if measure:
         found.append(Campaign("torch's memory on this machine", measured_memory.rows(progress)))

@@ -6,8 +6,9 @@ kernel takes less than the shortest ones there do.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -15,13 +16,13 @@ import numpy as np
 from emulator import datafile
 from emulator.cluster.accelerator import Accelerator, accelerators
 from emulator.traces.joined import Joined
-from emulator.traces.kernels import ON_MATRIX_UNITS, KernelClass, kernel_class, on_matrix_units
+from emulator.traces.kernels import ON_MATRIX_UNITS, KernelClass, kernel_class
 from emulator.whatif.edits import computes, durations
 from switchml.errors import ConfigError
 
 DATA = Path(__file__).parent / "data" / "kernels.toml"
-CARRIED = "what kernels take on another accelerator is 13 % off on average, 52 % at worst: H100 and MI300X, five models"
-"""How good that is, for reports: `docs/trace-replay.md`."""
+CARRIED = "what kernels take on another accelerator is 13 % off on average, 53 % at worst: H100 and MI300X, five models"
+"""How good that is, for reports: `switchml validate all` (emulator/validation/kernels.py)."""
 _MODEL = re.compile(r"[a-z]+\d+\w*")
 _WORD = re.compile(r"[a-z]+\d+\w*|\d+gb")
 _PRECISIONS = {
@@ -53,7 +54,7 @@ class Speeds:
     """What the shortest kernels take on the traced accelerator, and below on the other one."""
     other_least_s: float = 0.0
 
-    def seconds(self, names: list[str], seconds: np.ndarray) -> np.ndarray:
+    def seconds(self, names: Sequence[str], seconds: np.ndarray) -> np.ndarray:
         """float64 (kernels,): what kernels that took `seconds` take on the other accelerator."""
         factor = np.array([self._of(kernel_class(name)) for name in names])
         least_s = np.minimum(self.least_s, seconds)
@@ -73,10 +74,18 @@ def facts() -> dict[str, KernelFacts]:
 
 def speeds(joined: Joined, name: str) -> Speeds:
     """Of the built-in accelerator `name` over the one that was traced. Raises ConfigError where either is not known."""
+    device = next((trace.about["device"] for trace in joined.traces if "device" in trace.about), "")
+    ops = np.flatnonzero(computes(joined))
+    names, work = joined.graph.works.name, joined.graph.ops.work[ops]
+    return between(device, name, [names[row] for row in work.tolist()], durations(joined)[ops])
+
+
+def between(device: str, name: str, kernels: Sequence[str], seconds: np.ndarray) -> Speeds:
+    """Of the built-in accelerator `name` over `device`, as its maker calls it, where `kernels` took `seconds`, float64
+    (kernels,). Raises ConfigError where either is not known."""
     catalogue = accelerators()
     if name not in catalogue:
         raise ConfigError(datafile.unknown("accelerator", name, catalogue) + "; or say how many times as fast: x2")
-    device = next((trace.about["device"] for trace in joined.traces if "device" in trace.about), "")
     words = set(_WORD.findall(device.lower()))
     best = max(catalogue, key=lambda known: len(words & set(_WORD.findall(known))))
     if not words & set(_MODEL.findall(best)):
@@ -85,7 +94,7 @@ def speeds(joined: Joined, name: str) -> Speeds:
             "times as fast the other one is, such as --accelerator x2"
         )
     other, traced = catalogue[name], catalogue[best]
-    precision = _precision(joined, traced, other)
+    precision = _precision(kernels, seconds, traced, other)
     matrix = other.peak(precision) * other.matmul_share / (traced.peak(precision) * traced.matmul_share)
     known, of_other = facts().get(best, KernelFacts()), facts().get(name, KernelFacts())
     both = min(known.attention_flops, of_other.attention_flops) > 0
@@ -96,18 +105,19 @@ def speeds(joined: Joined, name: str) -> Speeds:
     return Speeds(matrix, memory, attention, known.least_s, of_other.least_s)
 
 
-def _precision(joined: Joined, traced: Accelerator, other: Accelerator) -> str:
+def _precision(kernels: Sequence[str], seconds: np.ndarray, traced: Accelerator, other: Accelerator) -> str:
     """In which most of the time of matrix products is spent, by their names; else the best that both have."""
-    ops = np.flatnonzero(computes(joined))
-    names, work = joined.graph.works.name, joined.graph.ops.work[ops]
-    ops, work = ops[on_matrix_units(names)[work]], work[on_matrix_units(names)[work]]
     both = [name for name in _PRECISIONS if name in traced.flops and name in other.flops]
     spent_s = dict.fromkeys(both, 0.0)
-    for row, seconds in zip(work.tolist(), durations(joined)[ops].tolist(), strict=True):
-        plain = names[row].lower()
-        found = next((name for name, rule in _PRECISIONS.items() if re.search(rule, plain)), "")
-        if found in spent_s:
-            spent_s[found] += seconds
+    for kernel, lasted_s in zip(kernels, seconds.tolist(), strict=True):
+        if kernel_class(kernel) in ON_MATRIX_UNITS and (found := _named_precision(kernel)) in spent_s:
+            spent_s[found] += lasted_s
     if any(spent_s.values()):
         return max(both, key=spent_s.__getitem__)
     return next(name for name in ("bf16", "fp16", "fp32") if name in both)
+
+
+@lru_cache(maxsize=1 << 14)
+def _named_precision(kernel: str) -> str:
+    plain = kernel.lower()
+    return next((name for name, rule in _PRECISIONS.items() if re.search(rule, plain)), "")

@@ -32,11 +32,11 @@ def without_straggler(joined: Joined, rank: int) -> Joined:
     if ranks < 2:
         raise ConfigError("a single rank has no others to be as fast as")
     seconds = durations(joined)
-    _, name_of_row = np.unique(graph.works.name, return_inverse=True)
+    names, name_of_row = graph.works.by_name()
     name = name_of_row[graph.ops.work]
     alone = np.flatnonzero(graph.ops.transfer == NO_TRANSFER)
     cell = name[alone] * ranks + graph.op_rank()[alone]
-    shape = (name_of_row.max() + 1, ranks)
+    shape = (len(names), ranks)
     total_s = np.bincount(cell, seconds[alone], minlength=shape[0] * ranks).reshape(shape)
     times = np.bincount(cell, minlength=shape[0] * ranks).reshape(shape)
     number = _number(joined, rank)

@@ -92,6 +92,13 @@ class Works(Records):
     is_source: np.ndarray
     """bool: a communication that may start with no producer, such as the first all-gather of sharded weights."""
 
+    def by_name(self) -> tuple[list[str], np.ndarray]:
+        """The names, each once, and int64 (works,): which of them each work bears. Names of kernels can be thousands of
+        characters long, and a NumPy array of strings would give each of them that room."""
+        numbers: dict[str, int] = {}
+        each = np.fromiter((numbers.setdefault(name, len(numbers)) for name in self.name), np.int64, len(self.name))
+        return list(numbers), each
+
 
 @dataclass(frozen=True)
 class Ranks(Records):
@@ -191,7 +198,8 @@ def stacked(tables: Sequence[Table], **columns: Any) -> Table:
 
 def appended(table: Table, **columns: Any) -> Table:
     """The table with more records: for each column their values, or one for all of them."""
-    count = max(np.size(values) for values in columns.values())
+    # Not np.size() of a list: it would make an array of it, in which each name is as wide as the longest.
+    count = max(len(values) if isinstance(values, list) else np.size(values) for values in columns.values())
     each = {
         name: list(values) if isinstance(values, list) else np.broadcast_to(values, count).astype(column.dtype)
         for name, values in columns.items()

@@ -1,6 +1,7 @@
 """Graphs: what a builder makes, op by op and in blocks, and what `check` finds wrong."""
 
 import dataclasses
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ import pytest
 from emulator.workload.builder import GraphBuilder
 from emulator.workload.checks import check
 from emulator.workload.costs import Costs
-from emulator.workload.graph import Collective, Kind
+from emulator.workload.graph import Collective, Kind, appended
 from switchml.errors import ConfigError, GraphError
 
 
@@ -48,6 +49,24 @@ def test_same_work_has_one_number():
     assert builder.add_work("layer", flops=1.0) == builder.add_work("layer", flops=1.0) == 0
     assert builder.add_work("layer", flops=2.0) == 1
     assert builder.add_work("layer", flops=1.0, seconds=1.0) == 2
+
+
+def test_one_long_name_takes_its_room_once():
+    # Kernels of templates have names of thousands of characters; an array of strings gives as much to every other one.
+    builder, count = GraphBuilder(), 5000
+    long = builder.add_work("kernel" * 1000)
+    for number in range(count):
+        builder.add_work(f"kernel {number % 7}", seconds=float(number))
+    works = builder.build().works
+    tracemalloc.start()
+    longer = appended(works, **(vars(works) | {"priority": 1}))
+    names, number = longer.by_name()
+    peak_bytes = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak_bytes < 400 * count
+    assert len(longer) == 2 * (count + 1) and longer.priority.tolist() == [0] * (count + 1) + [1] * (count + 1)
+    assert len(names) == 8 and [names[each] for each in number] == longer.name
+    assert np.flatnonzero(number == number[long]).tolist() == [long, long + count + 1]
 
 
 def test_blocks_are_the_same_as_ops_one_by_one():
