@@ -35,7 +35,7 @@ and bool."""
 RAW = "raw"
 """The dtype of requests for bytes (fixedpoint.FORMATS)."""
 KINDS = ("all_reduce", "reduce", "reduce_scatter", "all_gather", "broadcast", "barrier")
-NOT_HERE = "expected a software aggregator, without ranks that share hosts (hierarchy)"
+NOT_HERE = "expected a software aggregator, or a P4 switch that is not in a tree"
 
 
 @dataclass(frozen=True)
@@ -58,9 +58,12 @@ class Move:
         return self.numel * self.item
 
 
-def request_of(move: Move, rank: int, world_size: int, wire: str, on_done: OnDone, **options: Any) -> Request:
-    """The request that does what `move` says on rank `rank` of a job of this wire. `options`: of the request. Raises
-    ConfigError for an op or a root that does not exist, UnsupportedTensor for a dtype that has no such op."""
+def request_of(
+    move: Move, rank: int, world_size: int, wire: str, on_done: OnDone, integers_to_all: bool = False, **options: Any
+) -> Request:
+    """The request that does what `move` says on rank `rank` of a job of this wire. `integers_to_all`: sum integers for
+    all ranks, each of which keeps its part. `options`: of the request. Raises ConfigError for an op or a root that does
+    not exist, UnsupportedTensor for a dtype that has no such op."""
     if move.kind not in KINDS or not 0 <= move.root < world_size:
         raise ConfigError(f"{move.kind} with root {move.root}: expected one of {', '.join(KINDS)}, and 0 to "
                           f"{world_size - 1}")  # fmt: skip
@@ -81,7 +84,8 @@ def request_of(move: Move, rank: int, world_size: int, wire: str, on_done: OnDon
         return _codes(move, rank, n, on_done, options)
     # Whether an exact sum needs further rounds only its digits tell, so all ranks must get them: it is an all-reduce,
     # of which a rank keeps its part.
-    to_all = wire == EXACT and move.dtype.startswith(("float", "bfloat"))
+    is_float = move.dtype.startswith(("float", "bfloat"))
+    to_all = wire == EXACT if is_float else integers_to_all
     return _sums(move, rank, n, to_all, on_done, options)
 
 
@@ -228,6 +232,8 @@ class Calls(abc.ABC):
     wire: str
     takes_collectives: bool
     """Whether the aggregator knows other collectives than sums for all ranks."""
+    integers_to_all = False
+    """Of `request_of`."""
 
     @abc.abstractmethod
     def submit(self, request: Request) -> None: ...
@@ -237,7 +243,7 @@ class Calls(abc.ABC):
         if not self.takes_collectives:
             raise ConfigError(f"{move.kind}: this aggregator only sums for all ranks; {NOT_HERE}")
         who = self.rank, self.world_size, self.wire
-        self.submit(request_of(move, *who, on_done, timeout_s=timeout_s, keep=keep))
+        self.submit(request_of(move, *who, on_done, self.integers_to_all, timeout_s=timeout_s, keep=keep))
 
     def reduce_scatter(
         self, x: Any, op: str = "sum", async_op: bool = False, out: Any = None, timeout_s: float | None = None

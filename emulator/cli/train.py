@@ -203,7 +203,7 @@ def train(
     _check_emulated(ctx, world_size)
     if options["parallel"] == "fsdp" or options["pipeline"] > 1:
         split = _split(workers, options["parallel"], options["pipeline"])
-        aggregator = _for_split_models(ctx, split, aggregator, settings_file, codec, options.get("hierarchy"))
+        aggregator = _for_split_models(ctx, split, aggregator, settings_file, codec)
     if options["offload"] or options["prune"]:
         _check_states(options, settings_file, codec)
         if ctx.get_parameter_source("lr") is click.core.ParameterSource.DEFAULT:
@@ -299,7 +299,7 @@ def _split(workers: int, parallel: str, stages: int) -> str:
 
 
 def _for_split_models(
-    ctx: click.Context, split: str, aggregator: str, settings_file: Path | None, codec: str | None, hierarchy: Any
+    ctx: click.Context, split: str, aggregator: str, settings_file: Path | None, codec: str | None
 ) -> str:
     """The aggregator that trains with the option `split`. Raises UsageError for what does not go with it."""
     if ctx.get_parameter_source("aggregator") is click.core.ParameterSource.DEFAULT:
@@ -307,8 +307,6 @@ def _for_split_models(
     for given, name in ((settings_file, "--settings"), (codec, "--codec")):
         if given is not None:
             raise click.UsageError(f"{split} does not go with {name}, which is for DDP's gradients")
-    if hierarchy == "node":
-        raise click.UsageError(f"{split} does not go with --hierarchy node, which only sums")
     return aggregator
 
 

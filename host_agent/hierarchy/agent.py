@@ -1,10 +1,11 @@
-"""One rank of a job whose all-reduces have two levels.
+"""One rank of a job whose collectives have two levels.
 
     with HostAgent.join("10.0.0.1:50099", job="demo", rank=0, world_size=8, hierarchy="node") as agent:
         total = agent.allreduce(x)
 
 The ranks of a host sum in shared memory (memory.py), in the order of their ranks. Their leader is an ordinary agent in
 a job of the hosts, and all-reduces these sums: a host sends and receives each tensor once, however many ranks it has.
+Other collectives go the same way (collectives.py).
 
 Every rank has a thread that moves blocks on:
 
@@ -32,9 +33,11 @@ import numpy as np
 
 from host_agent import core, density, joining, loop
 from host_agent.base import Agent
-from host_agent.calls import CallQueue, Request, overflow
+from host_agent.calls import CallQueue, Request, overflow, words
+from host_agent.collectives import KINDS
 from host_agent.hierarchy import memory as memories
 from host_agent.hierarchy.blocks import Block, NodeCall
+from host_agent.hierarchy.collectives import FIRST_KIND, CollectiveCall, Places
 from host_agent.hierarchy.hosts import Membership
 from host_agent.hierarchy.memory import ARRIVED, DEPTH, DIGEST, DONE, MISFITS, OVERFLOWED, SUMMED, TAKEN
 from host_agent.watch import StallWarning, late, lost
@@ -54,7 +57,7 @@ Join = Callable[[str, joining.Options], Agent]
 class HierarchicalAgent(Agent):
     """One rank of one job in which the ranks of a host sum first, made by `HostAgent.join`."""
 
-    takes_collectives = False
+    integers_to_all = True  # where their sums' overflows are exact
 
     def __init__(
         self,
@@ -70,6 +73,8 @@ class HierarchicalAgent(Agent):
         self.job, self.rank, self.world_size = options.job, options.rank, options.world_size
         facts = memory.facts()
         self.transport, self.wire, self.takes_sparse = facts["transport"], facts["wire"], facts["takes_sparse"]
+        self.takes_collectives = facts["takes_collectives"]
+        self._places = Places(self.rank, membership.hosts)
         self.sparse = sparse
         self._membership, self._memory, self._network = membership, memory, network
         self._global_ranks = tuple(range(self.world_size))
@@ -116,8 +121,8 @@ class HierarchicalAgent(Agent):
                 except BaseException as error:
                     memory.announce_failure(error)
                     raise
-                lanes = {"wire": network.wire, "takes_sparse": network.takes_sparse}
-                memory.announce(memories.READY, transport=network.transport, **lanes)
+                takes = {"takes_sparse": network.takes_sparse, "takes_collectives": network.takes_collectives}
+                memory.announce(memories.READY, transport=network.transport, wire=network.wire, **takes)
             else:
                 membership.await_leader(memory, deadline)
             return cls(membership, memory, network, options, sparse)
@@ -161,8 +166,12 @@ class HierarchicalAgent(Agent):
         return tuple(itertools.chain(*(self.hosts[h] for h in np.flatnonzero(self._memory.waits_for))))
 
     def submit(self, request: Request) -> None:
-        request, sparse = core.accepted(request, wire=self.wire, sparse=self.sparse, takes_sparse=self.takes_sparse)
-        call = NodeCall(request, sparse, request.divisor(self.world_size), request.deadline(time.monotonic()))
+        divisor, deadline = request.divisor(self.world_size), request.deadline(time.monotonic())
+        if request.collective is None:
+            request, sparse = core.accepted(request, wire=self.wire, sparse=self.sparse, takes_sparse=self.takes_sparse)
+            call = NodeCall(request, sparse, divisor, deadline)
+        else:
+            call = CollectiveCall(request, density.OFF, divisor, deadline, places=self._places)
         self._queue.add(call, self._membership.departure)
 
     def stats(self) -> dict[str, Any]:
@@ -202,7 +211,7 @@ class HierarchicalAgent(Agent):
         while self._arrived < free and (block := self._next_block()) is not None:
             slot, call = self._arrived % DEPTH, block.call
             self._slots[slot] = block
-            self._memory.copy_in(slot, block.address(call.request.source), block.nbytes)
+            block.copy_in(self._memory, slot)
             self._memory.records[self._memory.index, slot, DIGEST : OVERFLOWED + 1] = (
                 call.digest,
                 call.request.numel,
@@ -234,8 +243,7 @@ class HierarchicalAgent(Agent):
             if (self._memory.records[:, slot, DIGEST] != block.call.digest).any():
                 self.abort(self._disagreement(slot, block.call))
                 return True
-            overflowed = self._memory.sum_share(slot, block.kind, block.count)
-            self._memory.records[self._memory.index, slot, OVERFLOWED] = overflowed
+            self._memory.records[self._memory.index, slot, OVERFLOWED] = block.add_up(self._memory, slot)
             self._summed += 1
             self._memory.publish(SUMMED, self._summed)
         return self._summed > before
@@ -257,23 +265,22 @@ class HierarchicalAgent(Agent):
             if block.is_integer:
                 overflowed = bool(self._memory.records[:, slot, OVERFLOWED].any())
                 (i32_at if block.kind == memories.INT32 else i64_at)(result, count + 1)[count] = overflowed
-                count += 1
             self._submitted += 1
-            self._reduce(block, result, count, block.call.request.dtype)
+            self._request(block, result)
         return self._submitted > before
 
-    def _reduce(self, block: Block, address: int, count: int, dtype: str) -> None:
-        """All-reduce over the hosts, in place; the outcome goes to the block's `results`."""
+    def _request(self, block: Block, address: int) -> None:
+        """The collectives over the hosts; their outcomes go to the block's `results`."""
         assert self._network is not None
 
         def done(error: BaseException | None) -> None:
             block.results.append(error)
             self._memory.ring_own()
 
-        wire = block.call.request.wire
-        self._network.submit(
-            Request(address, address, count, dtype, "sum", done, None, self._memory, block.call.sparse, wire)
-        )
+        requests = block.requests(address, done, self._memory)
+        block.awaited = len(requests)
+        for request in requests:
+            self._network.submit(request)
 
     def _collect(self) -> bool:
         """Step 3, second half: results of blocks that the hosts have summed, in their order."""
@@ -281,9 +288,9 @@ class HierarchicalAgent(Agent):
         while self._network is not None and done < self._submitted:
             slot = done % DEPTH
             block = self._slots[slot]
-            if not block.results:
+            if len(block.results) < block.awaited:
                 break
-            error = block.results[0]
+            error = next((error for error in block.results if error is not None), None)
             if error is not None and not isinstance(error, SumOverflow):
                 self._on_network_failure(error)
                 return True
@@ -326,7 +333,7 @@ class HierarchicalAgent(Agent):
             slot = self._taken % DEPTH
             block = self._slots[slot]
             call = block.call
-            self._memory.copy_out(slot, block.kind, block.address(call.request.target), block.count, call.divisor)
+            block.copy_out(self._memory, slot)
             call.misfits += int(self._memory.records[0, slot, MISFITS])
             del self._slots[slot]
             self._taken += 1
@@ -392,6 +399,7 @@ class HierarchicalAgent(Agent):
 
     def _disagreement(self, slot: int, call: NodeCall) -> RanksDisagree:
         names = {kind: name for name, kind in memories.KINDS.items()}
+        names |= {FIRST_KIND + at: words(kind) for at, kind in enumerate(KINDS)}
         records = self._memory.records[:, slot]
         calls = "; ".join(
             f"rank {rank} {names.get(int(record[memories.KIND]), '?')}[{record[memories.NUMEL]}]"
@@ -399,7 +407,7 @@ class HierarchicalAgent(Agent):
         )
         return RanksDisagree(
             f"job '{self.job}': {call.name}: the ranks of this host differ in tensors or options ({calls}); "
-            "every rank must all-reduce the same tensors in the same order"
+            "every rank must make the same calls in the same order"
         )
 
     def _wind_up(self) -> None:

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from host_agent import tensors
-from host_agent.calls import Call
+from host_agent.calls import Call, OnDone, Request
 from host_agent.hierarchy import memory as memories
-from host_agent.hierarchy.memory import BLOCK_BYTES
+from host_agent.hierarchy.memory import BLOCK_BYTES, HostMemory
 from switchml.runtime.memory import i32_at, i64_at
 
 
@@ -48,8 +48,10 @@ class Block:
     first: int
     count: int
     is_last: bool
+    awaited: int = 0
+    """The leader's: how many requests its agent has for this block."""
     results: list[BaseException | None] = field(default_factory=list)
-    """The leader's: outcome of its all-reduce over the hosts, once it is there."""
+    """Their outcomes, as far as they are there."""
 
     @property
     def kind(self) -> int:
@@ -57,7 +59,7 @@ class Block:
 
     @property
     def is_integer(self) -> bool:
-        return self.kind >= memories.INT32
+        return self.kind in (memories.INT32, memories.INT64)
 
     @property
     def nbytes(self) -> int:
@@ -66,6 +68,26 @@ class Block:
     def address(self, base: int) -> int:
         """Of the block in a tensor at `base`."""
         return base + self.first * self.call.item_bytes
+
+    def copy_in(self, memory: HostMemory, slot: int) -> None:
+        """Copy what this rank has to the host's memory."""
+        memory.copy_in(slot, self.address(self.call.request.source), self.nbytes)
+
+    def add_up(self, memory: HostMemory, slot: int) -> bool:
+        """Sum this rank's share of what all ranks have; whether integers overflowed."""
+        return memory.sum_share(slot, self.kind, self.count)
+
+    def requests(self, result: int, done: OnDone, keep: object) -> list[Request]:
+        """What the leader does over the hosts with the sums at address `result`, in place. An integer that follows the
+        sums goes with them."""
+        request, count = self.call.request, self.count + self.is_integer
+        sparse, wire = self.call.sparse, request.wire
+        return [Request(result, result, count, request.dtype, "sum", done, None, keep, sparse, wire)]
+
+    def copy_out(self, memory: HostMemory, slot: int) -> None:
+        """Copy what this rank gets to where it belongs."""
+        request, divisor = self.call.request, self.call.divisor
+        memory.copy_out(slot, self.kind, self.address(request.target), self.count, divisor)
 
     def overflowed(self, result: int) -> bool:
         """Whether the sum of some host has overflowed: the element behind the block at address `result` says."""

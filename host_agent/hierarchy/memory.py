@@ -24,14 +24,20 @@ from switchml import errors
 from switchml.errors import CollectiveTimeout, ConfigError, JobError, JoinError, PeerLost
 from switchml.net import doorbell
 from switchml.net.shm import new_memory
-from switchml.protocol.packet import V2_MAX_WORKERS
+from switchml.protocol.packet import OP_MAX32, OP_MAX64, OP_OR, OP_XOR, V2_MAX_WORKERS
 from switchml.runtime.jit import compile_once, kernel
-from switchml.runtime.memory import copy_bytes, f32_at, f64_at, i32_at, i64_at, load_acquire, store_release
+from switchml.runtime.memory import copy_bytes, f32_at, f64_at, i32_at, i64_at, load_acquire, store_release, u8_at
 
 DEPTH = 8
 """Blocks that may be under way: being copied in, summed, on the network, copied out."""
 BLOCK_BYTES = 1 << 20
 FLOAT32, FLOAT64, INT32, INT64 = range(4)
+_COMBINATIONS: dict[int, tuple[str, np.ufunc]] = {
+    OP_MAX32: (">u4", np.maximum),
+    OP_MAX64: (">u8", np.maximum),
+    OP_OR: ("u1", np.bitwise_or),
+    OP_XOR: ("u1", np.bitwise_xor),
+}
 KINDS = {"float32": FLOAT32, "float64": FLOAT64, "int32": INT32, "int64": INT64}
 STARTING, READY, FAILED = range(3)
 """What the leader says in the header."""
@@ -140,9 +146,17 @@ class HostMemory:
 
     # Blocks
 
-    def copy_in(self, slot: int, source: int, nbytes: int) -> None:
-        """`nbytes` at address `source` to this rank's input."""
-        copy_bytes(self._input(self.index, slot), source, nbytes)
+    def copy_in(self, slot: int, source: int, nbytes: int, at: int = 0) -> None:
+        """`nbytes` at address `source` to this rank's input, from byte `at` on."""
+        copy_bytes(self._input(self.index, slot) + at, source, nbytes)
+
+    def put(self, slot: int, at: int, source: int, nbytes: int) -> None:
+        """`nbytes` at address `source` to the slot's result, from byte `at` on."""
+        copy_bytes(self.result(slot) + at, source, nbytes)
+
+    def get(self, slot: int, at: int, target: int, nbytes: int) -> None:
+        """The reverse."""
+        copy_bytes(target, self.result(slot) + at, nbytes)
 
     def sum_share(self, slot: int, kind: int, count: int) -> bool:
         """Sum this rank's share of the slot's `count` elements; whether integers overflowed."""
@@ -150,6 +164,16 @@ class HostMemory:
         if first == last:
             return False
         return bool(add_up(kind, self._input(0, slot), self._stride, self.ranks, self.result(slot), first, last))
+
+    def combine_share(self, slot: int, op: int, nbytes: int) -> None:
+        """The same of unsigned integers that an op of the wire combines (docs/protocol.md, section 11)."""
+        first, last = self._share(nbytes)
+        dtype, combine = _COMBINATIONS[op]
+        inputs = [u8_at(self._input(rank, slot) + first, last - first).view(dtype) for rank in range(self.ranks)]
+        total = u8_at(self.result(slot) + first, last - first).view(dtype)
+        total[:] = inputs[0]
+        for each in inputs[1:]:
+            combine(total, each, out=total)
 
     def result(self, slot: int) -> int:
         """Address of the slot's result."""
@@ -166,9 +190,10 @@ class HostMemory:
         """Put sums of `wide_sum`s into the result, wrapped; how many do not fit."""
         return int(fit(kind, wide, self.result(slot)))
 
-    def copy_out(self, slot: int, kind: int, target: int, count: int, divisor: int) -> None:
-        """The slot's result divided by `divisor` to address `target`; integers truncate toward zero."""
-        deliver(kind, self.result(slot), target, count, divisor)
+    def copy_out(self, slot: int, kind: int, target: int, count: int, divisor: int, at: int = 0) -> None:
+        """`count` elements of the slot's result, from byte `at` on, divided by `divisor` to address `target`; integers
+        truncate toward zero."""
+        deliver(kind, self.result(slot) + at, target, count, divisor)
 
     def _share(self, count: int) -> tuple[int, int]:
         """(first, last) element that this rank sums of a block."""

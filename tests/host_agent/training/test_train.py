@@ -153,8 +153,6 @@ def test_table_and_progress(as_on_a_terminal):
         (["--transport", "frames", "--aggregator", "software"], "software is not reached that way"),
         (["--authenticate"], "a P4 switch can't compute packets' tags"),
         (["--lr", "0"], "--lr"),
-        (["--parallel", "fsdp", "--hierarchy", "node"], "--hierarchy node, which only sums"),
-        (["--pipeline", "2", "--hierarchy", "node"], "--pipeline 2 does not go with --hierarchy node"),
         (["--parallel", "fsdp", "--codec", "fp16"], "--codec, which is for DDP"),
         (["--pipeline", "3"], "4 ranks cannot be split into 3 stages evenly"),
         (["--prune", "1"], "--prune"),
