@@ -19,6 +19,7 @@ from emulator.peers.recording import Reader, Writer
 from emulator.peers.settings import PREFIX, Settings, from_environment
 from emulator.peers.values import Values
 from emulator.peers.world import Communicator, World
+from host_agent.pytorch.rendezvous import own_part
 from host_agent.pytorch.work import CallbackThreads
 from switchml.errors import ConfigError
 
@@ -113,8 +114,7 @@ def _who_is_real(settings: Settings, rank: int, size: int) -> tuple[int, tuple[i
 def gloo_of(options, real: tuple[int, ...], place: int) -> tuple[dist.Backend | None, dist.ProcessGroup]:
     """Gloo among the real ranks, None for a single one; and an ordinary group around it, which torch asks for names."""
     store = options.store if len(real) > 1 else dist.HashStore()
-    generation = (store.add("arrivals", 1) - 1) // len(real)  # torchrun's store outlives a script's first group
-    store = dist.PrefixStore(f"{generation}/", store)
+    store = own_part(store, place, len(real), options.timeout)
     wrapper = dist.ProcessGroup(store, place, len(real))
     gloo = dist.ProcessGroupGloo(dist.PrefixStore("gloo/", store), place, len(real), options.timeout)
     gloo._set_sequence_number_for_group()

@@ -33,7 +33,7 @@ from host_agent.loop import warm_up
 from host_agent.pytorch import collectives
 from host_agent.pytorch.compiling import never_compiled, never_compiled_methods
 from host_agent.pytorch.counts import GLOO, Counts
-from host_agent.pytorch.rendezvous import Rendezvous, without_traceback
+from host_agent.pytorch.rendezvous import Rendezvous, own_part, without_traceback
 from host_agent.pytorch.work import AllReduceWork, CallbackThreads, flat_memory
 from host_agent.v1.agent import DTYPES
 from host_agent.v1.joining import protocol_of
@@ -93,19 +93,22 @@ class SwitchMLProcessGroup(dist.ProcessGroup):
         *,
         group_name: str = "",
         global_ranks: tuple[int, ...] = (),
+        job: str = "",
     ):
-        """`global_ranks`: the default group's rank of each rank; empty if this is the default group."""
+        """`global_ranks`: the default group's rank of each rank; empty if this is the default group. `job`: how the
+        job's name begins, of a group that is neither the default one nor a part of it."""
         super().__init__(rank, size)  # type: ignore[call-arg]
         self._timeout = timeout
         self._global_ranks = global_ranks
-        self._is_default = not global_ranks
+        self._is_default = not global_ranks and not job
         self._name = group_name
         self._description = "undefined"
         self._gloo: dist.ProcessGroup | None = None
         self.agent: Agent | None = None
         """For its statistics; None after shutdown and in a sub-group of one rank."""
         self._cuda: CudaStaging | None = None
-        self._failed = False
+        self.error: JobError | None = None
+        """Why the job is over, once a call has failed of it."""
         self._shutdown_lock = threading.Lock()
         self._submit_lock = threading.Lock()
         self.callbacks = CallbackThreads(f"switchml-callbacks-{rank}")
@@ -115,10 +118,11 @@ class SwitchMLProcessGroup(dist.ProcessGroup):
         if is_v1 and not self._is_default:
             self._sums = frozenset()
         self._counts = Counts()
-        store = _unused_part(store, size)
+        store = own_part(store, rank, size, timeout)
         rendezvous = None
         if (size > 1 or self._is_default) and self._sums:
-            rendezvous = Rendezvous(PrefixStore("switchml/", store), rank, size, group_name, timeout, _default_address)
+            part = PrefixStore("switchml/", store)
+            rendezvous = Rendezvous(part, rank, size, group_name, timeout, _default_address, job)
         self._rendezvous = rendezvous
         try:
             if rendezvous is not None:
@@ -261,7 +265,7 @@ class SwitchMLProcessGroup(dist.ProcessGroup):
                 union = union_of_rows(self.agent, rows.numbers, rows.count, timeout_s)
                 values = spread(rows, union)
             except Exception as error:
-                self._failed = self._failed or isinstance(error, JobError)
+                self._note(error)
                 work.part_done(self._in_global_ranks(error))
                 return
             work.before_finish.append(lambda: replace(union, values))
@@ -329,8 +333,7 @@ class SwitchMLProcessGroup(dist.ProcessGroup):
         agent = self.agent
 
         def on_done(error: BaseException | None) -> None:
-            if isinstance(error, JobError):
-                self._failed = True
+            self._note(error)
             done(self._in_global_ranks(error))
 
         if agent is None:
@@ -340,6 +343,10 @@ class SwitchMLProcessGroup(dist.ProcessGroup):
             submit(agent, on_done)
         except Exception as error:
             on_done(error)
+
+    def _note(self, error: BaseException | None) -> None:
+        if isinstance(error, JobError) and self.error is None:
+            self.error = error
 
     def _in_global_ranks(self, error: BaseException | None) -> BaseException | None:
         """A sub-group's agent knows its peers by their ranks in it; people know them by those in the default group."""
@@ -374,7 +381,7 @@ class SwitchMLProcessGroup(dist.ProcessGroup):
         _open_groups.discard(self)
         if cuda is not None:
             cuda.close()
-        in_good_order = in_good_order and not self._failed
+        in_good_order = in_good_order and self.error is None
         if rendezvous is not None and in_good_order:
             rendezvous.await_others("done")
         self._counts.close()
@@ -429,15 +436,6 @@ def _takes_all() -> bool:
     if text not in ("0", "1"):
         raise ConfigError(f"SWITCHML_COLLECTIVES={text}: expected 0 or 1")
     return text == "1"
-
-
-def _unused_part(store: Store, size: int) -> Store:
-    """A view of `store` without keys of earlier groups of the same name (torchrun keeps one store for a whole script).
-
-    Sound because making a group is a barrier: nobody asks for the next generation before all have asked for this one.
-    """
-    generation = (store.add("arrivals", 1) - 1) // size
-    return PrefixStore(f"{generation}/", store)
 
 
 def _op_and_timeout(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, timedelta | None]:

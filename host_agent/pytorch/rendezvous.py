@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from types import TracebackType
 
-from torch._C._distributed_c10d import Store
+from torch._C._distributed_c10d import PrefixStore, Store
 
 from host_agent.failover import split_standbys
 from host_agent.hierarchy.hosts import this_machine
@@ -29,6 +29,7 @@ from host_agent.reach import address_towards
 from host_agent.v1.joining import protocol_of
 from switchml.control import client
 from switchml.control.client import reach_timeout_s
+from switchml.control.membership import name_ranks
 from switchml.control.v1 import client as v1
 from switchml.errors import JoinError, SwitchMLError
 from switchml.text import plain
@@ -37,6 +38,8 @@ FAREWELL_S = 5.0
 """How long a rank that is done waits for the others to be done too."""
 LONGEST_JOB_NAME = 180
 """The aggregator takes 200; agents put suffixes behind it."""
+POLL_S = 0.005
+"""How often rank 0 looks who has come."""
 SHORT_RUN_ID = 12
 """Of torchrun's run id, which may be a UUID."""
 
@@ -57,6 +60,36 @@ def without_traceback() -> None:
             print(plain(f"switchml: error: {error}"), file=sys.stderr, flush=True)
 
     sys.excepthook = hook
+
+
+def own_part(store: Store, rank: int, size: int, timeout: timedelta) -> Store:
+    """A part of `store` that no earlier group of this name has written to. torchrun keeps one store for all rounds of
+    `--max-restarts`, and earlier rounds may have ended anywhere, with another number of ranks.
+
+    1. Each rank but 0 announces a random word. What it finds there is of an earlier round.
+    2. Rank 0 names the new part to each word that it reads, old ones as well, until the rank that wrote it answers
+       from within the part. Nobody waits for an old word.
+
+    Raises JoinError after `timeout`.
+    """
+    if rank != 0:
+        word = secrets.token_hex(8)
+        store.set(f"word/{rank}", word)
+        store.wait([f"part/{word}"], timeout)
+        part = PrefixStore(bytes(store.get(f"part/{word}")).decode(), store)
+        part.set(f"here/{rank}", "")
+        return part
+    name = f"{secrets.token_hex(8)}/"
+    part = PrefixStore(name, store)
+    missing, deadline = list(range(1, size)), time.monotonic() + timeout.total_seconds()
+    while missing := [other for other in missing if not part.check([f"here/{other}"])]:
+        for other in missing:
+            if store.check([f"word/{other}"]):
+                store.set(f"part/{bytes(store.get(f'word/{other}')).decode()}", name)
+        if time.monotonic() >= deadline:
+            raise JoinError(f"{name_ranks(missing)} did not come within {timeout.total_seconds():g} s")
+        time.sleep(POLL_S)
+    return part
 
 
 @dataclass(frozen=True)
@@ -101,6 +134,7 @@ class Rendezvous:
     """That of one group's ranks. `prepare`, then `meet` once at the beginning, `part` once at the end.
 
     `known_address` is the aggregator of the default group, if this process has one: a sub-group uses it too.
+    `job` begins the job's name, for groups that torch has not made.
     """
 
     store: Store
@@ -109,6 +143,7 @@ class Rendezvous:
     group_name: str
     timeout: timedelta
     known_address: str | None = None
+    job: str = ""
     _own: ChildAggregator | None = field(default=None, init=False)
 
     def prepare(self) -> None:
@@ -181,11 +216,12 @@ class Rendezvous:
                     raise
 
     def _job_name(self) -> str:
-        """SWITCHML_JOB; else torchrun's run, or "torch", and six digits. Sub-groups always have the digits."""
+        """SWITCHML_JOB; else torchrun's run, or "torch", and six digits. Groups but the default one always have the
+        digits."""
         chosen, run_id = os.environ.get("SWITCHML_JOB", ""), os.environ.get("TORCHELASTIC_RUN_ID", "none")
-        if chosen and self.known_address is None:
+        if chosen and self.known_address is None and not self.job:
             return chosen
-        name = chosen[:LONGEST_JOB_NAME] or ("torch" if run_id == "none" else run_id[:SHORT_RUN_ID])
+        name = (self.job or chosen)[:LONGEST_JOB_NAME] or ("torch" if run_id == "none" else run_id[:SHORT_RUN_ID])
         return f"{name}-{secrets.token_hex(3)}"
 
     @contextlib.contextmanager

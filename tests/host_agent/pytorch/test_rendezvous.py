@@ -1,6 +1,7 @@
 """How ranks of a group name their job, wait for an aggregator, and say that there is none: without ranks' processes."""
 
 import sys
+import threading
 from datetime import timedelta
 
 import pytest
@@ -9,7 +10,7 @@ pytest.importorskip("torch")
 
 from torch.distributed import HashStore
 
-from host_agent.pytorch.rendezvous import Rendezvous, ToldByAnother, reach_timeout_s, without_traceback
+from host_agent.pytorch.rendezvous import Rendezvous, ToldByAnother, own_part, reach_timeout_s, without_traceback
 from switchml.control import client
 from switchml.errors import ConfigError, JoinError
 
@@ -49,6 +50,31 @@ def test_rank_0_waits_for_an_aggregator_and_tells_the_others(monkeypatch):
     assert not isinstance(first.value, ToldByAnother)
     with pytest.raises(ToldByAnother, match="rank 0: no aggregator answered at 127.0.0.1:1"):
         one.meet()
+
+
+def test_a_round_finds_nothing_of_the_rounds_before_it():
+    """As torchrun restarts workers on one store: rounds end before all have come, and change their size."""
+    store, found = HashStore(), []
+
+    def arrive(rank, size, timeout_s=30.0):
+        found.append((rank, own_part(store, rank, size, timedelta(seconds=timeout_s))))
+
+    with pytest.raises(JoinError, match="ranks 1-2 did not come within 0.01 s"):
+        arrive(0, 3, timeout_s=0.01)
+    with pytest.raises(RuntimeError):  # rank 2 came, rank 0 had died
+        arrive(2, 3, timeout_s=0.01)
+    for size in (3, 3, 2):
+        found.clear()
+        threads = [threading.Thread(target=arrive, args=(rank, size)) for rank in range(size)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        parts = dict(found)
+        assert sorted(parts) == list(range(size))
+        assert not parts[0].check(["invitation"])
+        parts[0].set("invitation", "of this round")
+        assert all(part.get("invitation") == b"of this round" for part in parts.values())
 
 
 def test_waiting_is_said_once(monkeypatch, caplog):
