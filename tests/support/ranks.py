@@ -41,8 +41,10 @@ class Rank:
 
 
 def environment(**changes: str) -> dict[str, str]:
-    """Ours, with the checkout importable, one thread a process, and nothing that points at a running aggregator."""
+    """Ours, with the checkout importable, one thread a process, nothing that points at a running aggregator, and no
+    waiting for one that is lost."""
     env = {name: value for name, value in os.environ.items() if not name.startswith("SWITCHML_")}
+    env["SWITCHML_FAILOVER_TIMEOUT"] = "0"
     path = os.pathsep.join(part for part in (str(ROOT), env.get("PYTHONPATH", "")) if part)
     return env | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"} | changes
 

@@ -22,6 +22,7 @@ from tests.support.html_pages import read_page
 ROOT = Path(__file__).parents[3]
 EXAMPLES = ROOT / "scripts" / "experiments"
 SMALL = ("--size", "64K", "--repeats", "1", "--warmup", "0")
+RATE = ("--rate", "20mbit")  # without it a network of its own is built first, to find one: in `test_scaling`
 DEADLINE_S = 280
 needs_time = pytest.mark.timeout(300)  # a first start compiles a switch
 
@@ -65,7 +66,7 @@ def test_scaling(mininet, tmp_path):
 @pytest.mark.slow
 @pytest.mark.needs("SWITCHML_NIGHTLY")  # a minute; `test_two_racks` loses frames as well
 def test_loss(mininet, tmp_path):
-    report = example("loss", tmp_path, "--hosts", "2", "--loss", "0.05", "--plot", "loss.html")
+    report = example("loss", tmp_path, *RATE, "--hosts", "2", "--loss", "0.05", "--plot", "loss.html")
     software = report["software"]
     assert [row["loss"] for row in software] == [0, 0.001, 0.01, 0.02, 0.05]
     assert len({row["checksum"] for row in software}) == 1, "a loss has changed a sum"
@@ -77,10 +78,11 @@ def test_loss(mininet, tmp_path):
 @pytest.mark.root
 @pytest.mark.slow
 def test_slots(mininet, tmp_path):
-    rows = example("slots", tmp_path, "--hosts", "2", "--delay", "5ms")["p4"]
+    rows = example("slots", tmp_path, *RATE, "--hosts", "2", "--delay", "5ms")["p4"]
     assert [row["slots"] for row in rows] == [2, 4, 8, 16, 32, 64, 128]
-    # 64 packets, two at a time, take 32 round trips of 20 ms; all at once, one.
-    assert rows[0]["seconds"] > 2 * rows[-1]["seconds"]
+    # 64 packets, two at a time, take 32 round trips of 20 ms; all at once, one. A busy machine only adds to that.
+    assert all(row["seconds"] > 0.9 * 0.02 * 64 / min(row["slots"], 64) for row in rows)
+    assert rows[0]["seconds"] > rows[-1]["seconds"]
 
 
 @needs_time
@@ -88,7 +90,7 @@ def test_slots(mininet, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("loss", ["0", "0.02"])
 def test_two_racks(mininet, tmp_path, loss):
-    report = example("two-racks", tmp_path, "--hosts", "4", "--loss", loss)
+    report = example("two-racks", tmp_path, *RATE, "--hosts", "4", "--loss", loss)
     (tree,), (flat,) = report[TREE], report[FLAT]
     assert tree["checksum"] == flat["checksum"], "racks that aggregate must give the same bits"
     assert tree["racks"] == 2

@@ -53,7 +53,7 @@ def test_loaders_rank():
     """With buffers for half of the samples together, SOLAR reads least and stalls least."""
     found = {
         name: emulated(
-            loader=name, samples=20_000, sample_bytes=20e6, epochs=6, buffer_bytes=20e6 * 20_000 / 12 / 2
+            loader=name, samples=10_000, sample_bytes=20e6, epochs=4, buffer_bytes=20e6 * 10_000 / 12 / 2
         ).loading
         for name in ("pytorch", "lru", "nopfs", "solar")
     }

@@ -171,7 +171,7 @@ def test_nonsense_is_refused(arguments, complaint):
 
 def workers_of(process: subprocess.Popen, count: int) -> list[psutil.Process]:
     """The worker processes of a running command by rank, once there are `count`."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 200
     while True:
         # The command's children are the aggregator, whose child may be a switch, and the process that forks workers.
         forkers = [one for one in psutil.Process(process.pid).children() if "forkserver" in " ".join(one.cmdline())]
