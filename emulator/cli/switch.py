@@ -89,7 +89,7 @@ class SwitchCommand(click.Command):
 @click.option(
     "--stale-fields",
     is_flag=True,
-    help="Keep in fields of invalid headers what earlier packets left there, as BMv2 does; on the reference engine.",
+    help="Keep in fields of invalid headers what earlier packets left there, as BMv2 does.",
 )
 @click.option("-v", "--version", "show_version", is_flag=True, help="Show the version of BMv2 that it follows.")
 @click.option("--json-version", "show_json_version", is_flag=True, help="Show the newest BMv2 JSON it supports.")

@@ -80,8 +80,6 @@ class Settings:
     def __post_init__(self) -> None:
         if self.log_console and self.log_file is not None:
             raise ConfigError("--log-console and --log-file can't be combined")
-        if self.stale_fields and self.engine == "compiled":
-            raise ConfigError("--stale-fields needs the reference engine: --engine compiled does not keep such fields")
         self._check_tls()
         if self.pcap is not None and not Path(self.pcap).is_dir():
             raise ConfigError(f"--pcap: there is no directory {self.pcap!r}")
@@ -174,8 +172,8 @@ class Process:
     def _begin(self) -> None:
         """Accept frames at once, on the interpreter, and on the compiled engine once that is there."""
         self.device.start()
-        if self.settings.engine == "auto" and self.settings.use_files is None and not self.settings.stale_fields:
-            self.device.change_engine(compiled_if_possible)
+        if self.settings.engine == "auto" and self.settings.use_files is None:
+            self.device.change_engine(partial(compiled_if_possible, stale_fields=self.settings.stale_fields))
             if not isinstance(self.device.switch.engine, Interpreter):
                 log.info("Packets go through the compiled engine from now on")
 
@@ -234,31 +232,31 @@ def start(settings: Settings) -> Process:
 def make_switch(settings: Settings) -> Switch:
     program = loader.load(settings.program or NO_PROGRAM)
     # With "auto" the compiled engine follows, but not for files: tests end before kernels are loaded.
-    engine = compiled if settings.engine == "compiled" else partial(Interpreter, stale_fields=settings.stale_fields)
+    engine = partial(compiled if settings.engine == "compiled" else Interpreter, stale_fields=settings.stale_fields)
     switch = Switch(program, drop_port=settings.drop_port, n_priorities=settings.priority_queues, engine=engine)
     switch.state.replication.max_groups = settings.max_mc_groups
     switch.state.replication.max_nodes = settings.max_l1_entries
     return switch
 
 
-def compiled(state: State, *settings) -> Engine:
+def compiled(state: State, *settings, stale_fields: bool = False) -> Engine:
     """The compiled engine. Raises ConfigError for a program that it can't run."""
     from emulator.p4switch.engine.code import Unsupported  # numba takes a while to import
     from emulator.p4switch.engine.engine import Engine as Compiled
 
     try:
-        return Compiled(state, *settings)
+        return Compiled(state, *settings, stale_fields=stale_fields)
     except Unsupported as error:
         raise ConfigError(f"the compiled engine can't run this program: {error}") from error
 
 
-def compiled_if_possible(state: State, *settings) -> Engine:
+def compiled_if_possible(state: State, *settings, stale_fields: bool = False) -> Engine:
     """The compiled engine, or else the reference interpreter."""
     try:
-        return compiled(state, *settings)
+        return compiled(state, *settings, stale_fields=stale_fields)
     except ConfigError as error:
         log.warning("%s; it runs on the interpreter, which is slow", error)
-        return Interpreter(state, *settings)
+        return Interpreter(state, *settings, stale_fields=stale_fields)
 
 
 def abort(error: ProgramAbort) -> None:

@@ -29,6 +29,7 @@ from emulator.p4switch.engine.layout import (  # fmt: skip
 )
 from emulator.p4switch.engine.lookup import Kept, TableImage
 from emulator.p4switch.engine.lower import Lowered
+from emulator.p4switch.engine.plan import FIELDS, PLAN_WORDS, P
 from emulator.p4switch.engine.raw import address_of
 from emulator.p4switch.engine.vm.hash import run_hash
 from emulator.p4switch.engine.vm.headers import run_headers
@@ -83,16 +84,25 @@ def warm() -> None:
 
 
 class Engine:
-    """Runs `state`'s program. `drop_port`, `n_priorities`, `seed` as for the interpreter. Raises Unsupported for a
-    program that can't be lowered."""
+    """Runs `state`'s program. `drop_port`, `n_priorities`, `seed`, `stale_fields` as for the interpreter. Raises
+    Unsupported for a program that can't be lowered."""
 
-    def __init__(self, state: State, drop_port: int = 511, n_priorities: int = 1, seed: int | None = None) -> None:
+    def __init__(
+        self,
+        state: State,
+        drop_port: int = 511,
+        n_priorities: int = 1,
+        seed: int | None = None,
+        *,
+        stale_fields: bool = False,
+    ) -> None:
         self.state = state
         self.program = state.program
         self.clock = state.clock
         self.drop_port = drop_port
         self.n_priorities = n_priorities
-        self.slow = Interpreter(state, drop_port, n_priorities, seed)
+        self.slow = Interpreter(state, drop_port, n_priorities, seed, stale_fields=stale_fields)
+        self._stale_fields = stale_fields
         self._queue_version = -1
         self._is_paced = False
         compile_once(t.process, 0, 0, 0, 0)
@@ -169,11 +179,15 @@ class Engine:
 
     def _plan(self) -> None:
         lowered, layout = self.lowered, self.lowered.layout
-        self.plan = np.zeros(t.PLAN_WORDS, dtype=np.int64)
-        for number, name in enumerate(t.FIELDS):
+        self.plan = np.zeros(PLAN_WORDS, dtype=np.int64)
+        for number, name in enumerate(FIELDS):
             self.plan[2 * number : 2 * number + 2] = self._field(name)
         metadata_headers = [layout.valid[header.index] for header in self.program.headers if header.is_metadata]
         stride = layout.phv_end + SLACK
+        pool = 0
+        if self._stale_fields:  # a packet in each ring, the one in the frame, and the one put aside
+            pool = self._keep(_block((2 * RING_SIZE + 2) * (layout.phv_end - layout.metadata[0])))
+        loses_fields = self._stale_fields or self.program.sets_valid
         self._out = np.empty(OUT_BYTES + SLACK, dtype=np.uint8)
         self._records = np.zeros((MAX_RECORDS, t.RECORD_WORDS), dtype=np.int64)
         field_lists = _directory(lowered.field_lists, self._keep)
@@ -190,9 +204,10 @@ class Engine:
             "returned": self._keep(_block(RING_SIZE * stride)), "queued": self._keep(_block(RING_SIZE * stride)),
             "ring_size": RING_SIZE, "ring_stride": stride, "out_end": self._out.ctypes.data + OUT_BYTES,
             "records": self._records.ctypes.data, "max_records": MAX_RECORDS, "vm": address_of(run, 2),
+            "pool": pool, "n_headers": len(self.program.headers) if loses_fields else 0,
             "reserve": RESERVE, "max_events": len(self._event_ring) // 2,
         }.items():  # fmt: skip
-            self.plan[t.P[name] // 8] = value
+            self.plan[P[name] // 8] = value
 
     def _field(self, name: str) -> tuple[int, int]:
         ref = self.program.field(name)
@@ -228,10 +243,10 @@ class Engine:
         self._replication = keep
 
     def _set(self, name: str, value: int) -> None:
-        self.plan[t.P[name] // 8] = value
+        self.plan[P[name] // 8] = value
 
     def _get(self, name: str) -> int:
-        return int(self.plan[t.P[name] // 8])
+        return int(self.plan[P[name] // 8])
 
     # Packets
 

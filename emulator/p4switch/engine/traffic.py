@@ -7,42 +7,38 @@ to ingress, `queued` those on their way to egress. This path doesn't serve queue
 
 import numpy as np
 
-from emulator.p4switch.engine.layout import CELL, CTX, offsets
+from emulator.p4switch.engine import pool
+from emulator.p4switch.engine.layout import CELL, CTX
+from emulator.p4switch.engine.plan import (  # fmt: skip
+    CHECKSUM_ERROR,
+    DEQ_DELTA,
+    DEQ_DEPTH,
+    EGRESS_PORT,
+    EGRESS_RID,
+    EGRESS_SPEC,
+    EGRESS_TIME,
+    ENQ_DEPTH,
+    ENQ_TIME,
+    INGRESS_PORT,
+    INGRESS_TIME,
+    INSTANCE_TYPE,
+    MCAST_GRP,
+    PACKET_LENGTH,
+    PARSER_ERROR,
+    PLAN,
+    PRIORITY,
+    QID,
+    P,
+)
 from emulator.p4switch.engine.raw import call2, clear_block, copy_block, ld64, st8, st64
 from emulator.p4switch.engine.vm.bits import copy, load_bits, store_bits
 from emulator.p4switch.engine.vm.vm import STUCK
 from switchml.runtime.jit import kernel
 
-FIELDS = (
-    "standard_metadata.ingress_port", "standard_metadata.packet_length", "standard_metadata.instance_type",
-    "intrinsic_metadata.ingress_global_timestamp", "standard_metadata.parser_error", "standard_metadata.checksum_error",
-    "intrinsic_metadata.mcast_grp", "standard_metadata.egress_spec", "intrinsic_metadata.egress_rid",
-    "intrinsic_metadata.priority", "queueing_metadata.enq_timestamp", "queueing_metadata.enq_qdepth",
-    "intrinsic_metadata.egress_global_timestamp", "queueing_metadata.deq_timedelta", "queueing_metadata.deq_qdepth",
-    "queueing_metadata.qid", "standard_metadata.egress_port",
-)  # fmt: skip
-"""What the path itself reads and writes. In the plan, each has two words: the cell's offset (-1: the program lacks
-it) and the mask of its width."""
-(
-    INGRESS_PORT, PACKET_LENGTH, INSTANCE_TYPE, INGRESS_TIME, PARSER_ERROR, CHECKSUM_ERROR, MCAST_GRP, EGRESS_SPEC,
-    EGRESS_RID, PRIORITY, ENQ_TIME, ENQ_DEPTH, EGRESS_TIME, DEQ_DELTA, DEQ_DEPTH, QID, EGRESS_PORT,
-) = (np.int64(16 * i) for i in range(len(FIELDS)))  # fmt: skip
-
-PLAN = (
-    "frame", "phv", "phv_end", "metadata", "metadata_end", "metadata_headers", "n_metadata_headers", "saved",
-    "no_error", "parser", "ingress", "egress", "deparser", "digests", "n_digests", "field_lists", "n_field_lists",
-    "drop_port", "n_priorities", "groups", "n_groups", "sessions", "returned", "returned_first", "returned_n", "queued",
-    "queued_first", "queued_n", "ring_size", "ring_stride", "out_end", "records", "n_records", "max_records", "status",
-    "lost", "in_address", "in_length", "in_port", "now", "source", "max_events", "reserve", "bad_priority",
-    "vm", "header_bytes",
-)  # fmt: skip
-"""Words of the plan after the fields: the path's inputs and its counters."""
-P = offsets(PLAN, 16 * len(FIELDS))
-PLAN_WORDS = 2 * len(FIELDS) + len(PLAN)
-
 NORMAL, INGRESS_CLONE, EGRESS_CLONE, COALESCED, RECIRCULATED, REPLICATED, RESUBMITTED = (np.int64(i) for i in range(7))
 _ZERO = np.int64(0)
 MAX_PASSES = 1 << 16
+ENDS, WAITS = np.int64(-1), np.int64(-2)
 RECORD_WORDS = 4
 """A frame that leaves: port, address, bytes, number of the frame that came in."""
 
@@ -63,7 +59,7 @@ _NOW, _START_LENGTH, _PORT = CELL["now"], CELL["start_length"], CELL["ingress_po
     _INGRESS, _EGRESS, _DEPARSER, _DIGESTS, _N_DIGESTS, _FIELD_LISTS, _N_FIELD_LISTS, _DROP_PORT, _N_PRIORITIES,
     _GROUPS, _N_GROUPS, _SESSIONS, _RETURNED, _RETURNED_FIRST, _RETURNED_N, _QUEUED, _QUEUED_FIRST, _QUEUED_N,
     _RING_SIZE, _RING_STRIDE, _OUT_END, _RECORDS, _N_RECORDS, _MAX_RECORDS, _STATUS, _LOST, _IN_ADDRESS, _IN_LENGTH,
-    _IN_PORT, _PLAN_NOW, _SOURCE, _MAX_EVENTS, _RESERVE, _BAD_PRIORITY, _VM, _HEADER_BYTES,
+    _IN_PORT, _PLAN_NOW, _SOURCE, _MAX_EVENTS, _RESERVE, _BAD_PRIORITY, _VM, _HEADER_BYTES, _POOL, _, _,
 ) = (P[name] for name in PLAN)  # fmt: skip
 
 
@@ -82,9 +78,11 @@ def _get(plan, frame, field):
 
 @kernel
 def _begin(plan, frame, address, length, port, ingress_length):
-    """A packet of which nothing is parsed and all metadata is 0."""
-    end = ld64(plan + _PHV_END)
-    clear_block(frame + 8, end - 8)
+    """A packet of which nothing is parsed and all metadata is 0, or from the pool."""
+    if ld64(plan + _POOL):
+        pool.begin(plan, frame)
+    else:
+        clear_block(frame + 8, ld64(plan + _PHV_END) - 8)
     headers = ld64(plan + _META_HEADERS)
     for i in range(ld64(plan + _N_META_HEADERS)):
         st8(frame + ld64(headers + 8 * i), 1)
@@ -121,17 +119,19 @@ def _parse(plan, frame):
 
 @kernel
 def _push(plan, frame, ring, port, priority):
-    """Append a copy of the packet to a ring: `ring` is the plan's word with its address."""
+    """Append the packet to a ring, whose address is in the plan's word `ring`: where it lies there, 0 if there is no
+    room."""
     n, size = ld64(plan + ring + 16), ld64(plan + _RING_SIZE)
     if n == size:
         st64(plan + _LOST, ld64(plan + _LOST) + 1)
-        return
+        return 0
     at = (ld64(plan + ring + 8) + n) % size
     to = ld64(plan + ring) + at * ld64(plan + _RING_STRIDE)
     st64(to, port)
     st64(to + 8, priority)
     copy_block(to + 16, frame, ld64(plan + _PHV_END))
     st64(plan + ring + 16, n + 1)
+    return to + 16
 
 
 @kernel
@@ -159,9 +159,9 @@ def _enqueue(plan, frame, port):
 
 @kernel
 def _push_to_egress(plan, frame, port):
+    """As `_push`; 0 also if the packet is dropped."""
     priority = _enqueue(plan, frame, port)
-    if priority >= 0:
-        _push(plan, frame, _QUEUED, port, priority)
+    return _push(plan, frame, _QUEUED, port, priority) if priority >= 0 else 0
 
 
 @kernel
@@ -184,14 +184,21 @@ def _multicast(plan, frame, group):
     copies, n = ld64(row), ld64(row + 8)
     for i in range(n):
         _set(plan, frame, EGRESS_RID, ld64(copies + 16 * i + 8))
-        _push_to_egress(plan, frame, ld64(copies + 16 * i))
+        copied = _push_to_egress(plan, frame, ld64(copies + 16 * i))
+        if copied:
+            pool.become_copy(plan, copied)
+
+
+@kernel
+def _clear_metadata(plan, frame):
+    start = ld64(plan + _METADATA)
+    clear_block(frame + start, ld64(plan + _METADATA_END) - start)
 
 
 @kernel
 def _take_over(plan, frame, other, field_list, instance_type):
     """Reset a copy's metadata but for the fields of a list, which come from another packet."""
-    start = ld64(plan + _METADATA)
-    clear_block(frame + start, ld64(plan + _METADATA_END) - start)
+    _clear_metadata(plan, frame)
     if field_list < ld64(plan + _N_FIELD_LISTS):
         row = ld64(plan + _FIELD_LISTS) + 16 * field_list
         piece = ld64(row)
@@ -239,8 +246,8 @@ def _mirror(plan, frame, session):
     port, group = ld64(session + 8), ld64(session + 16)
     if group >= 0:
         _multicast(plan, frame, group)
-    if port >= 0:
-        _push_to_egress(plan, frame, port)
+    if port < 0 or not _push_to_egress(plan, frame, port):
+        pool.end_packet(plan, frame)
 
 
 @kernel
@@ -270,6 +277,7 @@ def _clone_at_egress(plan, frame):
         return
     saved = _save(plan, frame)
     _forget_requests(frame)
+    pool.become_copy(plan, frame)
     _take_over(plan, frame, saved, ld64(saved + _CLONE_LIST), EGRESS_CLONE)
     _mirror(plan, frame, session)
     _restore(plan, frame)
@@ -294,19 +302,29 @@ def _resubmit(plan, frame):
     st64(frame + _REG, length)
     _set(plan, frame, PACKET_LENGTH, length)
     _push(plan, frame, _RETURNED, _ZERO, _ZERO)
+    pool.end_packet(plan, saved)
 
 
 @kernel
 def _ingress(plan, frame):
     """Parse, run the ingress pipeline and carry out its requests; the port if the packet continues to egress at once,
-    else -1."""
+    -1 if it ends here, or waits (then `frame` is not it any more, or a copy of it)."""
+    port = _ingress_stage(plan, frame)
+    if port == ENDS:
+        pool.end_packet(plan, frame)
+    return max(port, -1)
+
+
+@kernel
+def _ingress_stage(plan, frame):
+    """The port, WAITS, or ENDS."""
     st64(frame + _START_LENGTH, ld64(frame + _REG))
     if not _parse(plan, frame):
-        return -1
+        return ENDS
     _set(plan, frame, PARSER_ERROR, ld64(frame + _ERROR))
     _set(plan, frame, CHECKSUM_ERROR, ld64(frame + _CHECKSUM))
     if not _run(plan, frame, _INGRESS):
-        return -1
+        return ENDS
     st64(frame + _EXIT, 0)
     if ld64(frame + _CLONE):
         _clone_at_ingress(plan, frame)
@@ -314,19 +332,18 @@ def _ingress(plan, frame):
         _learn(plan, frame)
     if ld64(frame + _RESUBMIT):
         _resubmit(plan, frame)
-        return -1
+        return WAITS
     group = _get(plan, frame, MCAST_GRP)
     if group:
         _set(plan, frame, INSTANCE_TYPE, REPLICATED)
         _multicast(plan, frame, group)
-        return -1
+        return ENDS
     port = _get(plan, frame, EGRESS_SPEC)
     if port == ld64(plan + _DROP_PORT):
-        return -1
+        return ENDS
     _set(plan, frame, INSTANCE_TYPE, NORMAL)
     if ld64(plan + _QUEUED_N) or ld64(plan + _RETURNED_N):
-        _push_to_egress(plan, frame, port)
-        return -1
+        return WAITS if _push_to_egress(plan, frame, port) else ENDS
     return port
 
 
@@ -337,11 +354,19 @@ def _recirculate(plan, frame, address, length):
     _take_over(plan, frame, saved, ld64(saved + _RECIRCULATE), RECIRCULATED)
     _set(plan, frame, PACKET_LENGTH, length)
     _push(plan, frame, _RETURNED, _ZERO, _ZERO)
+    copy_block(frame, saved, ld64(plan + _PHV_END))
 
 
 @kernel
 def _egress(plan, frame, port, priority, out):
     """Run the egress pipeline, carry out its requests, deparse and send; the address for the next frame."""
+    out = _egress_stage(plan, frame, port, priority, out)
+    pool.end_packet(plan, frame)
+    return out
+
+
+@kernel
+def _egress_stage(plan, frame, port, priority, out):
     now = ld64(plan + _PLAN_NOW)
     _set(plan, frame, EGRESS_TIME, now)
     _set(plan, frame, DEQ_DELTA, now - _get(plan, frame, ENQ_TIME))
@@ -402,6 +427,8 @@ def _settle(plan, frame, out, passes):
                 priority = _enqueue(plan, frame, port)
                 if priority >= 0 and passes <= MAX_PASSES:
                     out = _egress(plan, frame, port, priority, out)
+                else:
+                    pool.end_packet(plan, frame)
         elif ld64(plan + _QUEUED_N):
             entry = _pop(plan, frame, _QUEUED)
             out = _egress(plan, frame, ld64(entry), ld64(entry + 8), out)
@@ -424,6 +451,8 @@ def process(plan, first, n, out):
         port, length = ld64(ld64(plan + _IN_PORT) + 8 * number), ld64(ld64(plan + _IN_LENGTH) + 8 * number)
         st64(plan + _SOURCE, number)
         _begin(plan, frame, ld64(ld64(plan + _IN_ADDRESS) + 8 * number), length, port, length)
+        if ld64(plan + _POOL):
+            _clear_metadata(plan, frame)
         _set(plan, frame, INGRESS_PORT, port)
         _set(plan, frame, PACKET_LENGTH, length)
         _set(plan, frame, INSTANCE_TYPE, NORMAL)
@@ -435,6 +464,8 @@ def process(plan, first, n, out):
             if priority >= 0:
                 passes = 1
                 out = _egress(plan, frame, port, priority, out)
+            else:
+                pool.end_packet(plan, frame)
         if ld64(plan + _QUEUED_N) or ld64(plan + _RETURNED_N):
             out = _settle(plan, frame, out, passes)
         if ld64(plan + _STATUS):

@@ -79,6 +79,26 @@ def test_a_parser_sets_valid(program):
         assert reference.receive(1, frame) == compiled.receive(1, frame) == expected
 
 
+def test_copies_lose_valid_of_headers_that_are_not(program):
+    """What a parser sets $valid$ of an invalid header to is gone in the copies of a multicast."""
+    root = json.loads(program("multicast").text)
+    valid, one = {"type": "field", "value": ["group", "$valid$"]}, {"type": "hexstr", "value": "0x01"}
+    root["parsers"][0]["parse_states"][0]["parser_ops"].insert(0, {"op": "set", "parameters": [valid, one]})
+    for action in root["actions"]:
+        for call in action["primitives"]:
+            if call["op"] == "assign" and call["parameters"][0]["value"][1] == "mcast_grp":
+                call["parameters"][1] = one
+    egress = next(each for each in root["pipelines"] if each["name"] == "egress")
+    egress["conditionals"][0]["expression"] = {
+        "type": "expression",
+        "value": {"op": "==", "left": valid, "right": one},
+    }  # to be dropped
+    for switch in both(loader.loads(json.dumps(root))):
+        switch.state.replication.create_group(1)
+        switch.state.replication.associate_node(1, switch.state.replication.create_node(5, [1, 2]))
+        assert switch.receive(0, ETHERNET + b"\0\0") == [(1, ETHERNET + b"\0\0"), (2, ETHERNET + b"\0\0")]
+
+
 def test_unrolled_lanes_are_re_rolled(program):
     engine = switch_on(Engine, program("agg_unrolled_256")).engine
     assert len(engine.lowered.rows) < 200

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from emulator.p4switch.engine.engine import Engine
 from emulator.p4switch.hashes import csum16
 from emulator.p4switch.interpreter.packet import FieldPool, Packet
 from emulator.p4switch.interpreter.parser import Parser
@@ -110,10 +111,11 @@ def with_stale_short(program):
     return loader.loads(json.dumps(root))
 
 
+@pytest.mark.parametrize("engine", [Interpreter, Engine])
 @pytest.mark.parametrize(("stale_fields", "left"), [(True, b"ab"), (False, b"\0\0")])
-def test_fields_that_earlier_packets_left(program, stale_fields, left):
+def test_fields_that_earlier_packets_left(program, engine, stale_fields, left):
     """BMv2 takes a packet's fields from the last packet that has gone, and sets metadata to 0 only."""
-    running = Switch(with_stale_short(program), engine=partial(Interpreter, stale_fields=stale_fields))
+    running = Switch(with_stale_short(program), engine=partial(engine, stale_fields=stale_fields))
     head = ETHERNET[:12]
     assert send(running, head + b"\0\1" + b"ab" + b"!") == head + b"\0\1" + b"ab" + b"\1"
     assert send(running, head + b"\0\0" + b"!") == head + b"\0\0" + b"\0"
