@@ -14,8 +14,6 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_
 from torch.nn.parallel import DistributedDataParallel
 
 RANK, SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-IN_NETWORK = os.environ.get("SWITCHML_HIERARCHY") != "node"
-"""The aggregator takes more than sums, which it does not of ranks that share hosts."""
 torch.set_num_threads(1)
 
 
@@ -202,7 +200,7 @@ def what_gloo_does():
     for work in dist.batch_isend_irecv(pair):
         work.wait()
     expect(tensor, [float(left)] * 3)
-    taken = 8 if IN_NETWORK else 0  # all but PRODUCT, sums of uint8, monitored barriers, and what ranks send each other
+    taken = 8  # all but PRODUCT, sums of uint8, monitored barriers, and what ranks send each other
     assert calls() == before + taken, (calls(), before)
 
 
@@ -332,8 +330,8 @@ def profiled():
         dist.all_reduce(torch.ones(3, 4))
         dist.all_reduce(torch.ones(5), op=dist.ReduceOp.MAX)
     ours = [event for event in profile.events() if event.name == "switchml:all_reduce"]
-    assert [event.input_shapes for event in ours] == [[[3, 4]], [[5]]][: 1 + IN_NETWORK] and ours[0].is_async
-    assert sum(event.name == "gloo:all_reduce" for event in profile.events()) == (0 if IN_NETWORK else 1)
+    assert [event.input_shapes for event in ours] == [[[3, 4]], [[5]]] and ours[0].is_async
+    assert all(event.name != "gloo:all_reduce" for event in profile.events())
 
 
 def what_is_left() -> dict[str, list[str]]:
@@ -364,7 +362,7 @@ if __name__ == "__main__":
         sub_groups,
         ddp,
         profiled,
-        *([every_byte] if IN_NETWORK else []),
+        every_byte,
     ]
     report = {}
     init()
