@@ -118,13 +118,15 @@ class Figure:
 
 @dataclass(frozen=True)
 class Plot:
-    """The paper's form: curves, or bars where x are names. `x_log`: base of a logarithmic axis."""
+    """The paper's form: curves, or bars where x are names. `x_log`: base of a logarithmic axis. `bars`: lines that are
+    single numbers, to draw as bars with the lines' names."""
 
     title: str
-    x: str
     y: str
+    x: str = ""
     x_log: int = 0
     y_log: bool = False
+    bars: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -150,6 +152,10 @@ class Claim:
         datafile.check_name("how", self.how, HOW)
         if not self.figures or not self.lines:
             raise ConfigError("expected at least one line and one figure")
+        for line in self.plot.bars if self.plot else ():
+            datafile.check_name("line in bars", line, self.lines)
+            if self.lines[line].x or self.lines[line].paper:
+                raise ConfigError(f"plot, bars: line {line} has points, not one number")
 
 
 def names() -> list[str]:

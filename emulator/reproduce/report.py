@@ -17,6 +17,8 @@ from switchml.tables import Table, name, number, text
 QUICK_MINUTES = 0.6
 """What runs at most so long, as any user, is quick."""
 MET, MISSED = "met", "missed"
+OURS = ""
+"""Among a plot's lines, the numbers that are drawn as bars."""
 
 
 def listed(claims: Sequence[Claim]) -> Table:
@@ -76,7 +78,11 @@ def drawn(outcome: Outcome) -> Panel | None:
     if plot is None:
         return None
     lines = {name: points for name, points in outcome.lines.items() if isinstance(points, Mapping)}
-    names = {name: outcome.claim.lines[name].name or name for name in lines}
+    names = {name: outcome.claim.lines[name].name or name for name in outcome.lines}
+    if plot.bars:
+        numbers = {name: value for name, value in outcome.lines.items() if not isinstance(value, Mapping)}
+        lines = {OURS: {names[name]: numbers[name] for name in plot.bars}, **lines}
+        names[OURS] = HOW[outcome.claim.how]
     if any(isinstance(x, str) for points in lines.values() for x in points):
         return _bars(plot, lines, names)
     curves = [Line(names[key], [float(x) for x in points], list(points.values())) for key, points in lines.items()]

@@ -11,6 +11,7 @@ from emulator.reproduce import claims, report, running
 from switchml import share
 from switchml.cli.main import cli
 from switchml.errors import ConfigError
+from tests.support.html_pages import read_page
 
 ROOT = {"network", "peers", "replay", "scripts/experiments/adaptive.py"}
 CLAIM = """
@@ -50,8 +51,8 @@ least = 50
 
 [plot]
 title = "GPUs"
-x = ""
 y = "GPUs"
+bars = ["gpus"]
 """
 
 
@@ -64,7 +65,7 @@ def file(tmp_path):
 
 def test_all_claims_can_be_read():
     for claim in claims.load_all([]):
-        assert claim.says and claim.differs and claim.source, claim.id
+        assert claim.says and claim.differs and claim.source and claim.plot, claim.id
         words = {word for line in claim.lines.values() for word in line.words[:2] if line.run}
         assert claim.needs_root == bool(words & ROOT), claim.id
         scripts = [word for line in claim.lines.values() for word in line.words if word.startswith(claims.SCRIPTS)]
@@ -82,6 +83,7 @@ def test_a_claim_of_ones_own(file, tmp_path):
     assert "mine: The machine." in done.stdout and picture.read_bytes().startswith(b"\x89PNG")
     text = (tmp_path / "page" / "reproduce.html").read_text()
     assert "1 of 2 figures are met" in text and "switchml emulate --model resnet50" in text
+    assert {"gpus", "resnet50"} <= set(read_page(tmp_path / "page" / "reproduce.html"))
     table = (tmp_path / "page" / "claims.md").read_text()
     assert "| mine | one | -6 | -6 | met |\n|  | two | 100 | 8 | **missed** |\n" in table
 
@@ -96,6 +98,8 @@ def test_a_claim_of_ones_own(file, tmp_path):
     ("models['vgg16']", "__import__('os')", "figure 'two'"),
     ('run = "emulate', 'run = "emulat', "did you mean emulate"),
     ("paper = {resnet50 = 8, vgg16 = 16}", "", "a line has a command"),
+    ('bars = ["gpus"]', 'bars = ["gpu"]', "unknown line in bars 'gpu'; did you mean gpus"),
+    ('bars = ["gpus"]', 'bars = ["models"]', "line models has points, not one number"),
 ])  # fmt: skip
 def test_mistakes(file, monkeypatch, before, after, complaint):
     file.write_text(CLAIM.replace(before, after))
