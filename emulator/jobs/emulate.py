@@ -82,6 +82,11 @@ class Data:
     """Reads that a rank has in flight."""
     prefetch: int = 16
     """Batches that a rank loads ahead of training (DataLoader: 2 for each of 8 workers)."""
+    read_window: int = 1
+    """Of solar: steps whose reads are joined (PlannedLoader: 8)."""
+    read_gap_bytes: float = -1.0
+    """Of solar: what may lie between reads that are joined (PlannedLoader: 32768). Below 0: as much as is
+    quicker to read along than to seek over."""
 
 
 @dataclass(frozen=True)
@@ -403,7 +408,16 @@ def _load(spec: Request, costed: Plan, played: Replayed) -> Loading:
         peer_bytes_per_s=costed.cluster.between.node_bytes_per_s / on_a_node,
     )
     compute_s = parts(played).mean()["compute"]
-    return loading(data.loader, dataset, shared, played.makespan_s, compute_s=compute_s, prefetch=data.prefetch)
+    return loading(
+        data.loader,
+        dataset,
+        shared,
+        played.makespan_s,
+        compute_s=compute_s,
+        prefetch=data.prefetch,
+        window=data.read_window,
+        gap_bytes=data.read_gap_bytes if data.read_gap_bytes >= 0 else None,
+    )
 
 
 def replayed_s(costed: Plan) -> float:

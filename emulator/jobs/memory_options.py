@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass
 
 from emulator.jobs.costing import OPTIMIZER_BYTES, Plan
-from emulator.workload.memory import Memory, in_flight, micro_batch_activations
+from emulator.workload.memory import Memory, in_flight, micro_batch_activations, micro_batch_tensors
 from switchml.errors import ConfigError
 
 DENSE_BYTES = 20.0
@@ -37,15 +37,18 @@ class MemoryOptions:
     activation_bytes_per_s: float = 100e9
     """At which they are compressed, and restored. Error-bounded compressors on A100: SZx 260 and 450 GB/s (Yu et al.,
     HPDC 2022), cuSZ 60 to 100."""
+    activation_tensor_s: float = 0.0
+    """Besides, for each tensor, compressed or restored: what hooks and calls take, however small it is."""
 
     def __post_init__(self) -> None:
         if self.offload_bucket < 0:
             raise ConfigError(f"offload-bucket is {self.offload_bucket}; expected at least 0 parameters")
         if not 0 <= self.pruned < 1:
             raise ConfigError(f"pruned is {self.pruned}; expected a share from 0 to below 1")
-        if not self.activation_ratio >= 1 or not self.activation_bytes_per_s > 0:
+        if not (self.activation_ratio >= 1 and self.activation_bytes_per_s > 0 and self.activation_tensor_s >= 0):
             raise ConfigError(
-                f"activations compressed {self.activation_ratio} times; expected at least 1, at a positive rate"
+                f"activations compressed {self.activation_ratio} times; expected at least 1, at a positive rate, "
+                "and times of at least 0"
             )
 
     def memory(self, needed: Memory, plan: Plan) -> Memory:
@@ -92,8 +95,12 @@ class MemoryOptions:
                 raise ConfigError(
                     "compressed activations are not modelled on message-driven stages; take schedule 1f1b"
                 )
-            kept = [micro_batch_activations(plan.model, plan.job, stage) for stage in range(len(plan.stages))]
-            plan = dataclasses.replace(plan, packing_s=tuple(size / self.activation_bytes_per_s for size in kept))
+            seconds = [
+                micro_batch_activations(plan.model, plan.job, stage) / self.activation_bytes_per_s
+                + micro_batch_tensors(plan.model, plan.job, stage) * self.activation_tensor_s
+                for stage in range(len(plan.stages))
+            ]
+            plan = dataclasses.replace(plan, packing_s=tuple(seconds))
         return plan
 
     def assumptions(self) -> list[str]:

@@ -167,6 +167,11 @@ class Block:
             holds[tensor] += 1
         return holds
 
+    @property
+    def kept(self) -> int:
+        """How many tensors wait for backward."""
+        return sum(map(bool, self._holds()))
+
     def _entering(self, written: set[int]) -> set[int]:
         """What the replayed operators start from."""
         return {tensor for i in self.replayed for tensor in self.ops[i].inputs} - written

@@ -289,6 +289,14 @@ def micro_batch_activations(model: Model, job: Job, stage: int) -> float:
     return layer_activations(model, job) * job.layers(model, stage)
 
 
+def micro_batch_tensors(model: Model, job: Job, stage: int) -> int:
+    """How many tensors those are."""
+    if isinstance(model, LayerTable):
+        part = model.part(stage)
+        return len(part.layer) if part.tensors_of is None else int(part.tensors_of.sum())
+    return blocks.layer(model, job).kept * job.layers(model, stage)
+
+
 def in_flight(job: Job, stage: int) -> float:
     """Micro-batches whose activations a stage holds at once, as multiples of what its own layers keep of one."""
     if job.pp == 1:

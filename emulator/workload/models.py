@@ -191,6 +191,8 @@ class LayerTable:
     backward_s: np.ndarray | None = None
     saved_of: np.ndarray | None = None
     """Elements that backward needs of a layer, for one sample, each counted once; None: as many as are written."""
+    tensors_of: np.ndarray | None = None
+    """Tensors that those are in; None: one for each layer."""
     stage_of: np.ndarray | None = None
     """The pipeline stage that a layer is on, from 0, not decreasing; None: all are on one."""
 

@@ -79,7 +79,8 @@ def count(
     module = copy.deepcopy(module).to("meta")
     names = {id(part): part_name for part_name, part in module.named_modules()}
     owners: dict[int, str] = {}
-    counts: dict[str, list[float]] = {}  # by part, in the order of forward: FLOPs, elements, kernels, saved elements
+    # By part, in the order of forward: FLOPs, elements, kernels, saved elements, saved tensors.
+    counts: dict[str, list[float]] = {}
     saved: dict[int, Any] = {}  # storages that backward needs; weights are there anyway
     weights = {p.untyped_storage()._cdata for p in module.parameters()}
     stack: list[str] = [""]
@@ -88,7 +89,7 @@ def count(
         return next(reversed(counts), "")
 
     def row(part: str) -> list[float]:
-        return counts.setdefault(part, [0.0, 0.0, 0.0, 0.0])
+        return counts.setdefault(part, [0.0, 0.0, 0.0, 0.0, 0.0])
 
     class Counter(TorchDispatchMode):
         def __torch_dispatch__(self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
@@ -111,6 +112,7 @@ def count(
         if storage._cdata not in weights and storage._cdata not in saved and part:
             saved[storage._cdata] = storage
             counts[part][3] += storage.nbytes() / element
+            counts[part][4] += tensor.ndim > 1  # not what normalization keeps of a channel
         return tensor
 
     def enter(part: Any, _: Any) -> None:
@@ -143,7 +145,7 @@ def count(
     for parameter, numel in {key: count for every in parameters_of.values() for key, count in every}.items():
         # What no submodule of its own uses, a functional call does: counted to the last row.
         parameters[owners.get(parameter, last())] += numel
-    flops, elements, kernels, kept = np.array(list(counts.values())).T
+    flops, elements, kernels, kept, tensors = np.array(list(counts.values())).T
     return LayerTable(
         name,
         title or name,
@@ -155,4 +157,5 @@ def count(
         np.maximum(kernels, 1.0),
         sparse_of=np.ones(len(counts)),
         saved_of=kept / batch,
+        tensors_of=tensors,
     )

@@ -454,13 +454,16 @@ def validate_replay(_: Path) -> None:
 def validate_real(_: Path) -> None:
     from emulator.validation.real.measure import Calibration, Layout, RealValidation, Row
     from emulator.validation.real.report import print_table
+    from emulator.validation.rows import Row as ScatterRow
 
     known = {"gloo": 0.0123, "switchml": 0.0123}
     layouts = [Layout("switchml", 256, 8, "node"), Layout("gloo", 256)]
     rows = [Row(layout, 1e11, 12.3456, 12.4567, False, 1.23) for layout in layouts]
-    print_table(
-        RealValidation([Row(layouts[1], 4e7, 0.1, 0.1, True), *rows], Calibration(0.1, known, known, 256), 10**6)
+    validation = RealValidation(
+        [Row(layouts[1], 4e7, 0.1, 0.1, True), *rows], Calibration(0.1, known, known, 256), 10**6
     )
+    others = [ScatterRow("transformer, 128 images, levels: extra time", 0.0123, 0.0456, "s")]
+    print_table(validation, [*others, ScatterRow("states offloaded: device", 1234.5, 1234.5, "MB")])
 
 
 @screen("report")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from switchml.cli.extras import require
 from switchml.cli.options import RATE, TIME, Count, option
 from switchml.tables import show as show_tables
 from switchml.terminal import progress, say
+
+REAL_PARTS = ("links", "loading", "activations", "pipelines", "states")
 
 
 @click.command()
@@ -33,10 +36,21 @@ from switchml.terminal import progress, say
     default=2,
     help="Also measure so many ranks in each host, with and without hierarchy; 1 leaves that out.",
 )
+@click.option(
+    "--part",
+    "parts",
+    multiple=True,
+    type=click.Choice(REAL_PARTS),
+    default=REAL_PARTS,
+    show_default="all",
+    help="What to measure: all-reduces over links; a planned loader, compressed activations, a pipeline, states on the "
+    "host and of pruned weights.",
+)
 @plot_option
 @json_option
-def real(plot_file: Path | None, as_json: bool, **plan: Any) -> None:
+def real(parts: tuple[str, ...], plot_file: Path | None, as_json: bool, **plan: Any) -> None:
     """Train here over links of limited rate, with Gloo and with the aggregator, and predict each run from one of them.
+    Then measure loading, memory and pipelines beside what the emulator says of them.
 
     Needs root, iproute2 and torch: each worker is in a network namespace with one link to a switch. Run it on a machine
     that has nothing else to do: what others compute is measured too, and not predicted.
@@ -46,11 +60,16 @@ def real(plot_file: Path | None, as_json: bool, **plan: Any) -> None:
 
     require("torch", "sklearn")
     check_rights()
+    validation, rows = None, []
     with progress("measuring") as task:
-        validation = measure.validate(measure.RealPlan(**plan), task.step)
+        if "links" in parts:
+            validation = measure.validate(measure.RealPlan(**plan), task.step)
+        for part in REAL_PARTS[1:]:
+            if part in parts:
+                rows += importlib.import_module(f"emulator.validation.real.{part}").rows(task.step)
     if plot_file is not None:
-        report.plot(validation, plot_file)
-    output(as_json, lambda: report.as_json(validation), lambda: report.print_table(validation))
+        report.plot(validation, plot_file, rows)
+    output(as_json, lambda: report.as_json(validation, rows), lambda: report.print_table(validation, rows))
 
 
 @click.command()

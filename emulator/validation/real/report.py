@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from emulator.validation import scatter
 from emulator.validation.real.measure import BACKENDS, CALIBRATION_WORKERS, RealValidation, Row
+from emulator.validation.report import show as show_others
 from emulator.validation.rows import Row as ScatterRow
+from emulator.validation.rows import summary
 from switchml.tables import Table, number, show, text
 
 
-def as_json(validation: RealValidation) -> dict[str, Any]:
-    """Times in seconds, errors as shares."""
+def as_json(validation: RealValidation | None, others: Sequence[ScatterRow] = ()) -> dict[str, Any]:
+    """Times in seconds, errors as shares. `others`: of loading, memory and pipelines."""
+    found = {"others": summary(others)} if others else {}
+    return found if validation is None else _links(validation) | found
+
+
+def _links(validation: RealValidation) -> dict[str, Any]:
 
     def row(one: Row) -> dict[str, Any]:
         return one.layout._asdict() | asdict(one) | {"layout": str(one.layout), "error": one.error}
@@ -28,8 +36,15 @@ def as_json(validation: RealValidation) -> dict[str, Any]:
     }
 
 
-def print_table(validation: RealValidation) -> None:
+def print_table(validation: RealValidation | None, others: Sequence[ScatterRow] = ()) -> None:
     """Rows, then what they come to, on stdout."""
+    if validation is not None:
+        _print_links(validation)
+    if others:
+        show_others("loading, memory and pipelines", others, [], {}, None, False, shown=others)
+
+
+def _print_links(validation: RealValidation) -> None:
     worst, constants = validation.worst, validation.calibration
     overheads = ", ".join(f"{constants.overhead_s[name] * 1e3:.1f} ms more with {name}" for name in BACKENDS)
     table = Table(
@@ -68,10 +83,14 @@ def print_table(validation: RealValidation) -> None:
     show(table)
 
 
-def plot(validation: RealValidation, path: Path) -> None:
-    """Predicted against measured. Raises ConfigError if the picture cannot be written."""
+def plot(validation: RealValidation | None, path: Path, others: Sequence[ScatterRow] = ()) -> None:
+    """Predicted against measured: times. Raises ConfigError if the picture cannot be written."""
     groups: dict[str, list[ScatterRow]] = {}
-    for row in validation.rows:
+    timed = [ScatterRow(row.name, row.measured * 1e3, row.predicted * 1e3, "ms") for row in others if row.unit == "s"]
+    if timed:
+        groups["loading, memory and pipelines"] = timed
+    for row in validation.rows if validation is not None else ():
         point = ScatterRow(str(row.layout), row.measured_s * 1e3, row.predicted_s * 1e3, "ms a step")
         groups.setdefault(f"{row.layout}, {row.layout.workers} ranks", []).append(point)
-    scatter.draw(list(groups.items()), path, f"all but the calibration: MAPE {validation.mape:.1%}")
+    title = "" if validation is None else f"links, all but the calibration: MAPE {validation.mape:.1%}"
+    scatter.draw(list(groups.items()), path, title)

@@ -81,11 +81,14 @@ class Storage:
     """How many reads a rank has in flight: its loader's workers."""
     peer_bytes_per_s: float = math.inf
     """From another rank's memory."""
+    read_cpu_s: float = 0.0
+    """Processor time of a read on its rank, which reads in flight have to share: they wait for storage together, but
+    come in one by one."""
 
     def __post_init__(self) -> None:
         rates = (self.bytes_per_s, self.client_bytes_per_s, self.peer_bytes_per_s)
-        if not all(rate > 0 for rate in rates) or self.seek_s < 0 or self.reads_at_once < 1:
-            raise ConfigError("a storage needs rates above 0, a seek time of at least 0 and a read at once")
+        if not all(rate > 0 for rate in rates) or min(self.seek_s, self.read_cpu_s) < 0 or self.reads_at_once < 1:
+            raise ConfigError("a storage needs rates above 0, times of at least 0 and a read at once")
 
 
 @dataclass(frozen=True)
@@ -112,7 +115,8 @@ class Loads:
         rate = np.minimum(storage.client_bytes_per_s, storage.bytes_per_s / reading)
         moving_s = self.read_samples * dataset.sample_bytes / rate
         peers_s = self.peer_hits * dataset.sample_bytes / storage.peer_bytes_per_s
-        return self.reads * storage.seek_s / storage.reads_at_once + moving_s + peers_s
+        coming_s = self.reads * storage.seek_s / storage.reads_at_once + moving_s
+        return np.maximum(coming_s, self.reads * storage.read_cpu_s) + peers_s
 
     def hit_rate(self) -> float:
         """The share of samples that did not come from storage."""
@@ -185,20 +189,30 @@ IMBALANCE = 1.25
 """SOLAR: how many times its even share of a batch a rank may get at most."""
 
 
-def solar(dataset: Dataset, storage: Storage, imbalance: float = IMBALANCE, window: int = 1) -> Loads:
-    """SOLAR's plan, see `loading_solar`. What a rank holds beyond its bound on batches, another one reads again."""
+def solar(
+    dataset: Dataset,
+    storage: Storage,
+    imbalance: float = IMBALANCE,
+    window: int = 1,
+    gap_bytes: float | None = None,
+    reorder: bool = True,
+) -> Loads:
+    """SOLAR's plan, see `loading_solar`. What a rank holds beyond its bound on batches, another one reads again.
+
+    `window`: reads of so many steps are joined, where at most `gap_bytes` lie between them; None: where reading
+    along is quicker than another read. `reorder`: epochs, to reuse most. PlannedLoader: 8, 32 KiB, False."""
     batches = dataset.batches()
     buffered = dataset.buffer_samples * dataset.ranks
     flat = batches.reshape(dataset.epochs, -1)
     order = list(range(dataset.epochs))
-    if 0 < buffered < dataset.samples:
+    if reorder and 0 < buffered < dataset.samples:
         buffered = min(buffered, flat.shape[1])
         order = loading_solar.epoch_order(loading_solar.overlaps(flat, dataset.samples, buffered))
     planned = np.ascontiguousarray(batches[order].reshape(-1, dataset.global_batch))
     each = dataset.global_batch // dataset.ranks
     most = max(each, min(dataset.global_batch, math.floor(each * imbalance)))
     rank_of, held_by, *_ = loading_solar.assign(planned, dataset.samples, dataset.ranks, dataset.buffer_samples, most)
-    gap = read_gap(dataset, storage)
+    gap = read_gap(dataset, storage) if gap_bytes is None else int(gap_bytes / dataset.sample_bytes)
     batch, misses, reads, span = loading_solar.reads(planned, rank_of, rank_of != held_by, dataset.ranks, gap, window)
     return Loads(batch, misses, np.zeros_like(batch), reads, span, order)
 
@@ -266,14 +280,25 @@ class Loading:
 
 
 def loading(
-    loader: str, dataset: Dataset, storage: Storage, iteration_s: float, *, compute_s: float = 0.0, prefetch: int = 2
+    loader: str,
+    dataset: Dataset,
+    storage: Storage,
+    iteration_s: float,
+    *,
+    compute_s: float = 0.0,
+    prefetch: int = 2,
+    window: int = 1,
+    gap_bytes: float | None = None,
 ) -> Loading:
     """Play `loader` beside training that takes `iteration_s` a step. `prefetch`: batches that a rank loads ahead, of
     torch's DataLoader prefetch_factor · num_workers. `compute_s` of the step grows with the local batch of the rank
-    that has most."""
-    if prefetch < 1:
-        raise ConfigError(f"a loader that is {prefetch} batches ahead of training; expected at least 1")
-    played = loads(loader, dataset, storage)
+    that has most. `window`, `gap_bytes`: of SOLAR's reads."""
+    if prefetch < 1 or window < 1:
+        raise ConfigError(f"a loader that is {prefetch} batches ahead, in windows of {window}; expected at least 1")
+    if loader == "solar":
+        played = solar(dataset, storage, window=window, gap_bytes=gap_bytes)
+    else:
+        played = loads(loader, dataset, storage)
     seconds = played.seconds(dataset, storage)
     imbalance_s = compute_s * (played.batch.max(axis=1) * (dataset.ranks / dataset.global_batch) - 1.0)
     waits_s = stalls_s(seconds, iteration_s + imbalance_s, prefetch)

@@ -9,6 +9,7 @@ from emulator.testbed.star import BURST_BYTES
 from emulator.validation.real import measure as real
 from emulator.validation.real import report as real_report
 from emulator.validation.real.measure import Calibration, Layout, RealPlan, RealValidation, Row
+from emulator.validation.rows import Row as ScatterRow
 from switchml.cli.main import cli
 from switchml.errors import ConfigError
 
@@ -81,9 +82,18 @@ def test_two_workers_at_two_rates(tmp_path):
     pytest.importorskip("torch")
     picture = tmp_path / "real.png"
     arguments = ["validate", "real", "--workers", "2", "--rates", "20mbit,40mbit", "--steps", "3"]
+    arguments += ["--part", "links"]
     result = CliRunner().invoke(cli, [*arguments, "--plot", str(picture), "--json"])
     assert result.exit_code == 0, result.stderr
     report = json.loads(result.stdout)
     assert len(report["rows"]) == 4 and sum(one["is_calibration"] for one in report["rows"]) == 2
     assert all(one["measured_s"] > 0 and one["predicted_s"] > 0 for one in report["rows"])
     assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_rows_of_loading_memory_and_pipelines_stand_beside_the_links(tmp_path):
+    rows = [ScatterRow("loader: seconds", 2.0, 1.0, "s"), ScatterRow("90% pruned: device", 10.0, 11.0, "MB")]
+    report = real_report.as_json(None, rows)
+    assert list(report) == ["others"] and [round(row["error"], 9) for row in report["others"]["rows"]] == [-0.5, 0.1]
+    real_report.plot(None, tmp_path / "real.png", rows)
+    assert (tmp_path / "real.png").read_bytes().startswith(b"\x89PNG")

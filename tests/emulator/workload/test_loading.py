@@ -12,6 +12,8 @@ from emulator.workload.loading.caches import lru_misses
 from emulator.workload.loading.loading import LOADERS, Dataset, Storage, loading, loads, read_gap, solar, stalls_s
 from host_agent.loading import solar as loading_solar
 from host_agent.loading.heap import NEVER, next_uses
+from host_agent.loading.plan import make_plan
+from host_agent.loading.sources.base import joined
 from switchml.errors import ConfigError
 from tests.support.caches import belady_misses, fifo_misses
 
@@ -267,3 +269,30 @@ def test_datasets_that_make_no_sense(wrong):
 def test_unknown_loader():
     with pytest.raises(ConfigError, match="unknown loader 'dali'; there are pytorch, lru, nopfs, solar"):
         loads("dali", Dataset(samples=1, sample_bytes=1.0, global_batch=1, ranks=1, epochs=1), SLOW_DISK)
+
+
+# Beside PlannedLoader
+
+
+def test_reads_are_those_of_a_planned_loader():
+    """Its joined ranges, in its windows, of the same batches."""
+    dataset = Dataset(samples=500, sample_bytes=100.0, global_batch=24, ranks=3, epochs=3, buffer_samples=30)
+    plan = make_plan(dataset.batches(), 500, 3, buffer_samples=30, use_peers=False, window=8)
+    played = solar(dataset, SLOW_DISK, window=8, gap_bytes=250.0, reorder=False)
+    found = np.zeros((2, 3), np.int64)
+    for rank in range(3):
+        for first in range(0, plan.steps, 8):
+            wanted = plan.reads(range(first, min(first + 8, plan.steps)), rank)
+            for begin, end in joined(100 * wanted, 100 * wanted + 100, gap=250, most=10**9):
+                found[:, rank] += 1, wanted[end - 1] + 1 - wanted[begin]
+    assert found.tolist() == [played.reads.sum(axis=0).tolist(), played.read_samples.sum(axis=0).tolist()]
+
+
+def test_reads_that_take_the_processor_longer_than_the_link():
+    dataset = Dataset(samples=64, sample_bytes=1000.0, global_batch=8, ranks=2, epochs=1)
+    waits = loads("pytorch", dataset, SLOW_DISK)
+    slow = Storage(bytes_per_s=1e6, seek_s=2e-3, read_cpu_s=1.0)
+    assert waits.seconds(dataset, slow).tolist() == waits.reads.tolist()
+    assert loading("solar", dataset, slow, 1.0, window=4, gap_bytes=0).hit_rate == 0
+    with pytest.raises(ConfigError, match="in windows of 0"):
+        loading("solar", dataset, slow, 1.0, window=0)
