@@ -92,5 +92,7 @@ def plot(validation: RealValidation | None, path: Path, others: Sequence[Scatter
     for row in validation.rows if validation is not None else ():
         point = ScatterRow(str(row.layout), row.measured_s * 1e3, row.predicted_s * 1e3, "ms a step")
         groups.setdefault(f"{row.layout}, {row.layout.workers} ranks", []).append(point)
-    title = "" if validation is None else f"links, all but the calibration: MAPE {validation.mape:.1%}"
+    title = "predicted against measured"
+    if validation is not None:
+        title = f"links, all but the calibration: MAPE {validation.mape:.1%}"
     scatter.draw(list(groups.items()), path, title)
