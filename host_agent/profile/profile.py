@@ -225,6 +225,7 @@ class switchml_profile:
             "iterations": [asdict(one) for one in self._log],
             "ddp": ddp,
             "codec": _codec(),
+            "loading": _loading(),
             "versions": {"python": platform.python_version(), "torch": torch.__version__, "switchml": __version__},
         }
 
@@ -234,6 +235,13 @@ def _codec() -> str:
     hooks = sys.modules.get("host_agent.pytorch.comm_hooks")
     states = living(hooks.CodecState) if hooks is not None else []
     return str(getattr(states[-1].compressor, "codec", "auto")) if states else ""
+
+
+def _loading() -> dict[str, float]:
+    """Counters of the planned loader in use since its start, empty without one."""
+    module = sys.modules.get("host_agent.loading.loader")
+    loaders = living(module.PlannedLoader) if module is not None else []
+    return dict(loaders[-1].counters) if loaders else {}
 
 
 class _OnTermination:

@@ -319,6 +319,11 @@ def _details(about: dict[str, Any]) -> dict[str, str]:
     details |= {"codec": about["codec"]} if about["codec"] else {}
     for ddp in about["ddp"][:1]:
         details["bucket_cap_mb"] = f"{ddp['bucket_cap_bytes'] / (1 << 20):.4g}"
+    if loading := about.get("loading"):
+        kept, others, read = (loading[name] for name in ("buffer_hits", "peer_hits", "storage_samples"))
+        details["samples"] = f"{kept:,} kept, {others:,} from others, {read:,} read"
+        size = f"{loading['read_bytes'] / 1e6:.1f} MB in {loading['reads']:,} reads"
+        details["loading"] = f"{size}, {loading['waits']:,} waits of {loading['wait_s']:.2f} s in all"
     if about["agents"]:
         details["transport"] = ", ".join(sorted({agent["transport"] for agent in about["agents"]}))
     lost = sum(agent["packets_lost"] for agent in about["agents"])

@@ -325,3 +325,16 @@ def test_a_trace_that_torch_can_not_write(tmp_path):
     with pytest.raises(ConfigError, match=r"torch could not write its trace there; [\d,]+ bytes are free on that disk"):
         files.write(SimpleNamespace(rank=0, profiler=profiler), tmp_path, None, {})
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_planned_loaders_counters_are_in_the_trace():
+    from emulator.traces.readers.captured import _details
+    from host_agent.loading import PlannedLoader
+    from host_agent.profile.profile import _loading
+
+    loader = PlannedLoader(list(range(12)), 4, epochs=1, rank=0, world_size=1, peers=None, sample_bytes=8)
+    assert len(list(loader)) == 3
+    counters = _loading()
+    assert counters["storage_samples"] == 12 and counters["steps"] == 3
+    details = _details({"versions": {}, "codec": "", "ddp": [], "agents": [], "loading": counters})
+    assert details["samples"] == "0 kept, 0 from others, 12 read" and "waits of" in details["loading"]
