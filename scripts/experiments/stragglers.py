@@ -1,0 +1,159 @@
+#!/usr/bin/env python3
+"""Trains a small network with one slow rank, once waiting for it and once not (host_agent/stragglers.py), and shows
+how soon each gets how accurate. Computing is a pause, so that processors which other work keeps busy matter little.
+
+    scripts/experiments/stragglers.py
+    scripts/experiments/stragglers.py --chance 0.2 --plot stragglers.svg
+"""
+
+import argparse
+import json
+import threading
+import time
+from dataclasses import dataclass, field
+
+import numpy as np
+from sklearn.datasets import load_digits
+
+from host_agent import HostAgent
+from host_agent.pytorch.aggregator import ChildAggregator, command_of
+from host_agent.stragglers import PartialRounds
+from switchml import tables
+
+HIDDEN, BATCH, TEST = 64, 16, 360
+
+
+@dataclass
+class Outcome:
+    """Of one training: rank 0's accuracy after each step, and in how many of the rounds each rank is."""
+
+    times_s: list[float] = field(default_factory=list)
+    accuracy: list[float] = field(default_factory=list)
+    counts: np.ndarray | None = None
+
+    def reached_s(self, accuracy: float) -> float | None:
+        return next((at for at, value in zip(self.times_s, self.accuracy, strict=True) if value >= accuracy), None)
+
+
+class Network:
+    """Two layers over the digits; all parameters in one array."""
+
+    def __init__(self):
+        images, labels = load_digits(return_X_y=True)
+        order = np.random.default_rng(0).permutation(len(images))
+        self.images, self.labels = (images[order] / 8 - 1).astype(np.float32), labels[order]
+        chooser = np.random.default_rng(1)
+        first, second = chooser.normal(0, 0.1, (64, HIDDEN)), chooser.normal(0, 0.1, (HIDDEN, 10))
+        self.parameters = np.concatenate([first.ravel(), second.ravel()]).astype(np.float32)
+
+    def layers(self, values):
+        return values[: 64 * HIDDEN].reshape(64, HIDDEN), values[64 * HIDDEN :].reshape(HIDDEN, 10)
+
+    def gradient(self, batch):
+        first, second = self.layers(self.parameters)
+        images, labels = self.images[batch], self.labels[batch]
+        hidden = np.maximum(images @ first, 0)
+        scores = np.exp(hidden @ second)
+        scores /= scores.sum(1, keepdims=True)
+        scores[np.arange(len(batch)), labels] -= 1
+        scores /= len(batch)
+        back = (scores @ second.T) * (hidden > 0)
+        return np.concatenate([(images.T @ back).ravel(), (hidden.T @ scores).ravel()]).astype(np.float32)
+
+    def accuracy(self):
+        first, second = self.layers(self.parameters)
+        found = (np.maximum(self.images[:TEST] @ first, 0) @ second).argmax(1)
+        return float((found == self.labels[:TEST]).mean())
+
+
+def train(options, address: str, waits: bool) -> Outcome:
+    """One training; its ranks are threads."""
+    outcome, counts, began = Outcome(), np.zeros(options.ranks, int), 0.0
+    ready = threading.Barrier(options.ranks)
+
+    def run(rank: int) -> None:
+        nonlocal began
+        network, chooser = Network(), np.random.default_rng(100 + rank)
+        agent = HostAgent.join(address, job=f"waits {waits}", rank=rank, world_size=options.ranks)
+        ready.wait()
+        began = time.monotonic()
+        deadline_s = threading.TIMEOUT_MAX if waits else options.deadline * options.step_time
+        with PartialRounds(agent, network.parameters.size, deadline_s) as rounds:
+            step = 0
+            while step < options.steps:
+                batch = TEST + chooser.choice(len(network.labels) - TEST, BATCH)
+                gradient = network.gradient(batch)
+                is_slow = rank == options.ranks - 1 and chooser.random() < options.chance
+                time.sleep(options.step_time * (options.slowdown if is_slow else 1))
+                for each in rounds.contribute(gradient)[: options.steps - step]:
+                    network.parameters -= np.float32(options.rate) * each.mean
+                    step += 1
+                    if rank == 0:
+                        counts[list(each.ranks)] += 1
+                        outcome.times_s.append(time.monotonic() - began)
+                        outcome.accuracy.append(network.accuracy())
+            ready.wait()  # nobody leaves before all have their last result
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(options.ranks)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    outcome.counts = counts
+    return outcome
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ranks", type=int, default=4)
+    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--step-time", type=float, default=0.04, help="seconds of computing in a step")
+    parser.add_argument("--slowdown", type=float, default=5.0, help="of the last rank")
+    parser.add_argument("--chance", type=float, default=1.0, help="part of its steps that are slow")
+    parser.add_argument("--deadline", type=float, default=1.5, help="in steps")
+    parser.add_argument("--rate", type=float, default=0.1, help="of learning")
+    parser.add_argument("--accuracy", type=float, nargs="*", default=[0.8, 0.9, 0.93], help="to be reached")
+    parser.add_argument("--aggregator", default="software", choices=["software", "p4"])
+    parser.add_argument("--plot", help="a picture of accuracy over time")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    aggregator = ChildAggregator(command=command_of(options.aggregator, options.ranks))
+    try:
+        outcomes = {name: train(options, aggregator.address, name == "waits") for name in ("waits", "does not wait")}
+    finally:
+        aggregator.stop()
+    rows = []
+    for name, outcome in outcomes.items():
+        reached = [outcome.reached_s(accuracy) for accuracy in options.accuracy]
+        late = outcome.counts[-1] / options.steps
+        rows.append((name, outcome.times_s[-1], *reached, outcome.accuracy[-1], late))
+    if options.plot:
+        draw(outcomes, options.plot)
+    if options.json:
+        print(json.dumps([{"training": row[0], "seconds": row[1], "reached_s": row[2:-2], "accuracy": row[-2],
+                           "rounds_with_slow_rank": row[-1]} for row in rows]))  # fmt: skip
+        return
+    columns = [tables.text("training"), tables.number(f"{options.steps} steps", "s")]
+    columns += [tables.number(f"to {accuracy:g}", "s") for accuracy in options.accuracy]
+    columns += [tables.number("accuracy"), tables.number("with slow rank")]
+    shown = [
+        (name, *("-" if value is None else f"{value:.2f}" for value in values[:-2]), f"{values[-2]:.3f}",
+         f"{values[-1]:.0%}") for name, *values in rows
+    ]  # fmt: skip
+    tables.show(tables.Table(columns, shown))
+
+
+def draw(outcomes: dict[str, Outcome], path: str) -> None:
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(6, 3))
+    for name, outcome in outcomes.items():
+        axes.plot(outcome.times_s, outcome.accuracy, label=name)
+    axes.set(xlabel="seconds", ylabel="accuracy on unseen digits")
+    axes.legend()
+    figure.tight_layout()
+    figure.savefig(path)
+
+
+if __name__ == "__main__":
+    main()
