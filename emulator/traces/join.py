@@ -21,6 +21,7 @@ from heapq import heappop, heappush
 import numpy as np
 
 from emulator.traces.align import Clocks
+from emulator.traces.collector import paused
 from emulator.traces.events import LaneKind, RankTrace
 from emulator.traces.intervals import under_way_s
 from emulator.traces.joined import GAP, Joined
@@ -41,6 +42,7 @@ MOST_LAUNCHING = 16
 """Launches for one stream of a device that are under way at a time."""
 
 
+@paused()
 def join(
     traces: Sequence[RankTrace] | Job, *, iteration: int | None = None, clocks: Clocks | None = None, check: bool = True
 ) -> Joined:
@@ -92,6 +94,7 @@ def _left_out(plan: Plan, job: Job, steps: list[int], count: int) -> list[str]:
     return reasons
 
 
+@paused()
 def join_each(traces: Sequence[RankTrace], clocks: Clocks | None = None) -> list[Joined]:
     """Every iteration of its own, in order, without those in which profilers started. Those after the first one go on
     with what their streams were doing (`iterations.chain`)."""

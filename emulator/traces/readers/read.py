@@ -7,6 +7,7 @@ import re
 import zlib
 from pathlib import Path
 
+from emulator.traces.collector import paused
 from emulator.traces.consistency import check
 from emulator.traces.events import RankTrace, one_a_rank
 from emulator.traces.readers import captured, dpro, native, simai
@@ -39,6 +40,7 @@ _TORCH_ET = re.compile(rb'"schema"\s*:\s*"\d[^"]*"')
 _NODES = re.compile(rb'"nodes"\s*:\s*\[')
 
 
+@paused()
 def read(path: Path | str, *, rank: int | None = None, salvage: bool = False) -> list[RankTrace]:
     """The traces in `path`, a file or a directory of files, in the order of ranks. In a directory, torch's execution
     traces are joined to the profiler's of the same rank, and what is no trace is passed over.
