@@ -34,10 +34,15 @@ def latency(joined: Joined, *, seconds: float | None = None, factor: float | Non
 
 def allreduce(joined: Joined, algorithm: str = "", hierarchy: str = "") -> Scenario:
     """All-reduces by another of `emulator.cluster.algorithms.ALGORITHMS` and HIERARCHIES, with the same links and the
-    same costs of a step and a byte. Empty: as they are, and for a new algorithm "auto"."""
+    same costs of a step and of a byte that a host sends. Empty: as they are, and for a new algorithm "auto"."""
     network = network_of(joined)
     hierarchy = hierarchy or (network.hierarchy if algorithm in ("", network.algorithm) else "auto")
-    return on(joined, dataclasses.replace(network, algorithm=algorithm or network.algorithm, hierarchy=hierarchy))
+    other = dataclasses.replace(network, algorithm=algorithm or network.algorithm, hierarchy=hierarchy)
+    if network.cluster is None:  # what hosts spend was measured, and goes with what they send
+        count = world_size(joined)
+        host_s_per_byte = network.host_s_per_byte * other.volume(count) / max(network.volume(count), 1e-18)
+        other = dataclasses.replace(other, host_s_per_byte=host_s_per_byte)
+    return on(joined, other)
 
 
 def cluster(joined: Joined, name: str) -> Scenario:

@@ -111,6 +111,10 @@ class Network:
         large_s, double_s = (self.seconds(times * LARGE_BYTES, ranks, collective) for times in (1, 2))
         return max(0.0, 2 * large_s - double_s), (double_s - large_s) / LARGE_BYTES
 
+    def volume(self, ranks: int) -> float:
+        """How often each byte of an all-reduce among so many crosses the link that it crosses most often."""
+        return dataclasses.replace(self, link_bytes_per_s=1.0, host_s_per_byte=0.0).line(ranks)[1]
+
     def transfer(self, ranks: int, lanes: str = "int32") -> transfers.TransferCost:
         """Of all-reduces among so many. `lanes`: of our protocol's packets; "" for integers, without exponents."""
         fixed_s, per_byte_s = self.line(ranks)
@@ -149,7 +153,7 @@ def fit(joined: Joined | Sequence[Joined], link_bps: float | None = None, per_ho
         traced=algorithm,
         repeat_factor=repeated_rounds.times_usual(joined.traces),
     )
-    _, volume = model.line(ranks)
+    volume = model.volume(ranks)
     steps, _ = dataclasses.replace(model, link_bytes_per_s=1e30, latency_s=1.0).line(ranks)
     most_bytes_per_s = link_bps / 8 / volume if link_bps and volume else np.inf
     fitted = _median([transfers.fit(one, most_bytes_per_s=most_bytes_per_s) for one in several])

@@ -95,6 +95,16 @@ def test_algorithms(joined):
     assert takes_s(back) == pytest.approx(takes_s(joined), rel=1e-9)
 
 
+def test_hosts_spend_time_on_what_they_send(joined):
+    """Ranks of a ring send each byte 1.5 times where there are four of them, to an aggregator once."""
+    ring = changes.with_network(joined, link_bps=LINK_BPS * 1.6)
+    switched = changes.allreduce(ring, "switchml")
+    share = sizes.TCP_SHARE / sizes.SWITCHML_SHARE / 1.5
+    assert ring.network.host_s_per_byte > 0
+    assert switched.network.host_s_per_byte == pytest.approx(share * ring.network.host_s_per_byte)
+    assert changes.allreduce(switched, "ring").network.host_s_per_byte == pytest.approx(ring.network.host_s_per_byte)
+
+
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_more_ranks_cost_no_less(joined, algorithm):
     took_s = [takes_s(changes.ranks(changes.allreduce(joined, algorithm), count)) for count in (4, 8, 64)]
