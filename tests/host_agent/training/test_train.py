@@ -115,6 +115,17 @@ def test_a_model_in_stages():
     assert result["loss"]["gloo"] == pytest.approx(whole["loss"]["gloo"], abs=1e-4)
 
 
+@pytest.mark.needs("SWITCHML_NIGHTLY")
+def test_states_on_the_host_or_of_pruned_weights():
+    """A tenth of the weights takes about a tenth of the packets, and learns; what is offloaded is all there."""
+    options = ("--ranks", "2", "--steps", "200", "--aggregator", "software")
+    offloaded, pruned = run_json(*options, "--offload"), run_json(*options, "--prune", "0.9")
+    assert offloaded["states"]["host_bytes"] == 8 * 71754
+    assert pruned["states"]["left"] < 0.11 * pruned["states"]["parameters"]
+    assert pruned["packets"]["sent"] < 0.2 * offloaded["packets"]["sent"]
+    assert offloaded["accuracy"]["switchml"] > 0.97 and pruned["accuracy"]["switchml"] > 0.9
+
+
 def test_the_workers_of_this_host_sum_first():
     """One of them sends for all."""
     report = run_json("--workers", "3", "--steps", "8", "--aggregator", "software", "--hierarchy", "node")
