@@ -21,7 +21,7 @@ Points = Mapping[Any, float]
 """y by x, in the order of x in the command's output."""
 Value = Points | float
 
-LIMIT_S = 600
+LIMIT_S = 900
 """Of one command, so that one that hangs does not stop the others."""
 
 

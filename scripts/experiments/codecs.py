@@ -7,6 +7,7 @@ Exits with 1 if a codec ends more than a point (--allow) below training without 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 from dataclasses import replace
@@ -14,6 +15,7 @@ from dataclasses import replace
 import click
 
 from host_agent.compression.adaptive.policy import is_auto
+from host_agent.pytorch.aggregator import ChildAggregator
 from host_agent.training import runner
 from host_agent.training.worker import Settings
 from switchml import codecs, tables
@@ -41,9 +43,9 @@ def settings_of(name: str, base: Settings) -> Settings:
     return replace(base, codec=text, learning_rate=learning_rate, momentum=momentum, wire=wire)
 
 
-def run(settings: Settings) -> dict:
+def run(settings: Settings, aggregator: ChildAggregator) -> dict:
     """One training through the aggregator: accuracy, bytes of all ranks, seconds."""
-    comparison = runner.compare(settings, (), lambda step: None, "software")
+    comparison = runner.compare_with(aggregator, settings=settings, on_step=lambda step: None)
     outcome = comparison.outcomes["switchml"]
     sent, dense = (sum(each[key] for each in outcome.codecs) for key in ("bytes_sent", "bytes_dense"))
     return {
@@ -85,9 +87,12 @@ def main(names: tuple[str, ...], model: str, workers: int, steps: int, seed: int
         backends=("switchml",),
     )
     rows = []
-    for name in dict.fromkeys(("none", *(names or known))):
-        print(f"training with {name}", file=sys.stderr)
-        rows.append(run(settings_of(name, base)))
+    with contextlib.ExitStack() as running:
+        aggregator = ChildAggregator()
+        running.callback(aggregator.stop)
+        for name in dict.fromkeys(("none", *(names or known))):
+            print(f"training with {name}", file=sys.stderr)
+            rows.append(run(settings_of(name, base), aggregator))
     least = rows[0]["accuracy"] - points / 100
     failed = [row["codec"] for row in rows if row["accuracy"] < least]
     if as_json:
