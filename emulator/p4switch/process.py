@@ -15,6 +15,7 @@ from types import FrameType
 from emulator.p4switch import logs
 from emulator.p4switch.device import Device
 from emulator.p4switch.interpreter.path import Interpreter
+from emulator.p4switch.interpreter.psa import reference
 from emulator.p4switch.notifications import Notifications, Publisher, default_address
 from emulator.p4switch.ports.files import FilePorts
 from emulator.p4switch.ports.port import Ports, parse_interface
@@ -232,7 +233,7 @@ def start(settings: Settings) -> Process:
 def make_switch(settings: Settings) -> Switch:
     program = loader.load(settings.program or NO_PROGRAM)
     # With "auto" the compiled engine follows, but not for files: tests end before kernels are loaded.
-    engine = partial(compiled if settings.engine == "compiled" else Interpreter, stale_fields=settings.stale_fields)
+    engine = partial(compiled if settings.engine == "compiled" else reference, stale_fields=settings.stale_fields)
     switch = Switch(program, drop_port=settings.drop_port, n_priorities=settings.priority_queues, engine=engine)
     switch.state.replication.max_groups = settings.max_mc_groups
     switch.state.replication.max_nodes = settings.max_l1_entries
@@ -256,7 +257,7 @@ def compiled_if_possible(state: State, *settings, stale_fields: bool = False) ->
         return compiled(state, *settings, stale_fields=stale_fields)
     except ConfigError as error:
         log.warning("%s; it runs on the interpreter, which is slow", error)
-        return Interpreter(state, *settings, stale_fields=stale_fields)
+        return reference(state, *settings, stale_fields=stale_fields)
 
 
 def abort(error: ProgramAbort) -> None:

@@ -11,7 +11,8 @@ from collections.abc import Callable
 from threading import RLock
 from typing import Protocol
 
-from emulator.p4switch.interpreter.path import Interpreter, Waiting
+from emulator.p4switch.interpreter.path import Waiting
+from emulator.p4switch.interpreter.psa import reference
 from emulator.p4switch.program import ir
 from emulator.p4switch.program.loader import loader
 from emulator.p4switch.state.state import State
@@ -47,7 +48,7 @@ class Switch:
     simple_switch's --drop-port and --priority-queues; `seed` makes random() repeatable; `engine` makes the Engine.
 
     `state` is what the control plane works on, under `lock`; `on_load` is called with each further program's.
-    Raises ProgramError for a program that is not one for simple_switch."""
+    Raises ProgramError for a program that is for neither simple_switch nor psa_switch."""
 
     def __init__(
         self,
@@ -57,7 +58,7 @@ class Switch:
         drop_port: int = DROP_PORT,
         n_priorities: int = 1,
         seed: int | None = None,
-        engine: Callable[[State, int, int, int | None], Engine] = Interpreter,
+        engine: Callable[[State, int, int, int | None], Engine] = reference,
     ) -> None:
         self.clock = clock or running_clock()
         self.drop_port = drop_port

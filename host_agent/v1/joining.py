@@ -60,13 +60,13 @@ def protocol_of(text: str | None) -> Protocol:
 def join(address: str, options: joining.Options, protocol: Protocol) -> V1Agent:
     """Open a session with the controller at `address` together with the other ranks. Raises ConfigError, JoinError."""
     _check(address, options)
-    deadline = time.monotonic() + options.timeout_s
     impaired = joining.impairment(options.rank)
     if impaired is not None and impaired.reorder_rate:
         raise ConfigError("SWITCHML_REORDER_RATE: v1 is not made for networks that reorder; expected 0")
+    loop.warm_up()  # before the time runs: it may compile
+    deadline = time.monotonic() + options.timeout_s
     reach_s = min(options.timeout_s, options.reach_timeout_s)
     port = client.data_port(address, tls_ca=options.tls_ca, timeout_s=reach_s)
-    loop.warm_up()
     interface = os.environ.get("SWITCHML_INTERFACE")
     ip = options.bind_ip or (reach.address_of(interface) if interface else None)
     ip = ip or reach.own_address(address.rpartition(":")[0], options.job, options.rank)

@@ -96,6 +96,8 @@ class Engine:
         *,
         stale_fields: bool = False,
     ) -> None:
+        if state.program.is_psa:
+            raise Unsupported("a program for the Portable Switch Architecture")
         self.state = state
         self.program = state.program
         self.clock = state.clock

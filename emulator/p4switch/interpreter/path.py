@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from typing import NamedTuple
+from collections.abc import Iterable
+from typing import Any, NamedTuple
 
 from emulator.p4switch.interpreter.calculations import update_checksums
 from emulator.p4switch.interpreter.expressions import Expressions
@@ -16,6 +17,7 @@ from emulator.p4switch.interpreter.packet import FieldPool, Packet
 from emulator.p4switch.interpreter.parser import Parser
 from emulator.p4switch.interpreter.pipeline import Pipeline
 from emulator.p4switch.interpreter.primitives import Primitives
+from emulator.p4switch.program import ir
 from emulator.p4switch.state.state import State
 from emulator.p4switch.traffic import EgressQueues
 from switchml.errors import PacketError
@@ -30,6 +32,11 @@ MAX_GROWTH = 512
 
 MAX_PASSES = 1 << 16
 """Times that one frame and its copies may pass ingress or egress; the rest is dropped then."""
+
+
+def named(blocks: Iterable[Any], name: str) -> Any:
+    """The block of a program that has this name."""
+    return next(block for block in blocks if block.name == name)
 
 
 class Waiting(NamedTuple):
@@ -61,15 +68,16 @@ class Interpreter:
         self.n_priorities = n_priorities
         self.primitives = Primitives(state, drop_port, seed)
         self.queues = EgressQueues(state.queues, state.clock)
-        self.parser = next(parser for parser in program.parsers if parser.name == "parser")
-        self.deparser = next(deparser for deparser in program.deparsers if deparser.name == "deparser")
-        self.ingress_pipeline = program.pipeline("ingress")
-        self.egress_pipeline = program.pipeline("egress")
+        self._find_blocks(program)
+        self.ingress_pipeline, self.egress_pipeline = (named(program.pipelines, end) for end in ("ingress", "egress"))
         self.field_lists = {field_list.id: field_list.elements for field_list in program.field_lists}
         self.returned: deque[Packet] = deque()
         self.sent: list[tuple[int, bytes]] = []
         self.has_warned = False
         self.pool = FieldPool(program) if stale_fields else None
+
+    def _find_blocks(self, program: ir.Program) -> None:
+        self.parser, self.deparser = named(program.parsers, "parser"), named(program.deparsers, "deparser")
 
     def receive(self, port: int, data: bytes) -> list[tuple[int, bytes]]:
         """Process a frame; returns (port, frame) for all that leave now, in order."""

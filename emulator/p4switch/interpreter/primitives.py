@@ -132,6 +132,12 @@ class Primitives:
         if 0 <= at < meter.size:
             on.store(target, meter.execute(at, on.packet.ingress_length, self.state.clock()))
 
+    def _Meter_execute(self, on: Expressions, array: e.ObjectRef, index: e.Expr, target: e.Expr) -> None:
+        """PSA numbers the colors red, green, yellow (psa.p4)."""
+        meter, at = self.state.meters[array.index], on.value(index)
+        if 0 <= at < meter.size:
+            on.store(target, (meter.execute(at, on.packet.ingress_length, self.state.clock()) + 1) % 3)
+
     # The packet's fate
 
     def drop(self, on: Expressions) -> None:

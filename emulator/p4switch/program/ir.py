@@ -471,6 +471,11 @@ class Program:
         """Bits."""
         return 1 if ref.field == VALID else self.headers[ref.header].type.fields[ref.field].width
 
+    @property
+    def is_psa(self) -> bool:
+        """Whether it is for the Portable Switch Architecture, not for simple_switch."""
+        return any(parser.name == "ingress_parser" for parser in self.parsers)
+
     @functools.cached_property
     def sets_valid(self) -> frozenset[FieldRef]:
         """The fields `$valid$` that parsers set, as p4c did for a while. In BMv2 such a field then differs from whether

@@ -163,6 +163,7 @@ PRIMITIVES: dict[str, str] = {
     "modify_field_with_hash_based_offset": "place value calculation value", "no_op": "",
     "execute_meter": "meter value place", "count": "counter value", "register_read": "place register value",
     "register_write": "register value value", "truncate": "value",
+    "_Meter_execute": "meter value place", "_Counter_count": "counter value",
 }  # fmt: skip
 """Primitive → the sorts of its arguments. A "value" is data or a boolean; a "place" is a field (or a register cell)
 that can be written."""
@@ -178,6 +179,7 @@ SAME_AS = {
     "copy_header": "assign_header",
     "assign_union_stack": "assign_header_stack",
     "clone_egress_pkt_to_egress": "clone_ingress_pkt_to_egress",
+    "_Counter_count": "count",
 }
 """Primitives that the engines know by another name."""
 OBJECTS = {

@@ -14,7 +14,7 @@ from os import PathLike
 
 from emulator.p4switch.program import expr as e
 from emulator.p4switch.program import ir
-from emulator.p4switch.program.loader import context, parsers
+from emulator.p4switch.program.loader import context, parsers, psa
 from emulator.p4switch.program.loader.context import Names, expect, named, one_of, reading, width_of
 from emulator.p4switch.program.loader.expressions import condition, data, primitive
 from emulator.p4switch.program.loader.pipelines import Pipelines
@@ -63,6 +63,8 @@ def _check_version(meta: dict) -> None:
 
 def _program(root: dict, text: str) -> ir.Program:
     names = Names()
+    if psa.is_psa(root):
+        root = psa.with_arrays(root)
 
     def section(name: str) -> list:
         return root.get(name) or []  # absent and null both mean empty
@@ -111,7 +113,10 @@ REQUIRED_FIELDS = ("ingress_port", "packet_length", "instance_type", "egress_spe
 
 
 def check_runnable(program: ir.Program) -> None:
-    """Refuse a program that loads but is not for simple_switch."""
+    """Refuse a program that loads but is neither for simple_switch nor for psa_switch."""
+    if program.is_psa:
+        psa.check(program)
+        return
     for field in REQUIRED_FIELDS:
         if program.field(f"standard_metadata.{field}") is None:
             raise ProgramError(f"the program lacks the field standard_metadata.{field}, which simple_switch needs")
@@ -131,7 +136,7 @@ def check_runnable(program: ir.Program) -> None:
 def _header_type(names: Names, obj: dict) -> ir.HeaderType:
     fields, offset, varbit = [], 0, None
     max_length = expect(obj.get("max_length") or 0, int, "max_length")
-    for name, width, *flags in obj["fields"]:
+    for name, width, *flags in filter(None, obj["fields"]):  # p4c writes [] for PSA's errors
         signed, saturating = ([bool(flag) for flag in flags] + [False, False])[:2]
         is_varbit = width == "*"
         if is_varbit:
