@@ -1,4 +1,5 @@
-"""A transformer under torch's fully_shard over slow links: a step through the aggregator beside one over Gloo.
+"""A transformer under torch's fully_shard over slow links: a step through the aggregator beside one over Gloo, and
+beside what the emulator predicts.
 
     sudo python scripts/experiments/fsdp.py [--hosts 8] [--rate 100mbit] [--loss 0.01] [--layers 4] [--json]
 
@@ -6,11 +7,13 @@ Each rank is a host of its own, in a network namespace; the aggregator is in the
 that is gathered, forward and again backward, and whose gradients are scattered. Steps over Gloo and over the aggregator
 take turns in the same processes, with models that start from the same weights. "ahead": a unit is gathered while the
 one before it computes and scatters its gradients (`FSDPModule._set_unshard_async_op`), as it is on GPUs; without it,
-torch waits for each collective of CPU tensors. The batch is small, so that all ranks fit on few cores.
+torch waits for each collective of CPU tensors. The batch is small, so that all ranks fit on few cores. The emulator
+gets the times of a layer's passes, measured without collectives in all ranks at once.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import subprocess
@@ -98,6 +101,18 @@ def rank_main(plan: dict[str, Any]) -> None:
                 losses[backend].append(loss.item())
                 if step >= WARM_UP:
                     seconds[backend].append(time.perf_counter() - began)
+    layer = Transformer().layers[0]
+    x = torch.randn(plan["batch"], plan["length"], plan["width"], requires_grad=True)
+    passes = []
+    for _ in range(WARM_UP + plan["pairs"]):
+        dist.barrier()
+        began = time.perf_counter()
+        y = layer(x)
+        between = time.perf_counter()
+        y.sum().backward()
+        passes.append((between - began, time.perf_counter() - between))
+    found["layer_s"] = [median(times) for times in zip(*passes[WARM_UP:], strict=True)]
+    found["layer_parameters"] = sum(p.numel() for p in layer.parameters())
     print(json.dumps(found), flush=True)
     dist.barrier()
     dist.destroy_process_group()
@@ -121,6 +136,35 @@ def measured(star: Star, plan: dict[str, Any]) -> list[dict[str, Any]]:
     if failed:
         raise click.ClickException(f"ranks {failed} failed; their messages are above")
     return [json.loads(lines.splitlines()[-1]) for lines in printed]
+
+
+def predicted(plan: dict[str, Any], found: list[dict[str, Any]], rate_bps: float, folder: Path) -> float:
+    """Seconds of a step with units gathered ahead by `switchml emulate --zero 3 --allreduce switchml`."""
+    forward, backward = (1e9 * sum(each) / len(each) for each in zip(*(one["layer_s"] for one in found), strict=True))
+    each = found[0]["layer_parameters"]
+    rest = found[0]["parameters"] - plan["layers"] * each
+    parameters = [rest // 2, *[each] * plan["layers"], rest - rest // 2]
+    times = [(0.0, 0.0), *[(forward, backward)] * plan["layers"], (0.0, 0.0)]
+    rows = ["layer_index,numel,forward_pass_ns,backward_pass_ns"]
+    for at, (numel, (one, other)) in enumerate(zip(parameters, times, strict=True)):
+        rows.append(f"{at},{numel},{one:.0f},{other:.0f}")
+    model, cluster = folder / "transformer.csv", folder / "cluster.toml"
+    model.write_text("\n".join(rows) + "\n")
+    cluster.write_text(
+        f'extends = "cpu-10g"\ntitle = "one rank a host"\naccelerators_per_node = 1\n'
+        f"[between]\nport_bps = {rate_bps:g}\nefficiency = 1.0\n"
+    )
+    options = {
+        "--model": model, "--cluster": cluster, "--gpus": plan["hosts"], "--zero": 3, "--unit-parameters": each,
+        "--batch": plan["hosts"] * plan["batch"], "--micro-batch": plan["batch"], "--precision": "fp32",
+        "--gradient-bytes": 4, "--gather-bytes": 4, "--optimizer": "sgd", "--allreduce": SWITCHML,
+        "--hierarchy": "none",
+    }  # fmt: skip
+    command = [sys.executable, "-m", "switchml", "emulate", "--json", *map(str, itertools.chain(*options.items()))]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
+    if done.returncode:
+        raise click.ClickException("switchml emulate failed; its message is above")
+    return float(json.loads(done.stdout)["iteration_s"])
 
 
 def row_of(name: str, found: list[dict[str, Any]]) -> dict[str, Any]:
@@ -168,10 +212,11 @@ def main(rate: float, loss: float, as_json: bool, role: str, **plan: Any) -> Non
     with tempfile.TemporaryDirectory() as folder, star_with_aggregator(plan["hosts"], link) as (star, aggregator):
         plan |= {"rendezvous": f"file://{Path(folder) / 'rendezvous'}", "aggregator": aggregator.address}
         found = measured(star, plan)
+        emulated_s = None if loss else predicted(plan, found, rate, Path(folder))
     rows = [row_of(name, found) for name in AHEAD]
-    parameters = sum(one["parameters"] for one in found[:1])
+    parameters = found[0]["parameters"]
     if as_json:
-        print(json.dumps({"parameters": parameters, "rows": rows}, indent=2))
+        print(json.dumps({"parameters": parameters, "rows": rows, "emulated_s": emulated_s}, indent=2))
         return
     lossy = f", {loss:.1%} loss" if loss else ""
     title = f"{plan['hosts']} hosts, {rate / 1e6:g} Mbit/s{lossy}, {parameters / 1e6:.1f} million parameters"
@@ -181,6 +226,8 @@ def main(rate: float, loss: float, as_json: bool, role: str, **plan: Any) -> Non
         spread = f"{row['least']:.2f} – {row['most']:.2f}"
         times = (f"{row[name] * 1e3:.0f}" for name in ("switchml_s", "gloo_s"))
         table.add(row["gathered"], *times, f"{row['times_gloo']:.2f}", spread)
+    if emulated_s is not None:
+        table.add("ahead, emulated", f"{emulated_s * 1e3:.0f}", "", "", "")
     show(table)
 
 
