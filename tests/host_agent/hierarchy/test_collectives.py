@@ -5,7 +5,7 @@ import pytest
 
 from host_agent.agent import HostAgent
 from host_agent.hierarchy.memory import BLOCK_BYTES, DEPTH
-from switchml.errors import RanksDisagree, SumOverflow
+from switchml.errors import PeerLost, RanksDisagree, SumOverflow
 from tests.host_agent.test_collectives import REDUCE, call, odd
 from tests.support.launch import contribution, good, leave_all, on_all, total
 
@@ -138,3 +138,11 @@ def test_ranks_of_a_host_that_differ(join):
     outcomes = on_all(agents[:2], lambda agent: (agent.all_gather if agent.rank else agent.reduce)(x))
     assert all(isinstance(outcome, RanksDisagree) for outcome in outcomes)
     assert "rank 0 reduce[8]; rank 1 all-gather[32]" in str(outcomes[0])
+
+
+def test_a_rank_that_left(join):
+    """Whoever waits for it, on its host or another one, learns who it is."""
+    agents = join([2, 1])
+    agents[1].leave()
+    for outcome in on_all([agents[0], agents[2]], lambda agent: agent.all_gather(np.ones(8, np.float32))):
+        assert isinstance(outcome, PeerLost) and 1 in outcome.ranks
