@@ -84,6 +84,8 @@ class HierarchicalAgent(Agent):
         self._slots: dict[int, Block] = {}
         self._arrived = self._summed = self._submitted = self._taken = 0
         self._progress_at = 0.0
+        self._is_over = False
+        """A call came after a rank had left, so it failed, as all later ones will."""
         self._warn = StallWarning(self.job, self.rank)
         if network is not None:
             self.on_failure(network.abort)
@@ -173,6 +175,7 @@ class HierarchicalAgent(Agent):
         else:
             call = CollectiveCall(request, density.OFF, divisor, deadline, places=self._places)
         self._queue.add(call, self._membership.departure)
+        self._is_over = bool(self._membership.departed)
 
     def stats(self) -> dict[str, Any]:
         """Counters as of every agent; packets are those of the leader's agent, none for other ranks."""
@@ -359,6 +362,8 @@ class HierarchicalAgent(Agent):
             self.abort(memory.failure())
             return
         if not self._running:
+            if self._is_over and not self._queue.queued() and (error := self._membership.departure()):
+                self.abort(error)
             return
         gone = tuple(rank for rank in self._membership.departed if self._is_needed(rank))
         if gone:
@@ -416,7 +421,7 @@ class HierarchicalAgent(Agent):
         self._queue.end_calls(self._running)
         self._running.clear()
         error = self._queue.error
-        if isinstance(error, (RanksDisagree, CollectiveTimeout)):
+        if isinstance(error, (RanksDisagree, CollectiveTimeout)) or self._is_over:
             self._part()
         elif isinstance(error, PeerLost) and self._network is not None:
             self._network.leave()

@@ -17,6 +17,7 @@ class Extra:
 EXTRAS = {
     "torch": Extra(("torch",), "the torch.distributed backend, peers, --model MODULE:NET"),
     "train": Extra(("torch", "sklearn"), "train, mininet --experiment train, validate real"),
+    "torchft": Extra(("torch", "torchft"), "host_agent.torchft: replicas that may die"),
     "plot": Extra(("matplotlib",), "--plot"),
     "report": Extra(("jinja2", "vl_convert"), "--report: HTML pages"),
     "trace": Extra(("msgspec", "scipy"), "trace, bench trace, validate replay and clocks"),

@@ -341,7 +341,7 @@ def test_help_shows_the_default_of_each_option():
             number, factor = next((shown.removesuffix(unit), factor) for unit, factor in units if shown.endswith(unit))
             assert float(number.replace(",", "")) * factor == value
         elif value:
-            assert shown == value or flags in ("--micro-batch", "--density")
+            assert shown == value or flags in ("--micro-batch", "--density", "--read-gap-bytes")
 
 
 def test_a_cluster_of_ones_own_is_credited_to_its_file(tmp_path):

@@ -7,7 +7,7 @@ from host_agent.agent import HostAgent
 from host_agent.hierarchy.memory import BLOCK_BYTES, DEPTH
 from switchml.errors import PeerLost, RanksDisagree, SumOverflow
 from tests.host_agent.test_collectives import REDUCE, call, odd
-from tests.support.launch import contribution, good, leave_all, on_all, total
+from tests.support.launch import contribution, good, leave_all, on_all, total, until
 
 HOSTS = {"even": "abba", "uneven": "aab", "one": "aa"}
 NUMELS = (1, 1000, BLOCK_BYTES // 16 + 5)
@@ -146,3 +146,16 @@ def test_a_rank_that_left(join):
     agents[1].leave()
     for outcome in on_all([agents[0], agents[2]], lambda agent: agent.all_gather(np.ones(8, np.float32))):
         assert isinstance(outcome, PeerLost) and 1 in outcome.ranks
+
+
+@pytest.mark.parametrize("waits, leaves, refuses", [(2, 1, 0), (0, 2, 1)])
+def test_a_call_under_way_ends_when_a_rank_that_it_waits_for_can_only_fail(join, waits, leaves, refuses):
+    """One rank has heard that another left before it calls, so it never takes part."""
+    agents = join([2, 1])
+    handle = agents[waits].all_gather(np.ones(8, np.float32), async_op=True)
+    agents[leaves].leave()
+    until(lambda: leaves in agents[refuses]._membership.departed)
+    for wait in (lambda: agents[refuses].all_gather(np.ones(8, np.float32)), lambda: handle.wait(timeout_s=60)):
+        with pytest.raises(PeerLost) as caught:
+            wait()
+        assert leaves in caught.value.ranks or refuses in caught.value.ranks
