@@ -362,8 +362,8 @@ class HierarchicalAgent(Agent):
             self.abort(memory.failure())
             return
         if not self._running:
-            if self._is_over and not self._queue.queued() and (error := self._membership.departure()):
-                self.abort(error)
+            if self._is_over and not self._queue.queued() and (departure := self._membership.departure()):
+                self.abort(departure)
             return
         gone = tuple(rank for rank in self._membership.departed if self._is_needed(rank))
         if gone:
