@@ -26,10 +26,11 @@ from typing import Any
 
 import click
 
-from emulator.bench.ranks.team import star_with_aggregator
+from emulator.bench.ranks.team import found_by_hosts, star_with_aggregator
 from emulator.testbed.namespaces import check_rights
-from emulator.testbed.star import INTERFACE, LinkOptions, Star
+from emulator.testbed.star import LinkOptions
 from switchml.cli.options import RATE, Count
+from switchml.errors import JobError
 from switchml.tables import Table, number, show, text
 
 GLOO, SWITCHML = "gloo", "switchml"
@@ -118,26 +119,6 @@ def rank_main(plan: dict[str, Any]) -> None:
     dist.destroy_process_group()
 
 
-def measured(star: Star, plan: dict[str, Any]) -> list[dict[str, Any]]:
-    """What each rank has printed."""
-    command = [sys.executable, __file__, "--role", json.dumps(plan)]
-    ranks = []
-    for rank, host in enumerate(star.hosts):
-        environment = os.environ | {
-            "RANK": str(rank),
-            "GLOO_SOCKET_IFNAME": INTERFACE,
-            "SWITCHML_AGGREGATOR": plan["aggregator"],
-            "SWITCHML_TRANSPORT": "udp",
-            "TORCH_CPP_LOG_LEVEL": "ERROR",
-        }
-        ranks.append(host.popen(command, stdout=subprocess.PIPE, text=True, env=environment))
-    printed = [rank.communicate()[0] for rank in ranks]
-    failed = [number for number, rank in enumerate(ranks) if rank.returncode]
-    if failed:
-        raise click.ClickException(f"ranks {failed} failed; their messages are above")
-    return [json.loads(lines.splitlines()[-1]) for lines in printed]
-
-
 def predicted(plan: dict[str, Any], found: list[dict[str, Any]], rate_bps: float, folder: Path) -> float:
     """Seconds of a step with units gathered ahead by `switchml emulate --zero 3 --allreduce switchml`."""
     forward, backward = (1e9 * sum(each) / len(each) for each in zip(*(one["layer_s"] for one in found), strict=True))
@@ -192,7 +173,7 @@ def row_of(name: str, found: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-@click.command(help=__doc__)
+@click.command(help=__doc__, context_settings={"show_default": True})
 @click.option("--hosts", type=Count(2), default=8)
 @click.option("--rate", type=RATE, default="100mbit", help="Of each host's link.")
 @click.option("--loss", type=click.FloatRange(0.0, 0.5), default=0.0, help="Of each link, each way.")
@@ -210,8 +191,11 @@ def main(rate: float, loss: float, as_json: bool, role: str, **plan: Any) -> Non
     check_rights()
     link = LinkOptions(rate_bps=rate, loss=loss)
     with tempfile.TemporaryDirectory() as folder, star_with_aggregator(plan["hosts"], link) as (star, aggregator):
-        plan |= {"rendezvous": f"file://{Path(folder) / 'rendezvous'}", "aggregator": aggregator.address}
-        found = measured(star, plan)
+        plan["rendezvous"] = f"file://{Path(folder) / 'rendezvous'}"
+        try:
+            found = found_by_hosts(star, [sys.executable, __file__, "--role", json.dumps(plan)], aggregator.address)
+        except JobError as error:
+            raise click.ClickException(str(error)) from None
         emulated_s = None if loss else predicted(plan, found, rate, Path(folder))
     rows = [row_of(name, found) for name in AHEAD]
     parameters = found[0]["parameters"]

@@ -23,7 +23,7 @@ from switchml.tables import Table, number, show, text
 TITLES = {"1f1b": "1f1b (torch)", "gpipe": "gpipe (torch)"}
 
 
-@click.command(help=__doc__)
+@click.command(help=__doc__, context_settings={"show_default": True})
 @click.option("--ranks", type=Count(2), default=4)
 @click.option("--stages", type=Count(2), default=2, help="The rest of the ranks are replicas.")
 @click.option("--rate", type=RATE, default="100mbit", help="Of each rank's link.")

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import os
 import secrets
 import socket
+import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -194,6 +196,26 @@ def training_on_star(hosts: int, link: LinkOptions, ranks_per_host: int = 1) -> 
         environment = {"SWITCHML_AGGREGATOR": aggregator.address, "SWITCHML_TRANSPORT": "udp"}
         with TrainingTeam(processes, places(star.hosts, ranks_per_host), star.address(0), environment) as team:
             yield star, team
+
+
+def found_by_hosts(star: Star, command: Sequence[str], aggregator: str) -> list[Any]:
+    """The last line that `command` prints on each host, as JSON; it runs on all of them at once, each a rank that finds
+    the aggregator at that address by UDP. Raises JobError."""
+    started = []
+    for rank, host in enumerate(star.hosts):
+        environment = os.environ | {
+            "RANK": str(rank),
+            "GLOO_SOCKET_IFNAME": INTERFACE,
+            "SWITCHML_AGGREGATOR": aggregator,
+            "SWITCHML_TRANSPORT": "udp",
+            "TORCH_CPP_LOG_LEVEL": "ERROR",
+        }
+        started.append(host.popen(command, stdout=subprocess.PIPE, text=True, env=environment))
+    printed = [process.communicate()[0] for process in started]
+    failed = [rank for rank, process in enumerate(started) if process.returncode]
+    if failed:
+        raise JobError(f"ranks {failed} failed; their messages are above")
+    return [json.loads(lines.splitlines()[-1]) for lines in printed]
 
 
 def step_seconds(times: Sequence[Times]) -> list[float]:

@@ -18,8 +18,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from emulator.bench.ranks.team import star_with_aggregator
-from emulator.testbed.star import INTERFACE, LinkOptions, Star
+from emulator.bench.ranks.team import found_by_hosts, star_with_aggregator
+from emulator.testbed.star import LinkOptions
 from emulator.validation.rows import Row
 from switchml.errors import JobError
 from switchml.runtime.folders import TemporaryFolder
@@ -100,26 +100,6 @@ def rank_main(plan: dict[str, Any]) -> None:
     dist.destroy_process_group()
 
 
-def measured(star: Star, plan: dict[str, Any]) -> list[dict[str, Any]]:
-    """What each rank has printed."""
-    command = [sys.executable, "-m", __name__, json.dumps(plan)]
-    ranks = []
-    for rank, host in enumerate(star.hosts):
-        environment = os.environ | {
-            "RANK": str(rank),
-            "GLOO_SOCKET_IFNAME": INTERFACE,
-            "SWITCHML_AGGREGATOR": plan["aggregator"],
-            "SWITCHML_TRANSPORT": "udp",
-            "TORCH_CPP_LOG_LEVEL": "ERROR",
-        }
-        ranks.append(host.popen(command, stdout=subprocess.PIPE, text=True, env=environment))
-    printed = [rank.communicate()[0] for rank in ranks]
-    failed = [number for number, rank in enumerate(ranks) if rank.returncode]
-    if failed:
-        raise JobError(f"ranks {failed} failed; their messages are above")
-    return [json.loads(lines.splitlines()[-1]) for lines in printed]
-
-
 def predicted(plan: dict[str, Any], found: list[dict[str, Any]], rate_bps: float, folder: Path) -> float:
     """Seconds of a step by `switchml emulate --schedule axonn`."""
     rows = ["layer_index,numel,forward_pass_ns,backward_pass_ns,stage,output_elements"]
@@ -152,8 +132,8 @@ def compare(plan: dict[str, Any], rate_bps: float) -> tuple[dict[str, list[float
     root."""
     with TemporaryFolder("pipelines") as folder:
         with star_with_aggregator(plan["ranks"], LinkOptions(rate_bps=rate_bps)) as (star, aggregator):
-            plan |= {"rendezvous": f"file://{folder}/rendezvous", "aggregator": aggregator.address}
-            found = measured(star, plan)
+            plan["rendezvous"] = f"file://{folder}/rendezvous"
+            found = found_by_hosts(star, [sys.executable, "-m", __name__, json.dumps(plan)], aggregator.address)
         emulated_s = predicted(plan, found, rate_bps, Path(folder))
     steps = {
         name: [max(times) for times in zip(*(one["seconds"][name] for one in found), strict=True)]
