@@ -81,7 +81,6 @@ class HostAgent(Agent):
         self._loop: loop.Loop | None = self._new_loop(joined)
         self._halting = self._is_halted = False
         self._halt = threading.Condition()
-        self._closing, self._close_lock = False, threading.Lock()
         self._thread = threading.Thread(target=self._run, name=f"switchml-agent-{self.rank}", daemon=True)
         self._thread.start()
         recording.register(self)
@@ -186,15 +185,8 @@ class HostAgent(Agent):
         return join(address, options)
 
     def leave(self) -> None:
-        if self.is_forked:
+        if not self._ends(self._thread):
             return
-        with self._close_lock:
-            if self._closing:
-                return
-            self._closing = True
-        self.core.fail(JobError(f"rank {self.rank} left job '{self.job}'"))
-        if threading.current_thread() is not self._thread:
-            self._thread.join()
         recording.unregister(self)
         if self._tunnel is not None:
             self._tunnel.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 import functools
 import os
+import threading
 from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -39,6 +40,7 @@ class Agent(collectives.Calls):
     def __init__(self, ending: Ending) -> None:
         self._ending = ending
         self._pid = os.getpid()
+        self._closing, self._close_lock = False, threading.Lock()
         self._compressors: dict[tuple[str, str | None], Any] = {}
 
     def __enter__(self) -> Self:
@@ -74,6 +76,20 @@ class Agent(collectives.Calls):
     def leave(self) -> None:
         """Leave the job and free everything; calls that are still under way fail. May be called twice. Nothing happens
         in a forked child."""
+
+    def _ends(self, thread: threading.Thread) -> bool:
+        """For `leave`: fail all calls and wait for the agent's thread. False if somebody else has, or in a forked
+        child: there is nothing to do then."""
+        if self.is_forked:
+            return False
+        with self._close_lock:
+            if self._closing:
+                return False
+            self._closing = True
+        self.abort(JobError(f"rank {self.rank} left job '{self.job}'"))
+        if threading.current_thread() is not thread:
+            thread.join()
+        return True
 
     def abort(self, error: BaseException) -> None:
         """Fail every call under way, and every later one, with `error`; the agent stays joined until `leave`."""

@@ -78,7 +78,6 @@ class HierarchicalAgent(Agent):
         self.sparse = sparse
         self._membership, self._memory, self._network = membership, memory, network
         self._global_ranks = tuple(range(self.world_size))
-        self._close_lock, self._closing = threading.Lock(), False
         self._running: collections.deque[NodeCall] = collections.deque()
         self._to_copy: Iterator[Block] = iter(())
         self._slots: dict[int, Block] = {}
@@ -148,15 +147,8 @@ class HierarchicalAgent(Agent):
             self._network.global_ranks = tuple(ranks[each[0]] for each in self.hosts)
 
     def leave(self) -> None:
-        if self.is_forked:
+        if not self._ends(self._thread):
             return
-        with self._close_lock:
-            if self._closing:
-                return
-            self._closing = True
-        self.abort(JobError(f"rank {self.rank} left job '{self.job}'"))
-        if threading.current_thread() is not self._thread:
-            self._thread.join()
         self._part()
 
     def missing_ranks(self) -> tuple[int, ...]:

@@ -18,7 +18,7 @@ from host_agent.core import COUNTERS, accepted
 from host_agent.loop import TASK_DONE, Impaired
 from host_agent.v1 import loop
 from host_agent.watch import INTERVAL_S, StallWarning
-from switchml.errors import CollectiveTimeout, ConfigError, JobError, UnsupportedTensor
+from switchml.errors import CollectiveTimeout, ConfigError, UnsupportedTensor
 from switchml.protocol.worker_v1 import FORMATS, ITEM_BYTES, WorkerV1
 from switchml.runtime.entry import entry_point
 
@@ -54,20 +54,12 @@ class V1Agent(Agent):
         self._loop: loop.Loop | None = loop.new_loop(worker, sock, self._wake_fd, switch, impaired)
         self._turn = entry_point(loop.run, self._loop, _TICK_NS)
         self._warn = StallWarning(job, rank)
-        self._closing, self._close_lock = False, threading.Lock()
         self._thread = threading.Thread(target=self._run, name=f"switchml-v1-agent-{rank}", daemon=True)
         self._thread.start()
 
     def leave(self) -> None:
-        if self.is_forked:
+        if not self._ends(self._thread):
             return
-        with self._close_lock:
-            if self._closing:
-                return
-            self._closing = True
-        self.abort(JobError(f"rank {self.rank} left job '{self.job}'"))
-        if threading.current_thread() is not self._thread:
-            self._thread.join()
         self._loop = None
         self._socket.close()
         os.close(self._wake_fd)
