@@ -93,19 +93,22 @@ class V1Agent(Agent):
     # The thread
 
     def _run(self) -> None:
-        calls, running = self._calls, []
-        while calls.error is None:
-            call = calls.take()
-            calls.note_busy(time.monotonic(), call is not None)
-            if call is None:
-                select.select([self._wake_fd], [], [])
-                self._clear_wake()
-            elif self._reduce(call):
-                calls.bytes += ITEM_BYTES * call.request.numel
-                call.end(None)
-            else:
-                running = [call]
-        calls.end_calls(running)
+        calls = self._calls
+        call: Call | None = None
+        try:
+            while calls.error is None:
+                call = calls.take()
+                calls.note_busy(time.monotonic(), call is not None)
+                if call is None:
+                    select.select([self._wake_fd], [], [])
+                    self._clear_wake()
+                elif self._reduce(call):
+                    calls.bytes += ITEM_BYTES * call.request.numel
+                    call.end(None)
+                    call = None
+        except Exception as error:
+            self._died(error)
+        calls.end_calls([call] if call is not None else [])
 
     def _reduce(self, call: Call) -> bool:
         """Whether the call is done; False if the job is over."""

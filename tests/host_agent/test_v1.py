@@ -226,3 +226,16 @@ def test_the_references_controller_says_no():
             HostAgent.join(f"127.0.0.1:{port}", job=job(), rank=0, world_size=1, protocol="v1")
     finally:
         server.stop(None)
+
+
+def test_an_error_of_ours_in_an_agent_s_thread(aggregator, monkeypatch):
+    agents = join_all(aggregator.address, 2, job=job(), protocol="v1")
+
+    def fail(call):
+        raise SystemError("planted")
+
+    monkeypatch.setattr(agents[0], "_reduce", fail)
+    for _ in range(2):  # the call under way, and one that comes later
+        with pytest.raises(JobError, match=r"rank 0 failed: SystemError\('planted'\)"):
+            agents[0].allreduce(np.ones(10, np.float32), async_op=True).wait(10)
+    leave_all(agents)
