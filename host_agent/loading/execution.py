@@ -14,8 +14,9 @@ from host_agent.loading.plan import STORAGE, Plan, StepPlan
 from host_agent.loading.sources.base import owned, size_of
 from switchml.errors import LoadingError
 
-WINDOWS = 2
-"""Windows that are read at the same time: while one's last answers come, the next one's requests are on their way."""
+WINDOWS = 3
+"""Windows that are there or on their way: while training takes the batches of one, the last answers of the next come,
+and requests of the one after go out. With two, storage waits for training at the end of each."""
 
 
 class Execution:

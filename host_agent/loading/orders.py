@@ -1,4 +1,6 @@
-"""Which samples each global batch has, in every epoch: the lists that torch's own samplers give from the same seed."""
+"""Which samples each global batch has, in every epoch: the lists that torch's own samplers give from the same seed, and
+a shuffle of blocks for storage where random reads cost too much.
+"""
 
 from __future__ import annotations
 
@@ -45,6 +47,31 @@ def sequential(samples: int, epochs: int, seed: int, ranks: int = 1, *, drop_las
     """int32 (epochs, samples): every epoch from the first sample to the last; padded or cut as `distributed` is."""
     used = samples - samples % ranks if drop_last else samples + -samples % ranks
     return np.resize(np.resize(np.arange(samples, dtype=np.int32), used), (epochs, used))
+
+
+def blocks(
+    samples: int, epochs: int, seed: int, ranks: int, *, drop_last: bool = False, block: int, mixed: int
+) -> np.ndarray:
+    """int32 (epochs, samples of an epoch): blocks of `block` neighbours in a random order, mixed within stretches of
+    `mixed` samples. There, every block is spread evenly, in random places, from the first sample to the last: a batch
+    has as much of it as of the others, and whoever deals batches out by place in storage gives whole blocks to a rank.
+    Padded or cut as `distributed` is."""
+    used = samples - samples % ranks if drop_last else samples + -samples % ranks
+    lists = np.empty((epochs, used), np.int32)
+    starts = np.arange(0, samples, block)
+    for epoch in range(epochs):
+        generator = np.random.default_rng((seed, epoch))
+        in_turn = generator.permutation(starts)
+        order = np.concatenate([np.arange(start, min(start + block, samples)) for start in in_turn.tolist()])
+        # Places from 0 to 1 in its stretch: the ones of a block's n samples are in n equal parts, one each.
+        for first in range(0, samples, mixed):
+            stretch = order[first : first + mixed]
+            cuts = np.flatnonzero(np.diff(stretch // block)) + 1
+            parts = [generator.permutation(part) for part in np.split(stretch, cuts)]
+            places = [(np.arange(len(part)) + generator.random(len(part))) / len(part) for part in parts]
+            order[first : first + mixed] = np.concatenate(parts)[np.argsort(np.concatenate(places))]
+        lists[epoch] = np.resize(order, used)
+    return lists
 
 
 ORDERS: dict[str, Callable[..., np.ndarray]] = {

@@ -77,9 +77,10 @@ class Plan:
         )
 
     def window_of(self, step: int) -> range:
-        """The steps whose reads are joined with those of `step`."""
-        first = self.first_step + (step - self.first_step) // self.window * self.window
-        return range(first, min(first + self.window, self.steps))
+        """The steps whose reads are joined with those of `step`: each epoch begins with a window."""
+        epoch = step // self.steps_per_epoch * self.steps_per_epoch
+        first = epoch + (step - epoch) // self.window * self.window
+        return range(max(first, self.first_step), min(first + self.window, epoch + self.steps_per_epoch))
 
     def reads(self, steps: range, rank: int) -> np.ndarray:
         """int64, sorted: what `rank` reads from storage for these steps, each sample once a window."""
@@ -131,7 +132,7 @@ def make_plan(
     capacity = min(buffer_samples, samples)
     rank_of, held_by, is_kept, evicted = (np.full(planned.shape, value) for value in (-1, np.int32(-1), False, -1))
     if first_step < len(planned):
-        found = solar.assign(planned[first_step:], samples, ranks, capacity, most)
+        found = solar.assign(planned[first_step:], samples, ranks, capacity, most, window, steps, first_step)
         for whole, part in zip((rank_of, held_by, is_kept, evicted), found, strict=True):
             whole[first_step:] = part
     if not use_peers:

@@ -14,7 +14,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from host_agent.loading.heap import next_uses, pop, push
+from host_agent.loading.heap import NEVER, next_uses, pop, push
 from switchml.runtime.jit import kernel
 
 EXACT_EPOCHS = 11
@@ -95,11 +95,21 @@ def _two_opt(path: list[int], weight: np.ndarray) -> list[int]:
 
 @kernel
 def assign(
-    batches: np.ndarray, samples: int, ranks: int, capacity: int, most: int
+    batches: np.ndarray,
+    samples: int,
+    ranks: int,
+    capacity: int,
+    most: int,
+    window: int = 1,
+    steps_per_epoch: int = 1,
+    first_step: int = 0,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Steps 2 and 3. `batches`: int32 (steps, global batch), -1 in places that a short batch leaves empty; each has at
     least `ranks` samples. `capacity`: samples that each rank's buffer holds. `most`: the largest local batch; ranks ·
     most must be at least the global batch. Every rank gets at least one sample of each batch.
+
+    `window`: reads of so many steps are joined (`reads`), the first of `batches` being `first_step` of all. Of samples
+    that are needed in the same window, the last ones in storage are evicted first: what is read then lies together.
 
     Returns arrays (steps, global batch): int32, the rank of each sample; int32, the rank whose buffer holds it at the
     step's beginning, or -1; bool, whether its rank keeps it from then on; int32, the sample that this evicts, or -1.
@@ -110,6 +120,13 @@ def assign(
     is_kept = np.zeros((steps, batch), np.bool_)
     evicted = np.full((steps, batch), -1, np.int32)
     following = next_uses(batches.reshape(steps * batch), samples, batch)
+    if window > 1:
+        windows = -(-steps_per_epoch // window)
+        for at in range(len(following)):
+            if following[at] != NEVER:
+                step = first_step + following[at] // batch
+                number = step // steps_per_epoch * windows + step % steps_per_epoch // window
+                following[at] = number * samples + batches[at // batch, at % batch]
     holder = np.full(samples, -1, np.int32)
     use_of = np.full(samples, -1, np.int64)
     room = 4 * capacity + batch + 16
@@ -239,18 +256,26 @@ def ranges(indices: np.ndarray, gap: int) -> tuple[int, int]:
 
 @kernel
 def reads(
-    batches: np.ndarray, rank_of: np.ndarray, is_read: np.ndarray, ranks: int, gap: int, window: int = 1
+    batches: np.ndarray,
+    rank_of: np.ndarray,
+    is_read: np.ndarray,
+    ranks: int,
+    gap: int,
+    window: int,
+    steps_per_epoch: int,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """int64 (steps, ranks) each: local batches, samples that are read, reads, samples that those span. Of each `window`
-    steps the reads are joined, and count in the first of them."""
+    steps the reads are joined, and count in the first of them; an epoch's last window may be shorter."""
     steps, batch = batches.shape
     sizes, misses = np.zeros((steps, ranks), np.int64), np.zeros((steps, ranks), np.int64)
     joined, span = np.zeros((steps, ranks), np.int64), np.zeros((steps, ranks), np.int64)
     missing = np.empty(batch * window, np.int64)
-    for first in range(0, steps, window):
+    first = 0
+    while first < steps:
+        end = min(first + window, first - first % steps_per_epoch + steps_per_epoch)
         for rank in range(ranks):
             count = 0
-            for step in range(first, min(first + window, steps)):
+            for step in range(first, end):
                 for i in range(batch):
                     if rank_of[step, i] == rank:
                         sizes[step, rank] += 1
@@ -259,4 +284,5 @@ def reads(
                             missing[count] = batches[step, i]
                             count += 1
             joined[first, rank], span[first, rank] = ranges(np.unique(missing[:count]), gap)
+        first = end
     return sizes, misses, joined, span

@@ -1,18 +1,19 @@
 """Compressed activations in training on this machine, beside what `emulate --activation-ratio` says of them.
 
-Times are the processor's, of one thread, the least of a few dozen steps, as other work only makes
-them longer. Two constants come from one network:
-the time for each tensor, from steps of two images, whose tensors are all small, and then the codec's rate, from steps
-of `BATCH`. It is the rate that it has in training, where tensors have left the caches and memory comes from the kernel:
-half of that outside. What they say of other batches and another network is measured, too.
+Times are the processor's, of one thread. What is compared is measured in turns, a step of each a round, and of the
+differences between compressed and plain steps of a round the median counts: other work on the machine then weighs on
+all alike. Two constants come from one network: the time for each tensor, from steps of two images, whose tensors are
+all small, and then the codec's rate, from steps of `BATCH`. It is the rate that it has in training, where tensors have
+left the caches and memory comes from the kernel: half of that outside. What they say of other batches and another
+network is measured, too.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -25,7 +26,7 @@ from host_agent.memory import Tracker, compressed_activations
 from host_agent.training import data
 
 BATCH = 64
-WARM_UP, TIMED = 10, 30
+WARM_UP, TIMED = 10, 40
 """Steps before times count, and those that do."""
 CODEC = "levels"
 CALIBRATION = "cnn"
@@ -83,15 +84,34 @@ class Extra:
     ratio: float
 
 
-def extra(name: str, codec: str, digits: data.Digits, batch: int = BATCH, least_bytes: int = 4096) -> Extra:
-    """Measured with plain steps and compressed ones in turns."""
-    runs = [Run(name, each, 0, digits, batch, least_bytes) for each in ("none", codec)]
-    runs[0].activations.close()
-    seconds = np.array([[run.step() for run in runs] for _ in range(WARM_UP + TIMED)])[WARM_UP:]
-    plain_s, compressed_s = seconds.min(axis=0).tolist()
-    stats = runs[1].activations.stats()
-    size, tensors = (stats[what] / (WARM_UP + TIMED) for what in ("bytes", "tensors"))
-    return Extra(plain_s, compressed_s - plain_s, size, tensors, stats["ratio"])
+class Case(NamedTuple):
+    """A network in training. `least_bytes`: of tensors that are compressed."""
+
+    name: str
+    batch: int = BATCH
+    least_bytes: int = 4096
+
+
+SMALL, LARGE = Case(CALIBRATION, 2, 0), Case(CALIBRATION)
+"""What constants come from."""
+
+
+def extras(codec: str, cases: Sequence[Case], digits: data.Digits) -> list[Extra]:
+    """Of each case, from plain steps and compressed ones of all in turns."""
+    pairs = []
+    for name, batch, least_bytes in cases:
+        plain, compressed = (Run(name, each, 0, digits, batch, least_bytes) for each in ("none", codec))
+        plain.activations.close()
+        pairs.append((plain, compressed))
+    rounds = [[[run.step() for run in pair] for pair in pairs] for _ in range(WARM_UP + TIMED)]
+    seconds = np.array(rounds[WARM_UP:])  # (rounds, cases, plain and compressed)
+    steps_s, extra_s = np.median(seconds[..., 0], axis=0), np.median(seconds[..., 1] - seconds[..., 0], axis=0)
+    found = []
+    for (_, compressed), step_s, more_s in zip(pairs, steps_s.tolist(), extra_s.tolist(), strict=True):
+        stats = compressed.activations.stats()
+        size, tensors = (stats[what] / (WARM_UP + TIMED) for what in ("bytes", "tensors"))
+        found.append(Extra(step_s, more_s, size, tensors, stats["ratio"]))
+    return found
 
 
 @dataclass(frozen=True)
@@ -102,9 +122,8 @@ class Constants:
     bytes_per_s: float
 
 
-def calibrated(codec: str, digits: data.Digits) -> Constants:
-    """By the network CALIBRATION."""
-    small, large = extra(CALIBRATION, codec, digits, batch=2, least_bytes=0), extra(CALIBRATION, codec, digits)
+def calibrated(small: Extra, large: Extra) -> Constants:
+    """By the cases SMALL and LARGE."""
     tensor_s = max(small.extra_s, 0.0) / (2 * small.tensors)
     return Constants(tensor_s, 2 * large.bytes / max(large.extra_s - 2 * large.tensors * tensor_s, 1e-9))
 
@@ -126,16 +145,14 @@ def rows(progress: Callable[[str], None] = lambda line: None) -> list[Row]:
     """Peak memory and extra time of both networks."""
     torch.set_num_threads(1)
     digits, found = data.load(), []
-    progress("compressed activations: calibrating")
-    constants = calibrated(CODEC, digits)
-    for name, batch in ((CALIBRATION, 2 * BATCH), ("transformer", BATCH)):
-        progress(f"compressed activations of the {name}")
+    cases = Case(CALIBRATION, 2 * BATCH), Case("transformer")
+    progress("compressed activations of a CNN and of a transformer")
+    small, large, *measured = extras(CODEC, (SMALL, LARGE, *cases), digits)
+    constants = calibrated(small, large)
+    for (name, batch, _), one in zip(cases, measured, strict=True):
         what = f"{name}, {batch} images, {CODEC}"
-        measured = extra(name, CODEC, digits, batch)
-        found.append(
-            Row(f"{what}: extra time", measured.extra_s, predicted_s(name, measured.ratio, constants, batch), "s")
-        )
-        parts = _emulated(name, measured.ratio, constants, batch).emulation.memory.parts()
+        found.append(Row(f"{what}: extra time", one.extra_s, predicted_s(name, one.ratio, constants, batch), "s"))
+        parts = _emulated(name, one.ratio, constants, batch).emulation.memory.parts()
         run = Run(name, CODEC, 0, digits, batch)
         run.step()
         emulated = (parts["activations"] + parts["gradients"]) / 1e6

@@ -248,7 +248,6 @@ def play(
     backend: str, workers: int, rate_bps: float, size_bytes: int, pause_s: float, workers_per_host: int = 1
 ) -> float:
     """Seconds of one step by the network model: a pause, then an all-reduce over links like those of star.py."""
-    options = LinkOptions(rate_bps=rate_bps)
     network = NetworkConfig(
         jobs=(
             JobConfig(
@@ -261,12 +260,18 @@ def play(
                 train_packets=MAX_JOINED,
             ),
         ),
-        link=LinkConfig(
-            rate_bps=rate_bps,
-            delay_s=0.0,
-            queue_bytes=options.queue_limit_bytes,
-            burst_bytes=options.burst_bytes,
-            framing_bytes=sizes.UDP_BYTES + sizes.IP_BYTES + sizes.ETHERNET_BYTES,
-        ),
+        link=links(rate_bps),
     )
     return pause_s + median(experiment.run(network).jobs[0].seconds[WARMUP_STEPS:])
+
+
+def links(rate_bps: float) -> LinkConfig:
+    """Those of star.py, as the network model has them."""
+    options = LinkOptions(rate_bps=rate_bps)
+    return LinkConfig(
+        rate_bps=rate_bps,
+        delay_s=0.0,
+        queue_bytes=options.queue_limit_bytes,
+        burst_bytes=options.burst_bytes,
+        framing_bytes=sizes.UDP_BYTES + sizes.IP_BYTES + sizes.ETHERNET_BYTES,
+    )

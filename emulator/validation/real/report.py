@@ -16,7 +16,7 @@ from switchml.tables import Table, number, show, text
 
 
 def as_json(validation: RealValidation | None, others: Sequence[ScatterRow] = ()) -> dict[str, Any]:
-    """Times in seconds, errors as shares. `others`: of loading, memory and pipelines."""
+    """Times in seconds, errors as shares. `others`: of collectives, loading, memory and pipelines."""
     found = {"others": summary(others)} if others else {}
     return found if validation is None else _links(validation) | found
 
@@ -41,7 +41,7 @@ def print_table(validation: RealValidation | None, others: Sequence[ScatterRow] 
     if validation is not None:
         _print_links(validation)
     if others:
-        show_others("loading, memory and pipelines", others, [], {}, None, False, shown=others)
+        show_others("collectives, loading, memory and pipelines", others, [], {}, None, False, shown=others)
 
 
 def _print_links(validation: RealValidation) -> None:
@@ -88,7 +88,7 @@ def plot(validation: RealValidation | None, path: Path, others: Sequence[Scatter
     groups: dict[str, list[ScatterRow]] = {}
     timed = [ScatterRow(row.name, row.measured * 1e3, row.predicted * 1e3, "ms") for row in others if row.unit == "s"]
     if timed:
-        groups["loading, memory and pipelines"] = timed
+        groups["collectives, loading, memory and pipelines"] = timed
     for row in validation.rows if validation is not None else ():
         point = ScatterRow(str(row.layout), row.measured_s * 1e3, row.predicted_s * 1e3, "ms a step")
         groups.setdefault(f"{row.layout}, {row.layout.workers} ranks", []).append(point)

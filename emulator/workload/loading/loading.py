@@ -211,9 +211,13 @@ def solar(
     planned = np.ascontiguousarray(batches[order].reshape(-1, dataset.global_batch))
     each = dataset.global_batch // dataset.ranks
     most = max(each, min(dataset.global_batch, math.floor(each * imbalance)))
-    rank_of, held_by, *_ = loading_solar.assign(planned, dataset.samples, dataset.ranks, dataset.buffer_samples, most)
+    rank_of, held_by, *_ = loading_solar.assign(
+        planned, dataset.samples, dataset.ranks, dataset.buffer_samples, most, window, dataset.steps
+    )
     gap = read_gap(dataset, storage) if gap_bytes is None else int(gap_bytes / dataset.sample_bytes)
-    batch, misses, reads, span = loading_solar.reads(planned, rank_of, rank_of != held_by, dataset.ranks, gap, window)
+    batch, misses, reads, span = loading_solar.reads(
+        planned, rank_of, rank_of != held_by, dataset.ranks, gap, window, dataset.steps
+    )
     return Loads(batch, misses, np.zeros_like(batch), reads, span, order)
 
 

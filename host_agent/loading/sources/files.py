@@ -4,6 +4,7 @@ read is noticed: a local one in each read, another one at most `check_every_s` l
 
 from __future__ import annotations
 
+import asyncio
 import os
 import threading
 import time
@@ -11,10 +12,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from host_agent.loading.sources.base import SourceChanged, Traffic
+from host_agent.loading.sources.turns import Turns
 from switchml.errors import ConfigError
 
-REMOTE_READS = 16
-"""Ranges that one call has in flight at a time; fsspec's own limit is 128, too many for four ranks and one server."""
+REMOTE_READS = 32
+"""Ranges in flight at a time at most, of all calls together (`Turns` has how many there are); fsspec's own limit is 128
+for each call, too many for four ranks and one server."""
 IDENTITY = ("size", "ETag", "etag", "Last-Modified", "LastModified", "mtime", "Content-MD5", "Digest")
 """What of fsspec's `info` tells one version of a file from another."""
 
@@ -60,7 +63,7 @@ class Files:
         self.traffic = Traffic()
         self.is_local = all(is_local(url) for url in urls)
         self._check_every_s = check_every_s
-        self._reads_at_once = reads_at_once
+        self._turns = Turns(reads_at_once)
         self._lock = threading.Lock()
         self._descriptors: dict[int, int] = {}
         if not self.is_local:
@@ -136,15 +139,34 @@ class Files:
             return error
 
     def _read_remote(self, ranges: Sequence[tuple[int, int, int]]) -> list[bytes | Exception]:
-        limit = {"batch_size": self._reads_at_once} if self._filesystem.async_impl else {}
-        found: list[bytes | Exception] = self._filesystem.cat_ranges(
+        if self._filesystem.async_impl:
+            from fsspec.asyn import sync
+
+            found: list[bytes | Exception] = sync(self._filesystem.loop, self._gathered, ranges)
+            return found
+        found = self._filesystem.cat_ranges(
             [self._paths[number] for number, *_ in ranges],
             [start for _, start, _ in ranges],
             [end for *_, end in ranges],
             on_error="return",
-            **limit,
         )
         return found
+
+    async def _gathered(self, ranges: Sequence[tuple[int, int, int]]) -> list[Any]:
+        """What calls ask for later waits until the earlier one's ranges are all under way: two windows that share
+        storage evenly would end together, and leave it idle until the next ones have begun."""
+
+        async def one(number: int, start: int, end: int) -> Any:
+            await self._turns.take()
+            started, size = time.perf_counter(), 0
+            try:
+                data = await self._filesystem._cat_file(self._paths[number], start=start, end=end)
+                size = len(data)
+                return data
+            finally:
+                self._turns.give_back(size, time.perf_counter() - started if size else 0.0)
+
+        return await asyncio.gather(*(one(*each) for each in ranges), return_exceptions=True)
 
     def close(self) -> None:
         """Of local files, the descriptors."""

@@ -1,13 +1,16 @@
 """`switchml validate real`: what counts as an error, what is predicted from what, and a small run of the real thing."""
 
 import json
+import random
 
 import pytest
 from click.testing import CliRunner
 
 from emulator.testbed.star import BURST_BYTES
+from emulator.validation.real import collectives, litdata_loading
 from emulator.validation.real import measure as real
 from emulator.validation.real import report as real_report
+from emulator.validation.real.loading import spread
 from emulator.validation.real.measure import Calibration, Layout, RealPlan, RealValidation, Row
 from emulator.validation.rows import Row as ScatterRow
 from switchml.cli.main import cli
@@ -89,6 +92,40 @@ def test_two_workers_at_two_rates(tmp_path):
     assert len(report["rows"]) == 4 and sum(one["is_calibration"] for one in report["rows"]) == 2
     assert all(one["measured_s"] > 0 and one["predicted_s"] > 0 for one in report["rows"])
     assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.needs("SWITCHML_NIGHTLY")
+def test_an_all_gather_and_a_reduce_scatter_at_once_take_little_longer_than_one(monkeypatch):
+    monkeypatch.setattr(collectives, "SIZE_BYTES", 2 << 20)
+    scatter_s, gather_s, both_s = map(collectives.played_s, ("reduce_scatter", "all_gather", "fsdp"))
+    shared_s = 0.75 * 8 * collectives.SIZE_BYTES / collectives.RATE_BPS  # three of four shares pass each link
+    assert shared_s < scatter_s < 1.2 * shared_s and shared_s < gather_s < 1.2 * shared_s
+    assert 1.2 * shared_s < both_s < 1.6 * shared_s  # and the fourth share in the other direction
+    assert collectives.played_s("broadcast") > 1.25 * shared_s
+
+
+@pytest.mark.root
+@pytest.mark.needs("SWITCHML_NIGHTLY")
+def test_rows_of_collectives():
+    pytest.importorskip("torch")
+    rows = collectives.rows()
+    assert len(rows) == len(collectives.COLLECTIVES) and all(abs(row.error) < 0.2 for row in rows), rows
+
+
+def test_the_spread_of_a_batch():
+    """1,000 samples, batches of ten: all from one tenth, one from each, and drawn from everywhere."""
+    assert spread([list(range(10)), list(range(500, 510))], 1000) == pytest.approx(0.1 / 0.6535, rel=1e-3)
+    assert spread([list(range(5, 1000, 100))], 1000) == pytest.approx(1 / 0.6535, rel=1e-3)
+    drawn = [random.Random(step).sample(range(1000), 10) for step in range(2000)]
+    assert spread(drawn, 1000) == pytest.approx(1, abs=0.01)
+
+
+def test_another_loader_that_is_not_installed(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(
+        ConfigError, match="--against litdata: it is not installed; expected what `pip install litdata`"
+    ):
+        litdata_loading.check_installed()
 
 
 def test_rows_of_loading_memory_and_pipelines_stand_beside_the_links(tmp_path):

@@ -281,8 +281,8 @@ def test_reads_are_those_of_a_planned_loader():
     played = solar(dataset, SLOW_DISK, window=8, gap_bytes=250.0, reorder=False)
     found = np.zeros((2, 3), np.int64)
     for rank in range(3):
-        for first in range(0, plan.steps, 8):
-            wanted = plan.reads(range(first, min(first + 8, plan.steps)), rank)
+        for window in {plan.window_of(step) for step in range(plan.steps)}:
+            wanted = plan.reads(window, rank)
             for begin, end in joined(100 * wanted, 100 * wanted + 100, gap=250, most=10**9):
                 found[:, rank] += 1, wanted[end - 1] + 1 - wanted[begin]
     assert found.tolist() == [played.reads.sum(axis=0).tolist(), played.read_samples.sum(axis=0).tolist()]

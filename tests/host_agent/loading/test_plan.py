@@ -92,6 +92,7 @@ def test_reads_cover_every_miss_once_a_window(case):
         while step < plan.steps:
             window = plan.window_of(step)
             assert window.start == step and all(plan.window_of(each) == window for each in window)
+            assert step // plan.steps_per_epoch == window[-1] // plan.steps_per_epoch
             missed = {
                 sample
                 for each in window
@@ -141,6 +142,14 @@ def test_next_uses_of_batches_by_hand():
     """Not the second time in the same batch; empty places are not used."""
     accesses = np.array([3, 1, 3, 1, 3, -1, 0, 3, -1], np.int64)
     assert next_uses(accesses, 4, 3).tolist() == [4, 3, 4, NEVER, 7, NEVER, NEVER, NEVER, NEVER]
+
+
+def test_what_a_window_keeps_lies_together():
+    """Ten samples, all needed again in one window of the second epoch: the buffer has the first ones of the storage,
+    though the last ones are needed earlier."""
+    lists = np.array([[4, 9, 1, 6, 3, 8, 0, 5, 2, 7], [9, 8, 7, 6, 5, 4, 3, 2, 1, 0]], np.int32)
+    plan = make_plan(orders.batches(lists, 1, 2), 10, 1, buffer_samples=4, window=5)
+    assert plan.reads(plan.window_of(5), 0).tolist() == [4, 5, 6, 7, 8, 9]
 
 
 def test_nobody_goes_without():
@@ -201,6 +210,23 @@ def test_shuffled_is_what_one_process_gets():
 def test_sequential_pads_and_cuts():
     assert orders.sequential(5, 2, 0, 2).tolist() == [[0, 1, 2, 3, 4, 0]] * 2
     assert orders.sequential(5, 1, 0, 2, drop_last=True).tolist() == [[0, 1, 2, 3]]
+
+
+@pytest.mark.parametrize(("samples", "drop_last"), [(96, True), (101, True), (101, False)])
+def test_blocks_stay_together_and_every_batch_has_as_much_of_each(samples, drop_last):
+    first, second = orders.blocks(samples, 2, 7, 4, drop_last=drop_last, block=8, mixed=48)
+    assert first.tolist() != second.tolist()
+    assert first.tolist() == orders.blocks(samples, 1, 7, 4, drop_last=drop_last, block=8, mixed=48)[0].tolist()
+    own = first[: samples - samples % 4]
+    assert len(set(own.tolist())) == len(own) and set(first.tolist()) <= set(range(samples))
+    assert len(first) == (len(own) if drop_last or samples == 96 else 104)
+    for order in (first, second):
+        stretch = order[:48]
+        blocks, counts = np.unique(stretch // 8, return_counts=True)
+        if samples == 96:  # six whole ones
+            assert counts.tolist() == [8] * 6 and stretch.tolist() != sorted(stretch.tolist())
+            for batch in stretch.reshape(4, 12):  # two of each, where three more or less would be chance
+                assert set(np.unique(batch // 8, return_counts=True)[1].tolist()) <= {1, 2, 3}
 
 
 def test_batches_that_make_no_sense():
