@@ -21,6 +21,7 @@ SWITCHML, GREY = "#1b6ca8", "#888888"
 """Colours of what is drawn most often."""
 _DOTS_PER_INCH = 120
 _PANEL_INCHES = (6.8, 4.8)
+_COLUMNS = 4
 
 
 def check(path: Path) -> None:
@@ -29,20 +30,31 @@ def check(path: Path) -> None:
 
 
 def draw(path: Path, title: str, shown: Sequence[Panel]) -> None:
-    """Write `shown`, one beside the other. Raises ConfigError as `check` does, and if the file cannot be written."""
+    """Write `shown` side by side, four in a row at most. Raises ConfigError as `check` does, and if the file cannot be
+    written."""
     check(path)
     if path.suffix == ".html":
         can_zoom = any(not isinstance(panel, Bars) for panel in shown)
         content = {"title": title, "panels": [panels.chart(panel) for panel in shown], "can_zoom": can_zoom}
         page.write(path, page.render("panels.html", (), {**content, "zoom": charts.ZOOM}))
         return
-    rows = max((len(panel.bars) for panel in shown if isinstance(panel, Bars)), default=0)
-    size = _PANEL_INCHES[0] * len(shown), max(_PANEL_INCHES[1], 1.6 + 0.3 * rows)
+    columns = min(len(shown), _COLUMNS)
+    lines = [shown[first : first + columns] for first in range(0, len(shown), columns)]
+    heights = [max(_height(panel) for panel in line) for line in lines]
+    size = _PANEL_INCHES[0] * columns, sum(heights)
     drawers: dict[type, Any] = {Curves: _draw_curves, Bars: _draw_bars, Points: _draw_points}
-    with figure(path, title, size, columns=len(shown)) as places:
-        for axes, panel in zip(places, shown, strict=True):
+    with figure(path, title, size, columns, nrows=len(lines), height_ratios=heights) as places:
+        for axes, panel in zip(places, shown, strict=False):
             drawers[type(panel)](axes, panel)
             axes.set(title=panel.title, xlabel=panel.x_title)
+        for axes in places[len(shown) :]:
+            axes.set_visible(False)
+
+
+def _height(panel: Panel) -> float:
+    """In inches."""
+    bars = len(panel.bars) if isinstance(panel, Bars) else 0
+    return max(_PANEL_INCHES[1], 1.6 + 0.3 * bars)
 
 
 @contextlib.contextmanager

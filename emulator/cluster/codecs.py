@@ -18,17 +18,26 @@ class Codec:
     title: str
     source: str
     bits: float
-    memory_bytes: float
+    compress_bytes: float
+    decompress_bytes: float
     error: float
     gathers: bool
 
-    def seconds(self, cluster: Cluster, elements: float) -> float:
-        """To compress, or to decompress, so many gradients on the accelerator."""
-        return elements * self.memory_bytes / (cluster.device.memory_bytes_per_s * cluster.software.memory_efficiency)
+    def compress_s(self, cluster: Cluster, elements: float) -> float:
+        """Of so many gradients, on the accelerator."""
+        return elements * self.compress_bytes / _memory_bytes_per_s(cluster)
+
+    def decompress_s(self, cluster: Cluster, elements: float) -> float:
+        """Of one payload of so many gradients."""
+        return elements * self.decompress_bytes / _memory_bytes_per_s(cluster)
 
     def wire_bytes(self, elements: float) -> float:
         """Of so many gradients."""
         return elements * self.bits / 8.0
+
+
+def _memory_bytes_per_s(cluster: Cluster) -> float:
+    return cluster.device.memory_bytes_per_s * cluster.software.memory_efficiency
 
 
 @cache

@@ -58,13 +58,14 @@ class Line:
     """Points that one command prints. `run`: arguments of `switchml`, or a script of `scripts/`, with or without
     `torchrun` and its options before it. `x`, `y`: JMESPath expressions of equally long lists in its JSON; without
     `x`, `y` is one number. `files`: by name, the text of each file that the command reads besides the claim's.
-    `scale`: a factor of y. Or `paper`: y by x, as published."""
+    `scale`: a factor of y. `is_drawn`: whether it is in the plot. Or `paper`: y by x, as published."""
 
     run: str = ""
     y: str = ""
     x: str = ""
     name: str = ""
     scale: float = 1.0
+    is_drawn: bool = True
     files: Mapping[str, str] = field(default_factory=dict)
     paper: Mapping[str, float] = field(default_factory=dict)
 

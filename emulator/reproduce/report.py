@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +78,8 @@ def drawn(outcome: Outcome) -> Panel | None:
     plot = outcome.claim.plot
     if plot is None:
         return None
-    lines = {name: points for name, points in outcome.lines.items() if isinstance(points, Mapping)}
+    shown = {name: points for name, points in outcome.lines.items() if outcome.claim.lines[name].is_drawn}
+    lines = {name: points for name, points in shown.items() if isinstance(points, Mapping)}
     names = {name: outcome.claim.lines[name].name or name for name in outcome.lines}
     if plot.bars:
         numbers = {name: value for name, value in outcome.lines.items() if not isinstance(value, Mapping)}
@@ -97,7 +99,12 @@ def _bars(plot: Plot, lines: Mapping[str, Points], names: Mapping[str, str]) -> 
 
 def draw(outcomes: Sequence[Outcome], path: Path) -> None:
     """The plots of all that have one, beside each other. Raises ConfigError if the picture can't be written."""
-    plotting.draw(path, "Claims reproduced", [panel for one in outcomes if (panel := drawn(one)) is not None])
+    shown = [
+        replace(panel, title=f"{one.claim.system}: {panel.title}")
+        for one in outcomes
+        if (panel := drawn(one)) is not None
+    ]
+    plotting.draw(path, "Claims reproduced", shown)
 
 
 def markdown(outcomes: Sequence[Outcome]) -> str:

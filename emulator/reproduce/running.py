@@ -165,8 +165,9 @@ FUNCTIONS: dict[str, Callable[..., float]] = {
     "furthest": lambda line: max(map(abs, line.values())),
     "best": lambda line: max(line.values()),
     "worst": lambda line: min(line.values()),
-    "near": lambda line, name, by: sum(y >= line[name] - by for x, y in line.items() if x != name),
+    "near": lambda line, name, by, among: sum(line[x] >= line[name] - by for x in among if x != name),
+    "slower": lambda line, among, than: sum(line[x] < than for x in among),
 }
 """What a figure's expression may call: of numbers, or of lines. `largest`: ratio of two lines at any x; `furthest`: the
-value that is furthest from 0; `best`, `worst`: the largest and the smallest; `near`: how many points are at most `by`
-below the one named."""
+value that is furthest from 0; `best`, `worst`: the largest and the smallest; `near`: how many of those points
+that another line has are at most `by` below the one named; `slower`: how many of them are below a number."""

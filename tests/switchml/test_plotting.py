@@ -1,5 +1,7 @@
 """Pictures: the ending decides what a file is; what cannot be drawn is refused beforehand."""
 
+import struct
+
 import pytest
 
 from switchml import output_files, plotting
@@ -35,6 +37,19 @@ def test_endings(tmp_path, ending, start):
     if ending == "svg":
         for text in ("1K", "closed form", "12,346", "gloo", "topk"):
             assert f">{text}<" in path.read_text()
+
+
+def test_more_than_four_panels_take_several_rows(tmp_path):
+    path = tmp_path / "picture.png"
+    plotting.draw(path, "one row", [CURVES] * 4)
+    assert _size(path) == (4 * 816, 576)
+    plotting.draw(path, "two rows", [CURVES] * 6)
+    assert _size(path) == (4 * 816, 2 * 576)
+
+
+def _size(path):
+    """Of a PNG, in pixels: as its header has it."""
+    return struct.unpack(">II", path.read_bytes()[16:24])
 
 
 def test_a_page_has_charts_and_their_tables(tmp_path):

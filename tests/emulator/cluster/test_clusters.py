@@ -6,6 +6,8 @@ import pytest
 
 from emulator.cluster import cluster as clusters
 from emulator.cluster.codecs import codecs
+from emulator.whatif.codec_costs import measure
+from switchml.codecs import CODECS
 from switchml.errors import ConfigError
 
 
@@ -16,8 +18,18 @@ def test_built_in_clusters(name):
     assert found.device.memory_bytes > 0
 
 
-def test_codecs_make_gradients_smaller():
-    assert all(0 < codec.bits < 32 and codec.source for codec in codecs().values())
+def test_every_codec_has_its_costs():
+    """What adds up, adds up here; what goes over the wire is what ours send, but for indices, which ours code."""
+    assert {name.partition(":")[0] for name in codecs()} == (set(CODECS) - {"none"}) | {"int8"}
+    data_dependent = {"threshold", "sidco", "adaq", "inceptionn", "szx"}
+    measured = measure(set(codecs()) - {"int8"} - data_dependent, ranks=8)
+    for name, one in codecs().items():
+        assert 0 < one.bits < 32 and one.source
+        if name in measured:
+            ours = measured[name]
+            assert one.gathers == ours.gathers, name
+            assert one.bits == pytest.approx(32 * ours.wire_share, rel=0.05 if one.bits > 0.64 else 0.7), name
+            assert one.error == pytest.approx(ours.error, rel=0.1), name
 
 
 def test_a_file_extends_a_built_in(tmp_path):
