@@ -1,9 +1,9 @@
 from emulator.cluster.cluster import Cluster as Cluster
 from emulator.diagnosis.checks import diagnose as diagnose
-from emulator.jobs.emulate import Emulation as Emulation
-from emulator.jobs.emulate import Request as Request
+from emulator.jobs.description import Request as Request
+from emulator.jobs.description import request as request
 from emulator.jobs.emulate import emulate as emulate
-from emulator.jobs.emulate import request as request
+from emulator.jobs.emulation import Emulation as Emulation
 from emulator.jobs.sweep import sweep as sweep
 from emulator.replay.conditions import Conditions as Conditions
 from emulator.workload.builder import GraphBuilder as GraphBuilder

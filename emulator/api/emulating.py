@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, TypedDict
 from emulator import datafile
 from emulator.api.shown import Library, Shown, frame
 from emulator.jobs import sweep as sweeps
-from emulator.jobs.emulate import Emulation, Request, read_tables, request
+from emulator.jobs.description import Request, read_tables, request
 from emulator.jobs.emulate import emulate as run
+from emulator.jobs.emulation import Emulation
 from emulator.report.tables import bytes_text, time_text
 from emulator.workload.job import Job
 from switchml.errors import ConfigError
@@ -26,7 +27,7 @@ _JOB = {field.name for field in dataclasses.fields(Job)}
 
 class Options(TypedDict, total=False):
     """What a job file may say. Those of its `[job]` stand beside `model`; its other sections are dictionaries.
-    `emulator.workload.job.Job` and `emulator.jobs.emulate.Request` describe them, and give their defaults."""
+    `emulator.workload.job.Job` and `emulator.jobs.description.Request` describe them, and give their defaults."""
 
     model: str
     cluster: str
@@ -52,6 +53,7 @@ class Options(TypedDict, total=False):
     hierarchy: str
     bucket_bytes: float
     overlap: bool
+    fuse: bool
     attention: str
     implementation: str
     cross_entropy: str

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from emulator.jobs.defaults import batch_text
-from emulator.jobs.emulate import Emulation
+from emulator.jobs.emulation import Emulation
 from emulator.report.page import Chart, Curve, Page
 from emulator.report.tables import time_text
 from emulator.whatif.faster import what_if

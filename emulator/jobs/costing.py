@@ -192,7 +192,7 @@ class Plan:
         """Compressing so many gradients, and decompressing what comes back."""
         assert self.codec is not None
         back = self.data_parallel.ranks if self.codec.gathers else 1
-        return (1 + back) * self.codec.seconds(self.cluster, elements)
+        return self.codec.compress_s(self.cluster, elements) + back * self.codec.decompress_s(self.cluster, elements)
 
     def reduce(self, elements: float, density: float = 1.0) -> Cost:
         """Reducing so many gradients among data-parallel ranks, of which the share `density` of blocks is not zero."""
@@ -228,6 +228,8 @@ def plan(model: Model, job: Job, cluster: Cluster, streaming: Streaming = DENSE,
         raise ConfigError(
             "loss, switch jobs, density and wire bytes describe aggregation in switches: take allreduce switchml"
         )
+    if job.fuse and (not isinstance(model, LayerTable) or model.forward_s is not None):
+        raise ConfigError(f"fuse needs a table of layers with counted kernels, which {model.title} is not")
     if isinstance(model, LayerTable):
         each = [_layer_steps(model.part(stage), job, cluster) for stage in range(job.pp)]
         handed = max((float(model.part(stage).elements_of[-1]) for stage in range(job.pp - 1)), default=0.0)
@@ -432,6 +434,8 @@ def _layer_steps(model: LayerTable, job: Job, cluster: Cluster) -> list[Step]:
         else:
             moved = job.element_bytes * (2.0 * float(model.elements_of[i]) * job.micro_batch + parameters)
             launches = int(model.kernels_of[i])
+            if job.fuse and not flops:  # normalization, activations, additions: what the layer moves stays
+                launches = min(launches, 1)
             forward = max(flops / peak, moved / rate) + launches * constants.kernel_s
             backward = max(2 * flops / peak, 2 * moved / rate) + 2 * launches * constants.kernel_s
         recomputed_s = forward if job.recompute == "full" else 0.0

@@ -337,7 +337,7 @@ class Rank:
         size = elements * self.job.gradient_bytes
         if codec is not None:
             what, size = Collective.ALL_GATHER if codec.gathers else what, codec.wire_bytes(elements)
-            compress_s = codec.seconds(plan.cluster, elements)
+            compress_s = codec.compress_s(plan.cluster, elements)
             after = (self._compute(f"compress {name}", compress_s, after=after, stream=stream, kind=Kind.CODEC),)
         costed = self.table.reduce_cost(elements, density)
         last = self._exchange(name, what, size, costed, DATA, after=after, stream=stream)

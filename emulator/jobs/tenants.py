@@ -17,7 +17,9 @@ from emulator import datafile
 from emulator.cluster.cluster import Cluster
 from emulator.cluster.fabric import SharedFabric, place
 from emulator.jobs import iteration
-from emulator.jobs.emulate import Emulation, Request, emulate, load_cluster
+from emulator.jobs.description import Request, load_cluster
+from emulator.jobs.emulate import emulate
+from emulator.jobs.emulation import Emulation
 from emulator.replay.conditions import Conditions
 from emulator.replay.engine import Replayed, replay
 from emulator.workload.combine import merge, repeat

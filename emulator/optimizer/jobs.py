@@ -17,7 +17,9 @@ from typing import Any
 from emulator import datafile
 from emulator.cluster import codecs
 from emulator.cluster.algorithms import ALGORITHMS
-from emulator.jobs.emulate import Emulation, Request, emulate, load_cluster, load_model
+from emulator.jobs.description import Request, load_cluster, load_model
+from emulator.jobs.emulate import emulate
+from emulator.jobs.emulation import Emulation
 from emulator.workload.job import RECOMPUTE
 from emulator.workload.models import Transformer
 from switchml.errors import ConfigError, EmulationError
@@ -26,7 +28,7 @@ MIB = 1 << 20
 POWERS = tuple(2**power for power in range(11))
 CAPS = tuple(float(cap * MIB) for cap in (1, 5, 25, 100))
 ONES = ("split", "schedule", "micro-batch", "recompute", "zero", "allreduce", "buckets")
-"""What is searched by default; not `codec`, which changes what is computed."""
+"""What is searched by default; not `codec`, which changes what is computed, nor `fuse`, which takes a compiler."""
 
 SAME = 1e-9
 """A share of the time; what differs by less is the same."""
@@ -86,6 +88,7 @@ def axes(requested: Request, names: tuple[str, ...]) -> dict[str, list[Change]]:
         "zero": [{"zero": stage} for stage in range(4)],
         "allreduce": [{"allreduce": how} for how in ALGORITHMS if how != "ps"],
         "buckets": [{"bucket_bytes": cap} for cap in CAPS],
+        "fuse": [{"fuse": False}] if is_transformer else [{"fuse": False}, {"fuse": True}],
         "codec": [{"codec": name} for name in ("", *codecs.codecs())],
     }
     for name in names:

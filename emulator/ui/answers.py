@@ -9,8 +9,8 @@ from emulator.api.emulating import Result, tables_of
 from emulator.api.emulating import sweep as run_sweep
 from emulator.api.page import charts as curves
 from emulator.api.page import page_of
+from emulator.jobs.description import request
 from emulator.jobs.emulate import emulate as run
-from emulator.jobs.emulate import request
 from emulator.report.page import memory_chart, plot, ranks_shown, stage_rows, timeline
 from emulator.report.tables import time_text
 from emulator.ui import controls

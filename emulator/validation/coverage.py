@@ -15,7 +15,7 @@ from typing import Any
 
 from emulator.cluster import cluster as clusters
 from emulator.jobs import interval
-from emulator.jobs.emulate import Request, load_model
+from emulator.jobs.description import Request, load_model
 from emulator.jobs.interval import CONTEXT, CORE, FSDP, NODES, ONE_NODE, OTHERS, TORCH, Group
 from emulator.validation import campaigns, fitting, frameworks, iterations, megatron, refit, throughput
 from emulator.workload.job import Job

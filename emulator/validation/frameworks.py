@@ -10,7 +10,8 @@ from __future__ import annotations
 import csv
 from pathlib import Path
 
-from emulator.jobs.emulate import Request, emulate
+from emulator.jobs.description import Request
+from emulator.jobs.emulate import emulate
 from emulator.jobs.interval import factor
 from emulator.validation.memory import published as torchtitan_memory
 from emulator.validation.rows import Row

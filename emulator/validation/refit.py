@@ -17,7 +17,8 @@ from emulator import datafile
 from emulator.cluster import accelerator
 from emulator.cluster import cluster as clusters
 from emulator.jobs.costing import closed_form_s, plan
-from emulator.jobs.emulate import load_model, replayed_s
+from emulator.jobs.description import load_model
+from emulator.jobs.emulate import replayed_s
 from emulator.validation import iterations, megatron, throughput
 from emulator.workload import implementations
 from emulator.workload.job import Job

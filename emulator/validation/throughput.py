@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from emulator.jobs import emulate
-from emulator.jobs.emulate import Emulation, Request
+from emulator.jobs.description import Request
+from emulator.jobs.emulation import Emulation
 from emulator.jobs.interval import factor
 from emulator.validation.rows import Row
 from emulator.workload.job import Job

@@ -4,11 +4,13 @@ All-real: DDP in network namespaces around a switch (emulator/testbed/star.py), 
 and with the aggregator in the switch's place. Emulated: the same script once, in wall-clock time, on a cluster that
 says what the links are; all other ranks are absent.
 
-What an all-reduce takes on the cluster is measured before each run, without training, as one would with nccl-tests: its
-fixed time, and what share of the links' rate it gets. Ranks that share cores compute more slowly than one alone: they
-take turns, W ranks on C cores W/C times as long, and disturb each other, which their CPU time says when all of them
-train and none communicates. The emulated run is scaled by that (`compute_scale`). What is put to the test is the rest:
-collectives, overlap, and a script that does not notice.
+What all-reduces take on the cluster is measured without training, as one would with nccl-tests: their fixed time, and
+what share of the links' rate they get. That share depends on what is under way at once (Gloo reduces two buckets at a
+time, and leaves its links idle between the two halves of the last one), so the sizes are those of DDP's buckets; and as
+it changes from one second to the next, all-reduces and steps take turns. Ranks that share cores compute more slowly
+than one alone: they take turns, W ranks on C cores W/C times as long, and disturb each other, which their CPU time says
+when all of them train and none communicates. The emulated run is scaled by that (`compute_scale`). What is put to the
+test is the rest: collectives, overlap, and a script that does not notice.
 """
 
 from __future__ import annotations
@@ -29,11 +31,13 @@ from switchml.runtime.folders import TemporaryFolder
 
 BACKENDS = {"gloo": "ring", "switchml": "switchml"}
 """What the real ranks use → how the emulated world reduces."""
-SMALL_BYTES, LARGE_BYTES = 4 << 10, 4 << 20
+SMALL_BYTES = 4 << 10
 WARMUP_STEPS = 4
 """DDP's first step broadcasts and its second builds its buckets anew."""
 BUCKETS = 4
-"""How many DDP makes of the gradients, about."""
+"""How many DDP should make of the gradients; it makes fewer, as layers stay whole."""
+TURN_STEPS = 3
+"""So many all-reduces of all buckets, then so many steps."""
 BURST_S = 0.001
 """What a link lets through at once after a pause: the closed forms know no such gift."""
 
@@ -112,9 +116,8 @@ def validate(plan: PeersPlan, progress: Callable[[str], None] = lambda line: Non
                 for rate_bps in plan.rates_bps:
                     star.set_rate(rate_bps)
                     name = f"{workers} ranks, {backend}, {rate_bps / 1e6:g} Mbit/s"
-                    team.run(Steps(WARMUP_STEPS))  # transports learn the new rate
-                    link = _link(name, team, backend, workers, rate_bps)
-                    seconds = median(step_seconds(team.run(Steps(plan.steps))))
+                    warm, *_ = team.run(Steps(WARMUP_STEPS))  # transports learn the new rate
+                    link, seconds = _in_turns(name, team, warm.bucket_bytes, plan.steps, backend, workers, rate_bps)
                     measured[backend, workers, rate_bps] = seconds, link
                     progress(f"{name}, all of them real: {seconds * 1e3:.1f} ms a step")
             alone_s[workers] = mean(one.thread_cpu_s for one in team.run(Steps(plan.steps, is_alone=True)))
@@ -186,11 +189,19 @@ convert_bytes_per_s = 1e12
 """
 
 
-def _link(name: str, team: TrainingTeam, backend: str, workers: int, rate_bps: float) -> Link:
-    """All-reduces of two sizes. The cluster has them one after the other, where Gloo does two at once: so what it hides
-    of their fixed times counts for the rate."""
-    fixed_s = median(step_seconds(team.run(AllReduces(SMALL_BYTES, 1, 9))))
-    large_s = median(step_seconds(team.run(AllReduces(LARGE_BYTES, BUCKETS, 5))))
-    moved = LARGE_BYTES * (1.0 if backend == "switchml" else 2.0 * (workers - 1) / workers)
-    fixed_s = min(fixed_s, large_s / 2 / BUCKETS)
-    return Link(name, fixed_s, moved * 8 / rate_bps / (large_s - BUCKETS * fixed_s))
+def _in_turns(
+    name: str, team: TrainingTeam, buckets: tuple[int, ...], steps: int, backend: str, workers: int, rate_bps: float
+) -> tuple[Link, float]:
+    """What all-reduces of `buckets` bytes take, and the seconds of a step. The cluster has all-reduces one after the
+    other, where Gloo does two at once: what it hides of their fixed times counts for the rate."""
+    fixed_s = median(step_seconds(team.run(AllReduces((SMALL_BYTES,), 9))))
+    reducing_s: list[float] = []
+    training_s: list[float] = []
+    for done in range(0, steps, TURN_STEPS):
+        count = min(TURN_STEPS, steps - done)
+        reducing_s += step_seconds(team.run(AllReduces(buckets, count)))
+        training_s += step_seconds(team.run(Steps(count)))
+    all_s = median(reducing_s)
+    moved = sum(buckets) * (1.0 if backend == "switchml" else 2.0 * (workers - 1) / workers)
+    fixed_s = min(fixed_s, all_s / 2 / len(buckets))
+    return Link(name, fixed_s, moved * 8 / rate_bps / (all_s - len(buckets) * fixed_s)), median(training_s)

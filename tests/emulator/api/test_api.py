@@ -15,7 +15,7 @@ from emulator.api.emulating import Options
 from emulator.api.replaying import Changes
 from emulator.cli.emulate import emulate as command
 from emulator.cli.trace.replay import replay as replay_command
-from emulator.jobs.emulate import Request
+from emulator.jobs.description import Request
 from emulator.workload.job import Job
 from switchml.errors import ConfigError, TraceError
 

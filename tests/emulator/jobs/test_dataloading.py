@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from emulator.jobs.emulate import emulate, request
+from emulator.jobs.description import request
+from emulator.jobs.emulate import emulate
 from emulator.replay.engine import replay
 from emulator.workload.checks import check
 from emulator.workload.combine import delayed

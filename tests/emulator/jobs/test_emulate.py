@@ -6,7 +6,7 @@ import pytest
 from click.testing import CliRunner
 
 from emulator.jobs import emulate
-from emulator.jobs.emulate import Noise, Request, request
+from emulator.jobs.description import Noise, Request, request
 from emulator.jobs.training import Run, goodput
 from switchml.cli.main import cli
 from switchml.errors import ConfigError, OutOfMemory

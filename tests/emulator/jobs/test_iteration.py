@@ -143,6 +143,22 @@ def test_a_codec_sends_less_and_takes_time():
     assert sent[0] == pytest.approx(sent[1] * 0.64 / 16, rel=0.01)
 
 
+def test_fused_operators_start_once():
+    """Of ResNet-50's 229 kernels forward, 122 go into the one before; VGG-16's are products already."""
+    job = Job(gpus=16, micro_batch=32, precision="fp32", gradient_bytes=4)
+    for name, kernels, fewer in (("resnet50", 229, 122), ("vgg16", 16, 0)):
+        network = models.load(name)
+        plain, fused = (plan(network, each, DGX) for each in (job, job.replace(fuse=True)))
+        starts = [sum(step.forward_kernels for step in one.stages[0].steps) for one in (plain, fused)]
+        assert starts == [kernels, kernels - fewer]
+        saved_s = sum(step.compute_s for step in plain.stages[0].steps) - sum(
+            step.compute_s for step in fused.stages[0].steps
+        )
+        assert saved_s == pytest.approx(3 * fewer * DGX.software.kernel_s)
+    with pytest.raises(ConfigError, match="fuse needs a table of layers"):
+        plan(GPT, Job(gpus=16, batch=16, fuse=True), DGX)
+
+
 def test_sparse_models_gain_from_leaving_zero_blocks_out():
     """DeepLight on the testbed of OmniReduce, where its authors saw 8 times."""
     testbed, net = clusters.load("p100-10g"), models.load("deeplight")

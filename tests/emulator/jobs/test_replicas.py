@@ -4,8 +4,11 @@ import psutil
 import pytest
 
 from emulator.cluster import cluster as clusters
-from emulator.jobs import emulate, iteration, replicas, size
+from emulator.jobs import iteration, replicas, size
 from emulator.jobs.costing import plan
+from emulator.jobs.description import request
+from emulator.jobs.emulate import emulate
+from emulator.jobs.emulation import Emulation
 from emulator.workload import models
 from emulator.workload.job import Job
 from switchml.errors import ConfigError
@@ -13,9 +16,9 @@ from switchml.errors import ConfigError
 GPT = models.Transformer("gpt", "a small GPT", "made up", 8, 1024, 16, 51200, 512)
 
 
-def emulated(fold: str, seed: int, **job) -> emulate.Emulation:
+def emulated(fold: str, seed: int, **job) -> Emulation:
     table = {"model": "gpt3-125m", "job": {"gpus": 64, "batch": 64, "micro_batch": 1, **job}, "fold": fold}
-    return emulate.emulate(emulate.request(table | {"noise": {"stragglers": 0.05, "seed": seed}}))
+    return emulate(request(table | {"noise": {"stragglers": 0.05, "seed": seed}}))
 
 
 @pytest.mark.parametrize("job", [{"tp": 2, "pp": 2}, {"cp": 2, "pp": 2}, {"zero": 3}])

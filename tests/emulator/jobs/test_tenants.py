@@ -12,7 +12,8 @@ from emulator.cluster.collectives import cost
 from emulator.cluster.cost import Cost
 from emulator.cluster.fabric import SharedFabric, place
 from emulator.cluster.topology import Place
-from emulator.jobs.emulate import emulate, request
+from emulator.jobs.description import request
+from emulator.jobs.emulate import emulate
 from emulator.jobs.tenants import together
 from emulator.replay.engine import replay
 from emulator.workload.combine import repeat

@@ -4,7 +4,8 @@ import itertools
 import pytest
 
 from emulator import datafile
-from emulator.jobs.emulate import emulate, request
+from emulator.jobs.description import request
+from emulator.jobs.emulate import emulate
 from emulator.optimizer import jobs
 from switchml.errors import ConfigError, OutOfMemory
 

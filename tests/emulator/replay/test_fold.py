@@ -7,8 +7,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from emulator.bench.replay import Shape, competing, job
-from emulator.jobs import emulate as emulation
 from emulator.jobs import iteration
+from emulator.jobs.costing import plan
+from emulator.jobs.description import load_cluster, load_model, request
 from emulator.replay.conditions import Conditions
 from emulator.replay.engine import replay
 from emulator.replay.fold import fold
@@ -70,10 +71,8 @@ def test_a_straggler_keeps_apart_who_meets_it():
 
 
 def test_it_finds_what_the_generator_folds():
-    asked = emulation.request(
-        {"model": "gpt3-125m", "job": {"gpus": 32, "tp": 2, "pp": 4, "batch": 32, "micro_batch": 1}}
-    )
-    made = emulation.plan(emulation.load_model(asked), asked.job, emulation.load_cluster(asked))
+    asked = request({"model": "gpt3-125m", "job": {"gpus": 32, "tp": 2, "pp": 4, "batch": 32, "micro_batch": 1}})
+    made = plan(load_model(asked), asked.job, load_cluster(asked))
     small = same_times(*iteration.build(made, "none"))
     by_hand = iteration.build(made, "all")[0]
     assert len(small.graph.ops) == len(by_hand.ops) and len(small.graph.ranks) == len(by_hand.ranks) == 4

@@ -36,6 +36,7 @@ def test_plans_that_make_no_sense(options, message):
         ReplayPlan(**options)
 
 
+@pytest.mark.needs("SWITCHML_NIGHTLY")
 @pytest.mark.root
 @pytest.mark.slow
 @pytest.mark.timeout(600)

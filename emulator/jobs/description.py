@@ -1,0 +1,172 @@
+"""What an emulation starts from: the tables of a job file, and the model and the cluster that they name."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+from emulator import datafile
+from emulator.cluster import cluster as clusters
+from emulator.cluster import codecs
+from emulator.cluster.cluster import Cluster
+from emulator.cluster.codecs import Codec
+from emulator.cluster.innetwork import Streaming
+from emulator.jobs import defaults
+from emulator.jobs.costing import plan
+from emulator.jobs.memory_options import MemoryOptions
+from emulator.jobs.training import Run
+from emulator.workload import memory, models
+from emulator.workload.job import Job
+from emulator.workload.models import Model
+from switchml.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Noise:
+    """What machines have of stragglers, jitter and interference. (Failures are in `training.Run`.)"""
+
+    stragglers: float = 0.0
+    """Share of ranks that are slow throughout; which ones follows from `seed`."""
+    slowness: float = 1.5
+    """How many times longer their kernels take."""
+    jitter: float = 0.0
+    """Standard deviation of every kernel's duration, as a share of it."""
+    interference: bool = True
+    """Whether a collective slows the compute that goes on behind it."""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.stragglers <= 1:
+            raise ConfigError(f"stragglers is {self.stragglers}; expected the share of slow ranks, from 0 to 1")
+        if not self.slowness >= 1:
+            raise ConfigError(f"slowness is {self.slowness}; expected a factor of at least 1")
+
+    @property
+    def differ(self) -> bool:
+        """Whether ranks differ from each other, so that data-parallel ones can't be folded."""
+        return self.stragglers > 0 or self.jitter > 0
+
+
+@dataclass(frozen=True)
+class Data:
+    """Where training data comes from; all of it optional: without a loader, data is always there in time."""
+
+    loader: str = ""
+    """pytorch, lru, nopfs or solar."""
+    samples: int = 1_281_167
+    """Of the data set; default: ImageNet's."""
+    sample_bytes: float = 110e3
+    """Default: ImageNet's average."""
+    epochs: int = 3
+    """Played, to see what caches give from the second one on."""
+    buffer_bytes: float = 0.0
+    """Of host memory for each data-parallel rank's cache."""
+    workers: int = 8
+    """Reads that a rank has in flight."""
+    prefetch: int = 16
+    """Batches that a rank loads ahead of training (DataLoader: 2 for each of 8 workers)."""
+    read_window: int = 1
+    """Of solar: steps whose reads are joined (PlannedLoader: 8)."""
+    read_gap_bytes: float = -1.0
+    """Of solar: what may lie between reads that are joined (PlannedLoader: 32768). Below 0: as much as is
+    quicker to read along than to seek over."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """Everything that an emulation starts from. Sections of a job file are called like the fields."""
+
+    ALIASES: ClassVar[dict[str, str]] = {"hindrances": "noise", "savings": "memory"}
+
+    model: str
+    cluster: str = "a100-dgx"
+    job: Job = field(default_factory=Job)
+    network: Streaming = field(default_factory=Streaming)
+    codec: str = ""
+    noise: Noise = field(default_factory=Noise)
+    run: Run = field(default_factory=Run)
+    data: Data = field(default_factory=Data)
+    memory: MemoryOptions = field(default_factory=MemoryOptions)
+    switch: dict[str, float] = field(default_factory=dict)
+    """Fields of `emulator.cluster.cluster.Switch` in place of the cluster's own."""
+    nccl_tables: str = ""
+    """A folder of nccl-tests tables with the costs of all-reduces inside a node, in place of the cluster's formula."""
+    input_shape: str = ""
+    """Of a torch module: 3x224x224; several inputs with semicolons."""
+    fold: str = ""
+    """"all", "tensor" or "none"; empty: as much as can be."""
+    ignore_memory: bool = False
+    assumed: tuple[str, ...] = ()
+    """Of a job's and a cluster's fields, those that the description did not give; `request` writes it."""
+
+
+def request(table: Mapping[str, Any], where: str = "the job") -> Request:
+    """From tables as a job file has them, with a micro-batch that fits where they give none. Raises ConfigError for
+    anything unknown."""
+    if "assumed" in table:
+        raise ConfigError(f"{where}: " + datafile.unknown("key", "assumed", ["model", "cluster", "job"]))
+    spec = datafile.build(Request, table, where)
+    model, cluster = load_model(spec), load_cluster(spec)
+    job, assumed = defaults.settled(spec.job, table, model, cluster, lambda job: _needed(spec, model, job, cluster))
+    return dataclasses.replace(spec, job=job, assumed=assumed)
+
+
+def _needed(spec: Request, model: Model, job: Job, cluster: Cluster) -> memory.Memory:
+    """Of `job` in place of the request's own."""
+    needed = memory.memory(model, job)
+    if spec.memory == MemoryOptions():
+        return needed
+    return spec.memory.memory(needed, plan(model, job, cluster, spec.network, load_codec(spec)))
+
+
+def read_tables(path: Path, is_trusted: bool = False) -> dict[str, Any]:
+    """The tables of a job file. Raises ConfigError where it can't be read; also where its model, or that of one of its
+    `[[jobs]]`, is a torch module, whose code would run here, unless the file `is_trusted`."""
+    tables = datafile.renamed(Request, datafile.load(path), str(path))
+    jobs = tables.get("jobs")
+    for table in (tables, *(jobs if isinstance(jobs, list) else ())):
+        model = table.get("model") if isinstance(table, Mapping) else None
+        if isinstance(model, str) and ":" in model and not is_trusted:
+            raise ConfigError(
+                f"{path}: model = {model!r} imports and runs code of that name: give --trust if you trust this file, "
+                "or name the model yourself with --model"
+            )
+    return tables
+
+
+def load_model(spec: Request) -> Model:
+    """A built-in, a file, or a torch module (package.module:callable) with its input's shape."""
+    if ":" not in spec.model:
+        if spec.input_shape:
+            raise ConfigError("input-shape is for torch modules (package.module:callable)")
+        return models.load(spec.model)
+    from emulator.workload import torch_modules
+
+    if not spec.input_shape:
+        raise ConfigError(
+            f"{spec.model} is a torch module: give its input's shape without the batch, such as 3x224x224"
+        )
+    shapes = [torch_modules.shape(one) for one in spec.input_shape.split(";")]
+    return torch_modules.count(torch_modules.load(spec.model), shapes, name=spec.model.rpartition(":")[2])
+
+
+def load_cluster(spec: Request) -> Cluster:
+    """The cluster with what the request says in place of its own."""
+    cluster = clusters.load(spec.cluster)
+    if spec.nccl_tables:
+        folder = str(Path(spec.nccl_tables).resolve())
+        cluster = dataclasses.replace(cluster, inside=dataclasses.replace(cluster.inside, tables=folder))
+    if spec.switch:
+        table = dataclasses.asdict(cluster.switch) | spec.switch
+        whole = {item.name for item in dataclasses.fields(clusters.Switch) if item.type == "int"}
+        table = {key: int(value) if key in whole else value for key, value in table.items()}
+        cluster = dataclasses.replace(cluster, switch=datafile.build(clusters.Switch, table, "switch"))
+    return cluster
+
+
+def load_codec(spec: Request) -> Codec | None:
+    """What compresses gradients, if anything does."""
+    return codecs.load(spec.codec) if spec.codec else None

@@ -1,0 +1,47 @@
+"""Whether a job fits into its accelerators' memory, and what would help where it does not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from emulator.cluster.cluster import Cluster
+from emulator.workload import memory
+from emulator.workload.job import Job
+from emulator.workload.models import Model, Transformer
+from switchml.errors import ConfigError, OutOfMemory
+
+
+def check_memory(model: Model, job: Job, cluster: Cluster, needed: memory.Memory) -> None:
+    """Raise OutOfMemory unless `needed` fits, with the parts and what would help."""
+    available = cluster.device.memory_bytes
+    if needed.total <= available:
+        return
+    detail = ", ".join(f"{name} {size / 1e9:.1f} GB" for name, size in needed.parts().items())
+    helps = _what_helps(model, job, available)
+    raise OutOfMemory(
+        f"out of memory: {needed.total / 1e9:.1f} GB on the fullest accelerator, {cluster.device.title} has "
+        f"{available / 1e9:.0f} GB ({detail}). {helps}",
+        needed.total,
+        needed.parts(),
+    )
+
+
+def _what_helps(model: Model, job: Job, available: float) -> str:
+    """The least change that makes it fit, tried in order of what it costs."""
+    tried: list[tuple[str, dict[str, Any]]] = [
+        (f"zero {stage}", {"zero": stage}) for stage in (1, 2, 3) if stage > job.zero and (stage < 3 or job.pp == 1)
+    ]
+    if isinstance(model, Transformer) and job.recompute == "none":
+        tried.insert(0, ("recompute selective", {"recompute": "selective"}))
+    if isinstance(model, Transformer) and job.recompute in ("none", "selective"):
+        tried.append(("recompute operators", {"recompute": "operators"}))
+    if job.recompute != "full":
+        tried.append(("recompute full", {"recompute": "full"}))
+        tried.append(("recompute full with zero 1", {"recompute": "full", "zero": max(1, job.zero)}))
+    for name, change in tried:
+        try:
+            if memory.memory(model, job.replace(**change)).total <= available:
+                return f"It would fit with {name}"
+        except ConfigError:
+            continue
+    return "Split it over more accelerators (tp, pp), or take smaller micro-batches"
