@@ -6,8 +6,9 @@
         handle.wait()
 
 Calls are queued in the order they are made, from any thread, and every rank of the job must make the same ones in the
-same order. What a rank does is in core.py; here are the thread that drives it, the compiled loop (loop.py) that moves
-its packets, and what is opened on joining and closed on leaving. Results have the same bits on every rank.
+same order. What a rank does is in core.py; here are the thread that drives it, in turns with callers that wait
+(turns.py), the compiled loop (loop.py) that moves its packets, and what is opened on joining and closed on leaving.
+Results have the same bits on every rank.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import functools
 import os
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -30,12 +32,14 @@ from host_agent.failover import Failover, split_standbys
 from host_agent.hierarchy.agent import HierarchicalAgent
 from host_agent.hierarchy.hosts import resolve
 from host_agent.sharded import ShardedAgent, split_addresses
+from host_agent.turns import Turns
 from host_agent.v1 import joining as v1
 from host_agent.watch import INTERVAL_S
 from switchml.control import client
 from switchml.errors import ConfigError, JobError, SwitchMLError
 from switchml.protocol.handover import rounds_of
 from switchml.protocol.sizes import EXACT, WIRES
+from switchml.runtime.cores import move_to, share_of_cores
 from switchml.runtime.entry import entry_point
 from switchml.runtime.slices import shorten_slices
 
@@ -60,16 +64,21 @@ class HostAgent(Agent):
         self.global_ranks = tuple(range(options.world_size))
         self.log: recording.AgentLog | None = None
         self._session, self._transport, self._tunnel = joined.session, joined.transport, joined.tunnel
-        self._worker = new_worker(info, self.rank, self.world_size, **joined.packet_memory())
-        self._wake = os.eventfd(0, os.EFD_NONBLOCK)
+        self._worker = new_worker(
+            info, self.rank, self.world_size, deadline_s=options.deadline_s or 0.0, **joined.packet_memory()
+        )
+        self.deadline_s = options.deadline_s or 0.0
+        self._turns = Turns()
         part = joined.part  # `joined` itself would keep shared memory mapped
+        self._cores = share_of_cores(part, len(joined.session.info.parts))
+        self._has_part = False
         self.core = Core(
             self._worker,
             info,
             job=self.job,
             rank=self.rank,
             world_size=self.world_size,
-            wake=lambda: os.eventfd_write(self._wake, 1),
+            wake=self._turns.wake,
             udp=self.transport == "udp",
             sparse=joined.sparse,
             exact=options.wire == EXACT,
@@ -79,6 +88,7 @@ class HostAgent(Agent):
         self.wire, self.takes_sparse = self.core.wire, self.core.takes_sparse
         self.takes_collectives = self.core.takes_collectives
         self._loop: loop.Loop | None = self._new_loop(joined)
+        self._known: tuple[Any, Any] = None, None
         self._halting = self._is_halted = False
         self._halt = threading.Condition()
         self._thread = threading.Thread(target=self._run, name=f"switchml-agent-{self.rank}", daemon=True)
@@ -107,6 +117,7 @@ class HostAgent(Agent):
         authenticate: bool | None = None,
         standby: str | None = None,
         failover_timeout_s: float | None = None,
+        deadline_s: float | None = None,
         protocol: str | None = None,
     ) -> Agent:
         """Join `job` at the aggregator whose control port is `address` (host:port; default: $SWITCHML_AGGREGATOR).
@@ -136,11 +147,13 @@ class HostAgent(Agent):
         alike, and not on a P4 switch (default: $SWITCHML_AUTHENTICATE is 1). `standby`: aggregators, separated by
         commas, where the job goes on if this one is lost, the same on all ranks; `address` may name them, too:
         "a:50099,standby=b:50099". Without any, the aggregator itself is waited for. `failover_timeout_s`: how long that
-        may take before calls fail, 0 for at once (default: $SWITCHML_FAILOVER_TIMEOUT, or 20 s). `protocol`: "v1" for
-        p4app-switchML's controller and switch, which sum float32 and int32 by UDP for one job of up to 32 ranks, or
-        "v1:timeout=100ms,port=4000" (docs/p4app-switchml.md); there `slots` is the window, by default 256, and `job`
-        and `secret` mean nothing (default: $SWITCHML_PROTOCOL, or v2). Raises JoinError if the aggregator refuses or
-        can't be reached, ConfigError for invalid arguments.
+        may take before calls fail, 0 for at once (default: $SWITCHML_FAILOVER_TIMEOUT, or 20 s). `deadline_s`: how long
+        sums that are called with `late` wait for a rank, all ranks alike (docs/reliability.md); not in shared memory,
+        nor with several aggregators, standbys, hierarchy or exact sums (default: $SWITCHML_DEADLINE, or none).
+        `protocol`: "v1" for p4app-switchML's controller and switch, which sum float32 and int32 by UDP for one job of
+        up to 32 ranks, or "v1:timeout=100ms,port=4000" (docs/p4app-switchml.md); there `slots` is the window, by
+        default 256, and `job` and `secret` mean nothing (default: $SWITCHML_PROTOCOL, or v2). Raises JoinError if the
+        aggregator refuses or can't be reached, ConfigError for invalid arguments.
         """
         address = address or os.environ.get("SWITCHML_AGGREGATOR")
         if not address:
@@ -167,9 +180,13 @@ class HostAgent(Agent):
             sparse=sparse,
             authenticate=authenticate,
             failover_s=failover.timeout_s() if failover_timeout_s is None else failover_timeout_s,
+            deadline_s=joining.deadline_s() if deadline_s is None else deadline_s,
         )
         level, host = resolve(hierarchy)
         spoken = v1.protocol_of(protocol)
+        if options.deadline_s:
+            joining.check_deadline(options, address, is_v1=spoken.version == "v1", is_node=level == "node")
+            options = replace(options, failover_s=0.0)
         if spoken.version == "v1":
             if level == "node":
                 raise ConfigError("hierarchy: v1 knows single ranks only; expected none")
@@ -191,18 +208,19 @@ class HostAgent(Agent):
         if self._tunnel is not None:
             self._tunnel.close()
         self._transport.close()
-        os.close(self._wake)
+        self._turns.close()
         # Shared memory is freed now, and not when the last error whose traceback names a frame of ours is.
-        self._loop = None
+        self._loop, self._known = None, (None, None)
         nothing = np.zeros((0, 1), np.uint8)
         self._worker.state = self._worker.state._replace(packets=nothing, wide=nothing)
         self._session.leave()
 
     def submit(self, request: Request) -> None:
+        self._has_part |= request.is_part
         self.core.submit(request, time.monotonic())
 
-    def report_calls(self, calls: dict[str, int]) -> None:
-        self._session.count(calls)
+    def report_counts(self, calls: dict[str, int], loading: dict[str, float]) -> None:
+        self._session.count(calls, loading)
 
     def missing_ranks(self) -> tuple[int, ...]:
         return self.core.missing_ranks(time.monotonic())
@@ -220,7 +238,7 @@ class HostAgent(Agent):
         self.log = self.core.call_log = log
         assert self._loop is not None
         self._loop = self._loop._replace(log=self.new_packet_log(0) if log is None else log.packet_log)
-        os.eventfd_write(self._wake, 1)  # the running loop still has the earlier one
+        self._turns.wake()  # the running loop still has the earlier one
 
     # For failover.py
 
@@ -229,7 +247,7 @@ class HostAgent(Agent):
         self._halting = True
         with self._close_lock:
             if not self._closing:
-                os.eventfd_write(self._wake, 1)
+                self._turns.wake()
         with self._halt:
             while self._thread.is_alive() and not self._is_halted:
                 self._halt.wait(_HALT_S)
@@ -282,7 +300,7 @@ class HostAgent(Agent):
         return loop.new_loop(
             self._worker,
             joined.transport.socket,
-            self._wake,
+            self._turns.wake_fd,
             joined.aggregator,
             joined.segment,
             joined.transport.kind,
@@ -292,23 +310,58 @@ class HostAgent(Agent):
             joined.key,
         )
 
-    # The thread
+    # The thread, and callers in its place
+
+    def _carry_out(self, submit: Callable[[], None], handle: Handle, async_op: bool) -> Any:
+        if async_op or self.is_forked or not self._turns.take():
+            return super()._carry_out(submit, handle, async_op)
+        try:
+            shorten_slices()
+            submit()
+            while not (handle.is_done() or self._is_idle() or self._halting) and self._turn():
+                pass
+        finally:
+            self._turns.give_back(self._is_idle)
+        return handle.wait()
 
     def _run(self) -> None:
         shorten_slices()
-        core, known, run = self.core, None, loop.run
-        while core.start_queued(time.monotonic()):
-            if self._halting:
-                self._stay_halted()
-                continue
-            if self._loop is not known:
-                known, run = self._loop, entry_point(loop.run, self._loop, 0, 0)
-            if run(self._loop, core.completed, core.tick_ns) == loop.WOKEN:
-                with suppress(BlockingIOError):  # this write was read together with an earlier one
-                    os.eventfd_read(self._wake)
-            core.finish_turn(time.monotonic())
-        if core.end():
+        try:
+            while True:
+                if self._halting:
+                    self._stay_halted()
+                if not self._turn():
+                    break
+                self._turns.rest(self._is_idle)
+        except Exception as error:
+            self._died(error)
             self._session.leave()
+        if self.core.end():
+            self._session.leave()
+
+    def _turn(self) -> bool:
+        """Start what is queued and move packets until there is something to report, or somebody wakes the loop. False
+        once this rank's part in the job is over."""
+        core = self.core
+        if not core.start_queued(time.monotonic()):
+            return False
+        if self._has_part:
+            self._has_part = False
+            move_to(self._cores)
+        known, run = self._known
+        if self._loop is not known:
+            run = entry_point(loop.run, self._loop, 0, 0)
+            self._known = self._loop, run
+        if run(self._loop, core.completed, core.tick_ns) == loop.WOKEN:
+            with suppress(BlockingIOError):  # this write was read together with an earlier one
+                os.eventfd_read(self._turns.wake_fd)
+        core.finish_turn(time.monotonic())
+        return True
+
+    def _is_idle(self) -> bool:
+        """No call is queued or under way, no packet is awaited, and nobody wants the thread."""
+        core = self.core
+        return core.is_idle and not core.has_queued and core.error is None and not self.is_waiting and not self._halting
 
     def _stay_halted(self) -> None:
         """Until `go_on`, or until this rank's part in the job ends."""

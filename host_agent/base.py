@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from host_agent import collectives, density, tensors
-from host_agent.calls import Ending, Handle, OnDone, Request
+from host_agent.calls import Ending, Handle, Late, OnDone, Request, log
 from switchml.errors import ConfigError, JobError, UnsupportedTensor
 from switchml.protocol.sparse import Sparse
 from switchml.runtime.memory import f32_at
@@ -36,6 +36,8 @@ class Agent(collectives.Calls):
     transport: str
     takes_sparse: bool
     """Whether the aggregator accepts sparse streams."""
+    deadline_s: float = 0.0
+    """How long sums that may be late wait for a rank; 0: the job has no such sums."""
 
     def __init__(self, ending: Ending) -> None:
         self._ending = ending
@@ -91,6 +93,11 @@ class Agent(collectives.Calls):
             thread.join()
         return True
 
+    def _died(self, error: Exception) -> None:
+        """For the agent's thread, which an error of ours ends: nobody is to wait for it."""
+        log.exception("job '%s' rank %d", self.job, self.rank)
+        self.abort(JobError(f"job '{self.job}': rank {self.rank} failed: {error!r}"))
+
     def abort(self, error: BaseException) -> None:
         """Fail every call under way, and every later one, with `error`; the agent stays joined until `leave`."""
         self._ending.fail(error)
@@ -99,9 +106,9 @@ class Agent(collectives.Calls):
         """Call `callback` once, from any thread, with the error that ends this agent's part in the job."""
         self._ending.on_failure(callback)
 
-    def report_calls(self, calls: dict[str, int]) -> None:
-        """Have `switchml status` show how many collectives of each name were called so far; returns at once. Where
-        ranks share hosts, nobody is told."""
+    def report_counts(self, calls: dict[str, int], loading: dict[str, float]) -> None:
+        """Have `switchml status` show how many collectives of each name were called so far, and the counters of the
+        program's planned loader; returns at once. Where ranks share hosts, nobody is told."""
 
     @abc.abstractmethod
     def missing_ranks(self) -> tuple[int, ...]:
@@ -124,6 +131,7 @@ class Agent(collectives.Calls):
         codec: str | None = None,
         memory: str | None = None,
         name: str = "",
+        late: Late | None = None,
     ) -> Any:
         """Sum or mean of `x` over all ranks, with the same bits on each; or another of collectives.OPS.
 
@@ -141,24 +149,31 @@ class Agent(collectives.Calls):
         docs/codecs.md) with `memory` for what is left out (None: the one that suits the codec); `name` tells tensors of
         one size apart, as each has a memory of its own. A compressed all-reduce is several exchanges in one order on
         all ranks, so it can't be `async_op`.
+
+        `late`: in a job with a deadline (`join`), do not wait for ranks that are late; on all ranks alike. Sums and
+        means are then scaled to all ranks, and what this rank contributed too late is in `late.values`. Raises
+        LeftBehind if the others are too far ahead.
         """
         if op not in collectives.OPS:
             raise ConfigError(f"op {op!r}: expected one of {', '.join(collectives.OPS)}")
         if codec is not None:
-            if async_op or timeout_s is not None or wire is not None:
-                raise ConfigError(f"codec {codec!r} goes with none of async_op, timeout_s and wire")
+            if async_op or timeout_s is not None or wire is not None or late is not None:
+                raise ConfigError(f"codec {codec!r} goes with none of async_op, timeout_s, wire and late")
             return self._compressed(x, op, out, codec, memory, name)
         if memory is not None:
             raise ConfigError(f"memory {memory!r} needs a codec")
         tensor = tensors.prepare(x, out)
         handle = Handle()
         if op not in collectives.SUMS:
+            if late is not None:
+                raise ConfigError(f"late: op {op!r} waits for every rank; expected sum or mean")
             at, item = (tensor.source, tensor.target), tensors.ITEM_BYTES[tensor.dtype]
             move = collectives.Move("all_reduce", *at, tensor.numel, tensor.dtype, item, op)
             done = functools.partial(handle.finish, result=tensor.result)
-            self.submit_move(move, done, timeout_s=timeout_s, keep=tensor)
-            return handle if async_op else handle.wait()
-        self.allreduce_address(
+            submit = functools.partial(self.submit_move, move, done, timeout_s=timeout_s, keep=tensor)
+            return self._carry_out(submit, handle, async_op)
+        submit = functools.partial(
+            self.allreduce_address,
             tensor.source,
             tensor.target,
             tensor.numel,
@@ -169,8 +184,9 @@ class Agent(collectives.Calls):
             keep=tensor,
             sparse=sparse,
             wire=wire,
+            late=late,
         )
-        return handle if async_op else handle.wait()
+        return self._carry_out(submit, handle, async_op)
 
     def _compressed(self, x: Any, op: str, out: Any, codec: str, memory: str | None, name: str) -> Any:
         """`allreduce` with a codec: float32 of any shape, NumPy or torch, as there."""
@@ -200,17 +216,23 @@ class Agent(collectives.Calls):
         keep: object = None,
         sparse: SparseOption = None,
         wire: str | None = None,
+        late: Late | None = None,
     ) -> None:
         """Queue an all-reduce of `numel` elements from address `source` into `target` (may be equal); returns at once.
 
         `dtype`: float32, float64, float16, bfloat16, int32 or int64. `wire`: "int32" in place of the job's own.
-        `on_done(None or error)` is called once, from the agent's thread, and must not wait for another call of this
-        agent. The memory must stay alive until then (`keep` holds it). `sparse`: overrides that of `join`.
+        `on_done(None or error)` is called once, from the agent's thread or one that waits for a call, and must not wait
+        for another call of this agent. The memory must stay alive until then (`keep` holds it). `sparse`: overrides
+        that of `join`. `late`: as in `allreduce`.
         """
+        if late is not None:
+            late.check(numel, dtype)
+            if not self.deadline_s:
+                raise ConfigError("late: this job has no deadline, so every sum waits for every rank")
         if self.is_forked:
             raise JobError(
                 f"rank {self.rank} of job '{self.job}' is process {self._pid}, from which this one was forked: a child "
                 "can't use its parent's agent; start processes before joining, or with the method spawn"
             )
         choice = None if sparse is None else density.choice(sparse)
-        self.submit(Request(source, target, numel, dtype, op, on_done, timeout_s, keep, choice, wire))
+        self.submit(Request(source, target, numel, dtype, op, on_done, timeout_s, keep, choice, wire, late=late))

@@ -11,8 +11,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
+import numpy.typing as npt
+
 from host_agent import density
-from switchml.errors import CollectiveTimeout, JobError, SumOverflow
+from switchml.errors import CollectiveTimeout, ConfigError, JobError, SumOverflow
 from switchml.protocol.collectives import Collective
 from switchml.protocol.packet import REACH_ALL
 
@@ -27,13 +29,45 @@ def words(kind: str) -> str:
     return kind.replace("_", "-")
 
 
+@dataclass
+class Late:
+    """What an all-reduce is without, in a job with a deadline (docs/protocol.md, section 13).
+
+    `values`: an array of the call's size and dtype, which gets what this rank contributed too late, and elsewhere 0; it
+    may be the array that is summed. Of the call's last use: `ranks`, the fewest that are in any of its chunks,
+    `late_chunks` of `chunks` without this one.
+    """
+
+    values: npt.NDArray[Any]
+    ranks: int = 0
+    late_chunks: int = 0
+    chunks: int = 0
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether the whole call came too late: the others may have more results that this rank does not have."""
+        return self.chunks > 0 and self.late_chunks == self.chunks
+
+    def check(self, numel: int, dtype: str) -> None:
+        """Raises ConfigError if `values` does not fit a call."""
+        values = self.values
+        if dtype not in ("float32", "float64") or str(values.dtype) != dtype or values.size != numel:
+            raise ConfigError(
+                f"late: {values.dtype}[{values.size}] for {numel} of {dtype}: expected as many float32 or float64"
+            )
+        if not values.flags.c_contiguous or not values.flags.writeable:
+            raise ConfigError("late: expected an array that is C-contiguous and writable")
+
+
 @dataclass(frozen=True)
 class Request:
     """All-reduce `numel` elements of `dtype` from address `source` into address `target` (may be equal).
 
     `dtype`: a key of tensors.ITEM_BYTES. `op`: "sum" or "mean". `timeout_s`: None for no limit. `keep`: kept alive
     until the call ends. `sparse`: None for the agent's default. `wire`: "int32" in place of the job's lanes, or None.
-    `collective`: another one than an all-reduce (collectives.py), of dtype "raw" where it moves bytes.
+    `collective`: another one than an all-reduce (collectives.py), of dtype "raw" where it moves bytes. `is_part`: other
+    threads of this rank have the rest of the tensor at the same time. `late`: the sums may be without ranks that are
+    late, which keep their part there.
     """
 
     source: int
@@ -47,6 +81,8 @@ class Request:
     sparse: density.Choice | None = None
     wire: str | None = None
     collective: Collective | None = None
+    is_part: bool = False
+    late: Late | None = None
 
     @property
     def name(self) -> str:

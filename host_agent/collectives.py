@@ -35,7 +35,7 @@ and bool."""
 RAW = "raw"
 """The dtype of requests for bytes (fixedpoint.FORMATS)."""
 KINDS = ("all_reduce", "reduce", "reduce_scatter", "all_gather", "broadcast", "barrier")
-NOT_HERE = "expected a software aggregator, or a P4 switch that is not in a tree"
+NOT_HERE = "expected a software aggregator, or a P4 switch with switchml.json"
 
 
 @dataclass(frozen=True)
@@ -290,8 +290,7 @@ class Calls(abc.ABC):
     def barrier(self, timeout_s: float | None = None) -> None:
         """Wait until all ranks are here."""
         handle = Handle("barrier")
-        self.submit_move(Move("barrier", 0, 0, 0), lambda error: handle.finish(error, None), timeout_s=timeout_s)
-        handle.wait()
+        self._move(Move("barrier", 0, 0, 0), handle, False, None, timeout_s, None)
 
     def _call(
         self, kind: str, x: Any, out: Any, numel: int, op: str, root: int, async_op: bool, timeout_s: Any, result: Any
@@ -300,7 +299,16 @@ class Calls(abc.ABC):
             raise UnsupportedTensor(f"dtype {x.dtype}: expected one of plain values in native byte order")
         handle = Handle(words(kind))
         move = Move(kind, x.ctypes.data, out.ctypes.data, numel, _name(x.dtype), x.itemsize, op, root)
-        self.submit_move(move, lambda error: handle.finish(error, result), timeout_s=timeout_s, keep=(x, out))
+        return self._move(move, handle, async_op, result, timeout_s, (x, out))
+
+    def _move(self, move: Move, handle: Handle, async_op: bool, result: Any, timeout_s: float | None, keep: Any) -> Any:
+        done = functools.partial(handle.finish, result=result)
+        submit = functools.partial(self.submit_move, move, done, timeout_s=timeout_s, keep=keep)
+        return self._carry_out(submit, handle, async_op)
+
+    def _carry_out(self, submit: Callable[[], None], handle: Handle, async_op: bool) -> Any:
+        """Make the call that `submit` queues and that ends `handle`: the handle of an `async_op`, or the result."""
+        submit()
         return handle if async_op else handle.wait()
 
 

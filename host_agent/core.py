@@ -26,17 +26,27 @@ from host_agent.recording import AgentLog
 from host_agent.watch import INTERVAL_S, STALL_S, Watch, lost
 from switchml.control import client, membership
 from switchml.control.agreement import QueueReport, Report
-from switchml.errors import AggregatorLost, CollectiveTimeout, ConfigError, JobError, RanksDisagree, UnsupportedTensor
+from switchml.errors import (
+    AggregatorLost,
+    CollectiveTimeout,
+    ConfigError,
+    JobError,
+    LeftBehind,
+    RanksDisagree,
+    UnsupportedTensor,
+)
 from switchml.protocol import worker_state
+from switchml.protocol.collectives import sum_of_all
 from switchml.protocol.fixedpoint import FORMATS, ITEM_BYTES
 from switchml.protocol.sizes import EXACT, WIRES
 from switchml.protocol.worker import Worker
 from switchml.protocol.worker_state import DONE, QUEUES, TASKS
 
-DENSE_ONLY = "sparse on: this aggregator is a tree of switches, which add dense tensors only; expected off or auto"
+DENSE_ONLY = "sparse on: this aggregator adds dense tensors only; expected off or auto"
 EXACT_IS_DENSE = "sparse on: exact sums (this job's wire) are dense; expected off, auto, or wire='int32' beside it"
 
-COUNTERS = ("sent", "received", "retransmitted", "refused", "waits", "spurious", "repeats", "streamed", "refused_auth")
+COUNTERS = ("sent", "received", "retransmitted", "refused", "waits", "spurious", "repeats", "streamed", "refused_auth",
+            "expired", "partial", "late")  # fmt: skip
 """Names of the worker's counters in `Core.stats`."""
 _DISAGREEMENTS = {
     worker_state.ERROR_MIXED: "the ranks' contributions differ in dtype",
@@ -49,8 +59,9 @@ _DISAGREEMENTS = {
 _ONE_ORDER = "every rank must make the same calls in the same order"
 
 
-def new_worker(info: client.JobInfo, rank: int, world_size: int, **memory: Any) -> Worker:
-    """The worker of a rank that has joined. `memory`: where it builds packets, as arguments of Worker."""
+def new_worker(info: client.JobInfo, rank: int, world_size: int, *, deadline_s: float = 0.0, **memory: Any) -> Worker:
+    """The worker of a rank that has joined. `deadline_s`: how long sums with a memory wait for late ranks, 0 for
+    without end; `memory`: where it builds packets, as arguments of Worker."""
     return Worker(
         rank=rank,
         workers=world_size,
@@ -61,6 +72,7 @@ def new_worker(info: client.JobInfo, rank: int, world_size: int, **memory: Any) 
         payload_bytes=info.payload_bytes,
         padded=info.padded,
         two_queues=info.queues == QUEUES,
+        deadline_ns=round(1e9 * deadline_s),
         **memory,
     )
 
@@ -137,6 +149,7 @@ class Core(CallQueue[TaskCall]):
         super().__init__(wake)
         self.worker, self.job, self.rank, self.world_size, self.sparse = worker, job, rank, world_size, sparse
         self.wire = EXACT if exact else next(name for name, code in WIRES.items() if code == info.wire)
+        self.has_deadline = bool(worker.identity["deadline"])
         self.takes_sparse = not info.dense_only
         """Whether the aggregator accepts sparse streams; switches in a tree don't."""
         self.takes_collectives = info.collectives
@@ -169,6 +182,10 @@ class Core(CallQueue[TaskCall]):
         dtype, sparse = format_of(request.dtype, request.wire or self.wire), density.OFF
         if request.collective is None:
             request, sparse = accepted(request, wire=self.wire, sparse=self.sparse, takes_sparse=self.takes_sparse)
+            if self.has_deadline:  # there dense sums do not wait
+                sparse = density.OFF
+                request = request if request.late else dataclasses.replace(request, collective=sum_of_all())
+            scheme = request.collective
 
         def log_call(index: int) -> None:
             call.number = self._calls_of[call.queue]
@@ -178,7 +195,7 @@ class Core(CallQueue[TaskCall]):
 
         queue = self.worker.queue_of(request.collective)
         call = TaskCall(request, sparse, request.divisor(self.world_size), request.deadline(now), dtype, queue)
-        self.add(call, lambda: self._watch.departure, log_call)
+        self.add(call, lambda: None if request.late else self._watch.departure, log_call)
 
     def moved(self, info: client.JobInfo) -> None:
         """The job goes on at another aggregator. While the driver does not run."""
@@ -251,12 +268,14 @@ class Core(CallQueue[TaskCall]):
         the others need not wait for it in vain: it failed by itself."""
         self.end_calls(self._running.values())
         self._running.clear()
-        return isinstance(self.error, (RanksDisagree, CollectiveTimeout))
+        return isinstance(self.error, (RanksDisagree, CollectiveTimeout, LeftBehind))
 
     def stats(self) -> dict[str, float]:
         """Counters since joining: packets sent (retransmissions included), received, retransmitted, refused, waits,
         spurious, repeats, streamed (rounds of sparse streams after their first), refused_auth (without the right tag of
-        authentication); round-trip time and retransmission timeout in seconds; the window in rounds; and `totals`."""
+        authentication), expired (expiries, which end rounds without late ranks), partial (results of such rounds), late
+        (chunks that are without this rank); round-trip time and retransmission timeout in seconds; the window in
+        rounds; and `totals`."""
         worker = self.worker
         return {name: int(worker.counters[name]) for name in COUNTERS} | {
             "rtt_s": int(worker.rtt["srtt"]) / 1e9,
@@ -266,7 +285,9 @@ class Core(CallQueue[TaskCall]):
         }
 
     def _start(self, call: TaskCall, now: float) -> bool:
-        """Give a call to the worker; False if it has to wait for the density of an earlier result."""
+        """Give a call to the worker; False if it has to wait for the density or the exponents of an earlier result."""
+        if call.request.late and self._follows_running(call):
+            return False
         request, blocks = call.request, call.sparse.blocks
         is_sparse = call.sparse.mode == "on"
         if call.sparse.mode == "auto" and request.numel >= density.LEAST_BLOCKS * blocks.block:
@@ -287,6 +308,7 @@ class Core(CallQueue[TaskCall]):
             self._histories.of(call.dtype, request.numel * shares) if remembers else None,
             blocks if is_sparse else None,
             scheme,
+            request.late.values.ctypes.data if request.late else 0,
         )
         counters = self.worker.counters
         call.begun = Begun(number, now, int(counters["sent"]), int(counters["retransmitted"]))
@@ -295,6 +317,12 @@ class Core(CallQueue[TaskCall]):
             self.call_log.started(call.index)
         return True
 
+    def _follows_running(self, call: TaskCall) -> bool:
+        """Whether a tensor of the same shape is under way, whose exponents this one's are guessed from. A rank that is
+        not in a sum must have guessed as the others did, so all have to guess from the same results."""
+        shape = call.dtype, call.request.numel
+        return any((other.dtype, other.request.numel) == shape for other in self._running.values())
+
     def _report_done(self) -> None:
         for number in [number for number in self._running if self._task_state[number % TASKS] == DONE]:
             call, at = self._running.pop(number), number % TASKS
@@ -302,6 +330,9 @@ class Core(CallQueue[TaskCall]):
             if call.kind is not None:
                 self._densities.look(call.kind, call.request.target, numel, call.dtype, call.sparse.blocks)
             self.bytes += numel * ITEM_BYTES[self._task_format[at]]
+            if late := call.request.late:
+                task = self.worker.state.tasks[at]
+                late.ranks, late.late_chunks, late.chunks = int(task["least"]), int(task["late"]), int(task["chunks"])
             error = overflow(int(self._task_misfits[at]), numel, call.dtype)
             if self.call_log is not None:
                 self.call_log.done(call.index, error is not None)
@@ -333,6 +364,12 @@ class Core(CallQueue[TaskCall]):
             self._report(report)
 
     def _disagreement(self) -> JobError:
+        if self._failure[0] == worker_state.ERROR_BEHIND:
+            return LeftBehind(
+                f"job '{self.job}': rank {self.rank} was late for so long that results it missed are no longer kept: "
+                f"it may be {self.worker.identity['slots']} chunks behind (slots). It can join anew, with the others' "
+                "parameters"
+            )
         return RanksDisagree(
             f"job '{self.job}' chunk {self.worker.failure['chunk']}: "
             f"{_DISAGREEMENTS[int(self.worker.failure['code'])]}; {_ONE_ORDER}"

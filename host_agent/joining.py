@@ -16,6 +16,7 @@ from typing import Any
 from host_agent import density, loop, reach
 from host_agent.core import DENSE_ONLY
 from host_agent.loop import warm_up
+from switchml import units
 from switchml.control import client
 from switchml.control.membership import MOST_PARTS, Resumption
 from switchml.control.v2_pb2 import StatusReply
@@ -32,6 +33,7 @@ from switchml.protocol.worker_state import QUEUES
 log = logging.getLogger("host_agent")
 
 _SHORTEST_JOIN_S = 1.0
+LONGEST_DEADLINE_S = 3600.0
 _FEW_LEVELS = 8
 """Lanes in which a rank has fewer steps than this on each side of zero are worth a warning: int8 from 16 ranks on."""
 
@@ -59,6 +61,8 @@ class Options:
     """Of collectives that the rank wants (docs/protocol.md, section 11)."""
     failover_s: float = 0.0
     """How long to try to go on when the aggregator is lost."""
+    deadline_s: float = 0.0
+    """How long sums that may be late wait for a rank (section 13); 0: there are none."""
     resumption: Resumption | None = None
     """Set where a job goes on (section 12)."""
     is_given_up: Callable[[], bool] = lambda: False
@@ -131,6 +135,8 @@ def join(address: str, options: Options, most_parts: int = MOST_PARTS) -> list[J
     impaired = impairment(options.rank)
     if impaired is not None and transport_name == "shm":
         raise ConfigError("transport shm: shared memory loses and reorders nothing; use another one or auto")
+    # A rank that was stopped would read results there while later ones are written over them.
+    may_share = impaired is None and not options.deadline_s
     host = address.rpartition(":")[0].strip("[]")
     deadline = time.monotonic() + options.timeout_s
     reach_s = min(options.timeout_s, options.reach_timeout_s)
@@ -148,7 +154,7 @@ def join(address: str, options: Options, most_parts: int = MOST_PARTS) -> list[J
         transport = reach.choose(transport_name, status, host, options.job, options.rank, options.bind_ip)
         undo.callback(transport.close)
         transports = [transport]
-        for _ in range(1, _parts(transport, status, host, most_parts)):
+        for _ in range(1, _parts(transport, status, host, 1 if options.deadline_s else most_parts)):
             transports.append(transport.another())
             undo.callback(transports[-1].close)
         data_address, buffer_bytes = transport.data_address, min(map(reach.buffer_bytes, transports))
@@ -174,6 +180,7 @@ def join(address: str, options: Options, most_parts: int = MOST_PARTS) -> list[J
             authenticate=bool(options.authenticate),
             queues=options.queues,
             resumption=options.resumption,
+            deadline_s=options.deadline_s,
             is_given_up=options.is_given_up,
             timeout_s=options.until(deadline).timeout_s,
             **options.client_options(),
@@ -184,7 +191,7 @@ def join(address: str, options: Options, most_parts: int = MOST_PARTS) -> list[J
         joined = []
         for number, (info, part) in enumerate(zip(session.info.parts, transports, strict=False)):
             part.follow(info)
-            segment, why_not = _shared_memory(info.segment, transport.name if impaired is None else "udp")
+            segment, why_not = _shared_memory(info.segment, transport.name if may_share else "udp")
             joined.append(Joined(options, session, info, part, segment, tunnel, impaired, sparse, number))
         undo.pop_all()
     for unused in transports[len(joined) :]:  # another rank, or the aggregator, has fewer
@@ -208,6 +215,31 @@ def close(joined: list[Joined]) -> None:
             part.tunnel.close()
         part.transport.close()
     joined[0].session.drop()
+
+
+def deadline_s() -> float:
+    """SWITCHML_DEADLINE, a time such as 50ms; 0 if it is not set. Raises ConfigError."""
+    try:
+        return units.TIME.parse(os.environ.get("SWITCHML_DEADLINE") or "0", bare=1.0)
+    except ConfigError as error:
+        raise ConfigError(f"SWITCHML_DEADLINE: {error}") from None
+
+
+def check_deadline(options: Options, address: str, *, is_v1: bool, is_node: bool) -> None:
+    """Raises ConfigError for what a job with a deadline can't have."""
+    if not 0 < options.deadline_s < LONGEST_DEADLINE_S:
+        raise ConfigError(f"deadline {options.deadline_s:g} s: expected above 0, and below {LONGEST_DEADLINE_S:g} s")
+    options, sparse = _resolved(options)
+    for what, is_asked in (
+        ("protocol v1", is_v1),
+        ("hierarchy node", is_node),
+        ("several aggregators, or standbys", "," in address),
+        ("wire exact", options.wire == EXACT),
+        ("sparse on", sparse.mode == "on"),
+        ("transport shm", options.transport == "shm"),
+    ):
+        if is_asked:
+            raise ConfigError(f"deadline {options.deadline_s:g} s: it does not go with {what}")
 
 
 def _parts(transport: reach.Transport, status: StatusReply | None, host: str, most: int) -> int:

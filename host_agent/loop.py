@@ -40,7 +40,7 @@ class Loop(NamedTuple):
     of the above. `flow`: whose frames are ours. `raw`: the interface's socket. What `downlink` and `uplink` leave of
     incoming and outgoing packets is in `delayed` and `impaired`. `log`: where packets are recorded, if it has any
     room. `key` uint64[2]: with what packets are signed (switchml/protocol/authentication.py), or uint64[0]; `signed`:
-    those whose tags are computed together."""
+    those whose tags are computed together. `patience`: of libc.give_way."""
 
     worker: State
     io: udp.UdpIO
@@ -60,6 +60,7 @@ class Loop(NamedTuple):
     log: packet_log.PacketLog
     key: np.ndarray
     signed: authentication.Batch
+    patience: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -110,6 +111,7 @@ def new_loop(
         packet_log.new_packet_log(0, slots),
         authentication.key_words(key),
         authentication.new_batch(2 * max(most_in, most_out) + held if key else 1),
+        np.zeros(1, np.int64),
     )
 
 
@@ -181,9 +183,9 @@ def run(loop: Any, completed: int, tick_ns: int) -> Any:
         if count:
             quiet = 0
             continue
-        if quiet < _SPINS and window.first_task < window.next_task:
+        if quiet < _SPINS and window.first_task < window.next_task and libc.may_yield(loop.patience, now):
             quiet += 1
-            libc.yield_cpu()
+            libc.give_way(loop.patience, libc.now_ns(clock), clock)
             continue
         # L7. Sleep until a packet, a deadline, or somebody who wakes the loop.
         quiet = 0
@@ -309,9 +311,11 @@ def _hand_over(loop, fresh, n):
     """Name the listed slots' packets in shared memory; those from `fresh` on are there already, and are only
     probed."""
     rank = loop.worker.scalars[0].identity.rank
+    ring, head, end = shm.open_up(loop.shared, rank)
     for i in range(fresh):
         packet = sending.packet_at(loop.worker, loop.out[i])
-        shm.push_up(loop.shared, rank, packet, loop.worker.slots[loop.out[i]].length)
+        head = shm.add(loop.shared, ring, head, end, packet, int64(loop.worker.slots[loop.out[i]].length))
+    shm.publish(ring, head)
     for i in range(fresh, n):
         shm.query_up(loop.shared, rank, seq_of(loop.worker, loop.out[i]) & 0xFFFFFFFF)
     # Who probes has waited long: perhaps the aggregator sleeps because an earlier knock was lost, and its flag is gone.

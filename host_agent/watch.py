@@ -87,7 +87,8 @@ class Watch:
         missing = self.missing_ranks(now)
         stalled_s = now - int(self._worker.queues["progress_at"].max()) / 1e9
         is_settled = self._arrived_after >= self._departed_at + _SETTLED_S  # an older wait packet proves nothing
-        if self.departure is not None and is_settled and set(missing) & set(self.departure.ranks):
+        needs_all = any(call.request.late is None for call in running)
+        if self.departure is not None and needs_all and is_settled and set(missing) & set(self.departure.ranks):
             return self.departure
         missing_now = missing if stalled_s >= INTERVAL_S else ()
         if error := late(self._job, now, (*running, *queued), missing_now, lambda call: self._progress(call, now)):

@@ -4,16 +4,19 @@
 // The larger of two signed numbers of 8 bits.
 #define MAX_SIGNED(a, b) ((a ^ 8w0x80) > (b ^ 8w0x80) ? a : b)
 
+// 32 cells a worker, for what came of its packets, and in egress of the copies for it.
+@name(".outcomes") counter(32w32 * WORKERS, CounterType.packets_and_bytes) outcomes;
+
 #include "rule_v1.p4"
 #include "rule_v2.p4"
 #include "tree.p4"
 #include "sums.p4"
 #include "sparse.p4"
+#include "deadline.p4"
 
 control Aggregation(inout headers_t hdr, inout meta_t meta, inout standard_metadata_t sm) {
     @name(".rounds") register<bit<64>>(ROWS) rounds; // epoch, missing
     @name(".marks") register<bit<64>>(ROWS) marks;  // generation, need, ahead, used, kind, flags
-    @name(".outcomes") counter(32w32 * WORKERS, CounterType.packets_and_bytes) outcomes;
 
     RuleV1() rule_v1;
     RuleV2() rule_v2;
@@ -22,6 +25,7 @@ control Aggregation(inout headers_t hdr, inout meta_t meta, inout standard_metad
     Sums() sums;
     SparseFormat() sparse_format;
     Sparse() sparse;
+    Deadline() deadline;
 
     bit<1> is_retransmission;
 
@@ -59,6 +63,19 @@ control Aggregation(inout headers_t hdr, inout meta_t meta, inout standard_metad
         meta.job.tree = tree;
         v2_worker(worker, first, me, everybody, generation, base, slots, origin, tag, kind, size, group);
     }
+    // A job whose rounds may end without ranks that are late. An expiry has the form of a contribution of the job's kind,
+    // and passes for one until its slot is known.
+    @name(".deadline_worker")
+    action deadline_worker(bit<16> worker, bit<16> first, bit<32> me, bit<32> everybody, bit<32> generation,
+                           bit<32> base, bit<32> slots, bit<32> origin, bit<16> tag, bit<4> kind, bit<3> size,
+                           bit<16> group) {
+        v2_worker(worker, first, me, everybody, generation, base, slots, origin, tag, kind, size, group);
+        meta.job.has_deadline = 1;
+        if (meta.has_words == 0 && hdr.switchml.kind == KIND_EXPIRY) {
+            meta.is_expiry = 1;
+            hdr.switchml.kind = kind;
+        }
+    }
     action stranger() {}
 
     @name(".workers") table workers {
@@ -67,7 +84,7 @@ control Aggregation(inout headers_t hdr, inout meta_t meta, inout standard_metad
             hdr.udp.src : exact;
             hdr.udp.dst : exact;
         }
-        actions = { v2_worker; tree_worker; @defaultonly stranger; }
+        actions = { v2_worker; tree_worker; deadline_worker; @defaultonly stranger; }
         const default_action = stranger();
         size = WORKERS;
     }
@@ -173,7 +190,7 @@ control Aggregation(inout headers_t hdr, inout meta_t meta, inout standard_metad
         hdr.switchml.r = meta.outcome == ANSWERED ? 1w1 : 0;
         hdr.switchml.ahead = meta.slot.ahead;
         hdr.switchml.need = meta.slot.need;
-        hdr.switchml.used = (bit<8>)(meta.slot.flags & (OVERFLOW | MIXED));
+        hdr.switchml.used = (bit<8>)(meta.slot.flags & (OVERFLOW | MIXED | ENDED_EARLY)) | meta.late;
     }
     action label_words() {
         hdr.switchml.ahead = hdr.switchml.ahead & 0x7f;
@@ -193,6 +210,13 @@ control Aggregation(inout headers_t hdr, inout meta_t meta, inout standard_metad
         hdr.partial.unused = 0;
         hdr.udp.length = hdr.udp.length + LENGTH_PARTIAL;
         hdr.ipv4.length = hdr.udp.length + 20;
+    }
+    action label_words_partial() {
+        hdr.switchml.kind = meta.slot.kind & ~KIND_RESULT;
+        hdr.switchml.r = meta.outcome == PASSED_UP ? 1w1 : 0;
+        hdr.switchml.ahead = (meta.slot.ahead & 0x0f) | PARTIAL | (bit<8>)(meta.slot.flags & (OVERFLOW | MIXED)) << 4;
+        hdr.switchml.need = (meta.slot.ahead & 0x0f) == ADDRESSED ? meta.slot.need : 0;
+        hdr.switchml.used = meta.slot.used;
     }
     action strip_partial() {
         hdr.partial.setInvalid();
@@ -295,16 +319,24 @@ control Aggregation(inout headers_t hdr, inout meta_t meta, inout standard_metad
                 write_other();
             } else if (meta.job.tree == FROM_ABOVE) {
                 rule_above.apply(hdr, meta);
+                if (meta.has_words == 1) {
+                    sparse.apply(hdr, meta);
+                }
             } else {
                 if (meta.has_words == 1) {
                     hdr.switchml.kind = hdr.switchml.kind | KIND_RESULT;
                 }
-                rule_v2.apply(hdr, meta);
-                if (meta.has_words == 1 || meta.slot.kind & KIND_RESULT != 0) {
-                    sparse.apply(hdr, meta);
+                if (meta.is_expiry == 0) {
+                    rule_v2.apply(hdr, meta);
                 }
                 if (meta.job.tree != 0) {
                     rule_below.apply(hdr, meta);
+                }
+                if (meta.job.has_deadline == 1) {
+                    deadline.apply(meta);
+                }
+                if (meta.has_words == 1 || meta.slot.kind & KIND_RESULT != 0) {
+                    sparse.apply(hdr, meta);
                 }
             }
             sums.apply(hdr, meta);
@@ -322,7 +354,11 @@ control Aggregation(inout headers_t hdr, inout meta_t meta, inout standard_metad
                         become_wait();
                     }
                 } else if (meta.job.tree & HAS_ABOVE != 0 && meta.outcome != ANSWERED) {
-                    label_partial();
+                    if (meta.slot.kind & KIND_RESULT != 0) {
+                        label_words_partial();
+                    } else {
+                        label_partial();
+                    }
                 } else if (meta.job.is_v1 == 1) {
                     label_v1();
                 } else {

@@ -92,7 +92,8 @@ header padding_t { // in place of data
     bit<2048> more_zeros;
 }
 
-// What follows the payload of a partial sum, which one switch sends to another.
+// What follows the payload of a dense partial sum, which one switch sends to another. Other partial sums have their flags
+// in front of the number of columns.
 header partial_t {
     bit<8> flags; // OVERFLOW, MIXED
     bit<8> unused;
@@ -131,6 +132,7 @@ struct headers_t {
 struct job_t {
     bit<1>  is_v1;
     bit<3>  tree; // HAS_ABOVE, FROM_BELOW, FROM_ABOVE
+    bit<1>  has_deadline;
     bit<16> worker;
     bit<16> first;
     bit<32> me;
@@ -177,8 +179,15 @@ struct meta_t {
     bit<1>  has_words;    // the packet is sparse or addressed; its slot may be otherwise
     bit<1>  words_parsed; // all of those that its columns need
     bit<1>  has_data;
-    bit<2>  reach;        // of the addressed result that leaves: who gets its data
+    bit<2>  reach;        // of the result that leaves: who gets it or, if it is addressed, its data
     bit<16> root;         // and from or to whom, by worker's number
+    bit<32> root_bit;     // the same as a rank's bit, in trees
+    bit<1>  to_switch;    // the copy is for another switch of the tree,
+    bit<32> behind;       // and these are the ranks behind it, seen from here
+    bit<4>  flags_below;  // of a sparse or addressed partial sum
+    bit<1>  is_expiry;    // the packet is to end its round
+    bit<32> without;      // the ranks that the round has ended without
+    bit<8>  late;         // LATE if the sender is one of them, else 0
     bit<3>  step;         // what to do with the lanes
     bit<4>  outcome;
     job_t   job;
@@ -201,19 +210,23 @@ const bit<16> LENGTH_256  = 8 + 10 + 256; // in the UDP header
 const bit<16> LENGTH_1024 = 8 + 10 + 1024;
 const bit<16> LENGTH_WAIT = 8 + 10 + 32;
 
-const bit<3>  SIZE_PARTIAL = 4; // added to the size of a partial sum
+const bit<3>  SIZE_PARTIAL = 4; // added to the size of a dense partial sum
 const bit<16> LENGTH_PARTIAL = 2; // added to its length
+const bit<8>  PARTIAL = 0x80; // in front of the number of columns of any other; below it, the flags
 
 const bit<4> KIND_V1 = 1;
 const bit<4> KIND_INT32 = 8; // a contribution; 9 int16, 10 int8
 const bit<4> KIND_INT16 = 9;
 const bit<4> KIND_INT8 = 10;
 const bit<4> KIND_RESULT = 4; // bit of a contribution's kind that makes it a result's
+const bit<4> KIND_EXPIRY = 11;
 const bit<4> KIND_WAIT = 15;
 
 const bit<4> OVERFLOW = 1;
 const bit<4> MIXED = 2;
 const bit<4> KEPT = 4; // never on the wire: the slot has the result from the switch above
+const bit<4> ENDED_EARLY = 8; // PARTIAL on the wire: the round ended without some ranks
+const bit<8> LATE = 16; // never in a slot
 
 // Where a switch is in its job's tree, seen from a packet. 0: the switch is alone, or the packet a worker's to the root.
 const bit<3> HAS_ABOVE = 1;  // there is a switch above; the packet comes from below
@@ -230,6 +243,7 @@ const bit<3> COMBINE = 4; // by an op other than the sum
 const bit<2> REACH_ALL = 0; // of 8 bits there
 const bit<2> REACH_ROOT = 1;
 const bit<2> REACH_OTHERS = 2;
+const bit<2> REACH_THOSE_IN = 3; // never in a packet: the result goes to the ranks whose values are in it, alone
 const bit<8> OP_SUM = 0;
 const bit<8> OP_MAX32 = 1;
 const bit<8> OP_MAX64 = 2;
@@ -237,6 +251,7 @@ const bit<8> OP_OR = 3;
 const bit<8> OP_XOR = 4;
 const bit<8> ADDRESSED = 0; // where a sparse packet has its columns
 const bit<16> LENGTH_CUT = 8 + 10 + 4;
+const bit<16> LENGTH_PADDING = 512;
 
 // What came of a packet. 16 is added where it was a retransmission of protocol 2.
 const bit<4> CONSUMED = 0;
@@ -249,3 +264,4 @@ const bit<4> REFUSED_WINDOW = 9;
 const bit<4> REFUSED_TAG = 10;
 const bit<4> REFUSED_FORMAT = 11;
 const bit<4> PASSED_UP = 12; // the partial sum was sent again to the switch above
+const bit<4> LEFT_OUT = 13; // in egress: a copy of a result, which its receiver does not get as it is not in it

@@ -71,12 +71,12 @@ parser Parse(packet_in packet, out headers_t hdr, inout meta_t meta, inout stand
     }
     state words {
         meta.has_words = 1;
-        transition select(hdr.switchml.ahead) {
-            ADDRESSED: words_1;
-            1: words_1;
-            2: words_2;
-            4: words_4;
-            8: words_8;
+        transition select(hdr.switchml.ahead) { // the upper half: flags of a partial sum
+            ADDRESSED &&& 0x0f: words_1;
+            8w1 &&& 0x0f: words_1;
+            8w2 &&& 0x0f: words_2;
+            8w4 &&& 0x0f: words_4;
+            8w8 &&& 0x0f: words_8;
             default: accept;
         }
     }

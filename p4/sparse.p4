@@ -8,27 +8,44 @@
 
 #define WORD_LEAST(kept, fresh) (fresh < kept ? fresh : kept)
 
+// 512 bytes in place of data of 1024: a packet that gets those in their place may grow by no more.
+action put_padding(inout headers_t hdr) {
+    hdr.padding.setValid();
+    hdr.switchml.size = SIZE_PADDED;
+    hdr.udp.length = hdr.udp.length + LENGTH_PADDING;
+}
+
 // The format, once the sender's job is known: `meta.size` is the job's if the packet fits it, else 0.
 control SparseFormat(inout headers_t hdr, inout meta_t meta) {
     action check() {
+        bit<8> sender = hdr.switchml.ahead & 0xc0;
+        meta.flags_below = (bit<4>)hdr.switchml.ahead[5:4];
+        if (meta.job.tree & FROM_BELOW != 0) {
+            sender = sender ^ PARTIAL;
+        } else {
+            sender = sender | (bit<8>)meta.flags_below;
+        }
+        hdr.switchml.ahead = hdr.switchml.ahead & 0x0f;
         bit<16> rest = hdr.udp.length - 18 - (hdr.switchml.ahead == ADDRESSED ? 4 : (bit<16>)hdr.switchml.ahead << 2);
         bit<3> got = meta.size;
+        bit<3> payload = meta.job.size & 3;
         meta.size = 0;
-        if (meta.words_parsed == 1 && meta.job.is_v1 == 0 && meta.job.tree == 0) {
-            if (got == meta.job.size && hdr.switchml.size == (SPARSE | got)) {
+        if (meta.words_parsed == 1 && meta.job.is_v1 == 0 && sender == 0) {
+            if (got == payload && hdr.switchml.size == (SPARSE | got)) {
                 if ((got == SIZE_256 && rest == 256) || (got == SIZE_1024 && rest == 1024)) {
                     meta.has_data = 1;
                     meta.size = meta.job.size;
                 }
-            } else if (got == 0 && hdr.switchml.size == SPARSE && rest == 0 && meta.job.size == SIZE_256) {
+            } else if (got == 0 && hdr.switchml.size == SPARSE && rest == 0 &&
+                       (payload == SIZE_256 || meta.job.tree == FROM_ABOVE)) {
                 meta.size = meta.job.size;
-            } else if (got == 0 && hdr.padding.isValid() && rest == 512 && meta.job.size == SIZE_1024) {
+            } else if (got == 0 && hdr.padding.isValid() && rest == LENGTH_PADDING && payload == SIZE_1024) {
                 meta.size = meta.job.size;
             }
         }
         if (hdr.switchml.ahead == ADDRESSED &&
             (hdr.word_1.w0[31:24] > (bit<8>)REACH_OTHERS || hdr.word_1.w0[15:8] > LAST_OP ||
-             (hdr.word_1.w0[15:8] != OP_SUM && hdr.switchml.kind != KIND_INT32))) {
+             (hdr.word_1.w0[15:8] != OP_SUM && hdr.switchml.kind & ~KIND_RESULT != KIND_INT32))) {
             meta.size = 0;
         }
         hdr.switchml.size = meta.size;
@@ -96,6 +113,7 @@ control Sparse(inout headers_t hdr, inout meta_t meta) {
         hdr.word_4.setInvalid();
         hdr.word_8.setInvalid();
         hdr.padding.setInvalid();
+        hdr.partial.setInvalid();
     }
     action put_words() {
         words.read(kept, meta.slot.row);
@@ -125,12 +143,13 @@ control Sparse(inout headers_t hdr, inout meta_t meta) {
             hdr.udp.length = LENGTH_CUT;
             meta.reach = kept[249:248];
             meta.root = meta.job.first + (bit<16>)kept[247:240];
+            meta.root_bit = 32w1 << kept[247:240];
         }
     }
     action put_data() { // fetched or summed later
         hdr.first.setValid();
-        hdr.switchml.size = hdr.switchml.size | meta.job.size;
-        if (meta.job.size == SIZE_256) {
+        hdr.switchml.size = hdr.switchml.size | meta.size;
+        if (meta.size == SIZE_256) {
             hdr.udp.length = hdr.udp.length + 256;
         } else {
             hdr.udp.length = hdr.udp.length + 1024;
@@ -166,10 +185,37 @@ control Sparse(inout headers_t hdr, inout meta_t meta) {
         meta.step = 0;
     }
 
-    // After the rule, before the sums.
+    // A result from the switch above. Where the root is behind this switch, the row has data that did not go up: they
+    // are combined with those of the result, as the root itself does with its own.
+    action take_result() {
+        keep_words();
+        if (hdr.switchml.ahead != ADDRESSED || kept[249:248] == REACH_ALL ||
+            meta.job.everybody & (32w1 << kept[247:240]) == 0 || meta.slot.flags & MIXED != 0) {
+            had_data = 0;
+        }
+        if (meta.has_data == 0) {
+            meta.step = had_data == 1 ? FETCH : 3w0;
+        } else if (had_data == 1) {
+            meta.step = hdr.word_1.w0[15:8] == OP_SUM ? ADD : COMBINE;
+        }
+        meta.slot.ahead = (meta.has_data | had_data) ++ hdr.switchml.ahead[6:0];
+        meta.slot.kind = meta.slot.kind | KIND_RESULT;
+    }
+    action flags_of_partial() {
+        meta.slot.flags = meta.slot.flags | (meta.flags_below & (OVERFLOW | MIXED));
+    }
+
+    // After the rules, before the sums.
     apply {
         had_data = meta.slot.before_ahead[7:7];
-        if (meta.step == STORE) { // a new round, which this packet opens
+        if (meta.outcome == CONSUMED || meta.outcome == COMPLETED) {
+            flags_of_partial();
+        }
+        if (meta.job.tree == FROM_ABOVE) {
+            if (meta.outcome == COMPLETED) {
+                take_result();
+            }
+        } else if (meta.step == STORE) { // a new round, which this packet opens
             if (meta.has_words == 1) {
                 keep_words();
                 meta.slot.ahead = meta.has_data ++ hdr.switchml.ahead[6:0];
@@ -178,9 +224,10 @@ control Sparse(inout headers_t hdr, inout meta_t meta) {
                 }
             }
         } else if (meta.slot.kind & KIND_RESULT != 0 &&
-                   (meta.outcome == CONSUMED || meta.outcome == COMPLETED || meta.outcome == ANSWERED)) {
+                   (meta.outcome == CONSUMED || meta.outcome == COMPLETED || meta.outcome == ANSWERED ||
+                    meta.outcome == PASSED_UP)) {
             meta.slot.ahead = meta.slot.before_ahead;
-            if (meta.outcome == ANSWERED) {
+            if (meta.outcome == ANSWERED || meta.outcome == PASSED_UP) {
                 meta.step = 0;
             } else {
                 compare();
@@ -199,7 +246,7 @@ control Sparse(inout headers_t hdr, inout meta_t meta) {
 
         if (meta.outcome == WAITED) {
             no_words();
-        } else if (meta.outcome == COMPLETED || meta.outcome == ANSWERED) {
+        } else if (meta.outcome == COMPLETED || meta.outcome == ANSWERED || meta.outcome == PASSED_UP) {
             if (meta.slot.kind & KIND_RESULT == 0) {
                 be_dense();
                 put_data();
@@ -209,6 +256,9 @@ control Sparse(inout headers_t hdr, inout meta_t meta) {
                     put_data();
                 } else {
                     no_data();
+                    if (meta.job.tree & HAS_ABOVE != 0 && meta.outcome != ANSWERED && meta.size == SIZE_1024) {
+                        put_padding(hdr);
+                    }
                 }
             }
         }

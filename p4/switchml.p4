@@ -58,12 +58,18 @@ control SwitchIngress(inout headers_t hdr, inout meta_t meta, inout standard_met
 
 control SwitchEgress(inout headers_t hdr, inout meta_t meta, inout standard_metadata_t sm) {
     Cut() cut;
+    LeaveOut() leave_out;
     LossOut() loss_out;
 
     @name(".receiver") action receiver(bit<48> mac, bit<32> address, bit<16> port) {
         hdr.ethernet.dst = mac;
         hdr.ipv4.dst = address;
         hdr.udp.dst = port;
+    }
+    @name(".switch_receiver") action switch_receiver(bit<48> mac, bit<32> address, bit<16> port, bit<32> behind) {
+        receiver(mac, address, port);
+        meta.to_switch = 1;
+        meta.behind = behind;
     }
     // In protocol 1 results go to the UDP port that the last packet came from.
     @name(".v1_receiver") action v1_receiver(bit<48> mac, bit<32> address) {
@@ -72,7 +78,7 @@ control SwitchEgress(inout headers_t hdr, inout meta_t meta, inout standard_meta
     }
     @name(".receivers") table receivers {
         key = { sm.egress_rid : exact; }
-        actions = { receiver; v1_receiver; NoAction; }
+        actions = { receiver; switch_receiver; v1_receiver; NoAction; }
         default_action = NoAction();
         size = WORKERS;
     }
@@ -82,7 +88,11 @@ control SwitchEgress(inout headers_t hdr, inout meta_t meta, inout standard_meta
             receivers.apply();
         }
         if (meta.reach != REACH_ALL) {
-            cut.apply(hdr, meta, sm);
+            if (meta.reach == REACH_THOSE_IN) {
+                leave_out.apply(meta, sm);
+            } else {
+                cut.apply(hdr, meta, sm);
+            }
         }
         if (meta.is_flooded == 1 && sm.egress_port == sm.ingress_port) {
             mark_to_drop(sm);

@@ -25,6 +25,7 @@ local SPARSE_BYTES = { [4] = 0, [5] = 256, [6] = 512, [7] = 1024 }
 local COLUMNS = { [1] = true, [2] = true, [4] = true, [8] = true }
 local WORD_BYTES, NO_ENTRY = 4, 0xFFFFFF
 local ADDRESSED = 0 -- in place of columns
+local PARTIAL_BIT, FLAG_BIT = 0x80, 0x10 -- before the columns of a partial sum: that it is one, and the lowest of its flags
 local REACHES = { [0] = "all", [1] = "root", [2] = "all but the root" }
 local OPS = { [0] = "sum", [1] = "max32", [2] = "max64", [3] = "or", [4] = "xor" }
 local PARTIAL_BYTES = { [5] = 256, [7] = 1024 } -- sums between switches, which have two more bytes
@@ -49,7 +50,7 @@ local f = {
     e0 = ProtoField.int8("switchml.e0", "Exponent 0"),
     e1 = ProtoField.int8("switchml.e1", "Exponent 1"),
     ahead = ProtoField.int8("switchml.ahead", "Ahead"),
-    columns = ProtoField.uint8("switchml.columns", "Columns"),
+    columns = ProtoField.uint8("switchml.columns", "Columns", base.DEC, nil, 0x0F),
     mark = ProtoField.int8("switchml.mark", "Mark"),
     words = ProtoField.uint32("switchml.words", "Word", base.HEX),
     entry = ProtoField.uint32("switchml.entry", "Entry"),
@@ -121,15 +122,34 @@ local function v1_header(tvb, pinfo, tree)
         tsi:uint(), tsi:le_uint(), tvb(8, 1):int())
 end
 
+-- What a packet's first byte says: its kind, its size code.
+local function kind_and_code(tvb, at)
+    return tvb(at, 1):bitfield(0, 4), tvb(at, 1):bitfield(5, 3)
+end
+
+-- Columns of a sparse or addressed packet, and the flags of a partial sum, nil if it is none.
+local function columns_and_flags(tvb, at)
+    local byte = tvb(at + 1, 1):uint()
+    if byte >= PARTIAL_BIT and kind_and_code(tvb, at) < 12 then
+        return byte % FLAG_BIT, math.floor(byte % PARTIAL_BIT / FLAG_BIT)
+    end
+    return byte, nil
+end
+
 -- Bytes 0-9 of a v2 packet; returns the info text.
 local function v2_header(tvb, tree, kind, sparse, addressed)
     local seq, r = tvb(2, 4):uint(), tvb(0, 1):bitfield(4, 1) == 1
     local info = string.format("%s seq %d", TYPES[kind], seq)
-    if addressed then
-        info = "addressed " .. info
-    elseif sparse then
-        tree:add(f.columns, tvb(1, 1))
-        info = "sparse " .. info
+    if sparse then
+        local _, flags = columns_and_flags(tvb, 0)
+        info = (addressed and "addressed " or "sparse ") .. info
+        if flags then
+            tree:add(f.partial, tvb(1, 1), flags)
+            info = "partial sum of " .. info
+        end
+        if not addressed then
+            tree:add(f.columns, tvb(1, 1))
+        end
     elseif kind ~= 15 then
         add_code(tree, f.ahead, tvb(1, 1), AHEAD)
     end
@@ -246,11 +266,6 @@ local function add_missing(tvb, tree, bytes)
     return text
 end
 
--- What a packet's first byte says: its kind, its size code.
-local function kind_and_code(tvb, at)
-    return tvb(at, 1):bitfield(0, 4), tvb(at, 1):bitfield(5, 3)
-end
-
 -- Bytes that should follow the header at `at`, by its size code and as a partial sum; nil for each that cannot be.
 local function expected_bytes(tvb, at)
     local kind, code = kind_and_code(tvb, at)
@@ -261,7 +276,7 @@ local function expected_bytes(tvb, at)
     elseif code < 4 then
         return (code == 1 or code == 3) and PAYLOAD_BYTES[code] or nil, nil
     end
-    local columns = tvb(at + 1, 1):uint()
+    local columns = columns_and_flags(tvb, at)
     if columns == ADDRESSED then
         columns = 1 -- it has one word, too
     end
@@ -303,13 +318,14 @@ local function dissect_packet(tvb, captured, length, pinfo, root)
     local expected, as_partial = expected_bytes(tvb, 0)
     local is_partial = as_partial ~= nil and (follows == as_partial or follows == as_partial + AUTH_BYTES)
     local sparse = code >= 4 and kind ~= 1 and kind ~= 15 and not is_partial
-    local addressed = sparse and tvb(1, 1):uint() == ADDRESSED
+    local columns = columns_and_flags(tvb, 0)
+    local addressed = sparse and columns == ADDRESSED
     local info = kind == 1 and v1_header(tvb, pinfo, tree) or v2_header(tvb, tree, kind, sparse, addressed)
     if is_partial then
         code, expected = code - PARTIAL, as_partial
         info = "partial sum of " .. info
     elseif sparse and expected == nil then
-        problem = string.format("%d columns: expected 1, 2, 4 or 8", tvb(1, 1):uint())
+        problem = string.format("%d columns: expected 1, 2, 4 or 8", columns)
     end
     if addressed and follows >= WORD_BYTES then
         if kind >= 12 and follows == WORD_BYTES and code ~= 6 then
@@ -341,7 +357,7 @@ local function dissect_packet(tvb, captured, length, pinfo, root)
             end
         end
     elseif sparse then
-        local words = math.floor(math.min(bytes, tvb(1, 1):uint() * WORD_BYTES) / WORD_BYTES)
+        local words = math.floor(math.min(bytes, columns * WORD_BYTES) / WORD_BYTES)
         info = info .. " next " .. add_words(tvb, tree, words)
         if code ~= 6 then
             add_lanes(tvb, tree, HEADER_BYTES + words * WORD_BYTES, bytes - words * WORD_BYTES, LANE_BYTES[kind])

@@ -10,6 +10,7 @@ from switchml.errors import CollectiveTimeout as CollectiveTimeout
 from switchml.errors import ConfigError as ConfigError
 from switchml.errors import JobError as JobError
 from switchml.errors import JoinError as JoinError
+from switchml.errors import LeftBehind as LeftBehind
 from switchml.errors import LoadingError as LoadingError
 from switchml.errors import PeerLost as PeerLost
 from switchml.errors import RanksDisagree as RanksDisagree

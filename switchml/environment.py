@@ -34,6 +34,12 @@ GROUPS: dict[str, tuple[Variable, ...]] = {
             "how long ranks try to go on at a standby, or wait for a lost aggregator to be started again, before calls "
             "fail",
         ),
+        Variable(
+            "SWITCHML_DEADLINE",
+            "time, as in `50ms`",
+            "none",
+            "how long sums that may be late wait for a rank ([reliability](reliability.md))",
+        ),
         Variable("SWITCHML_SECRET", "text", "with torch: random; else none", "the job's secret; ranks must agree"),
         Variable("SWITCHML_JOB", "text", "`torch` or torchrun's run id, and six digits", "the job's name (with torch)"),
         Variable(

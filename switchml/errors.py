@@ -21,6 +21,7 @@ SwitchMLError
       ├── PeerLost          another rank died, left early or stopped answering: `.ranks`
       ├── AggregatorLost    the aggregator became unreachable
       ├── RanksDisagree     the ranks did not call the same all-reduce
+      ├── LeftBehind        the others went on without this rank, further than results are kept
       └── CollectiveTimeout an all-reduce did not finish in time: `.ranks`
 
 A message says what was wrong, what was expected, and where to look.
@@ -150,6 +151,10 @@ class AggregatorLost(JobError):
 
 class RanksDisagree(JobError):
     """The ranks did not call the same all-reduce."""
+
+
+class LeftBehind(JobError):
+    """In a job with a deadline, the others went on without this rank, and the results that it missed are gone."""
 
 
 class CollectiveTimeout(_RanksError, TimeoutError):

@@ -45,6 +45,8 @@ TYPES = {
     wire.WAIT: "wait",
 }
 """Names of the packet types, by the first nibble."""
+FLAGS = ["OVERFLOW", "MIXED", "4", "PARTIAL", "LATE"]
+"""Names of a result's flags, bit by bit."""
 
 conf.contribs.setdefault("switchml", {"slots": None})
 
@@ -237,7 +239,7 @@ class SwitchML(Packet):
         if kind in TYPES:
             if not _pkt[0] & wire.SPARSE or _is_partial(_pkt):
                 return SwitchMLv2
-            is_addressed = _pkt[1] == wire.ADDRESSED and len(_pkt) >= wire.ADDRESSED_BYTES
+            is_addressed = _pkt[1] & 0x0F == wire.ADDRESSED and len(_pkt) >= wire.ADDRESSED_BYTES
             return SwitchMLAddressed if is_addressed else SwitchMLSparse
         return conf.raw_layer
 
@@ -291,7 +293,9 @@ class SwitchMLv2(SwitchML):
         fields.XShortField("tag", 0),
         ExponentCode("need", wire.CODE_ZERO),
         fields.ConditionalField(ExponentCode("used", wire.CODE_ZERO), lambda pkt: not pkt.is_result),
-        fields.ConditionalField(fields.FlagsField("flags", 0, 8, ["OVERFLOW", "MIXED"]), lambda pkt: pkt.is_result),
+        fields.ConditionalField(
+            fields.FlagsField("flags", 0, 8, ["OVERFLOW", "MIXED", "4", "PARTIAL", "LATE"]), lambda pkt: pkt.is_result
+        ),
         Lanes("values", {**wire.SIZE_CODES, **PARTIAL_SIZES}),
         fields.ConditionalField(PartialFlags("partial_flags", None), lambda pkt: pkt.is_partial),
     ]
@@ -305,11 +309,18 @@ class SwitchMLv2(SwitchML):
         return int(self.is_result and _same_round(self, other))
 
     def mysummary(self) -> str:
-        kind = TYPES.get(self.type, f"type {self.type}")
+        kind = _kind(self)
         retransmission = (", answers a retransmission" if self.is_result else ", retransmission") if self.r else ""
-        kind = "partial sum" + kind.removeprefix("contribution") if self.is_partial else kind
         flags = f", {self.flags}" if self.is_result and self.flags else ""
         return f"SwitchML v2 {kind} seq {self.seq} tag {self.tag:#06x}{flags}{retransmission}"
+
+
+PARTIAL_BITS = (
+    fields.BitField("is_partial", 0, 1),
+    fields.BitField("unused", 0, 1),
+    fields.FlagsField("partial_flags", 0, 2, ["OVERFLOW", "MIXED"]),
+)
+"""Before the columns: whether this is a partial sum, and its flags (section 9)."""
 
 
 class SwitchMLSparse(SwitchML):
@@ -321,7 +332,8 @@ class SwitchMLSparse(SwitchML):
         fields.BitEnumField("type", wire.CONTRIBUTION, 4, TYPES),
         fields.BitField("r", 0, 1),
         fields.BitField("size", None, 3),
-        fields.ByteField("columns", None),
+        *PARTIAL_BITS,
+        fields.BitField("columns", None, 4),
         SequenceNumber("seq", 0),
         fields.XShortField("tag", 0),
         fields.XByteField("reserved", 0),
@@ -333,7 +345,7 @@ class SwitchMLSparse(SwitchML):
 
     def post_build(self, p: bytes, pay: bytes) -> bytes:
         if self.columns is None:
-            p = p[:1] + bytes([len(self.words)]) + p[2:]
+            p = p[:1] + bytes([p[1] & 0xF0 | len(self.words)]) + p[2:]
         if self.size is None:
             data = len(p) - wire.HEADER_BYTES - wire.WORD_BYTES * len(self.words)
             p = bytes([p[0] | wire.SPARSE | (0 if not data else 1 if data <= 256 else 3)]) + p[1:]
@@ -343,7 +355,7 @@ class SwitchMLSparse(SwitchML):
         return int(self.is_result and _same_round(self, other))
 
     def mysummary(self) -> str:
-        kind = TYPES.get(self.type, f"type {self.type}")
+        kind = _kind(self)
         return f"SwitchML v2 sparse {kind} seq {self.seq} tag {self.tag:#06x}, {self.columns} columns"
 
 
@@ -366,7 +378,8 @@ class SwitchMLAddressed(SwitchML):
         fields.BitEnumField("type", wire.CONTRIBUTION, 4, TYPES),
         fields.BitField("r", 0, 1),
         fields.BitField("size", None, 3),
-        fields.ByteField("columns", wire.ADDRESSED),
+        *PARTIAL_BITS,
+        fields.BitField("columns", wire.ADDRESSED, 4),
         SequenceNumber("seq", 0),
         fields.XShortField("tag", 0),
         ExponentCode("need", wire.CODE_ZERO),
@@ -389,7 +402,7 @@ class SwitchMLAddressed(SwitchML):
         return int(self.is_result and _same_round(self, other))
 
     def mysummary(self) -> str:
-        kind = TYPES.get(self.type, f"type {self.type}")
+        kind = _kind(self)
         return self.sprintf(f"SwitchML v2 {kind} seq {self.seq} tag {self.tag:#06x}, %op%, to %reach% (root %root%)")
 
 
@@ -414,6 +427,11 @@ class SwitchMLWait(SwitchML):
 
     def mysummary(self) -> str:
         return f"SwitchML v2 wait seq {self.seq} tag {self.tag:#06x} missing {self.missing}"
+
+
+def _kind(packet: Any) -> str:
+    kind = TYPES.get(packet.type, f"type {packet.type}")
+    return "partial sum" + kind.removeprefix("contribution") if packet.is_partial else kind
 
 
 def _same_round(answer: Any, other: Any) -> bool:

@@ -129,8 +129,8 @@ def emulate(
 
 def _run(settings: dict[str, Any], progress: Any = None) -> Any:
     """Emulate what options describe (named as in KEYS; `job_file`, `time_budget_s`)."""
+    from emulator.jobs.description import request
     from emulator.jobs.emulate import emulate as run
-    from emulator.jobs.emulate import request
 
     options = dict(settings)
     file, budget = options.pop("job_file", None), options.pop("time_budget_s", None)
@@ -224,7 +224,7 @@ def _axis_names(sweeps: tuple[str, ...]) -> list[str]:
 
 def described(file: str | None, options: dict[str, Any], is_trusted: bool) -> dict[str, Any]:
     """The tables of a job file, with options (named as in KEYS) in place of what it says."""
-    from emulator.jobs.emulate import read_tables
+    from emulator.jobs.description import read_tables
 
     return with_options(read_tables(Path(file), is_trusted or "model" in options) if file else {}, options)
 

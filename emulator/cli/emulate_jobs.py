@@ -22,7 +22,7 @@ def job_tables(files: tuple[str, ...], is_trusted: bool) -> dict[str, dict[str, 
     """Name → tables of each job in these files: a file is a job, called like it, or has several `[[jobs]]`, which take
     over what stands outside of them."""
     from emulator import datafile
-    from emulator.jobs.emulate import Request, read_tables
+    from emulator.jobs.description import Request, read_tables
 
     tables: dict[str, dict[str, Any]] = {}
     for file in files:
@@ -47,7 +47,7 @@ def show_together(
     as_json: bool,
 ) -> None:
     """Emulate them, and print what each takes in company beside what it takes alone."""
-    from emulator.jobs.emulate import request
+    from emulator.jobs.description import request
     from emulator.jobs.tenants import together
 
     with progress("replaying") as task:

@@ -66,6 +66,7 @@ OPTIONS: list[tuple[str, str, Any, str]] = [
     ("--hierarchy", "job.hierarchy", str, HIERARCHY_HELP),
     ("--bucket-cap", "job.bucket_bytes", float, "Bytes of gradients in a bucket."),
     ("--overlap/--no-overlap", "job.overlap", bool, "Reduce gradients during the backward pass."),
+    ("--fuse/--no-fuse", "job.fuse", bool, "One kernel of the element-wise ones between two products."),
     ("--codec", "codec", str, "Gradient compression (see switchml emulate list codecs)."),
     ("--loss", "network.loss", float, "Share of packets lost on each link (switchml)."),
     ("--switch-jobs", "network.jobs", int, "Jobs that share the switch's slots."),
@@ -182,6 +183,7 @@ FLAGS = {
     "sequence-parallel": "no-sequence-parallel",
     "async-tp": "no-async-tp",
     "overlap": "overlap",
+    "fuse": "no-fuse",
     "sparse": "dense",
     "ignore-memory": "check-memory",
 }

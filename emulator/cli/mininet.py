@@ -69,8 +69,20 @@ class Capture(click.ParamType):
     show_default="what the links hold",
     help="Slots of a job, a power of two.",
 )
-@click.option("--racks", default=2, help="Racks, with --experiment two-racks.")
+@click.option(
+    "--racks",
+    type=Count(0),
+    default=0,
+    show_default="2 with two-racks, else 1",
+    help="Racks, each with a switch below the switch; with --experiment two-racks or train.",
+)
 @click.option("--steps", type=Count(1), default=100, help="Steps of each training, with --experiment train.")
+@click.option(
+    "--parallel",
+    type=click.Choice(["ddp", "fsdp"]),
+    default="ddp",
+    help="How ranks share the model, with --experiment train.",
+)
 @repeats_options(text="Measured repeats of each all-reduce.")
 @click.option(
     "--pcap",

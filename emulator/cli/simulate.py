@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 @click.option("--stop-after", type=Count(1), default=10, help="Stop after so many failed seeds.")
 @option("--processes", type=Count(1), show_default="one per core", help="Runs at the same time.")
 @click.option("--failover", is_flag=True, help="Only aggregators die, and jobs go on at standbys: no call may fail.")
+@click.option("--deadlines", is_flag=True, help="Only jobs whose sums don't wait for late ranks; some ranks are slow.")
+@click.option("--best-effort", is_flag=True, help="Only jobs that share the few slots of a switch.")
 @click.option("--plant", metavar="BUG", help="Plant a known bug, to see the seeds find it; 'list' names them.")
 @plot_option
 @json_option
@@ -43,6 +45,8 @@ def simulate(
     stop_after: int,
     processes: int | None,
     failover: bool,
+    deadlines: bool,
+    best_effort: bool,
     plant: str | None,
     plot_file: Path | None,
     as_json: bool,
@@ -56,32 +60,36 @@ def simulate(
     With NETWORK (a TOML file, see docs/simulation.md): its jobs packet by packet; times, goodput, resent packets,
     queues.
     """
+    options = (("failover", failover), ("deadlines", deadlines), ("best-effort", best_effort))
+    kinds = [name for name, is_set in options if is_set]
     if network is not None:
-        if seeds or seed is not None or plant or log or failover:
-            raise click.UsageError("NETWORK is one run: it takes no --seeds, --seed, --failover, --plant or --log")
+        if seeds or seed is not None or plant or log or kinds:
+            named = f"--{kinds[0] if kinds else 'failover'}"
+            raise click.UsageError(f"NETWORK is one run: it takes no --seeds, --seed, {named}, --plant or --log")
         _play_network(network, plot_file, as_json)
         return
     if plot_file is not None:
         raise click.UsageError("--plot draws the run of a NETWORK: name its file")
+    if len(kinds) > 1:
+        raise click.UsageError(f"--{' and --'.join(kinds)}: seeds are of one kind, expected one of these")
+    kind = kinds[0] if kinds else ""
     if plant is not None:
-        _with_bug(plant, seeds or 200, first, stop_after, processes, failover, as_json)
+        _with_bug(plant, seeds or 200, first, stop_after, processes, kind, as_json)
     elif seed is not None:
-        _play_one(seed, log, failover, as_json)
+        _play_one(seed, log, kind, as_json)
     else:
         chosen = range(first, first + (seeds or 200))
-        _play_many(chosen, stop_after, processes or os.cpu_count() or 1, failover, as_json)
+        _play_many(chosen, stop_after, processes or os.cpu_count() or 1, kind, as_json)
 
 
-def _play_one(seed: int, log: bool, failover: bool, as_json: bool) -> None:
+def _play_one(seed: int, log: bool, kind: str, as_json: bool) -> None:
     from emulator.faults.campaign import quiet_agents
-    from emulator.faults.failover_plan import draw_failover
-    from emulator.faults.plan import draw
-    from emulator.faults.world import play
+    from emulator.faults.world import DRAWS, play
 
     if not as_json:
-        say("\n".join((draw_failover if failover else draw)(seed).describe()))
+        say("\n".join(DRAWS[kind](seed).describe()))
     with quiet_agents():
-        outcome = play(seed, say if log and not as_json else None, failover)
+        outcome = play(seed, say if log and not as_json else None, kind)
     if as_json:
         click.echo(json.dumps(asdict(outcome)))
     else:
@@ -99,7 +107,7 @@ def show_one(outcome: Outcome) -> None:
     say(f"failed: {outcome.problem}" if outcome.problem else "passed")
 
 
-def _play_many(seeds: range, stop_after: int, processes: int, failover: bool, as_json: bool) -> None:
+def _play_many(seeds: range, stop_after: int, processes: int, kind: str, as_json: bool) -> None:
     import time
 
     from emulator.faults.campaign import campaign
@@ -115,19 +123,19 @@ def _play_many(seeds: range, stop_after: int, processes: int, failover: bool, as
             if outcome.problem and not as_json:
                 say(f"seed {outcome.seed} failed: {outcome.problem}")
 
-        tally = campaign(seeds, min(processes, len(seeds)), on_outcome, stop_after, failover)
+        tally = campaign(seeds, min(processes, len(seeds)), on_outcome, stop_after, kind)
     wall_s = time.perf_counter() - started
     if as_json:
         result = asdict(tally) | {"wall_s": wall_s, "seeds_per_s": tally.seeds / wall_s}
         failed = [{"seed": outcome["seed"], "problem": outcome["problem"]} for outcome in result.pop("failures")]
         click.echo(json.dumps(result | {"failed": failed}))
     else:
-        show_many(tally, wall_s, " --failover" if failover else "")
-    raise SystemExit(bool(tally.failures))
+        show_many(tally, wall_s, f" --{kind}" if kind else "", seeds)
+    raise SystemExit(130 if tally.interrupted else bool(tally.failures))
 
 
-def show_many(tally: Tally, wall_s: float, options: str = "") -> None:
-    """Print what the runs came to; `options`: of the command."""
+def show_many(tally: Tally, wall_s: float, options: str, seeds: range) -> None:
+    """Print what the runs of `seeds` came to; `options`: of the command."""
     say(
         f"{tally.seeds} seeds in {wall_s:.1f} s ({tally.seeds / wall_s:.1f} a second), {tally.virtual_s:.0f} s of "
         f"virtual time:\n{tally.packets:,} packets, {tally.sums:,} sums and {tally.errors:,} errors checked\n"
@@ -135,12 +143,18 @@ def show_many(tally: Tally, wall_s: float, options: str = "") -> None:
     )
     if tally.failures:
         say(f"switchml simulate{options} --seed {tally.failures[0].seed} --log repeats the first of them")
-    else:
+    if tally.interrupted:
+        rest = seeds[tally.seeds :]
+        say(
+            f"interrupted after {tally.seeds:,} of {len(seeds):,} seeds, {len(tally.failures)} of which failed; the "
+            f"rest: switchml simulate{options} --from {rest.start} --seeds {len(rest)}"
+        )
+    elif not tally.failures:
         say("all passed")
 
 
 def _with_bug(
-    name: str, seeds: int, first: int, stop_after: int, processes: int | None, failover: bool, as_json: bool
+    name: str, seeds: int, first: int, stop_after: int, processes: int | None, kind: str, as_json: bool
 ) -> None:
     from emulator.faults.campaign import BUGS, run_planted
 
@@ -152,8 +166,8 @@ def _with_bug(
     if processes:
         arguments += ["--processes", str(processes)]
     with progress(f"{seeds} seeds with {name}"):
-        options = [option for option, is_set in (("--failover", failover), ("--json", as_json)) if is_set]
-        done = run_planted(name, [*arguments, *options])
+        arguments += [f"--{kind}"] * bool(kind) + ["--json"] * as_json
+        done = run_planted(name, arguments)
     click.echo(done.stdout, nl=False)
     click.echo(done.stderr, nl=False, err=True)
     if not as_json:

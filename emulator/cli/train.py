@@ -10,7 +10,7 @@ import click
 from emulator.cli import emulated
 from emulator.cli.options import AGENT_WIRE, FILE, OUTPUT_FOLDER, authenticate_option, json_option, output, plot_option
 from switchml.cli.extras import require
-from switchml.cli.options import Count, option
+from switchml.cli.options import TIME, Count, option
 
 AGGREGATORS = ["p4", "bmv2", "software"]
 MOST_ON_A_SWITCH = 32
@@ -154,6 +154,13 @@ PROBABILITY = click.FloatRange(0.0, 1.0, max_open=True)
     help="Prune this share of each layer's weights, and train the others by AdamW, in both runs: gradients that are "
     "summed are theirs alone (docs/states.md).",
 )
+@click.option(
+    "--deadline",
+    "deadline_s",
+    type=TIME,
+    help="Sums of gradients in the aggregator's run wait so long for a late rank, whose gradient then goes into a "
+    "later one (docs/reliability.md); by default without end.",
+)
 @authenticate_option
 @plot_option
 @option(
@@ -187,6 +194,7 @@ def train(
     loss_rate: float,
     reorder_rate: float,
     loader: str,
+    deadline_s: float | None,
     authenticate: bool,
     plot_file: Path | None,
     world_size: int | None,
@@ -255,6 +263,20 @@ def train(
         raise click.UsageError("--transport shm: shared memory loses and reorders nothing; use udp or auto")
     if authenticate and not is_software:
         raise click.UsageError("--authenticate: a P4 switch can't compute packets' tags; use --aggregator software")
+    if deadline_s is not None:
+        _check_deadline({
+            "--standby": standby,
+            "--settings": settings_file is not None,
+            "--codec": codec is not None,
+            "--loader planned": loader == "planned",
+            "--hierarchy node": cluster["hierarchy"] == "node",
+            "--parallel fsdp": options["parallel"] == "fsdp",
+            "--pipeline": options["pipeline"] > 1,
+            "--prune": options["prune"] > 0,
+            "--transport shm": transport == "shm",
+            "--wire exact": wire == "exact",
+            "--sparse on": sparse.startswith("on"),
+        })  # fmt: skip
     aggregator_options = ["--loss", str(loss_rate)] if loss_rate else []
     if is_software:
         aggregator_options += ["--seed", str(seed), "--reorder", str(reorder_rate), *options_for(transport)]
@@ -267,6 +289,7 @@ def train(
         memory=memory,
         file=str(settings_file) if settings_file is not None else None,
         sparse=sparse,
+        deadline_s=deadline_s or 0.0,
         authenticate=authenticate,
         loader=loader,
         hierarchy="node" if cluster["hierarchy"] == "node" else "none",
@@ -308,6 +331,12 @@ def _for_split_models(
         if given is not None:
             raise click.UsageError(f"{split} does not go with {name}, which is for DDP's gradients")
     return aggregator
+
+
+def _check_deadline(given: dict[str, bool]) -> None:
+    """Raises UsageError for an option that does not go with --deadline."""
+    for name in (name for name, is_given in given.items() if is_given):
+        raise click.UsageError(f"--deadline does not go with {name}")
 
 
 def _check_states(options: dict[str, Any], settings_file: Path | None, codec: str | None) -> None:

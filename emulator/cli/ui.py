@@ -8,6 +8,7 @@ import secrets
 import click
 
 from switchml.errors import ConfigError
+from switchml.runtime.insist import heard
 
 
 @click.command()
@@ -43,6 +44,7 @@ def ui(host: str, port: int, aggregator: str, token: str | None) -> None:
         try:
             server.serve_forever()
         except KeyboardInterrupt:
+            heard()
             click.echo("", err=True)
 
 

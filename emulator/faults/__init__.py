@@ -7,8 +7,9 @@ A seed decides everything (`plan`), so a failing run repeats to the last packet 
 The idea is FoundationDB's: Zhou et al., "FoundationDB: A Distributed Unbundled Transactional Key Value Store",
 SIGMOD'21, section 4.
 
-`agent` and `control` simulate what surrounds the real code, `program` is the user's script, `checks` decides which
-outcomes are allowed, and `campaign` runs many seeds.
+`agent` and `control` simulate what surrounds the real code, `program` is the user's script, `checks` and `late` decide
+which outcomes are allowed, and `campaign` runs many seeds. Seeds of further kinds are drawn in `failover_plan`,
+`deadlines_plan` and `best_effort_plan`; `bugs` are those to plant.
 """
 
 from switchml import lazy

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import simpy
 
 from emulator.faults.checks import Violation
+from emulator.faults.clock import TRUE, Clock
 from emulator.netsim.link import NS
 from emulator.netsim.packets import Packet
 from emulator.netsim.rank import NEVER, Alarm, Turns
@@ -22,7 +23,7 @@ _MOST_TURNS = 1000
 
 class VirtualAgent:
     """`send(packet)` transmits a datagram, with `endpoint` as its source. `inbox_packets`: capacity of the receive
-    buffer. While `is_paused` the agent does nothing."""
+    buffer; `clock`: its host's; `deadline_s`: the job's. While `is_paused` the agent does nothing."""
 
     def __init__(
         self,
@@ -36,13 +37,15 @@ class VirtualAgent:
         send: Callable[[Packet], object],
         inbox_packets: int,
         exact: bool = False,
+        clock: Clock = TRUE,
+        deadline_s: float = 0.0,
     ):
-        self.env, self.session, self._send = env, session, send
+        self.env, self.session, self._send, self._clock = env, session, send, clock
         self._inbox: list[Packet] = []
         self._inbox_packets = inbox_packets
         self._is_working = False
         self.is_paused = self.is_over = self._is_halted = False
-        worker = new_worker(session.info, rank, world_size)
+        worker = new_worker(session.info, rank, world_size, deadline_s=deadline_s)
         self.core = Core(
             worker,
             session.info,
@@ -66,8 +69,13 @@ class VirtualAgent:
         self._turns.job = endpoint
 
     @property
+    def _now(self) -> int:
+        """By its own clock, in ns."""
+        return self._clock.show(self.env.now)
+
+    @property
     def _now_s(self) -> float:
-        return self.env.now / NS
+        return self._now / NS
 
     def submit(self, request: Request) -> None:
         self.core.submit(request, self._now_s)
@@ -109,7 +117,7 @@ class VirtualAgent:
 
     def move(self, session, worker: Worker, agreed: bytes) -> None:
         """While halted: go on at another aggregator, with a new worker of the job there."""
-        self.core.worker.resume(worker, agreed, self.env.now)
+        self.core.worker.resume(worker, agreed, self._now)
         self.session = session
         self.core.moved(session.info)
 
@@ -133,17 +141,18 @@ class VirtualAgent:
                     if core.end():
                         self.session.leave()
                     return
+                calls = core.calls
                 packets, self._inbox = self._inbox, []
-                for packet in self._turns.turn(packets, self.env.now):
+                for packet in self._turns.turn(packets, self._now):
                     self._send(packet)
                 done = self._turns.completed > core.completed
                 core.finish_turn(self._now_s)
-                # Callbacks may have submitted calls, and the core may have failed.
-                if not (done or core.has_queued or core.error is not None):
+                # Callbacks may have submitted calls, and the core may have failed. (What is queued may have to wait.)
+                if not (done or core.calls > calls or core.error is not None):
                     break
         finally:
             self._is_working = False
         due = self._turns.deadline
         if not core.is_idle:
-            due = min(due, self.env.now + core.tick_ns)
-        self._alarm.set(due if due != NEVER else None)
+            due = min(due, self._now + core.tick_ns)
+        self._alarm.set(self._clock.when(due) if due != NEVER else None)

@@ -1,11 +1,11 @@
 """Many seeds on all cores, and planted bugs to check that seeds find them.
 
-A planted bug is a copy of the three packages with one line changed, run in a separate process. Once a line of the table
-below is no longer in its file, planting that bug is an error, so that the table cannot rot.
+A planted bug is a copy of the three packages with one line of bugs.py's changed, run in a separate process.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import logging
@@ -14,107 +14,28 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from emulator.faults.bugs import BUGS
 from emulator.faults.world import Outcome, play
 from switchml.errors import ConfigError
+from switchml.runtime.insist import heard
 from switchml.runtime.jit import cache_root
 from switchml.runtime.pool import spread
 
 PACKAGES = ("switchml", "host_agent", "emulator")
 
 
-@dataclass(frozen=True)
-class Bug:
-    """`file` of the packages in which `line` (as it stands there, once) becomes `wrong`."""
-
-    file: str
-    line: str
-    wrong: str
-    what: str
-
-
-BUGS: dict[str, Bug] = {
-    "version-bit": Bug(
-        "switchml/protocol/pool_v2.py",
-        "row = seq & (2 * job.slots - 1)  # version times S, plus the slot",
-        "row = seq & (job.slots - 1)",
-        "the aggregator ignores the version of a slot",
-    ),
-    "shadow-answer": Bug(
-        "switchml/protocol/pool_v2.py",
-        "reply[0] |= wire_format.R_FLAG\n        return UNICAST, row",
-        "return DROP, row",
-        "the aggregator does not answer retransmissions of a complete round",
-    ),
-    "counted-twice": Bug(
-        "switchml/protocol/pool_v2.py",
-        "seen[row, word] |= bit",
-        "pass",
-        "the aggregator adds a contribution that it has added already",
-    ),
-    "any-round": Bug(
-        "switchml/protocol/results.py",
-        "if distance != 0 or not slot.busy:",
-        "if not slot.busy:",
-        "a worker takes the result of any round of a slot for the one it waits for",
-    ),
-    "never-again": Bug(
-        "switchml/protocol/timers.py",
-        "if lost or ((slot.redo or probed < probes) and due <= now):",
-        "if lost:",
-        "a worker resends what later packets have overtaken, and has no timer",
-    ),
-    "early-end": Bug(
-        "switchml/control/jobs.py",
-        "if not job.present:",
-        "if True:",
-        "job control ends a job with the first rank that leaves",
-    ),
-    "deaf": Bug(
-        "host_agent/core.py",
-        "self.fail(lost(self.job, event.ranks, event.reason))",
-        "pass",
-        "an agent does not act on the loss of a peer",
-    ),
-    "no-redo": Bug(
-        "switchml/protocol/handover.py",
-        "redo = ahead == 1",
-        "redo = ahead == 2",
-        "who is ahead does not repeat its last round at another aggregator (--failover)",
-    ),
-    "first-report": Bug(
-        "switchml/protocol/handover.py",
-        "least: bytes = (rounds[0] - behind)",
-        "least: bytes = rounds[0]",
-        "a job goes on from the rounds of its first rank, not the least (--failover)",
-    ),
-    "old-tag": Bug(
-        "switchml/protocol/handover.py",
-        'here[2:8] = np.frombuffer(((start + number * count) & 0xFFFFFFFF).to_bytes(4, "big") + tag, np.uint8)',
-        "pass",
-        "packets go to another aggregator with the tag and number of the former epoch (--failover)",
-    ),
-    "leaves-politely": Bug(
-        "emulator/faults/failover.py",
-        "self._session.vanish()",
-        "self._session.leave()",
-        "a rank that moves says that it leaves, so the others do not follow (--failover)",
-    ),
-}
-
-
-def outcomes(seeds: Iterable[int], processes: int, failover: bool = False) -> Iterator[Outcome]:
-    """Play seeds, in their order; with `failover` those that only aggregators die in."""
+def outcomes(seeds: Iterable[int], processes: int, kind: str = "") -> Iterator[Outcome]:
+    """Play seeds of a kind (a key of world.DRAWS), in their order."""
     with quiet_agents():
         if processes == 1:
             for seed in seeds:
-                yield play(seed, failover=failover)
+                yield play(seed, kind=kind)
             return
-        play(0)  # fills the compilation cache once, before the processes start
-        played = functools.partial(_play_quietly, failover=failover)
+        play(0, kind=kind)  # fills the compilation cache once, before the processes start
+        played = functools.partial(_play_quietly, kind=kind)
         early: dict[int, Outcome] = {}
         due = 0
         for number, outcome in spread(played, seeds, processes, "emulator.faults.campaign"):
@@ -124,7 +45,7 @@ def outcomes(seeds: Iterable[int], processes: int, failover: bool = False) -> It
                 due += 1
 
 
-@contextmanager
+@contextlib.contextmanager
 def quiet_agents() -> Iterator[None]:
     """Silence the agents' warnings of stalls, which are all intended here."""
     level = logging.getLogger("host_agent").level
@@ -135,9 +56,9 @@ def quiet_agents() -> Iterator[None]:
         logging.getLogger("host_agent").setLevel(level)
 
 
-def _play_quietly(seed: int, failover: bool) -> Outcome:
+def _play_quietly(seed: int, kind: str) -> Outcome:
     _quiet()
-    return play(seed, failover=failover)
+    return play(seed, kind=kind)
 
 
 def _quiet() -> None:
@@ -157,6 +78,17 @@ class Tally:
     trace: str = ""
     """Hash over the traces of all seeds."""
     failures: list[Outcome] = field(default_factory=list)
+    interrupted: bool = False
+    """Ctrl-C ended it."""
+
+    def add(self, outcome: Outcome) -> None:
+        """Count one more run."""
+        self.seeds += 1
+        for name in ("events", "packets", "sums", "errors"):
+            setattr(self, name, getattr(self, name) + getattr(outcome, name))
+        self.virtual_s += outcome.seconds
+        if outcome.problem:
+            self.failures.append(outcome)
 
 
 def campaign(
@@ -164,21 +96,21 @@ def campaign(
     processes: int,
     say: Callable[[Outcome], None] = lambda outcome: None,
     most_failures: int = 10,
-    failover: bool = False,
+    kind: str = "",
 ) -> Tally:
-    """Play seeds until all are done or `most_failures` have failed. `say` gets each outcome."""
+    """Play seeds of a kind until all are done, `most_failures` have failed, or Ctrl-C. `say` gets each outcome."""
     tally, trace = Tally(), hashlib.blake2b(digest_size=8)
-    for outcome in outcomes(seeds, processes, failover):
-        tally.seeds += 1
-        for name in ("events", "packets", "sums", "errors"):
-            setattr(tally, name, getattr(tally, name) + getattr(outcome, name))
-        tally.virtual_s += outcome.seconds
-        trace.update(outcome.trace.encode())
-        say(outcome)
-        if outcome.problem:
-            tally.failures.append(outcome)
-            if len(tally.failures) >= most_failures:
-                break
+    with contextlib.closing(outcomes(seeds, processes, kind)) as played:
+        try:
+            for outcome in played:
+                say(outcome)
+                trace.update(outcome.trace.encode())
+                tally.add(outcome)
+                if len(tally.failures) >= most_failures:
+                    break
+        except KeyboardInterrupt:
+            heard()
+            tally.interrupted = True
     tally.trace = trace.hexdigest()
     return tally
 

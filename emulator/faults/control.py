@@ -15,6 +15,7 @@ import simpy
 
 from emulator.faults.plan import Plan
 from emulator.netsim.link import NS, at
+from switchml.aggregator.best_effort import BestEffortDataplane
 from switchml.aggregator.software import SoftwareDataplane
 from switchml.control.agreement import Report
 from switchml.control.client import ANSWER_GRACE_S, RETRY_S, AggregatorLost, JobInfo
@@ -195,7 +196,7 @@ class Control:
         self.cut_hosts: set[int] = set()
         self.paused_hosts: set[int] = set()
         self.registry: JobRegistry | None = None
-        self.dataplane: SoftwareDataplane | None = None
+        self.dataplane: SoftwareDataplane | BestEffortDataplane | None = None
         self.generation = site * _MOST_STARTS
         self._connections: list[Connection] = []
         self._streams: dict[int, Connection] = {}
@@ -216,7 +217,11 @@ class Control:
     def start(self) -> None:
         """Start the process."""
         self.generation += 1
-        self.dataplane = SoftwareDataplane(port=0, slot_capacity=self._plan.slot_capacity, shared_memory=False)
+        capacity, shared = self._plan.slot_capacity, self._plan.shared_slots
+        if shared:
+            self.dataplane = BestEffortDataplane(port=0, slot_capacity=capacity, shared_slots=shared)
+        else:
+            self.dataplane = SoftwareDataplane(port=0, slot_capacity=capacity, shared_memory=False)
         self.registry = JobRegistry(
             self.dataplane, join_timeout_s=self._plan.join_timeout_s, randbelow=self._chooser.randrange
         )

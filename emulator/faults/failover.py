@@ -40,6 +40,10 @@ class Mover:
     def _follow(self, session: Session) -> None:
         session.events(lambda event: self._on_event(session, event))
 
+    def _lasts(self, seconds: float) -> int:
+        """How many ns that truly are, as the host counts them."""
+        return self._program.clock.lasts(int(seconds * NS))
+
     def _on_event(self, session: Session, event: Any) -> None:
         if session is not self._session or self._agent.is_over:
             return
@@ -56,7 +60,7 @@ class Mover:
         agent.halt()
         reports = (rounds_of(agent.core.worker.state),)
         self._session.vanish()
-        deadline = self._env.now + int(self._world.plan.failover_s * NS)
+        deadline = self._env.now + self._lasts(self._world.plan.failover_s)
         for stop in failover.route(range(len(self._world.sites)), self._site):
             yield from self._program.awake()
             left_s = (deadline - self._env.now) / NS
@@ -69,7 +73,7 @@ class Mover:
                 agent.go_on()
                 self._follow(self._session)  # which may be lost by now, too
                 return
-            yield self._env.timeout(int(failover.PAUSE_S * NS))
+            yield self._env.timeout(self._lasts(failover.PAUSE_S))
         self._is_moving = False
         agent.go_on()
         agent.on_event(event if isinstance(event, AggregatorLost) else AggregatorLost(event.reason))
@@ -79,11 +83,11 @@ class Mover:
     ) -> Generator[simpy.Event, Any, bool]:
         """Try to meet the other ranks at an aggregator; whether the job goes on there."""
         program, control = self._program, self._world.sites[stop.address].control
-        until = self._env.now + int(min(stop.reach_s, left_s) * NS)
+        until = self._env.now + self._lasts(min(stop.reach_s, left_s))
         while not control.is_reachable(program.host):
             if self._env.now >= until:
                 return False
-            yield self._env.timeout(int(RETRY_S * NS))
+            yield self._env.timeout(self._lasts(RETRY_S))
         info = self._session.info
         program.take_new_port()
         request = replace(
@@ -95,7 +99,9 @@ class Mover:
             resumption=Resumption(self._lineage, info.epoch + 1, reports, self._tags),
         )
         session = Session(control, program.host, request, request.timeout_s)
-        refusal = yield session.joined
+        while not (session.joined.triggered or self._agent.is_over):  # who leaves gives up
+            yield session.joined | self._env.timeout(self._lasts(failover.PAUSE_S))
+        refusal = session.joined.value if session.joined.triggered else None
         yield from program.awake()
         if refusal is not None or self._agent.is_over:
             session.vanish()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, replace
 
+from emulator.faults.clock import TRUE, Clock
 from emulator.netsim.config import LinkConfig
 from switchml.protocol.sizes import EXACT
 
@@ -26,7 +27,8 @@ SPECIALS = ("", "", "", "", "", "nan", "inf", "infs", "zeros", "overflow")
 @dataclass(frozen=True)
 class Call:
     """One collective of `kind`. `pause_s`: what the program does before it. `exponent`: of two, the values' scale.
-    `numel`: of one rank's share in a reduce-scatter or an all-gather."""
+    `numel`: of one rank's share in a reduce-scatter or an all-gather. `bucket`: of sums that don't wait for late ranks
+    (late.py), which memory is theirs; a step begins with bucket 0."""
 
     dtype: str
     numel: int
@@ -37,6 +39,7 @@ class Call:
     special: str
     kind: str = "all_reduce"
     root: int = 0
+    bucket: int = -1
 
     def mixed(self, kinds: random.Random, workers: int) -> Call:
         """The same call as one of any kind. Only the rank that gets a sum learns that it does not fit its type."""
@@ -46,10 +49,21 @@ class Call:
 
 
 @dataclass(frozen=True)
+class Pace:
+    """How long a rank computes before each step: `step_s`, and with a `chance`, until the network heals, `slow_s`."""
+
+    step_s: float
+    slow_s: float
+    chance: float
+
+
+@dataclass(frozen=True)
 class JobPlan:
     """One job. `misfit`: what one of its programs does wrong, if anything, at call `misfit_call`: "dtype" (calls with
     another dtype), "kind" (calls a collective of the other queue) or "leaves" (early, in good order). `at_once[r]`:
-    rank r submits all its calls and then waits. `keeps_port`: a restarted program receives on the same port.
+    rank r submits all its calls and then waits (with a deadline: those of a step). `keeps_port`: a restarted program
+    receives on the same port. `deadline_s`: how long sums wait for late ranks, 0 for without end (deadlines_plan.py);
+    `paces`: of the ranks of such a job.
     """
 
     name: str
@@ -64,10 +78,17 @@ class JobPlan:
     misfit: str = ""
     misfit_rank: int = -1
     misfit_call: int = -1
+    deadline_s: float = 0.0
+    paces: tuple[Pace, ...] = ()
 
     @property
     def workers(self) -> int:
         return len(self.hosts)
+
+    @property
+    def may_be_late(self) -> bool:
+        """Whether some rank is slow at times."""
+        return any(pace.chance for pace in self.paces)
 
 
 @dataclass(frozen=True)
@@ -104,10 +125,37 @@ class Plan:
     """The first one, and standbys."""
     failover_s: float = 0.0
     """How long agents try to go on when their aggregator is lost; 0: not at all."""
+    clocks: tuple[Clock, ...] = ()
+    """Of the hosts; none: they agree."""
+    shared_slots: int = 0
+    """Of a switch, which all jobs share (best_effort_plan.py); 0: each has its own at the aggregator."""
+    behind: LinkConfig | None = None
+    """Between that switch and the aggregator behind it."""
 
     @property
     def hosts(self) -> int:
         return sum(job.workers for job in self.jobs)
+
+    @property
+    def is_calm(self) -> bool:
+        """Whether nothing goes wrong, and nobody is late."""
+        return self.is_plain and not (self.faults or any(job.may_be_late for job in self.jobs))
+
+    @property
+    def is_steady(self) -> bool:
+        """Whether all that happens is that ranks are slow or stopped, and no call waits for these."""
+        waits = any(call.bucket < 0 for job in self.jobs for call in job.calls)
+        return self.is_plain and not waits and all(fault.kind == "pause" for fault in self.faults)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether links impair nothing."""
+        link = self.link
+        return not (link.loss or link.duplicate or link.late or link.queue_bytes)
+
+    def clock(self, host: int) -> Clock:
+        """What a host has for the time."""
+        return self.clocks[host] if self.clocks else TRUE
 
     def describe(self) -> list[str]:
         """A readable summary, line by line."""
@@ -125,8 +173,22 @@ class Plan:
                 f"  {job.name}: hosts {job.hosts[0]}-{job.hosts[-1]}, {job.slots} slots, {job.payload_bytes} bytes, "
                 f"{job.wire} lanes, {len(job.calls)} calls ({kinds}){misfit}"
             )
+            if job.deadline_s:
+                slow = ", ".join(f"{pace.chance:.0%} x {1e3 * pace.slow_s:.3g} ms" for pace in job.paces)
+                lines.append(f"    a deadline of {1e3 * job.deadline_s:.3g} ms; its ranks are slow by {slow}")
         if self.aggregators > 1 or self.failover_s:
             lines.append(f"  {self.aggregators} aggregators, {self.failover_s:g} s to go on at another one")
+        if self.behind is not None:
+            lines.append(
+                f"  {self.shared_slots} slots for all jobs, and behind them {self.behind.rate_bps / 1e6:.3g} Mbit/s, "
+                f"{self.behind.delay_s * 1e6:.0f} µs, loss {self.behind.loss:.1%}, duplicate "
+                f"{self.behind.duplicate:.1%}, late {self.behind.late:.1%}"
+            )
+        if self.clocks:
+            offsets, gains = ([getattr(each, name) for each in self.clocks] for name in ("offset_ns", "gain_ppm"))
+            lines.append(
+                f"  clocks {(max(offsets) - min(offsets)) / 1e9:.3g} s apart, and {max(gains) - min(gains):,} ppm"
+            )
         for fault in self.faults:
             where = f" of host {fault.host}" if fault.host >= 0 else ""
             is_of_one = self.aggregators > 1 and fault.kind not in ("pause", "suspicion")
@@ -141,7 +203,7 @@ def draw(seed: int) -> Plan:
     jobs, hosts = [], 0
     for number in range(chooser.choice([1, 1, 1, 2, 3])):
         workers = chooser.choice([1, 2, 2, 3, 3, 4, 5])
-        jobs.append(_job(chooser, f"job{number}", tuple(range(hosts, hosts + workers))))
+        jobs.append(draw_job(chooser, f"job{number}", tuple(range(hosts, hosts + workers))))
         hosts += workers
     peer_timeout_s = chooser.choice([0.5, 1.0, 2.0])
     is_rough = chooser.random() < 0.75
@@ -176,7 +238,8 @@ def draw(seed: int) -> Plan:
     )
 
 
-def _job(chooser: random.Random, name: str, hosts: tuple[int, ...]) -> JobPlan:
+def draw_job(chooser: random.Random, name: str, hosts: tuple[int, ...]) -> JobPlan:
+    """A job of the ranks on `hosts`."""
     wire = chooser.choice(["int32", "int32", "int32", *NARROW])
     shapes = [
         (chooser.choice(DTYPES), chooser.choice([1, chooser.randint(1, 64), chooser.randint(1, 600), 1500]))

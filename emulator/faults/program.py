@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 import simpy
 
-from emulator.faults import tensors
+from emulator.faults import late, tensors
 from emulator.faults.agent import VirtualAgent
 from emulator.faults.control import Session
 from emulator.faults.failover import Mover
+from emulator.faults.late import Memories
 from emulator.faults.plan import ONE_SENDS, Call, JobPlan
 from emulator.netsim.link import NS
 from host_agent.collectives import Move, request_of
@@ -25,6 +26,7 @@ from switchml.protocol.sizes import EXACT, WIRES, lanes_of
 from switchml.protocol.worker_state import QUEUES
 
 _FIRST_PORT = 20000
+_ROUNDING_NS = 1000
 
 
 class Program:
@@ -35,6 +37,7 @@ class Program:
         self.world, self.job, self.rank, self.host = world, job, rank, job.hosts[rank]
         self._site = 0
         self.env: simpy.Environment = world.env
+        self.clock = world.plan.clock(self.host)
         self.state, self.attempts = "running", 0
         self.agent: VirtualAgent | None = None
         self._mover: Mover | None = None
@@ -42,6 +45,9 @@ class Program:
         self._chooser = random.Random(f"program {world.plan.seed} {self.host}")
         self._port = _FIRST_PORT
         self._is_paused: simpy.Event | None = None
+        self._memories: Memories | None = None
+        self._computes = True
+        self._submitted = self._resumed_at = 0
         self._due: dict[int, float] = {}
         """Deadlines of the calls without a result (ns)."""
         self.process = self.env.process(self._run())
@@ -64,6 +70,7 @@ class Program:
             self.agent.pause()
 
     def resume(self) -> None:
+        self._resumed_at = self.env.now
         if self._is_paused is not None:
             self._is_paused.succeed()
             self._is_paused = None
@@ -138,6 +145,7 @@ class Program:
             host=f"host{self.host}",
             pid=self.attempts,
             queues=QUEUES,
+            deadline_s=job.deadline_s,
         )
         self._site = 0
         self.session = Session(self.world.control, self.host, request, self.world.plan.join_timeout_s)
@@ -166,16 +174,26 @@ class Program:
             send=lambda packet: self.world.sites[self._site].up[self.host].send(packet),
             inbox_packets=self.world.plan.inbox_packets,
             exact=self.job.wire == EXACT,
+            clock=self.clock,
+            deadline_s=self.job.deadline_s,
         )
         self.world.agents[self.agent_endpoint] = agent
         if self.world.plan.failover_s:
             self._mover = Mover(self, agent)
         else:
             session.events(agent.on_event)
-        pending, failed, self._due, self._is_late = [], False, {}, False
+        pending: list[simpy.Event] = []
+        failed, self._due, self._is_late, self._submitted = False, {}, False, 0
+        self._memories = Memories(self.job, self._chooser.random() < 0.5) if self.job.deadline_s else None
         for number, call in enumerate(self.job.calls):
             if self.job.misfit == "leaves" and (self.rank, number) == (self.job.misfit_rank, self.job.misfit_call):
                 break
+            if call.bucket == 0:
+                failed = (yield from self._end_of(pending)) or failed
+                pending = []
+                if failed:
+                    break
+                yield from self._compute()
             yield self.env.timeout(int(call.pause_s * NS))
             yield from self.awake()
             pending.append(self._submit(agent, key, number, call))
@@ -183,10 +201,9 @@ class Program:
                 failed = (yield pending[-1]) or failed
                 if failed:
                     break
-        for done in pending:
-            failed = (yield done) or failed
+        failed = (yield from self._end_of(pending)) or failed
         yield from self.awake()
-        self.world.checks.ledgers[key].finished[self.rank] = min(self._due, default=len(pending))
+        self.world.checks.ledgers[key].finished[self.rank] = min(self._due, default=self._submitted)
         if self.world.plan.failover_s and not failed:  # who has left can't repeat what another rank may lack
             yield self.world.all_finished(key)
             yield from self.awake()
@@ -198,9 +215,32 @@ class Program:
         elif self._is_late:
             self.state = "late"
 
+    @staticmethod
+    def _end_of(pending: list[simpy.Event]) -> Generator[simpy.Event, Any, bool]:
+        """Wait for calls; whether one has failed."""
+        failed = False
+        for done in pending:
+            failed = (yield done) or failed
+        return failed
+
+    def _compute(self) -> Generator[simpy.Event, Any, None]:
+        """A step's gradients, which a rank that is behind leaves out."""
+        assert self._memories is not None
+        self._computes = not self._memories.is_behind
+        if not self._computes:
+            return
+        pace = self.job.paces[self.rank]
+        seconds = pace.step_s
+        if self._chooser.random() < pace.chance and not self.world.is_healed:
+            seconds += pace.slow_s
+        yield self.env.timeout(int(seconds * NS))
+
     def _submit(self, agent: VirtualAgent, key: tuple[int, int], number: int, call: Call) -> simpy.Event:
         """Begin a collective. The event's value: whether this attempt has failed."""
         ledger = self.world.checks.ledgers[key]
+        self._submitted = number + 1
+        if call.bucket >= 0:
+            return self._submit_late(agent, key, number, call)
         if self.job.misfit == "dtype" and (self.rank, number) == (self.job.misfit_rank, self.job.misfit_call):
             call = replace(call, dtype="int64" if call.dtype != "int64" else "float32", special="")
             ledger.disagrees = True
@@ -209,23 +249,10 @@ class Program:
             ledger.disagrees = True
         source = tensors.source(self.job, call, (*ledger.seed, number), self.rank)
         target = tensors.target(self.job, call, source.dtype)
-        done = self.env.event()
-        self._due[number] = self.env.now + (call.timeout_s or np.inf) * NS
+        done = self._due_at(number, call)
 
         def on_done(error: BaseException | None) -> None:
-            checks = self.world.checks
-            what = type(error).__name__ if error else f"{tensors.checksum(target):08x}"
-            self.world.log("call", self.host, number, what)
-            if error is None or isinstance(error, SumOverflow):
-                del self._due[number]
-            if error is None:
-                self.world.check(checks.result, key, number, self.rank, target)
-            else:
-                is_late = min(self._due.values(), default=np.inf) <= self.env.now
-                self._is_late = isinstance(error, CollectiveTimeout)
-                broke = self.world.connection_broke(self, key)
-                self.world.check(checks.error, key, number, self.rank, error, is_late, broke)
-            done.succeed(error is not None and not isinstance(error, SumOverflow))
+            self._ended(agent, key, number, error, target, done)
 
         move = Move(
             call.kind,
@@ -240,3 +267,52 @@ class Program:
         options = {"timeout_s": call.timeout_s, "keep": (source, target)}
         agent.submit(request_of(move, self.rank, self.job.workers, agent.core.wire, on_done, **options))
         return done
+
+    def _submit_late(self, agent: VirtualAgent, key: tuple[int, int], number: int, call: Call) -> simpy.Event:
+        """Begin a sum that doesn't wait for late ranks, as `_submit` does."""
+        ledger, memories, plan = self.world.checks.ledgers[key], self._memories, self.world.plan
+        assert memories is not None
+        own = late.gradient(self.job, call, (*ledger.seed, number), self.rank) if self._computes else None
+        book = ledger.books.setdefault(number, late.Book())
+        done, begun = self._due_at(number, call), self.env.now
+
+        def on_done(error: BaseException | None, target: np.ndarray) -> None:
+            if error is None and plan.is_steady and self._resumed_at < begun:
+                seconds = (self.env.now - begun) / NS
+                self.world.check(self.world.checks.waited, self.job, plan.link, number, self.rank, seconds)
+            self._ended(agent, key, number, error, target, done)
+
+        agent.submit(memories.request(self.job, call, own, book, self.rank, on_done))
+        return done
+
+    def _due_at(self, number: int, call: Call) -> simpy.Event:
+        """The event of a call that begins."""
+        self._due[number] = np.inf
+        if call.timeout_s:  # the agent has it in seconds, a fraction of a microsecond off
+            self._due[number] = self.env.now + self.clock.lasts(int(call.timeout_s * NS)) - _ROUNDING_NS
+        return self.env.event()
+
+    def _ended(
+        self,
+        agent: VirtualAgent,
+        key: tuple[int, int],
+        number: int,
+        error: BaseException | None,
+        target: np.ndarray,
+        done: simpy.Event,
+    ) -> None:
+        """A call has ended."""
+        checks = self.world.checks
+        what = type(error).__name__ if error else f"{tensors.checksum(target):08x}"
+        self.world.log("call", self.host, number, what)
+        if error is None or isinstance(error, SumOverflow):
+            del self._due[number]
+        if error is None:
+            self.world.check(checks.result, key, number, self.rank, target)
+        else:
+            is_late = min(self._due.values(), default=np.inf) <= self.env.now
+            self._is_late = isinstance(error, CollectiveTimeout)
+            broke = self.world.connection_broke(self, key)
+            is_behind = self.world.is_behind(agent)
+            self.world.check(checks.error, key, number, self.rank, error, is_late, broke, is_behind)
+        done.succeed(error is not None and not isinstance(error, SumOverflow))

@@ -40,14 +40,18 @@ def source(job: JobPlan, call: Call, seed: tuple[int, ...], rank: int) -> np.nda
         if job.wire == EXACT:
             scales *= _APART ** (np.arange(groups) % 3)
         x *= np.repeat(scales, _ELEMENTS)[:numel] * 2.0**call.exponent
-    place = int(seed[-1]) % numel
+    put_special(x, call, int(seed[-1]) % numel, rank, job.workers)
+    return x.astype(call.dtype)
+
+
+def put_special(x: np.ndarray, call: Call, place: int, rank: int, workers: int) -> None:
+    """Write what is not finite into the tensor of a rank, at `place`, if the call has that."""
     if call.special == "nan" and rank == 0:
         x[place] = np.nan
-    elif call.special == "inf" and rank == job.workers - 1:
+    elif call.special == "inf" and rank == workers - 1:
         x[place] = np.inf
     elif call.special == "infs":
         x[place] = np.inf if rank % 2 else -np.inf
-    return x.astype(call.dtype)
 
 
 @dataclass(frozen=True)

@@ -17,14 +17,19 @@ import numpy as np
 import simpy
 
 from emulator.faults.agent import VirtualAgent
+from emulator.faults.best_effort_plan import draw_best_effort
 from emulator.faults.checks import Checks, Ledger, Violation
 from emulator.faults.control import Control, Session
+from emulator.faults.deadlines_plan import draw_deadlines
 from emulator.faults.failover_plan import SUSPICION, draw_failover
 from emulator.faults.plan import Fault, Plan, draw
 from emulator.faults.program import Program
 from emulator.netsim.config import LinkConfig
 from emulator.netsim.link import NS, Link, at
 from emulator.netsim.packets import Packet
+from switchml.aggregator.best_effort import BestEffortDataplane
+from switchml.protocol.packet import HEADER_BYTES
+from switchml.runtime.memory import be16, be32, serial_difference
 
 GRACE_S = 90.0
 """Virtual time in which jobs must end after the last fault: many times what join timeouts, several attempts and a
@@ -52,19 +57,29 @@ class Outcome:
     seconds: float
 
 
-def play(seed: int, log: Callable[[str], None] | None = None, failover: bool = False) -> Outcome:
-    """Run one seed, with `failover` one of those that only aggregators die in. `log` is called with a line for each
-    event."""
-    return World(draw_failover(seed) if failover else draw(seed), log).run()
+DRAWS: dict[str, Callable[[int], Plan]] = {
+    "": draw,
+    "failover": draw_failover,
+    "deadlines": draw_deadlines,
+    "best-effort": draw_best_effort,
+}
+"""Kinds of seeds: ordinary ones, and those of an option of `switchml simulate` each."""
+
+
+def play(seed: int, log: Callable[[str], None] | None = None, kind: str = "") -> Outcome:
+    """Run one seed of a kind. `log` is called with a line for each event."""
+    return World(DRAWS[kind](seed), log).run()
 
 
 @dataclass
 class Site:
-    """An aggregator, and each host's link to it and from it."""
+    """An aggregator, and each host's link to it and from it. With best-effort slots these lead to a switch, and
+    `behind` from that to its aggregator and back."""
 
     control: Control
     up: list[Link] = field(default_factory=list)
     down: list[Link] = field(default_factory=list)
+    behind: list[Link] = field(default_factory=list)
 
 
 class World:
@@ -74,7 +89,13 @@ class World:
         self.plan, self._log = plan, log
         self._hash = hashlib.blake2b(digest_size=8)
         self.env = simpy.Environment(_START_NS)
-        self.checks = Checks(bool(plan.faults) or plan.slot_capacity < 1000, bool(plan.failover_s))
+        self._has_deadlines = any(job.deadline_s for job in plan.jobs)
+        has_faults = bool(plan.faults) or plan.slot_capacity < 1000 or (self._has_deadlines and not plan.is_calm)
+        self.checks = Checks(has_faults, bool(plan.failover_s))
+        self.is_healed = False
+        """Whether there are no more faults."""
+        self._latest: dict[tuple[int, int, int], int] = {}
+        """The last round of which a packet came, by the aggregator's start, the job's tag and the row."""
         self._violation: Violation | None = None
         self._events = self._at_once = 0
         self._now = _START_NS
@@ -94,14 +115,17 @@ class World:
         plan, site = self.plan, Site(Control(self.env, self.plan, self._note, number))
         suffix = f" at {number}" if number else ""
 
-        def link(name: str, deliver: Callable[[Packet], None]) -> Link:
-            return Link(self.env, plan.link, random.Random(f"{name} {plan.seed}{suffix}"), deliver)
+        def link(name: str, deliver: Callable[[Packet], None], config: LinkConfig = plan.link) -> Link:
+            return Link(self.env, config, random.Random(f"{name} {plan.seed}{suffix}"), deliver)
 
         def arrive(packet: Packet) -> None:
             self._at_aggregator(site, packet)
 
         site.up += [link(f"up {host}", arrive) for host in range(plan.hosts)]
         site.down += [link(f"down {host}", self._at_host) for host in range(plan.hosts)]
+        if plan.behind is not None:
+            site.behind.append(link("to behind", lambda packet: self._at_behind(site, packet), plan.behind))
+            site.behind.append(link("from behind", arrive, plan.behind))
         return site
 
     def run(self) -> Outcome:
@@ -129,7 +153,7 @@ class World:
             self._events,
             self.checks.sums,
             self.checks.errors,
-            sum(one.counts.packets for site in self.sites for one in (*site.up, *site.down)),
+            sum(link.counts.packets for site in self.sites for link in (*site.up, *site.down, *site.behind)),
             (self.env.now - _START_NS) / NS,
         )
 
@@ -166,12 +190,47 @@ class World:
             self._violation = self._violation or violation
 
     def _at_aggregator(self, site: Site, packet: Packet) -> None:
-        if site.control.dataplane is None:
+        plane = site.control.dataplane
+        if plane is None:
             return
         self.log("up", packet.job, zlib.crc32(packet.data))
-        for endpoint, data in site.control.dataplane.handle(packet.job, packet.address, packet.length):
-            host = endpoint >> 24 & 0xFF
-            site.down[host].send(Packet(np.frombuffer(data, np.uint8), 0, 0, endpoint))
+        if self._has_deadlines:
+            self._note_round(site, packet)
+        if isinstance(plane, BestEffortDataplane):
+            sender = packet.job or plane.behind  # the one that started since then, if it crashed
+            caused = plane.handle(sender, packet.address, packet.length, self.env.now)
+        else:
+            caused = plane.handle(packet.job, packet.address, packet.length)
+        for endpoint, data in caused:
+            is_behind = isinstance(plane, BestEffortDataplane) and endpoint == plane.behind
+            link = site.behind[0] if is_behind else site.down[endpoint >> 24 & 0xFF]
+            link.send(Packet(np.frombuffer(data, np.uint8), 0, 0, endpoint))
+
+    def _at_behind(self, site: Site, packet: Packet) -> None:
+        """A packet of the switch at the aggregator behind it."""
+        plane = site.control.dataplane
+        if isinstance(plane, BestEffortDataplane):
+            self.log("behind", zlib.crc32(packet.data))
+            for data in plane.handle_behind(packet.address, packet.length):
+                site.behind[1].send(Packet(np.frombuffer(data, np.uint8), 0, 0))
+
+    def _note_round(self, site: Site, packet: Packet) -> None:
+        seq, tag = be32(packet.data[:HEADER_BYTES], 2), be16(packet.data[:HEADER_BYTES], 6)
+        for slots in {job.slots for job in self.plan.jobs}:
+            key = site.control.generation, tag, seq % (2 * slots)
+            if serial_difference(seq, self._latest.get(key, seq - 1)) > 0:
+                self._latest[key] = seq
+
+    def is_behind(self, agent: VirtualAgent) -> bool:
+        """Whether the aggregator no longer has a result that an agent waits for: it was asked for the next but one."""
+        slots, tag = agent.core.worker.state.slots, int(agent.core.worker.identity["tag"])
+        count = len(slots)
+        for slot in slots[slots["busy"] == 1]:
+            seq = int(slot["start"] + slot["round"] * count)
+            latest = self._latest.get((self.control.generation, tag, seq % (2 * count)))
+            if latest is not None and serial_difference(latest, seq) >= 2 * count:
+                return True
+        return False
 
     def _at_host(self, packet: Packet) -> None:
         agent = self.agents.get(packet.to)
@@ -246,11 +305,11 @@ class World:
             site.down[fault.host].is_cut = is_cut
 
     def _clear_up(self, _: Any) -> None:
-        """End all impairments of the links."""
-        calm = LinkConfig(rate_bps=self.plan.link.rate_bps, delay_s=self.plan.link.delay_s)
+        """End all impairments of the links; no rank is slow any more."""
+        self.is_healed = True
         for site in self.sites:
-            for link in (*site.up, *site.down):
-                link.become(calm)
+            for link in (*site.up, *site.down, *site.behind):
+                link.become(LinkConfig(rate_bps=link.config.rate_bps, delay_s=link.config.delay_s))
 
     # -- the end --
 
@@ -288,8 +347,10 @@ class World:
                 raise Violation(f"{job.name}: no rank came through: {states}")
             if self.plan.failover_s and set(states) != {"done"}:
                 raise Violation(f"{job.name}: only aggregators died, but its ranks are {states}")
-            if not self.plan.faults and not job.misfit and "late" not in states and set(states) != {"done"}:
+            may_fail = self.plan.faults or job.misfit or (job.deadline_s and not self.plan.is_calm)
+            if not may_fail and "late" not in states and set(states) != {"done"}:
                 raise Violation(f"{job.name}: nothing went wrong, but its ranks are {states}")
+        self.checks.balance_all()
         # Let the last leave messages arrive.
         until = self.env.now + int((self.plan.peer_timeout_s + 15) * NS)
         while self.env.peek() <= until:
@@ -298,3 +359,7 @@ class World:
             registry = site.control.registry
             if registry is not None and (registry.live or registry.slots_allocated):
                 raise Violation(f"the aggregator still holds {[(job.name, job.state) for job in registry.live]}")
+            if isinstance(plane := site.control.dataplane, BestEffortDataplane):
+                self.log("shared", plane.shared_counts())
+                if in_use := plane.shared_in_use():
+                    raise Violation(f"no job is left, but {in_use} slots of the switch are in use")

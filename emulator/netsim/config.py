@@ -12,6 +12,9 @@
     rate_bps = 20e9
     aggregate = true             # a rack's switch adds up its own ranks; else it only forwards
 
+    [behind]                     # optional: best-effort slots, and an aggregator behind the switch
+    rate_bps = 40e9
+
     [[jobs]]
     workers = 8
     size_bytes = 26214400
@@ -115,6 +118,27 @@ class RackConfig:
     @property
     def link(self) -> LinkConfig:
         return LinkConfig(**{name: value for name, value in vars(self).items() if name not in ("hosts", "aggregate")})
+
+
+@dataclass(frozen=True)
+class BehindConfig:
+    """An aggregator behind the switch, with one link, both ways. The switch's slots are best-effort then: jobs take
+    them as they come (docs/protocol.md, section 14). `packets_per_s`: the aggregator's capacity (0: line rate)."""
+
+    rate_bps: float = 40e9
+    delay_s: float = 1e-6
+    queue_bytes: int = 0
+    loss: float = 0.0
+    packets_per_s: float = 0.0
+    framing_bytes: int = FRAMING_BYTES
+
+    def __post_init__(self) -> None:
+        _check_least(self, 0, "packets_per_s", section="behind.")
+        self.link  # noqa: B018 (validates the link's fields)
+
+    @property
+    def link(self) -> LinkConfig:
+        return LinkConfig(**{name: value for name, value in vars(self).items() if name != "packets_per_s"})
 
 
 @dataclass(frozen=True)
@@ -233,6 +257,7 @@ class NetworkConfig:
     link: LinkConfig = LinkConfig()
     switch: SwitchConfig = SwitchConfig()
     racks: RackConfig | None = None
+    behind: BehindConfig | None = None
     slow_hosts: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
     seed: int = 1
     limit_s: float = 3600.0
@@ -240,11 +265,11 @@ class NetworkConfig:
 
     def __post_init__(self) -> None:
         _check(bool(self.jobs), "a network without jobs: expected at least one")
+        if self.behind is not None:
+            tree, slots = self.racks is not None and self.racks.aggregate, self.switch.slots
+            _check(not tree, "behind: an aggregator behind the switch, and racks that aggregate: expected one of them")
+            _check(slots & (slots - 1) == 0, f"switch.slots = {slots}: expected a power of two with `behind`")
         _check(self.limit_s > 0, f"limit_s = {self.limit_s}: expected more than 0")
-        _check(
-            not (self.racks and self.racks.aggregate and any(job.block or job.queues > 1 for job in self.jobs)),
-            "racks.aggregate: switches in a tree add dense tensors only, expected no job with a block or a collective",
-        )
         for host in self.slow_hosts:
             _check(0 <= host < self.hosts, f"slow_hosts: host {host}: expected 0 to {self.hosts - 1}")
             self.link_of(host)
@@ -280,6 +305,9 @@ class NetworkConfig:
                 slots.append(0)
                 continue
             requested = job.slots or default_slots(job.workers, job.queues)
+            if self.behind is not None:  # which has memory for all
+                slots.append(requested)
+                continue
             slots.append(fit_slots(requested, free))
             _check(slots[-1] > 0, f"job {number}: {free} of the switch's {self.switch.slots} slots are free")
             free -= slots[-1]

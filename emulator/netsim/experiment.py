@@ -16,6 +16,7 @@ import simpy
 
 from emulator.netsim import bounds, ring
 from emulator.netsim.aggregator import Aggregator, rack_address, seat, seats
+from emulator.netsim.best_effort import Behind, Front
 from emulator.netsim.config import JobConfig, NetworkConfig
 from emulator.netsim.link import NS, LinkCounts, at
 from emulator.netsim.packets import Packet, Train
@@ -24,6 +25,8 @@ from emulator.netsim.tcp import HEADER_BYTES, MSS_BYTES, Connection, Segment
 from emulator.netsim.tensors import Tensors
 from emulator.netsim.topology import Fabric
 from switchml.errors import SwitchMLError
+from switchml.protocol.best_effort import COUNTS
+from switchml.protocol.pool import Pool
 from switchml.protocol.sizes import WIRES
 from switchml.protocol.worker import Worker
 
@@ -70,6 +73,8 @@ class Result:
     """In front of the switch's pipeline."""
     steps: int
     wall_s: float
+    best_effort: dict[str, int]
+    """What became of contributions at best-effort slots (best_effort.COUNTS); empty without."""
 
     def utilisation(self, name: str) -> float:
         """A link's share of time in use."""
@@ -105,6 +110,7 @@ def run(config: NetworkConfig, say: Callable[[float, int], None] = lambda done, 
         network.fabric.switch.most_waiting,
         steps,
         time.perf_counter() - started,
+        dict(zip(COUNTS, network.front.shared.counts.tolist(), strict=True)) if network.front else {},
     )
 
 
@@ -120,6 +126,13 @@ class _Network:
             self.fabric.to_rack[rack_address(number)] = rack.receive_result
         self._core = Aggregator(self.fabric.from_aggregator)
         self.fabric.to_aggregator = self._core.receive
+        self.front: Front | None = None
+        if config.behind is not None:
+            up, down = self.fabric.behind
+            self.front = Front(self.env, config.switch.slots, self.fabric.from_aggregator, up.send)
+            self._behind = Behind(down.send)
+            self.fabric.to_aggregator, self.fabric.from_behind = self.front.receive, self.front.receive_result
+            self.fabric.to_behind = self._behind.receive
         self.players: list[_AggregatedJob | _RingJob] = []
         self.running = len(config.jobs)
         self._handlers: dict[tuple[int, int], Callable[[Packet], None]] = {}
@@ -136,6 +149,11 @@ class _Network:
 
     def aggregate(self, number: int, job: JobConfig, hosts: tuple[int, ...], **pool: int) -> None:
         """Allocate a job's pool; in a tree, one at each rack with ranks of it and one above."""
+        if self.front is not None:
+            shared = Pool(workers=job.workers, **pool)
+            self.front.add(number, shared, hosts)
+            self._behind.add(number, shared)
+            return
         if not self._racks:
             self._core.add(number, seat(range(job.workers), hosts, job.train_packets, **pool))
             return
@@ -226,6 +244,8 @@ class _AggregatedJob(_Job):
         links = [(config.link_of(host), ranks) for host, ranks in Counter(hosts).items()]
         slowest, sharing = max(links, key=lambda one: bounds.round_trip_s(job, *one))
         above = config.racks.link if config.racks and config.racks.aggregate else None
+        if config.behind is not None:
+            above = config.behind.link
         super().__init__(network, job, bounds.aggregation_s(job, slowest, slots, above, sharing), slots)
         generator = np.random.default_rng((config.seed, number))
         self._tensors = Tensors(job, slots, generator)
@@ -240,7 +260,7 @@ class _AggregatedJob(_Job):
                 slots=slots,
                 tag=1 + number,
                 isn=isn,
-                window=min(job.window or slots, slots),
+                window=min(job.window or slots, slots, config.switch.slots),
                 payload_bytes=job.payload_bytes,
                 two_queues=job.queues > 1,
             )

@@ -41,7 +41,10 @@ def as_json(result: Result) -> dict[str, Any]:
             }
             for name, counts in result.links.items()
         },
-        **{name: getattr(result, name) for name in ("seconds", "most_waiting_packets", "steps", "wall_s")},
+        **{
+            name: getattr(result, name)
+            for name in ("seconds", "most_waiting_packets", "steps", "wall_s", "best_effort")
+        },
     }
 
 

@@ -50,11 +50,22 @@ class Fabric:
         self.rack_up = [link(config.racks.link, f"rack {r} up", self._at_core) for r in racks]
         self.rack_down = [link(config.racks.link, f"rack {r} down", self._leave) for r in racks]
         self.switch = server(lambda packet: self.to_aggregator(packet))
+        self.to_behind: Callable[[Any], None] = lambda packet: None
+        self.from_behind: Callable[[Any], None] = lambda packet: None
+        """Handlers of what arrives at the aggregator behind the switch, and of what comes from it."""
+        self.behind: list[Link] = []
+        """Its link, up and down."""
+        if config.behind is not None:
+            behind = Server(env, config.behind.packets_per_s, 0.0, lambda packet: self.to_behind(packet))
+            self.behind = [
+                link(config.behind.link, "behind up", behind.send),
+                link(config.behind.link, "behind down", lambda packet: self.from_behind(packet)),
+            ]
         self.rack_switches = [server(lambda packet, r=r: self.to_rack[r](packet)) for r in racks]
 
     @property
     def links(self) -> list[Link]:
-        return [*self.up, *self.down, *self.rack_up, *self.rack_down]
+        return [*self.up, *self.down, *self.rack_up, *self.rack_down, *self.behind]
 
     def from_aggregator(self, packet: Any) -> bool:
         """Send a packet down to its destination."""

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import Work
 
 from emulator.peers.exchange import Exchange, receive, reduction
-from emulator.peers.shared import Shared, begin, current, gloo_of
+from emulator.peers.shared import Shared, begin, current, gloo_of, more_gloo
 from emulator.peers.world import Call, Communicator, World
 from host_agent.pytorch.work import NO_TIMEOUT, AllReduceWork, CallbackThreads
 from switchml.errors import ConfigError, UnsupportedTensor
@@ -33,6 +33,21 @@ def create(options) -> EmulatedProcessGroup:
     members = tuple(rank for rank in ranks if rank in shared.world.real)
     gloo, wrapper = gloo_of(options, members, members.index(shared.world.rank))
     return EmulatedProcessGroup(shared, ranks, gloo, wrapper, options, is_default=False)
+
+
+class _Queue:
+    """Collectives of a group that follow one another. `gloo`: among the members that are real, for these alone, since
+    they come in the same order everywhere."""
+
+    def __init__(self, shared: Shared, ranks: tuple[int, ...], me: int, real: tuple[int, ...], gloo):
+        self._gloo = gloo
+        self.exchange = Exchange(ranks, me, real, gloo, shared.values, shared.reader, shared.writer)
+        self.line = shared.line(ranks, self._agree if gloo is not None else None)
+
+    def _agree(self, last_s: float) -> float:
+        last = torch.tensor([last_s], dtype=torch.float64)
+        self._gloo.allreduce([last], reduction(dist.ReduceOp.MAX)).wait()
+        return float(last)
 
 
 class PeersWork(AllReduceWork):
@@ -79,17 +94,15 @@ class EmulatedProcessGroup(dist.ProcessGroup):
         self._is_default = is_default
         self._store, self._name, self._description = options.store, options.group_id, "undefined"
         self._real = tuple(place for place, rank in enumerate(ranks) if rank in world.real)
-        self._exchange = Exchange(ranks, self._me, self._real, gloo, shared.values, shared.reader, shared.writer)
-        self._line = shared.line(ranks, self._agree if gloo is not None else None)
+        self._queue = self._copies = _Queue(shared, ranks, self._me, self._real, gloo)
+        if world.settings.network == "switchml":  # what is gathered passes what is summed, as in an agent
+            members = [ranks[place] for place in self._real]
+            more = more_gloo(options, len(members), members.index(world.rank))
+            self._copies = _Queue(shared, ranks, self._me, self._real, more)
         self._pairs: dict[tuple[int, int, int], Communicator] = {}
         self._sent: dict[tuple[int, torch.dtype], torch.Tensor] = {}
         self._coalesced: list[Callable[[], None]] | None = None
         self._number = 0
-
-    def _agree(self, last_s: float) -> float:
-        last = torch.tensor([last_s], dtype=torch.float64)
-        self._gloo.allreduce([last], reduction(dist.ReduceOp.MAX)).wait()
-        return float(last)
 
     # What torch asks about the group
 
@@ -150,17 +163,21 @@ class EmulatedProcessGroup(dist.ProcessGroup):
     def broadcast(self, tensors, *args, **kwargs):
         return self._each("broadcast", tensors, _root(args, kwargs))
 
+    def _queue_of(self, operation: str) -> _Queue:
+        return self._copies if operation in ("all_gather", "broadcast") else self._queue
+
     def _each(self, operation: str, tensors, *arguments) -> PeersWork:
         """`operation` of `Exchange`, in place, on each of `tensors`."""
         tensors = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
-        acts = [partial(getattr(self._exchange, operation), tensor, *arguments) for tensor in tensors]
+        act = getattr(self._queue_of(operation).exchange, operation)
+        acts = [partial(act, tensor, *arguments) for tensor in tensors]
         return self._call(operation, _bytes(tensors), tensors, acts)
 
     def allgather(self, outputs, inputs, *args, **kwargs):
         if isinstance(inputs, torch.Tensor):
             outputs, inputs = [outputs], [inputs]
         size = sum(_bytes(outs) for outs in outputs)
-        acts = [partial(self._exchange.all_gather, *each) for each in zip(outputs, inputs, strict=True)]
+        acts = [partial(self._copies.exchange.all_gather, *each) for each in zip(outputs, inputs, strict=True)]
         return self._call("all_gather", size, [tensor for outs in outputs for tensor in outs], acts, list(inputs))
 
     def _allgather_base(self, output, input, *args, **kwargs):
@@ -182,7 +199,7 @@ class EmulatedProcessGroup(dist.ProcessGroup):
         root, (tensor,) = _root(args, kwargs), inputs
         outs = list(outputs[0]) if self._me == root else []
         size = _bytes([tensor]) * self.size()
-        acts = [partial(self._exchange.gather, outs, tensor, root)]
+        acts = [partial(self._copies.exchange.gather, outs, tensor, root)]
         return self._call("gather", size, outs, acts, [tensor], "all_gather")
 
     def scatter(self, outputs, inputs, *args, **kwargs):
@@ -190,14 +207,14 @@ class EmulatedProcessGroup(dist.ProcessGroup):
             outputs, inputs = [outputs], [inputs] if inputs else []
         root, (out,) = _root(args, kwargs), outputs
         chunks = list(inputs[0]) if self._me == root else []
-        acts = [partial(self._exchange.scatter, out, chunks, root)]
+        acts = [partial(self._copies.exchange.scatter, out, chunks, root)]
         return self._call("scatter", _bytes([out]) * self.size(), [out], acts, chunks, "all_gather")
 
     def reduce_scatter(self, outputs, inputs, *args, **kwargs):
         if isinstance(outputs, torch.Tensor):
             outputs, inputs = [outputs], [inputs]
         op = _op(args, kwargs)
-        acts = [partial(self._exchange.reduce_scatter, *each, op) for each in zip(outputs, inputs, strict=True)]
+        acts = [partial(self._queue.exchange.reduce_scatter, *each, op) for each in zip(outputs, inputs, strict=True)]
         size = sum(_bytes(chunks) for chunks in inputs)
         return self._call("reduce_scatter", size, list(outputs), acts, [t for chunks in inputs for t in chunks])
 
@@ -212,7 +229,7 @@ class EmulatedProcessGroup(dist.ProcessGroup):
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
     def alltoall(self, outputs, inputs, *args, **kwargs):
-        acts = [partial(self._exchange.all_to_all, outputs, inputs)]
+        acts = [partial(self._queue.exchange.all_to_all, outputs, inputs)]
         return self._call("all_to_all", _bytes(inputs), list(outputs), acts, list(inputs))
 
     def alltoall_base(self, output, input, output_splits, input_splits, *args, **kwargs):
@@ -254,7 +271,8 @@ class EmulatedProcessGroup(dist.ProcessGroup):
                 for number, one in enumerate(acts, first):
                     one(number)
 
-        return self._submit(self._line, name, operation or name, size_bytes, outputs, act)
+        operation = operation or name
+        return self._submit(self._queue_of(operation).line, name, operation, size_bytes, outputs, act)
 
     def _submit(
         self, line: Communicator, name: str, operation: str, size_bytes: float, outputs: list[torch.Tensor], act

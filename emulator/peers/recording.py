@@ -8,6 +8,7 @@ what they gave then. So a run with nothing changed gets the recorded sums bit fo
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -31,12 +32,15 @@ class Writer:
         except OSError as error:
             raise ConfigError(f"can't record into {folder}: {error.strerror}") from None
         self._at = 0
+        self._lock = threading.Lock()
 
     def add(self, key: Key, name: str, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> None:
         """The tensors of one collective, before and after it."""
         line = {"group": list(key[0]), "number": key[1], "name": name}
-        line |= {"given": [self._put(tensor) for tensor in inputs], "got": [self._put(tensor) for tensor in outputs]}
-        self._lines.write(json.dumps(line) + "\n")
+        with self._lock:
+            for part, tensors in ("given", inputs), ("got", outputs):
+                line[part] = [self._put(tensor) for tensor in tensors]
+            self._lines.write(json.dumps(line) + "\n")
 
     def _put(self, tensor: torch.Tensor) -> dict:
         raw = tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()

@@ -123,6 +123,16 @@ def gloo_of(options, real: tuple[int, ...], place: int) -> tuple[dist.Backend | 
     return gloo if len(real) > 1 else None, wrapper
 
 
+def more_gloo(options, real: int, place: int) -> dist.Backend | None:
+    """Another one among the real ranks of a group, for collectives in an order of their own."""
+    if real == 1:
+        return None
+    store = own_part(dist.PrefixStore("copies/", options.store), place, real, options.timeout)
+    gloo = dist.ProcessGroupGloo(store, place, real, options.timeout)
+    gloo._set_sequence_number_for_group()
+    return gloo
+
+
 def _agree_on_origin(gloo, settings: Settings) -> float:
     """When the common clock began, by this machine's. Raises ConfigError where it could have no meaning."""
     boot = int(_BOOT_ID.read_text()[:8], 16)

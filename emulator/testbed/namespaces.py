@@ -19,10 +19,11 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from switchml.errors import ConfigError, SwitchMLError
 from switchml.runtime.children import die_with_parent
+from switchml.runtime.insist import heard, insist
 
 NETNS_DIR = Path("/run/netns")
 """Where `ip netns` keeps the names (ip-netns(8))."""
@@ -107,6 +108,7 @@ class Lab:
     def __exit__(self, *_: object) -> None:
         with _signals_ignored(bool(self._handlers)):
             self.close()
+        heard()
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
 
@@ -199,9 +201,9 @@ def _start_time(pid: int) -> int | None:
     return None if fields[0] in "ZX" else int(fields[19])  # a zombie has ended, even if nobody has waited for it
 
 
-def raise_exit(number: int, _: object) -> None:
+def raise_exit(number: int, _: object) -> NoReturn:
     """A signal handler: end as Ctrl-C does, by an exception."""
-    raise SystemExit(128 + number)
+    insist(SystemExit(128 + number))
 
 
 @contextlib.contextmanager

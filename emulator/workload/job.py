@@ -64,6 +64,9 @@ class Job:
     """Gradients are reduced in buckets of about this size (DDP's bucket_cap_mb)."""
     overlap: bool = True
     """Buckets are reduced while the backward pass goes on, as DDP and FSDP do; False: after it, as Megatron-LM did."""
+    fuse: bool = False
+    """Element-wise kernels between two products are one, as a compiler makes them (XLA, TorchInductor); for tables of
+    layers, whose kernels are counted."""
     attention: str = ""
     """"unfused", "flash" or a kernel of `data/attention.toml`; empty: the model's own."""
     implementation: str = ""

@@ -18,6 +18,7 @@ from host_agent.launching import run_command
 from switchml.cli.options import Count
 from switchml.cli.written import OutputFolder
 from switchml.errors import ConfigError
+from switchml.runtime.insist import heard
 from switchml.tables import Table, number, show, text, wide_option
 from switchml.terminal import say
 
@@ -127,6 +128,7 @@ def capture(
     try:
         code = run_command(command, environment, stdout=sys.stderr if as_json else None, interrupted_s=INTERRUPT_S)
     except KeyboardInterrupt:  # which has reached the ranks, too: they have written what they captured
+        heard()
         code = 130
     abouts = _abouts(out)
     if not abouts:

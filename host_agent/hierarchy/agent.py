@@ -41,7 +41,7 @@ from host_agent.hierarchy.collectives import FIRST_KIND, CollectiveCall, Places
 from host_agent.hierarchy.hosts import Membership
 from host_agent.hierarchy.memory import ARRIVED, DEPTH, DIGEST, DONE, MISFITS, OVERFLOWED, SUMMED, TAKEN
 from host_agent.watch import StallWarning, late, lost
-from switchml.errors import CollectiveTimeout, ConfigError, JobError, PeerLost, RanksDisagree, SumOverflow
+from switchml.errors import CollectiveTimeout, ConfigError, PeerLost, RanksDisagree, SumOverflow
 from switchml.protocol.sizes import EXACT
 from switchml.runtime.memory import i32_at, i64_at
 from switchml.runtime.slices import shorten_slices
@@ -193,9 +193,8 @@ class HierarchicalAgent(Agent):
                     self._check_progress(now)
                 if not is_busy:
                     self._memory.wait(heard, _TICK_S)
-        except Exception as error:  # not to leave callers waiting for a thread that is gone
-            log.exception("job '%s' rank %d", self.job, self.rank)
-            self.abort(JobError(f"job '{self.job}': rank {self.rank} failed: {error!r}"))
+        except Exception as error:
+            self._died(error)
             self._part()
         self._wind_up()
 

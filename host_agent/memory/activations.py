@@ -116,7 +116,7 @@ class CompressedActivations:
 
 def compressed_activations(
     model: nn.Module,
-    codec: str = "szx",
+    codec: str = "levels",
     error: float | str = "auto",
     *,
     optimizer: torch.optim.Optimizer | None = None,
@@ -127,7 +127,7 @@ def compressed_activations(
     """From now on, keep what the model's forward passes save for backward in compressed form, until the result is
     closed.
 
-    `codec`: "szx" (zeros apart, the others as an SZx stream), "levels" (whole numbers of steps; smaller and quicker),
+    `codec`: "levels" (whole numbers of steps), "szx" (zeros apart, the others as an SZx stream; larger and slower),
     "fp16", "int8" (rows of 256 with a scale), "host" (off the device: to pinned memory, or of a CPU to a memory-mapped
     file in `folder`), or "none" (counts only).
     `error`: the largest that an element of szx and levels may have, as a share of its tensor's root mean square; "auto"

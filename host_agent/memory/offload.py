@@ -65,7 +65,7 @@ class OffloadedAdam(torch.optim.Optimizer):
 
     bucket: parameters of which the device has the states at a time. One half of it is updated while the other half's
         states go and come; half-precision parameters take 4 φ + 16 · bucket bytes with their gradients (AxoNN, IPDPS
-        2022, section IV-C).
+        2022, section IV-C). The bucket's memory stays on the device, as in AxoNN.
     group: ranks over which gradients are averaged, in pieces of half a bucket, while the piece before is updated. A
         parameter without a gradient then counts as zeros, and `.grad` stays what it was. None where something else
         averages them, as DistributedDataParallel does.
@@ -91,12 +91,14 @@ class OffloadedAdam(torch.optim.Optimizer):
             raise ConfigError(f"bucket={bucket}: expected at least 2 parameters")
         self._piece, self._folder, self._group = bucket // 2, folder, group
         self._pieces: list[_Piece] = []
+        self._buffers: dict[tuple[torch.device, int, int], torch.Tensor] = {}
         self._stats = {"update_s": 0.0, "copy_wait_s": 0.0, "reduce_wait_s": 0.0}
         super().__init__(params, options_of(lr, betas, eps, weight_decay))
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Their states begin as zeros, masters as the parameters are now."""
         super().add_param_group(param_group)
+        self._buffers.clear()  # pieces may be larger now
         kinds: dict[tuple[torch.dtype, torch.device], list[nn.Parameter]] = {}
         for parameter in self.param_groups[-1]["params"]:
             check(parameter)
@@ -137,7 +139,6 @@ class OffloadedAdam(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         pieces = [piece for piece in self._pieces if any(self._has_gradient(part) for part in piece.slices)]
-        buffers: dict[tuple[torch.device, int, int], torch.Tensor] = {}
         storing: Future[None] | None = None
         with ThreadPoolExecutor(2) as threads:
 
@@ -145,10 +146,10 @@ class OffloadedAdam(torch.optim.Optimizer):
                 """`after`: until then the buffer has what goes to the host."""
                 piece = pieces[number]
                 key = (piece.like.device, len(piece.host), number % 2)
-                if key not in buffers:
-                    most = max(each.size for each in pieces if each.like.device == key[0] and len(each.host) == key[1])
-                    buffers[key] = torch.empty((key[1] + 1, most), device=key[0])
-                return threads.submit(partial(_load, piece, buffers[key], after, _so_far(key[0])))
+                if key not in self._buffers:
+                    alike = (each for each in self._pieces if each.like.device == key[0] and len(each.host) == key[1])
+                    self._buffers[key] = torch.empty((key[1] + 1, max(each.size for each in alike)), device=key[0])
+                return threads.submit(partial(_load, piece, self._buffers[key], after, _so_far(key[0])))
 
             loading = load(0, None) if pieces else None
             reducing = self._reduce(pieces[0]) if pieces else None

@@ -16,13 +16,17 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 
 def living(*kinds: type) -> list[Any]:
-    """All objects of these types that there are, the oldest first."""
+    """All objects of these types that there are, the oldest first.
+
+    Found as what refers to its type. A list of all objects (`gc.get_objects`) would hold tuples that other threads are
+    just building, whose `tuple(…)` then fails (SystemError): a capture must not harm the job.
+    """
     kinds_below: set[type] = set()
     left = list(kinds)
     while left:
         kinds_below.add(kind := left.pop())
         left += set(type.__subclasses__(kind)) - kinds_below
-    return [thing for thing in gc.get_objects() if type(thing) in kinds_below]
+    return [thing for thing in gc.get_referrers(*kinds_below) if type(thing) in kinds_below]
 
 
 class Iterations:

@@ -240,8 +240,7 @@ def _codec() -> str:
 def _loading() -> dict[str, float]:
     """Counters of the planned loader in use since its start, empty without one."""
     module = sys.modules.get("host_agent.loading.loader")
-    loaders = living(module.PlannedLoader) if module is not None else []
-    return dict(loaders[-1].counters) if loaders else {}
+    return module.latest_counters() if module is not None else {}
 
 
 class _OnTermination:

@@ -1,8 +1,10 @@
 """How many collectives of a process group went through the aggregator, and how many through Gloo, for
-`switchml status`: the group reports them to the aggregator at most once a second."""
+`switchml status`: the group reports them to the aggregator at most once a second, and with them what the process's
+planned loader has counted."""
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections import Counter
 from typing import TYPE_CHECKING
@@ -47,10 +49,16 @@ class Counts:
             timer.cancel()
             timer.join()
         if agent is not None and self._counts and not agent.is_forked:
-            agent.report_calls(dict(self._counts))
+            agent.report_counts(dict(self._counts), _loading())
 
     def _report(self) -> None:
         with self._lock:
             self._timer, agent, counts = None, self._agent, dict(self._counts)
         if agent is not None:
-            agent.report_calls(counts)
+            agent.report_counts(counts, _loading())
+
+
+def _loading() -> dict[str, float]:
+    """Counters of the process's planned loader, empty without one."""
+    module = sys.modules.get("host_agent.loading.loader")
+    return module.latest_counters() if module is not None else {}

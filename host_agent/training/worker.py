@@ -58,6 +58,8 @@ class Settings:
     """"node": the workers sum in shared memory first, and one of them uses the aggregator."""
     authenticate: bool = False
     """Whether packets carry tags (docs/protocol.md, section 10)."""
+    deadline_s: float = 0.0
+    """How long sums of gradients wait for a late rank (section 13); 0: without end."""
     loader: str = "plain"
     """"planned": the images come from files, by a PlannedLoader with the same global batches (host_agent/loading)."""
     activations: str = "none"
@@ -138,6 +140,7 @@ class DigitsRank:
                 "SWITCHML_TRANSPORT": settings.transport,
                 "SWITCHML_WIRE": settings.wire,
                 "SWITCHML_AUTHENTICATE": str(int(settings.authenticate)),
+                "SWITCHML_DEADLINE": f"{settings.deadline_s:g}s" if settings.deadline_s else "",
                 "SWITCHML_REORDER_RATE": str(settings.reorder_rate),
                 "SWITCHML_SEED": str(settings.seed),
                 "SWITCHML_SPARSE": settings.sparse,
@@ -182,6 +185,12 @@ def _train(backend: str, rank: int, settings: Settings, digits: Digits, folder: 
         hook = CodecState(settings.codec, settings.memory, seed=settings.seed)
         hook.compressor.lr = settings.learning_rate
         model.register_comm_hook(hook, codec_hook)
+    stragglers = None
+    if backend == "switchml" and settings.deadline_s:
+        from host_agent.pytorch.straggler_hook import StragglerState, straggler_hook
+
+        stragglers = StragglerState()
+        model.register_comm_hook(stragglers, straggler_hook)
     optimizer, states = _optimizer(model, shared.parameters, settings)
     activations = None
     if settings.activations != "none":
@@ -203,6 +212,12 @@ def _train(backend: str, rank: int, settings: Settings, digits: Digits, folder: 
             optimizer.zero_grad()
             losses.append(shared.backward(batch))
             optimizer.step()
+            if stragglers is not None:
+                for _ in stragglers.catch_up(settings.steps - stragglers.steps):
+                    optimizer.step()
+                    losses.append(losses[-1])  # a step of the others' batches
+                if stragglers.steps == settings.steps:
+                    break
             if (step + 1) % evaluate_every == 0:
                 whole = shared.whole()
                 accuracy = _accuracy(whole, digits) if rank == 0 else 0.0
@@ -213,6 +228,8 @@ def _train(backend: str, rank: int, settings: Settings, digits: Digits, folder: 
                 rate = (step + 1) * settings.workers * settings.batch_size / (now - start)
                 choices = tuple(hook.choices) if hook is not None else ()
                 report(Step(backend, step + 1, losses[-1], accuracy, rate, choices))
+    if stragglers is not None:
+        torch.distributed.barrier()
     whole = shared.whole()
     parameters = torch.cat([parameter.detach().reshape(-1) for parameter in whole.parameters()]).numpy()
     agent = getattr(shared.group, "agent", None)

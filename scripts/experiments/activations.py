@@ -22,15 +22,13 @@ from torch import nn
 from torch.nn import functional
 
 from emulator.cli.options import Count, json_option, plot_option
-from emulator.validation.real.activations import BATCH, Constants, Run, calibrated, extra, predicted_s
+from emulator.validation.real.activations import BATCH, LARGE, SMALL, Case, Run, calibrated, extras, predicted_s
 from host_agent.memory import Tracker, compressed_activations
 from host_agent.training import data
 from switchml import plotting, terminal
 from switchml.pages.panels import Bar, Bars
 from switchml.tables import Table, number, show, text
 
-CONSTANTS: dict[str, Constants] = {}
-"""By codec."""
 PUBLISHED = 13.5
 """COMET's memory reduction, "up to", over five networks on ImageNet, ResNet-50 among them (Jin et al., VLDB 2022)."""
 
@@ -110,10 +108,8 @@ def trained(name: str, codec: str, seeds: int, steps: int, digits: data.Digits) 
 
 def times(name: str, codec: str, digits: data.Digits) -> dict[str, float]:
     """Seconds of a step, what the codec adds, and what the emulator predicts."""
-    if codec not in CONSTANTS:
-        CONSTANTS[codec] = calibrated(codec, digits)
-    measured = extra(name, codec, digits)
-    by_emulator = predicted_s(name, measured.ratio, CONSTANTS[codec])
+    small, large, measured = extras(codec, (SMALL, LARGE, Case(name)), digits)
+    by_emulator = predicted_s(name, measured.ratio, calibrated(small, large))
     return {"step_s": measured.step_s, "extra_s": measured.extra_s, "predicted_s": by_emulator}
 
 

@@ -44,7 +44,7 @@ def settings_of(name: str, base: Settings) -> Settings:
 
 
 def run(settings: Settings, aggregator: ChildAggregator) -> dict:
-    """One training through the aggregator: accuracy, bytes of all ranks, seconds."""
+    """One training through the aggregator: accuracy, bytes of all ranks, seconds in all and of a step."""
     comparison = runner.compare_with(aggregator, settings=settings, on_step=lambda step: None)
     outcome = comparison.outcomes["switchml"]
     sent, dense = (sum(each[key] for each in outcome.codecs) for key in ("bytes_sent", "bytes_dense"))
@@ -58,6 +58,7 @@ def run(settings: Settings, aggregator: ChildAggregator) -> dict:
         "bytes_sent": sent,
         "share_of_dense": sent / dense,
         "seconds": outcome.seconds,
+        "median_step_s": outcome.median_step_s,
     }
 
 

@@ -5,6 +5,7 @@ Prints a table: how many runs finished, and how many with the parameters of the 
     scripts/experiments/failover.py --runs 30                            # a software aggregator and a standby, by UDP
     scripts/experiments/failover.py --runs 30 --transport shm --restart  # no standby: it is started again
     scripts/experiments/failover.py --runs 30 --aggregator p4            # our P4 switch, and a software standby
+    scripts/experiments/failover.py --runs 30 --aggregator bmv2 --switch-alone  # simple_switch, not its control plane
 """
 
 import argparse
@@ -25,10 +26,12 @@ from switchml.errors import SwitchMLError
 
 
 class Killed:
-    """An aggregator that dies at a moment of `chooser`'s, and with `restarts` is started again at the same address."""
+    """An aggregator that dies at a moment of `chooser`'s, and with `restarts` is started again at the same address.
+    `switch_alone`: its switch dies, and its control plane lives."""
 
-    def __init__(self, kind: str, settings: Settings, chooser: random.Random, restarts: bool):
+    def __init__(self, kind: str, settings: Settings, chooser: random.Random, restarts: bool, switch_alone: bool):
         self._command, self._restarts = command_of(kind, settings.workers), restarts
+        self._switch_alone = switch_alone
         self._child = ChildAggregator(command=self._command)
         self._steps, self._delay_s = chooser.randrange(1, settings.steps - 4), chooser.uniform(0.0, 0.05)
         self._timer: threading.Thread | None = None
@@ -49,11 +52,12 @@ class Killed:
             self._timer.start()
 
     def _kill(self) -> None:
-        for pid in [*descendants(self._child.pid), self._child.pid]:
+        switches = descendants(self._child.pid)
+        for pid in switches if self._switch_alone else [*switches, self._child.pid]:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        self.is_killed = True
-        if self._restarts:
+        self.is_killed = bool(switches) or not self._switch_alone
+        if self._restarts and not self._switch_alone:
             _, port = split_address(self.address)
             self._child.stop()
             self._child = ChildAggregator(options=("--control-port", str(port)), command=self._command)
@@ -74,10 +78,10 @@ def descendants(pid: int) -> list[int]:
     return [each for child in children for each in (*descendants(child), child)]
 
 
-def train(settings: Settings, kind: str, chooser: random.Random, restarts: bool) -> str:
+def train(settings: Settings, kind: str, chooser: random.Random, restarts: bool, switch_alone: bool) -> str:
     """The parameters' checksum after a run with a death, or what went wrong. Raises AssertionError if nobody died."""
     with contextlib.ExitStack() as running:
-        first = Killed(kind, settings, chooser, restarts)
+        first = Killed(kind, settings, chooser, restarts, switch_alone)
         running.callback(first.stop)
         standbys = [] if restarts else [ChildAggregator()]
         for standby in standbys:
@@ -96,11 +100,14 @@ def main() -> None:
     parser.add_argument("--aggregator", choices=["software", "p4", "bmv2"], default="software")
     parser.add_argument("--transport", default="udp", help="with --aggregator p4 or bmv2: frames")
     parser.add_argument("--restart", action="store_true", help="no standby: the aggregator is started again")
+    parser.add_argument("--switch-alone", action="store_true", help="the control plane, which starts it again, lives")
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--seed", type=int, default=1, help="of the moments")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
+    if options.switch_alone and options.aggregator == "software":
+        parser.error("--switch-alone: a software aggregator has no switch; expected --aggregator p4 or bmv2")
     os.environ.setdefault("SWITCHML_FAILOVER_TIMEOUT", "60s")  # a busy machine starts an aggregator slowly
     transport = options.transport if options.aggregator == "software" else "frames"
     settings = Settings(options.ranks, options.steps, 32, 0.05, 1, transport=transport, backends=("switchml",))
@@ -113,7 +120,7 @@ def main() -> None:
     chooser = random.Random(options.seed)
     outcomes = []
     for _ in range(options.runs):
-        outcomes.append(train(settings, options.aggregator, chooser, options.restart))
+        outcomes.append(train(settings, options.aggregator, chooser, options.restart, options.switch_alone))
         if outcomes[-1] != expected:
             print(outcomes[-1], flush=True)
     finished, right = sum(len(each) == 64 for each in outcomes), outcomes.count(expected)

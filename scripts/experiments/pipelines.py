@@ -1,6 +1,6 @@
 """Schedules of a pipeline over slow links: AxoNN's beside torch's 1F1B and GPipe, and what the emulator predicts.
 
-    sudo python scripts/experiments/pipelines.py [--rate 100mbit] [--slow-stage 0] [--micro-batches 16] [--json]
+    sudo python scripts/experiments/pipelines.py [--rate 100mbit] [--slow-stage 0] [--micro-batches 16] [--plot FILE]
 
 Each rank is a host of its own, in a network namespace; the aggregator is in the switch's place. A stage is two linear
 layers, and a pause for each pass in the place of what an accelerator computes meanwhile, so that all ranks fit on few
@@ -10,14 +10,18 @@ cores; everything else is what training does. The emulator gets the times of eac
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from statistics import median
 from typing import Any
 
 import click
 
+from emulator.cli.options import plot_option
 from emulator.testbed.namespaces import check_rights
 from emulator.validation.real.pipelines import MORE, SCHEDULES, compare
+from switchml import plotting
 from switchml.cli.options import RATE, SECONDS, Count
+from switchml.pages.panels import Bar, Bars
 from switchml.tables import Table, number, show, text
 
 TITLES = {"1f1b": "1f1b (torch)", "gpipe": "gpipe (torch)"}
@@ -36,8 +40,9 @@ TITLES = {"1f1b": "1f1b (torch)", "gpipe": "gpipe (torch)"}
 @click.option("--slow-stage", type=click.IntRange(0), default=0, help="From 0.")
 @click.option("--slowness", type=click.FloatRange(1.0), default=1.5, help="The slow stage's factor on both.")
 @click.option("--steps", type=Count(1), default=10, help="Of each schedule, taken in turns.")
+@plot_option
 @click.option("--json", "as_json", is_flag=True)
-def main(rate: float, as_json: bool, **plan: Any) -> None:
+def main(rate: float, plot_file: Path | None, as_json: bool, **plan: Any) -> None:
     check_rights()
     found, emulated_s = compare(plan | {"schedules": SCHEDULES}, rate)
     rows = [
@@ -45,6 +50,10 @@ def main(rate: float, as_json: bool, **plan: Any) -> None:
         for name, steps in found.items()
     ]
     ours = rows[0]["step_s"]
+    if plot_file is not None:
+        bars = [Bar(TITLES.get(row["schedule"], row["schedule"]), "measured", 1e3 * row["step_s"]) for row in rows]
+        bars.append(Bar("emulate --schedule axonn", "emulated", 1e3 * emulated_s))
+        plotting.draw(plot_file, f"A pipeline over {rate / 1e6:g} Mbit/s", [Bars("Schedules", "ms a step", bars)])
     if as_json:
         print(
             json.dumps({"schedules": rows, "emulated_s": emulated_s, "emulated_off": emulated_s / ours - 1}, indent=2)

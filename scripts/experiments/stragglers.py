@@ -3,10 +3,13 @@
 how soon each gets how accurate. Computing is a pause, so that processors which other work keeps busy matter little.
 
     scripts/experiments/stragglers.py
+    scripts/experiments/stragglers.py --stopped
+    scripts/experiments/stragglers.py --aggregator p4
     scripts/experiments/stragglers.py --chance 0.2 --plot stragglers.svg
 """
 
 import argparse
+import contextlib
 import json
 import threading
 import time
@@ -21,15 +24,16 @@ from host_agent.stragglers import PartialRounds
 from switchml import tables
 
 HIDDEN, BATCH, TEST = 64, 16, 360
+LONG_S = 3000.0
 
 
 @dataclass
 class Outcome:
-    """Of one training: rank 0's accuracy after each step, and in how many of the rounds each rank is."""
+    """Of one training: rank 0's accuracy after each step, and how much of the rounds has the last rank in it."""
 
     times_s: list[float] = field(default_factory=list)
     accuracy: list[float] = field(default_factory=list)
-    counts: np.ndarray | None = None
+    with_last: float = 0.0
 
     def reached_s(self, accuracy: float) -> float | None:
         return next((at for at, value in zip(self.times_s, self.accuracy, strict=True) if value >= accuracy), None)
@@ -66,30 +70,43 @@ class Network:
         return float((found == self.labels[:TEST]).mean())
 
 
+@contextlib.contextmanager
+def stopped(agent):
+    """While the whole process would be stopped, not its program alone."""
+    agent.halt()
+    try:
+        yield
+    finally:
+        agent.go_on()
+
+
 def train(options, address: str, waits: bool) -> Outcome:
     """One training; its ranks are threads."""
-    outcome, counts, began = Outcome(), np.zeros(options.ranks, int), 0.0
+    outcome, began = Outcome(), 0.0
     ready = threading.Barrier(options.ranks)
 
     def run(rank: int) -> None:
         nonlocal began
         network, chooser = Network(), np.random.default_rng(100 + rank)
-        agent = HostAgent.join(address, job=f"waits {waits}", rank=rank, world_size=options.ranks)
+        deadline_s = LONG_S if waits else options.deadline * options.step_time
+        members = {"rank": rank, "world_size": options.ranks}
+        agent = HostAgent.join(address, job=f"waits {waits}", deadline_s=deadline_s, **members)
         ready.wait()
         began = time.monotonic()
-        deadline_s = threading.TIMEOUT_MAX if waits else options.deadline * options.step_time
-        with PartialRounds(agent, network.parameters.size, deadline_s) as rounds:
-            step = 0
+        with agent:
+            rounds, step = PartialRounds(agent, network.parameters.size), 0
             while step < options.steps:
                 batch = TEST + chooser.choice(len(network.labels) - TEST, BATCH)
                 gradient = network.gradient(batch)
                 is_slow = rank == options.ranks - 1 and chooser.random() < options.chance
-                time.sleep(options.step_time * (options.slowdown if is_slow else 1))
-                for each in rounds.contribute(gradient)[: options.steps - step]:
+                with stopped(agent) if is_slow and options.stopped else contextlib.nullcontext():
+                    time.sleep(options.step_time * (options.slowdown if is_slow else 1))
+                for each in rounds.contribute(gradient, options.steps - step):
                     network.parameters -= np.float32(options.rate) * each.mean
                     step += 1
+                    if rank == options.ranks - 1:
+                        outcome.with_last += (1 - each.late) / options.steps
                     if rank == 0:
-                        counts[list(each.ranks)] += 1
                         outcome.times_s.append(time.monotonic() - began)
                         outcome.accuracy.append(network.accuracy())
             ready.wait()  # nobody leaves before all have their last result
@@ -99,21 +116,22 @@ def train(options, address: str, waits: bool) -> Outcome:
         thread.start()
     for thread in threads:
         thread.join()
-    outcome.counts = counts
     return outcome
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=4)
+    aggregators = ["software", "p4", "bmv2"]
+    parser.add_argument("--aggregator", choices=aggregators, default="software", help="what sums (bmv2 as root)")
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--step-time", type=float, default=0.04, help="seconds of computing in a step")
     parser.add_argument("--slowdown", type=float, default=5.0, help="of the last rank")
     parser.add_argument("--chance", type=float, default=1.0, help="part of its steps that are slow")
+    parser.add_argument("--stopped", action="store_true", help="when it is slow, its agent stands still, too")
     parser.add_argument("--deadline", type=float, default=1.5, help="in steps")
     parser.add_argument("--rate", type=float, default=0.1, help="of learning")
     parser.add_argument("--accuracy", type=float, nargs="*", default=[0.8, 0.9, 0.93], help="to be reached")
-    parser.add_argument("--aggregator", default="software", choices=["software", "p4"])
     parser.add_argument("--plot", help="a picture of accuracy over time")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
@@ -125,8 +143,7 @@ def main() -> None:
     rows = []
     for name, outcome in outcomes.items():
         reached = [outcome.reached_s(accuracy) for accuracy in options.accuracy]
-        late = outcome.counts[-1] / options.steps
-        rows.append((name, outcome.times_s[-1], *reached, outcome.accuracy[-1], late))
+        rows.append((name, outcome.times_s[-1], *reached, outcome.accuracy[-1], outcome.with_last))
     if options.plot:
         draw(outcomes, options.plot)
     if options.json:

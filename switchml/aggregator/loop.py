@@ -12,22 +12,28 @@ import numba
 import numpy as np
 
 from switchml import counters
+from switchml.aggregator.senders import TABLE, find_sender
 from switchml.net import impair, libc, shm, udp
 from switchml.protocol import authentication
 from switchml.protocol import packet as wire_format
 from switchml.protocol.authentication import EVERYBODY, TAG_BYTES, TO_AGGREGATOR, TO_RANKS
 from switchml.protocol.pool_state import DROP, JOB, MULTICAST, SLOT, SLOT_V1, UNICAST, WAITING, State, StateV1
 from switchml.protocol.pool_v1 import receive_v1
-from switchml.protocol.pool_v2 import is_addressed, number_of, query_v2, receive_v2, result_of, size_for
+from switchml.protocol.pool_v2 import (
+    cut,
+    gets_result,
+    is_partial,
+    number_of,
+    query_v2,
+    receive_v2,
+    receivers_of,
+    result_of,
+    size_for,
+)
 from switchml.runtime.jit import Address, int64, kernel
-from switchml.runtime.memory import be32, borrowed, copy_bytes, i64_at, pointer, record, u8_at, u64_at
+from switchml.runtime.memory import be32, borrowed, copy_bytes, i64_at, pointer, prefetch, record, u8_at, u64_at
 
 MAX_JOBS = 256
-TABLE = 16384
-"""Entries of the sender table; at most half are used, so that a look-up ends soon."""
-MAX_SENDERS = TABLE // 2
-_HASH, _HASH_SHIFT = 0x9E3779B97F4A7C15, 50
-"""Fibonacci hashing (Knuth): the top 14 bits of the product number the table's entries."""
 _WAIT_BYTES = wire_format.HEADER_BYTES + wire_format.BITMAP_BYTES
 
 JOB_ENTRY = record(
@@ -55,12 +61,19 @@ _BATCH = 64
 added."""
 _IDLE_ROUNDS = 32
 """Rounds without packets before the loop sleeps; and rounds of ring work between two looks at the socket."""
+_AHEAD, _LINE = 2, 64
+"""How many packets ahead of the one that is added those in shared memory are fetched, and bytes of a cache line: ranks
+wrote them on other cores, so each would have to be waited for."""
+_WAKE_ROUNDS = 4
+"""Rounds of ring work after which ranks that sleep are woken, unless the rings are empty before. One that is woken for
+a few results soon sleeps once more, and each time costs as much as some twenty packets."""
 
 
 class Loop(NamedTuple):
     """Everything `serve` touches. `senders` uint64[TABLE, 2]: endpoint (0 = free), job << 16 | rank. `totals` int64[2]:
     refused packets, send failures. `rings` int64[1 + MAX_JOBS]: how many jobs have shared memory, and which.
-    `authenticated` int64[1]: 1 while packets of any job have tags, and `signed` those that are computed together."""
+    `authenticated` int64[1]: 1 while packets of any job have tags, and `signed` those that are computed together.
+    `patience`: of libc.give_way."""
 
     io: udp.UdpIO
     jobs: np.ndarray
@@ -79,17 +92,7 @@ class Loop(NamedTuple):
     rings: np.ndarray
     authenticated: np.ndarray
     signed: authentication.Batch
-
-
-@kernel(forceinline=True)
-def _find(senders: np.ndarray, key: np.uint64) -> int:
-    """Value stored for an endpoint, or -1. Linear probing."""
-    at = int64((key * np.uint64(_HASH)) >> np.uint64(_HASH_SHIFT))
-    while senders[at, 0] != 0:
-        if senders[at, 0] == key:
-            return int64(senders[at, 1])
-        at = (at + 1) % TABLE
-    return -1
+    patience: np.ndarray
 
 
 @kernel(forceinline=True)
@@ -98,7 +101,7 @@ def _counters_of(entry: Any) -> np.ndarray:
 
 
 @kernel(forceinline=True)
-def _pool_of(entry: Any) -> State:
+def pool_of(entry: Any) -> State:
     """The arrays of a v2 job."""
     rows = 2 * entry.slot_count
     return State(
@@ -128,7 +131,7 @@ def _apply(entry: Any, rank: int, address: Address, length: int, reply: np.ndarr
     """One packet under the rule of its job; (action, row)."""
     if entry.protocol == 1:
         return receive_v1(_pool_v1_of(entry), reply, rank, address, length)
-    pool = _pool_of(entry)
+    pool = pool_of(entry)
     if length == 0 and entry.segment:  # a rank that shares memory queries whom a round waits for: it loses no packets
         return query_v2(pool, reply, rank, int64(address)), 0
     return receive_v2(pool, reply, rank, address, length)
@@ -139,7 +142,7 @@ def _result_of(entry: Any, row: int, length: int) -> tuple[Address, int]:
     """(address, length) of the result in a row; `length` is that of the packet it answers."""
     if entry.protocol == 1:
         return entry.results + np.uint64(row * entry.row_bytes), length
-    return result_of(_pool_of(entry), row)
+    return result_of(pool_of(entry), row)
 
 
 @kernel
@@ -147,7 +150,7 @@ def _answer_size(entry: Any, row: int, rank: int, length: int) -> Any:
     """Length of the result in a row as it goes to one rank; `length` is that of the packet it answers."""
     if entry.protocol == 1 or entry.tag_bytes:
         return int64(_result_of(entry, row, length)[1])
-    return size_for(_pool_of(entry), row, rank)
+    return size_for(pool_of(entry), row, rank)
 
 
 @kernel
@@ -156,9 +159,9 @@ def apply_one(
 ) -> tuple[int, int, int]:
     """One datagram of `endpoint`, for a caller that has its own clock and network: (job << 16 | rank, or -1 for a
     stranger; action; row). `reply` uint8[>= 1034] gets what UNICAST and WAITING send."""
-    value = _find(senders, endpoint)
+    value = find_sender(senders, endpoint)
     if value < 0:
-        value = _find(senders, endpoint & ~np.uint64(0xFFFF))
+        value = find_sender(senders, endpoint & ~np.uint64(0xFFFF))
     if value < 0:
         return value, int64(DROP), int64(0)
     action, row = _apply(jobs[value >> 16], value & 0xFFFF, address, length, reply)
@@ -196,6 +199,31 @@ def _hand_over(entry: Any, rank: int, address: Address, length: int) -> None:
         shm.push_down(at, rank, address, length, 0)
 
 
+@kernel(forceinline=True)
+def _size_of(loop: Loop, k: int, entry: Any, rank: int) -> int:
+    """How many bytes of the result of the `k`-th round in `done` go to a rank, or -1 if it does not get it."""
+    done = loop.done
+    if done[k, 5] >= 0 and not gets_result(pool_of(entry), done[k, 5], rank):
+        return int64(-1)
+    return cut(done[k, 2], done[k, 4], rank)
+
+
+@kernel
+def _hand_over_all(loop: Loop, entry: Any, rank: int, first: int, last: int) -> None:
+    """Name the results of the rounds `first` … `last` - 1 in `done` to a rank that shares their job's memory."""
+    loop = borrowed(loop)
+    at, mine, count, size_sum = i64_at(entry.segment, 8), _counters_of(entry)[rank], int64(0), int64(0)
+    ring, head, end = shm.open_down(at, rank)
+    for k in range(first, last):
+        size = _size_of(loop, k, entry, rank)
+        if size >= 0:
+            head = shm.add(at, ring, head, end, np.uint64(loop.done[k, 1]), size)
+            count, size_sum = count + 1, size_sum + size
+    shm.publish(ring, head)
+    mine[counters.SENT_PACKETS] += count
+    mine[counters.SENT_BYTES] += size_sum
+
+
 @kernel
 def _remove_tags(loop: Loop, packets: udp.Packets, count: int) -> None:
     """Set the lengths of authenticated packets to those without their tags, or below 0 where that is not the rank's for
@@ -204,7 +232,7 @@ def _remove_tags(loop: Loop, packets: udp.Packets, count: int) -> None:
     n = int64(0)
     for i in range(count):
         key = packets.endpoint[i]
-        value = int64(-1) if key & LOCAL else _find(loop.senders, key)
+        value = int64(-1) if key & LOCAL else find_sender(loop.senders, key)
         if value < 0:
             continue
         entry, rank, length = loop.jobs[value >> 16], value & 0xFFFF, int64(packets.length[i])
@@ -214,7 +242,7 @@ def _remove_tags(loop: Loop, packets: udp.Packets, count: int) -> None:
         if size < wire_format.HEADER_BYTES:
             packets.length[i] = ~length
             continue
-        number = number_of(_pool_of(entry), be32(u8_at(address, wire_format.HEADER_BYTES), 2))
+        number = number_of(pool_of(entry), be32(u8_at(address, wire_format.HEADER_BYTES), 2))
         key0, key1 = entry.key0, entry.key1
         n = authentication.add(loop.signed, n, i, key0, key1, TO_AGGREGATOR, rank, number, address, size)
     authentication.check(loop.signed, n, packets.length)
@@ -235,7 +263,7 @@ def _add_signed(loop: Loop, n: int, entry: Any, receiver: int, row: int, address
     by UDP; how many there are then."""
     if entry.tag_bytes == 0 or (entry.local and u8_at(entry.local, entry.workers).all()):
         return n
-    number = _pool_of(entry).slots[row].seq
+    number = pool_of(entry).slots[row].seq
     return authentication.add(loop.signed, n, 0, entry.key0, entry.key1, TO_RANKS, receiver, number, address, length)
 
 
@@ -248,10 +276,19 @@ def _send(loop: Loop, n: int, now: int) -> None:
         loop.totals[1] += udp.send_batch(loop.io, loop.outgoing, n)
 
 
+@kernel(forceinline=True)
+def _fetch(address: Address, length: int) -> None:
+    """Begin to fetch a packet into the cache, but for the line of its header, which is there (shm.receive_up)."""
+    for at in range(_LINE, length, _LINE):
+        prefetch(address + np.uint64(at))
+
+
 @kernel
 def _step(loop: Loop, packets: udp.Packets, count: int, now: int) -> None:
     """Handle one batch: apply every packet, then send the results, all of one rank together so that they travel as
-    trains."""
+    trains. A row of `done` is a completed round: job, address and size of its result, port, who gets its data
+    (`receivers_of`), and its row if it is not for all ranks, else -1."""
+    loop, packets = borrowed(loop), borrowed(packets)
     unicasts = 0  # they lie in `replies` and are listed first
     n = finished = signed = int64(0)  # a plain 0 has a type of its own, for which what is called is compiled, too
     outgoing = loop.outgoing
@@ -259,10 +296,12 @@ def _step(loop: Loop, packets: udp.Packets, count: int, now: int) -> None:
     if loop.authenticated[0]:
         _remove_tags(loop, packets, count)
     for i in range(count):
+        if i + _AHEAD < count and packets.endpoint[i + _AHEAD] & LOCAL:
+            _fetch(packets.address[i + _AHEAD], int64(packets.length[i + _AHEAD]))
         key = packets.endpoint[i]
-        value = int64(key & ~LOCAL) if key & LOCAL else _find(loop.senders, key)
+        value = int64(key & ~LOCAL) if key & LOCAL else find_sender(loop.senders, key)
         if value < 0:
-            value = _find(loop.senders, key & ~np.uint64(0xFFFF))
+            value = find_sender(loop.senders, key & ~np.uint64(0xFFFF))
         if value < 0:
             loop.totals[0] += 1
             continue
@@ -287,9 +326,13 @@ def _step(loop: Loop, packets: udp.Packets, count: int, now: int) -> None:
             signed = _add_signed(loop, signed, entry, EVERYBODY, row, result, size)
             loop.done[finished, 0], loop.done[finished, 1], loop.done[finished, 2] = value >> 16, int64(result), size
             loop.done[finished, 3] = port
+            receivers, partial = int64(0), False
+            if entry.protocol != 1:
+                pool = pool_of(entry)
+                receivers, partial = receivers_of(pool, row), is_partial(pool, row)
             # One tag covers one packet: in a job that has tags no result is cut.
-            is_cut = entry.protocol != 1 and entry.tag_bytes == 0 and is_addressed(_pool_of(entry), row)
-            loop.done[finished, 4] = row if is_cut else -1
+            loop.done[finished, 4] = receivers if entry.tag_bytes == 0 else 0
+            loop.done[finished, 5] = row if partial else -1
             finished += 1
         elif action in (UNICAST, WAITING):
             size = int64(_WAIT_BYTES)
@@ -311,14 +354,17 @@ def _step(loop: Loop, packets: udp.Packets, count: int, now: int) -> None:
             last += 1
         entry = loop.jobs[loop.done[first, 0]]
         for rank in range(entry.workers):
+            if entry.local and u8_at(entry.local, entry.workers)[rank]:
+                _hand_over_all(loop, entry, rank, first, last)
+                continue
             for k in range(first, last):
-                result, size = np.uint64(loop.done[k, 1]), loop.done[k, 2]
-                if loop.done[k, 4] >= 0:
-                    size = size_for(_pool_of(entry), loop.done[k, 4], rank)
+                size = _size_of(loop, k, entry, rank)
+                if size < 0:
+                    continue
                 if n == room:
                     _send(loop, n, now)
                     n = 0
-                n = _emit(outgoing, n, entry, rank, result, size, loop.done[k, 3])
+                n = _emit(outgoing, n, entry, rank, np.uint64(loop.done[k, 1]), size, loop.done[k, 3])
         first = last
     _send(loop, n, now)
 
@@ -326,6 +372,7 @@ def _step(loop: Loop, packets: udp.Packets, count: int, now: int) -> None:
 @kernel
 def _take_nearby(loop: Loop) -> int:
     """Take turns among the rings of all jobs with shared memory; how many packets `loop.nearby` then lists."""
+    loop = borrowed(loop)
     count = int64(0)
     for k in range(loop.rings[0]):
         index = loop.rings[1 + k]
@@ -339,6 +386,7 @@ def _take_nearby(loop: Loop) -> int:
 @kernel
 def _wake_ranks(loop: Loop) -> None:
     """Wake the ranks that sleep and have something in their ring."""
+    loop = borrowed(loop)
     n = 0
     for k in range(loop.rings[0]):
         entry = loop.jobs[loop.rings[1 + k]]
@@ -375,10 +423,13 @@ def serve(loop: Loop) -> None:
         nearby = _take_nearby(loop)
         if nearby:
             _step(loop, loop.nearby, nearby, int64(0))
-            _wake_ranks(loop)
             quiet, busy = 0, busy + 1
+            if busy % _WAKE_ROUNDS == 0:
+                _wake_ranks(loop)
             if busy < _IDLE_ROUNDS:
                 continue
+        elif quiet == 0:
+            _wake_ranks(loop)
         busy = 0
         count = udp.receive_batch(loop.io, loop.incoming)
         lossy = impair.active(loop.bad_uplink)
@@ -393,9 +444,9 @@ def serve(loop: Loop) -> None:
             if libc.wait_readable(loop.wake[0], loop.wake[0], 0, clock):
                 return
             continue
-        if quiet < _IDLE_ROUNDS:
+        if quiet < _IDLE_ROUNDS and libc.may_yield(loop.patience, now):
             quiet += 1
-            libc.yield_cpu()
+            libc.give_way(loop.patience, now, clock)
             continue
         timeout = int64(-1)
         if lossy or impair.active(loop.bad_downlink):
@@ -424,7 +475,7 @@ def new_loop(
         outgoing=udp.new_packets(packets_out),
         impaired=udp.new_packets(2 * packets_out + 2 * impair.MAX_DELAYED),
         replies=np.zeros((batch, wire_format.MAX_SPARSE_BYTES + TAG_BYTES), np.uint8),
-        done=np.zeros((batch, 5), np.int64),
+        done=np.zeros((batch, 6), np.int64),
         bad_uplink=uplink,
         bad_downlink=downlink,
         totals=np.zeros(2, np.int64),
@@ -432,14 +483,5 @@ def new_loop(
         rings=np.zeros(1 + MAX_JOBS, np.int64),
         authenticated=np.zeros(1, np.int64),
         signed=authentication.new_batch(batch),
+        patience=np.zeros(1, np.int64),
     )
-
-
-def fill_senders(senders: np.ndarray, endpoints: list[tuple[int, int]]) -> None:
-    """Make the table anew from (endpoint, job << 16 | rank) pairs."""
-    senders[:] = 0
-    for key, value in endpoints:
-        at = ((key * _HASH) & 0xFFFFFFFFFFFFFFFF) >> _HASH_SHIFT
-        while senders[at, 0]:
-            at = (at + 1) % TABLE
-        senders[at] = (key, value)

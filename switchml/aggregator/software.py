@@ -9,31 +9,27 @@ share is a table from sender to (job, rank).
 
 import logging
 import os
-import queue
 import socket
-import threading
 from collections.abc import Callable
-from concurrent.futures import Future
-from typing import Any, TypeVar
 
 import numpy as np
 
 from switchml.aggregator import loop as compiled
 from switchml.aggregator.job_state import JobState
-from switchml.aggregator.loop import MAX_JOBS, MAX_SENDERS
+from switchml.aggregator.loop import MAX_JOBS
+from switchml.aggregator.loop_thread import LoopThread, Result
+from switchml.aggregator.senders import MAX_SENDERS, fill_senders
 from switchml.control.dataplane import Address, JobCounters, JobSpec
 from switchml.errors import ConfigError
 from switchml.net import impair, sockets, udp
 from switchml.protocol import packet as wire_format
+from switchml.protocol.pool import Pool
 from switchml.protocol.pool_state import MULTICAST, UNICAST, WAITING
 from switchml.runtime.jit import compile_once
-from switchml.runtime.slices import shorten_slices
 
 log = logging.getLogger("switchml.aggregator")
 
 SOCKET_BUFFER_BYTES = 16 << 20
-
-Result = TypeVar("Result")
 
 
 class SoftwareTraits:
@@ -43,7 +39,7 @@ class SoftwareTraits:
     buffer_a_rank = False
     transports: tuple[str, ...] = ("shm", "udp", "zmq")
     padded = dense_only = False
-    authenticates = collectives = True
+    authenticates = collectives = ends_early = True
     mac = 0
     v1_place: tuple[str, int] | None = None
     most_parts = 1
@@ -93,13 +89,9 @@ class SoftwareDataplane(SoftwareTraits):
             ) from None
         self.address: Address = self._socket.getsockname()
         self.receive_buffer_bytes = sockets.grow_buffers(self._socket, SOCKET_BUFFER_BYTES)
-        self._wake = os.eventfd(0, os.EFD_NONBLOCK)
-        self._loop = compiled.new_loop(self._socket, self._wake, uplink, downlink)
+        self._thread = LoopThread(lambda: compiled.serve(self._loop), "switchml-aggregator")
+        self._loop = compiled.new_loop(self._socket, self._thread.wake, uplink, downlink)
         self._jobs: dict[int, JobState] = {}
-        self._requests: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = queue.SimpleQueue()
-        self._lock = threading.Lock()  # between _in_loop and stop: no request may come after the last look at the queue
-        self._stopping = False
-        self._thread = threading.Thread(target=self._run, name="switchml-aggregator", daemon=True)
 
     # -- life --
 
@@ -110,51 +102,22 @@ class SoftwareDataplane(SoftwareTraits):
 
     def stop(self) -> None:
         """Stop serving and close the socket. May be called twice."""
-        with self._lock:
-            if self._stopping:
-                return
-            self._stopping = True
-            os.eventfd_write(self._wake, 1)
-        self._finish()
-        with self._lock:
-            for job in self._jobs.values():
-                job.close()
+        if self._thread.stop():
+            self._thread.run(self._close)
+
+    def _close(self) -> None:
+        for job in self._jobs.values():
+            job.close()
         self._socket.close()
-        os.close(self._wake)
+        os.close(self._thread.wake)
 
-    def _finish(self) -> None:
-        if self._thread.ident is not None:
-            self._thread.join()
-
-    def _run(self) -> None:
-        shorten_slices()
-        while not self._stopping:
-            compiled.serve(self._loop)
-            os.eventfd_read(self._wake)
-            self._handle_requests()
-        self._handle_requests()
-
-    def _handle_requests(self) -> None:
-        while not self._requests.empty():
-            action, future = self._requests.get()
-            try:
-                future.set_result(action())
-            except BaseException as error:
-                future.set_exception(error)
+    def run_on(self, cores: set[int]) -> None:
+        """Have the thread run on no other cores."""
+        self._thread.run_on(cores)
 
     def _in_loop(self, action: Callable[[], Result]) -> Result:
         """Run `action` on the thread that owns the arrays, between two batches; returns its result."""
-        with self._lock:
-            serving = self._thread.ident is not None and not self._stopping
-            if serving:
-                future: Future[Result] = Future()
-                self._requests.put((action, future))
-                os.eventfd_write(self._wake, 1)
-        if serving:
-            return future.result()
-        self._finish()
-        with self._lock:
-            return action()
+        return self._thread.run(action)
 
     def handle(self, sender: int, address: int, length: int) -> list[tuple[int, bytes]]:
         """One datagram of endpoint `sender` (udp.endpoint), and what it causes: (endpoint, bytes) each. For a data
@@ -168,9 +131,12 @@ class SoftwareDataplane(SoftwareTraits):
             return []
         job = next(job for job in self._jobs.values() if job.index == value >> 16)
         if action == MULTICAST:
-            result = job.pool.result(row, length)
-            endpoints = enumerate(job.endpoints.tolist())
-            return [(endpoint, wire_format.for_rank(result, rank)) for rank, endpoint in endpoints]
+            result, pool = job.pool.result(row, length), job.pool
+            return [
+                (endpoint, wire_format.for_rank(result, rank))
+                for rank, endpoint in enumerate(job.endpoints.tolist())
+                if not isinstance(pool, Pool) or pool.gets_result(row, rank)
+            ]
         size = wire_format.HEADER_BYTES + wire_format.BITMAP_BYTES
         if action == UNICAST:
             size = len(wire_format.for_rank(job.pool.result(row, length), value & 0xFFFF))
@@ -189,7 +155,7 @@ class SoftwareDataplane(SoftwareTraits):
 
     def _install(self, state: JobState) -> None:
         spec = state.spec
-        if self._stopping:
+        if self._thread.stopping:
             raise ConfigError(f"job {spec.job_id} can't start: the aggregator is stopping")
         if spec.job_id in self._jobs:
             raise ConfigError(f"job {spec.job_id} is running already")
@@ -266,7 +232,7 @@ class SoftwareDataplane(SoftwareTraits):
         self._loop.rings[0] = len(shared)
         self._loop.rings[1 : 1 + len(shared)] = shared
         self._loop.authenticated[0] = any(job.spec.key for job in self._jobs.values())
-        compiled.fill_senders(
+        fill_senders(
             self._loop.senders,
             [
                 (key, job.index << 16 | rank)

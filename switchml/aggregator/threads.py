@@ -15,6 +15,7 @@ from switchml.aggregator.software import SoftwareDataplane, SoftwareTraits
 from switchml.control.dataplane import Address, JobCounters, JobSpec
 from switchml.errors import ConfigError
 from switchml.protocol import packet as wire_format
+from switchml.runtime.cores import share_of_cores
 
 log = logging.getLogger("switchml.aggregator")
 
@@ -118,7 +119,8 @@ class ThreadedDataplane(SoftwareTraits):
                             f"address {address[0]}:{address[1]} of rank {rank} belongs to rank {other} of job {job}"
                         )
             load = Counter(plane for home in self._homes.values() for plane in home)
-            homes: list[Home] = [*sorted(self._planes, key=lambda plane: load[plane])[: len(spec.parts)]]
+            chosen = sorted(self._planes, key=lambda plane: load[plane])[: len(spec.parts)]
+            homes: list[Home] = [plane for plane in self._planes if plane in chosen]
             if spec.protocol == 1:
                 homes = [self._raw or self._planes[0]]
             self._homes[spec.job_id] = []
@@ -133,6 +135,7 @@ class ThreadedDataplane(SoftwareTraits):
                 for rank, address in enumerate(part.addresses):
                     if address is not None:
                         self._senders[address] = spec.job_id, rank, _address_of(plane)
+            self._share_cores()
 
     def set_address(self, job_id: int, rank: int, address: Address, mac: int = 0) -> None:
         """Raises ConfigError if it belongs to somebody else, KeyError for an unknown job."""
@@ -149,6 +152,17 @@ class ThreadedDataplane(SoftwareTraits):
     def _remove(self, job_id: int) -> None:
         for plane in self._homes.pop(job_id, ()):
             plane.stop_job(job_id)
+        self._share_cores()
+
+    def _share_cores(self) -> None:
+        """Threads with a part of a divided job run on that part's share of the cores, all others on any."""
+        shares = {plane: share_of_cores(0, 1) for plane in self._planes}
+        for home in self._homes.values():
+            for number, plane in enumerate(home):
+                if len(home) > 1 and isinstance(plane, SoftwareDataplane):
+                    shares[plane] = share_of_cores(number, len(home))
+        for plane, cores in shares.items():
+            plane.run_on(cores)
 
     def address_for(self, sender: Address) -> Address:
         """The port of the thread that has the sender's job; the first one's for strangers."""

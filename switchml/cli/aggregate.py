@@ -1,12 +1,18 @@
 """`switchml aggregate`: the software aggregator with its control plane, until a signal stops it."""
 
+from __future__ import annotations
+
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from switchml.cli import serving
 from switchml.cli.options import Count, option
+
+if TYPE_CHECKING:
+    from switchml.aggregator.best_effort import BestEffortDataplane
+    from switchml.aggregator.threads import ThreadedDataplane
 
 _MOST_THREADS = 2
 """More have not made an all-reduce faster on two cores, and take memory and ports."""
@@ -29,6 +35,14 @@ _MOST_THREADS = 2
     help="Take v1 from this network interface, as p4app-switchML's hosts send it (root; implies --v1).",
 )
 @click.option("--slots", type=Count(1), default=65536, show_default=True, help="Total slots of all jobs.")
+@click.option(
+    "--best-effort",
+    "shared_slots",
+    type=Count(1),
+    metavar="N",
+    help="Put a switch in software before the aggregator, with N slots (a power of two) that all jobs share: what "
+    "finds none is summed behind it.  [default: each job has slots of its own]",
+)
 @option(
     "--loss",
     "loss_rate",
@@ -60,6 +74,7 @@ def aggregate(
     threads: int | None,
     raw: str | None,
     slots: int,
+    shared_slots: int | None,
     loss_rate: float,
     reorder_rate: float,
     duplicate_rate: float,
@@ -74,20 +89,29 @@ def aggregate(
     with a job's secret (SWITCHML_SECRET) can join it.
     """
     with serving.until_stopped(verbose):
-        from switchml.aggregator.threads import ThreadedDataplane
+        common: dict[str, Any] = {
+            "bind": bind,
+            "port": data_port,
+            "slot_capacity": slots,
+            "loss_rate": loss_rate,
+            "reorder_rate": reorder_rate,
+            "duplicate_rate": duplicate_rate,
+            "seed": seed,
+        }
+        dataplane: BestEffortDataplane | ThreadedDataplane
+        if shared_slots is not None:
+            if threads is not None or raw is not None or options["v1"]:
+                raise click.UsageError(
+                    "--best-effort has one thread a tier and no v1: leave out --threads, --raw, --v1"
+                )
+            from switchml.aggregator.best_effort import BestEffortDataplane
 
-        dataplane = ThreadedDataplane(
-            bind=bind,
-            port=data_port,
-            threads=threads or 1,
-            most_threads=threads or min(_MOST_THREADS, len(os.sched_getaffinity(0))),
-            raw=raw,
-            slot_capacity=slots,
-            loss_rate=loss_rate,
-            reorder_rate=reorder_rate,
-            duplicate_rate=duplicate_rate,
-            seed=seed,
-        )
+            dataplane = BestEffortDataplane(shared_slots=shared_slots, **common)
+        else:
+            from switchml.aggregator.threads import ThreadedDataplane
+
+            most_threads = threads or min(_MOST_THREADS, len(os.sched_getaffinity(0)))
+            dataplane = ThreadedDataplane(threads=threads or 1, most_threads=most_threads, raw=raw, **common)
         try:
             dataplane.start()
             data = ",".join("{}:{}".format(*at) for at in dataplane.addresses)

@@ -32,6 +32,8 @@ with at_once:  # nothing else may be imported before
     from types import FrameType
     from typing import NoReturn
 
+    from switchml.runtime.insist import heard, insist, is_raised
+
 
 @contextlib.contextmanager
 def in_order() -> Iterator[None]:
@@ -40,18 +42,28 @@ def in_order() -> Iterator[None]:
     if not _is_main_thread():
         yield
         return
+    code = 0
+
+    def end(number: int, frame: FrameType | None) -> NoReturn:
+        nonlocal code
+        code = 128 + number
+        insist(KeyboardInterrupt() if number == signal.SIGINT else SystemExit(code))
+
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) == signal.SIG_DFL:  # `nohup` ignores the latter
-            signal.signal(number, _exit)
+            signal.signal(number, end)
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, end)
     try:
         yield
+    except Exception as error:
+        if is_raised(error):
+            raise SystemExit(code) from None
+        raise
     finally:
+        heard()
         if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
             signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
-def _exit(number: int, frame: FrameType | None) -> NoReturn:
-    raise SystemExit(128 + number)
 
 
 def _is_main_thread() -> bool:

@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 import click
 
 from switchml.cli.options import SECONDS, Count
+from switchml.runtime.insist import heard, insist, is_raised
 
 _OPTIONS = (
     click.option(
@@ -114,14 +115,19 @@ def until_stopped(verbose: bool) -> Iterator[None]:
     by further ones. Sets up logging, too. Enter it before importing grpc."""
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # our own messages cover ports and handshakes
     logging.basicConfig(level=logging.INFO if verbose else logging.WARNING, format="%(name)s: %(message)s")
-    with contextlib.suppress(_Stopped):
+    try:
         _on_signals(_stop)
         yield
+    except BaseException as error:
+        if not is_raised(error):
+            raise
+    finally:
+        heard()
 
 
 def _stop(number: int, frame: FrameType | None) -> NoReturn:
     _on_signals(lambda *_: None)
-    raise _Stopped
+    insist(_Stopped())
 
 
 def _on_signals(do: Callable[[int, FrameType | None], Any]) -> None:

@@ -98,6 +98,7 @@ def join(
     queues: int = 1,
     host_name: str | None = None,
     resumption: Resumption | None = None,
+    deadline_s: float = 0.0,
     is_given_up: Callable[[], bool] = lambda: False,
     timeout_s: float = 60.0,
     peer_timeout_s: float = PEER_TIMEOUT_S,
@@ -111,6 +112,7 @@ def join(
     packets travel, for switches that need it; with the transport "none" the job is a membership alone, without slots.
     `authenticate`: packets are signed with the job's key, `info.key`; all ranks must agree on it.
     `queues`: of collectives that this rank can keep (docs/protocol.md, section 11).
+    `deadline_s`: how long sums wait for late ranks (section 13), 0 for without end; all ranks must agree on it.
     `resumption`: the job goes on here, and does not begin (section 12). `is_given_up` is asked now and then; if it says
     so, JoinError ends the wait.
     `host_name` is what the others see in `peers` (default: this machine's). `secret` defaults to the environment's
@@ -139,6 +141,7 @@ def join(
             mac=mac,
             authenticate=authenticate,
             queues=queues,
+            deadline_s=deadline_s,
             resumption=None if resumption is None else v2_pb2.Resumption(**vars(resumption)),
         )
     except (TypeError, ValueError) as error:
@@ -325,10 +328,11 @@ class Session:
         with suppress(grpc.RpcError, ValueError):  # the channel is closed
             _send(self._jobs.Waiting, v2_pb2.WaitingRequest(token=self._token, part=part, queues=queues))
 
-    def count(self, calls: dict[str, int]) -> None:
-        """Report how many collectives this rank's program has called, by name. As `waiting`."""
+    def count(self, calls: dict[str, int], loading: dict[str, float]) -> None:
+        """Report how many collectives this rank's program has called, by name, and the counters of its planned loader.
+        As `waiting`."""
         with suppress(grpc.RpcError, ValueError):
-            _send(self._jobs.Count, v2_pb2.CountRequest(token=self._token, calls=calls))
+            _send(self._jobs.Count, v2_pb2.CountRequest(token=self._token, calls=calls, loading=loading))
 
     def ping(self, on_answer: Callable[[], None]) -> None:
         """Ask the aggregator for a sign of life; `on_answer` is called, from another thread, when it has come. Returns

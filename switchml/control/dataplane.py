@@ -51,6 +51,8 @@ class JobSpec:
     """With what packets are signed (docs/protocol.md, section 10); empty: they are not."""
     more: tuple[PartSpec, ...] = ()
     """Further parts (section 7), of as many slots each."""
+    has_deadline: bool = False
+    """Whether rounds may end without ranks that are late (section 13)."""
 
     @property
     def parts(self) -> "tuple[JobSpec, ...]":
@@ -103,6 +105,9 @@ class Dataplane(Protocol):
     """Whether sparse packets are refused, because switches in a tree know none (section 9)."""
     collectives: bool = False
     """Whether addressed packets are taken, and so collectives other than sums for all ranks (section 11)."""
+
+    ends_early: bool = False
+    """Whether a round can end without the ranks that are late (section 13)."""
 
     authenticates: bool = False
     """Whether it can check and sign packets (section 10)."""

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from switchml.control.agreement import Reports
 from switchml.control.dataplane import JobCounters
 from switchml.control.membership import JoinRequest
 
-_CALLS, _MOST_CALLS = re.compile(r"[a-z_]{1,20}(/gloo)?"), 32
-"""Names of collectives as a rank may report them, and how many."""
+_CALLS, _MOST_COUNTS = re.compile(r"[a-z_]{1,20}(/gloo)?"), 32
+"""Names of collectives, and of a loader's counters, as a rank may report them, and how many of each."""
+Count = TypeVar("Count", int, float)
 
 
 @dataclass(eq=False)
@@ -24,10 +27,12 @@ class Member:
     calls: dict[str, int] = field(default_factory=dict)
     """Collectives of the rank's program so far, by name."""
 
-    def count(self, calls: Mapping[str, int]) -> None:
+    loading: dict[str, float] = field(default_factory=dict)
+    """Counters of its planned loader, by name."""
+
+    def count(self, calls: Mapping[str, int], loading: Mapping[str, float]) -> None:
         """Take such a report; what a stranger adds to it is left out."""
-        known = {name: calls[name] for name in sorted(calls) if _CALLS.fullmatch(name)}
-        self.calls = dict(list(known.items())[:_MOST_CALLS])
+        self.calls, self.loading = _known(calls), _known(loading)
 
 
 @dataclass(eq=False)
@@ -71,3 +76,9 @@ class Job:
     def first(self) -> JoinRequest:
         """The request that the others have to match."""
         return next(iter(self.members.values())).request
+
+
+def _known(counts: Mapping[str, Count]) -> dict[str, Count]:
+    """The first ones by name that a rank may report."""
+    names = [name for name in sorted(counts) if _CALLS.fullmatch(name) and math.isfinite(counts[name])]
+    return {name: counts[name] for name in names[:_MOST_COUNTS]}

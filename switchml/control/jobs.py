@@ -112,6 +112,7 @@ class JobRegistry:
         """
         request.check()
         self._check_authentication(request)
+        self._check_deadline(request)
         job = self._by_name(request.job)
         if job is not None:
             self._check_secret(job, request, now)
@@ -178,10 +179,10 @@ class JobRegistry:
         self._end(job, "failed", event.reason)
         return notices
 
-    def count(self, ticket: int, calls: dict[str, int]) -> None:
-        """A rank's program has called so many collectives."""
+    def count(self, ticket: int, calls: dict[str, int], loading: dict[str, float]) -> None:
+        """A rank's program has called so many collectives, and its planned loader counted this."""
         if ticket in self._job_of:
-            self._member(self._job_of[ticket], ticket).count(calls)
+            self._member(self._job_of[ticket], ticket).count(calls, loading)
 
     def waiting(self, ticket: int, part: int, report: Report) -> list[Notice]:
         """A rank has a call that stands still: end the job if the ranks called different collectives."""
@@ -269,6 +270,7 @@ class JobRegistry:
             ("slots", request.slots, job.first.slots),
             ("control only", request.is_control_only, job.first.is_control_only),
             ("authenticate", request.authenticate, job.first.authenticate),
+            ("deadline_s", request.deadline_s, job.first.deadline_s),
             ("to go on with", resuming.lineage(request), resuming.lineage(job.first)),
         ):
             if theirs != ours:
@@ -300,6 +302,14 @@ class JobRegistry:
                 Reason.CONFLICT,
                 f"job {request.job!r} is to be authenticated, and a P4 switch can't compute the tags of packets: "
                 "join without authenticate, or use a software aggregator",
+            )
+
+    def _check_deadline(self, request: JoinRequest) -> None:
+        if request.deadline_s and not self.dataplane.ends_early:
+            raise Refused(
+                Reason.CONFLICT,
+                f"job {request.job!r} has a deadline, and this aggregator's sums always wait for every rank: join "
+                "without deadline, or use a software aggregator or one P4 switch that runs switchml.json",
             )
 
     def _check_address_free(self, request: JoinRequest) -> None:
@@ -377,6 +387,7 @@ class JobRegistry:
             transports=tuple(request.transport for request in requests),
             macs=tuple(request.mac for request in requests),
             more=tuple(more),
+            has_deadline=job.first.deadline_s > 0,
             **vars(first),
         )
 

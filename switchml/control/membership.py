@@ -86,6 +86,7 @@ class JoinRequest:
     more_addresses: tuple[Address, ...] = ()
     queues: int = 1
     resumption: Resumption | None = None
+    deadline_s: float = 0.0
 
     @property
     def addresses(self) -> tuple[Address, ...]:
@@ -122,6 +123,8 @@ class JoinRequest:
             raise _invalid(f"wire format {self.wire}: expected one of {sorted(WIRE_DTYPES)}")
         if not 0 <= self.timeout_s < 1e6:
             raise _invalid(f"join timeout of {self.timeout_s} s: expected 0 to 1000000")
+        if not 0 <= self.deadline_s < 1e6:
+            raise _invalid(f"deadline of {self.deadline_s} s: expected 0 to 1000000")
         if not 0 <= self.mac < 1 << 48:
             raise _invalid(f"MAC address {self.mac:x}: expected one of 48 bits")
         if self.is_control_only:

@@ -1,6 +1,7 @@
 """`StatusReply` as text: JSON for programs, tables for people."""
 
 import json
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -66,6 +67,8 @@ def as_tables(reply: v2_pb2.StatusReply) -> list[Table]:
         tables.append(_rank_table(live))
     if any(rank.calls for job in reply.jobs for rank in job.ranks):
         tables.append(_call_table(reply.jobs))
+    if any(rank.loading for job in reply.jobs for rank in job.ranks):
+        tables.append(_loading_table(reply.jobs))
     return tables
 
 
@@ -145,6 +148,41 @@ def _call_table(jobs: Iterable[v2_pb2.JobStatus]) -> Table:
         for name in sorted({name.removesuffix(GLOO) for rank in job.ranks for name in rank.calls}):
             ways = (max(rank.calls.get(name + way, 0) for rank in job.ranks) for way in ("", GLOO))
             table.add(job.name, name, *(f"{count:,}" for count in ways))
+    return table
+
+
+def _loading_table(jobs: Iterable[v2_pb2.JobStatus]) -> Table:
+    columns = [
+        text("job"),
+        number("rank"),
+        number("step"),
+        number("buffer", "%"),
+        number("peers", "%", drop=2),
+        number("storage", "%", drop=1),
+        number("reads"),
+        number("read", "MB"),
+        number("retried", drop=3),
+        number("waits"),
+        number("waited", "s"),
+    ]
+    table = Table(columns, title="Planned loaders", notes=["where samples came from, and reads of storage"])
+    for job in jobs:
+        for rank in job.ranks:
+            if not rank.loading:
+                continue
+            of = defaultdict(float, rank.loading)
+            samples = [of[name] for name in ("buffer_hits", "peer_hits", "storage_samples")]
+            table.add(
+                job.name,
+                str(rank.rank),
+                f"{of['steps']:,.0f}",
+                *(f"{100 * each / max(sum(samples), 1):.0f}" for each in samples),
+                f"{of['reads']:,.0f}",
+                f"{of['read_bytes'] / 1e6:,.1f}",
+                f"{of['retried']:,.0f}",
+                f"{of['waits']:,.0f}",
+                f"{of['wait_s']:,.1f}",
+            )
     return table
 
 

@@ -114,7 +114,7 @@ class JobsService:
     async def Count(self, request: v2_pb2.CountRequest, context: Context) -> v2_pb2.CountReply:
         ticket = self._ticket_of.get(request.token)
         if ticket is not None:
-            self.registry.count(ticket, dict(request.calls))
+            self.registry.count(ticket, dict(request.calls), dict(request.loading))
         return v2_pb2.CountReply()
 
     async def Ping(self, request: v2_pb2.PingRequest, context: Context) -> v2_pb2.PingReply:

@@ -150,6 +150,7 @@ class Monitor:
                     host=member.request.host,
                     pid=member.request.pid,
                     calls=member.calls,
+                    loading=member.loading,
                 )
                 for rank, member in sorted(job.members.items())
             ],

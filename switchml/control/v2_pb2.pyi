@@ -14,7 +14,7 @@ class Address(_message.Message):
     def __init__(self, ip: _Optional[str] = ..., port: _Optional[int] = ...) -> None: ...
 
 class JoinRequest(_message.Message):
-    __slots__ = ("protocol", "job", "rank", "world_size", "secret", "data_address", "slots", "payload_bytes", "wire", "receive_buffer_bytes", "timeout_s", "host", "pid", "transport", "mac", "authenticate", "more_addresses", "queues", "resumption")
+    __slots__ = ("protocol", "job", "rank", "world_size", "secret", "data_address", "slots", "payload_bytes", "wire", "receive_buffer_bytes", "timeout_s", "host", "pid", "transport", "mac", "authenticate", "more_addresses", "queues", "resumption", "deadline_s")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     JOB_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
@@ -34,6 +34,7 @@ class JoinRequest(_message.Message):
     MORE_ADDRESSES_FIELD_NUMBER: _ClassVar[int]
     QUEUES_FIELD_NUMBER: _ClassVar[int]
     RESUMPTION_FIELD_NUMBER: _ClassVar[int]
+    DEADLINE_S_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     job: str
     rank: int
@@ -53,7 +54,8 @@ class JoinRequest(_message.Message):
     more_addresses: _containers.RepeatedCompositeFieldContainer[Address]
     queues: int
     resumption: Resumption
-    def __init__(self, protocol: _Optional[int] = ..., job: _Optional[str] = ..., rank: _Optional[int] = ..., world_size: _Optional[int] = ..., secret: _Optional[str] = ..., data_address: _Optional[_Union[Address, _Mapping]] = ..., slots: _Optional[int] = ..., payload_bytes: _Optional[int] = ..., wire: _Optional[int] = ..., receive_buffer_bytes: _Optional[int] = ..., timeout_s: _Optional[float] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., transport: _Optional[str] = ..., mac: _Optional[int] = ..., authenticate: bool = ..., more_addresses: _Optional[_Iterable[_Union[Address, _Mapping]]] = ..., queues: _Optional[int] = ..., resumption: _Optional[_Union[Resumption, _Mapping]] = ...) -> None: ...
+    deadline_s: float
+    def __init__(self, protocol: _Optional[int] = ..., job: _Optional[str] = ..., rank: _Optional[int] = ..., world_size: _Optional[int] = ..., secret: _Optional[str] = ..., data_address: _Optional[_Union[Address, _Mapping]] = ..., slots: _Optional[int] = ..., payload_bytes: _Optional[int] = ..., wire: _Optional[int] = ..., receive_buffer_bytes: _Optional[int] = ..., timeout_s: _Optional[float] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., transport: _Optional[str] = ..., mac: _Optional[int] = ..., authenticate: bool = ..., more_addresses: _Optional[_Iterable[_Union[Address, _Mapping]]] = ..., queues: _Optional[int] = ..., resumption: _Optional[_Union[Resumption, _Mapping]] = ..., deadline_s: _Optional[float] = ...) -> None: ...
 
 class Resumption(_message.Message):
     __slots__ = ("lineage", "epoch", "rounds", "former_tags")
@@ -220,7 +222,7 @@ class Ended(_message.Message):
     def __init__(self, reason: _Optional[str] = ...) -> None: ...
 
 class CountRequest(_message.Message):
-    __slots__ = ("token", "calls")
+    __slots__ = ("token", "calls", "loading")
     class CallsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -228,11 +230,20 @@ class CountRequest(_message.Message):
         key: str
         value: int
         def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    class LoadingEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
     TOKEN_FIELD_NUMBER: _ClassVar[int]
     CALLS_FIELD_NUMBER: _ClassVar[int]
+    LOADING_FIELD_NUMBER: _ClassVar[int]
     token: str
     calls: _containers.ScalarMap[str, int]
-    def __init__(self, token: _Optional[str] = ..., calls: _Optional[_Mapping[str, int]] = ...) -> None: ...
+    loading: _containers.ScalarMap[str, float]
+    def __init__(self, token: _Optional[str] = ..., calls: _Optional[_Mapping[str, int]] = ..., loading: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
 class CountReply(_message.Message):
     __slots__ = ()
@@ -355,7 +366,7 @@ class JobStatus(_message.Message):
     def __init__(self, job_id: _Optional[int] = ..., name: _Optional[str] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., protocol: _Optional[int] = ..., world_size: _Optional[int] = ..., age_s: _Optional[float] = ..., slots: _Optional[int] = ..., slots_in_use: _Optional[int] = ..., payload_bytes: _Optional[int] = ..., wire: _Optional[int] = ..., missing: _Optional[_Iterable[int]] = ..., goodput_bps: _Optional[float] = ..., ranks: _Optional[_Iterable[_Union[RankStatus, _Mapping]]] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class RankStatus(_message.Message):
-    __slots__ = ("rank", "state", "address", "host", "pid", "counters", "rates", "calls")
+    __slots__ = ("rank", "state", "address", "host", "pid", "counters", "rates", "calls", "loading")
     class CountersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -377,6 +388,13 @@ class RankStatus(_message.Message):
         key: str
         value: int
         def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    class LoadingEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
     RANK_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
@@ -385,6 +403,7 @@ class RankStatus(_message.Message):
     COUNTERS_FIELD_NUMBER: _ClassVar[int]
     RATES_FIELD_NUMBER: _ClassVar[int]
     CALLS_FIELD_NUMBER: _ClassVar[int]
+    LOADING_FIELD_NUMBER: _ClassVar[int]
     rank: int
     state: str
     address: Address
@@ -393,4 +412,5 @@ class RankStatus(_message.Message):
     counters: _containers.ScalarMap[str, int]
     rates: _containers.ScalarMap[str, float]
     calls: _containers.ScalarMap[str, int]
-    def __init__(self, rank: _Optional[int] = ..., state: _Optional[str] = ..., address: _Optional[_Union[Address, _Mapping]] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., counters: _Optional[_Mapping[str, int]] = ..., rates: _Optional[_Mapping[str, float]] = ..., calls: _Optional[_Mapping[str, int]] = ...) -> None: ...
+    loading: _containers.ScalarMap[str, float]
+    def __init__(self, rank: _Optional[int] = ..., state: _Optional[str] = ..., address: _Optional[_Union[Address, _Mapping]] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., counters: _Optional[_Mapping[str, int]] = ..., rates: _Optional[_Mapping[str, float]] = ..., calls: _Optional[_Mapping[str, int]] = ..., loading: _Optional[_Mapping[str, float]] = ...) -> None: ...

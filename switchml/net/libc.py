@@ -102,3 +102,23 @@ def wait_readable(fd_a: int, fd_b: int, timeout_ns: int, scratch: np.ndarray) ->
 def yield_cpu() -> None:
     """Let another thread that is ready run on this core (sched_yield)."""
     _sched_yield()
+
+
+_COMPUTES_NS, _PAUSE_NS = 1_000_000, 100_000_000
+
+
+@kernel
+def may_yield(patience: np.ndarray, now: int) -> bool:
+    """Whether to look for packets again and again with `give_way` in between, at `now`; else sleep. `patience`:
+    int64[1] of the caller's, 0 at first."""
+    return bool(now >= patience[0])
+
+
+@kernel
+def give_way(patience: np.ndarray, now: int, clock: np.ndarray) -> None:
+    """`yield_cpu`. If somebody who computes takes the core for so long that a sleeper would have been woken several
+    times, do not give way for a while: a sleeper is served before whoever used up his time."""
+    _sched_yield()
+    after = now_ns(clock)
+    if after - now > _COMPUTES_NS:
+        patience[0] = after + _PAUSE_NS

@@ -19,11 +19,10 @@ import secrets
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba.core import types
 
 from switchml.errors import ConfigError
 from switchml.runtime.jit import Address, int64, kernel
-from switchml.runtime.memory import instruction, load_acquire, store_release, u64_at
+from switchml.runtime.memory import fence, load_acquire, prefetch, store_release, u64_at
 
 ROW_BYTES = 64 + 1024
 REPLIES = 256
@@ -36,9 +35,6 @@ _UP_HEAD, _UP_TAIL, _DOWN_HEAD, _DOWN_TAIL, _RANK_SLEEPS, _ENTRIES = (k * _LINE 
 _LENGTH_BITS = 16
 
 
-_fence = instruction(types.void(), lambda builder: builder.fence("seq_cst"))
-
-
 class Segment(NamedTuple):
     """A mapped segment: `at` int64[8]: base address (0: none), bytes, ranks, slots, ring capacity, bytes of a rank's
     block, offsets of the ranks' packets and of the pool's rows. `memory` uint8[bytes] keeps it mapped."""
@@ -47,6 +43,8 @@ class Segment(NamedTuple):
     memory: np.ndarray
 
 
+Ring = tuple[Address, Address, Address]
+"""Addresses of a ring's head, its tail and its entries."""
 BASE, SIZE, RANKS, SLOTS, CAPACITY, STRIDE, PACKETS, ROWS = range(8)
 
 
@@ -146,39 +144,70 @@ def _block(at: np.ndarray, rank: int) -> np.uint64:
 
 
 @kernel
-def _up(at: np.ndarray, rank: int) -> tuple[Address, Address, Address]:
-    """A rank's ring to the aggregator: addresses of its head, its tail and its entries."""
+def _up(at: np.ndarray, rank: int) -> Ring:
+    """A rank's ring to the aggregator."""
     block = _block(at, rank)
     return block + np.uint64(_UP_HEAD), block + np.uint64(_UP_TAIL), block + np.uint64(_ENTRIES)
 
 
 @kernel
-def _down(at: np.ndarray, rank: int) -> tuple[Address, Address, Address]:
-    """The ring from the aggregator to a rank, as `_up`."""
+def _down(at: np.ndarray, rank: int) -> Ring:
+    """The ring from the aggregator to a rank."""
     block = _block(at, rank)
     return block + np.uint64(_DOWN_HEAD), block + np.uint64(_DOWN_TAIL), block + np.uint64(_ENTRIES + 8 * at[CAPACITY])
 
 
+@kernel(forceinline=True)
+def _open(at: np.ndarray, ring: Ring) -> tuple[Ring, np.uint64, np.uint64]:
+    """Begin to append to a ring, as its writer: (ring, its head, where that must not go beyond). `add` appends, and
+    `publish` shows the reader what has been added."""
+    return ring, u64_at(ring[0], 1)[0], load_acquire(ring[1]) + np.uint64(at[CAPACITY])
+
+
+@kernel(forceinline=True)
+def open_up(at: np.ndarray, rank: int) -> tuple[Ring, np.uint64, np.uint64]:
+    """Rank's side: begin to name packets to the aggregator (`_open`)."""
+    return _open(at, _up(at, rank))
+
+
+@kernel(forceinline=True)
+def open_down(at: np.ndarray, rank: int) -> tuple[Ring, np.uint64, np.uint64]:
+    """Aggregator's side: begin to name results to a rank (`_open`)."""
+    return _open(at, _down(at, rank))
+
+
+@kernel(forceinline=True)
+def add(at: np.ndarray, ring: Ring, head: np.uint64, end: np.uint64, address: Address, length: int) -> np.uint64:
+    """Name one packet or result; the new head, the same if the ring is full (a packet is then lost, and the timer will
+    have it named once more; results always fit)."""
+    head = np.uint64(head)
+    if head == np.uint64(end):
+        return head
+    offset = np.uint64(address) - np.uint64(at[BASE])
+    entry = (offset << np.uint64(_LENGTH_BITS)) | np.uint64(length)
+    u64_at(ring[2], at[CAPACITY])[int64(head) & (at[CAPACITY] - 1)] = entry
+    return head + np.uint64(1)
+
+
+@kernel(forceinline=True)
+def publish(ring: Ring, head: np.uint64) -> None:
+    """Let the reader see everything up to `head`."""
+    store_release(ring[0], head)
+
+
 @kernel
-def _push(at: np.ndarray, ring: tuple[Address, Address, Address], address: Address, length: int, room: int) -> int:
+def _push(at: np.ndarray, ring: Ring, address: Address, length: int, room: int) -> int:
     """Append one entry unless fewer than `room` places would stay free; 1 if done. Only the ring's writer may call
     this."""
-    head_at, tail_at, entries_at = ring
-    head = u64_at(head_at, 1)[0]
-    if head - load_acquire(tail_at) + np.uint64(room) >= np.uint64(at[CAPACITY]):
-        return 0
-    offset = np.uint64(address) - np.uint64(at[BASE])
-    u64_at(entries_at, at[CAPACITY])[int64(head) & (at[CAPACITY] - 1)] = (
-        offset << np.uint64(_LENGTH_BITS)
-    ) | np.uint64(length)
-    store_release(head_at, head + np.uint64(1))
-    return 1
+    ring, head, end = _open(at, ring)
+    after = add(at, ring, head, end, address, length) if end - head > np.uint64(room) else head
+    publish(ring, after)
+    return int64(after - head)
 
 
 @kernel
 def push_up(at: np.ndarray, rank: int, address: Address, length: int) -> int:
-    """Rank's side: name one of its packets to the aggregator; 0 if the ring is full (then it is lost, and the timer
-    will resend it)."""
+    """Rank's side: name one of its packets to the aggregator; 0 if the ring is full."""
     return _push(at, _up(at, rank), address, length, 0)
 
 
@@ -190,15 +219,14 @@ def query_up(at: np.ndarray, rank: int, seq: int) -> int:
 
 @kernel
 def push_down(at: np.ndarray, rank: int, address: Address, length: int, room: int) -> int:
-    """Aggregator's side: name a result to a rank. `room`: places to leave free (0 for results, which always fit; more
-    for hints)."""
+    """Aggregator's side: name a result to a rank. `room`: places to leave free (0 for results, more for hints)."""
     return _push(at, _down(at, rank), address, length, room)
 
 
 @kernel
 def _pop(
     at: np.ndarray,
-    ring: tuple[Address, Address, Address],
+    ring: Ring,
     lowest: int,
     highest: int,
     sender: np.uint64,
@@ -206,7 +234,9 @@ def _pop(
     count: int,
     most: int,
 ) -> int:
-    """Append up to `most` entries to `packets` from `count` on, those that lie between two offsets; the new count."""
+    """Append up to `most` entries to `packets` from `count` on, those that lie between two offsets; the new count.
+    The headers that they name are fetched meanwhile: another process wrote them, so each would have to be waited for.
+    """
     head_at, tail_at, entries_at = ring
     head, tail = load_acquire(head_at), u64_at(tail_at, 1)[0]
     entries = u64_at(entries_at, at[CAPACITY])
@@ -221,6 +251,7 @@ def _pop(
             count += 1
         elif lowest <= offset and offset + length <= highest:  # a rank is trusted with its own packets, nothing else
             packets.address[count] = np.uint64(at[BASE] + offset)
+            prefetch(np.uint64(at[BASE] + offset))
             packets.length[count] = length
             packets.endpoint[count] = sender
             count += 1
@@ -245,7 +276,7 @@ def receive_down(at: np.ndarray, rank: int, packets: Any) -> int:
 
 
 @kernel
-def _has_entries(ring: tuple[Address, Address, Address]) -> bool:
+def _has_entries(ring: Ring) -> bool:
     return bool(load_acquire(ring[0]) != u64_at(ring[1], 1)[0])
 
 
@@ -271,13 +302,13 @@ def _sleep_flag(at: np.ndarray, rank: int) -> np.uint64:
 def announce_sleep(at: np.ndarray, rank: int, asleep: int) -> None:
     """Set or clear the flag. Whoever sets it must look at its rings once more before it sleeps."""
     store_release(_sleep_flag(at, rank), np.uint64(asleep))
-    _fence()
+    fence()
 
 
 @kernel
 def must_wake(at: np.ndarray, rank: int) -> bool:
     """After pushing: whether the reader sleeps. The caller then wakes it; others need not."""
-    _fence()
+    fence()
     flag = _sleep_flag(at, rank)
     if load_acquire(flag) == 0:
         return False

@@ -40,7 +40,7 @@ class Collective:
             return "all_gather" if self.shares else "broadcast"
         if self.reach == REACH_ROOT:
             return "reduce_scatter" if self.shares else "reduce"
-        return "barrier" if self.op == OP_SUM else "all_reduce"
+        return "barrier" if self.op == OP_SUM and not self.mark else "all_reduce"
 
     def describe(self, what: str) -> str:
         """It, with an article, of `what` elements (of one share, if it has shares)."""
@@ -58,6 +58,11 @@ class Collective:
 def all_reduce(op: int, mark: int = 0) -> Collective:
     """Every rank's data, combined by `op`, to all."""
     return Collective(REACH_ALL, op=op, mark=mark)
+
+
+def sum_of_all() -> Collective:
+    """Every rank's lanes, added up, to all, in a job whose other sums may be without a rank (section 13)."""
+    return Collective(REACH_ALL, mark=1)
 
 
 def barrier() -> Collective:

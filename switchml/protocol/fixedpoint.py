@@ -324,6 +324,32 @@ def classify(fmt: int, address: Address, count: int, lanes_address: Address, lan
             out[i * _LANES[fmt]] = bswap32(np.uint32(POSITIVE_INFINITY if value > 0 else NEGATIVE_INFINITY))
 
 
+@kernel
+def multiply(fmt: int, address: Address, count: int, factor: float) -> None:
+    """Multiply `count` floats at `address` by `factor`, rounded to their type."""
+    if _is_float64(fmt):
+        y = f64_at(address, count)
+        for i in range(count):
+            y[i] *= factor
+        return
+    x, narrow = f32_at(address, count), np.float32(factor)
+    for i in range(count):
+        x[i] *= narrow
+
+
+@kernel
+def clear_non_finite(fmt: int, address: Address, count: int) -> None:
+    """Make 0 of each infinity and NaN among `count` floats at `address`."""
+    if _is_float64(fmt):
+        y = f64_at(address, count)
+        for i in range(count):
+            y[i] = y[i] if np.isfinite(y[i]) else 0.0
+        return
+    x = f32_at(address, count)
+    for i in range(count):
+        x[i] = x[i] if np.isfinite(x[i]) else np.float32(0.0)
+
+
 @kernel(forceinline=True)
 def decode(fmt: int, lanes_address: Address, address: Address, count: int, used: int, room: int, divisor: int) -> int:
     """Sums of lanes to `count` elements at `address`, divided by `divisor` (1 for a sum; integers truncate toward

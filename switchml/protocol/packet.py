@@ -65,10 +65,16 @@ RESULT = 0xC
 WAIT = 0xF
 WIRE_INT32, WIRE_INT16, WIRE_INT8 = 0, 1, 2
 """Lane width; added to CONTRIBUTION or RESULT it gives the type nibble."""
+EXPIRY = 0xB
+"""A rank has waited long enough: the round is to end with those that are in it (docs/protocol.md, section 13)."""
 R_FLAG = 0x08
 """Byte 0: in a contribution, this is a retransmission; in a result, this answers one."""
 FLAG_OVERFLOW = 1
 FLAG_MIXED = 2
+FLAG_PARTIAL = 8
+"""The round ended without some ranks; `ahead` says how many are in it."""
+FLAG_LATE = 16
+"""In the answer to a rank that is not."""
 V2_MAX_WORKERS = 256
 V2_MAX_SLOTS = 65536
 

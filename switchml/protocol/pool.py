@@ -23,7 +23,7 @@ from switchml.protocol.pool_state import (
     result_at,
 )
 from switchml.protocol.pool_v1 import receive_v1
-from switchml.protocol.pool_v2 import receive_v2, reset_slots, result_of, size_for
+from switchml.protocol.pool_v2 import gets_result, receive_v2, reset_slots, result_of, size_for
 from switchml.runtime.memory import u8_at
 
 _WAIT_SIZE = wire_format.HEADER_BYTES + wire_format.BITMAP_BYTES
@@ -63,7 +63,7 @@ class Pool:
             raise ConfigError(f"payload of {payload_bytes} bytes, wire {wire}: expected 256 or 1024, and 0 to 2")
         if isn % (2 * slots):
             raise ConfigError(f"initial sequence number {isn}: expected a multiple of {2 * slots}")
-        self.job = np.array([(workers, slots, payload_bytes, wire, tag, isn)], JOB)
+        self.job = np.array([(workers, slots, payload_bytes, wire, tag, isn, 0)], JOB)
         self.slots = np.zeros(2 * slots, SLOT)
         self.seen = np.zeros((2 * slots, 4), np.uint64)
         self.rows = self.wide = rows if rows is not None else np.zeros(0, np.uint8)
@@ -87,6 +87,10 @@ class Pool:
         address, size = result_of(self.state, row)
         return u8_at(address, size).tobytes()
 
+    def gets_result(self, row: int, rank: int) -> bool:
+        """Whether the multicast of the result in a row goes to a rank."""
+        return bool(gets_result(self.state, row, rank))
+
     def receive(self, rank: int, data: bytes) -> Outcome:
         """Apply one packet of `rank`."""
         before = self.counters[rank].copy()
@@ -109,7 +113,7 @@ class PoolV1:
         if not 1 <= workers <= wire_format.V1_MAX_WORKERS:
             raise ConfigError(f"{workers} workers: expected 1 to {wire_format.V1_MAX_WORKERS} in protocol v1")
         rows = 2 * wire_format.V1_SLOTS
-        self.job = np.array([(workers, wire_format.V1_SLOTS, payload_bytes, 0, 0, 0)], JOB)
+        self.job = np.array([(workers, wire_format.V1_SLOTS, payload_bytes, 0, 0, 0, 0)], JOB)
         self.slots = np.zeros(rows, SLOT_V1)
         self.rows = self.wide = np.zeros((rows, wire_format.MAX_PACKET_BYTES), np.uint8)
         self.counters = np.zeros((workers, len(COUNTERS)), np.int64)

@@ -19,8 +19,9 @@ ACTIONS = ("consume", "multicast", "unicast", "wait", "drop")
 """What the aggregator is to do; the reply of UNICAST and WAITING lies in the caller's reply buffer, that of MULTICAST
 in the row."""
 
-JOB = record("i8 workers slots payload wire tag isn")
-"""What the rules need of a job."""
+JOB = record("i8 workers slots payload wire tag isn", "4u8 absent")
+"""What the rules need of a job. `absent`: bitmap of the ranks that rounds do not wait for (docs/protocol.md, section
+13)."""
 
 SLOT = record("i8 seq", "i4 count", "i2 need ahead used flags form data")
 """One version of one v2 slot; version v of slot i is row v*S + i. `seq`: its round's number, which does not wrap at 32

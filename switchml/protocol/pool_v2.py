@@ -1,5 +1,5 @@
 """What an aggregator does with one packet of protocol v2 (docs/protocol.md, section 3; section 8 for sparse packets,
-section 11 for addressed ones).
+section 11 for addressed ones, section 13 for rounds that end without some ranks).
 
 Kernels over a pool's State. They know no socket, no clock and no other job: the software aggregator, the packet-level
 emulator and the tests call the same functions. Comments with A cite the numbered steps of section 3.
@@ -36,6 +36,7 @@ def reset_slots(pool: State) -> None:
             slot.need = slot.ahead = slot.used = wire_format.CODE_ZERO
             slot.flags = slot.form = slot.data = 0
     pool.seen[:] = 0
+    job.absent[:] = 0
 
 
 @kernel
@@ -99,22 +100,29 @@ def result_of(pool: State, row: int) -> tuple[np.uint64, Any]:
     return result_at(pool.wide, row, payload + _WORD * words), before + (payload if slot.data else 0)
 
 
-@kernel(inline=True)
-def is_addressed(pool: State, row: int) -> Any:
-    """Whether a row has an addressed round."""
-    return pool.slots[row].form & _ADDRESSED != 0
+@kernel(forceinline=True)
+def receivers_of(pool: State, row: int) -> int:
+    """Who gets the data of the result in a row: 256 * reach + root of an addressed round, else everybody (0)."""
+    if pool.slots[row].form & _ADDRESSED == 0:
+        return int64(wire_format.REACH_ALL << 8)
+    result, _ = result_of(pool, row)
+    word = u8_at(result + np.uint64(_HEADER), _WORD)
+    return (int64(word[0]) << 8) | int64(word[1])
+
+
+@kernel(forceinline=True)
+def cut(size: int, receivers: int, rank: int) -> int:
+    """How much of a result of `size` bytes goes to a rank: those that get no data get its beginning."""
+    reach = receivers >> 8
+    gets_data = reach == wire_format.REACH_ALL or (reach == wire_format.REACH_ROOT) == (receivers & 0xFF == rank)
+    return int64(size) if gets_data else int64(_HEADER + _WORD)
 
 
 @kernel
 def size_for(pool: State, row: int, rank: int) -> Any:
-    """Length of the result packet in a row as it goes to a rank: an addressed one is cut for those that get no data."""
-    result, size = result_of(pool, row)
-    if is_addressed(pool, row):
-        word = u8_at(result + np.uint64(_HEADER), _WORD)
-        reach, root = word[0], word[1]
-        if reach != wire_format.REACH_ALL and (reach == wire_format.REACH_ROOT) != (root == rank):
-            return int64(_HEADER + _WORD)
-    return int64(size)
+    """Length of the result packet in a row as it goes to a rank."""
+    _, size = result_of(pool, row)
+    return cut(size, receivers_of(pool, row), rank)
 
 
 @kernel
@@ -124,16 +132,126 @@ def _same_call(word: Address, other: Address) -> bool:
 
 
 @kernel
+def _write_empty_wait(pool: State, rank: int, reply: np.ndarray, seq: int) -> None:
+    """A wait packet that names no rank: the round is over, and its result gone (section 13)."""
+    pool.counters[rank, counters.WAITS] += 1
+    _write_header(reply, wire_format.WAIT, 0, False, 0, seq, pool.job[0].tag, 0, 0)
+    for i in range(_BITMAP):
+        reply[_HEADER + i] = 0
+
+
+@kernel
 def _write_wait(pool: State, row: int, rank: int, reply: np.ndarray, seq: int) -> None:
     """The wait packet for the round in a row: the ranks that have not contributed."""
     job, seen = pool.job[0], pool.seen[row]
-    pool.counters[rank, counters.WAITS] += 1
-    _write_header(reply, wire_format.WAIT, 0, False, 0, seq, job.tag, 0, 0)
-    for i in range(_BITMAP):
-        reply[_HEADER + i] = 0
+    _write_empty_wait(pool, rank, reply, seq)
     for r in range(job.workers):
         if seen[r >> 6] & (np.uint64(1) << np.uint64(r & 63)) == 0:
             reply[_HEADER + (r >> 3)] |= 1 << (r & 7)
+
+
+@kernel(inline=True)
+def _is_seen(pool: State, row: int, rank: int) -> Any:
+    """Whether a rank is in the round in a row."""
+    return pool.seen[row, rank >> 6] & (np.uint64(1) << np.uint64(rank & 63)) != 0
+
+
+@kernel(inline=True)
+def is_partial(pool: State, row: int) -> Any:
+    """Whether the round in a row has ended without some ranks."""
+    return pool.slots[row].flags & wire_format.FLAG_PARTIAL != 0
+
+
+@kernel(inline=True)
+def gets_result(pool: State, row: int, rank: int) -> Any:
+    """Whether the multicast of the result in a row goes to a rank: one that is not in it gets it when it asks."""
+    return not is_partial(pool, row) or _is_seen(pool, row, rank)
+
+
+@kernel(inline=True)
+def _missing(pool: State, row: int, word: int) -> Any:
+    """Which of the ranks 64 word … 64 word + 63 are not in the round in a row."""
+    ranks = min(max(pool.job[0].workers - 64 * word, 0), 64)
+    everybody = ~np.uint64(0) >> np.uint64(64 - ranks) if ranks else np.uint64(0)
+    return everybody & ~pool.seen[row, word]
+
+
+@kernel
+def _end_without_absent(pool: State, row: int) -> None:
+    """End an open round, of `count` ranks, if all others are absent; it is then complete, and PARTIAL. Only dense
+    rounds can do without ranks."""
+    job, slot = pool.job[0], pool.slots[row]
+    if slot.form >> _WORDS_SHIFT:
+        return
+    for word in range(4):
+        if _missing(pool, row, word) & ~job.absent[word]:
+            return
+    slot.ahead, slot.count = slot.count, job.workers
+    slot.flags |= wire_format.FLAG_PARTIAL
+
+
+@kernel
+def label(pool: State, rank: int, row: int, seq: int) -> None:
+    """Write the header of the result of a complete round, which a packet of `rank` completed."""
+    job, mine, slot = pool.job[0], pool.counters[rank], pool.slots[row]
+    mine[counters.COMPLETED] += 1
+    if slot.flags & wire_format.FLAG_OVERFLOW:
+        mine[counters.OVERFLOW] += 1
+    if slot.flags & wire_format.FLAG_MIXED:
+        mine[counters.MIXED] += 1
+    size, ahead, need = _size_code(job.payload), slot.ahead, slot.need
+    if slot.form >> _WORDS_SHIFT:
+        size = wire_format.SPARSE | (size if slot.data else 0)
+        if slot.form & _ADDRESSED:
+            ahead = wire_format.ADDRESSED
+        else:
+            ahead, need = slot.form >> _WORDS_SHIFT, 0
+    result, _ = result_of(pool, row)
+    kind = wire_format.RESULT | (slot.form & 3)
+    _write_header(u8_at(result, _HEADER), kind, size, False, ahead, seq, job.tag, need, slot.flags)
+
+
+@kernel
+def _answer(pool: State, rank: int, row: int, reply: np.ndarray) -> int:
+    """The kept result, for one rank; LATE if the rank is not in it."""
+    pool.counters[rank, counters.ANSWERED] += 1
+    result, size = result_of(pool, row)
+    copy_bytes(reply.ctypes.data, result, size)
+    reply[0] |= wire_format.R_FLAG
+    if not _is_seen(pool, row, rank):
+        reply[_HEADER - 1] |= wire_format.FLAG_LATE
+    return UNICAST
+
+
+@kernel
+def _expire(pool: State, reply: np.ndarray, rank: int, seq: int) -> tuple[int, int]:
+    """An expiry (docs/protocol.md, section 13): the round ends without those that are missing."""
+    job, mine = pool.job[0], pool.counters[rank]
+    row = seq & (2 * job.slots - 1)
+    slot = pool.slots[row]
+    distance, is_open, is_in = serial_difference(seq, slot.seq), slot.count < job.workers, _is_seen(pool, row, rank)
+    if distance < 0:
+        mine[counters.DUPLICATES] += 1
+        _write_empty_wait(pool, rank, reply, seq)
+        return WAITING, row
+    if distance == 0 and not is_in and is_partial(pool, row):
+        return _answer(pool, rank, row, reply), row
+    if distance != 0 or not is_in:
+        mine[counters.REFUSED_WINDOW] += 1
+        return DROP, row
+    if not is_open:
+        mine[counters.DUPLICATES] += 1
+        return DROP, row
+    if slot.form >> _WORDS_SHIFT:
+        mine[counters.DUPLICATES] += 1
+        _write_wait(pool, row, rank, reply, seq)
+        return WAITING, row
+    mine[counters.ACCEPTED] += 1
+    for word in range(4):
+        job.absent[word] |= _missing(pool, row, word)
+    _end_without_absent(pool, row)
+    label(pool, rank, row, seq)
+    return MULTICAST, row
 
 
 @kernel
@@ -142,8 +260,11 @@ def query_v2(pool: State, reply: np.ndarray, rank: int, seq: int) -> int:
     packet in `reply`, if the round is open, else DROP."""
     job = pool.job[0]
     row = seq & (2 * job.slots - 1)
-    contributed = pool.seen[row, rank >> 6] & (np.uint64(1) << np.uint64(rank & 63)) != 0
-    if serial_difference(seq, pool.slots[row].seq) != 0 or not contributed or pool.slots[row].count == job.workers:
+    if (
+        serial_difference(seq, pool.slots[row].seq) != 0
+        or not _is_seen(pool, row, rank)
+        or pool.slots[row].count == job.workers
+    ):
         return DROP
     pool.counters[rank, counters.DUPLICATES] += 1
     _write_wait(pool, row, rank, reply, seq)
@@ -154,8 +275,8 @@ def query_v2(pool: State, reply: np.ndarray, rank: int, seq: int) -> int:
 def receive_v2(pool: State, reply: np.ndarray, rank: int, address: Address, length: int) -> tuple[int, int]:
     """One datagram of `rank` at `address`: (action, row). `reply`: uint8[>= 1066].
 
-    A MULTICAST sends the row's `result_of` (to each rank its `size_for`); UNICAST as much of `reply`, WAITING a wait
-    packet there.
+    A MULTICAST sends the row's `result_of` (to each rank that `gets_result` its `size_for`); UNICAST as much of
+    `reply`, WAITING a wait packet there.
     """
     job, mine, seen = pool.job[0], pool.counters[rank], pool.seen
     mine[counters.RECEIVED_PACKETS] += 1
@@ -171,7 +292,8 @@ def receive_v2(pool: State, reply: np.ndarray, rank: int, address: Address, leng
             columns, op, form = int64(1), int64(data[_HEADER + 2]), wire | _ADDRESSED
     elif length == _HEADER + job.payload and data[0] & 7 == _size_code(job.payload):
         data_bytes = job.payload
-    if data_bytes < 0 or (wire != job.wire and wire != wire_format.WIRE_INT32):
+    is_expiry = wire == wire_format.EXPIRY - wire_format.CONTRIBUTION and columns == 0
+    if data_bytes < 0 or (wire != job.wire and wire != wire_format.WIRE_INT32 and not is_expiry):
         mine[counters.REFUSED_FORMAT] += 1
         return DROP, 0
     # A2. Refuse another job's tag.
@@ -183,6 +305,8 @@ def receive_v2(pool: State, reply: np.ndarray, rank: int, address: Address, leng
         mine[counters.RETRANSMISSIONS] += 1
     # A3. Find the slot's version, and how far the packet's round is ahead of the version's.
     seq = be32(data, 2)
+    if is_expiry:
+        return _expire(pool, reply, rank, seq)
     row = seq & (2 * job.slots - 1)  # version times S, plus the slot
     slot, other = pool.slots[row], pool.slots[row ^ job.slots]
     word, bit = rank >> 6, np.uint64(1) << np.uint64(rank & 63)
@@ -209,8 +333,10 @@ def receive_v2(pool: State, reply: np.ndarray, rank: int, address: Address, leng
             store(sums - np.uint64(_WORD * columns), words, _WORD * columns)
         if data_bytes:
             store(sums, values, job.payload)
-    # A6. Refuse any other round, and a slot that was never used.
+    # A6. Refuse any other round, and a slot that was never used; a round that ended without this rank has its result.
     elif distance != 0 or (seen[row, word] & bit == 0 and slot.count == job.workers):
+        if distance == 0 and is_partial(pool, row):
+            return _answer(pool, rank, row, reply), row
         mine[counters.REFUSED_WINDOW] += 1
         return DROP, row
     # A7. Another rank's contribution is added.
@@ -236,11 +362,7 @@ def receive_v2(pool: State, reply: np.ndarray, rank: int, address: Address, leng
                 slot.flags |= wire_format.FLAG_OVERFLOW
     # A8. A repeated contribution to a complete round is answered with the result.
     elif slot.count == job.workers:
-        mine[counters.ANSWERED] += 1
-        result, size = result_of(pool, row)
-        copy_bytes(reply.ctypes.data, result, size)
-        reply[0] |= wire_format.R_FLAG
-        return UNICAST, row
+        return _answer(pool, rank, row, reply), row
     # A9. A repeated contribution to an open round is dropped; a retransmission gets a wait packet.
     else:
         mine[counters.DUPLICATES] += 1
@@ -248,22 +370,14 @@ def receive_v2(pool: State, reply: np.ndarray, rank: int, address: Address, leng
             return DROP, row
         _write_wait(pool, row, rank, reply, seq)
         return WAITING, row
-    # A10. The last contribution completes the round: label its result.
+    # A10. The last contribution completes the round, as does that of the last rank that is not absent: label its
+    # result.
+    absent = job.absent
+    if absent[0] | absent[1] | absent[2] | absent[3]:
+        absent[word] &= ~bit
+        if slot.count < job.workers:
+            _end_without_absent(pool, row)
     if slot.count < job.workers:
         return CONSUME, row
-    mine[counters.COMPLETED] += 1
-    if slot.flags & wire_format.FLAG_OVERFLOW:
-        mine[counters.OVERFLOW] += 1
-    if slot.flags & wire_format.FLAG_MIXED:
-        mine[counters.MIXED] += 1
-    size, ahead, need = _size_code(job.payload), slot.ahead, slot.need
-    if slot.form >> _WORDS_SHIFT:
-        size = wire_format.SPARSE | (size if slot.data else 0)
-        if slot.form & _ADDRESSED:
-            ahead = wire_format.ADDRESSED
-        else:
-            ahead, need = slot.form >> _WORDS_SHIFT, 0
-    result, _ = result_of(pool, row)
-    kind = wire_format.RESULT | (slot.form & 3)
-    _write_header(u8_at(result, _HEADER), kind, size, False, ahead, seq, job.tag, need, slot.flags)
+    label(pool, rank, row, seq)
     return MULTICAST, row

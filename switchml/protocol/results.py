@@ -13,13 +13,16 @@ from switchml.protocol.collectives import gets, owner_of
 from switchml.protocol.fixedpoint import (
     INT32,
     INT64,
+    ITEM_BYTES,
     RAW,
     WIRES,
     apply_classes,
     canonical,
+    clear_non_finite,
     decode,
     is_exact,
     keep_classes,
+    multiply,
     need_of,
 )
 from switchml.protocol.handover import finish_redo
@@ -28,9 +31,11 @@ from switchml.protocol.packet import CODE_UNKNOWN
 from switchml.protocol.sending import elements_of, finish_chunk, kept_at, position_of, repeat, report_open, send
 from switchml.protocol.worker_state import State, next_round, row_of, seq_of, task_at
 from switchml.runtime.jit import Address, int64, kernel
-from switchml.runtime.memory import be16, be32, serial_difference, signed8, u8_at, u32_at
+from switchml.runtime.memory import be16, be32, copy_bytes, copy_past_caches, serial_difference, signed8, u8_at, u32_at
 
 _WIRES = np.array(WIRES, np.int64)
+_ITEM_BYTES = np.array(ITEM_BYTES, np.int64)
+_ERRORS = wire_format.FLAG_OVERFLOW | wire_format.FLAG_MIXED
 _HEADER = wire_format.HEADER_BYTES
 _ADDRESSED_BYTES = wire_format.ADDRESSED_BYTES
 _WAIT_BYTES = _HEADER + wire_format.BITMAP_BYTES
@@ -57,6 +62,8 @@ def receive(w: State, address: Address, length: int, now: int, out: np.ndarray, 
     if data[0] == wire_format.WAIT << 4 and length == _WAIT_BYTES:
         if distance == 0 and slot.busy:
             _wait(w, slot, data, now)
+            if me.identity.deadline and not w.missing.any():
+                me.failure.code, me.failure.chunk = worker_state.ERROR_BEHIND, slot.chunk
         return n
     # R4. Refuse what is not shaped like a result.
     is_sparse = data[0] & wire_format.SPARSE != 0
@@ -67,6 +74,7 @@ def receive(w: State, address: Address, length: int, now: int, out: np.ndarray, 
     # R5. A result of another round: an answer to a needless retransmission, or none of ours.
     if distance != 0 or not slot.busy:
         if data[0] & wire_format.R_FLAG and distance < 0 and slot.resent == slot.round + distance // me.identity.slots:
+            w.queues[slot.queue].heard_at = now  # the result had come by itself
             retransmission.back_off(me, now, slot.probed == slot.resent)
         elif distance > 0:
             me.counters.refused += 1
@@ -150,7 +158,12 @@ def _next_round(
     header = u8_at(address, _ADDRESSED_BYTES)
     ahead = CODE_UNKNOWN - int64(header[_ADDRESSED_BYTES - 1]) if slot.addressed else signed8(header[1])
     slot.agreed = ahead if slot.scanned else CODE_UNKNOWN
-    need, flags = signed8(header[8]), header[9]
+    need, flags = signed8(header[8]), header[9] & _ERRORS
+    if header[9] & wire_format.FLAG_PARTIAL:
+        slot.agreed = CODE_UNKNOWN
+        me.counters.partial += 1
+        if not task.memory:
+            me.failure.code, me.failure.chunk = worker_state.ERROR_MIXED, slot.chunk
     mode, used = worker_state.SPECULATE, int64(CODE_UNKNOWN)
     if slot.mode == worker_state.SPECULATE:
         if need == CODE_UNKNOWN and task.fmt != INT32 and task.fmt != INT64:
@@ -168,6 +181,8 @@ def _next_round(
         if lanes_at:
             keep_classes(task.fmt, lanes_at, count, classes)
         slot.classed = 1
+        if header[9] & wire_format.FLAG_LATE:
+            slot.need = CODE_UNKNOWN  # others do not know of this rank's classes: it keeps all its values
         mode, used = worker_state.EXACT, canonical(need, task.fmt)
     if mode == worker_state.EXACT:
         slot.top = exact.bound(task.fmt, need)
@@ -201,16 +216,43 @@ def _store_sums(me: Any, slot: Any, task: Any, classes: np.ndarray, address: Add
     remember the exponent it needed."""
     _, target, count = elements_of(task, slot.chunk)
     if task.fmt == RAW:
-        if lanes_at:
+        if lanes_at and task.past_caches:
+            copy_past_caches(target, lanes_at, count)
+        elif lanes_at:
             _take_bytes(lanes_at, target, count)
         return
     if not is_exact(task.fmt):
+        if task.memory:
+            _keep_late(me, slot, task, address)
         if lanes_at:
             headroom = me.identity.headroom[_WIRES[task.fmt]]
             task.misfits += decode(task.fmt, lanes_at, target, count, slot.used, headroom, task.divisor)
+        header = u8_at(address, _HEADER)
+        if task.memory and header[9] & wire_format.FLAG_PARTIAL:
+            task.least = min(task.least, int64(header[1]))
+            multiply(task.fmt, target, count, me.identity.workers / header[1])
         _remember_need(slot, task, address)
     if slot.classed and lanes_at:
         apply_classes(task.fmt, classes, target, count)
+
+
+@kernel
+def _keep_late(me: Any, slot: Any, task: Any, address: Address) -> None:
+    """A chunk has its sums (section 13): what this rank contributed goes into the memory if it is not in them, else
+    zeros. (Before the sums are written: they may go where the values are.)"""
+    if u8_at(address, _HEADER)[9] & wire_format.FLAG_LATE:
+        slot.late = 1
+    source, _, count = elements_of(task, slot.chunk)
+    kept, items = task.memory + (source - task.source), count * _ITEM_BYTES[task.fmt]
+    if slot.late:
+        task.late += 1
+        me.counters.late += 1
+        copy_bytes(kept, source, items)
+        if slot.classed and slot.need != CODE_UNKNOWN:
+            clear_non_finite(task.fmt, kept, count)  # these are in the sums, as the CLASSIFY round had this rank's
+        return
+    nothing = u8_at(kept, items)
+    nothing[:] = 0
 
 
 @kernel

@@ -40,7 +40,7 @@ from switchml.protocol.worker_state import (
     task_at,
 )
 from switchml.runtime.jit import Address, int64, kernel
-from switchml.runtime.memory import put_be16, put_be32, signed8, u8_at, u32_at
+from switchml.runtime.memory import fence, put_be16, put_be32, signed8, u8_at, u32_at
 
 TURN = 16
 """Chunks that a queue starts before it is another queue's turn: enough for a train of packets."""
@@ -162,9 +162,10 @@ def _build_packet(w: State, index: int) -> None:
         _put_bytes(source, count, lanes_at, identity.payload)
     elif slot.mode == CLASSIFY:
         classify(task.fmt, source, count, lanes_at, lanes)
-    elif slot.need == CODE_UNKNOWN and slot.mode == SPECULATE:
+    elif (slot.need == CODE_UNKNOWN and slot.mode == SPECULATE) or (task.memory and slot.need > slot.used):
         nothing = u8_at(lanes_at, identity.payload)
         nothing[:] = 0
+        slot.late = slot.mode == EXACT  # the others agreed on this exponent in a round without this rank
     elif slot.mode == FURTHER:
         out, sums = u32_at(lanes_at, lanes), w.sums[row_of(w, slot.chunk)]
         need = int64(exact.encode_digits(task.fmt, sums, slot.open, out, identity.headroom[0]))
@@ -253,6 +254,9 @@ def send(w: State, index: int, now: int, out: np.ndarray, n: int) -> int:
     w.queues[slot.queue].in_flight += 1
     slot.sent_at, slot.deadline = now, now + max(me.rtt.rto, me.identity.least_timeout)
     me.timers.earliest = min(me.timers.earliest, slot.deadline)
+    if me.identity.deadline:
+        slot.expires = now + me.identity.deadline
+        me.timers.earliest = min(me.timers.earliest, slot.expires)
     me.counters.sent += 1
     out[n] = index
     return n + 1
@@ -324,6 +328,7 @@ def finish_chunk(w: State, index: int, now: int) -> None:
     slot.done = 1
     task.done += 1
     if task.done == task.chunks:
+        fence()  # what is written past the caches is there before anybody is told
         task.state = DONE
         me.counters.completed += 1
     queue.progress_at = now
@@ -362,7 +367,12 @@ def fill(w: State, now: int, out: np.ndarray, n: int) -> int:
         queue = w.queues[at]
         # C2. Go on to the next queue at this one's share of the limit, and at the chunk whose slot is still in use; and
         # after a turn, as the other queue's packets would wait for all of this one's on the link, and seem lost.
-        chunk = int64(-1) if queue.in_flight >= most else _next_chunk(w, at, window.first_task)
+        # But the lowest chunk of all may always start, if it was passed over: later ones may be waiting for ranks that
+        # wait for it.
+        has_share = queue.in_flight < most
+        chunk = _next_chunk(w, at, window.first_task) if has_share or queue.late else int64(-1)
+        if not has_share and chunk != queue.base:
+            chunk = int64(-1)
         is_full = chunk < 0
         if is_full or turn == TURN:
             if is_full and (queue.late or queue.next < queue.total):
@@ -387,7 +397,7 @@ def fill(w: State, now: int, out: np.ndarray, n: int) -> int:
             slot.need = slot.next_need if slot.scanned else _need_of_chunk(w, number, chunk)
         slot.chunk, slot.task, slot.columns, slot.addressed = chunk, number, task.columns, task.addressed
         slot.words = task.columns + task.addressed
-        slot.scanned = slot.classed = slot.done = 0
+        slot.scanned = slot.classed = slot.done = slot.late = 0
         # C4. Choose its exponent: a sparse stream's words announce theirs, bytes have none; what `ahead` agreed on is
         # exact; else guess.
         if task.columns:
@@ -452,8 +462,9 @@ def _share_of(w: State, number: int) -> int:
 
 @kernel(forceinline=True)
 def _guess(me: Any, slot: Any, task: Any) -> int:
-    """The exponent code of a SPECULATE round: from the tensor before, but no less than this rank needs."""
-    least = slot.need if slot.need != CODE_UNKNOWN else CODE_ZERO
+    """The exponent code of a SPECULATE round: from the tensor before, but no less than this rank needs. Where sums may
+    be without a rank, it must be known to that rank, too: from the tensor before alone."""
+    least = slot.need if slot.need != CODE_UNKNOWN and not task.memory else CODE_ZERO
     position = position_of(task, slot.chunk)
     if position < task.history_length:
         last = signed8(u8_at(task.history, task.history_length)[position])

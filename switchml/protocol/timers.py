@@ -5,12 +5,15 @@ Kernels over a worker's State. Comments with T cite the numbered steps of sectio
 
 import numpy as np
 
-from switchml.protocol.packet import R_FLAG
+from switchml.protocol.fixedpoint import WIRES
+from switchml.protocol.packet import CONTRIBUTION, EXPIRY, R_FLAG
 from switchml.protocol.retransmission import LEAST_REORDERING, NONE, PROBED, PROBES, probe_timeout
 from switchml.protocol.sending import packet_at
-from switchml.protocol.worker_state import State, slot_of
+from switchml.protocol.worker_state import State, slot_of, task_at
 from switchml.runtime.jit import int64, kernel
 from switchml.runtime.memory import u8_at
+
+_WIRES = np.array(WIRES, np.int64)
 
 
 @kernel(forceinline=True)
@@ -36,6 +39,25 @@ def timeouts(w: State, now: int, out: np.ndarray, n: int) -> int:
             slot = w.slots[index]
             if not slot.busy:
                 continue
+            # T5. Where sums do not wait for every rank, let a round end that has waited for long enough. An expiry ends
+            # none that lacks this rank's contribution, so where that is overdue, too, they take turns.
+            can_expire, is_turn = me.identity.deadline != 0 and slot.words == 0, False
+            if can_expire and slot.expires <= now:
+                slot.expires = now + me.identity.deadline
+                header = u8_at(packet_at(w, index), 1)
+                is_turn = header[0] >> 4 == EXPIRY and slot.deadline <= now
+                if not is_turn:
+                    header[0] = (EXPIRY << 4) | R_FLAG | (header[0] & 7)
+                    me.counters.expired += 1
+                    me.counters.sent += 1
+                    out[n] = index
+                    n += 1
+                    earliest = min(earliest, slot.expires)
+                    if slot.deadline > now:
+                        earliest = min(earliest, slot.deadline)
+                    continue
+            if can_expire:
+                earliest = min(earliest, slot.expires)
             # T2. Overtaken by more than the margin, or overtaken and nothing has come for as long: lost, as far as the
             # credit goes.
             allowed = margin << min(slot.retries, 3)
@@ -47,7 +69,7 @@ def timeouts(w: State, now: int, out: np.ndarray, n: int) -> int:
                 due = max(due, slot.sent_at + rtt.rto)
             if not probed:
                 probes = max(PROBES >> max(slot.retries - 1, 0), 1)
-            if lost or ((slot.redo or probed < probes) and due <= now):
+            if lost or is_turn or ((slot.redo or probed < probes) and due <= now):
                 # T4. Resend the same bytes with R set.
                 due = now + probe_timeout(me, queue, now)
                 if lost:
@@ -59,7 +81,10 @@ def timeouts(w: State, now: int, out: np.ndarray, n: int) -> int:
                 slot.retries += 1
                 slot.sent_at, slot.resent = now, slot.round
                 slot.deadline = due
-                u8_at(packet_at(w, index), 1)[0] |= R_FLAG
+                header = u8_at(packet_at(w, index), 1)
+                if can_expire:  # it may have been an expiry
+                    header[0] = ((CONTRIBUTION | _WIRES[task_at(w, slot.task).fmt]) << 4) | (header[0] & 7)
+                header[0] |= R_FLAG
                 me.counters.retransmitted += 1
                 me.counters.sent += 1
                 out[n] = index

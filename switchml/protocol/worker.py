@@ -16,7 +16,17 @@ from switchml.errors import ConfigError
 from switchml.protocol import exact, first_round, handover, sparse
 from switchml.protocol import packet as wire_format
 from switchml.protocol.collectives import Collective, run_of
-from switchml.protocol.fixedpoint import FORMATS, LANE_BYTES, LANES, WIRES, guard_bits, headroom, is_exact, spreads
+from switchml.protocol.fixedpoint import (
+    FORMATS,
+    ITEM_BYTES,
+    LANE_BYTES,
+    LANES,
+    WIRES,
+    guard_bits,
+    headroom,
+    is_exact,
+    spreads,
+)
 from switchml.protocol.handover import send_all
 from switchml.protocol.packet import CODE_UNKNOWN, MAX_SPARSE_BYTES, REACH_OTHERS, check_slots
 from switchml.protocol.results import receive
@@ -38,6 +48,9 @@ from switchml.protocol.worker_state import (
 )
 from switchml.runtime.memory import u8_at
 
+PAST_CACHES_BYTES = 4 << 20
+"""A target of this size is written past the caches (memory.copy_past_caches). A core's own cache rarely holds more, so
+each line would be read for nothing before it is written, and would displace what is needed."""
 _NEVER = np.iinfo(np.int64).max
 
 
@@ -57,6 +70,7 @@ class Worker:
     not in the same rows. `lossless`: the transport loses nothing, so a round is probed only to learn whom it waits for.
     `padded`: the switch wants sparse packets without data padded. `two_queues`: bytes have a queue and half of the
     slots for themselves (section 11). `room`: so many bytes behind a packet, and behind the last row, are for its tag.
+    `deadline_ns`: how long sums with a memory wait for ranks, if not without end (section 13).
     """
 
     def __init__(
@@ -75,6 +89,7 @@ class Worker:
         padded: bool = False,
         two_queues: bool = False,
         room: int = 0,
+        deadline_ns: int = 0,
     ) -> None:
         check_slots(slots)
         count = QUEUES if two_queues and slots >= QUEUES else 1
@@ -107,6 +122,7 @@ class Worker:
         identity["payload"], identity["tag"], identity["isn"], identity["padded"] = payload_bytes, tag, isn, padded
         identity["headroom"], identity["spread"] = headroom(workers), spreads(workers)
         identity["least_timeout"], identity["room"] = LONGEST_PROBE if lossless else 0, room
+        identity["deadline"] = deadline_ns
         self.window["size"], self.window["credit"] = size, LEAST_IN_FLIGHT
         self.window["limit"] = size if lossless else min(size, LEAST_IN_FLIGHT)
         rtt["base"], rtt["rto"], rtt["backoff"] = _NEVER // 4, INITIAL_RTO, LEAST_BACKOFF
@@ -147,6 +163,7 @@ class Worker:
         history: np.ndarray | None = None,
         blocks: Sparse | None = None,
         collective: Collective | None = None,
+        memory: int = 0,
     ) -> int:
         """Queue an all-reduce of `numel` (> 0) elements at address `source` into `target`; returns the task's number.
         With `collective`, that one (of 0 elements: a barrier), of the elements of one share if it has shares; the
@@ -154,7 +171,9 @@ class Worker:
 
         `dtype` is a key of FORMATS, `divisor` 1 for a sum and n for a mean, `history` int8[k] the exponent codes that
         the first k chunks of the last equal tensor needed (updated in place; all -128 if there was none). `blocks`:
-        skip those that are zero on every rank (without history). All must stay alive until the task is DONE. There must
+        skip those that are zero on every rank (without history). `memory`: address of as many elements, which become
+        those of `source` that came too late, and elsewhere 0; may be `source`. A worker with a deadline needs one for
+        each dense sum, which may then be without some ranks. All must stay alive until the task is DONE. There must
         be fewer than TASKS tasks outstanding.
         """
         window, fmt = self.window, FORMATS[dtype]
@@ -166,6 +185,8 @@ class Worker:
         if WIRES[fmt] and not self.identity["headroom"][WIRES[fmt]]:
             raise ConfigError(f"{dtype}: lanes can't hold the sum of {workers} ranks; use a wider wire")
         columns, threshold, non_zero, group = 0, 0.0, 0, 0
+        if not memory and self.identity["deadline"] and blocks is None and collective is None:
+            raise ConfigError("a dense sum in a job with a deadline: expected a memory for what comes too late")
         if collective is not None and is_exact(fmt):
             raise ConfigError(f"{dtype}: exact sums go to every rank, expected an all-reduce")
         if blocks is not None:
@@ -203,6 +224,10 @@ class Worker:
             group,
             number_of_queue,
             *scheme,
+            memory,
+            workers,
+            0,
+            numel * max(scheme[4], 1) * ITEM_BYTES[fmt] >= PAST_CACHES_BYTES,
         )
         queue["total"] += chunks
         window["next_task"] += 1

@@ -11,8 +11,9 @@ import numpy as np
 from switchml.runtime.jit import kernel
 from switchml.runtime.memory import record
 
-OK, ERROR_MIXED, ERROR_OVERFLOW, ERROR_AHEAD, ERROR_STREAM = range(5)
-"""Why a worker stopped: `failure.code`. The last two: a peer's exponents, or its blocks, contradict what was agreed."""
+OK, ERROR_MIXED, ERROR_OVERFLOW, ERROR_AHEAD, ERROR_STREAM, ERROR_BEHIND = range(6)
+"""Why a worker stopped: `failure.code`. ERROR_AHEAD, ERROR_STREAM: a peer's exponents, or its blocks, contradict what
+was agreed. ERROR_BEHIND: the others went on, and the aggregator no longer has this rank's results."""
 
 SPECULATE, EXACT, CLASSIFY, FURTHER = range(4)
 """Modes of a round (docs/protocol.md, section 4)."""
@@ -27,10 +28,11 @@ TASKS = 1024
 """All-reduces that may be under way at once (a power of two); more wait in the agent."""
 
 
-IDENTITY = record("i8 rank workers slots payload tag isn padded least_timeout room", "3i8 headroom spread")
+IDENTITY = record("i8 rank workers slots payload tag isn padded least_timeout room deadline", "3i8 headroom spread")
 """What joining decided. `payload`: bytes in a packet; `padded`: the switch wants sparse packets without data padded;
 `least_timeout`: lower bound of a retransmission timeout, not 0 if nothing can be lost. `room`: bytes behind a packet
-that something else needs (tags). `headroom`, `spread`: by lane
+that something else needs (tags). `deadline`: how long a round of dense sums waits for ranks (0: without end; section
+13). `headroom`, `spread`: by lane
 type, those of fixedpoint.py."""
 
 QUEUES = 2
@@ -49,8 +51,8 @@ QUEUE = record("i8 first_slot slots base next total late in_flight progress_at h
 """Tasks that follow each other, in `slots` slots of their own from `first_slot` on. `base`: lowest chunk without a
 result, `next`: from here on none has been started, `total`: chunks of all its tasks so far. `late`: slots that could
 start a chunk below `next`, passed over while the slot was in use. `in_flight`: of its rounds. `progress_at`:
-when a chunk was last finished. `heard_at`: when there was a result that nothing but its own packet brought. `newest`:
-latest sending time of a packet that got its result."""
+when a chunk was last finished. `heard_at`: when it last showed that results come without retransmissions of ours.
+`newest`: latest sending time of a packet that got its result."""
 
 RTT = record("i8 srtt rttvar rto backoff backed_off_at samples least base")
 """Round-trip times (retransmission.py). `backoff`: factor of the RTO in sixteenths, `backed_off_at`: when it last grew.
@@ -66,9 +68,13 @@ TIMERS = record("i8 earliest reordering")
 """`earliest`: when `timeouts` has something to do; any result may bring that forward. `reordering`: by how much results
 were overtaken lately."""
 
-COUNTERS = record("i8 sent received retransmitted refused waits spurious repeats streamed completed refused_auth")
+COUNTERS = record(
+    "i8 sent received retransmitted refused waits spurious repeats streamed completed refused_auth",
+    "i8 expired partial late",
+)
 """Packets sent (retransmissions included) and results received; wait packets; needless retransmissions; repeated
-rounds; rounds of sparse streams after their first; tasks done; packets without the right tag of authentication."""
+rounds; rounds of sparse streams after their first; tasks done; packets without the right tag of authentication;
+expiries sent, results without some ranks, and chunks that this rank is not in (section 13)."""
 
 FAILURE = record("i8 code chunk")
 """`code`: OK or an ERROR_…; `chunk`: where."""
@@ -82,10 +88,10 @@ SCALARS = np.dtype(
 )
 
 SLOT = record(
-    "i8 chunk task round start resent probed sent_at deadline",
+    "i8 chunk task round start resent probed sent_at deadline expires",
     "i4 retries",
     "i2 mode used need agreed next_need",
-    "u1 busy scanned waited classed done unbuilt queue redo",
+    "u1 busy scanned waited classed done unbuilt queue redo late",
     "i2 columns addressed words kept_words",
     "i4 length kept_length top open",
 )
@@ -95,8 +101,9 @@ sequence number that its round 0 would have at this aggregator. `words` and `len
 (handover.py). `resent`: the last round retransmitted, `probed`: because of the clock (-1: none). `agreed`: `ahead` of
 its last result; `next_need`, valid if `scanned`: what the chunk after this one needs. `classed`: a CLASSIFY round has
 been answered. `columns`: of a sparse stream, else 0; `addressed`: 1 if the packets are (collectives.py), else 0;
-`unbuilt`: NEXT_ROUND or FIRST_ROUND of sparse.py while the packet for it is still to be written. Of exact sums
-(exact.py), `top`: where the digits of the first round begin, `open`: how many sums are listed for further rounds."""
+`unbuilt`: NEXT_ROUND or FIRST_ROUND of sparse.py while the packet for it is still to be written. `expires`: when an
+expiry is due, `late`: 1 if the sums are without this rank's values (section 13). Of exact sums (exact.py), `top`: where
+the digits of the first round begin, `open`: how many sums are listed for further rounds."""
 
 TASK = record(
     "u8 source target",
@@ -107,6 +114,8 @@ TASK = record(
     "u8 non_zero",
     "i8 scanned group",
     "i8 queue addressed reach root op shares share_chunks run source_step target_step mark",
+    "u8 memory",
+    "i8 least late past_caches",
 )
 """One all-reduce. `source`, `target`: addresses of its elements (may be equal); `per_chunk`: elements of a chunk;
 `first`, `chunks`, `done`: its chunks. `history`: address of int8 exponent codes by chunk, what each needed last time.
@@ -114,7 +123,9 @@ TASK = record(
 the elements of a position. `non_zero`: address of uint8[blocks], which of them are not zero, known of the first
 `scanned` entries of all streams. `group`: G, if behind each G chunks comes one for what they leave open (exact sums),
 else 0. `queue`: SUMS or BYTES. `addressed`: 1 for a collective of collectives.py, whose fields follow: its `shares`
-have `share_chunks` chunks each and take turns of `run`."""
+have `share_chunks` chunks each and take turns of `run`. `memory`: address where the elements go that came too late for
+their sums, 0 if these wait for all ranks (section 13); `least`: the fewest ranks in a chunk so far, `late`: how many
+chunks are without this one. `past_caches`: 1 if its target is too large for caches, and is written past them."""
 
 
 class State(NamedTuple):

@@ -58,6 +58,37 @@ store_release = instruction(
 """Write a uint64 at an address for whoever reads it with `load_acquire`."""
 
 
+_LINE = 64
+_PIECE = ir.VectorType(ir.IntType(64), 4)
+_NONTEMPORAL = ir.Constant(ir.IntType(32), 1)
+
+
+def _emit_copy_past_caches(builder: Any, target: Any, source: Any) -> Any:
+    pieces = _PIECE.as_pointer()
+    value = builder.load(builder.inttoptr(source, pieces), align=1)
+    store = builder.store(value, builder.inttoptr(target, pieces), align=32)
+    store.set_metadata("nontemporal", builder.module.add_metadata([_NONTEMPORAL]))
+    return store
+
+
+_copy_piece_past_caches = instruction(types.void(types.uintp, types.uintp), _emit_copy_past_caches)
+"""Copy 32 bytes to an address that is a multiple of 32 (LLVM makes of it what the processor has)."""
+
+
+def _emit_prefetch(builder: Any, address: Any) -> Any:
+    pointer = pointer_to(builder, address, 8)
+    number = ir.IntType(32)
+    kind = ir.FunctionType(ir.VoidType(), [pointer.type, number, number, number])
+    function = builder.module.declare_intrinsic("llvm.prefetch", (pointer.type,), kind)
+    return builder.call(function, [pointer, number(0), number(3), number(1)])
+
+
+prefetch = instruction(types.void(types.uintp), _emit_prefetch)
+"""Have the processor fetch the cache line at an address, for reading soon; it need not be one that may be read."""
+fence = instruction(types.void(), lambda builder: builder.fence("seq_cst"))
+"""What this thread has read and written before is done before anything after it, `copy_past_caches` included."""
+
+
 _TUPLE: Any = types.BaseTuple  # its type hints lack the attribute `types`
 
 
@@ -112,6 +143,19 @@ def copy_bytes(destination: Address, source: Address, count: int) -> None:
     to, frm = u8_at(destination, count), u8_at(source, count)
     for i in range(count):
         to[i] = frm[i]
+
+
+@kernel
+def copy_past_caches(destination: Address, source: Address, count: int) -> None:
+    """`copy_bytes` for what nobody reads soon: whole cache lines of the destination are written without being read into
+    the caches first, and displace nothing there. `fence` before another thread is told of them."""
+    first = min(int64(-destination & (_LINE - 1)), count)
+    lines = (count - first) // _LINE
+    copy_bytes(destination, source, first)
+    for at in range(first, first + lines * _LINE, _LINE // 2):
+        _copy_piece_past_caches(np.uintp(destination + at), np.uintp(source + at))
+    last = first + lines * _LINE
+    copy_bytes(destination + last, source + last, count - last)
 
 
 @kernel(inline=True)

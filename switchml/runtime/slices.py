@@ -11,6 +11,7 @@ import ctypes
 import os
 import platform
 import struct
+import threading
 
 SLICE_NS = 100_000
 """The shortest that Linux grants."""
@@ -18,6 +19,7 @@ _SETATTR, _GETATTR = {"x86_64": (314, 315), "aarch64": (274, 275)}.get(platform.
 _ATTRIBUTES = struct.Struct("=IIQiIQQQ")
 """sched_setattr(2): size, policy, flags, nice value, priority, slice (ns), and two of deadline scheduling."""
 _SLICE = 5
+_thread = threading.local()
 
 
 def _syscall(number: int, *arguments: object) -> bool:
@@ -41,6 +43,9 @@ def slice_ns() -> int:
 def shorten_slices() -> None:
     """Have the calling thread scheduled in slices of SLICE_NS. Without effect where the kernel knows no such slices or
     forbids the call, and for threads whose policy somebody has chosen (only SCHED_OTHER has them)."""
+    if getattr(_thread, "is_short", False):
+        return
+    _thread.is_short = True
     attributes = _attributes()
     if attributes and attributes[1] == os.SCHED_OTHER:
         attributes[_SLICE] = SLICE_NS

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from emulator.jobs.emulate import read_tables
+from emulator.jobs.description import read_tables
 from emulator.netsim import config
 from emulator.p4switch.program.loader import loader
 from emulator.traces.readers import chrome, native

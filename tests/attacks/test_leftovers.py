@@ -21,6 +21,7 @@ from host_agent.agent import HostAgent
 from switchml.errors import JoinError
 from switchml.runtime.folders import TemporaryFolder
 from tests.attacks.conftest import FIRST_SEED, Attempts
+from tests.support import shared_files
 from tests.support.launch import Aggregator, on_all, until
 from tests.support.ranks import environment
 
@@ -64,7 +65,7 @@ class Attempt:
         self.device = source.randrange(1 << 30, 1 << 31)
         command = [word.format(folder=folder, device=self.device) for word in words]
         self.errors = tempfile.TemporaryFile("w+")  # noqa: SIM115
-        self.shared_before = set(os.listdir("/dev/shm"))
+        self.shared_before = shared_files.names()
         self.process = subprocess.Popen(
             [sys.executable, "-m", "switchml", *command],
             env=environment(**{MARK: self.mark, "TMPDIR": str(folder)}),
@@ -104,12 +105,6 @@ class Attempt:
         self.errors.seek(0)
         text = self.errors.read()
         return text if PARTS.search(text) and OURS.search(text) else ""
-
-    def left_in_shared_memory(self) -> set[str]:
-        """Files that are new in /dev/shm, and that no living process has mapped."""
-        new = set(os.listdir("/dev/shm")) - self.shared_before
-        maps = b"".join(_read(f"/proc/{pid}/maps") for pid in psutil.pids()) if new else b""
-        return {name for name in new if name.encode() not in maps}
 
     def left_files(self) -> list[str]:
         notifications = Path(f"/tmp/bmv2-{self.device}-notifications.ipc")
@@ -173,7 +168,7 @@ def test_signals_at_any_moment(folder: Path, attempts: Attempts) -> None:
         try:
             attempt.hit(sent, target)
             assert not attempt.complaints(), f"{what}: {attempt.complaints()}"
-            assert not attempt.left_in_shared_memory(), what
+            shared_files.await_none_left(attempt.shared_before, what)
             if sent != signal.SIGKILL:
                 assert not attempt.left_files(), f"{what}: {attempt.left_files()}"
             attempt.remove_as_the_next_would()

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from emulator.cluster import cluster, tables
-from emulator.jobs.emulate import read_tables, request
+from emulator.jobs.description import read_tables, request
 from emulator.netsim import config
 from emulator.p4switch.ports.pcap import PcapReader
 from emulator.p4switch.program.loader import loader

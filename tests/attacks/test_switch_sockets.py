@@ -2,7 +2,6 @@
 its ports only with frames that it ignores."""
 
 import contextlib
-import json
 import os
 import socket
 from collections.abc import Callable
@@ -16,6 +15,7 @@ from switchml.control.p4.driver import UDP_PREFIX
 from switchml.control.p4.tables import address_number
 from switchml.control.thrift.client import Client
 from switchml.protocol.packet import CONTRIBUTION, UDP_PORT, V2Packet
+from tests.support.fresh import in_fresh_process
 from tests.support.launch import contribution, good, join_all, leave_all, on_all, total
 from tests.support.p4_frames import SWITCH_ADDRESS, SWITCH_MAC, Datagram, udp
 from tests.support.p4_served import Served
@@ -34,25 +34,15 @@ def served():
     running.stop()
 
 
-def as_nobody(do: Callable[[], Any]) -> Any:
-    """What a child of this process that runs as user nobody returns, as JSON."""
-    out, into = os.pipe()
-    child = os.fork()
-    if not child:
-        try:
-            os.setgroups([])
-            os.setresgid(NOBODY, NOBODY, NOBODY)
-            os.setresuid(NOBODY, NOBODY, NOBODY)
-            os.write(into, json.dumps(do()).encode())
-        except BaseException as error:
-            os.write(into, json.dumps(repr(error)).encode())
-        finally:
-            os._exit(0)
-    os.close(into)
-    with os.fdopen(out, "rb") as file:
-        answer = file.read()
-    os.waitpid(child, 0)
-    return json.loads(answer)
+def as_nobody(do: Callable[..., Any], *args: Any) -> Any:
+    """do(*args) in a process of user nobody's."""
+    return in_fresh_process(do, *args, prepare=_become_nobody)
+
+
+def _become_nobody() -> None:
+    os.setgroups([])
+    os.setresgid(NOBODY, NOBODY, NOBODY)
+    os.setresuid(NOBODY, NOBODY, NOBODY)
 
 
 def _lines(path: str) -> list[str]:
@@ -70,8 +60,12 @@ def listening(pid: int) -> tuple[list[int], list[str]]:
     return ports, paths
 
 
-def read_and_clear(path: str) -> str:
-    """Read a register of the switch at a Unix socket, and clear a table; how that ended."""
+def read_and_clear(path: str, count: int) -> list[str]:
+    """Read a register of the switch at a Unix socket and clear a table, `count` times; how each ended."""
+    return [_read_and_clear(path) for _ in range(count)]
+
+
+def _read_and_clear(path: str) -> str:
     try:
         with Client(path) as client:
             client.call("standard", "bm_register_read_all", cxt=0, array="rounds")
@@ -79,6 +73,13 @@ def read_and_clear(path: str) -> str:
     except OSError as error:
         return type(error).__name__
     return "done"
+
+
+def connect(path: str) -> str:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock, contextlib.suppress(PermissionError):
+        sock.connect(path)
+        return "connected"
+    return "refused"
 
 
 @pytest.mark.root
@@ -91,10 +92,9 @@ def test_nobody_programs_a_switch_of_ours(served, attempts):
         before = served.inside()
         count = attempts.scaled(200)
         for path in paths:
-            outcomes = as_nobody(lambda path=path: [read_and_clear(path) for _ in range(count)])
-            assert outcomes == ["PermissionError"] * count
-        listed = as_nobody(lambda: os.listdir(Path(paths[0]).parent))
-        assert listed.startswith("PermissionError")
+            assert as_nobody(read_and_clear, path, count) == ["PermissionError"] * count
+        with pytest.raises(PermissionError):
+            as_nobody(os.listdir, str(Path(paths[0]).parent))
         assert served.inside() == before and before["workers"] == 2 + served.empty["workers"]
         attempts.record("Thrift calls of another user to a switch of ours", count * len(paths))
     finally:
@@ -120,15 +120,9 @@ def test_nobody_connects_to_p4runtime_on_a_unix_socket(tmp_path):
     finally:
         os.umask(before)
 
-    def connect() -> str:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock, contextlib.suppress(PermissionError):
-            sock.connect(path)
-            return "connected"
-        return "refused"
-
     try:
-        assert as_nobody(connect) == "refused"
-        assert connect() == "connected"
+        assert as_nobody(connect, path) == "refused"
+        assert connect(path) == "connected"
         driver = P4RuntimeSwitch(f"unix:{path}", compiled("switchml"))
         assert driver.rows > 0
         driver.close()

@@ -24,11 +24,14 @@ from switchml.errors import (
 )
 from switchml.protocol.worker import TASKS
 from tests.support.agents import reduce_all, same_bits
+from tests.support.fresh import in_fresh_process
 from tests.support.launch import (
     DEADLINE_S,
     contribution,
     digest,
     good,
+    join_all,
+    leave_all,
     on_all,
     total,
     until,
@@ -441,17 +444,27 @@ def test_stats(join):
     assert stats["refused"] == 0 and stats["goodput_bps"] > 0 and stats["rtt_s"] > 0
 
 
-def test_a_forked_child_is_told_and_leaves_its_parents_job_alone(trio):
+@pytest.mark.parametrize("transport", ["udp", "shm"])
+def test_a_forked_child_is_told_and_leaves_its_parents_job_alone(aggregator, transport):
+    pid, called, waited, results = in_fresh_process(fork_during_a_sum, aggregator.address, transport)
+    assert f"is process {pid}, from which this one was forked" in called
+    assert f"this all-reduce is process {pid}'s" in waited
+    assert results == [3, 3, 3]
+
+
+def fork_during_a_sum(address: str, transport: str) -> tuple[int, str, str, list[float]]:
+    """(this process, what the child is told when it calls, when it waits for this process's sum, that sum by rank)."""
+    agents = join_all(address, 3, job=f"forked {transport}", transport=transport)
     reading, writing = os.pipe()
-    waiting = trio[0].allreduce(np.ones(1000, "float32"), async_op=True)
+    waiting = agents[0].allreduce(np.ones(1000, "float32"), async_op=True)
     child = os.fork()
     if child == 0:
-        for call in (lambda: trio[0].allreduce(np.ones(3, "float32"), timeout_s=DEADLINE_S), waiting.wait):
+        for call in (lambda: agents[0].allreduce(np.ones(3, "float32"), timeout_s=DEADLINE_S), waiting.wait):
             try:
                 call()
             except JobError as error:
                 os.write(writing, f"{error}\n".encode())
-        trio[0].leave()
+        agents[0].leave()
         os._exit(0)
     os.close(writing)
     try:
@@ -461,7 +474,7 @@ def test_a_forked_child_is_told_and_leaves_its_parents_job_alone(trio):
     finally:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
-    assert f"is process {os.getpid()}, from which this one was forked" in called
-    assert f"this all-reduce is process {os.getpid()}'s" in waited
-    handles = [agent.allreduce(np.ones(1000, "float32"), async_op=True) for agent in trio[1:]]
-    assert [handle.wait(DEADLINE_S)[0] for handle in (waiting, *handles)] == [3, 3, 3]
+    handles = [agent.allreduce(np.ones(1000, "float32"), async_op=True) for agent in agents[1:]]
+    results = [float(handle.wait(DEADLINE_S)[0]) for handle in (waiting, *handles)]
+    leave_all(agents)
+    return os.getpid(), called, waited, results

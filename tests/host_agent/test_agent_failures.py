@@ -254,3 +254,27 @@ def test_nothing_is_left_behind(aggregator):
     for _ in range(5):
         once()
     until(lambda: left() <= before)
+
+
+@pytest.mark.parametrize("options", [{}, {"hierarchy": "node:one"}], ids=["agent", "hierarchy"])
+def test_an_error_of_ours_in_an_agent_s_thread(join, options, caplog):
+    """Nobody waits for a thread that is gone: neither its own callers nor the other ranks."""
+    agents = join(2, **options)
+    good(on_all(agents, lambda agent: agent.allreduce(np.ones(10, np.float32))))
+
+    def fail(*_):
+        raise SystemError("planted")
+
+    if options:
+        agents[0]._check_progress = fail
+    else:
+        agents[0].core.finish_turn = fail
+    with caplog.at_level(logging.ERROR, "host_agent"):
+        x = np.ones(100_000, np.float32)
+        handle = agents[0].allreduce(x, async_op=True)
+        with pytest.raises(JobError, match=r"rank 0 failed: SystemError\('planted'\)"):
+            handle.wait(DEADLINE_S)
+    with pytest.raises(PeerLost):
+        for _ in range(2):  # rank 0 may have sent all of the first before its thread failed
+            agents[1].allreduce(x, timeout_s=DEADLINE_S)
+    assert "planted" in caplog.text

@@ -97,9 +97,9 @@ def start():
         aggregator.kill()
 
 
-@pytest.mark.parametrize("transport", ["udp", "shm"])
-def test_a_standby_takes_over_and_loses_nothing(start, transport):
-    first, second = start(), start()
+@pytest.mark.parametrize(("transport", "options"), [("udp", ()), ("udp", ("--best-effort=64",)), ("shm", ())])
+def test_a_standby_takes_over_and_loses_nothing(start, transport, options):
+    first, second = start(*options), start()
     addresses = f"{first.address},standby={second.address}"
     agents = join_all(addresses, 3, job="moves", transport=transport, failover_timeout_s=LONG_S)
     busy = Busy(agents)
@@ -108,7 +108,7 @@ def test_a_standby_takes_over_and_loses_nothing(start, transport):
     busy.more()
     job = second.job("moves")
     assert (job.state, job.epoch >= 1, len(job.ranks)) == ("running", True, 3)
-    third = start(control_port=first.control_port, data_port=first.data_address[1])
+    third = start(*options, control_port=first.control_port, data_port=first.data_address[1])
     second.kill()  # and back again
     busy.more()
     assert third.job("moves").epoch > job.epoch

@@ -19,6 +19,7 @@ from host_agent import core
 from host_agent.agent import HostAgent
 from switchml.errors import CollectiveTimeout, ConfigError, JoinError, RanksDisagree
 from switchml.protocol.narrow import steps
+from tests.support import shared_files
 from tests.support.launch import (
     DEADLINE_S,
     Aggregator,
@@ -365,7 +366,7 @@ def test_a_rank_that_stops_for_a_while_costs_nothing_but_time(cast):
 def test_a_rank_that_is_killed_is_named(cast):
     """By all others, in seconds; the memory goes with the job."""
     aggregator, ranks = cast["aggregators"][0], cast["ranks"]
-    in_shm = sorted(os.listdir("/dev/shm"))
+    in_shm = shared_files.names()
     take_in(ranks, aggregator, "victim", "shm")
     for process in ranks:
         process.send("endless", numel=100_000)
@@ -377,7 +378,7 @@ def test_a_rank_that_is_killed_is_named(cast):
         process.ask("leave")
     for process in (aggregator, *ranks):
         until(lambda process=process: memory_of(process.process.pid) == 0)
-    assert sorted(os.listdir("/dev/shm")) == in_shm
+    shared_files.await_none_left(in_shm, "job victim")
 
 
 def test_an_aggregator_that_is_killed_is_missed(cast):

@@ -10,6 +10,7 @@ import pytest
 
 from emulator.p4switch.program.loader.loader import load
 from switchml.control.p4 import tables as p4_tables
+from switchml.control.p4.driver import Layout
 
 ROOT = Path(__file__).parents[2]
 P4 = ROOT / "p4"
@@ -65,6 +66,11 @@ def test_tables_are_as_p4_tables_has_them(variant):
             )
             for protocol in (1, 2)
         ),
+        p4_tables.job_changes(
+            p4_tables.JobSpec(1, 2, 1, 8, 256, (("10.0.0.2", 5000),), has_deadline=True),
+            p4_tables.Place(0, 1, 2, 1),
+            [p4_tables.Host(0, 2)],
+        ),
         p4_tables.tree_changes(
             p4_tables.JobSpec(1, 2, 2, 8, 256, (("10.0.0.2", 5000), ("10.0.0.3", 5000)), 7),
             p4_tables.Place(0, 1, 2, 1),
@@ -86,6 +92,14 @@ def test_tables_are_as_p4_tables_has_them(variant):
     assert used == {name for name, table in tables.items() if table.key}
 
 
+def test_who_takes_deadlines():
+    """A program with a register a lane lacks the ops of the job's other sums."""
+    texts = {variant: (P4 / "compiled" / f"{variant}.json").read_text() for variant in VARIANTS}
+    takes = [variant for variant, text in texts.items() if Layout(text, "here").ends_early]
+    assert takes == ["switchml"]
+    assert not Layout(texts["switchml"].replace("deadline_worker", "another"), "here").ends_early
+
+
 def test_outcomes_are_numbered_alike():
     text = (P4 / "headers.p4").read_text()
     numbers = {name: int(n) for name, n in re.findall(r"const bit<4> (\w+) = (\d+);", text[text.index("came of") :])}
@@ -94,6 +108,7 @@ def test_outcomes_are_numbered_alike():
         "WAITED": "waits", "STALE": "stale", "REFUSED_WINDOW": "refused_window", "REFUSED_TAG": "refused_tag",
         "REFUSED_FORMAT": "refused_format", "PASSED_UP": "duplicates",
     }  # fmt: skip
+    assert numbers.pop("LEFT_OUT") == p4_tables._LEFT_OUT
     assert set(numbers) == set(moved)
     spec = p4_tables.JobSpec(1, 2, 1, 8, 256, (("10.0.0.2", 5000),))
     for name, number in numbers.items():

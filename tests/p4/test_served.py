@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from host_agent.agent import HostAgent
+from host_agent.calls import Late
 from host_agent.loop import warm_up
 from switchml.control import client
 from switchml.control.p4 import dataplane as p4_dataplane
@@ -138,6 +139,27 @@ def test_collectives(served, payload_bytes):
             if reduced is not None:
                 np.testing.assert_array_equal(reduced, sums)
         assert sum(rank.counters["refused_format"] for rank in served.job("collectives").ranks) == 0
+
+
+def test_nobody_waits_for_a_stopped_rank(served):
+    """In a job with a deadline: the others' sums end without it, and it is told them when it is back."""
+    with joined(served, 3, "late", deadline_s=0.02) as agents:
+        arrays = [np.arange(5000, dtype=np.float32) % 7 + rank for rank in range(3)]
+        late = [Late(np.zeros(5000, np.float32)) for _ in agents]
+
+        def reduce(agent):
+            return agent.allreduce(arrays[agent.rank], late=late[agent.rank])
+
+        agents[2].halt()
+        in_time = good(on_all(agents[:2], reduce))
+        agents[2].go_on()
+        results = [*in_time, reduce(agents[2])]
+        np.testing.assert_allclose(results[0], 1.5 * (arrays[0] + arrays[1]), rtol=1e-6)
+        assert digest(results[:1]) == digest(results[1:2]) == digest(results[2:])
+        assert [each.ranks for each in late] == [2] * 3 and [each.is_behind for each in late] == [False, False, True]
+        np.testing.assert_array_equal(late[2].values, arrays[2])
+        reduce_all(agents, 1)  # other sums, and the rank that is back
+        np.testing.assert_allclose(good(on_all(agents, reduce))[0], sum(arrays), rtol=1e-6)
 
 
 def test_status_shows_what_the_switch_counted(served):
@@ -309,16 +331,19 @@ def test_a_job_outlives_its_switch(has_standby):
         def work(agent):
             for seed in range(8):
                 x = contribution(seed, agent.rank, NUMEL)
+                if agent.rank == 0 and seed == 2:
+                    killed.wait()
                 agent.allreduce(x, out=x)
                 np.testing.assert_array_equal(x, total(seed, 3, NUMEL))
                 reached[agent.rank] = seed
             return agent.transport
 
-        reached, outcomes = [-1] * 3, []
+        reached, outcomes, killed = [-1] * 3, [], threading.Event()
         working = threading.Thread(target=lambda: outcomes.extend(on_all(agents, work)))
         working.start()
         until(lambda: max(reached) > 0)
         served.kill()
+        killed.set()
         working.join()
         assert good(outcomes) == ["frames" if not has_standby else "shm"] * 3
         if not has_standby:

@@ -10,7 +10,7 @@ import pytest
 
 from switchml.control.p4.tables import OUTCOMES, Place, address_number, job_counters, loss_changes, open_slots
 from switchml.counters import COUNTERS
-from switchml.protocol.packet import UDP_PORT, UDP_PORTS
+from switchml.protocol.packet import FLAG_LATE, FLAG_PARTIAL, UDP_PORT, UDP_PORTS
 from switchml.protocol.pool import Pool, PoolV1
 from tests.peers import simple_switch
 from tests.support import p4_programming
@@ -326,7 +326,7 @@ def random_v2(source: random.Random, job: Job, progress: list[int]) -> Step:
     slot, rank = source.randrange(s.slots), source.randrange(s.workers)
     ahead = source.choice([0, 0, 0, 0, 0, 0, -1, -1, -2, 1, 2, 3, 1 << 29])
     seq = s.isn + (progress[slot] + ahead) * s.slots + slot
-    kind = source.choice([8 + s.wire] * 20 + [8, 8, 9, 12, 1])
+    kind = source.choice([8 + s.wire] * 20 + [8, 8, 9, 12, 1] + [11] * 5 * job.may_expire)
     first = kind << 4 | source.choice([0, 0, 8]) | source.choice([1] * 30 + [3, 0])
     codes = [source.choice([0, 0, 0, source.randrange(-128, 128)]) for _ in range(3)]
     tag = s.tag if source.random() < 0.97 else source.getrandbits(16)
@@ -355,29 +355,38 @@ def is_addressed(result: bytes) -> bool:
     return result[0] >> 4 < 15 and result[0] & 4 != 0 and result[1] == 0
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_random_packets_as_the_pool_has_them(switch, seed):
+CASES = [*((seed, False) for seed in range(6)), (1, True), (5, True), (8, True)]
+
+
+@pytest.mark.parametrize(("seed", "may_expire"), CASES)
+def test_random_packets_as_the_pool_has_them(switch, seed, may_expire):
     source = random.Random(seed)
     protocol, workers = (1, 2, 2)[seed % 3], source.choice([1, 2, 3, 32])
     isn = source.choice([0, 1 << 20, (1 << 32) - 16])
-    job = Job(Scenario("random", protocol, "", workers, 256, 4, seed % 3, 77, isn), Place(128, 50, 2, 1 << 31))
+    job = Job(Scenario("random", protocol, "", workers, 256, 4, seed % 3, 77, isn), Place(128, 50, 2, 1 << 31),
+              may_expire=may_expire)  # fmt: skip
     s = job.scenario
     pool = PoolV1(workers=workers) if protocol == 1 else Pool(
         workers=workers, slots=4, payload_bytes=256, wire=s.wire, tag=77, isn=isn
     )  # fmt: skip
     start(switch, job)
-    progress, actions = [0] * 4, set()
+    progress, actions, flags = [0] * 4, set(), 0
     for _ in range(600):
         step = (random_v1 if protocol == 1 else random_v2)(source, job, progress)
         outcome = pool.receive(step.rank, step.data)
         actions.add(outcome.action)
         reach, root = outcome.packet[10:12] if outcome.packet and is_addressed(outcome.packet) else (0, 0)
         cut = [rank for rank in range(workers) if reach and (rank == root) != (reach == 1)]
-        expected = job.replies(Step("", step.rank, b"", {}, outcome.action, "", outcome.packet, {}, tuple(cut)))
+        row = int.from_bytes(step.data[2:6], "big") % 8
+        receivers = tuple(rank for rank in range(workers) if protocol == 1 or pool.gets_result(row, rank))
+        flags |= outcome.packet[9] if outcome.action in ("multicast", "unicast") and protocol == 2 else 0
+        reply = Step("", step.rank, b"", {}, outcome.action, "", outcome.packet, {}, tuple(cut), receivers)
+        expected = job.replies(reply)
         assert sorted(give(switch, job, step)) == sorted(expected), step.data[:10].hex()
         if outcome.action == "multicast" and protocol == 2:
             progress[int.from_bytes(step.data[2:6], "big") % 4] += 1
     assert {"multicast", "unicast", "drop"} <= actions
+    assert (flags & (FLAG_PARTIAL | FLAG_LATE) == FLAG_PARTIAL | FLAG_LATE) == may_expire
     first = OUTCOMES * job.place.worker
     cells = [switch.state.counter("outcomes").read(first + i) for i in range(OUTCOMES * workers)]
     for rank, counted in enumerate(job_counters(job.spec, cells)):

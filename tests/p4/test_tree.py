@@ -1,6 +1,7 @@
 """Trees of switches (docs/protocol.md, section 9): every rule packet by packet, and whole all-reduces over lossy links
 between workers, rack switches and a root, whose bits are those of a single aggregator."""
 
+import functools
 import random
 import struct
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ from tests.support.bmv2_engines import switch_on
 from tests.support.bmv2_replay import replay
 from tests.support.p4_frames import Datagram, read_udp, udp
 from tests.support.p4_jobs import COMPILED, program
+from tests.support.reference_tree import ABOVE, Sender
 from tests.switchml.protocol.test_rules_together import CLEAR, PATH, PAYLOAD, TAG, Call, Network, Weather
 
 UP = 0
@@ -60,6 +62,14 @@ class Node:
     @property
     def ranks(self) -> list[int]:
         return [r for child in self.below for r in (child.ranks if isinstance(child, Node) else [child])]
+
+    @property
+    def keys(self) -> list[Sender]:
+        """The neighbours by port: the switch above, ranks, and the ranks of each switch below."""
+        return [ABOVE, *(tuple(child.ranks) if isinstance(child, Node) else child for child in self.below)]
+
+    def at(self, port: int) -> "Node | int | None":
+        return self.above if port == UP else self.below[port - 1]
 
     def all(self) -> list["Node"]:
         return [self] + [node for child in self.below if isinstance(child, Node) for node in child.all()]
@@ -98,6 +108,7 @@ class Tree:
     def __init__(self, engine: type, root: Node, spec: JobSpec):
         self.spec, self.nodes = spec, root.all()
         self.switches, self.rack = {}, {}
+        self.received: dict[int, list[tuple[int, bytes]]] = {node.name: [] for node in self.nodes}
         for node in self.nodes:
             switch = switch_on(engine, program("switchml"))
             p4_programming.apply(switch.state, switch_changes(node.address, node.mac, range(len(node.below) + 1)))
@@ -113,6 +124,21 @@ class Tree:
         """(switch, its port, frame) of what a rank sends."""
         node, port = self.rack[rank]
         return node, port, udp(Datagram(self.end(rank), (node.mac, address_number(node.address), UDP_PORT), data))
+
+    def give(self, node: Node, sender: Sender, data: bytes) -> dict[Sender, bytes]:
+        """What a switch makes of a packet of a neighbour: what leaves, by receiver."""
+        port = node.keys.index(sender)
+        there = node.at(port)
+        end = (there.mac, address_number(there.address), UDP_PORT) if isinstance(there, Node) else self.end(there)
+        frame = udp(Datagram(end, (node.mac, address_number(node.address), UDP_PORT), data))
+        self.received[node.name].append((port, frame))
+        left = {}
+        for there, *what in self.pass_on(node, port, frame):
+            is_rank = not isinstance(there, Node)
+            key = there if is_rank else ABOVE if there is node.above else tuple(there.ranks)
+            assert key not in left
+            left[key] = what[0] if is_rank else read_udp(what[1]).payload
+        return left
 
     def pass_on(self, node: Node, port: int, frame: bytes) -> list[tuple]:
         """What a switch makes of a frame: (rank, datagram) or (switch, port, frame) of each that leaves."""
@@ -357,24 +383,31 @@ def test_trees_that_make_no_sense():
 # Whole all-reduces
 
 
+def p4(engine: type):
+    """Makes trees of switches that run the P4 program."""
+    return functools.partial(Tree, engine)
+
+
 class TreeNetwork(Network):
     """Workers around a tree of switches; whatever passes between any two of them meets the weather."""
 
-    def __init__(self, engine: type, root: Node, calls, *, slots: int, isn: int, **options):
-        self.tree = Tree(engine, root, spec_of(len(calls), slots, isn, TAG))
+    def __init__(self, tree, root: Node, calls, *, slots: int, isn: int, wire: int = 0, **options):
+        """`tree`: makes the switches, see `p4` and `Reference`."""
+        self.tree = tree(root, spec_of(len(calls), slots, isn, TAG, wire))
+        self.rack = {child: node for node in root.all() for child in node.below if isinstance(child, int)}
         self.lost_between_switches = 0
         super().__init__(calls, slots=slots, windows=[slots] * len(calls), isn=isn, **options)
 
     def reach_aggregator(self, rank, data):
-        if isinstance(data, bytes):
-            data = self.tree.from_rank(rank, data)
-        for there, *what in self.tree.pass_on(*data):
+        node, sender, packet = data if isinstance(data, tuple) else (self.rack[rank], rank, data)
+        for receiver, sent in self.tree.give(node, sender, packet).items():
+            there = node.at(node.keys.index(receiver))
             if isinstance(there, Node):
                 before = len(self.events)
-                self.travel("up", rank, (there, *what))
+                self.travel("up", rank, (there, ABOVE if node is there.above else tuple(node.ranks), sent))
                 self.lost_between_switches += len(self.events) == before
             else:
-                self.travel("down", there, *what)
+                self.travel("down", there, sent)
 
     def check_end(self):
         """The results are compared with those of one aggregator."""
@@ -411,7 +444,7 @@ def test_same_bits_as_one_aggregator(shape, weather):
     Network(alone, slots=8, windows=[8] * workers, isn=1 << 20).run(10 * SECOND)
     assert len(set(targets(alone))) == 1
     calls = tensors(workers, elements, 5)
-    network = TreeNetwork(Engine, root, calls, slots=8, isn=(1 << 32) - 32, weather=weather, seed=3)
+    network = TreeNetwork(p4(Engine), root, calls, slots=8, isn=(1 << 32) - 32, weather=weather, seed=3)
     network.run(200 * SECOND)
     assert set(targets(calls)) == set(targets(alone))
     assert (network.lost_between_switches > 5) == (weather is STORM)
@@ -421,7 +454,8 @@ def test_same_bits_as_one_aggregator(shape, weather):
 def test_same_bits_on_the_interpreter(seed):
     calls, alone = tensors(4, 200, seed), tensors(4, 200, seed)
     Network(alone, slots=4, windows=[4] * 4).run(10 * SECOND)
-    network = TreeNetwork(Interpreter, two_racks(), calls, slots=4, isn=0, weather=STORM, seed=seed).run(200 * SECOND)
+    tree = p4(Interpreter)
+    network = TreeNetwork(tree, two_racks(), calls, slots=4, isn=0, weather=STORM, seed=seed).run(200 * SECOND)
     assert set(targets(calls)) == set(targets(alone)) and len(set(targets(calls))) == 1
     assert network.now > 5 * PATH
 
@@ -434,22 +468,18 @@ def test_each_switch_of_a_storm_on_simple_switch(require_program):
     """What each of three switches was given in a lossy run, given to simple_switch: the same frames leave."""
     programs = require_program("simple_switch"), require_program("simple_switch_CLI")
     root = two_racks()
-    received = {node.name: [] for node in root.all()}
+    network = TreeNetwork(p4(Engine), root, tensors(4, 300, 1), slots=4, isn=0, weather=STORM, seed=2)
+    check_on_simple_switch(programs, root, network.run(200 * SECOND).tree)
 
-    class Recorded(TreeNetwork):
-        def reach_aggregator(self, rank, data):
-            node, port, frame = self.tree.from_rank(rank, data) if isinstance(data, bytes) else data
-            received[node.name].append((port, frame))
-            super().reach_aggregator(rank, data)
 
-    Recorded(Engine, root, tensors(4, 300, 1), slots=4, isn=0, weather=STORM, seed=2).run(200 * SECOND)
-    path = COMPILED / "switchml.json"
+def check_on_simple_switch(programs, root: Node, tree: Tree) -> None:
     for node in root.all():
         ports = len(node.below) + 1
         itself = switch_changes(node.address, node.mac, range(ports))
-        lines = p4_programming.commands([itself, node.changes(spec_of(4, 4, 0, TAG), PLACE)])
-        sent, _, _ = simple_switch.run(*programs, path, lines, received[node.name], ports)
-        ours = replay(program("switchml"), lines, received[node.name], ports=ports)
+        lines = p4_programming.commands([itself, node.changes(tree.spec, PLACE)])
+        received = tree.received[node.name]
+        sent, _, _ = simple_switch.run(*programs, COMPILED / "switchml.json", lines, received, ports)
+        ours = replay(program("switchml"), lines, received, ports=ports)
         assert all(ours.accepted)
         assert sent == ours.sent
         assert sum(map(len, sent.values())) > 20

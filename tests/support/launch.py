@@ -276,13 +276,15 @@ def _serve() -> None:
 
 class LocalAggregator:
     """A software aggregator with its control plane in this process; `tunnel` and `v1` are Controller's, `options` are
-    SoftwareDataplane's."""
+    SoftwareDataplane's, with `shared_slots` BestEffortDataplane's."""
 
     def __init__(self, *, peer_timeout_s: float = 10.0, tunnel: bool = False, v1: bool = False, **options):
+        from switchml.aggregator.best_effort import BestEffortDataplane
         from switchml.aggregator.software import SoftwareDataplane
         from switchml.control.server import Controller
 
-        self.dataplane = SoftwareDataplane(port=0, **options).start()
+        kind = BestEffortDataplane if "shared_slots" in options else SoftwareDataplane
+        self.dataplane = kind(port=0, **options).start()
         self.controller = Controller(
             self.dataplane, control_port=0, peer_timeout_s=peer_timeout_s, tunnel=tunnel, v1=v1
         )

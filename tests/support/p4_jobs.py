@@ -44,11 +44,13 @@ def fits(scenario: Scenario) -> bool:
 
 @dataclass(frozen=True)
 class Job:
-    """A scenario at a place of a switch. `number` tells jobs of one switch apart."""
+    """A scenario at a place of a switch. `number` tells jobs of one switch apart; `may_expire`: rounds may end without
+    some ranks though the scenario has no expiry."""
 
     scenario: Scenario
     place: Place
     number: int = 0
+    may_expire: bool = False
 
     @property
     def spec(self) -> JobSpec:
@@ -65,6 +67,7 @@ class Job:
             s.tag,
             s.isn,
             s.wire,
+            has_deadline=s.has_expiries or self.may_expire,
         )
 
     @property
@@ -91,7 +94,7 @@ class Job:
 
     def replies(self, step: Step) -> list[tuple[int, Datagram]]:
         """(port, datagram) of the expected replies, by receiving rank."""
-        ranks = range(self.scenario.workers) if step.action == "multicast" else [step.rank]
+        ranks = step.to if step.action == "multicast" else [step.rank]
         switch = SWITCH_MAC, address_number(SWITCH_ADDRESS), UDP_PORT
         replies = [(rank, step.reply_to(rank)) for rank in ranks if step.reply]
         return [(self.port(rank), Datagram(switch, self.end(rank), reply)) for rank, reply in replies]

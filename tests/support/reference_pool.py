@@ -1,5 +1,5 @@
-"""The aggregator's two rules, written for readability: docs/protocol.md sections 1, 3, 8 and 11 as integers, sets and
-dicts.
+"""The aggregator's two rules, written for readability: docs/protocol.md sections 1, 3, 8, 11 and 13 as integers, sets
+and dicts.
 
 It is slow on purpose and shares no code with `switchml/`: neither the packet codec nor the compiled pool. The tests
 run both on the same packets and expect the same answers, so a mistake has to be made twice to go unnoticed.
@@ -13,7 +13,7 @@ from typing import NamedTuple
 V1_SLOTS = 8192
 PAYLOAD_OF_SIZE_CODE = {1: 256, 3: 1024}
 SIZE_CODE_OF_PAYLOAD = {256: 1, 1024: 3}
-OVERFLOW, MIXED = 1, 2
+OVERFLOW, MIXED, PARTIAL, LATE = 1, 2, 8, 16
 
 
 class Outcome(NamedTuple):
@@ -119,11 +119,12 @@ def gets_data(reach: int, root: int, rank: int) -> bool:
 
 
 class ReferencePoolV2:
-    """Sections 3, 8 and 11. Every comparison of sequence numbers is serial-number arithmetic."""
+    """Sections 3, 8, 11 and 13. Every comparison of sequence numbers is serial-number arithmetic."""
 
     def __init__(self, workers: int, slots: int, payload_bytes: int, wire: int, tag: int, isn: int):
         self.workers, self.slots, self.payload_bytes = workers, slots, payload_bytes
         self.wire, self.tag = wire, tag
+        self.absent: set[int] = set()
         self.rounds = {
             (i, v): _Round((isn + i - (2 - v) * slots) % 2**32, workers) for i in range(slots) for v in (0, 1)
         }
@@ -133,7 +134,8 @@ class ReferencePoolV2:
         if len(data) < 10:
             return Outcome("drop", "refused_format", None)
         first, ahead, seq, tag, need, used = struct.unpack(">BbIHbb", data[:10])
-        if first >> 4 not in (8, 8 + self.wire):
+        is_expiry = first >> 4 == 11 and not first & 4
+        if first >> 4 not in (8, 8 + self.wire) and not is_expiry:
             return Outcome("drop", "refused_format", None)
         wire = (first >> 4) - 8
         words, lanes = self._parts(first & 7, ahead, data[10:])
@@ -147,6 +149,8 @@ class ReferencePoolV2:
         if tag != self.tag:
             return Outcome("drop", "refused_tag", None)
 
+        if is_expiry:
+            return self._expire(rank, seq)
         retransmission = bool(first & 8)
         values = list(struct.unpack(self._lanes(wire), lanes)) if lanes else None
         slot, version = seq % self.slots, seq // self.slots % 2
@@ -169,7 +173,9 @@ class ReferencePoolV2:
                 state.values, overflowed = combined(op, state.values, values, (32, 16, 8)[wire])
                 if overflowed:
                     state.flags |= OVERFLOW
-            return self._accepted(state)
+            return self._accepted(state, rank)
+        if d == 0 and rank not in state.seen and state.flags & PARTIAL:
+            return Outcome("unicast", "answered", self._result(state, r=True, late=True))
         if d == 0 and rank not in state.seen:
             return Outcome("drop", "refused_window", None)
         if d == 0 and state.count == self.workers:
@@ -187,7 +193,7 @@ class ReferencePoolV2:
             state.seen = {rank}
             state.need, state.ahead, state.used, state.wire, state.values = need, ahead, used, wire, values
             state.words, state.call = words, call
-            return self._accepted(state)
+            return self._accepted(state, rank)
         if d < 0:
             return Outcome("drop", "stale", None)
         return Outcome("drop", "refused_window", None)
@@ -208,12 +214,37 @@ class ReferencePoolV2:
             return words, lanes
         return refused
 
-    def _accepted(self, state: _Round) -> Outcome:
+    def _expire(self, rank: int, seq: int) -> Outcome:
+        """Section 13."""
+        state = self.rounds[seq % self.slots, seq // self.slots % 2]
+        d = (seq - state.seq + 2**31) % 2**32 - 2**31
+        if d < 0:
+            return Outcome("wait", "duplicates", self._wait(_Round(seq, 0), set()))
+        if d == 0 and rank not in state.seen and state.flags & PARTIAL:
+            return Outcome("unicast", "answered", self._result(state, r=True, late=True))
+        if d or rank not in state.seen:
+            return Outcome("drop", "refused_window", None)
+        if state.count == self.workers:
+            return Outcome("drop", "duplicates", None)
+        if state.words:
+            return Outcome("wait", "duplicates", self._wait(state))
+        self.absent |= self._missing(state)
+        return self._accepted(state)
+
+    def _accepted(self, state: _Round, rank: int | None = None) -> Outcome:
+        self.absent.discard(rank)
+        missing = self._missing(state)
+        if missing and missing <= self.absent and not state.words:
+            state.flags |= PARTIAL
+            state.ahead, state.count = state.count, self.workers
         if state.count == self.workers:
             return Outcome("multicast", "accepted", self._result(state, r=False))
         return Outcome("consume", "accepted", None)
 
-    def _result(self, state: _Round, r: bool) -> bytes:
+    def _missing(self, state: _Round) -> set[int]:
+        return set(range(self.workers)) - state.seen
+
+    def _result(self, state: _Round, r: bool, late: bool = False) -> bytes:
         size = SIZE_CODE_OF_PAYLOAD[self.payload_bytes]
         ahead, need = state.ahead, state.need
         if state.words:
@@ -221,15 +252,16 @@ class ReferencePoolV2:
         if state.call:
             ahead, need = 0, state.need
         first = (12 + state.wire) << 4 | (8 if r else 0) | size
-        header = struct.pack(">BbIHbb", first, ahead, state.seq, self.tag, need, state.flags)
+        flags = state.flags | (LATE if late else 0)
+        header = struct.pack(">BBIHbb", first, ahead & 255, state.seq, self.tag, need, flags)
         header += struct.pack(f">{len(state.words)}I", *state.words)
         return header + (struct.pack(self._lanes(state.wire), *state.values) if state.values is not None else b"")
 
     def _lanes(self, wire: int) -> str:
         return f">{self.payload_bytes // (4, 2, 1)[wire]}{'ihb'[wire]}"
 
-    def _wait(self, state: _Round) -> bytes:
+    def _wait(self, state: _Round, missing: set[int] | None = None) -> bytes:
         bitmap = bytearray(32)
-        for rank in set(range(self.workers)) - state.seen:
+        for rank in self._missing(state) if missing is None else missing:
             bitmap[rank // 8] |= 1 << rank % 8
         return struct.pack(">BbIHbb", 15 << 4, 0, state.seq, self.tag, 0, 0) + bytes(bitmap)

@@ -4,6 +4,7 @@ command of `switchml`."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -63,6 +64,8 @@ def status_reply():
             one.rates["received_packets"] = 9_999_999.0
             for name in ("accepted", "retransmissions", "received_packets", "sent_packets"):
                 one.counters[name] = 123_456_789
+            for name in ("steps", "buffer_hits", "storage_samples", "reads", "read_bytes", "waits", "wait_s"):
+                one.loading[name] = 123_456_789
     return reply
 
 
@@ -184,8 +187,11 @@ def simulate(_: Path) -> None:
     from emulator.netsim.experiment import JobResult, Result
     from emulator.netsim.link import LinkCounts
     from emulator.netsim.report import print_tables
+    from switchml.protocol.best_effort import COUNTS
 
-    show_many(Tally(100_000, 10**9, 10**12, 10**9, 123_456, 1e7, "0123456789abcdef"), 12_345.6)
+    tally = Tally(100_000, 10**9, 10**12, 10**9, 123_456, 1e7, "0123456789abcdef")
+    show_many(tally, 12_345.6, "", range(100_000))
+    show_many(replace(tally, interrupted=True), 12_345.6, " --failover", range(10**8, 10**8 + 10**6))
     show_one(SimpleNamespace(events=12_345_678, seconds=1.234, packets=10**9, sums=10**6, errors=123, problem="",
                              trace="0123456789abcdef"))  # fmt: skip
     jobs = [
@@ -193,7 +199,8 @@ def simulate(_: Path) -> None:
         for name, backend in ((LONG, "switchml"), ("ring", "ring"))
     ]
     links = {f"host {n} up": LinkCounts(10**9, 10**12, 10**6, 10**5, 0, 0, 1e8, 1e7) for n in range(3)}
-    print_tables(Result(None, jobs, links, dict.fromkeys(links, 1e11), 12.3, 1e4, 10**9, 123.4))  # type: ignore[arg-type]
+    met = dict.fromkeys(COUNTS, 10**9)
+    print_tables(Result(None, jobs, links, dict.fromkeys(links, 1e11), 12.3, 1e4, 10**9, 123.4, met))  # type: ignore[arg-type]
 
 
 def link_tally(backend: str = "switchml"):

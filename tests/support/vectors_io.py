@@ -13,13 +13,14 @@ from pathlib import Path
 VECTORS = Path(__file__).parents[1] / "vectors"
 
 V1_FIELDS = {"job_number", "tsi", "slot", "set", "e0", "e1", "values"}
+EXPIRY_FIELDS = {"expiry", "r", "seq", "tag"}
 CONTRIBUTION_FIELDS = {"wire", "r", "ahead", "seq", "tag", "need", "used", "values"}
 RESULT_FIELDS = {"wire", "r", "ahead", "seq", "tag", "need", "flags", "values"}
 SPARSE_CONTRIBUTION_FIELDS = {"wire", "r", "seq", "tag", "mark", "words", "values", "padded", "columns"}
 SPARSE_RESULT_FIELDS = {"wire", "r", "seq", "tag", "flags", "words", "values"}
 ADDRESSED_FIELDS = {"wire", "r", "seq", "tag", "need", "ahead", "reach", "root", "op", "values"}
 WAIT_FIELDS = {"seq", "tag", "missing"}
-FLAGS = {"OVERFLOW": 1, "MIXED": 2}
+FLAGS = {"OVERFLOW": 1, "MIXED": 2, "PARTIAL": 8, "LATE": 16}
 REACHES = {"all": 0, "root": 1, "others": 2}
 OPS = {"sum": 0, "max32": 1, "max64": 2, "or": 3, "xor": 4}
 
@@ -38,6 +39,9 @@ class Step:
     reply_fields: dict
     cut: tuple[int, ...] = ()
     """Ranks that get the first 14 bytes of a multicast."""
+
+    to: tuple[int, ...] = ()
+    """Ranks that get a multicast."""
 
     def reply_to(self, rank: int) -> bytes | None:
         return self.reply[:14] if self.reply is not None and rank in self.cut else self.reply
@@ -62,6 +66,11 @@ class Scenario:
     def has_ops(self) -> bool:
         """Whether it has ops other than sums (section 11), which not every aggregator takes."""
         return any("op" in step.fields for step in self.steps)
+
+    @property
+    def has_expiries(self) -> bool:
+        """Whether rounds end without some ranks (section 13)."""
+        return any("expiry" in step.fields for step in self.steps)
 
 
 def load_all() -> list[Scenario]:
@@ -88,7 +97,7 @@ def _steps(scenario: Scenario, number: int, raw: dict) -> list[Step]:
     where = f"{scenario.name} step {number}"
     _only(raw, {"note", "from", "packet", "expect"}, where)
     expect = raw["expect"]
-    _only(expect, {"action", "counter", "packet", "cut"}, where)
+    _only(expect, {"action", "counter", "packet", "cut", "to"}, where)
     if ("counter" in expect) != (scenario.protocol == 2):
         raise ValueError(f"{where}: a counter is expected in protocol 2, and only there")
     first, last = raw["from"] if isinstance(raw["from"], list) else (raw["from"], raw["from"])
@@ -110,6 +119,7 @@ def _steps(scenario: Scenario, number: int, raw: dict) -> list[Step]:
             reply,
             reply_fields,
             tuple(expect.get("cut", ())),
+            tuple(expect.get("to", range(scenario.workers))),
         )
         for rank in range(first, last + 1)
     ]
@@ -132,6 +142,8 @@ def encode(scenario: Scenario, fields: dict, *, reply: bool = False, wait: bool 
         built = _v1(scenario, fields, where)
     elif wait:
         built = _wait(fields, where)
+    elif "expiry" in fields:
+        built = _expiry(scenario, fields, where)
     elif "reach" in fields:
         built = _addressed(scenario, fields, reply, where)
     elif "words" in fields:
@@ -214,6 +226,13 @@ def _addressed(scenario: Scenario, f: dict, reply: bool, where: str) -> bytes:
     first = ((12 if reply else 8) + f["wire"]) << 4 | f["r"] << 3 | 4 | size
     header = struct.pack(">BBIHbb", first, 0, f["seq"], f["tag"], f["need"], last)
     return header + bytes((REACHES[f["reach"]], f["root"], OPS[f["op"]], 127 - f["ahead"])) + data
+
+
+def _expiry(scenario: Scenario, f: dict, where: str) -> bytes:
+    f = {"r": 1, **f}
+    _exactly(f, EXPIRY_FIELDS, where)
+    first = 11 << 4 | f["r"] << 3 | {256: 1, 1024: 3}[scenario.payload_bytes]
+    return struct.pack(">BbIHbb", first, 0, f["seq"], f["tag"], 0, 0) + bytes(scenario.payload_bytes)
 
 
 def _wait(f: dict, where: str) -> bytes:

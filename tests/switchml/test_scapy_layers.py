@@ -301,6 +301,17 @@ def test_partial_sums():
     assert "partial sum int32" in partial.summary() and "OVERFLOW+MIXED" in partial.show(dump=True)
 
 
+@pytest.mark.parametrize(
+    ("layer", "columns", "word"), [(SwitchMLAddressed, 0, b"\1\2\0\x7f"), (SwitchMLSparse, 1, b"\0\0\7\0")]
+)
+def test_partial_sums_with_words(layer, columns, word):
+    data = bytes([0x85, 0xB0 | columns]) + bytes(8) + word + b"\xff\xff\xff\xfe" * 64
+    partial = SwitchML(data)
+    assert type(partial) is layer and (partial.columns, partial.values) == (columns, [-2] * 64)
+    assert partial.partial_flags == 3 and bytes(partial) == data and bytes(layer(**partial.fields)) == data
+    assert "partial sum int32" in partial.summary() and "OVERFLOW+MIXED" in partial.show(dump=True)
+
+
 def test_answers():
     contribution = SwitchMLv2(seq=7, tag=9)
     assert SwitchMLv2(type=12, seq=7, tag=9).answers(contribution)

@@ -20,7 +20,7 @@ from emulator.bench.mininet.machine import FLAT, RING, TREE
 from emulator.bench.network import measure as network
 from emulator.bench.network.measure import LinkTally
 from emulator.bench.ranks.reducing import GLOO, SWITCHML
-from emulator.bench.ranks.team import reducing_context
+from emulator.bench.ranks.team import measured_aggregator, reducing_context
 from emulator.bench.sizes import ITEM_BYTES
 from emulator.testbed.fabric import Fabric, P4Node, check_programs
 from emulator.testbed.layout import BMV2, BRIDGE, P4, Layout
@@ -46,7 +46,7 @@ LOSSES = (0.0, 0.001, 0.01, 0.02)
 @dataclass(frozen=True)
 class MininetPlan:
     """What the command line asks for. `captures`: (link, file). `loss` is that of every link, each way; None where the
-    experiment chooses it."""
+    experiment chooses it. `racks` 0: 2 with two-racks, 1 otherwise. `parallel`: of host_agent.training's Settings."""
 
     experiment: str = "allreduce"
     hosts: int = 4
@@ -60,20 +60,27 @@ class MininetPlan:
     slots: int = 0
     repeats: int = 3
     warmup: int = 1
-    racks: int = 2
+    racks: int = 0
     steps: int = 100
+    parallel: str = "ddp"
     seed: int = 1
     captures: tuple[tuple[str, Path], ...] = ()
 
     def __post_init__(self) -> None:
+        if not self.racks:
+            object.__setattr__(self, "racks", 2 if self.experiment == "two-racks" else 1)
         if self.size_bytes < ITEM_BYTES or self.size_bytes % ITEM_BYTES:
             raise ConfigError(f"size of {self.size_bytes} bytes: expected a multiple of {ITEM_BYTES} (float32)")
         if self.experiment in ("slots", "two-racks", "train") and self.aggregator == "none":
             raise ConfigError(f"--experiment {self.experiment} compares an aggregator with Gloo: it needs one")
-        if self.experiment == "two-racks" and self.aggregator == "software":
-            raise ConfigError("--experiment two-racks needs switches that aggregate: --aggregator p4 or bmv2")
-        if self.experiment == "two-racks" and not 2 <= self.racks <= self.hosts:
-            raise ConfigError(f"{self.racks} racks for {self.hosts} hosts: expected 2 to {self.hosts}")
+        if self.racks > 1 and self.aggregator == "software":
+            raise ConfigError("racks need switches that aggregate: expected --aggregator p4 or bmv2")
+        least, most = {"two-racks": (2, self.hosts), "train": (1, self.hosts)}.get(self.experiment, (1, 1))
+        if not least <= self.racks <= most:
+            raise ConfigError(
+                f"{self.racks} racks for {self.hosts} hosts with --experiment {self.experiment}: "
+                f"expected {least} to {most}"
+            )
         if self.experiment == "scaling" and self.hosts < 2:
             raise ConfigError("--experiment scaling: expected at least 2 hosts")
         self.layouts()
@@ -142,7 +149,7 @@ def cases(plan: MininetPlan) -> list[Case]:
     if plan.experiment == "two-racks":
         return [_case(plan, series, plan.racks, racks=plan.racks) for series in (TREE, FLAT, RING)]
     if plan.experiment == "train":
-        return [_case(plan, plan.aggregator, plan.hosts)]
+        return [_case(plan, TREE if plan.racks > 1 else plan.aggregator, plan.hosts, racks=plan.racks)]
     return [_case(plan, series, plan.hosts) for series in (*ours, RING)]
 
 
@@ -268,10 +275,10 @@ def aggregator(series: str, fabric: Fabric) -> Iterator[tuple[ChildAggregator | 
         yield None, pids
         return
     if series == "software":
-        control = ChildAggregator(bind=fabric.switch_address)
+        control = measured_aggregator(fabric.switch_address)
         pids |= {"aggregator": control.pid}
     else:
-        control = ChildAggregator(bind=fabric.switch_address, command=_control(series, fabric))
+        control = measured_aggregator(fabric.switch_address, _control(series, fabric))
     try:
         control.address  # noqa: B018 - wait for it, and fail here if it does not come up
         yield control, pids

@@ -21,7 +21,7 @@ BATCH_SIZE, LEARNING_RATE = 32, 0.05
 
 def settings_of(plan: MininetPlan) -> Settings:
     """The training's settings."""
-    how = {"transport": "udp", "wire": plan.wire, "interface": INTERFACE}
+    how = {"transport": "udp", "wire": plan.wire, "interface": INTERFACE, "parallel": plan.parallel}
     return Settings(plan.hosts, plan.steps, BATCH_SIZE, LEARNING_RATE, plan.seed, **how)
 
 

@@ -26,6 +26,11 @@ from switchml.runtime.jit import compile_once, kernel
 SWITCHML, DENSE, PLAIN, INT32, NODE, GLOO = "switchml", "dense", "plain", "int32", "node", "gloo"
 """DENSE: switchml without skipping the blocks of zeros that SWITCHML skips. PLAIN: without the tags that SWITCHML's
 packets carry. INT32: one round of int32 lanes where SWITCHML's sums are exact. NODE: switchml with hierarchy "node"."""
+Begin = Callable[[Step, bool], Any]
+"""Has a step of a backend: with True, begins it and returns what `wait` ends; else carries it out."""
+PEER_TIMEOUT_S = 60.0
+"""Of ranks that are measured, and of aggregators behind emulated links: their control connections lose packets there,
+too, and share cores with all of the network. TCP then may take ten seconds to be heard."""
 GAUGES = ("rtt_s", "rto_s", "window")
 """Values in `HostAgent.stats()` that describe the present; all other numbers are counters."""
 
@@ -120,7 +125,9 @@ def compare(result, sums):
 
 def warm_up() -> None:
     """Have `compare` compiled."""
-    compile_once(compare, np.zeros(1, np.float32), np.zeros(1))
+    sums = np.zeros(1)
+    sums.flags.writeable = False
+    compile_once(compare, np.zeros(1, np.float32), sums)
 
 
 class ReducingRank:
@@ -129,7 +136,7 @@ class ReducingRank:
     def __init__(self, place: Place):
         self._place = place
         self._agents: dict[str, Agent] = {}
-        self._begin: dict[str, Callable[[Step], Any]] = {}
+        self._begin: dict[str, Begin] = {}
 
     def answer(self, request: Any) -> Any:
         match request:
@@ -171,6 +178,7 @@ class ReducingRank:
             job=f"{job.name}-{backend}",
             rank=self._place.rank,
             world_size=self._place.world_size,
+            peer_timeout_s=PEER_TIMEOUT_S,
             transport=target.transport,
             payload_bytes=target.payload_bytes,
             slots=target.slots,
@@ -189,25 +197,26 @@ class ReducingRank:
         usage, counts = _usage(), agent.stats() if agent is not None else {}
         started = time.perf_counter()
         for call in calls:
-            for handle in [begin(step) for step in call]:
+            if len(call) == 1:
+                begin(call[0], False)
+                continue
+            for handle in [begin(step, True) for step in call]:
                 handle.wait()
         self._seconds = time.perf_counter() - started
         self._usage = _growth(usage, _usage())
         self._counts = _growth(counts, agent.stats() if agent is not None else {})
 
 
-def _switchml(agent: Agent, sparse: Choice, wire: str | None = None) -> Callable[[Step], Any]:
-    """What begins a step with an agent, and returns its handle."""
-
-    def begin(step: Step) -> Any:
+def _switchml(agent: Agent, sparse: Choice, wire: str | None = None) -> Begin:
+    def begin(step: Step, async_op: bool) -> Any:
         if step.kind == "all_reduce":
-            return agent.allreduce(step.source, out=step.target, async_op=True, sparse=sparse, wire=wire)
-        return getattr(agent, step.kind)(step.source, out=step.target, async_op=True)
+            return agent.allreduce(step.source, out=step.target, async_op=async_op, sparse=sparse, wire=wire)
+        return getattr(agent, step.kind)(step.source, out=step.target, async_op=async_op)
 
     return begin
 
 
-def _gloo(place: Place, rendezvous: str) -> Callable[[Step], Any]:
+def _gloo(place: Place, rendezvous: str) -> Begin:
     import torch
     import torch.distributed as dist
 
@@ -220,15 +229,15 @@ def _gloo(place: Place, rendezvous: str) -> Callable[[Step], Any]:
     gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
     scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
-    def begin(step: Step) -> Any:
+    def begin(step: Step, async_op: bool) -> Any:
         source, target = torch.from_numpy(step.source), torch.from_numpy(step.target)
         if step.kind == "all_reduce":
-            return dist.all_reduce(target, async_op=True)
+            return dist.all_reduce(target, async_op=async_op)
         if step.kind == "broadcast":
-            return dist.broadcast(target, 0, async_op=True)
+            return dist.broadcast(target, 0, async_op=async_op)
         if step.kind == "all_gather":
-            return gather(target, source, async_op=True)
-        return scatter(target, source, async_op=True)
+            return gather(target, source, async_op=async_op)
+        return scatter(target, source, async_op=async_op)
 
     return begin
 

@@ -20,6 +20,7 @@ from emulator.bench.ranks.inputs import SharedTensors
 from emulator.bench.ranks.process import Place, start_at
 from emulator.bench.ranks.reducing import (
     GLOO,
+    PEER_TIMEOUT_S,
     Check,
     Fill,
     Prepare,
@@ -34,7 +35,7 @@ from emulator.bench.sizes import Case
 from emulator.testbed.namespaces import Lab
 from emulator.testbed.star import INTERFACE, LinkOptions, Star
 from host_agent import ranks
-from host_agent.pytorch.aggregator import ChildAggregator
+from host_agent.pytorch.aggregator import SOFTWARE, ChildAggregator
 from switchml.errors import JobError, RanksDisagree
 from switchml.protocol.sizes import LANE_BYTES, lanes_of
 from switchml.runtime.pool import fork_server
@@ -87,9 +88,14 @@ def star_with_aggregator(
             aggregator.stop()
 
 
+def measured_aggregator(bind: str, command: Sequence[str] = SOFTWARE) -> ChildAggregator:
+    """The aggregator of an emulated network, `switchml aggregate` or another control plane."""
+    return ChildAggregator(bind, ("--peer-timeout", f"{PEER_TIMEOUT_S:g}s"), command)
+
+
 def aggregator_at(star: Star) -> ChildAggregator:
     """`switchml aggregate` in the switch's namespace, at the switch's address."""
-    return star.switch.call(lambda: ChildAggregator(bind=star.switch_address))
+    return star.switch.call(lambda: measured_aggregator(star.switch_address))
 
 
 class Team(ranks.Team):

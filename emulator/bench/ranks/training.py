@@ -78,23 +78,23 @@ class Steps:
 
 @dataclass(frozen=True)
 class AllReduces:
-    """`count` times `size_bytes` of float32 in `pieces` all-reduces at once, as DDP reduces its buckets. Answer:
-    `Times`."""
+    """`count` times all-reduces of float32 of these sizes at once, as DDP reduces its buckets. Answer: `Times`."""
 
-    size_bytes: int
-    pieces: int
+    sizes_bytes: tuple[int, ...]
     count: int
 
 
 @dataclass(frozen=True)
 class Times:
     """Seconds of each step or all-reduce. The rest is of all of them: CPU seconds of the process and of the thread that
-    trains, packets that the agent sent, and the emulated world's report. `gradient_bytes`: of one step."""
+    trains, packets that the agent sent, and the emulated world's report. `gradient_bytes`: of one step; `bucket_bytes`:
+    of its all-reduces, in their order."""
 
     seconds: list[float]
     process_cpu_s: float = 0.0
     thread_cpu_s: float = 0.0
     gradient_bytes: int = 0
+    bucket_bytes: tuple[int, ...] = ()
     packets_sent: int = 0
     report: dict[str, Any] = field(default_factory=dict)
 
@@ -149,7 +149,7 @@ def _reduce(request: AllReduces) -> list[float]:
     import torch
     import torch.distributed as dist
 
-    tensors = torch.ones(request.size_bytes // 4).chunk(request.pieces)
+    tensors = [torch.ones(size // 4) for size in request.sizes_bytes]
     seconds = []
     for _ in range(request.count):
         dist.barrier()
@@ -203,9 +203,15 @@ class _Training:
             time.process_time() - process_s,
             time.thread_time() - thread_s,
             self._gradient_bytes,
+            self._bucket_bytes(),
             _packets_sent() - sent,
             _world_report(request.count),
         )
+
+    def _bucket_bytes(self) -> tuple[int, ...]:
+        """As DDP built them after its first step; before, as it meant to."""
+        known = self._model._get_ddp_logging_data()
+        return tuple(map(int, (known.get("rebuilt_bucket_sizes") or known["bucket_sizes"]).split(",")))
 
     def _timed_step(self, is_alone: bool) -> float:
         from torch.nn import functional

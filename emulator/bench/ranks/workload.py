@@ -54,6 +54,7 @@ class Workload:
             self.calls.append(steps)
         in_order = case.collective == "all_reduce"  # one after the other they are the sums' beginning
         self.expected = sums[: case.elements] if in_order else np.concatenate(expected).astype(np.float64)
+        self.expected.flags.writeable = False  # as the sums are: of one type for reducing.compare
 
     def fill(self) -> None:
         """Put the inputs where they are reduced in place, and what no result is anywhere else."""

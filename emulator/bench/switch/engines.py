@@ -1,8 +1,8 @@
 """What `switchml bench switch` measures: packets a second through the compiled engine alone (one core, frames and
 results in memory), through the reference interpreter, and on the wire, beside simple_switch.
 
-For the programs of WORKLOADS there are table entries, and frames that exercise them; any other program gets small
-frames of zeros and its own const entries."""
+For the programs of WORKLOADS there are table entries, and frames that exercise them; any other program gets those of
+an STF file, or else small frames of zeros and its own const entries."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ from emulator.p4switch.program import ir
 from emulator.p4switch.program.loader import loader
 from emulator.p4switch.state.action_profiles import RunAction
 from emulator.p4switch.state.state import State
+from emulator.p4switch.stf import stf
 from switchml.errors import ConfigError
+from switchml.files import read_text, reading
 
 Frames = list[tuple[int, bytes]]
 PROGRAMS = Path(__file__).with_name("programs")
@@ -118,9 +120,22 @@ WORKLOADS: dict[str, Callable[[State], Frames]] = {
 """Programs that are measured by default, and their work."""
 
 
-def workload(path: Path) -> Callable[[State], Frames]:
-    """A program's work, by its name."""
-    return WORKLOADS.get(path.stem, zeros)
+def from_stf(path: Path) -> Callable[[State], Frames]:
+    """The entries and packets of an STF file."""
+
+    def frames(state: State) -> Frames:
+        with reading(path, ConfigError):
+            packets = stf.load(state, read_text(path))
+            if not packets:
+                raise ConfigError("there is no packet in it")
+        return packets * -(-N_SLOTS // len(packets))
+
+    return frames
+
+
+def workload(path: Path, stf_path: Path | None = None) -> Callable[[State], Frames]:
+    """A program's work: of an STF file, or else by its name."""
+    return from_stf(stf_path) if stf_path else WORKLOADS.get(path.stem, zeros)
 
 
 def default_programs() -> list[Path]:
@@ -180,12 +195,20 @@ def _rate(once: Callable[[], int], seconds: float) -> float:
     return best
 
 
-def measure(path: Path, *, seconds: float = 1.0, wire: bool = False, against: str | None = None) -> Result:
-    """Measure one program. `wire`: also through veth pairs; `against`: there also this simple_switch. On the wire, each
-    frame of an aggregation completes its slot by itself, so that every frame that is served can be counted."""
+def measure(
+    path: Path,
+    *,
+    seconds: float = 1.0,
+    wire: bool = False,
+    against: str | None = None,
+    stf_path: Path | None = None,
+) -> Result:
+    """Measure one program, with the entries and packets of `stf_path`, if given. `wire`: also through veth pairs;
+    `against`: there also this simple_switch. On the wire, each frame of an aggregation completes its slot by itself, so
+    that every frame that is served can be counted."""
     program = loader.load(path)
     loader.check_runnable(program)
-    work = workload(path)
+    work = workload(path, stf_path)
     result = Result(path.stem)
     try:
         result.engine_pps = engine_pps(program, work, seconds)

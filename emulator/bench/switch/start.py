@@ -42,21 +42,21 @@ def largest() -> Path:
     return max(bench.default_programs(), key=lambda path: path.stat().st_size)
 
 
-def measure(path: Path) -> Starts:
-    """Start the switch with a program: without and with compiled code on disk. Raises ConfigError if it forwards
-    nothing."""
+def measure(path: Path, stf_path: Path | None = None) -> Starts:
+    """Start the switch with a program, and an STF file's entries: without and with compiled code on disk. Raises
+    ConfigError if it forwards nothing."""
     with tempfile.TemporaryDirectory() as cache:
-        cold = _start(path, {"SWITCHML_CACHE_DIR": cache})
-        warm = _start(path, {"SWITCHML_CACHE_DIR": cache})
+        cold = _start(path, stf_path, {"SWITCHML_CACHE_DIR": cache})
+        warm = _start(path, stf_path, {"SWITCHML_CACHE_DIR": cache})
     return Starts(path.stem, *warm, *cold)
 
 
-def _start(path: Path, environment: dict[str, str]) -> tuple[float, float]:
+def _start(path: Path, stf_path: Path | None, environment: dict[str, str]) -> tuple[float, float]:
     """(seconds to the first frame, seconds to full speed)."""
     program = loader.load(path)
     loader.check_runnable(program)
     state = State(program)
-    frames = [bench.alone(path.stem, data) for _, data in bench.workload(path)(state)]
+    frames = [bench.alone(path.stem, data) for _, data in bench.workload(path, stf_path)(state)]
     entries = bench_wire.calls(state)
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(_socket()) for _ in range(bench_wire.PORTS)]

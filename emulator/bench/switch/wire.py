@@ -17,11 +17,10 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from emulator.p4switch.program import ir
 from emulator.p4switch.state.state import State
+from emulator.p4switch.thrift.tables import match_to_wire
 from emulator.testbed.namespaces import run
 from switchml.control.thrift.client import Client
-from switchml.control.thrift.idl import interface
 from switchml.errors import ConfigError
 from switchml.net import packet_io, sockets
 
@@ -32,7 +31,6 @@ PAUSE_S = 0.005
 ENGINE_READY, PORT_READY = "through the compiled engine", "is served by compiled code"
 """The switch's log messages once each runs."""
 PORTS = 2
-MATCH_KINDS = interface().enums["MatchKind"]
 BATCH = 64
 
 
@@ -42,30 +40,25 @@ def can_measure() -> bool:
 
 
 def calls(state: State) -> list[dict]:
-    """The arguments of bm_mt_add_entry for the entries of all tables with lpm or exact fields; ports are taken modulo
-    PORTS."""
+    """The arguments of bm_mt_add_entry for the entries of all tables whose entries are not const; ports are taken
+    modulo PORTS."""
     arguments = []
-    for table in state.tables:
+    for table in (table for table in state.tables if not table.is_immutable):
         for entry in table.all_entries():
             action = state.program.actions[entry.target.action]
             data = [
                 _bytes(value % PORTS if param.width == 9 else value, param.width)
                 for param, value in zip(action.params, entry.target.args, strict=True)
             ]
-            match = [_match(p, key.width) for p, key in zip(entry.match, table.table.key, strict=True)]
-            arguments.append({"table": table.name, "match": match, "action": action.name, "data": data})
+            match, options = match_to_wire(table.table, entry.match), SimpleNamespace(priority=max(entry.priority, 0))
+            arguments.append(
+                {"table": table.name, "match": match, "action": action.name, "data": data, "options": options}
+            )
     return arguments
 
 
 def _bytes(value: int, width: int) -> bytes:
     return value.to_bytes((width + 7) // 8, "big")
-
-
-def _match(param: ir.MatchParam, width: int) -> SimpleNamespace:
-    key = _bytes(param.value, width)
-    if param.kind == "lpm":
-        return SimpleNamespace(type=MATCH_KINDS["LPM"], lpm=SimpleNamespace(key=key, prefix_length=param.extra))
-    return SimpleNamespace(type=MATCH_KINDS["EXACT"], exact=SimpleNamespace(key=key))
 
 
 @contextlib.contextmanager
@@ -117,7 +110,7 @@ def running(
             if entries:
                 with _client(thrift, process) as client:
                     for entry in entries:
-                        client.call("standard", "bm_mt_add_entry", cxt=0, options=SimpleNamespace(priority=0), **entry)
+                        client.call("standard", "bm_mt_add_entry", cxt=0, **entry)
             yield process, log
         finally:
             process.terminate()

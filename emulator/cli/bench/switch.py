@@ -38,6 +38,13 @@ RATIO = "ratio: on the wire over simple_switch where both were measured, else co
     multiple=True,
     help="BMv2 JSON to measure, in place of L3 forwarding and aggregation of 64 and 256 lanes; may be repeated.",
 )
+@click.option(
+    "--stf",
+    "stf_path",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Table entries (add) and packets for the one --program; ports 0 and 1 are connected, packets enter at 0. "
+    "Without it a program gets frames of zeros.",
+)
 @click.option("--seconds", type=NAMED_SECONDS, default=1.0, help="Time for each figure.")
 @option("--veth", "wire", was="--wire", is_flag=True, help="Also measure a switch process between veth pairs (root).")
 @click.option("--against", metavar="SIMPLE_SWITCH", help="Also measure this simple_switch between veth pairs (root).")
@@ -45,20 +52,29 @@ RATIO = "ratio: on the wire over simple_switch where both were measured, else co
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")
 @wide_option
 def switch(
-    programs: tuple[Path, ...], seconds: float, wire: bool, against: str | None, start: bool, as_json: bool
+    programs: tuple[Path, ...],
+    stf_path: Path | None,
+    seconds: float,
+    wire: bool,
+    against: str | None,
+    start: bool,
+    as_json: bool,
 ) -> None:
     """Measure the P4 switch: packets a second on one core; or, with --start, seconds from the start of a process to its
     first packet (by default of the largest program)."""
+    if stf_path and len(programs) != 1:
+        raise click.UsageError("--stf belongs to one --program")
     if start:
         from emulator.bench.switch.start import largest, measure
 
         paths = programs or [largest()]
-        _print([path.stem for path in paths], (measure(path) for path in paths), START, ".2f", as_json)
+        _print([path.stem for path in paths], (measure(path, stf_path) for path in paths), START, ".2f", as_json)
     else:
         from emulator.bench.switch import engines
 
         paths = programs or engines.default_programs()
-        results = (engines.measure(path, seconds=seconds, wire=wire, against=against) for path in paths)
+        options: dict[str, Any] = {"seconds": seconds, "wire": wire, "against": against, "stf_path": stf_path}
+        results = (engines.measure(path, **options) for path in paths)
         _print([path.stem for path in paths], results, ENGINES, ",.0f", as_json)
 
 

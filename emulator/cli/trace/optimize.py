@@ -50,7 +50,7 @@ class Names(click.ParamType):
     type=Names(),
     help="Passes to use: buckets, allreduce, codec; and those that a settings file can only advise: precision, batch, "
     "fuse, recompute, accumulate, priority. Of a job: split, schedule, micro-batch, recompute, zero, allreduce, "
-    "buckets, codec. [default: buckets,allreduce; of a job all but codec]",
+    "buckets, fuse, codec. [default: buckets,allreduce; of a job all but fuse and codec]",
 )
 @click.option("--uniform", is_flag=True, help="Use one cap for all buckets, for torch before 2.13.")
 @option("--rate", "link", was="--link", type=RATE, help="Rate of each host's link.  [default: as the trace uses it]")
@@ -222,7 +222,7 @@ def _optimize_job(
     **_: Any,
 ) -> bool:
     """Search, print, write `out`; whether Ctrl-C ended it."""
-    from emulator.jobs.emulate import read_tables, request
+    from emulator.jobs.description import read_tables, request
     from emulator.optimizer import jobs
     from emulator.optimizer.file import write_toml
 

@@ -15,7 +15,7 @@ from switchml.cli.options import RATE, TIME, Count, option
 from switchml.tables import show as show_tables
 from switchml.terminal import progress, say
 
-REAL_PARTS = ("links", "loading", "activations", "pipelines", "states")
+REAL_PARTS = ("links", "collectives", "loading", "activations", "pipelines", "states")
 
 
 @click.command()
@@ -43,14 +43,14 @@ REAL_PARTS = ("links", "loading", "activations", "pipelines", "states")
     type=click.Choice(REAL_PARTS),
     default=REAL_PARTS,
     show_default="all",
-    help="What to measure: all-reduces over links; a planned loader, compressed activations, a pipeline, states on the "
-    "host and of pruned weights.",
+    help="What to measure: all-reduces over links, the other collectives; a planned loader, compressed activations, a "
+    "pipeline, states on the host and of pruned weights.",
 )
 @plot_option
 @json_option
 def real(parts: tuple[str, ...], plot_file: Path | None, as_json: bool, **plan: Any) -> None:
     """Train here over links of limited rate, with Gloo and with the aggregator, and predict each run from one of them.
-    Then measure loading, memory and pipelines beside what the emulator says of them.
+    Then measure other collectives, loading, memory and pipelines beside what the emulator says of them.
 
     Needs root, iproute2 and torch: each worker is in a network namespace with one link to a switch. Run it on a machine
     that has nothing else to do: what others compute is measured too, and not predicted.

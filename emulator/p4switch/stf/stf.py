@@ -19,6 +19,7 @@ from typing import Any
 from emulator.p4switch.program import ir
 from emulator.p4switch.state.action_profiles import RunAction
 from emulator.p4switch.state.arrays import CounterArray, MeterArray, RegisterArray
+from emulator.p4switch.state.state import State
 from emulator.p4switch.stf.keys import action_args, match_key
 from emulator.p4switch.switch import Switch
 from switchml.errors import ConfigError, ControlError
@@ -117,6 +118,30 @@ def run_file(program: ir.Program, path: str | Path) -> Report:
         return run(program, read_text(path))
 
 
+def load(state: State, text: str) -> list[tuple[int, bytes]]:
+    """Add the entries of an STF text to `state`; returns its packets, (port, frame) each. What it expects is ignored.
+    Raises ConfigError for any other statement, and for what can't be read or added."""
+    runner, frames = Runner(state.program), []
+    runner.state = state
+    for statement in parse(text):
+        try:
+            if statement.command == "packet":
+                frames.append(frame(statement.rest))
+            elif statement.command == "add":
+                runner.add(statement.rest)
+            elif statement.command not in ("expect", "no_packet", "wait"):
+                raise ConfigError("only add, packet and what is expected can stand here")
+        except (ControlError, ConfigError, ValueError) as error:
+            raise ConfigError(f"line {statement.line}: {statement.command}: {error}") from error
+    return frames
+
+
+def frame(text: str) -> tuple[int, bytes]:
+    """`PORT HEX DIGITS` as (port, frame). Raises ValueError."""
+    port, data = text.split(None, 1)
+    return int(port), bytes.fromhex("".join(data.split()))
+
+
 class Runner:
     """Executes statements on a switch whose clock only they advance."""
 
@@ -178,10 +203,10 @@ class Runner:
     # Packets
 
     def _do_packet(self, rest: str) -> None:
-        port, data = rest.split(None, 1)
+        port, data = frame(rest)
         self._pass_time(PAUSE_US if self.after_command else STEP_US)
         self.after_command = False
-        self._collect(self.switch.receive(int(port), bytes.fromhex("".join(data.split()))))
+        self._collect(self.switch.receive(port, data))
 
     def _do_expect(self, rest: str) -> None:
         port, *data = rest.split()
@@ -204,7 +229,8 @@ class Runner:
 
     # Tables
 
-    def _do_add(self, rest: str) -> None:
+    def add(self, rest: str) -> None:
+        """An entry, as an `add` statement gives it. Raises ConfigError and ControlError."""
         parts = _ADD.match(rest)
         if parts is None:
             raise ConfigError(f"{rest!r} is not `table [priority] key:value … action(name:value, …) [= id]`")
@@ -214,6 +240,8 @@ class Runner:
         handle = table.add(key, self._call(table, parts["action"]), priority)
         if parts["id"]:
             self.entry_of_id[parts["id"]] = table, handle
+
+    _do_add = add
 
     def _do_setdefault(self, rest: str) -> None:
         name, call = rest.split(None, 1)

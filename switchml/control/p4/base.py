@@ -46,6 +46,7 @@ class P4Base(Generic[JobType]):
 
     kind = "p4"
     authenticates = False
+    ends_early = False  # a tree of switches never does
     buffer_a_rank = True
     v1_place: tuple[str, int] | None = None
     most_parts = 1

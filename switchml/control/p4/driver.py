@@ -46,11 +46,13 @@ class Driver(ABC):
     """A connection to a switch at `where`. All methods raise Unreachable if it does not answer. Not thread-safe.
 
     `rows`: versions of slots of all jobs together. `payloads`: sizes of payload that the program takes, in bytes.
-    `collectives`: whether it has all ops of addressed packets (docs/protocol.md, section 11)."""
+    `collectives`: whether it has all ops of addressed packets (docs/protocol.md, section 11). `ends_early`: whether
+    rounds can end without some ranks (section 13)."""
 
     rows: int
     payloads: tuple[int, ...]
     collectives: bool
+    ends_early: bool
 
     def __init__(self, where: str) -> None:
         self.where = where
@@ -135,6 +137,8 @@ class Layout:
             self.registers = {register["name"]: register["size"] for register in program["register_arrays"]}
             self.payloads = (256, 1024) if _has_payload_of_1024(program, types) else (256,)
             self.collectives = any(name.endswith(".greater") for name in self._params)  # p4/sums.p4
+            # The other sums of a job with a deadline travel in addressed packets.
+            self.ends_early = self.collectives and "deadline_worker" in self._params
         except (ValueError, KeyError, TypeError) as error:
             raise ConfigError(f"the switch at {where} runs a program that can't be read: {error!r}") from error
         for table, n_params, action in (("workers", 12, "v2_worker"), ("receivers", 3, "receiver")):

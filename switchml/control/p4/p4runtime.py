@@ -39,7 +39,8 @@ class P4RuntimeSwitch(Driver):
         self._json = program.read_bytes()
         self._p4info = text_format.Parse(program.with_suffix(".p4info.txtpb").read_text(), info.P4Info())
         layout = Layout(self._json.decode("utf-8-sig"), self.where)
-        self.rows, self.payloads, self.collectives = layout.rows, layout.payloads, layout.collectives
+        self.rows, self.payloads = layout.rows, layout.payloads
+        self.collectives, self.ends_early = layout.collectives, layout.ends_early
         self._ids = {
             (kind, item.preamble.name): item.preamble.id
             for kind in ("tables", "actions", "counters", "registers")

@@ -41,6 +41,8 @@ _MOVES = (
     ("duplicates",),
 )
 """The counters that each outcome moves; p4/headers.p4 numbers the outcomes in this order."""
+_LEFT_OUT = len(_MOVES)
+"""Counts no packets of the worker's, but results that were not sent to it."""
 
 
 @dataclass(frozen=True)
@@ -183,7 +185,7 @@ def rank_entries(spec: JobSpec, place: Place, rank: int, host: Host, udp_port: i
         )
     job = _v2_job(spec, place, number, me, (1 << spec.workers) - 1)
     return (
-        Entry("workers", (address, port, udp_port), "v2_worker", job),
+        Entry("workers", (address, port, udp_port), "deadline_worker" if spec.has_deadline else "v2_worker", job),
         Entry("receivers", (number,), "receiver", (host.mac, address, port)),
     )
 
@@ -207,6 +209,8 @@ def tree_changes(
     heads = len(hosts) + sum(len(ranks) for _, ranks in below)
     if spec.protocol != 2:
         raise ConfigError("a tree of switches takes jobs of protocol 2; protocol 1 has one switch")
+    if spec.has_deadline:
+        raise ConfigError("a tree of switches sums what all ranks send, and takes no job with a deadline")
     if spec.workers > MAX_WORKERS:
         raise ConfigError(f"{spec.workers} workers: a P4 switch takes {MAX_WORKERS} a job")
     if all_ranks.bit_count() != heads or all_ranks >> spec.workers or not all_ranks:
@@ -232,7 +236,9 @@ def tree_changes(
         address = address_number(switch.address)
         job = sender(tree, number, me, its_group)
         entries.append(Entry("switches", (address, udp_port, spec.tag), "tree_worker", job))
-        entries.append(Entry("receivers", (number,), "receiver", (switch.host.mac, address, udp_port)))
+        behind = ((1 << spec.workers) - 1) ^ all_ranks if switch is above else me
+        receiver = switch.host.mac, address, udp_port, behind
+        entries.append(Entry("receivers", (number,), "switch_receiver", receiver))
         if switch is not above:
             copies.append((number, switch.host.port))
     groups = [Group(down, tuple(copies))]
@@ -254,13 +260,15 @@ def job_counters(spec: JobSpec, cells: Sequence[tuple[int, int]]) -> tuple[dict[
     """The ranks' counters, from (packets, bytes) of the cells that `job_changes` zeroed.
 
     What was sent is computed from what was received, so a packet that the switch's queues dropped counts as sent, and
-    every result as one with data for all.
+    every result as one with data.
     """
     result_bytes, wait_bytes = HEADER_BYTES + spec.payload_bytes, HEADER_BYTES + BITMAP_BYTES
     ranks = []
     for rank in range(spec.workers):
         counted = dict.fromkeys(COUNTERS, 0)
         for outcome in range(OUTCOMES):
+            if outcome == _LEFT_OUT:
+                continue
             packets, n_bytes = cells[OUTCOMES * rank + outcome]
             counted["received_packets"] += packets
             counted["received_bytes"] += n_bytes - RECEIVED_BEFORE_PAYLOAD * packets
@@ -271,8 +279,8 @@ def job_counters(spec: JobSpec, cells: Sequence[tuple[int, int]]) -> tuple[dict[
                     counted[name] += packets
         ranks.append(counted)
     completed = sum(counted["completed"] for counted in ranks)
-    for counted in ranks:
-        results = completed + counted["answered"]
+    for rank, counted in enumerate(ranks):
+        results = completed + counted["answered"] - cells[OUTCOMES * rank + _LEFT_OUT][0]
         counted["sent_packets"] = results + counted["waits"]
         counted["sent_bytes"] = result_bytes * results + wait_bytes * counted["waits"]
     return tuple(ranks)

@@ -95,13 +95,13 @@ class P4TreeDataplane(p4_base.P4Base[_Job]):
     a switch can buffer. Methods may be called from any thread."""
 
     transports = ("udp", "raw")
-    padded = False
-    dense_only = True
-    collectives = False
+    padded = True
+    dense_only = False
 
     def __init__(self, switches: Sequence[TreeSwitch], window_bytes: int = 0):
         root = switches[0]
         super().__init__([switch.driver for switch in switches], root.address, root.mac, window_bytes)
+        self.collectives = all(switch.driver.collectives for switch in switches)
         self._switches = list(switches)
         self._named = {switch.name: switch for switch in switches}
         for switch in switches:

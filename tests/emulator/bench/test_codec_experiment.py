@@ -14,6 +14,7 @@ pytest.importorskip("torch")
 SCRIPT = ROOT / "scripts" / "experiments" / "codecs.py"
 
 
+@pytest.mark.needs("SWITCHML_NIGHTLY")
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_codecs_train_the_digits_as_well_as_nothing_does():

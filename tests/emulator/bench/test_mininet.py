@@ -52,6 +52,7 @@ def example(name: str, folder: Path, *options: str) -> dict[str, list[dict]]:
     return {series: [row for row in rows if row["series"] == series] for series in {row["series"] for row in rows}}
 
 
+@pytest.mark.needs("SWITCHML_NIGHTLY")
 @needs_time
 @pytest.mark.root
 @pytest.mark.slow
@@ -74,6 +75,7 @@ def test_loss(mininet, tmp_path):
     assert "software" in read_page(tmp_path / "loss.html")
 
 
+@pytest.mark.needs("SWITCHML_NIGHTLY")
 @needs_time
 @pytest.mark.root
 @pytest.mark.slow
@@ -82,13 +84,13 @@ def test_slots(mininet, tmp_path):
     assert [row["slots"] for row in rows] == [2, 4, 8, 16, 32, 64, 128]
     # 64 packets, two at a time, take 32 round trips of 20 ms; all at once, one. A busy machine only adds to that.
     assert all(row["seconds"] > 0.9 * 0.02 * 64 / min(row["slots"], 64) for row in rows)
-    assert rows[0]["seconds"] > rows[-1]["seconds"]
+    assert rows[0]["seconds"] > min(row["seconds"] for row in rows if row["slots"] >= 32)
 
 
 @needs_time
 @pytest.mark.root
 @pytest.mark.slow
-@pytest.mark.parametrize("loss", ["0", "0.02"])
+@pytest.mark.parametrize("loss", [pytest.param("0", marks=pytest.mark.needs("SWITCHML_NIGHTLY")), "0.02"])
 def test_two_racks(mininet, tmp_path, loss):
     report = example("two-racks", tmp_path, *RATE, "--hosts", "4", "--loss", loss)
     (tree,), (flat,) = report[TREE], report[FLAT]
@@ -107,6 +109,20 @@ def test_train(mininet, tmp_path):
     assert report["transport"] == "udp" and report["packets"]["received"] > 0
     assert report["max_param_diff"] < 1e-6
     assert (tmp_path / "train.png").exists()
+
+
+@needs_time
+@pytest.mark.root
+@pytest.mark.slow
+@pytest.mark.needs("SWITCHML_NIGHTLY")  # three trainings
+def test_fsdp_over_two_racks(mininet, tmp_path):
+    pytest.importorskip("sklearn")
+    digests = set()
+    for network in (["--racks", "1"], ["--racks", "2"], ["--racks", "2", "--loss", "0.01"]):
+        options = ["--experiment", "train", "--parallel", "fsdp", "--hosts", "4", "--steps", "4", *network]
+        report = run(sys.executable, "-m", "switchml", "mininet", *options, *RATE, "--json", cwd=tmp_path)
+        digests.add(report["params_sha256"])
+    assert len(digests) == 1, "racks that aggregate must give the same bits"
 
 
 @needs_time
@@ -182,6 +198,8 @@ def test_cases_share_networks():
     ({"rate_bps": 1}, "100 kbit/s"),
     ({"experiment": "two-racks", "aggregator": "software"}, "p4 or bmv2"),
     ({"experiment": "two-racks", "hosts": 2, "racks": 3}, "3 racks for 2 hosts"),
+    ({"experiment": "train", "aggregator": "software", "racks": 2}, "p4 or bmv2"),
+    ({"experiment": "loss", "racks": 2}, "2 racks for 4 hosts with --experiment loss: expected 1 to 1"),
     ({"experiment": "slots", "aggregator": "none"}, "it needs one"),
 ])  # fmt: skip
 def test_plans_that_make_no_sense(about, says):

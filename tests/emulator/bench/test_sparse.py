@@ -53,6 +53,7 @@ def test_nonsense_is_refused(density, block):
         Sparsity(density, block)
 
 
+@pytest.mark.needs("SWITCHML_NIGHTLY")
 def test_bench_allreduce():
     done = commands.run(
         *(

@@ -8,7 +8,7 @@ from click.testing import CliRunner
 
 from emulator.bench.switch import start as bench_start
 from emulator.bench.switch import wire as bench_wire
-from emulator.bench.switch.engines import PROGRAMS, WORKLOADS, alone, default_programs, measure
+from emulator.bench.switch.engines import PROGRAMS, WORKLOADS, alone, default_programs, measure, workload
 from emulator.cli.bench.switch import switch as command
 from emulator.p4switch.program.loader import loader
 from emulator.p4switch.state.state import State
@@ -34,6 +34,54 @@ def test_command_prints_json_lines():
     assert done.exit_code == 0, done.output
     expected = {"program", "engine_pps", "reference_pps", "wire_pps", "simple_switch_pps", "ratio"}
     assert set(json.loads(done.stdout)) == expected
+
+
+STF = """
+add routes dst:0x0a000000/8 route(next_hop:0x020000000001, port:3)
+packet 0 {frame}
+expect 1
+"""
+
+
+def l3_frame():
+    return WORKLOADS["l3"](State(loader.load(PROGRAMS / "l3.json")))[0][1]
+
+
+@pytest.fixture
+def stf_path(tmp_path):
+    path = tmp_path / "l3.stf"
+    path.write_text(STF.format(frame=l3_frame().hex()))
+    return path
+
+
+def test_entries_and_packets_of_an_stf_file(stf_path):
+    state = State(loader.load(PROGRAMS / "l3.json"))
+    frames = workload(PROGRAMS / "l3.json", stf_path)(state)
+    assert len(frames) >= bench_wire.BATCH and set(frames) == {(0, l3_frame())}
+    (call,) = bench_wire.calls(state)
+    assert call["table"].endswith("routes") and call["data"] == [bytes.fromhex("020000000001"), b"\0\1"]  # port 3 % 2
+    assert call["match"][0].lpm.key == bytes([10, 0, 0, 0]) and call["match"][0].lpm.prefix_length == 8
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("add routes dst:0x0a000000/8 nonsense()", r"line 1: add: the program has no action"),
+        ("setdefault routes route()", r"line 1: setdefault: only add, packet"),
+        ("packet 0 0g", r"line 1: packet: "),
+        ("expect 1", r"there is no packet in it"),
+    ],
+)
+def test_an_stf_file_that_cannot_be_measured(tmp_path, text, message):
+    path = tmp_path / "bad.stf"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        workload(PROGRAMS / "l3.json", path)(State(loader.load(PROGRAMS / "l3.json")))
+
+
+def test_an_stf_file_belongs_to_one_program(stf_path):
+    done = CliRunner().invoke(command, ["--stf", str(stf_path)])
+    assert done.exit_code == 2 and "--stf belongs to one --program" in done.output
 
 
 def test_programs_come_with_the_package():

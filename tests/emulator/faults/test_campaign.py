@@ -34,9 +34,27 @@ def test_a_seed_alone_repeats_the_campaign():
 
 def test_a_campaign_ends_at_its_failures(monkeypatch):
     outcome = dataclasses.replace(play(1), problem="wrong")
-    monkeypatch.setattr(campaign, "play", lambda seed, failover: dataclasses.replace(outcome, seed=seed))
+    monkeypatch.setattr(campaign, "play", lambda seed, kind: dataclasses.replace(outcome, seed=seed))
     tally = campaign.campaign(range(100), 1, most_failures=3)
     assert [failed.seed for failed in tally.failures] == [0, 1, 2] and tally.seeds == 3
+
+
+def test_ctrl_c_tells_what_passed_and_what_is_left(monkeypatch):
+    outcome = play(1)
+
+    def interrupted(seed, kind):
+        if seed == 12:
+            raise KeyboardInterrupt
+        return dataclasses.replace(outcome, seed=seed)
+
+    monkeypatch.setattr(campaign, "play", interrupted)
+    arguments = ["simulate", "--failover", "--from", "10", "--seeds", "5", "--processes", "1"]
+    done = CliRunner().invoke(cli, arguments)
+    assert done.exit_code == 130 and "all passed" not in done.output
+    assert "interrupted after 2 of 5 seeds, 0 of which failed" in done.output
+    assert "switchml simulate --failover --from 12 --seeds 3" in " ".join(done.output.split())
+    told = json.loads(CliRunner().invoke(cli, [*arguments, "--json"]).stdout)
+    assert told["seeds"] == 2 and told["interrupted"]
 
 
 @pytest.mark.parametrize("name", list(campaign.BUGS))
@@ -59,8 +77,8 @@ def test_an_unknown_bug_is_refused():
 @pytest.mark.parametrize(
     "name",
     [
-        "version-bit",
-        "early-end",
+        pytest.param("version-bit", marks=pytest.mark.needs("SWITCHML_NIGHTLY")),
+        pytest.param("early-end", marks=pytest.mark.needs("SWITCHML_NIGHTLY")),
         "deaf",
         pytest.param("never-again", marks=pytest.mark.needs("SWITCHML_NIGHTLY")),  # it compiles the worker's kernels
     ],
@@ -73,6 +91,29 @@ def test_seeds_find_planted_bugs(name):
     (failure,) = json.loads(done.stdout)["failed"]
     assert failure["problem"]
     assert play(failure["seed"]).problem == "", "without the bug the seed passes"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        ("deadlines", "other-guess"),
+        ("best-effort", "slots-kept"),
+        *(
+            pytest.param(kind, name, marks=pytest.mark.needs("SWITCHML_NIGHTLY"))  # they compile kernels
+            for kind, name in [("deadlines", "late-unsaid"), ("best-effort", "rank-kept"), ("failover", "no-redo")]
+        ),
+    ],
+)
+def test_seeds_of_other_kinds_find_planted_bugs(kind, name):
+    done = campaign.run_planted(
+        name, [f"--{kind}", "--seeds", "300", "--stop-after", "1", "--processes", "1", "--json"]
+    )
+    assert done.returncode == 1, done.stderr
+    (failure,) = json.loads(done.stdout)["failed"]
+    assert failure["problem"]
+    assert play(failure["seed"], kind=kind).problem == "", "without the bug the seed passes"
 
 
 @pytest.mark.needs("SWITCHML_NIGHTLY")  # any value; minutes
@@ -104,7 +145,7 @@ def test_many_seeds_on_the_command_line():
 
 def test_a_failed_seed_is_printed(monkeypatch):
     monkeypatch.setattr(
-        campaign, "play", lambda seed, failover: dataclasses.replace(play(1), seed=seed, problem="a wrong sum")
+        campaign, "play", lambda seed, kind: dataclasses.replace(play(1), seed=seed, problem="a wrong sum")
     )
     result = run("--seeds", "2", "--processes", "1")
     assert result.exit_code == 1
@@ -133,7 +174,15 @@ def test_a_picture_of_a_network(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "arguments", [("--plot", "x.png"), ("NETWORK", "--seed", "1"), ("--seeds", "0"), ("no-such-file.toml",)]
+    "arguments",
+    [
+        ("--plot", "x.png"),
+        ("NETWORK", "--seed", "1"),
+        ("NETWORK", "--deadlines"),
+        ("--failover", "--deadlines"),
+        ("--seeds", "0"),
+        ("no-such-file.toml",),
+    ],
 )
 def test_wrong_usage(arguments, tmp_path):
     (tmp_path / "n.toml").write_text("[[jobs]]\n")

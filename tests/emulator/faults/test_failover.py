@@ -13,17 +13,21 @@ SEEDS = 12
 
 def test_seeds_pass_and_jobs_move():
     lines: list[str] = []
-    outcomes = [play(seed, lines.append, failover=True) for seed in range(SEEDS)]
+    outcomes = [play(seed, lines.append, kind="failover") for seed in range(SEEDS)]
     assert [(outcome.seed, outcome.problem) for outcome in outcomes if outcome.problem] == []
-    assert sum(" moved " in line for line in lines) > SEEDS // 3
-    assert play(3, failover=True) == outcomes[3], "a seed repeats itself"
+    moves = [line.rpartition(" ")[2] for line in lines if " moved " in line]
+    assert len(moves) > SEEDS // 3 and "2" in moves, "some ranks move on"
+    assert play(3, kind="failover") == outcomes[3], "a seed repeats itself"
 
 
 def test_what_seeds_draw():
     plans = [draw_failover(seed) for seed in range(200)]
     assert {fault.kind for plan in plans for fault in plan.faults} == {*KINDS, SUSPICION}
     assert {plan.aggregators for plan in plans} == {1, 2, 3}
-    assert any(fault.site for plan in plans for fault in plan.faults), "standbys die as well"
+    crashes = [[fault for fault in plan.faults if fault.kind == "aggregator"] for plan in plans]
+    assert sum(any(fault.site for fault in each) for each in crashes) > 40, "standbys die as well"
+    assert sum(len(each) > 1 for each in crashes) > 80, "two in a row"
+    assert any(len({clock.gain_ppm for clock in plan.clocks}) > 1 for plan in plans), "clocks differ"
     assert not any(call.timeout_s for plan in plans for job in plan.jobs for call in job.calls)
     assert "aggregators, 40 s to go on" in "\n".join(plans[0].describe())
 

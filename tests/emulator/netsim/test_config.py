@@ -66,7 +66,6 @@ def test_a_file_becomes_a_network(tmp_path):
         ({"jobs": [{"density": 0.1}]}, "density = 0.1: .*expected block"),
         ({"jobs": [{"block": 256, "overlap": "some"}]}, "overlap = 'some'"),
         ({"jobs": [{"block": 256, "backend": "ring"}]}, "rings and other collectives send zeros"),
-        ({"jobs": [{"block": 256}], "racks": {"hosts": 2, "aggregate": True}}, "add dense tensors only"),
     ],
 )
 def test_nonsense_is_refused_by_name(table, message):

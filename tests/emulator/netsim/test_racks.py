@@ -6,10 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from emulator.netsim.aggregator import PARTIAL, Aggregator, rack_address, seats
-from emulator.netsim.config import JobConfig, LinkConfig, NetworkConfig, RackConfig, SwitchConfig
+from emulator.netsim.config import FRAMING_BYTES, JobConfig, LinkConfig, NetworkConfig, RackConfig, SwitchConfig
 from emulator.netsim.experiment import run
 from emulator.netsim.packets import Packet
-from switchml.protocol.packet import CONTRIBUTION, FLAG_OVERFLOW, R_FLAG, RESULT, WAIT
+from switchml.protocol.packet import ADDRESSED_BYTES, CONTRIBUTION, FLAG_OVERFLOW, R_FLAG, RESULT, WAIT
 
 MIB = 1 << 20
 TAG, ISN, SLOTS = 7, 0, 2
@@ -150,6 +150,35 @@ def test_sums_are_exact_whatever_is_lost(workers, hosts, wire, trains, seed):
     racks = RackConfig(hosts=hosts, loss=0.03, aggregate=True)
     result = one(job, link=link, racks=racks, seed=seed, switch=SwitchConfig(latency_s=1e-6))
     assert len(result.seconds) == 3 and min(result.seconds) > 0
+
+
+@pytest.mark.parametrize("collective", ["reduce_scatter", "all_gather", "broadcast", "fsdp"])
+def test_data_cross_a_link_only_where_ranks_need_them(collective):
+    """Of three racks each sends up what others own, or what it owns for others; and the same downwards."""
+    job = JobConfig(workers=6, size_bytes=6 << 14, slots=64, collective=collective)
+    racks = RackConfig(hosts=2, rate_bps=10e9, aggregate=True)
+    result = run(NetworkConfig(jobs=(job,), racks=racks))
+    share, chunks = job.size_bytes // 3, job.size_bytes // 1024
+    up, down = {
+        "reduce_scatter": (2 * share, share),
+        "all_gather": (share, 2 * share),
+        "broadcast": (3 * share, 0),
+        "fsdp": (3 * share, 3 * share),
+    }[collective]
+    without_data = ADDRESSED_BYTES + FRAMING_BYTES
+    packets = len(job.kinds) * chunks * without_data
+    assert result.links["rack 0 up"].bytes == up + packets
+    assert result.links["rack 0 down"].bytes == down + packets
+
+
+@pytest.mark.parametrize("kind", ["reduce_scatter", "all_gather", "broadcast", "fsdp", "sparse"])
+def test_other_collectives_and_streams_survive_what_is_lost(kind):
+    link = LinkConfig(loss=0.03, duplicate=0.02, late=0.03, late_s=1e-4)
+    racks = RackConfig(hosts=2, loss=0.03, aggregate=True)
+    special = {"block": 64, "density": 0.3} if kind == "sparse" else {"collective": kind}
+    job = JobConfig(workers=5, size_bytes=40_000, slots=16, repeats=2, payload_bytes=256, **special)
+    result = one(job, link=link, racks=racks)
+    assert len(result.seconds) == 2 and result.retransmitted > 10
 
 
 def test_jobs_share_a_tree():

@@ -27,11 +27,21 @@ def peers(*options: object, code: int = 0) -> Result:
     return switchml("peers", *options, code=code)
 
 
-@pytest.mark.parametrize(("real", "clock"), [(1, "virtual"), (2, "wall")])
-def test_every_collective(real, clock, capfd):
-    options = ("--world-size", 4, "--real-ranks", real, "--clock", clock)
+@pytest.mark.parametrize(("real", "clock", "network"), [(1, "virtual", "auto"), (2, "wall", "switchml")])
+def test_every_collective(real, clock, network, capfd):
+    options = ("--world-size", 4, "--real-ranks", real, "--clock", clock, "--allreduce", network)
     peers(*options, HERE / "collectives_script.py")
     assert capfd.readouterr().out.count("all right") == real
+
+
+def test_what_is_gathered_passes_what_is_summed_at_a_switch(capfd):
+    """As agents have two queues, where the communicators of a ring have one."""
+    options = ("--world-size", 4, "--real-ranks", 2, "--clock", "virtual")
+    for network, together in ("switchml", max), ("ring", sum):
+        peers(*options, "--allreduce", network, HERE / "overlap_script.py")
+        for line in capfd.readouterr().out.splitlines():
+            *alone, both = map(float, line.split())
+            assert both == pytest.approx(together(alone), rel=0.3), network  # a call's own time counts, too
 
 
 def test_training(tmp_path):

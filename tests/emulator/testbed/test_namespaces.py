@@ -72,6 +72,12 @@ def datagrams_through(net: Star, count: int, size: int = 100) -> tuple[int, int]
     raise AssertionError("counting ended")
 
 
+def nothing_under_way(ways: dict[str, dict[str, int]], sent: int) -> bool:
+    """Whether each link has lost or sent on all that it got, and the switch's link got all that the hosts' sent on."""
+    settled = all(way["received"] == way["lost"] + way["sent"] for way in ways.values())
+    return settled and ways["up"]["received"] >= sent and ways["down"]["received"] >= ways["up"]["sent"]
+
+
 @pytest.mark.root
 def test_plain_star(iproute2):
     with Lab() as lab:
@@ -97,16 +103,14 @@ def test_star_with_loss_and_delay(iproute2):
             plan = json.loads(psutil.Process(net.links_pid).cmdline()[-1])
             assert (plan["loss"], plan["delay_s"], plan["seed"]) == (0.1, 0.002, 2)  # test_link.py: what they do
             arrived, sent = datagrams_through(net, 500)
-            # What the switch got, it has sent on once nothing is on its way any more.
-            wait_until(lambda: net.links()["down"]["received"] >= net.links()["up"]["sent"])
+            # Marks may still be on their way in a link, in a queue, or between the two counts.
+            wait_until(lambda: nothing_under_way(net.links(), sent))
             counts = net.links()
         finally:
             net.close()
         assert 300 < arrived < 480
-        for way in counts.values():
-            assert way["received"] == way["lost"] + way["sent"]
-            assert way["failed"] == 0
         assert counts["up"]["received"] == sent
+        assert all(way["lost"] > 0 and way["failed"] == 0 for way in counts.values())
 
 
 @pytest.mark.root

@@ -39,7 +39,11 @@ def command(folder: Path, *job: str, ranks: int = 2, options: tuple[str, ...] = 
 
 def capture(folder: Path, *job: str, **how) -> subprocess.CompletedProcess:
     """`how`: options and ranks of `command`."""
-    return subprocess.run(command(folder, *job, **how), env=environment(), capture_output=True, text=True, timeout=300)
+    try:
+        line = command(folder, *job, **how)
+        return subprocess.run(line, env=environment(), capture_output=True, text=True, timeout=300)
+    except subprocess.TimeoutExpired as error:
+        raise AssertionError(f"it still ran after 300 s:\n{(error.stderr or b'').decode()}") from None
 
 
 @pytest.fixture(scope="module", params=["gloo", "switchml"])
@@ -168,6 +172,7 @@ def test_clocks_were_compared(captured):
     assert found["pings"] < 1e-3, "on a busy machine; else microseconds"
 
 
+@pytest.mark.needs("SWITCHML_NIGHTLY")
 def test_sizes_of_gloo_are_the_same_with_and_without_shapes(tmp_path):
     run_ranks(Path(__file__).with_name("messages.py"), 3, tmp_path, str(tmp_path), timeout_s=300)
     for plain, shaped in zip(read(tmp_path / "plain"), read(tmp_path / "shapes"), strict=True):
@@ -228,6 +233,7 @@ def test_ctrl_c(tmp_path):
     assert all(len(trace.steps) >= 5 for trace in traces)
 
 
+@pytest.mark.needs("SWITCHML_NIGHTLY")
 def test_a_script_without_enough_steps(tmp_path):
     done = capture(tmp_path, "gloo", "2", ranks=1)
     assert done.returncode == 1
@@ -235,6 +241,7 @@ def test_a_script_without_enough_steps(tmp_path):
     assert last.startswith("switchml: error: no rank has written a trace") and "more than 3 steps" in last, done.stderr
 
 
+@pytest.mark.needs("SWITCHML_NIGHTLY")
 def test_switchml_train_traces_both_of_its_runs(tmp_path):
     options = ("--workers", "2", "--steps", "6", "--aggregator", "software", "--trace", str(tmp_path), "--json")
     done = subprocess.run(

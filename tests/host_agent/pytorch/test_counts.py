@@ -17,8 +17,9 @@ class Agent:
     def __init__(self):
         self.reports, self.told = [], threading.Event()
 
-    def report_calls(self, calls):
+    def report_counts(self, calls, loading):
         self.reports.append(calls)
+        self.loading = loading
         self.told.set()
 
 
@@ -36,6 +37,22 @@ def test_reports_are_sums_and_rare(monkeypatch):
     assert len(agent.reports) < 50
     ours.add("all_gather")
     assert len(agent.reports) < 50, "nobody is told any more"
+
+
+def test_the_planned_loader_is_reported_too(monkeypatch):
+    np = pytest.importorskip("numpy")
+    from host_agent.loading import PlannedLoader
+
+    loader = PlannedLoader(np.arange(12), 3, 1, order="sequential")
+    next(iter(loader))
+    monkeypatch.setattr(counts, "PERIOD_S", 0.01)
+    ours, agent = counts.Counts(), Agent()
+    ours.report_to(agent)
+    ours.add("all_reduce")
+    assert agent.told.wait(20)
+    ours.close()
+    assert agent.loading["steps"] == 1 and agent.loading["storage_samples"] >= 3
+    loader.close()
 
 
 def test_methods_and_their_collectives():

@@ -132,6 +132,7 @@ for _ in range(12):
 """
 
 
+@pytest.mark.needs("SWITCHML_NIGHTLY")
 @pytest.mark.timeout(600)
 def test_both_ways_are_run_and_compared(tmp_path):
     path = tmp_path / "settings.toml"

@@ -59,8 +59,9 @@ def test_same_accuracy_as_gloo(short_run):
     assert packets["refused"] == 0
 
 
-def test_lost_and_reordered_packets_change_no_bit(short_run):
-    aggregator = short_run["aggregator"]
+@pytest.mark.parametrize("aggregator", [pytest.param("p4", marks=pytest.mark.needs("SWITCHML_NIGHTLY")), "software"])
+def test_lost_and_reordered_packets_change_no_bit(runs, aggregator):
+    short_run = runs[aggregator]
     lossy = run_json("--steps", "120", "--loss-rate", "0.02", "--reorder-rate", "0.02", "--aggregator", aggregator)
     assert lossy["packets"]["retransmitted"] > short_run["packets"]["retransmitted"]
     assert lossy["packets"]["retransmitted"] > 1000
@@ -126,6 +127,7 @@ def test_states_on_the_host_or_of_pruned_weights():
     assert offloaded["accuracy"]["switchml"] > 0.97 and pruned["accuracy"]["switchml"] > 0.9
 
 
+@pytest.mark.needs("SWITCHML_NIGHTLY")
 def test_the_workers_of_this_host_sum_first():
     """One of them sends for all."""
     report = run_json("--workers", "3", "--steps", "8", "--aggregator", "software", "--hierarchy", "node")
@@ -210,7 +212,7 @@ def wait_for_line(process: subprocess.Popen, text: str) -> None:
     raise AssertionError(f"the command ended before it said {text!r}")
 
 
-@pytest.mark.parametrize("phase", ["Gloo", "in-network"])
+@pytest.mark.parametrize("phase", [pytest.param("Gloo", marks=pytest.mark.needs("SWITCHML_NIGHTLY")), "in-network"])
 def test_killed_worker_is_named(phase, as_on_a_terminal):
     process = start("--steps", "300", "--workers", "3", "--batch-size", "4")
     try:
@@ -244,7 +246,10 @@ def test_killed_aggregator_is_named(as_on_a_terminal):
     assert_all_end(everybody)
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -9)])
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [(signal.SIGINT, 130), pytest.param(signal.SIGKILL, -9, marks=pytest.mark.needs("SWITCHML_NIGHTLY"))],
+)
 def test_interrupted_command_leaves_nothing(number, code, as_on_a_terminal):
     process = start("--steps", "100000", "--workers", "2")
     try:
@@ -274,6 +279,7 @@ def test_ctrl_c_before_anything_runs():
     assert_all_end(everybody)
 
 
+@pytest.mark.needs("SWITCHML_NIGHTLY")
 def test_settings_files_are_obeyed(tmp_path):
     (tmp_path / "settings.toml").write_text(
         '[environment]\nSWITCHML_WIRE = "int16"\n'

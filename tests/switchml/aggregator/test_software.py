@@ -55,9 +55,7 @@ def test_scenario(scenario: Scenario, start, bind):
     for step in scenario.steps:
         sockets[step.rank].sendto(step.data, dataplane.address)
         marker.pass_through()
-        receivers = {"multicast": range(scenario.workers), "unicast": [step.rank], "wait": [step.rank]}.get(
-            step.action, []
-        )
+        receivers = {"multicast": step.to, "unicast": [step.rank], "wait": [step.rank]}.get(step.action, [])
         for rank, sock in enumerate(sockets):
             assert drain(sock) == ([(step.reply_to(rank), dataplane.address)] if rank in receivers else []), (
                 f"{step.label}: rank {rank}"

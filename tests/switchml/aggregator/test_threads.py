@@ -15,6 +15,7 @@ from switchml.control.dataplane import JobSpec, PartSpec
 from switchml.control.server import Controller
 from switchml.counters import COUNTERS
 from switchml.errors import ConfigError
+from switchml.runtime.cores import share_of_cores
 from tests.support.launch import DEADLINE_S, Aggregator, good, join_all, leave_all, on_all
 
 
@@ -72,6 +73,26 @@ def test_a_job_of_two_parts_has_a_second_thread():
         plane.stop()
 
 
+def test_threads_of_a_divided_job_have_shares_of_the_cores():
+    all_cores = os.sched_getaffinity(0)
+    plane = ThreadedDataplane(port=0, threads=2).start()
+
+    def shares() -> list[set[int]]:
+        return [os.sched_getaffinity(each._thread.native_id) for each in plane._planes]
+
+    try:
+        plane.start_job(spec(1, 1001))
+        assert shares() == [all_cores, all_cores], "a job on one thread"
+        plane.start_job(replace(spec(2, 1002), more=(PartSpec((("127.0.0.1", 2002),), tag=2, isn=0),)))
+        assert [plane.address_for(("127.0.0.1", port)) for port in (1002, 2002)] == list(plane.addresses)
+        assert shares() == [share_of_cores(0, 2), share_of_cores(1, 2)]
+        plane.stop_job(2)
+        assert shares() == [all_cores, all_cores]
+    finally:
+        plane.stop()
+    assert os.sched_getaffinity(0) == all_cores
+
+
 def test_a_job_of_two_parts_has_one_where_the_second_port_is_taken(caplog):
     plane = ThreadedDataplane(port=0, threads=1, most_threads=2).start()
     try:
@@ -85,7 +106,9 @@ def test_a_job_of_two_parts_has_one_where_the_second_port_is_taken(caplog):
 
 
 @pytest.mark.parametrize("authenticate", [False, True])
-def test_one_address_is_enough_for_two_threads(authenticate):
+def test_one_address_is_enough_for_two_threads(authenticate, monkeypatch):
+    moves: list[list[int]] = []
+    monkeypatch.setattr("host_agent.agent.move_to", lambda cores: moves.append(sorted(cores)))
     aggregator = Aggregator("--threads=2")
     try:
         agents = join_all(aggregator.address, 2, job="two", transport="udp", authenticate=authenticate)
@@ -96,6 +119,8 @@ def test_one_address_is_enough_for_two_threads(authenticate):
         for size in (numel, 500, 500):
             results = good(on_all(range(2), lambda rank, size=size: agents[rank].allreduce(values[rank][:size])))
             assert all((result == 3).all() for result in results)
+        shares = [sorted(share_of_cores(part, 2)) for part in range(len(parts))] if len(parts) > 1 else []
+        assert sorted(moves) == sorted(2 * shares), "each rank's threads, for the long tensor alone"
         assert all(part.stats()["received"] >= LEAST_PART for part in parts)
         (job,) = aggregator.status().jobs
         assert job.name == "two" and job.slots == 4096 * len(parts)

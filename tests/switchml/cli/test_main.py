@@ -121,7 +121,7 @@ print(*sorted(heavy & set(sys.modules)), file=sys.stderr)
     assert result.returncode == 0, result.stderr
     assert result.stderr == (
         "emulator.cli host_agent.cli switchml.__main__ switchml.cli switchml.cli.common switchml.cli.interrupts "
-        "switchml.cli.main switchml.errors switchml.lazy switchml.text\n\n"
+        "switchml.cli.main switchml.errors switchml.lazy switchml.runtime switchml.runtime.insist switchml.text\n\n"
     )
 
 

@@ -163,6 +163,18 @@ def test_a_mismatch_names_both_values(changes, words):
     assert refused.reason is Reason.CONFLICT and words in str(refused)
 
 
+def test_a_deadline_needs_sums_that_can_end_early():
+    plane = FakeDataplane()
+    refused = refusal(JobRegistry(plane), request(deadline_s=0.1))
+    assert refused.reason is Reason.CONFLICT and "sums always wait for every rank" in str(refused)
+    plane.ends_early = True
+    for deadline_s in (0.0, 0.1):
+        running(JobRegistry(plane), deadline_s=deadline_s)
+        (spec,) = plane.jobs.values()
+        assert spec.has_deadline == (deadline_s > 0)
+        plane.stop_job(spec.job_id)
+
+
 def test_a_wrong_secret_learns_nothing_about_the_job():
     registry = JobRegistry(FakeDataplane())
     registry.join(request(0, world_size=7), now=0.0)

@@ -13,7 +13,7 @@ HOST, TWIN = 0x02_00_00_00_00_01, 0x02_00_00_00_00_C1
 
 
 class WithRegisters(InProcess):
-    payloads, collectives = (256, 1024), True
+    payloads, collectives, ends_early = (256, 1024), True, True
 
     def read_register(self, name, start, end):
         return [self.state.register(name)[index] for index in range(start, end)]

@@ -1,6 +1,7 @@
 """The data plane of a tree of P4 switches: what it puts where, and that it takes it out again."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -20,7 +21,7 @@ MACS = {rank: 0x02_00_00_00_00_01 + rank for rank in range(4)}
 class InProcess:
     """A driver of a switch in this process. `state_lost`: what `has_state` says; `is_silent`: it raises Unreachable."""
 
-    rows, where = 65536, "here"
+    rows, where, collectives = 65536, "here", True
 
     def __init__(self, ports):
         self.state = switch_on(Interpreter, program("switchml")).state
@@ -135,6 +136,8 @@ def test_what_is_refused(plane, switches):
     unknown = JobSpec(1, 2, 1, 8, 256, (("10.0.0.9", 1),), 77, 0, macs=(9,))
     with pytest.raises(ConfigError, match="rank 0 .*at no port that the tree's file names"):
         plane.start_job(unknown)
+    with pytest.raises(ConfigError, match="takes no job with a deadline"):
+        plane.start_job(replace(spec(), has_deadline=True))
     plane.start_job(spec())
     with pytest.raises(ConfigError, match="tag of another job"):
         plane.start_job(spec((0, 2), job_id=2))

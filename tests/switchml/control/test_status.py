@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -98,12 +99,25 @@ def test_the_tables_show_it_to_people(busy):
 
 
 def test_collectives_are_counted_by_their_way(busy):
-    busy.sessions[0].count({"all_gather": 3, "all_gather/gloo": 1, "all_to_all/gloo": 2, "\x1b[2J": 1})
-    busy.sessions[1].count({"all_gather": 4})
+    busy.sessions[0].count({"all_gather": 3, "all_gather/gloo": 1, "all_to_all/gloo": 2, "\x1b[2J": 1}, {})
+    busy.sessions[1].count({"all_gather": 4}, {})
     until(lambda: all(rank.calls for rank in client.status(busy.address).jobs[0].ranks))
     lines = run_status(busy).split("Collectives")[1].splitlines()
     assert [word.strip() for word in lines[3].split("  ") if word.strip()] == ["resnet [50]", "all_gather", "4", "1"]
     assert "all_to_all" in lines[4] and "\x1b[2J" not in json.dumps(run_status(busy, "--json"))
+
+
+def test_planned_loaders_show_what_they_counted(busy):
+    counted = {"steps": 7, "buffer_hits": 30, "peer_hits": 10, "storage_samples": 60, "reads": 12, "read_bytes": 4e6}
+    busy.sessions[1].count({}, {**counted, "waits": 3, "wait_s": 1.25, "\x1b[2J": 1.0, "wait_ms": math.inf})
+    until(lambda: client.status(busy.address).jobs[0].ranks[1].loading)
+    lines = run_status(busy).split("Planned loaders")[1].splitlines()
+    words = ["resnet [50]", "1", "7", "30", "10", "60", "12", "4.0", "0", "3", "1.2"]
+    assert [word.strip() for word in lines[4].split("  ") if word.strip()] == words
+    (told,) = (
+        rank["loading"] for rank in json.loads(run_status(busy, "--json"))["jobs"][0]["ranks"] if rank["loading"]
+    )
+    assert told == counted | {"waits": 3, "wait_s": 1.25}
 
 
 def test_rates_come_from_the_last_second(busy):

@@ -5,6 +5,7 @@ import itertools
 import random
 import struct
 from functools import reduce
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from switchml.errors import ConfigError, PacketError
-from switchml.protocol import collectives, sending
+from switchml.protocol import collectives, sending, worker
 from switchml.protocol import packet as p
 from switchml.protocol import worker_state as rules
 from switchml.protocol.pool import Pool
@@ -121,7 +122,7 @@ def test_mixed_collectives_over_bad_networks(workers, slots, seed, loss, double,
     dtypes = [dtype for dtype in numbers.LANES if numbers.wire(dtype) in (0, wire)]
     scenes = [Scene(chooser.choice(KINDS), workers, chooser, dtypes) for _ in range(chooser.randint(1, 5))]
     isn = chooser.choice([0, 2**32 - 2 * slots, chooser.randrange(2**32) // (2 * slots) * 2 * slots])
-    Network(
+    network = Network(
         [[scene.calls[rank] for scene in scenes] for rank in range(workers)],
         slots=slots,
         windows=[chooser.randint(1, slots) for _ in range(workers)],
@@ -131,7 +132,9 @@ def test_mixed_collectives_over_bad_networks(workers, slots, seed, loss, double,
         at_once=[chooser.random() < 0.5 for _ in range(workers)],
         start_spread=chooser.choice([0, 10 * MILLISECOND]),
         collectives=chooser.random() < 0.8,
-    ).run(limit=600 * SECOND)
+    )
+    with mock.patch.object(worker, "PAST_CACHES_BYTES", chooser.choice([0, 512, worker.PAST_CACHES_BYTES])):
+        network.run(limit=600 * SECOND)
     for scene in scenes:
         scene.check()
 

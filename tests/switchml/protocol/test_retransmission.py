@@ -199,6 +199,22 @@ def test_results_restart_the_clock():
     assert rank.counters["retransmitted"] == 0 and rank.rtt["rto"] == MILLISECOND
 
 
+def test_an_answer_to_a_needless_retransmission_restarts_the_clock():
+    """Else it would go on: the lowest rounds, resent while their results wait behind others, would all count as resent
+    when those come, and the next ones would be the lowest."""
+    rank, now = steady(slots=64)
+    rank.start(40)
+    rank(now)
+    now = rank.worker.deadline
+    assert seqs(rank(now)) == list(range(200, 208))
+    assert seqs(rank(now + 1, *(rank.result(n) for n in range(200, 204)))) == list(range(208, 212))
+    now += 2
+    assert rank(now, rank.result(200, r=True)) == []
+    for number in range(204, 240):
+        now += rank.rtt["rto"] // 64
+        assert rank(now, rank.result(number)) == []
+
+
 def silent(rank: Rank, now: int, first: int, pause: int, wait: bool = False) -> int:
     """64 rounds of which the second half comes `pause` later; how many were asked for. With `wait`, one comes too."""
     before = int(rank.counters["retransmitted"])

@@ -1,10 +1,13 @@
-"""Every scenario of tests/vectors on every aggregator here: the plain reference and the compiled pool."""
+"""Every scenario of tests/vectors on every aggregator here: the plain reference and the compiled pool; those of trees
+on the reference of a switch."""
 
 import pytest
 
 from switchml.protocol.packet import for_rank
 from switchml.protocol.pool import Pool, PoolV1
 from tests.support.reference_pool import ReferencePoolV1, ReferencePoolV2
+from tests.support.reference_tree import ReferenceSwitch
+from tests.support.tree_vectors import load_trees
 from tests.support.vectors_io import Scenario, load_all
 
 SCENARIOS = load_all()
@@ -32,6 +35,9 @@ def test_scenario(scenario, build):
         assert packet == step.reply, step.label
         for rank in range(scenario.workers if action == "multicast" else 0):
             assert for_rank(packet, rank) == step.reply_to(rank), f"{step.label}, to rank {rank}"
+        if action == "multicast" and isinstance(pool, Pool):
+            row = int.from_bytes(step.data[2:6], "big") % (2 * scenario.slots)
+            assert tuple(r for r in range(scenario.workers) if pool.gets_result(row, r)) == step.to, step.label
 
 
 def test_every_action_and_counter_has_a_scenario():
@@ -48,3 +54,12 @@ def test_replies_belong_to_actions_that_send():
     for scenario in SCENARIOS:
         for step in scenario.steps:
             assert (step.reply is not None) == (step.action in ("multicast", "unicast", "wait")), step.label
+
+
+@pytest.mark.parametrize("scenario", load_trees(), ids=lambda scenario: scenario.job.name)
+def test_switch_of_a_tree(scenario):
+    job = scenario.job
+    numbers = job.workers, job.slots, job.payload_bytes, job.wire, job.tag, job.isn
+    switch = ReferenceSwitch(scenario.below, scenario.above, *numbers)
+    for step in scenario.steps:
+        assert switch.receive(step.sender, step.data) == (step.action, step.counter, step.sent), step.label

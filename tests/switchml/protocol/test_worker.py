@@ -158,6 +158,16 @@ def test_chunks_are_sent_while_the_window_and_the_slots_have_room(window, order)
         assert len(sent) == len(started)
 
 
+def test_a_chunk_that_was_passed_over_starts_at_a_smaller_limit_too():
+    """What is in flight may be waiting for ranks that wait for this chunk."""
+    rank = Rank(12, window=4, slots=4)
+    assert seqs(rank(0)) == [0, 1, 2, 3]
+    assert [seqs(rank(0, rank.result(number))) for number in (1, 2, 3)] == [[5], [6], [7]]
+    rank.window["size"] = rank.window["limit"] = 2  # the other queue has its half, say
+    assert seqs(rank(0, rank.result(0))) == [4]
+    assert seqs(rank(0, rank.result(5))) == []
+
+
 # -- junk --
 
 

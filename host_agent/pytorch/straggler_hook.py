@@ -1,0 +1,136 @@
+"""A communication hook for DistributedDataParallel whose sums do not wait for ranks that are late (host_agent/calls.py,
+`Late`; docs/reliability.md).
+
+    state = StragglerState()  # of a group whose job has a deadline: SWITCHML_DEADLINE=50ms
+    ddp.register_comm_hook(state, straggler_hook)
+    while step < steps:
+        loss_of(ddp, next(batches)).backward()
+        optimizer.step()
+        step += 1
+        for _ in state.catch_up(steps - step):
+            optimizer.step()
+            step += 1
+
+All ranks make the same number of steps. Buffers that DDP broadcasts before each forward (of batch norms, say) would
+wait for every rank: `broadcast_buffers=False`. So would any other collective within the loop.
+"""
+
+# Annotations stay objects here: DDP compares a hook's with its own classes.
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from host_agent.base import Agent
+from host_agent.calls import Late
+from host_agent.pytorch.compiling import never_compiled
+from switchml.errors import ConfigError, UnsupportedTensor
+
+_BUILDING = 2
+"""Iterations in which DDP may still form its buckets. Their sums wait for every rank."""
+
+
+@dataclass
+class _Bucket:
+    """One bucket's parameters, in order, and what of its gradients was too late."""
+
+    parameters: list[torch.Tensor]
+    late: Late
+
+
+class StragglerState:
+    """What `straggler_hook` needs: one for each DDP module, made on every rank. `process_group`: the module's (None:
+    the default one), of the backend `switchml`. Raises ConfigError if its job has no deadline."""
+
+    def __init__(self, process_group: dist.ProcessGroup | None = None):
+        agent = getattr(process_group or dist.group.WORLD, "agent", None)
+        if not isinstance(agent, Agent) or not agent.deadline_s:
+            raise ConfigError("straggler_hook: expected a group of the backend switchml, joined with SWITCHML_DEADLINE")
+        self.agent = agent
+        self.iterations = self.caught_up = 0
+        """Backward passes so far; steps that `catch_up` made."""
+        self.buckets: dict[int, _Bucket] = {}
+
+    @property
+    def steps(self) -> int:
+        """So far, both kinds."""
+        return self.iterations + self.caught_up
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether all of the last step came too late, so that the others may have made more."""
+        return bool(self.buckets) and all(bucket.late.is_behind for bucket in self.buckets.values())
+
+    def catch_up(self, most: int) -> Iterator[None]:
+        """While this rank is behind: put the mean gradients of a step that the others took into the parameters' `grad`,
+        for the caller to apply; at most so many steps. What waits in the memories goes into the first sum that takes
+        it."""
+        for _ in range(most):
+            if not self.is_behind:
+                return
+            buckets = [bucket for _, bucket in sorted(self.buckets.items())]
+            sums = [self.agent.allreduce(b.late.values, "mean", async_op=True, late=b.late) for b in buckets]
+            for bucket, handle in zip(buckets, sums, strict=True):
+                _put(torch.from_numpy(handle.wait()), bucket.parameters)
+            self.caught_up += 1
+            yield
+
+
+def _put(mean: torch.Tensor, parameters: list[torch.Tensor]) -> None:
+    """A bucket's mean gradients to where its parameters have theirs."""
+    parts = mean.split([parameter.numel() for parameter in parameters])
+    for parameter, part in zip(parameters, parts, strict=True):
+        gradient = part.view_as(parameter).to(parameter.device, parameter.dtype)
+        if parameter.grad is None:
+            parameter.grad = gradient
+        else:
+            parameter.grad.copy_(gradient)
+
+
+@never_compiled
+def straggler_hook(state: StragglerState, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """Mean of a bucket's gradients over the ranks that are in time.
+
+    1. Add the bucket's memory to its gradients, as float32.
+    2. Sum; what of it is too late is the memory then. While DDP forms its buckets, wait for every rank instead.
+    3. Write the mean into the bucket's buffer and complete the future.
+
+    Raises UnsupportedTensor out of `backward()` for gradients that are not float32, float16 or bfloat16.
+    """
+    buffer = bucket.buffer()
+    if buffer.dtype not in (torch.float32, torch.float16, torch.bfloat16):
+        raise UnsupportedTensor(f"bucket of {buffer.dtype}: expected gradients of float32, float16 or bfloat16")
+    if bucket.index() == 0:
+        state.iterations += 1
+    values = buffer.detach().to("cpu", torch.float32).numpy().copy()
+    late = None
+    if state.iterations > _BUILDING:
+        known = state.buckets.get(bucket.index())
+        if known is None:
+            known = _Bucket(bucket.parameters(), Late(np.zeros(values.size, np.float32)))
+            state.buckets[bucket.index()] = known
+        late = known.late
+        values += late.values
+    devices: list[Any] = [buffer.device] if buffer.is_cuda else []
+    ended: torch.futures.Future[None] = torch.futures.Future(devices=devices)
+    outcome: list[BaseException | None] = []
+
+    def done(error: BaseException | None) -> None:
+        outcome.append(error)
+        ended.set_result(None)
+
+    def finish(_ended: torch.futures.Future[None]) -> torch.Tensor:
+        # Only an exception inside a `then` becomes an error that C++ code sees.
+        if outcome[0] is not None:
+            raise outcome[0]
+        buffer.copy_(torch.from_numpy(values))
+        return buffer
+
+    future = ended.then(finish)
+    at = values.ctypes.data
+    state.agent.allreduce_address(at, at, values.size, "float32", "mean", done, keep=values, late=late)
+    return future
