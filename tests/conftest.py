@@ -1,5 +1,5 @@
-"""Available to every test: the markers `root` and `needs`, `require_program`, and hypothesis without a clock. And the
-order of files: those that take long come first."""
+"""Available to every test: the two tiers, the markers `root`, `needs` and `slow`, `require_program`, and hypothesis
+without a clock."""
 
 import os
 import shutil
@@ -25,56 +25,50 @@ hypothesis.settings.load_profile("switchml")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-LONGEST_FILES = (
-    "host_agent/test_agent.py",  # compiles kernels that many others load then, for two minutes
-    "test_setup.py",
-    "emulator/validation/test_validation.py",
-    # These need none of those kernels.
-    "emulator/peers/test_scripts.py",
-    "emulator/reproduce/test_reproduce.py",
-    "emulator/validation/test_page.py",
-    "emulator/validation/test_real.py",
-    # What others compile and load: not at the same time.
-    "switchml/protocol/test_narrow.py",
-    "emulator/bench/test_mininet.py",
-    "host_agent/training/test_train.py",
-    "emulator/bench/test_allreduce.py",
-    "host_agent/profile/test_capture.py",
-    "switchml/protocol/test_rules_together.py",
-    "p4/test_served.py",
-    "emulator/validation/test_replay.py",
-    "emulator/bench/test_network.py",
+SECOND_TIER = (
+    "attacks",
+    "emulator/bench",
     "emulator/faults/test_campaign.py",
-    "host_agent/profile/test_profile.py",
-    "emulator/netsim/test_timers.py",
-    "emulator/bench/test_codec_experiment.py",
-    "host_agent/test_transports.py",
-    "host_agent/pytorch/test_ddp_script.py",
-    "attacks/test_tunnel.py",
-    "host_agent/pytorch/test_settings.py",
-    "host_agent/pytorch/test_all_to_all.py",
-    "emulator/bench/test_codecs.py",
-    "emulator/bench/test_sparse.py",
-    "faults/test_strangers.py",
-    "p4/test_tree.py",
-    "p4/test_switch.py",
-    "peers/test_torch_suite.py",
-    "host_agent/test_sharded.py",
-    "emulator/diagnosis/test_commands.py",
-    "emulator/validation/test_peers.py",
-    "emulator/faults/test_world.py",
-    "attacks/test_control_plane.py",
-    "host_agent/hierarchy/test_agent.py",
+    "emulator/peers/test_scripts.py",
+    "emulator/reproduce",
+    "emulator/testbed/test_mininet.py",
+    "emulator/validation",
+    "faults",
+    "host_agent/profile/test_capture.py",
+    "host_agent/training/test_train.py",
+    "peers",
+    "test_doc_blocks.py",
+    "test_wheel.py",
 )
-"""Two thirds of the time that all tests take. CI gives each worker a file at a time, in this order, and thus has short
-ones for the end, when a worker without one waits for the others."""
+"""What only `--all` runs: whole trainings, benchmarks, experiments, captures, attacks, other people's programs. Single
+tests elsewhere are marked `slow`."""
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--all", action="store_true", help="the second tier as well: whole commands, minutes each")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.option.all or not hasattr(config, "args"):
+        return
+    for argument in config.args:
+        path = Path(argument.partition("::")[0]).resolve()
+        if any(path.is_relative_to(HERE / each) for each in SECOND_TIER):
+            raise pytest.UsageError(f"{argument} is in the second tier: add --all")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    if not config.option.all and any(collection_path == HERE / each for each in SECOND_TIER):
+        return True
+    return None
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.option.all:
+        slow = [item for item in items if item.get_closest_marker("slow")]
+        config.hook.pytest_deselected(items=slow)
+        items[:] = [item for item in items if item not in set(slow)]
     _skip(items)
-    order = {HERE / file: position for position, file in enumerate(LONGEST_FILES)}
-    assert all(path.exists() for path in order), f"{__file__} names a file that is gone"
-    items.sort(key=lambda item: order.get(item.path, len(order)))
 
 
 def _skip(items: list[pytest.Item]) -> None:

@@ -33,6 +33,7 @@ def build(tmp_path_factory):
     return run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "tag", ["without_reference", pytest.param("whole", marks=pytest.mark.needs("SWITCHML_NIGHTLY"))]
 )
@@ -47,6 +48,7 @@ def test_site_builds_without_warnings(tag, build):
     assert loaded == [], "nothing comes from the network"
 
 
+@pytest.mark.slow
 @pytest.mark.needs("chromium", "chromedriver")
 def test_pages_fit_their_window(build, browser):
     """Wide tables and blocks scroll by themselves; every picture is there."""
