@@ -5,21 +5,18 @@ import os
 import shutil
 import signal
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from pathlib import Path
 
-import hypothesis
 import pytest
+
+from tests.support import examples
 
 HERE = Path(__file__).parent
 
 # Agents whose aggregator is lost end at once, unless a test has them wait for it.
 os.environ.setdefault("SWITCHML_FAILOVER_TIMEOUT", "0")
-
-# The first example of a property may compile a kernel, and CI machines are slow: no deadline for a single example.
-hypothesis.settings.register_profile("switchml", deadline=None)
-hypothesis.settings.load_profile("switchml")
 
 # When tests run in the background, SIGINT may be ignored, and every process that a test starts would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -32,11 +29,21 @@ SECOND_TIER = (
     "emulator/peers/test_scripts.py",
     "emulator/reproduce",
     "emulator/testbed/test_mininet.py",
+    "emulator/testbed/test_namespaces.py",
+    "emulator/testbed/test_world.py",
     "emulator/validation",
     "faults",
+    "host_agent/hierarchy/test_failures.py",
+    "host_agent/loading/test_s3.py",
+    "host_agent/pipeline/test_pipeline.py",
     "host_agent/profile/test_capture.py",
+    "host_agent/pytorch/test_all_to_all.py",
+    "host_agent/test_torchft.py",
     "host_agent/training/test_train.py",
+    "p4/test_attached.py",
     "peers",
+    "switchml/control/test_losses.py",
+    "switchml/runtime/test_insist.py",
     "test_doc_blocks.py",
     "test_wheel.py",
 )
@@ -49,6 +56,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    examples.load(config.option.all)
     if config.option.all or not hasattr(config, "args"):
         return
     for argument in config.args:
@@ -65,10 +73,22 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if not config.option.all:
-        slow = [item for item in items if item.get_closest_marker("slow")]
-        config.hook.pytest_deselected(items=slow)
-        items[:] = [item for item in items if item not in set(slow)]
+        first = _of_the_first_tier(items)
+        config.hook.pytest_deselected(items=[item for item in items if item not in first])
+        items[:] = [item for item in items if item in first]
     _skip(items)
+
+
+def _of_the_first_tier(items: list[pytest.Item]) -> set[pytest.Item]:
+    """All but the slow ones, and of these the first cases that their markers keep."""
+    chosen, kept = set(), Counter()
+    for item in items:
+        slow = item.get_closest_marker("slow")
+        name = item.nodeid.partition("[")[0]
+        if slow is None or kept[name] < slow.kwargs.get("keep", 0):
+            chosen.add(item)
+            kept[name] += 1
+    return chosen
 
 
 def _skip(items: list[pytest.Item]) -> None:

@@ -115,6 +115,7 @@ def test_extremes(trio):
         np.testing.assert_allclose(result, largest, rtol=1e-6)
 
 
+@pytest.mark.slow(keep=2)
 @pytest.mark.parametrize("world_size", [1, 2, 8, 16])
 def test_world_sizes(join, world_size):
     agents = join(world_size)
@@ -273,6 +274,7 @@ def test_outputs_that_are_refused(trio, out, message):
         trio[0].allreduce(np.zeros(3, "float32"), out=out)
 
 
+@pytest.mark.slow(keep=1)
 def test_wrong_arguments(trio, aggregator, monkeypatch):
     with pytest.raises(ConfigError, match="op 'product': expected one of sum, mean, min, max"):
         trio[0].allreduce(np.zeros(3, "float32"), op="product")
@@ -315,6 +317,7 @@ def test_the_address_comes_from_the_environment(aggregator, monkeypatch):
 # Many calls
 
 
+@pytest.mark.slow(keep=1)
 def test_more_calls_than_can_be_under_way(trio):
     """The agent queues what the worker has no record for; results come back in any case, each to its own call."""
     calls = TASKS + 200
@@ -411,6 +414,7 @@ def test_two_jobs_in_one_process(join):
     good(on_all([*first, *second], work))
 
 
+@pytest.mark.slow
 def test_the_gil_is_free_while_data_moves(trio):
     """A thread that counts must get on while a large tensor is on its way."""
     arrays = [contribution(13, rank, 4_000_000) for rank in range(3)]
@@ -444,6 +448,7 @@ def test_stats(join):
     assert stats["refused"] == 0 and stats["goodput_bps"] > 0 and stats["rtt_s"] > 0
 
 
+@pytest.mark.slow(keep=1)
 @pytest.mark.parametrize("transport", ["udp", "shm"])
 def test_a_forked_child_is_told_and_leaves_its_parents_job_alone(aggregator, transport):
     pid, called, waited, results = in_fresh_process(fork_during_a_sum, aggregator.address, transport)

@@ -87,6 +87,7 @@ def test_ranks_that_disagree_about_the_dtype(join):
         assert isinstance(outcome, JobError)
 
 
+@pytest.mark.slow(keep=1)
 @pytest.mark.parametrize(
     ("call", "name", "chunks"), [(HostAgent.allreduce, "all-reduce", 4), (HostAgent.all_gather, "all-gather", 12)]
 )
@@ -130,6 +131,7 @@ def test_a_call_can_be_late_while_others_finish(join):
         earlier[-1].wait(DEADLINE_S)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("slots", "payload_bytes"), [(2, 256), (512, 256)])
 def test_a_bad_network_delays_sums_but_does_not_stop_them(slots, payload_bytes):
     """Of all packets 10 % are lost, 10 % reordered and 10 % duplicated; each round then takes some milliseconds. A
@@ -157,6 +159,7 @@ def test_a_bad_network_delays_sums_but_does_not_stop_them(slots, payload_bytes):
         assert 0 < done < 312_500 and whole_s > 1 and 0.02 < resent / sent < 0.98
 
 
+@pytest.mark.slow
 def test_a_stall_is_logged_with_the_ranks_it_waits_for(join, caplog):
     agents = join(3, job="stalled")
     with caplog.at_level(logging.WARNING, "host_agent"):
@@ -186,6 +189,7 @@ def test_a_peer_that_leaves_does_not_take_finished_work_along():
         lossy.stop()
 
 
+@pytest.mark.slow
 def test_a_peer_that_leaves_too_early_is_named(join):
     agents = join(3)
     reduce_all(agents, [np.ones(5, "float32")] * 3)
@@ -234,6 +238,7 @@ def test_a_context_manager_leaves(aggregator):
         agent.allreduce(np.ones(1, "float32"))
 
 
+@pytest.mark.slow
 def test_nothing_is_left_behind(aggregator):
     def once() -> None:
         agents = join_all(aggregator.address, 2, job="brief")

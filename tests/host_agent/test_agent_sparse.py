@@ -43,6 +43,7 @@ def sent_by(agents, action) -> int:
     return count() - before
 
 
+@pytest.mark.slow(keep=10)
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "int32", "int64"])
 @pytest.mark.parametrize("block", [32, 256])
 def test_sums_are_those_of_dense(trio, dtype, block):

@@ -53,6 +53,7 @@ def call(agents, method: str, arrays, **options) -> list:
     return good(on_all(agents, lambda agent: getattr(agent, method)(arrays[agent.rank], **options)))
 
 
+@pytest.mark.slow(keep=12)
 @pytest.mark.parametrize("numel", [0, 1, 1023, 40_001])
 @pytest.mark.parametrize("dtype", ["uint8", "float16", "complex128"])
 def test_bytes_arrive_as_they_are(trio, numel, dtype):

@@ -97,6 +97,7 @@ def start():
         aggregator.kill()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("transport", "options"), [("udp", ()), ("udp", ("--best-effort=64",)), ("shm", ())])
 def test_a_standby_takes_over_and_loses_nothing(start, transport, options):
     first, second = start(*options), start()
@@ -117,6 +118,7 @@ def test_a_standby_takes_over_and_loses_nothing(start, transport, options):
     assert {agent.transport for agent in agents} == {transport}
 
 
+@pytest.mark.slow
 def test_an_aggregator_that_falls_silent_is_given_up(start, caplog):
     """Its connections do not break: it is stopped, and goes on when nobody needs it any more."""
     first, second = start(), start()
@@ -134,6 +136,7 @@ def test_an_aggregator_that_falls_silent_is_given_up(start, caplog):
     leave_all(agents)
 
 
+@pytest.mark.slow
 def test_an_aggregator_that_is_started_again_takes_its_jobs(start):
     first = start()
     agents = join_all(first.address, 2, job="waits", failover_timeout_s=LONG_S)
@@ -175,6 +178,7 @@ def test_an_agent_halts_again_at_once_and_after_it_has_left(start):
     assert agent.halt()[0] == 1  # a loss is noticed while the agent closes
 
 
+@pytest.mark.slow
 def test_a_dead_rank_is_named_where_there_is_a_standby(start):
     first, second = start(), start()
     addresses = f"{first.address},standby={second.address}"
@@ -186,6 +190,7 @@ def test_a_dead_rank_is_named_where_there_is_a_standby(start):
     leave_all(agents)
 
 
+@pytest.mark.slow
 def test_ranks_that_begin_do_not_meet_ranks_that_go_on(start):
     aggregator = start()
     request = {"job": "mixed", "world_size": 2, "slots": 4, "payload_bytes": 1024, "queues": 1}

@@ -2,12 +2,13 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from host_agent import histories
 from host_agent.histories import Histories
 from switchml.protocol import packet
+from tests.support.examples import examples
 
 SLOTS = 8
 
@@ -61,7 +62,7 @@ def test_a_new_shape_guesses_nothing_and_an_old_one_in_a_new_place_what_it_had_l
     assert of(known, 100, "int32") is None and of(known, 100, "int64") is None
 
 
-@settings(deadline=None, max_examples=50)
+@examples(50)
 @given(st.lists(st.sampled_from([10, 20, 30]), min_size=1, max_size=6), st.integers(0, 40))
 def test_two_ranks_guess_alike_and_forget_alike(sizes, others):
     one, other = new(), new()

@@ -108,6 +108,7 @@ def test_lists_of_addresses():
 # Results
 
 
+@pytest.mark.slow(keep=2)
 @pytest.mark.parametrize("wire", ["int32", "int8"])
 @pytest.mark.parametrize("transport", ["udp", "shm"])
 def test_the_same_bits_as_with_one_aggregator(join, aggregators, transport, wire):
@@ -217,6 +218,7 @@ def test_what_is_refused_is_refused_whole(join):
     reduce_all(agents, [np.ones(5, "float32")] * 2)
 
 
+@pytest.mark.slow
 def test_a_timeout_ends_all_parts(join):
     agents = join(2)
     with pytest.raises(CollectiveTimeout) as caught:
@@ -299,6 +301,7 @@ def test_lists_in_another_order_never_meet(aggregators):
     assert all(isinstance(outcome, JoinError) and "is missing" in str(outcome) for outcome in outcomes), outcomes
 
 
+@pytest.mark.slow
 def test_a_lost_aggregator_ends_the_job_and_is_named():
     """Killed while both are at work, and while nothing is under way: the next call fails, wherever it would go."""
     processes = [Aggregator() for _ in range(2)]

@@ -158,6 +158,7 @@ def test_what_does_not_fit(join, aggregator, monkeypatch):
         HostAgent.join(aggregator.address, job="never", rank=0, world_size=1)
 
 
+@pytest.mark.slow
 def test_ranks_with_different_deadlines(aggregator):
     def enter(rank):
         options = {"job": "different", "rank": rank, "world_size": 2, "timeout_s": 3.0}

@@ -114,6 +114,7 @@ def test_many_calls_under_way(join, transports):
     assert len({digest(of_rank) for of_rank in results}) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transports", TRANSPORTS.values(), ids=TRANSPORTS)
 def test_nobody_oversleeps(join, transports, monkeypatch):
     """A result is fetched when it is there, not when a timer ends: here none does. The last contribution may come by
@@ -133,6 +134,7 @@ def test_nobody_oversleeps(join, transports, monkeypatch):
             handle.wait(DEADLINE_S)
 
 
+@pytest.mark.slow(keep=1)
 @pytest.mark.parametrize("transports", TRANSPORTS.values(), ids=TRANSPORTS)
 def test_who_is_missing_is_named(join, aggregator, transports):
     """Through shared memory a rank sends queries; it has nothing to retransmit."""
@@ -320,6 +322,7 @@ def until_at_work(aggregator: Aggregator, job: str) -> None:
     until(lambda: all(now > then for now, then in zip(accepted(aggregator, job), before, strict=True)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transport", ["udp", "shm"])
 def test_who_waits_uses_no_processor(cast, transport):
     """After work nobody spins; nor while a rank is waited for, which the others ask about five times a second."""
@@ -347,6 +350,7 @@ def test_who_waits_uses_no_processor(cast, transport):
         until(lambda process=process: memory_of(process.process.pid) == 0)
 
 
+@pytest.mark.slow
 def test_a_rank_that_stops_for_a_while_costs_nothing_but_time(cast):
     """SIGSTOP with packets named in the ring and results unread: it goes on where it was."""
     aggregator, ranks = cast["aggregators"][0], cast["ranks"]
@@ -363,6 +367,7 @@ def test_a_rank_that_stops_for_a_while_costs_nothing_but_time(cast):
         process.ask("leave")
 
 
+@pytest.mark.slow
 def test_a_rank_that_is_killed_is_named(cast):
     """By all others, in seconds; the memory goes with the job."""
     aggregator, ranks = cast["aggregators"][0], cast["ranks"]
@@ -381,6 +386,7 @@ def test_a_rank_that_is_killed_is_named(cast):
     shared_files.await_none_left(in_shm, "job victim")
 
 
+@pytest.mark.slow
 def test_an_aggregator_that_is_killed_is_missed(cast):
     aggregator, ranks = cast["aggregators"].pop(), cast["ranks"]
     take_in(ranks, aggregator, "orphans", "shm")

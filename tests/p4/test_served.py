@@ -226,6 +226,7 @@ def test_whom_a_stalled_job_waits_for(served):
             np.testing.assert_array_equal(handle.wait(DEADLINE_S), total(6, 3, 64))
 
 
+@pytest.mark.slow
 def test_too_many_ranks(served):
     with pytest.raises(JoinError, match="a P4 switch takes 32"):
         join_all(served.address, 33, job="many")
@@ -255,6 +256,7 @@ def test_no_port_is_left(require_program):
 # Losses
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sparse", ["off", "on:block=32"])
 def test_losses_and_delays_change_no_bit(monkeypatch, sparse):
     """The switch's drop simulator loses packets, the agents delay some."""
@@ -284,6 +286,7 @@ def test_losses_and_delays_change_no_bit(monkeypatch, sparse):
 # Ends
 
 
+@pytest.mark.slow
 def test_a_restarted_switch(monkeypatch):
     """Its jobs learn why they can't go on, however long it takes to start; it is programmed for the next ones.
 
@@ -318,6 +321,7 @@ def test_a_restarted_switch(monkeypatch):
         served.stop()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("has_standby", [True, False], ids=["software standby", "restarted"])
 def test_a_job_outlives_its_switch(has_standby):
     """Calls are under way when it is killed. They go on with a software aggregator, without frames, or with the switch,
@@ -356,6 +360,7 @@ def test_a_job_outlives_its_switch(has_standby):
         standby.stop()
 
 
+@pytest.mark.slow
 def test_nothing_stays_when_the_control_plane_stops():
     served = Served()
     try:
@@ -372,6 +377,7 @@ def test_nothing_stays_when_the_control_plane_stops():
 # P4Runtime
 
 
+@pytest.mark.slow
 def test_jobs_by_p4runtime():
     """A switch without a program and with two UDP ports gets the program and the jobs by P4Runtime."""
     pytest.importorskip("p4.v1", reason="needs the package p4runtime")
@@ -421,6 +427,7 @@ def test_a_switch_that_is_not_there(tmp_path):
             connect(address)
 
 
+@pytest.mark.slow
 def test_a_killed_controller_s_folder_is_removed_by_the_next_one(monkeypatch):
     with tempfile.TemporaryDirectory() as place:  # tmp_path is too long for Unix sockets
         monkeypatch.setattr(tempfile, "tempdir", place)
@@ -439,6 +446,7 @@ def test_a_killed_controller_s_folder_is_removed_by_the_next_one(monkeypatch):
             assert list(Path(place).iterdir()) == [Path(living)]
 
 
+@pytest.mark.slow
 def test_a_switch_that_runs_another_program():
     process = SwitchProcess([sys.executable, "-m", "switchml", "switch", "--thrift-ip", "127.0.0.1"], PATHS["l3"])
     try:

@@ -75,6 +75,7 @@ def test_arp_answers_to_the_switch_end_there(switch):
     assert switch.receive(0, ethernet(SWITCH_MAC, ALICE[0], 0x0806, arp(2, ALICE, (SWITCH_MAC, OURS)))) == []
 
 
+@pytest.mark.slow(keep=4)
 @pytest.mark.parametrize("rest", [b"", bytes(4), b"\x12\x34\x00\x01abcdefg", b"\xf7\xff" + bytes(500), b"\xf8\x00"])
 def test_echo_is_answered(switch, rest):
     request = ethernet(SWITCH_MAC, ALICE[0], 0x0800, ipv4(ALICE[1], OURS, 1, echo(8, rest)))
@@ -125,6 +126,7 @@ def test_groups_are_flooded_and_never_learned(switch):
     assert not any(switch.state.register("stations").read_all())
 
 
+@pytest.mark.slow(keep=2)
 @pytest.mark.parametrize("length", [0, 10, 266, 1034])
 def test_packets_for_another_aggregator_pass_unchanged(switch, length):
     """Also those that are parsed as far as their lanes."""
@@ -132,6 +134,7 @@ def test_packets_for_another_aggregator_pass_unchanged(switch, length):
     assert switch.receive(0, frame) == [(port, frame) for port in OTHERS]
 
 
+@pytest.mark.slow(keep=4)
 @pytest.mark.parametrize("length", [0, 5, 13, 14, 20, 33, 34, 41, 60, 200])
 def test_fragments_of_frames_do_no_harm(switch, length):
     job = small_job()
@@ -292,6 +295,7 @@ def open_now(switch, job: Job) -> tuple[int, tuple[int, ...]]:
     return open_slots(job.spec, job.place, *cells)
 
 
+@pytest.mark.slow(keep=2)
 @pytest.mark.parametrize("protocol", [1, 2])
 def test_open_slots(switch, protocol):
     job = Job(Scenario("open", protocol, "", 3, 256, 4, 0, 77, 800), Place(0, 1, 2, 0xFFFF_FFFE))
@@ -358,6 +362,7 @@ def is_addressed(result: bytes) -> bool:
 CASES = [*((seed, False) for seed in range(6)), (1, True), (5, True), (8, True)]
 
 
+@pytest.mark.slow(keep=4)
 @pytest.mark.parametrize(("seed", "may_expire"), CASES)
 def test_random_packets_as_the_pool_has_them(switch, seed, may_expire):
     source = random.Random(seed)

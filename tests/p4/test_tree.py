@@ -315,6 +315,7 @@ def test_the_root_adds_partial_sums(root):
     assert root(1, contribution(4, r=1, flags=0)) == [(1, result(7, r=1, need=5, ahead=2))]
 
 
+@pytest.mark.slow(keep=2)
 @pytest.mark.parametrize("flags", [1, 2, 3])
 def test_the_root_has_the_flags_of_all(root, flags):
     root(0, contribution(3, flags=flags & 1))
@@ -434,6 +435,7 @@ SHAPES = {
 }
 
 
+@pytest.mark.slow(keep=2)
 @pytest.mark.parametrize("weather", [CLEAR, STORM], ids=["clear", "storm"])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_same_bits_as_one_aggregator(shape, weather):
@@ -450,6 +452,7 @@ def test_same_bits_as_one_aggregator(shape, weather):
     assert (network.lost_between_switches > 5) == (weather is STORM)
 
 
+@pytest.mark.slow(keep=1)
 @pytest.mark.parametrize("seed", range(3))
 def test_same_bits_on_the_interpreter(seed):
     calls, alone = tensors(4, 200, seed), tensors(4, 200, seed)

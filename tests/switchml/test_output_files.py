@@ -91,6 +91,7 @@ def test_no_such_folder_is_one_sentence(tmp_path):
         part.write_text("x")
 
 
+@pytest.mark.slow
 @pytest.mark.root
 def test_a_full_disk_is_one_sentence_and_leaves_nothing(tmp_path):
     """Of every kind of file that commands write."""

@@ -29,6 +29,7 @@ POINTS = Points("Size", "ratio", "error", [Point("sum", 2, 0.1, "fp16"), Point("
 SCATTER = Points("Predicted", "measured", "predicted", [Point("real", 2, 2.1, "a"), Point("real", 9, 8, "b")], (0.2,))
 
 
+@pytest.mark.slow(keep=1)
 @pytest.mark.parametrize(("ending", "start"), [("png", b"\x89PNG"), ("svg", b"<?xml"), ("pdf", b"%PDF")])
 def test_endings(tmp_path, ending, start):
     path = tmp_path / f"picture.{ending}"
@@ -39,6 +40,7 @@ def test_endings(tmp_path, ending, start):
             assert f">{text}<" in path.read_text()
 
 
+@pytest.mark.slow
 def test_more_than_four_panels_take_several_rows(tmp_path):
     path = tmp_path / "picture.png"
     plotting.draw(path, "one row", [CURVES] * 4)
@@ -64,6 +66,7 @@ def test_a_page_has_charts_and_their_tables(tmp_path):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.needs("chromium", "chromedriver")
 def test_browser_draws_every_kind(tmp_path, browser):
     """Hover, legend, zoom; no text leaves the page."""
@@ -87,6 +90,7 @@ def test_browser_draws_every_kind(tmp_path, browser):
     assert browser.problems() == []
 
 
+@pytest.mark.slow
 @pytest.mark.needs("chromium", "chromedriver")
 def test_theme_print_and_copy(tmp_path, browser, monkeypatch):
     """Dark where the system is, or as its button says; on paper black on white, without buttons, tables open; the

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scapy.packet import Raw
 
@@ -21,6 +21,7 @@ from switchml.scapy_layers import (
     bind,
     conf,
 )
+from tests.support.examples import examples
 from tests.support.vectors_io import load_all
 
 VECTOR_PACKETS = sorted(
@@ -199,7 +200,7 @@ def frame(data: bytes, sport: int, dport: int) -> bytes:
         ),
     )
 )
-@settings(max_examples=200)
+@examples(200)
 def test_garbage_never_raises(data):
     for layer in (SwitchML, SwitchMLv1, SwitchMLv2, SwitchMLWait):
         dissected = layer(data)

@@ -185,6 +185,7 @@ def test_changes_and_files_that_are_not_there(traces, tmp_path):
 # A notebook
 
 
+@pytest.mark.slow
 def test_notebook_runs():
     nbclient = pytest.importorskip("nbclient")
     nbformat = pytest.importorskip("nbformat")

@@ -2,13 +2,14 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from emulator.diagnosis.causes import causes
 from emulator.diagnosis.situation import Situation, iterations
 from emulator.replay.engine import replay
 from emulator.replay.parts import IDLE, WAITING
 from emulator.workload.graph import Order
+from tests.support.examples import examples
 from tests.support.replay_graphs import cases
 from tests.support.traced_jobs import Job, traced
 
@@ -24,7 +25,7 @@ def test_waiting_is_charged_to_who_is_late():
     assert found.waiting_s[2].sum() == pytest.approx(0, abs=1e-9)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(cases(orders=(Order.PROGRAM, Order.READY)))
 def test_who_is_waited_for_sums_to_the_waiting(case):
     played = replay(case.graph, case.costs)

@@ -83,6 +83,7 @@ def test_diagnose_for_people(tmp_path):
     assert "Nothing to change" in done.output
 
 
+@pytest.mark.slow
 def test_one_iteration(tmp_path):
     pytest.importorskip("scipy", reason="needs scipy (pip install 'switchml[trace]')")
     folder = write(TROUBLED, tmp_path / "run")
@@ -165,6 +166,7 @@ def test_terminal_says_what_was_found(found, capsys, monkeypatch):
     assert "rank 2 (" in text  # whom others wait for
 
 
+@pytest.mark.slow(keep=1)
 @pytest.mark.parametrize("ending", ["png", "svg", "pdf"])
 def test_picture_of_what_was_found(found, tmp_path, ending):
     pytest.importorskip("matplotlib", reason="needs matplotlib (pip install 'switchml[plot]')")
@@ -214,6 +216,7 @@ def test_pages_of_other_jobs(job, tmp_path):
     assert ("24 further ranks are not shown" in text) == (job.ranks == 40)
 
 
+@pytest.mark.slow
 @pytest.mark.needs("chromium", "chromedriver")
 def test_browser_draws_the_page(found, tmp_path, browser):
     """All of the charts are drawn, no text of theirs leaves the page, and the page fits its window."""

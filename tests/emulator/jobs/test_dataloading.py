@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 
 from emulator.jobs.description import request
 from emulator.jobs.emulate import emulate
@@ -14,6 +14,7 @@ from emulator.workload.combine import delayed
 from emulator.workload.graph import Kind, Order
 from switchml.errors import ConfigError
 from tests.support import replay_graphs as graphs
+from tests.support.examples import examples
 
 JOB = {"model": "resnet50", "cluster": "v100-summit", "job": {"gpus": 12, "micro_batch": 64}}
 
@@ -22,7 +23,7 @@ def emulated(**loading):
     return emulate(request({**JOB, "data": loading} if loading else JOB))
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@examples(40, suppress_health_check=list(HealthCheck))
 @given(case=graphs.cases(orders=(Order.PROGRAM, Order.READY)))
 def test_delayed_jobs_are_the_same_later(case):
     graph, costs = delayed(case.graph, case.costs, "samples", Kind.LOAD, 2.5)

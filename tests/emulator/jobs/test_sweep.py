@@ -98,6 +98,7 @@ def test_several_processes_give_rows_in_order(tmp_path):
     assert str(os.getpid()) not in {pid for _, pid in lines}
 
 
+@pytest.mark.slow
 def test_dask_cluster():
     distributed = pytest.importorskip("distributed", reason="needs distributed (pip install 'switchml[dask]')")
     with distributed.LocalCluster(
@@ -164,6 +165,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_all_processes_at_once(tmp_path):
     """SIGINT goes to the whole process group, as a terminal sends it."""
     script, out = tmp_path / "script.py", tmp_path / "out.csv"

@@ -20,6 +20,7 @@ def one(job: JobConfig, **network):
     return run(NetworkConfig(jobs=(job,), **network)).jobs[0]
 
 
+@pytest.mark.slow(keep=4)
 @pytest.mark.parametrize("workers", [1, 2, 5])
 @pytest.mark.parametrize(
     ("rate_bps", "delay_s", "slots"),
@@ -96,6 +97,7 @@ def test_the_ring_sends_what_its_schedule_says(workers, size_bytes):
         assert sent == 2 * (workers - 1) * size_bytes // workers
 
 
+@pytest.mark.slow(keep=1)
 @pytest.mark.parametrize("burst", [1.0, 5.0])
 def test_losses_are_made_good(burst):
     calm = one(JobConfig(workers=3, size_bytes=MIB))

@@ -5,11 +5,12 @@ from dataclasses import dataclass
 
 import pytest
 import simpy
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from emulator.netsim.config import LinkConfig
 from emulator.netsim.link import Link, Server, at
+from tests.support.examples import examples
 
 
 @dataclass
@@ -61,6 +62,7 @@ def test_a_slow_handler_is_slower_than_the_line():
     assert [time for time, _ in arrived] == [5000, 10_000]
 
 
+@pytest.mark.slow(keep=1)
 @pytest.mark.parametrize("burst", [1.0, 10.0])
 def test_losses_have_their_share_and_come_in_bursts(burst):
     count = 40_000
@@ -99,7 +101,7 @@ def test_what_a_cut_link_is_given_is_lost():
     st.sampled_from([1e6, 1e9, 1e11]),
     st.sampled_from([0, 5000]),
 )
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_a_link_is_never_faster_than_its_rate(sends, rate_bps, burst_bytes):
     """Against the slow definition of a token bucket: in no interval more than the burst and the interval's share."""
     sends.sort()

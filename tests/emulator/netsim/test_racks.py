@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from emulator.netsim.aggregator import PARTIAL, Aggregator, rack_address, seats
@@ -10,6 +10,7 @@ from emulator.netsim.config import FRAMING_BYTES, JobConfig, LinkConfig, Network
 from emulator.netsim.experiment import run
 from emulator.netsim.packets import Packet
 from switchml.protocol.packet import ADDRESSED_BYTES, CONTRIBUTION, FLAG_OVERFLOW, R_FLAG, RESULT, WAIT
+from tests.support.examples import examples
 
 MIB = 1 << 20
 TAG, ISN, SLOTS = 7, 0, 2
@@ -126,6 +127,7 @@ def one(job, **network):
     return run(NetworkConfig(jobs=(job,), **network)).jobs[0]
 
 
+@pytest.mark.slow
 def test_a_tree_meets_the_closed_form_and_spares_the_uplinks():
     job = JobConfig(workers=8, size_bytes=MIB, slots=512, repeats=2)
     racks = RackConfig(hosts=4, rate_bps=10e9)
@@ -136,7 +138,7 @@ def test_a_tree_meets_the_closed_form_and_spares_the_uplinks():
     assert flat.jobs[0].seconds[1] > 3.5 * tree.jobs[0].seconds[1]
 
 
-@settings(max_examples=12, deadline=None)
+@examples(12)
 @given(
     workers=st.integers(1, 9),
     hosts=st.integers(1, 4),

@@ -56,6 +56,7 @@ def seconds_of(tensors: list[np.ndarray], blocks: Sparse) -> tuple[float, float]
     return now / 1e9, resent / (sent - resent)
 
 
+@pytest.mark.slow(keep=2)
 @pytest.mark.parametrize("overlap", ["random", "full"])
 @pytest.mark.parametrize(("density", "positions"), [(0.1, 4096), (0.01, 32768)])
 @pytest.mark.parametrize("workers", [4, 8])

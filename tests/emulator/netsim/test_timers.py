@@ -25,6 +25,7 @@ def needless(result: JobResult) -> float:
     return result.retransmitted / (result.sent - result.retransmitted)
 
 
+@pytest.mark.slow(keep=3)
 @TRAINS
 @pytest.mark.parametrize(
     ("workers", "mbit", "queue_bytes"),
@@ -45,6 +46,7 @@ def test_small_tensors_neither(mbit):
     assert result.median_s <= result.bound_s / 0.95
 
 
+@pytest.mark.slow
 @TRAINS
 @pytest.mark.parametrize("workers", [2, 3])
 def test_after_a_drop_of_the_rate_what_was_on_the_way_is_waited_for(workers, train_packets):
@@ -57,6 +59,7 @@ def test_after_a_drop_of_the_rate_what_was_on_the_way_is_waited_for(workers, tra
     assert shallow.median_s < deep.median_s * 1.15
 
 
+@pytest.mark.slow
 @TRAINS
 @pytest.mark.parametrize("workers", [2, 8])
 def test_losses_cost_little_goodput(workers, train_packets):

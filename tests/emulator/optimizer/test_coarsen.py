@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from emulator.optimizer.coarsen import coarsen, folded, frozen, merged
@@ -13,6 +13,7 @@ from emulator.whatif.codec_costs import CodecCost
 from emulator.whatif.fusion import continues_run
 from emulator.workload.checks import check
 from tests.support import ddp_jobs
+from tests.support.examples import examples
 
 CODECS = {"half": CodecCost(0.5, 2e9), "top": CodecCost(0.02, 2e8, gathers=True)}
 
@@ -52,7 +53,7 @@ def end_s(joined):
     return replay(joined.graph, joined.costs).makespan_s
 
 
-@settings(deadline=None, max_examples=60)
+@examples(60)
 @given(jobs(), CAPS)
 def test_each_way_of_making_it_smaller_is_exact(job, caps):
     whole_s = end_s(rebucket(job, caps))
@@ -63,7 +64,7 @@ def test_each_way_of_making_it_smaller_is_exact(job, caps):
         assert end_s(rebucket(small, caps)) == pytest.approx(whole_s, rel=1e-12), smaller.__name__
 
 
-@settings(deadline=None, max_examples=80)
+@examples(80)
 @given(jobs(), SETTINGS)
 def test_a_setting_is_worth_the_same_on_the_whole_job(job, setting):
     machine = Machine.of(job, codecs=CODECS, memory=Memory(limit=1e12, activations=1e9), half_speed=2.0)

@@ -48,6 +48,7 @@ def test_a_file_that_is_there_is_kept_unless_asked_for(traces, tmp_path):
     assert out.read_text() != "mine" and "note" not in ran.stderr
 
 
+@pytest.mark.slow
 def test_a_table_for_people(traces, tmp_path):
     out = tmp_path / "settings.toml"
     ran = run(traces, "--out", out, "--allow", "buckets,accumulate", "--uniform", "--trials", 200)

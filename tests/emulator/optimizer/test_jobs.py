@@ -40,6 +40,7 @@ def test_large_spaces_are_sampled_and_repeat_with_a_seed():
     assert first.best.sample_s <= min(one.sample_s for one in first.alone.values())
 
 
+@pytest.mark.slow
 def test_a_job_that_does_not_fit_is_made_to():
     big = request(datafile.merge(GIVEN, {"model": "megatron-22b", "job": {"tp": 1}}))
     found = jobs.search(big, ("split", "recompute", "zero"))

@@ -3,7 +3,7 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from emulator.optimizer import cuts, report
@@ -16,6 +16,7 @@ from emulator.whatif.buckets import MIB, assign
 from emulator.whatif.codec_costs import CodecCost
 from emulator.whatif.gradients import gradients
 from tests.support import ddp_jobs
+from tests.support.examples import examples
 
 CODECS = {"half": CodecCost(0.5, 2e8, lanes="int16"), "quarter": CodecCost(0.25, 5e7)}
 
@@ -46,7 +47,8 @@ def slowly(objective, allreduces, codecs):
     return best
 
 
-@settings(deadline=None, max_examples=15)
+@pytest.mark.slow
+@examples(15)
 @given(jobs(most=4), DOUBTS)
 def test_it_finds_the_best_buckets_placement_and_codec_of_each_bucket(job, uncertainty_s):
     machine = Machine.of(job, codecs=CODECS, uncertainty_s=uncertainty_s)
@@ -56,7 +58,7 @@ def test_it_finds_the_best_buckets_placement_and_codec_of_each_bucket(job, uncer
     assert found.best.worst_s == pytest.approx(slowly(Objective(job, machine), ("", "ps"), CODECS), rel=1e-5)
 
 
-@settings(deadline=None, max_examples=15)
+@examples(15)
 @given(jobs(own=True), DOUBTS)
 def test_it_finds_the_best_where_updates_wait_for_their_own_bucket(job, uncertainty_s):
     machine = Machine.of(job, uncertainty_s=uncertainty_s)
@@ -64,7 +66,7 @@ def test_it_finds_the_best_where_updates_wait_for_their_own_bucket(job, uncertai
     assert found.best.worst_s == pytest.approx(slowly(Objective(job, machine), ("",), ()), rel=1e-5)
 
 
-@settings(deadline=None, max_examples=20)
+@examples(20)
 @given(jobs(), DOUBTS, st.sampled_from(["", "switchml"]), st.sampled_from([[""], ["half"], ["half", "quarter"]]))
 def test_the_path_is_what_replay_says(job, uncertainty_s, allreduce, codecs):
     machine = Machine.of(job, codecs=CODECS, uncertainty_s=uncertainty_s)

@@ -71,11 +71,13 @@ def wait_for(condition, what: str) -> None:
         time.sleep(0.02)
 
 
+@pytest.mark.slow
 def test_versions():
     assert run("--version").stdout.strip() == "1.15.5"
     assert run("--json-version").stdout.strip() == "2.24"
 
 
+@pytest.mark.slow(keep=2)
 @pytest.mark.parametrize(
     ("args", "code", "message"),
     [
@@ -133,6 +135,7 @@ def test_a_failed_assert_ends_it_as_it_ends_bmv2(start, tmp_path):
         process.kill()
 
 
+@pytest.mark.slow
 def test_a_full_disk_costs_log_lines_alone(tmp_path):
     (tmp_path / "log.txt").symlink_to("/dev/full")
     for log in (["--log-console"], ["--log-file", "log"]):
@@ -164,6 +167,7 @@ def test_a_program_later(start):
         assert client.call("standard", "bm_mt_get_num_entries", table="MyIngress.routes") == 0
 
 
+@pytest.mark.slow
 def test_state_is_restored(start, tmp_path):
     _, client = start("--use-files", "0", str(PATHS["registers"]))
     with client:
@@ -174,6 +178,7 @@ def test_state_is_restored(start, tmp_path):
         assert client.call("standard", "bm_register_read", array="MyIngress.sums", index=2) == 77
 
 
+@pytest.mark.slow
 def test_pcap_with_and_without_a_directory(start, tmp_path):
     udp = f"0@udp:127.0.0.1:{free_port()}"
     start("-i", udp, "--pcap", str(PATHS["l3"]), "--engine", "reference")

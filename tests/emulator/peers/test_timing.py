@@ -2,13 +2,14 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from emulator.peers.program import Program
 from emulator.peers.timing import OWN, CollectiveTimes, CommunicatorTimes, Progress, blocked
 from emulator.replay.conditions import Conditions
 from emulator.replay.engine import replay
+from tests.support.examples import examples
 
 SECONDS = st.floats(0, 2, allow_nan=False)
 
@@ -34,7 +35,7 @@ def programs(draw):
 
 
 @given(programs())
-@settings(max_examples=150)
+@examples(150)
 def test_equals_the_replay(program):
     """Where every rank has come at the end, and when each collective began and ended for this rank."""
     world, paces, groups, steps = program

@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from emulator.replay.conditions import Conditions, Pause
@@ -18,8 +18,9 @@ from emulator.workload.job import Job
 from emulator.workload.schedules import passes
 from switchml.errors import BudgetSpent, ConfigError, Deadlock
 from tests.support import replay_graphs as graphs
+from tests.support.examples import examples
 
-thorough = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+thorough = examples(60, suppress_health_check=list(HealthCheck))
 
 
 def agree(case, conditions=None, *, engine="auto", exactly=True):

@@ -3,7 +3,7 @@
 import dataclasses
 
 import numpy as np
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from emulator.bench.replay import Shape, competing, job
@@ -19,6 +19,7 @@ from emulator.workload.combine import merge
 from emulator.workload.costs import Costs
 from emulator.workload.graph import Collective, Kind, Order
 from tests.support import replay_graphs as graphs
+from tests.support.examples import examples
 
 
 def same_times(graph, costs, conditions=None):
@@ -37,7 +38,7 @@ def copies(case, count):
     return dataclasses.replace(graph, ranks=one_job, job_names=["job"], works=graph.works), costs
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@examples(60, suppress_health_check=list(HealthCheck))
 @given(case=graphs.cases(orders=(Order.PROGRAM, Order.READY)), count=st.integers(1, 3), data=st.data())
 def test_times_stay_what_they_are(case, count, data):
     graph, costs = copies(case, count)

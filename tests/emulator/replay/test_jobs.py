@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 
 from emulator.bench.replay import Shape, job
 from emulator.replay.conditions import Conditions
@@ -15,9 +15,10 @@ from emulator.workload.combine import merge
 from emulator.workload.costs import Costs, Links
 from switchml.errors import ConfigError, GraphError
 from tests.support import replay_graphs as graphs
+from tests.support.examples import examples
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
+@examples(30, suppress_health_check=list(HealthCheck))
 @given(one=graphs.cases(), other=graphs.cases())
 def test_jobs_that_share_nothing_do_not_notice_each_other(one, other):
     graph, costs = merge([one.graph, other.graph], [one.costs, other.costs])

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 
 from emulator.bench.replay import Shape, job
 from emulator.replay.conditions import Conditions
@@ -13,8 +13,9 @@ from emulator.workload.builder import GraphBuilder
 from emulator.workload.costs import Costs
 from emulator.workload.graph import Collective, Kind, Order
 from tests.support import replay_graphs as graphs
+from tests.support.examples import examples
 
-random_jobs = settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+random_jobs = examples(40, suppress_health_check=list(HealthCheck))
 
 
 def looked_at(played):

@@ -210,6 +210,7 @@ def test_smallest_page(played, tmp_path):
     assert "Scaling" not in text and "Memory of" not in text and "Assumptions" not in text
 
 
+@pytest.mark.slow
 @pytest.mark.needs("chromium", "chromedriver")
 def test_browser_draws_the_page(page, browser):
     """Every chart is drawn, no text of one leaves the page or lies on another of the same chart, at any width; the

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from emulator.replay.engine import replay
@@ -16,9 +16,10 @@ from emulator.traces.readers.read import read
 from emulator.validation.clocks import recovered
 from switchml.errors import ConfigError
 from tests.support import ddp_traces as traces
+from tests.support.examples import examples
 
 
-@settings(deadline=None, max_examples=15)
+@examples(15)
 @given(st.floats(-0.5, 0.5), st.integers(0, 1000))
 def test_a_moved_clock_is_found(ahead_s, seed):
     """50 ms and more, from collectives whose ends are recorded up to milliseconds late."""
@@ -107,7 +108,7 @@ def pinged(given_traces, clocks, seed, delay_s=(100e-6, 100e-6), moments_s=(0.0,
     return found
 
 
-@settings(deadline=None, max_examples=15)
+@examples(15)
 @given(st.lists(st.floats(-0.5, 0.5), min_size=1, max_size=3), st.integers(0, 1000))
 def test_pings_tell_more_than_collectives(ahead_s, seed):
     """To 0.2 ms, though all-reduces end up to 3 ms later on one rank than on another."""

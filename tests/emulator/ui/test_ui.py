@@ -142,6 +142,7 @@ def test_command_refuses_a_short_token_and_a_taken_port(server):
 # In a browser
 
 
+@pytest.mark.slow
 @pytest.mark.needs("chromium", "chromedriver")
 @pytest.mark.parametrize("width", [1280, 400])
 def test_browser(server, browser, width):
@@ -170,6 +171,7 @@ def test_browser(server, browser, width):
     browser.wait("return document.querySelector('#status [role=alert]').textContent.includes('127.0.0.1:9')")
 
 
+@pytest.mark.slow
 @pytest.mark.needs("chromium", "chromedriver")
 def test_browser_follows_a_running_aggregator(browser):
     """Jobs of a live aggregator appear, their counters move, and they are said to have ended, without a reload."""

@@ -2,7 +2,7 @@ import dataclasses
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from emulator.replay.engine import replay
@@ -12,6 +12,7 @@ from emulator.whatif.transfers import TransferCost, fit
 from emulator.workload.checks import check
 from switchml.errors import ConfigError, GraphError
 from tests.support import ddp_jobs
+from tests.support.examples import examples
 
 
 def test_ddp_closes_a_bucket_once_it_holds_its_cap():
@@ -58,7 +59,7 @@ def jobs(draw):
     return given, draw(caps), draw(caps)
 
 
-@settings(deadline=None, max_examples=60)
+@examples(60)
 @given(jobs())
 def test_a_rebucketed_job_is_the_job_built_with_those_buckets(job):
     given, before, after = job

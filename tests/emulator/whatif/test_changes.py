@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from emulator.api import replaying
@@ -26,6 +26,7 @@ from emulator.workload.graph import Kind
 from switchml.errors import ConfigError
 from switchml.protocol import sizes
 from tests.support import ddp_traces as traces
+from tests.support.examples import examples
 
 LINK_BPS = 2e9  # 1 ms for 250 kB
 
@@ -271,7 +272,7 @@ CHANGES = st.sampled_from(
 )
 
 
-@settings(deadline=None, max_examples=30)
+@examples(30)
 @given(st.lists(CHANGES, min_size=1, max_size=5))
 def test_changes_compose(several):
     """Any of them after any others gives a sound graph, for each iteration and all in a chain."""

@@ -5,7 +5,7 @@ from collections import OrderedDict
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from emulator.workload.loading.caches import lru_misses
@@ -16,8 +16,9 @@ from host_agent.loading.plan import make_plan
 from host_agent.loading.sources.base import joined
 from switchml.errors import ConfigError
 from tests.support.caches import belady_misses, fifo_misses
+from tests.support.examples import examples
 
-random_cases = settings(max_examples=40, deadline=None)
+random_cases = examples(40)
 accesses = st.lists(st.integers(0, 9), max_size=60).map(lambda found: np.array(found, np.int64))
 
 
@@ -66,7 +67,7 @@ def test_lru_and_fifo_are_what_their_names_say(accesses, capacity):
                 held[sample] = None
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(st.lists(st.integers(0, 4), max_size=9).map(lambda found: np.array(found, np.int64)), st.integers(0, 4))
 def test_belady_is_the_best_there_is(accesses, capacity):
     """Against every choice of what to keep after each access."""
@@ -141,7 +142,7 @@ def test_solar_balances_reads():
     assert reads == [[2, 2], [1, 1], [1, 1]]
 
 
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(st.integers(1, 6), st.integers(0, 99))
 def test_epoch_order_is_the_best_path(epochs, seed):
     weight = np.random.default_rng(seed).integers(0, 20, (epochs, epochs))

@@ -44,6 +44,7 @@ def test_sums_that_are_wrong_fail(run):
     assert run(Finding("all-reduce", "broken", "wrong sums", "")).exit_code == 1
 
 
+@pytest.mark.slow
 def test_the_real_thing_on_this_machine(monkeypatch):
     """Nothing replaced but its length: two ranks really sum."""
     result = CliRunner().invoke(doctor.doctor, ["--seconds", "0.2", "--json"])

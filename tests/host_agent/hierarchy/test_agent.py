@@ -6,7 +6,7 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from host_agent.agent import HostAgent
@@ -14,6 +14,7 @@ from host_agent.hierarchy.agent import HierarchicalAgent
 from host_agent.hierarchy.hosts import resolve
 from host_agent.hierarchy.memory import BLOCK_BYTES, DEPTH
 from switchml.errors import ConfigError, JoinError, SumOverflow, UnsupportedTensor
+from tests.support.examples import examples
 from tests.support.launch import (
     DEADLINE_S,
     LocalAggregator,
@@ -60,6 +61,7 @@ def in_two_levels(arrays: list[np.ndarray], hosts, op: str) -> np.ndarray:
 # Results
 
 
+@pytest.mark.slow(keep=1)
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_every_dtype_and_size(join, layout):
     """Integers below 1000, whose sums are exact in every dtype and order."""
@@ -78,6 +80,7 @@ def test_every_dtype_and_size(join, layout):
                 np.testing.assert_array_equal(results[0], expected)
 
 
+@pytest.mark.slow(keep=2)
 @pytest.mark.parametrize("wire", ["int32", "int16", "int8"])
 @pytest.mark.parametrize("transport", ["udp", "shm"])
 def test_the_same_bits_on_all_ranks_and_in_every_run(join, transport, wire):
@@ -117,7 +120,8 @@ def quintet(aggregator):
     leave_all(agents)
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@pytest.mark.slow
+@examples(40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_generated_calls(quintet, data):
     """Several calls under way at a time, of any dtype, size and op; integers up to the ends of their range."""

@@ -27,6 +27,7 @@ def agents(aggregator, request):
     leave_all(joined)
 
 
+@pytest.mark.slow(keep=6)
 @pytest.mark.parametrize("numel", [0, *NUMELS])
 def test_bytes_arrive_as_they_are(agents, numel):
     n = len(agents)

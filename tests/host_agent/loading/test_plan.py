@@ -4,13 +4,14 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from host_agent.loading import orders
 from host_agent.loading.heap import NEVER, next_uses
 from host_agent.loading.plan import STORAGE, make_plan
 from switchml.errors import ConfigError
+from tests.support.examples import examples
 
 
 @st.composite
@@ -50,7 +51,7 @@ def played(plan, capacity):
             assert len(buffers[rank]) <= capacity
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(cases(), st.data())
 def test_a_plan_keeps_its_promises(case, data):
     total = case["batches"].shape[0] * case["batches"].shape[1]
@@ -83,7 +84,7 @@ def test_a_plan_keeps_its_promises(case, data):
             assert mine.global_batch == len(trained)
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(cases())
 def test_reads_cover_every_miss_once_a_window(case):
     plan = make_plan(**case)
@@ -103,7 +104,7 @@ def test_reads_cover_every_miss_once_a_window(case):
             step = window.stop
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(cases())
 def test_counts_are_those_of_the_steps(case):
     plan = make_plan(**case)
@@ -129,7 +130,7 @@ def fewest_misses(accesses, capacity):
     return min(reachable.values())
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(st.integers(1, 5), st.integers(1, 3), st.integers(0, 4), st.integers(0, 99))
 def test_evictions_are_the_best_there_are(samples, epochs, capacity, seed):
     generator = np.random.default_rng(seed)

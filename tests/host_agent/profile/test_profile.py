@@ -52,6 +52,7 @@ def before(skip: int) -> list[str]:
     return ["plain"] * (skip - 1) + ["lead-in"] if skip > 1 else ["plain"] * skip
 
 
+@pytest.mark.slow(keep=2)
 @pytest.mark.parametrize("scheduled", [False, True])
 @pytest.mark.parametrize("skip", [0, 1, 3])
 def test_takes_the_iterations_that_it_should(tmp_path, skip, scheduled):
@@ -73,6 +74,7 @@ def test_takes_the_iterations_that_it_should(tmp_path, skip, scheduled):
         assert len(within) == 1, "an iteration ends after its optimizer's span"
 
 
+@pytest.mark.slow(keep=1)
 @pytest.mark.parametrize("scheduled", [False, True])
 def test_leaves_the_optimizer_as_it_was(tmp_path, scheduled):
     training = Training(scheduled)
@@ -97,6 +99,7 @@ def test_only_the_first_optimizer_counts(tmp_path):
     assert not (tmp_path / "rank-0.et.json").exists()
 
 
+@pytest.mark.slow(keep=1)
 @pytest.mark.parametrize("skip", [0, 1, 2])
 def test_steps_can_be_told(tmp_path, skip):
     training = Training()
@@ -151,6 +154,7 @@ def test_pairs(tmp_path):
     assert len(trace.steps) == 2, "the last capture stays"
 
 
+@pytest.mark.slow(keep=1)
 @pytest.mark.parametrize("shapes", [False, True])
 def test_gradients_have_sizes_with_and_without_shapes(tmp_path, shapes):
     training = Training()
@@ -304,6 +308,7 @@ reserve.release()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs glibc")
 def test_a_reserve_is_touched_before_it_is_needed():
     """In a process of its own: where thousands of tests have been, other threads have faults, too."""
@@ -311,6 +316,7 @@ def test_a_reserve_is_touched_before_it_is_needed():
     assert int(done.stdout) < 100 * 90_000 / 4096 / 4, "what is not in the reserve costs a fault for each page"
 
 
+@pytest.mark.slow(keep=1)
 @pytest.mark.parametrize("touches", [False, True])
 def test_only_jobs_that_touch_no_new_memory_get_a_reserve(tmp_path, monkeypatch, touches):
     asked = []
@@ -348,6 +354,7 @@ def test_a_planned_loaders_counters_are_in_the_trace():
     assert details["samples"] == "0 kept, 0 from others, 12 read" and "waits of" in details["loading"]
 
 
+@pytest.mark.slow
 def test_looking_for_objects_harms_no_other_thread():
     """Python enlarges a tuple that it builds from a generator, which fails while somebody else refers to it."""
     model, failures, is_over = torch.nn.Linear(2, 2), [], threading.Event()

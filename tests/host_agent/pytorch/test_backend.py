@@ -72,6 +72,7 @@ def assert_ends(pid: int) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("victim", "hierarchy"),
     [
@@ -96,6 +97,7 @@ def test_killed_rank_is_named(tmp_path, victim, hierarchy):
             assert "PeerLost" in report[when]["message"] and f"rank {victim}" in report[when]["message"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hierarchy", ["none", "node"])
 def test_rank_that_does_not_call_is_named(tmp_path, hierarchy):
     ranks, reports = failures(tmp_path, "stall", SWITCHML_HIERARCHY=hierarchy)
@@ -105,6 +107,7 @@ def test_rank_that_does_not_call_is_named(tmp_path, hierarchy):
         assert reports[rank]["wait"]["ranks"] == [1]
 
 
+@pytest.mark.slow
 def test_killed_aggregator(tmp_path):
     ranks, reports = failures(tmp_path, "aggregator")
     for rank, report in reports.items():
@@ -112,12 +115,14 @@ def test_killed_aggregator(tmp_path):
         assert report["wait"]["type"] == "AggregatorLost", report
 
 
+@pytest.mark.slow
 def test_nobody_destroys_the_group(tmp_path):
     ranks, reports = failures(tmp_path, "forget")
     assert [rank.returncode for rank in ranks] == [0, 0, 0], [rank.err for rank in ranks]
     assert_ends(reports[0]["aggregator_pid"])
 
 
+@pytest.mark.slow
 def test_autoload_is_quick():
     """torch calls it at every `import torch`: it may cost little, and nothing heavy may come along."""
     program = """

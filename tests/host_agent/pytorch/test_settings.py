@@ -77,6 +77,7 @@ def plain(tmp_path_factory) -> list[dict]:
     return told
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_an_unmodified_script_obeys_the_file(tmp_path, plain):
     layer = 64 * 64 * 4 + 64 * 4
@@ -89,6 +90,7 @@ def test_an_unmodified_script_obeys_the_file(tmp_path, plain):
     np.testing.assert_allclose(told[0]["weights"], plain[0]["weights"], rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_each_bucket_goes_through_its_codec(tmp_path, plain):
     layer = (64 * 64 + 64) * 4 / 2**20

@@ -38,6 +38,7 @@ def test_start_and_stop_leave_nothing_behind():
     assert (len(os.listdir("/proc/self/fd")), {thread.name for thread in threading.enumerate()}) == before
 
 
+@pytest.mark.slow
 def test_no_request_is_lost_when_the_data_plane_stops():
     gc.collect()  # of earlier tests
     before = len(os.listdir("/proc/self/fd"))

@@ -105,6 +105,7 @@ def test_a_job_of_two_parts_has_one_where_the_second_port_is_taken(caplog):
         plane.stop()
 
 
+@pytest.mark.slow(keep=1)
 @pytest.mark.parametrize("authenticate", [False, True])
 def test_one_address_is_enough_for_two_threads(authenticate, monkeypatch):
     moves: list[list[int]] = []
@@ -158,6 +159,7 @@ def test_threads_that_can_not_be(port, threads):
         ThreadedDataplane(port=port, threads=threads)
 
 
+@pytest.mark.slow(keep=1)
 @pytest.mark.parametrize("transport", ["udp", "shm", "zmq"])
 def test_one_job_uses_as_many_threads_as_it_lists(transport):
     aggregator = Aggregator("--threads=2", *(["--tunnel"] if transport == "zmq" else []))

@@ -53,6 +53,7 @@ def test_a_misspelt_command_has_a_suggestion(typed, meant):
     assert done.exit_code == 2 and f"did you mean {meant}" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_model_is_found_in_the_current_folder(tmp_path):
     pytest.importorskip("torch")
     (tmp_path / "mymodel.py").write_text("import torch\ndef net():\n    return torch.nn.Linear(8, 64)\n")

@@ -2,11 +2,12 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from switchml.codecs import CODECS, Gather, Max, Payload, SparseSum, Sum, Turn, allreduce, parse, parse_memory, together
 from switchml.errors import PayloadError, UnsupportedTensor
+from tests.support.examples import examples
 
 EVERY = [
     *CODECS,
@@ -120,7 +121,7 @@ def test_damaged_payloads(spec):
 
 @pytest.mark.parametrize("spec", list(CODECS))
 @given(data=st.binary(max_size=200), n=st.integers(0, 100))
-@settings(max_examples=60)
+@examples(60)
 def test_any_bytes(spec, data, n):
     codec = parse(spec)
     with np.errstate(all="ignore"):

@@ -7,13 +7,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from switchml.codecs import Turn
 from switchml.codecs.szx import Szx
 from switchml.errors import PayloadError
+from tests.support.examples import examples
 
 STREAMS = json.loads((Path(__file__).parent / "szx_streams.json").read_text())["streams"]
 
@@ -90,7 +91,7 @@ def assert_within(x: np.ndarray, y: np.ndarray, bound: float) -> None:
 
 
 @given(ANY_VECTOR | NEAR_EACH_OTHER, st.floats(0, 1e39), st.integers(8, 255))
-@settings(max_examples=500)
+@examples(500)
 def test_the_bound_is_never_broken(x, bound, block):
     codec = Szx(bound=bound, mode="abs", block=block)
     stream = codec.encode(None, x, Turn())
@@ -101,7 +102,7 @@ def test_the_bound_is_never_broken(x, bound, block):
 
 
 @given(NEAR_EACH_OTHER, st.floats(-6, 6))
-@settings(max_examples=300)
+@examples(300)
 def test_the_bound_is_never_broken_where_rounding_matters(x, exponent):
     """Bounds around the distance of neighbouring floats."""
     bound = float(np.spacing(np.abs(x).max(initial=1e-30))) * 2.0**exponent

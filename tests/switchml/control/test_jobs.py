@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -23,6 +22,7 @@ from switchml.control.membership import (
     Started,
     name_ranks,
 )
+from tests.support.examples import examples
 from tests.support.fake_dataplane import FakeDataplane
 
 
@@ -430,7 +430,7 @@ class Registry(RuleBasedStateMachine):
         assert begun == sum(kind == "job_ended" for kind, _ in self.journal) + 3
 
 
-Registry.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+Registry.TestCase.settings = examples(60, stateful_step_count=30)
 TestRegistry = Registry.TestCase
 
 

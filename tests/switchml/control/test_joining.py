@@ -174,6 +174,7 @@ def test_stopping_tells_every_rank(aggregator):
     assert "aggregator shut down" in str(outcome[0]) and aggregator.plane.jobs == {}
 
 
+@pytest.mark.slow
 def test_sixteen_workers_in_each_of_four_jobs(aggregator):
     sessions: list[client.Session] = []
     threads = [

@@ -120,6 +120,7 @@ def test_planned_loaders_show_what_they_counted(busy):
     assert told == counted | {"waits": 3, "wait_s": 1.25}
 
 
+@pytest.mark.slow
 def test_rates_come_from_the_last_second(busy):
     counts = busy.plane.counts[busy.job_id][0]
 
@@ -186,6 +187,7 @@ def test_events_cover_a_jobs_whole_life(aggregator):
     assert second.info.tag not in [value for event in story for value in event.values()]
 
 
+@pytest.mark.slow
 def test_watch_follows_the_events(aggregator):
     command = [sys.executable, "-m", "switchml", "status", "--aggregator", aggregator.address, "--watch"]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as watching:

@@ -240,6 +240,7 @@ def test_an_idle_session_ends():
     assert sessions.live == {} and plane.jobs == {} and sessions.ended_totals["received_packets"] == 1
 
 
+@pytest.mark.slow
 def test_an_idle_session_ends_in_a_running_aggregator(start):
     aggregator = start(v1=True, v1_idle_timeout_s=0.1)
     host = Host(aggregator.address, 0, 1)

@@ -5,12 +5,13 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from switchml.errors import ConfigError
 from switchml.net import udp
 from switchml.net.impair import MAX_DELAYED, active, impair, new_impairment, next_release
+from tests.support.examples import examples
 
 MILLISECOND = 1_000_000
 HOLD = 2 * MILLISECOND
@@ -72,6 +73,7 @@ def test_a_good_network_changes_nothing():
     assert link.counts == [0, 0, 0] and next_release(link.impairment) == NEVER
 
 
+@pytest.mark.slow(keep=6)
 @pytest.mark.parametrize(
     "rates", [(0.01, 0, 0), (0.3, 0, 0), (0, 0.01, 0), (0, 0.2, 0), (0, 0, 0.01), (0, 0, 0.5), (0.1, 0.1, 0.1)]
 )
@@ -104,7 +106,7 @@ def test_fates_are_independent():
     st.integers(0, 2**63),
     st.lists(st.tuples(st.integers(0, 40), st.integers(0, MILLISECOND)), max_size=30),
 )
-@settings(max_examples=80)
+@examples(80)
 @example((0.0, 0.95, 0.95), 1, [(40, 0)] * 30)
 def test_every_packet_comes_out_in_the_end(rates, seed, batches):
     """Once, or twice if it was doubled, unless it was lost; nothing else comes, and the same seed does the same."""

@@ -9,11 +9,12 @@ from collections import deque
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from switchml.errors import ConfigError
 from switchml.net import shm, udp
+from tests.support.examples import examples
 from tests.support.segments import CAPACITY, packet, row
 
 SENDER = 7
@@ -113,7 +114,7 @@ def test_packets_are_appended_to_a_list(job):
 
 
 @given(st.integers(0, 2**64 - 1), st.integers(0, 2**32))
-@settings(max_examples=60)
+@examples(60)
 def test_rings_against_a_queue(passed, seed):
     """Random pushes, questions and takes, beside deques of the same capacity."""
     chooser = random.Random(seed)

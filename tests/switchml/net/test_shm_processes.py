@@ -60,6 +60,7 @@ def wait_for(condition, asleep=lambda: time.sleep(0)) -> None:
         asleep()
 
 
+@pytest.mark.slow
 def test_two_processes_pass_100_000_entries_both_ways(job):
     """Every packet is there complete when it is named, in order, once; so is every answer."""
     count, slots = 100_000, 512
@@ -167,6 +168,7 @@ class Sleeper:
             pass
 
 
+@pytest.mark.slow
 def test_no_wake_is_lost(job):
     """Two processes give each other one burst after the other, and sleep without a limit in between."""
     segment, name = job(1, 4)
@@ -203,6 +205,7 @@ def creator() -> None:
     sys.stdin.readline()
 
 
+@pytest.mark.slow
 def test_a_segment_outlives_its_creator_for_those_who_have_it_and_nobody_else():
     with other_process("creator") as process:
         name = process.stdout.readline().strip()
@@ -218,6 +221,7 @@ def test_a_segment_outlives_its_creator_for_those_who_have_it_and_nobody_else():
     assert (packets.address[0], packets.length[0]) == (packet(segment, 0), 10)
 
 
+@pytest.mark.slow
 def test_nothing_is_left_behind():
     def traces() -> tuple[int, int]:
         gc.collect()

@@ -17,12 +17,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import zmq
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from switchml.errors import ConfigError, JoinError
 from switchml.net import libc, sockets, tunnel, udp
 from switchml.net.tunnel import messages
+from tests.support.examples import examples
 from tests.support.launch import until
 from tests.support.sleepers import threads_named, until_asleep
 
@@ -117,7 +118,7 @@ def test_trains_both_ways(steady, kind, count, size):
 
 
 @given(st.lists(st.sampled_from([0, 1, 42, 266, 266, 1034, 1034, 1034, 1400]), min_size=1, max_size=120))
-@settings(max_examples=30, deadline=None)
+@examples(30)
 def test_mixed_lengths_arrive_in_order(steady, sizes):
     new_pair, ends = steady
     client, agent = ends["tcp"]
@@ -351,6 +352,7 @@ def test_idle_tunnels_sleep(pair):
     until_asleep(threads)
 
 
+@pytest.mark.slow
 def test_nothing_is_left_behind(pair):
     def resources() -> tuple[int, int, int]:
         gc.collect()

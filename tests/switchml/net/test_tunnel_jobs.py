@@ -37,6 +37,7 @@ def reduce_all(agents, arrays, **options) -> list[np.ndarray]:
     return good(on_all(agents, lambda agent: agent.allreduce(arrays[agent.rank], **options)))
 
 
+@pytest.mark.slow(keep=1)
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_results_are_those_of_udp(aggregator, kind, ranks):
     inputs = [np.random.default_rng((1, rank)).standard_normal(300_000).astype(np.float32) for rank in range(ranks)]
@@ -102,6 +103,7 @@ def test_no_aggregator_is_a_join_error():
             join_all(address, 1, job="nobody", transport="zmq", timeout_s=0.5)
 
 
+@pytest.mark.slow
 def test_ports_of_the_controller(aggregator):
     """By default the tunnel is two ports above the control port."""
     port = next(port for port in range(20_000, 30_000, 3) if all(_is_free(port + i) for i in range(3)))

@@ -10,10 +10,11 @@ import time
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from switchml.net import libc, sockets, udp
+from tests.support.examples import examples
 
 MILLISECOND = 1_000_000
 
@@ -155,7 +156,7 @@ def test_a_thousand_messages_in_one_batch(ends):
     st.booleans(),
     st.booleans(),
 )
-@settings(max_examples=40)
+@examples(40)
 def test_mixed_lengths_and_destinations(plan, segmentation, gro):
     """Each receiver gets its datagrams in the order in which they were listed, with the sender's endpoint."""
     sender, receivers = End(segmentation=segmentation), [End(gro=gro) for _ in range(3)]

@@ -9,7 +9,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from switchml.errors import ConfigError, PacketError
@@ -21,6 +21,7 @@ from switchml.protocol.retransmission import MILLISECOND, SECOND
 from switchml.protocol.sparse import Sparse
 from switchml.protocol.worker import Worker
 from tests.support import reference_fixedpoint as numbers
+from tests.support.examples import examples
 from tests.support.reference_pool import ReferencePoolV2
 from tests.switchml.protocol.test_rules_together import PAYLOAD, TAG, Call, Network, Weather, values
 
@@ -114,7 +115,7 @@ class Scene:
     st.sampled_from([0.0, 0.02, 0.3]),
     st.sampled_from([0.0, 0.1]),
 )
-@settings(max_examples=80)
+@examples(80)
 def test_mixed_collectives_over_bad_networks(workers, slots, seed, loss, double, late, junk):
     """Every kind, dtype and op, one after the other or at once; sequence numbers wrap in half of the runs."""
     chooser = random.Random(seed)
@@ -279,7 +280,7 @@ def test_results_that_contradict_the_rank(packet, error):
     st.sampled_from([0, 1]),
     st.lists(st.tuples(*[st.integers(0, 255)] * 5), min_size=1, max_size=60),
 )
-@settings(max_examples=150)
+@examples(150)
 def test_pool_and_reference_agree(workers, payload, wire, choices):
     """Addressed, sparse and dense contributions of any shape, in and out of turn, to one slot."""
     pools = [

@@ -6,7 +6,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from switchml.errors import ConfigError
@@ -19,6 +19,7 @@ from switchml.protocol.worker import Worker
 from tests.support import reference_exact as reference
 from tests.support import reference_fixedpoint as numbers
 from tests.support.encoded import CODES, FLOAT32_CANONICAL, FLOAT64_CANONICAL, floats
+from tests.support.examples import examples
 from tests.switchml.protocol.test_rules_together import Call, Network, Weather
 
 DTYPES = tuple(reference.PRECISION)
@@ -146,9 +147,10 @@ def blocks_of(dtype: str, workers: int, count: int):
     return st.lists(st.lists(value, min_size=count, max_size=count), min_size=workers, max_size=workers)
 
 
+@pytest.mark.slow(keep=2)
 @pytest.mark.parametrize("dtype", DTYPES)
 @given(st.data())
-@settings(max_examples=60)
+@examples(60)
 def test_sums_are_within_one_unit_in_the_last_place(dtype, data):
     workers, count = data.draw(st.integers(1, 5)), data.draw(st.integers(1, 6))
     blocks = as_array(dtype, data.draw(blocks_of(dtype, workers, count))).tolist()
@@ -160,6 +162,7 @@ def test_sums_are_within_one_unit_in_the_last_place(dtype, data):
         assert off_by(value, sum(Fraction(block[i]) for block in blocks), dtype) <= 1
 
 
+@pytest.mark.slow(keep=2)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("workers", [2, 3, 16, 200])
 def test_cancellation_and_wide_spreads(dtype, workers):
@@ -230,7 +233,7 @@ def test_sparse_blocks_are_refused():
 
 
 @given(st.integers(1, 4), st.sampled_from([1, 4, 16]), st.integers(0, 2**32), st.sampled_from([0.0, 0.1, 0.3]))
-@settings(max_examples=40)
+@examples(40)
 def test_over_any_network(workers, slots, seed, trouble):
     """Lost, doubled and late packets; the tensors overwrite their sources, and dtypes and wires alternate."""
     chooser, generator = random.Random(seed), np.random.default_rng(seed)

@@ -11,7 +11,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from hypothesis import assume, example, given, settings
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from switchml.protocol import fixedpoint
@@ -38,6 +38,7 @@ from tests.support.encoded import (
     need,
     room,
 )
+from tests.support.examples import examples
 
 # -- codes --
 
@@ -115,7 +116,7 @@ def test_integers_need_no_exponent(dtype):
     st.integers(0, 40),
     st.integers(0, 5),
 )
-@settings(max_examples=400)
+@examples(400)
 @example(("float32", [float(2**100 - 2**76), -float(2**100 - 2**76)]), 256, 0, 0)
 @example(("float32", [2.0**-149, -(2.0**-149)]), 1, 0, 0)
 @example(("float32", [LARGEST["float32"]]), 1, 0, 0)
@@ -154,7 +155,7 @@ def test_encoding_integers(block, spare):
     st.lists(st.integers(-(2**31), 2**31 - 1) | st.integers(-300, 300), min_size=3, max_size=3),
     st.booleans(),
 )
-@settings(max_examples=400)
+@examples(400)
 @example(("float32", 126), 256, [2**31 - 1, -(2**31), 0], False)
 @example(("float64", 121), 1, [2**31 - 1, 2**31 - 1, 2**31 - 1], True)
 @example(("float64", -127), 256, [0, 0, -1], True)
@@ -227,7 +228,7 @@ def spread_values(dtype: str, chooser: random.Random) -> float | int:
     st.booleans(),
     st.sampled_from([0.0, 0.0, 0.2]),
 )
-@settings(max_examples=150)
+@examples(150)
 def test_a_whole_all_reduce_bit_by_bit(dtype, workers, seed, mean, oddities):
     """Encode every rank's block, add lanes, decode: the reference's bits, special values included."""
     chooser = random.Random(seed)
@@ -263,7 +264,7 @@ def test_a_whole_all_reduce_bit_by_bit(dtype, workers, seed, mean, oddities):
     st.integers(0, 40),
     st.booleans(),
 )
-@settings(max_examples=300)
+@examples(300)
 @example("float32/int8", [2.0**-149, -(2.0**-149), 0.0], 126, 0, False)
 @example("float32/int16", [LARGEST["float32"], -LARGEST["float32"]], 255, 0, True)
 @example("float32/int16", [LARGEST["float32"], -LARGEST["float32"]], 0, 0, False)
@@ -334,7 +335,7 @@ def test_zeros_and_subnormals_are_exact(dtype):
 
 
 @given(st.sampled_from([1, 2, 7, 16, 33, 128, 256]), st.integers(-126, 127), st.integers(0, 2**32))
-@settings(max_examples=100)
+@examples(100)
 def test_float32_sums_are_within_the_bound(workers, scale, seed):
     """|error| <= n * 2^(Q+L-32) + half a unit in the last place of the result.
 
@@ -358,7 +359,7 @@ def test_float32_sums_are_within_the_bound(workers, scale, seed):
 
 
 @given(floats("float64", allow_nan=False, allow_infinity=False))
-@settings(max_examples=300)
+@examples(300)
 @example(LARGEST["float64"])
 @example(float(1 + 2**-52) * 2.0**-54)
 def test_the_largest_float64_of_a_block_keeps_all_its_bits(x):
@@ -372,7 +373,7 @@ def test_the_largest_float64_of_a_block_keeps_all_its_bits(x):
 
 
 @given(st.sampled_from(INTEGERS), st.sampled_from([1, 2, 3, 100, 256]), st.integers(0, 2**32), st.booleans())
-@settings(max_examples=150)
+@examples(150)
 def test_integer_sums_are_exact_or_reported(dtype, workers, seed, fits):
     """Means truncate toward zero; elements that fit are right even next to one that does not."""
     chooser = random.Random(seed)

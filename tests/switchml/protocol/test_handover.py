@@ -8,7 +8,7 @@ import random
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from switchml.errors import ConfigError
@@ -17,6 +17,7 @@ from switchml.protocol.pool import Pool
 from switchml.protocol.retransmission import MILLISECOND, PROBES, SECOND
 from switchml.protocol.sparse import Sparse
 from switchml.protocol.worker import Worker
+from tests.support.examples import examples
 from tests.switchml.protocol import test_rules_together as together
 from tests.switchml.protocol.test_rules_together import PAYLOAD, Call, Network, Weather
 
@@ -32,7 +33,7 @@ def slow_agreement(reports: list[list[int]]) -> list[int] | None:
 
 
 @given(st.data(), st.integers(1, 5), st.integers(1, 8), st.integers(0, 3))
-@settings(max_examples=200)
+@examples(200)
 def test_agreement_is_the_least_round_of_each_slot(data, ranks, slots, most):
     """Bytes say as much as whole numbers: rounds of any length of job, and ranks a few rounds apart."""
     bases = [data.draw(st.integers(0, 1000)) for _ in range(slots)]
@@ -229,7 +230,7 @@ def compared(ranks: list[list[Call]], moves: int, seed: int, slots: int, weather
     st.sampled_from([0.0, 0.2]),
 )
 @example(3, 4, 7, 2, 0.0, 0.0)
-@settings(max_examples=100)
+@examples(100)
 def test_every_rank_gets_the_same_bits(workers, slots, seed, moves, loss, late):
     compared(together.scenario(workers, seed), moves, seed, slots, Weather(loss, late / 10, late))
 

@@ -12,7 +12,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from switchml.protocol import fixedpoint, lanes, worker_state
@@ -21,6 +21,7 @@ from switchml.protocol.pool import Pool
 from switchml.protocol.retransmission import MILLISECOND, SECOND
 from switchml.protocol.worker import Worker
 from tests.support import reference_fixedpoint as reference
+from tests.support.examples import examples
 from tests.switchml.protocol.test_rules_together import (
     CLEAR,
     PAYLOAD,
@@ -84,6 +85,7 @@ def test_how_many_ranks_fit(dtype):
     assert most_workers(dtype) == {16: 256, 8: 127}[BITS[dtype]]
 
 
+@pytest.mark.slow(keep=2)
 @pytest.mark.parametrize("sign", [1, -1])
 @pytest.mark.parametrize("dtype", NARROW)
 def test_no_sum_overflows_its_lane(dtype, sign):
@@ -102,7 +104,7 @@ def test_no_sum_overflows_its_lane(dtype, sign):
     st.integers(0, 40),
     st.integers(0, 2**32),
 )
-@settings(max_examples=250)
+@examples(250)
 @example("float32/int8", 127, 127, 0, 0)
 @example("float32/int16", 127, 127, 0, 0)
 @example("float32/int8", 1, -149, 0, 0)
@@ -136,7 +138,7 @@ def test_sums_are_within_the_bound(dtype, workers, scale, spread, seed):
 
 
 @given(st.sampled_from(NARROW), st.sampled_from([1, 2, 5, 100]), st.integers(0, 2**32))
-@settings(max_examples=100)
+@examples(100)
 def test_a_mean_is_the_sum_divided_once(dtype, workers, seed):
     blocks = np.random.default_rng(seed).standard_normal((workers, 4)).astype(np.float32).tolist()
     expected = Summed(dtype, blocks).got / np.float32(workers)
@@ -151,6 +153,7 @@ def test_zeros_are_exact(dtype):
         assert got.tobytes() == bytes(8)
 
 
+@pytest.mark.slow(keep=60)
 @pytest.mark.parametrize("dtype", NARROW)
 @pytest.mark.parametrize("q", range(-126, 129))
 def test_every_exponent_has_the_same_precision(dtype, q):
@@ -210,6 +213,7 @@ def storm_and_calm(ranks: list[list[Call]], seed: int, at_once: bool = True) -> 
     return stormy
 
 
+@pytest.mark.slow(keep=2)
 @pytest.mark.parametrize("workers", [1, 2, 5])
 @pytest.mark.parametrize("dtype", NARROW)
 def test_the_network_changes_no_bit(dtype, workers):
@@ -237,8 +241,9 @@ def repeats(ranks: list[list[Call]]) -> int:
     return int(network.ranks[0].counters["repeats"])
 
 
+@pytest.mark.slow
 @given(st.sampled_from([1, 2, 9, 35]), st.integers(-140, 120), st.integers(-6, 6))
-@settings(max_examples=40)
+@examples(40)
 def test_how_far_a_block_may_move_before_its_round_goes_again(workers, scale, moved):
     """By half of what the lanes can spare to either side of where it was, and never further than that."""
     for dtype in NARROW:
@@ -265,8 +270,9 @@ def test_lanes_with_few_steps_spare_few_bits(dtype, workers, spread):
     assert room >> spread >= 4
 
 
+@pytest.mark.slow
 @given(st.sampled_from(NARROW), st.integers(1, 5), st.integers(0, 2**32), st.booleans())
-@settings(max_examples=30)
+@examples(30)
 def test_one_after_the_other_the_network_changes_no_bit(dtype, workers, seed, zeros):
     """Magnitudes that walk about, another shape in between, blocks of zeros, NaN: results depend on the values and on
     the tensor before, and the error stays within its bound."""
@@ -328,6 +334,7 @@ def test_integers_and_float64_travel_wide_beside_them(dtype):
             assert ranks[0][k].target.tolist() == [math.trunc(Fraction(x, divisor)) for x in exact.tolist()]
 
 
+@pytest.mark.slow(keep=1)
 @pytest.mark.parametrize("weather", [CLEAR, STORM], ids=["clear", "storm"])
 @pytest.mark.parametrize("dtype", NARROW)
 def test_what_is_not_finite_becomes_nan_where_it_was(dtype, weather):

@@ -8,12 +8,13 @@ account, and of no other.
 import random
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from switchml.protocol.pool import Pool
 from switchml.protocol.worker import Worker
 from switchml.protocol.worker_state import DONE, ERROR_BEHIND, OK
+from tests.support.examples import examples
 from tests.support.reference_pool import ReferencePoolV2
 
 TAG, LANES = 0xBEEF, 64
@@ -95,7 +96,7 @@ def play(workers: int, slots: int, seed: int, loss: float, stops: float) -> list
     return ranks
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(st.integers(2, 5), st.sampled_from([4, 16]), st.integers(0, 2**32), st.sampled_from([0.0, 0.02]))
 def test_every_result_is_that_of_the_ranks_in_it(workers, slots, seed, loss):
     ranks = play(workers, slots, seed, loss, stops=0.01)

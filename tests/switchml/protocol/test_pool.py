@@ -9,11 +9,12 @@ import random
 import struct
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from switchml.errors import ConfigError
 from switchml.protocol.pool import Pool, PoolV1
+from tests.support.examples import examples
 from tests.support.reference_pool import ReferencePoolV1, ReferencePoolV2
 
 LANES_USED = 3
@@ -204,7 +205,7 @@ def v1_pools(workers):
 
 
 @given(job_shapes, starts, choices(*LOSSY))
-@settings(max_examples=120)
+@examples(120)
 @example(
     (2, 1), 4096, [("send", 0, 0), ("copy", 0, 0), ("send", 1, 0), ("arrive", 1, 0), ("hear", 0, 0), ("hear", 0, 0)] * 6
 )
@@ -217,7 +218,7 @@ def test_v2_sums_are_exact_whatever_the_network_does(shape, isn, schedule):
 
 
 @given(job_shapes, choices(*FIFO))
-@settings(max_examples=60)
+@examples(60)
 def test_v1_sums_are_exact_while_each_worker_is_heard_in_order(shape, schedule):
     workers, slots = shape
     network = NetworkV1(v1_pools(workers), workers, slots, small_values, ordered=True)
@@ -261,7 +262,7 @@ class UncheckedV2(Unchecked, NetworkV2):
 
 
 @given(job_shapes, starts, st.sampled_from([0, 1, 2]), choices(*LOSSY, "mutate", "mutate"))
-@settings(max_examples=150)
+@examples(150)
 def test_v2_compiled_and_reference_agree(shape, isn, wire, schedule):
     workers, slots = shape
     network = UncheckedV2(
@@ -278,7 +279,7 @@ def test_v2_compiled_and_reference_agree(shape, isn, wire, schedule):
 
 
 @given(job_shapes, choices(*LOSSY, "mutate", "mutate"))
-@settings(max_examples=100)
+@examples(100)
 def test_v1_compiled_and_reference_agree(shape, schedule):
     workers, slots = shape
     network = UncheckedV1(v1_pools(workers), workers, slots, extreme_values(32), ordered=False)
@@ -300,7 +301,7 @@ def test_v1_compiled_and_reference_agree(shape, schedule):
     ),
     starts,
 )
-@settings(max_examples=100)
+@examples(100)
 def test_v2_agrees_on_ranks_that_keep_to_no_rule(packets, isn):
     """Any sequence number near the start, in any order: no rank waits for anything."""
     pools = v2_pools(3, 2, 0, isn)
@@ -319,7 +320,7 @@ def test_v2_agrees_on_ranks_that_keep_to_no_rule(packets, isn):
     ),
     st.sampled_from([1, 2, 32]),
 )
-@settings(max_examples=60)
+@examples(60)
 def test_v1_agrees_on_workers_that_keep_to_no_rule(packets, workers):
     """Any slot, any set, both sizes in one slot, bit 14 of the pool index clear or set."""
     pools = v1_pools(workers)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from switchml.counters import COMPLETED
@@ -24,6 +24,7 @@ from switchml.protocol.retransmission import MICROSECOND, MILLISECOND, SECOND
 from switchml.protocol.sparse import Sparse
 from switchml.protocol.worker import Worker
 from tests.support import reference_fixedpoint as numbers
+from tests.support.examples import examples
 
 TAG = 0xC0DE
 PAYLOAD = 256
@@ -332,7 +333,7 @@ def wide(ranks: list[list[Call]]) -> list[list[bytes]]:
     st.sampled_from([0.0, 0.02, 0.3]),
     st.sampled_from([0.0, 0.1]),
 )
-@settings(max_examples=150)
+@examples(150)
 def test_every_rank_gets_the_exact_bits(workers, slots, seed, loss, double, late, junk):
     """Random tensors, windows, starts; the sequence numbers wrap in half of the runs."""
     chooser = random.Random(seed)
@@ -356,6 +357,7 @@ def test_every_rank_gets_the_exact_bits(workers, slots, seed, loss, double, late
     assert wide(calm) == wide(ranks)
 
 
+@pytest.mark.slow(keep=3)
 @pytest.mark.parametrize("workers", [2, 4])
 @pytest.mark.parametrize("dtype", list(numbers.LANES))
 def test_many_slots_and_heavy_weather(dtype, workers):
@@ -411,6 +413,7 @@ def repeated(dtype: str, numel: int, times: int, slots: int, at_once: bool) -> N
     return network
 
 
+@pytest.mark.slow(keep=6)
 @pytest.mark.parametrize("dtype", list(numbers.LANES))
 @pytest.mark.parametrize("numel", [1, 50, 1000])
 @pytest.mark.parametrize("at_once", [False, True])

@@ -7,7 +7,7 @@ import struct
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from switchml.errors import ConfigError, PacketError
@@ -20,6 +20,7 @@ from switchml.protocol.retransmission import MILLISECOND, SECOND
 from switchml.protocol.sparse import Sparse
 from switchml.protocol.worker import Worker
 from tests.support import reference_fixedpoint as numbers
+from tests.support.examples import examples
 from tests.support.reference_pool import ReferencePoolV2
 from tests.switchml.protocol.test_rules_together import PAYLOAD, TAG, Call, Network, Weather, results
 
@@ -114,7 +115,7 @@ def exact(ranks: list[list[Call]]) -> list[bytes]:
     st.sampled_from([0.0, 0.02, 0.3]),
     st.sampled_from([0.0, 0.1]),
 )
-@settings(max_examples=60)
+@examples(60)
 def test_every_rank_gets_the_exact_bits(workers, slots, seed, loss, double, late, junk):
     """Sparse and dense tensors, any format, thresholds, blocks and weather; sequence numbers wrap in half of the
     runs."""
@@ -248,7 +249,7 @@ def test_nonsense_is_refused(options):
     st.integers(0, 2**32),
     st.sampled_from([0.0, 1.0, 1e-3, 0.1, 2.5, 1e30]),
 )
-@settings(max_examples=300)
+@examples(300)
 def test_zero_blocks(fmt, count, seed, threshold):
     chooser = random.Random(seed)
     odd = [0, -0.0, threshold, -threshold, np.nextafter(threshold, 9e99), np.nextafter(-threshold, -9e99), math.nan]
@@ -272,7 +273,7 @@ def test_zero_blocks(fmt, count, seed, threshold):
     st.sampled_from([256, 1024]),
     st.lists(st.tuples(*[st.integers(0, 255)] * 5), min_size=1, max_size=60),
 )
-@settings(max_examples=150)
+@examples(150)
 def test_pool_and_reference_agree(workers, payload, choices):
     """Sparse and dense contributions of any shape, in and out of turn, to one slot."""
     pools = [

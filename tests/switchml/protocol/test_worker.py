@@ -9,7 +9,7 @@ import struct
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from switchml.errors import ConfigError
@@ -18,6 +18,7 @@ from switchml.protocol.packet import CODE_UNKNOWN, RESULT, V2Packet
 from switchml.protocol.pool import Pool
 from switchml.protocol.worker import Worker
 from tests.support import reference_fixedpoint as numbers
+from tests.support.examples import examples
 from tests.support.reference_worker import ReferenceWorker
 from tests.support.single_rank import LANES, NEVER, TAG, Rank, seqs
 
@@ -84,7 +85,7 @@ def lock_step(workers, slots, window, payload, isn, wire, tensors, histories):
     st.sampled_from([0, 0, 1, 2]),
     st.booleans(),
 )
-@settings(max_examples=80)
+@examples(80)
 def test_the_packets_of_the_specification(workers, shape, payload, isn, seed, wire, remembers):
     """Byte for byte and in order, for any list of tensors, in every mode, through the wrap of the sequence numbers."""
     slots, window = shape
@@ -210,7 +211,7 @@ def junk(rank: Rank, expected: set[int], chooser: random.Random) -> bytes:
 
 
 @given(st.integers(0, 2**32))
-@settings(max_examples=30)
+@examples(30)
 def test_junk_changes_nothing(seed):
     chooser = random.Random(seed)
     rank = Rank(40, isn=2**32 - 64)

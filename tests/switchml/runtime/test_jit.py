@@ -39,6 +39,7 @@ def checkout(tmp_path) -> Path:
     return tmp_path / "checkout"
 
 
+@pytest.mark.slow
 def test_every_process_and_checkout_has_the_same_directories(checkout, tmp_path):
     """Whatever the seed of Python's hashes: else a second start would compile again."""
     modules = ("switchml.protocol.worker", "switchml.protocol.pool", "switchml.net.udp")
@@ -47,6 +48,7 @@ def test_every_process_and_checkout_has_the_same_directories(checkout, tmp_path)
     assert here == directories(checkout, tmp_path, *modules, PYTHONHASHSEED="2")
 
 
+@pytest.mark.slow(keep=1)
 @pytest.mark.parametrize(
     ("file", "changed"),
     [
@@ -78,11 +80,13 @@ COMPILE = (
 )
 
 
+@pytest.mark.slow
 def test_another_checkout_loads_what_was_compiled(checkout, tmp_path):
     assert run(COMPILE, ROOT, tmp_path).split() == ["0", "1"]
     assert run(COMPILE, checkout, tmp_path).split() == ["1", "0"]
 
 
+@pytest.mark.slow
 def test_where_nothing_can_be_kept_each_process_compiles(tmp_path):
     (tmp_path / "file").touch()
     for _ in range(2):

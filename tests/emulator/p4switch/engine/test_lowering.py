@@ -109,6 +109,7 @@ class Expressions:
         return e.Op(self.random.choice(COMPARE), (self.data(max(depth - 1, 0)), self.data(max(depth - 1, 0))))
 
 
+@pytest.mark.slow(keep=40)
 @pytest.mark.parametrize("seed", range(120))
 def test_random_expressions(program, seed):
     """Twelve assignments one after the other, then every field of metadata comes out through the header."""

@@ -5,7 +5,7 @@ import functools
 import numba
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from emulator.p4switch.engine import opcodes as o
@@ -14,6 +14,7 @@ from emulator.p4switch.engine.layout import CELL, CONTEXT, CTX, PHV
 from emulator.p4switch.engine.raw import address_of, call2
 from emulator.p4switch.engine.vm.vm import run
 from emulator.p4switch.engine.vm.wide import run_wide
+from tests.support.examples import examples
 
 M = (1 << 64) - 1
 MOST_LIMBS = 5
@@ -131,13 +132,14 @@ wides = st.lists(words, min_size=MOST_LIMBS, max_size=MOST_LIMBS).map(
 )
 counts = st.integers(1, MOST_LIMBS)
 shifts = st.integers(0, 64 * MOST_LIMBS + 2) | st.sampled_from([M, 1 << 63, 0, 64, 128])
-tried = settings(max_examples=150, deadline=None)
+tried = examples(150)
 
 
 def low(value: int, n: int) -> int:
     return value & ((1 << 64 * n) - 1)
 
 
+@pytest.mark.slow(keep=8)
 @pytest.mark.parametrize("op", SCALAR)
 def test_one_cell(machine, op):
     @tried
@@ -157,6 +159,7 @@ def test_parts_and_signs(a, s, m):
     assert machine("SEXT", D, A, s, A=a) == signed(a, s) & M
 
 
+@pytest.mark.slow(keep=2)
 @pytest.mark.parametrize("op", WIDE)
 def test_many_limbs(machine, op):
     @tried
@@ -203,6 +206,7 @@ def test_results_in_the_place_of_operands(machine):
     assert machine("WSHR", D, 4, D, 4, B, 1, n=4, D=a, B=70) == low(signed(a, 256) >> 70, 4)
 
 
+@pytest.mark.slow(keep=2)
 @pytest.mark.parametrize("op", LANES)
 def test_lanes(machine, op):
     @tried

@@ -125,6 +125,7 @@ def test_replicas_with_backups_beside_traffic(live, controller):
     assert live.order.circle() == []
 
 
+@pytest.mark.slow
 def test_watched_ports_beside_traffic(live, controller):
     controller.push("action_selector")
     profile = controller.info.action_profiles[0].preamble.id

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from emulator.p4switch.program import expr as e
@@ -11,6 +11,7 @@ from emulator.p4switch.program import ir
 from emulator.p4switch.program.loader import loader
 from emulator.p4switch.state.state import State
 from switchml.errors import ProgramError
+from tests.support.examples import examples
 from tests.support.p4_programs import PATHS
 
 
@@ -121,7 +122,7 @@ VALUES = st.sampled_from(
 )
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@examples(300, suppress_health_check=[HealthCheck.too_slow])
 @given(st.sampled_from(sorted(PATHS.values())), st.data())
 def test_any_damage_is_a_program_error(path, data):
     """Take one value out of a program, or put another in its place: it loads, or it is refused, and no more."""

@@ -24,6 +24,7 @@ from tests.support.kineto_data import published, same
 PUBLISHED = ["alexnet", "mi250", "nccl_data", "sampled_rank-0"]
 
 
+@pytest.mark.slow(keep=2)
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_ours_come_back_as_they_were(tmp_path, name):
     trace = read_kineto(published(f"{name}.json.gz"))
