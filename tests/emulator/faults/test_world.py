@@ -13,7 +13,7 @@ from emulator.netsim.config import LinkConfig
 from emulator.netsim.rank import Turns
 from switchml.errors import AggregatorLost, CollectiveTimeout, JobError, PeerLost, RanksDisagree, SumOverflow
 
-SEEDS = 150
+SEEDS = 60
 
 
 @pytest.fixture(scope="module")

@@ -41,6 +41,11 @@ def losses(trained: nn.Module, optimizer: torch.optim.Optimizer, seed: int) -> l
     return curve
 
 
+def ddp(group: dist.ProcessGroup) -> list[float]:
+    trained = DistributedDataParallel(model(), process_group=group, bucket_cap_mb=0.001)
+    return losses(trained, torch.optim.SGD(trained.parameters(), lr=0.1), RANK)
+
+
 def fsdp2(group: dist.ProcessGroup) -> list[float]:
     trained = model()
     mesh = DeviceMesh.from_group(group, "cpu")
@@ -81,7 +86,7 @@ def main() -> None:
     )
     gloo = dist.new_group(backend="gloo")
     ours = dist.group.WORLD
-    cases: list[Callable[[dist.ProcessGroup], list[float]]] = [fsdp2, fsdp1, zero, tensor_parallel, dtensor]
+    cases: list[Callable[[dist.ProcessGroup], list[float]]] = [ddp, fsdp2, fsdp1, zero, tensor_parallel, dtensor]
     report = {}
     for case in cases:
         before = ours.agent.stats()["calls"]

@@ -32,12 +32,11 @@ def test_every_collective(tmp_path, hierarchy):
             assert left == {"threads": [], "children": [], "sockets": []}
 
 
-@pytest.mark.slow
 def test_sharded_training(tmp_path):
-    """FSDP, ZeRO, tensor parallelism and DTensor: what Gloo gives, bit for bit where bytes are only moved."""
+    """DDP, FSDP, ZeRO, tensor parallelism and DTensor: what Gloo gives, bit for bit where bytes are only moved."""
     for rank in run_ranks(HERE / "sharded_script.py", 2, tmp_path, timeout_s=200):
         report = json.loads(rank.out[rank.out.index("{") :])
-        assert set(report) == {"fsdp2", "fsdp1", "zero", "tensor_parallel", "dtensor"}
+        assert set(report) == {"ddp", "fsdp2", "fsdp1", "zero", "tensor_parallel", "dtensor"}
         for case, (off, calls) in report.items():
             assert off <= (0 if case == "dtensor" else 1e-5) and calls > 0, (case, off, calls)
 

@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.timeout(300)
 
 
-@pytest.mark.slow(keep=1)
+@pytest.mark.slow
 @pytest.mark.parametrize("hierarchy", ["none", "node"])
 def test_coo_tensors_and_sparse_embeddings(tmp_path, hierarchy):
     ranks = run_ranks(Path(__file__).with_name("sparse_script.py"), 3, tmp_path, SWITCHML_HIERARCHY=hierarchy)
