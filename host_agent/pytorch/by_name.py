@@ -1,12 +1,13 @@
 """What torch has for its own backends only, by name or in C++, and what ours needs too.
 
-`teach()` replaces `monitored_barrier` and a method of DistributedDataParallel; for other backends both are torch's own
-as before. Imports nothing heavy: it runs at every `import torch`.
+`teach()` replaces `monitored_barrier`, a method of DistributedDataParallel and one of its Reducer; for other backends
+they are torch's own as before. Imports nothing heavy: it runs at every `import torch`.
 """
 
 from __future__ import annotations
 
 import functools
+import weakref
 from datetime import timedelta
 from typing import Any
 
@@ -16,6 +17,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 BACKEND_NAME = "switchml"
 _NOT_A_MEMBER: Any = dist.GroupMember.NON_GROUP_MEMBER
+_forward_works: weakref.WeakKeyDictionary[dist.Reducer, dist.Work] = weakref.WeakKeyDictionary()
+"""The Work of each Reducer's last forward pass: see `_keeping_the_work`."""
 
 
 def teach() -> None:
@@ -24,6 +27,9 @@ def teach() -> None:
         dist.monitored_barrier = c10d.monitored_barrier = _monitored_barrier(dist.monitored_barrier)
         DistributedDataParallel._register_builtin_comm_hook = _builtin_hook(  # type: ignore[method-assign]
             DistributedDataParallel._register_builtin_comm_hook
+        )
+        dist.Reducer._set_forward_pass_work_handle = _keeping_the_work(  # type: ignore[method-assign]
+            dist.Reducer._set_forward_pass_work_handle
         )
 
 
@@ -66,3 +72,15 @@ def _builtin_hook(of_torch: Any) -> Any:
         dist._register_comm_hook(ddp.reducer, ddp.process_group, hook)
 
     return register
+
+
+def _keeping_the_work(of_torch: Any) -> Any:
+    """`DDP.join` hands the Reducer a Work of which C++ keeps the C++ half alone; without its Python half a Work of ours
+    has no methods. So that lives until the next forward pass."""
+
+    @functools.wraps(of_torch)
+    def set_forward_pass_work_handle(reducer: dist.Reducer, work: dist.Work, *args: Any, **kwargs: Any) -> None:
+        of_torch(reducer, work, *args, **kwargs)
+        _forward_works[reducer] = work
+
+    return set_forward_pass_work_handle

@@ -23,6 +23,7 @@ from host_agent.compression.adaptive.compressor import AutoCompressor, Health
 from host_agent.compression.adaptive.policy import is_auto, parse_auto
 from host_agent.compression.compressed import AgentReducer, Compressor, lanes_of, sum_of_payloads, values_of
 from host_agent.pytorch.compiling import never_compiled
+from host_agent.pytorch.futures import Promise
 from switchml.codecs import Codec, Gather, Max, Memory, Payload, Request, SparseSum, Sum, Turn
 from switchml.errors import UnsupportedTensor
 
@@ -126,30 +127,23 @@ def codec_hook(state: CodecState, bucket: dist.GradBucket) -> torch.futures.Futu
     index = bucket.index()
     state.bytes_dense += 4 * buffer.numel()
     devices: list[Any] = [buffer.device] if buffer.is_cuda else []
-    trigger: torch.futures.Future[None] = torch.futures.Future(devices=devices)
-    outcome: list[Any] = []
-
-    def finish(_done: torch.futures.Future[None]) -> torch.Tensor:
-        # Only an exception inside a `then` becomes an error that C++ code sees.
-        if outcome:
-            raise outcome[0]
-        return buffer
+    promise: Promise[torch.Tensor] = Promise(devices)
 
     # float32 on the host, taken now: on a GPU this waits for the stream that the hook runs on.
     vectors = [piece.detach().to("cpu", torch.float32).numpy() for piece in pieces]
 
     def task() -> None:
+        failure = None
         try:
             for number, (piece, shape, vector) in enumerate(zip(pieces, shapes, vectors, strict=True)):
                 mean = state.compressor.allreduce(f"bucket {index}.{number}", np.ascontiguousarray(vector), shape)
                 piece.copy_(torch.from_numpy(mean))
         except BaseException as error:
-            outcome.append(error)
-        trigger.set_result(None)
+            failure = error
+        promise.complete(buffer, failure)
 
-    future = trigger.then(finish)
     state.submit(task)
-    return future
+    return promise.future
 
 
 class GroupReducer:

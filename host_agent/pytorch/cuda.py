@@ -10,6 +10,8 @@ What keeps it in order:
 3. When the sum is there, a callback thread queues the copy up on the side stream and an event behind it.
 4. `wait` blocks the caller until that copy is queued, and lets the caller's stream wait for the event. As with NCCL,
    the caller's kernels come after the sum; unlike NCCL, the caller's thread waits for the network.
+5. The future is completed with the side streams current and with the tensors as its value, so that it records the same
+   point (futures.py). DDP waits for nothing else.
 """
 
 from __future__ import annotations
@@ -161,11 +163,10 @@ class CudaAllReduceWork(AllReduceWork):
             self._copied_up.append(event)
         super()._finish()
 
-    def _make_trigger(self) -> torch.futures.Future[None]:
-        return torch.futures.Future(devices=[stream.device for stream in self._streams])
+    def _devices(self) -> list[torch.device]:
+        return [stream.device for stream in self._streams]
 
     def _complete_future(self) -> None:
-        # The future records an event on each device's current stream: make these the side streams.
         with contextlib.ExitStack() as stack:
             for stream in self._streams:
                 stack.enter_context(torch.cuda.stream(stream))

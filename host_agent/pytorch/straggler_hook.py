@@ -28,6 +28,7 @@ import torch.distributed as dist
 from host_agent.base import Agent
 from host_agent.calls import Late
 from host_agent.pytorch.compiling import never_compiled
+from host_agent.pytorch.futures import Promise
 from switchml.errors import ConfigError, UnsupportedTensor
 
 _BUILDING = 2
@@ -116,21 +117,13 @@ def straggler_hook(state: StragglerState, bucket: dist.GradBucket) -> torch.futu
         late = known.late
         values += late.values
     devices: list[Any] = [buffer.device] if buffer.is_cuda else []
-    ended: torch.futures.Future[None] = torch.futures.Future(devices=devices)
-    outcome: list[BaseException | None] = []
+    promise: Promise[torch.Tensor] = Promise(devices)
 
     def done(error: BaseException | None) -> None:
-        outcome.append(error)
-        ended.set_result(None)
+        if error is None:
+            buffer.copy_(torch.from_numpy(values))
+        promise.complete(buffer, error)
 
-    def finish(_ended: torch.futures.Future[None]) -> torch.Tensor:
-        # Only an exception inside a `then` becomes an error that C++ code sees.
-        if outcome[0] is not None:
-            raise outcome[0]
-        buffer.copy_(torch.from_numpy(values))
-        return buffer
-
-    future = ended.then(finish)
     at = values.ctypes.data
     state.agent.allreduce_address(at, at, values.size, "float32", "mean", done, keep=values, late=late)
-    return future
+    return promise.future

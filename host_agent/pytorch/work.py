@@ -21,6 +21,7 @@ from torch._C._distributed_c10d import Work
 from host_agent import recording
 from host_agent.calls import words
 from host_agent.pytorch.compiling import never_compiled_methods
+from host_agent.pytorch.futures import Promise
 from switchml.errors import CollectiveTimeout
 
 NO_TIMEOUT = timedelta(0)
@@ -118,8 +119,7 @@ class AllReduceWork(Work):
         self._lock = threading.Lock()
         self._finished = threading.Event()
         self._error: BaseException | None = None
-        self._trigger: torch.futures.Future[None] | None = None
-        self._future: torch.futures.Future[list[torch.Tensor]] | None = None
+        self._promise: Promise[list[torch.Tensor]] | None = None
         self._end_span = _begin_span(tensors if inputs is None else inputs, span)
         if parts == 0:
             self._finish()
@@ -167,26 +167,17 @@ class AllReduceWork(Work):
     def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
         """A future of the list of tensors. Always the same one."""
         with self._lock:
-            if self._future is None:
-                self._trigger = self._make_trigger()
-                # Only an exception inside a `then` becomes an error that C++ code sees; Future.set_exception is a
-                # Python-only notion.
-                self._future = self._trigger.then(self._outcome)
-                finished = self._finished.is_set()
-            else:
-                finished = False
-            future = self._future
-        if finished:
+            is_new = self._promise is None
+            if self._promise is None:
+                self._promise = Promise(self._devices())
+            promise, finished = self._promise, self._finished.is_set()
+        if is_new and finished:
             self._complete_future()
-        return future
+        return promise.future
 
-    def _make_trigger(self) -> torch.futures.Future[None]:
-        return torch.futures.Future()
-
-    def _outcome(self, _trigger: torch.futures.Future[None]) -> list[torch.Tensor]:
-        if self._error is not None:
-            raise self._error.with_traceback(None)
-        return self.tensors
+    def _devices(self) -> list[torch.device]:
+        """Those whose streams the result comes from."""
+        return []
 
     def _run_last_steps(self) -> None:
         try:
@@ -200,14 +191,14 @@ class AllReduceWork(Work):
         self._end_span()
         with self._lock:
             self._finished.set()
-            has_future = self._future is not None
+            has_future = self._promise is not None
         self.before_finish = []
         if has_future:
             self._callbacks.submit(self._complete_future)
 
     def _complete_future(self) -> None:
-        assert self._trigger is not None
-        self._trigger.set_result(None)
+        assert self._promise is not None
+        self._promise.complete(self.tensors, self._error)
 
 
 def _begin_span(tensors: list[torch.Tensor], name: str) -> Callable[[], object]:

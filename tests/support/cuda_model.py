@@ -1,0 +1,245 @@
+"""A GPU without a GPU: tensors of device "cuda" whose kernels and copies run when a schedule says so, so that whatever
+is read before its stream got there is read wrong.
+
+`GpuModel(lazy=…)` has streams that hold back their work until somebody must wait for it (an event, a copy to the host
+that blocks), or run it at once; `lazy` says which streams do which. Held back on a side stream, a copy up that nobody
+waits for never lands; held back on the caller's, a kernel is overtaken by a copy down that does not wait for it. Values
+are real, in CPU memory, so an order that is wrong shows as a wrong number.
+
+`Future` has the rules of torch's C++ futures (ATen/core/ivalue_inl.h): completing one records an event on the current
+stream only if its value holds a tensor of the GPU, callbacks run on fresh streams behind these events, and waiting lets
+the current stream wait for them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_flatten, tree_map
+
+DEVICE = torch.device("cuda", 0)
+_of_torch_empty = torch.empty
+
+
+class Stream:
+    def __init__(self, model: GpuModel, is_side: bool = True):
+        self.model, self.device = model, DEVICE
+        self.is_lazy = model.lazy == ("side" if is_side else "caller")
+        self._queue: deque[Callable[[], None]] = deque()
+        self._queued = self._done = 0
+
+    def enqueue(self, operation: Callable[[], None]) -> None:
+        with self.model.lock:
+            self._queue.append(operation)
+            self._queued += 1
+            if not self.is_lazy:
+                self.run_until(self._queued)
+
+    def run_until(self, number: int) -> None:
+        with self.model.lock:
+            while self._done < number:
+                self._done += 1
+                self._queue.popleft()()
+
+    def mark(self) -> int:
+        return self._queued
+
+    def wait_event(self, event: Event) -> None:
+        stream, number = event.point
+        if stream is not self:
+            self.enqueue(lambda: stream.run_until(number))
+
+    def wait_stream(self, stream: Stream) -> None:
+        self.wait_event(stream.record_event())
+
+    def record_event(self) -> Event:
+        event = Event(self.model)
+        event.record(self)
+        return event
+
+    def synchronize(self) -> None:
+        self.run_until(self._queued)
+
+
+class Event:
+    def __init__(self, model: GpuModel):
+        self._model = model
+        self.point: tuple[Stream, int]
+
+    def record(self, stream: Stream | None = None) -> None:
+        stream = stream or self._model.current_stream()
+        self.point = stream, stream.mark()
+
+    def synchronize(self) -> None:
+        stream, number = self.point
+        stream.run_until(number)
+
+
+class GpuTensor(torch.Tensor):
+    """`held`: its values, in CPU memory, as the kernels so far have left them. Only Python sees a device "cuda": in C++
+    a build of torch without CUDA refuses one."""
+
+    held: torch.Tensor
+    model: GpuModel
+    device, is_cuda, is_cpu = DEVICE, True, False
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @staticmethod
+    def __new__(cls, held: torch.Tensor, model: GpuModel) -> GpuTensor:
+        made = torch.Tensor._make_wrapper_subclass(
+            cls, held.size(), held.stride(), held.storage_offset(), dtype=held.dtype, device="cpu"
+        )
+        made.held, made.model = held, model
+        return made
+
+    def cpu(self) -> torch.Tensor:
+        host = _of_torch_empty(self.shape, dtype=self.dtype)
+        return host.copy_(self)
+
+    def record_stream(self, stream: Stream) -> None:
+        """For the allocator, which this model has not."""
+
+    @classmethod
+    def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        model = next(each.model for each in tree_flatten((args, kwargs))[0] if isinstance(each, GpuTensor))
+        return model.dispatch(function, args, kwargs or {})
+
+
+def _held(tree: Any) -> Any:
+    return tree_map(lambda each: each.held if isinstance(each, GpuTensor) else each, tree)
+
+
+class GpuModel:
+    """`lazy`: "side" or "caller", the streams that hold back their work."""
+
+    def __init__(self, lazy: str):
+        self.lazy, self.lock = lazy, threading.RLock()
+        self._thread = threading.local()
+
+    # torch.cuda
+
+    def current_stream(self, device: object = None) -> Stream:
+        if not hasattr(self._thread, "stream"):
+            self._thread.stream = Stream(self, is_side=False)
+        return self._thread.stream
+
+    @contextlib.contextmanager
+    def stream(self, stream: Stream) -> Iterator[None]:
+        before = self.current_stream()
+        self._thread.stream = stream
+        try:
+            yield
+        finally:
+            self._thread.stream = before
+
+    def install(self, monkeypatch: Any) -> None:
+        """In place of torch's own, on all threads."""
+        monkeypatch.setattr(torch.cuda, "Stream", lambda device=None: Stream(self))
+        monkeypatch.setattr(torch.cuda, "Event", lambda: Event(self))
+        monkeypatch.setattr(torch.cuda, "stream", self.stream)
+        monkeypatch.setattr(torch.cuda, "current_stream", self.current_stream)
+        monkeypatch.setattr(torch, "empty", self._empty)
+        monkeypatch.setattr(torch.futures, "Future", lambda *, devices=(): Future(self, bool(devices)))
+
+    def tensor(self, values: torch.Tensor) -> GpuTensor:
+        """A tensor that a kernel of the current stream will have filled."""
+        made = GpuTensor(_garbage(torch.empty_like(values)), self)
+        copy = values.clone()
+        self.current_stream().enqueue(lambda: made.held.copy_(copy))
+        return made
+
+    def _empty(self, *size: Any, device: Any = None, pin_memory: bool = False, **options: Any) -> torch.Tensor:
+        made = _of_torch_empty(*size, **options)
+        return GpuTensor(_garbage(made), self) if device is not None and torch.device(device).type == "cuda" else made
+
+    # Kernels and copies
+
+    def dispatch(self, function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        aliases = [each.alias_info for each in function._schema.arguments]
+        written = [value for value, alias in zip(args, aliases, strict=False) if alias is not None and alias.is_write]
+        blocks = not kwargs.get("non_blocking") and not any(each is True for each in args)
+        if written:
+            self._run(function, args, kwargs)
+            if blocks and any(not isinstance(each, GpuTensor) for each in args if isinstance(each, torch.Tensor)):
+                self.current_stream().synchronize()
+            return written[0]
+        if any(alias is not None for alias in aliases):  # a view
+            return self._wrap(function(*_held(args), **_held(kwargs)))
+        made = function(*_held(args), **_held(kwargs))
+        results = [_garbage(each) for each in tree_flatten(made)[0]]
+
+        def fill() -> None:
+            for result, value in zip(results, tree_flatten(function(*_held(args), **_held(kwargs)))[0], strict=True):
+                result.copy_(value)
+
+        if function.overloadpacket is not torch.ops.aten.empty_like:
+            self.current_stream().enqueue(fill)
+        return self._wrap(made)
+
+    def _run(self, function: Any, args: Any, kwargs: dict[str, Any]) -> None:
+        self.current_stream().enqueue(lambda: function(*_held(args), **_held(kwargs)))
+
+    def _wrap(self, tree: Any) -> Any:
+        return tree_map(lambda each: GpuTensor(each, self) if isinstance(each, torch.Tensor) else each, tree)
+
+
+def _garbage(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.fill_(torch.nan if tensor.is_floating_point() else 113)
+
+
+class Future:
+    """torch.futures.Future, of Python values."""
+
+    def __init__(self, model: GpuModel, has_device: bool):
+        self._model, self._has_device = model, has_device
+        self._lock, self._ended = threading.Lock(), threading.Event()
+        self._callbacks: list[Callable[[], None]] = []
+        self._event: Event | None = None
+        self._value: Any = None
+        self._error: Exception | None = None
+
+    def set_result(self, value: Any, error: Exception | None = None) -> None:
+        self._value, self._error = value, error
+        if self._has_device and any(isinstance(each, GpuTensor) for each in tree_flatten(value)[0]):
+            self._event = self._model.current_stream().record_event()
+        with self._lock:
+            self._ended.set()
+        for callback in self._callbacks:
+            callback()
+
+    def then(self, callback: Callable[[Future], Any]) -> Future:
+        child = Future(self._model, self._has_device)
+
+        def run() -> None:
+            with self._model.stream(Stream(self._model)):
+                self._order()
+                try:
+                    child.set_result(callback(self))
+                except Exception as error:
+                    child.set_result(None, error)
+
+        with self._lock:
+            if not self._ended.is_set():
+                self._callbacks.append(run)
+                return child
+        run()
+        return child
+
+    def value(self) -> Any:
+        return self._value
+
+    def wait(self) -> Any:
+        assert self._ended.wait(60), "nobody completed the future"
+        self._order()
+        if self._error is not None:
+            raise RuntimeError(f"{type(self._error).__name__}: {self._error}")
+        return self._value
+
+    def _order(self) -> None:
+        if self._event is not None:
+            self._model.current_stream().wait_event(self._event)
