@@ -86,7 +86,7 @@ _make_venv() {
     local extras
     extras=$(printf '%s\n' $wanted $stamp_extras | sort -u | paste -s -d ' ' -)
     local arguments=(-e "$root[${extras// /,}]") torch=''
-    if ! "$venv/bin/python" -c 'import importlib.util as u, sys; sys.exit(u.find_spec("torch") is None)'; then
+    if _wants_torch && ! _has_torch; then
         _choose_torch
     fi
     say "installing switchml[${extras// /,}]${torch:+ and $torch} (a minute or more the first time)"
@@ -105,6 +105,12 @@ _make_venv() {
     printf '%s\n' "$made_by" "$made_from" "$extras" >"$venv/setup-stamp.new"
     mv "$venv/setup-stamp.new" "$venv/setup-stamp"
     say "ready after $((SECONDS - began)) s"
+}
+
+_has_torch() { "$venv/bin/python" -c 'import importlib.util as u, sys; sys.exit(u.find_spec("torch") is None)'; }
+
+_wants_torch() {
+    case " $extras " in *" all "* | *" bench-codecs "* | *" dev "* | *" loading"* | *" torch"* | *" train "*) ;; *) return 1 ;; esac
 }
 
 _pip() { "$venv/bin/python" -m pip --disable-pip-version-check --no-input "$@"; }
@@ -133,9 +139,14 @@ _choose_torch() {
 _import_once() (
     unset PYTHONDONTWRITEBYTECODE
     export TORCH_DEVICE_BACKEND_AUTOLOAD=0  # that would import our own torch backend, whose faults are not pip's
-    modules="grpc, numba, psutil, rich.console, scapy.all, simpy, sklearn.datasets, zmq"
+    modules="grpc, numba, psutil, rich.console, scapy.all, simpy, zmq"
+    case " $extras " in *" train "* | *" all "*) modules="$modules, sklearn.datasets" ;; esac
     case " $extras " in *" dev "*) modules="$modules, hypothesis, pytest, xdist.plugin" ;; esac
-    "$venv/bin/python" -c "import torch._dynamo, torch.distributed, torch.nn.parallel, torch.utils.data" &
+    local torch=pass
+    if _has_torch; then
+        torch="import torch._dynamo, torch.distributed, torch.nn.parallel, torch.utils.data"
+    fi
+    "$venv/bin/python" -c "$torch" &
     "$venv/bin/python" -c "import $modules" && wait $!
 )
 

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
+import os
+import subprocess
+import sys
 from dataclasses import dataclass
+
+import click
 
 
 @dataclass(frozen=True)
@@ -56,3 +61,15 @@ def require(*modules: str) -> None:
     for module in modules:
         if not is_there(module):
             raise ImportError(f"No module named {module!r}", name=module)
+
+
+def offer(extra: str, missing: str) -> None:
+    """To somebody at a terminal: install an extra now, and do the command over. Returns if he does not want it, or if
+    pip fails, which then has said why."""
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        return
+    wanted = f"switchml[{extra}]"  # pip finds the installed distribution, and adds what the extra lacks
+    if not click.confirm(f"switchml: this needs {missing}; install {wanted} now?", default=True, err=True):
+        return
+    if subprocess.run([sys.executable, "-m", "pip", "install", wanted]).returncode == 0:
+        os.execv(sys.executable, [sys.executable, "-m", "switchml", *sys.argv[1:]])

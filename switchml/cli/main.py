@@ -88,11 +88,12 @@ class LazyGroup(click.Group):
             _fail(ctx, str(error) or type(error).__name__)
         except ImportError as error:
             missing = (error.name or "").partition(".")[0]
-            from switchml.cli.extras import extra_of
+            from switchml.cli.extras import extra_of, offer
 
             extra = extra_of(missing)
             if extra is None:
                 raise
+            offer(extra, missing)
             _fail(ctx, f"this needs {missing} ({error}); install it with: pip install 'switchml[{extra}]'")
         except OSError as error:
             if error.errno not in LACKING:

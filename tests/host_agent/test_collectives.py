@@ -117,7 +117,7 @@ def test_barriers_and_calls_of_all_kinds_at_once(trio):
             handles.append(agent.allreduce(x[agent.rank], async_op=True))
             handles.append(agent.broadcast(x[agent.rank], root=1, async_op=True))
         agent.barrier()
-        return [handle.wait(20) for handle in handles]
+        return [handle.wait(100) for handle in handles]
 
     sums = total(5, 3, 3000)
     for rank, results in enumerate(good(on_all(trio, rounds))):

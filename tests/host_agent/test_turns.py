@@ -98,7 +98,7 @@ def test_the_end_of_a_job_wakes_a_thread_that_rests(join):
     agents = join(2)
     settle(agents)
     agents[0].abort(JobError("enough"))
-    agents[0]._thread.join(10)
+    agents[0]._thread.join(100)
     assert not agents[0]._thread.is_alive()
     with pytest.raises(JobError, match="enough"):
         agents[0].allreduce(np.ones(3))
@@ -121,6 +121,6 @@ def test_whoever_brings_something_is_heard():
             turns.give_back(lambda: not work)
         work.append(step)
         turns.wake()
-    running.join(30)
+    running.join(100)
     assert not running.is_alive() and sorted(done) == list(range(5000))
     turns.close()

@@ -16,7 +16,7 @@ from switchml.aggregator.software import SoftwareDataplane
 from switchml.control.dataplane import JobSpec
 from switchml.protocol.packet import CONTRIBUTION, V2Packet
 
-DEADLINE_S = 30.0
+DEADLINE_S = 100.0
 
 
 def address_of(group: int, rank: int) -> str:

@@ -59,15 +59,15 @@ class Ranks:
 
         with ThreadPoolExecutor(self.count) as pool:
             futures = [pool.submit(one, rank) for rank in range(self.count)]
-            return [future.result(timeout=60) for future in futures]
+            return [future.result(timeout=100) for future in futures]
 
     def exchange(self, value):
         """All ranks' values, as torch's all_gather_object."""
-        self._barrier.wait(30)
+        self._barrier.wait(100)
         self._values[self._rank.number] = value
-        self._barrier.wait(30)
+        self._barrier.wait(100)
         found = list(self._values)
-        self._barrier.wait(30)
+        self._barrier.wait(100)
         return found
 
     def peers(self):

@@ -23,7 +23,7 @@ from switchml.control.p4runtime_protos import info, v1
 from tests.support.p4_programs import PATHS, SOURCES
 
 CPU_PORT = 510
-TIMEOUT_S = 20
+TIMEOUT_S = 100
 
 
 @functools.cache

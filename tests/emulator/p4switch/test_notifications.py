@@ -21,7 +21,7 @@ class Subscriber:
 
     def __init__(self, path) -> None:
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.socket.settimeout(20)
+        self.socket.settimeout(100)
         self.socket.connect(str(path))
         assert exactly(self.socket, 8) == b"\0SP\0\0\x20\0\0"
         self.socket.sendall(b"\0SP\0\0\x21\0\0")

@@ -118,7 +118,7 @@ def test_files_in_and_out(start, tmp_path):
         assert all(line.split("] ")[1] == "[bmv2" for line in log.read_text().splitlines())
     finally:
         process.terminate()
-    assert process.wait(10) == -signal.SIGTERM
+    assert process.wait(100) == -signal.SIGTERM
     assert PcapReader(tmp_path / "p1_out.pcap").read() is None
 
 
@@ -130,7 +130,7 @@ def test_a_failed_assert_ends_it_as_it_ends_bmv2(start, tmp_path):
         cwd=tmp_path, env=ENVIRONMENT, stderr=subprocess.DEVNULL,
     )  # fmt: skip
     try:
-        assert process.wait(30) == -signal.SIGABRT
+        assert process.wait(100) == -signal.SIGABRT
     finally:
         process.kill()
 
@@ -155,7 +155,7 @@ def test_options_without_effect_are_reported_once(start):
     with client:
         assert client.call("standard", "bm_get_config") == PATHS["l3"].read_text()
     process.terminate()
-    output = process.communicate(timeout=10)[0]
+    output = process.communicate(timeout=100)[0]
     assert output.splitlines() == ["switchml: warning: ignored: --nanolog ipc:///tmp/x --debugger --what"]
 
 

@@ -26,7 +26,7 @@ def pair(monkeypatch):
             meeting.wait()
             return [addresses[each] for each in range(2)]
 
-        ranks[rank] = TcpPeers(exchange, b"the job's", timeout_s=20)
+        ranks[rank] = TcpPeers(exchange, b"the job's", timeout_s=100)
 
     ranks: list = [None, None]
     threads = [threading.Thread(target=join, args=(rank, ranks)) for rank in range(2)]
@@ -50,7 +50,7 @@ def test_strangers_keep_nobody_from_borrowing(pair):
     assert borrower.borrow(3, 0, [8, 7]) == ["eight", "seven"]
     assert borrower.borrow(3, 0, [9]) is None
     for each in silent:
-        each.settimeout(20)
+        each.settimeout(100)
         while each.recv(1024):  # the challenge, then the end: they are let go
             pass
         each.close()
@@ -61,7 +61,7 @@ def test_only_so_many_strangers_at_once(pair, monkeypatch):
     (lender, borrower), addresses = pair
     strangers = [socket.create_connection(addresses[0]) for _ in range(peers.MOST_STRANGERS + 8)]
     for each in strangers:
-        each.settimeout(20)
+        each.settimeout(100)
         while each.recv(1024):
             pass
         each.close()

@@ -151,10 +151,10 @@ def test_callbacks_may_wait_for_later_ones():
     callbacks = CallbackThreads("test")
     done = [threading.Event() for _ in range(100)]
     gate = threading.Event()
-    callbacks.submit(lambda: gate.wait(10))
+    callbacks.submit(lambda: gate.wait(100))
     for event in done:
         callbacks.submit(event.set)
-    assert all(event.wait(10) for event in done)
+    assert all(event.wait(100) for event in done)
     assert len([thread for thread in threading.enumerate() if thread.name.startswith("test-")]) < 10
     gate.set()
     callbacks.close()

@@ -31,7 +31,7 @@ def test_reports_are_sums_and_rare(monkeypatch):
     for _ in range(50):
         ours.add("all_gather")
         ours.add("send", counts.GLOO)
-    assert agent.told.wait(20)
+    assert agent.told.wait(100)
     ours.close()
     assert agent.reports[-1] == {"broadcast": 1, "all_gather": 50, "send/gloo": 50}
     assert len(agent.reports) < 50
@@ -49,7 +49,7 @@ def test_the_planned_loader_is_reported_too(monkeypatch):
     ours, agent = counts.Counts(), Agent()
     ours.report_to(agent)
     ours.add("all_reduce")
-    assert agent.told.wait(20)
+    assert agent.told.wait(100)
     ours.close()
     assert agent.loading["steps"] == 1 and agent.loading["storage_samples"] >= 3
     loader.close()

@@ -47,6 +47,28 @@ def test_a_missing_package_is_named_with_its_extra_before_work_starts(monkeypatc
     assert f"pip install 'switchml[{extra}]'" in done.stderr and done.stderr.count("\n") == 1
 
 
+@pytest.mark.parametrize(("answer", "pip_fails", "called"), [
+    ("y", False, ["pip", "exec"]),
+    ("y", True, ["pip"]),
+    ("n", False, []),
+])  # fmt: skip
+def test_somebody_at_a_terminal_is_offered_the_extra(monkeypatch, answer, pip_fails, called):
+    calls = []
+    monkeypatch.setattr(extras.click, "confirm", lambda text, **how: "switchml[trace]" in text and answer == "y")
+    monkeypatch.setattr(extras.os, "execv", lambda program, words: calls.append("exec"))
+    monkeypatch.setattr(
+        extras.subprocess,
+        "run",
+        lambda words: calls.append(words[2]) or subprocess.CompletedProcess(words, int(pip_fails)),
+    )
+    extras.offer("trace", "msgspec")
+    assert calls == []  # not at a terminal
+    for stream in (sys.stdin, sys.stderr):
+        monkeypatch.setattr(stream, "isatty", lambda: True)
+    extras.offer("trace", "msgspec")
+    assert calls == called
+
+
 @pytest.mark.parametrize(("typed", "meant"), [("emulat", "emulate"), ("trace optimise", "optimize")])
 def test_a_misspelt_command_has_a_suggestion(typed, meant):
     done = CliRunner().invoke(cli, typed.split())

@@ -242,7 +242,7 @@ def test_bad_digests(learner):
         learner.write("INSERT", digest_entry=digest_entry(learner))
 
 
-def wait_for(condition, seconds=20):
+def wait_for(condition, seconds=100):
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end

@@ -56,7 +56,7 @@ def version(port: int, tls: grpc.ChannelCredentials | None) -> str:
             "/p4.v1.P4Runtime/Capabilities", v1.CapabilitiesRequest.SerializeToString,
             v1.CapabilitiesResponse.FromString,
         )  # fmt: skip
-        return call(v1.CapabilitiesRequest(), timeout=10).p4runtime_api_version
+        return call(v1.CapabilitiesRequest(), timeout=100).p4runtime_api_version
 
 
 @pytest.mark.parametrize("asks", [False, True], ids=["server", "both"])

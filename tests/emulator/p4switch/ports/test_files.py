@@ -64,7 +64,7 @@ def run(ports: FilePorts, n: int) -> list[tuple[int, bytes]]:
             enough.set()
 
     ports.start(take)
-    assert enough.wait(20)
+    assert enough.wait(100)
     return received
 
 
@@ -107,7 +107,7 @@ def test_an_error_in_a_file_is_told(tmp_path, monkeypatch):
     ports = FilePorts(0, lambda error: (errors.append(str(error)), reported.set()))
     ports.add(0, "a")
     ports.start(lambda frames: None)
-    assert reported.wait(20)
+    assert reported.wait(100)
     assert "ends within a frame" in errors[0]
     with pytest.raises(ConfigError, match="can't read x_in.pcap"):
         ports.add(1, "x")
