@@ -44,6 +44,7 @@ SIZES = (0, 1, 255, 256, 257, 100_003)
 # Sums and means
 
 
+@pytest.mark.slow(keep=30)
 @pytest.mark.parametrize("numel", SIZES)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_sum(trio, dtype, numel):
@@ -317,7 +318,7 @@ def test_the_address_comes_from_the_environment(aggregator, monkeypatch):
 # Many calls
 
 
-@pytest.mark.slow(keep=1)
+@pytest.mark.slow
 def test_more_calls_than_can_be_under_way(trio):
     """The agent queues what the worker has no record for; results come back in any case, each to its own call."""
     calls = TASKS + 200
@@ -448,7 +449,7 @@ def test_stats(join):
     assert stats["refused"] == 0 and stats["goodput_bps"] > 0 and stats["rtt_s"] > 0
 
 
-@pytest.mark.slow(keep=1)
+@pytest.mark.slow
 @pytest.mark.parametrize("transport", ["udp", "shm"])
 def test_a_forked_child_is_told_and_leaves_its_parents_job_alone(aggregator, transport):
     pid, called, waited, results = in_fresh_process(fork_during_a_sum, aggregator.address, transport)

@@ -109,6 +109,7 @@ def test_a_timeout_names_the_call_and_the_missing_rank(join, call, name, chunks)
         until(lambda: call(agents[1], np.ones(1000, "float32"), timeout_s=DEADLINE_S) is None)
 
 
+@pytest.mark.slow
 def test_a_call_can_be_late_while_others_finish(join):
     """The clock is looked at even if something is done every few milliseconds."""
     agents = join(2)

@@ -75,6 +75,7 @@ def test_what_is_below_the_threshold_is_zero(trio):
     assert np.abs(results[0] - wanted).max() < 1e-5
 
 
+@pytest.mark.slow(keep=1)
 def test_few_blocks_are_few_packets(trio):
     arrays = sparse_arrays(3, "float32", 0.01, 1 << 20, 256)
     dense = sent_by(trio, lambda: reduce_all(trio, arrays))

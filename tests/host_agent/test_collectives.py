@@ -67,6 +67,7 @@ def test_bytes_arrive_as_they_are(trio, numel, dtype):
             assert result.shape == arrays[0].shape and result.tobytes() == arrays[root].tobytes()
 
 
+@pytest.mark.slow(keep=5)
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "int32", "int64"])
 def test_sums_in_parts(trio, dtype):
     """Integers, whose sums are exact in every dtype: those of an all-reduce, bit by bit."""

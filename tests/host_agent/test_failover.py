@@ -150,6 +150,7 @@ def test_an_aggregator_that_is_started_again_takes_its_jobs(start):
     leave_all(agents)
 
 
+@pytest.mark.slow
 def test_nobody_takes_over(start):
     first = start()
     agents = join_all(first.address, 2, job="ends", failover_timeout_s=0.5)

@@ -108,7 +108,7 @@ def test_lists_of_addresses():
 # Results
 
 
-@pytest.mark.slow(keep=2)
+@pytest.mark.slow(keep=1)
 @pytest.mark.parametrize("wire", ["int32", "int8"])
 @pytest.mark.parametrize("transport", ["udp", "shm"])
 def test_the_same_bits_as_with_one_aggregator(join, aggregators, transport, wire):

@@ -82,6 +82,7 @@ def gradients(seed: int, rank: int, numel: int, dtype: str) -> np.ndarray:
 TRANSPORTS = {"udp": ("udp",) * 3, "shm": ("shm",) * 3, "mixed": ("udp", "shm", "shm")}
 
 
+@pytest.mark.slow(keep=1)
 @pytest.mark.parametrize("wire", ["int32", "int16", "int8"])
 def test_all_transports_give_the_same_bits(join, wire):
     digests = set()
@@ -187,6 +188,7 @@ def test_jobs_side_by_side(join):
 # Narrow wires, end to end
 
 
+@pytest.mark.slow(keep=4)
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("wire", ["int16", "int8"])
 @pytest.mark.parametrize("transport", ["udp", "shm"])

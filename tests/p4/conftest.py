@@ -9,7 +9,10 @@ from tests.support.bmv2_engines import switch_on
 from tests.support.p4_jobs import program, switch_itself
 
 
-@pytest.fixture(params=[Interpreter, Engine], ids=["interpreter", "compiled"])
+@pytest.fixture(
+    params=[pytest.param(Interpreter, marks=pytest.mark.slow), Engine],
+    ids=["interpreter", "compiled"],
+)
 def switch(request):
     """A fresh switch with an address, on each engine."""
     programmed = switch_on(request.param, program("switchml"))

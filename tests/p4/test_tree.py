@@ -179,7 +179,10 @@ def lanes(value: int) -> bytes:
     return struct.pack(">i", value) * 64
 
 
-@pytest.fixture(params=[Interpreter, Engine], ids=["interpreter", "compiled"])
+@pytest.fixture(
+    params=[pytest.param(Interpreter, marks=pytest.mark.slow), Engine],
+    ids=["interpreter", "compiled"],
+)
 def engine(request):
     return request.param
 

@@ -75,7 +75,7 @@ def run(tree, root: Node, seed: int, weather, kinds=KINDS) -> TreeNetwork:
     return network
 
 
-@pytest.mark.slow(keep=2)
+@pytest.mark.slow(keep=1)
 @pytest.mark.parametrize("weather", [CLEAR, STORM], ids=["clear", "storm"])
 @pytest.mark.parametrize(("seed", "shape"), list(enumerate(SHAPES)))
 def test_every_kind_by_the_reference(shape, weather, seed):
@@ -131,7 +131,7 @@ def contribution(chooser: random.Random, rank: int, root: int, call, spec, seq: 
     return struct.pack(">BB", 0x84 | size, columns) + head + struct.pack(">bb", need, 4) + words + lanes
 
 
-@pytest.mark.slow(keep=2)
+@pytest.mark.slow(keep=1)
 @pytest.mark.parametrize("payload", [256, 1024])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_rounds_of_any_kind(shape, payload):

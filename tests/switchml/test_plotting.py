@@ -29,7 +29,7 @@ POINTS = Points("Size", "ratio", "error", [Point("sum", 2, 0.1, "fp16"), Point("
 SCATTER = Points("Predicted", "measured", "predicted", [Point("real", 2, 2.1, "a"), Point("real", 9, 8, "b")], (0.2,))
 
 
-@pytest.mark.slow(keep=1)
+@pytest.mark.slow
 @pytest.mark.parametrize(("ending", "start"), [("png", b"\x89PNG"), ("svg", b"<?xml"), ("pdf", b"%PDF")])
 def test_endings(tmp_path, ending, start):
     path = tmp_path / f"picture.{ending}"

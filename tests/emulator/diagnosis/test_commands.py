@@ -123,6 +123,7 @@ def test_diff(tmp_path):
     assert done.exit_code == 0 and "By cause, average rank" in done.output
 
 
+@pytest.mark.slow(keep=1)
 @pytest.mark.parametrize("name", ["nccl_data.json.gz", "alexnet.json.gz", "mi250.json.gz"])
 def test_published_traces(name, tmp_path):
     """Of accelerators that their hosts don't keep busy; what CUDA's start-up takes is seen for what it is."""
@@ -166,7 +167,7 @@ def test_terminal_says_what_was_found(found, capsys, monkeypatch):
     assert "rank 2 (" in text  # whom others wait for
 
 
-@pytest.mark.slow(keep=1)
+@pytest.mark.slow
 @pytest.mark.parametrize("ending", ["png", "svg", "pdf"])
 def test_picture_of_what_was_found(found, tmp_path, ending):
     pytest.importorskip("matplotlib", reason="needs matplotlib (pip install 'switchml[plot]')")

@@ -74,6 +74,7 @@ def test_narrow_lanes_take_their_share_of_the_time(wire, times):
     )
 
 
+@pytest.mark.slow(keep=1)
 @pytest.mark.parametrize("workers", [2, 3, 8])
 def test_the_ring_meets_its_bound(workers):
     job = JobConfig(workers=workers, size_bytes=2 * MIB, backend="ring")
@@ -147,6 +148,7 @@ def test_jobs_share_hosts_links_and_slots():
     assert config.slots_of_jobs() == [64, 32]
 
 
+@pytest.mark.slow(keep=1)
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_ranks_of_a_host_share_its_link(ranks):
     """Each rank's packets take the link's time: the closed form with so many packets a round. A rank's first window
@@ -207,6 +209,7 @@ def test_a_run_that_takes_too_long_is_given_up_with_the_reason():
         run(config)
 
 
+@pytest.mark.slow(keep=1)
 @pytest.mark.parametrize(("overlap", "union"), [("random", 1 - 0.9**4), ("full", 0.1), ("none", 0.4)])
 def test_blocks_of_zeros_are_left_out(overlap, union):
     """The union of all ranks' blocks comes down (OmniReduce); sums are checked by the run itself."""

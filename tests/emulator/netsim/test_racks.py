@@ -173,6 +173,7 @@ def test_data_cross_a_link_only_where_ranks_need_them(collective):
     assert result.links["rack 0 down"].bytes == down + packets
 
 
+@pytest.mark.slow(keep=2)
 @pytest.mark.parametrize("kind", ["reduce_scatter", "all_gather", "broadcast", "fsdp", "sparse"])
 def test_other_collectives_and_streams_survive_what_is_lost(kind):
     link = LinkConfig(loss=0.03, duplicate=0.02, late=0.03, late_s=1e-4)

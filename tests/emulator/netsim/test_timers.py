@@ -25,7 +25,7 @@ def needless(result: JobResult) -> float:
     return result.retransmitted / (result.sent - result.retransmitted)
 
 
-@pytest.mark.slow(keep=3)
+@pytest.mark.slow(keep=1)
 @TRAINS
 @pytest.mark.parametrize(
     ("workers", "mbit", "queue_bytes"),

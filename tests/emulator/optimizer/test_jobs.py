@@ -34,6 +34,7 @@ def test_what_is_written_is_the_job_that_was_found():
     assert "schedule" not in found.best.change
 
 
+@pytest.mark.slow
 def test_large_spaces_are_sampled_and_repeat_with_a_seed():
     first, again = (jobs.search(ASKED, trials=60, seed=3) for _ in range(2))
     assert first.best.change == again.best.change and "Optuna" in first.how

@@ -80,7 +80,7 @@ def test_every_dtype_and_size(join, layout):
                 np.testing.assert_array_equal(results[0], expected)
 
 
-@pytest.mark.slow(keep=2)
+@pytest.mark.slow(keep=1)
 @pytest.mark.parametrize("wire", ["int32", "int16", "int8"])
 @pytest.mark.parametrize("transport", ["udp", "shm"])
 def test_the_same_bits_on_all_ranks_and_in_every_run(join, transport, wire):
@@ -207,6 +207,7 @@ def test_more_blocks_than_slots(join, op):
     assert len({digest([result]) for result in results}) == 1
 
 
+@pytest.mark.slow
 def test_many_calls_in_flight(join):
     agents = join([2, 1, 2])
     sizes = [0, 1, 500, BLOCK_BYTES // 4 + 3, 7, 20_000]

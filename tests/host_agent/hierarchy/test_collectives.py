@@ -149,6 +149,7 @@ def test_a_rank_that_left(join):
         assert isinstance(outcome, PeerLost) and 1 in outcome.ranks
 
 
+@pytest.mark.slow(keep=1)
 @pytest.mark.parametrize("waits, leaves, refuses", [(2, 1, 0), (0, 2, 1)])
 def test_a_call_under_way_ends_when_a_rank_that_it_waits_for_can_only_fail(join, waits, leaves, refuses):
     """One rank has heard that another left before it calls, so it never takes part."""

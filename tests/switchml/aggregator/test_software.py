@@ -206,6 +206,7 @@ def test_v1_answers_go_to_the_port_of_the_completing_packet(dataplane, marker, b
 # What the control plane learns
 
 
+@pytest.mark.slow(keep=1)
 @pytest.mark.parametrize("protocol", [1, 2])
 def test_counters_name_the_ranks_that_open_rounds_wait_for(dataplane, marker, bind, protocol):
     sockets = [bind(address_of(1, 0))]

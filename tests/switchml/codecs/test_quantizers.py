@@ -24,7 +24,7 @@ def decoded(spec: str, x: np.ndarray, step: int = 0) -> np.ndarray:
     return codec.decompress(codec.compress(codec.new_state(), x, Turn("w", step)), x.size)
 
 
-@pytest.mark.slow(keep=2)
+@pytest.mark.slow(keep=1)
 @pytest.mark.parametrize("spec", [*UNBIASED, "randomk:ratio=0.2,unbiased=true"])
 def test_mean_over_many_draws_is_right(spec):
     """At each of 60 elements the mean of 10,000 draws is within 5 standard errors (of rare draws: within 8 of them)."""

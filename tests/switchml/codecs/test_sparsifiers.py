@@ -32,6 +32,7 @@ def test_threshold():
     assert np.array_equal(sent("threshold:threshold=2", x), np.flatnonzero(np.abs(x) > 2))
 
 
+@pytest.mark.slow(keep=3)
 @pytest.mark.parametrize("spec", ["dgc", "sidco", "sidco:fit=pareto"])
 @pytest.mark.parametrize("ratio", [0.1, 0.01, 0.001])
 def test_estimated_thresholds_are_near(spec, ratio):

@@ -37,7 +37,7 @@ def reduce_all(agents, arrays, **options) -> list[np.ndarray]:
     return good(on_all(agents, lambda agent: agent.allreduce(arrays[agent.rank], **options)))
 
 
-@pytest.mark.slow(keep=1)
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_results_are_those_of_udp(aggregator, kind, ranks):
     inputs = [np.random.default_rng((1, rank)).standard_normal(300_000).astype(np.float32) for rank in range(ranks)]

@@ -251,6 +251,7 @@ def gathered(workers: int, kind: str, numel: int, seed: int) -> list[list[Call]]
     return ranks
 
 
+@pytest.mark.slow(keep=1)
 @pytest.mark.parametrize("kind", ["reduce_scatter", "reduce"])
 def test_results_that_only_the_lost_aggregator_had(kind):
     """A sum for one rank alone, which that rank lacks: no other has it to give, but all still have their parts."""

@@ -85,7 +85,7 @@ def test_how_many_ranks_fit(dtype):
     assert most_workers(dtype) == {16: 256, 8: 127}[BITS[dtype]]
 
 
-@pytest.mark.slow(keep=2)
+@pytest.mark.slow(keep=1)
 @pytest.mark.parametrize("sign", [1, -1])
 @pytest.mark.parametrize("dtype", NARROW)
 def test_no_sum_overflows_its_lane(dtype, sign):
@@ -213,7 +213,7 @@ def storm_and_calm(ranks: list[list[Call]], seed: int, at_once: bool = True) -> 
     return stormy
 
 
-@pytest.mark.slow(keep=2)
+@pytest.mark.slow(keep=1)
 @pytest.mark.parametrize("workers", [1, 2, 5])
 @pytest.mark.parametrize("dtype", NARROW)
 def test_the_network_changes_no_bit(dtype, workers):
@@ -311,6 +311,7 @@ def test_one_after_the_other_the_network_changes_no_bit(dtype, workers, seed, ze
             assert (off <= workers * step * 0.51).all()
 
 
+@pytest.mark.slow(keep=1)
 @pytest.mark.parametrize("dtype", NARROW)
 def test_integers_and_float64_travel_wide_beside_them(dtype):
     """One job, all dtypes, in packets of two kinds: only float32 loses precision."""

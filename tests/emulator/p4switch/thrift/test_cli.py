@@ -9,7 +9,7 @@ from tests.peers import cli
 from tests.support.p4_programs import PATHS
 
 
-@pytest.mark.slow(keep=5)
+@pytest.mark.slow(keep=3)
 @pytest.mark.parametrize("name", cli.names())
 def test_transcript(name, serve, require_program):
     program = require_program("simple_switch_CLI")

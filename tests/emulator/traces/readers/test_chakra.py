@@ -49,6 +49,7 @@ def test_slices_cover_each_host_thread_once(name):
             assert unwaited.duration_s[all_of_it].sum() == pytest.approx(span_s, abs=1e-6 * all_of_it.sum())
 
 
+@pytest.mark.slow
 def test_dependencies_alone_give_the_traced_times(tmp_path):
     """Followed one by one, nothing begins before it did, and the end is the traced one within 3 %."""
     trace = read_kineto(published("nccl_data.json.gz"))
