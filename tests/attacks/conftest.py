@@ -44,7 +44,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         limit = item.get_closest_marker("timeout")
         if _SCALE > 1 and Path(__file__).parent in item.path.parents:
-            item.add_marker(pytest.mark.timeout(_SCALE * (limit.args[0] if limit else 300)), append=False)
+            item.add_marker(pytest.mark.timeout(_SCALE * (limit.args[0] if limit else 1200)), append=False)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -18,8 +18,6 @@ from tests.support.forged import NUMEL, check_sums, forged_contributions, forged
 from tests.support.launch import LocalAggregator, contribution, good, join_all, leave_all, on_all, total
 from tests.support.p4_served import Served
 
-pytestmark = pytest.mark.timeout(300)
-
 
 @pytest.fixture(scope="module")
 def aggregator():

@@ -23,7 +23,6 @@ from switchml.errors import JoinError
 from switchml.protocol.packet import CONTRIBUTION, V1Packet, V2Packet
 from tests.support.launch import DEADLINE_S, until
 
-pytestmark = pytest.mark.timeout(300)
 V1_SESSIONS = v1_pb2.DESCRIPTOR.services_by_name["Session"]
 
 

@@ -14,7 +14,6 @@ from tests.support.forged import LIE, check_sums, forged_results
 from tests.support.launch import LocalAggregator, join_all, leave_all, until
 from tests.support.p4_served import Served
 
-pytestmark = pytest.mark.timeout(300)
 STRANGER = "127.99.99.99"
 
 

@@ -20,8 +20,6 @@ from tests.support.launch import contribution, good, join_all, leave_all, on_all
 from tests.support.p4_frames import SWITCH_ADDRESS, SWITCH_MAC, Datagram, udp
 from tests.support.p4_served import Served
 
-pytestmark = pytest.mark.timeout(300)
-
 NOBODY = 65534
 _TCP_LISTENS = "0A"
 _UNIX_ACCEPTS = "00010000"

@@ -25,8 +25,6 @@ from tests.support.launch import (
 from tests.support.under_attack import BIG, join_ranks, send_all, wait_for_traffic
 
 # The first test may have to wait for two compilations, one of an aggregator and one of a rank.
-pytestmark = pytest.mark.timeout(300)
-
 PEER_TIMEOUT_S = 10
 """The default: by then the survivors must know. A broken connection tells them at once."""
 

@@ -30,7 +30,6 @@ from tests.support.launch import (
 )
 
 # The first test may have to wait for two compilations, one of an aggregator and one of a rank.
-pytestmark = pytest.mark.timeout(300)
 
 
 class Flood:

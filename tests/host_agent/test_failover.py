@@ -14,8 +14,6 @@ from switchml.control import client
 from switchml.errors import AggregatorLost, ConfigError, PeerLost
 from tests.support.launch import Aggregator, contribution, good, join_all, leave_all, on_all, total, until
 
-pytestmark = pytest.mark.timeout(300)
-
 LONG_S = 100.0
 """For the ranks to try: machines that run tests are slow."""
 NUMEL = 300_000

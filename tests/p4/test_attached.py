@@ -13,7 +13,7 @@ from switchml.control.server import Controller
 from tests.support.launch import Rank, until
 from tests.support.p4_served import TABLES
 
-pytestmark = [pytest.mark.root, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.root
 SWITCH, CONTROL, HOSTS = "10.213.7.254", "10.213.7.253", ("10.213.7.1", "10.213.7.2")
 
 

@@ -43,7 +43,6 @@ from tests.support.launch import (
 from tests.support.p4_programs import PATHS
 from tests.support.p4_served import Served
 
-pytestmark = pytest.mark.timeout(300)
 NUMEL = 30_000
 BMV2 = (pytest.mark.root, pytest.mark.needs("simple_switch", "ip"))
 

@@ -24,7 +24,6 @@ EXAMPLES = ROOT / "scripts" / "experiments"
 SMALL = ("--size", "64K", "--repeats", "1", "--warmup", "0")
 RATE = ("--rate", "20mbit")  # without it a network of its own is built first, to find one: in `test_scaling`
 DEADLINE_S = 280
-needs_time = pytest.mark.timeout(300)  # a first start compiles a switch
 
 
 @pytest.fixture
@@ -53,7 +52,6 @@ def example(name: str, folder: Path, *options: str) -> dict[str, list[dict]]:
 
 
 @pytest.mark.needs("SWITCHML_NIGHTLY")
-@needs_time
 @pytest.mark.root
 @pytest.mark.slow
 def test_scaling(mininet, tmp_path):
@@ -62,7 +60,6 @@ def test_scaling(mininet, tmp_path):
     assert (tmp_path / "scaling.png").read_bytes().startswith(b"\x89PNG")
 
 
-@needs_time
 @pytest.mark.root
 @pytest.mark.slow
 @pytest.mark.needs("SWITCHML_NIGHTLY")  # a minute; `test_two_racks` loses frames as well
@@ -76,7 +73,6 @@ def test_loss(mininet, tmp_path):
 
 
 @pytest.mark.needs("SWITCHML_NIGHTLY")
-@needs_time
 @pytest.mark.root
 @pytest.mark.slow
 def test_slots(mininet, tmp_path):
@@ -87,7 +83,6 @@ def test_slots(mininet, tmp_path):
     assert rows[0]["seconds"] > min(row["seconds"] for row in rows if row["slots"] >= 32)
 
 
-@needs_time
 @pytest.mark.root
 @pytest.mark.slow
 @pytest.mark.parametrize("loss", [pytest.param("0", marks=pytest.mark.needs("SWITCHML_NIGHTLY")), "0.02"])
@@ -100,7 +95,6 @@ def test_two_racks(mininet, tmp_path, loss):
         assert tree["sent_bytes"]["trunks up"] < 0.7 * flat["sent_bytes"]["trunks up"]
 
 
-@needs_time
 @pytest.mark.root
 @pytest.mark.slow
 def test_train(mininet, tmp_path):
@@ -111,7 +105,6 @@ def test_train(mininet, tmp_path):
     assert (tmp_path / "train.png").exists()
 
 
-@needs_time
 @pytest.mark.root
 @pytest.mark.slow
 @pytest.mark.needs("SWITCHML_NIGHTLY")  # three trainings
@@ -125,7 +118,6 @@ def test_fsdp_over_two_racks(mininet, tmp_path):
     assert len(digests) == 1, "racks that aggregate must give the same bits"
 
 
-@needs_time
 @pytest.mark.root
 @pytest.mark.slow
 def test_simple_switch_and_a_capture(mininet, require_program, tmp_path):
@@ -138,7 +130,6 @@ def test_simple_switch_and_a_capture(mininet, require_program, tmp_path):
     assert all(len(packet.values) == 256 for packet in packets)
 
 
-@needs_time
 @pytest.mark.root
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])

@@ -180,7 +180,6 @@ def in_this_process(monkeypatch):
 
 
 @pytest.mark.parametrize("name", DETERMINISTIC)
-@pytest.mark.timeout(600)
 def test_claims_are_held_to_their_tolerance(name, in_this_process):
     """What depends on how fast this machine is (`here`) is for `switchml reproduce --all` alone."""
     outcome = running.reproduce(claims.load(name))

@@ -80,7 +80,6 @@ def test_several_ranks_in_a_host_are_measured_with_both_hierarchies():
 
 @pytest.mark.root
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_two_workers_at_two_rates(tmp_path):
     pytest.importorskip("torch")
     picture = tmp_path / "real.png"

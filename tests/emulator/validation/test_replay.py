@@ -39,7 +39,6 @@ def test_plans_that_make_no_sense(options, message):
 @pytest.mark.needs("SWITCHML_NIGHTLY")
 @pytest.mark.root
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_two_workers(tmp_path):
     pytest.importorskip("torch")
     picture = tmp_path / "replay.png"

@@ -24,7 +24,7 @@ from emulator.validation.clocks import recovered
 from host_agent.profile.clocks import ROUNDS
 
 # Several processes at a time that import torch, and perhaps compile kernels, on two slow cores.
-pytestmark = [pytest.mark.timeout(400), pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 JOB = Path(__file__).with_name("job.py")
 GRADIENTS = ["4.bias", "4.weight", "2.bias", "2.weight", "0.bias", "0.weight"]

@@ -13,9 +13,6 @@ from tests.support.ranks import ROOT, Rank, environment, run_ranks, start_ranks
 
 torch = pytest.importorskip("torch")
 
-# Several processes at a time that import torch, and perhaps compile kernels, on two slow cores.
-pytestmark = pytest.mark.timeout(300)
-
 HERE = Path(__file__).parent
 DEADLINE_S = 200
 """Of ranks that import torch, join and fail, which takes a few seconds where cores are free."""

@@ -9,7 +9,7 @@ from tests.support.ranks import run_ranks
 
 torch = pytest.importorskip("torch")
 
-pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 CODECS = ("none", "bf16", "topk:ratio=0.1", "topk:ratio=1")
 SCRIPT = Path(__file__).parent / "hooks_script.py"

@@ -12,9 +12,6 @@ from tests.support.ranks import ROOT, environment, run_ranks
 pytest.importorskip("torch")
 pytest.importorskip("sklearn")
 
-# Several processes at a time that import torch, and perhaps compile kernels, on two slow cores.
-pytestmark = pytest.mark.timeout(300)
-
 SCRIPT = ROOT / "scripts" / "examples" / "ddp_digits.py"
 
 

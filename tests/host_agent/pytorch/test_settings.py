@@ -78,7 +78,6 @@ def plain(tmp_path_factory) -> list[dict]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_an_unmodified_script_obeys_the_file(tmp_path, plain):
     layer = 64 * 64 * 4 + 64 * 4
     caps = [2 * layer / 2**20, 3 * layer / 2**20, layer / 2**20]
@@ -91,7 +90,6 @@ def test_an_unmodified_script_obeys_the_file(tmp_path, plain):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_each_bucket_goes_through_its_codec(tmp_path, plain):
     layer = (64 * 64 + 64) * 4 / 2**20
     told, _ = run(
@@ -135,7 +133,6 @@ for _ in range(12):
 
 
 @pytest.mark.needs("SWITCHML_NIGHTLY")
-@pytest.mark.timeout(600)
 def test_both_ways_are_run_and_compared(tmp_path):
     path = tmp_path / "settings.toml"
     path.write_text("[ddp]\nbucket_cap_mb = 1\n")

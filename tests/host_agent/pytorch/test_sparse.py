@@ -8,7 +8,6 @@ import pytest
 from tests.support.ranks import run_ranks
 
 torch = pytest.importorskip("torch")
-pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ from tests.support.ranks import run_ranks
 
 pytest.importorskip("torch")
 
-pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 SCRIPT = Path(__file__).parent / "stragglers_script.py"
 

@@ -16,9 +16,6 @@ from tests.support import commands
 pytest.importorskip("torch")
 pytest.importorskip("sklearn")
 
-# Several processes at a time that import torch, and perhaps compile kernels, on two slow cores.
-pytestmark = pytest.mark.timeout(300)
-
 
 def start(*arguments: str, start_new_session: bool = False) -> subprocess.Popen:
     return commands.start("train", *arguments, start_new_session=start_new_session)

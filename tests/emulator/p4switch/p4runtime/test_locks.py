@@ -18,8 +18,6 @@ from tests.support.launch import until
 from tests.support.lock_order import LockOrder
 from tests.support.p4runtime_controller import CPU_PORT, Controller, short
 
-pytestmark = pytest.mark.timeout(120)
-
 WRITES = 60
 """A dead-lock came within 22."""
 
