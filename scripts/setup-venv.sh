@@ -110,7 +110,10 @@ _make_venv() {
 _has_torch() { "$venv/bin/python" -c 'import importlib.util as u, sys; sys.exit(u.find_spec("torch") is None)'; }
 
 _wants_torch() {
-    case " $extras " in *" all "* | *" bench-codecs "* | *" dev "* | *" loading"* | *" torch"* | *" train "*) ;; *) return 1 ;; esac
+    case " $extras " in
+        *" all "* | *" bench-codecs "* | *" dev "* | *" loading"* | *" torch"* | *" train "*) ;;
+        *) return 1 ;;
+    esac
 }
 
 _pip() { "$venv/bin/python" -m pip --disable-pip-version-check --no-input "$@"; }

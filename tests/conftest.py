@@ -63,7 +63,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     examples.load(config.option.all)
-    if config.option.all or not hasattr(config, "args"):
+    if config.option.all:
         return
     for argument in config.args:
         path = Path(argument.partition("::")[0]).resolve()

@@ -97,6 +97,12 @@ class LinkConfig:
         _check_least(self, 1, "burst_packets")
 
 
+def _link_of(config: Any) -> LinkConfig:
+    """The link that a configuration describes with fields of the same names."""
+    names = {each.name for each in dataclasses.fields(LinkConfig)}
+    return LinkConfig(**{name: value for name, value in vars(config).items() if name in names})
+
+
 @dataclass(frozen=True)
 class RackConfig:
     """Hosts in racks of `hosts`, each with one link of these properties, both ways, to the aggregation switch.
@@ -117,7 +123,7 @@ class RackConfig:
 
     @property
     def link(self) -> LinkConfig:
-        return LinkConfig(**{name: value for name, value in vars(self).items() if name not in ("hosts", "aggregate")})
+        return _link_of(self)
 
 
 @dataclass(frozen=True)
@@ -138,7 +144,7 @@ class BehindConfig:
 
     @property
     def link(self) -> LinkConfig:
-        return LinkConfig(**{name: value for name, value in vars(self).items() if name != "packets_per_s"})
+        return _link_of(self)
 
 
 @dataclass(frozen=True)

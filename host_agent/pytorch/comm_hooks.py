@@ -126,8 +126,7 @@ def codec_hook(state: CodecState, bucket: dist.GradBucket) -> torch.futures.Futu
         pieces, shapes = [buffer], [None]  # type: ignore[list-item]
     index = bucket.index()
     state.bytes_dense += 4 * buffer.numel()
-    devices: list[Any] = [buffer.device] if buffer.is_cuda else []
-    promise: Promise[torch.Tensor] = Promise(devices)
+    promise: Promise[torch.Tensor] = Promise([buffer])
 
     # float32 on the host, taken now: on a GPU this waits for the stream that the hook runs on.
     vectors = [piece.detach().to("cpu", torch.float32).numpy() for piece in pieces]

@@ -163,9 +163,6 @@ class CudaAllReduceWork(AllReduceWork):
             self._copied_up.append(event)
         super()._finish()
 
-    def _devices(self) -> list[torch.device]:
-        return [stream.device for stream in self._streams]
-
     def _complete_future(self) -> None:
         with contextlib.ExitStack() as stack:
             for stream in self._streams:

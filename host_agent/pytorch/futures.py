@@ -20,10 +20,11 @@ Value = TypeVar("Value")
 
 
 class Promise(Generic[Value]):
-    """`future`, until `complete` is called, once. `devices`: CUDA devices of the tensors in its value."""
+    """`future`, until `complete` is called, once, with these tensors in its value."""
 
-    def __init__(self, devices: Sequence[torch.device] = ()):
-        self._given: torch.futures.Future[Value] = torch.futures.Future(devices=list(devices))
+    def __init__(self, tensors: Sequence[torch.Tensor]):
+        devices = {tensor.device for tensor in tensors if tensor.is_cuda}
+        self._given: torch.futures.Future[Value] = torch.futures.Future(devices=sorted(devices, key=str))
         self._error: BaseException | None = None
         self.future: torch.futures.Future[Value] = self._given.then(self._outcome)
 

@@ -19,7 +19,6 @@ wait for every rank: `broadcast_buffers=False`. So would any other collective wi
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -116,8 +115,7 @@ def straggler_hook(state: StragglerState, bucket: dist.GradBucket) -> torch.futu
             state.buckets[bucket.index()] = known
         late = known.late
         values += late.values
-    devices: list[Any] = [buffer.device] if buffer.is_cuda else []
-    promise: Promise[torch.Tensor] = Promise(devices)
+    promise: Promise[torch.Tensor] = Promise([buffer])
 
     def done(error: BaseException | None) -> None:
         if error is None:

@@ -169,15 +169,11 @@ class AllReduceWork(Work):
         with self._lock:
             is_new = self._promise is None
             if self._promise is None:
-                self._promise = Promise(self._devices())
+                self._promise = Promise(self.tensors)
             promise, finished = self._promise, self._finished.is_set()
         if is_new and finished:
             self._complete_future()
         return promise.future
-
-    def _devices(self) -> list[torch.device]:
-        """Those whose streams the result comes from."""
-        return []
 
     def _run_last_steps(self) -> None:
         try:

@@ -164,7 +164,7 @@ class GpuModel:
         written = [value for value, alias in zip(args, aliases, strict=False) if alias is not None and alias.is_write]
         blocks = not kwargs.get("non_blocking") and not any(each is True for each in args)
         if written:
-            self._run(function, args, kwargs)
+            self.current_stream().enqueue(lambda: function(*_held(args), **_held(kwargs)))
             if blocks and any(not isinstance(each, GpuTensor) for each in args if isinstance(each, torch.Tensor)):
                 self.current_stream().synchronize()
             return written[0]
@@ -180,9 +180,6 @@ class GpuModel:
         if function.overloadpacket is not torch.ops.aten.empty_like:
             self.current_stream().enqueue(fill)
         return self._wrap(made)
-
-    def _run(self, function: Any, args: Any, kwargs: dict[str, Any]) -> None:
-        self.current_stream().enqueue(lambda: function(*_held(args), **_held(kwargs)))
 
     def _wrap(self, tree: Any) -> Any:
         return tree_map(lambda each: GpuTensor(each, self) if isinstance(each, torch.Tensor) else each, tree)
