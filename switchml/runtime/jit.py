@@ -5,10 +5,11 @@ process.
 changes, but not when a file does from which it takes functions or constants, and its cache is one of file paths.
 So the kernels of each module have a directory of their own under the user's cache directory (SWITCHML_CACHE_DIR
 overrides), named by the text of the module and of all our modules that it imports: a change recompiles what depends on
-it, and equal checkouts share what is compiled.
+it, and equal checkouts share what is compiled. Of processes that need a kernel at the same time, one compiles it.
 """
 
 import contextlib
+import fcntl
 import functools
 import hashlib
 import inspect
@@ -19,12 +20,12 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, overload
+from typing import IO, TYPE_CHECKING, Any, TypeAlias, TypeVar, overload
 
 import numba
 import numpy as np
-from filelock import FileLock
 from numba.core import caching
+from numba.core.compiler_lock import global_compiler_lock
 
 from switchml.runtime.callees import CalleeCacheImpl, CalleeCompiler
 
@@ -159,17 +160,38 @@ class _CalleeImpl(CalleeCacheImpl):
 
 
 class _Cache(caching.FunctionCache):
-    """Where nothing can be written, each process compiles for itself."""
+    """A kernel's cache. Who finds that it lacks something locks it, until that is compiled and saved: other processes
+    wait, and load it. Where nothing can be written or locked, each process compiles for itself.
+
+    A kernel stays locked while those that it calls are compiled. The lock is POSIX's: it ends with its process, no fork
+    inherits it, and of processes that would wait for each other the system lets one go on without (EDEADLK).
+    """
 
     _impl_class: Any = _Impl
+    _lock: IO[bytes] | None = None
 
     def load_overload(self, signature: Any, context: Any) -> Any:
         with contextlib.suppress(OSError):
-            return super().load_overload(signature, context)
+            found = super().load_overload(signature, context)
+            if found is None:
+                self._acquire()
+                found = super().load_overload(signature, context)
+            return found
 
     def save_overload(self, signature: Any, data: Any) -> None:
         with contextlib.suppress(OSError):
             super().save_overload(signature, data)
+
+    def _acquire(self) -> None:
+        self._impl.locator.ensure_cache_path()
+        self._lock = open(f"{self._cache_path}/{self._impl.filename_base}.lock", "ab")  # noqa: SIM115
+        fcntl.lockf(self._lock, fcntl.LOCK_EX)
+
+    def release(self) -> None:
+        """Let the next process have the kernel, whether it was compiled or not."""
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
 
 
 class _CalleeCache(_Cache):
@@ -191,12 +213,26 @@ def kernel(function: Any = None, *, inline: bool = False, **options: Any) -> Any
         return numba.njit(inline="always", **options)(function)
     settings: dict[str, Any] = {"nogil": True, "error_model": "numpy", "no_cfunc_wrapper": True, **options}
     compiled = numba.njit(**settings)(function)
-    compiled._cache = _Cache(function)
+    _have_one_compile(compiled, _Cache(function))
     settings["no_cpython_wrapper"] = True
     callee = numba.njit(**settings, pipeline_class=CalleeCompiler)(function)
-    callee._cache = _CalleeCache(function)
+    _have_one_compile(callee, _CalleeCache(function))
     _have_kernels_call(callee, compiled)
     return compiled
+
+
+def _have_one_compile(dispatcher: Any, cache: _Cache) -> None:
+    compile_alone = dispatcher.compile
+
+    def compile_or_load(signature: Any) -> Any:
+        with global_compiler_lock:  # numba's, of threads: `cache` has one lock for all of them
+            try:
+                return compile_alone(signature)
+            finally:
+                cache.release()
+
+    dispatcher._cache = cache
+    dispatcher.compile = compile_or_load
 
 
 def _have_kernels_call(callee: Any, compiled: Any) -> None:
@@ -229,19 +265,5 @@ def _shared(argument: Any, annotation: object) -> Any:
 
 
 def compile_once(entry: Any, *arguments: Any) -> None:
-    """Have `entry` ready for arguments of these types: compiled by one process of the machine, loaded from disk by all
-    others."""
-    signature = tuple(numba.typeof(argument) for argument in arguments)
-    if signature in entry.overloads:
-        return
-    name = hashlib.sha256(f"{entry.py_func.__qualname__} {signature}".encode()).hexdigest()[:16]
-    directory = _directory(entry.py_func.__module__)
-    marker = directory / f"ready-{name}"
-    with contextlib.ExitStack() as stack:
-        if not marker.exists():
-            with contextlib.suppress(OSError):  # a cache that is not ours to write
-                directory.mkdir(parents=True, exist_ok=True)
-                stack.enter_context(FileLock(directory / f"lock-{name}"))
-        entry.compile(signature)
-        with contextlib.suppress(OSError):
-            marker.touch()
+    """Have `entry` ready for arguments of these types."""
+    entry.compile(tuple(numba.typeof(argument) for argument in arguments))

@@ -1,9 +1,12 @@
-"""Where compiled kernels are kept: what a module's directory is named by, and who shares it."""
+"""Where compiled kernels are kept: what a module's directory is named by, and who shares it; and that processes wait
+for what another compiles."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -91,3 +94,93 @@ def test_where_nothing_can_be_kept_each_process_compiles(tmp_path):
     (tmp_path / "file").touch()
     for _ in range(2):
         assert run(COMPILE, ROOT, tmp_path / "file" / "no folder").split() == ["0", "1"]
+
+
+IN_ORDER = """
+import sys
+
+from numba.core import event
+from switchml.protocol.sparse import is_clear, is_zero
+from switchml.runtime.jit import compile_once
+
+ARGUMENTS = {"is_clear": (is_clear, 0, 4), "is_zero": (is_zero, 0, 0, 0, 0.0)}
+first, *others = (ARGUMENTS[name] for name in sys.argv[1:])
+
+
+class Compiling(event.Listener):
+    def on_start(self, event):
+        if event.data["dispatcher"] is first[0]:
+            print("compiling", flush=True)
+            sys.stdin.readline()
+            for other in others:
+                compile_once(*other)
+
+    def on_end(self, event):
+        pass
+
+
+event.register("numba:compile", Compiling())
+print("begins", flush=True)
+compile_once(*first)
+print(*(sum(kernel.stats.cache_misses.values()) for kernel in (is_clear, is_zero)))
+"""
+"""Compiles the kernels it is given the names of, each while it has the one before locked; on the way says so, and waits
+to be told to go on. Prints how often it compiled each."""
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Starts a process of IN_ORDER, returned once it is about to compile."""
+    started = []
+
+    def start(*kernels: str) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [sys.executable, "-c", IN_ORDER, *kernels],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": str(ROOT), "SWITCHML_CACHE_DIR": str(tmp_path)},
+        )
+        started.append(process)
+        assert process.stdout.readline() == "begins\n"
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+@pytest.fixture
+def one_compiles_another_waits(start):
+    one = start("is_clear")
+    assert one.stdout.readline() == "compiling\n"
+    another = start("is_clear")
+    another.stdin.write("\n")
+    another.stdin.flush()
+    while not re.search(rf"-> POSIX .* {another.pid} ", Path("/proc/locks").read_text()):
+        assert another.poll() is None, "it did not wait"
+        time.sleep(0.01)
+    return one, another
+
+
+def test_of_two_processes_one_compiles(one_compiles_another_waits):
+    one, another = one_compiles_another_waits
+    assert one.communicate("\n")[0] == "1 0\n"
+    assert another.communicate()[0] == "0 0\n"
+
+
+def test_who_is_killed_while_compiling_leaves_it_to_the_other(one_compiles_another_waits):
+    one, another = one_compiles_another_waits
+    one.kill()
+    assert another.communicate()[0] == "compiling\n1 0\n"
+
+
+def test_processes_that_compile_in_opposite_orders_do_not_wait_for_each_other(start):
+    one, another = start("is_clear", "is_zero"), start("is_zero", "is_clear")
+    assert one.stdout.readline() == another.stdout.readline() == "compiling\n"
+    for process in one, another:
+        process.stdin.write("\n")
+        process.stdin.flush()
+    compiled = [process.communicate()[0].split() for process in (one, another)]
+    assert sorted(compiled) in ([["0", "1"], ["1", "1"]], [["1", "0"], ["1", "1"]])
