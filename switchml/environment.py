@@ -141,7 +141,6 @@ GROUPS: dict[str, tuple[Variable, ...]] = {
     "Set-up and tests": (
         Variable("SWITCHML_TORCH", "requirement", "the CPU build", "the torch that `scripts/run` and `test` install"),
         Variable("SWITCHML_DATA", "folder", "`../shared/data`", "measured data that tests read"),
-        Variable("SWITCHML_NIGHTLY", "`1`", "off", "tests that take minutes"),
         Variable("SWITCHML_TORCH_SUITE", "`1`", "off", "PyTorch's own tests on the backend"),
         Variable("SWITCHML_ATTACKS", "number", "`1`", "how many times as many random attacks the tests try"),
         Variable("SWITCHML_ATTACKS_SEED", "number", "`0`", "decides which"),

@@ -34,9 +34,7 @@ def build(tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "tag", ["without_reference", pytest.param("whole", marks=pytest.mark.needs("SWITCHML_NIGHTLY"))]
-)
+@pytest.mark.parametrize("tag", ["without_reference", "whole"])
 def test_site_builds_without_warnings(tag, build):
     site = build(tag)
     pages = {page: (site / f"{page}.html").read_text() for page in ("index", "reference")}

@@ -35,7 +35,6 @@ class Command:
     run: str = ""
     not_run: str = ""
     expect: list[str] = field(default_factory=list)
-    cheap: bool = False
 
 
 def blocks(text: str) -> Iterator[list[str]]:
@@ -108,5 +107,5 @@ def _prepared(command: Command) -> Command:
             command.run = command.run.replace(row["from"], row["to"])
     for row in TABLE["expected"]:
         if command.text.endswith(row["of"]):
-            command.expect, command.cheap = row["expect"], row.get("cheap", False)
+            command.expect = row["expect"]
     return command

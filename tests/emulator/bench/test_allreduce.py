@@ -165,7 +165,6 @@ def test_one_size_against_gloo():
     assert set(result["usage_per_repeat"]) == {"switchml_rank", "gloo_rank", "aggregator"}
 
 
-@pytest.mark.needs("SWITCHML_NIGHTLY")
 def test_both_directions_at_once():
     pytest.importorskip("torch")
     size = ("--workers", "2", "--size", "100000", "--repeats", "1")
@@ -196,7 +195,6 @@ def test_exact_sums_beside_other_work():
     assert 1 <= result["packets_to_int32"] <= 2.2  # a short tensor's exponents are guessed, and wrong the first time
 
 
-@pytest.mark.needs("SWITCHML_NIGHTLY")
 def test_beside_busy_processes():
     with busy_processes(2) as processes:
         assert [process.poll() for process in processes] == [None, None]
@@ -225,7 +223,6 @@ def test_sweep_as_table_and_picture(tmp_path):
     assert not any("gloo" in word for word in words)
 
 
-@pytest.mark.needs("SWITCHML_NIGHTLY")
 def test_ddp_buckets_of_a_model():
     done = run("--workers", "2", "--size", "2M", "--buckets", "ddp", "--repeats", "1", "--against", "none", "--json")
     assert done.returncode == 0, done.stderr
@@ -296,7 +293,7 @@ ENDLESS = ("--workers", "2", "--size", "64K", "--repeats", "1000000", "--against
 
 @pytest.mark.parametrize(
     ("number", "code"),
-    [(signal.SIGINT, 130), pytest.param(signal.SIGKILL, -9, marks=pytest.mark.needs("SWITCHML_NIGHTLY"))],
+    [(signal.SIGINT, 130), (signal.SIGKILL, -9)],
 )
 def test_interrupted_command_leaves_nothing(number, code):
     process = start(*ENDLESS)
@@ -311,7 +308,7 @@ def test_interrupted_command_leaves_nothing(number, code):
     assert_all_end(everybody)
 
 
-@pytest.mark.parametrize("victim", [pytest.param("rank", marks=pytest.mark.needs("SWITCHML_NIGHTLY")), "aggregator"])
+@pytest.mark.parametrize("victim", ["rank", "aggregator"])
 def test_killed_process_is_named(victim):
     process = start(*ENDLESS)
     try:

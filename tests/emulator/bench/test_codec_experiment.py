@@ -14,7 +14,6 @@ pytest.importorskip("torch")
 SCRIPT = ROOT / "scripts" / "experiments" / "codecs.py"
 
 
-@pytest.mark.needs("SWITCHML_NIGHTLY")
 @pytest.mark.slow
 def test_codecs_train_the_digits_as_well_as_nothing_does():
     command = [sys.executable, str(SCRIPT), "topk", "fp16", "qsgd", "--workers", "2", "--steps", "200", "--json"]

@@ -28,7 +28,6 @@ def figures(*args: str) -> dict:
     return report | {"codecs": {each["name"]: each for each in report["codecs"]}}
 
 
-@pytest.mark.needs("SWITCHML_NIGHTLY")
 def test_figures(tmp_path):
     """Sizes and errors are those of a tensor that the test made itself; times are only there."""
     x = np.random.default_rng(0).laplace(size=(60, 100)).astype(np.float32)
@@ -80,7 +79,6 @@ def test_missing_rivals_are_named_in_the_table(monkeypatch):
     assert "ZFP is not measured: it needs zfpy" in result.stdout and "torch fp16" in result.stdout
 
 
-@pytest.mark.needs("SWITCHML_NIGHTLY")
 def test_tensors_of_the_digits_model():
     gradient, repeated = (codec_tensors.load("gradient", 100_000).values for _ in range(2))
     assert np.array_equal(gradient, repeated) and gradient.size == 100_000

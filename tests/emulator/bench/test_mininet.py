@@ -51,7 +51,6 @@ def example(name: str, folder: Path, *options: str) -> dict[str, list[dict]]:
     return {series: [row for row in rows if row["series"] == series] for series in {row["series"] for row in rows}}
 
 
-@pytest.mark.needs("SWITCHML_NIGHTLY")
 @pytest.mark.root
 @pytest.mark.slow
 def test_scaling(mininet, tmp_path):
@@ -62,7 +61,6 @@ def test_scaling(mininet, tmp_path):
 
 @pytest.mark.root
 @pytest.mark.slow
-@pytest.mark.needs("SWITCHML_NIGHTLY")  # a minute; `test_two_racks` loses frames as well
 def test_loss(mininet, tmp_path):
     report = example("loss", tmp_path, *RATE, "--hosts", "2", "--loss", "0.05", "--plot", "loss.html")
     software = report["software"]
@@ -72,7 +70,6 @@ def test_loss(mininet, tmp_path):
     assert "software" in read_page(tmp_path / "loss.html")
 
 
-@pytest.mark.needs("SWITCHML_NIGHTLY")
 @pytest.mark.root
 @pytest.mark.slow
 def test_slots(mininet, tmp_path):
@@ -85,7 +82,7 @@ def test_slots(mininet, tmp_path):
 
 @pytest.mark.root
 @pytest.mark.slow
-@pytest.mark.parametrize("loss", [pytest.param("0", marks=pytest.mark.needs("SWITCHML_NIGHTLY")), "0.02"])
+@pytest.mark.parametrize("loss", ["0", "0.02"])
 def test_two_racks(mininet, tmp_path, loss):
     report = example("two-racks", tmp_path, *RATE, "--hosts", "4", "--loss", loss)
     (tree,), (flat,) = report[TREE], report[FLAT]
@@ -107,7 +104,6 @@ def test_train(mininet, tmp_path):
 
 @pytest.mark.root
 @pytest.mark.slow
-@pytest.mark.needs("SWITCHML_NIGHTLY")  # three trainings
 def test_fsdp_over_two_racks(mininet, tmp_path):
     pytest.importorskip("sklearn")
     digests = set()

@@ -75,7 +75,6 @@ def test_loss_delay_and_narrow_lanes(ready):
     assert report["framing_bound_bps"] == pytest.approx(4e8 * 1024 / 1076)
 
 
-@pytest.mark.needs("SWITCHML_NIGHTLY")
 @pytest.mark.root
 def test_several_ranks_a_host(ready):
     """Alone each, and a host's first: in two levels half as much uses the links."""
@@ -89,9 +88,7 @@ def test_several_ranks_a_host(ready):
 
 
 @pytest.mark.root
-@pytest.mark.parametrize(
-    "ending", [signal.SIGINT, pytest.param(signal.SIGKILL, marks=pytest.mark.needs("SWITCHML_NIGHTLY"))]
-)
+@pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGKILL])
 def test_nothing_stays(ready, ending, as_on_a_terminal):
     process = start("--workers", "2", "--against", "none", "--loss", "0.01", "--repeats", "1000", "--size", "256K")
     assert any("repeat " in line for line in process.stderr)

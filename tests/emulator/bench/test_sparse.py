@@ -53,7 +53,6 @@ def test_nonsense_is_refused(density, block):
         Sparsity(density, block)
 
 
-@pytest.mark.needs("SWITCHML_NIGHTLY")
 def test_bench_allreduce():
     done = commands.run(
         *(

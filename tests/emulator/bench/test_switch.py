@@ -90,7 +90,6 @@ def test_programs_come_with_the_package():
     assert bench_start.largest().stem == "agg_unrolled_256"
 
 
-@pytest.mark.needs("SWITCHML_NIGHTLY")  # it compiles a switch without any cache
 def test_start():
     """Without any compiled code the first packet comes before it; with it, both are soon there."""
     result = bench_start.measure(PROGRAMS / "agg_wide_64.json")

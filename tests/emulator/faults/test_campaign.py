@@ -74,15 +74,7 @@ def test_an_unknown_bug_is_refused():
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param("version-bit", marks=pytest.mark.needs("SWITCHML_NIGHTLY")),
-        pytest.param("early-end", marks=pytest.mark.needs("SWITCHML_NIGHTLY")),
-        "deaf",
-        pytest.param("never-again", marks=pytest.mark.needs("SWITCHML_NIGHTLY")),  # it compiles the worker's kernels
-    ],
-)
+@pytest.mark.parametrize("name", ["version-bit", "early-end", "deaf", "never-again"])
 def test_seeds_find_planted_bugs(name):
     """One of those in the aggregator's kernels, one in the worker's, and those elsewhere, which share what is compiled.
     `switchml simulate --plant NAME` does the same with the others."""
@@ -100,10 +92,9 @@ def test_seeds_find_planted_bugs(name):
     [
         ("deadlines", "other-guess"),
         ("best-effort", "slots-kept"),
-        *(
-            pytest.param(kind, name, marks=pytest.mark.needs("SWITCHML_NIGHTLY"))  # they compile kernels
-            for kind, name in [("deadlines", "late-unsaid"), ("best-effort", "rank-kept"), ("failover", "no-redo")]
-        ),
+        ("deadlines", "late-unsaid"),
+        ("best-effort", "rank-kept"),
+        ("failover", "no-redo"),
     ],
 )
 def test_seeds_of_other_kinds_find_planted_bugs(kind, name):
@@ -116,12 +107,10 @@ def test_seeds_of_other_kinds_find_planted_bugs(kind, name):
     assert play(failure["seed"], kind=kind).problem == "", "without the bug the seed passes"
 
 
-@pytest.mark.needs("SWITCHML_NIGHTLY")  # any value; minutes
-@pytest.mark.timeout(3600)
-def test_thousands_of_seeds():
+def test_hundreds_of_seeds():
     """Others than those of test_world.py. CI plays 100,000 a night (CONTRIBUTING.md)."""
-    tally = campaign.campaign(range(20_000, 23_000), os.cpu_count() or 1)
-    assert tally.failures == [] and tally.seeds == 3000
+    tally = campaign.campaign(range(20_000, 20_500), os.cpu_count() or 1)
+    assert tally.failures == [] and tally.seeds == 500
 
 
 def run(*arguments):

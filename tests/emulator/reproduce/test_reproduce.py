@@ -153,13 +153,7 @@ MISSED = {
     "switchml-training-100g": 1,
 }  # fmt: skip
 """How many figures of a claim are missed, as its `differs` explains; none of the others."""
-LONG = {"omnireduce-100g", "switchml-rate-100g", "switchml-loss", "solar-loading"}
-"""For the nights: packets that are those of another claim, ten times as fast; and what takes half a minute."""
-DETERMINISTIC = [
-    pytest.param(one.id, marks=pytest.mark.needs("SWITCHML_NIGHTLY")) if one.id in LONG else one.id
-    for one in claims.load_all([])
-    if one.how != "here"
-]
+DETERMINISTIC = [one.id for one in claims.load_all([]) if one.how != "here"]
 
 
 @pytest.fixture

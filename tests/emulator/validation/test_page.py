@@ -1,6 +1,5 @@
 """The figures of docs/accuracy.md, and the shipped intervals, are what the commands give."""
 
-import os
 import re
 from pathlib import Path
 
@@ -12,7 +11,6 @@ from emulator.validation.rows import mape
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "accuracy.md"
 PUBLISHED = Path(campaigns.__file__).parent / "published"
-nightly = pytest.mark.skipif("SWITCHML_NIGHTLY" not in os.environ, reason="a minute: set SWITCHML_NIGHTLY=1")
 
 
 def on_the_page(section: str) -> dict[str, list[str]]:
@@ -52,13 +50,11 @@ def without_refits(table: dict[str, list[str]]) -> dict[str, list[str]]:
     return {name: figures for name, figures in table.items() if "fitted without" not in name}
 
 
-@nightly
 @pytest.mark.timeout(3600)
 def test_the_page_has_what_validate_all_prints():
     assert figures(campaigns.all_of(PUBLISHED, measure=True)) == without_refits(on_the_page("Accuracy"))
 
 
-@nightly
 @pytest.mark.timeout(3600)
 def test_the_page_has_what_is_predicted_of_sizes_left_out():
     page = on_the_page("Accuracy")
@@ -75,7 +71,6 @@ def test_the_interval_of_context_parallel_jobs_is_as_shipped():
     assert found.spread == pytest.approx(shipped.spread, abs=1e-3)
 
 
-@nightly
 @pytest.mark.timeout(3600)
 def test_shipped_intervals_are_what_the_command_writes(tmp_path):
     rows = coverage.measured(sorted(PUBLISHED.rglob("*.csv")))

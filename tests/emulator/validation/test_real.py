@@ -93,7 +93,6 @@ def test_two_workers_at_two_rates(tmp_path):
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.needs("SWITCHML_NIGHTLY")
 def test_an_all_gather_and_a_reduce_scatter_at_once_take_little_longer_than_one(monkeypatch):
     monkeypatch.setattr(collectives, "SIZE_BYTES", 2 << 20)
     scatter_s, gather_s, both_s = map(collectives.played_s, ("reduce_scatter", "all_gather", "fsdp"))
@@ -104,7 +103,6 @@ def test_an_all_gather_and_a_reduce_scatter_at_once_take_little_longer_than_one(
 
 
 @pytest.mark.root
-@pytest.mark.needs("SWITCHML_NIGHTLY")
 def test_rows_of_collectives():
     pytest.importorskip("torch")
     rows = collectives.rows()

@@ -1,7 +1,5 @@
 """Fits of the shipped constants: rows and weights are recorded, and a refit gives what is shipped."""
 
-import os
-
 import pytest
 from click.testing import CliRunner
 
@@ -33,7 +31,6 @@ def test_a_refit_of_one_constant_gives_what_is_shipped():
     assert abs(found.change) < 0.01
 
 
-@pytest.mark.skipif("SWITCHML_NIGHTLY" not in os.environ, reason="minutes: set SWITCHML_NIGHTLY=1")
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_whole_refit_gives_what_is_shipped(name):

@@ -36,7 +36,6 @@ def test_plans_that_make_no_sense(options, message):
         ReplayPlan(**options)
 
 
-@pytest.mark.needs("SWITCHML_NIGHTLY")
 @pytest.mark.root
 @pytest.mark.slow
 def test_two_workers(tmp_path):

@@ -173,7 +173,7 @@ def test_with_data_parallel_and_shards():
         assert activations.stats()["bytes"] == plain.stats()["bytes"], "weights are left alone"
 
 
-@pytest.mark.needs("SWITCHML_NIGHTLY")
+@pytest.mark.slow
 def test_with_a_compiled_model():
     """Measured as it is written, trained compiled; at the bound of the layer that bears least."""
     found, activations = gradients(torch.compile(network(), backend="aot_eager"), codec="levels", steps=3)

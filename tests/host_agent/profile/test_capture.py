@@ -172,7 +172,6 @@ def test_clocks_were_compared(captured):
     assert found["pings"] < 1e-3, "on a busy machine; else microseconds"
 
 
-@pytest.mark.needs("SWITCHML_NIGHTLY")
 def test_sizes_of_gloo_are_the_same_with_and_without_shapes(tmp_path):
     run_ranks(Path(__file__).with_name("messages.py"), 3, tmp_path, str(tmp_path), timeout_s=300)
     for plain, shaped in zip(read(tmp_path / "plain"), read(tmp_path / "shapes"), strict=True):
@@ -205,7 +204,7 @@ def test_what_it_costs_is_measured(tmp_path):
     assert all(rank["iterations"] == 4 and rank["start_s"] > 0 < rank["plain_s"] for rank in told["ranks"])
 
 
-@pytest.mark.parametrize("backend", [pytest.param("gloo", marks=pytest.mark.needs("SWITCHML_NIGHTLY")), "switchml"])
+@pytest.mark.parametrize("backend", ["gloo", "switchml"])
 def test_a_killed_rank_leaves_the_others_traces(backend, tmp_path):
     done = capture(tmp_path, backend, "12", "die", options=("--steps", "3:1000"))
     assert done.returncode == 1
@@ -233,7 +232,6 @@ def test_ctrl_c(tmp_path):
     assert all(len(trace.steps) >= 5 for trace in traces)
 
 
-@pytest.mark.needs("SWITCHML_NIGHTLY")
 def test_a_script_without_enough_steps(tmp_path):
     done = capture(tmp_path, "gloo", "2", ranks=1)
     assert done.returncode == 1
@@ -241,7 +239,6 @@ def test_a_script_without_enough_steps(tmp_path):
     assert last.startswith("switchml: error: no rank has written a trace") and "more than 3 steps" in last, done.stderr
 
 
-@pytest.mark.needs("SWITCHML_NIGHTLY")
 def test_switchml_train_traces_both_of_its_runs(tmp_path):
     options = ("--workers", "2", "--steps", "6", "--aggregator", "software", "--trace", str(tmp_path), "--json")
     done = subprocess.run(

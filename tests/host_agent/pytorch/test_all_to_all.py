@@ -51,7 +51,6 @@ def test_rows_arrive_within_their_bounds_and_gradients_exactly(tmp_path):
     assert all("table" in report["odd_batch"] and "one size" in report["odd_batch"] for report in reports)
 
 
-@pytest.mark.needs("SWITCHML_NIGHTLY")
 @pytest.mark.slow
 def test_dlrm_trains_as_well_with_half_the_bytes():
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]

@@ -78,8 +78,8 @@ def assert_ends(pid: int) -> None:
     [
         (1, "none"),
         (0, "node"),
-        pytest.param(0, "none", marks=pytest.mark.needs("SWITCHML_NIGHTLY")),
-        pytest.param(1, "node", marks=pytest.mark.needs("SWITCHML_NIGHTLY")),
+        pytest.param(0, "none", marks=pytest.mark.slow),
+        pytest.param(1, "node", marks=pytest.mark.slow),
     ],
 )
 def test_killed_rank_is_named(tmp_path, victim, hierarchy):

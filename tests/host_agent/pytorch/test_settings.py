@@ -132,7 +132,7 @@ for _ in range(12):
 """
 
 
-@pytest.mark.needs("SWITCHML_NIGHTLY")
+@pytest.mark.slow
 def test_both_ways_are_run_and_compared(tmp_path):
     path = tmp_path / "settings.toml"
     path.write_text("[ddp]\nbucket_cap_mb = 1\n")

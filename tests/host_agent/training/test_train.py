@@ -56,7 +56,7 @@ def test_same_accuracy_as_gloo(short_run):
     assert packets["refused"] == 0
 
 
-@pytest.mark.parametrize("aggregator", [pytest.param("p4", marks=pytest.mark.needs("SWITCHML_NIGHTLY")), "software"])
+@pytest.mark.parametrize("aggregator", ["p4", "software"])
 def test_lost_and_reordered_packets_change_no_bit(runs, aggregator):
     short_run = runs[aggregator]
     lossy = run_json("--steps", "120", "--loss-rate", "0.02", "--reorder-rate", "0.02", "--aggregator", aggregator)
@@ -89,7 +89,6 @@ def test_number_of_workers(workers):
     assert report["loss"]["switchml"] == pytest.approx(report["loss"]["gloo"], abs=1e-3)
 
 
-@pytest.mark.needs("SWITCHML_NIGHTLY")
 def test_a_model_in_shards():
     """FSDP through the software aggregator and a P4 switch: Gloo's losses, and the model that DDP trains."""
     result = run_json("--parallel", "fsdp", "--ranks", "2", "--steps", "40")
@@ -103,7 +102,6 @@ def test_a_model_in_shards():
     assert result["loss"]["gloo"] == pytest.approx(whole["loss"]["gloo"], abs=1e-4)
 
 
-@pytest.mark.needs("SWITCHML_NIGHTLY")
 def test_a_model_in_stages():
     """Gloo's losses through the aggregator, and those of ranks that each have the whole model."""
     result = run_json("--pipeline", "2", "--ranks", "4", "--steps", "40", "--seed", "2")
@@ -113,7 +111,6 @@ def test_a_model_in_stages():
     assert result["loss"]["gloo"] == pytest.approx(whole["loss"]["gloo"], abs=1e-4)
 
 
-@pytest.mark.needs("SWITCHML_NIGHTLY")
 def test_states_on_the_host_or_of_pruned_weights():
     """A tenth of the weights takes about a tenth of the packets, and learns; what is offloaded is all there."""
     options = ("--ranks", "2", "--steps", "200", "--aggregator", "software")
@@ -124,7 +121,6 @@ def test_states_on_the_host_or_of_pruned_weights():
     assert offloaded["accuracy"]["switchml"] > 0.97 and pruned["accuracy"]["switchml"] > 0.9
 
 
-@pytest.mark.needs("SWITCHML_NIGHTLY")
 def test_the_workers_of_this_host_sum_first():
     """One of them sends for all."""
     report = run_json("--workers", "3", "--steps", "8", "--aggregator", "software", "--hierarchy", "node")
@@ -209,7 +205,7 @@ def wait_for_line(process: subprocess.Popen, text: str) -> None:
     raise AssertionError(f"the command ended before it said {text!r}")
 
 
-@pytest.mark.parametrize("phase", [pytest.param("Gloo", marks=pytest.mark.needs("SWITCHML_NIGHTLY")), "in-network"])
+@pytest.mark.parametrize("phase", ["Gloo", "in-network"])
 def test_killed_worker_is_named(phase, as_on_a_terminal):
     process = start("--steps", "300", "--workers", "3", "--batch-size", "4")
     try:
@@ -245,7 +241,7 @@ def test_killed_aggregator_is_named(as_on_a_terminal):
 
 @pytest.mark.parametrize(
     ("number", "code"),
-    [(signal.SIGINT, 130), pytest.param(signal.SIGKILL, -9, marks=pytest.mark.needs("SWITCHML_NIGHTLY"))],
+    [(signal.SIGINT, 130), (signal.SIGKILL, -9)],
 )
 def test_interrupted_command_leaves_nothing(number, code, as_on_a_terminal):
     process = start("--steps", "100000", "--workers", "2")
@@ -276,7 +272,6 @@ def test_ctrl_c_before_anything_runs():
     assert_all_end(everybody)
 
 
-@pytest.mark.needs("SWITCHML_NIGHTLY")
 def test_settings_files_are_obeyed(tmp_path):
     (tmp_path / "settings.toml").write_text(
         '[environment]\nSWITCHML_WIRE = "int16"\n'
