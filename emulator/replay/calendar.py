@@ -23,10 +23,9 @@ __all__ = ["ENDED", "EVENTS", "begin", "run"]
 
 
 @kernel
-def run(budget, world, flat, chooses, sharing):
-    """Play until nothing is left to happen, or about `budget` more events have. `chooses`: None where no stream takes
-    what is ready, and `sharing`: None where no link is shared; numba then leaves out all that is about them, which
-    halves the time that a first run spends compiling."""
+def run(budget, world, flat, sharing):
+    """Play until nothing is left to happen, or about `budget` more events have. `sharing`: None where no link is
+    shared; numba then leaves out all that is about them."""
     world, flat = borrowed(world), borrowed(flat)
     items, heap, streams, counts = world.items, world.heap, world.streams, world.counts
     last_event = counts[EVENTS] + budget
@@ -52,7 +51,7 @@ def run(budget, world, flat, chooses, sharing):
                     if streams[item].phase == MOVING:
                         fairness.leave(sharing, item)
                 events.part(world, flat, transfer, now_s)
-        if chooses is not None and counts[DIRTY]:
+        if counts[DIRTY]:
             _choose(world, flat, now_s)
         if items[0].size and items[heap[0]].at_s == now_s:
             continue

@@ -179,13 +179,12 @@ class _Calendar:
     def __init__(self, graph: Graph, costs: Costs, flat: Flat, fixed_s, route, moved_bytes) -> None:
         self.world, self.sharing = calendar.begin(graph, costs, flat, fixed_s, route, moved_bytes)
         self.flat = flat
-        self.chooses = True if np.any(graph.streams.order == Order.READY) else None
         self.start_s, self.end_s = self.world.ops["start_s"][:-1], self.world.ops["end_s"][:-1]
         self.transfer_start_s, self.transfer_last = (self.world.transfers[name][:-1] for name in ("start_s", "last"))
 
     def go(self, budget: int) -> tuple[int, int]:
         """As above."""
-        calendar.run(budget, self.world, self.flat, self.chooses, self.sharing)
+        calendar.run(budget, self.world, self.flat, self.sharing)
         return int(self.world.counts[calendar.EVENTS]), int(self.world.counts[calendar.ENDED])
 
     def now_s(self) -> float:

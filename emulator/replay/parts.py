@@ -84,7 +84,7 @@ def parts(played: Replayed) -> Parts:
         for table in (PART_OF_KIND, PART_OF_WAIT)
     )
     ranks = (*grouped(graph.streams.rank, len(graph.ranks)), began_s, end_s[graph.ranks.job])
-    times = (played.start_s, played.transfer_start_s, played.end_s)
+    times = tuple(map(np.ascontiguousarray, (played.start_s, played.transfer_start_s, played.end_s)))
     charged, communication_s = _charge(
         ranks, stream_start, ops, graph.ops.work, graph.ops.transfer, times, active, waiting
     )

@@ -13,7 +13,7 @@ NEVER = np.iinfo(np.int64).max
 
 
 @kernel
-def next_uses(accesses: np.ndarray, samples: int, batch: int = 1) -> np.ndarray:
+def next_uses(accesses: np.ndarray, samples: int, batch: int) -> np.ndarray:
     """int64 (accesses,): for each access the position of the next one to the same sample in a later batch of `batch`
     accesses, NEVER where there is none. Accesses below 0 are empty places."""
     following = np.full(len(accesses), NEVER, np.int64)

@@ -100,9 +100,9 @@ def assign(
     ranks: int,
     capacity: int,
     most: int,
-    window: int = 1,
-    steps_per_epoch: int = 1,
-    first_step: int = 0,
+    window: int,
+    steps_per_epoch: int,
+    first_step: int,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Steps 2 and 3. `batches`: int32 (steps, global batch), -1 in places that a short batch leaves empty; each has at
     least `ranks` samples. `capacity`: samples that each rank's buffer holds. `most`: the largest local batch; ranks ·

@@ -35,7 +35,7 @@ def fifo_misses(accesses, samples, capacity):
 def belady_misses(accesses, samples, capacity):
     """bool (accesses,): the same of a buffer that knows the future; it also leaves out what it would evict at once."""
     misses = np.zeros(len(accesses), np.bool_)
-    following = next_uses(accesses, samples)
+    following = next_uses(accesses, samples, 1)
     use_of = np.full(samples, -1, np.int64)  # next use of what is held, −1: not held
     uses, entries = np.empty(len(accesses) + 1, np.int64), np.empty(len(accesses) + 1, np.int64)
     size, count = 0, 0

@@ -212,7 +212,7 @@ def solar(
     each = dataset.global_batch // dataset.ranks
     most = max(each, min(dataset.global_batch, math.floor(each * imbalance)))
     rank_of, held_by, *_ = loading_solar.assign(
-        planned, dataset.samples, dataset.ranks, dataset.buffer_samples, most, window, dataset.steps
+        planned, dataset.samples, dataset.ranks, dataset.buffer_samples, most, window, dataset.steps, 0
     )
     gap = read_gap(dataset, storage) if gap_bytes is None else int(gap_bytes / dataset.sample_bytes)
     batch, misses, reads, span = loading_solar.reads(

@@ -48,7 +48,7 @@ SLOW_DISK = Storage(bytes_per_s=1e6, seek_s=2e-3)
 def test_next_uses(accesses):
     for position, sample in enumerate(accesses.tolist()):
         later = [other for other in range(position + 1, len(accesses)) if accesses[other] == sample]
-        assert next_uses(accesses, 10)[position] == (later[0] if later else NEVER)
+        assert next_uses(accesses, 10, 1)[position] == (later[0] if later else NEVER)
 
 
 @random_cases
@@ -96,13 +96,18 @@ def test_belady_misses_no_more_than_the_others(accesses, capacity):
 # SOLAR
 
 
+def assign(*arguments):
+    """Without windows, from the first step."""
+    return loading_solar.assign(*arguments, 1, 1, 0)
+
+
 @random_cases
 @given(datasets(), st.floats(1, 2))
 def test_solar_leaves_every_global_batch_as_it_was(dataset, imbalance):
     batches = dataset.batches().reshape(-1, dataset.global_batch)
     each = dataset.global_batch // dataset.ranks
     most = max(each, int(each * imbalance))
-    rank_of, held_by, *_ = loading_solar.assign(batches, dataset.samples, dataset.ranks, dataset.buffer_samples, most)
+    rank_of, held_by, *_ = assign(batches, dataset.samples, dataset.ranks, dataset.buffer_samples, most)
     is_read = rank_of != held_by
     assert rank_of.min() >= 0 and rank_of.max() < dataset.ranks
     sizes = np.stack([(rank_of == rank).sum(axis=1) for rank in range(dataset.ranks)])
@@ -123,9 +128,7 @@ def test_solar_leaves_every_global_batch_as_it_was(dataset, imbalance):
 @given(datasets(most_ranks=1))
 def test_solar_on_one_rank_misses_no_more_than_belady_and_lru(dataset):
     batches = dataset.batches().reshape(-1, dataset.global_batch)
-    rank_of, held_by, *_ = loading_solar.assign(
-        batches, dataset.samples, 1, dataset.buffer_samples, dataset.global_batch
-    )
+    rank_of, held_by, *_ = assign(batches, dataset.samples, 1, dataset.buffer_samples, dataset.global_batch)
     is_read = rank_of != held_by
     flat = batches.ravel().astype(np.int64)
     best = belady_misses(flat, dataset.samples, dataset.buffer_samples).sum()
@@ -135,7 +138,7 @@ def test_solar_on_one_rank_misses_no_more_than_belady_and_lru(dataset):
 def test_solar_balances_reads():
     """Rank 0 holds all of the second batch that is held; the samples that must be read go to rank 1."""
     batches = np.array([[0, 1, 2, 3], [4, 5, 0, 2], [6, 7, 0, 2]], np.int32)
-    rank_of, held_by, *_ = loading_solar.assign(batches, 8, 2, 8, 3)
+    rank_of, held_by, *_ = assign(batches, 8, 2, 8, 3)
     is_read = rank_of != held_by
     assert is_read.tolist() == [[True] * 4, [True, True, False, False], [True, True, False, False]]
     reads = [[int((is_read[step] & (rank_of[step] == rank)).sum()) for rank in range(2)] for step in range(3)]
