@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from emulator.p4switch.engine.engine import Engine
-from emulator.p4switch.interpreter.path import Interpreter
 from switchml.control.dataplane import JobSpec
 from switchml.control.p4.tables import (
     OUTCOMES,
@@ -32,7 +31,7 @@ from tests.support.bmv2_replay import replay
 from tests.support.p4_frames import Datagram, read_udp, udp
 from tests.support.p4_jobs import COMPILED, program
 from tests.support.reference_tree import ABOVE, Sender
-from tests.switchml.protocol.test_rules_together import CLEAR, PATH, PAYLOAD, TAG, Call, Network, Weather
+from tests.switchml.protocol.test_rules_together import CLEAR, PAYLOAD, TAG, Call, Network, Weather
 
 UP = 0
 """The port to the switch above; those below come after it."""
@@ -179,20 +178,12 @@ def lanes(value: int) -> bytes:
     return struct.pack(">i", value) * 64
 
 
-@pytest.fixture(
-    params=[pytest.param(Interpreter, marks=pytest.mark.slow), Engine],
-    ids=["interpreter", "compiled"],
-)
-def engine(request):
-    return request.param
-
-
 class OneSwitch:
     """The rack switch of ranks 0 and 1, alone: `give` it a packet from a rank or (rank None) from the root, and have
     what leaves, as (rank or None, payload)."""
 
-    def __init__(self, engine, root=None):
-        self.tree = Tree(engine, root or two_racks(), spec_of(4))
+    def __init__(self, root=None):
+        self.tree = Tree(Engine, root or two_racks(), spec_of(4))
         self.node = self.tree.nodes[1]
 
     def give(self, rank, data):
@@ -206,8 +197,8 @@ class OneSwitch:
 
 
 @pytest.fixture
-def rack(engine):
-    return OneSwitch(engine)
+def rack():
+    return OneSwitch()
 
 
 def test_a_complete_sum_goes_up_and_the_result_comes_down(rack):
@@ -297,8 +288,8 @@ def test_slots_go_on(rack):
 
 
 @pytest.fixture
-def root(engine):
-    simulated = OneSwitch(engine)
+def root():
+    simulated = OneSwitch()
     simulated.node = simulated.tree.nodes[0]
 
     def give(rack: int, data: bytes):
@@ -340,8 +331,8 @@ def test_a_contribution_without_flags_is_no_partial_sum(root):
     assert len(root(1, contribution(4, flags=0))) == 2
 
 
-def test_ranks_can_be_attached_to_the_root(engine):
-    simulated = OneSwitch(engine, Node(1, [Node(2, [0, 1, 2]), 3]))
+def test_ranks_can_be_attached_to_the_root():
+    simulated = OneSwitch(Node(1, [Node(2, [0, 1, 2]), 3]))
     simulated.node = simulated.tree.nodes[0]
     assert simulated.give(3, contribution(4)) == []
     child = simulated.tree.nodes[1]
@@ -355,8 +346,8 @@ def test_ranks_can_be_attached_to_the_root(engine):
     assert left[1][0] is child and read_udp(left[1][2]).payload == result(7)
 
 
-def test_counters(engine):
-    simulated = OneSwitch(engine)
+def test_counters():
+    simulated = OneSwitch()
     simulated.give(0, contribution(1))
     simulated.give(1, contribution(2))
     simulated.give(1, contribution(2, r=1))
@@ -387,9 +378,8 @@ def test_trees_that_make_no_sense():
 # Whole all-reduces
 
 
-def p4(engine: type):
-    """Makes trees of switches that run the P4 program."""
-    return functools.partial(Tree, engine)
+p4 = functools.partial(Tree, Engine)
+"""Makes trees of switches that run the P4 program."""
 
 
 class TreeNetwork(Network):
@@ -449,21 +439,10 @@ def test_same_bits_as_one_aggregator(shape, weather):
     Network(alone, slots=8, windows=[8] * workers, isn=1 << 20).run(10 * SECOND)
     assert len(set(targets(alone))) == 1
     calls = tensors(workers, elements, 5)
-    network = TreeNetwork(p4(Engine), root, calls, slots=8, isn=(1 << 32) - 32, weather=weather, seed=3)
+    network = TreeNetwork(p4, root, calls, slots=8, isn=(1 << 32) - 32, weather=weather, seed=3)
     network.run(200 * SECOND)
     assert set(targets(calls)) == set(targets(alone))
     assert (network.lost_between_switches > 5) == (weather is STORM)
-
-
-@pytest.mark.slow(keep=1)
-@pytest.mark.parametrize("seed", range(3))
-def test_same_bits_on_the_interpreter(seed):
-    calls, alone = tensors(4, 200, seed), tensors(4, 200, seed)
-    Network(alone, slots=4, windows=[4] * 4).run(10 * SECOND)
-    tree = p4(Interpreter)
-    network = TreeNetwork(tree, two_racks(), calls, slots=4, isn=0, weather=STORM, seed=seed).run(200 * SECOND)
-    assert set(targets(calls)) == set(targets(alone)) and len(set(targets(calls))) == 1
-    assert network.now > 5 * PATH
 
 
 # On simple_switch
@@ -474,7 +453,7 @@ def test_each_switch_of_a_storm_on_simple_switch(require_program):
     """What each of three switches was given in a lossy run, given to simple_switch: the same frames leave."""
     programs = require_program("simple_switch"), require_program("simple_switch_CLI")
     root = two_racks()
-    network = TreeNetwork(p4(Engine), root, tensors(4, 300, 1), slots=4, isn=0, weather=STORM, seed=2)
+    network = TreeNetwork(p4, root, tensors(4, 300, 1), slots=4, isn=0, weather=STORM, seed=2)
     check_on_simple_switch(programs, root, network.run(200 * SECOND).tree)
 
 
@@ -491,10 +470,10 @@ def check_on_simple_switch(programs, root: Node, tree: Tree) -> None:
         assert sum(map(len, sent.values())) > 20
 
 
-def test_random_frames_change_no_sum(engine):
+def test_random_frames_change_no_sum():
     """Frames of the job with one byte turned over: what comes of them is never a wrong partial sum."""
     source = random.Random(4)
-    simulated = OneSwitch(engine)
+    simulated = OneSwitch()
     for _ in range(150):
         data = bytearray(source.choice([contribution(1), result(5), wait(2), contribution(1, flags=0)]))
         data[source.randrange(10)] ^= 1 << source.randrange(8)

@@ -89,11 +89,6 @@ def test_every_kind_by_the_program(shape, seed):
     assert network.lost_between_switches > 5
 
 
-@pytest.mark.slow
-def test_every_kind_by_the_interpreter():
-    run(functools.partial(Beside, Interpreter), two_racks(), 4, STORM)
-
-
 @pytest.mark.parametrize("engine", [Interpreter, Engine], ids=["interpreter", "compiled"])
 @pytest.mark.parametrize("scenario", load_trees(), ids=lambda scenario: scenario.job.name)
 def test_vectors(scenario, engine):
