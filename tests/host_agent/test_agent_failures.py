@@ -87,7 +87,7 @@ def test_ranks_that_disagree_about_the_dtype(join):
         assert isinstance(outcome, JobError)
 
 
-@pytest.mark.slow(keep=1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("call", "name", "chunks"), [(HostAgent.allreduce, "all-reduce", 4), (HostAgent.all_gather, "all-gather", 12)]
 )

@@ -7,16 +7,9 @@ import pytest
 
 from host_agent import recording
 from host_agent.packet_log import RECEIVED, REPEATED, RESENT, SENT, PacketLog, new_packet_log
-from tests.support.launch import LocalAggregator, contribution, join_all, leave_all, on_all, total
+from tests.support.launch import contribution, join_all, leave_all, on_all, total
 
 SIZE = 40_000
-
-
-@pytest.fixture(scope="module")
-def aggregator():
-    running = LocalAggregator()
-    yield running
-    running.stop()
 
 
 @pytest.fixture

@@ -276,13 +276,16 @@ def _serve() -> None:
 
 class LocalAggregator:
     """A software aggregator with its control plane in this process; `tunnel` and `v1` are Controller's, `options` are
-    SoftwareDataplane's, with `shared_slots` BestEffortDataplane's."""
+    SoftwareDataplane's, with `shared_slots` BestEffortDataplane's. Afterwards agents of this process compile nothing:
+    what they are asked has a deadline."""
 
     def __init__(self, *, peer_timeout_s: float = 10.0, tunnel: bool = False, v1: bool = False, **options):
+        from host_agent.loop import warm_up
         from switchml.aggregator.best_effort import BestEffortDataplane
         from switchml.aggregator.software import SoftwareDataplane
         from switchml.control.server import Controller
 
+        warm_up()
         kind = BestEffortDataplane if "shared_slots" in options else SoftwareDataplane
         self.dataplane = kind(port=0, **options).start()
         self.controller = Controller(

@@ -5,14 +5,7 @@ from __future__ import annotations
 import pytest
 
 from host_agent.agent import HostAgent
-from tests.support.launch import DEADLINE_S, LocalAggregator, good, leave_all, on_all
-
-
-@pytest.fixture(scope="module")
-def aggregator():
-    running = LocalAggregator()
-    yield running
-    running.stop()
+from tests.support.launch import DEADLINE_S, good, leave_all, on_all
 
 
 @pytest.fixture

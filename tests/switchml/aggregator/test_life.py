@@ -27,7 +27,7 @@ def test_a_taken_port_is_refused_in_words(dataplane):
 def test_start_and_stop_leave_nothing_behind():
     SoftwareDataplane(port=0).start().stop()  # whatever stays for good is there now
     gc.collect()  # other tests' files are closed
-    before = len(os.listdir("/proc/self/fd")), {thread.name for thread in threading.enumerate()}
+    files, threads = os.listdir("/proc/self/fd"), set(threading.enumerate())
     for _ in range(5):
         dataplane = SoftwareDataplane(port=0).start()
         dataplane.start_job(JobSpec(1, 2, 1, 16, 256, (("127.0.0.1", 4),)))
@@ -35,7 +35,8 @@ def test_start_and_stop_leave_nothing_behind():
         dataplane.stop()
         dataplane.stop_job(1)  # a control plane that stops later still may say so
     SoftwareDataplane(port=0).stop()  # never started
-    assert (len(os.listdir("/proc/self/fd")), {thread.name for thread in threading.enumerate()}) == before
+    # Of other tests something may end meanwhile.
+    assert len(os.listdir("/proc/self/fd")) <= len(files) and threads >= set(threading.enumerate())
 
 
 @pytest.mark.slow
