@@ -6,8 +6,7 @@ wait for is a gap: an op of kind DELAY in front of it, such as the interpreter's
 graph replayed as it is gives the trace again, and in a changed graph gaps stay what they were while waiting is worked
 out anew.
 
-Of several iterations with the same sequence of operations, durations are means; else the iteration of median length
-stands for all.
+Of several iterations that do nearly the same, durations are means; else the iteration of median length stands for all.
 """
 
 from __future__ import annotations
@@ -62,10 +61,13 @@ def join(
     plan = Plan(job, sorted(chosen, key=lasted_s.__getitem__)[len(chosen) // 2])
     timings, used = [], []
     for step in chosen:
-        cuts = plan.cuts if step == plan.step else job.cuts(step)
-        if plan.fits(cuts):
-            timings.append(plan.typical if step == plan.step else plan.timing(cuts))
-            used.append(step)
+        if step == plan.step:
+            timings.append(plan.typical)
+        elif (cuts := plan.in_place(job.cuts(step))) is not None:
+            timings.append(plan.timing(cuts))
+        else:
+            continue
+        used.append(step)
     if 2 * len(used) < len(chosen):
         timings, used = [plan.typical], [plan.step]
     assumptions = list(plan.assumptions)

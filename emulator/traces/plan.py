@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from emulator.traces.align import Clocks, align
+from emulator.traces.alike import in_place
 from emulator.traces.causality import Causality
 from emulator.traces.collectives import Communications, ambiguous_groups
 from emulator.traces.events import LaneKind, RankTrace, one_a_rank
@@ -122,10 +123,6 @@ class RankPlan:
         """Of the event that a segment belongs to."""
         return self.trace.names[self.trace.events.name[self.segments.event[segment]]]
 
-    def fits(self, segments: Segments) -> bool:
-        """Whether these are the same segments, one by one."""
-        return np.array_equal(segments.signature(self.trace), self.segments.signature(self.trace))
-
     def fits_beside_hosts(self, segments: Segments) -> bool:
         """Whether each device and transport does the same, one by one."""
         return np.array_equal(_beside_hosts(segments, self.trace), _beside_hosts(self.segments, self.trace))
@@ -154,9 +151,14 @@ class Plan:
         self.keys, self.assumptions = matched.keys, matched.assumptions
         self.ranks = [RankPlan(*each) for each in zip(self.traces, self.cuts, matched.transfer, strict=True)]
 
-    def fits(self, cuts: list[Segments]) -> bool:
-        """Whether these segments are those of the typical iteration."""
-        return all(rank.fits(segments) for rank, segments in zip(self.ranks, cuts, strict=True))
+    def in_place(self, cuts: list[Segments]) -> list[Segments] | None:
+        """When the segments of the typical iteration were in another one; None where that does other things."""
+        found = []
+        for rank, segments in zip(self.ranks, cuts, strict=True):
+            if (own := in_place(rank.segments, segments, rank.trace)) is None:
+                return None
+            found.append(own)
+        return found
 
     def fits_beside_hosts(self, cuts: list[Segments]) -> bool:
         """Whether devices and transports do what they do in the typical iteration, and there are some."""
@@ -170,7 +172,7 @@ class Plan:
         return self.timing(self.cuts)
 
     def timing(self, cuts: list[Segments], before: list[Segments] | None = None) -> Timing:
-        """Of an iteration that fits. `before`: the one before it, where that is replayed, too."""
+        """Of an iteration in the places of the typical one. `before`: the one before it where that is replayed, too."""
         step = cuts[0].step
         origin_s = self.job.origin_s(step)
         starts = [segments.start_s - at_s for segments, at_s in zip(cuts, origin_s, strict=True)]
@@ -203,7 +205,7 @@ class Plan:
 def _beside_hosts(segments: Segments, trace: RankTrace) -> np.ndarray:
     """The signature of what hosts don't run, lane by lane."""
     chosen = np.flatnonzero(segments.lane_kind != LaneKind.HOST)
-    return segments.signature(trace)[chosen[np.lexsort((segments.start_s[chosen], segments.lane[chosen]))]]
+    return segments.signature(trace)[chosen[np.lexsort((segments.start_s[chosen], segments.place[chosen]))]]
 
 
 def _rank_timing(

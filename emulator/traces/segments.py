@@ -37,11 +37,13 @@ _KINDS = {
 
 @dataclass(frozen=True)
 class Segments:
-    """All arrays (segments,): those of a host lane or a device lane together and in order, hosts first; transports'
-    last, by group and sequence, so that the same communication has the same place in every iteration."""
+    """All arrays (segments,): those of a host lane or a device lane together and in order, hosts first, then devices'
+    lanes by when the iteration used them first; transports' last, by group and sequence. So the same work has the same
+    place in every iteration."""
 
     event: np.ndarray  # int64: into the trace's events
     lane: np.ndarray  # int32
+    place: np.ndarray  # int32: of hosts, the lane; of devices, in which order the iteration used it first; else NONE
     start_s: np.ndarray  # float64, on the trace's own clock
     end_s: np.ndarray
     kind: np.ndarray  # int8, `Kind`
@@ -64,8 +66,7 @@ class Segments:
 
     def signature(self, trace: RankTrace) -> np.ndarray:
         """int64 (segments, 3): what makes two iterations comparable, segment by segment."""
-        place = np.where(self.lane_kind == LaneKind.TRANSPORT, NONE, self.lane)
-        return np.stack([trace.events.name[self.event], place, self.kind], axis=1)
+        return np.stack([trace.events.name[self.event], self.place, self.kind], axis=1)
 
 
 def cut(trace: RankTrace, step: int, steps: Steps | None = None) -> Segments:
@@ -81,25 +82,41 @@ def cut(trace: RankTrace, step: int, steps: Steps | None = None) -> Segments:
     rows, what = _split(steps, rows)
     of_transport = lane_kind[rows["event"]] == LaneKind.TRANSPORT
     sequence, group, lane = (column[rows["event"]] for column in (events.sequence, events.group, events.lane))
+    place = np.where(of_transport, NONE, _places(steps, rows["event"]))
     order = np.lexsort(
         (
             rows["start_s"],
             np.where(of_transport, sequence, 0),
-            np.where(of_transport, group, lane),
+            np.where(of_transport, group, place),
             lane_kind[rows["event"]],
         )
     )
     event, start_s, end_s = (np.ascontiguousarray(rows[name][order]) for name in ("event", "start_s", "end_s"))
-    lane, what = lane[order], what[order]
+    lane, place, what = lane[order], place[order], what[order]
     _in_turn(lane, start_s, end_s, of_transport[order])
     kind = kinds[what]
     if np.any(lane_kind[chosen] == LaneKind.DEVICE):  # what the host does then is to feed the device
         kind[(lane_kind[event] == LaneKind.HOST) & (what == What.COMPUTE)] = Kind.DELAY
     of_event: dict[int, tuple[int, int]] = {}
-    for place, number in enumerate(event.tolist()):
-        of_event[number] = (of_event.get(number, (place,))[0], place)
+    for at, number in enumerate(event.tolist()):
+        of_event[number] = (of_event.get(number, (at,))[0], at)
     of_event |= {inner: of_event[outer] for inner, outer in inside if outer in of_event}
-    return Segments(event, lane, start_s, end_s, kind, what, lane_kind[event], of_event, steps, step)
+    return Segments(event, lane, place, start_s, end_s, kind, what, lane_kind[event], of_event, steps, step)
+
+
+def _places(steps: Steps, event: np.ndarray) -> np.ndarray:
+    """int32 (segments,): `Segments.place`. A program may take its streams from a pool in turn: each iteration uses
+    others, in the same order."""
+    place = steps.trace.events.lane[event]
+    devices = np.flatnonzero(steps.lane_kind[event] == LaneKind.DEVICE)
+    launch = steps.launch[event[devices]]
+    set_going = np.where(launch != NONE, launch, event[devices])
+    used = devices[np.argsort(steps.trace.events.start_s[set_going], kind="stable")]
+    lanes, first = np.unique(place[used], return_index=True)
+    rank = np.empty(len(lanes), np.int32)
+    rank[np.argsort(first)] = np.arange(len(lanes))
+    place[devices] = rank[np.searchsorted(lanes, place[devices])]
+    return place
 
 
 def _split(steps: Steps, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

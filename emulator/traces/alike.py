@@ -1,0 +1,104 @@
+"""What iterations have in common. Plain iterations differ in a few calls, such as an allocator's that look whether
+memory is free again. Where all but a few segments are the same, in the same order on each lane, an iteration counts as
+the typical one does: what only it has is time between the others, and what it lacks took it none.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from itertools import pairwise
+
+import numpy as np
+
+from emulator.traces.events import LaneKind, RankTrace, What
+from emulator.traces.segments import Segments
+
+MOST_DIFFERENT = 0.05
+"""Of the segments, and of the time that hosts or devices take, for iterations to be alike."""
+
+
+def in_place(typical: Segments, other: Segments, trace: RankTrace) -> Segments | None:
+    """When the segments of `typical` were in the iteration of `other`; None where that does other things. What `other`
+    lacks has no length, and stands where the next one on its lane begins."""
+    mine, its = typical.signature(trace), other.signature(trace)
+    if np.array_equal(mine, its):
+        at = place = np.arange(len(mine))
+    else:
+        numbers = np.unique(np.concatenate([mine, its]), axis=0, return_inverse=True)[1].reshape(-1).tolist()
+        at, place = _pairs(numbers[: len(mine)], numbers[len(mine) :], typical.what, other.what)
+        if not (_is_most(typical, at) and _is_most(other, place)):
+            return None
+    lane, (start_s, end_s) = typical.lane.copy(), np.full((2, len(mine)), np.nan)
+    lane[at], start_s[at], end_s[at] = other.lane[place], other.start_s[place], other.end_s[place]
+    absent = np.flatnonzero(np.isnan(start_s)).tolist()
+    same_lane = np.append(typical.lane[1:] == typical.lane[:-1], False)
+    for one in reversed(absent):
+        if same_lane[one]:
+            start_s[one] = end_s[one] = start_s[one + 1]
+    for one in absent:
+        if np.isnan(start_s[one]):  # the last on its lane
+            start_s[one] = end_s[one] = end_s[one - 1] if one and same_lane[one - 1] else other.step_s[0]
+    return dataclasses.replace(typical, lane=lane, start_s=start_s, end_s=end_s, step=other.step)
+
+
+def _is_most(segments: Segments, common: np.ndarray) -> bool:
+    """Whether what is in common is all communication, and nearly all that hosts and devices do."""
+    rest = np.ones(len(segments), bool)
+    rest[common] = False
+    if rest.sum() > MOST_DIFFERENT * len(rest) or np.any(rest & (segments.lane_kind == LaneKind.TRANSPORT)):
+        return False
+    lasted_s = segments.end_s - segments.start_s
+    return all(
+        lasted_s[rest & (segments.lane_kind == kind)].sum()
+        <= MOST_DIFFERENT * lasted_s[segments.lane_kind == kind].sum()
+        for kind in (LaneKind.HOST, LaneKind.DEVICE)
+    )
+
+
+def _pairs(first: list[int], second: list[int], what: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """int64 (2, common): places of what both sequences have; `what` and `other` are the `What` of their members. Waits
+    are found first, and all else between them: what is quick may come before a wait or after it."""
+    most = int(2 * MOST_DIFFERENT * max(len(first), len(second)))
+    waits, its = np.flatnonzero(what == What.SYNC), np.flatnonzero(other == What.SYNC)
+    common = _common([first[one] for one in waits], [second[one] for one in its], most)
+    ends = [(-1, -1), *zip(waits[common[:, 0]].tolist(), its[common[:, 1]].tolist(), strict=True)]
+    pairs = [np.array(ends[1:], np.int64).reshape(-1, 2)]
+    for (x, y), (next_x, next_y) in pairwise([*ends, (len(first), len(second))]):
+        pairs.append(_common(first[x + 1 : next_x], second[y + 1 : next_y], most) + (x + 1, y + 1))
+    return np.sort(np.concatenate(pairs), axis=0).T
+
+
+def _common(first: list[int], second: list[int], most: int) -> np.ndarray:
+    """int64 (common, 2): places of a longest common subsequence; of none where more than `most` members of both are not
+    in it (E. W. Myers, An O(ND) Difference Algorithm, 1986)."""
+    reach, rounds = {1: 0}, []
+    for different in range(most + 1):
+        rounds.append(dict(reach))
+        for diagonal in range(-different, different + 1, 2):
+            before = _before(reach, diagonal, different)
+            x = reach[before] + (before < diagonal)
+            while x < len(first) and x - diagonal < len(second) and first[x] == second[x - diagonal]:
+                x += 1
+            reach[diagonal] = x
+            if x >= len(first) and x - diagonal >= len(second):
+                return _walk_back(rounds, x, x - diagonal)
+    return np.empty((0, 2), np.int64)
+
+
+def _before(reach: dict[int, int], diagonal: int, different: int) -> int:
+    """The diagonal from which one more difference leads furthest."""
+    if diagonal == -different or (diagonal < different and reach[diagonal - 1] < reach[diagonal + 1]):
+        return diagonal + 1
+    return diagonal - 1
+
+
+def _walk_back(rounds: list[dict[int, int]], x: int, y: int) -> np.ndarray:
+    pairs = []
+    for different in reversed(range(len(rounds))):
+        before = _before(rounds[different], x - y, different)
+        from_x = rounds[different][before]
+        while x > from_x and y > from_x - before:
+            x, y = x - 1, y - 1
+            pairs.append((x, y))
+        x, y = from_x, from_x - before
+    return np.array(pairs[::-1], np.int64).reshape(-1, 2)
