@@ -30,6 +30,7 @@ _ON_HOST, _ON_DEVICE, _ON_TRANSPORT = int(LaneKind.HOST), int(LaneKind.DEVICE), 
 """Loops over all causes of a trace look these up: as members of their enumerations they would take most of the time."""
 _NODE = "autograd::engine::evaluate_function"
 _COPY_BACK = "copy_bucket_to_grad"
+_STREAM_WAITS = "StreamWaitEvent"
 
 
 class Causality:
@@ -46,11 +47,9 @@ class Causality:
         )
         """Segments in which gradients became final, in order."""
         self.before, self.after = _neighbours(segments)
-        self.main_lane = int(segments.lane[0]) if len(segments) else 0
-        """The host lane that works most; of a rank without, its first lane."""
-        if len(self.host):
-            lasted_s = (segments.end_s - segments.start_s)[self.host]
-            self.main_lane = int(np.argmax(np.bincount(segments.lane[self.host], lasted_s)))
+        self.main_lane = self._main_lane()
+        """The host lane with a span that is the iteration, else the one that works most; of a rank without hosts, its
+        first lane."""
         self.communications = np.flatnonzero(np.isin(self.what, COMMUNICATION))
         self.launch_of: dict[int, int] = {}  # communication → the segment that launched it
         self.launcher = np.full(len(segments), NONE, np.int64)
@@ -80,6 +79,17 @@ class Causality:
     def pairs(self) -> np.ndarray:
         """int64 (edges, 2): segments, the first before the second."""
         return np.array(sorted(self._edges), np.int64).reshape(-1, 2)
+
+    def _main_lane(self) -> int:
+        segments, events = self.segments, self.trace.events
+        if not len(self.host):
+            return int(segments.lane[0]) if len(segments) else 0
+        mine = segments.steps.events(segments.step)
+        begins = events.lane[mine[(events.start_s[mine] == segments.step_s[0]) & (events.what[mine] == What.SCOPE)]]
+        if (begins := begins[np.isin(begins, segments.lane[self.host])]).size:
+            return int(begins[0])
+        lasted_s = (segments.end_s - segments.start_s)[self.host]
+        return int(np.argmax(np.bincount(segments.lane[self.host], lasted_s)))
 
     # Causes in the trace
 
@@ -212,7 +222,7 @@ class Causality:
             while upcoming < len(gradients) and filled < size[bucket]:
                 filled += size[gradients[upcoming]]
                 upcoming += 1
-            if filled != size[bucket]:
+            if not filled or filled != size[bucket]:
                 upcoming = first
                 is_last = number == len(launched) - 1
                 while upcoming < len(gradients) and (is_last or segments.start_s[gradients[upcoming]] <= ready_s):
@@ -234,7 +244,8 @@ class Causality:
         segments = self.segments
         on_device = (self.lane_kind == LaneKind.DEVICE) & ~np.isin(self.what, COMMUNICATION)
         needs = ((self.what == What.SYNC) | on_device).tolist()
-        awaited = {first for first, second in self._edges if needs[second]}
+        # Of a copy that its result goes on in, communication is the cause, but no thread has waited for it yet.
+        awaited = {first for first, second in self._edges if needs[second] and self.launcher[second] != first}
         in_backward = []
         for one in self.communications.tolist():
             if one in awaited or self.lane_kind[one] == LaneKind.HOST or one not in self.launch_of:
@@ -272,19 +283,38 @@ class Causality:
             return
         first = min(later, key=lambda one: (segments.lane[one] != segments.lane[last], segments.start_s[one]))
         waiters = dict.fromkeys(communications, first)
-        copies = [one for one in later if _COPY_BACK in self._name(int(segments.event[one]))]
-        filled = dict(self.buckets)
-        if copies and sum(len(filled.get(one, ())) for one in communications) == len(copies):
-            begun = 0
-            for one in communications:
-                waiters[one] = int(self.after[copies[begun - 1]]) if begun else first
-                begun += len(filled[one])
+        if marks := self._marks(communications, [one for one in later if segments.lane[one] == segments.lane[last]]):
+            for one, (begin, end) in zip(communications, marks, strict=True):
+                waiters[one] = self._after_longest_pause(begin, end)
         for one, waiter in waiters.items():
             if self.lane_kind[one] != LaneKind.DEVICE:
                 self._wait(one, waiter)
             elif (first := self._launched_from(segments.start_s[waiter])) >= 0:
                 # It is not the host that waits but what it launches from then on, unless the trace contradicts.
                 self._add(one, first)
+
+    def _marks(self, communications: list[int], later: list[int]) -> list[tuple[int, int]]:
+        """For each bucket, segments of the host between which it waited for it, the second one included: before copies
+        back; without, before it let a stream wait for the result. None where neither tells."""
+        copies = [one for one in later if _COPY_BACK in self._name(int(self.segments.event[one]))]
+        filled = dict(self.buckets)
+        counts = [len(filled.get(one, ())) for one in communications]
+        if copies and all(counts) and sum(counts) == len(copies):
+            firsts = np.cumsum([0, *counts[:-1]]).tolist()
+            return [(int(self.after[copies[at - 1]]) if at else later[0], copies[at]) for at in firsts]
+        calls = [one for one in later if _STREAM_WAITS in self._name(int(self.segments.event[one]))]
+        if len(calls) < len(communications) or np.any(self.lane_kind[communications] == LaneKind.DEVICE):
+            return []
+        ends = calls[: len(communications)]
+        return list(zip([later[0], *(int(self.after[end]) for end in ends[:-1])], ends, strict=True))
+
+    def _after_longest_pause(self, begin: int, end: int) -> int:
+        """Of what a host thread did from one segment to another, what came after the longest pause."""
+        between = [begin]
+        while between[-1] != end:
+            between.append(int(self.after[between[-1]]))
+        start_s, end_s = self.segments.start_s, self.segments.end_s
+        return max(between, key=lambda one: start_s[one] - end_s[self.before[one]])
 
     def _launched_from(self, from_s: float) -> int:
         """What a host first launches on a device from a time on, communication apart; -1: nothing."""

@@ -39,7 +39,12 @@ class Steps:
         self.lane_kind = np.array([lane.kind for lane in trace.lanes], np.int8)[events.lane]
         """int8 (events,): `LaneKind`."""
         self.launch = self._launches()
-        """int64 (events,): the call that set an event on a transport or device going; else NONE."""
+        """int64 (events,): the call that set an event on a transport or device going, or the communication of which the
+        result is copied to the device; else NONE."""
+        self._launched_s = np.full(len(events), -np.inf)  # when that was
+        launched, by = np.flatnonzero(self.launch != NONE), self.launch[self.launch != NONE]
+        when_s = np.where(self.lane_kind[by] == LaneKind.HOST, events.start_s[by], events.end_s[by])
+        self._launched_s[launched] = when_s
         self.number = self._numbers()
         """int64 (events,): the iteration, NONE outside of all."""
         self._order = np.argsort(self.number, kind="stable")
@@ -122,9 +127,11 @@ class Steps:
     def _launches(self) -> np.ndarray:
         launch = np.full(len(self.lane_kind), NONE, np.int64)
         cause, caused = self.trace.causes.T
-        launched = (self.lane_kind[cause] == LaneKind.HOST) & (self.lane_kind[caused] != LaneKind.HOST)
-        launched &= self.trace.events.what[cause] == What.LAUNCH
-        launch[caused[launched]] = cause[launched]
+        by_host = (self.lane_kind[cause] == LaneKind.HOST) & (self.lane_kind[caused] != LaneKind.HOST)
+        by_host &= self.trace.events.what[cause] == What.LAUNCH
+        by_transport = (self.lane_kind[cause] == LaneKind.TRANSPORT) & (self.lane_kind[caused] == LaneKind.DEVICE)
+        for launched in (by_transport, by_host):
+            launch[caused[launched]] = cause[launched]
         return launch
 
     def _numbers(self) -> np.ndarray:
@@ -133,8 +140,9 @@ class Steps:
             return np.full(len(events), NONE, np.int64)
         number = np.searchsorted(steps[:, 0], events.start_s, side="right") - 1
         number[(number >= 0) & (events.start_s >= steps[number, 1])] = NONE
-        works = np.flatnonzero(self.launch != NONE)
-        number[works] = number[self.launch[works]]
+        for kind in (LaneKind.TRANSPORT, LaneKind.DEVICE):  # a transport may set a device going
+            works = np.flatnonzero((self.launch != NONE) & (self.lane_kind == kind))
+            number[works] = number[self.launch[works]]
         return number
 
     def _blocking(self) -> np.ndarray:
@@ -149,6 +157,7 @@ class Steps:
         pairs = [np.empty((0, 2), np.int64)]
         for lane in (number for number, lane in enumerate(self.trace.lanes) if lane.kind == LaneKind.DEVICE):
             works = np.flatnonzero((events.lane == lane) & (self.launch != NONE))
+            works = works[self.lane_kind[self.launch[works]] == LaneKind.HOST]
             if len(works) < LEAST_ROOM:
                 continue
             # One launch may set several going (a graph's): the last of them counts.
@@ -191,7 +200,7 @@ class Steps:
         for one, after in zip(waited.tolist(), place.tolist(), strict=True):
             others = by_end[max(after - LOOK_BACK, 0) : after]
             is_it = (events.lane[others] != events.lane[one]) & (end_s[others] > ready_s[one])
-            is_it &= events.start_s[self.launch[others]] < events.start_s[self.launch[one]]
+            is_it &= self._launched_s[others] < self._launched_s[one]
             if is_it.any():
                 pairs.append((int(others[np.flatnonzero(is_it)[-1]]), one))
         return np.array(pairs, np.int64).reshape(-1, 2)

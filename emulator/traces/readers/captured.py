@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from bisect import bisect_left
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -199,14 +198,20 @@ def _with_waits(trace: RankTrace, buckets: list[int]) -> RankTrace:
         mine = [one for one in left if one.in_backward and one.launched_s < from_s]
         left = [one for one in left if one not in mine]
         copied = [event for event in inside[span] if _COPY_BACK in trace.names[events.name[event]]]
-        begins_s = [*events.start_s[inside[span]].tolist(), until_s]
+        pauses = _pauses(from_s, until_s, events.start_s[inside[span]].tolist(), end_s[inside[span]].tolist())
         if len(mine) != len(buckets) or sum(buckets) != len(copied):
-            # Views of buckets need no copies; what else there may be, it waits for all before it does anything.
-            waits.append((span, from_s, begins_s[0], mine))
+            # Views of buckets need no copies: the first pause that ends no sooner is the one for it.
+            by_pause: dict[tuple[float, float], list[_Launched]] = {}
+            for one in mine:
+                ends_later = (pause for pause in pauses if one.end_s <= pause[1] + SLACK_S)
+                by_pause.setdefault(next(ends_later, None) or _longest(pauses), []).append(one)
+            waits += [(span, *pause, awaited) for pause, awaited in by_pause.items()]
             continue
         for one, first in zip(mine, np.cumsum([0, *buckets[:-1]]).tolist(), strict=True):
-            bucket_s = float(end_s[copied[first - 1]]) if first else from_s
-            waits.append((span, bucket_s, begins_s[bisect_left(begins_s, bucket_s)], [one]))
+            # Between the copies of two buckets it may do something else, too.
+            after = 1 + inside[span].index(copied[first - 1]) if first else 0
+            pause = _longest(pauses[after : inside[span].index(copied[first]) + 1])
+            waits.append((span, *pause, [one]))
     for _, _, until_s, awaited in waits:
         for one in awaited:  # a communicator's thread may close its span long after it has woken who waits
             if one.start_s < until_s < one.end_s:
@@ -229,6 +234,16 @@ def _with_waits(trace: RankTrace, buckets: list[int]) -> RankTrace:
     events.parent[of_transport] = NONE  # what overlaps there is not inside
     pairs = np.concatenate([trace.causes, np.array(causes, np.int32).reshape(-1, 2)])
     return dataclasses.replace(trace, events=events, causes=np.argsort(order)[pairs].astype(np.int32))
+
+
+def _pauses(from_s: float, until_s: float, starts_s: list[float], ends_s: list[float]) -> list[tuple[float, float]]:
+    """Before, between and after spans that follow one another between two moments: one more than there are spans."""
+    begins_s, over_s = [*starts_s, until_s], [from_s, *ends_s]
+    return [(over_s, max(over_s, begin_s)) for over_s, begin_s in zip(over_s, begins_s, strict=True)]
+
+
+def _longest(pauses: list[tuple[float, float]]) -> tuple[float, float]:
+    return max(pauses, key=lambda pause: pause[1] - pause[0])
 
 
 def _awaited(left: list[_Launched], start_s: float, end_s: float) -> list[_Launched]:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from emulator.traces.events import NONE, LaneKind
+from emulator.traces.events import NONE, LaneKind, What
+from emulator.traces.readers.kineto.events import BY_HOST
 from emulator.traces.readers.kineto.reading import Reading
 
 _SLACK_S = 2e-6
@@ -168,43 +169,58 @@ class _Waits:
 
     def inferred(self) -> list[tuple[int, int]]:
         """Where CUDA recorded nothing. c10d lets its stream wait for all that the caller's stream has been given so
-        far; and `Work.wait` lets the caller's stream wait for the collective, by a cudaStreamWaitEvent of its own."""
+        far; and `Work.wait` lets the caller's stream wait for the collective, by a cudaStreamWaitEvent of its own. Of a
+        host backend, what its streams do is to copy tensors down and results up."""
         reading = self._reading
         if reading.table.syncs or not self._is_communication.any():
             return []
-        devices = set(self._devices)
-        kernels = [
-            event for event in np.flatnonzero(self._is_communication).tolist() if reading.events.lane[event] in devices
-        ]
-        kernels = [event for event in kernels if reading.launch_of[event] != NONE]
         others = [lane for lane in self._devices if not self._is_communication[self._events[lane]].any()]
-        if not kernels or not others:
+        if not others:
             return []
         compute = max(others, key=lambda lane: len(self._events[lane]))
-        kernels.sort(key=lambda event: self._start_s[reading.launch_of[event]])
-        launched_s = np.array([self._start_s[reading.launch_of[event]] for event in kernels])
-
+        begins, ends, starting = self._on_streams(beside=compute)
         pairs = []
-        for event, at_s in zip(kernels, launched_s.tolist(), strict=True):
-            sooner = self._last_before(compute, at_s)
+        for event in begins:
+            sooner = self._last_before(compute, float(self._start_s[reading.launch_of[event]]))
             if sooner is not None and self._end_s[sooner] <= self._start_s[event] + _SLACK_S:
                 pairs.append((event, sooner))
-        for call in self._awaits(kernels):
+        launched_s = np.array([self._start_s[reading.launch_of[event]] for event in ends])
+        # Those that belong to no launch of communication.
+        for call in (call for call in self._calls("StreamWaitEvent") if self._outermost(call) not in starting):
             later = self._first_after(compute, float(self._start_s[call]))
             if later is None:
                 continue
             for place in range(int(np.searchsorted(launched_s, self._start_s[call])) - 1, -1, -1):
-                if self._end_s[kernels[place]] <= self._start_s[later] + _SLACK_S:
-                    pairs.append((later, kernels[place]))
+                if self._end_s[ends[place]] <= self._start_s[later] + _SLACK_S:
+                    pairs.append((later, ends[place]))
                     break
         return pairs
 
-    def _awaits(self, kernels: list[int]) -> list[int]:
-        """Calls of cudaStreamWaitEvent that belong to no launch of communication: those of `Work.wait`."""
-        starting = {self._outermost_c10d(int(self._reading.launch_of[event])) for event in kernels} - {NONE}
-        return [call for call in self._calls("StreamWaitEvent") if self._outermost_c10d(call) not in starting]
+    def _on_streams(self, beside: int) -> tuple[list[int], list[int], set[int]]:
+        """What communication does on streams other than `beside`, in the order of launches: where it begins, and where
+        it ends; and what on the host sets that going. A kernel is both."""
+        reading = self._reading
+        is_kernel, is_copy = self._is_communication, reading.events.what == What.COPY
+        on_device = np.isin(reading.events.lane, [lane for lane in self._devices if lane != beside])
+        on_device &= reading.launch_of != NONE
+        begins, ends, starting = [], [], set()
+        events = np.flatnonzero(on_device & (is_kernel | is_copy))
+        for event in events[np.argsort(self._start_s[reading.launch_of[events]], kind="stable")].tolist():
+            outer = self._outermost(int(reading.launch_of[event]))
+            by_work = outer != NONE and BY_HOST.match(reading.name(outer)) is not None
+            if is_kernel[event] or (outer != NONE and not by_work):
+                begins.append(event)
+            if is_kernel[event] or by_work:
+                ends.append(event)
+            starting |= {outer} - {NONE}
+        return begins, ends, starting
 
-    def _outermost_c10d(self, event: int) -> int:
+    def _outermost(self, event: int) -> int:
+        """The outermost of c10d's operators, or of annotations of communication, around an event."""
         names = ("c10d::", "record_param_comms", "nccl:")
-        around = [one for one in self._reading.events.around(event) if self._reading.name(one).startswith(names)]
+        around = [
+            one
+            for one in self._reading.events.around(event)
+            if self._reading.name(one).startswith(names) or BY_HOST.match(self._reading.name(one))
+        ]
         return around[-1] if around else NONE

@@ -5,7 +5,8 @@ NCCL's and RCCL's kernels are on a device stream; what they do stands in their o
 on the host around their launch: in `record_param_comms`, in an annotation such as `nccl:all_reduce`, or in
 `c10d::allreduce_`.
 Gloo and other host backends work on threads of their own, where an annotation such as `gloo:all_reduce` covers the
-work; `c10d::allreduce_` on the caller's thread has set it going.
+work; `c10d::allreduce_` on the caller's thread has set it going. With tensors of an accelerator it covers more
+(`staging.py`).
 """
 
 from __future__ import annotations

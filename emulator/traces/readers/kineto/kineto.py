@@ -15,6 +15,7 @@ from emulator.traces.readers.kineto.communication import find_communication
 from emulator.traces.readers.kineto.events import Table
 from emulator.traces.readers.kineto.execution_trace import writes_before_reads
 from emulator.traces.readers.kineto.reading import STEP, Reading
+from emulator.traces.readers.kineto.staging import without_copies
 from emulator.traces.readers.sizes import Sizes
 
 
@@ -36,7 +37,7 @@ def read(
     communication = find_communication(reading)
     causes, inferred = find_causes(reading, communication.launch, more_causes)
     _set_sizes(reading)
-    return RankTrace(
+    trace = RankTrace(
         rank=reading.rank,
         world_size=reading.world_size or max((len(group.ranks) for group in communication.groups), default=1),
         host=str(reading.header.get("host_name") or ""),
@@ -52,6 +53,7 @@ def read(
         backend=str(reading.distributed.get("backend") or communication.backend),
         about=_about(reading, inferred, communication.unnamed),
     )
+    return without_copies(trace)
 
 
 def _set_sizes(reading: Reading) -> None:

@@ -81,8 +81,7 @@ class Reading:
         one with the profiler's steps first."""
         names = self.table.lane_names
         keys = list(self.table.lanes)
-        communicators = np.array([bool(_COMMUNICATOR.match(name)) for _, name in self.kinds])
-        others = np.bincount(columns["lane"], ~communicators[columns["kind"]], len(keys))
+        others = self._beside_communication(columns, len(keys))
         steps = np.array([bool(STEP.match(name)) for _, name in self.kinds])
         stepped = np.bincount(columns["lane"], steps[columns["kind"]], len(keys))
         lanes = []
@@ -90,13 +89,28 @@ class Reading:
             name = names.get((pid, tid), "")
             if on_device:
                 lanes.append(Lane(f"device {pid} stream {tid}", LaneKind.DEVICE))
-            elif not others[number] or "gloo_runloop" in name:
+            elif not others[number]:
                 lanes.append(Lane(f"transport {tid}", LaneKind.TRANSPORT))
             else:
                 lanes.append(Lane((name or f"thread {tid}").strip(), LaneKind.HOST))
         order = np.lexsort((-stepped, np.array([_LANE_ORDER.index(lane.kind) for lane in lanes])))
         self.lanes, self.lane_keys = [lanes[number] for number in order], [keys[number] for number in order]
         return np.argsort(order).astype(np.int32)
+
+    def _beside_communication(self, columns: dict[str, np.ndarray], lanes: int) -> np.ndarray:
+        """int64 (lanes of the table,): spans other than annotations of communication, but for what lies within one and
+        for calls of a runtime, which a backend's thread makes before and after."""
+        communicators = np.array([bool(_COMMUNICATOR.match(name)) for _, name in self.kinds])[columns["kind"]]
+        calls = np.array([category == "runtime" for category, _ in self.kinds])[columns["kind"]]
+        counts = ~communicators
+        for lane in np.unique(columns["lane"][communicators]).tolist():
+            mine = columns["lane"] == lane
+            works = np.flatnonzero(mine & communicators)
+            works = works[np.argsort(columns["ts"][works], kind="stable")]
+            before = np.searchsorted(columns["ts"][works], columns["ts"], side="right") - 1
+            until = np.maximum.accumulate((columns["ts"] + columns["dur"])[works])[before]
+            counts &= ~mine | ~(calls | ((before >= 0) & (columns["ts"] < until)))
+        return np.bincount(columns["lane"], counts, lanes)
 
     def _whose(self, rank: int | None) -> tuple[int, int]:
         """Rank and world size, from the caller, the file, or its name."""

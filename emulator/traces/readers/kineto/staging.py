@@ -1,0 +1,64 @@
+"""Host backends that carry tensors of an accelerator, as Gloo does: one annotation covers a thread's wait until a copy
+has come down to the host, the communication, and the launch of the copy up again. Communication is what lies in
+between: it waits for the copy down, and the copy up waits for it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from emulator.traces.events import NONE, LaneKind, RankTrace, What
+from emulator.traces.readers.tables import in_order, table
+
+_SLACK_S = 2e-6
+
+
+def without_copies(trace: RankTrace) -> RankTrace:
+    """`trace` with each communication of a transport that waits for a device, or launches work on one, cut down to what
+    is in between. Its thread's own calls become scopes; causes lead past them."""
+    events = trace.events
+    start_s, end_s, what = events.start_s.copy(), events.end_s, events.what.copy()
+    lane_kind = np.array([lane.kind for lane in trace.lanes], np.int8)[events.lane]
+    works = np.flatnonzero((lane_kind == LaneKind.TRANSPORT) & (events.collective > 0))
+    work = _inside(events.parent, works)
+    child = _inside(events.parent, np.flatnonzero(np.isin(events.parent, works)), itself=True)
+    waits, launches = (np.flatnonzero((work != NONE) & (what == each)) for each in (What.SYNC, What.LAUNCH))
+    if not len(waits) and not len(launches):
+        return trace
+    np.minimum.at(end_s, work[launches], events.start_s[child[launches]])
+    waits = waits[events.end_s[waits] <= end_s[work[waits]]]
+    np.maximum.at(start_s, work[waits], events.end_s[waits])
+    end_s = np.maximum(end_s, start_s)
+    what[(lane_kind == LaneKind.TRANSPORT) & (events.collective == 0)] = What.SCOPE
+
+    causes = trace.causes.astype(np.int64)
+    cause, caused = causes.T
+    sets_going = np.isin(caused, works) & (what[cause] == What.LAUNCH)
+    set_going = np.full(len(events), NONE, np.int64)
+    set_going[cause[sets_going]] = caused[sets_going]
+    call = _inside(events.parent, cause[sets_going], itself=True)
+    is_down = (call[cause] != NONE) & (lane_kind[caused] == LaneKind.DEVICE)
+    down, of = caused[is_down], set_going[call[cause[is_down]]]
+    is_over = end_s[down] <= start_s[of] + _SLACK_S
+    causes[np.isin(caused, waits), 1] = work[caused[np.isin(caused, waits)]]
+    causes[np.isin(cause, launches), 0] = work[cause[np.isin(cause, launches)]]
+    causes = np.unique(np.concatenate([causes, np.stack([down[is_over], of[is_over]], axis=1)]), axis=0)
+
+    order = in_order(events.lane, start_s, end_s - start_s)
+    columns = vars(events) | {"what": what, "start_s": start_s, "duration_s": end_s - start_s}
+    events = table(**{name: column[order] for name, column in columns.items() if name != "parent"})
+    return dataclasses.replace(trace, events=events, causes=np.argsort(order)[causes].astype(np.int32))
+
+
+def _inside(parent: np.ndarray, outer: np.ndarray, *, itself: bool = False) -> np.ndarray:
+    """int64 (events,): the innermost of the events `outer` that encloses each, or that it is if `itself`; else NONE."""
+    is_outer = np.zeros(len(parent), bool)
+    is_outer[outer] = True
+    within: list[int] = []
+    around: list[int] = []
+    for event, (above, counts) in enumerate(zip(parent.tolist(), is_outer.tolist(), strict=True)):
+        around.append(within[above] if above != NONE else NONE)
+        within.append(event if counts else around[-1])
+    return np.array(within if itself else around, np.int64)
