@@ -6,7 +6,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from emulator.diagnosis import compression, device, host, loading, messages, network, overlap, stragglers, wire
+from emulator.diagnosis import (
+    agreement,
+    compression,
+    device,
+    host,
+    loading,
+    messages,
+    network,
+    overlap,
+    stragglers,
+    wire,
+)
 from emulator.diagnosis.situation import LEAST_SHARE, Codecs, Finding, Situation
 from emulator.traces.joined import Joined
 from emulator.whatif.faster import what_if
@@ -40,6 +51,11 @@ class Diagnosis:
         """Replayed over traced iteration time, less 1."""
         traced_s = self.seen.joined.iteration_s
         return self.seen.iteration_s / traced_s - 1 if traced_s else 0.0
+
+    @property
+    def assumptions(self) -> list[str]:
+        """What a reader must know: that the replay misses the trace, first, and what the join had to guess."""
+        return [*agreement.doubt(self.seen), *self.seen.joined.assumptions]
 
     def helps(self) -> dict[str, float]:
         """Thing → seconds of the iteration were it twice as fast, for what the job has any of."""
@@ -84,7 +100,7 @@ class Diagnosis:
             },
             "twice_as_fast_s": self.helps(),
             "findings": [finding.to_json() for finding in self.findings],
-            "assumptions": seen.joined.assumptions,
+            "assumptions": self.assumptions,
         }
 
 
@@ -92,5 +108,8 @@ def diagnose(joined: Joined, least_share: float = LEAST_SHARE, codecs: Callable[
     """Replay `joined` and run every check. Findings that gain less than `least_share` of the iteration are left out.
     `codecs`: says which ones may be advised, as in `Situation`."""
     seen = Situation.of(joined, least_share=least_share, codecs=codecs)
-    findings = [finding for check in CHECKS for finding in check(seen)]
-    return Diagnosis(seen, sorted(findings, key=lambda finding: -finding.gain_s))
+    findings = sorted(
+        (finding for find in CHECKS for finding in find(seen)), key=lambda finding: finding.gain_s, reverse=True
+    )
+    agreement.check(seen, findings)
+    return Diagnosis(seen, findings)

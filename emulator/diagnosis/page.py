@@ -36,7 +36,7 @@ def _content(diagnosis: Diagnosis, title: str) -> dict[str, Any]:
     waiting_s = seen.causes.waiting_s[np.ix_(shown, shown)]
     return {
         "title": title,
-        "assumptions": seen.joined.assumptions,
+        "assumptions": diagnosis.assumptions,
         "found": diagnosis,
         "seen": seen,
         "ranks": len(seen.graph.ranks),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from emulator.diagnosis.agreement import doubt
 from emulator.diagnosis.checks import Diagnosis
 from emulator.diagnosis.situation import Finding
 from emulator.report.tables import TimeUnit, critical_table, operation_text, time_text
@@ -26,6 +27,8 @@ def show(diagnosis: Diagnosis) -> None:
     )
     if is_mean and ranks > 1 and diagnosis.replay_error < -LATE_BY_CHANCE:
         say("On average no rank is late by chance: `switchml trace replay` plays all iterations.", style="dim")
+    for line in doubt(seen):
+        say(("Beware: ", "bold red"), line)
     say()
     tables.show(_by_rank(diagnosis), critical_table(seen.path))
     for place, finding in enumerate(diagnosis.findings, 1):

@@ -6,14 +6,19 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from emulator.diagnosis.agreement import check, doubt
 from emulator.diagnosis.checks import diagnose
+from emulator.diagnosis.situation import Situation
 from emulator.replay.engine import replay
+from emulator.report.tables import time_text
 from emulator.traces.events import WireWhat
-from emulator.traces.join import MEAN
+from emulator.traces.join import MEAN, join
+from emulator.traces.readers.read import read
 from emulator.whatif.codec_costs import CodecCost
 from emulator.whatif.edits import before
 from emulator.workload.graph import Kind
 from switchml.protocol.sizes import SWITCHML_SHARE, TCP_SHARE
+from tests.support.staged_traces import Staged, capture
 from tests.support.traced_jobs import Job, build, traced, wire_of
 
 HEALTHY = Job(bytes_per_s=5e10, latency_s=20e-6)
@@ -201,6 +206,65 @@ def test_codec_is_advised_where_it_helps():
     half = replace(job, bytes_per_s=4e8)
     assert found.gain_s == pytest.approx(makespan_s(job) - makespan_s(half), rel=0.02)
     assert "codec fp16" in found.settings[0] and not any("slow" in setting for setting in found.settings)
+
+
+def test_communication_is_named_with_its_size_and_transport(tmp_path):
+    """Where accelerators wait for sums on their hosts, launching kernels faster is not what helps."""
+    job = Staged(captured=True)
+    capture(tmp_path, job)
+    first, *others = diagnose(join(read(tmp_path))).findings
+    exposed_s = capture(tmp_path, job) - capture(tmp_path, replace(job, all_reduce=1.0))
+    twice_s = capture(tmp_path, job) - capture(tmp_path, replace(job, all_reduce=job.all_reduce / 2))
+    assert first.kind == "network bound" and first.replayed == "a network twice as fast"
+    assert first.gain_s == pytest.approx(twice_s, rel=0.03)
+    assert float(first.title.split()[0]) == pytest.approx(exposed_s * 1e3, rel=0.1)
+    assert any("4 collectives over gloo, copied from accelerators" in line for line in first.evidence)
+    assert not any("CUDA graphs" in setting for setting in first.settings)
+    assert all(other.severity == "low" for other in others)
+
+
+@pytest.mark.parametrize("bytes_per_s", [2e8, 1e9])
+def test_what_a_better_network_would_give(bytes_per_s):
+    job = replace(HEALTHY, ranks=8, bytes_per_s=bytes_per_s, latency_s=1e-6, buckets=(1, 3, 4))
+    (found,) = [each for each in diagnose(traced(job)).findings if each.kind == "network bound"]
+    half_s = makespan_s(replace(job, bytes_per_s=2 * bytes_per_s, latency_s=5e-7))
+    lines = {line.partition(": ")[0]: line.partition(": ")[2] for line in found.evidence}
+    assert lines["replayed with a network twice as fast"] == time_text(half_s)
+    half_bytes = lines["replayed with half the bytes, as bf16 lanes carry of float32"]
+    assert float(half_bytes.split()[0]) == pytest.approx(half_s * 1e3, rel=0.01)
+    assert any("behind other work" in line for line in lines) and any("buckets of" in line for line in lines)
+
+
+# Agreement
+
+
+def test_a_report_that_does_not_add_up_is_an_error():
+    seen = Situation.of(traced(replace(HEALTHY, ranks=8, bytes_per_s=2e8)))
+    check(seen, [])
+    seen.causes.parts.by_rank[3, 0] *= 1.01
+    with pytest.raises(AssertionError, match="do not add up"):
+        check(seen, [])
+
+
+@pytest.mark.parametrize(
+    "change", [{"gain_s": 1e9}, {"gain_s": -1.0}, {"share": 0.5}, {"kind": "network bound", "gain_s": 0.999}]
+)
+def test_a_finding_that_the_table_contradicts_is_an_error(change):
+    job = replace(HEALTHY, ranks=8, bytes_per_s=2e8, latency_s=1e-3, launch_s=1e-6)
+    seen = Situation.of(traced(job))
+    found = diagnose(seen.joined).findings
+    check(seen, found)
+    if "gain_s" in change and "kind" in change:
+        change = change | {"gain_s": change["gain_s"] * seen.iteration_s, "share": change["gain_s"]}
+    with pytest.raises(AssertionError):
+        check(seen, [replace(found[0], **change)])
+
+
+def test_a_replay_far_from_the_trace_is_said_first():
+    joined = traced(HEALTHY)
+    assert not doubt(Situation.of(joined))
+    off = replace(joined, iteration_s=joined.iteration_s / 2)
+    assert diagnose(off).assumptions[0].startswith("the replay is +100% off the trace")
 
 
 # Messages
