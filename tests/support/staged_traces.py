@@ -11,6 +11,10 @@ import gzip
 import json
 from pathlib import Path
 
+import numpy as np
+
+from host_agent.packet_log import PACKET
+from host_agent.recording import CALL
 from tests.support.kineto_data import span, write
 
 POOL = 5
@@ -33,6 +37,8 @@ class Staged:
     """Gradients are no views of buckets."""
     named: bool = True
     """Threads of Gloo's have their names."""
+    agents: bool = False
+    """Not Gloo sums but agents of ours, one bucket after the other."""
     captured: bool = False
     """By `switchml trace capture`, which says where backward waits for its buckets."""
 
@@ -40,6 +46,7 @@ class Staged:
 class _Player:
     def __init__(self, job: Staged) -> None:
         self.job, self.events, self.correlation = job, [], 0
+        self.calls: list[tuple[float, float]] = []  # of an agent: from its submission to its end
         self.at = {"main": 0.0, "backward": 0.0}  # host threads: until when they are busy
         self.free: dict[int, float] = {}  # streams
         self.gloo = [0.0, 0.0]
@@ -118,6 +125,8 @@ class _Player:
             span("autograd::engine::evaluate_function: AddmmBackward0", node - 1.0, called - node + 5.0, tid=2),
         ]
         self.at["backward"] += 4.0
+        if job.agents:
+            return self.by_agent(caller, called, landed, stream)
         thread = min((0, 1), key=self.gloo.__getitem__)
         begin = max(called + 4.0, self.gloo[thread] + 4.0)
         went_on = max(begin + 1.0, landed) + 2.0
@@ -136,6 +145,24 @@ class _Player:
         copied = self.device(
             "gpu_memcpy", "Memcpy HtoD (Pinned -> Device)", job.copy, stream, summed + 8.0, self.correlation
         )
+        return summed + 20.0, copied
+
+    def by_agent(self, caller: float, called: float, landed: float, stream: int) -> tuple[float, float]:
+        """One thread waits for the copy down and submits, another launches the copy up."""
+        begin = landed + 2.0
+        summed = max(begin, self.calls[-1][1] if self.calls else 0.0) + self.job.all_reduce
+        number = len(self.calls)
+        self.calls.append((begin, summed))
+        self.correlation += 1
+        name = f"switchml.all_reduce#{number}"
+        self.events += [
+            span(name, caller - 0.5, called - caller + 1.0, tid=2, cat="user_annotation"),
+            span("cudaEventSynchronize", called + 3.0, landed + 1.0 - called - 3.0, tid=40, cat="cuda_runtime"),
+            span("cudaMemcpyAsync", summed + 5.0, LAUNCH, tid=41, cat="cuda_runtime", correlation=self.correlation),
+            span("cudaEventRecord", summed + 11.0, 2.0, tid=41, cat="cuda_runtime"),
+        ]
+        name = "Memcpy HtoD (Pinned -> Device)"
+        copied = self.device("gpu_memcpy", name, self.job.copy, stream, summed + 12.0, self.correlation)
         return summed + 20.0, copied
 
 
@@ -158,6 +185,13 @@ def capture(folder: Path, job: Staged, ranks: int = 2) -> float:
             path.with_suffix(".json.gz").write_bytes(gzip.compress(path.read_bytes()))
             path.unlink()
             path.with_suffix(".about.json").write_text(json.dumps(_about(job, rank, ranks)))
+        if job.agents:
+            rows = [
+                (at, begin * 1e3, begin * 1e3, end * 1e3, 1 << 20, -1, 0, False)
+                for at, (begin, end) in enumerate(player.calls)
+            ]
+            arrays = {"calls_0": np.array(rows, CALL), "packets_0": np.empty(0, PACKET)}
+            np.savez(path.with_suffix(".wire.npz"), **arrays)
     return (player.at["main"] + APART) * 1e-6 / job.iterations
 
 
@@ -168,9 +202,10 @@ def _about(job: Staged, rank: int, ranks: int) -> dict:
         "module": "Net", "bucket_cap_bytes": 25 << 20, "comm_hook": "", "buckets": [[name] for name in names],
         "parameters": {name: {"shape": [1 << 19], "bytes": 1 << 20} for name in names}, "gradients": names,
     }  # fmt: skip
+    agent = {"job": "job", "tag": 1, "ranks": list(range(ranks)), "transport": "udp", "packets_lost": 0}
     return {
         "format": "switchml", "version": 1, "rank": rank, "world_size": ranks, "host": "node", "backend": "gloo",
-        "clock": [{"monotonic_ns": 0, "unix_ns": 0}, {"monotonic_ns": 10**9, "unix_ns": 10**9}], "pings": None,
+        "clock": [{"monotonic_ns": at, "unix_ns": 10**18 + at} for at in (0, 10**9)], "pings": None,
         "iterations": [{"number": number, "kind": "captured"} for number in range(job.iterations)], "ddp": [ddp],
-        "codec": "", "versions": {}, "agents": [],
+        "codec": "", "versions": {}, "agents": [agent] if job.agents else [],
     }  # fmt: skip

@@ -21,7 +21,7 @@ import numpy as np
 
 from emulator.traces.events import NONE, Group, Lane, LaneKind, Pings, RankTrace, What, Wire
 from emulator.traces.readers import sizes
-from emulator.traces.readers.kineto import kineto
+from emulator.traces.readers.kineto import kineto, staging
 from emulator.traces.readers.tables import Numbers, in_order, joined, table
 from emulator.workload.graph import Collective
 from host_agent.recording import KINDS
@@ -63,7 +63,7 @@ def read(path: Path, *, rank: int | None = None, salvage: bool = False) -> RankT
     clock = _Clock(about["clock"], trace.epoch_s)
     agents, ddp = about["agents"], about["ddp"]
     calls, packets = _read_notes(path.with_name(f"{stem}.wire.npz"), len(agents)) if agents else ([], [])
-    trace = _with_calls(trace, agents, calls, clock)
+    trace = staging.by_agents(_with_calls(trace, agents, calls, clock))
     trace = _with_waits(trace, [len(bucket) for bucket in ddp[0]["buckets"]] if len(ddp) == 1 else [])
     gradients = _gradients(trace, known)
     trace.events.bytes[list(gradients)] = [one.bytes for one in gradients.values()]
@@ -145,6 +145,8 @@ def _with_calls(trace: RankTrace, agents: list[dict[str, Any]], calls: list[np.n
         kinds = own["kind"] if "kind" in (own.dtype.names or ()) else np.zeros(len(own), np.int64)
         start_s, end_s = clock.seconds(own["submitted"]), clock.seconds(own["done"])
         launch = np.array([event_of.get(call, NONE) for call in own["launch"].tolist()], np.int32)
+        if any(lane.kind == LaneKind.DEVICE for lane in trace.lanes):
+            launch = _in_turn(launch, spans, trace.events.start_s, start_s)
         known = np.flatnonzero(launch != NONE)
         # Two clocks: the profiler's may be some microseconds off.
         start_s[known] = np.maximum(start_s[known], trace.events.start_s[launch[known]])
@@ -174,6 +176,18 @@ def _with_calls(trace: RankTrace, agents: list[dict[str, Any]], calls: list[np.n
         events=joined(parts),
         causes=np.concatenate(causes),
     )
+
+
+def _in_turn(launch: np.ndarray, spans: np.ndarray, began_s: np.ndarray, start_s: np.ndarray) -> np.ndarray:
+    """`launch`, int32 (calls,), with those that are not known: calls with an accelerator's tensors are made by a thread
+    of their own, in the order of the spans that queued them."""
+    free = np.setdiff1d(spans, launch)
+    free = iter(free[np.argsort(began_s[free], kind="stable")].tolist())
+    launch, span = launch.copy(), next(free, NONE)
+    for call in np.flatnonzero(launch == NONE)[np.argsort(start_s[launch == NONE], kind="stable")].tolist():
+        if span != NONE and began_s[span] <= start_s[call]:
+            launch[call], span = span, next(free, NONE)
+    return launch
 
 
 def _with_waits(trace: RankTrace, buckets: list[int]) -> RankTrace:

@@ -13,6 +13,10 @@ from emulator.traces.events import NONE, LaneKind, RankTrace, What
 from emulator.traces.readers.tables import in_order, table
 
 _SLACK_S = 2e-6
+_LATE_S = 5e-5
+"""By which an agent may note the end of a collective after a thread has gone on."""
+_OF_TRAINING = ("ProfilerStep", "autograd::engine")
+"""Beginnings of names that only threads which train have."""
 
 
 def without_copies(trace: RankTrace) -> RankTrace:
@@ -35,21 +39,55 @@ def without_copies(trace: RankTrace) -> RankTrace:
 
     causes = trace.causes.astype(np.int64)
     cause, caused = causes.T
-    sets_going = np.isin(caused, works) & (what[cause] == What.LAUNCH)
-    set_going = np.full(len(events), NONE, np.int64)
-    set_going[cause[sets_going]] = caused[sets_going]
-    call = _inside(events.parent, cause[sets_going], itself=True)
-    is_down = (call[cause] != NONE) & (lane_kind[caused] == LaneKind.DEVICE)
-    down, of = caused[is_down], set_going[call[cause[is_down]]]
-    is_over = end_s[down] <= start_s[of] + _SLACK_S
+    down = _copies_down(trace, works, start_s)
     causes[np.isin(caused, waits), 1] = work[caused[np.isin(caused, waits)]]
     causes[np.isin(cause, launches), 0] = work[cause[np.isin(cause, launches)]]
-    causes = np.unique(np.concatenate([causes, np.stack([down[is_over], of[is_over]], axis=1)]), axis=0)
+    causes = np.unique(np.concatenate([causes, down]), axis=0)
 
     order = in_order(events.lane, start_s, end_s - start_s)
     columns = vars(events) | {"what": what, "start_s": start_s, "duration_s": end_s - start_s}
     events = table(**{name: column[order] for name, column in columns.items() if name != "parent"})
     return dataclasses.replace(trace, events=events, causes=np.argsort(order)[causes].astype(np.int32))
+
+
+def by_agents(trace: RankTrace) -> RankTrace:
+    """`trace` with the same causes where our own agents communicate: one thread waits for copies down and submits,
+    others launch copies up once a collective is over. What such threads call becomes scopes."""
+    events, end_s = trace.events, trace.events.end_s
+    lane_kind = np.array([lane.kind for lane in trace.lanes], np.int8)[events.lane]
+    works = np.flatnonzero((lane_kind == LaneKind.TRANSPORT) & (events.what == What.COLLECTIVE))
+    works = works[np.argsort(end_s[works], kind="stable")]
+    causes = trace.causes.astype(np.int64)
+    cause, caused = causes.T
+    trains = np.array([name.startswith(_OF_TRAINING) for name in trace.names], bool)[events.name]
+    trains |= (events.what == What.LAUNCH) & np.isin(np.arange(len(events)), cause[np.isin(caused, works)])
+    is_ours = lane_kind == LaneKind.HOST
+    is_ours &= ~np.isin(events.lane, np.unique(events.lane[trains]))
+    is_up = is_ours[cause] & (events.what[cause] == What.LAUNCH) & (lane_kind[caused] == LaneKind.DEVICE)
+    place = np.searchsorted(end_s[works], events.start_s[cause[is_up]] + _LATE_S, side="right") - 1
+    if not is_up.any() or np.any(place < 0):
+        return trace
+    causes[is_up, 0] = works[place]
+    causes = np.unique(np.concatenate([causes, _copies_down(trace, works, events.start_s)]), axis=0)
+    calls = is_ours & np.isin(events.lane, events.lane[is_ours & np.isin(events.what, (What.LAUNCH, What.SYNC))])
+    what = np.where(calls, What.SCOPE, events.what).astype(np.int8)
+    return dataclasses.replace(trace, events=dataclasses.replace(events, what=what), causes=causes.astype(np.int32))
+
+
+def _copies_down(trace: RankTrace, works: np.ndarray, start_s: np.ndarray) -> np.ndarray:
+    """int64 (pairs, 2): what the call that set one of `works` going launched on a device, and that work, where it began
+    thereafter."""
+    events = trace.events
+    cause, caused = trace.causes.astype(np.int64).T
+    lane_kind = np.array([lane.kind for lane in trace.lanes], np.int8)[events.lane]
+    sets_going = np.isin(caused, works) & (events.what[cause] == What.LAUNCH)
+    set_going = np.full(len(events), NONE, np.int64)
+    set_going[cause[sets_going]] = caused[sets_going]
+    call = _inside(events.parent, cause[sets_going], itself=True)
+    is_down = (call[cause] != NONE) & (lane_kind[caused] == LaneKind.DEVICE)
+    down, of = caused[is_down], set_going[call[cause[is_down]]]
+    is_over = events.end_s[down] <= start_s[of] + _SLACK_S
+    return np.stack([down[is_over], of[is_over]], axis=1)
 
 
 def _inside(parent: np.ndarray, outer: np.ndarray, *, itself: bool = False) -> np.ndarray:
