@@ -61,7 +61,7 @@ class Measurement:
 
     def elements_per_s(self, backend: str) -> float:
         """From the median time."""
-        return self.case.size_bytes / ITEM_BYTES / self.median_s(backend)
+        return self.case.size_bytes / self.case.item / self.median_s(backend)
 
     def gigabytes_per_s(self, backend: str) -> float:
         """nccl-tests' algbw: bytes of the tensor over time, in 10^9 bytes a second."""

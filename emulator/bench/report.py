@@ -26,15 +26,24 @@ def busbw_factor(workers: int, collective: str = ALL_REDUCE) -> float:
     return (2 if collective in (ALL_REDUCE, FSDP) else 1) * (workers - 1) / workers
 
 
-def title(workers: int, transport: str, wire: str, cores: int, beside: int = 0, collective: str = ALL_REDUCE) -> str:
+def title(
+    workers: int,
+    transport: str,
+    wire: str,
+    cores: int,
+    beside: int = 0,
+    collective: str = ALL_REDUCE,
+    dtypes: Sequence[str] = ("float32",),
+) -> str:
     """The line above the table."""
     others = f", beside {beside} busy processes" if beside else ""
-    what = "Sum of float32 in place" if collective == ALL_REDUCE else f"{NAMES[collective]} of float32"
+    elements = f" of {dtypes[0]}" if len(dtypes) == 1 else ""
+    what = f"Sum{elements} in place" if collective == ALL_REDUCE else f"{NAMES[collective]}{elements}"
     return f"{what}: {workers} ranks on {cores} cores, by {transport}, {wire} on the wire{others}"
 
 
-def columns(backends: Sequence[str]) -> list[Column]:
-    """Of the table, as `cells` fills them."""
+def columns(backends: Sequence[str], dtypes: Sequence[str] = ("float32",)) -> list[Column]:
+    """Of the table, as `cells` fills them. The type is always there where there are several."""
     each = {
         "time": lambda name: number(f"{name} time", "µs", least=11),
         "algbw": lambda name: number(f"{name} algbw", "GB/s", drop=2, least=7),
@@ -44,7 +53,7 @@ def columns(backends: Sequence[str]) -> list[Column]:
     return [
         number("size", "B", least=12),
         number("count", "elements", drop=6, least=12),
-        text("type", drop=5, least=7),
+        text("type", drop=0 if len(dtypes) > 1 else 5, least=8 if len(dtypes) > 1 else 7),
         *(column(name) for name in backends for column in each.values()),
         *([number("union", drop=1, least=6), number("times dense", least=6)] if DENSE in backends else []),
         *([number("of bound", "%", drop=1, least=5)] if DENSE in backends else []),
@@ -58,8 +67,8 @@ def columns(backends: Sequence[str]) -> list[Column]:
 def cells(measurement: Measurement, workers: int, backends: Sequence[str], union_density: float = 1.0) -> Iterator[str]:
     """One case's row."""
     case = measurement.case
-    yield from (f"{case.size_bytes}", f"{case.size_bytes // ITEM_BYTES}")
-    yield f"{len(case.parts)} parts" if case.overlapped else "float"
+    yield from (f"{case.size_bytes}", f"{case.size_bytes // case.item}")
+    yield f"{len(case.parts)} parts" if case.overlapped else case.dtype
     for backend in backends:
         bandwidth = measurement.gigabytes_per_s(backend)
         yield f"{measurement.median_s(backend) * 1e6:,.1f}"
@@ -192,7 +201,8 @@ def _case_json(report: Report, measurement: Measurement, limit: Limit | None) ->
         "workers": report.workers,
         "collective": case.collective,
         "size_bytes": case.size_bytes,
-        "elements": case.size_bytes // ITEM_BYTES,
+        "dtype": case.dtype,
+        "elements": case.size_bytes // case.item,
         "transport": report.transport,
         "wire": report.wire,
         "beside": report.beside,
@@ -212,7 +222,7 @@ def _case_json(report: Report, measurement: Measurement, limit: Limit | None) ->
         },
         "max_error": {name: tally.error for name, tally in measurement.tallies.items()},
         "relative_error": {name: tally.relative_error for name, tally in measurement.tallies.items()},
-        "parts_bytes": [part * ITEM_BYTES for part in case.parts] if case.overlapped else None,
+        "parts_bytes": [part * case.item for part in case.parts] if case.overlapped else None,
         "calls_per_repeat": case.calls,
         "packets": measurement.packets,
         **compared,

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from host_agent import tensors
 from switchml import units
 from switchml.errors import ConfigError
 
 ITEM_BYTES = 4
-"""float32, the type of every measurement."""
+"""float32, the type of measurements where nothing else is said."""
 UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 LARGEST_BYTES = 16 << 30
 MOST_CASES = 64
@@ -35,6 +36,8 @@ NAMES = {
     "broadcast": "Broadcast",
     FSDP: "All-gather and reduce-scatter at once",
 }
+DTYPES = tensors.ITEM_BYTES
+"""What elements can be, and their bytes."""
 COLLECTIVES = tuple(NAMES)
 """What can be measured. FSDP: as its backward pass does."""
 
@@ -51,6 +54,13 @@ class Case:
     """After this time, LEAST_REPEATS are enough."""
     collective: str = ALL_REDUCE
     """One of COLLECTIVES."""
+    dtype: str = "float32"
+    """One of DTYPES."""
+
+    @property
+    def item(self) -> int:
+        """Bytes of an element."""
+        return DTYPES[self.dtype]
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -80,7 +90,7 @@ class Case:
     @property
     def size_bytes(self) -> int:
         """What the time belongs to: one call, or all overlapped ones together."""
-        return self.elements // self.calls * ITEM_BYTES
+        return self.elements // self.calls * self.item
 
 
 def parse_size(text: str) -> int:
@@ -122,32 +132,42 @@ def text_of(size_bytes: int) -> str:
     return str(size_bytes)
 
 
-def check_shares(size_bytes: int, collective: str, workers: int) -> None:
-    """Raises ConfigError if the ranks' shares of a tensor differ in size."""
-    if collective not in (ALL_REDUCE, "broadcast") and size_bytes % (workers * ITEM_BYTES):
+def check_shares(size_bytes: int, collective: str, workers: int, dtype: str = "float32") -> None:
+    """Raises ConfigError if a tensor has no whole number of elements, or the ranks' shares of it differ in size."""
+    item = DTYPES[dtype]
+    if size_bytes % item:
+        raise ConfigError(f"size {text_of(size_bytes)}: expected a multiple of {item} bytes ({dtype})")
+    if collective not in (ALL_REDUCE, "broadcast") and size_bytes % (workers * item):
         raise ConfigError(
             f"size {text_of(size_bytes)}: {collective} gives each of {workers} ranks an equal share, expected a "
-            f"multiple of {workers * ITEM_BYTES} bytes"
+            f"multiple of {workers * item} bytes"
         )
 
 
 def single(
-    size_bytes: int, repeats: int | None = None, warmup: int | None = None, collective: str = ALL_REDUCE
+    size_bytes: int,
+    repeats: int | None = None,
+    warmup: int | None = None,
+    collective: str = ALL_REDUCE,
+    dtype: str = "float32",
 ) -> Case:
     """Collectives of one size, one after the other. The smaller, the more repeats, unless `repeats` says how many."""
     calls = max(1, min(_CALLS_BYTES // size_bytes, _MOST_CALLS))
     usual = 15 if size_bytes < 1 << 20 else 9 if size_bytes < 16 << 20 else 5
     budget_s = float("inf") if repeats else BUDGET_S
-    parts, warmup = (size_bytes // ITEM_BYTES,) * calls, 2 if warmup is None else warmup
-    return Case(parts, False, repeats or usual, warmup, budget_s, collective)
+    parts, warmup = (size_bytes // DTYPES[dtype],) * calls, 2 if warmup is None else warmup
+    return Case(parts, False, repeats or usual, warmup, budget_s, collective, dtype)
 
 
-def ddp_buckets(model_bytes: int, repeats: int | None = None, warmup: int | None = None) -> list[Case]:
+def ddp_buckets(
+    model_bytes: int, repeats: int | None = None, warmup: int | None = None, dtype: str = "float32"
+) -> list[Case]:
     """What DDP makes of a model's gradients: all buckets at once, each size of bucket alone, and small models."""
     rest = max(0, model_bytes - DDP_FIRST_BYTES)
     buckets = [min(DDP_FIRST_BYTES, model_bytes)] + [DDP_BUCKET_BYTES] * (rest // DDP_BUCKET_BYTES)
     if rest % DDP_BUCKET_BYTES:
         buckets.append(rest % DDP_BUCKET_BYTES)
     alone = [*DDP_SMALL_BYTES, *sorted(set(buckets))]
-    together = Case(tuple(b // ITEM_BYTES for b in buckets), True, repeats or 5, 2 if warmup is None else warmup)
-    return [single(size, repeats, warmup) for size in alone] + [together]
+    parts = tuple(each // DTYPES[dtype] for each in buckets)
+    together = Case(parts, True, repeats or 5, 2 if warmup is None else warmup, dtype=dtype)
+    return [single(size, repeats, warmup, dtype=dtype) for size in alone] + [together]

@@ -1,5 +1,6 @@
 """The tensors of the all-reduce benchmarks. All ranks share one array: rank r's element i is `inputs[i + r * STRIDE]`,
-so no two ranks send the same block, and the exact sums (float64) are known beforehand.
+so no two ranks send the same block, and the exact sums (float64) are known beforehand. Those of another dtype than
+float32 are made of them: rounded, or 1000 times as large and whole.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from emulator.bench.sparsity import Sparsity
+from host_agent.tensors import narrow_at, widen_at
 
+_WHOLE = np.float32(1000)
 STRIDE = 4099
 """Elements between the inputs of neighbouring ranks; a prime, so that blocks of packets cut them differently."""
 
@@ -42,6 +45,22 @@ class SharedTensors:
             return None
         owned = self.sparsity.owned(self.workers, self.elements)[rank]
         return ~self.sparsity.elements_of(owned, elements)
+
+
+def stored(x: np.ndarray, dtype: str) -> np.ndarray:
+    """float32 `x` as elements of `dtype`: bfloat16 in uint16, for want of a NumPy type; `x` itself if that is it."""
+    if dtype == "float32":
+        return x
+    if dtype == "bfloat16":
+        halves, x = np.empty(x.size, np.uint16), np.ascontiguousarray(x)
+        narrow_at(x, halves.ctypes.data, dtype)
+        return halves
+    return (np.rint(_WHOLE * x) if dtype.startswith("int") else x).astype(dtype)
+
+
+def numbers(x: np.ndarray, dtype: str) -> np.ndarray:
+    """What `stored` made, as numbers that NumPy can calculate with."""
+    return widen_at(x.ctypes.data, x.size, dtype) if dtype == "bfloat16" else x
 
 
 @contextlib.contextmanager

@@ -6,22 +6,25 @@ one begins, and none compares sums, which keeps a core busy, while another still
 
 from __future__ import annotations
 
+import functools
 import resource
 import time
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from emulator.bench.ranks.inputs import SharedTensors
+from emulator.bench.ranks.inputs import SharedTensors, numbers
 from emulator.bench.ranks.process import GROUP_TIMEOUT, Place
 from emulator.bench.ranks.workload import Step, Workload
 from emulator.bench.sizes import Case
 from host_agent.agent import HostAgent
 from host_agent.base import Agent
+from host_agent.calls import Handle
+from host_agent.collectives import Move
 from host_agent.density import Choice
-from switchml.runtime.jit import compile_once, kernel
 
 SWITCHML, DENSE, PLAIN, INT32, NODE, GLOO = "switchml", "dense", "plain", "int32", "node", "gloo"
 """DENSE: switchml without skipping the blocks of zeros that SWITCHML skips. PLAIN: without the tags that SWITCHML's
@@ -31,6 +34,8 @@ Begin = Callable[[Step, bool], Any]
 PEER_TIMEOUT_S = 60.0
 """Of ranks that are measured, and of aggregators behind emulated links: their control connections lose packets there,
 too, and share cores with all of the network. TCP then may take ten seconds to be heard."""
+_COMPARED = 1 << 20
+"""Elements compared at once."""
 GAUGES = ("rtt_s", "rto_s", "window")
 """Values in `HostAgent.stats()` that describe the present; all other numbers are counters."""
 
@@ -109,25 +114,15 @@ class Sample:
     """Counters of `HostAgent.stats()`: by how much they grew; gauges: their value."""
 
 
-@kernel
-def compare(result, sums):
-    """(largest |result - sum|, largest |sum|, checksum of result's bits). float32[k] and float64[k]."""
-    error, largest, checksum = 0.0, 0.0, np.uint64(0)
-    bits = result.view(np.uint32)
-    for i in range(result.size):
-        difference = abs(np.float64(result[i]) - sums[i])
-        if not difference <= error:  # NaN too
-            error = difference
-        largest = max(largest, abs(sums[i]))
-        checksum = checksum * np.uint64(0x100000001B3) + np.uint64(bits[i])
-    return error, largest, checksum
-
-
-def warm_up() -> None:
-    """Have `compare` compiled."""
-    sums = np.zeros(1)
-    sums.flags.writeable = False
-    compile_once(compare, np.zeros(1, np.float32), sums)
+def compare(result: np.ndarray, sums: np.ndarray, dtype: str) -> tuple[float, float, int]:
+    """(largest |result - sum|, largest |sum|, checksum of result's bits), of elements of `dtype` and float64."""
+    error = largest = 0.0
+    for first in range(0, result.size, _COMPARED):
+        part = slice(first, first + _COMPARED)
+        off = np.abs(numbers(result[part], dtype) - sums[part]).max()
+        error = max(error, float(off)) if off == off else np.inf
+        largest = max(largest, float(np.abs(sums[part]).max()))
+    return error, largest, zlib.crc32(result.data)
 
 
 class ReducingRank:
@@ -149,9 +144,9 @@ class ReducingRank:
             case Reduce(backend):
                 return self._reduce(backend)
             case Check():
-                error, largest, bits = compare(self._work.result, self._work.expected)
-                checksum = int(bits) if self._case.is_same_everywhere else 0
-                return Sample(self._seconds, float(error), float(largest), checksum, self._usage, self._counts)
+                error, largest, bits = compare(self._work.result, self._work.expected, self._case.dtype)
+                checksum = bits if self._case.is_same_everywhere else 0
+                return Sample(self._seconds, error, largest, checksum, self._usage, self._counts)
 
     def leave(self) -> None:
         for agent in self._agents.values():
@@ -209,11 +204,25 @@ class ReducingRank:
 
 def _switchml(agent: Agent, sparse: Choice, wire: str | None = None) -> Begin:
     def begin(step: Step, async_op: bool) -> Any:
+        if step.dtype == "bfloat16":
+            return _begin_bfloat16(agent, step, async_op)
         if step.kind == "all_reduce":
             return agent.allreduce(step.source, out=step.target, async_op=async_op, sparse=sparse, wire=wire)
         return getattr(agent, step.kind)(step.source, out=step.target, async_op=async_op)
 
     return begin
+
+
+def _begin_bfloat16(agent: Agent, step: Step, async_op: bool) -> Any:
+    """By address, as NumPy has no such dtype."""
+    handle, at = Handle(), (step.source.ctypes.data, step.target.ctypes.data)
+    done, keep = functools.partial(handle.finish, result=None), step
+    if step.kind == "all_reduce":
+        agent.allreduce_address(*at, step.target.size, step.dtype, "sum", done, keep=keep)
+    else:
+        share = step.target if step.kind == "reduce_scatter" else step.source
+        agent.submit_move(Move(step.kind, *at, share.size, step.dtype, share.itemsize), done, keep=keep)
+    return handle if async_op else handle.wait()
 
 
 def _gloo(place: Place, rendezvous: str) -> Begin:
@@ -230,7 +239,7 @@ def _gloo(place: Place, rendezvous: str) -> Begin:
     scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
     def begin(step: Step, async_op: bool) -> Any:
-        source, target = torch.from_numpy(step.source), torch.from_numpy(step.target)
+        source, target = (torch.from_numpy(x).view(getattr(torch, step.dtype)) for x in (step.source, step.target))
         if step.kind == "all_reduce":
             return dist.all_reduce(target, async_op=async_op)
         if step.kind == "broadcast":

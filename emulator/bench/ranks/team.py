@@ -40,6 +40,8 @@ from switchml.errors import JobError, RanksDisagree
 from switchml.protocol.sizes import LANE_BYTES, lanes_of
 from switchml.runtime.pool import fork_server
 
+_ROUNDING = {"float32": 2.0**-23, "float64": 2.0**-50, "float16": 2.0**-10, "bfloat16": 2.0**-7, "int32": 0, "int64": 0}
+"""Of one sum, relative to the largest: Gloo rounds each."""
 STORE_PORT = 29500
 """Where rank 0 keeps a process group's rendezvous; its namespace has no other user. Each new group takes the next."""
 _GRID_BITS = 4
@@ -161,8 +163,11 @@ class ReducingTeam(Team):
         if self._case.moves_bytes and repeat.error:
             raise JobError(f"{backend}: a result is off by {repeat.error:.3g} where bytes are only copied")
         n, largest = len(self.places), max(sample.largest for sample in repeat.samples)
-        bits = 24 if backend == GLOO else 8 * LANE_BYTES[lanes_of(self._wire)] - (n - 1).bit_length() - _GRID_BITS - 1
-        if repeat.error > n * largest * 2.0**-bits + n * largest * 2.0**-23:
+        dtype = self._case.dtype
+        bits = 8 * LANE_BYTES[lanes_of(self._wire)] - (n - 1).bit_length() - _GRID_BITS - 1
+        is_wide = backend == GLOO or dtype == "float64" or dtype.startswith("int")
+        steps = 0.0 if is_wide else 2.0**-bits
+        if repeat.error > n * largest * (steps + _ROUNDING[dtype]):
             raise JobError(f"{backend}: a result is off by {repeat.error:.3g} where sums are at most {largest:.3g}")
         return repeat
 

@@ -7,34 +7,42 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from emulator.bench.ranks.inputs import SharedTensors
+from emulator.bench.ranks.inputs import SharedTensors, numbers, stored
 from emulator.bench.sizes import Case
 
 IN_PLACE = ("all_reduce", "broadcast")
 _ROOT = 0
+_NOTHING = 24_700
+"""What no result is, in any dtype."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """One collective of float32 tensors, from `source` into `target`: the same one if it is in place."""
+    """One collective of tensors of `dtype`, from `source` into `target`: the same one if it is in place. bfloat16 is
+    in uint16."""
 
     kind: str
     source: np.ndarray
     target: np.ndarray
+    dtype: str
 
 
 class Workload:
-    """A case on one rank. `calls`: the collectives of each call, which begin together; `result`: float32, of all of
-    them; `expected`: float64."""
+    """A case on one rank. `calls`: the collectives of each call, which begin together; `result`: of all of them;
+    `expected`: float64."""
 
     def __init__(self, case: Case, tensors: SharedTensors, rank: int):
-        inputs, sums, n = tensors.read_inputs(rank), tensors.read_sums(), tensors.workers
+        n, dtype, elements = tensors.workers, case.dtype, case.elements
+        each = [stored(tensors.read_inputs(r)[:elements], dtype) for r in range(n)]
+        inputs, sums = each[rank], tensors.read_sums()
+        if dtype != "float32":
+            sums = sum((numbers(x, dtype).astype(np.float64) for x in each), np.zeros(elements))
         self._zeros = tensors.zeros(rank, case.elements)
         self._fills: list[tuple[np.ndarray, np.ndarray | float]] = []
         self.calls: list[list[Step]] = []
         spans = list(zip(np.cumsum((0, *case.parts[:-1])).tolist(), case.parts, strict=True))
         sizes = [size // n if kind == "reduce_scatter" else size for _, size in spans for kind in case.kinds]
-        self.result = np.empty(sum(sizes), np.float32)
+        self.result = np.empty(sum(sizes), inputs.dtype)
         targets = iter(np.split(self.result, np.cumsum(sizes)[:-1]))
         expected = []
         for start, size in spans:
@@ -43,18 +51,17 @@ class Workload:
             for kind in case.kinds:
                 target = next(targets)
                 source = target if kind in IN_PLACE else inputs[owned[rank] if kind == "all_gather" else whole].copy()
-                self._fills.append((target, inputs[whole] if kind in IN_PLACE else np.nan))
-                steps.append(Step(kind, source, target))
+                self._fills.append((target, inputs[whole] if kind in IN_PLACE else target.dtype.type(_NOTHING)))
+                steps.append(Step(kind, source, target, dtype))
                 if kind == "all_gather":
-                    expected += [tensors.read_inputs(r)[owned[r]] for r in range(n)]
+                    expected += [numbers(each[r][owned[r]], dtype) for r in range(n)]
                 elif kind == "broadcast":
-                    expected.append(tensors.read_inputs(_ROOT)[whole])
+                    expected.append(numbers(each[_ROOT][whole], dtype))
                 else:
                     expected.append(sums[owned[rank] if kind == "reduce_scatter" else whole])
             self.calls.append(steps)
         in_order = case.collective == "all_reduce"  # one after the other they are the sums' beginning
-        self.expected = sums[: case.elements] if in_order else np.concatenate(expected).astype(np.float64)
-        self.expected.flags.writeable = False  # as the sums are: of one type for reducing.compare
+        self.expected = sums[:elements] if in_order else np.concatenate(expected).astype(np.float64)
 
     def fill(self) -> None:
         """Put the inputs where they are reduced in place, and what no result is anywhere else."""

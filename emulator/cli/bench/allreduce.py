@@ -9,10 +9,11 @@ from typing import Any
 
 import click
 
-from emulator.bench.sizes import ALL_REDUCE, COLLECTIVES
+from emulator.bench.sizes import ALL_REDUCE, COLLECTIVES, DTYPES
 from emulator.cli.options import (
     TENSOR_SIZE,
     TENSOR_SIZES,
+    Many,
     against_option,
     agent_wire_option,
     authenticate_option,
@@ -30,6 +31,13 @@ from switchml.cli.options import Count, option
     type=click.Choice(COLLECTIVES),
     default=ALL_REDUCE,
     help="What the ranks do. fsdp: an all-gather and a reduce-scatter at once, each of --size bytes.",
+)
+@click.option(
+    "--dtype",
+    "dtypes",
+    type=Many(click.Choice(list(DTYPES)), "dtype", "float32,bfloat16"),
+    default="float32",
+    help="What the elements are, one or a list: " + ", ".join(DTYPES) + ".",
 )
 @option("--ranks", "workers", was="--workers", type=Count(1, 256), default=4, help="Ranks, one process each.")
 @option("--size", type=TENSOR_SIZE, show_default="64MiB", help="Bytes of the tensor.")
@@ -68,6 +76,7 @@ from switchml.cli.options import Count, option
 @json_option
 def allreduce(
     collective: str,
+    dtypes: tuple[str, ...],
     workers: int,
     size: int | None,
     sizes: list[int] | None,
@@ -85,8 +94,7 @@ def allreduce(
     as_json: bool,
     **blocks: Any,
 ) -> None:
-    """Time all-reduces of float32 tensors, or other collectives, between processes on this machine, and Gloo's in turn
-    with them.
+    """Time all-reduces, or other collectives, between processes on this machine, and Gloo's in turn with them.
 
     --size is what all ranks have together of a tensor that is gathered or scattered, as in nccl-tests. Every result is
     checked against the exact one. A time is that of the slowest rank; small tensors are reduced several
@@ -113,6 +121,8 @@ def allreduce(
             f"--collective {collective}: of dense tensors through a software aggregator, without --density and "
             "--buckets"
         )
+    if dtypes != ("float32",) and (density or plot_file):
+        raise click.UsageError("--dtype goes with neither --density nor --plot")
     if authenticate and (density or transport not in ("auto", "udp", "zmq") or aggregator in bench.AGGREGATORS[1:]):
         raise click.UsageError(
             "--authenticate: only the software aggregator checks packets' tags, by udp or zmq, here of dense tensors"
@@ -122,7 +132,8 @@ def allreduce(
     try:
         bench.check_choice(transport, wire)
         for each in sizes or [size or 64 << 20]:
-            cases_of.check_shares(each, collective, workers)
+            for dtype in dtypes:
+                cases_of.check_shares(each, collective, workers, dtype)
     except ConfigError as error:
         raise click.UsageError(str(error)) from None
     if aggregator not in bench.AGGREGATORS and not aggregator.rpartition(":")[2].isdecimal():
@@ -130,9 +141,13 @@ def allreduce(
         raise click.BadParameter(f"{aggregator!r}: expected HOST:PORT or one of {kinds}", param_hint="--aggregator")
 
     if buckets:
-        cases = cases_of.ddp_buckets(size or 64 << 20, repeats, warmup)
+        cases = [case for dtype in dtypes for case in cases_of.ddp_buckets(size or 64 << 20, repeats, warmup, dtype)]
     else:
-        cases = [cases_of.single(each, repeats, warmup, collective) for each in sizes or [size or 64 << 20]]
+        cases = [
+            cases_of.single(each, repeats, warmup, collective, dtype)
+            for each in sizes or [size or 64 << 20]
+            for dtype in dtypes
+        ]
     grid = [Sparsity(share, **blocks) for share in density] if density else [None]
     cores = len(os.sched_getaffinity(0))
     longest = max(case.elements for case in cases)
@@ -146,7 +161,8 @@ def allreduce(
                 nonlocal stream
                 if stream is None and not as_json:
                     stream = Stream(
-                        report.columns(backends), report.title(workers, chosen, wire, cores, beside, collective)
+                        report.columns(backends, dtypes),
+                        report.title(workers, chosen, wire, cores, beside, collective, dtypes),
                     )
 
             def show_line(measurement, backends=backends, sparsity=sparsity) -> None:
@@ -170,13 +186,13 @@ def allreduce(
             )
             results.append(result)
     limit = None
-    is_bound_known = collective == ALL_REDUCE and wire != EXACT
+    is_bound_known = collective == ALL_REDUCE and wire != EXACT and dtypes == ("float32",)
     if aggregator not in bench.AGGREGATORS[1:] and is_bound_known:  # one round each, in the software aggregator's loop
         limit = limits.measure(workers=workers, transport=result.transport, wire=wire, cores=cores)
     if plot_file is not None:
         plot.draw(result, limit, plot_file)
     if stream is None:
-        objects = [report.as_json(each, limit, is_sweep=bool(sizes or buckets)) for each in results]
+        objects = [report.as_json(each, limit, is_sweep=len(cases) > 1) for each in results]
         click.echo(json.dumps(report.all_as_json(objects)))
         return
     stream.close(*report.notes(result))

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from emulator.bench import limits, report, sizes
 from emulator.bench.beside import busy_processes
-from emulator.bench.ranks.inputs import shared_tensors
+from emulator.bench.ranks.inputs import numbers, shared_tensors
 from emulator.bench.ranks.workload import Workload
-from emulator.bench.sizes import COLLECTIVES, Case
+from emulator.bench.sizes import COLLECTIVES, DTYPES, Case
 from switchml.cli.main import cli
 from switchml.errors import ConfigError
 from tests.support import commands
@@ -116,11 +116,12 @@ def test_busbw_factor():
     assert {name: report.busbw_factor(4, name) for name in factors} == factors
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("collective", COLLECTIVES)
-def test_what_ranks_expect(collective):
+def test_what_ranks_expect(collective, dtype):
     """Plain sums and copies of what the ranks begin with."""
     n = 3
-    case = Case((6, 24), False, 1, 0, collective=collective)
+    case = Case((6, 24), False, 1, 0, collective=collective, dtype=dtype)
     with shared_tensors(30, n) as tensors:
         ranks = [Workload(case, tensors, rank) for rank in range(n)]
         expected = [work.expected.copy() for work in ranks]
@@ -128,7 +129,7 @@ def test_what_ranks_expect(collective):
         work.fill()
     results = [[] for _ in ranks]
     for steps in zip(*(itertools.chain(*work.calls) for work in ranks), strict=True):
-        sources = [step.source.copy() for step in steps]
+        sources = [numbers(step.source, dtype).copy() for step in steps]
         for rank, step in enumerate(steps):
             result = {"all_gather": np.concatenate(sources), "broadcast": sources[0]}.get(step.kind)
             if result is None:
@@ -143,6 +144,31 @@ def test_what_ranks_expect(collective):
 
 
 # The command
+
+
+def test_dtypes():
+    done = run("--ranks", "2", "--sizes", "64K,1M", "--dtype", "bfloat16,float16,int64,float64", "--repeats", "1",
+               "--against", "none", "--json")  # fmt: skip
+    results = json.loads(done.stdout)["results"]
+    assert [(each["size_bytes"], each["dtype"]) for each in results[:3]] == [
+        (65536, "bfloat16"), (65536, "float16"), (65536, "int64")
+    ]  # fmt: skip
+    assert len(results) == 8 and results[2]["elements"] == 8192
+    errors = {each["dtype"]: each["relative_error"]["switchml"] for each in results}
+    assert errors["int64"] == 0 < errors["bfloat16"] < 2**-8 and errors["float64"] < 2**-50
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--dtype", "float8"], "'float8' is not one of"),
+        (["--dtype", "int64", "--size", "1004"], "size 1004: expected a multiple of 8 bytes (int64)"),
+        (["--dtype", "float16", "--density", "0.5"], "--dtype goes with neither --density nor --plot"),
+    ],
+)
+def test_dtypes_that_make_no_sense(options, message):
+    done = CliRunner().invoke(cli, ["bench", "allreduce", *options])
+    assert done.exit_code == 2 and message in " ".join(done.output.split())
 
 
 def test_one_size_against_gloo():
@@ -208,11 +234,11 @@ def test_sweep_as_table_and_picture(tmp_path):
     page = tmp_path / "page.html"
     done = run("--workers", "3", "--sizes", "1K:16K:4", "--repeats", "1", "--against", "none", "--plot", str(page))
     assert done.returncode == 0, done.stderr
-    rows = [line.split() for line in done.stdout.splitlines() if " float " in line]
+    rows = [line.split() for line in done.stdout.splitlines() if " float32 " in line]
     assert [(row[0], row[1], row[2]) for row in rows] == [
-        ("1024", "256", "float"),
-        ("4096", "1024", "float"),
-        ("16384", "4096", "float"),
+        ("1024", "256", "float32"),
+        ("4096", "1024", "float32"),
+        ("16384", "4096", "float32"),
     ]
     for text in ("algbw", "busbw", "error", "3 ranks", "retransmitted", "limit", "aggregator"):
         assert text in done.stdout
