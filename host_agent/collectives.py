@@ -59,10 +59,11 @@ class Move:
 
 
 def request_of(
-    move: Move, rank: int, world_size: int, wire: str, on_done: OnDone, integers_to_all: bool = False, **options: Any
+    move: Move, rank: int, world_size: int, wire: str, on_done: OnDone, by_hosts: bool = False, **options: Any
 ) -> Request:
-    """The request that does what `move` says on rank `rank` of a job of this wire. `integers_to_all`: sum integers for
-    all ranks, each of which keeps its part. `options`: of the request. Raises ConfigError for an op or a root that does
+    """The request that does what `move` says on rank `rank` of a job of this wire. `by_hosts`: ranks
+    of a host add up first, integers for all ranks, each of which keeps its part, and half precision in float32.
+    `options`: of the request. Raises ConfigError for an op or a root that does
     not exist, UnsupportedTensor for a dtype that has no such op."""
     if move.kind not in KINDS or not 0 <= move.root < world_size:
         raise ConfigError(f"{move.kind} with root {move.root}: expected one of {', '.join(KINDS)}, and 0 to "
@@ -85,8 +86,8 @@ def request_of(
     # Whether an exact sum needs further rounds only its digits tell, so all ranks must get them: it is an all-reduce,
     # of which a rank keeps its part.
     is_float = move.dtype.startswith(("float", "bfloat"))
-    to_all = wire == EXACT if is_float else integers_to_all
-    return _sums(move, rank, n, to_all, on_done, options)
+    to_all = wire == EXACT if is_float else by_hosts
+    return _sums(move, rank, n, to_all, by_hosts, on_done, options)
 
 
 def _gather(move: Move, rank: int, n: int, on_done: OnDone, options: dict[str, Any]) -> Request:
@@ -104,7 +105,9 @@ def _scheme(move: Move, n: int, item: int, op: int, mark: int = 0) -> Collective
     return schemes.reduce(move.root, op, mark) if move.kind == "reduce" else schemes.all_reduce(op, mark)
 
 
-def _sums(move: Move, rank: int, n: int, to_all: bool, on_done: OnDone, options: dict[str, Any]) -> Request:
+def _sums(
+    move: Move, rank: int, n: int, to_all: bool, widens: bool, on_done: OnDone, options: dict[str, Any]
+) -> Request:
     if move.dtype not in tensors.ITEM_BYTES:
         raise UnsupportedTensor(f"dtype {move.dtype}: sums expect one of {', '.join(tensors.ITEM_BYTES)}")
     scattered = move.kind == "reduce_scatter"
@@ -120,8 +123,8 @@ def _sums(move: Move, rank: int, n: int, to_all: bool, on_done: OnDone, options:
         done = _then(on_done, lambda: ctypes.memmove(target, part.ctypes.data, move.nbytes)) if is_root else on_done
         at = whole.ctypes.data
         return dataclasses.replace(request, source=at, target=at, numel=size, on_done=done, keep=(request.keep, whole))
-    if move.dtype in tensors.HALVES:
-        values, _ = tensors.widen_at(source, source, size, move.dtype)
+    if widens and move.dtype in tensors.HALVES:
+        values = tensors.widen_at(source, size, move.dtype)
         part32 = values[first : first + move.numel]
         done = _then(on_done, lambda: tensors.narrow_at(part32, target, move.dtype)) if is_root else on_done
         whole_at, part_at = values.ctypes.data, part32.ctypes.data
@@ -204,7 +207,7 @@ def decode(move: Move, codes: np.ndarray) -> None:
 
 def _values(data: np.ndarray, dtype: str) -> np.ndarray:
     if dtype in tensors.HALVES:
-        return tensors.widen_at(data.ctypes.data, data.ctypes.data, data.size // 2, dtype)[0]
+        return tensors.widen_at(data.ctypes.data, data.size // 2, dtype)
     if dtype.startswith("complex"):
         raise UnsupportedTensor(f"dtype {dtype}: minima and maxima expect real numbers")
     return data.view("uint8" if dtype == "bool" else dtype)
@@ -232,7 +235,7 @@ class Calls(abc.ABC):
     wire: str
     takes_collectives: bool
     """Whether the aggregator knows other collectives than sums for all ranks."""
-    integers_to_all = False
+    by_hosts = False
     """Of `request_of`."""
 
     @abc.abstractmethod
@@ -243,7 +246,7 @@ class Calls(abc.ABC):
         if not self.takes_collectives:
             raise ConfigError(f"{move.kind}: this aggregator only sums for all ranks; {NOT_HERE}")
         who = self.rank, self.world_size, self.wire
-        self.submit(request_of(move, *who, on_done, self.integers_to_all, timeout_s=timeout_s, keep=keep))
+        self.submit(request_of(move, *who, on_done, self.by_hosts, timeout_s=timeout_s, keep=keep))
 
     def reduce_scatter(
         self, x: Any, op: str = "sum", async_op: bool = False, out: Any = None, timeout_s: float | None = None

@@ -37,7 +37,7 @@ from switchml.errors import (
 )
 from switchml.protocol import worker_state
 from switchml.protocol.collectives import sum_of_all
-from switchml.protocol.fixedpoint import FORMATS, ITEM_BYTES
+from switchml.protocol.fixedpoint import FORMATS
 from switchml.protocol.sizes import EXACT, WIRES
 from switchml.protocol.worker import Worker
 from switchml.protocol.worker_state import DONE, QUEUES, TASKS
@@ -80,14 +80,16 @@ def new_worker(info: client.JobInfo, rank: int, world_size: int, *, deadline_s: 
 def accepted(
     request: Request, *, wire: str, sparse: density.Choice, takes_sparse: bool
 ) -> tuple[Request, density.Choice]:
-    """The request with half precision widened to float32, and what it does with blocks of zeros. `wire`, `sparse` and
-    `takes_sparse` are the agent's. Raises as `Agent.submit`."""
+    """The request, its half precision widened to float32 where blocks of zeros may be skipped or sums are exact, and
+    what it does with blocks of zeros. `wire`, `sparse` and `takes_sparse` are the agent's. Raises as
+    `Agent.submit`."""
     sparse = sparse if request.sparse is None else request.sparse
     if not takes_sparse:
         if sparse.mode == "on":
             raise ConfigError(DENSE_ONLY)
         sparse = density.OFF
-    if EXACT in (wire, request.wire) and request.wire != "int32":
+    is_exact = EXACT in (wire, request.wire) and request.wire != "int32"
+    if is_exact:
         if sparse.mode == "on":
             raise ConfigError(EXACT_IS_DENSE)
         sparse = density.OFF
@@ -95,16 +97,14 @@ def accepted(
         raise UnsupportedTensor(f"dtype {request.dtype}: expected one of {', '.join(tensors.ITEM_BYTES)}")
     if request.wire not in (None, "int32", wire):
         raise ConfigError(f"wire {request.wire!r}: this job has {wire}, and any job has int32")
-    return _widened(request) if request.dtype in tensors.HALVES else request, sparse
+    return widened(request) if is_exact or sparse.mode != "off" else request, sparse
 
 
 def format_of(dtype: str, wire: str) -> str:
     """The format (a key of fixedpoint.FORMATS) of a tensor of `dtype` in a call of so much `wire`."""
     if f"{dtype}/{wire}" in FORMATS:
         return f"{dtype}/{wire}"
-    if dtype not in tensors.HALVES:
-        return dtype
-    return format_of("float32", wire)
+    return dtype
 
 
 @dataclass
@@ -161,7 +161,7 @@ class Core(CallQueue[TaskCall]):
         scalars, tasks = worker.state.scalars, worker.state.tasks
         # A column is read ten times as fast as a field of a record.
         self._failure, self._completed = scalars["failure"]["code"], scalars["counters"]["completed"]
-        self._task_state, self._task_format, self._task_misfits = tasks["state"], tasks["fmt"], tasks["misfits"]
+        self._task_state, self._task_item, self._task_misfits = tasks["state"], tasks["item"], tasks["misfits"]
         self._densities, self._histories = density.Memory(), Histories(worker)
         self._watch = Watch(worker, job, rank, info.data_address, udp)
         self._check_at = self._report_at = 0.0
@@ -186,6 +186,8 @@ class Core(CallQueue[TaskCall]):
                 sparse = density.OFF
                 request = request if request.late else dataclasses.replace(request, collective=sum_of_all())
             scheme = request.collective
+        if sparse.mode != "off":  # of the float32 copies of half precision
+            dtype = format_of(request.dtype, request.wire or self.wire)
 
         def log_call(index: int) -> None:
             call.number = self._calls_of[call.queue]
@@ -329,7 +331,7 @@ class Core(CallQueue[TaskCall]):
             numel = call.request.numel
             if call.kind is not None:
                 self._densities.look(call.kind, call.request.target, numel, call.dtype, call.sparse.blocks)
-            self.bytes += numel * ITEM_BYTES[self._task_format[at]]
+            self.bytes += numel * int(self._task_item[at])
             if late := call.request.late:
                 task = self.worker.state.tasks[at]
                 late.ranks, late.late_chunks, late.chunks = int(task["least"]), int(task["late"]), int(task["chunks"])
@@ -376,14 +378,17 @@ class Core(CallQueue[TaskCall]):
         )
 
 
-def _widened(request: Request) -> Request:
-    """A request for half-precision values as one for float32 copies of them, rounded once at the end."""
-    values, narrow = tensors.widen_at(request.source, request.target, request.numel, request.dtype)
+def widened(request: Request) -> Request:
+    """A request for half-precision values as one for float32 copies of them, rounded once at the end; any other as it
+    is."""
+    if request.dtype not in tensors.HALVES:
+        return request
+    values = tensors.widen_at(request.source, request.numel, request.dtype)
     at = values.ctypes.data
 
     def done(error: BaseException | None) -> None:
         if error is None:
-            narrow()
+            tensors.narrow_at(values, request.target, request.dtype)
         request.on_done(error)
 
     return dataclasses.replace(

@@ -1,22 +1,19 @@
 """Arrays and tensors as the agent needs them: an address, a length, a dtype that the wire has, and the result.
 
 NumPy arrays and CPU torch tensors come in (torch is never imported here; a tensor is known by what it offers).
-Half-precision values travel as float32 and are rounded once at the end.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from switchml.errors import UnsupportedTensor
-from switchml.protocol.bfloat16 import narrow, widen
-from switchml.runtime.memory import u16_at
+from switchml.protocol.halves import KINDS, narrow, widen
 
-HALVES = ("float16", "bfloat16")
+HALVES = tuple(KINDS)
 NATIVE = ("float32", "float64", "int32", "int64")
 ITEM_BYTES = {"float32": 4, "float64": 8, "float16": 2, "bfloat16": 2, "int32": 4, "int64": 8}
 
@@ -89,23 +86,13 @@ def _is_dense_on_cpu(x: Any) -> bool:
     return bool(x.device.type == "cpu") and str(x.layout) == "torch.strided"
 
 
-def widen_at(source: int, target: int, numel: int, dtype: str) -> tuple[np.ndarray, Callable[[], None]]:
-    """float32 copies of `numel` float16 or bfloat16 numbers at `source`, and what rounds them into `target`."""
-    halves = u16_at(source, numel)
-    if dtype == "float16":
-        values = halves.view(np.float16).astype(np.float32)
-    else:
-        values = np.empty(numel, np.float32)
-        widen(halves, values.view(np.uint32))
-
-    return values, lambda: narrow_at(values, target, dtype)
+def widen_at(source: int, numel: int, dtype: str) -> np.ndarray:
+    """float32 copies of `numel` float16 or bfloat16 numbers at `source`."""
+    values = np.empty(numel, np.float32)
+    widen(KINDS[dtype], source, values.ctypes.data, numel)
+    return values
 
 
 def narrow_at(values: np.ndarray, target: int, dtype: str) -> None:
-    """Round float32 `values` to float16 or bfloat16 numbers at `target`."""
-    rounded = u16_at(target, values.size)
-    if dtype == "float16":
-        with np.errstate(over="ignore"):  # a sum beyond 65504 is infinity, as float16 arithmetic has it
-            rounded.view(np.float16)[:] = values
-    else:
-        narrow(values.view(np.uint32), rounded)
+    """Round float32 `values` to float16 or bfloat16 numbers at `target`; a sum beyond 65504 is infinity in float16."""
+    narrow(KINDS[dtype], values.ctypes.data, target, values.size)

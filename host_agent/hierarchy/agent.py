@@ -57,7 +57,7 @@ Join = Callable[[str, joining.Options], Agent]
 class HierarchicalAgent(Agent):
     """One rank of one job in which the ranks of a host sum first, made by `HostAgent.join`."""
 
-    integers_to_all = True  # where their sums' overflows are exact
+    by_hosts = True  # where the sums' overflows are exact
 
     def __init__(
         self,
@@ -163,7 +163,7 @@ class HierarchicalAgent(Agent):
         divisor, deadline = request.divisor(self.world_size), request.deadline(time.monotonic())
         if request.collective is None:
             request, sparse = core.accepted(request, wire=self.wire, sparse=self.sparse, takes_sparse=self.takes_sparse)
-            call = NodeCall(request, sparse, divisor, deadline)
+            call = NodeCall(core.widened(request), sparse, divisor, deadline)
         else:
             call = CollectiveCall(request, density.OFF, divisor, deadline, places=self._places)
         self._queue.add(call, self._membership.departure)

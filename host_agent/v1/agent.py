@@ -14,7 +14,7 @@ from typing import Any
 from host_agent import density
 from host_agent.base import Agent
 from host_agent.calls import Call, CallQueue, Request
-from host_agent.core import COUNTERS, accepted
+from host_agent.core import COUNTERS, accepted, widened
 from host_agent.loop import TASK_DONE, Impaired
 from host_agent.v1 import loop
 from host_agent.watch import INTERVAL_S, StallWarning
@@ -70,7 +70,7 @@ class V1Agent(Agent):
         if request.sparse is not None and request.sparse.mode == "on":
             raise ConfigError("sparse on: v1 adds dense tensors only; expected off or auto")
         request, sparse = accepted(request, wire=self.wire, sparse=density.OFF, takes_sparse=False)
-        call = Call(request, sparse, request.divisor(self.world_size), request.deadline(time.monotonic()))
+        call = Call(widened(request), sparse, request.divisor(self.world_size), request.deadline(time.monotonic()))
         self._calls.add(call, lambda: None)
 
     def missing_ranks(self) -> tuple[int, ...]:

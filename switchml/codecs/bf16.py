@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from switchml.codecs.base import Array, Floats, FloatSum
-from switchml.protocol.bfloat16 import narrow, widen
+from switchml.protocol.halves import BFLOAT16, narrow, widen
 
 
 @dataclass(frozen=True)
@@ -23,10 +23,10 @@ class Bf16(FloatSum):
 
     def round(self, x: Floats) -> Array:
         halves = np.empty(x.size, np.uint16)
-        narrow(x.view(np.uint32), halves)
+        narrow(BFLOAT16, x.ctypes.data, halves.ctypes.data, x.size)
         return halves
 
     def widen(self, rounded: Array) -> Floats:
         x = np.empty(rounded.size, np.float32)
-        widen(rounded, x.view(np.uint32))
+        widen(BFLOAT16, rounded.ctypes.data, x.ctypes.data, x.size)
         return x

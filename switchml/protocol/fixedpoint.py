@@ -6,9 +6,10 @@ network did. Lanes are big-endian on the wire; encoding and decoding swap bytes 
 SwitchML's cpu_exponent_quantizer (scale INT32_MAX / (n 2^e)) this gives up to three bits below float32's mantissa and
 defines zeros, subnormals, infinities and NaN.
 
-A format is how a tensor's elements become lanes: FLOAT32 (1 lane), FLOAT64 (3), INT32 (2), INT64 (4), all of 32 bits;
-FLOAT32_INT16 and FLOAT32_INT8 (one narrow lane, see narrow.py); those that end in _EXACT (one lane a round, and as many
-rounds as needed: their lanes are exact.py's). RAW are bytes that packets carry as they are (collectives.py).
+A format is how a tensor's elements become lanes: FLOAT32 (1 lane), FLOAT64 (3), all of 32 bits; INT32 and INT64 (one
+lane a round, digits.py), in sparse streams INT32_LIMBS (2) and INT64_LIMBS (4); FLOAT32_INT16 and FLOAT32_INT8 (one
+narrow lane, see narrow.py); those that end in _EXACT (one lane a round, and as many rounds as needed: their lanes are
+exact.py's). RAW are bytes that packets carry as they are (collectives.py).
 """
 
 import math
@@ -17,12 +18,14 @@ from typing import Any
 import numpy as np
 
 from switchml.protocol import packet as wire_format
+from switchml.protocol.digits import truncating_division
+from switchml.protocol.halves import KINDS
 from switchml.protocol.narrow import decode_int8, decode_int16, encode_int8, encode_int16, quotient, spread, steps
 from switchml.runtime.jit import Address, int64, kernel
 from switchml.runtime.memory import bswap32, f32_at, f64_at, float64_of_bits, i32_at, i64_at, u8_at, u32_at, u64_at
 
 FLOAT32, FLOAT64, INT32, INT64, FLOAT32_INT16, FLOAT32_INT8 = range(6)
-FLOAT32_EXACT, FLOAT64_EXACT, FLOAT16_EXACT, BFLOAT16_EXACT, RAW = range(6, 11)
+FLOAT32_EXACT, FLOAT64_EXACT, FLOAT16_EXACT, BFLOAT16_EXACT, RAW, INT32_LIMBS, INT64_LIMBS = range(6, 13)
 FORMATS = {
     "float32": FLOAT32,
     "float64": FLOAT64,
@@ -35,13 +38,16 @@ FORMATS = {
     "float16/exact": FLOAT16_EXACT,
     "bfloat16/exact": BFLOAT16_EXACT,
     "raw": RAW,
+    "int32/limbs": INT32_LIMBS,
+    "int64/limbs": INT64_LIMBS,
 }
-"""Half precision has been widened to float32, and is rounded back afterwards."""
-LANES = (1, 3, 2, 4, 1, 1, 1, 1, 1, 1, 1)
+FORMATS |= {f"{half}{wire}": FORMATS[f"float32{wire}"] for half in KINDS for wire in ("", "/int16", "/int8")}
+"""Half precision is widened to float32 on its way to lanes, and sums are rounded back (halves.py)."""
+LANES = (1, 3, 1, 1, 1, 1, 1, 1, 1, 1, 1, 2, 4)
 """Lanes an element takes, by format."""
-ITEM_BYTES = (4, 8, 4, 8, 4, 4, 4, 8, 4, 4, 1)
-LANE_BYTES = (4, 4, 4, 4, 2, 1, 4, 4, 4, 4, 1)
-PRECISION = (24, 53, 0, 0, 24, 24, 24, 53, 11, 8, 0)
+ITEM_BYTES = (4, 8, 4, 8, 4, 4, 4, 8, 4, 4, 1, 4, 8)
+LANE_BYTES = (4, 4, 4, 4, 2, 1, 4, 4, 4, 4, 1, 4, 4)
+PRECISION = (24, 53, 0, 0, 24, 24, 24, 53, 11, 8, 0, 0, 0)
 """Significant bits of an element, by format; 0 for integers."""
 WIRES = (
     wire_format.WIRE_INT32,
@@ -50,6 +56,8 @@ WIRES = (
     wire_format.WIRE_INT32,
     wire_format.WIRE_INT16,
     wire_format.WIRE_INT8,
+    wire_format.WIRE_INT32,
+    wire_format.WIRE_INT32,
     wire_format.WIRE_INT32,
     wire_format.WIRE_INT32,
     wire_format.WIRE_INT32,
@@ -74,6 +82,7 @@ lane."""
 
 _LANES = np.array(LANES, np.int64)
 _LANE_BYTES = np.array(LANE_BYTES, np.int64)
+_ITEM_BYTES = np.array(ITEM_BYTES, np.int64)
 
 
 def guard_bits(workers: int) -> int:
@@ -98,6 +107,17 @@ def is_narrow(fmt: int) -> bool:
 
 
 @kernel(inline=True)
+def has_digits(fmt: int) -> bool:
+    """Whether a format is of digits.py."""
+    return fmt in (INT32, INT64)
+
+
+@kernel(inline=True)
+def is_integer(fmt: int) -> bool:
+    return fmt in (INT32, INT64, INT32_LIMBS, INT64_LIMBS)
+
+
+@kernel(inline=True)
 def is_exact(fmt: int) -> bool:
     return FLOAT32_EXACT <= fmt <= BFLOAT16_EXACT
 
@@ -116,8 +136,8 @@ def canonical(code: int, fmt: int) -> int:
     """
     if is_narrow(fmt):
         return code  # too few bits for a grid; the packet's type tells these formats from the others
-    if fmt in (INT32, INT64):
-        return wire_format.CODE_INTEGER if fmt == INT32 else wire_format.CODE_INTEGER64
+    if is_integer(fmt):
+        return wire_format.CODE_INTEGER if _ITEM_BYTES[fmt] == 4 else wire_format.CODE_INTEGER64
     if _is_float64(fmt):
         return code | 1
     exponent = code + wire_format.CODE_BIAS
@@ -135,8 +155,8 @@ def exp2(exponent: Any) -> Any:
 
 
 @kernel
-def _code32(bits: int) -> int:
-    """Exponent code of the largest magnitude, given as float32 bits without the sign."""
+def code32(bits: int) -> int:
+    """Exponent code of the largest magnitude, given as float32 bits without the sign; 127 if it is not finite."""
     if bits >= 0x7F800000:
         return wire_format.CODE_UNKNOWN
     if bits == 0:
@@ -174,7 +194,7 @@ def exponent64(code: int) -> int:
 @kernel
 def need_of(fmt: int, address: Address, count: int, finite_only: bool) -> int:
     """Exponent code that `count` elements at `address` need; 127 if one is not finite (never with `finite_only`)."""
-    if not _is_float64(fmt) and fmt != INT32 and fmt != INT64:
+    if not _is_float64(fmt) and not is_integer(fmt):
         words = u32_at(address, count)
         top = np.uint32(0)
         for i in range(count):
@@ -186,7 +206,7 @@ def need_of(fmt: int, address: Address, count: int, finite_only: bool) -> int:
                 bits = np.uint32(words[i] & np.uint32(0x7FFFFFFF))
                 if bits < 0x7F800000:
                     top = max(top, bits)
-        return _code32(int64(top))
+        return code32(int64(top))
     if _is_float64(fmt):
         longs = u64_at(address, count)
         most = int64(0)
@@ -398,12 +418,12 @@ def decode(fmt: int, lanes_address: Address, address: Address, count: int, used:
             if divisor != 1:
                 total = total / divisor if np.isfinite(total) else units / divisor * scale_a * scale_b
             y[i] = total
-    elif fmt == INT32:
+    elif fmt == INT32_LIMBS:
         z = i32_at(address, count)
         for i in range(count):
             whole = (int64(np.int32(bswap32(sums[2 * i]))) << 16) + int64(np.int32(bswap32(sums[2 * i + 1])))
             misfits += whole < -0x80000000 or whole > 0x7FFFFFFF
-            z[i] = np.int32(_truncating_division(whole, divisor))
+            z[i] = np.int32(truncating_division(whole, divisor))
     else:
         w = i64_at(address, count)
         for i in range(count):
@@ -415,16 +435,8 @@ def decode(fmt: int, lanes_address: Address, address: Address, count: int, used:
                 carry = part >> 16
             top = int64(np.int32(bswap32(sums[4 * i]))) + carry
             misfits += top < -0x8000 or top > 0x7FFF
-            w[i] = _truncating_division(value | (top << 48), divisor)
+            w[i] = truncating_division(value | (top << 48), divisor)
     return misfits
-
-
-@kernel
-def _truncating_division(value: Any, divisor: int) -> Any:
-    quotient = value // divisor
-    if quotient < 0 and quotient * divisor != value:
-        quotient += 1
-    return quotient
 
 
 @kernel

@@ -7,34 +7,42 @@ from typing import Any
 
 import numpy as np
 
-from switchml.protocol import exact, first_round, retransmission, sparse, worker_state
+from switchml.protocol import digits, exact, first_round, retransmission, sparse, worker_state
 from switchml.protocol import packet as wire_format
 from switchml.protocol.collectives import gets, owner_of
 from switchml.protocol.fixedpoint import (
-    INT32,
     INT64,
-    ITEM_BYTES,
     RAW,
     WIRES,
     apply_classes,
     canonical,
     clear_non_finite,
     decode,
+    has_digits,
     is_exact,
     keep_classes,
     multiply,
-    need_of,
 )
+from switchml.protocol.halves import narrow
 from switchml.protocol.handover import finish_redo
 from switchml.protocol.lanes import combine
 from switchml.protocol.packet import CODE_UNKNOWN
-from switchml.protocol.sending import elements_of, finish_chunk, kept_at, position_of, repeat, report_open, send
+from switchml.protocol.sending import (
+    elements_of,
+    finish_chunk,
+    kept_at,
+    need_in,
+    position_of,
+    repeat,
+    report_open,
+    send,
+    top_of,
+)
 from switchml.protocol.worker_state import State, next_round, row_of, seq_of, task_at
 from switchml.runtime.jit import Address, int64, kernel
 from switchml.runtime.memory import be16, be32, copy_bytes, copy_past_caches, serial_difference, signed8, u8_at, u32_at
 
 _WIRES = np.array(WIRES, np.int64)
-_ITEM_BYTES = np.array(ITEM_BYTES, np.int64)
 _ERRORS = wire_format.FLAG_OVERFLOW | wire_format.FLAG_MIXED
 _HEADER = wire_format.HEADER_BYTES
 _ADDRESSED_BYTES = wire_format.ADDRESSED_BYTES
@@ -93,17 +101,23 @@ def receive(w: State, address: Address, length: int, now: int, out: np.ndarray, 
     # R8. Section 4's table: done, another round, or an error. Lanes at address 0 are for other ranks.
     task = task_at(w, slot.task)
     lanes_at = _lanes_for_us(w, index, address, length) if slot.addressed else np.uint64(address) + np.uint64(_HEADER)
-    mode, used = _next_round(me, slot, task, w.classes[index], address, lanes_at)
+    mode, used = _next_round(w, slot, task, w.classes[index], address, lanes_at)
     if me.failure.code:
         return n
     if mode == worker_state.SPECULATE and is_exact(task.fmt):
         n = _take_digits(w, index, address, now, out, n)
         if slot.open:
             mode, used = worker_state.FURTHER, exact.further(task.fmt)
+    if mode == worker_state.SPECULATE and has_digits(task.fmt) and slot.open + 1 < slot.top:
+        if lanes_at:
+            _, _, count = elements_of(task, slot.chunk)
+            digits.keep(lanes_at, count, w.classes[index], slot.open)
+        slot.open += 1
+        mode, used = worker_state.FURTHER, int64(slot.used)
     if mode != worker_state.SPECULATE:
         return repeat(w, index, mode, used, now, out, n)
     # R9. Write the sums into the target; the chunk is finished.
-    _store_sums(me, slot, task, w.classes[index], address, lanes_at)
+    _store_sums(w, slot, task, w.classes[index], address, lanes_at)
     next_round(slot)
     finish_chunk(w, index, now)
     return n
@@ -151,11 +165,11 @@ def _settle(me: Any, queue: Any, slot: Any, now: int) -> None:
 
 @kernel(forceinline=True)
 def _next_round(
-    me: Any, slot: Any, task: Any, classes: np.ndarray, address: Address, lanes_at: Address
+    w: State, slot: Any, task: Any, classes: np.ndarray, address: Address, lanes_at: Address
 ) -> tuple[int, Any]:
     """Section 4's table for a result with exponents: (mode, exponent code) of the round that follows, SPECULATE if none
     does; no round ever goes back to that. Sets `failure`."""
-    header = u8_at(address, _ADDRESSED_BYTES)
+    me, header = w.scalars[0], u8_at(address, _ADDRESSED_BYTES)
     ahead = CODE_UNKNOWN - int64(header[_ADDRESSED_BYTES - 1]) if slot.addressed else signed8(header[1])
     slot.agreed = ahead if slot.scanned else CODE_UNKNOWN
     need, flags = signed8(header[8]), header[9] & _ERRORS
@@ -166,11 +180,14 @@ def _next_round(
             me.failure.code, me.failure.chunk = worker_state.ERROR_MIXED, slot.chunk
     mode, used = worker_state.SPECULATE, int64(CODE_UNKNOWN)
     if slot.mode == worker_state.SPECULATE:
-        if need == CODE_UNKNOWN and task.fmt != INT32 and task.fmt != INT64:
-            source, _, count = elements_of(task, slot.chunk)
-            slot.need = need_of(task.fmt, source, count, True)
+        if need == CODE_UNKNOWN and not has_digits(task.fmt):
+            slot.need = need_in(w, task, slot.chunk, True)
             mode = worker_state.CLASSIFY
-        elif flags or not 0 <= slot.used - canonical(need, task.fmt) <= me.identity.spread[_WIRES[task.fmt]]:
+        elif (
+            flags
+            or (has_digits(task.fmt) and need != digits.FITS)
+            or not 0 <= slot.used - canonical(need, task.fmt) <= me.identity.spread[_WIRES[task.fmt]]
+        ):
             mode, used = worker_state.EXACT, canonical(need, task.fmt)
     elif flags & wire_format.FLAG_MIXED:
         me.failure.code, me.failure.chunk = worker_state.ERROR_MIXED, slot.chunk
@@ -185,7 +202,7 @@ def _next_round(
             slot.need = CODE_UNKNOWN  # others do not know of this rank's classes: it keeps all its values
         mode, used = worker_state.EXACT, canonical(need, task.fmt)
     if mode == worker_state.EXACT:
-        slot.top = exact.bound(task.fmt, need)
+        slot.top = top_of(task.fmt, need)
     return mode, used
 
 
@@ -211,10 +228,14 @@ def _take_digits(w: State, index: int, address: Address, now: int, out: np.ndarr
 
 
 @kernel(forceinline=True)
-def _store_sums(me: Any, slot: Any, task: Any, classes: np.ndarray, address: Address, lanes_at: Address) -> None:
+def _store_sums(w: State, slot: Any, task: Any, classes: np.ndarray, address: Address, lanes_at: Address) -> None:
     """Write the sums of a chunk into the target, unless they are other ranks' or exact ones that are there already, and
     remember the exponent it needed."""
+    me = w.scalars[0]
     _, target, count = elements_of(task, slot.chunk)
+    final = target
+    if task.half:
+        target = np.uint64(w.floats.ctypes.data)
     if task.fmt == RAW:
         if lanes_at and task.past_caches:
             copy_past_caches(target, lanes_at, count)
@@ -224,7 +245,10 @@ def _store_sums(me: Any, slot: Any, task: Any, classes: np.ndarray, address: Add
     if not is_exact(task.fmt):
         if task.memory:
             _keep_late(me, slot, task, address)
-        if lanes_at:
+        if lanes_at and has_digits(task.fmt):
+            is_long = task.fmt == INT64
+            task.misfits += digits.take(is_long, lanes_at, target, count, classes, slot.top, task.divisor)
+        elif lanes_at:
             headroom = me.identity.headroom[_WIRES[task.fmt]]
             task.misfits += decode(task.fmt, lanes_at, target, count, slot.used, headroom, task.divisor)
         header = u8_at(address, _HEADER)
@@ -234,6 +258,8 @@ def _store_sums(me: Any, slot: Any, task: Any, classes: np.ndarray, address: Add
         _remember_need(slot, task, address)
     if slot.classed and lanes_at:
         apply_classes(task.fmt, classes, target, count)
+    if task.half and lanes_at:
+        narrow(task.half, target, final, count)
 
 
 @kernel
@@ -243,7 +269,7 @@ def _keep_late(me: Any, slot: Any, task: Any, address: Address) -> None:
     if u8_at(address, _HEADER)[9] & wire_format.FLAG_LATE:
         slot.late = 1
     source, _, count = elements_of(task, slot.chunk)
-    kept, items = task.memory + (source - task.source), count * _ITEM_BYTES[task.fmt]
+    kept, items = task.memory + (source - task.source), count * task.item
     if slot.late:
         task.late += 1
         me.counters.late += 1

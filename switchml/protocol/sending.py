@@ -8,20 +8,23 @@ from typing import Any
 
 import numpy as np
 
-from switchml.protocol import exact, first_round, sparse
+from switchml.protocol import digits, exact, first_round, sparse
 from switchml.protocol import packet as wire_format
 from switchml.protocol.collectives import owner_of, place_of, sends
 from switchml.protocol.fixedpoint import (
-    ITEM_BYTES,
+    INT64,
     LANE_BYTES,
     RAW,
     WIRES,
     canonical,
     classify,
+    code32,
     encode,
+    has_digits,
     is_exact,
     need_of,
 )
+from switchml.protocol.halves import largest, widen
 from switchml.protocol.packet import CODE_UNKNOWN, CODE_ZERO
 from switchml.protocol.retransmission import adapt_limit
 from switchml.protocol.worker_state import (
@@ -46,7 +49,6 @@ TURN = 16
 """Chunks that a queue starts before it is another queue's turn: enough for a train of packets."""
 _LANE_BYTES = np.array(LANE_BYTES, np.int64)
 _WIRES = np.array(WIRES, np.int64)
-_ITEM_BYTES = np.array(ITEM_BYTES, np.int64)
 _HEADER, _WORD = wire_format.HEADER_BYTES, wire_format.WORD_BYTES
 
 
@@ -68,7 +70,7 @@ def elements_of(task: Any, chunk: int) -> tuple[Any, Any, Any]:
     if is_list(task, chunk):
         start -= members_of(task, chunk) * task.per_chunk
         elements *= task.group
-    offset = np.uint64(start * _ITEM_BYTES[task.fmt])
+    offset = np.uint64(start * task.item)
     return task.source + offset, task.target + offset, min(elements, task.numel - start)
 
 
@@ -76,7 +78,7 @@ def elements_of(task: Any, chunk: int) -> tuple[Any, Any, Any]:
 def _part_of(task: Any, position: int) -> tuple[Any, Any, Any]:
     """`elements_of` of a collective's chunk."""
     start, owner = place_of(task, position) * task.per_chunk, owner_of(task, position)
-    offset = start * _ITEM_BYTES[task.fmt]
+    offset = start * task.item
     source, target = offset + owner * task.source_step, offset + owner * task.target_step
     count = min(task.per_chunk, task.numel - start)
     return task.source + np.uint64(source), task.target + np.uint64(target), count
@@ -116,8 +118,25 @@ def _need_of_chunk(w: State, number: int, chunk: int) -> int:
     task = task_at(w, number)
     if task.columns or task.fmt == RAW or is_list(task, chunk):
         return int64(CODE_UNKNOWN)  # its words will announce it; bytes need none; what is open is not known yet
+    return need_in(w, task, chunk, False)
+
+
+@kernel(forceinline=True)
+def need_in(w: State, task: Any, chunk: int, finite_only: bool) -> int:
+    """What the elements of a task's chunk need: an exponent code, or that of integers (digits.py)."""
     source, _, count = elements_of(task, chunk)
-    return int64(need_of(task.fmt, source, count, False))
+    if has_digits(task.fmt):
+        return int64(digits.need_of(task.fmt == INT64, source, count, w.scalars[0].identity.headroom[0]))
+    if task.half:
+        return int64(code32(largest(task.half, source, count, finite_only)))
+    return int64(need_of(task.fmt, source, count, finite_only))
+
+
+@kernel(inline=True)
+def top_of(fmt: int, need: int) -> Any:
+    """`top` of a slot whose ranks agree on what they need: how many digits integers have, or where those of exact sums
+    begin."""
+    return digits.rounds(fmt == INT64, need) if has_digits(fmt) else exact.bound(fmt, need)
 
 
 @kernel(inline=True)
@@ -156,16 +175,21 @@ def _build_packet(w: State, index: int) -> None:
         lanes_at = kept_at(w, index)
     lanes, wire = identity.payload // _LANE_BYTES[task.fmt], _WIRES[task.fmt]
     need = int64(slot.need)
+    if task.half:
+        widen(task.half, source, w.floats.ctypes.data, count)
+        source = np.uint64(w.floats.ctypes.data)
     if slot.addressed and not _has_lanes(task, slot.chunk, identity.rank):
         pass  # this rank only answers
     elif task.fmt == RAW:
         _put_bytes(source, count, lanes_at, identity.payload)
     elif slot.mode == CLASSIFY:
         classify(task.fmt, source, count, lanes_at, lanes)
-    elif (slot.need == CODE_UNKNOWN and slot.mode == SPECULATE) or (task.memory and slot.need > slot.used):
+    elif (slot.mode == SPECULATE and _is_in_vain(slot, task)) or (task.memory and slot.need > slot.used):
         nothing = u8_at(lanes_at, identity.payload)
         nothing[:] = 0
         slot.late = slot.mode == EXACT  # the others agreed on this exponent in a round without this rank
+    elif has_digits(task.fmt):
+        digits.encode(task.fmt == INT64, source, count, lanes_at, lanes, slot.open, slot.top)
     elif slot.mode == FURTHER:
         out, sums = u32_at(lanes_at, lanes), w.sums[row_of(w, slot.chunk)]
         need = int64(exact.encode_digits(task.fmt, sums, slot.open, out, identity.headroom[0]))
@@ -187,6 +211,12 @@ def _build_packet(w: State, index: int) -> None:
     slot.length = _HEADER + identity.payload
     if slot.addressed:
         _address(w, index, count > 0)
+
+
+@kernel(inline=True)
+def _is_in_vain(slot: Any, task: Any) -> Any:
+    """Whether a guessed round can't count, as this rank has numbers that are not finite or don't fit their lanes."""
+    return slot.need == (digits.CODE_DIGITS if has_digits(task.fmt) else CODE_UNKNOWN)
 
 
 @kernel(inline=True)
@@ -397,7 +427,7 @@ def fill(w: State, now: int, out: np.ndarray, n: int) -> int:
             slot.need = slot.next_need if slot.scanned else _need_of_chunk(w, number, chunk)
         slot.chunk, slot.task, slot.columns, slot.addressed = chunk, number, task.columns, task.addressed
         slot.words = task.columns + task.addressed
-        slot.scanned = slot.classed = slot.done = slot.late = 0
+        slot.scanned = slot.classed = slot.done = slot.late = slot.open = 0
         # C4. Choose its exponent: a sparse stream's words announce theirs, bytes have none; what `ahead` agreed on is
         # exact; else guess.
         if task.columns:
@@ -411,10 +441,10 @@ def fill(w: State, now: int, out: np.ndarray, n: int) -> int:
                 me.failure.code, me.failure.chunk = ERROR_AHEAD, chunk
                 return n
             slot.mode, slot.used = EXACT, canonical(slot.agreed, task.fmt)
-            slot.top = exact.bound(task.fmt, slot.agreed)
+            slot.top = top_of(task.fmt, slot.agreed)
         else:
             slot.mode, slot.used = SPECULATE, _guess(me, slot, task)
-            slot.top = exact.bound(task.fmt, slot.used)
+            slot.top = top_of(task.fmt, digits.FITS if has_digits(task.fmt) else slot.used)
         # C5. Build its packet (a sparse one in `build_streams`) and send it; a group's list when it is complete.
         if gathers:
             n = start_list(w, at, chunk, now, out, n)

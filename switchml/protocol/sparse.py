@@ -80,14 +80,14 @@ def is_zero(fmt: int, address: Address, count: int, threshold: float) -> bool:
         x = f64_at(address, count)
         for i in range(count):
             above |= not (abs(x[i]) <= threshold)
-    elif fmt == fixedpoint.FLOAT32 or fmt > fixedpoint.INT32 + 1:
+    elif not fixedpoint.is_integer(fmt):
         y = f32_at(address, count)
         limit = np.float32(threshold)
         if np.float64(limit) > threshold:  # rounded up: a value between the two is above
             limit = np.nextafter(limit, np.float32(0))
         for i in range(count):
             above |= not (abs(y[i]) <= limit)
-    elif fmt == fixedpoint.INT32:
+    elif _ITEM_BYTES[fmt] == 4:
         z = i32_at(address, count)
         most = int64(min(threshold, 2.0**62))
         for i in range(count):

@@ -23,10 +23,12 @@ from switchml.protocol.fixedpoint import (
     LANES,
     WIRES,
     guard_bits,
+    has_digits,
     headroom,
     is_exact,
     spreads,
 )
+from switchml.protocol.halves import KINDS, WHOLE
 from switchml.protocol.handover import send_all
 from switchml.protocol.packet import CODE_UNKNOWN, MAX_SPARSE_BYTES, REACH_OTHERS, check_slots
 from switchml.protocol.results import receive
@@ -111,6 +113,7 @@ class Worker:
             np.zeros(2 * slots, np.int64),
             np.zeros(payload_bytes // 4, np.uint32),
             np.zeros(wire_format.BITMAP_BYTES, np.uint8),
+            np.zeros(payload_bytes, np.float32),
         )
         scalars = self.state.scalars
         self.queues = queues = self.state.queues
@@ -177,6 +180,8 @@ class Worker:
         be fewer than TASKS tasks outstanding.
         """
         window, fmt = self.window, FORMATS[dtype]
+        half = WHOLE if is_exact(fmt) else KINDS.get(dtype.partition("/")[0], WHOLE)
+        item = ITEM_BYTES[fmt] if half == WHOLE else 2
         number = int(window["next_task"])
         number_of_queue = self.queue_of(collective)
         queue = self.queues[number_of_queue]
@@ -190,8 +195,11 @@ class Worker:
         if collective is not None and is_exact(fmt):
             raise ConfigError(f"{dtype}: exact sums go to every rank, expected an all-reduce")
         if blocks is not None:
-            if is_exact(fmt):
-                raise ConfigError(f"{dtype}: exact sums are dense, expected no sparse blocks")
+            if is_exact(fmt) or half:
+                raise ConfigError(f"{dtype}: dense only, expected no sparse blocks")
+            if has_digits(fmt):
+                fmt = FORMATS[f"{dtype}/limbs"]
+                per_chunk = elements_per_chunk(fmt, int(self.identity["payload"]), workers)
             columns, threshold = blocks.columns(per_chunk), blocks.threshold
             per_chunk -= per_chunk % columns
             first = int(window["first_task"])
@@ -213,7 +221,7 @@ class Worker:
         remembered = 0 if history is None else min(len(history), chunks)
         history_at = history.ctypes.data if history is not None and remembered else 0
         elements = (source, target, numel, fmt, divisor, per_chunk)
-        progress = (queue["total"], chunks, 0, history_at, remembered, 0, RUNNING)
+        progress = (queue["total"], chunks, 0, item, half, history_at, remembered, 0, RUNNING)
         self.state.tasks[number % TASKS] = (
             *elements,
             *progress,
@@ -227,7 +235,7 @@ class Worker:
             memory,
             workers,
             0,
-            numel * max(scheme[4], 1) * ITEM_BYTES[fmt] >= PAST_CACHES_BYTES,
+            numel * max(scheme[4], 1) * item >= PAST_CACHES_BYTES,
         )
         queue["total"] += chunks
         window["next_task"] += 1

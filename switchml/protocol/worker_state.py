@@ -107,7 +107,7 @@ the digits of the first round begin, `open`: how many sums are listed for furthe
 
 TASK = record(
     "u8 source target",
-    "i8 numel fmt divisor per_chunk first chunks done",
+    "i8 numel fmt divisor per_chunk first chunks done item half",
     "u8 history",
     "i8 history_length misfits state columns",
     "f8 threshold",
@@ -117,23 +117,25 @@ TASK = record(
     "u8 memory",
     "i8 least late past_caches",
 )
-"""One all-reduce. `source`, `target`: addresses of its elements (may be equal); `per_chunk`: elements of a chunk;
-`first`, `chunks`, `done`: its chunks. `history`: address of int8 exponent codes by chunk, what each needed last time.
-`columns`: blocks in a packet if the tensor is sparse, else 0; its chunks are then streams of positions, and `per_chunk`
-the elements of a position. `non_zero`: address of uint8[blocks], which of them are not zero, known of the first
-`scanned` entries of all streams. `group`: G, if behind each G chunks comes one for what they leave open (exact sums),
-else 0. `queue`: SUMS or BYTES. `addressed`: 1 for a collective of collectives.py, whose fields follow: its `shares`
-have `share_chunks` chunks each and take turns of `run`. `memory`: address where the elements go that came too late for
-their sums, 0 if these wait for all ranks (section 13); `least`: the fewest ranks in a chunk so far, `late`: how many
-chunks are without this one. `past_caches`: 1 if its target is too large for caches, and is written past them."""
+"""One all-reduce. `source`, `target`: addresses of its elements (may be equal); `item`: their bytes; `half`: their kind
+of half precision (halves.py). `per_chunk`: elements of a chunk; `first`, `chunks`, `done`: its chunks. `history`:
+address of int8 exponent codes by chunk, what each needed last time. `columns`: blocks in a packet if the tensor is
+sparse, else 0; its chunks are then streams of positions, and `per_chunk` the elements of a position. `non_zero`:
+address of uint8[blocks], which of them are not zero, known of the first `scanned` entries of all streams. `group`:
+G, if behind each G chunks comes one for what they leave open (exact sums), else 0. `queue`: SUMS or BYTES.
+`addressed`: 1 for a collective of collectives.py, whose fields follow: its `shares` have `share_chunks` chunks each
+and take turns of `run`. `memory`: address where the elements go that came too late for their sums, 0 if these wait
+for all ranks (section 13); `least`: the fewest ranks in a chunk so far, `late`: how many chunks are without this
+one. `past_caches`: 1 if its target is too large for caches, and is written past them."""
 
 
 class State(NamedTuple):
     """The arrays of one worker: SCALARS[1], QUEUE[1 or 2], SLOT[S], TASK[TASKS], uint8[2S, k], uint8[2S, k], int64[S,
-    5, 8] (sparse.py), uint32[S, payload], SUM[2S, payload / 4] (exact.py), int64[2S], uint32[payload / 4], uint8[32].
-    `packets`: the packets of even rounds, then those of odd ones, so that a round's stays until the next one has its
-    result. `wide` has room for sparse packets, and may be `packets`. `sums`, by chunk modulo 2S: what it left open; of
-    a group's last chunk, what the others did, `reported` of them so far. `marks` is scratch."""
+    5, 8] (sparse.py), uint32[S, payload], SUM[2S, payload / 4] (exact.py), int64[2S], uint32[payload / 4],
+    uint8[32], float32[payload]. `packets`: the packets of even rounds, then those of odd ones, so that a round's
+    stays until the next one has its result. `wide` has room for sparse packets, and may be `packets`. `sums`, by
+    chunk modulo 2S: what it left open; of a group's last chunk, what the others did, `reported` of them so far.
+    `marks` is scratch, and `floats` for a chunk of half precision."""
 
     scalars: np.ndarray
     queues: np.ndarray
@@ -147,6 +149,7 @@ class State(NamedTuple):
     reported: np.ndarray
     marks: np.ndarray
     missing: np.ndarray
+    floats: np.ndarray
 
 
 @kernel(inline=True)

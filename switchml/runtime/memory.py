@@ -45,6 +45,10 @@ bswap16 = instruction(types.uint16(types.uint16), lambda builder, value: builder
 """uint16 with its two bytes swapped."""
 float64_of_bits = instruction(types.float64(types.int64), lambda builder, bits: builder.bitcast(bits, ir.DoubleType()))
 """The float64 that has these 64 bits."""
+float32_of_bits = instruction(types.float32(types.uint32), lambda builder, bits: builder.bitcast(bits, ir.FloatType()))
+"""The float32 that has these 32 bits."""
+bits_of_float32 = instruction(types.uint32(types.float32), lambda builder, x: builder.bitcast(x, ir.IntType(32)))
+"""The 32 bits of a float32."""
 load_acquire = instruction(
     types.uint64(types.uintp),
     lambda builder, address: builder.load_atomic(pointer_to(builder, address, 64), "acquire", 8),

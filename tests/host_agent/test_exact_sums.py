@@ -56,8 +56,8 @@ def test_half_precision_needs_few_further_rounds(join):
 
 def test_formats():
     assert format_of("float16", "exact") == "float16/exact" and format_of("float64", "exact") == "float64/exact"
-    assert format_of("bfloat16", "int8") == format_of("float32", "int8") == "float32/int8"
-    assert format_of("float16", "int32") == "float32" and format_of("float64", "int8") == "float64"
+    assert format_of("bfloat16", "int8") == "bfloat16/int8" and format_of("float32", "int8") == "float32/int8"
+    assert format_of("float16", "int32") == "float16" and format_of("float64", "int8") == "float64"
     assert format_of("int64", "exact") == "int64"
 
 

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from host_agent.calls import Request
-from host_agent.core import accepted
-from host_agent.density import OFF
+from host_agent.core import widened
 from host_agent.tensors import HALVES, Prepared, prepare
 from switchml.errors import UnsupportedTensor
 from switchml.runtime.memory import f32_at
@@ -177,11 +176,11 @@ def half_all_reduce(source: np.ndarray, dtype: str, change, error=None):
     """Widen, let `change` stand for the network, narrow: (result bits, errors that the callback saw)."""
     target, errors = np.full_like(source, 0x1234), []
     request = Request(source.ctypes.data, target.ctypes.data, source.size, dtype, "sum", errors.append)
-    widened, _ = accepted(request, wire="int32", sparse=OFF, takes_sparse=True)
-    assert (widened.source, widened.dtype) == (widened.target, "float32") and widened.source != request.source
-    values = f32_at(widened.source, source.size)
+    wide = widened(request)
+    assert (wide.source, wide.dtype) == (wide.target, "float32") and wide.source != request.source
+    values = f32_at(wide.source, source.size)
     values[:] = change(values)
-    widened.on_done(error)
+    wide.on_done(error)
     return target, errors
 
 

@@ -56,7 +56,7 @@ def scenes_of(workers: int, seed: int, kinds=KINDS) -> list[Scene]:
     """Two calls of each kind, in any order."""
     chooser = random.Random(seed)
     wire = chooser.choice([0, 0, 1, 2])
-    dtypes = [dtype for dtype in numbers.LANES if numbers.wire(dtype) in (0, wire)]
+    dtypes = [dtype for dtype in numbers.DENSE if numbers.wire(dtype) in (0, wire)]
     order = [kind for kind in kinds for _ in range(2)]
     chooser.shuffle(order)
     return [Scene(kind, workers, chooser, dtypes) for kind in order]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from switchml.protocol import fixedpoint
 from tests.support import reference_fixedpoint as reference
 
-FLOATS, INTEGERS, NARROW = ("float32", "float64"), ("int32", "int64"), ("float32/int16", "float32/int8")
+FLOATS, INTEGERS, NARROW = ("float32", "float64"), ("int32/limbs", "int64/limbs"), ("float32/int16", "float32/int8")
 ELEMENT = {dtype: reference.element(dtype) for dtype in reference.LANES}
 LANE = {dtype: np.dtype(f">i{reference.lane_bytes(dtype)}") for dtype in reference.LANES}
 EVERY_WORKERS = range(1, 257)

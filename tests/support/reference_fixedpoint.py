@@ -11,8 +11,13 @@ import math
 from collections.abc import Sequence
 from fractions import Fraction
 
-LANES = {"float32": 1, "float64": 3, "int32": 2, "int64": 4, "float32/int16": 1, "float32/int8": 1}
-BITS = {"int32": 32, "int64": 64}
+LANES = {"float32": 1, "float64": 3, "int32": 1, "int64": 1, "float32/int16": 1, "float32/int8": 1}
+LIMBS = {"int32/limbs": 2, "int64/limbs": 4}
+LANES |= LIMBS
+BITS = {"int32": 32, "int64": 64, "int32/limbs": 32, "int64/limbs": 64}
+DIGITS = {"int32": (2, 16), "int64": (3, 23)}  # how many where sums may not fit a lane, and their bits
+DENSE = tuple(dtype for dtype in LANES if dtype not in LIMBS)
+DIGITS_NEEDED = -127
 NARROW = {"float32/int16": 16, "float32/int8": 8}
 ZERO, INT32, INT64, UNKNOWN = -128, 125, 123, 127
 POSITIVE, NEGATIVE, NAN = 1, 2**10, 2**20
@@ -36,11 +41,11 @@ def lane_bytes(dtype: str) -> int:
 
 def wire(dtype: str) -> int:
     """What the packet's type says of its lanes: 0 for 32 bits, 1 for 16, 2 for 8."""
-    return {32: 0, 16: 1, 8: 2}[NARROW.get(dtype, 32)]
+    return {"int16": 1, "int8": 2}.get(dtype.partition("/")[2], 0)
 
 
 def element(dtype: str) -> str:
-    """What a tensor's elements are: narrow lanes are for float32."""
+    """What a tensor's elements are."""
     return dtype.partition("/")[0]
 
 
@@ -78,8 +83,12 @@ def exponent(value: Fraction) -> int:
     return e
 
 
-def need(dtype: str, values: Sequence, finite_only: bool = False) -> int:
-    """The exponent code that a block needs; 127 if a value is not finite (with `finite_only` those do not count)."""
+def need(dtype: str, values: Sequence, finite_only: bool = False, workers: int = 256) -> int:
+    """The exponent code that a block needs; 127 if a value is not finite (with `finite_only` those do not count). Of
+    integers that have a lane each: whether `workers` of them may not fit it."""
+    if dtype in DIGITS:
+        limit = 2 ** (31 - guard_bits(workers))
+        return ZERO if all(-limit <= x < limit for x in values) else DIGITS_NEEDED
     if dtype in BITS:
         return ZERO
     if not finite_only and not all(map(math.isfinite, values)):
@@ -95,7 +104,7 @@ def need(dtype: str, values: Sequence, finite_only: bool = False) -> int:
 def canonical(dtype: str, code: int) -> int:
     """The code that all ranks use when the largest need is `code`."""
     if dtype in BITS:
-        return INT32 if dtype == "int32" else INT64
+        return INT32 if BITS[dtype] == 32 else INT64
     if dtype == "float64":
         return code if code % 2 else code + 1
     if dtype in NARROW:
@@ -128,6 +137,20 @@ def encode(dtype: str, values: Sequence, used: int, workers: int, classed: bool 
             lanes.append(limb)
             rest = (rest - limb) * 2**bits
     return lanes
+
+
+def digit(dtype: str, values: Sequence, number: int, digits: int) -> list[int]:
+    """The lanes of one of so many digits, 0 being the most significant one, which is signed."""
+    bits = DIGITS[dtype][1]
+    rest = [x >> bits * (digits - 1 - number) for x in values]
+    return [x & (2**bits - 1) for x in rest] if number else rest
+
+
+def from_digits(dtype: str, sums: Sequence[Sequence[int]], divisor: int) -> tuple[list, int]:
+    """As `decode`, of the sums of each digit."""
+    bits, half = DIGITS[dtype][1], 2 ** (BITS[dtype] - 1)
+    exact = [sum(x << bits * k for k, x in enumerate(reversed(column))) for column in zip(*sums, strict=True)]
+    return [truncated(x, divisor) for x in exact], sum(not -half <= x < half for x in exact)
 
 
 def _encode_narrow(dtype: str, values: Sequence, used: int, workers: int, classed: bool) -> list[int]:
@@ -229,6 +252,8 @@ def all_reduce(dtype: str, blocks: Sequence[Sequence], divisor: int = 1, spare: 
     """(result, misfits) of one chunk of which each rank has a block, whatever rounds it took to agree. `spare`: bits
     by which the code of a narrow block was larger than needed."""
     workers = len(blocks)
+    if dtype in DIGITS:
+        return from_digits(dtype, [[sum(column) for column in zip(*blocks, strict=True)]], divisor)
     code = max(need(dtype, block, finite_only=True) for block in blocks)
     used = canonical(dtype, code) + spare
     classed = dtype not in BITS and any(need(dtype, block) == UNKNOWN for block in blocks)

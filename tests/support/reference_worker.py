@@ -47,6 +47,8 @@ class Chunk:
     used: int = 0
     need: int = 0
     classes: list[int] = field(default_factory=list)
+    digits: int = 1
+    sums: list[list[int]] = field(default_factory=list)
     done: bool = False
 
 
@@ -98,10 +100,10 @@ class ReferenceWorker:
     def _first_round(self, number: int) -> bytes:
         chunk, slot = self.chunks[number], number % self.slots
         dtype = chunk.task.dtype
-        chunk.need = numbers.need(dtype, chunk.values)
+        chunk.need = self._need(dtype, chunk.values)
         if self.agreed[slot] != numbers.UNKNOWN:
             assert chunk.need <= self.agreed[slot]
-            chunk.mode, chunk.used = EXACT, numbers.canonical(dtype, self.agreed[slot])
+            self._know(chunk, self.agreed[slot])
         else:
             guess = numbers.ZERO if chunk.need == numbers.UNKNOWN else chunk.need
             if chunk.task.history is not None and chunk.position < len(chunk.task.history):
@@ -116,11 +118,15 @@ class ReferenceWorker:
         dtype, ahead = chunk.task.dtype, numbers.UNKNOWN
         if number + self.slots < len(self.chunks):
             after = self.chunks[number + self.slots]
-            ahead = numbers.need(after.task.dtype, after.values)
+            ahead = self._need(after.task.dtype, after.values)
         if chunk.mode == CLASSIFY:
             lanes = numbers.classify(dtype, chunk.values)
-        elif chunk.mode == SPECULATE and chunk.need == numbers.UNKNOWN:
+        elif chunk.mode == SPECULATE and chunk.need == (
+            numbers.DIGITS_NEEDED if dtype in numbers.DIGITS else numbers.UNKNOWN
+        ):
             lanes = []
+        elif dtype in numbers.DIGITS:
+            lanes = numbers.digit(dtype, chunk.values, len(chunk.sums), chunk.digits)
         else:
             lanes = numbers.encode(dtype, chunk.values, chunk.used, self.workers, classed=bool(chunk.classes))
         lanes += [0] * (self.lanes(dtype) - len(lanes))
@@ -148,15 +154,31 @@ class ReferenceWorker:
         if chunk.mode == SPECULATE and need == numbers.UNKNOWN and dtype not in numbers.BITS:
             chunk.need = numbers.need(dtype, chunk.values, finite_only=True)
             return [self._repeat(number, CLASSIFY, numbers.UNKNOWN)]
-        if chunk.mode == SPECULATE and (flags or chunk.used not in numbers.allowed(dtype, need, self.workers)):
-            return [self._repeat(number, EXACT, numbers.canonical(dtype, need))]
+        has_more = dtype in numbers.DIGITS and need != numbers.ZERO
+        is_guessed = chunk.used in numbers.allowed(dtype, need, self.workers) and not has_more
+        if chunk.mode == SPECULATE and (flags or not is_guessed):
+            self._know(chunk, need)
+            return [self._repeat(number, EXACT, chunk.used)]
         if flags:
             raise RanksDisagree("MIXED" if flags & MIXED else "OVERFLOW")
         if chunk.mode == CLASSIFY:
             chunk.classes = lanes
             return [self._repeat(number, EXACT, numbers.canonical(dtype, need))]
+        if len(chunk.sums) + 1 < chunk.digits:
+            chunk.sums.append(lanes)
+            return [self._repeat(number, EXACT, chunk.used)]
         self._finish(chunk, lanes, need)
         return []
+
+    def _need(self, dtype: str, values: list) -> int:
+        return numbers.need(dtype, values, workers=self.workers)
+
+    def _know(self, chunk: Chunk, need: int) -> None:
+        """All ranks know what the chunk needs."""
+        dtype = chunk.task.dtype
+        chunk.mode, chunk.used = EXACT, numbers.canonical(dtype, need)
+        if dtype in numbers.DIGITS and need != numbers.ZERO:
+            chunk.digits = numbers.DIGITS[dtype][0]
 
     def _repeat(self, number: int, mode: str, used: int) -> bytes:
         self.repeats += 1
@@ -167,7 +189,11 @@ class ReferenceWorker:
         task = chunk.task
         per = numbers.LANES[task.dtype]
         lanes = lanes[: per * len(chunk.values)]
-        values, misfits = numbers.decode(task.dtype, lanes, chunk.used, self.workers, task.divisor)
+        if task.dtype in numbers.DIGITS:
+            sums = [each[: len(chunk.values)] for each in (*chunk.sums, lanes)]
+            values, misfits = numbers.from_digits(task.dtype, sums, task.divisor)
+        else:
+            values, misfits = numbers.decode(task.dtype, lanes, chunk.used, self.workers, task.divisor)
         if chunk.classes:
             values = numbers.apply_classes(task.dtype, chunk.classes[: len(lanes)], values)
         first = chunk.position * task.per_chunk

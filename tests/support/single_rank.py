@@ -34,7 +34,7 @@ class Rank:
             self.start(chunks)
 
     def start(self, chunks: int) -> None:
-        tensor = np.arange(chunks * (LANES // 2), dtype=np.int32)
+        tensor = np.arange(chunks * LANES, dtype=np.int32)
         self.tensors.append(tensor)
         self.worker.start(tensor.ctypes.data, tensor.ctypes.data, tensor.size, "int32")
 

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from switchml.counters import COMPLETED
 from switchml.protocol import worker_state as rules
 from switchml.protocol.collectives import Collective
+from switchml.protocol.halves import KINDS, narrow, widen
 from switchml.protocol.packet import for_rank
 from switchml.protocol.pool import Pool
 from switchml.protocol.retransmission import MICROSECOND, MILLISECOND, SECOND
@@ -272,7 +273,7 @@ def scenario(workers: int, seed: int) -> list[list[Call]]:
     chooser = random.Random(seed)
     ranks: list[list[Call]] = [[] for _ in range(workers)]
     wire = chooser.choice([0, 0, 1, 2])
-    dtypes = [dtype for dtype in numbers.LANES if numbers.wire(dtype) in (0, wire)]
+    dtypes = [dtype for dtype in numbers.DENSE if numbers.wire(dtype) in (0, wire)]
     shapes = [
         (chooser.choice(dtypes), chooser.choice([1, chooser.randint(1, 64), chooser.randint(1, 900)]))
         for _ in range(chooser.randint(1, 3))
@@ -321,6 +322,32 @@ def wide(ranks: list[list[Call]]) -> list[list[bytes]]:
     return [[call.target.tobytes() for call in calls if call.dtype not in numbers.NARROW] for calls in ranks]
 
 
+@pytest.mark.parametrize("half", KINDS)
+@pytest.mark.parametrize("wire", ["", "/int16", "/int8"])
+@given(st.integers(1, 4), st.integers(0, 2**32), st.sampled_from([0.0, 0.1]))
+@examples(30)
+def test_half_precision_has_the_sums_of_its_float32_copies_rounded(half, wire, workers, seed, loss):
+    """Packet for packet, whatever the values; in place, too."""
+    chooser, kind = random.Random(seed), KINDS[half]
+    numel, divisor, in_place = chooser.choice([1, 700, 1300]), chooser.choice([1, workers]), chooser.random() < 0.5
+    halves, copies = [], []
+    for _ in range(workers):
+        x, copy = np.empty(numel, np.uint16), values("float32", numel, chooser, chooser.random() < 0.3)
+        narrow(kind, copy.ctypes.data, x.ctypes.data, numel)
+        widen(kind, x.ctypes.data, copy.ctypes.data, numel)
+        halves.append([Call(f"{half}{wire}", divisor, x, x if in_place else np.zeros_like(x))])
+        copies.append([Call(f"float32{wire}", divisor, copy, np.zeros_like(copy))])
+    sent = []
+    for ranks in (halves, copies):
+        network = Network(ranks, slots=4, windows=[4] * workers, weather=Weather(loss=loss), seed=seed)
+        sent.append(network.run(limit=60 * SECOND).first_sending)
+    assert sent[0] == sent[1]
+    for (call,), (copy,) in zip(halves, copies, strict=True):
+        expected = np.empty(numel, np.uint16)
+        narrow(kind, copy.target.ctypes.data, expected.ctypes.data, numel)
+        assert call.target.tobytes() == expected.tobytes()
+
+
 # -- what holds whatever the network does --
 
 
@@ -359,7 +386,7 @@ def test_every_rank_gets_the_exact_bits(workers, slots, seed, loss, double, late
 
 @pytest.mark.slow(keep=3)
 @pytest.mark.parametrize("workers", [2, 4])
-@pytest.mark.parametrize("dtype", list(numbers.LANES))
+@pytest.mark.parametrize("dtype", list(numbers.DENSE))
 def test_many_slots_and_heavy_weather(dtype, workers):
     """A long tensor through a window of 64, half of what is sent lost, doubled or late."""
     chooser = random.Random(f"{dtype} {workers}")
@@ -414,7 +441,7 @@ def repeated(dtype: str, numel: int, times: int, slots: int, at_once: bool) -> N
 
 
 @pytest.mark.slow(keep=6)
-@pytest.mark.parametrize("dtype", list(numbers.LANES))
+@pytest.mark.parametrize("dtype", [dtype for dtype in numbers.DENSE if dtype not in numbers.DIGITS])
 @pytest.mark.parametrize("numel", [1, 50, 1000])
 @pytest.mark.parametrize("at_once", [False, True])
 def test_the_second_all_reduce_of_a_shape_needs_no_repeats(dtype, numel, at_once):
@@ -445,10 +472,24 @@ def test_a_tensor_of_up_to_s_chunks_with_history_costs_one_packet_a_chunk():
     assert network.now <= (4 + 1) * 2 * (PATH + PATH // 5)
 
 
-def test_integers_never_need_a_second_round():
-    for dtype in ("int32", "int64"):
-        network = repeated(dtype, 2000, 3, 16, at_once=True)
-        assert all(worker.counters["repeats"] == 0 for worker in network.ranks)
+@pytest.mark.parametrize("dtype", numbers.DIGITS)
+def test_integers_have_a_round_for_each_digit_that_their_sums_need(dtype):
+    """Three ranks' sums fit an int32 lane while all values are within 2^29; a single one beyond costs its chunk all
+    digits. The first chunk of each slot is guessed to fit."""
+    digits, chunks = numbers.DIGITS[dtype][0], 40
+    for beyond, repeats in ((0, 0), (2**29 - 1, 0), (-(2**29), 0), (2**29, 1 + digits - 1), (-(2**29) - 1, digits)):
+        ranks = [
+            [Call(dtype, 3, x, np.zeros_like(x))] for x in np.arange(3 * chunks * LANES, dtype=dtype).reshape(3, -1)
+        ]
+        ranks[1][0].source[3 * LANES + 7] = beyond  # of the fourth chunk
+        network = Network(ranks, slots=16, windows=[16] * 3).run(limit=SECOND)
+        check(ranks)
+        assert all(worker.counters["repeats"] == repeats for worker in network.ranks)
+        ranks = [[Call(dtype, 1, x, np.zeros_like(x))] for x in np.full((3, chunks * LANES), beyond, dtype)]
+        network = Network(ranks, slots=16, windows=[16] * 3).run(limit=SECOND)
+        check(ranks)
+        expected = (digits - 1) * chunks + 16 if repeats else 0
+        assert all(worker.counters["repeats"] == expected for worker in network.ranks)
 
 
 def test_values_that_change_their_magnitude_cost_a_repeat_and_no_bit():
@@ -468,7 +509,7 @@ def test_values_that_change_their_magnitude_cost_a_repeat_and_no_bit():
 
 
 # A job has one kind of narrow lanes, so its ranks can't mix two.
-PAIRS = [(a, b) for a in numbers.LANES for b in numbers.LANES if a < b and not (numbers.wire(a) and numbers.wire(b))]
+PAIRS = [(a, b) for a in numbers.DENSE for b in numbers.DENSE if a < b and not (numbers.wire(a) and numbers.wire(b))]
 
 
 @pytest.mark.parametrize("spread", ["zeros", "ones", "threes", "wide", "nan"])

@@ -27,7 +27,7 @@ from tests.switchml.protocol.test_rules_together import PAYLOAD, TAG, Call, Netw
 
 def columns_of(dtype: str, block: int) -> tuple[int, int]:
     """(blocks in a packet, elements of a block), as docs/protocol.md has them."""
-    per_packet = numbers.per_chunk(dtype, PAYLOAD)
+    per_packet = numbers.per_chunk(f"{dtype}/limbs" if dtype in numbers.DIGITS else dtype, PAYLOAD)
     columns = max((c for c in (1, 2, 4, 8) if per_packet // c >= block), default=1)
     return columns, per_packet // columns
 
@@ -80,7 +80,7 @@ def scenario(workers: int, seed: int) -> list[list[Call]]:
     chooser = random.Random(seed)
     ranks: list[list[Call]] = [[] for _ in range(workers)]
     wire = chooser.choice([0, 0, 1, 2])
-    dtypes = [dtype for dtype in numbers.LANES if numbers.wire(dtype) in (0, wire)]
+    dtypes = [dtype for dtype in numbers.DENSE if numbers.wire(dtype) in (0, wire)]
     for _ in range(chooser.randint(1, 4)):
         dtype, numel = chooser.choice(dtypes), chooser.choice([1, chooser.randint(1, 300), chooser.randint(1, 4000)])
         blocks = Sparse(chooser.choice([8, 16, 64, 256]), chooser.choice([0.0, 0.0, 1e-5]))

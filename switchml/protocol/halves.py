@@ -1,0 +1,98 @@
+"""float16 and bfloat16 at addresses: widened to float32, which is exact, and narrowed to the nearest, ties to even.
+
+NumPy has no bfloat16 and converts float16 one by one; these loops are branchless, so LLVM makes vectors of them. A NaN
+stays one, with its sign, and comes out quiet.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from switchml.runtime.jit import Address, int64, kernel
+from switchml.runtime.memory import bits_of_float32, float32_of_bits, u16_at, u32_at
+
+WHOLE, FLOAT16, BFLOAT16 = range(3)
+"""Kinds of elements: no half precision, float16, bfloat16."""
+KINDS = {"float16": FLOAT16, "bfloat16": BFLOAT16}
+
+_SIGN, _MAGNITUDE = np.uint32(0x80000000), np.uint32(0x7FFFFFFF)
+_INFINITY, _INFINITY16 = np.uint32(0x7F800000), np.uint32(0x7C00 << 13)
+_REBIAS = np.float32(2.0**112)
+"""float32's exponents have a bias that is 112 above float16's; a product with it is exact for subnormals, too."""
+_LEAST_NORMAL16, _BEYOND16 = np.uint32(0x38800000), np.uint32(0x47800000)
+"""Of float32, the bits of float16's least normal number, 2^-14, and of 2^16, which is beyond its largest."""
+_HALF = np.float32(0.5)
+"""Units in the last place here are those of float16's subnormals, so adding it rounds to these."""
+
+
+@kernel(inline=True)
+def _wide16(half: Any) -> Any:
+    """A float16's bits (uint32) as float32's."""
+    shifted = np.uint32((half & np.uint32(0x7FFF)) << np.uint32(13))
+    bits = bits_of_float32(float32_of_bits(shifted) * _REBIAS) | (_INFINITY if shifted >= _INFINITY16 else np.uint32(0))
+    return np.uint32(bits | ((half & np.uint32(0x8000)) << np.uint32(16)))
+
+
+@kernel
+def _widen16(x: np.ndarray, out: np.ndarray) -> None:
+    for i in range(x.size):
+        out[i] = _wide16(np.uint32(x[i]))
+
+
+@kernel
+def _widen_bf16(x: np.ndarray, out: np.ndarray) -> None:
+    for i in range(x.size):
+        out[i] = np.uint32(x[i]) << np.uint32(16)
+
+
+@kernel
+def _narrow16(x: np.ndarray, out: np.ndarray) -> None:
+    for i in range(x.size):
+        magnitude = np.uint32(x[i] & _MAGNITUDE)
+        even = np.uint32(magnitude >> np.uint32(13)) & np.uint32(1)
+        normal = np.uint32(magnitude - (np.uint32(112) << np.uint32(23)) + np.uint32(0xFFF) + even) >> np.uint32(13)
+        small = np.uint32(bits_of_float32(float32_of_bits(magnitude) + _HALF) - bits_of_float32(_HALF))
+        nan = np.uint32(0x7E00) | (np.uint32(magnitude >> np.uint32(13)) & np.uint32(0x3FF))
+        half = normal if magnitude >= _LEAST_NORMAL16 else small
+        half = np.uint32(0x7C00) if magnitude >= _BEYOND16 else half
+        half = nan if magnitude > _INFINITY else half
+        out[i] = np.uint16(half | (np.uint32(x[i] & _SIGN) >> np.uint32(16)))
+
+
+@kernel
+def _narrow_bf16(x: np.ndarray, out: np.ndarray) -> None:
+    for i in range(x.size):
+        bits = np.uint32(x[i])
+        rounded = np.uint32(bits + np.uint32(0x7FFF) + (np.uint32(bits >> np.uint32(16)) & np.uint32(1)))
+        rounded = np.uint32(bits | np.uint32(0x400000)) if bits & _MAGNITUDE > _INFINITY else rounded
+        out[i] = np.uint16(rounded >> np.uint32(16))
+
+
+@kernel
+def widen(kind: int, source: Address, target: Address, count: int) -> None:
+    """`count` elements of `kind` to float32."""
+    if kind == FLOAT16:
+        _widen16(u16_at(source, count), u32_at(target, count))
+    else:
+        _widen_bf16(u16_at(source, count), u32_at(target, count))
+
+
+@kernel
+def narrow(kind: int, source: Address, target: Address, count: int) -> None:
+    """`count` float32 to elements of `kind`; beyond its largest they become infinity."""
+    if kind == FLOAT16:
+        _narrow16(u32_at(source, count), u16_at(target, count))
+    else:
+        _narrow_bf16(u32_at(source, count), u16_at(target, count))
+
+
+@kernel
+def largest(kind: int, address: Address, count: int, finite_only: bool) -> int:
+    """Bits of float32: the largest magnitude of `count` elements of `kind`, of the finite ones with `finite_only`."""
+    halves = u16_at(address, count)
+    end = np.uint16(0x7C00 if kind == FLOAT16 else 0x7F80) if finite_only else np.uint16(0x8000)
+    top = np.uint16(0)
+    for i in range(count):
+        magnitude = np.uint16(halves[i] & np.uint16(0x7FFF))
+        top = max(top, magnitude if magnitude < end else np.uint16(0))
+    return int64(_wide16(np.uint32(top)) if kind == FLOAT16 else np.uint32(top) << np.uint32(16))
