@@ -144,7 +144,7 @@ def take(
         slot.ahead, slot.need, slot.used = signed8(data[1]), signed8(data[8]), signed8(data[9])
         slot.flags, slot.wire = 0, wire
         shared.seen[index, :] = 0
-        shared.seen[index, word] = bit
+        shared.seen[index, word] |= bit
         store(sums, values, job.payload)
         count[SUMMED] += 1
         return sent, False

@@ -103,7 +103,8 @@ its last result; `next_need`, valid if `scanned`: what the chunk after this one 
 been answered. `columns`: of a sparse stream, else 0; `addressed`: 1 if the packets are (collectives.py), else 0;
 `unbuilt`: NEXT_ROUND or FIRST_ROUND of sparse.py while the packet for it is still to be written. `expires`: when an
 expiry is due, `late`: 1 if the sums are without this rank's values (section 13). Of exact sums (exact.py), `top`: where
-the digits of the first round begin, `open`: how many sums are listed for further rounds."""
+the digits of the first round begin, `open`: how many sums are listed for further rounds; of integers (digits.py), how
+many digits there are, and the number of the one under way."""
 
 TASK = record(
     "u8 source target",
