@@ -234,7 +234,11 @@ def test_sweep_as_table_and_picture(tmp_path):
     page = tmp_path / "page.html"
     done = run("--workers", "3", "--sizes", "1K:16K:4", "--repeats", "1", "--against", "none", "--plot", str(page))
     assert done.returncode == 0, done.stderr
-    rows = [line.split() for line in done.stdout.splitlines() if " float32 " in line]
+    rows = [
+        line.split()
+        for line in done.stdout.splitlines()
+        if line.split()[2:3] == ["float32"] and line.split()[0].isdigit()
+    ]
     assert [(row[0], row[1], row[2]) for row in rows] == [
         ("1024", "256", "float32"),
         ("4096", "1024", "float32"),
