@@ -192,7 +192,7 @@ def allreduce(
     if plot_file is not None:
         plot.draw(result, limit, plot_file)
     if stream is None:
-        objects = [report.as_json(each, limit, is_sweep=len(cases) > 1) for each in results]
+        objects = [report.as_json(each, limit, is_sweep=bool(sizes or buckets or len(dtypes) > 1)) for each in results]
         click.echo(json.dumps(report.all_as_json(objects)))
         return
     stream.close(*report.notes(result))

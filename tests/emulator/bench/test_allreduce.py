@@ -158,6 +158,12 @@ def test_dtypes():
     assert errors["int64"] == 0 < errors["bfloat16"] < 2**-8 and errors["float64"] < 2**-50
 
 
+def test_a_sweep_of_one_size_is_a_list():
+    done = run("--ranks", "2", "--sizes", "4K", "--repeats", "1", "--against", "none", "--json")
+    (only,) = json.loads(done.stdout)["results"]
+    assert (only["size_bytes"], only["dtype"]) == (4096, "float32")
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
