@@ -61,10 +61,10 @@ class Move:
 def request_of(
     move: Move, rank: int, world_size: int, wire: str, on_done: OnDone, by_hosts: bool = False, **options: Any
 ) -> Request:
-    """The request that does what `move` says on rank `rank` of a job of this wire. `by_hosts`: ranks
-    of a host add up first, integers for all ranks, each of which keeps its part, and half precision in float32.
-    `options`: of the request. Raises ConfigError for an op or a root that does
-    not exist, UnsupportedTensor for a dtype that has no such op."""
+    """The request that does what `move` says on rank `rank` of a job of this wire. `by_hosts`: ranks of a host
+    add up first, integers for all ranks, each of which keeps its part, and half precision in float32. `options`: of the
+    request. Raises ConfigError for an op or a root that does not exist, UnsupportedTensor for a dtype that has no such
+    op."""
     if move.kind not in KINDS or not 0 <= move.root < world_size:
         raise ConfigError(f"{move.kind} with root {move.root}: expected one of {', '.join(KINDS)}, and 0 to "
                           f"{world_size - 1}")  # fmt: skip

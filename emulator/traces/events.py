@@ -199,6 +199,11 @@ class RankTrace:
     about: dict[str, str] = field(default_factory=dict)
     """What else the file says for people: device, versions, bucket_cap_mb, codec."""
 
+    @property
+    def lane_kind(self) -> np.ndarray:
+        """int8 (events,): `LaneKind` of each event's lane."""
+        return np.array([lane.kind for lane in self.lanes], np.int8)[self.events.lane]
+
     def __repr__(self) -> str:
         return f"<RankTrace {self.rank} of {self.world_size}, {len(self.events):,} events: {str(self.source)!r}>"
 

@@ -68,4 +68,4 @@ class Joined:
 
     def lane_kinds(self) -> np.ndarray:
         """int64 (ops,): the `LaneKind` of the lane of each op's event; -1 for gaps."""
-        return self.of_events(lambda trace: np.array([lane.kind for lane in trace.lanes])[trace.events.lane])
+        return self.of_events(lambda trace: trace.lane_kind)

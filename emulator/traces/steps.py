@@ -36,7 +36,7 @@ class Steps:
     def __init__(self, trace: RankTrace) -> None:
         self.trace = trace
         events = trace.events
-        self.lane_kind = np.array([lane.kind for lane in trace.lanes], np.int8)[events.lane]
+        self.lane_kind = trace.lane_kind
         """int8 (events,): `LaneKind`."""
         self.launch = self._launches()
         """int64 (events,): the call that set an event on a transport or device going, or the communication of which the

@@ -180,6 +180,8 @@ class Worker:
         be fewer than TASKS tasks outstanding.
         """
         window, fmt = self.window, FORMATS[dtype]
+        if blocks is not None and has_digits(fmt):
+            fmt = FORMATS[f"{dtype}/limbs"]
         half = WHOLE if is_exact(fmt) else KINDS.get(dtype.partition("/")[0], WHOLE)
         item = ITEM_BYTES[fmt] if half == WHOLE else 2
         number = int(window["next_task"])
@@ -197,9 +199,6 @@ class Worker:
         if blocks is not None:
             if is_exact(fmt) or half:
                 raise ConfigError(f"{dtype}: dense only, expected no sparse blocks")
-            if has_digits(fmt):
-                fmt = FORMATS[f"{dtype}/limbs"]
-                per_chunk = elements_per_chunk(fmt, int(self.identity["payload"]), workers)
             columns, threshold = blocks.columns(per_chunk), blocks.threshold
             per_chunk -= per_chunk % columns
             first = int(window["first_task"])

@@ -33,10 +33,15 @@ class Workload:
 
     def __init__(self, case: Case, tensors: SharedTensors, rank: int):
         n, dtype, elements = tensors.workers, case.dtype, case.elements
-        each = [stored(tensors.read_inputs(r)[:elements], dtype) for r in range(n)]
-        inputs, sums = each[rank], tensors.read_sums()
+
+        def values(of: int, part: slice) -> np.ndarray:
+            return numbers(stored(tensors.read_inputs(of)[part], dtype), dtype)
+
+        inputs, sums = stored(tensors.read_inputs(rank)[:elements], dtype), tensors.read_sums()
         if dtype != "float32":
-            sums = sum((numbers(x, dtype).astype(np.float64) for x in each), np.zeros(elements))
+            sums = np.zeros(elements)
+            for r in range(n):  # one after the other: all ranks' at once would be n times the memory on each
+                sums += values(r, slice(elements))
         self._zeros = tensors.zeros(rank, case.elements)
         self._fills: list[tuple[np.ndarray, np.ndarray | float]] = []
         self.calls: list[list[Step]] = []
@@ -54,9 +59,9 @@ class Workload:
                 self._fills.append((target, inputs[whole] if kind in IN_PLACE else target.dtype.type(_NOTHING)))
                 steps.append(Step(kind, source, target, dtype))
                 if kind == "all_gather":
-                    expected += [numbers(each[r][owned[r]], dtype) for r in range(n)]
+                    expected += [values(r, owned[r]) for r in range(n)]
                 elif kind == "broadcast":
-                    expected.append(numbers(each[_ROOT][whole], dtype))
+                    expected.append(values(_ROOT, whole))
                 else:
                     expected.append(sums[owned[rank] if kind == "reduce_scatter" else whole])
             self.calls.append(steps)

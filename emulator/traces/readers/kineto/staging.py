@@ -24,7 +24,7 @@ def without_copies(trace: RankTrace) -> RankTrace:
     is in between. Its thread's own calls become scopes; causes lead past them."""
     events = trace.events
     start_s, end_s, what = events.start_s.copy(), events.end_s, events.what.copy()
-    lane_kind = np.array([lane.kind for lane in trace.lanes], np.int8)[events.lane]
+    lane_kind = trace.lane_kind
     works = np.flatnonzero((lane_kind == LaneKind.TRANSPORT) & (events.collective > 0))
     work = _inside(events.parent, works)
     child = _inside(events.parent, np.flatnonzero(np.isin(events.parent, works)), itself=True)
@@ -54,7 +54,7 @@ def by_agents(trace: RankTrace) -> RankTrace:
     """`trace` with the same causes where our own agents communicate: one thread waits for copies down and submits,
     others launch copies up once a collective is over. What such threads call becomes scopes."""
     events, end_s = trace.events, trace.events.end_s
-    lane_kind = np.array([lane.kind for lane in trace.lanes], np.int8)[events.lane]
+    lane_kind = trace.lane_kind
     works = np.flatnonzero((lane_kind == LaneKind.TRANSPORT) & (events.what == What.COLLECTIVE))
     works = works[np.argsort(end_s[works], kind="stable")]
     causes = trace.causes.astype(np.int64)
@@ -79,7 +79,7 @@ def _copies_down(trace: RankTrace, works: np.ndarray, start_s: np.ndarray) -> np
     thereafter."""
     events = trace.events
     cause, caused = trace.causes.astype(np.int64).T
-    lane_kind = np.array([lane.kind for lane in trace.lanes], np.int8)[events.lane]
+    lane_kind = trace.lane_kind
     sets_going = np.isin(caused, works) & (events.what[cause] == What.LAUNCH)
     set_going = np.full(len(events), NONE, np.int64)
     set_going[cause[sets_going]] = caused[sets_going]
