@@ -1,10 +1,10 @@
 from emulator.cluster.cluster import Cluster as Cluster
-from emulator.diagnosis.checks import diagnose as diagnose
 from emulator.jobs.description import Request as Request
 from emulator.jobs.description import request as request
 from emulator.jobs.emulate import emulate as emulate
 from emulator.jobs.emulation import Emulation as Emulation
+from emulator.jobs.replay.conditions import Conditions as Conditions
 from emulator.jobs.sweep import sweep as sweep
-from emulator.replay.conditions import Conditions as Conditions
-from emulator.workload.builder import GraphBuilder as GraphBuilder
-from emulator.workload.job import Job as Job
+from emulator.jobs.workload.builder import GraphBuilder as GraphBuilder
+from emulator.jobs.workload.job import Job as Job
+from emulator.traces.diagnosis.checks import diagnose as diagnose

@@ -1,8 +1,8 @@
-from emulator.api import trace as trace
-from emulator.api.emulating import Result as Result
-from emulator.api.emulating import Sweep as Sweep
-from emulator.api.emulating import emulate as emulate
-from emulator.api.emulating import sweep as sweep
+from emulator.surface.api import trace as trace
+from emulator.surface.api.emulating import Result as Result
+from emulator.surface.api.emulating import Sweep as Sweep
+from emulator.surface.api.emulating import emulate as emulate
+from emulator.surface.api.emulating import sweep as sweep
 from switchml.aggregator.software import SoftwareDataplane as SoftwareDataplane
 from switchml.control.server import Controller as Controller
 from switchml.errors import AggregatorLost as AggregatorLost

@@ -1,5 +1,5 @@
 """Public names of a package that are imported when they are first used (PEP 562), so that importing the package itself
-costs nothing.
+costs nothing; and packages that are found under an earlier name, too.
 
 The names stand once, in the package's `__init__.pyi`, where type checkers and editors look for them, too: one line
 `from module import name as name` for each. The stub is read, never run.
@@ -8,8 +8,11 @@ The names stand once, in the package's `__init__.pyi`, where type checkers and e
 import importlib
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 _LINE = re.compile(r"^from (\S+) import (\w+) as \2$", re.MULTILINE)
@@ -44,3 +47,29 @@ def _registered(group: str, name: str) -> Any:
     for entry in entry_points(group=group, name=name):
         return entry.load()
     raise AttributeError(f"{name!r} is not registered as an entry point of {group!r}: install the package again")
+
+
+def moved(places: Mapping[str, str]) -> None:
+    """Have `import` find each key of `places`, and every module in it, as the module of its value: the same object."""
+    sys.meta_path.insert(0, _Moved(places))
+
+
+class _Moved(MetaPathFinder, Loader):
+    """Asked before Python's own finders, which would find a module of a moved package again by the package's path."""
+
+    def __init__(self, places: Mapping[str, str]) -> None:
+        self._places = places
+        self._specs: dict[str, ModuleSpec | None] = {}
+
+    def find_spec(self, fullname: str, path: object = None, target: object = None) -> ModuleSpec | None:
+        package = ".".join(fullname.split(".")[:2])
+        return ModuleSpec(fullname, self) if package in self._places else None
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        package = ".".join(spec.name.split(".")[:2])
+        module = importlib.import_module(self._places[package] + spec.name[len(package) :])
+        self._specs[spec.name] = module.__spec__
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__spec__ = self._specs.pop(module.__spec__.name)  # type: ignore[union-attr]  # import has set its own

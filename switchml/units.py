@@ -1,4 +1,5 @@
-"""Numbers with units, as people write them: one parser for options, TOML files and environment variables.
+"""Numbers with units, as people write and read them: one parser for options, TOML files and environment variables,
+and the texts of all tables and reports.
 
 A size is `25MB` (10^6), `25MiB` (2^20) or, as nccl-tests and dd write it, `25M` (2^20, too). A rate is in bits, as
 tc(8) writes it (`200mbit`, `10Gb/s`), or in bytes (`25GB/s`). A time is `2ms`. A count is `1k` or `300B` (10^9). A
@@ -9,7 +10,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from switchml.errors import ConfigError
@@ -122,3 +123,50 @@ def parse_named(name: str, text: str) -> float:
     0.002."""
     kind, unit = of_name(name)
     return kind.parse(text, bare=unit) / unit
+
+
+def time_text(seconds: float) -> str:
+    """1.23 s, 45.6 ms, 789 µs, 3.4 h: three digits and a unit that fits."""
+    if seconds == 0:
+        return "0 s"
+    for unit, size in (("d", 86400.0), ("h", 3600.0), ("min", 60.0), ("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
+        if abs(seconds) >= size * (2 if unit in ("d", "h", "min") else 1):
+            return f"{_three(seconds / size)} {unit}"
+    return f"{_three(seconds / 1e-9)} ns"
+
+
+_UNITS = (("h", 3600.0), ("min", 60.0), ("s", 1.0), ("ms", 1e-3), ("µs", 1e-6), ("ns", 1e-9))
+
+
+class TimeUnit:
+    """The unit of a column of times, such that the longest of them reads well: its `name`, and figures in it."""
+
+    def __init__(self, seconds: Iterable[float]) -> None:
+        longest_s = max((abs(each) for each in seconds), default=0.0)
+        fits = (unit for unit in _UNITS if longest_s >= unit[1] * (2 if unit[1] > 1 else 1))
+        self.name, self.size_s = next(fits, ("s", 1.0))
+        longest = longest_s / self.size_s
+        self._places = 1 if longest >= 100 else 2 if longest >= 10 else 3
+
+    def text(self, seconds: float) -> str:
+        """Four digits of the longest time, as many behind the point of all others."""
+        return f"{seconds / self.size_s:,.{self._places}f}"
+
+    def signed(self, seconds: float) -> str:
+        """With a sign."""
+        return f"{seconds / self.size_s:+,.{self._places}f}".replace("-", "−")
+
+
+def bytes_text(count: float) -> str:
+    """12.3 GB, in powers of ten."""
+    for unit, size in (("PB", 1e15), ("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if abs(count) >= size:
+            return f"{_three(count / size)} {unit}"
+    return f"{count:.0f} B"
+
+
+def _three(value: float) -> str:
+    """Three significant digits, without an exponent."""
+    if abs(value) >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"

@@ -5,10 +5,10 @@ import json
 import pytest
 
 from emulator import datafile
+from emulator.jobs.workload import models
+from emulator.lab.validation import campaigns, iterations
 from emulator.p4switch.program.loader import loader
-from emulator.validation import campaigns, iterations
-from emulator.whatif import codec_costs
-from emulator.workload import models
+from emulator.traces.whatif import codec_costs
 from switchml import files
 
 MARK = b"\xef\xbb\xbf"

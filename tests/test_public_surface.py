@@ -51,6 +51,13 @@ def test_surface(package):
         module.no_such_name  # noqa: B018
 
 
+def test_packages_are_found_where_they_were():
+    old, new = (importlib.import_module(f"emulator.{each}") for each in ("testbed.star", "networks.testbed.star"))
+    assert old is new and new.__spec__.name == "emulator.networks.testbed.star"
+    with pytest.raises(ModuleNotFoundError, match="emulator.jobs.workload.no_such_module"):
+        importlib.import_module("emulator.workload.no_such_module")
+
+
 @pytest.mark.parametrize("package", PACKAGES)
 def test_importing_a_package_loads_nothing(package):
     program = f"import sys, {package}; print(*sys.modules)"

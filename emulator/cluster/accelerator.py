@@ -42,7 +42,7 @@ class Accelerator:
     """FLOP/s of FlashAttention-2, forward and backward, causal, heads of 128, long sequences; 0: 0.6 of half-precision
     peak."""
     attention_flops: dict[str, float] = field(default_factory=dict)
-    """The same of other kernels (`emulator/workload/data/attention.toml`), where measured on this device."""
+    """The same of other kernels (`emulator/jobs/workload/data/attention.toml`), where measured on this device."""
     price_per_hour: float = 0.0
     """Dollars; 0: not for rent by itself."""
     price_source: str = ""

@@ -2,7 +2,7 @@
 prediction asks `cost()`: emulated jobs, emulated peers, replayed traces, the optimizer. In-network aggregation is in
 `innetwork.py`, measured tables are in `tables.py`.
 
-n ranks, S bytes as in `emulator.workload.graph.Collective`: the whole buffer. Forms: Thakur et al., IJHPCA 2005;
+n ranks, S bytes as in `emulator.jobs.workload.graph.Collective`: the whole buffer. Forms: Thakur et al., IJHPCA 2005;
 Patarasuk and Yuan, JPDC 2009 (ring); Sanders et al., Parallel Computing 2009 (two trees).
 """
 

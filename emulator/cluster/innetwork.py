@@ -1,6 +1,6 @@
 """What a collective takes with in-network aggregation: workers stream chunks through slots of a switch that adds them
-up (SwitchML, NSDI 2021; what a slot does is `switchml/protocol/pool.py`, and `emulator/netsim` plays the same packet by
-packet).
+up (SwitchML, NSDI 2021; what a slot does is `switchml/protocol/pool.py`, and `emulator/networks/netsim` plays the same
+packet by packet).
 
 A closed form, in the order of its terms: line rate, window, switch, conversion to fixed point; then the racks' tree,
 loss, sparse blocks and compression. What several accelerators of a node do first is in `collectives.py`.

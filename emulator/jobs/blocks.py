@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from emulator.workload.graph import NO_MICRO_BATCH
+from emulator.jobs.workload.graph import NO_MICRO_BATCH
 
 ALONE = -1
 """Kind of transfer of an op that concerns its rank alone."""

@@ -19,10 +19,10 @@ from emulator.cluster.collectives import cost
 from emulator.cluster.cost import FREE, Cost
 from emulator.cluster.innetwork import DENSE, Streaming
 from emulator.cluster.topology import Place, place
-from emulator.workload import transformer
-from emulator.workload.implementations import Implementation, attention_kernels, cross_entropies, implementations
-from emulator.workload.job import Job
-from emulator.workload.models import LayerTable, Model, Transformer
+from emulator.jobs.workload import transformer
+from emulator.jobs.workload.implementations import Implementation, attention_kernels, cross_entropies, implementations
+from emulator.jobs.workload.job import Job
+from emulator.jobs.workload.models import LayerTable, Model, Transformer
 from switchml.errors import ConfigError
 from switchml.protocol.sizes import LANE_BYTES
 

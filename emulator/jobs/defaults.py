@@ -9,9 +9,9 @@ from typing import Any
 from emulator.cluster.cluster import Cluster
 from emulator.cluster.collectives import cost
 from emulator.jobs.costing import Plan
-from emulator.workload.job import Job
-from emulator.workload.memory import Memory
-from emulator.workload.models import LayerTable, Model, Transformer
+from emulator.jobs.workload.job import Job
+from emulator.jobs.workload.memory import Memory
+from emulator.jobs.workload.models import LayerTable, Model, Transformer
 from switchml.errors import ConfigError
 
 SAMPLES = 256

@@ -18,9 +18,9 @@ from emulator.jobs import defaults
 from emulator.jobs.costing import plan
 from emulator.jobs.memory_options import MemoryOptions
 from emulator.jobs.training import Run
-from emulator.workload import memory, models
-from emulator.workload.job import Job
-from emulator.workload.models import Model
+from emulator.jobs.workload import memory, models
+from emulator.jobs.workload.job import Job
+from emulator.jobs.workload.models import Model
 from switchml.errors import ConfigError
 
 
@@ -143,7 +143,7 @@ def load_model(spec: Request) -> Model:
         if spec.input_shape:
             raise ConfigError("input-shape is for torch modules (package.module:callable)")
         return models.load(spec.model)
-    from emulator.workload import torch_modules
+    from emulator.jobs.workload import torch_modules
 
     if not spec.input_shape:
         raise ConfigError(

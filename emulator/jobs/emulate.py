@@ -13,16 +13,16 @@ from emulator.jobs.costing import Plan, plan
 from emulator.jobs.description import Request, load_cluster, load_codec, load_model
 from emulator.jobs.emulation import Emulation
 from emulator.jobs.fits import check_memory
-from emulator.replay.conditions import Conditions
-from emulator.replay.engine import Replayed, competition, replay
-from emulator.replay.parts import parts
-from emulator.workload import memory
-from emulator.workload.builder import GraphBuilder
-from emulator.workload.combine import delayed
-from emulator.workload.costs import Costs
-from emulator.workload.graph import Graph, Kind
-from emulator.workload.loading.loading import Dataset, Loading, Storage, loading
-from emulator.workload.models import LayerTable
+from emulator.jobs.replay.conditions import Conditions
+from emulator.jobs.replay.engine import Replayed, competition, replay
+from emulator.jobs.replay.parts import parts
+from emulator.jobs.workload import memory
+from emulator.jobs.workload.builder import GraphBuilder
+from emulator.jobs.workload.combine import delayed
+from emulator.jobs.workload.costs import Costs
+from emulator.jobs.workload.graph import Graph, Kind
+from emulator.jobs.workload.loading.loading import Dataset, Loading, Storage, loading
+from emulator.jobs.workload.models import LayerTable
 from switchml.errors import ConfigError
 
 

@@ -11,11 +11,11 @@ from emulator.jobs.costing import Plan
 from emulator.jobs.description import Request
 from emulator.jobs.interval import Interval, interval
 from emulator.jobs.memory_options import MemoryOptions
+from emulator.jobs.replay.engine import Replayed
 from emulator.jobs.training import Progress
-from emulator.replay.engine import Replayed
-from emulator.workload import memory
-from emulator.workload.loading.loading import Loading
-from emulator.workload.models import Transformer
+from emulator.jobs.workload import memory
+from emulator.jobs.workload.loading.loading import Loading
+from emulator.jobs.workload.models import Transformer
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from emulator.cluster.cluster import Cluster
-from emulator.workload import memory
-from emulator.workload.job import Job
-from emulator.workload.models import Model, Transformer
+from emulator.jobs.workload import memory
+from emulator.jobs.workload.job import Job
+from emulator.jobs.workload.models import Model, Transformer
 from switchml.errors import ConfigError, OutOfMemory
 
 

@@ -10,8 +10,8 @@ from emulator.cluster import kernels
 from emulator.cluster.cluster import Cluster
 from emulator.cluster.collectives import cost
 from emulator.cluster.topology import Place, place
-from emulator.workload.costs import Costs
-from emulator.workload.graph import Collective, Graph
+from emulator.jobs.workload.costs import Costs
+from emulator.jobs.workload.graph import Collective, Graph
 
 
 def costs(

@@ -14,8 +14,8 @@ from typing import Any
 
 from emulator import datafile
 from emulator.cluster.cluster import Cluster
-from emulator.workload.job import Job
-from emulator.workload.models import Model, Transformer
+from emulator.jobs.workload.job import Job
+from emulator.jobs.workload.models import Model, Transformer
 
 FILE = Path(__file__).parent / "data" / "intervals.toml"
 SHARE = 0.8

@@ -29,9 +29,9 @@ from emulator.jobs.rank_program import (
     Rank,
 )
 from emulator.jobs.replicas import Replicas
-from emulator.workload.builder import GraphBuilder
-from emulator.workload.costs import Costs
-from emulator.workload.graph import NO_TRANSFER, Graph, Order
+from emulator.jobs.workload.builder import GraphBuilder
+from emulator.jobs.workload.costs import Costs
+from emulator.jobs.workload.graph import NO_TRANSFER, Graph, Order
 from switchml.errors import ConfigError
 
 FOLDS = ("all", "tensor", "none")

@@ -1,6 +1,5 @@
-"""Ways to need less memory than `emulator/workload/memory.py` says, and what they cost in time, as published formulas:
-optimizer states on the host in buckets (AxoNN), pruned states (SAMO), compressed activations (COMET).
-"""
+"""Ways to need less memory than `emulator/jobs/workload/memory.py` says, and what they cost in time, as published
+formulas: optimizer states on the host in buckets (AxoNN), pruned states (SAMO), compressed activations (COMET)."""
 
 from __future__ import annotations
 
@@ -9,7 +8,7 @@ import math
 from dataclasses import dataclass
 
 from emulator.jobs.costing import OPTIMIZER_BYTES, Plan
-from emulator.workload.memory import Memory, in_flight, micro_batch_activations, micro_batch_tensors
+from emulator.jobs.workload.memory import Memory, in_flight, micro_batch_activations, micro_batch_tensors
 from switchml.errors import ConfigError
 
 DENSE_BYTES = 20.0

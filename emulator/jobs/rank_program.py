@@ -18,10 +18,10 @@ from emulator.cluster.cost import FREE, Cost
 from emulator.jobs.blocks import Block, Ops
 from emulator.jobs.costing import Plan, Stage, Step
 from emulator.jobs.units import Units
-from emulator.workload.builder import GraphBuilder
-from emulator.workload.graph import NO_MICRO_BATCH, Collective, Kind
-from emulator.workload.models import Transformer
-from emulator.workload.schedules import passes
+from emulator.jobs.workload.builder import GraphBuilder
+from emulator.jobs.workload.graph import NO_MICRO_BATCH, Collective, Kind
+from emulator.jobs.workload.models import Transformer
+from emulator.jobs.workload.schedules import passes
 
 STREAMS = ("compute", "from before", "to next", "from next", "to before", "gradients", "weights")
 COMPUTE, FROM_BEFORE, TO_NEXT, FROM_NEXT, TO_BEFORE, GRADIENTS, WEIGHTS = range(len(STREAMS))

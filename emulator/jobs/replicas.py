@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from emulator.jobs.costing import Plan
-from emulator.workload.graph import Graph
-from emulator.workload.job import Job
+from emulator.jobs.workload.graph import Graph
+from emulator.jobs.workload.job import Job
 
 PLAYED_OPS = 6_000_000
 """About as many operations are played for the replicas that stand for all."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import psutil
 
-from emulator.workload.job import Job
+from emulator.jobs.workload.job import Job
 from switchml.errors import ConfigError
 
 BYTES_PER_OP = 100

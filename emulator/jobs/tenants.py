@@ -20,11 +20,11 @@ from emulator.jobs import iteration
 from emulator.jobs.description import Request, load_cluster
 from emulator.jobs.emulate import emulate
 from emulator.jobs.emulation import Emulation
-from emulator.replay.conditions import Conditions
-from emulator.replay.engine import Replayed, replay
-from emulator.workload.combine import merge, repeat
-from emulator.workload.costs import NO_ROUTE, Costs, Links
-from emulator.workload.graph import Graph
+from emulator.jobs.replay.conditions import Conditions
+from emulator.jobs.replay.engine import Replayed, replay
+from emulator.jobs.workload.combine import merge, repeat
+from emulator.jobs.workload.costs import NO_ROUTE, Costs, Links
+from emulator.jobs.workload.graph import Graph
 from switchml.errors import ConfigError
 
 SHARES = ("all", "fabric", "slots")

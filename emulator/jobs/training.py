@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from emulator.replay import failures
+from emulator.jobs.replay import failures
 from switchml.errors import ConfigError
 
 PLAYED = 1000

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from emulator.jobs.costing import Step
-from emulator.workload.job import Job
-from emulator.workload.sharding import MIN_UNIT_PARAMETERS
+from emulator.jobs.workload.job import Job
+from emulator.jobs.workload.sharding import MIN_UNIT_PARAMETERS
 
 ROOT = 0
 """The unit of what belongs to no layer: embedding, projection. It stays gathered from forward to backward."""

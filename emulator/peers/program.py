@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from emulator.workload.builder import GraphBuilder
-from emulator.workload.costs import Costs
-from emulator.workload.graph import NO_TRANSFER, Collective, Graph, Kind
+from emulator.jobs.workload.builder import GraphBuilder
+from emulator.jobs.workload.costs import Costs
+from emulator.jobs.workload.graph import NO_TRANSFER, Collective, Graph, Kind
 
 MOST_STEPS = 200_000
 """Recorded of one iteration at most; a script without an optimizer has but one."""

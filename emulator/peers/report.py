@@ -100,9 +100,10 @@ def deliver(world: World) -> None:
 
 def print_report(report: dict[str, Any], err: bool = False) -> None:
     """A table of what `as_json` found; `err`: on stderr."""
-    from emulator.report.tables import bytes_text, shares_table, time_text
+    from emulator.jobs.replay.report import shares_table
     from switchml.tables import Table, number, show, text
     from switchml.terminal import say
+    from switchml.units import bytes_text, time_text
 
     real = report["real_ranks"]
     say(
@@ -132,9 +133,9 @@ def print_report(report: dict[str, Any], err: bool = False) -> None:
 
 def write_timeline(world: World, path: str) -> None:
     """The last whole iteration, replayed: this rank and some of the others, the slowest ones first."""
-    from emulator.replay.conditions import Conditions
-    from emulator.replay.engine import replay
-    from emulator.report import perfetto
+    from emulator.jobs.replay.conditions import Conditions
+    from emulator.jobs.replay.engine import replay
+    from emulator.jobs.replay import perfetto
 
     if not world.iterations:
         raise ConfigError(f"no timeline in {path}: no optimizer stepped, so there is no iteration to show")

@@ -1,7 +1,7 @@
 """When collectives begin and end for this rank and for absent ones, computed in this rank's process. The absent ranks
 run the same program as this one, each at its own pace: where this rank computes d seconds, rank p computes d times its
 pace; where this one waits for a collective, they do. A collective begins when its last member has come and the
-communicator is done with the one before; `emulator.replay` makes the same of the program as a graph.
+communicator is done with the one before; `emulator.jobs.replay` makes the same of the program as a graph.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""What a real job did, as its profilers saw it: read from files, joined into one graph of all ranks, replayed.
+"""What a real job did, as its profilers saw it.
 
-`events.py` is what every reader delivers for one rank; `joined.py` what `join.py` makes of all of them, and what
-replay, diagnosis and optimization start from.
+Files go in: `readers/` has one module a format, each of which returns a `RankTrace` (events.py) for a rank. `join.py`
+makes one graph of all ranks of them (`Joined`, joined.py; where to begin reading), whose replay is the traced job.
+`whatif/` has one change to that graph a file, `diagnosis/` says why the job is slow, `optimizer/` searches for better
+settings, `writers/` write a trace in other tools' formats.
 """
 
 from switchml import lazy

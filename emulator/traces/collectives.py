@@ -10,10 +10,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from emulator.jobs.workload.graph import NO_TRANSFER
 from emulator.traces.events import NONE, RankTrace, What
 from emulator.traces.readers.tables import Numbers
 from emulator.traces.segments import COMMUNICATION, Segments
-from emulator.workload.graph import NO_TRANSFER
 from switchml.errors import TraceError
 
 

@@ -8,7 +8,7 @@ import math
 import re
 from typing import Any
 
-from emulator.workload.graph import Collective
+from emulator.jobs.workload.graph import Collective
 
 _COLLECTIVES = {
     "allreduce": Collective.ALL_REDUCE,

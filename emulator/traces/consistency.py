@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from emulator.jobs.workload.graph import Collective
 from emulator.traces.events import NONE, Events, LaneKind, Pings, RankTrace, What, Wire
 from emulator.traces.limits import LONGEST_S, MOST_BYTES, MOST_RANKS
-from emulator.workload.graph import Collective
 from switchml.errors import TraceError
 
 _DTYPES = {

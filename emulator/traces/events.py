@@ -87,7 +87,7 @@ class Events:
     parent: np.ndarray
     """int32: the event that encloses it on its lane, NONE at the top."""
     collective: np.ndarray
-    """int8, `emulator.workload.graph.Collective` (P2P for SEND and RECV), 0 for all else."""
+    """int8, `emulator.jobs.workload.graph.Collective` (P2P for SEND and RECV), 0 for all else."""
     group: np.ndarray
     """int32, into `RankTrace.groups`, NONE for what is no communication."""
     sequence: np.ndarray

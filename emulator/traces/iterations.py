@@ -10,11 +10,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from emulator.jobs.workload.combine import merge
+from emulator.jobs.workload.costs import Costs
+from emulator.jobs.workload.graph import Graph, Ops, rows
 from emulator.traces.joined import GAP, Joined
 from emulator.traces.readers.tables import Numbers
-from emulator.workload.combine import merge
-from emulator.workload.costs import Costs
-from emulator.workload.graph import Graph, Ops, rows
 from switchml.errors import TraceError
 
 

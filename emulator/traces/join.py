@@ -19,6 +19,10 @@ from heapq import heappop, heappush
 
 import numpy as np
 
+from emulator.jobs.workload import checks
+from emulator.jobs.workload.builder import GraphBuilder
+from emulator.jobs.workload.costs import Costs
+from emulator.jobs.workload.graph import NO_TRANSFER, Collective, Graph, Kind
 from emulator.traces.align import Clocks
 from emulator.traces.collector import paused
 from emulator.traces.events import LaneKind, RankTrace
@@ -26,10 +30,6 @@ from emulator.traces.intervals import under_way_s
 from emulator.traces.joined import GAP, Joined
 from emulator.traces.plan import Job, Plan, RankTiming, Timing
 from emulator.traces.segments import Segments
-from emulator.workload import checks
-from emulator.workload.builder import GraphBuilder
-from emulator.workload.costs import Costs
-from emulator.workload.graph import NO_TRANSFER, Collective, Graph, Kind
 from switchml.errors import TraceError
 
 MEAN = -1

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from emulator.jobs.workload.costs import Costs
+from emulator.jobs.workload.graph import Graph
 from emulator.traces.events import RankTrace
-from emulator.workload.costs import Costs
-from emulator.workload.graph import Graph
 
 GAP = -1
 

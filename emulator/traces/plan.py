@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from emulator.jobs.workload.graph import NO_TRANSFER
 from emulator.traces.align import Clocks, align
 from emulator.traces.alike import in_place
 from emulator.traces.causality import Causality
@@ -18,7 +19,6 @@ from emulator.traces.collectives import Communications, ambiguous_groups
 from emulator.traces.events import LaneKind, RankTrace, one_a_rank
 from emulator.traces.segments import Segments, cut
 from emulator.traces.steps import Steps
-from emulator.workload.graph import NO_TRANSFER
 from switchml.errors import TraceError
 
 WARM_UP = 1.3

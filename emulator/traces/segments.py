@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from emulator.jobs.workload.graph import Kind
 from emulator.traces.events import NONE, LaneKind, RankTrace, What
 from emulator.traces.steps import Steps
-from emulator.workload.graph import Kind
 
 _WHOLE = (What.COLLECTIVE, What.SEND, What.RECV, What.LOAD, What.CODEC, What.CHECKPOINT)
 """One segment whatever is inside."""

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from emulator.jobs.workload.graph import Collective
 from emulator.traces.events import LaneKind, RankTrace, What
-from emulator.workload.graph import Collective
 
 
 def summary(trace: RankTrace) -> dict[str, Any]:

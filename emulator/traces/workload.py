@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from emulator.workload.graph import Graph
+from emulator.jobs.workload.graph import Graph
 from switchml.errors import TraceError
 
 

@@ -21,8 +21,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from emulator.cli.options import Count, json_option, plot_option
-from emulator.validation.real.activations import BATCH, LARGE, SMALL, Case, Run, calibrated, extras, predicted_s
+from emulator.lab.validation.real.activations import BATCH, LARGE, SMALL, Case, Run, calibrated, extras, predicted_s
+from emulator.surface.cli.options import Count, json_option, plot_option
 from host_agent.memory import Tracker, compressed_activations
 from host_agent.training import data
 from switchml import plotting, terminal

@@ -2,14 +2,13 @@
 
     sudo python scripts/experiments/adaptive.py [--rates 1gbit,20mbit,200mbit] [--steps 200] [--plot FILE] [--json]
 
-Hosts are network namespaces around a switch, their links shaped by tc (emulator/testbed/star.py), one rank in each; the
-software aggregator sits in the switch. All choices train models of their own in the same processes, alternating every
-TURN_STEPS steps, so that other load on the machine affects all of them alike. The model is the digits' network with
-a hidden layer of 64 units, 38 000 parameters: small enough that at 1 Gbit/s the round trips of a collective count as
-much as its bytes. So half precision is fastest there, and top-k at 20 Mbit/s. (With 2048 units, 1.08 million
-parameters, top-k is fastest at all three rates.) A fixed choice does the same in each step of a phase: after
-`--phase-limit` it stops, and its remaining steps count as its average step.
-"""
+Hosts are network namespaces around a switch, their links shaped by tc (emulator/networks/testbed/star.py), one rank in
+each; the software aggregator sits in the switch. All choices train models of their own in the same processes,
+alternating every TURN_STEPS steps, so that other load on the machine affects all of them alike. The model is the
+digits' network with a hidden layer of 64 units, 38 000 parameters: small enough that at 1 Gbit/s the round trips of a
+collective count as much as its bytes. So half precision is fastest there, and top-k at 20 Mbit/s. (With 2048 units,
+1.08 million parameters, top-k is fastest at all three rates.) A fixed choice does the same in each step of a phase:
+after `--phase-limit` it stops, and its remaining steps count as its average step."""
 
 from __future__ import annotations
 
@@ -25,10 +24,10 @@ from typing import Any
 
 import click
 
-from emulator.bench.ranks.process import Place
-from emulator.bench.ranks.team import STORE_PORT, Team, places, star_with_aggregator, training_context
-from emulator.cli.options import RATES, json_option, plot_option
-from emulator.testbed.star import LinkOptions
+from emulator.lab.bench.ranks.process import Place
+from emulator.lab.bench.ranks.team import STORE_PORT, Team, places, star_with_aggregator, training_context
+from emulator.networks.testbed.star import LinkOptions
+from emulator.surface.cli.options import RATES, json_option, plot_option
 from host_agent.compression.adaptive.policy import CHOICES
 from host_agent.training.data import BatchOrder, Digits, load
 from switchml import plotting, tables

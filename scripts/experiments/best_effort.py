@@ -10,8 +10,8 @@
 import argparse
 import json
 
-from emulator.netsim.config import BehindConfig, JobConfig, LinkConfig, NetworkConfig, SwitchConfig
-from emulator.netsim.experiment import Result, run
+from emulator.networks.netsim.config import BehindConfig, JobConfig, LinkConfig, NetworkConfig, SwitchConfig
+from emulator.networks.netsim.experiment import Result, run
 from switchml import tables
 
 RANKS, PAUSE_S = 4, 1.5e-3

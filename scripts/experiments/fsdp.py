@@ -26,9 +26,9 @@ from typing import Any
 
 import click
 
-from emulator.bench.ranks.team import found_by_hosts, star_with_aggregator
-from emulator.testbed.namespaces import check_rights
-from emulator.testbed.star import LinkOptions
+from emulator.lab.bench.ranks.team import found_by_hosts, star_with_aggregator
+from emulator.networks.testbed.namespaces import check_rights
+from emulator.networks.testbed.star import LinkOptions
 from switchml.cli.options import RATE, Count
 from switchml.errors import JobError
 from switchml.tables import Table, number, show, text

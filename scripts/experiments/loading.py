@@ -21,10 +21,10 @@ from typing import Any
 
 import click
 
-from emulator.cli.options import plot_option
-from emulator.testbed.namespaces import check_rights
-from emulator.validation.real import litdata_loading
-from emulator.validation.real.loading import NUMBER_BYTES, compare
+from emulator.lab.validation.real import litdata_loading
+from emulator.lab.validation.real.loading import NUMBER_BYTES, compare
+from emulator.networks.testbed.namespaces import check_rights
+from emulator.surface.cli.options import plot_option
 from switchml import plotting
 from switchml.cli.options import RATE, SECONDS, Count
 from switchml.errors import SwitchMLError

@@ -2,7 +2,7 @@
 
     sudo python scripts/experiments/optimize.py [--ranks 4] [--rate 100mbit] [--allow buckets] [--json]
 
-Hosts are network namespaces around a switch (emulator/testbed/star.py), one rank of the MLP of
+Hosts are network namespaces around a switch (emulator/networks/testbed/star.py), one rank of the MLP of
 scripts/examples/ddp_models.py in each; the software aggregator sits in the switch. The script is traced with DDP's
 defaults over Gloo, and the optimizer searches for settings with each set of allowed passes; then runs with these
 settings and with the defaults alternate.
@@ -24,18 +24,18 @@ from statistics import median
 
 import click
 
-from emulator.bench.ranks.team import star_with_aggregator
-from emulator.optimizer import file, report
-from emulator.optimizer.machine import Machine
-from emulator.optimizer.measured import SpeedUp, median_step_s
-from emulator.optimizer.objective import Objective
-from emulator.optimizer.search import Allowed, search
-from emulator.testbed import star as stars
+from emulator.lab.bench.ranks.team import star_with_aggregator
+from emulator.lab.validation.replay.measure import BURST_S
+from emulator.networks.testbed import star as stars
 from emulator.traces.join import join
+from emulator.traces.optimizer import file, report
+from emulator.traces.optimizer.machine import Machine
+from emulator.traces.optimizer.measured import SpeedUp, median_step_s
+from emulator.traces.optimizer.objective import Objective
+from emulator.traces.optimizer.search import Allowed, search
 from emulator.traces.readers.read import read
-from emulator.validation.replay.measure import BURST_S
-from emulator.whatif import codec_costs
-from emulator.whatif.serial import prepared
+from emulator.traces.whatif import codec_costs
+from emulator.traces.whatif.serial import prepared
 from host_agent.pytorch.settings_arming import SETTINGS, STEP_TIMES
 from switchml import share
 from switchml.cli.options import RATE, SECONDS, option

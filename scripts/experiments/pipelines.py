@@ -16,9 +16,9 @@ from typing import Any
 
 import click
 
-from emulator.cli.options import plot_option
-from emulator.testbed.namespaces import check_rights
-from emulator.validation.real.pipelines import MORE, SCHEDULES, compare
+from emulator.lab.validation.real.pipelines import MORE, SCHEDULES, compare
+from emulator.networks.testbed.namespaces import check_rights
+from emulator.surface.cli.options import plot_option
 from switchml import plotting
 from switchml.cli.options import RATE, SECONDS, Count
 from switchml.pages.panels import Bar, Bars

@@ -102,7 +102,7 @@ class BestEffortDataplane(SoftwareTraits):
                 sock.close()
                 os.close(thread.wake)
 
-    # -- without sockets, threads and a clock (emulator/faults) --
+    # -- without sockets, threads and a clock (emulator/networks/faults) --
 
     @property
     def behind(self) -> int:

@@ -121,7 +121,7 @@ class SoftwareDataplane(SoftwareTraits):
 
     def handle(self, sender: int, address: int, length: int) -> list[tuple[int, bytes]]:
         """One datagram of endpoint `sender` (udp.endpoint), and what it causes: (endpoint, bytes) each. For a data
-        plane that was not started: no socket, no clock, no other thread (emulator/faults)."""
+        plane that was not started: no socket, no clock, no other thread (emulator/networks/faults)."""
         value, action, row = compiled.apply_one(
             self._loop.senders, self._loop.jobs, np.uint64(sender), address, length, self._loop.replies[0]
         )

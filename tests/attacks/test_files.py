@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from emulator.jobs.description import read_tables
-from emulator.netsim import config
+from emulator.networks.netsim import config
 from emulator.p4switch.program.loader import loader
 from emulator.traces.readers import chrome, native
 from emulator.traces.readers.read import read, read_workload
@@ -103,7 +103,7 @@ def test_a_reader_is_linear(mebibytes, tmp_path, monkeypatch):
 
 def test_real_traces_stay_below_the_limits(tmp_path):
     """A trace of a hundred megabytes, regular as none is, is read."""
-    from emulator.bench import trace as bench
+    from emulator.lab.bench import trace as bench
 
     path = tmp_path / "rank-0.json.gz"
     assert bench.write(path, 40 * MIB) > 40 * MIB

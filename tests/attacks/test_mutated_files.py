@@ -12,7 +12,8 @@ import pytest
 
 from emulator.cluster import cluster, tables
 from emulator.jobs.description import read_tables, request
-from emulator.netsim import config
+from emulator.jobs.workload import models
+from emulator.networks.netsim import config
 from emulator.p4switch.ports.pcap import PcapReader
 from emulator.p4switch.program.loader import loader
 from emulator.p4switch.stf.stf import run_file
@@ -23,7 +24,6 @@ from emulator.traces.readers.chakra.file import attribute, write_messages
 from emulator.traces.readers.read import read, read_workload
 from emulator.traces.summary import across, summary
 from emulator.traces.writers import chakra
-from emulator.workload import models
 from host_agent.packet_log import PACKET
 from host_agent.pytorch import settings
 from host_agent.recording import CALL

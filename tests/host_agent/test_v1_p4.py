@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 
-from emulator.testbed.namespaces import Lab
+from emulator.networks.testbed.namespaces import Lab
 from host_agent import reach
 from host_agent.v1 import joining
 from switchml.control.mac import mac_of

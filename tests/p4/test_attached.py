@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from emulator.testbed.namespaces import Lab, run
+from emulator.networks.testbed.namespaces import Lab, run
 from switchml.control.p4.dataplane import BMV2_WINDOW_BYTES, P4Dataplane, udp_window_bytes
 from switchml.control.p4.processes import SwitchProcess, compiled
 from switchml.control.server import Controller

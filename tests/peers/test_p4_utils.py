@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PROGRAM = ROOT / "emulator" / "bench" / "switch" / "programs" / "l3.json"
+PROGRAM = ROOT / "emulator" / "lab" / "bench" / "switch" / "programs" / "l3.json"
 DEBIAN = "/usr/lib/python3/dist-packages"
 
 NETWORK = """

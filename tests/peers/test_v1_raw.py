@@ -9,7 +9,7 @@ import time
 import numpy as np
 import pytest
 
-from emulator.testbed.namespaces import Lab
+from emulator.networks.testbed.namespaces import Lab
 from switchml.aggregator.raw import datagram_in
 from switchml.aggregator.threads import ThreadedDataplane
 from switchml.control.server import Controller

@@ -1,5 +1,5 @@
-"""Two more buffers of samples that tests compare with those of `emulator.workload.loading`: first in first out, and
-Belady's optimum."""
+"""Two more buffers of samples that tests compare with those of `emulator.jobs.workload.loading`: first in first out,
+and Belady's optimum."""
 
 from __future__ import annotations
 

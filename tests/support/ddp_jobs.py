@@ -5,14 +5,14 @@ from pathlib import Path
 
 import numpy as np
 
-from emulator.replay.engine import replay
+from emulator.jobs.replay.engine import replay
+from emulator.jobs.workload.builder import GraphBuilder
+from emulator.jobs.workload.checks import check
+from emulator.jobs.workload.costs import NO_ROUTE, Costs
+from emulator.jobs.workload.graph import Collective, Kind
 from emulator.traces.events import Events, RankTrace
 from emulator.traces.joined import Joined
-from emulator.whatif.buckets import DDP_CAPS, assign
-from emulator.workload.builder import GraphBuilder
-from emulator.workload.checks import check
-from emulator.workload.costs import NO_ROUTE, Costs
-from emulator.workload.graph import Collective, Kind
+from emulator.traces.whatif.buckets import DDP_CAPS, assign
 
 
 def ddp(

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
+from emulator.jobs.workload.graph import Collective
 from emulator.traces.events import NONE, Events, Group, Lane, LaneKind, RankTrace, What, Wire
-from emulator.workload.graph import Collective
 
 NODE = "autograd::engine::evaluate_function: torch::autograd::AccumulateGrad"
 COPY_BACK = "torch.distributed.ddp.reducer::copy_bucket_to_grad"

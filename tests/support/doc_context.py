@@ -88,7 +88,7 @@ def training(ddp: DistributedDataParallel):
 
 def switch_with_a_route() -> None:
     """docs/switch.md's switch, and its route."""
-    program = pathlib.Path(__file__).parents[2] / "emulator/bench/switch/programs/l3.json"
+    program = pathlib.Path(__file__).parents[2] / "emulator/lab/bench/switch/programs/l3.json"
     ports = ["-i", "0@udp:127.0.0.1:7000", "-i", "1@udp:127.0.0.1:7001,127.0.0.1:7101"]
     command = [sys.executable, "-m", "switchml", "switch", *ports, "--log-console", "-L", "info", str(program)]
     switch = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)

@@ -203,7 +203,7 @@ class Rank(_Process):
 
         warm_up()  # on disk for the process, whose answers have a deadline
         if namespace:  # the program that enters it must be a child of ours
-            inside = ("-m", "emulator.testbed.namespaces", namespace, str(os.getpid()), sys.executable)
+            inside = ("-m", "emulator.networks.testbed.namespaces", namespace, str(os.getpid()), sys.executable)
             super().__init__(name, (), *inside, __file__, **NO_FAILOVER)
         else:
             super().__init__(name, AGENT, __file__, **NO_FAILOVER)

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 import numpy as np
 from hypothesis import strategies as st
 
-from emulator.replay.conditions import Conditions, Pause
-from emulator.workload.builder import GraphBuilder
-from emulator.workload.costs import NO_ROUTE, Costs, Links
-from emulator.workload.graph import Collective, Graph, Kind, Order
+from emulator.jobs.replay.conditions import Conditions, Pause
+from emulator.jobs.workload.builder import GraphBuilder
+from emulator.jobs.workload.costs import NO_ROUTE, Costs, Links
+from emulator.jobs.workload.graph import Collective, Graph, Kind, Order
 
 DYADIC = st.integers(0, 16).map(lambda quarters: quarters / 4)
 """Durations whose sums are exact, so that ties are ties in every engine."""

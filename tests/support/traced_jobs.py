@@ -9,12 +9,12 @@ from pathlib import Path
 
 import numpy as np
 
-from emulator.replay.engine import Replayed, replay
+from emulator.jobs.replay.engine import Replayed, replay
+from emulator.jobs.workload.builder import GraphBuilder
+from emulator.jobs.workload.costs import Costs
+from emulator.jobs.workload.graph import NO_TRANSFER, Collective, Graph, Kind
 from emulator.traces.events import NONE, Events, Group, Lane, LaneKind, RankTrace, What, Wire, WireWhat
 from emulator.traces.joined import GAP, Joined
-from emulator.workload.builder import GraphBuilder
-from emulator.workload.costs import Costs
-from emulator.workload.graph import NO_TRANSFER, Collective, Graph, Kind
 
 WHAT_OF_KIND = {
     Kind.COMPUTE: What.COMPUTE,

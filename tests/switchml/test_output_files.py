@@ -99,8 +99,8 @@ def test_a_full_disk_is_one_sentence_and_leaves_nothing(tmp_path):
 import sys
 from pathlib import Path
 import numpy as np
-from emulator.bench.trace import write
-from emulator.optimizer.file import write_toml
+from emulator.lab.bench.trace import write
+from emulator.traces.optimizer.file import write_toml
 from emulator.jobs.sweep import write_rows
 from emulator.traces.readers.chakra.file import write_messages
 from emulator.traces.readers.chakra import chakra_pb2 as pb

@@ -19,11 +19,11 @@ from typing import Any
 
 import numpy as np
 
+from emulator.jobs.workload.graph import Collective
 from emulator.traces.events import NONE, Group, Lane, LaneKind, Pings, RankTrace, What, Wire
 from emulator.traces.readers import sizes
 from emulator.traces.readers.kineto import kineto, staging
 from emulator.traces.readers.tables import Numbers, in_order, joined, table
-from emulator.workload.graph import Collective
 from host_agent.recording import KINDS
 from switchml.errors import TraceError
 from switchml.files import read_arrays, read_json

@@ -14,10 +14,10 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from emulator.jobs.workload.graph import Collective
 from emulator.traces.events import NONE, Group, Lane, LaneKind, RankTrace, What
 from emulator.traces.readers.chrome import ChromeFile
 from emulator.traces.readers.tables import Numbers, occurrences, table
-from emulator.workload.graph import Collective
 from switchml.errors import TraceError
 from switchml.files import read_text
 

@@ -13,10 +13,10 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
+from emulator.jobs.workload.builder import GraphBuilder
+from emulator.jobs.workload.graph import Collective, Kind, Order
 from emulator.traces.communication import collective_of
 from emulator.traces.workload import Workload
-from emulator.workload.builder import GraphBuilder
-from emulator.workload.graph import Collective, Kind, Order
 from switchml.errors import TraceError
 from switchml.files import read_text
 

@@ -17,12 +17,12 @@ from typing import Any
 
 import numpy as np
 
+from emulator.jobs.workload.graph import Collective
 from emulator.traces.events import NONE, LaneKind, RankTrace, What
 from emulator.traces.readers import native
 from emulator.traces.readers.chakra import chakra_pb2 as pb
 from emulator.traces.readers.chakra import file
 from emulator.traces.readers.chakra.file import attribute
-from emulator.workload.graph import Collective
 
 LEAST_S = 1e-6
 """Shorter remainders get no slice of their own: an event's last own microsecond goes to its first slice."""

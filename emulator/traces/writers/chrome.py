@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from emulator.jobs.workload.graph import Collective
 from emulator.traces.events import RankTrace, What
-from emulator.workload.graph import Collective
 from switchml.output_files import whole_file
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from emulator.cluster import cluster as clusters
 from emulator.cluster.codecs import codecs
-from emulator.whatif.codec_costs import measure
+from emulator.traces.whatif.codec_costs import measure
 from switchml.codecs import CODECS
 from switchml.errors import ConfigError
 

@@ -11,15 +11,15 @@ from emulator.cluster.collectives import cost
 from emulator.cluster.topology import place
 from emulator.jobs import imported
 from emulator.jobs.costing import plan
-from emulator.optimizer.machine import Machine
+from emulator.jobs.workload import models
+from emulator.jobs.workload.job import Job
 from emulator.peers.settings import Settings
 from emulator.peers.world import Costs
 from emulator.traces.join import join
-from emulator.whatif import changes
-from emulator.whatif.network import Network
-from emulator.whatif.transfers import all_reduces, transfer_s
-from emulator.workload import models
-from emulator.workload.job import Job
+from emulator.traces.optimizer.machine import Machine
+from emulator.traces.whatif import changes
+from emulator.traces.whatif.network import Network
+from emulator.traces.whatif.transfers import all_reduces, transfer_s
 from switchml.errors import ConfigError
 from tests.support import ddp_traces as traces
 

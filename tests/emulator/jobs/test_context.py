@@ -10,10 +10,10 @@ from emulator.cluster.topology import place
 from emulator.jobs import iteration
 from emulator.jobs.costing import plan
 from emulator.jobs.emulate import replayed_s
-from emulator.replay.engine import replay
-from emulator.workload import models
-from emulator.workload.checks import check
-from emulator.workload.job import Job
+from emulator.jobs.replay.engine import replay
+from emulator.jobs.workload import models
+from emulator.jobs.workload.checks import check
+from emulator.jobs.workload.job import Job
 from switchml.errors import ConfigError
 
 DGX = clusters.load("a100-dgx")

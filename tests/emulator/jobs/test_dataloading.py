@@ -8,10 +8,10 @@ from hypothesis import HealthCheck, given
 
 from emulator.jobs.description import request
 from emulator.jobs.emulate import emulate
-from emulator.replay.engine import replay
-from emulator.workload.checks import check
-from emulator.workload.combine import delayed
-from emulator.workload.graph import Kind, Order
+from emulator.jobs.replay.engine import replay
+from emulator.jobs.workload.checks import check
+from emulator.jobs.workload.combine import delayed
+from emulator.jobs.workload.graph import Kind, Order
 from switchml.errors import ConfigError
 from tests.support import replay_graphs as graphs
 from tests.support.examples import examples

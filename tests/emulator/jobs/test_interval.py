@@ -6,8 +6,8 @@ import pytest
 
 from emulator.cluster import cluster as clusters
 from emulator.jobs import interval
-from emulator.workload import models
-from emulator.workload.job import Job
+from emulator.jobs.workload import models
+from emulator.jobs.workload.job import Job
 
 
 def of(job: Job, model: str = "gpt3-13b", cluster: str = "a100-dgx") -> interval.Interval:

@@ -10,12 +10,12 @@ from emulator.cluster.innetwork import Streaming
 from emulator.jobs import iteration
 from emulator.jobs.costing import closed_form_s, plan
 from emulator.jobs.emulate import replayed_s
-from emulator.replay.engine import replay
-from emulator.replay.parts import parts
-from emulator.workload import models
-from emulator.workload.checks import check
-from emulator.workload.graph import Kind
-from emulator.workload.job import Job
+from emulator.jobs.replay.engine import replay
+from emulator.jobs.replay.parts import parts
+from emulator.jobs.workload import models
+from emulator.jobs.workload.checks import check
+from emulator.jobs.workload.graph import Kind
+from emulator.jobs.workload.job import Job
 from switchml.errors import ConfigError
 
 DGX = clusters.load("a100-dgx")

@@ -5,8 +5,8 @@ import pytest
 from emulator.cluster import cluster as clusters
 from emulator.jobs import memory_options
 from emulator.jobs.costing import plan
-from emulator.workload import memory, models
-from emulator.workload.job import Job
+from emulator.jobs.workload import memory, models
+from emulator.jobs.workload.job import Job
 from switchml.errors import ConfigError
 
 

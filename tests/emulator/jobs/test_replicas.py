@@ -9,8 +9,8 @@ from emulator.jobs.costing import plan
 from emulator.jobs.description import request
 from emulator.jobs.emulate import emulate
 from emulator.jobs.emulation import Emulation
-from emulator.workload import models
-from emulator.workload.job import Job
+from emulator.jobs.workload import models
+from emulator.jobs.workload.job import Job
 from switchml.errors import ConfigError
 
 GPT = models.Transformer("gpt", "a small GPT", "made up", 8, 1024, 16, 51200, 512)

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from emulator.bench.replay import Shape, job
 from emulator.cluster import cluster as clusters
 from emulator.cluster.collectives import cost
 from emulator.cluster.cost import Cost
@@ -14,9 +13,10 @@ from emulator.cluster.fabric import SharedFabric, place
 from emulator.cluster.topology import Place
 from emulator.jobs.description import request
 from emulator.jobs.emulate import emulate
+from emulator.jobs.replay.engine import replay
 from emulator.jobs.tenants import together
-from emulator.replay.engine import replay
-from emulator.workload.combine import repeat
+from emulator.jobs.workload.combine import repeat
+from emulator.lab.bench.replay import Shape, job
 from switchml.cli.main import cli
 from switchml.errors import ConfigError
 

@@ -9,12 +9,12 @@ from emulator.cluster import cluster as clusters
 from emulator.jobs import iteration, units
 from emulator.jobs.costing import plan
 from emulator.jobs.emulate import replayed_s
-from emulator.replay.engine import replay
-from emulator.workload import models
-from emulator.workload.checks import check
-from emulator.workload.graph import Collective
-from emulator.workload.job import Job
-from emulator.workload.sharding import Sharding
+from emulator.jobs.replay.engine import replay
+from emulator.jobs.workload import models
+from emulator.jobs.workload.checks import check
+from emulator.jobs.workload.graph import Collective
+from emulator.jobs.workload.job import Job
+from emulator.jobs.workload.sharding import Sharding
 from switchml.errors import ConfigError
 
 DGX = clusters.load("a100-dgx")

@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from emulator.jobs.replay.conditions import Conditions
+from emulator.jobs.replay.engine import replay
 from emulator.peers.program import Program
 from emulator.peers.timing import OWN, CollectiveTimes, CommunicatorTimes, Progress, blocked
-from emulator.replay.conditions import Conditions
-from emulator.replay.engine import replay
 from tests.support.examples import examples
 
 SECONDS = st.floats(0, 2, allow_nan=False)

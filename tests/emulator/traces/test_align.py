@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from emulator.replay.engine import replay
+from emulator.jobs.replay.engine import replay
+from emulator.lab.validation.clocks import recovered
 from emulator.traces.align import align, both_ways, message_ends
 from emulator.traces.events import Pings, Wire, WireWhat
 from emulator.traces.join import join
 from emulator.traces.readers.read import read
-from emulator.validation.clocks import recovered
 from switchml.errors import ConfigError
 from tests.support import ddp_traces as traces
 from tests.support.examples import examples

@@ -8,14 +8,14 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from emulator.replay.engine import replay
+from emulator.jobs.replay.engine import replay
+from emulator.jobs.workload.checks import check
 from emulator.traces.events import Lane, LaneKind, What
 from emulator.traces.iterations import chain
 from emulator.traces.join import BACKLOG, join, join_each
 from emulator.traces.steps import Steps
-from emulator.whatif import changes
-from emulator.whatif.predict import predicted, traced
-from emulator.workload.checks import check
+from emulator.traces.whatif import changes
+from emulator.traces.whatif.predict import predicted, traced
 from tests.support.ddp_traces import Recorder
 
 US = 1e-6

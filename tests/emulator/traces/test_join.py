@@ -6,14 +6,14 @@ import gc
 import numpy as np
 import pytest
 
-from emulator.replay.engine import replay
+from emulator.jobs.replay.engine import replay
+from emulator.jobs.workload.checks import check
+from emulator.jobs.workload.graph import NO_TRANSFER, Kind
 from emulator.traces.events import LaneKind, What
 from emulator.traces.iterations import chain
 from emulator.traces.join import MEAN, join, join_each
 from emulator.traces.joined import GAP
-from emulator.whatif.predict import as_replayed, predicted, traced
-from emulator.workload.checks import check
-from emulator.workload.graph import NO_TRANSFER, Kind
+from emulator.traces.whatif.predict import as_replayed, predicted, traced
 from switchml.errors import TraceError
 from tests.support import ddp_traces as traces
 

@@ -6,12 +6,12 @@ import dataclasses
 import numpy as np
 import pytest
 
-from emulator.replay.engine import replay
-from emulator.replay.parts import parts
+from emulator.jobs.replay.engine import replay
+from emulator.jobs.replay.parts import parts
 from emulator.traces.events import LaneKind, What
 from emulator.traces.join import MEAN, join
 from emulator.traces.readers.read import read
-from emulator.whatif.edits import with_transfer_seconds
+from emulator.traces.whatif.edits import with_transfer_seconds
 from tests.support.staged_traces import Staged, capture
 
 JOBS = {

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from emulator.cli.trace.replay import replay
+from emulator.surface.cli.trace.replay import replay
 from emulator.traces.readers.native import write
 from switchml.errors import ConfigError
 from tests.support import ddp_traces as traces

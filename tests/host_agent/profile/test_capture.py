@@ -17,10 +17,10 @@ from tests.support.ranks import environment, run_ranks
 
 pytest.importorskip("torch")
 
+from emulator.lab.validation.clocks import recovered
 from emulator.traces.events import LaneKind, RankTrace, What, WireWhat
 from emulator.traces.join import join
 from emulator.traces.readers.read import read
-from emulator.validation.clocks import recovered
 from host_agent.profile.clocks import ROUNDS
 
 # Several processes at a time that import torch, and perhaps compile kernels, on two slow cores.

@@ -12,7 +12,7 @@ from switchml.errors import ConfigError
 
 torch = pytest.importorskip("torch")
 
-from emulator.optimizer import measured as bench  # noqa: E402
+from emulator.traces.optimizer import measured as bench  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[3]
 

@@ -79,7 +79,7 @@ def test_a_misspelt_command_has_a_suggestion(typed, meant):
 def test_a_model_is_found_in_the_current_folder(tmp_path):
     pytest.importorskip("torch")
     (tmp_path / "mymodel.py").write_text("import torch\ndef net():\n    return torch.nn.Linear(8, 64)\n")
-    code = "import sys; sys.path[:] = [p for p in sys.path if p not in ('', '.')]; from emulator.workload import "
+    code = "import sys; sys.path[:] = [p for p in sys.path if p not in ('', '.')]; from emulator.jobs.workload import "
     code += "torch_modules; print(torch_modules.load('mymodel:net'))"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=tmp_path, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True

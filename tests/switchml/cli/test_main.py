@@ -120,8 +120,9 @@ print(*sorted(heavy & set(sys.modules)), file=sys.stderr)
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     assert result.stderr == (
-        "emulator.cli host_agent.cli switchml.__main__ switchml.cli switchml.cli.common switchml.cli.interrupts "
-        "switchml.cli.main switchml.errors switchml.lazy switchml.runtime switchml.runtime.insist switchml.text\n\n"
+        "emulator.surface emulator.surface.cli host_agent.cli switchml.__main__ switchml.cli switchml.cli.common "
+        "switchml.cli.interrupts switchml.cli.main switchml.errors switchml.lazy switchml.runtime "
+        "switchml.runtime.insist switchml.text\n\n"
     )
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from emulator.jobs.workload.graph import Collective
 from emulator.traces.communication import collective_of, message_bytes
 from emulator.traces.events import NONE, Group, Lane, LaneKind, RankTrace, What
 from emulator.traces.readers import native
@@ -22,7 +23,6 @@ from emulator.traces.readers.chakra.file import COLLECTIVE_TYPES, FLOATS, GROUPS
 from emulator.traces.readers.chrome import ChromeFile, open_plain
 from emulator.traces.readers.tables import Numbers, in_order, occurrences, table
 from emulator.traces.workload import untimed
-from emulator.workload.graph import Collective
 from switchml.errors import TraceError
 
 COLLECTIVES = {number: collective for collective, number in COLLECTIVE_TYPES.items()} | {

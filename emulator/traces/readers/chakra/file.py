@@ -11,9 +11,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from emulator.jobs.workload.graph import Collective
 from emulator.traces.readers.chakra import chakra_pb2 as pb
 from emulator.traces.readers.chrome import open_plain
-from emulator.workload.graph import Collective
 from switchml.errors import TraceError
 from switchml.output_files import whole_file
 

@@ -12,14 +12,14 @@ from collections import Counter
 from itertools import pairwise
 from pathlib import Path
 
+from emulator.jobs.workload.builder import GraphBuilder
+from emulator.jobs.workload.graph import Collective, Kind, Order
 from emulator.traces.events import one_a_rank
 from emulator.traces.limits import check_ranks
 from emulator.traces.readers.chakra import chakra_pb2 as pb
 from emulator.traces.readers.chakra.chakra import COMMUNICATION, ChakraTrace, Node, communication, load
 from emulator.traces.readers.chakra.file import INTEGERS
 from emulator.traces.workload import Workload
-from emulator.workload.builder import GraphBuilder
-from emulator.workload.graph import Collective, Kind, Order
 from switchml.errors import TraceError
 
 _STREAM_OF = {pb.COMM_COLL_NODE: "collectives", pb.COMM_SEND_NODE: "sends", pb.COMM_RECV_NODE: "receives"}

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from emulator.jobs.workload.graph import Collective
 from emulator.traces.communication import collective_of, count, item_bytes, message_bytes, whole
 from emulator.traces.events import NONE, Group, LaneKind, What
 from emulator.traces.limits import check_ranks
@@ -25,7 +26,6 @@ from emulator.traces.readers.kineto.events import BY_DEVICE, BY_HOST, C10D, Args
 from emulator.traces.readers.kineto.reading import Reading
 from emulator.traces.readers.sizes import Call, Request, Sizes, match
 from emulator.traces.readers.tables import occurrences
-from emulator.workload.graph import Collective
 
 THREADS = 4
 """Of a host backend, which may begin so many waiting communications in any order (Gloo has two)."""

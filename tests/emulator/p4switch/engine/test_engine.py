@@ -9,7 +9,7 @@ import struct
 import numpy as np
 import pytest
 
-from emulator.bench.switch.engines import WORKLOADS
+from emulator.lab.bench.switch.engines import WORKLOADS
 from emulator.p4switch.device import Device
 from emulator.p4switch.engine import opcodes as o
 from emulator.p4switch.engine.engine import Engine

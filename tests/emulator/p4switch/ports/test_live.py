@@ -9,6 +9,7 @@ import time
 
 import pytest
 
+from emulator.networks.testbed.namespaces import Lab
 from emulator.p4switch.device import Device
 from emulator.p4switch.ports import live
 from emulator.p4switch.ports.live import InterfacePort, LivePorts, UdpPort
@@ -16,7 +17,6 @@ from emulator.p4switch.ports.pcap import PcapReader
 from emulator.p4switch.ports.port import parse_interface
 from emulator.p4switch.program.loader import loader
 from emulator.p4switch.switch import Switch
-from emulator.testbed.namespaces import Lab
 from switchml.errors import ConfigError
 from switchml.net import packet_ring
 

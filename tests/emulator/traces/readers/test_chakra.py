@@ -10,6 +10,7 @@ import sys
 import numpy as np
 import pytest
 
+from emulator.jobs.workload.graph import Collective
 from emulator.traces.events import LaneKind, What
 from emulator.traces.readers.chakra import chakra_pb2 as pb
 from emulator.traces.readers.chakra.chakra import load
@@ -17,7 +18,6 @@ from emulator.traces.readers.chakra.file import attribute, write_messages
 from emulator.traces.readers.kineto.kineto import read as read_kineto
 from emulator.traces.readers.read import read
 from emulator.traces.writers.chakra import groups_node, slices, write
-from emulator.workload.graph import Collective
 from switchml.errors import TraceError
 from tests.support.kineto_data import published, same
 

@@ -5,9 +5,9 @@ import json
 import numpy as np
 import pytest
 
+from emulator.jobs.workload.graph import Collective
 from emulator.traces.events import LaneKind, What
 from emulator.traces.readers.read import read
-from emulator.workload.graph import Collective
 from switchml.errors import TraceError
 
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from emulator.jobs.workload.graph import Collective
 from emulator.traces.events import LaneKind, What
 from emulator.traces.readers.kineto.kineto import read
-from emulator.workload.graph import Collective
 from switchml.errors import TraceError
 from tests.support.kineto_data import published, span, write
 

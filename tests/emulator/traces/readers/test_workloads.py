@@ -12,14 +12,14 @@ from emulator.cluster import kernels
 from emulator.cluster.collectives import cost
 from emulator.cluster.topology import Place, place
 from emulator.jobs import imported as priced
-from emulator.replay.engine import replay
+from emulator.jobs.replay.engine import replay
+from emulator.jobs.workload.checks import check
+from emulator.jobs.workload.graph import Collective
 from emulator.traces.readers.chakra import chakra_pb2 as pb
 from emulator.traces.readers.chakra.file import attribute, write_messages
 from emulator.traces.readers.read import read, read_workload
 from emulator.traces.writers import chakra as chakra_write
 from emulator.traces.writers.chakra import groups_node
-from emulator.workload.checks import check
-from emulator.workload.graph import Collective
 from switchml.cli.main import cli
 from switchml.errors import GraphError, TraceError
 from tests.support.kineto_data import span, write

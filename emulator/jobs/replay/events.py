@@ -1,0 +1,161 @@
+"""What happens to ops and transfers in the event engine: they become ready, start, meet, move bytes and end. All of it
+is copied into the loop that drives it (`forceinline`): a call would pass the tables on as a hundred words, several
+times an op.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from emulator.jobs.replay import fairness, queues
+from emulator.jobs.replay.conditions import noise
+from emulator.jobs.replay.tables import ALONE, CHANGED, DIRTY, ENDED, FOLLOWING, IDLE, LATENCY, MOVING
+from switchml.runtime.jit import kernel
+
+
+@kernel(forceinline=True)
+def ready(world, flat, op, now_s):
+    """All that `op` waited for has ended."""
+    streams, transfers = world.streams, world.transfers
+    stream, transfer = world.ops[op].stream, world.ops[op].transfer
+    world.ops[op].start_s = now_s
+    if not streams[stream].takes_ready:
+        streams[stream].running = op
+        if transfer < 0:
+            start(world, flat, op, now_s)
+    elif transfer < 0:
+        streams[stream].line = queues.join(world.ops, streams[stream].line, op)
+        mark(world, stream)
+    if transfer < 0:
+        return
+    transfers[transfer].left -= 1
+    transfers[transfer].last = op
+    if transfers[transfer].left > 0:
+        return
+    for i in range(transfers[transfer].member, transfers[transfer + 1].member):
+        stream = world.ops[world.member[i]].stream
+        if streams[stream].takes_ready:
+            transfers[transfer].start_s = now_s
+            park(world, transfer, stream)
+            mark(world, stream)
+            return
+    meet(world, transfer, now_s)
+
+
+@kernel(forceinline=True)
+def mark(world, stream):
+    """`stream` must choose before time goes on."""
+    if not world.streams[stream].is_dirty:
+        world.streams[stream].is_dirty = 1
+        world.dirty[world.counts[DIRTY]] = stream
+        world.counts[DIRTY] += 1
+
+
+@kernel(forceinline=True)
+def park(world, transfer, stream):
+    """`transfer`, which is complete, stands in line for `stream`."""
+    world.transfers[transfer].parked = world.streams[stream].parked
+    world.streams[stream].parked = transfer
+
+
+@kernel(forceinline=True)
+def change(world, rank):
+    """The speed of `rank` may have changed."""
+    if not world.ranks[rank].is_changed:
+        world.ranks[rank].is_changed = 1
+        world.changed[world.counts[CHANGED]] = rank
+        world.counts[CHANGED] += 1
+
+
+@kernel(forceinline=True)
+def speed_of(world, flat, op):
+    """How many seconds of `op` pass in one second now."""
+    rank = world.streams[world.ops[op].stream].rank
+    if world.ranks[rank].pause & 1:
+        return 0.0
+    if world.ranks[rank].slowing and world.works[world.ops[op].work].is_slowed:
+        return 1.0 / (1.0 + flat.slowdown[rank])
+    return 1.0
+
+
+@kernel(forceinline=True)
+def start(world, flat, op, now_s):
+    """`op`, which no transfer holds up, takes its stream."""
+    streams, stream = world.streams, world.ops[op].stream
+    seconds = world.works[world.ops[op].work].seconds * flat.slowness[streams[stream].rank]
+    if flat.sigma > 0:
+        seconds *= noise(flat.seed, op, flat.sigma)
+    speed = speed_of(world, flat, op)
+    world.ops[op].start_s = now_s
+    streams[stream].running = op
+    streams[stream].phase = ALONE
+    streams[stream].remaining = seconds
+    streams[stream].since_s = now_s
+    streams[stream].speed = speed
+    at_s = now_s + seconds if speed == 1.0 or seconds == 0 else now_s + seconds / speed
+    queues.put(world.items, world.heap, stream, at_s)
+
+
+@kernel(forceinline=True)
+def meet(world, transfer, now_s):
+    """All members are there, and all their streams free: the transfer begins."""
+    streams, transfers = world.streams, world.transfers
+    transfers[transfer].start_s = now_s
+    first = transfers[transfer].member
+    for i in range(first, transfers[transfer + 1].member):
+        op = world.member[i]
+        stream = world.ops[op].stream
+        if streams[stream].takes_ready:
+            world.ops[op].start_s = now_s
+        streams[stream].running = op
+        streams[stream].phase = FOLLOWING
+        if transfers[transfer].slows:
+            world.ranks[streams[stream].rank].slowing += 1
+            change(world, streams[stream].rank)
+    leader = world.ops[world.member[first]].stream
+    streams[leader].phase = LATENCY
+    queues.put(world.items, world.heap, leader, now_s + transfers[transfer].fixed_s)
+
+
+@kernel(forceinline=True)
+def move(world, sharing, leader, now_s):
+    """A transfer's fixed time is over: its bytes enter the fabric."""
+    transfer = world.ops[world.streams[leader].running].transfer
+    world.streams[leader].phase = MOVING
+    world.streams[leader].remaining = world.transfers[transfer].bytes
+    world.streams[leader].since_s = now_s
+    queues.put(world.items, world.heap, leader, np.inf)
+    fairness.enter(sharing, leader, world.transfers[transfer].route, world.transfers[transfer].limit)
+
+
+@kernel(forceinline=True)
+def part(world, flat, transfer, now_s):
+    """A transfer is over."""
+    transfers = world.transfers
+    for i in range(transfers[transfer].member, transfers[transfer + 1].member):
+        op = world.member[i]
+        if transfers[transfer].slows:
+            rank = world.streams[world.ops[op].stream].rank
+            world.ranks[rank].slowing -= 1
+            change(world, rank)
+        end(world, flat, op, now_s)
+
+
+@kernel(forceinline=True)
+def end(world, flat, op, now_s):
+    """`op` is done: its stream is free, and who waited for it waits for one less."""
+    ops, stream = world.ops, world.ops[op].stream
+    ops[op].end_s = now_s
+    world.streams[stream].running = -1
+    world.streams[stream].phase = IDLE
+    world.counts[ENDED] += 1
+    # Last the next op of its own stream, in the place behind those that depend on it.
+    last = ops[op + 1].after
+    for i in range(ops[op].after, last + 1):
+        after = world.after[i] if i < last else ops[op].following
+        if after >= 0:
+            ops[after].waits -= 1
+            if ops[after].waits == 0:
+                ready(world, flat, after, now_s)
+    if world.streams[stream].takes_ready:
+        mark(world, stream)

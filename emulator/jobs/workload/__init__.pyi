@@ -1,0 +1,10 @@
+from emulator.jobs.workload.builder import GraphBuilder as GraphBuilder
+from emulator.jobs.workload.checks import check as check
+from emulator.jobs.workload.costs import Costs as Costs
+from emulator.jobs.workload.graph import Collective as Collective
+from emulator.jobs.workload.graph import Graph as Graph
+from emulator.jobs.workload.graph import Kind as Kind
+from emulator.jobs.workload.job import Job as Job
+from emulator.jobs.workload.models import LayerTable as LayerTable
+from emulator.jobs.workload.models import Transformer as Transformer
+from emulator.jobs.workload.models import load as load

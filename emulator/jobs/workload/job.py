@@ -1,0 +1,259 @@
+"""A training job: which model, how it is split over how many accelerators, and what an iteration does. Refuses what
+makes no sense before any time is spent.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+
+from emulator import datafile
+from emulator.cluster.algorithms import ALGORITHMS, HIERARCHIES
+from emulator.jobs.workload.implementations import UNFUSED, attention_names, cross_entropies, implementations
+from emulator.jobs.workload.models import LayerTable, Model, Transformer
+from emulator.jobs.workload.sharding import Sharding
+from switchml.errors import ConfigError
+
+SCHEDULES = ("1f1b", "gpipe", "interleaved", "axonn")
+CP_EXCHANGES = ("ring", "all-to-all")
+RECOMPUTE = ("none", "selective", "operators", "full")
+PRECISIONS = ("fp16", "bf16", "fp32", "tf32", "fp8")
+OPTIMIZERS = ("adam", "sgd")
+
+
+@dataclass(frozen=True)
+class Job:
+    """One job. Sizes are counts of accelerators, samples or tokens."""
+
+    gpus: int = 8
+    batch: int = 0
+    """Samples of all accelerators in one iteration; 0: `micro_batch` for each data-parallel rank and, in a pipeline,
+    four for each stage."""
+    micro_batch: int = 1
+    sequence: int = 0
+    """Tokens of a sample; 0: the model's own."""
+    tp: int = 1
+    """Tensor-parallel ranks."""
+    pp: int = 1
+    """Pipeline stages."""
+    ep: int = 1
+    """Expert-parallel ranks, out of the data-parallel ones."""
+    cp: int = 1
+    """Context-parallel ranks, each with a part of every sequence, out of the data-parallel ones."""
+    cp_exchange: str = "ring"
+    """How they attend to each other's tokens: "ring" hands keys and values around while attention goes on (Liu et al.,
+    Ring Attention, 2023), "all-to-all" gives each rank all tokens of some heads (DeepSpeed-Ulysses, 2023)."""
+    sequence_parallel: bool = False
+    async_tp: bool = False
+    """Tensor-parallel exchanges go in pieces, each behind the product of the one before (PyTorch's async TP,
+    Transformer Engine's user buffers); needs sequence_parallel."""
+    zero: int = 0
+    """ZeRO stage: 1 shards optimizer states over data-parallel ranks, 2 gradients too, 3 weights too (FSDP)."""
+    schedule: str = "1f1b"
+    virtual_stages: int = 1
+    """Pieces of the model on each stage (interleaved)."""
+    recompute: str = "none"
+    precision: str = "fp16"
+    optimizer: str = "adam"
+    gradient_bytes: int = 2
+    """Of one gradient on the wire and in memory."""
+    allreduce: str = "auto"
+    hierarchy: str = "auto"
+    """Who speaks to the network in all-reduces of gradients: one of `emulator.cluster.algorithms.HIERARCHIES`."""
+    bucket_bytes: float = 25 * 2**20
+    """Gradients are reduced in buckets of about this size (DDP's bucket_cap_mb)."""
+    overlap: bool = True
+    """Buckets are reduced while the backward pass goes on, as DDP and FSDP do; False: after it, as Megatron-LM did."""
+    fuse: bool = False
+    """Element-wise kernels between two products are one, as a compiler makes them (XLA, TorchInductor); for tables of
+    layers, whose kernels are counted."""
+    attention: str = ""
+    """"unfused", "flash" or a kernel of `data/attention.toml`; empty: the model's own."""
+    implementation: str = ""
+    """What runs the model, of `data/implementations.toml`; empty: the model's own."""
+    cross_entropy: str = ""
+    """Of `data/cross_entropy.toml`; empty: the model's own."""
+    fsdp: Sharding = field(default_factory=Sharding)
+    """How weights are sharded with `zero` 3."""
+    name: str = "job"
+
+    def __post_init__(self) -> None:
+        for key in ("gpus", "micro_batch", "tp", "pp", "ep", "cp", "virtual_stages", "gradient_bytes"):
+            if getattr(self, key) < 1:
+                raise ConfigError(f"{key.replace('_', '-')} is {getattr(self, key)}; expected at least 1")
+        for key in ("batch", "sequence"):
+            if getattr(self, key) < 0:
+                raise ConfigError(f"{key} is {getattr(self, key)}; expected at least 0")
+        if not self.bucket_bytes > 0:
+            raise ConfigError(f"bucket-bytes is {self.bucket_bytes}; expected more than 0")
+        for key, known in (
+            ("schedule", SCHEDULES),
+            ("recompute", RECOMPUTE),
+            ("cp_exchange", CP_EXCHANGES),
+            ("allreduce", ALGORITHMS),
+            ("hierarchy", HIERARCHIES),
+            ("precision", PRECISIONS),
+            ("optimizer", OPTIMIZERS),
+            ("attention", ("", *attention_names())),
+            ("implementation", ("", *implementations())),
+            ("cross_entropy", ("", *cross_entropies())),
+        ):
+            datafile.check_name(key.replace("_", "-"), getattr(self, key), known)
+        if not 0 <= self.zero <= 3:
+            raise ConfigError(f"zero is {self.zero}; expected a stage from 0 to 3")
+        if self.gpus % (self.tp * self.pp):
+            raise ConfigError(f"{self.gpus} accelerators can't be split into {self.tp} x {self.pp} (tp x pp) evenly")
+        if self.dp % self.ep:
+            raise ConfigError(
+                f"the {self.dp} data-parallel ranks can't be split into {self.ep} expert-parallel ones evenly"
+            )
+        if self.dp % self.cp:
+            raise ConfigError(
+                f"the {self.dp} data-parallel ranks can't be split into {self.cp} context-parallel ones evenly"
+            )
+        if self.cp > 1 and self.pp > 1 and self.schedule == "axonn":
+            raise ConfigError("context parallelism is not modelled on message-driven stages; take schedule 1f1b")
+        if self.async_tp and not self.sequence_parallel:
+            raise ConfigError("async-tp cuts the exchanges of sequence parallelism: take sequence-parallel")
+        if self.batch and self.batch % (self.replicas * self.micro_batch):
+            raise ConfigError(
+                f"batch {self.batch} is no multiple of {self.replicas * self.micro_batch}: "
+                f"{self.replicas} data-parallel ranks, micro-batches of {self.micro_batch}"
+            )
+        if (self.schedule == "interleaved") != (self.virtual_stages > 1):
+            raise ConfigError("schedule interleaved and virtual-stages of at least 2 go together")
+        if self.schedule == "interleaved" and self.pp == 1:
+            raise ConfigError("an interleaved schedule needs at least 2 pipeline stages, but pp is 1")
+        if self.schedule == "interleaved" and self.micro_batches % self.pp:
+            raise ConfigError(
+                f"an interleaved schedule needs a multiple of {self.pp} micro-batches (pp); "
+                f"this job has {self.micro_batches}"
+            )
+        if self.zero == 3 and self.pp > 1 and self.schedule == "axonn":
+            raise ConfigError("zero 3 is not modelled on message-driven stages; take schedule 1f1b")
+        if self.fsdp != Sharding() and self.zero < 3:
+            raise ConfigError(f"fsdp's settings describe sharded weights: take zero 3, not {self.zero}")
+        if self.fsdp.group and self.dp % self.fsdp.group:
+            raise ConfigError(
+                f"the {self.dp} data-parallel ranks can't be split into groups of {self.fsdp.group} evenly"
+            )
+
+    @property
+    def dp(self) -> int:
+        """Data-parallel ranks."""
+        return self.gpus // (self.tp * self.pp)
+
+    @property
+    def replicas(self) -> int:
+        """Data-parallel ranks that have samples of their own."""
+        return self.dp // self.cp
+
+    @property
+    def global_batch(self) -> int:
+        """Samples an iteration."""
+        return self.batch or self.micro_batch * self.replicas * (4 * self.pp if self.pp > 1 else 1)
+
+    @property
+    def micro_batches(self) -> int:
+        """For each data-parallel rank."""
+        return self.global_batch // (self.replicas * self.micro_batch)
+
+    def sample_tokens(self, model: Model) -> int:
+        """Of a whole sample; 1 where a sample has no length."""
+        return (self.sequence or model.sequence) if isinstance(model, Transformer) else 1
+
+    def tokens(self, model: Model) -> int:
+        """Of a sample on one rank: context-parallel ranks share them."""
+        return self.sample_tokens(model) // self.cp
+
+    def piece_layers(self, model: Transformer, stage: int) -> list[int]:
+        """Of each piece of `stage`: where they don't divide evenly, the first pieces of the model have one more, as
+        the last one has the loss."""
+        each, more = divmod(model.layers, self.pp * self.virtual_stages)
+        return [each + (piece * self.pp + stage < more) for piece in range(self.virtual_stages)]
+
+    def layers(self, model: Transformer, stage: int) -> int:
+        """Of `stage`, all its pieces."""
+        return sum(self.piece_layers(model, stage))
+
+    def parts(self, model: Transformer, stage: int) -> list[str]:
+        """What `stage` consists of, in the order of forward."""
+        first = ["embedding"] if stage == 0 else []
+        last = ["loss"] if stage == self.pp - 1 else []
+        return [*first, *["attention", "mlp"] * self.layers(model, stage), *last]
+
+    def part_parameters(self, model: Transformer) -> dict[str, float]:
+        """Of one rank, by name of a part. A last stage of its own holds a copy of a tied embedding."""
+        holds_copy = model.tied_embedding and self.pp > 1
+        return {
+            "attention": model.attention_parameters / self.tp,
+            "mlp": (model.mlp_parameters - (1 - 1 / self.ep) * model.routed_parameters) / self.tp,
+            "embedding": model.embedding_parameters / self.tp,
+            "loss": (model.vocabulary * model.hidden if holds_copy else model.head_parameters) / self.tp,
+        }
+
+    def stage_parameters(self, model: Transformer, stage: int) -> float:
+        """Of one rank of `stage`."""
+        of = self.part_parameters(model)
+        return sum(of[part] for part in self.parts(model, stage))
+
+    @property
+    def element_bytes(self) -> int:
+        """Of one activation or weight."""
+        return 4 if self.precision in ("fp32", "tf32") else 2
+
+    def attention_kernel(self, model: Transformer) -> str:
+        """By name: "unfused", or one of `data/attention.toml`."""
+        return self.attention or model.attention
+
+    def flash(self, model: Transformer) -> bool:
+        """Whether scores stay on chip."""
+        return self.attention_kernel(model) != UNFUSED
+
+    def implemented_by(self, model: Model) -> str:
+        """What runs `model`, by name."""
+        named = self.implementation or (model.implementation if isinstance(model, Transformer) else "")
+        return named or ("torch" if self.zero == 3 else "megatron")
+
+    def fit(self, model: Model) -> None:
+        """Raise ConfigError unless `model` can be split as this job asks."""
+        if isinstance(model, LayerTable):
+            for key in ("tp", "ep", "cp"):
+                if getattr(self, key) > 1:
+                    raise ConfigError(
+                        f"{model.name} is a table of layers: it can be data-parallel only, "
+                        f"but {key} is {getattr(self, key)}"
+                    )
+            if self.pp != model.stages or self.virtual_stages > 1:
+                raise ConfigError(
+                    f"{model.name} is a table of layers with {model.stages} stages in its column `stage`, each in one "
+                    f"piece, but pp is {self.pp}"
+                    + (f" in {self.virtual_stages} pieces" if self.virtual_stages > 1 else "")
+                )
+            if self.recompute in ("selective", "operators") or self.sequence_parallel:
+                raise ConfigError(
+                    f"{model.name} is no transformer: selective recomputation and sequence parallelism need one"
+                )
+            return
+        pieces = self.pp * self.virtual_stages
+        if pieces > model.layers:
+            what = "stages" if self.virtual_stages == 1 else "pieces (pp x virtual stages)"
+            raise ConfigError(f"{model.name}'s {model.layers} layers can't be split into {pieces} {what}")
+        if self.sample_tokens(model) % self.cp:
+            raise ConfigError(f"{self.sample_tokens(model)} tokens can't be split over cp {self.cp}")
+        if self.cp_exchange == "all-to-all" and (model.heads // self.tp) % self.cp:
+            raise ConfigError(f"{model.name}'s {model.heads} heads can't be split over tp {self.tp} and cp {self.cp}")
+        if model.heads % self.tp or (model.key_heads % self.tp and self.tp % model.key_heads):
+            raise ConfigError(
+                f"{model.name}'s {model.heads} heads ({model.key_heads} of keys) can't be split over tp {self.tp}"
+            )
+        if model.experts % self.ep:
+            raise ConfigError(f"{model.name}'s {model.experts} experts can't be split over ep {self.ep}")
+        if self.sequence_parallel and self.tp == 1:
+            raise ConfigError("sequence parallelism splits over tensor-parallel ranks, but tp is 1")
+        if self.sequence_parallel and self.tokens(model) % self.tp:
+            raise ConfigError(f"{self.tokens(model)} tokens can't be split over tp {self.tp}")
+
+    def replace(self, **changes: object) -> Job:
+        """A copy with other values, checked again."""
+        return dataclasses.replace(self, **changes)

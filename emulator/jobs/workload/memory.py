@@ -1,0 +1,360 @@
+"""What a job holds in the memory of each accelerator at the highest point of a step, so that a job which can't fit is
+refused before time is spent on it: the states of the weights, and on top of them a timeline of all tensors that a step
+allocates and frees (`lifetimes.py`, `blocks.py`).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from emulator.jobs.workload import blocks
+from emulator.jobs.workload.job import Job
+from emulator.jobs.workload.lifetimes import ACTIVATIONS, CACHED, GRADIENTS, TEMPORARY, Span, change
+from emulator.jobs.workload.models import LayerTable, Model, Transformer
+from emulator.jobs.workload.tensors import tensors
+
+STATE_BYTES = {"adam": 12.0, "sgd": 8.0}
+"""For each half-precision weight: master weight and two moments (Adam) or one (SGD with momentum) in fp32 (Rajbhandari
+et al., SC 2020, section 3.1)."""
+CONTEXT_BYTES = 0.5e9
+"""CUDA context and kernels: 0.36 to 0.49 GiB, in-use less reserved memory in torch's out-of-memory messages of jobs on
+one accelerator (TianheWu/CoSeR#10, huggingface/trl#3436)."""
+NCCL_BYTES = 1.0e9
+"""NCCL's channels and buffers: 0.7 to 1.2 GiB besides the context in such messages of jobs on 4 to 16 accelerators
+(awslabs/keys_values#92, wbfwonderful/Vad-R1#11, rwth-i6/returnn#1469)."""
+FRAGMENTATION = 0.03
+"""What the caching allocator reserves beyond what is allocated at the peak, as a share of it: 1.0 to 7.0 %, on average
+3.0 %, in the `peak_allocated_MiB` and `peak_reserved_MiB` of six runs of nanotron/old_bench (Hugging Face, 2024)."""
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes on the fullest accelerator."""
+
+    weights: float
+    gradients: float
+    """Of weights, as many of them as are there at the highest point."""
+    optimizer: float
+    activations: float
+    """With their gradients."""
+    temporary: float = 0.0
+    """Gathered weights of FSDP's units, copies on their way into a reduction, and what an optimizer's step needs."""
+    workspace: float = CONTEXT_BYTES
+    """CUDA's context and NCCL's buffers."""
+    cached: float = 0.0
+    """Blocks that were freed and fit no tensor that comes."""
+    allocated: float = 0.0
+    """What tensors hold at most (torch.cuda.max_memory_allocated), be it a moment earlier or later."""
+
+    @property
+    def fragmentation(self) -> float:
+        """What torch's allocator has taken and no tensor uses."""
+        return self.cached + FRAGMENTATION * self._tensors
+
+    @property
+    def _tensors(self) -> float:
+        return self.weights + self.gradients + self.optimizer + self.activations + self.temporary
+
+    @property
+    def reserved(self) -> float:
+        """What torch's allocator has taken (torch.cuda.max_memory_reserved)."""
+        return self._tensors + self.fragmentation
+
+    @property
+    def total(self) -> float:
+        return self.reserved + self.workspace
+
+    def parts(self) -> dict[str, float]:
+        """Name → bytes."""
+        names = ("weights", "gradients", "optimizer", "activations", "temporary", "fragmentation", "workspace")
+        return {name: getattr(self, name) for name in names}
+
+
+def memory(model: Model, job: Job) -> Memory:
+    """What the fullest rank holds: the first stage of a pipeline, which has most micro-batches in flight, or the last
+    one, whichever is more."""
+    if isinstance(model, LayerTable):
+        return max((_table_memory(model.part(stage), job, stage) for stage in range(job.pp)), key=lambda one: one.total)
+    return max((_stage_memory(model, job, stage) for stage in {0, job.pp - 1}), key=lambda one: one.total)
+
+
+def _table_memory(layers: LayerTable, job: Job, stage: int) -> Memory:
+    """`layers`: those of the stage."""
+    waiting = sum(saved for saved, _ in _table_layers(layers, job)) * (in_flight(job, stage) - 1.0)
+    step = change(ACTIVATIONS, waiting).then(_table_passes(layers, job))
+    states, largest = _states(float(layers.parameters), job), float(layers.parameters_of.max())
+    return _at_peak(states, step, largest, job, tensors(layers, job).optimizer)
+
+
+@dataclass(frozen=True)
+class _States:
+    """Bytes that are there all the time."""
+
+    weights: float
+    gradients: float
+    optimizer: float
+
+
+def _states(parameters: float, job: Job) -> _States:
+    """Weights, gradients and optimizer states of `parameters` on one rank; ZeRO shards them over the data-parallel
+    ranks from the back: stage 1 optimizer states, 2 gradients, 3 weights (Rajbhandari et al., SC 2020, section 5).
+    Stage 3 is FSDP, which keeps weights and gradients in fp32 and has no other master weights. Gradients of one
+    micro-batch without buckets to reduce come and go with each step."""
+    weight, optimizer = float(job.element_bytes), STATE_BYTES[job.optimizer]
+    if job.zero == 3 or weight == 4.0:
+        weight, optimizer = 4.0, optimizer - 4.0  # the weight is its own master
+    ranks = job.fsdp.group or job.dp
+    shards = [ranks if job.zero >= stage else 1 for stage in (3, 2, 1)]
+    gradient = max(float(job.gradient_bytes), weight) * parameters / shards[1]
+    return _States(weight * parameters / shards[0], gradient, optimizer * parameters / shards[2])
+
+
+def _gradients_stay(job: Job) -> bool:
+    """Whether their memory is there from the start of a step: buckets, sums over micro-batches, or what FSDP reduces
+    them into, which belongs to a stream of its own and serves no other (torch/distributed/fsdp/_fully_shard/
+    _fsdp_collectives.py, foreach_reduce)."""
+    return job.micro_batches > 1 or job.dp > 1
+
+
+def _at_peak(states: _States, step: Span, largest: float, job: Job, optimizer: str) -> Memory:
+    """`step`: a forward and a backward pass. `largest`: elements of the largest weight."""
+    stay = states.gradients if _gradients_stay(job) else 0.0
+    whole = step.then(change(TEMPORARY, _update_bytes(states, largest, job, optimizer)))
+    return Memory(
+        weights=states.weights,
+        gradients=stay + whole.peak[GRADIENTS],
+        optimizer=states.optimizer,
+        activations=whole.peak[ACTIVATIONS],
+        temporary=whole.peak[TEMPORARY],
+        workspace=CONTEXT_BYTES + (NCCL_BYTES if job.gpus > 1 else 0.0),
+        cached=whole.peak[CACHED],
+        allocated=states.weights + stay + states.optimizer + whole.held,
+    )
+
+
+def _update_bytes(states: _States, largest: float, job: Job, optimizer: str) -> float:
+    """What updating takes besides the states. Adam has copies for its denominator: two of one weight (torch.optim.adam,
+    _single_tensor_adam) or one of all (_multi_tensor_adam); master weights get gradients in their own precision."""
+    every = states.weights / (4.0 if job.zero == 3 else job.element_bytes)
+    copies, masters = (2.0, largest) if optimizer == "single" else (1.0, every)
+    if optimizer == "fused":
+        return 0.0
+    has_masters = job.zero < 3 and max(job.gradient_bytes, job.element_bytes) < 4
+    return 4.0 * min(masters, every) * ((copies if job.optimizer == "adam" else 0.0) + has_masters)
+
+
+def _stage_memory(model: Transformer, job: Job, stage: int) -> Memory:
+    parameters = job.stage_parameters(model, stage)
+    step = change(ACTIVATIONS, micro_batch_activations(model, job, stage) * (in_flight(job, stage) - 1.0))
+    if job.pp > 1 and tensors(model, job).keeps_boundaries:
+        boundaries = job.micro_batches + (in_flight(job, stage) if stage < job.pp - 1 else 0.0)
+        step = step.then(change(ACTIVATIONS, boundaries * blocks.boundary_bytes(model, job)))
+    if job.zero == 3 and not _reduces_by_unit(job) and job.dp > 1:
+        gathered = job.element_bytes if job.pp > 1 else 0
+        step = step.then(change(TEMPORARY, (gathered + _reduced_bytes(job)) * parameters))
+    step = step.then(_passes(model, job, stage))
+    largest = max(model.vocabulary * model.hidden, model.hidden * model.width) / job.tp
+    return _at_peak(_states(parameters, job), step, largest, job, tensors(model, job).optimizer)
+
+
+def _reduces_by_unit(job: Job) -> bool:
+    """Whether a unit's gradient goes as soon as it is complete. In a pipeline it stays, like the gathered weights,
+    until all micro-batches are through (torchtitan, parallelize_llama.py, reshard_after_forward)."""
+    if job.zero == 3 and not job.fsdp.reduce_each and job.micro_batches > 1:
+        return False
+    return job.dp > 1 and job.zero >= 2 and job.pp == 1
+
+
+@dataclass(frozen=True)
+class _Unit:
+    """What is gathered and reduced as one: some layers, or all that is in none (FSDP's root). Bytes; 0 where nothing is
+    sharded."""
+
+    gathered: float = 0.0
+    reduced: float = 0.0
+    """Gradients, copied to the dtype and layout that travel."""
+
+    @classmethod
+    def of(cls, parameters: float, job: Job) -> _Unit:
+        gathered = job.fsdp.gather_bytes or float(job.element_bytes)
+        return cls(
+            gathered=gathered * parameters if job.zero == 3 and job.dp > 1 and job.pp == 1 else 0.0,
+            reduced=_reduced_bytes(job) * parameters if _reduces_by_unit(job) else 0.0,
+        )
+
+    def gather(self, times: float = 1.0) -> Span:
+        return change(TEMPORARY, times * self.gathered)
+
+    def reduce(self, passed: Span, before: float) -> Span:
+        """After the backward pass `passed` its gradient is copied to be summed; the copy stays until the next one, as
+        that of the unit before did (`before`)."""
+        if self.reduced:
+            copied = change(TEMPORARY, -before).then(change(TEMPORARY, self.reduced))
+            passed = passed.then(copied, change(GRADIENTS, -passed.net[GRADIENTS]))
+        return passed.then(self.gather(-1.0))
+
+
+def _reduced_bytes(job: Job) -> float:
+    """Of a gradient on its way into a reduction."""
+    return float(max(job.gradient_bytes, job.element_bytes))
+
+
+def _transient(layer: blocks.Block) -> float:
+    """What a layer's forward pass has at most, and does not keep."""
+    there = layer.forward()
+    return there.peak[ACTIVATIONS] - there.net[ACTIVATIONS]
+
+
+def _unshared(model: Transformer, job: Job) -> Job:
+    """With as many tokens a rank, but no context-parallel exchange: what that needs is one range at the end of torch's
+    expandable segment, which grows into the loss's tensors (torchtitan, run_llama_train.sh: expandable_segments)."""
+    return job.replace(cp=1, sequence=job.tokens(model), batch=0) if job.cp > 1 else job
+
+
+def _passes(model: Transformer, job: Job, stage: int) -> Span:
+    """Forward and backward of one micro-batch on a stage."""
+    parameters, count = job.part_parameters(model), job.layers(model, stage)
+    of_layer = parameters["attention"] + parameters["mlp"]
+    is_first, is_last = stage == 0, stage == job.pp - 1
+    root = _Unit.of((parameters["embedding"] if is_first else 0.0) + (parameters["loss"] if is_last else 0.0), job)
+    layers = _Layers(blocks.layer(model, job), count, of_layer, job)
+    # FSDP2 gathers into a buffer in a stream of its own, whose memory serves no other.
+    copies = tensors(model, job).gathers_copy
+    buffer = max(root.gathered, (1 + job.fsdp.prefetch) * layers.unit.gathered) if copies else 0.0
+    entered, left = change(ACTIVATIONS, layers.boundary), change(ACTIVATIONS, -layers.boundary)
+    if is_first:
+        embedding = blocks.embedding(model, job)
+        is_shared = is_last and model.tied_embedding
+        entered, left = embedding.forward(), embedding.backward(layers.sums or is_shared)
+    span = change(TEMPORARY, buffer).then(root.gather(), entered, layers.forward())
+    if is_last:
+        head = blocks.head(model, job)
+        # The allocator gives blocks whole or cuts them up: those of the layers are too small for the loss's tensors,
+        # and half-precision logits leave one that only their gradient fits into.
+        small = _transient(blocks.layer(model, _unshared(model, job)))
+        logits = sum(head.sizes[tensor] for tensor in head.held)
+        span = span.then(change(CACHED, small), head.forward(), change(CACHED, logits), head.backward(layers.sums))
+        span = span.then(change(CACHED, -small - logits))
+    span = span.then(layers.backward(), left)
+    return span.then(root.reduce(Span(), layers.unit.reduced), change(TEMPORARY, -root.reduced))
+
+
+class _Layers:
+    """A stage's equal layers, in units."""
+
+    def __init__(self, layer: blocks.Block, count: int, parameters: float, job: Job) -> None:
+        self._there, self._back = layer.forward(), layer.backward(self.sums_of(job))
+        self.sums, self._job, self.boundary = self.sums_of(job), job, layer.sizes[0]
+        self._reshards = job.fsdp.reshard_after_forward
+        each = job.fsdp.unit_layers
+        if job.fsdp.unit_parameters:
+            each = max(1, math.ceil(job.fsdp.unit_parameters / parameters))
+        if job.zero < 2:
+            each = count
+        self._counts = [min(each, count - first) for first in range(0, count, each)]
+        self.unit = _Unit.of(parameters * min(each, count), job)
+
+    @staticmethod
+    def sums_of(job: Job) -> bool:
+        """Whether gradients of weights are added to those that are there."""
+        return _gradients_stay(job) and not _reduces_by_unit(job)
+
+    def forward(self) -> Span:
+        """Units are gathered ahead of the one that runs; the last ones stay until backward."""
+        span, ahead, last = Span(), self._job.fsdp.prefetch, len(self._counts) - 1
+        for i, count in enumerate(self._counts):
+            coming = min(i + ahead, last) - (min(i - 1 + ahead, last) if i else -1)
+            span = span.then(self.unit.gather(coming), self._there.times(count))
+            if self._reshards and i < last:
+                span = span.then(self.unit.gather(-1.0))
+        return span
+
+    def backward(self) -> Span:
+        """In reverse order."""
+        span, reduced, ahead, last = Span(), 0.0, self._job.fsdp.prefetch, len(self._counts) - 1
+        for i in range(last, -1, -1):
+            if self._reshards:
+                coming = (max(i + 1 - ahead, 0) if i < last else last) - max(i - ahead, 0)
+                span = span.then(self.unit.gather(coming))
+            span = span.then(self.unit.reduce(self._back.times(self._counts[i]), reduced))
+            reduced = self.unit.reduced
+        return span
+
+
+def micro_batch_activations(model: Model, job: Job, stage: int) -> float:
+    """Bytes that a stage's layers keep of one micro-batch."""
+    if isinstance(model, LayerTable):
+        return sum(saved for saved, _ in _table_layers(model.part(stage), job))
+    return layer_activations(model, job) * job.layers(model, stage)
+
+
+def micro_batch_tensors(model: Model, job: Job, stage: int) -> int:
+    """How many tensors those are."""
+    if isinstance(model, LayerTable):
+        part = model.part(stage)
+        return len(part.layer) if part.tensors_of is None else int(part.tensors_of.sum())
+    return blocks.layer(model, job).kept * job.layers(model, stage)
+
+
+def in_flight(job: Job, stage: int) -> float:
+    """Micro-batches whose activations a stage holds at once, as multiples of what its own layers keep of one."""
+    if job.pp == 1:
+        return 1.0
+    if job.schedule == "gpipe":
+        return float(job.micro_batches)
+    if job.schedule == "interleaved" and stage == 0:
+        # Korthikanti et al., MLSys 2023, section 4.2.3: L (1 + (p-1)/(p m)) layers on the first stage.
+        return min(job.micro_batches, job.pp * (1.0 + (job.pp - 1) / (job.pp * job.virtual_stages)))
+    return float(min(job.micro_batches, job.pp - stage))
+
+
+def layer_activations(model: Transformer, job: Job) -> float:
+    """Bytes that one layer keeps of one micro-batch for the backward pass. With Megatron's operators that is
+    s b h (10 + 24/t + 5 a s / (h t)) and what sequence parallelism and recomputation leave of it (Korthikanti et al.,
+    MLSys 2023, table 2)."""
+    layer = blocks.layer(model, job)
+    return layer.forward().net[ACTIVATIONS] - layer.sizes[layer.output] + layer.sizes[0]
+
+
+def _table_passes(model: LayerTable, job: Job) -> Span:
+    """Forward and backward of a table of layers, each of them a unit. A layer's input and output, or their gradients,
+    are there while it runs."""
+    units = [_Unit.of(float(count), job) for count in model.parameters_of]
+    layers, sums = _table_layers(model, job), _Layers.sums_of(job)
+    written = [0.0, *(out for _, out in layers)]
+
+    def forward(i: int) -> Span:
+        kept, out = layers[i]
+        return units[i].gather().then(change(ACTIVATIONS, kept + out), change(ACTIVATIONS, -out), units[i].gather(-1.0))
+
+    def backward(i: int) -> Span:
+        (kept, out), weight = layers[i], blocks.gradient_bytes(job) * float(model.parameters_of[i])
+        kind = TEMPORARY if sums else GRADIENTS
+        grown = units[i].gather().then(change(ACTIVATIONS, out + written[i]), change(kind, weight))
+        left = grown.then(change(ACTIVATIONS, -out - written[i] - kept), change(kind, -weight if sums else 0.0))
+        return units[i].reduce(left, 0.0).then(change(TEMPORARY, -units[i].reduced))
+
+    count = len(layers)
+    if job.recompute != "full":
+        return Span().then(*map(forward, range(count)), *map(backward, reversed(range(count))))
+    # Checkpoints at every sqrt(layers)-th layer, and one run between two of them (Chen et al., 2016).
+    run = max(1, round(count**0.5))
+    runs = [range(first, min(first + run, count)) for first in range(0, count, run)]
+
+    def unsaved(each: range) -> Span:
+        most = change(ACTIVATIONS, max(written[i] + written[i + 1] for i in each))
+        return most.then(change(ACTIVATIONS, written[each[0]] - most.net[ACTIVATIONS]))
+
+    def again(each: range) -> Span:
+        there = Span().then(*map(forward, each), *map(backward, reversed(each)))
+        return there.then(change(ACTIVATIONS, -written[each[0]]))
+
+    return Span().then(*map(unsaved, runs), *map(again, reversed(runs)))
+
+
+def _table_layers(model: LayerTable, job: Job) -> list[tuple[float, float]]:
+    """Of each layer in bytes: what backward needs of it, and what it writes."""
+    size = float(job.element_bytes * job.micro_batch)
+    saved = model.elements_of if model.saved_of is None else model.saved_of
+    return [(size * float(kept), size * float(out)) for kept, out in zip(saved, model.elements_of, strict=True)]

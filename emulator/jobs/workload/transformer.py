@@ -1,0 +1,215 @@
+"""What one layer of a transformer launches: matrix products and memory-bound kernels of forward and backward, as rows
+for `emulator.cluster.kernels`, and what tensor parallelism exchanges between them. Which kernels stand around the
+products is the implementation's (`implementations.py`): counted from its code, one row a kernel.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from emulator.cluster.kernels import at_rate, gemm, memory
+from emulator.jobs.workload.implementations import CrossEntropy, Implementation, Sweeps
+from emulator.jobs.workload.job import Job
+from emulator.jobs.workload.models import Transformer
+from emulator.jobs.workload.tensors import tensors
+
+
+@dataclass(frozen=True)
+class Code:
+    """What runs the layers of a job."""
+
+    implementation: Implementation
+    cross_entropy: CrossEntropy
+    attention_traffic: float
+    """Memory traffic of the kernels on scores, over what their operands need once; of unfused attention."""
+    attention_flops: tuple[float, float]
+    """FLOP/s of attention's kernel forward and backward, where scores stay on chip."""
+    loss_bytes: float
+    """What the shares of a fitted cross entropy are shares of, in bytes a logit."""
+
+
+def _sweeps(kernels: Sweeps, elements: float, element: int) -> list[tuple[float, ...]]:
+    """Rows of kernels over an activation."""
+    return [memory((element * read_or_written + masks) * elements) for read_or_written, masks in kernels]
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Half a layer, or what stands before or after all layers: kernels (rows of `emulator.cluster.kernels`) and
+    exchanges."""
+
+    name: str
+    forward: np.ndarray
+    backward: np.ndarray
+    recomputed: np.ndarray
+    """What selective recomputation runs a second time."""
+    unneeded: int = 0
+    """Kernels at the end of forward that only make the layer's result, which full recomputation may leave out."""
+    reduce_bytes: float = 0.0
+    """All-reduced among tensor-parallel ranks after forward, and again after backward."""
+    exchange_bytes: float = 0.0
+    """Sent by each expert-parallel rank in an all-to-all before and after the experts, each way."""
+    context_bytes: tuple[float, float] = (0.0, 0.0)
+    """Of a context-parallel rank, forward and backward: its keys and values, and their gradients on the way back, as
+    often as they are handed on over one less than ranks; or all that goes into and out of attention."""
+
+
+def _rows(*rows: tuple[float, ...]) -> np.ndarray:
+    return np.array(rows, np.float64).reshape(-1, 7)
+
+
+def _products(
+    m: float, n: float, k: float, batch: float, job: Job, code: Code, *, is_router: bool = False, has_bias: bool = False
+) -> tuple[tuple, tuple]:
+    """A linear layer (k in, m out) on n tokens, of each of `batch` experts: forward, and backward to inputs and
+    weights, with what adds up gradients. In fp8 each operand is cast, and written transposed as well for the other
+    products (Transformer Engine, cast_transpose)."""
+    e, how, half = job.element_bytes, code.implementation, is_router
+    if how.experts == "sequential" and batch > 1:
+        each = _products(m, n, k, 1, job, code, has_bias=has_bias)
+        return each[0] * round(batch), each[1] * round(batch)
+    forward, backward = [gemm(m, n, k, batch, half=half)], [gemm(k, n, m, batch, half=half)]
+    backward.append(gemm(m, k, n, batch, half=half))
+    if how.weight_back:
+        backward.append(memory(how.weight_back * e * batch * m * k))
+    if how.bias_back and has_bias:
+        backward.append(memory(how.bias_back * e * batch * m * n))
+    if job.precision == "fp8" and not half:
+        forward = [memory((e + 2) * batch * k * n), memory((e + 2) * batch * m * k), *forward]
+        backward = [memory((e + 2) * batch * m * n), *backward]
+    return tuple(forward), tuple(backward)
+
+
+def _queries(model: Transformer, tokens: float, k: float, job: Job, code: Code) -> tuple[tuple, tuple]:
+    """Queries, keys and values: one product; with latent attention one down, on every rank, and two up again."""
+    h, t = model.hidden, job.tp
+    if not model.kv_rank:
+        return _products((model.query_width + 2 * k) / t, tokens, h, 1, job, code, has_bias=model.biases)
+    turned = model.heads * model.rotary_size
+    steps = [
+        _products(model.query_rank + model.kv_rank + model.rotary_size, tokens, h, 1, job, code),
+        _products((model.query_width + turned) / t, tokens, model.query_rank, 1, job, code),
+        _products(2 * k / t, tokens, model.kv_rank, 1, job, code),
+    ]
+    return sum((forward for forward, _ in steps), ()), sum((backward for _, backward in reversed(steps)), ())
+
+
+def _context_bytes(queries: float, keys: float, job: Job, code: Code) -> tuple[float, float]:
+    """Of a segment, from a rank's elements of queries and of keys."""
+    e, how = job.element_bytes, code.implementation
+    if job.cp_exchange == "all-to-all":
+        both = e * (2 * queries + 2 * keys)
+        return both, both
+    # Gradients come home with the last of as many steps as there are ranks.
+    back = max(e, how.context_gradient_bytes) * 2 * keys * job.cp / (job.cp - 1)
+    return e * 2 * keys, e * 2 * keys + back
+
+
+def attention(model: Transformer, job: Job, code: Code) -> Segment:
+    """Norm, queries keys and values, scores, softmax, dropout, context, output, residual."""
+    how, traffic = code.implementation, code.attention_traffic
+    e, t, b, s = job.element_bytes, job.tp, job.micro_batch, job.tokens(model)
+    whole_s = job.sample_tokens(model)
+    h, q, k = model.hidden, model.query_width, max(model.key_width, model.head * t)
+    keys = q if tensors(model, job).repeats_keys else k  # as attention's kernel takes them
+    tokens, head = b * s, model.head + model.rotary_size / 2
+    whole = tokens * h / (t if job.sequence_parallel else 1)
+    split = tokens * q / t
+    heads = b * model.heads / t
+    qkv, qkv_back = _queries(model, tokens, k, job, code)
+    out, out_back = _products(h, tokens, q / t, 1, job, code, has_bias=model.biases)
+    if job.flash(model):
+        forward_flops, backward_flops = code.attention_flops
+        core = [at_rate(forward_flops, s, whole_s / 2, 2 * head, heads)]
+        core_back = [at_rate(backward_flops, s, whole_s / 2, 5 * head, heads)]
+    else:
+        scores = traffic * heads * s * whole_s
+        softmax = [memory(2 * e * scores), memory((2 * e + 1) * scores)]
+        core = [gemm(s, whole_s, head, heads, half=True), *softmax, gemm(s, head, whole_s, heads, half=True)]
+        core_back = [gemm(s, head, whole_s, heads, half=True)] * 2 + [gemm(s, whole_s, head, heads, half=True)] * 2
+        core_back += [memory((2 * e + 1) * scores), memory(3 * e * scores)]
+        if heads % 4:
+            # Megatron's fused softmax takes multiples of 4 heads (batch times heads of a rank); else it is six kernels,
+            # to fp32, scale, mask, softmax, back (megatron/model/fused_softmax.py, forward_torch_softmax).
+            core += [memory(2 * e * scores)] * 5
+            core_back += [memory(3 * e * scores)] * 4
+    if not model.learned_positions:
+        turned = tokens * (q + k) / t
+        core = [*_sweeps(how.rotary, turned, e), *core]
+        core_back = [*core_back, *_sweeps(how.rotary_back, turned, e)]
+    if keys > k:
+        copied = 2 * tokens * (k + keys) / t
+        core = [*_sweeps(how.repeated, copied, e), *core]
+        core_back = [*core_back, *_sweeps(how.repeated_back, copied, e)]
+    if job.cp > 1 and job.cp_exchange == "ring":
+        handed = _sweeps(how.handed, 2 * tokens * keys / t, e)
+        core_back = [*handed, *core_back]
+        core = [*handed, *core, *_sweeps(how.merged, split, e) * (job.cp - 1)]
+        core_back += _sweeps(how.merged_back, split, e) * job.cp
+        core_back += _sweeps(how.merged_keys_back, 2 * tokens * keys / t, e) * job.cp
+    forward = [*_sweeps(how.norm, whole, e), *qkv, *core, *_sweeps(how.context, split, e), *out]
+    forward += _sweeps(how.residual, whole, e)
+    backward = [*_sweeps(how.residual_back, whole, e), *out_back, *_sweeps(how.context_back, split, e), *core_back]
+    backward += [*_sweeps(how.joined_back, tokens * (q + 2 * k) / t, e), *qkv_back]
+    backward += _sweeps(how.norm_back, whole, e)
+    reduced = e * tokens * h if t > 1 else 0.0
+    context = _context_bytes(tokens * q / t, tokens * keys / t, job, code) if job.cp > 1 else (0.0, 0.0)
+    rows = _rows(*forward), _rows(*backward), _rows(*core)
+    return Segment("attention", *rows, reduce_bytes=reduced, context_bytes=context)
+
+
+def mlp(model: Transformer, job: Job, code: Code) -> Segment:
+    """Norm, up, activation, down, residual; with experts a router before and exchanges around them, tokens spread
+    evenly."""
+    how = code.implementation
+    e, t, b, s = job.element_bytes, job.tp, job.micro_batch, job.tokens(model)
+    h, f, tokens = model.hidden, model.width, b * s
+    whole = tokens * h / (t if job.sequence_parallel else 1)
+    local = model.experts / job.ep
+    inner = tokens * model.experts_per_token
+    ways = 2 if model.gated else 1
+    up, up_back = _products(ways * f / t, inner / local, h, local, job, code, has_bias=model.biases)
+    down, down_back = _products(h, inner / local, f / t, local, job, code, has_bias=model.biases)
+    middle, middle_back = (how.gated, how.gated_back) if model.gated else (how.activation, how.activation_back)
+    forward = [*_sweeps(how.norm, whole, e), *up, *_sweeps(middle, inner * f / t, e)]
+    if model.shared_experts:
+        shared = model.shared_experts * f
+        own_up, own_up_back = _products(ways * shared / t, tokens, h, 1, job, code)
+        own_down, own_down_back = _products(h, tokens, shared / t, 1, job, code)
+        up_back = (*up_back, *own_down_back, *own_up_back)
+        forward = [*forward, *own_up, *own_down]
+    needed = len(forward)
+    forward += [*down, *_sweeps(how.residual, whole, e)]
+    unneeded = len(forward) - needed if model.experts == 1 else 0
+    backward = [*_sweeps(how.residual_back, whole, e), *down_back, *_sweeps(middle_back, inner * f / t, e), *up_back]
+    backward += [*_sweeps(how.norm_back, whole, e), *_sweeps(how.branch_back, whole, e)]
+    if model.experts > 1:
+        routing, routing_back = _products(model.experts, tokens, h, 1, job, code, is_router=True)
+        moves = memory(2 * e * inner * h)
+        forward += [*routing, moves, moves]
+        backward += [*routing_back, moves, moves]
+    reduced = e * tokens * h if t > 1 else 0.0
+    exchanged = e * inner * h / (t if job.sequence_parallel else 1) if job.ep > 1 else 0.0
+    return Segment("mlp", _rows(*forward), _rows(*backward), _rows(), unneeded, reduced, exchanged)
+
+
+def embedding(model: Transformer, job: Job, code: Code) -> Segment:
+    """Rows looked up, positions added, dropout; backward scatters."""
+    how, elements = code.implementation, job.micro_batch * job.tokens(model) * model.hidden
+    forward, backward = (
+        _sweeps(kernels, elements, job.element_bytes) for kernels in (how.embedding, how.embedding_back)
+    )
+    return Segment("embedding", _rows(*forward), _rows(*backward), _rows())
+
+
+def head(model: Transformer, job: Job, code: Code) -> Segment:
+    """Projection onto the vocabulary and the loss."""
+    loss, tokens, share = code.cross_entropy, job.micro_batch * job.tokens(model), model.vocabulary / job.tp
+    product = gemm(share, tokens, model.hidden, half=True)
+    product_back = gemm(model.hidden, tokens, share, half=True), gemm(share, model.hidden, tokens, half=True)
+    moved = (code.loss_bytes if loss.is_fitted else 1.0) * tokens * share
+    forward = [memory(loss.forward_bytes * moved / loss.forward_kernels)] * loss.forward_kernels
+    backward = [memory(loss.backward_bytes * moved / loss.backward_kernels)] * loss.backward_kernels
+    return Segment("loss", _rows(product, *forward), _rows(*product_back, *backward), _rows())

@@ -1,0 +1,273 @@
+"""What `switchml bench allreduce` measures: an aggregator and the ranks as processes of this machine, repeat after
+repeat.
+
+Switchml and Gloo take turns in the same processes, and all ranks stand ready before each repeat, so the two times of a
+pair saw much the same machine: the ratio of each pair means something where a time alone does not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import socket
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+
+import psutil
+
+from emulator.lab.bench.beside import busy_processes
+from emulator.lab.bench.ranks.inputs import shared_tensors
+from emulator.lab.bench.ranks.reducing import DENSE, GLOO, INT32, PLAIN, SWITCHML, Target
+from emulator.lab.bench.ranks.team import ReducingTeam, local_places, reducing_context
+from emulator.lab.bench.sizes import ITEM_BYTES, LEAST_REPEATS, Case, text_of
+from emulator.lab.bench.sparsity import Sparsity
+from emulator.lab.bench.tally import Tally, add_to, ratios
+from host_agent.pytorch.aggregator import ChildAggregator, command_of, options_for
+from host_agent.reach import TRANSPORTS
+from switchml.errors import AggregatorLost, ConfigError, JoinError
+from switchml.protocol.sizes import AGENT_WIRES, EXACT
+from switchml.runtime.folders import TemporaryFolder
+
+REACHABLE_S = 5.0
+AGGREGATORS = ("software", "p4", "bmv2", "p4-lanes", "bmv2-lanes")
+"""What we can start: the software aggregator, our P4 switch and BMv2's simple_switch, each with the program that adds
+64 lanes at once, or with the one that has a register for each lane."""
+_LANES_PAYLOAD_BYTES = 256
+COUNTERS = ("sent", "received", "retransmitted", "spurious", "waits", "refused", "repeats")
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One case, by backend. `aggregator`: means over switchml's repeats of what its process used, as `Tally.usage`;
+    empty if it is not ours."""
+
+    case: Case
+    tallies: dict[str, Tally]
+    aggregator: dict[str, float]
+
+    def seconds(self, backend: str) -> list[float]:
+        """Of one call on the slowest rank, for each repeat."""
+        return [seconds / self.case.calls for seconds in self.tallies[backend].seconds]
+
+    def median_s(self, backend: str) -> float:
+        return median(self.seconds(backend))
+
+    def ratios_to(self, backend: str) -> list[float]:
+        """Another backend's time over switchml's, pair by pair; empty if it was not measured."""
+        return ratios(self.tallies[backend], self.tallies[SWITCHML]) if backend in self.tallies else []
+
+    def elements_per_s(self, backend: str) -> float:
+        """From the median time."""
+        return self.case.size_bytes / self.case.item / self.median_s(backend)
+
+    def gigabytes_per_s(self, backend: str) -> float:
+        """nccl-tests' algbw: bytes of the tensor over time, in 10^9 bytes a second."""
+        return self.case.size_bytes / self.median_s(backend) / 1e9
+
+    @property
+    def packets(self) -> dict[str, int]:
+        """Of all ranks in all of switchml's repeats."""
+        return self.tallies[SWITCHML].packets(*COUNTERS)
+
+    def processor_s(self, backend: str) -> float:
+        """User and system time of one rank in one repeat."""
+        usage = self.tallies[backend].mean_usage
+        return usage["user_s"] + usage["system_s"]
+
+    @property
+    def packets_to_int32(self) -> float:
+        """How many packets exact sums take for each that int32 takes, retransmissions excluded."""
+        sent = [tally.packets("sent", "retransmitted") for tally in (self.tallies[SWITCHML], self.tallies[INT32])]
+        exact, int32 = (counts["sent"] - counts["retransmitted"] for counts in sent)
+        return exact / int32
+
+
+@dataclass(frozen=True)
+class Report:
+    """A whole run. `transport`: the one that the agents chose. `longest`: elements of the longest tensor; shorter ones
+    are its beginning. `beside`: busy processes that ran meanwhile."""
+
+    workers: int
+    transport: str
+    wire: str
+    backends: tuple[str, ...]
+    measurements: list[Measurement]
+    aggregator: str = "software"
+    sparsity: Sparsity | None = None
+    longest: int = 0
+    beside: int = 0
+
+    def union_density(self, measurement: Measurement) -> float:
+        """Share of blocks that some rank has, in a tensor of this case; 1 without sparsity."""
+        return union_of_case(self.sparsity, self.workers, self.longest, measurement.case)
+
+
+def measure(
+    cases: Sequence[Case],
+    *,
+    workers: int,
+    transport: str = "auto",
+    wire: str = "int32",
+    against: str | None = GLOO,
+    aggregator: str = "software",
+    sparsity: Sparsity | None = None,
+    authenticate: bool = False,
+    beside: int = 0,
+    on_start: Callable[[str], None] = lambda transport: None,
+    on_result: Callable[[Measurement], None] = lambda measurement: None,
+) -> Report:
+    """Measure `cases` with `workers` ranks on this machine. `aggregator`: one of AGGREGATORS, which is started, or
+    HOST:PORT of a running one. `sparsity`: blocks of zeros in the tensors; they are reduced sparse and, in turn with
+    that, dense. `authenticate`: packets carry tags and, in turn with that, none. With the wire "exact", int32 is
+    measured in turn with it. `beside`: processes that compute without end while the ranks reduce.
+
+    `on_start(transport)` is called when all ranks have joined. Raises ConfigError for what cannot work, PeerLost or
+    AggregatorLost if a process dies, RanksDisagree or JobError if a result is wrong.
+    """
+    check_choice(transport, wire)
+    backends = backends_of(sparsity, against, authenticate, wire)
+    check_torch(backends)
+    longest = max(case.elements for case in cases)
+    _check_memory(longest, workers)
+    with contextlib.ExitStack() as stack:
+        child, target = start_aggregator(aggregator, workers, transport, stack)
+        targets = {SWITCHML: lambda: replace(target(), authenticate=authenticate)}
+        targets |= {PLAIN: target} if PLAIN in backends else {}
+        with joined_ranks(workers, backends, longest, sparsity, targets, wire) as (team, transports):
+            on_start(transports[SWITCHML])
+            stack.enter_context(busy_processes(beside))
+            measurements = []
+            for case in cases:
+                measurements.append(_measure_case(team, case, backends, child.pid if child else None))
+                on_result(measurements[-1])
+    return Report(workers, transports[SWITCHML], wire, backends, measurements, aggregator, sparsity, longest, beside)
+
+
+def check_choice(transport: str, wire: str) -> None:
+    """Raises ConfigError if the agent does not offer this transport or this wire."""
+    for name, value, offered in (("transport", transport, TRANSPORTS), ("wire", wire, AGENT_WIRES)):
+        if value not in offered:
+            raise ConfigError(f"--{name} {value}: the agent offers {', '.join(offered)}")
+
+
+def check_torch(backends: Sequence[str]) -> None:
+    """Raises ConfigError if Gloo is to be measured, and torch is missing."""
+    if GLOO in backends and importlib.util.find_spec("torch") is None:
+        raise ConfigError("measuring against gloo needs torch: pip install 'switchml[torch]', or say --against none")
+
+
+def start_aggregator(
+    aggregator: str, workers: int, transport: str, stack: contextlib.ExitStack
+) -> tuple[ChildAggregator | None, Callable[[], Target]]:
+    """Start one of AGGREGATORS, or check that HOST:PORT is there. Returns the process, if it is ours, and a function
+    that waits until it is ready. Raises ConfigError, JoinError."""
+    if aggregator not in AGGREGATORS:
+        _check_reachable(aggregator)
+        return None, lambda: Target(aggregator, transport)
+    child = ChildAggregator(options=options_for(transport), command=command_of(aggregator, workers))
+    stack.callback(child.stop)
+    payload_bytes = _LANES_PAYLOAD_BYTES if aggregator.endswith("-lanes") else 1024
+    return child, lambda: Target(child.address, transport, payload_bytes)
+
+
+def union_of_case(sparsity: Sparsity | None, workers: int, longest: int, case: Case) -> float:
+    """Share of blocks that some rank has in the first elements of a tensor of `longest`; 1 without sparsity."""
+    if sparsity is None:
+        return 1.0
+    owned = sparsity.owned(workers, longest)[:, : -(-case.elements // sparsity.block)]
+    return float(owned.any(0).mean())
+
+
+def backends_of(
+    sparsity: Sparsity | None, against: str | None, authenticate: bool = False, wire: str = INT32
+) -> tuple[str, ...]:
+    """What takes turns."""
+    others = (DENSE,) if sparsity else (PLAIN,) if authenticate else (INT32,) if wire == EXACT else ()
+    return (SWITCHML, *others, *((against,) if against else ()))
+
+
+@contextlib.contextmanager
+def joined_ranks(
+    workers: int,
+    backends: Sequence[str],
+    elements: int,
+    sparsity: Sparsity | None,
+    targets: dict[str, Callable[[], Target]],
+    wire: str,
+) -> Iterator[tuple[ReducingTeam, dict[str, str]]]:
+    """Ranks on this machine that have joined, and the transports that they chose."""
+    ranks = reducing_context(backends)  # imports while the tensors are made
+    with (
+        TemporaryFolder("bench") as folder,
+        shared_tensors(elements, workers, sparsity) as tensors,
+    ):
+        addresses = {name: target() for name, target in targets.items()}
+        with ReducingTeam(ranks, local_places(workers)) as team:
+            yield (
+                team,
+                team.join(
+                    backends=backends,
+                    targets=addresses,
+                    tensors=tensors,
+                    rendezvous=f"file://{Path(folder) / 'gloo'}",
+                    wire=wire,
+                ),
+            )
+
+
+def _measure_case(team: ReducingTeam, case: Case, backends: Sequence[str], aggregator_pid: int | None) -> Measurement:
+    team.prepare(case)
+    tallies = {backend: Tally() for backend in backends}
+    aggregator: dict[str, float] = {}
+    started = time.monotonic()
+    for number in range(-case.warmup, case.repeats):
+        if number >= LEAST_REPEATS and time.monotonic() - started > case.budget_s:
+            break
+        for backend, tally in tallies.items():
+            before = _usage_of(aggregator_pid)
+            repeat = team.repeat(backend)
+            after = _usage_of(aggregator_pid)
+            if number < 0:
+                continue
+            tally.add(repeat)
+            if backend == SWITCHML:
+                add_to(aggregator, {name: after[name] - before[name] for name in after})
+    repeats = len(tallies[SWITCHML].seconds)
+    return Measurement(case, tallies, {name: total / repeats for name, total in aggregator.items()})
+
+
+def _usage_of(pid: int | None) -> dict[str, float]:
+    """user_s, system_s and context switches of a process since its start; empty if there is none (any more)."""
+    if pid is None:
+        return {}
+    try:
+        process = psutil.Process(pid)
+        times, switches = process.cpu_times(), [0, 0]
+        for task in Path(f"/proc/{pid}/task").iterdir():  # /proc/PID/status itself tells of the first thread only
+            for line in (task / "status").read_text().splitlines()[-2:]:
+                switches["nonvoluntary" in line] += int(line.split()[1])
+    except (psutil.Error, OSError):
+        raise AggregatorLost(f"the aggregator (pid {pid}) has ended") from None
+    return {"user_s": times.user, "system_s": times.system, "voluntary": switches[0], "involuntary": switches[1]}
+
+
+def _check_reachable(address: str) -> None:
+    # The ranks would wait for an aggregator that is about to start; a benchmark's is there or is mistyped.
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=REACHABLE_S).close()
+    except (OSError, OverflowError) as error:
+        raise JoinError(f"no aggregator at {address}: {getattr(error, 'strerror', None) or error}") from None
+
+
+def _check_memory(elements: int, workers: int) -> None:
+    # Inputs and exact sums once; a rank's tensor, and as much again for what Gloo keeps of it.
+    needed, available = (12 + 8 * workers) * elements, psutil.virtual_memory().available
+    if needed > available:
+        raise ConfigError(
+            f"{text_of(elements * ITEM_BYTES)} with {workers} ranks needs {needed / 2**30:.1f} GiB of memory, "
+            f"and {available / 2**30:.1f} GiB are free; take a smaller size or fewer ranks"
+        )

@@ -1,0 +1,194 @@
+"""Measuring codecs: size, speed both ways, error, and what an all-reduce would send; ours and others' in turn.
+
+All run on one core in this process. Times are processor time, of the fastest of several rounds that go through all
+codecs: what else the machine does can only add to it. The allocator is told to keep what is freed: fresh pages cost
+more than some codecs, and a training process that has run for a while needs none either.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import itertools
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from emulator.lab.bench.codecs import rivals
+from emulator.lab.bench.codecs.tensors import Tensor
+from switchml.codecs import CODECS, Codec, Turn, parse
+from switchml.codecs.exchange import reduce
+
+_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
+"""malloc.h"""
+
+
+@dataclass
+class Measured:
+    """One codec's figures. Times in seconds; bytes of one payload, header included. `ours` is False for rivals.
+
+    `sent_bytes`, `received_bytes`: of one rank in an all-reduce of `workers`, lanes packed, no packet headers.
+    """
+
+    name: str
+    ours: bool
+    aggregation: str
+    elements: int
+    note: str = ""
+    payload_bytes: int = 0
+    sent_bytes: int | None = None
+    received_bytes: int | None = None
+    max_error: float = 0.0
+    relative_error: float = 0.0
+    compress_s: list[float] = field(default_factory=list)
+    decompress_s: list[float] = field(default_factory=list)
+
+    @property
+    def ratio(self) -> float:
+        return 4 * self.elements / self.payload_bytes
+
+    def rate(self, seconds: list[float]) -> float | None:
+        """Bytes of the float32 tensor a second; None if that was not measured apart."""
+        return 4 * self.elements / min(seconds) if seconds else None
+
+    @property
+    def pays_below_bps(self) -> float:
+        """The rate of a link (bits a second) below which compressing, sending and decompressing takes less time than
+        sending the tensor: 1 / B = 1 / (ratio B) + 1 / compress rate + 1 / decompress rate."""
+        work_s = min(self.compress_s) + (min(self.decompress_s) if self.decompress_s else 0)
+        return max(0.0, 8 * (4 * self.elements - self.payload_bytes) / work_s)
+
+
+@dataclass
+class Report:
+    tensor: Tensor
+    workers: int
+    bound: float
+    ratio: float
+    measured: list[Measured]
+    missing: list[rivals.Missing]
+
+
+def choose(specs: list[str] | None, *, ratio: float, bound: float, rank: int) -> list[Codec]:
+    """The codecs of `specs`, or all, each at the ratio, bound or rank that the rivals get. Raises ConfigError."""
+    if specs:
+        return [parse(spec) for spec in specs]
+    chosen = []
+    for name, codec in CODECS.items():
+        settings = {}
+        for key, value in (("ratio", ratio), ("rank", rank)):
+            if key in codec.__dataclass_fields__:
+                settings[key] = value
+        chosen.append(codec(**settings, **({"bound": bound} if name == "szx" else {})))
+    return chosen
+
+
+def measure(
+    tensor: Tensor,
+    codecs: list[Codec],
+    *,
+    bound: float,
+    ratio: float,
+    rank: int,
+    workers: int,
+    rounds: int,
+    on_step: Callable[[str], None] = lambda name: None,
+) -> Report:
+    """Measure `codecs` and all rivals. `bound` is relative to the tensor's range."""
+    _keep_freed_memory()
+    x = tensor.values
+    absolute = bound * (float(x.max()) - float(x.min()))
+    with _one_torch_thread(), rivals.available(tensor, bound=absolute, ratio=ratio, rank=rank) as others:
+        missing = [rival for rival in others if isinstance(rival, rivals.Missing)]
+        states = [codec.new_state() for codec in codecs]
+        runs = [_ours(codec, state, tensor) for codec, state in zip(codecs, states, strict=True)]
+        runs += [rival for rival in others if isinstance(rival, rivals.Rival)]
+        measured = [
+            Measured(run.name, number < len(codecs), run.aggregation, x.size, run.note)
+            for number, run in enumerate(runs)
+        ]
+        for turn in range(rounds + 1):  # the first is for compiling and warming up
+            for run, one in zip(runs, measured, strict=True):
+                on_step(run.name)
+                _once(run, one, x)
+                if turn == 0:
+                    one.compress_s.clear()
+                    one.decompress_s.clear()
+        for codec, state, one in zip(codecs, states, measured, strict=False):
+            # Once the state has settled, as SIDCo's stages do.
+            exchange = codec.exchange(state, x, Turn("bench", world=workers, shape=tensor.shape))
+            one.sent_bytes, one.received_bytes = _traffic(exchange, workers)
+        return Report(tensor, workers, bound, ratio, measured, missing)
+
+
+def _ours(codec: Codec, state: Any, tensor: Tensor) -> rivals.Rival:
+    """One of our codecs, as its rivals are."""
+    steps, n = itertools.count(), tensor.values.size
+    return rivals.Rival(
+        str(codec),
+        codec.aggregation,
+        compress=lambda x: codec.compress(state, x, Turn("bench", next(steps), shape=tensor.shape)),
+        decompress=lambda payload: codec.decompress(payload, n),
+        nbytes=lambda payload: payload.nbytes,
+    )
+
+
+def _once(run: rivals.Rival, measured: Measured, x: np.ndarray) -> None:
+    start = time.process_time()
+    compressed = run.compress(x)
+    between = time.process_time()
+    if run.decompress is None:
+        seconds, y = compressed
+        measured.compress_s.append(seconds)
+    else:
+        y = run.decompress(compressed)
+        measured.decompress_s.append(time.process_time() - between)
+        measured.compress_s.append(between - start)
+    measured.payload_bytes = run.nbytes(compressed)
+    difference = x.astype(np.float64) - y
+    measured.max_error = float(np.abs(difference).max())
+    norm = float(np.linalg.norm(x.astype(np.float64)))
+    measured.relative_error = float(np.linalg.norm(difference)) / norm if norm else 0.0
+
+
+def _traffic(exchange: Any, workers: int) -> tuple[int, int]:
+    """Bytes that one rank sends, and receives, if all ranks' vectors compress alike: sums come back in the lanes that
+    they went in, gathered payloads from all others; sparse sums are counted as gathered."""
+    sent = received = 0
+    answer = None
+    while True:
+        try:
+            request = exchange.send(answer)
+        except StopIteration:
+            return sent, received
+        gathers = hasattr(request, "payload")
+        sent += request.nbytes
+        received += request.nbytes * (workers - 1 if gathers else 1)
+        answer = reduce([request] * workers)[0]
+
+
+def _keep_freed_memory() -> None:
+    """glibc's malloc then neither maps large blocks apart nor returns any; other allocators stay as they are."""
+    with contextlib.suppress(OSError, AttributeError):
+        libc = ctypes.CDLL(None)
+        libc.mallopt(_M_MMAP_MAX, 0)
+        libc.mallopt(_M_TRIM_THRESHOLD, 1 << 30)
+
+
+@contextlib.contextmanager
+def _one_torch_thread() -> Iterator[None]:
+    """torch, if it is there, on one core while this lasts, as all others."""
+    try:
+        import torch
+    except ImportError:
+        yield
+        return
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)

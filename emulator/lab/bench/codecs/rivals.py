@@ -1,0 +1,167 @@
+"""What `switchml bench codecs` puts beside ours: SZ3 (pysz), ZFP (zfpy), torch.topk, and torch's own DDP hooks.
+
+Each rival is a pair of functions, or, for the hooks, one that does both; a rival whose package is missing says so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from emulator.lab.bench.codecs.tensors import Tensor
+
+
+@dataclass(frozen=True)
+class Rival:
+    """`compress(x)` gives something of `nbytes(it)` bytes that `decompress(it)` turns back into float32[n].
+
+    `aggregation` names our codec of the same kind. A hook has no `decompress`: `compress` then returns the result
+    itself, and its time is that of both; `nbytes` gets None.
+    """
+
+    name: str
+    aggregation: str
+    compress: Callable[[np.ndarray], Any]
+    decompress: Callable[[Any], np.ndarray] | None
+    nbytes: Callable[[Any], int]
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Missing:
+    """A rival that can't run here."""
+
+    name: str
+    reason: str
+
+
+NEEDS = {"SZ3": "pysz", "ZFP": "zfpy", "torch.topk": "torch", "torch PowerSGD": "torch", "torch fp16": "torch"}
+EXTRA = "bench-codecs"
+_PLAIN_STEPS = 4
+"""torch's PowerSGD sends its first steps uncompressed: so many are made before any is measured."""
+
+
+@contextlib.contextmanager
+def available(tensor: Tensor, *, bound: float, ratio: float, rank: int) -> Iterator[list[Rival | Missing]]:
+    """All rivals. `bound`: the largest error, absolute; `ratio`: top-k's share; `rank`: PowerSGD's."""
+    makers = {"SZ3": (_sz3, bound), "ZFP": (_zfp, bound), "torch.topk": (_torch_topk, ratio)}
+    rivals: list[Rival | Missing] = []
+    for name, module in NEEDS.items():
+        if importlib.util.find_spec(module) is None:
+            rivals.append(Missing(name, f"needs {module}: pip install 'switchml[{EXTRA}]'"))
+        elif name in makers:
+            make, option = makers[name]
+            rivals.append(make(option))
+    with contextlib.ExitStack() as stack:
+        if importlib.util.find_spec("torch") is not None:
+            rivals += stack.enter_context(_hooks(tensor, rank))
+        yield rivals
+
+
+def _sz3(bound: float) -> Rival:
+    from pysz import sz, szConfig, szErrorBoundMode
+
+    def config(n: int) -> szConfig:
+        options = szConfig((n,))
+        options.errorBoundMode, options.absErrorBound, options.openmp = szErrorBoundMode.ABS, bound, False
+        return options
+
+    def compress(x):
+        return sz.compress(x, config(x.size))[0], x.size
+
+    def decompress(payload):
+        return sz.decompress(payload[0], np.float32, (payload[1],))[0]
+
+    note = f"pysz, absolute bound {bound:.3g}"
+    return Rival("SZ3", "as szx", compress, decompress, lambda payload: payload[0].nbytes, note)
+
+
+def _zfp(bound: float) -> Rival:
+    import zfpy
+
+    def compress(x):
+        return zfpy.compress_numpy(x, tolerance=bound)
+
+    return Rival("ZFP", "as szx", compress, zfpy.decompress_numpy, len, f"zfpy, tolerance {bound:.3g}")
+
+
+def _torch_topk(ratio: float) -> Rival:
+    import torch
+
+    def compress(x):
+        tensor = torch.from_numpy(x)
+        indices = torch.topk(tensor.abs(), max(1, int(np.ceil(ratio * x.size))), sorted=False).indices
+        return tensor[indices], indices.to(torch.int32), x.size
+
+    def decompress(payload):
+        values, indices, n = payload
+        return torch.zeros(n).scatter_(0, indices.to(torch.int64), values).numpy()
+
+    def nbytes(payload):
+        return 8 * payload[0].numel()
+
+    return Rival("torch.topk", "as topk", compress, decompress, nbytes, "values and int32 indices")
+
+
+@contextlib.contextmanager
+def _hooks(tensor: Tensor, rank: int) -> Iterator[list[Rival]]:
+    """torch's hooks as DDP calls them, in a process group of this process alone: a bucket of one parameter, of the
+    tensor's shape, whose gradient is the tensor."""
+    import torch
+    import torch.distributed as dist
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+    from torch.nn.parallel import DistributedDataParallel
+
+    class OneParameter(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.zeros(tensor.shape))
+
+        def forward(self, gradient):
+            return (self.weight * gradient).sum()
+
+    def rival(name: str, aggregation: str, hook, state, nbytes: int) -> Rival:
+        model = DistributedDataParallel(OneParameter(), bucket_cap_mb=1 << 12)
+        seconds = []
+
+        def timed(state, bucket):
+            start = time.process_time()
+            future = hook(state, bucket)
+            future.wait()
+            seconds.append(time.process_time() - start)
+            return future
+
+        model.register_comm_hook(state, timed)
+
+        def reduce(x):
+            model.zero_grad()
+            model(torch.from_numpy(x).reshape(tensor.shape)).backward()
+            return seconds[-1], model.module.weight.grad.numpy().reshape(-1).copy()
+
+        for _ in range(_PLAIN_STEPS):
+            reduce(tensor.values)
+        note = "the hook alone, its all-reduce of one rank included"
+        return Rival(name, aggregation, reduce, None, lambda payload: nbytes, note)
+
+    with tempfile.TemporaryDirectory() as folder:
+        store = dist.FileStore(str(Path(folder) / "store"), 1)
+        dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+        group = dist.group.WORLD
+        n, (rows, columns) = tensor.values.size, tensor.shape
+        factors = 4 * min(n, (rows + columns) * rank)
+        state = powerSGD_hook.PowerSGDState(group, rank, start_powerSGD_iter=2, use_error_feedback=False)
+        try:
+            yield [
+                rival("torch PowerSGD", "as powersgd", powerSGD_hook.powerSGD_hook, state, factors),
+                rival("torch fp16", "as fp16", default_hooks.fp16_compress_hook, group, 2 * n),
+            ]
+        finally:
+            dist.destroy_process_group()

@@ -1,0 +1,102 @@
+"""The result of `switchml mininet`: a table for people, one JSON object for programs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from emulator.lab.bench.mininet.experiments import FLAT, RING, TREE, MininetPlan, Row
+from switchml.tables import Column, number, text
+
+TITLES = {RING: "Gloo's ring", TREE: "racks aggregate", FLAT: "only s1 aggregates"}
+AXES = {"scaling": "hosts", "loss": "loss", "slots": "slots", "two-racks": "racks", "allreduce": "hosts"}
+
+
+def title_of(row: Row) -> str:
+    return TITLES.get(row.case.series, row.case.series)
+
+
+def as_json(plan: MininetPlan, rows: Sequence[Row]) -> dict[str, Any]:
+    """One object of plain values; times in seconds, rates in bits a second."""
+    return {
+        "experiment": plan.experiment,
+        "aggregator": plan.aggregator,
+        "hosts": plan.hosts,
+        "rate_bps": plan.rate_bps,
+        "delay_s": plan.delay_s,
+        "loss": plan.loss or 0.0,
+        "size_bytes": plan.size_bytes,
+        "payload_bytes": plan.payload_bytes,
+        "wire": plan.wire,
+        "rows": [
+            {
+                "series": row.case.series,
+                AXES[plan.experiment]: row.case.x,
+                "workers": row.case.workers,
+                "racks": row.case.layout.racks,
+                "slots": row.case.slots or None,
+                "seconds": row.tally.median_s,
+                "all_seconds": row.tally.seconds,
+                "goodput_bps": row.goodput_bps,
+                "bound_s": row.bound_s(plan),
+                "error": row.tally.error,
+                "checksum": f"{row.tally.checksum:016x}",
+                **row.tally.packets_as_json(),
+                **{name: getattr(row.tally, name) for name in ("sent_bytes", "dropped", "lost", "cpu_seconds")},
+            }
+            for row in rows
+        ],
+    }
+
+
+def columns(plan: MininetPlan, has_trunks: bool) -> list[Column]:
+    """Of the table, as `cells` fills them."""
+    return [
+        text("sum by", least=17 if plan.experiment == "two-racks" else 11),
+        number(AXES[plan.experiment], "%" if plan.experiment == "loss" else "", least=5),
+        number("time", "ms", least=7),
+        number("bound", "ms", drop=1, least=7),
+        number("least", "ms", drop=3, least=7),
+        number("most", "ms", drop=3, least=7),
+        number("goodput", "Mbit/s", least=6),
+        number("host sends", "MB", drop=1, least=6),
+        *([number("rack sends", "MB", least=6)] if has_trunks else []),
+        number("resent", drop=2, least=7),
+        number("lost", drop=2, least=5),
+    ]
+
+
+def cells(plan: MininetPlan, row: Row, has_trunks: bool) -> list[str]:
+    """One case's row."""
+    tally, n = row.tally, len(row.tally.seconds)
+    trunks = tally.sent_bytes.get("trunks up", 0) / n / 1e6
+    times = (tally.median_s, row.bound_s(plan), min(tally.seconds), max(tally.seconds))
+    return [
+        title_of(row),
+        f"{100 * row.case.x:.2f}" if plan.experiment == "loss" else f"{row.case.x:g}",
+        *(f"{seconds * 1e3:,.0f}" for seconds in times),
+        f"{row.goodput_bps / 1e6:.1f}",
+        f"{tally.sent_bytes['up'] / n / row.case.workers / 1e6:.2f}",
+        *([f"{trunks / row.case.layout.racks:.2f}" if trunks else "–"] if has_trunks else []),
+        f"{tally.agents['retransmitted']:.0f}" if "retransmitted" in tally.agents else "–",
+        f"{sum(tally.lost.values())}",
+    ]
+
+
+def title(plan: MininetPlan) -> str:
+    """The line above the table."""
+    loss = "" if plan.experiment == "loss" else f", {plan.loss or 0:.2%} loss"
+    return (
+        f"All-reduce of {plan.size_bytes / 2**20:g} MiB of float32 ({plan.wire} lanes, {plan.payload_bytes} bytes in a "
+        f"packet) over links of {plan.rate_bps / 1e6:g} Mbit/s, {plan.delay_s * 1e6:g} µs{loss} each way."
+    )
+
+
+def note(plan: MininetPlan, has_trunks: bool) -> str:
+    """What the columns are."""
+    rack_sends = " Rack sends: to the other racks, in one." if has_trunks else ""
+    return (
+        f"time: of the slowest rank, median over {plan.repeats} repeats. bound: what the links alone take. "
+        f"goodput: of the tensor. host sends: in one all-reduce.{rack_sends} Packets resent and lost: of all hosts "
+        "and repeats."
+    )

@@ -1,0 +1,47 @@
+"""`switchml mininet --experiment train`: what `switchml train` does, with each worker in a host of its own: first over
+Gloo, then through the aggregator, over the same links."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from emulator.lab.bench.mininet.experiments import MininetPlan, aggregator, built, cases
+from emulator.networks.testbed.namespaces import enter
+from emulator.networks.testbed.star import INTERFACE
+from host_agent.ranks import Report
+from host_agent.training import runner, worker
+from host_agent.training.runner import Comparison
+from host_agent.training.worker import Settings, Step
+
+BATCH_SIZE, LEARNING_RATE = 32, 0.05
+
+
+def settings_of(plan: MininetPlan) -> Settings:
+    """The training's settings."""
+    how = {"transport": "udp", "wire": plan.wire, "interface": INTERFACE, "parallel": plan.parallel}
+    return Settings(plan.hosts, plan.steps, BATCH_SIZE, LEARNING_RATE, plan.seed, **how)
+
+
+def run(plan: MininetPlan, progress: Callable[[str], None]) -> Comparison:
+    """Both trainings. To be called inside a world of its own; `progress` gets a line now and then."""
+    os.environ["TORCH_CPP_LOG_LEVEL"] = "ERROR"  # it warns of hosts without a name, and all of ours are
+    (case,) = cases(plan)
+    every = max(1, plan.steps // 10)
+
+    def on_step(step: Step) -> None:
+        if step.step % every == 0:
+            speed = f"{step.images_per_s:.0f} images/s"
+            progress(f"{step.backend}: step {step.step} of {plan.steps}, loss {step.loss:.4f}, {speed}")
+
+    with built(case.layout, list(plan.captures), progress) as fabric, aggregator(case.series, fabric) as (control, _):
+        names = [host.name for host in fabric.hosts]
+        return runner.compare_with(control, settings=settings_of(plan), on_step=on_step, make=partial(in_host, names))
+
+
+def in_host(names: list[str], rank: int, settings: Settings, folder: Path, report: Report) -> worker.DigitsRank:
+    """A worker's process: enters its host, and is then like any other."""
+    enter(names[rank])
+    return worker.DigitsRank(rank, settings, folder, report)

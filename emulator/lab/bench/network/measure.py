@@ -1,0 +1,250 @@
+"""What `switchml bench network` measures: hosts with slow links around a switch, an aggregator in the switch's place, a
+rank in each host, and Gloo's ring over the same links in turn with it.
+
+The network is emulator/networks/testbed/star.py's. Everything is removed at the end, whatever the end: processes die
+with this one, namespaces are removed here or by the next run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from emulator.lab.bench.allreduce import check_torch
+from emulator.lab.bench.ranks.inputs import shared_tensors
+from emulator.lab.bench.ranks.reducing import DENSE, GLOO, NODE, SWITCHML, Target
+from emulator.lab.bench.ranks.team import (
+    STORE_PORT,
+    ReducingTeam,
+    Repeat,
+    places,
+    reducing_context,
+    star_with_aggregator,
+)
+from emulator.lab.bench.sizes import ALL_REDUCE, FSDP, ITEM_BYTES, Case
+from emulator.lab.bench.sparsity import Sparsity
+from emulator.lab.bench.tally import Tally, add_to, median_ratio
+from emulator.networks.testbed.fabric import Fabric
+from emulator.networks.testbed.namespaces import check_rights
+from emulator.networks.testbed.star import LinkOptions, Star
+from switchml.protocol import sizes
+from switchml.protocol.packet import WORD_BYTES
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """What is measured. `workers`: hosts, each with `ranks_per_host` ranks. `slots`: of the job, 0 for the aggregator's
+    choice. `collective`: one of sizes.COLLECTIVES; others than ALL_REDUCE with one rank a host. `sparsity`: blocks of
+    zeros, which SWITCHML skips and DENSE does not. `tcp`: Gloo's congestion control, None for the machine's.
+    """
+
+    workers: int
+    link: LinkOptions
+    size_bytes: int
+    wire: str = "int32"
+    payload_bytes: int = 1024
+    slots: int = 0
+    sparsity: Sparsity | None = None
+    backends: tuple[str, ...] = (SWITCHML, GLOO)
+    repeats: int = 3
+    warmup: int = 1
+    tcp: str | None = None
+    ranks_per_host: int = 1
+    collective: str = ALL_REDUCE
+
+    @property
+    def world_size(self) -> int:
+        return self.workers * self.ranks_per_host
+
+    @property
+    def framing_bound_bps(self) -> float:
+        """Bits of float32 tensor a second that a link carries if it is never idle and nothing is sent twice. Packets
+        without data are left out."""
+        word = WORD_BYTES if self.collective != ALL_REDUCE else 0
+        frame = self.payload_bytes + word + sizes.FRAME_OVERHEAD_BYTES
+        return self.link.rate_bps * self.payload_bytes / frame / self.link_share
+
+    @property
+    def link_share(self) -> float:
+        """Bytes that a link carries in its busier direction for each byte of the tensor. Sums are in lanes; in FSDP a
+        rank's uplink has its own share of what is gathered beside all others' of what is scattered, its downlink the
+        reverse."""
+        lane, others = sizes.LANE_BYTES[self.wire] / ITEM_BYTES, (self.world_size - 1) / self.world_size
+        own = 1 - others
+        return {
+            ALL_REDUCE: lane,
+            "reduce_scatter": lane * others,
+            "all_gather": others,
+            "broadcast": 1.0,
+            FSDP: max(lane * others + own, others + lane * own),
+        }[self.collective]
+
+    @property
+    def union_density(self) -> float:
+        """Share of blocks that some rank has: what every link must carry to its host at the least."""
+        elements = self.size_bytes // ITEM_BYTES
+        return self.sparsity.union_density(self.world_size, elements) if self.sparsity else 1.0
+
+    @property
+    def union_bound_bps(self) -> float | None:
+        """Bits of tensor a second if a link is never idle and carries each block of the union once for each rank of its
+        host, in dense packets. None if there are no blocks at all."""
+        return self.framing_bound_bps / self.ranks_per_host / self.union_density if self.union_density else None
+
+    @property
+    def ring_traffic(self) -> float:
+        """What each rank of a ring sends, and receives, for each bit of the tensor: 2(n-1)/n, half of that where it is
+        only gathered or scattered. A host's link carries that once, as only one of its ranks has its neighbour
+        elsewhere."""
+        rounds = 2 if self.collective in (ALL_REDUCE, FSDP) else 1
+        return rounds * (self.world_size - 1) / self.world_size
+
+    @property
+    def ring_bound_bps(self) -> float | None:
+        """The same bound for a ring over TCP; None for one host, and for broadcasts, which Gloo does by a tree."""
+        if self.workers == 1 or self.collective == "broadcast":
+            return None
+        return self.link.rate_bps * sizes.TCP_SHARE / self.ring_traffic
+
+    def bound_bps(self, backend: str) -> float | None:
+        """Bits of tensor a second that links allow a backend."""
+        dense_bps = self.framing_bound_bps / self.ranks_per_host
+        bounds = {SWITCHML: self.union_bound_bps, DENSE: dense_bps, NODE: self.framing_bound_bps}
+        return bounds.get(backend, self.ring_bound_bps)
+
+
+@dataclass
+class LinkTally(Tally):
+    """A backend's repeats, and what they cost on the links and the processors."""
+
+    cpu_seconds: dict[str, float] = field(default_factory=dict)
+    """Of all ranks together, the aggregator, and the process behind the links; all repeats together."""
+    dropped: dict[str, int] = field(default_factory=lambda: {"up": 0, "down": 0})
+    """By queues that were full; a train of packets counts as one."""
+    sent_bytes: dict[str, int] = field(default_factory=lambda: {"up": 0, "down": 0})
+    """Through the queues, Ethernet headers included."""
+    lost: dict[str, int] = field(default_factory=lambda: {"up": 0, "down": 0})
+    """Frames that the links lost on purpose."""
+
+    def add_repeat(self, repeat: Repeat, before: Survey, after: Survey) -> None:
+        """Count a repeat, and what happened in the network between two surveys."""
+        self.add(repeat)
+        for name, counts in after.items():
+            add_to(getattr(self, name), {key: value - before[name][key] for key, value in counts.items()})
+        ranks = sum(sample.usage["user_s"] + sample.usage["system_s"] for sample in repeat.samples)
+        add_to(self.cpu_seconds, {"ranks": ranks})
+
+
+Survey = dict[str, dict[str, Any]]
+"""What is counted in a network so far: fields of `LinkTally`."""
+
+
+def survey(network: Star | Fabric, pids: dict[str, int | None]) -> Survey:
+    """Now. `pids`: processes whose CPU seconds count."""
+    times = {name: psutil.Process(pid).cpu_times() for name, pid in pids.items() if pid is not None}
+    queues = network.queues()
+    return {
+        "cpu_seconds": {name: one.user + one.system for name, one in times.items()},
+        "dropped": {direction: queue.dropped for direction, queue in queues.items()},
+        "sent_bytes": {direction: queue.bytes for direction, queue in queues.items()},
+        "lost": {direction: link["lost"] for direction, link in network.links().items()},
+    }
+
+
+@dataclass(frozen=True)
+class Result:
+    experiment: Experiment
+    tcp: str
+    tallies: dict[str, LinkTally]
+
+    def goodput_bps(self, backend: str) -> float:
+        """Bits of tensor a second, from the median time."""
+        return 8 * self.experiment.size_bytes / self.tallies[backend].median_s
+
+    @property
+    def fraction_of_line_rate(self) -> float:
+        """Switchml's goodput over what framing leaves of the line to each rank of a host."""
+        return self.goodput_bps(SWITCHML) * self.experiment.ranks_per_host / self.experiment.framing_bound_bps
+
+    @property
+    def fraction_of_union_bound(self) -> float | None:
+        """Switchml's goodput over what the union of blocks leaves of the line."""
+        bound = self.experiment.union_bound_bps
+        return self.goodput_bps(SWITCHML) / bound if bound else None
+
+    @property
+    def dense_ratio(self) -> float | None:
+        """Dense switchml's time over sparse switchml's, the median of the pairs."""
+        return median_ratio(self.tallies, DENSE)
+
+    @property
+    def node_ratio(self) -> float | None:
+        """The time of switchml with each rank alone over that in two levels, the median of the pairs."""
+        return 1 / ratio if (ratio := median_ratio(self.tallies, NODE)) else None
+
+    @property
+    def ratio(self) -> float | None:
+        """Gloo's time over switchml's, the median of the pairs: above 1, switchml is faster."""
+        return median_ratio(self.tallies, GLOO)
+
+
+def measure(experiment: Experiment, progress: Callable[[str], None] = lambda line: None) -> Result:
+    """Build the network, run all repeats, remove the network. `progress` gets a line now and then.
+
+    Raises ConfigError without root, iproute2 or torch, PeerLost or AggregatorLost if a process dies, RanksDisagree or
+    JobError if a result is wrong.
+    """
+    check_torch(experiment.backends)
+    reducing_context(experiment.backends)  # imports while the network is built
+    progress(f"{experiment.workers} hosts: building the network")
+    with star_with_aggregator(experiment.workers, experiment.link, experiment.tcp) as (star, aggregator):
+        address = aggregator.address
+        progress(f"{experiment.workers} hosts: starting the ranks")
+        pids = {"aggregator": aggregator.pid, "links": star.links_pid}
+        return Result(experiment, _congestion_control(star), repeat(experiment, star, address, pids, progress))
+
+
+def repeat(
+    experiment: Experiment,
+    network: Star | Fabric,
+    aggregator: str | None,
+    pids: dict[str, int | None],
+    progress: Callable[[str], None],
+) -> dict[str, LinkTally]:
+    """Start ranks in the first hosts of a network and run all repeats. `aggregator`: HOST:PORT; with None there are no
+    agents, and Gloo is all that can be measured. `pids`: processes whose CPU seconds count besides the ranks'. Raises
+    as `measure` does."""
+    e = experiment
+    elements = e.size_bytes // ITEM_BYTES
+    target = Target(aggregator or "", "udp", e.payload_bytes, e.slots)
+    targets = dict.fromkeys((SWITCHML, NODE), target) if aggregator else {}
+    tallies = {backend: LinkTally() for backend in e.backends}
+    with (
+        shared_tensors(elements, e.world_size, e.sparsity) as tensors,
+        ReducingTeam(reducing_context(e.backends), places(network.hosts[: e.workers], e.ranks_per_host)) as team,
+    ):
+        rendezvous = f"tcp://{network.address(0)}:{STORE_PORT}"
+        team.join(backends=e.backends, targets=targets, tensors=tensors, rendezvous=rendezvous, wire=e.wire)
+        team.prepare(Case((elements,), False, e.repeats, e.warmup, collective=e.collective))
+        for number in range(-e.warmup, e.repeats):
+            for backend, tally in tallies.items():
+                before = survey(network, pids)
+                repeat = team.repeat(backend)
+                after = survey(network, pids)
+                which = f"repeat {number + 1} of {e.repeats}" if number >= 0 else "warm-up"
+                figures = f"{repeat.seconds:.3f} s, {8 * e.size_bytes / repeat.seconds / 1e6:.1f} Mbit/s of tensor"
+                progress(f"{e.workers} hosts: {which}, {backend}: {figures}")
+                if number >= 0:
+                    tally.add_repeat(repeat, before, after)
+    return tallies
+
+
+def _congestion_control(star: Star) -> str:
+    path = Path("/proc/sys/net/ipv4/tcp_congestion_control")
+    return star.hosts[0].call(lambda: path.read_text().strip())
+
+
+__all__ = ["Experiment", "LinkOptions", "LinkTally", "Result", "check_rights", "measure"]

@@ -1,0 +1,35 @@
+"""Where a rank of the rank program runs, and how its process gets there. The conversation with its parent is
+host_agent/ranks.py's; what a rank does is up to its class: `reducing.ReducingRank` or `training.TrainingRank`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+
+from emulator.networks.testbed.namespaces import enter
+from host_agent.ranks import Rank, Report
+
+GROUP_TIMEOUT = timedelta(seconds=300)
+"""Of torch's process groups."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Which rank a process is, and where it runs. `namespace`: its host's, "" for the parent's own network.
+    `interface`: the one that Gloo uses."""
+
+    rank: int
+    world_size: int
+    namespace: str = ""
+    interface: str = "lo"
+
+
+def start_at(place: Place, kind: Callable[[Place], Rank], _report: Report) -> Rank:
+    """In the process of a rank: enter its host's network namespace, and make what answers requests."""
+    if place.namespace:
+        enter(place.namespace)
+    os.environ["GLOO_SOCKET_IFNAME"] = place.interface
+    return kind(place)

@@ -1,0 +1,261 @@
+"""A rank that all-reduces tensors, or has another collective, times each repeat and checks every result.
+
+A repeat is three requests: `Fill` the tensor, `Reduce` it, `Check` the result. So all ranks are ready before the first
+one begins, and none compares sums, which keeps a core busy, while another still waits for the last of its own.
+"""
+
+from __future__ import annotations
+
+import functools
+import resource
+import time
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from emulator.lab.bench.ranks.inputs import SharedTensors, numbers
+from emulator.lab.bench.ranks.process import GROUP_TIMEOUT, Place
+from emulator.lab.bench.ranks.workload import Step, Workload
+from emulator.lab.bench.sizes import Case
+from host_agent.agent import HostAgent
+from host_agent.base import Agent
+from host_agent.calls import Handle
+from host_agent.collectives import Move
+from host_agent.density import Choice
+
+SWITCHML, DENSE, PLAIN, INT32, NODE, GLOO = "switchml", "dense", "plain", "int32", "node", "gloo"
+"""DENSE: switchml without skipping the blocks of zeros that SWITCHML skips. PLAIN: without the tags that SWITCHML's
+packets carry. INT32: one round of int32 lanes where SWITCHML's sums are exact. NODE: switchml with hierarchy "node"."""
+Begin = Callable[[Step, bool], Any]
+"""Has a step of a backend: with True, begins it and returns what `wait` ends; else carries it out."""
+PEER_TIMEOUT_S = 60.0
+"""Of ranks that are measured, and of aggregators behind emulated links: their control connections lose packets there,
+too, and share cores with all of the network. TCP then may take ten seconds to be heard."""
+_COMPARED = 1 << 20
+"""Elements compared at once."""
+GAUGES = ("rtt_s", "rto_s", "window")
+"""Values in `HostAgent.stats()` that describe the present; all other numbers are counters."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """An aggregator: its control port's HOST:PORT, how to reach it, and the payload of its packets. `slots`: of the
+    job, 0 for the aggregator's choice. `authenticate`: with tags on packets."""
+
+    address: str
+    transport: str = "auto"
+    payload_bytes: int = 1024
+    slots: int = 0
+    authenticate: bool = False
+
+
+@dataclass(frozen=True)
+class ReducingJob:
+    """Join the aggregators of `targets` (by backend) and, if GLOO is among `backends`, a process group at
+    `rendezvous`. Answer: `Joined`."""
+
+    name: str
+    wire: str
+    backends: tuple[str, ...]
+    targets: dict[str, Target]
+    tensors: SharedTensors
+    rendezvous: str
+
+
+@dataclass(frozen=True)
+class Joined:
+    """`transports`: what the agents have chosen, by backend."""
+
+    transports: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Prepare:
+    """Have tensors ready for a case."""
+
+    case: Case
+
+
+@dataclass(frozen=True)
+class Fill:
+    """Put the input into the tensor."""
+
+
+@dataclass(frozen=True)
+class Reduce:
+    """One repeat of the case."""
+
+    backend: str
+
+
+@dataclass(frozen=True)
+class Check:
+    """Compare the result with the exact sums. Answer: `Sample`."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One repeat on one rank."""
+
+    seconds: float
+    """Of the whole repeat."""
+    error: float
+    """The largest absolute difference from an exact sum."""
+    largest: float
+    """The largest magnitude of an exact sum."""
+    checksum: int
+    """Equal on two ranks whose results have the same bits."""
+    usage: dict[str, float] = field(default_factory=dict)
+    """user_s, system_s, voluntary and involuntary context switches of the process in this repeat."""
+    agent: dict[str, float] = field(default_factory=dict)
+    """Counters of `HostAgent.stats()`: by how much they grew; gauges: their value."""
+
+
+def compare(result: np.ndarray, sums: np.ndarray, dtype: str) -> tuple[float, float, int]:
+    """(largest |result - sum|, largest |sum|, checksum of result's bits), of elements of `dtype` and float64."""
+    error = largest = 0.0
+    for first in range(0, result.size, _COMPARED):
+        part = slice(first, first + _COMPARED)
+        off = np.abs(numbers(result[part], dtype) - sums[part]).max()
+        error = max(error, float(off)) if off == off else np.inf
+        largest = max(largest, float(np.abs(sums[part]).max()))
+    return error, largest, zlib.crc32(result.data)
+
+
+class ReducingRank:
+    """Answers ReducingJob first, then Prepare, Fill, Reduce and Check."""
+
+    def __init__(self, place: Place):
+        self._place = place
+        self._agents: dict[str, Agent] = {}
+        self._begin: dict[str, Begin] = {}
+
+    def answer(self, request: Any) -> Any:
+        match request:
+            case ReducingJob():
+                return self._join(request)
+            case Prepare(case):
+                return self._prepare(case)
+            case Fill():
+                self._work.fill()
+            case Reduce(backend):
+                return self._reduce(backend)
+            case Check():
+                error, largest, bits = compare(self._work.result, self._work.expected, self._case.dtype)
+                checksum = bits if self._case.is_same_everywhere else 0
+                return Sample(self._seconds, error, largest, checksum, self._usage, self._counts)
+
+    def leave(self) -> None:
+        for agent in self._agents.values():
+            agent.leave()
+
+    def _join(self, job: ReducingJob) -> Joined:
+        self._tensors = job.tensors
+        sparse = job.tensors.sparsity.choice if job.tensors.sparsity else Choice()
+        for backend in job.backends:
+            if backend == GLOO:
+                self._begin[backend] = _gloo(self._place, job.rendezvous)
+            elif backend in (DENSE, INT32):
+                self._agents[backend] = self._agents[SWITCHML]
+                self._begin[backend] = _switchml(self._agents[SWITCHML], Choice(), INT32 if backend == INT32 else None)
+            else:
+                self._agents[backend] = self._join_aggregator(job, backend)
+                self._begin[backend] = _switchml(self._agents[backend], sparse)
+        return Joined({backend: agent.transport for backend, agent in self._agents.items()})
+
+    def _join_aggregator(self, job: ReducingJob, backend: str) -> Agent:
+        target = job.targets[backend]
+        return HostAgent.join(
+            target.address,
+            job=f"{job.name}-{backend}",
+            rank=self._place.rank,
+            world_size=self._place.world_size,
+            peer_timeout_s=PEER_TIMEOUT_S,
+            transport=target.transport,
+            payload_bytes=target.payload_bytes,
+            slots=target.slots,
+            wire=job.wire,
+            hierarchy="node" if backend == NODE else "none",
+            authenticate=target.authenticate,
+        )
+
+    def _prepare(self, case: Case) -> None:
+        self._case, self._work = case, Workload(case, self._tensors, self._place.rank)
+
+    def _reduce(self, backend: str) -> None:
+        agent, begin, calls = self._agents.get(backend), self._begin[backend], self._work.calls
+        if self._case.overlapped:
+            calls = [[step for call in calls for step in call]]
+        usage, counts = _usage(), agent.stats() if agent is not None else {}
+        started = time.perf_counter()
+        for call in calls:
+            if len(call) == 1:
+                begin(call[0], False)
+                continue
+            for handle in [begin(step, True) for step in call]:
+                handle.wait()
+        self._seconds = time.perf_counter() - started
+        self._usage = _growth(usage, _usage())
+        self._counts = _growth(counts, agent.stats() if agent is not None else {})
+
+
+def _switchml(agent: Agent, sparse: Choice, wire: str | None = None) -> Begin:
+    def begin(step: Step, async_op: bool) -> Any:
+        if step.dtype == "bfloat16":
+            return _begin_bfloat16(agent, step, async_op)
+        if step.kind == "all_reduce":
+            return agent.allreduce(step.source, out=step.target, async_op=async_op, sparse=sparse, wire=wire)
+        return getattr(agent, step.kind)(step.source, out=step.target, async_op=async_op)
+
+    return begin
+
+
+def _begin_bfloat16(agent: Agent, step: Step, async_op: bool) -> Any:
+    """By address, as NumPy has no such dtype."""
+    handle, at = Handle(), (step.source.ctypes.data, step.target.ctypes.data)
+    done, keep = functools.partial(handle.finish, result=None), step
+    if step.kind == "all_reduce":
+        agent.allreduce_address(*at, step.target.size, step.dtype, "sum", done, keep=keep)
+    else:
+        share = step.target if step.kind == "reduce_scatter" else step.source
+        agent.submit_move(Move(step.kind, *at, share.size, step.dtype, share.itemsize), done, keep=keep)
+    return handle if async_op else handle.wait()
+
+
+def _gloo(place: Place, rendezvous: str) -> Begin:
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo", init_method=rendezvous, rank=place.rank, world_size=place.world_size, timeout=GROUP_TIMEOUT
+    )
+
+    # torch 2.13 has new names for these, and warns of the old ones.
+    gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+    scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+    def begin(step: Step, async_op: bool) -> Any:
+        source, target = (torch.from_numpy(x).view(getattr(torch, step.dtype)) for x in (step.source, step.target))
+        if step.kind == "all_reduce":
+            return dist.all_reduce(target, async_op=async_op)
+        if step.kind == "broadcast":
+            return dist.broadcast(target, 0, async_op=async_op)
+        if step.kind == "all_gather":
+            return gather(target, source, async_op=async_op)
+        return scatter(target, source, async_op=async_op)
+
+    return begin
+
+
+def _usage() -> dict[str, float]:
+    own = resource.getrusage(resource.RUSAGE_SELF)
+    return {"user_s": own.ru_utime, "system_s": own.ru_stime, "voluntary": own.ru_nvcsw, "involuntary": own.ru_nivcsw}
+
+
+def _growth(before: dict[str, Any], after: dict[str, Any]) -> dict[str, float]:
+    numbers = {name: value for name, value in after.items() if isinstance(value, (int, float))}
+    return {name: value if name in GAUGES else value - before.get(name, 0) for name, value in numbers.items()}

@@ -1,0 +1,249 @@
+"""The parent's side of the rank program: the teams of processes that all-reduce or train."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import secrets
+import socket
+import subprocess
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing import context
+from statistics import mean
+from typing import Any
+
+from emulator.lab.bench.ranks.inputs import SharedTensors
+from emulator.lab.bench.ranks.process import Place, start_at
+from emulator.lab.bench.ranks.reducing import (
+    GLOO,
+    PEER_TIMEOUT_S,
+    Check,
+    Fill,
+    Prepare,
+    Reduce,
+    ReducingJob,
+    ReducingRank,
+    Sample,
+    Target,
+)
+from emulator.lab.bench.ranks.training import (
+    AllReduces,
+    DigitsModel,
+    LayerStack,
+    Steps,
+    Times,
+    TrainingJob,
+    TrainingRank,
+)
+from emulator.lab.bench.sizes import Case
+from emulator.networks.testbed.namespaces import Lab
+from emulator.networks.testbed.star import INTERFACE, LinkOptions, Star
+from host_agent import ranks
+from host_agent.pytorch.aggregator import SOFTWARE, ChildAggregator
+from switchml.errors import JobError, RanksDisagree
+from switchml.protocol.sizes import LANE_BYTES, lanes_of
+from switchml.runtime.pool import fork_server
+
+_ROUNDING = {"float32": 2.0**-23, "float64": 2.0**-50, "float16": 2.0**-10, "bfloat16": 2.0**-7, "int32": 0, "int64": 0}
+"""Of one sum, relative to the largest: Gloo rounds each."""
+STORE_PORT = 29500
+"""Where rank 0 keeps a process group's rendezvous; its namespace has no other user. Each new group takes the next."""
+_GRID_BITS = 4
+"""Exponents of blocks are at most this many bits above what their values need (docs/protocol.md, section 4)."""
+
+
+def reducing_context(backends: Sequence[str]) -> context.ForkServerContext:
+    """Where processes come from that can measure `backends`; it begins to import what they need."""
+    torch = ("torch", "torch.distributed") if GLOO in backends else ()
+    return _context("emulator.lab.bench.ranks.preload", *torch)
+
+
+def training_context() -> context.ForkServerContext:
+    """Where processes come from that train."""
+    return _context("host_agent.training.preload", "emulator.lab.bench.ranks.training")
+
+
+def _context(*preload: str) -> context.ForkServerContext:
+    # Read when torch is imported. Hosts in namespaces have no names, which torch would warn of.
+    os.environ |= {"TORCH_CPP_LOG_LEVEL": "ERROR", "KINETO_LOG_LEVEL": "99"}
+    return fork_server(*preload)
+
+
+def places(hosts: Sequence[Any], ranks_per_host: int = 1) -> list[Place]:
+    """So many ranks in each of the hosts of a testbed; neighbouring ranks share a host."""
+    names = [host.name for host in hosts for _ in range(ranks_per_host)]
+    return [Place(rank, len(names), name, INTERFACE) for rank, name in enumerate(names)]
+
+
+def local_places(world_size: int) -> list[Place]:
+    """All ranks in the parent's own network."""
+    return [Place(rank, world_size) for rank in range(world_size)]
+
+
+@contextlib.contextmanager
+def star_with_aggregator(
+    hosts: int, link: LinkOptions, tcp: str | None = None
+) -> Iterator[tuple[Star, ChildAggregator]]:
+    """Hosts around a switch, each in a network namespace, and `switchml aggregate` in the switch's place. Raises
+    ConfigError without root or iproute2."""
+    with Lab() as lab, contextlib.closing(Star(lab, hosts, link, tcp)) as star:
+        aggregator = aggregator_at(star)
+        try:
+            yield star, aggregator
+        finally:
+            aggregator.stop()
+
+
+def measured_aggregator(bind: str, command: Sequence[str] = SOFTWARE) -> ChildAggregator:
+    """The aggregator of an emulated network, `switchml aggregate` or another control plane."""
+    return ChildAggregator(bind, ("--peer-timeout", f"{PEER_TIMEOUT_S:g}s"), command)
+
+
+def aggregator_at(star: Star) -> ChildAggregator:
+    """`switchml aggregate` in the switch's namespace, at the switch's address."""
+    return star.switch.call(lambda: measured_aggregator(star.switch_address))
+
+
+class Team(ranks.Team):
+    """The processes of a job's ranks, one for each place. `kind` is what a process makes to answer requests."""
+
+    def __init__(
+        self, processes: context.ForkServerContext, kind: Callable[[Place], ranks.Rank], places: Sequence[Place]
+    ):
+        super().__init__(processes, [partial(start_at, place, kind) for place in places])
+        self.places = list(places)
+
+
+@dataclass(frozen=True)
+class Repeat:
+    """One all-reduce repeat of one backend on all ranks."""
+
+    samples: list[Sample]
+
+    @property
+    def seconds(self) -> float:
+        """Of the slowest rank."""
+        return max(sample.seconds for sample in self.samples)
+
+    @property
+    def error(self) -> float:
+        """The largest absolute difference from an exact sum; infinite if a result is not a number."""
+        return max(sample.error if sample.error == sample.error else float("inf") for sample in self.samples)
+
+
+class ReducingTeam(Team):
+    """Ranks that all-reduce, or have another collective."""
+
+    def __init__(self, processes: context.ForkServerContext, places: Sequence[Place]):
+        super().__init__(processes, ReducingRank, places)
+
+    def join(
+        self,
+        *,
+        backends: Sequence[str],
+        targets: dict[str, Target],
+        tensors: SharedTensors,
+        rendezvous: str,
+        wire: str = "int32",
+    ) -> dict[str, str]:
+        """Have all ranks join; the transports that their agents chose, by backend."""
+        self._wire = wire
+        name = f"bench-{os.getpid()}-{secrets.token_hex(3)}"
+        job = ReducingJob(name, wire, tuple(backends), targets, tensors, rendezvous)
+        return self.ask(job)[0].transports
+
+    def prepare(self, case: Case) -> None:
+        """Have all ranks ready for a case."""
+        self._case = case
+        self.ask(Prepare(case))
+
+    def repeat(self, backend: str) -> Repeat:
+        """One repeat of the case. Raises RanksDisagree or JobError if a result cannot be right."""
+        self.ask(Fill())
+        self.ask(Reduce(backend))
+        repeat = Repeat(self.ask(Check()))
+        if len({sample.checksum for sample in repeat.samples}) > 1:
+            raise RanksDisagree(f"{backend}: the ranks' results differ; every rank must get the same bits")
+        if self._case.moves_bytes and repeat.error:
+            raise JobError(f"{backend}: a result is off by {repeat.error:.3g} where bytes are only copied")
+        n, largest = len(self.places), max(sample.largest for sample in repeat.samples)
+        dtype = self._case.dtype
+        bits = 8 * LANE_BYTES[lanes_of(self._wire)] - (n - 1).bit_length() - _GRID_BITS - 1
+        is_wide = backend == GLOO or dtype == "float64" or dtype.startswith("int")
+        steps = 0.0 if is_wide else 2.0**-bits
+        if repeat.error > n * largest * (steps + _ROUNDING[dtype]):
+            raise JobError(f"{backend}: a result is off by {repeat.error:.3g} where sums are at most {largest:.3g}")
+        return repeat
+
+
+class TrainingTeam(Team):
+    """Ranks that train. `store`: rank 0's address in a network of its own, "" for this machine's loopback.
+    `environment`: variables of all its jobs."""
+
+    def __init__(
+        self,
+        processes: context.ForkServerContext,
+        places: Sequence[Place],
+        store: str = "",
+        environment: Mapping[str, str] | None = None,
+    ):
+        super().__init__(processes, TrainingRank, places)
+        self._store, self._ports = store, itertools.count(STORE_PORT)
+        self._environment = dict(environment or {})
+
+    def join(self, backend: str, models: DigitsModel | LayerStack | Sequence[LayerStack], **environment: str) -> None:
+        """A new process group and model, or one model for each rank. `environment`: further variables."""
+        rendezvous = f"tcp://{self._store}:{next(self._ports)}" if self._store else f"tcp://127.0.0.1:{_free_port()}"
+        each = models if isinstance(models, Sequence) else [models] * len(self.places)
+        variables = self._environment | environment
+        self.ask_each([TrainingJob(backend, rendezvous, model, variables) for model in each])
+
+    def run(self, request: Steps | AllReduces) -> list[Times]:
+        """The times of each rank."""
+        return self.ask(request)
+
+
+@contextlib.contextmanager
+def training_on_star(hosts: int, link: LinkOptions, ranks_per_host: int = 1) -> Iterator[tuple[Star, TrainingTeam]]:
+    """Ranks that train in the hosts of a star, whose agents reach the aggregator over the links."""
+    processes = training_context()  # imports while the network is built
+    with star_with_aggregator(hosts, link) as (star, aggregator):
+        environment = {"SWITCHML_AGGREGATOR": aggregator.address, "SWITCHML_TRANSPORT": "udp"}
+        with TrainingTeam(processes, places(star.hosts, ranks_per_host), star.address(0), environment) as team:
+            yield star, team
+
+
+def found_by_hosts(star: Star, command: Sequence[str], aggregator: str) -> list[Any]:
+    """The last line that `command` prints on each host, as JSON; it runs on all of them at once, each a rank that finds
+    the aggregator at that address by UDP. Raises JobError."""
+    started = []
+    for rank, host in enumerate(star.hosts):
+        environment = os.environ | {
+            "RANK": str(rank),
+            "GLOO_SOCKET_IFNAME": INTERFACE,
+            "SWITCHML_AGGREGATOR": aggregator,
+            "SWITCHML_TRANSPORT": "udp",
+            "TORCH_CPP_LOG_LEVEL": "ERROR",
+        }
+        started.append(host.popen(command, stdout=subprocess.PIPE, text=True, env=environment))
+    printed = [process.communicate()[0] for process in started]
+    failed = [rank for rank, process in enumerate(started) if process.returncode]
+    if failed:
+        raise JobError(f"ranks {failed} failed; their messages are above")
+    return [json.loads(lines.splitlines()[-1]) for lines in printed]
+
+
+def step_seconds(times: Sequence[Times]) -> list[float]:
+    """Of each step, the mean over ranks. They finish each step together: one that is late now and then is no reason to
+    count its wait twice."""
+    return [mean(step) for step in zip(*(one.seconds for one in times), strict=True)]
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]

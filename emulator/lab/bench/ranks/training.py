@@ -1,0 +1,343 @@
+"""A rank that trains a small model with DDP, perhaps profiled, and reports how long each step took. With the backend
+`switchml-emulated` it is the only real rank, and all others are emulated.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from emulator.lab.bench.ranks.process import GROUP_TIMEOUT, Place
+from emulator.peers.settings import PREFIX
+
+WARMUP_STEPS = 3
+"""Before a profile: DDP's first step broadcasts and its second builds its buckets anew; the profiler's first steps find
+cold caches."""
+_CLASSES = 10
+
+
+@dataclass(frozen=True)
+class DigitsModel:
+    """The convolutional network of `switchml train` on scikit-learn's digits. `file`: of host_agent.training.data.
+    `batch_size`: images of each rank."""
+
+    file: str
+    batch_size: int
+
+
+@dataclass(frozen=True)
+class LayerStack:
+    """`layers` of `width` by `width` on `batch` random vectors of `inputs` numbers.
+
+    `device_s`: what an accelerator would take for a layer's forward pass, and half of its backward pass; the thread
+    sleeps for it, as it would wait for a device, so ranks do not compete for cores. `slowness`: how many times as long
+    this rank's own computing takes. `bucket_cap_mb`: 0 for DDP's default.
+    """
+
+    layers: int
+    width: int
+    batch: int
+    inputs: int = 64
+    momentum: float = 0.9
+    device_s: float = 0.0
+    bucket_cap_mb: float = 0.0
+    slowness: float = 1.0
+
+    @property
+    def gradient_bytes(self) -> int:
+        """Of a step's all-reduces, in float32."""
+        weights = self.inputs * self.width + self.layers * self.width**2 + self.width * _CLASSES
+        biases = (1 + self.layers) * self.width + _CLASSES
+        return 4 * (weights + biases)
+
+
+@dataclass(frozen=True)
+class TrainingJob:
+    """Make a process group and a model in place of those before. `environment`: variables for this job alone."""
+
+    backend: str
+    rendezvous: str
+    model: DigitsModel | LayerStack
+    environment: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Train for `count` steps. `is_alone`: without all-reduces (DDP's no_sync). `is_first`: with the parameters of the
+    start, so that runs at all rates reduce the same gradients. `trace`: a folder for the profile, "" for none. Answer:
+    `Times`."""
+
+    count: int
+    is_alone: bool = False
+    is_first: bool = False
+    trace: str = ""
+
+
+@dataclass(frozen=True)
+class AllReduces:
+    """`count` times all-reduces of float32 of these sizes at once, as DDP reduces its buckets. Answer: `Times`."""
+
+    sizes_bytes: tuple[int, ...]
+    count: int
+
+
+@dataclass(frozen=True)
+class Times:
+    """Seconds of each step or all-reduce. The rest is of all of them: CPU seconds of the process and of the thread that
+    trains, packets that the agent sent, and the emulated world's report. `gradient_bytes`: of one step; `bucket_bytes`:
+    of its all-reduces, in their order."""
+
+    seconds: list[float]
+    process_cpu_s: float = 0.0
+    thread_cpu_s: float = 0.0
+    gradient_bytes: int = 0
+    bucket_bytes: tuple[int, ...] = ()
+    packets_sent: int = 0
+    report: dict[str, Any] = field(default_factory=dict)
+
+
+class TrainingRank:
+    """Answers TrainingJob first, then Steps and AllReduces."""
+
+    def __init__(self, place: Place):
+        import torch
+
+        torch.set_num_threads(1)
+        self._place = place
+        self._environment: dict[str, str] = {}
+        self._training: _Training | None = None
+
+    def answer(self, request: Any) -> Any:
+        match request:
+            case TrainingJob():
+                self.leave()
+                return self._join(request)
+            case Steps():
+                return self._training.run(request)
+            case AllReduces():
+                return Times(_reduce(request))
+
+    def leave(self) -> None:
+        import torch.distributed as dist
+
+        if self._training is not None:
+            self._training = None
+            dist.destroy_process_group()
+
+    def _join(self, job: TrainingJob) -> None:
+        import torch.distributed as dist
+
+        for name in [*self._environment, *(name for name in os.environ if name.startswith(PREFIX))]:
+            os.environ.pop(name, None)
+        self._environment = job.environment
+        os.environ.update(job.environment)
+        dist.init_process_group(
+            job.backend,
+            init_method=job.rendezvous,
+            rank=self._place.rank,
+            world_size=self._place.world_size,
+            timeout=GROUP_TIMEOUT,
+        )
+        kind = _DigitsTraining if isinstance(job.model, DigitsModel) else _StackTraining
+        self._training = kind(job.model, self._place)
+
+
+def _reduce(request: AllReduces) -> list[float]:
+    import torch
+    import torch.distributed as dist
+
+    tensors = [torch.ones(size // 4) for size in request.sizes_bytes]
+    seconds = []
+    for _ in range(request.count):
+        dist.barrier()
+        started = time.perf_counter()
+        for work in [dist.all_reduce(tensor, async_op=True) for tensor in tensors]:
+            work.wait()
+        seconds.append(time.perf_counter() - started)
+    return seconds
+
+
+class _Training:
+    """A DDP model and its optimizer; subclasses bring the samples."""
+
+    def __init__(self, model, *, lr: float, momentum: float, slowness: float = 1.0, bucket_cap_mb: float = 0.0):
+        from torch.nn.parallel import DistributedDataParallel
+
+        self._slowness = _Slowness(slowness, model)
+        self._model = DistributedDataParallel(model, **({"bucket_cap_mb": bucket_cap_mb} if bucket_cap_mb else {}))
+        self._start = [parameter.detach().clone() for parameter in model.parameters()]
+        self._optimizer_options = {"lr": lr, "momentum": momentum}
+        self._gradient_bytes = sum(4 * parameter.numel() for parameter in model.parameters())
+        self._begin()
+
+    def _batch(self, step: int):
+        """Inputs and labels of a step."""
+        raise NotImplementedError
+
+    def _begin(self) -> None:
+        import torch
+
+        with torch.no_grad():
+            for parameter, value in zip(self._model.parameters(), self._start, strict=True):
+                parameter.copy_(value)
+        self._optimizer = torch.optim.SGD(self._model.parameters(), **self._optimizer_options)
+        self._step = 0
+
+    def run(self, request: Steps) -> Times:
+        """Train, and time each step."""
+        if request.is_first:
+            self._begin()
+        process_s, thread_s, sent = time.process_time(), time.thread_time(), _packets_sent()
+        if request.trace:
+            from host_agent.profile import switchml_profile
+
+            with switchml_profile(request.trace, skip=WARMUP_STEPS, steps=request.count, execution_trace=False):
+                seconds = [self._timed_step(request.is_alone) for _ in range(WARMUP_STEPS + request.count)]
+        else:
+            seconds = [self._timed_step(request.is_alone) for _ in range(request.count)]
+        return Times(
+            seconds[-request.count :],
+            time.process_time() - process_s,
+            time.thread_time() - thread_s,
+            self._gradient_bytes,
+            self._bucket_bytes(),
+            _packets_sent() - sent,
+            _world_report(request.count),
+        )
+
+    def _bucket_bytes(self) -> tuple[int, ...]:
+        """As DDP built them after its first step; before, as it meant to."""
+        known = self._model._get_ddp_logging_data()
+        return tuple(map(int, (known.get("rebuilt_bucket_sizes") or known["bucket_sizes"]).split(",")))
+
+    def _timed_step(self, is_alone: bool) -> float:
+        from torch.nn import functional
+
+        started = time.perf_counter()
+        inputs, labels = self._batch(self._step)
+        self._step += 1
+        self._slowness.mark()
+        self._optimizer.zero_grad()
+        with self._model.no_sync() if is_alone else contextlib.nullcontext():
+            loss = functional.cross_entropy(self._model(inputs), labels)
+            self._slowness.pay()
+            loss.backward()
+        self._slowness.mark()  # what came last was waiting for the all-reduces
+        self._optimizer.step()
+        self._slowness.pay()
+        return time.perf_counter() - started
+
+
+class _DigitsTraining(_Training):
+    def __init__(self, model: DigitsModel, place: Place):
+        import torch
+
+        from host_agent.training.data import BatchOrder, Digits
+        from host_agent.training.model import DigitsNet
+
+        digits = Digits.restore(model.file)
+        self._images, self._labels = torch.from_numpy(digits.train_images), torch.from_numpy(digits.train_labels)
+        self._order = BatchOrder(rank=place.rank, workers=place.world_size, batch_size=model.batch_size, seed=1)
+        torch.manual_seed(1)
+        super().__init__(DigitsNet(), lr=0.05, momentum=0.9)
+
+    def _batch(self, step: int):
+        import torch
+
+        chosen = torch.from_numpy(self._order.indices(step))
+        return self._images[chosen], self._labels[chosen]
+
+
+class _StackTraining(_Training):
+    def __init__(self, stack: LayerStack, place: Place):
+        import torch
+        from torch import nn
+
+        torch.manual_seed(1)
+        layers: list[nn.Module] = [nn.Linear(stack.inputs, stack.width), nn.ReLU()]
+        for _ in range(stack.layers):
+            layers += [nn.Linear(stack.width, stack.width), nn.ReLU()]
+            layers += [_device(stack.device_s)] if stack.device_s else []
+        super().__init__(
+            nn.Sequential(*layers, nn.Linear(stack.width, _CLASSES)),
+            lr=0.01,
+            momentum=stack.momentum,
+            slowness=stack.slowness,
+            bucket_cap_mb=stack.bucket_cap_mb,
+        )
+        torch.manual_seed(2 + place.rank)
+        self._samples = torch.randn(stack.batch, stack.inputs), torch.randint(0, _CLASSES, (stack.batch,))
+
+    def _batch(self, step: int):
+        return self._samples
+
+
+def _packets_sent() -> int:
+    """By this rank's agent since it joined; 0 with Gloo."""
+    import torch.distributed as dist
+
+    agent = getattr(dist.group.WORLD, "agent", None)
+    return agent.stats()["sent"] if agent is not None else 0
+
+
+def _world_report(steps: int) -> dict[str, Any]:
+    """Of the emulated world, about the latest steps; empty where all ranks are real."""
+    import torch.distributed as dist
+
+    world = getattr(dist.group.WORLD, "world", None)
+    if world is None:
+        return {}
+    from emulator.peers.report import as_json
+
+    report = as_json(world)
+    return report | {"iteration_seconds": report["iteration_seconds"][-steps:]}
+
+
+def _device(seconds: float):
+    """A layer that changes nothing and takes `seconds` forward, twice as long backward."""
+    import torch
+
+    class Device(torch.autograd.Function):
+        @staticmethod
+        def forward(context, inputs):
+            time.sleep(seconds)
+            return inputs.view_as(inputs)
+
+        @staticmethod
+        def backward(context, gradient):
+            time.sleep(2 * seconds)
+            return gradient
+
+    class Layer(torch.nn.Module):
+        def forward(self, inputs):
+            return Device.apply(inputs)
+
+    return Layer()
+
+
+class _Slowness:
+    """Makes a rank slow without taking a core from the others: after each layer and each gradient it sleeps for its
+    share of the time that has passed since."""
+
+    def __init__(self, factor: float, model):
+        self._more = factor - 1.0
+        self._since = time.perf_counter()
+        if self._more <= 0:
+            return
+        for layer in model:
+            layer.register_forward_hook(lambda *_: self.pay())
+        for parameter in model.parameters():
+            parameter.register_post_accumulate_grad_hook(lambda _: self.pay())
+
+    def mark(self) -> None:
+        """Count from now."""
+        self._since = time.perf_counter()
+
+    def pay(self) -> None:
+        """Sleep for the time since the last mark or payment."""
+        if self._more > 0:
+            time.sleep(self._more * (time.perf_counter() - self._since))
+            self.mark()

@@ -1,0 +1,56 @@
+"""Tensors with blocks of zeros for `switchml bench`: which blocks each rank has, and how many the union has."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from emulator.networks.netsim.blocks import OVERLAPS, owned
+from host_agent.density import Choice
+from switchml.errors import ConfigError
+from switchml.protocol.sparse import Sparse
+
+MODES = ("on", "auto")
+
+
+@dataclass(frozen=True)
+class Sparsity:
+    """`density`: share of blocks that a rank has; `block` elements each; `mode`: how the agent sends them, on or auto.
+
+    Raises ConfigError for values that make no sense.
+    """
+
+    density: float
+    block: int = 256
+    overlap: str = "random"
+    mode: str = "on"
+
+    def __post_init__(self):
+        if not 0 <= self.density <= 1:
+            raise ConfigError(f"density {self.density}: expected 0 to 1")
+        if self.overlap not in OVERLAPS or self.mode not in MODES:
+            raise ConfigError(f"overlap {self.overlap}, mode {self.mode}: expected one of {OVERLAPS} and of {MODES}")
+        Sparse(self.block)
+
+    def as_json(self) -> dict[str, Any]:
+        """As reports have it."""
+        return {"density": self.density, "block": self.block, "overlap": self.overlap, "sparse": self.mode}
+
+    @property
+    def choice(self) -> Choice:
+        """The agent's option."""
+        return Choice(self.mode, Sparse(self.block))
+
+    def owned(self, workers: int, elements: int) -> np.ndarray:
+        """bool[workers, blocks]: which blocks of a tensor of so many elements each rank has."""
+        return owned(self.density, self.overlap, workers, -(-elements // self.block))
+
+    def union_density(self, workers: int, elements: int) -> float:
+        """Share of blocks that some rank has."""
+        return float(self.owned(workers, elements).any(0).mean())
+
+    def elements_of(self, row: np.ndarray, elements: int) -> np.ndarray:
+        """bool[elements]: a rank's row of `owned`, element by element."""
+        return np.repeat(row, self.block)[:elements]

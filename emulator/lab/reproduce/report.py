@@ -1,0 +1,156 @@
+"""Claims as a table, and as a page with a plot of each in the paper's form."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from emulator.lab.reproduce.claims import HOW, Claim, Figure, Plot
+from emulator.lab.reproduce.running import Outcome, Points
+from switchml import plotting
+from switchml.pages import charts, page, panels
+from switchml.pages.charts import Line
+from switchml.pages.panels import Bar, Bars, Curves, Panel
+from switchml.tables import Table, name, number, text
+
+QUICK_MINUTES = 0.6
+"""What runs at most so long, as any user, is quick."""
+MET, MISSED = "met", "missed"
+OURS = ""
+"""Among a plot's lines, the numbers that are drawn as bars."""
+
+
+def listed(claims: Sequence[Claim]) -> Table:
+    """Which claims there are."""
+    columns = [name("claim"), text("of"), text("what", drop=1), text("how"), number("about", "min", drop=2)]
+    table = Table(columns, notes=["`switchml reproduce CLAIM` runs one; --all runs all, --quick the short ones."])
+    for claim in claims:
+        table.add(claim.id, claim.system, claim.title, HOW[claim.how] + needs(claim), f"{claim.minutes:g}")
+    return table
+
+
+def needs(claim: Claim) -> str:
+    """What it cannot do without."""
+    return " (root)" if claim.needs_root else ""
+
+
+def value(number: float, unit: str = "") -> str:
+    """Three digits, with the unit."""
+    shown = f"{number:,.0f}" if abs(number) >= 1000 else f"{number:.3g}"
+    return f"{shown} {unit}".rstrip()
+
+
+def wanted(figure: Figure) -> str:
+    """What counts as met."""
+    if figure.within is not None:
+        return f"within {100 * figure.within:g} %"
+    bounds = [f"at least {figure.least:g}" if figure.least is not None else ""]
+    bounds += [f"at most {figure.most:g}" if figure.most is not None else ""]
+    return " and ".join(filter(None, bounds))
+
+
+def table(outcomes: Sequence[Outcome]) -> Table:
+    """A line for each figure, below its claim; what differs below all of them."""
+    shown = Table(
+        [text("figure"), number("paper"), number("ours"), text(""), text("asked for", drop=1), text("source", drop=2)],
+        notes=remarks(outcomes),
+    )
+    for outcome in outcomes:
+        claim = outcome.claim
+        shown.add(f"{claim.system}: {claim.title} ({HOW[claim.how]})")
+        for figure, ours, is_met in outcome.rows:
+            paper = value(figure.paper, figure.unit)
+            shown.add(
+                figure.name, paper, value(ours, figure.unit), MET if is_met else MISSED, wanted(figure), figure.trust
+            )
+    return shown
+
+
+def remarks(outcomes: Sequence[Outcome]) -> list[str]:
+    """What differs from the paper's set-up, and why, for each claim."""
+    return [f"{one.claim.id}: {' '.join(one.claim.differs.split())}" for one in outcomes if one.claim.differs]
+
+
+def drawn(outcome: Outcome) -> Panel | None:
+    """The claim's plot; none if it has none."""
+    plot = outcome.claim.plot
+    if plot is None:
+        return None
+    shown = {name: points for name, points in outcome.lines.items() if outcome.claim.lines[name].is_drawn}
+    lines = {name: points for name, points in shown.items() if isinstance(points, Mapping)}
+    names = {name: outcome.claim.lines[name].name or name for name in outcome.lines}
+    if plot.bars:
+        numbers = {name: value for name, value in outcome.lines.items() if not isinstance(value, Mapping)}
+        lines = {OURS: {names[name]: numbers[name] for name in plot.bars}, **lines}
+        names[OURS] = HOW[outcome.claim.how]
+    if any(isinstance(x, str) for points in lines.values() for x in points):
+        return _bars(plot, lines, names)
+    curves = [Line(names[key], [float(x) for x in points], list(points.values())) for key, points in lines.items()]
+    return Curves(plot.title, plot.x, plot.y, curves, x_log=plot.x_log, y_log=plot.y_log)
+
+
+def _bars(plot: Plot, lines: Mapping[str, Points], names: Mapping[str, str]) -> Bars:
+    xs = dict.fromkeys(x for points in lines.values() for x in points)
+    bars = [Bar(str(x), names[key], points[x]) for x in xs for key, points in lines.items() if x in points]
+    return Bars(plot.title, plot.y, bars, is_log=plot.y_log)
+
+
+def draw(outcomes: Sequence[Outcome], path: Path) -> None:
+    """The plots of all that have one, beside each other. Raises ConfigError if the picture can't be written."""
+    shown = [
+        replace(panel, title=f"{one.claim.system}: {panel.title}")
+        for one in outcomes
+        if (panel := drawn(one)) is not None
+    ]
+    plotting.draw(path, "Claims reproduced", shown)
+
+
+def markdown(outcomes: Sequence[Outcome]) -> str:
+    """A row for each figure, as a table in Markdown."""
+    lines = ["| claim | figure | paper | ours | |", "|---|---|---|---|---|"]
+    for outcome in outcomes:
+        for row, (figure, ours, is_met) in enumerate(outcome.rows):
+            cells = [
+                "" if row else outcome.claim.id,
+                figure.name,
+                value(figure.paper, figure.unit),
+                value(ours, figure.unit),
+                MET if is_met else f"**{MISSED}**",
+            ]
+            lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def write_page(outcomes: Sequence[Outcome], failures: Mapping[str, str], path: Path) -> None:
+    """One page with every claim: figures, plot, what differs, how to run it. `failures`: claim → why it did not run."""
+    content = {
+        "title": "Claims of papers beside what runs here",
+        "claims": [_on_page(one) for one in outcomes],
+        "failures": dict(failures),
+        "met": sum(is_met for one in outcomes for *_, is_met in one.rows),
+        "figures": sum(len(one.rows) for one in outcomes),
+        "zoom": charts.ZOOM,
+    }
+    page.write(path, page.render("reproduce.html", (Path(__file__).parent,), content))
+
+
+def _on_page(outcome: Outcome) -> dict[str, Any]:
+    claim, panel = outcome.claim, drawn(outcome)
+    commands = dict.fromkeys(line.command for line in claim.lines.values() if line.run)
+    return {
+        "id": claim.id,
+        "system": claim.system,
+        "title": claim.title,
+        "says": claim.says,
+        "source": claim.source,
+        "differs": " ".join(claim.differs.split()),
+        "how": HOW[claim.how] + needs(claim),
+        "rows": [
+            (one.name, value(one.paper, one.unit), value(ours, one.unit), wanted(one), one.trust, is_met)
+            for one, ours, is_met in outcome.rows
+        ],
+        "panel": panels.chart(panel) if panel is not None else None,
+        "commands": list(commands),
+    }

@@ -1,0 +1,173 @@
+"""Runs a claim's commands as a user would, with --json, and works out its figures from what they print."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from emulator.lab.reproduce.claims import SCRIPTS, Claim, Figure, Line
+from switchml import share
+from switchml.errors import ConfigError, SwitchMLError
+
+Points = Mapping[Any, float]
+"""y by x, in the order of x in the command's output."""
+Value = Points | float
+
+LIMIT_S = 900
+"""Of one command, so that one that hangs does not stop the others."""
+
+
+class ReproductionFailed(SwitchMLError):
+    """A claim's command ended with an error, or printed something else than the claim reads."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a claim is here. `lines`: what each found; `ours`: a number for each figure."""
+
+    claim: Claim
+    lines: Mapping[str, Value]
+    ours: tuple[float, ...]
+    seconds: float
+
+    @property
+    def rows(self) -> list[tuple[Figure, float, bool]]:
+        """Each figure, ours, and whether it is near enough."""
+        return [(one, ours, one.is_met(ours)) for one, ours in zip(self.claim.figures, self.ours, strict=True)]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        claim = self.claim
+        figures = [
+            {
+                "name": one.name, "paper": one.paper, "ours": ours, "unit": one.unit, "met": is_met,
+                "within": one.within, "least": one.least, "most": one.most, "trust": one.trust,
+            }
+            for one, ours, is_met in self.rows
+        ]  # fmt: skip
+        lines = {
+            name: list(map(list, points.items())) if isinstance(points, Mapping) else points
+            for name, points in self.lines.items()
+        }
+        about = {name: getattr(claim, name) for name in ("id", "system", "title", "source", "how", "says", "differs")}
+        commands = {name: line.command for name, line in claim.lines.items() if line.run}
+        return about | {"figures": figures, "lines": lines, "commands": commands, "seconds": self.seconds}
+
+
+def reproduce(claim: Claim, say: Callable[[str], None] = lambda line: None) -> Outcome:
+    """Run a claim's commands, each once, and work out its figures. `say` gets what runs. Raises ReproductionFailed."""
+    started = time.monotonic()
+    printed: dict[tuple[str, str], Any] = {}
+    found: dict[str, Value] = {}
+    with tempfile.TemporaryDirectory(prefix="switchml-reproduce-") as folder:
+        for name, line in claim.lines.items():
+            if line.paper:
+                found[name] = _published(line.paper)
+                continue
+            key = (line.run, repr(sorted(line.files.items())))
+            if key not in printed:
+                say(line.command)
+                printed[key] = _printed(line, Path(folder), claim)
+            found[name] = _points(line, printed[key], f"{claim.id}: line {name}")
+    ours = tuple(_figure(figure, found, claim.id) for figure in claim.figures)
+    return Outcome(claim, found, ours, time.monotonic() - started)
+
+
+def _published(points: Mapping[str, float]) -> Points:
+    """x as a number if all are."""
+    if all(x.replace(".", "", 1).isdecimal() for x in points):
+        return {float(x): y for x, y in points.items()}
+    return points
+
+
+def _printed(line: Line, folder: Path, claim: Claim) -> Any:
+    for name, text in {**claim.files, **line.files}.items():
+        (folder / name).write_text(text, encoding="utf-8")
+    done = subprocess.Popen(
+        _command(line), cwd=folder, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        printed, said = done.communicate(timeout=LIMIT_S)
+    except subprocess.TimeoutExpired:
+        done.terminate()
+        done.communicate()
+        raise ReproductionFailed(f"{claim.id}: `{line.command}` was not done after {LIMIT_S / 60:g} min") from None
+    if done.returncode:
+        last = (said.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        raise ReproductionFailed(f"{claim.id}: `{line.command}` failed: {last.removeprefix('switchml: error: ')}")
+    try:
+        return json.loads(printed)
+    except ValueError:
+        raise ReproductionFailed(f"{claim.id}: `{line.command} --json` printed no JSON object") from None
+
+
+def _command(line: Line) -> list[str]:
+    """The words that run it here."""
+    if not line.is_script:
+        return [sys.executable, "-m", "switchml", *line.words, "--json", "--quiet"]
+    words = [str(share.HERE / word) if word.startswith(SCRIPTS) else word for word in line.words]
+    if words[0] == "torchrun":
+        words[:1] = ["-m", "torch.distributed.run", "--standalone"]
+    return [sys.executable, *words, "--json"]
+
+
+def _points(line: Line, printed: Any, where: str) -> Value:
+    import jmespath
+
+    try:
+        y, x = jmespath.search(line.y, printed), jmespath.search(line.x, printed) if line.x else None
+    except jmespath.exceptions.JMESPathError as error:
+        raise ConfigError(f"{where}: {error}") from None
+    if not line.x:
+        if not _is_number(y):
+            raise ReproductionFailed(f"{where}: {line.y!r} is {y!r} in what `{line.command} --json` prints")
+        return float(y) * line.scale
+    if not (isinstance(x, list) and isinstance(y, list) and x and len(x) == len(y) and all(map(_is_number, y))):
+        raise ReproductionFailed(f"{where}: {line.x!r} and {line.y!r} are {x!r} and {y!r}: expected as many of each")
+    return {at: float(value) * line.scale for at, value in zip(x, y, strict=True)}
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _figure(figure: Figure, found: Mapping[str, Value], claim: str) -> float:
+    import simpleeval
+
+    try:
+        value = simpleeval.EvalWithCompoundTypes(names=dict(found), functions=FUNCTIONS).eval(figure.value)
+    except (simpleeval.InvalidExpression, KeyError, TypeError, ValueError, ZeroDivisionError, SyntaxError) as error:
+        raise ConfigError(f"{claim}: figure {figure.name!r}: {figure.value!r}: {error!r}") from None
+    if not _is_number(value):
+        raise ConfigError(f"{claim}: figure {figure.name!r}: {figure.value!r} is {value!r}, not a number")
+    return float(value)
+
+
+def _of(line: Points, name: str) -> float:
+    """The point whose x begins with `name`, however it is written."""
+    (value,) = (y for x, y in line.items() if str(x).lower().startswith(name.lower()))
+    return value
+
+
+FUNCTIONS: dict[str, Callable[..., float]] = {
+    "min": min,
+    "max": max,
+    "of": _of,
+    "largest": lambda over, under: max(over[x] / under[x] for x in over),
+    "furthest": lambda line: max(map(abs, line.values())),
+    "best": lambda line: max(line.values()),
+    "worst": lambda line: min(line.values()),
+    "near": lambda line, name, by, among: sum(line[x] >= line[name] - by for x in among if x != name),
+    "slower": lambda line, among, than: sum(line[x] < than for x in among),
+}
+"""What a figure's expression may call: of numbers, or of lines. `largest`: ratio of two lines at any x; `furthest`: the
+value that is furthest from 0; `best`, `worst`: the largest and the smallest; `near`: how many of those points
+that another line has are at most `by` below the one named; `slower`: how many of them are below a number."""

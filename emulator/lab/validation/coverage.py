@@ -1,0 +1,230 @@
+"""How often measured rows lie inside the intervals that predictions are given (`emulator/jobs/interval.py`). Residuals
+come from rows that no constant was fitted to (`fits.toml` names those that some were), and a row is judged by rows that
+it is not among: a tenth of its group is left out, all rows of its model, or all of its campaign.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from emulator.cluster import cluster as clusters
+from emulator.jobs import interval
+from emulator.jobs.description import Request, load_model
+from emulator.jobs.interval import CONTEXT, CORE, FSDP, NODES, ONE_NODE, OTHERS, TORCH, Group
+from emulator.jobs.workload.job import Job
+from emulator.jobs.workload.models import Model, Transformer
+from emulator.lab.validation import campaigns, fitting, frameworks, iterations, megatron, refit, throughput
+from switchml.output_files import whole_file
+from switchml.tables import Table, number, text
+
+TITLES = {
+    ONE_NODE: "Megatron on one node of A100",
+    NODES: "Megatron on several nodes of A100",
+    FSDP: "MPT under FSDP on A100 and H100",
+    TORCH: "torchtitan on H100",
+    CORE: "NeMo, fp8 on H100",
+    OTHERS: "torchtitan, NeMo and fp8, for all other jobs",
+    CONTEXT: "context-parallel Llama on H100",
+}
+POOLED = (TORCH, CORE, OTHERS)
+"""Groups of whose rows all jobs get their interval that are like no group's."""
+FOLDS = 10
+LEAST = 4
+"""Rows that an interval needs: four in five of fewer are all."""
+ALL = "all"
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One row: its group, campaign, model and accelerators, and measured over predicted seconds."""
+
+    group: str
+    campaign: str
+    model: str
+    gpus: int
+    ratio: float
+
+
+@dataclass(frozen=True)
+class Held:
+    """Shares of rows inside their interval, where it comes from other rows."""
+
+    rows: int
+    tenths: float
+    """A tenth of the group left out."""
+    models: float
+    campaigns: float
+    """All rows of a campaign left out; where that leaves none of a group, the interval is that of others."""
+
+
+def measured(files: Sequence[Path], progress: Callable[[str], None] = lambda line: None) -> list[Measured]:
+    """The rows of `files`, iterations or tokens a second, and those of Megatron, Narayanan, torchtitan and NeMo;
+    without those that constants were fitted to."""
+    fitted = {_key(row.model, row.job, row.cluster) for fit in refit.fits().values() for row in refit.samples(fit)}
+    found: list[Measured] = []
+    for path in files:
+        kind = campaigns.kind(path)
+        progress(f"{path}: {kind or 'passed over'}")
+        if kind == "iterations":
+            found += _iterations(path, fitted)
+        elif kind == "throughput":
+            found += _throughput(path, fitted)
+    progress("Megatron's, torchtitan's and NeMo's tables")
+    machine = clusters.load(campaigns.MEGATRON_CLUSTER)
+    for (_, model, job, _), row in zip(megatron.table5(), megatron.times(machine), strict=True):
+        if _key(model, job, machine.name) not in fitted:
+            group = interval.kind(job, model, machine)
+            found.append(Measured(group, "Megatron's table 5", model.name, job.gpus, row.measured / row.predicted))
+    for model, job, row in megatron.scaled(machine):
+        group = interval.kind(job, model, machine)
+        found.append(Measured(group, "Narayanan's table 1", model.name, job.gpus, row.predicted / row.measured))
+    for title, part in (("torchtitan", frameworks.torchtitan()), ("NeMo", frameworks.nemo())):
+        for (_, request, _), row in zip(part, frameworks.rows(part), strict=True):
+            found.append(_of_request(title, request, row.predicted / row.measured))
+    return found
+
+
+def _key(model: Model, job: Job, cluster: str) -> tuple:
+    """What tells rows apart: a model's name may be that of a row."""
+    assert isinstance(model, Transformer)
+    return model.layers, model.hidden, model.heads, job, cluster
+
+
+def _of_request(campaign: str, request: Request, ratio: float) -> Measured:
+    model = load_model(request)
+    assert isinstance(model, Transformer)
+    group = interval.kind(request.job, model, clusters.load(request.cluster))
+    return Measured(group, campaign, request.model, request.job.gpus, ratio)
+
+
+def _iterations(path: Path, fitted: set[tuple]) -> list[Measured]:
+    machine = clusters.load(campaigns.ITERATIONS_CLUSTER)
+    samples = [one for one in iterations.read(path) if _key(*one[:2], machine.name) not in fitted]
+    rows = fitting.predict(machine, samples)
+    return [
+        Measured(
+            interval.kind(job, model, machine),
+            path.stem,
+            fitting.size_name(model),
+            job.gpus,
+            row.measured / row.predicted,
+        )
+        for (model, job, _), row in zip(samples, rows, strict=True)
+    ]
+
+
+def _throughput(path: Path, fitted: set[tuple]) -> list[Measured]:
+    named = [(row, row.request) for row in throughput.read(path)]
+    rows = [row for row, own in named if _key(load_model(own), own.job, own.cluster) not in fitted]
+    return [
+        _of_request(path.stem, one.measured.request, one.row.predicted / one.row.measured)
+        for one in throughput.predict(rows)
+        if one.row is not None
+    ]
+
+
+def _gives(name: str, row: Measured) -> bool:
+    """Whether a group's interval comes from this row, too."""
+    return row.group == name or (name == OTHERS and row.group in POOLED)
+
+
+def groups(rows: Sequence[Measured]) -> dict[str, Group]:
+    """The spread of each group, and how often it holds for rows that it was not taken from."""
+    judged, result = _judged(rows), {}
+    for name, title in TITLES.items():
+        basis = [row for row in rows if _gives(name, row)]
+        if len(basis) >= LEAST:
+            own = [inside for row, inside in zip(rows, judged, strict=True) if row.group == name]
+            held = _share(own or [inside for row, inside in zip(rows, judged, strict=True) if _gives(name, row)])
+            result[name] = Group(
+                title=title,
+                rows=len(basis),
+                spread=interval.spread([row.ratio for row in basis]),
+                most_gpus=max(row.gpus for row in basis),
+                held_out=held.tenths,
+                held_out_models=held.models,
+                held_out_campaigns=held.campaigns,
+            )
+    return result
+
+
+def by_campaign(rows: Sequence[Measured]) -> dict[str, Held]:
+    """How often intervals hold for the rows of each campaign, and for all."""
+    parts: dict[str, list[tuple[bool, ...]]] = defaultdict(list)
+    for row, inside in zip(rows, _judged(rows), strict=True):
+        parts[row.campaign].append(inside)
+        parts[ALL].append(inside)
+    return {name: _share(parts[name]) for name in [*(name for name in parts if name != ALL), ALL]}
+
+
+def _share(inside: Sequence[tuple[bool, ...]]) -> Held:
+    return Held(len(inside), *(sum(column) / len(inside) for column in zip(*inside, strict=True)))
+
+
+def _judged(rows: Sequence[Measured]) -> list[tuple[bool, ...]]:
+    """Whether each row lies in the interval that it gets without its tenth, its model, its campaign."""
+    of_group: dict[str, int] = defaultdict(int)
+    labels = []
+    for row in rows:
+        labels.append((of_group[row.group] % FOLDS, row.model, row.campaign))
+        of_group[row.group] += 1
+    labelled = list(zip(rows, labels, strict=True))
+
+    @cache
+    def limit(group: str, by: int, label: str | int) -> float:
+        """Of a group's rows that are labelled otherwise, or of others' where there are too few."""
+        for name in (group, OTHERS):
+            others = [row.ratio for row, own in labelled if own[by] != label and _gives(name, row)]
+            if len(others) >= LEAST:
+                break
+        return math.log(interval.spread(others)) if others else 0.0
+
+    return [
+        tuple(abs(math.log(row.ratio)) <= limit(row.group, by, label) for by, label in enumerate(own))
+        for row, own in labelled
+    ]
+
+
+def write(found: dict[str, Group], path: Path) -> None:
+    """As `emulator/jobs/data/intervals.toml`."""
+    lines = ["# Spread of measured over predicted seconds, by groups of jobs: switchml validate intervals DIR --write"]
+    for name, one in found.items():
+        lines += ["", f"[{name}]", f'title = "{one.title}"', f"rows = {one.rows}", f"spread = {one.spread:.4f}"]
+        lines += [f"most_gpus = {one.most_gpus}", f"held_out = {one.held_out:.3f}"]
+        lines += [f"held_out_models = {one.held_out_models:.3f}", f"held_out_campaigns = {one.held_out_campaigns:.3f}"]
+    with whole_file(path) as part:
+        part.write_text("\n".join(lines) + "\n")
+
+
+def to_json(found: dict[str, Group], campaigns: dict[str, Held]) -> dict[str, Any]:
+    """By group, by campaign, and of all rows together."""
+    return {
+        "groups": {name: vars(one) for name, one in found.items()},
+        "campaigns": {name: vars(one) for name, one in campaigns.items() if name != ALL},
+        "held_out": campaigns[ALL].tenths,
+        "held_out_models": campaigns[ALL].models,
+        "held_out_campaigns": campaigns[ALL].campaigns,
+    }
+
+
+def tables(found: dict[str, Group], campaigns: dict[str, Held]) -> list[Table]:
+    """For people: groups, and campaigns. Inside: with a tenth, a model, a campaign left out."""
+    shares = number("inside", "%"), number("model", "%"), number("campaign", "%")
+    first = Table([text("group"), number("rows"), number("interval", "± %"), *shares])
+    for one in found.values():
+        held = one.held_out, one.held_out_models, one.held_out_campaigns
+        first.add(one.title, str(one.rows), f"{100 * (one.spread - 1):.1f}", *map(_percent, held))
+    second = Table([text("campaign"), number("rows"), *shares])
+    for name, own in campaigns.items():
+        second.add(name, str(own.rows), *map(_percent, (own.tenths, own.models, own.campaigns)))
+    return [first, second]
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f}"

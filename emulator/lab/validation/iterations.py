@@ -1,0 +1,77 @@
+"""Measured iterations of Megatron-DeepSpeed: the CSV files of VIA-Research/vTrain (MICRO 2024), and others with the
+same columns."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+from emulator.jobs.workload.job import Job
+from emulator.jobs.workload.models import Transformer
+from switchml.errors import ConfigError
+
+COLUMNS = (
+    "# GPUs",
+    "global batch",
+    "micro batch",
+    "hidden size",
+    "attention heads",
+    "# layers",
+    "sequence length",
+    "tensor parallelism",
+    "data parallelism",
+    "pipeline parallelism",
+    "iteration time (ms)",
+)
+VOCABULARY = 51200
+"""GPT-2's 50257, padded so that it splits (Megatron-LM's default of 128 times the tensor-parallel size, at most 8)."""
+
+
+def read(path: Path, recompute: str = "auto") -> list[tuple[Transformer, Job, float]]:
+    """Model, job and measured seconds of each row. `recompute`: as in a job, or "auto": jobs that fill more than one
+    node of 8 recompute all activations, as the publication says, and smaller ones keep them."""
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            reader = csv.DictReader(file)
+            rows = [(reader.line_num, row) for row in reader]
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"can't read {path}: {error}") from None
+    missing = [name for name in COLUMNS if name not in (reader.fieldnames or ())]
+    if missing or not rows:
+        raise ConfigError(f"{path}: expected at least one row and the columns {', '.join(COLUMNS)}; missing: {missing}")
+    return [_row(row, f"{path}, line {line}", recompute) for line, row in rows]
+
+
+def _row(row: dict[str, str], where: str, recompute: str) -> tuple[Transformer, Job, float]:
+    try:
+        gpus, batch, micro, hidden, heads, layers, sequence, tp, dp, pp = (int(row[name]) for name in COLUMNS[:-1])
+        measured = float(row[COLUMNS[-1]]) * 1e-3
+    except (TypeError, ValueError):
+        raise ConfigError(f"{where}: expected numbers in all columns, not {list(row.values())}") from None
+    if tp * dp * pp != gpus or not measured > 0:
+        raise ConfigError(
+            f"{where}: {gpus} GPUs are not {tp} x {dp} x {pp} (tensor x data x pipeline), or the time is not positive"
+        )
+    try:
+        model = Transformer(
+            name=f"gpt-{layers}x{hidden}",
+            title=f"GPT, {layers} layers of {hidden}",
+            source=where,
+            layers=layers,
+            hidden=hidden,
+            heads=heads,
+            vocabulary=VOCABULARY,
+            sequence=sequence,
+        )
+        job = Job(
+            gpus=gpus,
+            batch=batch,
+            micro_batch=micro,
+            tp=tp,
+            pp=pp,
+            recompute=recompute if recompute != "auto" else "full" if gpus > 8 else "none",
+            overlap=False,
+        )
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from None
+    return model, job, measured

@@ -1,0 +1,39 @@
+"""Kernels of a traced job carried to another accelerator (`switchml trace replay --accelerator`), beside the same job
+traced there: one inference of each of five models of Hugging Face on H100 and MI300X (AMD-AGI/TraceLens,
+tests/traces/{h100,mi300}, MIT), their kernels by name; long names are cut where that leaves their class. Of two of
+them, bert-small and Qwen1.5-0.5B, is what data sheets don't say (emulator/traces/whatif/data/kernels.toml).
+"""
+
+from __future__ import annotations
+
+import csv
+from collections import defaultdict
+from pathlib import Path
+
+import numpy as np
+
+from emulator.lab.validation.rows import Row
+from emulator.traces.whatif.speeds import between
+
+FILE = Path(__file__).parent / "data" / "kernels.csv"
+
+
+def rows() -> list[Row]:
+    """Seconds of all kernels of a model, each way."""
+    kernels: dict[str, dict[str, list[tuple[str, int, float]]]] = defaultdict(lambda: defaultdict(list))
+    with FILE.open(newline="") as file:
+        for row in csv.DictReader(file):
+            kernels[row["model"]][row["accelerator"]].append((row["kernel"], int(row["count"]), float(row["seconds"])))
+    return [
+        _row(f"{model}, {traced} to {other}", by_accelerator[traced], traced, by_accelerator[other], other)
+        for model, by_accelerator in kernels.items()
+        for traced in by_accelerator
+        for other in by_accelerator.keys() - {traced}
+    ]
+
+
+def _row(name: str, kernels: list[tuple[str, int, float]], traced: str, there: list[tuple], other: str) -> Row:
+    names, counts, totals_s = zip(*kernels, strict=True)
+    count, total_s = np.array(counts), np.array(totals_s)
+    carried_s = between(traced, other, names, total_s).seconds(names, total_s / count) * count
+    return Row(name, sum(row[2] for row in there), float(carried_s.sum()), "s")

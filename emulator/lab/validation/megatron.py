@@ -1,0 +1,143 @@
+"""Megatron-LM's published tables: times and memory of Korthikanti et al., MLSys 2023 (table 5, figures 1 and 7), and
+the scaling table of Narayanan et al., SC 2021 (table 1). All on DGX A100 80 GB.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from pathlib import Path
+from typing import Any
+
+from emulator.cluster.cluster import Cluster
+from emulator.jobs.costing import closed_form_s, plan
+from emulator.jobs.emulate import replayed_s
+from emulator.jobs.interval import factor
+from emulator.jobs.workload import memory
+from emulator.jobs.workload.job import Job
+from emulator.jobs.workload.models import Transformer
+from emulator.lab.validation.rows import Row
+from switchml.errors import ConfigError
+
+DATA = Path(__file__).parent / "data"
+GIB = 2.0**30
+
+
+def _read(name: str) -> list[dict[str, str]]:
+    with (DATA / name).open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def _gpt(row: dict[str, str]) -> Transformer:
+    return Transformer(
+        name=row["model"],
+        title=f"GPT {row['model']}",
+        source="Korthikanti et al. 2023; Narayanan et al. 2021",
+        layers=int(row["layers"]),
+        hidden=int(row["hidden"]),
+        heads=int(row["heads"]),
+        vocabulary=51200,
+        sequence=2048,
+    )
+
+
+def _job(row: dict[str, str], **fields: Any) -> Job:
+    """A row's layout."""
+    virtual = int(row["virtual_stages"])
+    return Job(
+        micro_batch=int(row["micro_batch"]),
+        tp=int(row["tp"]),
+        pp=int(row["pp"]),
+        virtual_stages=virtual,
+        schedule="interleaved" if virtual > 1 else "1f1b",
+        recompute=row["recompute"],
+        sequence_parallel=row["sequence_parallel"] == "1",
+        **fields,
+    )
+
+
+def table5() -> list[tuple[str, Transformer, Job, float]]:
+    """Name, model, job and measured seconds of an iteration."""
+    rows = []
+    for row in _read("table5.csv"):
+        job = _job(row, gpus=int(row["gpus"]), batch=int(row["batch"]), overlap=False)
+        rows.append((f"{row['model']} {row['recompute']}", _gpt(row), job, float(row["measured_s"])))
+    return rows
+
+
+def times(cluster: Cluster) -> list[Row]:
+    """Table 5."""
+    return [
+        Row(name, measured, replayed_s(plan(model, job, cluster)), "s", factor(model, job, cluster))
+        for name, model, job, measured in table5()
+    ]
+
+
+def memories() -> list[Row]:
+    """Figures 1 and 7: bytes of the layers on the first stage, in GiB. Weights and optimizer: 18 bytes a parameter, as
+    Megatron-LM keeps gradients in fp32."""
+    rows = []
+    for row in _read("memory.csv"):
+        model, pp = _gpt(row), int(row["pp"])
+        job = _job(row, gpus=int(row["tp"]) * pp, batch=int(row["micro_batch"]) * 4 * pp, gradient_bytes=4)
+        if row["quantity"] == "activations":
+            mine = memory.layer_activations(model, job) * model.layers / pp * memory.in_flight(job, 0)
+        else:
+            parts = memory.memory(model, job)
+            mine = (parts.weights + parts.gradients + parts.optimizer) * _layers_share(model, job)
+        rows.append(
+            Row(f"{row['model']} {row['quantity']}, {row['recompute']}", float(row["measured_gib"]), mine / GIB, "GiB")
+        )
+    return rows
+
+
+def _layers_share(model: Transformer, job: Job) -> float:
+    """Of the fullest rank's parameters, those in its layers' matrices: what the figure counts."""
+    matrices = 12.0 * model.layers * model.hidden**2 / (job.tp * job.pp)
+    return matrices / max(job.stage_parameters(model, stage) for stage in (0, job.pp - 1))
+
+
+MICRO_BATCHES = (1, 2, 4, 8)
+
+
+def scaling(cluster: Cluster) -> list[Row]:
+    """Narayanan's table 1: TFLOP/s an accelerator."""
+    return [row for _, _, row in scaled(cluster)]
+
+
+def scaled(cluster: Cluster) -> list[tuple[Transformer, Job, Row]]:
+    """The same, with what was run. The paper gives neither micro-batch nor pieces a stage; taken are
+    those among micro-batches of 1, 2, 4 and 8, and one or two pieces, which fit in memory and are fastest, as its
+    authors tuned for."""
+    rows = []
+    for row in _read("narayanan.csv"):
+        model, gpus, batch, tp, pp = _gpt(row), *(int(row[key]) for key in ("gpus", "batch", "tp", "pp"))
+        least_s, fastest = math.inf, None
+        for micro in MICRO_BATCHES:
+            for virtual in (1, 2) if pp > 1 and model.layers % (2 * pp) == 0 else (1,):  # Megatron-LM's rule
+                try:
+                    job = Job(
+                        gpus=gpus,
+                        batch=batch,
+                        micro_batch=micro,
+                        tp=tp,
+                        pp=pp,
+                        virtual_stages=virtual,
+                        schedule="interleaved" if virtual > 1 else "1f1b",
+                        recompute="full",
+                        overlap=False,
+                    )
+                    job.fit(model)
+                except ConfigError:
+                    continue
+                if memory.memory(model, job).total <= cluster.device.memory_bytes:
+                    candidate = plan(model, job, cluster)
+                    if closed_form_s(candidate) < least_s:
+                        least_s, fastest = closed_form_s(candidate), candidate
+        assert fastest is not None, row
+        flops = model.flops_per_sample(2048) * batch * 4 / 3 - 2.0 * 2048 * model.hidden * model.vocabulary * batch
+        reached = flops / gpus / replayed_s(fastest) / 1e12
+        stated = factor(model, fastest.job, cluster)
+        named = Row(row["model"], float(row["tflops_per_gpu"]), reached, "TFLOP/s", stated)
+        rows.append((model, fastest.job, named))
+    return rows

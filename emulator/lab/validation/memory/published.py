@@ -1,0 +1,62 @@
+"""torchtitan's published memory: benchmarks/llama3_h100_202412_torchtitan.md in pytorch/torchtitan (commit 31a17bf),
+tables 1 to 6, Llama 3.1 on H100 with 96 GB. It is what torch's allocator has reserved at most (torchtitan/metrics.py).
+A row's micro-batch is the local batch, in pipelines an eighth of it.
+"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+from pathlib import Path
+
+from emulator.jobs.workload import memory, models
+from emulator.jobs.workload.job import Job
+from emulator.jobs.workload.models import Transformer
+from emulator.lab.validation.rows import Row
+
+FILE = Path(__file__).resolve().parents[1] / "data" / "torchtitan.csv"
+GIB = 2.0**30
+
+
+def torchtitan() -> list[tuple[str, Transformer, Job, float]]:
+    """Name, model, job and GiB of each row."""
+    with FILE.open(newline="") as file:
+        return [_row(row) for row in csv.DictReader(file)]
+
+
+def _row(row: dict[str, str]) -> tuple[str, Transformer, Job, float]:
+    model = models.load(row["model"])
+    assert isinstance(model, Transformer)
+    gpus, tp, pp, virtual, sequence, context, micro, batch = (
+        int(row[key])
+        for key in ("gpus", "tp", "pp", "virtual_stages", "sequence", "context_parallel", "micro_batch", "batch")
+    )
+    job = Job(
+        gpus=gpus,
+        tp=tp,
+        pp=pp,
+        cp=context,
+        sequence=sequence,
+        micro_batch=micro,
+        batch=batch,
+        async_tp="async" in row["technique"],
+        sequence_parallel=tp > 1,
+        schedule="interleaved" if virtual > 1 else "1f1b",
+        virtual_stages=virtual,
+        zero=3,
+        precision="bf16",
+        gradient_bytes=4,
+        recompute=row["recompute"],
+        cross_entropy="eager",  # train.py compiles layers, not the loss
+    )
+    name = f"table {row['table']}: {model.title}, {gpus} GPUs, {sequence} tokens, {row['technique']}"
+    model = dataclasses.replace(model, implementation=row["implementation"])
+    return name, model, job, float(row["measured_gib"])
+
+
+def rows() -> list[Row]:
+    """GiB reserved."""
+    return [
+        Row(name, measured, memory.memory(model, job).reserved / GIB, "GiB")
+        for name, model, job, measured in torchtitan()
+    ]

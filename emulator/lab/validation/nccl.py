@@ -1,0 +1,45 @@
+"""Measured all-reduces, the tables of nccl-tests: a curve is fitted to every other size of a table and predicts the
+sizes between."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from emulator.cluster import collectives, tables
+from emulator.cluster.cluster import Cluster
+from emulator.cluster.topology import Place
+from emulator.lab.validation.rows import Row
+
+
+def held_out(table: tables.Table) -> list[Row]:
+    """Every second size, predicted by a curve that saw only the others."""
+    curve = tables.fit(table.size_bytes[::2], table.seconds[::2])
+    size, measured = table.size_bytes[1::2], table.seconds[1::2]
+    return _rows(table, size, measured, curve.seconds(size))
+
+
+def by_formula(table: tables.Table, cluster: Cluster) -> list[Row]:
+    """All sizes, predicted by the closed form of a cluster's file: nothing fitted to this table."""
+    where = Place(table.ranks, 1, table.ranks, 1)
+    predicted = [collectives.cost(cluster, "all_reduce", size, where).seconds for size in table.size_bytes]
+    return _rows(table, table.size_bytes, table.seconds, np.array(predicted))
+
+
+def _rows(table: tables.Table, size: np.ndarray, measured: np.ndarray, predicted: np.ndarray) -> list[Row]:
+    return [
+        Row(f"{table.name} {int(s)}", float(m), float(p), "s")
+        for s, m, p in zip(size, measured, predicted, strict=True)
+    ]
+
+
+def size_of(row: Row) -> int:
+    """Bytes."""
+    return int(row.name.rsplit(" ", 1)[1])
+
+
+def split(rows: Sequence[Row]) -> tuple[list[Row], list[Row]]:
+    """Rows below 16 MB, and the others."""
+    small = [row for row in rows if size_of(row) < tables.SMALL_BYTES]
+    return small, [row for row in rows if size_of(row) >= tables.SMALL_BYTES]

@@ -1,0 +1,299 @@
+"""Fitted constants from their rows again: `emulator/cluster/data/fits.toml` names the rows, their weights, where a fit
+starts and where each constant stands. The same file and rows give the same constants, to `DIGITS` digits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cache, reduce
+from pathlib import Path
+from typing import Any
+
+from emulator import datafile
+from emulator.cluster import accelerator
+from emulator.cluster import cluster as clusters
+from emulator.jobs.costing import closed_form_s, plan
+from emulator.jobs.description import load_model
+from emulator.jobs.emulate import replayed_s
+from emulator.jobs.workload import implementations
+from emulator.jobs.workload.job import Job
+from emulator.jobs.workload.models import Model
+from emulator.lab.validation import iterations, megatron, throughput
+from switchml.cli.extras import require
+from switchml.errors import ConfigError
+from switchml.output_files import whole_file
+from switchml.tables import Table, number, text
+
+ROOT = Path(__file__).resolve().parents[2]
+"""Files of fits.toml are relative to it, measured rows to this folder."""
+FILE = ROOT / "cluster" / "data" / "fits.toml"
+DIGITS = 3
+"""To which fitted constants are rounded; of a weakly determined one, fewer are known."""
+STEP = 0.01
+"""Of a derivative, in logarithms: kernels take other tiles here and there, so that smaller ones see steps."""
+_BUILT = (
+    accelerator.accelerators,
+    accelerator.notes,
+    accelerator.constants,
+    implementations.implementations,
+    implementations.attention_kernels,
+    clusters.load,
+)
+"""What keeps values of the files that constants stand in."""
+
+
+Measured = tuple[Model, Job, str, float]
+"""Model, job, cluster, seconds of an iteration."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows of one file."""
+
+    reader: str
+    """How `file` is read: one of READERS."""
+    file: str
+    weight: float
+    cluster: str = ""
+    """Of iterations; throughput's rows name their own."""
+    only: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """Column → values that it may have."""
+    every: int = 1
+
+
+@dataclass(frozen=True)
+class Constant:
+    """What is fitted. The first of its places has the value, others are copies."""
+
+    name: str
+    places: tuple[str, ...]
+    """File and key: "cluster/data/constants.toml kernel_s.value"."""
+    start: float
+
+    def shipped(self) -> float:
+        """As its file has it."""
+        path, keys = _place(self.places[0])
+        found: Any = datafile.load(path)
+        for key in keys:
+            found = found[key]
+        return float(found)
+
+
+@dataclass(frozen=True)
+class Fit:
+    """One set of constants and what it is fitted to."""
+
+    title: str
+    prediction: str
+    outlier: float
+    hold: float
+    rows: tuple[Rows, ...]
+    constants: tuple[Constant, ...]
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A measured job."""
+
+    model: Model
+    job: Job
+    cluster: str
+    measured_s: float
+    weight: float
+
+
+@dataclass(frozen=True)
+class Refitted:
+    """A constant before and after."""
+
+    constant: Constant
+    fitted: float
+    shipped: float
+
+    @property
+    def change(self) -> float:
+        """Relative, from what is shipped."""
+        return self.fitted / self.shipped - 1.0
+
+
+@cache
+def fits() -> dict[str, Fit]:
+    """By name."""
+    return datafile.build_all(Fit, FILE)
+
+
+def samples(fit: Fit) -> list[Sample]:
+    """The rows of a fit."""
+    return [sample for rows in fit.rows for sample in _samples(rows)]
+
+
+def _samples(rows: Rows) -> Iterator[Sample]:
+    path = Path(__file__).parent / rows.file
+    with path.open(newline="", encoding="utf-8-sig") as file:
+        columns = list(csv.DictReader(file))
+    chosen = [
+        one
+        for one, row in zip(READERS[rows.reader](path, rows.cluster), columns, strict=True)
+        if all(row[column] in values for column, values in rows.only.items())
+    ]
+    if not chosen:
+        raise ConfigError(f"{FILE.name}: no row of {rows.file} has {rows.only}")
+    for one in chosen[:: rows.every]:
+        yield Sample(*one, rows.weight)
+
+
+def _iterations(path: Path, cluster: str) -> list[Measured]:
+    return [(model, job, cluster, seconds) for model, job, seconds in iterations.read(path)]
+
+
+def _table5(_: Path, cluster: str) -> list[Measured]:
+    return [(model, job, cluster, seconds) for _, model, job, seconds in megatron.table5()]
+
+
+def _throughput(path: Path, _: str) -> list[Measured]:
+    return [_of_throughput(row) for row in throughput.read(path)]
+
+
+def _of_throughput(row: throughput.Measured) -> Measured:
+    job = row.request.job
+    return load_model(row.request), job, row.request.cluster, job.global_batch * job.sequence / row.tokens_per_s
+
+
+READERS = {"iterations": _iterations, "table5": _table5, "throughput": _throughput}
+
+
+def predicted_s(fit: Fit, sample: Sample) -> float:
+    """Seconds of an iteration, with the constants of now."""
+    costed = plan(sample.model, sample.job, clusters.load(sample.cluster))
+    return closed_form_s(costed) if fit.prediction == "formula" else replayed_s(costed)
+
+
+@contextlib.contextmanager
+def trying(values: Mapping[Constant, float]) -> Iterator[None]:
+    """Constants with other values than their files have."""
+    changes: dict[Path, dict[str, Any]] = {}
+    for constant, value in values.items():
+        for place in constant.places:
+            path, keys = _place(place)
+            table: Any = value
+            for key in reversed(keys):
+                table = {key: table}
+            changes[path] = datafile.merge(changes.get(path, {}), table)
+    try:
+        with datafile.trying(changes):
+            _build_again()
+            yield
+    finally:
+        _build_again()
+
+
+def _build_again() -> None:
+    for built in _BUILT:
+        built.cache_clear()
+
+
+def refit(
+    fit: Fit,
+    progress: Callable[[str], None] = lambda line: None,
+    *,
+    rows: Sequence[Sample] | None = None,
+    free: Sequence[str] = (),
+    start: Mapping[str, float] | None = None,
+    rounds: int = 40,
+) -> list[Refitted]:
+    """The constants that predict a fit's rows best. `rows`: others than its own; `free`: names of those constants that
+    may change (default: all); `start`: where they begin, by name (default: as recorded); `rounds`: of least squares at
+    most. Raises ImportError without scipy."""
+    require("scipy")
+    from scipy.optimize import least_squares
+
+    rows = samples(fit) if rows is None else rows
+    constants = [one for one in fit.constants if not free or one.name in free]
+    first = [math.log((start or {}).get(one.name, one.start)) for one in constants]
+    calls = 0
+
+    def errors(logs: Any) -> list[float]:
+        nonlocal calls
+        calls += 1
+        progress(f"{calls} predictions of {len(rows)} rows")
+        with trying({one: math.exp(x) for one, x in zip(constants, logs, strict=True)}):
+            found = [row.weight * math.log(predicted_s(fit, row) / row.measured_s) for row in rows]
+        held = [fit.hold * (x - math.log(one.start)) for one, x in zip(constants, logs, strict=True)]
+        return [*found, *held]
+
+    shipped = [one.shipped() for one in constants]
+    result = least_squares(
+        errors, first, loss="soft_l1", f_scale=fit.outlier, diff_step=STEP, x_scale=1.0, max_nfev=rounds
+    )
+    return [
+        Refitted(one, float(f"{math.exp(x):.{DIGITS}g}"), was)
+        for one, x, was in zip(constants, result.x, shipped, strict=True)
+    ]
+
+
+def files(fit: Fit) -> list[Path]:
+    """Those that its constants stand in."""
+    return list(dict.fromkeys(_place(place)[0] for one in fit.constants for place in one.places))
+
+
+def targets(fit: Fit, path: Path, is_replacing: bool = False) -> dict[Path, Path]:
+    """File of constants → what is written: the first as `path`, the others beside it by their own names. Raises
+    ConfigError where one is there already, unless that may be replaced."""
+    first, *others = files(fit)
+    found = {first: path, **{one: path.parent / one.name for one in others}}
+    for one in found.values():
+        if one.exists() and not is_replacing:
+            raise ConfigError(f"{one} exists: give --overwrite to replace it, or another file with --write")
+    return found
+
+
+def write(fit: Fit, found: Sequence[Refitted], out: Mapping[Path, Path]) -> None:
+    """Copies of the files with their fitted constants; everything else in them, comments too, is as it was."""
+    require("tomlkit")
+    import tomlkit
+
+    for source, target in out.items():
+        document = tomlkit.parse(source.read_text(encoding="utf-8"))
+        for one in found:
+            for path, keys in map(_place, one.constant.places):
+                if path == source:
+                    table: Any = reduce(lambda inner, key: inner[key], keys[:-1], document)
+                    is_same = math.isclose(table[keys[-1]], one.fitted, rel_tol=1e-9)
+                    table[keys[-1]] = table[keys[-1]] if is_same else tomlkit.parse(f"x = {_toml(one.fitted)}")["x"]
+        with whole_file(target) as part:
+            part.write_text(tomlkit.dumps(document), encoding="utf-8")
+
+
+def _toml(value: float) -> str:
+    """As the files have numbers: powers of ten in threes."""
+    power = 3 * math.floor(math.log10(value) / 3)
+    return f"{value:.6g}" if -3 <= power < 6 else f"{value / 10.0**power:.6g}e{power}"
+
+
+def _place(place: str) -> tuple[Path, tuple[str, ...]]:
+    file, key = place.split(" ")
+    return ROOT / file, tuple(key.split("."))
+
+
+def to_json(found: Sequence[Refitted]) -> dict[str, Any]:
+    """By name."""
+    return {
+        one.constant.name: {
+            **asdict(one.constant), "fitted": one.fitted, "shipped": one.shipped, "change": one.change
+        }
+        for one in found
+    }  # fmt: skip
+
+
+def table(fit: Fit, found: Sequence[Refitted], rows: int) -> Table:
+    """For people."""
+    columns = [text("constant"), number("start"), number("fitted"), number("shipped"), number("change", "%")]
+    shown = Table(columns, title=f"{fit.title}: {rows} rows")
+    for one in found:
+        figures = (f"{value:.4g}" for value in (one.constant.start, one.fitted, one.shipped))
+        shown.add(one.constant.name, *figures, f"{100 * one.change:+.1f}")
+    return shown

@@ -1,0 +1,144 @@
+"""Published tokens a second of whole jobs: the tables of mosaicml/llm-foundry (MPT under FSDP), and others with the
+same columns. Each row becomes a job on the cluster of its accelerators, emulated as `switchml emulate` does it.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from emulator.jobs import emulate
+from emulator.jobs.description import Request
+from emulator.jobs.emulation import Emulation
+from emulator.jobs.interval import factor
+from emulator.jobs.workload.job import Job
+from emulator.jobs.workload.sharding import Sharding
+from emulator.lab.validation.rows import Row
+from switchml.errors import ConfigError, SwitchMLError
+
+COLUMNS = (
+    "model",
+    "gpu",
+    "gpus",
+    "sequence",
+    "global_batch",
+    "micro_batch",
+    "precision",
+    "fsdp_mixed_precision",
+    "sharding",
+    "activation_checkpointing",
+    "tokens_per_s",
+)
+CLUSTERS = {"a100_40gb": "a100-40g-roce1600", "a100_80gb": "a100-roce1600", "h100_80gb": "h100-dgx"}
+"""The README of the published tables: 1600 Gb/s of RoCE between nodes of A100; of H100 it says nothing."""
+PRECISIONS = {"amp_bf16": "bf16", "bf16": "bf16", "amp_fp16": "fp16", "fp16": "fp16", "amp_fp8": "fp8", "fp8": "fp8"}
+REDUCED_BYTES = {"PURE": 2, "DEFAULT": 4}
+"""Of a gradient on the wire: Composer's names for torch's MixedPrecision (composer/trainer/mosaic_fsdp_utils.py)."""
+
+RESHARDS = {"FULL_SHARD": True, "SHARD_GRAD_OP": False}
+FIRST = ("bf16", "fp16")
+"""Names of precisions in the first tables, of May 2023, which ran on torch 1.13."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One row: a job and what it reached."""
+
+    name: str
+    group: str
+    """Accelerator and precision, which rows are averaged by."""
+    request: Request
+    tokens_per_s: float
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """A row with its prediction. `refused`: what keeps the job from running, as far as the emulator knows; it is
+    predicted all the same where that is memory, and `row` is None where it is something else."""
+
+    measured: Measured
+    row: Row | None
+    refused: str = ""
+
+
+def is_table(text: str) -> bool:
+    """Whether a file's text begins with these columns."""
+    return set(COLUMNS) <= set(next(csv.reader(io.StringIO(text.removeprefix("\ufeff"))), ()))
+
+
+def read(path: Path, cluster: str | None = None) -> list[Measured]:
+    """The rows of a file, all of them on `cluster` where one is named. Raises ConfigError."""
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"can't read {path}: {error}") from None
+    if not is_table(text):
+        raise ConfigError(f"{path}: expected a CSV file with the columns {', '.join(COLUMNS)}")
+    reader = csv.DictReader(io.StringIO(text))
+    rows = [_measured(row, f"{path}, line {reader.line_num}", cluster) for row in reader]
+    if not rows:
+        raise ConfigError(f"{path}: expected at least one row below the columns")
+    return rows
+
+
+def _measured(row: dict[str, str], where: str, cluster: str | None) -> Measured:
+    def chosen(column: str, known: dict):
+        if row[column] not in known:
+            raise ConfigError(f"{where}: expected {column} to be one of {', '.join(known)}, not {row[column]!r}")
+        return known[row[column]]
+
+    try:
+        gpus, sequence, batch, micro = (int(row[name]) for name in COLUMNS[2:6])
+        tokens_per_s = float(row["tokens_per_s"])
+    except (TypeError, ValueError):
+        raise ConfigError(f"{where}: expected numbers in {', '.join((*COLUMNS[2:6], 'tokens_per_s'))}") from None
+    if min(gpus, sequence, batch, micro) < 1 or not 0 < tokens_per_s < float("inf"):
+        raise ConfigError(f"{where}: expected numbers above 0")
+    precision, flags = chosen("precision", PRECISIONS), {"True": True, "False": False}
+    # Composer takes micro-batches that don't divide the batch; a whole number of them has as many tokens a second.
+    each = gpus * micro
+    job = Job(
+        gpus=gpus,
+        batch=each * max(1, round(batch / each)),
+        micro_batch=micro,
+        sequence=sequence,
+        zero=3,
+        precision=precision,
+        recompute="full" if chosen("activation_checkpointing", flags) else "none",
+        gradient_bytes=chosen("fsdp_mixed_precision", REDUCED_BYTES),
+        implementation="composer-1" if row["precision"] in FIRST else "",
+        fsdp=Sharding(reshard_after_forward=chosen("sharding", RESHARDS)),
+    )
+    return Measured(
+        name=f"{row['model']} {row['gpu']} x {gpus}, {precision}, {batch} of {sequence} in {micro}",
+        group=f"{row['gpu']} {precision}",
+        request=Request(
+            model=f"mpt-{row['model']}", cluster=cluster or chosen("gpu", CLUSTERS), job=job, ignore_memory=True
+        ),
+        tokens_per_s=tokens_per_s,
+    )
+
+
+def predict(rows: Sequence[Measured]) -> list[Predicted]:
+    """Each row's job, emulated."""
+    return [_predicted(row) for row in rows]
+
+
+def _predicted(measured: Measured) -> Predicted:
+    try:
+        emulation = emulate.emulate(measured.request)
+    except SwitchMLError as error:
+        return Predicted(measured, None, str(error))
+    job = measured.request.job
+    stated = factor(emulation.plan.model, job, emulation.plan.cluster)
+    row = Row(measured.name, measured.tokens_per_s, emulation.samples_per_s * job.sequence, "tokens/s", stated)
+    return Predicted(measured, row, _does_not_fit(emulation))
+
+
+def _does_not_fit(emulation: Emulation) -> str:
+    """In words, or nothing."""
+    needed, available = emulation.memory.total, emulation.plan.cluster.device.memory_bytes
+    return f"{needed / 1e9:.1f} of {available / 1e9:.0f} GB" if needed > available else ""

@@ -1,0 +1,158 @@
+"""An agent in virtual time: the real core (host_agent/core.py), which takes a turn on every packet, timer or call."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+
+import simpy
+
+from emulator.networks.faults.checks import Violation
+from emulator.networks.faults.clock import TRUE, Clock
+from emulator.networks.netsim.link import NS
+from emulator.networks.netsim.packets import Packet
+from emulator.networks.netsim.rank import NEVER, Alarm, Turns
+from host_agent.calls import Request
+from host_agent.core import Core, new_worker
+from switchml.errors import JobError
+from switchml.protocol.worker import Worker
+
+_MOST_TURNS = 1000
+"""Turns of one wake-up. An agent needs a few; with more, each leaves work for another one."""
+
+
+class VirtualAgent:
+    """`send(packet)` transmits a datagram, with `endpoint` as its source. `inbox_packets`: capacity of the receive
+    buffer; `clock`: its host's; `deadline_s`: the job's. While `is_paused` the agent does nothing."""
+
+    def __init__(
+        self,
+        env: simpy.Environment,
+        session,
+        *,
+        rank: int,
+        world_size: int,
+        job: str,
+        endpoint: int,
+        send: Callable[[Packet], object],
+        inbox_packets: int,
+        exact: bool = False,
+        clock: Clock = TRUE,
+        deadline_s: float = 0.0,
+    ):
+        self.env, self.session, self._send, self._clock = env, session, send, clock
+        self._inbox: list[Packet] = []
+        self._inbox_packets = inbox_packets
+        self._is_working = False
+        self.is_paused = self.is_over = self._is_halted = False
+        worker = new_worker(session.info, rank, world_size, deadline_s=deadline_s)
+        self.core = Core(
+            worker,
+            session.info,
+            job=job,
+            rank=rank,
+            world_size=world_size,
+            wake=lambda: None,
+            exact=exact,
+            report=lambda report: self.session.waiting(report),
+        )
+        self._turns = Turns(worker, endpoint, rank)
+        self._alarm = Alarm(env, self.work)
+
+    @property
+    def endpoint(self) -> int:
+        """The source of its datagrams."""
+        return self._turns.job
+
+    @endpoint.setter
+    def endpoint(self, endpoint: int) -> None:
+        self._turns.job = endpoint
+
+    @property
+    def _now(self) -> int:
+        """By its own clock, in ns."""
+        return self._clock.show(self.env.now)
+
+    @property
+    def _now_s(self) -> float:
+        return self._now / NS
+
+    def submit(self, request: Request) -> None:
+        self.core.submit(request, self._now_s)
+        self.work()
+
+    def receive(self, packet: Packet) -> None:
+        """A datagram has arrived."""
+        if len(self._inbox) < self._inbox_packets and not self._is_halted:
+            self._inbox.append(packet)
+            self.work()
+
+    def pause(self) -> None:
+        self.is_paused = True
+
+    def resume(self) -> None:
+        self.is_paused = False
+        self.work()
+
+    def leave(self) -> None:
+        """Leave the job; pending calls fail."""
+        self.core.fail(JobError(f"rank {self.core.rank} left job '{self.core.job}'"))
+        self.work()
+        self.session.leave()
+
+    def vanish(self) -> None:
+        """The process has died."""
+        self.is_over = True
+        self._alarm.set(None)
+
+    def halt(self) -> None:
+        """Move no packets; what arrives is lost."""
+        self._is_halted = True
+        self._inbox = []
+
+    def go_on(self) -> None:
+        """After `halt`."""
+        self._is_halted = False
+        self.work()
+
+    def move(self, session, worker: Worker, agreed: bytes) -> None:
+        """While halted: go on at another aggregator, with a new worker of the job there."""
+        self.core.worker.resume(worker, agreed, self._now)
+        self.session = session
+        self.core.moved(session.info)
+
+    def on_event(self, event) -> None:
+        """What the session reports."""
+        self.core.on_event(event, self._now_s)
+        self.work()
+
+    def work(self) -> None:
+        """One wake-up of the agent's thread: take turns until there is nothing left to do."""
+        if self.is_over or self.is_paused or self._is_working or (self._is_halted and self.core.error is None):
+            return
+        core = self.core
+        self._is_working = True
+        try:
+            for turn in itertools.count():
+                if turn == _MOST_TURNS:
+                    raise Violation(f"livelock: rank {core.rank} of {core.job} still has work after {turn:,} turns")
+                if not core.start_queued(self._now_s):
+                    self.vanish()
+                    if core.end():
+                        self.session.leave()
+                    return
+                calls = core.calls
+                packets, self._inbox = self._inbox, []
+                for packet in self._turns.turn(packets, self._now):
+                    self._send(packet)
+                done = self._turns.completed > core.completed
+                core.finish_turn(self._now_s)
+                # Callbacks may have submitted calls, and the core may have failed. (What is queued may have to wait.)
+                if not (done or core.calls > calls or core.error is not None):
+                    break
+        finally:
+            self._is_working = False
+        due = self._turns.deadline
+        if not core.is_idle:
+            due = min(due, self._now + core.tick_ns)
+        self._alarm.set(self._clock.when(due) if due != NEVER else None)

@@ -1,0 +1,116 @@
+"""How a simulated rank goes on at another aggregator: what host_agent/failover.py does with threads, by the same rules
+(`failover.route`, handover.py, the registries), in virtual time."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import replace
+from typing import Any
+
+import simpy
+
+from emulator.networks.faults.agent import VirtualAgent
+from emulator.networks.faults.control import Session
+from emulator.networks.netsim.link import NS
+from host_agent import failover
+from host_agent.core import new_worker
+from switchml.control.client import RETRY_S, AggregatorLost
+from switchml.control.membership import PeerLeft, Resumption
+from switchml.protocol.handover import rounds_of
+
+
+class Mover:
+    """Of one agent of `program`'s, which joined the first aggregator."""
+
+    def __init__(self, program: Any, agent: VirtualAgent):
+        self._program, self._agent, self._world = program, agent, program.world
+        self._env: simpy.Environment = program.env
+        self._site, self._session = 0, agent.session
+        info = agent.session.info
+        self._lineage = info.tag << 32 | info.isn
+        self._tags: tuple[int, ...] = (info.tag,)
+        self._has_departed = self._is_moving = False
+        self._follow(agent.session)
+
+    def suspect(self) -> None:
+        """Take the aggregator for lost."""
+        if not self._has_departed:
+            self._on_event(self._session, AggregatorLost("it is silent"))
+
+    def _follow(self, session: Session) -> None:
+        session.events(lambda event: self._on_event(session, event))
+
+    def _lasts(self, seconds: float) -> int:
+        """How many ns that truly are, as the host counts them."""
+        return self._program.clock.lasts(int(seconds * NS))
+
+    def _on_event(self, session: Session, event: Any) -> None:
+        if session is not self._session or self._agent.is_over:
+            return
+        self._has_departed |= isinstance(event, PeerLeft)
+        has_standby = len(self._world.sites) > 1
+        if self._has_departed or not failover.is_loss(event, has_standby):
+            self._agent.on_event(event)
+        elif not self._is_moving:
+            self._is_moving = True
+            self._env.process(self._go(event))
+
+    def _go(self, event: Any) -> Generator[simpy.Event, Any, None]:
+        agent = self._agent
+        agent.halt()
+        reports = (rounds_of(agent.core.worker.state),)
+        self._session.vanish()
+        deadline = self._env.now + self._lasts(self._world.plan.failover_s)
+        for stop in failover.route(range(len(self._world.sites)), self._site):
+            yield from self._program.awake()
+            left_s = (deadline - self._env.now) / NS
+            if agent.is_over:
+                return
+            if left_s <= 0:
+                break
+            if (yield from self._visit(stop, reports, left_s)):
+                self._is_moving = False
+                agent.go_on()
+                self._follow(self._session)  # which may be lost by now, too
+                return
+            yield self._env.timeout(self._lasts(failover.PAUSE_S))
+        self._is_moving = False
+        agent.go_on()
+        agent.on_event(event if isinstance(event, AggregatorLost) else AggregatorLost(event.reason))
+
+    def _visit(
+        self, stop: failover.Stop, reports: tuple[bytes, ...], left_s: float
+    ) -> Generator[simpy.Event, Any, bool]:
+        """Try to meet the other ranks at an aggregator; whether the job goes on there."""
+        program, control = self._program, self._world.sites[stop.address].control
+        until = self._env.now + self._lasts(min(stop.reach_s, left_s))
+        while not control.is_reachable(program.host):
+            if self._env.now >= until:
+                return False
+            yield self._env.timeout(self._lasts(RETRY_S))
+        info = self._session.info
+        program.take_new_port()
+        request = replace(
+            self._session.request,
+            address=program.address,
+            slots=info.slots,
+            queues=info.queues,
+            timeout_s=min(stop.meet_s, left_s),
+            resumption=Resumption(self._lineage, info.epoch + 1, reports, self._tags),
+        )
+        session = Session(control, program.host, request, request.timeout_s)
+        while not (session.joined.triggered or self._agent.is_over):  # who leaves gives up
+            yield session.joined | self._env.timeout(self._lasts(failover.PAUSE_S))
+        refusal = session.joined.value if session.joined.triggered else None
+        yield from program.awake()
+        if refusal is not None or self._agent.is_over:
+            session.vanish()
+            return False
+        assert (info := session.info) is not None
+        self._tags += (info.tag,)
+        self._site, self._session = stop.address, session
+        self._world.log("moved", program.host, stop.address, info.epoch)
+        program.moved(session, stop.address)
+        worker = new_worker(info, program.rank, program.job.workers)
+        self._agent.move(session, worker, info.rounds[0])
+        return True

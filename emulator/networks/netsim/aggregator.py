@@ -1,0 +1,258 @@
+"""Switches that add up (docs/protocol.md, section 9): one for all ranks, or a tree of two levels. There a rack's switch
+adds up its own ranks and sends one partial sum up; the switch above adds those, and its result comes down the same
+path. All apply the aggregator's own rule (switchml/protocol/pool.py), the one above with racks in the place of ranks.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from emulator.networks.netsim.packets import AGGREGATOR, Packet, Train, coupled
+from switchml.protocol import packet as wire_format
+from switchml.protocol.lanes import combine
+from switchml.protocol.packet import (
+    ADDRESSED,
+    ADDRESSED_BYTES,
+    BITMAP_BYTES,
+    FLAG_MIXED,
+    FLAG_OVERFLOW,
+    HEADER_BYTES,
+    R_FLAG,
+    SPARSE,
+)
+from switchml.protocol.pool import Pool
+from switchml.protocol.pool_state import CONSUME, MULTICAST, UNICAST, WAITING
+from switchml.protocol.pool_v2 import receive_v2, result_of
+from switchml.runtime.memory import u8_at
+
+PARTIAL = 0x04
+"""In the size code of a dense partial sum."""
+TAIL_BYTES = 2
+"""After its payload: the flags that it has below, and 0."""
+PARTIAL_WORDS, FLAGS_SHIFT, COLUMNS = 0x80, 4, 0x0F
+"""Byte 1 of any other partial sum: that it is one, where its flags are, and its columns."""
+
+
+def rack_address(rack: int) -> int:
+    """The value of `Packet.to` for a rack's switch."""
+    return AGGREGATOR - 1 - rack
+
+
+@dataclass
+class Seat:
+    """One job at one switch. `children[i]`: what the pool's rank i is: job ranks behind it, and where they are reached
+    (a host, or a rack's address). `train_packets`: how many results may travel as one train."""
+
+    pool: Pool
+    children: tuple[tuple[tuple[int, ...], int], ...]
+    train_packets: int = 1
+    results: dict[int, int] = field(default_factory=dict)
+    """Row → seq of the result from above that it contains."""
+
+    def __post_init__(self) -> None:
+        self.index = {rank: i for i, (ranks, _) in enumerate(self.children) for rank in ranks}
+
+    def is_switch(self, child: int) -> bool:
+        """Whether a child is a switch, which sends partial sums and nothing else."""
+        return self.children[child][1] < AGGREGATOR
+
+    def result(self, row: int) -> np.ndarray:
+        """uint8: the result packet in a row, itself."""
+        return u8_at(*result_of(self.pool.state, row))
+
+    def to_child(self, packet: Packet, child: int, data: np.ndarray) -> Packet:
+        """An answer to `packet` for one child: a result, which is cut where it has data that are not for ranks there,
+        or a wait packet."""
+        ranks, to = self.children[child]
+        if is_addressed(data) and not _is_for(data, data[HEADER_BYTES + 1] in ranks):
+            data = _without_data(data) if self.is_switch(child) else data[:ADDRESSED_BYTES]
+        return Packet(data, packet.job, ranks[0], to)
+
+    def to_all(self, packet: Packet, data: np.ndarray) -> list[tuple[int, Packet]]:
+        """An answer to `packet` for each child, by child."""
+        return [(child, self.to_child(packet, child, data)) for child in range(len(self.children))]
+
+
+def is_addressed(data: np.ndarray) -> bool:
+    """Whether these are the bytes of an addressed packet."""
+    return bool(data[0] & SPARSE) and data[1] & COLUMNS == ADDRESSED and data[0] >> 4 != wire_format.WAIT
+
+
+def _is_for(data: np.ndarray, is_root: bool) -> bool:
+    """Whether the data of an addressed packet are for the ranks behind a receiver, the root among them or not."""
+    reach = data.item(HEADER_BYTES)
+    return reach == wire_format.REACH_ALL or (reach == wire_format.REACH_ROOT) == is_root
+
+
+def _without_data(data: np.ndarray) -> np.ndarray:
+    cut = data[:ADDRESSED_BYTES].copy()
+    cut[0] = cut[0] & 0xF8 | SPARSE
+    return cut
+
+
+class Aggregator:
+    """`down(packet or train)` sends towards the ranks, `up(packet)` to the switch above (None: there is none)."""
+
+    def __init__(self, down: Callable[[Packet | Train], object], up: Callable[[Packet], object] | None = None):
+        self._down, self._up = down, up
+        self._seats: dict[int, Seat] = {}
+        self._reply = np.zeros(wire_format.MAX_SPARSE_BYTES, np.uint8)
+
+    def add(self, job: int, seat: Seat) -> None:
+        """Add a job, before anything arrives for it."""
+        self._seats[job] = seat
+
+    def receive(self, item: Packet | Train) -> None:
+        """Contributions of ranks, or a partial sum, from below. The answers leave child by child, as the software
+        aggregator sends them."""
+        if not isinstance(item, Train):
+            for _, answer in self._answers(self._seats[item.job], item):
+                self._down(answer)
+            return
+        seat = self._seats[item.packets[0].job]
+        by_child: dict[int, list[Packet]] = defaultdict(list)
+        for packet in item.packets:
+            for child, answer in self._answers(seat, packet):
+                by_child[child].append(answer)
+        for child in sorted(by_child):
+            for coupling in coupled(by_child[child], seat.train_packets, item.framing_bytes):
+                self._down(coupling)
+
+    def _answers(self, seat: Seat, packet: Packet) -> list[tuple[int, Packet]]:
+        pool, child, flags = seat.pool, seat.index[packet.rank], 0
+        if seat.is_switch(child):
+            contribution = _contribution(packet, int(pool.job[0]["payload"]))
+            if contribution is None:
+                return []
+            packet, flags = contribution
+        action, row = receive_v2(pool.state, self._reply, child, packet.address, packet.length)
+        if flags and action in (CONSUME, MULTICAST):
+            self._add_flags(seat, row, flags)
+        if action == WAITING:
+            return [(child, seat.to_child(packet, child, self._wait(seat)))]
+        if self._up is not None and action == MULTICAST:
+            self._send_up(seat, packet, row, is_retransmission=False)
+        elif self._up is not None and action == UNICAST and seat.results.get(row) != int(pool.slots[row]["seq"]):
+            if packet.data[0] & R_FLAG:
+                self._send_up(seat, packet, row, is_retransmission=True)
+        elif action == MULTICAST:
+            return seat.to_all(packet, seat.result(row))
+        elif action == UNICAST:
+            _, length = result_of(pool.state, row)
+            return [(child, seat.to_child(packet, child, self._reply[:length]))]
+        return []
+
+    def _add_flags(self, seat: Seat, row: int, flags: int) -> None:
+        """Add a partial sum's flags to the slot, and to its result, if there is one already."""
+        seat.pool.slots[row]["flags"] |= flags & (FLAG_OVERFLOW | FLAG_MIXED)
+        seat.result(row)[HEADER_BYTES - 1] = seat.pool.slots[row]["flags"]
+
+    def _wait(self, seat: Seat) -> np.ndarray:
+        """The wait packet in the reply, its missing children as their ranks."""
+        packet = self._reply[: HEADER_BYTES + BITMAP_BYTES]
+        missing = np.flatnonzero(np.unpackbits(packet[HEADER_BYTES:], bitorder="little"))
+        bits = np.zeros(8 * BITMAP_BYTES, np.uint8)
+        bits[[rank for child in missing for rank in seat.children[child][0]]] = 1
+        packet[HEADER_BYTES:] = np.packbits(bits, bitorder="little")
+        return packet
+
+    # With a switch above
+
+    def _send_up(self, seat: Seat, packet: Packet, row: int, *, is_retransmission: bool) -> None:
+        """Send the partial sum in a row to the switch above, as a contribution."""
+        assert self._up is not None
+        slot, result = seat.pool.slots[row], seat.result(row)
+        flags = int(slot["flags"]) & (FLAG_OVERFLOW | FLAG_MIXED)
+        if not result[0] & SPARSE:
+            partial = np.concatenate([result, np.array([flags, 0], np.uint8)])
+            partial[0] |= PARTIAL
+        else:
+            is_cut = is_addressed(result) and not _is_for(result, result[HEADER_BYTES + 1] not in seat.index)
+            partial = _without_data(result) if is_cut else result.copy()
+            partial[1] |= PARTIAL_WORDS | flags << FLAGS_SHIFT
+        kind = wire_format.CONTRIBUTION + (int(slot["form"]) & 3)
+        partial[0] = kind << 4 | (R_FLAG if is_retransmission else 0) | partial[0] & 7
+        partial[HEADER_BYTES - 1] = int(slot["used"]) & 0xFF
+        first_rank = seat.children[0][0][0]
+        self._up(Packet(partial, packet.job, first_rank))
+
+    def receive_result(self, packet: Packet) -> None:
+        """A result or a wait packet from above."""
+        seat = self._seats[packet.job]
+        pool, data = seat.pool, packet.data
+        seq = int.from_bytes(data[2:6].tobytes(), "big")
+        row = seq & (len(pool.slots) - 1)
+        slot = pool.slots[row]
+        is_open = int(slot["seq"]) == seq and slot["count"] == len(seat.children) and seat.results.get(row) != seq
+        if not is_open or not pool.seen[row].any():
+            return
+        if data[0] >> 4 != wire_format.WAIT:
+            data = self._keep(seat, row, packet)
+            seat.results[row] = seq
+        for _, answer in seat.to_all(packet, data):
+            self._down(answer)
+
+    def _keep(self, seat: Seat, row: int, packet: Packet) -> np.ndarray:
+        """Put a result from above into its row; returns what is there then. Data of the row that have not gone up stay,
+        and those of the result are combined with them."""
+        slot, data, own = seat.pool.slots[row], packet.data, seat.result(row)
+        payload, mixed = int(seat.pool.job[0]["payload"]), data.item(HEADER_BYTES - 1) & FLAG_MIXED
+        begin = packet.length - (payload if packet.length > payload else 0)  # of the data
+        if (data[0] & SPARSE, data[1]) != (own[0] & SPARSE, own[1]) and own[0] & SPARSE | data[0] & SPARSE:
+            own[HEADER_BYTES - 1] |= FLAG_MIXED  # the ranks' calls differ, which is all that they have to know
+            return own
+        keeps = (
+            is_addressed(data)
+            and data[HEADER_BYTES] != wire_format.REACH_ALL
+            and data[HEADER_BYTES + 1] in seat.index
+            and slot["data"]
+            and not mixed
+        )
+        slot["data"] = keeps or packet.length > begin
+        result = seat.result(row)
+        result[:begin] = data[:begin]
+        result[0] = data.item(0) & (0xF0 | SPARSE)
+        if slot["data"]:
+            result[0] |= wire_format.SIZE_CODE_OF[payload]
+        if not keeps:
+            result[begin:] = data[begin:]
+        elif packet.length > begin:
+            op, wire = data.item(HEADER_BYTES + 2), int(slot["form"]) & 3
+            if combine(op, wire, result.ctypes.data + begin, packet.address + begin, payload):
+                result[HEADER_BYTES - 1] |= FLAG_OVERFLOW
+        return result
+
+
+def _contribution(packet: Packet, payload: int) -> tuple[Packet, int] | None:
+    """A partial sum as a contribution, and its flags; None if it is none."""
+    data, flags = packet.data.copy(), 0
+    if not data[0] & PARTIAL:
+        return None
+    if packet.length == HEADER_BYTES + payload + TAIL_BYTES:
+        flags, data = data.item(-TAIL_BYTES), data[:-TAIL_BYTES]
+        data[0] &= ~PARTIAL & 0xFF
+    elif data[1] & PARTIAL_WORDS:
+        flags = data.item(1) >> FLAGS_SHIFT & (FLAG_OVERFLOW | FLAG_MIXED)
+        data[1] &= COLUMNS
+    else:
+        return None
+    return Packet(data, packet.job, packet.rank), flags
+
+
+def seat(ranks: Sequence[int], hosts: Sequence[int], train_packets: int, **pool) -> Seat:
+    """One job at the switch that the hosts of `ranks` are connected to. `pool`: options of its Pool."""
+    children = tuple(((rank,), hosts[rank]) for rank in ranks)
+    return Seat(Pool(workers=len(ranks), **pool), children, train_packets)
+
+
+def seats(
+    ranks_of_rack: Sequence[Sequence[int]], racks: Sequence[int], hosts: Sequence[int], train_packets: int, **pool
+) -> tuple[list[Seat], Seat]:
+    """One job in a tree: the seat at each of `racks`, whose ranks are `ranks_of_rack`, and the one above them."""
+    children = tuple((tuple(ranks), rack_address(rack)) for rack, ranks in zip(racks, ranks_of_rack, strict=True))
+    below = [seat(ranks, hosts, train_packets, **pool) for ranks in ranks_of_rack]
+    return below, Seat(Pool(workers=len(racks), **pool), children)

@@ -1,0 +1,325 @@
+"""The configuration of a simulated network: dataclasses that validate themselves, and the TOML files they come from.
+
+    seed = 1
+
+    [link]                       # of every host, both ways
+    rate_bps = 10e9
+    delay_s = 1e-6
+    loss = 0.001
+
+    [racks]                      # optional: hosts in racks, one link from each rack to the aggregation switch
+    hosts = 4
+    rate_bps = 20e9
+    aggregate = true             # a rack's switch adds up its own ranks; else it only forwards
+
+    [behind]                     # optional: best-effort slots, and an aggregator behind the switch
+    rate_bps = 40e9
+
+    [[jobs]]
+    workers = 8
+    size_bytes = 26214400
+    backend = "switchml"         # or "ring": Gloo's all-reduce over TCP
+
+Keys are the fields of the classes below.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from emulator import datafile
+from emulator.networks.netsim.blocks import OVERLAPS
+from switchml.control.allocation import default_slots, fit_slots
+from switchml.errors import ConfigError
+from switchml.protocol.packet import SIZE_CODE_OF, V2_MAX_WORKERS, check_slots
+from switchml.protocol.sizes import ETHERNET_LINE_BYTES, IP_BYTES, UDP_BYTES, WIRES
+from switchml.protocol.worker_state import QUEUES
+
+FRAMING_BYTES = UDP_BYTES + IP_BYTES + ETHERNET_LINE_BYTES
+"""What a datagram occupies on an Ethernet besides its payload: UDP, IPv4, Ethernet, check sequence, preamble, gap (IEEE
+802.3)."""
+BACKENDS = ("switchml", "ring")
+KINDS = {
+    "all_reduce": ("all_reduce",),
+    "reduce_scatter": ("reduce_scatter",),
+    "all_gather": ("all_gather",),
+    "broadcast": ("broadcast",),
+    "fsdp": ("all_gather", "reduce_scatter"),
+}
+"""What a job's collective consists of."""
+
+
+def _check(condition: bool, message: str) -> None:
+    if not condition:
+        raise ConfigError(message)
+
+
+def _check_least(config: Any, least: int, *names: str, section: str = "") -> None:
+    for name in names:
+        value = getattr(config, name)
+        _check(value >= least, f"{section}{name} = {value}: expected {least} or more")
+
+
+@dataclass(frozen=True)
+class LinkConfig:
+    """One direction of a link. `burst_bytes`: depth of its token bucket (tc-tbf). `queue_bytes`: capacity of the
+    queue in front of it (0: no limit). `packet_s`: the least time that a packet occupies it, for hosts and switches
+    with a limited packet rate. `loss`: share of packets lost, in bursts of `burst_packets` on average (Gilbert's model;
+    1: independently). `jitter_s`: the largest random addition to the delay; the order is kept. `duplicate`: share of
+    packets that arrive twice. `late`: share of packets that arrive up to `late_s` later than they should, and so out of
+    order. `framing_bytes`: added to each packet's length.
+    """
+
+    rate_bps: float = 10e9
+    delay_s: float = 1e-6
+    queue_bytes: int = 0
+    burst_bytes: int = 0
+    packet_s: float = 0.0
+    loss: float = 0.0
+    burst_packets: float = 1.0
+    jitter_s: float = 0.0
+    duplicate: float = 0.0
+    late: float = 0.0
+    late_s: float = 0.0
+    framing_bytes: int = FRAMING_BYTES
+
+    def __post_init__(self) -> None:
+        _check(self.rate_bps > 0, f"rate_bps = {self.rate_bps:g}: expected more than 0")
+        for name in ("loss", "duplicate", "late"):
+            value = getattr(self, name)
+            _check(0 <= value < 1, f"{name} = {value}: expected a probability, at least 0 and less than 1")
+        _check_least(self, 0, "delay_s", "packet_s", "jitter_s", "late_s")
+        _check_least(self, 0, "queue_bytes", "burst_bytes", "framing_bytes")
+        _check_least(self, 1, "burst_packets")
+
+
+def _link_of(config: Any) -> LinkConfig:
+    """The link that a configuration describes with fields of the same names."""
+    names = {each.name for each in dataclasses.fields(LinkConfig)}
+    return LinkConfig(**{name: value for name, value in vars(config).items() if name in names})
+
+
+@dataclass(frozen=True)
+class RackConfig:
+    """Hosts in racks of `hosts`, each with one link of these properties, both ways, to the aggregation switch.
+    `aggregate`: whether a rack's switch adds up its own ranks and sends one partial sum up (docs/protocol.md,
+    section 9), or forwards all of them."""
+
+    hosts: int
+    aggregate: bool = False
+    rate_bps: float = 40e9
+    delay_s: float = 1e-6
+    queue_bytes: int = 0
+    loss: float = 0.0
+    framing_bytes: int = FRAMING_BYTES
+
+    def __post_init__(self) -> None:
+        _check_least(self, 1, "hosts", section="racks.")
+        self.link  # noqa: B018 (validates the link's fields)
+
+    @property
+    def link(self) -> LinkConfig:
+        return _link_of(self)
+
+
+@dataclass(frozen=True)
+class BehindConfig:
+    """An aggregator behind the switch, with one link, both ways. The switch's slots are best-effort then: jobs take
+    them as they come (docs/protocol.md, section 14). `packets_per_s`: the aggregator's capacity (0: line rate)."""
+
+    rate_bps: float = 40e9
+    delay_s: float = 1e-6
+    queue_bytes: int = 0
+    loss: float = 0.0
+    packets_per_s: float = 0.0
+    framing_bytes: int = FRAMING_BYTES
+
+    def __post_init__(self) -> None:
+        _check_least(self, 0, "packets_per_s", section="behind.")
+        self.link  # noqa: B018 (validates the link's fields)
+
+    @property
+    def link(self) -> LinkConfig:
+        return _link_of(self)
+
+
+@dataclass(frozen=True)
+class SwitchConfig:
+    """The aggregation switch. `slots`: of all v2 jobs together. `packets_per_s`: capacity (0: line rate). `latency_s`:
+    from a packet's arrival to the departure of its results.
+    """
+
+    slots: int = 65536
+    packets_per_s: float = 0.0
+    latency_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check_least(self, 2, "slots", section="switch.")
+        _check_least(self, 0, "packets_per_s", "latency_s", section="switch.")
+
+
+@dataclass(frozen=True)
+class JobConfig:
+    """One job: `repeats` collectives of `size_bytes` of float32, one after the other.
+
+    `collective`: one of KINDS; "fsdp" is an all-gather and a reduce-scatter at once. The size is that of the tensor on
+    all ranks together.
+    `slots` 0: what the aggregator would choose. `window`: rounds in flight at most (0: as many as slots). `hosts`:
+    the host of each rank; by default hosts without other ranks. Ranks of one host share its link: one queue, one token
+    bucket. `start_s`: when the job begins. `pause_s`: each rank's pause before each all-reduce (a step's computation).
+    `train_packets`: how many packets leave as one (60: a host with UDP segmentation offload; 1: a switch).
+    `late_ranks[r]`: how much later rank r begins each all-reduce (seconds). `backend` "ring" is Gloo's algorithm over
+    TCP, with a host for each rank. `block`: leave out blocks of so many elements that are zero on every rank (0: send
+    all); each rank has the share `density` of them, drawn as `overlap` says (blocks.py).
+    """
+
+    workers: int = 4
+    size_bytes: int = 1 << 20
+    name: str = ""
+    backend: str = "switchml"
+    collective: str = "all_reduce"
+    wire: str = "int32"
+    payload_bytes: int = 1024
+    slots: int = 0
+    window: int = 0
+    repeats: int = 1
+    start_s: float = 0.0
+    pause_s: float = 0.0
+    train_packets: int = 1
+    block: int = 0
+    density: float = 1.0
+    overlap: str = "random"
+    hosts: tuple[int, ...] = ()
+    late_ranks: Mapping[int, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        _check(1 <= self.workers <= V2_MAX_WORKERS, f"workers = {self.workers}: expected 1 to {V2_MAX_WORKERS}")
+        _check(
+            self.size_bytes >= 4 and self.size_bytes % 4 == 0,
+            f"size_bytes = {self.size_bytes}: expected a multiple of 4 (float32)",
+        )
+        named = {"backend": BACKENDS, "collective": KINDS, "wire": WIRES, "payload_bytes": SIZE_CODE_OF}
+        for name, choices in named.items():
+            value = getattr(self, name)
+            _check(value in choices, f"{name} = {value!r}: expected one of {', '.join(map(str, choices))}")
+        _check(
+            self.collective == "all_reduce" or self.backend == "switchml",
+            f"collective = {self.collective!r}: the model of rings has all-reduces only",
+        )
+        is_shared = KINDS[self.collective][0] in ("reduce_scatter", "all_gather")
+        _check(
+            not is_shared or self.size_bytes % (4 * self.workers) == 0,
+            f"size_bytes = {self.size_bytes}: expected a multiple of {4 * self.workers}, a share for each rank",
+        )
+        if self.slots:
+            check_slots(self.slots)
+        _check(1 <= self.train_packets <= 60, f"train_packets = {self.train_packets}: expected 1 to 60")
+        _check_least(self, 1, "repeats")
+        _check_least(self, 0, "window", "start_s", "pause_s", "block")
+        _check(0 <= self.density <= 1, f"density = {self.density}: expected 0 to 1")
+        _check(self.overlap in OVERLAPS, f"overlap = {self.overlap!r}: expected one of {', '.join(OVERLAPS)}")
+        _check(
+            not self.block or (self.backend, self.collective) == ("switchml", "all_reduce"),
+            f"block = {self.block}: rings and other collectives send zeros too, expected all-reduces by switchml",
+        )
+        _check(
+            bool(self.block) or self.density == 1,
+            f"density = {self.density}: zeros are left out by the block, expected block = 256 or another size, too",
+        )
+        _check(
+            not self.hosts or len(self.hosts) == self.workers,
+            f"hosts = {list(self.hosts)}: expected {self.workers} hosts, one a rank",
+        )
+        _check(
+            self.backend != "ring" or len(set(self.hosts)) == len(self.hosts),
+            f"hosts = {list(self.hosts)}: expected {self.workers} different hosts, as the model has no rings in a host",
+        )
+        for rank, late_s in self.late_ranks.items():
+            _check(
+                0 <= rank < self.workers and late_s >= 0,
+                f"late_ranks: rank {rank} is {late_s} s late: expected ranks 0 to {self.workers - 1}, and 0 s or more",
+            )
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The collectives of a repeat, which begin at once."""
+        return KINDS[self.collective]
+
+    @property
+    def queues(self) -> int:
+        """Of the rank's worker (docs/protocol.md, section 11); all-reduces alone need one."""
+        return 1 if self.collective == "all_reduce" else QUEUES
+
+
+@dataclass(frozen=True)
+class NetworkConfig:
+    """A whole network. `slow_hosts[h]`: fields of `link` that differ for host h."""
+
+    jobs: tuple[JobConfig, ...] = ()
+    link: LinkConfig = LinkConfig()
+    switch: SwitchConfig = SwitchConfig()
+    racks: RackConfig | None = None
+    behind: BehindConfig | None = None
+    slow_hosts: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
+    seed: int = 1
+    limit_s: float = 3600.0
+    """Virtual time after which the run fails."""
+
+    def __post_init__(self) -> None:
+        _check(bool(self.jobs), "a network without jobs: expected at least one")
+        if self.behind is not None:
+            tree, slots = self.racks is not None and self.racks.aggregate, self.switch.slots
+            _check(not tree, "behind: an aggregator behind the switch, and racks that aggregate: expected one of them")
+            _check(slots & (slots - 1) == 0, f"switch.slots = {slots}: expected a power of two with `behind`")
+        _check(self.limit_s > 0, f"limit_s = {self.limit_s}: expected more than 0")
+        for host in self.slow_hosts:
+            _check(0 <= host < self.hosts, f"slow_hosts: host {host}: expected 0 to {self.hosts - 1}")
+            self.link_of(host)
+        self.slots_of_jobs()
+
+    def placement(self) -> list[tuple[int, ...]]:
+        """The hosts of each job's ranks: the configured ones, else the next free ones."""
+        places, free = [], max((max(job.hosts) + 1 for job in self.jobs if job.hosts), default=0)
+        for job in self.jobs:
+            if job.hosts:
+                places.append(job.hosts)
+            else:
+                places.append(tuple(range(free, free + job.workers)))
+                free += job.workers
+        return places
+
+    @property
+    def hosts(self) -> int:
+        """How many hosts there are."""
+        return 1 + max(max(place) for place in self.placement())
+
+    def link_of(self, host: int) -> LinkConfig:
+        """A host's link."""
+        changes = self.slow_hosts.get(host, {})
+        return datafile.build(LinkConfig, {**dataclasses.asdict(self.link), **changes}, f"slow_hosts.{host}")
+
+    def slots_of_jobs(self) -> list[int]:
+        """Slots of each job by the aggregator's own rule, first come, first served; 0 for rings. Raises ConfigError if
+        there are not enough."""
+        slots, free = [], self.switch.slots
+        for number, job in enumerate(self.jobs):
+            if job.backend != "switchml":
+                slots.append(0)
+                continue
+            requested = job.slots or default_slots(job.workers, job.queues)
+            if self.behind is not None:  # which has memory for all
+                slots.append(requested)
+                continue
+            slots.append(fit_slots(requested, free))
+            _check(slots[-1] > 0, f"job {number}: {free} of the switch's {self.switch.slots} slots are free")
+            free -= slots[-1]
+        return slots
+
+
+def load(path: str | Path) -> NetworkConfig:
+    """Read a TOML file as shown above. Raises ConfigError that names the file and what is wrong in it."""
+    return datafile.build(NetworkConfig, datafile.load(Path(path)), str(path))

@@ -1,0 +1,160 @@
+"""One direction of a cable and the queue in front of it: packets queue, are serialized and propagate, and may be lost,
+duplicated or late.
+
+The queue needs no events: a packet's end of transmission is known when it is queued, since what is ahead of it can't
+change. Only arrivals are events. All times are whole nanoseconds of the simpy environment's clock.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import simpy
+
+from emulator.networks.netsim.config import LinkConfig
+from emulator.networks.netsim.packets import Train
+
+NS = 1e9
+
+
+@dataclass
+class LinkCounts:
+    """What went over a link. `bytes` and `packets` were sent, framing included; `dropped` found the queue full; `lost`
+    were sent and never arrived. Queue lengths count what waits and what is being sent."""
+
+    packets: int = 0
+    bytes: int = 0
+    dropped: int = 0
+    lost: int = 0
+    duplicated: int = 0
+    late: int = 0
+    most_queued_bytes: float = 0.0
+    queued_byte_s: float = 0.0
+    """Time integral of the queue's length: bytes times seconds."""
+
+
+def at(env: simpy.Environment, time_ns: int, action: Callable[[Any], None], value: Any = None) -> None:
+    """Call `action(value)` at `time_ns`."""
+    env.timeout(time_ns - env.now, value).callbacks.append(lambda event: action(event._value))
+
+
+class Link:
+    """`deliver(packet)` is called when a packet arrives. `chooser` draws losses, delays and duplicates."""
+
+    def __init__(
+        self,
+        env: simpy.Environment,
+        config: LinkConfig,
+        chooser: random.Random,
+        deliver: Callable[[Any], None],
+        name: str = "",
+    ):
+        self.env, self.chooser, self.deliver, self.name = env, chooser, deliver, name
+        self.counts = LinkCounts()
+        self.is_cut = False
+        """While true, what is sent is lost."""
+        self._free_at = 0.0
+        self._last_arrival = 0
+        self._is_bad = False  # Gilbert's model: in the bad state everything is lost
+        self.become(config)
+
+    def become(self, config: LinkConfig) -> None:
+        """Change the properties; packets that are queued already keep their times."""
+        self.config = config
+        self._ns_per_byte = 8 * NS / config.rate_bps
+        self._least_ns = config.packet_s * NS
+        self._delay_ns = config.delay_s * NS
+        self._burst_ns = config.burst_bytes * self._ns_per_byte
+        self._jitter_ns = config.jitter_s * NS
+        burst = max(config.burst_packets, 1 / (1 - config.loss))  # even independent losses come together at times
+        self._leave_bad, self._enter_bad = 1 / burst, config.loss / (burst * (1 - config.loss))
+        self._is_plain = not (config.loss or config.jitter_s or config.duplicate or config.late)
+
+    @property
+    def queued_bytes(self) -> float:
+        """Bytes that are waiting or being sent."""
+        return max(self._free_at - self._burst_ns - self.env.now, 0.0) / self._ns_per_byte
+
+    def send(self, packet: Any) -> bool:
+        """Queue a packet or a train of `packet.length` bytes (without framing); whether there was room for it."""
+        config, counts, now = self.config, self.counts, self.env.now
+        length = packet.length + config.framing_bytes
+        queued = self.queued_bytes
+        if config.queue_bytes and queued + length > config.queue_bytes:
+            counts.dropped += packet.count
+            return False
+        counts.packets += packet.count
+        counts.bytes += length
+        counts.most_queued_bytes = max(counts.most_queued_bytes, queued + length)
+        service = max(length * self._ns_per_byte, self._least_ns * packet.count)
+        # The token bucket as a virtual clock (ITU-T I.371's GCRA): `_free_at` is when a link without bursts would be
+        # free.
+        self._free_at = max(self._free_at, now) + service
+        departure = max(self._free_at - self._burst_ns, now)
+        counts.queued_byte_s += length * (departure - now) / NS
+        if self.is_cut:
+            counts.lost += packet.count
+        elif self._is_plain:
+            # Rounded up: nothing may arrive before its last bit.
+            at(self.env, -int(-(departure + self._delay_ns) // 1), self.deliver, packet)
+        else:
+            self._travel(packet, departure)
+        return True
+
+    def _travel(self, packet: Any, departure: float) -> None:
+        config, counts, draw = self.config, self.counts, self.chooser.random
+        if config.loss:
+            packet = self._thin_out(packet)
+            if packet is None:
+                return
+        arrival = -int(-(departure + self._delay_ns) // 1)
+        if self._jitter_ns:
+            arrival = self._last_arrival = max(arrival + int(draw() * self._jitter_ns), self._last_arrival)
+        if config.duplicate and draw() < config.duplicate:
+            counts.duplicated += 1
+            at(self.env, arrival + int(draw() * config.late_s * NS), self.deliver, packet)
+        if config.late and draw() < config.late:
+            counts.late += 1
+            arrival += int(draw() * config.late_s * NS)
+        at(self.env, arrival, self.deliver, packet)
+
+    def _thin_out(self, packet: Any) -> Any:
+        """The packets of a packet or train that survive loss; None if there are none."""
+        surviving = []
+        for one in packet.packets if isinstance(packet, Train) else (packet,):
+            draw = self.chooser.random()
+            self._is_bad = draw >= self._leave_bad if self._is_bad else draw < self._enter_bad
+            if not self._is_bad:
+                surviving.append(one)
+        self.counts.lost += packet.count - len(surviving)
+        if len(surviving) == packet.count:
+            return packet
+        return Train(surviving, packet.framing_bytes) if surviving else None
+
+
+class Server:
+    """Processes packets one after the other at a limited rate, with a latency: a switch's pipeline, a CPU."""
+
+    def __init__(self, env: simpy.Environment, packets_per_s: float, latency_s: float, deliver: Callable[[Any], None]):
+        self.env, self.deliver = env, deliver
+        self.handled = 0
+        self.most_waiting = 0.0
+        self._service_ns = NS / packets_per_s if packets_per_s else 0.0
+        self._latency_ns = latency_s * NS
+        self._free_at = 0.0
+
+    def send(self, packet: Any) -> bool:
+        """Process a packet."""
+        now = self.env.now
+        self.handled += packet.count
+        if not self._service_ns and not self._latency_ns:
+            self.deliver(packet)
+            return True
+        self._free_at = max(self._free_at, now) + self._service_ns * packet.count
+        if self._service_ns:
+            self.most_waiting = max(self.most_waiting, (self._free_at - now) / self._service_ns)
+        at(self.env, -int(-(self._free_at + self._latency_ns) // 1), self.deliver, packet)
+        return True

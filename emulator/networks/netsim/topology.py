@@ -1,0 +1,105 @@
+"""Hosts, racks and switches: which links there are, and where each packet goes next.
+
+Every host has one link up and one down. Without racks they end at the aggregation switch; with racks at a rack
+switch, which has one link in each direction to the aggregation switch and forwards traffic within the rack itself. A
+rack switch that aggregates handles the aggregator's packets itself.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import simpy
+
+from emulator.networks.netsim.aggregator import rack_address
+from emulator.networks.netsim.config import NetworkConfig
+from emulator.networks.netsim.link import Link, Server
+from emulator.networks.netsim.packets import AGGREGATOR
+
+
+class Fabric:
+    """The links of `config`. `to_host[h]`, `to_aggregator` are called with what arrives there; set them before
+    anything is sent."""
+
+    def __init__(self, env: simpy.Environment, config: NetworkConfig):
+        self.env = env
+        self.to_host: dict[int, Callable[[Any], None]] = {}
+        self.to_aggregator: Callable[[Any], None] = lambda packet: None
+        self.to_rack: dict[int, Callable[[Any], None]] = {}
+        """Handlers of racks that aggregate: of packets for the aggregator by rack, of those from above by
+        `rack_address`."""
+        self._rack_hosts = config.racks.hosts if config.racks else 0
+        racks = range(-(-config.hosts // self._rack_hosts) if self._rack_hosts else 0)
+
+        def link(options, name: str, deliver: Callable[[Any], None]) -> Link:
+            return Link(env, options, random.Random(f"{config.seed} {name}"), deliver, name)
+
+        def server(deliver: Callable[[Any], None]) -> Server:
+            return Server(env, config.switch.packets_per_s, config.switch.latency_s, deliver)
+
+        def at_host(packet: Any) -> None:
+            self.to_host[packet.to](packet)
+
+        hosts = range(config.hosts)
+        above = [partial(self._in_rack, self.rack_of(h)) if racks else self._at_core for h in hosts]
+        self.up = [link(config.link_of(h), f"host {h} up", above[h]) for h in hosts]
+        self.down = [link(config.link_of(h), f"host {h} down", at_host) for h in hosts]
+        self.rack_up = [link(config.racks.link, f"rack {r} up", self._at_core) for r in racks]
+        self.rack_down = [link(config.racks.link, f"rack {r} down", self._leave) for r in racks]
+        self.switch = server(lambda packet: self.to_aggregator(packet))
+        self.to_behind: Callable[[Any], None] = lambda packet: None
+        self.from_behind: Callable[[Any], None] = lambda packet: None
+        """Handlers of what arrives at the aggregator behind the switch, and of what comes from it."""
+        self.behind: list[Link] = []
+        """Its link, up and down."""
+        if config.behind is not None:
+            behind = Server(env, config.behind.packets_per_s, 0.0, lambda packet: self.to_behind(packet))
+            self.behind = [
+                link(config.behind.link, "behind up", behind.send),
+                link(config.behind.link, "behind down", lambda packet: self.from_behind(packet)),
+            ]
+        self.rack_switches = [server(lambda packet, r=r: self.to_rack[r](packet)) for r in racks]
+
+    @property
+    def links(self) -> list[Link]:
+        return [*self.up, *self.down, *self.rack_up, *self.rack_down, *self.behind]
+
+    def from_aggregator(self, packet: Any) -> bool:
+        """Send a packet down to its destination."""
+        if packet.to < AGGREGATOR:
+            return self.rack_down[rack_address(packet.to)].send(packet)
+        if self._rack_hosts:
+            return self.rack_down[self.rack_of(packet.to)].send(packet)
+        return self.in_rack(packet)
+
+    def _in_rack(self, rack: int, packet: Any) -> None:
+        """At a rack switch, from below."""
+        if packet.to == AGGREGATOR and rack in self.to_rack:
+            self.rack_switches[rack].send(packet)
+        elif packet.to != AGGREGATOR and self.rack_of(packet.to) == rack:
+            self.in_rack(packet)
+        else:
+            self.rack_up[rack].send(packet)
+
+    def _at_core(self, packet: Any) -> None:
+        if packet.to == AGGREGATOR:
+            self.switch.send(packet)
+        else:
+            self.from_aggregator(packet)
+
+    def _leave(self, packet: Any) -> None:
+        if packet.to < AGGREGATOR:
+            self.to_rack[packet.to](packet)
+        else:
+            self.in_rack(packet)
+
+    def rack_of(self, host: int) -> int:
+        """The rack that a host is in."""
+        return host // self._rack_hosts
+
+    def in_rack(self, packet: Any) -> bool:
+        """Send a packet down to a host from its rack's switch."""
+        return self.down[packet.to].send(packet)

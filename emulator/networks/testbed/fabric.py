@@ -1,0 +1,200 @@
+"""The networks of `switchml mininet`: hosts, links and switches of a layout (layout.py), built with Mininet in a world
+of their own (world.py).
+
+Every link has the same rate both ways, kept by tbf in front of it as in star.py; loss and delay, if any, are those of
+link.py, in a node of their own through which all links run. Switches are in the root namespace, as Mininet has them.
+They are bridges, or run a P4 program, on our switch or simple_switch. The network has one address in the root
+namespace, for controllers and aggregators: the bridge's, or an interface at one more port of s1, which nothing limits.
+Every node knows every MAC address from the start. Namespaces have the names of the nodes, for `ip netns` and Namespace.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import importlib.util
+import os
+import socket
+import struct
+import subprocess
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from emulator.networks.testbed import star
+from emulator.networks.testbed.layout import BMV2, BRIDGE, CONTROL, CONTROL_MAC, ROOT, WIRES, Layout
+from emulator.networks.testbed.namespaces import Namespace, find_program, run
+from emulator.networks.testbed.star import INTERFACE, Network, QueueCounts, Wires
+from switchml.control.mac import mac_text
+from switchml.errors import ConfigError
+
+if TYPE_CHECKING:
+    from emulator.networks.testbed.nodes import Net
+
+_SIOCETHTOOL, _ETHTOOL_STXCSUM, _ETHTOOL_SSG = 0x8946, 0x17, 0x19  # linux/sockios.h, linux/ethtool.h
+DEBIAN_PACKAGES = Path("/usr/lib/python3/dist-packages")
+
+
+@dataclass(frozen=True)
+class P4Node:
+    """A P4 switch as its control plane needs it. `ports`: neighbour's name → port."""
+
+    name: str
+    address: str
+    mac: int
+    thrift_port: int
+    pid: int
+    ports: dict[str, int]
+
+
+class Fabric(Network):
+    """A running network, to be created inside a world of its own. It has what a Star has: `hosts[i]` with `address(i)`,
+    `switch` (the root namespace) with `switch_address`. Raises ConfigError for what is missing on this machine."""
+
+    def __init__(self, layout: Layout):
+        check_programs(layout.switch)
+        from emulator.networks.testbed.nodes import Net  # needs Mininet, which `check_programs` has looked for
+
+        self.layout = layout
+        self._captures: list[subprocess.Popen[bytes]] = []
+        self.switch = _name(ROOT, os.getpid())
+        self.switch.set_sysctl(
+            ipv6__conf__all__disable_ipv6=1,
+            ipv6__conf__default__disable_ipv6=1,
+            # ARP requests are answered by the interface that has the address, not by the ports of switches.
+            ipv4__conf__all__arp_ignore=1,
+            ipv4__conf__default__arp_ignore=1,
+        )
+        self._net: Net = Net(layout)
+        self.hosts = [_name(node.name, node.pid) for node in self._net.hosts[: layout.hosts]]
+        spaces = [self.switch, *self.hosts]
+        if not layout.link.is_plain:
+            spaces.append(_name(WIRES, self._net.get(WIRES).pid))
+        self._spaces = {space.name: space for space in spaces}
+        for cable in layout.cables:
+            for space, interface in self._ends(cable):
+                star.shape_interface(space, interface, layout.link)
+        if layout.switch == BMV2:
+            for space, interface in [*((host, INTERFACE) for host in self.hosts), (self.switch, f"{CONTROL}-eth0")]:
+                space.call(partial(finish_packets, interface))
+        self._introduce()
+        for space in spaces:
+            star.wait_until_up(space)
+        if not layout.link.is_plain:
+            self._wires = Wires(self._spaces[WIRES], self._net.wires, layout.link)
+
+    @property
+    def switch_address(self) -> str:
+        return self.layout.control_address
+
+    def address(self, host: int) -> str:
+        return self.layout.address(host)
+
+    @property
+    def p4_nodes(self) -> list[P4Node]:
+        """The P4 switches, s1 first."""
+        return [
+            P4Node(
+                node.name,
+                self.layout.switch_address(node.name),
+                self.layout.switch_mac(node.name),
+                node.thrift_port,
+                node.switch_pid,
+                {other: node.ports[end] for (name, other), end in self._net.ends.items() if name == node.name},
+            )
+            for node in self._net.switches
+        ]
+
+    # Counts
+
+    def queues(self) -> dict[str, QueueCounts]:
+        """The queues of the hosts' links since the start, "up" from the hosts and "down" to them; with racks, also
+        "trunks up" and "trunks down" of the links between switches."""
+        named: dict[str, list[tuple[Namespace, str]]] = {}
+        for number, cable in enumerate(self.layout.cables):
+            which = "" if number < self.layout.hosts else "trunks "
+            for direction, end in zip(("up", "down"), self._ends(cable), strict=True):
+                named.setdefault(which + direction, []).append(end)
+        return {name: star.queue_counts(interfaces) for name, interfaces in named.items()}
+
+    def capture(self, link: str, file: Path) -> None:
+        """Write what passes a link, like h1-s1, to a pcap file from now on. Its ends cut trains into packets and
+        compute checksums, as on a real cable. Raises ConfigError for a link that there is not."""
+        cables = {f"{lower}-{upper}": (lower, upper) for lower, upper in self.layout.cables}
+        if link not in cables:
+            raise ConfigError(f"there is no link {link}: expected one of {', '.join(cables)}")
+        ends = self._ends(cables[link])
+        for space, interface in ends:
+            space.call(partial(finish_packets, interface))
+        space, interface = ends[0]
+        command = ["tcpdump", "-Z", "root", "-U", "-w", str(file), "-i", interface]
+        process = space.popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        assert process.stderr is not None
+        message = b""
+        while b"listening" not in message:
+            line = process.stderr.readline()
+            if not line:
+                raise ConfigError(f"can't capture to {file}: {message.decode(errors='replace').strip()}")
+            message = line
+        self._captures.append(process)
+
+    def close(self) -> None:
+        """End captures, and take the network down. (What is left goes with its world.)"""
+        for process in self._captures:
+            process.terminate()
+            process.communicate()
+        super().close()
+        self._net.stop()
+        for name in self._spaces:
+            run(["ip", "netns", "delete", name])
+
+    # Inside
+
+    def _ends(self, cable: tuple[str, str]) -> list[tuple[Namespace, str]]:
+        """(namespace, interface) of a cable's two ends, the lower one first."""
+        return [
+            (self._spaces.get(node, self.switch), self._net.ends[node, other].name)
+            for node, other in (cable, cable[::-1])
+        ]
+
+    def _introduce(self) -> None:
+        layout = self.layout
+        known = {layout.address(i): layout.mac(i) for i in range(layout.hosts)}
+        known |= {layout.switch_address(name): layout.switch_mac(name) for name in layout.switches}
+        if layout.switch != BRIDGE:
+            known[layout.control_address] = CONTROL_MAC
+        control = "s1" if layout.switch == BRIDGE else f"{CONTROL}-eth0"
+        for space, interface in [*((host, INTERFACE) for host in self.hosts), (self.switch, control)]:
+            dev = f"dev {interface} nud permanent"
+            space.ip(*(f"neigh replace {ip} lladdr {mac_text(mac)} {dev}" for ip, mac in known.items()))
+
+
+def check_programs(switch: str = BRIDGE, with_captures: bool = False) -> None:
+    """Raises ConfigError with what is missing on this machine for a kind of switch, and for captures."""
+    packages = {"ip": "iproute2", "tc": "iproute2", "mnexec": "mininet", "ifconfig": "net-tools"}
+    if with_captures:
+        packages["tcpdump"] = "tcpdump"
+    lacking = [f"{name} (Debian: {package})" for name, package in packages.items() if not find_program(name)]
+    if switch == BMV2 and not find_program("simple_switch"):
+        lacking.append("simple_switch (of p4lang's behavioral-model)")
+    if importlib.util.find_spec("mininet") is None and not (DEBIAN_PACKAGES / "mininet").is_dir():
+        lacking.append("Mininet (Debian: mininet)")
+    if lacking:
+        raise ConfigError(f"not found: {', '.join(lacking)}")
+
+
+def finish_packets(interface: str) -> None:
+    """Have checksums computed and trains cut before packets enter an interface of this namespace, as
+    `ethtool --offload INTERFACE tx off sg off` does. What reads packets from its peer depends on it."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        for feature in (_ETHTOOL_STXCSUM, _ETHTOOL_SSG):
+            value = ctypes.create_string_buffer(struct.pack("II", feature, 0))
+            request = struct.pack("16sQ16x", interface.encode(), ctypes.addressof(value))
+            fcntl.ioctl(any_socket, _SIOCETHTOOL, request)
+
+
+def _name(name: str, pid: int) -> Namespace:
+    """A name for the namespace that a process lives in."""
+    run(["ip", "netns", "attach", name, str(pid)])
+    return Namespace(name)

@@ -1,1 +1,0 @@
-"""Shows what a replay found: tables for the terminal, a self-contained HTML page, a timeline for Perfetto."""

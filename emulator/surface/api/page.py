@@ -1,0 +1,82 @@
+"""What the page of an emulated job says, from the job itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from emulator.jobs.defaults import batch_text
+from emulator.jobs.emulation import Emulation
+from emulator.surface.report.page import Chart, Curve, Page
+from emulator.traces.whatif.faster import what_if
+from switchml.units import time_text
+
+MOST_REPLAYED_OPS = 2_000_000
+"""Jobs up to this size are replayed with one thing faster, for the report."""
+
+
+def page_of(
+    emulation: Emulation, rows: Sequence[dict[str, Any]] = (), axes: Sequence[str] = (), *, helps: bool = True
+) -> Page:
+    """`rows`: of a sweep over the options `axes`, whose curves the page shows, too. `helps`: whether to replay the job
+    with each thing twice as fast."""
+    job, cluster = emulation.plan.job, emulation.plan.cluster
+    headline = {
+        "iteration": time_text(emulation.iteration_s),
+        "throughput": f"{emulation.samples_per_s:,.1f} samples/s",
+        "model FLOPs utilization": f"{emulation.mfu:.1%}",
+        "memory": f"{emulation.memory.total / 1e9:.1f} GB",
+    }
+    if emulation.steps:
+        headline |= {
+            "training": f"{emulation.hours / 24:,.1f} days",
+            "accelerator hours": f"{emulation.gpu_hours:,.0f}",
+        }
+        headline |= {"cost": f"${emulation.cost:,.0f}"} if emulation.cost else {}
+        headline |= {"energy": f"{emulation.energy_kwh / 1000:,.1f} MWh"}
+    if spread := emulation.progress.quantiles():
+        headline |= {"goodput": f"{emulation.goodput:.1%} ({spread['p5']:.1%} to {spread['p95']:.1%})"}
+    settings = {
+        "model": emulation.plan.model.title,
+        "cluster": f"{job.gpus} x {cluster.device.title}, {cluster.title}",
+        "parallelism": f"tensor {job.tp}, pipeline {job.pp}, data {job.dp}, expert {job.ep}, ZeRO {job.zero}",
+        "batch": batch_text(job, emulation.assumed),
+        "schedule": job.schedule + (f", {job.virtual_stages} pieces a stage" if job.virtual_stages > 1 else ""),
+        "recomputation": job.recompute,
+        "all-reduce": job.allreduce + (f", {emulation.plan.codec.title}" if emulation.plan.codec else ""),
+    }
+    return Page(
+        title=f"{emulation.plan.model.title} on {job.gpus} accelerators",
+        played=emulation.played,
+        headline=headline,
+        settings=settings,
+        memory_bytes=emulation.memory.parts(),
+        memory_limit_bytes=cluster.device.memory_bytes,
+        helps=what_if(emulation.played) if helps and len(emulation.played.graph.ops) <= MOST_REPLAYED_OPS else {},
+        charts=charts(rows, axes),
+        assumptions=[*(f"warning: {line}" for line in emulation.warnings()), *emulation.assumptions()],
+    )
+
+
+def charts(rows: Sequence[dict[str, Any]], names: Sequence[str]) -> list[Chart]:
+    """Throughput and utilization over the first axis of numbers, a curve for each combination of the others."""
+    rows = [row for row in rows if "error" not in row]
+    numeric = [name for name in names if rows and all(isinstance(row[name], int | float) for row in rows)]
+    if not numeric or len({row[numeric[0]] for row in rows}) < 2:
+        return []
+    along, others = numeric[0], [name for name in names if name != numeric[0]]
+    curves: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        curves.setdefault(", ".join(f"{row[name]}" for name in others) or "this job", []).append(row)
+
+    def chart(title: str, y_name: str, key: str, factor: float, is_ideal: bool) -> Chart:
+        drawn = [
+            Curve(name, [row[along] for row in part], [row[key] * factor for row in part])
+            for name, part in curves.items()
+        ]
+        return Chart(title, along, y_name, drawn, is_ideal)
+
+    return [
+        chart("Throughput", "samples/s", "samples_per_s", 1.0, along == "gpus"),
+        chart("Model FLOPs utilization", "percent", "mfu", 100.0, False),
+    ]

@@ -1,0 +1,149 @@
+"""`switchml.trace`: traces of real jobs, read, replayed and diagnosed.
+
+traces = switchml.trace.read("traces/")
+traces.replay(bandwidth_factor=2)
+traces.diagnose().report("diagnosis.html")
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from emulator.surface.api import replaying
+from emulator.surface.api.replaying import Changes, Replay
+from emulator.surface.api.shown import Library, Shown, frame
+from emulator.traces.diagnosis import checks
+from emulator.traces.events import RankTrace, What
+from emulator.traces.join import join
+from emulator.traces.readers.read import read as read_ranks
+from switchml.units import time_text
+
+if TYPE_CHECKING:
+    import pandas
+
+__all__ = ["Changes", "Diagnosed", "Replay", "Traces", "read"]
+
+
+class Traces(Shown):
+    """The traces of a job, one a rank."""
+
+    def __init__(self, ranks: list[RankTrace], path: Path) -> None:
+        self.ranks = ranks
+        """In the order of ranks; arrays of events in each."""
+        self.path = path
+
+    def __len__(self) -> int:
+        return len(self.ranks)
+
+    def __iter__(self) -> Iterator[RankTrace]:
+        return iter(self.ranks)
+
+    @property
+    def title(self) -> str:
+        """How many, from where."""
+        return f"{len(self.ranks)} traces in {self.path}"
+
+    def facts(self) -> Iterable[tuple[str, str]]:
+        """What is in the first of them, and in all."""
+        first = self.ranks[0]
+        steps_s = np.diff(first.steps, axis=1)[:, 0]
+        yield "job", f"{first.world_size} ranks, {first.backend or 'unknown backend'}, format {first.format}"
+        yield "events", f"{sum(len(trace.events) for trace in self.ranks):,}"
+        yield "iterations", f"{len(steps_s)} of {time_text(float(steps_s.mean()) if len(steps_s) else 0.0)}"
+
+    def replay(self, *, iteration: int | None = None, **changes: Any) -> Replay:
+        """Play the job again, `iteration` or all of them, with `changes` (the fields of `Changes`): what it would take
+        with other links, ranks, buckets, codecs. Raises ConfigError or TraceError."""
+        return replaying.replay(self.ranks, iteration, _changes(changes))
+
+    def diagnose(
+        self, *, iteration: int | None = None, least: float = 0.01, codecs: Iterable[str] = ("fp16",)
+    ) -> Diagnosed:
+        """Find out why the job is slow. Findings that gain less than the share `least` of an iteration are left out;
+        `codecs` may be advised, and their speed is measured here if one is needed."""
+        from emulator.traces.whatif.codec_costs import measure
+
+        joined = join(self.ranks, iteration=iteration)
+        names = tuple(codecs)
+        return Diagnosed(checks.diagnose(joined, least, lambda: measure(names, len(joined.graph.ranks))), self.path)
+
+    def to_frame(self, library: Library | None = None) -> pandas.DataFrame:
+        """A row for each event: rank, name, kind, lane, start and duration in seconds, bytes."""
+        rows = []
+        for trace in self.ranks:
+            events = trace.events
+            columns = (events.name, events.what, events.lane, events.start_s, events.duration_s, events.bytes)
+            for name, what, lane, start_s, duration_s, size in zip(*(c.tolist() for c in columns), strict=True):
+                rows.append(
+                    {
+                        "rank": trace.rank,
+                        "name": trace.names[name],
+                        "kind": What(what).name.lower(),
+                        "lane": trace.lanes[lane].name,
+                        "start_s": start_s,
+                        "duration_s": duration_s,
+                        "bytes": size,
+                    }
+                )
+        return frame(rows, library)
+
+
+class Diagnosed(Shown):
+    """Why a traced job is slow: `diagnosis` has the findings and what they rest on."""
+
+    def __init__(self, diagnosis: checks.Diagnosis, path: Path) -> None:
+        self.diagnosis = diagnosis
+        self.path = path
+
+    @property
+    def findings(self) -> list[checks.Finding]:
+        """The one that gains most first; none: there is nothing to change."""
+        return self.diagnosis.findings
+
+    @property
+    def title(self) -> str:
+        """How much there is to change."""
+        count = len(self.findings)
+        took = time_text(self.diagnosis.seen.joined.iteration_s)
+        return f"{self.path}: {took} an iteration, {count} finding{'s' if count != 1 else ''}"
+
+    def facts(self) -> Iterable[tuple[str, str]]:
+        """Each finding and what it gains."""
+        for number, one in enumerate(self.findings, 1):
+            gain = f"{'up to ' if one.is_bound else ''}−{time_text(one.gain_s)} ({one.share:.1%})"
+            yield str(number), f"{one.title}: {gain}"
+
+    def to_json(self) -> dict[str, Any]:
+        """As `switchml trace diagnose --json` prints it."""
+        return self.diagnosis.to_json()
+
+    def to_frame(self, library: Library | None = None) -> pandas.DataFrame:
+        """A row for each finding."""
+        return frame([one.to_json() for one in self.findings], library)
+
+    def report(self, path: str | Path) -> None:
+        """Write the HTML page that `switchml trace diagnose --report` writes."""
+        from emulator.surface.report.diagnosis import write_page
+
+        write_page(self.diagnosis, path, title=f"Diagnosis of {self.path.resolve().name}")
+
+
+def read(path: str | Path, *, rank: int | None = None, salvage: bool = False) -> Traces:
+    """The traces in `path`, a file or a directory with one a rank, of any format that docs/trace-formats.md lists.
+
+    `rank`: whose the trace is, for a single file that does not say. `salvage`: of files that break off, take what is
+    there. Raises TraceError where there are none.
+    """
+    return Traces(read_ranks(path, rank=rank, salvage=salvage), Path(path))
+
+
+def _changes(given: dict[str, Any]) -> Changes:
+    from emulator import datafile
+
+    for name in given:
+        datafile.check_name("change", name, list(Changes.__dataclass_fields__))
+    return Changes(**given)

@@ -1,0 +1,47 @@
+"""Subcommands of `switchml` that need the emulator."""
+
+_COMMANDS = {
+    "train": ("train:train", "Train a model whose gradients are summed in-network."),
+    "bench": ("bench.bench:bench", "Measure all-reduces beside Gloo's."),
+    "simulate": ("simulate:simulate", "Run jobs through faults in virtual time; check every sum."),
+    "trace": ("trace.trace:trace", "Capture, read, replay, diagnose and optimize a real job."),
+    "validate": ("validate.validate:validate", "Compare the emulator's predictions with measurements."),
+    "switch": ("switch:switch", "Run a P4 program as simple_switch does."),
+    "mininet": ("mininet:mininet", "Run experiments on networks that Mininet builds."),
+    "stf": ("stf:stf", "Run a P4 test (STF) on the P4 switch, in process."),
+    "emulate": ("emulate:emulate", "Emulate a training job on machines one does not have."),
+    "reproduce": ("reproduce:reproduce", "Show claims of papers, the paper's figures beside ours."),
+    "report": ("report:report", "Compare results that commands printed with --json."),
+    "ui": ("ui:ui", "Serve the emulator in the browser."),
+    "peers": ("peers:peers", "Run a script as one rank of an emulated cluster."),
+    "bench allreduce": ("bench.allreduce:allreduce", "Several ranks on this machine's cores."),
+    "bench aggregators": ("bench.aggregators:aggregators", "P4 switch, simple_switch, software and Gloo side by side."),
+    "bench network": ("bench.network:network", "Hosts on slow links, in network namespaces (root)."),
+    "bench codecs": ("bench.codecs:codecs", "Gradient codecs, beside SZ3, ZFP and torch's."),
+    "bench switch": ("bench.switch:switch", "The P4 switch: packets a second on one core."),
+    "bench optimizer": ("bench.speed:optimizer", "Searches for settings: settings tried a minute."),
+    "bench replay": ("bench.speed:replay", "Whole training jobs: replayed ops a second on one core."),
+    "bench trace": ("bench.speed:trace", "Reading profiler traces: megabytes a second, peak memory."),
+    "trace info": ("trace.info:info", "Show what is in a trace: ranks, lanes, collectives, iterations."),
+    "trace emulate": ("trace.emulate:emulate", "Play a workload of Chakra's or SimAI's on a cluster."),
+    "trace convert": ("trace.convert:convert", "Write a trace as Chakra, Chrome JSON or our own format."),
+    "trace replay": ("trace.replay:replay", "Predicted against traced, and with something changed."),
+    "trace diagnose": ("trace.diagnose:diagnose", "Say why a job is slow and what to change."),
+    "trace diff": ("trace.diff:diff", "Compare two runs: what takes longer, what is new."),
+    "trace optimize": ("trace.optimize:optimize", "Find settings with which the job takes less time."),
+    "validate all": ("validate.tables:everything", "All published measurements in a folder, at once."),
+    "validate iterations": ("validate.tables:iterations", "Measured Megatron-DeepSpeed iterations (CSV)."),
+    "validate nccl": ("validate.tables:nccl", "All-reduce tables of nccl-tests."),
+    "validate megatron": ("validate.tables:megatron", "Megatron-LM's published times and memory."),
+    "validate throughput": ("validate.tables:throughput", "Published tokens a second of FSDP jobs (CSV)."),
+    "validate intervals": ("validate.tables:intervals", "Intervals beside predictions, held-out rows."),
+    "validate memory": ("validate.memory:memory", "Published memory of Llama 3, and torch's own here."),
+    "validate clocks": ("validate.measured:clocks", "Shifted clocks, found again from traces."),
+    "validate replay": ("validate.measured:replay", "Traced runs replayed, as they were and changed (root)."),
+    "validate real": ("validate.measured:real", "Training runs on this machine, over links of limited rate (root)."),
+    "validate peers": ("validate.measured:peers", "Emulated peers beside all-real runs (root)."),
+}
+COMMANDS = {name: (f"{__name__}.{place}", text) for name, (place, text) in _COMMANDS.items()}
+"""As switchml/cli/main.py's `Commands`; pyproject.toml registers it."""
+COMPLETIONS = {"--cluster": "emulator.cluster.cluster:clusters", "--model": "emulator.jobs.workload.models:models"}
+"""As switchml/cli/common.py's `completions`."""

@@ -1,0 +1,54 @@
+"""`switchml bench aggregators`: the same all-reduce through our P4 switch, BMv2's, the software aggregator and Gloo."""
+
+from __future__ import annotations
+
+import os
+import shutil
+
+import click
+
+from emulator.surface.cli.options import TENSOR_SIZE, json_option, output, repeats_options
+from switchml.cli.options import Count, option
+
+
+@click.command()
+@option("--ranks", "workers", was="--workers", type=Count(1, 32), default=4, help="Ranks, one process each.")
+@click.option("--size", type=TENSOR_SIZE, default="1MiB", help="Bytes of the tensor.")
+@repeats_options(5, text="Rounds, in each of which every aggregator has a turn.")
+@option(
+    "--aggregators",
+    metavar="NAME,…",
+    show_default="all that can run here",
+    help="Some of p4, bmv2, p4-lanes, bmv2-lanes (one register for each lane), software and gloo. The others are "
+    "compared with the first.",
+)
+@json_option
+def aggregators(workers: int, size: int, repeats: int, warmup: int, aggregators: str | None, as_json: bool) -> None:
+    """Time one all-reduce through every aggregator, in turns, in one run.
+
+    p4 is our P4 switch, bmv2 the real simple_switch, both with the program of p4/; the two with -lanes run its variant
+    with one register for each lane. Every result is checked against the exact sum.
+    """
+    from emulator.lab.bench import aggregators as bench
+    from emulator.lab.bench.allreduce import AGGREGATORS
+    from emulator.lab.bench.ranks.reducing import GLOO
+    from switchml.terminal import progress
+
+    known = (*AGGREGATORS, GLOO)
+    names = [name.strip() for name in aggregators.split(",")] if aggregators else what_can_run()
+    for name in names:
+        if name not in known:
+            raise click.BadParameter(f"{name!r}: expected some of {', '.join(known)}", param_hint="--aggregators")
+    with progress("all-reduces") as task:
+        turns = bench.measure(size, names, workers=workers, repeats=repeats, warmup=warmup, report=task.step)
+    result = bench.as_json(turns, size, workers)
+    output(as_json, lambda: result, lambda: bench.print_table(result))
+
+
+def what_can_run() -> list[str]:
+    """All aggregators for which this machine has what they need."""
+    from importlib.util import find_spec
+
+    has_bmv2 = os.geteuid() == 0 and all(map(shutil.which, ("simple_switch", "ip")))
+    bmv2 = ["bmv2", "bmv2-lanes"] if has_bmv2 else []
+    return ["p4", *bmv2[:1], "p4-lanes", *bmv2[1:], "software", *(["gloo"] if find_spec("torch") else [])]

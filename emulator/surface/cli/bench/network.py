@@ -1,0 +1,132 @@
+"""`switchml bench network`: collectives over slow, lossy, long links between hosts in network namespaces, beside
+Gloo's ring over the same links.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from typing import Any
+
+import click
+
+from emulator.lab.bench.sizes import ALL_REDUCE, COLLECTIVES, check_shares
+from emulator.surface.cli.options import (
+    COUNTS,
+    against_option,
+    json_option,
+    link_options,
+    payload_option,
+    repeats_options,
+    sparsity_options,
+    wire_option,
+)
+from switchml.cli.options import SIZE, Count, option
+
+
+@click.command()
+@option(
+    "--hosts",
+    "workers",
+    was="--workers",
+    type=COUNTS,
+    default="4",
+    help="Number of hosts; 2,4,8 measures each in turn.",
+)
+@click.option(
+    "--ranks-per-host",
+    type=COUNTS,
+    default="1",
+    help="Ranks in each host; with 2 or more also with the ranks of a host first (docs/hierarchy.md).",
+)
+@click.option(
+    "--collective",
+    type=click.Choice(COLLECTIVES),
+    default=ALL_REDUCE,
+    help="What the ranks do. fsdp: an all-gather and a reduce-scatter at once, each of --size bytes.",
+)
+@link_options("200mbit")
+@option("--queue", type=SIZE, show_default="25 ms at the rate", help="Most bytes that wait in front of a link.")
+@click.option("--size", type=SIZE, default="16MiB", help="Bytes of the tensor (float32).")
+@wire_option
+@payload_option
+@option(
+    "--slots",
+    type=Count(0),
+    default=0,
+    show_default="the aggregator's choice",
+    help="Packets that a rank may have in flight, a power of two.",
+)
+@against_option
+@sparsity_options
+@repeats_options()
+@option("--tcp", metavar="NAME", show_default="the machine's", help="Gloo's congestion control (cubic, bbr, …).")
+@json_option
+def network(
+    workers: tuple[int, ...],
+    ranks_per_host: tuple[int, ...],
+    collective: str,
+    loss: float | None,
+    queue: float | None,
+    size: float,
+    against: str | None,
+    density: tuple[float, ...] | None,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """All-reduce, or have another collective, over links of a given rate, delay and loss, beside Gloo over the same
+    links.
+
+    Needs root and iproute2: each host is a network namespace with one link to a bridge, and the aggregator sits at the
+    bridge, in the place of a switch. tc limits each link, both ways; a program of ours delays and loses frames. Nothing
+    of it remains afterwards.
+    """
+    from emulator.lab.bench.allreduce import backends_of
+    from emulator.lab.bench.network import measure as bench
+    from emulator.lab.bench.network import report
+    from emulator.lab.bench.ranks.reducing import NODE, SWITCHML
+    from emulator.lab.bench.report import all_as_json
+    from emulator.lab.bench.sparsity import Sparsity
+    from switchml.errors import ConfigError
+    from switchml.tables import Stream
+    from switchml.terminal import progress
+
+    bench.check_rights()
+    if size < 4 or size % 4:
+        raise ConfigError(f"size of {size:g} bytes: expected a multiple of 4 (float32)")
+    if collective != ALL_REDUCE and (density or max(ranks_per_host) > 1):
+        raise ConfigError(f"--collective {collective}: of dense tensors, with one rank a host")
+    for count in workers:
+        check_shares(int(size), collective, count)
+    blocks = {name: options.pop(name) for name in ("block", "overlap", "mode")}
+    rates = {name: options.pop(name) for name in ("rate_bps", "delay_s", "seed")}
+    link = bench.LinkOptions(loss=loss or 0.0, queue_bytes=int(queue or 0), **rates)
+    results = []
+    stream = None
+    for count, ranks, share in itertools.product(workers, ranks_per_host, density or (None,)):
+        sparsity = None if share is None else Sparsity(share, **blocks)
+        backends = backends_of(sparsity, against)
+        if ranks > 1 and sparsity is None:
+            backends = (SWITCHML, NODE, *backends[1:])
+        experiment = bench.Experiment(
+            workers=count,
+            ranks_per_host=ranks,
+            link=link,
+            size_bytes=int(size),
+            collective=collective,
+            sparsity=sparsity,
+            backends=backends,
+            **options,
+        )
+        with progress(f"{count} hosts") as task:
+            results.append(bench.measure(experiment, task.step))
+        if not as_json:
+            if stream is None:
+                columns = report.columns(experiment, max(ranks_per_host) > 1)
+                stream = Stream(columns, report.title(experiment, results[0].tcp))
+            for row in report.rows(results[-1]):
+                stream.add(*row)
+    if stream is not None:
+        stream.close(*report.notes(experiment))
+    else:
+        click.echo(json.dumps(all_as_json([report.as_json(result) for result in results])))

@@ -1,0 +1,86 @@
+"""`switchml reproduce`: claims of papers beside what this project finds."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import click
+
+from emulator.surface.cli.options import OUTPUT_FOLDER, json_option, output, plot_option
+from switchml.errors import ConfigError
+from switchml.output_files import whole_file
+from switchml.terminal import progress, say
+
+PAGE, TABLE = "reproduce.html", "claims.md"
+
+
+def _complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    from emulator.lab.reproduce import claims
+
+    return [name for name in claims.names() if name.startswith(incomplete)]
+
+
+@click.command()
+@click.argument("names", nargs=-1, metavar="[CLAIM|FILE.toml]…", shell_complete=_complete)
+@click.option("--all", "is_all", is_flag=True, help="Run every claim that comes along.")
+@click.option("--quick", is_flag=True, help="Run those that take half a minute at most and need no root.")
+@click.option("--out", type=OUTPUT_FOLDER, metavar="DIR", help=f"Write {PAGE}, with plots, and {TABLE} there.")
+@plot_option
+@json_option
+def reproduce(
+    names: tuple[str, ...], is_all: bool, quick: bool, out: Path | None, plot_file: Path | None, as_json: bool
+) -> None:
+    """Run what shows a paper's claim, and print the paper's figures beside ours, with what differs and why.
+
+    Without CLAIM, list those that come along: each is a TOML file with its source, commands, figures and tolerance, and
+    FILE.toml may be one of your own. Figures that are missed stay in the table; the exit code is 1 only if a command
+    failed.
+    """
+    from emulator.lab.reproduce import claims, report, running
+    from switchml.tables import show
+
+    if (is_all or quick) and names:
+        raise click.UsageError("give claims, or --all or --quick")
+    chosen = claims.load_all(names)
+    if not names and not is_all and not quick:
+        if out or plot_file:
+            raise click.UsageError("name claims, or give --all or --quick")
+        rows = [
+            {key: getattr(one, key) for key in ("id", "system", "title", "source", "how", "minutes", "needs_root")}
+            for one in chosen
+        ]
+        output(as_json, lambda: {"claims": rows}, lambda: show(report.listed(chosen)))
+        return
+    if quick:
+        chosen = [one for one in chosen if one.minutes <= report.QUICK_MINUTES and not one.needs_root]
+    if out is not None:
+        from switchml.pages import page
+
+        page.check_extras()
+    outcomes, failures = [], {}
+    with progress("reproducing", total=len(chosen)) as task:
+        for done, claim in enumerate(chosen):
+            task.update(done, claim.id)
+            try:
+                if claim.needs_root and os.geteuid():
+                    raise ConfigError("needs root, for network namespaces")
+                outcomes.append(running.reproduce(claim))
+            except (running.ReproductionFailed, ConfigError) as error:
+                failures[claim.id] = str(error)
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+        report.write_page(outcomes, failures, out / PAGE)
+        with whole_file(out / TABLE) as part:
+            part.write_text(report.markdown(outcomes), encoding="utf-8")
+    if plot_file is not None:
+        report.draw(outcomes, plot_file)
+    output(
+        as_json,
+        lambda: {"claims": [one.to_json() for one in outcomes], "failures": failures},
+        lambda: show(report.table(outcomes)),
+    )
+    for name, reason in failures.items():
+        say(f"switchml: error: {name}: {reason.removeprefix(f'{name}: ')}", err=True)
+    if failures:
+        raise click.exceptions.Exit(1)

@@ -1,0 +1,74 @@
+"""`switchml trace diagnose`: why a traced job is slow, and what to change."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from emulator.surface.cli.options import ANY_PATH, REPORT, json_option, output, timeline_option
+from switchml.terminal import progress
+
+
+@click.command()
+@click.argument("path", type=ANY_PATH)
+@click.option(
+    "--report",
+    "report_file",
+    type=REPORT,
+    metavar="FILE",
+    help="Write a self-contained page (.html): findings, where the time goes, the timeline with its critical path; or "
+    "a picture of the first two (.png, .svg, .pdf).",
+)
+@timeline_option
+@click.option("--iteration", type=click.IntRange(min=0), help="Which traced iteration; default: the mean of all.")
+@click.option(
+    "--least",
+    type=click.FloatRange(min=0, max=1),
+    default=0.01,
+    show_default=True,
+    help="Leave out findings that gain a smaller share of the iteration.",
+)
+@click.option(
+    "--codec",
+    "codecs",
+    multiple=True,
+    metavar="CODEC",
+    default=("fp16",),
+    show_default=True,
+    help="May be advised where the network is slow (docs/codecs.md); its speed is measured here. May be repeated.",
+)
+@json_option
+def diagnose(
+    path: Path,
+    report_file: Path | None,
+    timeline: Path | None,
+    iteration: int | None,
+    least: float,
+    codecs: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """Say why the job traced in PATH (a directory with a trace of each rank) is slow and what to change.
+
+    What a change gains is what the job takes less when it is replayed with that thing changed. Changes that gain most
+    come first; gains don't add up. That there is nothing to change is an answer. The timeline has the critical path as
+    a track of its own.
+    """
+    from emulator.jobs.replay.perfetto import write_timeline
+    from emulator.traces.diagnosis.checks import diagnose as run
+    from emulator.traces.diagnosis.terminal import show
+    from emulator.traces.join import join
+    from emulator.traces.readers.read import read
+    from emulator.traces.whatif.codec_costs import measure
+
+    joined = join(read(path), iteration=iteration)
+    with progress("replaying with one thing changed at a time"):
+        diagnosis = run(joined, least, lambda: measure(codecs, len(joined.graph.ranks)))
+    if timeline is not None:
+        seen = diagnosis.seen
+        write_timeline(seen.played, timeline, critical=seen.path, source="switchml trace diagnose")
+    if report_file is not None:
+        from emulator.surface.report.diagnosis_picture import write_report
+
+        write_report(diagnosis, report_file, title=f"Diagnosis of {path.resolve().name}")
+    output(as_json, diagnosis.to_json, lambda: show(diagnosis))

@@ -1,0 +1,79 @@
+"""`switchml trace info`: what is in a trace, and what is not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from emulator.surface.cli.options import ANY_PATH, json_option, output, trace_options
+from switchml import tables
+from switchml.tables import Table, number, text
+from switchml.terminal import say
+
+
+@click.command()
+@click.argument("path", type=ANY_PATH)
+@trace_options
+@json_option
+def info(path: Path, rank: int | None, salvage: bool, as_json: bool) -> None:
+    """Show ranks, lanes, events, collectives and iterations of a trace: a file, or a directory with one a rank."""
+    from emulator.traces.readers.read import read
+    from emulator.traces.summary import across, summary
+
+    traces = read(path, rank=rank, salvage=salvage)
+    ranks, between = [summary(trace) for trace in traces], across(traces)
+    output(as_json, lambda: {"ranks": ranks, "missing": between}, lambda: show(ranks, between))
+
+
+def show(ranks: list[dict[str, Any]], between: list[str]) -> None:
+    """Print what `summary` and `across` found."""
+    from switchml.units import TimeUnit
+
+    first = ranks[0]
+    means = [sum(rank["iteration_s"]) / max(1, rank["iterations"]) for rank in ranks]
+    unit = TimeUnit(means)
+    columns = [
+        *(number("rank"), number("of", drop=4), text("host", drop=3), text("format"), text("backend", drop=2)),
+        *(number("events"), number("lanes", drop=1), number("iterations"), number("mean", unit.name)),
+        number("collectives"),
+    ]
+    table = Table(columns, title="Ranks")
+    for rank, mean in zip(ranks, means, strict=True):
+        table.add(
+            *(str(rank["rank"]), str(rank["world_size"]), rank["host"] or "", rank["format"], rank["backend"] or ""),
+            *(f"{rank['events']:,}", str(len(rank["lanes"])), str(rank["iterations"]), unit.text(mean)),
+            str(sum(row["count"] for row in rank["collectives"])),
+        )
+    tables.show(table)
+    say(f"\nrank {first['rank']}: {', '.join(f'{n:,} {kind}' for kind, n in first['kinds'].items())}\n")
+    tables.show(_lanes(first["lanes"]), *([_collectives(first["collectives"])] if first["collectives"] else []))
+    notes = [*between, *first["missing"], *(f"{key}: {words}" for key, words in first["about"].items())]
+    if notes:
+        say()
+    for note in notes:
+        say(f"- {note}")
+
+
+def _lanes(lanes: list[dict[str, Any]]) -> Table:
+    from switchml.units import TimeUnit
+
+    unit = TimeUnit(lane["busy_s"] for lane in lanes)
+    table = Table([text("lane"), text("kind"), number("events"), number("busy", unit.name)])
+    for lane in lanes:
+        table.add(lane["name"], lane["kind"], f"{lane['events']:,}", unit.text(lane["busy_s"]))
+    return table
+
+
+def _collectives(rows: list[dict[str, Any]]) -> Table:
+    from switchml.units import TimeUnit, bytes_text
+
+    median, total = (TimeUnit(row[name] for row in rows) for name in ("median_s", "total_s"))
+    columns = [text("communication"), text("group", drop=1), number("ranks"), number("size"), number("count")]
+    table = Table([*columns, number("median", median.name), number("total", total.name)])
+    for row in rows:
+        times = (median.text(row["median_s"]), total.text(row["total_s"]))
+        counts = (str(row["ranks"]), bytes_text(row["bytes"]), str(row["count"]))
+        table.add(row["operation"], row["group"] or "", *counts, *times)
+    return table

@@ -1,0 +1,55 @@
+"""`switchml ui`: the emulator in the browser."""
+
+from __future__ import annotations
+
+import ipaddress
+import secrets
+
+import click
+
+from switchml.errors import ConfigError
+from switchml.runtime.insist import heard
+
+
+@click.command()
+@click.option("--host", default="127.0.0.1", help="Address to serve on; other machines reach all but loopback.")
+@click.option("--port", type=click.IntRange(0, 65535), default=0, help="TCP port; 0 takes a free one.")
+@click.option(
+    "--aggregator",
+    default="127.0.0.1:50099",
+    metavar="HOST:PORT",
+    help="Control port of the aggregator whose state is shown.",
+)
+@click.option(
+    "--token", envvar="SWITCHML_UI_TOKEN", show_envvar=True, help="What opens the page.  [default: a new one each time]"
+)
+def ui(host: str, port: int, aggregator: str, token: str | None) -> None:
+    """Serve the emulator in the browser: model, cluster and splitting as controls; time, memory and timeline; sweeps as
+    curves; the command line that gives the same; the state of an aggregator.
+
+    Prints the address to open. Without its token nobody sees anything.
+    """
+    from emulator.surface.ui.server import Server
+
+    if token is not None and len(token) < 16:
+        raise ConfigError(f"the token has {len(token)} characters; expected at least 16")
+    try:
+        server = Server(host, port, token or secrets.token_urlsafe(24), aggregator)
+    except OSError as error:
+        raise ConfigError(f"can't serve on {host}:{port}: {error.strerror or error}") from None
+    with server:
+        click.echo(f"open http://{host}:{server.server_port}/?token={server.token}\nCtrl-C ends")
+        if not _is_loopback(host):
+            click.echo(f"whoever reaches {host} and has the token can use this; it travels unencrypted", err=True)
+        try:
+            server.serve_forever()
+        except KeyboardInterrupt:
+            heard()
+            click.echo("", err=True)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

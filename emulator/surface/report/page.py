@@ -1,0 +1,194 @@
+"""The page of an emulated job: `page.html` lays it out; here is what it is given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from emulator.jobs.replay.critical import critical_path
+from emulator.jobs.replay.engine import Replayed
+from emulator.jobs.replay.parts import PARTS, Parts, parts
+from emulator.jobs.replay.perfetto import shown_ranks
+from emulator.jobs.replay.report import LONGEST
+from emulator.jobs.workload.graph import Kind
+from emulator.surface.report.tracks import COLUMNS, PHASES, SHADES, Lane, lanes, phase_of
+from switchml.pages import charts, page
+from switchml.units import bytes_text, time_text
+
+Share = tuple[str, float, float]
+"""(name, seconds, share of a whole)."""
+MOST_LANES = 16
+"""Ranks in the page's timeline."""
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A line of a scaling picture."""
+
+    name: str
+    x: Sequence[float]
+    y: Sequence[float]
+
+
+@dataclass(frozen=True)
+class Chart:
+    """Curves over a logarithmic x axis, y from 0. `is_ideal`: also y growing as x does from the first point on."""
+
+    title: str
+    x_name: str
+    y_name: str
+    curves: Sequence[Curve]
+    is_ideal: bool = False
+
+
+@dataclass(frozen=True)
+class Page:
+    """What the page says. All but the title and the replay may be left out."""
+
+    title: str
+    played: Replayed
+    headline: dict[str, str] = field(default_factory=dict)
+    """Name → value with its unit: iteration time, throughput, …"""
+    settings: dict[str, str] = field(default_factory=dict)
+    """What was asked for: model, cluster, parallelism, …"""
+    memory_bytes: dict[str, float] = field(default_factory=dict)
+    """Part → bytes on the fullest accelerator."""
+    memory_limit_bytes: float | None = None
+    helps: dict[str, float] = field(default_factory=dict)
+    """What may be faster (`emulator.traces.whatif.faster.THINGS`) → the iteration's seconds then, what helps most
+    first."""
+    charts: Sequence[Chart] = ()
+    assumptions: Sequence[str] = ()
+
+
+def write_page(content: Page, path: str | Path) -> None:
+    """Render `content` into one HTML file."""
+    page.write(path, render("page.html", _content(content)))
+
+
+def render(name: str, content: Mapping[str, Any], *folders: Path) -> str:
+    """A page from template `name` of `folders` or of the one beside this module."""
+    return page.render(name, (*folders, Path(__file__).parent), content, time=time_text, bytes=bytes_text)
+
+
+def timeline(
+    played: Replayed,
+    ranks: np.ndarray,
+    phase_of: Callable[[str, Kind], str] = phase_of,
+    path: Callable[[list[tuple[Lane, str]]], Sequence[tuple[float, str]]] = lambda named: (),
+) -> charts.Spec:
+    """A timeline of `ranks`. `path`: corners (s, lane) of a line across lanes, from the lanes and their names."""
+    named: list[tuple[Lane, str]] = []
+    for lane in lanes(played, ranks, phase_of=phase_of):
+        name = lane.name or f"{named[-1][1]}, exchanges"
+        taken = {other for _, other in named}
+        named.append(
+            (lane, next(n for k in range(1, len(taken) + 2) if (n := f"{name} ({k})" if k > 1 else name) not in taken))
+        )
+    step_s = played.makespan_s / COLUMNS
+    blocks = [
+        charts.Block(name, run.phase, run.first * step_s, (run.first + run.columns) * step_s, run.shade / SHADES)
+        for lane, name in named
+        for run in lane.runs
+    ]
+    blocks.sort(key=lambda block: PHASES.index(block.kind))
+    return charts.timeline(
+        [(name, bool(lane.name)) for lane, name in named], blocks, played.makespan_s, time_text, path(named)
+    )
+
+
+def breakdown(rows: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
+    """Chart and table of seconds: row → part → seconds. Parts in the order of the first row."""
+    names = list(dict.fromkeys(name for parts in rows.values() for name, s in parts.items() if s > 0))
+    table = [
+        [row, *(time_text(parts[name]) if parts.get(name) else "–" for name in names)] for row, parts in rows.items()
+    ]
+    return {"spec": charts.stacked(rows, "s", time_text), "table": charts.Table(["", *names], table)}
+
+
+def shares(rows: Iterable[tuple[str, float]], whole_s: float) -> list[Share]:
+    """Of what takes any time."""
+    return [(name, float(seconds), float(seconds) / whole_s) for name, seconds in rows if seconds > 0]
+
+
+def _content(content: Page) -> dict[str, Any]:
+    played = content.played
+    charged = parts(played)
+    graph = played.graph
+    ranks = ranks_shown(played)
+    path = critical_path(played)
+    longest = list(path.by_work.items())[:LONGEST]
+    return {
+        "page": content,
+        "title": content.title,
+        "assumptions": content.assumptions,
+        "breakdown": breakdown(stage_rows(played, charged)),
+        "hidden_s": charged.hidden_communication_s(),
+        "timeline": timeline(played, ranks),
+        "zoom": charts.ZOOM,
+        "more_ranks": len(graph.ranks) - len(ranks),
+        "critical": shares(longest, sum(path.by_work.values())),
+        "helps": _helps(content),
+        "memory": memory_chart(content.memory_bytes) if content.memory_bytes else None,
+        "memory_total": sum(content.memory_bytes.values()),
+        "plots": [plot(chart) for chart in content.charts],
+        "ops": len(graph.ops),
+        "played": played,
+    }
+
+
+def ranks_shown(played: Replayed) -> np.ndarray:
+    """int64: those of the page's timeline: all, or one of each stage."""
+    graph = played.graph
+    return shown_ranks(graph, most_ops=0 if len(graph.ranks) > MOST_LANES else len(graph.ops))[:MOST_LANES]
+
+
+def memory_chart(parts_bytes: Mapping[str, float]) -> charts.Spec:
+    """One bar of bytes."""
+    return charts.stacked({"memory": parts_bytes}, "B", bytes_text)
+
+
+def _helps(page: Page) -> list[tuple[str, float, float]]:
+    """(what is twice as fast, seconds, share of the iteration that this saves). Not loading: the graph has what
+    training waits for samples, and faster storage can do more than halve that."""
+    whole_s = page.played.makespan_s
+    shown = {"exposed communication": "communication"}
+    return [(shown.get(name, name), s, 1 - s / whole_s) for name, s in page.helps.items() if name != "loading"]
+
+
+def stage_rows(played: Replayed, charged: Parts | None = None) -> dict[str, dict[str, float]]:
+    """For all ranks, then for each stage: name → part → seconds."""
+    graph, charged = played.graph, charged or parts(played)
+    chosen = {"all ranks": np.ones(len(graph.ranks), bool)}
+    if 1 < graph.stages() <= MOST_LANES:
+        chosen |= {f"stage {stage}": graph.ranks.stage == stage for stage in range(graph.stages())}
+    rows = {}
+    for name, members in chosen.items():
+        if members.any() and played.makespan_s:
+            means = np.average(charged.by_rank[members], axis=0, weights=charged.weight[members])
+            rows[name] = dict(zip(PARTS, means.tolist(), strict=True))
+    return rows
+
+
+def plot(chart: Chart) -> dict[str, Any]:
+    """Curves over a logarithmic axis, and the same as a table."""
+    lines = [charts.Line(curve.name, curve.x, curve.y) for curve in chart.curves]
+    xs = sorted({float(x) for curve in chart.curves for x in curve.x})
+    if chart.is_ideal:
+        x, y = chart.curves[0].x[0], chart.curves[0].y[0]
+        lines.append(charts.Line("linear", xs, [y * each / x for each in xs], is_dashed=True))
+    points = {(curve.name, float(x)): y for curve in chart.curves for x, y in zip(curve.x, curve.y, strict=True)}
+    rows = [
+        [f"{x:g}", *(f"{points[curve.name, x]:,.4g}" if (curve.name, x) in points else "–" for curve in chart.curves)]
+        for x in xs
+    ]
+    return {
+        "title": chart.title,
+        "unit": chart.y_name,
+        "spec": charts.curves(lines, chart.x_name, chart.y_name, x_log=2),
+        "table": charts.Table([chart.x_name, *(curve.name for curve in chart.curves)], rows),
+    }

@@ -1,0 +1,91 @@
+"""What the page is told: an emulated job, a sweep, the state of an aggregator, as plain data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from emulator.jobs.description import request
+from emulator.jobs.emulate import emulate as run
+from emulator.surface.api.emulating import Result, tables_of
+from emulator.surface.api.emulating import sweep as run_sweep
+from emulator.surface.api.page import charts as curves
+from emulator.surface.api.page import page_of
+from emulator.surface.report.page import memory_chart, plot, ranks_shown, stage_rows, timeline
+from emulator.surface.ui import controls
+from switchml.errors import ConfigError
+from switchml.pages import charts
+from switchml.units import time_text
+
+SECONDS = 20.0
+"""That a job may take to replay."""
+
+
+def emulate(asked: Mapping[str, Any]) -> dict[str, Any]:
+    """Of `{"options": …}`: figures, charts, and the command line. Raises SwitchMLError."""
+    options = controls.options(_table(asked, "options"))
+    result = Result(run(request(tables_of(None, options), "the options"), time_budget_s=SECONDS))
+    page = page_of(result.emulation, helps=False)
+    played = result.emulation.played
+    ranks = ranks_shown(played)
+    rows = stage_rows(played)
+    return {
+        "title": page.title,
+        "tiles": [[name, value] for name, value in page.headline.items()],
+        "breakdown": charts.stacked(rows, "s", time_text),
+        "memory": memory_chart(page.memory_bytes),
+        "timeline": timeline(played, ranks),
+        "assumptions": list(page.assumptions),
+        "command": controls.command(options),
+    }
+
+
+def sweep(asked: Mapping[str, Any]) -> dict[str, Any]:
+    """Of `{"options": …, "sweep": {name: values}}`: curves, a table, and the command line. Raises SwitchMLError."""
+    options, texts = controls.options(_table(asked, "options")), _table(asked, "sweep")
+    axes = controls.axes(texts)
+    swept = {axis.name: list(axis.values) for axis in axes}
+    for name in swept.keys() & {"zero"}:
+        swept[name] = [int(value) for value in swept[name]]
+    found = run_sweep(**{**options, **swept})
+    headings = [*found.axes, "iteration", "samples/s", "MFU", "memory"]
+    table = [
+        [*(str(row[name]) for name in found.axes), *([row["error"]] if "error" in row else _figures(row))]
+        for row in found.rows
+    ]
+    plots = [plot(chart) for chart in curves(found.rows, found.axes)]
+    return {
+        "charts": [{"title": f"{one['title']} ({one['unit']})", "spec": one["spec"]} for one in plots],
+        "table": {"columns": headings, "rows": table},
+        "command": controls.command(options, texts),
+    }
+
+
+def _figures(row: Mapping[str, Any]) -> list[str]:
+    memory = f"{row['memory_bytes'] / 1e9:.1f} GB"
+    return [time_text(row["iteration_s"]), f"{row['samples_per_s']:,.1f}", f"{row['mfu']:.1%}", memory]
+
+
+def status(address: str) -> dict[str, Any]:
+    """Of the aggregator at `address`: a sentence and tables. Raises SwitchMLError where it does not answer."""
+    from switchml.control import client
+    from switchml.control.report import as_tables, head
+
+    reply = client.status(address)
+    tables = [
+        {
+            "title": str(one.title),
+            "notes": list(one.notes),
+            "columns": [column.title for column in one.columns],
+            "rows": [[str(cell) for cell in row] for row in one.rows],
+        }
+        for one in as_tables(reply)
+    ]
+    return {"head": head(reply), "tables": tables}
+
+
+def _table(asked: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    table = asked.get(name, {})
+    if not isinstance(table, Mapping):
+        raise ConfigError(f"{name}: expected an object")
+    return table

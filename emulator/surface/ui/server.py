@@ -1,0 +1,137 @@
+"""The web server of `switchml ui`: one page, and three addresses that answer it with JSON. Whoever does not know the
+token gets nothing; it comes once, in the address, and is a cookie from then on.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import threading
+from collections.abc import Callable, Mapping
+from http.cookies import SimpleCookie
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+from emulator.surface.ui import answers, controls
+from switchml.errors import SwitchMLError
+from switchml.pages.page import as_data, render
+
+MOST_BYTES = 1 << 16
+"""Of a request."""
+IDLE_S = 30.0
+"""After which a silent connection is closed."""
+_HEADERS = {
+    "Cache-Control": "no-store",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+}
+
+
+class Server(ThreadingHTTPServer):
+    """Serves the page at (host, port), port 0 for any. `aggregator`: HOST:PORT whose state it shows."""
+
+    daemon_threads = True
+
+    def __init__(self, host: str, port: int, token: str, aggregator: str) -> None:
+        super().__init__((host, port), _Handler)
+        self.token = token
+        self.aggregator = aggregator
+        self.cookie = f"switchml-{self.server_port}"  # browsers keep the cookies of all ports of a host together
+        self.one_at_a_time = threading.Lock()
+        self.page = page(aggregator)
+
+
+def page(aggregator: str) -> str:
+    """The page itself."""
+    groups: dict[str, list[controls.Control]] = {}
+    for control in controls.controls():
+        groups.setdefault(control.group, []).append(control)
+    numbers = [one for one in controls.controls() if not one.choices]
+    names = [one for one in controls.controls() if one.choices]
+    content = {"title": "switchml", "groups": groups, "numbers": numbers, "names": names, "aggregator": aggregator}
+    return render("ui.html", (Path(__file__).parent,), content)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: Server
+    protocol_version = "HTTP/1.1"
+    server_version = "switchml"
+    sys_version = ""
+    timeout = IDLE_S
+
+    def do_GET(self) -> None:
+        parts = urlsplit(self.path)
+        given = parse_qs(parts.query).get("token", [""])[0]
+        if parts.path == "/" and given and self._is_token(given):
+            cookie = f"{self.server.cookie}={self.server.token}; HttpOnly; SameSite=Strict; Path=/"
+            self._send(303, b"", "text/plain", {"Location": "/", "Set-Cookie": cookie})
+        elif not self._is_known():
+            self._refuse()
+        elif parts.path == "/":
+            self._send(200, self.server.page.encode(), "text/html; charset=utf-8")
+        elif parts.path == "/status":
+            self._answer(lambda: answers.status(self.server.aggregator))
+        else:
+            self._json(404, {"error": "no such page"})
+
+    def do_POST(self) -> None:
+        jobs: dict[str, Callable[[Mapping[str, Any]], Any]] = {"/emulate": answers.emulate, "/sweep": answers.sweep}
+        length = self.headers.get("Content-Length", "")
+        if not length.isdecimal() or int(length) > MOST_BYTES:
+            self.close_connection = True
+            self._json(413, {"error": f"a request has at most {MOST_BYTES:,} bytes"})
+            return
+        body = self.rfile.read(int(length))
+        if not self._is_known():
+            self._refuse()
+        elif self.path not in jobs:
+            self._json(404, {"error": "no such page"})
+        elif self.headers.get_content_type() != "application/json":
+            self._json(415, {"error": "expected application/json"})
+        else:
+            try:
+                asked = json.loads(body)
+                if not isinstance(asked, dict):
+                    raise ValueError("expected an object")
+            except (ValueError, RecursionError):
+                self._json(400, {"error": "expected an object of JSON"})
+                return
+            with self.server.one_at_a_time:
+                self._answer(lambda: jobs[self.path](asked))
+
+    def _answer(self, work: Callable[[], Any]) -> None:
+        try:
+            found = work()
+        except SwitchMLError as error:
+            self._json(400, {"error": " ".join(str(error).split())})
+        else:
+            self._json(200, found)
+
+    def _is_token(self, given: str) -> bool:
+        return hmac.compare_digest(given.encode(), self.server.token.encode())
+
+    def _is_known(self) -> bool:
+        try:
+            morsel = SimpleCookie(self.headers.get("Cookie", "")).get(self.server.cookie)
+        except Exception:  # whatever a stranger's header does to the parser
+            return False
+        return morsel is not None and self._is_token(morsel.value)
+
+    def _refuse(self) -> None:
+        self._json(403, {"error": "open the address with the token that switchml ui printed"})
+
+    def _json(self, status: int, value: Any) -> None:
+        self._send(status, str(as_data(value)).encode(), "application/json")
+
+    def _send(self, status: int, body: bytes, kind: str, more: Mapping[str, str] | None = None) -> None:
+        self.send_response(status)
+        for name, value in {**_HEADERS, "Content-Type": kind, "Content-Length": str(len(body)), **(more or {})}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Nothing: the address that comes first has the token in it."""

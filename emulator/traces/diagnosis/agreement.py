@@ -1,0 +1,58 @@
+"""What holds for every report, or it is wrong: the parts of its table add up, whom ranks wait for adds up to what they
+wait, and no finding gains time that accelerators compute. And what a reader must be told first: that a replay which
+misses the trace is no ground for advice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from emulator.jobs.replay.parts import IDLE, WAITING
+from emulator.jobs.workload.graph import Kind
+from emulator.traces.diagnosis.situation import Finding, Situation
+from emulator.traces.events import LaneKind
+
+SLACK = 1e-6
+"""Of the iteration: sums of many numbers."""
+MOST_OFF = 0.1
+"""Of the traced iteration: a replay that is further off lacks something that the job waits for."""
+COMPUTES_AS_BEFORE = {
+    "network bound", "small messages", "serialized all-reduces", "starved accelerator", "synchronizations",
+    "allocations", "host gaps", "loading",
+}  # fmt: skip
+"""Findings of which the change leaves accelerators what they compute."""
+
+
+def check(seen: Situation, findings: Sequence[Finding]) -> None:
+    """Raise AssertionError, as for any internal error, unless table and findings agree."""
+    parts, slack_s = seen.causes.parts.by_rank, SLACK * seen.iteration_s
+    off_s = np.abs(parts.sum(axis=1) - seen.iteration_s)
+    assert (off_s <= slack_s).all(), f"parts of an iteration of {seen.iteration_s} s do not add up: {off_s} s off"
+    waited_s = parts[:, [WAITING, IDLE]].sum(axis=1)
+    off_s = np.abs(seen.causes.waiting_s.sum(axis=1) - waited_s)
+    assert (off_s <= slack_s).all(), f"ranks wait {waited_s} s, but for each other {off_s} s more or less"
+    left_s = seen.iteration_s - _computed_s(seen)
+    for one in findings:
+        most_s = left_s if one.kind in COMPUTES_AS_BEFORE else seen.iteration_s
+        assert 0 < one.gain_s <= most_s + slack_s, f"{one.title!r} gains {one.gain_s} s of at most {most_s} s"
+        assert abs(one.share * seen.iteration_s - one.gain_s) <= slack_s, f"{one.title!r} is a share of something else"
+
+
+def doubt(seen: Situation) -> list[str]:
+    """A sentence for reports whose replay is far from the trace."""
+    traced_s = seen.joined.iteration_s
+    if not traced_s or abs(seen.iteration_s / traced_s - 1) <= MOST_OFF:
+        return []
+    return [
+        f"the replay is {seen.iteration_s / traced_s - 1:+.0%} off the trace: the traces do not show all that the job "
+        "waits for, so findings and table may mislead"
+    ]
+
+
+def _computed_s(seen: Situation) -> float:
+    """What the busiest stream of an accelerator computes, which takes its time whatever else is faster."""
+    computes = (seen.kind == Kind.COMPUTE) & (seen.lane_kind == LaneKind.DEVICE)
+    stream = seen.graph.ops.stream[computes]
+    return float(np.bincount(stream, seen.own_s[computes], minlength=1).max(initial=0.0))

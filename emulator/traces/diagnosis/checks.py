@@ -1,0 +1,115 @@
+"""All checks, and the diagnosis that they make together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from emulator.traces.diagnosis import (
+    agreement,
+    compression,
+    device,
+    host,
+    loading,
+    messages,
+    network,
+    overlap,
+    stragglers,
+    wire,
+)
+from emulator.traces.diagnosis.situation import LEAST_SHARE, Codecs, Finding, Situation
+from emulator.traces.joined import Joined
+from emulator.traces.whatif.faster import what_if
+
+CHECKS: list[Callable[[Situation], list[Finding]]] = [
+    stragglers.find,
+    overlap.find,
+    messages.find,
+    network.find,
+    device.find,
+    host.find,
+    loading.find,
+    compression.find,
+    wire.find,
+]
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What there is to say about a job."""
+
+    seen: Situation
+    findings: list[Finding]
+    """The one that gains most first; none: there is nothing to change."""
+
+    def __repr__(self) -> str:
+        return f"<Diagnosis of {self.seen.joined!r}: {len(self.findings)} findings>"
+
+    @property
+    def replay_error(self) -> float:
+        """Replayed over traced iteration time, less 1."""
+        traced_s = self.seen.joined.iteration_s
+        return self.seen.iteration_s / traced_s - 1 if traced_s else 0.0
+
+    @property
+    def assumptions(self) -> list[str]:
+        """What a reader must know: that the replay misses the trace, first, and what the join had to guess."""
+        return [*agreement.doubt(self.seen), *self.seen.joined.assumptions]
+
+    def helps(self) -> dict[str, float]:
+        """Thing → seconds of the iteration were it twice as fast, for what the job has any of."""
+        return what_if(self.seen.played)
+
+    def to_json(self) -> dict[str, Any]:
+        """All of it as plain data."""
+        seen = self.seen
+        graph, path = seen.graph, seen.path
+        return {
+            "iteration_s": seen.joined.iteration_s,
+            "replayed_s": seen.iteration_s,
+            "replay_error": self.replay_error,
+            "ranks": [
+                {
+                    "rank": trace.rank,
+                    "host": trace.host,
+                    "causes_s": charged,
+                    "waiting_for_s": {
+                        seen.joined.traces[peer].rank: float(s) for peer, s in enumerate(waited_s) if s > 0
+                    },
+                }
+                for trace, charged, waited_s in zip(
+                    seen.joined.traces, seen.causes.by_rank(), seen.causes.waiting_s, strict=True
+                )
+            ],
+            "critical_path": {
+                "by_part_s": path.by_part,
+                "by_op_s": path.by_work,
+                "by_stream_s": seen.path_by_stream,
+                "segments": [
+                    {
+                        "op": seen.op_name(op),
+                        "rank": int(seen.rank[op]),
+                        "stream": graph.streams.name[graph.ops.stream[op]],
+                        "from_s": float(from_s),
+                        "until_s": float(until_s),
+                    }
+                    for op, from_s, until_s in zip(path.op, path.from_s, path.until_s, strict=True)
+                    if until_s > from_s
+                ],
+            },
+            "twice_as_fast_s": self.helps(),
+            "findings": [finding.to_json() for finding in self.findings],
+            "assumptions": self.assumptions,
+        }
+
+
+def diagnose(joined: Joined, least_share: float = LEAST_SHARE, codecs: Callable[[], Codecs] = dict) -> Diagnosis:
+    """Replay `joined` and run every check. Findings that gain less than `least_share` of the iteration are left out.
+    `codecs`: says which ones may be advised, as in `Situation`."""
+    seen = Situation.of(joined, least_share=least_share, codecs=codecs)
+    findings = sorted(
+        (finding for find in CHECKS for finding in find(seen)), key=lambda finding: finding.gain_s, reverse=True
+    )
+    agreement.check(seen, findings)
+    return Diagnosis(seen, findings)

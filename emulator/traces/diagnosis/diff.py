@@ -1,0 +1,208 @@
+"""How two runs of a job differ. Two accounts sum to the difference: by cause on the average rank, and by operation on
+the critical path. Besides, what each operation takes in both runs, and whether its difference may be chance.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from emulator.jobs.workload.graph import Collective
+from emulator.traces.diagnosis.situation import Situation
+from emulator.traces.events import What
+from emulator.traces.joined import Joined
+
+OPERATIONS = (What.COMPUTE, What.LAUNCH, What.LOAD, What.CODEC, What.COPY, What.CHECKPOINT)
+"""What is compared name by name; communication is compared by its sizes."""
+FALSE_SHARE = 0.05
+"""Of the differences called significant, so many are expected to be chance."""
+LEAST_ITERATIONS = 3
+
+
+@dataclass(frozen=True)
+class Row:
+    """Something that both runs may have; seconds of an average rank and iteration."""
+
+    name: str
+    a_s: float
+    b_s: float
+    a_count: float = 1.0
+    """How often in an iteration of a rank; 0: this run has none."""
+    b_count: float = 1.0
+    p: float | None = None
+    """How likely iterations that differ in nothing would differ so much; None: too few iterations to tell."""
+    is_significant: bool | None = None
+
+    @property
+    def difference_s(self) -> float:
+        """By how much B takes longer."""
+        return self.b_s - self.a_s
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Of run B against run A."""
+
+    a: Situation
+    b: Situation
+    iteration: Row
+    """As traced."""
+    parts: list[Row]
+    """Sums, with `unexplained_s`, to the iteration's difference."""
+    path: list[Row]
+    """So do these, by operation on the critical path. Counts are segments."""
+    unexplained_s: float
+    """By how much more A's replay falls short of its trace than B's."""
+    operations: list[Row]
+    """By name: time of its own, largest difference first."""
+    collectives: list[Row]
+    """By kind and size: from the last member's coming to the end."""
+
+    @property
+    def appeared(self) -> list[Row]:
+        """Operations that only B has."""
+        return [row for row in self.operations if not row.a_count]
+
+    @property
+    def disappeared(self) -> list[Row]:
+        """Operations that only A has."""
+        return [row for row in self.operations if not row.b_count]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+
+        def plain(rows: list[Row]) -> list[dict[str, Any]]:
+            return [asdict(row) | {"difference_s": row.difference_s} for row in rows]
+
+        return {
+            "a": _about(self.a),
+            "b": _about(self.b),
+            "iteration": plain([self.iteration])[0],
+            "parts": plain(self.parts),
+            "critical_path": plain(self.path),
+            "unexplained_s": self.unexplained_s,
+            "operations": plain(self.operations),
+            "appeared": [row.name for row in self.appeared],
+            "disappeared": [row.name for row in self.disappeared],
+            "collectives": plain(self.collectives),
+        }
+
+
+def difference(a: Joined, b: Joined) -> Difference:
+    """Compare what the joins of two runs say."""
+    one, other = Situation.of(a), Situation.of(b)
+    lasted = [[each.duration_s() for each in seen.iterations] for seen in (one, other)]
+    iteration_p = _p(*(_mean_of_ranks(rows) for rows in lasted))
+    return Difference(
+        a=one,
+        b=other,
+        iteration=Row(
+            "iteration",
+            a.iteration_s,
+            b.iteration_s,
+            p=iteration_p,
+            is_significant=None if iteration_p is None else iteration_p < FALSE_SHARE,
+        ),
+        parts=_paired(*({name: (s, 1.0) for name, s in seen.causes.parts.mean().items()} for seen in (one, other))),
+        path=_paired(_path(one), _path(other)),
+        unexplained_s=(b.iteration_s - a.iteration_s) - (other.iteration_s - one.iteration_s),
+        operations=_operations(one, other),
+        collectives=_paired(_collectives(one), _collectives(other)),
+    )
+
+
+def _about(seen: Situation) -> dict[str, Any]:
+    return {
+        "ranks": len(seen.graph.ranks),
+        "iterations": min((each.count for each in seen.iterations), default=0),
+        "iteration_s": seen.joined.iteration_s,
+        "replayed_s": seen.iteration_s,
+    }
+
+
+def _paired(a: dict[str, tuple[float, float]], b: dict[str, tuple[float, float]]) -> list[Row]:
+    """Name → (seconds, count) of both, largest difference first."""
+    nothing = (0.0, 0.0)
+    rows = [
+        Row(name, a.get(name, nothing)[0], b.get(name, nothing)[0], a.get(name, nothing)[1], b.get(name, nothing)[1])
+        for name in {**a, **b}
+    ]
+    return sorted(rows, key=lambda row: -abs(row.difference_s))
+
+
+def _path(seen: Situation) -> dict[str, tuple[float, float]]:
+    counts: dict[str, float] = defaultdict(float)
+    for op, from_s, until_s in zip(seen.path.op, seen.path.from_s, seen.path.until_s, strict=True):
+        counts[seen.op_name(op)] += until_s > from_s
+    return {name: (s, counts[name]) for name, s in seen.path.by_work.items()}
+
+
+def _collectives(seen: Situation) -> dict[str, tuple[float, float]]:
+    """ "all-reduce of 1,048,576 bytes" → (seconds, how many), of all ranks' transfers divided by the ranks in each."""
+    rows: dict[str, tuple[float, float]] = {}
+    graph = seen.graph
+    members = np.diff(graph.groups.start)
+    for transfer in np.flatnonzero(seen.communicates()):
+        work = graph.transfers.work[transfer]
+        kind = Collective(graph.works.collective[work]).name.lower().replace("_", "-").replace("p2p", "send")
+        name = f"{kind} of {graph.works.bytes[work]:,.0f} bytes"
+        s, count = rows.get(name, (0.0, 0.0))
+        share = members[graph.transfers.group[transfer]] / len(graph.ranks)
+        rows[name] = (s + share * float(seen.transfer_s[transfer]), count + share)
+    return rows
+
+
+def _operations(one: Situation, other: Situation) -> list[Row]:
+    """Rows with their significance, false discoveries controlled over all of them."""
+    a, b = _by_name(one), _by_name(other)
+    rows = []
+    for name in {**a, **b}:
+        (a_s, a_count), (b_s, b_count) = (each.get(name, (None, 0.0)) for each in (a, b))
+        empty = np.zeros(len(next(iter((a if a_s is None else b).values()), (np.zeros(1),))[0]))
+        a_s, b_s = (empty if values is None else values for values in (a_s, b_s))
+        rows.append(Row(name, float(a_s.mean()), float(b_s.mean()), a_count, b_count, p=_p(a_s, b_s)))
+    known = [i for i, row in enumerate(rows) if row.p is not None]
+    if known:
+        from scipy.stats import false_discovery_control
+
+        adjusted = false_discovery_control([rows[i].p for i in known])
+        for i, p in zip(known, adjusted, strict=True):
+            rows[i] = replace(rows[i], p=float(p), is_significant=bool(p < FALSE_SHARE))
+    return sorted(rows, key=lambda row: -abs(row.difference_s))
+
+
+def _by_name(seen: Situation) -> dict[str, tuple[np.ndarray, float]]:
+    """Name → (seconds in each iteration on the average rank, how often in an iteration)."""
+    iterations = min((each.count for each in seen.iterations), default=0)
+    seconds: dict[str, np.ndarray] = defaultdict(lambda: np.zeros(iterations))
+    counts: dict[str, float] = defaultdict(float)
+    ranks = len(seen.iterations)
+    for each in seen.iterations:
+        events = each.trace.events
+        inside = np.isin(events.what, OPERATIONS) & (each.number >= 0) & (each.number < iterations)
+        number, name = each.number[inside], events.name[inside]
+        used, place = np.unique(name, return_inverse=True)
+        table = np.bincount(place * iterations + number, each.self_s[inside], minlength=len(used) * iterations)
+        for text, row, count in zip(used, table.reshape(-1, iterations), np.bincount(place), strict=True):
+            seconds[each.trace.names[text]] += row / ranks
+            counts[each.trace.names[text]] += count / ranks / iterations
+    return {name: (seconds[name], counts[name]) for name in seconds}
+
+
+def _mean_of_ranks(rows: list[np.ndarray]) -> np.ndarray:
+    count = min(map(len, rows), default=0)
+    return np.mean([row[:count] for row in rows], axis=0) if rows else np.zeros(0)
+
+
+def _p(a: np.ndarray, b: np.ndarray) -> float | None:
+    """Of Welch's t-test; None for too few iterations."""
+    if min(len(a), len(b)) < LEAST_ITERATIONS:
+        return None
+    if max(a.std(), b.std()) <= 1e-9 * max(a.mean(), b.mean()):  # iterations don't scatter: a t-test can't tell
+        return 1.0 if np.isclose(a.mean(), b.mean(), rtol=1e-9) else 0.0
+    from scipy.stats import ttest_ind
+
+    return float(ttest_ind(a, b, equal_var=False).pvalue)

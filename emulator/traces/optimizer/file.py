@@ -1,0 +1,89 @@
+"""The settings file: the result as arguments of DistributedDataParallel and `init_process_group`
+(host_agent/pytorch/settings.py reads it), the predicted times, and advice for what a file can't do.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from emulator.traces.optimizer.machine import BACKEND_OF, Machine
+from emulator.traces.optimizer.passes import PASSES, TRACED, Setting
+from emulator.traces.optimizer.search import SearchResult
+from emulator.traces.whatif.buckets import MIB
+from switchml import codecs
+from switchml.output_files import whole_file
+
+
+def tables(result: SearchResult, machine: Machine, source: str) -> dict[str, dict[str, Any]]:
+    """Table → key → value."""
+    setting = result.in_file.setting
+    ddp: dict[str, Any] = {}
+    caps = [cap / MIB for cap in setting.buckets]
+    if len(caps) == 1:
+        ddp["bucket_cap_mb"] = caps[0]
+    elif caps:
+        ddp["bucket_cap_mb_list"] = caps
+    if setting.changed():
+        ddp["gradient_as_bucket_view"] = True
+    allreduce = setting.allreduce or machine.traced_allreduce
+    backend = BACKEND_OF.get(setting.allreduce, "")
+    environment = {}
+    if allreduce == "switchml" and any(codecs.parse(spec).is_half for spec in setting.codec if spec):
+        environment["SWITCHML_WIRE"] = "int16"  # only what such a codec has rounded takes these; buckets without do not
+    return {
+        "predicted": {
+            "source": source,
+            "traced_s": result.traced.iteration_s,
+            "iteration_s": result.in_file.iteration_s,
+            "gain": result.gain_of(result.in_file),
+        },
+        "process_group": {"backend": backend} if backend else {},
+        "environment": environment,
+        "ddp": ddp,
+        "compression": {"codec": [spec or "none" for spec in setting.codec]} if setting.codec else {},
+        "advice": advice(result.best.setting),
+    }
+
+
+def advice(setting: Setting) -> dict[str, str]:
+    """What a file can't make a job do, by pass."""
+    changed = setting.changed()
+    advised = {
+        one.name: f"{one.title} ({changed[one.name]}): {one.advice}"
+        for one in PASSES
+        if one.name in changed and not one.in_file
+    }
+    if setting.allreduce == "ps":
+        advised["allreduce"] = "a parameter server, such as BytePS's"
+    return advised
+
+
+def is_empty(result: SearchResult) -> bool:
+    """Whether a file of it would change nothing."""
+    return result.in_file.setting == TRACED
+
+
+def write(path: Path, result: SearchResult, machine: Machine, source: str) -> None:
+    """Raises ConfigError where it can't be written."""
+    filled = {name: table for name, table in tables(result, machine, source).items() if table}
+    write_toml(path, filled, "docs/optimizer.md says how to use it.")
+
+
+def write_toml(path: Path, tables: Mapping[str, Any], use: str) -> None:
+    """Keys, then tables of keys, under a comment that ends with `use`. Raises ConfigError where it can't be written."""
+    lines = [f"# Written by `switchml trace optimize`; {use}"]
+    lines += [f"{key} = {_toml(value)}" for key, value in tables.items() if not isinstance(value, dict)]
+    for name, table in tables.items():
+        if isinstance(table, dict):
+            lines += ["", f"[{name}]", *(f"{key} = {_toml(value)}" for key, value in table.items())]
+    with whole_file(path) as part:
+        part.write_text("\n".join(lines) + "\n")
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_toml, value)) + "]"
+    return repr(value) if isinstance(value, float) else json.dumps(value)

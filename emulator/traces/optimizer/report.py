@@ -1,0 +1,164 @@
+"""The result of a search, as a table for people and as an object for programs."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from typing import Any
+
+from emulator.traces.optimizer.objective import Objective, Worth
+from emulator.traces.optimizer.passes import Setting
+from emulator.traces.optimizer.search import Allowed, SearchResult
+from switchml.tables import Table, number, show, text
+from switchml.terminal import say
+from switchml.units import bytes_text, time_text
+
+SHOWN = 4
+"""Buckets that a table names before it only counts."""
+
+
+def words(name: str, value: Any) -> str:
+    """A field's value for people."""
+    if name == "buckets":
+        if len(value) == 1:
+            return f"caps of {bytes_text(value[0])}"
+        return f"{len(value)} of " + _first(bytes_text(size) for size in value)
+    if name == "codec":
+        names = [spec or "none" for spec in value]
+        return names[0] if len(set(names)) == 1 else _first(names)
+    return {
+        "allreduce": {"switchml": "the aggregator", "ring": "a ring (Gloo, NCCL)", "ps": "a parameter server"}.get(
+            value
+        ),
+        "accumulate": f"{value} micro-batches",
+        "batch": f"{value} times the batch",
+    }.get(name) or "yes"
+
+
+def _first(names: Iterable[str]) -> str:
+    """The first SHOWN of them, and how many others there are."""
+    listed = list(names)
+    return ", ".join(listed[:SHOWN]) + (f" and {len(listed) - SHOWN} others" if len(listed) > SHOWN else "")
+
+
+def print_table(result: SearchResult, objective: Objective, allowed: Allowed) -> None:
+    """Passes alone and in the setting; predictions; assumptions."""
+    chosen = result.best.setting.changed()
+    table = Table(
+        [
+            text("pass"),
+            text("best alone", drop=1),
+            number("gain alone", "%"),
+            number("at worst", "%", drop=2),
+            text("in the setting"),
+            number("gain there", "%"),
+        ],
+        title="What each pass gains, in time for a sample",
+    )
+    for alone in sorted(result.alone, key=lambda each: each.worth.sample_s):
+        name, value = alone.one.name, alone.worth.setting.changed().get(alone.one.name)
+        gain, at_worst = result.gain_of(alone.worth), result.gain_of(alone.worth, at_worst=True)
+        own = words(name, chosen[name]) if name in chosen else "as it is" if name in allowed.passes else "not allowed"
+        there = f"{100 * _without(result, objective, name):.1f}" if name in chosen else ""
+        best = words(name, value) if gain > 0 else "as it is"
+        table.add(alone.one.title, best, f"{100 * max(gain, 0):.1f}", f"{100 * max(at_worst, 0):.1f}", own, there)
+    show(table)
+    say()
+    for line in too_little(result, objective, allowed):
+        say(line)
+    for what, worth in result.steps:
+        say(f"along the critical path, {what}: {time_text(worth.sample_s)}")
+    rate = result.evaluated / result.wall_s * 60 if result.wall_s else 0
+    say(f"{result.evaluated:,} settings in {result.wall_s:.1f} s ({rate:,.0f} a minute); {result.how}")
+    samples = f" for {result.best.setting.samples:g} times the samples" if result.best.setting.samples != 1 else ""
+    say(
+        *("traced ", (time_text(objective.joined.iteration_s), "bold")),
+        f", replayed {time_text(result.traced.iteration_s)}; with the setting ",
+        *((time_text(result.best.iteration_s), "bold"), f"{samples}: "),
+        *((f"{result.gain:.1%}", "bold"), " less time for a sample"),
+    )
+    rest = "" if result.in_file is result.best else " without what is only advised"
+    say("predicted speed-up with the settings file: ", (f"{result.predicted_speedup:.2f}", "bold"), rest)
+    for line in assumptions(result, objective):
+        say(f"- {line}", style="dim")
+
+
+def too_little(result: SearchResult, objective: Objective, allowed: Allowed) -> list[str]:
+    """What would gain something, but not for sure, and so is left as it is."""
+    chosen = result.best.setting.changed()
+    return [
+        f"{each.one.title} as it is: {result.gain_of(each.worth):.1%} might be gained, but all-reduces may each take "
+        f"{time_text(objective.machine.uncertainty_s)} longer than expected, and replaying the job as it is is "
+        f"{objective.error:.1%} off"
+        for each in result.alone
+        if each.one.name in allowed.passes
+        and each.one.name not in chosen
+        and result.gain_of(each.worth) > 0.0005
+        and result.gain_of(each.worth, at_worst=True) <= objective.error
+    ]
+
+
+def assumptions(result: SearchResult, objective: Objective) -> list[str]:
+    """What the result rests on, and what its codecs do to gradients."""
+    machine = objective.machine
+    costs = {spec: machine.codec(spec) for spec in result.best.setting.codec if spec}
+    codecs = [
+        f"codec {spec}: {cost.wire_share:.1%} of the bytes, {cost.bytes_per_s / 1e6:,.0f} MB/s on one core, "
+        f"relative error {cost.error:.2g} of a gradient before what is remembered"
+        for spec, cost in costs.items()
+    ]
+    repeated = machine.repeated_rounds(result.best.setting.allreduce, result.best.setting.codec)
+    return machine.assumptions() + repeated + codecs + objective.joined.assumptions
+
+
+def _without(result: SearchResult, objective: Objective, name: str) -> float:
+    """What the setting would lose without one of its passes, as a share of the traced time."""
+    setting = result.best.setting
+    bare = dataclasses.replace(setting, **{name: getattr(Setting(), name)})
+    if name == "buckets":
+        bare = dataclasses.replace(bare, codec=bare.codec[:1])
+    return (objective(bare).sample_s - result.best.sample_s) / result.traced.sample_s
+
+
+def _setting(worth: Worth) -> dict[str, Any]:
+    """What it changes; the all-reduce by its former name, too."""
+    changed = worth.setting.changed()
+    return changed | ({"placement": changed["allreduce"]} if "allreduce" in changed else {})
+
+
+def as_json(result: SearchResult, objective: Objective, tables: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """Seconds of iterations (`_s`), shares (`gain`)."""
+    return {
+        "traced_s": objective.joined.iteration_s,
+        "replayed_s": result.traced.iteration_s,
+        "predicted_s": result.best.iteration_s,
+        "samples": result.best.setting.samples,
+        "gain": result.gain,
+        "gain_at_worst": result.gain_of(result.best, at_worst=True),
+        "predicted_speedup": result.predicted_speedup,
+        "uncertainty_s": objective.machine.uncertainty_s,
+        **{"promised": result.predicted_speedup, "doubt_s": objective.machine.uncertainty_s},  # their former names
+        "replay_error": objective.error,
+        "setting": _setting(result.best),
+        "settings_file": {name: table for name, table in tables.items() if table},
+        "alone": [
+            {
+                "pass": each.one.name,
+                "setting": _setting(each.worth),
+                "iteration_s": each.worth.iteration_s,
+                "gain": result.gain_of(each.worth),
+                "gain_at_worst": result.gain_of(each.worth, at_worst=True),
+                "in_file": each.one.in_file,
+                "keeps_results": each.one.keeps_results,
+            }
+            for each in result.alone
+        ],
+        "critical_path_steps": [{"pass": name, "iteration_s": worth.iteration_s} for name, worth in result.steps],
+        "how": result.how,
+        "evaluated": result.evaluated,
+        "wall_s": result.wall_s,
+        "settings_per_minute": result.evaluated / result.wall_s * 60 if result.wall_s else None,
+        "interrupted": result.interrupted,
+        "memory_bytes": result.best.memory_bytes or None,
+        "assumptions": assumptions(result, objective),
+    }

@@ -1,0 +1,27 @@
+"""Gradient accumulation: several micro-batches for each all-reduce of gradients; the batch is as many times larger."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from emulator.jobs.replay.engine import replay
+from emulator.jobs.workload.graph import Kind
+from emulator.traces.joined import Joined
+from emulator.traces.whatif.edits import append, edges, with_streams, with_transfer_seconds
+from emulator.traces.whatif.gradients import gradients
+
+NAME = "earlier micro-batches"
+
+
+def accumulate(joined: Joined, micro_batches: int) -> Joined:
+    """All waits for a rank's earlier micro-batches, each as long as the traced one until its last gradient."""
+    graph, present = joined.graph, gradients(joined)
+    alone = with_transfer_seconds(joined, np.arange(len(graph.transfers)), 0.0)
+    earlier_s = np.zeros(len(graph.ranks))
+    earlier_s[present.rank] = (micro_batches - 1) * replay(graph, alone.costs).end_s[present.op].max(axis=1)
+    number = np.arange(len(graph.ranks))
+    roots = np.flatnonzero(np.diff(graph.ops.dep_start) == 0)
+    owner, on = edges(graph.ops)
+    owner, on = np.append(owner, roots), np.append(on, len(graph.ops) + graph.op_rank()[roots])
+    stream, first = len(graph.streams) + number, np.full(len(number), -1.0)
+    return append(with_streams(joined, NAME), NAME, Kind.COMPUTE, earlier_s, stream, first, owner, on)

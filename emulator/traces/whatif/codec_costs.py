@@ -1,0 +1,112 @@
+"""What a codec takes and saves: measured here, on one core, or read from what `switchml bench codecs --json` wrote."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from emulator.traces.whatif.edits import positive
+from switchml.codecs import HALVES, Gather, Max, SparseSum, Sum, Turn, parse, parse_memory
+from switchml.codecs import allreduce as exchange_of
+from switchml.errors import ConfigError
+
+CHOICES = ("fp16", "thc", "topk:ratio=0.1", "topk:ratio=0.01")
+"""Candidates by default."""
+ELEMENTS = 1 << 18
+ROUNDS = 3
+LANES = {"float32": "int32", **dict.fromkeys(HALVES, "int16")}
+"""What a sum of floats travels in where the aggregator adds it up."""
+
+
+@dataclass(frozen=True)
+class CodecCost:
+    """`wire_share`: bytes on the wire for each byte of float32, one rank's. `bytes_per_s`: float32 bytes that are
+    compressed and decompressed a second, memory included, all-reduces left out. `gathers`: ranks get each other's
+    payloads. `rounds`: all-reduces one after the other. `error`: relative L2 error of one compressed normal vector.
+    `lanes`: of our protocol, that its floats are added up in; "" where it has integers or gathers."""
+
+    wire_share: float
+    bytes_per_s: float
+    gathers: bool = False
+    rounds: int = 1
+    error: float = 0.0
+    lanes: str = ""
+
+    def __post_init__(self) -> None:
+        positive(self.wire_share, "a codec's share of bytes sent")
+        positive(self.bytes_per_s, "a codec's rate")
+        positive(self.rounds, "a codec's all-reduces")
+
+
+def measure(specs: Iterable[str], ranks: int, seed: int = 0) -> dict[str, CodecCost]:
+    """On ELEMENTS normal elements, the fastest of ROUNDS. Raises ConfigError for unknown codecs."""
+    vector = np.random.default_rng(seed).standard_normal(ELEMENTS).astype(np.float32)
+    return {spec: _measure(spec, vector, ranks) for spec in specs}
+
+
+def _measure(spec: str, vector: np.ndarray, ranks: int) -> CodecCost:
+    codec = parse(spec)
+    memory = parse_memory(codec.memory) if isinstance(codec.memory, str) else codec.memory
+    codec_state, memory_state = codec.new_state(), memory.new_state()
+    best_s, wire, rounds, gathers, mean, error, lanes = np.inf, 0.0, 0, False, vector, 0.0, ""
+    for step in range(ROUNDS + 1):  # the first compiles
+        turn = Turn(name="bucket", step=step, world=ranks, shape=(vector.size // 512, 512))
+        exchange = exchange_of(codec, memory, codec_state, memory_state, vector, turn)
+        spent_s, wire, rounds, answer = 0.0, 0.0, 0, None
+        while True:
+            before_s = time.perf_counter()
+            try:
+                request = exchange.send(answer)
+            except StopIteration as stop:
+                mean, spent_s = stop.value, spent_s + time.perf_counter() - before_s
+                break
+            spent_s += time.perf_counter() - before_s
+            rounds += 1
+            answer, sent, gathers = _answer(request, ranks)
+            wire += sent
+            lanes = LANES.get(request.wire, lanes) if isinstance(request, Sum) else lanes
+        if step:
+            best_s = min(best_s, spent_s)
+        else:  # nothing is remembered yet
+            error = float(np.linalg.norm(mean - vector) / np.linalg.norm(vector))
+    return CodecCost(wire / vector.nbytes, vector.nbytes / best_s, gathers, max(rounds, 1), error, lanes)
+
+
+def _answer(request, ranks: int) -> tuple[object, float, bool]:
+    """What `ranks` equal ranks would get; bytes that one sends; whether they gather."""
+    if isinstance(request, Sum):
+        return request.values * request.values.dtype.type(ranks), request.nbytes, False
+    if isinstance(request, Max):
+        return request.values.copy(), request.nbytes, False
+    if isinstance(request, SparseSum):
+        total = np.zeros(request.count, np.float32)
+        total[request.indices] = request.values * ranks
+        return total, request.payload.nbytes, True
+    assert isinstance(request, Gather)
+    return [request.payload] * ranks, request.payload.nbytes, True
+
+
+def load(path: Path) -> dict[str, CodecCost]:
+    """From `switchml bench codecs --json`'s output. Raises ConfigError where it is none."""
+    try:
+        rows = json.loads(path.read_text(encoding="utf-8-sig"))["codecs"]
+        return {
+            row["name"]: CodecCost(
+                wire_share=1 / row["ratio"],
+                bytes_per_s=1 / (1 / row["compress_bytes_per_s"] + 1 / row["decompress_bytes_per_s"]),
+                gathers=row["aggregation"] in ("gather", "sparse-sum"),
+                error=row.get("relative_l2_error") or 0.0,
+                lanes=LANES.get(parse(row["name"]).floats, ""),
+            )
+            for row in rows
+            if row.get("ours", True) and row.get("compress_bytes_per_s") and row.get("decompress_bytes_per_s")
+        }
+    except OSError as error:
+        raise ConfigError(f"can't read {path}: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{path} is not what `switchml bench codecs --json` writes ({error!r})") from None

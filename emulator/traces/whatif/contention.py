@@ -1,0 +1,147 @@
+"""What computing loses to communication under way at the same time: transports take cores and memory, too. Where a
+change moves all-reduces to another time, what they cost the operators of hosts moves with them.
+
+A job does the same operators in each iteration, now more and now less disturbed: what an operator takes undisturbed
+follows from its quickest iteration; how much longer a typical iteration is than the quickest, from operators beside
+which no communication is ever under way."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from emulator.jobs.replay.engine import replay
+from emulator.jobs.workload.graph import NO_TRANSFER
+from emulator.traces.intervals import covered
+from emulator.traces.joined import GAP, Joined
+from emulator.traces.whatif.edits import durations, latest, with_durations
+from emulator.traces.whatif.transfers import all_reduces
+
+LEAST_ITERATIONS = 4
+"""Fewer do not show what is usual."""
+BESIDE, ALONE = 0.5, 0.05
+"""An op of whose time at least, and at most, that share saw communication counts as disturbed, and as undisturbed."""
+LEAST_SHARE = 0.02
+"""Of its traced time an op is taken to need at least."""
+PASSES = 2
+"""Longer ops move others into or out of the communication's time; the second pass hardly moves any."""
+
+Identity = tuple[int, int, int]
+"""Of an op, whatever else has been done to the graph: its rank, its event or, of a gap, that of the next op on its
+stream, and its number among these."""
+
+
+@dataclass(frozen=True)
+class Contention:
+    """How much longer operators take beside communication."""
+
+    share: dict[Identity, float]
+    """Of ops that were disturbed: of what they took, what they take undisturbed."""
+    factor: dict[int, float]
+    """Rank → how many times as long all its disturbed ops take."""
+
+
+def measure(iterations: Sequence[Joined]) -> Contention | None:
+    """From iterations as traced; None for fewer than LEAST_ITERATIONS."""
+    if len(iterations) < LEAST_ITERATIONS:
+        return None
+    samples: dict[tuple, list[_Sample]] = defaultdict(list)
+    for joined in iterations:
+        seconds, beside = durations(joined), _beside(joined, joined.start_s, joined.end_s)
+        for op, key, identity in _named(joined):
+            samples[key].append(_Sample(float(seconds[op]), float(beside[op]), identity))
+    usual = _usual_over_least(samples)
+    share: dict[Identity, float] = {}
+    took_s: dict[int, float] = defaultdict(float)
+    left_s: dict[int, float] = defaultdict(float)
+    for (rank, is_gap, *_), rows in samples.items():
+        if len(rows) < LEAST_ITERATIONS:
+            continue
+        quiet_s = usual.get((rank, is_gap), 1.0) * min(row.took_s for row in rows)
+        for row in rows:
+            if row.beside >= BESIDE and row.took_s > 0:
+                share[row.identity] = min(quiet_s / row.took_s, 1.0)
+                took_s[rank] += row.took_s
+                left_s[rank] += min(quiet_s, row.took_s)
+    return Contention(share, {rank: took_s[rank] / left_s[rank] for rank in took_s if left_s[rank] > 0})
+
+
+def relieved(joined: Joined, contention: Contention) -> Joined:
+    """Every op takes what it does with no communication beside it."""
+    share = contention.share
+    shares = {op: share[identity] for op, _, identity in _named(joined) if identity in share}
+    ops = np.fromiter(shares, np.int64, len(shares))
+    return with_durations(joined, ops, durations(joined)[ops] * list(shares.values()))
+
+
+def disturbed(joined: Joined, contention: Contention) -> Joined:
+    """Ops of a relieved iteration take longer again where, as replayed, all-reduces are under way: as long as in the
+    trace if they were disturbed there too, else as much longer as others of their rank."""
+    share, factor = contention.share, contention.factor
+    shares = {op: share.get(identity, 1.0 / factor.get(identity[0], 1.0)) for op, _, identity in _named(joined)}
+    ops = np.fromiter(shares, np.int64, len(shares))
+    quiet_s = durations(joined)[ops]
+    most_s = quiet_s / np.maximum(list(shares.values()), LEAST_SHARE)
+    changed = joined
+    for _ in range(PASSES):
+        played = replay(changed.graph, changed.costs)
+        beside = _beside(changed, played.start_s, played.end_s)[ops]
+        changed = with_durations(joined, ops, quiet_s + beside * (most_s - quiet_s))
+    if not factor:
+        return changed
+    assumed = f"what computes beside all-reduces takes {np.mean(list(factor.values())):.2g} times as long, as it did"
+    return dataclasses.replace(changed, assumptions=[*changed.assumptions, assumed])
+
+
+class _Sample(NamedTuple):
+    took_s: float
+    beside: float
+    identity: Identity
+
+
+def _named(joined: Joined) -> Iterator[tuple[int, tuple, Identity]]:
+    """(op, a key that is the same in each iteration and begins with rank and is_gap, identity) of a host's own ops."""
+    graph, names = joined.graph, joined.graph.works.name
+    rank, stream, own = graph.op_rank().tolist(), graph.ops.stream.tolist(), graph.ops.transfer == NO_TRANSFER
+    event = _anchors(joined)
+    carries = np.isin(graph.ops.stream, graph.ops.stream[~own])  # transports: changes move what is there
+    seen, met = Counter(), Counter()
+    for op in np.flatnonzero(own & ~carries & (event != GAP)).tolist():
+        is_gap = bool(joined.event[op] == GAP)
+        key = (rank[op], is_gap, graph.streams.name[stream[op]], names[graph.ops.work[op]])
+        yield op, (*key, seen[key]), (rank[op], int(event[op]), met[rank[op], event[op]])
+        seen[key] += 1
+        met[rank[op], event[op]] += 1
+
+
+def _anchors(joined: Joined) -> np.ndarray:
+    """int64 (ops,): events, those of gaps being the next on their stream; GAP where there is none."""
+    stream, event = joined.graph.ops.stream, joined.event.copy()
+    order = np.argsort(stream, kind="stable")
+    for here, after in zip(order[-2::-1].tolist(), order[:0:-1].tolist(), strict=True):
+        if event[here] == GAP and stream[here] == stream[after]:
+            event[here] = event[after]
+    return event
+
+
+def _usual_over_least(samples: dict[tuple, list[_Sample]]) -> dict[tuple[int, bool], float]:
+    """(rank, whether gaps) → the sum of means over the sum of minima of what is never disturbed."""
+    sums: dict[tuple[int, bool], list[float]] = defaultdict(lambda: [0.0, 0.0])
+    for (rank, is_gap, *_), rows in samples.items():
+        if len(rows) >= LEAST_ITERATIONS and all(row.beside <= ALONE for row in rows):
+            sums[rank, is_gap][0] += float(np.mean([row.took_s for row in rows]))
+            sums[rank, is_gap][1] += min(row.took_s for row in rows)
+    return {key: usual_s / least_s for key, (usual_s, least_s) in sums.items() if least_s > 0}
+
+
+def _beside(joined: Joined, start_s: np.ndarray, end_s: np.ndarray) -> np.ndarray:
+    """float64 (ops,): the share of each op's time in which an all-reduce was under way."""
+    reduces = all_reduces(joined)
+    began_s, done_s = latest(joined.graph, start_s)[reduces], latest(joined.graph, end_s)[reduces]
+    lasts = done_s > began_s
+    return covered(start_s, end_s, began_s[lasts], done_s[lasts])

@@ -1,0 +1,49 @@
+"""What would help: the same job replayed with one thing faster. A critical path only shows what is on it now; a replay
+also shows what is hidden behind other work and what would become critical instead.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from emulator.jobs.replay.engine import Replayed, replay
+from emulator.jobs.replay.parts import PART_OF_KIND, PARTS
+from emulator.jobs.workload.costs import Costs
+from emulator.jobs.workload.graph import Graph, Kind
+from switchml.errors import ConfigError
+
+THINGS = ("compute", "compression", "exposed communication", "offload", "checkpoint", "host", "loading")
+"""What may be faster; named as the parts of an iteration, but meaning all of it, what is hidden too."""
+
+
+def faster(graph: Graph, costs: Costs, thing: str, factor: float) -> Costs:
+    """`costs` with everything that belongs to `thing` taking 1/`factor` of its time. Of transfers, latency as well."""
+    if thing not in THINGS:
+        raise ConfigError(f"{thing!r} can't be made faster; there are {', '.join(THINGS)}")
+    if not factor > 0:
+        raise ConfigError(f"{factor} times as fast makes no sense; expected a factor above 0")
+    part = np.array([PART_OF_KIND[kind] for kind in Kind], np.int64)[graph.works.kind]
+    is_it = part == PARTS.index(thing)
+    meets = is_it[graph.transfers.work] if len(graph.transfers) else np.zeros(0, bool)
+    slower = np.where(meets, 1.0 / factor, 1.0)
+    return dataclasses.replace(
+        costs,
+        work_s=np.where(is_it, costs.work_s / factor, costs.work_s),
+        transfer_fixed_s=costs.transfer_fixed_s * slower,
+        transfer_bytes=costs.transfer_bytes * slower,
+    )
+
+
+def what_if(played: Replayed, factor: float = 2.0) -> dict[str, float]:
+    """Thing → makespan in seconds were it `factor` times as fast, for each thing that the job has any of; shortest
+    first. Takes as many replays as there are such things."""
+    graph = played.graph
+    present = {PARTS[PART_OF_KIND[Kind(kind)]] for kind in np.unique(graph.works.kind[graph.ops.work])}
+    makespans = {
+        thing: replay(graph, faster(graph, played.costs, thing, factor), played.conditions).makespan_s
+        for thing in THINGS
+        if thing in present
+    }
+    return dict(sorted(makespans.items(), key=lambda item: item[1]))

@@ -1,0 +1,105 @@
+"""Another network: links of another rate or latency, another all-reduce, more ranks. What a collective took beyond the
+model of its network (`network.py`) in the trace, it takes on the other one, too.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from emulator.cluster import cluster as clusters
+from emulator.jobs.workload.graph import Collective
+from emulator.traces.joined import Joined
+from emulator.traces.whatif.edits import positive, with_table, with_transfer_seconds
+from emulator.traces.whatif.network import Network, Scenario, assume, network_of, world_size
+from emulator.traces.whatif.serial import one_at_a_time
+from emulator.traces.whatif.transfers import all_reduces, arrivals_s, changed_s, repeated_s, transfer_bytes, transfer_s
+from switchml.errors import ConfigError
+
+
+def bandwidth(joined: Joined, *, bps: float | None = None, factor: float | None = None) -> Scenario:
+    """Links of `bps`, or `factor` times what they carry."""
+    network = network_of(joined)
+    rate = bps / 8 if bps is not None else network.link_bytes_per_s * positive(factor, "bandwidth")
+    return on(joined, dataclasses.replace(network, link_bytes_per_s=rate))
+
+
+def latency(joined: Joined, *, seconds: float | None = None, factor: float | None = None) -> Scenario:
+    """Each step of a collective takes `seconds` besides its bytes, or `factor` times what it did."""
+    network = network_of(joined)
+    each_s = seconds if seconds is not None else network.latency_s * positive(factor, "latency")
+    return on(joined, dataclasses.replace(network, latency_s=each_s))
+
+
+def allreduce(joined: Joined, algorithm: str = "", hierarchy: str = "") -> Scenario:
+    """All-reduces by another of `emulator.cluster.algorithms.ALGORITHMS` and HIERARCHIES, with the same links and the
+    same costs of a step and of a byte that a host sends. Empty: as they are, and for a new algorithm "auto"."""
+    network = network_of(joined)
+    hierarchy = hierarchy or (network.hierarchy if algorithm in ("", network.algorithm) else "auto")
+    other = dataclasses.replace(network, algorithm=algorithm or network.algorithm, hierarchy=hierarchy)
+    if network.cluster is None:  # what hosts spend was measured, and goes with what they send
+        count = world_size(joined)
+        host_s_per_byte = network.host_s_per_byte * other.volume(count) / max(network.volume(count), 1e-18)
+        other = dataclasses.replace(other, host_s_per_byte=host_s_per_byte)
+    return on(joined, other)
+
+
+def cluster(joined: Joined, name: str) -> Scenario:
+    """The network of a cluster, built in or a TOML file, whose nodes the ranks fill in their order."""
+    return on(joined, Network.of_cluster(clusters.load(name), network_of(joined)))
+
+
+def ranks(joined: Joined, count: int) -> Scenario:
+    """As many ranks in data parallel: groups of all ranks grow or shrink, each rank does what it did, and collectives
+    cost what they cost among so many. Which rank is slow, and by how much, stays as traced."""
+    if count < 1:
+        raise ConfigError(f"{count} ranks: expected at least 1")
+    traced = world_size(joined)
+    sizes = joined.graph.groups.size.copy()
+    whole = sizes == traced
+    if not whole.any():
+        raise ConfigError(f"no group of the trace has all {traced} ranks: nothing says what more of them would do")
+    sizes[whole] = count
+    changed = on(joined, network_of(joined), sizes)
+    weight = changed.graph.ranks.weight * (count / traced)
+    more = f"{count} ranks in place of {traced}: by symmetry, without more spread among them"
+    return assume(with_table(changed, "ranks", weight=weight), assumptions=[*changed.assumptions, more])
+
+
+def on(joined: Joined, network: Network, sizes: np.ndarray | None = None) -> Scenario:
+    """The same iteration on another network. `sizes`: of groups, int (groups,), where these change too."""
+    traced = network_of(joined)
+    is_same = (network.algorithm, network.hierarchy) == (traced.algorithm, traced.hierarchy)
+    in_turn = one_at_a_time(joined)
+    # All-reduces that overlap still do on other links and among more ranks, and each takes as many times as long.
+    overlaps = in_turn is not joined and is_same
+    joined = joined if overlaps else in_turn
+    graph = joined.graph
+    new_sizes = graph.groups.size if sizes is None else np.asarray(sizes, np.int32)
+    transfers = np.flatnonzero(graph.works.collective[graph.transfers.work] != Collective.READ)
+    group, collective = graph.transfers.group[transfers], graph.works.collective[graph.transfers.work[transfers]]
+    size = transfer_bytes(joined)[transfers]
+    rows = [size.tolist(), graph.groups.size[group].tolist(), new_sizes[group].tolist(), collective.tolist()]
+    was_s = np.array([traced.seconds(size, count, kind) for size, count, _, kind in zip(*rows, strict=True)])
+    now_s = np.array([network.seconds(size, count, kind) for size, _, count, kind in zip(*rows, strict=True)])
+    took_s = transfer_s(joined.costs)[transfers]
+    if network.algorithm != traced.algorithm:
+        was_s, now_s = (s + repeated_rounds_s(joined, one)[transfers] for s, one in ((was_s, traced), (now_s, network)))
+    if overlaps:
+        seconds = took_s * np.divide(now_s, was_s, out=np.ones(len(was_s)), where=was_s > 0)
+    else:
+        seconds = changed_s(took_s, was_s, now_s)
+    changed = with_table(with_transfer_seconds(joined, transfers, seconds), "groups", size=new_sizes)
+    return assume(changed, network=network)
+
+
+def repeated_rounds_s(joined: Joined, network: Network) -> np.ndarray:
+    """float64 (transfers,): what all-reduces lose to repeated rounds on a network. The first one's exponents are
+    guessed; the others are taken to wait in line behind it, which announces theirs."""
+    lost_s = np.zeros(len(joined.graph.transfers))
+    reduces = all_reduces(joined)
+    reduces = reduces[np.argsort(arrivals_s(joined)[reduces], kind="stable")]
+    size = transfer_bytes(joined)[reduces]
+    lost_s[reduces] = repeated_s(network.transfer(world_size(joined)), np.zeros(len(reduces)), size)
+    return lost_s

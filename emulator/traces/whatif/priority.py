@@ -1,0 +1,27 @@
+"""Communication priority: of buckets that are ready the one that is waited for first goes first (ByteScheduler, SOSP
+2019; P3, MLSys 2019). It helps where an op waits for its own bucket; DDP waits for all of them at once.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from emulator.jobs.workload.graph import Order
+from emulator.traces.joined import Joined
+from emulator.traces.whatif.edits import edges, with_table
+from emulator.traces.whatif.gradients import gradients
+
+
+def urgent_first(joined: Joined) -> Joined:
+    """Streams of buckets take what is ready, by the place of the first op that waits for it."""
+    graph, ops = joined.graph, joined.graph.ops
+    transfers = gradients(joined).transfers
+    owner, on = edges(ops)
+    first = np.full(len(graph.transfers) + 1, len(ops), np.int64)  # the last place: ops in no collective
+    np.minimum.at(first, ops.transfer[on], owner)
+    urgency = np.empty(len(transfers), np.int32)
+    urgency[np.argsort(-first[transfers], kind="stable")] = np.arange(len(transfers))
+    priority, order = graph.works.priority.copy(), graph.streams.order.copy()
+    priority[graph.transfers.work[transfers]] = urgency
+    order[ops.stream[np.isin(ops.transfer, transfers)]] = Order.READY
+    return with_table(with_table(joined, "works", priority=priority), "streams", order=order)

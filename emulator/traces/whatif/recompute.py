@@ -1,0 +1,33 @@
+"""Recomputation: backward runs its part of forward again, and activations need but the square root of their memory
+(Chen et al., 2016: sublinear memory cost). It costs time; what it gains is room for a larger batch.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from emulator.traces.joined import Joined
+from emulator.traces.whatif.edits import computes, durations, with_durations
+from emulator.traces.whatif.gradients import after_backward, gradients
+
+FORWARD_SHARE = 1 / 3
+"""Of the compute until the last gradient: backward takes twice as long as forward."""
+
+
+def recompute(joined: Joined) -> Joined:
+    """Backward takes as much longer as forward takes."""
+    ops = np.flatnonzero(computes(joined) & ~after_backward(joined))
+    seconds = durations(joined)[ops]
+    rank = joined.graph.op_rank()[ops]
+    times = np.ones(len(ops))
+    for number in np.unique(rank):
+        mine = np.flatnonzero(rank == number)
+        done_s = np.cumsum(seconds[mine])
+        times[mine[done_s > FORWARD_SHARE * done_s[-1]]] = 1 + FORWARD_SHARE / (1 - FORWARD_SHARE)
+    return with_durations(joined, ops, seconds * times)
+
+
+def activations(traced_bytes: float, joined: Joined) -> float:
+    """What is left of them: one in sqrt(n) of n layers' is kept, and one segment's at a time."""
+    layers = max(1, len(gradients(joined).bytes) // 2)  # a weight and a bias each
+    return traced_bytes * min(1.0, 2 / np.sqrt(layers))

@@ -1,0 +1,68 @@
+"""Ranks that are slower or faster: some slowed down, a straggler as fast as the others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from emulator.jobs.workload.graph import NO_TRANSFER
+from emulator.traces.events import LaneKind
+from emulator.traces.joined import Joined
+from emulator.traces.whatif.edits import durations, positive, with_durations
+from emulator.traces.whatif.serial import one_at_a_time
+from switchml.errors import ConfigError
+
+
+def slow(joined: Joined, factors: dict[int, float]) -> Joined:
+    """Rank → how many times longer all it does itself takes, gaps included."""
+    _check_ranks(joined, factors)
+    joined = one_at_a_time(joined)
+    for rank, factor in factors.items():
+        own = _own(joined, rank)
+        joined = with_durations(joined, own, durations(joined)[own] * positive(factor, f"slowing rank {rank}"))
+    return joined
+
+
+def without_straggler(joined: Joined, rank: int) -> Joined:
+    """A rank as fast as the median of the others: what it took for each kind of operation in all is what they took."""
+    _check_ranks(joined, [rank])
+    joined = one_at_a_time(joined)
+    graph, ranks = joined.graph, len(joined.graph.ranks)
+    if ranks < 2:
+        raise ConfigError("a single rank has no others to be as fast as")
+    seconds = durations(joined)
+    names, name_of_row = graph.works.by_name()
+    name = name_of_row[graph.ops.work]
+    alone = np.flatnonzero(graph.ops.transfer == NO_TRANSFER)
+    cell = name[alone] * ranks + graph.op_rank()[alone]
+    shape = (len(names), ranks)
+    total_s = np.bincount(cell, seconds[alone], minlength=shape[0] * ranks).reshape(shape)
+    times = np.bincount(cell, minlength=shape[0] * ranks).reshape(shape)
+    number = _number(joined, rank)
+    own_s = total_s[:, number]
+    # An operation that another rank does not do at all says nothing about that rank's speed.
+    others_s = np.delete(np.where(times > 0, total_s, own_s[:, None]), number, axis=1)
+    scale = np.divide(np.median(others_s, axis=1), own_s, out=np.ones(shape[0]), where=own_s > 0)
+    own = _own(joined, rank)
+    return with_durations(joined, own, seconds[own] * scale[name[own]])
+
+
+def _own(joined: Joined, rank: int) -> np.ndarray:
+    """int64: what a rank does by itself, without what its transports do."""
+    graph, number = joined.graph, _number(joined, rank)
+    transports = {lane.name for lane in joined.traces[number].lanes if lane.kind == LaneKind.TRANSPORT}
+    is_transport = np.array([name in transports for name in graph.streams.name], bool)[graph.ops.stream]
+    return np.flatnonzero((graph.op_rank() == number) & (graph.ops.transfer == NO_TRANSFER) & ~is_transport)
+
+
+def _number(joined: Joined, rank: int) -> int:
+    """The number in the graph of a rank of the job."""
+    return int(np.flatnonzero(joined.graph.ranks.device == rank)[0])
+
+
+def _check_ranks(joined: Joined, ranks: Iterable[int]) -> None:
+    for rank in ranks:
+        if rank not in joined.graph.ranks.device:
+            there = ", ".join(map(str, joined.graph.ranks.device.tolist()))
+            raise ConfigError(f"rank {rank} was not traced; there are {there}")

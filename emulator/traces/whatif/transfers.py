@@ -1,0 +1,163 @@
+"""What an all-reduce costs by its size: a fixed time and bytes at a rate, fitted to a trace's own all-reduces. Those
+that overlapped shared the network; so what is fitted is the time in which any was under way, not each one's duration.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from emulator.jobs.workload.costs import NO_ROUTE, Costs
+from emulator.jobs.workload.graph import Collective
+from emulator.traces.intervals import busy
+from emulator.traces.joined import Joined
+from emulator.traces.whatif.edits import latest, with_costs
+from switchml.errors import GraphError
+from switchml.units import bytes_text, time_text
+
+LEAST_FIXED_S = 3e-4
+"""What a small all-reduce between hosts takes at least; half of the shortest traced one where that is less."""
+
+FREE_BYTES_PER_S = 1e13
+"""A rate above this means that size made no difference."""
+
+LEAST_LEFT = 0.05
+"""Of what a collective took, at least this is left when its transfer is made faster."""
+
+
+@dataclass(frozen=True)
+class TransferCost:
+    """`fixed_s`, then the buffer's bytes at `bytes_per_s`. `assumed`: what the trace did not say, for reports."""
+
+    fixed_s: float
+    bytes_per_s: float
+    assumed: str = ""
+    repeat_share: float = 0.0
+    """Where no exponents are announced: of an all-reduce's first `guessed_bytes`, the share that is repeated."""
+    guessed_bytes: float = 0.0
+
+    def __str__(self) -> str:
+        if self.bytes_per_s > FREE_BYTES_PER_S:
+            return f"{time_text(self.fixed_s)}, whatever its size"
+        return f"{time_text(self.fixed_s)} and its bytes at {bytes_text(self.bytes_per_s)}/s"
+
+    def seconds(self, size_bytes: float | np.ndarray) -> float | np.ndarray:
+        """Of one all-reduce of so many bytes, exponents announced."""
+        return self.fixed_s + size_bytes / self.bytes_per_s
+
+    def repeats_s(self, size_bytes: float | np.ndarray) -> float | np.ndarray:
+        """What is added where no exponents are announced."""
+        return self.repeat_share * np.minimum(size_bytes, self.guessed_bytes) / self.bytes_per_s
+
+
+def repeated_s(transfer: TransferCost, ready_s: np.ndarray, size_bytes: np.ndarray) -> np.ndarray:
+    """float64: what all-reduces that are ready at `ready_s` and follow each other lose to exponents that are guessed.
+    As long as one waits in line behind others, their packets announce its exponents."""
+    lost_s = np.zeros(len(size_bytes))
+    free_s = -np.inf
+    for i in np.argsort(ready_s, kind="stable").tolist() if transfer.repeat_share else ():
+        begun_s = max(free_s, ready_s[i])
+        announced = (begun_s - ready_s[i]) * transfer.bytes_per_s
+        guessed = min(size_bytes[i], max(transfer.guessed_bytes - announced, 0.0))
+        lost_s[i] = transfer.repeat_share * guessed / transfer.bytes_per_s
+        free_s = begun_s + transfer.seconds(size_bytes[i]) + lost_s[i]
+    return lost_s
+
+
+def all_reduces(joined: Joined) -> np.ndarray:
+    """int64: the transfers that are all-reduces among more than one rank."""
+    graph = joined.graph
+    is_it = graph.works.collective[graph.transfers.work] == Collective.ALL_REDUCE
+    return np.flatnonzero(is_it & (graph.groups.size[graph.transfers.group] > 1))
+
+
+def transfer_s(costs: Costs) -> np.ndarray:
+    """float64 (transfers,): what each takes with its links to itself."""
+    return costs.transfer_fixed_s + costs.transfer_bytes / costs.transfer_bytes_per_s
+
+
+def transfer_bytes(joined: Joined) -> np.ndarray:
+    """float64 (transfers,): message sizes."""
+    graph = joined.graph
+    return graph.works.bytes[graph.transfers.work]
+
+
+def fit(joined: Joined, transfers: np.ndarray | None = None, most_bytes_per_s: float = np.inf) -> TransferCost:
+    """To `transfers` (default: all all-reduces), by least squares with neither term negative. `most_bytes_per_s`: what
+    the network allows at most, where that is known; a few noisy durations may say more. Raises GraphError where there
+    is none that moves bytes."""
+    count, moved, busy_s = _stretches(joined, transfers)
+    fixed_s, per_byte_s = _least_squares(count, moved, busy_s)
+    if per_byte_s < 1 / most_bytes_per_s:
+        per_byte_s = 1 / most_bytes_per_s
+        fixed_s = max(0.0, float(np.mean((busy_s - moved * per_byte_s) / count)))
+    assumed = ""
+    least_s = min(LEAST_FIXED_S, 0.5 * float((busy_s / count).min()))
+    if fixed_s < least_s:
+        fixed_s = least_s
+        per_byte_s = max((busy_s.sum() - fixed_s * count.sum()) / moved.sum(), 1 / most_bytes_per_s, 1e-15)
+        assumed = (
+            f"sizes of all-reduces do not tell latency from rate, so {fixed_s * 1e6:.0f} µs of each are assumed to be "
+            "its fixed cost"
+        )
+    if per_byte_s <= 0:
+        per_byte_s = 1e-15
+    return TransferCost(float(fixed_s), float(1.0 / per_byte_s), assumed)
+
+
+def changed_s(took_s: np.ndarray, was_s: np.ndarray, now_s: np.ndarray) -> np.ndarray:
+    """float64: what collectives take that took `took_s`, `was_s` of it by a model, which now says `now_s`."""
+    return np.maximum(took_s + now_s - was_s, LEAST_LEFT * np.minimum(now_s, took_s))
+
+
+def used_bytes_per_s(joined: Joined, transfers: np.ndarray | None = None) -> float:
+    """Bytes of all these over the time in which any was under way."""
+    _, moved, busy_s = _stretches(joined, transfers)
+    return float(moved.sum() / busy_s.sum())
+
+
+def _stretches(joined: Joined, transfers: np.ndarray | None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """`busy` of `transfers` that move bytes."""
+    transfers = all_reduces(joined) if transfers is None else transfers
+    size = transfer_bytes(joined)[transfers]
+    took_s = transfer_s(joined.costs)[transfers]
+    seen = (size > 0) & (took_s > 0)
+    if not seen.any():
+        raise GraphError("the trace has no all-reduce with a size and a duration: nothing says what one would cost")
+    transfers, size, took_s = transfers[seen], size[seen], took_s[seen]
+    began_s = arrivals_s(joined)[transfers]
+    if np.isnan(began_s).any():
+        began_s = np.concatenate([[0.0], np.cumsum(took_s[:-1])])
+    return busy(began_s, took_s, size)
+
+
+def arrivals_s(joined: Joined) -> np.ndarray:
+    """float64 (transfers,): when the last member had come, as traced."""
+    return latest(joined.graph, joined.start_s)
+
+
+def _least_squares(count: np.ndarray, moved: np.ndarray, busy_s: np.ndarray) -> tuple[float, float]:
+    """Non-negative (seconds each, seconds a byte) for busy_s ≈ count · a + moved · b, errors relative to busy_s."""
+    rows = np.stack([count / busy_s, moved / busy_s], axis=1)
+    ones = np.ones(len(busy_s))
+    if len(ones) > 1 and np.linalg.matrix_rank(rows / rows.max(axis=0), tol=1e-6) == 2:
+        fixed_s, per_byte_s = np.linalg.lstsq(rows, ones, rcond=None)[0]
+        if fixed_s >= 0 and per_byte_s > 0:
+            return float(fixed_s), float(per_byte_s)
+        if per_byte_s <= 0:
+            return float(rows[:, 0].sum() / (rows[:, 0] ** 2).sum()), 0.0
+    return 0.0, float(rows[:, 1].sum() / (rows[:, 1] ** 2).sum())
+
+
+def repriced(joined: Joined, transfer: TransferCost, transfers: np.ndarray | None = None) -> Joined:
+    """`transfers` (default: all all-reduces) cost what `transfer` says of their sizes, exponents announced."""
+    transfers = all_reduces(joined) if transfers is None else transfers
+    return with_costs(
+        joined,
+        transfers,
+        transfer_fixed_s=transfer.fixed_s,
+        transfer_bytes=transfer_bytes(joined)[transfers],
+        transfer_bytes_per_s=transfer.bytes_per_s,
+        transfer_route=NO_ROUTE,
+    )

@@ -1,0 +1,199 @@
+"""Graphs: what a builder makes, op by op and in blocks, and what `check` finds wrong."""
+
+import dataclasses
+import tracemalloc
+
+import numpy as np
+import pytest
+
+from emulator.jobs.workload.builder import GraphBuilder
+from emulator.jobs.workload.checks import check
+from emulator.jobs.workload.costs import Costs
+from emulator.jobs.workload.graph import Collective, Kind, appended
+from switchml.errors import ConfigError, GraphError
+
+
+def two_ranks(members=(0, 1), after_backward=True):
+    """A backward pass on each of two ranks, then an all-reduce that `members` take part in."""
+    builder = GraphBuilder()
+    backward = builder.add_work("backward", flops=1e9)
+    reduce = builder.add_work("all-reduce", Kind.COLLECTIVE, collective=Collective.ALL_REDUCE, bytes=4096)
+    ranks = [builder.add_rank() for _ in range(2)]
+    transfer = builder.add_transfers(reduce, builder.add_group(ranks, name="data parallel"))
+    for rank in ranks:
+        done = builder.add_op(builder.add_stream(rank), backward, micro_batch=3)
+        stream = builder.add_stream(rank, "nccl")
+        if rank in members:
+            builder.add_op(stream, reduce, after=[done] if after_backward else [], transfer=transfer)
+    return builder
+
+
+def changed(graph, **arrays):
+    return dataclasses.replace(graph, ops=dataclasses.replace(graph.ops, **arrays))
+
+
+def test_tables():
+    graph = two_ranks().build()
+    check(graph)
+    assert len(graph.ops) == 4
+    assert graph.op_rank().tolist() == [0, 0, 1, 1]
+    assert graph.op_kind().tolist() == [Kind.COMPUTE, Kind.COLLECTIVE] * 2
+    assert graph.ops.before(3).tolist() == [2]
+    assert graph.op_name(2) == "backward, micro-batch 3 (rank 1, compute)"
+    assert graph.groups.members(0).tolist() == [0, 1]
+    assert graph.stages() == 1
+
+
+def test_same_work_has_one_number():
+    builder = GraphBuilder()
+    assert builder.add_work("layer", flops=1.0) == builder.add_work("layer", flops=1.0) == 0
+    assert builder.add_work("layer", flops=2.0) == 1
+    assert builder.add_work("layer", flops=1.0, seconds=1.0) == 2
+
+
+def test_one_long_name_takes_its_room_once():
+    # Kernels of templates have names of thousands of characters; an array of strings gives as much to every other one.
+    builder, count = GraphBuilder(), 5000
+    long = builder.add_work("kernel" * 1000)
+    for number in range(count):
+        builder.add_work(f"kernel {number % 7}", seconds=float(number))
+    works = builder.build().works
+    tracemalloc.start()
+    longer = appended(works, **(vars(works) | {"priority": 1}))
+    names, number = longer.by_name()
+    peak_bytes = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak_bytes < 400 * count
+    assert len(longer) == 2 * (count + 1) and longer.priority.tolist() == [0] * (count + 1) + [1] * (count + 1)
+    assert len(names) == 8 and [names[each] for each in number] == longer.name
+    assert np.flatnonzero(number == number[long]).tolist() == [long, long + count + 1]
+
+
+def test_blocks_are_the_same_as_ops_one_by_one():
+    one_by_one, in_blocks = GraphBuilder(), GraphBuilder()
+    for builder in (one_by_one, in_blocks):
+        builder.add_work("a")
+        builder.add_work("b")
+        for _ in range(3):
+            builder.add_stream(builder.add_rank())
+    for rank in range(3):
+        first = one_by_one.add_op(rank, 0, micro_batch=0)
+        second = one_by_one.add_op(rank, 1, after=[first], micro_batch=1)
+        one_by_one.add_op(rank, 0, after=[first, second], micro_batch=2)
+        in_blocks.add_ops(
+            np.full(3, rank),
+            np.array([0, 1, 0]),
+            np.full(3, -1),
+            np.arange(3),
+            np.array([0, 0, 1, 3]),
+            np.array([0, 0, 1]),
+        )
+    for name in ("work", "stream", "transfer", "micro_batch", "dep_start", "deps"):
+        np.testing.assert_array_equal(getattr(one_by_one.build().ops, name), getattr(in_blocks.build().ops, name))
+
+
+@pytest.mark.parametrize("amounts", [{"flops": -1.0}, {"bytes": float("inf")}, {"seconds": -0.5}])
+def test_builder_refuses_nonsense(amounts):
+    with pytest.raises(ConfigError, match="'layer' has"):
+        GraphBuilder().add_work("layer", **amounts)
+
+
+def test_missing_member_is_named():
+    with pytest.raises(
+        GraphError, match=r"'all-reduce' \(transfer 0, data parallel\) has 1 members, expected 2; .*rank 1"
+    ):
+        check(two_ranks(members=(0,)).build())
+
+
+def test_member_that_comes_twice():
+    builder = two_ranks(members=(0,))
+    builder.add_op(1, 1, after=[0], transfer=0)
+    with pytest.raises(GraphError, match="rank 0 takes part twice"):
+        check(builder.build())
+
+
+def test_stranger_in_a_transfer():
+    builder = two_ranks(members=(0,))
+    builder.add_op(builder.add_stream(builder.add_rank()), 1, after=[0], transfer=0)
+    with pytest.raises(GraphError, match="rank 2, compute.* takes part in a transfer of data parallel"):
+        check(builder.build())
+
+
+def test_communication_without_producer():
+    with pytest.raises(GraphError, match="2 communication ops depend on nothing .* first: all-reduce"):
+        check(two_ranks(after_backward=False).build())
+
+
+def test_communication_that_may_start_by_itself():
+    builder = GraphBuilder()
+    gather = builder.add_work("gather", Kind.COLLECTIVE, collective=Collective.ALL_GATHER, bytes=1.0, is_source=True)
+    stream = builder.add_stream(builder.add_rank())
+    builder.add_op(stream, gather, transfer=builder.add_transfers(gather, builder.add_group([0])))
+    check(builder.build())
+
+
+def test_communication_without_transfer():
+    builder = two_ranks()
+    builder.add_op(0, builder.add_work("receive", Kind.RECV))
+    with pytest.raises(GraphError, match="receive .* takes part in no transfer"):
+        check(builder.build())
+
+
+def test_circle_is_named():
+    builder = GraphBuilder()
+    work = builder.add_work("layer")
+    left, right = builder.add_stream(builder.add_rank()), builder.add_stream(builder.add_rank())
+    builder.add_op(left, work)
+    builder.add_op(left, work, after=[2], micro_batch=1)
+    builder.add_op(right, work, after=[1], micro_batch=2)
+    with pytest.raises(
+        GraphError, match=r"in a circle: layer, micro-batch 1 \(rank 0.*, layer, micro-batch 2 \(rank 1"
+    ):
+        check(builder.build())
+
+
+def test_circle_through_a_stream():
+    """Op 0 waits for op 1, which stands behind it on the same stream."""
+    builder = GraphBuilder()
+    stream, work = builder.add_stream(builder.add_rank()), builder.add_work("layer")
+    builder.add_op(stream, work, after=[1], micro_batch=0)
+    builder.add_op(stream, work, micro_batch=1)
+    with pytest.raises(GraphError, match="circle: layer, micro-batch 0 .*layer, micro-batch 1"):
+        check(builder.build())
+
+
+def test_later_op_may_be_waited_for():
+    builder = GraphBuilder()
+    rank, work = builder.add_rank(), builder.add_work("layer")
+    builder.add_op(builder.add_stream(rank), work, after=[1])
+    builder.add_op(builder.add_stream(rank), work)
+    check(builder.build())
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"work": [0, 1, 0, 7]}, "op 3 names a work 7, but there are 2"),
+        ({"stream": [0, 1, -1, 3]}, "op 2 names a stream -1, but there are 4"),
+        ({"transfer": [-1, 5, -1, 0]}, "op 1 names a transfer 5, but there are 1"),
+        ({"deps": [0, 9]}, "dependency 1 names an op to wait for 9, but there are 4"),
+        ({"micro_batch": [0]}, "different lengths"),
+        ({"dep_start": [0, 0, 1, 1, 1]}, "dep_start must rise from 0 to the 2"),
+    ],
+)
+def test_numbers_out_of_range(arrays, message):
+    graph = two_ranks().build()
+    with pytest.raises(GraphError, match=message):
+        check(changed(graph, **{name: np.array(values) for name, values in arrays.items()}))
+
+
+def test_costs_must_cover_what_is_done():
+    graph = two_ranks().build()
+    Costs.of(graph, [1.0, 2.0]).check(graph)
+    Costs.of(graph, [1.0, np.nan], transfer_s=[2.0]).check(graph)
+    with pytest.raises(GraphError, match="work 'backward' has no cost"):
+        Costs.of(graph, [np.nan, 2.0]).check(graph)
+    with pytest.raises(GraphError, match="'all-reduce' .transfer 0. has no cost"):
+        Costs.of(graph, [1.0, np.nan]).check(graph)
+    with pytest.raises(GraphError, match="for 1 works"):
+        Costs.of(graph, [1.0], transfer_s=[2.0]).check(graph)

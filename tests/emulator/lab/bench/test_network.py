@@ -1,0 +1,147 @@
+"""`switchml bench network` as a user calls it, with tiny tensors, and what is left when it ends badly."""
+
+import json
+import os
+import signal
+import subprocess
+import time
+
+import psutil
+import pytest
+from click.testing import CliRunner
+
+from emulator.lab.bench.network import measure as bench
+from emulator.networks.testbed import namespaces
+from emulator.surface.cli.bench.network import network
+from tests.support import commands
+
+SMALL = ("--size", "256K", "--repeats", "1", "--warmup", "0", "--rate", "100mbit")
+
+
+def start(*arguments: str) -> subprocess.Popen:
+    return commands.start("bench", "network", *arguments)
+
+
+def run_json(*arguments: str) -> dict:
+    """What it prints; none of its namespaces is left."""
+    process = start(*arguments, "--json")
+    try:
+        out, err = process.communicate(timeout=110)
+    finally:
+        process.kill()
+    assert process.returncode == 0, err
+    assert names_of(process.pid) == []
+    return json.loads(out)
+
+
+def names_of(pid: int) -> list[str]:
+    prefix = f"{namespaces.PREFIX}-{pid}-"
+    return [name for name in os.listdir(namespaces.NETNS_DIR) if name.startswith(prefix)]
+
+
+@pytest.fixture
+def ready(require_program):
+    require_program("ip")
+    require_program("tc")
+
+
+@pytest.mark.root
+def test_beside_gloo(ready):
+    pytest.importorskip("torch")
+    report = run_json("--workers", "2", *SMALL)
+    assert (report["workers"], report["rate_bps"], report["loss"], report["size_bytes"]) == (2, 1e8, 0, 1 << 18)
+    assert set(report["seconds"]) == {"switchml", "gloo"} == set(report["goodput_bps"])
+    assert all(seconds > 0 for seconds in report["seconds"].values())
+    assert report["ratio"] == pytest.approx(report["seconds"]["gloo"] / report["seconds"]["switchml"])
+    assert report["framing_bound_bps"] == pytest.approx(1e8 * 1024 / 1076)
+    assert report["fraction_of_line_rate"] == pytest.approx(report["goodput_bps"]["switchml"] / 1e8 * 1076 / 1024)
+    assert report["ring_bound"] == 1
+    assert report["packets"] - report["retransmitted"] >= 2 * 256
+    # Every rank has sent its packets up and got as many, and nothing else of that size has used the links.
+    for direction in ("up", "down"):
+        assert report["sent_bytes"]["switchml"][direction] >= 2 * 256 * 1076
+        assert report["sent_bytes"]["gloo"][direction] >= 2 << 18
+    assert report["error"]["switchml"] < 1e-6
+
+
+@pytest.mark.root
+def test_loss_delay_and_narrow_lanes(ready):
+    report = run_json(
+        *("--workers", "2", "--against", "none", "--loss", "0.05", "--delay", "100us", "--wire", "int8"), *SMALL
+    )
+    assert (report["loss"], report["delay_s"], report["wire"], report["ratio"]) == (0.05, 1e-4, "int8", None)
+    assert sum(report["lost"]["switchml"].values()) > 0
+    assert report["retransmitted"] > 0
+    assert report["framing_bound_bps"] == pytest.approx(4e8 * 1024 / 1076)
+
+
+@pytest.mark.root
+def test_several_ranks_a_host(ready):
+    """Alone each, and a host's first: in two levels half as much uses the links."""
+    found = run_json("--workers", "2", "--ranks-per-host", "2", "--against", "none", *SMALL)
+    assert (found["workers"], found["ranks_per_host"], set(found["seconds"])) == (2, 2, {"switchml", "node"})
+    for way in ("up", "down"):
+        assert found["sent_bytes"]["switchml"][way] >= 4 * 256 * 1076
+        assert 2 * 256 * 1076 <= found["sent_bytes"]["node"][way] < 4 * 256 * 1076  # of which some may be sent twice
+    assert found["ratio_to_node"] == pytest.approx(found["seconds"]["switchml"] / found["seconds"]["node"])
+    assert found["error"]["node"] < 1e-6
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGKILL])
+def test_nothing_stays(ready, ending, as_on_a_terminal):
+    process = start("--workers", "2", "--against", "none", "--loss", "0.01", "--repeats", "1000", "--size", "256K")
+    assert any("repeat " in line for line in process.stderr)
+    family = psutil.Process(process.pid).children(recursive=True)
+    assert len(family) >= 5 and len(names_of(process.pid)) == 4
+    process.send_signal(ending)
+    process.communicate(timeout=30)
+    assert process.returncode == (130 if ending == signal.SIGINT else -signal.SIGKILL)
+    deadline = time.monotonic() + 10
+    while any(member.is_running() and member.status() != psutil.STATUS_ZOMBIE for member in family):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    if ending == signal.SIGKILL:
+        assert namespaces.sweep()
+    assert names_of(process.pid) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--rate", "fast"], "200mbit"),
+        (["--rate", "10"], "has no unit"),
+        (["--delay", "3parsec"], "100us"),
+        (["--workers", "2,x"], "2,4,8"),
+        (["--workers", "0"], "1 to 256"),
+        (["--loss", "1"], "loss"),
+    ],
+)
+def test_wrong_usage(arguments, message):
+    done = CliRunner().invoke(network, arguments)
+    assert done.exit_code == 2 and message in done.output
+
+
+def test_without_root(monkeypatch):
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    done = CliRunner().invoke(network, ["--workers", "2"])
+    assert "root" in str(done.exception)
+
+
+def test_bounds():
+    link = bench.LinkOptions(rate_bps=2e8)
+    four = bench.Experiment(workers=4, link=link, size_bytes=1 << 24)
+    assert four.framing_bound_bps == pytest.approx(190.33e6, rel=1e-4)
+    assert four.ring_bound_bps == pytest.approx(191.28e6 / 1.5, rel=1e-4)
+    assert bench.Experiment(workers=1, link=link, size_bytes=4).ring_bound_bps is None
+    shared = bench.Experiment(workers=2, link=link, size_bytes=1 << 24, ranks_per_host=2)
+    assert shared.bound_bps("node") == four.framing_bound_bps == 2 * shared.bound_bps("switchml")
+    assert shared.bound_bps("gloo") == four.ring_bound_bps
+    narrow = bench.Experiment(workers=4, link=link, size_bytes=1 << 24, wire="int8")
+    assert narrow.framing_bound_bps == 4 * four.framing_bound_bps
+    shares = {"reduce_scatter": 0.75, "all_gather": 0.75, "broadcast": 1, "fsdp": 1}  # and packets have a word more
+    for collective, share in shares.items():
+        moved = bench.Experiment(workers=4, link=link, size_bytes=1 << 24, collective=collective)
+        assert moved.framing_bound_bps == pytest.approx(2e8 * 1024 / 1080 / share)
+        ring = {"broadcast": None, "fsdp": four.ring_bound_bps}.get(collective, 2 * four.ring_bound_bps)
+        assert moved.ring_bound_bps == ring

@@ -1,0 +1,100 @@
+"""`--density` of both benchmarks: the tensors that it makes, and what the commands report. No test asks how long it
+took."""
+
+import json
+
+import numpy as np
+import pytest
+
+from emulator.lab.bench import allreduce, sizes
+from emulator.lab.bench.network.measure import Experiment, LinkOptions
+from emulator.lab.bench.ranks.inputs import shared_tensors
+from emulator.lab.bench.sparsity import Sparsity
+from switchml.errors import ConfigError
+from tests.support import commands
+
+
+@pytest.mark.parametrize("overlap", ["random", "full", "none"])
+@pytest.mark.parametrize("density", [0, 0.01, 0.2, 1])
+def test_owned_blocks(overlap, density):
+    sparsity = Sparsity(density, 64, overlap)
+    owned = sparsity.owned(4, 64 * 1000 - 5)
+    assert owned.shape == (4, 1000) and (owned.sum(1) == round(1000 * density)).all()
+    union = {"full": density, "none": min(1, 4 * density), "random": 1 - (1 - density) ** 4}[overlap]
+    assert sparsity.union_density(4, 64 * 1000 - 5) == pytest.approx(union, abs=0.05 if overlap == "random" else 0)
+    assert (owned == Sparsity(density, 64, overlap).owned(4, 64 * 1000 - 5)).all()
+
+
+def test_exact_sums_know_of_zeros():
+    sparsity = Sparsity(0.3, 32)
+    with shared_tensors(1000, 3, sparsity) as tensors:
+        expected = np.zeros(1000)
+        for rank, row in enumerate(sparsity.owned(3, 1000)):
+            values = tensors.read_inputs(rank)[:1000].astype(np.float64)
+            expected += np.where(sparsity.elements_of(row, 1000), values, 0)
+            assert (tensors.zeros(rank, 1000) == ~sparsity.elements_of(row, 1000)).all()
+        assert (tensors.read_sums() == expected).all()
+
+
+def test_bounds():
+    link = LinkOptions(rate_bps=200e6)
+    one = Experiment(workers=4, link=link, size_bytes=1 << 20, sparsity=Sparsity(0.25, 256, "full"))
+    assert one.union_density == 0.25 and one.union_bound_bps == 4 * one.framing_bound_bps
+    assert Experiment(workers=4, link=link, size_bytes=1 << 20, sparsity=Sparsity(0)).union_bound_bps is None
+    assert Experiment(workers=4, link=link, size_bytes=1 << 20).union_density == 1
+    short, long = sizes.single(32 << 10, 1, 0), sizes.single(1 << 20, 1, 0)
+    assert allreduce.union_of_case(Sparsity(1.0), 2, long.elements, short) == 1
+    assert allreduce.union_of_case(None, 2, long.elements, short) == 1
+
+
+@pytest.mark.parametrize(("density", "block"), [(-0.1, 256), (1.1, 256), (0.5, 0)])
+def test_nonsense_is_refused(density, block):
+    with pytest.raises(ConfigError):
+        Sparsity(density, block)
+
+
+def test_bench_allreduce():
+    done = commands.run(
+        *(
+            "bench",
+            "allreduce",
+            "--workers",
+            "2",
+            "--size",
+            "1M",
+            "--density",
+            "0,0.1",
+            "--block",
+            "64",
+            "--against",
+            "none",
+        ),
+        *("--repeats", "2", "--warmup", "1", "--json"),
+    )
+    assert done.returncode == 0, done.stderr
+    empty, some = json.loads(done.stdout)["results"]
+    assert (some["density"], some["block"], some["overlap"]) == (0.1, 64, "random")
+    assert some["union_density"] == pytest.approx(0.19, abs=0.02) and empty["union_density"] == 0
+    assert set(some["seconds"]) == {"switchml", "dense"}
+    assert some["fraction_of_union_bound"] == pytest.approx(some["ratio_to_dense"] * some["union_density"])
+    assert some["max_error"]["switchml"] < 1e-6 and empty["max_error"]["switchml"] == 0
+    assert empty["packets"]["sent"] - empty["packets"]["retransmitted"] == 2 * 2 * 256 * some["calls_per_repeat"]
+
+
+@pytest.mark.root
+def test_bench_network(require_program):
+    require_program("ip")
+    require_program("tc")
+    options = ("--workers", "2", "--against", "none", "--density", "0.1", "--size", "256K", "--rate", "100mbit")
+    report = commands.run_json("bench", "network", *options, "--repeats", "1", "--warmup", "0")
+    assert (report["density"], report["overlap"], report["ratio"]) == (0.1, "random", None)
+    share = report["goodput_bps"]["switchml"] / report["union_bound_bps"]
+    assert report["fraction_of_union_bound"] == pytest.approx(share)
+    assert report["union_bound_bps"] == pytest.approx(report["framing_bound_bps"] / report["union_density"])
+    assert report["sent_bytes"]["switchml"]["down"] < report["sent_bytes"]["dense"]["down"] / 2
+    assert report["error"]["switchml"] < 1e-6
+
+
+def test_several_densities_have_no_plot():
+    done = commands.run("bench", "allreduce", "--density", "1,0.5", "--sizes", "4K,8K")
+    assert done.returncode == 2 and "--sizes" in done.stderr

@@ -1,0 +1,54 @@
+"""`switchml validate peers`: the cluster it describes, and a short run of it."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from switchml.cli.main import cli
+
+pytest.importorskip("torch")
+
+from emulator.lab.validation.peers.measure import BACKENDS, PeersPlan, star_cluster
+from emulator.peers.settings import Settings
+from emulator.peers.world import Costs
+from switchml.errors import ConfigError
+
+ROOT = Path(__file__).resolve().parents[4]
+
+
+@pytest.mark.parametrize(("backend", "moved"), [("gloo", 1.5), ("switchml", 1.0)])
+def test_the_cluster_takes_what_was_measured(tmp_path, backend, moved):
+    path = tmp_path / "star.toml"
+    path.write_text(star_cluster(100e6, 1e-3, 0.9))
+    costs = Costs(Settings(world=4, cluster=str(path), network=BACKENDS[backend]))
+    expected_s = 1e-3 + moved * 4e6 * 8 / (0.9 * 100e6)
+    assert costs.seconds("all_reduce", 4e6, (0, 1, 2, 3)) == pytest.approx(expected_s, rel=2e-3)
+
+
+def test_plans_that_make_no_sense():
+    for wrong, message in (({"workers": (1,)}, "no peers"), ({"steps": 2}, "expected 3 or more")):
+        with pytest.raises(ConfigError, match=message):
+            PeersPlan(**wrong)
+    assert CliRunner().invoke(cli, ["validate", "peers", "--rates", "fast"]).exit_code == 2
+
+
+@pytest.mark.root
+@pytest.mark.slow
+def test_a_short_validation(require_program, tmp_path):
+    """Whether the numbers are right is not for a busy machine to say; here, that they are there and of their size."""
+    require_program("ip")
+    require_program("tc")
+    options = ["--workers", "2", "--rates", "100mbit", "--steps", "3", "--layers", "1", "--batch-size", "32"]
+    command = [sys.executable, "-m", "switchml", "validate", "peers", *options, "--json"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=110)
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert [row["name"] for row in report["rows"]] == ["2 ranks, gloo, 100 Mbit/s", "2 ranks, switchml, 100 Mbit/s"]
+    wire_s = report["gradient_bytes"] * 8 / 100e6
+    for row in report["rows"]:
+        assert row["measured"] > wire_s and row["predicted"] > 0.9 * wire_s
+    assert set(report) >= {"mape", "worst", "within_5_percent", "calibration", "parts"}
