@@ -133,9 +133,9 @@ def print_report(report: dict[str, Any], err: bool = False) -> None:
 
 def write_timeline(world: World, path: str) -> None:
     """The last whole iteration, replayed: this rank and some of the others, the slowest ones first."""
+    from emulator.jobs.replay import perfetto
     from emulator.jobs.replay.conditions import Conditions
     from emulator.jobs.replay.engine import replay
-    from emulator.jobs.replay import perfetto
 
     if not world.iterations:
         raise ConfigError(f"no timeline in {path}: no optimizer stepped, so there is no iteration to show")

@@ -4,17 +4,16 @@ process.
 `@kernel` is numba's njit without the GIL and with its cache on disk. numba notices when the file of a cached function
 changes, but not when a file does from which it takes functions or constants, and its cache is one of file paths.
 So the kernels of each module have a directory of their own under the user's cache directory (SWITCHML_CACHE_DIR
-overrides), named by the text of the module and of all our modules that it imports: a change recompiles what depends on
-it, and equal checkouts share what is compiled. Of processes that need a kernel at the same time, one compiles it.
+overrides), named by the code of the module and of all our modules that it imports (dependencies.py): a change
+recompiles what depends on it, and equal checkouts share what is compiled. Of processes that need a kernel at the same
+time, one compiles it.
 """
 
 import contextlib
 import fcntl
 import functools
 import hashlib
-import inspect
 import os
-import re
 import shutil
 import sys
 import time
@@ -27,6 +26,7 @@ import numpy as np
 from numba.core import caching
 from numba.core.compiler_lock import global_compiler_lock
 
+from switchml.runtime import dependencies
 from switchml.runtime.callees import CalleeCacheImpl, CalleeCompiler
 
 Address: TypeAlias = int | np.uint64
@@ -39,13 +39,6 @@ else:
 
 _MAX_UNUSED_S = 14 * 86400
 """How long kernels stay on disk that nobody uses. No younger ones are removed: another checkout may use them."""
-_PACKAGES = ("switchml", "host_agent", "emulator")
-_WITHOUT_KERNELS = "switchml.errors"
-"""Nothing of it ends in compiled code, and many modules import it."""
-_IMPORT = re.compile(
-    r"^(?:from[ \t]+(?P<base>[.\w]+)[ \t]+import[ \t]+(?P<names>\([^)]*\)|[^\n#]+)|import[ \t]+(?P<plain>[^\n#]+))",
-    re.MULTILINE,
-)
 _types: Any = numba.types  # not all of them have types of their own
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -64,9 +57,8 @@ def cache_root() -> Path:
 @functools.cache
 def _directory(module: str) -> Path:
     """Where the kernels of a module are kept."""
-    digest = hashlib.sha256(f"{numba.__version__} {sys.version}".encode())
-    for name in sorted(_dependencies(module)):
-        digest.update(f"{name} ".encode() + hashlib.sha256(_source(name).encode()).digest())
+    code = dependencies.digest(module, cache_root() / "digests")
+    digest = hashlib.sha256(f"{numba.__version__} {sys.version} {code}".encode())
     directory = _kernels() / f"{module}-{digest.hexdigest()[:16]}"
     if directory.exists():
         with contextlib.suppress(OSError):  # a cache that is not ours to write
@@ -85,47 +77,6 @@ def _kernels() -> Path:
     return parent
 
 
-def _dependencies(module: str) -> set[str]:
-    """`module` and the modules of ours that it imports, directly or not, when it is imported itself."""
-    dependencies: set[str] = set()
-    pending = [module]
-    while pending:
-        name = pending.pop()
-        if name not in dependencies and name != _WITHOUT_KERNELS:
-            dependencies.add(name)
-            pending += _imports(name)
-    return dependencies
-
-
-@functools.cache
-def _imports(module: str) -> tuple[str, ...]:
-    """The modules of ours that the text of `module` imports; all imports are absolute."""
-    imported: list[str] = []
-    for match in _IMPORT.finditer(_source(module)):
-        base = match["base"]
-        if base is None:
-            imported += [name.split()[0] for name in match["plain"].split(",")]
-            continue
-        names = [name.split()[0] for name in match["names"].strip("() \n").split(",") if name.strip()]
-        submodules = [f"{base}.{name}" for name in names if _file(f"{base}.{name}")]
-        imported += submodules if len(submodules) == len(names) else [base, *submodules]
-    return tuple(name for name in imported if _file(name))
-
-
-@functools.cache
-def _file(module: str) -> Path | None:
-    """The source of one of our modules, None for another's."""
-    if module.partition(".")[0] not in _PACKAGES:
-        return None
-    path = Path(__file__).parents[2].joinpath(*module.split("."))
-    return next((file for file in (path.with_suffix(".py"), path / "__init__.py") if file.is_file()), None)
-
-
-@functools.cache
-def _source(module: str) -> str:
-    return (_file(module) or Path(inspect.getfile(sys.modules[module]))).read_text(encoding="utf-8")
-
-
 class _Locator(caching._CacheLocator):
     """Tells numba where a function's cache is."""
 
@@ -140,10 +91,10 @@ class _Locator(caching._CacheLocator):
         return str(_directory(self._function.__module__))
 
     def get_source_stamp(self) -> str:
-        return ""  # the directory's name identifies the source
+        return ""  # the directory's name identifies the code
 
     def get_disambiguator(self) -> str:
-        return str(self._function.__code__.co_firstlineno)
+        return dependencies.of_function(self._function)
 
 
 class _CalleeLocator(_Locator):

@@ -71,9 +71,24 @@ def test_a_change_concerns_those_who_import_the_module(checkout, tmp_path, file,
     modules = [f"switchml.{name}" for name in names]
     before = directories(checkout, tmp_path, *modules)
     with (checkout / "switchml" / file).open("a") as source:
-        source.write("# changed\n")
+        source.write("CHANGED = 1\n")
     after = directories(checkout, tmp_path, *modules)
     assert {name for name, old, new in zip(names, before, after, strict=True) if old != new} == changed
+
+
+def test_a_comment_concerns_nobody(checkout, tmp_path):
+    """Nor a docstring, nor the lines on which things stand; the function's cache has its name from its code, too."""
+    code = (
+        "from switchml.runtime import dependencies, jit; from switchml.protocol.sparse import is_clear\n"
+        "print(jit._directory('switchml.protocol.pool'), dependencies.of_function(is_clear.py_func))"
+    )
+    before = run(code, checkout, tmp_path)
+    for name in ("packet", "sparse"):
+        file = checkout / "switchml" / "protocol" / f"{name}.py"
+        text = file.read_text()
+        assert text.startswith('"""') and text.count('    """') > 2
+        file.write_text('"""Other words.\n\n' + text[3:].replace('    """', '    # A comment.\n    """Also: ', 1))
+    assert run(code, checkout, tmp_path) == before
 
 
 COMPILE = (
