@@ -114,14 +114,14 @@ def _fields(cls: type) -> dict[str, tuple[Any, bool]]:
 
 
 def build(cls: type[T], table: Mapping[str, Any], where: str = "") -> T:
-    """A dataclass from a table of a file. Nested dataclasses take nested tables; whole numbers serve as floats; old
-    names of keys are in the class's `ALIASES`. Raises ConfigError for unknown or missing keys and for values of the
+    """A dataclass from a table of a file. Nested dataclasses take nested tables; whole numbers serve as floats.
+    Raises ConfigError for unknown or missing keys and for values of the
     wrong type, naming `where` and the key."""
     if not isinstance(table, Mapping):
         raise ConfigError(f"{_at(where)}expected a table, not {_shown(table)}")
     fields = _fields(cls)
     values = {}
-    for key, value in renamed(cls, table, where).items():
+    for key, value in table.items():
         if key not in fields:
             raise ConfigError(_at(where) + unknown("key", key, fields))
         values[key] = _value(fields[key][0], value, f"{where}, {key}" if where else key)
@@ -137,16 +137,6 @@ def build(cls: type[T], table: Mapping[str, Any], where: str = "") -> T:
 def build_all(cls: type[T], path: Path) -> dict[str, T]:
     """By name, a dataclass from each table of a TOML file."""
     return {name: build(cls, table, f"{path.name} [{name}]") for name, table in load(path).items()}
-
-
-def renamed(cls: type, table: Mapping[str, Any], where: str = "") -> dict[str, Any]:
-    """A table with today's names of keys in place of those in the class's `ALIASES`. Raises ConfigError where it has
-    both."""
-    aliases = getattr(cls, "ALIASES", {})
-    for key in table:
-        if key in aliases and aliases[key] in table:
-            raise ConfigError(f"{_at(where)}{key} is the old name of {aliases[key]}: give one of them")
-    return {aliases.get(key, key): value for key, value in table.items()}
 
 
 def _at(where: str) -> str:

@@ -46,12 +46,7 @@ def codecs() -> dict[str, Codec]:
     return datafile.build_all(Codec, DATA / "codecs.toml")
 
 
-OLD_NAMES = {"topk1": "topk:ratio=0.01", "qsgd4": "qsgd:levels=7,norm=max"}
-"""Names that were the emulator's alone; today's are those of docs/codecs.md."""
-
-
 def load(name: str) -> Codec:
     """By name, as in docs/codecs.md; ConfigError for others."""
-    name = OLD_NAMES.get(name, name)
     datafile.check_name("codec", name, codecs())
     return codecs()[name]

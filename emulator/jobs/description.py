@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from emulator import datafile
 from emulator.cluster import cluster as clusters
@@ -79,8 +79,6 @@ class Data:
 class Request:
     """Everything that an emulation starts from. Sections of a job file are called like the fields."""
 
-    ALIASES: ClassVar[dict[str, str]] = {"hindrances": "noise", "savings": "memory"}
-
     model: str
     cluster: str = "a100-dgx"
     job: Job = field(default_factory=Job)
@@ -125,7 +123,7 @@ def _needed(spec: Request, model: Model, job: Job, cluster: Cluster) -> memory.M
 def read_tables(path: Path, is_trusted: bool = False) -> dict[str, Any]:
     """The tables of a job file. Raises ConfigError where it can't be read; also where its model, or that of one of its
     `[[jobs]]`, is a torch module, whose code would run here, unless the file `is_trusted`."""
-    tables = datafile.renamed(Request, datafile.load(path), str(path))
+    tables = datafile.load(path)
     jobs = tables.get("jobs")
     for table in (tables, *(jobs if isinstance(jobs, list) else ())):
         model = table.get("model") if isinstance(table, Mapping) else None

@@ -18,7 +18,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--backend", default="switchml", help="gloo, switchml, ...")
     parser.add_argument("--epochs", type=int, default=10)
-    parser.add_argument("--micro-batch", "--batch-size", type=int, default=16, help="of each process")
+    parser.add_argument("--micro-batch", type=int, default=16, help="of each process")
     arguments = parser.parse_args()
 
     torch.manual_seed(0)

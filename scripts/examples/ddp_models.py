@@ -73,7 +73,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--layers", type=int, default=8, help="of the mlp")
     parser.add_argument("--width", type=int, default=384, help="of the mlp")
-    parser.add_argument("--micro-batch", "--batch-size", type=int, default=512, help="of the mlp, of each process")
+    parser.add_argument("--micro-batch", type=int, default=512, help="of the mlp, of each process")
     parser.add_argument(
         "--device-time", type=float, default=0.0, help="seconds that each layer of the mlp waits for an emulated device"
     )

@@ -278,7 +278,7 @@ def panels(lines: dict[str, Line], rates_bps: list[float], steps: int) -> list[C
 
 
 @click.command()
-@option("--ranks", "workers", was="--workers", default=4, show_default=True)
+@option("--ranks", "workers", default=4, show_default=True)
 @click.option(
     "--rates",
     type=RATES,
@@ -289,7 +289,6 @@ def panels(lines: dict[str, Line], rates_bps: list[float], steps: int) -> list[C
 @click.option("--steps", default=400, show_default=True, help="Steps of each phase.")
 @option(
     "--phase-limit",
-    was="--patience",
     type=SECONDS,
     default="20s",
     show_default=True,

@@ -67,7 +67,7 @@ def run(settings: Settings, aggregator: ChildAggregator) -> dict:
 @click.option(
     "--model", type=click.Choice(["cnn", "mlp"]), default="cnn", show_default=True, help="Convolutions or not."
 )
-@option("--ranks", "workers", was="--workers", default=4, show_default=True)
+@option("--ranks", "workers", default=4, show_default=True)
 @click.option("--steps", default=300, show_default=True)
 @click.option("--seed", default=1, show_default=True)
 @click.option("--allow", "points", default=1.0, show_default=True, help="Points of accuracy that codecs may lose.")

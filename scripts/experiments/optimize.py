@@ -100,10 +100,10 @@ def say(text: str) -> None:
 
 
 @click.command()
-@option("--ranks", "workers", was="--workers", default=4, show_default=True)
+@option("--ranks", "workers", default=4, show_default=True)
 @click.option("--rate", type=RATE, default="100mbit", show_default=True, help="Rate of each host's link.")
 @click.option("--steps", default=25, show_default=True, help="Steps of each run.")
-@option("--repeats", "rounds", was="--rounds", default=3, show_default=True, help="Runs of each kind.")
+@option("--repeats", "rounds", default=3, show_default=True, help="Runs of each kind.")
 @click.option(
     "--allow", multiple=True, default=["buckets", "buckets,allreduce", "buckets,allreduce,codec"], show_default=True
 )
@@ -112,7 +112,7 @@ def say(text: str) -> None:
 )
 @click.option("--layers", default=8, show_default=True)
 @click.option("--width", default=384, show_default=True)
-@option("--micro-batch", "batch_size", was="--batch-size", default=64, show_default=True)
+@option("--micro-batch", "batch_size", default=64, show_default=True)
 @click.option("--device-time", type=SECONDS, default="5ms", show_default=True, help="Pause of a layer's forward pass.")
 @click.option("--trials", default=1000, show_default=True)
 @click.option("--keep", type=click.Path(file_okay=False, path_type=Path), help="Keep traces and settings here.")

@@ -46,7 +46,6 @@ _MOST_THREADS = 2
 @option(
     "--loss",
     "loss_rate",
-    was="--loss-rate",
     default=0.0,
     metavar="P",
     help="Lose packets with this probability in each direction (for tests).",
@@ -54,7 +53,6 @@ _MOST_THREADS = 2
 @option(
     "--reorder",
     "reorder_rate",
-    was="--reorder-rate",
     default=0.0,
     metavar="P",
     help="Delay packets behind later ones with this probability.",
@@ -62,7 +60,6 @@ _MOST_THREADS = 2
 @option(
     "--duplicate",
     "duplicate_rate",
-    was="--duplicate-rate",
     default=0.0,
     metavar="P",
     help="Deliver packets twice with this probability.",

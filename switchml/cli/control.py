@@ -78,7 +78,6 @@ def _link(text: str) -> tuple[int, str]:
 @option(
     "--loss",
     "loss_rate",
-    was="--loss-rate",
     default=0.0,
     metavar="P",
     help="Have the switch lose packets at each port with this probability, in each direction.",

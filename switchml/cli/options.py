@@ -1,15 +1,12 @@
-"""What options of all commands have in common: numbers with units (`switchml/units.py`), and old names that go on
-working."""
+"""What options of all commands have in common: numbers with units (`switchml/units.py`), and defaults in words."""
 
 from __future__ import annotations
 
-import copy
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
-from click.core import ParameterSource
 
 from switchml import units
 from switchml.errors import ConfigError
@@ -29,19 +26,7 @@ def note(text: str) -> None:
 
 
 class Option(click.Option):
-    """An option that also goes by its old names, `was`. Help and completion don't show these; using one prints a
-    note. A default in words (`show_default`) is shown as one in figures."""
-
-    def __init__(self, *args: Any, was: Sequence[str] | str = (), **settings: Any) -> None:
-        super().__init__(*args, **settings)
-        self.was = (was,) if isinstance(was, str) else tuple(was)
-
-    def add_to_parser(self, parser: Any, ctx: click.Context) -> None:
-        super().add_to_parser(parser, ctx)
-        for old in self.was:
-            twin = copy.copy(self)
-            twin.opts, twin.secondary_opts, twin.name = [old], [], old
-            click.Option.add_to_parser(twin, parser, ctx)
+    """An option whose default in words (`show_default`) is shown as one in figures."""
 
     def get_help_extra(self, ctx: click.Context) -> Any:
         extra = super().get_help_extra(ctx)
@@ -49,29 +34,10 @@ class Option(click.Option):
             extra["default"] = self.show_default
         return extra
 
-    def consume_value(self, ctx: click.Context, opts: Mapping[str, Any]) -> tuple[Any, ParameterSource]:
-        new = max(self.opts, key=len)
-        for old in self.was:
-            if old not in opts:
-                continue
-            if self.name in opts:
-                raise click.UsageError(f"{old} is the old name of {new}: give one of them", ctx)
-            note(f"{old} is called {new} now")
-            opts = {**opts, str(self.name): _with_unit(old, opts[old])}
-        return super().consume_value(ctx, opts)
 
-
-def _with_unit(name: str, value: Any) -> Any:
-    """`value` with the unit that an old name says, where it has none: `--bucket-bytes 4096` is `--bucket-cap 4096B`."""
-    kind, unit = units.of_name(name)
-    if not (kind.base and isinstance(value, str) and kind.is_bare(value)):
-        return value
-    return f"{kind.parse(value, bare=unit):.17g}{'bit' if kind is units.RATE else kind.base}"
-
-
-def option(*flags: str, was: Sequence[str] | str = (), **settings: Any) -> Callable[[F], F]:
-    """As `click.option`, with old names."""
-    return click.option(*flags, cls=Option, was=was, **settings)
+def option(*flags: str, **settings: Any) -> Callable[[F], F]:
+    """As `click.option`, of an `Option`."""
+    return click.option(*flags, cls=Option, **settings)
 
 
 class Quantity(ParamType):

@@ -26,7 +26,6 @@ LATEST = 8
 @option(
     "--aggregator",
     "address",
-    was="--address",
     default="127.0.0.1:50099",
     show_default=True,
     metavar="HOST:PORT",

@@ -28,7 +28,7 @@ from tests.support.ranks import environment
 MARK = "TEST_OF_LEFTOVERS"
 """The variable by which the processes of an attempt are known, whoever their parent is by then."""
 ANY_PORTS = ("--control-port", "0", "--events-port", "0")
-TRAIN = ("train", "--workers", "2", "--steps", "20", "--aggregator")
+TRAIN = ("train", "--ranks", "2", "--steps", "20", "--aggregator")
 COMMANDS: dict[str, tuple[float, tuple[str, ...]]] = {
     "aggregate": (3.0, ("aggregate", "--data-port", "0", *ANY_PORTS, "--tunnel")),
     "switch": (

@@ -55,13 +55,13 @@ for step in range(6):
     optimizer.step()
 torch.distributed.destroy_process_group()
 """
-TRAIN = (*SWITCHML, "train", "--workers", "2", "--steps", "3", "--plot", "report.html", "--aggregator")
+TRAIN = (*SWITCHML, "train", "--ranks", "2", "--steps", "3", "--plot", "report.html", "--aggregator")
 ANY_PORTS = ("--control-port", "0", "--events-port", "0")
 
 COMMANDS: dict[str, tuple[str, ...]] = {
     "emulate": (*SWITCHML, "emulate", "--model", "gpt2-124m", "--gpus", "8", "--report", "report.html"),
     "join": (sys.executable, "-c", JOIN, "{address}", "{job}"),
-    "bench": (*SWITCHML, "bench", "allreduce", "--workers", "2", "--size", "64K", "--repeats", "3", "--json"),
+    "bench": (*SWITCHML, "bench", "allreduce", "--ranks", "2", "--size", "64K", "--repeats", "3", "--json"),
     "train, software": (*TRAIN, "software"),
     "train, p4": (*TRAIN, "p4"),
     "capture": (

@@ -127,7 +127,7 @@ def test_an_aggregator_that_is_told_to_stop_says_so(ranks, start):
 def test_a_bad_network_changes_no_bit(start):
     """2 % lost, 2 % late and 2 % doubled, each way: the same bits as without."""
     digests = []
-    for options in ((), ("--loss-rate=0.02", "--reorder-rate=0.02", "--duplicate-rate=0.02", "--seed=7")):
+    for options in ((), ("--loss=0.02", "--reorder=0.02", "--duplicate=0.02", "--seed=7")):
         aggregator = start(*options)
         agents = join_all(aggregator.address, 4, job="bits")
 

@@ -13,7 +13,7 @@ from tests.support.v1_client import LANES, WINDOW, WORKERS, V1Client
 
 @pytest.fixture(params=["clean", "lossy"])
 def aggregator(request):
-    running = Aggregator("--v1", *(["--loss-rate=0.01", "--seed=11"] if request.param == "lossy" else []))
+    running = Aggregator("--v1", *(["--loss=0.01", "--seed=11"] if request.param == "lossy" else []))
     running.lossy = request.param == "lossy"
     yield running
     running.kill()

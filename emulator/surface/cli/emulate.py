@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from emulator.cluster.algorithms import ALGORITHMS
-from emulator.surface.cli.emulate_options import KEYS, WAS, job_options
+from emulator.surface.cli.emulate_options import KEYS, job_options
 from emulator.surface.cli.options import REPORT, ROWS_FILE, TIMELINE, json_option, output, time_limit_option
 from switchml import tables
-from switchml.cli.options import Count, note
+from switchml.cli.options import Count
 from switchml.errors import ConfigError, OutOfMemory
 from switchml.terminal import progress, say
 
@@ -156,7 +155,7 @@ def _sweep(sweeps, base, out_file, engine, processes, as_json) -> list[dict[str,
     from emulator import datafile
     from emulator.jobs.sweep import parse_axis, sweep
 
-    axes = [_renamed(parse_axis(text)) for text in sweeps]
+    axes = [parse_axis(text) for text in sweeps]
     for axis in axes:
         if axis.name.replace("-", "_") not in KEYS:
             known = [name.replace("_", "-") for name in KEYS]
@@ -178,15 +177,6 @@ def _sweep(sweeps, base, out_file, engine, processes, as_json) -> list[dict[str,
     if stream is not None:
         stream.close(*(f"{', '.join(points)}: {message}" for message, points in failed.items()))
     return rows
-
-
-def _renamed(axis: Any) -> Any:
-    """The axis by today's name of its option."""
-    for new, old in WAS.items():
-        if axis.name.replace("_", "-") == old:
-            note(f"{old} is called {new} now")
-            return dataclasses.replace(axis, name=new)
-    return axis
 
 
 def row_columns(axes: Sequence[Axis]) -> list[tables.Column]:

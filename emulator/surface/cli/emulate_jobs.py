@@ -22,7 +22,7 @@ def job_tables(files: tuple[str, ...], is_trusted: bool) -> dict[str, dict[str, 
     """Name → tables of each job in these files: a file is a job, called like it, or has several `[[jobs]]`, which take
     over what stands outside of them."""
     from emulator import datafile
-    from emulator.jobs.description import Request, read_tables
+    from emulator.jobs.description import read_tables
 
     tables: dict[str, dict[str, Any]] = {}
     for file in files:
@@ -34,7 +34,7 @@ def job_tables(files: tuple[str, ...], is_trusted: bool) -> dict[str, dict[str, 
             name = str(own.pop("name", Path(file).stem if len(inner) == 1 else f"{Path(file).stem} {number}"))
             if name in tables:
                 name = next(other for n in range(2, 1000) if (other := f"{name} {n}") not in tables)
-            tables[name] = copy.deepcopy(datafile.merge(table, datafile.renamed(Request, own, file)))
+            tables[name] = copy.deepcopy(datafile.merge(table, own))
     return tables
 
 

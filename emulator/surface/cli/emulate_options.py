@@ -103,16 +103,6 @@ OPTIONS: list[tuple[str, str, Any, str]] = [
     ("--fold", "fold", str, "Equal ranks to fold into one: all, tensor or none."),
     ("--ignore-memory/--check-memory", "ignore_memory", bool, "Emulate jobs that do not fit into memory, too."),
 ]
-WAS = {
-    "payload": "payload-bytes",
-    "bucket-cap": "bucket-bytes",
-    "loader-workers": "workers",
-    "loss": "loss-rate",
-    "allreduce": "network",
-    "batch": "batch-size",
-    "gpus": "world-size",
-}
-"""Old names, and those that other commands once had for the same."""
 DEFAULTS = {
     "model": "JOB.toml's",
     "input-shape": "none; torch modules need it",
@@ -195,9 +185,8 @@ def job_options(command: Any) -> Any:
     """All of OPTIONS."""
     for flags, path, kind, text in reversed(OPTIONS):
         settings = {"is_flag": True} if kind is bool else {"type": _type(flags, path, kind)}
-        was = [f"--{old}" for name, old in WAS.items() if flags == f"--{name}"]
         shown = (DEFAULTS | FLAGS)[flags.split("/")[0].removeprefix("--")]
-        command = option(flags, was=was, default=None, show_default=shown, help=text, **settings)(command)
+        command = option(flags, default=None, show_default=shown, help=text, **settings)(command)
     return command
 
 

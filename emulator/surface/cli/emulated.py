@@ -26,7 +26,7 @@ def options(*, network: str = "auto", values: Sequence[str] = VALUES, needs: str
             "--real-ranks", default="1", metavar="N|R,R…", help=f"Number of real ranks, or a list of them.{needed}"
         ),
         click.option("--cluster", default="cpu-10g", help=f"Built-in cluster or .toml file.{needed}"),
-        option("--allreduce", "network", was="--network", default=network, help=f"{ALGORITHMS_HELP}{needed}"),
+        option("--allreduce", "network", default=network, help=f"{ALGORITHMS_HELP}{needed}"),
         click.option(
             "--hierarchy",
             type=click.Choice(list(HIERARCHIES)),

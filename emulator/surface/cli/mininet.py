@@ -50,7 +50,7 @@ class Capture(click.ParamType):
     help="allreduce: with all hosts; scaling: with 2, 3, … of them; loss and slots: with more and more of either; "
     "two-racks: switches below a switch; train: a small model, as `switchml train` does.",
 )
-@option("--hosts", was="--workers", type=Count(1), default=4, help="Hosts, each with one rank; at most 32.")
+@option("--hosts", type=Count(1), default=4, help="Hosts, each with one rank; at most 32.")
 @link_options(None, "what processors keep up with, at most 100mbit")
 @click.option(
     "--aggregator",

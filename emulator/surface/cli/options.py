@@ -107,7 +107,6 @@ timeline_option = click.option(
 time_limit_option = option(
     "--time-limit",
     "time_budget_s",
-    was="--time-budget-s",
     type=TIME,
     default="10min",
     show_default=True,
@@ -130,7 +129,6 @@ agent_wire_option = click.option(
 payload_option = option(
     "--payload",
     "payload_bytes",
-    was="--payload-bytes",
     type=OneSize(256, 1024),
     default="1024B",
     help="Bytes of lanes in a packet.",
@@ -195,7 +193,6 @@ def link_options(rate: str | None, shown: str = "") -> Callable:
         click.option("--delay", "delay_s", type=TIME, default="0us", help="Delay of each link, each way."),
         option(
             "--loss",
-            was="--loss-rate",
             type=click.FloatRange(0.0, 1.0, max_open=True),
             show_default="0",
             help="Share of frames that each link loses, each way.",

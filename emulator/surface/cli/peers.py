@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 @option(
     "--ranks",
     "world_size",
-    was="--world-size",
     type=Count(1),
     required=True,
     help="Number of ranks, real and emulated.",

@@ -27,12 +27,11 @@ PROBABILITY = click.FloatRange(0.0, 1.0, max_open=True)
 
 
 @click.command()
-@option("--ranks", "workers", was="--workers", type=Count(1, 256), default=4, help="Ranks, one process each.")
+@option("--ranks", "workers", type=Count(1, 256), default=4, help="Ranks, one process each.")
 @click.option("--steps", type=Count(1), default=300, help="Training steps of each of the two runs.")
 @option(
     "--micro-batch",
     "batch_size",
-    was="--batch-size",
     type=Count(1),
     default=32,
     help="Images of each rank in a step.",
@@ -126,7 +125,6 @@ PROBABILITY = click.FloatRange(0.0, 1.0, max_open=True)
 @option(
     "--loss",
     "loss_rate",
-    was="--loss-rate",
     type=PROBABILITY,
     default=0.0,
     help="Share of packets that the aggregator loses, in and out (a switch: by its program's drop simulator).",
@@ -134,7 +132,6 @@ PROBABILITY = click.FloatRange(0.0, 1.0, max_open=True)
 @option(
     "--reorder",
     "reorder_rate",
-    was="--reorder-rate",
     type=PROBABILITY,
     default=0.0,
     help="Share of packets that are delayed behind others, each way.",
@@ -174,7 +171,6 @@ PROBABILITY = click.FloatRange(0.0, 1.0, max_open=True)
 @option(
     "--emulated-ranks",
     "world_size",
-    was="--world-size",
     type=Count(1),
     help="Emulate a cluster of so many ranks; train on a few.",
 )

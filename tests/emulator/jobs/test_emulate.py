@@ -276,13 +276,6 @@ def test_list(kind):
     assert len(found[kind]) >= 2
 
 
-def test_old_names_of_sections_are_read():
-    old = request({"model": "resnet50", "hindrances": {"jitter": 0.1}, "savings": {"pruned": 0.5}})
-    assert old == request({"model": "resnet50", "noise": {"jitter": 0.1}, "memory": {"pruned": 0.5}})
-    with pytest.raises(ConfigError, match="hindrances is the old name of noise"):
-        request({"model": "resnet50", "hindrances": {}, "noise": {}})
-
-
 def test_a_micro_batch_is_what_fits_and_is_marked():
     """ResNet-50 with 256 images a GPU took 12.2 s, in 256 micro-batches of one image."""
     job = ("--model", "resnet50", "--batch", "2048", "--gpus", "8")

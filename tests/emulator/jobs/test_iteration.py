@@ -135,7 +135,7 @@ def test_a_codec_sends_less_and_takes_time():
     from emulator.cluster import codecs
 
     job = Job(gpus=16, batch=16)
-    graph, _ = iteration.build(plan(GPT, job, DGX, codec=codecs.load("topk1")))
+    graph, _ = iteration.build(plan(GPT, job, DGX, codec=codecs.load("topk:ratio=0.01")))
     kinds = graph.op_kind()
     assert (kinds == Kind.CODEC).sum() > 0
     plain, _ = iteration.build(plan(GPT, job, DGX))

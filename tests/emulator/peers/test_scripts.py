@@ -29,14 +29,14 @@ def peers(*options: object, code: int = 0) -> Result:
 
 @pytest.mark.parametrize(("real", "clock", "network"), [(1, "virtual", "auto"), (2, "wall", "switchml")])
 def test_every_collective(real, clock, network, capfd):
-    options = ("--world-size", 4, "--real-ranks", real, "--clock", clock, "--allreduce", network)
+    options = ("--ranks", 4, "--real-ranks", real, "--clock", clock, "--allreduce", network)
     peers(*options, HERE / "collectives_script.py")
     assert capfd.readouterr().out.count("all right") == real
 
 
 def test_what_is_gathered_passes_what_is_summed_at_a_switch(capfd):
     """As agents have two queues, where the communicators of a ring have one."""
-    options = ("--world-size", 4, "--real-ranks", 2, "--clock", "virtual")
+    options = ("--ranks", 4, "--real-ranks", 2, "--clock", "virtual")
     for network, together in ("switchml", max), ("ring", sum):
         peers(*options, "--allreduce", network, HERE / "overlap_script.py")
         for line in capfd.readouterr().out.splitlines():
@@ -86,7 +86,7 @@ def test_training(tmp_path):
 
 def test_a_recorded_run_comes_again_bit_for_bit(tmp_path):
     folder, result = tmp_path / "run", tmp_path / "result"
-    clock = ("--clock", "virtual", "--world-size", 2)
+    clock = ("--clock", "virtual", "--ranks", 2)
     peers(*clock, "--real-ranks", 2, "--record", folder, HERE / "record_script.py", result)
     first = [json.loads(result.with_suffix(f".{rank}").read_text()) for rank in range(2)]
     assert first[0]["parameters"] == first[1]["parameters"] and first[0]["losses"] != first[1]["losses"]
@@ -100,7 +100,7 @@ def test_a_recorded_run_comes_again_bit_for_bit(tmp_path):
 
 def test_a_real_straggler_holds_up_the_others(tmp_path, monkeypatch):
     monkeypatch.setenv("SLEEP_S", "0.02")
-    options = ("--world-size", 4, "--real-ranks", "0,2", "--slow", "2=1.5", "--clock", "virtual", "--json")
+    options = ("--ranks", 4, "--real-ranks", "0,2", "--slow", "2=1.5", "--clock", "virtual", "--json")
     found = json.loads(peers(*options, HERE / "record_script.py", tmp_path / "x").stdout)
     waiting_s = found["parts"]["waiting for peers"]
     # Half as long as it computes, but what either process is disturbed by counts too.
@@ -109,11 +109,11 @@ def test_a_real_straggler_holds_up_the_others(tmp_path, monkeypatch):
 
 def test_errors_are_one_line(tmp_path):
     lines = [
-        peers("--world-size", 4, tmp_path / "none.py", code=1),
-        peers("--world-size", 4, "--real-ranks", 5, HERE / "record_script.py", code=1),
-        peers("--world-size", 4, "--cluster", "nowhere", HERE / "record_script.py", code=1),
-        peers("--world-size", 4, "--record", tmp_path, HERE / "record_script.py", tmp_path / "x", code=1),
-        peers("--world-size", 2, "--clock", "virtual", HERE / "record_script.py", tmp_path / "x", 3, code=1),
+        peers("--ranks", 4, tmp_path / "none.py", code=1),
+        peers("--ranks", 4, "--real-ranks", 5, HERE / "record_script.py", code=1),
+        peers("--ranks", 4, "--cluster", "nowhere", HERE / "record_script.py", code=1),
+        peers("--ranks", 4, "--record", tmp_path, HERE / "record_script.py", tmp_path / "x", code=1),
+        peers("--ranks", 2, "--clock", "virtual", HERE / "record_script.py", tmp_path / "x", 3, code=1),
     ]
     for done, message in zip(
         lines,

@@ -240,7 +240,7 @@ def test_a_script_without_enough_steps(tmp_path):
 
 
 def test_switchml_train_traces_both_of_its_runs(tmp_path):
-    options = ("--workers", "2", "--steps", "6", "--aggregator", "software", "--trace", str(tmp_path), "--json")
+    options = ("--ranks", "2", "--steps", "6", "--aggregator", "software", "--trace", str(tmp_path), "--json")
     done = subprocess.run(
         [sys.executable, "-m", "switchml", "train", *options], env=environment(), capture_output=True, text=True
     )

@@ -59,7 +59,7 @@ def test_same_accuracy_as_gloo(short_run):
 @pytest.mark.parametrize("aggregator", ["p4", "software"])
 def test_lost_and_reordered_packets_change_no_bit(runs, aggregator):
     short_run = runs[aggregator]
-    lossy = run_json("--steps", "120", "--loss-rate", "0.02", "--reorder-rate", "0.02", "--aggregator", aggregator)
+    lossy = run_json("--steps", "120", "--loss", "0.02", "--reorder", "0.02", "--aggregator", aggregator)
     assert lossy["packets"]["retransmitted"] > short_run["packets"]["retransmitted"]
     assert lossy["packets"]["retransmitted"] > 1000
     assert lossy["params_sha256"] == short_run["params_sha256"]
@@ -75,7 +75,7 @@ def test_simple_switch_gives_the_same_bits(require_program):
     require_program("simple_switch")
     require_program("ip")
     through = {
-        name: run_json("--steps", "10", "--workers", "2", "--aggregator", name, "--loss-rate", rate)
+        name: run_json("--steps", "10", "--ranks", "2", "--aggregator", name, "--loss", rate)
         for name, rate in (("bmv2", "0.01"), ("software", "0"))
     }
     assert through["bmv2"]["params_sha256"] == through["software"]["params_sha256"]
@@ -84,7 +84,7 @@ def test_simple_switch_gives_the_same_bits(require_program):
 
 @pytest.mark.parametrize("workers", [1, 8])
 def test_number_of_workers(workers):
-    report = run_json("--workers", str(workers), "--steps", "8", "--batch-size", "8")
+    report = run_json("--ranks", str(workers), "--steps", "8", "--micro-batch", "8")
     assert report["workers"] == workers
     assert report["loss"]["switchml"] == pytest.approx(report["loss"]["gloo"], abs=1e-3)
 
@@ -123,7 +123,7 @@ def test_states_on_the_host_or_of_pruned_weights():
 
 def test_the_workers_of_this_host_sum_first():
     """One of them sends for all."""
-    report = run_json("--workers", "3", "--steps", "8", "--aggregator", "software", "--hierarchy", "node")
+    report = run_json("--ranks", "3", "--steps", "8", "--aggregator", "software", "--hierarchy", "node")
     assert report["hierarchy"] == "node"
     assert report["loss"]["switchml"] == pytest.approx(report["loss"]["gloo"], abs=1e-3)
     packets = report["packets"]
@@ -131,7 +131,7 @@ def test_the_workers_of_this_host_sum_first():
 
 
 def test_table_and_progress(as_on_a_terminal):
-    done = run("--workers", "2", "--steps", "6", "--activations", "levels")
+    done = run("--ranks", "2", "--steps", "6", "--activations", "levels")
     assert done.returncode == 0, done.stderr
     for text in (
         "2 ranks, 6 steps",
@@ -150,11 +150,11 @@ def test_table_and_progress(as_on_a_terminal):
     [
         (["--ranks", "0"], "--ranks"),
         (["--steps", "0"], "--steps"),
-        (["--loss-rate", "1.5"], "--loss"),
+        (["--loss", "1.5"], "--loss"),
         (["--reorder", "-0.1"], "--reorder"),
         (["--aggregator", "abacus"], "abacus"),
-        (["--workers", "64", "--batch-size", "32"], "2048 images"),
-        (["--workers", "33", "--batch-size", "1"], "a P4 switch takes 32"),
+        (["--ranks", "64", "--micro-batch", "32"], "2048 images"),
+        (["--ranks", "33", "--micro-batch", "1"], "a P4 switch takes 32"),
         (["--transport", "shm"], "p4 is not reached that way"),
         (["--transport", "frames", "--aggregator", "software"], "software is not reached that way"),
         (["--authenticate"], "a P4 switch can't compute packets' tags"),
@@ -207,7 +207,7 @@ def wait_for_line(process: subprocess.Popen, text: str) -> None:
 
 @pytest.mark.parametrize("phase", ["Gloo", "in-network"])
 def test_killed_worker_is_named(phase, as_on_a_terminal):
-    process = start("--steps", "300", "--workers", "3", "--batch-size", "4")
+    process = start("--steps", "300", "--ranks", "3", "--micro-batch", "4")
     try:
         workers = workers_of(process, 3)
         wait_for_line(process, f"{phase} ")
@@ -223,7 +223,7 @@ def test_killed_worker_is_named(phase, as_on_a_terminal):
 
 
 def test_killed_aggregator_is_named(as_on_a_terminal):
-    process = start("--steps", "300", "--workers", "3", "--batch-size", "4")
+    process = start("--steps", "300", "--ranks", "3", "--micro-batch", "4")
     try:
         workers_of(process, 3)
         everybody = family(process)
@@ -244,7 +244,7 @@ def test_killed_aggregator_is_named(as_on_a_terminal):
     [(signal.SIGINT, 130), (signal.SIGKILL, -9)],
 )
 def test_interrupted_command_leaves_nothing(number, code, as_on_a_terminal):
-    process = start("--steps", "100000", "--workers", "2")
+    process = start("--steps", "100000", "--ranks", "2")
     try:
         workers_of(process, 2)
         wait_for_line(process, "Gloo ")
@@ -278,7 +278,7 @@ def test_settings_files_are_obeyed(tmp_path):
         "[ddp]\nbucket_cap_mb_list = [0.01, 1.0]\n"
         '[compression]\ncodec = ["none", "fp16"]\n'
     )
-    options = ("--workers", "2", "--steps", "6", "--aggregator", "software", "--trace", str(tmp_path))
+    options = ("--ranks", "2", "--steps", "6", "--aggregator", "software", "--trace", str(tmp_path))
     told = run_json(*options, "--settings", str(tmp_path / "settings.toml"))
     assert (told["wire"], told["codec"]) == ("int16", "none, fp16")
     assert told["codec_totals"]["bytes_sent"] < told["codec_totals"]["bytes_dense"]

@@ -1,4 +1,4 @@
-"""Options of all commands: old names, numbers with units."""
+"""Options of all commands: numbers with units."""
 
 import click
 import pytest
@@ -10,13 +10,10 @@ from switchml.units import SIZE as SIZES
 
 
 @click.command()
-@option("--loss", "loss_rate", was="--loss-rate", type=float, default=0.0)
-@option("--slow", was=("--slowly", "--late"), multiple=True)
-@option("--fast", "-f", is_flag=True, was="--quick")
 @option("--size", type=SIZE, default="4M")
 @option("--wait", type=SECONDS, default="10s")
-@option("--ranks", type=Count(1, 2000), default=4, was="--workers")
-@option("--bucket-cap", type=BUCKET, was="--bucket-bytes")
+@option("--ranks", type=Count(1, 2000), default=4)
+@option("--bucket-cap", type=BUCKET)
 @option("--payload-bytes", type=Quantity(SIZES, bare="named"), default=256)
 def command(**values):
     click.echo(repr({name: value for name, value in sorted(values.items())}))
@@ -31,29 +28,6 @@ def values_of(*arguments):
     done = run(*arguments)
     assert done.exit_code == 0, done.output
     return eval(done.stdout), done.stderr
-
-
-@pytest.mark.parametrize(
-    ("arguments", "name", "value"),
-    [
-        (["--loss-rate", "0.5"], "loss_rate", 0.5),
-        (["--slowly", "a", "--slowly=b"], "slow", ("a", "b")),
-        (["--late", "c"], "slow", ("c",)),
-        (["--quick"], "fast", True),
-        (["--workers=1k"], "ranks", 1000),
-        (["--bucket-bytes", "4096"], "bucket_cap", 4096.0),
-    ],
-)
-def test_an_old_name_works_with_a_note(arguments, name, value):
-    given, said = values_of(*arguments)
-    assert given[name] == value
-    assert said.startswith("switchml: note: --") and said.count("\n") == 1 and "is called" in said
-
-
-def test_old_names_are_not_in_help_and_do_not_go_with_new_ones():
-    assert not any(old in run("--help").output for old in ("--loss-rate", "--slowly", "--quick", "--workers"))
-    done = run("--loss", "0.1", "--loss-rate", "0.2")
-    assert done.exit_code == 2 and "--loss-rate is the old name of --loss: give one of them" in done.stderr
 
 
 def test_a_bare_number_is_taken_with_a_note_where_it_was_and_in_silence_where_the_name_says_its_unit():
@@ -81,8 +55,3 @@ def test_a_bare_bucket_cap_is_refused():
 def test_nonsense_is_refused(arguments, complaint):
     done = run(*arguments)
     assert done.exit_code == 2 and complaint in done.stderr
-
-
-def test_nonsense_by_an_old_name_is_refused_by_the_new_one_after_the_note():
-    said = run("--workers", "0").stderr
-    assert 0 <= said.find("--workers is called --ranks now") < said.find("Invalid value for '--ranks'")

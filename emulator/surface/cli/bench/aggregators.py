@@ -12,7 +12,7 @@ from switchml.cli.options import Count, option
 
 
 @click.command()
-@option("--ranks", "workers", was="--workers", type=Count(1, 32), default=4, help="Ranks, one process each.")
+@option("--ranks", "workers", type=Count(1, 32), default=4, help="Ranks, one process each.")
 @click.option("--size", type=TENSOR_SIZE, default="1MiB", help="Bytes of the tensor.")
 @repeats_options(5, text="Rounds, in each of which every aggregator has a turn.")
 @option(

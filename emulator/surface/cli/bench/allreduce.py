@@ -39,7 +39,7 @@ from switchml.cli.options import Count, option
     default="float32",
     help="What the elements are, one or a list: " + ", ".join(DTYPES) + ".",
 )
-@option("--ranks", "workers", was="--workers", type=Count(1, 256), default=4, help="Ranks, one process each.")
+@option("--ranks", "workers", type=Count(1, 256), default=4, help="Ranks, one process each.")
 @option("--size", type=TENSOR_SIZE, show_default="64MiB", help="Bytes of the tensor.")
 @click.option("--sizes", type=TENSOR_SIZES, help="Measure several sizes: 1K:256M:4, or a list (4K,64K).")
 @click.option(

@@ -37,12 +37,11 @@ SHARE = click.FloatRange(0, 1, min_open=True)
 @option(
     "--ranks",
     "workers",
-    was="--workers",
     type=Count(1, 256),
     default=4,
     help="Ranks of the all-reduce whose traffic is counted.",
 )
-@option("--repeats", "rounds", was="--rounds", type=Count(1), default=7, help="Repeats, of which the best counts.")
+@option("--repeats", "rounds", type=Count(1), default=7, help="Repeats, of which the best counts.")
 @plot_option
 @json_option
 def codecs(

@@ -28,7 +28,6 @@ from switchml.cli.options import SIZE, Count, option
 @option(
     "--hosts",
     "workers",
-    was="--workers",
     type=COUNTS,
     default="4",
     help="Number of hosts; 2,4,8 measures each in turn.",

@@ -55,7 +55,7 @@ def optimizer(trials: int, gradients: int, ranks: int, path: Path | None, as_jso
 
 
 @click.command()
-@option("--size", was="--megabytes", type=SIZE, default="500MB", help="Size of the trace as JSON.")
+@option("--size", type=SIZE, default="500MB", help="Size of the trace as JSON.")
 @click.option("--gzip/--plain", "compressed", default=False, help="Whether the trace is compressed.")
 @click.option("--compare", is_flag=True, help="Also measure Python's json.load.")
 @json_option

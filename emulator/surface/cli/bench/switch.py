@@ -46,7 +46,7 @@ RATIO = "ratio: on the wire over simple_switch where both were measured, else co
     "Without it a program gets frames of zeros.",
 )
 @click.option("--seconds", type=NAMED_SECONDS, default=1.0, help="Time for each figure.")
-@option("--veth", "wire", was="--wire", is_flag=True, help="Also measure a switch process between veth pairs (root).")
+@option("--veth", "wire", is_flag=True, help="Also measure a switch process between veth pairs (root).")
 @click.option("--against", metavar="SIMPLE_SWITCH", help="Also measure this simple_switch between veth pairs (root).")
 @click.option("--start", is_flag=True, help="Measure instead how long a switch takes to start.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")

@@ -13,13 +13,11 @@ import click
 from emulator.cluster.algorithms import HIERARCHIES, HIERARCHY_HELP
 from emulator.surface.cli.options import ANY_PATH, FILE, SETTINGS_FILE, json_option, output
 from switchml import tables
-from switchml.cli.options import RATE, SIZE, TIME, Count, note, option
+from switchml.cli.options import RATE, SIZE, TIME, Count, option
 from switchml.errors import ConfigError
 from switchml.terminal import progress, say
 
 INTERRUPTED = 130
-OLD_NAMES = {"placement": "allreduce", "bucket": "buckets"}
-"""Of --allow."""
 
 
 class Names(click.ParamType):
@@ -43,7 +41,7 @@ class Names(click.ParamType):
 )
 @click.option("--overwrite", is_flag=True, help="Replace the file of --out.")
 @click.option("--trials", type=Count(1), default=1000, show_default=True, help="Settings to try at most.")
-@option("--time-limit", "seconds", was="--seconds", type=TIME, show_default="none", help="Time limit of the search.")
+@option("--time-limit", "seconds", type=TIME, show_default="none", help="Time limit of the search.")
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of the search.")
 @click.option(
     "--allow",
@@ -53,11 +51,10 @@ class Names(click.ParamType):
     "buckets, fuse, codec. [default: buckets,allreduce; of a job all but fuse and codec]",
 )
 @click.option("--uniform", is_flag=True, help="Use one cap for all buckets, for torch before 2.13.")
-@option("--rate", "link", was="--link", type=RATE, help="Rate of each host's link.  [default: as the trace uses it]")
+@option("--rate", "link", type=RATE, help="Rate of each host's link.  [default: as the trace uses it]")
 @option(
     "--allreduce",
     "allreduces",
-    was="--placements",
     type=Names(),
     default="switchml",
     show_default=True,
@@ -77,14 +74,13 @@ class Names(click.ParamType):
 @option(
     "--memory-limit",
     "memory",
-    was="--memory",
     type=SIZE,
     help="Memory of a rank; then the batch may grow and recomputation pays.",
 )
 @click.option("--activations", type=SIZE, help="Memory of a rank's activations with the traced batch.")
 @click.option("--half-speed", type=float, default=0.0, help="How many times as fast this host is in half precision.")
 @click.option("--check", is_flag=True, help="Run COMMAND as it is and with the settings, and compare.")
-@option("--repeats", "rounds", was="--rounds", type=Count(1), default=3, show_default=True, help="Repeats of --check.")
+@option("--repeats", "rounds", type=Count(1), default=3, show_default=True, help="Repeats of --check.")
 @click.option("--trust", is_flag=True, help="Import and run the torch module that a job file names as its model.")
 @json_option
 def optimize(path: Path, command: tuple[str, ...], check: bool, overwrite: bool, **options: Any) -> None:
@@ -148,7 +144,7 @@ def _optimize_trace(
     with progress("measuring codecs"):
         known = costs.load(codec_costs) if codec_costs else costs.measure(specs, len(joined.graph.ranks))
     allowed = Allowed(
-        passes=_called(allow) or DEFAULT_ALLOW,
+        passes=allow or DEFAULT_ALLOW,
         lists=not uniform,
         allreduces=allreduces,
         codecs=tuple(known) if codec_costs else specs,
@@ -179,14 +175,6 @@ def _optimize_trace(
     if as_json:
         click.echo(json.dumps(summary))
     return result.interrupted
-
-
-def _called(names: tuple[str, ...] | None) -> tuple[str, ...]:
-    """Passes by today's names."""
-    for name in names or ():
-        if name in OLD_NAMES:
-            note(f"--allow {name} is called {OLD_NAMES[name]} now")
-    return tuple(OLD_NAMES.get(name, name) for name in names or ())
 
 
 @contextmanager
@@ -231,7 +219,7 @@ def _optimize_job(
     with _progress(trials) as step:
         result = jobs.search(
             requested,
-            _called(allow) or jobs.ONES,
+            allow or jobs.ONES,
             trials=trials,
             seed=seed,
             memory_bytes=memory or 0.0,

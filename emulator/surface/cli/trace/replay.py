@@ -52,7 +52,7 @@ class Slow(click.ParamType):
 @click.option(
     "--iteration", type=click.IntRange(0), help="Replay only this iteration.  [default: all, one after the other]"
 )
-@option("--rate", "link", was="--link", type=RATE, help="Rate of each host's link in the traced run, if known.")
+@option("--rate", "link", type=RATE, help="Rate of each host's link in the traced run, if known.")
 @click.option("--ranks-per-host", type=Count(1), help="Ranks that share a link.  [default: as traced]")
 @click.option("--bandwidth", type=Change(RATE), help="Change the rate of links.")
 @click.option("--latency", type=Change(TIME), help="Change the latency of each step of a collective.")

@@ -19,13 +19,12 @@ REAL_PARTS = ("links", "collectives", "loading", "activations", "pipelines", "st
 
 
 @click.command()
-@option("--ranks", "workers", was="--workers", type=COUNTS, default="2,4,8", help="Numbers of ranks to measure.")
+@option("--ranks", "workers", type=COUNTS, default="2,4,8", help="Numbers of ranks to measure.")
 @click.option("--rates", "rates_bps", type=RATES, default="10mbit,20mbit,40mbit", help="Rates of each host's link.")
 @click.option("--steps", type=Count(3), default=15, help="Steps of each run; the median counts.")
 @option(
     "--micro-batch",
     "batch_size",
-    was="--batch-size",
     type=Count(1),
     default=16,
     help="Images of each rank in a step.",
@@ -73,14 +72,12 @@ def real(parts: tuple[str, ...], plot_file: Path | None, as_json: bool, **plan: 
 
 
 @click.command()
-@option("--ranks", "workers", was="--workers", type=COUNTS, default="2,4", help="Numbers of ranks to measure.")
+@option("--ranks", "workers", type=COUNTS, default="2,4", help="Numbers of ranks to measure.")
 @click.option("--rate", "rate_bps", type=RATE, default="200mbit", help="Rate of each host's link.")
 @click.option("--steps", type=Count(3), default=12, help="Steps of each run.")
 @click.option("--layers", type=Count(1), default=6, help="Layers of the model.")
 @click.option("--width", type=Count(16), default=512, help="Rows and columns of each layer.")
-@option(
-    "--micro-batch", "batch", was="--batch-size", type=Count(1), default=32, help="Vectors of each worker in a step."
-)
+@option("--micro-batch", "batch", type=Count(1), default=32, help="Vectors of each worker in a step.")
 @click.option(
     "--device-time",
     "device_s",
@@ -130,11 +127,11 @@ def replay(peers: bool, plot_file: Path | None, keep: Path | None, as_json: bool
 
 
 @click.command()
-@option("--ranks", "workers", was="--workers", type=COUNTS, default="2,4", help="Numbers of ranks to measure.")
+@option("--ranks", "workers", type=COUNTS, default="2,4", help="Numbers of ranks to measure.")
 @click.option("--rates", "rates_bps", type=RATES, default="50mbit,100mbit,200mbit", help="Rates of each host's link.")
 @click.option("--steps", type=Count(3), default=15, help="Steps of each run; the median counts.")
 @click.option("--layers", type=Count(1), default=4, help="Layers of the model, of 512 by 512 weights.")
-@option("--batch", was="--batch-size", type=Count(1), default=256, help="Vectors of all ranks in a step.")
+@option("--batch", type=Count(1), default=256, help="Vectors of all ranks in a step.")
 @click.option(
     "--clock",
     type=click.Choice(["wall", "virtual"]),

@@ -179,7 +179,7 @@ def test_dtypes_that_make_no_sense(options, message):
 
 def test_one_size_against_gloo():
     pytest.importorskip("torch")
-    done = run("--workers", "2", "--size", "100000", "--repeats", "3", "--json")
+    done = run("--ranks", "2", "--size", "100000", "--repeats", "3", "--json")
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     assert (result["workers"], result["size_bytes"], result["elements"]) == (2, 100000, 25000)
@@ -199,7 +199,7 @@ def test_one_size_against_gloo():
 
 def test_both_directions_at_once():
     pytest.importorskip("torch")
-    size = ("--workers", "2", "--size", "100000", "--repeats", "1")
+    size = ("--ranks", "2", "--size", "100000", "--repeats", "1")
     done = run("--collective", "fsdp", *size, "--json")
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
@@ -209,7 +209,7 @@ def test_both_directions_at_once():
 
 
 def test_authenticated_packets_beside_plain_ones():
-    done = run("--workers", "2", "--size", "8K", "--repeats", "2", "--against", "none", "--authenticate", "--json")
+    done = run("--ranks", "2", "--size", "8K", "--repeats", "2", "--against", "none", "--authenticate", "--json")
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     assert result["transport"] == "udp" and result["packets"]["refused"] == 0
@@ -218,7 +218,7 @@ def test_authenticated_packets_beside_plain_ones():
 
 
 def test_exact_sums_beside_other_work():
-    done = run("--workers", "2", "--size", "40000", "--repeats", "1", "--against", "none", "--json", "--wire", "exact")
+    done = run("--ranks", "2", "--size", "40000", "--repeats", "1", "--against", "none", "--json", "--wire", "exact")
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     assert (result["wire"], result["beside"], result["limit_elements_per_s"]) == ("exact", 0, None)
@@ -232,13 +232,13 @@ def test_beside_busy_processes():
         assert [process.poll() for process in processes] == [None, None]
         assert all(psutil.Process(process.pid).is_running() for process in processes)
     assert all(process.returncode is not None for process in processes)
-    done = run("--workers", "2", "--size", "4K", "--repeats", "1", "--against", "none", "--beside", "1")
+    done = run("--ranks", "2", "--size", "4K", "--repeats", "1", "--against", "none", "--beside", "1")
     assert done.returncode == 0 and "beside 1 busy processes" in " ".join(done.stdout.split())
 
 
 def test_sweep_as_table_and_picture(tmp_path):
     page = tmp_path / "page.html"
-    done = run("--workers", "3", "--sizes", "1K:16K:4", "--repeats", "1", "--against", "none", "--plot", str(page))
+    done = run("--ranks", "3", "--sizes", "1K:16K:4", "--repeats", "1", "--against", "none", "--plot", str(page))
     assert done.returncode == 0, done.stderr
     rows = [
         line.split()
@@ -260,7 +260,7 @@ def test_sweep_as_table_and_picture(tmp_path):
 
 
 def test_ddp_buckets_of_a_model():
-    done = run("--workers", "2", "--size", "2M", "--buckets", "ddp", "--repeats", "1", "--against", "none", "--json")
+    done = run("--ranks", "2", "--size", "2M", "--buckets", "ddp", "--repeats", "1", "--against", "none", "--json")
     assert done.returncode == 0, done.stderr
     results = json.loads(done.stdout)["results"]
     assert [result["size_bytes"] for result in results] == [4096, 8192, 16384, 32768, 65536, 1 << 20, 2 << 20]
@@ -303,7 +303,7 @@ def test_too_large_for_memory():
 
 
 def test_unreachable_aggregator():
-    done = run("--workers", "1", "--size", "4K", "--against", "none", "--aggregator", "127.0.0.1:1")
+    done = run("--ranks", "1", "--size", "4K", "--against", "none", "--aggregator", "127.0.0.1:1")
     assert done.returncode == 1
     assert "127.0.0.1:1" in done.stderr and "Traceback" not in done.stderr and done.stdout == ""
 
@@ -324,7 +324,7 @@ def assert_all_end(processes: list[psutil.Process]) -> None:
     assert alive == []
 
 
-ENDLESS = ("--workers", "2", "--size", "64K", "--repeats", "1000000", "--against", "none")
+ENDLESS = ("--ranks", "2", "--size", "64K", "--repeats", "1000000", "--against", "none")
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ SCRIPT = ROOT / "scripts" / "experiments" / "codecs.py"
 
 @pytest.mark.slow
 def test_codecs_train_the_digits_as_well_as_nothing_does():
-    command = [sys.executable, str(SCRIPT), "topk", "fp16", "qsgd", "--workers", "2", "--steps", "200", "--json"]
+    command = [sys.executable, str(SCRIPT), "topk", "fp16", "qsgd", "--ranks", "2", "--steps", "200", "--json"]
     done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)

@@ -32,7 +32,7 @@ def test_figures(tmp_path):
     """Sizes and errors are those of a tensor that the test made itself; times are only there."""
     x = np.random.default_rng(0).laplace(size=(60, 100)).astype(np.float32)
     np.save(tmp_path / "x.npy", x)
-    report = figures("--tensor", str(tmp_path / "x.npy"), "--workers", "3")
+    report = figures("--tensor", str(tmp_path / "x.npy"), "--ranks", "3")
     assert report["elements"] == 6000 and "x.npy" in report["tensor"]
     ours = report["codecs"]
     assert ours["fp16"]["payload_bytes"] == 12 + 2 * 6000

@@ -48,7 +48,7 @@ def ready(require_program):
 @pytest.mark.root
 def test_beside_gloo(ready):
     pytest.importorskip("torch")
-    report = run_json("--workers", "2", *SMALL)
+    report = run_json("--hosts", "2", *SMALL)
     assert (report["workers"], report["rate_bps"], report["loss"], report["size_bytes"]) == (2, 1e8, 0, 1 << 18)
     assert set(report["seconds"]) == {"switchml", "gloo"} == set(report["goodput_bps"])
     assert all(seconds > 0 for seconds in report["seconds"].values())
@@ -67,7 +67,7 @@ def test_beside_gloo(ready):
 @pytest.mark.root
 def test_loss_delay_and_narrow_lanes(ready):
     report = run_json(
-        *("--workers", "2", "--against", "none", "--loss", "0.05", "--delay", "100us", "--wire", "int8"), *SMALL
+        *("--hosts", "2", "--against", "none", "--loss", "0.05", "--delay", "100us", "--wire", "int8"), *SMALL
     )
     assert (report["loss"], report["delay_s"], report["wire"], report["ratio"]) == (0.05, 1e-4, "int8", None)
     assert sum(report["lost"]["switchml"].values()) > 0
@@ -78,7 +78,7 @@ def test_loss_delay_and_narrow_lanes(ready):
 @pytest.mark.root
 def test_several_ranks_a_host(ready):
     """Alone each, and a host's first: in two levels half as much uses the links."""
-    found = run_json("--workers", "2", "--ranks-per-host", "2", "--against", "none", *SMALL)
+    found = run_json("--hosts", "2", "--ranks-per-host", "2", "--against", "none", *SMALL)
     assert (found["workers"], found["ranks_per_host"], set(found["seconds"])) == (2, 2, {"switchml", "node"})
     for way in ("up", "down"):
         assert found["sent_bytes"]["switchml"][way] >= 4 * 256 * 1076
@@ -90,7 +90,7 @@ def test_several_ranks_a_host(ready):
 @pytest.mark.root
 @pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGKILL])
 def test_nothing_stays(ready, ending, as_on_a_terminal):
-    process = start("--workers", "2", "--against", "none", "--loss", "0.01", "--repeats", "1000", "--size", "256K")
+    process = start("--hosts", "2", "--against", "none", "--loss", "0.01", "--repeats", "1000", "--size", "256K")
     assert any("repeat " in line for line in process.stderr)
     family = psutil.Process(process.pid).children(recursive=True)
     assert len(family) >= 5 and len(names_of(process.pid)) == 4
@@ -112,8 +112,8 @@ def test_nothing_stays(ready, ending, as_on_a_terminal):
         (["--rate", "fast"], "200mbit"),
         (["--rate", "10"], "has no unit"),
         (["--delay", "3parsec"], "100us"),
-        (["--workers", "2,x"], "2,4,8"),
-        (["--workers", "0"], "1 to 256"),
+        (["--hosts", "2,x"], "2,4,8"),
+        (["--hosts", "0"], "1 to 256"),
         (["--loss", "1"], "loss"),
     ],
 )
@@ -124,7 +124,7 @@ def test_wrong_usage(arguments, message):
 
 def test_without_root(monkeypatch):
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    done = CliRunner().invoke(network, ["--workers", "2"])
+    done = CliRunner().invoke(network, ["--hosts", "2"])
     assert "root" in str(done.exception)
 
 

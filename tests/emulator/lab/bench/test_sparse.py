@@ -58,7 +58,7 @@ def test_bench_allreduce():
         *(
             "bench",
             "allreduce",
-            "--workers",
+            "--hosts",
             "2",
             "--size",
             "1M",
@@ -85,7 +85,7 @@ def test_bench_allreduce():
 def test_bench_network(require_program):
     require_program("ip")
     require_program("tc")
-    options = ("--workers", "2", "--against", "none", "--density", "0.1", "--size", "256K", "--rate", "100mbit")
+    options = ("--hosts", "2", "--against", "none", "--density", "0.1", "--size", "256K", "--rate", "100mbit")
     report = commands.run_json("bench", "network", *options, "--repeats", "1", "--warmup", "0")
     assert (report["density"], report["overlap"], report["ratio"]) == (0.1, "random", None)
     share = report["goodput_bps"]["switchml"] / report["union_bound_bps"]

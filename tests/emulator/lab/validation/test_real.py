@@ -83,7 +83,7 @@ def test_several_ranks_in_a_host_are_measured_with_both_hierarchies():
 def test_two_workers_at_two_rates(tmp_path):
     pytest.importorskip("torch")
     picture = tmp_path / "real.png"
-    arguments = ["validate", "real", "--workers", "2", "--rates", "20mbit,40mbit", "--steps", "3"]
+    arguments = ["validate", "real", "--ranks", "2", "--rates", "20mbit,40mbit", "--steps", "3"]
     arguments += ["--part", "links"]
     result = CliRunner().invoke(cli, [*arguments, "--plot", str(picture), "--json"])
     assert result.exit_code == 0, result.stderr

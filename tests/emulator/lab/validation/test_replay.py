@@ -41,7 +41,7 @@ def test_plans_that_make_no_sense(options, message):
 def test_two_workers(tmp_path):
     pytest.importorskip("torch")
     picture = tmp_path / "replay.png"
-    arguments = ["validate", "replay", "--workers", "2", "--steps", "3", "--layers", "2", "--width", "128"]
+    arguments = ["validate", "replay", "--ranks", "2", "--steps", "3", "--layers", "2", "--width", "128"]
     result = CliRunner().invoke(
         cli, [*arguments, "--rate", "20mbit", "--keep", str(tmp_path), "--plot", str(picture), "--json"]
     )
