@@ -28,11 +28,11 @@ from host_agent import failover, joining, loop, packet_log, recording
 from host_agent.base import Agent, SparseOption
 from host_agent.calls import Handle, Request
 from host_agent.core import Core, new_worker
+from host_agent.driver import DriverLock
 from host_agent.failover import Failover, split_standbys
 from host_agent.hierarchy.agent import HierarchicalAgent
 from host_agent.hierarchy.hosts import resolve
 from host_agent.sharded import ShardedAgent, split_addresses
-from host_agent.turns import Turns
 from host_agent.v1 import joining as v1
 from host_agent.watch import INTERVAL_S
 from switchml.control import client
@@ -68,7 +68,7 @@ class HostAgent(Agent):
             info, self.rank, self.world_size, deadline_s=options.deadline_s or 0.0, **joined.packet_memory()
         )
         self.deadline_s = options.deadline_s or 0.0
-        self._turns = Turns()
+        self._turns = DriverLock()
         part = joined.part  # `joined` itself would keep shared memory mapped
         self._cores = share_of_cores(part, len(joined.session.info.parts))
         self._has_part = False
@@ -242,8 +242,8 @@ class HostAgent(Agent):
 
     # For failover.py
 
-    def halt(self) -> bytes:
-        """Stop moving packets; returns how far this rank got (handover.rounds_of). `go_on` ends that."""
+    def pause(self) -> bytes:
+        """Stop moving packets; returns how far this rank got (handover.rounds_of). `resume` ends that."""
         self._halting = True
         with self._close_lock:
             if not self._closing:
@@ -253,14 +253,14 @@ class HostAgent(Agent):
                 self._halt.wait(_HALT_S)
         return rounds_of(self._worker.state)
 
-    def go_on(self) -> None:
-        """After `halt`."""
+    def resume(self) -> None:
+        """After `pause`."""
         with self._halt:
             self._halting = False
             self._halt.notify_all()
 
-    def move(self, joined: joining.Joined, agreed: bytes) -> None:
-        """While halted: go on at another aggregator, from the rounds `agreed`. Raises ConfigError, JobError if this
+    def migrate(self, joined: joining.Joined, agreed: bytes) -> None:
+        """While paused: go on at another aggregator, from the rounds `agreed`. Raises ConfigError, JobError if this
         rank leaves."""
         with self._close_lock:
             if self._closing:
@@ -364,7 +364,7 @@ class HostAgent(Agent):
         return core.is_idle and not core.has_queued and core.error is None and not self.is_waiting and not self._halting
 
     def _stay_halted(self) -> None:
-        """Until `go_on`, or until this rank's part in the job ends."""
+        """Until `resume`, or until this rank's part in the job ends."""
         while True:
             with self._halt:
                 self._is_halted = self._halting and not self.is_over

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from host_agent import collectives, density, tensors
-from host_agent.calls import Ending, Handle, Late, OnDone, Request, log
+from host_agent.calls import FailureState, Handle, Late, OnDone, Request, log
 from switchml.errors import ConfigError, JobError, UnsupportedTensor
 from switchml.protocol.sparse import Sparse
 from switchml.runtime.memory import f32_at
@@ -25,7 +25,7 @@ SparseOption = density.Choice | Sparse | bool | str | None
 """What callers may pass as `sparse` (density.choice)."""
 
 
-class Agent(collectives.Calls):
+class Agent(collectives.CollectivesMixin):
     """One rank of one job."""
 
     job: str
@@ -39,8 +39,8 @@ class Agent(collectives.Calls):
     deadline_s: float = 0.0
     """How long sums that may be late wait for a rank; 0: the job has no such sums."""
 
-    def __init__(self, ending: Ending) -> None:
-        self._ending = ending
+    def __init__(self, failure: FailureState) -> None:
+        self._failure_state = failure
         self._pid = os.getpid()
         self._closing, self._close_lock = False, threading.Lock()
         self._compressors: dict[tuple[str, str | None], Any] = {}
@@ -100,11 +100,11 @@ class Agent(collectives.Calls):
 
     def abort(self, error: BaseException) -> None:
         """Fail every call under way, and every later one, with `error`; the agent stays joined until `leave`."""
-        self._ending.fail(error)
+        self._failure_state.fail(error)
 
     def on_failure(self, callback: Callable[[BaseException], None]) -> None:
         """Call `callback` once, from any thread, with the error that ends this agent's part in the job."""
-        self._ending.on_failure(callback)
+        self._failure_state.on_failure(callback)
 
     def report_counts(self, calls: dict[str, int], loading: dict[str, float]) -> None:
         """Have `switchml status` show how many collectives of each name were called so far, and the counters of the
@@ -168,9 +168,9 @@ class Agent(collectives.Calls):
             if late is not None:
                 raise ConfigError(f"late: op {op!r} waits for every rank; expected sum or mean")
             at, item = (tensor.source, tensor.target), tensors.ITEM_BYTES[tensor.dtype]
-            move = collectives.Move("all_reduce", *at, tensor.numel, tensor.dtype, item, op)
+            collective = collectives.CollectiveCall("all_reduce", *at, tensor.numel, tensor.dtype, item, op)
             done = functools.partial(handle.finish, result=tensor.result)
-            submit = functools.partial(self.submit_move, move, done, timeout_s=timeout_s, keep=tensor)
+            submit = functools.partial(self.submit_collective, collective, done, timeout_s=timeout_s, keep=tensor)
             return self._carry_out(submit, handle, async_op)
         submit = functools.partial(
             self.allreduce_address,

@@ -114,7 +114,7 @@ class Begun:
 
 
 @dataclass
-class Call:
+class PendingCall:
     """An all-reduce from submission to completion. `deadline`: in seconds of the agent's clock. `index`: counts this
     agent's calls. `begun`: None until the worker has it."""
 
@@ -145,7 +145,7 @@ def overflow(misfits: int, numel: int, dtype: str) -> SumOverflow | None:
     return SumOverflow(f"{misfits} of {numel} sums do not fit {dtype}; use a wider dtype", misfits)
 
 
-class Ending:
+class FailureState:
     """What ends a rank's part in its job: the first error counts. All methods may be called from any thread."""
 
     def __init__(self, wake: Callable[[], None] = lambda: None) -> None:
@@ -177,10 +177,10 @@ class Ending:
             callback(error)
 
 
-C = TypeVar("C", bound=Call)
+C = TypeVar("C", bound=PendingCall)
 
 
-class CallQueue(Ending, Generic[C]):
+class CallQueue(FailureState, Generic[C]):
     """Calls that wait to be started, in the order of their submission, and totals of all calls."""
 
     def __init__(self, wake: Callable[[], None]) -> None:

@@ -3,7 +3,7 @@ section 11).
 
 All-gathers and broadcasts move bytes as they are. Minima, maxima and operations on bits travel as unsigned integers
 whose order is that of the values: a maximum of complements is the minimum, an "or" of complements the "and". Sums go as
-in an all-reduce. `Calls` has the methods that every agent offers.
+in an all-reduce. `CollectivesMixin` has the methods that every agent offers.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ NOT_HERE = "expected a software aggregator, or a P4 switch with switchml.json"
 
 
 @dataclass(frozen=True)
-class Move:
+class CollectiveCall:
     """A collective of one rank: `numel` elements of `dtype` (a name that NumPy or torch has) of `item` bytes each, at
     address `source`, with the result at `target`. `numel` are those of one rank's share in a reduce-scatter (whose
     source has one for each rank) and an all-gather (whose target has)."""
@@ -59,111 +59,121 @@ class Move:
 
 
 def request_of(
-    move: Move, rank: int, world_size: int, wire: str, on_done: OnDone, by_hosts: bool = False, **options: Any
+    collective: CollectiveCall,
+    rank: int,
+    world_size: int,
+    wire: str,
+    on_done: OnDone,
+    by_hosts: bool = False,
+    **options: Any,
 ) -> Request:
-    """The request that does what `move` says on rank `rank` of a job of this wire. `by_hosts`: ranks of a host
+    """The request that does what `collective` says on rank `rank` of a job of this wire. `by_hosts`: ranks of a host
     add up first, integers for all ranks, each of which keeps its part, and half precision in float32. `options`: of the
     request. Raises ConfigError for an op or a root that does not exist, UnsupportedTensor for a dtype that has no such
     op."""
-    if move.kind not in KINDS or not 0 <= move.root < world_size:
-        raise ConfigError(f"{move.kind} with root {move.root}: expected one of {', '.join(KINDS)}, and 0 to "
-                          f"{world_size - 1}")  # fmt: skip
-    n, share = world_size, move.nbytes
-    if move.kind == "barrier":
+    if collective.kind not in KINDS or not 0 <= collective.root < world_size:
+        raise ConfigError(
+            f"{collective.kind} with root {collective.root}: expected one of {', '.join(KINDS)}, and 0 to "
+            f"{world_size - 1}"
+        )
+    n, share = world_size, collective.nbytes
+    if collective.kind == "barrier":
         return Request(0, 0, 0, RAW, "sum", on_done, collective=schemes.barrier(), **options)
-    if move.kind == "broadcast":
-        if rank == move.root and move.source != move.target:
-            ctypes.memmove(move.target, move.source, share)
-        source = move.target if rank != move.root else move.source
-        scheme = schemes.broadcast(move.root, move.item)
-        return Request(source, move.target, share, RAW, "sum", on_done, collective=scheme, **options)
-    if move.kind == "all_gather":
-        return _gather(move, rank, n, on_done, options)
-    if move.op not in OPS:
-        raise ConfigError(f"op {move.op!r}: expected one of {', '.join(OPS)}")
-    if move.op not in SUMS:
-        return _codes(move, rank, n, on_done, options)
+    if collective.kind == "broadcast":
+        if rank == collective.root and collective.source != collective.target:
+            ctypes.memmove(collective.target, collective.source, share)
+        source = collective.target if rank != collective.root else collective.source
+        scheme = schemes.broadcast(collective.root, collective.item)
+        return Request(source, collective.target, share, RAW, "sum", on_done, collective=scheme, **options)
+    if collective.kind == "all_gather":
+        return _gather(collective, rank, n, on_done, options)
+    if collective.op not in OPS:
+        raise ConfigError(f"op {collective.op!r}: expected one of {', '.join(OPS)}")
+    if collective.op not in SUMS:
+        return _codes(collective, rank, n, on_done, options)
     # Whether an exact sum needs further rounds only its digits tell, so all ranks must get them: it is an all-reduce,
     # of which a rank keeps its part.
-    is_float = move.dtype.startswith(("float", "bfloat"))
+    is_float = collective.dtype.startswith(("float", "bfloat"))
     to_all = wire == EXACT if is_float else by_hosts
-    return _sums(move, rank, n, to_all, by_hosts, on_done, options)
+    return _sums(collective, rank, n, to_all, by_hosts, on_done, options)
 
 
-def _gather(move: Move, rank: int, n: int, on_done: OnDone, options: dict[str, Any]) -> Request:
-    source, own, share = move.source, move.target + rank * move.nbytes, move.nbytes
+def _gather(collective: CollectiveCall, rank: int, n: int, on_done: OnDone, options: dict[str, Any]) -> Request:
+    source, own, share = collective.source, collective.target + rank * collective.nbytes, collective.nbytes
     if source != own:
         ctypes.memmove(own, source, share)  # like a bytes object, it copies correctly where the two overlap
-    scheme = schemes.all_gather(n, share, move.item)
-    return Request(own, move.target, share, RAW, "sum", on_done, collective=scheme, **options)
+    scheme = schemes.all_gather(n, share, collective.item)
+    return Request(own, collective.target, share, RAW, "sum", on_done, collective=scheme, **options)
 
 
-def _scheme(move: Move, n: int, item: int, op: int, mark: int = 0) -> Collective:
+def _scheme(collective: CollectiveCall, n: int, item: int, op: int, mark: int = 0) -> Collective:
     """Of a reduction of elements of `item` bytes."""
-    if move.kind == "reduce_scatter":
-        return schemes.reduce_scatter(n, move.numel * item, op, mark)
-    return schemes.reduce(move.root, op, mark) if move.kind == "reduce" else schemes.all_reduce(op, mark)
+    if collective.kind == "reduce_scatter":
+        return schemes.reduce_scatter(n, collective.numel * item, op, mark)
+    return schemes.reduce(collective.root, op, mark) if collective.kind == "reduce" else schemes.all_reduce(op, mark)
 
 
 def _sums(
-    move: Move, rank: int, n: int, to_all: bool, widens: bool, on_done: OnDone, options: dict[str, Any]
+    collective: CollectiveCall, rank: int, n: int, to_all: bool, widens: bool, on_done: OnDone, options: dict[str, Any]
 ) -> Request:
-    if move.dtype not in tensors.ITEM_BYTES:
-        raise UnsupportedTensor(f"dtype {move.dtype}: sums expect one of {', '.join(tensors.ITEM_BYTES)}")
-    scattered = move.kind == "reduce_scatter"
-    size, first = (move.numel * n, rank * move.numel) if scattered else (move.numel, 0)
-    is_root = scattered or move.kind == "all_reduce" or rank == move.root
-    source, target = move.source, move.target if is_root else move.source
-    request = Request(source, target, move.numel, move.dtype, move.op, on_done, **options)
-    if move.kind == "all_reduce":
+    if collective.dtype not in tensors.ITEM_BYTES:
+        raise UnsupportedTensor(f"dtype {collective.dtype}: sums expect one of {', '.join(tensors.ITEM_BYTES)}")
+    scattered = collective.kind == "reduce_scatter"
+    size, first = (collective.numel * n, rank * collective.numel) if scattered else (collective.numel, 0)
+    is_root = scattered or collective.kind == "all_reduce" or rank == collective.root
+    source, target = collective.source, collective.target if is_root else collective.source
+    request = Request(source, target, collective.numel, collective.dtype, collective.op, on_done, **options)
+    if collective.kind == "all_reduce":
         return request
     if to_all:
-        whole = u8_at(source, size * move.item).copy()
-        part = whole[first * move.item :][: move.nbytes]
-        done = _then(on_done, lambda: ctypes.memmove(target, part.ctypes.data, move.nbytes)) if is_root else on_done
+        whole = u8_at(source, size * collective.item).copy()
+        part = whole[first * collective.item :][: collective.nbytes]
+        done = (
+            _then(on_done, lambda: ctypes.memmove(target, part.ctypes.data, collective.nbytes)) if is_root else on_done
+        )
         at = whole.ctypes.data
         return dataclasses.replace(request, source=at, target=at, numel=size, on_done=done, keep=(request.keep, whole))
-    if widens and move.dtype in tensors.HALVES:
-        values = tensors.widen_at(source, size, move.dtype)
-        part32 = values[first : first + move.numel]
-        done = _then(on_done, lambda: tensors.narrow_at(part32, target, move.dtype)) if is_root else on_done
+    if widens and collective.dtype in tensors.HALVES:
+        values = tensors.widen_at(source, size, collective.dtype)
+        part32 = values[first : first + collective.numel]
+        done = _then(on_done, lambda: tensors.narrow_at(part32, target, collective.dtype)) if is_root else on_done
         whole_at, part_at = values.ctypes.data, part32.ctypes.data
         request = dataclasses.replace(
             request, source=whole_at, target=part_at, dtype="float32", on_done=done, keep=(request.keep, values)
         )
-        return dataclasses.replace(request, collective=_scheme(move, n, 4, OP_SUM))
-    end, aligned = source + size * move.item, source + first * move.item
-    if is_root and source - move.nbytes < target < end and target != aligned:
-        copy = u8_at(source, size * move.item).copy()  # a result would overwrite what is not read yet
+        return dataclasses.replace(request, collective=_scheme(collective, n, 4, OP_SUM))
+    end, aligned = source + size * collective.item, source + first * collective.item
+    if is_root and source - collective.nbytes < target < end and target != aligned:
+        copy = u8_at(source, size * collective.item).copy()  # a result would overwrite what is not read yet
         request = dataclasses.replace(request, source=copy.ctypes.data, keep=(request.keep, copy))
-    return dataclasses.replace(request, collective=_scheme(move, n, move.item, OP_SUM))
+    return dataclasses.replace(request, collective=_scheme(collective, n, collective.item, OP_SUM))
 
 
-def _codes(move: Move, rank: int, n: int, on_done: OnDone, options: dict[str, Any]) -> Request:
+def _codes(collective: CollectiveCall, rank: int, n: int, on_done: OnDone, options: dict[str, Any]) -> Request:
     """A reduction of unsigned integers in a copy: ordered like the values, or the values' own bits."""
-    size = move.numel * (n if move.kind == "reduce_scatter" else 1)
-    is_root = move.kind != "reduce" or rank == move.root
-    codes = encode(move, size)
-    op = {"band": OP_OR, "bor": OP_OR, "bxor": OP_XOR}.get(move.op, OP_MAX64 if codes.itemsize == 8 else OP_MAX32)
-    part = codes[rank * move.numel :][: move.numel] if move.kind == "reduce_scatter" else codes
-    done = _then(on_done, lambda: decode(move, part)) if is_root else on_done
+    size = collective.numel * (n if collective.kind == "reduce_scatter" else 1)
+    is_root = collective.kind != "reduce" or rank == collective.root
+    codes = encode(collective, size)
+    op = {"band": OP_OR, "bor": OP_OR, "bxor": OP_XOR}.get(collective.op, OP_MAX64 if codes.itemsize == 8 else OP_MAX32)
+    part = codes[rank * collective.numel :][: collective.numel] if collective.kind == "reduce_scatter" else codes
+    done = _then(on_done, lambda: decode(collective, part)) if is_root else on_done
     options["keep"] = (options.get("keep"), codes)
-    scheme = _scheme(move, n, codes.itemsize, op, move.item)
+    scheme = _scheme(collective, n, codes.itemsize, op, collective.item)
     at = codes.ctypes.data, part.ctypes.data
     return Request(*at, part.nbytes, RAW, "sum", done, collective=scheme, **options)
 
 
-def encode(move: Move, size: int) -> np.ndarray:
-    """`size` elements at the move's source as unsigned integers of which the op, or for minima and "and" its
+def encode(collective: CollectiveCall, size: int) -> np.ndarray:
+    """`size` elements at the collective's source as unsigned integers of which the op, or for minima and "and" its
     counterpart on complements, is the values'; those of maxima are big-endian uint32 or uint64. Raises
     UnsupportedTensor."""
-    data = u8_at(move.source, size * move.item)
-    if move.op in BITS:
-        if move.dtype.startswith(("float", "bfloat", "complex")):
-            raise UnsupportedTensor(f"dtype {move.dtype}: {move.op} expects integers or bool")
-        bits = data.view(f"u{move.item}")
-        return ~bits if move.op == "band" else bits.copy()
-    values = _values(data, move.dtype)
+    data = u8_at(collective.source, size * collective.item)
+    if collective.op in BITS:
+        if collective.dtype.startswith(("float", "bfloat", "complex")):
+            raise UnsupportedTensor(f"dtype {collective.dtype}: {collective.op} expects integers or bool")
+        bits = data.view(f"u{collective.item}")
+        return ~bits if collective.op == "band" else bits.copy()
+    values = _values(data, collective.dtype)
     if values.dtype.kind == "f":
         wide = values.view(f"u{values.itemsize}")
         top = wide.dtype.type(1 << (8 * values.itemsize - 1))
@@ -173,34 +183,34 @@ def encode(move: Move, size: int) -> np.ndarray:
         codes = values.astype(np.uint64 if is_wide else np.uint32)
         if values.dtype.kind == "i":
             codes ^= codes.dtype.type(1 << (63 if is_wide else 31))
-    if move.op == "min":
+    if collective.op == "min":
         codes = ~codes
     if values.dtype.kind == "f":
         codes[np.isnan(values)] = ~codes.dtype.type(0)
     return codes.astype(codes.dtype.newbyteorder(">"))
 
 
-def decode(move: Move, codes: np.ndarray) -> None:
-    """Write the values that `encode`'s integers stand for to the move's target."""
-    target = u8_at(move.target, codes.size * move.item)
-    if move.op in BITS:
-        target[:] = (~codes if move.op == "band" else codes).view(np.uint8)
+def decode(collective: CollectiveCall, codes: np.ndarray) -> None:
+    """Write the values that `encode`'s integers stand for to the collective's target."""
+    target = u8_at(collective.target, codes.size * collective.item)
+    if collective.op in BITS:
+        target[:] = (~codes if collective.op == "band" else codes).view(np.uint8)
         return
     codes = codes.astype(codes.dtype.newbyteorder("="))
     top = codes.dtype.type(1 << (8 * codes.itemsize - 1))
     nothing = codes == ~codes.dtype.type(0)
-    if move.op == "min":
+    if collective.op == "min":
         codes = ~codes
-    if not move.dtype.startswith(("float", "bfloat")):
-        dtype = np.dtype("uint8" if move.dtype == "bool" else move.dtype)
+    if not collective.dtype.startswith(("float", "bfloat")):
+        dtype = np.dtype("uint8" if collective.dtype == "bool" else collective.dtype)
         if dtype.kind == "i":
             codes = (codes ^ top).view(f"i{codes.itemsize}")
         target[:] = codes.astype(dtype).view(np.uint8)
         return
     values = np.where(codes & top, codes ^ top, ~codes).view(f"f{codes.itemsize}")
     values[nothing] = np.nan
-    if move.dtype in tensors.HALVES:
-        tensors.narrow_at(values, move.target, move.dtype)
+    if collective.dtype in tensors.HALVES:
+        tensors.narrow_at(values, collective.target, collective.dtype)
     else:
         target[:] = values.view(np.uint8)
 
@@ -224,7 +234,7 @@ def _then(on_done: OnDone, step: Callable[[], object]) -> OnDone:
     return done
 
 
-class Calls(abc.ABC):
+class CollectivesMixin(abc.ABC):
     """The collectives of an agent, on NumPy arrays. Every rank must make the same calls in the same order, all-reduces
     among them. All raise what `allreduce` raises, and ConfigError where the aggregator takes nothing but sums for all
     ranks (`takes_collectives`). With `async_op` they return a Handle, whose `wait()` returns the result. An `out` is
@@ -241,12 +251,14 @@ class Calls(abc.ABC):
     @abc.abstractmethod
     def submit(self, request: Request) -> None: ...
 
-    def submit_move(self, move: Move, on_done: OnDone, *, timeout_s: float | None = None, keep: object = None) -> None:
+    def submit_collective(
+        self, collective: CollectiveCall, on_done: OnDone, *, timeout_s: float | None = None, keep: object = None
+    ) -> None:
         """Queue a collective at addresses, as `allreduce_address`. Raises ConfigError, UnsupportedTensor."""
         if not self.takes_collectives:
-            raise ConfigError(f"{move.kind}: this aggregator only sums for all ranks; {NOT_HERE}")
+            raise ConfigError(f"{collective.kind}: this aggregator only sums for all ranks; {NOT_HERE}")
         who = self.rank, self.world_size, self.wire
-        self.submit(request_of(move, *who, on_done, self.by_hosts, timeout_s=timeout_s, keep=keep))
+        self.submit(request_of(collective, *who, on_done, self.by_hosts, timeout_s=timeout_s, keep=keep))
 
     def reduce_scatter(
         self, x: Any, op: str = "sum", async_op: bool = False, out: Any = None, timeout_s: float | None = None
@@ -293,7 +305,7 @@ class Calls(abc.ABC):
     def barrier(self, timeout_s: float | None = None) -> None:
         """Wait until all ranks are here."""
         handle = Handle("barrier")
-        self._move(Move("barrier", 0, 0, 0), handle, False, None, timeout_s, None)
+        self._run_collective(CollectiveCall("barrier", 0, 0, 0), handle, False, None, timeout_s, None)
 
     def _call(
         self, kind: str, x: Any, out: Any, numel: int, op: str, root: int, async_op: bool, timeout_s: Any, result: Any
@@ -301,12 +313,20 @@ class Calls(abc.ABC):
         if x.dtype.hasobject or not x.dtype.isnative:
             raise UnsupportedTensor(f"dtype {x.dtype}: expected one of plain values in native byte order")
         handle = Handle(words(kind))
-        move = Move(kind, x.ctypes.data, out.ctypes.data, numel, _name(x.dtype), x.itemsize, op, root)
-        return self._move(move, handle, async_op, result, timeout_s, (x, out))
+        collective = CollectiveCall(kind, x.ctypes.data, out.ctypes.data, numel, _name(x.dtype), x.itemsize, op, root)
+        return self._run_collective(collective, handle, async_op, result, timeout_s, (x, out))
 
-    def _move(self, move: Move, handle: Handle, async_op: bool, result: Any, timeout_s: float | None, keep: Any) -> Any:
+    def _collect(
+        self,
+        collective: CollectiveCall,
+        handle: Handle,
+        async_op: bool,
+        result: Any,
+        timeout_s: float | None,
+        keep: Any,
+    ) -> Any:
         done = functools.partial(handle.finish, result=result)
-        submit = functools.partial(self.submit_move, move, done, timeout_s=timeout_s, keep=keep)
+        submit = functools.partial(self.submit_collective, collective, done, timeout_s=timeout_s, keep=keep)
         return self._carry_out(submit, handle, async_op)
 
     def _carry_out(self, submit: Callable[[], None], handle: Handle, async_op: bool) -> Any:

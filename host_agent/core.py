@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from host_agent import density, tensors
-from host_agent.calls import Begun, Call, CallQueue, Request, overflow
+from host_agent.calls import Begun, CallQueue, PendingCall, Request, overflow
 from host_agent.histories import Histories
 from host_agent.recording import AgentLog
 from host_agent.watch import INTERVAL_S, STALL_S, Watch, lost
@@ -108,7 +108,7 @@ def format_of(dtype: str, wire: str) -> str:
 
 
 @dataclass
-class TaskCall(Call):
+class TaskCall(PendingCall):
     """A call that is a task of the worker's. `dtype`: a key of fixedpoint.FORMATS. `kind`: under `sparse="auto"`, the
     kind of tensor whose density its result decides (density.py). `number`: counts the calls of its `queue`."""
 

@@ -88,14 +88,14 @@ def is_loss(event: client.SessionEvent, has_standby: bool) -> bool:
 class Mover(Protocol):
     """An agent, as far as failing over needs it."""
 
-    def halt(self) -> bytes:
+    def pause(self) -> bytes:
         """Stop moving packets; returns what `handover.rounds_of` says. The agent's thread then waits."""
 
-    def move(self, joined: joining.Joined, agreed: bytes) -> None:
+    def migrate(self, joined: joining.Joined, agreed: bytes) -> None:
         """Go on at another aggregator, from the rounds `agreed`. Raises ConfigError."""
 
-    def go_on(self) -> None:
-        """End the wait that `halt` began."""
+    def resume(self) -> None:
+        """End the wait that `pause` began."""
 
     def fail(self, error: BaseException) -> None:
         """End the rank's part in the job."""
@@ -186,13 +186,13 @@ class Failover:
         log.warning(
             f"{self._who}: aggregator {self._at} lost: {reason}; trying {where} for {self._options.failover_s:g} s"
         )
-        reports = tuple(agent.halt() for agent in self._agents)
+        reports = tuple(agent.pause() for agent in self._agents)
         self._session.drop()  # not left: the others are to follow
         try:
             moved = self._follow_route(reports, started + self._options.failover_s)
         finally:
             for agent in self._agents:
-                agent.go_on()
+                agent.resume()
         if moved:
             log.warning(
                 f"{self._who}: goes on at {self._at} (epoch {self._info.epoch}) after "
@@ -248,7 +248,7 @@ class Failover:
         self._tags += tuple(part.tag for part in session.info.parts)
         try:
             for agent, part, agreed in zip(self._agents, joined, session.info.rounds, strict=True):
-                agent.move(part, agreed)
+                agent.migrate(part, agreed)
         except BaseException:
             joining.close(joined)
             raise

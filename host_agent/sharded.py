@@ -21,7 +21,7 @@ from typing import Any
 
 from host_agent import joining
 from host_agent.base import Agent
-from host_agent.calls import Ending, Handle, OnDone, Request, overflow
+from host_agent.calls import FailureState, Handle, OnDone, Request, overflow
 from host_agent.core import format_of
 from host_agent.tensors import ITEM_BYTES
 from switchml.errors import AggregatorLost, ConfigError, JobError, SumOverflow, UnsupportedTensor
@@ -60,7 +60,7 @@ class ShardedAgent(Agent):
     threads of one, which needs no address. `HostAgent.join` makes it."""
 
     def __init__(self, agents: list[Agent], addresses: list[str], *, job: str, payload_bytes: int):
-        super().__init__(Ending())
+        super().__init__(FailureState())
         self.job, self.rank, self.world_size, self.wire = job, agents[0].rank, agents[0].world_size, agents[0].wire
         self.transport = "+".join(sorted({agent.transport for agent in agents}))
         self.takes_sparse = all(agent.takes_sparse for agent in agents)
@@ -176,7 +176,7 @@ class ShardedAgent(Agent):
 
     def _located(self, error: BaseException, shard: int) -> BaseException:
         """An agent's error with the name of its aggregator, where that matters."""
-        if self._addresses and isinstance(error, AggregatorLost) and error is not self._ending.error:
+        if self._addresses and isinstance(error, AggregatorLost) and error is not self._failure_state.error:
             return AggregatorLost(f"aggregator {self._addresses[shard]}, one of {len(self._agents)}: {error}")
         return error
 

@@ -6,7 +6,7 @@ import logging
 import math
 from collections.abc import Callable, Collection, Iterable
 
-from host_agent.calls import Call
+from host_agent.calls import PendingCall
 from switchml.control import membership
 from switchml.errors import CollectiveTimeout, PeerLost
 from switchml.protocol.worker import Worker
@@ -30,7 +30,7 @@ class StallWarning:
         self._job, self._rank = job, rank
         self._at = 0.0
 
-    def __call__(self, now: float, stalled_s: float, call: Call, culprits: str) -> None:
+    def __call__(self, now: float, stalled_s: float, call: PendingCall, culprits: str) -> None:
         """`call` has made no progress for `stalled_s`."""
         if stalled_s >= STALL_S and now >= self._at:
             self._at = now + min(max(1.0, stalled_s), 30.0)
@@ -75,7 +75,9 @@ class Watch:
         waits = queues["base"] < queues["next"]
         return bool((waits & (now - queues["progress_at"] / 1e9 >= STALL_S)).any())
 
-    def check(self, now: float, running: Collection[Call], queued: Iterable[Call]) -> BaseException | None:
+    def check(
+        self, now: float, running: Collection[PendingCall], queued: Iterable[PendingCall]
+    ) -> BaseException | None:
         """The error that ends all calls, if there is one."""
         waits = int(self._worker.counters["waits"])
         if waits != self._waits:
@@ -99,7 +101,7 @@ class Watch:
         self._warn(now, stalled_s, next(iter(running)), culprits)
         return None
 
-    def _progress(self, call: Call, now: float) -> str:
+    def _progress(self, call: PendingCall, now: float) -> str:
         """How far a late call got, at what pace, and how much went again: whether it is slow, and why, or stands."""
         begun, worker = call.begun, self._worker
         if begun is None:
@@ -117,9 +119,9 @@ class Watch:
 def late(
     job: str,
     now: float,
-    calls: Iterable[Call],
+    calls: Iterable[PendingCall],
     missing: tuple[int, ...],
-    progress: Callable[[Call], str] = lambda call: "",
+    progress: Callable[[PendingCall], str] = lambda call: "",
 ) -> CollectiveTimeout | None:
     """The error of the first of these calls whose deadline has passed; they wait for the ranks `missing`. `progress`
     says how far a call got."""

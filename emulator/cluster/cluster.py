@@ -12,7 +12,7 @@ from pathlib import Path
 from emulator import datafile
 from emulator.cluster.accelerator import DATA, Accelerator, Constants, accelerators, constants
 from emulator.cluster.rings import ring_rates
-from emulator.cluster.topology import Fabric, Place
+from emulator.cluster.topology import Fabric, GroupLayout
 from switchml.errors import ConfigError
 from switchml.protocol import sizes
 
@@ -98,14 +98,14 @@ class Interconnect:
         if self.accelerators_per_node < 1:
             raise ConfigError(f"accelerators_per_node is {self.accelerators_per_node}; expected at least 1")
 
-    def node_rate(self, where: Place, pattern: str) -> float:
+    def node_rate(self, where: GroupLayout, pattern: str) -> float:
         """Bytes a second each way that the ranks which a group has on one node get of its ports, with the node's other
         groups taking theirs. `pattern`: as `Fabric.share` takes it."""
         per_node = self.accelerators_per_node
         share = self.between.share(where, per_node, pattern)
         return self.between.node_bytes_per_s * (where.per_node / per_node) * share
 
-    def start_s(self, where: Place, steps: float = 0.0) -> float:
+    def start_s(self, where: GroupLayout, steps: float = 0.0) -> float:
         """What does not grow with size: the library's start inside the node, and `steps` messages between nodes."""
         inside = self.inside.latency_s + self.inside.latency_per_rank_s * min(where.ranks, self.accelerators_per_node)
         return inside + steps * self.between.hops(where.span or where.nodes) * self.between.hop_s

@@ -19,17 +19,17 @@ from emulator.cluster.algorithms import ALGORITHMS, HIERARCHIES, NODE_FIRST
 from emulator.cluster.cluster import Interconnect
 from emulator.cluster.cost import FREE, Cost, slowest
 from emulator.cluster.innetwork import DENSE, Streaming
-from emulator.cluster.topology import Place
+from emulator.cluster.topology import GroupLayout
 from switchml.errors import ConfigError
 
-ClosedForm = Callable[[Interconnect, float, Place], Cost]
+ClosedForm = Callable[[Interconnect, float, GroupLayout], Cost]
 
 
 def cost(
     links: Interconnect,
     operation: str,
     size_bytes: float,
-    where: Place,
+    where: GroupLayout,
     algorithm: str = "auto",
     hierarchy: str = "auto",
     streaming: Streaming = DENSE,
@@ -64,7 +64,7 @@ def check_all_reduce(algorithm: str, hierarchy: str = "auto") -> None:
     datafile.check_name("hierarchy", hierarchy, HIERARCHIES)
 
 
-def _all_reduce(links: Interconnect, size_bytes: float, where: Place, algorithm: str, hierarchy: str) -> Cost:
+def _all_reduce(links: Interconnect, size_bytes: float, where: GroupLayout, algorithm: str, hierarchy: str) -> Cost:
     if algorithm == "auto":
         names = ("ring",) if where.nodes == 1 else ("ring", "tree")
         each = (_all_reduce(links, size_bytes, where, name, hierarchy) for name in names)
@@ -75,7 +75,7 @@ def _all_reduce(links: Interconnect, size_bytes: float, where: Place, algorithm:
 def _between(
     links: Interconnect,
     size_bytes: float,
-    where: Place,
+    where: GroupLayout,
     algorithm: str,
     hierarchy: str,
     inside: ClosedForm,
@@ -92,10 +92,10 @@ def _between(
         return Cost(links.inside.latency_s).plus(costed) if algorithm == "switchml" else costed
     # Reduce-scatter inside nodes, each shard's all-reduce along a rail of its own, all-gather inside: one after the
     # other. All rails of a node together are S at the rate of its ports. Other collectives likewise.
-    rail = Place(where.nodes, where.nodes, 1, where.span)
+    rail = GroupLayout(where.nodes, where.nodes, 1, where.span)
     between = flat(links, size_bytes / where.per_node, rail)
     between = between.leaves(between.leaving_bytes * where.per_node, between.once_a_leaf)
-    return inside(links, size_bytes, Place(where.per_node, 1, where.per_node, 1)).plus(between)
+    return inside(links, size_bytes, GroupLayout(where.per_node, 1, where.per_node, 1)).plus(between)
 
 
 def _wire(links: Interconnect, moved: float, size_bytes: float, ranks: int = 0) -> float:
@@ -107,7 +107,7 @@ def _wire(links: Interconnect, moved: float, size_bytes: float, ranks: int = 0) 
 def _pipelined(
     links: Interconnect,
     size_bytes: float,
-    where: Place,
+    where: GroupLayout,
     inside_s: float,
     crossing: float,
     pattern: str,
@@ -125,7 +125,7 @@ def _pipelined(
     return costed.leaves(crossing * where.nodes, once_a_leaf)
 
 
-def _ring(links: Interconnect, size_bytes: float, where: Place, passes: float = 2.0) -> Cost:
+def _ring(links: Interconnect, size_bytes: float, where: GroupLayout, passes: float = 2.0) -> Cost:
     """2(n-1)/n S past every rank, hence also out of every node. `passes` 1: reduce-scatter or all-gather, half of
     it."""
     n = where.ranks
@@ -151,7 +151,7 @@ def _measured(folder: str, name: str) -> dict[int, tables.Curve]:
     return curves
 
 
-def _tree(links: Interconnect, size_bytes: float, where: Place) -> Cost:
+def _tree(links: Interconnect, size_bytes: float, where: GroupLayout) -> Cost:
     """Two binary trees over nodes, a chain inside each, half of the buffer along each tree. An inner node passes on
     twice what it has, so 2 S leave and enter it; with two nodes each has but one neighbour and S does."""
     near = where.per_node
@@ -162,7 +162,7 @@ def _tree(links: Interconnect, size_bytes: float, where: Place) -> Cost:
     return _pipelined(links, size_bytes, where, inside_s, volume * size_bytes, "tree", steps, hosts_s=hosts_s)
 
 
-def _halving_doubling(links: Interconnect, size_bytes: float, where: Place) -> Cost:
+def _halving_doubling(links: Interconnect, size_bytes: float, where: GroupLayout) -> Cost:
     """Recursive halving, then doubling: log2 n steps each way. Ranks beyond a power of two first hand their buffer to
     a partner and get the sum back (Thakur et al., section 4.4)."""
     n, nodes = (2 ** int(math.log2(count)) for count in (where.ranks, where.nodes))
@@ -173,31 +173,31 @@ def _halving_doubling(links: Interconnect, size_bytes: float, where: Place) -> C
     return _pipelined(links, size_bytes, where, inside_s, crossing, "pairs", steps, hosts_s=inside_s)
 
 
-def _server(links: Interconnect, size_bytes: float, where: Place) -> Cost:
+def _server(links: Interconnect, size_bytes: float, where: GroupLayout) -> Cost:
     """One parameter server, with ports as a node has them, that every rank sends its buffer to and gets the sum
     from."""
     crossing = where.ranks * size_bytes
     return slowest(size_bytes, links.start_s(where, 2), crossing / links.node_rate(where, "all")).leaves(crossing)
 
 
-def _all_to_all(links: Interconnect, size_bytes: float, where: Place) -> Cost:
+def _all_to_all(links: Interconnect, size_bytes: float, where: GroupLayout) -> Cost:
     """Each rank sends S/n to every other: what stays inside the node and what leaves it go at the same time."""
     n, near = where.ranks, where.per_node
     inside_s = _wire(links, size_bytes * (near - 1) / n, size_bytes / 2)
     return _pipelined(links, size_bytes, where, inside_s, near * size_bytes * (n - near) / n, "all", 1)
 
 
-def _broadcast(links: Interconnect, size_bytes: float, where: Place) -> Cost:
+def _broadcast(links: Interconnect, size_bytes: float, where: GroupLayout) -> Cost:
     """A pipelined chain: S into and out of every rank."""
     inside_s, steps = _wire(links, size_bytes, 0.0), where.nodes - 1
     return _pipelined(links, size_bytes, where, inside_s, size_bytes, "ring", steps, once_a_leaf=True)
 
 
-def _barrier(links: Interconnect, size_bytes: float, where: Place) -> Cost:
+def _barrier(links: Interconnect, size_bytes: float, where: GroupLayout) -> Cost:
     return Cost(links.start_s(where, 2 * math.ceil(math.log2(max(2, where.nodes)))))
 
 
-def _p2p(links: Interconnect, size_bytes: float, where: Place) -> Cost:
+def _p2p(links: Interconnect, size_bytes: float, where: GroupLayout) -> Cost:
     """One rank to one other; between nodes it has its accelerator's share of the ports."""
     if where.nodes == 1:
         return slowest(size_bytes, links.inside.latency_s, size_bytes / links.inside.bytes_per_s)

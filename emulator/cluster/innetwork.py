@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from emulator.cluster.cluster import Interconnect
 from emulator.cluster.cost import FREE, Cost
-from emulator.cluster.topology import Place
+from emulator.cluster.topology import GroupLayout
 from switchml.errors import ConfigError
 from switchml.protocol.sizes import LANE_BYTES
 
@@ -68,7 +68,7 @@ def union_density(density: float, overlap: float, workers: int) -> float:
 def aggregate(
     links: Interconnect,
     size_bytes: float,
-    where: Place,
+    where: GroupLayout,
     how: Streaming = DENSE,
     operation: str = "all_reduce",
     both_ways: bool = False,
@@ -86,7 +86,7 @@ def aggregate(
     frames = 1.0
     if both_ways and operation in ("reduce_scatter", "all_gather"):
         carried, frames = 1.0, 2.0
-    each = Place(where.ranks, where.nodes, 1, where.span)
+    each = GroupLayout(where.ranks, where.nodes, 1, where.span)
     efficiency = (links.switch.efficiency or links.between.efficiency) / links.between.efficiency
     rate = links.node_rate(each, "tree") * efficiency
     converts = operation not in MOVES

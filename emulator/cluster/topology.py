@@ -13,7 +13,7 @@ KINDS = ("single-switch", "leaf-spine", "fat-tree", "rail-optimized", "dragonfly
 
 
 @dataclass(frozen=True)
-class Place:
+class GroupLayout:
     """Where the members of a group sit: `ranks` of them on `nodes` nodes, `per_node` on each (the most, where they
     differ). Groups of a job tile its nodes, so that the other accelerators of these nodes are in groups that do the
     same at the same time."""
@@ -25,14 +25,14 @@ class Place:
     """How many consecutive nodes they lie within; 0: as many as they use."""
 
 
-def place(ranks: int, stride: int, per_node: int) -> Place:
+def place(ranks: int, stride: int, per_node: int) -> GroupLayout:
     """`ranks` members, `stride` ranks apart, on nodes of `per_node`: tensor-parallel groups have stride 1,
     data-parallel ones that of a tensor group, pipelines that of a stage."""
     if ranks == 1:
-        return Place(1, 1, 1, 1)
+        return GroupLayout(1, 1, 1, 1)
     together = max(1, min(ranks, per_node // stride)) if stride < per_node else 1
     nodes = -(-ranks // together)
-    return Place(ranks, nodes, together, max(nodes, -(-ranks * stride // per_node)))
+    return GroupLayout(ranks, nodes, together, max(nodes, -(-ranks * stride // per_node)))
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class Fabric:
             return 2 if span <= self.nodes_per_leaf * self.leaves_per_pod else 5
         return 3
 
-    def share(self, where: Place, per_node: int, pattern: str = "ring") -> float:
+    def share(self, where: GroupLayout, per_node: int, pattern: str = "ring") -> float:
         """What is left of the rate of a node of `per_node` accelerators for a pattern that all groups run at once:
         `ring` (neighbours talk, most of them under one leaf), `tree` and `pairs` (pipeline neighbours and others far
         apart), `all` (everyone with everyone)."""

@@ -18,7 +18,7 @@ from emulator.cluster.codecs import Codec
 from emulator.cluster.collectives import cost
 from emulator.cluster.cost import FREE, Cost
 from emulator.cluster.innetwork import DENSE, Streaming
-from emulator.cluster.topology import Place, place
+from emulator.cluster.topology import GroupLayout, place
 from emulator.jobs.workload import transformer
 from emulator.jobs.workload.implementations import Implementation, attention_kernels, cross_entropies, implementations
 from emulator.jobs.workload.job import Job
@@ -105,14 +105,14 @@ class Stage:
 
 
 @dataclass(frozen=True)
-class Plan:
+class CostedJob:
     """A job with its costs."""
 
     job: Job
     model: Model
     cluster: Cluster
     stages: tuple[Stage, ...]
-    data_parallel: Place
+    data_parallel: GroupLayout
     optimizer_s: tuple[float, ...]
     """For each stage."""
     iteration_s: float
@@ -147,7 +147,7 @@ class Plan:
         """Whether switches add gradients up, and gather weights."""
         return self.job.allreduce == "switchml"
 
-    def _cost(self, operation: str, size: float, where: Place, streaming: Streaming, **how: bool) -> Cost:
+    def _cost(self, operation: str, size: float, where: GroupLayout, streaming: Streaming, **how: bool) -> Cost:
         """Of a collective about sharded weights: by the library's own algorithm, or in switches."""
         if not self.in_network:
             return cost(self.cluster, operation, size, where)
@@ -168,7 +168,7 @@ class Plan:
         return self.job.zero == 3 and self.job.fsdp.reshard_after_forward
 
     @property
-    def shards(self) -> Place:
+    def shards(self) -> GroupLayout:
         """The ranks that hold one copy of a stage's weights together."""
         job = self.job
         if job.zero < 3 or not job.fsdp.group:
@@ -176,7 +176,7 @@ class Plan:
         return place(job.fsdp.group, job.tp, self.cluster.accelerators_per_node)
 
     @property
-    def copies(self) -> Place:
+    def copies(self) -> GroupLayout:
         """The ranks that hold the same shard of different copies."""
         job = self.job
         group = job.fsdp.group if job.zero == 3 and job.fsdp.group else job.dp
@@ -215,7 +215,9 @@ class Plan:
         return cost(self.cluster, "all_reduce", size, self.data_parallel, job.allreduce, job.hierarchy, streaming)
 
 
-def plan(model: Model, job: Job, cluster: Cluster, streaming: Streaming = DENSE, codec: Codec | None = None) -> Plan:
+def plan(
+    model: Model, job: Job, cluster: Cluster, streaming: Streaming = DENSE, codec: Codec | None = None
+) -> CostedJob:
     """Cost `job` on `cluster`. Raises ConfigError for what can't be split, placed or combined."""
     job.fit(model)
     cluster.nodes(job.gpus)
@@ -239,7 +241,7 @@ def plan(model: Model, job: Job, cluster: Cluster, streaming: Streaming = DENSE,
         each = [[steps[part] for part in job.parts(model, stage)] for stage in range(job.pp)]
         boundaries, has_host_time = _boundaries(model, job, cluster) if job.pp > 1 else {}, True
     stages = [_stage(own, job, machine.software) for own in each]
-    return Plan(
+    return CostedJob(
         job=job,
         model=model,
         cluster=cluster,
@@ -258,7 +260,11 @@ def _boundaries(model: Transformer, job: Job, cluster: Cluster) -> dict[str, Any
     """Fields of a plan: what stages exchange."""
     # Each tensor-parallel rank sends its part; the receivers gather (Narayanan et al., SC 2021, section 4.1).
     sent = job.element_bytes * job.micro_batch * job.tokens(model) * model.hidden / job.tp
-    ends = Place(2, 2, 1, cluster.nodes(job.gpus)) if job.gpus > cluster.accelerators_per_node else Place(2, 1, 2, 1)
+    ends = (
+        GroupLayout(2, 2, 1, cluster.nodes(job.gpus))
+        if job.gpus > cluster.accelerators_per_node
+        else GroupLayout(2, 1, 2, 1)
+    )
     copy_bytes = job.gradient_bytes * model.vocabulary * model.hidden / job.tp
     tied = cost(cluster, "all_reduce", copy_bytes, ends) if model.tied_embedding else FREE
     return {**_hand_over(sent / job.element_bytes / job.micro_batch, job, cluster), "tied": tied}
@@ -309,12 +315,12 @@ def _code(model: Transformer, job: Job, machine: Machine) -> transformer.Code:
     )
 
 
-def _neighbours(job: Job, per_node: int) -> Place:
+def _neighbours(job: Job, per_node: int) -> GroupLayout:
     """Two adjacent stages: the same place in the next block of gpus / pp accelerators."""
     stride = job.gpus // job.pp
     if job.gpus <= per_node or (stride < per_node and per_node % stride == 0 and stride * 2 <= per_node):
-        return Place(2, 1, 2, 1)
-    return Place(2, 2, 1, max(2, -(-2 * stride // per_node)))
+        return GroupLayout(2, 1, 2, 1)
+    return GroupLayout(2, 2, 1, max(2, -(-2 * stride // per_node)))
 
 
 def _step(
@@ -352,7 +358,7 @@ def _step(
     )
 
 
-def _reduce(part: transformer.Segment, job: Job, cluster: Cluster, tensor: Place, machine: Machine) -> Cost:
+def _reduce(part: transformer.Segment, job: Job, cluster: Cluster, tensor: GroupLayout, machine: Machine) -> Cost:
     size_bytes = part.reduce_bytes
     if not size_bytes:
         return FREE
@@ -486,7 +492,7 @@ def _named_kernels(model: Transformer, job: Job) -> str:
     return f"attention: {attention}; loss: {cross_entropies()[_loss(model, job)].title}"
 
 
-def closed_form_s(plan: Plan) -> float:
+def closed_form_s(plan: CostedJob) -> float:
     """Seconds of an iteration by formula: the slowest stage takes all micro-batches, the others fill and drain the
     pipeline (Narayanan et al., SC 2021, section 2.2), then gradients and the optimizer, nothing overlapped."""
     job = plan.job

@@ -8,7 +8,7 @@ from typing import Any
 
 from emulator.cluster.cluster import Cluster
 from emulator.cluster.collectives import cost
-from emulator.jobs.costing import Plan
+from emulator.jobs.costing import CostedJob
 from emulator.jobs.workload.job import Job
 from emulator.jobs.workload.memory import Memory
 from emulator.jobs.workload.models import LayerTable, Model, Transformer
@@ -66,7 +66,7 @@ def _fitting(job: Job, model: Model, available: float, needed: Needed) -> Job:
     return job
 
 
-def values_of(names: Iterable[str], plan: Plan) -> dict[str, Any]:
+def values_of(names: Iterable[str], plan: CostedJob) -> dict[str, Any]:
     """Name → value in a plan of what was left open."""
     values = {name: getattr(plan.job, name) for name in SHOWN}
     values |= {"batch": plan.job.global_batch, "sequence": plan.job.sample_tokens(plan.model)}
@@ -80,7 +80,7 @@ def batch_text(job: Job, assumed: Container[str]) -> str:
     return f"{job.global_batch}{marks['batch']} in micro-batches of {job.micro_batch}{marks['micro_batch']}"
 
 
-def warnings(costed: Plan, mfu: float, parts: Mapping[str, float]) -> list[str]:
+def warnings(costed: CostedJob, mfu: float, parts: Mapping[str, float]) -> list[str]:
     """Figures that are hard to believe, each with what to look at. `parts`: seconds of an iteration."""
     lines, job = [], costed.job
     if 0 < mfu < LEAST_MFU:
@@ -96,7 +96,7 @@ def warnings(costed: Plan, mfu: float, parts: Mapping[str, float]) -> list[str]:
     return lines
 
 
-def _slower_than_a_ring(costed: Plan) -> list[str]:
+def _slower_than_a_ring(costed: CostedJob) -> list[str]:
     """A warning if gradients take longer in the network than along a ring would."""
     job = costed.job
     elements = max(stage.parameters for stage in costed.stages) * costed.unpruned_share

@@ -9,7 +9,7 @@ import numpy as np
 
 from emulator.cluster.cluster import Cluster
 from emulator.jobs import iteration, replicas
-from emulator.jobs.costing import Plan, plan
+from emulator.jobs.costing import CostedJob, plan
 from emulator.jobs.description import Request, load_cluster, load_codec, load_model
 from emulator.jobs.emulation import Emulation
 from emulator.jobs.fits import check_memory
@@ -75,7 +75,7 @@ def emulate(
     return emulation
 
 
-def _load(spec: Request, costed: Plan, played: Replayed) -> Loading:
+def _load(spec: Request, costed: CostedJob, played: Replayed) -> Loading:
     """Play the loader on the data set's index lists; each data-parallel rank reads its own samples."""
     data, job, storage = spec.data, costed.job, costed.cluster.storage
     dataset = Dataset(
@@ -108,7 +108,7 @@ def _load(spec: Request, costed: Plan, played: Replayed) -> Loading:
     )
 
 
-def replayed_s(costed: Plan) -> float:
+def replayed_s(costed: CostedJob) -> float:
     """Seconds of an iteration on perfect machines, everything folded."""
     return replay(*iteration.build(costed)).makespan_s
 
@@ -125,7 +125,7 @@ def load_kernels(competes: bool) -> float:
     return time.perf_counter() - began
 
 
-def _conditions(spec: Request, costed: Plan, graph: Graph, slow: np.ndarray | None) -> Conditions:
+def _conditions(spec: Request, costed: CostedJob, graph: Graph, slow: np.ndarray | None) -> Conditions:
     noise = spec.noise
     slowness = {} if slow is None else replicas.slowness(graph, spec.job, slow, noise.slowness)
     slowdown, software = 0.0, costed.cluster.software

@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import Any
 
 from emulator.jobs import defaults, training
-from emulator.jobs.costing import Plan
+from emulator.jobs.costing import CostedJob
 from emulator.jobs.description import Request
 from emulator.jobs.interval import Interval, interval
 from emulator.jobs.memory_options import MemoryOptions
@@ -23,7 +23,7 @@ class Emulation:
     """An emulated job. Seconds, bytes, dollars."""
 
     request: Request
-    plan: Plan
+    plan: CostedJob
     memory: memory.Memory
     played: Replayed
     parts: dict[str, float]

@@ -9,7 +9,7 @@ import numpy as np
 from emulator.cluster import kernels
 from emulator.cluster.cluster import Cluster
 from emulator.cluster.collectives import cost
-from emulator.cluster.topology import Place, place
+from emulator.cluster.topology import GroupLayout, place
 from emulator.jobs.workload.costs import Costs
 from emulator.jobs.workload.graph import Collective, Graph
 
@@ -53,11 +53,11 @@ def _works_s(graph: Graph, cluster: Cluster, precision: str) -> np.ndarray:
     return seconds
 
 
-def _place(graph: Graph, cluster: Cluster, strides: dict[int, int], group: int) -> Place:
+def _place(graph: Graph, cluster: Cluster, strides: dict[int, int], group: int) -> GroupLayout:
     """By the members' own places where all are in the graph, else by their stride."""
     size, per_node = int(graph.groups.size[group]), cluster.accelerators_per_node
     devices = graph.ranks.device[graph.groups.members(group)]
     if len(devices) < size:
         return place(size, strides.get(group, 1), per_node)
     nodes, counts = np.unique(devices // per_node, return_counts=True)
-    return Place(size, len(nodes), int(counts.max()), int(nodes[-1] - nodes[0]) + 1)
+    return GroupLayout(size, len(nodes), int(counts.max()), int(nodes[-1] - nodes[0]) + 1)

@@ -14,7 +14,7 @@ import numpy as np
 from emulator.cluster.cost import FREE, Cost
 from emulator.jobs import size as sizes
 from emulator.jobs.blocks import Ops
-from emulator.jobs.costing import Plan
+from emulator.jobs.costing import CostedJob
 from emulator.jobs.rank_program import (
     BACKWARDS,
     CONTEXT,
@@ -37,7 +37,7 @@ from switchml.errors import ConfigError
 FOLDS = ("all", "tensor", "none")
 
 
-def build(plan: Plan, fold: str = "all", replicas: Replicas | None = None) -> tuple[Graph, Costs]:
+def build(plan: CostedJob, fold: str = "all", replicas: Replicas | None = None) -> tuple[Graph, Costs]:
     """Graph and costs of one iteration. `fold`: "all", "tensor" (data-parallel ranks each for themselves), "none".
     `replicas`: those that stand for all, where not all data-parallel ranks are played but more than one.
 
@@ -66,7 +66,7 @@ def build(plan: Plan, fold: str = "all", replicas: Replicas | None = None) -> tu
     return graph, Costs.of_kinds(graph.works.seconds, kinds, graph.transfers.work)
 
 
-def costs(plan: Plan) -> dict[int, Cost]:
+def costs(plan: CostedJob) -> dict[int, Cost]:
     """Work → what a transfer about it costs, numbered as in the graph of `build`."""
     op_table = OpTable(GraphBuilder(), plan)
     for number in range(plan.job.pp):
@@ -77,7 +77,7 @@ def costs(plan: Plan) -> dict[int, Cost]:
 # Ranks, groups and transfers
 
 
-def _add_ranks(builder: GraphBuilder, plan: Plan, replicas: Replicas, tensor: int) -> np.ndarray:
+def _add_ranks(builder: GraphBuilder, plan: CostedJob, replicas: Replicas, tensor: int) -> np.ndarray:
     job = plan.job
     numbers = np.empty((job.pp, len(replicas.number), tensor), np.int32)
     order = Order.READY if job.schedule == "axonn" and job.pp > 1 else Order.PROGRAM
@@ -92,7 +92,7 @@ def _add_ranks(builder: GraphBuilder, plan: Plan, replicas: Replicas, tensor: in
 
 
 def _add_transfers(
-    builder: GraphBuilder, plan: Plan, blocks: list[Ops], data: int, tensor: int, fold: str
+    builder: GraphBuilder, plan: CostedJob, blocks: list[Ops], data: int, tensor: int, fold: str
 ) -> dict[int, np.ndarray]:
     """Groups and transfers; returns for each kind the number of the first transfer, (stages, data, tensor). The work of
     a transfer is that of its members' ops, so that it is the same for all of them."""
@@ -124,7 +124,7 @@ def _add_transfers(
 
 
 def _add_boundaries(
-    builder: GraphBuilder, plan: Plan, blocks: list[Ops], ranks: np.ndarray, bases: dict[int, np.ndarray]
+    builder: GraphBuilder, plan: CostedJob, blocks: list[Ops], ranks: np.ndarray, bases: dict[int, np.ndarray]
 ) -> None:
     """Between stages: for each pipeline one transfer for every boundary of pieces and micro-batch, forward and
     backward, and one for the tied embedding. A boundary's number counts from the first piece of the model."""

@@ -7,7 +7,7 @@ import dataclasses
 import math
 from dataclasses import dataclass
 
-from emulator.jobs.costing import OPTIMIZER_BYTES, Plan
+from emulator.jobs.costing import OPTIMIZER_BYTES, CostedJob
 from emulator.jobs.workload.memory import Memory, in_flight, micro_batch_activations, micro_batch_tensors
 from switchml.errors import ConfigError
 
@@ -50,7 +50,7 @@ class MemoryOptions:
                 "and times of at least 0"
             )
 
-    def memory(self, needed: Memory, plan: Plan) -> Memory:
+    def memory(self, needed: Memory, plan: CostedJob) -> Memory:
         """What the fullest accelerator holds with them."""
         job = plan.job
         if (self.offload_bucket or self.pruned) and (job.zero or job.optimizer != "adam"):
@@ -70,14 +70,14 @@ class MemoryOptions:
             needed = dataclasses.replace(needed, activations=self._packed(needed.activations, plan))
         return needed
 
-    def _packed(self, activations: float, plan: Plan) -> float:
+    def _packed(self, activations: float, plan: CostedJob) -> float:
         """What layers keep for backward is compressed, all but that of the part which is at work; its temporaries and
         those of the loss are as they were."""
         parts = len(plan.stages[0].steps)
         kept = min(activations, micro_batch_activations(plan.model, plan.job, 0) * in_flight(plan.job, 0))
         return activations - kept + comet_bytes(kept, self.activation_ratio, 1.0 - 1.0 / max(1, parts))
 
-    def apply(self, plan: Plan, needed: Memory) -> Plan:
+    def apply(self, plan: CostedJob, needed: Memory) -> CostedJob:
         """The plan with what they cost; `needed` is the memory without them."""
         device, software = plan.cluster.device, plan.cluster.software
         rate = device.memory_bytes_per_s * software.memory_efficiency / OPTIMIZER_BYTES[plan.job.optimizer]

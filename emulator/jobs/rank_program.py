@@ -16,7 +16,7 @@ import numpy as np
 
 from emulator.cluster.cost import FREE, Cost
 from emulator.jobs.blocks import Block, Ops
-from emulator.jobs.costing import Plan, Stage, Step
+from emulator.jobs.costing import CostedJob, Stage, Step
 from emulator.jobs.units import Units
 from emulator.jobs.workload.builder import GraphBuilder
 from emulator.jobs.workload.graph import NO_MICRO_BATCH, Collective, Kind
@@ -35,7 +35,7 @@ UNDIVIDED = 2
 class OpTable:
     """The builder's op table for one plan, and the cost of each entry that is a collective."""
 
-    def __init__(self, builder: GraphBuilder, plan: Plan) -> None:
+    def __init__(self, builder: GraphBuilder, plan: CostedJob) -> None:
         self.builder, self.plan = builder, plan
         self.costs: dict[int, Cost] = {}
         self.reduce_cost = functools.cache(plan.reduce)
@@ -363,7 +363,7 @@ class Rank:
         return last
 
 
-def _pieces(stage: Stage, number: int, plan: Plan) -> list[tuple[Step, ...]]:
+def _pieces(stage: Stage, number: int, plan: CostedJob) -> list[tuple[Step, ...]]:
     """A stage's steps, split into its pieces: the embedding with the first, the loss with the last."""
     job, model, steps = plan.job, plan.model, list(stage.steps)
     if job.virtual_stages == 1 or not isinstance(model, Transformer):

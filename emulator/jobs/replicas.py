@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from emulator.jobs.costing import Plan
+from emulator.jobs.costing import CostedJob
 from emulator.jobs.workload.graph import Graph
 from emulator.jobs.workload.job import Job
 
@@ -47,7 +47,7 @@ def slow_ranks(job: Job, share: float, seed: int) -> np.ndarray:
     return slow.reshape(job.pp, job.dp, job.tp)
 
 
-def ops_about(plan: Plan) -> int:
+def ops_about(plan: CostedJob) -> int:
     """Operations of one replica, roughly: three for each step of a pass and what they exchange."""
     return 6 * plan.job.micro_batches * sum(len(stage.steps) for stage in plan.stages)
 
@@ -60,14 +60,14 @@ def slowness(graph: Graph, job: Job, slow: np.ndarray, factor: float) -> dict[in
     return {int(rank): factor for rank in np.flatnonzero(flags)}
 
 
-def sampled(plan: Plan, slow: np.ndarray, factor: float) -> Replicas:
+def sampled(plan: CostedJob, slow: np.ndarray, factor: float) -> Replicas:
     """Replicas that stand for all. `slow`: as `slow_ranks` gives it."""
     job = plan.job
     block = min(job.dp, math.lcm(job.ep, job.cp))
     blocks = slow.any(axis=2).T.reshape(job.dp // block, block * job.pp)
     kinds, first, count = np.unique(blocks, axis=0, return_index=True, return_counts=True)
-    took_s = np.array([[stage.seconds for stage in plan.stages]])
-    slowed_s = took_s * np.where(kinds.reshape(-1, block, job.pp).any(axis=1), factor, 1.0)
+    elapsed_s = np.array([[stage.seconds for stage in plan.stages]])
+    slowed_s = elapsed_s * np.where(kinds.reshape(-1, block, job.pp).any(axis=1), factor, 1.0)
     order = np.argsort(-((job.micro_batches - 1) * slowed_s.max(axis=1) + slowed_s.sum(axis=1)), kind="stable")
     first, count = first[order], count[order].astype(np.float64)
     most = max(LEAST, PLAYED_OPS // max(1, ops_about(plan) * block))

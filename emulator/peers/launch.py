@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from emulator.peers.settings import PREFIX, Settings
+from emulator.peers.settings import PREFIX, PeerSettings
 from switchml.errors import ConfigError, JobError
 from switchml.runtime.children import dying_with_us
 from switchml.runtime.folders import TemporaryFolder
@@ -27,7 +27,7 @@ END_S = 10.0
 """How long the others may take to end after one has failed."""
 
 
-def launch(script: Sequence[str], settings: Settings, *, quiet_script: bool = False) -> dict[str, Any]:
+def launch(script: Sequence[str], settings: PeerSettings, *, quiet_script: bool = False) -> dict[str, Any]:
     """Run `script` (a path, or "-m" and a module, and its arguments) on every real rank, and return the report of the
     first one. `quiet_script`: what it prints goes to stderr. Raises JobError if a rank fails."""
     if script[0] != "-m" and not Path(script[0]).is_file():
@@ -54,7 +54,7 @@ def launch(script: Sequence[str], settings: Settings, *, quiet_script: bool = Fa
         return json.loads(path.read_text())
 
 
-def _start(script: Sequence[str], settings: Settings, rank: int, port: int, quiet: bool) -> subprocess.Popen:
+def _start(script: Sequence[str], settings: PeerSettings, rank: int, port: int, quiet: bool) -> subprocess.Popen:
     per_node = settings.machine().accelerators_per_node
     own = {
         "RANK": rank,

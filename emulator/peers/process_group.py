@@ -14,7 +14,7 @@ from torch._C._distributed_c10d import Work
 
 from emulator.peers.exchange import Exchange, receive, reduction
 from emulator.peers.shared import Shared, begin, current, gloo_of, more_gloo
-from emulator.peers.world import Call, Communicator, World
+from emulator.peers.world import CollectiveRecord, Communicator, World
 from host_agent.pytorch.work import NO_TIMEOUT, AllReduceWork, CallbackThreads
 from switchml.errors import ConfigError, UnsupportedTensor
 
@@ -55,7 +55,7 @@ class PeersWork(AllReduceWork):
 
     def __init__(self, world: World, tensors: list[torch.Tensor], callbacks: CallbackThreads):
         super().__init__(tensors, 1, callbacks)
-        self.call: Call | None = None
+        self.call: CollectiveRecord | None = None
         self._world = world
 
     def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:

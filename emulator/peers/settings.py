@@ -27,7 +27,7 @@ CHOICES = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class PeerSettings:
     """A world of which a few ranks are real."""
 
     world: int
@@ -120,9 +120,9 @@ class Settings:
         return {PREFIX + name.upper(): _text(value) for name, value in changed.items()}
 
 
-def from_environment(environment: Mapping[str, str] = os.environ) -> Settings:
+def from_environment(environment: Mapping[str, str] = os.environ) -> PeerSettings:
     """Raises ConfigError for a variable that is unknown or makes no sense, and where there is no world."""
-    fields = {item.name: item for item in dataclasses.fields(Settings)}
+    fields = {item.name: item for item in dataclasses.fields(PeerSettings)}
     values = {}
     for key, text in environment.items():
         if key.startswith(PREFIX):
@@ -133,7 +133,7 @@ def from_environment(environment: Mapping[str, str] = os.environ) -> Settings:
             values[name] = _value(key, str(fields[name].type), text)
     if "world" not in values:
         raise ConfigError(f"{PREFIX}WORLD is not set: how many ranks the emulated world has, such as 64")
-    return Settings(**values)
+    return PeerSettings(**values)
 
 
 def parse_slow(text: str) -> dict[int, float]:

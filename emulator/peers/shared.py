@@ -16,7 +16,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from emulator.peers import report
 from emulator.peers.recording import Reader, Writer
-from emulator.peers.settings import PREFIX, Settings, from_environment
+from emulator.peers.settings import PREFIX, PeerSettings, from_environment
 from emulator.peers.values import Values
 from emulator.peers.world import Communicator, World
 from host_agent.pytorch.rendezvous import own_part
@@ -32,7 +32,7 @@ _shared: Shared | None = None
 class Shared:
     """The world and what all groups need of it."""
 
-    def __init__(self, settings: Settings, rank: int, real: tuple[int, ...], origin_s: float | None):
+    def __init__(self, settings: PeerSettings, rank: int, real: tuple[int, ...], origin_s: float | None):
         self.world = World(settings, rank, real, origin_s)
         self.callbacks = CallbackThreads(f"switchml-emulated-{rank}")
         self.values = Values("own" if settings.values == "recorded" else settings.values, settings.noise, settings.seed)
@@ -98,7 +98,7 @@ def current() -> Shared:
     return _shared
 
 
-def _who_is_real(settings: Settings, rank: int, size: int) -> tuple[int, tuple[int, ...]]:
+def _who_is_real(settings: PeerSettings, rank: int, size: int) -> tuple[int, tuple[int, ...]]:
     """This process's rank in the world, and all real ones. `size`: what torch was told; either the number of processes
     (torchrun) or that of the world's ranks (our launcher)."""
     real = settings.real or tuple(range(min(size, settings.world)))
@@ -133,7 +133,7 @@ def more_gloo(options, real: int, place: int) -> dist.Backend | None:
     return gloo
 
 
-def _agree_on_origin(gloo, settings: Settings) -> float:
+def _agree_on_origin(gloo, settings: PeerSettings) -> float:
     """When the common clock began, by this machine's. Raises ConfigError where it could have no meaning."""
     boot = int(_BOOT_ID.read_text()[:8], 16)
     mine = torch.tensor([time.monotonic(), float(boot)], dtype=torch.float64)

@@ -17,10 +17,10 @@ import numpy as np
 
 from emulator.cluster.collectives import cost
 from emulator.cluster.innetwork import Streaming
-from emulator.cluster.topology import Place
+from emulator.cluster.topology import GroupLayout
 from emulator.peers.clock import Clock
 from emulator.peers.program import NOT_RECORDED, Program
-from emulator.peers.settings import Settings
+from emulator.peers.settings import PeerSettings
 from emulator.peers.timing import OWN, CollectiveTimes, CommunicatorTimes, Progress, blocked
 
 
@@ -28,14 +28,14 @@ class Costs:
     """What collectives cost by `emulator.cluster`, each worked out once. Rank r is accelerator r of the cluster, whose
     nodes are filled one after the other."""
 
-    def __init__(self, settings: Settings):
+    def __init__(self, settings: PeerSettings):
         cluster = settings.machine()
         network = settings.network, settings.hierarchy, Streaming(loss=settings.loss, jobs=settings.jobs)
 
         @cache
         def seconds(operation: str, size_bytes: float, ranks: tuple[int, ...]) -> float:
             nodes = Counter(rank // cluster.accelerators_per_node for rank in ranks)
-            where = Place(len(ranks), len(nodes), max(nodes.values()), max(nodes) - min(nodes) + 1)
+            where = GroupLayout(len(ranks), len(nodes), max(nodes.values()), max(nodes) - min(nodes) + 1)
             return cost(cluster, operation, size_bytes, where, *network).seconds
 
         self.seconds = seconds
@@ -45,7 +45,7 @@ class Costs:
 class Handle(Protocol):
     """What the script got for a collective, as far as the world knows it (`process_group.PeersWork`)."""
 
-    call: Call | None
+    call: CollectiveRecord | None
 
     def block(self) -> None:
         """Wait for it on this machine only."""
@@ -83,7 +83,7 @@ class Used:
 
 
 @dataclass
-class Call:
+class CollectiveRecord:
     """One collective of this rank. `at_s` (1 + absent,): when each rank came to it; `act` sees to its values."""
 
     name: str
@@ -98,7 +98,7 @@ class Call:
 class World:
     """`rank`: of this process; `real`: all real ones."""
 
-    def __init__(self, settings: Settings, rank: int, real: tuple[int, ...], origin_s: float | None = None):
+    def __init__(self, settings: PeerSettings, rank: int, real: tuple[int, ...], origin_s: float | None = None):
         self.settings, self.rank, self.real = settings, rank, real
         self.costs = Costs(settings)
         scale = settings.scale_of(rank)
@@ -137,7 +137,7 @@ class World:
         """A collective of `line`'s ranks: `operation` and `size_bytes` as `Costs.seconds` takes them."""
         with self.called():
             seconds = self.costs.seconds(operation, size_bytes, line.ranks)
-            call = Call(name, seconds, act, work, self.progress.at_s.copy())
+            call = CollectiveRecord(name, seconds, act, work, self.progress.at_s.copy())
             call.step = self.program.call(line.number, line.ranks, operation, size_bytes, seconds)
             work.call = call
             used = self.used.setdefault(operation, Used())
@@ -248,7 +248,7 @@ class Communicator:
         speaks_for = np.concatenate([[True], share])
         self._line = CommunicatorTimes(progress, np.isin(progress.ranks, self.ranks), speaks_for)
 
-    def submit(self, call: Call) -> None:
+    def submit(self, call: CollectiveRecord) -> None:
         """Carry it out: at once where nobody has to be waited for, else on a thread of its own."""
         if self.agree is None and self.world.clock.is_virtual:
             self._carry_out(call)
@@ -268,7 +268,7 @@ class Communicator:
             self._carry_out(call)
             del call
 
-    def _carry_out(self, call: Call) -> None:
+    def _carry_out(self, call: CollectiveRecord) -> None:
         try:
             ready_s, last_s = self._line.arrive(call.at_s)
             if self.agree is not None:

@@ -116,10 +116,10 @@ class _Observations:
             a, b, errors_s = int(hosts[i]), int(hosts[j]), []
             for there, back in both_ways(ends[i], ends[j], LEAST_DRIFT_S / 2):
                 # came at j − left at i ≥ θ_i − θ_j, and the other way round.
-                self.bounds += [(a, b, there.at_s, there.took_s), (b, a, back.at_s, back.took_s)]
-                errors_s.append(max(abs(there.took_s + back.took_s) * MIDDLE_ERROR, LEAST_ERROR_S))
+                self.bounds += [(a, b, there.at_s, there.elapsed_s), (b, a, back.at_s, back.elapsed_s)]
+                errors_s.append(max(abs(there.elapsed_s + back.elapsed_s) * MIDDLE_ERROR, LEAST_ERROR_S))
                 at_s = (there.at_s + back.at_s) / 2
-                self.differences.append((a, b, at_s, (there.took_s - back.took_s) / 2, errors_s[-1]))
+                self.differences.append((a, b, at_s, (there.elapsed_s - back.elapsed_s) / 2, errors_s[-1]))
             if errors_s:
                 self.errors_s.append(max(errors_s))
 
@@ -232,7 +232,7 @@ class Least(NamedTuple):
     """The quickest message from one rank to another, as their clocks say."""
 
     at_s: float
-    took_s: float
+    elapsed_s: float
 
 
 def message_ends(traces: Sequence[RankTrace], base_s: np.ndarray) -> dict[int, Ends]:
@@ -293,10 +293,10 @@ def _took(source: Ends, target: Ends) -> tuple[np.ndarray, np.ndarray]:
     return source.sent_s[left], target.came_s[came] - source.sent_s[left]
 
 
-def _least(left_s: np.ndarray, took_s: np.ndarray, first_s: float, window_s: float) -> dict[int, Least]:
+def _least(left_s: np.ndarray, elapsed_s: np.ndarray, first_s: float, window_s: float) -> dict[int, Least]:
     """Window → its quickest."""
     window = ((left_s - first_s) // window_s).astype(int)
-    order = np.lexsort((took_s, window))
+    order = np.lexsort((elapsed_s, window))
     windows, quickest = np.unique(window[order], return_index=True)
     best = order[quickest]
-    return {int(w): Least(float(left_s[i]), float(took_s[i])) for w, i in zip(windows, best, strict=True)}
+    return {int(w): Least(float(left_s[i]), float(elapsed_s[i])) for w, i in zip(windows, best, strict=True)}

@@ -47,10 +47,10 @@ def _is_most(segments: Segments, common: np.ndarray) -> bool:
     rest[common] = False
     if rest.sum() > MOST_DIFFERENT * len(rest) or np.any(rest & (segments.lane_kind == LaneKind.TRANSPORT)):
         return False
-    lasted_s = segments.end_s - segments.start_s
+    duration_s = segments.end_s - segments.start_s
     return all(
-        lasted_s[rest & (segments.lane_kind == kind)].sum()
-        <= MOST_DIFFERENT * lasted_s[segments.lane_kind == kind].sum()
+        duration_s[rest & (segments.lane_kind == kind)].sum()
+        <= MOST_DIFFERENT * duration_s[segments.lane_kind == kind].sum()
         for kind in (LaneKind.HOST, LaneKind.DEVICE)
     )
 

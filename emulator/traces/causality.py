@@ -88,8 +88,8 @@ class Causality:
         begins = events.lane[mine[(events.start_s[mine] == segments.step_s[0]) & (events.what[mine] == What.SCOPE)]]
         if (begins := begins[np.isin(begins, segments.lane[self.host])]).size:
             return int(begins[0])
-        lasted_s = (segments.end_s - segments.start_s)[self.host]
-        return int(np.argmax(np.bincount(segments.lane[self.host], lasted_s)))
+        duration_s = (segments.end_s - segments.start_s)[self.host]
+        return int(np.argmax(np.bincount(segments.lane[self.host], duration_s)))
 
     # Causes in the trace
 

@@ -8,28 +8,28 @@ TOUCHING_S = 1e-6
 """Spans that overlap by less follow one another: clocks tick, and profilers round."""
 
 
-def stretches(began_s: np.ndarray, took_s: np.ndarray) -> list[np.ndarray]:
+def stretches(began_s: np.ndarray, elapsed_s: np.ndarray) -> list[np.ndarray]:
     """int64 each: which spans were under way in each stretch of time without a pause, in the order of their starts."""
     order = np.argsort(began_s, kind="stable")
-    reach_s = np.maximum.accumulate((began_s + took_s)[order])
+    reach_s = np.maximum.accumulate((began_s + elapsed_s)[order])
     cuts = np.flatnonzero(began_s[order][1:] >= reach_s[:-1] - TOUCHING_S) + 1
     return np.split(order, cuts)
 
 
-def busy(began_s: np.ndarray, took_s: np.ndarray, size: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def busy(began_s: np.ndarray, elapsed_s: np.ndarray, size: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Three float64 (stretches,): how many spans, the sum of their `size`, and seconds of each stretch."""
-    end_s = began_s + took_s
+    end_s = began_s + elapsed_s
     rows = [
         (len(stretch), size[stretch].sum(), end_s[stretch].max() - began_s[stretch[0]])
-        for stretch in stretches(began_s, took_s)
+        for stretch in stretches(began_s, elapsed_s)
     ]
     count, total, seconds = np.array(rows, float).T
     return count, total, seconds
 
 
-def under_way_s(began_s: np.ndarray, took_s: np.ndarray) -> float:
+def under_way_s(began_s: np.ndarray, elapsed_s: np.ndarray) -> float:
     """How long any of these spans was under way."""
-    return float(busy(began_s, took_s, np.zeros(len(began_s)))[2].sum())
+    return float(busy(began_s, elapsed_s, np.zeros(len(began_s)))[2].sum())
 
 
 def covered(start_s: np.ndarray, end_s: np.ndarray, from_s: np.ndarray, until_s: np.ndarray) -> np.ndarray:

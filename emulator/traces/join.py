@@ -28,7 +28,7 @@ from emulator.traces.collector import paused
 from emulator.traces.events import LaneKind, RankTrace
 from emulator.traces.intervals import under_way_s
 from emulator.traces.joined import GAP, Joined
-from emulator.traces.plan import Job, Plan, RankTiming, Timing
+from emulator.traces.plan import Job, RankTiming, Timing, TypicalIteration
 from emulator.traces.segments import Segments
 from switchml.errors import TraceError
 
@@ -55,10 +55,10 @@ def join(
     if iteration is not None:
         if not 0 <= iteration < job.count:
             raise TraceError(f"there is no iteration {iteration}: the traces have {job.count}, from 0 on")
-        return _checked(_one(Plan(job, iteration)), check)
+        return _checked(_one(TypicalIteration(job, iteration)), check)
     chosen = range(job.warm_up, job.count)
-    lasted_s = {step: job.lasted_s(step) for step in chosen}
-    plan = Plan(job, sorted(chosen, key=lasted_s.__getitem__)[len(chosen) // 2])
+    duration_s = {step: job.duration_s(step) for step in chosen}
+    plan = TypicalIteration(job, sorted(chosen, key=duration_s.__getitem__)[len(chosen) // 2])
     timings, used = [], []
     for step in chosen:
         if step == plan.step:
@@ -77,14 +77,14 @@ def join(
     if len(used) < len(chosen):
         assumptions += _left_out(plan, job, [step for step in chosen if step not in used], len(chosen))
     number = used[0] if len(used) == 1 else MEAN
-    lasts_s = float(np.mean([lasted_s[step] for step in used]))
+    lasts_s = float(np.mean([duration_s[step] for step in used]))
     ahead_s = [float(np.mean([steps.ahead_s(step) for step in used])) for steps in job.steps]
     if max(ahead_s) > LEAST_GAP_S:
         assumptions.append(f"hosts are up to {max(ahead_s) * 1e3:.3g} ms ahead of their devices as an iteration begins")
     return _checked(_Assembly(plan, timings, Mode.ALONE, ahead_s).joined(number, lasts_s, assumptions), check)
 
 
-def _left_out(plan: Plan, job: Job, steps: list[int], count: int) -> list[str]:
+def _left_out(plan: TypicalIteration, job: Job, steps: list[int], count: int) -> list[str]:
     """Why `steps`, of `count` iterations, are left out of the mean."""
     alike = sum(plan.fits_beside_hosts(job.cuts(step)) for step in steps)
     reasons = []
@@ -101,18 +101,18 @@ def join_each(traces: Sequence[RankTrace], clocks: Clocks | None = None) -> list
     """Every iteration of its own, in order, without those in which profilers started. Those after the first one go on
     with what their streams were doing (`iterations.chain`)."""
     job = Job(traces, clocks)
-    plan = Plan(job, job.warm_up)
+    plan = TypicalIteration(job, job.warm_up)
     iterations = [_checked(_one(plan), True)]
     for step in range(job.warm_up + 1, job.count):
-        before, plan = plan.cuts, Plan(job, step)
+        before, plan = plan.cuts, TypicalIteration(job, step)
         iterations.append(_one(plan, before))
     return iterations
 
 
-def _one(plan: Plan, before: list[Segments] | None = None) -> Joined:
+def _one(plan: TypicalIteration, before: list[Segments] | None = None) -> Joined:
     timing = plan.typical if before is None else plan.timing(plan.cuts, before)
     assembly = _Assembly(plan, [timing], Mode.FIRST if before is None else Mode.NEXT)
-    return assembly.joined(plan.step, plan.job.lasted_s(plan.step), list(plan.assumptions))
+    return assembly.joined(plan.step, plan.job.duration_s(plan.step), list(plan.assumptions))
 
 
 def _checked(joined: Joined, check: bool) -> Joined:
@@ -136,7 +136,9 @@ class _Assembly:
     """Makes one graph of a plan and its timings, of which it takes the means. `ahead_s`: by rank, how much of its
     host's time is over when the graph begins."""
 
-    def __init__(self, plan: Plan, timings: list[Timing], mode: Mode, ahead_s: Sequence[float] = ()) -> None:
+    def __init__(
+        self, plan: TypicalIteration, timings: list[Timing], mode: Mode, ahead_s: Sequence[float] = ()
+    ) -> None:
         self.plan, self.timings, self.mode = plan, timings, mode
         self.ahead_s = ahead_s
         self.builder = GraphBuilder()
@@ -201,7 +203,7 @@ class _Assembly:
         end_s = began_s + steps.host_s(plan.step)
         return timing._replace(
             gap_s=np.where(on_host, np.clip(timing.start_s - over_s, 0.0, timing.gap_s), timing.gap_s),
-            lasted_s=np.where(on_host, np.clip(timing.end_s - over_s, 0.0, timing.lasted_s), timing.lasted_s),
+            duration_s=np.where(on_host, np.clip(timing.end_s - over_s, 0.0, timing.duration_s), timing.duration_s),
             tail_s=float(np.clip(end_s - over_s, 0.0, timing.tail_s)),
         )
 
@@ -240,8 +242,8 @@ class _Assembly:
             for lane in np.unique(np.append(segments.lane, rank.causality.main_lane)).tolist()
         }
         backlog = self._add_backlog(place, streams) if self.mode == Mode.FIRST else {}
-        gap_s, lasted_s, start_s, end_s = (
-            column.tolist() for column in (timing.gap_s, timing.lasted_s, timing.start_s, timing.end_s)
+        gap_s, duration_s, start_s, end_s = (
+            column.tolist() for column in (timing.gap_s, timing.duration_s, timing.start_s, timing.end_s)
         )
         # Ops get their numbers in the order of lanes; a gap comes right before its segment.
         has_gap = timing.gap_s > LEAST_GAP_S
@@ -274,7 +276,7 @@ class _Assembly:
                 waits_for = [gap]
             waits_for = [*waits_for, *awaited.get(one, [])]
             if met[one] == none:
-                work = builder.add_work(name, _KINDS[kind[one]], bytes=size[one], seconds=lasted_s[one])
+                work = builder.add_work(name, _KINDS[kind[one]], bytes=size[one], seconds=duration_s[one])
             elif _KINDS[kind[one]] is Kind.RECV:
                 work = builder.add_work(name, Kind.RECV, collective=Collective.P2P, bytes=size[one])
             else:
@@ -282,7 +284,7 @@ class _Assembly:
             if met[one] != none and not waits_for and before[one] >= 0:
                 waits_for = [int(number[before[one]])]
             builder.add_op(stream, work, after=waits_for, transfer=met[one])
-            rows.append((event[one], end_s[one] - lasted_s[one], end_s[one]))
+            rows.append((event[one], end_s[one] - duration_s[one], end_s[one]))
         main = streams[rank.causality.main_lane]
         if timing.tail_s > 0:
             hosts = rank.on_main

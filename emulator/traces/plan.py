@@ -66,9 +66,9 @@ class Job:
             first += 1
         return first
 
-    def lasted_s(self, step: int) -> float:
+    def duration_s(self, step: int) -> float:
         """Mean over ranks."""
-        return float(np.mean([steps.lasted_s(step) for steps in self.steps]))
+        return float(np.mean([steps.duration_s(step) for steps in self.steps]))
 
     def cuts(self, step: int) -> list[Segments]:
         """Of all ranks."""
@@ -89,7 +89,7 @@ class RankTiming(NamedTuple):
     gap_s: np.ndarray
     is_latency: np.ndarray
     """Whether a gap is between a launch and what it set going, rather than between two things on a stream."""
-    lasted_s: np.ndarray
+    duration_s: np.ndarray
     tail_s: float
     """From the main thread's last segment to the end of the iteration."""
 
@@ -137,7 +137,7 @@ class RankPlan:
         return self.causality.launcher[pairs[:, 1]] == pairs[:, 0]
 
 
-class Plan:
+class TypicalIteration:
     """What iterations have in common: segments, edges and transfers of the typical one, number `step`. Raises
     TraceError where a rank has none."""
 
@@ -197,7 +197,7 @@ class Plan:
                 # Which events of earlier iterations it waits for is known of the typical one only.
                 usual, waits = self.typical.ranks[place], rank.earlier[:, 0]
                 timing.gap_s[waits] = np.minimum(timing.gap_s[waits], usual.gap_s[waits])
-                timing.lasted_s[waits] = np.minimum(timing.lasted_s[waits], usual.lasted_s[waits])
+                timing.duration_s[waits] = np.minimum(timing.duration_s[waits], usual.duration_s[waits])
             ranks.append(timing)
         return Timing(ranks, came_s, done_s - came_s)
 
@@ -238,8 +238,8 @@ def _rank_timing(
     ready_s = np.where(is_latency, launched_s, np.maximum(launched_s, ready_s))
     begin_s = np.where(rank.causality.is_wait, np.clip(come_s, start_s, end_s), start_s)
     tail_s = began_s + steps.host_s(step) - float(over_s[rank.on_main].max(initial=began_s))
-    gap_s, lasted_s = np.maximum(start_s - ready_s, 0.0), np.maximum(end_s - begin_s, 0.0)
-    return RankTiming(start_s, end_s, gap_s, is_latency, lasted_s, max(tail_s, 0.0))
+    gap_s, duration_s = np.maximum(start_s - ready_s, 0.0), np.maximum(end_s - begin_s, 0.0)
+    return RankTiming(start_s, end_s, gap_s, is_latency, duration_s, max(tail_s, 0.0))
 
 
 def _latency_s(start_s: np.ndarray, ready_s: np.ndarray, launched_s: np.ndarray) -> float:

@@ -94,7 +94,7 @@ class Steps:
             return 0.0
         return max(float(self.done_s[step - 1, devices].max()) - self.begin_s(step), 0.0)
 
-    def lasted_s(self, step: int) -> float:
+    def duration_s(self, step: int) -> float:
         """From when all before it was done to when all of it was. Where the host runs ahead, that is how long the
         device takes, whatever the host does meanwhile."""
         return self._complete_s(step) - (self._complete_s(step - 1) if step else self.begin_s(0))

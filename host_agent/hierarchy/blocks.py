@@ -7,14 +7,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from host_agent import tensors
-from host_agent.calls import Call, OnDone, Request
+from host_agent.calls import OnDone, PendingCall, Request
 from host_agent.hierarchy import memory as memories
 from host_agent.hierarchy.memory import BLOCK_BYTES, HostMemory
 from switchml.runtime.memory import i32_at, i64_at
 
 
 @dataclass
-class NodeCall(Call):
+class NodeCall(PendingCall):
     """An all-reduce in two levels. `digest`: of what all ranks must have alike."""
 
     digest: int = field(default=0, init=False)

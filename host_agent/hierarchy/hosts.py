@@ -14,7 +14,7 @@ import socket
 import struct
 import time
 
-from host_agent.calls import Ending
+from host_agent.calls import FailureState
 from host_agent.hierarchy.memory import FAILED, STARTING, HostMemory, create
 from host_agent.joining import Options
 from host_agent.watch import lost
@@ -55,7 +55,7 @@ def host_label(name: str = "") -> str:
     return f"{socket.gethostname()[:40]}/{hashlib.blake2b(identity.encode(), digest_size=5).hexdigest()}"
 
 
-class Membership(Ending):
+class Membership(FailureState):
     """One rank's membership in the job of all ranks, until PeerLost or AggregatorLost ends it.
 
     `hosts[h]`: the ranks of host h in ascending order; hosts are in the order of their lowest ranks."""

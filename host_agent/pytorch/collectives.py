@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 import torch.distributed as dist
 
-from host_agent.collectives import BITS, SUMS, Move
+from host_agent.collectives import BITS, SUMS, CollectiveCall
 from host_agent.pytorch.work import AllReduceWork, CallbackThreads, copy_back
 from host_agent.tensors import ITEM_BYTES
 
@@ -75,11 +75,13 @@ class Batch:
             self.work.before_finish.insert(0, cuda.up(target, device_target))
         dtype = str(source.dtype).removeprefix("torch.")
         at = source.data_ptr(), target.data_ptr()
-        move = Move(self._kind, *at, numel, dtype, source.element_size(), op, root)
+        collective = CollectiveCall(self._kind, *at, numel, dtype, source.element_size(), op, root)
 
         def call() -> None:
             self._group.call_agent(
-                lambda agent, done: agent.submit_move(move, done, timeout_s=timeout_s, keep=(source, target)),
+                lambda agent, done: agent.submit_collective(
+                    collective, done, timeout_s=timeout_s, keep=(source, target)
+                ),
                 self.work.part_done,
             )
 

@@ -49,7 +49,7 @@ IGNORED = ("predicted", "advice")
 
 
 @dataclass(frozen=True)
-class Settings:
+class BackendSettings:
     """A file's contents; empty fields change nothing. `ddp`: arguments by name, caps in MiB."""
 
     path: Path
@@ -60,7 +60,7 @@ class Settings:
     memory: str | None = None
 
 
-def load(path: str | Path) -> Settings:
+def load(path: str | Path) -> BackendSettings:
     """Read a settings file. Raises ConfigError if it can't be read, and for unknown or invalid keys."""
     path = Path(path)
     tables = read_toml(path)
@@ -79,7 +79,7 @@ def load(path: str | Path) -> Settings:
         codecs.parse(spec)
     if (memory := compression.get("memory")) is not None:
         codecs.parse_memory(memory)
-    return Settings(path, tables.get("process_group", {}).get("backend", ""), environment, ddp, specs, memory)
+    return BackendSettings(path, tables.get("process_group", {}).get("backend", ""), environment, ddp, specs, memory)
 
 
 def _check(path: Path, name: str, table: Mapping[str, Any]) -> None:
@@ -99,11 +99,11 @@ def _check_caps(path: Path, ddp: Mapping[str, Any]) -> None:
         raise ConfigError(f"{path}, [ddp] has both bucket_cap_mb and bucket_cap_mb_list: expected one of them")
 
 
-def _loaded(settings: Settings | str | Path) -> Settings:
-    return settings if isinstance(settings, Settings) else load(settings)
+def _loaded(settings: BackendSettings | str | Path) -> BackendSettings:
+    return settings if isinstance(settings, BackendSettings) else load(settings)
 
 
-def ddp_arguments(settings: Settings | str | Path) -> dict[str, Any]:
+def ddp_arguments(settings: BackendSettings | str | Path) -> dict[str, Any]:
     """Arguments for DistributedDataParallel. Raises ConfigError if this version of torch does not have one of them."""
     from torch.nn.parallel import DistributedDataParallel
 
@@ -118,14 +118,14 @@ def ddp_arguments(settings: Settings | str | Path) -> dict[str, Any]:
     return dict(settings.ddp)
 
 
-def set_environment(settings: Settings | str | Path) -> None:
+def set_environment(settings: BackendSettings | str | Path) -> None:
     """Set the file's environment variables, before `init_process_group`; those that are set already stay."""
     settings = _loaded(settings)
     for name, value in settings.environment.items():
         os.environ.setdefault(name, value)
 
 
-def apply(ddp: Any, settings: Settings | str | Path) -> Any:
+def apply(ddp: Any, settings: BackendSettings | str | Path) -> Any:
     """Register the codec's hook on a DistributedDataParallel; returns its state (comm_hooks.CodecState), or None if
     the file has no codec."""
     settings = _loaded(settings)
@@ -147,7 +147,7 @@ class _ByBucket:
 
     by_matrix = False
 
-    def __init__(self, reducer: Any, settings: Settings) -> None:
+    def __init__(self, reducer: Any, settings: BackendSettings) -> None:
         from host_agent.compression.compressed import Compressor
 
         self._of = {spec: Compressor(reducer, spec, settings.memory) for spec in dict.fromkeys(settings.codec)}

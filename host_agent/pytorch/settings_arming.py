@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from host_agent.pytorch.settings import Settings, apply, ddp_arguments, load, set_environment
+from host_agent.pytorch.settings import BackendSettings, apply, ddp_arguments, load, set_environment
 
 SETTINGS, STEP_TIMES = "SWITCHML_SETTINGS", "SWITCHML_STEP_TIMES"
 
@@ -28,7 +28,7 @@ def arm() -> None:
         _record_steps(Path(folder))
 
 
-def _apply_settings(settings: Settings) -> None:
+def _apply_settings(settings: BackendSettings) -> None:
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from host_agent.training.progress import TITLES
 from host_agent.training.runner import Comparison
-from host_agent.training.worker import BACKENDS, Settings
+from host_agent.training.worker import BACKENDS, TrainingSettings
 from switchml import plotting
 from switchml.pages.charts import Line
 from switchml.pages.panels import Curves
@@ -20,7 +20,7 @@ DIGITS_SHOWN = 16
 """Of the parameters' checksum, likewise."""
 
 
-def as_json(comparison: Comparison, settings: Settings, aggregator: str) -> dict[str, Any]:
+def as_json(comparison: Comparison, settings: TrainingSettings, aggregator: str) -> dict[str, Any]:
     """Times in seconds, goodput in bits a second, one loss a step."""
 
     def each(result: str) -> dict[str, Any]:
@@ -93,7 +93,7 @@ def _first_states(comparison: Comparison) -> dict[str, float]:
     return each[0] if each else {}
 
 
-def print_table(comparison: Comparison, settings: Settings, aggregator: str) -> None:
+def print_table(comparison: Comparison, settings: TrainingSettings, aggregator: str) -> None:
     """The comparison on stdout."""
     table = Table(
         [text(""), *(number(TITLES[backend]) for backend in BACKENDS)],

@@ -16,7 +16,7 @@ import numpy as np
 
 from host_agent.ranks import Rank, Report, Team
 from host_agent.training import batches, data
-from host_agent.training.worker import BACKENDS, DigitsRank, Phase, PhaseResult, Settings, Step
+from host_agent.training.worker import BACKENDS, DigitsRank, Phase, PhaseResult, Step, TrainingSettings
 from switchml.errors import AggregatorLost, JoinError, RanksDisagree
 from switchml.runtime.children import how_it_ended
 from switchml.runtime.folders import TemporaryFolder
@@ -81,7 +81,7 @@ class Comparison:
 
 
 def compare(
-    settings: Settings,
+    settings: TrainingSettings,
     aggregator_options: Sequence[str],
     on_step: Callable[[Step], None],
     aggregator_kind: str,
@@ -106,9 +106,9 @@ def compare(
 
 def compare_with(
     *aggregators: ChildAggregator,
-    settings: Settings,
+    settings: TrainingSettings,
     on_step: Callable[[Step], None],
-    make: Callable[[int, Settings, Path, Report], Rank] = DigitsRank,
+    make: Callable[[int, TrainingSettings, Path, Report], Rank] = DigitsRank,
 ) -> Comparison:
     """`compare`, with an aggregator that runs or starts, and its standbys. `make`: what a worker's process does
     first."""

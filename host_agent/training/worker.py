@@ -26,7 +26,7 @@ GROUP_TIMEOUT = timedelta(seconds=120)
 
 
 @dataclass(frozen=True)
-class Settings:
+class TrainingSettings:
     """Options of the training."""
 
     workers: int
@@ -121,7 +121,7 @@ class PhaseResult:
 class DigitsRank:
     """Answers each `Phase`. `folder`: has the digits, and the workers' rendezvous files. `report`: gets each `Step`."""
 
-    def __init__(self, rank: int, settings: Settings, folder: Path, report: Report):
+    def __init__(self, rank: int, settings: TrainingSettings, folder: Path, report: Report):
         import torch
 
         self._rank, self._settings, self._folder, self._report = rank, settings, folder, report
@@ -161,7 +161,9 @@ class DigitsRank:
         """Each phase has left its own job."""
 
 
-def _train(backend: str, rank: int, settings: Settings, digits: Digits, folder: Path, report: Report) -> PhaseResult:
+def _train(
+    backend: str, rank: int, settings: TrainingSettings, digits: Digits, folder: Path, report: Report
+) -> PhaseResult:
     import torch
 
     from host_agent.pytorch.settings import apply, ddp_arguments, load
@@ -249,7 +251,9 @@ def _train(backend: str, rank: int, settings: Settings, digits: Digits, folder: 
     )
 
 
-def _optimizer(model: Any, parameters: list[Any], settings: Settings) -> tuple[Any, Callable[[], dict[str, float]]]:
+def _optimizer(
+    model: Any, parameters: list[Any], settings: TrainingSettings
+) -> tuple[Any, Callable[[], dict[str, float]]]:
     """And what counts its states."""
     import torch
 
@@ -265,7 +269,7 @@ def _optimizer(model: Any, parameters: list[Any], settings: Settings) -> tuple[A
     return offloaded, offloaded.stats
 
 
-def _profiled(backend: str, settings: Settings) -> contextlib.AbstractContextManager[object]:
+def _profiled(backend: str, settings: TrainingSettings) -> contextlib.AbstractContextManager[object]:
     """A context that profiles some steps of the training loop, if a trace is requested."""
     if settings.trace is None:
         return contextlib.nullcontext()

@@ -13,7 +13,7 @@ from typing import Any
 
 from host_agent import density
 from host_agent.base import Agent
-from host_agent.calls import Call, CallQueue, Request
+from host_agent.calls import CallQueue, PendingCall, Request
 from host_agent.core import COUNTERS, accepted, widened
 from host_agent.loop import TASK_DONE, Impaired
 from host_agent.v1 import loop
@@ -46,7 +46,7 @@ class V1Agent(Agent):
         world_size: int,
         impaired: Impaired | None = None,
     ):
-        self._calls: CallQueue[Call] = CallQueue(self._wake)
+        self._calls: CallQueue[PendingCall] = CallQueue(self._wake)
         super().__init__(self._calls)
         self.job, self.rank, self.world_size, self.global_ranks = job, rank, world_size, tuple(range(world_size))
         self._worker, self._socket, self._switch = worker, sock, "{}:{}".format(*switch)
@@ -70,7 +70,9 @@ class V1Agent(Agent):
         if request.sparse is not None and request.sparse.mode == "on":
             raise ConfigError("sparse on: v1 adds dense tensors only; expected off or auto")
         request, sparse = accepted(request, wire=self.wire, sparse=density.OFF, takes_sparse=False)
-        call = Call(widened(request), sparse, request.divisor(self.world_size), request.deadline(time.monotonic()))
+        call = PendingCall(
+            widened(request), sparse, request.divisor(self.world_size), request.deadline(time.monotonic())
+        )
         self._calls.add(call, lambda: None)
 
     def missing_ranks(self) -> tuple[int, ...]:
@@ -94,7 +96,7 @@ class V1Agent(Agent):
 
     def _run(self) -> None:
         calls = self._calls
-        call: Call | None = None
+        call: PendingCall | None = None
         try:
             while calls.error is None:
                 call = calls.take()
@@ -110,7 +112,7 @@ class V1Agent(Agent):
             self._died(error)
         calls.end_calls([call] if call is not None else [])
 
-    def _reduce(self, call: Call) -> bool:
+    def _reduce(self, call: PendingCall) -> bool:
         """Whether the call is done; False if the job is over."""
         request = call.request
         self._worker.begin(request.source, request.target, request.numel, request.dtype, call.divisor)
@@ -128,7 +130,7 @@ class V1Agent(Agent):
                 self._warn(now, now - progress_at, call, f"results from {self._switch}; {_NOBODY_KNOWS}")
         return False
 
-    def _late(self, call: Call) -> str:
+    def _late(self, call: PendingCall) -> str:
         me = self._worker.state.me[0]
         return (
             f"job '{self.job}': {call.name} not done after {call.request.timeout_s:g} s: {me['done']} of "

@@ -24,7 +24,7 @@ from typing import Any
 
 import click
 
-from emulator.lab.bench.ranks.process import Place
+from emulator.lab.bench.ranks.process import RankPlace
 from emulator.lab.bench.ranks.team import STORE_PORT, Team, places, star_with_aggregator, training_context
 from emulator.networks.testbed.star import LinkOptions
 from emulator.surface.cli.options import RATES, json_option, plot_option
@@ -82,7 +82,7 @@ class Line:
 class ChoosingRank:
     """Answers Join first, then Turn."""
 
-    def __init__(self, place: Place):
+    def __init__(self, place: RankPlace):
         self._place = place
 
     def answer(self, request: Join | Turn) -> dict[str, Any] | None:
@@ -111,7 +111,7 @@ class ChoosingRank:
 class Trainer:
     """One choice's model on one rank."""
 
-    def __init__(self, job: Join, place: Place, choice: str):
+    def __init__(self, job: Join, place: RankPlace, choice: str):
         import torch
         from torch.nn.parallel import DistributedDataParallel
 

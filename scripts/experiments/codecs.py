@@ -17,7 +17,7 @@ import click
 from host_agent.compression.adaptive.policy import is_auto
 from host_agent.pytorch.aggregator import ChildAggregator
 from host_agent.training import runner
-from host_agent.training.worker import Settings
+from host_agent.training.worker import TrainingSettings
 from switchml import codecs, tables
 from switchml.cli.options import option
 
@@ -36,14 +36,14 @@ that send bare signs move every parameter by the learning rate in each step; DGC
 momentum; a plain residual can compensate for sending a random tenth."""
 
 
-def settings_of(name: str, base: Settings) -> Settings:
+def settings_of(name: str, base: TrainingSettings) -> TrainingSettings:
     """`base` with the codec `name` at its documented settings."""
     text, learning_rate, momentum = SETTINGS.get(name, (name, *DEFAULT))
     wire = "int16" if is_auto(text) or codecs.parse(text).is_half else "int32"
     return replace(base, codec=text, learning_rate=learning_rate, momentum=momentum, wire=wire)
 
 
-def run(settings: Settings, aggregator: ChildAggregator) -> dict:
+def run(settings: TrainingSettings, aggregator: ChildAggregator) -> dict:
     """One training through the aggregator: accuracy, bytes of all ranks, seconds in all and of a step."""
     comparison = runner.compare_with(aggregator, settings=settings, on_step=lambda step: None)
     outcome = comparison.outcomes["switchml"]
@@ -78,7 +78,7 @@ def main(names: tuple[str, ...], model: str, workers: int, steps: int, seed: int
     for name in names:
         if name not in known:
             raise click.UsageError(f"unknown codec {name!r}: expected some of {', '.join(known)}")
-    base = Settings(
+    base = TrainingSettings(
         workers=workers,
         steps=steps,
         batch_size=32,

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from host_agent.pytorch.aggregator import ChildAggregator, command_of
 from host_agent.training import runner
-from host_agent.training.worker import Settings, Step
+from host_agent.training.worker import Step, TrainingSettings
 from switchml import tables
 from switchml.control.channel import split_address
 from switchml.errors import SwitchMLError
@@ -29,7 +29,9 @@ class Killed:
     """An aggregator that dies at a moment of `chooser`'s, and with `restarts` is started again at the same address.
     `switch_alone`: its switch dies, and its control plane lives."""
 
-    def __init__(self, kind: str, settings: Settings, chooser: random.Random, restarts: bool, switch_alone: bool):
+    def __init__(
+        self, kind: str, settings: TrainingSettings, chooser: random.Random, restarts: bool, switch_alone: bool
+    ):
         self._command, self._restarts = command_of(kind, settings.workers), restarts
         self._switch_alone = switch_alone
         self._child = ChildAggregator(command=self._command)
@@ -78,7 +80,7 @@ def descendants(pid: int) -> list[int]:
     return [each for child in children for each in (*descendants(child), child)]
 
 
-def train(settings: Settings, kind: str, chooser: random.Random, restarts: bool, switch_alone: bool) -> str:
+def train(settings: TrainingSettings, kind: str, chooser: random.Random, restarts: bool, switch_alone: bool) -> str:
     """The parameters' checksum after a run with a death, or what went wrong. Raises AssertionError if nobody died."""
     with contextlib.ExitStack() as running:
         first = Killed(kind, settings, chooser, restarts, switch_alone)
@@ -110,7 +112,7 @@ def main() -> None:
         parser.error("--switch-alone: a software aggregator has no switch; expected --aggregator p4 or bmv2")
     os.environ.setdefault("SWITCHML_FAILOVER_TIMEOUT", "60s")  # a busy machine starts an aggregator slowly
     transport = options.transport if options.aggregator == "software" else "frames"
-    settings = Settings(options.ranks, options.steps, 32, 0.05, 1, transport=transport, backends=("switchml",))
+    settings = TrainingSettings(options.ranks, options.steps, 32, 0.05, 1, transport=transport, backends=("switchml",))
     calm = ChildAggregator(command=command_of(options.aggregator, options.ranks))
     try:
         undisturbed = runner.compare_with(calm, settings=settings, on_step=lambda step: None)

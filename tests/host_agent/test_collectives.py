@@ -4,7 +4,7 @@ memory, and through a P4 switch, held against NumPy."""
 import numpy as np
 import pytest
 
-from host_agent.collectives import Move, decode, encode
+from host_agent.collectives import CollectiveCall, decode, encode
 from switchml.errors import ConfigError, RanksDisagree, SumOverflow, UnsupportedTensor
 from tests.support.launch import contribution, good, join_all, leave_all, on_all, total
 from tests.support.p4_served import Served
@@ -221,9 +221,9 @@ def test_codes_of_bfloat16(op):
     """Torch's type, of which NumPy has none: both zeros, subnormals, infinities; NaN stays NaN."""
     bits = np.array([0x8000, 0, 1, 0x8001, 0x3F80, 0xBF80, 0x7F80, 0xFF80, 0x7FC0, 0xFFC1], np.uint16)
     out = np.zeros_like(bits)
-    move = Move("all_reduce", bits.ctypes.data, out.ctypes.data, bits.size, "bfloat16", 2, op)
-    codes = encode(move, bits.size)
-    decode(move, codes)
+    collective = CollectiveCall("all_reduce", bits.ctypes.data, out.ctypes.data, bits.size, "bfloat16", 2, op)
+    codes = encode(collective, bits.size)
+    decode(collective, codes)
     assert out[:8].tolist() == bits[:8].tolist() and (out[8:] & 0x7FFF > 0x7F80).all()
     order = np.argsort(bits[:8].view("<u2").astype(np.uint32) << 16, kind="stable")
     values = (bits[:8].astype(np.uint32) << 16).view(np.float32)

@@ -170,11 +170,11 @@ def test_who_leaves_meanwhile_does_not_wait(start):
 def test_an_agent_halts_again_at_once_and_after_it_has_left(start):
     (agent,) = join_all(start().address, 1, job="halts")
     for _ in range(50):  # before its thread has seen that it may go on
-        assert set(agent.halt()) == {0}
-        agent.go_on()
+        assert set(agent.pause()) == {0}
+        agent.resume()
     agent.allreduce(np.ones(1, np.float32))
     leave_all([agent])
-    assert agent.halt()[0] == 1  # a loss is noticed while the agent closes
+    assert agent.pause()[0] == 1  # a loss is noticed while the agent closes
 
 
 @pytest.mark.slow
@@ -196,7 +196,7 @@ def test_ranks_that_begin_do_not_meet_ranks_that_go_on(start):
     resumption = client.Resumption(7, 1, (bytes(4),))
     outcomes = []
 
-    def go_on() -> None:
+    def resume() -> None:
         outcomes.extend(
             on_all(
                 [0],
@@ -211,7 +211,7 @@ def test_ranks_that_begin_do_not_meet_ranks_that_go_on(start):
             )
         )
 
-    thread = threading.Thread(target=go_on)
+    thread = threading.Thread(target=resume)
     thread.start()
     until(lambda: aggregator.job("mixed"))
     with pytest.raises(Exception, match="to go on with nothing: it begins, but job 'mixed' was started with job 7"):

@@ -33,11 +33,11 @@ def memory():
 
 @contextlib.contextmanager
 def stopped(agent):
-    agent.halt()
+    agent.pause()
     try:
         yield
     finally:
-        agent.go_on()
+        agent.resume()
 
 
 def test_ranks_in_time_are_all_in_each_round(join):

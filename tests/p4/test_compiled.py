@@ -61,19 +61,19 @@ def test_tables_are_as_p4_tables_has_them(variant):
         *(
             p4_tables.job_changes(
                 p4_tables.JobSpec(1, protocol, 1, 8, 256, (("10.0.0.2", 5000),)),
-                p4_tables.Place(0, 1, 2, 1),
+                p4_tables.RegisterPlace(0, 1, 2, 1),
                 [p4_tables.Host(0, 2)],
             )
             for protocol in (1, 2)
         ),
         p4_tables.job_changes(
             p4_tables.JobSpec(1, 2, 1, 8, 256, (("10.0.0.2", 5000),), has_deadline=True),
-            p4_tables.Place(0, 1, 2, 1),
+            p4_tables.RegisterPlace(0, 1, 2, 1),
             [p4_tables.Host(0, 2)],
         ),
         p4_tables.tree_changes(
             p4_tables.JobSpec(1, 2, 2, 8, 256, (("10.0.0.2", 5000), ("10.0.0.3", 5000)), 7),
-            p4_tables.Place(0, 1, 2, 1),
+            p4_tables.RegisterPlace(0, 1, 2, 1),
             {0: p4_tables.Host(0, 2)},
             [(p4_tables.Neighbour("10.1.0.1", p4_tables.Host(1, 3)), [1])],
             p4_tables.Neighbour("10.1.0.2", p4_tables.Host(2, 4)),

@@ -149,9 +149,9 @@ def test_nobody_waits_for_a_stopped_rank(served):
         def reduce(agent):
             return agent.allreduce(arrays[agent.rank], late=late[agent.rank])
 
-        agents[2].halt()
+        agents[2].pause()
         in_time = good(on_all(agents[:2], reduce))
-        agents[2].go_on()
+        agents[2].resume()
         results = [*in_time, reduce(agents[2])]
         np.testing.assert_allclose(results[0], 1.5 * (arrays[0] + arrays[1]), rtol=1e-6)
         assert digest(results[:1]) == digest(results[1:2]) == digest(results[2:])

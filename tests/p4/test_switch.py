@@ -8,7 +8,7 @@ import struct
 import numpy as np
 import pytest
 
-from switchml.control.p4.tables import OUTCOMES, Place, address_number, job_counters, loss_changes, open_slots
+from switchml.control.p4.tables import OUTCOMES, RegisterPlace, address_number, job_counters, loss_changes, open_slots
 from switchml.counters import COUNTERS
 from switchml.protocol.packet import FLAG_LATE, FLAG_PARTIAL, UDP_PORT, UDP_PORTS
 from switchml.protocol.pool import Pool, PoolV1
@@ -39,7 +39,7 @@ def echo(kind: int, rest: bytes) -> bytes:
 
 def small_job(generation: int = 1, **changes) -> Job:
     about = {"workers": 2, "payload_bytes": 256, "slots": 4, "tag": 77, "isn": 800} | changes
-    return Job(Scenario("small", 2, "", **about), Place(row=64, worker=3, group=9, generation=generation))
+    return Job(Scenario("small", 2, "", **about), RegisterPlace(row=64, worker=3, group=9, generation=generation))
 
 
 def contribution(
@@ -239,7 +239,7 @@ def test_wrong_ipv4_checksum(switch):
 
 def test_v1_at_all_of_its_ports_and_with_ipv4_checksum_0(switch):
     """As p4app-switchML's DPDK client sends it."""
-    job = Job(Scenario("client", 1, "", 2, 256), Place(row=64, worker=3, group=9, generation=1))
+    job = Job(Scenario("client", 1, "", 2, 256), RegisterPlace(row=64, worker=3, group=9, generation=1))
     start(switch, job)
 
     def send(rank: int, port: int, checksum: bytes, kind: int = 1) -> list:
@@ -259,7 +259,7 @@ def test_jobs_do_not_touch_each_other(switch):
     """All scenarios of protocol 2, interleaved packet by packet, in neighbouring rows."""
     jobs, row, worker = [], 0, 1
     for number, scenario in enumerate(s for s in load_all() if s.protocol == 2 and fits(s)):
-        jobs.append(Job(scenario, Place(row, worker, 2 + number, 1), number))
+        jobs.append(Job(scenario, RegisterPlace(row, worker, 2 + number, 1), number))
         row, worker = row + jobs[-1].rows, worker + scenario.workers
         start(switch, jobs[-1])
     for steps in itertools.zip_longest(*(job.scenario.steps for job in jobs)):
@@ -298,7 +298,7 @@ def open_now(switch, job: Job) -> tuple[int, tuple[int, ...]]:
 @pytest.mark.slow(keep=2)
 @pytest.mark.parametrize("protocol", [1, 2])
 def test_open_slots(switch, protocol):
-    job = Job(Scenario("open", protocol, "", 3, 256, 4, 0, 77, 800), Place(0, 1, 2, 0xFFFF_FFFE))
+    job = Job(Scenario("open", protocol, "", 3, 256, 4, 0, 77, 800), RegisterPlace(0, 1, 2, 0xFFFF_FFFE))
     for row in range(job.rows):  # left by another job
         switch.state.register("rounds").write(row, (5 << 32) + 2)
         switch.state.register("marks").write(row, 3 << 32)
@@ -368,7 +368,7 @@ def test_random_packets_as_the_pool_has_them(switch, seed, may_expire):
     source = random.Random(seed)
     protocol, workers = (1, 2, 2)[seed % 3], source.choice([1, 2, 3, 32])
     isn = source.choice([0, 1 << 20, (1 << 32) - 16])
-    job = Job(Scenario("random", protocol, "", workers, 256, 4, seed % 3, 77, isn), Place(128, 50, 2, 1 << 31),
+    job = Job(Scenario("random", protocol, "", workers, 256, 4, seed % 3, 77, isn), RegisterPlace(128, 50, 2, 1 << 31),
               may_expire=may_expire)  # fmt: skip
     s = job.scenario
     pool = PoolV1(workers=workers) if protocol == 1 else Pool(

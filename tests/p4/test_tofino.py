@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from switchml.control.p4.tables import Place
+from switchml.control.p4.tables import RegisterPlace
 from tests.support import tofino
 from tests.support.p4_jobs import Job, fits, read
 from tests.support.tofino_model import TOOLS, image
@@ -41,7 +41,7 @@ def programs(require_program, tmp_path_factory):
 @pytest.mark.needs("p4c-bm2-ss")
 @pytest.mark.parametrize("scenario", [pytest.param(s, id=s.name) for s in SCENARIOS if not left_out(s)])
 def test_scenario(scenario, programs):
-    job = Job(scenario, Place(row=ROW[scenario.protocol], worker=7, group=5, generation=1), number=3)
+    job = Job(scenario, RegisterPlace(row=ROW[scenario.protocol], worker=7, group=5, generation=1), number=3)
     chip = tofino.Chip(programs(scenario.protocol), tofino.job_changes(job))
     for step in scenario.steps:
         assert sorted(read(chip.receive(*job.frame(step)))) == sorted(job.replies(step)), step.label
@@ -59,7 +59,7 @@ def images(require_program, tmp_path_factory):
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("scenario", [pytest.param(s, id=s.name) for s in SCENARIOS if not left_out(s)])
 def test_scenario_on_the_model(scenario, images, require_program, tmp_path):
-    job = Job(scenario, Place(row=ROW[scenario.protocol], worker=7, group=5, generation=1), number=3)
+    job = Job(scenario, RegisterPlace(row=ROW[scenario.protocol], worker=7, group=5, generation=1), number=3)
     harness = require_program("tofino_test_harness")
     with tofino.on_the_model(harness, images(scenario.protocol), tmp_path, job) as chip:
         for step in scenario.steps:

@@ -15,7 +15,7 @@ from switchml.control.p4.tables import (
     OUTCOMES,
     Host,
     Neighbour,
-    Place,
+    RegisterPlace,
     address_number,
     job_counters,
     switch_changes,
@@ -73,7 +73,7 @@ class Node:
     def all(self) -> list["Node"]:
         return [self] + [node for child in self.below if isinstance(child, Node) for node in child.all()]
 
-    def changes(self, spec: JobSpec, place: Place):
+    def changes(self, spec: JobSpec, place: RegisterPlace):
         hosts, below, above = {}, [], None
         for port, child in enumerate(self.below, 1):
             if isinstance(child, Node):
@@ -98,7 +98,7 @@ def two_racks() -> Node:
     return Node(1, [Node(2, [0, 1]), Node(3, [2, 3])])
 
 
-PLACE = Place(row=64, worker=3, group=9, generation=1)
+PLACE = RegisterPlace(row=64, worker=3, group=9, generation=1)
 
 
 class Tree:

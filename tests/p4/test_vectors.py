@@ -7,7 +7,7 @@ import pytest
 
 from emulator.p4switch.engine.engine import Engine
 from emulator.p4switch.interpreter.path import Interpreter
-from switchml.control.p4.tables import OUTCOMES, Place, job_counters
+from switchml.control.p4.tables import OUTCOMES, RegisterPlace, job_counters
 from switchml.counters import COUNTERS
 from switchml.protocol.pool import Pool, PoolV1
 from tests.peers import simple_switch
@@ -79,7 +79,7 @@ def test_1024_bytes_with_a_register_a_lane(scenario, switches):
 
 def check_scenario(scenario, switch):
     state = switch.state
-    job = Job(scenario, Place(row=1024, worker=7, group=5, generation=next(generations)))
+    job = Job(scenario, RegisterPlace(row=1024, worker=7, group=5, generation=next(generations)))
     p4_programming.apply(state, job.changes())
     try:
         replies = [0] * scenario.workers
@@ -101,10 +101,10 @@ def together(scenarios: list[Scenario], n_rows: int) -> list[list[Job]]:
     runs: list[list[Job]] = [[]]
     row, worker = 0, 1
     for number, scenario in enumerate(scenarios):
-        job = Job(scenario, Place(row, worker, 2 + number, 1), number)
+        job = Job(scenario, RegisterPlace(row, worker, 2 + number, 1), number)
         if row + job.rows > n_rows:
             runs.append([])
-            job = Job(scenario, Place(0, 1, 2, 1), number)
+            job = Job(scenario, RegisterPlace(0, 1, 2, 1), number)
             row, worker = 0, 1
         runs[-1].append(job)
         row, worker = row + job.rows, worker + scenario.workers

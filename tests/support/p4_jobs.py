@@ -11,7 +11,7 @@ from switchml.control.p4.tables import (
     MAX_WORKERS,
     Changes,
     Host,
-    Place,
+    RegisterPlace,
     address_number,
     job_changes,
     rows,
@@ -48,7 +48,7 @@ class Job:
     some ranks though the scenario has no expiry."""
 
     scenario: Scenario
-    place: Place
+    place: RegisterPlace
     number: int = 0
     may_expire: bool = False
 

@@ -10,7 +10,7 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
 from emulator.p4switch.program import ir
-from switchml.control.thrift.idl import Call
+from switchml.control.thrift.idl import ServiceCall
 from switchml.control.thrift.protocol import BOOL, DOUBLE, ListOf, MapOf, Number, String
 from tests.support.p4runtime_seeds import change
 
@@ -42,7 +42,7 @@ class Calls:
 
     # Thrift
 
-    def arguments(self, call: Call) -> dict[str, Any]:
+    def arguments(self, call: ServiceCall) -> dict[str, Any]:
         """The arguments of a Thrift call."""
         return {
             field.name: self._name(SORTS[field.name]) if field.name in SORTS else self._value(field.type)

@@ -18,7 +18,7 @@ from switchml.tables import Table, number, show, text
 
 
 @dataclass
-class Turn:
+class BackendResult:
     """One backend of `switchml bench aggregators`. `transport`: how its ranks reach it; "tcp" for Gloo."""
 
     backend: str
@@ -40,7 +40,7 @@ def measure(
     warmup: int,
     wire: str = "int32",
     report: Callable[[str], None] = lambda text: None,
-) -> list[Turn]:
+) -> list[BackendResult]:
     """All-reduce `size_bytes` through each of `backends` (GLOO and AGGREGATORS), in turns: all ranks have joined all of
     them, so the times of a round saw much the same machine. Idle aggregators cost nothing: they sleep.
 
@@ -53,7 +53,9 @@ def measure(
         with joined_ranks(workers, backends, case.elements, None, started, wire) as (team, transports):
             targets = {name: target() for name, target in started.items()}
             turns = [
-                Turn(name, transports.get(name, "tcp"), targets[name].payload_bytes if name in targets else 0, Tally())
+                BackendResult(
+                    name, transports.get(name, "tcp"), targets[name].payload_bytes if name in targets else 0, Tally()
+                )
                 for name in backends
             ]
             team.prepare(case)
@@ -67,7 +69,7 @@ def measure(
     return turns
 
 
-def as_json(turns: Sequence[Turn], size_bytes: int, workers: int) -> dict[str, Any]:
+def as_json(turns: Sequence[BackendResult], size_bytes: int, workers: int) -> dict[str, Any]:
     """Times in seconds, algbw and busbw in 10^9 bytes a second as nccl-tests has them."""
     rows = []
     for turn in turns:

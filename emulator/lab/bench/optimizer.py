@@ -83,14 +83,14 @@ def measure(joined: Joined, trials: int) -> Measured:
     )
     began_s = time.perf_counter()
     running.until_spent(lambda: running.by_optuna(allowed.values(machine), True, trials, 0))
-    took_s = time.perf_counter() - began_s
+    elapsed_s = time.perf_counter() - began_s
     return Measured(
         ops=len(joined.graph.ops),
         ranks=len(joined.graph.ranks),
         gradients=len(sizes),
         coarse_ops=len(objective.coarse(TRACED).graph.ops),
         trials=objective.evaluated,
-        settings_per_minute=objective.evaluated / took_s * 60,
+        settings_per_minute=objective.evaluated / elapsed_s * 60,
         replays_per_minute=60 / alone_s,
         whole_per_minute=60 / whole_s,
     )

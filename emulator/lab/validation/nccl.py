@@ -9,7 +9,7 @@ import numpy as np
 
 from emulator.cluster import collectives, tables
 from emulator.cluster.cluster import Cluster
-from emulator.cluster.topology import Place
+from emulator.cluster.topology import GroupLayout
 from emulator.lab.validation.rows import Row
 
 
@@ -22,7 +22,7 @@ def held_out(table: tables.Table) -> list[Row]:
 
 def by_formula(table: tables.Table, cluster: Cluster) -> list[Row]:
     """All sizes, predicted by the closed form of a cluster's file: nothing fitted to this table."""
-    where = Place(table.ranks, 1, table.ranks, 1)
+    where = GroupLayout(table.ranks, 1, table.ranks, 1)
     predicted = [collectives.cost(cluster, "all_reduce", size, where).seconds for size in table.size_bytes]
     return _rows(table, table.size_bytes, table.seconds, np.array(predicted))
 

@@ -11,7 +11,7 @@ from emulator.networks.faults.checks import Violation
 from emulator.networks.faults.clock import TRUE, Clock
 from emulator.networks.netsim.link import NS
 from emulator.networks.netsim.packets import Packet
-from emulator.networks.netsim.rank import NEVER, Alarm, Turns
+from emulator.networks.netsim.rank import NEVER, Alarm, SteppedWorker
 from host_agent.calls import Request
 from host_agent.core import Core, new_worker
 from switchml.errors import JobError
@@ -23,7 +23,7 @@ _MOST_TURNS = 1000
 
 class VirtualAgent:
     """`send(packet)` transmits a datagram, with `endpoint` as its source. `inbox_packets`: capacity of the receive
-    buffer; `clock`: its host's; `deadline_s`: the job's. While `is_paused` the agent does nothing."""
+    buffer; `clock`: its host's; `deadline_s`: the job's. While `is_stopped` the agent does nothing."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class VirtualAgent:
         self._inbox: list[Packet] = []
         self._inbox_packets = inbox_packets
         self._is_working = False
-        self.is_paused = self.is_over = self._is_halted = False
+        self.is_stopped = self.is_over = self._is_paused = False
         worker = new_worker(session.info, rank, world_size, deadline_s=deadline_s)
         self.core = Core(
             worker,
@@ -56,7 +56,7 @@ class VirtualAgent:
             exact=exact,
             report=lambda report: self.session.waiting(report),
         )
-        self._turns = Turns(worker, endpoint, rank)
+        self._turns = SteppedWorker(worker, endpoint, rank)
         self._alarm = Alarm(env, self.work)
 
     @property
@@ -83,15 +83,17 @@ class VirtualAgent:
 
     def receive(self, packet: Packet) -> None:
         """A datagram has arrived."""
-        if len(self._inbox) < self._inbox_packets and not self._is_halted:
+        if len(self._inbox) < self._inbox_packets and not self._is_paused:
             self._inbox.append(packet)
             self.work()
 
-    def pause(self) -> None:
-        self.is_paused = True
+    def stop(self) -> None:
+        """As SIGSTOP."""
+        self.is_stopped = True
 
-    def resume(self) -> None:
-        self.is_paused = False
+    def cont(self) -> None:
+        """As SIGCONT."""
+        self.is_stopped = False
         self.work()
 
     def leave(self) -> None:
@@ -105,18 +107,18 @@ class VirtualAgent:
         self.is_over = True
         self._alarm.set(None)
 
-    def halt(self) -> None:
+    def pause(self) -> None:
         """Move no packets; what arrives is lost."""
-        self._is_halted = True
+        self._is_paused = True
         self._inbox = []
 
-    def go_on(self) -> None:
-        """After `halt`."""
-        self._is_halted = False
+    def resume(self) -> None:
+        """After `pause`."""
+        self._is_paused = False
         self.work()
 
-    def move(self, session, worker: Worker, agreed: bytes) -> None:
-        """While halted: go on at another aggregator, with a new worker of the job there."""
+    def migrate(self, session, worker: Worker, agreed: bytes) -> None:
+        """While paused: go on at another aggregator, with a new worker of the job there."""
         self.core.worker.resume(worker, agreed, self._now)
         self.session = session
         self.core.moved(session.info)
@@ -128,7 +130,7 @@ class VirtualAgent:
 
     def work(self) -> None:
         """One wake-up of the agent's thread: take turns until there is nothing left to do."""
-        if self.is_over or self.is_paused or self._is_working or (self._is_halted and self.core.error is None):
+        if self.is_over or self.is_stopped or self._is_working or (self._is_paused and self.core.error is None):
             return
         core = self.core
         self._is_working = True

@@ -8,11 +8,11 @@ import random
 from dataclasses import replace
 
 from emulator.networks.faults.clock import draw_clocks
-from emulator.networks.faults.plan import Plan, draw, draw_job
+from emulator.networks.faults.plan import FaultPlan, draw, draw_job
 from emulator.networks.netsim.config import LinkConfig
 
 
-def draw_best_effort(seed: int) -> Plan:
+def draw_best_effort(seed: int) -> FaultPlan:
     """The plan of a seed."""
     plan, chooser = draw(seed), random.Random(f"best effort {seed}")
     jobs, hosts = [], 0

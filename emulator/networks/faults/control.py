@@ -13,7 +13,7 @@ from typing import Any
 
 import simpy
 
-from emulator.networks.faults.plan import Plan
+from emulator.networks.faults.plan import FaultPlan
 from emulator.networks.netsim.link import NS, at
 from switchml.aggregator.best_effort import BestEffortDataplane
 from switchml.aggregator.software import SoftwareDataplane
@@ -190,7 +190,7 @@ class Control:
     """The aggregator's process: data plane and registry, new at each start. `note(kind, …)` is called for what only the
     aggregator knows: a rank "left" or was "lost", a job "started"."""
 
-    def __init__(self, env: simpy.Environment, plan: Plan, note: Callable[..., None], site: int = 0):
+    def __init__(self, env: simpy.Environment, plan: FaultPlan, note: Callable[..., None], site: int = 0):
         self.env, self._plan, self._note = env, plan, note
         self._chooser = random.Random(f"control {plan.seed}" + (f" at {site}" if site else ""))
         self.cut_hosts: set[int] = set()

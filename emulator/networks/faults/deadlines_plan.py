@@ -7,7 +7,7 @@ import random
 from dataclasses import replace
 
 from emulator.networks.faults.clock import draw_clocks
-from emulator.networks.faults.plan import NARROW, Call, Fault, JobPlan, Pace, Plan, draw
+from emulator.networks.faults.plan import NARROW, Fault, FaultPlan, JobPlan, Pace, PlannedCall, draw
 from emulator.networks.netsim.config import LinkConfig
 
 KINDS = ("pause", "pause", "pause", "cut data", "cut up", "cut down", "crash", "aggregator")
@@ -23,7 +23,7 @@ _OTHERS = ("all_reduce", "all_reduce", "reduce_scatter", "all_gather", "broadcas
 """Kinds of the calls between steps, which wait for every rank."""
 
 
-def draw_deadlines(seed: int) -> Plan:
+def draw_deadlines(seed: int) -> FaultPlan:
     """The plan of a seed."""
     plan, chooser = draw(seed), random.Random(f"deadlines {seed}")
     plan = replace(plan, jobs=plan.jobs[:_MOST_JOBS])
@@ -57,7 +57,7 @@ def _job(
 ) -> JobPlan:
     """A job of steps: a sum for each bucket of gradients, and now and then another call."""
     buckets = [
-        Call(
+        PlannedCall(
             chooser.choice(["float32", "float32", "float64"]),
             chooser.choice([chooser.randint(1, 64), chooser.randint(1, 600), 1500]),
             chooser.choice(["sum", "mean"]),
@@ -79,7 +79,7 @@ def _job(
         calls += [replace(bucket, special=special) for bucket in buckets]
         if chooser.random() < others:
             dtype = chooser.choice(["float32", "int32", "int64"])
-            call = Call(dtype, chooser.randint(1, 300), "sum", None, 0.0, 0, "", chooser.choice(_OTHERS))
+            call = PlannedCall(dtype, chooser.randint(1, 300), "sum", None, 0.0, 0, "", chooser.choice(_OTHERS))
             calls.append(replace(call, root=chooser.randrange(job.workers)))
     # A step's packets on a rank's link: a deadline below that is one that everybody misses.
     busy_s = 8 * sum(8 * bucket.numel + 400 for bucket in buckets) / link.rate_bps + 4 * link.delay_s

@@ -57,7 +57,7 @@ class Mover:
 
     def _go(self, event: Any) -> Generator[simpy.Event, Any, None]:
         agent = self._agent
-        agent.halt()
+        agent.pause()
         reports = (rounds_of(agent.core.worker.state),)
         self._session.vanish()
         deadline = self._env.now + self._lasts(self._world.plan.failover_s)
@@ -70,12 +70,12 @@ class Mover:
                 break
             if (yield from self._visit(stop, reports, left_s)):
                 self._is_moving = False
-                agent.go_on()
+                agent.resume()
                 self._follow(self._session)  # which may be lost by now, too
                 return
             yield self._env.timeout(self._lasts(failover.PAUSE_S))
         self._is_moving = False
-        agent.go_on()
+        agent.resume()
         agent.on_event(event if isinstance(event, AggregatorLost) else AggregatorLost(event.reason))
 
     def _visit(
@@ -112,5 +112,5 @@ class Mover:
         self._world.log("moved", program.host, stop.address, info.epoch)
         program.moved(session, stop.address)
         worker = new_worker(info, program.rank, program.job.workers)
-        self._agent.move(session, worker, info.rounds[0])
+        self._agent.migrate(session, worker, info.rounds[0])
         return True

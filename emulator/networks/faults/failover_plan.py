@@ -7,7 +7,7 @@ import random
 from dataclasses import replace
 
 from emulator.networks.faults.clock import draw_clocks
-from emulator.networks.faults.plan import Fault, JobPlan, Plan, draw
+from emulator.networks.faults.plan import Fault, FaultPlan, JobPlan, draw
 
 KINDS = ("aggregator", "aggregator", "aggregator", "cut", "cut data", "cut up", "cut down", "pause")
 SUSPICION = "suspicion"
@@ -23,7 +23,7 @@ _CHASE_S = 0.6
 _MOST_DOWN_S = 2.0
 
 
-def draw_failover(seed: int) -> Plan:
+def draw_failover(seed: int) -> FaultPlan:
     """The plan of a seed."""
     plan, chooser = draw(seed), random.Random(f"failover {seed}")
     aggregators = chooser.choice([1, 2, 2, 2, 3])

@@ -14,7 +14,7 @@ from itertools import product
 
 import numpy as np
 
-from emulator.networks.faults.plan import Call, JobPlan
+from emulator.networks.faults.plan import JobPlan, PlannedCall
 from emulator.networks.faults.tensors import put_special
 from emulator.networks.netsim.config import LinkConfig
 from host_agent.calls import Late, Request
@@ -35,7 +35,7 @@ _REACH = 100
 _SCALES = (0, 0, 1, 2, 7)
 
 
-def gradient(job: JobPlan, call: Call, seed: tuple[int, ...], rank: int) -> np.ndarray:
+def gradient(job: JobPlan, call: PlannedCall, seed: tuple[int, ...], rank: int) -> np.ndarray:
     """What a rank computes for a call. All sums of all steps are exact in float32."""
     generator = np.random.default_rng((*seed, rank, 1))
     x = generator.integers(-_REACH, _REACH + 1, call.numel).astype(call.dtype)
@@ -55,7 +55,7 @@ def usual_s(job: JobPlan, link: LinkConfig) -> float:
     return 3 * (chunks / max(job.slots // QUEUES, 1) + 1) * 2 * (link.delay_s + packet_s)
 
 
-def _chunk(job: JobPlan, call: Call) -> int:
+def _chunk(job: JobPlan, call: PlannedCall) -> int:
     """Elements of a chunk."""
     return elements_per_chunk(FORMATS[format_of(call.dtype, job.wire)], job.payload_bytes, job.workers)
 
@@ -76,7 +76,7 @@ class Memories:
     def request(
         self,
         job: JobPlan,
-        call: Call,
+        call: PlannedCall,
         own: np.ndarray | None,
         book: Book,
         rank: int,
@@ -118,7 +118,7 @@ class Book:
     entries: dict[int, Entry] = field(default_factory=dict)
 
 
-def audit(job: JobPlan, call: Call, book: Book, is_calm: bool) -> str:
+def audit(job: JobPlan, call: PlannedCall, book: Book, is_calm: bool) -> str:
     """What is wrong about a call, or "". Ranks without an entry contributed, if at all, to any of its chunks."""
     if not book.entries:
         return ""
@@ -168,7 +168,7 @@ def audit(job: JobPlan, call: Call, book: Book, is_calm: bool) -> str:
 
 
 def _counts(
-    job: JobPlan, call: Call, book: Book, part: slice, choices: list[tuple[Share, ...]], least: int
+    job: JobPlan, call: PlannedCall, book: Book, part: slice, choices: list[tuple[Share, ...]], least: int
 ) -> set[int]:
     """How many ranks the aggregator may have counted in a chunk, given its sum. `choices`: what of each rank may be in
     it. Ranks that are in it with zeros only count, too."""

@@ -25,7 +25,7 @@ SPECIALS = ("", "", "", "", "", "nan", "inf", "infs", "zeros", "overflow")
 
 
 @dataclass(frozen=True)
-class Call:
+class PlannedCall:
     """One collective of `kind`. `pause_s`: what the program does before it. `exponent`: of two, the values' scale.
     `numel`: of one rank's share in a reduce-scatter or an all-gather. `bucket`: of sums that don't wait for late ranks
     (late.py), which memory is theirs; a step begins with bucket 0."""
@@ -41,7 +41,7 @@ class Call:
     root: int = 0
     bucket: int = -1
 
-    def mixed(self, kinds: random.Random, workers: int) -> Call:
+    def mixed(self, kinds: random.Random, workers: int) -> PlannedCall:
         """The same call as one of any kind. Only the rank that gets a sum learns that it does not fit its type."""
         kind = kinds.choice(KINDS_OF_CALLS)
         special = self.special if kind == "all_reduce" or self.special != "overflow" else ""
@@ -71,7 +71,7 @@ class JobPlan:
     slots: int
     payload_bytes: int
     wire: str
-    calls: tuple[Call, ...]
+    calls: tuple[PlannedCall, ...]
     starts_s: tuple[float, ...]
     at_once: tuple[bool, ...]
     keeps_port: bool
@@ -109,7 +109,7 @@ KINDS = ("cut", "cut data", "pause", "crash", "aggregator")
 
 
 @dataclass(frozen=True)
-class Plan:
+class FaultPlan:
     """Everything that a seed decides. After `heal_s` there are no more faults, and all jobs must end."""
 
     seed: int
@@ -197,7 +197,7 @@ class Plan:
         return lines
 
 
-def draw(seed: int) -> Plan:
+def draw(seed: int) -> FaultPlan:
     """The plan of a seed."""
     chooser = random.Random(f"plan {seed}")
     jobs, hosts = [], 0
@@ -225,7 +225,7 @@ def draw(seed: int) -> Plan:
         at_s, host = chooser.uniform(0.0, span_s), -1 if kind == "aggregator" else chooser.randrange(hosts)
         faults.append(Fault(at_s, kind, host, 0.003 * (longest_s / 0.003) ** chooser.random()))
     faults.sort(key=lambda fault: fault.at_s)
-    return Plan(
+    return FaultPlan(
         seed=seed,
         jobs=tuple(jobs),
         link=link,
@@ -254,7 +254,7 @@ def draw_job(chooser: random.Random, name: str, hosts: tuple[int, ...]) -> JobPl
         if special in (("nan", "inf", "infs") if dtype.startswith("int") else ("overflow",)):
             special = ""
         calls.append(
-            Call(
+            PlannedCall(
                 dtype,
                 numel,
                 chooser.choice(["sum", "sum", "mean"]),

@@ -16,9 +16,9 @@ from emulator.networks.faults.agent import VirtualAgent
 from emulator.networks.faults.control import Session
 from emulator.networks.faults.failover import Mover
 from emulator.networks.faults.late import Memories
-from emulator.networks.faults.plan import ONE_SENDS, Call, JobPlan
+from emulator.networks.faults.plan import ONE_SENDS, JobPlan, PlannedCall
 from emulator.networks.netsim.link import NS
-from host_agent.collectives import Move, request_of
+from host_agent.collectives import CollectiveCall, request_of
 from switchml.control.membership import JoinRequest
 from switchml.errors import CollectiveTimeout, SumOverflow
 from switchml.net import udp
@@ -67,7 +67,7 @@ class Program:
         if self._is_paused is None:
             self._is_paused = self.env.event()
         if self.agent is not None:
-            self.agent.pause()
+            self.agent.stop()
 
     def resume(self) -> None:
         self._resumed_at = self.env.now
@@ -75,7 +75,7 @@ class Program:
             self._is_paused.succeed()
             self._is_paused = None
         if self.agent is not None:
-            self.agent.resume()
+            self.agent.cont()
 
     def suspect(self) -> None:
         """Take the aggregator for lost, whether it is or not."""
@@ -235,7 +235,7 @@ class Program:
             seconds += pace.slow_s
         yield self.env.timeout(int(seconds * NS))
 
-    def _submit(self, agent: VirtualAgent, key: tuple[int, int], number: int, call: Call) -> simpy.Event:
+    def _submit(self, agent: VirtualAgent, key: tuple[int, int], number: int, call: PlannedCall) -> simpy.Event:
         """Begin a collective. The event's value: whether this attempt has failed."""
         ledger = self.world.checks.ledgers[key]
         self._submitted = number + 1
@@ -254,7 +254,7 @@ class Program:
         def on_done(error: BaseException | None) -> None:
             self._ended(agent, key, number, error, target, done)
 
-        move = Move(
+        move = CollectiveCall(
             call.kind,
             source.ctypes.data,
             target.ctypes.data,
@@ -268,7 +268,7 @@ class Program:
         agent.submit(request_of(move, self.rank, self.job.workers, agent.core.wire, on_done, **options))
         return done
 
-    def _submit_late(self, agent: VirtualAgent, key: tuple[int, int], number: int, call: Call) -> simpy.Event:
+    def _submit_late(self, agent: VirtualAgent, key: tuple[int, int], number: int, call: PlannedCall) -> simpy.Event:
         """Begin a sum that doesn't wait for late ranks, as `_submit` does."""
         ledger, memories, plan = self.world.checks.ledgers[key], self._memories, self.world.plan
         assert memories is not None
@@ -285,7 +285,7 @@ class Program:
         agent.submit(memories.request(self.job, call, own, book, self.rank, on_done))
         return done
 
-    def _due_at(self, number: int, call: Call) -> simpy.Event:
+    def _due_at(self, number: int, call: PlannedCall) -> simpy.Event:
         """The event of a call that begins."""
         self._due[number] = np.inf
         if call.timeout_s:  # the agent has it in seconds, a fraction of a microsecond off

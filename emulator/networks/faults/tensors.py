@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from emulator.networks.faults.plan import Call, JobPlan
+from emulator.networks.faults.plan import JobPlan, PlannedCall
 from switchml.protocol.fixedpoint import headroom, spreads
 from switchml.protocol.sizes import EXACT, WIRES
 
@@ -21,7 +21,7 @@ _APART = 2.0**-50
 """With exact sums, scales differ so much that a chunk needs further rounds."""
 
 
-def source(job: JobPlan, call: Call, seed: tuple[int, ...], rank: int) -> np.ndarray:
+def source(job: JobPlan, call: PlannedCall, seed: tuple[int, ...], rank: int) -> np.ndarray:
     """What `rank` contributes. `seed` differs for every all-reduce of every incarnation of a job."""
     generator = np.random.default_rng((*seed, rank))
     numel = call.numel * (job.workers if call.kind == "reduce_scatter" else 1)
@@ -44,7 +44,7 @@ def source(job: JobPlan, call: Call, seed: tuple[int, ...], rank: int) -> np.nda
     return x.astype(call.dtype)
 
 
-def put_special(x: np.ndarray, call: Call, place: int, rank: int, workers: int) -> None:
+def put_special(x: np.ndarray, call: PlannedCall, place: int, rank: int, workers: int) -> None:
     """Write what is not finite into the tensor of a rank, at `place`, if the call has that."""
     if call.special == "nan" and rank == 0:
         x[place] = np.nan
@@ -62,7 +62,7 @@ class Exact:
     off: float = 0.0
     overflows: bool = False
 
-    def at(self, call: Call, rank: int) -> Exact:
+    def at(self, call: PlannedCall, rank: int) -> Exact:
         """What of it one rank gets."""
         if call.kind == "reduce_scatter":
             return replace(self, values=self.values[rank * call.numel : (rank + 1) * call.numel])
@@ -85,13 +85,13 @@ UNTOUCHED = 99
 """What results hold before."""
 
 
-def target(job: JobPlan, call: Call, dtype: np.dtype) -> np.ndarray:
+def target(job: JobPlan, call: PlannedCall, dtype: np.dtype) -> np.ndarray:
     """Where a rank's result is to be."""
     numel = {"all_gather": call.numel * job.workers, "barrier": 0}.get(call.kind, call.numel)
     return np.full(numel, UNTOUCHED, dtype)
 
 
-def expected(job: JobPlan, call: Call, seed: tuple[int, ...]) -> Exact:
+def expected(job: JobPlan, call: PlannedCall, seed: tuple[int, ...]) -> Exact:
     """The expected result of the ranks' collective, that of all ranks together for a reduce-scatter."""
     parts = [source(job, call, seed, rank) for rank in range(job.workers)]
     if call.kind == "all_gather":

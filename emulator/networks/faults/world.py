@@ -22,7 +22,7 @@ from emulator.networks.faults.checks import Checks, Ledger, Violation
 from emulator.networks.faults.control import Control, Session
 from emulator.networks.faults.deadlines_plan import draw_deadlines
 from emulator.networks.faults.failover_plan import SUSPICION, draw_failover
-from emulator.networks.faults.plan import Fault, Plan, draw
+from emulator.networks.faults.plan import Fault, FaultPlan, draw
 from emulator.networks.faults.program import Program
 from emulator.networks.netsim.config import LinkConfig
 from emulator.networks.netsim.link import NS, Link, at
@@ -57,7 +57,7 @@ class Outcome:
     seconds: float
 
 
-DRAWS: dict[str, Callable[[int], Plan]] = {
+DRAWS: dict[str, Callable[[int], FaultPlan]] = {
     "": draw,
     "failover": draw_failover,
     "deadlines": draw_deadlines,
@@ -72,7 +72,7 @@ def play(seed: int, log: Callable[[str], None] | None = None, kind: str = "") ->
 
 
 @dataclass
-class Site:
+class AggregatorNode:
     """An aggregator, and each host's link to it and from it. With best-effort slots these lead to a switch, and
     `behind` from that to its aggregator and back."""
 
@@ -85,7 +85,7 @@ class Site:
 class World:
     """The simulation of one plan."""
 
-    def __init__(self, plan: Plan, log: Callable[[str], None] | None = None):
+    def __init__(self, plan: FaultPlan, log: Callable[[str], None] | None = None):
         self.plan, self._log = plan, log
         self._hash = hashlib.blake2b(digest_size=8)
         self.env = simpy.Environment(_START_NS)
@@ -111,8 +111,8 @@ class World:
             at(self.env, _START_NS + int(fault.at_s * NS), self._begin_fault, fault)
         at(self.env, _START_NS + int(plan.heal_s * NS), self._clear_up)
 
-    def _site(self, number: int) -> Site:
-        plan, site = self.plan, Site(Control(self.env, self.plan, self._note, number))
+    def _site(self, number: int) -> AggregatorNode:
+        plan, site = self.plan, AggregatorNode(Control(self.env, self.plan, self._note, number))
         suffix = f" at {number}" if number else ""
 
         def link(name: str, deliver: Callable[[Packet], None], config: LinkConfig = plan.link) -> Link:
@@ -189,7 +189,7 @@ class World:
         except Violation as violation:
             self._violation = self._violation or violation
 
-    def _at_aggregator(self, site: Site, packet: Packet) -> None:
+    def _at_aggregator(self, site: AggregatorNode, packet: Packet) -> None:
         plane = site.control.dataplane
         if plane is None:
             return
@@ -206,7 +206,7 @@ class World:
             link = site.behind[0] if is_behind else site.down[endpoint >> 24 & 0xFF]
             link.send(Packet(np.frombuffer(data, np.uint8), 0, 0, endpoint))
 
-    def _at_behind(self, site: Site, packet: Packet) -> None:
+    def _at_behind(self, site: AggregatorNode, packet: Packet) -> None:
         """A packet of the switch at the aggregator behind it."""
         plane = site.control.dataplane
         if isinstance(plane, BestEffortDataplane):
@@ -214,7 +214,7 @@ class World:
             for data in plane.handle_behind(packet.address, packet.length):
                 site.behind[1].send(Packet(np.frombuffer(data, np.uint8), 0, 0))
 
-    def _note_round(self, site: Site, packet: Packet) -> None:
+    def _note_round(self, site: AggregatorNode, packet: Packet) -> None:
         seq, tag = be32(packet.data[:HEADER_BYTES], 2), be16(packet.data[:HEADER_BYTES], 6)
         for slots in {job.slots for job in self.plan.jobs}:
             key = site.control.generation, tag, seq % (2 * slots)

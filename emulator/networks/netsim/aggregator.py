@@ -43,7 +43,7 @@ def rack_address(rack: int) -> int:
 
 
 @dataclass
-class Seat:
+class JobSlots:
     """One job at one switch. `children[i]`: what the pool's rank i is: job ranks behind it, and where they are reached
     (a host, or a rack's address). `train_packets`: how many results may travel as one train."""
 
@@ -99,10 +99,10 @@ class Aggregator:
 
     def __init__(self, down: Callable[[Packet | Train], object], up: Callable[[Packet], object] | None = None):
         self._down, self._up = down, up
-        self._seats: dict[int, Seat] = {}
+        self._seats: dict[int, JobSlots] = {}
         self._reply = np.zeros(wire_format.MAX_SPARSE_BYTES, np.uint8)
 
-    def add(self, job: int, seat: Seat) -> None:
+    def add(self, job: int, seat: JobSlots) -> None:
         """Add a job, before anything arrives for it."""
         self._seats[job] = seat
 
@@ -122,7 +122,7 @@ class Aggregator:
             for coupling in coupled(by_child[child], seat.train_packets, item.framing_bytes):
                 self._down(coupling)
 
-    def _answers(self, seat: Seat, packet: Packet) -> list[tuple[int, Packet]]:
+    def _answers(self, seat: JobSlots, packet: Packet) -> list[tuple[int, Packet]]:
         pool, child, flags = seat.pool, seat.index[packet.rank], 0
         if seat.is_switch(child):
             contribution = _contribution(packet, int(pool.job[0]["payload"]))
@@ -146,12 +146,12 @@ class Aggregator:
             return [(child, seat.to_child(packet, child, self._reply[:length]))]
         return []
 
-    def _add_flags(self, seat: Seat, row: int, flags: int) -> None:
+    def _add_flags(self, seat: JobSlots, row: int, flags: int) -> None:
         """Add a partial sum's flags to the slot, and to its result, if there is one already."""
         seat.pool.slots[row]["flags"] |= flags & (FLAG_OVERFLOW | FLAG_MIXED)
         seat.result(row)[HEADER_BYTES - 1] = seat.pool.slots[row]["flags"]
 
-    def _wait(self, seat: Seat) -> np.ndarray:
+    def _wait(self, seat: JobSlots) -> np.ndarray:
         """The wait packet in the reply, its missing children as their ranks."""
         packet = self._reply[: HEADER_BYTES + BITMAP_BYTES]
         missing = np.flatnonzero(np.unpackbits(packet[HEADER_BYTES:], bitorder="little"))
@@ -162,7 +162,7 @@ class Aggregator:
 
     # With a switch above
 
-    def _send_up(self, seat: Seat, packet: Packet, row: int, *, is_retransmission: bool) -> None:
+    def _send_up(self, seat: JobSlots, packet: Packet, row: int, *, is_retransmission: bool) -> None:
         """Send the partial sum in a row to the switch above, as a contribution."""
         assert self._up is not None
         slot, result = seat.pool.slots[row], seat.result(row)
@@ -196,7 +196,7 @@ class Aggregator:
         for _, answer in seat.to_all(packet, data):
             self._down(answer)
 
-    def _keep(self, seat: Seat, row: int, packet: Packet) -> np.ndarray:
+    def _keep(self, seat: JobSlots, row: int, packet: Packet) -> np.ndarray:
         """Put a result from above into its row; returns what is there then. Data of the row that have not gone up stay,
         and those of the result are combined with them."""
         slot, data, own = seat.pool.slots[row], packet.data, seat.result(row)
@@ -243,16 +243,16 @@ def _contribution(packet: Packet, payload: int) -> tuple[Packet, int] | None:
     return Packet(data, packet.job, packet.rank), flags
 
 
-def seat(ranks: Sequence[int], hosts: Sequence[int], train_packets: int, **pool) -> Seat:
+def seat(ranks: Sequence[int], hosts: Sequence[int], train_packets: int, **pool) -> JobSlots:
     """One job at the switch that the hosts of `ranks` are connected to. `pool`: options of its Pool."""
     children = tuple(((rank,), hosts[rank]) for rank in ranks)
-    return Seat(Pool(workers=len(ranks), **pool), children, train_packets)
+    return JobSlots(Pool(workers=len(ranks), **pool), children, train_packets)
 
 
 def seats(
     ranks_of_rack: Sequence[Sequence[int]], racks: Sequence[int], hosts: Sequence[int], train_packets: int, **pool
-) -> tuple[list[Seat], Seat]:
+) -> tuple[list[JobSlots], JobSlots]:
     """One job in a tree: the seat at each of `racks`, whose ranks are `ranks_of_rack`, and the one above them."""
     children = tuple((tuple(ranks), rack_address(rack)) for rack, ranks in zip(racks, ranks_of_rack, strict=True))
     below = [seat(ranks, hosts, train_packets, **pool) for ranks in ranks_of_rack]
-    return below, Seat(Pool(workers=len(racks), **pool), children)
+    return below, JobSlots(Pool(workers=len(racks), **pool), children)

@@ -20,7 +20,7 @@ from switchml.runtime.memory import u8_at
 NEVER = int(np.iinfo(np.int64).max)
 
 
-class Turns:
+class SteppedWorker:
     """The rules of one worker, turn by turn. `job` and `rank` are those of its packets."""
 
     def __init__(self, worker: rules.Worker, job: int, rank: int):
@@ -132,7 +132,7 @@ class Rank:
     ):
         self.env, self.worker, self.rank = env, worker, rank
         self._train_packets, self._framing_bytes = train_packets, framing_bytes
-        self._turns, self._send, self._on_done = Turns(worker, job, rank), send, on_done
+        self._turns, self._send, self._on_done = SteppedWorker(worker, job, rank), send, on_done
         self._alarm = Alarm(env, self._turn)
         self._started = 0
 

@@ -17,7 +17,7 @@ from switchml.tables import wide_option
 from switchml.terminal import progress, say
 
 if TYPE_CHECKING:
-    from emulator.peers.settings import Settings
+    from emulator.peers.settings import PeerSettings
 
 
 @click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
@@ -77,9 +77,9 @@ def peers(script: tuple[str, ...], as_json: bool, **options: Any) -> None:
     show(launch(script, settings_of(**options), quiet_script=as_json), as_json)
 
 
-def settings_of(*, world_size: int, real_ranks: str, slow: str, switch_jobs: int = 1, **rest: Any) -> Settings:
+def settings_of(*, world_size: int, real_ranks: str, slow: str, switch_jobs: int = 1, **rest: Any) -> PeerSettings:
     """What the options say. Raises ConfigError."""
-    from emulator.peers.settings import Settings, parse_slow
+    from emulator.peers.settings import PeerSettings, parse_slow
     from switchml.errors import ConfigError
 
     try:
@@ -90,7 +90,7 @@ def settings_of(*, world_size: int, real_ranks: str, slow: str, switch_jobs: int
     if not 1 <= len(real) <= world_size:
         raise ConfigError(f"--real-ranks {real_ranks}: expected 1 to {world_size} of them")
     rest = {name: str(each) if isinstance(each, Path) else each for name, each in rest.items() if each is not None}
-    return Settings(world=world_size, real=real, slow=parse_slow(slow), jobs=switch_jobs, **rest)
+    return PeerSettings(world=world_size, real=real, slow=parse_slow(slow), jobs=switch_jobs, **rest)
 
 
 def show(report: dict[str, Any], as_json: bool) -> None:
@@ -103,7 +103,7 @@ def show(report: dict[str, Any], as_json: bool) -> None:
     print_report(report)
 
 
-def train_digits(settings: Settings, as_json: bool, **training: float) -> None:
+def train_digits(settings: PeerSettings, as_json: bool, **training: float) -> None:
     """`switchml train --emulated-ranks`. `training`: options of emulator/peers/digits.py."""
     require("torch", "sklearn")
     from emulator.peers.launch import launch

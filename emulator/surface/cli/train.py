@@ -234,7 +234,7 @@ def train(
     from host_agent.pytorch.aggregator import options_for
     from host_agent.training import data, report, runner
     from host_agent.training.progress import progress
-    from host_agent.training.worker import Settings
+    from host_agent.training.worker import TrainingSettings
 
     density.choice(sparse)  # raises for unknown modes
     data.BatchOrder(rank=0, workers=workers, batch_size=batch_size, seed=seed)  # refuses sizes that can't work
@@ -284,7 +284,7 @@ def train(
     aggregator_options = ["--loss", str(loss_rate)] if loss_rate else []
     if is_software:
         aggregator_options += ["--seed", str(seed), "--reorder", str(reorder_rate), *options_for(transport)]
-    settings = Settings(
+    settings = TrainingSettings(
         workers=workers,
         learning_rate=lr,
         transport=transport,

@@ -30,29 +30,29 @@ def write_page(diagnosis: Diagnosis, path: str | Path, title: str) -> None:
 
 
 def _content(diagnosis: Diagnosis, title: str) -> dict[str, Any]:
-    seen = diagnosis.seen
+    context = diagnosis.context
     shown = _shown(diagnosis)
-    parts = sorted(seen.path.by_part.items(), key=lambda part: -part[1])
-    whole_s = sum(seen.path.by_work.values())
-    waiting_s = seen.causes.waiting_s[np.ix_(shown, shown)]
+    parts = sorted(context.path.by_part.items(), key=lambda part: -part[1])
+    whole_s = sum(context.path.by_work.values())
+    waiting_s = context.causes.waiting_s[np.ix_(shown, shown)]
     return {
         "title": title,
         "assumptions": diagnosis.assumptions,
         "found": diagnosis,
-        "seen": seen,
-        "ranks": len(seen.graph.ranks),
-        "more_ranks": len(seen.graph.ranks) - len(shown),
-        "shown": [seen.short_name(rank) for rank in shown],
-        "mean": seen.causes.parts.mean(),
-        "hidden_s": seen.causes.parts.hidden_communication_s(),
+        "context": context,
+        "ranks": len(context.graph.ranks),
+        "more_ranks": len(context.graph.ranks) - len(shown),
+        "shown": [context.short_name(rank) for rank in shown],
+        "mean": context.causes.parts.mean(),
+        "hidden_s": context.causes.parts.hidden_communication_s(),
         "breakdown": breakdown(_rows(diagnosis, shown)),
         "waiting": [[float(s) for s in row] for row in waiting_s] if waiting_s.any() else [],
         "most_waited_s": float(waiting_s.max(initial=0.0)),
-        "timeline": timeline(seen.played, shown, cause_of, lambda lanes: _path(diagnosis, lanes)),
+        "timeline": timeline(context.played, shown, cause_of, lambda lanes: _path(diagnosis, lanes)),
         "zoom": charts.ZOOM,
         "path_parts": shares([(SHORT.get(name, name), s) for name, s in parts], whole_s),
-        "path_streams": shares(list(seen.path_by_stream.items())[:LONGEST], whole_s),
-        "path_works": shares(list(seen.path.by_work.items())[:LONGEST], whole_s),
+        "path_streams": shares(list(context.path_by_stream.items())[:LONGEST], whole_s),
+        "path_works": shares(list(context.path.by_work.items())[:LONGEST], whole_s),
         "helps": _helps(diagnosis),
         "helps_chart": charts.bars([(name, kind, s) for name, kind, s, _ in _helps(diagnosis)], "s", time_text),
     }
@@ -60,32 +60,32 @@ def _content(diagnosis: Diagnosis, title: str) -> dict[str, Any]:
 
 def _shown(diagnosis: Diagnosis) -> np.ndarray:
     """int64: the ranks of pictures."""
-    seen = diagnosis.seen
+    context = diagnosis.context
     named = [sighting.rank for finding in diagnosis.findings for sighting in finding.sightings]
-    named += seen.rank[seen.path.op].tolist()
-    ranks = list(dict.fromkeys([*named, *range(len(seen.graph.ranks))]))
+    named += context.rank[context.path.op].tolist()
+    ranks = list(dict.fromkeys([*named, *range(len(context.graph.ranks))]))
     return np.array(sorted(ranks[:MOST_RANKS]))
 
 
 def _rows(diagnosis: Diagnosis, shown: np.ndarray) -> dict[str, dict[str, float]]:
     """For the average rank, then for each shown one: name → part → seconds."""
-    seen = diagnosis.seen
-    by_rank = seen.causes.parts.by_rank
-    rows = {"all ranks": np.average(by_rank, axis=0, weights=seen.causes.parts.weight)}
+    context = diagnosis.context
+    by_rank = context.causes.parts.by_rank
+    rows = {"all ranks": np.average(by_rank, axis=0, weights=context.causes.parts.weight)}
     if len(by_rank) > 1:
-        rows |= {seen.short_name(int(rank)): by_rank[rank] for rank in shown}
+        rows |= {context.short_name(int(rank)): by_rank[rank] for rank in shown}
     return {name: dict(zip(PARTS, charged.tolist(), strict=True)) for name, charged in rows.items()}
 
 
 def _path(diagnosis: Diagnosis, lanes: list[tuple[Lane, str]]) -> list[tuple[float, str]]:
     """Corners (s, lane) of the critical path on the timeline; what lies on a rank that is not shown is left out."""
-    seen = diagnosis.seen
+    context = diagnosis.context
     above = {lane.rank: name for lane, name in lanes if lane.name}
     below = {lane.rank: name for lane, name in lanes if not lane.name}
-    names, kinds = seen.graph.works.name, seen.graph.works.kind
+    names, kinds = context.graph.works.name, context.graph.works.kind
     corners: list[tuple[float, str]] = []
-    for op, from_s, until_s in zip(seen.path.op, seen.path.from_s, seen.path.until_s, strict=True):
-        rank, work = int(seen.rank[op]), seen.graph.ops.work[op]
+    for op, from_s, until_s in zip(context.path.op, context.path.from_s, context.path.until_s, strict=True):
+        rank, work = int(context.rank[op]), context.graph.ops.work[op]
         if rank not in above or until_s <= from_s:
             continue
         upper = is_above(cause_of(names[work], Kind(kinds[work])))
@@ -99,7 +99,7 @@ def _path(diagnosis: Diagnosis, lanes: list[tuple[Lane, str]]) -> list[tuple[flo
 
 def _helps(diagnosis: Diagnosis) -> list[tuple[str, str, float, float]]:
     """(what, class, seconds gained, share) of each finding and of each thing at twice its speed, most first."""
-    whole_s = diagnosis.seen.iteration_s
+    whole_s = diagnosis.context.iteration_s
     rows = [(f"{n}. {each.title}", "finding", each.gain_s) for n, each in enumerate(diagnosis.findings, 1)]
     rows += [
         (f"{SHORT.get(thing, thing)} twice as fast", "twice as fast", whole_s - seconds)

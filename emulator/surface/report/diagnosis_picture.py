@@ -21,10 +21,10 @@ def write_report(diagnosis: Diagnosis, path: Path, title: str) -> None:
     if path.suffix == ".html":
         write_page(diagnosis, path, title)
         return
-    seen, findings = diagnosis.seen, diagnosis.findings
-    unit = TimeUnit([seen.iteration_s])
-    rows = seen.causes.by_rank()[:MOST_RANKS]
-    names = [seen.short_name(rank) for rank in range(len(rows))]
+    context, findings = diagnosis.context, diagnosis.findings
+    unit = TimeUnit([context.iteration_s])
+    rows = context.causes.by_rank()[:MOST_RANKS]
+    names = [context.short_name(rank) for rank in range(len(rows))]
     height = 2.5 + max(0.3 * len(rows), 0.5 * len(findings))
     with plotting.figure(path, title, (14 if findings else 8, height), columns=1 + bool(findings)) as (causes, *others):
         left = np.zeros(len(rows))

@@ -11,7 +11,7 @@ import numpy as np
 
 from emulator.jobs.replay.parts import IDLE, WAITING
 from emulator.jobs.workload.graph import Kind
-from emulator.traces.diagnosis.situation import Finding, Situation
+from emulator.traces.diagnosis.context import DiagnosisContext, Finding
 from emulator.traces.events import LaneKind
 
 SLACK = 1e-6
@@ -25,34 +25,36 @@ COMPUTES_AS_BEFORE = {
 """Findings of which the change leaves accelerators what they compute."""
 
 
-def check(seen: Situation, findings: Sequence[Finding]) -> None:
+def check(context: DiagnosisContext, findings: Sequence[Finding]) -> None:
     """Raise AssertionError, as for any internal error, unless table and findings agree."""
-    parts, slack_s = seen.causes.parts.by_rank, SLACK * seen.iteration_s
-    off_s = np.abs(parts.sum(axis=1) - seen.iteration_s)
-    assert (off_s <= slack_s).all(), f"parts of an iteration of {seen.iteration_s} s do not add up: {off_s} s off"
+    parts, slack_s = context.causes.parts.by_rank, SLACK * context.iteration_s
+    off_s = np.abs(parts.sum(axis=1) - context.iteration_s)
+    assert (off_s <= slack_s).all(), f"parts of an iteration of {context.iteration_s} s do not add up: {off_s} s off"
     waited_s = parts[:, [WAITING, IDLE]].sum(axis=1)
-    off_s = np.abs(seen.causes.waiting_s.sum(axis=1) - waited_s)
+    off_s = np.abs(context.causes.waiting_s.sum(axis=1) - waited_s)
     assert (off_s <= slack_s).all(), f"ranks wait {waited_s} s, but for each other {off_s} s more or less"
-    left_s = seen.iteration_s - _computed_s(seen)
+    left_s = context.iteration_s - _computed_s(context)
     for one in findings:
-        most_s = left_s if one.kind in COMPUTES_AS_BEFORE else seen.iteration_s
+        most_s = left_s if one.kind in COMPUTES_AS_BEFORE else context.iteration_s
         assert 0 < one.gain_s <= most_s + slack_s, f"{one.title!r} gains {one.gain_s} s of at most {most_s} s"
-        assert abs(one.share * seen.iteration_s - one.gain_s) <= slack_s, f"{one.title!r} is a share of something else"
+        assert abs(one.share * context.iteration_s - one.gain_s) <= slack_s, (
+            f"{one.title!r} is a share of something else"
+        )
 
 
-def doubt(seen: Situation) -> list[str]:
+def doubt(context: DiagnosisContext) -> list[str]:
     """A sentence for reports whose replay is far from the trace."""
-    traced_s = seen.joined.iteration_s
-    if not traced_s or abs(seen.iteration_s / traced_s - 1) <= MOST_OFF:
+    traced_s = context.joined.iteration_s
+    if not traced_s or abs(context.iteration_s / traced_s - 1) <= MOST_OFF:
         return []
     return [
-        f"the replay is {seen.iteration_s / traced_s - 1:+.0%} off the trace: the traces do not show all that the job "
-        "waits for, so findings and table may mislead"
+        f"the replay is {context.iteration_s / traced_s - 1:+.0%} off the trace: the traces do not show all "
+        "that the job waits for, so findings and table may mislead"
     ]
 
 
-def _computed_s(seen: Situation) -> float:
+def _computed_s(context: DiagnosisContext) -> float:
     """What the busiest stream of an accelerator computes, which takes its time whatever else is faster."""
-    computes = (seen.kind == Kind.COMPUTE) & (seen.lane_kind == LaneKind.DEVICE)
-    stream = seen.graph.ops.stream[computes]
-    return float(np.bincount(stream, seen.own_s[computes], minlength=1).max(initial=0.0))
+    computes = (context.kind == Kind.COMPUTE) & (context.lane_kind == LaneKind.DEVICE)
+    stream = context.graph.ops.stream[computes]
+    return float(np.bincount(stream, context.own_s[computes], minlength=1).max(initial=0.0))

@@ -18,11 +18,11 @@ from emulator.traces.diagnosis import (
     stragglers,
     wire,
 )
-from emulator.traces.diagnosis.situation import LEAST_SHARE, Codecs, Finding, Situation
+from emulator.traces.diagnosis.context import LEAST_SHARE, Codecs, DiagnosisContext, Finding
 from emulator.traces.joined import Joined
 from emulator.traces.whatif.faster import what_if
 
-CHECKS: list[Callable[[Situation], list[Finding]]] = [
+CHECKS: list[Callable[[DiagnosisContext], list[Finding]]] = [
     stragglers.find,
     overlap.find,
     messages.find,
@@ -39,35 +39,35 @@ CHECKS: list[Callable[[Situation], list[Finding]]] = [
 class Diagnosis:
     """What there is to say about a job."""
 
-    seen: Situation
+    context: DiagnosisContext
     findings: list[Finding]
     """The one that gains most first; none: there is nothing to change."""
 
     def __repr__(self) -> str:
-        return f"<Diagnosis of {self.seen.joined!r}: {len(self.findings)} findings>"
+        return f"<Diagnosis of {self.context.joined!r}: {len(self.findings)} findings>"
 
     @property
     def replay_error(self) -> float:
         """Replayed over traced iteration time, less 1."""
-        traced_s = self.seen.joined.iteration_s
-        return self.seen.iteration_s / traced_s - 1 if traced_s else 0.0
+        traced_s = self.context.joined.iteration_s
+        return self.context.iteration_s / traced_s - 1 if traced_s else 0.0
 
     @property
     def assumptions(self) -> list[str]:
         """What a reader must know: that the replay misses the trace, first, and what the join had to guess."""
-        return [*agreement.doubt(self.seen), *self.seen.joined.assumptions]
+        return [*agreement.doubt(self.context), *self.context.joined.assumptions]
 
     def helps(self) -> dict[str, float]:
         """Thing → seconds of the iteration were it twice as fast, for what the job has any of."""
-        return what_if(self.seen.played)
+        return what_if(self.context.played)
 
     def to_json(self) -> dict[str, Any]:
         """All of it as plain data."""
-        seen = self.seen
-        graph, path = seen.graph, seen.path
+        context = self.context
+        graph, path = context.graph, context.path
         return {
-            "iteration_s": seen.joined.iteration_s,
-            "replayed_s": seen.iteration_s,
+            "iteration_s": context.joined.iteration_s,
+            "replayed_s": context.iteration_s,
             "replay_error": self.replay_error,
             "ranks": [
                 {
@@ -75,21 +75,21 @@ class Diagnosis:
                     "host": trace.host,
                     "causes_s": charged,
                     "waiting_for_s": {
-                        seen.joined.traces[peer].rank: float(s) for peer, s in enumerate(waited_s) if s > 0
+                        context.joined.traces[peer].rank: float(s) for peer, s in enumerate(waited_s) if s > 0
                     },
                 }
                 for trace, charged, waited_s in zip(
-                    seen.joined.traces, seen.causes.by_rank(), seen.causes.waiting_s, strict=True
+                    context.joined.traces, context.causes.by_rank(), context.causes.waiting_s, strict=True
                 )
             ],
             "critical_path": {
                 "by_part_s": path.by_part,
                 "by_op_s": path.by_work,
-                "by_stream_s": seen.path_by_stream,
+                "by_stream_s": context.path_by_stream,
                 "segments": [
                     {
-                        "op": seen.op_name(op),
-                        "rank": int(seen.rank[op]),
+                        "op": context.op_name(op),
+                        "rank": int(context.rank[op]),
                         "stream": graph.streams.name[graph.ops.stream[op]],
                         "from_s": float(from_s),
                         "until_s": float(until_s),
@@ -106,10 +106,10 @@ class Diagnosis:
 
 def diagnose(joined: Joined, least_share: float = LEAST_SHARE, codecs: Callable[[], Codecs] = dict) -> Diagnosis:
     """Replay `joined` and run every check. Findings that gain less than `least_share` of the iteration are left out.
-    `codecs`: says which ones may be advised, as in `Situation`."""
-    seen = Situation.of(joined, least_share=least_share, codecs=codecs)
+    `codecs`: says which ones may be advised, as in `DiagnosisContext`."""
+    context = DiagnosisContext.of(joined, least_share=least_share, codecs=codecs)
     findings = sorted(
-        (finding for find in CHECKS for finding in find(seen)), key=lambda finding: finding.gain_s, reverse=True
+        (finding for find in CHECKS for finding in find(context)), key=lambda finding: finding.gain_s, reverse=True
     )
-    agreement.check(seen, findings)
-    return Diagnosis(seen, findings)
+    agreement.check(context, findings)
+    return Diagnosis(context, findings)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from emulator.jobs.workload.graph import Kind
-from emulator.traces.diagnosis.situation import Finding, Situation
+from emulator.traces.diagnosis.context import DiagnosisContext, Finding
 from emulator.traces.events import LaneKind, What
 from emulator.traces.whatif.edits import edges, with_edges
 from switchml.units import time_text
@@ -15,30 +15,30 @@ ALLOCATIONS = ("cudaMalloc", "cudaFree", "cudaHostAlloc", "cudaFreeHost", "cudaS
 """Beginnings of the names of calls that a warm program does not make."""
 
 
-def find(seen: Situation) -> list[Finding]:
+def find(context: DiagnosisContext) -> list[Finding]:
     """At most one of each kind."""
-    return _starved(seen) + _allocations(seen) + _synchronizations(seen)
+    return _starved(context) + _allocations(context) + _synchronizations(context)
 
 
-def _starved(seen: Situation) -> list[Finding]:
+def _starved(context: DiagnosisContext) -> list[Finding]:
     """The host's work for accelerators taken away: what is left is what they need."""
-    lane = seen.lane_kind
-    kernels = (lane == LaneKind.DEVICE) & (seen.kind == Kind.COMPUTE)
-    ranks = np.unique(seen.rank[kernels])
-    work = (lane == LaneKind.HOST) & np.isin(seen.rank, ranks) & np.isin(seen.kind, (Kind.COMPUTE, Kind.DELAY))
+    lane = context.lane_kind
+    kernels = (lane == LaneKind.DEVICE) & (context.kind == Kind.COMPUTE)
+    ranks = np.unique(context.rank[kernels])
+    work = (lane == LaneKind.HOST) & np.isin(context.rank, ranks) & np.isin(context.kind, (Kind.COMPUTE, Kind.DELAY))
     if not len(ranks) or not work.any():
         return []
-    launches = seen.what == What.LAUNCH
-    busy_s = float(seen.own_s[kernels].sum()) / len(ranks)
-    launched_s = float(seen.own_s[launches].sum())
-    apart_s = seen.own_s[work].sum() / max(kernels.sum(), 1)
-    return seen.report(
+    launches = context.what == What.LAUNCH
+    busy_s = float(context.own_s[kernels].sum()) / len(ranks)
+    launched_s = float(context.own_s[launches].sum())
+    apart_s = context.own_s[work].sum() / max(kernels.sum(), 1)
+    return context.report(
         "starved accelerator",
         "accelerators wait for the host to launch their kernels",
-        gain_s=seen.iteration_s - seen.replayed_s(own_s=np.where(work, 0.0, seen.own_s)),
+        gain_s=context.iteration_s - context.replayed_s(own_s=np.where(work, 0.0, context.own_s)),
         evidence=[
-            f"kernels keep an accelerator busy {busy_s / seen.iteration_s:.0%} of the iteration",
-            f"{kernels.sum() // len(ranks)} kernels a rank, {time_text(float(seen.own_s[kernels].mean()))} each on "
+            f"kernels keep an accelerator busy {busy_s / context.iteration_s:.0%} of the iteration",
+            f"{kernels.sum() // len(ranks)} kernels a rank, {time_text(float(context.own_s[kernels].mean()))} each on "
             f"average; the host needs {time_text(float(apart_s))} for each",
             f"{launches.sum() // len(ranks)} launches a rank take {time_text(launched_s / len(ranks))}",
         ],
@@ -47,24 +47,24 @@ def _starved(seen: Situation) -> list[Finding]:
             "larger batches, fused optimizers (fused=True) and no .item(), print or cuda.synchronize in the loop",
         ],
         replayed="kernels launched by a host that takes no time",
-        sightings=seen.sightings(np.intersect1d(seen.path.op, np.flatnonzero(work))),
+        sightings=context.sightings(np.intersect1d(context.path.op, np.flatnonzero(work))),
         is_bound=True,
     )
 
 
-def _allocations(seen: Situation) -> list[Finding]:
+def _allocations(context: DiagnosisContext) -> list[Finding]:
     """Calls that allocate, each as if its memory had been there."""
-    calls = np.array([name.startswith(ALLOCATIONS) for name in seen.graph.works.name], bool)[seen.graph.ops.work]
-    calls &= seen.lane_kind == LaneKind.HOST
+    calls = np.array([name.startswith(ALLOCATIONS) for name in context.graph.works.name], bool)[context.graph.ops.work]
+    calls &= context.lane_kind == LaneKind.HOST
     if not calls.any():
         return []
-    longest = list(seen.by_name(np.where(calls, seen.own_s, 0.0)).items())[:4]
-    return seen.report(
+    longest = list(context.by_name(np.where(calls, context.own_s, 0.0)).items())[:4]
+    return context.report(
         "allocations",
         "memory of the accelerator is allocated during the iteration",
-        gain_s=seen.iteration_s - seen.replayed_s(own_s=np.where(calls, 0.0, seen.own_s)),
+        gain_s=context.iteration_s - context.replayed_s(own_s=np.where(calls, 0.0, context.own_s)),
         evidence=[
-            f"{calls.sum()} calls: " + ", ".join(f"{name} {time_text(took_s)}" for name, took_s in longest),
+            f"{calls.sum()} calls: " + ", ".join(f"{name} {time_text(elapsed_s)}" for name, elapsed_s in longest),
             "a program that has warmed up makes none: its memory comes from the caching allocator",
         ],
         settings=[
@@ -73,26 +73,27 @@ def _allocations(seen: Situation) -> list[Finding]:
             "batches of one shape",
         ],
         replayed="no time for these calls",
-        sightings=seen.sightings(np.flatnonzero(calls)),
+        sightings=context.sightings(np.flatnonzero(calls)),
     )
 
 
-def _synchronizations(seen: Situation) -> list[Finding]:
+def _synchronizations(context: DiagnosisContext) -> list[Finding]:
     """Hosts that go on launching in place of waiting, but for the last wait of each thread."""
-    waits = (seen.what == What.SYNC) & (seen.lane_kind == LaneKind.HOST)
-    waits &= np.isin(seen.rank, np.unique(seen.rank[seen.lane_kind == LaneKind.DEVICE]))
-    stream = seen.graph.ops.stream
+    waits = (context.what == What.SYNC) & (context.lane_kind == LaneKind.HOST)
+    waits &= np.isin(context.rank, np.unique(context.rank[context.lane_kind == LaneKind.DEVICE]))
+    stream = context.graph.ops.stream
     for each in np.unique(stream[waits]):
         waits[np.flatnonzero(waits & (stream == each))[-1]] = False
     if not waits.any():
         return []
-    owner, on = edges(seen.graph.ops)
-    stays = ~(waits[owner] & (seen.lane_kind[on] != LaneKind.HOST))
-    names = sorted({seen.op_name(op) for op in np.flatnonzero(waits)})
-    return seen.report(
+    owner, on = edges(context.graph.ops)
+    stays = ~(waits[owner] & (context.lane_kind[on] != LaneKind.HOST))
+    names = sorted({context.op_name(op) for op in np.flatnonzero(waits)})
+    return context.report(
         "synchronizations",
         "the host waits for the accelerator in the middle of the iteration",
-        gain_s=seen.iteration_s - seen.replayed_s(graph=with_edges(seen.joined, owner[stays], on[stays]).graph),
+        gain_s=context.iteration_s
+        - context.replayed_s(graph=with_edges(context.joined, owner[stays], on[stays]).graph),
         evidence=[f"{waits.sum()} waits ({', '.join(names[:4])}) before the last one of each thread"],
         settings=[
             ".item(), .cpu(), print(tensor), torch.cuda.synchronize() and tensor-dependent ifs: after the loop, or "
@@ -100,5 +101,5 @@ def _synchronizations(seen: Situation) -> list[Finding]:
             "to(device, non_blocking=True) from pinned memory (pin_memory=True)",
         ],
         replayed="none of these waits",
-        sightings=seen.sightings(np.flatnonzero(waits)),
+        sightings=context.sightings(np.flatnonzero(waits)),
     )

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from emulator.jobs.workload.graph import Collective
-from emulator.traces.diagnosis.situation import Situation
+from emulator.traces.diagnosis.context import DiagnosisContext
 from emulator.traces.events import What
 from emulator.traces.joined import Joined
 
@@ -46,8 +46,8 @@ class Row:
 class Difference:
     """Of run B against run A."""
 
-    a: Situation
-    b: Situation
+    a: DiagnosisContext
+    b: DiagnosisContext
     iteration: Row
     """As traced."""
     parts: list[Row]
@@ -93,8 +93,8 @@ class Difference:
 
 def difference(a: Joined, b: Joined) -> Difference:
     """Compare what the joins of two runs say."""
-    one, other = Situation.of(a), Situation.of(b)
-    lasted = [[each.duration_s() for each in seen.iterations] for seen in (one, other)]
+    one, other = DiagnosisContext.of(a), DiagnosisContext.of(b)
+    lasted = [[each.duration_s() for each in context.iterations] for context in (one, other)]
     iteration_p = _p(*(_mean_of_ranks(rows) for rows in lasted))
     return Difference(
         a=one,
@@ -106,7 +106,9 @@ def difference(a: Joined, b: Joined) -> Difference:
             p=iteration_p,
             is_significant=None if iteration_p is None else iteration_p < FALSE_SHARE,
         ),
-        parts=_paired(*({name: (s, 1.0) for name, s in seen.causes.parts.mean().items()} for seen in (one, other))),
+        parts=_paired(
+            *({name: (s, 1.0) for name, s in context.causes.parts.mean().items()} for context in (one, other))
+        ),
         path=_paired(_path(one), _path(other)),
         unexplained_s=(b.iteration_s - a.iteration_s) - (other.iteration_s - one.iteration_s),
         operations=_operations(one, other),
@@ -114,12 +116,12 @@ def difference(a: Joined, b: Joined) -> Difference:
     )
 
 
-def _about(seen: Situation) -> dict[str, Any]:
+def _about(context: DiagnosisContext) -> dict[str, Any]:
     return {
-        "ranks": len(seen.graph.ranks),
-        "iterations": min((each.count for each in seen.iterations), default=0),
-        "iteration_s": seen.joined.iteration_s,
-        "replayed_s": seen.iteration_s,
+        "ranks": len(context.graph.ranks),
+        "iterations": min((each.count for each in context.iterations), default=0),
+        "iteration_s": context.joined.iteration_s,
+        "replayed_s": context.iteration_s,
     }
 
 
@@ -133,29 +135,29 @@ def _paired(a: dict[str, tuple[float, float]], b: dict[str, tuple[float, float]]
     return sorted(rows, key=lambda row: -abs(row.difference_s))
 
 
-def _path(seen: Situation) -> dict[str, tuple[float, float]]:
+def _path(context: DiagnosisContext) -> dict[str, tuple[float, float]]:
     counts: dict[str, float] = defaultdict(float)
-    for op, from_s, until_s in zip(seen.path.op, seen.path.from_s, seen.path.until_s, strict=True):
-        counts[seen.op_name(op)] += until_s > from_s
-    return {name: (s, counts[name]) for name, s in seen.path.by_work.items()}
+    for op, from_s, until_s in zip(context.path.op, context.path.from_s, context.path.until_s, strict=True):
+        counts[context.op_name(op)] += until_s > from_s
+    return {name: (s, counts[name]) for name, s in context.path.by_work.items()}
 
 
-def _collectives(seen: Situation) -> dict[str, tuple[float, float]]:
+def _collectives(context: DiagnosisContext) -> dict[str, tuple[float, float]]:
     """ "all-reduce of 1,048,576 bytes" → (seconds, how many), of all ranks' transfers divided by the ranks in each."""
     rows: dict[str, tuple[float, float]] = {}
-    graph = seen.graph
+    graph = context.graph
     members = np.diff(graph.groups.start)
-    for transfer in np.flatnonzero(seen.communicates()):
+    for transfer in np.flatnonzero(context.communicates()):
         work = graph.transfers.work[transfer]
         kind = Collective(graph.works.collective[work]).name.lower().replace("_", "-").replace("p2p", "send")
         name = f"{kind} of {graph.works.bytes[work]:,.0f} bytes"
         s, count = rows.get(name, (0.0, 0.0))
         share = members[graph.transfers.group[transfer]] / len(graph.ranks)
-        rows[name] = (s + share * float(seen.transfer_s[transfer]), count + share)
+        rows[name] = (s + share * float(context.transfer_s[transfer]), count + share)
     return rows
 
 
-def _operations(one: Situation, other: Situation) -> list[Row]:
+def _operations(one: DiagnosisContext, other: DiagnosisContext) -> list[Row]:
     """Rows with their significance, false discoveries controlled over all of them."""
     a, b = _by_name(one), _by_name(other)
     rows = []
@@ -174,13 +176,13 @@ def _operations(one: Situation, other: Situation) -> list[Row]:
     return sorted(rows, key=lambda row: -abs(row.difference_s))
 
 
-def _by_name(seen: Situation) -> dict[str, tuple[np.ndarray, float]]:
+def _by_name(context: DiagnosisContext) -> dict[str, tuple[np.ndarray, float]]:
     """Name → (seconds in each iteration on the average rank, how often in an iteration)."""
-    iterations = min((each.count for each in seen.iterations), default=0)
+    iterations = min((each.count for each in context.iterations), default=0)
     seconds: dict[str, np.ndarray] = defaultdict(lambda: np.zeros(iterations))
     counts: dict[str, float] = defaultdict(float)
-    ranks = len(seen.iterations)
-    for each in seen.iterations:
+    ranks = len(context.iterations)
+    for each in context.iterations:
         events = each.trace.events
         inside = np.isin(events.what, OPERATIONS) & (each.number >= 0) & (each.number < iterations)
         number, name = each.number[inside], events.name[inside]

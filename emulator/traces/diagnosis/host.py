@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from emulator.jobs.replay.parts import HOST
+from emulator.traces.diagnosis.context import DiagnosisContext, Finding
 from emulator.traces.diagnosis.pauses import Pauses, pauses
-from emulator.traces.diagnosis.situation import Finding, Situation
 from emulator.traces.events import LaneKind
 from emulator.traces.joined import GAP
 from switchml.units import time_text
@@ -18,49 +18,49 @@ LEAST_HIT = 2
 MOST_REPLAYS = 10
 
 
-def find(seen: Situation) -> list[Finding]:
+def find(context: DiagnosisContext) -> list[Finding]:
     """At most one of each kind."""
-    host_pauses = pauses(seen)
-    return _gaps(seen, host_pauses) + _pauses(seen, host_pauses)
+    host_pauses = pauses(context)
+    return _gaps(context, host_pauses) + _pauses(context, host_pauses)
 
 
-def _gaps(seen: Situation, host_pauses: Pauses) -> list[Finding]:
+def _gaps(context: DiagnosisContext, host_pauses: Pauses) -> list[Finding]:
     """Time between the operations of jobs that compute on the host itself, pauses apart."""
-    lane = seen.lane_kind
-    with_device = np.unique(seen.rank[lane == LaneKind.DEVICE])
-    gaps = (lane == LaneKind.HOST) & (seen.joined.event == GAP) & ~np.isin(seen.rank, with_device)
+    lane = context.lane_kind
+    with_device = np.unique(context.rank[lane == LaneKind.DEVICE])
+    gaps = (lane == LaneKind.HOST) & (context.joined.event == GAP) & ~np.isin(context.rank, with_device)
     if not gaps.any():
         return []
-    without_s = host_pauses.without(seen.own_s)
-    lost_s = seen.causes.parts.by_rank[:, HOST]
-    return seen.report(
+    without_s = host_pauses.without(context.own_s)
+    lost_s = context.causes.parts.by_rank[:, HOST]
+    return context.report(
         "host gaps",
         f"the host loses {time_text(lost_s.mean())} of each iteration between operations",
-        gain_s=seen.replayed_s(own_s=without_s) - seen.replayed_s(own_s=np.where(gaps, 0.0, without_s)),
+        gain_s=context.replayed_s(own_s=without_s) - context.replayed_s(own_s=np.where(gaps, 0.0, without_s)),
         evidence=[
-            f"{gaps.sum()} gaps, {time_text(float(seen.own_s[gaps].mean()))} on average, the longest "
-            f"{time_text(float(seen.own_s[gaps].max()))}",
-            f"the worst rank is {seen.rank_name(int(np.argmax(lost_s)))} with {time_text(lost_s.max())}",
+            f"{gaps.sum()} gaps, {time_text(float(context.own_s[gaps].mean()))} on average, the longest "
+            f"{time_text(float(context.own_s[gaps].max()))}",
+            f"the worst rank is {context.rank_name(int(np.argmax(lost_s)))} with {time_text(lost_s.max())}",
         ],
         settings=[
             "torch.compile(model); less Python in the loop (logging, metrics, .item()); larger batches",
             "gradient_as_bucket_view=True: DDP then copies no gradients into buckets",
         ],
         replayed="no time between operations",
-        sightings=seen.sightings(np.flatnonzero(gaps)),
+        sightings=context.sightings(np.flatnonzero(gaps)),
         is_bound=True,
     )
 
 
-def _pauses(seen: Situation, host_pauses: Pauses) -> list[Finding]:
+def _pauses(context: DiagnosisContext, host_pauses: Pauses) -> list[Finding]:
     """Gaps that the same place in other iterations does not have."""
     if len(np.unique(host_pauses.iteration)) < LEAST_HIT:
         return []
-    clean_s = host_pauses.without(seen.own_s)
-    base_s = seen.replayed_s(own_s=clean_s)
+    clean_s = host_pauses.without(context.own_s)
+    base_s = context.replayed_s(own_s=clean_s)
     hit = np.unique(host_pauses.iteration)
     some = hit[:: max(1, int(np.ceil(len(hit) / MOST_REPLAYS)))]
-    lost_s = np.mean([seen.replayed_s(own_s=host_pauses.added(clean_s, int(number))) - base_s for number in some])
+    lost_s = np.mean([context.replayed_s(own_s=host_pauses.added(clean_s, int(number))) - base_s for number in some])
     ranks = np.unique(host_pauses.rank)
     every = _every(host_pauses)
     regularly = [
@@ -71,11 +71,11 @@ def _pauses(seen: Situation, host_pauses: Pauses) -> list[Finding]:
     rarely = [
         "processes that share the cores: give each rank its own (taskset, numactl), fewer threads (OMP_NUM_THREADS)"
     ]
-    names = ", ".join(seen.rank_name(int(rank)) for rank in ranks[:6]) + (", …" if len(ranks) > 6 else "")
+    names = ", ".join(context.rank_name(int(rank)) for rank in ranks[:6]) + (", …" if len(ranks) > 6 else "")
     first = zip(host_pauses.at_s[:5], host_pauses.iteration[:5], strict=True)
     at = ", ".join(f"{time_text(s)} into iteration {number}" for s, number in first)
     regular = f", about every {every:.3g} iterations" if every else ""
-    return seen.report(
+    return context.report(
         "pauses",
         f"the host pauses now and then, {time_text(float(host_pauses.excess_s.mean()))} each{regular}",
         gain_s=float(lost_s) * len(hit) / host_pauses.iterations,

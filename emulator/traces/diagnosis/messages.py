@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from emulator.jobs.workload.graph import NO_TRANSFER, Collective, Kind
-from emulator.traces.diagnosis.situation import Finding, Situation
+from emulator.traces.diagnosis.context import DiagnosisContext, Finding
 from emulator.traces.whatif.edits import edges
 from emulator.traces.whatif.transfers import fit
 from switchml.errors import GraphError
@@ -21,29 +21,29 @@ MOST_BETWEEN = 0.5
 """What may be computed between two collectives, in latencies, for the second to be taken as not needing the first."""
 
 
-def find(seen: Situation) -> list[Finding]:
+def find(context: DiagnosisContext) -> list[Finding]:
     """One finding for all runs of small collectives; not those that the bucket sizes of gradients decide on."""
-    runs = _runs(seen)
+    runs = _runs(context)
     if not runs:
         return []
-    latency_s = _latency_s(seen)
-    changed_s = seen.transfer_s.copy()
+    latency_s = _latency_s(context)
+    changed_s = context.transfer_s.copy()
     for run in runs:
         # The one that comes last carries all; the others are not there any more.
-        changed_s[run[-1]] = latency_s[run[-1]] + (seen.transfer_s[run] - latency_s[run]).sum()
+        changed_s[run[-1]] = latency_s[run[-1]] + (context.transfer_s[run] - latency_s[run]).sum()
         changed_s[run[:-1]] = 0.0
     small = np.concatenate(runs)
-    size = seen.graph.works.bytes[seen.graph.transfers.work[small]]
-    took_s = seen.transfer_s[small]
+    size = context.graph.works.bytes[context.graph.transfers.work[small]]
+    elapsed_s = context.transfer_s[small]
     longest = max(runs, key=len)
-    name = seen.graph.works.name[seen.graph.transfers.work[longest[0]]]
-    return seen.report(
+    name = context.graph.works.name[context.graph.transfers.work[longest[0]]]
+    return context.report(
         "small messages",
         f"{len(small)} small collectives pay latency each",
-        gain_s=seen.iteration_s - seen.replayed_s(transfer_s=changed_s),
+        gain_s=context.iteration_s - context.replayed_s(transfer_s=changed_s),
         evidence=[
-            f"medians: {bytes_text(float(np.median(size)))} and {time_text(float(np.median(took_s)))} each, of "
-            f"which {time_text(float(np.median(latency_s[small])))} is latency; all: {time_text(took_s.sum())}",
+            f"medians: {bytes_text(float(np.median(size)))} and {time_text(float(np.median(elapsed_s)))} each, of "
+            f"which {time_text(float(np.median(latency_s[small])))} is latency; all: {time_text(elapsed_s.sum())}",
             f"{len(runs)} time{'s' * (len(runs) > 1)} several in a row with next to nothing between them; the "
             f"longest row has {len(longest)}, from {name} on",
         ],
@@ -53,44 +53,44 @@ def find(seen: Situation) -> list[Finding]:
             "metrics and norms: reduce them together, every few iterations",
         ],
         replayed="each run as one collective, when its last member is ready: one latency, all bytes",
-        sightings=seen.sightings(np.flatnonzero(np.isin(seen.graph.ops.transfer, small))),
+        sightings=context.sightings(np.flatnonzero(np.isin(context.graph.ops.transfer, small))),
     )
 
 
-def _latency_s(seen: Situation) -> np.ndarray:
+def _latency_s(context: DiagnosisContext) -> np.ndarray:
     """float64 (transfers,): what of each transfer's time does not depend on its size."""
-    size = seen.graph.works.bytes[seen.graph.transfers.work]
-    collective = seen.graph.works.collective[seen.graph.transfers.work]
-    latency_s = np.where(size <= SMALL_BYTES, seen.transfer_s, 0.0)
+    size = context.graph.works.bytes[context.graph.transfers.work]
+    collective = context.graph.works.collective[context.graph.transfers.work]
+    latency_s = np.where(size <= SMALL_BYTES, context.transfer_s, 0.0)
     for kind in FUSED:
         some = np.flatnonzero((collective == kind) & (size > 0))
         if len(some) and size[some].max() > 4 * size[some].min():
             try:
-                fixed_s = fit(seen.joined, some).fixed_s
+                fixed_s = fit(context.joined, some).fixed_s
             except GraphError:
                 continue
-            latency_s[some] = np.maximum(latency_s[some], np.minimum(fixed_s, seen.transfer_s[some]))
+            latency_s[some] = np.maximum(latency_s[some], np.minimum(fixed_s, context.transfer_s[some]))
     return latency_s
 
 
-def _runs(seen: Situation) -> list[np.ndarray]:
+def _runs(context: DiagnosisContext) -> list[np.ndarray]:
     """Transfers of one group and one kind, in the order of time, that could be one."""
-    graph = seen.graph
+    graph = context.graph
     if not len(graph.transfers):
         return []
     collective = graph.works.collective[graph.transfers.work]
-    latency_s, needed_s = _latency_s(seen), _needed_s(seen)
-    small = np.isin(collective, FUSED) & (latency_s >= LATENCY_BOUND * seen.transfer_s) & (seen.transfer_s > 0)
-    small[[transfer for _, transfer, _ in seen.joined.gradients if transfer >= 0]] = False
+    latency_s, needed_s = _latency_s(context), _needed_s(context)
+    small = np.isin(collective, FUSED) & (latency_s >= LATENCY_BOUND * context.transfer_s) & (context.transfer_s > 0)
+    small[[transfer for _, transfer, _ in context.joined.gradients if transfer >= 0]] = False
     runs = []
     for group in np.unique(graph.transfers.group[small]):
         for kind in np.unique(collective[small & (graph.transfers.group == group)]):
             chosen = np.flatnonzero(small & (graph.transfers.group == group) & (collective == kind))
-            chosen = chosen[np.argsort(seen.played.transfer_start_s[chosen], kind="stable")]
+            chosen = chosen[np.argsort(context.played.transfer_start_s[chosen], kind="stable")]
             run = [chosen[0]]
             for transfer in chosen[1:]:
-                until_s = seen.played.transfer_start_s[transfer]
-                if _computed_s(seen, needed_s[run].min(), until_s) > MOST_BETWEEN * latency_s[transfer]:
+                until_s = context.played.transfer_start_s[transfer]
+                if _computed_s(context, needed_s[run].min(), until_s) > MOST_BETWEEN * latency_s[transfer]:
                     runs.append(np.array(run))  # something works on what is in it: it can't wait for more
                     run = []
                 run.append(transfer)
@@ -98,18 +98,18 @@ def _runs(seen: Situation) -> list[np.ndarray]:
     return [run for run in runs if len(run) >= LEAST_RUN]
 
 
-def _computed_s(seen: Situation, from_s: float, until_s: float) -> float:
+def _computed_s(context: DiagnosisContext, from_s: float, until_s: float) -> float:
     """What the busiest rank computes between two moments."""
-    start_s = seen.played.start_s
-    chosen = (start_s >= from_s) & (start_s < until_s) & np.isin(seen.kind, (Kind.COMPUTE, Kind.CODEC, Kind.COPY))
-    return float(np.bincount(seen.rank[chosen], seen.own_s[chosen], minlength=1).max())
+    start_s = context.played.start_s
+    chosen = (start_s >= from_s) & (start_s < until_s) & np.isin(context.kind, (Kind.COMPUTE, Kind.CODEC, Kind.COPY))
+    return float(np.bincount(context.rank[chosen], context.own_s[chosen], minlength=1).max())
 
 
-def _needed_s(seen: Situation) -> np.ndarray:
+def _needed_s(context: DiagnosisContext) -> np.ndarray:
     """float64 (transfers,): when the first op began that depends on it, other collectives apart; inf: nothing does."""
-    ops = seen.graph.ops
+    ops = context.graph.ops
     owner, on = edges(ops)
     counts = (ops.transfer[on] != NO_TRANSFER) & (ops.transfer[owner] == NO_TRANSFER)
-    needed_s = np.full(len(seen.graph.transfers), np.inf)
-    np.minimum.at(needed_s, ops.transfer[on[counts]], seen.played.start_s[owner[counts]])
+    needed_s = np.full(len(context.graph.transfers), np.inf)
+    np.minimum.at(needed_s, ops.transfer[on[counts]], context.played.start_s[owner[counts]])
     return needed_s

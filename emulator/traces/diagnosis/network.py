@@ -11,7 +11,7 @@ import numpy as np
 from emulator.jobs.replay.parts import COMMUNICATION
 from emulator.jobs.workload.graph import NO_TRANSFER, Kind
 from emulator.traces.diagnosis.compression import ratios
-from emulator.traces.diagnosis.situation import Finding, Situation
+from emulator.traces.diagnosis.context import DiagnosisContext, Finding
 from emulator.traces.events import LaneKind
 from emulator.traces.whatif import changes
 from emulator.traces.whatif.buckets import MIB, caps_of, in_buckets
@@ -37,106 +37,106 @@ class Change(NamedTuple):
     setting: str
 
 
-def find(seen: Situation) -> list[Finding]:
+def find(context: DiagnosisContext) -> list[Finding]:
     """One finding: all that helps. What can be set counts first; where none of that helps, a faster network does."""
-    parts = seen.causes.parts
+    parts = context.causes.parts
     exposed_s = float(np.average(parts.by_rank[:, COMMUNICATION], weights=parts.weight))
-    moves = seen.communicates()
-    if exposed_s < LEAST_EXPOSED * seen.iteration_s or not moves.any():
+    moves = context.communicates()
+    if exposed_s < LEAST_EXPOSED * context.iteration_s or not moves.any():
         return []
     try:
-        joined: Scenario | None = changes.with_network(seen.joined)
+        joined: Scenario | None = changes.with_network(context.joined)
     except (ConfigError, GraphError):
         joined = None  # no all-reduce that says what the network carries
     evidence = [
         f"nothing hides {time_text(exposed_s)} of communication on an average rank; "
         f"{time_text(parts.hidden_communication_s())} is hidden",
-        _carried(seen, moves),
+        _carried(context, moves),
     ]
-    settable, faster = [], [_twice_as_fast(seen, moves)]
+    settable, faster = [], [_twice_as_fast(context, moves)]
     if joined is not None:
         network = joined.network
         evidence.append(
             f"all-reduces ({network.algorithm}) take {time_text(network.latency_s)} a step, as fitted to the trace; "
             f"{network.link_text}"
         )
-        settable = _settable(seen, joined, network)
-        faster += [_half_the_bytes(seen, network), *_larger_buckets(seen, joined)]
-    faster.append(_more_overlap(seen))
+        settable = _settable(context, joined, network)
+        faster += [_half_the_bytes(context, network), *_larger_buckets(context, joined)]
+    faster.append(_more_overlap(context))
     evidence += [f"replayed with {each.what}: {time_text(each.lasts_s)}" for each in sorted(settable + faster)]
-    settable, faster = (sorted(one for one in some if _helps(seen, one)) for some in (settable, faster))
+    settable, faster = (sorted(one for one in some if _helps(context, one)) for some in (settable, faster))
     if not settable and not faster:
         return []
     best = (settable or faster)[0]
-    return seen.report(
+    return context.report(
         "network bound",
         f"{time_text(exposed_s)} of each iteration is communication that nothing hides",
-        gain_s=seen.iteration_s - best.lasts_s,
+        gain_s=context.iteration_s - best.lasts_s,
         evidence=evidence,
         settings=[each.setting for each in (*settable, *faster)],
         replayed=best.what,
-        sightings=seen.sightings(np.flatnonzero(np.isin(seen.graph.ops.transfer, np.flatnonzero(moves)))),
+        sightings=context.sightings(np.flatnonzero(np.isin(context.graph.ops.transfer, np.flatnonzero(moves)))),
     )
 
 
-def _helps(seen: Situation, change: Change) -> bool:
-    return seen.is_worth_it(seen.iteration_s - change.lasts_s)
+def _helps(context: DiagnosisContext, change: Change) -> bool:
+    return context.is_worth_it(context.iteration_s - change.lasts_s)
 
 
-def _carried(seen: Situation, moves: np.ndarray) -> str:
+def _carried(context: DiagnosisContext, moves: np.ndarray) -> str:
     """How much, over what, and whether accelerators' tensors go through their hosts."""
-    joined, graph = seen.joined, seen.graph
+    joined, graph = context.joined, context.graph
     about = {trace.about.get("transport") or trace.backend for trace in joined.traces} - {""}
     moved = float(graph.works.bytes[graph.transfers.work[moves]].sum())
     carried = f"{np.count_nonzero(moves)} collectives" + (f" of {bytes_text(moved)} in all" if moved else "")
     members = graph.ops.transfer != NO_TRANSFER
-    staged = np.isin(seen.rank[members & (seen.lane_kind != LaneKind.DEVICE)],
-                     seen.rank[seen.lane_kind == LaneKind.DEVICE]).any()  # fmt: skip
+    staged = np.isin(context.rank[members & (context.lane_kind != LaneKind.DEVICE)],
+                     context.rank[context.lane_kind == LaneKind.DEVICE]).any()  # fmt: skip
     over = f" over {' and '.join(sorted(about))}" if about else ""
     return f"{carried}{over}" + (", copied from accelerators to their hosts and back" if staged else "")
 
 
-def _settable(seen: Situation, joined: Scenario, network: Network) -> list[Change]:
+def _settable(context: DiagnosisContext, joined: Scenario, network: Network) -> list[Change]:
     """What a training script can choose."""
     found = []
     if network.algorithm != "switchml" and len(all_reduces(joined)):
         found.append(
             Change(
-                seen.lasts_s(changes.allreduce(joined, "switchml")),
+                context.lasts_s(changes.allreduce(joined, "switchml")),
                 "all-reduces summed in the network (switchml)",
                 'init_process_group("switchml"), or switchml train: gradients are summed on their way',
             )
         )
-    if not np.any(seen.kind == Kind.CODEC) and not np.any(ratios(seen) > 1):
-        for name, cost in seen.codecs().items():
+    if not np.any(context.kind == Kind.CODEC) and not np.any(ratios(context) > 1):
+        for name, cost in context.codecs().items():
             setting = f"codec {name}: switchml train --codec {name}, or its communication hook for DDP (docs/codecs.md)"
-            found.append(Change(seen.lasts_s(changes.codec(joined, cost, name)), f"codec {name}", setting))
+            found.append(Change(context.lasts_s(changes.codec(joined, cost, name)), f"codec {name}", setting))
     return found
 
 
-def _twice_as_fast(seen: Situation, moves: np.ndarray) -> Change:
+def _twice_as_fast(context: DiagnosisContext, moves: np.ndarray) -> Change:
     return Change(
-        seen.replayed_s(transfer_s=np.where(moves, seen.transfer_s / 2, seen.transfer_s)),
+        context.replayed_s(transfer_s=np.where(moves, context.transfer_s / 2, context.transfer_s)),
         "a network twice as fast",
         "a faster network: more links a host, or a backend that spares copies through hosts (nccl, where each rank has "
         "an accelerator of its own)",
     )
 
 
-def _half_the_bytes(seen: Situation, network: Network) -> Change:
+def _half_the_bytes(context: DiagnosisContext, network: Network) -> Change:
     """All-reduces take less by what half of their bytes cost on the network."""
-    reduces, took_s = all_reduces(seen.joined), seen.transfer_s.copy()
-    size = seen.graph.works.bytes[seen.graph.transfers.work[reduces]]
-    cost = network.transfer(world_size(seen.joined))
-    took_s[reduces] *= cost.seconds(size / 2) / np.maximum(cost.seconds(size), 1e-18)
+    reduces, elapsed_s = all_reduces(context.joined), context.transfer_s.copy()
+    size = context.graph.works.bytes[context.graph.transfers.work[reduces]]
+    cost = network.transfer(world_size(context.joined))
+    elapsed_s[reduces] *= cost.seconds(size / 2) / np.maximum(cost.seconds(size), 1e-18)
     return Change(
-        seen.replayed_s(transfer_s=took_s),
+        context.replayed_s(transfer_s=elapsed_s),
         "half the bytes, as bf16 lanes carry of float32",
         "bf16 lanes where gradients are float32: a bfloat16 model, or bf16_compress_hook",
     )
 
 
-def _larger_buckets(seen: Situation, joined: Scenario) -> list[Change]:
+def _larger_buckets(context: DiagnosisContext, joined: Scenario) -> list[Change]:
     """The best of larger buckets than there are, at the same costs as these."""
     try:
         present = gradients(joined)
@@ -147,19 +147,19 @@ def _larger_buckets(seen: Situation, joined: Scenario) -> list[Change]:
     caps = [cap for cap in LARGER_MIB if cap * MIB > np.median(sizes)]
     if not np.all(sizes > 0) or len(sizes) < 2 or not caps:
         return []
-    present_s = seen.lasts_s(in_buckets(joined, caps_of(present.bytes, order)))
-    lasts_s, cap = min((seen.lasts_s(in_buckets(joined, [cap * MIB])), cap) for cap in caps)
+    present_s = context.lasts_s(in_buckets(joined, caps_of(present.bytes, order)))
+    lasts_s, cap = min((context.lasts_s(in_buckets(joined, [cap * MIB])), cap) for cap in caps)
     if not np.isfinite([present_s, lasts_s]).all():
         return []
-    lasts_s = max(lasts_s, seen.iteration_s - (present_s - lasts_s))
+    lasts_s = max(lasts_s, context.iteration_s - (present_s - lasts_s))
     what = f"buckets of {cap} MiB in place of {bytes_text(float(np.median(sizes)))}"
     return [Change(lasts_s, what, f"DistributedDataParallel(…, bucket_cap_mb={cap})")]
 
 
-def _more_overlap(seen: Situation) -> Change:
+def _more_overlap(context: DiagnosisContext) -> Change:
     """As short as it gets where communication hides behind all else that a rank does."""
-    parts = seen.causes.parts
-    others_s = seen.iteration_s - parts.by_rank[:, COMMUNICATION]
+    parts = context.causes.parts
+    others_s = context.iteration_s - parts.by_rank[:, COMMUNICATION]
     return Change(
         float(np.maximum(others_s, parts.communication_s).max()),
         "as much of it behind other work as there is (a bound)",

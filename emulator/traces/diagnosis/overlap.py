@@ -11,7 +11,7 @@ import numpy as np
 from emulator.jobs.replay.parts import COMMUNICATION
 from emulator.jobs.workload.graph import Kind
 from emulator.traces.diagnosis.compression import ratios
-from emulator.traces.diagnosis.situation import Finding, Situation
+from emulator.traces.diagnosis.context import DiagnosisContext, Finding
 from emulator.traces.whatif import changes
 from emulator.traces.whatif import network as networks
 from emulator.traces.whatif.buckets import MIB, caps_of, in_buckets
@@ -26,31 +26,31 @@ LATE = 0.3
 """Share of the backward pass from which on a first bucket that becomes ready then is late."""
 
 
-def find(seen: Situation) -> list[Finding]:
+def find(context: DiagnosisContext) -> list[Finding]:
     """At most one of each kind."""
-    if not seen.joined.gradients:
+    if not context.joined.gradients:
         return []
-    return _serialized(seen) + _buckets(seen)
+    return _serialized(context) + _buckets(context)
 
 
-def _serialized(seen: Situation) -> list[Finding]:
+def _serialized(context: DiagnosisContext) -> list[Finding]:
     """All-reduces that could have begun when their gradients were there."""
-    ready = _last_gradients(seen)
+    ready = _last_gradients(context)
     waits = {}
-    for (rank, transfer), member in _members(seen).items():
+    for (rank, transfer), member in _members(context).items():
         if (rank, transfer) in ready:
-            waits[_first_of_chain(seen, member)] = ready[rank, transfer]
-    owner, on = edges(seen.graph.ops)
+            waits[_first_of_chain(context, member)] = ready[rank, transfer]
+    owner, on = edges(context.graph.ops)
     stays = ~np.isin(owner, list(waits))
     starts, final = (np.array(list(ops), np.int64) for ops in (waits.keys(), waits.values()))
-    changed = with_edges(seen.joined, np.append(owner[stays], starts), np.append(on[stays], final))
-    gain_s = seen.iteration_s - seen.replayed_s(graph=changed.graph)
-    if not seen.is_worth_it(gain_s):
+    changed = with_edges(context.joined, np.append(owner[stays], starts), np.append(on[stays], final))
+    gain_s = context.iteration_s - context.replayed_s(graph=changed.graph)
+    if not context.is_worth_it(gain_s):
         return []
-    started_s = np.array([seen.played.start_s[op] for op in waits])
-    ready_s = np.array([seen.played.end_s[final] for final in waits.values()])
-    exposed_s = seen.causes.parts.by_rank[:, COMMUNICATION].mean()
-    return seen.report(
+    started_s = np.array([context.played.start_s[op] for op in waits])
+    ready_s = np.array([context.played.end_s[final] for final in waits.values()])
+    exposed_s = context.causes.parts.by_rank[:, COMMUNICATION].mean()
+    return context.report(
         "serialized all-reduces",
         "all-reduces begin only after the backward pass",
         gain_s=gain_s,
@@ -58,7 +58,7 @@ def _serialized(seen: Situation) -> list[Finding]:
             f"they begin {time_text(float((started_s - ready_s).mean()))} after their last gradient was final, "
             f"the worst {time_text(float((started_s - ready_s).max()))}",
             f"nothing hides {time_text(exposed_s)} of communication; "
-            f"{time_text(seen.causes.parts.hidden_communication_s())} is hidden",
+            f"{time_text(context.causes.parts.hidden_communication_s())} is hidden",
         ],
         settings=[
             "DistributedDataParallel(model), which reduces each bucket as soon as it is full; or, without it, "
@@ -66,19 +66,19 @@ def _serialized(seen: Situation) -> list[Finding]:
             "find_unused_parameters=False, static_graph=True where the graph is the same every time",
         ],
         replayed="each all-reduce may begin when the last gradient of its bucket is final",
-        sightings=seen.sightings(np.array(sorted(waits), np.int64)),
+        sightings=context.sightings(np.array(sorted(waits), np.int64)),
     )
 
 
-def _buckets(seen: Situation) -> list[Finding]:
+def _buckets(context: DiagnosisContext) -> list[Finding]:
     """The buckets that replay fastest, with the present costs: only sizes differ."""
-    ratio = ratios(seen)
+    ratio = ratios(context)
     sent = [
         (op, transfer, size / ratio[transfer] if transfer >= 0 else size)
-        for op, transfer, size in seen.joined.gradients
+        for op, transfer, size in context.joined.gradients
     ]
     try:
-        joined = changes.with_network(dataclasses.replace(seen.joined, gradients=sent))
+        joined = changes.with_network(dataclasses.replace(context.joined, gradients=sent))
         present = gradients(joined)
     except (GraphError, ConfigError):
         return []  # nothing that could be put into other buckets
@@ -88,26 +88,26 @@ def _buckets(seen: Situation) -> list[Finding]:
     transfer = network.transfer(networks.world_size(joined))
     ratio_of_all = float(ratio[present.bucket].mean())
     order = np.concatenate([[0], np.cumsum(np.diff(present.bucket) != 0)])
-    present_s = seen.lasts_s(in_buckets(joined, caps_of(present.bytes, order)))
+    present_s = context.lasts_s(in_buckets(joined, caps_of(present.bytes, order)))
     if present_s == np.inf:
         return []
 
     def with_caps(caps: tuple[int, ...]) -> float:
-        return seen.lasts_s(in_buckets(joined, [cap / ratio_of_all for cap in caps]))
+        return context.lasts_s(in_buckets(joined, [cap / ratio_of_all for cap in caps]))
 
     candidates = {(cap * MIB,): with_caps((cap * MIB,)) for cap in CAPS_MIB}
     caps = min(candidates, key=lambda caps: (round(candidates[caps], 9), caps))
     # A first bucket of its own is one more setting: worth it only if it gains something on top.
     two = {(first * MIB, *caps): with_caps((first * MIB, *caps)) for first in CAPS_MIB if first * MIB < caps[0]}
     candidates |= two
-    if two and min(two.values()) < candidates[caps] - seen.least_share * present_s:
+    if two and min(two.values()) < candidates[caps] - context.least_share * present_s:
         caps = min(two, key=lambda caps: two[caps])
     gain_s = present_s - candidates[caps]
-    if not seen.is_worth_it(gain_s):
+    if not context.is_worth_it(gain_s):
         return []
     sizes = np.bincount(order, present.bytes)
     makes_fewer = caps[-1] > np.median(sizes) and sizes.sum() / caps[-1] < len(sizes)
-    start_s, end_s, first_s, reduced_s = _backward(seen, present)
+    start_s, end_s, first_s, reduced_s = _backward(context, present)
     late = (first_s - start_s) / (end_s - start_s) if end_s > start_s else 0.0
     mib = ", ".join(f"{size / MIB:.3g}" for size in sizes[:12]) + (", …" if len(sizes) > 12 else "")
     evidence = [
@@ -129,14 +129,14 @@ def _buckets(seen: Situation) -> list[Finding]:
         "late first bucket": "the first bucket is full too late",
         "large buckets": "buckets are too large to overlap with the backward pass",
     }[name]
-    return seen.report(
+    return context.report(
         name,
         title,
         gain_s=gain_s,
         evidence=evidence,
         settings=_settings(caps),
         replayed=f"{_caps_text(caps)}, against the present ones at the same costs ({time_text(present_s)})",
-        sightings=seen.sightings(np.flatnonzero(np.isin(seen.graph.ops.transfer, present.transfers))),
+        sightings=context.sightings(np.flatnonzero(np.isin(context.graph.ops.transfer, present.transfers))),
     )
 
 
@@ -157,38 +157,43 @@ def _caps_text(caps: tuple[int, ...]) -> str:
     return f"a first bucket of {caps[0] // MIB} MiB, then {caps[1] // MIB} MiB"
 
 
-def _backward(seen: Situation, present: Gradients) -> tuple[float, float, float, float]:
+def _backward(context: DiagnosisContext, present: Gradients) -> tuple[float, float, float, float]:
     """When, on the slowest rank, backward began and ended, its first bucket was full, and all was reduced."""
-    ends_s = seen.played.end_s[present.op]
+    ends_s = context.played.end_s[present.op]
     row = int(np.argmax(ends_s.max(axis=1)))
     first = present.bucket == present.bucket[0]
-    members = np.isin(seen.graph.ops.transfer, present.transfers)
-    began_s = float(seen.played.start_s[present.op[row]].min())
-    return began_s, float(ends_s[row].max()), float(ends_s[row, first].max()), float(seen.played.end_s[members].max())
+    members = np.isin(context.graph.ops.transfer, present.transfers)
+    began_s = float(context.played.start_s[present.op[row]].min())
+    return (
+        began_s,
+        float(ends_s[row].max()),
+        float(ends_s[row, first].max()),
+        float(context.played.end_s[members].max()),
+    )
 
 
-def _members(seen: Situation) -> dict[tuple[int, int], int]:
+def _members(context: DiagnosisContext) -> dict[tuple[int, int], int]:
     """(rank, transfer) → op, of the transfers that reduce gradients."""
-    reduces = np.unique([transfer for _, transfer, _ in seen.joined.gradients if transfer >= 0])
-    ops = np.flatnonzero(np.isin(seen.graph.ops.transfer, reduces))
-    return {(int(seen.rank[op]), int(seen.graph.ops.transfer[op])): int(op) for op in ops}
+    reduces = np.unique([transfer for _, transfer, _ in context.joined.gradients if transfer >= 0])
+    ops = np.flatnonzero(np.isin(context.graph.ops.transfer, reduces))
+    return {(int(context.rank[op]), int(context.graph.ops.transfer[op])): int(op) for op in ops}
 
 
-def _last_gradients(seen: Situation) -> dict[tuple[int, int], int]:
+def _last_gradients(context: DiagnosisContext) -> dict[tuple[int, int], int]:
     """(rank, transfer) → the op that made the last gradient of this bucket final."""
     last: dict[tuple[int, int], int] = {}
-    for op, transfer, _ in seen.joined.gradients:
+    for op, transfer, _ in context.joined.gradients:
         if transfer >= 0:
-            key = int(seen.rank[op]), int(transfer)
-            if key not in last or seen.played.end_s[op] >= seen.played.end_s[last[key]]:
+            key = int(context.rank[op]), int(transfer)
+            if key not in last or context.played.end_s[op] >= context.played.end_s[last[key]]:
                 last[key] = int(op)
     return last
 
 
-def _first_of_chain(seen: Situation, op: int) -> int:
+def _first_of_chain(context: DiagnosisContext, op: int) -> int:
     """Where a bucket is compressed first, what compresses it."""
     while True:
-        codecs = [int(before) for before in seen.graph.ops.before(op) if seen.kind[before] == Kind.CODEC]
+        codecs = [int(before) for before in context.graph.ops.before(op) if context.kind[before] == Kind.CODEC]
         if not codecs:
             return op
         op = codecs[0]

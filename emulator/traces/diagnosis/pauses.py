@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from emulator.jobs.workload.graph import Kind
-from emulator.traces.diagnosis.situation import Iterations, Situation
+from emulator.traces.diagnosis.context import DiagnosisContext, Iterations
 from emulator.traces.events import NONE, LaneKind, What
 from emulator.traces.join import MEAN
 from emulator.traces.joined import GAP
@@ -64,19 +64,19 @@ class Pauses:
         return own_s
 
 
-def pauses(seen: Situation) -> Pauses:
+def pauses(context: DiagnosisContext) -> Pauses:
     """Those of all ranks."""
-    rows = [row for rank, each in enumerate(seen.iterations) for row in _of_rank(seen, rank, each)]
+    rows = [row for rank, each in enumerate(context.iterations) for row in _of_rank(context, rank, each)]
     columns = list(zip(*rows, strict=True)) if rows else [()] * 8
     types = (np.int64, np.int64, float, float, float, float, np.int64, float)
     arrays = [np.array(column, kind) for column, kind in zip(columns, types, strict=True)]
-    is_gap, (before, _) = seen.kind == Kind.DELAY, on_stream(seen.graph)
+    is_gap, (before, _) = context.kind == Kind.DELAY, on_stream(context.graph)
     gap = np.where(is_gap[before] & (before >= 0), before, -1)
     gap = np.where(is_gap, np.arange(len(gap)), gap)  # of a gap that ends an iteration, itself
-    return Pauses(*arrays, max((each.count for each in seen.iterations), default=0), gap)
+    return Pauses(*arrays, max((each.count for each in context.iterations), default=0), gap)
 
 
-def _of_rank(seen: Situation, rank: int, own: Iterations) -> list[tuple]:
+def _of_rank(context: DiagnosisContext, rank: int, own: Iterations) -> list[tuple]:
     trace, events = own.trace, own.trace.events
     if own.count < USUAL_FROM:
         return []
@@ -108,8 +108,8 @@ def _of_rank(seen: Situation, rank: int, own: Iterations) -> list[tuple]:
             ends = own.number[chosen[i]] < number  # the pause was between two iterations: it is the earlier's
             number -= ends
             at_s = float(reach_s[i] - trace.steps[number, 0])
-            shown = 1 / own.count if seen.joined.iteration == MEAN else float(number == seen.joined.iteration)
-            op = _last_gap(seen, rank, own, int(chosen[i])) if ends else _op_at(seen, rank, own, event)
+            shown = 1 / own.count if context.joined.iteration == MEAN else float(number == context.joined.iteration)
+            op = _last_gap(context, rank, own, int(chosen[i])) if ends else _op_at(context, rank, own, event)
             when = number + at_s / max(float(own.duration_s()[number]), 1e-12)
             rows.append((rank, number, at_s, when, float(excess_s[i]), float(usual_s[i]), op, shown))
     return rows
@@ -133,21 +133,21 @@ def _medians(label: np.ndarray, values: np.ndarray, labels: int) -> np.ndarray:
     return values[order][(first[:-1] + first[1:] - 1) // 2]
 
 
-def _last_gap(seen: Situation, rank: int, own: Iterations, event: int) -> int:
+def _last_gap(context: DiagnosisContext, rank: int, own: Iterations, event: int) -> int:
     """The gap after the op that `event` stands for, where its stream ends with one; else that op."""
-    op = _op_at(seen, rank, own, event)
+    op = _op_at(context, rank, own, event)
     if op < 0:
         return op
-    last = int(np.flatnonzero(seen.graph.ops.stream == seen.graph.ops.stream[op])[-1])
-    return last if seen.joined.event[last] == GAP else op
+    last = int(np.flatnonzero(context.graph.ops.stream == context.graph.ops.stream[op])[-1])
+    return last if context.joined.event[last] == GAP else op
 
 
-def _op_at(seen: Situation, rank: int, own: Iterations, event: int) -> int:
+def _op_at(context: DiagnosisContext, rank: int, own: Iterations, event: int) -> int:
     """The op of the joined iteration with the same number among those of its name as `event` has in its own."""
     events = own.trace.events
     alike = np.flatnonzero((events.name == events.name[event]) & (events.lane == events.lane[event]))
     ordinal = int((alike[own.number[alike] == own.number[event]] < event).sum())
-    ops = np.flatnonzero((seen.rank == rank) & (seen.joined.event != GAP))
-    ops = ops[np.isin(seen.joined.event[ops], alike)]
-    ops = ops[np.argsort(seen.joined.event[ops], kind="stable")]
+    ops = np.flatnonzero((context.rank == rank) & (context.joined.event != GAP))
+    ops = ops[np.isin(context.joined.event[ops], alike)]
+    ops = ops[np.argsort(context.joined.event[ops], kind="stable")]
     return int(ops[min(ordinal, len(ops) - 1)]) if len(ops) else -1

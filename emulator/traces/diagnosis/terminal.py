@@ -5,7 +5,7 @@ from __future__ import annotations
 from emulator.jobs.replay.report import critical_table, operation_text
 from emulator.traces.diagnosis.agreement import doubt
 from emulator.traces.diagnosis.checks import Diagnosis
-from emulator.traces.diagnosis.situation import Finding
+from emulator.traces.diagnosis.context import Finding
 from emulator.traces.join import MEAN
 from switchml import tables
 from switchml.terminal import say
@@ -19,33 +19,33 @@ COLOUR = {"high": "red", "medium": "yellow", "low": "cyan"}
 
 def show(diagnosis: Diagnosis) -> None:
     """Print it."""
-    seen = diagnosis.seen
-    ranks = len(seen.graph.ranks)
-    is_mean = seen.joined.iteration == MEAN
+    context = diagnosis.context
+    ranks = len(context.graph.ranks)
+    is_mean = context.joined.iteration == MEAN
     say(
-        f"{ranks} rank{'s' * (ranks != 1)}, {'mean ' * is_mean}iteration {time_text(seen.joined.iteration_s)} as "
-        f"traced, {time_text(seen.iteration_s)} replayed ({diagnosis.replay_error:+.1%})"
+        f"{ranks} rank{'s' * (ranks != 1)}, {'mean ' * is_mean}iteration {time_text(context.joined.iteration_s)} as "
+        f"traced, {time_text(context.iteration_s)} replayed ({diagnosis.replay_error:+.1%})"
     )
     if is_mean and ranks > 1 and diagnosis.replay_error < -LATE_BY_CHANCE:
         say("On average no rank is late by chance: `switchml trace replay` plays all iterations.", style="dim")
-    for line in doubt(seen):
+    for line in doubt(context):
         say(("Beware: ", "bold red"), line)
     say()
-    tables.show(_by_rank(diagnosis), critical_table(seen.path))
+    tables.show(_by_rank(diagnosis), critical_table(context.path))
     for place, finding in enumerate(diagnosis.findings, 1):
         _say_finding(diagnosis, place, finding)
     say()
     if not diagnosis.findings:
-        checked = f" no check found {seen.least_share:.0%} of the iteration or more."
+        checked = f" no check found {context.least_share:.0%} of the iteration or more."
         say(("Nothing to change:", "bold"), checked)
-    for line in seen.joined.assumptions:
+    for line in context.joined.assumptions:
         say(f"Assumed: {line}", style="dim")
 
 
 def _by_rank(diagnosis: Diagnosis) -> tables.Table:
     """Rank, its causes, and whom it waits for most."""
-    seen = diagnosis.seen
-    rows = seen.causes.by_rank()
+    context = diagnosis.context
+    rows = context.causes.by_rank()
     names = list(rows[0]) if rows else []
     unit = TimeUnit(seconds for row in rows for seconds in row.values())
     # The causes in which least time goes are the first for which there is no room.
@@ -57,18 +57,18 @@ def _by_rank(diagnosis: Diagnosis) -> tables.Table:
     ]
     table = tables.Table(columns, title="Where the time goes")
     for rank, row in list(enumerate(rows))[:MOST_RANKS]:
-        waited_s = seen.causes.waiting_s[rank].copy()
+        waited_s = context.causes.waiting_s[rank].copy()
         waited_s[rank] = 0.0
         peer = int(waited_s.argmax())
-        most = f"{seen.short_name(peer)} ({time_text(float(waited_s[peer]))})" if waited_s[peer] > 0 else "nobody"
-        table.add(seen.short_name(rank), *map(unit.text, row.values()), most)
+        most = f"{context.short_name(peer)} ({time_text(float(waited_s[peer]))})" if waited_s[peer] > 0 else "nobody"
+        table.add(context.short_name(rank), *map(unit.text, row.values()), most)
     if len(rows) > MOST_RANKS:
         table.notes = [f"{len(rows) - MOST_RANKS} further ranks are not shown."]
     return table
 
 
 def _say_finding(diagnosis: Diagnosis, place: int, finding: Finding) -> None:
-    """A heading, what a change gains, the evidence, when it was seen, and what to do."""
+    """A heading, what a change gains, the evidence, when it was context, and what to do."""
     gain = f"{'at most ' * finding.is_bound}{time_text(finding.gain_s)} of each iteration ({finding.share:.1%})"
     say((f"\n{place}. {finding.title} ", "bold"), (f"[{finding.severity}]", COLOUR[finding.severity]))
     say(("   gains ", "bold"), gain)
@@ -76,7 +76,7 @@ def _say_finding(diagnosis: Diagnosis, place: int, finding: Finding) -> None:
     for line in finding.evidence:
         say(f"   · {line}")
     for sighting in finding.sightings[:3]:
-        where = diagnosis.seen.rank_name(sighting.rank)
+        where = diagnosis.context.rank_name(sighting.rank)
         span = f"{time_text(sighting.start_s)} to {time_text(sighting.end_s)}"
         say(f"     {operation_text(sighting.op)}, {where}, {span}", style="dim")
     for setting in finding.settings:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import numpy as np
 
 from emulator.jobs.workload.graph import Collective, Kind
-from emulator.traces.diagnosis.situation import Finding, Situation
+from emulator.traces.diagnosis.context import DiagnosisContext, Finding
 from emulator.traces.events import What, Wire, WireWhat
 from emulator.traces.join import MEAN
 from emulator.traces.joined import GAP
@@ -22,24 +22,24 @@ LEAST_BYTES = 64 * 1024
 """Smaller collectives show latency, not bandwidth."""
 
 
-def find(seen: Situation) -> list[Finding]:
+def find(context: DiagnosisContext) -> list[Finding]:
     """At most one of each kind."""
-    return _resent(seen) + _slow_host(seen)
+    return _resent(context) + _slow_host(context)
 
 
-def _resent(seen: Situation) -> list[Finding]:
+def _resent(context: DiagnosisContext) -> list[Finding]:
     """All-reduces without their stalls before retransmissions."""
-    counts, still_s = {}, np.zeros(len(seen.graph.transfers))
-    lost = _lost(seen)
-    for rank, trace in enumerate(seen.joined.traces):
+    counts, still_s = {}, np.zeros(len(context.graph.transfers))
+    lost = _lost(context)
+    for rank, trace in enumerate(context.joined.traces):
         if trace.wire is None or not len(trace.wire):
             continue
         counts[rank] = np.bincount(trace.wire.what, minlength=len(WireWhat))
-        by_event = _still_s(seen, rank, lost[rank])
-        ops = np.flatnonzero((seen.rank == rank) & (seen.kind == Kind.COLLECTIVE) & (seen.joined.event != GAP))
-        lost_s = by_event[seen.joined.event[ops]]
-        np.maximum.at(still_s, seen.graph.ops.transfer[ops], lost_s)
-    still_s = np.minimum(still_s, seen.transfer_s)
+        by_event = _still_s(context, rank, lost[rank])
+        ops = np.flatnonzero((context.rank == rank) & (context.kind == Kind.COLLECTIVE) & (context.joined.event != GAP))
+        lost_s = by_event[context.joined.event[ops]]
+        np.maximum.at(still_s, context.graph.ops.transfer[ops], lost_s)
+    still_s = np.minimum(still_s, context.transfer_s)
     if not counts:
         return []
     sent, resent, _, repeated = np.sum(list(counts.values()), axis=0)
@@ -49,32 +49,33 @@ def _resent(seen: Situation) -> list[Finding]:
     evidence = [
         f"{resent:,} of {sent:,} packets were sent again ({resent / max(sent, 1):.2%}); {repeated:,} results came "
         "twice",
-        f"all-reduces stood still {time_text(float(still_s.sum()))} of {time_text(float(seen.transfer_s.sum()))} until "
-        f"a packet was sent again, in {np.count_nonzero(still_s)} of them",
-        f"most on {seen.rank_name(worst)}: {of_worst[WireWhat.RESENT] / max(of_worst[WireWhat.SENT], 1):.2%}",
+        f"all-reduces stood still {time_text(float(still_s.sum()))} of "
+        f"{time_text(float(context.transfer_s.sum()))} until a packet was sent again, "
+        f"in {np.count_nonzero(still_s)} of them",
+        f"most on {context.rank_name(worst)}: {of_worst[WireWhat.RESENT] / max(of_worst[WireWhat.SENT], 1):.2%}",
     ]
     if early:
         evidence.append(f"{early:,} were sent again before all ranks had sent theirs: a rank was late there, none lost")
-    return seen.report(
+    return context.report(
         "packets sent again",
         "all-reduces wait for packets that are sent again",
-        gain_s=seen.iteration_s - seen.replayed_s(transfer_s=seen.transfer_s - still_s),
+        gain_s=context.iteration_s - context.replayed_s(transfer_s=context.transfer_s - still_s),
         evidence=evidence,
         settings=[
             "find where packets are dropped: ip -s link, ethtool -S, queue lengths and rates on the switch's ports",
             "SWITCHML_TRANSPORT=shm where agents and aggregator share a machine; zmq goes by TCP",
         ],
         replayed="all-reduces without the time in which nothing came until a packet was sent again",
-        sightings=seen.sightings(np.flatnonzero(np.isin(seen.graph.ops.transfer, np.flatnonzero(still_s > 0)))),
+        sightings=context.sightings(np.flatnonzero(np.isin(context.graph.ops.transfer, np.flatnonzero(still_s > 0)))),
     )
 
 
-def _lost(seen: Situation) -> dict[int, np.ndarray]:
+def _lost(context: DiagnosisContext) -> dict[int, np.ndarray]:
     """Rank → bool (records,): packets sent again once all ranks had sent theirs of the chunk; before, one is late."""
-    wires = {rank: trace.wire for rank, trace in enumerate(seen.joined.traces) if trace.wire is not None}
+    wires = {rank: trace.wire for rank, trace in enumerate(context.joined.traces) if trace.wire is not None}
     if not wires:
         return {}
-    clock = seen.joined.origin_s if len(seen.joined.origin_s) else -seen.joined.offset_s
+    clock = context.joined.origin_s if len(context.joined.origin_s) else -context.joined.offset_s
     at_s = np.concatenate([wire.at_s - clock[rank] for rank, wire in wires.items()])
     what = np.concatenate([wire.what for wire in wires.values()])
     keys = np.concatenate([(wire.tensor << 32) + wire.chunk for wire in wires.values()])
@@ -85,10 +86,10 @@ def _lost(seen: Situation) -> dict[int, np.ndarray]:
     return dict(zip(wires, np.split(lost, np.cumsum([len(wire) for wire in wires.values()])[:-1]), strict=True))
 
 
-def _still_s(seen: Situation, rank: int, lost: np.ndarray) -> np.ndarray:
+def _still_s(context: DiagnosisContext, rank: int, lost: np.ndarray) -> np.ndarray:
     """float64 (events,) of `rank`'s trace: how long each of its collectives stood still; where the joined iteration is
     a mean, the mean of those at the same place in their iterations."""
-    trace, number = seen.joined.traces[rank], seen.iterations[rank].number
+    trace, number = context.joined.traces[rank], context.iterations[rank].number
     events, standing = trace.events, stalls(trace.wire, lost)
     still_s = np.zeros(len(events))
     reduces = np.flatnonzero(events.what == What.COLLECTIVE)
@@ -96,8 +97,8 @@ def _still_s(seen: Situation, rank: int, lost: np.ndarray) -> np.ndarray:
         for from_s, until_s in standing.get(int(events.sequence[event]), ()):
             if from_s >= events.start_s[event] and until_s <= events.end_s[event]:
                 still_s[event] += until_s - from_s
-    if seen.joined.iteration == MEAN:
-        own = [reduces[number[reduces] == each] for each in range(seen.iterations[rank].count)]
+    if context.joined.iteration == MEAN:
+        own = [reduces[number[reduces] == each] for each in range(context.iterations[rank].count)]
         own = [each[np.argsort(events.start_s[each], kind="stable")] for each in own if len(each)]
         usual = [each for each in own if len(each) == int(np.median([len(each) for each in own]))]
         if usual:
@@ -123,18 +124,18 @@ def stalls(wire: Wire, lost: np.ndarray) -> dict[int, list[tuple[float, float]]]
     return spans_of_tensor
 
 
-def _slow_host(seen: Situation) -> list[Finding]:
+def _slow_host(context: DiagnosisContext) -> list[Finding]:
     """A machine all of whose transfers with others are slow, where transfers without it are not."""
-    graph = seen.graph
+    graph = context.graph
     size = graph.works.bytes[graph.transfers.work] if len(graph.transfers) else np.empty(0)
-    measured = np.flatnonzero(seen.communicates() & (size >= LEAST_BYTES) & (seen.transfer_s > 0))
-    host_of = np.array([trace.host or f"rank {i}" for i, trace in enumerate(seen.joined.traces)])
+    measured = np.flatnonzero(context.communicates() & (size >= LEAST_BYTES) & (context.transfer_s > 0))
+    host_of = np.array([trace.host or f"rank {i}" for i, trace in enumerate(context.joined.traces)])
     members = {int(group): frozenset(host_of[graph.groups.members(group)]) for group in set(graph.transfers.group)}
     measured = [transfer for transfer in measured if len(members[int(graph.transfers.group[transfer])]) > 1]
     if len({members[int(graph.transfers.group[transfer])] for transfer in measured}) < 3:
         return []
     kinds = graph.works.collective[graph.transfers.work]
-    per_byte_s = seen.transfer_s / np.maximum(size, 1.0)
+    per_byte_s = context.transfer_s / np.maximum(size, 1.0)
     hosts = {}
     for host in np.unique(host_of):
         for kind in np.unique(kinds[measured]):
@@ -147,15 +148,15 @@ def _slow_host(seen: Situation) -> list[Finding]:
         return []
     host, kind = max(slow, key=lambda key: (len(slow[key]), -per_byte_s[hosts[key][0]].min()))
     mine, usual = hosts[host, kind]
-    changed_s = seen.transfer_s.copy()
-    changed_s[mine] = np.minimum(usual * size[mine], seen.transfer_s[mine])
+    changed_s = context.transfer_s.copy()
+    changed_s[mine] = np.minimum(usual * size[mine], context.transfer_s[mine])
     rate, others = 1 / float(np.median(per_byte_s[mine])), 1 / usual
     times = per_byte_s[mine].min() / usual
     what = "sends" if kind == Collective.P2P else Collective(kind).name.lower().replace("_", "-") + "s"
-    return seen.report(
+    return context.report(
         "slow network",
         f"the network of {host} is slow",
-        gain_s=seen.iteration_s - seen.replayed_s(transfer_s=changed_s),
+        gain_s=context.iteration_s - context.replayed_s(transfer_s=changed_s),
         evidence=[
             f"{what} with {host} move {bytes_text(rate)}/s (median of {len(mine)}), those without it "
             f"{bytes_text(others)}/s",
@@ -166,5 +167,5 @@ def _slow_host(seen: Situation) -> list[Finding]:
             "NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME names",
         ],
         replayed=f"{what} with {host} as fast as those of the others",
-        sightings=seen.sightings(np.flatnonzero(np.isin(graph.ops.transfer, mine))),
+        sightings=context.sightings(np.flatnonzero(np.isin(graph.ops.transfer, mine))),
     )

@@ -56,7 +56,7 @@ def frozen(joined: Joined) -> Joined:
     starts = np.flatnonzero(seen)
     starts = starts[np.lexsort((starts, end_s[starts], rank[starts]))]
     is_first = np.diff(rank[starts], prepend=-1) != 0
-    took_s = np.where(is_first, end_s[starts], np.diff(end_s[starts], prepend=0.0))
+    elapsed_s = np.where(is_first, end_s[starts], np.diff(end_s[starts], prepend=0.0))
     frozen_ops = np.concatenate([heads, starts])
     joined = edits.with_streams(joined, "until then")
     stream, transfer = ops.stream.copy(), ops.transfer.copy()
@@ -67,7 +67,7 @@ def frozen(joined: Joined) -> Joined:
     joined = dataclasses.replace(joined, gradients=present.listed(present.bucket))
     order = np.append(frozen_ops, np.flatnonzero(later))
     small = edits.without_empty(edits.arrange(joined, order, owner[waits_later], on[waits_later]))
-    return edits.with_durations(small, np.arange(len(frozen_ops)), np.append(end_s[heads], took_s))
+    return edits.with_durations(small, np.arange(len(frozen_ops)), np.append(end_s[heads], elapsed_s))
 
 
 @kernel
@@ -107,11 +107,11 @@ def merged(joined: Joined) -> Joined:
     order = np.argsort(graph.ops.stream, kind="stable")
     head = np.empty(len(order), np.int64)
     head[order] = order[np.maximum.accumulate(np.where(joins[order], 0, np.arange(len(order))))]
-    took_s = np.bincount(head, weights=edits.durations(joined), minlength=len(head))
+    elapsed_s = np.bincount(head, weights=edits.durations(joined), minlength=len(head))
     alone = np.flatnonzero(~joins & (graph.ops.transfer == NO_TRANSFER))
     owner, on = edits.edges(graph.ops)
     leads = ~joins[owner]
-    longer = edits.with_durations(joined, alone, took_s[alone])
+    longer = edits.with_durations(joined, alone, elapsed_s[alone])
     return edits.without_empty(edits.arrange(longer, np.flatnonzero(~joins), owner[leads], head[on[leads]]))
 
 

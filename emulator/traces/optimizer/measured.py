@@ -66,9 +66,9 @@ def compare(
     default_s: list[float] = []
     settings_s: list[float] = []
     for number in range(rounds):
-        for name, file, took_s in (("as it is", None, default_s), ("with the settings", settings, settings_s)):
-            took_s.append(step_s(command, file))
-            say(f"round {number + 1} of {rounds}, {name}: {took_s[-1] * 1e3:.1f} ms a step")
+        for name, file, elapsed_s in (("as it is", None, default_s), ("with the settings", settings, settings_s)):
+            elapsed_s.append(step_s(command, file))
+            say(f"round {number + 1} of {rounds}, {name}: {elapsed_s[-1] * 1e3:.1f} ms a step")
     return default_s, settings_s
 
 

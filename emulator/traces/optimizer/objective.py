@@ -20,7 +20,7 @@ from emulator.traces.whatif.recompute import activations
 
 
 @dataclass(frozen=True)
-class Worth:
+class Evaluation:
     """`iteration_s`: of the whole iteration. `sample_s`: for as many samples as one traced iteration takes. `worst_s`:
     the same if each all-reduce that was never traced costs `Machine.uncertainty_s` more, hidden or not; what is
     minimized. `memory_bytes`: of a rank, 0 without a limit."""
@@ -43,22 +43,22 @@ class Objective:
     _coarse: dict[Setting, Joined] = field(default_factory=dict)
     _ready: dict[Setting, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
     _cut: dict[tuple, tuple[tuple[int, ...], tuple[str, ...]]] = field(default_factory=dict)
-    _known: dict[Setting, Worth] = field(default_factory=dict)
+    _known: dict[Setting, Evaluation] = field(default_factory=dict)
 
-    def __call__(self, setting: Setting) -> Worth:
+    def __call__(self, setting: Setting) -> Evaluation:
         """Raises ConfigError or GraphError for what can't be done to this job."""
         if setting not in self._known:
             self.evaluated += 1
             job = apply(COMMUNICATION, self.coarse(setting), setting, self.machine)
-            took_s = replay(job.graph, job.costs).makespan_s
+            elapsed_s = replay(job.graph, job.costs).makespan_s
             never_traced = setting.buckets or setting.allreduce or setting.codec
-            worst_s = took_s + self.machine.uncertainty_s * (len(gradients(job).transfers) if never_traced else 0)
+            worst_s = elapsed_s + self.machine.uncertainty_s * (len(gradients(job).transfers) if never_traced else 0)
             memory_bytes = self.memory_bytes(setting)
             limit = self.machine.memory.limit
-            self._known[setting] = Worth(
+            self._known[setting] = Evaluation(
                 setting,
-                took_s,
-                took_s / setting.samples,
+                elapsed_s,
+                elapsed_s / setting.samples,
                 worst_s / setting.samples,
                 memory_bytes,
                 not limit or memory_bytes <= limit,

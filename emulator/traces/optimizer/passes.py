@@ -93,8 +93,8 @@ def _allreduce(job: Joined, setting: Setting, machine: Machine) -> Joined:
         return job
     present, transfer = gradients(job), machine.transfer(setting.allreduce)
     transfers, bucket = np.unique(present.bucket, return_inverse=True)  # gradients of several may come in turns
-    size, took_s = transfer_bytes(job)[transfers], transfer_s(job.costs)[transfers]
-    seconds = changed_s(took_s, machine.traced.seconds(size), transfer.seconds(size))
+    size, elapsed_s = transfer_bytes(job)[transfers], transfer_s(job.costs)[transfers]
+    seconds = changed_s(elapsed_s, machine.traced.seconds(size), transfer.seconds(size))
     if transfer.repeat_share and not any(setting.codec):  # what codecs lose to repeated rounds, their pass adds
         ready_s = np.zeros(len(transfers))
         np.maximum.at(ready_s, bucket, cuts.ready(job)[0])
@@ -108,13 +108,13 @@ def _codec(job: Joined, setting: Setting, machine: Machine) -> Joined:
     specs = (setting.codec + setting.codec[-1:] * len(transfers))[: len(transfers)]
     if not any(specs):
         return job
-    size, took_s = transfer_bytes(job)[transfers], transfer_s(job.costs)[transfers]
+    size, elapsed_s = transfer_bytes(job)[transfers], transfer_s(job.costs)[transfers]
     dense_s = machine.transfer(setting.allreduce).seconds(size)
     seconds, codec_s = np.empty(len(transfers)), np.zeros(len(transfers))
     for spec in set(specs):
         own = np.array([each == spec for each in specs])
         transfer = machine.compressed(setting.allreduce, spec)
-        seconds[own] = changed_s(took_s, dense_s, transfer.seconds(size))[own] + transfer.repeats_s(size[own])
+        seconds[own] = changed_s(elapsed_s, dense_s, transfer.seconds(size))[own] + transfer.repeats_s(size[own])
         codec_s[own] = size[own] / machine.codec(spec).bytes_per_s if spec else 0.0
     return compress(job, transfers, seconds, codec_s)
 

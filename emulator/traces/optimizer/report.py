@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterable
 from typing import Any
 
-from emulator.traces.optimizer.objective import Objective, Worth
+from emulator.traces.optimizer.objective import Evaluation, Objective
 from emulator.traces.optimizer.passes import Setting
 from emulator.traces.optimizer.search import Allowed, SearchResult
 from switchml.tables import Table, number, show, text
@@ -120,7 +120,7 @@ def _without(result: SearchResult, objective: Objective, name: str) -> float:
     return (objective(bare).sample_s - result.best.sample_s) / result.traced.sample_s
 
 
-def _setting(worth: Worth) -> dict[str, Any]:
+def _setting(worth: Evaluation) -> dict[str, Any]:
     """What it changes; the all-reduce by its former name, too."""
     changed = worth.setting.changed()
     return changed | ({"placement": changed["allreduce"]} if "allreduce" in changed else {})

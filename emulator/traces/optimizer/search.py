@@ -20,7 +20,7 @@ import numpy as np
 from emulator.jobs.replay.critical import critical_path
 from emulator.traces.optimizer import cuts
 from emulator.traces.optimizer.machine import Machine
-from emulator.traces.optimizer.objective import Objective, Worth
+from emulator.traces.optimizer.objective import Evaluation, Objective
 from emulator.traces.optimizer.passes import PASSES, TRACED, Pass, Setting, in_file, named
 from emulator.traces.whatif.buckets import MIB, assign, caps_of
 from emulator.traces.whatif.gradients import gradients
@@ -112,18 +112,18 @@ class Alone:
     """A pass's best with nothing else changed."""
 
     one: Pass
-    worth: Worth
+    worth: Evaluation
 
 
 @dataclass
 class SearchResult:
     """`in_file`: the best without what is only advised. `steps`: along the critical path. `how`: what it rests on."""
 
-    traced: Worth
-    best: Worth
-    in_file: Worth
+    traced: Evaluation
+    best: Evaluation
+    in_file: Evaluation
     alone: list[Alone] = field(default_factory=list)
-    steps: list[tuple[str, Worth]] = field(default_factory=list)
+    steps: list[tuple[str, Evaluation]] = field(default_factory=list)
     how: str = ""
     evaluated: int = 0
     wall_s: float = 0.0
@@ -139,7 +139,7 @@ class SearchResult:
         """How many times as fast the job is with the settings file."""
         return self.traced.sample_s / self.in_file.sample_s
 
-    def gain_of(self, worth: Worth, at_worst: bool = False) -> float:
+    def gain_of(self, worth: Evaluation, at_worst: bool = False) -> float:
         """Share of the traced job's time for a sample that `worth` saves."""
         return 1 - (worth.worst_s if at_worst else worth.sample_s) / self.traced.sample_s
 
@@ -203,7 +203,7 @@ class Search:
         except _Spent:
             self.result.how = self.result.how or "the budget ended before the space did"
 
-    def judge(self, setting: Setting) -> Worth:
+    def judge(self, setting: Setting) -> Evaluation:
         """Its worth; the best so far is kept."""
         if self.evaluated >= self.trials or time.perf_counter() > self.until_s:
             raise _Spent
@@ -257,7 +257,7 @@ class Search:
             now = self.result.best
             part_s = critical_path(self.objective.replayed(now.setting)).by_part
             on_it = {part for part, seconds in part_s.items() if seconds > 0}
-            candidates: list[tuple[str, Worth]] = []
+            candidates: list[tuple[str, Evaluation]] = []
             for name in self.allowed.passes:
                 if not on_it.isdisjoint(ACTS_ON[name]):
                     for setting in self.proposals(now.setting, name, self.allowed):
@@ -332,7 +332,7 @@ class Search:
                 worth = self.climb(worth, rng)
             study.tell(trial, worth.worst_s if worth.fits else 10 * self.result.traced.worst_s)
 
-    def climb(self, worth: Worth, rng: np.random.Generator) -> Worth:
+    def climb(self, worth: Evaluation, rng: np.random.Generator) -> Evaluation:
         """The best of a setting and some in which a few borders between its buckets are moved, one after the other."""
         for moves in rng.integers(1, MOST_MOVES + 1, CLIMBS):
             bucket = assign(self.sizes, worth.setting.buckets or (self.sizes.sum(),))

@@ -19,7 +19,7 @@ _SLACK_NS = 50_000
 """Between the profiler's clock, which counts cycles, and Unix time."""
 
 
-class Call(msgspec.Struct):
+class CollectiveSize(msgspec.Struct):
     """A collective, or a message to or from the rank `peer`. Shapes and types of the tensors that go in and come out;
     only the first for a message."""
 
@@ -49,7 +49,7 @@ class Sizes(msgspec.Struct):
     order in which they became final."""
 
     groups: dict[str, list[int]]
-    calls: list[Call]
+    calls: list[CollectiveSize]
     parameters: list[Parameter]
     gradients: list[int]
 
@@ -71,10 +71,10 @@ def read(path: Path) -> Sizes | None:
         return msgspec.json.decode(read_bytes(path, TraceError), type=Sizes)
 
 
-def match(calls: Iterable[Call], requests: Iterable[Request]) -> dict[int, Call]:
+def match(calls: Iterable[CollectiveSize], requests: Iterable[Request]) -> dict[int, CollectiveSize]:
     """Event → its call. Both of a name are in the same order, but either may lack some: calls of threads that the
     profiler didn't watch, and those that were forgotten."""
-    waiting: dict[str, list[Call]] = {}
+    waiting: dict[str, list[CollectiveSize]] = {}
     for call in sorted(calls, key=lambda call: call.at_ns, reverse=True):
         waiting.setdefault(call.name, []).append(call)
     call_of = {}

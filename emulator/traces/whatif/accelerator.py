@@ -51,10 +51,10 @@ def half_precision(joined: Joined, host_speed: float, least_s: float) -> Joined:
     joined = accelerator(joined, *speeds)
     size = joined.graph.works.bytes.copy()
     size[np.unique(joined.graph.transfers.work[transfers])] /= 2
-    moved, took_s = joined.costs.transfer_bytes[transfers], joined.costs.transfer_fixed_s[transfers]
+    moved, elapsed_s = joined.costs.transfer_bytes[transfers], joined.costs.transfer_fixed_s[transfers]
     # A traced duration, not bytes at a rate: what is above the fixed part halves.
-    took_s = np.where(moved == 0, (took_s + np.minimum(least_s, took_s)) / 2, took_s)
+    elapsed_s = np.where(moved == 0, (elapsed_s + np.minimum(least_s, elapsed_s)) / 2, elapsed_s)
     joined = with_costs(
-        with_table(joined, "works", bytes=size), transfers, transfer_bytes=moved / 2, transfer_fixed_s=took_s
+        with_table(joined, "works", bytes=size), transfers, transfer_bytes=moved / 2, transfer_fixed_s=elapsed_s
     )
     return dataclasses.replace(joined, gradients=[(op, bucket, size / 2) for op, bucket, size in joined.gradients])

@@ -57,18 +57,18 @@ def measure(iterations: Sequence[Joined]) -> Contention | None:
             samples[key].append(_Sample(float(seconds[op]), float(beside[op]), identity))
     usual = _usual_over_least(samples)
     share: dict[Identity, float] = {}
-    took_s: dict[int, float] = defaultdict(float)
+    elapsed_s: dict[int, float] = defaultdict(float)
     left_s: dict[int, float] = defaultdict(float)
     for (rank, is_gap, *_), rows in samples.items():
         if len(rows) < LEAST_ITERATIONS:
             continue
-        quiet_s = usual.get((rank, is_gap), 1.0) * min(row.took_s for row in rows)
+        quiet_s = usual.get((rank, is_gap), 1.0) * min(row.elapsed_s for row in rows)
         for row in rows:
-            if row.beside >= BESIDE and row.took_s > 0:
-                share[row.identity] = min(quiet_s / row.took_s, 1.0)
-                took_s[rank] += row.took_s
-                left_s[rank] += min(quiet_s, row.took_s)
-    return Contention(share, {rank: took_s[rank] / left_s[rank] for rank in took_s if left_s[rank] > 0})
+            if row.beside >= BESIDE and row.elapsed_s > 0:
+                share[row.identity] = min(quiet_s / row.elapsed_s, 1.0)
+                elapsed_s[rank] += row.elapsed_s
+                left_s[rank] += min(quiet_s, row.elapsed_s)
+    return Contention(share, {rank: elapsed_s[rank] / left_s[rank] for rank in elapsed_s if left_s[rank] > 0})
 
 
 def relieved(joined: Joined, contention: Contention) -> Joined:
@@ -99,7 +99,7 @@ def disturbed(joined: Joined, contention: Contention) -> Joined:
 
 
 class _Sample(NamedTuple):
-    took_s: float
+    elapsed_s: float
     beside: float
     identity: Identity
 
@@ -134,8 +134,8 @@ def _usual_over_least(samples: dict[tuple, list[_Sample]]) -> dict[tuple[int, bo
     sums: dict[tuple[int, bool], list[float]] = defaultdict(lambda: [0.0, 0.0])
     for (rank, is_gap, *_), rows in samples.items():
         if len(rows) >= LEAST_ITERATIONS and all(row.beside <= ALONE for row in rows):
-            sums[rank, is_gap][0] += float(np.mean([row.took_s for row in rows]))
-            sums[rank, is_gap][1] += min(row.took_s for row in rows)
+            sums[rank, is_gap][0] += float(np.mean([row.elapsed_s for row in rows]))
+            sums[rank, is_gap][1] += min(row.elapsed_s for row in rows)
     return {key: usual_s / least_s for key, (usual_s, least_s) in sums.items() if least_s > 0}
 
 

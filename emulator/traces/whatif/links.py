@@ -83,13 +83,13 @@ def on(joined: Joined, network: Network, sizes: np.ndarray | None = None) -> Sce
     rows = [size.tolist(), graph.groups.size[group].tolist(), new_sizes[group].tolist(), collective.tolist()]
     was_s = np.array([traced.seconds(size, count, kind) for size, count, _, kind in zip(*rows, strict=True)])
     now_s = np.array([network.seconds(size, count, kind) for size, _, count, kind in zip(*rows, strict=True)])
-    took_s = transfer_s(joined.costs)[transfers]
+    elapsed_s = transfer_s(joined.costs)[transfers]
     if network.algorithm != traced.algorithm:
         was_s, now_s = (s + repeated_rounds_s(joined, one)[transfers] for s, one in ((was_s, traced), (now_s, network)))
     if overlaps:
-        seconds = took_s * np.divide(now_s, was_s, out=np.ones(len(was_s)), where=was_s > 0)
+        seconds = elapsed_s * np.divide(now_s, was_s, out=np.ones(len(was_s)), where=was_s > 0)
     else:
-        seconds = changed_s(took_s, was_s, now_s)
+        seconds = changed_s(elapsed_s, was_s, now_s)
     changed = with_table(with_transfer_seconds(joined, transfers, seconds), "groups", size=new_sizes)
     return assume(changed, network=network)
 

@@ -37,12 +37,12 @@ def one_at_a_time(joined: Joined) -> Joined:
     if np.isnan(joined.start_s[member]).any():
         raise GraphError("all-reduces on several streams that were never traced: nothing says how they overlap")
     order = transfers[np.argsort(arrivals_s(joined)[transfers], kind="stable")]
-    began_s, took_s = arrivals_s(joined)[order], transfer_s(joined.costs)[order]
+    began_s, elapsed_s = arrivals_s(joined)[order], transfer_s(joined.costs)[order]
     sizes = graph.works.bytes[graph.transfers.work[order]]
     seconds = np.empty(len(order))
-    for stretch in stretches(began_s, took_s):
-        weight = sizes[stretch] if sizes[stretch].sum() else took_s[stretch] + 1e-9
-        seconds[stretch] = weight * _rate(began_s[stretch], weight, float((began_s + took_s)[stretch].max()))
+    for stretch in stretches(began_s, elapsed_s):
+        weight = sizes[stretch] if sizes[stretch].sum() else elapsed_s[stretch] + 1e-9
+        seconds[stretch] = weight * _rate(began_s[stretch], weight, float((began_s + elapsed_s)[stretch].max()))
     joined = with_transfer_seconds(joined, order, seconds)
     in_turn = len(graph.streams)
     joined = with_streams(joined, "all-reduces in turn")

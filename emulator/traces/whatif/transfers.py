@@ -106,9 +106,9 @@ def fit(joined: Joined, transfers: np.ndarray | None = None, most_bytes_per_s: f
     return TransferCost(float(fixed_s), float(1.0 / per_byte_s), assumed)
 
 
-def changed_s(took_s: np.ndarray, was_s: np.ndarray, now_s: np.ndarray) -> np.ndarray:
-    """float64: what collectives take that took `took_s`, `was_s` of it by a model, which now says `now_s`."""
-    return np.maximum(took_s + now_s - was_s, LEAST_LEFT * np.minimum(now_s, took_s))
+def changed_s(elapsed_s: np.ndarray, was_s: np.ndarray, now_s: np.ndarray) -> np.ndarray:
+    """float64: what collectives take that took `elapsed_s`, `was_s` of it by a model, which now says `now_s`."""
+    return np.maximum(elapsed_s + now_s - was_s, LEAST_LEFT * np.minimum(now_s, elapsed_s))
 
 
 def used_bytes_per_s(joined: Joined, transfers: np.ndarray | None = None) -> float:
@@ -121,15 +121,15 @@ def _stretches(joined: Joined, transfers: np.ndarray | None) -> tuple[np.ndarray
     """`busy` of `transfers` that move bytes."""
     transfers = all_reduces(joined) if transfers is None else transfers
     size = transfer_bytes(joined)[transfers]
-    took_s = transfer_s(joined.costs)[transfers]
-    seen = (size > 0) & (took_s > 0)
+    elapsed_s = transfer_s(joined.costs)[transfers]
+    seen = (size > 0) & (elapsed_s > 0)
     if not seen.any():
         raise GraphError("the trace has no all-reduce with a size and a duration: nothing says what one would cost")
-    transfers, size, took_s = transfers[seen], size[seen], took_s[seen]
+    transfers, size, elapsed_s = transfers[seen], size[seen], elapsed_s[seen]
     began_s = arrivals_s(joined)[transfers]
     if np.isnan(began_s).any():
-        began_s = np.concatenate([[0.0], np.cumsum(took_s[:-1])])
-    return busy(began_s, took_s, size)
+        began_s = np.concatenate([[0.0], np.cumsum(elapsed_s[:-1])])
+    return busy(began_s, elapsed_s, size)
 
 
 def arrivals_s(joined: Joined) -> np.ndarray:

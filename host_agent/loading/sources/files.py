@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from host_agent.loading.sources.base import SourceChanged, Traffic
-from host_agent.loading.sources.turns import Turns
+from host_agent.loading.sources.limit import ReadLimit
 from switchml.errors import ConfigError
 
 REMOTE_READS = 32
-"""Ranges in flight at a time at most, of all calls together (`Turns` has how many there are); fsspec's own limit is 128
+"""Ranges in flight at a time at most, of all calls together (`ReadLimit` says how many); fsspec's own limit is 128
 for each call, too many for four ranks and one server."""
 IDENTITY = ("size", "ETag", "etag", "Last-Modified", "LastModified", "mtime", "Content-MD5", "Digest")
 """What of fsspec's `info` tells one version of a file from another."""
@@ -63,7 +63,7 @@ class Files:
         self.traffic = Traffic()
         self.is_local = all(is_local(url) for url in urls)
         self._check_every_s = check_every_s
-        self._turns = Turns(reads_at_once)
+        self._turns = ReadLimit(reads_at_once)
         self._lock = threading.Lock()
         self._descriptors: dict[int, int] = {}
         if not self.is_local:

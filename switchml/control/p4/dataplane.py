@@ -19,7 +19,7 @@ from switchml.control.p4 import base as p4_base
 from switchml.control.p4 import tables
 from switchml.control.p4.driver import UDP_PREFIX, AttachedPort, Driver, Gone, Unreachable
 from switchml.control.p4.places import Places
-from switchml.control.p4.tables import Changes, Host, Place
+from switchml.control.p4.tables import Changes, Host, RegisterPlace
 from switchml.errors import ConfigError, ControlError
 from switchml.net import sockets
 
@@ -45,7 +45,7 @@ _LOCATE_TRIES, _LOCATE_PAUSE_S = 10, 0.05
 class _Job(p4_base.Job):
     """`links[rank]` is None for ranks that come through ports that were there before."""
 
-    place: Place
+    place: RegisterPlace
     hosts: list[Host | None]
     changes: list[Changes] = field(default_factory=list)
     links: list[Link | None]

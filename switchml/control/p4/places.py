@@ -5,7 +5,7 @@ import secrets
 from collections.abc import Iterable
 
 from switchml.control.dataplane import JobSpec
-from switchml.control.p4.tables import FLOOD_GROUP, Place, rows
+from switchml.control.p4.tables import FLOOD_GROUP, RegisterPlace, rows
 from switchml.errors import ConfigError
 
 WORKER_NUMBERS = range(1, 1024)
@@ -23,7 +23,7 @@ class Places:
         # Another controller may have numbered jobs on this switch before.
         self._generation = secrets.randbits(31)
 
-    def take(self, spec: JobSpec) -> Place:
+    def take(self, spec: JobSpec) -> RegisterPlace:
         """A place for a job. Raises ConfigError if there is none."""
         places = list(self._used.values())
         row = _first_gap(self._rows, rows(spec), (rows_of for rows_of, _, _ in places))
@@ -41,7 +41,7 @@ class Places:
             )
         self._used[spec.job_id] = range(row, row + rows(spec)), range(worker, worker + spec.workers), group
         self._generation = (self._generation + 1) % GENERATIONS or 1
-        return Place(row, worker, group, self._generation)
+        return RegisterPlace(row, worker, group, self._generation)
 
     def release(self, job_id: int) -> None:
         """Free the job's place; unknown ids are ignored."""

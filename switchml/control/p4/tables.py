@@ -93,7 +93,7 @@ class Host:
 
 
 @dataclass(frozen=True)
-class Place:
+class RegisterPlace:
     """What a job has of the switch for itself: `rows(spec)` rows of the registers from `row`, the workers' numbers from
     `worker` (at least 1; also the replication ids), and a multicast group (at least 2).
 
@@ -157,7 +157,7 @@ def loss_changes(port: int, incoming: float, outgoing: float) -> Changes:
     )
 
 
-def job_changes(spec: JobSpec, place: Place, hosts: Sequence[Host | None], udp_port: int = UDP_PORT) -> Changes:
+def job_changes(spec: JobSpec, place: RegisterPlace, hosts: Sequence[Host | None], udp_port: int = UDP_PORT) -> Changes:
     """What a job needs. `hosts[rank]` is None for a rank of protocol 1 whose address is not known yet; when it is,
     `rank_entries` gives what is missing, and the group is replaced."""
     if spec.workers > MAX_WORKERS:
@@ -172,7 +172,9 @@ def job_changes(spec: JobSpec, place: Place, hosts: Sequence[Host | None], udp_p
     )
 
 
-def rank_entries(spec: JobSpec, place: Place, rank: int, host: Host, udp_port: int = UDP_PORT) -> tuple[Entry, ...]:
+def rank_entries(
+    spec: JobSpec, place: RegisterPlace, rank: int, host: Host, udp_port: int = UDP_PORT
+) -> tuple[Entry, ...]:
     """The entries of one rank: its packets, then the results that go to it."""
     ip, port = address_of(spec, rank)
     address = address_number(ip)
@@ -192,7 +194,7 @@ def rank_entries(spec: JobSpec, place: Place, rank: int, host: Host, udp_port: i
 
 def tree_changes(
     spec: JobSpec,
-    place: Place,
+    place: RegisterPlace,
     hosts: Mapping[int, Host],
     below: Sequence[tuple[Neighbour, Sequence[int]]] = (),
     above: Neighbour | None = None,
@@ -248,7 +250,7 @@ def tree_changes(
     return Changes((Cells("outcomes", OUTCOMES * first, OUTCOMES * last),), tuple(groups), tuple(entries))
 
 
-def _v2_job(spec: JobSpec, place: Place, number: int, me: int, all_ranks: int) -> tuple[int, ...]:
+def _v2_job(spec: JobSpec, place: RegisterPlace, number: int, me: int, all_ranks: int) -> tuple[int, ...]:
     """The parameters of v2_worker, for the sender with this number."""
     origin = (spec.isn - 2 * spec.slots) % 2**32
     kind, size = CONTRIBUTION + spec.wire, SIZE_CODE_OF[spec.payload_bytes]
@@ -286,7 +288,9 @@ def job_counters(spec: JobSpec, cells: Sequence[tuple[int, int]]) -> tuple[dict[
     return tuple(ranks)
 
 
-def open_slots(spec: JobSpec, place: Place, rounds: Sequence[int], marks: Sequence[int]) -> tuple[int, tuple[int, ...]]:
+def open_slots(
+    spec: JobSpec, place: RegisterPlace, rounds: Sequence[int], marks: Sequence[int]
+) -> tuple[int, tuple[int, ...]]:
     """(slots with a round under way, ranks that these wait for), from the job's rows of the registers `rounds` and
     `marks`. Thrift returns cells as signed numbers; both forms are understood."""
     is_v1, all_ranks = spec.protocol == 1, (1 << spec.workers) - 1

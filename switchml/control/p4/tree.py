@@ -20,7 +20,7 @@ from switchml.control.p4 import base as p4_base
 from switchml.control.p4 import tables
 from switchml.control.p4.driver import Driver, Unreachable
 from switchml.control.p4.places import Places
-from switchml.control.p4.tables import Changes, Host, Neighbour, Place
+from switchml.control.p4.tables import Changes, Host, Neighbour, RegisterPlace
 from switchml.control.p4.thrift import ThriftSwitch, parse_thrift
 from switchml.errors import ConfigError, ControlError
 from switchml.protocol.packet import UDP_PORT
@@ -50,7 +50,7 @@ class TreeSwitch:
 class _Job(p4_base.Job):
     at: dict[int, str]
     """Switch of each rank."""
-    placed: list[tuple[TreeSwitch, Place, Changes]] = field(default_factory=list)
+    placed: list[tuple[TreeSwitch, RegisterPlace, Changes]] = field(default_factory=list)
 
 
 def read_tree(path: Path) -> list[TreeSwitch]:

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from switchml.control.thrift import protocol
-from switchml.control.thrift.idl import Call, interface
+from switchml.control.thrift.idl import ServiceCall, interface
 from switchml.errors import ControlError
 
 MOST_AHEAD = 128
@@ -58,7 +58,7 @@ class Client:
                 raise refusal
         return results
 
-    def _answer(self, call: Call, name: str) -> Any:
+    def _answer(self, call: ServiceCall, name: str) -> Any:
         reader = protocol.Reader(self._file.read)
         if protocol.read_message(reader).kind == protocol.EXCEPTION:
             raise ControlError("Thrift", "ERROR", protocol.APPLICATION_ERROR.read(reader).message)

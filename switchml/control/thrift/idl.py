@@ -21,7 +21,7 @@ _CALL = re.compile(r"(\S+)\s+(\w+)\s*\(([^)]*)\)(?:\s*throws\s*\(\s*1:\s*(\w+)\s
 
 
 @dataclass(frozen=True)
-class Call:
+class ServiceCall:
     """A call of a service. `result` has field 0, "success", unless the call returns nothing, and field 1, "refused", if
     it throws `exception`."""
 
@@ -36,7 +36,7 @@ class Interface:
     numbers by name; `types` by name. Raises KeyError for a type that is not defined before it is used."""
 
     def __init__(self, text: str) -> None:
-        services: dict[str | None, dict[str, Call]] = {}
+        services: dict[str | None, dict[str, ServiceCall]] = {}
         bases: set[str | None] = set()
         self.enums: dict[str, dict[str, int]] = {}
         self.types: dict[str, Any] = dict(BASE_TYPES)
@@ -70,12 +70,12 @@ class Interface:
     def _fields(self, text: str) -> list[Field]:
         return [Field(int(number), name, self._type(kind)) for number, kind, name in _FIELD.findall(text)]
 
-    def _call(self, result: str, name: str, arguments: str, exception: str) -> Call:
+    def _call(self, result: str, name: str, arguments: str, exception: str) -> ServiceCall:
         fields = [] if result == "void" else [Field(0, "success", self._type(result))]
         if exception:
             fields.append(Field(1, "refused", self.types[exception]))
         parameters = Struct(f"{name}_args", self._fields(arguments))
-        return Call(name, parameters, Struct(f"{name}_result", fields), exception or None)
+        return ServiceCall(name, parameters, Struct(f"{name}_result", fields), exception or None)
 
 
 @cache

@@ -103,10 +103,12 @@ def test_a_file_describes_an_accelerator_of_its_own(tmp_path):
 def test_a_cube_mesh_has_fewer_rings_for_smaller_groups():
     """One ring of two GPUs, six of eight: rates of an all-reduce of 256 MiB, as nccl-tests count them."""
     from emulator.cluster import collectives
-    from emulator.cluster.topology import Place
+    from emulator.cluster.topology import GroupLayout
 
     def busbw(ranks):
-        took = collectives.cost(clusters.load("v100-dgx1"), "all_reduce", 2**28, Place(ranks, 1, ranks, 1)).seconds
+        took = collectives.cost(
+            clusters.load("v100-dgx1"), "all_reduce", 2**28, GroupLayout(ranks, 1, ranks, 1)
+        ).seconds
         return 2 * (ranks - 1) / ranks * 2**28 / took
 
     assert busbw(2) == pytest.approx(22.5e9, rel=0.02)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from emulator.cluster import cluster as clusters
 from emulator.cluster.algorithms import ALGORITHMS
 from emulator.cluster.collectives import OPERATIONS, cost
-from emulator.cluster.topology import KINDS, Place, place
+from emulator.cluster.topology import KINDS, GroupLayout, place
 from switchml.errors import ConfigError
 
 DGX = clusters.load("a100-dgx")
@@ -25,7 +25,7 @@ def bare(**between):
 
 @pytest.mark.parametrize("n", [2, 4, 8])
 def test_ring_inside_a_node(n):
-    took = cost(bare(), "all_reduce", 1e9, Place(n, 1, n), "ring").seconds
+    took = cost(bare(), "all_reduce", 1e9, GroupLayout(n, 1, n), "ring").seconds
     assert took == pytest.approx(2 * (n - 1) / n * 1e9 / DGX.inside.bytes_per_s)
 
 
@@ -73,12 +73,12 @@ def test_a_rank_alone_pays_nothing():
 @pytest.mark.parametrize(
     ("ranks", "stride", "expected"),
     [
-        (8, 1, Place(8, 1, 8, 1)),
-        (16, 1, Place(16, 2, 8, 2)),
-        (4, 2, Place(4, 1, 4, 1)),
-        (16, 4, Place(16, 8, 2, 8)),
-        (16, 8, Place(16, 16, 1, 16)),
-        (4, 16, Place(4, 4, 1, 8)),
+        (8, 1, GroupLayout(8, 1, 8, 1)),
+        (16, 1, GroupLayout(16, 2, 8, 2)),
+        (4, 2, GroupLayout(4, 1, 4, 1)),
+        (16, 4, GroupLayout(16, 8, 2, 8)),
+        (16, 8, GroupLayout(16, 16, 1, 16)),
+        (4, 16, GroupLayout(4, 4, 1, 8)),
     ],
 )
 def test_places(ranks, stride, expected):

@@ -13,7 +13,7 @@ from emulator.jobs import imported
 from emulator.jobs.costing import plan
 from emulator.jobs.workload import models
 from emulator.jobs.workload.job import Job
-from emulator.peers.settings import Settings
+from emulator.peers.settings import PeerSettings
 from emulator.peers.world import Costs
 from emulator.traces.join import join
 from emulator.traces.optimizer.machine import Machine
@@ -57,7 +57,7 @@ def test_emulated_jobs(algorithm, hierarchy):
 
 @pytest.mark.parametrize(("algorithm", "hierarchy"), EVERY)
 def test_emulated_peers(algorithm, hierarchy):
-    settings = Settings(world=RANKS, cluster=NAME, network=algorithm, hierarchy=hierarchy)
+    settings = PeerSettings(world=RANKS, cluster=NAME, network=algorithm, hierarchy=hierarchy)
     assert Costs(settings).seconds("all_reduce", SIZE, tuple(range(RANKS))) == seconds(algorithm, hierarchy)
 
 
@@ -97,7 +97,7 @@ def test_unknown_names_are_refused_alike(joined):
     for refused in (
         lambda: cost(DGX, "all_reduce", SIZE, place(RANKS, 1, 8), "ring", "nodes"),
         lambda: Job(hierarchy="nodes"),
-        lambda: Settings(world=2, hierarchy="nodes"),
+        lambda: PeerSettings(world=2, hierarchy="nodes"),
         lambda: changes.allreduce(joined, "ring", "nodes"),
     ):
         with pytest.raises(ConfigError, match="unknown hierarchy.*did you mean node"):

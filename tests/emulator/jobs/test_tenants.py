@@ -10,7 +10,7 @@ from emulator.cluster import cluster as clusters
 from emulator.cluster.collectives import cost
 from emulator.cluster.cost import Cost
 from emulator.cluster.fabric import SharedFabric, place
-from emulator.cluster.topology import Place
+from emulator.cluster.topology import GroupLayout
 from emulator.jobs.description import request
 from emulator.jobs.emulate import emulate
 from emulator.jobs.replay.engine import replay
@@ -60,7 +60,7 @@ def test_loads_of_ports_and_uplinks():
 @pytest.mark.parametrize("algorithm", ["ring", "tree", "halving-doubling", "hierarchical", "switchml"])
 def test_a_job_alone_never_asks_more_of_a_port_than_it_has(algorithm):
     cluster = clusters.load("h100-ethernet")
-    where = Place(ranks=32, nodes=4, per_node=8)
+    where = GroupLayout(ranks=32, nodes=4, per_node=8)
     one = cost(cluster, "all_reduce", 1e9, where, algorithm)
     through_a_port = one.leaving_bytes / 4 / one.bytes * one.bytes_per_s
     assert 0.5 < through_a_port / cluster.between.node_bytes_per_s < 1.0001

@@ -4,21 +4,21 @@ import pytest
 
 from emulator.cluster import cluster as clusters
 from emulator.cluster.collectives import cost
-from emulator.cluster.topology import Place
+from emulator.cluster.topology import GroupLayout
 from emulator.peers.clock import Clock
 from emulator.peers.report import print_report
-from emulator.peers.settings import Settings, from_environment
+from emulator.peers.settings import PeerSettings, from_environment
 from emulator.peers.world import Costs
 from switchml.errors import ConfigError
 
 
 def test_the_environment_says_what_the_settings_say():
-    settings = Settings(
+    settings = PeerSettings(
         world=64, real=(0, 5), cluster="h100-dgx", network="switchml", clock="virtual", values="noise", noise=0.25,
         slow={3: 1.5, 9: 2.0}, jitter=0.1, loss=0.01, slots=64, jobs=2, compute_scale=0.5, quiet=True,
     )  # fmt: skip
     assert from_environment(settings.environment()) == settings
-    assert Settings(world=2).environment() == {"SWITCHML_EMULATED_WORLD": "2"}
+    assert PeerSettings(world=2).environment() == {"SWITCHML_EMULATED_WORLD": "2"}
 
 
 @pytest.mark.parametrize(
@@ -49,18 +49,18 @@ def test_nobody_is_faster_than_the_machine_in_wall_clock_time():
 
 
 def test_prices_are_the_cluster_s():
-    costs = Costs(Settings(world=64, cluster="h100-dgx", network="ring"))
+    costs = Costs(PeerSettings(world=64, cluster="h100-dgx", network="ring"))
     machine = clusters.load("h100-dgx")
-    inside = cost(machine, "all_reduce", 1e6, Place(8, 1, 8, 1), "ring").seconds
+    inside = cost(machine, "all_reduce", 1e6, GroupLayout(8, 1, 8, 1), "ring").seconds
     assert costs.seconds("all_reduce", 1e6, tuple(range(8))) == inside
-    rail = cost(machine, "all_gather", 1e6, Place(8, 8, 1, 8)).seconds
+    rail = cost(machine, "all_gather", 1e6, GroupLayout(8, 8, 1, 8)).seconds
     assert costs.seconds("all_gather", 1e6, tuple(range(0, 64, 8))) == rail
     assert costs.seconds("p2p", 1e6, (3,)) == 0.0
 
 
 def test_loss_and_few_slots_cost_time():
     def seconds(**kwargs):
-        settings = Settings(world=16, cluster="p100-100g", network="switchml", **kwargs)
+        settings = PeerSettings(world=16, cluster="p100-100g", network="switchml", **kwargs)
         return Costs(settings).seconds("all_reduce", 1e8, tuple(range(16)))
 
     assert seconds() < seconds(slots=8) < seconds(slots=4)

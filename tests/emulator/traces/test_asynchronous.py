@@ -80,11 +80,11 @@ JOBS = {
 
 @pytest.mark.parametrize("name", JOBS)
 def test_all_iterations_take_what_they_took(name):
-    recorder, took_s = play(JOBS[name])
+    recorder, elapsed_s = play(JOBS[name])
     each = join_each([recorder.trace()])
     check(chain(each)[0])
     was, again = traced(each), predicted(each)
-    assert was.iteration_s * len(each) == pytest.approx(took_s, rel=0.001)
+    assert was.iteration_s * len(each) == pytest.approx(elapsed_s, rel=0.001)
     assert again.iteration_s == pytest.approx(was.iteration_s, rel=0.005)
     assert again.mean()["compute"] == pytest.approx(was.mean()["compute"], rel=0.005)
     assert "waiting for peers" not in was.mean() | again.mean()
@@ -95,24 +95,24 @@ def test_all_iterations_take_what_they_took(name):
 def test_a_device_of_another_speed(name, faster):
     job = JOBS[name]
     each = [changes.accelerator(one, faster) for one in join_each([play(job)[0].trace()])]
-    _, took_s = play(dataclasses.replace(job, kernel=job.kernel / faster))
-    assert predicted(each).iteration_s * len(each) == pytest.approx(took_s, rel=0.05)
+    _, elapsed_s = play(dataclasses.replace(job, kernel=job.kernel / faster))
+    assert predicted(each).iteration_s * len(each) == pytest.approx(elapsed_s, rel=0.05)
 
 
 def test_one_iteration_begins_with_the_work_of_those_before():
-    recorder, took_s = play(JOBS["held up by its queue"])
+    recorder, elapsed_s = play(JOBS["held up by its queue"])
     last = join([recorder.trace()], iteration=4)
     backlog = [work == BACKLOG for work in last.graph.works.name]
     assert any(backlog)
-    assert predicted([last]).iteration_s == pytest.approx(took_s - recorder.steps[4][0], rel=0.005)
+    assert predicted([last]).iteration_s == pytest.approx(elapsed_s - recorder.steps[4][0], rel=0.005)
     assert predicted([last]).iteration_s == pytest.approx(traced([last]).iteration_s, rel=0.005)
 
 
 def test_a_mean_iteration_takes_what_the_device_does():
     """However far ahead the host is."""
-    recorder, took_s = play(JOBS["held up by its queue"])
+    recorder, elapsed_s = play(JOBS["held up by its queue"])
     mean = join([recorder.trace()])
-    assert mean.iteration_s * 5 == pytest.approx(took_s, rel=1e-9)
+    assert mean.iteration_s * 5 == pytest.approx(elapsed_s, rel=1e-9)
     assert predicted([mean]).iteration_s == pytest.approx(mean.iteration_s, rel=0.01)
     assert any("ahead of their devices" in line for line in mean.assumptions)
 

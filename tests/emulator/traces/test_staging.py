@@ -49,10 +49,10 @@ def test_communication_is_what_lies_between_the_copies(job, tmp_path):
 
 
 def test_a_replay_takes_what_was_traced(job, tmp_path):
-    took_s = capture(tmp_path, job)
+    elapsed_s = capture(tmp_path, job)
     joined = join(read(tmp_path))
     assert joined.iteration == MEAN and not any("left out" in line for line in joined.assumptions)
-    assert joined.iteration_s == pytest.approx(took_s, rel=0.01)
+    assert joined.iteration_s == pytest.approx(elapsed_s, rel=0.01)
     played = replay(joined.graph, joined.costs)
     assert played.makespan_s == pytest.approx(joined.iteration_s, rel=0.005)
 
@@ -70,11 +70,11 @@ def test_another_network_takes_what_the_job_takes_on_it(job, all_reduce, tmp_pat
 
 def test_waiting_for_sums_is_communication(tmp_path):
     job = Staged()
-    took_s = capture(tmp_path, job)
+    elapsed_s = capture(tmp_path, job)
     joined = join(read(tmp_path))
     mean = parts(replay(joined.graph, joined.costs)).mean()
     # Two threads sum two buckets each, one after the other, and what is left of backward hides some of the first.
     hidden_s = (job.buckets - 1) * job.kernel * 1e-6
     assert mean["exposed communication"] == pytest.approx(2 * job.all_reduce * 1e-6 - hidden_s / 2, rel=0.1)
-    assert mean["exposed communication"] > 0.6 * took_s
-    assert mean["host"] < 0.05 * took_s
+    assert mean["exposed communication"] > 0.6 * elapsed_s
+    assert mean["host"] < 0.05 * elapsed_s

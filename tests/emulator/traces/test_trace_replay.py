@@ -47,8 +47,8 @@ def test_everything_changed_at_once(folder):
 
 
 def test_a_slower_link_takes_longer(folder):
-    took_s = [ask(folder, "--bandwidth", rate)["changed"]["iteration_s"] for rate in ("x2", "x1", "x0.5", "10mbit")]
-    assert took_s == sorted(took_s)
+    elapsed_s = [ask(folder, "--bandwidth", rate)["changed"]["iteration_s"] for rate in ("x2", "x1", "x0.5", "10mbit")]
+    assert elapsed_s == sorted(elapsed_s)
 
 
 def test_a_timeline(folder, tmp_path):

@@ -14,15 +14,15 @@ from emulator.networks.testbed.star import INTERFACE
 from host_agent.ranks import Report
 from host_agent.training import runner, worker
 from host_agent.training.runner import Comparison
-from host_agent.training.worker import Settings, Step
+from host_agent.training.worker import Step, TrainingSettings
 
 BATCH_SIZE, LEARNING_RATE = 32, 0.05
 
 
-def settings_of(plan: MininetPlan) -> Settings:
+def settings_of(plan: MininetPlan) -> TrainingSettings:
     """The training's settings."""
     how = {"transport": "udp", "wire": plan.wire, "interface": INTERFACE, "parallel": plan.parallel}
-    return Settings(plan.hosts, plan.steps, BATCH_SIZE, LEARNING_RATE, plan.seed, **how)
+    return TrainingSettings(plan.hosts, plan.steps, BATCH_SIZE, LEARNING_RATE, plan.seed, **how)
 
 
 def run(plan: MininetPlan, progress: Callable[[str], None]) -> Comparison:
@@ -41,7 +41,7 @@ def run(plan: MininetPlan, progress: Callable[[str], None]) -> Comparison:
         return runner.compare_with(control, settings=settings_of(plan), on_step=on_step, make=partial(in_host, names))
 
 
-def in_host(names: list[str], rank: int, settings: Settings, folder: Path, report: Report) -> worker.DigitsRank:
+def in_host(names: list[str], rank: int, settings: TrainingSettings, folder: Path, report: Report) -> worker.DigitsRank:
     """A worker's process: enters its host, and is then like any other."""
     enter(names[rank])
     return worker.DigitsRank(rank, settings, folder, report)

@@ -17,7 +17,7 @@ GROUP_TIMEOUT = timedelta(seconds=300)
 
 
 @dataclass(frozen=True)
-class Place:
+class RankPlace:
     """Which rank a process is, and where it runs. `namespace`: its host's, "" for the parent's own network.
     `interface`: the one that Gloo uses."""
 
@@ -27,7 +27,7 @@ class Place:
     interface: str = "lo"
 
 
-def start_at(place: Place, kind: Callable[[Place], Rank], _report: Report) -> Rank:
+def start_at(place: RankPlace, kind: Callable[[RankPlace], Rank], _report: Report) -> Rank:
     """In the process of a rank: enter its host's network namespace, and make what answers requests."""
     if place.namespace:
         enter(place.namespace)

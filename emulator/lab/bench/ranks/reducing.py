@@ -17,13 +17,13 @@ from typing import Any
 import numpy as np
 
 from emulator.lab.bench.ranks.inputs import SharedTensors, numbers
-from emulator.lab.bench.ranks.process import GROUP_TIMEOUT, Place
+from emulator.lab.bench.ranks.process import GROUP_TIMEOUT, RankPlace
 from emulator.lab.bench.ranks.workload import Step, Workload
 from emulator.lab.bench.sizes import Case
 from host_agent.agent import HostAgent
 from host_agent.base import Agent
 from host_agent.calls import Handle
-from host_agent.collectives import Move
+from host_agent.collectives import CollectiveCall
 from host_agent.density import Choice
 
 SWITCHML, DENSE, PLAIN, INT32, NODE, GLOO = "switchml", "dense", "plain", "int32", "node", "gloo"
@@ -128,7 +128,7 @@ def compare(result: np.ndarray, sums: np.ndarray, dtype: str) -> tuple[float, fl
 class ReducingRank:
     """Answers ReducingJob first, then Prepare, Fill, Reduce and Check."""
 
-    def __init__(self, place: Place):
+    def __init__(self, place: RankPlace):
         self._place = place
         self._agents: dict[str, Agent] = {}
         self._begin: dict[str, Begin] = {}
@@ -221,11 +221,11 @@ def _begin_bfloat16(agent: Agent, step: Step, async_op: bool) -> Any:
         agent.allreduce_address(*at, step.target.size, step.dtype, "sum", done, keep=keep)
     else:
         share = step.target if step.kind == "reduce_scatter" else step.source
-        agent.submit_move(Move(step.kind, *at, share.size, step.dtype, share.itemsize), done, keep=keep)
+        agent.submit_collective(CollectiveCall(step.kind, *at, share.size, step.dtype, share.itemsize), done, keep=keep)
     return handle if async_op else handle.wait()
 
 
-def _gloo(place: Place, rendezvous: str) -> Begin:
+def _gloo(place: RankPlace, rendezvous: str) -> Begin:
     import torch
     import torch.distributed as dist
 

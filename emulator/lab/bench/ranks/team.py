@@ -17,7 +17,7 @@ from statistics import mean
 from typing import Any
 
 from emulator.lab.bench.ranks.inputs import SharedTensors
-from emulator.lab.bench.ranks.process import Place, start_at
+from emulator.lab.bench.ranks.process import RankPlace, start_at
 from emulator.lab.bench.ranks.reducing import (
     GLOO,
     PEER_TIMEOUT_S,
@@ -73,15 +73,15 @@ def _context(*preload: str) -> context.ForkServerContext:
     return fork_server(*preload)
 
 
-def places(hosts: Sequence[Any], ranks_per_host: int = 1) -> list[Place]:
+def places(hosts: Sequence[Any], ranks_per_host: int = 1) -> list[RankPlace]:
     """So many ranks in each of the hosts of a testbed; neighbouring ranks share a host."""
     names = [host.name for host in hosts for _ in range(ranks_per_host)]
-    return [Place(rank, len(names), name, INTERFACE) for rank, name in enumerate(names)]
+    return [RankPlace(rank, len(names), name, INTERFACE) for rank, name in enumerate(names)]
 
 
-def local_places(world_size: int) -> list[Place]:
+def local_places(world_size: int) -> list[RankPlace]:
     """All ranks in the parent's own network."""
-    return [Place(rank, world_size) for rank in range(world_size)]
+    return [RankPlace(rank, world_size) for rank in range(world_size)]
 
 
 @contextlib.contextmanager
@@ -112,7 +112,7 @@ class Team(ranks.Team):
     """The processes of a job's ranks, one for each place. `kind` is what a process makes to answer requests."""
 
     def __init__(
-        self, processes: context.ForkServerContext, kind: Callable[[Place], ranks.Rank], places: Sequence[Place]
+        self, processes: context.ForkServerContext, kind: Callable[[RankPlace], ranks.Rank], places: Sequence[RankPlace]
     ):
         super().__init__(processes, [partial(start_at, place, kind) for place in places])
         self.places = list(places)
@@ -138,7 +138,7 @@ class Repeat:
 class ReducingTeam(Team):
     """Ranks that all-reduce, or have another collective."""
 
-    def __init__(self, processes: context.ForkServerContext, places: Sequence[Place]):
+    def __init__(self, processes: context.ForkServerContext, places: Sequence[RankPlace]):
         super().__init__(processes, ReducingRank, places)
 
     def join(
@@ -187,7 +187,7 @@ class TrainingTeam(Team):
     def __init__(
         self,
         processes: context.ForkServerContext,
-        places: Sequence[Place],
+        places: Sequence[RankPlace],
         store: str = "",
         environment: Mapping[str, str] | None = None,
     ):

@@ -10,7 +10,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from emulator.lab.bench.ranks.process import GROUP_TIMEOUT, Place
+from emulator.lab.bench.ranks.process import GROUP_TIMEOUT, RankPlace
 from emulator.peers.settings import PREFIX
 
 WARMUP_STEPS = 3
@@ -102,7 +102,7 @@ class Times:
 class TrainingRank:
     """Answers TrainingJob first, then Steps and AllReduces."""
 
-    def __init__(self, place: Place):
+    def __init__(self, place: RankPlace):
         import torch
 
         torch.set_num_threads(1)
@@ -232,7 +232,7 @@ class _Training:
 
 
 class _DigitsTraining(_Training):
-    def __init__(self, model: DigitsModel, place: Place):
+    def __init__(self, model: DigitsModel, place: RankPlace):
         import torch
 
         from host_agent.training.data import BatchOrder, Digits
@@ -252,7 +252,7 @@ class _DigitsTraining(_Training):
 
 
 class _StackTraining(_Training):
-    def __init__(self, stack: LayerStack, place: Place):
+    def __init__(self, stack: LayerStack, place: RankPlace):
         import torch
         from torch import nn
 

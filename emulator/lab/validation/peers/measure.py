@@ -25,7 +25,7 @@ from emulator.lab.bench.ranks.team import TrainingTeam, local_places, step_secon
 from emulator.lab.bench.ranks.training import AllReduces, LayerStack, Steps
 from emulator.lab.validation.rows import Row
 from emulator.networks.testbed.star import LinkOptions
-from emulator.peers.settings import Settings
+from emulator.peers.settings import PeerSettings
 from switchml.errors import ConfigError
 from switchml.runtime.folders import TemporaryFolder
 
@@ -128,14 +128,14 @@ def validate(plan: PeersPlan, progress: Callable[[str], None] = lambda line: Non
         TrainingTeam(training_context(), local_places(1)) as team,
     ):
         for workers, together_s in alone_s.items():
-            _emulate(team, plan, Settings(world=workers, clock=plan.clock, quiet=True))
+            _emulate(team, plan, PeerSettings(world=workers, clock=plan.clock, quiet=True))
             team.run(Steps(WARMUP_STEPS, is_alone=True))
             (one,) = team.run(Steps(plan.steps, is_alone=True))
             scale[workers] = max(1.0, together_s / one.thread_cpu_s) * max(1.0, workers / cores)
         for (backend, workers, rate_bps), (seconds, link) in measured.items():
             path = Path(folder) / f"star-{len(rows)}.toml"
             path.write_text(star_cluster(rate_bps, link.fixed_s, link.share))
-            settings = Settings(
+            settings = PeerSettings(
                 world=workers,
                 cluster=str(path),
                 network=BACKENDS[backend],
@@ -154,7 +154,7 @@ def validate(plan: PeersPlan, progress: Callable[[str], None] = lambda line: Non
     return PeersValidation(rows, Calibration(links, scale, cores), plan.model(1).gradient_bytes, reports)
 
 
-def _emulate(team: TrainingTeam, plan: PeersPlan, settings: Settings) -> None:
+def _emulate(team: TrainingTeam, plan: PeersPlan, settings: PeerSettings) -> None:
     """A new world and model for the only real rank."""
     team.join("switchml-emulated", plan.model(settings.world), **settings.environment())
 

@@ -53,9 +53,9 @@ class Run:
         self._optimizer.zero_grad()
         started = time.process_time()
         functional.cross_entropy(self.model(images), labels).backward()
-        took_s = time.process_time() - started
+        elapsed_s = time.process_time() - started
         self._optimizer.step()
-        return took_s
+        return elapsed_s
 
     def peak_bytes(self) -> int:
         """In one more step."""

@@ -65,8 +65,8 @@ def diagnose(
     with progress("replaying with one thing changed at a time"):
         diagnosis = run(joined, least, lambda: measure(codecs, len(joined.graph.ranks)))
     if timeline is not None:
-        seen = diagnosis.seen
-        write_timeline(seen.played, timeline, critical=seen.path, source="switchml trace diagnose")
+        context = diagnosis.context
+        write_timeline(context.played, timeline, critical=context.path, source="switchml trace diagnose")
     if report_file is not None:
         from emulator.surface.report.diagnosis_picture import write_report
 

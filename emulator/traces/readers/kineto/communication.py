@@ -24,7 +24,7 @@ from emulator.traces.events import NONE, Group, LaneKind, What
 from emulator.traces.limits import check_ranks
 from emulator.traces.readers.kineto.events import BY_DEVICE, BY_HOST, C10D, Args
 from emulator.traces.readers.kineto.reading import Reading
-from emulator.traces.readers.sizes import Call, Request, Sizes, match
+from emulator.traces.readers.sizes import CollectiveSize, Request, Sizes, match
 from emulator.traces.readers.tables import occurrences
 
 THREADS = 4
@@ -174,7 +174,7 @@ def _callers(reading: Reading, works: np.ndarray) -> dict[int, int]:
     return numbered | _in_order(reading, *(these[reading.record[these] == 0] for these in (works, callers)))
 
 
-def profiler_args(sizes: Sizes, call: Call) -> Args:
+def profiler_args(sizes: Sizes, call: CollectiveSize) -> Args:
     """`call` in the words of the profiler."""
     sent, received = call.bytes()
     ranks = sizes.groups.get(call.group)

@@ -13,7 +13,7 @@ from switchml.cli.main import cli
 pytest.importorskip("torch")
 
 from emulator.lab.validation.peers.measure import BACKENDS, PeersPlan, star_cluster
-from emulator.peers.settings import Settings
+from emulator.peers.settings import PeerSettings
 from emulator.peers.world import Costs
 from switchml.errors import ConfigError
 
@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[4]
 def test_the_cluster_takes_what_was_measured(tmp_path, backend, moved):
     path = tmp_path / "star.toml"
     path.write_text(star_cluster(100e6, 1e-3, 0.9))
-    costs = Costs(Settings(world=4, cluster=str(path), network=BACKENDS[backend]))
+    costs = Costs(PeerSettings(world=4, cluster=str(path), network=BACKENDS[backend]))
     expected_s = 1e-3 + moved * 4e6 * 8 / (0.9 * 100e6)
     assert costs.seconds("all_reduce", 4e6, (0, 1, 2, 3)) == pytest.approx(expected_s, rel=2e-3)
 

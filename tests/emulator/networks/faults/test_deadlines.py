@@ -9,7 +9,7 @@ import pytest
 from emulator.networks.faults.checks import Checks, Ledger, Violation
 from emulator.networks.faults.deadlines_plan import KINDS, draw_deadlines
 from emulator.networks.faults.late import Book, Entry, audit
-from emulator.networks.faults.plan import Call, JobPlan
+from emulator.networks.faults.plan import JobPlan, PlannedCall
 from emulator.networks.faults.world import World, play
 from switchml.errors import LeftBehind
 
@@ -47,7 +47,7 @@ def test_what_seeds_draw():
 
 # -- what must not pass --
 
-CALL = Call("float32", 100, "sum", None, 0, 0, "", "late", bucket=0)
+CALL = PlannedCall("float32", 100, "sum", None, 0, 0, "", "late", bucket=0)
 JOB = JobPlan("j", (0, 1, 2), 4, 256, "int32", (CALL,), (0.0,) * 3, (True,) * 3, True, deadline_s=0.02)
 
 

@@ -7,10 +7,10 @@ import pytest
 
 from emulator.networks.faults import tensors, world
 from emulator.networks.faults.checks import Checks, Ledger, Violation
-from emulator.networks.faults.plan import KINDS, Call, JobPlan, draw
+from emulator.networks.faults.plan import KINDS, JobPlan, PlannedCall, draw
 from emulator.networks.faults.world import World, play
 from emulator.networks.netsim.config import LinkConfig
-from emulator.networks.netsim.rank import Turns
+from emulator.networks.netsim.rank import SteppedWorker
 from switchml.errors import AggregatorLost, CollectiveTimeout, JobError, PeerLost, RanksDisagree, SumOverflow
 
 SEEDS = 60
@@ -48,7 +48,15 @@ def test_a_seed_repeats_itself(outcomes):
 # -- what must not pass --
 
 JOB = JobPlan(
-    "j", (0, 1, 2), 4, 256, "int32", (Call("float32", 40, "sum", None, 0, 0, ""),) * 2, (0,) * 3, (True,) * 3, True
+    "j",
+    (0, 1, 2),
+    4,
+    256,
+    "int32",
+    (PlannedCall("float32", 40, "sum", None, 0, 0, ""),) * 2,
+    (0,) * 3,
+    (True,) * 3,
+    True,
 )
 KEY = (1, 1)
 
@@ -79,7 +87,7 @@ def test_other_bits_are_wrong_even_where_rounding_is_allowed():
 
 
 def test_a_result_where_an_error_was_due():
-    overflowing = dataclasses.replace(JOB, calls=(Call("int32", 9, "sum", None, 0, 0, "overflow"),))
+    overflowing = dataclasses.replace(JOB, calls=(PlannedCall("int32", 9, "sum", None, 0, 0, "overflow"),))
     with pytest.raises(Violation, match="does not fit"):
         checks(overflowing).result(KEY, 0, 0, np.zeros(9, np.int32))
     misfit = dataclasses.replace(JOB, misfit="dtype", misfit_rank=1, misfit_call=0)
@@ -128,7 +136,7 @@ def test_a_job_that_hangs_is_found():
 
 def test_a_livelock_is_found(monkeypatch):
     """An agent whose timer is always due: time stands still."""
-    monkeypatch.setattr(Turns, "deadline", property(lambda turns: 0))
+    monkeypatch.setattr(SteppedWorker, "deadline", property(lambda turns: 0))
     outcome = play(0)
     assert outcome.problem.startswith("livelock: time stands still after 1,000 events at once: job0 rank 0")
     assert outcome.events < 5000
@@ -165,7 +173,7 @@ def test_expected_sums_are_those_of_exact_arithmetic(special):
     """Fractions have no rounding: the sum is exact in the type that it is given in."""
     from fractions import Fraction
 
-    call = Call("float32", 100, "sum", None, 0, -20, special)
+    call = PlannedCall("float32", 100, "sum", None, 0, -20, special)
     parts = [tensors.source(JOB, call, (1, 2, 3), rank) for rank in range(3)]
     exact = tensors.expected(JOB, call, (1, 2, 3)).values
     for i in range(100):

@@ -8,7 +8,7 @@ from emulator.jobs.replay.engine import replay
 from emulator.jobs.replay.parts import IDLE, WAITING
 from emulator.jobs.workload.graph import Order
 from emulator.traces.diagnosis.causes import causes
-from emulator.traces.diagnosis.situation import Situation, iterations
+from emulator.traces.diagnosis.context import DiagnosisContext, iterations
 from tests.support.examples import examples
 from tests.support.replay_graphs import cases
 from tests.support.traced_jobs import Job, traced
@@ -19,7 +19,7 @@ def late(rank, name, iteration):
 
 
 def test_waiting_is_charged_to_who_is_late():
-    found = Situation.of(traced(Job(slowness=late))).causes
+    found = DiagnosisContext.of(traced(Job(slowness=late))).causes
     assert np.all(found.waiting_s[[0, 1, 3], 2] > 0.02)
     assert found.waiting_s[:, [0, 1, 3]].sum() == pytest.approx(0, abs=1e-9)
     assert found.waiting_s[2].sum() == pytest.approx(0, abs=1e-9)
@@ -43,6 +43,8 @@ def test_iterations_hold_what_starts_in_them():
 
 
 def test_replaying_with_the_same_changes_nothing():
-    seen = Situation.of(traced(Job(gap_s=0.001, load_s=0.003)))
-    assert seen.replayed_s(own_s=seen.own_s, transfer_s=seen.transfer_s) == pytest.approx(seen.iteration_s)
-    assert seen.replayed_s(own_s=seen.own_s * 2, transfer_s=seen.transfer_s * 2) == pytest.approx(2 * seen.iteration_s)
+    context = DiagnosisContext.of(traced(Job(gap_s=0.001, load_s=0.003)))
+    assert context.replayed_s(own_s=context.own_s, transfer_s=context.transfer_s) == pytest.approx(context.iteration_s)
+    assert context.replayed_s(own_s=context.own_s * 2, transfer_s=context.transfer_s * 2) == pytest.approx(
+        2 * context.iteration_s
+    )

@@ -10,7 +10,7 @@ from emulator.jobs.replay.engine import replay
 from emulator.jobs.workload.graph import Kind
 from emulator.traces.diagnosis.agreement import check, doubt
 from emulator.traces.diagnosis.checks import diagnose
-from emulator.traces.diagnosis.situation import Situation
+from emulator.traces.diagnosis.context import DiagnosisContext
 from emulator.traces.events import WireWhat
 from emulator.traces.join import MEAN, join
 from emulator.traces.readers.read import read
@@ -239,11 +239,11 @@ def test_what_a_better_network_would_give(bytes_per_s):
 
 
 def test_a_report_that_does_not_add_up_is_an_error():
-    seen = Situation.of(traced(replace(HEALTHY, ranks=8, bytes_per_s=2e8)))
-    check(seen, [])
-    seen.causes.parts.by_rank[3, 0] *= 1.01
+    context = DiagnosisContext.of(traced(replace(HEALTHY, ranks=8, bytes_per_s=2e8)))
+    check(context, [])
+    context.causes.parts.by_rank[3, 0] *= 1.01
     with pytest.raises(AssertionError, match="do not add up"):
-        check(seen, [])
+        check(context, [])
 
 
 @pytest.mark.parametrize(
@@ -251,18 +251,18 @@ def test_a_report_that_does_not_add_up_is_an_error():
 )
 def test_a_finding_that_the_table_contradicts_is_an_error(change):
     job = replace(HEALTHY, ranks=8, bytes_per_s=2e8, latency_s=1e-3, launch_s=1e-6)
-    seen = Situation.of(traced(job))
-    found = diagnose(seen.joined).findings
-    check(seen, found)
+    context = DiagnosisContext.of(traced(job))
+    found = diagnose(context.joined).findings
+    check(context, found)
     if "gain_s" in change and "kind" in change:
-        change = change | {"gain_s": change["gain_s"] * seen.iteration_s, "share": change["gain_s"]}
+        change = change | {"gain_s": change["gain_s"] * context.iteration_s, "share": change["gain_s"]}
     with pytest.raises(AssertionError):
-        check(seen, [replace(found[0], **change)])
+        check(context, [replace(found[0], **change)])
 
 
 def test_a_replay_far_from_the_trace_is_said_first():
     joined = traced(HEALTHY)
-    assert not doubt(Situation.of(joined))
+    assert not doubt(DiagnosisContext.of(joined))
     off = replace(joined, iteration_s=joined.iteration_s / 2)
     assert diagnose(off).assumptions[0].startswith("the replay is +100% off the trace")
 
@@ -410,8 +410,8 @@ def test_what_gains_most_comes_first():
     found = diagnose(traced(job, iterations=4))
     gains = [finding.gain_s for finding in found.findings]
     assert len(gains) >= 3 and gains == sorted(gains, reverse=True)
-    assert all(0 < gain < found.seen.iteration_s for gain in gains)
-    assert all(finding.share == finding.gain_s / found.seen.iteration_s for finding in found.findings)
+    assert all(0 < gain < found.context.iteration_s for gain in gains)
+    assert all(finding.share == finding.gain_s / found.context.iteration_s for finding in found.findings)
 
 
 def test_least_share():

@@ -166,8 +166,8 @@ def test_gradients_of_two_buckets_may_come_in_turns():
     transfer, (ready_s, _) = machine.transfer("switchml"), cuts.ready(job)
     lost_s = transfers.repeated_s(transfer, ready_s[2:], np.full(2, 2.0 * MIB))
     assert lost_s[0] > 0
-    took_s = transfers.transfer_s(there.costs)[[first, second]]
-    assert took_s == pytest.approx(transfer.seconds(2.0 * MIB) + lost_s)
+    elapsed_s = transfers.transfer_s(there.costs)[[first, second]]
+    assert elapsed_s == pytest.approx(transfer.seconds(2.0 * MIB) + lost_s)
 
 
 def test_the_larger_the_doubt_the_fewer_buckets():

@@ -6,13 +6,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from emulator.traces.readers.kineto.communication import profiler_args
-from emulator.traces.readers.sizes import Call, Request, Sizes, match
+from emulator.traces.readers.sizes import CollectiveSize, Request, Sizes, match
 
 MS = 1_000_000
 
 
-def call(at_ns: int, name: str = "gloo:all_reduce", **told) -> Call:
-    return Call(name=name, at_ns=at_ns, group="0", inputs=[[at_ns % 97]], input_types=["Float"], **told)
+def call(at_ns: int, name: str = "gloo:all_reduce", **told) -> CollectiveSize:
+    return CollectiveSize(name=name, at_ns=at_ns, group="0", inputs=[[at_ns % 97]], input_types=["Float"], **told)
 
 
 @given(
@@ -40,6 +40,6 @@ def test_an_event_without_a_call_takes_the_next_one_before_it_begins():
 
 def test_in_the_profilers_words():
     sizes = Sizes({"0": [0, 2]}, [], [], [])
-    one = Call("gloo:all_gather", 0, "0", [[2, 3], []], ["Half", "Long"], [[2, 2, 3]], ["Half"], peer=2)
+    one = CollectiveSize("gloo:all_gather", 0, "0", [[2, 3], []], ["Half", "Long"], [[2, 2, 3]], ["Half"], peer=2)
     args = profiler_args(sizes, one)
     assert (args.sent, args.received, args.group_ranks, args.destination) == (2 * 6 + 8, 2 * 12, [0, 2], 2)

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from emulator.cluster import cluster as clusters
 from emulator.cluster import kernels
 from emulator.cluster.collectives import cost
-from emulator.cluster.topology import Place, place
+from emulator.cluster.topology import GroupLayout, place
 from emulator.jobs import imported as priced
 from emulator.jobs.replay.engine import replay
 from emulator.jobs.workload.checks import check
@@ -132,7 +132,7 @@ def test_a_ring_of_sends_and_receives_does_not_wait_for_itself(tmp_path):
                               comm_tag=turn))  # fmt: skip
         jobs[rank] = nodes
     workload = write_job(tmp_path, jobs)
-    step = cost(clusters.load(CLUSTER), "p2p", size, Place(2, 1, 2, 1)).seconds
+    step = cost(clusters.load(CLUSTER), "p2p", size, GroupLayout(2, 1, 2, 1)).seconds
     assert played_s(workload) == pytest.approx(rounds * step, rel=1e-6)
 
 

@@ -108,8 +108,8 @@ def test_hosts_spend_time_on_what_they_send(joined):
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_more_ranks_cost_no_less(joined, algorithm):
-    took_s = [takes_s(changes.ranks(changes.allreduce(joined, algorithm), count)) for count in (4, 8, 64)]
-    assert took_s == sorted(took_s)
+    elapsed_s = [takes_s(changes.ranks(changes.allreduce(joined, algorithm), count)) for count in (4, 8, 64)]
+    assert elapsed_s == sorted(elapsed_s)
     more = changes.ranks(joined, 64)
     assert more.graph.groups.size.tolist() == [64] and more.graph.ranks.weight.sum() == pytest.approx(64)
     assert any("64 ranks in place of 4" in line for line in more.assumptions)

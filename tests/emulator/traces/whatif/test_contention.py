@@ -57,12 +57,12 @@ def test_more_buckets_disturb_more(iterations):
     factors = list(known[0].contention.factor.values())
     assert factors == pytest.approx([2.2, 2.2], abs=0.5)
     earlier = changes.buckets(known[0], [1e6, 1e6, 6e6])
-    took_s = earlier.costs.work_s[earlier.graph.ops.work]
-    backward = [op for op in range(len(took_s)) if earlier.graph.op_name(op).startswith("aten::mm")]
+    elapsed_s = earlier.costs.work_s[earlier.graph.ops.work]
+    backward = [op for op in range(len(elapsed_s)) if earlier.graph.op_name(op).startswith("aten::mm")]
     of_rank = earlier.graph.op_rank()[backward]
     first, second = (np.array([np.array(backward)[of_rank == rank][i] for rank in range(2)]) for i in range(2))
-    assert took_s[first] == pytest.approx(8e-3, rel=0.01)
-    assert took_s[second] == pytest.approx(8e-3 * np.array(factors), rel=0.05)
+    assert elapsed_s[first] == pytest.approx(8e-3, rel=0.01)
+    assert elapsed_s[second] == pytest.approx(8e-3 * np.array(factors), rel=0.05)
 
 
 def test_undisturbed_operators_lose_nothing():

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from host_agent.loading.sources.turns import FEWEST, Turns
+from host_agent.loading.sources.limit import FEWEST, ReadLimit
 
 SIZE = 1 << 16
 
@@ -21,18 +21,18 @@ def limit_after(turns, seconds, reads=400):
 
 @pytest.mark.parametrize("most", [1, 2, 32])
 def test_reads_that_take_no_longer_become_more(most):
-    assert limit_after(Turns(most), 0.02) == pytest.approx(most, rel=0.01)
+    assert limit_after(ReadLimit(most), 0.02) == pytest.approx(most, rel=0.01)
 
 
 def test_reads_that_wait_in_a_queue_become_fewer_and_more_again():
-    turns = Turns(32)
+    turns = ReadLimit(32)
     limit_after(turns, 0.02)
     assert limit_after(turns, 0.2) == FEWEST
     assert limit_after(turns, 0.03) == pytest.approx(32, rel=0.01)  # uneven, not queued
 
 
 def test_a_path_that_became_slower_is_forgotten():
-    turns = Turns(32)
+    turns = ReadLimit(32)
     limit_after(turns, 0.02, 10)
     assert limit_after(turns, 0.2, 900) == FEWEST
     assert limit_after(turns, 0.2, 600) > 20
@@ -40,7 +40,7 @@ def test_a_path_that_became_slower_is_forgotten():
 
 def test_turns_come_in_order_and_a_cancelled_one_is_not_lost():
     async def play():
-        turns, log = Turns(FEWEST), []
+        turns, log = ReadLimit(FEWEST), []
 
         async def read(number):
             await turns.take()

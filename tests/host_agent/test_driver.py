@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from host_agent.turns import Turns
+from host_agent.driver import DriverLock
 from switchml.errors import JobError
 
 
@@ -106,7 +106,7 @@ def test_the_end_of_a_job_wakes_a_thread_that_rests(join):
 
 def test_whoever_brings_something_is_heard():
     """`wake` between a look at what is to do and the rest that follows is not lost."""
-    turns, work, done = Turns(), [], []
+    turns, work, done = DriverLock(), [], []
 
     def thread():
         while len(done) < 5000:

@@ -110,7 +110,7 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Situation:
+class DiagnosisContext:
     """One iteration of a job. Arrays (ops,) and (transfers,) are those of its graph."""
 
     joined: Joined
@@ -120,7 +120,7 @@ class Situation:
     """Measures what could compress gradients; called only where communication is worth it."""
 
     @classmethod
-    def of(cls, joined: Joined, **rest: Any) -> Situation:
+    def of(cls, joined: Joined, **rest: Any) -> DiagnosisContext:
         """Replay it as traced."""
         return cls(joined, replay(joined.graph, joined.costs), **rest)
 

@@ -17,7 +17,7 @@ FORGOTTEN_AFTER = 1000
 """Reads after which the quickest of each size is looked for anew: a path may become slower."""
 
 
-class Turns:
+class ReadLimit:
     """Turns to read, first come, first served; of one event loop. `most`: reads under way at a time at most.
 
     The limit follows the durations as TCP Vegas' window does (Brakmo and Peterson, 1995), in the form limit · gradient
@@ -47,22 +47,22 @@ class Turns:
                 self.give_back()
             raise
 
-    def give_back(self, size_bytes: int = 0, took_s: float = 0.0) -> None:
-        """End a turn. `size_bytes`, `took_s`: of a read that went well."""
+    def give_back(self, size_bytes: int = 0, elapsed_s: float = 0.0) -> None:
+        """End a turn. `size_bytes`, `elapsed_s`: of a read that went well."""
         self._under_way -= 1
-        if took_s > 0:
-            self._learn(size_bytes.bit_length(), took_s)
+        if elapsed_s > 0:
+            self._learn(size_bytes.bit_length(), elapsed_s)
         while self._waiting and self._under_way < int(self.limit):
             turn = self._waiting.popleft()
             if not turn.done():
                 self._under_way += 1
                 turn.set_result(None)
 
-    def _learn(self, size: int, took_s: float) -> None:
+    def _learn(self, size: int, elapsed_s: float) -> None:
         self._reads += 1
         if self._reads % FORGOTTEN_AFTER == 0:
             self._quickest.clear()
-        quickest = self._quickest[size] = min(took_s, self._quickest.get(size, took_s))
-        gradient = min(1.0, max(0.5, TOLERANCE * quickest / took_s))
+        quickest = self._quickest[size] = min(elapsed_s, self._quickest.get(size, elapsed_s))
+        gradient = min(1.0, max(0.5, TOLERANCE * quickest / elapsed_s))
         wanted = min(self.limit * gradient + 0.5 * self.limit**0.5, self._most)
         self.limit = max(self._fewest, self.limit + SMOOTHING * (wanted - self.limit))

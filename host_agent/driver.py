@@ -12,7 +12,7 @@ from collections.abc import Callable
 _THREAD = 0
 
 
-class Turns:
+class DriverLock:
     """Of one agent, whose thread has the first turn. `wake_fd`: an eventfd that ends the sleep of whoever drives."""
 
     def __init__(self) -> None:
