@@ -316,7 +316,7 @@ class CollectivesMixin(abc.ABC):
         collective = CollectiveCall(kind, x.ctypes.data, out.ctypes.data, numel, _name(x.dtype), x.itemsize, op, root)
         return self._run_collective(collective, handle, async_op, result, timeout_s, (x, out))
 
-    def _collect(
+    def _run_collective(
         self,
         collective: CollectiveCall,
         handle: Handle,

@@ -117,9 +117,9 @@ class CostedJob:
     """For each stage."""
     iteration_s: float
     """Host time outside the micro-batches."""
-    hand_over: Cost = FREE
+    activation_p2p: Cost = FREE
     """Activations to the next stage."""
-    hand_over_bytes: float = 0.0
+    activation_p2p_bytes: float = 0.0
     tied: Cost = FREE
     """Gradients of the tied embedding, between first and last stage."""
     streaming: Streaming = DENSE
@@ -235,7 +235,7 @@ def plan(
     if isinstance(model, LayerTable):
         each = [_layer_steps(model.part(stage), job, cluster) for stage in range(job.pp)]
         handed = max((float(model.part(stage).elements_of[-1]) for stage in range(job.pp - 1)), default=0.0)
-        boundaries, has_host_time = _hand_over(handed, job, cluster), model.forward_s is None
+        boundaries, has_host_time = _activation_p2p(handed, job, cluster), model.forward_s is None
     else:
         steps = _transformer_steps(model, job, cluster, machine)
         each = [[steps[part] for part in job.parts(model, stage)] for stage in range(job.pp)]
@@ -267,14 +267,14 @@ def _boundaries(model: Transformer, job: Job, cluster: Cluster) -> dict[str, Any
     )
     copy_bytes = job.gradient_bytes * model.vocabulary * model.hidden / job.tp
     tied = cost(cluster, "all_reduce", copy_bytes, ends) if model.tied_embedding else FREE
-    return {**_hand_over(sent / job.element_bytes / job.micro_batch, job, cluster), "tied": tied}
+    return {**_activation_p2p(sent / job.element_bytes / job.micro_batch, job, cluster), "tied": tied}
 
 
-def _hand_over(elements: float, job: Job, cluster: Cluster) -> dict[str, Any]:
+def _activation_p2p(elements: float, job: Job, cluster: Cluster) -> dict[str, Any]:
     """What a stage sends the next one for a sample."""
     sent = job.element_bytes * job.micro_batch * elements
     boundary = _neighbours(job, cluster.accelerators_per_node)
-    return {"hand_over": cost(cluster, "p2p", sent, boundary), "hand_over_bytes": sent} if job.pp > 1 else {}
+    return {"activation_p2p": cost(cluster, "p2p", sent, boundary), "activation_p2p_bytes": sent} if job.pp > 1 else {}
 
 
 def _transformer_steps(model: Transformer, job: Job, cluster: Cluster, machine: Machine) -> dict[str, Step]:
@@ -496,7 +496,7 @@ def closed_form_s(plan: CostedJob) -> float:
     """Seconds of an iteration by formula: the slowest stage takes all micro-batches, the others fill and drain the
     pipeline (Narayanan et al., SC 2021, section 2.2), then gradients and the optimizer, nothing overlapped."""
     job = plan.job
-    took = [stage.seconds + plan.hand_over.seconds for stage in plan.stages]
+    took = [stage.seconds + plan.activation_p2p.seconds for stage in plan.stages]
     pipeline = job.micro_batches * max(took) + (sum(took) - max(took)) / job.virtual_stages
     after = max(
         plan.gradients(stage).seconds + optimizer

@@ -14,7 +14,7 @@ from emulator.jobs.description import Request, load_cluster, load_codec, load_mo
 from emulator.jobs.emulation import Emulation
 from emulator.jobs.fits import check_memory
 from emulator.jobs.replay.conditions import Conditions
-from emulator.jobs.replay.engine import Replayed, competition, replay
+from emulator.jobs.replay.engine import Replayed, contention, replay
 from emulator.jobs.replay.parts import parts
 from emulator.jobs.workload import memory
 from emulator.jobs.workload.builder import GraphBuilder
@@ -58,7 +58,7 @@ def emulate(
         stand_ins = replicas.sampled(costed, slow, noise.slowness) if fold == "all" else None
     graph, costs = iteration.build(costed, fold, stand_ins)
     conditions = _conditions(spec, costed, graph, slow)
-    began += load_kernels(competition(graph, conditions, costs.transfer_route) != "")
+    began += load_kernels(contention(graph, conditions, costs.transfer_route) != "")
 
     def play(graph: Graph, costs: Costs) -> Replayed:
         return replay(

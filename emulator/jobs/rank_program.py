@@ -196,7 +196,7 @@ class Rank:
         """Send or receive what adjacent stages exchange about a micro-batch."""
         name = f"{kind.name.lower()} {'activations' if to == FORWARDS else 'their gradients'}"
         number = boundary * self.job.micro_batches + micro_batch
-        what = name, Collective.P2P, self.plan.hand_over_bytes, self.plan.hand_over
+        what = name, Collective.P2P, self.plan.activation_p2p_bytes, self.plan.activation_p2p
         return self._exchange(*what, to, micro_batch, after, stream=stream, number=number, kind=kind)
 
     def _pack(self, name: str, micro_batch: int, after: tuple[int, ...]) -> int:

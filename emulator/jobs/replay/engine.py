@@ -78,7 +78,7 @@ def replay(
     costs.check(graph)
     flat = conditions.for_kernels(graph)
     fixed_s, moved_bytes, route = _transfer_times(graph, costs, conditions, flat)
-    reason = competition(graph, conditions, route)
+    reason = contention(graph, conditions, route)
     if engine not in ("auto", "sweep", "calendar"):
         raise ConfigError(f"unknown engine {engine!r}; there are auto, sweep and calendar")
     if engine == "sweep" and reason:
@@ -113,7 +113,7 @@ def replay(
     )
 
 
-def competition(graph: Graph, conditions: Conditions, route: np.ndarray) -> str:
+def contention(graph: Graph, conditions: Conditions, route: np.ndarray) -> str:
     """Why durations are not known beforehand: what competes for what; "" where nothing does."""
     if np.any(graph.streams.order == Order.READY):
         return "it has streams that take whatever is ready"

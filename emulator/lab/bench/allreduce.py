@@ -18,7 +18,7 @@ from statistics import median
 
 import psutil
 
-from emulator.lab.bench.beside import busy_processes
+from emulator.lab.bench.background import busy_processes
 from emulator.lab.bench.ranks.inputs import shared_tensors
 from emulator.lab.bench.ranks.reducing import DENSE, GLOO, INT32, PLAIN, SWITCHML, Target
 from emulator.lab.bench.ranks.team import ReducingTeam, local_places, reducing_context

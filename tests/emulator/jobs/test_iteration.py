@@ -74,7 +74,7 @@ def test_equal_stages_fill_and_drain_as_the_formula_says(schedule, count):
     made = plan(GPT, Job(gpus=4, pp=4, batch=count, schedule=schedule), DGX)
     middle = made.stages[1]
     equal = dataclasses.replace(
-        made, stages=(middle,) * 4, hand_over=dataclasses.replace(made.hand_over, fixed_s=0.0, bytes=0.0),
+        made, stages=(middle,) * 4, activation_p2p=dataclasses.replace(made.activation_p2p, fixed_s=0.0, bytes=0.0),
         optimizer_s=(0.0,) * 4, iteration_s=0.0, tied=dataclasses.replace(made.tied, fixed_s=0.0, bytes=0.0),
     )  # fmt: skip
     assert replayed_s(equal) == pytest.approx((count + 3) * middle.seconds, rel=1e-9)

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from emulator.lab.bench.codecs import rivals
+from emulator.lab.bench.codecs import baselines
 from emulator.lab.bench.codecs.tensors import Tensor
 from switchml.codecs import CODECS, Codec, Turn, parse
 from switchml.codecs.exchange import reduce
@@ -28,7 +28,7 @@ _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
 
 @dataclass
 class Measured:
-    """One codec's figures. Times in seconds; bytes of one payload, header included. `ours` is False for rivals.
+    """One codec's figures. Times in seconds; bytes of one payload, header included. `ours` is False for baselines.
 
     `sent_bytes`, `received_bytes`: of one rank in an all-reduce of `workers`, lanes packed, no packet headers.
     """
@@ -69,11 +69,11 @@ class Report:
     bound: float
     ratio: float
     measured: list[Measured]
-    missing: list[rivals.Missing]
+    missing: list[baselines.Missing]
 
 
 def choose(specs: list[str] | None, *, ratio: float, bound: float, rank: int) -> list[Codec]:
-    """The codecs of `specs`, or all, each at the ratio, bound or rank that the rivals get. Raises ConfigError."""
+    """The codecs of `specs`, or all, each at the ratio, bound or rank that the baselines get. Raises ConfigError."""
     if specs:
         return [parse(spec) for spec in specs]
     chosen = []
@@ -97,15 +97,15 @@ def measure(
     rounds: int,
     on_step: Callable[[str], None] = lambda name: None,
 ) -> Report:
-    """Measure `codecs` and all rivals. `bound` is relative to the tensor's range."""
+    """Measure `codecs` and all baselines. `bound` is relative to the tensor's range."""
     _keep_freed_memory()
     x = tensor.values
     absolute = bound * (float(x.max()) - float(x.min()))
-    with _one_torch_thread(), rivals.available(tensor, bound=absolute, ratio=ratio, rank=rank) as others:
-        missing = [rival for rival in others if isinstance(rival, rivals.Missing)]
+    with _one_torch_thread(), baselines.available(tensor, bound=absolute, ratio=ratio, rank=rank) as others:
+        missing = [baseline for baseline in others if isinstance(baseline, baselines.Missing)]
         states = [codec.new_state() for codec in codecs]
         runs = [_ours(codec, state, tensor) for codec, state in zip(codecs, states, strict=True)]
-        runs += [rival for rival in others if isinstance(rival, rivals.Rival)]
+        runs += [baseline for baseline in others if isinstance(baseline, baselines.Baseline)]
         measured = [
             Measured(run.name, number < len(codecs), run.aggregation, x.size, run.note)
             for number, run in enumerate(runs)
@@ -124,10 +124,10 @@ def measure(
         return Report(tensor, workers, bound, ratio, measured, missing)
 
 
-def _ours(codec: Codec, state: Any, tensor: Tensor) -> rivals.Rival:
-    """One of our codecs, as its rivals are."""
+def _ours(codec: Codec, state: Any, tensor: Tensor) -> baselines.Baseline:
+    """One of our codecs, as its baselines are."""
     steps, n = itertools.count(), tensor.values.size
-    return rivals.Rival(
+    return baselines.Baseline(
         str(codec),
         codec.aggregation,
         compress=lambda x: codec.compress(state, x, Turn("bench", next(steps), shape=tensor.shape)),
@@ -136,7 +136,7 @@ def _ours(codec: Codec, state: Any, tensor: Tensor) -> rivals.Rival:
     )
 
 
-def _once(run: rivals.Rival, measured: Measured, x: np.ndarray) -> None:
+def _once(run: baselines.Baseline, measured: Measured, x: np.ndarray) -> None:
     start = time.process_time()
     compressed = run.compress(x)
     between = time.process_time()

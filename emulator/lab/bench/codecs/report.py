@@ -30,7 +30,7 @@ def print_table(report: Report) -> None:
     ours = sum(each.ours for each in report.measured)
     if ours < len(rows):
         rows.insert(ours, ("beside them",))
-    notes = ["\n".join(f"{rival.name} is not measured: it {rival.reason}" for rival in report.missing)]
+    notes = ["\n".join(f"{baseline.name} is not measured: it {baseline.reason}" for baseline in report.missing)]
     show(Table(columns, rows, _title(report), notes))
 
 
@@ -81,7 +81,7 @@ def as_json(report: Report) -> dict[str, Any]:
             }
             for each in report.measured
         ],
-        "missing": [{"name": rival.name, "reason": rival.reason} for rival in report.missing],
+        "missing": [{"name": baseline.name, "reason": baseline.reason} for baseline in report.missing],
     }
 
 

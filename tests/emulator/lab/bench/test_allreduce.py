@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from emulator.lab.bench import limits, report, sizes
-from emulator.lab.bench.beside import busy_processes
+from emulator.lab.bench.background import busy_processes
 from emulator.lab.bench.ranks.inputs import numbers, shared_tensors
 from emulator.lab.bench.ranks.workload import Workload
 from emulator.lab.bench.sizes import COLLECTIVES, DTYPES, Case

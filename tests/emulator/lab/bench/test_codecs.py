@@ -10,8 +10,8 @@ from switchml.cli.main import cli
 
 torch = pytest.importorskip("torch", reason="needs torch for gradients and for torch's hooks")
 
+from emulator.lab.bench.codecs import baselines as codec_baselines  # noqa: E402
 from emulator.lab.bench.codecs import measure as codecs  # noqa: E402
-from emulator.lab.bench.codecs import rivals as codec_rivals  # noqa: E402
 from emulator.lab.bench.codecs import tensors as codec_tensors  # noqa: E402
 from switchml.codecs import parse  # noqa: E402
 from switchml.errors import ConfigError  # noqa: E402
@@ -50,7 +50,7 @@ def test_figures(tmp_path):
 def test_rivals_are_there_or_named():
     report = figures("--elements", "10000", "--codec", "topk", "--codec", "szx:bound=0.01", "--bound", "0.01")
     measured, missing = report["codecs"], {each["name"]: each["reason"] for each in report["missing"]}
-    assert set(codec_rivals.NEEDS) == {name for name in measured if not measured[name]["ours"]} | set(missing)
+    assert set(codec_baselines.NEEDS) == {name for name in measured if not measured[name]["ours"]} | set(missing)
     assert all("pip install 'switchml[bench-codecs]'" in reason for reason in missing.values())
     assert measured["torch.topk"]["payload_bytes"] == 8 * 100
     assert measured["torch.topk"]["relative_l2_error"] == pytest.approx(measured["topk"]["relative_l2_error"], rel=1e-6)
@@ -68,10 +68,10 @@ def test_bound_of_the_rivals_is_ours():
 
 
 def test_missing_rivals_are_named_in_the_table(monkeypatch):
-    find_spec = codec_rivals.importlib.util.find_spec
+    find_spec = codec_baselines.importlib.util.find_spec
     hidden = {"pysz", "zfpy"}
     monkeypatch.setattr(
-        codec_rivals.importlib.util, "find_spec", lambda name: None if name in hidden else find_spec(name)
+        codec_baselines.importlib.util, "find_spec", lambda name: None if name in hidden else find_spec(name)
     )
     result = run("--elements", "2000", "--codec", "fp16")
     assert result.exit_code == 0, result.output

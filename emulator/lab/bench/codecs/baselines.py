@@ -1,6 +1,6 @@
 """What `switchml bench codecs` puts beside ours: SZ3 (pysz), ZFP (zfpy), torch.topk, and torch's own DDP hooks.
 
-Each rival is a pair of functions, or, for the hooks, one that does both; a rival whose package is missing says so.
+Each baseline is a pair of functions, or, for the hooks, one that does both; a baseline whose package is missing says so.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from emulator.lab.bench.codecs.tensors import Tensor
 
 
 @dataclass(frozen=True)
-class Rival:
+class Baseline:
     """`compress(x)` gives something of `nbytes(it)` bytes that `decompress(it)` turns back into float32[n].
 
     `aggregation` names our codec of the same kind. A hook has no `decompress`: `compress` then returns the result
@@ -37,7 +37,7 @@ class Rival:
 
 @dataclass(frozen=True)
 class Missing:
-    """A rival that can't run here."""
+    """A baseline that can't run here."""
 
     name: str
     reason: str
@@ -50,23 +50,23 @@ _PLAIN_STEPS = 4
 
 
 @contextlib.contextmanager
-def available(tensor: Tensor, *, bound: float, ratio: float, rank: int) -> Iterator[list[Rival | Missing]]:
-    """All rivals. `bound`: the largest error, absolute; `ratio`: top-k's share; `rank`: PowerSGD's."""
+def available(tensor: Tensor, *, bound: float, ratio: float, rank: int) -> Iterator[list[Baseline | Missing]]:
+    """All baselines. `bound`: the largest error, absolute; `ratio`: top-k's share; `rank`: PowerSGD's."""
     makers = {"SZ3": (_sz3, bound), "ZFP": (_zfp, bound), "torch.topk": (_torch_topk, ratio)}
-    rivals: list[Rival | Missing] = []
+    baselines: list[Baseline | Missing] = []
     for name, module in NEEDS.items():
         if importlib.util.find_spec(module) is None:
-            rivals.append(Missing(name, f"needs {module}: pip install 'switchml[{EXTRA}]'"))
+            baselines.append(Missing(name, f"needs {module}: pip install 'switchml[{EXTRA}]'"))
         elif name in makers:
             make, option = makers[name]
-            rivals.append(make(option))
+            baselines.append(make(option))
     with contextlib.ExitStack() as stack:
         if importlib.util.find_spec("torch") is not None:
-            rivals += stack.enter_context(_hooks(tensor, rank))
-        yield rivals
+            baselines += stack.enter_context(_hooks(tensor, rank))
+        yield baselines
 
 
-def _sz3(bound: float) -> Rival:
+def _sz3(bound: float) -> Baseline:
     from pysz import sz, szConfig, szErrorBoundMode
 
     def config(n: int) -> szConfig:
@@ -81,19 +81,19 @@ def _sz3(bound: float) -> Rival:
         return sz.decompress(payload[0], np.float32, (payload[1],))[0]
 
     note = f"pysz, absolute bound {bound:.3g}"
-    return Rival("SZ3", "as szx", compress, decompress, lambda payload: payload[0].nbytes, note)
+    return Baseline("SZ3", "as szx", compress, decompress, lambda payload: payload[0].nbytes, note)
 
 
-def _zfp(bound: float) -> Rival:
+def _zfp(bound: float) -> Baseline:
     import zfpy
 
     def compress(x):
         return zfpy.compress_numpy(x, tolerance=bound)
 
-    return Rival("ZFP", "as szx", compress, zfpy.decompress_numpy, len, f"zfpy, tolerance {bound:.3g}")
+    return Baseline("ZFP", "as szx", compress, zfpy.decompress_numpy, len, f"zfpy, tolerance {bound:.3g}")
 
 
-def _torch_topk(ratio: float) -> Rival:
+def _torch_topk(ratio: float) -> Baseline:
     import torch
 
     def compress(x):
@@ -108,11 +108,11 @@ def _torch_topk(ratio: float) -> Rival:
     def nbytes(payload):
         return 8 * payload[0].numel()
 
-    return Rival("torch.topk", "as topk", compress, decompress, nbytes, "values and int32 indices")
+    return Baseline("torch.topk", "as topk", compress, decompress, nbytes, "values and int32 indices")
 
 
 @contextlib.contextmanager
-def _hooks(tensor: Tensor, rank: int) -> Iterator[list[Rival]]:
+def _hooks(tensor: Tensor, rank: int) -> Iterator[list[Baseline]]:
     """torch's hooks as DDP calls them, in a process group of this process alone: a bucket of one parameter, of the
     tensor's shape, whose gradient is the tensor."""
     import torch
@@ -128,7 +128,7 @@ def _hooks(tensor: Tensor, rank: int) -> Iterator[list[Rival]]:
         def forward(self, gradient):
             return (self.weight * gradient).sum()
 
-    def rival(name: str, aggregation: str, hook, state, nbytes: int) -> Rival:
+    def baseline(name: str, aggregation: str, hook, state, nbytes: int) -> Baseline:
         model = DistributedDataParallel(OneParameter(), bucket_cap_mb=1 << 12)
         seconds = []
 
@@ -149,7 +149,7 @@ def _hooks(tensor: Tensor, rank: int) -> Iterator[list[Rival]]:
         for _ in range(_PLAIN_STEPS):
             reduce(tensor.values)
         note = "the hook alone, its all-reduce of one rank included"
-        return Rival(name, aggregation, reduce, None, lambda payload: nbytes, note)
+        return Baseline(name, aggregation, reduce, None, lambda payload: nbytes, note)
 
     with tempfile.TemporaryDirectory() as folder:
         store = dist.FileStore(str(Path(folder) / "store"), 1)
@@ -160,8 +160,8 @@ def _hooks(tensor: Tensor, rank: int) -> Iterator[list[Rival]]:
         state = powerSGD_hook.PowerSGDState(group, rank, start_powerSGD_iter=2, use_error_feedback=False)
         try:
             yield [
-                rival("torch PowerSGD", "as powersgd", powerSGD_hook.powerSGD_hook, state, factors),
-                rival("torch fp16", "as fp16", default_hooks.fp16_compress_hook, group, 2 * n),
+                baseline("torch PowerSGD", "as powersgd", powerSGD_hook.powerSGD_hook, state, factors),
+                baseline("torch fp16", "as fp16", default_hooks.fp16_compress_hook, group, 2 * n),
             ]
         finally:
             dist.destroy_process_group()
