@@ -1,6 +1,6 @@
 """What `switchml bench codecs` puts beside ours: SZ3 (pysz), ZFP (zfpy), torch.topk, and torch's own DDP hooks.
 
-Each baseline is a pair of functions, or, for the hooks, one that does both; a baseline whose package is missing says so.
+Each baseline is a pair of functions, or, for the hooks, one that does both; one whose package is missing says so.
 """
 
 from __future__ import annotations
