@@ -119,7 +119,7 @@ def build(cls: type[T], table: Mapping[str, Any], where: str = "") -> T:
     wrong type, naming `where` and the key."""
     if not isinstance(table, Mapping):
         raise ConfigError(f"{_at(where)}expected a table, not {_shown(table)}")
-    fields = _fields(cls)
+    fields = _fields(cls)  # type: ignore[arg-type]  # classes have hashes
     values = {}
     for key, value in table.items():
         if key not in fields:
@@ -147,7 +147,7 @@ def _value(hint: Any, value: Any, where: str) -> Any:
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
         hint = next(argument for argument in typing.get_args(hint) if argument is not type(None))
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if dataclasses.is_dataclass(hint):
+    if isinstance(hint, type) and dataclasses.is_dataclass(hint):
         return build(hint, value, where)
     if origin is tuple:
         if not isinstance(value, list):

@@ -59,7 +59,8 @@ class Block:
         columns = np.array(self._rows, np.int32).T
         counts = np.fromiter(map(len, self._after), np.int64, len(self._after))
         deps = np.fromiter((op - self._first for ops in self._after for op in ops), np.int32, int(counts.sum()))
-        self._done.append(Ops(*columns, counts, deps))
+        work, stream, kind, number, micro_batch = columns
+        self._done.append(Ops(work, stream, kind, number, micro_batch, counts, deps))
         self._first += len(self._rows)
         self._rows, self._after = [], []
         return self._done[-1]
@@ -77,9 +78,9 @@ class Block:
         """All of it, dependencies counted from the block's first op."""
         self.cut()
         first = np.cumsum([0, *(len(part.work) for part in self._done[:-1])])
-        columns = [
-            np.concatenate([getattr(part, name) for part in self._done])
+        columns = {
+            name: np.concatenate([getattr(part, name) for part in self._done])
             for name in ("work", "stream", "kind", "number", "micro_batch", "dep_counts")
-        ]
+        }
         deps = np.concatenate([part.deps + at for part, at in zip(self._done, first, strict=True)])
-        return Ops(*columns, deps.astype(np.int32))
+        return Ops(**columns, deps=deps.astype(np.int32))

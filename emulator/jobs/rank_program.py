@@ -84,7 +84,8 @@ class Rank:
         """Keep the pass just added as a template, unless it waits for ops of earlier passes."""
         if self.message_driven or self.job.zero == 3:
             return
-        ops = self.block.cut()
+        if (ops := self.block.cut()) is None:
+            return
         used = {kind: int((ops.kind == kind).sum()) for kind in self.counts}
         numbers = ops.number.copy()
         for kind, count in used.items():
@@ -278,8 +279,8 @@ class Rank:
         if step.exchange_bytes:
             last = self._all_to_all(step, micro_batch, (last,))
         if step.reduce_bytes:
-            what = "tensor-parallel all-reduce", Collective.ALL_REDUCE, step.reduce_bytes, step.reduce
-            last = self._exchange(*what, TENSOR, micro_batch, (last,))
+            what = Collective.ALL_REDUCE, step.reduce_bytes, step.reduce
+            last = self._exchange("tensor-parallel all-reduce", *what, TENSOR, micro_batch, (last,))
         return last
 
     def _all_to_all(self, step: Step, micro_batch: int, after: tuple[int, ...]) -> int:
@@ -313,7 +314,7 @@ class Rank:
     def _finish(self) -> None:
         """Reduce gradients, then the optimizer's step, then gather what ZeRO has sharded."""
         job, plan, last = self.job, self.plan, self.last_backward
-        waits = (last,) if last is not None else ()
+        waits: tuple[int, ...] = (last,) if last is not None else ()
         if self.units is not None:
             waits = (*waits, *self.units.reduced)
         elif job.dp > 1 and job.overlap and not self.message_driven:

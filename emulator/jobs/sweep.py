@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from switchml import output_files
 from switchml.errors import ConfigError, SwitchMLError
@@ -60,11 +60,14 @@ def parse_axis(text: str) -> Axis:
 
 def _range(text: str, values_text: str) -> list[Value]:
     match = re.fullmatch(r"([^:]+):([^:]+):([^:]+?)(x?)", values_text.strip())
+    expected = f"sweep {text!r}: expected FROM:TO:STEP, such as 64:8192:2x or 1:8:1"
+    if match is None:
+        raise ConfigError(expected)
     try:
         first, last, step = (_number(part) for part in match.groups()[:3])
-    except (AttributeError, ValueError):
-        raise ConfigError(f"sweep {text!r}: expected FROM:TO:STEP, such as 64:8192:2x or 1:8:1") from None
-    is_factor = bool(match.group(4))
+    except ValueError:
+        raise ConfigError(expected) from None
+    is_factor = bool(match[4])
     if first > last or (is_factor and (step <= 1 or first <= 0)) or (not is_factor and step <= 0):
         raise ConfigError(f"sweep {text!r} would never end or is empty; expected FROM ≤ TO and a step that grows")
     values: list[Value] = []
@@ -204,13 +207,13 @@ class _Journal:
         self.rows: dict[int, Row] = {}
         self.path = out.with_name(out.name + ".journal") if out else None
         self.options = options
-        self.file = None
+        self.file: TextIO | None = None
         if self.path and self.path.exists():
-            self._read()
+            self._read(self.path)
 
-    def _read(self) -> None:
+    def _read(self, path: Path) -> None:
         numbers = {json.dumps(point, sort_keys=True): number for number, point in enumerate(self.options)}
-        for line in self.path.read_text().splitlines():
+        for line in path.read_text().splitlines():
             try:
                 entry = json.loads(line)
                 number = numbers.get(json.dumps(entry["options"], sort_keys=True))

@@ -155,7 +155,8 @@ def _crowded(requests: Sequence[Request], alone: list[Emulation], cluster: Clust
 
 def _conditions(jobs: list[Emulation]) -> Conditions:
     """Of all jobs; ranks and jobs counted on."""
-    slowness, first = {}, 0
+    slowness: dict[int, float] = {}
+    first = 0
     for one in jobs:
         slowness |= {first + rank: factor for rank, factor in one.played.conditions.slowness.items()}
         first += len(one.played.graph.ranks)
@@ -194,7 +195,7 @@ def _routed(one: Emulation, nodes: np.ndarray, fabric: SharedFabric, links: np.n
         link=np.nonzero(used)[1].astype(np.int32),
         share=load[used],
     )
-    route = np.where(used.any(axis=1)[kind], kind, NO_ROUTE).astype(np.int32)
+    route = np.where(np.any(used, axis=1)[kind], kind, NO_ROUTE).astype(np.int32)
     return dataclasses.replace(one.played.costs, transfer_route=route, links=shared)
 
 

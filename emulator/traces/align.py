@@ -136,7 +136,8 @@ class _Observations:
         every = max(1, len(several) // MOST_TRANSFERS)
         pairs: dict[tuple[int, int], list[tuple[float, ...]]] = defaultdict(list)
         for members in several[::every]:
-            begun, done = {}, {}
+            begun: dict[int, float] = {}
+            done: dict[int, float] = {}
             for host, start_s, end_s, _ in members:
                 begun[host] = max(begun.get(host, -np.inf), start_s)
                 done[host] = min(done.get(host, np.inf), end_s)

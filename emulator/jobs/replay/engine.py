@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import islice
+from typing import Any
 
 import numpy as np
 
@@ -86,7 +87,7 @@ def replay(
     if engine == "auto":
         engine = "calendar" if reason else "sweep"
     if engine == "sweep":
-        play = _Sweep(graph, costs, flat, fixed_s)
+        play: _Sweep | _Calendar = _Sweep(graph, costs, flat, fixed_s)
     else:
         play = _Calendar(graph, costs, flat, fixed_s, route, moved_bytes)
     events, ended = _drive(play, len(graph.ops), began_s, event_budget, time_budget_s, progress)
@@ -157,8 +158,8 @@ class _Sweep:
     def __init__(self, graph: Graph, costs: Costs, flat: Flat, transfer_s: np.ndarray) -> None:
         self.state = sweep.begin(graph, flat)
         ops = graph.ops
-        self.arguments = (ops.work, ops.stream, ops.transfer, ops.dep_start, ops.deps, graph.streams.rank)
-        self.arguments += (costs.work_s, transfer_s, flat, self.state)
+        columns = (ops.work, ops.stream, ops.transfer, ops.dep_start, ops.deps, graph.streams.rank)
+        self.arguments: tuple[Any, ...] = (*columns, costs.work_s, transfer_s, flat, self.state)
         self.start_s, self.end_s = self.state.start_s, self.state.end_s
         self.transfer_start_s, self.transfer_last = self.state.transfer_start_s, self.state.transfer_last
         self.ended = 0
@@ -237,7 +238,7 @@ def explain(graph: Graph, start_s: np.ndarray, end_s: np.ndarray) -> list[str]:
             return lines
     if not lines:
         unfinished = np.isnan(end_s)
-        heads = (op for op in np.flatnonzero(unfinished) if any(unfinished[graph.ops.before(op)]))
+        heads = (op for op in np.flatnonzero(unfinished).tolist() if any(unfinished[graph.ops.before(op)]))
         for op in islice(heads, SHOWN):
             other = next(int(dep) for dep in graph.ops.before(op) if unfinished[dep])
             lines.append(f"{graph.op_name(op)} waits for {graph.op_name(other)}")

@@ -98,7 +98,7 @@ def _places(label: np.ndarray, count: int) -> np.ndarray:
 
 def _mixed(*columns: np.ndarray) -> np.ndarray:
     """uint64: a hash of each row (SplitMix64's finalizer after each column)."""
-    mixed = np.uint64(0)
+    mixed = np.zeros((), np.uint64)
     for column in columns:
         column = np.ascontiguousarray(column)
         bits = column.view(np.uint64) if column.dtype == np.float64 else column.astype(np.int64).view(np.uint64)

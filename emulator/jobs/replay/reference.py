@@ -38,7 +38,7 @@ class Reference:
         self.members = defaultdict(list)
         self.after = defaultdict(list)
         self.waits = [0] * len(graph.ops)
-        last = {}
+        last: dict[int, int] = {}
         for op, (stream, transfer) in enumerate(zip(self.stream, self.transfer, strict=True)):
             before = ops.before(op).tolist()
             if not self.chooses[stream]:
@@ -53,7 +53,7 @@ class Reference:
         self.is_busy = [False] * len(graph.streams)
         self.in_line: list[tuple] = []  # (−priority, ready, op number, streams, what to start)
         self.is_late_due = False
-        self.slowing = defaultdict(int)  # rank → how many are in progress
+        self.slowing: defaultdict[int, int] = defaultdict(int)  # rank → how many are in progress
         self.is_paused = [False] * len(graph.ranks)
         self.alone: dict[int, Job] = {}  # op → what is left of it
         self.moving: dict[int, Job] = {}  # transfer → what is left of it
@@ -154,7 +154,7 @@ class Reference:
             late = self.env.event()
             late._ok, late._value = True, None
             late.callbacks.append(self._late)
-            self.env.schedule(late, priority=LATE)
+            self.env.schedule(late, priority=simpy.events.EventPriority(LATE))
 
     def _late(self, _) -> None:
         self.is_late_due = False
@@ -189,7 +189,7 @@ class Reference:
             hops[transfer] = [(int(links.link[i]), float(links.share[i])) for i in range(first, last)]
         rates, growing = {}, set(self.moving)
         while growing:
-            load = defaultdict(float)
+            load: defaultdict[int, float] = defaultdict(float)
             for transfer in growing:
                 for link, share in hops[transfer]:
                     load[link] += share

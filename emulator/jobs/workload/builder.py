@@ -170,7 +170,8 @@ class _Column:
     """An array that grows at its end."""
 
     def __init__(self, dtype: type) -> None:
-        self._room, self._count = np.empty(0, dtype), 0
+        self._room: np.ndarray = np.empty(0, dtype)
+        self._count = 0
 
     def __len__(self) -> int:
         return self._count

@@ -161,8 +161,8 @@ def _check_producers(graph: Graph) -> None:
             f"{len(orphans)} communication ops depend on nothing and would start at once, first: "
             f"{graph.op_name(orphans[0])}; give them a dependency, or mark the work as a source"
         )
-    alone = np.isin(works.kind, (Kind.COLLECTIVE, Kind.SEND, Kind.RECV))
-    alone = np.flatnonzero(alone[graph.ops.work] & (graph.ops.transfer == NO_TRANSFER))
+    moves = np.isin(works.kind, (Kind.COLLECTIVE, Kind.SEND, Kind.RECV))
+    alone = np.flatnonzero(moves[graph.ops.work] & (graph.ops.transfer == NO_TRANSFER))
     if len(alone):
         raise GraphError(f"{graph.op_name(alone[0])} is communication, but takes part in no transfer")
 

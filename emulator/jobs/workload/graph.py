@@ -200,7 +200,7 @@ def appended(table: Table, **columns: Any) -> Table:
     """The table with more records: for each column their values, or one for all of them."""
     # Not np.size() of a list: it would make an array of it, in which each name is as wide as the longest.
     count = max(len(values) if isinstance(values, list) else np.size(values) for values in columns.values())
-    each = {
+    each: dict[str, Any] = {
         name: list(values) if isinstance(values, list) else np.broadcast_to(values, count).astype(column.dtype)
         for name, values in columns.items()
         if (column := getattr(table, name)) is not None

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, field
+from typing import Any
 
 from emulator import datafile
 from emulator.cluster.algorithms import ALGORITHMS, HIERARCHIES
@@ -254,6 +255,6 @@ class Job:
         if self.sequence_parallel and self.tokens(model) % self.tp:
             raise ConfigError(f"{self.tokens(model)} tokens can't be split over tp {self.tp}")
 
-    def replace(self, **changes: object) -> Job:
+    def replace(self, **changes: Any) -> Job:
         """A copy with other values, checked again."""
         return dataclasses.replace(self, **changes)

@@ -7,6 +7,7 @@ from __future__ import annotations
 import csv
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -205,7 +206,9 @@ class LayerTable:
         if self.stage_of is None:
             return self
         mine = np.flatnonzero(self.stage_of == stage)
-        arrays = {name: value[mine] for name, value in vars(self).items() if isinstance(value, np.ndarray)}
+        arrays: dict[str, Any] = {
+            name: value[mine] for name, value in vars(self).items() if isinstance(value, np.ndarray)
+        }
         return replace(self, layer=tuple(self.layer[i] for i in mine), **arrays)
 
     @property
@@ -252,7 +255,10 @@ COLUMNS = ("layer", "parameters", "forward_flops", "activation_elements", "kerne
 
 def _read_layers(path: Path, name: str, about: _TableFile) -> LayerTable:
     layers, numbers = _columns(path, COLUMNS[0], COLUMNS[1:])
-    return LayerTable(name, about.title, about.source, tuple(layers), *numbers, unit=about.unit)
+    parameters, flops, elements, kernels, blocks = numbers
+    return LayerTable(
+        name, about.title, about.source, tuple(layers), parameters, flops, elements, kernels, blocks, about.unit
+    )
 
 
 DNN_COLUMNS = ("layer_index", "numel", "forward_pass_ns", "backward_pass_ns")

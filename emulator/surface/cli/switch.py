@@ -20,7 +20,7 @@ class SwitchCommand(click.Command):
     """Accepts BMv2's command lines: `--` before target options, and --pcap with or without a directory."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        accepted = []
+        accepted: list[str] = []
         for number, arg in enumerate(args):
             following = args[number + 1] if number + 1 < len(args) else ""
             if arg == "--pcap":

@@ -225,8 +225,8 @@ def train(
     if world_size is not None:
         from emulator.surface.cli import peers
 
-        settings = peers.settings_of(world_size=world_size, seed=seed, **cluster)
-        peers.train_digits(settings, as_json, lr=lr, **{name: options[name] for name in _OF_BOTH})
+        emulation = peers.settings_of(world_size=world_size, seed=seed, **cluster)
+        peers.train_digits(emulation, as_json, lr=lr, **{name: options[name] for name in _OF_BOTH})
         return
     require("torch", "sklearn")
 

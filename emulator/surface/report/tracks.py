@@ -83,7 +83,7 @@ def lanes(
             for name, kind in zip(graph.works.name, graph.works.kind, strict=True)
         ]
     )
-    rows = []
+    rows: list[Lane] = []
     op_rank = graph.op_rank()
     for rank in np.asarray(ranks).tolist():
         ops = np.flatnonzero(op_rank == rank)

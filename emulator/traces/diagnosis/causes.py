@@ -28,7 +28,7 @@ class Causes:
 
     def by_rank(self) -> list[dict[str, float]]:
         """Of each rank: part → seconds, those that are nowhere left out."""
-        used = self.parts.by_rank.any(axis=0)
+        used = np.any(self.parts.by_rank, axis=0)
         return [
             {name: float(s) for name, s, is_used in zip(PARTS, row, used, strict=True) if is_used}
             for row in self.parts.by_rank

@@ -224,7 +224,7 @@ class DiagnosisContext:
         """Whether a gain of that much is to be reported."""
         return gain_s > 0 and gain_s >= self.least_share * self.iteration_s
 
-    def report(self, kind: str, title: str, *, gain_s: float, **rest: object) -> list[Finding]:
+    def report(self, kind: str, title: str, *, gain_s: float, **rest: Any) -> list[Finding]:
         """The finding, if its gain, a share of this iteration, is worth it."""
         if not self.is_worth_it(gain_s):
             return []
@@ -250,7 +250,7 @@ class DiagnosisContext:
     def by_name(self, values: np.ndarray) -> dict[str, float]:
         """Name → sum of the `values`, float64 (ops,), of its ops, largest first; without those that have nothing."""
         sums: Counter[str] = Counter()
-        for op in np.flatnonzero(values > 0):
+        for op in np.flatnonzero(values > 0).tolist():
             sums[self.op_name(op)] += values[op]
         return {name: float(value) for name, value in sums.most_common()}
 

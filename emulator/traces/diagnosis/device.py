@@ -88,7 +88,7 @@ def _synchronizations(context: DiagnosisContext) -> list[Finding]:
         return []
     owner, on = edges(context.graph.ops)
     stays = ~(waits[owner] & (context.lane_kind[on] != LaneKind.HOST))
-    names = sorted({context.op_name(op) for op in np.flatnonzero(waits)})
+    names = sorted({context.op_name(op) for op in np.flatnonzero(waits).tolist()})
     return context.report(
         "synchronizations",
         "the host waits for the accelerator in the middle of the iteration",

@@ -54,7 +54,7 @@ def find(context: DiagnosisContext) -> list[Finding]:
 
 def _workers(context: DiagnosisContext, loads: np.ndarray, load_s: float, rest_s: float) -> str:
     """How many loader processes keep up: a batch is loaded in `load_s`, and one is needed every `rest_s`."""
-    if any("MultiProcessing" in context.op_name(op) for op in np.flatnonzero(loads)):
+    if any("MultiProcessing" in context.op_name(op) for op in np.flatnonzero(loads).tolist()):
         return "DataLoader(num_workers=…): more than now, where cores are idle"
     workers = int(np.ceil(load_s / rest_s)) + 1 if rest_s > 0 else 2
     return f"DataLoader(num_workers={workers}, persistent_workers=True): batches loaded while others are trained on"

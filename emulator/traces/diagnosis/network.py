@@ -56,6 +56,7 @@ def find(context: DiagnosisContext) -> list[Finding]:
     settable, faster = [], [_twice_as_fast(context, moves)]
     if joined is not None:
         network = joined.network
+        assert network is not None, "with_network sets it"
         evidence.append(
             f"all-reduces ({network.algorithm}) take {time_text(network.latency_s)} a step, as fitted to the trace; "
             f"{network.link_text}"

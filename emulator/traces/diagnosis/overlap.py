@@ -85,6 +85,7 @@ def _buckets(context: DiagnosisContext) -> list[Finding]:
     if not np.all(np.bincount(np.unique(present.bucket, return_inverse=True)[1], present.bytes) > 0):
         return []  # the trace does not say how large they are
     network = joined.network
+    assert network is not None, "with_network sets it"
     transfer = network.transfer(networks.world_size(joined))
     ratio_of_all = float(ratio[present.bucket].mean())
     order = np.concatenate([[0], np.cumsum(np.diff(present.bucket) != 0)])
@@ -95,10 +96,12 @@ def _buckets(context: DiagnosisContext) -> list[Finding]:
     def with_caps(caps: tuple[int, ...]) -> float:
         return context.lasts_s(in_buckets(joined, [cap / ratio_of_all for cap in caps]))
 
-    candidates = {(cap * MIB,): with_caps((cap * MIB,)) for cap in CAPS_MIB}
-    caps = min(candidates, key=lambda caps: (round(candidates[caps], 9), caps))
+    candidates: dict[tuple[int, ...], float] = {(cap * MIB,): with_caps((cap * MIB,)) for cap in CAPS_MIB}
+    caps: tuple[int, ...] = min(candidates, key=lambda caps: (round(candidates[caps], 9), caps))
     # A first bucket of its own is one more setting: worth it only if it gains something on top.
-    two = {(first * MIB, *caps): with_caps((first * MIB, *caps)) for first in CAPS_MIB if first * MIB < caps[0]}
+    two: dict[tuple[int, ...], float] = {
+        (first * MIB, *caps): with_caps((first * MIB, *caps)) for first in CAPS_MIB if first * MIB < caps[0]
+    }
     candidates |= two
     if two and min(two.values()) < candidates[caps] - context.least_share * present_s:
         caps = min(two, key=lambda caps: two[caps])
@@ -120,7 +123,7 @@ def _buckets(context: DiagnosisContext) -> list[Finding]:
         )
     evidence += [
         f"replayed with {_caps_text(each)}: {time_text(candidates[each])}"
-        for each in sorted(candidates, key=candidates.get)[:3]
+        for each in sorted(candidates, key=candidates.__getitem__)[:3]
     ]
     evidence += network.assumptions[:-1] if network.assumptions else []
     name = "small buckets" if makes_fewer else "late first bucket" if late > LATE and len(caps) > 1 else "large buckets"

@@ -73,7 +73,11 @@ def pauses(context: DiagnosisContext) -> Pauses:
     is_gap, (before, _) = context.kind == Kind.DELAY, on_stream(context.graph)
     gap = np.where(is_gap[before] & (before >= 0), before, -1)
     gap = np.where(is_gap, np.arange(len(gap)), gap)  # of a gap that ends an iteration, itself
-    return Pauses(*arrays, max((each.count for each in context.iterations), default=0), gap)
+    iterations = max((each.count for each in context.iterations), default=0)
+    columns_of = dict(
+        zip(("rank", "iteration", "at_s", "when", "excess_s", "usual_s", "op", "shown"), arrays, strict=True)
+    )
+    return Pauses(**columns_of, iterations=iterations, before=gap)
 
 
 def _of_rank(context: DiagnosisContext, rank: int, own: Iterations) -> list[tuple]:

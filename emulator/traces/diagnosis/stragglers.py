@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from emulator.jobs.replay.report import operation_text
@@ -109,7 +111,9 @@ def _persistent_ones(context: DiagnosisContext, machines: list[list[int]], usual
     machines = [[rank for rank in ranks if rank not in now_and_then] for ranks in machines]
     excess_s = np.subtract(*_paces(context, usual_s))
     machines = sorted(filter(None, machines), key=lambda ranks: -float(excess_s[ranks].max()))
-    findings, mended, together = [], [], []
+    findings: list[Finding] = []
+    mended: list[Any] = []
+    together: list[Any] = []
     own_s, before_s = context.own_s, context.iteration_s
     if now_and_then:  # that one of them is slow in this very iteration must not hide who always is
         own_s = np.where(np.isin(context.rank, now_and_then) & _is_own(context), usual_s, own_s)

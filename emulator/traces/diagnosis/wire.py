@@ -90,6 +90,7 @@ def _still_s(context: DiagnosisContext, rank: int, lost: np.ndarray) -> np.ndarr
     """float64 (events,) of `rank`'s trace: how long each of its collectives stood still; where the joined iteration is
     a mean, the mean of those at the same place in their iterations."""
     trace, number = context.joined.traces[rank], context.iterations[rank].number
+    assert trace.wire is not None, "of traces with records of packets"
     events, standing = trace.events, stalls(trace.wire, lost)
     still_s = np.zeros(len(events))
     reduces = np.flatnonzero(events.what == What.COLLECTIVE)
@@ -108,7 +109,7 @@ def _still_s(context: DiagnosisContext, rank: int, lost: np.ndarray) -> np.ndarr
 
 def stalls(wire: Wire, lost: np.ndarray) -> dict[int, list[tuple[float, float]]]:
     """Tensor → spans in which nothing of it came until something `lost`, bool (records,), was sent again."""
-    spans_of_tensor = {}
+    spans_of_tensor: dict[int, list[tuple[float, float]]] = {}
     order = np.lexsort((wire.at_s, wire.job, wire.tensor))
     key = np.stack([wire.tensor[order], wire.job[order]])
     first = np.flatnonzero(np.any(np.diff(key, axis=1) != 0, axis=0)) + 1
@@ -131,7 +132,8 @@ def _slow_host(context: DiagnosisContext) -> list[Finding]:
     measured = np.flatnonzero(context.communicates() & (size >= LEAST_BYTES) & (context.transfer_s > 0))
     host_of = np.array([trace.host or f"rank {i}" for i, trace in enumerate(context.joined.traces)])
     members = {int(group): frozenset(host_of[graph.groups.members(group)]) for group in set(graph.transfers.group)}
-    measured = [transfer for transfer in measured if len(members[int(graph.transfers.group[transfer])]) > 1]
+    between = [len(members[int(graph.transfers.group[transfer])]) > 1 for transfer in measured]
+    measured = measured[np.array(between, bool)]
     if len({members[int(graph.transfers.group[transfer])] for transfer in measured}) < 3:
         return []
     kinds = graph.works.collective[graph.transfers.work]

@@ -69,11 +69,12 @@ def axes(requested: Request, names: tuple[str, ...]) -> dict[str, list[Change]]:
     """Name → what may be changed together. Raises ConfigError for unknown names."""
     job, model = requested.job, load_model(requested)
     is_transformer = isinstance(model, Transformer)
+    most_stages = model.layers if isinstance(model, Transformer) else 0
     per_node = load_cluster(requested).accelerators_per_node
     splits = [
         {"tp": tp, "pp": pp}
         for tp, pp in itertools.product(POWERS, POWERS)
-        if is_transformer and tp <= per_node and job.gpus % (tp * pp) == 0 and pp <= model.layers
+        if tp <= per_node and job.gpus % (tp * pp) == 0 and pp <= most_stages
     ]
     known: dict[str, list[Change]] = {
         "split": splits or [{}],

@@ -95,7 +95,8 @@ def _read_about(path: Path) -> dict[str, Any]:
 def _read_notes(path: Path, agents: int) -> tuple[list[np.ndarray], list[np.ndarray]]:
     arrays = read_arrays(path, TraceError)
     try:
-        return tuple([arrays[f"{what}_{k}"] for k in range(agents)] for what in ("calls", "packets"))
+        calls, packets = ([arrays[f"{what}_{k}"] for k in range(agents)] for what in ("calls", "packets"))
+        return calls, packets
     except KeyError as error:
         raise TraceError(f"{path} has no packets of {agents} agents: it lacks {error}") from None
 
@@ -334,7 +335,8 @@ def _gradient_names(trace: RankTrace, about: dict[str, Any]) -> dict[int, str]:
         return {}
     ddp = about["ddp"][0]
     sizes = [ddp["parameters"][name]["bytes"] for name in ddp["gradients"]]
-    events, names = trace.events, {}
+    events = trace.events
+    names: dict[int, str] = {}
     for from_s, until_s in _steps(trace, about).tolist():
         mine = np.flatnonzero(events.gradient & (events.start_s >= from_s) & (events.start_s < until_s))
         mine = mine[np.argsort(events.start_s[mine], kind="stable")]

@@ -177,7 +177,7 @@ def _edges(path: Path) -> dict[str, list[str]]:
     }
     following: dict[str, list[str]] = defaultdict(list)
     for block in re.findall(r"\bedge\s*\[(.*?)\n\s*\]", text, re.DOTALL):
-        ends = [re.search(rf"\b{end}\s+(\d+)", block) for end in ("source", "target")]
-        if all(ends):
-            following[labels.get(ends[0][1], "")].append(labels.get(ends[1][1], ""))
+        source, target = (re.search(rf"\b{end}\s+(\d+)", block) for end in ("source", "target"))
+        if source and target:
+            following[labels.get(source[1], "")].append(labels.get(target[1], ""))
     return following

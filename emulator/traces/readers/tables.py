@@ -7,7 +7,7 @@ from __future__ import annotations
 from array import array
 from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -34,6 +34,10 @@ class Columns:
         self._codes = codes
         for name, code in codes.items():
             setattr(self, name, array(code))
+
+    if TYPE_CHECKING:  # the columns
+
+        def __getattr__(self, name: str) -> array[Any]: ...
 
     def arrays(self) -> dict[str, np.ndarray]:
         """Each column as a NumPy array over the same memory."""

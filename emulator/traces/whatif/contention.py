@@ -11,7 +11,7 @@ import dataclasses
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -110,7 +110,8 @@ def _named(joined: Joined) -> Iterator[tuple[int, tuple, Identity]]:
     rank, stream, own = graph.op_rank().tolist(), graph.ops.stream.tolist(), graph.ops.transfer == NO_TRANSFER
     event = _anchors(joined)
     carries = np.isin(graph.ops.stream, graph.ops.stream[~own])  # transports: changes move what is there
-    seen, met = Counter(), Counter()
+    seen: Counter[tuple[Any, ...]] = Counter()
+    met: Counter[tuple[int, int]] = Counter()
     for op in np.flatnonzero(own & ~carries & (event != GAP)).tolist():
         is_gap = bool(joined.event[op] == GAP)
         key = (rank[op], is_gap, graph.streams.name[stream[op]], names[graph.ops.work[op]])

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -97,7 +98,7 @@ def with_durations(joined: Joined, ops: np.ndarray, seconds: np.ndarray) -> Join
     return with_table(joined, "ops", work=work)
 
 
-def with_transfer_seconds(joined: Joined, transfers: np.ndarray, seconds: np.ndarray) -> Joined:
+def with_transfer_seconds(joined: Joined, transfers: np.ndarray, seconds: np.ndarray | float) -> Joined:
     """The collectives `transfers` take `seconds`, whatever they move."""
     return with_costs(joined, transfers, transfer_fixed_s=seconds, transfer_bytes=0.0)
 
@@ -156,7 +157,7 @@ def arrange(
     pairs = np.unique(owner[both] * len(order) + on[both])
     owner, on = np.divmod(pairs, max(len(order), 1))
 
-    def column(old: np.ndarray, new: object) -> np.ndarray:
+    def column(old: np.ndarray, new: Any) -> np.ndarray:
         return (np.concatenate([old, np.broadcast_to(new, more)]) if more else old)[order].astype(old.dtype)
 
     arranged = Ops(
@@ -173,7 +174,7 @@ def arrange(
         event=column(joined.event, GAP),
         start_s=column(joined.start_s, np.nan),
         end_s=column(joined.end_s, np.nan),
-        gradients=[(int(place[op]), *rest) for op, *rest in joined.gradients if place[op] >= 0],
+        gradients=[(int(place[op]), bucket, at) for op, bucket, at in joined.gradients if place[op] >= 0],
         earlier=_kept(joined.earlier, place),
     )
 
@@ -216,7 +217,9 @@ def after(joined: Joined, ops: np.ndarray, name: str, kind: Kind, seconds: np.nd
     """A new op behind each of `ops` on its stream: it waits for the op, and all wait for it who waited for the op."""
     new, number, owner, on = _beside(joined, ops)
     pairs = np.append(owner, new), np.append(number[on], ops)
-    moved = dataclasses.replace(joined, gradients=[(int(number[op]), *rest) for op, *rest in joined.gradients])
+    moved = dataclasses.replace(
+        joined, gradients=[(int(number[op]), bucket, at) for op, bucket, at in joined.gradients]
+    )
     return append(moved, name, kind, seconds, joined.graph.ops.stream[ops], ops + 0.5, *pairs)
 
 

@@ -70,7 +70,7 @@ def _whole_buckets(joined: Joined) -> Gradients:
     rank = graph.op_rank()
     op = np.full((len(graph.ranks), len(everyone)), -1, np.int64)
     column = {int(transfer): i for i, transfer in enumerate(everyone)}
-    for member in np.flatnonzero(np.isin(graph.ops.transfer, everyone)):
+    for member in np.flatnonzero(np.isin(graph.ops.transfer, everyone)).tolist():
         before = graph.ops.before(member)
         if len(before) == 0:
             raise GraphError(f"{graph.op_name(int(member))} has no producer, so nothing says when a bucket is ready")

@@ -12,6 +12,7 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -158,7 +159,7 @@ def fit(joined: Joined | Sequence[Joined], link_bps: float | None = None, per_ho
     most_bytes_per_s = link_bps / 8 / volume if link_bps and volume else np.inf
     fitted = _median([transfers.fit(one, most_bytes_per_s=most_bytes_per_s) for one in several])
     latency_s = fitted.fixed_s / max(1.0, steps)
-    assumptions = (fitted.assumed,) if fitted.assumed else ()
+    assumptions: tuple[str, ...] = (fitted.assumed,) if fitted.assumed else ()
     if link_bps is None:
         assumptions += ("all that an all-reduce takes for each byte is taken for its link's; say what links carry",)
         return dataclasses.replace(
@@ -201,7 +202,7 @@ class Scenario(Joined):
     """None: operators take what they took, whatever communication runs beside them."""
 
 
-def assume(joined: Joined, **assumptions: object) -> Scenario:
+def assume(joined: Joined, **assumptions: Any) -> Scenario:
     """The same iteration with these fields of `Scenario`."""
     if isinstance(joined, Scenario):
         return dataclasses.replace(joined, **assumptions)

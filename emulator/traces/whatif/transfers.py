@@ -106,7 +106,7 @@ def fit(joined: Joined, transfers: np.ndarray | None = None, most_bytes_per_s: f
     return TransferCost(float(fixed_s), float(1.0 / per_byte_s), assumed)
 
 
-def changed_s(elapsed_s: np.ndarray, was_s: np.ndarray, now_s: np.ndarray) -> np.ndarray:
+def changed_s(elapsed_s: np.ndarray, was_s: np.ndarray | float, now_s: np.ndarray | float) -> np.ndarray:
     """float64: what collectives take that took `elapsed_s`, `was_s` of it by a model, which now says `now_s`."""
     return np.maximum(elapsed_s + now_s - was_s, LEAST_LEFT * np.minimum(now_s, elapsed_s))
 

@@ -269,9 +269,9 @@ def show(result: Any) -> None:
     )
     before = time_text(result.requested.emulation.iteration_s) if result.requested else "the job does not run as it is"
     best, changed = result.best.emulation, _words(result.best.change) or "nothing changed"
-    gain = (": ", (f"{result.gain:.1%}", "bold"), " less") if result.requested else ()
+    saved: tuple[Any, ...] = (": ", (f"{result.gain:.1%}", "bold"), " less") if result.requested else ()
     memory = f" with {changed}, {bytes_text(best.memory.total)} of memory"
-    say(f"an iteration: {before}; ", (time_text(best.iteration_s), "bold"), memory, *gain)
+    say(f"an iteration: {before}; ", (time_text(best.iteration_s), "bold"), memory, *saved)
 
 
 def _words(change: dict[str, Any]) -> str:

@@ -25,7 +25,8 @@ from emulator.traces.readers.tables import Numbers, in_order, occurrences, table
 from emulator.traces.workload import untimed
 from switchml.errors import TraceError
 
-COLLECTIVES = {number: collective for collective, number in COLLECTIVE_TYPES.items()} | {
+COLLECTIVES: dict[int, Collective] = {
+    **{number: collective for collective, number in COLLECTIVE_TYPES.items()},
     pb.GATHER: Collective.ALL_GATHER,
     pb.SCATTER: Collective.BROADCAST,
     pb.REDUCE_SCATTER_BLOCK: Collective.REDUCE_SCATTER,
@@ -191,19 +192,19 @@ def _timed(trace: ChakraTrace) -> RankTrace:
         what, end = _SIDES[node.type]
         peer = int(node.attr.get(end, NONE)) if end else NONE
         rows.append((what, *communication(node, len(members.ranks)), list(groups).index(name), peer))
-    what, kind, size, group, peer = zip(*rows, strict=True)
-    sequence = np.where(np.array(group) == NONE, NONE, occurrences(zip(group, what, peer, strict=True)))
+    whats, kinds, sizes, numbers, peers = zip(*rows, strict=True)
+    sequence = np.where(np.array(numbers) == NONE, NONE, occurrences(zip(numbers, whats, peers, strict=True)))
     events = table(
         name=[names[node.name] for node in nodes],
-        what=what,
+        what=whats,
         lane=lane,
         start_s=start_s[order],
         duration_s=duration_s[order],
-        collective=kind,
-        group=group,
+        collective=kinds,
+        group=numbers,
         sequence=sequence,
-        peer=peer,
-        bytes=size,
+        peer=peers,
+        bytes=sizes,
     )
     place = {node.id: event for event, node in enumerate(nodes)}
     causes = {(place[dep], place[node.id]) for node in nodes for dep in node.deps if dep in place}
@@ -228,7 +229,7 @@ def _timed(trace: ChakraTrace) -> RankTrace:
     )
 
 
-_SIDES = {
+_SIDES: dict[int, tuple[What, str]] = {
     pb.COMM_COLL_NODE: (What.COLLECTIVE, ""),
     pb.COMM_SEND_NODE: (What.SEND, "comm_dst"),
     pb.COMM_RECV_NODE: (What.RECV, "comm_src"),

@@ -68,7 +68,8 @@ def read_messages(path: Path) -> Iterator[Any]:
     from google.protobuf.message import DecodeError
 
     with open_plain(path, _UNPACKED_BYTES) as file:
-        kind, at, number = pb.GlobalMetadata, 0, 0
+        kind: type[Any] = pb.GlobalMetadata
+        at = number = 0
         while (length := _read_length(file, path, at)) is not None:
             data = file.read(length[0])
             at += length[1] + len(data)

@@ -22,8 +22,16 @@ from emulator.traces.readers.chakra.file import INTEGERS
 from emulator.traces.workload import Workload
 from switchml.errors import TraceError
 
-_STREAM_OF = {pb.COMM_COLL_NODE: "collectives", pb.COMM_SEND_NODE: "sends", pb.COMM_RECV_NODE: "receives"}
-_KINDS = {pb.COMM_COLL_NODE: Kind.COLLECTIVE, pb.COMM_SEND_NODE: Kind.SEND, pb.COMM_RECV_NODE: Kind.RECV}
+_STREAM_OF: dict[int, str] = {
+    pb.COMM_COLL_NODE: "collectives",
+    pb.COMM_SEND_NODE: "sends",
+    pb.COMM_RECV_NODE: "receives",
+}
+_KINDS: dict[int, Kind] = {
+    pb.COMM_COLL_NODE: Kind.COLLECTIVE,
+    pb.COMM_SEND_NODE: Kind.SEND,
+    pb.COMM_RECV_NODE: Kind.RECV,
+}
 
 
 def read_chakra(paths: list[Path]) -> Workload:

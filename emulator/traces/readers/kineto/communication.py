@@ -81,7 +81,7 @@ class _Description:
         operation = str(self.args.collective) if self.args.collective is not None else ""
         if not operation:
             match = BY_HOST.match(name) or BY_DEVICE.match(name) or C10D.match(name) or _KERNEL.search(name)
-            operation = match[match.lastindex] if match else ""
+            operation = match[match.lastindex or 0] if match else ""
         self.collective = collective_of(operation)
         if "sendrecv" in operation.lower():
             self.collective = Collective.ALL_TO_ALL  # unless the host says otherwise, see `_on_devices`
@@ -178,8 +178,8 @@ def profiler_args(sizes: Sizes, call: CollectiveSize) -> Args:
     """`call` in the words of the profiler."""
     sent, received = call.bytes()
     ranks = sizes.groups.get(call.group)
-    group = {"group_ranks": ranks, "group_size": len(ranks)} if ranks else {}
-    return Args(  # type: ignore[arg-type]
+    group: dict[str, Any] = {"group_ranks": ranks, "group_size": len(ranks)} if ranks else {}
+    return Args(
         sent=sent, received=received, dtype="byte", group=call.group, source=call.peer, destination=call.peer, **group
     )
 

@@ -169,13 +169,12 @@ class Table:
             self.arrows.id.append(self.arrow_names[event.id])
             self.arrows.is_head.append(event.ph == "f")
             self.arrows.lane.append(self.lanes[event.pid, event.tid, False])
-            self.arrows.ts.append(float(event.ts))
+            self.arrows.ts.append(float(event.ts))  # type: ignore[arg-type]  # None is refused, with the file
         elif event.ph == "M" and event.name == "thread_name" and event.args:
             self.lane_names[event.pid, event.tid] = str(event.args.name)
 
     def _skip(self, event: Event) -> None:
-        if event.cat == "cuda_sync" and event.args and event.args.correlation is not None:
-            args = event.args
+        if event.cat == "cuda_sync" and (args := event.args) and args.correlation is not None:
             args.dims = args.types = args.concrete = args.group_ranks = _NOTHING
             self.syncs[int(args.correlation)] = args
         elif event.cat != "Trace":

@@ -63,7 +63,7 @@ def _set_sizes(reading: Reading) -> None:
         if events.what[event] == What.COPY:
             events.bytes[event] = whole(args.bytes)
         elif events.gradient[event] and args.dims and args.types:
-            events.bytes[event] = (count(args.dims[0]) or 1) * item_bytes(args.types[0])
+            events.bytes[event] = (count(args.dims[0]) or 1) * item_bytes(args.types[0])  # type: ignore[arg-type]  # decoded by now
 
 
 def _steps(reading: Reading) -> np.ndarray:
@@ -71,10 +71,10 @@ def _steps(reading: Reading) -> np.ndarray:
     profiler's end opens one more."""
     events = reading.events
     host = np.array([lane.kind == LaneKind.HOST for lane in reading.lanes])[events.lane]
-    first = {}
+    first: dict[int, int] = {}
     for event in reading.where(lambda _, name: STEP.match(name)).tolist():
-        if host[event]:
-            first.setdefault(int(STEP.match(reading.name(event))[1]), event)
+        if host[event] and (step := STEP.match(reading.name(event))):
+            first.setdefault(int(step[1]), event)
     starts = [first[number] for number in sorted(first)]
     if len(starts) > 1 and not np.any((events.start_s > events.start_s[starts[-1]]) & (events.what == What.COMPUTE)):
         del starts[-1]
