@@ -1,5 +1,5 @@
-"""Trees of switches (docs/protocol.md, section 9): whole all-reduces over lossy links between workers, rack switches and
-a root, whose bits are those of a single aggregator. test_tree_collectives.py has the rules packet by packet."""
+"""Trees of switches (docs/protocol.md, section 9): whole all-reduces over lossy links between workers and switches,
+whose bits are those of a single aggregator. test_tree_collectives.py has the rules packet by packet."""
 
 import functools
 import struct

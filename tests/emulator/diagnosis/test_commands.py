@@ -12,7 +12,6 @@ from emulator.diagnosis.checks import diagnose
 from emulator.diagnosis.page import write_page
 from emulator.diagnosis.picture import write_report
 from emulator.diagnosis.situation import iterations
-from emulator.diagnosis.terminal import show
 from emulator.traces.events import LaneKind, What
 from emulator.traces.join import join
 from emulator.traces.readers import native
@@ -74,15 +73,6 @@ def test_diagnose(tmp_path):
     assert {"name": "process_name", "ph": "M", "pid": 6, "args": {"name": "critical path"}} in events
 
 
-def test_diagnose_for_people(tmp_path):
-    pytest.importorskip("scipy", reason="needs scipy (pip install 'switchml[trace]')")
-    done = run("diagnose", write(TROUBLED, tmp_path / "run"))
-    assert done.exit_code == 0, done.output
-    assert "1. rank 2" in done.output and "Where the time goes" in done.output
-    done = run("diagnose", tmp_path / "run", "--least", "0.99")
-    assert "Nothing to change" in done.output
-
-
 @pytest.mark.slow
 def test_one_iteration(tmp_path):
     pytest.importorskip("scipy", reason="needs scipy (pip install 'switchml[trace]')")
@@ -119,8 +109,6 @@ def test_diff(tmp_path):
     for rows in (said["parts"], said["critical_path"]):
         assert sum(row["difference_s"] for row in rows) + said["unexplained_s"] == pytest.approx(whole_s)
     assert said["operations"][0]["name"] == "DataLoader.__next__"
-    done = run("diff", a, b)
-    assert done.exit_code == 0 and "By cause, average rank" in done.output
 
 
 @pytest.mark.slow(keep=1)
@@ -156,15 +144,6 @@ def test_compute_is_what_kernels_cover():
 
 
 # Terminal and page
-
-
-def test_terminal_says_what_was_found(found, capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "120")
-    show(found)
-    text = capsys.readouterr().out
-    for number, finding in enumerate(found.findings, 1):
-        assert f"{number}. {finding.title[:40]}" in text
-    assert "rank 2 (" in text  # whom others wait for
 
 
 @pytest.mark.slow

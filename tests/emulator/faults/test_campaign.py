@@ -143,11 +143,6 @@ def test_a_failed_seed_is_printed(monkeypatch):
     assert "seed 0 failed: a wrong sum" in result.stdout and "switchml simulate --seed 0 --log" in result.stdout
 
 
-def test_bugs_are_listed():
-    listed = run("--plant", "list").stdout
-    assert all(name in listed for name in BUGS)
-
-
 def test_a_network_on_the_command_line(tmp_path):
     (tmp_path / "n.toml").write_text("[[jobs]]\nworkers = 2\nsize_bytes = 65536\n[[jobs]]\nbackend = 'ring'\n")
     found = json.loads(run(str(tmp_path / "n.toml"), "--json").stdout)

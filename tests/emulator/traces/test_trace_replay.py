@@ -57,11 +57,6 @@ def test_a_timeline(folder, tmp_path):
     assert {event["name"] for event in events} >= {"aten::mm", "gloo:all_reduce"}
 
 
-def test_the_table(folder):
-    shown = CliRunner().invoke(replay, [str(folder), "--allreduce", "ps"], catch_exceptions=False).output
-    assert "exposed communication" in shown and "With all-reduce ps:" in shown and "4 iterations of 2 ranks" in shown
-
-
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
