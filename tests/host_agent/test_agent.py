@@ -89,9 +89,6 @@ def test_packet_sizes_and_slots(join, payload_bytes, slots):
             assert same_bits(results)
 
 
-# Arrays of all kinds
-
-
 # Refusals: what is refused is refused before anything is sent, so the ranks stay together
 
 
