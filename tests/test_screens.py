@@ -4,7 +4,9 @@ no work, and the status of an aggregator, which is the widest and also goes into
 from __future__ import annotations
 
 import io
+import json
 import re
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -66,17 +68,23 @@ SCREENS = {
 }
 
 
-@pytest.mark.parametrize("name", SCREENS)
-def test_screens_at_80_columns(name, tmp_path, monkeypatch):
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """A folder with what the commands name, and a terminal of 80 columns."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "80")
-    for each in ("a", "b"):
-        (tmp_path / f"{each}.json").write_text('{"iteration_s": 1.5}')
+    for name, result in (("a", {"iteration_s": 1.5}), ("b", {"iteration_s": 1.5}), ("c", {"x": 1}), ("list", [1])):
+        Path(f"{name}.json").write_text(json.dumps(result))
+    Path("network.toml").write_text("[[jobs]]\n")
     for folder, load_s in (("run", 0.0), ("other", 5e-3)):
-        (tmp_path / folder).mkdir()
+        Path(folder).mkdir()
         job = Job(ranks=2, layers=2, buckets=(1, 1), gap_s=2e-3, load_s=load_s)
         for trace in traced(job, iterations=2).traces:
-            native.write(trace, tmp_path / folder / f"rank-{trace.rank}.npz")
+            native.write(trace, Path(folder, f"rank-{trace.rank}.npz"))
+
+
+@pytest.mark.parametrize("name", SCREENS)
+def test_screens_at_80_columns(name, here):
     done = CliRunner().invoke(cli, SCREENS[name].split())
     assert done.exit_code == 0, done.output
     lines = done.output.splitlines()
@@ -85,6 +93,20 @@ def test_screens_at_80_columns(name, tmp_path, monkeypatch):
     measured = r"   · replayed with codec .*\n"  # on this machine
     shown = re.sub(measured, "", done.stdout)
     golden.check(name, shown, wall=r"(?<=seeds in )[\d.]+ s \([\d.]+ a second\)|(?<=replayed in )[\d.]+ s")
+
+
+def test_mistakes_are_told_in_a_sentence(here):
+    """Each command of tests/golden/mistakes.txt, which stands there behind a dollar sign: what it says, and its exit
+    code; no traceback, no result."""
+    told = []
+    for line in (golden.FOLDER / "mistakes.txt").read_text().splitlines():
+        if line.startswith("$ switchml "):
+            done = CliRunner().invoke(cli, line.split()[2:])
+            assert done.stdout == "" and done.exit_code in (1, 2), line
+            assert isinstance(done.exception, SystemExit), line
+            lines = [each for each in done.stderr.splitlines() if each and not each.startswith(("Usage: ", "Try "))]
+            told += [line, *lines, f"exit code {done.exit_code}", ""]
+    golden.check("mistakes", "\n".join(told), folder=re.escape(str(Path.cwd())))
 
 
 @pytest.mark.parametrize("columns", [None, "80", "60", "24"])

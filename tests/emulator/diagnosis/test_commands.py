@@ -82,22 +82,6 @@ def test_one_iteration(tmp_path):
     assert done.exit_code == 1 and "there is no iteration 9" in done.output
 
 
-@pytest.mark.parametrize(
-    ("arguments", "error"),
-    [
-        (["diagnose", "nowhere"], (1, "no trace at nowhere")),
-        (["diff", "nowhere", "nowhere"], (1, "no trace at nowhere")),
-        (["diagnose", ".", "--report", "nowhere/out.html"], (2, "nowhere/out.html: no such folder")),
-    ],
-)
-def test_errors(tmp_path, monkeypatch, arguments, error):
-    monkeypatch.chdir(tmp_path)
-    done = run(*arguments)
-    code, words = error
-    assert done.exit_code == code
-    assert words in done.output and "Traceback" not in done.output
-
-
 def test_diff(tmp_path):
     pytest.importorskip("scipy", reason="needs scipy (pip install 'switchml[trace]')")
     a = write(replace(TROUBLED, load_s=0.001), tmp_path / "a")

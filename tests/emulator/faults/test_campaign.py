@@ -157,20 +157,3 @@ def test_a_picture_of_a_network(tmp_path):
     assert (tmp_path / "n.png").read_bytes().startswith(b"\x89PNG")
     refused = run(str(tmp_path / "n.toml"), "--plot", str(tmp_path / "n.txt"))
     assert refused.exit_code == 2 and "expected a name that ends in .png" in refused.stderr
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ("--plot", "x.png"),
-        ("NETWORK", "--seed", "1"),
-        ("NETWORK", "--deadlines"),
-        ("--failover", "--deadlines"),
-        ("--seeds", "0"),
-        ("no-such-file.toml",),
-    ],
-)
-def test_wrong_usage(arguments, tmp_path):
-    (tmp_path / "n.toml").write_text("[[jobs]]\n")
-    chosen = [str(tmp_path / "n.toml") if argument == "NETWORK" else argument for argument in arguments]
-    assert run(*chosen).exit_code == 2

@@ -63,27 +63,6 @@ def test_job_files_and_options_that_override_them(tmp_path):
     assert run_json(str(path), "--gpus", "8")["gpus"] == 8
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ([], "no model: give --model NAME or a job file"),
-        (["--model", "gpt5"], "unknown model 'gpt5'"),
-        (["--model", "gpt2-124m", "--cluster", "a100-dgy"], "did you mean a100-dgx"),
-        (["--model", "gpt3-175b", "--gpus", "64"], "out of memory"),
-        (["--model", "gpt2-124m", "--loss", "0.1"], "take allreduce switchml"),
-        (["--model", "gpt2-124m", "--codec", "zip"], "unknown codec"),
-        (["--model", "gpt2-124m", "--sweep", "gpu=1,2"], "did you mean gpus"),
-        (["--model", "torch.nn:Linear"], "give its input's shape"),
-        (["nosuch.toml"], "can't read nosuch.toml"),
-        (["list", "planets"], "unknown kind 'planets'"),
-    ],
-)
-def test_mistakes_are_one_line(arguments, message):
-    found = run(*arguments)
-    assert found.exit_code == 1
-    assert message in found.stderr and found.stderr.count("\n") == 1
-
-
 def test_unknown_keys_in_job_files_are_refused(tmp_path):
     path = tmp_path / "job.toml"
     path.write_text('model = "gpt2-124m"\n[job]\ngpu = 4\n')

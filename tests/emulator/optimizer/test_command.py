@@ -64,24 +64,3 @@ def test_a_jobs_settings_by_old_names(tmp_path):
     assert ran.exit_code == 0, ran.output
     assert "What each change gains alone" in ran.stdout and "buckets" in ran.stdout and "[job]" in out.read_text()
     assert "--seconds is called --time-limit now" in ran.stderr and "bucket is called buckets now" in ran.stderr
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--allow", "bukkets"], "unknown pass 'bukkets'"),
-        (["--check"], "needs a command"),
-        (["--placements", "moon"], "moon"),
-        (["--memory-limit", "lots"], "25MB"),
-        (["--rate", "1mbit"], "was it traced on that network"),
-        (["--codec", "zip", "--allow", "codec"], "zip"),
-    ],
-)
-def test_nonsense_is_refused_in_a_sentence(traces, tmp_path, arguments, message):
-    ran = run(traces, "--out", tmp_path / "settings.toml", *arguments)
-    assert ran.exit_code in (1, 2) and message in ran.output and "Traceback" not in ran.output
-
-
-def test_what_is_no_trace_is_refused(tmp_path):
-    ran = run(tmp_path / "none")
-    assert ran.exit_code == 1 and "no trace at" in ran.output
