@@ -11,7 +11,9 @@ from emulator.p4switch.interpreter.packet import FieldPool, Packet
 from emulator.p4switch.interpreter.parser import Parser
 from emulator.p4switch.interpreter.path import Interpreter
 from emulator.p4switch.interpreter.primitives import Primitives
+from emulator.p4switch.program.ir import MatchParam
 from emulator.p4switch.program.loader import loader
+from emulator.p4switch.state.action_profiles import RunAction, UseGroup
 from emulator.p4switch.state.state import State
 from emulator.p4switch.switch import Switch
 
@@ -26,6 +28,15 @@ def send(running, frame, port=1):
 
 
 # Parser
+
+
+def test_one_member_of_a_union_is_valid(switch):
+    running = switch("unions")
+    head = ETHERNET[:12]
+    assert send(running, head + b"\0\1" + b"ab" + b"!") == head + b"\0\1" + b"ab" + b"\1"
+    assert send(running, head + b"\1\1" + b"ab" + b"!") == head + b"\1\1" + bytes.fromhex("0123456789abcdef") + b"\2"
+    assert send(running, head + b"\2\2" + b"12345678" + b"!") == head + b"\2\2" + bytes.fromhex("beef") + b"\1"
+    assert send(running, head + b"\3\1" + b"ab" + b"!") == head + b"\3\1" + b"\0"
 
 
 def with_stale_short(program):
@@ -82,6 +93,26 @@ def test_a_length_beyond_a_c_int(program, length, error):
 
 
 # Tables in the path
+
+
+def test_a_selector_spreads_by_hash_and_an_empty_group_ends_the_pipeline(switch):
+    running = switch("action_selector")
+    table = running.state.table("MyIngress.paths")
+    profile, send_action = table.profile, table.action("MyIngress.send")
+    group = profile.create_group()
+    for mark in (1, 2, 3):
+        profile.add_to_group(profile.add_member(RunAction(send_action, (1, mark))), group)
+    table.add([MatchParam("lpm", 0, 0)], UseGroup(group))
+    marks = set()
+    for flow in range(20):
+        frame = ETHERNET + bytes(2) + flow.to_bytes(4, "big") + bytes(6)
+        chosen = {send(running, frame)[24:26] for _ in range(2)}
+        assert len(chosen) == 1
+        marks |= chosen
+    assert marks == {b"\0\1", b"\0\2", b"\0\3"}
+    for member in list(profile.group(group).members):
+        profile.remove_from_group(member, group)
+    assert running.receive(1, ETHERNET + bytes(12)) == [(0, ETHERNET + bytes(12))]
 
 
 def test_log_msg_writes_decimal_numbers(switch, caplog):
