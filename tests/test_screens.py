@@ -1,10 +1,12 @@
-"""Screens read at 80 columns, and nothing on them is cut: those of commands that need no work, and the status of an
-aggregator, which is the widest and also goes into pipes and narrow terminals."""
+"""Screens are what tests/golden says, they read at 80 columns, and nothing on them is cut: those of commands that need
+no work, and the status of an aggregator, which is the widest and also goes into pipes and narrow terminals."""
 
 from __future__ import annotations
 
 import io
+import json
 import re
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -15,6 +17,7 @@ from switchml.cli import status
 from switchml.cli.main import cli
 from switchml.control import v2_pb2
 from switchml.terminal import Console
+from tests.support import golden
 from tests.support.traced_jobs import Job, traced
 
 
@@ -42,34 +45,68 @@ def status_reply():
     return reply
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "emulate --model gpt2-124m --gpus 2 --batch 16 --micro-batch 8 --steps 1e6",
-        "emulate list models",
-        "emulate list clusters",
-        "examples",
-        "report a.json b.json",
-        "reproduce",
-        "simulate --seeds 3 --processes 1",
-        "trace diagnose run",
-        "trace info run",
-        "validate throughput",
-    ],
-)
-def test_screens_at_80_columns(line, tmp_path, monkeypatch):
+SCREENS = {
+    "emulate": "emulate --model gpt2-124m --gpus 2 --batch 16 --micro-batch 8 --steps 1e6",
+    "emulate sweep": "emulate --model gpt3-175b --cluster a100-dgx --tp 8 --pp 4 --batch 1536 --micro-batch 1 "
+    "--sweep gpus=256:1024:2x --processes 1",
+    "emulate list models": "emulate list models",
+    "emulate list clusters": "emulate list clusters",
+    "emulate list schedules": "emulate list schedules",
+    "emulate list codecs": "emulate list codecs",
+    "examples": "examples",
+    "report": "report a.json b.json",
+    "reproduce": "reproduce",
+    "simulate": "simulate --seeds 3 --processes 1",
+    "simulate seed": "simulate --seed 3",
+    "simulate plant": "simulate --plant list",
+    "trace diagnose": "trace diagnose run",
+    "trace diagnose least": "trace diagnose run --least 0.99",
+    "trace diff": "trace diff run other",
+    "trace info": "trace info run",
+    "trace replay": "trace replay run --bandwidth x2",
+    "validate throughput": "validate throughput",
+}
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """A folder with what the commands name, and a terminal of 80 columns."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "80")
-    for name in ("a", "b"):
-        (tmp_path / f"{name}.json").write_text('{"iteration_s": 1.5}')
-    (tmp_path / "run").mkdir()
-    for trace in traced(Job(ranks=2, layers=2, buckets=(1, 1), gap_s=2e-3), iterations=2).traces:
-        native.write(trace, tmp_path / "run" / f"rank-{trace.rank}.npz")
-    done = CliRunner().invoke(cli, line.split())
+    for name, result in (("a", {"iteration_s": 1.5}), ("b", {"iteration_s": 1.5}), ("c", {"x": 1}), ("list", [1])):
+        Path(f"{name}.json").write_text(json.dumps(result))
+    Path("network.toml").write_text("[[jobs]]\n")
+    for folder, load_s in (("run", 0.0), ("other", 5e-3)):
+        Path(folder).mkdir()
+        job = Job(ranks=2, layers=2, buckets=(1, 1), gap_s=2e-3, load_s=load_s)
+        for trace in traced(job, iterations=2).traces:
+            native.write(trace, Path(folder, f"rank-{trace.rank}.npz"))
+
+
+@pytest.mark.parametrize("name", SCREENS)
+def test_screens_at_80_columns(name, here):
+    done = CliRunner().invoke(cli, SCREENS[name].split())
     assert done.exit_code == 0, done.output
     lines = done.output.splitlines()
     assert lines and max(map(cell_len, lines)) <= 80, done.output
     assert not any("…" in line or "\x1b" in line or line != line.rstrip() for line in lines), done.output
+    measured = r"   · replayed with codec .*\n"  # on this machine
+    shown = re.sub(measured, "", done.stdout)
+    golden.check(name, shown, wall=r"(?<=seeds in )[\d.]+ s \([\d.]+ a second\)|(?<=replayed in )[\d.]+ s")
+
+
+def test_mistakes_are_told_in_a_sentence(here):
+    """Each command of tests/golden/mistakes.txt, which stands there behind a dollar sign: what it says, and its exit
+    code; no traceback, no result."""
+    told = []
+    for line in (golden.FOLDER / "mistakes.txt").read_text().splitlines():
+        if line.startswith("$ switchml "):
+            done = CliRunner().invoke(cli, line.split()[2:])
+            assert done.stdout == "" and done.exit_code in (1, 2), line
+            assert isinstance(done.exception, SystemExit), line
+            lines = [each for each in done.stderr.splitlines() if each and not each.startswith(("Usage: ", "Try "))]
+            told += [line, *lines, f"exit code {done.exit_code}", ""]
+    golden.check("mistakes", "\n".join(told), folder=re.escape(str(Path.cwd())))
 
 
 @pytest.mark.parametrize("columns", [None, "80", "60", "24"])
@@ -81,6 +118,8 @@ def test_a_status_in_a_pipe_and_on_narrow_terminals(columns, capfd, monkeypatch)
     status.show(status_reply())
     lines = capfd.readouterr().out.splitlines()
     assert lines and max(map(cell_len, lines)) <= int(columns or 80), "\n".join(lines)
+    if columns in ("80", "24"):
+        golden.check(f"status {columns}", "\n".join(lines))
 
 
 def test_a_live_table_follows_the_events():

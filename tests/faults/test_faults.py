@@ -9,17 +9,9 @@ from __future__ import annotations
 
 import signal
 
-import numpy as np
 import pytest
 
 from tests.support.launch import (
-    DEADLINE_S,
-    contribution,
-    digest,
-    good,
-    join_all,
-    leave_all,
-    on_all,
     until,
 )
 from tests.support.under_attack import BIG, join_ranks, send_all, wait_for_traffic
@@ -106,46 +98,3 @@ def test_a_killed_aggregator_and_its_successor(ranks, start, transport):
     join_ranks(trio, successor.address, "survivors")
     assert len({answer["sha256"] for answer in send_all(trio, "reduce", seed=2, numel=100_000)}) == 1
     send_all(trio, "leave")
-
-
-def test_an_aggregator_that_is_told_to_stop_says_so(ranks, start):
-    aggregator = start()
-    pair = ranks(2)
-    join_ranks(pair, aggregator.address, "told")
-    for rank in pair:
-        rank.send("endless", numel=BIG)
-    wait_for_traffic(aggregator, "told")
-    assert aggregator.stop() == 0
-    for rank in pair:
-        answer = rank.next()
-        assert answer["error"] == "AggregatorLost" and "aggregator shut down" in answer["message"], answer
-
-
-# A bad network
-
-
-def test_a_bad_network_changes_no_bit(start):
-    """2 % lost, 2 % late and 2 % doubled, each way: the same bits as without."""
-    digests = []
-    for options in ((), ("--loss=0.02", "--reorder=0.02", "--duplicate=0.02", "--seed=7")):
-        aggregator = start(*options)
-        agents = join_all(aggregator.address, 4, job="bits")
-
-        def work(agent):
-            results = []
-            for call in range(12):
-                rng = np.random.default_rng((call, agent.rank))
-                x = (rng.standard_normal(40_000) * 10.0 ** rng.integers(-12, 4)).astype(
-                    ("float32", "float64", "float16")[call % 3]
-                )
-                if call == 5:
-                    x[rng.integers(0, len(x), 4)] = np.nan
-                results.append(agent.allreduce(x, op=("sum", "mean")[call % 2], async_op=True))
-            results.append(agent.allreduce(contribution(1, agent.rank, 300_000, "int64"), async_op=True))
-            return digest(handle.wait(DEADLINE_S) for handle in results)
-
-        digests += good(on_all(agents, work))
-        if options:
-            assert sum(agent.stats()["retransmitted"] for agent in agents) > 50
-        leave_all(agents)
-    assert len(set(digests)) == 1

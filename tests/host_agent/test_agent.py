@@ -69,53 +69,6 @@ def test_mean(trio, dtype):
     assert same_bits(results)
 
 
-@pytest.mark.parametrize("scale", [1e-30, 1e-3, 1.0, 1e20])
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_floats_of_any_size(trio, dtype, scale):
-    """Gradients as they come: the error stays below what the block's largest value allows (docs/protocol.md)."""
-    inputs = [(np.random.default_rng((3, rank)).standard_normal(5000) * scale).astype(dtype) for rank in range(3)]
-    results = reduce_all(trio, inputs)
-    exact = sum(array.astype("float64") for array in inputs)
-    largest = max(np.abs(array).max() for array in inputs)
-    np.testing.assert_allclose(results[0], exact, rtol=0, atol=largest * 2.0**-22)
-    assert same_bits(results)
-
-
-def test_values_that_are_not_finite(trio):
-    """A loss scaler looks for them: they are where they were, on every rank, and the rest of the tensor is right."""
-    inputs = [contribution(4, rank, 2000) for rank in range(3)]
-    inputs[0][3] = np.inf
-    inputs[1][700] = np.nan
-    inputs[2][701] = -np.inf
-    inputs[0][1999], inputs[1][1999] = np.inf, -np.inf
-    with np.errstate(invalid="ignore"):
-        expected = inputs[0] + inputs[1] + inputs[2]
-    results = reduce_all(trio, inputs)
-    for result in results:
-        np.testing.assert_array_equal(result, expected)
-    assert np.isnan(expected[[700, 1999]]).all()
-
-
-def test_extremes(trio):
-    for dtype in ("int32", "int64"):
-        limits = np.iinfo(dtype)
-        inputs = [
-            np.array([limits.max, limits.min, 0, limits.max - 7], dtype),
-            np.zeros(4, dtype),
-            np.array([0, 0, -1, 7], dtype),
-        ]
-        for result in reduce_all(trio, inputs):
-            assert result.tolist() == [limits.max, limits.min, -1, limits.max]
-    tiny = np.finfo("float32").smallest_subnormal
-    largest = np.finfo("float32").max
-    inputs = [np.array([tiny, 0, 0], "float32"), np.zeros(3, "float32"), np.array([tiny, 0, -tiny], "float32")]
-    for result in reduce_all(trio, inputs):
-        np.testing.assert_array_equal(result, np.array([2 * tiny, 0, -tiny], "float32"))
-    inputs = [np.full(3, value, "float32") for value in (largest, -largest, largest)]
-    for result in reduce_all(trio, inputs):
-        np.testing.assert_allclose(result, largest, rtol=1e-6)
-
-
 @pytest.mark.slow(keep=2)
 @pytest.mark.parametrize("world_size", [1, 2, 8, 16])
 def test_world_sizes(join, world_size):
@@ -136,143 +89,7 @@ def test_packet_sizes_and_slots(join, payload_bytes, slots):
             assert same_bits(results)
 
 
-@pytest.mark.parametrize("transport", ["udp", "shm"])
-@pytest.mark.parametrize("wire, digits", [("int16", 2.0**-12), ("int8", 2.0**-4)])
-def test_narrow_wires(join, wire, digits, transport):
-    """Fewer bits a value, the same bits on every rank; integers keep all of theirs."""
-    agents = join(2, wire=wire, transport=transport)
-    inputs = [np.random.default_rng((7, rank)).standard_normal(100_003).astype("float32") for rank in range(2)]
-    results = reduce_all(agents, inputs)
-    np.testing.assert_allclose(results[0], inputs[0] + inputs[1], rtol=0, atol=np.abs(inputs).max() * digits)
-    assert same_bits(results)
-    results = reduce_all(agents, [contribution(8, rank, 5000, "int64") for rank in range(2)])
-    np.testing.assert_array_equal(results[0], total(8, 2, 5000, "int64"))
-
-
-# Arrays of all kinds
-
-
-def views(array: np.ndarray) -> dict[str, np.ndarray]:
-    """The 12 x 10 `array` as different memory layouts; all hold the same numbers."""
-    wide = np.zeros((12, 23), array.dtype)
-    wide[:, 1:21:2] = array
-    backwards = np.ascontiguousarray(array[::-1, ::-1])
-    read_only = array.copy()
-    read_only.flags.writeable = False
-    misaligned = np.frombuffer(b"x" + array.tobytes(), array.dtype, offset=1).reshape(array.shape)
-    return {
-        "contiguous": array,
-        "Fortran": np.asfortranarray(array),
-        "every other column": wide[:, 1:21:2],
-        "backwards": backwards[::-1, ::-1],
-        "read-only": read_only,
-        "not aligned": misaligned,
-        "list": array.tolist() if array.dtype == "float64" else array,
-    }
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_memory_layouts(trio, dtype):
-    inputs = [views(contribution(7, rank, 120, dtype).reshape(12, 10)) for rank in range(3)]
-    for name in inputs[0]:
-        results = reduce_all(trio, [views_of_rank[name] for views_of_rank in inputs])
-        for result in results:
-            assert result.shape == (12, 10) and result.flags.c_contiguous and result.flags.writeable, name
-            np.testing.assert_array_equal(result, total(7, 3, 120, dtype).reshape(12, 10), name)
-
-
-def test_scalars(trio):
-    results = reduce_all(trio, [np.float32(rank + 1) for rank in range(3)])
-    assert [(result.shape, result) for result in results] == [((), 6.0)] * 3
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_in_place(trio, dtype):
-    arrays = [contribution(8, rank, 1000, dtype) for rank in range(3)]
-    results = good(on_all(trio, lambda agent: agent.allreduce(arrays[agent.rank], out=arrays[agent.rank])))
-    for array, result in zip(arrays, results, strict=True):
-        assert result is array
-        np.testing.assert_array_equal(array, total(8, 3, 1000, dtype))
-
-
-@pytest.mark.parametrize("shift", [1, -1, 300])
-def test_input_and_output_that_overlap(trio, shift):
-    memory = [np.zeros(50_300, "float32") for _ in range(3)]
-    lower, upper = slice(0, 50_000), slice(abs(shift), 50_000 + abs(shift))
-    source, target = (lower, upper) if shift > 0 else (upper, lower)
-    for rank in range(3):
-        memory[rank][source] = contribution(9, rank, 50_000)
-    good(on_all(trio, lambda agent: agent.allreduce(memory[agent.rank][source], out=memory[agent.rank][target])))
-    for array in memory:
-        np.testing.assert_array_equal(array[target], total(9, 3, 50_000))
-
-
-@pytest.mark.parametrize("dtype", [*DTYPES, "bfloat16"])
-def test_torch_tensors(trio, dtype):
-    torch = pytest.importorskip("torch")
-    kind = getattr(torch, dtype)
-    # bfloat16 has 8 significant bits: numbers below 64 stay exact.
-    inputs = [torch.from_numpy(contribution(10, rank, 990, "int64") % 64).to(kind).reshape(33, 30) for rank in range(3)]
-    expected = (inputs[0].double() + inputs[1].double() + inputs[2].double()).to(kind)
-    for result in reduce_all(trio, inputs):
-        assert result.dtype == kind and torch.equal(result, expected)
-    for result in reduce_all(trio, [tensor.t() for tensor in inputs]):
-        assert result.is_contiguous() and torch.equal(result, expected.t())
-    in_place = [tensor.clone() for tensor in inputs]
-    good(on_all(trio, lambda agent: agent.allreduce(in_place[agent.rank], out=in_place[agent.rank])))
-    assert all(torch.equal(tensor, expected) for tensor in in_place)
-    flat = [torch.cat([tensor.flatten(), torch.zeros(1, dtype=kind)]) for tensor in inputs]
-    good(on_all(trio, lambda agent: agent.allreduce(flat[agent.rank][:-1], out=flat[agent.rank][1:])))
-    assert all(torch.equal(tensor[1:], expected.flatten()) for tensor in flat)
-    with_gradient = [tensor.clone().requires_grad_() for tensor in inputs] if kind.is_floating_point else inputs
-    assert not any(result.requires_grad for result in reduce_all(trio, with_gradient))
-
-
 # Refusals: what is refused is refused before anything is sent, so the ranks stay together
-
-
-@pytest.mark.parametrize(
-    "array, message",
-    [
-        (np.zeros(3, "uint8"), "dtype .*uint8.*expected float32"),
-        (np.zeros(3, "complex64"), "complex64"),
-        (np.zeros(3, bool), "bool"),
-        (np.zeros(3, ">f4"), "native byte order"),
-        (np.array(["a"]), "expected float32"),
-        (np.array([None]), "object"),
-    ],
-)
-def test_arrays_that_are_refused(trio, array, message):
-    with pytest.raises(UnsupportedTensor, match=message):
-        trio[0].allreduce(array)
-
-
-def test_torch_tensors_that_are_refused(trio):
-    torch = pytest.importorskip("torch")
-    for tensor, message in (
-        (torch.zeros(2, dtype=torch.uint8), "dtype uint8"),
-        (torch.zeros(2, 2).to_sparse(), "sparse"),
-        (torch.zeros(2, device="meta"), "meta"),
-    ):
-        with pytest.raises(UnsupportedTensor, match=message):
-            trio[0].allreduce(tensor)
-    with pytest.raises(UnsupportedTensor, match="out: expected a contiguous"):
-        trio[0].allreduce(torch.zeros(4, 4), out=torch.zeros(4, 4).t())
-
-
-@pytest.mark.parametrize(
-    "out, message",
-    [
-        (np.zeros(4, "float32"), "shape"),
-        (np.zeros(3, "float64"), "dtype float32"),
-        (np.zeros(6, "float32")[::2], "C-contiguous"),
-        (np.frombuffer(bytes(12), "float32"), "writeable"),
-        ([0.0, 0.0, 0.0], "expected an array"),
-    ],
-)
-def test_outputs_that_are_refused(trio, out, message):
-    with pytest.raises(UnsupportedTensor, match=message):
-        trio[0].allreduce(np.zeros(3, "float32"), out=out)
 
 
 @pytest.mark.slow(keep=1)
@@ -400,19 +217,6 @@ def test_completion_callbacks(trio, caplog):
     assert sorted(told) == [(rank, None, f"switchml-agent-{rank}") for rank in range(3)]
     assert all((array == total(12, 3, 1000)).all() for array in arrays)
     assert "its completion callback failed" in caplog.text
-
-
-def test_two_jobs_in_one_process(join):
-    """Same ranks, same moment, different jobs."""
-    first, second = join(2), join(3)
-
-    def work(agent):
-        seed, n = (100, 2) if agent in first else (200, 3)
-        for i in range(30):
-            result = agent.allreduce(contribution(seed + i, agent.rank, 3000))
-            np.testing.assert_array_equal(result, total(seed + i, n, 3000))
-
-    good(on_all([*first, *second], work))
 
 
 @pytest.mark.slow

@@ -1,8 +1,7 @@
-"""Trees of switches (docs/protocol.md, section 9): every rule packet by packet, and whole all-reduces over lossy links
-between workers, rack switches and a root, whose bits are those of a single aggregator."""
+"""Trees of switches (docs/protocol.md, section 9): whole all-reduces over lossy links between workers and switches,
+whose bits are those of a single aggregator. test_tree_collectives.py has the rules packet by packet."""
 
 import functools
-import random
 import struct
 from dataclasses import dataclass
 
@@ -106,23 +105,17 @@ class Tree:
 
     def __init__(self, engine: type, root: Node, spec: JobSpec):
         self.spec, self.nodes = spec, root.all()
-        self.switches, self.rack = {}, {}
+        self.switches = {}
         self.received: dict[int, list[tuple[int, bytes]]] = {node.name: [] for node in self.nodes}
         for node in self.nodes:
             switch = switch_on(engine, program("switchml"))
             p4_programming.apply(switch.state, switch_changes(node.address, node.mac, range(len(node.below) + 1)))
             p4_programming.apply(switch.state, node.changes(spec, PLACE))
             self.switches[node.name] = switch
-            self.rack |= {child: (node, port) for port, child in enumerate(node.below, 1) if isinstance(child, int)}
 
     def end(self, rank: int) -> tuple[int, int, int]:
         address, port = self.spec.addresses[rank]
         return rank_mac(rank), address_number(address), port
-
-    def from_rank(self, rank: int, data: bytes) -> tuple[Node, int, bytes]:
-        """(switch, its port, frame) of what a rank sends."""
-        node, port = self.rack[rank]
-        return node, port, udp(Datagram(self.end(rank), (node.mac, address_number(node.address), UDP_PORT), data))
 
     def give(self, node: Node, sender: Sender, data: bytes) -> dict[Sender, bytes]:
         """What a switch makes of a packet of a neighbour: what leaves, by receiver."""
@@ -157,202 +150,12 @@ class Tree:
         return left
 
 
-# Packet by packet
-
-
-def contribution(value=1, seq=800, *, r=0, need=0, ahead=0, used=0, kind=8, flags=None, tag=77) -> bytes:
-    size = 1 if flags is None else 5
-    trailer = b"" if flags is None else bytes([flags, 0])
-    return struct.pack(">BbIHbb", kind << 4 | r << 3 | size, ahead, seq, tag, need, used) + lanes(value) + trailer
-
-
-def result(value, seq=800, *, r=0, need=0, ahead=0, flags=0, kind=12, tag=77) -> bytes:
-    return struct.pack(">BbIHbb", kind << 4 | r << 3 | 1, ahead, seq, tag, need, flags) + lanes(value)
-
-
-def wait(missing: int, seq=800) -> bytes:
-    return struct.pack(">BbIHbb", 0xF0, 0, seq, 77, 0, 0) + missing.to_bytes(32, "little")
-
-
-def lanes(value: int) -> bytes:
-    return struct.pack(">i", value) * 64
-
-
-class OneSwitch:
-    """The rack switch of ranks 0 and 1, alone: `give` it a packet from a rank or (rank None) from the root, and have
-    what leaves, as (rank or None, payload)."""
-
-    def __init__(self, root=None):
-        self.tree = Tree(Engine, root or two_racks(), spec_of(4))
-        self.node = self.tree.nodes[1]
-
-    def give(self, rank, data):
-        if rank is None:
-            above = self.node.above
-            ends = [(node.mac, address_number(node.address), UDP_PORT) for node in (above, self.node)]
-            left = self.tree.pass_on(self.node, UP, udp(Datagram(*ends, data)))
-        else:
-            left = self.tree.pass_on(*self.tree.from_rank(rank, data))
-        return [(None, read_udp(x[2]).payload) if isinstance(x[0], Node) else x for x in left]
-
-
-@pytest.fixture
-def rack():
-    return OneSwitch()
-
-
-def test_a_complete_sum_goes_up_and_the_result_comes_down(rack):
-    assert rack.give(0, contribution(1, need=3, ahead=-5, used=4)) == []
-    assert rack.give(1, contribution(2, need=4, ahead=-7, used=4)) == [
-        (None, contribution(3, need=4, ahead=-5, used=4, flags=0))
-    ]
-    down = result(10, need=9, ahead=127)
-    assert rack.give(None, down) == [(0, down), (1, down)]
-
-
-def test_a_retransmission_of_the_last_completes_like_a_first(rack):
-    rack.give(0, contribution(1))
-    assert rack.give(1, contribution(2, r=1)) == [(None, contribution(3, flags=0))]
-
-
-def test_retransmissions_before_the_result_go_up(rack):
-    rack.give(0, contribution(1))
-    assert rack.give(0, contribution(1)) == []
-    assert rack.give(0, contribution(1, r=1)) == [(0, wait(0b10))]
-    rack.give(1, contribution(2))
-    assert rack.give(0, contribution(1)) == []
-    for rank in (0, 1, 0):
-        assert rack.give(rank, contribution(rank, r=1)) == [(None, contribution(3, r=1, flags=0))]
-
-
-def test_a_wait_from_above_reaches_all_until_the_result_is_there(rack):
-    assert rack.give(None, wait(0b1100)) == []
-    rack.give(0, contribution(1))
-    assert rack.give(None, wait(0b1100)) == []
-    rack.give(1, contribution(2))
-    assert rack.give(None, wait(0b1100)) == [(0, wait(0b1100)), (1, wait(0b1100))]
-    rack.give(None, result(10))
-    assert rack.give(None, wait(0b1100)) == []
-
-
-def test_the_stored_result_answers_retransmissions(rack):
-    rack.give(0, contribution(1))
-    rack.give(1, contribution(2))
-    answered_late = result(10, r=1, need=2, flags=0)
-    assert [data for _, data in rack.give(None, answered_late)] == [result(10, need=2)] * 2
-    assert rack.give(None, result(10)) == []
-    assert rack.give(1, contribution(2, r=1)) == [(1, result(10, r=1, need=2))]
-
-
-def test_results_that_nobody_waits_for(rack):
-    """Before a slot's first use, before the sum is complete, of earlier and later rounds, of other kinds."""
-    assert rack.give(None, result(9)) == []
-    rack.give(0, contribution(1))
-    assert rack.give(None, result(9)) == []
-    rack.give(1, contribution(2))
-    for seq in (792, 808, 816, 800 - 16):
-        assert rack.give(None, result(9, seq=seq)) == []
-    assert rack.give(None, result(9, tag=78)) == []
-    assert rack.give(None, contribution(9)) == []
-    assert rack.give(None, result(9, kind=13)) == []
-    assert rack.give(None, wait(1) + b"\0") == []
-    assert len(rack.give(None, result(10))) == 2
-
-
-def test_only_the_root_sends_results(rack):
-    rack.give(0, contribution(1))
-    rack.give(1, contribution(2))
-    assert rack.give(0, result(9)) == []
-    assert rack.give(0, wait(1)) == []
-    assert rack.give(0, contribution(9, flags=0)) == []
-    assert rack.give(1, contribution(0, r=1)) == [(None, contribution(3, r=1, flags=0))]
-
-
-def test_flags_travel_in_both_directions(rack):
-    rack.give(0, contribution(0x7FFFFFFF, used=4))
-    assert rack.give(1, contribution(1, used=5)) == [(None, contribution(-0x80000000, used=4, flags=3))]
-    down = result(0, flags=3)
-    assert rack.give(None, down) == [(0, down), (1, down)]
-    assert rack.give(0, contribution(0x7FFFFFFF, r=1)) == [(0, result(0, r=1, flags=3))]
-
-
-def test_slots_go_on(rack):
-    """Many rounds of two slots: both versions, and epochs that wrap."""
-    for number in range(20):
-        for slot in (0, 3):
-            seq = 800 + 4 * number + slot
-            rack.give(0, contribution(number, seq))
-            assert rack.give(1, contribution(slot, seq)) == [(None, contribution(number + slot, seq, flags=0))]
-            assert rack.give(None, result(7, seq)) == [(0, result(7, seq)), (1, result(7, seq))]
-            assert rack.give(0, contribution(number, seq - 8)) == []
-
-
-@pytest.fixture
-def root():
-    simulated = OneSwitch()
-    simulated.node = simulated.tree.nodes[0]
-
-    def give(rack: int, data: bytes):
-        child = simulated.node.below[rack]
-        ends = [(node.mac, address_number(node.address), UDP_PORT) for node in (child, simulated.node)]
-        left = simulated.tree.pass_on(simulated.node, 1 + rack, udp(Datagram(*ends, data)))
-        return [(simulated.node.below.index(there), read_udp(frame).payload) for there, _, frame in left]
-
-    return give
-
-
-def test_the_root_adds_partial_sums(root):
-    assert root(0, contribution(3, need=1, ahead=2, used=4, flags=0)) == []
-    assert root(0, contribution(3, need=1, ahead=2, used=4, r=1, flags=0)) == [(0, wait(0b1100))]
-    down = result(7, need=5, ahead=2)
-    assert root(1, contribution(4, need=5, ahead=-8, used=4, flags=0)) == [(0, down), (1, down)]
-    assert root(1, contribution(4, r=1, flags=0)) == [(1, result(7, r=1, need=5, ahead=2))]
-
-
-@pytest.mark.slow(keep=2)
-@pytest.mark.parametrize("flags", [1, 2, 3])
-def test_the_root_has_the_flags_of_all(root, flags):
-    root(0, contribution(3, flags=flags & 1))
-    down = result(7, flags=flags)
-    assert root(1, contribution(4, flags=flags & 2)) == [(0, down), (1, down)]
-    assert root(0, contribution(3, seq=804, flags=0)) == []
-    assert root(1, contribution(4, seq=804, flags=0)) == [(rack, result(7, seq=804)) for rack in (0, 1)]
-
-
-def test_the_root_compares_racks(root):
-    root(0, contribution(3, used=4, flags=0))
-    assert root(1, contribution(4, used=8, flags=0))[0] == (0, result(7, flags=2))
-
-
-def test_a_contribution_without_flags_is_no_partial_sum(root):
-    assert root(0, contribution(3)) == []
-    assert root(0, contribution(3, flags=0)) == []
-    assert root(1, contribution(4)) == []
-    assert len(root(1, contribution(4, flags=0))) == 2
-
-
-def test_ranks_can_be_attached_to_the_root():
-    simulated = OneSwitch(Node(1, [Node(2, [0, 1, 2]), 3]))
-    simulated.node = simulated.tree.nodes[0]
-    assert simulated.give(3, contribution(4)) == []
-    child = simulated.tree.nodes[1]
-    partial = Datagram(
-        (child.mac, address_number(child.address), UDP_PORT),
-        (simulated.node.mac, address_number(simulated.node.address), UDP_PORT),
-        contribution(3, flags=0),
-    )
-    left = simulated.tree.pass_on(simulated.node, 1, udp(partial))
-    assert left[0] == (3, result(7))
-    assert left[1][0] is child and read_udp(left[1][2]).payload == result(7)
-
-
 def test_counters():
-    simulated = OneSwitch()
-    simulated.give(0, contribution(1))
-    simulated.give(1, contribution(2))
-    simulated.give(1, contribution(2, r=1))
-    simulated.give(None, result(3))
-    state = simulated.tree.switches[simulated.node.name].state
+    tree = Tree(Engine, two_racks(), spec_of(4))
+    node = tree.nodes[1]
+    for sender, first, value in ((0, 0x81, 1), (1, 0x81, 2), (1, 0x89, 2), (ABOVE, 0xC1, 3)):
+        tree.give(node, sender, struct.pack(">BbIHbb", first, 0, 800, 77, 0, 0) + struct.pack(">i", value) * 64)
+    state = tree.switches[node.name].state
     n_numbers = 4 + 1
     cells = [state.counter("outcomes").read(OUTCOMES * PLACE.worker + i) for i in range(OUTCOMES * n_numbers)]
     counted = job_counters(spec_of(n_numbers), cells)
@@ -468,16 +271,3 @@ def check_on_simple_switch(programs, root: Node, tree: Tree) -> None:
         assert all(ours.accepted)
         assert sent == ours.sent
         assert sum(map(len, sent.values())) > 20
-
-
-def test_random_frames_change_no_sum():
-    """Frames of the job with one byte turned over: what comes of them is never a wrong partial sum."""
-    source = random.Random(4)
-    simulated = OneSwitch()
-    for _ in range(150):
-        data = bytearray(source.choice([contribution(1), result(5), wait(2), contribution(1, flags=0)]))
-        data[source.randrange(10)] ^= 1 << source.randrange(8)
-        if data[2:8] != contribution()[2:8]:  # else it is a packet that a rank could have sent
-            simulated.give(source.choice([0, 1, None]), bytes(data))
-    simulated.give(0, contribution(1))
-    assert simulated.give(1, contribution(2)) == [(None, contribution(3, flags=0))]

@@ -1,6 +1,7 @@
 """Trees of switches with everything but dense sums (docs/protocol.md, section 9): collectives of all kinds and sparse
 streams over lossy links, by the slow reference of a switch, and by the P4 program beside it."""
 
+import collections
 import functools
 import itertools
 import random
@@ -160,6 +161,46 @@ def test_rounds_of_any_kind(shape, payload):
                             waiting.discard(receiver)
             tries += chooser.random() < 0.7
             assert tries < 2000
+
+
+def packet_of_any_kind(chooser: random.Random, sender, seq: int, tag: int) -> bytes:
+    """Mostly what a neighbour sends: contributions of a rank, partial sums of a rack, results and waits from above."""
+    usual = [12, 12, 15] if sender == ABOVE else [8]
+    kind = chooser.choice(usual * 8 + [8, 9, 12, 13, 15])
+    codes = [chooser.choice([0, 0, chooser.randint(-128, 127)]) for _ in range(2)]
+    last = chooser.choice([0, 0, 0, 1, 2, 3]) if kind == 12 else chooser.choice([4] * 9 + [5])
+    tag = tag if chooser.random() < 0.97 else tag ^ 1
+    if kind == 15:
+        return struct.pack(">BbIHbb", 0xF0, 0, seq, tag, 0, 0) + chooser.randbytes(chooser.choice([32] * 9 + [33]))
+    is_partial = kind < 12 and isinstance(sender, tuple) ^ (chooser.random() < 0.1)
+    first = kind << 4 | chooser.choice([0, 0, 8]) | (5 if is_partial else 1)
+    lanes = struct.pack(">i", chooser.choice([1, 2, 0x7FFFFFFF, -0x80000000])) * 64
+    trailer = bytes([chooser.choice([0, 0, 0, 1, 2, 3]), 0]) if is_partial else b""
+    return struct.pack(">BbIHbb", first, codes[0], seq, tag, codes[1], last) + lanes + trailer
+
+
+@pytest.mark.parametrize(("seed", "isn"), [(0, 800), (1, 2**32 - 16), (2, 0)])
+def test_packets_of_any_kind(seed, isn):
+    """From each neighbour of a rack's switch and of the root, which has a rank of its own, in and out of turn: those
+    that fit nothing change nothing."""
+    chooser = random.Random(seed)
+    root = Node(1, [Node(2, [0, 1]), 2, Node(3, [3])])
+    slots, done = 2, collections.Counter()
+    spec = spec_of(4, slots, isn)
+    tree, rounds = Beside(Engine, root, spec), collections.Counter()
+    for _ in range(1500):
+        node, slot = chooser.choice(root.all()[:2]), chooser.randrange(slots)
+        sender = chooser.choice([key for key in node.keys if key is not ABOVE or node.above])
+        number = rounds[node.name, slot] + chooser.choice([0] * 12 + [-2, -1, -1, 1, 2])
+        data = packet_of_any_kind(chooser, sender, (isn + number * slots + slot) % 2**32, spec.tag)
+        left = tree.give(node, sender, data)
+        kinds = {packet[0] >> 4 for packet in left.values()}
+        rounds[node.name, slot] += kinds == {12} and len(left) > 1
+        for kind in kinds:
+            done[node.name, kind, len(left)] += 1
+    # Partial sums go up; results go down, to who asks again, too; and so do waits, the rack's own and the root's.
+    usual = {(2, 8, 1), (2, 12, 2), (2, 12, 1), (2, 15, 1), (2, 15, 2), (1, 12, 3), (1, 12, 1), (1, 15, 1)}
+    assert min(done[each] for each in usual) >= 3, done
 
 
 @pytest.mark.slow

@@ -88,7 +88,9 @@ class ReferenceSwitch:
         refused = TreeOutcome("drop", "refused_format", {})
         if len(data) < 10:
             return refused
-        first, ahead, seq, _, need, flags = struct.unpack(">BbIHbb", data[:10])
+        first, ahead, seq, tag, need, flags = struct.unpack(">BbIHbb", data[:10])
+        if tag != self.tag:
+            return TreeOutcome("drop", "refused_tag", {})
         is_wait = first >> 4 == 15 and len(data) == 42
         wire = (first >> 4) - 12
         words, lanes = self.pool._parts(first & 7, ahead, data[10:])

@@ -1,147 +1,234 @@
 """Bugs to plant (`switchml simulate --plant`), to see that seeds find them.
 
-Once a line of the table is no longer in its file, planting that bug is an error, so that the table cannot rot.
+Each names a function, a place in it, and what stands there instead. No source is quoted: a place is found by the names
+and operators in it. Where a function has none such, or several, planting is an error, so that the table cannot rot.
 """
 
 from __future__ import annotations
 
+import ast
+import io
+import tokenize
 from dataclasses import dataclass
+
+from switchml.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Place:
+    """What of a function is meant: its `kind` ("condition" or "statement") that has all of these words, or the "value"
+    of the variable that they name."""
+
+    kind: str
+    words: tuple[str, ...]
+
+    def nodes(self, function: ast.AST, source: str) -> list[ast.expr | ast.stmt]:
+        """All such places of a function."""
+        if self.kind == "value":
+            assigned = [pair for node in ast.walk(function) for pair in _assigned(node)]
+            return [value for target, value in assigned if (ast.unparse(target),) == self.words]
+        simple = (ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Expr, ast.Return)
+        found: list[ast.expr | ast.stmt] = []
+        for node in ast.walk(function):
+            if self.kind == "condition" and isinstance(node, ast.If):
+                found.append(node.test)
+            elif self.kind == "statement" and isinstance(node, simple):
+                found.append(node)
+        return [node for node in found if set(self.words) <= _words(node, source)]
+
+
+def _assigned(node: ast.AST) -> list[tuple[ast.expr, ast.expr]]:
+    """(target, value) of each assignment that a statement makes."""
+    if isinstance(node, ast.AnnAssign) and node.value is not None:
+        return [(node.target, node.value)]
+    if not isinstance(node, ast.Assign):
+        return []
+    target, value = node.targets[0], node.value
+    if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
+        return list(zip(target.elts, value.elts, strict=True))
+    return [(target, value)]
+
+
+def _words(node: ast.AST, source: str) -> set[str]:
+    """Names, numbers and operators of a piece of source."""
+    text = ast.get_source_segment(source, node) or ""
+    return {token.string for token in tokenize.generate_tokens(io.StringIO(f"({text})").readline)}
+
+
+def value_of(name: str) -> Place:
+    """What is assigned to a variable."""
+    return Place("value", (name,))
+
+
+def condition(*words: str) -> Place:
+    """What an `if` or `elif` asks."""
+    return Place("condition", words)
+
+
+def statement(*words: str) -> Place:
+    """An assignment, a call or a return."""
+    return Place("statement", words)
 
 
 @dataclass(frozen=True)
 class Bug:
-    """`file` of the packages in which `line` (as it stands there, once) becomes `wrong`."""
+    """In `function` (MODULE:NAME), `wrong` stands at a place."""
 
-    file: str
-    line: str
+    function: str
+    place: Place
     wrong: str
     what: str
+
+    @property
+    def file(self) -> str:
+        """The module's, from the folder of the packages."""
+        return self.function.partition(":")[0].replace(".", "/") + ".py"
+
+    def planted(self, source: str) -> str:
+        """The module's source with the bug. Raises ConfigError if there is no such function, or not one such place."""
+        name = self.function.partition(":")[2]
+        scope: ast.AST = ast.parse(source)
+        for part in name.split("."):
+            inside = [each for each in ast.iter_child_nodes(scope) if getattr(each, "name", "") == part]
+            if len(inside) != 1:
+                raise ConfigError(f"{self.file} has {len(inside)} {part!r}, expected one: {self.function}")
+            (scope,) = inside
+        nodes = self.place.nodes(scope, source)
+        if len(nodes) != 1:
+            words = ", ".join(self.place.words)
+            raise ConfigError(f"{self.function} has {len(nodes)} {self.place.kind}s with {words}, expected one")
+        (node,) = nodes
+        lines = source.encode().splitlines(keepends=True)  # columns count bytes
+        assert node.end_lineno is not None
+        before = b"".join(lines[: node.lineno - 1]) + lines[node.lineno - 1][: node.col_offset]
+        after = lines[node.end_lineno - 1][node.end_col_offset :] + b"".join(lines[node.end_lineno :])
+        return (before + self.wrong.encode() + after).decode()
 
 
 BUGS: dict[str, Bug] = {
     "version-bit": Bug(
-        "switchml/protocol/pool_v2.py",
-        "row = seq & (2 * job.slots - 1)  # version times S, plus the slot",
-        "row = seq & (job.slots - 1)",
+        "switchml.protocol.pool_v2:receive_v2",
+        value_of("row"),
+        "seq & (job.slots - 1)",
         "the aggregator ignores the version of a slot",
     ),
     "shadow-answer": Bug(
-        "switchml/protocol/pool_v2.py",
-        "        reply[_HEADER - 1] |= wire_format.FLAG_LATE\n    return UNICAST",
-        "        reply[_HEADER - 1] |= wire_format.FLAG_LATE\n    return DROP",
+        "switchml.protocol.pool_v2:_answer",
+        statement("return"),
+        "return DROP",
         "the aggregator does not answer retransmissions of a complete round",
     ),
     "counted-twice": Bug(
-        "switchml/protocol/pool_v2.py",
-        "seen[row, word] |= bit",
+        "switchml.protocol.pool_v2:receive_v2",
+        statement("seen", "|="),
         "pass",
         "the aggregator adds a contribution that it has added already",
     ),
     "any-round": Bug(
-        "switchml/protocol/results.py",
-        "if distance != 0 or not slot.busy:",
-        "if not slot.busy:",
+        "switchml.protocol.results:receive",
+        condition("distance", "or", "busy"),
+        "not slot.busy",
         "a worker takes the result of any round of a slot for the one it waits for",
     ),
     "never-again": Bug(
-        "switchml/protocol/timers.py",
-        "if lost or is_turn or ((slot.redo or probed < probes) and due <= now):",
-        "if lost:",
+        "switchml.protocol.timers:timeouts",
+        condition("lost", "is_turn"),
+        "lost",
         "a worker resends what later packets have overtaken, and has no timer",
     ),
     "early-end": Bug(
-        "switchml/control/jobs.py",
-        "if not job.present:",
-        "if True:",
+        "switchml.control.jobs:JobRegistry.leave",
+        condition("present"),
+        "True",
         "job control ends a job with the first rank that leaves",
     ),
     "deaf": Bug(
-        "host_agent/core.py",
-        "self.fail(lost(self.job, event.ranks, event.reason))",
+        "host_agent.core:Core.on_event",
+        statement("lost"),
         "pass",
         "an agent does not act on the loss of a peer",
     ),
     "no-redo": Bug(
-        "switchml/protocol/handover.py",
-        "redo = ahead == 1",
-        "redo = ahead == 2",
+        "switchml.protocol.handover:resume",
+        value_of("redo"),
+        "ahead == 2",
         "who is ahead does not repeat its last round at another aggregator (--failover)",
     ),
     "first-report": Bug(
-        "switchml/protocol/handover.py",
-        "least: bytes = (rounds[0] - behind)",
-        "least: bytes = rounds[0]",
+        "switchml.protocol.handover:agree",
+        value_of("least"),
+        "rounds[0].astype(np.uint8).tobytes()",
         "a job goes on from the rounds of its first rank, not the least (--failover)",
     ),
     "old-tag": Bug(
-        "switchml/protocol/handover.py",
-        'here[2:8] = np.frombuffer(((start + number * count) & 0xFFFFFFFF).to_bytes(4, "big") + tag, np.uint8)',
+        "switchml.protocol.handover:_move_packets",
+        statement("here", "tag"),
         "pass",
         "packets go to another aggregator with the tag and number of the former epoch (--failover)",
     ),
     "leaves-politely": Bug(
-        "emulator/networks/faults/failover.py",
-        "self._session.vanish()",
+        "emulator.networks.faults.failover:Mover._go",
+        statement("vanish"),
         "self._session.leave()",
         "a rank that moves says that it leaves, so the others do not follow (--failover)",
     ),
     "late-counted": Bug(
-        "switchml/protocol/pool_v2.py",
-        "(seen[row, word] & bit == 0 and slot.count == job.workers):",
-        "(seen[row, word] & bit == 0 and slot.count == job.workers and not is_partial(pool, row)):",
+        "switchml.protocol.pool_v2:receive_v2",
+        condition("distance", "seen"),
+        "distance != 0 or (seen[row, word] & bit == 0 and slot.count == job.workers and not is_partial(pool, row))",
         "the aggregator adds what is late to a round that has ended without it (--deadlines)",
     ),
     "late-unsaid": Bug(
-        "switchml/protocol/pool_v2.py",
-        "reply[_HEADER - 1] |= wire_format.FLAG_LATE",
+        "switchml.protocol.pool_v2:_answer",
+        statement("FLAG_LATE"),
         "pass",
         "the aggregator does not tell a rank that a sum is without its gradient, which is lost (--deadlines)",
     ),
     "other-guess": Bug(
-        "host_agent/core.py",
-        "if call.request.late and self._follows_running(call):",
-        "if False:",
+        "host_agent.core:Core._start",
+        condition("late"),
+        "False",
         "ranks guess exponents from the results that each happens to have (--deadlines)",
     ),
     "expiry-for-resend": Bug(
-        "switchml/protocol/timers.py",
-        "slot.expires = now + me.identity.deadline",
+        "switchml.protocol.timers:timeouts",
+        statement("expires", "identity"),
         "slot.expires, slot.deadline = now + me.identity.deadline, now + probe_timeout(me, queue, now)",
         "a worker that says that it has waited for too long does not resend what was lost (--deadlines)",
     ),
     "never-expires": Bug(
-        "switchml/protocol/timers.py",
-        "can_expire, is_turn = me.identity.deadline != 0 and slot.words == 0, False",
-        "can_expire, is_turn = False, False",
+        "switchml.protocol.timers:timeouts",
+        value_of("can_expire"),
+        "False",
         "a worker waits for late ranks without end (--deadlines)",
     ),
     "sum-added-again": Bug(
-        "switchml/protocol/best_effort.py",
-        "if pool.seen[row, word] & ranks[word]:",
-        "if False:",
+        "switchml.protocol.best_effort:receive_partial",
+        condition("seen", "ranks"),
+        "False",
         "the aggregator behind adds a sum of the switch with a rank that it has already (--best-effort)",
     ),
     "rank-kept": Bug(
-        "switchml/protocol/best_effort.py",
-        "shared.seen[index, :] = 0",
+        "switchml.protocol.best_effort:take",
+        statement("seen", ":"),
         "pass",
         "a slot of the switch keeps the ranks of the round before (--best-effort)",
     ),
     "resend-kept": Bug(
-        "switchml/protocol/best_effort.py",
-        "if data[0] & wire_format.R_FLAG:",
-        "if False:",
+        "switchml.protocol.best_effort:take",
+        condition("R_FLAG"),
+        "False",
         "the switch keeps retransmissions, too (--best-effort)",
     ),
     "flags-lost": Bug(
-        "switchml/protocol/best_effort.py",
-        "slot.flags |= flags",
+        "switchml.protocol.best_effort:receive_partial",
+        statement("flags", "|="),
         "pass",
         "the aggregator behind forgets what went wrong in a sum of the switch (--best-effort)",
     ),
     "slots-kept": Bug(
-        "switchml/aggregator/best_effort.py",
-        "best_effort.release_job(self._front.shared, tag)",
+        "switchml.aggregator.best_effort:BestEffortDataplane.stop_job",
+        statement("release_job"),
         "pass",
         "the switch keeps the slots of a job that is over (--best-effort)",
     ),

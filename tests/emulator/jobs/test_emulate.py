@@ -63,34 +63,6 @@ def test_job_files_and_options_that_override_them(tmp_path):
     assert run_json(str(path), "--gpus", "8")["gpus"] == 8
 
 
-def test_people_get_a_table():
-    found = run("--model", "gpt2-124m", "--gpus", "8", "--steps", "1000")
-    assert found.exit_code == 0
-    for text in ("iteration", "compute", "model FLOPs utilization", "cost", "Assumed:"):
-        assert text in found.output
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ([], "no model: give --model NAME or a job file"),
-        (["--model", "gpt5"], "unknown model 'gpt5'"),
-        (["--model", "gpt2-124m", "--cluster", "a100-dgy"], "did you mean a100-dgx"),
-        (["--model", "gpt3-175b", "--gpus", "64"], "out of memory"),
-        (["--model", "gpt2-124m", "--loss", "0.1"], "take allreduce switchml"),
-        (["--model", "gpt2-124m", "--codec", "zip"], "unknown codec"),
-        (["--model", "gpt2-124m", "--sweep", "gpu=1,2"], "did you mean gpus"),
-        (["--model", "torch.nn:Linear"], "give its input's shape"),
-        (["nosuch.toml"], "can't read nosuch.toml"),
-        (["list", "planets"], "unknown kind 'planets'"),
-    ],
-)
-def test_mistakes_are_one_line(arguments, message):
-    found = run(*arguments)
-    assert found.exit_code == 1
-    assert message in found.stderr and found.stderr.count("\n") == 1
-
-
 def test_unknown_keys_in_job_files_are_refused(tmp_path):
     path = tmp_path / "job.toml"
     path.write_text('model = "gpt2-124m"\n[job]\ngpu = 4\n')
@@ -242,15 +214,6 @@ def test_sweeps(tmp_path):
         (gpus, name) for gpus in (8, 16, 32) for name in ("ring", "switchml")
     ]
     assert len(out.read_text().splitlines()) == 7
-
-
-def test_sweep_of_jobs_that_do_not_fit_says_why_once():
-    small = ("--model", "gpt3-175b", "--cluster", "a100-dgx", "--tp", "8", "--pp", "4", "--batch", "1536")
-    done = run(*small, "--micro-batch", "1", "--sweep", "gpus=256:512:2x", "--processes", "1")
-    rows = [line.split() for line in done.stdout.splitlines() if line.strip()]
-    assert [row[:4] for row in rows if row[0] in ("256", "512")] == [[n, "-", "-", "-"] for n in ("256", "512")]
-    said = " ".join(done.stdout.split())
-    assert said.count("out of memory") == 1 and "gpus 256, gpus 512: out of memory: 150.0 GB" in said
 
 
 def test_timeline_and_report(tmp_path):

@@ -8,7 +8,6 @@ from click.testing import CliRunner
 
 from emulator.surface.cli.trace.replay import replay
 from emulator.traces.readers.native import write
-from switchml.errors import ConfigError
 from tests.support import ddp_traces as traces
 
 
@@ -55,36 +54,6 @@ def test_a_timeline(folder, tmp_path):
     ask(folder, "--bandwidth", "x0.5", "--timeline", str(tmp_path / "out.json"))
     events = json.loads((tmp_path / "out.json").read_text())["traceEvents"]
     assert {event["name"] for event in events} >= {"aten::mm", "gloo:all_reduce"}
-
-
-def test_the_table(folder):
-    shown = CliRunner().invoke(replay, [str(folder), "--allreduce", "ps"], catch_exceptions=False).output
-    assert "exposed communication" in shown and "With all-reduce ps:" in shown and "4 iterations of 2 ranks" in shown
-
-
-@pytest.mark.parametrize(
-    ("arguments", "complaint"),
-    [
-        (["--allreduce", "star"], "unknown all-reduce 'star'"),
-        (["--slow", "9=2"], "rank 9 was not traced"),
-        (["--accelerator", "h100"], "say how many times as fast"),
-        (["--accelerator", "h1000"], "unknown accelerator"),
-        (["--bandwidth", "x0"], "makes no sense"),
-        (["--rate", "1kbit", "--bandwidth", "x2"], "was it traced on that network"),
-    ],
-)
-def test_nonsense(folder, arguments, complaint):
-    with pytest.raises(ConfigError, match=complaint):
-        CliRunner().invoke(replay, [str(folder), *arguments], catch_exceptions=False)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "complaint"),
-    [(["--bandwidth", "fast"], "expected a rate"), (["--slow", "one"], "expected a rank and a factor")],
-)
-def test_what_is_no_number(folder, arguments, complaint):
-    result = CliRunner().invoke(replay, [str(folder), *arguments])
-    assert result.exit_code == 2 and complaint in result.output
 
 
 @pytest.mark.filterwarnings("error")

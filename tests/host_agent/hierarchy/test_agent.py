@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
-
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from host_agent.agent import HostAgent
-from host_agent.hierarchy.agent import HierarchicalAgent
 from host_agent.hierarchy.hosts import resolve
 from host_agent.hierarchy.memory import BLOCK_BYTES, DEPTH
 from switchml.errors import ConfigError, JoinError, SumOverflow, UnsupportedTensor
@@ -29,7 +26,6 @@ from tests.support.launch import (
 )
 
 DTYPES = ("float32", "float64", "float16", "int32", "int64")
-LAYOUTS = ([2, 2], [3, 1, 2], [4])
 LARGE = BLOCK_BYTES // 4 * (DEPTH + 1) + 77
 """Elements of more blocks than there are slots."""
 
@@ -59,25 +55,6 @@ def in_two_levels(arrays: list[np.ndarray], hosts, op: str) -> np.ndarray:
 
 
 # Results
-
-
-@pytest.mark.slow(keep=1)
-@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
-def test_every_dtype_and_size(join, layout):
-    """Integers below 1000, whose sums are exact in every dtype and order."""
-    agents = join(layout)
-    hosts = agents[0].hosts
-    assert [len(host) for host in hosts] == layout and all(isinstance(agent, HierarchicalAgent) for agent in agents)
-    for k, (dtype, numel) in enumerate(itertools.product(DTYPES, (1, 1000, BLOCK_BYTES // 4 + 1))):
-        arrays = [contribution(k, agent.rank, numel, dtype) for agent in agents]
-        for op in ("sum", "mean"):
-            results = reduce_all(agents, arrays, op=op)
-            assert len({digest([result]) for result in results}) == 1
-            expected = in_two_levels(arrays, hosts, op)
-            if dtype == "float32" and op == "mean":
-                np.testing.assert_allclose(results[0], expected, rtol=1e-6)
-            else:
-                np.testing.assert_array_equal(results[0], expected)
 
 
 @pytest.mark.slow(keep=1)
@@ -120,7 +97,6 @@ def quintet(aggregator):
     leave_all(agents)
 
 
-@pytest.mark.slow
 @examples(40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_generated_calls(quintet, data):
@@ -183,21 +159,6 @@ def test_generated_calls(quintet, data):
                 np.testing.assert_array_equal(of_rank[k], in_two_levels(arrays, quintet[0].hosts, op))
 
 
-@pytest.mark.parametrize("dtype", ["int32", "int64"])
-def test_a_host_may_overflow_where_the_total_fits(join, dtype):
-    """Exact sums; and sums that do not fit, which all ranks count alike. Then the job goes on."""
-    agents = join([3, 1, 2])
-    most = int(np.iinfo(dtype).max)
-    inputs = [np.full(3000, value, dtype) for value in (most, most, 5, -most, -most, 7)]
-    for result in reduce_all(agents, inputs):
-        assert (result == 12).all()
-    inputs[3][:1000] = 0
-    outcomes = on_all(agents, lambda agent: agent.allreduce(inputs[agent.rank]))
-    text = f"1000 of 3000 sums do not fit {dtype}; use a wider dtype"
-    assert {(type(outcome), str(outcome)) for outcome in outcomes} == {(SumOverflow, text)}
-    assert reduce_all(agents, [np.ones(3, dtype)] * 6)[5].tolist() == [6, 6, 6]
-
-
 @pytest.mark.parametrize("op", ["sum", "mean"])
 def test_more_blocks_than_slots(join, op):
     agents = join([2, 2])
@@ -205,24 +166,6 @@ def test_more_blocks_than_slots(join, op):
     results = reduce_all(agents, arrays, op=op)
     np.testing.assert_array_equal(results[0], total(9, 4, LARGE) / np.float32(1 if op == "sum" else 4))
     assert len({digest([result]) for result in results}) == 1
-
-
-@pytest.mark.slow
-def test_many_calls_in_flight(join):
-    agents = join([2, 1, 2])
-    sizes = [0, 1, 500, BLOCK_BYTES // 4 + 3, 7, 20_000]
-
-    def work(agent):
-        handles = []
-        for k in range(90):
-            mine = contribution(k, agent.rank, sizes[k % len(sizes)], DTYPES[k % 2])
-            handles.append(agent.allreduce(mine, async_op=True))
-        return [handle.wait(DEADLINE_S) for handle in handles]
-
-    results = good(on_all(agents, work))
-    for k in range(90):
-        np.testing.assert_array_equal(results[0][k], total(k, 5, sizes[k % len(sizes)], DTYPES[k % 2]))
-    assert len({digest(of_rank) for of_rank in results}) == 1
 
 
 def test_bfloat16_in_place(join):

@@ -13,7 +13,6 @@ from switchml.control.dataplane import JobSpec
 from switchml.control.jobs import JobRegistry
 from switchml.control.membership import (
     CONTROL_ONLY,
-    Ended,
     JoinRequest,
     PeerLeft,
     PeerLost,
@@ -103,21 +102,6 @@ def test_addresses_of_parts_are_checked_like_others():
     ):
         wish = request(1, more_addresses=tuple(("127.0.0.1", port) for port in ports))
         assert message in str(refusal(registry, wish))
-
-
-def test_a_full_job_starts_for_everybody():
-    plane = FakeDataplane(address=("10.0.0.254", 48864))
-    _, started = running(JobRegistry(plane), world_size=3)
-    spec = plane.jobs[started[0].job_id]
-    assert started[0] == started[1] == started[2]
-    assert started[0].data_address == ("10.0.0.254", 48864)
-    assert [(peer.rank, peer.host, peer.pid) for peer in started[0].peers] == [
-        (r, f"node{r}", 100 + r) for r in range(3)
-    ]
-    assert spec.addresses == tuple(("127.0.0.1", 4000 + rank) for rank in range(3))
-    assert (spec.protocol, spec.workers, spec.slots, spec.payload_bytes, spec.wire) == (2, 3, 1024, 1024, 0)
-    assert (spec.tag, spec.isn) == (started[0].tag, started[0].isn)
-    assert spec.isn % (2 * spec.slots) == 0 and 0 <= spec.isn < 1 << 32 and 0 < spec.tag < 1 << 16
 
 
 @pytest.mark.parametrize(
@@ -256,19 +240,6 @@ def test_a_job_that_does_not_fill_tells_who_is_missing():
     assert registry.live == [] and registry.expire(now=99.0) == []
 
 
-def test_a_rank_that_leaves_before_the_start_may_rejoin():
-    registry = JobRegistry(FakeDataplane())
-    ticket, _ = registry.join(request(0), now=0.0)
-    assert registry.lost(ticket, "disconnected", now=1.0) == [] and registry.live == []
-    first, _ = registry.join(request(0), now=2.0)
-    leaving, _ = registry.join(request(1, world_size=3, job="y", address=("127.0.0.1", 7)), now=2.0)
-    stays, _ = registry.join(request(0, world_size=3, job="y", address=("127.0.0.1", 8)), now=2.0)
-    assert registry.leave(leaving, now=3.0) == [] and registry.knows(stays)
-    registry.join(request(1, world_size=3, job="y", address=("127.0.0.1", 7)), now=4.0)
-    rejoined, notices = registry.join(request(1), now=4.0)
-    assert [ticket for ticket, _ in notices] == [first, rejoined]
-
-
 def test_a_loss_fails_the_job_and_frees_everything_at_once():
     plane = FakeDataplane()
     registry = JobRegistry(plane)
@@ -282,44 +253,12 @@ def test_a_loss_fails_the_job_and_frees_everything_at_once():
     assert all(registry.knows(ticket) for ticket in rejoined) and len(plane.jobs) == 1
 
 
-def test_leaving_ends_the_job_when_the_last_one_left():
-    plane = FakeDataplane()
-    registry = JobRegistry(plane)
-    tickets, _ = running(registry, world_size=3)
-    event = PeerLeft((1,), "rank 1 (node1, pid 101) left the job")
-    assert registry.leave(tickets[1], now=1.0) == [(tickets[0], event), (tickets[2], event)]
-    assert len(plane.jobs) == 1 and registry.leave(tickets[1], now=1.0) == []
-    assert [ticket for ticket, _ in registry.leave(tickets[0], now=1.0)] == [tickets[2]]
-    assert registry.leave(tickets[2], now=1.0) == []
-    assert plane.jobs == {} and registry.live == [] and registry.ended[0].state == "ended"
-
-
-def test_a_name_is_free_while_its_old_job_is_ending():
-    plane = FakeDataplane()
-    registry = JobRegistry(plane)
-    old, _ = running(registry)
-    registry.leave(old[0], now=1.0)
-    registry.join(request(0), now=1.0)  # from the address that it left
-    registry.leave(old[1], now=1.0)
-    _, notices = registry.join(request(1), now=1.0)
-    assert isinstance(notices[0][1], Started) and len(plane.jobs) == 1
-
-
 def test_an_address_that_an_ending_job_still_holds_stops_a_start_in_words():
     registry = JobRegistry(FakeDataplane())
     old, _ = running(registry)
     registry.leave(old[0], now=1.0)
     _, ((_, refused),) = registry.join(request(0, 1, job="y"), now=1.0)
     assert "data address 127.0.0.1:4000 belongs to job 'x' until rank 1 of it left too" in str(refused)
-
-
-def test_shutdown_tells_everybody():
-    plane = FakeDataplane()
-    registry = JobRegistry(plane)
-    tickets, _ = running(registry)
-    waiting, _ = registry.join(request(0, job="y", address=("127.0.0.1", 9)), now=0.0)
-    assert registry.shutdown("bye") == [(ticket, Ended("bye")) for ticket in [*tickets, waiting]]
-    assert plane.jobs == {} and registry.live == []
 
 
 def test_ranks_are_named_in_runs():

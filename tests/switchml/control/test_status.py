@@ -90,14 +90,6 @@ def test_json_has_everything(busy):
     assert not {"tag", "isn", "secret", "token"} & set(running)
 
 
-def test_the_tables_show_it_to_people(busy):
-    text = run_status(busy)
-    assert "fake at 127.0.0.1:48864, 64 of 65536 slots allocated" in text and "Packets refused: 3 address" in text
-    (row,) = [line for line in text.splitlines() if "running" in line]
-    assert "resnet [50]" in row and "2/2" in row and "waits for rank 0" in row
-    assert any("127.0.0.1:4001" in line and "12" in line for line in text.splitlines())
-
-
 def test_collectives_are_counted_by_their_way(busy):
     busy.sessions[0].count({"all_gather": 3, "all_gather/gloo": 1, "all_to_all/gloo": 2, "\x1b[2J": 1}, {})
     busy.sessions[1].count({"all_gather": 4}, {})

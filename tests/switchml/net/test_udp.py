@@ -134,14 +134,6 @@ def test_a_train_arrives_complete_and_in_order(ends, segmentation, gro, count, s
     assert receiver.take_all(count) == [(sender.endpoint, data) for data in datagrams]
 
 
-@pytest.mark.parametrize("tail", [1, 42, 265, 267, 1034])
-def test_a_train_with_an_unequal_tail(ends, segmentation, gro, tail):
-    sender, receiver = ends(segmentation=segmentation), ends(gro=gro)
-    datagrams = [*numbered(61, 266), b"t" * tail, *numbered(3, 266)]
-    assert sender.send([(receiver.endpoint, data) for data in datagrams]) == 0
-    assert receiver.take_all(len(datagrams)) == [(sender.endpoint, data) for data in datagrams]
-
-
 def test_a_thousand_messages_in_one_batch(ends):
     """No two neighbours have one length, so that each is a message of its own."""
     sender, receiver = ends(), ends()
@@ -178,13 +170,6 @@ def test_senders_are_told_apart(ends, gro):
             sender.send([(receiver.endpoint, bytes([turn, number]) * 133)] * 4)
     expected = [(senders[n].endpoint, bytes([turn, n]) * 133) for turn in range(3) for n in range(5) for _ in range(4)]
     assert receiver.take_all(60) == expected
-
-
-def test_empty_datagrams_come_as_packets_of_no_length(ends, segmentation):
-    sender, receiver = ends(segmentation=segmentation), ends()
-    datagrams = [b"", b"", b"x" * 10, b"", b"x" * 10, b"", b"", b""]
-    assert sender.send([(receiver.endpoint, data) for data in datagrams]) == 0
-    assert receiver.take_all(len(datagrams)) == [(sender.endpoint, data) for data in datagrams]
 
 
 def test_datagrams_larger_than_any_of_ours(ends, segmentation):

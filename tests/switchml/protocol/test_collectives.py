@@ -280,7 +280,7 @@ def test_results_that_contradict_the_rank(packet, error):
     st.sampled_from([0, 1]),
     st.lists(st.tuples(*[st.integers(0, 255)] * 5), min_size=1, max_size=60),
 )
-@examples(150)
+@examples(300)
 def test_pool_and_reference_agree(workers, payload, wire, choices):
     """Addressed, sparse and dense contributions of any shape, in and out of turn, to one slot."""
     pools = [
@@ -290,7 +290,7 @@ def test_pool_and_reference_agree(workers, payload, wire, choices):
     turn = 0
     for rank, shape, ahead, word, value in choices:
         size = (4, 4, 5, 7, 6, 4 | payload // 512 + 1, 4 | payload // 512 + 1, payload // 512 + 1)[shape % 8]
-        columns = (0, 0, 0, 0, 0, 1)[shape // 8 % 6]
+        columns = (0, 0, 0, 0, 0, 1, 1, 2, 8, 3)[shape // 8 % 10]  # 0: addressed
         rest = {0: payload, 1: 256, 2: 512, 3: 1024}[size & 3] if size != 4 else 0
         if shape > 250:
             rest += 1
@@ -298,7 +298,9 @@ def test_pool_and_reference_agree(workers, payload, wire, choices):
         seq = (turn + (-1, 0, 0, 0, 0, 0, 1, 2)[ahead % 8]) % 2**32
         data = struct.pack(">BBIHBB", first, columns if size & 4 else ahead, seq, TAG, value, word % 2)
         if size & 4:
-            data += bytes((ahead % 16 // 5, word % 2, word // 64 if word % 5 else 5, value))
+            addressed = bytes((ahead % 16 // 5, word % 2, word // 64 if word % 5 else 5, value))
+            words = [struct.pack(">I", (word * 77 * (column + 1)) << 8 | value) for column in range(columns)]
+            data += b"".join(words or [addressed])
         data += bytes([value, word]) * (rest // 2) + bytes([value]) * (rest % 2)
         outcomes = [tuple(pool.receive(rank % workers, data)) for pool in pools]
         assert outcomes[0] == outcomes[1]

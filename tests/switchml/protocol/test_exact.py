@@ -178,12 +178,6 @@ def test_cancellation_and_wide_spreads(dtype, workers):
         assert result[i] == as_array(dtype, math.fsum(column)) or workers > 2
 
 
-def test_what_is_lost_without():
-    """4e30 beside 4.0 in one block."""
-    result, rounds = reduced("float32", [[4e30, 4.0], [0.0, 0.0]])
-    assert result.tolist() == [np.float32(4e30), 4.0] and rounds == 4
-
-
 @pytest.mark.parametrize(
     "dtype, values, most",
     [("float32", range(240), 2), ("bfloat16", [2.0**-k for k in range(17)], 2), ("float32", [0.0] * 240, 1)],

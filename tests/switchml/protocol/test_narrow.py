@@ -15,10 +15,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from switchml.protocol import fixedpoint, lanes, worker_state
+from switchml.protocol import fixedpoint, lanes
 from switchml.protocol.narrow import steps
 from switchml.protocol.pool import Pool
-from switchml.protocol.retransmission import MILLISECOND, SECOND
+from switchml.protocol.retransmission import SECOND
 from switchml.protocol.worker import Worker
 from tests.support import reference_fixedpoint as reference
 from tests.support.examples import examples
@@ -40,12 +40,6 @@ NARROW = list(BITS)
 ADD = {"float32/int16": lanes.add_int16, "float32/int8": lanes.add_int8}
 LANE = {"float32/int16": np.dtype(">i2"), "float32/int8": np.dtype(">i1")}
 LARGEST = float(np.finfo("float32").max)
-SMALLEST = 2.0**-149
-
-
-def most_workers(dtype: str) -> int:
-    """How many ranks the lanes can hold (at most 256)."""
-    return max(n for n in range(1, 257) if steps(BITS[dtype], n))
 
 
 class Summed:
@@ -74,27 +68,6 @@ class Summed:
 
 
 # Numbers
-
-
-@pytest.mark.parametrize("dtype", NARROW)
-def test_how_many_ranks_fit(dtype):
-    """m steps each on both sides of zero; int8 has none left beyond 127 ranks."""
-    top = 2 ** (BITS[dtype] - 1) - 1
-    for n in range(1, 257):
-        assert n * steps(BITS[dtype], n) <= top < n * (steps(BITS[dtype], n) + 1)
-    assert most_workers(dtype) == {16: 256, 8: 127}[BITS[dtype]]
-
-
-@pytest.mark.slow(keep=1)
-@pytest.mark.parametrize("sign", [1, -1])
-@pytest.mark.parametrize("dtype", NARROW)
-def test_no_sum_overflows_its_lane(dtype, sign):
-    """All ranks at the very top of a block's range, for every number of them, as the aggregator adds."""
-    for n in range(1, most_workers(dtype) + 1):
-        for q in (-126, -125, 1, 128) if n in (1, 2, 100, most_workers(dtype)) else (0,):
-            top = LARGEST if q == 128 else float(np.nextafter(np.float32(2.0**q), np.float32(0)))
-            done = Summed(dtype, [[sign * top, 0.0]] * n)
-            assert not done.overflow and done.lanes[0] == sign * n * steps(BITS[dtype], n), (n, q)
 
 
 @given(
@@ -135,41 +108,6 @@ def test_sums_are_within_the_bound(dtype, workers, scale, spread, seed):
             assert abs(exact) + bound >= Fraction(LARGEST)
         else:
             assert abs(Fraction(got) - exact) <= bound
-
-
-@given(st.sampled_from(NARROW), st.sampled_from([1, 2, 5, 100]), st.integers(0, 2**32))
-@examples(100)
-def test_a_mean_is_the_sum_divided_once(dtype, workers, seed):
-    blocks = np.random.default_rng(seed).standard_normal((workers, 4)).astype(np.float32).tolist()
-    expected = Summed(dtype, blocks).got / np.float32(workers)
-    np.testing.assert_array_equal(Summed(dtype, blocks, workers).got, expected)
-
-
-@pytest.mark.parametrize("dtype", NARROW)
-def test_zeros_are_exact(dtype):
-    """A block of zeros, zeros of either sign, and zeros beside the largest number of all: always +0."""
-    for blocks in ([[0.0, -0.0]] * 3, [[0.0, -0.0, LARGEST]] * 2, [[-0.0, 0.0, SMALLEST]] * 2):
-        got = Summed(dtype, blocks).got[:2]
-        assert got.tobytes() == bytes(8)
-
-
-@pytest.mark.slow(keep=60)
-@pytest.mark.parametrize("dtype", NARROW)
-@pytest.mark.parametrize("q", range(-126, 129))
-def test_every_exponent_has_the_same_precision(dtype, q):
-    """From subnormal to the largest: the top value of a block comes back within half a step, with its sign."""
-    for x in (2.0 ** (q - 1), 1.5 * 2.0 ** (q - 1), -1.25 * 2.0 ** (q - 1)):
-        done = Summed(dtype, [[x, 0.0]])
-        assert done.step * steps(BITS[dtype], 1) == Fraction(2) ** q
-        assert abs(Fraction(done.got[0].item()) - Fraction(x)) <= done.step * Fraction(51, 100)
-
-
-@pytest.mark.parametrize("dtype", NARROW)
-def test_sums_beyond_float32_are_infinite(dtype):
-    done = Summed(dtype, [[LARGEST, -LARGEST, 1.0]] * 3)
-    assert done.got.tolist() == [math.inf, -math.inf, 0.0] and not done.overflow
-    mean = Summed(dtype, [[LARGEST / 4, -LARGEST / 4]] * 3, 3).got
-    np.testing.assert_allclose(mean, [LARGEST / 4, -LARGEST / 4], rtol=0.03)
 
 
 def test_a_wire_that_is_too_narrow_is_refused():
@@ -309,78 +247,6 @@ def test_one_after_the_other_the_network_changes_no_bit(dtype, workers, seed, ze
             step = 2 * float(largest) / steps(BITS[dtype], workers) * most
             off = np.abs(column[0].target[block] - exact[block])[finite[block]]
             assert (off <= workers * step * 0.51).all()
-
-
-@pytest.mark.slow(keep=1)
-@pytest.mark.parametrize("dtype", NARROW)
-def test_integers_and_float64_travel_wide_beside_them(dtype):
-    """One job, all dtypes, in packets of two kinds: only float32 loses precision."""
-    shapes = [
-        (dtype, 900),
-        ("int64", 300),
-        ("float64", 200),
-        (dtype, 900),
-        ("int32", 500),
-        ("float32", 700),
-        (dtype, 1),
-    ]
-    ranks = columns(3, shapes, seed=7)
-    network = storm_and_calm(ranks, seed=3)
-    kinds = {data[0] >> 4 for sent in network.first_sending for data in sent.values()}
-    assert kinds == {8, 8 + reference.wire(dtype)}
-    for k, (kind, _) in enumerate(shapes):
-        if kind.startswith("int"):
-            exact = sum(calls[k].source.astype(object) for calls in ranks)
-            divisor = ranks[0][k].divisor
-            assert ranks[0][k].target.tolist() == [math.trunc(Fraction(x, divisor)) for x in exact.tolist()]
-
-
-@pytest.mark.slow(keep=1)
-@pytest.mark.parametrize("weather", [CLEAR, STORM], ids=["clear", "storm"])
-@pytest.mark.parametrize("dtype", NARROW)
-def test_what_is_not_finite_becomes_nan_where_it_was(dtype, weather):
-    """On whichever rank; everything else is as if those elements had been zero there."""
-    ranks = columns(3, [(dtype, 2000)] * 2, seed=11)
-    odd = {
-        (0, 0, 5): math.inf,
-        (1, 0, 700): math.nan,
-        (2, 0, 1999): -math.inf,
-        (0, 1, 0): math.inf,
-        (1, 1, 0): -math.inf,
-    }
-    for (rank, call, i), value in odd.items():
-        ranks[rank][call].source[i] = value
-    Network(ranks, slots=8, windows=[8] * 3, weather=weather, seed=4).run(limit=60 * SECOND)
-    check(ranks)
-    for call in range(2):
-        places = sorted({i for _, which, i in odd if which == call})
-        for calls in ranks:
-            assert np.flatnonzero(np.isnan(calls[call].target)).tolist() == places
-            assert not np.isinf(calls[call].target).any()
-
-
-def test_many_ranks_count_what_is_not_finite():
-    """256 ranks with NaN at the same place: the count needs more than a byte of an int16 lane, and int8 takes 127."""
-    for dtype in NARROW:
-        n = most_workers(dtype)
-        ranks = [[Call(dtype, 1, np.array([math.nan, 1.0], np.float32), np.zeros(2, np.float32))] for _ in range(n)]
-        Network(ranks, slots=2, windows=[2] * n).run(limit=SECOND)
-        for [call] in ranks:
-            assert math.isnan(call.target[0])
-        check(ranks)
-
-
-@pytest.mark.parametrize("weather", [CLEAR, Weather(loss=0.2)], ids=["clear", "loss"])
-@pytest.mark.parametrize("odd_one", [0, 2])
-@pytest.mark.parametrize("dtype", NARROW)
-def test_ranks_that_disagree_on_the_wire(dtype, odd_one, weather):
-    """One sends float32 in wide lanes: an error on all ranks, whoever it is, and no wrong number."""
-    ranks = [[Call(dtype, 1, np.ones(3000, np.float32), np.zeros(3000, np.float32))] for _ in range(3)]
-    ranks[odd_one][0].dtype = "float32"
-    network = Network(ranks, slots=4, windows=[4] * 3, weather=weather, seed=2, start_spread=MILLISECOND)
-    network.run(limit=10 * SECOND)
-    assert [int(rank.failure["code"]) for rank in network.ranks] == [worker_state.ERROR_MIXED] * 3
-    assert not any(call.target.any() for [call] in ranks)
 
 
 @pytest.mark.parametrize("wire", [0, 1, 2])

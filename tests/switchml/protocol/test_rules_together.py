@@ -384,25 +384,6 @@ def test_every_rank_gets_the_exact_bits(workers, slots, seed, loss, double, late
     assert wide(calm) == wide(ranks)
 
 
-@pytest.mark.slow(keep=3)
-@pytest.mark.parametrize("workers", [2, 4])
-@pytest.mark.parametrize("dtype", list(numbers.DENSE))
-def test_many_slots_and_heavy_weather(dtype, workers):
-    """A long tensor through a window of 64, half of what is sent lost, doubled or late."""
-    chooser = random.Random(f"{dtype} {workers}")
-    ranks = single(dtype, 6000, workers, chooser)
-    network = Network(
-        ranks,
-        slots=64,
-        windows=[64] * workers,
-        isn=2**32 - 128,
-        seed=5,
-        weather=Weather(loss=0.2, double=0.1, late=0.2, junk=0.05),
-    ).run(limit=60 * SECOND)
-    check(ranks)
-    assert all(worker.counters["retransmitted"] > 0 for worker in network.ranks)
-
-
 def test_a_rank_that_comes_seconds_late_is_waited_for():
     """The others ask five times a second, for eight rounds at most, and know who is missing."""
     ranks = single("float32", 2000, 3, random.Random(3))

@@ -3,7 +3,6 @@ rounds are sent at all; and the scan for blocks."""
 
 import math
 import random
-import struct
 
 import numpy as np
 import pytest
@@ -15,13 +14,11 @@ from switchml.protocol import sparse
 from switchml.protocol import worker_state as rules
 from switchml.protocol.fixedpoint import FORMATS
 from switchml.protocol.packet import CONTRIBUTION, NO_WORD, RESULT, SparsePacket, sparse_word
-from switchml.protocol.pool import Pool
 from switchml.protocol.retransmission import MILLISECOND, SECOND
 from switchml.protocol.sparse import Sparse
 from switchml.protocol.worker import Worker
 from tests.support import reference_fixedpoint as numbers
 from tests.support.examples import examples
-from tests.support.reference_pool import ReferencePoolV2
 from tests.switchml.protocol.test_rules_together import PAYLOAD, TAG, Call, Network, Weather, results
 
 
@@ -266,37 +263,6 @@ def test_zero_blocks(fmt, count, seed, threshold):
 
 
 # -- the aggregator --
-
-
-@given(
-    st.integers(1, 4),
-    st.sampled_from([256, 1024]),
-    st.lists(st.tuples(*[st.integers(0, 255)] * 5), min_size=1, max_size=60),
-)
-@examples(150)
-def test_pool_and_reference_agree(workers, payload, choices):
-    """Sparse and dense contributions of any shape, in and out of turn, to one slot."""
-    pools = [
-        ReferencePoolV2(workers, 1, payload, 0, TAG, 0),
-        Pool(workers=workers, slots=1, payload_bytes=payload, tag=TAG, isn=0),
-    ]
-    turn = 0
-    for rank, shape, ahead, word, value in choices:
-        size = (4, 4, 5, 7, 6, payload // 512 + 1, 4 | payload // 512 + 1, 4 | payload // 512 + 1)[shape % 8]
-        columns = (1, 1, 1, 2, 8, 3)[shape // 8 % 6]
-        rest = {0: payload, 1: 256, 2: 512, 3: 1024}[size & 3] if size != 4 else 0
-        if shape > 250:
-            rest += 1
-        first = CONTRIBUTION << 4 | (8 if value > 200 else 0) | size
-        seq = (turn + (-1, 0, 0, 0, 0, 0, 1, 2)[ahead % 8]) % 2**32
-        second = columns if size & 4 else ahead
-        data = struct.pack(">BBIHBB", first, second, seq, TAG, value, word % 2)
-        if size & 4:
-            data += b"".join(struct.pack(">I", (word * 77 * (c + 1)) << 8 | value) for c in range(columns))
-        data += bytes([value]) * rest
-        outcomes = [tuple(pool.receive(rank % workers, data)) for pool in pools]
-        assert outcomes[0] == outcomes[1]
-        turn += outcomes[0][0] == "multicast"
 
 
 def test_packets_and_bytes():

@@ -1,7 +1,5 @@
 """The two compiled engines against the plain simpy writing, on random jobs; and small jobs worked out by hand."""
 
-import dataclasses
-
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given
@@ -14,8 +12,6 @@ from emulator.jobs.workload.builder import GraphBuilder
 from emulator.jobs.workload.checks import check
 from emulator.jobs.workload.costs import Costs, Links
 from emulator.jobs.workload.graph import Collective, Kind, Order
-from emulator.jobs.workload.job import Job
-from emulator.jobs.workload.schedules import passes
 from switchml.errors import BudgetSpent, ConfigError, Deadlock
 from tests.support import replay_graphs as graphs
 from tests.support.examples import examples
@@ -138,36 +134,6 @@ def test_jitter_keeps_the_mean_and_follows_the_seed(engine):
     assert play(builder, Conditions(jitter=0.3, seed=2), engine=engine).makespan_s != one.makespan_s
 
 
-@pytest.mark.parametrize(("stages", "micro_batches"), [(2, 4), (4, 8), (3, 3)])
-def test_equal_stages_take_what_the_pipeline_formula_says(stages, micro_batches):
-    """(m + p − 1)(t_f + t_b), GPipe and 1F1B alike (Narayanan et al. 2021, 2.2)."""
-    builder = GraphBuilder()
-    forward, backward = builder.add_work("forward", seconds=1.0), builder.add_work("backward", seconds=2.0)
-    works = {
-        name: builder.add_work(name, kind, collective=Collective.P2P, seconds=0.0)
-        for name, kind in (("send", Kind.SEND), ("receive", Kind.RECV))
-    }
-    ranks = [builder.add_rank(stage=stage) for stage in range(stages)]
-    streams = [[builder.add_stream(rank, f"stream {i}") for i in range(5)] for rank in ranks]
-    groups = [builder.add_group(pair) for pair in zip(ranks, ranks[1:], strict=False)]
-    up, down = ([builder.add_transfers(works["send"], group, micro_batches) for group in groups] for _ in range(2))
-    for stage, (compute, from_below, to_above, from_above, to_below) in enumerate(streams):
-        for is_forward, number, _ in passes(Job(gpus=stages, pp=stages, batch=micro_batches), stage).tolist():
-            first, last = (0, stages - 1) if is_forward else (stages - 1, 0)
-            transfers, step = (up, 1) if is_forward else (down, -1)
-            after = []
-            if stage != first:
-                boundary = stage - 1 if is_forward else stage
-                stream = from_below if is_forward else from_above
-                after = [builder.add_op(stream, works["receive"], transfer=transfers[boundary] + number)]
-            done = builder.add_op(compute, forward if is_forward else backward, after=after)
-            if stage != last:
-                boundary = stage if is_forward else stage - 1
-                stream = to_above if is_forward else to_below
-                builder.add_op(stream, works["send"], after=[done], transfer=transfers[boundary] + number)
-    assert play(builder).makespan_s == (micro_batches + stages - 1) * 3.0
-
-
 def test_stream_that_takes_what_is_ready():
     """Priority first, then who was ready first."""
     builder = GraphBuilder()
@@ -177,25 +143,6 @@ def test_stream_that_takes_what_is_ready():
     second = builder.add_op(stream, late)
     third = builder.add_op(stream, urgent, after=[first])
     assert play(builder).start_s[[first, second, third]].tolist() == [0, 2, 1]
-
-
-def test_gradients_by_priority_overtake_each_other_on_all_ranks_alike():
-    """Three gradients are ready while the first is being summed; the one the next forward pass needs first goes
-    next."""
-    builder = one_rank_each([1.0, 1.0, 1.0], [1.0, 1.0, 1.0])
-    streams = [builder.add_stream(rank, "nccl", Order.READY) for rank in range(2)]
-    group = builder.add_group(range(2))
-    reduced = []
-    for number in range(3):
-        work = builder.add_work(
-            f"layer {2 - number}", Kind.COLLECTIVE, collective=Collective.ALL_REDUCE, seconds=5.0, priority=number
-        )
-        transfer = builder.add_transfers(work, group)
-        for rank in range(2):
-            reduced.append(builder.add_op(streams[rank], work, after=[3 * rank + number], transfer=transfer))
-    played = play(builder)
-    assert played.transfer_start_s.tolist() == [1, 11, 6]
-    assert played.start_s[reduced].tolist() == [1, 1, 11, 11, 6, 6]
 
 
 def reads(routes, bytes_each, links):
@@ -247,28 +194,6 @@ def test_communication_slows_compute():
     played = play(builder, Conditions(overlap_slowdown=0.5))
     assert played.end_s[1] == pytest.approx(3 + (4 - 2 / 1.5))
     assert played.engine == "calendar"
-
-
-def test_scaling_all_costs_scales_the_makespan():
-    from emulator.lab.bench.replay import Shape, job
-
-    graph, costs = job(Shape(tensor=2, stages=2, replicas=2, layers=4, micro_batches=3))
-    amounts = ("work_s", "transfer_fixed_s", "transfer_bytes")
-    tripled = dataclasses.replace(costs, **{name: 3 * getattr(costs, name) for name in amounts})
-    assert replay(graph, tripled).makespan_s == pytest.approx(3 * replay(graph, costs).makespan_s, rel=1e-12)
-
-
-@pytest.mark.parametrize("conditions", [Conditions(), Conditions(slowness=dict.fromkeys(range(16), 1.5))])
-def test_folded_and_unfolded_take_the_same_time(conditions):
-    from emulator.lab.bench.replay import Shape, job
-
-    shape = Shape(tensor=2, stages=4, replicas=2, layers=8, micro_batches=6)
-    whole, folded = job(shape), job(shape, folded=True)
-    assert len(folded[0].ranks) == 4 and folded[0].ranks.weight.sum() == len(whole[0].ranks) == 16
-    check(whole[0])
-    check(folded[0])
-    few = dataclasses.replace(conditions, slowness={rank: 1.5 for rank in conditions.slowness if rank < 4})
-    assert replay(*folded, few).makespan_s == replay(*whole, conditions).makespan_s
 
 
 # What can't go on

@@ -1,13 +1,11 @@
 """Fits of the shipped constants: rows and weights are recorded, and a refit gives what is shipped."""
 
 import pytest
-from click.testing import CliRunner
 
 from emulator import datafile
 from emulator.cluster import accelerator
 from emulator.cluster import cluster as clusters
 from emulator.lab.validation import refit
-from switchml.cli.main import cli
 from switchml.errors import ConfigError
 
 NAMES = ("iterations", "throughput")
@@ -64,17 +62,3 @@ def test_files_are_written_as_shipped_but_for_what_was_fitted(tmp_path):
     with pytest.raises(ConfigError, match="mine.toml exists: give --overwrite"):
         refit.targets(fit, tmp_path / "mine.toml")
     assert refit.targets(fit, tmp_path / "mine.toml", is_replacing=True) == targets
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["throughput", "--refit"], "go together"),
-        (["iterations", "--write", "x.toml"], "go together"),
-        (["iterations", "--refit", "--write", "x.txt"], "ends in .toml"),
-    ],
-)
-def test_what_a_refit_needs(arguments, message, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    found = CliRunner().invoke(cli, ["validate", *arguments])
-    assert found.exit_code != 0 and message in found.output + str(found.exception)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from emulator.p4switch.program import ir
-from emulator.p4switch.state.arrays import CounterArray, MeterArray, RegisterArray
+from emulator.p4switch.state.arrays import MeterArray, RegisterArray
 from emulator.p4switch.state.digests import DigestList
 from emulator.p4switch.state.replication import Mirroring, Replication
 from emulator.p4switch.state.state import Queues, State
@@ -43,24 +43,11 @@ def test_registers():
     refused("Register", "INVALID_INDEX", register.write_range, 2, 4, 0)
 
 
-def test_counters():
-    counter = CounterArray(ir.CounterArray("c", 0, 2), RLock())
-    counter.count(1, 100)
-    assert (counter.read(0), counter.read(1)) == ((0, 0), (1, 100))
-    counter.write(0, 2**64 - 1, 3)
-    assert counter.read(0) == (2**64 - 1, 3)
-    refused("Counter", "INVALID_INDEX", counter.read, 2)
-
-
 # Meters
 
 
 def meter(counts_bytes=False):
     return MeterArray(ir.MeterArray("m", 0, 2, 2, counts_bytes), RLock())
-
-
-def test_a_meter_without_rates_is_green():
-    assert meter().execute(0, 1000, 0) == 0
 
 
 def test_colours_of_two_rates():
@@ -70,12 +57,6 @@ def test_colours_of_two_rates():
     assert [packets.execute(0, 64, 0) for _ in range(3)] == [0, 1, 2]
     assert packets.execute(0, 64, 500) == 1  # one more of the peak rate, none of the committed one
     assert packets.execute(0, 64, 3000) == 0
-
-
-def test_a_byte_meter_takes_the_packets_length():
-    n_bytes = meter(counts_bytes=True)
-    n_bytes.set_rates(0, [(0.0, 100), (0.0, 200)])
-    assert [n_bytes.execute(0, 80, 0), n_bytes.execute(0, 80, 0), n_bytes.execute(0, 80, 0)] == [0, 1, 2]
 
 
 def test_what_meters_refuse():
@@ -178,22 +159,6 @@ def digests():
     digest_list.sent, digest_list.test_clock = [], clock
     digest_list.listeners.append(lambda digest: digest_list.sent.append(digest))
     return digest_list
-
-
-def test_a_full_buffer_goes_out(digests):
-    for value in range(17):
-        digests.add((value,))
-    assert [digest.samples for digest in digests.sent] == [tuple((value,) for value in range(16))]
-    assert digests.pending == [(16,)]
-
-
-def test_an_old_buffer_goes_out(digests):
-    digests.add((1,))
-    digests.test_clock.now = 400_000
-    assert digests.poll() == 600_000
-    digests.test_clock.now = 1_000_000
-    assert digests.poll() is None
-    assert digests.sent[0].samples == ((1,),)
 
 
 def test_a_sample_is_not_repeated_until_acknowledged(digests):

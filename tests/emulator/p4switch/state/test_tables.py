@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from emulator.p4switch.program import ir
 from emulator.p4switch.state.action_profiles import RunAction, UseGroup, UseMember
 from emulator.p4switch.state.state import State
-from emulator.p4switch.state.tables import MatchTable, prefix_mask
+from emulator.p4switch.state.tables import MatchTable
 from switchml.errors import ControlError
 
 M = ir.MatchParam
@@ -96,11 +96,6 @@ def test_a_prefix_in_a_table_with_priorities_is_cut_to_its_length():
     refused("DUPLICATE_ENTRY", table.add, [M("lpm", 0x0AFFFFFF, 8), M("ternary", 0x0F, 0x0F)], RunAction(0), 1)
     table.add([M("lpm", 0x0A000000, 9), M("ternary", 0x0F, 0x0F)], RunAction(0), 1)
     assert table.lookup([0x0AFF0000, 0x1F]).handle == handle
-
-
-def test_a_prefix_of_whole_bytes_is_plain():
-    assert prefix_mask(32, 24) == 0xFFFFFF00
-    assert prefix_mask(32, 0) == 0
 
 
 def test_a_static_mask_applies_to_entries():

@@ -52,12 +52,3 @@ def test_names_of_strangers_stay_names(run):
     assert "<script>alert(1)</script>" in read_page(out)
     text = without_our_code(out)
     assert "<script" not in text and "<b>" not in text and "\x1b" not in text
-
-
-@pytest.mark.parametrize(
-    ("results", "message"),
-    [([{"a": 1}, {"b": 2}], "no figure in common"), ([[1], {}], "expected one JSON object"), ([{"a": 1}], "two files")],
-)
-def test_what_cannot_be_compared(run, results, message):
-    said, out = run(*results)
-    assert said.exit_code != 0 and message in said.output and not out.exists()
