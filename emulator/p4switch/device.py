@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,7 +18,7 @@ from emulator.p4switch.ports.port import Frames, Ports
 from emulator.p4switch.program import ir
 from emulator.p4switch.program.loader import loader
 from emulator.p4switch.state.state import State
-from emulator.p4switch.switch import Engine, Switch
+from emulator.p4switch.switch import Switch
 from switchml.errors import ConfigError, ControlError, ProgramAbort
 
 if TYPE_CHECKING:
@@ -77,16 +78,15 @@ class Device:
         """Run frames through the switch and send those that leave."""
         for port, data in frames:
             self._dump("Received", port, data)
-            self._run(lambda port=port, data=data: self.switch.receive(port, data))
+            self._run(partial(self.switch.receive, port, data))
 
     def take_batch(self, batch: Batch, n: int, send: Callable[[np.ndarray], None]) -> bool:
-        """Run a batch's first n frames, if the engine takes batches; `send` gets records of those that leave. Returns
-        whether it does."""
-        process = getattr(self.switch.engine, "process", None)
-        if process is None or self.dump_bytes:
+        """Run a batch's first n frames; `send` gets Records of those that leave. False, and nothing done, if frames are
+        to be logged: `take` does that."""
+        if self.dump_bytes:
             return False
-        with self._guard(), self.switch.lock:
-            process(batch.port[:n], batch.address[:n], batch.length[:n], self._with_listeners(send))
+        with self._guard():
+            self.switch.process(batch.port[:n], batch.address[:n], batch.length[:n], self._with_listeners(send))
         return True
 
     def _with_listeners(self, send: Callable[[np.ndarray], None]) -> Callable[[np.ndarray], None]:
@@ -171,17 +171,6 @@ class Device:
             raise ControlError("Swap", "NO_ONGOING_SWAP", "no program was loaded")
         program, self._next_program = self._next_program, None
         self.switch.load(program)
-
-    def change_engine(self, make: Callable[[State, int, int, int | None], Engine]) -> None:
-        """Replace the engine; the new one takes over state and queues. Packets pass while it is made."""
-        switch = self.switch
-        switch.make_engine = make
-        state = switch.state
-        engine = make(state, switch.drop_port, switch.n_priorities, switch.seed)
-        with switch.lock:
-            if switch.state is state:  # else another program was loaded meanwhile, with this kind of engine
-                engine.waiting = switch.engine.waiting
-                switch.engine = engine
 
     def serialize(self) -> str:
         """The state as text, for `restore`."""

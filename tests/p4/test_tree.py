@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from emulator.p4switch.engine.engine import Engine
+from emulator.p4switch.engine.engine import CompiledEngine
 from switchml.control.dataplane import JobSpec
 from switchml.control.p4.tables import (
     OUTCOMES,
@@ -183,7 +183,7 @@ class OneSwitch:
     what leaves, as (rank or None, payload)."""
 
     def __init__(self, root=None):
-        self.tree = Tree(Engine, root or two_racks(), spec_of(4))
+        self.tree = Tree(CompiledEngine, root or two_racks(), spec_of(4))
         self.node = self.tree.nodes[1]
 
     def give(self, rank, data):
@@ -378,7 +378,7 @@ def test_trees_that_make_no_sense():
 # Whole all-reduces
 
 
-p4 = functools.partial(Tree, Engine)
+p4 = functools.partial(Tree, CompiledEngine)
 """Makes trees of switches that run the P4 program."""
 
 

@@ -329,9 +329,9 @@ class LivePorts(Ports):
             addresses, lengths = records[mine, 1], records[mine, 2]
             if not len(addresses):
                 continue
-            port.send_batch(addresses, lengths, join)
             if port.dumps is not None:
                 port.dumps[1].write(*_frames(addresses, lengths))
+            port.send_batch(addresses, lengths, join)
 
     def send(self, frames: Frames) -> None:
         for number, data in frames:

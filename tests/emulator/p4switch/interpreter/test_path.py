@@ -2,7 +2,8 @@
 
 import pytest
 
-from emulator.p4switch.interpreter import path
+from emulator.p4switch.interpreter import interpreter
+from emulator.p4switch.packet_path import traffic_manager
 from switchml.errors import ProgramAbort
 
 ETHERNET = bytes.fromhex("0102030405060708090a0b0c0d0e")
@@ -162,7 +163,7 @@ def test_recirculate_takes_the_deparsed_packet(switch):
 
 
 def test_a_packet_that_goes_round_for_ever_is_dropped(switch, monkeypatch):
-    monkeypatch.setattr(path, "MAX_PASSES", 3)
+    monkeypatch.setattr(traffic_manager, "MAX_PASSES", 3)
     assert switch("recirculate").receive(4, ETHERNET + b"\7" + bytes(7)) == []
 
 
@@ -246,7 +247,7 @@ def test_time_of_the_next_poll(switch):
 
 
 def test_a_packet_may_grow_more_than_in_bmv2_with_a_warning(switch, monkeypatch, caplog):
-    monkeypatch.setattr(path, "MAX_GROWTH", 3)
+    monkeypatch.setattr(interpreter, "MAX_GROWTH", 3)
     running = switch("metadata")
     for _ in range(2):
         assert len(running.receive(4, ETHERNET + b"\1" + bytes(11))[0][1]) == 30
