@@ -1,16 +1,27 @@
 """simple_switch's packet path: BMv2's documented behaviours that are easily missed, one test each (frames as bytes)."""
 
+from functools import partial
+
 import pytest
 
+from emulator.p4switch.engine.engine import CompiledEngine
 from emulator.p4switch.interpreter import interpreter
 from emulator.p4switch.packet_path import traffic_manager
 from switchml.errors import ProgramAbort
 
+ON_THE_INTERPRETER = pytest.mark.parametrize("switch", [interpreter.Interpreter], indirect=True)
+"""For what kernels have compiled in, or do not report."""
 ETHERNET = bytes.fromhex("0102030405060708090a0b0c0d0e")
 
 
 def number(value, n=2):
     return value.to_bytes(n, "big")
+
+
+@pytest.fixture(params=[interpreter.Interpreter, CompiledEngine])
+def switch(switch, request):
+    """The function from a program's name to a switch that runs it, on either engine."""
+    return partial(switch, engine=request.param)
 
 
 # Where packets go
@@ -162,6 +173,7 @@ def test_recirculate_takes_the_deparsed_packet(switch):
     assert frame[22:] == bytes.fromhex("aaaaaaaa")
 
 
+@ON_THE_INTERPRETER
 def test_a_packet_that_goes_round_for_ever_is_dropped(switch, monkeypatch):
     monkeypatch.setattr(traffic_manager, "MAX_PASSES", 3)
     assert switch("recirculate").receive(4, ETHERNET + b"\7" + bytes(7)) == []
@@ -246,6 +258,7 @@ def test_time_of_the_next_poll(switch):
     assert learning.next_us() == 1_000_005
 
 
+@ON_THE_INTERPRETER
 def test_a_packet_may_grow_more_than_in_bmv2_with_a_warning(switch, monkeypatch, caplog):
     monkeypatch.setattr(interpreter, "MAX_GROWTH", 3)
     running = switch("metadata")

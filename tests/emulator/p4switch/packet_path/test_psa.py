@@ -7,6 +7,7 @@ from emulator.p4switch.interpreter.interpreter import Interpreter
 from emulator.p4switch.program.loader import loader
 from emulator.p4switch.switch import Switch
 from switchml.errors import ProgramError
+from tests.support.bmv2_engines import compare
 from tests.support.p4_programs import SOURCES
 
 PATH = SOURCES / "psa" / "paths.json"
@@ -71,3 +72,8 @@ def test_a_program_that_lacks_a_block():
     lacking = loader.loads(PATH.read_text().replace('"egress_deparser"', '"other"'))
     with pytest.raises(ProgramError, match="lacks a deparser named 'egress_deparser', which psa_switch needs"):
         Switch(lacking)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_engines_agree(program, seed):
+    assert compare(program, seed, 60) > 20
