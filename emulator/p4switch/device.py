@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import threading
 import time
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from emulator.p4switch import snapshot
+from emulator.p4switch.packet_path.engine import frames_at
 from emulator.p4switch.ports.port import Frames, Ports
 from emulator.p4switch.program import ir
 from emulator.p4switch.program.loader import loader
@@ -80,27 +80,20 @@ class Device:
             self._dump("Received", port, data)
             self._run(partial(self.switch.receive, port, data))
 
-    def take_batch(self, batch: Batch, n: int, send: Callable[[np.ndarray], None]) -> bool:
-        """Run a batch's first n frames; `send` gets Records of those that leave. False, and nothing done, if frames are
-        to be logged: `take` does that."""
+    def take_batch(self, batch: Batch, n: int, send: Callable[[np.ndarray], None]) -> None:
+        """Run a batch's first n frames; `send` gets Records of those that leave."""
+        ports, addresses, lengths = batch.port[:n], batch.address[:n], batch.length[:n]
         if self.dump_bytes:
-            return False
-        with self._guard():
-            self.switch.process(batch.port[:n], batch.address[:n], batch.length[:n], self._with_listeners(send))
-        return True
+            for port, data in frames_at(ports, addresses, lengths):
+                self._dump("Received", port, data)
 
-    def _with_listeners(self, send: Callable[[np.ndarray], None]) -> Callable[[np.ndarray], None]:
-        """`send`, with the frames for listeners passed to them, too."""
-        if not self._listeners:
-            return send
-
-        def send_to_all(records: np.ndarray) -> None:
+        def pass_on(records: np.ndarray) -> None:
+            if self._listeners or self.dump_bytes:
+                self._show(frames_at(*records.T[:3]))
             send(records)
-            for port, address, length in records[:, :3].tolist():
-                if port in self._listeners:
-                    self._listeners[port](ctypes.string_at(address, length))
 
-        return send_to_all
+        with self._guard():
+            self.switch.process(ports, addresses, lengths, pass_on)
 
     def listen(self, port: int, receive: Callable[[bytes], None]) -> None:
         """Have `receive` called with each frame that leaves by a port, which need not be attached."""
@@ -108,11 +101,15 @@ class Device:
 
     def send(self, frames: Frames) -> None:
         frames = list(frames)
+        self._show(frames)
+        self.ports.send(frames)
+
+    def _show(self, frames: Frames) -> None:
+        """Pass frames that leave to listeners, and to the log."""
         for port, data in frames:
             if port in self._listeners:
                 self._listeners[port](data)
             self._dump("Sending", port, data)
-        self.ports.send(frames)
 
     def _run(self, step: Callable[[], list[tuple[int, bytes]]]) -> None:
         """Send the frames that a step of the switch returns."""

@@ -6,9 +6,8 @@ meters are shared."""
 
 from __future__ import annotations
 
-import ctypes
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -28,7 +27,7 @@ from emulator.p4switch.engine.vm.headers import run_headers
 from emulator.p4switch.engine.vm.tables import TABLE_WORDS
 from emulator.p4switch.engine.vm.vm import run
 from emulator.p4switch.engine.vm.wide import run_wide
-from emulator.p4switch.packet_path.engine import Engine, Sent, as_records
+from emulator.p4switch.packet_path.engine import Engine, Sent, as_records, frames_at
 from emulator.p4switch.state.state import State
 from switchml.runtime.jit import compile_once
 
@@ -202,7 +201,7 @@ class CompiledEngine(Engine):
         results: list[Sent] = [[] for _ in frames]
 
         def send(records: np.ndarray) -> None:
-            for source, frame in _frames(records):
+            for source, frame in zip(records[:, 3].tolist(), frames_at(*records.T[:3]), strict=True):
                 results[source].append(frame)
 
         _, incoming = data = as_records(list(frames))
@@ -218,14 +217,8 @@ class CompiledEngine(Engine):
         sent: Sent = []
         if self.pacing.is_needed():
             self._refresh()
-            self._serve_queues(lambda records: sent.extend(frame for _, frame in _frames(records)))
+            self._serve_queues(lambda records: sent.extend(frames_at(*records.T[:3])))
         return sent
 
     def next_us(self) -> float | None:
         return self.pacing.queues.next_us()
-
-
-def _frames(records: np.ndarray) -> Iterator[tuple[int, tuple[int, bytes]]]:
-    """(number of the frame that came in, (port, bytes of the frame that leaves))."""
-    for port, address, length, source in records.tolist():
-        yield source, (port, ctypes.string_at(address, length))

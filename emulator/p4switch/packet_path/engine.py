@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import ctypes
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
@@ -86,14 +86,12 @@ class Engine(ABC):
         names. The bytes stay at their addresses until it returns, and those that came in until this does.
 
         The compiled engine keeps a batch in one kernel; here, frames pass one by one."""
-        for source, (port, address, length) in enumerate(
-            zip(ports.tolist(), addresses.tolist(), lengths.tolist(), strict=True)
-        ):
-            sent = self.receive(port, ctypes.string_at(address, length))
+        for source, (port, data) in enumerate(frames_at(ports, addresses, lengths)):
+            sent = self.receive(port, data)
             if sent:
-                data, records = as_records(sent, source)
+                bytes_sent, records = as_records(sent, source)
                 send(records)
-                del data  # until now, records hold its address
+                del bytes_sent  # until now, records hold its address
 
 
 def as_records(sent: Sent, source: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -103,6 +101,12 @@ def as_records(sent: Sent, source: int = 0) -> tuple[np.ndarray, np.ndarray]:
     ports = np.array([port for port, _ in sent], dtype=np.int64)
     addresses = data.ctypes.data + np.cumsum(lengths) - lengths
     return data, np.column_stack((ports, addresses, lengths, np.full(len(sent), source)))
+
+
+def frames_at(ports: np.ndarray, addresses: np.ndarray, lengths: np.ndarray) -> Iterator[tuple[int, bytes]]:
+    """(port, frame) of frames that lie somewhere in memory."""
+    for port, address, length in zip(ports.tolist(), addresses.tolist(), lengths.tolist(), strict=True):
+        yield port, ctypes.string_at(address, length)
 
 
 class Operations(Protocol[P]):
