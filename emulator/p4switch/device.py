@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from emulator.p4switch import snapshot
+from emulator.p4switch.packet_path.engine import frames_at
 from emulator.p4switch.ports.port import Frames, Ports
 from emulator.p4switch.program import ir
 from emulator.p4switch.program.loader import loader
 from emulator.p4switch.state.state import State
-from emulator.p4switch.switch import Engine, Switch
+from emulator.p4switch.switch import Switch
 from switchml.errors import ConfigError, ControlError, ProgramAbort
 
 if TYPE_CHECKING:
@@ -77,30 +78,22 @@ class Device:
         """Run frames through the switch and send those that leave."""
         for port, data in frames:
             self._dump("Received", port, data)
-            self._run(lambda port=port, data=data: self.switch.receive(port, data))
+            self._run(partial(self.switch.receive, port, data))
 
-    def take_batch(self, batch: Batch, n: int, send: Callable[[np.ndarray], None]) -> bool:
-        """Run a batch's first n frames, if the engine takes batches; `send` gets records of those that leave. Returns
-        whether it does."""
-        process = getattr(self.switch.engine, "process", None)
-        if process is None or self.dump_bytes:
-            return False
-        with self._guard(), self.switch.lock:
-            process(batch.port[:n], batch.address[:n], batch.length[:n], self._with_listeners(send))
-        return True
+    def take_batch(self, batch: Batch, n: int, send: Callable[[np.ndarray], None]) -> None:
+        """Run a batch's first n frames; `send` gets Records of those that leave."""
+        ports, addresses, lengths = batch.port[:n], batch.address[:n], batch.length[:n]
+        if self.dump_bytes:
+            for port, data in frames_at(ports, addresses, lengths):
+                self._dump("Received", port, data)
 
-    def _with_listeners(self, send: Callable[[np.ndarray], None]) -> Callable[[np.ndarray], None]:
-        """`send`, with the frames for listeners passed to them, too."""
-        if not self._listeners:
-            return send
-
-        def send_to_all(records: np.ndarray) -> None:
+        def pass_on(records: np.ndarray) -> None:
+            if self._listeners or self.dump_bytes:
+                self._show(frames_at(*records.T[:3]))
             send(records)
-            for port, address, length in records[:, :3].tolist():
-                if port in self._listeners:
-                    self._listeners[port](ctypes.string_at(address, length))
 
-        return send_to_all
+        with self._guard():
+            self.switch.process(ports, addresses, lengths, pass_on)
 
     def listen(self, port: int, receive: Callable[[bytes], None]) -> None:
         """Have `receive` called with each frame that leaves by a port, which need not be attached."""
@@ -108,11 +101,15 @@ class Device:
 
     def send(self, frames: Frames) -> None:
         frames = list(frames)
+        self._show(frames)
+        self.ports.send(frames)
+
+    def _show(self, frames: Frames) -> None:
+        """Pass frames that leave to listeners, and to the log."""
         for port, data in frames:
             if port in self._listeners:
                 self._listeners[port](data)
             self._dump("Sending", port, data)
-        self.ports.send(frames)
 
     def _run(self, step: Callable[[], list[tuple[int, bytes]]]) -> None:
         """Send the frames that a step of the switch returns."""
@@ -171,17 +168,6 @@ class Device:
             raise ControlError("Swap", "NO_ONGOING_SWAP", "no program was loaded")
         program, self._next_program = self._next_program, None
         self.switch.load(program)
-
-    def change_engine(self, make: Callable[[State, int, int, int | None], Engine]) -> None:
-        """Replace the engine; the new one takes over state and queues. Packets pass while it is made."""
-        switch = self.switch
-        switch.make_engine = make
-        state = switch.state
-        engine = make(state, switch.drop_port, switch.n_priorities, switch.seed)
-        with switch.lock:
-            if switch.state is state:  # else another program was loaded meanwhile, with this kind of engine
-                engine.waiting = switch.engine.waiting
-                switch.engine = engine
 
     def serialize(self) -> str:
         """The state as text, for `restore`."""

@@ -14,14 +14,14 @@ from types import FrameType
 
 from emulator.p4switch import logs
 from emulator.p4switch.device import Device
-from emulator.p4switch.interpreter.path import Interpreter
-from emulator.p4switch.interpreter.psa import reference
+from emulator.p4switch.interpreter.interpreter import Interpreter
 from emulator.p4switch.notifications import Notifications, Publisher, default_address
+from emulator.p4switch.packet_path.engine import Engine
 from emulator.p4switch.ports.files import FilePorts
 from emulator.p4switch.ports.port import Ports, parse_interface
 from emulator.p4switch.program.loader import loader
 from emulator.p4switch.state.state import State
-from emulator.p4switch.switch import Engine, Switch
+from emulator.p4switch.switch import Switch
 from emulator.p4switch.thrift.server import LOOPBACK, ThriftServer
 from switchml.errors import ConfigError, ProgramAbort
 
@@ -174,8 +174,8 @@ class Process:
         """Accept frames at once, on the interpreter, and on the compiled engine once that is there."""
         self.device.start()
         if self.settings.engine == "auto" and self.settings.use_files is None:
-            self.device.change_engine(partial(compiled_if_possible, stale_fields=self.settings.stale_fields))
-            if not isinstance(self.device.switch.engine, Interpreter):
+            make = partial(compiled_if_possible, stale_fields=self.settings.stale_fields)
+            if not isinstance(self.device.switch.change_engine(make), Interpreter):
                 log.info("Packets go through the compiled engine from now on")
 
     def _notify(self) -> None:
@@ -233,7 +233,7 @@ def start(settings: Settings) -> Process:
 def make_switch(settings: Settings) -> Switch:
     program = loader.load(settings.program or NO_PROGRAM)
     # With "auto" the compiled engine follows, but not for files: tests end before kernels are loaded.
-    engine = partial(compiled if settings.engine == "compiled" else reference, stale_fields=settings.stale_fields)
+    engine = partial(compiled if settings.engine == "compiled" else Interpreter, stale_fields=settings.stale_fields)
     switch = Switch(program, drop_port=settings.drop_port, n_priorities=settings.priority_queues, engine=engine)
     switch.state.replication.max_groups = settings.max_mc_groups
     switch.state.replication.max_nodes = settings.max_l1_entries
@@ -243,10 +243,10 @@ def make_switch(settings: Settings) -> Switch:
 def compiled(state: State, *settings, stale_fields: bool = False) -> Engine:
     """The compiled engine. Raises ConfigError for a program that it can't run."""
     from emulator.p4switch.engine.code import Unsupported  # numba takes a while to import
-    from emulator.p4switch.engine.engine import Engine as Compiled
+    from emulator.p4switch.engine.engine import CompiledEngine
 
     try:
-        return Compiled(state, *settings, stale_fields=stale_fields)
+        return CompiledEngine(state, *settings, stale_fields=stale_fields)
     except Unsupported as error:
         raise ConfigError(f"the compiled engine can't run this program: {error}") from error
 
@@ -257,7 +257,7 @@ def compiled_if_possible(state: State, *settings, stale_fields: bool = False) ->
         return compiled(state, *settings, stale_fields=stale_fields)
     except ConfigError as error:
         log.warning("%s; it runs on the interpreter, which is slow", error)
-        return reference(state, *settings, stale_fields=stale_fields)
+        return Interpreter(state, *settings, stale_fields=stale_fields)
 
 
 def abort(error: ProgramAbort) -> None:

@@ -9,32 +9,22 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from threading import RLock
-from typing import Protocol
+from typing import TYPE_CHECKING
 
-from emulator.p4switch.interpreter.path import Waiting
-from emulator.p4switch.interpreter.psa import reference
+from emulator.p4switch.interpreter.interpreter import Interpreter
+from emulator.p4switch.packet_path.engine import Engine, Sent
 from emulator.p4switch.program import ir
 from emulator.p4switch.program.loader import loader
 from emulator.p4switch.state.state import State
 
+if TYPE_CHECKING:
+    import numpy as np
+
 DROP_PORT = 511
 
 
-class Engine(Protocol):
-    """What moves packets through a program; `interpreter.path.Interpreter` is one. Made from (state, drop_port,
-    n_priorities, seed). The switch's lock is held during all calls."""
-
-    def receive(self, port: int, data: bytes) -> list[tuple[int, bytes]]:
-        """Take a frame in; returns (port, frame) for all that leave now, in order."""
-
-    def poll(self) -> list[tuple[int, bytes]]:
-        """The frames that leave now without anything coming in."""
-
-    def next_us(self) -> float | None:
-        """When `poll` will next return something, on the switch's clock; None if nothing waits."""
-
-    waiting: Waiting
-    """Packets in queues, for another engine of the same state to take over."""
+MakeEngine = Callable[[State, int, int, int | None], Engine]
+"""Makes an engine from (state, drop_port, n_priorities, seed)."""
 
 
 def running_clock() -> Callable[[], int]:
@@ -58,7 +48,7 @@ class Switch:
         drop_port: int = DROP_PORT,
         n_priorities: int = 1,
         seed: int | None = None,
-        engine: Callable[[State, int, int, int | None], Engine] = reference,
+        engine: MakeEngine = Interpreter,
     ) -> None:
         self.clock = clock or running_clock()
         self.drop_port = drop_port
@@ -79,16 +69,43 @@ class Switch:
         engine = self.make_engine(state, self.drop_port, self.n_priorities, self.seed)
         with self.lock:
             self.program, self.state, self.engine = state.program, state, engine
+            self._next_engine: Engine | None = None
         self.on_load(state)
 
-    def receive(self, port: int, data: bytes) -> list[tuple[int, bytes]]:
+    def change_engine(self, make: MakeEngine) -> Engine:
+        """Run this program, and those that are loaded later, on another kind of engine, which takes over the state once
+        no packet waits in the old one's queues. Packets pass while it is made."""
+        self.make_engine = make
+        state = self.state
+        engine = make(state, self.drop_port, self.n_priorities, self.seed)
+        with self.lock:
+            if self.state is state:  # else another program was loaded meanwhile, with this kind of engine
+                self._next_engine = engine
+                self._try_to_change()
+        return engine
+
+    def _try_to_change(self) -> None:
+        if self._next_engine is not None and self.engine.next_us() is None:
+            self.engine, self._next_engine = self._next_engine, None
+
+    def receive(self, port: int, data: bytes) -> Sent:
         """Take a frame in at a port; returns (port, frame) for all that leave now, in order."""
         with self.lock:
+            self._try_to_change()
             return self.engine.receive(port, data)
 
-    def poll(self) -> list[tuple[int, bytes]]:
+    def process(
+        self, ports: np.ndarray, addresses: np.ndarray, lengths: np.ndarray, send: Callable[[np.ndarray], None]
+    ) -> None:
+        """Take a batch of frames in, as Engine.process does."""
+        with self.lock:
+            self._try_to_change()
+            self.engine.process(ports, addresses, lengths, send)
+
+    def poll(self) -> Sent:
         """The frames that leave queues with a rate because time has passed. Also sends digests that are due."""
         with self.lock:
+            self._try_to_change()
             for digest in self.state.digests:
                 digest.poll()
             return self.engine.poll()

@@ -8,55 +8,57 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Generic, TypeVar
 
 from emulator.p4switch.state.state import Queues
 
+T = TypeVar("T")
+
 
 @dataclass
-class _Queue:
+class _Queue(Generic[T]):
     """`waiting`: (when it may leave in µs, packet)."""
 
-    waiting: deque[tuple[float, Any]] = field(default_factory=deque)
+    waiting: deque[tuple[float, T]] = field(default_factory=deque)
     last_sent_us: float = float("-inf")
 
 
-class EgressQueues:
+class EgressQueues(Generic[T]):
     """Packets between ingress and egress. `clock` gives µs."""
 
     def __init__(self, settings: Queues, clock: Callable[[], int]) -> None:
         self.settings = settings
         self.clock = clock
-        self._at_once: deque[tuple[int, int, Any]] = deque()
-        self._queues: dict[tuple[int, int], _Queue] = {}
+        self._at_once: deque[T] = deque()
+        self._queues: dict[tuple[int, int], _Queue[T]] = {}
 
     def size(self, port: int, priority: int) -> int:
         """Packets that wait in a queue."""
         queue = self._queues.get((port, priority))
         return len(queue.waiting) if queue else 0
 
-    def push(self, port: int, priority: int, packet: Any) -> bool:
+    def push(self, port: int, priority: int, packet: T) -> bool:
         """Queue a packet; False if the queue was full."""
         if self.size(port, priority) >= self.settings.depth(port, priority):
             return False
         rate = self.settings.rate(port, priority)
         if not rate and not self.size(port, priority):
-            self._at_once.append((port, priority, packet))
+            self._at_once.append(packet)
             return True
         queue = self._queues.setdefault((port, priority), _Queue())
         queue.last_sent_us = max(self.clock(), queue.last_sent_us + (1e6 / rate if rate else 0))
         queue.waiting.append((queue.last_sent_us, packet))
         return True
 
-    def pop(self) -> tuple[int, int, Any] | None:
-        """(port, priority, packet) that may leave now, the highest priority of a port first; None if there is none."""
+    def pop(self) -> T | None:
+        """A packet that may leave now, the highest priority of a port first; None if there is none."""
         if self._at_once:
             return self._at_once.popleft()
         now = self.clock()
         for port, priority in sorted(self._queues, key=lambda key: (key[0], -key[1])):
             waiting = self._queues[port, priority].waiting
             if waiting and waiting[0][0] <= now:
-                return port, priority, waiting.popleft()[1]
+                return waiting.popleft()[1]
         return None
 
     def next_us(self) -> float | None:

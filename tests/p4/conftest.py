@@ -3,7 +3,7 @@
 
 import pytest
 
-from emulator.p4switch.engine.engine import Engine
+from emulator.p4switch.engine.engine import CompiledEngine
 from tests.support import p4_programming
 from tests.support.bmv2_engines import switch_on
 from tests.support.p4_jobs import program, switch_itself
@@ -12,6 +12,6 @@ from tests.support.p4_jobs import program, switch_itself
 @pytest.fixture
 def switch():
     """A fresh switch with an address."""
-    programmed = switch_on(Engine, program("switchml"))
+    programmed = switch_on(CompiledEngine, program("switchml"))
     p4_programming.apply(programmed.state, switch_itself())
     return programmed

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from emulator.p4switch.engine.engine import Engine
+from emulator.p4switch.engine.engine import CompiledEngine
 from switchml.control.dataplane import JobSpec
 from switchml.control.p4.tables import (
     OUTCOMES,
@@ -151,7 +151,7 @@ class Tree:
 
 
 def test_counters():
-    tree = Tree(Engine, two_racks(), spec_of(4))
+    tree = Tree(CompiledEngine, two_racks(), spec_of(4))
     node = tree.nodes[1]
     for sender, first, value in ((0, 0x81, 1), (1, 0x81, 2), (1, 0x89, 2), (ABOVE, 0xC1, 3)):
         tree.give(node, sender, struct.pack(">BbIHbb", first, 0, 800, 77, 0, 0) + struct.pack(">i", value) * 64)
@@ -181,7 +181,7 @@ def test_trees_that_make_no_sense():
 # Whole all-reduces
 
 
-p4 = functools.partial(Tree, Engine)
+p4 = functools.partial(Tree, CompiledEngine)
 """Makes trees of switches that run the P4 program."""
 
 

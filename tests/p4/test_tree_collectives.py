@@ -9,8 +9,8 @@ import struct
 
 import pytest
 
-from emulator.p4switch.engine.engine import Engine
-from emulator.p4switch.interpreter.path import Interpreter
+from emulator.p4switch.engine.engine import CompiledEngine
+from emulator.p4switch.interpreter.interpreter import Interpreter
 from switchml.protocol.retransmission import SECOND
 from tests.p4.test_tree import (
     CLEAR,
@@ -86,11 +86,11 @@ def test_every_kind_by_the_reference(shape, weather, seed):
 @pytest.mark.slow(keep=1)
 @pytest.mark.parametrize(("seed", "shape"), list(enumerate(SHAPES)))
 def test_every_kind_by_the_program(shape, seed):
-    network = run(functools.partial(Beside, Engine), SHAPES[shape](), seed, STORM)
+    network = run(functools.partial(Beside, CompiledEngine), SHAPES[shape](), seed, STORM)
     assert network.lost_between_switches > 5
 
 
-@pytest.mark.parametrize("engine", [Interpreter, Engine], ids=["interpreter", "compiled"])
+@pytest.mark.parametrize("engine", [Interpreter, CompiledEngine], ids=["interpreter", "compiled"])
 @pytest.mark.parametrize("scenario", load_trees(), ids=lambda scenario: scenario.job.name)
 def test_vectors(scenario, engine):
     names = itertools.count(3)
@@ -135,7 +135,7 @@ def test_rounds_of_any_kind(shape, payload):
     chooser, root = random.Random(f"{shape} {payload}"), SHAPES[shape]()
     workers = len(root.ranks)
     spec = spec_of(workers, 2, 64, payload=payload)
-    tree = Beside(Engine, root, spec)
+    tree = Beside(CompiledEngine, root, spec)
     rack = {child: node for node in root.all() for child in node.below if isinstance(child, int)}
     calls = [None, 1, 2, 4, 8, *((reach, op) for reach in range(3) for op in range(5))]
     for number in range(60):
@@ -187,7 +187,7 @@ def test_packets_of_any_kind(seed, isn):
     root = Node(1, [Node(2, [0, 1]), 2, Node(3, [3])])
     slots, done = 2, collections.Counter()
     spec = spec_of(4, slots, isn)
-    tree, rounds = Beside(Engine, root, spec), collections.Counter()
+    tree, rounds = Beside(CompiledEngine, root, spec), collections.Counter()
     for _ in range(1500):
         node, slot = chooser.choice(root.all()[:2]), chooser.randrange(slots)
         sender = chooser.choice([key for key in node.keys if key is not ABOVE or node.above])
@@ -207,5 +207,7 @@ def test_packets_of_any_kind(seed, isn):
 def test_collectives_on_simple_switch(require_program):
     programs = require_program("simple_switch"), require_program("simple_switch_CLI")
     root = two_racks()
-    network = run(functools.partial(Tree, Engine), root, 1, STORM, ("reduce_scatter", "broadcast", "barrier", "sparse"))
+    network = run(
+        functools.partial(Tree, CompiledEngine), root, 1, STORM, ("reduce_scatter", "broadcast", "barrier", "sparse")
+    )
     check_on_simple_switch(programs, root, network.tree)

@@ -5,8 +5,8 @@ from itertools import count
 
 import pytest
 
-from emulator.p4switch.engine.engine import Engine
-from emulator.p4switch.interpreter.path import Interpreter
+from emulator.p4switch.engine.engine import CompiledEngine
+from emulator.p4switch.interpreter.interpreter import Interpreter
 from switchml.control.p4.tables import OUTCOMES, RegisterPlace, job_counters
 from switchml.counters import COUNTERS
 from switchml.protocol.pool import Pool, PoolV1
@@ -62,7 +62,7 @@ def without_sent(ranks) -> list[dict[str, int]]:
     return [{name: n for name, n in rank.items() if name not in ("sent_packets", "sent_bytes")} for rank in ranks]
 
 
-@pytest.mark.parametrize("engine", [Interpreter, Engine], ids=["interpreter", "compiled"])
+@pytest.mark.parametrize("engine", [Interpreter, CompiledEngine], ids=["interpreter", "compiled"])
 @pytest.mark.parametrize(("scenario", "variant"), CASES)
 def test_scenario(scenario, variant, engine, switches):
     check_scenario(scenario, switches(variant, engine))

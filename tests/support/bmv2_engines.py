@@ -4,8 +4,8 @@ import contextlib
 import json
 import logging
 
-from emulator.p4switch.engine.engine import Engine
-from emulator.p4switch.interpreter.path import Interpreter
+from emulator.p4switch.engine.engine import CompiledEngine
+from emulator.p4switch.interpreter.interpreter import Interpreter
 from emulator.p4switch.program import ir
 from emulator.p4switch.switch import Switch
 from switchml.errors import ControlError, ProgramAbort
@@ -32,7 +32,7 @@ def switch_on(engine: type, program: ir.Program, **options) -> Switch:
 
 def both(program: ir.Program, **options) -> tuple[Switch, Switch]:
     """The program on the reference engine, and on the compiled one."""
-    return switch_on(Interpreter, program, **options), switch_on(Engine, program, **options)
+    return switch_on(Interpreter, program, **options), switch_on(CompiledEngine, program, **options)
 
 
 class Messages(logging.Handler):

@@ -9,7 +9,7 @@ import json
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from emulator.p4switch.interpreter.path import Interpreter
+from emulator.p4switch.interpreter.interpreter import Interpreter
 from emulator.p4switch.program import ir
 from emulator.p4switch.state.action_profiles import RunAction, UseGroup, UseMember
 from emulator.p4switch.switch import Switch

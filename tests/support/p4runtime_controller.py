@@ -56,7 +56,7 @@ class NoPorts(Ports):
     def show(self):
         return [PortInfo(number, f"port{number}") for number in sorted(self.up)]
 
-    def start(self, take, take_batch=None):
+    def start(self, take, take_batch):
         pass
 
     def send(self, frames: Frames) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from emulator.p4switch.interpreter.path import Interpreter
+from emulator.p4switch.interpreter.interpreter import Interpreter
 from emulator.p4switch.program import ir
 from emulator.p4switch.program.loader.loader import load
 from switchml.control.p4.tables import OUTCOMES, Changes, Entry, Group, address_number

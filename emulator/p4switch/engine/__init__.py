@@ -2,6 +2,6 @@
 programs, interprets.
 
 `layout` places a packet's headers in memory; `lower` writes the code, with `parser`, `pipelines`, `actions`, `fields`,
-`expressions`, `calculations` and `reroll`; `vm/` runs it; `lookup` flattens table entries; `traffic` is simple_switch's
-packet path around them; `engine.Engine` puts all of it behind one `process`.
-"""
+`expressions`, `calculations` and `reroll`; `vm/` runs it; `lookup` flattens table entries. `kernels` compiles the
+packet path over the operations in `frames` and `queues`; `memory` and `plan` are what these work on, `pacing` is for
+packets that have to wait. `engine.CompiledEngine` puts all of it behind one `process`."""

@@ -311,6 +311,15 @@ class Actions(Part):
         self.assign(target, Cell(self.code.result(o.METER, self.meter_words(array.index), cell), 1, 32))
         self.ex.bind(over)
 
+    def _Meter_execute(self, array: e.ObjectRef, index: e.Expr, target: e.Expr) -> None:
+        """PSA numbers the colors red, green, yellow (psa.p4)."""
+        over, cell = Label(), self.ex.index(index, "the index of a meter")
+        self.code.emit(o.RNG, cell, self.state.meters[array.index].size, over)
+        color = self.code.result(o.METER, self.meter_words(array.index), cell)
+        after = self.code.result(o.ADD, color, self.code.const(1))
+        self.assign(target, Cell(self.code.result(o.REMU, after, self.code.const(3)), 1, 32))
+        self.ex.bind(over)
+
     def meter_words(self, index: int) -> int:
         """Constants that describe a meter array."""
         meter = self.state.meters[index]
@@ -335,13 +344,13 @@ class Actions(Part):
                 self.assign(e.FieldRef(header.header, names[name]), e.Const(value))
 
     def _request(self, name: str, value: e.Expr, width: int) -> None:
-        self.ex.narrow(e.Op("&", (value, e.Const(mask(width)))), CELL[name])
+        self.ex.narrow(e.Op("&", (value, e.Const(mask(width)))), getattr(CELL, name))
 
     def generate_digest(self, receiver: e.Expr, list_id: e.Expr) -> None:
         self._request("digest", list_id, 16)
 
     def clone_ingress_pkt_to_egress(self, session: e.Expr, field_list: e.Expr) -> None:
-        self.ex.narrow(e.Op("+", (e.Op("&", (session, e.Const(0x7FFF))), e.Const(1))), CELL["clone"])
+        self.ex.narrow(e.Op("+", (e.Op("&", (session, e.Const(0x7FFF))), e.Const(1))), CELL.clone)
         self._request("clone_list", field_list, 16)
 
     def resubmit(self, field_list: e.Expr) -> None:
@@ -359,7 +368,7 @@ class Actions(Part):
         """Nothing."""
 
     def exit(self) -> None:
-        self.code.emit(o.MOV, CELL["exit"], self.code.const(1))
+        self.code.emit(o.MOV, CELL.exit, self.code.const(1))
 
     def _event(self, kind: int, call: ir.Primitive, values: tuple[e.Expr, ...] = ()) -> None:
         message = Message(call)

@@ -146,7 +146,7 @@ class Calculations(Part):
                 width = self.program.field_width(checksum.target)
                 expected = e.Op("&", (checksum.target, e.Const(mask(width))))
                 is_wrong = self.ex.narrow(e.Op("!=", (self._value(checksum), expected)))
-                self.code.emit(o.OR, CELL["checksum_error"], CELL["checksum_error"], is_wrong)
+                self.code.emit(o.OR, CELL.checksum_error, CELL.checksum_error, is_wrong)
                 self.ex.bind(over)
 
     def update(self, store) -> None:

@@ -10,6 +10,7 @@ from emulator.p4switch.engine.actions import ABORT, DIGEST, LOG, Message
 from emulator.p4switch.engine.layout import limbs
 from emulator.p4switch.program import ir
 from emulator.p4switch.program.aborts import abort_of, log_text
+from emulator.p4switch.program.expr import Text
 from emulator.p4switch.state.state import State
 
 log = logging.getLogger("switchml.bmv2")
@@ -40,7 +41,9 @@ class Events:
                 self.state.digests[index].add(tuple(parts))
             elif kind == LOG:
                 message = self.messages[index]
-                log.info("%s", log_text(message.call.args[0].text, self._split(values, message.values)))
+                text = message.call.args[0]
+                assert isinstance(text, Text)
+                log.info("%s", log_text(text.text, self._split(values, message.values)))
             elif kind == ABORT:
                 raise abort_of(self.messages[index].call)
 

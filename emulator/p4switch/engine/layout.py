@@ -12,32 +12,38 @@ headers (PHV), then temporaries. The PHV is zeroed for each packet.
 
 from __future__ import annotations
 
+from collections import namedtuple
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
+from emulator.p4switch.packet_path.fields import REGISTERS
 from emulator.p4switch.program import ir
 from emulator.p4switch.program.expr import FieldRef
 
 
-def offsets(names: tuple[str, ...], start: int = 0) -> dict[str, np.int64]:
-    """Offsets of words that lie one after the other. They are NumPy's integers because numba makes of a Python constant
-    that is passed on a type of its own, and compiles the function that gets it once for each."""
-    return {name: np.int64(start + 8 * i) for i, name in enumerate(names)}
+def offsets(kind: str, names: Sequence[str], start: int = 0) -> Any:
+    """Offsets of 64-bit words that lie one after the other: a named tuple, as kernels can read one."""
+    values: Any = [np.int64(start + 8 * i) for i in range(len(names))]
+    return namedtuple(kind, names)(*values)
+
+
+def record(names: Sequence[str]) -> np.ndarray:
+    """Such words for Python: an array of one element, whose fields have these names."""
+    return np.zeros(1, dtype=[(name, np.int64) for name in names])
 
 
 SYSTEM = (
-    "context", "packet", "length", "cursor", "args", "return_pc", "entry", "hit", "exit", "error", "checksum_error",
-    "clone", "clone_list", "resubmit", "recirculate", "digest", "truncate", "packet_length", "ingress_length", "now",
-    "bits", "out", "states", "loops", "start_length", "ingress_port",
+    "context", *REGISTERS, "packet", "length", "cursor", "args", "return_pc", "entry", "hit", "truncate", "now", "bits",
+    "out", "states", "loops",
 )  # fmt: skip
-"""Names of the system cells, 8 bytes each. context: address of the context (CONTEXT); packet, length, cursor: address
-and bytes of the packet, bytes parsed; args, return_pc: address of the running action's arguments, and where code
-continues after it; entry, hit: address of the record found, and whether it is an entry's; error, checksum_error: the
-parser's; clone: session + 1, or 0; clone_list..digest: ids that primitives set; truncate: length + 1, or 0;
-packet_length: the length register; ingress_length: what counters count; bits: how full the hash buffer is; out: where
-the deparser writes; states, loops: limits; start_length: the length register at ingress."""
-CELL = offsets(SYSTEM)
+"""Names of the system cells, 8 bytes each. context: address of the context (CONTEXT); the packet's registers; packet,
+length, cursor: address and bytes of the packet, bytes parsed; args, return_pc: address of the running action's
+arguments, and where code continues after it; entry, hit: address of the record found, and whether it is an entry's;
+truncate: length + 1, or 0; bits: how full the hash buffer is; out: where the deparser writes; states, loops: limits."""
+CELL = offsets("Cell", SYSTEM)
 PHV = 8 * 32
 """Offset of the headers: room for 32 system cells before it."""
 
@@ -47,8 +53,8 @@ DESCRIPTOR = (
 """Words of a header's row in the header table: offsets of its validity byte and data, bytes of its fixed fields, bytes
 of its whole content, where its union's members are listed and how many, its varbit field (0: none), before which byte
 of the fixed fields that belongs, its limit in bytes, where the flags of signed fields begin, id of its type."""
-ROW = offsets(DESCRIPTOR)
-DESCRIPTOR_BYTES = 16 * 8
+ROW = offsets("Row", DESCRIPTOR)
+DESCRIPTOR_BYTES = 8 * len(DESCRIPTOR)
 
 CONTEXT = (
     "code", "headers", "tables", "hash_buffer", "events", "event_at", "event_end", "event_open", "events_lost",
@@ -57,7 +63,7 @@ CONTEXT = (
 """Words of the context: addresses of the code, the header table, the table directory, the hash buffer; the event ring
 (address, words used, words it has, whether the event being written fits, how many did not); the Mersenne
 Twister; the kernels that run the other groups of instructions."""
-CTX = offsets(CONTEXT)
+CTX = offsets("Context", CONTEXT)
 HASH_BUFFER_BYTES = 1 << 18
 
 
@@ -155,6 +161,7 @@ class Layout:
     @staticmethod
     def varbit_max(kind: ir.HeaderType) -> int:
         """Bytes that the varbit field can have."""
+        assert kind.varbit is not None
         return (kind.fields[kind.varbit].width + 7) // 8
 
     def sign_flag(self, kind: ir.HeaderType, i: int) -> int:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from emulator.p4switch.engine.layout import limbs
+from emulator.p4switch.engine.layout import record as record_of
 from emulator.p4switch.engine.lower import Lowered
 from emulator.p4switch.engine.pipelines import TableCode
 from emulator.p4switch.engine.vm import tables as v
@@ -77,8 +78,8 @@ class TableImage:
             entries.sort(key=self.table._rank)
         records = [self._record(entry.target, entry) for entry in entries]
         default = self._record(self.table.default, None)
-        self.row[:] = 0
-        self.row[v.DEFAULT // 8] = default
+        self.row[...] = 0
+        self.row["default"] = default
         if any(part.kind == "range" for part in self.code.table.key):
             self._rows(entries, records)
         else:
@@ -88,40 +89,40 @@ class TableImage:
 
     def _record(self, target: Target | None, entry: Entry | None) -> int:
         """The address of a new record."""
-        record = np.zeros(v.RECORD_BYTES // 8, dtype=np.int64)
+        record = record_of(v.RECORD_WORDS)
         code = self.code
         if target is None:
             label = code.miss if code.table.by_hit else code.next_default
-            record[v.ACTION // 8] = record[v.NEXT // 8] = label.pc
+            record["action"] = record["next"] = label.pc
         elif isinstance(target, UseGroup):
             members = [
                 self._record(self.table.profile.members[member].run, entry)
                 for member in self.table.profile.groups[target.group].choices()
             ]
-            record[v.ACTION // 8] = record[v.NEXT // 8] = code.end.pc
-            record[v.N_CHOICES // 8] = len(members)
-            record[v.CHOICES // 8] = self._keep(members, np.uint64)
+            record["action"] = record["next"] = code.end.pc
+            record["n_choices"] = len(members)
+            record["choices"] = self._keep(members, np.uint64)
         else:
             run = self.table.profile.members[target.member].run if isinstance(target, UseMember) else target
             self._run(record, run, entry is not None)
         if entry is not None:
-            record[v.COUNTER // 8] = self.table.counters.ctypes.data + 16 * entry.index
-            record[v.LAST_HIT // 8] = self.table.last_hit_us.ctypes.data + 8 * entry.index
-            record[v.INDEX // 8] = entry.index
+            record["counter"] = self.table.counters.ctypes.data + 16 * entry.index
+            record["last_hit"] = self.table.last_hit_us.ctypes.data + 8 * entry.index
+            record["index"] = entry.index
         return self._keep(record)
 
     def _run(self, record: np.ndarray, run: RunAction, is_hit: bool) -> None:
         code = self.code
-        record[v.ACTION // 8] = self.lowered.actions_at[run.action].pc
+        record["action"] = self.lowered.actions_at[run.action].pc
         args: list[int] = []
         for param, value in zip(self.program.actions[run.action].params, run.args, strict=True):
             args += to_limbs(value & mask(param.width), limbs(param.width))
-        record[v.ARGS // 8] = self._keep(args, np.uint64)
+        record["args"] = self._keep(args, np.uint64)
         if code.table.by_hit:
             label = code.hit if is_hit else code.miss
         else:
             label = code.next_of_action.get(run.action, code.next_default)
-        record[v.NEXT // 8] = label.pc
+        record["next"] = label.pc
 
     # Keys
 
@@ -154,9 +155,9 @@ class TableImage:
                 size *= 2
             slots = self._slots(entries_of_mask, size, len(cover))
             first = next(iter(entries_of_mask.values()))[0]
-            words += [self._keep(list(cover), np.uint64), self._keep(slots), size - 1, first, 0, 0, 0, 0]
-        self.row[v.GROUPS // 8] = self._keep(words, np.uint64)
-        self.row[v.N_GROUPS // 8] = len(groups)
+            words += [self._keep(list(cover), np.uint64), self._keep(slots), size - 1, first]
+        self.row["groups"] = self._keep(words, np.uint64)
+        self.row["n_groups"] = len(groups)
 
     @staticmethod
     def _slots(entries: dict[tuple[int, ...], tuple[int, int]], size: int, n: int) -> np.ndarray:
@@ -178,5 +179,5 @@ class TableImage:
                 row += [int(is_range), n, *value, *extra]
             row[0] = 8 * len(row)
             words += row
-        self.row[v.ROWS // 8] = self._keep(words, np.uint64)
-        self.row[v.N_ROWS // 8] = len(entries)
+        self.row["rows"] = self._keep(words, np.uint64)
+        self.row["n_rows"] = len(entries)

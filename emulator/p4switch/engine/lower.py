@@ -12,6 +12,7 @@ from emulator.p4switch.engine.expressions import Expressions, Part
 from emulator.p4switch.engine.layout import Layout
 from emulator.p4switch.engine.parser import Parser
 from emulator.p4switch.engine.pipelines import Pipelines
+from emulator.p4switch.packet_path.engine import blocks_of
 from emulator.p4switch.program import expr as e
 from emulator.p4switch.program import ir
 from emulator.p4switch.state.state import State
@@ -41,9 +42,9 @@ class ValueSet:
 class Lowered(Part):
     """A program's code, `rows` (n, 8) int32, with what the engine needs to run it. Raises Unsupported.
 
-    `parser`, `ingress`, `egress`, `deparser`: where code begins; `digests`: (list id, code) pairs; `field_lists`: id →
-    pieces (offset in the frame, bits before it, bits) of the fields that are copied; `tables` and `actions_at` as in
-    Pipelines; `vsets`, `hashes`: what is to be refreshed."""
+    `blocks`: where the code of each of packet_path.engine.BLOCKS begins, 0 where there is none; `digests`: (list id,
+    code) pairs; `field_lists`: id → pieces (offset in the frame, bits before it, bits) of the fields that are copied;
+    `tables` and `actions_at` as in Pipelines; `vsets`, `hashes`: what is to be refreshed."""
 
     def __init__(self, state: State, drop_port: int) -> None:
         layout = Layout(state.program)
@@ -53,21 +54,28 @@ class Lowered(Part):
         self.calculations = Calculations(self.ex)
         self.actions = Actions(self.ex, self.calculations, drop_port)
         self.actions.lanes.prepare()
-        named = {parser.name: parser for parser in program.parsers}
-        self.parser = Parser(self.actions, self._vset_words).lower(named["parser"])
         pipelines = Pipelines(self.actions)
         self.tables, self.actions_at = pipelines.tables, pipelines.actions_at
-        self.ingress = pipelines.lower(program.pipeline("ingress"))
-        self.egress = pipelines.lower(program.pipeline("egress"))
-        deparser = next(item for item in program.deparsers if item.name == "deparser")
-        self.deparser = self._deparser(deparser)
-        self.header_bytes = sum(self.layout.total[index] for index in deparser.order)
-        """The most that the deparser emits: a header may be in its order more than once."""
+        blocks = blocks_of(program)
+        self.blocks = [self._block(block, pipelines) for block in blocks]
+        deparsers = [block for block in blocks if isinstance(block, ir.Deparser)]
+        self.header_bytes = max(sum(self.layout.total[index] for index in each.order) for each in deparsers)
+        """The most that a deparser emits: a header may be in its order more than once."""
         self.digests = [(item.id, self._digest(number, item)) for number, item in enumerate(program.learn_lists)]
         self.field_lists = {item.id: self._field_list(item) for item in program.field_lists}
         pipelines.lower_actions()
         self.hashes = list(self.calculations.parameters.values())
         self.rows = self.code.finish()
+
+    def _block(self, block: ir.Parser | ir.Pipeline | ir.Deparser | None, pipelines: Pipelines) -> int:
+        match block:
+            case ir.Parser():
+                return Parser(self.actions, self._vset_words).lower(block)
+            case ir.Pipeline():
+                return pipelines.lower(block)
+            case ir.Deparser():
+                return self._deparser(block)
+        return 0
 
     def _vset_words(self, index: int, n_limbs: int, widths: list[int]) -> int:
         values = ValueSet(self.state.parse_vsets[index], n_limbs, widths)

@@ -44,7 +44,7 @@ class Parser(Part):
                 self._state(parser.states[number], labels[number], labels)
         for name, label in self._errors.items():
             self.ex.bind(label)
-            self.code.emit(o.MOV, CELL["error"], self.code.const(self.program.errors[name]))
+            self.code.emit(o.MOV, CELL.parser_error, self.code.const(self.program.errors[name]))
             self.code.emit(o.JMP, self._end)
         self.ex.bind(self._end)
         self.actions.calculations.verify()
@@ -67,7 +67,7 @@ class Parser(Part):
                 case ir.Verify(condition, error):
                     over = Label()
                     self.code.emit(o.JNZ, self.ex.narrow(condition), over)
-                    self.ex.cells(error, 1, CELL["error"])
+                    self.ex.cells(error, 1, CELL.parser_error)
                     self.code.emit(o.JMP, self._end)
                     self.ex.bind(over)
                 case ir.Advance(bits):

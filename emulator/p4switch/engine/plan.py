@@ -1,33 +1,31 @@
-"""The plan of the compiled packet path (traffic.py): a block of words with what it needs of a program and a switch."""
+"""The plan: a block of words with what the packet path's kernels need of a program and a switch, their input, and their
+results. Kernels know an engine by the address of its plan."""
 
-import numpy as np
+from __future__ import annotations
 
 from emulator.p4switch.engine.layout import offsets
+from emulator.p4switch.packet_path.fields import FIELDS
 
-FIELDS = (
-    "standard_metadata.ingress_port", "standard_metadata.packet_length", "standard_metadata.instance_type",
-    "intrinsic_metadata.ingress_global_timestamp", "standard_metadata.parser_error", "standard_metadata.checksum_error",
-    "intrinsic_metadata.mcast_grp", "standard_metadata.egress_spec", "intrinsic_metadata.egress_rid",
-    "intrinsic_metadata.priority", "queueing_metadata.enq_timestamp", "queueing_metadata.enq_qdepth",
-    "intrinsic_metadata.egress_global_timestamp", "queueing_metadata.deq_timedelta", "queueing_metadata.deq_qdepth",
-    "queueing_metadata.qid", "standard_metadata.egress_port",
+BLOCK_WORDS = ("ingress_parser", "ingress", "ingress_deparser", "egress_parser", "egress", "egress_deparser")
+"""Where the code of each block begins, in the order of packet_path.engine.BLOCKS."""
+FIELD_WORDS = tuple(f"{name} {word}" for name in FIELDS for word in ("offset", "mask"))
+"""Of each field of packet_path.fields: the cell's offset (-1: the program lacks it), and the mask of its width."""
+WORDS = (
+    "frame", "phv_end", "metadata", "metadata_end", "metadata_headers", "n_metadata_headers", "saved", "no_error",
+    *BLOCK_WORDS, "vm", "header_bytes", "digests", "n_digests", "field_lists", "n_field_lists", "drop_port",
+    "n_priorities", "groups", "n_groups", "sessions", "n_sessions", "returned", "returned_first", "returned_n",
+    "queued", "queued_first", "queued_n", "is_held", "is_paced", "n_released", "queue_length", "ring_size",
+    "ring_stride", "pool", "pool_n", "n_headers", "in_address", "in_length", "in_port", "now", "source", "out",
+    "out_end", "reserve", "records", "n_records", "max_records", "max_events", "status", "lost", "bad_priority",
 )  # fmt: skip
-"""What the path itself reads and writes. In the plan, each has two words: the cell's offset (-1: the program lacks
-it) and the mask of its width."""
-(
-    INGRESS_PORT, PACKET_LENGTH, INSTANCE_TYPE, INGRESS_TIME, PARSER_ERROR, CHECKSUM_ERROR, MCAST_GRP, EGRESS_SPEC,
-    EGRESS_RID, PRIORITY, ENQ_TIME, ENQ_DEPTH, EGRESS_TIME, DEQ_DELTA, DEQ_DEPTH, QID, EGRESS_PORT,
-) = (np.int64(16 * i) for i in range(len(FIELDS)))  # fmt: skip
-
-PLAN = (
-    "frame", "phv", "phv_end", "metadata", "metadata_end", "metadata_headers", "n_metadata_headers", "saved",
-    "no_error", "parser", "ingress", "egress", "deparser", "digests", "n_digests", "field_lists", "n_field_lists",
-    "drop_port", "n_priorities", "groups", "n_groups", "sessions", "returned", "returned_first", "returned_n", "queued",
-    "queued_first", "queued_n", "ring_size", "ring_stride", "out_end", "records", "n_records", "max_records", "status",
-    "lost", "in_address", "in_length", "in_port", "now", "source", "max_events", "reserve", "bad_priority",
-    "vm", "header_bytes", "pool", "pool_n", "n_headers",
-)  # fmt: skip
-"""Words of the plan after the fields: the path's inputs and its counters. `pool`: 0 without stale fields;
-`n_headers`: 0 if copies have nothing to lose of invalid headers."""
-P = offsets(PLAN, 16 * len(FIELDS))
-PLAN_WORDS = 2 * len(FIELDS) + len(PLAN)
+"""The words behind those. frame: the packet that is worked on; phv_end, metadata, metadata_end: offsets in it;
+metadata_headers: offsets of validity bytes; saved: the packet that is set aside; header_bytes: the most that a deparser
+writes; groups: rows of copies' address and number; sessions: rows of whether there is one, port and group (-1: none);
+returned, queued: rings of packets, each with the first one's place and their number; is_held: the frame holds the only
+packet in a queue; is_paced: packets leave queues only if n_released allows it; queue_length: what the path sees of
+queues; pool: 0 without stale fields; n_headers: 0 if copies have nothing to lose of invalid headers; in_…: the batch;
+source: the number of the frame that came in; out, out_end, reserve: where the next packet is deparsed to, where the
+room ends, and what has to be free for another frame; records: frames that leave; status: why the program aborted; lost,
+bad_priority: packets dropped for the log."""
+PLAN = offsets("Plan", WORDS, 8 * len(FIELD_WORDS))
+PLAN_WORDS = (*FIELD_WORDS, *WORDS)

@@ -1,62 +1,56 @@
-"""Stale fields in the compiled packet path (interpreter.packet.FieldPool): the plan's `pool` is a stack of what was in
+"""Stale fields in the compiled engine (interpreter.packet.FieldPool): the plan's `pool` is a stack of what was in
 the metadata and headers of packets that have gone, from the first metadata on."""
 
 from emulator.p4switch.engine.layout import CELL, CTX, DESCRIPTOR_BYTES, ROW
-from emulator.p4switch.engine.plan import P
+from emulator.p4switch.engine.plan import PLAN
 from emulator.p4switch.engine.raw import clear_block, copy_block, ld8, ld64, st8, st64
 from switchml.runtime.jit import kernel
 
-_CONTEXT, _HEADERS = CELL["context"], CTX["headers"]
-_VALID, _DATA, _TOTAL, _VARBIT = (ROW[name] for name in ("valid", "data", "total", "varbit"))
-_METADATA, _PHV_END, _POOL, _POOL_N, _N_HEADERS = (
-    P[name] for name in ("metadata", "phv_end", "pool", "pool_n", "n_headers")
-)
-
 
 @kernel
-def _pooled(plan, n):
+def _pooled(plan: int, n: int) -> int:
     """The address of entry n of the pool."""
-    return ld64(plan + _POOL) + n * (ld64(plan + _PHV_END) - ld64(plan + _METADATA))
+    return ld64(plan + PLAN.pool) + n * (ld64(plan + PLAN.phv_end) - ld64(plan + PLAN.metadata))
 
 
 @kernel
-def _take(plan):
+def _take(plan: int) -> int:
     """The address of the fields that went last, which stay there until something else goes; 0 if none have."""
-    n = ld64(plan + _POOL_N) - 1
+    n = ld64(plan + PLAN.pool_n) - 1
     if n < 0:
         return 0
-    st64(plan + _POOL_N, n)
+    st64(plan + PLAN.pool_n, n)
     return _pooled(plan, n)
 
 
 @kernel
-def end_packet(plan, frame):
+def end_packet(plan: int, frame: int) -> None:
     """A packet's way has ended."""
-    if ld64(plan + _POOL):
-        n, start = ld64(plan + _POOL_N), ld64(plan + _METADATA)
-        copy_block(_pooled(plan, n), frame + start, ld64(plan + _PHV_END) - start)
-        st64(plan + _POOL_N, n + 1)
+    if ld64(plan + PLAN.pool):
+        n, start = ld64(plan + PLAN.pool_n), ld64(plan + PLAN.metadata)
+        copy_block(_pooled(plan, n), frame + start, ld64(plan + PLAN.phv_end) - start)
+        st64(plan + PLAN.pool_n, n + 1)
 
 
 @kernel
-def become_copy(plan, frame):
+def become_copy(plan: int, frame: int) -> None:
     """A copy of a packet has its valid headers; the others are invalid in all respects, with fields of the pool."""
-    n, fields = ld64(plan + _N_HEADERS), 0
-    if ld64(plan + _POOL):
+    n, fields = ld64(plan + PLAN.n_headers), 0
+    if ld64(plan + PLAN.pool):
         fields = _take(plan)
-    rows = ld64(ld64(frame + _CONTEXT) + _HEADERS)
+    rows = ld64(ld64(frame + CELL.context) + CTX.headers)
     for row in range(rows, rows + n * DESCRIPTOR_BYTES, DESCRIPTOR_BYTES):
         valid, data, total, varbit = (
-            frame + ld64(row + _VALID), ld64(row + _DATA), ld64(row + _TOTAL), ld64(row + _VARBIT)
+            frame + ld64(row + ROW.valid), ld64(row + ROW.data), ld64(row + ROW.total), ld64(row + ROW.varbit)
         )  # fmt: skip
         if ld8(valid) & 1:
             continue
         st8(valid, 0)
-        if ld64(plan + _POOL) == 0:
+        if ld64(plan + PLAN.pool) == 0:
             continue
         width = ld64(frame + varbit)
         if fields:
-            copy_block(frame + data, fields + data - ld64(plan + _METADATA), total)
+            copy_block(frame + data, fields + data - ld64(plan + PLAN.metadata), total)
         else:
             clear_block(frame + data, total)
         if varbit:
@@ -64,17 +58,17 @@ def become_copy(plan, frame):
 
 
 @kernel
-def begin(plan, frame):
+def begin(plan: int, frame: int) -> None:
     """`_begin` with fields of the pool."""
-    start, fields = ld64(plan + _METADATA), _take(plan)
-    size = ld64(plan + _PHV_END) - start
+    start, fields = ld64(plan + PLAN.metadata), _take(plan)
+    size = ld64(plan + PLAN.phv_end) - start
     clear_block(frame + 8, start - 8)
     if fields:
         copy_block(frame + start, fields, size)
     else:
         clear_block(frame + start, size)
-    rows = ld64(ld64(frame + _CONTEXT) + _HEADERS)
-    for row in range(rows, rows + ld64(plan + _N_HEADERS) * DESCRIPTOR_BYTES, DESCRIPTOR_BYTES):
-        varbit = ld64(row + _VARBIT)
+    rows = ld64(ld64(frame + CELL.context) + CTX.headers)
+    for row in range(rows, rows + ld64(plan + PLAN.n_headers) * DESCRIPTOR_BYTES, DESCRIPTOR_BYTES):
+        varbit = ld64(row + ROW.varbit)
         if varbit:
             st64(frame + varbit, 0)

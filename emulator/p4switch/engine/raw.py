@@ -6,6 +6,8 @@ mixes signed and unsigned types (numba would make floats of them) and no array o
 the same cell to be written."""
 
 import functools
+from collections.abc import Callable
+from typing import Any
 
 from llvmlite import ir
 from numba.core import cgutils, types
@@ -14,32 +16,34 @@ from numba.extending import intrinsic
 from switchml.runtime.jit import compile_once
 
 _I64 = ir.IntType(64)
-_INT = types.int64
+_types: Any = types  # not all of them have types of their own
+_INT = _types.int64
 
 
-def _raw(write, argument=_INT, result=_INT):
+def _raw(write: Callable[..., Any], argument: Any = _INT, result: Any = _INT) -> Callable[..., int]:
     """The intrinsic that `write`(builder, *arguments) writes: of arguments of one type, int64."""
 
     @functools.wraps(write)  # numba takes the number of arguments from its signature
-    def typed(typingctx, *arguments):
-        def codegen(context, builder, signature, values):
+    def typed(typingctx: Any, *arguments: Any) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
             value = write(builder, *values)
-            return context.get_dummy_value() if result is types.void else value
+            return context.get_dummy_value() if result is _types.void else value
 
         return result(*[argument] * len(arguments)), codegen
 
-    return intrinsic(typed)
+    function: Callable[..., int] = intrinsic(typed)
+    return function
 
 
-_statement = functools.partial(_raw, result=types.void)
+_statement = functools.partial(_raw, result=_types.void)
 
 
-def _at(builder, address, bits):
+def _at(builder: Any, address: Any, bits: int) -> Any:
     return builder.inttoptr(address, ir.IntType(bits).as_pointer())
 
 
-def _loader(bits, swap=False):
-    def load(builder, address):
+def _loader(bits: int, swap: bool = False) -> Callable[..., int]:
+    def load(builder: Any, address: Any) -> Any:
         value = builder.load(_at(builder, address, bits), align=1)
         if swap:
             value = builder.bswap(value)
@@ -48,8 +52,8 @@ def _loader(bits, swap=False):
     return _raw(load)
 
 
-def _storer(bits, swap=False):
-    def store(builder, address, value):
+def _storer(bits: int, swap: bool = False) -> Callable[..., int]:
+    def store(builder: Any, address: Any, value: Any) -> None:
         if bits < 64:
             value = builder.trunc(value, ir.IntType(bits))
         builder.store(builder.bswap(value) if swap else value, _at(builder, address, bits), align=1)
@@ -68,12 +72,12 @@ divu = _raw(lambda builder, a, b: builder.udiv(a, b))
 remu = _raw(lambda builder, a, b: builder.urem(a, b))
 ltu = _raw(lambda builder, a, b: builder.zext(builder.icmp_unsigned("<", a, b), _I64))
 """1 if a < b as unsigned numbers, else 0."""
-bits_of = _raw(lambda builder, condition: builder.zext(condition, _I64), argument=types.boolean)
+bits_of = _raw(lambda builder, condition: builder.zext(condition, _I64), argument=_types.boolean)
 """A bool as 0 or 1."""
 
 
 @_raw
-def mulhu(builder, a, b):
+def mulhu(builder: Any, a: Any, b: Any) -> Any:
     """The upper 64 bits of an unsigned product."""
     wide = ir.IntType(128)
     product = builder.mul(builder.zext(a, wide), builder.zext(b, wide))
@@ -81,24 +85,24 @@ def mulhu(builder, a, b):
 
 
 @_statement
-def copy_block(builder, to, source, count):
+def copy_block(builder: Any, to: Any, source: Any, count: Any) -> None:
     """memcpy."""
     cgutils.raw_memcpy(builder, _at(builder, to, 8), _at(builder, source, 8), count, 1)
 
 
 @_statement
-def clear_block(builder, to, count):
+def clear_block(builder: Any, to: Any, count: Any) -> None:
     """memset to zero."""
     cgutils.memset(builder, _at(builder, to, 8), count, 0)
 
 
-@functools.partial(_raw, result=types.float64)
-def load_double(builder, address):
+@functools.partial(_raw, result=_types.float64)
+def load_double(builder: Any, address: Any) -> Any:
     """The float64 at an address."""
     return builder.load(builder.inttoptr(address, ir.DoubleType().as_pointer()), align=1)
 
 
-def _operand(builder, at, k):
+def _operand(builder: Any, at: Any, k: Any) -> Any:
     offset = builder.add(at, builder.mul(k, ir.Constant(_I64, 4)))
     return builder.sext(builder.load(_at(builder, offset, 32), align=4), _I64)
 
@@ -108,19 +112,19 @@ arg = _raw(_operand)
 
 
 @_raw
-def val(builder, frame, at, k):
+def val(builder: Any, frame: Any, at: Any, k: Any) -> Any:
     """The frame's cell that operand k names."""
     return builder.load(_at(builder, builder.add(frame, _operand(builder, at, k)), 64), align=8)
 
 
 @_statement
-def put(builder, frame, at, value):
+def put(builder: Any, frame: Any, at: Any, value: Any) -> None:
     """Write the frame's cell that operand 1 names."""
     cell = builder.add(frame, _operand(builder, at, ir.Constant(_I64, 1)))
     builder.store(value, _at(builder, cell, 64), align=8)
 
 
-def _call(builder, address, *args):
+def _call(builder: Any, address: Any, *args: Any) -> Any:
     """Call a kernel of int64 arguments, which returns int64, by its address (`address_of`). Kernels called this way are
     compiled once, on their own; a direct call optimises the callee again within every caller."""
     pointer = ir.IntType(8).as_pointer()
@@ -137,9 +141,10 @@ call3 = _raw(lambda builder, address, a, b, c: _call(builder, address, a, b, c))
 call4 = _raw(lambda builder, address, a, b, c, d: _call(builder, address, a, b, c, d))
 
 
-def address_of(kernel, n_args):
+def address_of(kernel: Any, n_args: int) -> int:
     """Where the code of a kernel of n_args int64 arguments begins; compiles it first if need be."""
     signature = (_INT,) * n_args
     compile_once(kernel, *[0] * n_args)
     compiled = kernel.overloads[signature]
-    return compiled.library.get_pointer_to_function(compiled.fndesc.llvm_func_name)
+    address: int = compiled.library.get_pointer_to_function(compiled.fndesc.llvm_func_name)
+    return address

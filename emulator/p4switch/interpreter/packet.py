@@ -41,16 +41,15 @@ class Packet:
 
     Bytes: `data`, as received (or deparsed), and `payload`, the part that was not parsed.
 
-    For the switch: `ingress_port`, `ingress_length` (bytes, for counters and meters), `length` (follows added and
-    removed headers), `truncate_to`, `parser_error` (a number), `checksum_error`, `exit`, and the requests `clone`
-    ((session, field list) or None), `digest`, `resubmit`, `recirculate` (ids; 0: none)."""
+    The registers of packet_path.fields are attributes of their names; `truncate_to`: bytes to send, None for all."""
 
-    def __init__(self, program: ir.Program, data: bytes, ingress_port: int = 0, pool: FieldPool | None = None) -> None:
+    def __init__(self, program: ir.Program, data: bytes, received_at: int = 0, pool: FieldPool | None = None) -> None:
         self.program = program
         self.pool = pool
         self.data = self.payload = data
-        self.ingress_port = ingress_port
-        self.ingress_length = self.length = len(data)
+        self.received_at = received_at
+        self.ingress_length = self.packet_length = self.start_length = len(data)
+        self.queue_port = self.queue_priority = 0
         self.truncate_to: int | None = None
         self.parser_error = program.errors["NoError"]
         self.checksum_error = False
@@ -64,8 +63,7 @@ class Packet:
 
     def clear_requests(self) -> None:
         """Clear the requests of primitives."""
-        self.clone: tuple[int, int] | None = None
-        self.digest = self.resubmit = self.recirculate = 0
+        self.clone = self.clone_list = self.digest = self.resubmit = self.recirculate = 0
 
     def copy_with_headers(self) -> Packet:
         """A copy with the same headers and bytes. As in BMv2, it has no requests and is not truncated."""
@@ -86,10 +84,10 @@ class Packet:
         other.clear_requests()
         return other
 
-    def copy_unparsed(self, data: bytes) -> Packet:
-        """A packet of these bytes that was received at the same port, with nothing parsed and all metadata 0, or from
-        the pool."""
-        other = Packet(self.program, data, self.ingress_port, self.pool)
+    def copy_unparsed(self) -> Packet:
+        """A packet of the same bytes that was received at the same port, with nothing parsed and all metadata 0, or
+        from the pool."""
+        other = Packet(self.program, self.data, self.received_at, self.pool)
         other.ingress_length = self.ingress_length
         return other
 
@@ -132,17 +130,6 @@ class Packet:
     def get_bits(self, header: int, field: int) -> int:
         """A field as it would be on the wire: not negative."""
         return self.get(header, field) & mask(self.width(header, field))
-
-    def set_named(self, name: str, value: int) -> None:
-        """Set "header.field", if the program has it."""
-        ref = self.program.field(name)
-        if ref is not None:
-            self.set(ref.header, ref.field, value)
-
-    def get_named(self, name: str) -> int:
-        """The value of "header.field", or 0 if the program does not have it."""
-        ref = self.program.field(name)
-        return 0 if ref is None else self.get(ref.header, ref.field)
 
     def copy_fields(self, source: Packet, elements: tuple) -> None:
         """Copy the fields of a field list from another packet."""

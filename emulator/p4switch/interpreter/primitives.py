@@ -97,7 +97,7 @@ class Primitives:
         if index is not None and not on.packet.valid[index]:
             on.packet.values[index] = [0] * len(on.packet.values[index])
             on.packet.set_valid(index)
-            on.packet.length += on.packet.bits(index) // 8
+            on.packet.packet_length += on.packet.bits(index) // 8
 
     def add_header_fast(self, on: Expressions, header: e.Expr) -> None:
         index = on.header(header)
@@ -107,7 +107,7 @@ class Primitives:
     def remove_header(self, on: Expressions, header: e.Expr) -> None:
         index = on.header(header)
         if index is not None and on.packet.valid[index]:
-            on.packet.length -= on.packet.bits(index) // 8
+            on.packet.packet_length -= on.packet.bits(index) // 8
             on.packet.set_invalid(index)
 
     # State
@@ -141,8 +141,10 @@ class Primitives:
     # The packet's fate
 
     def drop(self, on: Expressions) -> None:
-        on.packet.set_named("standard_metadata.egress_spec", self.drop_port)
-        on.packet.set_named("intrinsic_metadata.mcast_grp", 0)
+        for name, value in (("standard_metadata.egress_spec", self.drop_port), ("intrinsic_metadata.mcast_grp", 0)):
+            ref = self.program.field(name)
+            if ref is not None:
+                on.packet.set(ref.header, ref.field, value)
 
     def mark_to_drop(self, on: Expressions, header: e.Expr) -> None:
         index = on.header(header)
@@ -155,7 +157,8 @@ class Primitives:
         on.packet.digest = on.value(list_id) & 0xFFFF
 
     def clone_ingress_pkt_to_egress(self, on: Expressions, session: e.Expr, field_list: e.Expr) -> None:
-        on.packet.clone = (on.value(session) & 0x7FFF, on.value(field_list) & 0xFFFF)
+        on.packet.clone = (on.value(session) & 0x7FFF) + 1
+        on.packet.clone_list = on.value(field_list) & 0xFFFF
 
     def resubmit(self, on: Expressions, field_list: e.Expr) -> None:
         on.packet.resubmit = on.value(field_list) & 0xFFFF

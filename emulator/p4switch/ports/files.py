@@ -43,7 +43,7 @@ class FilePorts(Ports):
     def show(self) -> list[PortInfo]:
         return [self._ports[number][0] for number in sorted(self._ports)]
 
-    def start(self, take: Take, take_batch: TakeBatch | None = None) -> None:
+    def start(self, take: Take, take_batch: TakeBatch) -> None:
         threading.Thread(target=self._read_all, args=(take,), name="pcap-reader", daemon=True).start()
 
     def _read_all(self, take: Take) -> None:

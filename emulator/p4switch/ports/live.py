@@ -269,11 +269,11 @@ class LivePorts(Ports):
     def show(self) -> list[PortInfo]:
         return [port.describe() for _, port in sorted(self._ports.items())]
 
-    def start(self, take: Take, take_batch: TakeBatch | None = None) -> None:
-        self._thread = threading.Thread(target=self._serve, args=(take, take_batch), name="ports", daemon=True)
+    def start(self, take: Take, take_batch: TakeBatch) -> None:
+        self._thread = threading.Thread(target=self._serve, args=(take_batch,), name="ports", daemon=True)
         self._thread.start()
 
-    def _serve(self, take: Take, take_batch: TakeBatch | None) -> None:
+    def _serve(self, take_batch: TakeBatch) -> None:
         for port in list(self._ports.values()):
             self._warm(port)
         while not self._is_closed:
@@ -283,7 +283,7 @@ class LivePorts(Ports):
                 if fd == self._wake:
                     os.eventfd_read(fd)
                 elif served is not None:
-                    self._try_to_serve(served, take, take_batch)
+                    self._try_to_serve(served, take_batch)
             self._close_removed()
         self._close_removed()
 
@@ -301,25 +301,21 @@ class LivePorts(Ports):
 
         threading.Thread(target=warm, name="warm", daemon=True).start()
 
-    def _try_to_serve(self, port: LivePort, take: Take, take_batch: TakeBatch | None) -> None:
+    def _try_to_serve(self, port: LivePort, take_batch: TakeBatch) -> None:
         try:
-            self._serve_port(port, take, take_batch)
+            self._serve_port(port, take_batch)
         except Exception:  # the other frames and ports go on
             log.exception("Dropping frames of port %d", port.number)
 
-    def _serve_port(self, port: LivePort, take: Take, take_batch: TakeBatch | None) -> None:
+    def _serve_port(self, port: LivePort, take_batch: TakeBatch) -> None:
         n = port.receive(self._batch)
         if not n:
             return
         trains = int(self._io.counts[packet_io.TRAINS])
         join, self._trains = trains > self._trains, trains
-        frames: list[bytes] = []
         if port.dumps is not None:
-            frames = _frames(self._batch.address[:n], self._batch.length[:n])
-            port.dumps[0].write(*frames)
-        if take_batch is None or not take_batch(self._batch, n, lambda records: self.send_records(records, join)):
-            frames = frames or _frames(self._batch.address[:n], self._batch.length[:n])
-            take([(port.number, data) for data in frames])
+            port.dumps[0].write(*_frames(self._batch.address[:n], self._batch.length[:n]))
+        take_batch(self._batch, n, lambda records: self.send_records(records, join))
 
     def send_records(self, records: np.ndarray, join: bool) -> None:
         """Send frames by their addresses: int64[n, ≥ 3] of port, address, length. `join`: neighbours that belong
@@ -329,9 +325,9 @@ class LivePorts(Ports):
             addresses, lengths = records[mine, 1], records[mine, 2]
             if not len(addresses):
                 continue
-            port.send_batch(addresses, lengths, join)
             if port.dumps is not None:
                 port.dumps[1].write(*_frames(addresses, lengths))
+            port.send_batch(addresses, lengths, join)
 
     def send(self, frames: Frames) -> None:
         for number, data in frames:

@@ -18,9 +18,9 @@ Frames = Iterable[tuple[int, bytes]]
 """(port, frame) pairs."""
 
 Take = Callable[[Frames], None]
-TakeBatch = Callable[["Batch", int, Callable[["np.ndarray"], None]], bool]
-"""Called with (batch, n, send): runs the first n frames of the batch, and calls `send` with records of what leaves; or
-returns False, having done nothing."""
+TakeBatch = Callable[["Batch", int, Callable[["np.ndarray"], None]], None]
+"""Called with (batch, n, send): runs the first n frames of the batch, and calls `send` with Records of what leaves
+(packet_path.engine)."""
 
 
 @dataclass(frozen=True)
@@ -57,9 +57,9 @@ class Ports(ABC):
         """All ports, by number."""
 
     @abstractmethod
-    def start(self, take: Take, take_batch: TakeBatch | None = None) -> None:
-        """Call `take` with frames as they come, from one thread at a time, until `close`. Ports that have their frames
-        in arrays try `take_batch` first."""
+    def start(self, take: Take, take_batch: TakeBatch) -> None:
+        """Call one of the two with frames as they come, from one thread at a time, until `close`: `take_batch` where
+        they lie in arrays."""
 
     @abstractmethod
     def send(self, frames: Frames) -> None:

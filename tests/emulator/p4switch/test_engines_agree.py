@@ -10,8 +10,8 @@ from functools import partial
 
 import pytest
 
-from emulator.p4switch.engine.engine import Engine
-from emulator.p4switch.interpreter.path import Interpreter
+from emulator.p4switch.engine.engine import CompiledEngine
+from emulator.p4switch.interpreter.interpreter import Interpreter
 from emulator.p4switch.program.loader.loader import load
 from switchml.errors import ProgramAbort
 from tests.peers.bmv2_random import Generator
@@ -30,10 +30,10 @@ def test_same_outcome(name, seed):
         reference = replay(program, commands, packets)
     except ProgramAbort as abort:  # assert.p4, and it must end with the same words
         with pytest.raises(ProgramAbort) as other:
-            replay(program, commands, packets, Engine)
+            replay(program, commands, packets, CompiledEngine)
         assert str(other.value) == str(abort)
     else:
-        assert replay(program, commands, packets, Engine) == reference
+        assert replay(program, commands, packets, CompiledEngine) == reference
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "assert" and "unrolled" not in name])
@@ -41,6 +41,6 @@ def test_same_stale_fields(name):
     generator = Generator(json.loads(PATHS[name].read_text()), 13, cut=True)
     commands, packets = generator.commands(), generator.packets(40)
     program = load(PATHS[name])
-    engines = (partial(engine, stale_fields=True) for engine in (Interpreter, Engine))
+    engines = (partial(engine, stale_fields=True) for engine in (Interpreter, CompiledEngine))
     reference, compiled = (replay(program, commands, packets, engine) for engine in engines)
     assert compiled == reference

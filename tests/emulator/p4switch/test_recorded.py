@@ -4,7 +4,7 @@ compiled engine; test_engines_agree.py has the interpreter beside it."""
 
 import pytest
 
-from emulator.p4switch.engine.engine import Engine
+from emulator.p4switch.engine.engine import CompiledEngine
 from emulator.p4switch.program.loader.loader import load
 from tests.support.bmv2_replay import Recording, replay
 from tests.support.p4_programs import PATHS, RECORDED
@@ -19,7 +19,7 @@ def test_every_program_has_a_recording():
 @pytest.mark.parametrize("name", NAMES)
 def test_same_as_recorded(name):
     recording = Recording.load(RECORDED / f"{name}.json")
-    ours = replay(load(PATHS[name]), recording.commands, recording.packets, Engine)
+    ours = replay(load(PATHS[name]), recording.commands, recording.packets, CompiledEngine)
     theirs = recording.outcome.stable(name)
     assert any(theirs.sent.values()), "a recording in which nothing was sent shows nothing"
     assert ours.stable(name) == theirs

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from emulator.p4switch.interpreter.path import Interpreter
+from emulator.p4switch.interpreter.interpreter import Interpreter
 from switchml.control.dataplane import JobSpec
 from switchml.control.p4 import tree as p4_tree
 from switchml.control.p4.driver import AttachedPort, Unreachable

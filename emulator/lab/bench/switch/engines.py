@@ -17,9 +17,9 @@ from pathlib import Path
 import numpy as np
 
 from emulator.p4switch.engine.code import Unsupported
-from emulator.p4switch.engine.engine import Engine
+from emulator.p4switch.engine.engine import CompiledEngine
 from emulator.p4switch.hashes import csum16
-from emulator.p4switch.interpreter.path import Interpreter
+from emulator.p4switch.interpreter.interpreter import Interpreter
 from emulator.p4switch.program import ir
 from emulator.p4switch.program.loader import loader
 from emulator.p4switch.state.action_profiles import RunAction
@@ -150,7 +150,7 @@ def engine_pps(program: ir.Program, work: Callable[[State], Frames], seconds: fl
     """The compiled engine, in batches. Raises Unsupported."""
     state = State(program)
     frames = work(state)
-    engine = Engine(state)
+    engine = CompiledEngine(state)
     ports = np.array([port for port, _ in frames], dtype=np.int64)
     lengths = np.array([len(data) for _, data in frames], dtype=np.int64)
     data = np.frombuffer(b"".join(data for _, data in frames) + bytes(64), dtype=np.uint8)

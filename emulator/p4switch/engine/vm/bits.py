@@ -5,13 +5,13 @@ from switchml.runtime.jit import kernel
 
 
 @kernel
-def low_mask(width):
+def low_mask(width: int) -> int:
     """`width` (0..64) one bits."""
     return -1 if width >= 64 else (1 << width) - 1
 
 
 @kernel
-def load_bits(address, bit, width):
+def load_bits(address: int, bit: int, width: int) -> int:
     """`width` (1..64) bits that begin `bit` (0..7) bits after an address. Up to 9 bytes are read."""
     word = be64(address)
     if bit + width > 64:
@@ -21,7 +21,7 @@ def load_bits(address, bit, width):
 
 
 @kernel
-def store_bits(address, bit, width, value):
+def store_bits(address: int, bit: int, width: int, value: int) -> None:
     """Write `width` (1..64) bits; up to 9 bytes are read and written."""
     over = bit + width - 64
     if over > 0:
@@ -35,7 +35,7 @@ def store_bits(address, bit, width, value):
 
 
 @kernel
-def load_wide(to, address, bit, width, n):
+def load_wide(to: int, address: int, bit: int, width: int, n: int) -> None:
     """A field of any width into n limbs."""
     start = bit + width
     if bit == 0 and width == 64 * n:
@@ -55,7 +55,7 @@ def load_wide(to, address, bit, width, n):
 
 
 @kernel
-def store_wide(address, bit, width, source):
+def store_wide(address: int, bit: int, width: int, source: int) -> None:
     """The low `width` bits of limbs into a field."""
     start, i = bit + width, 0
     if bit == 0 and width & 63 == 0:
@@ -75,7 +75,7 @@ def store_wide(address, bit, width, source):
 
 
 @kernel
-def copy(to, source, n):
+def copy(to: int, source: int, n: int) -> None:
     """Copy n bytes that don't overlap: short ones without a call."""
     if n > 128:
         copy_block(to, source, n)

@@ -8,26 +8,23 @@ from emulator.p4switch.engine.raw import arg, ld8, ld32, ld64, put, shr, st8, st
 from emulator.p4switch.engine.vm.bits import copy, load_bits, low_mask, store_bits
 from emulator.p4switch.engine.vm.headers import is_valid, row_of, wire_bytes
 from switchml.net.checksum import ones_sum
-from switchml.runtime.jit import kernel
+from switchml.runtime.jit import int64, kernel
 
-_CONTEXT, _PACKET, _LENGTH, _CURSOR, _BITS = (CELL[name] for name in ("context", "packet", "length", "cursor", "bits"))
-_VARBIT = ROW["varbit"]
-_BUFFER = CTX["hash_buffer"]
 _ROOM = 8 * HASH_BUFFER_BYTES - 128
 
 
 @kernel
-def _buffer(frame):
-    return ld64(ld64(frame + _CONTEXT) + _BUFFER)
+def _buffer(frame: int) -> int:
+    return ld64(ld64(frame + CELL.context) + CTX.hash_buffer)
 
 
 @kernel
-def _append(frame, source, bit, width):
+def _append(frame: int, source: int, bit: int, width: int) -> None:
     """Append bits that lie anywhere."""
-    buffer, at = _buffer(frame), ld64(frame + _BITS)
+    buffer, at = _buffer(frame), ld64(frame + CELL.bits)
     if at + width > _ROOM:
         return
-    st64(frame + _BITS, at + width)
+    st64(frame + CELL.bits, at + width)
     if (at | bit) & 7 == 0:
         copy(buffer + (at >> 3), source, (width + 7) >> 3)
         return
@@ -40,26 +37,26 @@ def _append(frame, source, bit, width):
 
 
 @kernel
-def _append_value(frame, value, width):
-    at = ld64(frame + _BITS)
+def _append_value(frame: int, value: int, width: int) -> None:
+    at = ld64(frame + CELL.bits)
     if width > 0 and at + width <= _ROOM:
-        st64(frame + _BITS, at + width)
+        st64(frame + CELL.bits, at + width)
         store_bits(_buffer(frame) + (at >> 3), at & 7, width, value)
 
 
 @kernel
-def _pad(frame):
+def _pad(frame: int) -> int:
     """Fill the last byte with zeros; returns the number of bytes."""
-    at = ld64(frame + _BITS)
+    at = ld64(frame + CELL.bits)
     if at & 7:
         last = _buffer(frame) + (at >> 3)
         st8(last, ld8(last) & ~low_mask(8 - (at & 7)))
-    st64(frame + _BITS, (at + 7) & ~7)
+    st64(frame + CELL.bits, (at + 7) & ~7)
     return (at + 7) >> 3
 
 
 @kernel
-def _reflect(value, width):
+def _reflect(value: int, width: int) -> int:
     result = 0
     for _ in range(width):
         result = (result << 1) | (value & 1)
@@ -68,7 +65,7 @@ def _reflect(value, width):
 
 
 @kernel
-def _crc(parameters, data, n):
+def _crc(parameters: int, data: int, n: int) -> int:
     width, table = ld64(parameters), ld64(parameters + 40)
     remainder, mask = ld64(parameters + 8), low_mask(width)
     reflect_data = ld64(parameters + 24)
@@ -84,7 +81,7 @@ def _crc(parameters, data, n):
 
 
 @kernel
-def _xor_words(data, n, size):
+def _xor_words(data: int, n: int, size: int) -> int:
     result = 0
     for i in range(n):
         result ^= ld8(data + i) << (8 * (size - 1 - i % size))
@@ -92,7 +89,7 @@ def _xor_words(data, n, size):
 
 
 @kernel
-def _toeplitz(key, n_words, data, n):
+def _toeplitz(key: int, n_words: int, data: int, n: int) -> int:
     result = 0
     for at in range(0, n, 4):
         word = 0
@@ -107,7 +104,7 @@ def _toeplitz(key, n_words, data, n):
 
 
 @kernel
-def _fnv(data, n):
+def _fnv(data: int, n: int) -> int:
     value = 2166136261
     for i in range(n):
         byte = ld8(data + i)
@@ -126,17 +123,17 @@ _R1, _R7, _R11, _R12, _R18, _R23, _R27, _R31 = (np.uint64(n) for n in (1, 7, 11,
 
 
 @kernel
-def _rotate(value, n):
+def _rotate(value: np.uint64, n: np.uint64) -> np.uint64:
     return (value << n) | (value >> (np.uint64(64) - n))
 
 
 @kernel
-def _round(lane, word):
+def _round(lane: np.uint64, word: np.uint64) -> np.uint64:
     return _rotate(lane + word * _P2, _R31) * _P1
 
 
 @kernel
-def _xxh64(data, n):
+def _xxh64(data: int, n: int) -> int:
     at, zero = 0, np.uint64(0)
     if n >= 32:
         a, b, c, d = _P1 + _P2, _P2, zero, zero - _P1
@@ -165,13 +162,14 @@ def _xxh64(data, n):
         at += 1
     value = (value ^ (value >> np.uint64(33))) * _P2
     value = (value ^ (value >> np.uint64(29))) * _P3
-    return np.int64(value ^ (value >> np.uint64(32)))
+    return int64(value ^ (value >> np.uint64(32)))
 
 
 @kernel
-def _hash(kind, parameters, data, n):
+def _hash(kind: int, parameters: int, data: int, n: int) -> int:
     if kind == o.CSUM16:
-        return ones_sum(data, n, 0) ^ 0xFFFF
+        total: int = ones_sum(data, n, 0)
+        return total ^ 0xFFFF
     if kind == o.CRC:
         return _crc(parameters, data, n)
     if kind == o.XOR16:
@@ -188,7 +186,7 @@ def _hash(kind, parameters, data, n):
 
 
 @kernel
-def run_hash(frame, at, op):
+def run_hash(frame: int, at: int, op: int) -> int:
     """One instruction of the hash group."""
     if op == o.HPUT:
         if ld8(frame + arg(at, 1)) & 1:
@@ -197,13 +195,13 @@ def run_hash(frame, at, op):
         n = _pad(frame)
         put(frame, at, _hash(arg(at, 2), val(frame, at, 3), _buffer(frame), n))
     elif op == o.HBEGIN:
-        st64(frame + _BITS, 0)
+        st64(frame + CELL.bits, 0)
     elif op == o.HPUTC:
         _append_value(frame, val(frame, at, 1), arg(at, 2))
     elif op == o.HPUTV:
         row = row_of(frame, val(frame, at, 1))
         if is_valid(frame, row):
-            varbit = frame + ld64(row + _VARBIT)
+            varbit = frame + ld64(row + ROW.varbit)
             _append(frame, varbit + 8, 0, ld64(varbit))
     elif op == o.HPUTH:
         row = row_of(frame, val(frame, at, 1))
@@ -213,6 +211,6 @@ def run_hash(frame, at, op):
             _append(frame, spare, 0, 8 * wire_bytes(frame, row, spare))
     else:  # HPAY
         _pad(frame)
-        cursor = ld64(frame + _CURSOR)
-        _append(frame, ld64(frame + _PACKET) + cursor, 0, 8 * (ld64(frame + _LENGTH) - cursor))
+        cursor = ld64(frame + CELL.cursor)
+        _append(frame, ld64(frame + CELL.packet) + cursor, 0, 8 * (ld64(frame + CELL.length) - cursor))
     return 0

@@ -8,62 +8,53 @@ from emulator.p4switch.engine.raw import arg, bits_of, ld8, ld64, put, st8, st64
 from emulator.p4switch.engine.vm.bits import copy, load_bits, load_wide, store_bits, store_wide
 from switchml.runtime.jit import kernel
 
-_CONTEXT, _PACKET, _LENGTH, _CURSOR, _OUT = (CELL[name] for name in ("context", "packet", "length", "cursor", "out"))
-_PACKET_LENGTH = CELL["packet_length"]
-_HEADERS = CTX["headers"]
-_VALID, _DATA, _BYTES, _TOTAL, _SIBLINGS, _N_SIBLINGS = (
-    ROW[n] for n in ("valid", "data", "n_bytes", "total", "siblings", "n_siblings")
-)
-_VARBIT, _VARBIT_AT, _VARBIT_MAX, _FLAGS = (ROW[name] for name in ("varbit", "varbit_at", "varbit_max", "flags"))
-_TYPE = ROW["type"]
-
 
 @kernel
-def row_of(frame, header):
+def row_of(frame: int, header: int) -> int:
     """The address of a header's row."""
-    return ld64(ld64(frame + _CONTEXT) + _HEADERS) + header * DESCRIPTOR_BYTES
+    return ld64(ld64(frame + CELL.context) + CTX.headers) + header * DESCRIPTOR_BYTES
 
 
 @kernel
-def is_valid(frame, row):
-    return ld8(frame + ld64(row + _VALID)) & 1
+def is_valid(frame: int, row: int) -> int:
+    return ld8(frame + ld64(row + ROW.valid)) & 1
 
 
 @kernel
-def set_valid(frame, row):
+def set_valid(frame: int, row: int) -> None:
     """Make a header valid, and the other members of its union invalid."""
-    siblings = frame + ld64(row + _SIBLINGS)
-    for i in range(ld64(row + _N_SIBLINGS)):
+    siblings = frame + ld64(row + ROW.siblings)
+    for i in range(ld64(row + ROW.n_siblings)):
         sibling = row_of(frame, ld64(siblings + 8 * i))
         if is_valid(frame, sibling):
-            st8(frame + ld64(sibling + _VALID), 0)
-    st8(frame + ld64(row + _VALID), 1)
+            st8(frame + ld64(sibling + ROW.valid), 0)
+    st8(frame + ld64(row + ROW.valid), 1)
 
 
 @kernel
-def varbit_width(frame, row):
+def varbit_width(frame: int, row: int) -> int:
     """Bits of the varbit field, 0 if there is none."""
-    at = ld64(row + _VARBIT)
+    at = ld64(row + ROW.varbit)
     return ld64(frame + at) if at else 0
 
 
 @kernel
-def _assign(frame, target, source):
+def _assign(frame: int, target: int, source: int) -> None:
     if target < 0:
         return
     to = row_of(frame, target)
     if source < 0 or not is_valid(frame, row_of(frame, source)):
-        st8(frame + ld64(to + _VALID), 0)
+        st8(frame + ld64(to + ROW.valid), 0)
         return
-    validity = ld8(frame + ld64(row_of(frame, source) + _VALID))
+    validity = ld8(frame + ld64(row_of(frame, source) + ROW.valid))
     set_valid(frame, to)
-    st8(frame + ld64(to + _VALID), validity)
+    st8(frame + ld64(to + ROW.valid), validity)
     if target != source:
-        copy(frame + ld64(to + _DATA), frame + ld64(row_of(frame, source) + _DATA), ld64(to + _TOTAL))
+        copy(frame + ld64(to + ROW.data), frame + ld64(row_of(frame, source) + ROW.data), ld64(to + ROW.total))
 
 
 @kernel
-def _same_bytes(a, b, n):
+def _same_bytes(a: int, b: int, n: int) -> bool:
     for i in range(n):  # noqa: SIM110 (compiled: no generators)
         if ld8(a + i) != ld8(b + i):
             return False
@@ -71,43 +62,43 @@ def _same_bytes(a, b, n):
 
 
 @kernel
-def _equal(frame, left, right):
+def _equal(frame: int, left: int, right: int) -> int:
     if left < 0 or right < 0:
         return 0
     a, b = row_of(frame, left), row_of(frame, right)
-    if ld64(a + _TYPE) != ld64(b + _TYPE) or not is_valid(frame, a) or not is_valid(frame, b):
+    if ld64(a + ROW.type) != ld64(b + ROW.type) or not is_valid(frame, a) or not is_valid(frame, b):
         return 0
-    if ld8(frame + ld64(a + _VALID)) != ld8(frame + ld64(b + _VALID)):
+    if ld8(frame + ld64(a + ROW.valid)) != ld8(frame + ld64(b + ROW.valid)):
         return 0
     width = varbit_width(frame, a)
     if width != varbit_width(frame, b):
         return 0
-    to_varbit = ld64(a + _VARBIT) - ld64(a + _DATA)
-    fixed = to_varbit if ld64(a + _VARBIT) else ld64(a + _TOTAL)
-    if not _same_bytes(frame + ld64(a + _DATA), frame + ld64(b + _DATA), fixed):
+    to_varbit = ld64(a + ROW.varbit) - ld64(a + ROW.data)
+    fixed = to_varbit if ld64(a + ROW.varbit) else ld64(a + ROW.total)
+    if not _same_bytes(frame + ld64(a + ROW.data), frame + ld64(b + ROW.data), fixed):
         return 0
     if width == 0:
         return 1
-    return bits_of(_same_bytes(frame + ld64(a + _VARBIT) + 8, frame + ld64(b + _VARBIT) + 8, (width + 7) >> 3))
+    return bits_of(_same_bytes(frame + ld64(a + ROW.varbit) + 8, frame + ld64(b + ROW.varbit) + 8, (width + 7) >> 3))
 
 
 @kernel
-def _swap(frame, left, right):
+def _swap(frame: int, left: int, right: int) -> None:
     if left == right:
         return
     a, b = row_of(frame, left), row_of(frame, right)
-    flag = ld8(frame + ld64(a + _VALID))
-    st8(frame + ld64(a + _VALID), ld8(frame + ld64(b + _VALID)))
-    st8(frame + ld64(b + _VALID), flag)
-    first, second = frame + ld64(a + _DATA), frame + ld64(b + _DATA)
-    for at in range(0, ld64(a + _TOTAL), 8):
+    flag = ld8(frame + ld64(a + ROW.valid))
+    st8(frame + ld64(a + ROW.valid), ld8(frame + ld64(b + ROW.valid)))
+    st8(frame + ld64(b + ROW.valid), flag)
+    first, second = frame + ld64(a + ROW.data), frame + ld64(b + ROW.data)
+    for at in range(0, ld64(a + ROW.total), 8):
         word = ld64(first + at)
         st64(first + at, ld64(second + at))
         st64(second + at, word)
 
 
 @kernel
-def _shift(frame, ids, n, by):
+def _shift(frame: int, ids: int, n: int, by: int) -> None:
     """Push or pop: elements move by exchanging places; vacated places become invalid."""
     for step in range(n):
         place = step if by < 0 else n - 1 - step
@@ -116,11 +107,11 @@ def _shift(frame, ids, n, by):
             _swap(frame, ld64(ids + 8 * place), ld64(ids + 8 * source))
     for place in range(n):
         if (by > 0 and place < by) or (by < 0 and place >= n + by):
-            st8(frame + ld64(row_of(frame, ld64(ids + 8 * place)) + _VALID), 0)
+            st8(frame + ld64(row_of(frame, ld64(ids + 8 * place)) + ROW.valid), 0)
 
 
 @kernel
-def _add(frame, header, is_fast):
+def _add(frame: int, header: int, is_fast: int) -> None:
     if header < 0:
         return
     row = row_of(frame, header)
@@ -128,60 +119,60 @@ def _add(frame, header, is_fast):
         set_valid(frame, row)
     elif not is_valid(frame, row):
         width = varbit_width(frame, row)
-        raw.clear_block(frame + ld64(row + _DATA), ld64(row + _TOTAL))
+        raw.clear_block(frame + ld64(row + ROW.data), ld64(row + ROW.total))
         if width:
-            st64(frame + ld64(row + _VARBIT), width)  # a varbit field keeps its width
+            st64(frame + ld64(row + ROW.varbit), width)  # a varbit field keeps its width
         set_valid(frame, row)
-        st64(frame + _PACKET_LENGTH, ld64(frame + _PACKET_LENGTH) + ld64(row + _BYTES) + (width >> 3))
+        st64(frame + CELL.packet_length, ld64(frame + CELL.packet_length) + ld64(row + ROW.n_bytes) + (width >> 3))
 
 
 @kernel
-def _remove(frame, header):
+def _remove(frame: int, header: int) -> None:
     if header < 0:
         return
     row = row_of(frame, header)
     if is_valid(frame, row):
-        n = ld64(row + _BYTES) + (varbit_width(frame, row) >> 3)
-        st64(frame + _PACKET_LENGTH, ld64(frame + _PACKET_LENGTH) - n)
-        st8(frame + ld64(row + _VALID), 0)
+        n = ld64(row + ROW.n_bytes) + (varbit_width(frame, row) >> 3)
+        st64(frame + CELL.packet_length, ld64(frame + CELL.packet_length) - n)
+        st8(frame + ld64(row + ROW.valid), 0)
 
 
 @kernel
-def _extract(frame, at, pc):
+def _extract(frame: int, at: int, pc: int) -> int:
     """EXTH: returns the next pc."""
     width, has_varbit, longest = val(frame, at, 2), arg(at, 3), arg(at, 4)
     row = row_of(frame, val(frame, at, 1))
     if has_varbit and (width & 7 or width < 0):
         return arg(at, 5)
-    extra, fixed = width >> 3, ld64(row + _BYTES)
-    cursor = ld64(frame + _CURSOR)
-    if fixed + extra > ld64(frame + _LENGTH) - cursor:
+    extra, fixed = width >> 3, ld64(row + ROW.n_bytes)
+    cursor = ld64(frame + CELL.cursor)
+    if fixed + extra > ld64(frame + CELL.length) - cursor:
         return arg(at, 6)
-    if extra and ((longest and fixed + extra > longest) or extra > ld64(row + _VARBIT_MAX)):
+    if extra and ((longest and fixed + extra > longest) or extra > ld64(row + ROW.varbit_max)):
         return arg(at, 7)
-    source, to = ld64(frame + _PACKET) + cursor, frame + ld64(row + _DATA)
-    before = ld64(row + _VARBIT_AT) if has_varbit else fixed
+    source, to = ld64(frame + CELL.packet) + cursor, frame + ld64(row + ROW.data)
+    before = ld64(row + ROW.varbit_at) if has_varbit else fixed
     copy(to, source, before)
     if has_varbit:
-        varbit = frame + ld64(row + _VARBIT)
+        varbit = frame + ld64(row + ROW.varbit)
         st64(varbit, width)
         copy(varbit + 8, source + before, extra)
         copy(to + before, source + before + extra, fixed - before)
-    end = ld64(row + _VARBIT) if has_varbit else ld64(row + _DATA) + ld64(row + _TOTAL)
-    raw.clear_block(frame + ld64(row + _FLAGS), end - ld64(row + _FLAGS))
+    end = ld64(row + ROW.varbit) if has_varbit else ld64(row + ROW.data) + ld64(row + ROW.total)
+    raw.clear_block(frame + ld64(row + ROW.flags), end - ld64(row + ROW.flags))
     set_valid(frame, row)
-    st64(frame + _CURSOR, cursor + fixed + extra)
+    st64(frame + CELL.cursor, cursor + fixed + extra)
     return pc
 
 
 @kernel
-def wire_bytes(frame, row, to):
+def wire_bytes(frame: int, row: int, to: int) -> int:
     """Write a header as it is on the wire; returns how many bytes."""
-    fixed, data = ld64(row + _BYTES), frame + ld64(row + _DATA)
-    if ld64(row + _VARBIT) == 0:
+    fixed, data = ld64(row + ROW.n_bytes), frame + ld64(row + ROW.data)
+    if ld64(row + ROW.varbit) == 0:
         copy(to, data, fixed)
         return fixed
-    before, varbit = ld64(row + _VARBIT_AT), frame + ld64(row + _VARBIT)
+    before, varbit = ld64(row + ROW.varbit_at), frame + ld64(row + ROW.varbit)
     extra = (ld64(varbit) + 7) >> 3
     copy(to, data, before)
     copy(to + before, varbit + 8, extra)
@@ -190,32 +181,32 @@ def wire_bytes(frame, row, to):
 
 
 @kernel
-def _load(frame, at):
+def _load(frame: int, at: int) -> int:
     """HFIELD."""
     header, bit, width, number = val(frame, at, 2), arg(at, 3), arg(at, 4), arg(at, 5)
     if header < 0 or width == 0:
         return 0
     row = row_of(frame, header)
-    value = load_bits(frame + ld64(row + _DATA) + (bit >> 3), bit & 7, width)
-    if number >= 0 and ld8(frame + ld64(row + _FLAGS) + number) == 0:
+    value = load_bits(frame + ld64(row + ROW.data) + (bit >> 3), bit & 7, width)
+    if number >= 0 and ld8(frame + ld64(row + ROW.flags) + number) == 0:
         value = (value << (64 - width)) >> (64 - width)
     return value
 
 
 @kernel
-def _store(frame, at):
+def _store(frame: int, at: int) -> None:
     """HSET."""
     header, bit, number = val(frame, at, 1), arg(at, 2), arg(at, 5)
     if header < 0:
         return
     row = row_of(frame, header)
-    store_bits(frame + ld64(row + _DATA) + (bit >> 3), bit & 7, arg(at, 3), val(frame, at, 4))
+    store_bits(frame + ld64(row + ROW.data) + (bit >> 3), bit & 7, arg(at, 3), val(frame, at, 4))
     if number >= 0:
-        st8(frame + ld64(row + _FLAGS) + number, val(frame, at, 6))
+        st8(frame + ld64(row + ROW.flags) + number, val(frame, at, 6))
 
 
 @kernel
-def run_headers(frame, at, op, pc):
+def run_headers(frame: int, at: int, op: int, pc: int) -> int:
     """One instruction of the headers group; returns the next pc."""
     if op == o.HIDX:
         index = val(frame, at, 2)
@@ -232,12 +223,12 @@ def run_headers(frame, at, op, pc):
         if header < 0:
             raw.clear_block(frame + arg(at, 1), 8 * n)
         else:
-            source = frame + ld64(row_of(frame, header) + _DATA) + (bit >> 3)
+            source = frame + ld64(row_of(frame, header) + ROW.data) + (bit >> 3)
             load_wide(frame + arg(at, 1), source, bit & 7, arg(at, 4), n)
     elif op == o.HWSET:
         header, bit = val(frame, at, 1), arg(at, 2)
         if header >= 0:
-            to = frame + ld64(row_of(frame, header) + _DATA) + (bit >> 3)
+            to = frame + ld64(row_of(frame, header) + ROW.data) + (bit >> 3)
             store_wide(to, bit & 7, arg(at, 3), frame + arg(at, 4))
     elif op == o.HEQ:
         put(frame, at, _equal(frame, val(frame, at, 2), val(frame, at, 3)))
@@ -258,6 +249,6 @@ def run_headers(frame, at, op, pc):
     else:  # EMITV
         row = row_of(frame, val(frame, at, 1))
         if is_valid(frame, row):
-            out = ld64(frame + _OUT)
-            st64(frame + _OUT, out + wire_bytes(frame, row, out))
+            out = ld64(frame + CELL.out)
+            st64(frame + CELL.out, out + wire_bytes(frame, row, out))
     return pc

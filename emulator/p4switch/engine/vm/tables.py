@@ -1,33 +1,30 @@
 """The VM's table lookup, registers, counters, meters and random numbers; `lookup` writes the structures read here."""
 
-import numpy as np
-
-from emulator.p4switch.engine.layout import CELL, CTX
+from emulator.p4switch.engine.layout import CELL, CTX, offsets
 from emulator.p4switch.engine.raw import arg, ld8, ld32, ld64, load_double, ltu, shr, st32, st64, val
 from switchml.runtime.jit import kernel
 
-_CONTEXT, _ENTRY, _HIT, _NOW, _LENGTH = (CELL[name] for name in ("context", "entry", "hit", "now", "ingress_length"))
-_TABLES, _RANDOM = CTX["tables"], CTX["random"]
-
-GROUPS, N_GROUPS, ROWS, N_ROWS, DEFAULT = (np.int64(i) for i in range(0, 40, 8))
+TABLE_WORDS = ("groups", "n_groups", "rows", "n_rows", "default")
 """Words of a table in the directory: its hash tables (address, how many); rows that are tried one by one (address, how
 many); the default record."""
-TABLE_BYTES = 64
-MASK, SLOTS, SLOT_MASK, FIRST_RANK = (np.int64(i) for i in range(0, 32, 8))
+TABLE = offsets("Table", TABLE_WORDS)
+TABLE_BYTES = 8 * len(TABLE_WORDS)
+GROUP_WORDS = ("mask", "slots", "slot_mask", "first_rank")
 """Words of a hash table: address of the mask's limbs; address and number - 1 of its slots; the best rank in it. A slot:
 rank + 1 (0: free), record, the key's limbs."""
-GROUP_BYTES = 64
-ACTION, ARGS, NEXT, COUNTER, LAST_HIT, N_CHOICES, CHOICES, INDEX = (np.int64(i) for i in range(0, 64, 8))
+GROUP = offsets("Group", GROUP_WORDS)
+GROUP_BYTES = 8 * len(GROUP_WORDS)
+RECORD_WORDS = ("action", "args", "next", "counter", "last_hit", "n_choices", "choices", "index")
 """Words of a record: where its action's code is (0: none), address of the arguments, where code continues, addresses of
 its counter and of the time of its last hit, members of its group (0: it is no group) and where their records are
 listed, index of the entry."""
-RECORD_BYTES = 64
+RECORD = offsets("Record", RECORD_WORDS)
 _MIX = -0x61C8864680B583EB
 """2^64 divided by the golden ratio (Knuth's multiplicative hashing)."""
 
 
 @kernel
-def hash_limbs(key, mask, n):
+def hash_limbs(key: int, mask: int, n: int) -> int:
     """A hash of a key under a mask: 63 bits."""
     mixed = 0
     for i in range(0, 8 * n, 8):
@@ -37,7 +34,7 @@ def hash_limbs(key, mask, n):
 
 
 @kernel
-def same_under_mask(key, mask, value, n):
+def same_under_mask(key: int, mask: int, value: int, n: int) -> bool:
     """Whether key & mask is a value, n limbs each."""
     for i in range(0, 8 * n, 8):  # noqa: SIM110 (compiled: no generators)
         if ld64(key + i) & ld64(mask + i) != ld64(value + i):
@@ -46,15 +43,15 @@ def same_under_mask(key, mask, value, n):
 
 
 @kernel
-def _find(table, key, n):
+def _find(table: int, key: int, n: int) -> int:
     """The record of the best entry in the hash tables, or 0. They are ordered by the best rank in each."""
     best, record = 0x7FFFFFFFFFFFFFFF, 0
-    group = ld64(table + GROUPS)
+    group = ld64(table + TABLE.groups)
     slot_bytes = 16 + 8 * n
-    for _ in range(ld64(table + N_GROUPS)):
-        if ld64(group + FIRST_RANK) > best:
+    for _ in range(ld64(table + TABLE.n_groups)):
+        if ld64(group + GROUP.first_rank) > best:
             break
-        mask, slots, slot_mask = ld64(group + MASK), ld64(group + SLOTS), ld64(group + SLOT_MASK)
+        mask, slots, slot_mask = ld64(group + GROUP.mask), ld64(group + GROUP.slots), ld64(group + GROUP.slot_mask)
         at = hash_limbs(key, mask, n) & slot_mask
         while True:
             slot = slots + at * slot_bytes
@@ -71,7 +68,7 @@ def _find(table, key, n):
 
 
 @kernel
-def _at_most(a, b, n):
+def _at_most(a: int, b: int, n: int) -> bool:
     """Whether a <= b, n limbs each, unsigned."""
     for i in range(8 * (n - 1), -8, -8):
         left, right = ld64(a + i), ld64(b + i)
@@ -81,7 +78,7 @@ def _at_most(a, b, n):
 
 
 @kernel
-def _fits(row, key):
+def _fits(row: int, key: int) -> bool:
     """Whether a key fits a row: record, how many fields, then of each (is range, limbs, value, mask or upper end)."""
     at = row + 16
     for _ in range(ld64(row + 8)):
@@ -98,30 +95,30 @@ def _fits(row, key):
 
 
 @kernel
-def look_up(frame, number, key, n):
+def look_up(frame: int, number: int, key: int, n: int) -> None:
     """LOOKUP."""
-    table = ld64(ld64(frame + _CONTEXT) + _TABLES) + number * TABLE_BYTES
-    record = _find(table, key, n) if ld64(table + N_GROUPS) else 0
-    row = ld64(table + ROWS)
-    for _ in range(ld64(table + N_ROWS)):
+    table = ld64(ld64(frame + CELL.context) + CTX.tables) + number * TABLE_BYTES
+    record = _find(table, key, n) if ld64(table + TABLE.n_groups) else 0
+    row = ld64(table + TABLE.rows)
+    for _ in range(ld64(table + TABLE.n_rows)):
         if _fits(row + 8, key):
             record = ld64(row + 8)
             break
         row += ld64(row)
     if record == 0:
-        st64(frame + _ENTRY, ld64(table + DEFAULT))
-        st64(frame + _HIT, 0)
+        st64(frame + CELL.entry, ld64(table + TABLE.default))
+        st64(frame + CELL.hit, 0)
         return
-    st64(frame + _ENTRY, record)
-    st64(frame + _HIT, 1)
-    counter = ld64(record + COUNTER)
+    st64(frame + CELL.entry, record)
+    st64(frame + CELL.hit, 1)
+    counter = ld64(record + RECORD.counter)
     st64(counter, ld64(counter) + 1)
-    st64(counter + 8, ld64(counter + 8) + ld64(frame + _LENGTH))
-    st64(ld64(record + LAST_HIT), ld64(frame + _NOW))
+    st64(counter + 8, ld64(counter + 8) + ld64(frame + CELL.ingress_length))
+    st64(ld64(record + RECORD.last_hit), ld64(frame + CELL.now))
 
 
 @kernel
-def value_in_set(key, n, cover, words):
+def value_in_set(key: int, n: int, cover: int, words: int) -> bool:
     """VSET: `words` hold the address of the values and how many there are."""
     value = ld64(words)
     for _ in range(ld64(words + 8)):
@@ -136,7 +133,7 @@ def value_in_set(key, n, cover, words):
 
 
 @kernel
-def read_register(frame, at):
+def read_register(frame: int, at: int) -> None:
     """REG: 0 beyond the array."""
     to, words, index, n = frame + arg(at, 1), frame + arg(at, 2), val(frame, at, 3), arg(at, 4)
     inside = ltu(index, ld64(words + 8)) == 1
@@ -146,7 +143,7 @@ def read_register(frame, at):
 
 
 @kernel
-def write_register(frame, at):
+def write_register(frame: int, at: int) -> None:
     """REGW: nothing beyond the array."""
     words, index, n, source = frame + arg(at, 1), val(frame, at, 2), arg(at, 3), frame + arg(at, 4)
     if ltu(index, ld64(words + 8)):
@@ -157,7 +154,7 @@ def write_register(frame, at):
 
 
 @kernel
-def count(words, index, n_bytes):
+def count(words: int, index: int, n_bytes: int) -> None:
     """COUNT."""
     if ltu(index, ld64(words + 8)):
         cell = ld64(words) + 16 * index
@@ -166,7 +163,7 @@ def count(words, index, n_bytes):
 
 
 @kernel
-def execute_meter(words, index, n_bytes, now):
+def execute_meter(words: int, index: int, n_bytes: int, now: int) -> int:
     """METER (arrays.MeterArray.execute): `words` are the addresses of configured, rate, burst, tokens, last; then the
     number of rates, whether bytes count, the size."""
     if ltu(index, ld64(words + 56)) == 0 or ld8(ld64(words) + index) == 0:
@@ -187,7 +184,7 @@ def execute_meter(words, index, n_bytes, now):
 
 
 @kernel
-def _twist(state):
+def _twist(state: int) -> None:
     """The next 624 words of the Mersenne Twister MT19937 (Matsumoto and Nishimura 1998)."""
     for i in range(624):
         mixed = (ld32(state + 4 * i) & 0x80000000) | (ld32(state + 4 * ((i + 1) % 624)) & 0x7FFFFFFF)
@@ -198,7 +195,7 @@ def _twist(state):
 
 
 @kernel
-def _random32(state):
+def _random32(state: int) -> int:
     at = ld32(state + 4 * 624)
     if at >= 624:
         _twist(state)
@@ -212,9 +209,9 @@ def _random32(state):
 
 
 @kernel
-def random_within(frame, low, high):
+def random_within(frame: int, low: int, high: int) -> int:
     """RANDOM: the number that Python's random.randint returns from the same state."""
-    state = ld64(ld64(frame + _CONTEXT) + _RANDOM)
+    state = ld64(ld64(frame + CELL.context) + CTX.random)
     count = high - low + 1
     n_bits, rest = 0, count
     while rest:

@@ -8,13 +8,6 @@ from emulator.p4switch.engine.vm import tables
 from emulator.p4switch.engine.vm.bits import copy, load_bits, store_bits
 from switchml.runtime.jit import kernel
 
-_CONTEXT, _PACKET, _LENGTH, _CURSOR, _OUT = (CELL[name] for name in ("context", "packet", "length", "cursor", "out"))
-_ARGS, _RETURN, _ENTRY, _HIT, _EXIT = (CELL[name] for name in ("args", "return_pc", "entry", "hit", "exit"))
-_STATES, _LOOPS, _TRUNCATE, _NOW = (CELL[name] for name in ("states", "loops", "truncate", "now"))
-_INGRESS_LENGTH = CELL["ingress_length"]
-_CODE, _EVENTS, _EVENT_AT, _EVENT_END = (CTX[name] for name in ("code", "events", "event_at", "event_end"))
-_EVENT_OPEN, _EVENTS_LOST = CTX["event_open"], CTX["events_lost"]
-_RUN_WIDE, _RUN_HEADERS, _RUN_HASH = CTX["run_wide"], CTX["run_headers"], CTX["run_hash"]
 ROW_SHIFT = 5
 """An instruction has 2^5 bytes."""
 MAX_STATES = 1 << 16
@@ -26,7 +19,7 @@ STUCK = 1
 
 
 @kernel
-def _divide_signed(a, b, want_rest):
+def _divide_signed(a: int, b: int, want_rest: int) -> int:
     """Towards 0; by 0 it is 0."""
     if b == 0:
         return 0
@@ -37,10 +30,10 @@ def _divide_signed(a, b, want_rest):
 
 
 @kernel
-def _peek(frame, at):
+def _peek(frame: int, at: int) -> None:
     """PEEK: byte by byte, because the packet may end."""
-    data, length = ld64(frame + _PACKET), ld64(frame + _LENGTH)
-    first = 8 * ld64(frame + _CURSOR) + arg(at, 2)
+    data, length = ld64(frame + CELL.packet), ld64(frame + CELL.length)
+    first = 8 * ld64(frame + CELL.cursor) + arg(at, 2)
     end, n = first + arg(at, 3), arg(at, 4)
     for i in range(n):
         value = 0
@@ -59,36 +52,36 @@ def _peek(frame, at):
 
 
 @kernel
-def _event(frame, at):
-    context = ld64(frame + _CONTEXT)
-    place, n = ld64(context + _EVENT_AT), arg(at, 3)
-    if place + 3 + n > ld64(context + _EVENT_END):
-        st64(context + _EVENT_OPEN, 0)
-        st64(context + _EVENTS_LOST, ld64(context + _EVENTS_LOST) + 1)
+def _event(frame: int, at: int) -> None:
+    context = ld64(frame + CELL.context)
+    place, n = ld64(context + CTX.event_at), arg(at, 3)
+    if place + 3 + n > ld64(context + CTX.event_end):
+        st64(context + CTX.event_open, 0)
+        st64(context + CTX.events_lost, ld64(context + CTX.events_lost) + 1)
         return
-    words = ld64(context + _EVENTS) + 8 * place
+    words = ld64(context + CTX.events) + 8 * place
     st64(words, arg(at, 1))
     st64(words + 8, arg(at, 2))
     st64(words + 16, n)
-    st64(context + _EVENT_AT, place + 3)
-    st64(context + _EVENT_OPEN, 1)
+    st64(context + CTX.event_at, place + 3)
+    st64(context + CTX.event_open, 1)
 
 
 @kernel
-def _event_add(frame, at):
-    context = ld64(frame + _CONTEXT)
-    if ld64(context + _EVENT_OPEN) == 0:
+def _event_add(frame: int, at: int) -> None:
+    context = ld64(frame + CELL.context)
+    if ld64(context + CTX.event_open) == 0:
         return
-    place, n = ld64(context + _EVENT_AT), arg(at, 2)
+    place, n = ld64(context + CTX.event_at), arg(at, 2)
     for i in range(n):
-        st64(ld64(context + _EVENTS) + 8 * (place + i), ld64(frame + arg(at, 1) + 8 * i))
-    st64(context + _EVENT_AT, place + n)
+        st64(ld64(context + CTX.events) + 8 * (place + i), ld64(frame + arg(at, 1) + 8 * i))
+    st64(context + CTX.event_at, place + n)
 
 
 @kernel
-def run(frame, pc):
+def run(frame: int, pc: int) -> int:
     """Run from `pc` until END or TRAP; returns the status."""
-    code = ld64(ld64(frame + _CONTEXT) + _CODE)
+    code = ld64(ld64(frame + CELL.context) + CTX.code)
     while True:
         at = code + (pc << ROW_SHIFT)
         op = raw.ld32(at)
@@ -99,8 +92,8 @@ def run(frame, pc):
             pc = arg(at, 1)
         elif op == o.LOOP:
             pc = arg(at, 1)
-            n_loops = ld64(frame + _LOOPS) + 1
-            st64(frame + _LOOPS, n_loops)
+            n_loops = ld64(frame + CELL.loops) + 1
+            st64(frame + CELL.loops, n_loops)
             if n_loops > MAX_LOOPS:
                 return STUCK
         elif op == o.JZ:
@@ -116,13 +109,13 @@ def run(frame, pc):
             if tables.same_under_mask(frame + arg(at, 1), frame + arg(at, 2), frame + arg(at, 3), arg(at, 4)):
                 pc = arg(at, 5)
         elif op == o.JMISS:
-            if ld64(frame + _HIT) == 0:
+            if ld64(frame + CELL.hit) == 0:
                 pc = arg(at, 1)
         elif op == o.JMEMBER:
-            if ld64(ld64(frame + _ENTRY) + tables.N_CHOICES) <= 0:
+            if ld64(ld64(frame + CELL.entry) + tables.RECORD.n_choices) <= 0:
                 pc = arg(at, 1)
         elif op == o.JEXIT:
-            if ld64(frame + _EXIT):
+            if ld64(frame + CELL.exit):
                 pc = arg(at, 1)
         elif op == o.RNG:
             if ltu(val(frame, at, 1), arg(at, 2)) == 0:
@@ -213,31 +206,31 @@ def run(frame, pc):
             by = 0 if ld8(frame + arg(at, 4)) else 64 - arg(at, 3)
             put(frame, at, (val(frame, at, 2) << by) >> by)
         elif op == o.EXTR:
-            n, cursor = arg(at, 2), ld64(frame + _CURSOR)
-            if cursor + n > ld64(frame + _LENGTH):
+            n, cursor = arg(at, 2), ld64(frame + CELL.cursor)
+            if cursor + n > ld64(frame + CELL.length):
                 pc = arg(at, 4)
             else:
-                copy(frame + arg(at, 1), ld64(frame + _PACKET) + cursor, n)
+                copy(frame + arg(at, 1), ld64(frame + CELL.packet) + cursor, n)
                 st8(frame + arg(at, 3), 1)
-                st64(frame + _CURSOR, cursor + n)
+                st64(frame + CELL.cursor, cursor + n)
         elif op == o.CLEAR:
             raw.clear_block(frame + arg(at, 1), arg(at, 2))
         elif op == o.LEFT:
-            if ld64(frame + _LENGTH) - ld64(frame + _CURSOR) < arg(at, 1):
+            if ld64(frame + CELL.length) - ld64(frame + CELL.cursor) < arg(at, 1):
                 pc = arg(at, 2)
         elif op == o.LIMIT:
-            n_states = ld64(frame + _STATES) + 1
-            st64(frame + _STATES, n_states)
+            n_states = ld64(frame + CELL.states) + 1
+            st64(frame + CELL.states, n_states)
             if n_states > MAX_STATES:
                 pc = arg(at, 1)
         elif op == o.SKIP:
-            by, cursor = val(frame, at, 1), ld64(frame + _CURSOR)
+            by, cursor = val(frame, at, 1), ld64(frame + CELL.cursor)
             if by & 7 or by < 0:
                 pc = arg(at, 2)
-            elif by >> 3 > ld64(frame + _LENGTH) - cursor:
+            elif by >> 3 > ld64(frame + CELL.length) - cursor:
                 pc = arg(at, 3)
             else:
-                st64(frame + _CURSOR, cursor + (by >> 3))
+                st64(frame + CELL.cursor, cursor + (by >> 3))
         elif op == o.PEEK:
             _peek(frame, at)
         elif op == o.VSET:
@@ -246,40 +239,40 @@ def run(frame, pc):
         elif op == o.LOOKUP:
             tables.look_up(frame, arg(at, 1), frame + arg(at, 2), arg(at, 3))
         elif op == o.PICK:
-            record = ld64(frame + _ENTRY)
-            chosen = raw.remu(val(frame, at, 1), ld64(record + tables.N_CHOICES))
-            st64(frame + _ENTRY, ld64(ld64(record + tables.CHOICES) + 8 * chosen))
+            record = ld64(frame + CELL.entry)
+            chosen = raw.remu(val(frame, at, 1), ld64(record + tables.RECORD.n_choices))
+            st64(frame + CELL.entry, ld64(ld64(record + tables.RECORD.choices) + 8 * chosen))
         elif op == o.CALL:
-            record = ld64(frame + _ENTRY)
-            st64(frame + _ARGS, ld64(record + tables.ARGS))
-            st64(frame + _RETURN, ld64(record + tables.NEXT))
-            pc = ld64(record + tables.ACTION)
+            record = ld64(frame + CELL.entry)
+            st64(frame + CELL.args, ld64(record + tables.RECORD.args))
+            st64(frame + CELL.return_pc, ld64(record + tables.RECORD.next))
+            pc = ld64(record + tables.RECORD.action)
         elif op == o.RET:
-            if ld64(frame + _EXIT):
+            if ld64(frame + CELL.exit):
                 return 0
-            pc = ld64(frame + _RETURN)
+            pc = ld64(frame + CELL.return_pc)
         elif op == o.ARG:
-            put(frame, at, ld64(ld64(frame + _ARGS) + 8 * arg(at, 2)))
+            put(frame, at, ld64(ld64(frame + CELL.args) + 8 * arg(at, 2)))
         elif op == o.REG:
             tables.read_register(frame, at)
         elif op == o.REGW:
             tables.write_register(frame, at)
         elif op == o.COUNT:
-            tables.count(frame + arg(at, 1), val(frame, at, 2), ld64(frame + _INGRESS_LENGTH))
+            tables.count(frame + arg(at, 1), val(frame, at, 2), ld64(frame + CELL.ingress_length))
         elif op == o.METER:
-            length, now = ld64(frame + _INGRESS_LENGTH), ld64(frame + _NOW)
+            length, now = ld64(frame + CELL.ingress_length), ld64(frame + CELL.now)
             put(frame, at, tables.execute_meter(frame + arg(at, 2), val(frame, at, 3), length, now))
         elif op == o.METERD:
-            length, now = ld64(frame + _INGRESS_LENGTH), ld64(frame + _NOW)
-            index = ld64(ld64(frame + _ENTRY) + tables.INDEX)
+            length, now = ld64(frame + CELL.ingress_length), ld64(frame + CELL.now)
+            index = ld64(ld64(frame + CELL.entry) + tables.RECORD.index)
             put(frame, at, tables.execute_meter(frame + arg(at, 2), index, length, now))
         elif op == o.RANDOM:
             put(frame, at, tables.random_within(frame, val(frame, at, 2), val(frame, at, 3)))
         elif op == o.EMITH:
             if ld8(frame + arg(at, 1)) & 1:
-                out, n = ld64(frame + _OUT), arg(at, 3)
+                out, n = ld64(frame + CELL.out), arg(at, 3)
                 copy(out, frame + arg(at, 2), n)
-                st64(frame + _OUT, out + n)
+                st64(frame + CELL.out, out + n)
         elif op == o.EVENT:
             _event(frame, at)
         elif op == o.EVADD:
@@ -287,11 +280,11 @@ def run(frame, pc):
         elif op == o.TRAP:
             return arg(at, 1)
         elif op == o.TRUNC:
-            limit, before = max(val(frame, at, 1), 0) + 1, ld64(frame + _TRUNCATE)
-            st64(frame + _TRUNCATE, min(before, limit) if before else limit)
+            limit, before = max(val(frame, at, 1), 0) + 1, ld64(frame + CELL.truncate)
+            st64(frame + CELL.truncate, min(before, limit) if before else limit)
         elif op < o.FIRST_HEADER:
-            raw.call3(ld64(ld64(frame + _CONTEXT) + _RUN_WIDE), frame, at, op)
+            raw.call3(ld64(ld64(frame + CELL.context) + CTX.run_wide), frame, at, op)
         elif op < o.FIRST_HASH:
-            pc = raw.call4(ld64(ld64(frame + _CONTEXT) + _RUN_HEADERS), frame, at, op, pc)
+            pc = raw.call4(ld64(ld64(frame + CELL.context) + CTX.run_headers), frame, at, op, pc)
         else:
-            raw.call3(ld64(ld64(frame + _CONTEXT) + _RUN_HASH), frame, at, op)
+            raw.call3(ld64(ld64(frame + CELL.context) + CTX.run_hash), frame, at, op)

@@ -1,6 +1,8 @@
 """The VM's instructions on numbers of many limbs and on lanes. Limb 0 is the least significant; results may take the
 place of operands, except in WMUL."""
 
+from typing import Any
+
 import numba
 import numpy as np
 
@@ -13,18 +15,18 @@ from switchml.runtime.memory import pointer
 
 
 @kernel(inline=True)
-def _u64(address, n):
+def _u64(address: int, n: int) -> Any:
     """uint64[n]: array indexing, which the compiler can vectorise."""
     return numba.carray(pointer(np.uintp(address)), (n,), np.uint64)
 
 
 @kernel(inline=True)
-def _u32(address, n):
+def _u32(address: int, n: int) -> Any:
     return numba.carray(pointer(np.uintp(address)), (n,), np.uint32)
 
 
 @kernel
-def _add(d, a, b, n):
+def _add(d: int, a: int, b: int, n: int) -> None:
     carry = 0
     for i in range(0, 8 * n, 8):
         left, right = ld64(a + i), ld64(b + i)
@@ -35,7 +37,7 @@ def _add(d, a, b, n):
 
 
 @kernel
-def _subtract(d, a, b, n):
+def _subtract(d: int, a: int, b: int, n: int) -> None:
     borrow = 0
     for i in range(0, 8 * n, 8):
         left, right = ld64(a + i), ld64(b + i)
@@ -45,7 +47,7 @@ def _subtract(d, a, b, n):
 
 
 @kernel
-def _multiply(d, a, b, n):
+def _multiply(d: int, a: int, b: int, n: int) -> None:
     for i in range(n):
         st64(d + 8 * i, 0)
     for i in range(n):
@@ -62,14 +64,14 @@ def _multiply(d, a, b, n):
 
 
 @kernel
-def _extend(d, n, a, k, is_signed):
+def _extend(d: int, n: int, a: int, k: int, is_signed: int) -> None:
     fill = ld64(a + 8 * (k - 1)) >> 63 if is_signed else 0
     for i in range(n):
         st64(d + 8 * i, ld64(a + 8 * i) if i < k else fill)
 
 
 @kernel
-def _shift_left(d, a, by, n):
+def _shift_left(d: int, a: int, by: int, n: int) -> None:
     limbs, bits = by >> 6, by & 63
     for i in range(n - 1, -1, -1):
         value = 0
@@ -81,7 +83,7 @@ def _shift_left(d, a, by, n):
 
 
 @kernel
-def _shift_right(d, n, a, k, by, is_signed):
+def _shift_right(d: int, n: int, a: int, k: int, by: int, is_signed: int) -> None:
     limbs, bits = by >> 6, by & 63
     fill = ld64(a + 8 * (k - 1)) >> 63 if is_signed else 0
     for i in range(n):
@@ -92,7 +94,7 @@ def _shift_right(d, n, a, k, by, is_signed):
 
 
 @kernel
-def _sign_extend(d, a, width, n):
+def _sign_extend(d: int, a: int, width: int, n: int) -> None:
     whole, bits = width >> 6, width & 63
     sign = (ld64(a + 8 * ((width - 1) >> 6)) << (63 - ((width - 1) & 63))) >> 63
     for i in range(n):
@@ -105,7 +107,7 @@ def _sign_extend(d, a, width, n):
 
 
 @kernel
-def _compare(a, b, n):
+def _compare(a: int, b: int, n: int) -> int:
     top = 8 * (n - 1)
     left, right = ld64(a + top), ld64(b + top)
     if left != right:
@@ -118,14 +120,14 @@ def _compare(a, b, n):
 
 
 @kernel(inline=True)
-def _swapped(field):
+def _swapped(field: Any) -> Any:
     """The bytes of a uint32 the other way round, in a form that the compiler can vectorise."""
     ends = ((field & np.uint32(0xFF)) << np.uint32(24)) | (field >> np.uint32(24))
     return ends | ((field & np.uint32(0xFF00)) << np.uint32(8)) | ((field >> np.uint32(8)) & np.uint32(0xFF00))
 
 
 @kernel
-def _load_lanes(d, source, size, n):
+def _load_lanes(d: int, source: int, size: int, n: int) -> None:
     lanes = _u64(d, n)
     if size == 4:
         fields = _u32(source, n)
@@ -138,7 +140,7 @@ def _load_lanes(d, source, size, n):
 
 
 @kernel
-def _store_lanes(target, size, a, n):
+def _store_lanes(target: int, size: int, a: int, n: int) -> None:
     if size == 4:
         lanes, fields = _u64(a, n), _u32(target, n)
         for i in range(n):
@@ -155,7 +157,7 @@ def _store_lanes(target, size, a, n):
 
 
 @kernel
-def _lanes(frame, at, op):
+def _lanes(frame: int, at: int, op: int) -> None:
     """VAND..VMUL."""
     n = arg(at, 4)
     d, a, b = _u64(frame + arg(at, 1), n), _u64(frame + arg(at, 2), n), _u64(frame + arg(at, 3), n)
@@ -180,7 +182,7 @@ def _lanes(frame, at, op):
 
 
 @kernel
-def _registers(frame, at, op):
+def _registers(frame: int, at: int, op: int) -> None:
     """VREG, VREGW."""
     if op == o.VREG:
         words, index, n = frame + arg(at, 2), val(frame, at, 3), arg(at, 4)
@@ -199,7 +201,7 @@ def _registers(frame, at, op):
 
 
 @kernel
-def run_wide(frame, at, op):
+def run_wide(frame: int, at: int, op: int) -> int:
     """One instruction of the wide group."""
     d, a, b = frame + arg(at, 1), frame + arg(at, 2), frame + arg(at, 3)
     if op == o.WLD:

@@ -36,8 +36,8 @@ class Machine:
     def __init__(self) -> None:
         self.code = np.zeros((2, WORDS), dtype=np.int32)
         self.context = np.zeros(len(CONTEXT), dtype=np.int64)
-        self.context[CTX["code"] // 8] = self.code.ctypes.data
-        self.context[CTX["run_wide"] // 8] = address_of(run_wide, 3)
+        self.context[CTX.code // 8] = self.code.ctypes.data
+        self.context[CTX.run_wide // 8] = address_of(run_wide, 3)
         self.run = address_of(run, 2)
         self.cells = np.zeros((PHV + 5 * AREA) // 8 + 8, dtype=np.uint64)
         self.code[1] = [o.END, *[0] * (WORDS - 1)]
@@ -45,7 +45,7 @@ class Machine:
     def __call__(self, op: str, *operands: int, n: int = 1, **values: int) -> int:
         """The n limbs of D after one instruction; `values` are A=…, B=…, whatever the limbs."""
         self.cells[:] = 0xA5A5A5A5A5A5A5A5
-        self.cells[CELL["context"] // 8] = self.context.ctypes.data
+        self.cells[CELL.context // 8] = self.context.ctypes.data
         for name, value in values.items():
             for i in range(MOST_LIMBS):
                 self.cells[globals()[name] // 8 + i] = (value >> 64 * i) & M

@@ -6,10 +6,10 @@ from functools import partial
 
 import pytest
 
-from emulator.p4switch.engine.engine import Engine
+from emulator.p4switch.engine.engine import CompiledEngine
+from emulator.p4switch.interpreter.interpreter import Interpreter
 from emulator.p4switch.interpreter.packet import FieldPool, Packet
 from emulator.p4switch.interpreter.parser import Parser
-from emulator.p4switch.interpreter.path import Interpreter
 from emulator.p4switch.interpreter.primitives import Primitives
 from emulator.p4switch.program.ir import MatchParam
 from emulator.p4switch.program.loader import loader
@@ -50,7 +50,7 @@ def with_stale_short(program):
     return loader.loads(json.dumps(root))
 
 
-@pytest.mark.parametrize("engine", [Interpreter, Engine])
+@pytest.mark.parametrize("engine", [Interpreter, CompiledEngine])
 @pytest.mark.parametrize(("stale_fields", "left"), [(True, b"ab"), (False, b"\0\0")])
 def test_fields_that_earlier_packets_left(program, engine, stale_fields, left):
     """BMv2 takes a packet's fields from the last packet that has gone, and sets metadata to 0 only."""

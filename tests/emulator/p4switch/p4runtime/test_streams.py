@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from emulator.p4switch.interpreter.path import Interpreter
+from emulator.p4switch.interpreter.interpreter import Interpreter
 from emulator.p4switch.process import compiled
 from tests.support.p4runtime_controller import CPU_PORT, eventually, exact, refused, short, v1
 
@@ -30,7 +30,7 @@ def test_packet_in(primary, target):
 
 def test_packets_through_the_compiled_engine(primary, target):
     controller = primary("packet_io")
-    target.device.change_engine(compiled)
+    target.device.switch.change_engine(compiled)
     target.receive(300, FRAME)
     assert metadata(controller.stream.next("packet"))[0] == (1, short(300))
     controller.push("packet_io")  # stays with that kind of engine

@@ -63,7 +63,7 @@ def run(ports: FilePorts, n: int) -> list[tuple[int, bytes]]:
         if len(received) >= n:
             enough.set()
 
-    ports.start(take)
+    ports.start(take, None)
     assert enough.wait(100)
     return received
 
@@ -106,7 +106,7 @@ def test_an_error_in_a_file_is_told(tmp_path, monkeypatch):
     reported, errors = threading.Event(), []
     ports = FilePorts(0, lambda error: (errors.append(str(error)), reported.set()))
     ports.add(0, "a")
-    ports.start(lambda frames: None)
+    ports.start(lambda frames: None, None)
     assert reported.wait(100)
     assert "ends within a frame" in errors[0]
     with pytest.raises(ConfigError, match="can't read x_in.pcap"):

@@ -2,11 +2,12 @@
 
 import pytest
 
-from emulator.p4switch.interpreter.psa import PsaInterpreter
-from emulator.p4switch.process import compiled, compiled_if_possible
+from emulator.p4switch.engine.engine import CompiledEngine
+from emulator.p4switch.interpreter.interpreter import Interpreter
 from emulator.p4switch.program.loader import loader
 from emulator.p4switch.switch import Switch
-from switchml.errors import ConfigError, ProgramError
+from switchml.errors import ProgramError
+from tests.support.bmv2_engines import compare
 from tests.support.p4_programs import SOURCES
 
 PATH = SOURCES / "psa" / "paths.json"
@@ -19,9 +20,9 @@ def program():
     return loader.load(PATH)
 
 
-@pytest.fixture
-def switch(program):
-    switch = Switch(program)
+@pytest.fixture(params=[Interpreter, CompiledEngine])
+def switch(program, request):
+    switch = Switch(program, engine=request.param)
     state = switch.state
     state.replication.create_group(1)
     state.replication.associate_node(1, state.replication.create_node(7, [3, 4]))
@@ -73,7 +74,6 @@ def test_a_program_that_lacks_a_block():
         Switch(lacking)
 
 
-def test_it_runs_on_the_reference_engine(switch):
-    assert isinstance(compiled_if_possible(switch.state), PsaInterpreter)
-    with pytest.raises(ConfigError, match="can't run this program: a program for the Portable Switch Architecture"):
-        compiled(switch.state)
+@pytest.mark.parametrize("seed", range(3))
+def test_engines_agree(program, seed):
+    assert compare(program, seed, 60) > 20

@@ -1,0 +1,152 @@
+"""simple_switch's packet path, for programs of the v1model architecture: from a received frame to what leaves.
+
+The order of events at the ends of ingress and egress (clone, digest, resubmit, multicast, drop …) is that of
+simple_switch.cpp's ingress_thread and egress_thread. A packet that passed ingress waits in the traffic manager, from
+where `traffic_manager.serve` takes it to egress."""
+
+from __future__ import annotations
+
+from emulator.p4switch.packet_path import fields as f
+from emulator.p4switch.packet_path.engine import EGRESS, EGRESS_DEPARSER, INGRESS, INGRESS_PARSER, Operations, P
+from emulator.p4switch.packet_path.traffic_manager import enqueue, mirror, replicate
+
+NORMAL, INGRESS_CLONE, EGRESS_CLONE, COALESCED, RECIRCULATED, REPLICATED, RESUBMITTED = range(7)
+"""Values of standard_metadata.instance_type."""
+
+
+def receive(engine: Operations[P], packet: P) -> None:
+    """Take in a packet of which nothing is parsed and all metadata is 0."""
+    engine.set(packet, f.INGRESS_PORT, engine.get(packet, f.RECEIVED_AT))
+    engine.set(packet, f.PACKET_LENGTH, engine.get(packet, f.LENGTH))
+    engine.set(packet, f.INSTANCE_TYPE, NORMAL)
+    engine.set(packet, f.INGRESS_TIMESTAMP, engine.now())
+    ingress(engine, packet)
+
+
+# Ingress
+
+
+def ingress(engine: Operations[P], packet: P) -> None:
+    """The packet waits for egress then, or has ended."""
+    if not pass_ingress(engine, packet):
+        engine.end(packet)
+
+
+def pass_ingress(engine: Operations[P], packet: P) -> bool:
+    """Parse, run the ingress pipeline, and carry out its requests; whether the packet itself is in a queue then."""
+    engine.set(packet, f.START_LENGTH, engine.get(packet, f.LENGTH))
+    if not engine.parse(packet, INGRESS_PARSER):
+        return False
+    engine.set(packet, f.PARSER_ERROR, engine.get(packet, f.ERROR))
+    engine.set(packet, f.CHECKSUM_ERROR, engine.get(packet, f.CHECKSUM))
+    if not engine.run(packet, INGRESS):
+        return False
+    engine.set(packet, f.EXIT, 0)
+    if engine.get(packet, f.CLONE):
+        clone_at_ingress(engine, packet)
+    if engine.get(packet, f.DIGEST):
+        engine.learn(packet)
+    if engine.get(packet, f.RESUBMIT):
+        resubmit(engine, packet)
+        return False
+    group = engine.get(packet, f.MCAST_GRP)
+    if group:
+        engine.set(packet, f.INSTANCE_TYPE, REPLICATED)
+        replicate(engine, packet, group)
+        return False
+    port = engine.get(packet, f.EGRESS_SPEC)
+    if port == engine.drop_port():
+        return False
+    engine.set(packet, f.INSTANCE_TYPE, NORMAL)
+    return enqueue(engine, packet, port)
+
+
+def clone_at_ingress(engine: Operations[P], packet: P) -> None:
+    """The clone is the packet as received, parsed again (with no metadata but the ingress port)."""
+    session = engine.get(packet, f.CLONE) - 1
+    engine.set(packet, f.CLONE, 0)
+    if not engine.has_session(session):
+        return
+    original = engine.set_aside(packet)
+    clone = engine.unparsed(original)
+    engine.set(clone, f.LENGTH, engine.get(original, f.START_LENGTH))
+    engine.set(clone, f.INGRESS_PORT, engine.get(original, f.RECEIVED_AT))
+    if engine.parse(clone, INGRESS_PARSER):
+        take_over(engine, clone, original, engine.get(original, f.CLONE_LIST), INGRESS_CLONE)
+        mirror(engine, clone, session)
+    engine.take_back(original)
+
+
+def take_over(engine: Operations[P], copy: P, packet: P, field_list: int, instance_type: int) -> None:
+    """Reset a copy's metadata, except for the fields of a list."""
+    engine.keep_fields(copy, packet, field_list)
+    engine.set(copy, f.INSTANCE_TYPE, instance_type)
+
+
+def resubmit(engine: Operations[P], packet: P) -> None:
+    """The packet as received passes ingress once more."""
+    original = engine.set_aside(packet)
+    copy, length = engine.unparsed(original), engine.get(original, f.START_LENGTH)
+    take_over(engine, copy, original, engine.get(original, f.RESUBMIT), RESUBMITTED)
+    engine.set(copy, f.LENGTH, length)
+    engine.set(copy, f.PACKET_LENGTH, length)
+    engine.push_returned(copy)
+    engine.take_back(original)
+
+
+# Egress
+
+
+def egress(engine: Operations[P], packet: P) -> None:
+    """The packet has left then, or was dropped."""
+    pass_egress(engine, packet)
+    engine.end(packet)
+
+
+def pass_egress(engine: Operations[P], packet: P) -> None:
+    """Run the egress pipeline, carry out its requests, deparse, and send."""
+    port, priority, now = engine.get(packet, f.QUEUE_PORT), engine.get(packet, f.QUEUE_PRIORITY), engine.now()
+    engine.set(packet, f.EGRESS_TIMESTAMP, now)
+    engine.set(packet, f.DEQ_TIMEDELTA, now - engine.get(packet, f.ENQ_TIMESTAMP))
+    engine.set(packet, f.DEQ_QDEPTH, engine.queue_length(port, priority))
+    engine.set(packet, f.QID, priority)
+    engine.set(packet, f.EGRESS_PORT, port)
+    engine.set(packet, f.EGRESS_SPEC, engine.drop_port() + 1)
+    engine.set(packet, f.PACKET_LENGTH, engine.get(packet, f.LENGTH))
+    if not engine.run(packet, EGRESS):
+        return
+    if engine.get(packet, f.CLONE):
+        clone_at_egress(engine, packet)
+    if engine.get(packet, f.EGRESS_SPEC) == engine.drop_port():
+        return
+    if not engine.deparse(packet, EGRESS_DEPARSER):
+        return
+    if engine.get(packet, f.RECIRCULATE):
+        recirculate(engine, packet)
+    else:
+        engine.send(packet, port)
+
+
+def clone_at_egress(engine: Operations[P], packet: P) -> None:
+    """The clone has the headers as they are now."""
+    session = engine.get(packet, f.CLONE) - 1
+    engine.set(packet, f.CLONE, 0)
+    if not engine.has_session(session):
+        return
+    original = engine.set_aside(packet)
+    clone = engine.duplicate(original)
+    take_over(engine, clone, original, engine.get(original, f.CLONE_LIST), EGRESS_CLONE)
+    mirror(engine, clone, session)
+    engine.take_back(original)
+
+
+def recirculate(engine: Operations[P], packet: P) -> None:
+    """The deparsed packet passes ingress once more."""
+    original = engine.set_aside(packet)
+    copy = engine.unparsed(original)
+    length = engine.get(copy, f.LENGTH)
+    engine.set(copy, f.COUNTED_LENGTH, length)
+    take_over(engine, copy, original, engine.get(original, f.RECIRCULATE), RECIRCULATED)
+    engine.set(copy, f.PACKET_LENGTH, length)
+    engine.push_returned(copy)
+    engine.take_back(original)

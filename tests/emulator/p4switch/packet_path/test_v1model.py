@@ -1,0 +1,294 @@
+"""simple_switch's packet path: BMv2's documented behaviours that are easily missed, one test each (frames as bytes)."""
+
+from functools import partial
+
+import pytest
+
+from emulator.p4switch.engine.engine import CompiledEngine
+from emulator.p4switch.interpreter import interpreter
+from emulator.p4switch.packet_path import traffic_manager
+from switchml.errors import ProgramAbort
+
+ON_THE_INTERPRETER = pytest.mark.parametrize("switch", [interpreter.Interpreter], indirect=True)
+"""For what kernels have compiled in, or do not report."""
+ETHERNET = bytes.fromhex("0102030405060708090a0b0c0d0e")
+
+
+def number(value, n=2):
+    return value.to_bytes(n, "big")
+
+
+@pytest.fixture(params=[interpreter.Interpreter, CompiledEngine])
+def switch(switch, request):
+    """The function from a program's name to a switch that runs it, on either engine."""
+    return partial(switch, engine=request.param)
+
+
+# Where packets go
+
+
+def test_a_packet_that_nobody_sends_goes_to_port_0(switch):
+    [(port, _)] = switch("metadata").receive(4, ETHERNET + bytes(12))
+    assert port == 0
+
+
+def test_lengths_ports_and_what_egress_spec_says(switch):
+    """mode 1: setValid of a 4-byte header grows packet_length in egress; egress_spec there is drop_port + 1."""
+    [(_, frame)] = switch("metadata").receive(4, ETHERNET + b"\1" + bytes(11) + b"xyz")
+    view = frame[14:26]
+    assert view == b"\1\4" + number(29) + number(33) + number(0) + number(512 & 511) + number(0)
+    assert frame[26:] == bytes(4) + b"xyz"
+
+
+def test_removing_a_header_shrinks_packet_length_in_egress(switch):
+    [(port, frame)] = switch("metadata").receive(4, ETHERNET + b"\3" + bytes(11))
+    assert (port, frame[2:6]) == (4, number(26) + number(12))
+
+
+@pytest.mark.parametrize("mode", [2, 5])
+def test_511_drops_in_ingress_and_in_egress(switch, mode):
+    assert switch("metadata").receive(4, ETHERNET + bytes([mode]) + bytes(11)) == []
+
+
+def test_egress_can_not_change_the_port(switch):
+    [(port, _)] = switch("metadata").receive(4, ETHERNET + b"\4" + bytes(11))
+    assert port == 0
+
+
+# exit
+
+
+def test_exit_ends_ingress_but_not_egress(switch):
+    [(_, frame)] = switch("exit").receive(1, ETHERNET + b"\1\0\0")
+    assert frame[14:] == b"\1\x10\2"
+
+
+def test_exit_in_a_control_and_in_egress(switch):
+    running = switch("exit")
+    assert running.receive(1, ETHERNET + b"\2\0\0")[0][1][14:] == b"\2\x21\2"
+    assert running.receive(1, ETHERNET + b"\3\0\0")[0][1][14:] == b"\3\x41\1"
+
+
+# Multicast
+
+
+def multicasting(switch):
+    running = switch("multicast")
+    pre = running.state.replication
+    pre.create_group(9)
+    for rid, ports in ((11, [1, 2]), (12, [2])):
+        pre.associate_node(9, pre.create_node(rid, ports))
+    return running
+
+
+def group(mode, number_=9):
+    return ETHERNET + number(number_) + bytes([mode]) + bytes(5)
+
+
+def test_a_group_set_after_drop_wins_and_each_copy_has_its_rid(switch):
+    """Copies come back to the ingress port too; this program drops them in egress unless the mode is 3."""
+    sent = multicasting(switch).receive(3, group(1))
+    assert [(port, frame[17], frame[18:20]) for port, frame in sent] == [
+        (1, 5, number(11)),
+        (2, 5, number(11)),
+        (2, 5, number(12)),
+    ]
+
+
+def test_drop_after_the_group_cancels_it(switch):
+    assert multicasting(switch).receive(3, group(2)) == []
+
+
+def test_multicast_comes_before_unicast_and_an_unknown_group_swallows_the_packet(switch):
+    running = multicasting(switch)
+    assert [port for port, _ in running.receive(1, group(0))] == [2, 2]
+    assert [port for port, _ in running.receive(1, group(3))] == [1, 2, 2]
+    assert running.receive(1, group(0, 77)) == []
+    assert [port for port, _ in running.receive(1, group(0, 0))] == [1]
+
+
+# Clones
+
+
+def cloning(switch):
+    running = switch("clone")
+    for session, port in ((5, 50), (6, 60), (7, 70)):
+        running.state.mirroring.add(session, port=port)
+    return running
+
+
+def probe(what):
+    return ETHERNET + bytes([what]) + bytes(7) + b"rest"
+
+
+def test_an_ingress_clone_is_the_packet_as_it_came_with_the_final_values_of_its_fields(switch):
+    """The clone's addresses are those before ingress; kept has its last value; what is in no list is 0."""
+    (port, clone), (_, packet) = cloning(switch).receive(1, probe(1))
+    assert port == 50
+    assert clone == ETHERNET + b"\1\1" + number(0x3333) + number(0) + number(26) + b"rest"
+    assert packet[6:14] == bytes.fromhex("0a0b0c0d0e0f9999")
+
+
+def test_of_two_clone_calls_the_last_counts(switch):
+    sent = cloning(switch).receive(1, probe(5))
+    assert [port for port, _ in sent] == [60, 1]
+    assert sent[0][1][16:20] == bytes(4)  # clone() without a list keeps nothing
+
+
+def test_an_egress_clone_has_the_headers_as_they_are_then(switch):
+    """It is queued before the packet is sent, but passes egress after it; what the program did before stays done."""
+    (first, packet), (second, clone) = cloning(switch).receive(1, probe(2))
+    assert (first, second) == (1, 70)
+    assert clone[6:12] == bytes.fromhex("0a0b0c0d0e0f")
+    assert clone[12:14] == packet[12:14] == bytes.fromhex("9999")
+    assert clone[14:22] == b"\2\2" + number(0x3333) + number(0) + number(26)
+
+
+def test_an_unknown_session_clones_nothing(switch):
+    assert [port for port, _ in switch("clone").receive(1, probe(1))] == [1]
+
+
+def test_a_clone_may_go_to_a_group(switch):
+    running = switch("clone")
+    running.state.replication.create_group(4)
+    running.state.replication.associate_node(4, running.state.replication.create_node(1, [8, 9]))
+    running.state.mirroring.add(5, port=50, mgid=4)
+    assert [port for port, _ in running.receive(1, probe(1))] == [8, 9, 50, 1]
+
+
+# Resubmit and recirculate
+
+
+def test_resubmit_restarts_with_the_packet_as_it_came(switch):
+    """Three passes; `touched` is of the last one only, `kept` is in the field list. The metadata of the third pass has
+    no ingress port, so the packet goes to port 0."""
+    [(port, frame)] = switch("resubmit").receive(4, ETHERNET + b"\3" + bytes(7))
+    assert (port, frame[14:]) == (0, b"\3\6" + number(3) + number(1) + number(1))
+
+
+def test_recirculate_takes_the_deparsed_packet(switch):
+    [(port, frame)] = switch("recirculate").receive(4, ETHERNET + b"\2" + bytes(7))
+    assert port == 0
+    assert frame[14:22] == b"\0\4" + number(3) + number(1) + number(26)
+    assert frame[22:] == bytes.fromhex("aaaaaaaa")
+
+
+@ON_THE_INTERPRETER
+def test_a_packet_that_goes_round_for_ever_is_dropped(switch, monkeypatch):
+    monkeypatch.setattr(traffic_manager, "MAX_PASSES", 3)
+    assert switch("recirculate").receive(4, ETHERNET + b"\7" + bytes(7)) == []
+
+
+# Truncate
+
+
+def test_truncate_limits_what_is_sent_but_not_packet_length(switch):
+    running = switch("truncate")
+    [(_, frame)] = running.receive(1, ETHERNET + number(20) + number(0) + bytes(30))
+    assert (len(frame), frame[16:18]) == (20, number(48))
+    [(_, frame)] = running.receive(1, ETHERNET + number(60) + number(0) + bytes(30))
+    assert len(frame) == 48
+
+
+# Queues
+
+
+def queued(port, priority=0):
+    return ETHERNET + number(port) + bytes([priority]) + bytes(27)
+
+
+def depths(frame):
+    return int.from_bytes(frame[22:25], "big"), int.from_bytes(frame[29:32], "big")
+
+
+def test_a_queue_with_a_rate_lets_packets_go_one_by_one(switch):
+    running = switch("queues")
+    running.state.queues.set_rate(1000)
+    assert [len(running.receive(1, queued(2))) for _ in range(3)] == [1, 0, 0]
+    running.now = 999
+    assert running.poll() == []
+    running.now = 1000
+    [(port, frame)] = running.poll()
+    assert port == 2
+    assert depths(frame) == (0, 1)
+    assert frame[18:22] == number(0, 4)  # enq_timestamp
+    assert frame[25:29] == number(1000, 4)  # deq_timedelta
+    running.now = 2000
+    [(_, frame)] = running.poll()
+    assert depths(frame) == (1, 0)
+
+
+def test_a_full_queue_drops(switch):
+    running = switch("queues")
+    running.state.queues.set_rate(10, port=2)
+    running.state.queues.set_depth(2, port=2)
+    for _ in range(5):
+        running.receive(1, queued(2))
+    running.now = 10_000_000
+    assert len(running.poll()) == 2
+
+
+def test_a_queue_of_depth_0_drops_everything(switch):
+    running = switch("queues")
+    running.state.queues.set_depth(0)
+    assert running.receive(1, queued(2)) == []
+
+
+def test_the_higher_priority_leaves_first_and_one_too_high_is_dropped(switch):
+    running = switch("queues", n_priorities=2)
+    running.state.queues.set_rate(1000)
+    running.receive(1, queued(2, 0))
+    running.receive(1, queued(2, 1))
+    for priority in (0, 1, 2):
+        running.receive(1, queued(2, priority))
+    running.now = 1_000_000
+    assert [frame[16] for _, frame in running.poll()] == [1, 0]
+
+
+def test_time_of_the_next_poll(switch):
+    running = switch("queues")
+    assert running.next_us() is None
+    running.state.queues.set_rate(1000)
+    running.receive(1, queued(2))
+    running.receive(1, queued(2))
+    assert running.next_us() == 1000
+    learning = switch("digest")
+    learning.now = 5
+    learning.receive(1, ETHERNET)
+    assert learning.next_us() == 1_000_005
+
+
+@ON_THE_INTERPRETER
+def test_a_packet_may_grow_more_than_in_bmv2_with_a_warning(switch, monkeypatch, caplog):
+    monkeypatch.setattr(interpreter, "MAX_GROWTH", 3)
+    running = switch("metadata")
+    for _ in range(2):
+        assert len(running.receive(4, ETHERNET + b"\1" + bytes(11))[0][1]) == 30
+    assert ["26 bytes grew to 30" in message for message in caplog.messages] == [True]
+
+
+# Digests
+
+
+def test_a_digest_has_the_fields_when_ingress_ended(switch):
+    running = switch("digest")
+    sent = []
+    running.state.digests[0].listeners.append(sent.append)
+    running.receive(5, ETHERNET)
+    running.receive(5, ETHERNET)
+    running.now = 1_000_000
+    running.poll()
+    assert [digest.samples for digest in sent] == [((0x0708090A0B0C, 5),)]
+
+
+# assert, log_msg
+
+
+@pytest.mark.parametrize(("type_", "what"), [("dead", "Assert"), ("beef", "Assume")])
+def test_a_failed_assert_ends_the_run(switch, type_, what):
+    """BMv2 calls abort(); here the caller decides."""
+    running = switch("assert")
+    with pytest.raises(ProgramAbort, match=rf"{what} error: .* failed, file assert.p4, line \d+") as caught:
+        running.receive(1, ETHERNET[:12] + bytes.fromhex(type_))
+    assert caught.value.exit_code == -6
+    assert running.receive(1, ETHERNET) == [(1, ETHERNET[:12] + bytes.fromhex("600d"))]
