@@ -49,7 +49,7 @@ PROGRAMS = {
 
 
 def look_around() -> list[Finding]:
-    """All findings but the all-reduce trial, which doctor runs itself."""
+    """All findings but the comparison and the all-reduce trial, which take longer."""
     python = Finding("Python", "ok", f"{platform.python_version()} ({platform.python_implementation()})")
     findings = [python, _machine(), _root(), _namespaces(), *_udp_offload(), _buffers(), _ports()]
     findings += [_extra(name, extra) for name, extra in EXTRAS.items()]
@@ -136,6 +136,26 @@ def _torch_backend() -> Finding:
         "found by torch as 'switchml'" if is_there else "no entry point",
         "install the package (pip install -e .) or import host_agent.pytorch.backend in the script",
     )
+
+
+def compared(device: str | None) -> Finding:
+    """The torch backend on a device beside exact results and Gloo (`host_agent.comparison`); by default on the
+    first GPU, if there is one."""
+    name = f"torch on {device or 'GPU'}"
+    if not importlib.util.find_spec("torch"):
+        return Finding(name, "missing", "no torch")
+    import torch
+
+    if device != "cpu" and not torch.cuda.is_available():
+        is_wanted = device == "cuda"
+        return Finding(name, "broken" if is_wanted else "ok", "no GPU that torch can use: nothing compared")
+    from host_agent.comparison import compare
+
+    wrong = compare(device or "cuda")
+    if wrong:
+        return Finding(name, "broken", "; ".join(wrong), "do not train there, and please report this")
+    where = "the CPU" if device == "cpu" else torch.cuda.get_device_name()
+    return Finding(name, "ok", f"right: collectives, DDP, FSDP2 and streams on {where}")
 
 
 def _program(name: str, command: list[str], use: str) -> Finding:

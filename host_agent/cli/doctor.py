@@ -21,13 +21,20 @@ MARKS = {"ok": ("✓", "green"), "missing": ("–", "yellow"), "broken": ("✗",
 @click.command()
 @click.option("--seconds", type=NAMED_SECONDS, default=1.0, show_default=True, help="Duration of the all-reduce trial.")
 @click.option("--ranks", type=Count(1, 64), default=2, show_default=True, help="Ranks in the trial.")
+@click.option(
+    "--device",
+    type=click.Choice(["cpu", "cuda"]),
+    help="Compare the torch backend's collectives and training there with exact results and Gloo. [default: cuda, if "
+    "there is one]",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @wide_option
-def doctor(seconds: float, ranks: int, as_json: bool) -> None:
+def doctor(seconds: float, ranks: int, device: str | None, as_json: bool) -> None:
     """Check what this machine can do and what it lacks.
 
     Checks the kernel, the user's privileges, and the programs and packages that switchml can use; then runs an
-    aggregator and some ranks on loopback for a second and verifies their sums. Exit code 1 if the trial fails.
+    aggregator and some ranks on loopback for a second and verifies their sums. With a GPU, or --device, it compares
+    what torch's backend does there as well: in under a minute. Exit code 1 if anything of that is wrong.
     """
     import json
 
@@ -38,12 +45,13 @@ def doctor(seconds: float, ranks: int, as_json: bool) -> None:
 
     with progress("checking"):
         findings = checkup.look_around()
+        findings.append(checkup.compared(device))
         findings.append(trial(ranks, seconds))
     if as_json:
         click.echo(json.dumps({finding.name: finding.as_dict() for finding in findings}, indent=2))
     else:
         show(findings)
-    if findings[-1].state == "broken":
+    if any(finding.state == "broken" for finding in findings[-2:]):
         raise click.exceptions.Exit(1)
 
 

@@ -12,7 +12,8 @@ from torch import nn
 from torch.utils._pytree import tree_iter
 
 from host_agent.memory.bounds import START, Fixed, Measured
-from host_agent.memory.codecs import CODECS, Host
+from host_agent.memory.codecs import CODECS
+from host_agent.memory.host import Host
 from host_agent.memory.saving import SavedTensors, ratio
 from switchml.errors import ConfigError
 
@@ -29,6 +30,8 @@ class CompressedActivations:
     def __init__(self, model: nn.Module, saved: SavedTensors, bounds: Fixed | Measured):
         self._model, self._saved, self._bounds = model, saved, bounds
         self._is_saving = False
+        self._own: set[int] = set()
+        """Identities of the weights that are the model's own, not those that sharding brings for a pass."""
         self._calls: list[contextlib.ExitStack] = []
         dynamo = sys.modules.get("torch._dynamo")  # importing it takes seconds
         self._is_compiled = dynamo is not None and any(isinstance(m, dynamo.OptimizedModule) for m in model.modules())
@@ -36,9 +39,11 @@ class CompressedActivations:
             model.register_forward_pre_hook(self._enter, prepend=True, with_kwargs=True),
             model.register_forward_hook(self._leave, always_call=True),
         ]
+        for module in model.modules():
+            if any(True for _ in module.parameters(recurse=False)):
+                self._hooks.append(module.register_forward_pre_hook(self._enter_layer))
         if isinstance(bounds, Measured):
             for module in bounds.layers:
-                self._hooks.append(module.register_forward_pre_hook(self._enter_layer))
                 self._hooks.append(module.register_forward_hook(self._leave_layer))
 
     @contextlib.contextmanager
@@ -57,6 +62,8 @@ class CompressedActivations:
                 if bounds.is_measuring and self._is_compiled:
                     # Layers of a compiled model can only be told from each other when it runs as it is written.
                     stack.enter_context(torch.compiler.set_stance("force_eager"))
+            own = [each for each in self._model.parameters() if not hasattr(each, "_local_tensor")]
+            self._own = set(map(id, own))
             there = [*self._model.parameters(), *self._model.buffers(), *tree_iter(inputs)]
             saved.anyway.update(filter(None, map(_storage, there)))
             hooks = (saved.pack, saved.unpack)
@@ -69,7 +76,7 @@ class CompressedActivations:
         """Totals so far: `tensors` compressed; their `bytes` before and `compressed_bytes` after, and `left_bytes` of
         those left as they were (weights and inputs are not among them); `ratio` of all bytes before to those after,
         infinite where nothing stays on the device; `compress_s`, `restore_s` in seconds."""
-        counters = vars(self._saved.counters)
+        counters = vars(self._saved.counters())
         return {**counters, "ratio": ratio(counters)}
 
     def shares(self) -> dict[str, float]:
@@ -104,9 +111,13 @@ class CompressedActivations:
             self._calls.pop().close()
 
     def _enter_layer(self, module: nn.Module, args: Any) -> None:
-        if not torch.compiler.is_compiling() and self._is_saving and isinstance(self._bounds, Measured):
-            # Sharded weights are whole only now, in storages of their own.
-            self._saved.anyway.update(filter(None, map(_storage, module.parameters(recurse=False))))
+        if torch.compiler.is_compiling() or not self._is_saving:
+            return
+        # Sharded weights are whole only now, in storages of their own, and only for this pass.
+        own = list(module.parameters(recurse=False))
+        self._saved.anyway.update(filter(None, map(_storage, own)))
+        self._saved.weights = [weight for weight in own if id(weight) in self._own]
+        if isinstance(self._bounds, Measured) and module in self._bounds.layers:
             self._bounds.enter(module, args)
 
     def _leave_layer(self, module: nn.Module, args: Any, output: Any) -> None:

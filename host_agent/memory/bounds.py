@@ -16,12 +16,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import nn
+
+from host_agent.memory.parts import parts_of
 
 SHARE = 0.01
 """Of the momentum: how large a gradient's error may be (COMET)."""
@@ -64,11 +66,13 @@ class Slot:
     """A saved tensor of each step: the how manyth after the weights of `layers[0]` came into use. All `layers` save
     it."""
 
-    rms: float
+    rms: float = math.nan
     layers: list[Layer] = field(default_factory=list)
 
 
 Key = tuple[str, int]
+Bounding = Generator[torch.Tensor, list[Any], float]
+"""Yields vectors of numbers that it needs, as codecs do (`codecs.py`); returns the bound."""
 
 
 class Fixed:
@@ -77,8 +81,12 @@ class Fixed:
     def __init__(self, share: float):
         self._share = share
 
-    def of(self, vector: torch.Tensor) -> tuple[float, Key]:
-        return _positive(self._share * _size(vector)[1]), ("", 0)
+    def claim(self) -> Key:
+        return "", 0
+
+    def of(self, vector: torch.Tensor, key: Key) -> Bounding:
+        rms = (yield from _measuring(vector))[1]
+        return _positive(self._share * rms)
 
     def also(self, key: Key) -> None:
         """All have the same."""
@@ -135,19 +143,22 @@ class Measured:
 
         first.register_hook(measure)
 
-    def of(self, vector: torch.Tensor) -> tuple[float, Key]:
-        """The bound of a vector of floats, which the layer at work is the first to save, and what to call it."""
+    def claim(self) -> Key:
+        """What to call a vector of floats that the layer at work is the first to save."""
         name = self._now.name if self._now else ""
         count = self._counts[name] = self._counts.get(name, -1) + 1
-        key = (name, count)
-        slot = self._slots.get(key)
-        if slot is None:
-            slot = Slot(_size(vector)[1], [self._now] if self._now else [])
-            if self._now:  # else it is a compiled graph's, or before all layers
-                self._slots[key] = slot
+        return name, count
+
+    def of(self, vector: torch.Tensor, key: Key) -> Bounding:
+        """Its bound."""
+        slot = self._slots.get(key) or Slot(layers=[self._now] if self._now else [])
+        if self._now:  # else it is a compiled graph's, or before all layers
+            self._slots[key] = slot
         layers = slot.layers or [layer for layer in self.layers.values() if layer.gradient_rms]
         share = min((layer.share for layer in layers), default=START)
-        return _positive(share * slot.rms), key
+        if math.isnan(slot.rms):
+            slot.rms = (yield from _measuring(vector))[1]
+        return _positive(share * slot.rms)
 
     def also(self, key: Key) -> None:
         """The layer at work saves what has the bound of `key`, too."""
@@ -202,8 +213,21 @@ def _is_float(thing: Any) -> bool:
 def _size(tensor: torch.Tensor) -> tuple[float, float]:
     """Share of elements that are not zero, and their root mean square."""
     with torch.no_grad():
-        others = int(tensor.count_nonzero())
-        return others / max(1, tensor.numel()), float(tensor.float().norm()) / math.sqrt(max(1, others))
+        measuring = _measuring(tensor.detach().reshape(-1))
+        numbers = next(measuring).tolist()
+        try:
+            measuring.send(numbers)
+        except StopIteration as end:
+            share, rms = end.value
+    return share, rms
+
+
+def _measuring(vector: torch.Tensor) -> Generator[torch.Tensor, list[Any], tuple[float, float]]:
+    parts = parts_of(vector)
+    counts = torch.stack([part.count_nonzero() for part in parts]).sum().double()
+    norm = torch.stack([torch.linalg.vector_norm(part.float()) for part in parts]).double().norm()
+    others, length = yield torch.stack([counts, norm])
+    return others / max(1, vector.numel()), length / math.sqrt(max(1, others))
 
 
 def _mean_magnitude(tensor: torch.Tensor) -> float:

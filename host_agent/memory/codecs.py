@@ -1,25 +1,32 @@
 """What becomes of a saved tensor's storage: a codec takes it as a vector and gives what is kept until backward.
 
-`CODECS` names them. Those with `is_bounded` take the largest error that an element may have; zeros stay zeros.
-On CUDA, `fp16` and `int8` work where the tensor is, the others on the host.
-"""
+`CODECS` names them. Those with `is_bounded` take the largest error that an element may have; zeros stay zeros. All work
+where the vector is, part by part, so that beside the vector and what is kept they take a few times `part_of(vector)`
+elements; `host` alone moves it.
+
+A codec is a coroutine. Where it needs a number on the host, it yields a vector of such numbers and gets them as a list:
+of a CPU's tensors at once, of a GPU's when its stream has come so far, and without making the caller wait
+(`behind.py`)."""
 
 from __future__ import annotations
 
-import tempfile
-import weakref
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 
-from host_agent.memory import streams
+from host_agent.memory import device_bits, device_levels, device_szx, streams
+from host_agent.memory.host import Host
+from host_agent.memory.parts import part_of, parts_of
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 ROW = 256
 """Elements that share one scale in `int8`."""
 LARGEST_HALF = 65504.0
+LARGEST_STEP = 126.9
+"""How many steps a row's largest element is. Less than 127, so that no rounding makes a number 128."""
 
 
 class Kept(Protocol):
@@ -31,6 +38,13 @@ class Kept(Protocol):
     def restore(self) -> torch.Tensor:
         """The vector: dtype, device and count as they were."""
 
+    def tensors(self) -> list[torch.Tensor]:
+        """What it consists of on the vector's device."""
+
+
+Keeping = Generator[torch.Tensor, list[Any], Kept | None]
+"""Yields vectors of numbers that it needs; returns what is kept, or None: keep the vector as it is."""
+
 
 class Codec(Protocol):
     """`floats_only`: integers and bools are for `narrowed`."""
@@ -38,57 +52,42 @@ class Codec(Protocol):
     is_bounded: bool
     floats_only: bool
 
-    def keep(self, vector: torch.Tensor, bound: float) -> Kept | None:
-        """`vector`: contiguous. None: keep it as it is."""
-
-
-@dataclass(frozen=True)
-class Streamed:
-    """On the host, of whatever device and float type."""
-
-    stream: streams.Stream
-    dtype: torch.dtype
-    device: torch.device
-
-    @property
-    def nbytes(self) -> int:
-        return self.stream.nbytes
-
-    def restore(self) -> torch.Tensor:
-        return self.stream.restore().to(self.device, self.dtype)
+    def keep(self, vector: torch.Tensor, bound: float) -> Keeping:
+        """`vector`: contiguous."""
 
 
 @dataclass(frozen=True)
 class Bounded:
-    """Streams of `coder`, on the host."""
+    """`levels` or `szx`: numba's loops for a CPU's vectors, torch's operators for a GPU's."""
 
     coder: streams.Coder
+    on_device: Any
     is_bounded = True
     floats_only = True
 
-    def keep(self, vector: torch.Tensor, bound: float) -> Kept | None:
-        on_host = vector.to("cpu", torch.float32)
-        return Streamed(streams.write(self.coder, on_host, bound), vector.dtype, vector.device)
+    def keep(self, vector: torch.Tensor, bound: float) -> Keeping:
+        if vector.is_cuda:
+            kept: Kept = yield from self.on_device(vector, bound)
+            return kept
+        return streams.write(self.coder, vector, bound)
 
 
 @dataclass(frozen=True)
-class Rounded:
-    """`parts` are what is kept, `scales` what they are multiplied with."""
+class Cast:
+    """The vector in another type."""
 
     parts: torch.Tensor
     dtype: torch.dtype
-    scales: torch.Tensor | None = None
-    count: int = 0
 
     @property
     def nbytes(self) -> int:
-        return self.parts.nbytes + (self.scales.nbytes if self.scales is not None else 0)
+        return self.parts.nbytes
 
     def restore(self) -> torch.Tensor:
-        vector = self.parts.to(self.dtype)
-        if self.scales is None:
-            return vector
-        return vector.sub_(vector.sign(), alpha=0.5).mul_(self.scales).view(-1)[: self.count]
+        return self.parts.to(self.dtype)
+
+    def tensors(self) -> list[torch.Tensor]:
+        return [self.parts]
 
 
 class Half:
@@ -97,13 +96,40 @@ class Half:
     is_bounded = False
     floats_only = True
 
-    def keep(self, vector: torch.Tensor, bound: float) -> Kept | None:
+    def keep(self, vector: torch.Tensor, bound: float) -> Keeping:
         if vector.element_size() < 4:
             return None
         half = vector.half()
-        if half.isinf().any():
-            half = vector.clamp(-LARGEST_HALF, LARGEST_HALF).where(vector.isfinite(), vector).half()
-        return Rounded(half, vector.dtype)
+        (too_large,) = yield torch.stack([part.isinf().any() for part in parts_of(half)]).any().view(1)
+        if too_large:
+            for there, part in zip(parts_of(half), parts_of(vector), strict=True):
+                there.copy_(part.clamp(-LARGEST_HALF, LARGEST_HALF).where(part.isfinite(), part))
+        return Cast(half, vector.dtype)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """`numbers`: int8[rows, ROW]; `scales`: float32[rows, 1], what they are multiplied with. The last row may be longer
+    than what is left of the vector."""
+
+    numbers: torch.Tensor
+    scales: torch.Tensor
+    dtype: torch.dtype
+    count: int
+
+    @property
+    def nbytes(self) -> int:
+        return self.numbers.nbytes + self.scales.nbytes
+
+    def restore(self) -> torch.Tensor:
+        vector = self.numbers.new_empty(self.numbers.shape, dtype=self.dtype)
+        for part, numbers, scales in _rows_of(vector, self.numbers, self.scales):
+            # Exact in all types up to the product: a number less a half has 8 bits.
+            part.copy_(numbers).sub_(part.sign(), alpha=0.5).mul_(scales)
+        return vector.view(-1)[: self.count]
+
+    def tensors(self) -> list[torch.Tensor]:
+        return [self.numbers, self.scales]
 
 
 class Int8:
@@ -113,79 +139,37 @@ class Int8:
     is_bounded = False
     floats_only = True
 
-    def keep(self, vector: torch.Tensor, bound: float) -> Kept | None:
+    def keep(self, vector: torch.Tensor, bound: float) -> Keeping:
         count = vector.numel()
-        rows = torch.nn.functional.pad(vector, (0, -count % ROW)).view(-1, ROW)
-        scales = rows.abs().amax(dim=1, keepdim=True).float() / 127
-        if not bool(scales.isfinite().all()):
-            return None
-        steps = rows / scales.clamp(min=torch.finfo(torch.float32).tiny)
-        numbers = steps.abs().ceil_().clamp_(max=127).mul_(steps.sign()).to(torch.int8)
-        return Rounded(numbers, vector.dtype, scales.to(vector.dtype), count)
+        whole, rest = divmod(count, ROW)
+        numbers = vector.new_empty((whole + bool(rest), ROW), dtype=torch.int8)
+        scales = vector.new_empty((len(numbers), 1), dtype=torch.float32)
+        rows = vector[: whole * ROW].view(-1, ROW)
+        for part, *to in _rows_of(rows, numbers[:whole], scales[:whole]):
+            _write_rows(part, *to)
+        if rest:
+            last = torch.nn.functional.pad(vector[whole * ROW :], (0, ROW - rest)).view(1, ROW)
+            _write_rows(last, numbers[whole:], scales[whole:])
+        (is_finite,) = yield scales.isfinite().all().view(1)
+        return Rows(numbers, scales, vector.dtype, count) if is_finite else None
 
 
-@dataclass(frozen=True)
-class OnHost:
-    """A copy of a CUDA tensor in pinned memory."""
-
-    copy: torch.Tensor
-    device: torch.device
-    nbytes = 0
-
-    def restore(self) -> torch.Tensor:
-        return self.copy.to(self.device, non_blocking=True)
+def _rows_of(*matrices: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
+    """The same rows of all, as many at a time as `part_of` says."""
+    rows = part_of(matrices[0]) // ROW
+    for first in range(0, len(matrices[0]), rows):
+        yield tuple(matrix[first : first + rows] for matrix in matrices)
 
 
-class InFile:
-    """A vector of a CPU's tensor in the file of `Host`."""
-
-    nbytes = 0
-
-    def __init__(self, host: Host, vector: torch.Tensor):
-        self._host, self._dtype = host, vector.dtype
-        self._data = host.write(vector.view(torch.uint8).numpy())
-        weakref.finalize(self, host.release)
-
-    def restore(self) -> torch.Tensor:
-        vector = torch.empty(self._data.size, dtype=torch.uint8)
-        vector.numpy()[:] = self._data
-        return vector.view(self._dtype)
-
-
-class Host:
-    """Off the device: CUDA tensors to pinned memory, a CPU's to a memory-mapped file in `folder` (default: that for
-    temporary files), which has no name and so is gone with the process. Nothing changes by that."""
-
-    is_bounded = floats_only = False
-
-    def __init__(self, folder: str | None = None):
-        self._folder = folder
-        self._file: Any = None
-        self._end = self._users = 0
-
-    def keep(self, vector: torch.Tensor, bound: float) -> Kept | None:
-        if not vector.is_cuda:
-            return InFile(self, vector)
-        copy = torch.empty(vector.shape, dtype=vector.dtype, pin_memory=True)
-        return OnHost(copy.copy_(vector), vector.device)
-
-    def write(self, data: np.ndarray) -> np.ndarray:
-        """The bytes, mapped from the end of the file."""
-        if self._file is None:
-            self._file = tempfile.TemporaryFile(dir=self._folder)  # noqa: SIM115
-        self._users += 1
-        self._file.seek(self._end)
-        data.tofile(self._file)
-        mapped = np.memmap(self._file, np.uint8, "r", offset=self._end, shape=data.shape)
-        self._end += -(-data.size // 4096) * 4096
-        return mapped
-
-    def release(self) -> None:
-        """One vector less; the file is empty when none is left."""
-        self._users -= 1
-        if not self._users:
-            self._end = 0
-            self._file.truncate(0)
+def _write_rows(rows: torch.Tensor, numbers: torch.Tensor, scales: torch.Tensor) -> None:
+    """x becomes sign(x) more than x / scale without its fraction: what lies within one step has one number, and only 0
+    has number 0."""
+    if not rows.is_cuda:
+        rows = rows.float()  # operators of the CPU are slow on other types
+    largest = torch.maximum(rows.amax(1, keepdim=True), -rows.amin(1, keepdim=True))
+    tiny = torch.finfo(torch.float32).tiny
+    scales.copy_(largest).div_(LARGEST_STEP).clamp_(min=tiny)
+    numbers.copy_(torch.addcdiv(rows.sign(), rows, scales))
 
 
 class Nothing:
@@ -193,13 +177,14 @@ class Nothing:
 
     is_bounded = floats_only = False
 
-    def keep(self, vector: torch.Tensor, bound: float) -> Kept | None:
+    def keep(self, vector: torch.Tensor, bound: float) -> Keeping:
         return None
+        yield
 
 
 @dataclass(frozen=True)
 class Bits:
-    """Bools of the CPU, eight a byte."""
+    """Bools, eight a byte, as numpy.packbits has them."""
 
     packed: torch.Tensor
     count: int
@@ -209,28 +194,38 @@ class Bits:
         return self.packed.nbytes
 
     def restore(self) -> torch.Tensor:
-        return torch.from_numpy(np.unpackbits(self.packed.numpy(), count=self.count)).view(torch.bool)
+        if not self.packed.is_cuda:
+            return torch.from_numpy(np.unpackbits(self.packed.numpy(), count=self.count)).view(torch.bool)
+        return device_bits.unpacked(self.packed, self.count)
+
+    def tensors(self) -> list[torch.Tensor]:
+        return [self.packed]
 
 
-def narrowed(vector: torch.Tensor) -> Kept | None:
+def narrowed(vector: torch.Tensor) -> Keeping:
     """Integers, exactly, in as few bytes as the largest of them needs (max-pooling's indices are int64), and bools."""
     if vector.dtype == torch.bool:
-        if vector.is_cuda:
-            return None
-        packed = torch.empty((vector.numel() + 7) // 8, dtype=torch.uint8)
-        packed.numpy()[:] = np.packbits(vector.numpy())
-        return Bits(packed, vector.numel())
-    least, most = (int(end) for end in vector.aminmax())
+        return (yield from _packed(vector))
+    least, most = yield torch.stack(vector.aminmax())
     for dtype in (torch.uint8, torch.int16, torch.int32):
         limits = torch.iinfo(dtype)
         if limits.min <= least and most <= limits.max and dtype.itemsize < vector.element_size():
-            return Rounded(vector.to(dtype), vector.dtype)
+            return Cast(vector.to(dtype), vector.dtype)
     return None
 
 
+def _packed(vector: torch.Tensor) -> Keeping:
+    if vector.is_cuda:
+        return Bits(device_bits.packed(vector), vector.numel())
+    packed = torch.empty((vector.numel() + 7) // 8, dtype=torch.uint8)
+    packed.numpy()[:] = np.packbits(vector.numpy())
+    return Bits(packed, vector.numel())
+    yield
+
+
 CODECS: dict[str, Any] = {
-    "levels": lambda: Bounded(streams.Levels()),
-    "szx": lambda: Bounded(streams.SzxOfOthers()),
+    "levels": lambda: Bounded(streams.Levels(), device_levels.keep),
+    "szx": lambda: Bounded(streams.SzxOfOthers(), device_szx.keep),
     "fp16": Half,
     "int8": Int8,
     "host": Host,

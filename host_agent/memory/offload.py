@@ -23,6 +23,8 @@ from switchml.errors import ConfigError
 
 BUCKET = 16_000_000
 """Parameters on the device at a time: AxoNN's `bucket_size` (axonn/optim.py)."""
+BUFFERS = 3
+"""One whose states come, one that is updated, one whose states go."""
 ROWS = ("exp_avg", "exp_avg_sq", "master")
 """On the host. Parameters in float32 are their own masters."""
 
@@ -43,7 +45,7 @@ class _Slice:
 
 @dataclass(frozen=True)
 class _Piece:
-    """What is copied and updated at a time: half a bucket, so that the other half can be on its way."""
+    """What is copied and updated at a time: a third of a bucket, so that one can come and another go meanwhile."""
 
     group: int
     """The number of its parameter group."""
@@ -63,11 +65,12 @@ class OffloadedAdam(torch.optim.Optimizer):
     pinned memory, of a CPU's in a memory-mapped file in `folder` (default: that for temporary files), which has no name
     and is gone with the process.
 
-    bucket: parameters of which the device has the states at a time. One half of it is updated while the other half's
-        states go and come; half-precision parameters take 4 φ + 16 · bucket bytes with their gradients (AxoNN, IPDPS
-        2022, section IV-C). The bucket's memory stays on the device, as in AxoNN.
-    group: ranks over which gradients are averaged, in pieces of half a bucket, while the piece before is updated. A
-        parameter without a gradient then counts as zeros, and `.grad` stays what it was. None where something else
+    bucket: parameters of which the device has the states at a time. One third of it is updated while the next one's
+        states come and the last one's go, on a stream of their own each; half-precision parameters take 4 φ + 16 ·
+        bucket bytes with their gradients (AxoNN, IPDPS 2022, section IV-C). The bucket's memory stays on the device, as
+        in AxoNN.
+    group: ranks over which gradients are averaged, in pieces of a third of a bucket, while the piece before is updated.
+        A parameter without a gradient then counts as zeros, and `.grad` stays what it was. None where something else
         averages them, as DistributedDataParallel does.
 
     On a CPU the results have the bits of torch.optim.AdamW, and each takes the other's `state_dict()`.
@@ -87,11 +90,12 @@ class OffloadedAdam(torch.optim.Optimizer):
         folder: str | None = None,
         group: dist.ProcessGroup | None = None,
     ):
-        if bucket < 2:
-            raise ConfigError(f"bucket={bucket}: expected at least 2 parameters")
-        self._piece, self._folder, self._group = bucket // 2, folder, group
+        if bucket < BUFFERS:
+            raise ConfigError(f"bucket={bucket}: expected at least {BUFFERS} parameters")
+        self._piece, self._folder, self._group = bucket // BUFFERS, folder, group
         self._pieces: list[_Piece] = []
         self._buffers: dict[tuple[torch.device, int, int], torch.Tensor] = {}
+        self._streams: dict[tuple[torch.device, str], torch.cuda.Stream] = {}
         self._stats = {"update_s": 0.0, "copy_wait_s": 0.0, "reduce_wait_s": 0.0}
         super().__init__(params, options_of(lr, betas, eps, weight_decay))
 
@@ -139,19 +143,23 @@ class OffloadedAdam(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         pieces = [piece for piece in self._pieces if any(self._has_gradient(part) for part in piece.slices)]
-        storing: Future[None] | None = None
-        with ThreadPoolExecutor(2) as threads:
+        storing: list[Future[None]] = []
+        with ThreadPoolExecutor(1) as loads, ThreadPoolExecutor(1) as stores:
 
-            def load(number: int, after: Future[None] | None) -> Future[torch.Tensor]:
-                """`after`: until then the buffer has what goes to the host."""
+            def load(number: int) -> Future[torch.Tensor]:
+                """Once the buffer does not have any more what goes to the host."""
                 piece = pieces[number]
-                key = (piece.like.device, len(piece.host), number % 2)
+                key = (piece.like.device, len(piece.host), number % BUFFERS)
+                fresh = None
                 if key not in self._buffers:
                     alike = (each for each in self._pieces if each.like.device == key[0] and len(each.host) == key[1])
                     self._buffers[key] = torch.empty((key[1] + 1, max(each.size for each in alike)), device=key[0])
-                return threads.submit(partial(_load, piece, self._buffers[key], after, _so_far(key[0])))
+                    fresh = _so_far(key[0])  # what had its memory before may still be in use
+                after = storing[number - BUFFERS] if number >= BUFFERS else None
+                stream = self._stream(key[0], "load")
+                return loads.submit(partial(_load, piece, self._buffers[key], after, fresh, stream))
 
-            loading = load(0, None) if pieces else None
+            loading = load(0) if pieces else None
             reducing = self._reduce(pieces[0]) if pieces else None
             for number, piece in enumerate(pieces):
                 assert loading is not None
@@ -159,18 +167,25 @@ class OffloadedAdam(torch.optim.Optimizer):
                     buffer = loading.result()
                 summed, wait = reducing if reducing is not None else (None, None)
                 if number + 1 < len(pieces):
-                    loading = load(number + 1, storing)
+                    loading = load(number + 1)
                     reducing = self._reduce(pieces[number + 1])
                 if wait is not None:
                     with self._timed("reduce_wait_s"):
                         wait()
                 with self._timed("update_s"):
                     self._update(piece, buffer, summed)
-                storing = threads.submit(partial(_store, piece, buffer, _so_far(buffer.device)))
-            if storing is not None:
-                with self._timed("copy_wait_s"):
-                    storing.result()
+                stream = self._stream(buffer.device, "store")
+                storing.append(stores.submit(partial(_store, piece, buffer, _so_far(buffer.device), stream)))
+            with self._timed("copy_wait_s"):
+                for each in storing:
+                    each.result()
         return loss
+
+    def _stream(self, device: torch.device, of: str) -> torch.cuda.Stream | None:
+        """For copies of one direction, on CUDA."""
+        if device.type == "cuda" and (device, of) not in self._streams:
+            self._streams[device, of] = torch.cuda.Stream(device)
+        return self._streams.get((device, of))
 
     def _has_gradient(self, part: _Slice) -> bool:
         return part.parameter.grad is not None or (self._group is not None and part.parameter.requires_grad)
@@ -248,19 +263,25 @@ def _so_far(device: torch.device) -> torch.cuda.Event | None:
 
 
 def _load(
-    piece: _Piece, buffer: torch.Tensor, stored: Future[None] | None, before: torch.cuda.Event | None
+    piece: _Piece,
+    buffer: torch.Tensor,
+    stored: Future[None] | None,
+    before: torch.cuda.Event | None,
+    stream: torch.cuda.Stream | None,
 ) -> torch.Tensor:
-    """A piece's states, into `buffer`."""
+    """A piece's states, into `buffer`, whose last ones were `stored` behind their update."""
     if stored is not None:
         stored.result()
-    with _own_stream(buffer.device, before):
+    with _on_stream(stream, before):
         for row, host in zip(_state_rows(buffer), piece.host, strict=True):
             row[: piece.size].copy_(host[piece.first : piece.first + piece.size], non_blocking=True)
     return buffer
 
 
-def _store(piece: _Piece, buffer: torch.Tensor, before: torch.cuda.Event | None) -> None:
-    with _own_stream(buffer.device, before):
+def _store(
+    piece: _Piece, buffer: torch.Tensor, before: torch.cuda.Event | None, stream: torch.cuda.Stream | None
+) -> None:
+    with _on_stream(stream, before):
         for row, host in zip(_state_rows(buffer), piece.host, strict=True):
             host[piece.first : piece.first + piece.size].copy_(row[: piece.size], non_blocking=True)
 
@@ -271,13 +292,12 @@ def _state_rows(buffer: torch.Tensor) -> list[torch.Tensor]:
 
 
 @contextlib.contextmanager
-def _own_stream(device: torch.device, before: torch.cuda.Event | None) -> Iterator[None]:
+def _on_stream(stream: torch.cuda.Stream | None, before: torch.cuda.Event | None) -> Iterator[None]:
     """On CUDA, what is inside runs beside other streams, once `before` is done, and has ended on leaving."""
-    if device.type != "cuda":
+    if stream is None:
         yield
         return
-    stream = torch.cuda.Stream(device)
-    with torch.cuda.device(device), torch.cuda.stream(stream):
+    with torch.cuda.device(stream.device), torch.cuda.stream(stream):
         if before is not None:
             stream.wait_event(before)
         yield

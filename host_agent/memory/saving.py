@@ -1,28 +1,73 @@
 """Tensors that autograd saves for the backward pass: which are compressed, each storage once, and how views of it come
-back. The bound of each comes from `bounds.py`, the compressed form from `codecs.py`."""
+back. The bound of each comes from `bounds.py`, the compressed form from `codecs.py`, when it is made from
+`behind.py`."""
 
 from __future__ import annotations
 
 import math
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from host_agent.memory.behind import SideStream, Task, at_once
 from host_agent.memory.bounds import Fixed, Key, Measured
-from host_agent.memory.codecs import FLOATS, Codec, Kept, narrowed
+from host_agent.memory.codecs import FLOATS, Codec, Keeping, Kept, narrowed
+from host_agent.memory.parts import parts_of
 
 WHOLE_NUMBERS = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
+def unchanged(tensor: torch.Tensor, version: int) -> torch.Tensor:
+    """The tensor, if that is its version: torch itself does not check that where there are hooks."""
+    if tensor._version != version:
+        raise RuntimeError(
+            "one of the variables needed for gradient computation has been modified by an inplace operation: "
+            f"{tensor.dtype} {tuple(tensor.shape)} is at version {tensor._version}; expected version {version}"
+        )
+    return tensor
+
+
+class Left:
+    """A tensor that stays as it is."""
+
+    def __init__(self, tensor: torch.Tensor):
+        self._tensor, self._version = tensor, tensor._version
+
+    def tensor(self) -> torch.Tensor:
+        return unchanged(self._tensor, self._version)
+
+
+@dataclass(frozen=True)
+class WeightCast:
+    """What autocast makes of a weight, which is there anyway: it is made again."""
+
+    weight: torch.Tensor
+    version: int
+    dtype: torch.dtype
+    nbytes = 0
+
+    def restore(self) -> torch.Tensor:
+        return unchanged(self.weight, self.version).to(self.dtype)
+
+    def tensors(self) -> list[torch.Tensor]:
+        return []
+
+
 class Shared:
     """One compressed vector and its users in the graph. What was restored for one stays until the last has had it: an
-    activation function's output is the next layer's input."""
+    activation function's output is the next layer's input. `kept` is None while a side stream works on it, and if it
+    stays as it is."""
 
-    def __init__(self, kept: Kept, key: Key):
-        self.kept, self.key = kept, key
+    def __init__(self, key: Key):
+        self.key = key
+        self.kept: Kept | None = None
+        self.task: Task | None = None
+        self.left: Left | None = None
         self.users = 0
         self._waiting = 0
         self._restored: torch.Tensor | None = None
@@ -30,7 +75,11 @@ class Shared:
     def restore(self) -> torch.Tensor:
         vector = self._restored
         if vector is None:
-            vector, self._waiting = self.kept.restore(), self.users
+            kept = self.kept if self.task is None else self.task.result()
+            if kept is None:
+                assert self.left is not None
+                return self.left.tensor()
+            vector, self._waiting = kept.restore(), self.users
         self._waiting -= 1
         self._restored = vector if self._waiting > 0 else None
         return vector
@@ -54,22 +103,6 @@ class View:
         return tensor.copy_(vector.view(self._size))
 
 
-class Left:
-    """A tensor that stays as it is, and its version: torch itself does not check that where there are hooks."""
-
-    def __init__(self, tensor: torch.Tensor):
-        self._tensor, self._version = tensor, tensor._version
-
-    def tensor(self) -> torch.Tensor:
-        if self._tensor._version != self._version:
-            raise RuntimeError(
-                "one of the variables needed for gradient computation has been modified by an inplace operation: "
-                f"{self._tensor.dtype} {tuple(self._tensor.shape)} is at version {self._tensor._version}; expected "
-                f"version {self._version}"
-            )
-        return self._tensor
-
-
 class Counters:
     """Of all tensors that were saved: bytes before and after, of those compressed and of those left as they were;
     weights and a model's inputs, which are there anyway, are not among them. Seconds of compressing and restoring."""
@@ -88,23 +121,32 @@ def ratio(counters: Mapping[str, float]) -> float:
 class SavedTensors:
     """The pair of hooks for `torch.autograd.graph.saved_tensors_hooks`.
 
-    `anyway`: `_cdata` of storages that are in memory anyway.
+    `anyway`: `_cdata` of storages that are in memory anyway. `weights`: of the layer at work, which autocast casts.
     """
 
     def __init__(self, codec: Codec, least_bytes: int, bounds: Fixed | Measured):
         self._codec, self._least_bytes, self._bounds = codec, least_bytes, bounds
         self.anyway: set[int] = set()
-        self.counters = Counters()
+        self.weights: list[nn.Parameter] = []
+        self._counters = Counters()
+        self._sides: dict[torch.device, SideStream] = {}
         self._seen: dict[int, tuple[StorageWeakRef, dict[Any, Shared | None]]] = {}
 
     def forget(self) -> None:
         """A forward pass has ended: no more views of its storages come."""
         self._seen.clear()
         self.anyway.clear()
+        self.weights = []
+
+    def counters(self) -> Counters:
+        """Of all so far; waits for what is under way."""
+        for side in self._sides.values():
+            side.finish()
+        return self._counters
 
     def pack(self, tensor: torch.Tensor) -> View | Left:
         """The hook for saving: a View, or the tensor as it is."""
-        if tensor.layout != torch.strided or tensor.dtype not in FLOATS + WHOLE_NUMBERS:
+        if tensor.layout != torch.strided:
             return Left(tensor)
         storage = tensor.untyped_storage()
         if storage._cdata in self.anyway:
@@ -112,12 +154,14 @@ class SavedTensors:
         # The reference keeps the address from being taken by another storage while this one's entry exists.
         _, views = self._seen.setdefault(storage._cdata, (StorageWeakRef(storage), {}))
         is_whole = tensor.numel() * tensor.element_size() >= storage.nbytes()
-        part = () if is_whole else (tensor.storage_offset(), tensor.size(), tensor.stride())
-        key = (tensor.dtype, tensor._version, part)
+        state = (tensor.dtype, tensor._version)
+        if not is_whole and views.get((*state, ())) is not None:
+            is_whole = True  # a part of what is compressed as a whole
+        key = (*state, () if is_whole else (tensor.storage_offset(), tensor.size(), tensor.stride()))
         is_dense = is_whole or fills_its_memory(tensor)
         if key not in views:
             with torch.no_grad():
-                views[key] = self._compressed(_vector(tensor.detach(), is_whole, is_dense))
+                views[key] = self._compressed(_vector(tensor.detach(), storage, is_whole, is_dense))
         elif (known := views[key]) is not None:
             self._bounds.also(known.key)
         shared = views[key]
@@ -132,28 +176,74 @@ class SavedTensors:
         started = time.perf_counter()
         with torch.no_grad():
             tensor = packed.tensor()
-        self.counters.restore_s += time.perf_counter() - started
+        self._counters.restore_s += time.perf_counter() - started
         return tensor
 
     def _compressed(self, vector: torch.Tensor) -> Shared | None:
-        counters, size = self.counters, vector.nbytes
-        kept: Kept | None = None
-        key: Key = ("", 0)
-        if size >= self._least_bytes:
-            started = time.perf_counter()
-            if vector.dtype in FLOATS or not self._codec.floats_only:
-                bound, key = self._bounds.of(vector) if self._codec.is_bounded else (0.0, key)
-                kept = self._codec.keep(vector, bound)
-            else:
-                kept = narrowed(vector)
-            counters.compress_s += time.perf_counter() - started
-        if kept is None or kept.nbytes >= size:
+        """None: the vector stays as it is."""
+        counters, size = self._counters, vector.nbytes
+        if size < self._least_bytes or vector.dtype not in FLOATS + WHOLE_NUMBERS:
             counters.left_bytes += size
             return None
-        counters.tensors += 1
-        counters.bytes += size
-        counters.compressed_bytes += kept.nbytes
-        return Shared(kept, key)
+        started = time.perf_counter()
+        is_bounded = self._codec.is_bounded and vector.dtype in FLOATS
+        shared = Shared(self._bounds.claim() if is_bounded else ("", 0))
+        keeping = self._keeping(vector, shared.key if is_bounded else None)
+        if vector.is_cuda:
+            shared.left = Left(vector)
+
+            def done(kept: Kept | None) -> None:
+                if self._count(kept, size):
+                    shared.left = None
+
+            shared.task = self._side(vector.device).start(keeping, vector, done)
+        else:
+            shared.kept = at_once(keeping)
+            self._count(shared.kept, size)
+        counters.compress_s += time.perf_counter() - started
+        return shared if vector.is_cuda or shared.kept is not None else None
+
+    def _keeping(self, vector: torch.Tensor, key: Key | None) -> Keeping:
+        """`key`: of its bound, if it needs one."""
+        for weight in self.weights:
+            if _may_be_cast(weight, vector):
+                flat = weight.detach().as_strided((weight.numel(),), (1,))
+                pairs = zip(parts_of(vector), parts_of(flat), strict=True)
+                (differs,) = yield torch.stack([(a != b.to(a.dtype)).any() for a, b in pairs]).any().view(1)
+                if not differs:
+                    return WeightCast(flat, flat._version, vector.dtype)
+        if vector.dtype in FLOATS or not self._codec.floats_only:
+            bound = (yield from self._bounds.of(vector, key)) if key is not None else 0.0
+            kept = yield from self._codec.keep(vector, bound)
+        else:
+            kept = yield from narrowed(vector)
+        return kept if kept is not None and kept.nbytes < vector.nbytes else None
+
+    def _count(self, kept: Kept | None, size: int) -> bool:
+        """Whether something is kept in the vector's place."""
+        counters = self._counters
+        if kept is None:
+            counters.left_bytes += size
+        elif not isinstance(kept, WeightCast):
+            counters.tensors += 1
+            counters.bytes += size
+            counters.compressed_bytes += kept.nbytes
+        return kept is not None
+
+    def _side(self, device: torch.device) -> SideStream:
+        if device not in self._sides:
+            self._sides[device] = SideStream(device)
+        return self._sides[device]
+
+
+def _may_be_cast(weight: nn.Parameter, vector: torch.Tensor) -> bool:
+    return (
+        weight.numel() == vector.numel()
+        and weight.dtype == torch.float32 != vector.dtype
+        and vector.dtype in FLOATS
+        and weight.device == vector.device
+        and fills_its_memory(weight)
+    )
 
 
 def fills_its_memory(tensor: torch.Tensor) -> bool:
@@ -167,12 +257,11 @@ def fills_its_memory(tensor: torch.Tensor) -> bool:
     return True
 
 
-def _vector(tensor: torch.Tensor, is_whole: bool, is_dense: bool) -> torch.Tensor:
-    """Contiguous, of one dimension: the storage, or the tensor's elements."""
+def _vector(tensor: torch.Tensor, storage: torch.UntypedStorage, is_whole: bool, is_dense: bool) -> torch.Tensor:
+    """Contiguous, of one dimension: the storage, or the tensor's elements; its version is the tensor's, unless it is a
+    copy."""
     if is_whole:
-        storage = tensor.untyped_storage()
-        count = storage.nbytes() // tensor.element_size()
-        return torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(storage, 0, (count,), (1,))
+        return tensor.as_strided((storage.nbytes() // tensor.element_size(),), (1,), 0)
     if is_dense:
         return tensor.as_strided((tensor.numel(),), (1,))
     return tensor.reshape(-1)

@@ -1,4 +1,4 @@
-"""Error-bounded streams of float32 vectors, in chunks that torch's threads share: `levels`, and SZx with its zeros kept
+"""Error-bounded streams of a CPU's vectors, in chunks that torch's threads share: `levels`, and SZx with its zeros kept
 apart. The loops are `levels.py`'s and those of `switchml.codecs.szx`; both run without the GIL."""
 
 from __future__ import annotations
@@ -30,11 +30,12 @@ class Coder(Protocol):
 
 @dataclass(frozen=True)
 class Stream:
-    """A vector of `count` float32 as `coder` wrote it."""
+    """A vector of `count` floats on the CPU, as `coder` wrote it."""
 
     coder: Coder
     bound: float
     count: int
+    dtype: torch.dtype
     body: torch.Tensor
     ends: list[int]
     extras: list[Any]
@@ -44,27 +45,31 @@ class Stream:
         return self.body.nbytes
 
     def restore(self) -> torch.Tensor:
-        """float32[count]"""
-        vector = torch.empty(self.count, dtype=torch.float32)
-        x, body = vector.numpy(), self.body.numpy()
+        vector = torch.empty(self.count, dtype=self.dtype)
+        body = self.body.numpy()
 
         def decode(chunk: int) -> None:
             part = body[self.ends[chunk - 1] if chunk else 0 : self.ends[chunk]]
-            self.coder.decode(part, self.extras[chunk], self.bound, x[chunk * CHUNK : (chunk + 1) * CHUNK])
+            there = vector[chunk * CHUNK : (chunk + 1) * CHUNK]
+            x = there.numpy() if self.dtype == torch.float32 else np.empty(there.numel(), np.float32)
+            self.coder.decode(part, self.extras[chunk], self.bound, x)
+            if self.dtype != torch.float32:
+                there.copy_(torch.from_numpy(x))
 
         _each(decode, range(len(self.ends)))
         return vector
 
+    def tensors(self) -> list[torch.Tensor]:
+        return [self.body]
+
 
 def write(coder: Coder, vector: torch.Tensor, bound: float) -> Stream:
-    """`vector`: float32[n] on the CPU, contiguous."""
-    x = vector.numpy()
-    chunks = [x[start : start + CHUNK] for start in range(0, x.size, CHUNK)]
-    parts = _each(lambda chunk: coder.encode(chunk, bound), chunks)
+    """`vector`: floats on the CPU, contiguous."""
+    parts = _each(lambda chunk: coder.encode(chunk.float().numpy(), bound), vector.split(CHUNK))
     ends = np.cumsum([part.size for part, _ in parts]).tolist()
     body = torch.empty(ends[-1], dtype=torch.uint8)
     np.concatenate([part for part, _ in parts], out=body.numpy())
-    return Stream(coder, bound, x.size, body, ends, [extra for _, extra in parts])
+    return Stream(coder, bound, vector.numel(), vector.dtype, body, ends, [extra for _, extra in parts])
 
 
 def _each(function: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:

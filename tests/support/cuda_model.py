@@ -4,7 +4,8 @@ is read before its stream got there is read wrong.
 `GpuModel(lazy=…)` has streams that hold back their work until somebody must wait for it (an event, a copy to the host
 that blocks), or run it at once; `lazy` says which streams do which. Held back on a side stream, a copy up that nobody
 waits for never lands; held back on the caller's, a kernel is overtaken by a copy down that does not wait for it. Values
-are real, in CPU memory, so an order that is wrong shows as a wrong number.
+are real, in CPU memory, so an order that is wrong shows as a wrong number. So does memory that is used again while a
+stream that `record_stream` was not told of still reads it: it is overwritten as soon as its own stream may.
 
 `Future` has the rules of torch's C++ futures (ATen/core/ivalue_inl.h): completing one records an event on the current
 stream only if its value holds a tensor of the GPU, callbacks run on fresh streams behind these events, and waiting lets
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -49,6 +51,9 @@ class Stream:
     def mark(self) -> int:
         return self._queued
 
+    def mark_done(self) -> int:
+        return self._done
+
     def wait_event(self, event: Event) -> None:
         stream, number = event.point
         if stream is not self:
@@ -79,6 +84,30 @@ class Event:
         stream, number = self.point
         stream.run_until(number)
 
+    def query(self) -> bool:
+        stream, number = self.point
+        return stream.mark_done() >= number
+
+
+class Memory:
+    """The allocator's block under a tensor and its views. When the last of them is gone, the next kernel of the stream
+    that it belongs to may write there, and one does; only the streams of `record_stream` come to an end before."""
+
+    def __init__(self, model: GpuModel, held: torch.Tensor):
+        self.streams: set[Stream] = set()
+        weakref.finalize(self, _reused, model.current_stream(), held, self.streams).atexit = False
+
+
+def _reused(stream: Stream, held: torch.Tensor, users: set[Stream]) -> None:
+    marks = [(user, user.mark()) for user in users if user is not stream]
+
+    def write() -> None:
+        for user, mark in marks:
+            user.run_until(mark)
+        _garbage(held)
+
+    stream.enqueue(write)
+
 
 class GpuTensor(torch.Tensor):
     """`held`: its values, in CPU memory, as the kernels so far have left them. Only Python sees a device "cuda": in C++
@@ -86,15 +115,16 @@ class GpuTensor(torch.Tensor):
 
     held: torch.Tensor
     model: GpuModel
+    memory: Memory
     device, is_cuda, is_cpu = DEVICE, True, False
     __torch_function__ = torch._C._disabled_torch_function_impl
 
     @staticmethod
-    def __new__(cls, held: torch.Tensor, model: GpuModel) -> GpuTensor:
+    def __new__(cls, held: torch.Tensor, model: GpuModel, memory: Memory | None = None) -> GpuTensor:
         made = torch.Tensor._make_wrapper_subclass(
             cls, held.size(), held.stride(), held.storage_offset(), dtype=held.dtype, device="cpu"
         )
-        made.held, made.model = held, model
+        made.held, made.model, made.memory = held, model, memory or Memory(model, held)
         return made
 
     def cpu(self) -> torch.Tensor:
@@ -102,7 +132,7 @@ class GpuTensor(torch.Tensor):
         return host.copy_(self)
 
     def record_stream(self, stream: Stream) -> None:
-        """For the allocator, which this model has not."""
+        self.memory.streams.add(stream)
 
     @classmethod
     def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -154,35 +184,56 @@ class GpuModel:
         return made
 
     def _empty(self, *size: Any, device: Any = None, pin_memory: bool = False, **options: Any) -> torch.Tensor:
-        made = _of_torch_empty(*size, **options)
-        return GpuTensor(_garbage(made), self) if device is not None and torch.device(device).type == "cuda" else made
+        if device is None or torch.device(device).type != "cuda":
+            return _of_torch_empty(*size, device=device, **options)
+        return GpuTensor(_garbage(_of_torch_empty(*size, **options)), self)
 
     # Kernels and copies
 
     def dispatch(self, function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        # A queued kernel knows addresses, and keeps no memory from being used again.
+        held_args, held_kwargs = _held(args), _held(kwargs)
         aliases = [each.alias_info for each in function._schema.arguments]
         written = [value for value, alias in zip(args, aliases, strict=False) if alias is not None and alias.is_write]
         blocks = not kwargs.get("non_blocking") and not any(each is True for each in args)
         if written:
-            self.current_stream().enqueue(lambda: function(*_held(args), **_held(kwargs)))
+            self.current_stream().enqueue(lambda: function(*held_args, **held_kwargs))
             if blocks and any(not isinstance(each, GpuTensor) for each in args if isinstance(each, torch.Tensor)):
                 self.current_stream().synchronize()
             return written[0]
         if any(alias is not None for alias in aliases):  # a view
-            return self._wrap(function(*_held(args), **_held(kwargs)))
-        made = function(*_held(args), **_held(kwargs))
-        results = [_garbage(each) for each in tree_flatten(made)[0]]
+            [memory] = {each.memory for each in tree_flatten((args, kwargs))[0] if isinstance(each, GpuTensor)}
+            return self._wrap(function(*held_args, **held_kwargs), memory)
+        made = tree_map(_unfilled, function(*_meta(held_args), **_meta(held_kwargs)))
+        results = tree_flatten(made)[0]
 
         def fill() -> None:
-            for result, value in zip(results, tree_flatten(function(*_held(args), **_held(kwargs)))[0], strict=True):
+            for result, value in zip(results, tree_flatten(function(*held_args, **held_kwargs))[0], strict=True):
                 result.copy_(value)
 
-        if function.overloadpacket is not torch.ops.aten.empty_like:
+        if function.overloadpacket not in (torch.ops.aten.empty_like, torch.ops.aten.new_empty):
             self.current_stream().enqueue(fill)
         return self._wrap(made)
 
-    def _wrap(self, tree: Any) -> Any:
-        return tree_map(lambda each: GpuTensor(each, self) if isinstance(each, torch.Tensor) else each, tree)
+    def _wrap(self, tree: Any, memory: Memory | None = None) -> Any:
+        return tree_map(lambda each: GpuTensor(each, self, memory) if isinstance(each, torch.Tensor) else each, tree)
+
+
+def _meta(tree: Any) -> Any:
+    """For an operator's shapes: what tensors hold may not be there yet."""
+
+    def there(each: Any) -> Any:
+        if isinstance(each, torch.Tensor):
+            return each.to("meta")
+        return torch.device("meta") if isinstance(each, torch.device) else each
+
+    return tree_map(there, tree)
+
+
+def _unfilled(each: Any) -> Any:
+    if not isinstance(each, torch.Tensor):
+        return each
+    return _garbage(torch.empty_strided(each.shape, each.stride(), dtype=each.dtype, device="cpu"))
 
 
 def _garbage(tensor: torch.Tensor) -> torch.Tensor:

@@ -5,7 +5,7 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from host_agent import checkup
+from host_agent import checkup, comparison
 from host_agent.checkup import Finding
 from host_agent.cli import doctor
 
@@ -19,8 +19,9 @@ FINDINGS = [
 def run(monkeypatch):
     monkeypatch.setattr(checkup, "look_around", lambda: list(FINDINGS))
 
-    def run(trial: Finding, *arguments: str):
+    def run(trial: Finding, *arguments: str, wrong: tuple[str, ...] = ()):
         monkeypatch.setattr(doctor, "trial", lambda ranks, seconds: trial)
+        monkeypatch.setattr(comparison, "compare", lambda device: wrong)
         return CliRunner().invoke(doctor.doctor, list(arguments), env={"COLUMNS": "150"})
 
     return run
@@ -37,11 +38,37 @@ def test_the_table_names_the_extra_that_is_missing(run):
 
 def test_json_has_every_finding(run):
     result = run(GOOD, "--json")
-    assert list(json.loads(result.stdout)) == ["Python", "torch", "all-reduce"]
+    assert list(json.loads(result.stdout)) == ["Python", "torch", "torch on GPU", "all-reduce"]
 
 
 def test_sums_that_are_wrong_fail(run):
     assert run(Finding("all-reduce", "broken", "wrong sums", "")).exit_code == 1
+
+
+def test_the_comparison_says_right_or_what_is_wrong(run, monkeypatch):
+    pytest.importorskip("torch")
+    found = json.loads(run(GOOD, "--device", "cpu", "--json").stdout)["torch on cpu"]
+    assert found["state"] == "ok" and found["found"].startswith("right: ")
+    bad = run(GOOD, "--device", "cpu", "--json", wrong=("sums of int32: off by 3",))
+    assert bad.exit_code == 1 and json.loads(bad.stdout)["torch on cpu"]["found"] == "sums of int32: off by 3"
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    none = run(GOOD, "--json")
+    assert none.exit_code == 0 and "no GPU" in json.loads(none.stdout)["torch on GPU"]["found"]
+    assert run(GOOD, "--device", "cuda").exit_code == 1
+
+
+def test_a_difference_is_one_beyond_what_rounding_allows():
+    torch = pytest.importorskip("torch")
+    exact = torch.tensor([1.0, -4.0]).double()
+    assert comparison._difference(exact.float() + 1e-6, exact, 1e-6) == ""
+    assert comparison._difference(exact.float() + 1e-3, exact, 1e-6).startswith("off by 0.001, of numbers up to 4")
+    assert comparison._difference(exact.float() * torch.nan, exact, 1e-6).startswith("off by nan")
+
+
+@pytest.mark.slow
+def test_two_ranks_on_the_cpu_are_right():
+    pytest.importorskip("torch")
+    assert comparison.compare("cpu", timeout_s=600) == []
 
 
 @pytest.mark.slow

@@ -1,0 +1,247 @@
+"""Whether the torch backend is right on a device: collectives of all types of elements beside the exact results,
+training under DistributedDataParallel and `fully_shard` beside Gloo, and kernels of side streams around all-reduces.
+
+`compare` is the parent's side, for `switchml doctor`. `python -m host_agent.comparison DEVICE RESULT` is a
+rank, which finds RANK, WORLD_SIZE and RENDEZVOUS in its environment. All ranks share the first GPU.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+TIMEOUT_S = 60.0
+TENSOR = 10_007
+"""Elements: more than a packet, and no multiple of anything."""
+STEPS = 6
+
+
+def compare(device: str, ranks: int = 2, timeout_s: float = TIMEOUT_S) -> list[str]:
+    """What is wrong on a device ("cpu" or "cuda"), one sentence each; nothing if all is right."""
+    with tempfile.TemporaryDirectory(prefix="switchml-doctor-") as folder:
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("SWITCHML_")}
+        environment |= {"WORLD_SIZE": str(ranks), "RENDEZVOUS": f"file://{folder}/rendezvous", "OMP_NUM_THREADS": "1"}
+        environment.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        processes = []
+        for rank in range(ranks):
+            command = [sys.executable, "-m", "host_agent.comparison", device, f"{folder}/{rank}"]
+            processes.append(
+                subprocess.Popen(
+                    command,
+                    env={**environment, "RANK": str(rank)},
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.PIPE,
+                    text=True,
+                )
+            )
+        found: list[str] = []
+        try:
+            for rank, process in enumerate(processes):
+                try:
+                    _, errors = process.communicate(timeout=timeout_s)
+                except subprocess.TimeoutExpired:
+                    found.append(f"rank {rank} was not done after {timeout_s:.0f} s")
+                    continue
+                result = Path(folder, str(rank))
+                if process.returncode or not result.exists():
+                    last = (errors.strip().splitlines() or ["no message"])[-1]
+                    found.append(f"rank {rank} ended with code {process.returncode}: {last}")
+                else:
+                    found += json.loads(result.read_text())
+        finally:
+            for process in processes:
+                if process.poll() is None:
+                    process.kill()
+                    process.communicate()
+    return list(dict.fromkeys(found))
+
+
+class _Rank:
+    """One rank's part of the comparison. `check` methods return what is wrong, or nothing."""
+
+    def __init__(self, device: str):
+        import torch
+        import torch.distributed as dist
+
+        self.device = torch.device(device, 0) if device == "cuda" else torch.device(device)
+        self.rank, self.ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        if device == "cuda":
+            torch.cuda.set_device(self.device)
+        dist.init_process_group(
+            "switchml",
+            init_method=os.environ["RENDEZVOUS"],
+            rank=self.rank,
+            world_size=self.ranks,
+            timeout=timedelta(seconds=TIMEOUT_S),
+        )
+        self.gloo = dist.new_group(backend="gloo")
+
+    def run(self) -> list[str]:
+        """What is wrong."""
+        import torch
+
+        found = []
+        types = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int32, torch.int64)
+        checks: list[tuple[str, Callable[[], str]]] = []
+        for dtype in types:
+            checks.append((f"sums of {str(dtype)[6:]}", partial(self.sums, dtype)))
+            checks.append((f"collectives of {str(dtype)[6:]}", partial(self.collectives, dtype)))
+        checks.append(("kernels on side streams", self.order))
+        checks.append(("DistributedDataParallel", partial(self.training, self.ddp)))
+        checks.append(("fully_shard", partial(self.training, self.fsdp)))
+        for what, check in checks:
+            try:
+                wrong = check()
+            except Exception as error:  # reported, and what follows may still be right
+                wrong = f"{type(error).__name__}: {error}"
+            if wrong:
+                found.append(f"{what}: {wrong}")
+        return found
+
+    def inputs(self, dtype: Any, count: int = TENSOR) -> list[Any]:
+        """Each rank's tensor, on the CPU; all ranks know them all."""
+        import torch
+
+        made = []
+        for rank in range(self.ranks):
+            generator = torch.Generator().manual_seed(rank)
+            if dtype.is_floating_point:
+                made.append(torch.randn(count, generator=generator).to(dtype))
+            else:
+                made.append(torch.randint(-1000, 1000, (count,), generator=generator).to(dtype))
+        return made
+
+    def sums(self, dtype: Any) -> str:
+        import torch
+        import torch.distributed as dist
+
+        inputs = self.inputs(dtype)
+        exact = torch.stack([each.double() for each in inputs]).sum(0)
+        x = inputs[self.rank].to(self.device)
+        dist.all_reduce(x)
+        # Rounded once on the way, and once to the type; in fixed point relative to the largest.
+        allowed = max(2 * torch.finfo(dtype).eps, 1e-6) if dtype.is_floating_point else 0.0
+        return _difference(x, exact, allowed)
+
+    def collectives(self, dtype: Any) -> str:
+        import torch
+        import torch.distributed as dist
+
+        inputs = self.inputs(dtype, TENSOR * self.ranks)
+        mine = inputs[self.rank].to(self.device)
+        whole, part = mine.new_empty(mine.numel() * self.ranks), mine.new_empty(TENSOR)
+        most, root = mine.clone(), mine.clone()
+        dist.all_gather_into_tensor(whole, mine)
+        dist.reduce_scatter_tensor(part, mine.clone())
+        dist.all_reduce(most, op=dist.ReduceOp.MAX)
+        dist.broadcast(root, self.ranks - 1)
+        allowed = max(2 * torch.finfo(dtype).eps, 1e-6) if dtype.is_floating_point else 0.0
+        stacked = torch.stack([each.double() for each in inputs])
+        place = slice(self.rank * TENSOR, (self.rank + 1) * TENSOR)
+        results = {
+            "all-gather": (whole, torch.cat(inputs).double(), 0.0),
+            "reduce-scatter": (part, stacked.sum(0)[place], allowed),
+            "maximum": (most, stacked.amax(0), 0.0),
+            "broadcast": (root, inputs[-1].double(), 0.0),
+        }
+        wrong = {name: _difference(*result) for name, result in results.items()}
+        return "; ".join(f"{name}: {what}" for name, what in wrong.items() if what)
+
+    def order(self) -> str:
+        """Kernels before and after all-reduces on a stream of the caller's, several in flight."""
+        import contextlib
+
+        import torch
+        import torch.distributed as dist
+
+        wrong = 0
+        side = torch.cuda.Stream() if self.device.type == "cuda" else None
+        for turn in range(6):
+            xs = [torch.full((1 << 16,), float(self.rank + turn + n), device=self.device) for n in range(3)]
+            with contextlib.ExitStack() as stack:
+                if side is not None:
+                    side.wait_stream(torch.cuda.current_stream())
+                    stack.enter_context(torch.cuda.stream(side))
+                    torch.cuda._sleep(2_000_000)
+                works = []
+                for x in xs:
+                    x.add_(1)
+                    works.append(dist.all_reduce(x, async_op=True))
+                if turn % 2:
+                    results = [work.get_future().wait()[0] * 2 for work in works]
+                else:
+                    for work in works:
+                        work.wait()
+                    results = [x * 2 for x in xs]
+            if side is not None:
+                torch.cuda.current_stream().wait_stream(side)
+            for n, result in enumerate(results):
+                exact = 2 * sum(rank + turn + n + 1 for rank in range(self.ranks))
+                wrong += int((result - exact).abs().max().item() > 1e-3)
+        return f"{wrong} of 18 results were read before they were there" if wrong else ""
+
+    def training(self, wrap: Callable[[Any, Any], Any]) -> str:
+        """Losses of a small network over this backend, beside those over Gloo."""
+        import torch
+        import torch.distributed as dist
+
+        losses = []
+        for group in (self.gloo, dist.group.WORLD):
+            torch.manual_seed(0)
+            layers = [torch.nn.Linear(64, 256), torch.nn.GELU(), torch.nn.Linear(256, 64)]
+            model = wrap(torch.nn.Sequential(*layers).to(self.device), group)
+            optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+            generator, row = torch.Generator().manual_seed(self.rank), []
+            for _ in range(STEPS):
+                x = torch.randn(128, 64, generator=generator).to(self.device)
+                optimizer.zero_grad()
+                loss = (model(x) - x.roll(1, -1)).square().mean()
+                loss.backward()
+                optimizer.step()
+                row.append(loss.detach())
+            losses.append([float(loss) for loss in row])
+        over_gloo, ours = losses
+        if max(abs(a / b - 1) for a, b in zip(ours, over_gloo, strict=True)) > 1e-3:
+            return f"losses {[round(x, 5) for x in ours]}, over Gloo {[round(x, 5) for x in over_gloo]}"
+        return ""
+
+    def ddp(self, model: Any, group: Any) -> Any:
+        from torch.nn.parallel import DistributedDataParallel
+
+        return DistributedDataParallel(model, process_group=group)
+
+    def fsdp(self, model: Any, group: Any) -> Any:
+        from torch.distributed.device_mesh import DeviceMesh
+        from torch.distributed.fsdp import fully_shard
+
+        mesh = DeviceMesh.from_group(group, self.device.type)
+        for layer in (model[0], model[2], model):
+            fully_shard(layer, mesh=mesh)
+        return model
+
+
+def _difference(found: Any, exact: Any, allowed: float) -> str:
+    """`allowed`: relative to the largest."""
+    off, largest = float((found.cpu().double() - exact).abs().max()), float(exact.abs().max())
+    return "" if off <= allowed * largest else f"off by {off:.3g}, of numbers up to {largest:.3g}"
+
+
+def _main() -> None:
+    import torch.distributed as dist
+
+    device, result = sys.argv[1:3]
+    found = _Rank(device).run()
+    Path(result).write_text(json.dumps(found))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    _main()

@@ -1,0 +1,140 @@
+"""Runs the codecs' coroutines: at once for a CPU's vectors, on a side stream for a GPU's.
+
+What keeps that in order, on a GPU:
+
+1. The side stream waits for what the caller's stream has queued, which computes the vector, and `record_stream` keeps
+   the vector's memory from other uses until the side stream is done with it, whoever drops it.
+2. Numbers that the coroutine needs on the host are copied to pinned memory, with an event behind. The caller goes on;
+   the coroutine does when the event has come, at one of the next calls.
+3. The vector itself is held until the side stream has done all of it, and then its version is compared: a kernel of the
+   caller's that changes it in place might have been ahead.
+4. The host is ahead of the GPU, and memory that is not used up cannot be used again: with more than `IN_FLIGHT_BYTES`
+   of vectors under way the caller waits for the oldest.
+5. Who needs a result (`Task.result`) waits for all tasks before it, too. What is kept belongs to the side stream: the
+   caller's stream then says that it uses it (`record_stream`), so that its memory is not taken before that is done.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+
+from host_agent.memory.codecs import Keeping, Kept
+
+IN_FLIGHT_BYTES = 256 << 20
+
+
+def at_once(keeping: Keeping) -> Kept | None:
+    """What a coroutine returns that is given all that it needs."""
+    try:
+        numbers = next(keeping)
+        while True:
+            numbers = keeping.send(numbers.tolist())
+    except StopIteration as end:
+        kept: Kept | None = end.value
+        return kept
+
+
+class Task:
+    """The compression of one vector."""
+
+    def __init__(self, side: SideStream, keeping: Keeping, vector: torch.Tensor, done: Callable[[Kept | None], None]):
+        self._side, self._keeping = side, keeping
+        self._done: Callable[[Kept | None], None] | None = done
+        self._vector: torch.Tensor | None = vector
+        self.nbytes, self._version = vector.nbytes, vector._version
+        self._numbers: torch.Tensor | None = None
+        self._event = torch.cuda.Event()
+        self._kept: Kept | None = None
+        self.has_ended = self.was_changed = False
+
+    def start(self) -> None:
+        """The first part, on the current stream."""
+        self._step(partial(next, self._keeping))
+
+    def advance(self, *, wait: bool) -> bool:
+        """Go on if the event has come, or once it has; whether the task has ended."""
+        while wait or self._event.query():
+            self._event.synchronize()
+            numbers, self._numbers = self._numbers, None
+            if numbers is None:
+                self._end()
+                return True
+            with torch.cuda.stream(self._side.stream):
+                self._step(partial(self._keeping.send, numbers.tolist()))
+        return False
+
+    def result(self) -> Kept | None:
+        """What is kept, for the current stream; None: the vector as it is. Raises RuntimeError if the vector was
+        changed meanwhile."""
+        if not self.has_ended:
+            self._side.finish(self)
+        if self.was_changed:
+            raise RuntimeError(
+                "one of the variables needed for gradient computation has been modified by an inplace operation, while "
+                "it was compressed: expected nothing to change what a forward pass has saved"
+            )
+        if self._kept is not None:
+            for tensor in self._kept.tensors():
+                tensor.record_stream(self._side.callers())
+        return self._kept
+
+    def _step(self, step: Callable[[], torch.Tensor]) -> None:
+        try:
+            asked = step()
+            self._numbers = torch.empty(asked.shape, dtype=asked.dtype, pin_memory=True)
+            self._numbers.copy_(asked, non_blocking=True)
+        except StopIteration as end:
+            self._kept = end.value
+        self._event.record(self._side.stream)
+
+    def _end(self) -> None:
+        assert self._vector is not None and self._done is not None
+        self.was_changed = self._vector._version != self._version
+        self.has_ended = True
+        self._done(self._kept)
+        self._vector = self._done = None  # who has the task is among what `done` refers to
+
+
+class SideStream:
+    """Of one device and one thread of the caller's."""
+
+    def __init__(self, device: torch.device):
+        self._device = device
+        self.stream = torch.cuda.Stream(device)
+        self._tasks: deque[Task] = deque()
+        self._bytes = 0
+
+    def start(self, keeping: Keeping, vector: torch.Tensor, done: Callable[[Kept | None], None]) -> Task:
+        """Compress a vector behind what the current stream computes. `done` is called with what is kept, in one of the
+        next calls here, in the order of starts."""
+        self.stream.wait_stream(self.callers())
+        vector.record_stream(self.stream)
+        task = Task(self, keeping, vector, done)
+        with torch.cuda.stream(self.stream):
+            task.start()
+        self._tasks.append(task)
+        self._bytes += task.nbytes
+        while len(self._tasks) > 1 and self._first(wait=self._bytes > IN_FLIGHT_BYTES):
+            pass
+        return task
+
+    def finish(self, last: Task | None = None) -> None:
+        """Wait for a task and those before it, or for all."""
+        while self._tasks and (last is None or not last.has_ended):
+            self._first(wait=True)
+
+    def callers(self) -> Any:
+        """The current stream of the device."""
+        return torch.cuda.current_stream(self._device)
+
+    def _first(self, *, wait: bool) -> bool:
+        """Let the oldest go on; whether it has ended."""
+        if not self._tasks[0].advance(wait=wait):
+            return False
+        self._bytes -= self._tasks.popleft().nbytes
+        return True

@@ -1,0 +1,133 @@
+"""The codec `levels` on a GPU, by torch's operators: the numbers, bits and values of `levels.py`, in another order.
+Each block's bits and least number stand together, and so do all planes of one size, block after block. A vector that
+holds nothing but 0 and one magnitude is exact as a whole, not by chunks."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from host_agent.memory.device_bits import places
+from host_agent.memory.levels import BLOCK, MARGIN, MOST, PLAIN
+from host_agent.memory.parts import parts_of
+
+PLANES = (8, 4, 2, 1)
+
+
+@dataclass(frozen=True)
+class Part:
+    """Blocks of a part: uint8 bits and int16 least number of each, planes by their size: uint8[blocks that have it, 16
+    * size], and the float32[blocks, 128] of those as they are."""
+
+    bits: torch.Tensor
+    least: torch.Tensor
+    planes: dict[int, torch.Tensor]
+    plain: torch.Tensor
+
+    def tensors(self) -> list[torch.Tensor]:
+        return [self.bits, self.least, *self.planes.values(), self.plain]
+
+
+@dataclass(frozen=True)
+class DeviceLevels:
+    """A vector of `count`. `magnitude`: of all that is not 0, if they have one, else 0."""
+
+    parts: list[Part]
+    step: float
+    magnitude: float
+    dtype: torch.dtype
+    count: int
+
+    @property
+    def nbytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self.tensors())
+
+    def tensors(self) -> list[torch.Tensor]:
+        return [tensor for part in self.parts for tensor in part.tensors()]
+
+    def restore(self) -> torch.Tensor:
+        vector = self.parts[0].bits.new_empty(self.count, dtype=self.dtype)
+        for part, to in zip(self.parts, parts_of(vector), strict=True):
+            to.copy_(self._values(part).view(-1)[: to.numel()])
+        return vector
+
+    def _values(self, part: Part) -> torch.Tensor:
+        """float32[blocks, 128]"""
+        bits = part.bits.to(torch.int32)
+        numbers = part.least.to(torch.int32).unsqueeze(1).repeat(1, BLOCK)
+        for size, plane in part.planes.items():
+            rows = places((bits & size) != 0, len(plane))
+            above = numbers.new_empty((len(plane), 8 // size, 16 * size))
+            for k in range(8 // size):
+                above[:, k] = (plane >> (k * size)) & ((1 << size) - 1)
+            shifts = (bits & (16 - 2 * size)).index_select(0, rows).unsqueeze(1)
+            numbers.index_add_(0, rows, above.view(-1, BLOCK) << shifts)
+        if self.magnitude:
+            return numbers.sign() * self.magnitude
+        values = numbers.sign() * ((numbers.abs() - 0.5) * self.step)
+        if len(part.plain):
+            values.index_copy_(0, places(bits == PLAIN, len(part.plain)), part.plain)
+        return values
+
+
+def keep(vector: torch.Tensor, bound: float) -> Generator[torch.Tensor, list[Any], DeviceLevels]:
+    """A codec's coroutine: no element changes by more than `bound`."""
+    largest = torch.stack([part.abs().amax() for part in parts_of(vector)]).amax().float()
+    alike = torch.stack([((part.abs() == largest) | (part == 0)).all() for part in parts_of(vector)]).all()
+    magnitude, are_alike = yield torch.stack([largest, alike.float()])
+    if not are_alike or not 0 < magnitude < float("inf"):
+        magnitude = 0.0
+    step = float(np.float32(2.0 * MARGIN * (magnitude or bound)))
+    counts = yield torch.stack([_counts(_numbers(part, step)[1]) for part in parts_of(vector)]).view(-1)
+    kept = []
+    for part in parts_of(vector):
+        here, counts = counts[:5], counts[5:]
+        kept.append(_written(part, step, here))
+    return DeviceLevels(kept, step, magnitude, vector.dtype, vector.numel())
+
+
+def _blocks(part: torch.Tensor) -> torch.Tensor:
+    """float32[blocks, 128]; the last element fills the last."""
+    missing = -part.numel() % BLOCK
+    if missing:
+        part = torch.cat([part, part[-1:].expand(missing)])
+    return part.float().view(-1, BLOCK)
+
+
+def _numbers(part: torch.Tensor, step: float) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Of each block: int32[blocks, 128] numbers less the least, int32 bits, and the least."""
+    x = _blocks(part)
+    inverse = float(np.float32(1.0) / np.float32(step))
+    limit = min(float(np.float32(MOST - 1) * np.float32(step)), float(np.float32(3e38)))
+    is_plain = ~(x.abs().amax(1, keepdim=True) <= limit)
+    numbers = ((x.masked_fill(is_plain, 0).abs() * inverse).to(torch.int32) + 1) * x.sign().nan_to_num().to(torch.int32)
+    least = numbers.amin(1, keepdim=True)
+    spans = numbers.amax(1, keepdim=True) - least
+    bits = torch.frexp(spans.float())[1].to(torch.int32).masked_fill(is_plain, PLAIN)
+    return numbers - least, bits.view(-1), least.view(-1)
+
+
+def _counts(bits: torch.Tensor) -> torch.Tensor:
+    """How many blocks have a plane of each size, and how many none."""
+    return torch.stack([((bits & size) != 0).sum() for size in (*PLANES, PLAIN)])
+
+
+def _written(part: torch.Tensor, step: float, counts: list[int]) -> Part:
+    above, bits, least = _numbers(part, step)
+    planes = {}
+    for size, count in zip(PLANES, counts, strict=False):
+        if not count:
+            continue
+        rows = places((bits & size) != 0, count)
+        shifts = (bits & (16 - 2 * size)).index_select(0, rows).unsqueeze(1)
+        numbers = ((above.index_select(0, rows) >> shifts) & ((1 << size) - 1)).view(count, 8 // size, 16 * size)
+        plane = numbers[:, 0].clone()
+        for k in range(1, 8 // size):
+            plane |= numbers[:, k] << (k * size)
+        planes[size] = plane.to(torch.uint8)
+    plain = _blocks(part).index_select(0, places((bits & PLAIN) != 0, counts[4]))
+    return Part(bits.to(torch.uint8), least.to(torch.int16), planes, plain)

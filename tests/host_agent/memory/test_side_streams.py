@@ -1,0 +1,126 @@
+"""Compression of a GPU's tensors without a GPU: order of streams, use of memory, pinned copies
+(support/cuda_model.py)."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from host_agent.memory import behind, host, parts  # noqa: E402
+from host_agent.memory.bounds import Fixed  # noqa: E402
+from host_agent.memory.codecs import CODECS  # noqa: E402
+from host_agent.memory.saving import SavedTensors  # noqa: E402
+from tests.support.cuda_model import GpuModel  # noqa: E402
+
+VALUES = [torch.randn(1500, generator=torch.Generator().manual_seed(k)).relu() + (k == 2) for k in range(5)]
+
+
+@pytest.fixture(params=["side", "caller"])
+def model(request, monkeypatch):
+    made = GpuModel(request.param)
+    made.install(monkeypatch)
+    monkeypatch.setattr(parts, "ON_DEVICE", 1024)
+    return made
+
+
+def saved(codec):
+    return SavedTensors(CODECS[codec](), 0, Fixed(0.001))
+
+
+def computed(model, values):
+    """By a kernel that may still be to run."""
+    x = model.tensor(values * 0.5)
+    return x * 2
+
+
+def restored(codec, tensors, pack=SavedTensors.pack):
+    """All that went through the hooks, in the order of a backward pass. The tensors are gone meanwhile, and so is what
+    was restored when the next is."""
+    hooks = saved(codec)
+    packed = [pack(hooks, tensors()) for tensors in tensors]
+    hooks.forget()
+    return [hooks.unpack(packed.pop()).clone().cpu() for _ in tensors][::-1], hooks.counters()
+
+
+@pytest.mark.parametrize("in_flight", [0, 1 << 30])
+@pytest.mark.parametrize("codec", ["int8", "fp16", "levels", "szx", "host"])
+def test_restored_is_what_the_cpu_restores(model, codec, in_flight, monkeypatch):
+    """Whatever stream is late, and however many vectors are under way."""
+    monkeypatch.setattr(behind, "IN_FLIGHT_BYTES", in_flight)
+    made = [lambda values=values: computed(model, values) for values in VALUES]
+    found, counters = restored(codec, made)
+    wanted, _ = restored(codec, [lambda values=values: values.clone() for values in VALUES])
+    for there, here, values in zip(found, wanted, VALUES, strict=True):
+        assert torch.equal(there, here) or codec in ("levels", "szx")
+        assert (there - values).abs().max() < 0.02
+        assert torch.equal(there == 0, values == 0)
+    assert counters.tensors == len(VALUES) and counters.left_bytes == 0
+
+
+@pytest.mark.parametrize("values", [torch.arange(3000) % 200, torch.arange(3000) * 11, torch.arange(3001) % 3 == 0])
+def test_whole_numbers_and_bools(model, values):
+    [found], counters = restored("int8", [lambda: model.tensor(values)])
+    assert torch.equal(found, values) and found.dtype == values.dtype
+    assert counters.compressed_bytes * 2 <= counters.bytes == values.nbytes
+
+
+def test_infinities_stay(model):
+    values = VALUES[0].clone()
+    values[3] = -torch.inf
+    [found], counters = restored("int8", [lambda: computed(model, values)])
+    assert torch.equal(found, values) and counters.left_bytes == values.nbytes
+
+
+def test_views_of_one_storage_are_compressed_once(model):
+    hooks, x = saved("int8"), computed(model, VALUES[1])
+    packed = [hooks.pack(x), hooks.pack(x)]
+    del x
+    for each in packed:
+        assert ((hooks.unpack(each) * 1).cpu() - VALUES[1]).abs().max() < 0.02
+    assert hooks.counters().tensors == 1
+
+
+def test_a_change_in_place_meanwhile_is_noticed(model):
+    hooks, x = saved("int8"), computed(model, VALUES[1])
+    packed = hooks.pack(x)
+    x.add_(1)
+    del x
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        hooks.unpack(packed)
+
+
+def test_pinned_buffers_are_used_again_and_copies_come_ahead(model, monkeypatch):
+    """Three passes over the same sizes take the buffers of one."""
+    monkeypatch.setattr(host, "AHEAD_BYTES", 2 * VALUES[0].nbytes)
+    codec, fetched = host.Host(), []
+    fetch = host.OnHost._fetch
+    monkeypatch.setattr(host.OnHost, "_fetch", lambda self: (fetched.append(id(self)), fetch(self))[1])
+    hooks = SavedTensors(codec, 0, Fixed(0.001))
+    for _ in range(3):
+        packed = [hooks.pack(computed(model, values)) for values in VALUES]
+        hooks.forget()
+        hooks.counters()
+        fetched.clear()
+        first = hooks.unpack(packed.pop())
+        assert len(fetched) == 3, "itself and two before it"
+        assert torch.equal((first * 1).cpu(), VALUES[-1])
+        del first
+        for values in VALUES[-2::-1]:
+            assert torch.equal((hooks.unpack(packed.pop()) * 1).cpu(), values)
+    assert sum(map(len, codec._pinned.values())) == len(VALUES)
+
+
+def test_the_model_shows_memory_that_is_used_too_early(model):
+    """Without `record_stream` the side stream reads what is not there any more."""
+    seen = []
+    for tells in (False, True):
+        side, x = torch.cuda.Stream(), computed(model, VALUES[0])
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            y = x * 1
+        if tells:
+            x.record_stream(side)
+        del x
+        torch.cuda.current_stream().synchronize()
+        side.synchronize()
+        seen.append(torch.equal(y.held, VALUES[0]))
+    assert seen == [model.lazy != "side", True]
