@@ -29,8 +29,8 @@ from tests.support.bmv2_engines import switch_on
 from tests.support.bmv2_replay import replay
 from tests.support.p4_frames import Datagram, read_udp, udp
 from tests.support.p4_jobs import COMPILED, program
+from tests.support.rank_network import CLEAR, PAYLOAD, TAG, Call, Network, Weather
 from tests.support.reference_tree import ABOVE, Sender
-from tests.switchml.protocol.test_rules_together import CLEAR, PAYLOAD, TAG, Call, Network, Weather
 
 UP = 0
 """The port to the switch above; those below come after it."""

@@ -22,8 +22,8 @@ from switchml.protocol.sparse import Sparse
 from switchml.protocol.worker import Worker
 from tests.support import reference_fixedpoint as numbers
 from tests.support.examples import examples
+from tests.support.rank_network import PAYLOAD, TAG, Call, Network, Weather, values
 from tests.support.reference_pool import ReferencePoolV2
-from tests.switchml.protocol.test_rules_together import PAYLOAD, TAG, Call, Network, Weather, values
 
 KINDS = ("all_reduce", "sum", "sparse", "reduce", "reduce_scatter", "broadcast", "all_gather", "barrier")
 UNTOUCHED = 99

@@ -20,7 +20,7 @@ from tests.support import reference_exact as reference
 from tests.support import reference_fixedpoint as numbers
 from tests.support.encoded import CODES, FLOAT32_CANONICAL, FLOAT64_CANONICAL, floats
 from tests.support.examples import examples
-from tests.switchml.protocol.test_rules_together import Call, Network, Weather
+from tests.support.rank_network import Call, Network, Weather
 
 DTYPES = tuple(reference.PRECISION)
 

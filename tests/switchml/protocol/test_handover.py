@@ -1,6 +1,6 @@
 """A job goes on at other aggregators: whatever is lost on the way, every rank ends with the bits of an undisturbed run.
 
-`Journey` is the network of test_rules_together.py with aggregators that die: ranks stop one by one, report their
+`Journey` is the network of rank_network.py with aggregators that die: ranks stop one by one, report their
 rounds, and some hear where to go on while others don't, because the next aggregator has died meanwhile.
 """
 
@@ -17,9 +17,9 @@ from switchml.protocol.pool import Pool
 from switchml.protocol.retransmission import MILLISECOND, PROBES, SECOND
 from switchml.protocol.sparse import Sparse
 from switchml.protocol.worker import Worker
+from tests.support import rank_network as together
 from tests.support.examples import examples
-from tests.switchml.protocol import test_rules_together as together
-from tests.switchml.protocol.test_rules_together import PAYLOAD, Call, Network, Weather
+from tests.support.rank_network import PAYLOAD, Call, Network, Weather
 
 # -- what ranks agree on --
 

@@ -22,7 +22,7 @@ from switchml.protocol.retransmission import SECOND
 from switchml.protocol.worker import Worker
 from tests.support import reference_fixedpoint as reference
 from tests.support.examples import examples
-from tests.switchml.protocol.test_rules_together import (
+from tests.support.rank_network import (
     CLEAR,
     PAYLOAD,
     TAG,

@@ -19,7 +19,7 @@ from switchml.protocol.sparse import Sparse
 from switchml.protocol.worker import Worker
 from tests.support import reference_fixedpoint as numbers
 from tests.support.examples import examples
-from tests.switchml.protocol.test_rules_together import PAYLOAD, TAG, Call, Network, Weather, results
+from tests.support.rank_network import PAYLOAD, TAG, Call, Network, Weather, results
 
 
 def columns_of(dtype: str, block: int) -> tuple[int, int]:
