@@ -123,7 +123,7 @@ def test_compute_is_what_kernels_cover():
     begin_s = np.maximum(events.start_s[kernels][1:], reach_s[:-1])
     covered_s = events.duration_s[kernels[0]] + np.maximum(events.end_s[kernels][1:] - begin_s, 0).sum()
     found = diagnose(join([trace]))
-    compute_s = found.seen.causes.parts.mean()["compute"]
+    compute_s = found.context.causes.parts.mean()["compute"]
     assert compute_s == pytest.approx(covered_s / own.count, rel=0.05)
 
 
@@ -164,11 +164,11 @@ def test_path_on_the_page_is_the_critical_path(found):
     from emulator.surface.report.diagnosis import _path
     from emulator.surface.report.tracks import cause_of, lanes
 
-    drawn = [(lane, f"lane {n}") for n, lane in enumerate(lanes(found.seen.played, np.arange(6), phase_of=cause_of))]
+    drawn = [(lane, f"lane {n}") for n, lane in enumerate(lanes(found.context.played, np.arange(6), phase_of=cause_of))]
     corners = _path(found, drawn)
     across = [x for x, _ in corners]
     assert across == sorted(across)
-    assert across[0] == 0 and across[-1] == pytest.approx(found.seen.iteration_s)
+    assert across[0] == 0 and across[-1] == pytest.approx(found.context.iteration_s)
     assert {lane for _, lane in corners} <= {name for _, name in drawn}
 
 

@@ -57,10 +57,9 @@ def test_a_table_for_people(traces, tmp_path):
     assert "bucket_cap_mb_list" not in load(out).ddp
 
 
-def test_a_jobs_settings_by_old_names(tmp_path):
+def test_a_jobs_settings(tmp_path):
     job, out = tmp_path / "job.toml", tmp_path / "better.toml"
     job.write_text('model = "resnet50"\ncluster = "a100-dgx"\n[job]\ngpus = 8\nbatch = 256\nmicro_batch = 32\n')
-    ran = run(job, "--out", out, "--allow", "bucket", "--seconds", "60")
+    ran = run(job, "--out", out, "--allow", "buckets", "--time-limit", "60s")
     assert ran.exit_code == 0, ran.output
     assert "What each change gains alone" in ran.stdout and "buckets" in ran.stdout and "[job]" in out.read_text()
-    assert "--seconds is called --time-limit now" in ran.stderr and "bucket is called buckets now" in ran.stderr
