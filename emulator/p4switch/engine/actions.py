@@ -3,11 +3,10 @@ the packet's fate, and jumps within an action."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 from emulator.p4switch.engine import opcodes as o
 from emulator.p4switch.engine.calculations import Calculations
 from emulator.p4switch.engine.code import Label, Unsupported
+from emulator.p4switch.engine.events import ABORT, LOG, Message
 from emulator.p4switch.engine.expressions import Expressions, Part
 from emulator.p4switch.engine.fields import DYNAMIC, REGISTERS
 from emulator.p4switch.engine.intervals import Cell
@@ -18,24 +17,12 @@ from emulator.p4switch.program import ir
 from emulator.p4switch.program.aborts import n_arguments
 from emulator.p4switch.values import mask
 
-LOG, ABORT, DIGEST = range(1, 4)
-"""Kinds of events that the VM reports to Python."""
-STUCK = 1
-"""Trap: an action or a pipeline that does not end."""
 ABORTED = 2
-"""Trap: a failed assert or a wrong log_msg."""
+"""Trap: a failed assert or a wrong log_msg (1 is the VM's, for code that does not end)."""
 
 _STORES = {8: o.ST8, 16: o.ST16, 32: o.ST32, 64: o.ST64}
 _JUMPS = ("_jump", "_jump_if_zero")
 _M64 = e.Const((1 << 64) - 1)
-
-
-@dataclass
-class Message:
-    """An event's meaning: the primitive, and for each of its values (limbs, signed)."""
-
-    call: ir.Primitive
-    values: list[tuple[int, bool]] = field(default_factory=list)
 
 
 class Actions(Part):
@@ -60,10 +47,7 @@ class Actions(Part):
         labels = {}
         for call in calls:
             if call.op in _JUMPS:
-                target = call.args[-1]
-                if not isinstance(target, e.Const):
-                    raise Unsupported("a computed jump")
-                labels[min(target.value, len(calls))] = Label()
+                labels[min(_target(call), len(calls))] = Label()
         if any(target < 0 for target in labels):
             raise Unsupported("a jump out of an action")
         at = 0
@@ -76,7 +60,7 @@ class Actions(Part):
                 continue
             call = calls[at]
             if call.op in _JUMPS:
-                self._jump(call, at, labels[min(call.args[-1].value, len(calls))])
+                self._jump(call, at, labels[min(_target(call), len(calls))])
             else:
                 self.primitive(call)
             at += 1
@@ -112,6 +96,7 @@ class Actions(Part):
         elif isinstance(target, e.RegisterRef):
             self.register_write(e.ObjectRef("register", target.array), target.index, value)
         else:
+            assert isinstance(target, e.AccessField)
             self._store_dynamic(target, value)
 
     @staticmethod
@@ -133,7 +118,7 @@ class Actions(Part):
             flag = self._sign_flag(value, place.width) if place.signed else None
             cell = self.ex.cells(value, limbs(place.width))
             self.store_bits(place.offset, place.bit, place.width, cell)
-            if flag is not None:
+            if flag is not None and place.flag is not None:
                 self.code.emit(o.ST8, place.flag, flag)
         else:
             kept = e.Op("&", (value, e.Const(mask(place.width))))
@@ -189,13 +174,13 @@ class Actions(Part):
 
     def assign_VL(self, target: e.Expr, source: e.Expr) -> None:
         """Copy a varbit field with its width."""
-        refs = (target, source)
-        if not all(isinstance(ref, e.FieldRef) and self._type(ref).varbit == ref.field for ref in refs):
+        refs = [ref for ref in (target, source) if isinstance(ref, e.FieldRef) and self._type(ref).varbit == ref.field]
+        if len(refs) < 2:
             raise Unsupported("a varbit field assigned from another kind of field")
         room = [self.layout.varbit_max(self._type(ref)) for ref in refs]
         if room[0] < room[1]:
             raise Unsupported("a varbit field assigned from a wider one")
-        self.code.emit(o.VCOPY, self.layout.varbit[target.header], self.layout.varbit[source.header], room[1])
+        self.code.emit(o.VCOPY, *(self.layout.varbit[ref.header] for ref in refs), room[1])
         self.ex.forget(DYNAMIC)
 
     def modify_field_rng_uniform(self, target: e.Expr, low: e.Expr, high: e.Expr) -> None:
@@ -305,20 +290,18 @@ class Actions(Part):
         words = self.code.words((counter.data.ctypes.data, counter.size))
         self.code.emit(o.COUNT, words, self.ex.index(index, "the index of a counter"))
 
-    def execute_meter(self, array: e.ObjectRef, index: e.Expr, target: e.Expr) -> None:
-        over, cell = Label(), self.ex.index(index, "the index of a meter")
-        self.code.emit(o.RNG, cell, self.state.meters[array.index].size, over)
-        self.assign(target, Cell(self.code.result(o.METER, self.meter_words(array.index), cell), 1, 32))
-        self.ex.bind(over)
-
-    def _Meter_execute(self, array: e.ObjectRef, index: e.Expr, target: e.Expr) -> None:
-        """PSA numbers the colors red, green, yellow (psa.p4)."""
+    def execute_meter(self, array: e.ObjectRef, index: e.Expr, target: e.Expr, *, is_psa: bool = False) -> None:
         over, cell = Label(), self.ex.index(index, "the index of a meter")
         self.code.emit(o.RNG, cell, self.state.meters[array.index].size, over)
         color = self.code.result(o.METER, self.meter_words(array.index), cell)
-        after = self.code.result(o.ADD, color, self.code.const(1))
-        self.assign(target, Cell(self.code.result(o.REMU, after, self.code.const(3)), 1, 32))
+        if is_psa:  # colors are numbered red, green, yellow (psa.p4)
+            after = self.code.result(o.ADD, color, self.code.const(1))
+            color = self.code.result(o.REMU, after, self.code.const(3))
+        self.assign(target, Cell(color, 1, 32))
         self.ex.bind(over)
+
+    def _Meter_execute(self, array: e.ObjectRef, index: e.Expr, target: e.Expr) -> None:
+        self.execute_meter(array, index, target, is_psa=True)
 
     def meter_words(self, index: int) -> int:
         """Constants that describe a meter array."""
@@ -395,6 +378,14 @@ class Actions(Part):
             self.code.emit(o.TRAP, ABORTED)
         else:
             self._event(LOG, call, values.items)
+
+
+def _target(call: ir.Primitive) -> int:
+    """Where a jump goes."""
+    match call.args[-1]:
+        case e.Const(target):
+            return target
+    raise Unsupported("a computed jump")
 
 
 def _within(value: e.Expr, low: int, high: int) -> e.Op:

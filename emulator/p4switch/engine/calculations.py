@@ -3,6 +3,8 @@ it."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from emulator.p4switch import hashes
@@ -149,7 +151,7 @@ class Calculations(Part):
                 self.code.emit(o.OR, CELL.checksum_error, CELL.checksum_error, is_wrong)
                 self.ex.bind(over)
 
-    def update(self, store) -> None:
+    def update(self, store: Callable[[e.Expr, e.Expr], None]) -> None:
         """Write the checksums that are to be updated, with `store`(target, value)."""
         for checksum in self.program.checksums:
             if checksum.update:

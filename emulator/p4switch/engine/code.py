@@ -30,25 +30,31 @@ class Label:
     def __init__(self) -> None:
         self.pc: int | None = None
 
+    @property
+    def place(self) -> int:
+        """Its place; raises AssertionError if it is not bound."""
+        assert self.pc is not None
+        return self.pc
+
 
 class Code:
     """`rows` are opcode and operands, which may be labels until `finish`."""
 
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
-        self.rows: list[list] = []
+        self.rows: list[list[int | Label]] = []
         self.constants: list[int] = []
         self._places: dict[tuple[int, ...], int] = {}
         self.frame_end = layout.temps
         self._next_temp = layout.temps
 
-    def emit(self, op: int, *operands) -> None:
+    def emit(self, op: int, *operands: int | Label) -> None:
         """One instruction."""
         if len(operands) >= WORDS:
             raise AssertionError(f"{o.NAMES[op]} has too many operands")
         self.rows.append([op, *operands])
 
-    def result(self, op: int, *operands, n: int = 1, into: int | None = None) -> int:
+    def result(self, op: int, *operands: int | Label, n: int = 1, into: int | None = None) -> int:
         """One instruction, in its form for several limbs if n > 1 and there is one. Returns the cell that it writes:
         `into`, or a new temporary of n limbs."""
         d = self.temp(n) if into is None else into
@@ -90,8 +96,8 @@ class Code:
         return offset
 
     @staticmethod
-    def value(operand) -> int:
-        return operand.pc if isinstance(operand, Label) else operand
+    def value(operand: int | Label) -> int:
+        return operand.place if isinstance(operand, Label) else operand
 
     def finish(self) -> np.ndarray:
         """(rows, WORDS) int32."""
@@ -105,5 +111,7 @@ class Code:
         """For people: one line an instruction."""
         lines = []
         for number, (op, *operands) in enumerate(self.rows):
-            lines.append(f"{number:5} {o.NAMES[op]:8} " + " ".join(str(self.value(operand)) for operand in operands))
+            lines.append(
+                f"{number:5} {o.NAMES[self.value(op)]:8} " + " ".join(str(self.value(operand)) for operand in operands)
+            )
         return "\n".join(lines)

@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from emulator.p4switch.engine.actions import ABORT, DIGEST, LOG, Message
 from emulator.p4switch.engine.layout import limbs
 from emulator.p4switch.program import ir
 from emulator.p4switch.program.aborts import abort_of, log_text
 from emulator.p4switch.program.expr import Text
 from emulator.p4switch.state.state import State
 
+LOG, ABORT, DIGEST = range(1, 4)
+"""Kinds of events."""
+
 log = logging.getLogger("switchml.bmv2")
+
+
+@dataclass
+class Message:
+    """An event's meaning: the primitive, and for each of its values (limbs, signed)."""
+
+    call: ir.Primitive
+    values: list[tuple[int, bool]] = field(default_factory=list)
 
 
 def number(words: np.ndarray, is_signed: bool) -> int:

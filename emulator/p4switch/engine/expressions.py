@@ -114,6 +114,7 @@ class Expressions(Fields):
             cells = self.narrow(args[0]), self.cells(args[1], n), self.cells(args[2], n)
             return self.code.result(o.SEL, *cells, n=n, into=into)
         if op in ("size_stack", "last_stack_index"):
+            assert isinstance(args[0], e.StackRef)
             less = self.code.const(int(op == "last_stack_index"))
             return self.code.result(o.SUB, self.layout.next[args[0].stack], less, into=into)
         if op in (">>", "<<"):
@@ -127,7 +128,7 @@ class Expressions(Fields):
     @staticmethod
     def _clamped(node: e.Op) -> e.Expr:
         """sat_cast and usat_cast in terms of `?`."""
-        value, width = node.args[0], node.args[1].value
+        value, width = node.args[0], _width(node)
         low, high = (0, mask(max(width, 0))) if node.op == "usat_cast" else (-(1 << width >> 1), (1 << width >> 1) - 1)
         if width <= 0:
             return e.Const(0)
@@ -135,7 +136,7 @@ class Expressions(Fields):
         return e.Op("?", (e.Op(">", (value, e.Const(high))), e.Const(high), below))
 
     def _two_comp_mod(self, node: e.Op, n: int, into: int | None) -> int:
-        value, width = node.args[0], node.args[1].value
+        value, width = node.args[0], _width(node)
         low, high = self.interval(value)
         if low >= -(1 << (width - 1)) and high < 1 << (width - 1) or 64 * n < width or width == 64:
             return self.cells(value, n, into)
@@ -161,10 +162,12 @@ class Expressions(Fields):
         low_mask = self.code.const(mask(width))
         if isinstance(node, e.Op) and node.op in "+-" and width < 64 and (node, 1) not in self.memo:
             op = o.ADDM if node.op == "+" else o.SUBM
-            return self.code.result(op, *(self.narrow(arg) for arg in node.args), low_mask, into=into)
+            operands = [self.narrow(arg) for arg in node.args]
+            return self.code.result(op, *operands, low_mask, into=into)
         shift = 0
         if isinstance(node, e.Op) and node.op == ">>" and isinstance(node.args[1], e.Const):
-            node, shift = node.args[0], max(node.args[1].value, 0)
+            shift = max(node.args[1].value, 0)
+            node = node.args[0]
         if isinstance(node, e.FieldRef) and node.field != e.VALID and (node, 1) not in self.memo:
             place = self.layout.places.get(node)
             if place is not None and place.is_wire and not place.signed and shift < place.width:
@@ -280,3 +283,10 @@ class Part:
         self.layout = expressions.layout
         self.program = expressions.program
         self.state = expressions.state
+
+
+def _width(node: e.Op) -> int:
+    """The number of bits that a cast is to, a literal."""
+    width = node.args[1]
+    assert isinstance(width, e.Const)
+    return width.value

@@ -27,7 +27,7 @@ class Block:
         self.code = code
         self.memo: dict[tuple[e.Expr, int], int] = {}
         self._readers: dict[object, set[tuple[e.Expr, int]]] = {}
-        self._reads: dict[e.Expr, frozenset] = {}
+        self._reads: dict[e.Expr, frozenset[object]] = {}
 
     def start_block(self) -> None:
         """Start a block, with no values known and no temporary in use."""
@@ -55,7 +55,7 @@ class Block:
         for read in self.reads(node):
             self._readers.setdefault(read, set()).add((node, n))
 
-    def reads(self, node: e.Expr) -> frozenset:
+    def reads(self, node: e.Expr) -> frozenset[object]:
         """Fields that a node depends on, DYNAMIC, REGISTERS."""
         dependencies = self._reads.get(node)
         if dependencies is None:
@@ -138,6 +138,7 @@ class Fields(Block):
         elif place.width <= 64 and n == 1:
             self.load_bits(place, 0, place.width, 1, d)
             if place.width < 64:
+                assert place.flag is not None
                 self.code.emit(o.SIGNF, d, d, place.width, place.flag)
         else:
             raise Unsupported("a signed field of 64 bits or more in a header")

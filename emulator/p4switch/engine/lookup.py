@@ -8,6 +8,7 @@ better one. Entries with ranges are rows that are tried one by one.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -16,7 +17,7 @@ from emulator.p4switch.engine.layout import record as record_of
 from emulator.p4switch.engine.lower import Lowered
 from emulator.p4switch.engine.pipelines import TableCode
 from emulator.p4switch.engine.vm import tables as v
-from emulator.p4switch.state.action_profiles import RunAction, Target, UseGroup, UseMember
+from emulator.p4switch.state.action_profiles import ActionProfile, RunAction, Target, UseGroup, UseMember
 from emulator.p4switch.state.state import State
 from emulator.p4switch.state.tables import Entry, MatchTable, prefix_mask
 from emulator.p4switch.values import mask
@@ -45,7 +46,7 @@ class Kept:
     def __init__(self) -> None:
         self._arrays: list[np.ndarray] = []
 
-    def __call__(self, values: np.ndarray | Sequence, dtype: type | None = None) -> int:
+    def __call__(self, values: np.ndarray | Sequence[Any], dtype: type | None = None) -> int:
         """The address of an array, or of the values as one of 64-bit words; there is always something to read."""
         self._arrays.append(np.asarray(values if len(values) else [0], dtype))
         return self._arrays[-1].ctypes.data
@@ -62,7 +63,7 @@ class TableImage:
         self.code = code
         self.row = row
         self.table: MatchTable = state.tables[code.table.index]
-        self.versions: tuple | None = None
+        self.versions: tuple[int, int] | None = None
         self.refresh()
 
     def refresh(self) -> None:
@@ -85,6 +86,12 @@ class TableImage:
         else:
             self._hash_tables(entries, records)
 
+    @property
+    def _profile(self) -> ActionProfile:
+        """Its action profile, which there is if an entry names a member or a group."""
+        assert self.table.profile is not None
+        return self.table.profile
+
     # Records
 
     def _record(self, target: Target | None, entry: Entry | None) -> int:
@@ -93,17 +100,17 @@ class TableImage:
         code = self.code
         if target is None:
             label = code.miss if code.table.by_hit else code.next_default
-            record["action"] = record["next"] = label.pc
+            record["action"] = record["next"] = label.place
         elif isinstance(target, UseGroup):
             members = [
-                self._record(self.table.profile.members[member].run, entry)
-                for member in self.table.profile.groups[target.group].choices()
+                self._record(self._profile.members[member].run, entry)
+                for member in self._profile.groups[target.group].choices()
             ]
-            record["action"] = record["next"] = code.end.pc
+            record["action"] = record["next"] = code.end.place
             record["n_choices"] = len(members)
             record["choices"] = self._keep(members, np.uint64)
         else:
-            run = self.table.profile.members[target.member].run if isinstance(target, UseMember) else target
+            run = self._profile.members[target.member].run if isinstance(target, UseMember) else target
             self._run(record, run, entry is not None)
         if entry is not None:
             record["counter"] = self.table.counters.ctypes.data + 16 * entry.index
@@ -113,7 +120,7 @@ class TableImage:
 
     def _run(self, record: np.ndarray, run: RunAction, is_hit: bool) -> None:
         code = self.code
-        record["action"] = self.lowered.actions_at[run.action].pc
+        record["action"] = self.lowered.actions_at[run.action].place
         args: list[int] = []
         for param, value in zip(self.program.actions[run.action].params, run.args, strict=True):
             args += to_limbs(value & mask(param.width), limbs(param.width))
@@ -122,7 +129,7 @@ class TableImage:
             label = code.hit if is_hit else code.miss
         else:
             label = code.next_of_action.get(run.action, code.next_default)
-        record["next"] = label.pc
+        record["next"] = label.place
 
     # Keys
 

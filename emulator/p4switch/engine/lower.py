@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from emulator.p4switch.engine import opcodes as o
-from emulator.p4switch.engine.actions import DIGEST, Actions
+from emulator.p4switch.engine.actions import Actions
 from emulator.p4switch.engine.calculations import Calculations
 from emulator.p4switch.engine.code import Code, Unsupported
+from emulator.p4switch.engine.events import DIGEST
 from emulator.p4switch.engine.expressions import Expressions, Part
 from emulator.p4switch.engine.layout import Layout
 from emulator.p4switch.engine.parser import Parser
@@ -15,14 +16,14 @@ from emulator.p4switch.engine.pipelines import Pipelines
 from emulator.p4switch.packet_path.engine import blocks_of
 from emulator.p4switch.program import expr as e
 from emulator.p4switch.program import ir
-from emulator.p4switch.state.state import State
+from emulator.p4switch.state.state import ParseVSet, State
 from emulator.p4switch.values import mask, n_bytes, pad_key
 
 
 class ValueSet:
     """A parse value set for one parser state: `words` hold the address of its values, byte-padded, and their number."""
 
-    def __init__(self, vset, n_limbs: int, widths: list[int]) -> None:
+    def __init__(self, vset: ParseVSet, n_limbs: int, widths: list[int]) -> None:
         self.vset, self.n_limbs, self.widths = vset, n_limbs, widths
         self.words = np.zeros(2, dtype=np.int64)
         self.version = -1

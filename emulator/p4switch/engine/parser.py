@@ -4,6 +4,7 @@ where checksums are verified."""
 from __future__ import annotations
 
 import graphlib
+from collections.abc import Callable
 
 from emulator.p4switch.engine import opcodes as o
 from emulator.p4switch.engine.actions import Actions
@@ -22,7 +23,7 @@ MAX_LOOKAHEAD = 1 << 12
 class Parser(Part):
     """Writes the code of a parser. `vset_words(index)` gives the constants that describe a value set."""
 
-    def __init__(self, actions: Actions, vset_words) -> None:
+    def __init__(self, actions: Actions, vset_words: Callable[[int, int, list[int]], int]) -> None:
         super().__init__(actions.ex)
         self.actions = actions
         self.vset_words = vset_words
@@ -93,6 +94,7 @@ class Parser(Part):
             self.code.emit(o.ADD, next_cell, next_cell, self.code.const(1))
             self.ex.forget_all()
             return
+        assert isinstance(target, e.HeaderRef)
         described = self.program.headers[target.header]
         if described.is_metadata:
             raise Unsupported("an extract into a metadata header")
@@ -131,11 +133,13 @@ class Parser(Part):
 
     def _own_length(self, kind: ir.HeaderType) -> e.Expr:
         """The header type's length expression, with the packet's bits in place of the fields before."""
+        assert kind.length is not None
+        before = kind.varbit or 0
 
         def of(node: e.Expr) -> e.Expr:
             if isinstance(node, e.Local):
                 field = kind.fields[node.index]
-                return e.Lookahead(field.offset, field.width) if node.index < kind.varbit else e.Const(0)
+                return e.Lookahead(field.offset, field.width) if node.index < before else e.Const(0)
             if isinstance(node, e.Op):
                 return e.Op(node.op, tuple(of(arg) for arg in node.args))
             return node

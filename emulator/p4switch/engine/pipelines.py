@@ -26,10 +26,10 @@ class TableCode:
     table: ir.Table
     key_limbs: list[int]
     next_of_action: dict[int, Label] = field(default_factory=dict)
-    next_default: Label | None = None
-    hit: Label | None = None
-    miss: Label | None = None
-    end: Label | None = None
+    next_default: Label = field(default_factory=Label)
+    hit: Label = field(default_factory=Label)
+    miss: Label = field(default_factory=Label)
+    end: Label = field(default_factory=Label)
 
 
 class Pipelines(Part):
@@ -79,7 +79,7 @@ class Pipelines(Part):
             return [node.next_hit, node.next_miss]
         return [*node.next_of_action.values(), node.next_default]
 
-    def _count(self, start: int) -> Counter:
+    def _count(self, start: int) -> Counter[int]:
         """The number of predecessors of each reachable node."""
         n_predecessors, stack, seen = Counter({start: 1}), [start], set()
         while stack:
@@ -106,9 +106,10 @@ class Pipelines(Part):
             if not follows or number in self._labels or self._n_predecessors[number] > 1:
                 self.ex.bind(self._label(number))
             self._done.add(number)
-            number, follows = self._node(self.program.nodes[number]), True
-            if number is None:
+            following, follows = self._node(self.program.nodes[number]), True
+            if following is None:
                 return
+            number = following
         self.code.emit(o.JMP, self._label(number))
 
     def _node(self, node: ir.Node) -> int | None:
@@ -142,6 +143,7 @@ class Pipelines(Part):
     def _after_fixed(self, table: ir.Table) -> int:
         if table.by_hit:
             return table.next_miss
+        assert table.default is not None
         return table.next_of_action.get(table.default.action, table.next_default)
 
     # Tables
@@ -158,11 +160,13 @@ class Pipelines(Part):
             self.actions_at.setdefault(action, Label())
         self.code.emit(o.LOOKUP, table.index, self._key(table, widths), sum(widths))
         if table.direct_meter is not None:
-            self._direct_meter(table)
+            self._direct_meter(table.direct_meter)
         if table.type == ir.INDIRECT_WS:
             over = Label()
             self.code.emit(o.JMEMBER, over)
+            assert table.action_profile is not None
             selector = self.program.action_profiles[table.action_profile].selector
+            assert selector is not None
             result = self.actions.calculations.compute(selector)
             self.code.emit(o.PICK, result.offset)
             self.ex.bind(over)
@@ -175,11 +179,11 @@ class Pipelines(Part):
         profile = () if table.action_profile is None else self.program.action_profiles[table.action_profile].actions
         return tuple(dict.fromkeys((*table.actions, *default, *profile)))
 
-    def _direct_meter(self, table: ir.Table) -> None:
+    def _direct_meter(self, meter: int) -> None:
         over = Label()
         self.code.emit(o.JMISS, over)
-        d = self.code.result(o.METERD, self.actions.meter_words(table.direct_meter))
-        target = self.program.meters[table.direct_meter].target
+        d = self.code.result(o.METERD, self.actions.meter_words(meter))
+        target = self.program.meters[meter].target
         if target is None:
             raise Unsupported("a direct meter without a target")
         self.actions.assign(target, Cell(d, 1, 32))

@@ -8,7 +8,9 @@ that a row of cells is a vector, too."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -16,6 +18,7 @@ from emulator.p4switch.engine import opcodes as o
 from emulator.p4switch.engine.expressions import Expressions, Part
 from emulator.p4switch.program import expr as e
 from emulator.p4switch.program import ir
+from emulator.p4switch.state.arrays import RegisterArray
 from emulator.p4switch.state.state import State
 from emulator.p4switch.values import mask
 
@@ -43,11 +46,16 @@ class Run:
     at: int
     body: int
     n: int
-    step: dict[e.FieldRef, int]
+    step: dict[Any, int]
     registers: tuple[int, ...]
 
 
-def _leaves(node: e.Expr, leaves: list) -> object:
+Leaf = e.FieldRef | e.ObjectRef
+Shape = tuple[tuple[Any, ...], list[Leaf]]
+"""What a primitive is but for the fields and registers that it works on, and these."""
+
+
+def _leaves(node: e.Expr, leaves: list[Leaf]) -> object:
     """The shape of a tree, with its fields and registers appended to `leaves`."""
     if isinstance(node, e.FieldRef):
         leaves.append(node)
@@ -60,12 +68,12 @@ def _leaves(node: e.Expr, leaves: list) -> object:
     return node
 
 
-def _shape(call: ir.Primitive) -> tuple[object, list]:
-    leaves: list = []
+def _shape(call: ir.Primitive) -> Shape:
+    leaves: list[Leaf] = []
     return (call.op, *(_leaves(arg, leaves) for arg in call.args)), leaves
 
 
-def _number(leaf: e.Expr) -> int:
+def _number(leaf: Leaf) -> int:
     return leaf.field if isinstance(leaf, e.FieldRef) else leaf.index
 
 
@@ -82,7 +90,7 @@ def find_run(calls: tuple[ir.Primitive, ...], at: int) -> Run | None:
     return best
 
 
-def _run_of(calls, at: int, body: int, shapes: list) -> Run | None:
+def _run_of(calls: tuple[ir.Primitive, ...], at: int, body: int, shapes: list[Shape]) -> Run | None:
     if at + 2 * body > len(calls) or any(shape[0] not in _OPERANDS for shape, _ in shapes):
         return None
     first = [leaf for _, leaves in shapes for leaf in leaves]
@@ -104,7 +112,7 @@ def _run_of(calls, at: int, body: int, shapes: list) -> Run | None:
     return _checked(at, body, n, first, steps, shapes)
 
 
-def _checked(at: int, body: int, n: int, first: list, steps: list[int], shapes: list) -> Run | None:
+def _checked(at: int, body: int, n: int, first: list[Leaf], steps: list[int], shapes: list[Shape]) -> Run | None:
     """The run, if no lane touches what another writes."""
     step: dict[e.FieldRef, int] = {}
     registers: list[int] = []
@@ -116,8 +124,9 @@ def _checked(at: int, body: int, n: int, first: list, steps: list[int], shapes: 
             registers.append(leaf.index)
         else:
             return None
-    written = [leaves[0] for shape, leaves in shapes if shape[0] in ("assign", "register_read")]
-    if any(not isinstance(leaf, e.FieldRef) or step[leaf] == 0 for leaf in written):
+    targets = [leaves[0] for shape, leaves in shapes if shape[0] in ("assign", "register_read")]
+    written = [leaf for leaf in targets if isinstance(leaf, e.FieldRef) and step[leaf]]
+    if len(written) < len(targets):
         return None
     for target in set(written):
         lanes = {target.field + step[target] * i for i in range(n)}
@@ -147,7 +156,7 @@ def place_together(state: State, run: Run) -> bool:
     return True
 
 
-def _lie_together(group: list) -> bool:
+def _lie_together(group: list[RegisterArray]) -> bool:
     starts = [register.data.ctypes.data for register in group]
     return (
         all(start == starts[0] + 8 * i for i, start in enumerate(starts))
@@ -178,16 +187,20 @@ class Lanes(Part):
         run = find_run(calls, at)
         if run is None or not self._can(calls, run):
             return None
-        self.run, self.known = run, {}
+        self.run = run
+        self.known: dict[e.Expr, e.Expr] = {}
+        methods: dict[str, Callable[..., None]] = {
+            "assign": self._assign, "register_read": self._read, "register_write": self._write,
+        }  # fmt: skip
         body = calls[run.at : run.at + run.body]
         for call in body:
-            {"assign": self._assign, "register_read": self._read, "register_write": self._write}[call.op](*call.args)
+            methods[call.op](*call.args)
         self.ex.forget_all()
         return run.body * run.n
 
     # Conditions
 
-    def _can(self, calls, run: Run) -> bool:
+    def _can(self, calls: tuple[ir.Primitive, ...], run: Run) -> bool:
         self.scratch = {ref for ref, by in run.step.items() if by and self._is_scratch(ref, by, run, calls)}
         if not all(ref in self.scratch or self._is_vector(ref, by, run.n) for ref, by in run.step.items() if by):
             return False
@@ -219,9 +232,9 @@ class Lanes(Part):
         size = first.width // 8 if first.is_wire else 8
         if first.width > 64 or (first.is_wire and (first.bit or first.width not in (8, 16, 32, 64))):
             return False
-        return all(place.offset == first.offset + size * i for i, place in enumerate(places))
+        return all(place is not None and place.offset == first.offset + size * i for i, place in enumerate(places))
 
-    def _is_scratch(self, ref: e.FieldRef, by: int, run: Run, calls) -> bool:
+    def _is_scratch(self, ref: e.FieldRef, by: int, run: Run, calls: tuple[ir.Primitive, ...]) -> bool:
         """Whether the field only carries, within a lane, a value that is the same for all lanes, mostly an index. It is
         then never stored."""
         if not self.program.headers[ref.header].is_metadata:
@@ -300,6 +313,7 @@ class Lanes(Part):
             if not place.is_wire:
                 return place.offset
             return self.code.result(o.VLD, place.offset, place.width // 8, n, n=n)
+        assert isinstance(node, e.Op)
         if node.op == "~":
             node = e.Op("^", (node.args[0], e.Const(-1)))
         left, right = node.args

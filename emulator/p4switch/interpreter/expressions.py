@@ -96,13 +96,14 @@ class Expressions:
             header = self.header(args[0])
             return header is not None and self.packet.valid[header]
         if op in ("last_stack_index", "size_stack"):
+            assert isinstance(args[0], e.StackRef)
             return self.packet.next_in_stack[args[0].stack] - (op == "last_stack_index")
         raise TypeError(f"the operator {op!r} is unknown")
 
     def _equal(self, left: e.Expr, right: e.Expr) -> bool:
         if left.kind == e.HEADER:
-            sides = self.header(left), self.header(right)
-            return None not in sides and self.packet.headers_equal(*sides)
+            one, other = self.header(left), self.header(right)
+            return one is not None and other is not None and self.packet.headers_equal(one, other)
         return self.value(left) == self.value(right)
 
     def _peek(self, offset: int, width: int) -> int:
@@ -131,8 +132,8 @@ class Expressions:
             case e.FieldRef(header, field):
                 return header, field
             case e.AccessField(header_node, field):
-                header = self.header(header_node)
-                return None if header is None else (header, field)
+                index = self.header(header_node)
+                return None if index is None else (index, field)
         raise TypeError(f"{type(node).__name__} is not a field")
 
     def store(self, node: e.Expr, value: int) -> None:

@@ -7,6 +7,7 @@ packet; here they are 0 when a packet enters, and keep what this packet stored. 
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 from emulator.p4switch.program import ir
 from emulator.p4switch.program.expr import VALID, FieldRef
@@ -131,7 +132,7 @@ class Packet:
         """A field as it would be on the wire: not negative."""
         return self.get(header, field) & mask(self.width(header, field))
 
-    def copy_fields(self, source: Packet, elements: tuple) -> None:
+    def copy_fields(self, source: Packet, elements: tuple[Any, ...]) -> None:
         """Copy the fields of a field list from another packet."""
         for ref in elements:
             if isinstance(ref, FieldRef) and ref.field != VALID:
@@ -181,7 +182,8 @@ class Packet:
 
     def swap_headers(self, left: int, right: int) -> None:
         """Exchange fields and validity."""
-        for per_header in (self.values, self.valid, self.varbit):
+        lists: tuple[list[Any], ...] = (self.values, self.valid, self.varbit)
+        for per_header in lists:
             per_header[left], per_header[right] = per_header[right], per_header[left]
         places = {left: right, right: left}
         self.valid_fields = {places.get(header, header): value for header, value in self.valid_fields.items()}

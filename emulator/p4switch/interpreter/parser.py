@@ -111,6 +111,7 @@ class Parser:
         if n_bytes(header_type.width) > self._left:
             raise self._error("PacketTooShort")
         bits = int.from_bytes(self.packet.data[at : at + n_bytes(width)], "big") >> -width % 8
+        assert header_type.length is not None
         args = [bits >> (width - field.offset - field.width) & mask(field.width) for field in before]
         args += [0] * (len(header_type.fields) - len(args))
         return Expressions(self.packet, self.state, args).value(header_type.length)

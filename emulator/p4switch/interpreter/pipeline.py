@@ -60,9 +60,10 @@ class Pipeline:
         else:
             target = entry.target
             state.hit(entry, self.packet.ingress_length)
-            if state.direct_meter is not None:
+            if state.direct_meter is not None and table.direct_meter is not None:
                 color = state.direct_meter.execute(entry.index, self.packet.ingress_length, self.state.clock())
                 field = self.program.meters[table.direct_meter].target
+                assert field is not None
                 self.packet.set(field.header, field.field, color)
         run = self.resolve(table, target)
         if run is None and target is None:
@@ -86,16 +87,19 @@ class Pipeline:
 
     def resolve(self, table: ir.Table, target: Target | None) -> RunAction | None:
         """The action that a target runs; None if there is none or the group is empty."""
+        profile = self.state.tables[table.index].profile
         match target:
             case UseMember(member):
-                return self.state.action_profiles[table.action_profile].members[member].run
+                assert profile is not None
+                return profile.members[member].run
             case UseGroup(group):
-                profile = self.state.action_profiles[table.action_profile]
+                assert profile is not None
                 choices = profile.groups[group].choices()
                 if not choices:
                     log.error("Lookup in table '%s' yielded empty group", table.name)
                     return None
                 selector = profile.profile.selector
+                assert selector is not None
                 number = self.state.hashes[selector](input_bytes(self.program.calculations[selector], self.packet))
                 return profile.members[choices[number % len(choices)]].run
         return target

@@ -148,6 +148,8 @@ class Primitives:
 
     def mark_to_drop(self, on: Expressions, header: e.Expr) -> None:
         index = on.header(header)
+        if index is None:
+            return
         names = self.program.headers[index].type.field_index
         for name, value in (("egress_spec", self.drop_port), ("mcast_grp", 0)):
             if name in names:

@@ -11,15 +11,24 @@ OBJECT for arguments of primitives alone (a register array, a string, …)."""
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 from weakref import WeakValueDictionary
+
+if TYPE_CHECKING:
+    from typing_extensions import Self, dataclass_transform
+else:
+
+    def dataclass_transform(**settings: Any) -> Any:
+        """What type checkers understand; Python 3.11 has it in typing."""
+        return lambda function: function
+
 
 DATA, BOOL, HEADER, STACK, UNION, OBJECT = "data", "bool", "header", "header stack", "header union", "object"
 
 VALID = -1
 """The field index of the hidden field `$valid$`."""
 
-_nodes: WeakValueDictionary = WeakValueDictionary()
+_nodes: WeakValueDictionary[Any, Any] = WeakValueDictionary()
 
 
 class Expr:
@@ -27,7 +36,7 @@ class Expr:
 
     kind: ClassVar[str] = DATA
 
-    def __new__(cls, *args: Any) -> Expr:
+    def __new__(cls, *args: Any) -> Self:
         key = (cls, args)
         node = _nodes.get(key)
         if node is None:
@@ -47,7 +56,7 @@ class Expr:
     def children(self) -> tuple[Expr, ...]:
         """The expressions directly below this one."""
         nodes: list[Expr] = []
-        for field in fields(self):
+        for field in fields(self):  # type: ignore[arg-type]  # every node is a dataclass
             value = getattr(self, field.name)
             if isinstance(value, Expr):
                 nodes.append(value)
@@ -56,7 +65,11 @@ class Expr:
         return tuple(nodes)
 
 
-def _node(cls):
+T = TypeVar("T")
+
+
+@dataclass_transform(frozen_default=True, eq_default=False)
+def _node(cls: type[T]) -> type[T]:
     return dataclass(frozen=True, eq=False)(cls)
 
 
@@ -159,7 +172,7 @@ class Op(Expr):
     args: tuple[Expr, ...]
 
     @property
-    def kind(self) -> str:
+    def kind(self) -> str:  # type: ignore[override]  # for a reader, an attribute like others'
         return self.args[1].kind if self.op == "?" else OPERATORS[self.op][1]
 
 

@@ -271,7 +271,7 @@ class CalcInput:
     """`kind` "field" (value: FieldRef), "header" (HeaderRef), "hexstr" (Const, in `width` bits) or "payload" (None)."""
 
     kind: str
-    value: Expr | None = None
+    value: Any = None
     width: int = 0
 
 
