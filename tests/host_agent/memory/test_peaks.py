@@ -30,8 +30,8 @@ class Block(nn.Module):
 
 
 def transformer():
-    model = nn.Sequential(nn.Embedding(64, 64), *(Block(64) for _ in range(4)), nn.LayerNorm(64), nn.Linear(64, 64))
-    tokens = torch.randint(64, (32, 64))
+    model = nn.Sequential(nn.Embedding(256, 64), *(Block(64) for _ in range(4)), nn.LayerNorm(64), nn.Linear(64, 256))
+    tokens = torch.randint(256, (32, 64))
 
     def loss():
         with torch.autocast("cpu", torch.bfloat16):
