@@ -16,7 +16,7 @@ from emulator.p4switch.engine import opcodes as o
 from emulator.p4switch.engine import psa_kernels, v1model_kernels
 from emulator.p4switch.engine.code import Unsupported
 from emulator.p4switch.engine.events import Events
-from emulator.p4switch.engine.layout import record
+from emulator.p4switch.engine.layout import record, views
 from emulator.p4switch.engine.lookup import Kept, TableImage
 from emulator.p4switch.engine.lower import Lowered
 from emulator.p4switch.engine.memory import Memory, directory
@@ -81,7 +81,7 @@ class CompiledEngine(Engine):
         groups = self._compile_groups()  # packets pass meanwhile
         with state.lock:
             self._set_up(seed, stale_fields, groups)
-            self.plan["drop_port"], self.plan["n_priorities"] = drop_port, n_priorities
+            self.plan["drop_port"][0], self.plan["n_priorities"][0] = drop_port, n_priorities
 
     def _lower(self, drop_port: int) -> None:
         try:
@@ -102,12 +102,12 @@ class CompiledEngine(Engine):
 
     def _set_up(self, seed: int | None, stale_fields: bool, groups: dict[str, int]) -> None:
         self.memory = Memory(self.lowered, seed, stale_fields)
-        self.plan, self.context = self.memory.plan, self.memory.context
-        self._address = self.plan.ctypes.data
+        self._address = self.memory.plan.ctypes.data
+        self.plan, self.context = views(self.memory.plan), views(self.memory.context)
         rows = np.zeros(max(len(self.program.tables), 1), dtype=record(TABLE_WORDS).dtype)
-        self.context["tables"] = self.memory.keep(rows)
+        self.context["tables"][0] = self.memory.keep(rows)
         for name, address in groups.items():
-            self.context[name] = address
+            self.context[name][0] = address
         tables = self.lowered.tables.items()
         self.images = [TableImage(self.state, self.lowered, code, rows[i : i + 1]) for i, code in tables]
         self.events = Events(self.program, self.state, self.lowered.actions.messages)
@@ -126,7 +126,7 @@ class CompiledEngine(Engine):
         if versions != self._versions:
             self._versions = versions
             self._refresh_replication()
-        self.plan["now"] = state.clock()
+        self.plan["now"][0] = state.clock()
 
     def _refresh_replication(self) -> None:
         replication, keep = self.state.replication, Kept()
@@ -136,8 +136,8 @@ class CompiledEngine(Engine):
         for number, session in self.state.mirroring.sessions.items():
             port, group = (-1 if value is None else value for value in (session.port, session.mgid))
             sessions[number] = 1, port, group
-        self.plan["groups"], self.plan["n_groups"] = keep(groups), len(groups)
-        self.plan["sessions"], self.plan["n_sessions"] = keep(sessions), len(sessions)
+        self.plan["groups"][0], self.plan["n_groups"][0] = keep(groups), len(groups)
+        self.plan["sessions"][0], self.plan["n_sessions"][0] = keep(sessions), len(sessions)
         self._replication = keep
 
     # Packets
@@ -147,7 +147,7 @@ class CompiledEngine(Engine):
         queues."""
         self._refresh()
         plan, n, first = self.plan, len(ports), 0
-        plan["in_port"], plan["in_address"], plan["in_length"] = (
+        plan["in_port"][0], plan["in_address"][0], plan["in_length"][0] = (
             array.ctypes.data for array in (ports, addresses, lengths)
         )
         while first < n:
@@ -158,7 +158,7 @@ class CompiledEngine(Engine):
 
     def _step(self, send: Send, kernel: Any, *frames: int) -> int:
         """Run a kernel, and pass on what it leaves."""
-        self.plan["n_records"], self.plan["out"] = 0, self.memory.out.ctypes.data
+        self.plan["n_records"][0], self.plan["out"][0] = 0, self.memory.out.ctypes.data
         result: int = kernel(self._address, *frames)
         n_records = int(self.plan["n_records"][0])
         if n_records:
@@ -172,17 +172,17 @@ class CompiledEngine(Engine):
         while self.pacing.release():
             self._step(send, self.path.serve)
             self.pacing.park()
-        self.plan["queue_length"] = 0
+        self.plan["queue_length"][0] = 0
 
     def _report(self) -> None:
         """Pass on the VM's events, and drop the rest of a packet at which the program aborted."""
         self._log_losses()
         if self.plan["status"][0]:
             for name in ("status", "is_held", "returned_n", "queued_n"):
-                self.plan[name] = 0
+                self.plan[name][0] = 0
         n_words = int(self.context["event_at"][0])
         if n_words:
-            self.context["event_at"] = 0
+            self.context["event_at"][0] = 0
             self.events.report(self.memory.event_ring[:n_words])
 
     def _log_losses(self) -> None:
@@ -193,7 +193,7 @@ class CompiledEngine(Engine):
         ):
             n = int(words[name][0])
             if n:
-                words[name] = 0
+                words[name][0] = 0
                 log.error(text, n)
 
     def receive_batch(self, frames: Sequence[tuple[int, bytes]]) -> list[Sent]:

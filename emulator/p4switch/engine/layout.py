@@ -35,6 +35,11 @@ def record(names: Sequence[str]) -> np.ndarray:
     return np.zeros(1, dtype=[(name, np.int64) for name in names])
 
 
+def views(words: np.ndarray) -> dict[str, np.ndarray]:
+    """Each word of a record as an array of one element, which is quicker to reach than a field of the record."""
+    return {name: words[name] for name in words.dtype.names or ()}
+
+
 SYSTEM = (
     "context", *REGISTERS, "packet", "length", "cursor", "args", "return_pc", "entry", "hit", "truncate", "now", "bits",
     "out", "states", "loops",

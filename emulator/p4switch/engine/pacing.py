@@ -6,7 +6,7 @@ from __future__ import annotations
 import ctypes
 from typing import NamedTuple
 
-from emulator.p4switch.engine.layout import CELL
+from emulator.p4switch.engine.layout import CELL, views
 from emulator.p4switch.engine.memory import RING_SIZE, Memory
 from emulator.p4switch.packet_path.engine import SLACK
 from emulator.p4switch.state.state import State
@@ -27,7 +27,7 @@ class Pacing:
 
     def __init__(self, state: State, memory: Memory) -> None:
         self.queues: EgressQueues[Waiting] = EgressQueues(state.queues, state.clock)
-        self._plan, self._headers_bytes = memory.plan, memory.layout.phv_end
+        self._plan, self._headers_bytes = views(memory.plan), memory.layout.phv_end
         self._qdepth, _ = memory.field("queueing_metadata.enq_qdepth")
         self._version = -1
         self._is_paced = False
@@ -40,7 +40,7 @@ class Pacing:
             self._version = settings.version
             self._is_paced = settings.are_paced
         is_needed = self._is_paced or self.queues.next_us() is not None
-        self._plan["is_paced"] = is_needed
+        self._plan["is_paced"][0] = is_needed
         return is_needed
 
     def park(self) -> None:
@@ -49,7 +49,7 @@ class Pacing:
         ring, first, n, stride = (int(self._plan[name][0]) for name in names)
         for number in range(first, first + n):
             self._park(ring + number % RING_SIZE * stride)
-        self._plan["queued_first"] = self._plan["queued_n"] = 0
+        self._plan["queued_first"][0] = self._plan["queued_n"][0] = 0
 
     def _park(self, packet: int) -> None:
         port, priority = _word(packet + CELL.queue_port).value, _word(packet + CELL.queue_priority).value
@@ -69,8 +69,8 @@ class Pacing:
         self._data = ctypes.create_string_buffer(waiting.data)
         _word(packet + CELL.packet).value = ctypes.addressof(self._data)
         _word(packet + CELL.now).value = int(self._plan["now"][0])
-        self._plan["queued_n"] = self._plan["n_released"] = 1
-        self._plan["queue_length"] = self.queues.size(waiting.port, waiting.priority)
+        self._plan["queued_n"][0] = self._plan["n_released"][0] = 1
+        self._plan["queue_length"][0] = self.queues.size(waiting.port, waiting.priority)
         return True
 
 

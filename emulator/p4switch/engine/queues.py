@@ -33,9 +33,9 @@ def _append(plan: int, packet: int, ring: int) -> int:
 
 @kernel
 def _take(plan: int, ring: int) -> int:
-    """Take the first packet of a ring into the frame; 0 if there is none, or after the program has aborted."""
+    """Take the first packet of a ring, which is not empty, into the frame; 0 after the program has aborted."""
     first, n = ld64(plan + ring + 8), ld64(plan + ring + 16) - 1
-    if n < 0 or ld64(plan + PLAN.status):
+    if ld64(plan + PLAN.status):
         return 0
     packet = ld64(plan + PLAN.frame)
     copy_block(packet, ld64(plan + ring) + first * ld64(plan + PLAN.ring_stride), ld64(plan + PLAN.phv_end))
@@ -66,6 +66,8 @@ def next_queued(plan: int) -> int:
     if ld64(plan + PLAN.is_held):
         st64(plan + PLAN.is_held, 0)
         return ld64(plan + PLAN.frame)
+    if ld64(plan + PLAN.queued_n) == 0:  # mostly, so no call is made
+        return 0
     if ld64(plan + PLAN.is_paced):
         n_released = ld64(plan + PLAN.n_released)
         if n_released == 0:
@@ -81,7 +83,7 @@ def push_returned(plan: int, packet: int) -> None:
 
 @kernel
 def next_returned(plan: int) -> int:
-    return _take(plan, PLAN.returned)
+    return _take(plan, PLAN.returned) if ld64(plan + PLAN.returned_n) else 0
 
 
 @kernel
