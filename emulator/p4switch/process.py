@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -106,9 +107,10 @@ class Settings:
 
 
 class Process:
-    """A running device and its control interfaces."""
+    """A running device and its control interfaces. `signals`, but for those that are ignored, end this process, from
+    before its first packet."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, signals: Iterable[int] = ()) -> None:
         self.settings = settings
         self._ended = threading.Event()
         self._exit_code = 0
@@ -123,6 +125,9 @@ class Process:
         )
         self._publisher: Publisher | None = None
         self.thrift: ThriftServer | None = None
+        for number in signals:
+            if signal.getsignal(number) != signal.SIG_IGN:
+                signal.signal(number, self.end)
         try:
             self._open()
         except BaseException:
@@ -223,11 +228,7 @@ def start(settings: Settings) -> Process:
     """Set up the log and start, from the main thread; a signal ends the switch. Raises ProgramError or ConfigError."""
     sizes = settings.log_file_max_size, settings.log_file_max_files
     logs.set_up(settings.log_level, settings.log_console, settings.log_file, *sizes)
-    process = Process(settings)
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) != signal.SIG_IGN:
-            signal.signal(number, process.end)
-    return process
+    return Process(settings, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
 
 
 def make_switch(settings: Settings) -> Switch:
