@@ -26,7 +26,6 @@ SECOND_TIER = (
     "attacks",
     "emulator/lab/bench",
     "emulator/networks/faults/test_campaign.py",
-    "emulator/peers/test_scripts.py",
     "emulator/lab/reproduce",
     "emulator/networks/testbed/test_mininet.py",
     "emulator/networks/testbed/test_namespaces.py",

@@ -76,7 +76,7 @@ class PeersWork(AllReduceWork):
 
     def get_future(self) -> torch.futures.Future:
         """A future of the list of tensors. Always the same one."""
-        is_first = self._future is None
+        is_first = not self.has_future()
         future = super().get_future()
         if is_first:
             self._world.future_requested(self)

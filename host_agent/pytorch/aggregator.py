@@ -6,6 +6,7 @@ plus a thread that ends the process when the parent is gone, however that happen
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -76,6 +77,11 @@ class ChildAggregator:
     def returncode(self) -> int | None:
         """Exit code of the child, None while it runs."""
         return self._process.poll()
+
+    def wait(self, timeout_s: float) -> None:
+        """Until it has ended, or for so long."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout_s)
 
     @property
     def address(self) -> str:

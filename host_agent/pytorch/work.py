@@ -164,6 +164,10 @@ class AllReduceWork(Work):
     def synchronize(self) -> None:
         self.wait()
 
+    def has_future(self) -> bool:
+        """Whether anybody has asked for its future."""
+        return self._promise is not None
+
     def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
         """A future of the list of tensors. Always the same one."""
         with self._lock:

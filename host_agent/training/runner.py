@@ -25,6 +25,9 @@ from switchml.runtime.pool import fork_server
 if TYPE_CHECKING:
     from host_agent.pytorch.aggregator import ChildAggregator
 
+ENDS_S = 5.0
+"""How long an aggregator that ranks have lost may take to end, until it counts as alive."""
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -133,7 +136,13 @@ def compare_with(
                 # The aggregator starts while the workers train over Gloo.
                 phase = Phase(backend, _listed(aggregators) if backend == "switchml" else "")
                 watch = partial(_check_alive, aggregators)
-                results = workers.ask(phase, timeout_s=math.inf, on_report=report, watch=watch)
+                try:
+                    results = workers.ask(phase, timeout_s=math.inf, on_report=report, watch=watch)
+                except AggregatorLost:
+                    # A rank's connection breaks a little before the process that it led to has ended.
+                    aggregators[-1].wait(ENDS_S)
+                    watch()
+                    raise
                 outcomes[backend] = _combine(backend, results)
         return Comparison(outcomes, _refused(aggregators), seconds_to_first_step)
 

@@ -27,6 +27,7 @@ def peers(*options: object, code: int = 0) -> Result:
     return switchml("peers", *options, code=code)
 
 
+@pytest.mark.slow(keep=1)
 @pytest.mark.parametrize(("real", "clock", "network"), [(1, "virtual", "auto"), (2, "wall", "switchml")])
 def test_every_collective(real, clock, network, capfd):
     options = ("--ranks", 4, "--real-ranks", real, "--clock", clock, "--allreduce", network)
@@ -34,6 +35,7 @@ def test_every_collective(real, clock, network, capfd):
     assert capfd.readouterr().out.count("all right") == real
 
 
+@pytest.mark.slow
 def test_what_is_gathered_passes_what_is_summed_at_a_switch(capfd):
     """As agents have two queues, where the communicators of a ring have one."""
     options = ("--ranks", 4, "--real-ranks", 2, "--clock", "virtual")
@@ -44,6 +46,7 @@ def test_what_is_gathered_passes_what_is_summed_at_a_switch(capfd):
             assert both == pytest.approx(together(alone), rel=0.3), network  # a call's own time counts, too
 
 
+@pytest.mark.slow
 def test_training(tmp_path):
     """Losses fall whatever absent ranks contribute; where it is this rank's own, bit for bit as if it were alone."""
     slow = tmp_path / "slow.toml"
@@ -84,6 +87,7 @@ def test_training(tmp_path):
     assert {event["name"] for event in shown["traceEvents"]} >= {"script", "all-reduce", "waiting for peers"}
 
 
+@pytest.mark.slow
 def test_a_recorded_run_comes_again_bit_for_bit(tmp_path):
     folder, result = tmp_path / "run", tmp_path / "result"
     clock = ("--clock", "virtual", "--ranks", 2)
@@ -98,6 +102,7 @@ def test_a_recorded_run_comes_again_bit_for_bit(tmp_path):
     assert any("recorded" in line for line in report["assumptions"])
 
 
+@pytest.mark.slow
 def test_a_real_straggler_holds_up_the_others(tmp_path, monkeypatch):
     monkeypatch.setenv("SLEEP_S", "0.02")
     options = ("--ranks", 4, "--real-ranks", "0,2", "--slow", "2=1.5", "--clock", "virtual", "--json")
@@ -107,6 +112,7 @@ def test_a_real_straggler_holds_up_the_others(tmp_path, monkeypatch):
     assert 0.005 < waiting_s < found["iteration_s"] - found["parts"]["compute"]
 
 
+@pytest.mark.slow
 def test_errors_are_one_line(tmp_path):
     lines = [
         peers("--ranks", 4, tmp_path / "none.py", code=1),
@@ -123,6 +129,7 @@ def test_errors_are_one_line(tmp_path):
         assert message in done.output.splitlines()[-1]
 
 
+@pytest.mark.slow
 def test_train_among_emulated_ranks():
     pytest.importorskip("sklearn")
     options = ("--emulated-ranks", 16, "--clock", "virtual", "--steps", 40, "--slow", "3=2", "--json")

@@ -58,7 +58,7 @@ def test_bench_allreduce():
         *(
             "bench",
             "allreduce",
-            "--hosts",
+            "--ranks",
             "2",
             "--size",
             "1M",
