@@ -1,22 +1,23 @@
 """Whether the torch backend is right on a device: collectives of all types of elements beside the exact results,
 training under DistributedDataParallel and `fully_shard` beside Gloo, and kernels of side streams around all-reduces.
 
-`compare` is the parent's side, for `switchml doctor`. `python -m host_agent.comparison DEVICE RESULT` is a
-rank, which finds RANK, WORLD_SIZE and RENDEZVOUS in its environment. All ranks share the first GPU.
+`compare` is the parent's side, for `switchml doctor`. All ranks share the first GPU.
 """
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
-import sys
 import tempfile
+import warnings
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
-from pathlib import Path
+from itertools import chain
 from typing import Any
+
+from host_agent.ranks import Report, Team
+from switchml.errors import SwitchMLError
+from switchml.runtime.pool import fork_server
 
 TIMEOUT_S = 60.0
 TENSOR = 10_007
@@ -27,62 +28,44 @@ STEPS = 6
 def compare(device: str, ranks: int = 2, timeout_s: float = TIMEOUT_S) -> list[str]:
     """What is wrong on a device ("cpu" or "cuda"), one sentence each; nothing if all is right."""
     with tempfile.TemporaryDirectory(prefix="switchml-doctor-") as folder:
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("SWITCHML_")}
-        environment |= {"WORLD_SIZE": str(ranks), "RENDEZVOUS": f"file://{folder}/rendezvous", "OMP_NUM_THREADS": "1"}
-        environment.setdefault("GLOO_SOCKET_IFNAME", "lo")
-        processes = []
-        for rank in range(ranks):
-            command = [sys.executable, "-m", "host_agent.comparison", device, f"{folder}/{rank}"]
-            processes.append(
-                subprocess.Popen(
-                    command,
-                    env={**environment, "RANK": str(rank)},
-                    stdout=subprocess.DEVNULL,
-                    stderr=subprocess.PIPE,
-                    text=True,
-                )
-            )
-        found: list[str] = []
+        places = [(rank, ranks, f"file://{folder}/rendezvous") for rank in range(ranks)]
         try:
-            for rank, process in enumerate(processes):
-                try:
-                    _, errors = process.communicate(timeout=timeout_s)
-                except subprocess.TimeoutExpired:
-                    found.append(f"rank {rank} was not done after {timeout_s:.0f} s")
-                    continue
-                result = Path(folder, str(rank))
-                if process.returncode or not result.exists():
-                    last = (errors.strip().splitlines() or ["no message"])[-1]
-                    found.append(f"rank {rank} ended with code {process.returncode}: {last}")
-                else:
-                    found += json.loads(result.read_text())
-        finally:
-            for process in processes:
-                if process.poll() is None:
-                    process.kill()
-                    process.communicate()
-    return list(dict.fromkeys(found))
+            with Team(fork_server(), [partial(_Rank, device, *place) for place in places]) as team:
+                found = team.ask("compare", timeout_s=timeout_s)
+        except SwitchMLError as error:
+            return [str(error)]
+    return list(dict.fromkeys(chain(*found)))
 
 
 class _Rank:
     """One rank's part of the comparison. `check` methods return what is wrong, or nothing."""
 
-    def __init__(self, device: str):
+    def __init__(self, device: str, rank: int, ranks: int, rendezvous: str, report: Report):
+        for name in list(os.environ):  # of jobs, which this is none of
+            if name.startswith("SWITCHML_"):
+                del os.environ[name]
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        warnings.simplefilter("ignore", FutureWarning)  # names that new versions of torch have others for
         import torch
         import torch.distributed as dist
 
+        torch.set_num_threads(1)
         self.device = torch.device(device, 0) if device == "cuda" else torch.device(device)
-        self.rank, self.ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        self.rank, self.ranks = rank, ranks
         if device == "cuda":
             torch.cuda.set_device(self.device)
         dist.init_process_group(
-            "switchml",
-            init_method=os.environ["RENDEZVOUS"],
-            rank=self.rank,
-            world_size=self.ranks,
-            timeout=timedelta(seconds=TIMEOUT_S),
+            "switchml", init_method=rendezvous, rank=rank, world_size=ranks, timeout=timedelta(seconds=TIMEOUT_S)
         )
         self.gloo = dist.new_group(backend="gloo")
+
+    def answer(self, request: str) -> list[str]:
+        return self.run()
+
+    def leave(self) -> None:
+        import torch.distributed as dist
+
+        dist.destroy_process_group()
 
     def run(self) -> list[str]:
         """What is wrong."""
@@ -127,9 +110,7 @@ class _Rank:
         exact = torch.stack([each.double() for each in inputs]).sum(0)
         x = inputs[self.rank].to(self.device)
         dist.all_reduce(x)
-        # Rounded once on the way, and once to the type; in fixed point relative to the largest.
-        allowed = max(2 * torch.finfo(dtype).eps, 1e-6) if dtype.is_floating_point else 0.0
-        return _difference(x, exact, allowed)
+        return _difference(x, exact, _allowed(dtype))
 
     def collectives(self, dtype: Any) -> str:
         import torch
@@ -143,7 +124,7 @@ class _Rank:
         dist.reduce_scatter_tensor(part, mine.clone())
         dist.all_reduce(most, op=dist.ReduceOp.MAX)
         dist.broadcast(root, self.ranks - 1)
-        allowed = max(2 * torch.finfo(dtype).eps, 1e-6) if dtype.is_floating_point else 0.0
+        allowed = _allowed(dtype)
         stacked = torch.stack([each.double() for each in inputs])
         place = slice(self.rank * TENSOR, (self.rank + 1) * TENSOR)
         results = {
@@ -228,20 +209,14 @@ class _Rank:
         return model
 
 
+def _allowed(dtype: Any) -> float:
+    """How far a sum may be off: it is rounded on the way, in fixed point relative to the largest, and to its type."""
+    import torch
+
+    return max(2 * torch.finfo(dtype).eps, 1e-6) if dtype.is_floating_point else 0.0
+
+
 def _difference(found: Any, exact: Any, allowed: float) -> str:
     """`allowed`: relative to the largest."""
     off, largest = float((found.cpu().double() - exact).abs().max()), float(exact.abs().max())
     return "" if off <= allowed * largest else f"off by {off:.3g}, of numbers up to {largest:.3g}"
-
-
-def _main() -> None:
-    import torch.distributed as dist
-
-    device, result = sys.argv[1:3]
-    found = _Rank(device).run()
-    Path(result).write_text(json.dumps(found))
-    dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    _main()

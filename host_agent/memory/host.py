@@ -92,19 +92,20 @@ class Host:
         self._folder = folder
         self._file: Any = None
         self._end = self._users = 0
-        self._pinned: defaultdict[int, list[torch.Tensor]] = defaultdict(list)
+        self._pinned: defaultdict[tuple[torch.device, int], list[torch.Tensor]] = defaultdict(list)
         self._last: weakref.ref[OnHost] | None = None
 
     def keep(self, vector: torch.Tensor, bound: float) -> Generator[torch.Tensor, list[Any], OnHost | InFile]:
         """A codec's coroutine, which needs no numbers."""
         if not vector.is_cuda:
             return InFile(self, vector)
-        free = self._pinned[_rounded(vector.nbytes)]
-        buffer = free.pop() if free else torch.empty(_rounded(vector.nbytes), dtype=torch.uint8, pin_memory=True)
+        size = _rounded(vector.nbytes)
+        free = self._pinned[vector.device, size]
+        buffer = free.pop() if free else torch.empty(size, dtype=torch.uint8, pin_memory=True)
         before = self._last() if self._last is not None else None
         kept = OnHost(buffer[: vector.nbytes].view(vector.dtype), vector, before)
         self._last = weakref.ref(kept)
-        # The next copy into it runs behind the last one out of it: all are on one stream.
+        # The next copy into it runs behind the last one out of it: all of a device are on one stream.
         weakref.finalize(kept, free.append, buffer)
         return kept
         yield

@@ -20,6 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -67,10 +68,12 @@ def _run(part: str, device: str) -> Iterator[Row]:
     """The rows of a part; one with `error` if it failed."""
     allowed_s = PARTS_S[part] if device == "cuda" else DRY_S
     command = [sys.executable, __file__, "--part", part, "--device", device]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("SWITCHML_")}
+    environment.setdefault("GLOO_SOCKET_IFNAME", "lo")
     with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
         problem = ""
         try:
-            code = subprocess.run(command, stdout=output, stderr=errors, timeout=allowed_s).returncode
+            code = subprocess.run(command, stdout=output, stderr=errors, timeout=allowed_s, env=environment).returncode
             if code:
                 errors.seek(0)
                 problem = (errors.read().strip().splitlines() or [f"exit code {code}"])[-1]
@@ -86,7 +89,7 @@ def _run(part: str, device: str) -> Iterator[Row]:
 
 def _line(part: str, row: Row) -> str:
     """At most 80 columns, but for errors."""
-    cells = [f"{row['what']:<34}"]
+    cells = [f"{row['what']:<28}"]
     if "error" in row:
         return f"{part:<12} {cells[0]} WRONG: {row['error']}"
     for name, value in row.items():
@@ -96,7 +99,7 @@ def _line(part: str, row: Row) -> str:
             cells.append(f"{value:.2f}x")
         elif name == "lower":
             cells.append(f"peak {value:.2f}x lower")
-    return f"{part:<12} {' '.join(cells)}"
+    return f"{part:<12} {' '.join(cells)}".rstrip()
 
 
 def comparison(device: str) -> Iterator[Row]:
@@ -110,26 +113,32 @@ def comparison(device: str) -> Iterator[Row]:
 def collectives(device: str) -> Iterator[Row]:
     """All-reduces of two ranks in this process's children, this backend and Gloo in turns. Times Gloo: its time over
     ours."""
+    from host_agent.ranks import Team
+    from switchml.runtime.pool import fork_server
+
     with tempfile.TemporaryDirectory() as folder:
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("SWITCHML_")}
-        environment |= {"WORLD_SIZE": "2", "FOLDER": folder, "DEVICE": device, "OMP_NUM_THREADS": "1"}
-        environment.setdefault("GLOO_SOCKET_IFNAME", "lo")
-        code = "import runpy, sys; runpy.run_path(sys.argv[1])['rank_of_collectives']()"
-        ranks = [
-            subprocess.Popen([sys.executable, "-c", code, __file__], env={**environment, "RANK": str(rank)})
-            for rank in range(2)
-        ]
-        codes = [rank.wait() for rank in ranks]
-        if any(codes):
-            raise SystemExit(f"ranks ended with codes {codes}")
-        yield from json.loads(Path(folder, "rows").read_text())
+        makers = [partial(_CollectivesRank, rank, f"file://{folder}/rendezvous") for rank in range(2)]
+        with Team(fork_server(), makers) as team:
+            yield from team.ask(device)[0]
 
 
-def rank_of_collectives() -> None:
-    """One rank, started by `collectives`. Rank 0 writes the rows into FOLDER."""
-    rank, device, folder = int(os.environ["RANK"]), os.environ["DEVICE"], os.environ["FOLDER"]
-    dist.init_process_group("switchml", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
-    groups = {"switchml": dist.group.WORLD, "gloo": dist.new_group(backend="gloo")}
+class _CollectivesRank:
+    """One rank of `collectives`, which asks for the rows of a device."""
+
+    def __init__(self, rank: int, rendezvous: str, report: object):
+        torch.set_num_threads(1)
+        dist.init_process_group("switchml", init_method=rendezvous, rank=rank, world_size=2)
+        self._groups = {"switchml": dist.group.WORLD, "gloo": dist.new_group(backend="gloo")}
+
+    def answer(self, device: str) -> list[Row]:
+        return _rows_of_collectives(device, self._groups)
+
+    def leave(self) -> None:
+        dist.barrier(self._groups["gloo"])
+        dist.destroy_process_group()
+
+
+def _rows_of_collectives(device: str, groups: dict[str, Any]) -> list[Row]:
     is_real = device == "cuda"
     sizes = [1 << 20, 16 << 20] if is_real else [64 << 10]
     cases = [(each, dtype, size) for size in sizes for each in sorted({"cpu", device}) for dtype in DTYPES]
@@ -155,12 +164,10 @@ def rank_of_collectives() -> None:
                 times[name].append(turn(group))
         ours, others = (statistics.median(times[name][1:]) for name in ("switchml", "gloo"))
         large = " bucket" if size > sizes[-1] else ""
-        what = f"{where} {dtype} {size >> 10} KiB{large}"
+        amount = f"{size >> 20} MiB" if size >= 1 << 20 else f"{size >> 10} KiB"
+        what = f"{where} {dtype} {amount}{large}"
         rows.append({"what": what, "ours_ms": ours * 1e3, "gloo_ms": others * 1e3, "times_gloo": others / ours})
-    if rank == 0:
-        Path(folder, "rows").write_text(json.dumps(rows))
-    dist.barrier(groups["gloo"])
-    dist.destroy_process_group()
+    return rows
 
 
 class Block(nn.Module):
