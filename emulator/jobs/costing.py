@@ -260,11 +260,8 @@ def _boundaries(model: Transformer, job: Job, cluster: Cluster) -> dict[str, Any
     """Fields of a plan: what stages exchange."""
     # Each tensor-parallel rank sends its part; the receivers gather (Narayanan et al., SC 2021, section 4.1).
     sent = job.element_bytes * job.micro_batch * job.tokens(model) * model.hidden / job.tp
-    ends = (
-        GroupLayout(2, 2, 1, cluster.nodes(job.gpus))
-        if job.gpus > cluster.accelerators_per_node
-        else GroupLayout(2, 1, 2, 1)
-    )
+    nodes = cluster.nodes(job.gpus)
+    ends = GroupLayout(2, 2, 1, nodes) if nodes > 1 else GroupLayout(2, 1, 2, 1)
     copy_bytes = job.gradient_bytes * model.vocabulary * model.hidden / job.tp
     tied = cost(cluster, "all_reduce", copy_bytes, ends) if model.tied_embedding else FREE
     return {**_activation_p2p(sent / job.element_bytes / job.micro_batch, job, cluster), "tied": tied}

@@ -29,7 +29,7 @@ def digest(module: str, kept: Path) -> str:
     """Of `module` and what it imports. `kept`: a directory for digests of single modules, made where it can be."""
     found = hashlib.sha256()
     for name in sorted(_dependencies(module)):
-        found.update(f"{name} {_of_source(_source(name), kept)}\n".encode())
+        found.update(f"{name} {_of_module(name, kept)}\n".encode())
     return found.hexdigest()
 
 
@@ -39,7 +39,9 @@ def of_function(function: Any) -> str:
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
 
-def _of_source(text: str, kept: Path) -> str:
+@functools.cache
+def _of_module(name: str, kept: Path) -> str:
+    text = _source(name)
     place = kept / hashlib.sha256(f"{sys.version}\n{text}".encode()).hexdigest()
     with contextlib.suppress(OSError):
         if len(known := place.read_text()) == 64:  # or another process is writing it
