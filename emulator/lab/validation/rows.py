@@ -1,11 +1,21 @@
-"""Rows of a validation and what they come to."""
+"""Rows of a validation and what they come to; and the tables of published figures that come along."""
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from statistics import mean
 from typing import Any, Protocol, TypeVar
+
+DATA = Path(__file__).parent / "data"
+
+
+def published(name: str) -> list[dict[str, str]]:
+    """The rows of a table in `data/`, by column."""
+    with (DATA / name).open(newline="") as file:
+        return list(csv.DictReader(file))
 
 
 @dataclass(frozen=True)

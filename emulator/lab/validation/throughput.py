@@ -6,16 +6,16 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
-from emulator.jobs import emulate
 from emulator.jobs.description import Request
 from emulator.jobs.emulation import Emulation
-from emulator.jobs.interval import factor
 from emulator.jobs.workload.job import Job
 from emulator.jobs.workload.sharding import Sharding
+from emulator.lab.validation import predicted
 from emulator.lab.validation.rows import Row
 from switchml.errors import ConfigError, SwitchMLError
 
@@ -41,6 +41,9 @@ REDUCED_BYTES = {"PURE": 2, "DEFAULT": 4}
 RESHARDS = {"FULL_SHARD": True, "SHARD_GRAD_OP": False}
 FIRST = ("bf16", "fp16")
 """Names of precisions in the first tables, of May 2023, which ran on torch 1.13."""
+
+
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True)
@@ -85,7 +88,7 @@ def read(path: Path, cluster: str | None = None) -> list[Measured]:
 
 
 def _measured(row: dict[str, str], where: str, cluster: str | None) -> Measured:
-    def chosen(column: str, known: dict):
+    def chosen(column: str, known: Mapping[str, Value]) -> Value:
         if row[column] not in known:
             raise ConfigError(f"{where}: expected {column} to be one of {', '.join(known)}, not {row[column]!r}")
         return known[row[column]]
@@ -129,12 +132,9 @@ def predict(rows: Sequence[Measured]) -> list[Predicted]:
 
 def _predicted(measured: Measured) -> Predicted:
     try:
-        emulation = emulate.emulate(measured.request)
+        row, emulation = predicted.throughput(measured.name, measured.request, measured.tokens_per_s)
     except SwitchMLError as error:
         return Predicted(measured, None, str(error))
-    job = measured.request.job
-    stated = factor(emulation.plan.model, job, emulation.plan.cluster)
-    row = Row(measured.name, measured.tokens_per_s, emulation.samples_per_s * job.sequence, "tokens/s", stated)
     return Predicted(measured, row, _does_not_fit(emulation))
 
 
