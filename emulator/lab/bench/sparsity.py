@@ -27,7 +27,7 @@ class Sparsity:
     overlap: str = "random"
     mode: str = "on"
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if not 0 <= self.density <= 1:
             raise ConfigError(f"density {self.density}: expected 0 to 1")
         if self.overlap not in OVERLAPS or self.mode not in MODES:
