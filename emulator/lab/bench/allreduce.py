@@ -179,11 +179,8 @@ def start_aggregator(
 
 
 def union_of_case(sparsity: Sparsity | None, workers: int, longest: int, case: Case) -> float:
-    """Share of blocks that some rank has in the first elements of a tensor of `longest`; 1 without sparsity."""
-    if sparsity is None:
-        return 1.0
-    owned = sparsity.owned(workers, longest)[:, : -(-case.elements // sparsity.block)]
-    return float(owned.any(0).mean())
+    """Share of blocks that some rank has in a case's part of a tensor of `longest`; 1 without sparsity."""
+    return sparsity.union_density(workers, longest, case.elements) if sparsity else 1.0
 
 
 def backends_of(

@@ -15,7 +15,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from emulator.lab.bench.ranks.inputs import SharedTensors, shared_tensors
+from emulator.lab.bench.ranks.inputs import shared_tensors
 from emulator.lab.bench.ranks.process import RankPlace, start_at
 from emulator.lab.bench.ranks.reducing import (
     GLOO,
@@ -144,19 +144,9 @@ class ReducingTeam(Team):
     def __init__(self, processes: context.ForkServerContext, places: Sequence[RankPlace]):
         super().__init__(processes, ReducingRank, places)
 
-    def join(
-        self,
-        *,
-        backends: Sequence[str],
-        targets: dict[str, Target],
-        tensors: SharedTensors,
-        rendezvous: str,
-        wire: str = "int32",
-    ) -> dict[str, str]:
+    def join(self, job: ReducingJob) -> dict[str, str]:
         """Have all ranks join; the transports that their agents chose, by backend."""
-        self._wire = wire
-        name = f"bench-{os.getpid()}-{secrets.token_hex(3)}"
-        job = ReducingJob(name, wire, tuple(backends), targets, tensors, rendezvous)
+        self._wire = job.wire
         joined: list[Joined] = self.ask(job)
         return joined[0].transports
 
@@ -201,17 +191,16 @@ def joined_ranks(
     processes = reducing_context(backends)  # imports while the tensors are made
     with TemporaryFolder("bench") as folder, shared_tensors(elements, len(places), sparsity) as tensors:
         ready = {name: target() for name, target in targets.items()}
+        job = ReducingJob(
+            name=f"bench-{os.getpid()}-{secrets.token_hex(3)}",
+            wire=wire,
+            backends=tuple(backends),
+            targets=ready,
+            tensors=tensors,
+            rendezvous=rendezvous or f"file://{Path(folder) / 'gloo'}",
+        )
         with ReducingTeam(processes, places) as team:
-            yield (
-                team,
-                team.join(
-                    backends=backends,
-                    targets=ready,
-                    tensors=tensors,
-                    rendezvous=rendezvous or f"file://{Path(folder) / 'gloo'}",
-                    wire=wire,
-                ),
-            )
+            yield team, team.join(job)
 
 
 class TrainingTeam(Team):
