@@ -4,8 +4,6 @@ same columns. Each row becomes a job on the cluster of its accelerators, emulate
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +14,7 @@ from emulator.jobs.emulation import Emulation
 from emulator.jobs.workload.job import Job
 from emulator.jobs.workload.sharding import Sharding
 from emulator.lab.validation import predicted
-from emulator.lab.validation.rows import Row
+from emulator.lab.validation.rows import Row, measured_table
 from switchml.errors import ConfigError, SwitchMLError
 
 COLUMNS = (
@@ -67,24 +65,9 @@ class Predicted:
     refused: str = ""
 
 
-def is_table(text: str) -> bool:
-    """Whether a file's text begins with these columns."""
-    return set(COLUMNS) <= set(next(csv.reader(io.StringIO(text.removeprefix("\ufeff"))), ()))
-
-
 def read(path: Path, cluster: str | None = None) -> list[Measured]:
     """The rows of a file, all of them on `cluster` where one is named. Raises ConfigError."""
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"can't read {path}: {error}") from None
-    if not is_table(text):
-        raise ConfigError(f"{path}: expected a CSV file with the columns {', '.join(COLUMNS)}")
-    reader = csv.DictReader(io.StringIO(text))
-    rows = [_measured(row, f"{path}, line {reader.line_num}", cluster) for row in reader]
-    if not rows:
-        raise ConfigError(f"{path}: expected at least one row below the columns")
-    return rows
+    return [_measured(row, where, cluster) for where, row in measured_table(path, COLUMNS)]
 
 
 def _measured(row: dict[str, str], where: str, cluster: str | None) -> Measured:
@@ -96,7 +79,7 @@ def _measured(row: dict[str, str], where: str, cluster: str | None) -> Measured:
     try:
         gpus, sequence, batch, micro = (int(row[name]) for name in COLUMNS[2:6])
         tokens_per_s = float(row["tokens_per_s"])
-    except (TypeError, ValueError):
+    except ValueError:
         raise ConfigError(f"{where}: expected numbers in {', '.join((*COLUMNS[2:6], 'tokens_per_s'))}") from None
     if min(gpus, sequence, batch, micro) < 1 or not 0 < tokens_per_s < float("inf"):
         raise ConfigError(f"{where}: expected numbers above 0")
