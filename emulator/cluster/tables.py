@@ -60,8 +60,8 @@ def read(path: Path) -> Table:
             f"…_8gpu.txt); found {len(rows)} rows, {ranks} ranks"
         )
     table = np.array(sorted(rows))
-    if np.any(table <= 0):
-        raise ConfigError(f"{path}: sizes and times must be positive")
+    if not np.all((table > 0) & np.isfinite(table)):
+        raise ConfigError(f"{path}: expected sizes and times above 0 and finite")
     return Table(path.stem, ranks, table[:, 0], table[:, 1])
 
 

@@ -26,7 +26,7 @@ from typing import Any
 
 import click
 
-from emulator.lab.bench.ranks.team import found_by_hosts, star_with_aggregator
+from emulator.lab.bench.ranks.team import at_hosts, star_with_aggregator
 from emulator.networks.testbed.namespaces import check_rights
 from emulator.networks.testbed.star import LinkOptions
 from switchml.cli.options import RATE, Count
@@ -41,8 +41,8 @@ MOST_DIFFERENCE = 1e-4
 """Between losses of both trainings, whose sums are rounded differently."""
 
 
-def rank_main(plan: dict[str, Any]) -> None:
-    """One rank: prints each step's seconds and losses by backend and by AHEAD, as JSON."""
+def rank_main(plan: dict[str, Any]) -> dict[str, Any]:
+    """One rank: each step's seconds and losses by backend and by AHEAD."""
     import torch
     import torch.distributed as dist
     from torch import nn
@@ -114,9 +114,9 @@ def rank_main(plan: dict[str, Any]) -> None:
         passes.append((between - began, time.perf_counter() - between))
     found["layer_s"] = [median(times) for times in zip(*passes[WARM_UP:], strict=True)]
     found["layer_parameters"] = sum(p.numel() for p in layer.parameters())
-    print(json.dumps(found), flush=True)
     dist.barrier()
     dist.destroy_process_group()
+    return found
 
 
 def predicted(plan: dict[str, Any], found: list[dict[str, Any]], rate_bps: float, folder: Path) -> float:
@@ -184,16 +184,13 @@ def row_of(name: str, found: list[dict[str, Any]]) -> dict[str, Any]:
 @click.option("--length", type=Count(1), default=16, help="Words of a sentence.")
 @click.option("--pairs", type=Count(1), default=5, help="Steps over Gloo and the aggregator in turn.")
 @click.option("--json", "as_json", is_flag=True)
-@click.option("--role", hidden=True)
-def main(rate: float, loss: float, as_json: bool, role: str, **plan: Any) -> None:
-    if role:
-        return rank_main(json.loads(role))
+def main(rate: float, loss: float, as_json: bool, **plan: Any) -> None:
     check_rights()
     link = LinkOptions(rate_bps=rate, loss=loss)
     with tempfile.TemporaryDirectory() as folder, star_with_aggregator(plan["hosts"], link) as (star, aggregator):
         plan["rendezvous"] = f"file://{Path(folder) / 'rendezvous'}"
         try:
-            found = found_by_hosts(star, [sys.executable, __file__, "--role", json.dumps(plan)], aggregator.address)
+            found = at_hosts(star, aggregator.address, rank_main, plan)
         except JobError as error:
             raise click.ClickException(str(error)) from None
         emulated_s = None if loss else predicted(plan, found, rate, Path(folder))

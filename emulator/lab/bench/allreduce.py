@@ -10,26 +10,24 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import socket
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from statistics import median
 
 import psutil
 
 from emulator.lab.bench.background import busy_processes
-from emulator.lab.bench.ranks.inputs import shared_tensors
 from emulator.lab.bench.ranks.reducing import DENSE, GLOO, INT32, PLAIN, SWITCHML, Target
-from emulator.lab.bench.ranks.team import ReducingTeam, local_places, reducing_context
-from emulator.lab.bench.sizes import ITEM_BYTES, LEAST_REPEATS, Case, text_of
+from emulator.lab.bench.ranks.team import joined_ranks, local_places
+from emulator.lab.bench.sizes import ITEM_BYTES, Case, text_of
 from emulator.lab.bench.sparsity import Sparsity
-from emulator.lab.bench.tally import Tally, add_to, ratios
+from emulator.lab.bench.tally import Survey, Tally, ratios, take_turns
 from host_agent.pytorch.aggregator import ChildAggregator, command_of, options_for
 from host_agent.reach import TRANSPORTS
 from switchml.errors import AggregatorLost, ConfigError, JoinError
 from switchml.protocol.sizes import AGENT_WIRES, EXACT
-from switchml.runtime.folders import TemporaryFolder
 
 REACHABLE_S = 5.0
 AGGREGATORS = ("software", "p4", "bmv2", "p4-lanes", "bmv2-lanes")
@@ -41,12 +39,17 @@ COUNTERS = ("sent", "received", "retransmitted", "spurious", "waits", "refused",
 
 @dataclass(frozen=True)
 class Measurement:
-    """One case, by backend. `aggregator`: means over switchml's repeats of what its process used, as `Tally.usage`;
-    empty if it is not ours."""
+    """One case, by backend."""
 
     case: Case
     tallies: dict[str, Tally]
-    aggregator: dict[str, float]
+
+    @property
+    def aggregator(self) -> dict[str, float]:
+        """What the aggregator's process used in a repeat of switchml, on average, as `Tally.usage`; empty if it is not
+        ours."""
+        tally = self.tallies[SWITCHML]
+        return {name: total / len(tally.seconds) for name, total in tally.surveyed.get("aggregator", {}).items()}
 
     def seconds(self, backend: str) -> list[float]:
         """Of one call on the slowest rank, for each repeat."""
@@ -136,12 +139,14 @@ def measure(
         child, target = start_aggregator(aggregator, workers, transport, stack)
         targets = {SWITCHML: lambda: replace(target(), authenticate=authenticate)}
         targets |= {PLAIN: target} if PLAIN in backends else {}
-        with joined_ranks(workers, backends, longest, sparsity, targets, wire) as (team, transports):
+        ranks = local_places(workers)
+        with joined_ranks(ranks, backends, longest, targets, sparsity=sparsity, wire=wire) as (team, transports):
             on_start(transports[SWITCHML])
             stack.enter_context(busy_processes(beside))
+            survey: Callable[[], Survey] = partial(_usage, child.pid) if child else dict
             measurements = []
             for case in cases:
-                measurements.append(_measure_case(team, case, backends, child.pid if child else None))
+                measurements.append(Measurement(case, take_turns(team, case, backends, survey=survey)))
                 on_result(measurements[-1])
     return Report(workers, transports[SWITCHML], wire, backends, measurements, aggregator, sparsity, longest, beside)
 
@@ -174,11 +179,8 @@ def start_aggregator(
 
 
 def union_of_case(sparsity: Sparsity | None, workers: int, longest: int, case: Case) -> float:
-    """Share of blocks that some rank has in the first elements of a tensor of `longest`; 1 without sparsity."""
-    if sparsity is None:
-        return 1.0
-    owned = sparsity.owned(workers, longest)[:, : -(-case.elements // sparsity.block)]
-    return float(owned.any(0).mean())
+    """Share of blocks that some rank has in a case's part of a tensor of `longest`; 1 without sparsity."""
+    return sparsity.union_density(workers, longest, case.elements) if sparsity else 1.0
 
 
 def backends_of(
@@ -189,60 +191,8 @@ def backends_of(
     return (SWITCHML, *others, *((against,) if against else ()))
 
 
-@contextlib.contextmanager
-def joined_ranks(
-    workers: int,
-    backends: Sequence[str],
-    elements: int,
-    sparsity: Sparsity | None,
-    targets: dict[str, Callable[[], Target]],
-    wire: str,
-) -> Iterator[tuple[ReducingTeam, dict[str, str]]]:
-    """Ranks on this machine that have joined, and the transports that they chose."""
-    ranks = reducing_context(backends)  # imports while the tensors are made
-    with (
-        TemporaryFolder("bench") as folder,
-        shared_tensors(elements, workers, sparsity) as tensors,
-    ):
-        addresses = {name: target() for name, target in targets.items()}
-        with ReducingTeam(ranks, local_places(workers)) as team:
-            yield (
-                team,
-                team.join(
-                    backends=backends,
-                    targets=addresses,
-                    tensors=tensors,
-                    rendezvous=f"file://{Path(folder) / 'gloo'}",
-                    wire=wire,
-                ),
-            )
-
-
-def _measure_case(team: ReducingTeam, case: Case, backends: Sequence[str], aggregator_pid: int | None) -> Measurement:
-    team.prepare(case)
-    tallies = {backend: Tally() for backend in backends}
-    aggregator: dict[str, float] = {}
-    started = time.monotonic()
-    for number in range(-case.warmup, case.repeats):
-        if number >= LEAST_REPEATS and time.monotonic() - started > case.budget_s:
-            break
-        for backend, tally in tallies.items():
-            before = _usage_of(aggregator_pid)
-            repeat = team.repeat(backend)
-            after = _usage_of(aggregator_pid)
-            if number < 0:
-                continue
-            tally.add(repeat)
-            if backend == SWITCHML:
-                add_to(aggregator, {name: after[name] - before[name] for name in after})
-    repeats = len(tallies[SWITCHML].seconds)
-    return Measurement(case, tallies, {name: total / repeats for name, total in aggregator.items()})
-
-
-def _usage_of(pid: int | None) -> dict[str, float]:
-    """user_s, system_s and context switches of a process since its start; empty if there is none (any more)."""
-    if pid is None:
-        return {}
+def _usage(pid: int) -> Survey:
+    """user_s, system_s and context switches of the aggregator since its start. Raises AggregatorLost."""
     try:
         process = psutil.Process(pid)
         times, switches = process.cpu_times(), [0, 0]
@@ -251,7 +201,8 @@ def _usage_of(pid: int | None) -> dict[str, float]:
                 switches["nonvoluntary" in line] += int(line.split()[1])
     except (psutil.Error, OSError):
         raise AggregatorLost(f"the aggregator (pid {pid}) has ended") from None
-    return {"user_s": times.user, "system_s": times.system, "voluntary": switches[0], "involuntary": switches[1]}
+    usage = {"user_s": times.user, "system_s": times.system, "voluntary": switches[0], "involuntary": switches[1]}
+    return {"aggregator": usage}
 
 
 def _check_reachable(address: str) -> None:

@@ -15,7 +15,9 @@ from __future__ import annotations
 import contextlib
 import socket
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -103,13 +105,23 @@ def measure(*, workers: int, transport: str, wire: str, cores: int) -> Limit:
     scan, encode, add, decode, copy = (
         _arithmetic(step, wire, workers) for step in (_SCAN, _ENCODE, _ADD, _DECODE, _COPY)
     )
-    carry = {"udp": _datagrams, "zmq": _stream, "shm": lambda: (0.0, 0.0)}[transport]
-    send, receive = (per_byte * LANE_BYTES[wire] for per_byte in carry())
+    carry: dict[str, Callable[[], tuple[float, float]]] = {"udp": _datagrams, "zmq": _stream, "shm": lambda: (0.0, 0.0)}
+    send, receive = (per_byte * LANE_BYTES[wire] for per_byte in carry[transport]())
     return Limit(workers, cores, transport, wire, scan, encode, send, receive, add, decode, copy)
 
 
 @kernel
-def _work(step, fmt, lane_bytes, source, packets, sums, room, first, count):
+def _work(
+    step: int,
+    fmt: int,
+    lane_bytes: int,
+    source: np.ndarray,
+    packets: np.ndarray,
+    sums: np.ndarray,
+    room: int,
+    first: int,
+    count: int,
+) -> int:
     """`count` blocks of one step, from block `first` of float32 `source` on. `packets`, `sums`: uint8[k, 1024]."""
     lanes = PAYLOAD_BYTES // lane_bytes
     blocks = source.size // lanes
@@ -136,7 +148,16 @@ def _work(step, fmt, lane_bytes, source, packets, sums, room, first, count):
 
 
 @kernel
-def _timed_work(step, fmt, lane_bytes, source, packets, sums, room, times):
+def _timed_work(
+    step: int,
+    fmt: int,
+    lane_bytes: int,
+    source: np.ndarray,
+    packets: np.ndarray,
+    sums: np.ndarray,
+    room: int,
+    times: np.ndarray,
+) -> int:
     """Fill `times` int64[rounds] with the nanoseconds of rounds of _PACKETS blocks, each further on in `source`."""
     clock = np.zeros(8, np.int64)
     done = 0
@@ -161,7 +182,7 @@ def _arithmetic(step: int, wire: str, workers: int) -> float:
 
 
 @kernel
-def _trains(sender, receiver, outgoing, incoming, times):
+def _trains(sender: Any, receiver: Any, outgoing: Any, incoming: Any, times: np.ndarray) -> None:
     """Send _PACKETS and receive them, once a row of `times` float64[rounds, 2]: nanoseconds a packet, each way."""
     clock = np.zeros(8, np.int64)
     for r in range(times.shape[0]):

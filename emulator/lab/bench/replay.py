@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from dataclasses import replace as changed
+from functools import partial
 
 import numpy as np
 
@@ -144,15 +145,16 @@ def measure(ops: int, *, reference_ops: int = 100_000, repeats: int = 3) -> Meas
     graph, costs = job(Shape.of_about(ops))
     build_s = time.thread_time() - began_s
     small = job(Shape.of_about(min(ops, 2_000)))
+    nothing = Conditions()
     cases = {
-        "auto": ((graph, costs), small, "auto"),
-        "calendar": ((graph, costs), small, "calendar"),
+        "auto": ((graph, costs, nothing), (*small, nothing), "auto"),
+        "calendar": ((graph, costs, nothing), (*small, nothing), "calendar"),
         "competing": (competing(graph, costs), competing(*small), "calendar"),
     }
     rates = {}
     for name, (whole, part, engine) in cases.items():
         _check(Reference(*part), replay(*part, engine=engine).makespan_s)
-        least_s = min(_cpu_s(lambda job=whole, engine=engine: replay(*job, engine=engine)) for _ in range(repeats))
+        least_s = min(_cpu_s(partial(replay, *whole, engine=engine)) for _ in range(repeats))
         rates[name] = len(graph.ops) / least_s
     plain = job(Shape.of_about(min(ops, reference_ops)))
     reference = Reference(*plain)

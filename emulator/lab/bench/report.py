@@ -7,7 +7,7 @@ algbw is bytes of the tensor over time; busbw is algbw times 2(n-1)/n, what each
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from statistics import median
 from typing import Any
 
@@ -44,7 +44,7 @@ def title(
 
 def columns(backends: Sequence[str], dtypes: Sequence[str] = ("float32",)) -> list[Column]:
     """Of the table, as `cells` fills them. The type is always there where there are several."""
-    each = {
+    each: dict[str, Callable[[str], Column]] = {
         "time": lambda name: number(f"{name} time", "µs", least=11),
         "algbw": lambda name: number(f"{name} algbw", "GB/s", drop=2, least=7),
         "busbw": lambda name: number(f"{name} busbw", "GB/s", drop=3, least=7),
@@ -211,7 +211,7 @@ def _case_json(report: Report, measurement: Measurement, limit: Limit | None) ->
         "ratios": ratios,
         "aggregator_kind": report.aggregator,
         "limit_elements_per_s": limit and limit.elements_per_s,
-        "fraction_of_limit": limit and rates[SWITCHML] / limit.elements_per_s,
+        "fraction_of_limit": limit and measurement.elements_per_s(SWITCHML) / limit.elements_per_s,
         "limit_terms_ns": limit and limit.terms(),
         "seconds": {name: measurement.seconds(name) for name in report.backends},
         "median_seconds": {name: measurement.median_s(name) for name in report.backends},

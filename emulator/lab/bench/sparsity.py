@@ -27,7 +27,7 @@ class Sparsity:
     overlap: str = "random"
     mode: str = "on"
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if not 0 <= self.density <= 1:
             raise ConfigError(f"density {self.density}: expected 0 to 1")
         if self.overlap not in OVERLAPS or self.mode not in MODES:
@@ -47,9 +47,10 @@ class Sparsity:
         """bool[workers, blocks]: which blocks of a tensor of so many elements each rank has."""
         return owned(self.density, self.overlap, workers, -(-elements // self.block))
 
-    def union_density(self, workers: int, elements: int) -> float:
-        """Share of blocks that some rank has."""
-        return float(self.owned(workers, elements).any(0).mean())
+    def union_density(self, workers: int, elements: int, first: int | None = None) -> float:
+        """Share of blocks that some rank has, of a tensor or of its `first` elements."""
+        blocks = None if first is None else -(-first // self.block)
+        return float(self.owned(workers, elements)[:, :blocks].any(0).mean())
 
     def elements_of(self, row: np.ndarray, elements: int) -> np.ndarray:
         """bool[elements]: a rank's row of `owned`, element by element."""

@@ -1,15 +1,21 @@
-"""What the repeats of one backend add up to."""
+"""Repeats of a case, in which all backends take turns, and what those of each add up to."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from statistics import median
 
 from emulator.lab.bench.ranks.reducing import GAUGES, SWITCHML
-from emulator.lab.bench.ranks.team import Repeat
+from emulator.lab.bench.ranks.team import ReducingTeam, Repeat
+from emulator.lab.bench.sizes import LEAST_REPEATS, Case
+
+Survey = Mapping[str, Mapping[str, float]]
+"""Counters of what works beside the ranks, by kind and name: an aggregator's process, queues of links."""
 
 
-def add_to(totals: dict, more: dict) -> None:
+def _add_to(totals: dict[str, float], more: Mapping[str, float]) -> None:
     """Add the values of `more` to those of `totals`, name by name."""
     for name, value in more.items():
         totals[name] = totals.get(name, 0) + value
@@ -33,6 +39,8 @@ class Tally:
     """user_s, system_s, voluntary and involuntary context switches of all ranks and repeats together."""
     agents: dict[str, float] = field(default_factory=dict)
     """`HostAgent.stats()` of all ranks and repeats together; gauges are those of the last repeat, the largest."""
+    surveyed: dict[str, dict[str, float]] = field(default_factory=dict)
+    """By how much a survey's counters grew in all repeats together."""
 
     @property
     def median_s(self) -> float:
@@ -47,17 +55,25 @@ class Tally:
     def relative_error(self) -> float:
         return self.error / self.largest if self.largest else 0.0
 
-    def add(self, repeat: Repeat) -> None:
-        """Count a repeat."""
+    @property
+    def cpu_seconds(self) -> dict[str, float]:
+        """Of surveyed processes, and of all ranks together; all repeats together."""
+        return self.surveyed["cpu_seconds"] | {"ranks": self.usage["user_s"] + self.usage["system_s"]}
+
+    def add(self, repeat: Repeat, before: Survey, after: Survey) -> None:
+        """Count a repeat, and what happened between two surveys."""
         self.seconds.append(repeat.seconds)
         self.samples += len(repeat.samples)
         self.error = max(self.error, repeat.error)
         self.largest, self.checksum = repeat.samples[0].largest, repeat.samples[0].checksum
         for sample in repeat.samples:
-            add_to(self.usage, sample.usage)
-            add_to(self.agents, {name: value for name, value in sample.agent.items() if name not in GAUGES})
+            _add_to(self.usage, sample.usage)
+            _add_to(self.agents, {name: value for name, value in sample.agent.items() if name not in GAUGES})
         for name in repeat.samples[0].agent.keys() & set(GAUGES):
             self.agents[name] = max(sample.agent[name] for sample in repeat.samples)
+        for kind, counts in after.items():
+            grown = {name: count - before[kind][name] for name, count in counts.items()}
+            _add_to(self.surveyed.setdefault(kind, {}), grown)
 
     def packets_as_json(self) -> dict[str, int]:
         """Packets that the agents sent, and how many of them were retransmissions."""
@@ -69,12 +85,41 @@ class Tally:
         return {name: int(self.agents.get(name, 0)) for name in names}
 
 
+def take_turns(
+    team: ReducingTeam,
+    case: Case,
+    backends: Iterable[str],
+    *,
+    survey: Callable[[], Survey] = dict,
+    on_repeat: Callable[[int, str, Repeat], None] = lambda number, backend, repeat: None,
+) -> dict[str, Tally]:
+    """All repeats of a case. Each backend has its turn in each, so the times of a repeat saw much the same machine.
+
+    `survey()`: counters before and after each turn. `on_repeat(number, backend, repeat)`: called after each; numbers of
+    the warm-up, which counts in no tally, are below 0. Raises RanksDisagree or JobError if a result is wrong, PeerLost
+    if a rank dies."""
+    team.prepare(case)
+    tallies = {backend: Tally() for backend in backends}
+    started = time.monotonic()
+    for number in range(-case.warmup, case.repeats):
+        if number >= LEAST_REPEATS and time.monotonic() - started > case.budget_s:
+            break
+        for backend, tally in tallies.items():
+            before = survey()
+            repeat = team.repeat(backend)
+            after = survey()
+            on_repeat(number, backend, repeat)
+            if number >= 0:
+                tally.add(repeat, before, after)
+    return tallies
+
+
 def ratios(of: Tally, to: Tally) -> list[float]:
     """How many times as long as `to` `of` took, repeat by repeat."""
     return [theirs / ours for theirs, ours in zip(of.seconds, to.seconds, strict=False)]
 
 
-def median_ratio(tallies: dict[str, Tally], backend: str) -> float | None:
+def median_ratio(tallies: Mapping[str, Tally], backend: str) -> float | None:
     """A backend's time over switchml's, the median of the pairs: above 1, switchml is faster. None if either was not
     measured."""
     if backend not in tallies or SWITCHML not in tallies:

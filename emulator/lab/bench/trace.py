@@ -77,7 +77,8 @@ def measure(size_bytes: int, *, compressed: bool, compare: bool = False, folder:
 
 def _run(reader: str, path: Path) -> dict[str, Any]:
     command = [sys.executable, "-m", __name__, reader, str(path)]
-    return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    figures: dict[str, Any] = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    return figures
 
 
 def write(path: Path, size_bytes: int) -> int:
@@ -120,8 +121,11 @@ def _events() -> Iterator[dict[str, Any]]:
         at_us += 40.0
 
 
-def _span(category: str, name: str, tid: int, at_us: float, took_us: float, args: dict, pid: int = 9) -> dict:
-    return {"ph": "X", "cat": category, "name": name, "pid": pid, "tid": tid, "ts": at_us, "dur": took_us, "args": args}
+def _span(
+    category: str, name: str, tid: int, at_us: float, duration_us: float, args: dict[str, Any], pid: int = 9
+) -> dict[str, Any]:
+    where = {"ph": "X", "cat": category, "name": name, "pid": pid, "tid": tid}
+    return where | {"ts": at_us, "dur": duration_us, "args": args}
 
 
 def _peak_bytes() -> int:

@@ -14,12 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from emulator.cluster import cluster as clusters
+from emulator.cluster.cluster import Cluster
 from emulator.jobs import interval
 from emulator.jobs.description import Request, load_model
 from emulator.jobs.interval import CONTEXT, CORE, FSDP, NODES, ONE_NODE, OTHERS, TORCH, Group
 from emulator.jobs.workload.job import Job
 from emulator.jobs.workload.models import Model, Transformer
 from emulator.lab.validation import campaigns, fitting, frameworks, iterations, megatron, refit, throughput
+from emulator.lab.validation.rows import Row
 from switchml.output_files import whole_file
 from switchml.tables import Table, number, text
 
@@ -79,53 +81,49 @@ def measured(files: Sequence[Path], progress: Callable[[str], None] = lambda lin
     machine = clusters.load(campaigns.MEGATRON_CLUSTER)
     for (_, model, job, _), row in zip(megatron.table5(), megatron.times(machine), strict=True):
         if _key(model, job, machine.name) not in fitted:
-            group = interval.kind(job, model, machine)
-            found.append(Measured(group, "Megatron's table 5", model.name, job.gpus, row.measured / row.predicted))
-    for model, job, row in megatron.scaled(machine):
-        group = interval.kind(job, model, machine)
-        found.append(Measured(group, "Narayanan's table 1", model.name, job.gpus, row.predicted / row.measured))
+            found.append(_measured("Megatron's table 5", model, job, machine, row))
+    found += [
+        _measured("Narayanan's table 1", model, job, machine, row) for model, job, row in megatron.scaled(machine)
+    ]
     for title, part in (("torchtitan", frameworks.torchtitan()), ("NeMo", frameworks.nemo())):
         for (_, request, _), row in zip(part, frameworks.rows(part), strict=True):
-            found.append(_of_request(title, request, row.predicted / row.measured))
+            found.append(_of_request(title, request, row))
     return found
 
 
-def _key(model: Model, job: Job, cluster: str) -> tuple:
+def _key(model: Model, job: Job, cluster: str) -> tuple[object, ...]:
     """What tells rows apart: a model's name may be that of a row."""
     assert isinstance(model, Transformer)
     return model.layers, model.hidden, model.heads, job, cluster
 
 
-def _of_request(campaign: str, request: Request, ratio: float) -> Measured:
-    model = load_model(request)
+def _measured(campaign: str, model: Model, job: Job, cluster: Cluster, row: Row, name: str = "") -> Measured:
+    """`name`: of the model, where that is not its own."""
     assert isinstance(model, Transformer)
-    group = interval.kind(request.job, model, clusters.load(request.cluster))
-    return Measured(group, campaign, request.model, request.job.gpus, ratio)
+    ratio = row.measured / row.predicted if row.unit == "s" else row.predicted / row.measured  # others are rates
+    return Measured(interval.kind(job, model, cluster), campaign, name or model.name, job.gpus, ratio)
 
 
-def _iterations(path: Path, fitted: set[tuple]) -> list[Measured]:
+def _of_request(campaign: str, request: Request, row: Row) -> Measured:
+    model, cluster = load_model(request), clusters.load(request.cluster)
+    return _measured(campaign, model, request.job, cluster, row, request.model)
+
+
+def _iterations(path: Path, fitted: set[tuple[object, ...]]) -> list[Measured]:
     machine = clusters.load(campaigns.ITERATIONS_CLUSTER)
     samples = [one for one in iterations.read(path) if _key(*one[:2], machine.name) not in fitted]
     rows = fitting.predict(machine, samples)
     return [
-        Measured(
-            interval.kind(job, model, machine),
-            path.stem,
-            fitting.size_name(model),
-            job.gpus,
-            row.measured / row.predicted,
-        )
+        _measured(path.stem, model, job, machine, row, fitting.size_name(model))
         for (model, job, _), row in zip(samples, rows, strict=True)
     ]
 
 
-def _throughput(path: Path, fitted: set[tuple]) -> list[Measured]:
+def _throughput(path: Path, fitted: set[tuple[object, ...]]) -> list[Measured]:
     named = [(row, row.request) for row in throughput.read(path)]
     rows = [row for row, own in named if _key(load_model(own), own.job, own.cluster) not in fitted]
     return [
-        _of_request(path.stem, one.measured.request, one.row.predicted / one.row.measured)
-        for one in throughput.predict(rows)
-        if one.row is not None
+        _of_request(path.stem, one.measured.request, one.row) for one in throughput.predict(rows) if one.row is not None
     ]
 
 

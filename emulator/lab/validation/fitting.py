@@ -8,13 +8,13 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from emulator.cluster.cluster import Cluster
 from emulator.jobs.costing import closed_form_s, plan
-from emulator.jobs.emulate import replayed_s
-from emulator.jobs.interval import factor
 from emulator.jobs.workload.job import Job
 from emulator.jobs.workload.models import Transformer
+from emulator.lab.validation import predicted
 from emulator.lab.validation.rows import Row
 from switchml.errors import ConfigError
 
@@ -44,10 +44,11 @@ def values(cluster: Cluster) -> dict[str, float]:
 
 def with_values(cluster: Cluster, fitted: dict[str, float]) -> Cluster:
     """The cluster with other constants."""
+    between: dict[str, Any] = {name: fitted[name] for name in BETWEEN}
     return dataclasses.replace(
         cluster,
         constants=cluster.constants | {name: fitted[name] for name in FITTED},
-        between=dataclasses.replace(cluster.between, **{name: fitted[name] for name in BETWEEN}),
+        between=dataclasses.replace(cluster.between, **between),
     )
 
 
@@ -62,7 +63,7 @@ def fit(
     start = values(cluster)
     calls = 0
 
-    def errors(logs) -> list[float]:
+    def errors(logs: Any) -> list[float]:
         nonlocal calls
         calls += 1
         if progress is not None:
@@ -109,10 +110,7 @@ def split_by_size(
 
 def predict(cluster: Cluster, samples: Sequence[Sample]) -> list[Row]:
     """Measured seconds of each sample, and what replaying the job gives."""
-    return [
-        Row(_name(model, job), measured, replayed_s(plan(model, job, cluster)), "s", factor(model, job, cluster))
-        for model, job, measured in samples
-    ]
+    return [predicted.iteration(_name(model, job), model, job, cluster, measured) for model, job, measured in samples]
 
 
 def _name(model: Transformer, job: Job) -> str:

@@ -7,17 +7,13 @@ there is tensor parallelism, fused attention, nothing recomputed.
 
 from __future__ import annotations
 
-import csv
-from pathlib import Path
-
 from emulator.jobs.description import Request
-from emulator.jobs.emulate import emulate
-from emulator.jobs.interval import factor
 from emulator.jobs.workload.job import Job
+from emulator.lab.validation import predicted
 from emulator.lab.validation.memory import published as torchtitan_memory
 from emulator.lab.validation.rows import Row
+from emulator.lab.validation.rows import published as read
 
-DATA = Path(__file__).parent / "data"
 TORCHTITAN, NEMO = "h100-grand-teton", "h100-dgx"
 """Clusters of the publications."""
 Published = tuple[str, Request, float]
@@ -27,8 +23,7 @@ Published = tuple[str, Request, float]
 def torchtitan() -> list[Published]:
     """Tables 1 to 6. Float8 is of linear layers; attention is torch's SDPA."""
     result = []
-    with (DATA / "torchtitan.csv").open(newline="") as file:
-        rates = [float(row["tokens_per_s_per_gpu"]) for row in csv.DictReader(file)]
+    rates = [float(row["tokens_per_s_per_gpu"]) for row in read("torchtitan.csv")]
     for (name, model, job, _), rate in zip(torchtitan_memory.torchtitan(), rates, strict=True):
         changes = {"implementation": model.implementation, "attention": "sdpa"}
         job = job.replace(**changes, precision="fp8" if "Float8" in name else "bf16")
@@ -38,8 +33,7 @@ def torchtitan() -> list[Published]:
 
 def nemo() -> list[Published]:
     """Of NeMo 24.09."""
-    with (DATA / "nemo.csv").open(newline="") as file:
-        return [_nemo(row) for row in csv.DictReader(file)]
+    return [_nemo(row) for row in read("nemo.csv")]
 
 
 def _nemo(row: dict[str, str]) -> Published:
@@ -71,13 +65,7 @@ def _nemo(row: dict[str, str]) -> Published:
 
 def rows(published: list[Published]) -> list[Row]:
     """Tokens a second of all accelerators."""
-    return [_row(*one) for one in published]
-
-
-def _row(name: str, request: Request, rate: float) -> Row:
-    found, job = emulate(request), request.job
-    stated = factor(found.plan.model, job, found.plan.cluster)
-    return Row(name, rate * job.gpus, found.samples_per_s * job.sequence, "tokens/s", stated)
+    return [predicted.throughput(name, request, rate * request.job.gpus)[0] for name, request, rate in published]
 
 
 def groups() -> list[tuple[str, list[Row]]]:

@@ -3,11 +3,12 @@ same columns."""
 
 from __future__ import annotations
 
-import csv
+import math
 from pathlib import Path
 
 from emulator.jobs.workload.job import Job
 from emulator.jobs.workload.models import Transformer
+from emulator.lab.validation.rows import measured_table
 from switchml.errors import ConfigError
 
 COLUMNS = (
@@ -30,28 +31,20 @@ VOCABULARY = 51200
 def read(path: Path, recompute: str = "auto") -> list[tuple[Transformer, Job, float]]:
     """Model, job and measured seconds of each row. `recompute`: as in a job, or "auto": jobs that fill more than one
     node of 8 recompute all activations, as the publication says, and smaller ones keep them."""
-    try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            reader = csv.DictReader(file)
-            rows = [(reader.line_num, row) for row in reader]
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"can't read {path}: {error}") from None
-    missing = [name for name in COLUMNS if name not in (reader.fieldnames or ())]
-    if missing or not rows:
-        raise ConfigError(f"{path}: expected at least one row and the columns {', '.join(COLUMNS)}; missing: {missing}")
-    return [_row(row, f"{path}, line {line}", recompute) for line, row in rows]
+    return [_row(row, where, recompute) for where, row in measured_table(path, COLUMNS)]
 
 
 def _row(row: dict[str, str], where: str, recompute: str) -> tuple[Transformer, Job, float]:
     try:
-        gpus, batch, micro, hidden, heads, layers, sequence, tp, dp, pp = (int(row[name]) for name in COLUMNS[:-1])
+        sizes = [int(row[name]) for name in COLUMNS[:-1]]
         measured = float(row[COLUMNS[-1]]) * 1e-3
-    except (TypeError, ValueError):
+    except ValueError:
         raise ConfigError(f"{where}: expected numbers in all columns, not {list(row.values())}") from None
-    if tp * dp * pp != gpus or not measured > 0:
-        raise ConfigError(
-            f"{where}: {gpus} GPUs are not {tp} x {dp} x {pp} (tensor x data x pipeline), or the time is not positive"
-        )
+    if min(sizes) < 1 or not 0 < measured < math.inf:
+        raise ConfigError(f"{where}: expected numbers above 0, not {list(row.values())}")
+    gpus, batch, micro, hidden, heads, layers, sequence, tp, dp, pp = sizes
+    if tp * dp * pp != gpus:
+        raise ConfigError(f"{where}: {gpus} GPUs are not {tp} x {dp} x {pp} (tensor x data x pipeline)")
     try:
         model = Transformer(
             name=f"gpt-{layers}x{hidden}",

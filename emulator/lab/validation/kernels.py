@@ -6,24 +6,19 @@ them, bert-small and Qwen1.5-0.5B, is what data sheets don't say (emulator/trace
 
 from __future__ import annotations
 
-import csv
 from collections import defaultdict
-from pathlib import Path
 
 import numpy as np
 
-from emulator.lab.validation.rows import Row
+from emulator.lab.validation.rows import Row, published
 from emulator.traces.whatif.speeds import between
-
-FILE = Path(__file__).parent / "data" / "kernels.csv"
 
 
 def rows() -> list[Row]:
     """Seconds of all kernels of a model, each way."""
     kernels: dict[str, dict[str, list[tuple[str, int, float]]]] = defaultdict(lambda: defaultdict(list))
-    with FILE.open(newline="") as file:
-        for row in csv.DictReader(file):
-            kernels[row["model"]][row["accelerator"]].append((row["kernel"], int(row["count"]), float(row["seconds"])))
+    for row in published("kernels.csv"):
+        kernels[row["model"]][row["accelerator"]].append((row["kernel"], int(row["count"]), float(row["seconds"])))
     return [
         _row(f"{model}, {traced} to {other}", by_accelerator[traced], traced, by_accelerator[other], other)
         for model, by_accelerator in kernels.items()
@@ -32,7 +27,9 @@ def rows() -> list[Row]:
     ]
 
 
-def _row(name: str, kernels: list[tuple[str, int, float]], traced: str, there: list[tuple], other: str) -> Row:
+def _row(
+    name: str, kernels: list[tuple[str, int, float]], traced: str, there: list[tuple[str, int, float]], other: str
+) -> Row:
     names, counts, totals_s = zip(*kernels, strict=True)
     count, total_s = np.array(counts), np.array(totals_s)
     carried_s = between(traced, other, names, total_s).seconds(names, total_s / count) * count

@@ -4,9 +4,7 @@ the scaling table of Narayanan et al., SC 2021 (table 1). All on DGX A100 80 GB.
 
 from __future__ import annotations
 
-import csv
 import math
-from pathlib import Path
 from typing import Any
 
 from emulator.cluster.cluster import Cluster
@@ -16,16 +14,11 @@ from emulator.jobs.interval import factor
 from emulator.jobs.workload import memory
 from emulator.jobs.workload.job import Job
 from emulator.jobs.workload.models import Transformer
-from emulator.lab.validation.rows import Row
+from emulator.lab.validation import predicted
+from emulator.lab.validation.rows import Row, published
 from switchml.errors import ConfigError
 
-DATA = Path(__file__).parent / "data"
 GIB = 2.0**30
-
-
-def _read(name: str) -> list[dict[str, str]]:
-    with (DATA / name).open(newline="") as file:
-        return list(csv.DictReader(file))
 
 
 def _gpt(row: dict[str, str]) -> Transformer:
@@ -59,7 +52,7 @@ def _job(row: dict[str, str], **fields: Any) -> Job:
 def table5() -> list[tuple[str, Transformer, Job, float]]:
     """Name, model, job and measured seconds of an iteration."""
     rows = []
-    for row in _read("table5.csv"):
+    for row in published("table5.csv"):
         job = _job(row, gpus=int(row["gpus"]), batch=int(row["batch"]), overlap=False)
         rows.append((f"{row['model']} {row['recompute']}", _gpt(row), job, float(row["measured_s"])))
     return rows
@@ -67,17 +60,14 @@ def table5() -> list[tuple[str, Transformer, Job, float]]:
 
 def times(cluster: Cluster) -> list[Row]:
     """Table 5."""
-    return [
-        Row(name, measured, replayed_s(plan(model, job, cluster)), "s", factor(model, job, cluster))
-        for name, model, job, measured in table5()
-    ]
+    return [predicted.iteration(name, model, job, cluster, measured) for name, model, job, measured in table5()]
 
 
 def memories() -> list[Row]:
     """Figures 1 and 7: bytes of the layers on the first stage, in GiB. Weights and optimizer: 18 bytes a parameter, as
     Megatron-LM keeps gradients in fp32."""
     rows = []
-    for row in _read("memory.csv"):
+    for row in published("memory.csv"):
         model, pp = _gpt(row), int(row["pp"])
         job = _job(row, gpus=int(row["tp"]) * pp, batch=int(row["micro_batch"]) * 4 * pp, gradient_bytes=4)
         if row["quantity"] == "activations":
@@ -110,7 +100,7 @@ def scaled(cluster: Cluster) -> list[tuple[Transformer, Job, Row]]:
     those among micro-batches of 1, 2, 4 and 8, and one or two pieces, which fit in memory and are fastest, as its
     authors tuned for."""
     rows = []
-    for row in _read("narayanan.csv"):
+    for row in published("narayanan.csv"):
         model, gpus, batch, tp, pp = _gpt(row), *(int(row[key]) for key in ("gpus", "batch", "tp", "pp"))
         least_s, fastest = math.inf, None
         for micro in MICRO_BATCHES:

@@ -1,11 +1,44 @@
-"""Rows of a validation and what they come to."""
+"""Rows of a validation and what they come to; tables of measured figures, those that come along and a user's."""
 
 from __future__ import annotations
 
+import csv
+import io
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from statistics import mean
 from typing import Any, Protocol, TypeVar
+
+from switchml.errors import ConfigError
+from switchml.files import read_text
+
+DATA = Path(__file__).parent / "data"
+
+
+def published(name: str) -> list[dict[str, str]]:
+    """The rows of a table in `data/`, by column."""
+    with (DATA / name).open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def measured_table(path: Path, columns: Sequence[str]) -> list[tuple[str, dict[str, str]]]:
+    """The rows of a user's CSV file: where each stands, and its values by column. Raises ConfigError for a file that
+    can't be read, lacks a column, has no row, or a row with more or fewer values than columns."""
+    reader = csv.DictReader(io.StringIO(read_text(path)))
+    try:
+        rows = [(f"{path}, line {reader.line_num}", row) for row in reader]
+    except csv.Error as error:
+        raise ConfigError(f"{path}, line {reader.line_num}: {error}") from None
+    missing = [name for name in columns if name not in (reader.fieldnames or ())]
+    if missing:
+        raise ConfigError(f"{path}: expected a CSV file with the columns {', '.join(columns)}; missing: {missing}")
+    if not rows:
+        raise ConfigError(f"{path}: expected at least one row below the columns")
+    for where, row in rows:
+        if None in row or None in row.values():  # as DictReader has what is too much, and what is missing
+            raise ConfigError(f"{where}: expected {len(reader.fieldnames or ())} values, one for each column")
+    return rows
 
 
 @dataclass(frozen=True)

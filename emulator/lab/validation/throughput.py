@@ -4,19 +4,17 @@ same columns. Each row becomes a job on the cluster of its accelerators, emulate
 
 from __future__ import annotations
 
-import csv
-import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
-from emulator.jobs import emulate
 from emulator.jobs.description import Request
 from emulator.jobs.emulation import Emulation
-from emulator.jobs.interval import factor
 from emulator.jobs.workload.job import Job
 from emulator.jobs.workload.sharding import Sharding
-from emulator.lab.validation.rows import Row
+from emulator.lab.validation import predicted
+from emulator.lab.validation.rows import Row, measured_table
 from switchml.errors import ConfigError, SwitchMLError
 
 COLUMNS = (
@@ -43,6 +41,9 @@ FIRST = ("bf16", "fp16")
 """Names of precisions in the first tables, of May 2023, which ran on torch 1.13."""
 
 
+Value = TypeVar("Value")
+
+
 @dataclass(frozen=True)
 class Measured:
     """One row: a job and what it reached."""
@@ -64,28 +65,13 @@ class Predicted:
     refused: str = ""
 
 
-def is_table(text: str) -> bool:
-    """Whether a file's text begins with these columns."""
-    return set(COLUMNS) <= set(next(csv.reader(io.StringIO(text.removeprefix("\ufeff"))), ()))
-
-
 def read(path: Path, cluster: str | None = None) -> list[Measured]:
     """The rows of a file, all of them on `cluster` where one is named. Raises ConfigError."""
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"can't read {path}: {error}") from None
-    if not is_table(text):
-        raise ConfigError(f"{path}: expected a CSV file with the columns {', '.join(COLUMNS)}")
-    reader = csv.DictReader(io.StringIO(text))
-    rows = [_measured(row, f"{path}, line {reader.line_num}", cluster) for row in reader]
-    if not rows:
-        raise ConfigError(f"{path}: expected at least one row below the columns")
-    return rows
+    return [_measured(row, where, cluster) for where, row in measured_table(path, COLUMNS)]
 
 
 def _measured(row: dict[str, str], where: str, cluster: str | None) -> Measured:
-    def chosen(column: str, known: dict):
+    def chosen(column: str, known: Mapping[str, Value]) -> Value:
         if row[column] not in known:
             raise ConfigError(f"{where}: expected {column} to be one of {', '.join(known)}, not {row[column]!r}")
         return known[row[column]]
@@ -93,7 +79,7 @@ def _measured(row: dict[str, str], where: str, cluster: str | None) -> Measured:
     try:
         gpus, sequence, batch, micro = (int(row[name]) for name in COLUMNS[2:6])
         tokens_per_s = float(row["tokens_per_s"])
-    except (TypeError, ValueError):
+    except ValueError:
         raise ConfigError(f"{where}: expected numbers in {', '.join((*COLUMNS[2:6], 'tokens_per_s'))}") from None
     if min(gpus, sequence, batch, micro) < 1 or not 0 < tokens_per_s < float("inf"):
         raise ConfigError(f"{where}: expected numbers above 0")
@@ -129,12 +115,9 @@ def predict(rows: Sequence[Measured]) -> list[Predicted]:
 
 def _predicted(measured: Measured) -> Predicted:
     try:
-        emulation = emulate.emulate(measured.request)
+        row, emulation = predicted.throughput(measured.name, measured.request, measured.tokens_per_s)
     except SwitchMLError as error:
         return Predicted(measured, None, str(error))
-    job = measured.request.job
-    stated = factor(emulation.plan.model, job, emulation.plan.cluster)
-    row = Row(measured.name, measured.tokens_per_s, emulation.samples_per_s * job.sequence, "tokens/s", stated)
     return Predicted(measured, row, _does_not_fit(emulation))
 
 

@@ -25,6 +25,7 @@ from pathlib import Path
 from switchml.control.p4.driver import Driver, Unreachable
 from switchml.control.p4.thrift import ThriftSwitch, parse_thrift
 from switchml.errors import ConfigError
+from switchml.net.ports import free_port
 from switchml.runtime.children import dying_with_us
 from switchml.runtime.folders import TemporaryFolder
 
@@ -60,7 +61,7 @@ class SwitchProcess:
             self.thrift = f"{self._folder.name}/thrift", 0
             listening = ["--thrift-socket", self.thrift[0]]
         else:
-            self.thrift = "127.0.0.1", _free_tcp_port()
+            self.thrift = "127.0.0.1", free_port()
             listening = ["--thrift-port", str(self.thrift[1])]
         notifications = ["--notifications-addr", f"ipc://{self._folder.name}/notifications.ipc"]
         self._command = [*command, *listening, *notifications, str(program)]
@@ -204,12 +205,6 @@ def connect(address: str, variant: str = "switchml") -> Driver:
 
         return P4RuntimeSwitch(address.removeprefix(RUNTIME_PREFIX), compiled(variant))
     return ThriftSwitch(*parse_thrift(address))
-
-
-def _free_tcp_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _run(*command: str) -> None:

@@ -74,3 +74,12 @@ def test_what_is_no_table_is_refused(tmp_path):
     write(tmp_path / "x.txt", np.arange(1, 9) * MB, np.full(8, 1e-5))
     with pytest.raises(ConfigError, match="0 ranks"):
         tables.read(tmp_path / "x.txt")
+
+
+@pytest.mark.parametrize("wrong_s", [0.0, np.inf, np.nan])
+def test_a_time_that_is_none_is_refused(tmp_path, wrong_s):
+    seconds = np.full(8, 1e-5)
+    seconds[3] = wrong_s
+    write(tmp_path / "x_2gpu.txt", np.arange(1, 9) * MB, seconds)
+    with pytest.raises(ConfigError, match="x_2gpu.txt: expected sizes and times above 0 and finite"):
+        tables.read(tmp_path / "x_2gpu.txt")

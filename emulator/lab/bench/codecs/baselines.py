@@ -74,10 +74,10 @@ def _sz3(bound: float) -> Baseline:
         options.errorBoundMode, options.absErrorBound, options.openmp = szErrorBoundMode.ABS, bound, False
         return options
 
-    def compress(x):
+    def compress(x: np.ndarray) -> tuple[np.ndarray, int]:
         return sz.compress(x, config(x.size))[0], x.size
 
-    def decompress(payload):
+    def decompress(payload: tuple[np.ndarray, int]) -> Any:
         return sz.decompress(payload[0], np.float32, (payload[1],))[0]
 
     note = f"pysz, absolute bound {bound:.3g}"
@@ -87,7 +87,7 @@ def _sz3(bound: float) -> Baseline:
 def _zfp(bound: float) -> Baseline:
     import zfpy
 
-    def compress(x):
+    def compress(x: np.ndarray) -> Any:
         return zfpy.compress_numpy(x, tolerance=bound)
 
     return Baseline("ZFP", "as szx", compress, zfpy.decompress_numpy, len, f"zfpy, tolerance {bound:.3g}")
@@ -96,16 +96,18 @@ def _zfp(bound: float) -> Baseline:
 def _torch_topk(ratio: float) -> Baseline:
     import torch
 
-    def compress(x):
+    Sent = tuple[torch.Tensor, torch.Tensor, int]
+
+    def compress(x: np.ndarray) -> Sent:
         tensor = torch.from_numpy(x)
         indices = torch.topk(tensor.abs(), max(1, int(np.ceil(ratio * x.size))), sorted=False).indices
         return tensor[indices], indices.to(torch.int32), x.size
 
-    def decompress(payload):
+    def decompress(payload: Sent) -> Any:
         values, indices, n = payload
         return torch.zeros(n).scatter_(0, indices.to(torch.int64), values).numpy()
 
-    def nbytes(payload):
+    def nbytes(payload: Sent) -> int:
         return 8 * payload[0].numel()
 
     return Baseline("torch.topk", "as topk", compress, decompress, nbytes, "values and int32 indices")
@@ -125,14 +127,15 @@ def _hooks(tensor: Tensor, rank: int) -> Iterator[list[Baseline]]:
             super().__init__()
             self.weight = torch.nn.Parameter(torch.zeros(tensor.shape))
 
-        def forward(self, gradient):
+        def forward(self, gradient: torch.Tensor) -> torch.Tensor:
             return (self.weight * gradient).sum()
 
-    def baseline(name: str, aggregation: str, hook, state, nbytes: int) -> Baseline:
+    def baseline(name: str, aggregation: str, hook: Callable[..., Any], state: Any, nbytes: int) -> Baseline:
         model = DistributedDataParallel(OneParameter(), bucket_cap_mb=1 << 12)
-        seconds = []
+        seconds: list[float] = []
 
-        def timed(state, bucket):
+        # torch looks at a hook's annotations, and takes no text for one.
+        def timed(state, bucket):  # type: ignore[no-untyped-def]
             start = time.process_time()
             future = hook(state, bucket)
             future.wait()
@@ -141,7 +144,7 @@ def _hooks(tensor: Tensor, rank: int) -> Iterator[list[Baseline]]:
 
         model.register_comm_hook(state, timed)
 
-        def reduce(x):
+        def reduce(x: np.ndarray) -> tuple[float, np.ndarray]:
             model.zero_grad()
             model(torch.from_numpy(x).reshape(tensor.shape)).backward()
             return seconds[-1], model.module.weight.grad.numpy().reshape(-1).copy()

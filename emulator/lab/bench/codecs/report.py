@@ -36,7 +36,6 @@ def print_table(report: Report) -> None:
 
 def _cells(each: Measured) -> list[str]:
     compress, decompress = each.rate(each.compress_s), each.rate(each.decompress_s)
-    traffic = () if each.sent_bytes is None else (each.sent_bytes, each.received_bytes)
     return [
         each.name,
         each.aggregation,
@@ -45,7 +44,7 @@ def _cells(each: Measured) -> list[str]:
         f"{decompress / 1e6:,.0f}" if decompress else "(both)",
         f"{each.max_error:.2g}",
         f"{each.relative_error:.2g}",
-        *([f"{size / 1e3:,.0f}" for size in traffic] or ["", ""]),
+        *("" if size is None else f"{size / 1e3:,.0f}" for size in (each.sent_bytes, each.received_bytes)),
         f"{each.pays_below_bps / 1e6:,.0f}",
     ]
 

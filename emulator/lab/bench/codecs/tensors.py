@@ -6,14 +6,19 @@ are as many elements as asked for; activations likewise, layer by layer and batc
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from switchml.errors import ConfigError
+
+if TYPE_CHECKING:
+    import torch
+
+    from host_agent.training.model import DigitsNet
 
 KINDS = ("gradient", "activation", "smooth")
 _BATCH = 64
@@ -46,7 +51,7 @@ def _square(n: int) -> tuple[int, int]:
     return max(rows, 1), n // max(rows, 1)
 
 
-def _training_steps():
+def _training_steps() -> Iterator[tuple[DigitsNet, torch.Tensor]]:
     """Train the digits model; yields it and a batch, with gradients set, once a step."""
     import torch
     from torch.nn import functional
@@ -70,7 +75,9 @@ def _training_steps():
         step += 1
 
 
-def _collected(elements: int, what: str, parts_of: Callable[[Any, Any], list[np.ndarray]]) -> tuple[np.ndarray, str]:
+def _collected(
+    elements: int, what: str, parts_of: Callable[[DigitsNet, torch.Tensor], list[np.ndarray]]
+) -> tuple[np.ndarray, str]:
     """What `parts_of(model, images)` gives in each step, as many steps as it takes, and its source."""
     parts: list[np.ndarray] = []
     steps, last = _training_steps(), _SKIPPED
@@ -87,14 +94,14 @@ def _gradients(elements: int) -> tuple[np.ndarray, str]:
     return _collected(
         elements,
         "gradients of the digits model",
-        lambda model, _: [p.grad.detach().numpy() for p in model.parameters()],
+        lambda model, _: [p.grad.detach().numpy() for p in model.parameters() if p.grad is not None],
     )
 
 
 def _activations(elements: int) -> tuple[np.ndarray, str]:
     import torch
 
-    def outputs(model, x) -> list[np.ndarray]:
+    def outputs(model: DigitsNet, x: torch.Tensor) -> list[np.ndarray]:
         parts = []
         with torch.no_grad():
             for layer in model.layers:

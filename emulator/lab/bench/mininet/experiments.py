@@ -17,10 +17,10 @@ from pathlib import Path
 from emulator.lab.bench.mininet import machine
 from emulator.lab.bench.mininet.machine import FLAT, RING, TREE
 from emulator.lab.bench.network import measure as network
-from emulator.lab.bench.network.measure import LinkTally
 from emulator.lab.bench.ranks.reducing import GLOO, SWITCHML
 from emulator.lab.bench.ranks.team import measured_aggregator, reducing_context
 from emulator.lab.bench.sizes import ITEM_BYTES
+from emulator.lab.bench.tally import Tally
 from emulator.networks.testbed.fabric import Fabric, P4Node, check_programs
 from emulator.networks.testbed.layout import BMV2, BRIDGE, P4, Layout
 from emulator.networks.testbed.star import LinkOptions
@@ -120,7 +120,7 @@ class Row:
     """A case and what came of it."""
 
     case: Case
-    tally: LinkTally
+    tally: Tally
     size_bytes: int
 
     @property
@@ -232,7 +232,7 @@ def warnings(plan: MininetPlan, rows: list[Row]) -> list[str]:
     return list(machine.warnings(timed, plan.rate_bps))
 
 
-def _measure(plan: MininetPlan, case: Case, fabric: Fabric, progress: Callable[[str], None]) -> LinkTally:
+def _measure(plan: MininetPlan, case: Case, fabric: Fabric, progress: Callable[[str], None]) -> Tally:
     experiment = network.Experiment(
         workers=case.workers,
         link=case.layout.link,
@@ -268,8 +268,9 @@ def built(layout: Layout, captures: list[tuple[str, Path]], progress: Callable[[
 @contextlib.contextmanager
 def aggregator(series: str, fabric: Fabric) -> Iterator[tuple[ChildAggregator | None, dict[str, int | None]]]:
     """What sums the packets of a case (None: nothing), and the processes that do the work."""
-    pids = {node.name: node.pid for node in fabric.p4_nodes} if fabric.layout.switch != BRIDGE else {}
-    pids |= {"links": fabric.links_pid}
+    nodes = fabric.p4_nodes if fabric.layout.switch != BRIDGE else []
+    pids: dict[str, int | None] = {node.name: node.pid for node in nodes}
+    pids["links"] = fabric.links_pid
     if series == RING:
         yield None, pids
         return

@@ -23,9 +23,10 @@ def draw(plan: MininetPlan, rows: Sequence[Row], path: Path) -> None:
     else:
         axis = "loss of each link, each way (%)" if plan.experiment == "loss" else AXES[plan.experiment]
         panels = [Curves("Time", axis, "time (ms)", _lines(plan, rows), x_log=2 if plan.experiment == "slots" else 0)]
-    if any("trunks up" in row.tally.sent_bytes for row in rows):
+    if any("trunks up" in row.tally.surveyed["sent_bytes"] for row in rows):
         repeats = [len(row.tally.seconds) * row.case.layout.racks for row in rows]
-        sent = [row.tally.sent_bytes.get("trunks up", 0) / n / 1e6 for row, n in zip(rows, repeats, strict=True)]
+        sent_bytes = [row.tally.surveyed["sent_bytes"].get("trunks up", 0) for row in rows]
+        sent = [size / n / 1e6 for size, n in zip(sent_bytes, repeats, strict=True)]
         names = [title_of(row) for row in rows]
         bars = [Bar(name, name, size) for name, size in zip(names, sent, strict=True)]
         panels.append(Bars("One link between switches", "MB that a rack sends up", bars))

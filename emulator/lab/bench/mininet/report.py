@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from emulator.lab.bench.mininet.experiments import FLAT, RING, TREE, MininetPlan, Row
+from emulator.lab.bench.mininet.experiments import MininetPlan, Row
+from emulator.lab.bench.mininet.machine import FLAT, RING, TREE
 from switchml.tables import Column, number, text
 
 TITLES = {RING: "Gloo's ring", TREE: "racks aggregate", FLAT: "only s1 aggregates"}
@@ -42,7 +43,8 @@ def as_json(plan: MininetPlan, rows: Sequence[Row]) -> dict[str, Any]:
                 "error": row.tally.error,
                 "checksum": f"{row.tally.checksum:016x}",
                 **row.tally.packets_as_json(),
-                **{name: getattr(row.tally, name) for name in ("sent_bytes", "dropped", "lost", "cpu_seconds")},
+                **{name: row.tally.surveyed[name] for name in ("sent_bytes", "dropped", "lost")},
+                "cpu_seconds": row.tally.cpu_seconds,
             }
             for row in rows
         ],
@@ -69,17 +71,18 @@ def columns(plan: MininetPlan, has_trunks: bool) -> list[Column]:
 def cells(plan: MininetPlan, row: Row, has_trunks: bool) -> list[str]:
     """One case's row."""
     tally, n = row.tally, len(row.tally.seconds)
-    trunks = tally.sent_bytes.get("trunks up", 0) / n / 1e6
+    sent_bytes = tally.surveyed["sent_bytes"]
+    trunks = sent_bytes.get("trunks up", 0) / n / 1e6
     times = (tally.median_s, row.bound_s(plan), min(tally.seconds), max(tally.seconds))
     return [
         title_of(row),
         f"{100 * row.case.x:.2f}" if plan.experiment == "loss" else f"{row.case.x:g}",
         *(f"{seconds * 1e3:,.0f}" for seconds in times),
         f"{row.goodput_bps / 1e6:.1f}",
-        f"{tally.sent_bytes['up'] / n / row.case.workers / 1e6:.2f}",
+        f"{sent_bytes['up'] / n / row.case.workers / 1e6:.2f}",
         *([f"{trunks / row.case.layout.racks:.2f}" if trunks else "–"] if has_trunks else []),
         f"{tally.agents['retransmitted']:.0f}" if "retransmitted" in tally.agents else "–",
-        f"{sum(tally.lost.values())}",
+        f"{sum(tally.surveyed['lost'].values())}",
     ]
 
 

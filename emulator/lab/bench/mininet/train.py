@@ -21,8 +21,17 @@ BATCH_SIZE, LEARNING_RATE = 32, 0.05
 
 def settings_of(plan: MininetPlan) -> TrainingSettings:
     """The training's settings."""
-    how = {"transport": "udp", "wire": plan.wire, "interface": INTERFACE, "parallel": plan.parallel}
-    return TrainingSettings(plan.hosts, plan.steps, BATCH_SIZE, LEARNING_RATE, plan.seed, **how)
+    return TrainingSettings(
+        plan.hosts,
+        plan.steps,
+        BATCH_SIZE,
+        LEARNING_RATE,
+        plan.seed,
+        transport="udp",
+        wire=plan.wire,
+        interface=INTERFACE,
+        parallel=plan.parallel,
+    )
 
 
 def run(plan: MininetPlan, progress: Callable[[str], None]) -> Comparison:
@@ -37,6 +46,7 @@ def run(plan: MininetPlan, progress: Callable[[str], None]) -> Comparison:
             progress(f"{step.backend}: step {step.step} of {plan.steps}, loss {step.loss:.4f}, {speed}")
 
     with built(case.layout, list(plan.captures), progress) as fabric, aggregator(case.series, fabric) as (control, _):
+        assert control is not None  # plans of trainings have an aggregator
         names = [host.name for host in fabric.hosts]
         return runner.compare_with(control, settings=settings_of(plan), on_step=on_step, make=partial(in_host, names))
 

@@ -7,26 +7,25 @@ with this one, namespaces are removed here or by the next run."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import psutil
 
 from emulator.lab.bench.allreduce import check_torch
-from emulator.lab.bench.ranks.inputs import shared_tensors
 from emulator.lab.bench.ranks.reducing import DENSE, GLOO, NODE, SWITCHML, Target
 from emulator.lab.bench.ranks.team import (
     STORE_PORT,
-    ReducingTeam,
     Repeat,
+    joined_ranks,
     places,
     reducing_context,
     star_with_aggregator,
 )
 from emulator.lab.bench.sizes import ALL_REDUCE, FSDP, ITEM_BYTES, Case
 from emulator.lab.bench.sparsity import Sparsity
-from emulator.lab.bench.tally import Tally, add_to, median_ratio
+from emulator.lab.bench.tally import Survey, Tally, median_ratio, take_turns
 from emulator.networks.testbed.fabric import Fabric
 from emulator.networks.testbed.namespaces import check_rights
 from emulator.networks.testbed.star import LinkOptions, Star
@@ -116,41 +115,18 @@ class Experiment:
         return bounds.get(backend, self.ring_bound_bps)
 
 
-@dataclass
-class LinkTally(Tally):
-    """A backend's repeats, and what they cost on the links and the processors."""
-
-    cpu_seconds: dict[str, float] = field(default_factory=dict)
-    """Of all ranks together, the aggregator, and the process behind the links; all repeats together."""
-    dropped: dict[str, int] = field(default_factory=lambda: {"up": 0, "down": 0})
-    """By queues that were full; a train of packets counts as one."""
-    sent_bytes: dict[str, int] = field(default_factory=lambda: {"up": 0, "down": 0})
-    """Through the queues, Ethernet headers included."""
-    lost: dict[str, int] = field(default_factory=lambda: {"up": 0, "down": 0})
-    """Frames that the links lost on purpose."""
-
-    def add_repeat(self, repeat: Repeat, before: Survey, after: Survey) -> None:
-        """Count a repeat, and what happened in the network between two surveys."""
-        self.add(repeat)
-        for name, counts in after.items():
-            add_to(getattr(self, name), {key: value - before[name][key] for key, value in counts.items()})
-        ranks = sum(sample.usage["user_s"] + sample.usage["system_s"] for sample in repeat.samples)
-        add_to(self.cpu_seconds, {"ranks": ranks})
-
-
-Survey = dict[str, dict[str, Any]]
-"""What is counted in a network so far: fields of `LinkTally`."""
-
-
 def survey(network: Star | Fabric, pids: dict[str, int | None]) -> Survey:
-    """Now. `pids`: processes whose CPU seconds count."""
+    """What is counted in a network so far. `pids`: processes whose CPU seconds count. `dropped`: by queues that were
+    full, a train of packets as one; `sent_bytes`: through the queues, Ethernet headers included; `lost`: frames that
+    the links lost on purpose."""
+    lost = {direction: link["lost"] for direction, link in network.links().items()}
     times = {name: psutil.Process(pid).cpu_times() for name, pid in pids.items() if pid is not None}
     queues = network.queues()
     return {
         "cpu_seconds": {name: one.user + one.system for name, one in times.items()},
         "dropped": {direction: queue.dropped for direction, queue in queues.items()},
         "sent_bytes": {direction: queue.bytes for direction, queue in queues.items()},
-        "lost": {direction: link["lost"] for direction, link in network.links().items()},
+        "lost": {"up": 0, "down": 0} | lost,  # links without loss or delay have no counters
     }
 
 
@@ -158,7 +134,7 @@ def survey(network: Star | Fabric, pids: dict[str, int | None]) -> Survey:
 class Result:
     experiment: Experiment
     tcp: str
-    tallies: dict[str, LinkTally]
+    tallies: dict[str, Tally]
 
     def goodput_bps(self, backend: str) -> float:
         """Bits of tensor a second, from the median time."""
@@ -213,33 +189,27 @@ def repeat(
     aggregator: str | None,
     pids: dict[str, int | None],
     progress: Callable[[str], None],
-) -> dict[str, LinkTally]:
+) -> dict[str, Tally]:
     """Start ranks in the first hosts of a network and run all repeats. `aggregator`: HOST:PORT; with None there are no
     agents, and Gloo is all that can be measured. `pids`: processes whose CPU seconds count besides the ranks'. Raises
     as `measure` does."""
     e = experiment
     elements = e.size_bytes // ITEM_BYTES
     target = Target(aggregator or "", "udp", e.payload_bytes, e.slots)
-    targets = dict.fromkeys((SWITCHML, NODE), target) if aggregator else {}
-    tallies = {backend: LinkTally() for backend in e.backends}
-    with (
-        shared_tensors(elements, e.world_size, e.sparsity) as tensors,
-        ReducingTeam(reducing_context(e.backends), places(network.hosts[: e.workers], e.ranks_per_host)) as team,
-    ):
-        rendezvous = f"tcp://{network.address(0)}:{STORE_PORT}"
-        team.join(backends=e.backends, targets=targets, tensors=tensors, rendezvous=rendezvous, wire=e.wire)
-        team.prepare(Case((elements,), False, e.repeats, e.warmup, collective=e.collective))
-        for number in range(-e.warmup, e.repeats):
-            for backend, tally in tallies.items():
-                before = survey(network, pids)
-                repeat = team.repeat(backend)
-                after = survey(network, pids)
-                which = f"repeat {number + 1} of {e.repeats}" if number >= 0 else "warm-up"
-                figures = f"{repeat.seconds:.3f} s, {8 * e.size_bytes / repeat.seconds / 1e6:.1f} Mbit/s of tensor"
-                progress(f"{e.workers} hosts: {which}, {backend}: {figures}")
-                if number >= 0:
-                    tally.add_repeat(repeat, before, after)
-    return tallies
+    targets = dict.fromkeys((SWITCHML, NODE), lambda: target) if aggregator else {}
+    hosts = places(network.hosts[: e.workers], e.ranks_per_host)
+    rendezvous = f"tcp://{network.address(0)}:{STORE_PORT}"
+
+    def on_repeat(number: int, backend: str, repeat: Repeat) -> None:
+        which = f"repeat {number + 1} of {e.repeats}" if number >= 0 else "warm-up"
+        figures = f"{repeat.seconds:.3f} s, {8 * e.size_bytes / repeat.seconds / 1e6:.1f} Mbit/s of tensor"
+        progress(f"{e.workers} hosts: {which}, {backend}: {figures}")
+
+    with joined_ranks(
+        hosts, e.backends, elements, targets, sparsity=e.sparsity, wire=e.wire, rendezvous=rendezvous
+    ) as (team, _):
+        case = Case((elements,), False, e.repeats, e.warmup, collective=e.collective)
+        return take_turns(team, case, e.backends, survey=partial(survey, network, pids), on_repeat=on_repeat)
 
 
 def _congestion_control(star: Star) -> str:
@@ -247,4 +217,4 @@ def _congestion_control(star: Star) -> str:
     return star.hosts[0].call(lambda: path.read_text().strip())
 
 
-__all__ = ["Experiment", "LinkOptions", "LinkTally", "Result", "check_rights", "measure"]
+__all__ = ["Experiment", "LinkOptions", "Result", "check_rights", "measure"]

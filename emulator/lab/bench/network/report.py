@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Any
 
-from emulator.lab.bench.network.measure import Experiment, LinkTally, Result
+from emulator.lab.bench.network.measure import Experiment, Result
 from emulator.lab.bench.ranks.reducing import GLOO, SWITCHML
 from emulator.lab.bench.sizes import ALL_REDUCE, NAMES
+from emulator.lab.bench.tally import Tally
 from switchml.protocol.packet import WORD_BYTES
 from switchml.tables import Column, number, text
 
@@ -52,9 +52,10 @@ def as_json(result: Result) -> dict[str, Any]:
         **sparse,
         "agents": result.tallies[SWITCHML].agents,
         **{
-            name: {backend: asdict(tally)[name] for backend, tally in result.tallies.items()}
-            for name in ("dropped", "lost", "sent_bytes", "cpu_seconds")
+            name: {backend: tally.surveyed[name] for backend, tally in result.tallies.items()}
+            for name in ("dropped", "lost", "sent_bytes")
         },
+        "cpu_seconds": {backend: tally.cpu_seconds for backend, tally in result.tallies.items()},
     }
 
 
@@ -120,7 +121,7 @@ def rows(result: Result) -> list[list[str]]:
     return [_row(result, backend, tally) for backend, tally in result.tallies.items()]
 
 
-def _row(result: Result, backend: str, tally: LinkTally) -> list[str]:
+def _row(result: Result, backend: str, tally: Tally) -> list[str]:
     e, is_ours = result.experiment, backend == SWITCHML
     bound, goodput = e.bound_bps(backend), result.goodput_bps(backend)
     return [
@@ -136,7 +137,7 @@ def _row(result: Result, backend: str, tally: LinkTally) -> list[str]:
         f"{result.dense_ratio:.2f}" if e.sparsity and is_ours and result.dense_ratio else "",
         f"{result.ratio:.2f}" if is_ours and result.ratio else "",
         f"{tally.agents.get('retransmitted', 0):.0f}" if backend != GLOO else "",
-        f"{sum(tally.dropped.values())}",
-        f"{sum(tally.lost.values())}" if e.link.loss else "",
+        f"{sum(tally.surveyed['dropped'].values())}",
+        f"{sum(tally.surveyed['lost'].values())}" if e.link.loss else "",
         f"{sum(tally.cpu_seconds.values()):.2f}",
     ]

@@ -1,2 +1,2 @@
-"""The rank program of all benchmarks and validations: process.py is the conversation with the parent, reducing.py and
-training.py what a rank does, team.py the parent's side."""
+"""The ranks of all benchmarks and validations: process.py is where one runs, reducing.py and training.py what it does,
+team.py the parent's side."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -68,15 +68,16 @@ def shared_tensors(elements: int, workers: int, sparsity: Sparsity | None = None
     """Random tensors in memory that is freed when all processes that use it have ended."""
     inputs_fd, sums_fd = os.memfd_create("switchml-bench-inputs"), os.memfd_create("switchml-bench-sums")
     try:
-        paths = [f"/proc/{os.getpid()}/fd/{fd}" for fd in (inputs_fd, sums_fd)]
-        inputs = np.memmap(paths[0], np.float32, "r+", shape=(elements + workers * STRIDE,))
+        inputs_path, sums_path = (f"/proc/{os.getpid()}/fd/{fd}" for fd in (inputs_fd, sums_fd))
+        inputs = np.memmap(inputs_path, np.float32, "r+", shape=(elements + workers * STRIDE,))
         np.random.default_rng(1).standard_normal(out=inputs, dtype=np.float32)
-        sums = np.memmap(paths[1], np.float64, "r+", shape=(elements,))
-        owned = [None] * workers if sparsity is None else sparsity.owned(workers, elements)
-        for rank, row in enumerate(owned):
-            mine = True if row is None else sparsity.elements_of(row, elements)
+        sums = np.memmap(sums_path, np.float64, "r+", shape=(elements,))
+        masks: Iterable[np.ndarray | bool] = [True] * workers
+        if sparsity is not None:
+            masks = (sparsity.elements_of(row, elements) for row in sparsity.owned(workers, elements))
+        for rank, mine in enumerate(masks):
             np.add(sums, inputs[rank * STRIDE : rank * STRIDE + elements], out=sums, where=mine)
-        yield SharedTensors(workers, elements, *paths, sparsity)
+        yield SharedTensors(workers, elements, inputs_path, sums_path, sparsity)
     finally:
         os.close(inputs_fd)
         os.close(sums_fd)

@@ -4,25 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import json
+import math
 import os
 import secrets
-import socket
-import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing import context
+from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from emulator.lab.bench.ranks.inputs import SharedTensors
+from emulator.lab.bench.ranks.inputs import shared_tensors
 from emulator.lab.bench.ranks.process import RankPlace, start_at
 from emulator.lab.bench.ranks.reducing import (
     GLOO,
     PEER_TIMEOUT_S,
     Check,
     Fill,
+    Joined,
     Prepare,
     Reduce,
     ReducingJob,
@@ -40,12 +40,15 @@ from emulator.lab.bench.ranks.training import (
     TrainingRank,
 )
 from emulator.lab.bench.sizes import Case
+from emulator.lab.bench.sparsity import Sparsity
 from emulator.networks.testbed.namespaces import Lab
 from emulator.networks.testbed.star import INTERFACE, LinkOptions, Star
 from host_agent import ranks
 from host_agent.pytorch.aggregator import SOFTWARE, ChildAggregator
 from switchml.errors import JobError, RanksDisagree
+from switchml.net.ports import free_port
 from switchml.protocol.sizes import LANE_BYTES, lanes_of
+from switchml.runtime.folders import TemporaryFolder
 from switchml.runtime.pool import fork_server
 
 _ROUNDING = {"float32": 2.0**-23, "float64": 2.0**-50, "float16": 2.0**-10, "bfloat16": 2.0**-7, "int32": 0, "int64": 0}
@@ -141,20 +144,11 @@ class ReducingTeam(Team):
     def __init__(self, processes: context.ForkServerContext, places: Sequence[RankPlace]):
         super().__init__(processes, ReducingRank, places)
 
-    def join(
-        self,
-        *,
-        backends: Sequence[str],
-        targets: dict[str, Target],
-        tensors: SharedTensors,
-        rendezvous: str,
-        wire: str = "int32",
-    ) -> dict[str, str]:
+    def join(self, job: ReducingJob) -> dict[str, str]:
         """Have all ranks join; the transports that their agents chose, by backend."""
-        self._wire = wire
-        name = f"bench-{os.getpid()}-{secrets.token_hex(3)}"
-        job = ReducingJob(name, wire, tuple(backends), targets, tensors, rendezvous)
-        return self.ask(job)[0].transports
+        self._wire = job.wire
+        joined: list[Joined] = self.ask(job)
+        return joined[0].transports
 
     def prepare(self, case: Case) -> None:
         """Have all ranks ready for a case."""
@@ -180,6 +174,35 @@ class ReducingTeam(Team):
         return repeat
 
 
+@contextlib.contextmanager
+def joined_ranks(
+    places: Sequence[RankPlace],
+    backends: Sequence[str],
+    elements: int,
+    targets: Mapping[str, Callable[[], Target]],
+    *,
+    sparsity: Sparsity | None = None,
+    wire: str = "int32",
+    rendezvous: str = "",
+) -> Iterator[tuple[ReducingTeam, dict[str, str]]]:
+    """Ranks that have joined all `backends`, ready for cases of at most `elements` elements, and the transports that
+    their agents chose. `targets`: by backend, what waits for an aggregator to be ready. `rendezvous`: of Gloo, "" for a
+    file."""
+    processes = reducing_context(backends)  # imports while the tensors are made
+    with TemporaryFolder("bench") as folder, shared_tensors(elements, len(places), sparsity) as tensors:
+        ready = {name: target() for name, target in targets.items()}
+        job = ReducingJob(
+            name=f"bench-{os.getpid()}-{secrets.token_hex(3)}",
+            wire=wire,
+            backends=tuple(backends),
+            targets=ready,
+            tensors=tensors,
+            rendezvous=rendezvous or f"file://{Path(folder) / 'gloo'}",
+        )
+        with ReducingTeam(processes, places) as team:
+            yield team, team.join(job)
+
+
 class TrainingTeam(Team):
     """Ranks that train. `store`: rank 0's address in a network of its own, "" for this machine's loopback.
     `environment`: variables of all its jobs."""
@@ -197,7 +220,7 @@ class TrainingTeam(Team):
 
     def join(self, backend: str, models: DigitsModel | LayerStack | Sequence[LayerStack], **environment: str) -> None:
         """A new process group and model, or one model for each rank. `environment`: further variables."""
-        rendezvous = f"tcp://{self._store}:{next(self._ports)}" if self._store else f"tcp://127.0.0.1:{_free_port()}"
+        rendezvous = f"tcp://{self._store}:{next(self._ports)}" if self._store else f"tcp://127.0.0.1:{free_port()}"
         each = models if isinstance(models, Sequence) else [models] * len(self.places)
         variables = self._environment | environment
         self.ask_each([TrainingJob(backend, rendezvous, model, variables) for model in each])
@@ -217,33 +240,28 @@ def training_on_star(hosts: int, link: LinkOptions, ranks_per_host: int = 1) -> 
             yield star, team
 
 
-def found_by_hosts(star: Star, command: Sequence[str], aggregator: str) -> list[Any]:
-    """The last line that `command` prints on each host, as JSON; it runs on all of them at once, each a rank that finds
-    the aggregator at that address by UDP. Raises JobError."""
-    started = []
-    for rank, host in enumerate(star.hosts):
-        environment = os.environ | {
-            "RANK": str(rank),
-            "GLOO_SOCKET_IFNAME": INTERFACE,
-            "SWITCHML_AGGREGATOR": aggregator,
-            "SWITCHML_TRANSPORT": "udp",
-            "TORCH_CPP_LOG_LEVEL": "ERROR",
-        }
-        started.append(host.popen(command, stdout=subprocess.PIPE, text=True, env=environment))
-    printed = [process.communicate()[0] for process in started]
-    failed = [rank for rank, process in enumerate(started) if process.returncode]
-    if failed:
-        raise JobError(f"ranks {failed} failed; their messages are above")
-    return [json.loads(lines.splitlines()[-1]) for lines in printed]
+class _HostRank:
+    """Answers a request with what a function returns for it. Its agents find an aggregator by UDP."""
+
+    def __init__(self, work: Callable[[Any], Any], aggregator: str, place: RankPlace):
+        self._work = work
+        os.environ |= {"RANK": str(place.rank), "SWITCHML_AGGREGATOR": aggregator, "SWITCHML_TRANSPORT": "udp"}
+
+    def answer(self, request: Any) -> Any:
+        return self._work(request)
+
+    def leave(self) -> None:
+        pass
+
+
+def at_hosts(star: Star, aggregator: str, work: Callable[[Any], Any], request: Any) -> list[Any]:
+    """What `work(request)` returns on each host; it runs on all of them at once, each a rank (RANK in its environment)
+    that finds the aggregator at that address. Raises JobError or PeerLost for one that fails."""
+    with Team(training_context(), partial(_HostRank, work, aggregator), places(star.hosts)) as team:
+        return team.ask(request, timeout_s=math.inf)
 
 
 def step_seconds(times: Sequence[Times]) -> list[float]:
     """Of each step, the mean over ranks. They finish each step together: one that is late now and then is no reason to
     count its wait twice."""
     return [mean(step) for step in zip(*(one.seconds for one in times), strict=True)]
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]

@@ -8,10 +8,15 @@ import contextlib
 import os
 import time
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from emulator.lab.bench.ranks.process import GROUP_TIMEOUT, RankPlace
 from emulator.peers.settings import PREFIX
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
 
 WARMUP_STEPS = 3
 """Before a profile: DDP's first step broadcasts and its second builds its buckets anew; the profiler's first steps find
@@ -116,6 +121,7 @@ class TrainingRank:
                 self.leave()
                 return self._join(request)
             case Steps():
+                assert self._training is not None  # a TrainingJob comes first
                 return self._training.run(request)
             case AllReduces():
                 return Times(_reduce(request))
@@ -141,8 +147,10 @@ class TrainingRank:
             world_size=self._place.world_size,
             timeout=GROUP_TIMEOUT,
         )
-        kind = _DigitsTraining if isinstance(job.model, DigitsModel) else _StackTraining
-        self._training = kind(job.model, self._place)
+        if isinstance(job.model, DigitsModel):
+            self._training = _DigitsTraining(job.model, self._place)
+        else:
+            self._training = _StackTraining(job.model, self._place)
 
 
 def _reduce(request: AllReduces) -> list[float]:
@@ -163,17 +171,20 @@ def _reduce(request: AllReduces) -> list[float]:
 class _Training:
     """A DDP model and its optimizer; subclasses bring the samples."""
 
-    def __init__(self, model, *, lr: float, momentum: float, slowness: float = 1.0, bucket_cap_mb: float = 0.0):
+    def __init__(
+        self, model: nn.Module, *, lr: float, momentum: float, slowness: float = 1.0, bucket_cap_mb: float = 0.0
+    ):
         from torch.nn.parallel import DistributedDataParallel
 
         self._slowness = _Slowness(slowness, model)
-        self._model = DistributedDataParallel(model, **({"bucket_cap_mb": bucket_cap_mb} if bucket_cap_mb else {}))
+        options: dict[str, Any] = {"bucket_cap_mb": bucket_cap_mb} if bucket_cap_mb else {}
+        self._model = DistributedDataParallel(model, **options)
         self._start = [parameter.detach().clone() for parameter in model.parameters()]
-        self._optimizer_options = {"lr": lr, "momentum": momentum}
+        self._lr, self._momentum = lr, momentum
         self._gradient_bytes = sum(4 * parameter.numel() for parameter in model.parameters())
         self._begin()
 
-    def _batch(self, step: int):
+    def _batch(self, step: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Inputs and labels of a step."""
         raise NotImplementedError
 
@@ -183,7 +194,7 @@ class _Training:
         with torch.no_grad():
             for parameter, value in zip(self._model.parameters(), self._start, strict=True):
                 parameter.copy_(value)
-        self._optimizer = torch.optim.SGD(self._model.parameters(), **self._optimizer_options)
+        self._optimizer = torch.optim.SGD(self._model.parameters(), self._lr, self._momentum)
         self._step = 0
 
     def run(self, request: Steps) -> Times:
@@ -238,13 +249,13 @@ class _DigitsTraining(_Training):
         from host_agent.training.data import BatchOrder, Digits
         from host_agent.training.model import DigitsNet
 
-        digits = Digits.restore(model.file)
+        digits = Digits.restore(Path(model.file))
         self._images, self._labels = torch.from_numpy(digits.train_images), torch.from_numpy(digits.train_labels)
         self._order = BatchOrder(rank=place.rank, workers=place.world_size, batch_size=model.batch_size, seed=1)
         torch.manual_seed(1)
         super().__init__(DigitsNet(), lr=0.05, momentum=0.9)
 
-    def _batch(self, step: int):
+    def _batch(self, step: int) -> tuple[torch.Tensor, torch.Tensor]:
         import torch
 
         chosen = torch.from_numpy(self._order.indices(step))
@@ -256,11 +267,13 @@ class _StackTraining(_Training):
         import torch
         from torch import nn
 
+        from emulator.lab.bench.ranks.pause import Device
+
         torch.manual_seed(1)
         layers: list[nn.Module] = [nn.Linear(stack.inputs, stack.width), nn.ReLU()]
         for _ in range(stack.layers):
             layers += [nn.Linear(stack.width, stack.width), nn.ReLU()]
-            layers += [_device(stack.device_s)] if stack.device_s else []
+            layers += [Device(stack.device_s)] if stack.device_s else []
         super().__init__(
             nn.Sequential(*layers, nn.Linear(stack.width, _CLASSES)),
             lr=0.01,
@@ -271,7 +284,7 @@ class _StackTraining(_Training):
         torch.manual_seed(2 + place.rank)
         self._samples = torch.randn(stack.batch, stack.inputs), torch.randint(0, _CLASSES, (stack.batch,))
 
-    def _batch(self, step: int):
+    def _batch(self, step: int) -> tuple[torch.Tensor, torch.Tensor]:
         return self._samples
 
 
@@ -296,38 +309,16 @@ def _world_report(steps: int) -> dict[str, Any]:
     return report | {"iteration_seconds": report["iteration_seconds"][-steps:]}
 
 
-def _device(seconds: float):
-    """A layer that changes nothing and takes `seconds` forward, twice as long backward."""
-    import torch
-
-    class Device(torch.autograd.Function):
-        @staticmethod
-        def forward(context, inputs):
-            time.sleep(seconds)
-            return inputs.view_as(inputs)
-
-        @staticmethod
-        def backward(context, gradient):
-            time.sleep(2 * seconds)
-            return gradient
-
-    class Layer(torch.nn.Module):
-        def forward(self, inputs):
-            return Device.apply(inputs)
-
-    return Layer()
-
-
 class _Slowness:
     """Makes a rank slow without taking a core from the others: after each layer and each gradient it sleeps for its
     share of the time that has passed since."""
 
-    def __init__(self, factor: float, model):
+    def __init__(self, factor: float, model: nn.Module):
         self._more = factor - 1.0
         self._since = time.perf_counter()
         if self._more <= 0:
             return
-        for layer in model:
+        for layer in model.children():
             layer.register_forward_hook(lambda *_: self.pay())
         for parameter in model.parameters():
             parameter.register_post_accumulate_grad_hook(lambda _: self.pay())

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -55,7 +56,7 @@ class Result:
     simple_switch_pps: float | None = None
     ratio: float | None = None
 
-    def to_json(self) -> dict:
+    def to_json(self) -> dict[str, Any]:
         """As `--json` prints it."""
         return {name: round(value, 1) if isinstance(value, float) else value for name, value in asdict(self).items()}
 
@@ -221,7 +222,14 @@ def measure(
     return result
 
 
-def _on_the_wire(result: Result, path: Path, program: ir.Program, work, seconds: float, against: str | None) -> None:
+def _on_the_wire(
+    result: Result,
+    path: Path,
+    program: ir.Program,
+    work: Callable[[State], Frames],
+    seconds: float,
+    against: str | None,
+) -> None:
     from emulator.lab.bench.switch import wire as bench_wire  # compiled
 
     if not bench_wire.can_measure():

@@ -12,12 +12,14 @@ import tempfile
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from emulator.lab.bench.switch import engines as bench
 from emulator.lab.bench.switch import wire as bench_wire
 from emulator.p4switch.program.loader import loader
 from emulator.p4switch.state.state import State
 from switchml.errors import ConfigError
+from switchml.net.ports import free_port
 
 TIMEOUT_S = 300.0
 
@@ -32,7 +34,7 @@ class Starts:
     cold_first_packet_s: float
     cold_full_s: float
 
-    def to_json(self) -> dict:
+    def to_json(self) -> dict[str, Any]:
         """As `--json` prints it."""
         return {key: round(value, 2) if isinstance(value, float) else value for key, value in asdict(self).items()}
 
@@ -60,7 +62,7 @@ def _start(path: Path, stf_path: Path | None, environment: dict[str, str]) -> tu
     entries = bench_wire.calls(state)
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(_socket()) for _ in range(bench_wire.PORTS)]
-        inputs = [bench_wire.free_port(socket.SOCK_DGRAM) for _ in sockets]
+        inputs = [free_port(socket.SOCK_DGRAM) for _ in sockets]
         ports = [
             f"udp:127.0.0.1:{port},127.0.0.1:{sock.getsockname()[1]}"
             for sock, port in zip(sockets, inputs, strict=True)
@@ -78,7 +80,7 @@ def _socket() -> socket.socket:
     return sock
 
 
-def _first_frame(sockets: list[socket.socket], port: int, frame: bytes, process: subprocess.Popen) -> float:
+def _first_frame(sockets: list[socket.socket], port: int, frame: bytes, process: subprocess.Popen[bytes]) -> float:
     """The time at which the first frame came out. The first socket, whose the port is, sends it once that exists."""
     deadline = time.perf_counter() + TIMEOUT_S
     sender = sockets[0]

@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -14,6 +13,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from emulator.p4switch.thrift.tables import match_to_wire
 from switchml.control.thrift.client import Client
 from switchml.errors import ConfigError
 from switchml.net import packet_io, sockets
+from switchml.net.ports import free_port
 
 OURS = [sys.executable, "-m", "switchml", "switch"]
 START_TIMEOUT_S, COMPILE_TIMEOUT_S = 90.0, 300.0
@@ -39,7 +40,7 @@ def can_measure() -> bool:
     return os.geteuid() == 0 and shutil.which("ip") is not None
 
 
-def calls(state: State) -> list[dict]:
+def calls(state: State) -> list[dict[str, Any]]:
     """The arguments of bm_mt_add_entry for the entries of all tables whose entries are not const; ports are taken
     modulo PORTS."""
     arguments = []
@@ -77,7 +78,9 @@ def _interfaces() -> Iterator[list[str]]:
             subprocess.run(["ip", "link", "del", name], capture_output=True, check=False)
 
 
-def pps(command: list[str], program: Path, entries: list[dict], frames: list[bytes], seconds: float = 2.0) -> float:
+def pps(
+    command: list[str], program: Path, entries: list[dict[str, Any]], frames: list[bytes], seconds: float = 2.0
+) -> float:
     """Frames a second that leave a switch, `command` (OURS or simple_switch), which gets `entries` and `frames`
     repeatedly."""
     with _interfaces() as names, running(command, program, names, entries) as (process, log):
@@ -88,8 +91,12 @@ def pps(command: list[str], program: Path, entries: list[dict], frames: list[byt
 
 @contextlib.contextmanager
 def running(
-    command: list[str], program: Path, ports: list[str], entries: list[dict], environment: dict[str, str] | None = None
-) -> Iterator[tuple[subprocess.Popen, Path]]:
+    command: list[str],
+    program: Path,
+    ports: list[str],
+    entries: list[dict[str, Any]],
+    environment: dict[str, str] | None = None,
+) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
     """The process of a switch at the interfaces `ports`, with `entries` in its tables, and its log. Raises ConfigError
     if it does not serve Thrift."""
     with tempfile.TemporaryDirectory() as folder:
@@ -99,7 +106,7 @@ def running(
             thrift = f"{folder}/thrift", 0
             options += ["--thrift-socket", thrift[0], "--log-console", "-L", "info"]
         else:
-            thrift = "127.0.0.1", free_port(socket.SOCK_STREAM)
+            thrift = "127.0.0.1", free_port()
             options += ["--thrift-port", str(thrift[1])]
         command = [*command, *options, str(program.resolve())]
         log = Path(folder) / "log"
@@ -117,7 +124,7 @@ def running(
             process.wait(20)
 
 
-def await_compiled(process: subprocess.Popen, log: Path) -> None:
+def await_compiled(process: subprocess.Popen[bytes], log: Path) -> None:
     """Wait until our switch runs compiled code: until then it forwards, slowly. Raises ConfigError."""
     deadline = time.monotonic() + COMPILE_TIMEOUT_S
     while time.monotonic() < deadline and process.poll() is None:
@@ -128,14 +135,7 @@ def await_compiled(process: subprocess.Popen, log: Path) -> None:
     raise ConfigError("the switch never ran on compiled code; see the log of switchml switch")
 
 
-def free_port(kind: int) -> int:
-    """A port of this machine that nothing uses; `kind`: SOCK_STREAM or SOCK_DGRAM."""
-    with socket.socket(socket.AF_INET, kind) as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def _client(thrift: tuple[str, int], process: subprocess.Popen) -> Client:
+def _client(thrift: tuple[str, int], process: subprocess.Popen[bytes]) -> Client:
     deadline = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < deadline and process.poll() is None:
         with contextlib.suppress(OSError):

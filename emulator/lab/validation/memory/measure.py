@@ -100,6 +100,7 @@ def measured(case: Case) -> float:
 
     dtype = torch.bfloat16 if case.precision == "bf16" else torch.float32
     torch.manual_seed(0)
+    loss_of: Callable[[], torch.Tensor]
     with Tracker() as tracker:
         if case.model is not None:
             net: torch.nn.Module = GPT(case.model, case.recompute).to(dtype)

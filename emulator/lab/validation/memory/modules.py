@@ -34,11 +34,13 @@ class Layer(nn.Module):
             part.view(batch, tokens, self.heads, h // self.heads).transpose(1, 2) for part in self.qkv(x).split(h, 2)
         )
         context = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        return self.out(context.transpose(1, 2).reshape(batch, tokens, h))
+        out: torch.Tensor = self.out(context.transpose(1, 2).reshape(batch, tokens, h))
+        return out
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = x + self.attend(self.norms[0](x))
-        return x + self.mlp(self.norms[1](x))
+        widened: torch.Tensor = self.mlp(self.norms[1](x))
+        return x + widened
 
 
 class GPT(nn.Module):
@@ -63,12 +65,15 @@ class GPT(nn.Module):
         return F.cross_entropy(logits.flatten(0, 1).float(), ids.flatten())
 
     def run(self, layer: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor
         if self.recompute == "none":
-            return layer(x)
+            found = layer(x)
+            return found
         options: dict[str, Any] = {}
         if self.recompute == "operators":
             options["context_fn"] = lambda: create_selective_checkpoint_contexts(_every_other_product())
-        return checkpoint(layer, x, use_reentrant=False, preserve_rng_state=False, **options)
+        found = checkpoint(layer, x, use_reentrant=False, preserve_rng_state=False, **options)
+        return found
 
 
 def _every_other_product() -> Callable[..., CheckpointPolicy]:

@@ -5,23 +5,19 @@ A row's micro-batch is the local batch, in pipelines an eighth of it.
 
 from __future__ import annotations
 
-import csv
 import dataclasses
-from pathlib import Path
 
 from emulator.jobs.workload import memory, models
 from emulator.jobs.workload.job import Job
 from emulator.jobs.workload.models import Transformer
-from emulator.lab.validation.rows import Row
+from emulator.lab.validation.rows import Row, published
 
-FILE = Path(__file__).resolve().parents[1] / "data" / "torchtitan.csv"
 GIB = 2.0**30
 
 
 def torchtitan() -> list[tuple[str, Transformer, Job, float]]:
     """Name, model, job and GiB of each row."""
-    with FILE.open(newline="") as file:
-        return [_row(row) for row in csv.DictReader(file)]
+    return [_row(row) for row in published("torchtitan.csv")]
 
 
 def _row(row: dict[str, str]) -> tuple[str, Transformer, Job, float]:

@@ -20,6 +20,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import mean, median
+from typing import Any
 
 from emulator.lab.bench.ranks.team import TrainingTeam, local_places, step_seconds, training_context, training_on_star
 from emulator.lab.bench.ranks.training import AllReduces, LayerStack, Steps
@@ -91,10 +92,10 @@ class PeersValidation:
     rows: list[Row]
     calibration: Calibration
     gradient_bytes: int
-    reports: dict[str, dict]
+    reports: dict[str, dict[str, Any]]
     """Reports of the emulated rank, by row."""
 
-    def as_json(self) -> dict:
+    def as_json(self) -> dict[str, Any]:
         """Further keys for --json; times in seconds."""
         return {
             "calibration": asdict(self.calibration),
@@ -122,7 +123,9 @@ def validate(plan: PeersPlan, progress: Callable[[str], None] = lambda line: Non
                     progress(f"{name}, all of them real: {seconds * 1e3:.1f} ms a step")
             alone_s[workers] = mean(one.thread_cpu_s for one in team.run(Steps(plan.steps, is_alone=True)))
     cores = len(os.sched_getaffinity(0))
-    scale, rows, reports = {}, [], {}
+    scale: dict[int, float] = {}
+    rows: list[Row] = []
+    reports: dict[str, dict[str, Any]] = {}
     with (
         TemporaryFolder("peers") as folder,
         TrainingTeam(training_context(), local_places(1)) as team,

@@ -61,7 +61,7 @@ class Run:
         """In one more step."""
         with Tracker() as tracker:
             self.step()
-        return tracker.peak
+        return int(tracker.peak)
 
     def accuracy(self) -> float:
         """On the test images, at the end."""

@@ -11,18 +11,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import math
 import os
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from emulator.jobs.workload.loading.loading import Dataset, Storage, solar
+from emulator.lab.bench.ranks.process import RankPlace
+from emulator.lab.bench.ranks.team import Team, places, training_context
 from emulator.lab.validation.real import litdata_loading as litdata
 from emulator.lab.validation.rows import Row
 from emulator.networks.testbed.namespaces import Lab
@@ -32,12 +36,10 @@ from host_agent.loading.execution import WINDOWS
 from host_agent.loading.loader import WINDOW
 from host_agent.loading.sources.files import REMOTE_READS
 from host_agent.loading.sources.records import GAP_BYTES
-from switchml.errors import JobError
+from switchml.protocol import sizes
 from switchml.runtime.folders import TemporaryFolder
 
 PORT = 8080
-TCP_SHARE = 1448 / 1514
-"""Of a full frame, what TCP carries; tbf counts the Ethernet header."""
 REPEATS = 3
 """Runs of all but the slow loaders, of which the median counts."""
 FILE = "data.npy"
@@ -85,21 +87,6 @@ def serve(folder: str, latency_s: float) -> None:
     application.router.add_route("*", "/{name:.+}", answer)
     application.on_startup.append(listen)
     web.run_app(application, port=PORT, print=lambda *_: print("ready", flush=True), access_log=None)
-
-
-def load(kind: str, rank: int, plan: dict[str, Any]) -> None:
-    """One rank: says that it is ready, waits for a line, loads, prints what it did as JSON."""
-    import torch
-
-    torch.set_num_threads(1)
-    batches = OPENED[kind](rank, plan)
-    print("ready", flush=True)
-    sys.stdin.readline()
-    started, cpu_s = time.perf_counter(), time.process_time()
-    heads = [np.asarray(batch[:, :NUMBER_BYTES]).copy() for batch in batches]
-    found = {"seconds": time.perf_counter() - started, "cpu_s": time.process_time() - cpu_s}
-    print(json.dumps(found | {"steps": [head.view(np.int64).ravel().tolist() for head in heads]}), flush=True)
-    os._exit(0)  # threads of litdata's may wait for more to do
 
 
 def plain(rank: int, plan: dict[str, Any]) -> Iterable[Any]:
@@ -157,6 +144,46 @@ class _Items:
 
 
 @dataclass(frozen=True)
+class Ready:
+    """Have a loader opened."""
+
+
+@dataclass(frozen=True)
+class Load:
+    """Load all batches. Answer: `Loaded`."""
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """What one rank did. `steps`: the numbers of the samples in each batch."""
+
+    seconds: float
+    cpu_s: float
+    steps: list[list[int]]
+
+
+class LoadingRank:
+    """Answers Ready, then Load."""
+
+    def __init__(self, kind: str, plan: dict[str, Any], place: RankPlace):
+        import torch
+
+        torch.set_num_threads(1)
+        self._batches = OPENED[kind](place.rank, plan)
+
+    def answer(self, request: Ready | Load) -> Loaded | None:
+        if isinstance(request, Ready):
+            return None
+        started, cpu_s = time.perf_counter(), time.process_time()
+        heads = [np.asarray(batch[:, :NUMBER_BYTES]).copy() for batch in self._batches]
+        seconds, cpu_s = time.perf_counter() - started, time.process_time() - cpu_s
+        return Loaded(seconds, cpu_s, [head.view(np.int64).ravel().tolist() for head in heads])
+
+    def leave(self) -> None:
+        os._exit(0)  # threads of litdata's may wait for more to do
+
+
+@dataclass(frozen=True)
 class Stage:
     """A server in the first host's namespace, and room for ranks in the second's."""
 
@@ -166,27 +193,18 @@ class Stage:
 
     def measured(self, kind: str) -> dict[str, Any]:
         """All ranks of one loader: `reads` and `bytes` as the storage counts them."""
-        with TemporaryFolder("loading-cache") as cache:
-            return self._run(kind, self.plan | {"cache": cache})
-
-    def _run(self, kind: str, plan: dict[str, Any]) -> dict[str, Any]:
-        command = [sys.executable, "-m", __name__, kind, json.dumps(plan)]
-        ranks = [self.star.hosts[1].popen([*command, str(rank)], **PIPES) for rank in range(self.plan["ranks"])]
-        for rank in ranks:
-            assert rank.stdout is not None
-            if rank.stdout.readline() != "ready\n":
-                raise JobError(f"a rank of the loader {kind!r} ended with exit code {rank.wait()}")
-        before = self._sent()
-        for rank in ranks:
-            print(file=rank.stdin, flush=True)
-        outputs = [rank.communicate()[0] for rank in ranks]
-        if not all(outputs):
-            raise JobError(f"a rank of the loader {kind!r} ended before all of its batches had come")
-        found = [json.loads(output) for output in outputs]
-        seconds = max(each["seconds"] for each in found)
-        steps: list[list[int]] = [sum(parts, []) for parts in zip(*(each["steps"] for each in found), strict=True)]
+        ranks = places(self.star.hosts[1:], self.plan["ranks"])
+        with (
+            TemporaryFolder("loading-cache") as cache,
+            Team(training_context(), partial(LoadingRank, kind, self.plan | {"cache": cache}), ranks) as team,
+        ):
+            team.ask(Ready())
+            before = self._sent()
+            found: list[Loaded] = team.ask(Load(), timeout_s=math.inf)
+            sent = self._sent()
+        seconds = max(each.seconds for each in found)
+        steps: list[list[int]] = [sum(parts, []) for parts in zip(*(each.steps for each in found), strict=True)]
         samples = sum(map(len, steps))
-        sent = self._sent()
         return {
             "loader": kind,
             "seconds": seconds,
@@ -195,7 +213,7 @@ class Stage:
             "reads": sent["reads"] - before["reads"],
             "bytes": sent["bytes"] - before["bytes"],
             "spread": spread(steps, self.plan["samples"]),
-            "cpu_s": sum(each["cpu_s"] for each in found),
+            "cpu_s": sum(each.cpu_s for each in found),
         }
 
     def _sent(self) -> dict[str, int]:
@@ -203,9 +221,6 @@ class Stage:
         assert self.server.stdout is not None
         sent: dict[str, int] = json.loads(self.server.stdout.readline())
         return sent
-
-
-PIPES: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
 
 
 def spread(steps: list[list[int]], samples: int) -> float:
@@ -233,7 +248,7 @@ def predicted(plan: dict[str, Any], rate_bps: float, latency_s: float, read_cpu_
         buffer_samples=plan["buffer_samples"],
     )
     storage = Storage(
-        bytes_per_s=rate_bps / 8 * TCP_SHARE,
+        bytes_per_s=rate_bps / 8 * sizes.TCP_SHARE,
         seek_s=latency_s,
         reads_at_once=REMOTE_READS,
         read_cpu_s=read_cpu_s * max(1.0, plan["ranks"] / len(os.sched_getaffinity(0))),
@@ -263,7 +278,12 @@ def stage(plan: dict[str, Any], rate_bps: float, latency_s: float, times: float)
             "buffer_samples": buffer_samples,
             "cache_bytes": held * plan["sample_bytes"],
         }
-        server = star.hosts[0].popen([sys.executable, "-m", __name__, "server", folder, str(latency_s)], **PIPES)
+        server = star.hosts[0].popen(
+            [sys.executable, "-m", __name__, folder, str(latency_s)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
         try:
             assert server.stdout is not None
             server.stdout.readline()
@@ -303,8 +323,4 @@ def rows(progress: Callable[[str], None] = lambda line: None) -> list[Row]:
 
 
 if __name__ == "__main__":
-    role, first, last = sys.argv[1:]
-    if role == "server":
-        serve(first, float(last))
-    else:
-        load(role, int(last), json.loads(first))
+    serve(sys.argv[1], float(sys.argv[2]))

@@ -18,40 +18,26 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from emulator.lab.bench.ranks.team import found_by_hosts, star_with_aggregator
+from emulator.lab.bench.ranks.team import at_hosts, star_with_aggregator
 from emulator.lab.validation.rows import Row
 from emulator.networks.testbed.star import LinkOptions
 from switchml.errors import JobError
+from switchml.protocol import sizes
 from switchml.runtime.folders import TemporaryFolder
 
 SCHEDULES = ("message-driven", "1f1b", "gpipe")
 MORE = "message-driven with more in flight"
 WARM_UP = 2
-TCP_SHARE = 1448 / 1514
-"""Of a full frame, what TCP carries; tbf counts the Ethernet header."""
 
 
-def rank_main(plan: dict[str, Any]) -> None:
-    """One rank: prints its steps' seconds by schedule, and those of its stage's passes alone, as JSON."""
+def rank_main(plan: dict[str, Any]) -> dict[str, Any]:
+    """One rank: its steps' seconds by schedule, and those of its stage's passes alone."""
     import torch
     import torch.distributed as dist
     from torch import nn
 
+    from emulator.lab.bench.ranks.pause import pause
     from host_agent.pipeline import Pipeline, pipeline_groups
-
-    class Pause(torch.autograd.Function):
-        """The identity, which takes its time forward and backward."""
-
-        @staticmethod
-        def forward(ctx: Any, x: torch.Tensor, forward_s: float, backward_s: float) -> torch.Tensor:
-            ctx.backward_s = backward_s
-            time.sleep(forward_s)
-            return x.view_as(x)
-
-        @staticmethod
-        def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-            time.sleep(ctx.backward_s)
-            return gradients[0], None, None
 
     class Stage(nn.Module):
         def __init__(self, number: int):
@@ -61,7 +47,7 @@ def rank_main(plan: dict[str, Any]) -> None:
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             times = plan["forward_s"] * self.factor, plan["backward_s"] * self.factor
-            return Pause.apply(self.layers(x), *times)
+            return pause(self.layers(x), *times)
 
     width, samples, count = plan["width"], plan["samples"], plan["micro_batches"]
     torch.set_num_threads(1)
@@ -94,10 +80,10 @@ def rank_main(plan: dict[str, Any]) -> None:
             pipeline.step(x, target=x)
             if step >= WARM_UP:
                 seconds[name].append(time.perf_counter() - began)
-    alone_s = [median(times) for times in zip(*passes, strict=True)]
-    print(json.dumps({"stage": groups.stage, "alone_s": alone_s, "seconds": seconds}), flush=True)
     dist.barrier()
     dist.destroy_process_group()
+    alone_s = [median(times) for times in zip(*passes, strict=True)]
+    return {"stage": groups.stage, "alone_s": alone_s, "seconds": seconds}
 
 
 def predicted(plan: dict[str, Any], found: list[dict[str, Any]], rate_bps: float, folder: Path) -> float:
@@ -112,7 +98,7 @@ def predicted(plan: dict[str, Any], found: list[dict[str, Any]], rate_bps: float
     model.write_text("\n".join(rows) + "\n")
     cluster.write_text(
         f'extends = "cpu-10g"\ntitle = "one rank a host"\naccelerators_per_node = 1\n'
-        f"[between]\nport_bps = {rate_bps:g}\nefficiency = {TCP_SHARE:.3f}\n"
+        f"[between]\nport_bps = {rate_bps:g}\nefficiency = {sizes.TCP_SHARE:.3f}\n"
     )
     batch = plan["micro_batches"] * plan["ranks"] // plan["stages"]
     options = {
@@ -133,7 +119,7 @@ def compare(plan: dict[str, Any], rate_bps: float) -> tuple[dict[str, list[float
     with TemporaryFolder("pipelines") as folder:
         with star_with_aggregator(plan["ranks"], LinkOptions(rate_bps=rate_bps)) as (star, aggregator):
             plan["rendezvous"] = f"file://{folder}/rendezvous"
-            found = found_by_hosts(star, [sys.executable, "-m", __name__, json.dumps(plan)], aggregator.address)
+            found = at_hosts(star, aggregator.address, rank_main, plan)
         emulated_s = predicted(plan, found, rate_bps, Path(folder))
     steps = {
         name: [max(times) for times in zip(*(one["seconds"][name] for one in found), strict=True)]
@@ -151,7 +137,3 @@ def rows(progress: Callable[[str], None] = lambda line: None) -> list[Row]:
     }  # fmt: skip
     steps, emulated_s = compare(plan, 100e6)
     return [Row("pipeline, message-driven: step", median(steps[SCHEDULES[0]]), emulated_s, "s")]
-
-
-if __name__ == "__main__":
-    rank_main(json.loads(sys.argv[1]))

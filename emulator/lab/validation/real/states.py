@@ -59,7 +59,7 @@ def peak_bytes(model: nn.Module, optimizer: torch.optim.Optimizer, states: Seque
             tensor.detach()  # what an operator returns is counted
         for _ in range(2):
             _step_s(model, optimizer)
-    return tracker.peak
+    return int(tracker.peak)
 
 
 def _step_s(model: nn.Module, optimizer: torch.optim.Optimizer) -> float:

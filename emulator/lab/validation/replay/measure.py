@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
+from typing import Any
 
 from emulator.lab.bench.ranks.team import TrainingTeam, step_seconds, training_on_star
 from emulator.lab.bench.ranks.training import WARMUP_STEPS, LayerStack, Steps
@@ -87,7 +88,7 @@ class ReplayValidation:
         groups = {"self-replay": self.self_replays, "what-if": self.what_ifs, "emulated peers": self.peers}
         return {kind: rows for kind, rows in groups.items() if rows}
 
-    def as_json(self) -> dict:
+    def as_json(self) -> dict[str, Any]:
         """For --json: all rows, the averages of the what-ifs, and those of the others under their own names."""
         summaries = {kind: summary(rows) for kind, rows in self.groups.items()}
         rows = [row | {"kind": kind} for kind, one in summaries.items() for row in one.pop("rows")]

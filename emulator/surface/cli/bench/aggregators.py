@@ -40,8 +40,8 @@ def aggregators(workers: int, size: int, repeats: int, warmup: int, aggregators:
         if name not in known:
             raise click.BadParameter(f"{name!r}: expected some of {', '.join(known)}", param_hint="--aggregators")
     with progress("all-reduces") as task:
-        turns = bench.measure(size, names, workers=workers, repeats=repeats, warmup=warmup, report=task.step)
-    result = bench.as_json(turns, size, workers)
+        found = bench.measure(size, names, workers=workers, repeats=repeats, warmup=warmup, report=task.step)
+    result = bench.as_json(found, workers)
     output(as_json, lambda: result, lambda: bench.print_table(result))
 
 

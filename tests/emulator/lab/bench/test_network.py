@@ -62,6 +62,7 @@ def test_beside_gloo(ready):
         assert report["sent_bytes"]["switchml"][direction] >= 2 * 256 * 1076
         assert report["sent_bytes"]["gloo"][direction] >= 2 << 18
     assert report["error"]["switchml"] < 1e-6
+    assert report["lost"] == {"switchml": {"up": 0, "down": 0}, "gloo": {"up": 0, "down": 0}}
 
 
 @pytest.mark.root

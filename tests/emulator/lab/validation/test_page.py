@@ -14,9 +14,11 @@ PUBLISHED = Path(campaigns.__file__).parent / "published"
 
 
 def on_the_page(section: str) -> dict[str, list[str]]:
-    """Rows of the section's table by their first cell, remarks in parentheses left out; numbers without their unit."""
-    text = PAGE.read_text().partition(f"\n## {section}\n")[2].partition("\n## ")[0]
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line[:2] == "| "]
+    """Rows of the section's first table by their first cell, remarks in parentheses left out; numbers without their
+    unit."""
+    text = PAGE.read_text().partition(f"\n## {section}\n")[2]
+    table = "|" + text.partition("\n|")[2].partition("\n\n")[0]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines() if line[:2] == "| "]
     return {re.sub(r" \(.*\)$", "", name): [cell.replace(" %", "") for cell in cells] for name, *cells in rows[1:]}
 
 

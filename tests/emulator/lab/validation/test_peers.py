@@ -42,7 +42,7 @@ def test_a_short_validation(require_program, tmp_path):
     """Whether the numbers are right is not for a busy machine to say; here, that they are there and of their size."""
     require_program("ip")
     require_program("tc")
-    options = ["--ranks", "2", "--rates", "100mbit", "--steps", "3", "--layers", "1", "--micro-batch", "32"]
+    options = ["--ranks", "2", "--rates", "100mbit", "--steps", "3", "--layers", "1", "--batch", "32"]
     command = [sys.executable, "-m", "switchml", "validate", "peers", *options, "--json"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=110)
     assert done.returncode == 0, done.stderr
