@@ -345,6 +345,10 @@ class HostAgent(Agent):
         core = self.core
         if not core.start_queued(time.monotonic()):
             return False
+        if core.is_stopped:
+            self._turns.sleep(INTERVAL_S)
+            core.finish_turn(time.monotonic())
+            return True
         if self._has_part:
             self._has_part = False
             move_to(self._cores)

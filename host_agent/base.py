@@ -14,6 +14,7 @@ import numpy as np
 
 from host_agent import collectives, density, tensors
 from host_agent.calls import FailureState, Handle, Late, OnDone, Request, log
+from host_agent.signatures import Signature
 from switchml.errors import ConfigError, JobError, UnsupportedTensor
 from switchml.protocol.sparse import Sparse
 from switchml.runtime.memory import f32_at
@@ -217,13 +218,14 @@ class Agent(collectives.CollectivesMixin):
         sparse: SparseOption = None,
         wire: str | None = None,
         late: Late | None = None,
+        note: str = "",
     ) -> None:
         """Queue an all-reduce of `numel` elements from address `source` into `target` (may be equal); returns at once.
 
         `dtype`: float32, float64, float16, bfloat16, int32 or int64. `wire`: "int32" in place of the job's own.
         `on_done(None or error)` is called once, from the agent's thread or one that waits for a call, and must not wait
         for another call of this agent. The memory must stay alive until then (`keep` holds it). `sparse`: overrides
-        that of `join`. `late`: as in `allreduce`.
+        that of `join`. `late`: as in `allreduce`. `note`: what else all ranks must have alike, for people.
         """
         if late is not None:
             late.check(numel, dtype)
@@ -235,4 +237,7 @@ class Agent(collectives.CollectivesMixin):
                 "can't use its parent's agent; start processes before joining, or with the method spawn"
             )
         choice = None if sparse is None else density.choice(sparse)
-        self.submit(Request(source, target, numel, dtype, op, on_done, timeout_s, keep, choice, wire, late=late))
+        called = Signature("all_reduce", numel, dtype, op, note=note + (f" in {wire} lanes" if wire else ""))
+        self.submit(
+            Request(source, target, numel, dtype, op, on_done, timeout_s, keep, choice, wire, late=late, called=called)
+        )

@@ -14,6 +14,7 @@ from typing import Any, Generic, TypeVar
 import numpy.typing as npt
 
 from host_agent import density
+from host_agent.signatures import Signature
 from switchml.errors import CollectiveTimeout, ConfigError, JobError, SumOverflow
 from switchml.protocol.collectives import Collective
 from switchml.protocol.packet import REACH_ALL
@@ -67,7 +68,7 @@ class Request:
     until the call ends. `sparse`: None for the agent's default. `wire`: "int32" in place of the job's lanes, or None.
     `collective`: another one than an all-reduce (collectives.py), of dtype "raw" where it moves bytes. `is_part`: other
     threads of this rank have the rest of the tensor at the same time. `late`: the sums may be without ranks that are
-    late, which keep their part there.
+    late, which keep their part there. `called`: what the caller has called, if the rest does not say it.
     """
 
     source: int
@@ -83,6 +84,13 @@ class Request:
     collective: Collective | None = None
     is_part: bool = False
     late: Late | None = None
+    called: Signature | None = None
+
+    @property
+    def signature(self) -> Signature:
+        """What all ranks must have alike."""
+        kind = self.collective.kind if self.collective else "all_reduce"
+        return self.called or Signature(kind, self.numel, self.dtype, self.op)
 
     @property
     def name(self) -> str:
@@ -195,10 +203,11 @@ class CallQueue(FailureState, Generic[C]):
         call: C,
         departure: Callable[[], BaseException | None],
         log_call: Callable[[int], None] = lambda index: None,
+        seals: bool = False,
     ) -> None:
-        """Queue a call, whose index `log_call` gets. It ends at once if its tensor is empty, if the job is over, or
-        with the error of a `departure`."""
-        if call.request.is_empty:
+        """Queue a call, whose index `log_call` gets. It ends at once if its tensor is empty and it has no seal
+        (`seals`), if the job is over, or with the error of a `departure`."""
+        if call.request.is_empty and not seals:
             call.request.on_done(self.error)
             return
         with self._lock:

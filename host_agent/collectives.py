@@ -20,10 +20,11 @@ import numpy as np
 
 from host_agent import tensors
 from host_agent.calls import Handle, OnDone, Request, words
+from host_agent.signatures import Signature
 from switchml.errors import ConfigError, UnsupportedTensor
 from switchml.protocol import collectives as schemes
 from switchml.protocol.collectives import Collective
-from switchml.protocol.packet import OP_MAX32, OP_MAX64, OP_OR, OP_SUM, OP_XOR
+from switchml.protocol.packet import OP_MAX32, OP_MAX64, OP_OR, OP_SUM, OP_XOR, REACH_ALL
 from switchml.protocol.sizes import EXACT
 from switchml.runtime.memory import u8_at
 
@@ -42,7 +43,8 @@ NOT_HERE = "expected a software aggregator, or a P4 switch with switchml.json"
 class CollectiveCall:
     """A collective of one rank: `numel` elements of `dtype` (a name that NumPy or torch has) of `item` bytes each, at
     address `source`, with the result at `target`. `numel` are those of one rank's share in a reduce-scatter (whose
-    source has one for each rank) and an all-gather (whose target has)."""
+    source has one for each rank) and an all-gather (whose target has). `note`: what else has to be alike
+    (signatures.py)."""
 
     kind: str
     source: int
@@ -52,6 +54,12 @@ class CollectiveCall:
     item: int = 1
     op: str = "sum"
     root: int = 0
+    note: str = ""
+
+    @property
+    def signature(self) -> Signature:
+        """What every rank must have called alike."""
+        return Signature(self.kind, self.numel, self.dtype, self.op, self.root, self.note)
 
     @property
     def nbytes(self) -> int:
@@ -77,6 +85,7 @@ def request_of(
             f"{world_size - 1}"
         )
     n, share = world_size, collective.nbytes
+    options["called"] = collective.signature
     if collective.kind == "barrier":
         return Request(0, 0, 0, RAW, "sum", on_done, collective=schemes.barrier(), **options)
     if collective.kind == "broadcast":
@@ -259,6 +268,14 @@ class CollectivesMixin(abc.ABC):
             raise ConfigError(f"{collective.kind}: this aggregator only sums for all ranks; {NOT_HERE}")
         who = self.rank, self.world_size, self.wire
         self.submit(request_of(collective, *who, on_done, self.by_hosts, timeout_s=timeout_s, keep=keep))
+
+    def agree(self, signature: Signature, on_done: OnDone, *, timeout_s: float | None = None) -> None:
+        """Queue a barrier whose ranks must have come for the same: for what they do without this agent. Raises
+        ConfigError."""
+        if not self.takes_collectives:
+            raise ConfigError(f"{signature}: this aggregator only sums for all ranks; {NOT_HERE}")
+        seal = signature.seal(REACH_ALL)
+        self.submit(Request(0, 0, 0, RAW, "sum", on_done, timeout_s, collective=seal, called=signature))
 
     def reduce_scatter(
         self, x: Any, op: str = "sum", async_op: bool = False, out: Any = None, timeout_s: float | None = None

@@ -13,7 +13,6 @@ it in virtual time. One turn of a driver:
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from host_agent import density, tensors
 from host_agent.calls import Begun, CallQueue, PendingCall, Request, overflow
 from host_agent.histories import Histories
 from host_agent.recording import AgentLog
+from host_agent.signatures import Signature
 from host_agent.watch import INTERVAL_S, STALL_S, Watch, lost
 from switchml.control import client, membership
 from switchml.control.agreement import QueueReport, Report
@@ -36,9 +36,11 @@ from switchml.errors import (
     UnsupportedTensor,
 )
 from switchml.protocol import worker_state
-from switchml.protocol.collectives import sum_of_all
+from switchml.protocol.collectives import Collective, sum_of_all
 from switchml.protocol.fixedpoint import FORMATS
+from switchml.protocol.packet import REACH_ALL
 from switchml.protocol.sizes import EXACT, WIRES
+from switchml.protocol.sparse import Sparse
 from switchml.protocol.worker import Worker
 from switchml.protocol.worker_state import DONE, QUEUES, TASKS
 
@@ -49,13 +51,18 @@ COUNTERS = ("sent", "received", "retransmitted", "refused", "waits", "spurious",
             "expired", "partial", "late")  # fmt: skip
 """Names of the worker's counters in `Core.stats`."""
 _DISAGREEMENTS = {
-    worker_state.ERROR_MIXED: "the ranks' contributions differ in dtype",
+    worker_state.ERROR_MIXED: "the ranks' contributions differ in collective, size or dtype",
     worker_state.ERROR_OVERFLOW: "a sum overflowed its lanes",
     worker_state.ERROR_AHEAD: "a chunk needs another exponent than was agreed",
     worker_state.ERROR_STREAM: "the aggregator names blocks that this rank does not expect",
 }
 
 
+_MOST_TASKS = TASKS - 2
+"""Under way when a call begins, whose data and seal are two more: so no record is used again before its call is
+reported."""
+_EXPLAIN_S = 1.5
+"""How long a rank that disagrees waits for the aggregator to name two calls that differ."""
 _ONE_ORDER = "every rank must make the same calls in the same order"
 
 
@@ -110,19 +117,16 @@ def format_of(dtype: str, wire: str) -> str:
 @dataclass
 class TaskCall(PendingCall):
     """A call that is a task of the worker's. `dtype`: a key of fixedpoint.FORMATS. `kind`: under `sparse="auto"`, the
-    kind of tensor whose density its result decides (density.py). `number`: counts the calls of its `queue`."""
+    kind of tensor whose density its result decides (density.py). `number`: counts the calls of its `queue`. `tasks`:
+    the numbers of the worker's tasks for its data and its seal."""
 
     dtype: str
     queue: int
+    signature: Signature
+    seal: Collective | None
     kind: density.Kind | None = None
     number: int = 0
-
-    @property
-    def what(self) -> str:
-        """For messages."""
-        scheme, what = self.request.collective, f"{self.request.numel:,} {self.dtype}"
-        what = f"{self.request.numel:,} bytes" if self.dtype == "raw" else what
-        return f"an all-reduce of {what}" if scheme is None else scheme.describe(what)
+    tasks: tuple[int, ...] = ()
 
 
 class Core(CallQueue[TaskCall]):
@@ -157,7 +161,9 @@ class Core(CallQueue[TaskCall]):
         self.call_log: AgentLog | None = None
         self.completed = 0
         """The worker's tasks whose calls have been reported."""
-        self._running: collections.OrderedDict[int, TaskCall] = collections.OrderedDict()
+        self._running: list[TaskCall] = []
+        self._explains_until: float | None = None
+        """The ranks disagree, and this one waits for the aggregator to say how."""
         scalars, tasks = worker.state.scalars, worker.state.tasks
         # A column is read ten times as fast as a field of a record.
         self._failure, self._completed = scalars["failure"]["code"], scalars["counters"]["completed"]
@@ -177,6 +183,7 @@ class Core(CallQueue[TaskCall]):
         Raises UnsupportedTensor for the dtype; ConfigError for sparse streams that the aggregator does not take, and
         for a wire that is neither the job's nor int32.
         """
+        signature, takes_seals = request.signature, self.takes_collectives and not request.late
         nbytes, scheme = request.numel * tensors.ITEM_BYTES.get(request.dtype, 1), request.collective
         nbytes *= max(scheme.shares, 1) if scheme is not None else 1
         dtype, sparse = format_of(request.dtype, request.wire or self.wire), density.OFF
@@ -196,8 +203,11 @@ class Core(CallQueue[TaskCall]):
                 self.call_log.submitted(index, nbytes, scheme.kind if scheme is not None else "all_reduce")
 
         queue = self.worker.queue_of(request.collective)
-        call = TaskCall(request, sparse, request.divisor(self.world_size), request.deadline(now), dtype, queue)
-        self.add(call, lambda: None if request.late else self._watch.departure, log_call)
+        is_barrier = scheme is not None and scheme.kind == "barrier"
+        seal = signature.seal(scheme.reach if scheme else REACH_ALL) if takes_seals and not is_barrier else None
+        deadline = request.deadline(now)
+        call = TaskCall(request, sparse, request.divisor(self.world_size), deadline, dtype, queue, signature, seal)
+        self.add(call, lambda: None if request.late else self._watch.departure, log_call, seals=seal is not None)
 
     def moved(self, info: client.JobInfo) -> None:
         """The job goes on at another aggregator. While the driver does not run."""
@@ -215,12 +225,20 @@ class Core(CallQueue[TaskCall]):
         elif isinstance(event, membership.Disagreement):
             self.fail(RanksDisagree(f"job '{self.job}': {event.reason}; {_ONE_ORDER}"))
         elif isinstance(event, membership.PeerLost):
+            if self.is_stopped:  # it has seen the same, and given up first
+                self.fail(self._disagreement())
             self.fail(lost(self.job, event.ranks, event.reason))
         else:
             with self._lock:
                 self._watch.peer_left(event, now)
 
     # From the driver
+
+    @property
+    def is_stopped(self) -> bool:
+        """The worker has failed and must not be used any more, while `finish_turn` waits for what the aggregator says
+        about it."""
+        return self._explains_until is not None
 
     @property
     def is_idle(self) -> bool:
@@ -242,7 +260,12 @@ class Core(CallQueue[TaskCall]):
         with self._lock:
             if self.error is not None:
                 return False
-            while self._queue and self.worker.outstanding < TASKS and self._start(self._queue[0], now):
+            while (
+                self._queue
+                and not self.is_stopped
+                and self.worker.outstanding < _MOST_TASKS
+                and self._start(self._queue[0], now)
+            ):
                 self._queue.popleft()
         self.note_busy(now, bool(self._running))
         return True
@@ -251,7 +274,7 @@ class Core(CallQueue[TaskCall]):
         """After packets have moved: report the calls that are done, and fail if the ranks disagree, a needed peer has
         left or a call is late."""
         if self._failure[0]:
-            self.fail(self._disagreement())
+            self._explain(now)
         completed = int(self._completed[0])
         if completed != self.completed:
             self.completed = completed
@@ -268,7 +291,7 @@ class Core(CallQueue[TaskCall]):
     def end(self) -> bool:
         """Fail every call that is left with `error`. Returns whether this rank should leave the job at once, so that
         the others need not wait for it in vain: it failed by itself."""
-        self.end_calls(self._running.values())
+        self.end_calls(self._running)
         self._running.clear()
         return isinstance(self.error, (RanksDisagree, CollectiveTimeout, LeftBehind))
 
@@ -298,36 +321,52 @@ class Core(CallQueue[TaskCall]):
                 return False
             is_sparse = kind.is_sparse
             call.kind = kind if self._densities.start(kind) else None
-        scheme = request.collective
+        tasks = []
+        if not request.is_empty:
+            tasks.append(self._start_data(call, blocks if is_sparse else None))
+        if call.seal is not None:
+            tasks.append(self.worker.start(0, 0, 0, "raw", collective=call.seal))
+        call.tasks = tuple(tasks)
+        counters = self.worker.counters
+        call.begun = Begun(tasks[0], now, int(counters["sent"]), int(counters["retransmitted"]))
+        self._running.append(call)
+        if self.call_log is not None:
+            chunks = int(self.worker.state.tasks[tasks[0] % TASKS]["chunks"])
+            self.call_log.started(call.index, dict(zip(tasks, (0, chunks), strict=False)))
+        return True
+
+    def _start_data(self, call: TaskCall, blocks: Sparse | None) -> int:
+        """The number of the task that moves a call's elements. `blocks`: those to skip."""
+        request, scheme = call.request, call.request.collective
         shares = max(scheme.shares, 1) if scheme is not None else 1
-        remembers = not is_sparse and call.dtype != "raw"
-        number = self.worker.start(
+        remembers = blocks is None and call.dtype != "raw"
+        return self.worker.start(
             request.source,
             request.target,
             request.numel,
             call.dtype,
             call.divisor,
             self._histories.of(call.dtype, request.numel * shares) if remembers else None,
-            blocks if is_sparse else None,
+            blocks,
             scheme,
             request.late.values.ctypes.data if request.late else 0,
         )
-        counters = self.worker.counters
-        call.begun = Begun(number, now, int(counters["sent"]), int(counters["retransmitted"]))
-        self._running[number] = call
-        if self.call_log is not None:
-            self.call_log.started(call.index)
-        return True
 
     def _follows_running(self, call: TaskCall) -> bool:
         """Whether a tensor of the same shape is under way, whose exponents this one's are guessed from. A rank that is
         not in a sum must have guessed as the others did, so all have to guess from the same results."""
         shape = call.dtype, call.request.numel
-        return any((other.dtype, other.request.numel) == shape for other in self._running.values())
+        return any((other.dtype, other.request.numel) == shape for other in self._running)
 
     def _report_done(self) -> None:
-        for number in [number for number in self._running if self._task_state[number % TASKS] == DONE]:
-            call, at = self._running.pop(number), number % TASKS
+        state = self._task_state
+        running, self._running = self._running, []
+        done: list[TaskCall] = []
+        for call in running:
+            is_done = all(state[task % TASKS] == DONE for task in call.tasks)
+            (done if is_done else self._running).append(call)
+        for call in done:
+            at = call.tasks[0] % TASKS
             numel = call.request.numel
             if call.kind is not None:
                 self._densities.look(call.kind, call.request.target, numel, call.dtype, call.sparse.blocks)
@@ -341,21 +380,22 @@ class Core(CallQueue[TaskCall]):
             call.end(error)
 
     def _check_progress(self, now: float) -> None:
-        if self._running and (error := self._watch.check(now, self._running.values(), self.queued())) is not None:
+        if self._running and (error := self._watch.check(now, self._running, self.queued())) is not None:
             self.fail(error)
         if len(self.worker.queues) > 1 and self._watch.stands_still(now):
             self._report_calls(now)
 
-    def _report_calls(self, now: float) -> None:
-        """Say what this rank has called, if that is news."""
+    def _report_calls(self, now: float, failed: list[TaskCall] | None = None) -> None:
+        """Say what this rank has called, if that is news. `failed`: where the ranks differ, in place of what is under
+        way."""
         first: dict[int, TaskCall] = {}
         with self._lock:
             counts = list(self._calls_of)
-            for call in (*self._running.values(), *self._queue):
+            for call in (*(failed or ()), *self._running, *self._queue):
                 first.setdefault(call.queue, call)
         report = Report(
             tuple(
-                QueueReport(calls, first[at].number, first[at].index, first[at].what)
+                QueueReport(calls, first[at].number, first[at].index, str(first[at].signature))
                 if at in first
                 else QueueReport(calls, calls)
                 for at, calls in enumerate(counts)
@@ -364,6 +404,24 @@ class Core(CallQueue[TaskCall]):
         if report != self._reported and now >= self._report_at:
             self._reported, self._report_at = report, now + STALL_S
             self._report(report)
+
+    def _explain(self, now: float) -> None:
+        """The worker has failed. Where the ranks disagree, each says what it has called, and the aggregator names two
+        that differ; without its answer, this rank fails by itself."""
+        if self._explains_until is None:
+            behind = self._failure[0] == worker_state.ERROR_BEHIND
+            self._explains_until = now if behind else now + _EXPLAIN_S
+            if not behind:
+                self._report_at = 0.0
+                self._report_calls(now, self._failed_calls())
+        if now >= self._explains_until:
+            self.fail(self._disagreement())
+
+    def _failed_calls(self) -> list[TaskCall]:
+        """Those that have the chunk where the worker failed: one, or one of each queue."""
+        chunk, tasks = int(self.worker.failure["chunk"]), self.worker.state.tasks
+        rows = [(call, tasks[number % TASKS]) for call in self._running for number in call.tasks]
+        return [call for call, task in rows if 0 <= chunk - int(task["first"]) < int(task["chunks"])]
 
     def _disagreement(self) -> JobError:
         if self._failure[0] == worker_state.ERROR_BEHIND:
@@ -374,7 +432,8 @@ class Core(CallQueue[TaskCall]):
             )
         return RanksDisagree(
             f"job '{self.job}' chunk {self.worker.failure['chunk']}: "
-            f"{_DISAGREEMENTS[int(self.worker.failure['code'])]}; {_ONE_ORDER}"
+            f"{_DISAGREEMENTS[int(self.worker.failure['code'])]}; rank {self.rank} called "
+            f"{' or '.join(str(call.signature) for call in self._failed_calls())}; {_ONE_ORDER}"
         )
 
 

@@ -6,6 +6,7 @@ its call then drives the agent itself, and a call that nobody waits for wakes th
 """
 
 import os
+import select
 import threading
 from collections.abc import Callable
 
@@ -34,6 +35,11 @@ class DriverLock:
                 self._begin_thread()
         if driver is not None and driver != threading.get_ident():
             os.eventfd_write(self.wake_fd, 1)
+
+    def sleep(self, most_s: float) -> None:
+        """For whoever drives: until somebody wakes, or so long."""
+        if select.select([self.wake_fd], [], [], most_s)[0]:
+            os.eventfd_read(self.wake_fd)
 
     def take(self) -> bool:
         """Whether the calling thread drives from now on: if nobody did. It ends that with `give_back`."""

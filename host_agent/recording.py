@@ -71,12 +71,16 @@ class AgentLog:
     after: dict[str, Any] = field(default_factory=dict)
     calls: dict[int, CallRecord] = field(default_factory=dict)
     ended: int = 0
+    places: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """Task of the worker's → number of its call, and of its first chunk in it: a seal follows the data."""
 
     def submitted(self, tensor: int, nbytes: int, kind: str = KINDS[0]) -> None:
         now = time.monotonic_ns()
         self.calls[tensor] = CallRecord(tensor, now, 0, 0, nbytes, _thread.launch, KINDS.index(kind))
 
-    def started(self, tensor: int) -> None:
+    def started(self, tensor: int, places: dict[int, int]) -> None:
+        """`places`: the worker's tasks for the call, and the chunk with which each begins."""
+        self.places |= {task: (tensor, first) for task, first in places.items()}
         if tensor in self.calls:
             self.calls[tensor].started = time.monotonic_ns()
 
@@ -87,8 +91,15 @@ class AgentLog:
 
     @property
     def packets(self) -> np.ndarray:
-        """PACKET[records] so far."""
-        return self.packet_log.packets[: self.packet_log.counts[0]]
+        """PACKET[records] so far; `tensor` is -1 in those of calls that were under way before."""
+        records = self.packet_log.packets[: self.packet_log.counts[0]].copy()
+        tasks = np.array([-2, *sorted(self.places)])
+        known = np.array([(-1, 0), *(self.places[task] for task in sorted(self.places))])
+        at = np.searchsorted(tasks, records["tensor"], side="right") - 1
+        at[tasks[at] != records["tensor"]] = 0
+        records["tensor"] = known[at, 0]
+        records["chunk"] += known[at, 1].astype(np.int32)
+        return records
 
     @property
     def lost(self) -> int:

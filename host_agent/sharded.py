@@ -133,6 +133,7 @@ class ShardedAgent(Agent):
                         target=request.target + offset,
                         numel=count,
                         on_done=call.report(index, shard),
+                        called=request.signature,
                         is_part=len(parts) > 1,
                     )
                     self._agents[shard].submit(part)

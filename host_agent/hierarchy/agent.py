@@ -27,6 +27,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -161,6 +162,7 @@ class HierarchicalAgent(Agent):
 
     def submit(self, request: Request) -> None:
         divisor, deadline = request.divisor(self.world_size), request.deadline(time.monotonic())
+        request = replace(request, called=request.signature)  # before it is widened
         if request.collective is None:
             request, sparse = core.accepted(request, wire=self.wire, sparse=self.sparse, takes_sparse=self.takes_sparse)
             call = NodeCall(core.widened(request), sparse, divisor, deadline)

@@ -22,7 +22,7 @@ class NodeCall(PendingCall):
 
     def __post_init__(self) -> None:
         request, blocks = self.request, self.sparse.blocks
-        text = f"{request.dtype} {request.numel} {request.wire} {self.sparse.mode} {blocks.block} {blocks.threshold}"
+        text = f"{request.signature} {request.wire} {self.sparse.mode} {blocks.block} {blocks.threshold}"
         self.digest = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest(), "little")
 
     @property
@@ -82,7 +82,8 @@ class Block:
         sums goes with them."""
         request, count = self.call.request, self.count + self.is_integer
         sparse, wire = self.call.sparse, request.wire
-        return [Request(result, result, count, request.dtype, "sum", done, None, keep, sparse, wire)]
+        where = (result, result, count, request.dtype, "sum", done, None, keep, sparse, wire)
+        return [Request(*where, called=request.signature)]
 
     def copy_out(self, memory: HostMemory, slot: int) -> None:
         """Copy what this rank gets to where it belongs."""

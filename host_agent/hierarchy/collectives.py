@@ -59,7 +59,7 @@ class CollectiveCall(NodeCall):
 
     def __post_init__(self) -> None:
         request, scheme = self.request, self.scheme
-        text = f"{scheme.kind} {request.dtype} {request.numel} {request.op} {scheme.op} {scheme.root} {scheme.mark}"
+        text = f"{request.signature} {request.dtype} {request.op} {scheme.op} {scheme.root} {scheme.mark}"
         self.digest = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest(), "little")
 
     @property
@@ -127,10 +127,11 @@ class CollectiveBlock(Block):
 
         def one(source: int, target: int, ranks: int, collective: Collective) -> Request:
             request = Request(source, target, ranks * self.count, self.call.request.dtype, "sum", done, keep=keep)
-            return replace(request, collective=collective)
+            return replace(request, collective=collective, called=self.call.request.signature)
 
         if not scheme.shares:
-            return [one(result, result, 1, replace(scheme, root=places.host_of[scheme.root]))]
+            root = scheme.root if scheme.seals >= 0 else places.host_of[scheme.root]
+            return [one(result, result, 1, replace(scheme, root=root))]
         if not places.are_even:  # one host after the other
             each = []
             for host, ranks in enumerate(hosts):

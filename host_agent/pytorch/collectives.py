@@ -34,6 +34,7 @@ class Group(Protocol):
 
     agent: Agent | None
     callbacks: CallbackThreads
+    notes_shapes: bool
 
     def rank(self) -> int: ...
 
@@ -68,6 +69,7 @@ class Batch:
     ) -> None:
         """One collective between contiguous tensors; those on a GPU by way of the host."""
         landed, cuda, own = None, self._cuda, source
+        shape = (target if self._kind == "reduce_scatter" else source).shape
         if cuda is not None and source.is_cuda:
             device_target = target
             source, landed = cuda.down(source)
@@ -75,7 +77,8 @@ class Batch:
             self.work.before_finish.insert(0, cuda.up(target, device_target))
         dtype = str(source.dtype).removeprefix("torch.")
         at = source.data_ptr(), target.data_ptr()
-        collective = CollectiveCall(self._kind, *at, numel, dtype, source.element_size(), op, root)
+        note = f" of shape {list(shape)} on {own.device.type}" if self._group.notes_shapes else ""
+        collective = CollectiveCall(self._kind, *at, numel, dtype, source.element_size(), op, root, note)
 
         def call() -> None:
             self._group.call_agent(

@@ -13,6 +13,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from host_agent.compression.adaptive.policy import is_auto, parse_auto
 from host_agent.compression.compressed import AgentReducer, Compressor, lanes_of, sum_of_payloads, values_of
 from host_agent.pytorch.compiling import never_compiled
 from host_agent.pytorch.futures import Promise
+from host_agent.pytorch.modes import CallersModes
 from switchml.codecs import Codec, Gather, Max, Memory, Payload, Request, SparseSum, Sum, Turn
 from switchml.errors import UnsupportedTensor
 
@@ -90,11 +92,12 @@ class CodecState:
         return {name: getattr(self, name) for name in names}
 
     def submit(self, task: Callable[[], None]) -> None:
-        """Run `task()` on this state's thread, after those before: the one order that all ranks share."""
+        """Run `task()` on this state's thread, in the caller's modes, after those before: the one order that all ranks
+        share."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="switchml-codec", daemon=True)
             self._thread.start()
-        self._tasks.put(task)
+        self._tasks.put(partial(_run_in, CallersModes(), task))
 
     def _run(self) -> None:
         while True:
@@ -103,6 +106,11 @@ class CodecState:
             task()
             del task  # or its bucket would live until the next
             self.busy_s += time.perf_counter() - start
+
+
+def _run_in(modes: CallersModes, task: Callable[[], None]) -> None:
+    with modes():
+        task()
 
 
 @never_compiled

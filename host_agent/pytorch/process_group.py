@@ -19,6 +19,7 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -30,11 +31,12 @@ from host_agent import recording
 from host_agent.agent import HostAgent
 from host_agent.base import Agent
 from host_agent.loop import warm_up
-from host_agent.pytorch import collectives
+from host_agent.pytorch import collectives, gloo
 from host_agent.pytorch.compiling import never_compiled, never_compiled_methods
 from host_agent.pytorch.counts import GLOO, Counts
 from host_agent.pytorch.rendezvous import Rendezvous, own_part, without_traceback
 from host_agent.pytorch.work import AllReduceWork, CallbackThreads, flat_memory
+from host_agent.signatures import Signature
 from host_agent.v1.agent import DTYPES
 from host_agent.v1.joining import protocol_of
 from switchml.errors import ConfigError, JobError, JoinError, PeerLost
@@ -111,8 +113,11 @@ class SwitchMLProcessGroup(dist.ProcessGroup):
         """Why the job is over, once a call has failed of it."""
         self._shutdown_lock = threading.Lock()
         self._submit_lock = threading.Lock()
+        self._launches = gloo.Launches()
         self.callbacks = CallbackThreads(f"switchml-callbacks-{rank}")
         self._takes_all = _takes_all()
+        self.notes_shapes = dist.get_debug_level() == dist.DebugLevel.DETAIL
+        """Ranks must agree on shapes and devices, too, as torch's own backends check."""
         is_v1 = protocol_of(None).version == "v1"
         self._sums = _V1_DTYPES if is_v1 else frozenset(WIRE_DTYPES)
         if is_v1 and not self._is_default:
@@ -196,7 +201,6 @@ class SwitchMLProcessGroup(dist.ProcessGroup):
 
     def allreduce(self, tensors: Any, *args: Any, **kwargs: Any) -> Work:  # type: ignore[override]
         """`allreduce([tensor], options)`, or `allreduce(tensor_or_list, op=SUM, timeout=None)`."""
-        gloo = self._require_gloo()
         op, timeout = _op_and_timeout(args, kwargs)
         listed = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
         # Several tensors in one call mean: one a device of this rank, all summed into each. Gloo knows how.
@@ -214,7 +218,7 @@ class SwitchMLProcessGroup(dist.ProcessGroup):
                 self._counts.add("all_reduce")
                 return work
         self._counts.add("all_reduce", GLOO)
-        return gloo.allreduce(tensors, *args, **kwargs)
+        return self.by_gloo("allreduce", (tensors, *args), kwargs)  # type: ignore[no-any-return]
 
     def take(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Work | None:
         """Another method's call, if the aggregator takes it."""
@@ -228,13 +232,36 @@ class SwitchMLProcessGroup(dist.ProcessGroup):
 
     def allreduce_coalesced(self, tensors: Any, *args: Any, **kwargs: Any) -> Work:
         """`allreduce_coalesced(tensors, options)`: each tensor summed for itself."""
-        gloo = self._require_gloo()
         op, timeout = _op_and_timeout(args, kwargs)
         if self._carries(tensors, op):
             self._counts.add("all_reduce")
             return self._submit(list(tensors), op, timeout)
         self._counts.add("all_reduce", GLOO)
-        return gloo.allreduce_coalesced(tensors, *args, **kwargs)
+        return self.by_gloo("allreduce_coalesced", (tensors, *args), kwargs)  # type: ignore[no-any-return]
+
+    def by_gloo(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Have Gloo do a call of ProcessGroup's method `name`, once the ranks agree on it."""
+        method = getattr(self._require_gloo(), name)
+        signature = gloo.signature_of(name, args, kwargs, self.notes_shapes)
+        agent = self.agent
+        work = gloo.GlooWork(name, method, args, kwargs, self.callbacks)
+        if signature is None or agent is None or not agent.takes_collectives:
+            if not work.has_copies:
+                return method(*args, **kwargs)
+            work.begin()
+            return work
+        timeout_s = self.seconds(None)
+
+        def queue_barrier() -> None:
+            self.call_agent(partial(_agree, signature, timeout_s), agreed)
+
+        with self._submit_lock:
+            agreed = self._launches.add(work.begin)
+            if self._cuda is not None:
+                self._cuda.call(queue_barrier)
+            else:
+                queue_barrier()
+        return work
 
     def _carries(self, tensors: list[torch.Tensor], op: Any, layout: torch.layout = torch.strided) -> bool:
         """Whether the aggregator can sum tensors of this layout. Depends on nothing but what all ranks agree on."""
@@ -269,7 +296,8 @@ class SwitchMLProcessGroup(dist.ProcessGroup):
                 work.part_done(self._in_global_ranks(error))
                 return
             work.before_finish.append(lambda: replace(union, values))
-            self._call_agent(values, op == dist.ReduceOp.AVG, timeout_s, work.part_done, sparse=True)
+            note = gloo.note_of([tensor])
+            self._call_agent(values, op == dist.ReduceOp.AVG, timeout_s, work.part_done, sparse=True, note=note)
 
         with self._submit_lock, recording.launching():
             if self._cuda is not None:
@@ -294,23 +322,34 @@ class SwitchMLProcessGroup(dist.ProcessGroup):
 
     def _submit(self, tensors: list[torch.Tensor], op: Any, timeout: timedelta | None) -> Work:
         mean = op == dist.ReduceOp.AVG
-        summed = [tensor for tensor in tensors if tensor.numel() and self.agent is not None]
+        summed = tensors if self.agent is not None else []
         work = self.work_type(tensors)(tensors, len(summed), self.callbacks)
         timeout_s = self.seconds(timeout)
         # The lock keeps the tensors of one call together, in an order that is the same on all ranks.
         with self._submit_lock, recording.launching():
             for tensor in summed:
+                note = gloo.note_of([tensor]) if self.notes_shapes else ""
+                call = partial(self._sum_for, mean, timeout_s, note)
                 if self._cuda is not None:
-                    self._cuda.stage(tensor, work, lambda host, done: self._call_agent(host, mean, timeout_s, done))
+                    self._cuda.stage(tensor, work, call)
                 else:
-                    self._call_agent(flat_memory(tensor, work), mean, timeout_s, work.part_done)
+                    call(flat_memory(tensor, work), work.part_done)
         return work
 
+    def _sum_for(self, mean: bool, timeout_s: float, note: str, tensor: torch.Tensor, done: Done) -> None:
+        self._call_agent(tensor, mean, timeout_s, done, note=note)
+
     def _call_agent(
-        self, tensor: torch.Tensor, mean: bool, timeout_s: float, done: Done, sparse: bool | None = None
+        self,
+        tensor: torch.Tensor,
+        mean: bool,
+        timeout_s: float,
+        done: Done,
+        sparse: bool | None = None,
+        note: str = "",
     ) -> None:
         """Sum a contiguous CPU tensor in place, then call `done`. After `timeout_s` the agent gives up the job.
-        `sparse`: the agent's word about blocks of zeros if None."""
+        `sparse`: the agent's word about blocks of zeros if None. `note`: what else the ranks must have alike."""
         address = tensor.data_ptr()
 
         def submit(agent: Agent, on_done: Done) -> None:
@@ -324,6 +363,7 @@ class SwitchMLProcessGroup(dist.ProcessGroup):
                 timeout_s=timeout_s,
                 keep=tensor,
                 sparse=sparse,
+                note=note,
             )
 
         self.call_agent(submit, done)
@@ -377,7 +417,7 @@ class SwitchMLProcessGroup(dist.ProcessGroup):
             rendezvous, self._rendezvous = self._rendezvous, None
             agent, self.agent = self.agent, None
             cuda, self._cuda = self._cuda, None
-            gloo, self._gloo = self._gloo, None
+            group, self._gloo = self._gloo, None
         _open_groups.discard(self)
         if cuda is not None:
             cuda.close()
@@ -392,21 +432,25 @@ class SwitchMLProcessGroup(dist.ProcessGroup):
             if self._is_default:
                 _default_address = None
         self.callbacks.close()
-        if gloo is not None:
-            gloo.shutdown()
+        if group is not None:
+            group.shutdown()
 
     def _require_gloo(self) -> dist.ProcessGroup:
-        gloo = self._gloo
-        if gloo is None:
+        group = self._gloo
+        if group is None:
             raise JobError("this process group was destroyed")
-        return gloo
+        return group
+
+
+def _agree(signature: Signature, timeout_s: float, agent: Agent, done: Done) -> None:
+    agent.agree(signature, done, timeout_s=timeout_s)
 
 
 def _gloo_method(name: str) -> Callable[..., Any]:
     def method(self: SwitchMLProcessGroup, *args: Any, **kwargs: Any) -> Any:
-        gloo = self._require_gloo()
+        self._require_gloo()
         work = self.take(name, args, kwargs)
-        return work if work is not None else getattr(gloo, name)(*args, **kwargs)
+        return work if work is not None else self.by_gloo(name, args, kwargs)
 
     method.__name__ = name
     method.__doc__ = getattr(dist.ProcessGroup, name).__doc__

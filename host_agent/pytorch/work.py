@@ -22,6 +22,7 @@ from host_agent import recording
 from host_agent.calls import words
 from host_agent.pytorch.compiling import never_compiled_methods
 from host_agent.pytorch.futures import Promise
+from host_agent.pytorch.modes import CallersModes
 from switchml.errors import CollectiveTimeout
 
 NO_TIMEOUT = timedelta(0)
@@ -108,11 +109,13 @@ class AllReduceWork(Work):
         inputs: list[torch.Tensor] | None = None,
     ):
         """`parts`: how many times `part_done` will be called. `span`: its name in a profile, which shows the shapes of
-        `inputs`, by default those of `tensors`."""
+        `inputs`, by default those of `tensors`; one without PREFIX is not shown."""
         super().__init__()
+        self._modes = CallersModes()
         self.tensors = tensors
         self.before_finish: list[Callable[[], object]] = []
-        """Steps between the last part and the end (copies out of staging buffers), run on a callback thread."""
+        """Steps between the last part and the end (copies out of staging buffers), run on a callback thread, in the
+        caller's modes."""
         self._callbacks = callbacks
         self._name = words(span.removeprefix(PREFIX))
         self._parts = parts
@@ -181,8 +184,9 @@ class AllReduceWork(Work):
 
     def _run_last_steps(self) -> None:
         try:
-            for step in self.before_finish:
-                step()
+            with self._modes():
+                for step in self.before_finish:
+                    step()
         except Exception as error:
             self._error = error
         self._finish()
@@ -198,13 +202,14 @@ class AllReduceWork(Work):
 
     def _complete_future(self) -> None:
         assert self._promise is not None
-        self._promise.complete(self.tensors, self._error)
+        with self._modes():
+            self._promise.complete(self.tensors, self._error)
 
 
 def _begin_span(tensors: list[torch.Tensor], name: str) -> Callable[[], object]:
     """Begin the profiler's span, if one is running; returns what ends it, on any thread. A recording of ours has a
     better one of the same name."""
-    if not torch.autograd._profiler_enabled() or recording.is_on():
+    if not name.startswith(PREFIX) or not torch.autograd._profiler_enabled() or recording.is_on():
         return lambda: None
     span = _autograd._record_function_with_args_enter(name, *tensors)
     return lambda: _autograd._record_function_with_args_exit(span)

@@ -1,8 +1,10 @@
-"""Whether ranks agree on the order of their collectives (docs/protocol.md, section 11): of two queues that share no
-slot, no packet shows that one rank waits in the one and another rank in the other.
+"""Whether ranks agree on their collectives and the order of them (docs/protocol.md, section 11): of two queues that
+share no slot, no packet shows that one rank waits in the one and another rank in the other; and where packets show that
+calls differ, they do not say which.
 
-A rank whose call stands still reports what it has called. What a report says of the calls so far stays true, so two
-reports that contradict each other do so for good, whenever they were made: a rank that is slow contradicts nobody.
+A rank whose call stands still, or differs, reports what it has called. What a report says of the calls so far stays
+true, so two reports that contradict each other do so for good, whenever they were made: a rank that is slow contradicts
+nobody.
 """
 
 from collections import defaultdict
@@ -10,14 +12,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 MOST_QUEUES = 2
-MOST_WORDS = 60
+MOST_WORDS = 80
 """Characters of a call's description that are shown to others."""
 
 
 @dataclass(frozen=True)
 class QueueReport:
     """A rank's calls in one queue: `calls` so far; of them, `awaited` is the first that is not done (equal to `calls`:
-    all are), `index` its number among the calls of all queues, and `what` it is, for people."""
+    all are), `index` its number among the calls of all queues, and `what` it is, in words that all ranks have alike."""
 
     calls: int
     awaited: int
@@ -44,6 +46,13 @@ class Report:
         mine = self.queues[number].calls if number < len(self.queues) else call.calls
         return call.waits and mine <= call.awaited and self.calls > call.index
 
+    def differs(self, number: int, call: QueueReport) -> bool:
+        """Whether this rank waits in the same place of queue `number` as `call`, but in another call."""
+        if number >= len(self.queues):
+            return False
+        mine = self.queues[number]
+        return mine.waits and mine.awaited == call.awaited and mine.what != call.what
+
     def __str__(self) -> str:
         waiting = [queue for queue in self.queues if queue.waits]
         first = min(waiting, key=lambda queue: queue.index, default=None)
@@ -68,6 +77,12 @@ def _contradiction(reports: Mapping[int, Report], rank: int) -> str:
     for other, theirs in sorted(reports.items()):
         for waits, lacks, waiting, lacking in ((rank, other, ours, theirs), (other, rank, theirs, ours)):
             for number, call in enumerate(waiting.queues):
+                if call.waits and lacking.differs(number, call):
+                    other_call = lacking.queues[number]
+                    return (
+                        f"rank {waits} waits in its call {call.index}, {_shown(call.what)}, and rank {lacks} in its "
+                        f"call {other_call.index}, {_shown(other_call.what)}, where both should be the same"
+                    )
                 if lacking.lacks(number, call):
                     return (
                         f"rank {waits} waits in its call {call.index}, {_shown(call.what)}, which rank {lacks} has not "

@@ -23,7 +23,8 @@ class Collective:
     """How a task differs from an all-reduce that sums. `reach`, `root` and `op` as in packet.py. `shares`: how many
     ranks own a part of the tensor (0: all of it is `root`'s); the task's elements are then those of one share, which
     begins `source_step` bytes behind the one before in what this rank contributes, and `target_step` bytes in the
-    result. `mark`: what packets of raw bytes carry as `used`, so that ranks whose elements differ in size learn it."""
+    result. `mark`: what packets of raw bytes carry as `used`, so that ranks whose elements differ in size learn it.
+    `seals`: of a seal, the reach of the collective before it, else -1."""
 
     reach: int
     root: int = 0
@@ -32,6 +33,12 @@ class Collective:
     source_step: int = 0
     target_step: int = 0
     mark: int = 0
+    seals: int = -1
+
+    @property
+    def moves_bytes(self) -> bool:
+        """Whether it goes to the queue of bytes, where there is one."""
+        return REACH_OTHERS in (self.reach, self.seals)
 
     @property
     def kind(self) -> str:
@@ -40,19 +47,8 @@ class Collective:
             return "all_gather" if self.shares else "broadcast"
         if self.reach == REACH_ROOT:
             return "reduce_scatter" if self.shares else "reduce"
-        return "barrier" if self.op == OP_SUM and not self.mark else "all_reduce"
-
-    def describe(self, what: str) -> str:
-        """It, with an article, of `what` elements (of one share, if it has shares)."""
-        words = {
-            "all_gather": f"an all-gather of {what}",
-            "broadcast": f"a broadcast of {what} from rank {self.root}",
-            "reduce_scatter": f"a reduce-scatter of {what}",
-            "reduce": f"a reduce of {what} to rank {self.root}",
-            "barrier": "a barrier",
-            "all_reduce": f"an all-reduce of {what}",
-        }
-        return words[self.kind]
+        is_barrier = self.seals >= 0 or (self.op == OP_SUM and not self.mark)
+        return "barrier" if is_barrier else "all_reduce"
 
 
 def all_reduce(op: int, mark: int = 0) -> Collective:
@@ -68,6 +64,11 @@ def sum_of_all() -> Collective:
 def barrier() -> Collective:
     """One round without data: its result shows that all ranks are there."""
     return Collective(REACH_ALL)
+
+
+def seal(signature: int, reach: int) -> Collective:
+    """A barrier behind a collective of `reach`, in its queue, whose packets carry 16 bits of what it is."""
+    return Collective(REACH_ALL, root=signature >> 8, mark=signature & 0xFF, seals=reach)
 
 
 def broadcast(root: int, mark: int) -> Collective:

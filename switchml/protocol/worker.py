@@ -30,7 +30,7 @@ from switchml.protocol.fixedpoint import (
 )
 from switchml.protocol.halves import KINDS, WHOLE
 from switchml.protocol.handover import send_all
-from switchml.protocol.packet import CODE_UNKNOWN, MAX_SPARSE_BYTES, REACH_OTHERS, check_slots
+from switchml.protocol.packet import CODE_UNKNOWN, MAX_SPARSE_BYTES, check_slots
 from switchml.protocol.results import receive
 from switchml.protocol.retransmission import INITIAL_RTO, LEAST_BACKOFF, LEAST_IN_FLIGHT, LONGEST_PROBE
 from switchml.protocol.sending import build_streams, fill, packet_at
@@ -153,7 +153,7 @@ class Worker:
 
     def queue_of(self, collective: Collective | None) -> int:
         """The number of the queue that a collective goes to, an all-reduce if None."""
-        moves = collective is not None and collective.reach == REACH_OTHERS
+        moves = collective is not None and collective.moves_bytes
         return BYTES if moves and len(self.queues) == QUEUES else SUMS
 
     def start(

@@ -213,7 +213,7 @@ def test_ranks_that_call_different_collectives(join):
     errors = on_all(agents, lambda agent: calls[agent.rank](agent))
     assert all(isinstance(error, RanksDisagree) for error in errors)
     assert all("a reduce of 4 float32 to rank 1" in str(error) for error in errors)
-    assert all("a broadcast of 16 bytes from rank 1" in str(error) for error in errors)
+    assert all("a broadcast of 4 float32 from rank 1" in str(error) for error in errors)
 
 
 @pytest.mark.parametrize("op", ["min", "max"])

@@ -145,8 +145,9 @@ class VirtualAgent:
                     return
                 calls = core.calls
                 packets, self._inbox = self._inbox, []
-                for packet in self._turns.turn(packets, self._now):
-                    self._send(packet)
+                if not core.is_stopped:
+                    for packet in self._turns.turn(packets, self._now):
+                        self._send(packet)
                 done = self._turns.completed > core.completed
                 core.finish_turn(self._now_s)
                 # Callbacks may have submitted calls, and the core may have failed. (What is queued may have to wait.)
@@ -154,7 +155,7 @@ class VirtualAgent:
                     break
         finally:
             self._is_working = False
-        due = self._turns.deadline
+        due = NEVER if core.is_stopped else self._turns.deadline
         if not core.is_idle:
             due = min(due, self._now + core.tick_ns)
         self._alarm.set(self._clock.when(due) if due != NEVER else None)

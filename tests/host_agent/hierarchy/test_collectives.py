@@ -130,7 +130,8 @@ def test_each_byte_once_on_the_link(join):
         assert stats[1]["sent"] == stats[3]["sent"] == 0
         chunks = {"all_gather": 2, "reduce_scatter": 2, "broadcast": 1}[kind] * share * 4 // 1024
         for leader in (stats[0], stats[2]):
-            assert leader["sent"] - leader["retransmitted"] - leader["repeats"] == chunks
+            packets = leader["sent"] - leader["retransmitted"] - leader["repeats"]
+            assert chunks < packets <= chunks + 4  # and a seal for each block
 
 
 def test_ranks_of_a_host_that_differ(join):

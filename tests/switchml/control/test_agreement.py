@@ -67,3 +67,15 @@ def test_a_rank_that_keeps_one_queue_has_its_way():
     registry = JobRegistry(plane)
     _, started = running(registry)
     assert [(event.queues, event.slots) for event in started] == [(1, 2048)] * 2
+
+
+def test_ranks_that_wait_in_one_place_in_other_calls():
+    def waits(*what: str) -> Report:
+        return Report(tuple(QueueReport(3, 2, 4, text) for text in what))
+
+    reports = Reports()
+    assert reports.add(0, 0, waits("5 floats")) == ""
+    assert reports.add(0, 1, waits("5 floats")) == ""
+    said = reports.add(0, 2, waits("6 floats"))
+    assert "rank 2 waits in its call 4, 6 floats, and rank 0 in its call 4, 5 floats" in said
+    assert Reports().add(0, 2, waits("6 floats")) == ""

@@ -1,0 +1,146 @@
+"""What goes to Gloo: in contiguous memory, since it takes memory as it lies; and of collectives, where the aggregator
+takes them, behind a barrier that says what this rank has called, so that ranks that called something else, or whose
+tensors go to the agent, hear of it at once. (Gloo itself ends the process where sizes differ.)"""
+
+from __future__ import annotations
+
+import collections
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from host_agent.pytorch.collectives import OPS, kind_of
+from host_agent.pytorch.work import AllReduceWork, CallbackThreads, copy_back
+from host_agent.signatures import Signature
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Work
+
+Done = Callable[["BaseException | None"], None]
+_ONE_SIDED = ("send", "recv", "recv_anysource", "monitored_barrier")
+"""Not for all ranks at once, or waiting for them with a time of its own."""
+_SHARES_OUT = ("scatter", "reduce_scatter")
+"""Collectives whose outputs are one share; of the others, the inputs are."""
+
+
+def signature_of(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], notes: bool) -> Signature | None:
+    """What all ranks must have alike of a call of ProcessGroup's method `name`; None for what no other rank need call.
+    `notes`: shapes and devices, too."""
+    kind = kind_of(name)
+    if kind is None or name in _ONE_SIDED:
+        return None
+    given = [*args, *kwargs.values()]
+    lists = [tensors for each in given if (tensors := _tensors(each))]
+    if not lists:
+        return Signature("barrier", None, "") if kind == "barrier" else None
+    shares = lists[0] if kind in _SHARES_OUT or len(lists) == 1 else lists[1]
+    numel = None if kind == "all_to_all" else sum(tensor.numel() for tensor in shares)
+    op = next((each.reduceOp for each in given if hasattr(each, "reduceOp")), None)
+    root = next((int(each.rootRank) for each in given if hasattr(each, "rootRank")), 0)
+    note = note_of(shares) if notes and numel is not None else ""
+    return Signature(kind, numel, str(shares[0].dtype).removeprefix("torch."), _name_of(op), root, note)
+
+
+def note_of(tensors: list[torch.Tensor]) -> str:
+    """What TORCH_DISTRIBUTED_DEBUG=DETAIL compares beside sizes."""
+    shapes = ", ".join(str(list(tensor.shape)) for tensor in tensors)
+    return f" of shape {shapes} on {tensors[0].device.type}"
+
+
+def contiguous(value: Any, copies: list[tuple[torch.Tensor, torch.Tensor]]) -> Any:
+    """An argument with contiguous copies in place of its strided tensors; both are added to `copies`."""
+    if isinstance(value, list | tuple):
+        return [contiguous(each, copies) for each in value]
+    if not isinstance(value, torch.Tensor) or value.layout != torch.strided or _lies_in_order(value):
+        return value
+    copy = value.detach().resolve_conj().resolve_neg().contiguous()
+    copies.append((copy, value))
+    return copy
+
+
+class Launches:
+    """Calls of Gloo that wait until the ranks have agreed on them. They begin in the order in which they were made, as
+    Gloo requires."""
+
+    def __init__(self) -> None:
+        self._waiting: collections.deque[_Launch] = collections.deque()
+        self._lock = threading.RLock()
+
+    def add(self, begin: Done) -> Done:
+        """The next call: `begin` is called in its turn with what the returned function was told, an error or None."""
+        launch = _Launch(begin)
+        self._waiting.append(launch)
+
+        def agreed(error: BaseException | None) -> None:
+            with self._lock:
+                launch.error, launch.is_agreed = error, True
+                while self._waiting and self._waiting[0].is_agreed:
+                    first = self._waiting.popleft()
+                    first.begin(first.error)
+
+        return agreed
+
+
+@dataclass
+class _Launch:
+    begin: Done
+    is_agreed: bool = False
+    error: BaseException | None = None
+
+
+class GlooWork(AllReduceWork):
+    """Of a call of Gloo's `method`: begun by `begin`, once, and done when Gloo is and its results are in place."""
+
+    def __init__(
+        self,
+        name: str,
+        method: Callable[..., Work],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        callbacks: CallbackThreads,
+    ):
+        copies: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._args = tuple(contiguous(each, copies) for each in args)
+        self._kwargs = {key: contiguous(each, copies) for key, each in kwargs.items()}
+        self.has_copies = bool(copies)
+        results = _tensors(self._args[0]) if args and name != "send" else []
+        strided = {id(copy): value for copy, value in copies}
+        super().__init__([strided.get(id(each), each) for each in results], 1, callbacks, kind_of(name) or name)
+        self._method = method
+        self._copies = [(each, strided[id(each)]) for each in results if id(each) in strided]
+
+    def begin(self, error: BaseException | None = None) -> None:
+        """Call the method, unless the ranks do not agree."""
+        if error is None:
+            try:
+                with self._modes():
+                    work = self._method(*self._args, **self._kwargs)
+            except Exception as failure:
+                error = failure
+            else:
+                self._source_rank = work._source_rank  # type: ignore[method-assign]
+                self.before_finish += [work.wait, *(partial(copy_back, *pair) for pair in self._copies)]
+        self.part_done(error)
+
+
+def _lies_in_order(tensor: torch.Tensor) -> bool:
+    return tensor.is_contiguous() and not tensor.is_neg() and not tensor.is_conj()
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    """Those in an argument: a tensor, a list of tensors, or of such lists."""
+    if isinstance(value, torch.Tensor):
+        return [value]
+    return [tensor for each in value for tensor in _tensors(each)] if isinstance(value, list | tuple) else []
+
+
+def _name_of(op: Any) -> str:
+    if op is None:
+        return "sum"
+    names = OPS | {"PRODUCT": "product", "PREMUL_SUM": "premultiplied sum"}
+    return next((ours for theirs, ours in names.items() if op == getattr(dist.ReduceOp, theirs)), "sum")
