@@ -9,12 +9,13 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.autograd import forward_ad
 from torch.utils._pytree import tree_iter
 
 from host_agent.memory.bounds import START, Fixed, Measured
 from host_agent.memory.codecs import CODECS
 from host_agent.memory.host import Host
-from host_agent.memory.saving import SavedTensors, ratio
+from host_agent.memory.saving import SavedTensors, has_storage, ratio
 from switchml.errors import ConfigError
 
 LEAST_BYTES = 4096
@@ -49,8 +50,10 @@ class CompressedActivations:
     @contextlib.contextmanager
     def saving(self, *inputs: Any) -> Iterator[None]:
         """What is saved inside is compressed: for a forward pass, or a loss, that is not a call of the model.
-        `inputs` are left alone, as they are in memory anyway."""
-        if self._is_saving or not torch.is_grad_enabled():
+        `inputs` are left alone, as they are in memory anyway. So is everything in a transform of `torch.func`, whose
+        gradients take no hooks, and in forward-mode differentiation."""
+        is_transformed = torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
+        if self._is_saving or is_transformed or not torch.is_grad_enabled():
             yield
             return
         saved, bounds = self._saved, self._bounds
@@ -141,12 +144,14 @@ def compressed_activations(
     `codec`: "levels" (whole numbers of steps), "szx" (zeros apart, the others as an SZx stream; larger and slower),
     "fp16", "int8" (rows of 256 with a scale), "host" (off the device: to pinned memory, or of a CPU to a memory-mapped
     file in `folder`), or "none" (counts only).
-    `error`: the largest that an element of szx and levels may have, as a share of its tensor's root mean square; "auto"
-    measures gradients in steps 0, 16, 128 and each `every`th, and takes from each layer's what changes its weights'
-    gradient by 1 % of the momentum in `optimizer`, or of the gradient itself (COMET, VLDB 2022: `bounds.py`). Gradients
-    that a GradScaler has scaled do not compare with momentum: leave `optimizer` out.
-    `least_bytes`: smaller tensors stay as they are, and so do weights, buffers and the model's inputs. Integers and
-    bools are kept exactly, in fewer bits.
+    `error`: the largest that an element of szx and levels may have, as a share of its tensor's root mean square, or of
+    1 if that is less; "auto" measures gradients in steps 0, 16, 128 and each `every`th, and takes from each layer's
+    what changes its weights' gradient by 1 % of the momentum in `optimizer`, or of the gradient itself (COMET, VLDB
+    2022: `bounds.py`). Gradients that a GradScaler has scaled do not compare with momentum: leave `optimizer` out.
+    `least_bytes`: smaller tensors stay as they are, and so do weights, buffers, the model's inputs, and whatever is no
+    plain dense tensor: sparse, a subclass, wrapped by `torch.func`, in forward-mode differentiation. Integers and bools
+    are kept exactly, in fewer bits, and so are outliers: infinities, NaN, and magnitudes of 16 or more, eight times
+    above all others, as masked logits have them.
 
     `model` may be wrapped in DistributedDataParallel, sharded (`fully_shard`), checkpointed or compiled; wrap and
     compile it before.
@@ -169,6 +174,6 @@ def compressed_activations(
 def _storage(thing: Any) -> int | None:
     """Identifies a tensor's storage, of shards the local part's."""
     local = getattr(thing, "_local_tensor", thing)
-    if not isinstance(local, torch.Tensor) or local.layout != torch.strided:
+    if not isinstance(local, torch.Tensor) or not has_storage(local):
         return None
     return int(local.untyped_storage()._cdata)

@@ -9,7 +9,10 @@
 3. e is for the layer's input. What operators between layers save (GELU, softmax, attention) has its effect on the
    gradient that reaches the layer before, which may be off by as large a share; likewise inputs of normalization,
    whose gradients see them divided by their own spread. These take e relative to the root mean square.
-4. A tensor that several layers save takes the least of their bounds. All is measured anew after `every` steps, and in
+4. Nor does e exceed that share of 1, however large the values are: an error of the logarithm that log-softmax saves is
+   a relative error of its exponential, and sigmoid, GELU and their like bend within 1, too. Outliers are kept apart
+   (`outliers.py`), and no part of the root mean square.
+5. A tensor that several layers save takes the least of their bounds. All is measured anew after `every` steps, and in
    steps 16 and 128, while gradients change fastest.
 """
 
@@ -57,7 +60,7 @@ class Layer:
         spread = self.gradient_rms * math.sqrt(self.inputs * self.products / 3)
         if self.weight.dim() > 1:
             spread *= self.input_rms
-        if allowed > 0 and spread > 0:
+        if 0 < allowed < math.inf and 0 < spread < math.inf:  # else there was nothing, or an overflow
             self.share = min(max(allowed / spread, LEAST), MOST)
 
 
@@ -76,7 +79,7 @@ Bounding = Generator[torch.Tensor, list[Any], float]
 
 
 class Fixed:
-    """The same share of each vector's root mean square."""
+    """The same share of each vector's scale."""
 
     def __init__(self, share: float):
         self._share = share
@@ -85,8 +88,7 @@ class Fixed:
         return "", 0
 
     def of(self, vector: torch.Tensor, key: Key) -> Bounding:
-        rms = (yield from _measuring(vector))[1]
-        return _positive(self._share * rms)
+        return _bound(self._share, (yield from _measuring(vector))[1])
 
     def also(self, key: Key) -> None:
         """All have the same."""
@@ -158,7 +160,7 @@ class Measured:
         share = min((layer.share for layer in layers), default=START)
         if math.isnan(slot.rms):
             slot.rms = (yield from _measuring(vector))[1]
-        return _positive(share * slot.rms)
+        return _bound(share, slot.rms)
 
     def also(self, key: Key) -> None:
         """The layer at work saves what has the bound of `key`, too."""
@@ -202,8 +204,9 @@ def _layers(model: nn.Module) -> Iterator[tuple[nn.Module, Layer]]:
             yield module, Layer(name, max(own, key=torch.Tensor.numel))
 
 
-def _positive(bound: float) -> float:
-    return max(bound, float(torch.finfo(torch.float32).tiny)) if math.isfinite(bound) else 1.0
+def _bound(share: float, rms: float) -> float:
+    """`share` of the root mean square, but no more than of 1 (step 4 of the rule)."""
+    return max(share * min(1.0, rms), float(torch.finfo(torch.float32).tiny))
 
 
 def _is_float(thing: Any) -> bool:

@@ -24,7 +24,8 @@ from host_agent.memory.parts import part_of, parts_of
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 ROW = 256
 """Elements that share one scale in `int8`."""
-LARGEST_HALF = 65504.0
+LEAST_HALF = 2.0**-10
+"""float16 has ten bits down to 2^-14: of the largest magnitude, elements of a sixteenth as well."""
 LARGEST_STEP = 126.9
 """How many steps a row's largest element is. Less than 127, so that no rounding makes a number 128."""
 
@@ -91,7 +92,7 @@ class Cast:
 
 
 class Half:
-    """float16; finite values beyond its range become its largest."""
+    """float16. A vector whose largest magnitude it has not, or not in full precision, is kept as it is."""
 
     is_bounded = False
     floats_only = True
@@ -100,11 +101,8 @@ class Half:
         if vector.element_size() < 4:
             return None
         half = vector.half()
-        (too_large,) = yield torch.stack([part.isinf().any() for part in parts_of(half)]).any().view(1)
-        if too_large:
-            for there, part in zip(parts_of(half), parts_of(vector), strict=True):
-                there.copy_(part.clamp(-LARGEST_HALF, LARGEST_HALF).where(part.isfinite(), part))
-        return Cast(half, vector.dtype)
+        (largest,) = yield torch.stack([part.abs().amax().float() for part in parts_of(half)]).amax().view(1)
+        return Cast(half, vector.dtype) if LEAST_HALF <= largest < float("inf") else None
 
 
 @dataclass(frozen=True)
@@ -205,7 +203,7 @@ class Bits:
 def narrowed(vector: torch.Tensor) -> Keeping:
     """Integers, exactly, in as few bytes as the largest of them needs (max-pooling's indices are int64), and bools."""
     if vector.dtype == torch.bool:
-        return (yield from _packed(vector))
+        return (yield from packed(vector))
     least, most = yield torch.stack(vector.aminmax())
     for dtype in (torch.uint8, torch.int16, torch.int32):
         limits = torch.iinfo(dtype)
@@ -214,7 +212,8 @@ def narrowed(vector: torch.Tensor) -> Keeping:
     return None
 
 
-def _packed(vector: torch.Tensor) -> Keeping:
+def packed(vector: torch.Tensor) -> Generator[torch.Tensor, list[Any], Bits]:
+    """A coroutine, of bools."""
     if vector.is_cuda:
         return Bits(device_bits.packed(vector), vector.numel())
     packed = torch.empty((vector.numel() + 7) // 8, dtype=torch.uint8)

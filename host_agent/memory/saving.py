@@ -12,13 +12,17 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.autograd import forward_ad
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from host_agent.memory.behind import SideStream, Task, at_once
 from host_agent.memory.bounds import Fixed, Key, Measured
 from host_agent.memory.codecs import FLOATS, Codec, Keeping, Kept, narrowed
+from host_agent.memory.outliers import WithOutliers, apart
 from host_agent.memory.parts import parts_of
 
+PLAIN = (torch.Tensor, nn.Parameter)
+"""Subclasses say themselves what their memory is."""
 WHOLE_NUMBERS = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
@@ -146,7 +150,7 @@ class SavedTensors:
 
     def pack(self, tensor: torch.Tensor) -> View | Left:
         """The hook for saving: a View, or the tensor as it is."""
-        if tensor.layout != torch.strided:
+        if not is_plain(tensor):
             return Left(tensor)
         storage = tensor.untyped_storage()
         if storage._cdata in self.anyway:
@@ -212,9 +216,14 @@ class SavedTensors:
                 (differs,) = yield torch.stack([(a != b.to(a.dtype)).any() for a, b in pairs]).any().view(1)
                 if not differs:
                     return WeightCast(flat, flat._version, vector.dtype)
-        if vector.dtype in FLOATS or not self._codec.floats_only:
-            bound = (yield from self._bounds.of(vector, key)) if key is not None else 0.0
-            kept = yield from self._codec.keep(vector, bound)
+        if not self._codec.floats_only:
+            kept = yield from self._codec.keep(vector, 0.0)
+        elif vector.dtype in FLOATS:
+            rest, outliers = yield from apart(vector)
+            bound = (yield from self._bounds.of(rest, key)) if key is not None else 0.0
+            kept = yield from self._codec.keep(rest, bound)
+            if kept is not None and outliers is not None:
+                kept = WithOutliers(kept, outliers)
         else:
             kept = yield from narrowed(vector)
         return kept if kept is not None and kept.nbytes < vector.nbytes else None
@@ -243,6 +252,26 @@ def _may_be_cast(weight: nn.Parameter, vector: torch.Tensor) -> bool:
         and vector.dtype in FLOATS
         and weight.device == vector.device
         and fills_its_memory(weight)
+    )
+
+
+def is_plain(tensor: torch.Tensor) -> bool:
+    """Whether it is dense, with memory that says what it is: no subclass, nothing that `torch.func` wraps, no view that
+    is negated or conjugated when it is read, and no tangent of forward-mode differentiation is at work."""
+    return (
+        type(tensor) in PLAIN
+        and has_storage(tensor)
+        and not (tensor._is_zerotensor() or tensor.is_neg() or tensor.is_conj() or tensor.is_quantized)
+        and forward_ad._current_level < 0
+    )
+
+
+def has_storage(tensor: torch.Tensor) -> bool:
+    """Whether it is strided in the memory of a device, of which there is one for each tensor and its views."""
+    return (
+        tensor.device.type in ("cpu", "cuda")
+        and tensor.layout == torch.strided
+        and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
     )
 
 

@@ -84,7 +84,7 @@ def test_every_codec_gives_the_dtype_back(name, dtype):
 
 def test_half_precision_and_int8_take_what_they_can_hold():
     vector = torch.tensor([1e6, -1e6, float("inf"), 1.0])
-    assert at_once(CODECS["fp16"]().keep(vector, 0)).restore().tolist() == [65504.0, -65504.0, float("inf"), 1.0]
+    assert at_once(CODECS["fp16"]().keep(vector, 0)) is None
     assert at_once(CODECS["int8"]().keep(vector, 0)) is None
     assert at_once(CODECS["int8"]().keep(torch.zeros(300), 0)).restore().tolist() == [0.0] * 300
 
