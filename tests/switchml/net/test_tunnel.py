@@ -228,9 +228,11 @@ def test_a_connection_that_comes_back_in_time_goes_on(pair):
             dealer.setsockopt(zmq.ROUTING_ID, b"the same one")
             dealer.connect(pair.server.addresses[0])
             dealer.send(bytes((messages.HELLO, messages.VERSION)))
-            addresses.append(dealer.recv())
+            while (answer := dealer.recv()) == messages.plain(messages.PROBE):
+                pass  # is the connection still there? It may come before the second welcome
+            addresses.append(answer)
             assert pair.server.clients == 1
-    assert addresses[0] == addresses[1]
+    assert addresses[0] == addresses[1] and addresses[0][0] == messages.WELCOME
 
 
 def test_a_server_that_was_started_again_is_said(caplog):
