@@ -60,7 +60,8 @@ class TernGrad(SharedScale):
         return x, np.array([largest(x)])
 
     def dequantize(self, integers: Array, scale: Floats, world: int, key: int, n: int) -> Floats:
-        return integers.astype(np.float32) * (scale / np.float32(world))
+        with np.errstate(invalid="ignore"):
+            return integers.astype(np.float32) * (scale / np.float32(world))
 
 
 @kernel

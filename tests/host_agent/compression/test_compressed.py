@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -19,7 +21,7 @@ from host_agent.compression.compressed import (
     values_of,
 )
 from switchml import codecs
-from switchml.codecs import Payload, Turn
+from switchml.codecs import Payload, Turn, exchange
 from switchml.errors import ConfigError, RanksDisagree, UnsupportedTensor
 from tests.support.launch import LocalAggregator, digest, good, join_all, leave_all, on_all
 
@@ -259,3 +261,42 @@ def test_gathering_by_adding(bodies):
         totals.append(np.sum([each[-1] for each in told], axis=0, dtype=np.int32))
     for rank in range(world):
         assert [p.to_bytes() for p in gather(rank, totals)] == [p.to_bytes() for p in payloads]
+
+
+class Alone:
+    """A reducer of one rank."""
+
+    rank, world, bytes = 0, 1, 0
+
+    def wire_bytes(self, request):
+        return 0
+
+    def reduce(self, request, turn):
+        [answer] = exchange.reduce([request])
+        return answer
+
+    def later(self, request, turn):
+        return lambda: request.values
+
+
+@pytest.mark.parametrize("codec", sorted(codecs.CODECS))
+def test_a_state_that_was_saved_goes_on_as_if_nothing_had_been(codec):
+    whole, first = Compressor(Alone(), codec), Compressor(Alone(), codec)
+    expected = [whole.allreduce("w", gradient(step, 0), (50, 100)) for step in range(2 * STEPS)]
+    for step in range(STEPS):
+        first.allreduce("w", gradient(step, 0), (50, 100))
+    saved = pickle.dumps(first.state_dict())
+    first.allreduce("w", gradient(STEPS, 0), (50, 100))
+    second = Compressor(Alone(), codec)
+    second.load_state_dict(pickle.loads(saved))
+    for step in range(STEPS, 2 * STEPS):
+        np.testing.assert_array_equal(second.allreduce("w", gradient(step, 0), (50, 100)), expected[step])
+
+
+@pytest.mark.parametrize("other", [("topk:ratio=0.5", None, 0), ("topk", "none", 0), ("topk", None, 1)])
+def test_a_state_of_other_settings_is_refused(other):
+    codec, memory, seed = other
+    saved = Compressor(Alone(), codec, memory, seed=seed).state_dict()
+    mine = Compressor(Alone(), "topk")
+    with pytest.raises(ConfigError, match="state_dict: (codec|memory|seed) is .*; expected .*, which this has"):
+        mine.load_state_dict(saved)

@@ -4,6 +4,7 @@ rank. Prints a JSON object of what the hooks sent.
 
 import json
 import os
+import pickle
 import sys
 from datetime import timedelta
 
@@ -38,6 +39,9 @@ def train(codec: str | None) -> tuple[torch.Tensor, dict]:
         optimizer.zero_grad()
         model(batch).square().mean().backward()
         optimizer.step()
+    if state is not None:
+        again = pickle.loads(pickle.dumps(state))
+        assert pickle.dumps(again.state_dict()) == pickle.dumps(state.state_dict()), codec
     return torch.cat([p.detach().reshape(-1) for p in model.parameters()]), state.stats() if state else {}
 
 
