@@ -23,8 +23,9 @@ PACKET = np.dtype(
     align=True,
 )
 """One packet. `tensor`: number of the worker's task, in whose place recording.py puts the index of the call among its
-agent's; `chunk`: index in the tensor, -1 for a result of a round from before the recording; `seq`, with its version bit in `version`: the same on all ranks. `bytes`: without the
-headers below ours; 0 where a result was only asked for in shared memory. `what`: one of the kinds above."""
+agent's; `chunk`: index in the tensor, -1 for a result of a round from before the recording; `seq`, with its version bit
+in `version`: the same on all ranks. `bytes`: without the headers below ours; 0 where a result was only asked for in
+shared memory. `what`: one of the kinds above."""
 
 
 class PacketLog(NamedTuple):

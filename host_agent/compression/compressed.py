@@ -8,6 +8,7 @@ collectives one after the other, and every rank must run the same ones in the sa
 from __future__ import annotations
 
 import contextlib
+import copy
 import hashlib
 import time
 from collections.abc import Callable, Generator, Iterable
@@ -19,7 +20,8 @@ from filelock import FileLock
 
 from switchml import codecs
 from switchml.codecs import HALVES, Codec, Gather, Max, Memory, Payload, Request, SparseSum, Sum, Turn
-from switchml.errors import RanksDisagree
+from switchml.codecs.exchange import Later
+from switchml.errors import ConfigError, RanksDisagree
 from switchml.protocol.sizes import LINE_OVERHEAD_BYTES, PAYLOAD_BYTES
 from switchml.protocol.sparse import Sparse, streams_of
 from switchml.runtime.jit import cache_root
@@ -114,16 +116,51 @@ class Compressor(RankCompressor):
         mean: Array = drive(exchange, self.reducer, turn)
         return mean
 
+    def state_dict(self) -> dict[str, Any]:
+        """What memories and codecs keep, and how many steps there were, of each tensor: plain values and arrays."""
+        tensors = {
+            key: {"step": self._steps[key], "codec": _values(of_codec), "memory": _values(of_memory)}
+            for key, (of_codec, of_memory) in self._states.items()
+        }
+        return {"codec": str(self.codec), "memory": str(self.memory), "seed": self.seed, "tensors": tensors}
 
-def drive(exchange: Generator[Request, Any, Any], reducer: Answerer, turn: Turn) -> Any:
-    """Answer an exchange until it returns, and return that."""
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from what `state_dict` gave. Raises ConfigError for that of another codec, memory or seed."""
+        mine = {"codec": str(self.codec), "memory": str(self.memory), "seed": self.seed}
+        check_alike(mine, state_dict)
+        states, steps = {}, {}
+        for key, saved in state_dict["tensors"].items():
+            states[key] = self.codec.new_state(), self.memory.new_state()
+            for state, name in zip(states[key], ("codec", "memory"), strict=True):
+                if state is not None:
+                    vars(state).update(copy.deepcopy(saved[name]))
+            steps[key] = int(saved["step"])
+        self._states, self._steps = states, steps
+
+
+def check_alike(mine: dict[str, Any], saved: dict[str, Any]) -> None:
+    """Raises ConfigError unless a state dict is of what has these settings."""
+    for name, value in mine.items():
+        if saved.get(name) != value:
+            raise ConfigError(f"state_dict: {name} is {saved.get(name)!r}; expected {value!r}, which this has")
+
+
+def _values(state: Any) -> dict[str, Any]:
+    """A state's fields, in copies."""
+    return {} if state is None else copy.deepcopy(vars(state))
+
+
+def drive(exchange: Generator[Any, Any, Any], reducer: Any, turn: Turn) -> Any:
+    """Answer an exchange until it returns, and return that. `reducer`: an Answerer; a Reducer if the exchange asks for
+    something `Later`."""
     answer = None
     while True:
         try:
             request = exchange.send(answer)
         except StopIteration as stop:
             return stop.value
-        answer = reducer.reduce(request, turn)
+        is_later = isinstance(request, Later)
+        answer = reducer.later(request.request, turn) if is_later else reducer.reduce(request, turn)
 
 
 def agree(reducer: Reducer, what: str) -> None:

@@ -27,7 +27,7 @@ from host_agent.pytorch.compiling import never_compiled
 from host_agent.pytorch.futures import Promise
 from host_agent.pytorch.modes import CallersModes
 from switchml.codecs import Codec, Gather, Max, Memory, Payload, Request, SparseSum, Sum, Turn
-from switchml.errors import UnsupportedTensor
+from switchml.errors import ConfigError, UnsupportedTensor
 
 
 class CodecState:
@@ -85,6 +85,39 @@ class CodecState:
     def decisions(self) -> list[dict[str, Any]]:
         """Every change that `auto` made (AutoCompressor.decisions)."""
         return self.compressor.decisions if isinstance(self.compressor, AutoCompressor) else []
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the memories hold, of this rank, for `load_state_dict`: plain values and arrays. Each rank saves, and
+        loads, its own. Raises ConfigError for `auto`, which measures anew."""
+        self._settle()
+        return self._kept().state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from there. Raises ConfigError if it is of another codec, memory or seed."""
+        self._settle()
+        self._kept().load_state_dict(state_dict)
+
+    def _kept(self) -> Compressor:
+        if isinstance(self.compressor, AutoCompressor):
+            raise ConfigError("state_dict of 'auto': expected a CodecState with one codec")
+        return self.compressor
+
+    def _settle(self) -> None:
+        """Wait for all that was submitted."""
+        if self._thread is not None:
+            done = threading.Event()
+            self._tasks.put(done.set)
+            done.wait()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """As checkpoints of torch's hooks have it, without the process group: unpickled, it has the default one."""
+        return {"memory": str(self._kept().memory), "state_dict": self.state_dict(), "lr": self.compressor.lr}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        saved = state["state_dict"]
+        self.__init__(saved["codec"], state["memory"], seed=saved["seed"])  # type: ignore[misc]
+        self.load_state_dict(saved)
+        self.compressor.lr = state["lr"]
 
     def stats(self) -> dict[str, float]:
         """The figures above by name."""

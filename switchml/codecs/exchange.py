@@ -5,6 +5,8 @@ it.
 """
 
 from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,20 +16,64 @@ from switchml.codecs.select import floats_of, ordered_bits
 from switchml.errors import RanksDisagree
 
 
+@dataclass(frozen=True)
+class Later:
+    """Ask for a maximum now, and send back a function that returns it once it is needed."""
+
+    request: Max
+
+
 def allreduce(
     codec: Codec, memory: Memory, codec_state: Any, memory_state: Any, x: np.ndarray, turn: Turn
-) -> Generator[Request, Any, np.ndarray]:
+) -> Generator[Request | Later, Any, np.ndarray]:
     """The mean of all ranks' `x`, float32[n], as the codec sees it.
 
     1. Add what the memory holds.  2. Exchange.  3. Remember what was not sent.
+
+    Where a value of some rank is not finite, no rank remembers anything of the step, and the mean is not finite.
     """
-    compensated = memory.compensate(memory_state, vector(x), turn)
+    attempt = Attempt(codec_state, memory_state)
+    with np.errstate(invalid="ignore", over="ignore"):
+        compensated = memory.compensate(memory_state, vector(x), turn)
+    answer = yield Later(attempt.flag(compensated))
     outcome = yield from codec.exchange(codec_state, compensated, turn)
+    if attempt.failed(answer(), outcome.mean):
+        return spoiled(outcome.mean)
     memory.update(memory_state, compensated, outcome.own, turn)
     return outcome.mean
 
 
-def together(generators: Sequence[Generator[Request, Any, Any]]) -> list[Any]:
+class Attempt:
+    """A step that counts only if the values of all ranks are finite: else `states`, of its codec and memory, become
+    what they were. They hold plain values, lists, and arrays, which a step replaces."""
+
+    def __init__(self, *states: Any) -> None:
+        self._before = [
+            (state, {name: list(value) if isinstance(value, list) else value for name, value in vars(state).items()})
+            for state in states
+            if state is not None
+        ]
+
+    def flag(self, compensated: np.ndarray) -> Max:
+        """What the ranks ask for: 1 if a value is not finite, else 0."""
+        return Max(np.array([not np.isfinite(compensated).all()], np.float32))
+
+    def failed(self, flags: np.ndarray, mean: np.ndarray) -> bool:
+        """Whether some rank's flag is set, or the mean is not finite, as sums of huge values may be; the states are
+        then what they were."""
+        has_failed = bool(flags[0] > 0) or not np.isfinite(mean).all()
+        if has_failed:
+            for state, values in self._before:
+                vars(state).update(values)
+        return has_failed
+
+
+def spoiled(mean: np.ndarray) -> np.ndarray:
+    """The mean of a step that does not count: NaN where a codec has hidden what is not finite."""
+    return mean if not np.isfinite(mean).all() else np.full_like(mean, np.nan)
+
+
+def together(generators: Sequence[Generator[Any, Any, Any]]) -> list[Any]:
     """Drive the generators of all ranks, in rank order, side by side; return what each returned.
 
     Raises RanksDisagree if their requests differ.
@@ -50,6 +96,8 @@ def together(generators: Sequence[Generator[Request, Any, Any]]) -> list[Any]:
 def reduce(requests: Sequence[Any]) -> list[Any]:
     """The answer to each rank's request, all of one class."""
     first = requests[0]
+    if isinstance(first, Later):
+        return [partial(np.copy, answer) for answer in reduce([r.request for r in requests])]
     if isinstance(first, Sum):
         values = np.stack([r.values for r in requests])
         total = values.sum(axis=0, dtype=np.float64 if values.dtype.kind == "f" else np.int64)
@@ -67,7 +115,9 @@ def reduce(requests: Sequence[Any]) -> list[Any]:
     return [[Payload.from_bytes(r.payload.to_bytes()) for r in requests] for _ in requests]
 
 
-def _size(request: Request) -> int:
+def _size(request: Request | Later) -> int:
+    if isinstance(request, Later):
+        return request.request.values.size
     if isinstance(request, Gather):
         return request.payload.count
     return request.count if isinstance(request, SparseSum) else request.values.size

@@ -25,6 +25,7 @@ from host_agent.compression.compressed import Echo, Meter, RankCompressor, Reduc
 from switchml import codecs
 from switchml.codecs import Codec, Max, Sum, Turn
 from switchml.codecs.base import Memory
+from switchml.codecs.exchange import Attempt, spoiled
 
 REHEARSAL_SHARE = 0.004
 """Of the time goes into measuring again what choices cost that are not in use."""
@@ -146,12 +147,18 @@ class AutoCompressor(RankCompressor):
         choice, codec = bucket.policy.current, self.codecs[bucket.policy.current]
         turn = turn_of(self.reducer, name, step=self.step, seed=self.seed, lr=self.lr, shape=shape)
         start = time.perf_counter()
-        compensated = self.memory.compensate(bucket.memory_state, x, turn)
-        rehearsed_s = self._rehearse_one(bucket, compensated, turn)
+        attempt = Attempt(bucket.memory_state, bucket.codec_states[choice])
+        with np.errstate(invalid="ignore", over="ignore"):
+            compensated = self.memory.compensate(bucket.memory_state, x, turn)
+        flag = attempt.flag(compensated)
+        flags = self.reducer.later(flag, turn)
+        rehearsed_s = 0.0 if flag.values[0] else self._rehearse_one(bucket, compensated, turn)
         measured = bucket.measured[choice]
         meter = Meter(self.reducer, counts=not measured.errors)
         outcome = drive(codec.exchange(bucket.codec_states[choice], compensated, turn), meter, turn)
-        self.memory.update(bucket.memory_state, compensated, outcome.own, turn)
+        has_failed = attempt.failed(flags(), outcome.mean)
+        if not has_failed:
+            self.memory.update(bucket.memory_state, compensated, outcome.own, turn)
         compute_s = time.perf_counter() - start - rehearsed_s - meter.seconds
         self._busy_s += compute_s + meter.seconds
         self._records.append(
@@ -172,8 +179,7 @@ class AutoCompressor(RankCompressor):
         is_complete = name in self._done_before <= self._done
         if is_complete and self._calendar.is_reported(self.step):
             self._report(turn)
-        mean: np.ndarray = outcome.mean
-        return mean
+        return spoiled(outcome.mean) if has_failed else outcome.mean
 
     # -- seeing changes --
 

@@ -259,3 +259,22 @@ def test_gathering_by_adding(bodies):
         totals.append(np.sum([each[-1] for each in told], axis=0, dtype=np.int32))
     for rank in range(world):
         assert [p.to_bytes() for p in gather(rank, totals)] == [p.to_bytes() for p in payloads]
+
+
+def test_states_go_into_a_state_dict_and_come_back(trio):
+    """What follows has the bits of a training that was never interrupted; another codec's state is refused."""
+
+    def train(agent):
+        whole, first = (Compressor(AgentReducer(agent), "topk:ratio=0.05") for _ in range(2))
+        expected = [whole.allreduce("w", gradient(step, agent.rank)) for step in range(4)]
+        for step in range(2):
+            first.allreduce("w", gradient(step, agent.rank))
+        then = Compressor(AgentReducer(agent), "topk:ratio=0.05")
+        then.load_state_dict(first.state_dict())
+        np.testing.assert_array_equal(
+            [then.allreduce("w", gradient(step, agent.rank)) for step in (2, 3)], expected[2:]
+        )
+        with pytest.raises(ConfigError, match="codec is 'topk:ratio=0.05'; expected 'onebit'"):
+            Compressor(AgentReducer(agent), "onebit").load_state_dict(first.state_dict())
+
+    good(on_all(trio, train))

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from switchml.codecs import Max, Sum, Turn, allreduce, max_as_sum, max_of_sum, parse, parse_memory, together
+from switchml.codecs import CODECS, Max, Sum, Turn, allreduce, max_as_sum, max_of_sum, parse, parse_memory, together
 from switchml.errors import RanksDisagree
 
 
@@ -111,3 +111,42 @@ def test_integer_sums_must_fit():
     lanes = Sum(np.full(3, 100, np.int8), "int8")
     with pytest.raises(RanksDisagree, match="a sum of 2 ranks does not fit int8"):
         together([asking(lanes), asking(lanes)])
+
+
+@pytest.mark.parametrize("codec", sorted(CODECS))
+@pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
+def test_a_step_that_is_not_finite_leaves_no_trace(codec, bad):
+    """Every rank's results afterwards are those of a training in which one rank's step never happened."""
+    steps, spoiled_step = 6, 3
+    xs = np.random.default_rng(1).laplace(size=(steps, 2, 400)).astype(np.float32)
+
+    def train(spoils: bool) -> list[np.ndarray]:
+        coder = parse(codec)
+        memory = parse_memory(coder.memory)
+        states = [(coder.new_state(), memory.new_state()) for _ in range(2)]
+        means = []
+        for step in range(steps):
+            if step == spoiled_step and not spoils:
+                continue
+            x = xs[step].copy()
+            if step == spoiled_step:
+                x[1, 7] = bad
+            turns = [Turn("w", step, rank=rank, world=2, shape=(20, 20)) for rank in range(2)]
+            both = together([allreduce(coder, memory, *states[rank], x[rank], turns[rank]) for rank in range(2)])
+            np.testing.assert_array_equal(*both)
+            if step == spoiled_step:
+                assert not np.isfinite(both[0]).all()
+            else:
+                means.append(both[0])
+        return means
+
+    expected = train(spoils=False)
+    assert all(np.isfinite(mean).all() for mean in expected)
+    np.testing.assert_array_equal(train(spoils=True), expected)
+
+
+def test_dgc_with_a_clip_forgets_a_step_that_is_not_finite():
+    xs = gradients(3)
+    xs[1, 0] = np.inf
+    means, kept = run("topk:ratio=0.05", "dgc:clip=1", xs)
+    assert np.isnan(means[1]).any() and np.isfinite(means[[0, 2]]).all() and np.isfinite(kept.total).all()
