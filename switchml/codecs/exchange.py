@@ -4,8 +4,6 @@
 it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -16,6 +14,13 @@ import numpy as np
 from switchml.codecs.base import Codec, Gather, Max, Memory, Payload, Request, SparseSum, Sum, Turn, vector
 from switchml.codecs.select import floats_of, ordered_bits
 from switchml.errors import RanksDisagree
+
+
+@dataclass(frozen=True)
+class Later:
+    """Ask for a maximum now, and send back a function that returns it once it is needed."""
+
+    request: Max
 
 
 def allreduce(
@@ -36,13 +41,6 @@ def allreduce(
         return spoiled(outcome.mean)
     memory.update(memory_state, compensated, outcome.own, turn)
     return outcome.mean
-
-
-@dataclass(frozen=True)
-class Later:
-    """Ask for a maximum now, and send back a function that returns it once it is needed."""
-
-    request: Max
 
 
 class Attempt:

@@ -26,4 +26,5 @@ def test_hooked_models_stay_equal_and_send_less(tmp_path, backend):
         # What is sent whole changes nothing, or next to it; what is not does.
         assert report["none"]["difference"] < 1e-6 and report["topk:ratio=1"]["difference"] < 1e-6
         assert 0 < report["bf16"]["difference"] < report["topk:ratio=0.1"]["difference"]
+        assert set(map(tuple, report["finite"].values())) == {(True, True, False, True, True)}, report["finite"]
         assert "RanksDisagree" in report["odd"] and "topk:ratio=0." in report["odd"]

@@ -131,3 +131,18 @@ def test_every_rank_knows_the_same_costs_whatever_its_gradients_are_like(trio, m
 def test_memories_that_do_not_suit_every_choice(trio):
     with pytest.raises(ConfigError, match="memory dgc with codec auto: expected one of residual, none"):
         AutoCompressor(AgentReducer(trio[0]), Auto(), "dgc")
+
+
+def test_a_step_that_is_not_finite_leaves_no_trace(trio):
+    """Where one rank has an infinity, all ranks' means are spoiled in that step alone."""
+
+    def run(agent):
+        auto, finite = AutoCompressor(AgentReducer(agent), Auto()), []
+        for step in range(8):
+            x = gradient(step, agent.rank, "bucket 0")
+            if step == 3 and agent.rank == 1:
+                x[11] = np.inf
+            finite.append(bool(np.isfinite(auto.allreduce("bucket 0", x)).all()))
+        return finite
+
+    assert good(on_all(trio, run)) == [[step != 3 for step in range(8)]] * RANKS
