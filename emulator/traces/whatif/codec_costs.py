@@ -13,6 +13,7 @@ import numpy as np
 from emulator.traces.whatif.edits import positive
 from switchml.codecs import HALVES, Gather, Max, SparseSum, Sum, Turn, parse, parse_memory
 from switchml.codecs import allreduce as exchange_of
+from switchml.codecs.exchange import Later
 from switchml.errors import ConfigError
 
 CHOICES = ("fp16", "thc", "topk:ratio=0.1", "topk:ratio=0.01")
@@ -66,6 +67,9 @@ def _measure(spec: str, vector: np.ndarray, ranks: int) -> CodecCost:
                 mean, spent_s = stop.value, spent_s + time.perf_counter() - before_s
                 break
             spent_s += time.perf_counter() - before_s
+            if isinstance(request, Later):  # a flag, beside the rest
+                answer = request.request.values.copy
+                continue
             rounds += 1
             answer, sent, gathers = _answer(request, ranks)
             wire += sent
