@@ -11,6 +11,8 @@ from host_agent.memory.saving import fills_its_memory
 from switchml.errors import ConfigError, UnsupportedTensor
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+_COMPARED = 1 << 20
+"""Elements of masters that are compared at a time, which takes 7 bytes each."""
 
 
 def update(
@@ -82,28 +84,73 @@ def gradient_vector(parameter: nn.Parameter) -> torch.Tensor:
     return gradient.as_strided((gradient.numel(),), (1,))
 
 
-def restored(optimizer: torch.optim.Optimizer, state: dict[Any, Any], names: tuple[str, ...]) -> None:
-    """Copy what `Optimizer.state_dict()` has under "state" into the states that `optimizer` holds, at their places and
-    in their precision. A "master" that is missing (AdamW has none) is the parameter. Raises ConfigError, before
-    anything is changed, if it is of another model."""
+def take_over(master: torch.Tensor, weight: torch.Tensor) -> None:
+    """float32 masters become half-precision weights, of the same shape, that somebody else has written since: those
+    that are not the masters' rounded values."""
+    for mine, theirs in zip(master.split(_COMPARED), weight.split(_COMPARED), strict=True):
+        mine.copy_(torch.where(mine.to(theirs.dtype) == theirs, mine, theirs.float()))
+
+
+def restored(optimizer: torch.optim.Optimizer, state_dict: dict[str, Any], names: tuple[str, ...]) -> None:
+    """Copy the states in a `state_dict()` into those that `optimizer` holds, in their precision. Parameters are matched
+    as torch does, by their order in the groups, so that their keys may be numbers or names. A "master" that is missing
+    (AdamW has none) is the parameter.
+
+    Raises ConfigError, before anything is changed, if it is of another model, or has states or options that would be
+    lost. `names`: of the states that there are."""
+    saved_groups = state_dict["param_groups"]
+    sizes, wanted = ([len(group["params"]) for group in some] for some in (saved_groups, optimizer.param_groups))
+    if sizes != wanted:
+        raise ConfigError(f"param_groups have {sizes} parameters: expected {wanted}")
+    for number, group in enumerate(saved_groups):
+        _check_options(number, group)
+    keys = [key for group in saved_groups for key in group["params"]]
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    todo: list[tuple[torch.Tensor, torch.Tensor]] = []
-    value: Any
-    for number, parameter in enumerate(parameters):
-        saved = state.get(number)
-        for name in names:
-            mine = optimizer.state[parameter].get(name)
-            if mine is None:
-                continue
-            if saved is None and name in ("step", "exp_avg", "exp_avg_sq"):  # it has not had a gradient yet
-                value = torch.zeros_like(mine)
-            else:
-                value = (saved or {}).get(name, local(parameter) if name == "master" else None)
-            found = "missing" if value is None else f"of shape {tuple(torch.as_tensor(value).shape)}"
-            if value is None or torch.as_tensor(value).shape != mine.shape:
-                raise ConfigError(
-                    f"state {name!r} of parameter {number} is {found}: expected shape {tuple(mine.shape)}"
-                )
-            todo.append((mine, torch.as_tensor(value)))
+    if unknown := sorted(map(str, set(state_dict["state"]) - set(keys))):
+        raise ConfigError(f"state of {unknown[0]}, which is in no group: expected those of param_groups")
+    todo = []
+    for key, parameter in zip(keys, parameters, strict=True):
+        todo += _places(key, parameter, optimizer.state[parameter], state_dict["state"].get(key), names)
     for here, value in todo:
         here.copy_(value)
+
+
+def _places(
+    key: Any, parameter: nn.Parameter, mine: dict[str, Any], saved: dict[str, Any] | None, names: tuple[str, ...]
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """One parameter's states, and what is to be copied into them."""
+    if unknown := sorted(set(saved or ()) - set(names)):
+        raise ConfigError(f"state {unknown[0]!r} of parameter {key}: expected {', '.join(names)}")
+    todo = []
+    for name in names:
+        if name not in mine:
+            if name in (saved or ()):
+                raise ConfigError(f"state {name!r} of parameter {key}: this one has none")
+            continue
+        here = mine[name]
+        if saved is None and name in ("step", "exp_avg", "exp_avg_sq"):  # it has not had a gradient yet
+            value = torch.zeros_like(here)
+        elif (found := (saved or {}).get(name)) is not None:
+            value = local(torch.as_tensor(found))
+        elif name == "master":
+            value = local(parameter)
+        else:
+            raise ConfigError(f"state {name!r} of parameter {key} is missing: expected shape {tuple(here.shape)}")
+        if value.shape != here.shape:
+            found, expected = tuple(value.shape), tuple(here.shape)
+            raise ConfigError(f"state {name!r} of parameter {key} is of shape {found}: expected shape {expected}")
+        todo.append((here, value))
+    return todo
+
+
+def _check_options(number: int, group: dict[str, Any]) -> None:
+    """Raises ConfigError for a saved group that is not AdamW's as `update` has it."""
+    for name in ("lr", "betas", "eps", "weight_decay"):
+        if name not in group:
+            raise ConfigError(f"param_groups[{number}] has no {name!r}: expected AdamW's options")
+    options_of(*(group[name] for name in ("lr", "betas", "eps", "weight_decay")))
+    other = [name for name in ("amsgrad", "maximize", "differentiable") if group.get(name)]
+    if group["weight_decay"] != 0 and not group.get("decoupled_weight_decay", True):
+        other.append("decoupled_weight_decay=False")
+    if other:
+        raise ConfigError(f"param_groups[{number}] has {', '.join(other)}: expected AdamW's rule without it")

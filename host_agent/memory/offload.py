@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from host_agent.memory.adam import check, gradient_vector, local, options_of, restored, update, vector
+from host_agent.memory.adam import check, gradient_vector, local, options_of, restored, take_over, update, vector
 from switchml.errors import ConfigError
 
 BUCKET = 16_000_000
@@ -72,6 +72,8 @@ class OffloadedAdam(torch.optim.Optimizer):
     group: ranks over which gradients are averaged, in pieces of a third of a bucket, while the piece before is updated.
         A parameter without a gradient then counts as zeros, and `.grad` stays what it was. None where something else
         averages them, as DistributedDataParallel does.
+
+    Half-precision weights that something else writes between steps, as `load_state_dict` does, become their masters.
 
     On a CPU the results have the bits of torch.optim.AdamW, and each takes the other's `state_dict()`.
 
@@ -129,8 +131,9 @@ class OffloadedAdam(torch.optim.Optimizer):
         return {"host_bytes": float(sum(hosts.values())), **self._stats}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """States go to their places on the host. Raises ConfigError if they are of another model."""
-        restored(self, state_dict["state"], ("step", *ROWS))
+        """States go to their places on the host. Raises ConfigError if they are of another model or another rule than
+        AdamW's (amsgrad, maximize)."""
+        restored(self, state_dict, ("step", *ROWS))
         mine = dict(self.state)
         super().load_state_dict({**state_dict, "state": {}})
         self.state.update(mine)
@@ -217,6 +220,8 @@ class OffloadedAdam(torch.optim.Optimizer):
             else:
                 gradient.copy_(gradient_vector(part.parameter)[part.start : part.stop])
             master = masters[0] if masters else weight
+            if masters:
+                take_over(master, weight)
             update(master, gradient, exp_avg, exp_avg_sq, int(step), self.param_groups[piece.group])
             if masters:
                 weight.copy_(master)

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.weak import WeakIdKeyDictionary
 
-from host_agent.memory.adam import check, gradient_vector, options_of, restored, update, vector
+from host_agent.memory.adam import check, gradient_vector, options_of, restored, take_over, update, vector
 from switchml.errors import ConfigError
 
 BUCKET_BYTES = 25 << 20
@@ -133,6 +133,8 @@ class PrunedAdam(torch.optim.Optimizer):
     DistributedDataParallel, which does so itself. A parameter without a gradient counts as zeros. `.grad` is None
     between backward and `step`, so what clips gradients finds none.
 
+    Half-precision weights that something else writes between steps, as `load_state_dict` does, become their masters.
+
     On a CPU, where nothing is pruned, results have the bits of torch.optim.AdamW.
 
     Raises ConfigError; `step` raises what all-reduces raise, and some parameters are a step ahead then."""
@@ -186,7 +188,7 @@ class PrunedAdam(torch.optim.Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """With the indices that were saved, in place of the model's; weights outside them become zero. Raises
         ConfigError if they are of another model, or of another share."""
-        restored(self, state_dict["state"], ("step", "index", *STATES))
+        restored(self, state_dict, ("step", "index", *STATES))
         mine = dict(self.state)
         super().load_state_dict({**state_dict, "state": {}})
         self.state.update(mine)
@@ -269,6 +271,9 @@ class _Bucket:
     def update(self, step: int, options: dict[str, Any]) -> None:
         """By the gradients; they are used up."""
         is_half = "master" in self.states
+        if is_half:
+            for parameter, place in self.parts.items():
+                take_over(self.states["master"][place], self._weights(parameter))
         weights = self.states["master"] if is_half else self._gather(torch.empty_like(self.states["exp_avg"]))
         gradient = self._gradient.float() if is_half else self._gradient
         update(weights, gradient, self.states["exp_avg"], self.states["exp_avg_sq"], step, options)
@@ -284,9 +289,13 @@ class _Bucket:
     def _gather(self, weights: torch.Tensor) -> torch.Tensor:
         """The parameters' own weights."""
         for parameter, place in self.parts.items():
-            places = self._pruned.places[parameter]
-            weights[place] = vector(parameter) if places is None else vector(parameter).index_select(0, places)
+            weights[place] = self._weights(parameter)
         return weights
+
+    def _weights(self, parameter: nn.Parameter) -> torch.Tensor:
+        """Those that are left."""
+        places = self._pruned.places[parameter]
+        return vector(parameter) if places is None else vector(parameter).index_select(0, places)
 
 
 def _module(model: nn.Module) -> nn.Module:

@@ -8,10 +8,15 @@ torch = pytest.importorskip("torch")
 
 import torch.distributed as dist  # noqa: E402
 from torch import nn  # noqa: E402
+from torch.distributed.checkpoint.state_dict import (  # noqa: E402
+    get_optimizer_state_dict,
+    set_optimizer_state_dict,
+)
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
 from emulator.jobs.memory_options import offload_bytes, samo_bytes  # noqa: E402
 from host_agent.memory import OffloadedAdam, PrunedAdam, Tracker, pruned  # noqa: E402
+from host_agent.memory.adam import vector  # noqa: E402
 from switchml.errors import ConfigError, UnsupportedTensor  # noqa: E402
 
 OPTIONS = {"lr": 0.01, "betas": (0.8, 0.99), "weight_decay": 0.1}
@@ -154,6 +159,63 @@ def test_adamw_state_dicts_are_taken_and_given():
     assert torch.equal(train(other, again, first=4, steps=1), train(model, plain, first=2, steps=3))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", ["offloaded", "pruned"])
+def test_states_go_through_distributed_checkpoints(kind, dtype):
+    """Which key them by the parameters' names."""
+
+    def start():
+        model = network(dtype)
+        return model, OffloadedAdam(model.parameters()) if kind == "offloaded" else PrunedAdam(pruned(model, 0.5))
+
+    whole = train(*start(), steps=4)
+    model, optimizer = start()
+    train(model, optimizer, steps=2)
+    saved = copy.deepcopy((model.state_dict(), get_optimizer_state_dict(model, optimizer)))
+    model, optimizer = start()
+    model.load_state_dict(saved[0])
+    set_optimizer_state_dict(model, optimizer, saved[1])
+    assert torch.equal(train(model, optimizer, steps=2, first=2), whole)
+
+
+@pytest.mark.parametrize("share", [None, 0.0, 0.5])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_weights_that_others_write_become_masters(share, dtype):
+    """After that, all is as if the optimizer had been made then; what nobody wrote keeps its precision."""
+    model = network(dtype)
+    optimizer = OffloadedAdam(model.parameters()) if share is None else PrunedAdam(pruned(model, share))
+    train(model, optimizer, steps=2)
+    bias, weight = model[0].bias, model[0].weight
+    kept = optimizer.state[bias]["master"].clone()
+    with torch.no_grad():
+        weight.mul_(torch.where(weight != 0, 2.0, 0.0).to(dtype))
+    expected = vector(weight).float()
+    optimizer.param_groups[0].update(lr=0.0, weight_decay=0.0)
+    train(model, optimizer, steps=1, first=2)
+    master, index = (optimizer.state[weight].get(name) for name in ("master", "index"))
+    assert torch.equal(master.reshape(-1), expected if index is None else expected[index])
+    assert torch.equal(optimizer.state[bias]["master"], kept)
+
+
+@pytest.mark.parametrize(
+    "make, complaint",
+    [
+        (lambda p: torch.optim.AdamW(p, amsgrad=True), "amsgrad"),
+        (lambda p: torch.optim.AdamW(p, maximize=True), "maximize"),
+        (lambda p: torch.optim.Adam(p, weight_decay=0.1), "decoupled_weight_decay=False"),
+        (lambda p: torch.optim.SGD(p, momentum=0.9), "no 'betas'"),
+        (lambda p: torch.optim.AdamW([{"params": [each]} for each in p]), "expected \\[4\\]"),
+        (lambda p: torch.optim.NAdam(p), "'mu_product'"),
+    ],
+)
+def test_states_of_other_rules_are_refused(make, complaint):
+    model = network()
+    other = make(list(model.parameters()))
+    train(model, other, steps=1)
+    with pytest.raises(ConfigError, match=complaint):
+        OffloadedAdam(model.parameters()).load_state_dict(other.state_dict())
+
+
 def test_groups_frozen_weights_layouts_and_schedules():
     def make(optimizer):
         torch.manual_seed(0)
@@ -226,7 +288,7 @@ def test_states_of_another_model_are_refused_and_change_nothing():
     for optimizer in (OffloadedAdam(model.parameters(), **OPTIONS), PrunedAdam(pruned(model, 0.5), **OPTIONS)):
         train(model, optimizer, steps=1)
         before = copy.deepcopy(optimizer.state_dict())
-        other = nn.Linear(3, 4)
+        other = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 4))
         foreign = torch.optim.AdamW(other.parameters())
         other(torch.ones(2, 3)).sum().backward()
         foreign.step()
