@@ -58,7 +58,8 @@ def _measure(spec: str, vector: np.ndarray, ranks: int) -> CodecCost:
     for step in range(ROUNDS + 1):  # the first compiles
         turn = Turn(name="bucket", step=step, world=ranks, shape=(vector.size // 512, 512))
         exchange = exchange_of(codec, memory, codec_state, memory_state, vector, turn)
-        spent_s, wire, rounds, answer = 0.0, 0.0, 0, None
+        spent_s, wire, rounds = 0.0, 0.0, 0
+        answer: object = None
         while True:
             before_s = time.perf_counter()
             try:
