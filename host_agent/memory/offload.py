@@ -18,7 +18,17 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from host_agent.memory.adam import check, gradient_vector, local, options_of, restored, take_over, update, vector
+from host_agent.memory.adam import (
+    as_shard,
+    check,
+    gradient_vector,
+    local,
+    options_of,
+    restored,
+    take_over,
+    update,
+    vector,
+)
 from switchml.errors import ConfigError
 
 BUCKET = 16_000_000
@@ -119,9 +129,10 @@ class OffloadedAdam(torch.optim.Optimizer):
                 part = local(parameter)
                 rows = zip(ROWS, host[:, at : at + part.numel()], strict=False)
                 views = {name: row.as_strided(part.size(), part.stride()) for name, row in rows}
-                self.state[parameter] = {"step": torch.tensor(0.0), **views}
                 if "master" in views:
                     views["master"].copy_(part)
+                shards = {name: as_shard(view, parameter) for name, view in views.items()}
+                self.state[parameter] = {"step": torch.tensor(0.0), **shards}
                 at += part.numel()
 
     def stats(self) -> dict[str, float]:

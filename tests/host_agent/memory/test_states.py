@@ -1,6 +1,8 @@
 """Offloaded and pruned states beside torch.optim.AdamW, and what they take in memory beside the published formulas."""
 
 import copy
+import json
+from pathlib import Path
 
 import pytest
 
@@ -18,6 +20,7 @@ from emulator.jobs.memory_options import offload_bytes, samo_bytes  # noqa: E402
 from host_agent.memory import OffloadedAdam, PrunedAdam, Tracker, pruned  # noqa: E402
 from host_agent.memory.adam import vector  # noqa: E402
 from switchml.errors import ConfigError, UnsupportedTensor  # noqa: E402
+from tests.support.ranks import run_ranks  # noqa: E402
 
 OPTIONS = {"lr": 0.01, "betas": (0.8, 0.99), "weight_decay": 0.1}
 
@@ -297,3 +300,9 @@ def test_states_of_another_model_are_refused_and_change_nothing():
         for number, saved in before["state"].items():
             for name, value in saved.items():
                 assert torch.equal(optimizer.state_dict()["state"][number][name], value)
+
+
+def test_a_checkpoint_of_shards_has_each_ranks_states(tmp_path):
+    """Plain tensors would be taken for copies, and rank 0's saved for all."""
+    for rank in run_ranks(Path(__file__).parent / "sharded_states_script.py", 2, tmp_path):
+        assert all(json.loads(rank.out).values()), rank.out
