@@ -62,7 +62,9 @@ class ScheduleMessageDriven(PipelineScheduleSingle):
                 inbox.put(FORWARD, micro_batch)
         else:
             inbox.receive(FORWARD, count, self._receive_activations)
-        if trains and not stage.is_last:
+        # Gradients come from the next stage, unless this is the last one or nothing before it learns.
+        waits = trains and any(info.tensor_meta is not None for info in stage.grad_recv_info[0])
+        if waits:
             inbox.receive(BACKWARD, count, self._receive_gradients)
         returned = 0
         for _ in range(2 * count if trains else count):
@@ -73,7 +75,7 @@ class ScheduleMessageDriven(PipelineScheduleSingle):
                     output = stage.forward_one_chunk(micro_batch, args, kwargs, save_forward_output=return_outputs)
                     base._maybe_compute_loss(stage, output, target_mbs, micro_batch, loss_kwargs)
                 outbox.send(stage.get_fwd_send_ops(micro_batch), micro_batch)
-                if stage.is_last and trains:
+                if trains and not waits:
                     inbox.put(BACKWARD, micro_batch)
             else:
                 returned += 1

@@ -8,17 +8,20 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+from torch.distributed.pipelining import Schedule1F1B, ScheduleGPipe
 from torch.distributed.pipelining.stage import _PipelineStageBase
 
 from host_agent.pipeline.gradients import BUCKET_BYTES, GradientBuckets
 from host_agent.pipeline.groups import PipelineGroups, pipeline_groups
 from host_agent.pipeline.message_driven import ScheduleMessageDriven
+from host_agent.pipeline.stages import Stage, keywords, send_only_what_fits, with_none, without_none
 from switchml.errors import ConfigError
 
 MESSAGE_DRIVEN, ONE_F_ONE_B, GPIPE = "message-driven", "1f1b", "gpipe"
 SCHEDULES = (MESSAGE_DRIVEN, ONE_F_ONE_B, GPIPE)
 REDUCTIONS = ("mean", "sum")
+_NO_SAMPLES = -(1 << 62)
+"""Of a stage that gets no tensor but from the one before."""
 
 
 class Pipeline:
@@ -74,7 +77,8 @@ class Pipeline:
                 raise ConfigError(f"{len(stages)} parts of a model for {groups.stages} stages: expected one for each")
             device = next((p.device for p in stages[groups.stage].parameters()), torch.device("cpu"))
             mine = stages[groups.stage]
-            self._stage = PipelineStage(mine, groups.stage, groups.stages, device, group=groups.messages)
+            self._stage = Stage(mine, groups.stage, groups.stages, device, group=groups.messages)
+        self._parts = [self.module] if isinstance(stages, _PipelineStageBase) else list(stages)
         if schedule == ONE_F_ONE_B and micro_batches < self._stage.num_stages:
             raise ConfigError(
                 f"{micro_batches} micro-batches for {self._stage.num_stages} stages: schedule {schedule} needs at "
@@ -83,8 +87,13 @@ class Pipeline:
         if in_flight is not None and schedule != MESSAGE_DRIVEN:
             raise ConfigError(f"in_flight={in_flight} with schedule {schedule}: only {MESSAGE_DRIVEN} has a choice")
         self._micro_batches, self._mean = micro_batches, reduction == "mean"
-        self._batch: int | None = None
-        what: dict[str, Any] = {"loss_fn": loss, "scale_grads": self._mean}
+        self._shapes: list[Any] | None = None
+        send_only_what_fits(self._stage)
+
+        def of_last_stage(output: Any, target: Any) -> torch.Tensor:
+            return loss(with_none(output), target)
+
+        what: dict[str, Any] = {"loss_fn": of_last_stage, "scale_grads": self._mean}
         self._schedule: ScheduleMessageDriven | Schedule1F1B | ScheduleGPipe
         if schedule == MESSAGE_DRIVEN:
             self._schedule = ScheduleMessageDriven(self._stage, micro_batches, in_flight=in_flight, **what)
@@ -113,55 +122,76 @@ class Pipeline:
     def is_last(self) -> bool:
         return bool(self._stage.is_last)
 
-    def step(self, *inputs: Any, target: Any = None) -> torch.Tensor | None:
+    def step(self, *inputs: Any, target: Any = None, **options: Any) -> torch.Tensor | None:
         """Pass a batch forward and backward through all stages, and add its gradients to `.grad` of this one.
 
         inputs: the first stage's arguments, `target`: the last stage's, with samples along dimension 0. Other ranks'
-        are not looked at. Gradients already in `.grad` are summed over replicas again: call `zero_grad` before.
+        are not looked at. options: keyword arguments, for each stage whose forward has them; of tensors each
+        micro-batch has its samples. Batches may differ in size and shape. Gradients already in `.grad` are summed over
+        replicas again: call `zero_grad` before.
 
-        Returns the loss over this replica's batch on the last stage, else None. Raises ConfigError if a batch cannot be
-        divided, or has another size than the first one; PeerLost if another stage's rank is gone; what all-reduces
-        raise."""
+        Returns the loss over this replica's batch on the last stage, else None. Raises ConfigError on all ranks of the
+        pipeline if a batch cannot be divided, UnsupportedTensor on one whose micro-batches come out in different
+        shapes; PeerLost if another stage's rank is gone; what all-reduces raise."""
         losses: list[torch.Tensor] = []
-        self._schedule.step(
-            *self._own(inputs, self.is_first), losses=losses, return_outputs=False, **self._target(target)
-        )
+        args, named = self._agreed(inputs, target, options)
+        self._schedule.step(*args, losses=losses, return_outputs=False, **named)
         if self._buckets is not None:
             self._buckets.launch()
             self._buckets.wait()
         return self._loss(losses) if self.is_last else None
 
-    def evaluate(self, *inputs: Any, target: Any = None) -> tuple[Any, torch.Tensor] | None:
+    def evaluate(self, *inputs: Any, target: Any = None, **options: Any) -> tuple[Any, torch.Tensor] | None:
         """Pass a batch forward only; returns the last stage's outputs and the loss on the last stage, else None."""
         losses: list[torch.Tensor] = []
         with torch.no_grad():
-            outputs = self._schedule.eval(*self._own(inputs, self.is_first), losses=losses, **self._target(target))
-        return (outputs, self._loss(losses)) if self.is_last else None
-
-    def _target(self, target: Any) -> dict[str, Any]:
-        return {"target": self._own((target,), self.is_last)[0]} if self.is_last else {}
+            args, named = self._agreed(inputs, target, options)
+            outputs = self._schedule.eval(*args, losses=losses, **named)
+        return (with_none(outputs), self._loss(losses)) if self.is_last else None
 
     def _loss(self, losses: list[torch.Tensor]) -> torch.Tensor:
         total = torch.stack([loss.detach() for loss in losses]).sum()
         return total / self._micro_batches if self._mean else total
 
-    def _own(self, batch: tuple[Any, ...], is_ours: bool) -> tuple[Any, ...]:
-        """What of a batch this stage needs."""
-        for tensor in batch if is_ours else ():
-            if not isinstance(tensor, torch.Tensor):
-                continue
-            size = tensor.shape[0] if tensor.ndim else 0
-            if size < 1 or size % self._micro_batches:
-                raise ConfigError(
-                    f"a batch of {size} samples cannot be divided into {self._micro_batches} micro-batches of one size"
-                )
-            if self._batch is not None and size != self._batch:
-                raise ConfigError(
-                    f"a batch of {size} samples after batches of {self._batch}: stages have memory for messages of one "
-                    "size (a DataLoader's drop_last=True leaves out a last batch that is smaller)"
-                )
-            self._batch = size
-        return batch if is_ours else ()
+    def _agreed(self, inputs: tuple[Any, ...], target: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        """What of a batch this stage needs, once all stages have looked at theirs: they learn each other's shapes anew
+        if one's are not those of the batch before, and nobody begins if one cannot."""
+        args = without_none(inputs, self._micro_batches) if self.is_first else ()
+        named = {name: options[name] for name in keywords(self.module, options)}
+        if self.is_last:
+            named["target"] = target
+        tensors = {f"input {number}": value for number, value in enumerate(args)} | named
+        tensors = {name: value for name, value in tensors.items() if isinstance(value, torch.Tensor)}
+        refusal = self._refusal(tensors, options)
+        shapes: list[Any] = [(name, value.shape, value.dtype) for name, value in tensors.items()]
+        shapes += [parameter.requires_grad for parameter in self.module.parameters()]
+        sizes = [0 if refusal else value.shape[0] for value in tensors.values() if with_none(value) is not None]
+        most, least = max(sizes, default=_NO_SAMPLES), max((-size for size in sizes), default=_NO_SAMPLES)
+        verdict = torch.tensor([shapes != self._shapes, refusal is not None, most, least], device=self._stage.device)
+        dist.all_reduce(verdict, dist.ReduceOp.MAX, group=self._stage.group)
+        changed, refused, most, least = verdict.tolist()
+        if refused:
+            raise ConfigError(refusal or "another stage of this pipeline refuses its part of this batch")
+        if most != -least:
+            raise ConfigError(
+                f"a batch of {-least} samples on one stage and {most} on another: expected as many on all"
+            )
+        self._shapes = shapes
+        if changed:
+            self._schedule._stage_forward_initialized = self._schedule._stage_backward_initialized = False
+        return args, named
+
+    def _refusal(self, tensors: dict[str, torch.Tensor], options: dict[str, Any]) -> str | None:
+        known = {name for part in self._parts for name in keywords(part, options)}
+        if unknown := sorted(set(options) - known):
+            return f"keyword {unknown[0]!r}: expected one that a stage's forward takes"
+        for name, value in tensors.items():
+            if not (value.ndim and value.shape[0]):
+                return f"{name} is of shape {tuple(value.shape)}: expected samples along dimension 0"
+            if value.shape[0] % self._micro_batches:
+                size, count = value.shape[0], self._micro_batches
+                return f"a batch of {size} samples cannot be divided into {count} micro-batches of one size"
+        return None
 
 
 def _check(value: str, known: tuple[str, ...], what: str) -> None:

@@ -1,6 +1,7 @@
 """Run by test_pipeline.py in four processes: pipelines of many shapes beside the same model in one process. Prints the
 largest difference of a gradient, relative to the largest gradient, by case, and what else the test looks at."""
 
+import copy
 import itertools
 import json
 import os
@@ -45,6 +46,30 @@ class OfTwo(nn.Module):
 
     def forward(self, x, beside):
         return self.inner(x.sum(1) * beside)
+
+
+class Beside(nn.Module):
+    """Takes and hands on what is not always there, and token numbers, which learn nothing."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH))
+        self.table = nn.Embedding(9, WIDTH)
+
+    def forward(self, x, missing=None, tokens=None, *, scale=None):
+        x = self.inner(x if scale is None else x * scale)
+        if tokens is not None:
+            x = x + self.table(tokens)
+        return x, missing, (x.detach() > 0).sum(1)
+
+
+class FirstOf(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = Beside()
+
+    def forward(self, *inputs):
+        return self.inner(*inputs)[0]
 
 
 def layers(count: int, draw: random.Random) -> list[nn.Module]:
@@ -108,6 +133,62 @@ def equal_gradients(places: dict[int, PipelineGroups]) -> dict[str, float]:
     return report
 
 
+def unusual(places: dict[int, PipelineGroups]) -> dict[str, float]:
+    """The largest difference of gradients and buffers from those of one process, micro-batch by micro-batch, where
+    nothing of a stage learns or it begins to, and where batches differ in shape, inputs are None or named."""
+    groups, off = places[4], {}
+    loss = nn.MSELoss()
+
+    def compare(name: str, parts: list[nn.Module], batches: list[tuple], schedule: str, **options) -> None:
+        pipeline = Pipeline(parts, 2, loss, schedule=schedule, groups=groups)
+        whole = copy.deepcopy(parts)
+        worst = torch.zeros(())
+        for batch in batches:
+            pipeline.module.zero_grad()
+            for part in whole:
+                part.zero_grad()
+            options |= {"scale": torch.rand(len(batch[0]), WIDTH)} if "scale" in options else {}
+            pipeline.step(*batch, target=batch[0], **options)
+            for half in range(2):
+                each = [None if t is None else t.chunk(2)[half] for t in batch]
+                named = {key: value.chunk(2)[half] for key, value in options.items()}
+                output: tuple = tuple(each)
+                for part in whole:
+                    output = part(*output, **(named if isinstance(part, Beside) else {}))
+                    output = output if isinstance(output, tuple) else (output,)
+                value = loss(output[0], each[0]) / 2
+                if value.requires_grad:
+                    value.backward()
+            mine = whole[groups.stage]
+            for here, there in zip(pipeline.module.parameters(), mine.parameters(), strict=True):
+                assert (here.grad is None) == (there.grad is None), name
+                if here.grad is not None:
+                    worst = max(worst, (here.grad - there.grad).abs().max())
+            for here, there in zip(pipeline.module.buffers(), mine.buffers(), strict=True):
+                worst = max(worst, (here - there).abs().max().float())
+            for part in (*parts, *whole):
+                part.requires_grad_(True)
+        off[name] = worst.item()
+
+    def chain(*frozen: int) -> list[nn.Module]:
+        parts = [nn.Linear(WIDTH, WIDTH) for _ in range(4)]
+        for number in frozen:
+            parts[number].requires_grad_(False)
+        return parts
+
+    for schedule in ("message-driven", "gpipe"):
+        x = torch.randn(4, WIDTH)
+        for frozen in ((0,), (0, 1), (1, 3), (0, 1, 2, 3)):
+            compare(f"{frozen} frozen, {schedule}", chain(*frozen), [(x,), (x,)], schedule)
+        shapes = [(4,), (8,), (2,), (4, 5), (4, 3)]
+        compare(f"shapes, {schedule}", chain(), [(torch.randn(*shape, WIDTH),) for shape in shapes], schedule)
+        beside = [Beside(), nn.Identity(), Beside(), FirstOf()]
+        beside[1].forward = lambda *inputs: inputs
+        batches = [(x, None), (x, None, torch.arange(4)), (torch.randn(6, WIDTH), torch.rand(6, 1))]
+        compare(f"None, {schedule}", beside, batches, schedule, scale=None)
+    return off
+
+
 def of_torchs_stage(group) -> dict[str, float]:
     """Three of the four ranks, with stages that a user has made."""
     if RANK == 3:
@@ -163,6 +244,9 @@ def refusals(places: dict[int, PipelineGroups]) -> list[str]:
         lambda: Pipeline(parts, 4, nn.MSELoss(), in_flight=0, groups=places[2]),
         lambda: Pipeline(parts, 4, nn.MSELoss(), groups=places[4]),
         lambda: Pipeline(parts[:1], 4, nn.MSELoss(), groups=places[1]).step(x, target=x),
+        lambda: Pipeline(parts, 2, nn.MSELoss(), groups=places[2]).step(x, target=x[: 6 - 2 * (RANK > 1)]),
+        lambda: Pipeline(parts, 2, nn.MSELoss(), groups=places[2]).step(x, target=x[: 6 - (RANK > 1)]),
+        lambda: Pipeline(parts, 2, nn.MSELoss(), groups=places[2]).step(x, target=x, mask=x),
     ]
     messages = []
     for attempt in attempts:
@@ -182,6 +266,7 @@ def main() -> None:
     three = dist.new_group([0, 1, 2], backend="gloo")
     report = {
         "equal": equal_gradients(places),
+        "unusual": unusual(places),
         "torch": of_torchs_stage(three),
         "in flight": most_in_flight(places),
         "refusals": refusals(places),

@@ -3,6 +3,7 @@
 import json
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -20,7 +21,9 @@ def test_pipelines(tmp_path):
     for report in reports:
         assert len(report["equal"]) == 19
         assert {name: off for name, off in (report["equal"] | report["torch"]).items() if not off < 1e-4} == {}
-        assert len(report["refusals"]) == 9, report["refusals"]
+        assert len(report["unusual"]) == 12
+        assert {name: off for name, off in report["unusual"].items() if not off < 1e-5} == {}
+        assert len(report["refusals"]) == 12, report["refusals"]
     assert [report["in flight"] for report in reports][0] == 4
     assert all(report["in flight"] <= 4 for report in reports) and reports[3]["in flight"] == 1
 
@@ -54,3 +57,22 @@ class TestInbox:
         inbox.put(FORWARD, 0)
         with pytest.raises(PeerLost, match="gone"):
             inbox.take()
+
+
+def test_an_activation_of_another_shape_is_not_sent():
+    from host_agent.pipeline.stages import send_only_what_fits
+    from switchml.errors import UnsupportedTensor
+
+    outputs = {0: ([torch.zeros(2, 6)], []), 1: ([torch.zeros(1, 6)], []), 2: ([torch.zeros(2, 6).half()], [])}
+    meta = SimpleNamespace(outputs=(torch.zeros(2, 6),))
+    stage = SimpleNamespace(
+        is_last=False, stage_index=3, fwd_cache=outputs, _stage_meta=meta, get_fwd_send_ops=lambda micro_batch: "sent"
+    )
+    send_only_what_fits(stage)
+    assert stage.get_fwd_send_ops(0) == "sent"
+    with pytest.raises(
+        UnsupportedTensor, match=r"output 0 of stage 3, micro-batch 1, is .*\(1, 6\): expected .*\(2, 6\)"
+    ):
+        stage.get_fwd_send_ops(1)
+    with pytest.raises(UnsupportedTensor, match="float16"):
+        stage.get_fwd_send_ops(2)
