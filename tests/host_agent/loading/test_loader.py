@@ -1,7 +1,9 @@
 """The loader: the plain loader's batches, whatever the ranks, buffers and faults; resumed at every step."""
 
+import sys
 import threading
 from collections import Counter
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -18,6 +20,11 @@ torch = pytest.importorskip("torch")
 
 SAMPLE_BYTES = 16
 AT_ONCE = Retries(attempts=3, back_off_s=0)
+
+
+class Pair(NamedTuple):
+    first: float
+    second: bytes
 
 
 def loader_of(source, rank=0, ranks=1, **options):
@@ -317,7 +324,36 @@ def test_reordered_epochs_are_all_there():
     assert sorted(loader.plan.epochs) == [0, 1, 2]
 
 
-def test_collate():
-    batch = collate([(np.ones(2), 1, {"name": "a"}), (np.zeros(2), 2, {"name": "b"})])
-    assert batch[0].tolist() == [[1, 1], [0, 0]] and batch[1].tolist() == [1, 2] and batch[2] == {"name": ["a", "b"]}
-    assert collate([torch.ones(1), torch.zeros(1)]).tolist() == [[1], [0]]
+@pytest.mark.filterwarnings("ignore:The given NumPy array")
+@pytest.mark.parametrize(
+    "samples",
+    [
+        [(np.ones(2), 1, {"name": "a"}), (np.zeros(2), 2, {"name": "b"})],
+        [[np.ones(2, np.float32), 1], [np.zeros(2), 0]],  # two samples, not two parts
+        [torch.ones(1), torch.zeros(1)],
+        [Pair(1.5, b"x"), Pair(2, b"y")],
+        [np.frombuffer(b"ab", np.uint8), np.frombuffer(b"cd", np.uint8)],
+        [np.float32(1), np.float32(2)],
+        [True, False],
+        ["a", "b"],
+        [["a"], ["b", "c"]],
+        [np.array(["a"]), np.array(["b"])],
+        [None, None],
+    ],
+    ids=repr,
+)
+def test_batches_are_those_of_a_data_loader(samples):
+    def made(collated):
+        try:
+            return repr(collated(samples))
+        except (TypeError, RuntimeError) as error:
+            return repr(error)
+
+    assert made(collate) == made(torch.utils.data.default_collate)
+
+
+def test_batches_without_torch(monkeypatch):
+    for name in [name for name in sys.modules if name.partition(".")[0] == "torch"]:
+        monkeypatch.setitem(sys.modules, name, None)
+    x, y = collate([[np.ones(2), {"label": 1}], [np.zeros(2), {"label": 2}]])
+    assert x.tolist() == [[1, 1], [0, 0]] and y["label"].tolist() == [1, 2]
