@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from host_agent.pytorch.cuda import CudaStaging
 
 OPS = {"SUM": "sum", "AVG": "mean", "MIN": "min", "MAX": "max", "BAND": "band", "BOR": "bor", "BXOR": "bxor"}
-"""Ops of torch, and of an agent's collectives. PRODUCT and PREMUL_SUM are Gloo's."""
+"""Ops of torch, and of an agent's collectives. PRODUCT is Gloo's, PREMUL_SUM a sum (premultiplied.py)."""
 
 
 class Group(Protocol):

@@ -142,5 +142,5 @@ def _tensors(value: Any) -> list[torch.Tensor]:
 def _name_of(op: Any) -> str:
     if op is None:
         return "sum"
-    names = OPS | {"PRODUCT": "product", "PREMUL_SUM": "premultiplied sum"}
+    names = OPS | {"PRODUCT": "product"}
     return next((ours for theirs, ours in names.items() if op == getattr(dist.ReduceOp, theirs)), "sum")

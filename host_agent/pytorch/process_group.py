@@ -31,7 +31,7 @@ from host_agent import recording
 from host_agent.agent import HostAgent
 from host_agent.base import Agent
 from host_agent.loop import warm_up
-from host_agent.pytorch import collectives, gloo
+from host_agent.pytorch import collectives, gloo, premultiplied
 from host_agent.pytorch.compiling import never_compiled, never_compiled_methods
 from host_agent.pytorch.counts import GLOO, Counts
 from host_agent.pytorch.rendezvous import Rendezvous, own_part, without_traceback
@@ -201,6 +201,8 @@ class SwitchMLProcessGroup(dist.ProcessGroup):
 
     def allreduce(self, tensors: Any, *args: Any, **kwargs: Any) -> Work:  # type: ignore[override]
         """`allreduce([tensor], options)`, or `allreduce(tensor_or_list, op=SUM, timeout=None)`."""
+        given, kwargs = premultiplied.plain("allreduce", (tensors, *args), kwargs, self.rank())
+        tensors, args = given[0], given[1:]
         op, timeout = _op_and_timeout(args, kwargs)
         listed = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
         # Several tensors in one call mean: one a device of this rank, all summed into each. Gloo knows how.
@@ -232,6 +234,8 @@ class SwitchMLProcessGroup(dist.ProcessGroup):
 
     def allreduce_coalesced(self, tensors: Any, *args: Any, **kwargs: Any) -> Work:
         """`allreduce_coalesced(tensors, options)`: each tensor summed for itself."""
+        given, kwargs = premultiplied.plain("allreduce_coalesced", (tensors, *args), kwargs, self.rank())
+        tensors, args = given[0], given[1:]
         op, timeout = _op_and_timeout(args, kwargs)
         if self._carries(tensors, op):
             self._counts.add("all_reduce")
@@ -449,6 +453,7 @@ def _agree(signature: Signature, timeout_s: float, agent: Agent, done: Done) -> 
 def _gloo_method(name: str) -> Callable[..., Any]:
     def method(self: SwitchMLProcessGroup, *args: Any, **kwargs: Any) -> Any:
         self._require_gloo()
+        args, kwargs = premultiplied.plain(name, args, kwargs, self.rank())
         work = self.take(name, args, kwargs)
         return work if work is not None else self.by_gloo(name, args, kwargs)
 

@@ -54,6 +54,15 @@ def fsdp2(group: dist.ProcessGroup) -> list[float]:
     return losses(trained, torch.optim.SGD(trained.parameters(), lr=0.1), RANK)
 
 
+def fsdp2_divided(group: dist.ProcessGroup) -> list[float]:
+    """FSDP2 asks for a sum of multiplied gradients, which Gloo has not."""
+    trained = model()
+    fully_shard(trained, mesh=DeviceMesh.from_group(group, "cpu"))
+    trained.set_gradient_divide_factor(3.0)
+    trained.set_force_sum_reduction_for_comms(group.name() != "switchml")
+    return losses(trained, torch.optim.SGD(trained.parameters(), lr=0.1), RANK)
+
+
 def fsdp1(group: dist.ProcessGroup) -> list[float]:
     trained = FullyShardedDataParallel(model(), process_group=group, device_id=CPU)
     return losses(trained, torch.optim.SGD(trained.parameters(), lr=0.1), RANK)
@@ -80,13 +89,52 @@ def dtensor(group: dist.ProcessGroup) -> list[float]:
     return shards.redistribute(mesh, [Replicate()]).to_local().flatten().tolist()
 
 
+def premultiplied(group: dist.ProcessGroup) -> list[float]:
+    """PREMUL_SUM of every collective that has an op; on Gloo, sums of what is multiplied before. Inputs stay."""
+    is_ours = group.name() == "switchml"
+    op = dist.ReduceOp.PREMUL_SUM(0.25) if is_ours else dist.ReduceOp.SUM
+    results = []
+    for dtype in (torch.float32, torch.complex64):  # the second one is Gloo's in both
+        whole = torch.arange(1, 7).to(dtype).reshape(3, 2) * (RANK + 1)
+
+        def given(tensor: torch.Tensor) -> torch.Tensor:
+            return tensor.clone() if is_ours else tensor * 0.25
+
+        for tensor in (given(whole), given(whole).t()):
+            dist.all_reduce(tensor, op, group=group)
+            results.append(tensor)
+        tensor = given(whole)
+        dist.reduce(tensor, 1, op, group=group)
+        if RANK == 1:
+            results.append(tensor)
+        elif is_ours:
+            assert torch.equal(tensor, whole)
+        inputs, part, other = [given(whole), given(2 * whole)], torch.empty_like(whole), torch.empty_like(whole)
+        dist.reduce_scatter(part, inputs, op, group=group)
+        flat = torch.cat(inputs)
+        dist.reduce_scatter_tensor(other, flat, op, group=group)
+        if is_ours:
+            assert torch.equal(flat, torch.cat([whole, 2 * whole])) and torch.equal(inputs[0], whole)
+        results += [part, other]
+    return [number for result in results for number in torch.view_as_real(result + 0j).flatten().tolist()]
+
+
 def main() -> None:
     dist.init_process_group(
         "switchml", init_method=os.environ["RENDEZVOUS"], rank=RANK, world_size=SIZE, timeout=timedelta(seconds=60)
     )
     gloo = dist.new_group(backend="gloo")
     ours = dist.group.WORLD
-    cases: list[Callable[[dist.ProcessGroup], list[float]]] = [ddp, fsdp2, fsdp1, zero, tensor_parallel, dtensor]
+    cases: list[Callable[[dist.ProcessGroup], list[float]]] = [
+        ddp,
+        fsdp2,
+        fsdp2_divided,
+        fsdp1,
+        zero,
+        tensor_parallel,
+        dtensor,
+        premultiplied,
+    ]
     report = {}
     for case in cases:
         before = ours.agent.stats()["calls"]

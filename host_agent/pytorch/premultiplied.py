@@ -1,0 +1,60 @@
+"""`ReduceOp.PREMUL_SUM`, by which FSDP2 divides gradients (`set_gradient_divide_factor`): each rank multiplies its own
+tensors, and what follows is a plain sum. Of torch's backends NCCL has it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+_PREMUL_SUM: Any = dist.ReduceOp.PREMUL_SUM
+"""A ReduceOp compares itself with it."""
+
+
+def plain(
+    name: str, args: tuple[Any, ...], kwargs: dict[str, Any], rank: int
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """A call of ProcessGroup's method `name` as one that sums: tensors are multiplied in place if the result is to be
+    there, else in copies. Calls with other ops are what they were."""
+    found = next((each for each in map(_op_of, (*args, *kwargs.values())) if each is not None), None)
+    if found is None:
+        return args, kwargs
+    _, factor = found.__getstate__()
+
+    def multiplied(value: Any) -> Any:
+        if isinstance(value, list | tuple):
+            return [multiplied(each) for each in value]
+        return value * factor if isinstance(value, torch.Tensor) else value
+
+    args = tuple(_summed(each) for each in args)
+    kwargs = {key: _summed(value) for key, value in kwargs.items()}
+    first, *others = args
+    if "reduce_scatter" in name:
+        return (first, *multiplied(others)), kwargs
+    if name == "reduce" and rank != getattr(others[0] if others else None, "rootRank", rank):
+        return (multiplied(first), *others), kwargs
+    with torch.no_grad():
+        for tensor in [first] if isinstance(first, torch.Tensor) else first:
+            tensor.mul_(factor)
+    return args, kwargs
+
+
+def _op_of(value: Any) -> Any:
+    """The op in an argument, if it is a PREMUL_SUM."""
+    op = getattr(value, "reduceOp", value)
+    return op if isinstance(op, dist.ReduceOp) and op == _PREMUL_SUM else None
+
+
+def _summed(value: Any) -> Any:
+    """An argument with SUM for PREMUL_SUM; options are the caller's, who gets them back unchanged."""
+    if _op_of(value) is None:
+        return value
+    if not hasattr(value, "reduceOp"):
+        return dist.ReduceOp.SUM
+    options = type(value)()
+    for name in dir(value):
+        if not name.startswith("_"):
+            setattr(options, name, getattr(value, name))
+    options.reduceOp = dist.ReduceOp.SUM
+    return options
