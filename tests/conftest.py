@@ -43,6 +43,7 @@ SECOND_TIER = (
     "host_agent/pytorch/test_all_to_all.py",
     "host_agent/pytorch/test_comm_hooks.py",
     "host_agent/pytorch/test_ddp_script.py",
+    "host_agent/pytorch/test_hugging_face.py",
     "host_agent/pytorch/test_sparse.py",
     "host_agent/pytorch/test_straggler_hook.py",
     "host_agent/test_best_effort.py",
