@@ -33,6 +33,8 @@ class Accelerator:
     """Last-level cache to all processors together."""
     watts: float
     """Thermal design power."""
+    architecture: str = ""
+    """Whose kernels run on it; empty: any."""
     matmul_share: float = 0.869
     """The best share of half-precision peak that a matrix product was seen to reach; default: A100's, on which
     `gemm_efficiency` was fitted."""

@@ -25,6 +25,7 @@ from emulator.jobs.workload.job import Job
 from emulator.jobs.workload.models import LayerTable, Model, Transformer
 from switchml.errors import ConfigError
 from switchml.protocol.sizes import LANE_BYTES
+from switchml.units import bytes_text
 
 OPTIMIZER_BYTES = implementations()["megatron"].optimizer_bytes
 """Memory traffic of a fused step for each parameter in mixed precision. Adam: read the gradient twice (norm, update),
@@ -471,6 +472,10 @@ def _assumptions(model: Model, job: Job, cluster: Cluster) -> list[str]:
     ]
     if isinstance(model, Transformer):
         lines.append(_named_kernels(model, job))
+    if job.dp > 1 and job.zero < 3:
+        parameters = job.bucket_parameters(model)
+        size = bytes_text(parameters * job.gradient_bytes)
+        lines.append(f"gradients are reduced in buckets of {parameters / 1e6:,.1f}M parameters, {size}")
     if isinstance(model, Transformer) and model.experts > 1:
         lines.append("tokens spread over experts evenly")
     if isinstance(model, LayerTable) and model.forward_s is None:

@@ -23,6 +23,8 @@ PER_STAGE = 4
 """Micro-batches for each pipeline stage, so that filling and draining take a fifth or less."""
 SHOWN = ("gpus", "batch", "micro_batch", "sequence", "precision", "optimizer", "recompute", "allreduce")
 LEAST_MFU = 0.1
+MOST_MFU = 0.75
+"""More than published jobs reach: Megatron-Core's best on H100 have 0.55."""
 SLOWER = 1.02
 
 
@@ -83,6 +85,8 @@ def batch_text(job: Job, assumed: Container[str]) -> str:
 def warnings(costed: CostedJob, mfu: float, parts: Mapping[str, float]) -> list[str]:
     """Figures that are hard to believe, each with what to look at. `parts`: seconds of an iteration."""
     lines, job = [], costed.job
+    if mfu > MOST_MFU:
+        lines.append(f"model FLOPs utilization is {mfu:.1%}, more than any published job's: don't trust this estimate")
     if 0 < mfu < LEAST_MFU:
         part = max(parts, key=lambda name: parts[name])
         share = parts[part] / sum(parts.values())

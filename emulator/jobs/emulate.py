@@ -23,7 +23,7 @@ from emulator.jobs.workload.costs import Costs
 from emulator.jobs.workload.graph import Graph, Kind
 from emulator.jobs.workload.loading.loading import Dataset, Loading, Storage, loading
 from emulator.jobs.workload.models import LayerTable
-from switchml.errors import ConfigError
+from switchml.errors import ConfigError, EmulationError
 
 
 def emulate(
@@ -34,8 +34,9 @@ def emulate(
     event_budget: int | None = None,
     time_budget_s: float | None = None,
 ) -> Emulation:
-    """Cost, check memory, build, replay; on `cluster` in place of the one that is asked for. Raises ConfigError,
-    OutOfMemory, BudgetSpent. Its `wall_s` leaves loading the compiled kernels out."""
+    """Cost, check memory, build, replay; on `cluster` in place of the one that is asked for. Its `wall_s` leaves out
+    what loading the compiled kernels takes. Raises ConfigError, OutOfMemory, BudgetSpent; EmulationError for a result
+    that is faster than the accelerators."""
     began = time.perf_counter()
     model = load_model(spec)
     cluster = cluster or load_cluster(spec)
@@ -72,6 +73,10 @@ def emulate(
     where = parts(played).mean()
     emulation = Emulation(spec, costed, needed, played, where, time.perf_counter() - began, fold, loads)
     _ = emulation.progress  # a training that never ends is to be refused here
+    if emulation.mfu > 1 and not is_measured:
+        raise EmulationError(
+            f"internal error: {model.title} would use {emulation.mfu:.0%} of what {cluster.device.title} can do at peak"
+        )
     return emulation
 
 

@@ -58,9 +58,11 @@ class Emulation:
 
     @property
     def mfu(self) -> float:
-        """Model FLOPs, nothing recomputed, as a share of what all accelerators could do at peak."""
+        """Model FLOPs, nothing recomputed, as a share of what all accelerators could do at peak. Of causal attention
+        half counts where its kernel skips the other half."""
         job, model = self.plan.job, self.plan.model
-        flops = model.flops_per_sample(job.sample_tokens(model)) * job.global_batch
+        skips = isinstance(model, Transformer) and job.flash(model)
+        flops = model.flops_per_sample(job.sample_tokens(model), skips) * job.global_batch
         return flops / self.iteration_s / (job.gpus * self.plan.cluster.device.peak(job.precision))
 
     @property

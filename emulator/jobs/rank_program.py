@@ -348,9 +348,9 @@ class Rank:
         return last
 
     def _reduce_in_buckets(self) -> tuple[int, ...]:
-        """As DDP does: buckets fill in the order in which backward produces gradients; what is left is the last
+        """Buckets fill in the order in which the backward pass produces gradients; what is left is the last
         one. Returns the op after which all are reduced."""
-        bucket = self.job.bucket_bytes / self.job.gradient_bytes
+        bucket = self.job.bucket_parameters(self.plan.model)
         last: tuple[int, ...] = ()
         pending, nonzero = 0.0, 0.0
         for step, op in self.done:

@@ -11,8 +11,11 @@ from typing import Any
 
 from emulator import datafile
 from emulator.cluster.accelerator import Accelerator
+from switchml.errors import ConfigError
 
 DATA = Path(__file__).parent / "data"
+DDP_BUCKET_BYTES = 25 * 2**20
+"""torch.nn.parallel.DistributedDataParallel's `bucket_cap_mb=25`."""
 CONTEXT_HIDES = ("all", "first", "none")
 EXPERTS = ("grouped", "sequential")
 Sweeps = tuple[tuple[float, ...], ...]
@@ -76,6 +79,9 @@ class Implementation:
     experts: str = "grouped"
     """Products of a rank's experts: "grouped", one kernel whose tiles are those of all experts, or "sequential", a
     kernel for each, which fills the device by itself only with many tokens."""
+    bucket_parameters: tuple[float, float] = (0.0, 0.0)
+    """In a bucket of gradients: so many, and so many for each data-parallel rank, whichever is more; zeros: DDP's
+    `bucket_cap_mb`, DDP_BUCKET_BYTES."""
     stops_recomputing_early: bool = False
     """Whether what a checkpointed layer needs for nothing but its result is not recomputed: the MLP's last product."""
     constants: dict[str, float] = field(default_factory=dict)
@@ -135,12 +141,21 @@ class AttentionKernel:
     backward: float
     narrow: float
     half_length: float
+    architectures: tuple[str, ...] = ()
+    """Of accelerators that it is written for; empty: all."""
 
     def rates(self, device: Accelerator, name: str, precision: str, tokens: int, head: int) -> tuple[float, float]:
-        """FLOP/s forward and backward on causal sequences of so many tokens, the upper triangle not counted."""
+        """FLOP/s forward and backward on causal sequences of so many tokens, the upper triangle not counted; at most
+        what a matrix product reaches. Raises ConfigError where the kernel does not run."""
+        if self.architectures and device.architecture and device.architecture not in self.architectures:
+            raise ConfigError(
+                f"attention {name}: {self.title} runs on {' and '.join(self.architectures)}, {device.title} is "
+                f"{device.architecture}"
+            )
         both = device.attention_flops.get(name, self.share * device.flash_rate(precision))
         both *= tokens / (tokens + self.half_length) * (1.0 if head >= WIDE_HEAD else self.narrow)
-        return both * self.forward, both * self.backward
+        most = device.matmul_share * device.peak("bf16" if precision == "fp8" else precision)
+        return min(both * self.forward, most), min(both * self.backward, most)
 
 
 @cache

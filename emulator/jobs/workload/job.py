@@ -10,7 +10,13 @@ from typing import Any
 
 from emulator import datafile
 from emulator.cluster.algorithms import ALGORITHMS, HIERARCHIES
-from emulator.jobs.workload.implementations import UNFUSED, attention_names, cross_entropies, implementations
+from emulator.jobs.workload.implementations import (
+    DDP_BUCKET_BYTES,
+    UNFUSED,
+    attention_names,
+    cross_entropies,
+    implementations,
+)
 from emulator.jobs.workload.models import LayerTable, Model, Transformer
 from emulator.jobs.workload.sharding import Sharding
 from switchml.errors import ConfigError
@@ -61,8 +67,8 @@ class Job:
     allreduce: str = "auto"
     hierarchy: str = "auto"
     """Who speaks to the network in all-reduces of gradients: one of `emulator.cluster.algorithms.HIERARCHIES`."""
-    bucket_bytes: float = 25 * 2**20
-    """Gradients are reduced in buckets of about this size (DDP's bucket_cap_mb)."""
+    bucket_bytes: float = 0.0
+    """Gradients are reduced in buckets of about this size (DDP's bucket_cap_mb); 0: the implementation's rule."""
     overlap: bool = True
     """Buckets are reduced while the backward pass goes on, as DDP and FSDP do; False: after it, as Megatron-LM did."""
     fuse: bool = False
@@ -85,7 +91,7 @@ class Job:
         for key in ("batch", "sequence"):
             if getattr(self, key) < 0:
                 raise ConfigError(f"{key} is {getattr(self, key)}; expected at least 0")
-        if not self.bucket_bytes > 0:
+        if not self.bucket_bytes >= 0:
             raise ConfigError(f"bucket-bytes is {self.bucket_bytes}; expected more than 0")
         for key, known in (
             ("schedule", SCHEDULES),
@@ -215,6 +221,15 @@ class Job:
         """What runs `model`, by name."""
         named = self.implementation or (model.implementation if isinstance(model, Transformer) else "")
         return named or ("torch" if self.zero == 3 else "megatron")
+
+    def bucket_parameters(self, model: Model) -> float:
+        """In a bucket of gradients. Tables of layers are DDP's, unless the job names what runs them."""
+        least, each_rank = (0.0, 0.0)
+        if isinstance(model, Transformer) or self.implementation:
+            least, each_rank = implementations()[self.implemented_by(model)].bucket_parameters
+        if self.bucket_bytes or not least:
+            return (self.bucket_bytes or DDP_BUCKET_BYTES) / self.gradient_bytes
+        return max(least, each_rank * self.dp)
 
     def fit(self, model: Model) -> None:
         """Raise ConfigError unless `model` can be split as this job asks."""

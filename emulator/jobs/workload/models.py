@@ -159,13 +159,14 @@ class Transformer:
         whole = layers + self.embedding_parameters + self.head_parameters + (2 if self.biases else 1) * self.hidden
         return round(whole)
 
-    def flops_per_sample(self, sequence: int) -> float:
-        """Model FLOPs of forward and backward for one sequence, nothing recomputed; 2 a multiply-add, causal attention
-        counted in full (Narayanan et al., SC 2021, appendix)."""
+    def flops_per_sample(self, sequence: int, skips_future: bool = False) -> float:
+        """Model FLOPs of forward and backward for one sequence, nothing recomputed; 2 a multiply-add. Causal attention
+        counts in full (Narayanan et al., SC 2021, appendix), or the half that a kernel computes which `skips_future`
+        tokens."""
         h, f = self.hidden, self.width
         mlp = (3 if self.gated else 2) * h * f * (self.experts_per_token + self.shared_experts)
         scores = 2 * self.query_width + self.heads * self.rotary_size
-        layer = 2.0 * sequence * (self.projections + mlp) + 2.0 * sequence**2 * scores
+        layer = 2.0 * sequence * (self.projections + mlp) + (1.0 if skips_future else 2.0) * sequence**2 * scores
         return 3.0 * (self.layers * layer + 2.0 * sequence * h * self.vocabulary)
 
 
@@ -215,7 +216,7 @@ class LayerTable:
     def parameters(self) -> int:
         return int(self.parameters_of.sum())
 
-    def flops_per_sample(self, sequence: int = 0) -> float:
+    def flops_per_sample(self, sequence: int = 0, skips_future: bool = False) -> float:
         """Forward, and twice as much backward."""
         return 3.0 * float(self.flops_of.sum())
 

@@ -131,7 +131,7 @@ DEFAULTS = {
     "gradient-bytes": "2",
     "allreduce": "auto",
     "hierarchy": "auto",
-    "bucket-cap": "25MiB",
+    "bucket-cap": "the implementation's",
     "codec": "none",
     "loss": "0",
     "switch-jobs": "1",

@@ -5,9 +5,13 @@ import json
 import pytest
 from click.testing import CliRunner
 
+from emulator.cluster.accelerator import accelerators
 from emulator.jobs import emulate
 from emulator.jobs.description import Noise, Request, request
 from emulator.jobs.training import Run, goodput
+from emulator.jobs.workload import models
+from emulator.jobs.workload.implementations import attention_kernels
+from emulator.jobs.workload.job import Job
 from switchml.cli.main import cli
 from switchml.errors import ConfigError, OutOfMemory
 
@@ -306,3 +310,43 @@ def test_a_cluster_of_ones_own_is_credited_to_its_file(tmp_path):
     lines = run_json("--model", "gpt2-124m", "--cluster", str(path), "--steps", "10")["assumptions"]
     assert any(line.startswith("price: mine.toml") for line in lines)
     assert any("mine.toml; what it omits: NVIDIA" in line for line in lines)
+
+
+@pytest.mark.parametrize("cluster", ["a100-dgx", "h100-dgx", "b200-dgx", "mi300x-platform"])
+def test_long_sequences_are_no_faster_than_the_chip(cluster):
+    """Causal attention counts by the half that its kernel computes: 141 % were printed at 131,072 tokens."""
+    job = ("--model", "llama3-8b", "--cluster", cluster, "--gpus", "8", "--ignore-memory", "--recompute", "full")
+    for sequence in ("8192", "131072", "1048576"):
+        assert 0 < run_json(*job, "--sequence", sequence, "--cp", "8")["mfu"] < 0.75
+
+
+@pytest.mark.parametrize("precision", ["fp16", "bf16"])
+def test_attention_is_slower_than_a_matrix_product(precision):
+    for device in accelerators().values():
+        for name, kernel in attention_kernels().items():
+            if (
+                precision not in device.flops
+                or kernel.architectures
+                and device.architecture not in kernel.architectures
+            ):
+                continue
+            best = device.matmul_share * device.peak(precision)
+            assert max(kernel.rates(device, name, precision, 1 << 20, 128)) <= best, (device.title, name)
+
+
+def test_kernels_run_where_they_exist():
+    job = ("--model", "gpt3-1.3b", "--gpus", "1", "--attention", "fa3")
+    assert "FlashAttention-3 runs on Hopper, NVIDIA A100" in run(*job, "--cluster", "a100-dgx").stderr
+    assert run(*job, "--cluster", "h100-dgx").exit_code == 0
+
+
+def test_buckets_of_gradients_are_the_implementations():
+    """Megatron: 40 million parameters, or a million for each rank; DDP: 25 MiB."""
+    gpt, resnet = models.load("gpt3-1.3b"), models.load("resnet50")
+    assert Job(gpus=8, batch=8).bucket_parameters(gpt) == 40e6
+    assert Job(gpus=1024, batch=1024).bucket_parameters(gpt) == 1024e6
+    assert Job(gpus=64, batch=64, tp=8, implementation="megatron-core").bucket_parameters(gpt) == 40e6
+    for job in (Job(gpus=8, batch=8, implementation="compiled"), Job(gpus=8, batch=8, implementation="torch")):
+        assert job.bucket_parameters(gpt) == 25 * 2**20 / 2
+    assert Job(gpus=1024, batch=1024, gradient_bytes=4).bucket_parameters(resnet) == 25 * 2**20 / 4
+    assert Job(gpus=8, batch=8, bucket_bytes=1e6).bucket_parameters(gpt) == 5e5
