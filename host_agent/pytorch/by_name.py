@@ -1,12 +1,14 @@
 """What torch has for its own backends only, by name or in C++, and what ours needs too.
 
-`teach()` replaces `monitored_barrier`, a method of DistributedDataParallel and one of its Reducer; for other backends
-they are torch's own as before. Imports nothing heavy: it runs at every `import torch`.
+`teach()` replaces `init_process_group`, `monitored_barrier`, a method of DistributedDataParallel and one of its
+Reducer; for other backends they are torch's own as before. Imports nothing heavy: it runs at every `import torch`.
 """
 
 from __future__ import annotations
 
 import functools
+import inspect
+import time
 import weakref
 from datetime import timedelta
 from typing import Any
@@ -24,6 +26,7 @@ _forward_works: weakref.WeakKeyDictionary[dist.Reducer, dist.Work] = weakref.Wea
 def teach() -> None:
     """Safe to call again."""
     if not hasattr(dist.monitored_barrier, "__wrapped__"):
+        dist.init_process_group = c10d.init_process_group = _outliving_old_stores(dist.init_process_group)
         dist.monitored_barrier = c10d.monitored_barrier = _monitored_barrier(dist.monitored_barrier)
         DistributedDataParallel._register_builtin_comm_hook = _builtin_hook(  # type: ignore[method-assign]
             DistributedDataParallel._register_builtin_comm_hook
@@ -31,6 +34,31 @@ def teach() -> None:
         dist.Reducer._set_forward_pass_work_handle = _keeping_the_work(  # type: ignore[method-assign]
             dist.Reducer._set_forward_pass_work_handle
         )
+
+
+def _outliving_old_stores(of_torch: Any) -> Any:
+    """A rank that is back for another group sooner than rank 0 connects to the store of the group before, which rank 0
+    is about to end. It connects again until rank 0 has its new one, for as long as the group's timeout."""
+    signature = inspect.signature(of_torch)
+
+    @functools.wraps(of_torch)
+    def init_process_group(*args: Any, **kwargs: Any) -> None:
+        given = signature.bind(*args, **kwargs).arguments
+        if BACKEND_NAME not in str(given.get("backend")).lower() or given.get("store") is not None:
+            of_torch(*args, **kwargs)
+            return
+        patience = given.get("timeout") or c10d.default_pg_timeout
+        deadline, groups = time.monotonic() + patience.total_seconds(), c10d._world.group_count
+        while True:
+            try:
+                of_torch(*args, **kwargs)
+                return
+            except dist.DistNetworkError:
+                if time.monotonic() >= deadline:
+                    raise
+            c10d._world.group_count = groups  # which names the group
+
+    return init_process_group
 
 
 def _monitored_barrier(of_torch: Any) -> Any:

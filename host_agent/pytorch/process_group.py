@@ -136,10 +136,12 @@ class SwitchMLProcessGroup(dist.ProcessGroup):
             if rendezvous is not None:
                 self._join(rendezvous)
         except BaseException as error:
+            self._leave(in_good_order=False)
+            if isinstance(error, dist.DistNetworkError):  # as it is, it makes torch's caller try again (by_name.py)
+                error = JoinError(f"the group's store went away before the group was complete: {error}")
             if isinstance(error, JoinError):
                 without_traceback()
-            self._leave(in_good_order=False)
-            raise
+            raise error
         self._pid = os.getpid()
         _open_groups.add(self)
 
@@ -427,17 +429,17 @@ class SwitchMLProcessGroup(dist.ProcessGroup):
             cuda.close()
         in_good_order = in_good_order and self.error is None
         if rendezvous is not None and in_good_order:
-            rendezvous.await_others("done")
+            in_good_order = rendezvous.await_others("done")
         self._counts.close()
         if agent is not None:
             agent.leave()
-        if rendezvous is not None:
-            rendezvous.part(in_good_order)
-            if self._is_default:
-                _default_address = None
+        if rendezvous is not None and self._is_default:
+            _default_address = None
         self.callbacks.close()
         if group is not None:
             group.shutdown()
+        if rendezvous is not None:
+            rendezvous.part(in_good_order)
 
     def _require_gloo(self) -> dist.ProcessGroup:
         group = self._gloo

@@ -39,7 +39,7 @@ FAREWELL_S = 5.0
 LONGEST_JOB_NAME = 180
 """The aggregator takes 200; agents put suffixes behind it."""
 POLL_S = 0.005
-"""How often rank 0 looks who has come."""
+"""How often a rank looks who has come."""
 SHORT_RUN_ID = 12
 """Of torchrun's run id, which may be a UUID."""
 
@@ -166,8 +166,8 @@ class Rendezvous:
             raise ToldByAnother(f"rank 0: {fields['error']}")
         return Invitation(**fields)
 
-    def await_others(self, point: str) -> None:
-        """Wait until all ranks have come to this `point`, at most FAREWELL_S.
+    def await_others(self, point: str) -> bool:
+        """Wait until all ranks have come to this `point`, at most FAREWELL_S; whether they have.
 
         Before leaving, this lets a rank that has its last result already stay until the others have theirs.
         """
@@ -175,19 +175,31 @@ class Rendezvous:
             here = self.store.add(point, 1)
             deadline = time.monotonic() + FAREWELL_S
             while here < self.size and time.monotonic() < deadline:
-                time.sleep(0.005)
+                time.sleep(POLL_S)
                 here = self.store.add(point, 0)
+            return here >= self.size
+        return False
 
     def part(self, in_good_order: bool) -> None:
-        """This rank has left the job. If the aggregator is ours, stop it; in good order, when all others have left."""
-        if self._own is None:
+        """This rank holds nothing of the group any more. If the aggregator is ours, stop it.
+
+        In good order rank 0 is first to return: its process ends the store. A rank that begins another group sooner
+        meets the old store, and has to connect again (by_name.py).
+        """
+        if self.rank != 0:
             with contextlib.suppress(RuntimeError):
                 self.store.add("gone", 1)
+                deadline = time.monotonic() + FAREWELL_S
+                while in_good_order and not self.store.check(["over"]) and time.monotonic() < deadline:
+                    time.sleep(POLL_S)
             return
         if in_good_order:
             self.await_others("gone")
-        self._own = None
-        own_aggregator.release()
+        if self._own is not None:
+            self._own = None
+            own_aggregator.release()
+        with contextlib.suppress(RuntimeError):
+            self.store.set("over", "")
 
     def _given_address(self) -> str | None:
         return os.environ.get("SWITCHML_AGGREGATOR") or self.known_address

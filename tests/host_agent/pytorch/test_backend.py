@@ -1,6 +1,7 @@
 """The torch backend in real processes: every collective, what it leaves behind, what ranks hear when it fails."""
 
 import json
+import socket
 import subprocess
 import sys
 import threading
@@ -120,6 +121,19 @@ def test_nobody_destroys_the_group(tmp_path):
     ranks, reports = failures(tmp_path, "forget")
     assert [rank.returncode for rank in ranks] == [0, 0, 0], [rank.err for rank in ranks]
     assert_ends(reports[0]["aggregator_pid"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["destroy", "abort", "maps"])
+def test_groups_one_after_the_other(tmp_path, mode):
+    """At one port, where ranks that are back before rank 0 meet the store of the group before."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = str(server.getsockname()[1])
+    script = HERE / "rounds_script.py"
+    for rank in run_ranks(
+        script, 2, tmp_path, mode, "8", timeout_s=DEADLINE_S, MASTER_ADDR="127.0.0.1", MASTER_PORT=port
+    ):
+        assert "rounds 8" in rank.out
 
 
 @pytest.mark.slow
