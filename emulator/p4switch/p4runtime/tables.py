@@ -82,12 +82,15 @@ class Table:
 
     def selected(self, pattern: v1.TableEntry) -> list[Entry]:
         """The entries that a read selects by match and priority (section "Wildcard Reads" of TableEntry)."""
-        entries = self.table.all_entries()
+        priority = pattern.priority
+        if priority and (priority < 0 or not self.key.has_priorities):
+            return []
         if pattern.match:
-            canonical = self.key.encode(self.key.decode(pattern.match))
-            entries = [entry for entry in entries if self.key.encode(entry.match) == canonical]
-        if pattern.priority:
-            entries = [entry for entry in entries if self.key.priority_out(entry.priority) == pattern.priority]
+            in_switch = self.key.priority_in(priority) if priority else None
+            return self.table.entries_of_match(self.key.decode(pattern.match), in_switch)
+        entries = self.table.all_entries()
+        if priority:
+            entries = [entry for entry in entries if self.key.priority_out(entry.priority) == priority]
         return entries
 
 
