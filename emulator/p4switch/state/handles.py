@@ -26,6 +26,11 @@ class Handled(dict[int, T]):
         """The smallest free number."""
         return self._free[0] if self._free else self._next
 
+    @property
+    def end(self) -> int:
+        """All numbers in use are below it."""
+        return self._next
+
     def add(self, item: T) -> int:
         """Store an object under the smallest free number, which is returned."""
         handle = self.next_handle

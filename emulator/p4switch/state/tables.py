@@ -302,6 +302,7 @@ class MatchTable(ActionOwner):
         self.entries.release(entry.index)
         self._versions[entry.index] = (version_of(handle) + 1) & 0xFF
         self._use(entry.target, -1)
+        self.timeout_us[entry.index] = 0
         self.space.remove(entry.cover, entry.value, entry.rank)
         for observer in self.observers:
             observer.removed(entry)
@@ -347,6 +348,7 @@ class MatchTable(ActionOwner):
         """Remove all entries, const ones too as BMv2 does, and reset the default on request."""
         for entry in self.entries.values():
             self._use(entry.target, -1)
+        self.timeout_us[: self.entries.end] = 0
         self._clear_entries()
         for observer in self.observers:
             observer.cleared()
@@ -437,11 +439,11 @@ class MatchTable(ActionOwner):
         return int(self.timeout_us[index]) // 1000, since // 1000
 
     @locked
-    def expired(self) -> list[int]:
-        """Handles of the entries whose time-out is over."""
-        now = self.clock()
-        return [
-            entry.handle
-            for entry in self.all_entries()
-            if 0 < self.timeout_us[entry.index] <= now - self.last_hit_us[entry.index]
-        ]
+    def expired(self) -> dict[int, int]:
+        """Handle → µs on the clock at which its time-out last ran out, of the entries that were not hit for so long."""
+        end = self.entries.end
+        timeout, last_hit = self.timeout_us[:end], self.last_hit_us[:end]
+        since = self.clock() - last_hit
+        over = np.flatnonzero((timeout > 0) & (since >= timeout))
+        ran_out = last_hit[over] + since[over] // timeout[over] * timeout[over]
+        return {self.entries[index].handle: at for index, at in zip(over.tolist(), ran_out.tolist(), strict=True)}

@@ -206,10 +206,14 @@ def test_entries_age(switch):
     handle = table.add([M(field.kind, 0) for field in table.table.key], any_action(table))
     table.set_timeout(handle, 50)
     running.now = 49_999
-    assert table.expired() == []
+    assert table.expired() == {}
     running.now = 50_000
-    assert table.expired() == [handle]
+    assert table.expired() == {handle: 50_000}
     assert table.life_ms(handle) == (50, 50)
+    running.now = 149_999
+    assert table.expired() == {handle: 100_000}
+    table.delete(handle)
+    assert table.expired() == {}
 
 
 # Action profiles
