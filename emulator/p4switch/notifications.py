@@ -16,6 +16,7 @@ import threading
 import time
 from pathlib import Path
 
+from emulator.p4switch.state.ageing import Ageing
 from emulator.p4switch.state.digests import Digest, DigestList
 from emulator.p4switch.state.state import State
 from emulator.p4switch.values import n_bytes
@@ -136,14 +137,14 @@ class Notifications:
         self.publisher = publisher
         self.device_id = device_id
         self._state: State | None = None
-        self._published: dict[str, set[int]] = {}
+        self._ageing: dict[str, Ageing] = {}
         self._n_messages = 0
         self._closed = threading.Event()
         threading.Thread(target=self._sweep, name="ageing", daemon=True).start()
 
     def watch(self, state: State) -> None:
         """Publish the digests and aged entries of a state from now on."""
-        self._state, self._published = state, {}
+        self._state, self._ageing = state, {}
         for digest in state.digests:
             digest.listeners.append(lambda digest, source=digest: self._learn(source, digest))
 
@@ -162,17 +163,15 @@ class Notifications:
                 self.publish_aged(self._state)
 
     def publish_aged(self, state: State) -> None:
-        """Publish the entries of each table that have aged since the last time."""
+        """Publish the entries of each table that are due since the last time."""
         for table in state.tables:
             if not table.table.support_timeout:
                 continue
-            aged = set(table.expired())
-            new = sorted(aged - self._published.get(table.name, set()))
-            self._published[table.name] = aged
-            if new:
-                header = _AGE.pack(b"AGE|", self.device_id, 0, self._n_messages, table.table.id, len(new))
+            due = self._ageing.setdefault(table.name, Ageing(table)).due()
+            if due:
+                header = _AGE.pack(b"AGE|", self.device_id, 0, self._n_messages, table.table.id, len(due))
                 self._n_messages += 1
-                self.publisher.publish(header + struct.pack(f"={len(new)}I", *new))
+                self.publisher.publish(header + struct.pack(f"={len(due)}I", *due))
 
     def close(self) -> None:
         self._closed.set()

@@ -2,6 +2,8 @@
 packet(7)), which carry whole Ethernet frames, each behind a virtio header (trains.py)."""
 
 import ctypes
+import errno
+import fcntl
 import socket
 import struct
 
@@ -15,6 +17,10 @@ ADD_MEMBERSHIP, RX_RING, COPY_THRESHOLD, AUXDATA, VERSION, VNET_HDR, IGNORE_OUTG
 """linux/if_packet.h."""
 
 _PROMISCUOUS = 1
+_SIOCGIFFLAGS, _SIOCGIFINDEX, _NAME_BYTES, _IFF_RUNNING = 0x8913, 0x8933, 16, 0x40
+"""netdevice(7): requests, bytes of a name in struct ifreq, and a flag."""
+_RTMGRP_LINK = 1
+"""linux/rtnetlink.h."""
 _SO_RCVBUFFORCE, _SO_SNDBUFFORCE, _SO_ATTACH_FILTER = 33, 32, 26
 _LDH, _LDB, _JEQ, _AND, _RET = 0x28, 0x30, 0x15, 0x54, 0x06
 """linux/filter.h: load 16 or 8 bits of the frame, jump if equal, mask, return how much of the frame to keep."""
@@ -50,13 +56,65 @@ def attach(sock: socket.socket, interface: str, protocol: int = ETH_P_ALL, *, pr
     """Have what arrives at an interface arrive at a packet socket (`protocol` 0: nothing), and what is sent leave
     there. Raises ConfigError, having closed the socket."""
     try:
-        sock.bind((interface, protocol))
-        if promiscuous:
-            member = struct.pack("iHH8s", socket.if_nametoindex(interface), _PROMISCUOUS, 0, b"")
-            sock.setsockopt(SOL_PACKET, ADD_MEMBERSHIP, member)
+        reattach(sock, interface, protocol, promiscuous=promiscuous)
     except OSError as error:
         sock.close()
         raise ConfigError(f"can't open interface {interface!r}: {error.strerror or error}") from error
+
+
+def reattach(sock: socket.socket, interface: str, protocol: int = ETH_P_ALL, *, promiscuous: bool = False) -> None:
+    """`attach` for a socket whose interface was removed and is back; it stays open if the interface is not there.
+    Raises OSError."""
+    sock.bind((interface, protocol))
+    if promiscuous:
+        index = struct.unpack_from("i", _ask(sock, _SIOCGIFINDEX, interface), _NAME_BYTES)[0]
+        sock.setsockopt(SOL_PACKET, ADD_MEMBERSHIP, struct.pack("iHH8s", index, _PROMISCUOUS, 0, b""))
+
+
+def interface_of(sock: socket.socket) -> str:
+    """The name, by now, of the interface that a packet socket is attached to; "" if it is gone. Raises OSError if the
+    socket is closed."""
+    return str(sock.getsockname()[0])
+
+
+def is_running(sock: socket.socket) -> bool:
+    """Whether the interface of a packet socket is up and has a carrier."""
+    try:
+        flags = struct.unpack_from("H", _ask(sock, _SIOCGIFFLAGS, interface_of(sock)), _NAME_BYTES)[0]
+    except OSError:
+        return False
+    return bool(flags & _IFF_RUNNING)
+
+
+def _ask(sock: socket.socket, request: int, interface: str) -> bytes:
+    """An ioctl of netdevice(7), in the socket's network namespace."""
+    return fcntl.ioctl(sock, request, struct.pack("16s24x", interface.encode()))
+
+
+def take_error(sock: socket.socket) -> int:
+    """The socket's pending error, which is none any more: until it is read, poll() returns at once, and the next frame
+    fails with it. An interface leaves one when it goes down."""
+    return sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+
+
+def watch_links() -> socket.socket:
+    """A socket at which a message arrives when an interface of this thread's network namespace changes (rtnetlink(7)).
+    Raises OSError."""
+    sock = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_NONBLOCK, socket.NETLINK_ROUTE)
+    sock.bind((0, _RTMGRP_LINK))
+    return sock
+
+
+def drain(sock: socket.socket) -> None:
+    """Read and drop all that has arrived at a socket that does not block."""
+    while True:
+        try:
+            sock.recv(1 << 16)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            if error.errno != errno.ENOBUFS:  # messages were lost: others follow
+                raise
 
 
 def receive_only_udp(sock: socket.socket, port: int, mask: int = 0xFFFF) -> None:

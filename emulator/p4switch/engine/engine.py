@@ -1,27 +1,28 @@
 """The compiled engine: puts a program's code, its state and the packet path's kernels together.
 
-The control plane may change the state while packets pass: what the VM reads in another form (entries, value sets, hash
-parameters, multicast groups, mirroring sessions) is rewritten when its version has changed; registers, counters and
-meters are shared."""
+The control plane may change the state while packets pass: what the VM reads in another form (entries, value sets,
+multicast groups, mirroring sessions) observes the state and follows each change under the state's lock; parameters of
+hashes are rewritten when their version has changed; registers, counters and meters are shared."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from emulator.p4switch.engine import opcodes as o
-from emulator.p4switch.engine import psa_kernels, v1model_kernels
+from emulator.p4switch.engine import psa_kernels, records, v1model_kernels
 from emulator.p4switch.engine.code import Unsupported
 from emulator.p4switch.engine.events import Events
-from emulator.p4switch.engine.layout import record, views
-from emulator.p4switch.engine.lookup import Kept, TableImage
+from emulator.p4switch.engine.layout import views
+from emulator.p4switch.engine.lookup import TableImage
 from emulator.p4switch.engine.lower import Lowered
-from emulator.p4switch.engine.memory import Memory, directory
+from emulator.p4switch.engine.memory import Memory
 from emulator.p4switch.engine.pacing import Pacing
 from emulator.p4switch.engine.raw import address_of
+from emulator.p4switch.engine.replication import Groups, Sessions
 from emulator.p4switch.engine.vm.hash import run_hash
 from emulator.p4switch.engine.vm.headers import run_headers
 from emulator.p4switch.engine.vm.tables import TABLE_WORDS
@@ -34,13 +35,6 @@ from switchml.runtime.jit import compile_once
 log = logging.getLogger("switchml.bmv2")
 
 Send = Callable[[np.ndarray], None]
-
-
-class Refreshed(Protocol):
-    """A part of the state in another form."""
-
-    def refresh(self) -> None:
-        """Take over what the control plane has changed."""
 
 
 GROUPS = (
@@ -56,6 +50,7 @@ def warm() -> None:
     """Compile all kernels of v1model."""
     for entry, n_args in ((v1model_kernels.process, 3), (run, 2), *(group[1:3] for group in GROUPS)):
         compile_once(entry, *[0] * n_args)
+    records.warm()
 
 
 class CompiledEngine(Engine):
@@ -76,6 +71,7 @@ class CompiledEngine(Engine):
         self.path = psa_kernels if state.program.is_psa else v1model_kernels
         compile_once(self.path.process, 0, 0, 0)
         compile_once(run, 0, 0)
+        records.warm()
         with state.lock:  # the control plane may be running already
             self._lower(drop_port)
         groups = self._compile_groups()  # packets pass meanwhile
@@ -104,41 +100,24 @@ class CompiledEngine(Engine):
         self.memory = Memory(self.lowered, seed, stale_fields)
         self._address = self.memory.plan.ctypes.data
         self.plan, self.context = views(self.memory.plan), views(self.memory.context)
-        rows = np.zeros(max(len(self.program.tables), 1), dtype=record(TABLE_WORDS).dtype)
+        rows = np.zeros((max(len(self.program.tables), 1), len(TABLE_WORDS)), dtype=np.int64)
         self.context["tables"][0] = self.memory.keep(rows)
         for name, address in groups.items():
             self.context[name][0] = address
         tables = self.lowered.tables.items()
-        self.images = [TableImage(self.state, self.lowered, code, rows[i : i + 1]) for i, code in tables]
+        self.images = [TableImage(self.state, self.lowered, code, rows[i]) for i, code in tables]
         self.events = Events(self.program, self.state, self.lowered.actions.messages)
         self.pacing = Pacing(self.state, self.memory)
-        self._versions: tuple[int, int] | None = None
-        self._refresh()
+        self._groups, self._sessions = Groups(self.state.replication), Sessions(self.state.mirroring)
+        for name, table in (("groups", self._groups.rows), ("sessions", self._sessions.rows)):
+            self.plan[name][0], self.plan[f"n_{name}"][0] = table.ctypes.data, len(table)
 
     # State in the VM's form
 
     def _refresh(self) -> None:
-        state = self.state
-        parts: tuple[Refreshed, ...] = (*self.images, *self.lowered.hashes, *self.lowered.vsets)
-        for part in parts:
+        for part in self.lowered.hashes:
             part.refresh()
-        versions = state.replication.version, state.mirroring.version
-        if versions != self._versions:
-            self._versions = versions
-            self._refresh_replication()
-        self.plan["now"][0] = state.clock()
-
-    def _refresh_replication(self) -> None:
-        replication, keep = self.state.replication, Kept()
-        groups = directory({mgid: replication.copies(mgid) or [] for mgid in replication.groups}, keep)
-        sessions = np.full((1 << 15, 3), -1, dtype=np.int64)
-        sessions[:, 0] = 0
-        for number, session in self.state.mirroring.sessions.items():
-            port, group = (-1 if value is None else value for value in (session.port, session.mgid))
-            sessions[number] = 1, port, group
-        self.plan["groups"][0], self.plan["n_groups"][0] = keep(groups), len(groups)
-        self.plan["sessions"][0], self.plan["n_sessions"][0] = keep(sessions), len(sessions)
-        self._replication = keep
+        self.plan["now"][0] = self.state.clock()
 
     # Packets
 

@@ -41,12 +41,13 @@ def views(words: np.ndarray) -> dict[str, np.ndarray]:
 
 
 SYSTEM = (
-    "context", *REGISTERS, "packet", "length", "cursor", "args", "return_pc", "entry", "hit", "truncate", "now", "bits",
-    "out", "states", "loops",
+    "context", *REGISTERS, "packet", "length", "cursor", "args", "return_pc", "target", "index", "hit", "truncate",
+    "now", "bits", "out", "states", "loops",
 )  # fmt: skip
 """Names of the system cells, 8 bytes each. context: address of the context (CONTEXT); the packet's registers; packet,
 length, cursor: address and bytes of the packet, bytes parsed; args, return_pc: address of the running action's
-arguments, and where code continues after it; entry, hit: address of the record found, and whether it is an entry's;
+arguments, and where code continues after it; target, index, hit: address of the target found, index of the entry
+that has it, and whether there is one;
 truncate: length + 1, or 0; bits: how full the hash buffer is; out: where the deparser writes; states, loops: limits."""
 CELL = offsets("Cell", SYSTEM)
 PHV = 8 * 32

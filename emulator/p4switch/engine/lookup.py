@@ -1,190 +1,261 @@
-"""Table entries in the VM's form: records, and hash tables, one for each mask that occurs among the entries.
-
-Exact entries have one mask, prefixes one for each length, ternary entries one for each mask in use (tuple space search,
-Srinivasan et al. 1999). The hash tables are tried in the order of the best entry that each has, until none can have a
-better one. Entries with ranges are rows that are tried one by one.
-"""
+"""Table entries in the VM's form, changed one by one as the control plane changes the table: a record for each entry,
+each member and each group, and one hash table of the best entries of each mask and key (state.tuple_space)."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from array import array
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
 from emulator.p4switch.engine.layout import limbs
-from emulator.p4switch.engine.layout import record as record_of
 from emulator.p4switch.engine.lower import Lowered
 from emulator.p4switch.engine.pipelines import TableCode
+from emulator.p4switch.engine.records import M64, Kept, Records, Slots, seed_of, to_limbs
 from emulator.p4switch.engine.vm import tables as v
-from emulator.p4switch.state.action_profiles import ActionProfile, RunAction, Target, UseGroup, UseMember
+from emulator.p4switch.program import ir
+from emulator.p4switch.state.action_profiles import RunAction, Target, UseGroup, UseMember
+from emulator.p4switch.state.handles import index_of
 from emulator.p4switch.state.state import State
-from emulator.p4switch.state.tables import Entry, MatchTable, prefix_mask
+from emulator.p4switch.state.tables import Entry, MatchTable
+from emulator.p4switch.state.tuple_space import Key
 from emulator.p4switch.values import mask
 
-_M64 = (1 << 64) - 1
-_MIX = 0x9E3779B97F4A7C15
+_OWN_TARGET = 8 * len(v.ENTRY_WORDS)
+"""Where an entry's own target lies in its record."""
+_TARGET_BYTES = 8 * len(v.TARGET_WORDS)
+_NEXT = int(v.ENTRY.next)
+_GROUP_WORDS = len(v.GROUP_WORDS)
 
 
-def to_limbs(value: int, n: int) -> list[int]:
-    """The low n limbs."""
-    return [value >> 64 * i & _M64 for i in range(n)]
+class _Group:
+    """The entries of one mask: its number, their first rank, and the mask's limbs."""
+
+    def __init__(self, number: int, first: int, cover: list[int]) -> None:
+        self.number, self.first = number, first
+        self.cover = np.array(cover or [0], dtype=np.uint64)
+        self.mask: int = self.cover.ctypes.data
+
+    @property
+    def order(self) -> tuple[int, int]:
+        return self.first, self.number
 
 
-def hash_limbs(key: list[int]) -> int:
-    """vm.tables.hash_limbs of a key that is masked already."""
-    mixed = 0
-    for limb in key:
-        mixed = (mixed ^ limb) * _MIX & _M64
-        mixed ^= mixed >> 29
-    return mixed & 0x7FFFFFFFFFFFFFFF
+class _Targets:
+    """Targets of one table in the VM's form, for packets that hit (`is_hit`) or miss."""
 
+    def __init__(self, program: ir.Program, lowered: Lowered, code: TableCode, is_hit: bool) -> None:
+        self.program, self.lowered, self.code, self.is_hit = program, lowered, code, is_hit
+        sizes = [sum(limbs(param.width) for param in program.actions[a].params) for a in code.next_of_action]
+        self.n_words = len(v.TARGET_WORDS) + max(sizes, default=0)
+        self.members, self.groups = Records(self.n_words), Records(self.n_words)
 
-class Kept:
-    """Keeps arrays that the VM reads alive."""
+    def run(self, run: RunAction, at: int) -> list[int]:
+        """The words at address `at` that run an action."""
+        code = self.code
+        if code.table.by_hit:
+            label = code.hit if self.is_hit else code.miss
+        else:
+            label = code.next_of_action.get(run.action, code.next_default)
+        words = [self.lowered.actions_at[run.action].place, at + _TARGET_BYTES, label.place, 0, 0, 0]
+        for param, value in zip(self.program.actions[run.action].params, run.args, strict=True):
+            words += to_limbs(value & mask(param.width), limbs(param.width))
+        return words + [0] * (self.n_words - len(words))
 
-    def __init__(self) -> None:
-        self._arrays: list[np.ndarray] = []
+    def group(self, eligible: array[int]) -> list[int]:
+        """The words of a group; an empty one ends the pipeline."""
+        end = self.code.end.place
+        words = [end, 0, end, len(eligible), eligible.buffer_info()[0], self.members.directory.ctypes.data]
+        return words + [0] * (self.n_words - len(words))
 
-    def __call__(self, values: np.ndarray | Sequence[Any], dtype: type | None = None) -> int:
-        """The address of an array, or of the values as one of 64-bit words; there is always something to read."""
-        self._arrays.append(np.asarray(values if len(values) else [0], dtype))
-        return self._arrays[-1].ctypes.data
+    def nothing(self) -> list[int]:
+        """The words of a miss without a default."""
+        label = self.code.miss if self.code.table.by_hit else self.code.next_default
+        return [label.place, 0, label.place] + [0] * (self.n_words - 3)
 
 
 class TableImage:
-    """The entries of one table. `row` is its part of the directory; `refresh` rewrites it when the table has
-    changed."""
+    """The entries of one table. `row`, the table's part of the directory, holds its words."""
 
     def __init__(self, state: State, lowered: Lowered, code: TableCode, row: np.ndarray) -> None:
-        self.state = state
-        self.program = state.program
-        self.lowered = lowered
         self.code = code
-        self.row = row
         self.table: MatchTable = state.tables[code.table.index]
-        self.versions: tuple[int, int] | None = None
-        self.refresh()
-
-    def refresh(self) -> None:
-        """Update the image after changes by the control plane."""
-        profile = self.table.profile
-        versions = self.table.version, 0 if profile is None else profile.version
-        if versions == self.versions:
-            return
-        self.versions = versions
+        self.row = row
+        self._counters, self._last_hits = self.table.counters.ctypes.data, self.table.last_hit_us.ctypes.data
         self._keep = Kept()
-        entries = self.table.all_entries()
-        if self.code.table.match_type != "exact":
-            entries.sort(key=self.table._rank)
-        records = [self._record(entry.target, entry) for entry in entries]
-        default = self._record(self.table.default, None)
-        self.row[...] = 0
-        self.row["default"] = default
-        if any(part.kind == "range" for part in self.code.table.key):
-            self._rows(entries, records)
-        else:
-            self._hash_tables(entries, records)
+        self._hits, self._misses = (_Targets(state.program, lowered, code, is_hit) for is_hit in (True, False))
+        self._default = Records(self._hits.n_words)
+        self._lay_out()
+        self._follow_profile()
+        self.default_changed()
+        for entry in self.table.entries.values():
+            self._write(entry)
+        for entry in self.table.entries.values():
+            self._link(entry)
+        self.table.observers.append(self)
 
-    @property
-    def _profile(self) -> ActionProfile:
-        """Its action profile, which there is if an entry names a member or a group."""
+    def _lay_out(self) -> None:
+        """An entry's record: the words of ENTRY, its own target, its masked key, and the bounds of its ranges."""
+        key_at = _OWN_TARGET + 8 * self._hits.n_words
+        n_limbs, ranges, at = sum(self.code.key_limbs), [], 0
+        for field, n in zip(self.code.table.key, self.code.key_limbs, strict=True):
+            if field.kind == "range":
+                ranges += [at, n]
+            at += 8 * n
+        self._key_at, bounds_at = key_at, key_at + 8 * n_limbs
+        self._entries = Records(bounds_at // 8 + 2 * sum(ranges[1::2]))
+        self._slots = Slots(self.row, n_limbs, key_at, self.table.size)
+        self._has_ranges = bool(ranges)
+        self._set("ranges", self._keep(ranges, np.int64))
+        self._set("n_ranges", len(ranges) // 2)
+        self._set("bounds_at", bounds_at)
+        self._forget_groups()
+
+    def _set(self, word: str, value: int) -> None:
+        self.row[v.TABLE_WORDS.index(word)] = value
+
+    # Targets
+
+    def _follow_profile(self) -> None:
+        profile = self.table.profile
+        if profile is not None:
+            for handle in profile.members:
+                self.member_changed(handle)
+            for handle in profile.groups:
+                self.group_changed(handle)
+            profile.observers.append(self)
+
+    def member_changed(self, handle: int) -> None:
         assert self.table.profile is not None
-        return self.table.profile
+        run = self.table.profile.members[handle].run
+        for targets in (self._hits, self._misses):
+            targets.members.write(handle, targets.run(run, targets.members.address(handle)))
 
-    # Records
+    def group_changed(self, handle: int) -> None:
+        assert self.table.profile is not None
+        eligible = self.table.profile.groups[handle].eligible
+        for targets in (self._hits, self._misses):
+            targets.groups.write(handle, targets.group(eligible))
 
-    def _record(self, target: Target | None, entry: Entry | None) -> int:
-        """The address of a new record."""
-        record = record_of(v.RECORD_WORDS)
-        code = self.code
-        if target is None:
-            label = code.miss if code.table.by_hit else code.next_default
-            record["action"] = record["next"] = label.place
-        elif isinstance(target, UseGroup):
-            members = [
-                self._record(self._profile.members[member].run, entry)
-                for member in self._profile.groups[target.group].choices()
-            ]
-            record["action"] = record["next"] = code.end.place
-            record["n_choices"] = len(members)
-            record["choices"] = self._keep(members, np.uint64)
-        else:
-            run = self._profile.members[target.member].run if isinstance(target, UseMember) else target
-            self._run(record, run, entry is not None)
-        if entry is not None:
-            record["counter"] = self.table.counters.ctypes.data + 16 * entry.index
-            record["last_hit"] = self.table.last_hit_us.ctypes.data + 8 * entry.index
-            record["index"] = entry.index
-        return self._keep(record)
-
-    def _run(self, record: np.ndarray, run: RunAction, is_hit: bool) -> None:
-        code = self.code
-        record["action"] = self.lowered.actions_at[run.action].place
-        args: list[int] = []
-        for param, value in zip(self.program.actions[run.action].params, run.args, strict=True):
-            args += to_limbs(value & mask(param.width), limbs(param.width))
-        record["args"] = self._keep(args, np.uint64)
-        if code.table.by_hit:
-            label = code.hit if is_hit else code.miss
-        else:
-            label = code.next_of_action.get(run.action, code.next_default)
-        record["next"] = label.place
-
-    # Keys
-
-    def _match(self, entry: Entry) -> list[tuple[bool, int, list[int], list[int]]]:
-        """Of each field of an entry: whether it is a range, limbs, value, and mask or upper end."""
-        fields = []
-        for param, width, n in zip(entry.match, self.table.widths, self.code.key_limbs, strict=True):
-            if param.kind == "range":
-                fields.append((True, n, to_limbs(param.value, n), to_limbs(param.extra, n)))
-                continue
-            covered = mask(64 * n)
-            if param.kind == "ternary":
-                covered = param.extra
-            elif param.kind == "lpm":
-                covered = prefix_mask(width, param.extra)
-            fields.append((False, n, to_limbs(param.value & covered, n), to_limbs(covered, n)))
-        return fields
-
-    def _hash_tables(self, entries: list[Entry], records: list[int]) -> None:
-        groups: dict[tuple[int, ...], dict[tuple[int, ...], tuple[int, int]]] = {}
-        for rank, (entry, record) in enumerate(zip(entries, records, strict=True)):
-            parts = self._match(entry)
-            value = tuple(limb for part in parts for limb in part[2])
-            cover = tuple(limb for part in parts for limb in part[3])
-            groups.setdefault(cover, {}).setdefault(value, (rank, record))
-        words: list[int] = []
-        for cover, entries_of_mask in groups.items():  # in the order of their best entries
-            size = 8
-            while size < 2 * len(entries_of_mask):
-                size *= 2
-            slots = self._slots(entries_of_mask, size, len(cover))
-            first = next(iter(entries_of_mask.values()))[0]
-            words += [self._keep(list(cover), np.uint64), self._keep(slots), size - 1, first]
-        self.row["groups"] = self._keep(words, np.uint64)
-        self.row["n_groups"] = len(groups)
+    def default_changed(self) -> None:
+        own = self._default.address(0)
+        address, words = self._target(self._misses, self.table.default, own)
+        self._default.write(0, words)
+        self._set("default", address)
 
     @staticmethod
-    def _slots(entries: dict[tuple[int, ...], tuple[int, int]], size: int, n: int) -> np.ndarray:
-        slots = np.zeros((size, 2 + n), dtype=np.uint64)
-        used = bytearray(size)
-        for value, (rank, record) in entries.items():
-            at = hash_limbs(list(value)) & (size - 1)
-            while used[at]:
-                at = (at + 1) & (size - 1)
-            used[at] = 1
-            slots[at] = np.array((rank + 1, record, *value), dtype=np.uint64)
-        return slots
+    def _target(targets: _Targets, target: Target | None, own: int) -> tuple[int, list[int]]:
+        """The address of a target, and the words for an own one at address `own`: only members and groups lie
+        elsewhere."""
+        if isinstance(target, RunAction):
+            return own, targets.run(target, own)
+        if isinstance(target, UseMember):
+            return targets.members.address(target.member), targets.nothing()
+        if isinstance(target, UseGroup):
+            return targets.groups.address(target.group), targets.nothing()
+        return own, targets.nothing()
 
-    def _rows(self, entries: list[Entry], records: list[int]) -> None:
-        words: list[int] = []
-        for entry, record in zip(entries, records, strict=True):
-            row = [0, record, len(entry.match)]
-            for is_range, n, value, extra in self._match(entry):
-                row += [int(is_range), n, *value, *extra]
-            row[0] = 8 * len(row)
-            words += row
-        self.row["rows"] = self._keep(words, np.uint64)
-        self.row["n_rows"] = len(entries)
+    # Entries
+
+    def _write(self, entry: Entry) -> None:
+        """Write an entry's record, but for the next one of its key."""
+        index = entry.index
+        target, words = self._target(self._hits, entry.target, self._entries.address(index) + _OWN_TARGET)
+        counter, last_hit = self._counters + 16 * index, self._last_hits + 8 * index
+        head = [target, 0, entry.rank & M64, counter, last_hit, index]
+        self._entries.write(index, [*head, *words, *self._limbs(entry.value), *self._bounds(entry)])
+
+    def _limbs(self, values: Iterable[int]) -> list[int]:
+        """The limbs of a key or mask."""
+        return [limb for value, n in zip(values, self.code.key_limbs, strict=True) for limb in to_limbs(value, n)]
+
+    def _bounds(self, entry: Entry) -> list[int]:
+        bounds: list[int] = []
+        if not self._has_ranges:
+            return bounds
+        for param, n in zip(entry.match, self.code.key_limbs, strict=True):
+            if param.kind == "range":
+                bounds += to_limbs(param.value, n) + to_limbs(param.extra, n)
+        return bounds
+
+    def _link(self, entry: Entry) -> None:
+        """Have an entry found: behind the one before it in its bucket, or in the hash table."""
+        bucket = self.table.space.bucket(entry.cover, entry.value)
+        at = bisect_left(bucket, entry.rank)
+        if at + 1 < len(bucket):
+            self._entries.write_some(entry.index, _NEXT, self._address(bucket, at + 1))
+        self._lead(bucket, at, entry, self._entries.address(entry.index))
+
+    def _address(self, bucket: Sequence[int], at: int) -> int:
+        """Of the entry at a place of a bucket; 0 behind the last."""
+        return self._entries.address(index_of(bucket[at])) if at < len(bucket) else 0
+
+    def _lead(self, bucket: Sequence[int], at: int, entry: Entry, to: int) -> None:
+        """Have what leads to an entry, at a place of its bucket, lead to an address."""
+        if at:
+            self._entries.write_some(index_of(bucket[at - 1]), _NEXT, to)
+        else:
+            group = self._group(entry.cover)
+            self._slots.link(self._entries.address(entry.index) + self._key_at, group.mask, group.number, to)
+        self._order(entry.cover)
+
+    def added(self, entry: Entry) -> None:
+        self._write(entry)
+        self._link(entry)
+
+    def removed(self, entry: Entry) -> None:
+        bucket = self.table.space.bucket(entry.cover, entry.value)
+        at = bisect_left(bucket, entry.rank)
+        self._lead(bucket, at, entry, self._address(bucket, at))
+
+    def target_changed(self, entry: Entry) -> None:
+        own = self._entries.address(entry.index) + _OWN_TARGET
+        target, words = self._target(self._hits, entry.target, own)
+        self._entries.write_some(entry.index, int(v.ENTRY.target), target)
+        self._entries.write_some(entry.index, _OWN_TARGET, *words)
+
+    def cleared(self) -> None:
+        self._slots.clear()
+        self._forget_groups()
+
+    # Groups
+
+    def _forget_groups(self) -> None:
+        self._groups: dict[Key, _Group] = {}
+        self._orders: list[tuple[int, int]] = []
+        self._group_words = array("q")
+        self._show_groups()
+
+    def _show_groups(self) -> None:
+        self._set("groups", self._group_words.buffer_info()[0])
+        self._set("n_groups", len(self._orders))
+
+    def _group(self, cover: Key) -> _Group:
+        if cover not in self._groups:
+            group = self.table.space.group(cover)
+            assert group is not None
+            self._groups[cover] = _Group(group.number, group.first, self._limbs(cover))
+            self._insert(self._groups[cover])
+        return self._groups[cover]
+
+    def _order(self, cover: Key) -> None:
+        """Follow a change of a group's first rank, or its end."""
+        known, group = self._groups[cover], self.table.space.group(cover)
+        if group is not None and group.first == known.first:
+            return
+        at = bisect_left(self._orders, known.order)
+        del self._orders[at], self._group_words[_GROUP_WORDS * at : _GROUP_WORDS * (at + 1)]
+        if group is None:
+            del self._groups[cover]
+            self._show_groups()
+        else:
+            known.first = group.first
+            self._insert(known)
+
+    def _insert(self, group: _Group) -> None:
+        at = bisect_left(self._orders, group.order)
+        self._orders.insert(at, group.order)
+        words = array("q", [group.mask, seed_of(group.number), group.first])
+        self._group_words[_GROUP_WORDS * at : _GROUP_WORDS * at] = words
+        self._show_groups()

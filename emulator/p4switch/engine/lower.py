@@ -13,31 +13,56 @@ from emulator.p4switch.engine.expressions import Expressions, Part
 from emulator.p4switch.engine.layout import Layout
 from emulator.p4switch.engine.parser import Parser
 from emulator.p4switch.engine.pipelines import Pipelines
+from emulator.p4switch.engine.records import Records, Slots, to_limbs
+from emulator.p4switch.engine.vm.tables import SLOTS_WORDS
 from emulator.p4switch.packet_path.engine import blocks_of
 from emulator.p4switch.program import expr as e
 from emulator.p4switch.program import ir
+from emulator.p4switch.state.handles import Handled
 from emulator.p4switch.state.state import ParseVSet, State
 from emulator.p4switch.values import mask, n_bytes, pad_key
 
 
 class ValueSet:
-    """A parse value set for one parser state: `words` hold the address of its values, byte-padded, and their number."""
+    """A parse value set for one parser state, which looks it up under a mask, `cover`: a record for each masked value.
+    `words` describe the hash table of them."""
 
-    def __init__(self, vset: ParseVSet, n_limbs: int, widths: list[int]) -> None:
-        self.vset, self.n_limbs, self.widths = vset, n_limbs, widths
-        self.words = np.zeros(2, dtype=np.int64)
-        self.version = -1
-        self.refresh()
+    def __init__(self, vset: ParseVSet, n_limbs: int, widths: list[int], cover: int) -> None:
+        self.n_limbs, self.widths, self.cover = n_limbs, widths, cover
+        self.words = np.zeros(len(SLOTS_WORDS), dtype=np.int64)
+        self._mask = np.array(to_limbs(cover, n_limbs), dtype=np.uint64)
+        self._records, self._slots = Records(n_limbs), Slots(self.words, n_limbs, 0)
+        self._used: dict[int, tuple[int, int]] = {}
+        """Masked value → its record, and how many values it stands for."""
+        self._numbers: Handled[int] = Handled()
+        for value in vset.values:
+            self.added(value)
+        vset.observers.append(self)
 
-    def refresh(self) -> None:
-        """Update values that the control plane has changed."""
-        if self.version == self.vset.version:
-            return
-        self.version = self.vset.version
-        values = [pad_key(value, self.widths) for value in sorted(self.vset.values)]
-        rows = [value >> 64 * i & mask(64) for value in values for i in range(self.n_limbs)]
-        self.values = np.array(rows or [0], dtype=np.uint64)
-        self.words[:] = self.values.ctypes.data, len(values)
+    def _masked(self, value: int) -> int:
+        return pad_key(value, self.widths) & self.cover
+
+    def added(self, value: int) -> None:
+        masked = self._masked(value)
+        if masked in self._used:
+            number, n_values = self._used[masked]
+        else:
+            number, n_values = self._numbers.add(masked), 0
+            self._records.write(number, to_limbs(masked, self.n_limbs))
+            self._link(number, self._records.address(number))
+        self._used[masked] = number, n_values + 1
+
+    def removed(self, value: int) -> None:
+        masked = self._masked(value)
+        number, n_values = self._used[masked]
+        self._used[masked] = number, n_values - 1
+        if n_values == 1:
+            self._link(number, 0)
+            self._numbers.release(number)
+            del self._used[masked]
+
+    def _link(self, number: int, record: int) -> None:
+        self._slots.link(self._records.address(number), self._mask.ctypes.data, 0, record)
 
 
 class Lowered(Part):
@@ -45,7 +70,7 @@ class Lowered(Part):
 
     `blocks`: where the code of each of packet_path.engine.BLOCKS begins, 0 where there is none; `digests`: (list id,
     code) pairs; `field_lists`: id → pieces (offset in the frame, bits before it, bits) of the fields that are copied;
-    `tables` and `actions_at` as in Pipelines; `vsets`, `hashes`: what is to be refreshed."""
+    `tables` and `actions_at` as in Pipelines; `hashes`: what is to be refreshed; `vsets`: value sets."""
 
     def __init__(self, state: State, drop_port: int) -> None:
         layout = Layout(state.program)
@@ -78,8 +103,8 @@ class Lowered(Part):
                 return self._deparser(block)
         return 0
 
-    def _vset_words(self, index: int, n_limbs: int, widths: list[int]) -> int:
-        values = ValueSet(self.state.parse_vsets[index], n_limbs, widths)
+    def _vset_words(self, index: int, n_limbs: int, widths: list[int], cover: int) -> int:
+        values = ValueSet(self.state.parse_vsets[index], n_limbs, widths, cover)
         self.vsets.append(values)
         return self.code.const(values.words.ctypes.data)
 

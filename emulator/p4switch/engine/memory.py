@@ -17,10 +17,10 @@ from emulator.p4switch.engine.layout import (
     Layout,
     record,
 )
-from emulator.p4switch.engine.lookup import Kept
 from emulator.p4switch.engine.lower import Lowered
 from emulator.p4switch.engine.plan import BLOCK_WORDS, PLAN_WORDS
 from emulator.p4switch.engine.raw import address_of
+from emulator.p4switch.engine.records import Kept
 from emulator.p4switch.engine.vm.vm import run
 from emulator.p4switch.packet_path.engine import SLACK, Record
 from emulator.p4switch.packet_path.fields import FIELDS

@@ -21,9 +21,10 @@ MAX_LOOKAHEAD = 1 << 12
 
 
 class Parser(Part):
-    """Writes the code of a parser. `vset_words(index)` gives the constants that describe a value set."""
+    """Writes the code of a parser. `vset_words(index, limbs, widths, mask)` gives the constant that holds where a value
+    set is described."""
 
-    def __init__(self, actions: Actions, vset_words: Callable[[int, int, list[int]], int]) -> None:
+    def __init__(self, actions: Actions, vset_words: Callable[[int, int, list[int], int], int]) -> None:
         super().__init__(actions.ex)
         self.actions = actions
         self.vset_words = vset_words
@@ -186,7 +187,7 @@ class Parser(Part):
                 cover = mask(total) if transition.mask is None else transition.mask & mask(total)
                 goal = labels[transition.next_state]
                 if transition.vset is not None:
-                    words = self.vset_words(transition.vset, n, widths)
+                    words = self.vset_words(transition.vset, n, widths, cover)
                     self.code.emit(o.VSET, cell, n, self.code.const(cover, n), words, goal)
                 elif n == 1 and cover == mask(total):
                     self.code.emit(o.JEQ, cell, self.code.const(transition.value & cover), goal)

@@ -94,7 +94,7 @@ class Pipeline:
                 return profile.members[member].run
             case UseGroup(group):
                 assert profile is not None
-                choices = profile.groups[group].choices()
+                choices = profile.groups[group].eligible
                 if not choices:
                     log.error("Lookup in table '%s' yielded empty group", table.name)
                     return None

@@ -15,6 +15,7 @@ from emulator.p4switch.p4runtime.pipeline import Pipeline
 from emulator.p4switch.p4runtime.profiles import Group, Profile, Profiles
 from emulator.p4switch.p4runtime.refusals import DELETE, INSERT, MODIFY, refuse
 from emulator.p4switch.state.action_profiles import RunAction, Target, UseGroup, UseMember
+from emulator.p4switch.state.ageing import Ageing
 from emulator.p4switch.state.handles import index_of
 from emulator.p4switch.state.tables import Entry, MatchTable
 from switchml.control.p4runtime_protos import info, v1
@@ -43,6 +44,9 @@ class Table:
     profile: Profile | None
     direct: dict[str, tuple[Any, Any]] = field(default_factory=dict)
     extras: dict[int | None, Extra] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.ageing = Ageing(self.table)
 
     @property
     def name(self) -> str:
@@ -82,12 +86,15 @@ class Table:
 
     def selected(self, pattern: v1.TableEntry) -> list[Entry]:
         """The entries that a read selects by match and priority (section "Wildcard Reads" of TableEntry)."""
-        entries = self.table.all_entries()
+        priority = pattern.priority
+        if priority and (priority < 0 or not self.key.has_priorities):
+            return []
         if pattern.match:
-            canonical = self.key.encode(self.key.decode(pattern.match))
-            entries = [entry for entry in entries if self.key.encode(entry.match) == canonical]
-        if pattern.priority:
-            entries = [entry for entry in entries if self.key.priority_out(entry.priority) == pattern.priority]
+            in_switch = self.key.priority_in(priority) if priority else None
+            return self.table.entries_of_match(self.key.decode(pattern.match), in_switch)
+        entries = self.table.all_entries()
+        if priority:
+            entries = [entry for entry in entries if self.key.priority_out(entry.priority) == priority]
         return entries
 
 
@@ -111,7 +118,6 @@ class Tables:
                 table = self.by_number.get(item.direct_table_id)
                 if table is not None and sort in table.table.direct:
                     table.direct[sort] = item, table.table.direct[sort]
-        self._idle: dict[tuple[int, int], int] = {}  # (table, handle) → last hit, of entries that were reported
 
     # Write
 
@@ -283,19 +289,14 @@ class Tables:
     # Idle time-outs
 
     def newly_idle(self) -> list[v1.TableEntry]:
-        """Entries whose time-out has expired since the last call (section "Table idle timeout notification"). An entry
-        is reported again once it has been hit in between."""
-        idle, messages = {}, []
-        for table in self.by_number.values():
-            if not table.ages:
-                continue
-            for handle in table.table.expired():
-                entry = table.table.entry(handle)
-                idle[table.number, handle] = last_hit = int(table.table.last_hit_us[entry.index])
-                if self._idle.get((table.number, handle)) != last_hit:
-                    messages.append(self._message(table, entry, v1.TableEntry()))
-        self._idle = idle
-        return messages
+        """Entries whose time-out has run out, once more, since the last call (section "Table idle timeout
+        notification")."""
+        return [
+            self._message(table, table.table.entry(handle), v1.TableEntry())
+            for table in self.by_number.values()
+            if table.ages
+            for handle in table.ageing.due()
+        ]
 
 
 class DirectCells:

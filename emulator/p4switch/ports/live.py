@@ -9,6 +9,7 @@ second address: frames go there, and those of other senders are counted and igno
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import logging
 import os
@@ -65,6 +66,14 @@ class LivePort(ABC):
         """Whether frames can pass."""
         return True
 
+    def descriptors(self) -> list[int]:
+        """What to poll."""
+        return [self.socket.fileno()]
+
+    def recover(self) -> None:
+        """Something happened to the port besides a frame. For the thread that receives."""
+        sockets.take_error(self.socket)
+
     @abstractmethod
     def receive(self, batch: Batch) -> int:
         """Fill a batch with what has arrived; returns how many frames."""
@@ -90,7 +99,10 @@ class LivePort(ABC):
 
 
 class InterfacePort(LivePort):
-    """A port on a network interface. `io` is shared by the ports of a thread."""
+    """A port on a network interface. `io` is shared by the ports of a thread.
+
+    It follows the interface: through a new name or MTU, and where one of the old name takes the place of one that was
+    removed, to that."""
 
     def __init__(self, number: int, interface: str, io: PacketIO) -> None:
         super().__init__(number, interface)
@@ -103,13 +115,37 @@ class InterfacePort(LivePort):
         none = np.zeros(0, np.int64)
         self._receive = Kernel(receive_ring, io, self._ring, 0, new_batch())
         self._send_batch = Kernel(send_frames, io, 0, none, none, packet_io.APART)
-        self._state = Path("/sys/class/net", interface, "operstate")
+        self._name = interface
+        self._links: socket.socket | None = None
+        with contextlib.suppress(OSError):  # a sandbox may have no netlink: an interface that is removed is lost then
+            self._links = sockets.watch_links()
 
     def is_up(self) -> bool:
-        try:
-            return self._state.read_text().strip() in ("up", "unknown")
-        except OSError:
-            return False
+        return sockets.is_running(self.socket)
+
+    def descriptors(self) -> list[int]:
+        return super().descriptors() + ([] if self._links is None else [self._links.fileno()])
+
+    def recover(self) -> None:
+        super().recover()
+        if self._links is None:
+            return
+        sockets.drain(self._links)
+        name = sockets.interface_of(self.socket)
+        if name:
+            self._name = name
+            return
+        for back in dict.fromkeys((self.interface, self._name)):
+            with contextlib.suppress(OSError):
+                sockets.reattach(self.socket, back, promiscuous=True)
+                self._name = back
+                log.info("Port %d: interface %s is back", self.number, back)
+                return
+
+    def close(self) -> None:
+        super().close()
+        if self._links is not None:
+            self._links.close()
 
     def receive(self, batch: Batch) -> int:
         n: int = self._receive(self._io, self._ring, self.socket.fileno(), batch)
@@ -118,9 +154,11 @@ class InterfacePort(LivePort):
 
     def send_batch(self, addresses: np.ndarray, lengths: np.ndarray, join: bool) -> None:
         joining = packet_io.JOIN if join else packet_io.APART
+        sockets.take_error(self.socket)  # else the first frame would fail for it
         self._send_batch(self._io, self.socket.fileno(), addresses, lengths, joining)
 
     def send(self, data: bytes) -> None:
+        sockets.take_error(self.socket)
         os.writev(self.socket.fileno(), (bytes(VIRTIO_BYTES), data))
 
 
@@ -244,8 +282,9 @@ class LivePorts(Ports):
                     port.close()
                     raise
             self._ports = {**self._ports, number: port}
-            self._of_fd = {**self._of_fd, port.socket.fileno(): port}
-            self._poller.register(port.socket.fileno(), select.POLLIN)
+            self._of_fd = {**self._of_fd, **dict.fromkeys(port.descriptors(), port)}
+            for fd in port.descriptors():
+                self._poller.register(fd, select.POLLIN)
             os.eventfd_write(self._wake, 1)  # a poll() that began before does not look at it
             if self._thread is not None:
                 self._warm(port)
@@ -255,7 +294,8 @@ class LivePorts(Ports):
             if number not in self._ports:
                 raise ConfigError(f"there is no port {number}")
             port = self._ports[number]
-            self._poller.unregister(port.socket.fileno())
+            for fd in port.descriptors():
+                self._poller.unregister(fd)
             self._ports = {other: kept for other, kept in self._ports.items() if kept is not port}
             self._of_fd = {fd: kept for fd, kept in self._of_fd.items() if kept is not port}
         if self._thread is None or not self._thread.is_alive():
@@ -278,12 +318,13 @@ class LivePorts(Ports):
             self._warm(port)
         while not self._is_closed:
             ready = self._poller.poll(_POLL_MS)
-            for fd, _ in ready:
+            for fd, events in ready:
                 served = self._of_fd.get(fd)
                 if fd == self._wake:
                     os.eventfd_read(fd)
                 elif served is not None:
-                    self._try_to_serve(served, take_batch)
+                    is_frame = fd == served.socket.fileno() and not events & select.POLLERR
+                    self._try_to_serve(served, take_batch, is_frame)
             self._close_removed()
         self._close_removed()
 
@@ -301,8 +342,10 @@ class LivePorts(Ports):
 
         threading.Thread(target=warm, name="warm", daemon=True).start()
 
-    def _try_to_serve(self, port: LivePort, take_batch: TakeBatch) -> None:
+    def _try_to_serve(self, port: LivePort, take_batch: TakeBatch, is_frame: bool) -> None:
         try:
+            if not is_frame:
+                port.recover()
             self._serve_port(port, take_batch)
         except Exception:  # the other frames and ports go on
             log.exception("Dropping frames of port %d", port.number)

@@ -3,12 +3,15 @@ groups of members among which a selector's hash chooses."""
 
 from __future__ import annotations
 
+from array import array
+from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from threading import RLock
+from typing import Protocol
 
 from emulator.p4switch.program import ir
-from emulator.p4switch.state.handles import Handled, changing, locked
+from emulator.p4switch.state.handles import Handled, locked
 from switchml.errors import ControlError
 
 
@@ -76,22 +79,58 @@ class Member:
     uses: int = 0
 
 
-@dataclass
 class Group:
-    """`members`: handle → weight; `uses`: entries that refer to it; `inactive`: members that are not eligible now."""
+    """`members`: handle → weight; `uses`: entries that refer to it; `inactive`: members that are not eligible now.
+    `eligible`: what the hash indexes, in the engines' memory: active members in ascending order, each repeated by its
+    weight."""
 
-    members: dict[int, int] = field(default_factory=dict)
-    uses: int = 0
-    inactive: frozenset[int] = frozenset()
+    def __init__(self) -> None:
+        self.members: dict[int, int] = {}
+        self.uses = 0
+        self.inactive: frozenset[int] = frozenset()
+        self.eligible = array("q")
 
     def choices(self) -> list[int]:
-        """The list that the hash indexes: active members in ascending order, each repeated by its weight."""
-        active = (member for member in sorted(self.members) if member not in self.inactive)
-        return [member for member in active for _ in range(self.members[member])]
+        """`eligible` as a list."""
+        return self.eligible.tolist()
+
+    def add(self, member: int, weight: int) -> None:
+        self.members[member] = weight
+        if member not in self.inactive:
+            self._insert(member)
+
+    def remove(self, member: int) -> None:
+        del self.members[member]
+        self._exclude(member)
+
+    def set_inactive(self, members: frozenset[int]) -> None:
+        before, self.inactive = self.inactive, members
+        for member in members - before:
+            self._exclude(member)
+        for member in before - members:
+            if member in self.members:
+                self._insert(member)
+
+    def _insert(self, member: int) -> None:
+        at = bisect_left(self.eligible, member)
+        self.eligible[at:at] = array("q", [member]) * self.members[member]
+
+    def _exclude(self, member: int) -> None:
+        del self.eligible[bisect_left(self.eligible, member) : bisect_right(self.eligible, member)]
+
+
+class ProfileObserver(Protocol):
+    """An engine that has the profile in another form. It is called under the profile's lock, after a change."""
+
+    def member_changed(self, handle: int) -> None:
+        """A member was added, or has another action."""
+
+    def group_changed(self, handle: int) -> None:
+        """The members of a group, or those that are eligible."""
 
 
 class ActionProfile(ActionOwner):
-    """`members` and `groups` by handle. `version` grows with each change. Tables count their uses with `use`."""
+    """`members` and `groups` by handle. `observers` are told of each change. Tables count their uses with `use`."""
 
     def __init__(self, profile: ir.ActionProfile, program: ir.Program, lock: RLock) -> None:
         super().__init__(program, profile.actions, f"action profile {profile.name}")
@@ -100,7 +139,7 @@ class ActionProfile(ActionOwner):
         self.lock = lock
         self.members: Handled[Member] = Handled()
         self.groups: Handled[Group] = Handled()
-        self.version = 0
+        self.observers: list[ProfileObserver] = []
 
     @property
     def has_selector(self) -> bool:
@@ -121,31 +160,44 @@ class ActionProfile(ActionOwner):
             raise table_error("INVALID_GRP_HANDLE", f"{self.title} has no group {handle}")
         return self.groups[handle]
 
-    @changing
+    def _member_changed(self, handle: int) -> None:
+        for observer in self.observers:
+            observer.member_changed(handle)
+
+    def _group_changed(self, handle: int) -> None:
+        for observer in self.observers:
+            observer.group_changed(handle)
+
+    @locked
     def add_member(self, run: RunAction) -> int:
         """A new member; returns its handle."""
         self.check_action(run)
-        return self.members.add(Member(run))
+        handle = self.members.add(Member(run))
+        self._member_changed(handle)
+        return handle
 
-    @changing
+    @locked
     def modify_member(self, handle: int, run: RunAction) -> None:
         self.check_action(run)
         self.member(handle).run = run
+        self._member_changed(handle)
 
-    @changing
+    @locked
     def delete_member(self, handle: int) -> None:
         """Remove a member that nothing uses."""
         if self.member(handle).uses:
             raise table_error("MBR_STILL_USED", f"member {handle} of {self.name} is still used")
         self.members.release(handle)
 
-    @changing
+    @locked
     def create_group(self) -> int:
         """A new, empty group; returns its handle. As in BMv2, a profile without selector takes it, too; no entry can
         use it then."""
-        return self.groups.add(Group())
+        handle = self.groups.add(Group())
+        self._group_changed(handle)
+        return handle
 
-    @changing
+    @locked
     def delete_group(self, handle: int) -> None:
         """Remove a group that no entry uses; its members stay."""
         group = self.group(handle)
@@ -155,41 +207,47 @@ class ActionProfile(ActionOwner):
             self.members[member].uses -= 1
         self.groups.release(handle)
 
-    @changing
+    @locked
     def add_to_group(self, member: int, group: int, weight: int = 1) -> None:
         profile_member = self.member(member)
-        members = self.group(group).members
-        if member in members:
+        changed = self.group(group)
+        if member in changed.members:
             raise table_error("MBR_ALREADY_IN_GRP", f"member {member} is already in group {group} of {self.name}")
         if weight < 1:
             raise table_error("ERROR", f"a member's weight must be at least 1, not {weight}")
-        members[member] = weight
+        changed.add(member, weight)
         profile_member.uses += 1
+        self._group_changed(group)
 
-    @changing
+    @locked
     def remove_from_group(self, member: int, group: int) -> None:
         profile_member = self.member(member)
-        members = self.group(group).members
-        if member not in members:
+        changed = self.group(group)
+        if member not in changed.members:
             raise table_error("MBR_NOT_IN_GRP", f"member {member} is not in group {group} of {self.name}")
-        del members[member]
+        changed.remove(member)
         profile_member.uses -= 1
+        self._group_changed(group)
 
     @locked
     def set_inactive(self, group: int, members: frozenset[int]) -> None:
         """Exclude members from the selector's choice in a group."""
         changed = self.group(group)
         if changed.inactive != members:
-            changed.inactive = members
-            self.version += 1
+            changed.set_inactive(members)
+            self._group_changed(group)
 
-    @changing
+    @locked
     def restore(self, members: Mapping[int, RunAction], groups: Mapping[int, Mapping[int, int]]) -> None:
         """Replace all members, and all groups (handle → member → weight), before any entry uses them."""
         for run in members.values():
             self.check_action(run)
         self.members.restore({handle: Member(run) for handle, run in members.items()})
+        for handle in members:
+            self._member_changed(handle)
         self.groups.restore({handle: Group() for handle in groups})
+        for handle in groups:
+            self._group_changed(handle)
         for group, weights in groups.items():
             for member, weight in weights.items():
                 self.add_to_group(member, group, weight)
@@ -201,7 +259,7 @@ class ActionProfile(ActionOwner):
         elif isinstance(target, UseGroup):
             self.group(target.group).uses += by
 
-    @changing
+    @locked
     def reset(self) -> None:
         self.members.clear()
         self.groups.clear()

@@ -21,12 +21,23 @@ class Handled(dict[int, T]):
         self._free: list[int] = []
         self._next = 0
 
+    @property
+    def next_handle(self) -> int:
+        """The smallest free number."""
+        return self._free[0] if self._free else self._next
+
+    @property
+    def end(self) -> int:
+        """All numbers in use are below it."""
+        return self._next
+
     def add(self, item: T) -> int:
         """Store an object under the smallest free number, which is returned."""
+        handle = self.next_handle
         if self._free:
-            handle = heapq.heappop(self._free)
+            heapq.heappop(self._free)
         else:
-            handle, self._next = self._next, self._next + 1
+            self._next += 1
         self[handle] = item
         return handle
 

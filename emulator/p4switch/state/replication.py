@@ -6,11 +6,11 @@ it copies to. Copies come node by node, ports ascending, then one port of each L
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from threading import RLock
 
-from emulator.p4switch.state.handles import Handled, changing, locked
+from emulator.p4switch.state.handles import Handled, locked
 from switchml.errors import ControlError
 
 MAX_PORTS = 512
@@ -40,7 +40,8 @@ class Node:
 
 @dataclass
 class Replication:
-    """`groups`: mgid → handles of nodes; `nodes` by handle; `lags`: index → ports. `version` grows with each change."""
+    """`groups`: mgid → handles of nodes; `nodes` by handle; `lags`: index → ports. `observers`, the engines that have
+    the groups in another form, are called with each group that has changed, under the lock."""
 
     lock: RLock
     max_groups: int = 4096
@@ -48,7 +49,7 @@ class Replication:
     groups: dict[int, list[int]] = field(default_factory=dict)
     nodes: Handled[Node] = field(default_factory=Handled)
     lags: dict[int, tuple[int, ...]] = field(default_factory=dict)
-    version: int = 0
+    observers: list[Callable[[int], None]] = field(default_factory=list)
     _by_l2: Handled[Node] = field(default_factory=Handled)
 
     def copies(self, mgid: int) -> list[tuple[int, int]] | None:
@@ -64,6 +65,11 @@ class Replication:
                 if members:
                     copies.append((members[LAG_HASH % len(members)], node.rid))
         return copies
+
+    def _changed(self, *mgids: int | None) -> None:
+        for mgid in mgids:
+            for observer in self.observers if mgid is not None else ():
+                observer(mgid)
 
     def _node(self, handle: int) -> Node:
         if handle not in self.nodes:
@@ -83,7 +89,7 @@ class Replication:
             raise _error("ERROR", f"a {what} must be below {limit}, not {members[-1]}")
         return members
 
-    @changing
+    @locked
     def create_group(self, mgid: int) -> int:
         """A new, empty group (one that exists stays as it is); its handle is its id. BMv2 creates groups under the
         unsigned number and looks them up by the signed one: it accepts a negative one, and doesn't find it again."""
@@ -91,15 +97,17 @@ class Replication:
         if mgid not in self.groups and len(self.groups) >= self.max_groups:
             raise _error("TABLE_FULL", f"there can't be more than {self.max_groups} multicast groups")
         self.groups.setdefault(mgid, [])
+        self._changed(mgid)
         return mgid
 
-    @changing
+    @locked
     def destroy_group(self, mgid: int) -> None:
         """Nodes stay, and stay associated with it, as in BMv2: they can be dissociated only once a group of that number
         exists anew. A group that does not exist is no error."""
         self.groups.pop(mgid, None)
+        self._changed(mgid)
 
-    @changing
+    @locked
     def create_node(self, rid: int, ports: Iterable[int], lags: Iterable[int] = ()) -> int:
         """A new node, associated with nothing; returns its handle."""
         if len(self.nodes) >= self.max_nodes:
@@ -108,12 +116,13 @@ class Replication:
         node.l2_handle = self._by_l2.add(node)
         return self.nodes.add(node)
 
-    @changing
+    @locked
     def update_node(self, handle: int, ports: Iterable[int], lags: Iterable[int] = ()) -> None:
         node = self._node(handle)
         node.ports, node.lags = self._members(ports, MAX_PORTS, "port"), self._members(lags, MAX_PORTS, "LAG")
+        self._changed(node.group)
 
-    @changing
+    @locked
     def associate_node(self, mgid: int, handle: int) -> None:
         """Append a node to a group."""
         node, group = self._node_and_group(handle, mgid)
@@ -121,8 +130,9 @@ class Replication:
             raise _error("ERROR", f"multicast node {handle} is already in group {node.group}")
         group.append(handle)
         node.group = mgid
+        self._changed(mgid)
 
-    @changing
+    @locked
     def dissociate_node(self, mgid: int, handle: int) -> None:
         node, group = self._node_and_group(handle, mgid)
         if node.group != mgid:
@@ -130,8 +140,9 @@ class Replication:
         if handle in group:
             group.remove(handle)
         node.group = None
+        self._changed(mgid)
 
-    @changing
+    @locked
     def destroy_node(self, handle: int) -> None:
         """Remove a node, also from its group."""
         node = self._node(handle)
@@ -140,12 +151,14 @@ class Replication:
             group.remove(handle)
         self.nodes.release(handle)
         self._by_l2.release(node.l2_handle)
+        self._changed(node.group)
 
-    @changing
+    @locked
     def set_lag(self, lag: int, ports: Iterable[int]) -> None:
         if not 0 <= lag <= MAX_LAG:
             raise _error("ERROR", f"a LAG is at most {MAX_LAG}, not {lag}")
         self.lags[lag] = self._members(ports, MAX_PORTS, "port")
+        self._changed(*{node.group for node in self.nodes.values() if lag in node.lags})
 
     @locked
     def describe(self) -> dict:
@@ -163,7 +176,7 @@ class Replication:
             "lags": [{"id": lag, "ports": list(ports)} for lag, ports in sorted(self.lags.items())],
         }
 
-    @changing
+    @locked
     def restore(self, saved: dict) -> None:
         """Replace all by the result of `describe`."""
         members = {item["handle"]: (tuple(item["ports"]), tuple(item["lags"])) for item in saved["l2_handles"]}
@@ -171,6 +184,7 @@ class Replication:
             item["handle"]: Node(item["rid"], *members[item["l2_handle"]], item["l2_handle"])
             for item in saved["l1_handles"]
         }
+        before = set(self.groups)
         self.groups = {item["id"]: list(item["l1_handles"]) for item in saved["mgrps"]}
         for mgid, handles in self.groups.items():
             for handle in handles:
@@ -178,11 +192,14 @@ class Replication:
         self.lags = {item["id"]: tuple(item["ports"]) for item in saved["lags"]}
         self.nodes.restore(nodes)
         self._by_l2.restore({node.l2_handle: node for node in nodes.values()})
+        self._changed(*before | set(self.groups))
 
-    @changing
+    @locked
     def reset(self) -> None:
+        before = set(self.groups)
         for part in (self.groups, self.nodes, self.lags, self._by_l2):
             part.clear()
+        self._changed(*before)
 
 
 @dataclass(frozen=True)
@@ -195,24 +212,31 @@ class Session:
 
 @dataclass
 class Mirroring:
-    """`sessions`: id → Session."""
+    """`sessions`: id → Session. `observers` are called with the id of each session that has changed, under the lock."""
 
     lock: RLock
     sessions: dict[int, Session] = field(default_factory=dict)
-    version: int = 0
+    observers: list[Callable[[int], None]] = field(default_factory=list)
 
-    @changing
+    def _changed(self, *sessions: int) -> None:
+        for session in sessions:
+            for observer in self.observers:
+                observer(session)
+
+    @locked
     def add(self, session: int, port: int | None = None, mgid: int | None = None) -> None:
         """Set or replace a session."""
         if not 0 <= session <= MAX_SESSION:
             problem = f"a mirroring session is at most {MAX_SESSION}, not {session}"
             raise ControlError("Mirroring", "SESSION_NOT_FOUND", problem)
         self.sessions[session] = Session(port, mgid)
+        self._changed(session)
 
-    @changing
+    @locked
     def delete(self, session: int) -> None:
         self.get(session)
         del self.sessions[session]
+        self._changed(session)
 
     @locked
     def get(self, session: int) -> Session:
@@ -220,6 +244,8 @@ class Mirroring:
             raise ControlError("Mirroring", "SESSION_NOT_FOUND", f"there is no mirroring session {session}")
         return self.sessions[session]
 
-    @changing
+    @locked
     def reset(self) -> None:
+        before = list(self.sessions)
         self.sessions.clear()
+        self._changed(*before)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from threading import RLock
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from emulator.p4switch import hashes
 from emulator.p4switch.program import ir
@@ -29,40 +29,55 @@ QUEUE_DEPTH = 64
 NS_PER_S = 1_000_000_000
 
 
+class VSetObserver(Protocol):
+    """An engine that has a value set in another form. It is called under the set's lock, after a change."""
+
+    def added(self, value: int) -> None: ...
+
+    def removed(self, value: int) -> None: ...
+
+
 class ParseVSet:
-    """The values of a parse value set, each of `width` bits."""
+    """The values of a parse value set, each of `width` bits. `observers` are told of each change."""
 
     def __init__(self, vset: ir.ParseVSet, lock: RLock) -> None:
         self.name = vset.name
         self.width = vset.width
         self.values: set[int] = set()
-        self.version = 0
+        self.observers: list[VSetObserver] = []
         self.lock = lock
 
     def _check(self, value: int) -> None:
         if not 0 <= value <= mask(self.width):
             raise ControlError("ParseVSet", "ERROR", f"{value:#x} does not fit the {self.width} bits of {self.name}")
 
-    @changing
+    @locked
     def add(self, value: int) -> None:
         """Add a value (it may be present already)."""
         self._check(value)
-        self.values.add(value)
+        if value not in self.values:
+            self.values.add(value)
+            for observer in self.observers:
+                observer.added(value)
 
-    @changing
+    @locked
     def remove(self, value: int) -> None:
         """Remove a value (it need not be present)."""
         self._check(value)
-        self.values.discard(value)
+        if value in self.values:
+            self.values.remove(value)
+            for observer in self.observers:
+                observer.removed(value)
 
     @locked
     def get(self) -> list[int]:
         """All values, ascending."""
         return sorted(self.values)
 
-    @changing
+    @locked
     def reset(self) -> None:
-        self.values.clear()
+        for value in list(self.values):
+            self.remove(value)
 
 
 class Queues:

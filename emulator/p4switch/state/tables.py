@@ -5,15 +5,18 @@ its index with a version that grows when the index is reused.
 
 Matching is BMv2's, which compares keys byte by byte: a field that is not a multiple of 8 bits wide is padded on the
 left, and a prefix length counts the padding. Among ternary or range entries the lowest priority number wins, and among
-equal ones the lowest index. Priorities mean nothing in exact and lpm tables.
+equal ones the lowest index. Priorities mean nothing in exact and lpm tables. Changes cost what their entry costs, in
+tables of any size.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from threading import RLock
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -28,23 +31,34 @@ from emulator.p4switch.state.action_profiles import (
     table_error,
 )  # fmt: skip
 from emulator.p4switch.state.arrays import CounterArray, MeterArray
-from emulator.p4switch.state.handles import Handled, changing, entry_handle, index_of, locked, version_of
+from emulator.p4switch.state.handles import INDEX_BITS, Handled, entry_handle, index_of, locked, version_of
+from emulator.p4switch.state.tuple_space import Key, TupleSpace
 from emulator.p4switch.values import mask, n_bytes
 
+_TARGETS: dict[str, tuple[type, ...]] = {
+    ir.SIMPLE: (RunAction,),
+    ir.INDIRECT: (UseMember,),
+    ir.INDIRECT_WS: (UseMember, UseGroup),
+}
+"""Type of a table → what its entries may refer to."""
+MAX_PRIORITY = (1 << 31) - 1
+"""Thrift's i32."""
 
-@dataclass
+
+@dataclass(slots=True)
 class Entry:
     """One entry. `match` is in the order of the table's key, its values cut to the fields' widths. `priority` is -1 in
-    exact and lpm tables."""
+    exact and lpm tables. `key`: what no two entries share; `index`, `cover`, `value` and `rank` as in TupleSpace."""
 
     handle: int
     match: tuple[ir.MatchParam, ...]
     priority: int
     target: Target
-
-    @property
-    def index(self) -> int:
-        return index_of(self.handle)
+    key: Key
+    index: int
+    cover: Key
+    value: Key
+    rank: int
 
 
 def prefix_mask(width: int, length: int) -> int:
@@ -53,20 +67,33 @@ def prefix_mask(width: int, length: int) -> int:
     return mask(covered) << (width - covered)
 
 
-def matches(param: ir.MatchParam, width: int, value: int) -> bool:
-    """Whether a field's value matches one field of an entry's key."""
+def _cover(param: ir.MatchParam, width: int) -> int:
+    """The bits of a field that an entry looks at; of a range none: it is tried when the rest matches."""
     if param.kind == "ternary":
-        return value & param.extra == param.value
-    if param.kind == "range":
-        return param.value <= value <= param.extra
+        return param.extra & mask(width)
     if param.kind == "lpm":
-        covered = prefix_mask(width, param.extra)
-        return value & covered == param.value & covered
-    return value == param.value
+        return prefix_mask(width, param.extra)
+    return 0 if param.kind == "range" else mask(width)
+
+
+class TableObserver(Protocol):
+    """An engine that has the table in another form. It is called under the table's lock, after a change."""
+
+    def added(self, entry: Entry) -> None: ...
+
+    def removed(self, entry: Entry) -> None: ...
+
+    def target_changed(self, entry: Entry) -> None: ...
+
+    def default_changed(self) -> None: ...
+
+    def cleared(self) -> None:
+        """All entries are gone."""
 
 
 class MatchTable(ActionOwner):
-    """`entries`: index → Entry. `version` grows with each change of entries or default.
+    """`entries`: index → Entry; `space`: where they are looked up; `observers` are told of each change of entries or
+    default.
 
     Arrays over indices: `counters` (packets, bytes; uint64), `last_hit_us` and `timeout_us` (int64); and those that the
     program has of its `direct` "counter" and "meter", which is also `direct_meter`."""
@@ -95,7 +122,8 @@ class MatchTable(ActionOwner):
         self.direct = {sort: cells for sort, cells in direct.items() if cells is not None}
         self.last_hit_us = np.zeros(self.size, dtype=np.int64)
         self.timeout_us = np.zeros(self.size, dtype=np.int64)
-        self.version = 0
+        self.observers: list[TableObserver] = []
+        self._has_ranges = any(field.kind == "range" for field in table.key)
         self.is_immutable = False
         self._clear_entries()
         self.initial_default = RunAction(table.default.action, table.default.args) if table.default else None
@@ -108,7 +136,7 @@ class MatchTable(ActionOwner):
         self.entries: Handled[Entry] = Handled()
         self._versions: dict[int, int] = {}
         self._by_key: dict[tuple, Entry] = {}
-        self._by_rank: tuple[int, list[Entry]] = (-1, [])  # at a version of the table
+        self.space = TupleSpace()
 
     # Lookup
 
@@ -119,20 +147,13 @@ class MatchTable(ActionOwner):
 
     def lookup(self, values: Sequence[int]) -> Entry | None:
         """The entry that matches the key's values (in the order of the key, static masks applied), or None."""
-        if self.table.match_type == "exact":
-            return self._by_key.get(tuple(values))
-        if self._by_rank[0] != self.version:
-            self._by_rank = self.version, sorted(self.entries.values(), key=self._rank)
-        for entry in self._by_rank[1]:
-            if all(map(matches, entry.match, self.widths, values)):
-                return entry
-        return None
+        fits = partial(self._in_ranges, values) if self._has_ranges else None
+        index = self.space.find(values, fits)
+        return None if index is None else self.entries[index]
 
-    def _rank(self, entry: Entry) -> tuple[int, int]:
-        """The order in which entries are tried."""
-        if self.has_priorities:
-            return entry.priority, entry.index
-        return -sum(param.extra for param in entry.match if param.kind == "lpm"), entry.index
+    def _in_ranges(self, values: Sequence[int], index: int) -> bool:
+        params = zip(self.entries[index].match, values, strict=True)
+        return all(param.value <= value <= param.extra for param, value in params if param.kind == "range")
 
     def hit(self, entry: Entry, n_bytes_: int) -> None:
         """Count a packet that matched."""
@@ -141,55 +162,59 @@ class MatchTable(ActionOwner):
 
     # Keys of entries
 
-    def _normal(self, match: Sequence[ir.MatchParam], priority: int) -> tuple[tuple[ir.MatchParam, ...], int, tuple]:
-        """The key and priority that an entry stores, and the identity that no two entries may share."""
-        key = self.table.key
-        if not key:
+    def _entry(self, handle: int, match: Sequence[ir.MatchParam], priority: int, target: Target) -> Entry:
+        """An entry in the form in which it is stored. Raises NO_TABLE_KEY, BAD_MATCH_KEY, or ERROR for a priority."""
+        fields = self.table.key
+        if not fields:
             raise table_error("NO_TABLE_KEY", f"table {self.name} has no key")
-        if len(match) != len(key):
-            raise table_error("BAD_MATCH_KEY", f"table {self.name} matches {len(key)} fields, not {len(match)}")
-        stored = tuple(
-            self._normal_param(param, field, width) for param, field, width in zip(match, key, self.widths, strict=True)
-        )
+        if len(match) != len(fields):
+            raise table_error("BAD_MATCH_KEY", f"table {self.name} matches {len(fields)} fields, not {len(match)}")
+        stored = tuple(map(self._stored, match, fields, self.widths))
+        covers = list(map(_cover, stored, self.widths))
+        cover, value = tuple(covers), tuple([param.value & cover for param, cover in zip(stored, covers, strict=True)])
+        key: tuple
         if self.has_priorities:
-            return stored, priority, (priority, *stored)
-        if self.table.match_type == "exact":
-            return stored, -1, tuple(param.value for param in stored)
-        key_parts = tuple(
-            (param.value & prefix_mask(width, param.extra), param.extra) if param.kind == "lpm" else param.value
-            for param, width in zip(stored, self.widths, strict=True)
-        )
-        return stored, -1, key_parts
+            if not -MAX_PRIORITY - 1 <= priority <= MAX_PRIORITY:
+                raise table_error("ERROR", f"table {self.name}: priority {priority} does not fit 32 bits")
+            level, key = priority, (priority, *stored)
+        elif self.table.match_type == "exact":
+            priority, level, key = -1, 0, value
+        else:  # the longest prefix wins
+            lengths = [param.extra for param in stored if param.kind == "lpm"]
+            priority, level, key = -1, -sum(lengths), (value, *lengths)
+        index = index_of(handle)
+        return Entry(handle, stored, priority, target, key, index, cover, value, level << INDEX_BITS | index)
 
-    def _normal_param(self, param: ir.MatchParam, field: ir.KeyField, width: int) -> ir.MatchParam:
+    def _stored(self, param: ir.MatchParam, field: ir.KeyField, width: int) -> ir.MatchParam:
+        """A field of a key in the form in which it is stored."""
+
         def bad(problem: str) -> Exception:
             return table_error("BAD_MATCH_KEY", f"table {self.name}, field {field.name}: {problem}")
 
-        if param.kind != field.kind:
-            raise bad(f"matches by {field.kind}, not {param.kind}")
-        limit = mask(8 * n_bytes(width))
-        if not 0 <= param.value <= limit:
-            raise bad(f"{param.value:#x} does not fit {n_bytes(width)} bytes")
-        value, extra = param.value & mask(width), param.extra
-        if param.kind == "lpm" and not 0 <= extra <= 8 * n_bytes(width):
+        kind, value, extra, bits = param.kind, param.value, param.extra, 8 * n_bytes(width)
+        if kind != field.kind:
+            raise bad(f"matches by {field.kind}, not {kind}")
+        if not 0 <= value <= mask(bits):
+            raise bad(f"{value:#x} does not fit {n_bytes(width)} bytes")
+        value &= mask(width)
+        if kind == "lpm" and not 0 <= extra <= bits:
             raise bad(f"a prefix of {extra} bits, but the field has {width}")
-        if param.kind in ("ternary", "range") and not 0 <= extra <= limit:
+        if kind in ("ternary", "range") and not 0 <= extra <= mask(bits):
             raise bad(f"{extra:#x} does not fit {n_bytes(width)} bytes")
-        if param.kind == "range" and value > extra:
+        if kind == "range" and value > extra:
             raise bad(f"the range {value:#x} to {extra:#x} is empty")
-        if param.kind == "ternary":
+        if kind == "ternary":
             value &= extra
-        if param.kind == "lpm" and self.has_priorities:  # stored as a mask, to which the value is cut
+        if kind == "lpm" and self.has_priorities:  # stored as a mask, to which the value is cut
             value &= prefix_mask(width, extra)
         if field.mask is not None:
             value &= field.mask
-        return ir.MatchParam(param.kind, value, extra)
+        return param if value == param.value else ir.MatchParam(kind, value, extra)
 
     # Targets
 
     def _check_target(self, target: Target) -> None:
-        kinds = {ir.SIMPLE: RunAction, ir.INDIRECT: UseMember, ir.INDIRECT_WS: UseMember | UseGroup}
-        if not isinstance(target, kinds[self.table.type]):
+        if not isinstance(target, _TARGETS[self.table.type]):
             raise table_error("WRONG_TABLE_TYPE", f"table {self.name} is {self.table.type}")
         if isinstance(target, RunAction):
             self.check_action(target)
@@ -224,54 +249,65 @@ class MatchTable(ActionOwner):
             raise table_error("EXPIRED_HANDLE", f"entry {handle} of table {self.name} was deleted")
         return entry
 
-    @changing
+    @locked
     def add(self, match: Sequence[ir.MatchParam], target: Target, priority: int = 0) -> int:
         """A new entry; returns its handle."""
         self.check_mutable()
         self._check_target(target)
-        stored, priority, key = self._normal(match, priority)
-        if key in self._by_key:
+        index = self.entries.next_handle
+        entry = self._entry(entry_handle(self._versions.get(index, 0), index), match, priority, target)
+        if entry.key in self._by_key:
             raise table_error("DUPLICATE_ENTRY", f"table {self.name} already has an entry with this key")
         if len(self.entries) >= self.size:
             raise table_error("TABLE_FULL", f"table {self.name} has no room for more than {self.size} entries")
-        entry = Entry(0, stored, priority, target)
-        index = self.entries.add(entry)
-        entry.handle = entry_handle(self._versions.get(index, 0), index)
-        self._start(entry, key)
+        self.entries.add(entry)
+        self._start(entry)
+        self._announce(entry)
         return entry.handle
 
-    def _start(self, entry: Entry, key: tuple) -> None:
-        """Have a new entry looked up, with counters of its own."""
-        self._by_key[key] = entry
+    def _start(self, entry: Entry) -> None:
+        """Give a new entry counters of its own."""
+        self._by_key[entry.key] = entry
         self.counters[entry.index] = 0
         self.timeout_us[entry.index] = 0
         self.last_hit_us[entry.index] = self.clock()
         self._use(entry.target)
 
-    @changing
+    def _announce(self, entry: Entry) -> None:
+        """Have a new entry looked up."""
+        self.space.add(entry.cover, entry.value, entry.rank)
+        for observer in self.observers:
+            observer.added(entry)
+
+    @locked
     def restore(self, entries: Sequence[tuple[int, Sequence[ir.MatchParam], Target, int]]) -> None:
         """Replace all entries by these: (handle, match, target, priority). Raises as `add` does."""
         self.clear()
         for handle, match, target, priority in entries:
             self._check_target(target)
-            stored, priority, key = self._normal(match, priority)
-            entry = Entry(handle, stored, priority, target)
-            if key in self._by_key or entry.index >= self.size:
+            entry = self._entry(handle, match, priority, target)
+            if entry.key in self._by_key or entry.index >= self.size:
                 raise table_error("ERROR", f"table {self.name} can't have entry {handle}")
             self._versions[entry.index] = version_of(handle)
-            self._start(entry, key)
+            self._start(entry)
         self.entries.restore({entry.index: entry for entry in self._by_key.values()})
+        for entry in self.entries.values():
+            self._announce(entry)
 
-    @changing
+    @locked
     def delete(self, handle: int) -> None:
         self.check_mutable()
         entry = self.entry(handle)
-        del self._by_key[self._normal(entry.match, entry.priority)[2]]
+        del self._by_key[entry.key]
         self.entries.release(entry.index)
         self._versions[entry.index] = (version_of(handle) + 1) & 0xFF
         self._use(entry.target, -1)
+        self.timeout_us[entry.index] = 0
+        self.space.remove(entry.cover, entry.value, entry.rank)
+        for observer in self.observers:
+            observer.removed(entry)
 
-    @changing
+    @locked
     def modify(self, handle: int, target: Target) -> None:
         self.check_mutable()
         entry = self.entry(handle)
@@ -279,6 +315,8 @@ class MatchTable(ActionOwner):
         self._use(entry.target, -1)
         self._use(target)
         entry.target = target
+        for observer in self.observers:
+            observer.target_changed(entry)
 
     @locked
     def all_entries(self) -> list[Entry]:
@@ -286,19 +324,34 @@ class MatchTable(ActionOwner):
         return [self.entries[index] for index in sorted(self.entries)]
 
     @locked
+    def entries_of_match(self, match: Sequence[ir.MatchParam], priority: int | None = None) -> list[Entry]:
+        """The entries that match the same keys, of one priority or of any, by index. Raises BAD_MATCH_KEY."""
+        sought = self._entry(0, match, priority or 0, RunAction(0))
+        bucket = self.space.bucket(sought.cover, sought.value)
+        if priority is not None and self.has_priorities:
+            first = bisect_left(bucket, sought.rank)
+            bucket = bucket[first : bisect_left(bucket, sought.rank + (1 << INDEX_BITS))]
+        found = [self.entries[index] for index in sorted(map(index_of, bucket))]
+        ranges = [param for param in sought.match if param.kind == "range"]
+        return [entry for entry in found if [param for param in entry.match if param.kind == "range"] == ranges]
+
+    @locked
     def entry_from_key(self, match: Sequence[ir.MatchParam], priority: int = 0) -> Entry:
         """The entry with exactly this key (and priority, where there are priorities). Raises BAD_MATCH_KEY."""
-        key = self._normal(match, priority)[2]
+        key = self._entry(0, match, priority, RunAction(0)).key
         if key not in self._by_key:
             raise table_error("BAD_MATCH_KEY", f"table {self.name} has no entry with this key")
         return self._by_key[key]
 
-    @changing
+    @locked
     def clear(self, reset_default: bool = False) -> None:
         """Remove all entries, const ones too as BMv2 does, and reset the default on request."""
         for entry in self.entries.values():
             self._use(entry.target, -1)
+        self.timeout_us[: self.entries.end] = 0
         self._clear_entries()
+        for observer in self.observers:
+            observer.cleared()
         if reset_default:
             self.reset_default()
 
@@ -307,7 +360,7 @@ class MatchTable(ActionOwner):
 
     # Default entry
 
-    @changing
+    @locked
     def set_default(self, target: Target) -> None:
         """Change the target of a miss."""
         const = self.table.default
@@ -316,16 +369,19 @@ class MatchTable(ActionOwner):
         if const is not None and const.const_action and getattr(target, "action", None) != const.action:
             raise table_error("DEFAULT_ACTION_IS_CONST", f"the default action of table {self.name} is const")
         self._check_target(target)
+        self._change_default(target)
+
+    @locked
+    def reset_default(self) -> None:
+        """Reset the default to the program's."""
+        self._change_default(self.initial_default)
+
+    def _change_default(self, target: Target | None) -> None:
         self._use(self.default, -1)
         self._use(target)
         self.default = target
-
-    @changing
-    def reset_default(self) -> None:
-        """Reset the default to the program's."""
-        self._use(self.default, -1)
-        self.default = self.initial_default
-        self._use(self.default)
+        for observer in self.observers:
+            observer.default_changed()
 
     @locked
     def get_default(self) -> Target:
@@ -383,11 +439,11 @@ class MatchTable(ActionOwner):
         return int(self.timeout_us[index]) // 1000, since // 1000
 
     @locked
-    def expired(self) -> list[int]:
-        """Handles of the entries whose time-out is over."""
-        now = self.clock()
-        return [
-            entry.handle
-            for entry in self.all_entries()
-            if 0 < self.timeout_us[entry.index] <= now - self.last_hit_us[entry.index]
-        ]
+    def expired(self) -> dict[int, int]:
+        """Handle → µs on the clock at which its time-out last ran out, of the entries that were not hit for so long."""
+        end = self.entries.end
+        timeout, last_hit = self.timeout_us[:end], self.last_hit_us[:end]
+        since = self.clock() - last_hit
+        over = np.flatnonzero((timeout > 0) & (since >= timeout))
+        ran_out = last_hit[over] + since[over] // timeout[over] * timeout[over]
+        return {self.entries[index].handle: at for index, at in zip(over.tolist(), ran_out.tolist(), strict=True)}

@@ -75,10 +75,22 @@ def test_aged_entries(published):
     running.now += 2_000_000
     notifications.publish_aged(running.state)
     notifications.publish_aged(running.state)  # once is enough
-    message = subscriber.read()
+    running.now += 3_999_999
+    notifications.publish_aged(running.state)
     table = running.state.table("MyIngress.stations").table.id
-    assert struct.unpack("=4sQIQiI", message[:32]) == (b"AGE|", 7, 0, 0, table, 1)
-    assert struct.unpack("=I", message[32:]) == (handle,)
+
+    def is_reported(number: int) -> bool:
+        message = subscriber.read()
+        header = struct.unpack("=4sQIQiI", message[:32])
+        return (*header, *struct.unpack("=I", message[32:])) == (b"AGE|", 7, 0, number, table, 1, handle)
+
+    assert is_reported(0)
+    running.now += 1  # the time-out has run out a second time
+    notifications.publish_aged(running.state)
+    assert is_reported(1)
+    running.state.table("MyIngress.stations").delete(handle)
+    running.now += 5_000_000
+    notifications.publish_aged(running.state)
     subscriber.socket.settimeout(0.05)
     with pytest.raises(TimeoutError):
         subscriber.read()

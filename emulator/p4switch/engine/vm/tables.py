@@ -1,36 +1,46 @@
 """The VM's table lookup, registers, counters, meters and random numbers; `lookup` writes the structures read here."""
 
 from emulator.p4switch.engine.layout import CELL, CTX, offsets
-from emulator.p4switch.engine.raw import arg, ld8, ld32, ld64, load_double, ltu, shr, st32, st64, val
+from emulator.p4switch.engine.raw import arg, ld8, ld32, ld64, load_double, ltu, remu, shr, st32, st64, val
 from switchml.runtime.jit import kernel
 
-TABLE_WORDS = ("groups", "n_groups", "rows", "n_rows", "default")
-"""Words of a table in the directory: its hash tables (address, how many); rows that are tried one by one (address, how
-many); the default record."""
+SLOTS_WORDS = ("slots", "slot_mask", "key_at")
+"""Words of a hash table of records: address and number - 1 of its slots, and where the masked key lies in a record. A
+slot: record (0: free), hash."""
+SLOTS = offsets("Slots", SLOTS_WORDS)
+TABLE_WORDS = (*SLOTS_WORDS, "groups", "n_groups", "ranges", "n_ranges", "bounds_at", "default")
+"""Words of a table in the directory: its hash table; its groups (address, how many), which are ordered by their first
+ranks; fields matched by range (address of pairs: offset in the key, limbs; how many) and where their bounds lie in an
+entry; address of the default target."""
 TABLE = offsets("Table", TABLE_WORDS)
 TABLE_BYTES = 8 * len(TABLE_WORDS)
-GROUP_WORDS = ("mask", "slots", "slot_mask", "first_rank")
-"""Words of a hash table: address of the mask's limbs; address and number - 1 of its slots; the best rank in it. A slot:
-rank + 1 (0: free), record, the key's limbs."""
+GROUP_WORDS = ("mask", "seed", "first")
+"""Words of a group, the entries with one mask: address of the mask's limbs, what their hashes start from, a rank below
+which none of them is."""
 GROUP = offsets("Group", GROUP_WORDS)
 GROUP_BYTES = 8 * len(GROUP_WORDS)
-RECORD_WORDS = ("action", "args", "next", "counter", "last_hit", "n_choices", "choices", "index")
-"""Words of a record: where its action's code is (0: none), address of the arguments, where code continues, addresses of
-its counter and of the time of its last hit, members of its group (0: it is no group) and where their records are
-listed, index of the entry."""
-RECORD = offsets("Record", RECORD_WORDS)
+ENTRY_WORDS = ("target", "next", "rank", "counter", "last_hit", "index")
+"""Words of an entry: address of its target, the next entry of the same mask and key (0: none), its rank, addresses of
+its counter and of the time of its last hit, its index."""
+ENTRY = offsets("Entry", ENTRY_WORDS)
+TARGET_WORDS = ("action", "args", "next", "n_choices", "choices", "members")
+"""Words of a target: where its action's code is, address of the arguments, where code continues; of a group how many
+eligible members there are (0: it is no group, or empty), address of their handles, and of the directory of members."""
+TARGET = offsets("Target", TARGET_WORDS)
+CHUNK_BITS = 12
+"""A directory holds the bytes of a record, then the addresses of chunks of 2^12 records."""
 _MIX = -0x61C8864680B583EB
 """2^64 divided by the golden ratio (Knuth's multiplicative hashing)."""
 
 
 @kernel
-def hash_limbs(key: int, mask: int, n: int) -> int:
-    """A hash of a key under a mask: 63 bits."""
-    mixed = 0
+def _hash(key: int, mask: int, n: int, seed: int) -> int:
+    """A hash of a key under a mask. Of one key, different seeds have different ones."""
+    mixed = seed
     for i in range(0, 8 * n, 8):
         mixed = (mixed ^ (ld64(key + i) & ld64(mask + i))) * _MIX
         mixed ^= shr(mixed, 29)
-    return mixed & 0x7FFFFFFFFFFFFFFF
+    return mixed
 
 
 @kernel
@@ -43,28 +53,63 @@ def same_under_mask(key: int, mask: int, value: int, n: int) -> bool:
 
 
 @kernel
-def _find(table: int, key: int, n: int) -> int:
-    """The record of the best entry in the hash tables, or 0. They are ordered by the best rank in each."""
-    best, record = 0x7FFFFFFFFFFFFFFF, 0
-    group = ld64(table + TABLE.groups)
-    slot_bytes = 16 + 8 * n
-    for _ in range(ld64(table + TABLE.n_groups)):
-        if ld64(group + GROUP.first_rank) > best:
+def _find(table: int, key: int, mask: int, n: int, mixed: int) -> int:
+    """The slot of the record with a key under a mask, or the free one where it belongs. Linear probing."""
+    slots, slot_mask, key_at = ld64(table + SLOTS.slots), ld64(table + SLOTS.slot_mask), ld64(table + SLOTS.key_at)
+    at = mixed & slot_mask
+    while True:
+        slot = slots + 16 * at
+        record = ld64(slot)
+        if record == 0 or (ld64(slot + 8) == mixed and same_under_mask(key, mask, record + key_at, n)):
+            return slot
+        at = (at + 1) & slot_mask
+
+
+@kernel
+def link(table: int, key: int, mask: int, n: int, seed: int, record: int) -> int:
+    """Make a record the one that is found by a key under a mask, or none if it is 0. Returns how many more slots are
+    in use."""
+    mixed = _hash(key, mask, n, seed)
+    slot = _find(table, key, mask, n, mixed)
+    is_used = 1 if ld64(slot) else 0
+    if record:
+        st64(slot, record)
+        st64(slot + 8, mixed)
+        return 1 - is_used
+    if is_used:
+        _free(ld64(table + SLOTS.slots), ld64(table + SLOTS.slot_mask), slot)
+    return -is_used
+
+
+@kernel
+def _free(slots: int, slot_mask: int, slot: int) -> None:
+    """Free a slot, and move those up that were displaced by it."""
+    hole = (slot - slots) >> 4
+    at = hole
+    while True:
+        at = (at + 1) & slot_mask
+        moved = slots + 16 * at
+        if ld64(moved) == 0:
             break
-        mask, slots, slot_mask = ld64(group + GROUP.mask), ld64(group + GROUP.slots), ld64(group + GROUP.slot_mask)
-        at = hash_limbs(key, mask, n) & slot_mask
-        while True:
-            slot = slots + at * slot_bytes
-            rank = ld64(slot)
-            if rank == 0:
-                break
-            if same_under_mask(key, mask, slot + 16, n):
-                if rank - 1 < best:
-                    best, record = rank - 1, ld64(slot + 8)
-                break
-            at = (at + 1) & slot_mask
-        group += GROUP_BYTES
-    return record
+        home = ld64(moved + 8) & slot_mask
+        if (at - home) & slot_mask >= (at - hole) & slot_mask:
+            st64(slots + 16 * hole, ld64(moved))
+            st64(slots + 16 * hole + 8, ld64(moved + 8))
+            hole = at
+    st64(slots + 16 * hole, 0)
+
+
+@kernel
+def move_slots(source: int, n: int, to: int, slot_mask: int) -> int:
+    """Move n slots into a larger hash table."""
+    for slot in range(source, source + 16 * n, 16):
+        if ld64(slot):
+            at = ld64(slot + 8) & slot_mask
+            while ld64(to + 16 * at):
+                at = (at + 1) & slot_mask
+            st64(to + 16 * at, ld64(slot))
+            st64(to + 16 * at + 8, ld64(slot + 8))
+    return 0
 
 
 @kernel
@@ -78,58 +123,69 @@ def _at_most(a: int, b: int, n: int) -> bool:
 
 
 @kernel
-def _fits(row: int, key: int) -> bool:
-    """Whether a key fits a row: record, how many fields, then of each (is range, limbs, value, mask or upper end)."""
-    at = row + 16
-    for _ in range(ld64(row + 8)):
-        is_range, n = ld64(at), ld64(at + 8)
-        value, extra = at + 16, at + 16 + 8 * n
-        if is_range:
-            if not _at_most(value, key, n) or not _at_most(key, extra, n):
-                return False
-        elif not same_under_mask(key, extra, value, n):
+def _in_ranges(table: int, entry: int, key: int) -> bool:
+    """Whether a key lies within the bounds of an entry: the lower and the upper one of each range."""
+    ranges, low = ld64(table + TABLE.ranges), entry + ld64(table + TABLE.bounds_at)
+    for _ in range(ld64(table + TABLE.n_ranges)):
+        value, n = key + ld64(ranges), ld64(ranges + 8)
+        high = low + 8 * n
+        if not _at_most(low, value, n) or not _at_most(value, high, n):
             return False
-        key += 8 * n
-        at = extra + 8 * n
+        low = high + 8 * n
+        ranges += 16
     return True
+
+
+@kernel
+def _best(table: int, key: int, n: int) -> int:
+    """The best entry that matches a key, or 0 (tuple_space.TupleSpace.find)."""
+    best, found = 0x7FFFFFFFFFFFFFFF, 0
+    group = ld64(table + TABLE.groups)
+    for _ in range(ld64(table + TABLE.n_groups)):
+        if ld64(group + GROUP.first) > best:
+            break
+        mask = ld64(group + GROUP.mask)
+        entry = ld64(_find(table, key, mask, n, _hash(key, mask, n, ld64(group + GROUP.seed))))
+        while entry and ld64(entry + ENTRY.rank) < best:
+            if _in_ranges(table, entry, key):
+                best, found = ld64(entry + ENTRY.rank), entry
+                break
+            entry = ld64(entry + ENTRY.next)
+        group += GROUP_BYTES
+    return found
 
 
 @kernel
 def look_up(frame: int, number: int, key: int, n: int) -> None:
     """LOOKUP."""
     table = ld64(ld64(frame + CELL.context) + CTX.tables) + number * TABLE_BYTES
-    record = _find(table, key, n) if ld64(table + TABLE.n_groups) else 0
-    row = ld64(table + TABLE.rows)
-    for _ in range(ld64(table + TABLE.n_rows)):
-        if _fits(row + 8, key):
-            record = ld64(row + 8)
-            break
-        row += ld64(row)
-    if record == 0:
-        st64(frame + CELL.entry, ld64(table + TABLE.default))
+    entry = _best(table, key, n)
+    if entry == 0:
+        st64(frame + CELL.target, ld64(table + TABLE.default))
         st64(frame + CELL.hit, 0)
         return
-    st64(frame + CELL.entry, record)
+    st64(frame + CELL.target, ld64(entry + ENTRY.target))
+    st64(frame + CELL.index, ld64(entry + ENTRY.index))
     st64(frame + CELL.hit, 1)
-    counter = ld64(record + RECORD.counter)
+    counter = ld64(entry + ENTRY.counter)
     st64(counter, ld64(counter) + 1)
     st64(counter + 8, ld64(counter + 8) + ld64(frame + CELL.ingress_length))
-    st64(ld64(record + RECORD.last_hit), ld64(frame + CELL.now))
+    st64(ld64(entry + ENTRY.last_hit), ld64(frame + CELL.now))
 
 
 @kernel
-def value_in_set(key: int, n: int, cover: int, words: int) -> bool:
-    """VSET: `words` hold the address of the values and how many there are."""
-    value = ld64(words)
-    for _ in range(ld64(words + 8)):
-        same = True
-        for i in range(0, 8 * n, 8):
-            if (ld64(key + i) ^ ld64(value + i)) & ld64(cover + i):
-                same = False
-        if same:
-            return True
-        value += 8 * n
-    return False
+def pick(target: int, number: int) -> int:
+    """PICK: the target of a group's member, which a hash chooses."""
+    handle = ld64(ld64(target + TARGET.choices) + 8 * remu(number, ld64(target + TARGET.n_choices)))
+    members = ld64(target + TARGET.members)
+    chunk = ld64(members + 8 + 8 * (handle >> CHUNK_BITS))
+    return chunk + ld64(members) * (handle & ((1 << CHUNK_BITS) - 1))
+
+
+@kernel
+def value_in_set(key: int, n: int, mask: int, table: int) -> bool:
+    """VSET."""
+    return ld64(_find(table, key, mask, n, _hash(key, mask, n, 0))) != 0
 
 
 @kernel

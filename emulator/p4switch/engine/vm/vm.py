@@ -112,7 +112,7 @@ def run(frame: int, pc: int) -> int:
             if ld64(frame + CELL.hit) == 0:
                 pc = arg(at, 1)
         elif op == o.JMEMBER:
-            if ld64(ld64(frame + CELL.entry) + tables.RECORD.n_choices) <= 0:
+            if ld64(ld64(frame + CELL.target) + tables.TARGET.n_choices) <= 0:
                 pc = arg(at, 1)
         elif op == o.JEXIT:
             if ld64(frame + CELL.exit):
@@ -239,14 +239,12 @@ def run(frame: int, pc: int) -> int:
         elif op == o.LOOKUP:
             tables.look_up(frame, arg(at, 1), frame + arg(at, 2), arg(at, 3))
         elif op == o.PICK:
-            record = ld64(frame + CELL.entry)
-            chosen = raw.remu(val(frame, at, 1), ld64(record + tables.RECORD.n_choices))
-            st64(frame + CELL.entry, ld64(ld64(record + tables.RECORD.choices) + 8 * chosen))
+            st64(frame + CELL.target, tables.pick(ld64(frame + CELL.target), val(frame, at, 1)))
         elif op == o.CALL:
-            record = ld64(frame + CELL.entry)
-            st64(frame + CELL.args, ld64(record + tables.RECORD.args))
-            st64(frame + CELL.return_pc, ld64(record + tables.RECORD.next))
-            pc = ld64(record + tables.RECORD.action)
+            target = ld64(frame + CELL.target)
+            st64(frame + CELL.args, ld64(target + tables.TARGET.args))
+            st64(frame + CELL.return_pc, ld64(target + tables.TARGET.next))
+            pc = ld64(target + tables.TARGET.action)
         elif op == o.RET:
             if ld64(frame + CELL.exit):
                 return 0
@@ -264,8 +262,7 @@ def run(frame: int, pc: int) -> int:
             put(frame, at, tables.execute_meter(frame + arg(at, 2), val(frame, at, 3), length, now))
         elif op == o.METERD:
             length, now = ld64(frame + CELL.ingress_length), ld64(frame + CELL.now)
-            index = ld64(ld64(frame + CELL.entry) + tables.RECORD.index)
-            put(frame, at, tables.execute_meter(frame + arg(at, 2), index, length, now))
+            put(frame, at, tables.execute_meter(frame + arg(at, 2), ld64(frame + CELL.index), length, now))
         elif op == o.RANDOM:
             put(frame, at, tables.random_within(frame, val(frame, at, 2), val(frame, at, 3)))
         elif op == o.EMITH:

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import select
 import socket
 import struct
 import threading
@@ -9,7 +10,7 @@ import time
 
 import pytest
 
-from emulator.networks.testbed.namespaces import Lab
+from emulator.networks.testbed.namespaces import Lab, Namespace
 from emulator.p4switch.device import Device
 from emulator.p4switch.ports import live
 from emulator.p4switch.ports.live import InterfacePort, LivePorts, UdpPort
@@ -280,6 +281,109 @@ def test_a_stream_of_tcp(wire):
                 while len(arrived) < at + (1 << 16):
                     arrived += right.recv(1 << 16)
         assert bytes(arrived) == data
+
+
+# Links that change
+
+
+PROBE = bytes(Ether(dst="02:00:00:00:00:02", src="02:00:00:00:00:01", type=0x1234))
+
+
+def passes(left: socket.socket, right: socket.socket, data: bytes) -> None:
+    """One frame arrives: no other is sent."""
+    left.send((PROBE + data).ljust(60))
+    assert receive(right, PROBE + data)
+
+
+def eventually(condition) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+@pytest.fixture
+def cable(wire, ports):
+    """The namespace of the switch, its hosts, and raw sockets of the hosts."""
+    inside = Namespace(wire[0].name.replace("h1", "switch"))
+    left, right = (host.call(raw_socket) for host in wire)
+    with left, right:
+        passes(left, right, b"before")
+        yield inside, wire, left, right
+
+
+def is_up(ports: LivePorts, number: int) -> bool:
+    return next(port.is_up for port in ports.show() if port.number == number)
+
+
+@pytest.mark.root
+def test_a_link_that_goes_down_and_comes_back(ports, cable):
+    """The error that it leaves is read once: poll() would return at once for it, and the next frame would be lost."""
+    inside, _, left, right = cable
+    for n in range(3):
+        inside.ip("link set v2 down")
+        eventually(lambda: not is_up(ports, 2))
+        eventually(lambda: not _has_error(ports, 2))
+        inside.ip("link set v2 up")
+        eventually(lambda: is_up(ports, 2))
+        passes(left, right, b"after %d" % n)
+
+
+def _has_error(ports: LivePorts, number: int) -> bool:
+    poller = select.poll()
+    poller.register(ports._ports[number].socket.fileno(), 0)
+    return bool(poller.poll(0))
+
+
+@pytest.mark.root
+def test_a_link_that_is_down_at_the_start(ports, cable):
+    inside, _, left, right = cable
+    ports.remove(2)
+    inside.ip("link set v2 down")
+    inside.call(lambda: ports.add(2, "v2"))
+    eventually(lambda: not _has_error(ports, 2))
+    assert not is_up(ports, 2)
+    inside.ip("link set v2 up")
+    eventually(lambda: is_up(ports, 2))
+    passes(left, right, b"first")
+
+
+@pytest.mark.root
+def test_an_error_that_nobody_has_read_costs_no_frame(ports, cable):
+    inside, _, left, right = cable
+    for n in range(20):
+        inside.ip("link set v2 down", "link set v2 up")
+        eventually(lambda: is_up(ports, 2))
+        ports.send([(2, (PROBE + b"flap %02d" % n).ljust(60))])
+        assert receive(right, b"flap %02d" % n)
+
+
+@pytest.mark.root
+def test_an_interface_that_vanishes_and_comes_back(ports, cable):
+    inside, (_, host), left, right = cable
+    for n in range(2):
+        inside.ip("link del v2")
+        eventually(lambda: not is_up(ports, 2))
+        inside.ip(f"link add v2 type veth peer name eth0 netns {host.name}", "link set v2 up")
+        host.ip("link set eth0 address 02:00:00:00:00:02", "link set eth0 up")
+        eventually(lambda: is_up(ports, 2))
+        with host.call(raw_socket) as again:
+            passes(left, again, b"once more %d" % n)
+            again.send((PROBE + b"back %d" % n).ljust(60))
+            assert receive(left, b"back %d" % n)
+
+
+@pytest.mark.root
+def test_an_interface_that_is_renamed_or_gets_another_mtu(ports, cable):
+    inside, (one, two), left, right = cable
+    inside.ip("link set v2 down", "link set v2 name other", "link set other up")
+    eventually(lambda: is_up(ports, 2))
+    passes(left, right, b"renamed")
+    for name, space in (("v1", inside), ("other", inside), ("eth0", one), ("eth0", two)):
+        space.ip(f"link set {name} mtu 9000")
+    passes(left, right, b"jumbo".ljust(8000))
+    inside.ip("link set other mtu 1000")
+    passes(left, right, b"small")
 
 
 # Before kernels are there

@@ -1,6 +1,7 @@
 """Tables: every kind of match against a brute-force one, handles, and BMv2's error codes."""
 
 from threading import RLock
+from unittest.mock import Mock, call
 
 import pytest
 from hypothesis import given
@@ -127,14 +128,18 @@ def test_versions_wrap_at_256():
     assert table.add([M("exact", 1)], RunAction(0)) == 0
 
 
-def test_the_version_of_the_table_grows_with_each_change():
-    table = single("exact", 8)
-    before = table.version
+def test_observers_hear_of_each_change():
+    table, observer = single("exact", 8), Mock()
+    table.observers.append(observer)
     handle = table.add([M("exact", 1)], RunAction(0))
+    entry = table.entry(handle)
     table.modify(handle, RunAction(0))
     table.set_default(RunAction(0))
     table.delete(handle)
-    assert table.version == before + 4
+    table.clear()
+    assert observer.mock_calls == [
+        call.added(entry), call.target_changed(entry), call.default_changed(), call.removed(entry), call.cleared()
+    ]  # fmt: skip
 
 
 # Errors
@@ -201,10 +206,14 @@ def test_entries_age(switch):
     handle = table.add([M(field.kind, 0) for field in table.table.key], any_action(table))
     table.set_timeout(handle, 50)
     running.now = 49_999
-    assert table.expired() == []
+    assert table.expired() == {}
     running.now = 50_000
-    assert table.expired() == [handle]
+    assert table.expired() == {handle: 50_000}
     assert table.life_ms(handle) == (50, 50)
+    running.now = 149_999
+    assert table.expired() == {handle: 100_000}
+    table.delete(handle)
+    assert table.expired() == {}
 
 
 # Action profiles
