@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from emulator.p4switch.interpreter.calculations import verify_checksums
+from emulator.p4switch.interpreter.calculations import verify
 from emulator.p4switch.interpreter.expressions import Expressions
 from emulator.p4switch.interpreter.packet import Packet
 from emulator.p4switch.interpreter.primitives import Primitives
@@ -46,14 +46,29 @@ class Parser:
                 n_states += 1
                 if n_states > MAX_STATES:
                     raise self._error("ParserTimeout")
-                state = self.parser.states[number]
-                for op in state.ops:
-                    self._run(op)
-                number = self._next(state)
+                number = self._pass(self.parser.states[number])
         except ParserError as error:
-            packet.parser_error = error.code
+            self._fail(error)
         packet.payload = packet.data[self.expressions.at :]
-        verify_checksums(packet, self.state)
+        for checksum in self.program.checksums:
+            if checksum.verify and not self._is_right(checksum):
+                packet.checksum_error = True
+
+    def _pass(self, state: ir.ParseState) -> int:
+        """Run a state; returns the number of the next one."""
+        for op in state.ops:
+            self._run(op)
+        return self._next(state)
+
+    def _fail(self, error: ParserError) -> None:
+        self.packet.parser_error = error.code
+
+    def _is_right(self, checksum: ir.Checksum) -> bool:
+        values = self._verify(checksum)
+        return values is None or values[0] == values[1]
+
+    def _verify(self, checksum: ir.Checksum) -> tuple[int, int] | None:
+        return verify(checksum, self.packet, self.state)
 
     def _error(self, name: str) -> ParserError:
         return ParserError(self.program.errors[name])
