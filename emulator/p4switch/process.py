@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,6 +16,8 @@ from types import FrameType
 from emulator.p4switch import logs
 from emulator.p4switch.device import Device
 from emulator.p4switch.interpreter.interpreter import Interpreter
+from emulator.p4switch.interpreter.logged import LoggedInterpreter
+from emulator.p4switch.interpreter.packet_log import PacketLog
 from emulator.p4switch.notifications import Notifications, Publisher, default_address
 from emulator.p4switch.packet_path.engine import Engine
 from emulator.p4switch.ports.files import FilePorts
@@ -55,6 +57,7 @@ class Settings:
     log_level: str = "trace"
     log_file_max_size: int = logs.MAX_BYTES
     log_file_max_files: int = logs.MAX_FILES
+    trace_packet: str | None = None
     dump_packet_data: int = 0
     restore_state: str | None = None
     no_p4: bool = False
@@ -73,6 +76,12 @@ class Settings:
     grpc_server_cert: str | None = None
     grpc_server_key: str | None = None
     grpc_server_with_client_auth: bool = False
+
+    @property
+    def logs_packets(self) -> bool:
+        """Whether a packet log is written."""
+        is_in_log = logs.LEVELS[self.log_level] <= logging.DEBUG and (self.log_console or self.log_file is not None)
+        return is_in_log or self.trace_packet is not None
 
     @property
     def can_swap(self) -> bool:
@@ -178,7 +187,9 @@ class Process:
     def _begin(self) -> None:
         """Accept frames at once, on the interpreter, and on the compiled engine once that is there."""
         self.device.start()
-        if self.settings.engine == "auto" and self.settings.use_files is None:
+        if self.settings.logs_packets:
+            log.info("Packets go through the interpreter, which writes the packet log")
+        elif self.settings.engine == "auto" and self.settings.use_files is None:
             make = partial(compiled_if_possible, stale_fields=self.settings.stale_fields)
             if not isinstance(self.device.switch.change_engine(make), Interpreter):
                 log.info("Packets go through the compiled engine from now on")
@@ -233,8 +244,12 @@ def start(settings: Settings) -> Process:
 
 def make_switch(settings: Settings) -> Switch:
     program = loader.load(settings.program or NO_PROGRAM)
-    # With "auto" the compiled engine follows, but not for files: tests end before kernels are loaded.
-    engine = partial(compiled if settings.engine == "compiled" else Interpreter, stale_fields=settings.stale_fields)
+    make: Callable[..., Engine]
+    if settings.logs_packets:  # the compiled engine hands all packets over
+        make = partial(LoggedInterpreter, packet_log=PacketLog(settings.trace_packet))
+    else:  # with "auto" the compiled engine follows, but not for files: tests end before kernels are loaded
+        make = compiled if settings.engine == "compiled" else Interpreter
+    engine = partial(make, stale_fields=settings.stale_fields)
     switch = Switch(program, drop_port=settings.drop_port, n_priorities=settings.priority_queues, engine=engine)
     switch.state.replication.max_groups = settings.max_mc_groups
     switch.state.replication.max_nodes = settings.max_l1_entries

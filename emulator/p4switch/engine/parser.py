@@ -148,15 +148,20 @@ class Parser(Part):
         return of(kind.length)
 
     def _set(self, dest: e.FieldRef, value: e.Expr) -> None:
-        if isinstance(value, e.Lookahead):
-            _check_lookahead(value)
-            self.code.emit(o.LEFT, n_bytes(value.offset + value.width), self._error("PacketTooShort"))
+        self._check_ahead(value)
         if dest.field == e.VALID:
             self._set_valid_field(dest, value)
         elif dest.field == self.program.headers[dest.header].type.varbit:
             self.actions.assign_VL(dest, value)
         else:
             self.actions.assign(dest, value)
+
+    def _check_ahead(self, value: e.Expr) -> None:
+        """A look-ahead beyond the packet is an error (P4_16 12.8.3)."""
+        if isinstance(value, e.Lookahead):
+            if value.offset < 0 or value.offset + value.width > MAX_LOOKAHEAD:
+                raise Unsupported("a look-ahead that far")
+            self.code.emit(o.LEFT, n_bytes(value.offset + value.width), self._error("PacketTooShort"))
 
     def _set_valid_field(self, dest: e.FieldRef, value: e.Expr) -> None:
         """Set $valid$ alone (see layout.py)."""
@@ -172,13 +177,13 @@ class Parser(Part):
     # Transitions
 
     def _select(self, state: ir.ParseState, labels: dict[int, Label]) -> None:
+        for part in state.key:  # also where every packet takes the default transition
+            self._check_ahead(part.value)
         if state.key and state.transitions:
             widths = [part.width for part in state.key]
             total = padded_width(widths)
             node: e.Expr = e.Const(0)
             for part in state.key:
-                if isinstance(part.value, e.Lookahead):
-                    _check_lookahead(part.value)
                 piece = e.Op("&", (part.value, e.Const(mask(part.width))))
                 node = e.Op("|", (e.Op("<<", (node, e.Const(8 * n_bytes(part.width)))), piece))
             n = limbs(total)
@@ -195,11 +200,6 @@ class Parser(Part):
                     value = self.code.const(transition.value & cover, n)
                     self.code.emit(o.JCASE, cell, self.code.const(cover, n), value, n, goal)
         self.code.emit(o.JMP, labels[state.default])
-
-
-def _check_lookahead(node: e.Lookahead) -> None:
-    if node.offset < 0 or node.offset + node.width > MAX_LOOKAHEAD:
-        raise Unsupported("a look-ahead that far")
 
 
 def _looks_ahead(node: e.Expr) -> bool:

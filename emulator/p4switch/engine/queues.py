@@ -101,6 +101,11 @@ def queue_length(plan: int, port: int, priority: int) -> int:
 
 
 @kernel
+def note(plan: int, packet: int, note: int, value: int) -> None:
+    """Nothing: an interpreter writes the packet log."""
+
+
+@kernel
 def refuse_priority(plan: int) -> None:
     st64(plan + PLAN.bad_priority, ld64(plan + PLAN.bad_priority) + 1)
 

@@ -56,19 +56,18 @@ def _applies(checksum: ir.Checksum, packet: Packet, state: State) -> bool:
     return checksum.condition is None or bool(Expressions(packet, state).value(checksum.condition))
 
 
-def verify_checksums(packet: Packet, state: State) -> None:
-    """Set `packet.checksum_error` if any checksum that is to be verified is wrong."""
-    for checksum in state.program.checksums:
-        target = checksum.target
-        if checksum.verify and packet.valid[target.header] and _applies(checksum, packet, state):
-            is_right = _value(checksum, packet, state) == packet.get_bits(target.header, target.field)
-            packet.checksum_error = packet.checksum_error or not is_right
+def verify(checksum: ir.Checksum, packet: Packet, state: State) -> tuple[int, int] | None:
+    """(the checksum as computed, as the packet has it); None if its header is not there or its condition not met."""
+    target = checksum.target
+    if not packet.valid[target.header] or not _applies(checksum, packet, state):
+        return None
+    return _value(checksum, packet, state), packet.get_bits(target.header, target.field)
 
 
-def update_checksums(packet: Packet, state: State) -> None:
-    """Write all checksums that are to be updated, in the order of the program."""
-    for checksum in state.program.checksums:
-        if checksum.update and _applies(checksum, packet, state):
-            if checksum.calculation is None and not packet.valid[checksum.target.header]:
-                continue
-            packet.set(checksum.target.header, checksum.target.field, _value(checksum, packet, state))
+def update(checksum: ir.Checksum, packet: Packet, state: State) -> bool:
+    """Write a checksum; False if its condition is not met."""
+    if not _applies(checksum, packet, state):
+        return False
+    if checksum.calculation is not None or packet.valid[checksum.target.header]:
+        packet.set(checksum.target.header, checksum.target.field, _value(checksum, packet, state))
+    return True

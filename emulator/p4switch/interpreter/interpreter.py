@@ -7,7 +7,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 
-from emulator.p4switch.interpreter.calculations import update_checksums
+from emulator.p4switch.interpreter.calculations import update
 from emulator.p4switch.interpreter.expressions import Expressions
 from emulator.p4switch.interpreter.packet import FieldPool, Packet
 from emulator.p4switch.interpreter.parser import Parser
@@ -32,6 +32,10 @@ class Interpreter(Engine, Operations[Packet]):
     """`drop_port`: the egress_spec that drops; `n_priorities`: queues of each port; `stale_fields`: as in BMv2, fields
     of invalid headers have values of earlier packets."""
 
+    parser: type[Parser] = Parser
+    pipeline: type[Pipeline] = Pipeline
+    make_primitives: type[Primitives] = Primitives
+
     def __init__(
         self,
         state: State,
@@ -46,7 +50,7 @@ class Interpreter(Engine, Operations[Packet]):
         self._drop_port, self._n_priorities = drop_port, n_priorities
         self.path = psa if program.is_psa else v1model
         self.blocks = blocks_of(program)
-        self.primitives = Primitives(state, drop_port, seed)
+        self.primitives = self.make_primitives(state, drop_port, seed)
         self.queues: EgressQueues[Packet] = EgressQueues(state.queues, state.clock)
         self.pool = FieldPool(program) if stale_fields else None
         self._fields = [program.field(name) for name in FIELDS]
@@ -58,10 +62,13 @@ class Interpreter(Engine, Operations[Packet]):
     # Frames
 
     def receive(self, port: int, data: bytes) -> Sent:
-        packet = Packet(self.program, data, port, self.pool)
+        packet = self._new(port, data)
         packet.reset_metadata()
         self.path.receive(self, packet)
         return self.poll()
+
+    def _new(self, port: int, data: bytes) -> Packet:
+        return Packet(self.program, data, port, self.pool)
 
     def poll(self) -> Sent:
         serve(self)
@@ -85,14 +92,14 @@ class Interpreter(Engine, Operations[Packet]):
     def parse(self, packet: Packet, block: int) -> bool:
         parser = self.blocks[block]
         assert isinstance(parser, ir.Parser)
-        Parser(parser, packet, self.state, self.primitives).run()
+        self.parser(parser, packet, self.state, self.primitives).run()
         return True
 
     def run(self, packet: Packet, block: int) -> bool:
         pipeline = self.blocks[block]
         assert isinstance(pipeline, ir.Pipeline)
         try:
-            Pipeline(packet, self.state, self.primitives).apply(pipeline)
+            self.pipeline(packet, self.state, self.primitives).apply(pipeline)
         except PacketError as error:
             log.error("Dropping a packet: %s", error)
             return False
@@ -101,7 +108,9 @@ class Interpreter(Engine, Operations[Packet]):
     def deparse(self, packet: Packet, block: int) -> bool:
         deparser = self.blocks[block]
         assert isinstance(deparser, ir.Deparser)
-        update_checksums(packet, self.state)
+        for checksum in self.program.checksums:
+            if checksum.update:
+                self.update(checksum, packet)
         on = Expressions(packet, self.state)
         for primitive in deparser.primitives:
             self.primitives.run(primitive, on)
@@ -110,6 +119,10 @@ class Interpreter(Engine, Operations[Packet]):
         if block == EGRESS_DEPARSER:
             self._warn_of_growth(packet)
         return True
+
+    def update(self, checksum: ir.Checksum, packet: Packet) -> bool:
+        """Write a checksum; False if its condition is not met."""
+        return update(checksum, packet, self.state)
 
     def _warn_of_growth(self, packet: Packet) -> None:
         """Warn once that simple_switch would crash here."""
@@ -199,7 +212,7 @@ class Interpreter(Engine, Operations[Packet]):
         return self.queues.push(packet.queue_port, packet.queue_priority, packet)
 
     def push_copy(self, packet: Packet) -> None:
-        copy = packet.copy_with_headers()
+        copy = self.duplicate(packet)
         if not self.push(copy):
             self.end(copy)
 
@@ -220,6 +233,9 @@ class Interpreter(Engine, Operations[Packet]):
 
     def egress(self, packet: Packet) -> None:
         self.path.egress(self, packet)
+
+    def note(self, packet: Packet, note: int, value: int) -> None:
+        pass
 
     def refuse_priority(self) -> None:
         log.error("Priority out of range, dropping packet")

@@ -7,11 +7,14 @@ packet; here they are 0 when a packet enters, and keep what this packet stored. 
 from __future__ import annotations
 
 import copy
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from emulator.p4switch.program import ir
 from emulator.p4switch.program.expr import VALID, FieldRef
 from emulator.p4switch.values import mask, stored_in_field, two_comp_mod
+
+if TYPE_CHECKING:
+    from emulator.p4switch.interpreter.packet_log import PacketTrace
 
 
 def _zeros(program: ir.Program) -> list[list[int]]:
@@ -42,7 +45,10 @@ class Packet:
 
     Bytes: `data`, as received (or deparsed), and `payload`, the part that was not parsed.
 
-    The registers of packet_path.fields are attributes of their names; `truncate_to`: bytes to send, None for all."""
+    The registers of packet_path.fields are attributes of their names; `truncate_to`: bytes to send, None for all.
+    `trace`: its part of the packet log, where one is written."""
+
+    trace: PacketTrace
 
     def __init__(self, program: ir.Program, data: bytes, received_at: int = 0, pool: FieldPool | None = None) -> None:
         self.program = program

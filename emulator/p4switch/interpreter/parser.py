@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from emulator.p4switch.interpreter.calculations import verify_checksums
+from emulator.p4switch.interpreter.calculations import verify
 from emulator.p4switch.interpreter.expressions import Expressions
 from emulator.p4switch.interpreter.packet import Packet
 from emulator.p4switch.interpreter.primitives import Primitives
@@ -11,7 +11,6 @@ from emulator.p4switch.program import ir
 from emulator.p4switch.state.state import State
 from emulator.p4switch.values import mask, n_bytes, pad_key, padded_width
 
-INT_MAX = (1 << 31) - 1
 MAX_STATES = 1 << 16
 """States that one packet may pass; beyond, the parser stops with the error ParserTimeout."""
 
@@ -47,14 +46,29 @@ class Parser:
                 n_states += 1
                 if n_states > MAX_STATES:
                     raise self._error("ParserTimeout")
-                state = self.parser.states[number]
-                for op in state.ops:
-                    self._run(op)
-                number = self._next(state)
+                number = self._pass(self.parser.states[number])
         except ParserError as error:
-            packet.parser_error = error.code
+            self._fail(error)
         packet.payload = packet.data[self.expressions.at :]
-        verify_checksums(packet, self.state)
+        for checksum in self.program.checksums:
+            if checksum.verify and not self._is_right(checksum):
+                packet.checksum_error = True
+
+    def _pass(self, state: ir.ParseState) -> int:
+        """Run a state; returns the number of the next one."""
+        for op in state.ops:
+            self._run(op)
+        return self._next(state)
+
+    def _fail(self, error: ParserError) -> None:
+        self.packet.parser_error = error.code
+
+    def _is_right(self, checksum: ir.Checksum) -> bool:
+        values = self._verify(checksum)
+        return values is None or values[0] == values[1]
+
+    def _verify(self, checksum: ir.Checksum) -> tuple[int, int] | None:
+        return verify(checksum, self.packet, self.state)
 
     def _error(self, name: str) -> ParserError:
         return ParserError(self.program.errors[name])
@@ -88,8 +102,7 @@ class Parser:
         varbit = 0
         if header_type.varbit is not None:
             varbit = self._own_length(header_type) if length is None else self.expressions.value(length)
-            # BMv2 takes the length as a C int: what is larger counts as INT_MAX, which is no multiple of 8.
-            if varbit % 8 or not 0 <= varbit <= INT_MAX:
+            if varbit % 8 or varbit < 0:
                 raise self._error("ParserInvalidArgument")
         n = n_bytes(header_type.width + varbit)
         if n > self._left:
@@ -119,12 +132,16 @@ class Parser:
     # Set, advance
 
     def _set(self, dest: e.FieldRef, value: e.Expr) -> None:
-        if isinstance(value, e.Lookahead) and n_bytes(value.offset + value.width) > self._left:
-            raise self._error("PacketTooShort")
+        self._check_ahead(value)
         if dest.field == self.program.headers[dest.header].type.varbit:
             self.primitives.assign_VL(self.expressions, dest, value)
         else:
             self.expressions.store(dest, self.expressions.value(value))
+
+    def _check_ahead(self, value: e.Expr) -> None:
+        """Refuse a look-ahead beyond the packet (P4_16 12.8.3)."""
+        if isinstance(value, e.Lookahead) and n_bytes(value.offset + value.width) > self._left:
+            raise self._error("PacketTooShort")
 
     def _advance(self, bits: int) -> None:
         if bits % 8 or bits < 0:
@@ -139,13 +156,19 @@ class Parser:
         if not state.key:
             return state.default
         widths = [part.width for part in state.key]
-        key = 0
-        for part in state.key:
-            key = key << 8 * n_bytes(part.width) | self.expressions.value(part.value) & mask(part.width)
+        key = self._key(state)
         for transition in state.transitions:
             if self._fits(transition, key, widths):
                 return transition.next_state
         return state.default
+
+    def _key(self, state: ir.ParseState) -> int:
+        """What a state's transitions compare: its parts, each padded to whole bytes."""
+        key = 0
+        for part in state.key:
+            self._check_ahead(part.value)
+            key = key << 8 * n_bytes(part.width) | self.expressions.value(part.value) & mask(part.width)
+        return key
 
     def _fits(self, transition: ir.Transition, key: int, widths: list[int]) -> bool:
         cover = mask(padded_width(widths)) if transition.mask is None else transition.mask

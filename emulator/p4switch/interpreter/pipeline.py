@@ -12,8 +12,9 @@ from emulator.p4switch.interpreter.packet import Packet
 from emulator.p4switch.interpreter.primitives import Primitives
 from emulator.p4switch.program import ir
 from emulator.p4switch.program.expr import VALID
-from emulator.p4switch.state.action_profiles import RunAction, Target, UseGroup, UseMember
+from emulator.p4switch.state.action_profiles import ActionProfile, RunAction, Target, UseGroup, UseMember
 from emulator.p4switch.state.state import State
+from emulator.p4switch.state.tables import Entry
 from switchml.errors import PacketError
 
 log = logging.getLogger("switchml.bmv2")
@@ -31,8 +32,8 @@ class Pipeline:
         self.program = state.program
         self.primitives = primitives
 
-    def apply(self, pipeline: ir.Pipeline) -> None:
-        """Run a pipeline to its end. Raises PacketError if it does not end."""
+    def apply(self, pipeline: ir.Pipeline) -> bool:
+        """Run a pipeline to its end; False if the packet exits before. Raises PacketError if it does not end."""
         number, n_nodes = pipeline.init_node, 0
         while number != ir.END and not self.packet.exit:
             n_nodes += 1
@@ -43,11 +44,14 @@ class Pipeline:
                 case ir.Table():
                     number = self.apply_table(node)
                 case ir.Conditional():
-                    is_true = Expressions(self.packet, self.state).value(node.condition)
-                    number = node.next_true if is_true else node.next_false
+                    number = node.next_true if self.is_true(node) else node.next_false
                 case ir.ActionCall():
                     self.run_action(node.action, ())
                     number = node.next_node
+        return number == ir.END
+
+    def is_true(self, node: ir.Conditional) -> bool:
+        return bool(Expressions(self.packet, self.state).value(node.condition))
 
     # Tables
 
@@ -65,7 +69,7 @@ class Pipeline:
                 field = self.program.meters[table.direct_meter].target
                 assert field is not None
                 self.packet.set(field.header, field.field, color)
-        run = self.resolve(table, target)
+        run = self.resolve(table, entry, target)
         if run is None and target is None:
             return table.next_miss if table.by_hit else table.next_default
         if run is None:
@@ -85,8 +89,8 @@ class Pipeline:
             values.append(value if field.mask is None else value & field.mask)
         return tuple(values)
 
-    def resolve(self, table: ir.Table, target: Target | None) -> RunAction | None:
-        """The action that a target runs; None if there is none or the group is empty."""
+    def resolve(self, table: ir.Table, entry: Entry | None, target: Target | None) -> RunAction | None:
+        """The action that a target runs, of an entry or the default; None if there is none or the group is empty."""
         profile = self.state.tables[table.index].profile
         match target:
             case UseMember(member):
@@ -94,15 +98,25 @@ class Pipeline:
                 return profile.members[member].run
             case UseGroup(group):
                 assert profile is not None
-                choices = profile.groups[group].eligible
-                if not choices:
-                    log.error("Lookup in table '%s' yielded empty group", table.name)
+                chosen = self.choose(profile, group)
+                if chosen is None:
+                    self.report_empty_group(table)
                     return None
-                selector = profile.profile.selector
-                assert selector is not None
-                number = self.state.hashes[selector](input_bytes(self.program.calculations[selector], self.packet))
-                return profile.members[choices[number % len(choices)]].run
+                return profile.members[chosen].run
         return target
+
+    def choose(self, profile: ActionProfile, group: int) -> int | None:
+        """The member that the selector's hash chooses from a group; None if that is empty."""
+        choices = profile.groups[group].eligible
+        if not choices:
+            return None
+        selector = profile.profile.selector
+        assert selector is not None
+        number = self.state.hashes[selector](input_bytes(self.program.calculations[selector], self.packet))
+        return choices[number % len(choices)]
+
+    def report_empty_group(self, table: ir.Table) -> None:
+        log.error("Lookup in table '%s' yielded empty group", table.name)
 
     # Actions
 

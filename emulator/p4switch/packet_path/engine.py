@@ -225,6 +225,9 @@ class Operations(Protocol[P]):
 
     # What the log says
 
+    def note(self, packet: P, note: int, value: int) -> None:
+        """Something of packet_path.notes happens to a packet. Only an engine that writes a packet log does anything."""
+
     def refuse_priority(self) -> None:
         """A packet is dropped because there is no queue of its priority."""
 

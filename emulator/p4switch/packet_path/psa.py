@@ -4,6 +4,7 @@ packet is deparsed between ingress and egress, too, and what becomes of it is in
 from __future__ import annotations
 
 from emulator.p4switch.packet_path import fields as f
+from emulator.p4switch.packet_path import notes as n
 from emulator.p4switch.packet_path.engine import (
     EGRESS,
     EGRESS_DEPARSER,
@@ -40,6 +41,7 @@ def ingress(engine: Operations[P], packet: P) -> None:
 def pass_ingress(engine: Operations[P], packet: P) -> bool:
     """Parse, run the ingress pipeline, and do as its output metadata says; whether the packet itself is in a queue
     then."""
+    engine.note(packet, n.RECEIVED, engine.get(packet, f.INGRESS_PARSER_PORT))
     engine.set(packet, f.START_LENGTH, engine.get(packet, f.LENGTH))
     engine.set(packet, f.INGRESS_INPUT_TIMESTAMP, engine.now())
     if not engine.parse(packet, INGRESS_PARSER):
@@ -51,8 +53,10 @@ def pass_ingress(engine: Operations[P], packet: P) -> bool:
     if engine.get(packet, f.INGRESS_OUTPUT_CLONE):
         clone(engine, packet, engine.get(packet, f.INGRESS_OUTPUT_SESSION), CLONE_I2E)
     if engine.get(packet, f.INGRESS_OUTPUT_DROP):
+        engine.note(packet, n.DROPPED_AT_INGRESS, 0)
         return False
     if engine.get(packet, f.INGRESS_OUTPUT_RESUBMIT):
+        engine.note(packet, n.RESUBMITTED, 0)
         return_to_ingress(engine, packet, 0, RESUBMIT)
         return False
     if not engine.deparse(packet, INGRESS_DEPARSER):
@@ -60,12 +64,15 @@ def pass_ingress(engine: Operations[P], packet: P) -> bool:
     engine.set(packet, f.EGRESS_INPUT_CLASS, engine.get(packet, f.INGRESS_OUTPUT_CLASS))
     group = engine.get(packet, f.INGRESS_OUTPUT_GROUP)
     if group:
+        engine.note(packet, n.MULTICAST, group)
         engine.set(packet, f.EGRESS_PARSER_PATH, NORMAL_MULTICAST)
         replicate(engine, packet, group)
         return False
     engine.set(packet, f.EGRESS_INPUT_INSTANCE, 0)
     engine.set(packet, f.EGRESS_PARSER_PATH, NORMAL_UNICAST)
-    return enqueue(engine, packet, engine.get(packet, f.INGRESS_OUTPUT_PORT))
+    port = engine.get(packet, f.INGRESS_OUTPUT_PORT)
+    engine.note(packet, n.EGRESS_PORT, port)
+    return enqueue(engine, packet, port)
 
 
 def set_ingress_metadata(engine: Operations[P], packet: P) -> None:
@@ -82,7 +89,12 @@ def set_ingress_metadata(engine: Operations[P], packet: P) -> None:
 
 def clone(engine: Operations[P], packet: P, session: int, path: int) -> None:
     """Send the packet's bytes to a session's target."""
-    if not engine.has_session(session):
+    is_known = engine.has_session(session)
+    if path == CLONE_I2E:
+        engine.note(packet, n.CLONED_AT_INGRESS if is_known else n.UNKNOWN_AT_INGRESS, session)
+    else:
+        engine.note(packet, n.CLONED_AT_EGRESS if is_known else n.UNKNOWN_AT_EGRESS, session)
+    if not is_known:
         return
     original = engine.set_aside(packet)
     copy = engine.unparsed(original)
@@ -135,8 +147,10 @@ def pass_egress(engine: Operations[P], packet: P) -> None:
     if engine.get(packet, f.EGRESS_OUTPUT_CLONE):
         clone(engine, packet, engine.get(packet, f.EGRESS_OUTPUT_SESSION), CLONE_E2E)
     if engine.get(packet, f.EGRESS_OUTPUT_DROP):
+        engine.note(packet, n.DROPPED_AT_EGRESS, 0)
         return
     if port == RECIRCULATE_PORT:
+        engine.note(packet, n.RECIRCULATED, 0)
         return_to_ingress(engine, packet, RECIRCULATE_PORT, RECIRCULATE)
     else:
         engine.send(packet, port)

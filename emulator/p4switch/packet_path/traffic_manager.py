@@ -6,6 +6,7 @@ packet leaves next is up to the engine (traffic.EgressQueues)."""
 
 from __future__ import annotations
 
+from emulator.p4switch.packet_path import notes as n
 from emulator.p4switch.packet_path.engine import Operations, P
 from emulator.p4switch.packet_path.fields import (
     EGRESS_INPUT_INSTANCE,
@@ -59,7 +60,9 @@ def replicate(engine: Operations[P], packet: P, group: int) -> None:
         instance = engine.copy_instance(group, number)
         engine.set(packet, EGRESS_RID, instance)
         engine.set(packet, EGRESS_INPUT_INSTANCE, instance)
-        if choose_queue(engine, packet, engine.copy_port(group, number)):
+        port = engine.copy_port(group, number)
+        engine.note(packet, n.REPLICATED, port)
+        if choose_queue(engine, packet, port):
             engine.push_copy(packet)
 
 
@@ -67,6 +70,9 @@ def mirror(engine: Operations[P], clone: P, session: int) -> None:
     """Send a clone to its session's targets: a multicast group, a port, or both."""
     group, port = engine.session_group(session), engine.session_port(session)
     if group >= 0:
+        engine.note(clone, n.TO_GROUP, group)
         replicate(engine, clone, group)
+    if port >= 0:
+        engine.note(clone, n.TO_PORT, port)
     if port < 0 or not enqueue(engine, clone, port):
         engine.end(clone)

@@ -7,6 +7,7 @@ where `traffic_manager.serve` takes it to egress."""
 from __future__ import annotations
 
 from emulator.p4switch.packet_path import fields as f
+from emulator.p4switch.packet_path import notes as n
 from emulator.p4switch.packet_path.engine import EGRESS, EGRESS_DEPARSER, INGRESS, INGRESS_PARSER, Operations, P
 from emulator.p4switch.packet_path.traffic_manager import enqueue, mirror, replicate
 
@@ -34,6 +35,7 @@ def ingress(engine: Operations[P], packet: P) -> None:
 
 def pass_ingress(engine: Operations[P], packet: P) -> bool:
     """Parse, run the ingress pipeline, and carry out its requests; whether the packet itself is in a queue then."""
+    engine.note(packet, n.RECEIVED, engine.get(packet, f.RECEIVED_AT))
     engine.set(packet, f.START_LENGTH, engine.get(packet, f.LENGTH))
     if not engine.parse(packet, INGRESS_PARSER):
         return False
@@ -51,11 +53,14 @@ def pass_ingress(engine: Operations[P], packet: P) -> bool:
         return False
     group = engine.get(packet, f.MCAST_GRP)
     if group:
+        engine.note(packet, n.MULTICAST, group)
         engine.set(packet, f.INSTANCE_TYPE, REPLICATED)
         replicate(engine, packet, group)
         return False
     port = engine.get(packet, f.EGRESS_SPEC)
+    engine.note(packet, n.EGRESS_PORT, port)
     if port == engine.drop_port():
+        engine.note(packet, n.DROPPED_AT_INGRESS, 0)
         return False
     engine.set(packet, f.INSTANCE_TYPE, NORMAL)
     return enqueue(engine, packet, port)
@@ -64,6 +69,7 @@ def pass_ingress(engine: Operations[P], packet: P) -> bool:
 def clone_at_ingress(engine: Operations[P], packet: P) -> None:
     """The clone is the packet as received, parsed again (with no metadata but the ingress port)."""
     session = engine.get(packet, f.CLONE) - 1
+    engine.note(packet, n.CLONED_AT_INGRESS, session)
     engine.set(packet, f.CLONE, 0)
     if not engine.has_session(session):
         return
@@ -85,6 +91,7 @@ def take_over(engine: Operations[P], copy: P, packet: P, field_list: int, instan
 
 def resubmit(engine: Operations[P], packet: P) -> None:
     """The packet as received passes ingress once more."""
+    engine.note(packet, n.RESUBMITTED, 0)
     original = engine.set_aside(packet)
     copy, length = engine.unparsed(original), engine.get(original, f.START_LENGTH)
     take_over(engine, copy, original, engine.get(original, f.RESUBMIT), RESUBMITTED)
@@ -118,6 +125,7 @@ def pass_egress(engine: Operations[P], packet: P) -> None:
     if engine.get(packet, f.CLONE):
         clone_at_egress(engine, packet)
     if engine.get(packet, f.EGRESS_SPEC) == engine.drop_port():
+        engine.note(packet, n.DROPPED_AT_EGRESS, 0)
         return
     if not engine.deparse(packet, EGRESS_DEPARSER):
         return
@@ -130,6 +138,7 @@ def pass_egress(engine: Operations[P], packet: P) -> None:
 def clone_at_egress(engine: Operations[P], packet: P) -> None:
     """The clone has the headers as they are now."""
     session = engine.get(packet, f.CLONE) - 1
+    engine.note(packet, n.CLONED_AT_EGRESS, session)
     engine.set(packet, f.CLONE, 0)
     if not engine.has_session(session):
         return
@@ -142,6 +151,7 @@ def clone_at_egress(engine: Operations[P], packet: P) -> None:
 
 def recirculate(engine: Operations[P], packet: P) -> None:
     """The deparsed packet passes ingress once more."""
+    engine.note(packet, n.RECIRCULATED, 0)
     original = engine.set_aside(packet)
     copy = engine.unparsed(original)
     length = engine.get(copy, f.LENGTH)

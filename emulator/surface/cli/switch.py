@@ -60,6 +60,9 @@ class SwitchCommand(click.Command):
 @click.option("-L", "--log-level", type=click.Choice(LEVELS), default="trace")
 @click.option("--log-file-max-size", type=click.IntRange(min=1), default=5 << 20, help="Largest log file, in bytes.")
 @click.option("--log-file-max-files", type=click.IntRange(min=0), default=3, help="Older log files to keep.")
+@click.option(
+    "--trace-packet", metavar="FILE.json", help="Write what happens to each packet, as -L trace logs it, as data."
+)
 @click.option("--dump-packet-data", type=click.IntRange(min=0), default=0, help="Bytes of each frame to log.")
 @click.option("--restore-state", metavar="FILE", help="Start with the state that serialize_state wrote.")
 @click.option("--no-p4", is_flag=True, help="Start without a program; one is loaded through the control interface.")

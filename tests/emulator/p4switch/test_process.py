@@ -1,5 +1,6 @@
 """`switchml switch` as a process: what it takes, what it says, and how it ends."""
 
+import json
 import os
 import signal
 import socket
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from emulator.p4switch.ports.pcap import PcapReader
+from emulator.p4switch.process import Settings
 from switchml.control.thrift.client import Client
 from tests.support.p4_programs import PATHS
 
@@ -104,8 +106,8 @@ def test_files_in_and_out(start, tmp_path):
     os.mkfifo(tmp_path / "p1_in.pcap")
     os.mkfifo(tmp_path / "p2_in.pcap")
     process = subprocess.Popen(
-        [*SWITCH, "--log-file", "log", "--log-flush", "--use-files", "0", "--dump-packet-data", "10240", "-i 1@p1",
-         "-i 2@p2", "--thrift-port", str(free_port()), str(PATHS["l3"]), "--", "--drop-port", "500"],
+        [*SWITCH, "--log-file", "log", "-L", "info", "--log-flush", "--use-files", "0", "--dump-packet-data", "10240",
+         "-i 1@p1", "-i 2@p2", "--thrift-port", str(free_port()), str(PATHS["l3"]), "--", "--drop-port", "500"],
         cwd=tmp_path, env=ENVIRONMENT,
     )  # fmt: skip
     try:
@@ -133,6 +135,33 @@ def test_a_failed_assert_ends_it_as_it_ends_bmv2(start, tmp_path):
         assert process.wait(100) == -signal.SIGABRT
     finally:
         process.kill()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["auto", "compiled", "reference"])
+def test_the_packet_log(engine, start, tmp_path):
+    """Every engine has it, in the log and as data; at the level info there is none."""
+    (tmp_path / "p1_in.pcap").write_bytes(capture(bytes(12) + b"\x08\x00"))
+    options = [
+        "--use-files",
+        "0",
+        "-i",
+        "1@p1",
+        "--engine",
+        engine,
+        "--log-file",
+        "log",
+        "--trace-packet",
+        "packets.json",
+    ]
+    start(*options, str(PATHS["l3"]))
+    log = tmp_path / "log.txt"
+    wait_for(lambda: log.exists() and "Dropping packet at the end of ingress" in log.read_text(), "no packet log")
+    assert "[0.0] [cxt 0] Exception while parsing: PacketTooShort" in log.read_text()
+    events = json.loads((tmp_path / "packets.json").read_text())
+    assert [event["text"] for event in events][:2] == ["Processing packet received on port 1", "Parser 'parser': start"]
+    assert not Settings(None, log_console=True, log_level="info").logs_packets
+    assert Settings(None, log_console=True).logs_packets and not Settings(None).logs_packets
 
 
 @pytest.mark.slow

@@ -9,12 +9,9 @@ import pytest
 from emulator.p4switch.engine.engine import CompiledEngine
 from emulator.p4switch.interpreter.interpreter import Interpreter
 from emulator.p4switch.interpreter.packet import FieldPool, Packet
-from emulator.p4switch.interpreter.parser import Parser
-from emulator.p4switch.interpreter.primitives import Primitives
 from emulator.p4switch.program.ir import MatchParam
 from emulator.p4switch.program.loader import loader
 from emulator.p4switch.state.action_profiles import RunAction, UseGroup
-from emulator.p4switch.state.state import State
 from emulator.p4switch.switch import Switch
 
 ETHERNET = bytes.fromhex("0102030405060708090a0b0c0d0e")
@@ -76,20 +73,6 @@ def test_copies_take_fields_of_their_own(program):
     pool.give(copy)
     last = Packet(program("unions"), b"", 0, pool)
     assert last.values is copy.values and Packet(program("unions"), b"", 0, pool).values is one.values
-
-
-@pytest.mark.parametrize(("length", "error"), [(0xFFFFFFF8, "ParserInvalidArgument"), (0x7FFFFFF8, "PacketTooShort")])
-def test_a_length_beyond_a_c_int(program, length, error):
-    """As from (ihl - 5) * 32 with ihl 4, seen on simple_switch."""
-    root = json.loads(program("varbit").text)
-    for state in root["parsers"][0]["parse_states"]:
-        for op in state["parser_ops"]:
-            if op["op"] == "extract_VL":
-                op["parameters"][1]["value"] = {"type": "hexstr", "value": hex(length)}
-    changed = loader.loads(json.dumps(root))
-    state, packet = State(changed), Packet(changed, ETHERNET + b"\0" + bytes(20))
-    Parser(changed.parsers[0], packet, state, Primitives(state)).run()
-    assert packet.parser_error == changed.errors[error]
 
 
 # Tables in the path
