@@ -38,7 +38,9 @@ class DriverLock:
 
     def sleep(self, most_s: float) -> None:
         """For whoever drives: until somebody wakes, or so long."""
-        if select.select([self.wake_fd], [], [], most_s)[0]:
+        waiter = select.poll()  # takes descriptors beyond 1023, too
+        waiter.register(self.wake_fd, select.POLLIN)
+        if waiter.poll(most_s * 1000):
             os.eventfd_read(self.wake_fd)
 
     def take(self) -> bool:

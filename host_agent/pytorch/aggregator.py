@@ -32,6 +32,11 @@ SOFTWARE = ("aggregate", "--data-port", "0")
 """The command of the software aggregator."""
 
 
+ROOM = ("--slots", str(1 << 22), "--client-jobs", "256", "--client-ranks", "16384", "--client-connections", "4096")
+"""Options of an aggregator that serves one training's groups: each is a job there, and all come from few clients. Half
+of everything is left to strangers still. Slots take memory once they are used."""
+
+
 def options_for(transport: str) -> tuple[str, ...]:
     """What an aggregator whose ranks come by `transport` has to open."""
     return ("--tunnel",) if transport == "zmq" else ()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import resource
 import secrets
 import socket
 import sys
@@ -24,7 +25,7 @@ from torch._C._distributed_c10d import PrefixStore, Store
 
 from host_agent.failover import split_standbys
 from host_agent.hierarchy.hosts import this_machine
-from host_agent.pytorch.aggregator import ChildAggregator, options_for
+from host_agent.pytorch.aggregator import ROOM, ChildAggregator, options_for
 from host_agent.reach import address_towards
 from host_agent.v1.joining import protocol_of
 from switchml.control import client
@@ -114,7 +115,8 @@ class _OwnAggregator:
         with self._lock:
             if self._child is None or self._child.returncode is not None:
                 served = ("--v1",) if protocol_of(None).version == "v1" else ()
-                self._child = ChildAggregator(bind, (*options_for(os.environ.get("SWITCHML_TRANSPORT", "")), *served))
+                transport = options_for(os.environ.get("SWITCHML_TRANSPORT", ""))
+                self._child = ChildAggregator(bind, (*ROOM, *transport, *served))
             self._users += 1
             return self._child
 
@@ -147,7 +149,12 @@ class Rendezvous:
     _own: ChildAggregator | None = field(default=None, init=False)
 
     def prepare(self) -> None:
-        """Let rank 0 start the aggregator if one is needed. Does not wait for it: there is other work meanwhile."""
+        """Let rank 0 start the aggregator if one is needed. Does not wait for it: there is other work meanwhile.
+
+        Allows this process as many file descriptors as it may have."""
+        # A group takes nine descriptors of each rank, and many systems allow 1024 unless a process asks for more.
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
         self.store.set(f"machine/{self.rank}", this_machine())
         if self.rank == 0 and self._given_address() is None:
             with self._telling_errors():

@@ -33,7 +33,7 @@ from switchml.protocol.pool_v2 import (
 from switchml.runtime.jit import Address, int64, kernel
 from switchml.runtime.memory import be32, borrowed, copy_bytes, i64_at, pointer, prefetch, record, u8_at, u64_at
 
-MAX_JOBS = 256
+MAX_JOBS = 512
 _WAIT_BYTES = wire_format.HEADER_BYTES + wire_format.BITMAP_BYTES
 
 JOB_ENTRY = record(

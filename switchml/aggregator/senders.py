@@ -4,11 +4,11 @@ import numpy as np
 
 from switchml.runtime.jit import int64, kernel
 
-TABLE = 16384
+TABLE = 65536
 """Entries of the table; at most half are used, so that a look-up ends soon."""
 MAX_SENDERS = TABLE // 2
-_HASH, _HASH_SHIFT = 0x9E3779B97F4A7C15, 50
-"""Fibonacci hashing (Knuth): the top 14 bits of the product number the table's entries."""
+_HASH, _HASH_SHIFT = 0x9E3779B97F4A7C15, 48
+"""Fibonacci hashing (Knuth): the top 16 bits of the product number the table's entries."""
 
 
 @kernel(forceinline=True)

@@ -137,6 +137,13 @@ def test_groups_one_after_the_other(tmp_path, mode):
 
 
 @pytest.mark.slow
+def test_many_groups(tmp_path):
+    """More than an aggregator of its own would give one client, and more descriptors than a process has at first."""
+    for rank in run_ranks(HERE / "many_groups_script.py", 2, tmp_path, "130", timeout_s=DEADLINE_S):
+        assert "groups 130" in rank.out
+
+
+@pytest.mark.slow
 def test_autoload_is_quick():
     """torch calls it at every `import torch`: it may cost little, and nothing heavy may come along."""
     program = """

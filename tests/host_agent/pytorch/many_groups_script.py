@@ -1,0 +1,19 @@
+"""Many sub-groups at once, as many as the command line says, each with sums of its own."""
+
+import os
+import resource
+import sys
+
+import torch
+import torch.distributed as dist
+
+_, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (min(1024, most), most))  # as on most systems
+dist.init_process_group("switchml", init_method=os.environ["RENDEZVOUS"], rank=int(os.environ["RANK"]), world_size=2)
+groups = [dist.new_group([0, 1]) for _ in range(int(sys.argv[1]))]
+for number, group in enumerate(groups):
+    value = torch.full((5,), float(number + dist.get_rank()))
+    dist.all_reduce(value, group=group)
+    assert value.tolist() == [2.0 * number + 1] * 5, (number, value)
+dist.destroy_process_group()
+print("groups", len(groups))
