@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import signal
@@ -23,6 +24,7 @@ from emulator.p4switch.packet_path.engine import Engine
 from emulator.p4switch.ports.files import FilePorts
 from emulator.p4switch.ports.port import Ports, parse_interface
 from emulator.p4switch.program.loader import loader
+from emulator.p4switch.quiet import keep_quiet
 from emulator.p4switch.state.state import State
 from emulator.p4switch.switch import Switch
 from emulator.p4switch.thrift.server import LOOPBACK, ThriftServer
@@ -186,6 +188,7 @@ class Process:
 
     def _begin(self) -> None:
         """Accept frames at once, on the interpreter, and on the compiled engine once that is there."""
+        keep_quiet(self.device.switch)
         self.device.start()
         if self.settings.logs_packets:
             log.info("Packets go through the interpreter, which writes the packet log")
@@ -193,6 +196,7 @@ class Process:
             make = partial(compiled_if_possible, stale_fields=self.settings.stale_fields)
             if not isinstance(self.device.switch.change_engine(make), Interpreter):
                 log.info("Packets go through the compiled engine from now on")
+            gc.freeze()  # what was loaded for it stays
 
     def _notify(self) -> None:
         """Publish digests and aged entries. A failure is an error only if the address was set by an option."""
@@ -205,7 +209,7 @@ class Process:
             return
         watch = Notifications(publisher, self.settings.device_id).watch
         watch(self.device.state)
-        self.device.switch.on_load = watch
+        self.device.switch.on_load.append(watch)
 
     def _make_ports(self) -> Ports:
         if self.settings.use_files is not None:

@@ -37,7 +37,7 @@ class Switch:
     """A switch that runs `program`. `clock` gives µs since the switch started. `drop_port` and `n_priorities` are
     simple_switch's --drop-port and --priority-queues; `seed` makes random() repeatable; `engine` makes the Engine.
 
-    `state` is what the control plane works on, under `lock`; `on_load` is called with each further program's.
+    `state` is what the control plane works on, under `lock`; `on_load` are called with each further program's.
     Raises ProgramError for a program that is for neither simple_switch nor psa_switch."""
 
     def __init__(
@@ -55,7 +55,7 @@ class Switch:
         self.n_priorities = n_priorities
         self.seed = seed
         self.make_engine = engine
-        self.on_load: Callable[[State], None] = lambda state: None
+        self.on_load: list[Callable[[State], None]] = []
         self.lock = RLock()
         self.load(program)
 
@@ -70,7 +70,8 @@ class Switch:
         with self.lock:
             self.program, self.state, self.engine = state.program, state, engine
             self._next_engine: Engine | None = None
-        self.on_load(state)
+        for watch in self.on_load:
+            watch(state)
 
     def change_engine(self, make: MakeEngine) -> Engine:
         """Run this program, and those that are loaded later, on another kind of engine, which takes over the state once

@@ -49,7 +49,8 @@ class _Targets:
         self.program, self.lowered, self.code, self.is_hit = program, lowered, code, is_hit
         sizes = [sum(limbs(param.width) for param in program.actions[a].params) for a in code.next_of_action]
         self.n_words = len(v.TARGET_WORDS) + max(sizes, default=0)
-        self.members, self.groups = Records(self.n_words), Records(self.n_words)
+        has_members = code.table.action_profile is not None
+        self.members, self.groups = Records(self.n_words, has_directory=has_members), Records(self.n_words)
 
     def run(self, run: RunAction, at: int) -> list[int]:
         """The words at address `at` that run an action."""

@@ -49,13 +49,13 @@ def seed_of(number: int) -> int:
 
 
 class Records:
-    """Records of `n_words` words, by index. `directory` lists for the VM the bytes of one, then the addresses of the
-    chunks."""
+    """Records of `n_words` words, by index. With `has_directory` the VM finds them by index, too: `directory` lists the
+    bytes of one, then the addresses of the chunks."""
 
-    def __init__(self, n_words: int) -> None:
+    def __init__(self, n_words: int, *, has_directory: bool = False) -> None:
         self._all = struct.Struct(f"={n_words}Q")
         self.n_bytes = 8 * n_words
-        self.directory = np.zeros(1 + MAX_CHUNKS, dtype=np.int64)
+        self.directory = np.zeros(1 + MAX_CHUNKS if has_directory else 1, dtype=np.int64)
         self.directory[0] = self.n_bytes
         self._chunks: dict[int, tuple[int, memoryview]] = {}
 
@@ -63,7 +63,8 @@ class Records:
         number = index >> CHUNK_BITS
         if number not in self._chunks:
             block = np.zeros(self.n_bytes << CHUNK_BITS, dtype=np.uint8)
-            self.directory[1 + number] = block.ctypes.data
+            if len(self.directory) > 1:
+                self.directory[1 + number] = block.ctypes.data
             self._chunks[number] = block.ctypes.data, block.data
         return self._chunks[number]
 

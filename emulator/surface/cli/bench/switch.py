@@ -27,6 +27,15 @@ ENGINES = {
     "ratio": number("ratio", least=6),
 }
 """Figure in the JSON → its column."""
+CHANGES = {
+    "engine": text("engine", least=11),
+    "entries": number("entries", least=7),
+    "insert_us": number("insert", "µs", least=6),
+    "change_us": number("change", "µs", least=6),
+    "delete_us": number("delete", "µs", least=6),
+    "read_us": number("read", "µs", least=6),
+    "gap_ms": number("gap", "ms", least=6),
+}
 RATIO = "ratio: on the wire over simple_switch where both were measured, else compiled over interpreted"
 
 
@@ -49,6 +58,7 @@ RATIO = "ratio: on the wire over simple_switch where both were measured, else co
 @option("--veth", "wire", is_flag=True, help="Also measure a switch process between veth pairs (root).")
 @click.option("--against", metavar="SIMPLE_SWITCH", help="Also measure this simple_switch between veth pairs (root).")
 @click.option("--start", is_flag=True, help="Measure instead how long a switch takes to start.")
+@click.option("--changes", is_flag=True, help="Measure instead what changes of a table cost while traffic flows.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")
 @wide_option
 def switch(
@@ -58,13 +68,26 @@ def switch(
     wire: bool,
     against: str | None,
     start: bool,
+    changes: bool,
     as_json: bool,
 ) -> None:
     """Measure the P4 switch: packets a second on one core; or, with --start, seconds from the start of a process to its
-    first packet (by default of the largest program)."""
+    first packet (by default of the largest program); or, with --changes, microseconds for an insert, change, delete and
+    read by key, and the longest gap in the traffic meanwhile, with 100 to 100,000 entries (by default of L3
+    forwarding)."""
+    if start and changes:
+        raise click.UsageError("--start and --changes are measured one at a time")
     if stf_path and len(programs) != 1:
         raise click.UsageError("--stf belongs to one --program")
-    if start:
+    if changes:
+        from emulator.lab.bench.switch import changes as bench_changes
+        from emulator.lab.bench.switch.engines import PROGRAMS
+
+        paths = programs or [PROGRAMS / "l3.json"]
+        names = [path.stem for path in paths for _ in range(bench_changes.N_ROWS)]
+        rows = (row for path in paths for row in bench_changes.measure(path))
+        _print(names, rows, CHANGES, ",.1f", as_json)
+    elif start:
         from emulator.lab.bench.switch.start import largest, measure
 
         paths = programs or [largest()]
@@ -103,5 +126,11 @@ def _print(names: Sequence[str], results: Iterable, figures: dict[str, Column], 
 
 def cells(row: dict[str, Any], figures: dict[str, Column], form: str) -> list[str]:
     """Of one result's `to_json`."""
-    forms = {name: ".1f" if name == "ratio" else form for name in figures}
-    return ["–" if row[name] is None else format(row[name], forms[name]) for name in figures]
+    forms = {name: {"ratio": ".1f", "entries": ",d"}.get(name, form) for name in figures}
+    return [_cell(row[name], forms[name]) for name in figures]
+
+
+def _cell(value: Any, form: str) -> str:
+    if isinstance(value, str):
+        return value
+    return "–" if value is None else format(value, form)

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from emulator.lab.bench.switch import changes as bench_changes
 from emulator.lab.bench.switch import start as bench_start
 from emulator.lab.bench.switch import wire as bench_wire
 from emulator.lab.bench.switch.engines import PROGRAMS, WORKLOADS, alone, default_programs, measure, workload
@@ -95,6 +96,17 @@ def test_start():
     result = bench_start.measure(PROGRAMS / "agg_wide_64.json")
     assert 0 < result.cold_first_packet_s < result.cold_full_s
     assert 0 < result.warm_first_packet_s < result.warm_full_s < result.cold_full_s
+
+
+def test_changes():
+    rows = [row.to_json() for row in bench_changes.measure(PROGRAMS / "l3.json", sizes=(50,))]
+    assert [(row["engine"], row["entries"]) for row in rows] == [("compiled", 50), ("interpreted", 50)]
+    assert all(min(row["insert_us"], row["gap_ms"]) > 0 for row in rows)
+
+
+def test_start_and_changes_are_two_measurements():
+    done = CliRunner().invoke(command, ["--start", "--changes"])
+    assert done.exit_code == 2 and "one at a time" in done.output
 
 
 @pytest.mark.root

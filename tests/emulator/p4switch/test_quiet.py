@@ -1,0 +1,24 @@
+"""What a large table takes of the garbage collector."""
+
+import gc
+
+from emulator.p4switch import quiet
+from emulator.p4switch.program import ir
+from emulator.p4switch.state.action_profiles import RunAction
+
+
+def test_entries_are_taken_from_the_collector(switch, monkeypatch):
+    monkeypatch.setattr(quiet, "N_ADDED", 10)
+    running = switch("lpm")
+    quiet.keep_quiet(running)
+    try:
+        table = next(table for table in running.state.tables if table.name.endswith("v6"))
+        run = RunAction(table.action("NoAction"))
+        before = gc.get_freeze_count()
+        for number in range(9):
+            table.add([ir.MatchParam("lpm", number, 128)], run)
+        assert gc.get_freeze_count() == before
+        table.add([ir.MatchParam("lpm", 9, 128)], run)
+        assert gc.get_freeze_count() >= before + 10
+    finally:
+        gc.unfreeze()
