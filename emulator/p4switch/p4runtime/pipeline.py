@@ -95,15 +95,15 @@ class Pipeline:
         return bound
 
     def pick(self, bound: dict[int, Any], number: int, sort: str) -> list[Any]:
-        """The objects that a number selects: one, or with 0 all. Raises NOT_FOUND."""
+        """The objects that a number selects: one, or with 0 all. Raises INVALID_ARGUMENT."""
         return [self.one(bound, number, sort)] if number else list(bound.values())
 
     def one(self, bound: dict[int, Any], number: int, sort: str) -> Any:
-        """The object with a number. Raises NOT_FOUND or INVALID_ARGUMENT."""
+        """The object with a number. Raises INVALID_ARGUMENT, as PI does for ids that the P4Info has not."""
         if not number:
             raise refuse("INVALID_ARGUMENT", f"which {sort}? Its id is 0")
         if number not in bound:
-            raise refuse("NOT_FOUND", f"the program has no {sort} {number} ({number:#x})")
+            raise refuse("INVALID_ARGUMENT", f"the program has no {sort} {number} ({number:#x})")
         return bound[number]
 
     # Keys and actions

@@ -218,29 +218,34 @@ class Profiles:
             profile.delete_group(numbered.groups[number].handle)
             del numbered.groups[number]
             return
+        entry = deepcopy(entry)
+        if kind == MODIFY:
+            max_size = numbered.groups[number].message.max_size
+            if entry.max_size not in (0, max_size):
+                raise refuse("INVALID_ARGUMENT", f"the max_size of group {number} can't be changed")
+            entry.max_size = max_size
         weights, watched = self._members(numbered, entry)
         if kind == INSERT:
             handle = profile.create_group()
         else:
             handle = numbered.groups[number].handle
-            if entry.max_size != numbered.groups[number].message.max_size:
-                raise refuse("INVALID_ARGUMENT", f"the max_size of group {number} can't be changed")
             for member in list(profile.group(handle).members):
                 profile.remove_from_group(member, handle)
         for member, weight in weights.items():
             profile.add_to_group(member, handle, weight)
         profile.set_inactive(handle, frozenset())
-        numbered.groups[number] = Group(handle, deepcopy(entry), watched)
+        numbered.groups[number] = Group(handle, entry, watched)
         numbered.follow_ports()
 
     @staticmethod
     def _members(profile: Profile, entry: v1.ActionProfileGroup) -> tuple[dict[int, int], dict[int, int]]:
-        """(handle → weight, handle → port that it watches) of a group's members."""
+        """(handle → weight, handle → port that it watches) of a group's members. As for BMv2's server, a max_size of 0
+        stands for the profile's max_group_size, or for no limit."""
         limit = profile.item.max_group_size
-        if limit and not 0 < entry.max_size <= limit:
-            raise refuse("INVALID_ARGUMENT", f"max_size must be 1 to {limit}, not {entry.max_size}")
-        if entry.max_size < 0:
-            raise refuse("INVALID_ARGUMENT", f"max_size can't be negative: {entry.max_size}")
+        if entry.max_size < 0 or 0 < limit < entry.max_size:
+            most = f"0 to {limit}" if limit else "0 or more"
+            raise refuse("INVALID_ARGUMENT", f"max_size must be {most}, not {entry.max_size}")
+        limit = entry.max_size or limit
         weights, watched = {}, {}
         for member in entry.members:
             handle = profile.member(member.member_id)
@@ -250,8 +255,8 @@ class Profiles:
             if handle in weights:
                 raise refuse("INVALID_ARGUMENT", f"member {member.member_id} is twice in group {entry.group_id}")
             weights[handle] = profile.check_weight(member.weight)
-        if entry.max_size and profile.size_of(list(weights.values())) > entry.max_size:
-            raise refuse("RESOURCE_EXHAUSTED", f"group {entry.group_id} has room for {entry.max_size}")
+        if limit and profile.size_of(list(weights.values())) > limit:
+            raise refuse("RESOURCE_EXHAUSTED", f"group {entry.group_id} has room for {limit}")
         return weights, watched
 
     def follow_ports(self) -> None:

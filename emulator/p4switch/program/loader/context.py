@@ -21,8 +21,8 @@ def source_of(obj: Any) -> ir.Source:
         return ir.Source()
     return ir.Source(
         str(info.get("filename", "")),
-        int(info.get("line", 0)),
-        int(info.get("column", 0)),
+        int(info.get("line") or 0),
+        int(info.get("column") or 0),
         str(info.get("source_fragment", "")),
     )
 

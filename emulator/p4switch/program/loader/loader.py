@@ -18,6 +18,7 @@ from emulator.p4switch.program.loader import context, parsers, psa
 from emulator.p4switch.program.loader.context import Names, expect, named, one_of, reading, width_of
 from emulator.p4switch.program.loader.expressions import condition, data, primitive
 from emulator.p4switch.program.loader.pipelines import Pipelines
+from emulator.p4switch.program.loader.shapes import check_program
 from switchml.errors import ConfigError, ProgramError
 from switchml.files import read_text
 
@@ -49,12 +50,13 @@ def loads(text: str) -> ir.Program:
     with reading("program"):
         if not isinstance(root, dict):
             raise ProgramError("is not a JSON object")
+        check_program(root)
         _check_version(root.get("__meta__", {}))
         return _program(root, text)
 
 
 def _check_version(meta: dict) -> None:
-    if "version" not in meta:
+    if meta.get("version") is None:
         return  # as BMv2: programs without a version are accepted
     major, minor = meta["version"]
     if major != MAJOR or minor > MAX_MINOR:
@@ -70,7 +72,10 @@ def _program(root: dict, text: str) -> ir.Program:
         return root.get(name) or []  # absent and null both mean empty
 
     _headers(names, section)
-    aliases = {name: names.field(target) for name, target in section("field_aliases")}
+    aliases = {}
+    for number, (name, target) in enumerate(section("field_aliases")):
+        with reading(f"field_aliases[{number}]"):
+            aliases[name] = names.field(target)
     for obj in section("extern_instances"):
         with reading("extern instance", obj):
             raise ProgramError(f"has the type {obj['type']!r}; simple_switch knows no externs")
@@ -240,6 +245,8 @@ def _register(names: Names, obj: dict) -> ir.RegisterArray:
 def _meter(names: Names, obj: dict) -> ir.MeterArray:
     counts_bytes = one_of(obj["type"], ("packets", "bytes"), "meter type") == "bytes"
     is_direct = bool(obj.get("is_direct", False))
+    if is_direct and obj.get("result_target") is None:
+        raise ProgramError("a direct meter needs 'result_target'")
     target = names.field(obj["result_target"]) if is_direct else None
     n_rates = expect(obj["rate_count"], int, "rate_count")
     return ir.MeterArray(obj["name"], obj["id"], _array_size(obj), n_rates, counts_bytes, is_direct, None, target)

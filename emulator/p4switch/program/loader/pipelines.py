@@ -165,7 +165,7 @@ class Pipelines:
 
     def _actions_of(self, obj: dict) -> tuple[tuple[int, ...], dict[str, list[int]]]:
         """Indices of the table's actions, and the same by name (p4c has several NoAction)."""
-        if "action_ids" in obj:
+        if obj.get("action_ids") is not None:
             actions = tuple(self._action(id_) for id_ in obj["action_ids"])
         else:
             actions = tuple(self.names.find("action", name) for name in obj["actions"])
@@ -230,7 +230,7 @@ class Pipelines:
         return ir.DefaultEntry(action, self._args(action, entry["action_data"]), is_const, is_const_entry)
 
     def _entries(self, obj: dict, key: tuple[ir.KeyField, ...]) -> tuple[ir.Entry, ...] | None:
-        if "entries" not in obj:
+        if obj.get("entries") is None:
             return None
         if obj["type"] != ir.SIMPLE:
             raise ProgramError("'entries' is for simple tables only")
@@ -243,7 +243,7 @@ class Pipelines:
                 match = tuple(_match(param, field) for param, field in zip(params, key, strict=True))
                 action = self._action(entry["action_entry"]["action_id"])
                 args = self._args(action, entry["action_entry"]["action_data"])
-                entries.append(ir.Entry(match, action, args, entry.get("priority", 0), source_of(entry)))
+                entries.append(ir.Entry(match, action, args, entry.get("priority") or 0, source_of(entry)))
         return tuple(entries)
 
 
@@ -260,7 +260,7 @@ def _next_of(node: ir.Node) -> set[int]:
 
 def _size(obj: dict) -> int:
     """`max_size`, or the number of const entries where there are some."""
-    if "entries" in obj:
+    if obj.get("entries") is not None:
         return len(obj["entries"])
     return min(max(expect(obj["max_size"], int, "max_size"), 0), MAX_ENTRIES)
 

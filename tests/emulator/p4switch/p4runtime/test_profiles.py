@@ -2,7 +2,10 @@
 
 import pytest
 
+from emulator.p4switch.p4runtime.profiles import Profile, Profiles
 from emulator.p4switch.program.ir import MatchParam
+from switchml.control.p4runtime_protos import info
+from switchml.errors import ControlError
 from tests.support.p4runtime_controller import eventually, exact, refused, short, v1
 
 
@@ -73,7 +76,7 @@ def test_what_is_refused(selector):
         ("INSERT", {"action_profile_member": member(selector, 2, 512, 1)}, "OUT_OF_RANGE"),
         ("MODIFY", {"action_profile_member": member(selector, 2, 1, 1)}, "NOT_FOUND"),
         ("DELETE", {"action_profile_member": member(selector, 2, 1, 1)}, "NOT_FOUND"),
-        ("INSERT", {"action_profile_member": {"action_profile_id": 1, "member_id": 1}}, "NOT_FOUND"),
+        ("INSERT", {"action_profile_member": {"action_profile_id": 1, "member_id": 1}}, "INVALID_ARGUMENT"),
         ("INSERT", {"action_profile_group": group(selector, 1, {1: 1})}, "ALREADY_EXISTS"),
         ("INSERT", {"action_profile_group": group(selector, 2, {9: 1})}, "NOT_FOUND"),
         ("INSERT", {"action_profile_group": group(selector, 2, {1: 0})}, "INVALID_ARGUMENT"),
@@ -193,3 +196,27 @@ def test_profile_without_selector(primary):
 
 def n_params(controller):
     return next(len(action.params) for action in controller.info.actions if action.preamble.alias == "send")
+
+
+def test_a_group_without_a_max_size_has_the_profile_s(selector):
+    """What finsy and p4runtime-shell send; BMv2's server takes max_group_size, and on MODIFY what the group had."""
+    item = info.ActionProfile(max_group_size=4)
+    profile = Profile(item, None, None, None, members={1: 0})
+    for weight, max_size in ((4, 0), (4, 4), (3, 3)):
+        assert Profiles._members(profile, v1.ActionProfileGroup(**group(selector, 1, {1: weight}, max_size)))[0] == {
+            0: weight
+        }
+    for weight, max_size, code in (
+        (5, 0, "RESOURCE_EXHAUSTED"),
+        (1, 5, "INVALID_ARGUMENT"),
+        (1, -1, "INVALID_ARGUMENT"),
+    ):
+        with pytest.raises(ControlError) as error:
+            Profiles._members(profile, v1.ActionProfileGroup(**group(selector, 1, {1: weight}, max_size)))
+        assert error.value.code == code
+    selector.write("INSERT", action_profile_member=member(selector, 1, 1, 1))
+    selector.write("INSERT", action_profile_group=group(selector, 1, {1: 1}, max_size=2))
+    selector.write("MODIFY", action_profile_group=group(selector, 1, {1: 2}))
+    assert selector.read(action_profile_group={})[0].max_size == 2
+    with refused("RESOURCE_EXHAUSTED", "room for 2"):
+        selector.write("MODIFY", action_profile_group=group(selector, 1, {1: 3}))

@@ -235,7 +235,7 @@ def test_bad_digests(learner):
             learner.write(kind, digest_entry=digest_entry(learner))
     with refused("INVALID_ARGUMENT"):
         learner.write("INSERT", digest_entry=digest_entry(learner, max_list_size=-1))
-    with refused("NOT_FOUND"):
+    with refused("INVALID_ARGUMENT", "no digest 5"):
         learner.write("INSERT", digest_entry={"digest_id": 5})
     learner.write("INSERT", digest_entry=digest_entry(learner))
     with refused("ALREADY_EXISTS"):

@@ -150,7 +150,7 @@ def test_bad_actions(primary):
         insert(controller, "forward", match, send, idle_timeout_ns=1)
     with refused("INVALID_ARGUMENT", "no direct counter"):
         insert(controller, "forward", match, send, counter_data={})
-    with refused("NOT_FOUND"):
+    with refused("INVALID_ARGUMENT"):
         controller.write("INSERT", table_entry={"table_id": 99})
     with refused("INVALID_ARGUMENT"):
         controller.write("INSERT", table_entry={})
@@ -225,7 +225,7 @@ def test_reads_that_choose(primary):
     assert entries_of(controller, "rules", match=controller.entry("rules", {2: ternary(1, 1)}).match, priority=1) == []
     with refused("INVALID_ARGUMENT", "which entity"):
         list(controller.Read(v1.ReadRequest(entities=[v1.Entity()])))
-    with refused("NOT_FOUND"):
+    with refused("INVALID_ARGUMENT"):
         controller.read(table_entry={"table_id": 4})
 
 
