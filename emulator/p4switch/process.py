@@ -29,6 +29,7 @@ from emulator.p4switch.state.state import State
 from emulator.p4switch.switch import Switch
 from emulator.p4switch.thrift.server import LOOPBACK, ThriftServer
 from switchml.errors import ConfigError, ProgramAbort
+from switchml.runtime.insist import wait_for
 
 log = logging.getLogger("switchml.bmv2")
 
@@ -224,7 +225,7 @@ class Process:
 
     def wait(self) -> int:
         """Wait until something ends the process; returns its exit code."""
-        self._ended.wait()
+        wait_for(self._ended)
         return self._exit_code
 
     def end(self, number: int, frame: FrameType | None) -> None:

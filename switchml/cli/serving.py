@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 import click
 
 from switchml.cli.options import SECONDS, Count
-from switchml.runtime.insist import heard, insist, is_raised
+from switchml.runtime.insist import heard, insist, is_raised, wait_for
 
 _OPTIONS = (
     click.option(
@@ -168,6 +168,6 @@ def serve(
         if as_json:
             click.echo(json.dumps({**addresses, "pid": os.getpid()}))
         say_ready(what, addresses)
-        threading.Event().wait()
+        wait_for(threading.Event())
     finally:
         controller.stop()

@@ -7,12 +7,15 @@ hundred signals that came while numba loaded kernels.
 
 import signal
 import sys
+import threading
 from types import FrameType
 from typing import Any, NoReturn
 
 AGAIN_S = 0.5
 """How long an exception may be on its way without any Python code that could see it."""
 _LOST_S = 0.001
+_LOOK_S = 0.2
+"""How late a signal is handled that comes as the main thread begins to wait."""
 
 _raised: BaseException | None = None
 _report_others = sys.unraisablehook
@@ -77,3 +80,10 @@ def _is_handled(error: BaseException) -> bool:
             return True
         current = current.__context__
     return False
+
+
+def wait_for(event: threading.Event) -> None:
+    """Wait in the main thread, to which a signal's handler belongs. CPython runs that between two instructions, so that
+    a signal that comes just before an endless `event.wait()` blocks would not be handled at all."""
+    while not event.wait(_LOOK_S):
+        pass
