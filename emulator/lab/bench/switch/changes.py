@@ -36,6 +36,8 @@ N_CHANGES = 500
 """Inserts, changes and deletes each that are measured."""
 PAUSE_S = 0.0005
 """Between two of them: a control plane waits for its answers."""
+ARRIVAL_S = 0.0001
+"""From a packet to the arrival of the next one, in which a switch's thread waits as for a port."""
 N_ROWS = len(ENGINES) * len(SIZES)
 FRAME = bytes(14) + bytes([0x45]) + bytes(45)
 
@@ -186,6 +188,7 @@ class _Traffic:
     def _send(self) -> None:
         last = time.perf_counter()
         while not self._is_over:
+            time.sleep(ARRIVAL_S)
             self._switch.receive(0, FRAME)
             now = time.perf_counter()
             self.gap_s, last = max(self.gap_s, now - last), now
