@@ -35,7 +35,7 @@ def signature_of(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], notes
     if kind is None or name in _ONE_SIDED:
         return None
     given = [*args, *kwargs.values()]
-    lists = [tensors for each in given if (tensors := _tensors(each))]
+    lists = [tensors for each in given if (tensors := tensors_in(each))]
     if not lists:
         return Signature("barrier", None, "") if kind == "barrier" else None
     shares = lists[0] if kind in _SHARES_OUT or len(lists) == 1 else lists[1]
@@ -108,7 +108,7 @@ class GlooWork(AllReduceWork):
         self._args = tuple(contiguous(each, copies) for each in args)
         self._kwargs = {key: contiguous(each, copies) for key, each in kwargs.items()}
         self.has_copies = bool(copies)
-        results = _tensors(self._args[0]) if args and name != "send" else []
+        results = tensors_in(self._args[0]) if args and name != "send" else []
         strided = {id(copy): value for copy, value in copies}
         super().__init__([strided.get(id(each), each) for each in results], 1, callbacks, kind_of(name) or name)
         self._method = method
@@ -132,11 +132,11 @@ def _lies_in_order(tensor: torch.Tensor) -> bool:
     return tensor.is_contiguous() and not tensor.is_neg() and not tensor.is_conj()
 
 
-def _tensors(value: Any) -> list[torch.Tensor]:
+def tensors_in(value: Any) -> list[torch.Tensor]:
     """Those in an argument: a tensor, a list of tensors, or of such lists."""
     if isinstance(value, torch.Tensor):
         return [value]
-    return [tensor for each in value for tensor in _tensors(each)] if isinstance(value, list | tuple) else []
+    return [tensor for each in value for tensor in tensors_in(each)] if isinstance(value, list | tuple) else []
 
 
 def _name_of(op: Any) -> str:

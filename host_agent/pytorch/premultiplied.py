@@ -8,6 +8,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from host_agent.pytorch.gloo import tensors_in
+
 _PREMUL_SUM: Any = dist.ReduceOp.PREMUL_SUM
 """A ReduceOp compares itself with it."""
 
@@ -16,9 +18,10 @@ def plain(
     name: str, args: tuple[Any, ...], kwargs: dict[str, Any], rank: int
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """A call of ProcessGroup's method `name` as one that sums: tensors are multiplied in place if the result is to be
-    there, else in copies. Calls with other ops are what they were."""
+    there, else in copies. Calls with other ops are what they were, and those that name tensors by keyword, which torch
+    does not: Gloo refuses the op."""
     found = next((each for each in map(_op_of, (*args, *kwargs.values())) if each is not None), None)
-    if found is None:
+    if found is None or tensors_in(list(kwargs.values())):
         return args, kwargs
     _, factor = found.__getstate__()
 

@@ -67,8 +67,8 @@ class Job:
     allreduce: str = "auto"
     hierarchy: str = "auto"
     """Who speaks to the network in all-reduces of gradients: one of `emulator.cluster.algorithms.HIERARCHIES`."""
-    bucket_bytes: float = 0.0
-    """Gradients are reduced in buckets of about this size (DDP's bucket_cap_mb); 0: the implementation's rule."""
+    bucket_bytes: float | None = None
+    """Gradients are reduced in buckets of about this size (DDP's bucket_cap_mb); None: the implementation's rule."""
     overlap: bool = True
     """Buckets are reduced while the backward pass goes on, as DDP and FSDP do; False: after it, as Megatron-LM did."""
     fuse: bool = False
@@ -91,7 +91,7 @@ class Job:
         for key in ("batch", "sequence"):
             if getattr(self, key) < 0:
                 raise ConfigError(f"{key} is {getattr(self, key)}; expected at least 0")
-        if not self.bucket_bytes >= 0:
+        if self.bucket_bytes is not None and not self.bucket_bytes > 0:
             raise ConfigError(f"bucket-bytes is {self.bucket_bytes}; expected more than 0")
         for key, known in (
             ("schedule", SCHEDULES),

@@ -90,10 +90,6 @@ class Group:
         self.inactive: frozenset[int] = frozenset()
         self.eligible = array("q")
 
-    def choices(self) -> list[int]:
-        """`eligible` as a list."""
-        return self.eligible.tolist()
-
     def add(self, member: int, weight: int) -> None:
         self.members[member] = weight
         if member not in self.inactive:

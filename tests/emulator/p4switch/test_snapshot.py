@@ -53,7 +53,7 @@ def test_profiles_keep_members_groups_and_uses(program):
     table.add([ir.MatchParam("lpm", 0, 8)], UseMember(members[1]))
     profile = next(iter(restored(state).action_profiles))
     assert {handle: member.uses for handle, member in profile.members.items()} == {1: 1, 2: 1}
-    assert profile.group(group).choices() == [2, 2, 2]
+    assert profile.group(group).eligible.tolist() == [2, 2, 2]
     assert profile.add_member(RunAction(send, (1, 1))) == 0
 
 

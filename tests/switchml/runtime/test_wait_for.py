@@ -4,12 +4,9 @@ import os
 import signal
 import threading
 
-import pytest
-
 from switchml.runtime.insist import wait_for
 
 
-@pytest.mark.skipif(threading.current_thread() is not threading.main_thread(), reason="needs the main thread")
 def test_no_wait_is_endless():
     """CPython runs no handler during one, of a signal that came just before."""
 

@@ -13,11 +13,12 @@ import statistics
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from emulator.lab.bench.switch.figures import Figures
 from emulator.p4switch.engine.engine import CompiledEngine
 from emulator.p4switch.interpreter.interpreter import Interpreter
 from emulator.p4switch.program import ir
@@ -43,7 +44,7 @@ FRAME = bytes(14) + bytes([0x45]) + bytes(45)
 
 
 @dataclass
-class Costs:
+class Costs(Figures):
     """Medians in µs, with what a change costs the next packet; and the longest time in ms from one packet to the next
     while another thread changes the table."""
 
@@ -56,10 +57,6 @@ class Costs:
     delete_us: float
     read_us: float
     gap_ms: float
-
-    def to_json(self) -> dict[str, Any]:
-        """As `--json` prints it."""
-        return {key: round(value, 2) if isinstance(value, float) else value for key, value in asdict(self).items()}
 
 
 def measure(path: Path, sizes: tuple[int, ...] = SIZES) -> Iterator[Costs]:

@@ -11,12 +11,12 @@ import shutil
 import struct
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
+from emulator.lab.bench.switch.figures import Figures
 from emulator.p4switch.engine.code import Unsupported
 from emulator.p4switch.engine.engine import CompiledEngine
 from emulator.p4switch.hashes import csum16
@@ -45,9 +45,11 @@ ETHERNET = bytes.fromhex("00aa0000000100aa00000002")
 
 
 @dataclass
-class Result:
+class Result(Figures):
     """Packets a second; None where it was not measured. `ratio`: wire over simple_switch, else engine over
     reference."""
+
+    digits = 1
 
     program: str
     engine_pps: float | None = None
@@ -55,10 +57,6 @@ class Result:
     wire_pps: float | None = None
     simple_switch_pps: float | None = None
     ratio: float | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        """As `--json` prints it."""
-        return {name: round(value, 1) if isinstance(value, float) else value for name, value in asdict(self).items()}
 
 
 # Work

@@ -10,12 +10,12 @@ import socket
 import subprocess
 import tempfile
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from emulator.lab.bench.switch import engines as bench
 from emulator.lab.bench.switch import wire as bench_wire
+from emulator.lab.bench.switch.figures import Figures
 from emulator.p4switch.program.loader import loader
 from emulator.p4switch.state.state import State
 from switchml.errors import ConfigError
@@ -25,7 +25,7 @@ TIMEOUT_S = 300.0
 
 
 @dataclass
-class Starts:
+class Starts(Figures):
     """Seconds from the start of the process. `…_full_s`: until the engine and the ports run compiled code."""
 
     program: str
@@ -33,10 +33,6 @@ class Starts:
     warm_full_s: float
     cold_first_packet_s: float
     cold_full_s: float
-
-    def to_json(self) -> dict[str, Any]:
-        """As `--json` prints it."""
-        return {key: round(value, 2) if isinstance(value, float) else value for key, value in asdict(self).items()}
 
 
 def largest() -> Path:

@@ -46,7 +46,7 @@ def test_members_and_groups(selector, target):
     ]
     assert selector.read(action_profile_group={}) == [v1.ActionProfileGroup(**group(selector, 10, {10: 1, 20: 2}))]
     profile = target.state.action_profiles[0]
-    assert [item.choices() for item in profile.groups.values()] == [[0, 1, 1]]
+    assert [item.eligible.tolist() for item in profile.groups.values()] == [[0, 1, 1]]
     entry = to(selector, action_profile_group_id=10)
     selector.write("INSERT", table_entry=entry)
     assert selector.read(table_entry={}) == [entry]
@@ -153,14 +153,14 @@ def test_members_that_watch_a_port(selector, target, watch):
     watching["members"][1].update(watch)
     selector.write("INSERT", action_profile_group=watching)
     (item,) = target.state.action_profiles[0].groups.values()
-    assert item.choices() == [0]
+    assert item.eligible.tolist() == [0]
     target.ports.up = {7}
-    eventually(lambda: item.choices() == [0, 1, 1])
+    eventually(lambda: item.eligible.tolist() == [0, 1, 1])
     target.ports.up = {6}
-    eventually(lambda: item.choices() == [0])
+    eventually(lambda: item.eligible.tolist() == [0])
     assert selector.read(action_profile_group={}) == [v1.ActionProfileGroup(**watching)]
     selector.write("MODIFY", action_profile_group=group(selector, 10, {10: 1, 20: 2}))
-    assert item.choices() == [0, 1, 1]
+    assert item.eligible.tolist() == [0, 1, 1]
 
 
 def test_actions_of_a_one_shot_that_watch_a_port(selector, target):
@@ -171,9 +171,9 @@ def test_actions_of_a_one_shot_that_watch_a_port(selector, target):
     entry = to(selector, action_profile_action_set={"action_profile_actions": actions})
     selector.write("INSERT", table_entry=entry)
     (item,) = target.state.action_profiles[0].groups.values()
-    assert item.choices() == [1]
+    assert item.eligible.tolist() == [1]
     target.ports.up = {7}
-    eventually(lambda: item.choices() == [0, 1])
+    eventually(lambda: item.eligible.tolist() == [0, 1])
     assert selector.read(table_entry={}) == [entry]
 
 

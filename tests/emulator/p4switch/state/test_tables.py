@@ -229,7 +229,7 @@ def test_members_and_groups(program):
     refused("EMPTY_GRP", table.add, key, UseGroup(group))
     profile.add_to_group(two, group)
     profile.add_to_group(one, group, weight=2)
-    assert profile.group(group).choices() == [one, one, two]
+    assert profile.group(group).eligible.tolist() == [one, one, two]
     refused("MBR_ALREADY_IN_GRP", profile.add_to_group, one, group)
     refused("MBR_STILL_USED", profile.delete_member, one)
     handle = table.add(key, UseGroup(group))
