@@ -51,7 +51,7 @@ class Options(TypedDict, total=False):
     gradient_bytes: int
     allreduce: str
     hierarchy: str
-    bucket_bytes: float
+    bucket_bytes: float | None
     overlap: bool
     fuse: bool
     attention: str
