@@ -37,7 +37,13 @@ def flops(kernels: np.ndarray) -> float:
     return float(2.0 * (kernels[:, 0] * kernels[:, 1] * kernels[:, 2] * kernels[:, 3]).sum())
 
 
-def seconds(kernels: np.ndarray, device: Accelerator, constants: Constants, precision: str = "fp16") -> np.ndarray:
+def seconds(
+    kernels: np.ndarray,
+    device: Accelerator,
+    constants: Constants,
+    precision: str = "fp16",
+    tiles: np.ndarray = TILES,
+) -> np.ndarray:
     """float64 (kernels,): how long each takes, running alone, operands in `precision`.
 
     A matrix product takes ceil(tiles / processors) waves, each as long as one tile on one processor: per step of k the
@@ -54,7 +60,7 @@ def seconds(kernels: np.ndarray, device: Accelerator, constants: Constants, prec
     memory_rate = device.memory_bytes_per_s * constants.memory_efficiency
     is_gemm = m > 0
     moved = np.where(is_gemm, element * batch * (m * k + k * n + m * n), moved)
-    high, wide = TILES[:, :1], TILES[:, 1:]
+    high, wide = tiles[:, :1], tiles[:, 1:]
     multiply_s = 2 * high * wide * device.processors / flops_per_s
     read_s = element * (high + wide) * device.processors / (device.cache_bytes_per_s * constants.cache_efficiency)
     waves = np.ceil(batch * np.ceil(m / high) * np.ceil(n / wide) / device.processors)

@@ -10,6 +10,7 @@ import runpy
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from emulator.peers.backend import BACKEND_NAME, autoload
 
@@ -17,7 +18,12 @@ from emulator.peers.backend import BACKEND_NAME, autoload
 def main(arguments: list[str]) -> None:
     """Run it as `__main__`."""
     autoload()
-    _take_over()
+    take_over(BACKEND_NAME)
+    run(arguments)
+
+
+def run(arguments: list[str]) -> None:
+    """Run a script, or "-m" and a module, with its arguments, in this process."""
     if arguments[0] == "-m":
         sys.argv = arguments[1:]
         sys.path.insert(0, "")
@@ -28,26 +34,26 @@ def main(arguments: list[str]) -> None:
         runpy.run_path(arguments[0], run_name="__main__")
 
 
-def _take_over() -> None:
-    """Every group that is made from here on is ours."""
+def take_over(backend: str, **initial: Any) -> None:
+    """Every group that is made from here on is of `backend`; `initial` are arguments of `init_process_group`."""
     import torch.distributed as dist
     from torch.distributed import device_mesh, distributed_c10d
 
-    def ours(function: Callable) -> Callable:
-        """`function` with our backend as its argument `backend`."""
+    def ours(function: Callable, **given: Any) -> Callable:
+        """`function` with `backend` as its argument."""
         signature = inspect.signature(function)
 
         @functools.wraps(function)
         def call(*args, **kwargs):
             bound = signature.bind(*args, **kwargs)
-            bound.arguments["backend"] = BACKEND_NAME
+            bound.arguments |= {"backend": backend, **given}
             bound.arguments.pop("device_id", None)
             return function(*bound.args, **bound.kwargs)
 
         return call
 
     for name in ("init_process_group", "new_group"):
-        changed = ours(getattr(distributed_c10d, name))
+        changed = ours(getattr(distributed_c10d, name), **(initial if name == "init_process_group" else {}))
         for module in (dist, distributed_c10d, device_mesh):
             if hasattr(module, name):
                 setattr(module, name, changed)

@@ -21,8 +21,22 @@ if TYPE_CHECKING:
     from emulator.jobs.sweep import Axis
 
 
-@click.command()
-@click.argument("what", nargs=-1, metavar="[JOB.toml... | list [KIND]]")
+SCRIPT = "emulator.surface.cli.emulate.script"
+"""Key of click's context under which the words after `--` stand."""
+
+
+class _WithScript(click.Command):
+    """Has a command line of its own after `--`."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if "--" in args:
+            at = args.index("--")
+            ctx.meta[SCRIPT], args = args[at + 1 :], args[:at]
+        return super().parse_args(ctx, args)
+
+
+@click.command(cls=_WithScript)
+@click.argument("what", nargs=-1, metavar="[JOB.toml... | list [KIND] | -- SCRIPT...]")
 @job_options
 @click.option(
     "--timeline",
@@ -81,9 +95,15 @@ def emulate(
 ) -> None:
     """Emulate a training job: iteration time and where it goes, memory, throughput, cost.
 
+    After `--`: a PyTorch script as one would start it there (torchrun, python), unchanged and without a GPU.
     Options override JOB.toml. Several job files, or one with several [[jobs]], are emulated together on one cluster.
     `switchml emulate list` names models, clusters, schedules, codecs and constants.
     """
+    if SCRIPT in click.get_current_context().meta:
+        from emulator.surface.cli.emulate_script import emulate_script
+
+        emulate_script(as_json)
+        return
     if what[:1] == ("list",):
         _list(what[1:], as_json)
         return

@@ -1,0 +1,135 @@
+"""PyTorch's caching allocator in virtual memory: how much a job allocates and reserves, and where it runs out.
+
+Rules and sizes: c10/cuda/CUDACachingAllocator.cpp. Requests are rounded to 512 bytes; up to 1 MiB they come from
+segments of 2 MiB, below 10 MiB from segments of 20 MiB, else from one of their own, rounded to 2 MiB. The smallest free
+block of the same stream that is large enough is taken and split where enough is left; neighbours that are free are
+joined. When the device is full, segments that are free as a whole go back to it.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from dataclasses import dataclass
+
+ROUND = 512
+SMALL = 1 << 20
+SMALL_SEGMENT = 2 << 20
+LARGE_SEGMENT = 20 << 20
+OWN_SEGMENT = 10 << 20
+SEGMENT_ROUND = 2 << 20
+
+
+class Full(Exception):
+    """No room for a request of `bytes`."""
+
+    def __init__(self, bytes: int):
+        super().__init__(bytes)
+        self.bytes = bytes
+
+
+@dataclass(eq=False)
+class Block:
+    """A piece of a segment. `before`, `after`: its neighbours there."""
+
+    address: int
+    bytes: int
+    pool: tuple[bool, int]
+    """Whether it is for small requests, and the stream."""
+    is_free: bool = False
+    before: Block | None = None
+    after: Block | None = None
+
+
+class Allocator:
+    """`capacity_bytes`: what the process may reserve."""
+
+    def __init__(self, capacity_bytes: float):
+        self.capacity_bytes = capacity_bytes
+        self.allocated_bytes = self.reserved_bytes = 0
+        self.peak_allocated_bytes = self.peak_reserved_bytes = 0
+        self._free: dict[tuple[bool, int], list[tuple[int, int, Block]]] = {}
+        self._next_address = 0
+
+    def take(self, requested_bytes: int, stream: int = 0) -> Block | None:
+        """A block; None for nothing. Raises Full."""
+        if requested_bytes <= 0:
+            return None
+        size = -(-requested_bytes // ROUND) * ROUND
+        pool = (size <= SMALL, stream)
+        block = self._best_fit(pool, size) or self._new_segment(pool, size)
+        left = block.bytes - size
+        if left >= ROUND if pool[0] else left > SMALL:
+            self._split(block, size)
+        block.is_free = False
+        self.allocated_bytes += block.bytes
+        self.peak_allocated_bytes = max(self.peak_allocated_bytes, self.allocated_bytes)
+        return block
+
+    def give_back(self, block: Block | None) -> None:
+        """The block is free; it is joined with its neighbours that are."""
+        if block is None:
+            return
+        self.allocated_bytes -= block.bytes
+        for other in (block.before, block.after):
+            if other is None or not other.is_free:
+                continue
+            self._unlist(other)
+            block.bytes += other.bytes
+            block.address = min(block.address, other.address)
+            if other is block.before:
+                block.before = other.before
+                if other.before is not None:
+                    other.before.after = block
+            else:
+                block.after = other.after
+                if other.after is not None:
+                    other.after.before = block
+        self._list(block)
+
+    def empty_cache(self) -> None:
+        """Give segments without a block in use back to the device."""
+        for blocks in self._free.values():
+            for entry in [entry for entry in blocks if entry[2].before is None and entry[2].after is None]:
+                blocks.remove(entry)
+                self.reserved_bytes -= entry[0]
+
+    def reset_peaks(self) -> None:
+        """Count peaks from now on."""
+        self.peak_allocated_bytes, self.peak_reserved_bytes = self.allocated_bytes, self.reserved_bytes
+
+    def _best_fit(self, pool: tuple[bool, int], size: int) -> Block | None:
+        blocks = self._free.setdefault(pool, [])
+        place = bisect_left(blocks, size, key=lambda entry: entry[0])
+        return blocks.pop(place)[2] if place < len(blocks) else None
+
+    def _new_segment(self, pool: tuple[bool, int], size: int) -> Block:
+        if pool[0]:
+            segment = SMALL_SEGMENT
+        elif size < OWN_SEGMENT:
+            segment = LARGE_SEGMENT
+        else:
+            segment = -(-size // SEGMENT_ROUND) * SEGMENT_ROUND
+        if self.reserved_bytes + segment > self.capacity_bytes:
+            self.empty_cache()
+            if self.reserved_bytes + segment > self.capacity_bytes:
+                raise Full(size)
+        self.reserved_bytes += segment
+        self.peak_reserved_bytes = max(self.peak_reserved_bytes, self.reserved_bytes)
+        address = self._next_address
+        self._next_address += segment
+        return Block(address, segment, pool)
+
+    def _split(self, block: Block, size: int) -> None:
+        rest = Block(block.address + size, block.bytes - size, block.pool, before=block, after=block.after)
+        if block.after is not None:
+            block.after.before = rest
+        block.bytes, block.after = size, rest
+        self._list(rest)
+
+    def _list(self, block: Block) -> None:
+        block.is_free = True
+        insort(self._free.setdefault(block.pool, []), (block.bytes, block.address, block), key=lambda entry: entry[:2])
+
+    def _unlist(self, block: Block) -> None:
+        blocks = self._free[block.pool]
+        blocks.pop(bisect_left(blocks, (block.bytes, block.address), key=lambda entry: entry[:2]))

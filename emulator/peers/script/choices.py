@@ -1,0 +1,84 @@
+"""Which kernels torch takes where it asks the device, which has none here: of attention, the device says; of operators
+with a kernel of their own beside a way to make them of others, that there is one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from emulator.cluster.accelerator import Accelerator
+
+aten = torch.ops.aten
+_FLASH_HEAD = 256
+"""The largest head of FlashAttention."""
+_WITHOUT_FLASH = ("Pascal", "Volta", "Turing")
+_ON_GPUS_ONLY = ("_fused_rms_norm",)
+
+_kept: list[Any] = []
+
+
+def install(accelerator: Accelerator) -> None:
+    """Choose for tensors of the device, from now on."""
+    library = torch.library.Library("aten", "IMPL")
+    _kept.append(library)
+    for name in _with_kernels():
+        library.impl(name, _never, "CUDA")
+    has_flash = accelerator.architecture not in _WITHOUT_FLASH
+
+    def attention(*arguments: Any, **options: Any) -> Any:
+        return _attention(has_flash, *arguments, **options)
+
+    for key in ("AutogradCUDA", "CUDA"):
+        library.impl("scaled_dot_product_attention", attention, key)
+
+
+def _never(*arguments: Any, **options: Any) -> Any:
+    raise NotImplementedError("the device answers before its kernels are asked")
+
+
+def _with_kernels() -> list[str]:
+    """Operators that torch takes apart unless the device has a kernel for them. Those of the host do, and one more."""
+    has = torch._C._dispatch_has_kernel_for_dispatch_key
+    found = [f"aten::{name}" for name in _ON_GPUS_ONLY]
+    for name in torch._C._dispatch_get_all_op_names():
+        if name.startswith("aten::") and has(name, "CompositeImplicitAutograd") and has(name, "CPU"):
+            found.append(name)
+    return [name.removeprefix("aten::") for name in found if not has(name, "CUDA")]
+
+
+def _attention(
+    has_flash: bool,
+    query: Any,
+    key: Any,
+    value: Any,
+    attn_mask: Any = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Any:
+    """FlashAttention, the memory-efficient one or plain operators: torch's order
+    (aten/src/ATen/native/transformers/cuda/sdp_utils.cpp)."""
+    head, flags = query.size(-1), torch.backends.cuda
+    is_half = query.dtype in (torch.float16, torch.bfloat16)
+    if has_flash and is_half and attn_mask is None and head <= _FLASH_HEAD and flags.flash_sdp_enabled():
+        if head % 8:
+            padding = (0, 8 - head % 8)
+            query, key, value = (torch.nn.functional.pad(one, padding) for one in (query, key, value))
+            scale = scale or head**-0.5
+        flash = aten._scaled_dot_product_flash_attention
+        return flash(query, key, value, dropout_p, is_causal, False, scale=scale)[0][..., :head]
+    if enable_gqa and key.size(-3) != query.size(-3):
+        key, value = (one.repeat_interleave(query.size(-3) // one.size(-3), -3) for one in (key, value))
+    if attn_mask is not None and attn_mask.dtype == torch.bool:
+        attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill_(~attn_mask, -float("inf"))
+    if flags.mem_efficient_sdp_enabled() and not (attn_mask is not None and attn_mask.requires_grad):
+        if attn_mask is not None:
+            attn_mask = attn_mask.expand(*query.shape[:3], key.size(2))
+        is_differentiated = query.requires_grad or key.requires_grad or value.requires_grad
+        efficient = aten._scaled_dot_product_efficient_attention
+        return efficient(query, key, value, attn_mask, is_differentiated, dropout_p, is_causal, scale=scale)[0]
+    return aten._scaled_dot_product_attention_math(query, key, value, attn_mask, dropout_p, is_causal, scale=scale)[0]

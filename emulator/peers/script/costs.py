@@ -1,0 +1,197 @@
+"""What an operator takes on an accelerator: a matrix product, a convolution or attention by its shape, all else by the
+bytes that it moves and by the share of the memory's rate that its kind of kernel reaches (`data/operators.toml`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from emulator import datafile
+from emulator.cluster import kernels
+from emulator.cluster.accelerator import Accelerator, Constants, constants
+from emulator.peers.script.operators import Operator, TensorShape
+
+DATA = Path(__file__).parent / "data" / "operators.toml"
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Kernels that reach `share` of the memory's rate. `operators`: torch's names without overload. A sum over rows
+    of a batch and the like move their input `passes` times."""
+
+    operators: tuple[str, ...]
+    title: str
+    share: float
+    passes: float = 1.0
+    kernels: int = 1
+    reads: bool = True
+
+
+@cache
+def _table() -> dict[str, Any]:
+    return datafile.load(DATA)
+
+
+@cache
+def _kinds() -> dict[str, Kind]:
+    found: dict[str, Kind] = {}
+    for entry in _table()["kinds"].values():
+        kind = Kind(**{**entry, "operators": tuple(entry["operators"])})
+        found |= dict.fromkeys(kind.operators, kind)
+    return found
+
+
+class Costs:
+    """Seconds of operators on one accelerator."""
+
+    def __init__(self, accelerator: Accelerator):
+        self._accelerator = accelerator
+        table = _table()
+        own = dict(table["products"])
+        self._convolution_share = own.pop("convolution_share")
+        self._constants: Constants = dataclasses.replace(constants(), **own)
+        self._host = table["host"]
+        self._tiles = np.array(table["tiles"], np.float64)
+        self._kernel_s = float(own["kernel_s"])
+        rates = table["attention"]
+        self._attention = rates.get(accelerator.architecture, rates["default"])
+        self._wide = table["attention"]["float32"]
+        self._default = Kind((), **table["default"])
+
+    def title(self, operator: Operator) -> str:
+        """What kind of kernel it is, for people."""
+        for title, names in _TITLES.items():
+            if operator.base in names:
+                return title
+        return _kinds().get(operator.base, self._default).title
+
+    def multiplies(self, operator: Operator) -> bool:
+        """Whether cuBLAS does it."""
+        return operator.base in _TITLES["matrix products"]
+
+    def host_s(self, operator: Operator, is_backward: bool) -> float:
+        """What launching it keeps the host."""
+        host = self._host["backward" if is_backward else "forward"]
+        if not operator.has_kernel:
+            return host["view_s"]
+        kind = _kinds().get(operator.base, self._default)
+        return host["kernel_s"] + (kind.kernels - 1) * host["more_s"]
+
+    def device_s(self, operator: Operator) -> float:
+        """What it takes on the device."""
+        if not operator.has_kernel:
+            return 0.0
+        shaped = _SHAPED.get(operator.base)
+        if shaped is not None:
+            return shaped(self, operator)
+        kind = _kinds().get(operator.base, self._default)
+        moved = (operator.bytes if kind.reads else operator.written_bytes) * kind.passes
+        return moved / (self._accelerator.memory_bytes_per_s * kind.share) + kind.kernels * self._kernel_s
+
+    def product(self, m: float, n: float, k: float, batch: float, dtype: torch.dtype, tf32: bool) -> float:
+        """`batch` matrix products. Where tiles of the result are fewer than processors, parts of k go to several of
+        them, whose results are added up (split-K)."""
+        precision = _PRECISIONS.get(dtype, "fp32")
+        if precision == "fp32" and tf32 and "tf32" in self._accelerator.flops:
+            precision = "tf32"
+        if precision not in self._accelerator.flops:
+            precision = "fp32"
+        parts = np.array([part for part in _SPLITS if part == 1 or k / part >= 256])
+        rows = np.array([kernels.gemm(m, n, k / part, batch * part) for part in parts])
+        products = kernels.seconds(rows, self._accelerator, self._constants, precision, self._tiles)
+        added = np.where(parts > 1, 8.0 * m * n * batch * parts, 0.0) / (
+            self._accelerator.memory_bytes_per_s * self._default.share
+        )
+        return float((products + added).min())
+
+    def attention(self, operator: Operator, backward: bool) -> float:
+        """FlashAttention and its kin: (batch, heads, sequence, head)."""
+        query, key = operator.inputs[1 if backward else 0], operator.inputs[2 if backward else 1]
+        batch, heads, length, head = query.size
+        causal = any(one is True for one in operator.others[:2]) or (backward and _causal(operator))
+        work = 4.0 * batch * heads * length * key.size[2] * head * (2.5 if backward else 1.0) / (2 if causal else 1)
+        rate = self._attention["backward" if backward else "forward"]
+        narrow, wide = rate
+        share = narrow + (wide - narrow) * min(1.0, max(0.0, (head - 64) / 64))
+        short = self._attention["short_causal" if causal else "short"][backward]
+        peak = self._accelerator.peak("bf16" if "bf16" in self._accelerator.flops else "fp16")
+        if query.dtype == torch.float32:
+            return work / self._accelerator.peak("fp32") / self._wide[backward] + self._kernel_s
+        return work / (peak * share) * (1 + short / length) + self._kernel_s
+
+
+_SPLITS = (1, 2, 4, 8, 16, 32)
+
+_PRECISIONS = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float8_e4m3fn: "fp8", torch.float8_e5m2: "fp8"}
+
+
+def _causal(operator: Operator) -> bool:
+    return any(one is True for one in operator.others)
+
+
+def _matrix(self: Costs, operator: Operator, first: int) -> float:
+    left, right = operator.inputs[first : first + 2]
+    (m, k), n = left.size[-2:], right.size[-1]
+    batch = math.prod(left.size[:-2])
+    return self.product(m, n, k, batch, left.dtype, operator.tf32[0])
+
+
+def _convolution(self: Costs, operator: Operator) -> float:
+    image, weight, out = operator.inputs[0], operator.inputs[1], operator.outputs[0]
+    return _convolve(self, operator, out, weight, image.dtype, 1)
+
+
+def _convolution_backward(self: Costs, operator: Operator) -> float:
+    gradient, _, weight = operator.inputs[:3]
+    wanted = [one for one in operator.others if isinstance(one, bool)][-3:]
+    return sum(
+        _convolve(self, operator, gradient, weight, gradient.dtype, which) for which in (2, 3) if wanted[which - 2]
+    ) + (0.0 if not wanted[2] else self._kernel_s)
+
+
+def _convolve(
+    self: Costs, operator: Operator, out: TensorShape, weight: TensorShape, dtype: torch.dtype, which: int
+) -> float:
+    """A convolution as an implicit product: forward (1), of the input's gradient (2), of the weight's (3)."""
+    pixels = out.elements // out.size[1]
+    channels, window = weight.size[0], math.prod(weight.size[1:])
+    shapes = {1: (pixels, channels, window), 2: (pixels, window, channels), 3: (window, channels, pixels)}
+    m, n, k = shapes[which]
+    taps = math.prod(weight.size[2:])
+    if which == 2 and taps > 1:
+        m, n, k = pixels, weight.size[1], channels * taps
+    computed = self.product(m, n, k, 1, dtype, operator.tf32[1])
+    moved = operator.bytes / (2 if which > 1 else 1)
+    rate = self._accelerator.memory_bytes_per_s * self._default.share
+    return max(computed, moved / rate) / self._convolution_share
+
+
+_TITLES = {
+    "matrix products": ("mm", "bmm", "addmm", "baddbmm"),
+    "convolutions": ("convolution", "convolution_backward"),
+    "attention": tuple(
+        f"_scaled_dot_product_{one}_attention{way}" for one in ("flash", "efficient") for way in ("", "_backward")
+    ),
+}
+
+_SHAPED: dict[str, Callable[[Costs, Operator], float]] = {
+    "mm": lambda self, one: _matrix(self, one, 0),
+    "bmm": lambda self, one: _matrix(self, one, 0),
+    "addmm": lambda self, one: _matrix(self, one, 1),
+    "baddbmm": lambda self, one: _matrix(self, one, 1),
+    "convolution": _convolution,
+    "convolution_backward": _convolution_backward,
+    "_scaled_dot_product_flash_attention": lambda self, one: self.attention(one, False),
+    "_scaled_dot_product_efficient_attention": lambda self, one: self.attention(one, False),
+    "_scaled_dot_product_flash_attention_backward": lambda self, one: self.attention(one, True),
+    "_scaled_dot_product_efficient_attention_backward": lambda self, one: self.attention(one, True),
+}

@@ -1,0 +1,415 @@
+"""A GPU whose tensors have shapes and no values. A dispatch mode stands in front of torch's kernels: what touches a
+tensor of the device is recorded and answered with the shapes that torch's meta kernels give; all else runs as ever.
+
+What an operator gives depends on nothing but the shapes, strides and dtypes of what goes in, so it is worked out once
+for each such combination (an `Operator`) and looked up from then on: some 50 µs an operator, autograd included.
+
+Host tensors stay real, so that data and sampling are the script's own, except for large ones that are made to be filled
+with random numbers (weights before they are moved): these have no values either, on "cpu".
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from emulator.peers.script import values
+from emulator.peers.script.operators import Operator, TensorShape
+from switchml.errors import EmulationError
+
+aten = torch.ops.aten
+
+VALUELESS = 1 << 16
+"""Elements from which on floating-point tensors that are made on the host get no memory."""
+
+
+class DeviceTensor(torch.Tensor):
+    """A tensor without values. Its storage is real, so that views share it, and it ends when the last of them does."""
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        return current().run(func, args, kwargs or {})
+
+    def __repr__(self) -> str:  # type: ignore[override]
+        return f"tensor(..., device='{self.device}', size={tuple(self.shape)}, dtype={self.dtype})"
+
+    def tolist(self) -> Any:
+        if self.numel() == 1:
+            return torch.full(self.shape, self.item()).tolist()
+        raise _without_values("tolist")
+
+    def numpy(self, *, force: bool = False) -> Any:
+        raise _without_values("numpy")
+
+    def __array__(self, dtype: Any = None) -> Any:
+        raise _without_values("__array__")
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return _remake, (
+            tuple(self.shape),
+            self.stride(),
+            self.storage_offset(),
+            self.dtype,
+            str(self.device),
+            self.requires_grad,
+        )
+
+
+def _remake(shape: Any, stride: Any, offset: int, dtype: Any, device: str, requires_grad: bool) -> torch.Tensor:
+    made = torch.empty(shape, dtype=dtype, device=device)
+    return made.requires_grad_(requires_grad)
+
+
+def _without_values(what: str) -> EmulationError:
+    return EmulationError(
+        f"Tensor.{what}() asks for values of an emulated tensor, which has none: leave it out, or use .item()"
+    )
+
+
+_current: list[Device] = []
+
+
+def current() -> Device:
+    """The device of this process."""
+    return _current[0]
+
+
+@dataclass(frozen=True)
+class _Returns:
+    """How a returned tensor relates to an argument: its place and name, and whether it is that very tensor."""
+
+    place: int
+    name: str
+    is_same: bool
+
+
+@dataclass
+class _Answer:
+    """What an operator gives for one combination of shapes."""
+
+    operator: Operator
+    shapes: Any
+    """`TensorShape`s in the structure of the result; other things stand for themselves."""
+    is_scalar: bool
+    """All tensors in and out have one element: then values are worked out, too."""
+
+
+@dataclass
+class Hooks:
+    """Who is told. `launch`: an operator is put on the device; `allocate` and `free`: memory by a number of its
+    storage; `read`: the host waits for a value."""
+
+    launch: Callable[[Operator], None]
+    allocate: Callable[[int, int], None]
+    free: Callable[[int], None]
+    read: Callable[[], None]
+
+
+@dataclass
+class Device(TorchDispatchMode):
+    """The mode. `index`: of the device."""
+
+    hooks: Hooks
+    index: int = 0
+    operators: list[Operator] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        super().__init__()
+        self.known = values.Known()
+        self._device = torch.device("cuda", self.index)
+        self._answers: dict[Any, _Answer] = {}
+        self._returns: dict[Any, list[_Returns | None]] = {}
+        self._storages: dict[int, tuple[int, Any]] = {}
+        self._made = 0
+        self._emptied: set[int] = set()
+        _current[:] = [self]
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return self.run(func, args, kwargs or {})
+
+    def run(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """One operator: answered if it concerns the device, else run."""
+        flat, spec = tree_flatten((args, kwargs))
+        device = None
+        for one in flat:
+            if isinstance(one, DeviceTensor) and (device is None or one.device.type == "cuda"):
+                device = one.device
+        where = kwargs.get("device")
+        if where is not None:
+            where = torch.device(where)
+            if where.type == "cuda":
+                device = self._here(where)
+            elif device is not None:
+                device = where
+        if device is None:
+            if func in _FILLED and self._is_large(func, args, kwargs):
+                device = torch.device("cpu")
+            else:
+                return func(*args, **kwargs)
+        if func in values.READ:
+            return self._read(func, args)
+        rule = values.RULES.get(func)
+        if rule is not None:
+            args, kwargs = rule(args, kwargs, self.known)
+            flat, spec = tree_flatten((args, kwargs))
+        return self._answered(func, args, kwargs, flat, spec, device)
+
+    def _here(self, where: torch.device) -> torch.device:
+        if where.index not in (None, self.index):
+            raise EmulationError(
+                f"a tensor on {where}, where this process's GPU is {self._device}: one GPU a process is emulated"
+            )
+        return self._device
+
+    def _answered(self, func: Any, args: Any, kwargs: dict[str, Any], flat: list[Any], spec: Any, device: Any) -> Any:
+        key = (func, spec, device.type, torch._C._get_float32_matmul_precision(), *map(_key, flat))
+        answer = self._answers.get(key)
+        if answer is None:
+            answer = self._answers[key] = self._work_out(func, flat, spec, device)
+        if device.type == "cuda":
+            self.hooks.launch(answer.operator)
+        result = self._shaped(func, answer.shapes, args, kwargs, device)
+        if answer.is_scalar:
+            self.known.follow(func, flat, spec, result)
+        if device.type == "cpu" and func is aten._to_copy.default:
+            return self._down(args[0], result, kwargs)
+        return result
+
+    def _work_out(self, func: Any, flat: list[Any], spec: Any, device: torch.device) -> _Answer:
+        tensors = [one for one in flat if isinstance(one, torch.Tensor)]
+        plain = [_on_meta(one) for one in flat]
+        args, kwargs = tree_unflatten(plain, spec)
+        if "device" in kwargs:
+            kwargs["device"] = "meta"
+        try:
+            with torch.utils._python_dispatch._disable_current_modes():
+                given = func(*args, **kwargs)
+        except NotImplementedError as error:
+            if not func._schema.returns:
+                return self._answer(func, tensors, flat, spec, None)
+            raise EmulationError(f"{func} can't be emulated: torch gives no shape of its result ({error})") from None
+        return self._answer(func, tensors, flat, spec, _shapes_of(given))
+
+    def _answer(self, func: Any, tensors: list[torch.Tensor], flat: list[Any], spec: Any, shapes: Any) -> _Answer:
+        out = [one for one in tree_flatten(shapes)[0] if isinstance(one, TensorShape)]
+        operator = Operator(
+            len(self.operators),
+            str(func),
+            tuple(map(_shape, tensors)),
+            tuple(out),
+            tuple(one for one in flat if not isinstance(one, torch.Tensor)),
+            (torch.get_float32_matmul_precision() != "highest", torch.backends.cudnn.allow_tf32),
+            self._written_bytes(func, flat, spec, shapes),
+            not (func.is_view or func in _WITHOUT_KERNEL),
+        )
+        self.operators.append(operator)
+        is_scalar = len(out) == 1 and all(one.elements == 1 for one in (*operator.inputs, *out))
+        return _Answer(operator, shapes, is_scalar)
+
+    def _written_bytes(self, func: Any, flat: list[Any], spec: Any, shapes: Any) -> int:
+        """Of new results and of arguments that are changed."""
+        args, kwargs = tree_unflatten([_shape(one) if isinstance(one, torch.Tensor) else one for one in flat], spec)
+        changed: list[Any] = []
+        for place, argument in enumerate(func._schema.arguments):
+            if argument.is_write:
+                changed.append(args[place] if place < len(args) else kwargs.get(argument.name))
+        if not changed:
+            changed.append(shapes)
+        return sum(one.bytes for one in tree_flatten(changed)[0] if isinstance(one, TensorShape))
+
+    def _shaped(self, func: Any, shapes: Any, args: Any, kwargs: dict[str, Any], device: torch.device) -> Any:
+        """The result: new tensors, views of arguments or arguments."""
+        returns = self._returns.get(func)
+        if returns is None:
+            returns = self._returns[func] = _returns_of(func)
+        if isinstance(shapes, (tuple, list)):
+            return type(shapes)(
+                self._one(shape, returns[min(place, len(returns) - 1)], args, kwargs, device, place)
+                for place, shape in enumerate(shapes)
+            )
+        return self._one(shapes, returns[0] if returns else None, args, kwargs, device)
+
+    def _one(
+        self, shape: Any, relation: _Returns | None, args: Any, kwargs: Any, device: torch.device, place: int = 0
+    ) -> Any:
+        if isinstance(shape, (tuple, list)):
+            return type(shape)(self._one(one, relation, args, kwargs, device, at) for at, one in enumerate(shape))
+        if not isinstance(shape, TensorShape):
+            return shape
+        base = None
+        if relation is not None:
+            base = args[relation.place] if relation.place < len(args) else kwargs.get(relation.name)
+            if isinstance(base, (tuple, list)):
+                base = base[place]
+            if relation.is_same and base is not None:
+                return base
+        made = torch.Tensor._make_wrapper_subclass(
+            DeviceTensor,
+            shape.size,
+            strides=shape.stride,
+            storage_offset=shape.offset,
+            dtype=shape.dtype,
+            device=device if base is None else base.device,
+        )
+        if isinstance(base, DeviceTensor):
+            torch._functionalize_unsafe_set(made, base)
+        elif device.type == "cuda":
+            self._own(made)
+        return made
+
+    def _own(self, tensor: torch.Tensor) -> None:
+        """Watch a new storage: its memory is given back when the last tensor on it ends."""
+        storage = tensor.untyped_storage()
+        number, self._made = self._made, self._made + 1
+        address = storage._cdata
+        self.hooks.allocate(number, storage.nbytes())
+        self._storages[address] = (number, weakref.ref(storage, lambda _: self._release(address, number)))
+
+    def _release(self, address: int, number: int) -> None:
+        if self._storages.get(address, (None,))[0] == number:
+            del self._storages[address]
+            self.known.forget(address)
+        if number in self._emptied:
+            self._emptied.remove(number)
+        else:
+            self.hooks.free(number)
+
+    def resize(self, storage: torch.UntypedStorage, size: int) -> bool:
+        """Give a storage's memory back (0) or take it again, as FSDP does with gathered weights. False: not ours."""
+        found = self._storages.get(storage._cdata)
+        if found is None:
+            return False
+        number = found[0]
+        if number in self._emptied:
+            self._emptied.remove(number)
+        else:
+            self.hooks.free(number)
+        if size:
+            self.hooks.allocate(number, size)
+        else:
+            self._emptied.add(number)
+        return True
+
+    def size(self, storage: torch.UntypedStorage) -> int | None:
+        """Bytes of a storage; None: not ours."""
+        found = self._storages.get(storage._cdata)
+        return None if found is None else 0 if found[0] in self._emptied else storage.nbytes()
+
+    def storage_number(self, tensor: torch.Tensor) -> int | None:
+        """The number of its memory, as `allocate` was told."""
+        found = self._storages.get(tensor.untyped_storage()._cdata)
+        return None if found is None else found[0]
+
+    def _read(self, func: Any, args: Any) -> Any:
+        tensor = args[0]
+        if tensor.device.type == "cuda":
+            self.hooks.read()
+        return self.known.read(func, tensor)
+
+    def _down(self, source: torch.Tensor, copy: torch.Tensor, kwargs: dict[str, Any]) -> torch.Tensor:
+        """What a copy to the host gives: values where there is one of them."""
+        if source.device.type != "cuda":
+            return copy
+        if not kwargs.get("non_blocking"):
+            self.hooks.read()
+        if copy.numel() != 1:
+            return copy
+        return torch.full(copy.shape, self.known.value(source), dtype=copy.dtype)
+
+    def _is_large(self, func: Any, args: Any, kwargs: dict[str, Any]) -> bool:
+        """Whether a factory on the host makes weights: many floating-point numbers."""
+        dtype = kwargs.get("dtype") or torch.get_default_dtype()
+        if not dtype.is_floating_point or kwargs.get("layout") not in (None, torch.strided):
+            return False
+        elements = 1
+        for length in args[0]:
+            elements *= length
+        return elements >= VALUELESS
+
+
+_FILLED = {
+    aten.empty.memory_format,
+    aten.empty_strided.default,
+    aten.zeros.default,
+    aten.ones.default,
+    aten.full.default,
+    aten.randn.default,
+    aten.rand.default,
+    aten.randn.generator,
+    aten.rand.generator,
+}
+
+
+_WITHOUT_KERNEL = {
+    aten._unsafe_view.default,
+    aten.empty.memory_format,
+    aten.empty_strided.default,
+    aten.empty_like.default,
+    aten.new_empty.default,
+    aten.new_empty_strided.default,
+    aten.lift_fresh.default,
+    aten._reshape_alias.default,
+    aten.set_.source_Tensor,
+    aten.set_.source_Storage_storage_offset,
+    aten.resize_.default,
+}
+
+
+def _key(one: Any) -> Any:
+    if isinstance(one, torch.Tensor):
+        return (one.size(), one.stride(), one.storage_offset(), one.dtype, one.device.type)
+    return (type(one), None) if isinstance(one, torch.Generator) else (type(one), one)
+
+
+def _on_meta(one: Any) -> Any:
+    """The argument as meta kernels take it."""
+    if isinstance(one, torch.Generator):
+        return None
+    if not isinstance(one, torch.Tensor):
+        return one
+    with torch.utils._python_dispatch._disable_current_modes():
+        if not one.storage_offset():
+            return torch.empty_strided(one.size(), one.stride(), dtype=one.dtype, device="meta")
+        extent = sum((length - 1) * step for length, step in zip(one.size(), one.stride(), strict=True)) + 1
+        whole = torch.empty(one.storage_offset() + extent, dtype=one.dtype, device="meta")
+        return whole.as_strided(one.size(), one.stride(), one.storage_offset())
+
+
+def _shape(tensor: torch.Tensor) -> TensorShape:
+    return TensorShape(
+        tuple(tensor.size()), tuple(tensor.stride()), int(tensor.storage_offset()), tensor.dtype, tensor.element_size()
+    )
+
+
+def _shapes_of(given: Any) -> Any:
+    if isinstance(given, torch.Tensor):
+        return _shape(given)
+    if isinstance(given, (tuple, list)):
+        return (list if isinstance(given, list) else tuple)(map(_shapes_of, given))
+    return given
+
+
+def _returns_of(func: Any) -> list[_Returns | None]:
+    """For each returned value, the argument that it is or looks at."""
+    arguments = func._schema.arguments
+    found: list[_Returns | None] = []
+    for one in func._schema.returns:
+        alias = one.alias_info
+        relation = None
+        if alias is not None and alias.before_set:
+            for place, argument in enumerate(arguments):
+                if argument.alias_info is not None and argument.alias_info.before_set & alias.before_set:
+                    relation = _Returns(place, argument.name, alias.is_write)
+                    break
+        if relation is None and func.is_view:  # a list of views: its schema names them in a way that torch hides
+            relation = _Returns(0, arguments[0].name, False)
+        found.append(relation)
+    return found

@@ -1,0 +1,118 @@
+"""Makes a torch without a GPU take "cuda" for a device: tensors of it can be made, moved and differentiated, as long as
+something in front of the kernels answers (`device.py`).
+
+Torch's C++ refuses where no driver is: the guard that switches devices, and three questions: whether an accelerator was
+built in, whether one is there, and whether it has been used, which autograd asks. Torch has a guard that does nothing,
+meant for a GPU build on a machine without GPU (`ensureCUDADeviceGuardSet`, c10/core/impl/DeviceGuardImplInterface.h);
+the questions go to one object of virtual functions (ATen/detail/CUDAHooksInterface.h), three entries of whose table are
+replaced. Which ones is found by trying, so that no version's order of them stands here.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from switchml.errors import ConfigError
+
+_CUDA = 1
+"""c10::DeviceType::CUDA."""
+_ENTRIES = 64
+"""Functions of the hooks' table that are copied: more than it has. What follows it is never called."""
+_FIRST_OF = 12
+"""The questions are among the first functions, those of all accelerators (ATen/detail/AcceleratorHooksInterface.h)."""
+
+_kept: list[Any] = []
+"""What C++ points to."""
+
+
+def install() -> None:
+    """Let this process make "cuda" tensors. Once; ConfigError where this torch can't be taught."""
+    if _kept:
+        return
+    torch.cuda._lazy_init = lambda: None
+    torch._C._set_only_lift_cpu_tensors(True)
+    try:
+        _install_guard()
+        _replace_answers()
+    except (AttributeError, OSError) as error:
+        raise ConfigError(f"torch {torch.__version__} can't emulate a GPU: {error}") from None
+
+
+def _library(name: str) -> ctypes.CDLL:
+    for suffix in ("so", "dylib"):
+        path = Path(torch.__file__).parent / "lib" / f"lib{name}.{suffix}"
+        if path.is_file():
+            return ctypes.CDLL(str(path))
+    raise OSError(f"it has no library {name}")
+
+
+def _install_guard() -> None:
+    """Torch puts its guard that does nothing in place of one that counts no devices. Where it has none at all, as in
+    builds for CPUs, it is shown one all of whose functions return 0, the one that counts devices among them."""
+    if torch.version.cuda is None:
+        none = ctypes.CFUNCTYPE(ctypes.c_longlong)(lambda: 0)
+        table = (ctypes.c_void_p * _ENTRIES)(*[ctypes.cast(none, ctypes.c_void_p).value] * _ENTRIES)
+        guard = ctypes.c_void_p(ctypes.addressof(table))
+        register = _library("c10")[
+            "_ZN3c104impl19registerDeviceGuardENS_10DeviceTypeEPKNS0_24DeviceGuardImplInterfaceE"
+        ]
+        register.argtypes = [ctypes.c_int8, ctypes.c_void_p]
+        register(_CUDA, ctypes.addressof(guard))
+        _kept.extend((none, table, guard))
+    torch._C._ensureCUDADeviceGuardSet()
+
+
+def _replace_answers() -> None:
+    """Have the hooks say that CUDA is there and in use."""
+    hooks_of = _library("torch_cpu")["_ZN2at6detail12getCUDAHooksEv"]
+    hooks_of.restype = ctypes.c_void_p
+    hooks = ctypes.cast(hooks_of(), ctypes.POINTER(ctypes.c_void_p))
+    original = hooks[0]
+    functions = ctypes.cast(original, ctypes.POINTER(ctypes.c_void_p))
+    table = (ctypes.c_void_p * _ENTRIES)(*[functions[entry] for entry in range(_ENTRIES)])
+    yes = ctypes.CFUNCTYPE(ctypes.c_longlong)(lambda: 1)
+    _kept.extend((table, yes))
+    atexit.register(hooks.__setitem__, 0, original)
+    hooks[0] = ctypes.addressof(table)
+    for works in (_is_built, _is_available, _differentiates):
+        for entry in range(_FIRST_OF):
+            if works():
+                break
+            before, table[entry] = table[entry], ctypes.cast(yes, ctypes.c_void_p).value
+            if not works():
+                table[entry] = before
+        if not works():
+            raise OSError("it asks for a driver in a way that is not known")
+
+
+def _is_built() -> bool:
+    found = torch._C._accelerator_getAccelerator()
+    return found is not None and found.type == "cuda"
+
+
+def _is_available() -> bool:
+    return torch._C._get_accelerator().type == "cuda"
+
+
+def _differentiates() -> bool:
+    def tensor() -> torch.Tensor:
+        return torch.Tensor._make_wrapper_subclass(_Probe, (1,), dtype=torch.float32, device=torch.device("cuda", 0))
+
+    try:
+        tensor().requires_grad_().backward(tensor())
+    except RuntimeError:
+        return False
+    return True
+
+
+class _Probe(torch.Tensor):
+    """A tensor without memory, each of whose operators gives itself."""
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        return args[0]

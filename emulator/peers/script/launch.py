@@ -1,0 +1,105 @@
+"""Starts a script on an emulated GPU: reads the command line that one would type on the cluster, and plays its rank 0.
+All other ranks are taken to do what it does.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from emulator.cluster import cluster as clusters
+from switchml.errors import ConfigError, JobError, OutOfMemory
+from switchml.runtime.children import dying_with_us
+from switchml.runtime.folders import TemporaryFolder
+
+_STDERR = 2
+
+
+@dataclass(frozen=True)
+class Command:
+    """`script`: a path, or "-m" and a module, and its arguments. `processes`: as the launcher was told, on all nodes
+    together; 0: there is no launcher."""
+
+    script: tuple[str, ...]
+    processes: int = 0
+
+
+def read_command(words: Sequence[str]) -> Command:
+    """torchrun, python or a script, with what follows. ConfigError for what is none of these."""
+    first, *rest = words
+    name = Path(first).name
+    if name.startswith("python"):
+        while rest[:1] and rest[0] in ("-u", "-O", "-B"):
+            rest = rest[1:]
+        if rest[:2] in (["-m", "torch.distributed.run"], ["-m", "torch.distributed.launch"]):
+            return _torchrun(rest[2:])
+        if not rest:
+            raise ConfigError("python: no script follows")
+        return Command(tuple(rest))
+    if name == "torchrun":
+        return _torchrun(rest)
+    if first == "-m" or first.endswith(".py"):
+        return Command(tuple(words))
+    raise ConfigError(f"{shlex.join(words)}: expected torchrun, python or a script (.py)")
+
+
+def _torchrun(words: Sequence[str]) -> Command:
+    from torch.distributed.run import get_args_parser
+
+    given = get_args_parser().parse_args(list(words))
+    per_node, nodes = str(given.nproc_per_node), str(given.nnodes).partition(":")[0]
+    if not nodes.isdigit():
+        raise ConfigError(f"torchrun --nnodes {given.nnodes}: expected a number")
+    script = (("-m",) if given.module else ()) + (given.training_script, *given.training_script_args)
+    return Command(script, (int(per_node) if per_node.isdigit() else 1) * int(nodes))
+
+
+def play(
+    words: Sequence[str], cluster: str, gpus: int = 0, allreduce: str = "auto", *, quiet: bool = False
+) -> dict[str, Any]:
+    """What a script takes on `gpus` accelerators of `cluster`, by default as many as its launcher starts, as
+    `ScriptResult` in JSON. `quiet`: what the script prints goes to stderr. Raises OutOfMemory, JobError if it fails."""
+    command = read_command(words)
+    machine = clusters.load(cluster)
+    world = gpus or command.processes or 1
+    if command.script[0] != "-m" and not Path(command.script[0]).is_file():
+        raise ConfigError(f"no script {command.script[0]}")
+    ranks = {}
+    if command.processes or world > 1:
+        local = min(world, machine.accelerators_per_node)
+        ranks = {
+            "RANK": 0,
+            "WORLD_SIZE": world,
+            "LOCAL_RANK": 0,
+            "LOCAL_WORLD_SIZE": local,
+            "GROUP_RANK": 0,
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": 29500,
+        }
+    with TemporaryFolder("script") as folder:
+        request, result = Path(folder) / "request.json", Path(folder) / "result.json"
+        request.write_text(
+            json.dumps({"cluster": cluster, "world": world, "allreduce": allreduce, "result": str(result)})
+        )
+        process = subprocess.run(
+            [sys.executable, "-m", "emulator.peers.script.program", str(request), *command.script],
+            env=os.environ | {"CUDA_VISIBLE_DEVICES": ""} | {name: str(value) for name, value in ranks.items()},
+            stdout=_STDERR if quiet else None,
+            preexec_fn=dying_with_us(),
+        )
+        if not result.is_file():
+            raise JobError(f"{command.script[0]} ended with exit code {process.returncode} and nothing to report")
+        outcome = json.loads(result.read_text())
+    at = f" at {outcome['where']}" if outcome.get("where") else ""
+    if "full" in outcome:
+        raise OutOfMemory(f"out of memory{at}: {outcome['full']}", parts=outcome["memory"])
+    if "error" in outcome:
+        raise JobError(f"{outcome['error']}{at}")
+    return outcome["result"]

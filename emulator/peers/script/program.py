@@ -1,0 +1,71 @@
+"""The process of one rank: `python -m emulator.peers.script.program REQUEST SCRIPT ARGUMENTS`, or `-m MODULE ARGUMENTS`
+in place of SCRIPT. REQUEST is a JSON file that names the cluster and where the result goes.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+import emulator
+from emulator.cluster import cluster as clusters
+from emulator.peers.run import run
+from emulator.peers.script.result import result_of
+from emulator.peers.script.session import Finished, Session
+from switchml.errors import SwitchMLError
+
+_OTHERS = (str(Path(emulator.__file__).parent), str(Path(traceback.__file__).parent))
+"""Folders of this package and of Python's library."""
+
+
+def main(arguments: list[str]) -> int:
+    """Play the script and write what became of it."""
+    import torch
+
+    request = json.loads(Path(arguments[0]).read_text())
+    script = arguments[1:]
+    name = script[1] if script[0] == "-m" else script[0]
+    session = Session(clusters.load(request["cluster"]), request["world"], 0, request["allreduce"])
+    outcome: dict[str, Any]
+    code = 0
+    try:
+        try:
+            with session.device:
+                run(script)
+        except Finished:
+            pass
+        except SystemExit as ended:
+            if ended.code not in (None, 0):
+                raise
+        outcome = {"result": result_of(session, name).to_json()}
+    except torch.OutOfMemoryError as error:
+        outcome = {"full": str(error), "where": _where(error), "memory": session.ledger.at_peak()}
+    except SwitchMLError as error:
+        outcome = {"error": str(error), "where": _where(error)}
+    except Exception as error:
+        traceback.print_exc()
+        outcome = {"error": f"{type(error).__name__}: {error}".strip(), "where": _where(error)}
+    Path(request["result"]).write_text(json.dumps(outcome))
+    return code
+
+
+def _where(error: BaseException) -> str:
+    """The last line of the user's own code that an error came through: file:line."""
+    found = ""
+    for frame in traceback.extract_tb(error.__traceback__):
+        if not frame.filename.startswith((*_OTHERS, "<frozen")) and "site-packages" not in frame.filename:
+            found = f"{frame.filename}:{frame.lineno}"
+    return found
+
+
+if __name__ == "__main__":
+    code = main(sys.argv[1:])
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # Python would take seconds to take torch apart

@@ -1,0 +1,112 @@
+"""What became of a script: an iteration's time and where it went, memory at its peak."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import Any
+
+from emulator.peers.script.clock import Collective, Span
+from emulator.peers.script.session import Session
+from switchml.errors import EmulationError
+
+
+@dataclass(frozen=True)
+class ScriptResult:
+    """Times in seconds, sizes in bytes."""
+
+    script: str
+    accelerator: str
+    cluster: str
+    gpus: int
+    iteration_s: float
+    parts: dict[str, float]
+    """Of the iteration, by what the device does; they add up to it."""
+    communication_s: float
+    """Of all collectives, hidden or not."""
+    collectives: dict[str, dict[str, float]]
+    """Of an iteration, by operation: calls, bytes, seconds."""
+    operators: int
+    allocated_bytes: int
+    reserved_bytes: int
+    capacity_bytes: float
+    memory: dict[str, int]
+    """What is allocated at the peak, by use."""
+    notes: list[str] = field(default_factory=list)
+
+    def to_json(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+
+def result_of(session: Session, script: str) -> ScriptResult:
+    """Of what was played; EmulationError where that is no iteration."""
+    if not session.device.operators:
+        raise EmulationError(f'{script} put nothing on a GPU: tensors have to be moved to "cuda"')
+    if not session.boundaries:
+        raise EmulationError(f"{script} ended without an optimizer's step, so there is no iteration to report")
+    notes = []
+    start_s, first = session.boundaries[-2] if len(session.boundaries) > 1 else (0.0, 0)
+    end_s, last = session.boundaries[-1]
+    if len(session.boundaries) < 2:
+        notes.append("the script made one iteration: its time includes setting up")
+    if session.is_compiled:
+        notes.append("torch.compile is left out: operators are those of eager mode")
+    if session.device.known.assumed:
+        notes.append(
+            f"values that the script read (a loss, a norm) and that are made up: {session.device.known.assumed}"
+        )
+    if session.device.known.guessed:
+        notes.append(f"masks that are taken to pick half of the elements: {session.device.known.guessed}")
+    spans = session.clock.spans[first:last]
+    busy, exposed_s = _parts(session, spans, start_s, end_s)
+    parts = dict(sorted(busy.items(), key=lambda entry: -entry[1]))
+    if exposed_s:
+        parts["exposed communication"] = exposed_s
+    parts["waiting for the host"] = max(0.0, end_s - start_s - sum(parts.values()))
+    collectives: dict[str, dict[str, float]] = {}
+    for one in spans:
+        if isinstance(one, Collective):
+            entry = collectives.setdefault(one.operation, {"calls": 0, "bytes": 0.0, "seconds": 0.0})
+            entry["calls"] += 1
+            entry["bytes"] += one.size_bytes
+            entry["seconds"] += one.duration_s
+    return ScriptResult(
+        script,
+        session.cluster.device.title,
+        session.cluster.name,
+        session.world,
+        end_s - start_s,
+        parts,
+        sum(entry["seconds"] for entry in collectives.values()),
+        collectives,
+        sum(not isinstance(one, Collective) for one in spans),
+        session.memory.peak_allocated_bytes,
+        session.memory.peak_reserved_bytes,
+        session.cluster.device.memory_bytes,
+        session.ledger.at_peak(),
+        notes,
+    )
+
+
+def _parts(session: Session, spans: list[Span], start_s: float, end_s: float) -> tuple[dict[str, float], float]:
+    """Seconds of the device by kind of kernel, each moment counted once, and of collectives beside which none runs."""
+    busy: defaultdict[str, float] = defaultdict(float)
+    covered_s = start_s
+    gaps: list[tuple[float, float]] = []
+    for one in sorted((one for one in spans if not isinstance(one, Collective)), key=lambda span: span.start_s):
+        if one.start_s > covered_s:
+            gaps.append((covered_s, one.start_s))
+        begin_s, until_s = max(one.start_s, covered_s), min(one.start_s + one.duration_s, end_s)
+        if until_s > begin_s:
+            busy[session.title_of(one.operator)] += until_s - begin_s
+            covered_s = until_s
+    if end_s > covered_s:
+        gaps.append((covered_s, end_s))
+    exposed_s = 0.0
+    transfers = sorted((one.start_s, one.start_s + one.duration_s) for one in spans if isinstance(one, Collective))
+    at_s = start_s
+    for begin_s, until_s in transfers:
+        begin_s, at_s = max(begin_s, at_s), max(at_s, until_s)
+        exposed_s += sum(max(0.0, min(until_s, right) - max(begin_s, left)) for left, right in gaps)
+    return busy, exposed_s

@@ -1,0 +1,139 @@
+"""One rank of a script on an emulated GPU: what stands in front of torch, where iterations begin and end, what memory
+is used for. Run in a process of its own (`program.py`), as it changes torch for good.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from emulator.cluster.cluster import Cluster
+from emulator.peers.script import choices, cuda, driver, group
+from emulator.peers.script.allocator import Allocator, Block, Full
+from emulator.peers.script.clock import Clock
+from emulator.peers.script.costs import Costs
+from emulator.peers.script.device import Device, DeviceTensor, Hooks
+from emulator.peers.script.memory import Ledger, Phase
+from emulator.peers.script.operators import Operator
+from switchml.units import bytes_text
+
+ITERATIONS = 3
+"""Played: the first makes the optimizer's state, the last is reported."""
+WORKSPACE_BYTES = {"Hopper": 32 << 20, "Blackwell": 32 << 20}
+"""Of cuBLAS, for each thread that multiplies: forward's and backward's (at::cuda::getChosenWorkspaceSize; others have
+about 8 MiB)."""
+
+
+class Finished(BaseException):
+    """Enough iterations are played; no handler of a script's should take it for an error."""
+
+
+class Session:
+    """Everything that the script meets. `local_rank`: the number of its device on its node."""
+
+    def __init__(self, cluster: Cluster, world: int, local_rank: int, allreduce: str):
+        accelerator = cluster.device
+        driver.install()
+        choices.install(accelerator)
+        self.cluster, self.world = cluster, world
+        self.clock = Clock()
+        self.memory = Allocator(accelerator.memory_bytes)
+        self.ledger = Ledger()
+        self.boundaries: list[tuple[float, int]] = []
+        """(seconds, spans so far) at the end of each iteration."""
+        self._costs = Costs(accelerator)
+        self._blocks: dict[int, Block | None] = {}
+        self._workspaces: set[bool] = set()
+        self._optimizer: torch.optim.Optimizer | None = None
+        self._in_optimizer = False
+        self.is_compiled = False
+        self.device = Device(Hooks(self._launch, self._allocate, self._free, self._read), local_rank)
+        cuda.install(accelerator, min(world, cluster.accelerators_per_node), local_rank, self.clock, self.memory)
+        group.install(group.Network(cluster, self.clock, world, allreduce))
+        self._functional = group.Functional(self.clock)
+        torch.__future__.set_swap_module_params_on_conversion(True)
+        for module in ("torch.optim.optimizer", "torch.utils._foreach_utils"):
+            importlib.import_module(module)._foreach_supported_types.append(DeviceTensor)
+        torch.compile = self._as_eager  # type: ignore[assignment]
+        torch.nn.Module.compile = self._as_eager  # type: ignore[method-assign, assignment]
+        register_optimizer_step_pre_hook(self._before_step)
+        register_optimizer_step_post_hook(self._stepped)
+
+    def title_of(self, operator: int) -> str:
+        """What kind of kernel an operator is."""
+        return self._costs.title(self.device.operators[operator])
+
+    def _as_eager(self, model: Any = None, *_: Any, **__: Any) -> Any:
+        """torch.compile without compiling: a decorator where it is called without a model."""
+        self.is_compiled = True
+        return (lambda function: function) if model is None else model
+
+    def _launch(self, operator: Operator) -> None:
+        if operator.name.startswith("_c10d_functional"):
+            self._functional.launch(operator)
+            return
+        is_backward = torch._C._current_graph_task_id() != -1
+        if self._costs.multiplies(operator) and is_backward not in self._workspaces:
+            self._workspaces.add(is_backward)
+            self._allocate(-1 - is_backward, WORKSPACE_BYTES.get(self.cluster.device.architecture, 8519680))
+        self.clock.launch(
+            operator.number, self._costs.host_s(operator, is_backward), self._costs.device_s(operator), is_backward
+        )
+
+    def _phase(self) -> Phase:
+        if self._in_optimizer:
+            return Phase.OPTIMIZER
+        return Phase.BACKWARD if torch._C._current_graph_task_id() != -1 else Phase.FORWARD
+
+    def _allocate(self, number: int, size: int) -> None:
+        try:
+            block = self.memory.take(size, self.clock.stream)
+        except Full as full:
+            raise torch.OutOfMemoryError(
+                f"CUDA out of memory. Tried to allocate {bytes_text(full.bytes)}. The GPU has a total capacity "
+                f"of {bytes_text(self.memory.capacity_bytes)}, of which {bytes_text(self.memory.allocated_bytes)} is "
+                f"allocated and {bytes_text(self.memory.reserved_bytes)} reserved by PyTorch."
+            ) from None
+        self._blocks[number] = block
+        self.ledger.allocated(number, 0 if block is None else block.bytes, self._phase())
+
+    def _free(self, number: int) -> None:
+        self.memory.give_back(self._blocks.pop(number, None))
+        self.ledger.freed(number)
+
+    def _read(self) -> None:
+        self.clock.synchronize(self.clock.stream)
+
+    def _before_step(self, optimizer: Any, *_: Any) -> None:
+        self._in_optimizer = True
+        for parameter in _parameters(optimizer):
+            self._mark("weights", parameter)
+            self._mark("gradients", parameter.grad)
+
+    def _stepped(self, optimizer: Any, *_: Any) -> None:
+        self._in_optimizer = False
+        for state in optimizer.state.values():
+            for value in state.values() if isinstance(state, dict) else ():
+                self._mark("optimizer states", value)
+        if self._optimizer is None:
+            self._optimizer = optimizer
+        if optimizer is not self._optimizer:
+            return
+        self.ledger.mark_rest("buffers and buckets")
+        self.boundaries.append((self.clock.now_s, len(self.clock.spans)))
+        if len(self.boundaries) == ITERATIONS:
+            raise Finished
+
+    def _mark(self, use: str, tensor: Any) -> None:
+        tensor = getattr(tensor, "_local_tensor", tensor)
+        if isinstance(tensor, DeviceTensor) and tensor.device.type == "cuda":
+            number = self.device.storage_number(tensor)
+            if number is not None:
+                self.ledger.mark(number, use)
+
+
+def _parameters(optimizer: Any) -> list[torch.Tensor]:
+    return [one for entry in optimizer.param_groups for one in entry["params"]]

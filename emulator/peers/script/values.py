@@ -1,0 +1,103 @@
+"""Values where a script asks for one. Tensors with one element (a loss, GradScaler's scale, a flag) carry theirs:
+worked out where everything that went in is known, else plausible, and counted. Operators whose result is as long as
+values say get a length.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_unflatten
+
+aten = torch.ops.aten
+
+READ = {aten._local_scalar_dense.default, aten.equal.default, aten.is_nonzero.default}
+"""Operators that hand a value to Python."""
+
+_RANDOM = ("rand", "uniform", "normal", "bernoulli", "multinomial", "dropout", "exponential", "geometric")
+
+
+class Known:
+    """Values of tensors with one element, by their storage."""
+
+    def __init__(self) -> None:
+        self.assumed = 0
+        """Times that a script read a value which nothing determines."""
+        self.guessed = 0
+        """Masks that were taken to pick half of the elements."""
+        self._values: dict[int, Any] = {}
+
+    def forget(self, address: int) -> None:
+        self._values.pop(address, None)
+
+    def follow(self, func: Any, flat: list[Any], spec: Any, result: Any) -> None:
+        """Work an operator out whose tensors all have one element."""
+        if not isinstance(result, torch.Tensor) or result.device.type == "cpu":
+            return
+        name = func._schema.name
+        if any(word in name for word in _RANDOM) or "empty" in name:
+            return
+        with torch.utils._python_dispatch._disable_current_modes():
+            real = [
+                torch.full(one.shape, self.value(one), dtype=one.dtype) if isinstance(one, torch.Tensor) else one
+                for one in flat
+            ]
+            args, kwargs = tree_unflatten(real, spec)
+            if "device" in kwargs:
+                kwargs["device"] = "cpu"
+            kwargs.pop("pin_memory", None)
+            try:
+                given = func(*args, **kwargs)
+            except (RuntimeError, NotImplementedError, TypeError):
+                return
+            self._values[result.untyped_storage()._cdata] = given.reshape(()).item()
+
+    def value(self, tensor: torch.Tensor) -> Any:
+        """Of a tensor with one element; the plausible one where it is not known."""
+        if tensor.device.type == "cpu" and type(tensor) is torch.Tensor:
+            return tensor.reshape(()).item()
+        return self._values.get(tensor.untyped_storage()._cdata, _plausible(tensor.dtype))
+
+    def read(self, func: Any, tensor: torch.Tensor) -> Any:
+        """What READ gives."""
+        if func is aten.equal.default:
+            self.assumed += 1
+            return True
+        if tensor.untyped_storage()._cdata not in self._values:
+            self.assumed += 1
+        found = self.value(tensor)
+        return bool(found) if func is aten.is_nonzero.default else found
+
+
+def _plausible(dtype: torch.dtype) -> Any:
+    if dtype is torch.bool:
+        return False
+    return 1.0 if dtype.is_floating_point else 1
+
+
+def _half(count: int) -> int:
+    return max(1, math.ceil(count / 2))
+
+
+def _index(args: Any, kwargs: dict[str, Any], known: Known) -> Any:
+    """A mask as an index picks every other element."""
+    picked: list[Any] = []
+    for index in args[1]:
+        if index is not None and index.dtype in (torch.bool, torch.uint8):
+            known.guessed += 1
+            count = _half(index.numel())
+            picked += [torch.empty(count, dtype=torch.int64, device=index.device) for _ in range(index.dim())]
+        else:
+            picked.append(index)
+    return (args[0], picked, *args[2:]), kwargs
+
+
+RULES: dict[Any, Callable[[Any, dict[str, Any], Known], Any]] = {
+    aten.index.Tensor: _index,
+    aten.index_put.default: _index,
+    aten.index_put_.default: _index,
+}
+"""Operators whose arguments are changed first."""

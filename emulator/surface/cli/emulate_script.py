@@ -1,0 +1,71 @@
+"""`switchml emulate … -- SCRIPT`: a script on accelerators that are not there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from emulator.surface.cli.emulate import SCRIPT
+from emulator.surface.cli.options import output
+from switchml import tables
+from switchml.cli.extras import require
+from switchml.errors import ConfigError
+from switchml.terminal import say
+
+_TAKEN = ("cluster", "gpus", "allreduce", "as_json", "time_budget_s")
+"""Parameters of `switchml emulate` that a script leaves open; it says all else itself."""
+
+
+def emulate_script(as_json: bool) -> None:
+    """Play what follows `--` and print what it takes. ConfigError for options that describe a job in other words."""
+    require("torch")
+    context = click.get_current_context()
+    for parameter in context.command.params:
+        name = parameter.name or ""
+        source = context.get_parameter_source(name)
+        if name not in _TAKEN and source is not None and source.name == "COMMANDLINE" and context.params.get(name):
+            raise ConfigError(
+                f"{parameter.opts[0]}: the script after -- says that itself; "
+                "expected --cluster, --gpus, --allreduce or --json"
+            )
+    words = context.meta[SCRIPT]
+    if not words:
+        raise ConfigError("no script follows --")
+    from emulator.peers.script.launch import play
+
+    options = context.params
+    result = play(
+        words,
+        options.get("cluster") or "a100-dgx",
+        options.get("gpus") or 0,
+        options.get("allreduce") or "auto",
+        quiet=as_json,
+    )
+    output(as_json, lambda: result, lambda: show(result))
+
+
+def show(result: dict[str, Any]) -> None:
+    """Print it."""
+    say((result["script"], "bold"), f" on {result['gpus']} x {result['accelerator']} ({result['cluster']})\n")
+    table = tables.Table([tables.text(""), tables.number("")])
+    whole_s = result["iteration_s"]
+    table.add("iteration", f"{whole_s * 1e3:,.1f} ms" if whole_s < 1 else f"{whole_s:,.2f} s")
+    for name, seconds in result["parts"].items():
+        if seconds > 0.0005 * whole_s:
+            table.add(f"  {name}", f"{seconds / whole_s:.1%}")
+    if result["collectives"]:
+        table.add()
+        table.add("communication, hidden or not", f"{result['communication_s'] * 1e3:,.1f} ms")
+        for name, entry in result["collectives"].items():
+            table.add(f"  {name.replace('_', '-')}, {entry['calls']:,.0f} calls", f"{entry['bytes'] / 1e9:,.2f} GB")
+    table.add()
+    capacity = result["capacity_bytes"]
+    table.add("memory, allocated at the peak", f"{result['allocated_bytes'] / 1e9:.2f} of {capacity / 1e9:.0f} GB")
+    for name, size in result["memory"].items():
+        if size > 0.0005 * result["allocated_bytes"]:
+            table.add(f"  {name}", f"{size / 1e9:.2f} GB")
+    table.add("memory, reserved", f"{result['reserved_bytes'] / 1e9:.2f} GB")
+    tables.show(table)
+    for note in result["notes"]:
+        say(("note: ", "bold"), note)

@@ -1,0 +1,141 @@
+"""Scripts on GPUs that are not there: what they allocate, exchange and read, beside what follows from their shapes."""
+
+import json
+import os
+import textwrap
+
+import pytest
+
+from tests.support.forks import TORCH, Forked
+
+pytest.importorskip("torch")
+
+MODEL = """
+import os, torch, torch.nn as nn, torch.distributed as dist
+model = nn.Sequential(nn.Linear(1024, 4096), nn.GELU(), nn.Linear(4096, 1024)).cuda()
+PARAMETERS = 1024 * 4096 * 2 + 4096 + 1024
+"""
+TRAIN = """
+for step in range(9):
+    loss = model(torch.randn(64, 1024, device="cuda")).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+BYTES = 4 * (1024 * 4096 * 2 + 4096 + 1024)
+
+
+def play(folder, text, *, world=1, cluster="h100-dgx"):
+    """What the program of one rank makes of a script."""
+    script, request, result = folder / "script.py", folder / "request.json", folder / "result.json"
+    script.write_text(textwrap.dedent(text))
+    request.write_text(json.dumps({"cluster": cluster, "world": world, "allreduce": "auto", "result": str(result)}))
+    ranks = {"RANK": "0", "WORLD_SIZE": str(world), "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+    with open(folder / "out", "w") as out, open(os.devnull) as nothing:
+        process = Forked(
+            ["-m", "emulator.peers.script.program", str(request), str(script)],
+            preload=TORCH,
+            env=os.environ | ranks,
+            stdin=nothing,
+            stdout=out,
+            stderr=out,
+        )
+        process.wait(100)
+    assert result.is_file(), (folder / "out").read_text()
+    return json.loads(result.read_text())
+
+
+def test_data_parallel(tmp_path):
+    """DDP with automatic mixed precision, a scaler and clipping: every gradient is reduced once, the parts add up."""
+    text = """
+    from torch.nn.parallel import DistributedDataParallel
+    dist.init_process_group("nccl")
+    assert dist.get_world_size() == 16 and torch.cuda.device_count() == 8
+    ddp = DistributedDataParallel(model, device_ids=[0])
+    optimizer = torch.optim.AdamW(ddp.parameters())
+    scaler = torch.amp.GradScaler()
+    for step in range(9):
+        with torch.autocast("cuda", torch.bfloat16):
+            hidden = ddp(torch.randn(64, 1024, device="cuda"))
+            assert hidden.dtype == torch.bfloat16 and hidden.is_cuda
+        loss = hidden.float().square().mean()
+        optimizer.zero_grad()
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        torch.nn.utils.clip_grad_norm_(ddp.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+        assert scaler.get_scale() == 65536.0
+        assert isinstance(loss.item(), float) and step < 3
+    """
+    result = play(tmp_path, MODEL + textwrap.dedent(text), world=16)["result"]
+    assert sum(result["parts"].values()) == pytest.approx(result["iteration_s"])
+    assert result["collectives"]["all_reduce"]["bytes"] == BYTES
+    assert result["memory"]["weights"] == pytest.approx(BYTES, rel=1e-3)
+    assert result["memory"]["gradients"] == pytest.approx(BYTES, rel=1e-3)
+    assert result["memory"]["optimizer states"] == pytest.approx(2 * BYTES, rel=1e-3)
+    assert sum(result["memory"].values()) == result["allocated_bytes"] <= result["reserved_bytes"]
+    assert result["notes"] == ["values that the script read (a loss, a norm) and that are made up: 2"]
+
+
+def test_fully_sharded(tmp_path):
+    """FSDP2: weights are gathered twice, gradients scattered once, and a rank holds its share of the states."""
+    text = """
+    from torch.distributed.fsdp import fully_shard
+    dist.init_process_group("nccl")
+    fully_shard(model[0])
+    fully_shard(model[2])
+    fully_shard(model)
+    optimizer = torch.optim.AdamW(model.parameters())
+    """
+    result = play(tmp_path, MODEL + textwrap.dedent(text) + TRAIN, world=8)["result"]
+    assert result["collectives"]["reduce_scatter"]["bytes"] == BYTES
+    gathered = result["collectives"]["all_gather"]["bytes"]
+    assert BYTES < gathered <= 2 * BYTES
+    assert result["memory"]["optimizer states"] == pytest.approx(2 * BYTES / 8, rel=1e-2)
+
+
+def test_memory_figures(tmp_path):
+    """What torch.cuda says is what is allocated; views share, and memory comes back with the last of them."""
+    text = """
+    import torch
+    before = torch.cuda.memory_allocated()
+    whole = torch.zeros(1024, 1024, device="cuda")
+    assert torch.cuda.memory_allocated() - before == 4 << 20
+    rows = list(whole.view(-1).chunk(4)) + [whole[1:], whole.t()]
+    assert torch.cuda.memory_allocated() - before == 4 << 20
+    del whole
+    assert torch.cuda.memory_allocated() - before == 4 << 20
+    del rows
+    assert torch.cuda.memory_allocated() == before and torch.cuda.memory_reserved() == 20 << 20
+    torch.cuda.empty_cache()
+    assert torch.cuda.memory_reserved() == 0
+    total = torch.ones(8, device="cuda").sum() + torch.tensor(2.5, device="cuda")
+    flag = torch.tensor(3, device="cuda") * 2
+    assert flag.item() == 6 and float(torch.tensor(0.25).cuda() + 1) == 1.25
+    real = torch.arange(5).float().mean()
+    assert real.item() == 2.0 and type(real) is torch.Tensor
+    weight = torch.nn.Parameter(torch.zeros(4, device="cuda"))
+    torch.optim.SGD([weight], 0.1).step()
+    """
+    assert "result" in play(tmp_path, text), (tmp_path / "out").read_text()
+
+
+REFUSED = {
+    "out of memory": ("import torch\nrows = [torch.empty(1 << 30, device='cuda') for _ in range(99)]\n", "script.py:2"),
+    "values": ("import torch\ntorch.zeros(3).cuda().numpy()\n", "numpy() asks for values"),
+    "two devices": ("import torch\ntorch.zeros(3, device='cuda:1')\n", "one GPU a process"),
+    "no step": ("import torch\ntorch.zeros(3, device='cuda')\n", "without an optimizer's step"),
+    "no GPU": ("import torch\ntorch.zeros(3)\n", "put nothing on a GPU"),
+    "its own error": ("import torch\nraise ValueError('as ever')\n", "ValueError: as ever"),
+    "lengths": ("import torch\ntorch.zeros(3, device='cuda').nonzero()\n", "aten.nonzero.default can't be emulated"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_refused(tmp_path, what):
+    """One sentence for what can't be emulated, with the line of the script."""
+    text, expected = REFUSED[what]
+    outcome = play(tmp_path, text)
+    assert "result" not in outcome
+    assert expected in " ".join(str(outcome.get(key)) for key in ("full", "error", "where"))
