@@ -84,6 +84,7 @@ class Constants:
     launch_forward_s: float
     launch_backward_s: float
     launch_collective_s: float
+    launch_operator_s: float
     overlap_exponent: float
     pipeline_hand_over_s: float
     iteration_s: float

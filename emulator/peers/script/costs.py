@@ -17,7 +17,7 @@ import torch
 
 from emulator import datafile
 from emulator.cluster import kernels
-from emulator.cluster.accelerator import Accelerator, Constants, constants
+from emulator.cluster.accelerator import Accelerator, Constants
 from emulator.peers.script.operators import Operator, TensorShape
 
 DATA = Path(__file__).parent / "data" / "operators.toml"
@@ -53,12 +53,13 @@ def _kinds() -> dict[str, Kind]:
 class Costs:
     """Seconds of operators on one accelerator."""
 
-    def __init__(self, accelerator: Accelerator):
+    def __init__(self, accelerator: Accelerator, software: Constants):
         self._accelerator = accelerator
+        self._launch_s = software.launch_operator_s
         table = _table()
         own = dict(table["products"])
         self._convolution_share = own.pop("convolution_share")
-        self._constants: Constants = dataclasses.replace(constants(), **own)
+        self._constants = dataclasses.replace(software, **own)
         self._host = table["host"]
         self._tiles = np.array(table["tiles"], np.float64)
         self._kernel_s = float(own["kernel_s"])
@@ -82,9 +83,9 @@ class Costs:
         """What launching it keeps the host."""
         host = self._host["backward" if is_backward else "forward"]
         if not operator.has_kernel:
-            return host["view_s"]
+            return self._launch_s * host["view"]
         kind = _kinds().get(operator.base, self._default)
-        return host["kernel_s"] + (kind.kernels - 1) * host["more_s"]
+        return self._launch_s * (host["kernel"] + (kind.kernels - 1) * host["more"])
 
     def device_s(self, operator: Operator) -> float:
         """What it takes on the device."""

@@ -44,7 +44,7 @@ class Session:
         self.ledger = Ledger()
         self.boundaries: list[tuple[float, int]] = []
         """(seconds, spans so far) at the end of each iteration."""
-        self._costs = Costs(accelerator)
+        self._costs = Costs(accelerator, cluster.software)
         self._blocks: dict[int, Block | None] = {}
         self._workspaces: set[bool] = set()
         self._optimizer: torch.optim.Optimizer | None = None

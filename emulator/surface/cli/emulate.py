@@ -11,6 +11,7 @@ import click
 
 from emulator.cluster.algorithms import ALGORITHMS
 from emulator.surface.cli.emulate_options import KEYS, job_options
+from emulator.surface.cli.emulate_script import SCRIPT, WithScript, emulate_script
 from emulator.surface.cli.options import REPORT, ROWS_FILE, TIMELINE, json_option, output, time_limit_option
 from switchml import tables
 from switchml.cli.options import Count
@@ -21,21 +22,7 @@ if TYPE_CHECKING:
     from emulator.jobs.sweep import Axis
 
 
-SCRIPT = "emulator.surface.cli.emulate.script"
-"""Key of click's context under which the words after `--` stand."""
-
-
-class _WithScript(click.Command):
-    """Has a command line of its own after `--`."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        if "--" in args:
-            at = args.index("--")
-            ctx.meta[SCRIPT], args = args[at + 1 :], args[:at]
-        return super().parse_args(ctx, args)
-
-
-@click.command(cls=_WithScript)
+@click.command(cls=WithScript)
 @click.argument("what", nargs=-1, metavar="[JOB.toml... | list [KIND] | -- SCRIPT...]")
 @job_options
 @click.option(
@@ -100,8 +87,6 @@ def emulate(
     `switchml emulate list` names models, clusters, schedules, codecs and constants.
     """
     if SCRIPT in click.get_current_context().meta:
-        from emulator.surface.cli.emulate_script import emulate_script
-
         emulate_script(as_json)
         return
     if what[:1] == ("list",):

@@ -6,12 +6,25 @@ from typing import Any
 
 import click
 
-from emulator.surface.cli.emulate import SCRIPT
 from emulator.surface.cli.options import output
 from switchml import tables
 from switchml.cli.extras import require
 from switchml.errors import ConfigError
 from switchml.terminal import say
+
+SCRIPT = "emulator.surface.cli.emulate.script"
+"""Key of click's context under which the words after `--` stand."""
+
+
+class WithScript(click.Command):
+    """Has a command line of its own after `--`."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if "--" in args:
+            at = args.index("--")
+            ctx.meta[SCRIPT], args = args[at + 1 :], args[:at]
+        return super().parse_args(ctx, args)
+
 
 _TAKEN = ("cluster", "gpus", "allreduce", "as_json", "time_budget_s")
 """Parameters of `switchml emulate` that a script leaves open; it says all else itself."""
