@@ -11,6 +11,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+from emulator.p4switch.hashes import Crc
 from emulator.p4switch.state.arrays import CounterArray, MeterArray, RegisterArray
 from emulator.p4switch.state.digests import DigestList
 from emulator.p4switch.state.replication import MAX_PORTS, Replication
@@ -46,8 +47,9 @@ def _crc_setting(width: int) -> Answer:
     """The answer to a call that sets the parameters of a custom CRC."""
 
     def answer(self, cxt: int, calculation: str, p: SimpleNamespace) -> None:
-        numbers = p.polynomial, p.initial_remainder, p.final_xor_value, p.data_reflected, p.remainder_reflected
-        self.device.state.set_crc(calculation, width, *(number or 0 for number in numbers))
+        numbers = p.polynomial or 0, p.initial_remainder or 0, p.final_xor_value or 0
+        crc = Crc(width, *numbers, bool(p.data_reflected), bool(p.remainder_reflected))
+        self.device.state.set_crc(calculation, crc)
 
     return answer
 
