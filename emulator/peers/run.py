@@ -10,8 +10,11 @@ import runpy
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, TypeVar
 
 from emulator.peers.backend import BACKEND_NAME, autoload
+
+T = TypeVar("T")
 
 
 def main(arguments: list[str]) -> None:
@@ -33,12 +36,12 @@ def _take_over() -> None:
     import torch.distributed as dist
     from torch.distributed import device_mesh, distributed_c10d
 
-    def ours(function: Callable) -> Callable:
+    def ours(function: Callable[..., T]) -> Callable[..., T]:
         """`function` with our backend as its argument `backend`."""
         signature = inspect.signature(function)
 
         @functools.wraps(function)
-        def call(*args, **kwargs):
+        def call(*args: Any, **kwargs: Any) -> T:
             bound = signature.bind(*args, **kwargs)
             bound.arguments["backend"] = BACKEND_NAME
             bound.arguments.pop("device_id", None)
