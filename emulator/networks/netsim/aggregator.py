@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
@@ -79,12 +80,13 @@ class JobSlots:
 
 def is_addressed(data: np.ndarray) -> bool:
     """Whether these are the bytes of an addressed packet."""
-    return bool(data[0] & SPARSE) and data[1] & COLUMNS == ADDRESSED and data[0] >> 4 != wire_format.WAIT
+    first, second = data[:2].tolist()
+    return bool(first & SPARSE) and second & COLUMNS == ADDRESSED and first >> 4 != wire_format.WAIT
 
 
 def _is_for(data: np.ndarray, is_root: bool) -> bool:
     """Whether the data of an addressed packet are for the ranks behind a receiver, the root among them or not."""
-    reach = data.item(HEADER_BYTES)
+    reach: int = data.item(HEADER_BYTES)
     return reach == wire_format.REACH_ALL or (reach == wire_format.REACH_ROOT) == is_root
 
 
@@ -243,16 +245,20 @@ def _contribution(packet: Packet, payload: int) -> tuple[Packet, int] | None:
     return Packet(data, packet.job, packet.rank), flags
 
 
-def seat(ranks: Sequence[int], hosts: Sequence[int], train_packets: int, **pool) -> JobSlots:
-    """One job at the switch that the hosts of `ranks` are connected to. `pool`: options of its Pool."""
+def seat(ranks: Sequence[int], hosts: Sequence[int], train_packets: int, pool: partial[Pool]) -> JobSlots:
+    """One job at the switch that the hosts of `ranks` are connected to. `pool`: its Pool but for the workers."""
     children = tuple(((rank,), hosts[rank]) for rank in ranks)
-    return JobSlots(Pool(workers=len(ranks), **pool), children, train_packets)
+    return JobSlots(pool(workers=len(ranks)), children, train_packets)
 
 
 def seats(
-    ranks_of_rack: Sequence[Sequence[int]], racks: Sequence[int], hosts: Sequence[int], train_packets: int, **pool
+    ranks_of_rack: Sequence[Sequence[int]],
+    racks: Sequence[int],
+    hosts: Sequence[int],
+    train_packets: int,
+    pool: partial[Pool],
 ) -> tuple[list[JobSlots], JobSlots]:
     """One job in a tree: the seat at each of `racks`, whose ranks are `ranks_of_rack`, and the one above them."""
     children = tuple((tuple(ranks), rack_address(rack)) for rack, ranks in zip(racks, ranks_of_rack, strict=True))
-    below = [seat(ranks, hosts, train_packets, **pool) for ranks in ranks_of_rack]
-    return below, JobSlots(Pool(workers=len(racks), **pool), children)
+    below = [seat(ranks, hosts, train_packets, pool) for ranks in ranks_of_rack]
+    return below, JobSlots(pool(workers=len(racks)), children)
