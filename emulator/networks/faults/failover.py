@@ -10,8 +10,9 @@ from typing import Any
 import simpy
 
 from emulator.networks.faults.agent import VirtualAgent
+from emulator.networks.faults.clock import Clock
 from emulator.networks.faults.control import Session
-from emulator.networks.netsim.link import NS
+from emulator.networks.netsim.link import NS, Environment
 from host_agent import failover
 from host_agent.core import new_worker
 from switchml.control.client import RETRY_S, AggregatorLost
@@ -24,7 +25,7 @@ class Mover:
 
     def __init__(self, program: Any, agent: VirtualAgent):
         self._program, self._agent, self._world = program, agent, program.world
-        self._env: simpy.Environment = program.env
+        self._env: Environment = program.env
         self._site, self._session = 0, agent.session
         info = agent.session.info
         self._lineage = info.tag << 32 | info.isn
@@ -42,7 +43,8 @@ class Mover:
 
     def _lasts(self, seconds: float) -> int:
         """How many ns that truly are, as the host counts them."""
-        return self._program.clock.lasts(int(seconds * NS))
+        clock: Clock = self._program.clock
+        return clock.lasts(int(seconds * NS))
 
     def _on_event(self, session: Session, event: Any) -> None:
         if session is not self._session or self._agent.is_over:
@@ -106,7 +108,7 @@ class Mover:
         if refusal is not None or self._agent.is_over:
             session.vanish()
             return False
-        assert (info := session.info) is not None
+        info = session.info
         self._tags += (info.tag,)
         self._site, self._session = stop.address, session
         self._world.log("moved", program.host, stop.address, info.epoch)

@@ -17,7 +17,7 @@ from emulator.networks.faults.control import Session
 from emulator.networks.faults.failover import Mover
 from emulator.networks.faults.late import Memories
 from emulator.networks.faults.plan import ONE_SENDS, JobPlan, PlannedCall
-from emulator.networks.netsim.link import NS
+from emulator.networks.netsim.link import NS, Environment
 from host_agent.collectives import CollectiveCall, request_of
 from switchml.control.membership import JoinRequest
 from switchml.errors import CollectiveTimeout, SumOverflow
@@ -36,7 +36,7 @@ class Program:
     def __init__(self, world: Any, job: JobPlan, rank: int):
         self.world, self.job, self.rank, self.host = world, job, rank, job.hosts[rank]
         self._site = 0
-        self.env: simpy.Environment = world.env
+        self.env: Environment = world.env
         self.clock = world.plan.clock(self.host)
         self.state, self.attempts = "running", 0
         self.agent: VirtualAgent | None = None
@@ -44,6 +44,7 @@ class Program:
         self.session: Session | None = None
         self._chooser = random.Random(f"program {world.plan.seed} {self.host}")
         self._port = _FIRST_PORT
+        self.agent_endpoint = 0
         self._is_paused: simpy.Event | None = None
         self._memories: Memories | None = None
         self._computes = True
@@ -94,7 +95,7 @@ class Program:
             except simpy.Interrupt as kill:
                 self.world.log("crash", self.host)
                 self._vanish()
-                wait_s = kill.cause
+                wait_s = float(kill.cause or 0.0)
         self.world.ended(self)
 
     def take_new_port(self) -> None:
@@ -162,6 +163,7 @@ class Program:
 
     def _work(self, session: Session) -> Generator[simpy.Event, Any, None]:
         key = session.key
+        assert key is not None  # the job has begun
         self.world.checks.ledgers[key].started.add(self.rank)
         self.agent_endpoint = udp.endpoint(*self.address)
         agent = self.agent = VirtualAgent(
@@ -264,8 +266,8 @@ class Program:
             call.op,
             call.root,
         )
-        options = {"timeout_s": call.timeout_s, "keep": (source, target)}
-        agent.submit(request_of(move, self.rank, self.job.workers, agent.core.wire, on_done, **options))
+        n, wire, keep = self.job.workers, agent.core.wire, (source, target)
+        agent.submit(request_of(move, self.rank, n, wire, on_done, timeout_s=call.timeout_s, keep=keep))
         return done
 
     def _submit_late(self, agent: VirtualAgent, key: tuple[int, int], number: int, call: PlannedCall) -> simpy.Event:

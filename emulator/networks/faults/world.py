@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import random
-import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,13 +18,14 @@ import simpy
 from emulator.networks.faults.agent import VirtualAgent
 from emulator.networks.faults.best_effort_plan import draw_best_effort
 from emulator.networks.faults.checks import Checks, Ledger, Violation
-from emulator.networks.faults.control import Control, Session
+from emulator.networks.faults.control import Control, Key, Session
 from emulator.networks.faults.deadlines_plan import draw_deadlines
 from emulator.networks.faults.failover_plan import SUSPICION, draw_failover
 from emulator.networks.faults.plan import Fault, FaultPlan, draw
 from emulator.networks.faults.program import Program
+from emulator.networks.faults.tensors import checksum
 from emulator.networks.netsim.config import LinkConfig
-from emulator.networks.netsim.link import NS, Link, at
+from emulator.networks.netsim.link import NS, Environment, Link, at
 from emulator.networks.netsim.packets import Packet
 from switchml.aggregator.best_effort import BestEffortDataplane
 from switchml.protocol.packet import HEADER_BYTES
@@ -88,7 +88,7 @@ class World:
     def __init__(self, plan: FaultPlan, log: Callable[[str], None] | None = None):
         self.plan, self._log = plan, log
         self._hash = hashlib.blake2b(digest_size=8)
-        self.env = simpy.Environment(_START_NS)
+        self.env = Environment(_START_NS)
         self._has_deadlines = any(job.deadline_s for job in plan.jobs)
         has_faults = bool(plan.faults) or plan.slot_capacity < 1000 or (self._has_deadlines and not plan.is_calm)
         self.checks = Checks(has_faults, bool(plan.failover_s))
@@ -112,7 +112,8 @@ class World:
         at(self.env, _START_NS + int(plan.heal_s * NS), self._clear_up)
 
     def _site(self, number: int) -> AggregatorNode:
-        plan, site = self.plan, AggregatorNode(Control(self.env, self.plan, self._note, number))
+        plan = self.plan
+        site = AggregatorNode(Control(self.env, plan, self._started, self._departed, number))
         suffix = f" at {number}" if number else ""
 
         def link(name: str, deliver: Callable[[Packet], None], config: LinkConfig = plan.link) -> Link:
@@ -193,7 +194,7 @@ class World:
         plane = site.control.dataplane
         if plane is None:
             return
-        self.log("up", packet.job, zlib.crc32(packet.data))
+        self.log("up", packet.job, checksum(packet.data))
         if self._has_deadlines:
             self._note_round(site, packet)
         if isinstance(plane, BestEffortDataplane):
@@ -210,7 +211,7 @@ class World:
         """A packet of the switch at the aggregator behind it."""
         plane = site.control.dataplane
         if isinstance(plane, BestEffortDataplane):
-            self.log("behind", zlib.crc32(packet.data))
+            self.log("behind", checksum(packet.data))
             for data in plane.handle_behind(packet.address, packet.length):
                 site.behind[1].send(Packet(np.frombuffer(data, np.uint8), 0, 0))
 
@@ -234,22 +235,23 @@ class World:
 
     def _at_host(self, packet: Packet) -> None:
         agent = self.agents.get(packet.to)
-        self.log("down", packet.to, zlib.crc32(packet.data))
+        self.log("down", packet.to, checksum(packet.data))
         if agent is not None:
             agent.receive(packet)
 
-    def _note(self, kind: str, session: Session, key: tuple[int, int] | None = None) -> None:
-        """Record an event of the aggregator's process."""
-        rank = session.request.rank
-        self.log(kind, session.host, *(key or ()))
-        if session.request.resumption is not None:
-            return  # the ledger is that of the job's start
-        if kind == "started":
+    def _started(self, session: Session, key: Key) -> None:
+        """A job has begun for a rank."""
+        self.log("started", session.host, *key)
+        if session.request.resumption is None:  # else the ledger is that of the job's start
             session.key = key
             job = next(job for job in self.plan.jobs if job.name == session.request.job)
             self.checks.ledgers.setdefault(key, Ledger(job, (self.plan.seed, *key)))
-        elif session.key is not None:
-            self.checks.ledgers[session.key].departed[rank] = kind
+
+    def _departed(self, session: Session, how: str) -> None:
+        """A rank "left", or was "lost"."""
+        self.log(how, session.host)
+        if session.request.resumption is None and session.key is not None:
+            self.checks.ledgers[session.key].departed[session.request.rank] = how
 
     def connection_broke(self, program: Program, key: tuple[int, int]) -> bool:
         """Whether a rank's own control connection may be broken."""
