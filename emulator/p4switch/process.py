@@ -43,7 +43,7 @@ NO_PROGRAM = Path(__file__).with_name("no_program.json")
 
 
 @dataclass(frozen=True)
-class Settings:
+class SwitchSettings:
     """simple_switch's options, by their long names."""
 
     program: Path | None
@@ -122,7 +122,7 @@ class Process:
     """A running device and its control interfaces. `signals`, but for those that are ignored, end this process, from
     before its first packet."""
 
-    def __init__(self, settings: Settings, signals: Iterable[int] = ()) -> None:
+    def __init__(self, settings: SwitchSettings, signals: Iterable[int] = ()) -> None:
         self.settings = settings
         self._ended = threading.Event()
         self._exit_code = 0
@@ -240,14 +240,14 @@ class Process:
         abort(error)
 
 
-def start(settings: Settings) -> Process:
+def start(settings: SwitchSettings) -> Process:
     """Set up the log and start, from the main thread; a signal ends the switch. Raises ProgramError or ConfigError."""
     sizes = settings.log_file_max_size, settings.log_file_max_files
     logs.set_up(settings.log_level, settings.log_console, settings.log_file, *sizes)
     return Process(settings, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
 
 
-def make_switch(settings: Settings) -> Switch:
+def make_switch(settings: SwitchSettings) -> Switch:
     program = loader.load(settings.program or NO_PROGRAM)
     make: Callable[..., Engine]
     if settings.logs_packets:  # the compiled engine hands all packets over

@@ -185,13 +185,13 @@ class Advance:
 
 
 @dataclass(frozen=True)
-class Call:
+class PrimitiveCall:
     """Any primitive (assign_header, log_msg …)."""
 
     primitive: Primitive
 
 
-ParserOp = Extract | Set | Verify | Advance | Call
+ParserOp = Extract | Set | Verify | Advance | PrimitiveCall
 
 
 @dataclass(frozen=True)

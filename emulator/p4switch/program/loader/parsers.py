@@ -79,7 +79,7 @@ def _op(names: Names, op: str, parameters: list[Any]) -> ir.ParserOp:
         return ir.Advance(e.Const(8 * first))
     if op == "advance":
         return ir.Advance(data(names, first))
-    return ir.Call(primitive(names, first))
+    return ir.PrimitiveCall(primitive(names, first))
 
 
 def _extract_target(names: Names, sort: str, value: Any) -> e.Expr:
