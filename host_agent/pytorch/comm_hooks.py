@@ -26,7 +26,7 @@ from host_agent.compression.compressed import AgentReducer, Compressor, lanes_of
 from host_agent.pytorch.compiling import never_compiled
 from host_agent.pytorch.futures import Promise
 from host_agent.pytorch.modes import CallersModes
-from switchml.codecs import Codec, Gather, Max, Memory, Payload, Request, SparseSum, Sum, Turn
+from switchml.codecs import Codec, Gather, Max, Memory, Payload, Request, SparseSum, StepContext, Sum
 from switchml.errors import ConfigError, UnsupportedTensor
 
 
@@ -207,17 +207,17 @@ class GroupReducer:
         stats: dict[str, Any] = self._stats()
         return Health(**{name: stats[name] for name in ("rtt_s", "sent", "retransmitted")}) if stats else Health()
 
-    def reduce(self, request: Request, turn: Turn) -> Any:
+    def reduce(self, request: Request, context: StepContext) -> Any:
         start = time.perf_counter()
         try:
-            return self._reduce(request, turn)
+            return self._reduce(request, context)
         finally:
             self.seconds += time.perf_counter() - start
 
-    def later(self, request: Max, turn: Turn) -> Callable[[], np.ndarray]:
+    def later(self, request: Max, context: StepContext) -> Callable[[], np.ndarray]:
         """The answer when it is called for; the request goes out now."""
         if self._agent is not None:
-            return self._agent.later(request, turn)
+            return self._agent.later(request, context)
         tensor = torch.from_numpy(request.values.copy()).to(self._device)
         self.bytes += request.nbytes
         work = dist.all_reduce(tensor, dist.ReduceOp.MAX, group=self._group, async_op=True)
@@ -238,10 +238,10 @@ class GroupReducer:
             return gathered
         return int(min(gathered, self._agent.summed_bytes(request)))
 
-    def _reduce(self, request: Request, turn: Turn) -> Any:
+    def _reduce(self, request: Request, context: StepContext) -> Any:
         if self._agent is not None and isinstance(request, Sum | Max):
             before = self._agent.bytes
-            answer = self._agent.reduce(request, turn)
+            answer = self._agent.reduce(request, context)
             self.bytes += self._agent.bytes - before
             return answer
         if isinstance(request, Sum):
@@ -251,15 +251,15 @@ class GroupReducer:
         if isinstance(request, Gather):
             return self._gather(request.payload)
         assert isinstance(request, SparseSum)
-        return self._sparse_sum(request, turn)
+        return self._sparse_sum(request, context)
 
-    def _sparse_sum(self, request: SparseSum, turn: Turn) -> np.ndarray:
+    def _sparse_sum(self, request: SparseSum, context: StepContext) -> np.ndarray:
         """Gathered; or, where that puts less on the links, through the aggregator."""
         if self._agent is None:
             sizes = self.world * [request.payload.nbytes] if request.is_sized else None
             return sum_of_payloads(self._gather(request.payload, sizes))
         before = self._agent.bytes
-        route, payload_bytes = self._agent.route(request, turn, lambda largest: (self.world - 1) * largest)
+        route, payload_bytes = self._agent.route(request, context, lambda largest: (self.world - 1) * largest)
         if route == "gather":
             answer = sum_of_payloads(self._gather(request.payload, payload_bytes.tolist()))
         else:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from switchml.codecs import indices as packing
-from switchml.codecs.base import Bytes, Floats, Indices, Turn, join, scatter, setting, split
+from switchml.codecs.base import Bytes, Floats, Indices, StepContext, join, scatter, setting, split
 from switchml.codecs.select import top_k
 from switchml.codecs.sparse import Sparsifier
 from switchml.errors import PayloadError
@@ -32,7 +32,7 @@ class AdaQ(Sparsifier):
 
     ratio: float = setting(0.01, "share of the elements of each sign that is sent", above=0, most=1)
 
-    def sparsify(self, state: object, x: Floats, turn: Turn) -> tuple[Indices, Floats, Bytes]:
+    def sparsify(self, state: object, x: Floats, context: StepContext) -> tuple[Indices, Floats, Bytes]:
         halves, means = [], []
         for places in (np.flatnonzero((x > 0) | np.isnan(x)), np.flatnonzero(x < 0)):
             half = places[top_k(x[places], math.ceil(self.ratio * places.size))]

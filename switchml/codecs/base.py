@@ -41,7 +41,7 @@ HEADER_BYTES = _HEADER.size
 
 
 @dataclass(frozen=True)
-class Turn:
+class StepContext:
     """Which tensor is compressed, in which step, on which rank.
 
     `name`: of the tensor or bucket. `shape`: of the tensor, which PowerSGD uses. `lr`: the step's learning rate, which
@@ -279,9 +279,9 @@ class Codec(Settings):
         """What the codec remembers of one tensor from step to step; None if nothing."""
         return None
 
-    def compress(self, state: Any, x: Floats, turn: Turn = Turn()) -> Payload:
+    def compress(self, state: Any, x: Floats, context: StepContext = StepContext()) -> Payload:
         """The payload of `x`, float32[n] (any other raises UnsupportedTensor). Changes `state`, never `x`."""
-        return self.payload(self.encode(state, vector(x), turn), x.size)
+        return self.payload(self.encode(state, vector(x), context), x.size)
 
     def payload(self, body: Bytes, n: int) -> Payload:
         return Payload(self.number, n, body)
@@ -304,7 +304,7 @@ class Codec(Settings):
         """Size of every payload body that `decode` accepts; None if it depends on more than n and the settings."""
         return None
 
-    def encode(self, state: Any, x: Floats, turn: Turn) -> Bytes:
+    def encode(self, state: Any, x: Floats, context: StepContext) -> Bytes:
         """The payload's body of a checked vector."""
         raise NotImplementedError
 
@@ -312,9 +312,9 @@ class Codec(Settings):
         """float32[n] of a payload's body, which has `body_bytes(n)` bytes if that is known. Raises PayloadError."""
         raise NotImplementedError
 
-    def exchange(self, state: Any, x: Floats, turn: Turn) -> Exchange:
+    def exchange(self, state: Any, x: Floats, context: StepContext) -> Exchange:
         """The mean over the ranks, by gathering; codecs that can be summed or voted on override this."""
-        own = self.compress(state, x, turn)
+        own = self.compress(state, x, context)
         payloads = yield Gather(own)
         return self.mean_of(payloads, own, x.size)
 
@@ -347,16 +347,16 @@ class FloatSum(Codec):
     def body_bytes(self, n: int) -> int:
         return LANE_BYTES[self.floats] * n
 
-    def encode(self, state: Any, x: Floats, turn: Turn) -> Bytes:
+    def encode(self, state: Any, x: Floats, context: StepContext) -> Bytes:
         return self.round(x).view(np.uint8)
 
     def decode(self, body: Bytes, n: int) -> Floats:
         return self.widen(body.view(np.float32 if self.floats == "float32" else np.uint16))
 
-    def exchange(self, state: Any, x: Floats, turn: Turn) -> Exchange:
+    def exchange(self, state: Any, x: Floats, context: StepContext) -> Exchange:
         own = self.widen(self.round(x))
         total = yield Sum(own, self.floats)
-        return Outcome(total / np.float32(turn.world), own)
+        return Outcome(total / np.float32(context.world), own)
 
 
 class Memory(Settings):
@@ -365,11 +365,11 @@ class Memory(Settings):
     def new_state(self) -> Any:
         return None
 
-    def compensate(self, state: Any, x: Floats, turn: Turn) -> Floats:
+    def compensate(self, state: Any, x: Floats, context: StepContext) -> Floats:
         """What to compress in place of `x`, float32[n]; may be `x` itself."""
         return x
 
-    def update(self, state: Any, compensated: Floats, own: Floats, turn: Turn) -> None:
+    def update(self, state: Any, compensated: Floats, own: Floats, context: StepContext) -> None:
         """Remember what of `compensated` is missing in `own`, both float32[n]."""
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from switchml.codecs.base import Floats, Indices, Turn, setting
+from switchml.codecs.base import Floats, Indices, StepContext, setting
 from switchml.codecs.noise import words
 from switchml.codecs.select import MAGNITUDE, above, count_reaching
 from switchml.codecs.sparse import Sparsifier
@@ -28,12 +28,12 @@ class Dgc(Sparsifier):
 
     ratio: float = setting(0.01, "share of the elements that is sent, about", above=0, most=1)
 
-    def select(self, state: object, x: Floats, turn: Turn) -> Indices:
+    def select(self, state: object, x: Floats, context: StepContext) -> Indices:
         n = x.size
         if n == 0:
             return np.empty(0, np.int64)
         bits, target = x.view(np.uint32), self.ratio * n
-        places = words(max(1, n // 100), turn.private_key()).astype(np.int64) * n >> 32
+        places = words(max(1, n // 100), context.private_key()).astype(np.int64) * n >> 32
         sample = bits[places] & MAGNITUDE
         place = sample.size - max(1, math.ceil(self.ratio * sample.size))
         threshold = np.partition(sample, place)[place : place + 1].view(np.float32)[0]

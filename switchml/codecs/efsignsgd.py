@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from switchml.codecs.base import GATHER, Bytes, Codec, Floats, Turn, join, split
+from switchml.codecs.base import GATHER, Bytes, Codec, Floats, StepContext, join, split
 from switchml.codecs.signs import pack, unpack
 
 
@@ -27,7 +27,7 @@ class EfSignSgd(Codec):
     def body_bytes(self, n: int) -> int:
         return 4 + (n + 7) // 8
 
-    def encode(self, state: object, x: Floats, turn: Turn) -> Bytes:
+    def encode(self, state: object, x: Floats, context: StepContext) -> Bytes:
         with np.errstate(invalid="ignore", over="ignore"):
             scale = np.array([np.sum(np.abs(x), dtype=np.float64) / max(x.size, 1)], np.float32)
         return join(scale, pack(x < 0))

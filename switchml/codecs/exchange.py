@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from switchml.codecs.base import Codec, Gather, Max, Memory, Payload, Request, SparseSum, Sum, Turn, vector
+from switchml.codecs.base import Codec, Gather, Max, Memory, Payload, Request, SparseSum, StepContext, Sum, vector
 from switchml.codecs.select import floats_of, ordered_bits
 from switchml.errors import RanksDisagree
 
@@ -24,7 +24,7 @@ class Later:
 
 
 def allreduce(
-    codec: Codec, memory: Memory, codec_state: Any, memory_state: Any, x: np.ndarray, turn: Turn
+    codec: Codec, memory: Memory, codec_state: Any, memory_state: Any, x: np.ndarray, context: StepContext
 ) -> Generator[Request | Later, Any, np.ndarray]:
     """The mean of all ranks' `x`, float32[n], as the codec sees it.
 
@@ -34,12 +34,12 @@ def allreduce(
     """
     attempt = Attempt(codec_state, memory_state)
     with np.errstate(invalid="ignore", over="ignore"):
-        compensated = memory.compensate(memory_state, vector(x), turn)
+        compensated = memory.compensate(memory_state, vector(x), context)
     answer = yield Later(attempt.flag(compensated))
-    outcome = yield from codec.exchange(codec_state, compensated, turn)
+    outcome = yield from codec.exchange(codec_state, compensated, context)
     if attempt.failed(answer(), outcome.mean):
         return spoiled(outcome.mean)
-    memory.update(memory_state, compensated, outcome.own, turn)
+    memory.update(memory_state, compensated, outcome.own, context)
     return outcome.mean
 
 
@@ -123,17 +123,17 @@ def _size(request: Request | Later) -> int:
     return request.count if isinstance(request, SparseSum) else request.values.size
 
 
-def max_as_sum(request: Max, turn: Turn) -> Sum:
+def max_as_sum(request: Max, context: StepContext) -> Sum:
     """The `Sum` that gives every rank the values of all ranks, exactly; `max_of_sum` reads its result.
 
     The maximum of a few floats thus needs only integer sums: every rank writes its bits at its own place in a vector of
     zeros, and takes the maximum of the sum.
     """
-    places = np.zeros((turn.world, request.values.size), np.int32)
-    places[turn.rank] = ordered_bits(request.values)
+    places = np.zeros((context.world, request.values.size), np.int32)
+    places[context.rank] = ordered_bits(request.values)
     return Sum(places.reshape(-1), "int32")
 
 
-def max_of_sum(total: np.ndarray, turn: Turn) -> np.ndarray:
+def max_of_sum(total: np.ndarray, context: StepContext) -> np.ndarray:
     """float32[m], the maximum over the ranks, from the sum that `max_as_sum` asked for."""
-    return floats_of(total.reshape(turn.world, -1).max(axis=0))
+    return floats_of(total.reshape(context.world, -1).max(axis=0))

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from switchml.codecs.base import Floats, Indices, Turn, setting
+from switchml.codecs.base import Floats, Indices, StepContext, setting
 from switchml.codecs.select import above, top_k
 from switchml.codecs.sparse import Sparsifier
 
@@ -41,7 +41,7 @@ class HardThreshold(Sparsifier):
     def new_state(self) -> Calibration:
         return Calibration()
 
-    def select(self, state: Calibration, x: Floats, turn: Turn) -> Indices:
+    def select(self, state: Calibration, x: Floats, context: StepContext) -> Indices:
         threshold = self.threshold or state.threshold
         if threshold is not None:
             return above(x, threshold)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from switchml.codecs.base import Floats, Memory, Turn, setting
+from switchml.codecs.base import Floats, Memory, StepContext, setting
 
 
 @dataclass
@@ -29,8 +29,8 @@ class ErrorFeedback(Memory):
     def new_state(self) -> Residue:
         return Residue()
 
-    def update(self, state: Residue, compensated: Floats, own: Floats, turn: Turn) -> None:
-        state.rest, state.lr = compensated - own, turn.lr
+    def update(self, state: Residue, compensated: Floats, own: Floats, context: StepContext) -> None:
+        state.rest, state.lr = compensated - own, context.lr
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Residual(ErrorFeedback):
     beta: float = setting(1.0, "weight of the residual", least=0)
     gamma: float = setting(1.0, "weight of the vector", above=0)
 
-    def compensate(self, state: Residue, x: Floats, turn: Turn) -> Floats:
+    def compensate(self, state: Residue, x: Floats, context: StepContext) -> Floats:
         scaled = x if self.gamma == 1 else np.float32(self.gamma) * x
         return scaled if state.rest is None else np.float32(self.beta) * state.rest + scaled
 
@@ -64,12 +64,12 @@ class PowerSgdMemory(ErrorFeedback):
 
     name = "powersgd"
 
-    def compensate(self, state: Residue, x: Floats, turn: Turn) -> Floats:
+    def compensate(self, state: Residue, x: Floats, context: StepContext) -> Floats:
         return x if state.rest is None else x + state.rest
 
-    def update(self, state: Residue, compensated: Floats, own: Floats, turn: Turn) -> None:
-        if turn.shape is None or len(turn.shape) > 1:
-            super().update(state, compensated, own, turn)
+    def update(self, state: Residue, compensated: Floats, own: Floats, context: StepContext) -> None:
+        if context.shape is None or len(context.shape) > 1:
+            super().update(state, compensated, own, context)
 
 
 @dataclass(frozen=True)
@@ -78,17 +78,17 @@ class EfSignSgdMemory(ErrorFeedback):
     2. Residual := what was compressed, less what was sent of it.
 
     The error is thereby kept in units of parameters, as the paper's p = lr * g + e does, while what is exchanged stays
-    a gradient. The learning rate is `Turn.lr`; as long as it does not change this is the residual memory.
+    a gradient. The learning rate is `StepContext.lr`; as long as it does not change this is the residual memory.
 
     S. P. Karimireddy et al., ICML 2019 (arXiv:1901.09847), algorithm 1.
     """
 
     name = "efsignsgd"
 
-    def compensate(self, state: Residue, x: Floats, turn: Turn) -> Floats:
-        if state.rest is None or turn.lr <= 0:
+    def compensate(self, state: Residue, x: Floats, context: StepContext) -> Floats:
+        if state.rest is None or context.lr <= 0:
             return x
-        return x + np.float32(state.lr / turn.lr) * state.rest
+        return x + np.float32(state.lr / context.lr) * state.rest
 
 
 @dataclass
@@ -118,10 +118,10 @@ class DgcMemory(Memory):
     def new_state(self) -> Velocity:
         return Velocity()
 
-    def compensate(self, state: Velocity, x: Floats, turn: Turn) -> Floats:
+    def compensate(self, state: Velocity, x: Floats, context: StepContext) -> Floats:
         if self.clip > 0:
             norm = math.sqrt(np.dot(x.astype(np.float64), x))
-            limit = self.clip / math.sqrt(turn.world)
+            limit = self.clip / math.sqrt(context.world)
             x = x * np.float32(limit / norm) if norm > limit else x
         if state.velocity is None or state.total is None:
             state.velocity, state.total = x.copy(), x.copy()
@@ -130,7 +130,7 @@ class DgcMemory(Memory):
             state.total = state.total + state.velocity
         return state.total
 
-    def update(self, state: Velocity, compensated: Floats, own: Floats, turn: Turn) -> None:
+    def update(self, state: Velocity, compensated: Floats, own: Floats, context: StepContext) -> None:
         assert state.velocity is not None, "update follows compensate"
         was_sent = own != 0
         state.velocity[was_sent] = 0

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from switchml.codecs.base import GATHER, Bytes, Codec, Floats, Turn, join, split
+from switchml.codecs.base import GATHER, Bytes, Codec, Floats, StepContext, join, split
 from switchml.codecs.signs import pack, unpack
 from switchml.runtime.jit import kernel
 
@@ -29,7 +29,7 @@ class OneBit(Codec):
     def body_bytes(self, n: int) -> int:
         return 8 + (n + 7) // 8
 
-    def encode(self, state: object, x: Floats, turn: Turn) -> Bytes:
+    def encode(self, state: object, x: Floats, context: StepContext) -> Bytes:
         is_negative = x < 0
         negatives = int(np.count_nonzero(is_negative))
         above, below = _sums(x)

@@ -6,7 +6,20 @@ from typing import Any
 
 import numpy as np
 
-from switchml.codecs.base import SUM, Bytes, Codec, Exchange, Floats, Outcome, Sum, Turn, join, scatter, setting, split
+from switchml.codecs.base import (
+    SUM,
+    Bytes,
+    Codec,
+    Exchange,
+    Floats,
+    Outcome,
+    StepContext,
+    Sum,
+    join,
+    scatter,
+    setting,
+    split,
+)
 from switchml.codecs.noise import halves, mix
 from switchml.runtime.jit import int64, kernel
 
@@ -48,19 +61,19 @@ class RandomK(Codec):
     def body_bytes(self, n: int) -> int:
         return 8 + 4 * self.k(n)
 
-    def encode(self, state: object, x: Floats, turn: Turn) -> Bytes:
-        key = turn.shared_key()
+    def encode(self, state: object, x: Floats, context: StepContext) -> Bytes:
+        key = context.shared_key()
         return join(np.array([key], "<u8"), self._values(x, self._drawn(key, x.size)))
 
     def decode(self, body: Bytes, n: int) -> Floats:
         [[key], values, _] = split(body, ("<u8", 1), ("<f4", self.k(n)))
         return scatter(self._drawn(int(key), n), values, n)
 
-    def exchange(self, state: Any, x: np.ndarray, turn: Turn) -> Exchange:
-        drawn = self._drawn(turn.shared_key(), x.size)
+    def exchange(self, state: Any, x: np.ndarray, context: StepContext) -> Exchange:
+        drawn = self._drawn(context.shared_key(), x.size)
         values = self._values(x, drawn)
         total = yield Sum(values, self.floats)
-        return Outcome(scatter(drawn, total / np.float32(turn.world), x.size), scatter(drawn, values, x.size))
+        return Outcome(scatter(drawn, total / np.float32(context.world), x.size), scatter(drawn, values, x.size))
 
     def _drawn(self, key: int, n: int) -> np.ndarray:
         indices = np.empty(self.k(n), np.int64)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from switchml.codecs.base import Floats, Indices, Turn, setting
+from switchml.codecs.base import Floats, Indices, StepContext, setting
 from switchml.codecs.select import above
 from switchml.codecs.sparse import Sparsifier
 
@@ -21,5 +21,5 @@ class Threshold(Sparsifier):
 
     threshold: float = setting(0.01, "magnitudes above it are sent", least=0)
 
-    def select(self, state: object, x: Floats, turn: Turn) -> Indices:
+    def select(self, state: object, x: Floats, context: StepContext) -> Indices:
         return above(x, self.threshold)

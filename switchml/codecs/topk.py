@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from switchml.codecs.base import HEADER_BYTES, Floats, Indices, Turn, setting
+from switchml.codecs.base import HEADER_BYTES, Floats, Indices, StepContext, setting
 from switchml.codecs.select import top_k
 from switchml.codecs.sparse import Sparsifier, sparse_bytes
 
@@ -29,5 +29,5 @@ class TopK(Sparsifier):
     def payload_bytes(self, n: int) -> int:
         return HEADER_BYTES + sparse_bytes(self.k(n), n)
 
-    def select(self, state: object, x: Floats, turn: Turn) -> Indices:
+    def select(self, state: object, x: Floats, context: StepContext) -> Indices:
         return top_k(x, self.k(x.size))

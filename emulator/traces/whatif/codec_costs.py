@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from emulator.traces.whatif.edits import positive
-from switchml.codecs import HALVES, Gather, Max, SparseSum, Sum, Turn, parse, parse_memory
+from switchml.codecs import HALVES, Gather, Max, SparseSum, StepContext, Sum, parse, parse_memory
 from switchml.codecs import allreduce as exchange_of
 from switchml.codecs.exchange import Later
 from switchml.errors import ConfigError
@@ -56,8 +56,8 @@ def _measure(spec: str, vector: np.ndarray, ranks: int) -> CodecCost:
     codec_state, memory_state = codec.new_state(), memory.new_state()
     best_s, wire, rounds, gathers, mean, error, lanes = np.inf, 0.0, 0, False, vector, 0.0, ""
     for step in range(ROUNDS + 1):  # the first compiles
-        turn = Turn(name="bucket", step=step, world=ranks, shape=(vector.size // 512, 512))
-        exchange = exchange_of(codec, memory, codec_state, memory_state, vector, turn)
+        context = StepContext(name="bucket", step=step, world=ranks, shape=(vector.size // 512, 512))
+        exchange = exchange_of(codec, memory, codec_state, memory_state, vector, context)
         spent_s, wire, rounds = 0.0, 0.0, 0
         answer: object = None
         while True:

@@ -21,7 +21,7 @@ from host_agent.compression.compressed import (
     values_of,
 )
 from switchml import codecs
-from switchml.codecs import Payload, Turn, exchange
+from switchml.codecs import Payload, StepContext, exchange
 from switchml.errors import ConfigError, RanksDisagree, UnsupportedTensor
 from tests.support.launch import LocalAggregator, digest, good, join_all, leave_all, on_all
 
@@ -55,7 +55,7 @@ def in_one_process(codec: str, memory: str, name: str) -> list[np.ndarray]:
                     keeper,
                     *states[rank],
                     gradient(step, rank),
-                    Turn(name, step, rank=rank, world=3, shape=(5000,)),
+                    StepContext(name, step, rank=rank, world=3, shape=(5000,)),
                 )
                 for rank in range(3)
             ]
@@ -271,11 +271,11 @@ class Alone:
     def wire_bytes(self, request):
         return 0
 
-    def reduce(self, request, turn):
+    def reduce(self, request, context):
         [answer] = exchange.reduce([request])
         return answer
 
-    def later(self, request, turn):
+    def later(self, request, context):
         return lambda: request.values
 
 
