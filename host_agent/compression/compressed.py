@@ -1,6 +1,6 @@
 """Compressed all-reduces: drives the exchanges of switchml/codecs over whatever can sum and gather.
 
-`Compressor` keeps codec, memory and their states by tensor. A `Reducer` answers what an exchange asks for:
+`Compressor` keeps codec, error feedback and their states by tensor. A `Reducer` answers what an exchange asks for:
 `AgentReducer` with a HostAgent alone; the one over torch.distributed is in comm_hooks.py. An exchange is several
 collectives one after the other, and every rank must run the same ones in the same order, so a call here waits for it.
 """
@@ -19,7 +19,7 @@ import numpy as np
 from filelock import FileLock
 
 from switchml import codecs
-from switchml.codecs import HALVES, Codec, Gather, Max, Memory, Payload, Request, SparseSum, StepContext, Sum
+from switchml.codecs import HALVES, Codec, ErrorFeedback, Gather, Max, Payload, Request, SparseSum, StepContext, Sum
 from switchml.codecs.exchange import Later
 from switchml.errors import ConfigError, RanksDisagree
 from switchml.protocol.sizes import LINE_OVERHEAD_BYTES, PAYLOAD_BYTES
@@ -66,36 +66,38 @@ def context_of(reducer: Answerer, name: str, **rest: Any) -> StepContext:
 
 
 class RankCompressor:
-    """What all compressors have: one rank's reducer, memory and seed, which every rank must have alike."""
+    """What all compressors have: one rank's reducer, error feedback and seed, which every rank must have alike."""
 
     by_matrix = False
 
-    def __init__(self, reducer: Reducer, memory: Memory, seed: int):
-        self.reducer, self.memory, self.seed = reducer, memory, seed
+    def __init__(self, reducer: Reducer, error_feedback: ErrorFeedback, seed: int):
+        self.reducer, self.error_feedback, self.seed = reducer, error_feedback, seed
         self.lr = 1.0
-        """The step's learning rate, for memories that ask for it; the caller's to set where it changes."""
+        """The step's learning rate, for error feedback that asks for it; the caller's to set where it changes."""
         self._agreed = False
 
     def _agree(self, codec: str) -> None:
         """In the first call: raises RanksDisagree, on every rank, unless all ranks have the same codec."""
         if not self._agreed:
-            agree(self.reducer, f"codec {codec}, memory {self.memory}, seed {self.seed}")
+            agree(self.reducer, f"codec {codec}, memory {self.error_feedback}, seed {self.seed}")
             self._agreed = True
 
 
 class Compressor(RankCompressor):
-    """One rank's compressed all-reduces with one codec and one memory.
+    """One rank's compressed all-reduces with one codec and one error feedback.
 
     `codec`, `memory`: texts as in docs/codecs.md ("topk:ratio=0.01"); `memory` None for the one that the codec's paper
     trains with. Raises ConfigError for texts that name nothing. All ranks must pass the same, which the first call
     checks: RanksDisagree names who differs.
     """
 
-    def __init__(self, reducer: Reducer, codec: str | Codec, memory: str | Memory | None = None, *, seed: int = 0):
+    def __init__(
+        self, reducer: Reducer, codec: str | Codec, memory: str | ErrorFeedback | None = None, *, seed: int = 0
+    ):
         self.codec = codecs.parse(codec) if isinstance(codec, str) else codec
         self.by_matrix = self.codec.by_matrix
-        memory = self.codec.memory if memory is None else memory
-        super().__init__(reducer, codecs.parse_memory(memory) if isinstance(memory, str) else memory, seed)
+        memory = self.codec.error_feedback if memory is None else memory
+        super().__init__(reducer, codecs.parse_error_feedback(memory) if isinstance(memory, str) else memory, seed)
         warm_up([self.codec], reducer)
         self._states: dict[tuple[str, int], tuple[Any, Any]] = {}
         self._steps: dict[tuple[str, int], int] = {}
@@ -108,29 +110,29 @@ class Compressor(RankCompressor):
         self._agree(str(self.codec))
         key = (name, x.size)
         if key not in self._states:
-            self._states[key] = self.codec.new_state(), self.memory.new_state()
-        codec_state, memory_state = self._states[key]
+            self._states[key] = self.codec.new_state(), self.error_feedback.new_state()
+        codec_state, feedback_state = self._states[key]
         step = self._steps[key] = self._steps.get(key, -1) + 1
         context = context_of(self.reducer, name, step=step, seed=self.seed, lr=self.lr, shape=shape)
-        exchange = codecs.allreduce(self.codec, self.memory, codec_state, memory_state, x, context)
+        exchange = codecs.allreduce(self.codec, self.error_feedback, codec_state, feedback_state, x, context)
         mean: Array = drive(exchange, self.reducer, context)
         return mean
 
     def state_dict(self) -> dict[str, Any]:
-        """What memories and codecs keep, and how many steps there were, of each tensor: plain values and arrays."""
+        """What error feedback and codecs keep, and the number of steps, of each tensor: plain values and arrays."""
         tensors = {
-            key: {"step": self._steps[key], "codec": _values(of_codec), "memory": _values(of_memory)}
-            for key, (of_codec, of_memory) in self._states.items()
+            key: {"step": self._steps[key], "codec": _values(of_codec), "memory": _values(of_feedback)}
+            for key, (of_codec, of_feedback) in self._states.items()
         }
-        return {"codec": str(self.codec), "memory": str(self.memory), "seed": self.seed, "tensors": tensors}
+        return {"codec": str(self.codec), "memory": str(self.error_feedback), "seed": self.seed, "tensors": tensors}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from what `state_dict` gave. Raises ConfigError for that of another codec, memory or seed."""
-        mine = {"codec": str(self.codec), "memory": str(self.memory), "seed": self.seed}
+        """Go on from what `state_dict` gave. Raises ConfigError for that of another codec, error feedback or seed."""
+        mine = {"codec": str(self.codec), "memory": str(self.error_feedback), "seed": self.seed}
         check_alike(mine, state_dict)
         states, steps = {}, {}
         for key, saved in state_dict["tensors"].items():
-            states[key] = self.codec.new_state(), self.memory.new_state()
+            states[key] = self.codec.new_state(), self.error_feedback.new_state()
             for state, name in zip(states[key], ("codec", "memory"), strict=True):
                 if state is not None:
                     vars(state).update(copy.deepcopy(saved[name]))

@@ -26,7 +26,7 @@ from host_agent.compression.compressed import AgentReducer, Compressor, lanes_of
 from host_agent.pytorch.compiling import never_compiled
 from host_agent.pytorch.futures import Promise
 from host_agent.pytorch.modes import CallersModes
-from switchml.codecs import Codec, Gather, Max, Memory, Payload, Request, SparseSum, StepContext, Sum
+from switchml.codecs import Codec, ErrorFeedback, Gather, Max, Payload, Request, SparseSum, StepContext, Sum
 from switchml.errors import ConfigError, UnsupportedTensor
 
 
@@ -37,7 +37,7 @@ class CodecState:
     one that suits the codec. `process_group`: the module's (None: the default one). `seed`: of codecs that draw random
     numbers. Raises ConfigError.
 
-    `compressor.lr`: the learning rate, for memories that ask for it (EF-signSGD's); set it where it changes.
+    `compressor.lr`: the learning rate, for error feedback that asks for it (EF-signSGD's); set it where it changes.
 
     `bytes_sent`, `bytes_dense`: what this rank sent so far, and what it would have sent of float32; `compress_s`,
     `exchange_s`: seconds spent computing, and waiting for collectives.
@@ -46,7 +46,7 @@ class CodecState:
     def __init__(
         self,
         codec: str | Codec,
-        memory: str | Memory | None = None,
+        memory: str | ErrorFeedback | None = None,
         *,
         process_group: dist.ProcessGroup | None = None,
         seed: int = 0,
@@ -87,13 +87,13 @@ class CodecState:
         return self.compressor.decisions if isinstance(self.compressor, AutoCompressor) else []
 
     def state_dict(self) -> dict[str, Any]:
-        """What the memories hold, of this rank, for `load_state_dict`: plain values and arrays. Each rank saves, and
+        """The residuals of this rank, for `load_state_dict`: plain values and arrays. Each rank saves, and
         loads, its own. Raises ConfigError for `auto`, which measures anew."""
         self._settle()
         return self._kept().state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from there. Raises ConfigError if it is of another codec, memory or seed."""
+        """Go on from there. Raises ConfigError if it is of another codec, error feedback or seed."""
         self._settle()
         self._kept().load_state_dict(state_dict)
 
@@ -111,7 +111,7 @@ class CodecState:
 
     def __getstate__(self) -> dict[str, Any]:
         """As checkpoints of torch's hooks have it, without the process group: unpickled, it has the default one."""
-        return {"memory": str(self._kept().memory), "state_dict": self.state_dict(), "lr": self.compressor.lr}
+        return {"memory": str(self._kept().error_feedback), "state_dict": self.state_dict(), "lr": self.compressor.lr}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         saved = state["state_dict"]
@@ -151,7 +151,7 @@ def codec_hook(state: CodecState, bucket: dist.GradBucket) -> torch.futures.Futu
     """Mean of a bucket's gradients, compressed.
 
     1. Take the bucket's buffer (or, if the codec goes by matrices, each gradient in it) as float32.
-    2. On the state's thread: add what the memory holds, compress, exchange, decompress, remember the rest.
+    2. On the state's thread: add the error feedback, compress, exchange, decompress, remember the rest.
     3. Write the mean into the buffer and complete the future.
 
     A gradient that is not float32, float16, bfloat16 or float64 raises UnsupportedTensor out of `backward()`. The first

@@ -1,6 +1,6 @@
-"""Compressors of gradients and activations, one a file, and the memories that keep what they leave out.
+"""Compressors of gradients and activations, one a file, and error feedback, which keeps what they leave out.
 
-    codec, memory = parse("topk:ratio=0.01"), parse_memory("residual")
+    codec, feedback = parse("topk:ratio=0.01"), parse_error_feedback("residual")
     payload = codec.compress(codec.new_state(), x, StepContext(name="layer", step=0))
     y = codec.decompress(payload, x.size)
 
@@ -11,9 +11,9 @@ from switchml.codecs.base import (
     AGGREGATIONS,
     HALVES,
     Codec,
+    ErrorFeedback,
     Gather,
     Max,
-    Memory,
     Outcome,
     Payload,
     Request,
@@ -22,17 +22,17 @@ from switchml.codecs.base import (
     Sum,
 )
 from switchml.codecs.exchange import allreduce, max_as_sum, max_of_sum, together
-from switchml.codecs.registry import CODECS, MEMORIES, by_number, parse, parse_memory
+from switchml.codecs.registry import CODECS, ERROR_FEEDBACKS, by_number, parse, parse_error_feedback
 
 __all__ = [
     "AGGREGATIONS",
     "CODECS",
     "HALVES",
-    "MEMORIES",
+    "ERROR_FEEDBACKS",
     "Codec",
+    "ErrorFeedback",
     "Gather",
     "Max",
-    "Memory",
     "Outcome",
     "Payload",
     "Request",
@@ -44,6 +44,6 @@ __all__ = [
     "max_as_sum",
     "max_of_sum",
     "parse",
-    "parse_memory",
+    "parse_error_feedback",
     "together",
 ]

@@ -20,8 +20,8 @@ class AdaQ(Sparsifier):
     2. Take the mean of each of the two selections.
     3. Send the two means (float32) and the indices of both selections; no values.
 
-    The aggregator adds the vectors that hold a mean at each selected index. Trained with a residual memory. NaN counts
-    among the positive.
+    The aggregator adds the vectors that hold a mean at each selected index. Trained with residual error feedback.
+    NaN counts among the positive.
 
     N. Dryden et al., "Communication Quantization for Data-Parallel Training of Deep Neural Networks", MLHPC 2016,
     section 3.3 ("adaptive quantization").

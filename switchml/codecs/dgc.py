@@ -16,7 +16,7 @@ class Dgc(Sparsifier):
     """1. Sample 1 % of the elements at random; the threshold is the magnitude that `ratio` of them exceed.
     2. Count the elements above it. While they are more than 1.3 times (less than 0.7 times) as many as `ratio` asks
        for, multiply the threshold by 1.3 (by 0.7), up to 10 times.
-    3. Send the indices and values of the elements above; the memory `dgc` corrects the momentum of the others.
+    3. Send the indices and values of the elements above; the error feedback `dgc` corrects the momentum of the others.
 
     Y. Lin et al., "Deep Gradient Compression: Reducing the Communication Bandwidth for Distributed Training", ICLR 2018
     (arXiv:1712.01887), sections 3.1 to 3.3; the corrections as in GRACE (ICDCS 2021).
@@ -24,7 +24,7 @@ class Dgc(Sparsifier):
 
     name = "dgc"
     number = 7
-    memory = "dgc"
+    error_feedback = "dgc"
 
     ratio: float = setting(0.01, "share of the elements that is sent, about", above=0, most=1)
 

@@ -1,4 +1,4 @@
-"""One compressed all-reduce, memory included, and its simplest driver: all ranks in one process.
+"""One compressed all-reduce, error feedback included, and its simplest driver: all ranks in one process.
 
 `allreduce` is what a rank runs. `together` is the reference for drivers that have a network; tests and experiments use
 it.
@@ -11,7 +11,18 @@ from typing import Any
 
 import numpy as np
 
-from switchml.codecs.base import Codec, Gather, Max, Memory, Payload, Request, SparseSum, StepContext, Sum, vector
+from switchml.codecs.base import (
+    Codec,
+    ErrorFeedback,
+    Gather,
+    Max,
+    Payload,
+    Request,
+    SparseSum,
+    StepContext,
+    Sum,
+    vector,
+)
 from switchml.codecs.select import floats_of, ordered_bits
 from switchml.errors import RanksDisagree
 
@@ -24,28 +35,33 @@ class Later:
 
 
 def allreduce(
-    codec: Codec, memory: Memory, codec_state: Any, memory_state: Any, x: np.ndarray, context: StepContext
+    codec: Codec,
+    error_feedback: ErrorFeedback,
+    codec_state: Any,
+    feedback_state: Any,
+    x: np.ndarray,
+    context: StepContext,
 ) -> Generator[Request | Later, Any, np.ndarray]:
     """The mean of all ranks' `x`, float32[n], as the codec sees it.
 
-    1. Add what the memory holds.  2. Exchange.  3. Remember what was not sent.
+    1. Add the error feedback.  2. Exchange.  3. Remember what was not sent.
 
     Where a value of some rank is not finite, no rank remembers anything of the step, and the mean is not finite.
     """
-    attempt = Attempt(codec_state, memory_state)
+    attempt = Attempt(codec_state, feedback_state)
     with np.errstate(invalid="ignore", over="ignore"):
-        compensated = memory.compensate(memory_state, vector(x), context)
+        compensated = error_feedback.compensate(feedback_state, vector(x), context)
     answer = yield Later(attempt.flag(compensated))
     outcome = yield from codec.exchange(codec_state, compensated, context)
     if attempt.failed(answer(), outcome.mean):
         return spoiled(outcome.mean)
-    memory.update(memory_state, compensated, outcome.own, context)
+    error_feedback.update(feedback_state, compensated, outcome.own, context)
     return outcome.mean
 
 
 class Attempt:
-    """A step that counts only if the values of all ranks are finite: else `states`, of its codec and memory, become
-    what they were. They hold plain values, lists, and arrays, which a step replaces."""
+    """A step that counts only if the values of all ranks are finite: else `states`, of its codec and error feedback,
+    become what they were. They hold plain values, lists, and arrays, which a step replaces."""
 
     def __init__(self, *states: Any) -> None:
         self._before = [

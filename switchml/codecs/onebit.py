@@ -14,7 +14,7 @@ class OneBit(Codec):
     """1. Take the mean of the negative elements, and that of the others (0 of none).
     2. Send the two means (float32) and a bit an element.
 
-    The mean of all elements is kept. Trained with a residual memory.
+    The mean of all elements is kept. Trained with residual error feedback.
 
     F. Seide et al., "1-Bit Stochastic Gradient Descent and its Application to Data-Parallel Distributed Training of
     Speech DNNs", Interspeech 2014, section 3.
@@ -23,7 +23,7 @@ class OneBit(Codec):
     name = "onebit"
     number = 19
     aggregation = GATHER
-    memory = "residual"
+    error_feedback = "residual"
     by_matrix = True
 
     def body_bytes(self, n: int) -> int:

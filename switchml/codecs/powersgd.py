@@ -38,7 +38,7 @@ class PowerSgd(Codec):
     2. P := M Q, with the Q of the last step (at first random, the same on all ranks). The aggregator adds P.
     3. Make the columns of the mean P orthonormal (QR).
     4. Q := transposed M times P. The aggregator adds Q.
-    5. The result is P times the transposed mean Q; the memory keeps what it lacks.
+    5. The result is P times the transposed mean Q; error feedback keeps what it lacks.
 
     Tensors of one dimension, and those for which (rows + columns) * rank is no less than their size, are sent as they
     are. A payload holds P and Q of this rank alone.
@@ -52,7 +52,7 @@ class PowerSgd(Codec):
     number = 23
     aggregation = SUM
     floats = "float32"
-    memory = "powersgd"
+    error_feedback = "powersgd"
 
     rank: int = setting(2, "columns of P and Q", least=1)
 

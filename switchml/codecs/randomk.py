@@ -29,8 +29,8 @@ class RandomK(Codec):
     """1. Draw k = ceil(ratio * n) different indices from (seed, step, name): the same on all ranks.
     2. Send the values there; the aggregator adds them as a dense vector of k floats.
 
-    With `unbiased` the values are multiplied by n / k, so that the mean is right without a memory; otherwise a residual
-    memory adds what was not drawn to the next step's. A payload holds the 8 bytes that the indices are drawn from.
+    With `unbiased` the values are multiplied by n / k, so that the mean is right without error feedback, which
+    otherwise adds what was not drawn to the next step's. A payload holds the 8 bytes that the indices are drawn from.
 
     The indices are the first k of a permutation of all n: a Feistel network of 4 rounds over the least power of 4 that
     is not below n, walked until it falls below n.
@@ -45,14 +45,14 @@ class RandomK(Codec):
     floats = "float32"
 
     ratio: float = setting(0.01, "share of the elements that is sent", above=0, most=1)
-    unbiased: bool = setting(False, "multiply by n / k, for use without a memory")
+    unbiased: bool = setting(False, "multiply by n / k, for use without error feedback")
 
     @property
     def is_unbiased(self) -> bool:  # type: ignore[override]  # a class variable of the others
         return self.unbiased
 
     @property
-    def memory(self) -> str:  # type: ignore[override]
+    def error_feedback(self) -> str:  # type: ignore[override]
         return "none" if self.unbiased else "residual"
 
     def k(self, n: int) -> int:

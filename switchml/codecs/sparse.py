@@ -24,7 +24,7 @@ class Sparsifier(base.Codec):
     """Base of the codecs that send some elements as they are. Subclasses implement `select`."""
 
     aggregation = base.SPARSE_SUM
-    memory = "residual"
+    error_feedback = "residual"
     is_sized = False
     """Whether the number of elements sent depends on the vector's length alone."""
 

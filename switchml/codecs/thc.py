@@ -25,7 +25,7 @@ class Thc(SharedScale):
     4. The aggregator adds the entries (less steps / 2), in int8 lanes as long as ranks * steps / 2 <= 127.
     5. Mean of the sums, scaled back, and rotated back.
 
-    What is clamped is kept by a residual memory. A payload packs the table's indices, `bits` each. Where the aggregator
+    What is clamped is residual error feedback's. A payload packs the table's indices, `bits` each. Where the aggregator
     has no table of its own (ours adds lanes), the entries travel: 8 bits each.
 
     M. Li et al., "THC: Accelerating Distributed Deep Learning Using Tensor Homomorphic Compression", NSDI 2024
@@ -34,7 +34,7 @@ class Thc(SharedScale):
 
     name = "thc"
     number = 14
-    memory = "residual"
+    error_feedback = "residual"
 
     bits: int = setting(4, "bits of a table index", least=1, most=8)
     steps: int = setting(30, "the table's largest entry, even", least=2, most=510)

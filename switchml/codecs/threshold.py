@@ -10,7 +10,7 @@ from switchml.codecs.sparse import Sparsifier
 @dataclass(frozen=True)
 class Threshold(Sparsifier):
     """1. Select the elements whose magnitude is above `threshold` (NaN counts as such).
-    2. Send their indices and values; a residual memory adds the others to the next step's.
+    2. Send their indices and values; residual error feedback adds the others to the next step's.
 
     A. F. Aji, K. Heafield, "Sparse Communication for Distributed Gradient Descent", EMNLP 2017; N. Dryden et al.,
     "Communication Quantization for Data-Parallel Training of Deep Neural Networks", MLHPC 2016.

@@ -11,7 +11,7 @@ from switchml.codecs.sparse import Sparsifier, sparse_bytes
 @dataclass(frozen=True)
 class TopK(Sparsifier):
     """1. Select the k = ceil(ratio * n) elements of the largest magnitude (`select.top_k`; NaN counts as largest).
-    2. Send their indices and values; the others are 0, and a residual memory adds them to the next step's.
+    2. Send their indices and values; the others are 0, and residual error feedback adds them to the next step's.
 
     A. F. Aji, K. Heafield, "Sparse Communication for Distributed Gradient Descent", EMNLP 2017; S. U. Stich et al.,
     "Sparsified SGD with Memory", NeurIPS 2018.

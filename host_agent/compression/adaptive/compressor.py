@@ -19,12 +19,12 @@ from typing import Any
 import numpy as np
 
 from host_agent.compression.adaptive.network import GATHER, SUM, Network, Sample
-from host_agent.compression.adaptive.policy import CHOICES, Auto, BucketPolicy, Costs, check_memory
+from host_agent.compression.adaptive.policy import CHOICES, Auto, BucketPolicy, Costs, check_error_feedback
 from host_agent.compression.adaptive.schedule import LEAST_PROBE_BYTES, Calendar, Prober, Watch
 from host_agent.compression.compressed import Echo, Meter, RankCompressor, Reducer, context_of, drive, warm_up
 from switchml import codecs
 from switchml.codecs import Codec, Max, StepContext, Sum
-from switchml.codecs.base import Memory
+from switchml.codecs.base import ErrorFeedback
 from switchml.codecs.exchange import Attempt, spoiled
 
 REHEARSAL_SHARE = 0.004
@@ -62,7 +62,7 @@ class _Bucket:
     name: str
     elements: int
     policy: BucketPolicy
-    memory_state: Any
+    feedback_state: Any
     codec_states: list[Any]
     measured: list[_Measured] = field(default_factory=lambda: [_Measured() for _ in CHOICES])
     calls: int = 0
@@ -89,19 +89,19 @@ class AutoCompressor(RankCompressor):
 
     `settings`: what may be chosen. `health`: asked for what the agent has counted. `decisions` tells of each change:
     the step from which on it holds (from 1), bucket, elements, from, to, and what it was decided on, in bits and
-    seconds. Raises ConfigError for a memory that does not suit every choice.
+    seconds. Raises ConfigError for error feedback that does not suit every choice.
     """
 
     def __init__(
         self,
         reducer: Reducer,
         settings: Auto,
-        memory: str | Memory | None = None,
+        memory: str | ErrorFeedback | None = None,
         *,
         seed: int = 0,
         health: Callable[[], Health] = Health,
     ):
-        super().__init__(reducer, check_memory(memory), seed)
+        super().__init__(reducer, check_error_feedback(memory), seed)
         self.settings = settings
         self.codecs = [codecs.parse(text) for text in CHOICES]
         warm_up(self.codecs, reducer)
@@ -147,9 +147,9 @@ class AutoCompressor(RankCompressor):
         choice, codec = bucket.policy.current, self.codecs[bucket.policy.current]
         context = context_of(self.reducer, name, step=self.step, seed=self.seed, lr=self.lr, shape=shape)
         start = time.perf_counter()
-        attempt = Attempt(bucket.memory_state, bucket.codec_states[choice])
+        attempt = Attempt(bucket.feedback_state, bucket.codec_states[choice])
         with np.errstate(invalid="ignore", over="ignore"):
-            compensated = self.memory.compensate(bucket.memory_state, x, context)
+            compensated = self.error_feedback.compensate(bucket.feedback_state, x, context)
         flag = attempt.flag(compensated)
         flags = self.reducer.later(flag, context)
         rehearsed_s = 0.0 if flag.values[0] else self._rehearse_one(bucket, compensated, context)
@@ -158,7 +158,7 @@ class AutoCompressor(RankCompressor):
         outcome = drive(codec.exchange(bucket.codec_states[choice], compensated, context), meter, context)
         has_failed = attempt.failed(flags(), outcome.mean)
         if not has_failed:
-            self.memory.update(bucket.memory_state, compensated, outcome.own, context)
+            self.error_feedback.update(bucket.feedback_state, compensated, outcome.own, context)
         compute_s = time.perf_counter() - start - rehearsed_s - meter.seconds
         self._busy_s += compute_s + meter.seconds
         self._records.append(
@@ -225,7 +225,7 @@ class AutoCompressor(RankCompressor):
                 name=name,
                 elements=elements,
                 policy=BucketPolicy(self.settings.error),
-                memory_state=self.memory.new_state(),
+                feedback_state=self.error_feedback.new_state(),
                 codec_states=[codec.new_state() for codec in self.codecs],
             )
             for number, bucket in enumerate(self._buckets.values()):
@@ -248,7 +248,7 @@ class AutoCompressor(RankCompressor):
         echo = Echo(self.reducer)
         codec = self.codecs[choice]
         outcome = drive(codec.exchange(codec.new_state(), x, context), echo, context)
-        rest = x - outcome.own  # what the memory would do
+        rest = x - outcome.own  # what error feedback would keep
         spent_s = time.perf_counter() - start
         measured = bucket.measured[choice]
         measured.requests, measured.wire_bytes = echo.requests, echo.wire_bytes

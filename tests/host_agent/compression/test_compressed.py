@@ -45,7 +45,7 @@ def gradient(step: int, rank: int, numel: int = 5000) -> np.ndarray:
 
 def in_one_process(codec: str, memory: str, name: str) -> list[np.ndarray]:
     """The means of STEPS steps, all three ranks' exchanges driven side by side."""
-    coder, keeper = codecs.parse(codec), codecs.parse_memory(memory)
+    coder, keeper = codecs.parse(codec), codecs.parse_error_feedback(memory)
     states = [(coder.new_state(), keeper.new_state()) for _ in range(3)]
     return [
         codecs.together(
@@ -66,7 +66,7 @@ def in_one_process(codec: str, memory: str, name: str) -> list[np.ndarray]:
 
 @pytest.mark.parametrize("codec", sorted(codecs.CODECS))
 def test_every_codec_gives_the_mean_it_gives_in_one_process(trio, codec):
-    memory = codecs.parse(codec).memory
+    memory = codecs.parse(codec).error_feedback
     expected = in_one_process(codec, memory, codec)
     for step in range(STEPS):
         results = good(

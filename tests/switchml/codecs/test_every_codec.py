@@ -15,7 +15,7 @@ from switchml.codecs import (
     Sum,
     allreduce,
     parse,
-    parse_memory,
+    parse_error_feedback,
     together,
 )
 from switchml.errors import PayloadError, UnsupportedTensor
@@ -71,13 +71,13 @@ def test_floats_that_are_added_up_are_those_that_it_says(spec):
 @pytest.mark.parametrize("spec", EVERY)
 @pytest.mark.parametrize("world", [1, 3])
 def test_all_ranks_get_the_same(spec, world):
-    codec, memory = parse(spec), parse_memory(parse(spec).memory)
+    codec, feedback = parse(spec), parse_error_feedback(parse(spec).error_feedback)
     for n in (0, 1, 130, 3000):
-        states = [(codec.new_state(), memory.new_state()) for _ in range(world)]
+        states = [(codec.new_state(), feedback.new_state()) for _ in range(world)]
         for step in range(4):
             contexts = [StepContext("weight", step, seed=1, rank=rank, world=world) for rank in range(world)]
             ranks = zip(states, contexts, strict=True)
-            means = together([allreduce(codec, memory, *s, gradient(n, step * 8 + t.rank), t) for s, t in ranks])
+            means = together([allreduce(codec, feedback, *s, gradient(n, step * 8 + t.rank), t) for s, t in ranks])
             assert means[0].dtype == np.float32 and means[0].shape == (n,)
             assert all(np.array_equal(mean, means[0]) for mean in means)
 

@@ -5,26 +5,26 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from switchml.codecs.base import Floats, Memory, StepContext, setting
+from switchml.codecs.base import ErrorFeedback, Floats, StepContext, setting
 
 
 @dataclass
 class Residue:
-    """The state of a memory of one vector: float32[n], None before the first step; and that step's learning rate."""
+    """The error feedback of one vector: float32[n], None before the first step; and that step's learning rate."""
 
     rest: Floats | None = None
     lr: float = 1.0
 
 
 @dataclass(frozen=True)
-class NoMemory(Memory):
+class NoErrorFeedback(ErrorFeedback):
     """What is not sent is lost."""
 
     name = "none"
 
 
-class ErrorFeedback(Memory):
-    """Base of the memories that keep one residual: what was compressed, less what was sent of it."""
+class ResidualFeedback(ErrorFeedback):
+    """Base of those that keep one residual: what was compressed, less what was sent of it."""
 
     def new_state(self) -> Residue:
         return Residue()
@@ -34,7 +34,7 @@ class ErrorFeedback(Memory):
 
 
 @dataclass(frozen=True)
-class Residual(ErrorFeedback):
+class Residual(ResidualFeedback):
     """1. Compress `beta` times the residual plus `gamma` times the vector.
     2. Residual := what was compressed, less what was sent of it.
 
@@ -53,7 +53,7 @@ class Residual(ErrorFeedback):
 
 
 @dataclass(frozen=True)
-class PowerSgdMemory(ErrorFeedback):
+class PowerSgdFeedback(ResidualFeedback):
     """1. Compress the vector plus the residual.
     2. Residual := what was compressed, less the result of the exchange (the mean of all ranks, as PowerSGD defines it).
 
@@ -73,12 +73,12 @@ class PowerSgdMemory(ErrorFeedback):
 
 
 @dataclass(frozen=True)
-class EfSignSgdMemory(ErrorFeedback):
+class EfSignSgdFeedback(ResidualFeedback):
     """1. Compress the vector plus the residual times (learning rate of the last step / this step's).
     2. Residual := what was compressed, less what was sent of it.
 
     The error is thereby kept in units of parameters, as the paper's p = lr * g + e does, while what is exchanged stays
-    a gradient. The learning rate is `StepContext.lr`; as long as it does not change this is the residual memory.
+    a gradient. The learning rate is `StepContext.lr`; as long as it does not change this is residual error feedback.
 
     S. P. Karimireddy et al., ICML 2019 (arXiv:1901.09847), algorithm 1.
     """
@@ -93,14 +93,14 @@ class EfSignSgdMemory(ErrorFeedback):
 
 @dataclass
 class Velocity:
-    """The state of the DGC memory: velocity and its sum, float32[n] each; None before the first step."""
+    """The state of `dgc`: velocity and its sum, float32[n] each; None before the first step."""
 
     velocity: Floats | None = None
     total: Floats | None = None
 
 
 @dataclass(frozen=True)
-class DgcMemory(Memory):
+class DgcFeedback(ErrorFeedback):
     """1. With `clip`: scale the vector down to a norm of clip / sqrt(ranks).
     2. Velocity := momentum * velocity + vector; total := total + velocity. Compress the total.
     3. Set velocity and total to 0 where elements were sent (momentum factor masking).

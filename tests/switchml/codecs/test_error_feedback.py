@@ -14,7 +14,7 @@ from switchml.codecs import (
     max_as_sum,
     max_of_sum,
     parse,
-    parse_memory,
+    parse_error_feedback,
     together,
 )
 from switchml.errors import RanksDisagree
@@ -24,22 +24,22 @@ def gradients(steps: int, n: int = 400) -> np.ndarray:
     return np.random.default_rng(0).laplace(size=(steps, n)).astype(np.float32)
 
 
-def run(codec_spec: str, memory_spec: str, xs: np.ndarray, lrs=None, shape=None):
-    """What one rank's all-reduces returned, and its memory's state."""
-    codec, memory = parse(codec_spec), parse_memory(memory_spec)
-    state, kept, means = codec.new_state(), memory.new_state(), []
+def run(codec_spec: str, feedback_spec: str, xs: np.ndarray, lrs=None, shape=None):
+    """What one rank's all-reduces returned, and the state of its error feedback."""
+    codec, feedback = parse(codec_spec), parse_error_feedback(feedback_spec)
+    state, kept, means = codec.new_state(), feedback.new_state(), []
     for step, x in enumerate(xs):
         context = StepContext("w", step, lr=lrs[step] if lrs is not None else 1.0, shape=shape)
-        means += together([allreduce(codec, memory, state, kept, x, context)])
+        means += together([allreduce(codec, feedback, state, kept, x, context)])
     return np.array(means), kept
 
 
 @pytest.mark.parametrize("codec", ["topk:ratio=0.05", "randomk:ratio=0.05", "onebit", "efsignsgd", "threshold", "thc"])
-@pytest.mark.parametrize("memory", ["residual", "efsignsgd"])
-def test_what_was_not_sent_is_kept(codec, memory):
+@pytest.mark.parametrize("feedback", ["residual", "efsignsgd"])
+def test_what_was_not_sent_is_kept(codec, feedback):
     """Sent, and kept, are all that there was."""
     xs = gradients(30)
-    means, kept = run(codec, memory, xs)
+    means, kept = run(codec, feedback, xs)
     np.testing.assert_allclose(means.sum(axis=0) + kept.rest, xs.sum(axis=0), atol=2e-4)
 
 
@@ -133,8 +133,8 @@ def test_a_step_that_is_not_finite_leaves_no_trace(codec, bad):
 
     def train(spoils: bool) -> list[np.ndarray]:
         coder = parse(codec)
-        memory = parse_memory(coder.memory)
-        states = [(coder.new_state(), memory.new_state()) for _ in range(2)]
+        feedback = parse_error_feedback(coder.error_feedback)
+        states = [(coder.new_state(), feedback.new_state()) for _ in range(2)]
         means = []
         for step in range(steps):
             if step == spoiled_step and not spoils:
@@ -143,7 +143,7 @@ def test_a_step_that_is_not_finite_leaves_no_trace(codec, bad):
             if step == spoiled_step:
                 x[1, 7] = bad
             contexts = [StepContext("w", step, rank=rank, world=2, shape=(20, 20)) for rank in range(2)]
-            both = together([allreduce(coder, memory, *states[rank], x[rank], contexts[rank]) for rank in range(2)])
+            both = together([allreduce(coder, feedback, *states[rank], x[rank], contexts[rank]) for rank in range(2)])
             np.testing.assert_array_equal(*both)
             if step == spoiled_step:
                 assert not np.isfinite(both[0]).all()
