@@ -208,15 +208,15 @@ class Control:
         plan: FaultPlan,
         started: Callable[[Session, Key], None],
         departed: Callable[[Session, str], None],
-        site: int = 0,
+        aggregator: int = 0,
     ):
         self.env, self._plan, self._started, self._departed = env, plan, started, departed
-        self._chooser = random.Random(f"control {plan.seed}" + (f" at {site}" if site else ""))
+        self._chooser = random.Random(f"control {plan.seed}" + (f" at {aggregator}" if aggregator else ""))
         self.cut_hosts: set[int] = set()
         self.paused_hosts: set[int] = set()
         self.registry: JobRegistry | None = None
         self.dataplane: SoftwareDataplane | BestEffortDataplane | None = None
-        self.generation = site * _MOST_STARTS
+        self.generation = aggregator * _MOST_STARTS
         self._connections: list[Connection] = []
         self._streams: dict[int, Connection] = {}
         self._silent_since: dict[int, int] = {}

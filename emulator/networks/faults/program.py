@@ -35,7 +35,7 @@ class Program:
 
     def __init__(self, world: Any, job: JobPlan, rank: int):
         self.world, self.job, self.rank, self.host = world, job, rank, job.hosts[rank]
-        self._site = 0
+        self._aggregator = 0
         self.env: Environment = world.env
         self.clock = world.plan.clock(self.host)
         self.state, self.attempts = "running", 0
@@ -102,9 +102,9 @@ class Program:
         """For another socket, as every join opens one."""
         self._port += 1
 
-    def moved(self, session: Session, site: int) -> None:
+    def moved(self, session: Session, aggregator: int) -> None:
         """The agent's packets go to another aggregator from now on."""
-        self.session, self._site = session, site
+        self.session, self._aggregator = session, aggregator
         assert self.agent is not None
         del self.world.agents[self.agent_endpoint]
         self.agent_endpoint = self.agent.endpoint = udp.endpoint(*self.address)
@@ -148,7 +148,7 @@ class Program:
             queues=QUEUES,
             deadline_s=job.deadline_s,
         )
-        self._site = 0
+        self._aggregator = 0
         self.session = Session(self.world.control, self.host, request, self.world.plan.join_timeout_s)
         refusal = yield self.session.joined
         yield from self.awake()
@@ -173,7 +173,7 @@ class Program:
             world_size=self.job.workers,
             job=self.job.name,
             endpoint=self.agent_endpoint,
-            send=lambda packet: self.world.sites[self._site].up[self.host].send(packet),
+            send=lambda packet: self.world.nodes[self._aggregator].up[self.host].send(packet),
             inbox_packets=self.world.plan.inbox_packets,
             exact=self.job.wire == EXACT,
             clock=self.clock,

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from emulator.networks.netsim import bounds, ring
-from emulator.networks.netsim.aggregator import Aggregator, rack_address, seat, seats
+from emulator.networks.netsim.aggregator import Aggregator, rack_address, slots_at, slots_in_tree
 from emulator.networks.netsim.best_effort import Behind, Front
 from emulator.networks.netsim.config import JobConfig, NetworkConfig
 from emulator.networks.netsim.link import NS, Environment, LinkCounts, at
@@ -155,11 +155,11 @@ class _Network:
             self._behind.add(number, shared)
             return
         if not self._racks:
-            self._core.add(number, seat(range(job.workers), hosts, job.train_packets, pool))
+            self._core.add(number, slots_at(range(job.workers), hosts, job.train_packets, pool))
             return
         racks = sorted({self.fabric.rack_of(host) for host in hosts})
         ranks = [[rank for rank, host in enumerate(hosts) if self.fabric.rack_of(host) == rack] for rack in racks]
-        below, above = seats(ranks, racks, hosts, job.train_packets, pool)
+        below, above = slots_in_tree(ranks, racks, hosts, job.train_packets, pool)
         for rack, own in zip(racks, below, strict=True):
             self._racks[rack].add(number, own)
         self._core.add(number, above)

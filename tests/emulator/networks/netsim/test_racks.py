@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from emulator.networks.netsim.aggregator import PARTIAL, Aggregator, rack_address, seats
+from emulator.networks.netsim.aggregator import PARTIAL, Aggregator, rack_address, slots_in_tree
 from emulator.networks.netsim.config import (
     FRAMING_BYTES,
     JobConfig,
@@ -36,9 +36,9 @@ class Tree:
         self.down, self.to_hosts = [], []
         self.racks = [Aggregator(self.to_hosts.append, self.up[rack].append) for rack in (0, 1)]
         self.core = Aggregator(self.down.append)
-        below, above = seats(RACKS, (0, 1), (10, 11, 12, 13), 1, POOL)
-        for rack, seat in zip(self.racks, below, strict=True):
-            rack.add(0, seat)
+        below, above = slots_in_tree(RACKS, (0, 1), (10, 11, 12, 13), 1, POOL)
+        for rack, job_slots in zip(self.racks, below, strict=True):
+            rack.add(0, job_slots)
         self.core.add(0, above)
 
     def send(self, rank, value=1, seq=0, is_retransmission=False, need=0):
