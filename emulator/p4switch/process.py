@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING, Any
 
 from emulator.p4switch import logs
 from emulator.p4switch.device import Device
@@ -30,6 +31,9 @@ from emulator.p4switch.switch import Switch
 from emulator.p4switch.thrift.server import LOOPBACK, ThriftServer
 from switchml.errors import ConfigError, ProgramAbort
 from switchml.runtime.insist import wait_for
+
+if TYPE_CHECKING:
+    from emulator.p4switch.p4runtime.server import P4RuntimeServer
 
 log = logging.getLogger("switchml.bmv2")
 
@@ -161,7 +165,8 @@ class Process:
             self.thrift = ThriftServer(self.device, settings.thrift_port, settings.thrift_ip, settings.thrift_socket)
             self.device.thrift_port = self.thrift.port
             log.info("Thrift server was started")
-        self.p4runtime = self._serve_p4runtime() if settings.grpc_server_addr is not None else None
+        address = settings.grpc_server_addr
+        self.p4runtime = self._serve_p4runtime(address) if address is not None else None
 
     def remove_files(self) -> None:
         """Remove its sockets from the file system. Those of a switch that was killed are replaced by the next one."""
@@ -172,19 +177,16 @@ class Process:
         if address.startswith("unix:"):
             Path(address.removeprefix("unix:")).unlink(missing_ok=True)
 
-    def _serve_p4runtime(self):
-        """A P4Runtime server. Raises ConfigError, also if the package for it is missing."""
+    def _serve_p4runtime(self, address: str) -> P4RuntimeServer:
+        """Raises ConfigError, also if the package for it is missing."""
         from emulator.p4switch.p4runtime.server import P4RuntimeServer, credentials  # grpc takes a while to import
 
         settings = self.settings
-        tls = None
-        if settings.grpc_server_ssl:
-            tls = credentials(
-                settings.grpc_server_key, settings.grpc_server_cert, settings.grpc_server_cacert,
-                settings.grpc_server_with_client_auth,
-            )  # fmt: skip
-        server = P4RuntimeServer(self.device, settings.grpc_server_addr, settings.cpu_port, tls)
-        log.info("P4Runtime server listens on %s", self.settings.grpc_server_addr)
+        tls, key, certificate = None, settings.grpc_server_key, settings.grpc_server_cert
+        if key is not None and certificate is not None:
+            tls = credentials(key, certificate, settings.grpc_server_cacert, settings.grpc_server_with_client_auth)
+        server = P4RuntimeServer(self.device, address, settings.cpu_port, tls)
+        log.info("P4Runtime server listens on %s", address)
         return server
 
     def _begin(self) -> None:
@@ -261,7 +263,7 @@ def make_switch(settings: SwitchSettings) -> Switch:
     return switch
 
 
-def compiled(state: State, *settings, stale_fields: bool = False) -> Engine:
+def compiled(state: State, *settings: Any, stale_fields: bool = False) -> Engine:
     """The compiled engine. Raises ConfigError for a program that it can't run."""
     from emulator.p4switch.engine.code import Unsupported  # numba takes a while to import
     from emulator.p4switch.engine.engine import CompiledEngine
@@ -272,7 +274,7 @@ def compiled(state: State, *settings, stale_fields: bool = False) -> Engine:
         raise ConfigError(f"the compiled engine can't run this program: {error}") from error
 
 
-def compiled_if_possible(state: State, *settings, stale_fields: bool = False) -> Engine:
+def compiled_if_possible(state: State, *settings: Any, stale_fields: bool = False) -> Engine:
     """The compiled engine, or else the reference interpreter."""
     try:
         return compiled(state, *settings, stale_fields=stale_fields)

@@ -269,8 +269,7 @@ def _aborting(context: grpc.ServicerContext) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        # types-grpcio lacks `code`.
-        if context.code() is not None:  # type: ignore[attr-defined]
+        if context.code() is not None:  # type: ignore[attr-defined]  # types-grpcio lacks it
             raise  # it was aborted already, with a status of its own
         if isinstance(error, SwitchMLError):
             log.debug("P4Runtime: %s", error)
