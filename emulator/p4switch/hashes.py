@@ -10,7 +10,8 @@ from __future__ import annotations
 import csv
 import functools
 import re
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 _M64 = (1 << 64) - 1
@@ -32,8 +33,9 @@ def _named_crcs() -> dict[str, Crc]:
     lines = Path(__file__).with_name("crcs.csv").read_text().splitlines()
     crcs = {}
     for row in csv.DictReader(line for line in lines if not line.startswith("#")):
-        parameters = (int(row[name], 16) for name in ("polynomial", "initial", "final_xor"))
-        crcs[row["name"]] = Crc(int(row["width"]), *parameters, *[row["reflected"] == "1"] * 2)
+        polynomial, initial, final_xor = (int(row[name], 16) for name in ("polynomial", "initial", "final_xor"))
+        is_reflected = row["reflected"] == "1"
+        crcs[row["name"]] = Crc(int(row["width"]), polynomial, initial, final_xor, is_reflected, is_reflected)
     return crcs
 
 
@@ -186,7 +188,7 @@ def xxh64(data: bytes) -> int:
     return value ^ value >> 32
 
 
-STATELESS = {
+STATELESS: dict[str, Callable[[bytes], int]] = {
     "xxh64": xxh64,
     "bmv2_hash": xxh64,
     "hash_ex": fnv_mix,
@@ -236,11 +238,11 @@ class Hash:
             self._seen[data] = number
         return number
 
-    def set_crc(self, polynomial: int, initial: int, final_xor: int, reflect_data: bool, reflect_remainder: bool):
-        """Change the parameters of a CRC; the width stays."""
-        mask = (1 << self.crc.width) - 1
-        values = (polynomial & mask, initial & mask, final_xor & mask)
-        self.crc = Crc(self.crc.width, *values, bool(reflect_data), bool(reflect_remainder))
+    def set_crc(self, crc: Crc) -> None:
+        """Change the parameters of a CRC; what exceeds its width is cut off."""
+        mask = (1 << crc.width) - 1
+        cut = {name: getattr(crc, name) & mask for name in ("polynomial", "initial", "final_xor")}
+        self.crc = replace(crc, **cut)
         self.version += 1
 
     def set_key(self, key: bytes) -> None:

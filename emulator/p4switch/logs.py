@@ -9,6 +9,7 @@ import logging.handlers
 import sys
 import threading
 from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
 
 from switchml.errors import ConfigError
 
@@ -34,7 +35,8 @@ class Formatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         time = self.formatTime(record, "%H:%M:%S")
         letter = _LETTERS.get(record.levelno, "I")
-        text = f"[{time}.{int(record.msecs):03d}] [bmv2] [{letter}] [thread {record.thread_id}] {record.getMessage()}"
+        text = f"[{time}.{int(record.msecs):03d}] [bmv2] [{letter}] [thread {threading.get_native_id()}] "
+        text += record.getMessage()
         return f"{text}\n{self.formatException(record.exc_info)}" if record.exc_info else text
 
 
@@ -49,7 +51,13 @@ class _Tolerant(logging.Handler):
             super().handleError(record)
 
 
-class _Console(_Tolerant, logging.StreamHandler):
+if TYPE_CHECKING:
+    _StreamHandler = logging.StreamHandler[TextIO]
+else:
+    _StreamHandler = logging.StreamHandler  # has no parameters in Python 3.10
+
+
+class _Console(_Tolerant, _StreamHandler):
     """A stream as the log."""
 
 
@@ -61,11 +69,6 @@ class _File(_Tolerant, logging.handlers.RotatingFileHandler):
 def _say_once(text: str) -> None:
     with contextlib.suppress(OSError):
         print(text, file=sys.stderr)
-
-
-def _add_thread_id(record: logging.LogRecord) -> bool:
-    record.thread_id = threading.get_native_id()
-    return True
 
 
 def set_up(level: str, console: bool, file: str | None, max_bytes: int, max_files: int) -> None:
@@ -82,7 +85,6 @@ def set_up(level: str, console: bool, file: str | None, max_bytes: int, max_file
     else:
         handler = _Console(sys.stdout if console else sys.stderr)
     handler.setFormatter(Formatter())
-    handler.addFilter(_add_thread_id)
     log = logging.getLogger("switchml.bmv2")
     log.handlers = [handler]
     log.propagate = False

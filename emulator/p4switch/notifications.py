@@ -14,6 +14,7 @@ import socket
 import struct
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
 from emulator.p4switch.state.ageing import Ageing
@@ -146,7 +147,7 @@ class Notifications:
         """Publish the digests and aged entries of a state from now on."""
         self._state, self._ageing = state, {}
         for digest in state.digests:
-            digest.listeners.append(lambda digest, source=digest: self._learn(source, digest))
+            digest.listeners.append(partial(self._learn, digest))
 
     def _learn(self, source: DigestList, digest: Digest) -> None:
         header = _LEARN.pack(b"LEA|", self.device_id, 0, digest.list_id, digest.buffer_id, len(digest.samples))

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING, Any
 
 from emulator.p4switch import logs
 from emulator.p4switch.device import Device
@@ -31,6 +32,9 @@ from emulator.p4switch.thrift.server import LOOPBACK, ThriftServer
 from switchml.errors import ConfigError, ProgramAbort
 from switchml.runtime.insist import wait_for
 
+if TYPE_CHECKING:
+    from emulator.p4switch.p4runtime.server import P4RuntimeServer
+
 log = logging.getLogger("switchml.bmv2")
 
 LIKE_VERSION = "1.15.5"
@@ -43,7 +47,7 @@ NO_PROGRAM = Path(__file__).with_name("no_program.json")
 
 
 @dataclass(frozen=True)
-class Settings:
+class SwitchSettings:
     """simple_switch's options, by their long names."""
 
     program: Path | None
@@ -122,7 +126,7 @@ class Process:
     """A running device and its control interfaces. `signals`, but for those that are ignored, end this process, from
     before its first packet."""
 
-    def __init__(self, settings: Settings, signals: Iterable[int] = ()) -> None:
+    def __init__(self, settings: SwitchSettings, signals: Iterable[int] = ()) -> None:
         self.settings = settings
         self._ended = threading.Event()
         self._exit_code = 0
@@ -161,7 +165,8 @@ class Process:
             self.thrift = ThriftServer(self.device, settings.thrift_port, settings.thrift_ip, settings.thrift_socket)
             self.device.thrift_port = self.thrift.port
             log.info("Thrift server was started")
-        self.p4runtime = self._serve_p4runtime() if settings.grpc_server_addr is not None else None
+        address = settings.grpc_server_addr
+        self.p4runtime = self._serve_p4runtime(address) if address is not None else None
 
     def remove_files(self) -> None:
         """Remove its sockets from the file system. Those of a switch that was killed are replaced by the next one."""
@@ -172,19 +177,16 @@ class Process:
         if address.startswith("unix:"):
             Path(address.removeprefix("unix:")).unlink(missing_ok=True)
 
-    def _serve_p4runtime(self):
-        """A P4Runtime server. Raises ConfigError, also if the package for it is missing."""
+    def _serve_p4runtime(self, address: str) -> P4RuntimeServer:
+        """Raises ConfigError, also if the package for it is missing."""
         from emulator.p4switch.p4runtime.server import P4RuntimeServer, credentials  # grpc takes a while to import
 
         settings = self.settings
-        tls = None
-        if settings.grpc_server_ssl:
-            tls = credentials(
-                settings.grpc_server_key, settings.grpc_server_cert, settings.grpc_server_cacert,
-                settings.grpc_server_with_client_auth,
-            )  # fmt: skip
-        server = P4RuntimeServer(self.device, settings.grpc_server_addr, settings.cpu_port, tls)
-        log.info("P4Runtime server listens on %s", self.settings.grpc_server_addr)
+        tls, key, certificate = None, settings.grpc_server_key, settings.grpc_server_cert
+        if key is not None and certificate is not None:
+            tls = credentials(key, certificate, settings.grpc_server_cacert, settings.grpc_server_with_client_auth)
+        server = P4RuntimeServer(self.device, address, settings.cpu_port, tls)
+        log.info("P4Runtime server listens on %s", address)
         return server
 
     def _begin(self) -> None:
@@ -240,14 +242,14 @@ class Process:
         abort(error)
 
 
-def start(settings: Settings) -> Process:
+def start(settings: SwitchSettings) -> Process:
     """Set up the log and start, from the main thread; a signal ends the switch. Raises ProgramError or ConfigError."""
     sizes = settings.log_file_max_size, settings.log_file_max_files
     logs.set_up(settings.log_level, settings.log_console, settings.log_file, *sizes)
     return Process(settings, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
 
 
-def make_switch(settings: Settings) -> Switch:
+def make_switch(settings: SwitchSettings) -> Switch:
     program = loader.load(settings.program or NO_PROGRAM)
     make: Callable[..., Engine]
     if settings.logs_packets:  # the compiled engine hands all packets over
@@ -261,7 +263,7 @@ def make_switch(settings: Settings) -> Switch:
     return switch
 
 
-def compiled(state: State, *settings, stale_fields: bool = False) -> Engine:
+def compiled(state: State, *settings: Any, stale_fields: bool = False) -> Engine:
     """The compiled engine. Raises ConfigError for a program that it can't run."""
     from emulator.p4switch.engine.code import Unsupported  # numba takes a while to import
     from emulator.p4switch.engine.engine import CompiledEngine
@@ -272,7 +274,7 @@ def compiled(state: State, *settings, stale_fields: bool = False) -> Engine:
         raise ConfigError(f"the compiled engine can't run this program: {error}") from error
 
 
-def compiled_if_possible(state: State, *settings, stale_fields: bool = False) -> Engine:
+def compiled_if_possible(state: State, *settings: Any, stale_fields: bool = False) -> Engine:
     """The compiled engine, or else the reference interpreter."""
     try:
         return compiled(state, *settings, stale_fields=stale_fields)

@@ -56,7 +56,7 @@ def _cells(data: np.ndarray, value: Any) -> dict[int, Any]:
     return {int(index): value(int(index)) for index in np.flatnonzero(data.any(axis=1))}
 
 
-def _target(target: Target | None) -> list | None:
+def _target(target: Target | None) -> list[Any] | None:
     match target:
         case RunAction(action, args):
             return ["action", action, *args]
@@ -67,7 +67,7 @@ def _target(target: Target | None) -> list | None:
     return None
 
 
-def _table(table: MatchTable) -> list[dict]:
+def _table(table: MatchTable) -> list[dict[str, Any]]:
     return [
         {
             "handle": entry.handle,
@@ -98,7 +98,7 @@ def restore(state: State, text: str) -> None:
         raise ConfigError(f"the saved state can't be read: {type(error).__name__}: {error}") from error
 
 
-def _fill(state: State, saved: dict) -> None:
+def _fill(state: State, saved: dict[str, Any]) -> None:
     for name, cells in saved["registers"].items():
         for index, value in cells.items():
             state.register(name).write(int(index), value)
@@ -113,7 +113,7 @@ def _fill(state: State, saved: dict) -> None:
         for value in values:
             state.parse_vset(name).add(value)
     for name, profile in saved["action_profiles"].items():
-        members = {int(handle): _read_target(target) for handle, target in profile["members"].items()}
+        members = {int(handle): _read_run(target) for handle, target in profile["members"].items()}
         groups = {int(h): {int(m): weight for m, weight in g.items()} for h, g in profile["groups"].items()}
         state.action_profile(name).restore(members, groups)
     for name, entries in saved["tables"].items():
@@ -127,7 +127,7 @@ def _fill(state: State, saved: dict) -> None:
         state.mirroring.add(int(number), port, mgid)
 
 
-def _fill_table(table: MatchTable, entries: list[dict]) -> None:
+def _fill_table(table: MatchTable, entries: list[dict[str, Any]]) -> None:
     table.restore(
         [
             (item["handle"], [ir.MatchParam(*param) for param in item["match"]], _read_target(item["target"]),
@@ -141,8 +141,15 @@ def _fill_table(table: MatchTable, entries: list[dict]) -> None:
         table.timeout_us[index] = item["timeout_us"]
 
 
-def _read_target(target: list) -> Target:
+def _read_target(target: list[Any]) -> Target:
     kind, number, *args = target
     if kind == "action":
         return RunAction(number, tuple(args))
     return UseMember(number) if kind == "member" else UseGroup(number)
+
+
+def _read_run(saved: list[Any]) -> RunAction:
+    target = _read_target(saved)
+    if not isinstance(target, RunAction):
+        raise ConfigError("the saved state can't be read: a member of an action profile does not run an action")
+    return target

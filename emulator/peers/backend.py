@@ -8,6 +8,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 BACKEND_NAME = "switchml-emulated"
 
 
@@ -20,7 +22,7 @@ def autoload() -> None:
         dist.Backend.register_backend(BACKEND_NAME, _create, extended_api=True, devices=["cpu"])
 
 
-def _create(options, pg_options):
+def _create(options: Any, pg_options: object) -> Any:
     """What torch calls for each group, with its _DistributedBackendOptions."""
     from emulator.peers.process_group import create
 

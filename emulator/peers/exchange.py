@@ -5,15 +5,33 @@ a recorded run says. No time passes here. Ranks and the `number` of a collective
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import Work
 
 from emulator.peers.recording import Reader, Writer
-from emulator.peers.values import Op, Values
+from emulator.peers.values import Op, Reduction, Values
 from switchml.errors import ConfigError
 
 Tensors = Sequence[torch.Tensor]
+Recorded = tuple[list[torch.Tensor], list[torch.Tensor]]
+"""What a rank gave to a collective and what it got."""
+
+
+class Gloo(Protocol):
+    """What is used of torch's ProcessGroupGloo, whose stub has none of it."""
+
+    def allreduce(self, tensors: list[torch.Tensor], options: dist.AllreduceOptions, /) -> Work: ...
+
+    def allgather(self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], /) -> Work: ...
+
+    def broadcast(self, tensors: list[torch.Tensor], options: dist.BroadcastOptions, /) -> Work: ...
+
+    def send(self, tensors: list[torch.Tensor], rank: int, tag: int, /) -> Work: ...
+
+    def recv(self, tensors: list[torch.Tensor], rank: int, tag: int, /) -> Work: ...
 
 
 class Exchange:
@@ -24,7 +42,7 @@ class Exchange:
         ranks: tuple[int, ...],
         me: int,
         real: tuple[int, ...],
-        gloo: dist.Backend | None,
+        gloo: Gloo | None,
         values: Values,
         reader: Reader | None = None,
         writer: Writer | None = None,
@@ -35,21 +53,29 @@ class Exchange:
 
     # Reductions
 
-    def all_reduce(self, tensor: torch.Tensor, op: dist.ReduceOp, number: int) -> None:
+    def all_reduce(self, tensor: torch.Tensor, op: Reduction, number: int) -> None:
         """In place."""
         both = [tensor]
         self._reduce("all_reduce", both, both, op, number)
 
-    def reduce(self, tensor: torch.Tensor, op: dist.ReduceOp, root: int, number: int) -> None:
+    def reduce(self, tensor: torch.Tensor, op: Reduction, root: int, number: int) -> None:
         """In place at `root`; elsewhere `tensor` stays."""
         out = tensor if self._me == root else tensor.clone()
         self._reduce("reduce", [tensor], [out], op, number)
 
-    def reduce_scatter(self, out: torch.Tensor, chunks: Tensors, op: dist.ReduceOp, number: int) -> None:
+    def reduce_scatter(self, out: torch.Tensor, chunks: Tensors, op: Reduction, number: int) -> None:
         """`out` becomes the reduction of everybody's chunk for this rank."""
         self._reduce("reduce_scatter", list(chunks), [out], op, number, self._me)
 
-    def _reduce(self, name, inputs, outputs, op, number, mine: int = 0) -> None:
+    def _reduce(
+        self,
+        name: str,
+        inputs: list[torch.Tensor],
+        outputs: list[torch.Tensor],
+        op: Reduction,
+        number: int,
+        mine: int = 0,
+    ) -> None:
         """`outputs` becomes the reduction of `inputs[mine]`; others of `inputs` are chunks for other real ranks."""
         before = [tensor.clone() for tensor in inputs] if self._writer else []
         then = self._recorded(name, number, inputs, outputs)
@@ -125,10 +151,10 @@ class Exchange:
             return
         if self._me == root:
             for place, rank in enumerate(self._real):
-                if rank != root:
+                if rank != root and self._gloo is not None:
                     self._gloo.send([chunks[rank].contiguous()], place, 0).wait()
             out.copy_(chunks[root])
-        else:
+        elif self._gloo is not None:
             receive(self._gloo, out, self._real.index(root), 0)
         self._note("scatter", number, [out], [out])
 
@@ -157,7 +183,7 @@ class Exchange:
 
     # What was recorded, and recording
 
-    def _recorded(self, name: str, number: int, inputs: Tensors, outputs: Tensors):
+    def _recorded(self, name: str, number: int, inputs: Tensors, outputs: Tensors) -> Recorded | None:
         """What this rank gave and got then; None where nothing is played back."""
         if self._reader is None or not self._absent:
             return None
@@ -177,14 +203,14 @@ _TWO = {
 """How a recorded result and the real ranks' make one; of other operations the recorded one is taken."""
 
 
-def reduction(op: dist.ReduceOp) -> dist.AllreduceOptions:
+def reduction(op: Reduction) -> dist.AllreduceOptions:
     """Options for Gloo's all-reduce."""
     options = dist.AllreduceOptions()
-    options.reduceOp = op
+    options.reduceOp = op  # type: ignore[assignment]  # the stub doesn't know that it takes either
     return options
 
 
-def receive(gloo, out: torch.Tensor, source: int, tag: int) -> None:
+def receive(gloo: Gloo, out: torch.Tensor, source: int, tag: int) -> None:
     """Fill `out`, contiguous or not."""
     whole = out if out.is_contiguous() else torch.empty(out.shape, dtype=out.dtype)
     gloo.recv([whole], source, tag).wait()

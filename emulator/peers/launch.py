@@ -51,10 +51,11 @@ def launch(script: Sequence[str], settings: PeerSettings, *, quiet_script: bool 
         path = Path(settings.report)
         if not path.is_file():
             raise JobError(f"{script[0]} made no process group, so there is nothing to report")
-        return json.loads(path.read_text())
+        summary: dict[str, Any] = json.loads(path.read_text())
+        return summary
 
 
-def _start(script: Sequence[str], settings: PeerSettings, rank: int, port: int, quiet: bool) -> subprocess.Popen:
+def _start(script: Sequence[str], settings: PeerSettings, rank: int, port: int, quiet: bool) -> subprocess.Popen[bytes]:
     per_node = settings.machine().accelerators_per_node
     own = {
         "RANK": rank,
@@ -73,7 +74,7 @@ def _start(script: Sequence[str], settings: PeerSettings, rank: int, port: int, 
     return subprocess.Popen(command, env=environment, stdout=_STDERR if quiet else None, preexec_fn=dying_with_us())
 
 
-def _await(ranks: list[subprocess.Popen], numbers: Sequence[int]) -> None:
+def _await(ranks: list[subprocess.Popen[bytes]], numbers: Sequence[int]) -> None:
     while True:
         codes = [process.poll() for process in ranks]
         for rank, code in zip(numbers, codes, strict=True):
@@ -85,7 +86,7 @@ def _await(ranks: list[subprocess.Popen], numbers: Sequence[int]) -> None:
         time.sleep(LOOK_EVERY_S)
 
 
-def _stop(ranks: list[subprocess.Popen]) -> None:
+def _stop(ranks: list[subprocess.Popen[bytes]]) -> None:
     for process in ranks:
         if process.poll() is None:
             process.terminate()

@@ -7,22 +7,27 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import Work
 
-from emulator.peers.exchange import Exchange, receive, reduction
-from emulator.peers.shared import Shared, begin, current, gloo_of, more_gloo
-from emulator.peers.world import CollectiveRecord, Communicator, World
-from host_agent.pytorch.work import NO_TIMEOUT, AllReduceWork, CallbackThreads
+from emulator.peers.exchange import Exchange, Gloo, Tensors, receive, reduction
+from emulator.peers.shared import GroupOptions, Shared, begin, current, gloo_of, more_gloo
+from emulator.peers.values import Reduction
+from emulator.peers.work import PeersWork, PeersWorks
+from emulator.peers.world import Communicator, World
 from switchml.errors import ConfigError, UnsupportedTensor
+
+Args = tuple[Any, ...]
+Options = dict[str, Any]
+"""What torch's callers give after the tensors."""
 
 _STAMP, _STAMP_BACK, _DATA = range(3)
 """What goes between two real ranks for one send: tags 3t + these."""
 
 
-def create(options) -> EmulatedProcessGroup:
+def create(options: GroupOptions) -> EmulatedProcessGroup:
     """The group that torch's _DistributedBackendOptions describe."""
     ranks = tuple(options.global_ranks_in_group)
     if not ranks:
@@ -39,54 +44,38 @@ class _Queue:
     """Collectives of a group that follow one another. `gloo`: among the members that are real, for these alone, since
     they come in the same order everywhere."""
 
-    def __init__(self, shared: Shared, ranks: tuple[int, ...], me: int, real: tuple[int, ...], gloo):
-        self._gloo = gloo
+    def __init__(self, shared: Shared, ranks: tuple[int, ...], me: int, real: tuple[int, ...], gloo: Gloo | None):
         self.exchange = Exchange(ranks, me, real, gloo, shared.values, shared.reader, shared.writer)
-        self.line = shared.line(ranks, self._agree if gloo is not None else None)
-
-    def _agree(self, last_s: float) -> float:
-        last = torch.tensor([last_s], dtype=torch.float64)
-        self._gloo.allreduce([last], reduction(dist.ReduceOp.MAX)).wait()
-        return float(last)
+        self.line = shared.line(ranks, partial(_latest, gloo) if gloo is not None else None)
 
 
-class PeersWork(AllReduceWork):
-    """The handle of one collective. Whoever waits for it moves the world's clock on to its end."""
-
-    def __init__(self, world: World, tensors: list[torch.Tensor], callbacks: CallbackThreads):
-        super().__init__(tensors, 1, callbacks)
-        self.call: CollectiveRecord | None = None
-        self._world = world
-
-    def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
-        """Block until it would be done on the cluster, or jump there, and return True; raise what went wrong."""
-        self._world.wait([self], lambda: self.block(timeout))
-        return True
-
-    def block(self, timeout: timedelta = NO_TIMEOUT) -> None:
-        """Wait for it on this machine only."""
-        super().wait(timeout)
-
-    def is_completed(self) -> bool:
-        """Whether it would be by now, on the cluster."""
-        if not super().is_completed():
-            return False
-        times = self.call.times if self.call is not None else None
-        return times is None or self._world.clock.now_s() >= times.end_s[0]
-
-    def get_future(self) -> torch.futures.Future:
-        """A future of the list of tensors. Always the same one."""
-        is_first = not self.has_future()
-        future = super().get_future()
-        if is_first:
-            self._world.future_requested(self)
-        return future
+def _latest(gloo: Gloo, last_s: float) -> float:
+    """The last of all real ranks' arrivals."""
+    last = torch.tensor([last_s], dtype=torch.float64)
+    gloo.allreduce([last], reduction(dist.ReduceOp.MAX)).wait()
+    return float(last)
 
 
-class EmulatedProcessGroup(dist.ProcessGroup):
+if TYPE_CHECKING:
+    # Torch calls most methods in two or three styles, of which its stub has other ones in each version.
+    _ProcessGroup = Any
+else:
+    _ProcessGroup = dist.ProcessGroup
+
+
+class EmulatedProcessGroup(_ProcessGroup):
     """`ranks`: its members in the world; `gloo`: among those that are real."""
 
-    def __init__(self, shared: Shared, ranks: tuple[int, ...], gloo, wrapper, options, *, is_default: bool):
+    def __init__(
+        self,
+        shared: Shared,
+        ranks: tuple[int, ...],
+        gloo: Gloo | None,
+        wrapper: dist.ProcessGroup,
+        options: GroupOptions,
+        *,
+        is_default: bool,
+    ):
         world = shared.world
         self._me = ranks.index(world.rank)
         super().__init__(self._me, len(ranks))
@@ -101,7 +90,7 @@ class EmulatedProcessGroup(dist.ProcessGroup):
             self._copies = _Queue(shared, ranks, self._me, self._real, more)
         self._pairs: dict[tuple[int, int, int], Communicator] = {}
         self._sent: dict[tuple[int, torch.dtype], torch.Tensor] = {}
-        self._coalesced: list[Callable[[], None]] | None = None
+        self._coalesced: list[PeersWork] | None = None
         self._number = 0
 
     # What torch asks about the group
@@ -114,7 +103,7 @@ class EmulatedProcessGroup(dist.ProcessGroup):
 
     def setGroupName(self, name: str) -> None:
         self._name = name
-        self._wrapper._set_group_name(name)
+        self._wrapper._set_group_name(name)  # type: ignore[arg-type]  # a NewType of str
 
     def getGroupDesc(self) -> str:
         return self._description
@@ -132,7 +121,7 @@ class EmulatedProcessGroup(dist.ProcessGroup):
     def _device_types(self) -> list[torch.device]:
         return [torch.device("cpu")]
 
-    def _get_backend(self, device: torch.device):
+    def _get_backend(self, device: torch.device) -> Any:
         return self._wrapper._get_backend(device)
 
     def get_group_store(self) -> dist.Store:
@@ -151,49 +140,51 @@ class EmulatedProcessGroup(dist.ProcessGroup):
 
     # Collectives
 
-    def allreduce(self, tensors, *args, **kwargs):
+    def allreduce(self, tensors: Tensors | torch.Tensor, *args: Any, **kwargs: Any) -> PeersWork:
         return self._each("all_reduce", tensors, _op(args, kwargs))
 
     allreduce_coalesced = allreduce
 
-    def reduce(self, tensors, *args, **kwargs):
+    def reduce(self, tensors: Tensors | torch.Tensor, *args: Any, **kwargs: Any) -> PeersWork:
         op = args[0].reduceOp if args and hasattr(args[0], "reduceOp") else _op(args[1:], kwargs)
         return self._each("reduce", tensors, op, _root(args, kwargs))
 
-    def broadcast(self, tensors, *args, **kwargs):
+    def broadcast(self, tensors: Tensors | torch.Tensor, *args: Any, **kwargs: Any) -> PeersWork:
         return self._each("broadcast", tensors, _root(args, kwargs))
 
     def _queue_of(self, operation: str) -> _Queue:
         return self._copies if operation in ("all_gather", "broadcast") else self._queue
 
-    def _each(self, operation: str, tensors, *arguments) -> PeersWork:
+    def _each(self, operation: str, tensors: Tensors | torch.Tensor, *arguments: Any) -> PeersWork:
         """`operation` of `Exchange`, in place, on each of `tensors`."""
         tensors = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
         act = getattr(self._queue_of(operation).exchange, operation)
         acts = [partial(act, tensor, *arguments) for tensor in tensors]
         return self._call(operation, _bytes(tensors), tensors, acts)
 
-    def allgather(self, outputs, inputs, *args, **kwargs):
+    def allgather(self, outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> PeersWork:
         if isinstance(inputs, torch.Tensor):
             outputs, inputs = [outputs], [inputs]
         size = sum(_bytes(outs) for outs in outputs)
         acts = [partial(self._copies.exchange.all_gather, *each) for each in zip(outputs, inputs, strict=True)]
         return self._call("all_gather", size, [tensor for outs in outputs for tensor in outs], acts, list(inputs))
 
-    def _allgather_base(self, output, input, *args, **kwargs):
+    def _allgather_base(self, output: torch.Tensor, input: torch.Tensor, *args: Any, **kwargs: Any) -> PeersWork:
         return self.all_gather_single_coalesced([output], [input])
 
     all_gather_single = _allgather_base
 
-    def all_gather_single_coalesced(self, outputs, inputs, *args, **kwargs):
+    def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, *args: Any, **kwargs: Any) -> PeersWork:
         return self.allgather([_chunks(output, self.size()) for output in outputs], list(inputs))
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
-    def allgather_coalesced(self, output_lists, inputs, *args, **kwargs):
+    def allgather_coalesced(
+        self, output_lists: Sequence[Tensors], inputs: Tensors, *args: Any, **kwargs: Any
+    ) -> PeersWork:
         return self.allgather([[outs[i] for outs in output_lists] for i in range(len(inputs))], list(inputs))
 
-    def gather(self, outputs, inputs, *args, **kwargs):
+    def gather(self, outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> PeersWork:
         if isinstance(inputs, torch.Tensor):
             outputs, inputs = [outputs] if outputs else [], [inputs]
         root, (tensor,) = _root(args, kwargs), inputs
@@ -202,7 +193,7 @@ class EmulatedProcessGroup(dist.ProcessGroup):
         acts = [partial(self._copies.exchange.gather, outs, tensor, root)]
         return self._call("gather", size, outs, acts, [tensor], "all_gather")
 
-    def scatter(self, outputs, inputs, *args, **kwargs):
+    def scatter(self, outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> PeersWork:
         if isinstance(outputs, torch.Tensor):
             outputs, inputs = [outputs], [inputs] if inputs else []
         root, (out,) = _root(args, kwargs), outputs
@@ -210,7 +201,7 @@ class EmulatedProcessGroup(dist.ProcessGroup):
         acts = [partial(self._copies.exchange.scatter, out, chunks, root)]
         return self._call("scatter", _bytes([out]) * self.size(), [out], acts, chunks, "all_gather")
 
-    def reduce_scatter(self, outputs, inputs, *args, **kwargs):
+    def reduce_scatter(self, outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> PeersWork:
         if isinstance(outputs, torch.Tensor):
             outputs, inputs = [outputs], [inputs]
         op = _op(args, kwargs)
@@ -218,21 +209,31 @@ class EmulatedProcessGroup(dist.ProcessGroup):
         size = sum(_bytes(chunks) for chunks in inputs)
         return self._call("reduce_scatter", size, list(outputs), acts, [t for chunks in inputs for t in chunks])
 
-    def _reduce_scatter_base(self, output, input, *args, **kwargs):
+    def _reduce_scatter_base(self, output: torch.Tensor, input: torch.Tensor, *args: Any, **kwargs: Any) -> PeersWork:
         return self.reduce_scatter_single_coalesced([output], [input], *args, **kwargs)
 
     reduce_scatter_single = _reduce_scatter_base
 
-    def reduce_scatter_single_coalesced(self, outputs, inputs, *args, **kwargs):
+    def reduce_scatter_single_coalesced(
+        self, outputs: Tensors, inputs: Tensors, *args: Any, **kwargs: Any
+    ) -> PeersWork:
         return self.reduce_scatter(list(outputs), [_chunks(one, self.size()) for one in inputs], *args, **kwargs)
 
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
-    def alltoall(self, outputs, inputs, *args, **kwargs):
+    def alltoall(self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], *args: Any, **kwargs: Any) -> PeersWork:
         acts = [partial(self._queue.exchange.all_to_all, outputs, inputs)]
         return self._call("all_to_all", _bytes(inputs), list(outputs), acts, list(inputs))
 
-    def alltoall_base(self, output, input, output_splits, input_splits, *args, **kwargs):
+    def alltoall_base(
+        self,
+        output: torch.Tensor,
+        input: torch.Tensor,
+        output_splits: Sequence[int],
+        input_splits: Sequence[int],
+        *args: Any,
+        **kwargs: Any,
+    ) -> PeersWork:
         outs, chunks = (
             _chunks(one, self.size(), splits) for one, splits in ((output, output_splits), (input, input_splits))
         )
@@ -242,23 +243,23 @@ class EmulatedProcessGroup(dist.ProcessGroup):
 
     all_to_all_single = alltoall_base
 
-    def barrier(self, *args, **kwargs):
+    def barrier(self, *args: Any, **kwargs: Any) -> PeersWork:
         return self._call("barrier", 0.0, [], [lambda number: None])
 
-    def _start_coalescing(self, device) -> None:
+    def _start_coalescing(self, device: torch.device) -> None:
         self._coalesced = []
 
-    def _end_coalescing(self, device):
+    def _end_coalescing(self, device: torch.device) -> PeersWorks:
         works, self._coalesced = self._coalesced or [], None
-        return _Together(works)
+        return PeersWorks(works)
 
     def _call(
         self,
         name: str,
         size_bytes: float,
         outputs: list[torch.Tensor],
-        acts: list,
-        inputs: Sequence = (),
+        acts: Sequence[Callable[[int], None]],
+        inputs: Tensors = (),
         operation: str = "",
     ) -> PeersWork:
         """One collective, whose values are several acts where it was coalesced."""
@@ -275,7 +276,13 @@ class EmulatedProcessGroup(dist.ProcessGroup):
         return self._submit(self._queue_of(operation).line, name, operation, size_bytes, outputs, act)
 
     def _submit(
-        self, line: Communicator, name: str, operation: str, size_bytes: float, outputs: list[torch.Tensor], act
+        self,
+        line: Communicator,
+        name: str,
+        operation: str,
+        size_bytes: float,
+        outputs: list[torch.Tensor],
+        act: Callable[[], None],
     ) -> PeersWork:
         work = PeersWork(self.world, outputs, self._shared.callbacks)
         self.world.submit(line, name, operation, size_bytes, work, act)
@@ -285,27 +292,27 @@ class EmulatedProcessGroup(dist.ProcessGroup):
 
     # From one rank to another
 
-    def send(self, tensors, dst: int, tag: int = 0):
+    def send(self, tensors: Tensors, dst: int, tag: int = 0) -> PeersWork:
         (tensor,) = tensors
         _check("send", tensor)
-        line, agree = self._pair(self._me, dst, tag), dst in self._real
+        line, gloo = self._pair(self._me, dst, tag), self._gloo
 
         def act() -> None:
-            if agree:
-                self._gloo.send([tensor.contiguous()], self._real.index(dst), 3 * tag + _DATA).wait()
+            if gloo is not None and dst in self._real:
+                gloo.send([tensor.contiguous()], self._real.index(dst), 3 * tag + _DATA).wait()
             else:
                 self._sent[tensor.numel(), tensor.dtype] = tensor.detach().clone()
 
         return self._submit(line, "p2p", "p2p", _bytes([tensor]), [tensor], act)
 
-    def recv(self, tensors, src: int, tag: int = 0):
+    def recv(self, tensors: Tensors, src: int, tag: int = 0) -> PeersWork:
         (tensor,) = tensors
         _check("recv", tensor)
-        line, agree = self._pair(src, self._me, tag), src in self._real
+        line, gloo = self._pair(src, self._me, tag), self._gloo
 
         def act() -> None:
-            if agree:
-                receive(self._gloo, tensor, self._real.index(src), 3 * tag + _DATA)
+            if gloo is not None and src in self._real:
+                receive(gloo, tensor, self._real.index(src), 3 * tag + _DATA)
             else:
                 # What this rank last sent of that size is what a rank like it would send; else nobody knows.
                 like = self._sent.get((tensor.numel(), tensor.dtype), torch.zeros(0, dtype=tensor.dtype))
@@ -313,7 +320,7 @@ class EmulatedProcessGroup(dist.ProcessGroup):
 
         return self._submit(line, "p2p", "p2p", _bytes([tensor]), [tensor], act)
 
-    def recv_anysource(self, tensors, tag: int = 0):
+    def recv_anysource(self, tensors: Tensors, tag: int = 0) -> NoReturn:
         raise UnsupportedTensor(
             "emulated peers can't receive from just any rank: nobody knows which absent one would send; name the source"
         )
@@ -323,19 +330,11 @@ class EmulatedProcessGroup(dist.ProcessGroup):
         if (src, dst, tag) not in self._pairs:
             other = dst if src == self._me else src
             agree = None
-            if other in self._real and other != self._me:
+            if self._gloo is not None and other in self._real and other != self._me:
                 first, second = (_STAMP, _STAMP_BACK) if src == self._me else (_STAMP_BACK, _STAMP)
-                agree = partial(self._swap, self._real.index(other), 3 * tag + first, 3 * tag + second)
+                agree = partial(_swap, self._gloo, self._real.index(other), 3 * tag + first, 3 * tag + second)
             self._pairs[src, dst, tag] = self._shared.line((self._ranks[src], self._ranks[dst]), agree)
         return self._pairs[src, dst, tag]
-
-    def _swap(self, place: int, tag: int, tag_back: int, last_s: float) -> float:
-        """The later one of this rank's arrival and another's."""
-        mine, theirs = (torch.tensor([last_s], dtype=torch.float64) for _ in range(2))
-        sent = self._gloo.send([mine], place, tag)
-        self._gloo.recv([theirs], place, tag_back).wait()
-        sent.wait()
-        return max(last_s, float(theirs))
 
     # The end
 
@@ -347,33 +346,27 @@ class EmulatedProcessGroup(dist.ProcessGroup):
     abort = shutdown
 
 
-class _Together(Work):
-    """Several works as one."""
-
-    def __init__(self, works: list[PeersWork]):
-        super().__init__()
-        self._works = works
-
-    def wait(self, *timeout) -> bool:
-        for work in self._works:
-            work.wait(*timeout)
-        return True
-
-    def is_completed(self) -> bool:
-        return all(work.is_completed() for work in self._works)
+def _swap(gloo: Gloo, place: int, tag: int, tag_back: int, last_s: float) -> float:
+    """The later one of this rank's arrival and another's."""
+    mine, theirs = (torch.tensor([last_s], dtype=torch.float64) for _ in range(2))
+    sent = gloo.send([mine], place, tag)
+    gloo.recv([theirs], place, tag_back).wait()
+    sent.wait()
+    return max(last_s, float(theirs))
 
 
-def _option(args: tuple, kwargs: dict, name: str, keyword: str, default):
+def _option(args: Args, kwargs: Options, name: str, keyword: str, default: object) -> Any:
     """An option of a call in one of ProcessGroup's styles: an options object, or one by one."""
     value = args[0] if args else kwargs.get("opts", kwargs.get(keyword, default))
     return getattr(value, name) if hasattr(value, name) else value
 
 
-def _op(args: tuple, kwargs: dict) -> dist.ReduceOp:
-    return _option(args, kwargs, "reduceOp", "op", dist.ReduceOp.SUM)
+def _op(args: Args, kwargs: Options) -> Reduction:
+    op: Reduction = _option(args, kwargs, "reduceOp", "op", dist.ReduceOp.SUM)
+    return op
 
 
-def _root(args: tuple, kwargs: dict) -> int:
+def _root(args: Args, kwargs: Options) -> int:
     return int(_option(args, kwargs, "rootRank", "root", 0))
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from emulator.jobs.workload.builder import GraphBuilder
@@ -17,7 +19,7 @@ class Program:
     """The script's steps: computing, starting a collective, waiting for some; MOST_STEPS at most."""
 
     def __init__(self) -> None:
-        self.steps: list[tuple] = []
+        self.steps: list[tuple[Any, ...]] = []
 
     def compute(self, seconds: float) -> None:
         """The script computed."""

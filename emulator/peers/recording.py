@@ -11,6 +11,7 @@ import json
 import threading
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -42,7 +43,7 @@ class Writer:
                 line[part] = [self._put(tensor) for tensor in tensors]
             self._lines.write(json.dumps(line) + "\n")
 
-    def _put(self, tensor: torch.Tensor) -> dict:
+    def _put(self, tensor: torch.Tensor) -> dict[str, Any]:
         raw = tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
         entry = {"at": self._at, "dtype": str(tensor.dtype).removeprefix("torch."), "shape": list(tensor.shape)}
         self._at += self._bytes.write(raw)
@@ -95,7 +96,7 @@ class Reader:
             )
         return [self._get(one) for one in entry["given"]], [self._get(one) for one in entry["got"]]
 
-    def _get(self, entry: dict) -> torch.Tensor:
+    def _get(self, entry: dict[str, Any]) -> torch.Tensor:
         dtype = getattr(torch, entry["dtype"])
         count = int(np.prod(entry["shape"])) * dtype.itemsize
         raw = self._bytes[entry["at"] : entry["at"] + count]
@@ -104,8 +105,8 @@ class Reader:
         return torch.from_numpy(np.array(raw)).view(dtype).reshape(entry["shape"])
 
 
-def _is_alike(entry: dict, tensor: torch.Tensor) -> bool:
-    return entry["dtype"] == str(tensor.dtype).removeprefix("torch.") and entry["shape"] == list(tensor.shape)
+def _is_alike(entry: dict[str, Any], tensor: torch.Tensor) -> bool:
+    return (entry["dtype"], entry["shape"]) == (str(tensor.dtype).removeprefix("torch."), list(tensor.shape))
 
 
 def _ranks(ranks: tuple[int, ...]) -> str:

@@ -10,9 +10,11 @@ import runpy
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from emulator.peers.backend import BACKEND_NAME, autoload
+
+T = TypeVar("T")
 
 
 def main(arguments: list[str]) -> None:
@@ -39,12 +41,12 @@ def take_over(backend: str, **initial: Any) -> None:
     import torch.distributed as dist
     from torch.distributed import device_mesh, distributed_c10d
 
-    def ours(function: Callable, **given: Any) -> Callable:
+    def ours(function: Callable[..., T], **given: Any) -> Callable[..., T]:
         """`function` with `backend` as its argument."""
         signature = inspect.signature(function)
 
         @functools.wraps(function)
-        def call(*args, **kwargs):
+        def call(*args: Any, **kwargs: Any) -> T:
             bound = signature.bind(*args, **kwargs)
             bound.arguments |= {"backend": backend, **given}
             bound.arguments.pop("device_id", None)

@@ -8,6 +8,7 @@ import dataclasses
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from emulator import datafile
 from emulator.cluster import cluster as clusters
@@ -145,7 +146,7 @@ def parse_slow(text: str) -> dict[int, float]:
         raise ConfigError(f"slow ranks {text!r}: expected RANK=FACTOR, such as 3=1.5") from None
 
 
-def _value(key: str, kind: str, text: str):
+def _value(key: str, kind: str, text: str) -> Any:
     try:
         if kind == "bool":
             return bool(int(text))
@@ -161,7 +162,7 @@ def _value(key: str, kind: str, text: str):
         raise ConfigError(f"{key} is {text!r}; expected {expected}") from None
 
 
-def _text(value) -> str:
+def _text(value: object) -> str:
     if isinstance(value, bool):
         return str(int(value))
     if isinstance(value, dict):

@@ -8,13 +8,16 @@ import atexit
 import os
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from emulator.peers import report
+from emulator.peers.exchange import Gloo
 from emulator.peers.recording import Reader, Writer
 from emulator.peers.settings import PREFIX, PeerSettings, from_environment
 from emulator.peers.values import Values
@@ -29,6 +32,17 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _shared: Shared | None = None
 
 
+class GroupOptions(Protocol):
+    """What is used of torch's _DistributedBackendOptions; torch sets all of it."""
+
+    store: dist.Store
+    group_rank: int
+    group_size: int
+    timeout: timedelta
+    group_id: str
+    global_ranks_in_group: list[int]
+
+
 class Shared:
     """The world and what all groups need of it."""
 
@@ -37,7 +51,7 @@ class Shared:
         self.callbacks = CallbackThreads(f"switchml-emulated-{rank}")
         self.values = Values("own" if settings.values == "recorded" else settings.values, settings.noise, settings.seed)
         self.reader = Reader(Path(settings.recording), rank) if settings.values == "recorded" else None
-        self.writer = None
+        self.writer: Writer | None = None
         if settings.record:
             if len(real) != settings.world:
                 raise ConfigError(
@@ -55,7 +69,7 @@ class Shared:
         self.lines.append(Communicator(self.world, ranks, agree, number=len(self.lines)))
         return self.lines[-1]
 
-    def _stepped(self, optimizer, *_) -> None:
+    def _stepped(self, optimizer: object, *_: object) -> None:
         # A script may have several optimizers; an iteration ends whenever the one that stepped first steps again.
         if self._first_optimizer is None:
             self._first_optimizer = optimizer
@@ -78,7 +92,7 @@ class Shared:
             report.deliver(self.world)
 
 
-def begin(options) -> tuple[Shared, dist.Backend | None, dist.ProcessGroup]:
+def begin(options: GroupOptions) -> tuple[Shared, Gloo | None, dist.ProcessGroup]:
     """The world of a default group that torch's _DistributedBackendOptions describe; and what `gloo_of` returns."""
     global _shared
     if _shared is not None:
@@ -111,29 +125,34 @@ def _who_is_real(settings: PeerSettings, rank: int, size: int) -> tuple[int, tup
     return real[rank], real
 
 
-def gloo_of(options, real: tuple[int, ...], place: int) -> tuple[dist.Backend | None, dist.ProcessGroup]:
+def gloo_of(options: GroupOptions, real: tuple[int, ...], place: int) -> tuple[Gloo | None, dist.ProcessGroup]:
     """Gloo among the real ranks, None for a single one; and an ordinary group around it, which torch asks for names."""
     store = options.store if len(real) > 1 else dist.HashStore()
     store = own_part(store, place, len(real), options.timeout)
     wrapper = dist.ProcessGroup(store, place, len(real))
-    gloo = dist.ProcessGroupGloo(dist.PrefixStore("gloo/", store), place, len(real), options.timeout)
-    gloo._set_sequence_number_for_group()
+    gloo = _gloo(dist.PrefixStore("gloo/", store), place, len(real), options.timeout)
     wrapper._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
     wrapper._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, gloo)
     return gloo if len(real) > 1 else None, wrapper
 
 
-def more_gloo(options, real: int, place: int) -> dist.Backend | None:
+def more_gloo(options: GroupOptions, real: int, place: int) -> Gloo | None:
     """Another one among the real ranks of a group, for collectives in an order of their own."""
     if real == 1:
         return None
     store = own_part(dist.PrefixStore("copies/", options.store), place, real, options.timeout)
-    gloo = dist.ProcessGroupGloo(store, place, real, options.timeout)
+    gloo: Gloo = _gloo(store, place, real, options.timeout)
+    return gloo
+
+
+def _gloo(store: dist.Store, place: int, real: int, timeout: timedelta) -> Any:
+    """Torch's Gloo among `real` ranks; its stub lacks what makes it a `Gloo`."""
+    gloo = dist.ProcessGroupGloo(store, place, real, timeout)
     gloo._set_sequence_number_for_group()
     return gloo
 
 
-def _agree_on_origin(gloo, settings: PeerSettings) -> float:
+def _agree_on_origin(gloo: Gloo, settings: PeerSettings) -> float:
     """When the common clock began, by this machine's. Raises ConfigError where it could have no meaning."""
     boot = int(_BOOT_ID.read_text()[:8], 16)
     mine = torch.tensor([time.monotonic(), float(boot)], dtype=torch.float64)

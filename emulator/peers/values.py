@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -12,6 +13,8 @@ import torch.distributed as dist
 from switchml.errors import ConfigError
 
 Op = dist.ReduceOp
+Reduction = dist.ReduceOp | dist.ReduceOp.RedOpType
+"""Torch gives either."""
 
 
 @dataclass(frozen=True)
@@ -22,7 +25,7 @@ class Values:
     noise: float = 0.1
     seed: int = 0
 
-    def reduce(self, tensor: torch.Tensor, op: dist.ReduceOp, real: int, absent: int, draw: int) -> None:
+    def reduce(self, tensor: torch.Tensor, op: Reduction, real: int, absent: int, draw: int) -> None:
         """In place: `tensor` is the reduction over `real` ranks (their sum, where `op` is the mean), and becomes that
         over all. Absent ranks contribute the mean of the real ones, which is exact for one real rank in a world of a
         power of two. `draw` numbers the collective: all real ranks draw the same noise."""
@@ -92,7 +95,8 @@ class Values:
 
 def _rms(tensor: torch.Tensor) -> torch.Tensor:
     wide = tensor if tensor.dtype in (torch.float64, torch.complex64, torch.complex128) else tensor.float()
-    return torch.linalg.vector_norm(wide) / tensor.numel() ** 0.5
+    norm: torch.Tensor = torch.linalg.vector_norm(wide)
+    return norm / math.sqrt(tensor.numel())
 
 
 def _divide(tensor: torch.Tensor, by: int) -> None:

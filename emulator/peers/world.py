@@ -43,7 +43,7 @@ class Costs:
 
 
 class Handle(Protocol):
-    """What the script got for a collective, as far as the world knows it (`process_group.PeersWork`)."""
+    """What the script got for a collective, as far as the world knows it (`work.PeersWork`)."""
 
     call: CollectiveRecord | None
 
@@ -133,7 +133,9 @@ class World:
                 if self.clock.is_virtual:
                     self.clock.skip()
 
-    def submit(self, line: Communicator, name: str, operation: str, size_bytes: float, work, act) -> None:
+    def submit(
+        self, line: Communicator, name: str, operation: str, size_bytes: float, work: Handle, act: Callable[[], None]
+    ) -> None:
         """A collective of `line`'s ranks: `operation` and `size_bytes` as `Costs.seconds` takes them."""
         with self.called():
             seconds = self.costs.seconds(operation, size_bytes, line.ranks)
@@ -158,9 +160,10 @@ class World:
                 self._resume(from_s, works)
 
     def _resume(self, from_s: float, works: list[Handle]) -> None:
-        calls = [work.call for work in works if work.call is not None and work.call.times is not None]
+        calls = [work.call for work in works if work.call is not None]
+        done = [(call.step, call.times) for call in calls if call.times is not None]
         self._unawaited = [work for work in self._unawaited if work not in works]
-        times = [call.times for call in calls]
+        times = [each for _, each in done]
         if not times:
             self.clock.skip()
             return
@@ -168,7 +171,7 @@ class World:
         transfer_s, peers_s = blocked(from_s, times)
         self._current.communication_s += transfer_s
         self._current.waiting_s += peers_s
-        self.program.wait([call.step for call in calls])
+        self.program.wait([step for step, _ in done])
         self.progress.wait(end_s)
         self.clock.reach(float(end_s[OWN]))
         self.progress.at_s[OWN] = self.clock.at_s
@@ -205,8 +208,14 @@ class World:
         self._await_all()
 
     def _await_all(self) -> None:
-        if works := list(self._unawaited):
-            self.wait(works, lambda: [work.block() for work in works])
+        works = list(self._unawaited)
+
+        def block() -> None:
+            for work in works:
+                work.block()
+
+        if works:
+            self.wait(works, block)
 
     def _lap(self) -> None:
         if self._waiting:  # called from a callback while the script itself is blocked
@@ -239,7 +248,7 @@ class Communicator:
     agree: Callable[[float], float] | None = None
     number: int = 0
     _line: CommunicatorTimes = field(init=False)
-    _calls: queue.SimpleQueue | None = None
+    _calls: queue.SimpleQueue[CollectiveRecord | None] | None = None
 
     def __post_init__(self) -> None:
         progress, real = self.world.progress, [rank for rank in self.ranks if rank in self.world.real]
@@ -255,7 +264,7 @@ class Communicator:
             return
         if self._calls is None:
             self._calls = queue.SimpleQueue()
-            threading.Thread(target=self._run, name="switchml-emulated", daemon=True).start()
+            threading.Thread(target=self._run, args=(self._calls,), name="switchml-emulated", daemon=True).start()
         self._calls.put(call)
 
     def close(self) -> None:
@@ -263,8 +272,8 @@ class Communicator:
         if self._calls is not None:
             self._calls.put(None)
 
-    def _run(self) -> None:
-        while (call := self._calls.get()) is not None:
+    def _run(self, calls: queue.SimpleQueue[CollectiveRecord | None]) -> None:
+        while (call := calls.get()) is not None:
             self._carry_out(call)
             del call
 

@@ -1,6 +1,6 @@
 """Compressed all-reduces: drives the exchanges of switchml/codecs over whatever can sum and gather.
 
-`Compressor` keeps codec, memory and their states by tensor. A `Reducer` answers what an exchange asks for:
+`Compressor` keeps codec, error feedback and their states by tensor. A `Reducer` answers what an exchange asks for:
 `AgentReducer` with a HostAgent alone; the one over torch.distributed is in comm_hooks.py. An exchange is several
 collectives one after the other, and every rank must run the same ones in the same order, so a call here waits for it.
 """
@@ -19,7 +19,7 @@ import numpy as np
 from filelock import FileLock
 
 from switchml import codecs
-from switchml.codecs import HALVES, Codec, Gather, Max, Memory, Payload, Request, SparseSum, Sum, Turn
+from switchml.codecs import HALVES, Codec, ErrorFeedback, Gather, Max, Payload, Request, SparseSum, StepContext, Sum
 from switchml.codecs.exchange import Later
 from switchml.errors import ConfigError, RanksDisagree
 from switchml.protocol.sizes import LINE_OVERHEAD_BYTES, PAYLOAD_BYTES
@@ -36,7 +36,7 @@ class Answerer(Protocol):
     rank: int
     world: int
 
-    def reduce(self, request: Request, turn: Turn) -> Any: ...
+    def reduce(self, request: Request, context: StepContext) -> Any: ...
 
 
 class Reducer(Answerer, Protocol):
@@ -48,7 +48,7 @@ class Reducer(Answerer, Protocol):
         """What a request puts on the busier direction of this rank's link, headers of packets left out."""
         ...
 
-    def later(self, request: Max, turn: Turn) -> Callable[[], Array]:
+    def later(self, request: Max, context: StepContext) -> Callable[[], Array]:
         """Ask now, and get the answer from what this returns, when it is needed. All ranks must ask at the same place
         in the order of their requests."""
         ...
@@ -60,42 +60,44 @@ def round_trips(request: Request) -> int:
     return 2 if asks_first else 1
 
 
-def turn_of(reducer: Answerer, name: str, **rest: Any) -> Turn:
-    """A turn of the reducer's rank; `rest` are further fields."""
-    return Turn(name, rank=reducer.rank, world=reducer.world, **rest)
+def context_of(reducer: Answerer, name: str, **rest: Any) -> StepContext:
+    """The context of a call of the reducer's rank; `rest` are further fields."""
+    return StepContext(name, rank=reducer.rank, world=reducer.world, **rest)
 
 
 class RankCompressor:
-    """What all compressors have: one rank's reducer, memory and seed, which every rank must have alike."""
+    """What all compressors have: one rank's reducer, error feedback and seed, which every rank must have alike."""
 
     by_matrix = False
 
-    def __init__(self, reducer: Reducer, memory: Memory, seed: int):
-        self.reducer, self.memory, self.seed = reducer, memory, seed
+    def __init__(self, reducer: Reducer, error_feedback: ErrorFeedback, seed: int):
+        self.reducer, self.error_feedback, self.seed = reducer, error_feedback, seed
         self.lr = 1.0
-        """The step's learning rate, for memories that ask for it; the caller's to set where it changes."""
+        """The step's learning rate, for error feedback that asks for it; the caller's to set where it changes."""
         self._agreed = False
 
     def _agree(self, codec: str) -> None:
         """In the first call: raises RanksDisagree, on every rank, unless all ranks have the same codec."""
         if not self._agreed:
-            agree(self.reducer, f"codec {codec}, memory {self.memory}, seed {self.seed}")
+            agree(self.reducer, f"codec {codec}, memory {self.error_feedback}, seed {self.seed}")
             self._agreed = True
 
 
 class Compressor(RankCompressor):
-    """One rank's compressed all-reduces with one codec and one memory.
+    """One rank's compressed all-reduces with one codec and one error feedback.
 
     `codec`, `memory`: texts as in docs/codecs.md ("topk:ratio=0.01"); `memory` None for the one that the codec's paper
     trains with. Raises ConfigError for texts that name nothing. All ranks must pass the same, which the first call
     checks: RanksDisagree names who differs.
     """
 
-    def __init__(self, reducer: Reducer, codec: str | Codec, memory: str | Memory | None = None, *, seed: int = 0):
+    def __init__(
+        self, reducer: Reducer, codec: str | Codec, memory: str | ErrorFeedback | None = None, *, seed: int = 0
+    ):
         self.codec = codecs.parse(codec) if isinstance(codec, str) else codec
         self.by_matrix = self.codec.by_matrix
-        memory = self.codec.memory if memory is None else memory
-        super().__init__(reducer, codecs.parse_memory(memory) if isinstance(memory, str) else memory, seed)
+        memory = self.codec.error_feedback if memory is None else memory
+        super().__init__(reducer, codecs.parse_error_feedback(memory) if isinstance(memory, str) else memory, seed)
         warm_up([self.codec], reducer)
         self._states: dict[tuple[str, int], tuple[Any, Any]] = {}
         self._steps: dict[tuple[str, int], int] = {}
@@ -108,29 +110,29 @@ class Compressor(RankCompressor):
         self._agree(str(self.codec))
         key = (name, x.size)
         if key not in self._states:
-            self._states[key] = self.codec.new_state(), self.memory.new_state()
-        codec_state, memory_state = self._states[key]
+            self._states[key] = self.codec.new_state(), self.error_feedback.new_state()
+        codec_state, feedback_state = self._states[key]
         step = self._steps[key] = self._steps.get(key, -1) + 1
-        turn = turn_of(self.reducer, name, step=step, seed=self.seed, lr=self.lr, shape=shape)
-        exchange = codecs.allreduce(self.codec, self.memory, codec_state, memory_state, x, turn)
-        mean: Array = drive(exchange, self.reducer, turn)
+        context = context_of(self.reducer, name, step=step, seed=self.seed, lr=self.lr, shape=shape)
+        exchange = codecs.allreduce(self.codec, self.error_feedback, codec_state, feedback_state, x, context)
+        mean: Array = drive(exchange, self.reducer, context)
         return mean
 
     def state_dict(self) -> dict[str, Any]:
-        """What memories and codecs keep, and how many steps there were, of each tensor: plain values and arrays."""
+        """What error feedback and codecs keep, and the number of steps, of each tensor: plain values and arrays."""
         tensors = {
-            key: {"step": self._steps[key], "codec": _values(of_codec), "memory": _values(of_memory)}
-            for key, (of_codec, of_memory) in self._states.items()
+            key: {"step": self._steps[key], "codec": _values(of_codec), "memory": _values(of_feedback)}
+            for key, (of_codec, of_feedback) in self._states.items()
         }
-        return {"codec": str(self.codec), "memory": str(self.memory), "seed": self.seed, "tensors": tensors}
+        return {"codec": str(self.codec), "memory": str(self.error_feedback), "seed": self.seed, "tensors": tensors}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from what `state_dict` gave. Raises ConfigError for that of another codec, memory or seed."""
-        mine = {"codec": str(self.codec), "memory": str(self.memory), "seed": self.seed}
+        """Go on from what `state_dict` gave. Raises ConfigError for that of another codec, error feedback or seed."""
+        mine = {"codec": str(self.codec), "memory": str(self.error_feedback), "seed": self.seed}
         check_alike(mine, state_dict)
         states, steps = {}, {}
         for key, saved in state_dict["tensors"].items():
-            states[key] = self.codec.new_state(), self.memory.new_state()
+            states[key] = self.codec.new_state(), self.error_feedback.new_state()
             for state, name in zip(states[key], ("codec", "memory"), strict=True):
                 if state is not None:
                     vars(state).update(copy.deepcopy(saved[name]))
@@ -150,7 +152,7 @@ def _values(state: Any) -> dict[str, Any]:
     return {} if state is None else copy.deepcopy(vars(state))
 
 
-def drive(exchange: Generator[Any, Any, Any], reducer: Any, turn: Turn) -> Any:
+def drive(exchange: Generator[Any, Any, Any], reducer: Any, context: StepContext) -> Any:
     """Answer an exchange until it returns, and return that. `reducer`: an Answerer; a Reducer if the exchange asks for
     something `Later`."""
     answer = None
@@ -160,7 +162,7 @@ def drive(exchange: Generator[Any, Any, Any], reducer: Any, turn: Turn) -> Any:
         except StopIteration as stop:
             return stop.value
         is_later = isinstance(request, Later)
-        answer = reducer.later(request.request, turn) if is_later else reducer.reduce(request, turn)
+        answer = reducer.later(request.request, context) if is_later else reducer.reduce(request, context)
 
 
 def agree(reducer: Reducer, what: str) -> None:
@@ -168,7 +170,7 @@ def agree(reducer: Reducer, what: str) -> None:
     digest = int.from_bytes(hashlib.blake2b(what.encode(), digest_size=4).digest(), "little")
     places = np.zeros(reducer.world, np.int32)
     places.view(np.uint32)[reducer.rank] = digest
-    digests = reducer.reduce(Sum(places, "int32"), turn_of(reducer, "agree"))
+    digests = reducer.reduce(Sum(places, "int32"), context_of(reducer, "agree"))
     others = [rank for rank in range(reducer.world) if digests[rank] != digests[reducer.rank]]
     if others:
         raise RanksDisagree(f"rank {reducer.rank} has {what}, but ranks {others} have something else: all must agree")
@@ -306,33 +308,33 @@ class AgentReducer:
         self._routes: dict[tuple[str, int], tuple[int, str, int]] = {}
         self.rank, self.world, self.bytes = agent.rank, agent.world_size, 0
 
-    def reduce(self, request: Request, turn: Turn) -> Any:
+    def reduce(self, request: Request, context: StepContext) -> Any:
         if isinstance(request, Sum):
             return self._sum(request)
         if isinstance(request, Max):
-            return codecs.max_of_sum(self._sum(codecs.max_as_sum(request, turn)), turn)
+            return codecs.max_of_sum(self._sum(codecs.max_as_sum(request, context)), context)
         if isinstance(request, Gather):
             return gather_by_sum(request.payload, self._add_places, self.rank, self.world)
         assert isinstance(request, SparseSum)
-        route, sizes = self.route(request, turn, lambda largest: self.world * 4 * -(-largest // 4))
+        route, sizes = self.route(request, context, lambda largest: self.world * 4 * -(-largest // 4))
         if route != "gather":
             return self.add_sparse(request, route)
         return sum_of_payloads(gather_by_sum(request.payload, self._add_places, self.rank, self.world, sizes=sizes))
 
-    def later(self, request: Max, turn: Turn) -> Callable[[], Array]:
-        places = codecs.max_as_sum(request, turn).values
+    def later(self, request: Max, context: StepContext) -> Callable[[], Array]:
+        places = codecs.max_as_sum(request, context).values
         self.bytes += places.nbytes
         handle = self._agent.allreduce(places, wire="int32", async_op=True)
-        return lambda: codecs.max_of_sum(handle.wait(), turn)
+        return lambda: codecs.max_of_sum(handle.wait(), context)
 
-    def route(self, request: SparseSum, turn: Turn, gathered: Callable[[int], float]) -> tuple[str, Array]:
+    def route(self, request: SparseSum, context: StepContext, gathered: Callable[[int], float]) -> tuple[str, Array]:
         """The best route, from what all ranks know alike, and the bytes of each one's payload, int32[world].
 
         `gathered`: bytes that gathering puts on a link, by those of the largest payload. The ranks tell each other
         their payloads' bytes and their streams' packets; where the bytes are known, they go by what they heard last for
         `ASK_EVERY` sums of the name, and save the round trip.
         """
-        key, nbytes = (turn.name, request.count), request.payload.nbytes
+        key, nbytes = (context.name, request.count), request.payload.nbytes
         known_bytes, route, left = self._routes.get(key, (-1, "", 0))
         if request.is_sized and known_bytes == nbytes and left:
             self._routes[key] = nbytes, route, left - 1
@@ -414,23 +416,23 @@ class Meter:
     def __post_init__(self) -> None:
         self.rank, self.world = self.inner.rank, self.inner.world
 
-    def reduce(self, request: Request, turn: Turn) -> Any:
+    def reduce(self, request: Request, context: StepContext) -> Any:
         if self.counts:
             self.requests += round_trips(request)
             self.wire_bytes += self.inner.wire_bytes(request)
         start = time.perf_counter()
-        answer = self._answer(request, turn)
+        answer = self._answer(request, context)
         self.seconds += time.perf_counter() - start
         return answer
 
-    def _answer(self, request: Request, turn: Turn) -> Any:
-        return self.inner.reduce(request, turn)
+    def _answer(self, request: Request, context: StepContext) -> Any:
+        return self.inner.reduce(request, context)
 
 
 class Echo(Meter):
     """One that answers at once as if every rank had sent what this one does, with the work that this takes."""
 
-    def _answer(self, request: Request, turn: Turn) -> Any:
+    def _answer(self, request: Request, context: StepContext) -> Any:
         if isinstance(request, Sum):
             return request.values * request.values.dtype.type(self.world)
         if isinstance(request, Max):
@@ -445,11 +447,11 @@ def warm_up(chosen: Iterable[Codec], reducer: Reducer) -> None:
     """Have all that these codecs run compiled: by one process of the machine, loaded from disk by the others (seconds a
     codec the first time on a machine). So the first step measures, and lasts, what all others do."""
     x = np.linspace(-1, 1, WARM_UP_ELEMENTS, dtype=np.float32)
-    turn = turn_of(reducer, "warm-up", shape=(x.size // 64, 64))
+    context = context_of(reducer, "warm-up", shape=(x.size // 64, 64))
     folder = cache_root()
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError):  # a cache that is not ours to write: each process compiles for itself
             folder.mkdir(parents=True, exist_ok=True)
             stack.enter_context(FileLock(folder / "codecs.lock"))
         for codec in chosen:
-            drive(codec.exchange(codec.new_state(), x, turn), Echo(reducer), turn)
+            drive(codec.exchange(codec.new_state(), x, context), Echo(reducer), context)

@@ -10,7 +10,7 @@ What keeps that in order, on a GPU:
    caller's that changes it in place might have been ahead.
 4. The host is ahead of the GPU, and memory that is not used up cannot be used again: with more than `IN_FLIGHT_BYTES`
    of vectors under way the caller waits for the oldest.
-5. Who needs a result (`Task.result`) waits for all tasks before it, too. What is kept belongs to the side stream: the
+5. Who needs a result (`Task.result`) waits for all tasks before it, too. The result belongs to the side stream: the
    caller's stream then says that it uses it (`record_stream`), so that its memory is not taken before that is done.
 """
 
@@ -23,38 +23,39 @@ from typing import Any
 
 import torch
 
-from host_agent.memory.codecs import Keeping, Kept
+from host_agent.memory.codecs import CompressedTensor, Compression
 
 IN_FLIGHT_BYTES = 256 << 20
+Done = Callable[[CompressedTensor | None], None]
 
 
-def at_once(keeping: Keeping) -> Kept | None:
+def at_once(compression: Compression) -> CompressedTensor | None:
     """What a coroutine returns that is given all that it needs."""
     try:
-        numbers = next(keeping)
+        numbers = next(compression)
         while True:
-            numbers = keeping.send(numbers.tolist())
+            numbers = compression.send(numbers.tolist())
     except StopIteration as end:
-        kept: Kept | None = end.value
-        return kept
+        compressed: CompressedTensor | None = end.value
+        return compressed
 
 
 class Task:
     """The compression of one vector."""
 
-    def __init__(self, side: SideStream, keeping: Keeping, vector: torch.Tensor, done: Callable[[Kept | None], None]):
-        self._side, self._keeping = side, keeping
-        self._done: Callable[[Kept | None], None] | None = done
+    def __init__(self, side: SideStream, compression: Compression, vector: torch.Tensor, done: Done):
+        self._side, self._compression = side, compression
+        self._done: Done | None = done
         self._vector: torch.Tensor | None = vector
         self.nbytes, self._version = vector.nbytes, vector._version
         self._numbers: torch.Tensor | None = None
         self._event = torch.cuda.Event()
-        self._kept: Kept | None = None
+        self._compressed: CompressedTensor | None = None
         self.has_ended = self.was_changed = False
 
     def start(self) -> None:
         """The first part, on the current stream."""
-        self._step(partial(next, self._keeping))
+        self._step(partial(next, self._compression))
 
     def advance(self, *, wait: bool) -> bool:
         """Go on if the event has come, or once it has; whether the task has ended."""
@@ -65,12 +66,12 @@ class Task:
                 self._end()
                 return True
             with torch.cuda.stream(self._side.stream):
-                self._step(partial(self._keeping.send, numbers.tolist()))
+                self._step(partial(self._compression.send, numbers.tolist()))
         return False
 
-    def result(self) -> Kept | None:
-        """What is kept, for the current stream; None: the vector as it is. Raises RuntimeError if the vector was
-        changed meanwhile."""
+    def result(self) -> CompressedTensor | None:
+        """The compressed vector, for the current stream; None: it stays as it is. Raises RuntimeError if it was changed
+        meanwhile."""
         if not self.has_ended:
             self._side.finish(self)
         if self.was_changed:
@@ -78,10 +79,10 @@ class Task:
                 "one of the variables needed for gradient computation has been modified by an inplace operation, while "
                 "it was compressed: expected nothing to change what a forward pass has saved"
             )
-        if self._kept is not None:
-            for tensor in self._kept.tensors():
+        if self._compressed is not None:
+            for tensor in self._compressed.tensors():
                 tensor.record_stream(self._side.callers())
-        return self._kept
+        return self._compressed
 
     def _step(self, step: Callable[[], torch.Tensor]) -> None:
         try:
@@ -89,14 +90,14 @@ class Task:
             self._numbers = torch.empty(asked.shape, dtype=asked.dtype, pin_memory=True)
             self._numbers.copy_(asked, non_blocking=True)
         except StopIteration as end:
-            self._kept = end.value
+            self._compressed = end.value
         self._event.record(self._side.stream)
 
     def _end(self) -> None:
         assert self._vector is not None and self._done is not None
         self.was_changed = self._vector._version != self._version
         self.has_ended = True
-        self._done(self._kept)
+        self._done(self._compressed)
         self._vector = self._done = None  # who has the task is among what `done` refers to
 
 
@@ -109,12 +110,12 @@ class SideStream:
         self._tasks: deque[Task] = deque()
         self._bytes = 0
 
-    def start(self, keeping: Keeping, vector: torch.Tensor, done: Callable[[Kept | None], None]) -> Task:
-        """Compress a vector behind what the current stream computes. `done` is called with what is kept, in one of the
+    def start(self, compression: Compression, vector: torch.Tensor, done: Done) -> Task:
+        """Compress a vector behind what the current stream computes. `done` is called with the result, in one of the
         next calls here, in the order of starts."""
         self.stream.wait_stream(self.callers())
         vector.record_stream(self.stream)
-        task = Task(self, keeping, vector, done)
+        task = Task(self, compression, vector, done)
         with torch.cuda.stream(self.stream):
             task.start()
         self._tasks.append(task)

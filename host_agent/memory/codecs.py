@@ -1,8 +1,8 @@
-"""What becomes of a saved tensor's storage: a codec takes it as a vector and gives what is kept until backward.
+"""What becomes of a saved tensor's storage: a codec compresses it as a vector; backward restores it.
 
 `CODECS` names them. Those with `is_bounded` take the largest error that an element may have; zeros stay zeros. All work
-where the vector is, part by part, so that beside the vector and what is kept they take a few times `part_of(vector)`
-elements; `host` alone moves it.
+where the vector is, part by part, so that beside the vector and the compressed one they take a few times
+`part_of(vector)` elements; `host` alone moves it.
 
 A codec is a coroutine. Where it needs a number on the host, it yields a vector of such numbers and gets them as a list:
 of a CPU's tensors at once, of a GPU's when its stream has come so far, and without making the caller wait
@@ -30,7 +30,7 @@ LARGEST_STEP = 126.9
 """How many steps a row's largest element is. Less than 127, so that no rounding makes a number 128."""
 
 
-class Kept(Protocol):
+class CompressedTensor(Protocol):
     """A vector in compressed form. `nbytes`: on its device, or on the host where it was compressed there."""
 
     @property
@@ -43,8 +43,8 @@ class Kept(Protocol):
         """What it consists of on the vector's device."""
 
 
-Keeping = Generator[torch.Tensor, list[Any], Kept | None]
-"""Yields vectors of numbers that it needs; returns what is kept, or None: keep the vector as it is."""
+Compression = Generator[torch.Tensor, list[Any], CompressedTensor | None]
+"""Yields vectors of numbers that it needs; returns the compressed vector, or None: it stays as it is."""
 
 
 class Codec(Protocol):
@@ -53,7 +53,7 @@ class Codec(Protocol):
     is_bounded: bool
     floats_only: bool
 
-    def keep(self, vector: torch.Tensor, bound: float) -> Keeping:
+    def compress(self, vector: torch.Tensor, bound: float) -> Compression:
         """`vector`: contiguous."""
 
 
@@ -66,10 +66,10 @@ class Bounded:
     is_bounded = True
     floats_only = True
 
-    def keep(self, vector: torch.Tensor, bound: float) -> Keeping:
+    def compress(self, vector: torch.Tensor, bound: float) -> Compression:
         if vector.is_cuda:
-            kept: Kept = yield from self.on_device(vector, bound)
-            return kept
+            compressed: CompressedTensor = yield from self.on_device(vector, bound)
+            return compressed
         return streams.write(self.coder, vector, bound)
 
 
@@ -92,12 +92,12 @@ class Cast:
 
 
 class Half:
-    """float16. A vector whose largest magnitude it has not, or not in full precision, is kept as it is."""
+    """float16. A vector whose largest magnitude it has not, or not in full precision, stays as it is."""
 
     is_bounded = False
     floats_only = True
 
-    def keep(self, vector: torch.Tensor, bound: float) -> Keeping:
+    def compress(self, vector: torch.Tensor, bound: float) -> Compression:
         if vector.element_size() < 4:
             return None
         half = vector.half()
@@ -132,12 +132,12 @@ class Rows:
 
 class Int8:
     """Steps of a 127th of each row's largest magnitude, of which the middle is restored; zeros and signs stay. With
-    infinities or NaN the vector is kept as it is."""
+    infinities or NaN the vector stays as it is."""
 
     is_bounded = False
     floats_only = True
 
-    def keep(self, vector: torch.Tensor, bound: float) -> Keeping:
+    def compress(self, vector: torch.Tensor, bound: float) -> Compression:
         count = vector.numel()
         whole, rest = divmod(count, ROW)
         numbers = vector.new_empty((whole + bool(rest), ROW), dtype=torch.int8)
@@ -175,7 +175,7 @@ class Nothing:
 
     is_bounded = floats_only = False
 
-    def keep(self, vector: torch.Tensor, bound: float) -> Keeping:
+    def compress(self, vector: torch.Tensor, bound: float) -> Compression:
         return None
         yield
 
@@ -200,7 +200,7 @@ class Bits:
         return [self.packed]
 
 
-def narrowed(vector: torch.Tensor) -> Keeping:
+def narrowed(vector: torch.Tensor) -> Compression:
     """Integers, exactly, in as few bytes as the largest of them needs (max-pooling's indices are int64), and bools."""
     if vector.dtype == torch.bool:
         return (yield from packed(vector))
@@ -223,8 +223,8 @@ def packed(vector: torch.Tensor) -> Generator[torch.Tensor, list[Any], Bits]:
 
 
 CODECS: dict[str, Any] = {
-    "levels": lambda: Bounded(streams.Levels(), device_levels.keep),
-    "szx": lambda: Bounded(streams.SzxOfOthers(), device_szx.keep),
+    "levels": lambda: Bounded(streams.Levels(), device_levels.compress),
+    "szx": lambda: Bounded(streams.SzxOfOthers(), device_szx.compress),
     "fp16": Half,
     "int8": Int8,
     "host": Host,

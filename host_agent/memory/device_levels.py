@@ -74,7 +74,7 @@ class DeviceLevels:
         return values
 
 
-def keep(vector: torch.Tensor, bound: float) -> Generator[torch.Tensor, list[Any], DeviceLevels]:
+def compress(vector: torch.Tensor, bound: float) -> Generator[torch.Tensor, list[Any], DeviceLevels]:
     """A codec's coroutine: no element changes by more than `bound`."""
     largest = torch.stack([part.abs().amax() for part in parts_of(vector)]).amax().float()
     alike = torch.stack([((part.abs() == largest) | (part == 0)).all() for part in parts_of(vector)]).all()

@@ -86,7 +86,7 @@ class DeviceSzx:
         return vector
 
 
-def keep(vector: torch.Tensor, bound: float) -> Generator[torch.Tensor, list[Any], DeviceSzx]:
+def compress(vector: torch.Tensor, bound: float) -> Generator[torch.Tensor, list[Any], DeviceSzx]:
     """A codec's coroutine: no element changes by more than `bound`, zeros stay zeros."""
     parts = _parts_of(vector)
     counts = yield torch.stack([(part != 0).sum() for part in parts])

@@ -95,7 +95,7 @@ class Host:
         self._pinned: defaultdict[tuple[torch.device, int], list[torch.Tensor]] = defaultdict(list)
         self._last: weakref.ref[OnHost] | None = None
 
-    def keep(self, vector: torch.Tensor, bound: float) -> Generator[torch.Tensor, list[Any], OnHost | InFile]:
+    def compress(self, vector: torch.Tensor, bound: float) -> Generator[torch.Tensor, list[Any], OnHost | InFile]:
         """A codec's coroutine, which needs no numbers."""
         if not vector.is_cuda:
             return InFile(self, vector)

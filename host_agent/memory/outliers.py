@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from host_agent.memory import device_bits
-from host_agent.memory.codecs import Bits, Kept, packed
+from host_agent.memory.codecs import Bits, CompressedTensor, packed
 from host_agent.memory.parts import parts_of
 from switchml.runtime.jit import compile_once, kernel
 
@@ -55,7 +55,7 @@ class Outliers:
 class WithOutliers:
     """A vector of which `rest` has all but the outliers."""
 
-    rest: Kept
+    rest: CompressedTensor
     outliers: Outliers
 
     @property

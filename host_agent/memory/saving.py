@@ -17,7 +17,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from host_agent.memory.behind import SideStream, Task, at_once
 from host_agent.memory.bounds import Fixed, Key, Measured
-from host_agent.memory.codecs import FLOATS, Codec, Keeping, Kept, narrowed
+from host_agent.memory.codecs import FLOATS, Codec, CompressedTensor, Compression, narrowed
 from host_agent.memory.outliers import WithOutliers, apart
 from host_agent.memory.parts import parts_of
 
@@ -36,7 +36,7 @@ def unchanged(tensor: torch.Tensor, version: int) -> torch.Tensor:
     return tensor
 
 
-class Left:
+class RawTensor:
     """A tensor that stays as it is."""
 
     def __init__(self, tensor: torch.Tensor):
@@ -64,14 +64,14 @@ class WeightCast:
 
 class Shared:
     """One compressed vector and its users in the graph. What was restored for one stays until the last has had it: an
-    activation function's output is the next layer's input. `kept` is None while a side stream works on it, and if it
-    stays as it is."""
+    activation function's output is the next layer's input. `compressed` is None while a side stream works on it, and if
+    it stays as it is."""
 
     def __init__(self, key: Key):
         self.key = key
-        self.kept: Kept | None = None
+        self.compressed: CompressedTensor | None = None
         self.task: Task | None = None
-        self.left: Left | None = None
+        self.raw: RawTensor | None = None
         self.users = 0
         self._waiting = 0
         self._restored: torch.Tensor | None = None
@@ -79,11 +79,11 @@ class Shared:
     def restore(self) -> torch.Tensor:
         vector = self._restored
         if vector is None:
-            kept = self.kept if self.task is None else self.task.result()
-            if kept is None:
-                assert self.left is not None
-                return self.left.tensor()
-            vector, self._waiting = kept.restore(), self.users
+            compressed = self.compressed if self.task is None else self.task.result()
+            if compressed is None:
+                assert self.raw is not None
+                return self.raw.tensor()
+            vector, self._waiting = compressed.restore(), self.users
         self._waiting -= 1
         self._restored = vector if self._waiting > 0 else None
         return vector
@@ -148,13 +148,13 @@ class SavedTensors:
             side.finish()
         return self._counters
 
-    def pack(self, tensor: torch.Tensor) -> View | Left:
+    def pack(self, tensor: torch.Tensor) -> View | RawTensor:
         """The hook for saving: a View, or the tensor as it is."""
         if not is_plain(tensor):
-            return Left(tensor)
+            return RawTensor(tensor)
         storage = tensor.untyped_storage()
         if storage._cdata in self.anyway:
-            return Left(tensor)
+            return RawTensor(tensor)
         # The reference keeps the address from being taken by another storage while this one's entry exists.
         _, views = self._seen.setdefault(storage._cdata, (StorageWeakRef(storage), {}))
         is_whole = tensor.numel() * tensor.element_size() >= storage.nbytes()
@@ -170,12 +170,12 @@ class SavedTensors:
             self._bounds.also(known.key)
         shared = views[key]
         if shared is None:
-            return Left(tensor)
+            return RawTensor(tensor)
         return View(shared, tensor, int(tensor.storage_offset()) if is_whole else 0, is_dense)
 
-    def unpack(self, packed: View | Left) -> torch.Tensor:
+    def unpack(self, packed: View | RawTensor) -> torch.Tensor:
         """The hook for backward."""
-        if isinstance(packed, Left):
+        if isinstance(packed, RawTensor):
             return packed.tensor()
         started = time.perf_counter()
         with torch.no_grad():
@@ -192,22 +192,22 @@ class SavedTensors:
         started = time.perf_counter()
         is_bounded = self._codec.is_bounded and vector.dtype in FLOATS
         shared = Shared(self._bounds.claim() if is_bounded else ("", 0))
-        keeping = self._keeping(vector, shared.key if is_bounded else None)
+        compression = self._compression(vector, shared.key if is_bounded else None)
         if vector.is_cuda:
-            shared.left = Left(vector)
+            shared.raw = RawTensor(vector)
 
-            def done(kept: Kept | None) -> None:
-                if self._count(kept, size):
-                    shared.left = None
+            def done(compressed: CompressedTensor | None) -> None:
+                if self._count(compressed, size):
+                    shared.raw = None
 
-            shared.task = self._side(vector.device).start(keeping, vector, done)
+            shared.task = self._side(vector.device).start(compression, vector, done)
         else:
-            shared.kept = at_once(keeping)
-            self._count(shared.kept, size)
+            shared.compressed = at_once(compression)
+            self._count(shared.compressed, size)
         counters.compress_s += time.perf_counter() - started
-        return shared if vector.is_cuda or shared.kept is not None else None
+        return shared if vector.is_cuda or shared.compressed is not None else None
 
-    def _keeping(self, vector: torch.Tensor, key: Key | None) -> Keeping:
+    def _compression(self, vector: torch.Tensor, key: Key | None) -> Compression:
         """`key`: of its bound, if it needs one."""
         for weight in self.weights:
             if _may_be_cast(weight, vector):
@@ -217,27 +217,27 @@ class SavedTensors:
                 if not differs:
                     return WeightCast(flat, flat._version, vector.dtype)
         if not self._codec.floats_only:
-            kept = yield from self._codec.keep(vector, 0.0)
+            compressed = yield from self._codec.compress(vector, 0.0)
         elif vector.dtype in FLOATS:
             rest, outliers = yield from apart(vector)
             bound = (yield from self._bounds.of(rest, key)) if key is not None else 0.0
-            kept = yield from self._codec.keep(rest, bound)
-            if kept is not None and outliers is not None:
-                kept = WithOutliers(kept, outliers)
+            compressed = yield from self._codec.compress(rest, bound)
+            if compressed is not None and outliers is not None:
+                compressed = WithOutliers(compressed, outliers)
         else:
-            kept = yield from narrowed(vector)
-        return kept if kept is not None and kept.nbytes < vector.nbytes else None
+            compressed = yield from narrowed(vector)
+        return compressed if compressed is not None and compressed.nbytes < vector.nbytes else None
 
-    def _count(self, kept: Kept | None, size: int) -> bool:
-        """Whether something is kept in the vector's place."""
+    def _count(self, compressed: CompressedTensor | None, size: int) -> bool:
+        """Whether the vector is replaced by what it was compressed to."""
         counters = self._counters
-        if kept is None:
+        if compressed is None:
             counters.left_bytes += size
-        elif not isinstance(kept, WeightCast):
+        elif not isinstance(compressed, WeightCast):
             counters.tensors += 1
             counters.bytes += size
-            counters.compressed_bytes += kept.nbytes
-        return kept is not None
+            counters.compressed_bytes += compressed.nbytes
+        return compressed is not None
 
     def _side(self, device: torch.device) -> SideStream:
         if device not in self._sides:

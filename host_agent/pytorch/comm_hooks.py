@@ -26,7 +26,7 @@ from host_agent.compression.compressed import AgentReducer, Compressor, lanes_of
 from host_agent.pytorch.compiling import never_compiled
 from host_agent.pytorch.futures import Promise
 from host_agent.pytorch.modes import CallersModes
-from switchml.codecs import Codec, Gather, Max, Memory, Payload, Request, SparseSum, Sum, Turn
+from switchml.codecs import Codec, ErrorFeedback, Gather, Max, Payload, Request, SparseSum, StepContext, Sum
 from switchml.errors import ConfigError, UnsupportedTensor
 
 
@@ -37,7 +37,7 @@ class CodecState:
     one that suits the codec. `process_group`: the module's (None: the default one). `seed`: of codecs that draw random
     numbers. Raises ConfigError.
 
-    `compressor.lr`: the learning rate, for memories that ask for it (EF-signSGD's); set it where it changes.
+    `compressor.lr`: the learning rate, for error feedback that asks for it (EF-signSGD's); set it where it changes.
 
     `bytes_sent`, `bytes_dense`: what this rank sent so far, and what it would have sent of float32; `compress_s`,
     `exchange_s`: seconds spent computing, and waiting for collectives.
@@ -46,7 +46,7 @@ class CodecState:
     def __init__(
         self,
         codec: str | Codec,
-        memory: str | Memory | None = None,
+        memory: str | ErrorFeedback | None = None,
         *,
         process_group: dist.ProcessGroup | None = None,
         seed: int = 0,
@@ -87,13 +87,13 @@ class CodecState:
         return self.compressor.decisions if isinstance(self.compressor, AutoCompressor) else []
 
     def state_dict(self) -> dict[str, Any]:
-        """What the memories hold, of this rank, for `load_state_dict`: plain values and arrays. Each rank saves, and
+        """The residuals of this rank, for `load_state_dict`: plain values and arrays. Each rank saves, and
         loads, its own. Raises ConfigError for `auto`, which measures anew."""
         self._settle()
         return self._kept().state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from there. Raises ConfigError if it is of another codec, memory or seed."""
+        """Go on from there. Raises ConfigError if it is of another codec, error feedback or seed."""
         self._settle()
         self._kept().load_state_dict(state_dict)
 
@@ -111,7 +111,7 @@ class CodecState:
 
     def __getstate__(self) -> dict[str, Any]:
         """As checkpoints of torch's hooks have it, without the process group: unpickled, it has the default one."""
-        return {"memory": str(self._kept().memory), "state_dict": self.state_dict(), "lr": self.compressor.lr}
+        return {"memory": str(self._kept().error_feedback), "state_dict": self.state_dict(), "lr": self.compressor.lr}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         saved = state["state_dict"]
@@ -151,7 +151,7 @@ def codec_hook(state: CodecState, bucket: dist.GradBucket) -> torch.futures.Futu
     """Mean of a bucket's gradients, compressed.
 
     1. Take the bucket's buffer (or, if the codec goes by matrices, each gradient in it) as float32.
-    2. On the state's thread: add what the memory holds, compress, exchange, decompress, remember the rest.
+    2. On the state's thread: add the error feedback, compress, exchange, decompress, remember the rest.
     3. Write the mean into the buffer and complete the future.
 
     A gradient that is not float32, float16, bfloat16 or float64 raises UnsupportedTensor out of `backward()`. The first
@@ -207,17 +207,17 @@ class GroupReducer:
         stats: dict[str, Any] = self._stats()
         return Health(**{name: stats[name] for name in ("rtt_s", "sent", "retransmitted")}) if stats else Health()
 
-    def reduce(self, request: Request, turn: Turn) -> Any:
+    def reduce(self, request: Request, context: StepContext) -> Any:
         start = time.perf_counter()
         try:
-            return self._reduce(request, turn)
+            return self._reduce(request, context)
         finally:
             self.seconds += time.perf_counter() - start
 
-    def later(self, request: Max, turn: Turn) -> Callable[[], np.ndarray]:
+    def later(self, request: Max, context: StepContext) -> Callable[[], np.ndarray]:
         """The answer when it is called for; the request goes out now."""
         if self._agent is not None:
-            return self._agent.later(request, turn)
+            return self._agent.later(request, context)
         tensor = torch.from_numpy(request.values.copy()).to(self._device)
         self.bytes += request.nbytes
         work = dist.all_reduce(tensor, dist.ReduceOp.MAX, group=self._group, async_op=True)
@@ -238,10 +238,10 @@ class GroupReducer:
             return gathered
         return int(min(gathered, self._agent.summed_bytes(request)))
 
-    def _reduce(self, request: Request, turn: Turn) -> Any:
+    def _reduce(self, request: Request, context: StepContext) -> Any:
         if self._agent is not None and isinstance(request, Sum | Max):
             before = self._agent.bytes
-            answer = self._agent.reduce(request, turn)
+            answer = self._agent.reduce(request, context)
             self.bytes += self._agent.bytes - before
             return answer
         if isinstance(request, Sum):
@@ -251,15 +251,15 @@ class GroupReducer:
         if isinstance(request, Gather):
             return self._gather(request.payload)
         assert isinstance(request, SparseSum)
-        return self._sparse_sum(request, turn)
+        return self._sparse_sum(request, context)
 
-    def _sparse_sum(self, request: SparseSum, turn: Turn) -> np.ndarray:
+    def _sparse_sum(self, request: SparseSum, context: StepContext) -> np.ndarray:
         """Gathered; or, where that puts less on the links, through the aggregator."""
         if self._agent is None:
             sizes = self.world * [request.payload.nbytes] if request.is_sized else None
             return sum_of_payloads(self._gather(request.payload, sizes))
         before = self._agent.bytes
-        route, payload_bytes = self._agent.route(request, turn, lambda largest: (self.world - 1) * largest)
+        route, payload_bytes = self._agent.route(request, context, lambda largest: (self.world - 1) * largest)
         if route == "gather":
             answer = sum_of_payloads(self._gather(request.payload, payload_bytes.tolist()))
         else:

@@ -78,7 +78,7 @@ def load(path: str | Path) -> BackendSettings:
             raise ConfigError(f"{path}, [compression] codec: expected names of codecs, not {spec!r}")
         codecs.parse(spec)
     if (memory := compression.get("memory")) is not None:
-        codecs.parse_memory(memory)
+        codecs.parse_error_feedback(memory)
     return BackendSettings(path, tables.get("process_group", {}).get("backend", ""), environment, ddp, specs, memory)
 
 

@@ -50,7 +50,7 @@ def run(settings: TrainingSettings, aggregator: ChildAggregator) -> dict:
     sent, dense = (sum(each[key] for each in outcome.codecs) for key in ("bytes_sent", "bytes_dense"))
     return {
         "codec": settings.codec,
-        "memory": "residual" if is_auto(settings.codec) else codecs.parse(settings.codec).memory,
+        "memory": "residual" if is_auto(settings.codec) else codecs.parse(settings.codec).error_feedback,
         "learning_rate": settings.learning_rate,
         "momentum": settings.momentum,
         "accuracy": outcome.accuracy,

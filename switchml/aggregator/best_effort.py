@@ -40,7 +40,7 @@ class BestEffortDataplane(SoftwareTraits):
     address can't be bound, a rate is no probability, or `shared_slots` no power of two.
     """
 
-    transports = "udp", "zmq"
+    transports: tuple[str, ...] = "udp", "zmq"
     authenticates = ends_early = False
     buffer_a_rank = True
     """Each rank may have as many rounds under way as there are shared slots: more would never find one."""

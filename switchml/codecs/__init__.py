@@ -1,7 +1,7 @@
-"""Compressors of gradients and activations, one a file, and the memories that keep what they leave out.
+"""Compressors of gradients and activations, one a file, and error feedback, which keeps what they leave out.
 
-    codec, memory = parse("topk:ratio=0.01"), parse_memory("residual")
-    payload = codec.compress(codec.new_state(), x, Turn(name="layer", step=0))
+    codec, feedback = parse("topk:ratio=0.01"), parse_error_feedback("residual")
+    payload = codec.compress(codec.new_state(), x, StepContext(name="layer", step=0))
     y = codec.decompress(payload, x.size)
 
 `allreduce` is one compressed all-reduce as a generator; docs/codecs.md has the list and what each costs.
@@ -11,39 +11,39 @@ from switchml.codecs.base import (
     AGGREGATIONS,
     HALVES,
     Codec,
+    ErrorFeedback,
     Gather,
     Max,
-    Memory,
     Outcome,
     Payload,
     Request,
     SparseSum,
+    StepContext,
     Sum,
-    Turn,
 )
 from switchml.codecs.exchange import allreduce, max_as_sum, max_of_sum, together
-from switchml.codecs.registry import CODECS, MEMORIES, by_number, parse, parse_memory
+from switchml.codecs.registry import CODECS, ERROR_FEEDBACKS, by_number, parse, parse_error_feedback
 
 __all__ = [
     "AGGREGATIONS",
     "CODECS",
     "HALVES",
-    "MEMORIES",
+    "ERROR_FEEDBACKS",
     "Codec",
+    "ErrorFeedback",
     "Gather",
     "Max",
-    "Memory",
     "Outcome",
     "Payload",
     "Request",
     "SparseSum",
     "Sum",
-    "Turn",
+    "StepContext",
     "allreduce",
     "by_number",
     "max_as_sum",
     "max_of_sum",
     "parse",
-    "parse_memory",
+    "parse_error_feedback",
     "together",
 ]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from switchml.codecs import indices as packing
-from switchml.codecs.base import Bytes, Floats, Indices, Turn, join, scatter, setting, split
+from switchml.codecs.base import Bytes, Floats, Indices, StepContext, join, scatter, setting, split
 from switchml.codecs.select import top_k
 from switchml.codecs.sparse import Sparsifier
 from switchml.errors import PayloadError
@@ -20,8 +20,8 @@ class AdaQ(Sparsifier):
     2. Take the mean of each of the two selections.
     3. Send the two means (float32) and the indices of both selections; no values.
 
-    The aggregator adds the vectors that hold a mean at each selected index. Trained with a residual memory. NaN counts
-    among the positive.
+    The aggregator adds the vectors that hold a mean at each selected index. Trained with residual error feedback.
+    NaN counts among the positive.
 
     N. Dryden et al., "Communication Quantization for Data-Parallel Training of Deep Neural Networks", MLHPC 2016,
     section 3.3 ("adaptive quantization").
@@ -32,7 +32,7 @@ class AdaQ(Sparsifier):
 
     ratio: float = setting(0.01, "share of the elements of each sign that is sent", above=0, most=1)
 
-    def sparsify(self, state: object, x: Floats, turn: Turn) -> tuple[Indices, Floats, Bytes]:
+    def sparsify(self, state: object, x: Floats, context: StepContext) -> tuple[Indices, Floats, Bytes]:
         halves, means = [], []
         for places in (np.flatnonzero((x > 0) | np.isnan(x)), np.flatnonzero(x < 0)):
             half = places[top_k(x[places], math.ceil(self.ratio * places.size))]

@@ -1,4 +1,4 @@
-"""The interface of codecs and memories: settings (a frozen dataclass), a state for each tensor, and pure functions.
+"""The interface of codecs and error feedback: settings (a frozen dataclass), a state a tensor, and pure functions.
 
 A codec turns a float32 vector into a `Payload` and back (`compress`, `decompress`), and defines how the vectors of
 several ranks become their mean (`exchange`). An exchange is a generator: it yields what the ranks must reduce together
@@ -41,12 +41,12 @@ HEADER_BYTES = _HEADER.size
 
 
 @dataclass(frozen=True)
-class Turn:
+class StepContext:
     """Which tensor is compressed, in which step, on which rank.
 
     `name`: of the tensor or bucket. `shape`: of the tensor, which PowerSGD uses. `lr`: the step's learning rate, which
-    EF-signSGD's memory uses. Random numbers are derived from (seed, step, name), so that all ranks draw the same
-    (`shared_key`), and from the rank as well where the ranks must differ (`private_key`).
+    EF-signSGD's error feedback uses. Random numbers are derived from (seed, step, name), so that all ranks draw the
+    same (`shared_key`), and from the rank as well where the ranks must differ (`private_key`).
     """
 
     name: str = ""
@@ -172,7 +172,7 @@ Request = Sum | Max | SparseSum | Gather
 @dataclass(frozen=True)
 class Outcome:
     """`mean`: float32[n], bit for bit the same on all ranks. `own`: float32[n], this rank's contribution to it; the
-    memory keeps the difference from the rank's vector."""
+    error feedback keeps the difference from the rank's vector."""
 
     mean: Floats
     own: Floats
@@ -205,7 +205,7 @@ _BOOLS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0"
 
 @dataclass(frozen=True)
 class Settings:
-    """Base of codecs and memories: checked settings, and the text that `registry.parse` reads.
+    """Base of codecs and error feedback: checked settings, and the text that `registry.parse` reads.
 
     msgspec could convert and check them, but its messages lack the setting's meaning and the value.
     """
@@ -254,8 +254,8 @@ class Settings:
 class Codec(Settings):
     """A compressor. Subclasses are frozen dataclasses that fill in the class variables, `encode` and `decode`.
 
-    `number` identifies the codec in a payload's header and never changes. `memory` names the memory that the codec's
-    paper trains with.
+    `number` identifies the codec in a payload's header and never changes. `error_feedback` names the kind that the
+    codec's paper trains with.
 
     Vectors may hold any float32. Infinities and NaN show as infinity or NaN after decoding, at that place or everywhere
     (sign codecs cannot represent them), and so may magnitudes above 1e34, where a codec's norms and sums leave float32.
@@ -264,7 +264,7 @@ class Codec(Settings):
     number: ClassVar[int]
     aggregation: ClassVar[str]
     is_unbiased: ClassVar[bool] = False
-    memory: ClassVar[str] = "none"
+    error_feedback: ClassVar[str] = "none"
     floats: ClassVar[str] = ""
     """`Sum.wire` of the floats whose sum it requests; "" if these are integers, or it requests no sums."""
     by_matrix: ClassVar[bool] = False
@@ -279,9 +279,9 @@ class Codec(Settings):
         """What the codec remembers of one tensor from step to step; None if nothing."""
         return None
 
-    def compress(self, state: Any, x: Floats, turn: Turn = Turn()) -> Payload:
+    def compress(self, state: Any, x: Floats, context: StepContext = StepContext()) -> Payload:
         """The payload of `x`, float32[n] (any other raises UnsupportedTensor). Changes `state`, never `x`."""
-        return self.payload(self.encode(state, vector(x), turn), x.size)
+        return self.payload(self.encode(state, vector(x), context), x.size)
 
     def payload(self, body: Bytes, n: int) -> Payload:
         return Payload(self.number, n, body)
@@ -304,7 +304,7 @@ class Codec(Settings):
         """Size of every payload body that `decode` accepts; None if it depends on more than n and the settings."""
         return None
 
-    def encode(self, state: Any, x: Floats, turn: Turn) -> Bytes:
+    def encode(self, state: Any, x: Floats, context: StepContext) -> Bytes:
         """The payload's body of a checked vector."""
         raise NotImplementedError
 
@@ -312,9 +312,9 @@ class Codec(Settings):
         """float32[n] of a payload's body, which has `body_bytes(n)` bytes if that is known. Raises PayloadError."""
         raise NotImplementedError
 
-    def exchange(self, state: Any, x: Floats, turn: Turn) -> Exchange:
+    def exchange(self, state: Any, x: Floats, context: StepContext) -> Exchange:
         """The mean over the ranks, by gathering; codecs that can be summed or voted on override this."""
-        own = self.compress(state, x, turn)
+        own = self.compress(state, x, context)
         payloads = yield Gather(own)
         return self.mean_of(payloads, own, x.size)
 
@@ -347,29 +347,29 @@ class FloatSum(Codec):
     def body_bytes(self, n: int) -> int:
         return LANE_BYTES[self.floats] * n
 
-    def encode(self, state: Any, x: Floats, turn: Turn) -> Bytes:
+    def encode(self, state: Any, x: Floats, context: StepContext) -> Bytes:
         return self.round(x).view(np.uint8)
 
     def decode(self, body: Bytes, n: int) -> Floats:
         return self.widen(body.view(np.float32 if self.floats == "float32" else np.uint16))
 
-    def exchange(self, state: Any, x: Floats, turn: Turn) -> Exchange:
+    def exchange(self, state: Any, x: Floats, context: StepContext) -> Exchange:
         own = self.widen(self.round(x))
         total = yield Sum(own, self.floats)
-        return Outcome(total / np.float32(turn.world), own)
+        return Outcome(total / np.float32(context.world), own)
 
 
-class Memory(Settings):
+class ErrorFeedback(Settings):
     """What a rank remembers of what was not sent. A frozen dataclass; the values are in the state."""
 
     def new_state(self) -> Any:
         return None
 
-    def compensate(self, state: Any, x: Floats, turn: Turn) -> Floats:
+    def compensate(self, state: Any, x: Floats, context: StepContext) -> Floats:
         """What to compress in place of `x`, float32[n]; may be `x` itself."""
         return x
 
-    def update(self, state: Any, compensated: Floats, own: Floats, turn: Turn) -> None:
+    def update(self, state: Any, compensated: Floats, own: Floats, context: StepContext) -> None:
         """Remember what of `compensated` is missing in `own`, both float32[n]."""
 
 

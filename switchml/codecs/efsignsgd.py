@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from switchml.codecs.base import GATHER, Bytes, Codec, Floats, Turn, join, split
+from switchml.codecs.base import GATHER, Bytes, Codec, Floats, StepContext, join, split
 from switchml.codecs.signs import pack, unpack
 
 
@@ -12,7 +12,7 @@ from switchml.codecs.signs import pack, unpack
 class EfSignSgd(Codec):
     """1. Take the mean magnitude of the elements (their 1-norm / n).
     2. Send it (float32) and the sign of each element (0 counts as +).
-    3. Decode to sign * mean magnitude; the memory `efsignsgd` keeps the rest.
+    3. Decode to sign * mean magnitude; the error feedback `efsignsgd` keeps the rest.
 
     S. P. Karimireddy et al., "Error Feedback Fixes SignSGD and other Gradient Compression Schemes", ICML 2019
     (arXiv:1901.09847), algorithm 1.
@@ -21,13 +21,13 @@ class EfSignSgd(Codec):
     name = "efsignsgd"
     number = 22
     aggregation = GATHER
-    memory = "efsignsgd"
+    error_feedback = "efsignsgd"
     by_matrix = True
 
     def body_bytes(self, n: int) -> int:
         return 4 + (n + 7) // 8
 
-    def encode(self, state: object, x: Floats, turn: Turn) -> Bytes:
+    def encode(self, state: object, x: Floats, context: StepContext) -> Bytes:
         with np.errstate(invalid="ignore", over="ignore"):
             scale = np.array([np.sum(np.abs(x), dtype=np.float64) / max(x.size, 1)], np.float32)
         return join(scale, pack(x < 0))

@@ -1,4 +1,4 @@
-"""One compressed all-reduce, memory included, and its simplest driver: all ranks in one process.
+"""One compressed all-reduce, error feedback included, and its simplest driver: all ranks in one process.
 
 `allreduce` is what a rank runs. `together` is the reference for drivers that have a network; tests and experiments use
 it.
@@ -11,7 +11,18 @@ from typing import Any
 
 import numpy as np
 
-from switchml.codecs.base import Codec, Gather, Max, Memory, Payload, Request, SparseSum, Sum, Turn, vector
+from switchml.codecs.base import (
+    Codec,
+    ErrorFeedback,
+    Gather,
+    Max,
+    Payload,
+    Request,
+    SparseSum,
+    StepContext,
+    Sum,
+    vector,
+)
 from switchml.codecs.select import floats_of, ordered_bits
 from switchml.errors import RanksDisagree
 
@@ -24,28 +35,33 @@ class Later:
 
 
 def allreduce(
-    codec: Codec, memory: Memory, codec_state: Any, memory_state: Any, x: np.ndarray, turn: Turn
+    codec: Codec,
+    error_feedback: ErrorFeedback,
+    codec_state: Any,
+    feedback_state: Any,
+    x: np.ndarray,
+    context: StepContext,
 ) -> Generator[Request | Later, Any, np.ndarray]:
     """The mean of all ranks' `x`, float32[n], as the codec sees it.
 
-    1. Add what the memory holds.  2. Exchange.  3. Remember what was not sent.
+    1. Add the error feedback.  2. Exchange.  3. Remember what was not sent.
 
     Where a value of some rank is not finite, no rank remembers anything of the step, and the mean is not finite.
     """
-    attempt = Attempt(codec_state, memory_state)
+    attempt = Attempt(codec_state, feedback_state)
     with np.errstate(invalid="ignore", over="ignore"):
-        compensated = memory.compensate(memory_state, vector(x), turn)
+        compensated = error_feedback.compensate(feedback_state, vector(x), context)
     answer = yield Later(attempt.flag(compensated))
-    outcome = yield from codec.exchange(codec_state, compensated, turn)
+    outcome = yield from codec.exchange(codec_state, compensated, context)
     if attempt.failed(answer(), outcome.mean):
         return spoiled(outcome.mean)
-    memory.update(memory_state, compensated, outcome.own, turn)
+    error_feedback.update(feedback_state, compensated, outcome.own, context)
     return outcome.mean
 
 
 class Attempt:
-    """A step that counts only if the values of all ranks are finite: else `states`, of its codec and memory, become
-    what they were. They hold plain values, lists, and arrays, which a step replaces."""
+    """A step that counts only if the values of all ranks are finite: else `states`, of its codec and error feedback,
+    become what they were. They hold plain values, lists, and arrays, which a step replaces."""
 
     def __init__(self, *states: Any) -> None:
         self._before = [
@@ -123,17 +139,17 @@ def _size(request: Request | Later) -> int:
     return request.count if isinstance(request, SparseSum) else request.values.size
 
 
-def max_as_sum(request: Max, turn: Turn) -> Sum:
+def max_as_sum(request: Max, context: StepContext) -> Sum:
     """The `Sum` that gives every rank the values of all ranks, exactly; `max_of_sum` reads its result.
 
     The maximum of a few floats thus needs only integer sums: every rank writes its bits at its own place in a vector of
     zeros, and takes the maximum of the sum.
     """
-    places = np.zeros((turn.world, request.values.size), np.int32)
-    places[turn.rank] = ordered_bits(request.values)
+    places = np.zeros((context.world, request.values.size), np.int32)
+    places[context.rank] = ordered_bits(request.values)
     return Sum(places.reshape(-1), "int32")
 
 
-def max_of_sum(total: np.ndarray, turn: Turn) -> np.ndarray:
+def max_of_sum(total: np.ndarray, context: StepContext) -> np.ndarray:
     """float32[m], the maximum over the ranks, from the sum that `max_as_sum` asked for."""
-    return floats_of(total.reshape(turn.world, -1).max(axis=0))
+    return floats_of(total.reshape(context.world, -1).max(axis=0))

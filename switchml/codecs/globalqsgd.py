@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from switchml.codecs.base import Array, Bytes, Floats, Turn, join, setting, split
+from switchml.codecs.base import Array, Bytes, Floats, StepContext, join, setting, split
 from switchml.codecs.quantize import SharedScale, level_bytes, pack_levels, undithered, unpack_levels
 
 
@@ -34,9 +34,9 @@ class GlobalQsgd(SharedScale):
     def body_bytes(self, n: int) -> int:
         return 4 + level_bytes(n, self.levels)
 
-    def encode(self, state: object, x: Floats, turn: Turn) -> Bytes:
-        prepared, norm = self.prepare(x, turn)
-        return join(norm, pack_levels(self.quantize(prepared, norm, turn), self.levels))
+    def encode(self, state: object, x: Floats, context: StepContext) -> Bytes:
+        prepared, norm = self.prepare(x, context)
+        return join(norm, pack_levels(self.quantize(prepared, norm, context), self.levels))
 
     def decode(self, body: Bytes, n: int) -> Floats:
         norm, packed = split(body, ("<f4", 1))

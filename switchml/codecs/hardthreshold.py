@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from switchml.codecs.base import Floats, Indices, Turn, setting
+from switchml.codecs.base import Floats, Indices, StepContext, setting
 from switchml.codecs.select import above, top_k
 from switchml.codecs.sparse import Sparsifier
 
@@ -24,7 +24,7 @@ class HardThreshold(Sparsifier):
     2. The mean of these is the threshold from then on: send what is above it, however much or little that is.
 
     For a given volume over the whole training the sum of the steps' errors is least if the threshold never changes:
-    more is sent when gradients are large, less when they are small. Needs a residual memory, whose sums are what is
+    more is sent when gradients are large, less when they are small. Needs residual error feedback, whose sums are
     compared with the threshold. `threshold` above 0 skips the calibration.
 
     A. N. Sahu et al., "Rethinking Gradient Sparsification as Total Error Minimization", NeurIPS 2021
@@ -41,7 +41,7 @@ class HardThreshold(Sparsifier):
     def new_state(self) -> Calibration:
         return Calibration()
 
-    def select(self, state: Calibration, x: Floats, turn: Turn) -> Indices:
+    def select(self, state: Calibration, x: Floats, context: StepContext) -> Indices:
         threshold = self.threshold or state.threshold
         if threshold is not None:
             return above(x, threshold)

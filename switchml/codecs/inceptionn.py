@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from switchml.codecs import bitpack
-from switchml.codecs.base import GATHER, Bytes, Codec, Floats, Turn, join, setting
+from switchml.codecs.base import GATHER, Bytes, Codec, Floats, StepContext, join, setting
 from switchml.errors import PayloadError
 from switchml.runtime.jit import kernel
 
@@ -31,7 +31,7 @@ class Inceptionn(Codec):
 
     bound: float = setting(2.0**-10, "largest error of an element", above=0)
 
-    def encode(self, state: object, x: Floats, turn: Turn) -> Bytes:
+    def encode(self, state: object, x: Floats, context: StepContext) -> Bytes:
         tags = np.empty(x.size, np.uint8)
         _classify(x, np.float32(self.bound), tags)
         counts = np.bincount(tags, minlength=4)

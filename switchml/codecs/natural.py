@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from switchml.codecs.base import GATHER, Bytes, Codec, Floats, Turn
+from switchml.codecs.base import GATHER, Bytes, Codec, Floats, StepContext
 from switchml.codecs.noise import halves, uniform
 from switchml.codecs.quantize import largest
 from switchml.runtime.jit import int64, kernel
@@ -34,7 +34,7 @@ class Natural(Codec):
     def body_bytes(self, n: int) -> int:
         return 1 + n
 
-    def encode(self, state: object, x: Floats, turn: Turn) -> Bytes:
+    def encode(self, state: object, x: Floats, context: StepContext) -> Bytes:
         body = np.empty(1 + x.size, np.uint8)
         most = float(largest(x))
         if not math.isfinite(most):
@@ -43,7 +43,7 @@ class Natural(Codec):
         top = min(max(math.frexp(most)[1], -126), 127)
         body[0] = top + 126
         least = max(top - 126, -126)
-        _round(x, top, least, *halves(turn.private_key()), body[1:])
+        _round(x, top, least, *halves(context.private_key()), body[1:])
         return body
 
     def decode(self, body: Bytes, n: int) -> Floats:

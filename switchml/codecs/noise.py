@@ -9,7 +9,7 @@ from switchml.runtime.jit import kernel
 
 
 def halves(key: int) -> tuple[np.uint32, np.uint32]:
-    """A 64-bit key (`Turn.shared_key`, `Turn.private_key`) as the kernels take it."""
+    """A 64-bit key (`StepContext.shared_key`, `StepContext.private_key`) as the kernels take it."""
     return np.uint32(key & 0xFFFFFFFF), np.uint32(key >> 32 & 0xFFFFFFFF)
 
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from switchml.codecs.base import Array, Bytes, Floats, FloatSum, Turn
+from switchml.codecs.base import Array, Bytes, Floats, FloatSum, StepContext
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class NoCodec(FloatSum):
     def round(self, x: Floats) -> Array:
         return x
 
-    def encode(self, state: object, x: Floats, turn: Turn) -> Bytes:
+    def encode(self, state: object, x: Floats, context: StepContext) -> Bytes:
         return x.view(np.uint8).copy()
 
     def widen(self, rounded: Array) -> Floats:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from switchml.codecs.base import GATHER, Bytes, Codec, Floats, Turn, join, split
+from switchml.codecs.base import GATHER, Bytes, Codec, Floats, StepContext, join, split
 from switchml.codecs.signs import pack, unpack
 from switchml.runtime.jit import kernel
 
@@ -14,7 +14,7 @@ class OneBit(Codec):
     """1. Take the mean of the negative elements, and that of the others (0 of none).
     2. Send the two means (float32) and a bit an element.
 
-    The mean of all elements is kept. Trained with a residual memory.
+    The mean of all elements is kept. Trained with residual error feedback.
 
     F. Seide et al., "1-Bit Stochastic Gradient Descent and its Application to Data-Parallel Distributed Training of
     Speech DNNs", Interspeech 2014, section 3.
@@ -23,13 +23,13 @@ class OneBit(Codec):
     name = "onebit"
     number = 19
     aggregation = GATHER
-    memory = "residual"
+    error_feedback = "residual"
     by_matrix = True
 
     def body_bytes(self, n: int) -> int:
         return 8 + (n + 7) // 8
 
-    def encode(self, state: object, x: Floats, turn: Turn) -> Bytes:
+    def encode(self, state: object, x: Floats, context: StepContext) -> Bytes:
         is_negative = x < 0
         negatives = int(np.count_nonzero(is_negative))
         above, below = _sums(x)

@@ -14,8 +14,8 @@ from switchml.codecs.base import (
     Exchange,
     Floats,
     Outcome,
+    StepContext,
     Sum,
-    Turn,
     join,
     setting,
     split,
@@ -38,7 +38,7 @@ class PowerSgd(Codec):
     2. P := M Q, with the Q of the last step (at first random, the same on all ranks). The aggregator adds P.
     3. Make the columns of the mean P orthonormal (QR).
     4. Q := transposed M times P. The aggregator adds Q.
-    5. The result is P times the transposed mean Q; the memory keeps what it lacks.
+    5. The result is P times the transposed mean Q; error feedback keeps what it lacks.
 
     Tensors of one dimension, and those for which (rows + columns) * rank is no less than their size, are sent as they
     are. A payload holds P and Q of this rank alone.
@@ -52,7 +52,7 @@ class PowerSgd(Codec):
     number = 23
     aggregation = SUM
     floats = "float32"
-    memory = "powersgd"
+    error_feedback = "powersgd"
 
     rank: int = setting(2, "columns of P and Q", least=1)
 
@@ -66,13 +66,13 @@ class PowerSgd(Codec):
     def _body_bytes(self, n: int, rows: int, columns: int) -> int:
         return 16 + 4 * (n if self._is_dense(n, rows, columns) else (rows + columns) * self.rank)
 
-    def encode(self, state: Factor, x: Floats, turn: Turn) -> Bytes:
-        rows, columns = matrix_shape(x.size, turn.shape)
+    def encode(self, state: Factor, x: Floats, context: StepContext) -> Bytes:
+        rows, columns = matrix_shape(x.size, context.shape)
         head = np.array([rows, columns], "<u8")
         if self._is_dense(x.size, rows, columns):
             return join(head, x)
         matrix = _matrix(x, rows, columns)
-        p = _orthonormal(matrix @ self._q(state, columns, turn))
+        p = _orthonormal(matrix @ self._q(state, columns, context))
         state.q = matrix.T @ p
         return join(head, p.reshape(-1), state.q.reshape(-1))
 
@@ -89,15 +89,15 @@ class PowerSgd(Codec):
         p = values[: rows * self.rank].reshape(rows, self.rank)
         return _product(p, values[rows * self.rank :].reshape(columns, self.rank), n)
 
-    def exchange(self, state: Any, x: np.ndarray, turn: Turn) -> Exchange:
-        rows, columns = matrix_shape(x.size, turn.shape)
-        world = np.float32(turn.world)
+    def exchange(self, state: Any, x: np.ndarray, context: StepContext) -> Exchange:
+        rows, columns = matrix_shape(x.size, context.shape)
+        world = np.float32(context.world)
         if self._is_dense(x.size, rows, columns):
             total = yield Sum(x, self.floats)
             return Outcome(total / world, x)
         matrix = _matrix(x, rows, columns)
         with np.errstate(invalid="ignore", over="ignore"):
-            p = matrix @ self._q(state, columns, turn)
+            p = matrix @ self._q(state, columns, context)
         total = yield Sum(p.reshape(-1), self.floats)
         p = _orthonormal(total.reshape(rows, self.rank) / world)
         total = yield Sum((matrix.T @ p).reshape(-1), self.floats)
@@ -108,10 +108,10 @@ class PowerSgd(Codec):
     def _is_dense(self, n: int, rows: int, columns: int) -> bool:
         return min(rows, columns) <= 1 or (rows + columns) * self.rank >= n
 
-    def _q(self, state: Factor, columns: int, turn: Turn) -> np.ndarray:
+    def _q(self, state: Factor, columns: int, context: StepContext) -> np.ndarray:
         if state.q is not None and state.q.shape == (columns, self.rank) and np.isfinite(state.q).all():
             return state.q
-        drawn = words(columns * self.rank, Turn(turn.name, 0, turn.seed).shared_key())
+        drawn = words(columns * self.rank, StepContext(context.name, 0, context.seed).shared_key())
         return (drawn.astype(np.float32) * np.float32(2.0**-31) - np.float32(1)).reshape(columns, self.rank)
 
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from switchml.codecs.base import GATHER, Bytes, Codec, Floats, Turn, join, setting, split
+from switchml.codecs.base import GATHER, Bytes, Codec, Floats, StepContext, join, setting, split
 from switchml.codecs.quantize import bucket_norms, dithered, level_bytes, pack_levels, undithered, unpack_levels
 
 
@@ -35,10 +35,10 @@ class Qsgd(Codec):
     def body_bytes(self, n: int) -> int:
         return 4 * self._buckets(n) + level_bytes(n, self.levels)
 
-    def encode(self, state: object, x: Floats, turn: Turn) -> Bytes:
+    def encode(self, state: object, x: Floats, context: StepContext) -> Bytes:
         norms = np.empty(self._buckets(x.size), np.float32)
         bucket_norms(x, self.bucket, self.norm == "l2", norms)
-        return join(norms, pack_levels(dithered(x, norms, self.levels, turn, self.bucket), self.levels))
+        return join(norms, pack_levels(dithered(x, norms, self.levels, context, self.bucket), self.levels))
 
     def decode(self, body: Bytes, n: int) -> Floats:
         norms, packed = split(body, ("<f4", self._buckets(n)))

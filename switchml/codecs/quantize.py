@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from switchml.codecs import bitpack
-from switchml.codecs.base import SUM, Array, Bytes, Codec, Exchange, Floats, Max, Outcome, Sum, Turn
+from switchml.codecs.base import SUM, Array, Bytes, Codec, Exchange, Floats, Max, Outcome, StepContext, Sum
 from switchml.codecs.noise import halves, uniform
 from switchml.errors import PayloadError
 from switchml.runtime.jit import kernel
@@ -33,26 +33,26 @@ class SharedScale(Codec):
         """The largest magnitude of the integers."""
         raise NotImplementedError
 
-    def prepare(self, x: Floats, turn: Turn) -> tuple[Floats, Floats]:
+    def prepare(self, x: Floats, context: StepContext) -> tuple[Floats, Floats]:
         """The vector to quantize (not necessarily x itself), and its scale, float32[1]."""
         return x, np.array([largest(x)])
 
-    def quantize(self, prepared: Floats, scale: Floats, turn: Turn) -> Array:
+    def quantize(self, prepared: Floats, scale: Floats, context: StepContext) -> Array:
         """Integers, int16[n]."""
-        return dithered(prepared, scale, self.most, turn)
+        return dithered(prepared, scale, self.most, context)
 
     def dequantize(self, integers: Array, scale: Floats, world: int, key: int, n: int) -> Floats:
-        """float32[n]: the worth of a sum of integers of `world` ranks, divided by `world`. `key`: `Turn.shared_key`."""
+        """float32[n]: the mean, of a sum of integers of `world` ranks. `key`: `StepContext.shared_key`."""
         raise NotImplementedError
 
-    def exchange(self, state: Any, x: Floats, turn: Turn) -> Exchange:
-        prepared, scale = self.prepare(x, turn)
+    def exchange(self, state: Any, x: Floats, context: StepContext) -> Exchange:
+        prepared, scale = self.prepare(x, context)
         scale = yield Max(scale)
-        integers = self.quantize(prepared, scale, turn)
-        wire = lanes(self.most, turn.world)
+        integers = self.quantize(prepared, scale, context)
+        wire = lanes(self.most, context.world)
         total = yield Sum(integers.astype(wire), wire)
-        key, n = turn.shared_key(), x.size
-        mean = self.dequantize(total, scale, turn.world, key, n)
+        key, n = context.shared_key(), x.size
+        mean = self.dequantize(total, scale, context.world, key, n)
         return Outcome(mean, self.dequantize(integers, scale, 1, key, n))
 
 
@@ -61,10 +61,10 @@ def lanes(most: int, world: int) -> str:
     return next(name for name in ("int8", "int16", "int32") if most * world <= np.iinfo(name).max)
 
 
-def dithered(x: Floats, norms: Floats, most: int, turn: Turn, bucket: int = 0) -> Array:
+def dithered(x: Floats, norms: Floats, most: int, context: StepContext, bucket: int = 0) -> Array:
     """int16[n], the signed levels of x up to `most`. Each `bucket` elements share a norm; 0: all elements share one."""
     levels = np.empty(x.size, np.int16)
-    dither(x, norms, bucket or max(x.size, 1), most, *halves(turn.private_key()), levels)
+    dither(x, norms, bucket or max(x.size, 1), most, *halves(context.private_key()), levels)
     return levels
 
 

@@ -6,7 +6,20 @@ from typing import Any
 
 import numpy as np
 
-from switchml.codecs.base import SUM, Bytes, Codec, Exchange, Floats, Outcome, Sum, Turn, join, scatter, setting, split
+from switchml.codecs.base import (
+    SUM,
+    Bytes,
+    Codec,
+    Exchange,
+    Floats,
+    Outcome,
+    StepContext,
+    Sum,
+    join,
+    scatter,
+    setting,
+    split,
+)
 from switchml.codecs.noise import halves, mix
 from switchml.runtime.jit import int64, kernel
 
@@ -16,8 +29,8 @@ class RandomK(Codec):
     """1. Draw k = ceil(ratio * n) different indices from (seed, step, name): the same on all ranks.
     2. Send the values there; the aggregator adds them as a dense vector of k floats.
 
-    With `unbiased` the values are multiplied by n / k, so that the mean is right without a memory; otherwise a residual
-    memory adds what was not drawn to the next step's. A payload holds the 8 bytes that the indices are drawn from.
+    With `unbiased` the values are multiplied by n / k, so that the mean is right without error feedback, which
+    otherwise adds what was not drawn to the next step's. A payload holds the 8 bytes that the indices are drawn from.
 
     The indices are the first k of a permutation of all n: a Feistel network of 4 rounds over the least power of 4 that
     is not below n, walked until it falls below n.
@@ -32,14 +45,14 @@ class RandomK(Codec):
     floats = "float32"
 
     ratio: float = setting(0.01, "share of the elements that is sent", above=0, most=1)
-    unbiased: bool = setting(False, "multiply by n / k, for use without a memory")
+    unbiased: bool = setting(False, "multiply by n / k, for use without error feedback")
 
     @property
     def is_unbiased(self) -> bool:  # type: ignore[override]  # a class variable of the others
         return self.unbiased
 
     @property
-    def memory(self) -> str:  # type: ignore[override]
+    def error_feedback(self) -> str:  # type: ignore[override]
         return "none" if self.unbiased else "residual"
 
     def k(self, n: int) -> int:
@@ -48,19 +61,19 @@ class RandomK(Codec):
     def body_bytes(self, n: int) -> int:
         return 8 + 4 * self.k(n)
 
-    def encode(self, state: object, x: Floats, turn: Turn) -> Bytes:
-        key = turn.shared_key()
+    def encode(self, state: object, x: Floats, context: StepContext) -> Bytes:
+        key = context.shared_key()
         return join(np.array([key], "<u8"), self._values(x, self._drawn(key, x.size)))
 
     def decode(self, body: Bytes, n: int) -> Floats:
         [[key], values, _] = split(body, ("<u8", 1), ("<f4", self.k(n)))
         return scatter(self._drawn(int(key), n), values, n)
 
-    def exchange(self, state: Any, x: np.ndarray, turn: Turn) -> Exchange:
-        drawn = self._drawn(turn.shared_key(), x.size)
+    def exchange(self, state: Any, x: np.ndarray, context: StepContext) -> Exchange:
+        drawn = self._drawn(context.shared_key(), x.size)
         values = self._values(x, drawn)
         total = yield Sum(values, self.floats)
-        return Outcome(scatter(drawn, total / np.float32(turn.world), x.size), scatter(drawn, values, x.size))
+        return Outcome(scatter(drawn, total / np.float32(context.world), x.size), scatter(drawn, values, x.size))
 
     def _drawn(self, key: int, n: int) -> np.ndarray:
         indices = np.empty(self.k(n), np.int64)

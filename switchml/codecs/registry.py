@@ -1,17 +1,17 @@
-"""All codecs and memories by name, and the parser of specifications: "topk:ratio=0.01", "residual:beta=0.9"."""
+"""All codecs and kinds of error feedback by name, and the parser of their texts, such as "topk:ratio=0.01"."""
 
 from typing import TypeVar
 
 from switchml.codecs.adaq import AdaQ
-from switchml.codecs.base import Codec, Memory, Settings
+from switchml.codecs.base import Codec, ErrorFeedback, Settings
 from switchml.codecs.bf16 import Bf16
 from switchml.codecs.dgc import Dgc
 from switchml.codecs.efsignsgd import EfSignSgd
+from switchml.codecs.error_feedback import DgcFeedback, EfSignSgdFeedback, NoErrorFeedback, PowerSgdFeedback, Residual
 from switchml.codecs.fp16 import Fp16
 from switchml.codecs.globalqsgd import GlobalQsgd
 from switchml.codecs.hardthreshold import HardThreshold
 from switchml.codecs.inceptionn import Inceptionn
-from switchml.codecs.memories import DgcMemory, EfSignSgdMemory, NoMemory, PowerSgdMemory, Residual
 from switchml.codecs.natural import Natural
 from switchml.codecs.none import NoCodec
 from switchml.codecs.onebit import OneBit
@@ -41,8 +41,8 @@ CODECS: dict[str, type[Codec]] = {
 }
 """Name → class."""
 
-MEMORIES: dict[str, type[Memory]] = {
-    memory.name: memory for memory in (NoMemory, Residual, DgcMemory, EfSignSgdMemory, PowerSgdMemory)
+ERROR_FEEDBACKS: dict[str, type[ErrorFeedback]] = {
+    kind.name: kind for kind in (NoErrorFeedback, Residual, DgcFeedback, EfSignSgdFeedback, PowerSgdFeedback)
 }
 """Name → class."""
 
@@ -54,9 +54,9 @@ def parse(text: str) -> Codec:
     return parse_settings("codec", CODECS, text)
 
 
-def parse_memory(text: str) -> Memory:
-    """The memory that `text` specifies, in the same syntax. Raises ConfigError."""
-    return parse_settings("memory", MEMORIES, text)
+def parse_error_feedback(text: str) -> ErrorFeedback:
+    """The error feedback that `text` specifies, in the same syntax. Raises ConfigError."""
+    return parse_settings("memory", ERROR_FEEDBACKS, text)
 
 
 def by_number(number: int) -> type[Codec] | None:

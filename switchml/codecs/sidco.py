@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from switchml.codecs.base import Floats, Indices, Turn, setting
+from switchml.codecs.base import Floats, Indices, StepContext, setting
 from switchml.codecs.select import above
 from switchml.codecs.sparse import Sparsifier
 from switchml.runtime.jit import kernel
@@ -50,7 +50,7 @@ class Sidco(Sparsifier):
     def new_state(self) -> Stages:
         return Stages()
 
-    def select(self, state: Stages, x: Floats, turn: Turn) -> Indices:
+    def select(self, state: Stages, x: Floats, context: StepContext) -> Indices:
         threshold = self._threshold(x, state.count)
         chosen = above(x, threshold)
         if x.size:

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from switchml.codecs.base import VOTE, Bytes, Codec, Exchange, Floats, Outcome, Sum, Turn
+from switchml.codecs.base import VOTE, Bytes, Codec, Exchange, Floats, Outcome, StepContext, Sum
 from switchml.codecs.quantize import lanes
 
 
@@ -38,14 +38,14 @@ class Voter(Codec):
     def body_bytes(self, n: int) -> int:
         return (n + 7) // 8
 
-    def encode(self, state: object, x: Floats, turn: Turn) -> Bytes:
+    def encode(self, state: object, x: Floats, context: StepContext) -> Bytes:
         return pack(self.is_negative(state, x))
 
     def decode(self, body: Bytes, n: int) -> Floats:
         return signs(unpack(body, n)).astype(np.float32)
 
-    def exchange(self, state: Any, x: np.ndarray, turn: Turn) -> Exchange:
+    def exchange(self, state: Any, x: np.ndarray, context: StepContext) -> Exchange:
         votes = signs(self.is_negative(state, x))
-        wire = lanes(1, turn.world)
+        wire = lanes(1, context.world)
         total = yield Sum(votes.astype(wire), wire)
         return Outcome(np.sign(total).astype(np.float32), votes.astype(np.float32))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from switchml.codecs import bitpack
-from switchml.codecs.base import GATHER, Bytes, Codec, Floats, Turn, join, setting, split
+from switchml.codecs.base import GATHER, Bytes, Codec, Floats, StepContext, join, setting, split
 from switchml.codecs.quantize import largest
 from switchml.errors import PayloadError
 from switchml.runtime.jit import int64, kernel
@@ -37,7 +37,7 @@ class Sketch(Codec):
     def body_bytes(self, n: int) -> int:
         return 4 * self.buckets + bitpack.packed_bytes(n, bitpack.width(self.buckets))
 
-    def encode(self, state: object, x: Floats, turn: Turn) -> Bytes:
+    def encode(self, state: object, x: Floats, context: StepContext) -> Bytes:
         means = np.full(self.buckets, np.nan, np.float32)
         codes = np.zeros(x.size, np.uint16)
         if math.isfinite(largest(x)):

@@ -9,7 +9,7 @@ import numpy as np
 
 from switchml.codecs import base
 from switchml.codecs import indices as packing
-from switchml.codecs.base import Bytes, Floats, Indices, Turn
+from switchml.codecs.base import Bytes, Floats, Indices, StepContext
 from switchml.errors import PayloadError
 
 _COUNT_BYTES = 8
@@ -24,31 +24,31 @@ class Sparsifier(base.Codec):
     """Base of the codecs that send some elements as they are. Subclasses implement `select`."""
 
     aggregation = base.SPARSE_SUM
-    memory = "residual"
+    error_feedback = "residual"
     is_sized = False
     """Whether the number of elements sent depends on the vector's length alone."""
 
-    def select(self, state: Any, x: Floats, turn: Turn) -> Indices:
+    def select(self, state: Any, x: Floats, context: StepContext) -> Indices:
         """Indices (int64[k], ascending) of the elements of x to send."""
         raise NotImplementedError
 
-    def sparsify(self, state: Any, x: Floats, turn: Turn) -> tuple[Indices, Floats, Bytes]:
+    def sparsify(self, state: Any, x: Floats, context: StepContext) -> tuple[Indices, Floats, Bytes]:
         """Indices (int64[k], ascending) and values (float32[k]) to send, and the payload's body, which packs both."""
-        indices = self.select(state, x, turn)
+        indices = self.select(state, x, context)
         values = x[indices]
         count = np.array([indices.size], "<u8")
         return indices, values, base.join(count, packing.pack(indices, x.size), values)
 
-    def encode(self, state: Any, x: Floats, turn: Turn) -> Bytes:
-        return self.sparsify(state, x, turn)[2]
+    def encode(self, state: Any, x: Floats, context: StepContext) -> Bytes:
+        return self.sparsify(state, x, context)[2]
 
     def decode(self, body: Bytes, n: int) -> Floats:
         return base.scatter(*elements(body, n), n)
 
-    def exchange(self, state: Any, x: Floats, turn: Turn) -> base.Exchange:
-        indices, values, body = self.sparsify(state, x, turn)
+    def exchange(self, state: Any, x: Floats, context: StepContext) -> base.Exchange:
+        indices, values, body = self.sparsify(state, x, context)
         total = yield base.SparseSum(indices, values, x.size, self.payload(body, x.size), self.is_sized)
-        return base.Outcome(total / np.float32(turn.world), base.scatter(indices, values, x.size))
+        return base.Outcome(total / np.float32(context.world), base.scatter(indices, values, x.size))
 
 
 def elements(body: Bytes, n: int) -> tuple[Indices, Floats]:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from switchml.codecs import szx_kernels as kernels
-from switchml.codecs.base import GATHER, Bytes, Codec, Floats, Turn, setting
+from switchml.codecs.base import GATHER, Bytes, Codec, Floats, StepContext, setting
 from switchml.codecs.select import floats_of
 from switchml.errors import PayloadError
 
@@ -44,7 +44,7 @@ class Szx(Codec):
     mode: str = setting("rel", "abs, or rel: the bound is a share of the range", choices=("abs", "rel"))
     block: int = setting(128, "elements a block", least=8, most=kernels.MAX_BLOCK)
 
-    def encode(self, state: object, x: Floats, turn: Turn) -> Bytes:
+    def encode(self, state: object, x: Floats, context: StepContext) -> Bytes:
         blocks = -(-x.size // self.block)
         low, high = np.empty(blocks, np.int32), np.empty(blocks, np.int32)
         kernels.extremes(x.view(np.int32), self.block, low, high)

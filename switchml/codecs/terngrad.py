@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from switchml.codecs.base import Array, Bytes, Floats, Turn, join, setting, split
+from switchml.codecs.base import Array, Bytes, Floats, StepContext, join, setting, split
 from switchml.codecs.quantize import SharedScale, largest
 from switchml.errors import PayloadError
 from switchml.runtime.jit import kernel
@@ -39,10 +39,10 @@ class TernGrad(SharedScale):
     def body_bytes(self, n: int) -> int:
         return 4 + (n + 4) // 5
 
-    def encode(self, state: object, x: Floats, turn: Turn) -> Bytes:
-        clipped, scale = self.prepare(x, turn)
+    def encode(self, state: object, x: Floats, context: StepContext) -> Bytes:
+        clipped, scale = self.prepare(x, context)
         packed = np.empty((x.size + 4) // 5, np.uint8)
-        _pack(self.quantize(clipped, scale, turn), packed)
+        _pack(self.quantize(clipped, scale, context), packed)
         return join(scale, packed)
 
     def decode(self, body: Bytes, n: int) -> Floats:
@@ -52,7 +52,7 @@ class TernGrad(SharedScale):
             raise PayloadError("terngrad: a byte above 242 in the payload: expected 5 digits of base 3")
         return self.dequantize(signs, scale, 1, 0, n)
 
-    def prepare(self, x: Floats, turn: Turn) -> tuple[Floats, Floats]:
+    def prepare(self, x: Floats, context: StepContext) -> tuple[Floats, Floats]:
         if self.clip and x.size:
             with np.errstate(invalid="ignore", over="ignore"):
                 limit = np.float32(self.clip * np.std(x, dtype=np.float64))

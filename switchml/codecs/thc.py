@@ -8,7 +8,7 @@ from statistics import NormalDist
 import numpy as np
 
 from switchml.codecs import bitpack
-from switchml.codecs.base import Array, Bytes, Floats, Turn, join, setting, split
+from switchml.codecs.base import Array, Bytes, Floats, StepContext, join, setting, split
 from switchml.codecs.hadamard import rotate, rotate_back
 from switchml.codecs.noise import halves, uniform
 from switchml.codecs.quantize import SharedScale, bucket_norms
@@ -25,7 +25,7 @@ class Thc(SharedScale):
     4. The aggregator adds the entries (less steps / 2), in int8 lanes as long as ranks * steps / 2 <= 127.
     5. Mean of the sums, scaled back, and rotated back.
 
-    What is clamped is kept by a residual memory. A payload packs the table's indices, `bits` each. Where the aggregator
+    What is clamped is residual error feedback's. A payload packs the table's indices, `bits` each. Where the aggregator
     has no table of its own (ours adds lanes), the entries travel: 8 bits each.
 
     M. Li et al., "THC: Accelerating Distributed Deep Learning Using Tensor Homomorphic Compression", NSDI 2024
@@ -34,7 +34,7 @@ class Thc(SharedScale):
 
     name = "thc"
     number = 14
-    memory = "residual"
+    error_feedback = "residual"
 
     bits: int = setting(4, "bits of a table index", least=1, most=8)
     steps: int = setting(30, "the table's largest entry, even", least=2, most=510)
@@ -58,37 +58,37 @@ class Thc(SharedScale):
     def body_bytes(self, n: int) -> int:
         return 4 + 8 + bitpack.packed_bytes(self._padded(n), self.bits)
 
-    def encode(self, state: object, x: Floats, turn: Turn) -> Bytes:
-        rotated, reach = self.prepare(x, turn)
-        key = np.array([turn.shared_key()], "<u8")
-        return join(reach, key, bitpack.pack(self._codes(rotated, reach, turn), self.bits))
+    def encode(self, state: object, x: Floats, context: StepContext) -> Bytes:
+        rotated, reach = self.prepare(x, context)
+        key = np.array([context.shared_key()], "<u8")
+        return join(reach, key, bitpack.pack(self._codes(rotated, reach, context), self.bits))
 
     def decode(self, body: Bytes, n: int) -> Floats:
         reach, key, packed = split(body, ("<f4", 1), ("<u8", 1))
         codes = bitpack.unpack(packed, self.bits, np.empty(self._padded(n), np.uint8))
         return self.dequantize(self._entries(codes), reach, 1, int(key[0]), n)
 
-    def prepare(self, x: Floats, turn: Turn) -> tuple[Floats, Floats]:
+    def prepare(self, x: Floats, context: StepContext) -> tuple[Floats, Floats]:
         """The rotated vector, and its range as float32[1]; NaN or infinite if x has such elements."""
         norm = np.empty(1, np.float32)
         bucket_norms(x, max(x.size, 1), True, norm)
         with np.errstate(invalid="ignore"):
             reach = norm * np.float32(NormalDist().inv_cdf(1 - self.clip / 2) / math.sqrt(max(x.size, 1)))
-        return rotate(x, self.block, turn.shared_key()), reach
+        return rotate(x, self.block, context.shared_key()), reach
 
-    def quantize(self, prepared: Floats, scale: Floats, turn: Turn) -> Array:
-        return self._entries(self._codes(prepared, scale, turn))
+    def quantize(self, prepared: Floats, scale: Floats, context: StepContext) -> Array:
+        return self._entries(self._codes(prepared, scale, context))
 
     def dequantize(self, integers: Array, scale: Floats, world: int, key: int, n: int) -> Floats:
         with np.errstate(invalid="ignore"):
             scaled = integers.astype(np.float32) * (scale * np.float32(2 / (self.steps * world)))
         return rotate_back(scaled, self.block, key, n)
 
-    def _codes(self, rotated: Floats, reach: Floats, turn: Turn) -> Bytes:
+    def _codes(self, rotated: Floats, reach: Floats, context: StepContext) -> Bytes:
         codes = np.empty(rotated.size, np.uint8)
         entries = table(self.bits, self.steps, self.clip)
         below = (np.searchsorted(entries, np.arange(self.steps + 1), side="right") - 1).astype(np.uint8)
-        _quantize(rotated, reach[0], entries, below, *halves(turn.private_key()), codes)
+        _quantize(rotated, reach[0], entries, below, *halves(context.private_key()), codes)
         return codes
 
     def _entries(self, codes: Bytes) -> Array:

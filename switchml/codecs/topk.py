@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from switchml.codecs.base import HEADER_BYTES, Floats, Indices, Turn, setting
+from switchml.codecs.base import HEADER_BYTES, Floats, Indices, StepContext, setting
 from switchml.codecs.select import top_k
 from switchml.codecs.sparse import Sparsifier, sparse_bytes
 
@@ -11,7 +11,7 @@ from switchml.codecs.sparse import Sparsifier, sparse_bytes
 @dataclass(frozen=True)
 class TopK(Sparsifier):
     """1. Select the k = ceil(ratio * n) elements of the largest magnitude (`select.top_k`; NaN counts as largest).
-    2. Send their indices and values; the others are 0, and a residual memory adds them to the next step's.
+    2. Send their indices and values; the others are 0, and residual error feedback adds them to the next step's.
 
     A. F. Aji, K. Heafield, "Sparse Communication for Distributed Gradient Descent", EMNLP 2017; S. U. Stich et al.,
     "Sparsified SGD with Memory", NeurIPS 2018.
@@ -29,5 +29,5 @@ class TopK(Sparsifier):
     def payload_bytes(self, n: int) -> int:
         return HEADER_BYTES + sparse_bytes(self.k(n), n)
 
-    def select(self, state: object, x: Floats, turn: Turn) -> Indices:
+    def select(self, state: object, x: Floats, context: StepContext) -> Indices:
         return top_k(x, self.k(x.size))

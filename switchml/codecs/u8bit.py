@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from switchml.codecs.base import GATHER, Bytes, Codec, Floats, Turn, split
+from switchml.codecs.base import GATHER, Bytes, Codec, Floats, StepContext, split
 from switchml.codecs.quantize import largest
 from switchml.runtime.jit import kernel
 
@@ -30,7 +30,7 @@ class U8bit(Codec):
     def body_bytes(self, n: int) -> int:
         return 4 + n
 
-    def encode(self, state: object, x: Floats, turn: Turn) -> Bytes:
+    def encode(self, state: object, x: Floats, context: StepContext) -> Bytes:
         scale = np.array([largest(x)])
         body = np.zeros(4 + x.size, np.uint8)
         body[:4] = scale.view(np.uint8)

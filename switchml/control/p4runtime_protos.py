@@ -55,12 +55,12 @@ def _classes(*files: FileDescriptor) -> SimpleNamespace:
 
 _pool, _files = _read()
 if TYPE_CHECKING:
+    from google.rpc.status_pb2 import Status
     from p4.config.v1 import p4info_pb2 as info
     from p4.v1 import p4runtime_pb2 as v1
 else:
+    Status = message_factory.GetMessageClass(_pool.FindMessageTypeByName("google.rpc.Status"))
     info, v1 = _classes(*_files[:2]), _classes(*_files[2:])
-Status = message_factory.GetMessageClass(_pool.FindMessageTypeByName("google.rpc.Status"))
-
 SERVICE = _pool.FindServiceByName("p4.v1.P4Runtime")
 """The service's descriptor, for switchml/control/rpc.py."""
 

@@ -9,6 +9,7 @@ import json
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from emulator.p4switch.hashes import Crc
 from emulator.p4switch.interpreter.interpreter import Interpreter
 from emulator.p4switch.program import ir
 from emulator.p4switch.state.action_profiles import RunAction, UseGroup, UseMember
@@ -167,7 +168,7 @@ def command(switch: Switch, text: str) -> None:
         state.parse_vset(words[0]).add(*_numbers(words[1:]))
     elif name in ("set_crc16_parameters", "set_crc32_parameters"):
         numbers, flags = _numbers(words[1:4]), [word == "true" for word in words[4:]]
-        state.set_crc(words[0], int(name[7:9]), *numbers, *flags)
+        state.set_crc(words[0], Crc(int(name[7:9]), *numbers, *flags))
     else:
         raise ValueError(f"{name} is not known here")
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 
-import simpy
-
 from emulator.networks.faults.checks import Violation
 from emulator.networks.faults.clock import TRUE, Clock
-from emulator.networks.netsim.link import NS
+from emulator.networks.faults.control import Session
+from emulator.networks.netsim.link import NS, Environment
 from emulator.networks.netsim.packets import Packet
 from emulator.networks.netsim.rank import NEVER, Alarm, SteppedWorker
 from host_agent.calls import Request
 from host_agent.core import Core, new_worker
+from switchml.control.client import SessionEvent
 from switchml.errors import JobError
 from switchml.protocol.worker import Worker
 
@@ -27,8 +27,8 @@ class VirtualAgent:
 
     def __init__(
         self,
-        env: simpy.Environment,
-        session,
+        env: Environment,
+        session: Session,
         *,
         rank: int,
         world_size: int,
@@ -117,13 +117,13 @@ class VirtualAgent:
         self._is_paused = False
         self.work()
 
-    def migrate(self, session, worker: Worker, agreed: bytes) -> None:
+    def migrate(self, session: Session, worker: Worker, agreed: bytes) -> None:
         """While paused: go on at another aggregator, with a new worker of the job there."""
         self.core.worker.resume(worker, agreed, self._now)
         self.session = session
         self.core.moved(session.info)
 
-    def on_event(self, event) -> None:
+    def on_event(self, event: SessionEvent) -> None:
         """What the session reports."""
         self.core.on_event(event, self._now_s)
         self.work()

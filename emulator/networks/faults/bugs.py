@@ -15,7 +15,7 @@ from switchml.errors import ConfigError
 
 
 @dataclass(frozen=True)
-class Place:
+class CodePlace:
     """What of a function is meant: its `kind` ("condition" or "statement") that has all of these words, or the "value"
     of the variable that they name."""
 
@@ -55,19 +55,19 @@ def _words(node: ast.AST, source: str) -> set[str]:
     return {token.string for token in tokenize.generate_tokens(io.StringIO(f"({text})").readline)}
 
 
-def value_of(name: str) -> Place:
+def value_of(name: str) -> CodePlace:
     """What is assigned to a variable."""
-    return Place("value", (name,))
+    return CodePlace("value", (name,))
 
 
-def condition(*words: str) -> Place:
+def condition(*words: str) -> CodePlace:
     """What an `if` or `elif` asks."""
-    return Place("condition", words)
+    return CodePlace("condition", words)
 
 
-def statement(*words: str) -> Place:
+def statement(*words: str) -> CodePlace:
     """An assignment, a call or a return."""
-    return Place("statement", words)
+    return CodePlace("statement", words)
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class Bug:
     """In `function` (MODULE:NAME), `wrong` stands at a place."""
 
     function: str
-    place: Place
+    place: CodePlace
     wrong: str
     what: str
 

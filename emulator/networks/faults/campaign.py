@@ -13,7 +13,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -27,7 +27,7 @@ from switchml.runtime.pool import spread
 PACKAGES = ("switchml", "host_agent", "emulator")
 
 
-def outcomes(seeds: Iterable[int], processes: int, kind: str = "") -> Iterator[Outcome]:
+def outcomes(seeds: Iterable[int], processes: int, kind: str = "") -> Generator[Outcome, None, None]:
     """Play seeds of a kind (a key of world.DRAWS), in their order."""
     with quiet_agents():
         if processes == 1:
@@ -129,7 +129,7 @@ def plant(name: str) -> Path:
     return target
 
 
-def run_planted(name: str, arguments: list[str]) -> subprocess.CompletedProcess:
+def run_planted(name: str, arguments: list[str]) -> subprocess.CompletedProcess[str]:
     """`switchml simulate` with `arguments`, by the copy with bug `name`."""
     target = plant(name)
     command = [sys.executable, "-m", "switchml", "simulate", *arguments]

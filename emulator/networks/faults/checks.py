@@ -7,9 +7,9 @@ The ledger of an incarnation (one start of one job at one aggregator) records wh
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
+import simpy
 
 from emulator.networks.faults import tensors
 from emulator.networks.faults.late import Book, audit, usual_s
@@ -50,7 +50,7 @@ class Ledger:
     finished: dict[int, int] = field(default_factory=dict)
     started: set[int] = field(default_factory=set)
     """Ranks for which the job began."""
-    all_finished: Any = None
+    all_finished: simpy.Event | None = None
     """Triggered when all ranks have all results (World.all_finished)."""
     disagrees: bool = False
     """A rank has submitted a different call than the others."""

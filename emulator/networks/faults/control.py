@@ -8,13 +8,14 @@ aggregator is retried, and a refusal is final.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from functools import partial
 from typing import Any
 
 import simpy
 
 from emulator.networks.faults.plan import FaultPlan
-from emulator.networks.netsim.link import NS, at
+from emulator.networks.netsim.link import NS, Environment, at
 from switchml.aggregator.best_effort import BestEffortDataplane
 from switchml.aggregator.software import SoftwareDataplane
 from switchml.control.agreement import Report
@@ -26,6 +27,10 @@ from switchml.errors import JoinError
 
 _MOST_STARTS = 1000
 """Of one aggregator in a run, so that numbers of starts are different for each."""
+
+
+Key = tuple[int, int]
+"""Which start of an aggregator, and which job there."""
 
 
 class Connection:
@@ -91,8 +96,8 @@ class Session:
     def __init__(self, control: Control, host: int, request: JoinRequest, timeout_s: float):
         self.control, self.host, self.request = control, host, request
         self.joined = control.env.event()
-        self.info: JobInfo | None = None
-        self.key: tuple[int, int] | None = None
+        self._info: JobInfo | None = None
+        self.key: Key | None = None
         """Which start of the aggregator and which job there, once the job has begun."""
         self._deadline_ns = control.env.now + int(timeout_s * NS)
         at(control.env, self._deadline_ns + int(ANSWER_GRACE_S * NS), self._give_up)
@@ -103,6 +108,12 @@ class Session:
         self._try("")
 
     # -- what an agent uses --
+
+    @property
+    def info(self) -> JobInfo:
+        """The job, once it has begun."""
+        assert self._info is not None, "the job has not begun"
+        return self._info
 
     def events(self, callback: Callable[[Any], None]) -> None:
         self._callback = callback
@@ -151,14 +162,15 @@ class Session:
             return
         if isinstance(event, Started):
             request = self.request
-            self.info = JobInfo(**vars(event), job=request.job, rank=request.rank, world_size=request.world_size)
+            self._info = JobInfo(**vars(event), job=request.job, rank=request.rank, world_size=request.world_size)
             self._decide(None)
         elif isinstance(event, Refused):
-            self._connection.client_open = False
+            if self._connection is not None:
+                self._connection.client_open = False
             self._decide(event)
         elif isinstance(event, (PeerLost, PeerLeft, Disagreement)):
             self._report(event)
-        elif isinstance(event, Ended) and self.info is None:
+        elif isinstance(event, Ended) and self._info is None:
             self._decide(JoinError(event.reason))
         elif isinstance(event, Ended):
             self._report(AggregatorLost(event.reason))
@@ -167,7 +179,7 @@ class Session:
         """The stream has ended: before the job starts, join again; afterwards the aggregator is lost."""
         if self._left:
             return
-        if self.info is None:
+        if self._info is None:
             at(self.control.env, self.control.env.now + int(RETRY_S * NS), lambda _: self._try(reason))
         else:
             self._report(AggregatorLost(reason))
@@ -187,17 +199,24 @@ class Session:
 
 
 class Control:
-    """The aggregator's process: data plane and registry, new at each start. `note(kind, …)` is called for what only the
-    aggregator knows: a rank "left" or was "lost", a job "started"."""
+    """The aggregator's process: data plane and registry, new at each start. It reports what only the aggregator knows:
+    that a job has `started` for a rank, and that a rank has `departed`, as it "left" or was "lost"."""
 
-    def __init__(self, env: simpy.Environment, plan: FaultPlan, note: Callable[..., None], site: int = 0):
-        self.env, self._plan, self._note = env, plan, note
-        self._chooser = random.Random(f"control {plan.seed}" + (f" at {site}" if site else ""))
+    def __init__(
+        self,
+        env: Environment,
+        plan: FaultPlan,
+        started: Callable[[Session, Key], None],
+        departed: Callable[[Session, str], None],
+        aggregator: int = 0,
+    ):
+        self.env, self._plan, self._started, self._departed = env, plan, started, departed
+        self._chooser = random.Random(f"control {plan.seed}" + (f" at {aggregator}" if aggregator else ""))
         self.cut_hosts: set[int] = set()
         self.paused_hosts: set[int] = set()
         self.registry: JobRegistry | None = None
         self.dataplane: SoftwareDataplane | BestEffortDataplane | None = None
-        self.generation = site * _MOST_STARTS
+        self.generation = aggregator * _MOST_STARTS
         self._connections: list[Connection] = []
         self._streams: dict[int, Connection] = {}
         self._silent_since: dict[int, int] = {}
@@ -233,7 +252,7 @@ class Control:
         for connection in self._connections:
             if connection.server_open:
                 connection.server_open = False
-                connection.send("down", lambda c=connection: c.break_client("the connection to the aggregator broke"))
+                connection.send("down", partial(connection.break_client, "the connection to the aggregator broke"))
         self._streams = {}
 
     def stop(self) -> None:
@@ -241,7 +260,7 @@ class Control:
             self.dataplane.stop()
         self.dataplane = self.registry = None
 
-    def _expire(self, generation: int):
+    def _expire(self, generation: int) -> Generator[simpy.Event, Any, None]:
         while self.registry is not None and self.generation == generation:
             self._deliver(self.registry.expire(self.env.now / NS))
             yield self.env.timeout(int(EXPIRY_PERIOD_S * NS))
@@ -277,6 +296,11 @@ class Control:
 
     # -- service.py's part --
 
+    @property
+    def _live(self) -> JobRegistry:
+        assert self.registry is not None, "a message has reached an aggregator that is down"
+        return self.registry
+
     def connect(self, host: int, session: Session) -> Connection:
         self._connections = [c for c in self._connections if c.client_open or c.server_open]
         self._connections.append(Connection(self, host, session))
@@ -284,7 +308,7 @@ class Control:
 
     def join(self, connection: Connection, request: JoinRequest) -> None:
         try:
-            connection.ticket, notices = self.registry.join(request, self.env.now / NS)
+            connection.ticket, notices = self._live.join(request, self.env.now / NS)
         except Refused as error:
             refusal = error  # outlives this clause
             connection.server_open = False
@@ -300,14 +324,14 @@ class Control:
     def leave(self, connection: Connection) -> None:
         connection.server_open = False
         if self._streams.pop(connection.ticket, None) is not None:
-            self._note("left", connection.session)
-            self._deliver(self.registry.leave(connection.ticket, self.env.now / NS))
+            self._departed(connection.session, "left")
+            self._deliver(self._live.leave(connection.ticket, self.env.now / NS))
 
     def connection_lost(self, connection: Connection, how: str) -> None:
         """A stream ended without the rank having left."""
-        if self._streams.pop(connection.ticket, None) is not None and self.registry.knows(connection.ticket):
-            self._note("lost", connection.session)
-            self._deliver(self.registry.lost(connection.ticket, how, self.env.now / NS))
+        if self._streams.pop(connection.ticket, None) is not None and self._live.knows(connection.ticket):
+            self._departed(connection.session, "lost")
+            self._deliver(self._live.lost(connection.ticket, how, self.env.now / NS))
 
     def _deliver(self, notices: list[tuple[int, Any]]) -> None:
         for ticket, event in notices:
@@ -315,8 +339,8 @@ class Control:
             if connection is None:
                 continue
             if isinstance(event, Started):
-                self._note("started", connection.session, (self.generation, event.job_id))
-            connection.send("down", lambda c=connection, e=event: c.session.receive(e))
+                self._started(connection.session, (self.generation, event.job_id))
+            connection.send("down", partial(connection.session.receive, event))
             if isinstance(event, (PeerLost, Ended, Disagreement, Refused)):
                 del self._streams[ticket]
                 connection.server_open = False

@@ -10,8 +10,9 @@ from typing import Any
 import simpy
 
 from emulator.networks.faults.agent import VirtualAgent
+from emulator.networks.faults.clock import Clock
 from emulator.networks.faults.control import Session
-from emulator.networks.netsim.link import NS
+from emulator.networks.netsim.link import NS, Environment
 from host_agent import failover
 from host_agent.core import new_worker
 from switchml.control.client import RETRY_S, AggregatorLost
@@ -24,8 +25,8 @@ class Mover:
 
     def __init__(self, program: Any, agent: VirtualAgent):
         self._program, self._agent, self._world = program, agent, program.world
-        self._env: simpy.Environment = program.env
-        self._site, self._session = 0, agent.session
+        self._env: Environment = program.env
+        self._aggregator, self._session = 0, agent.session
         info = agent.session.info
         self._lineage = info.tag << 32 | info.isn
         self._tags: tuple[int, ...] = (info.tag,)
@@ -42,13 +43,14 @@ class Mover:
 
     def _lasts(self, seconds: float) -> int:
         """How many ns that truly are, as the host counts them."""
-        return self._program.clock.lasts(int(seconds * NS))
+        clock: Clock = self._program.clock
+        return clock.lasts(int(seconds * NS))
 
     def _on_event(self, session: Session, event: Any) -> None:
         if session is not self._session or self._agent.is_over:
             return
         self._has_departed |= isinstance(event, PeerLeft)
-        has_standby = len(self._world.sites) > 1
+        has_standby = len(self._world.nodes) > 1
         if self._has_departed or not failover.is_loss(event, has_standby):
             self._agent.on_event(event)
         elif not self._is_moving:
@@ -61,7 +63,7 @@ class Mover:
         reports = (rounds_of(agent.core.worker.state),)
         self._session.vanish()
         deadline = self._env.now + self._lasts(self._world.plan.failover_s)
-        for stop in failover.route(range(len(self._world.sites)), self._site):
+        for stop in failover.route(range(len(self._world.nodes)), self._aggregator):
             yield from self._program.awake()
             left_s = (deadline - self._env.now) / NS
             if agent.is_over:
@@ -82,7 +84,7 @@ class Mover:
         self, stop: failover.Stop, reports: tuple[bytes, ...], left_s: float
     ) -> Generator[simpy.Event, Any, bool]:
         """Try to meet the other ranks at an aggregator; whether the job goes on there."""
-        program, control = self._program, self._world.sites[stop.address].control
+        program, control = self._program, self._world.nodes[stop.address].control
         until = self._env.now + self._lasts(min(stop.reach_s, left_s))
         while not control.is_reachable(program.host):
             if self._env.now >= until:
@@ -106,9 +108,9 @@ class Mover:
         if refusal is not None or self._agent.is_over:
             session.vanish()
             return False
-        assert (info := session.info) is not None
+        info = session.info
         self._tags += (info.tag,)
-        self._site, self._session = stop.address, session
+        self._aggregator, self._session = stop.address, session
         self._world.log("moved", program.host, stop.address, info.epoch)
         program.moved(session, stop.address)
         worker = new_worker(info, program.rank, program.job.workers)

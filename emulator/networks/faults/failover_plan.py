@@ -3,6 +3,7 @@ the other or at once, standbys included, while no rank dies. So each call has to
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import replace
 
@@ -65,7 +66,7 @@ def draw_failover(seed: int) -> FaultPlan:
 
 
 def _duration_s(chooser: random.Random, longest_s: float) -> float:
-    return 0.003 * (longest_s / 0.003) ** chooser.random()
+    return 0.003 * math.pow(longest_s / 0.003, chooser.random())
 
 
 def _chase(chooser: random.Random, aggregators: int, span_s: float) -> list[Fault]:

@@ -96,13 +96,13 @@ class Fault:
     """`kind`: "cut" (host `host` and the aggregator can't reach each other), "cut data" (packets are lost, the
     control connection is not), "cut up" and "cut down" (packets in one direction are), "pause" (the host's program is
     stopped), "crash" (it dies and restarts after `duration_s`), "aggregator" (the aggregator crashes; `host` is -1),
-    "suspicion" (failover_plan.py). `site`: which aggregator."""
+    "suspicion" (failover_plan.py). `aggregator`: which aggregator."""
 
     at_s: float
     kind: str
     host: int
     duration_s: float
-    site: int = 0
+    aggregator: int = 0
 
 
 KINDS = ("cut", "cut data", "pause", "crash", "aggregator")
@@ -192,7 +192,7 @@ class FaultPlan:
         for fault in self.faults:
             where = f" of host {fault.host}" if fault.host >= 0 else ""
             is_of_one = self.aggregators > 1 and fault.kind not in ("pause", "suspicion")
-            where += f" at aggregator {fault.site}" if is_of_one else ""
+            where += f" at aggregator {fault.aggregator}" if is_of_one else ""
             lines.append(f"  {fault.at_s:.4f} s: {fault.kind}{where} for {fault.duration_s:.3f} s")
         return lines
 

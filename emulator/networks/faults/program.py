@@ -17,7 +17,7 @@ from emulator.networks.faults.control import Session
 from emulator.networks.faults.failover import Mover
 from emulator.networks.faults.late import Memories
 from emulator.networks.faults.plan import ONE_SENDS, JobPlan, PlannedCall
-from emulator.networks.netsim.link import NS
+from emulator.networks.netsim.link import NS, Environment
 from host_agent.collectives import CollectiveCall, request_of
 from switchml.control.membership import JoinRequest
 from switchml.errors import CollectiveTimeout, SumOverflow
@@ -35,8 +35,8 @@ class Program:
 
     def __init__(self, world: Any, job: JobPlan, rank: int):
         self.world, self.job, self.rank, self.host = world, job, rank, job.hosts[rank]
-        self._site = 0
-        self.env: simpy.Environment = world.env
+        self._aggregator = 0
+        self.env: Environment = world.env
         self.clock = world.plan.clock(self.host)
         self.state, self.attempts = "running", 0
         self.agent: VirtualAgent | None = None
@@ -44,6 +44,7 @@ class Program:
         self.session: Session | None = None
         self._chooser = random.Random(f"program {world.plan.seed} {self.host}")
         self._port = _FIRST_PORT
+        self.agent_endpoint = 0
         self._is_paused: simpy.Event | None = None
         self._memories: Memories | None = None
         self._computes = True
@@ -94,16 +95,16 @@ class Program:
             except simpy.Interrupt as kill:
                 self.world.log("crash", self.host)
                 self._vanish()
-                wait_s = kill.cause
+                wait_s = float(kill.cause or 0.0)
         self.world.ended(self)
 
     def take_new_port(self) -> None:
         """For another socket, as every join opens one."""
         self._port += 1
 
-    def moved(self, session: Session, site: int) -> None:
+    def moved(self, session: Session, aggregator: int) -> None:
         """The agent's packets go to another aggregator from now on."""
-        self.session, self._site = session, site
+        self.session, self._aggregator = session, aggregator
         assert self.agent is not None
         del self.world.agents[self.agent_endpoint]
         self.agent_endpoint = self.agent.endpoint = udp.endpoint(*self.address)
@@ -147,7 +148,7 @@ class Program:
             queues=QUEUES,
             deadline_s=job.deadline_s,
         )
-        self._site = 0
+        self._aggregator = 0
         self.session = Session(self.world.control, self.host, request, self.world.plan.join_timeout_s)
         refusal = yield self.session.joined
         yield from self.awake()
@@ -162,6 +163,7 @@ class Program:
 
     def _work(self, session: Session) -> Generator[simpy.Event, Any, None]:
         key = session.key
+        assert key is not None  # the job has begun
         self.world.checks.ledgers[key].started.add(self.rank)
         self.agent_endpoint = udp.endpoint(*self.address)
         agent = self.agent = VirtualAgent(
@@ -171,7 +173,7 @@ class Program:
             world_size=self.job.workers,
             job=self.job.name,
             endpoint=self.agent_endpoint,
-            send=lambda packet: self.world.sites[self._site].up[self.host].send(packet),
+            send=lambda packet: self.world.nodes[self._aggregator].up[self.host].send(packet),
             inbox_packets=self.world.plan.inbox_packets,
             exact=self.job.wire == EXACT,
             clock=self.clock,
@@ -264,8 +266,8 @@ class Program:
             call.op,
             call.root,
         )
-        options = {"timeout_s": call.timeout_s, "keep": (source, target)}
-        agent.submit(request_of(move, self.rank, self.job.workers, agent.core.wire, on_done, **options))
+        n, wire, keep = self.job.workers, agent.core.wire, (source, target)
+        agent.submit(request_of(move, self.rank, n, wire, on_done, timeout_s=call.timeout_s, keep=keep))
         return done
 
     def _submit_late(self, agent: VirtualAgent, key: tuple[int, int], number: int, call: PlannedCall) -> simpy.Event:

@@ -99,7 +99,7 @@ def expected(job: JobPlan, call: PlannedCall, seed: tuple[int, ...]) -> Exact:
     if call.kind in ("broadcast", "barrier"):
         return Exact(parts[call.root] if call.kind == "broadcast" else parts[0][:0])
     if call.dtype.startswith("int"):
-        total = sum(part.astype(object) for part in parts)
+        total = np.add.reduce([part.astype(object) for part in parts])
         limits = np.iinfo(call.dtype)
         if call.special == "overflow" and any(value > limits.max or value < limits.min for value in total):
             return Exact(np.zeros(0, call.dtype), overflows=True)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import random
-import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,13 +18,14 @@ import simpy
 from emulator.networks.faults.agent import VirtualAgent
 from emulator.networks.faults.best_effort_plan import draw_best_effort
 from emulator.networks.faults.checks import Checks, Ledger, Violation
-from emulator.networks.faults.control import Control, Session
+from emulator.networks.faults.control import Control, Key, Session
 from emulator.networks.faults.deadlines_plan import draw_deadlines
 from emulator.networks.faults.failover_plan import SUSPICION, draw_failover
 from emulator.networks.faults.plan import Fault, FaultPlan, draw
 from emulator.networks.faults.program import Program
+from emulator.networks.faults.tensors import checksum
 from emulator.networks.netsim.config import LinkConfig
-from emulator.networks.netsim.link import NS, Link, at
+from emulator.networks.netsim.link import NS, Environment, Link, at
 from emulator.networks.netsim.packets import Packet
 from switchml.aggregator.best_effort import BestEffortDataplane
 from switchml.protocol.packet import HEADER_BYTES
@@ -88,7 +88,7 @@ class World:
     def __init__(self, plan: FaultPlan, log: Callable[[str], None] | None = None):
         self.plan, self._log = plan, log
         self._hash = hashlib.blake2b(digest_size=8)
-        self.env = simpy.Environment(_START_NS)
+        self.env = Environment(_START_NS)
         self._has_deadlines = any(job.deadline_s for job in plan.jobs)
         has_faults = bool(plan.faults) or plan.slot_capacity < 1000 or (self._has_deadlines and not plan.is_calm)
         self.checks = Checks(has_faults, bool(plan.failover_s))
@@ -101,8 +101,8 @@ class World:
         self._now = _START_NS
         self.agents: dict[int, VirtualAgent] = {}
         """Who receives at each endpoint."""
-        self.sites = [self._site(number) for number in range(plan.aggregators)]
-        self.control, self.up, self.down = self.sites[0].control, self.sites[0].up, self.sites[0].down
+        self.nodes = [self._node(number) for number in range(plan.aggregators)]
+        self.control, self.up, self.down = self.nodes[0].control, self.nodes[0].up, self.nodes[0].down
         """Of the first aggregator, where all jobs begin."""
         self.programs = [Program(self, job, rank) for job in plan.jobs for rank in range(job.workers)]
         self._by_host = {program.host: program for program in self.programs}
@@ -111,22 +111,23 @@ class World:
             at(self.env, _START_NS + int(fault.at_s * NS), self._begin_fault, fault)
         at(self.env, _START_NS + int(plan.heal_s * NS), self._clear_up)
 
-    def _site(self, number: int) -> AggregatorNode:
-        plan, site = self.plan, AggregatorNode(Control(self.env, self.plan, self._note, number))
+    def _node(self, number: int) -> AggregatorNode:
+        plan = self.plan
+        node = AggregatorNode(Control(self.env, plan, self._started, self._departed, number))
         suffix = f" at {number}" if number else ""
 
         def link(name: str, deliver: Callable[[Packet], None], config: LinkConfig = plan.link) -> Link:
             return Link(self.env, config, random.Random(f"{name} {plan.seed}{suffix}"), deliver)
 
         def arrive(packet: Packet) -> None:
-            self._at_aggregator(site, packet)
+            self._at_aggregator(node, packet)
 
-        site.up += [link(f"up {host}", arrive) for host in range(plan.hosts)]
-        site.down += [link(f"down {host}", self._at_host) for host in range(plan.hosts)]
+        node.up += [link(f"up {host}", arrive) for host in range(plan.hosts)]
+        node.down += [link(f"down {host}", self._at_host) for host in range(plan.hosts)]
         if plan.behind is not None:
-            site.behind.append(link("to behind", lambda packet: self._at_behind(site, packet), plan.behind))
-            site.behind.append(link("from behind", arrive, plan.behind))
-        return site
+            node.behind.append(link("to behind", lambda packet: self._at_behind(node, packet), plan.behind))
+            node.behind.append(link("from behind", arrive, plan.behind))
+        return node
 
     def run(self) -> Outcome:
         problem = ""
@@ -144,8 +145,8 @@ class World:
             if self._log is not None:
                 raise
         finally:
-            for site in self.sites:
-                site.control.stop()
+            for node in self.nodes:
+                node.control.stop()
         return Outcome(
             self.plan.seed,
             problem,
@@ -153,7 +154,7 @@ class World:
             self._events,
             self.checks.sums,
             self.checks.errors,
-            sum(link.counts.packets for site in self.sites for link in (*site.up, *site.down, *site.behind)),
+            sum(link.counts.packets for node in self.nodes for link in (*node.up, *node.down, *node.behind)),
             (self.env.now - _START_NS) / NS,
         )
 
@@ -189,13 +190,13 @@ class World:
         except Violation as violation:
             self._violation = self._violation or violation
 
-    def _at_aggregator(self, site: AggregatorNode, packet: Packet) -> None:
-        plane = site.control.dataplane
+    def _at_aggregator(self, node: AggregatorNode, packet: Packet) -> None:
+        plane = node.control.dataplane
         if plane is None:
             return
-        self.log("up", packet.job, zlib.crc32(packet.data))
+        self.log("up", packet.job, checksum(packet.data))
         if self._has_deadlines:
-            self._note_round(site, packet)
+            self._note_round(node, packet)
         if isinstance(plane, BestEffortDataplane):
             sender = packet.job or plane.behind  # the one that started since then, if it crashed
             caused = plane.handle(sender, packet.address, packet.length, self.env.now)
@@ -203,21 +204,21 @@ class World:
             caused = plane.handle(packet.job, packet.address, packet.length)
         for endpoint, data in caused:
             is_behind = isinstance(plane, BestEffortDataplane) and endpoint == plane.behind
-            link = site.behind[0] if is_behind else site.down[endpoint >> 24 & 0xFF]
+            link = node.behind[0] if is_behind else node.down[endpoint >> 24 & 0xFF]
             link.send(Packet(np.frombuffer(data, np.uint8), 0, 0, endpoint))
 
-    def _at_behind(self, site: AggregatorNode, packet: Packet) -> None:
+    def _at_behind(self, node: AggregatorNode, packet: Packet) -> None:
         """A packet of the switch at the aggregator behind it."""
-        plane = site.control.dataplane
+        plane = node.control.dataplane
         if isinstance(plane, BestEffortDataplane):
-            self.log("behind", zlib.crc32(packet.data))
+            self.log("behind", checksum(packet.data))
             for data in plane.handle_behind(packet.address, packet.length):
-                site.behind[1].send(Packet(np.frombuffer(data, np.uint8), 0, 0))
+                node.behind[1].send(Packet(np.frombuffer(data, np.uint8), 0, 0))
 
-    def _note_round(self, site: AggregatorNode, packet: Packet) -> None:
+    def _note_round(self, node: AggregatorNode, packet: Packet) -> None:
         seq, tag = be32(packet.data[:HEADER_BYTES], 2), be16(packet.data[:HEADER_BYTES], 6)
         for slots in {job.slots for job in self.plan.jobs}:
-            key = site.control.generation, tag, seq % (2 * slots)
+            key = node.control.generation, tag, seq % (2 * slots)
             if serial_difference(seq, self._latest.get(key, seq - 1)) > 0:
                 self._latest[key] = seq
 
@@ -234,22 +235,23 @@ class World:
 
     def _at_host(self, packet: Packet) -> None:
         agent = self.agents.get(packet.to)
-        self.log("down", packet.to, zlib.crc32(packet.data))
+        self.log("down", packet.to, checksum(packet.data))
         if agent is not None:
             agent.receive(packet)
 
-    def _note(self, kind: str, session: Session, key: tuple[int, int] | None = None) -> None:
-        """Record an event of the aggregator's process."""
-        rank = session.request.rank
-        self.log(kind, session.host, *(key or ()))
-        if session.request.resumption is not None:
-            return  # the ledger is that of the job's start
-        if kind == "started":
+    def _started(self, session: Session, key: Key) -> None:
+        """A job has begun for a rank."""
+        self.log("started", session.host, *key)
+        if session.request.resumption is None:  # else the ledger is that of the job's start
             session.key = key
             job = next(job for job in self.plan.jobs if job.name == session.request.job)
             self.checks.ledgers.setdefault(key, Ledger(job, (self.plan.seed, *key)))
-        elif session.key is not None:
-            self.checks.ledgers[session.key].departed[rank] = kind
+
+    def _departed(self, session: Session, how: str) -> None:
+        """A rank "left", or was "lost"."""
+        self.log(how, session.host)
+        if session.request.resumption is None and session.key is not None:
+            self.checks.ledgers[session.key].departed[session.request.rank] = how
 
     def connection_broke(self, program: Program, key: tuple[int, int]) -> bool:
         """Whether a rank's own control connection may be broken."""
@@ -262,14 +264,14 @@ class World:
 
     def _begin_fault(self, fault: Fault) -> None:
         self.log("begin", fault.kind, fault.host)
-        host, site = fault.host, self.sites[fault.site]
+        host, node = fault.host, self.nodes[fault.aggregator]
         if fault.kind.startswith("cut"):
             self._cut(fault, True)
             if fault.kind == "cut":
-                site.control.isolate(host, site.control.cut_hosts)
+                node.control.isolate(host, node.control.cut_hosts)
         elif fault.kind == "pause":
             self._by_host[host].pause()
-            for each in self.sites:
+            for each in self.nodes:
                 each.control.isolate(host, each.control.paused_hosts)
         elif fault.kind == "crash":
             self._by_host[host].crash(fault.duration_s)
@@ -277,38 +279,38 @@ class World:
         elif fault.kind == SUSPICION:
             self._by_host[host].suspect()
             return
-        elif site.control.registry is not None:
-            site.control.crash()
+        elif node.control.registry is not None:
+            node.control.crash()
         else:
             return
         at(self.env, self.env.now + int(fault.duration_s * NS), self._end_fault, fault)
 
     def _end_fault(self, fault: Fault) -> None:
         self.log("end", fault.kind, fault.host)
-        host, site = fault.host, self.sites[fault.site]
+        host, node = fault.host, self.nodes[fault.aggregator]
         if fault.kind.startswith("cut"):
             self._cut(fault, False)
-            site.control.release(host, site.control.cut_hosts)
+            node.control.release(host, node.control.cut_hosts)
         elif fault.kind == "pause":
-            for each in self.sites:
+            for each in self.nodes:
                 each.control.release(host, each.control.paused_hosts)
             self._by_host[host].resume()
-        elif site.control.registry is None:
-            site.control.start()
+        elif node.control.registry is None:
+            node.control.start()
 
     def _cut(self, fault: Fault, is_cut: bool) -> None:
         """Of the links between a host and an aggregator, those that a fault cuts."""
-        site = self.sites[fault.site]
+        node = self.nodes[fault.aggregator]
         if fault.kind != "cut down":
-            site.up[fault.host].is_cut = is_cut
+            node.up[fault.host].is_cut = is_cut
         if fault.kind != "cut up":
-            site.down[fault.host].is_cut = is_cut
+            node.down[fault.host].is_cut = is_cut
 
     def _clear_up(self, _: Any) -> None:
         """End all impairments of the links; no rank is slow any more."""
         self.is_healed = True
-        for site in self.sites:
-            for link in (*site.up, *site.down, *site.behind):
+        for node in self.nodes:
+            for link in (*node.up, *node.down, *node.behind):
                 link.become(LinkConfig(rate_bps=link.config.rate_bps, delay_s=link.config.delay_s))
 
     # -- the end --
@@ -355,11 +357,11 @@ class World:
         until = self.env.now + int((self.plan.peer_timeout_s + 15) * NS)
         while self.env.peek() <= until:
             self._step()
-        for site in self.sites:
-            registry = site.control.registry
+        for node in self.nodes:
+            registry = node.control.registry
             if registry is not None and (registry.live or registry.slots_allocated):
                 raise Violation(f"the aggregator still holds {[(job.name, job.state) for job in registry.live]}")
-            if isinstance(plane := site.control.dataplane, BestEffortDataplane):
+            if isinstance(plane := node.control.dataplane, BestEffortDataplane):
                 self.log("shared", plane.shared_counts())
                 if in_use := plane.shared_in_use():
                     raise Violation(f"no job is left, but {in_use} slots of the switch are in use")

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
@@ -79,12 +80,13 @@ class JobSlots:
 
 def is_addressed(data: np.ndarray) -> bool:
     """Whether these are the bytes of an addressed packet."""
-    return bool(data[0] & SPARSE) and data[1] & COLUMNS == ADDRESSED and data[0] >> 4 != wire_format.WAIT
+    first, second = data[:2].tolist()
+    return bool(first & SPARSE) and second & COLUMNS == ADDRESSED and first >> 4 != wire_format.WAIT
 
 
 def _is_for(data: np.ndarray, is_root: bool) -> bool:
     """Whether the data of an addressed packet are for the ranks behind a receiver, the root among them or not."""
-    reach = data.item(HEADER_BYTES)
+    reach: int = data.item(HEADER_BYTES)
     return reach == wire_format.REACH_ALL or (reach == wire_format.REACH_ROOT) == is_root
 
 
@@ -99,108 +101,109 @@ class Aggregator:
 
     def __init__(self, down: Callable[[Packet | Train], object], up: Callable[[Packet], object] | None = None):
         self._down, self._up = down, up
-        self._seats: dict[int, JobSlots] = {}
+        self._jobs: dict[int, JobSlots] = {}
         self._reply = np.zeros(wire_format.MAX_SPARSE_BYTES, np.uint8)
 
-    def add(self, job: int, seat: JobSlots) -> None:
+    def add(self, job: int, job_slots: JobSlots) -> None:
         """Add a job, before anything arrives for it."""
-        self._seats[job] = seat
+        self._jobs[job] = job_slots
 
     def receive(self, item: Packet | Train) -> None:
         """Contributions of ranks, or a partial sum, from below. The answers leave child by child, as the software
         aggregator sends them."""
         if not isinstance(item, Train):
-            for _, answer in self._answers(self._seats[item.job], item):
+            for _, answer in self._answers(self._jobs[item.job], item):
                 self._down(answer)
             return
-        seat = self._seats[item.packets[0].job]
+        job_slots = self._jobs[item.packets[0].job]
         by_child: dict[int, list[Packet]] = defaultdict(list)
         for packet in item.packets:
-            for child, answer in self._answers(seat, packet):
+            for child, answer in self._answers(job_slots, packet):
                 by_child[child].append(answer)
         for child in sorted(by_child):
-            for coupling in coupled(by_child[child], seat.train_packets, item.framing_bytes):
+            for coupling in coupled(by_child[child], job_slots.train_packets, item.framing_bytes):
                 self._down(coupling)
 
-    def _answers(self, seat: JobSlots, packet: Packet) -> list[tuple[int, Packet]]:
-        pool, child, flags = seat.pool, seat.index[packet.rank], 0
-        if seat.is_switch(child):
+    def _answers(self, job_slots: JobSlots, packet: Packet) -> list[tuple[int, Packet]]:
+        pool, child, flags = job_slots.pool, job_slots.index[packet.rank], 0
+        if job_slots.is_switch(child):
             contribution = _contribution(packet, int(pool.job[0]["payload"]))
             if contribution is None:
                 return []
             packet, flags = contribution
         action, row = receive_v2(pool.state, self._reply, child, packet.address, packet.length)
         if flags and action in (CONSUME, MULTICAST):
-            self._add_flags(seat, row, flags)
+            self._add_flags(job_slots, row, flags)
         if action == WAITING:
-            return [(child, seat.to_child(packet, child, self._wait(seat)))]
+            return [(child, job_slots.to_child(packet, child, self._wait(job_slots)))]
         if self._up is not None and action == MULTICAST:
-            self._send_up(seat, packet, row, is_retransmission=False)
-        elif self._up is not None and action == UNICAST and seat.results.get(row) != int(pool.slots[row]["seq"]):
+            self._send_up(job_slots, packet, row, is_retransmission=False)
+        elif self._up is not None and action == UNICAST and job_slots.results.get(row) != int(pool.slots[row]["seq"]):
             if packet.data[0] & R_FLAG:
-                self._send_up(seat, packet, row, is_retransmission=True)
+                self._send_up(job_slots, packet, row, is_retransmission=True)
         elif action == MULTICAST:
-            return seat.to_all(packet, seat.result(row))
+            return job_slots.to_all(packet, job_slots.result(row))
         elif action == UNICAST:
             _, length = result_of(pool.state, row)
-            return [(child, seat.to_child(packet, child, self._reply[:length]))]
+            return [(child, job_slots.to_child(packet, child, self._reply[:length]))]
         return []
 
-    def _add_flags(self, seat: JobSlots, row: int, flags: int) -> None:
+    def _add_flags(self, job_slots: JobSlots, row: int, flags: int) -> None:
         """Add a partial sum's flags to the slot, and to its result, if there is one already."""
-        seat.pool.slots[row]["flags"] |= flags & (FLAG_OVERFLOW | FLAG_MIXED)
-        seat.result(row)[HEADER_BYTES - 1] = seat.pool.slots[row]["flags"]
+        job_slots.pool.slots[row]["flags"] |= flags & (FLAG_OVERFLOW | FLAG_MIXED)
+        job_slots.result(row)[HEADER_BYTES - 1] = job_slots.pool.slots[row]["flags"]
 
-    def _wait(self, seat: JobSlots) -> np.ndarray:
+    def _wait(self, job_slots: JobSlots) -> np.ndarray:
         """The wait packet in the reply, its missing children as their ranks."""
         packet = self._reply[: HEADER_BYTES + BITMAP_BYTES]
         missing = np.flatnonzero(np.unpackbits(packet[HEADER_BYTES:], bitorder="little"))
         bits = np.zeros(8 * BITMAP_BYTES, np.uint8)
-        bits[[rank for child in missing for rank in seat.children[child][0]]] = 1
+        bits[[rank for child in missing for rank in job_slots.children[child][0]]] = 1
         packet[HEADER_BYTES:] = np.packbits(bits, bitorder="little")
         return packet
 
     # With a switch above
 
-    def _send_up(self, seat: JobSlots, packet: Packet, row: int, *, is_retransmission: bool) -> None:
+    def _send_up(self, job_slots: JobSlots, packet: Packet, row: int, *, is_retransmission: bool) -> None:
         """Send the partial sum in a row to the switch above, as a contribution."""
         assert self._up is not None
-        slot, result = seat.pool.slots[row], seat.result(row)
+        slot, result = job_slots.pool.slots[row], job_slots.result(row)
         flags = int(slot["flags"]) & (FLAG_OVERFLOW | FLAG_MIXED)
         if not result[0] & SPARSE:
             partial = np.concatenate([result, np.array([flags, 0], np.uint8)])
             partial[0] |= PARTIAL
         else:
-            is_cut = is_addressed(result) and not _is_for(result, result[HEADER_BYTES + 1] not in seat.index)
+            is_cut = is_addressed(result) and not _is_for(result, result[HEADER_BYTES + 1] not in job_slots.index)
             partial = _without_data(result) if is_cut else result.copy()
             partial[1] |= PARTIAL_WORDS | flags << FLAGS_SHIFT
         kind = wire_format.CONTRIBUTION + (int(slot["form"]) & 3)
         partial[0] = kind << 4 | (R_FLAG if is_retransmission else 0) | partial[0] & 7
         partial[HEADER_BYTES - 1] = int(slot["used"]) & 0xFF
-        first_rank = seat.children[0][0][0]
+        first_rank = job_slots.children[0][0][0]
         self._up(Packet(partial, packet.job, first_rank))
 
     def receive_result(self, packet: Packet) -> None:
         """A result or a wait packet from above."""
-        seat = self._seats[packet.job]
-        pool, data = seat.pool, packet.data
+        job_slots = self._jobs[packet.job]
+        pool, data = job_slots.pool, packet.data
         seq = int.from_bytes(data[2:6].tobytes(), "big")
         row = seq & (len(pool.slots) - 1)
         slot = pool.slots[row]
-        is_open = int(slot["seq"]) == seq and slot["count"] == len(seat.children) and seat.results.get(row) != seq
+        is_whole = slot["count"] == len(job_slots.children)
+        is_open = is_whole and int(slot["seq"]) == seq and job_slots.results.get(row) != seq
         if not is_open or not pool.seen[row].any():
             return
         if data[0] >> 4 != wire_format.WAIT:
-            data = self._keep(seat, row, packet)
-            seat.results[row] = seq
-        for _, answer in seat.to_all(packet, data):
+            data = self._keep(job_slots, row, packet)
+            job_slots.results[row] = seq
+        for _, answer in job_slots.to_all(packet, data):
             self._down(answer)
 
-    def _keep(self, seat: JobSlots, row: int, packet: Packet) -> np.ndarray:
+    def _keep(self, job_slots: JobSlots, row: int, packet: Packet) -> np.ndarray:
         """Put a result from above into its row; returns what is there then. Data of the row that have not gone up stay,
         and those of the result are combined with them."""
-        slot, data, own = seat.pool.slots[row], packet.data, seat.result(row)
-        payload, mixed = int(seat.pool.job[0]["payload"]), data.item(HEADER_BYTES - 1) & FLAG_MIXED
+        slot, data, own = job_slots.pool.slots[row], packet.data, job_slots.result(row)
+        payload, mixed = int(job_slots.pool.job[0]["payload"]), data.item(HEADER_BYTES - 1) & FLAG_MIXED
         begin = packet.length - (payload if packet.length > payload else 0)  # of the data
         if (data[0] & SPARSE, data[1]) != (own[0] & SPARSE, own[1]) and own[0] & SPARSE | data[0] & SPARSE:
             own[HEADER_BYTES - 1] |= FLAG_MIXED  # the ranks' calls differ, which is all that they have to know
@@ -208,12 +211,12 @@ class Aggregator:
         keeps = (
             is_addressed(data)
             and data[HEADER_BYTES] != wire_format.REACH_ALL
-            and data[HEADER_BYTES + 1] in seat.index
+            and data[HEADER_BYTES + 1] in job_slots.index
             and slot["data"]
             and not mixed
         )
         slot["data"] = keeps or packet.length > begin
-        result = seat.result(row)
+        result = job_slots.result(row)
         result[:begin] = data[:begin]
         result[0] = data.item(0) & (0xF0 | SPARSE)
         if slot["data"]:
@@ -243,16 +246,20 @@ def _contribution(packet: Packet, payload: int) -> tuple[Packet, int] | None:
     return Packet(data, packet.job, packet.rank), flags
 
 
-def seat(ranks: Sequence[int], hosts: Sequence[int], train_packets: int, **pool) -> JobSlots:
-    """One job at the switch that the hosts of `ranks` are connected to. `pool`: options of its Pool."""
+def slots_at(ranks: Sequence[int], hosts: Sequence[int], train_packets: int, pool: partial[Pool]) -> JobSlots:
+    """One job at the switch that the hosts of `ranks` are connected to. `pool`: its Pool but for the workers."""
     children = tuple(((rank,), hosts[rank]) for rank in ranks)
-    return JobSlots(Pool(workers=len(ranks), **pool), children, train_packets)
+    return JobSlots(pool(workers=len(ranks)), children, train_packets)
 
 
-def seats(
-    ranks_of_rack: Sequence[Sequence[int]], racks: Sequence[int], hosts: Sequence[int], train_packets: int, **pool
+def slots_in_tree(
+    ranks_of_rack: Sequence[Sequence[int]],
+    racks: Sequence[int],
+    hosts: Sequence[int],
+    train_packets: int,
+    pool: partial[Pool],
 ) -> tuple[list[JobSlots], JobSlots]:
-    """One job in a tree: the seat at each of `racks`, whose ranks are `ranks_of_rack`, and the one above them."""
+    """One job in a tree: the slots at each of `racks`, whose ranks are `ranks_of_rack`, and those above them."""
     children = tuple((tuple(ranks), rack_address(rack)) for rack, ranks in zip(racks, ranks_of_rack, strict=True))
-    below = [seat(ranks, hosts, train_packets, **pool) for ranks in ranks_of_rack]
-    return below, JobSlots(Pool(workers=len(racks), **pool), children)
+    below = [slots_at(ranks, hosts, train_packets, pool) for ranks in ranks_of_rack]
+    return below, JobSlots(pool(workers=len(racks)), children)

@@ -7,8 +7,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import numpy as np
-import simpy
 
+from emulator.networks.netsim.link import Environment
 from emulator.networks.netsim.packets import Packet, Train
 from switchml.protocol import packet as wire_format
 from switchml.protocol.best_effort import (
@@ -37,7 +37,7 @@ class Front:
 
     def __init__(
         self,
-        env: simpy.Environment,
+        env: Environment,
         slots: int,
         down: Callable[[Packet], object],
         up: Callable[[Packet], object],
@@ -56,7 +56,7 @@ class Front:
         for packet in item.packets if isinstance(item, Train) else (item,):
             pool, _ = self._jobs[packet.job]
             size, passed = take(
-                self.shared, pool.job[0], packet.rank, packet.address, packet.length, int(self._env.now), self._partial
+                self.shared, pool.job[0], packet.rank, packet.address, packet.length, self._env.now, self._partial
             )
             if size:  # perhaps another job's; the aggregator behind finds out by its tag
                 self._up(Packet(self._partial[:size], packet.job, packet.rank))

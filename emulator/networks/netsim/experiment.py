@@ -8,17 +8,17 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from statistics import median
 from typing import Any
 
 import numpy as np
-import simpy
 
 from emulator.networks.netsim import bounds, ring
-from emulator.networks.netsim.aggregator import Aggregator, rack_address, seat, seats
+from emulator.networks.netsim.aggregator import Aggregator, rack_address, slots_at, slots_in_tree
 from emulator.networks.netsim.best_effort import Behind, Front
 from emulator.networks.netsim.config import JobConfig, NetworkConfig
-from emulator.networks.netsim.link import NS, LinkCounts, at
+from emulator.networks.netsim.link import NS, Environment, LinkCounts, at
 from emulator.networks.netsim.packets import Packet, Train
 from emulator.networks.netsim.rank import Rank
 from emulator.networks.netsim.tcp import HEADER_BYTES, MSS_BYTES, Connection, Segment
@@ -117,7 +117,7 @@ def run(config: NetworkConfig, say: Callable[[float, int], None] = lambda done, 
 class _Network:
     def __init__(self, config: NetworkConfig):
         self.config = config
-        self.env = simpy.Environment(0)
+        self.env = Environment(0)
         self.fabric = Fabric(self.env, config)
         uplinks = self.fabric.rack_up if config.racks and config.racks.aggregate else []
         self._racks = [Aggregator(self.fabric.in_rack, up.send) for up in uplinks]
@@ -147,19 +147,19 @@ class _Network:
     def share_done(self) -> float:
         return sum(player.share_done for player in self.players) / len(self.players)
 
-    def aggregate(self, number: int, job: JobConfig, hosts: tuple[int, ...], **pool: int) -> None:
-        """Allocate a job's pool; in a tree, one at each rack with ranks of it and one above."""
+    def aggregate(self, number: int, job: JobConfig, hosts: tuple[int, ...], pool: partial[Pool]) -> None:
+        """Allocate a job's pool, given but for the workers; in a tree, one at each of its racks and one above."""
         if self.front is not None:
-            shared = Pool(workers=job.workers, **pool)
+            shared = pool(workers=job.workers)
             self.front.add(number, shared, hosts)
             self._behind.add(number, shared)
             return
         if not self._racks:
-            self._core.add(number, seat(range(job.workers), hosts, job.train_packets, **pool))
+            self._core.add(number, slots_at(range(job.workers), hosts, job.train_packets, pool))
             return
         racks = sorted({self.fabric.rack_of(host) for host in hosts})
         ranks = [[rank for rank, host in enumerate(hosts) if self.fabric.rack_of(host) == rack] for rack in racks]
-        below, above = seats(ranks, racks, hosts, job.train_packets, **pool)
+        below, above = slots_in_tree(ranks, racks, hosts, job.train_packets, pool)
         for rack, own in zip(racks, below, strict=True):
             self._racks[rack].add(number, own)
         self._core.add(number, above)
@@ -185,7 +185,7 @@ class _Job:
     def __init__(self, network: _Network, job: JobConfig, bound_s: float, slots: int):
         self.network, self.config = network, job
         self.result = JobResult(job, slots, bound_s)
-        self._begin_ns = [None] * job.repeats
+        self._begin_ns: list[int] = []
         self._end_ns = [0] * job.repeats
         self._calls = [0] * job.workers  # all-reduces that each rank has begun
         self._remaining = job.workers * job.repeats
@@ -214,8 +214,8 @@ class _Job:
     def _begin(self, rank: int) -> None:
         call = self._calls[rank]
         self._calls[rank] += 1
-        if self._begin_ns[call] is None:
-            self._begin_ns[call] = self.network.env.now
+        if call == len(self._begin_ns):  # the first rank to begin it
+            self._begin_ns.append(self.network.env.now)
         self.start(rank)
 
     def start(self, rank: int) -> None:
@@ -250,8 +250,9 @@ class _AggregatedJob(_Job):
         generator = np.random.default_rng((config.seed, number))
         self._tensors = Tensors(job, slots, generator)
         isn = int(generator.integers(2**32 // (2 * slots))) * 2 * slots
-        shape = {"slots": slots, "payload_bytes": job.payload_bytes, "wire": WIRES[job.wire]}
-        network.aggregate(number, job, hosts, tag=1 + number, isn=isn, **shape)
+        wire = WIRES[job.wire]
+        pool = partial(Pool, slots=slots, payload_bytes=job.payload_bytes, wire=wire, tag=1 + number, isn=isn)
+        network.aggregate(number, job, hosts, pool)
         self._ranks = []
         for rank in range(job.workers):
             worker = Worker(

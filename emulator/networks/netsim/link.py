@@ -36,9 +36,21 @@ class LinkCounts:
     """Time integral of the queue's length: bytes times seconds."""
 
 
-def at(env: simpy.Environment, time_ns: int, action: Callable[[Any], None], value: Any = None) -> None:
+class Environment(simpy.Environment):
+    """Virtual time, in whole nanoseconds."""
+
+    @property
+    def now(self) -> int:
+        return int(self._now)
+
+
+def at(env: Environment, time_ns: int, action: Callable[[Any], object], value: Any = None) -> None:
     """Call `action(value)` at `time_ns`."""
-    env.timeout(time_ns - env.now, value).callbacks.append(lambda event: action(event._value))
+
+    def act(event: simpy.Event) -> None:
+        action(event._value)
+
+    env.timeout(time_ns - env.now, value).callbacks.append(act)
 
 
 class Link:
@@ -46,10 +58,10 @@ class Link:
 
     def __init__(
         self,
-        env: simpy.Environment,
+        env: Environment,
         config: LinkConfig,
         chooser: random.Random,
-        deliver: Callable[[Any], None],
+        deliver: Callable[[Any], object],
         name: str = "",
     ):
         self.env, self.chooser, self.deliver, self.name = env, chooser, deliver, name
@@ -138,7 +150,7 @@ class Link:
 class Server:
     """Processes packets one after the other at a limited rate, with a latency: a switch's pipeline, a CPU."""
 
-    def __init__(self, env: simpy.Environment, packets_per_s: float, latency_s: float, deliver: Callable[[Any], None]):
+    def __init__(self, env: Environment, packets_per_s: float, latency_s: float, deliver: Callable[[Any], object]):
         self.env, self.deliver = env, deliver
         self.handled = 0
         self.most_waiting = 0.0

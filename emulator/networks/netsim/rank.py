@@ -8,13 +8,15 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-import simpy
 
-from emulator.networks.netsim.link import at
+from emulator.networks.netsim.link import Environment, at
 from emulator.networks.netsim.packets import Packet, Train, coupled
-from switchml.protocol import worker as rules
 from switchml.protocol.handover import send_all
 from switchml.protocol.packet import HEADER_BYTES
+from switchml.protocol.results import receive
+from switchml.protocol.sending import build_streams, fill, packet_at
+from switchml.protocol.timers import timeouts
+from switchml.protocol.worker import Worker
 from switchml.runtime.memory import u8_at
 
 NEVER = int(np.iinfo(np.int64).max)
@@ -23,7 +25,7 @@ NEVER = int(np.iinfo(np.int64).max)
 class SteppedWorker:
     """The rules of one worker, turn by turn. `job` and `rank` are those of its packets."""
 
-    def __init__(self, worker: rules.Worker, job: int, rank: int):
+    def __init__(self, worker: Worker, job: int, rank: int):
         self.worker, self.job, self.rank = worker, job, rank
         state = worker.state
         self._out = np.zeros(2 * len(state.slots) + 64, np.int32)
@@ -37,16 +39,16 @@ class SteppedWorker:
     @property
     def deadline(self) -> int:
         """When the next turn is due if nothing arrives (ns), NEVER if nothing is pending."""
-        return self._earliest.item()
+        return int(self._earliest.item())
 
     @property
     def error(self) -> int:
-        return self._code.item()
+        return int(self._code.item())
 
     @property
     def completed(self) -> int:
         """Tasks done so far."""
-        return self._completed.item()
+        return int(self._completed.item())
 
     def turn(self, packets: Sequence[Packet], now: int) -> list[Packet]:
         """Receive `packets` at `now` (ns); returns the packets to send. Stops early when `error` is set, as the agent
@@ -57,24 +59,25 @@ class SteppedWorker:
             self._packets = self._packet_rows()
             sent += self._take(send_all(state, out))
         for packet in packets:
-            n = rules.receive(state, packet.address, packet.length, now, out, n)
+            n = receive(state, packet.address, packet.length, now, out, n)
             if n + 1 >= len(state.slots):
-                rules.build_streams(state, out, n)
+                build_streams(state, out, n)
                 sent += self._take(n)
                 n = 0
             if self.error:
                 return sent
-        n = rules.fill(state, now, out, n)
+        n = fill(state, now, out, n)
         if self.error:
             return sent
         if n:
-            rules.build_streams(state, out, n)
+            build_streams(state, out, n)
         if now >= self.deadline:
-            n = rules.timeouts(state, now, out, n)
+            n = timeouts(state, now, out, n)
         return sent + self._take(n)
 
     def _packet_rows(self) -> np.ndarray:
-        return self.worker.state.packets[:, -(HEADER_BYTES + int(self.worker.identity["payload"])) :]
+        rows: np.ndarray = self.worker.state.packets
+        return rows[:, -(HEADER_BYTES + int(self.worker.identity["payload"])) :]
 
     def _take(self, n: int) -> list[Packet]:
         return [Packet(self._bytes(index), self.job, self.rank) for index in self._out[:n].tolist()]
@@ -82,14 +85,15 @@ class SteppedWorker:
     def _bytes(self, index: int) -> np.ndarray:
         """The packet of a slot: where dense ones lie, or a sparse or addressed one, which has a length of its own."""
         if not self._words[index]:
-            return self._packets[index + (self._rounds[index] & 1) * len(self._words)]
-        return u8_at(rules.packet_at(self.worker.state, index), int(self._lengths[index]))
+            packet: np.ndarray = self._packets[index + (self._rounds[index] & 1) * len(self._words)]
+            return packet
+        return u8_at(packet_at(self.worker.state, index), int(self._lengths[index]))
 
 
 class Alarm:
     """Calls `ring` at the time it was last set to. Postponing is free: an event that fires too early sets a new one."""
 
-    def __init__(self, env: simpy.Environment, ring: Callable[[], None]):
+    def __init__(self, env: Environment, ring: Callable[[], None]):
         self._env, self._ring = env, ring
         self._due = self._set_for = NEVER
 
@@ -121,8 +125,8 @@ class Rank:
 
     def __init__(
         self,
-        env: simpy.Environment,
-        worker: rules.Worker,
+        env: Environment,
+        worker: Worker,
         job: int,
         rank: int,
         send: Callable[[Packet | Train], bool],

@@ -12,7 +12,7 @@ from collections.abc import Callable, Generator
 
 import simpy
 
-from emulator.networks.netsim.link import NS
+from emulator.networks.netsim.link import Environment
 from emulator.networks.netsim.tcp import Connection
 
 MOST_SEGMENT_BYTES = 1 << 20
@@ -42,13 +42,12 @@ def sent_bytes(workers: int, size_bytes: int) -> int:
 
 
 class RingRank:
-    """One rank of the ring. `connection` goes to rank - 1; `received` grows as bytes from rank + 1 come in order.
-    `add_bps`: its speed of addition (bits a second; 0: infinite)."""
+    """One rank of the ring. `connection` goes to rank - 1, None where there is no other; `take` gets the bytes from
+    rank + 1."""
 
-    def __init__(self, env: simpy.Environment, rank: int, workers: int, size_bytes: int, add_bps: float = 0.0):
+    def __init__(self, env: Environment, rank: int, workers: int, size_bytes: int):
         self.env, self.rank, self.workers, self.size_bytes = env, rank, workers, size_bytes
         self.connection: Connection | None = None
-        self._add_s_per_byte = 8 / add_bps if add_bps else 0.0
         self._received = self._needed = 0
         self._waiting: simpy.Event | None = None
 
@@ -61,9 +60,9 @@ class RingRank:
 
     def run(self, on_done: Callable[[int], None]) -> Generator[simpy.Event, None, None]:
         """A simpy process: one all-reduce."""
-        if self.workers > 1:
+        if self.connection is not None:
             count, segment_bytes = segments(self.workers, self.size_bytes)
-            for shift, adds in ((1, True), (0, False)):
+            for shift in (1, 0):
                 for i in range(count):
                     if i >= 2:
                         length = self._length(i - 2, shift + 1, count, segment_bytes)
@@ -71,8 +70,6 @@ class RingRank:
                         if self._received < self._needed:
                             self._waiting = self.env.event()
                             yield self._waiting
-                        if adds and self._add_s_per_byte:
-                            yield self.env.timeout(int(length * self._add_s_per_byte * NS))
                     if i < count - 2:
                         length = self._length(i, shift, count, segment_bytes)
                         if length:

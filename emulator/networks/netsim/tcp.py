@@ -11,9 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
-import simpy
-
-from emulator.networks.netsim.link import NS
+from emulator.networks.netsim.link import NS, Environment
 from emulator.networks.netsim.rank import Alarm
 from switchml.protocol.sizes import IP_BYTES, MTU, TCP_BYTES, UDP_BYTES
 
@@ -66,7 +64,7 @@ class Connection:
 
     def __init__(
         self,
-        env: simpy.Environment,
+        env: Environment,
         ends: tuple[int, int],
         send_data: Callable[[Segment], bool],
         send_ack: Callable[[Segment], bool],

@@ -12,11 +12,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import simpy
-
 from emulator.networks.netsim.aggregator import rack_address
-from emulator.networks.netsim.config import NetworkConfig
-from emulator.networks.netsim.link import Link, Server
+from emulator.networks.netsim.config import LinkConfig, NetworkConfig
+from emulator.networks.netsim.link import Environment, Link, Server
 from emulator.networks.netsim.packets import AGGREGATOR
 
 
@@ -24,7 +22,7 @@ class Fabric:
     """The links of `config`. `to_host[h]`, `to_aggregator` are called with what arrives there; set them before
     anything is sent."""
 
-    def __init__(self, env: simpy.Environment, config: NetworkConfig):
+    def __init__(self, env: Environment, config: NetworkConfig):
         self.env = env
         self.to_host: dict[int, Callable[[Any], None]] = {}
         self.to_aggregator: Callable[[Any], None] = lambda packet: None
@@ -32,23 +30,23 @@ class Fabric:
         """Handlers of racks that aggregate: of packets for the aggregator by rack, of those from above by
         `rack_address`."""
         self._rack_hosts = config.racks.hosts if config.racks else 0
-        racks = range(-(-config.hosts // self._rack_hosts) if self._rack_hosts else 0)
+        rack_links = [config.racks.link] * -(-config.hosts // config.racks.hosts) if config.racks else []
 
-        def link(options, name: str, deliver: Callable[[Any], None]) -> Link:
+        def link(options: LinkConfig, name: str, deliver: Callable[[Any], object]) -> Link:
             return Link(env, options, random.Random(f"{config.seed} {name}"), deliver, name)
 
-        def server(deliver: Callable[[Any], None]) -> Server:
+        def server(deliver: Callable[[Any], object]) -> Server:
             return Server(env, config.switch.packets_per_s, config.switch.latency_s, deliver)
 
         def at_host(packet: Any) -> None:
             self.to_host[packet.to](packet)
 
         hosts = range(config.hosts)
-        above = [partial(self._in_rack, self.rack_of(h)) if racks else self._at_core for h in hosts]
+        above = [partial(self._in_rack, self.rack_of(h)) if rack_links else self._at_core for h in hosts]
         self.up = [link(config.link_of(h), f"host {h} up", above[h]) for h in hosts]
         self.down = [link(config.link_of(h), f"host {h} down", at_host) for h in hosts]
-        self.rack_up = [link(config.racks.link, f"rack {r} up", self._at_core) for r in racks]
-        self.rack_down = [link(config.racks.link, f"rack {r} down", self._leave) for r in racks]
+        self.rack_up = [link(each, f"rack {r} up", self._at_core) for r, each in enumerate(rack_links)]
+        self.rack_down = [link(each, f"rack {r} down", self._leave) for r, each in enumerate(rack_links)]
         self.switch = server(lambda packet: self.to_aggregator(packet))
         self.to_behind: Callable[[Any], None] = lambda packet: None
         self.from_behind: Callable[[Any], None] = lambda packet: None
@@ -61,7 +59,7 @@ class Fabric:
                 link(config.behind.link, "behind up", behind.send),
                 link(config.behind.link, "behind down", lambda packet: self.from_behind(packet)),
             ]
-        self.rack_switches = [server(lambda packet, r=r: self.to_rack[r](packet)) for r in racks]
+        self.rack_switches = [server(partial(self._at_rack_switch, r)) for r in range(len(rack_links))]
 
     @property
     def links(self) -> list[Link]:
@@ -84,6 +82,9 @@ class Fabric:
         else:
             self.rack_up[rack].send(packet)
 
+    def _at_rack_switch(self, rack: int, packet: Any) -> None:
+        self.to_rack[rack](packet)
+
     def _at_core(self, packet: Any) -> None:
         if packet.to == AGGREGATOR:
             self.switch.send(packet)
@@ -102,4 +103,5 @@ class Fabric:
 
     def in_rack(self, packet: Any) -> bool:
         """Send a packet down to a host from its rack's switch."""
-        return self.down[packet.to].send(packet)
+        host: int = packet.to
+        return self.down[host].send(packet)

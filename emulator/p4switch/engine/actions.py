@@ -108,26 +108,26 @@ class Actions(Part):
 
     def _store_field(self, target: e.FieldRef, value: e.Expr) -> None:
         described = self.program.headers[target.header].type.fields[target.field]
-        place = self.layout.places.get(target)
-        if place is None:
+        location = self.layout.locations.get(target)
+        if location is None:
             raise Unsupported("a store into a varbit field")
-        if place.width == 0:
+        if location.width == 0:
             return
         value = self._saturated(value, described)
-        if place.is_wire:
-            flag = self._sign_flag(value, place.width) if place.signed else None
-            cell = self.ex.cells(value, limbs(place.width))
-            self.store_bits(place.offset, place.bit, place.width, cell)
-            if flag is not None and place.flag is not None:
-                self.code.emit(o.ST8, place.flag, flag)
+        if location.is_wire:
+            flag = self._sign_flag(value, location.width) if location.signed else None
+            cell = self.ex.cells(value, limbs(location.width))
+            self.store_bits(location.offset, location.bit, location.width, cell)
+            if flag is not None and location.flag is not None:
+                self.code.emit(o.ST8, location.flag, flag)
         else:
-            kept = e.Op("&", (value, e.Const(mask(place.width))))
-            stored = self._signed_value(value, place.width) if place.signed else kept
-            n = place.n_limbs
+            kept = e.Op("&", (value, e.Const(mask(location.width))))
+            stored = self._signed_value(value, location.width) if location.signed else kept
+            n = location.n_limbs
             if n > 1 and target in self.ex.reads(value):
-                self.ex._moved(self.ex.cells(stored, n), n, place.offset)
+                self.ex._moved(self.ex.cells(stored, n), n, location.offset)
             else:
-                self.ex.cells(stored, n, place.offset)
+                self.ex.cells(stored, n, location.offset)
         self.ex.forget(target)
         header = self.program.headers[target.header]
         if header.in_stack or header.union:

@@ -80,22 +80,22 @@ class Calculations(Part):
                 continue
             self._put(run)
             run = piece
-            if item.kind == "payload":
+            if item.value is None:
                 has_payload = True
             elif piece is None:
-                self._put_other(item)
+                self._put_other(item.value, item.width)
         self._put(run)
         if has_payload:
             self.code.emit(o.HPAY)
 
     def _piece(self, item: ir.CalcInput) -> list[int] | None:
         """(header, first bit, bits) of an input that lies on the wire."""
-        if item.kind not in ("field", "header"):
+        if not isinstance(item.value, e.FieldRef | e.HeaderRef):
             return None
         header = self.program.headers[item.value.header]
         if header.is_metadata or header.type.varbit is not None:
             return None
-        if item.kind == "header":
+        if isinstance(item.value, e.HeaderRef):
             return [header.index, 0, header.type.width]
         if item.value.field == e.VALID:
             return None
@@ -107,23 +107,23 @@ class Calculations(Part):
             header, bit, width = run
             self.code.emit(o.HPUT, self.layout.valid[header], self.layout.data[header] + bit // 8, bit % 8, width)
 
-    def _put_other(self, item: ir.CalcInput) -> None:
-        if item.kind == "hexstr":
-            self._put_value(e.Const(item.value.value), item.width)
+    def _put_other(self, value: e.FieldRef | e.HeaderRef | e.Const, width: int) -> None:
+        if isinstance(value, e.Const):
+            self._put_value(value, width)
             return
-        header = self.program.headers[item.value.header]
-        if item.kind == "header":
+        header = self.program.headers[value.header]
+        if isinstance(value, e.HeaderRef):
             if header.is_metadata:
                 raise Unsupported("a calculation over a metadata header")
             self.code.emit(o.HPUTH, self.code.const(header.index))
         elif header.is_metadata:
-            self._put_value(item.value, self.program.field_width(item.value))
-        elif item.value.field == header.type.varbit:
+            self._put_value(value, self.program.field_width(value))
+        elif value.field == header.type.varbit:
             self.code.emit(o.HPUTV, self.code.const(header.index))
         else:
             over = Label()
             self.code.emit(o.JZ, self.ex.narrow(_is_valid(header.index)), over)
-            self._put_value(item.value, self.program.field_width(item.value))
+            self._put_value(value, self.program.field_width(value))
             self.ex.bind(over)
 
     def _put_value(self, value: e.Expr, width: int) -> None:

@@ -12,7 +12,7 @@ from emulator.p4switch.engine import opcodes as o
 from emulator.p4switch.engine.code import Code, Label, Unsupported
 from emulator.p4switch.engine.fields import MAX_LIMBS, Fields
 from emulator.p4switch.engine.intervals import Cell, bits_of, exact_limbs
-from emulator.p4switch.engine.layout import Layout, Place, limbs
+from emulator.p4switch.engine.layout import FieldLocation, Layout, limbs
 from emulator.p4switch.program import expr as e
 from emulator.p4switch.program import ir
 from emulator.p4switch.state.state import State
@@ -46,9 +46,9 @@ class Expressions(Fields):
         low, high = self.interval(node)
         if low == high:
             return self._moved(self.code.const(low, n), n, into)
-        place = self._slot(node)
-        if place is not None and n <= place.n_limbs:
-            return self._moved(place.offset, n, into)
+        location = self._slot(node)
+        if location is not None and n <= location.n_limbs:
+            return self._moved(location.offset, n, into)
         if isinstance(node, Cell) and n <= node.n_limbs:
             return self._moved(node.offset, n, into)
         known = self.memo.get((node, n))
@@ -67,10 +67,10 @@ class Expressions(Fields):
     def _moved(self, cell: int, n: int, into: int | None) -> int:
         return cell if into is None or into == cell else self.code.result(o.MOV, cell, n=n, into=into)
 
-    def _slot(self, node: e.Expr) -> Place | None:
-        """The place of a field that is an operand as it stands."""
-        place = self.layout.places.get(node) if isinstance(node, e.FieldRef) else None
-        return None if place is None or place.is_wire else place
+    def _slot(self, node: e.Expr) -> FieldLocation | None:
+        """The location of a field that is an operand as it stands."""
+        location = self.layout.locations.get(node) if isinstance(node, e.FieldRef) else None
+        return None if location is None or location.is_wire else location
 
     def _compute(self, node: e.Expr, n: int, into: int | None) -> int:
         if isinstance(node, e.Op):
@@ -169,10 +169,10 @@ class Expressions(Fields):
             shift = max(node.args[1].value, 0)
             node = node.args[0]
         if isinstance(node, e.FieldRef) and node.field != e.VALID and (node, 1) not in self.memo:
-            place = self.layout.places.get(node)
-            if place is not None and place.is_wire and not place.signed and shift < place.width:
+            location = self.layout.locations.get(node)
+            if location is not None and location.is_wire and not location.signed and shift < location.width:
                 d = self.code.temp() if into is None else into
-                self.load_bits(place, shift, min(width, place.width - shift), 1, d)
+                self.load_bits(location, shift, min(width, location.width - shift), 1, d)
                 return d
         low, high = self.interval(node)
         if 0 < shift < 64 and low >= 0 and high < 1 << 64:

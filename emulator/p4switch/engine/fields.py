@@ -6,7 +6,7 @@ from __future__ import annotations
 from emulator.p4switch.engine import opcodes as o
 from emulator.p4switch.engine.code import Code, Label, Unsupported
 from emulator.p4switch.engine.intervals import Intervals, exact_limbs
-from emulator.p4switch.engine.layout import Layout, Place
+from emulator.p4switch.engine.layout import FieldLocation, Layout
 from emulator.p4switch.program import expr as e
 from emulator.p4switch.program import ir
 from emulator.p4switch.state.state import State
@@ -130,27 +130,27 @@ class Fields(Block):
                 differs = self.code.result(o.SLICE, d, 1, self.code.const(1))
                 self.code.emit(o.XOR, d, self.valid(node.header), differs)
             return
-        place = self.layout.places.get(node)
-        if place is None:
+        location = self.layout.locations.get(node)
+        if location is None:
             self.code.emit(o.VBLD, d, self.layout.varbit[node.header], n)
-        elif not place.signed:
-            self.load_bits(place, 0, place.width, n, d)
-        elif place.width <= 64 and n == 1:
-            self.load_bits(place, 0, place.width, 1, d)
-            if place.width < 64:
-                assert place.flag is not None
-                self.code.emit(o.SIGNF, d, d, place.width, place.flag)
+        elif not location.signed:
+            self.load_bits(location, 0, location.width, n, d)
+        elif location.width <= 64 and n == 1:
+            self.load_bits(location, 0, location.width, 1, d)
+            if location.width < 64:
+                assert location.flag is not None
+                self.code.emit(o.SIGNF, d, d, location.width, location.flag)
         else:
             raise Unsupported("a signed field of 64 bits or more in a header")
 
-    def load_bits(self, place: Place, low: int, width: int, n: int, d: int) -> None:
+    def load_bits(self, location: FieldLocation, low: int, width: int, n: int, d: int) -> None:
         """Load bits low..low+width-1 (0 is the least significant) of a field on the wire."""
-        start = place.bit + place.width - low - width
-        at, bit = place.offset + start // 8, start % 8
+        start = location.bit + location.width - low - width
+        at, bit = location.offset + start // 8, start % 8
         if n > 1:
             self.code.emit(o.WLD, d, at, bit, width, n)
         elif width > 64:
-            self.load_bits(place, low, 64, 1, d)
+            self.load_bits(location, low, 64, 1, d)
         elif bit == 0 and width in _LOADS:
             self.code.emit(_LOADS[width], d, at)
         elif bit + width <= 8:

@@ -83,7 +83,7 @@ def aligned(n: int) -> int:
 
 
 @dataclass(frozen=True)
-class Place:
+class FieldLocation:
     """Where a field lies: in `n_limbs` limbs at `offset`, or, on the wire (`is_wire`), `bit` bits after the byte at
     `offset`. `valid`: offset of its header's validity byte; `flag`: of its sign flag, or None."""
 
@@ -102,7 +102,7 @@ class Layout:
 
     def __init__(self, program: ir.Program) -> None:
         self.program = program
-        self.places: dict[FieldRef, Place] = {}
+        self.locations: dict[FieldRef, FieldLocation] = {}
         n = len(program.headers)
         self.data, self.n_bytes, self.total, self.flags, self.varbit = ([0] * n for _ in range(5))
         self.valid = [PHV + i for i in range(n)]
@@ -129,7 +129,7 @@ class Layout:
                 continue
             n = limbs(field.width + (1 if field.signed else 0))
             ref = FieldRef(header.index, i)
-            self.places[ref] = Place(at, field.width, field.signed, False, n)
+            self.locations[ref] = FieldLocation(at, field.width, field.signed, False, n)
             at += 8 * n
         self.total[header.index] = at - self.data[header.index]
         return at
@@ -148,10 +148,10 @@ class Layout:
             flag = None
             if field.signed:
                 flag, n_signed = flags + n_signed, n_signed + 1
-            place = Place(
+            location = FieldLocation(
                 at + bit // 8, field.width, field.signed, True, limbs(field.width), bit % 8, self.valid[index], flag
             )
-            self.places[FieldRef(index, i)] = place
+            self.locations[FieldRef(index, i)] = location
         end = flags + aligned(n_signed)
         if kind.varbit is not None:
             self.varbit[index] = end

@@ -12,7 +12,7 @@ import numpy as np
 from emulator.p4switch.engine.layout import limbs
 from emulator.p4switch.engine.lower import Lowered
 from emulator.p4switch.engine.pipelines import TableCode
-from emulator.p4switch.engine.records import M64, Kept, Records, Slots, seed_of, to_limbs
+from emulator.p4switch.engine.records import M64, KeepAlive, Records, Slots, seed_of, to_limbs
 from emulator.p4switch.engine.vm import tables as v
 from emulator.p4switch.program import ir
 from emulator.p4switch.state.action_profiles import RunAction, Target, UseGroup, UseMember
@@ -84,7 +84,7 @@ class TableImage:
         self.table: MatchTable = state.tables[code.table.index]
         self.row = row
         self._counters, self._last_hits = self.table.counters.ctypes.data, self.table.last_hit_us.ctypes.data
-        self._keep = Kept()
+        self._keep = KeepAlive()
         self._hits, self._misses = (_Targets(state.program, lowered, code, is_hit) for is_hit in (True, False))
         self._default = Records(self._hits.n_words)
         self._lay_out()

@@ -144,13 +144,13 @@ class Lowered(Part):
         for ref in item.elements:
             if not isinstance(ref, e.FieldRef) or ref.field == e.VALID:
                 continue
-            place = self.layout.places.get(ref)
-            if place is None:
+            location = self.layout.locations.get(ref)
+            if location is None:
                 raise Unsupported("a varbit field in a field list")
-            if place.is_wire:
-                pieces.append((place.offset, place.bit, place.width))
-                if place.flag is not None:
-                    pieces.append((place.flag, 0, 8))
+            if location.is_wire:
+                pieces.append((location.offset, location.bit, location.width))
+                if location.flag is not None:
+                    pieces.append((location.flag, 0, 8))
             else:
-                pieces.append((place.offset, 0, 64 * place.n_limbs))
+                pieces.append((location.offset, 0, 64 * location.n_limbs))
         return pieces

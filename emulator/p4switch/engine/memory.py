@@ -20,7 +20,7 @@ from emulator.p4switch.engine.layout import (
 from emulator.p4switch.engine.lower import Lowered
 from emulator.p4switch.engine.plan import BLOCK_WORDS, PLAN_WORDS
 from emulator.p4switch.engine.raw import address_of
-from emulator.p4switch.engine.records import Kept
+from emulator.p4switch.engine.records import KeepAlive
 from emulator.p4switch.engine.vm.vm import run
 from emulator.p4switch.packet_path.engine import SLACK, Record
 from emulator.p4switch.packet_path.fields import FIELDS
@@ -41,7 +41,7 @@ def block(n_bytes: int) -> np.ndarray:
     return np.zeros((n_bytes + SLACK + 7) // 8, dtype=np.int64)
 
 
-def directory(lists: Mapping[int, Sequence[tuple[int, ...]]], keep: Kept) -> np.ndarray:
+def directory(lists: Mapping[int, Sequence[tuple[int, ...]]], keep: KeepAlive) -> np.ndarray:
     """Lists of rows, by number: (highest number + 2, 2) int64 of a list's address and the number of its rows."""
     lists = {number: rows for number, rows in lists.items() if 0 <= number < 1 << 16}
     table = np.zeros((max(lists, default=-1) + 2, 2), dtype=np.int64)
@@ -55,7 +55,7 @@ class Memory:
 
     def __init__(self, lowered: Lowered, seed: int | None, stale_fields: bool) -> None:
         self.lowered, self.layout, self.program = lowered, lowered.layout, lowered.program
-        self.keep = Kept()
+        self.keep = KeepAlive()
         self._make_frame()
         self._make_context(random.Random(seed))
         self.out = np.empty(OUT_BYTES + SLACK, dtype=np.uint8)
@@ -125,10 +125,10 @@ class Memory:
         ref = self.program.field(name)
         if ref is None:
             return -1, 0
-        place = self.layout.places.get(ref)
-        if ref.field == VALID or place is None or place.is_wire or place.signed or place.width > 64:
+        location = self.layout.locations.get(ref)
+        if ref.field == VALID or location is None or location.is_wire or location.signed or location.width > 64:
             raise Unsupported(f"{name} is no plain metadata")
-        return place.offset, mask(place.width) if place.width < 64 else -1
+        return location.offset, mask(location.width) if location.width < 64 else -1
 
     def _make_room(self, stale_fields: bool) -> None:
         """Memory for packets that wait and frames that leave."""

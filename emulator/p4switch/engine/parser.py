@@ -76,7 +76,7 @@ class Parser(Part):
                     cell = self.ex.exact_narrow(bits, "a number of bits to advance by")
                     self.code.emit(o.SKIP, cell, self._error("ParserInvalidArgument"), self._error("PacketTooShort"))
                     self._moved()
-                case ir.Call(primitive):
+                case ir.PrimitiveCall(primitive):
                     self.actions.primitive(primitive)
         self._select(state, labels)
 

@@ -31,7 +31,7 @@ def to_limbs(value: int, n: int) -> list[int]:
     return [value >> 64 * i & M64 for i in range(n)]
 
 
-class Kept:
+class KeepAlive:
     """Keeps arrays that the VM reads alive."""
 
     def __init__(self) -> None:

@@ -223,16 +223,20 @@ class Lanes(Part):
 
     def _is_vector(self, ref: e.FieldRef, by: int, n: int) -> bool:
         """Whether the fields of all lanes lie one after the other, in lanes that there are instructions for."""
-        places = [self.layout.places.get(e.FieldRef(ref.header, ref.field + by * i)) for i in range(n)]
-        first = places[0]
-        if first is None or any(place is None or place.signed or place.width != first.width for place in places):
+        locations = [self.layout.locations.get(e.FieldRef(ref.header, ref.field + by * i)) for i in range(n)]
+        first = locations[0]
+        if first is None or any(
+            location is None or location.signed or location.width != first.width for location in locations
+        ):
             return False
         if self.program.headers[ref.header].type.fields[ref.field].saturating:
             return False
         size = first.width // 8 if first.is_wire else 8
         if first.width > 64 or (first.is_wire and (first.bit or first.width not in (8, 16, 32, 64))):
             return False
-        return all(place is not None and place.offset == first.offset + size * i for i, place in enumerate(places))
+        return all(
+            location is not None and location.offset == first.offset + size * i for i, location in enumerate(locations)
+        )
 
     def _is_scratch(self, ref: e.FieldRef, by: int, run: Run, calls: tuple[ir.Primitive, ...]) -> bool:
         """Whether the field only carries, within a lane, a value that is the same for all lanes, mostly an index. It is
@@ -259,27 +263,27 @@ class Lanes(Part):
 
     def _assign(self, target: e.FieldRef, value: e.Expr) -> None:
         if target in self.scratch:
-            width = self.layout.places[target].width
+            width = self.layout.locations[target].width
             self.known[target] = e.Op("&", (self._resolved(value), e.Const(mask(width))))
             return
         self._store(target, self._vector(value))
 
     def _store(self, target: e.FieldRef, lanes: int) -> None:
         """Write cells into the fields of all lanes, cut to their width."""
-        place, n = self.layout.places[target], self.run.n
-        if place.is_wire:
-            self.code.emit(o.VST, place.offset, place.width // 8, lanes, n)
-        elif place.width == 64:
-            self.code.emit(o.WMOV, place.offset, lanes, n)
+        location, n = self.layout.locations[target], self.run.n
+        if location.is_wire:
+            self.code.emit(o.VST, location.offset, location.width // 8, lanes, n)
+        elif location.width == 64:
+            self.code.emit(o.WMOV, location.offset, lanes, n)
         else:
-            self.code.emit(o.VANDC, place.offset, lanes, self.code.const(mask(place.width)), n)
+            self.code.emit(o.VANDC, location.offset, lanes, self.code.const(mask(location.width)), n)
         self.ex.forget_all()
 
     def _read(self, target: e.FieldRef, array: e.ObjectRef, index: e.Expr) -> None:
-        place, n = self.layout.places[target], self.run.n
+        location, n = self.layout.locations[target], self.run.n
         words, at = self.ex.register_words(array.index), self._index(index)
-        if not place.is_wire and place.width >= self.state.registers[array.index].width:
-            self.code.emit(o.VREG, place.offset, words, at, n)  # beyond the array, it leaves the lanes as they are
+        if not location.is_wire and location.width >= self.state.registers[array.index].width:
+            self.code.emit(o.VREG, location.offset, words, at, n)  # beyond the array, it leaves the lanes as they are
             self.ex.forget_all()
         else:
             lanes = self.code.result(o.MOV, self._vector(target), n=n)
@@ -309,10 +313,10 @@ class Lanes(Part):
         if not any(self.run.step.get(leaf, 0) for leaf in _shape(ir.Primitive("", (node,)))[1]):
             return self.code.result(o.VFILL, self.ex.narrow(node), n, n=n)
         if isinstance(node, e.FieldRef):
-            place = self.layout.places[node]
-            if not place.is_wire:
-                return place.offset
-            return self.code.result(o.VLD, place.offset, place.width // 8, n, n=n)
+            location = self.layout.locations[node]
+            if not location.is_wire:
+                return location.offset
+            return self.code.result(o.VLD, location.offset, location.width // 8, n, n=n)
         assert isinstance(node, e.Op)
         if node.op == "~":
             node = e.Op("^", (node.args[0], e.Const(-1)))
@@ -359,7 +363,7 @@ def field_reads(program: ir.Program) -> dict[e.FieldRef, int]:
             others += [part.value for part in state.key]
             for op in state.ops:
                 others += [value for value in vars(op).values() if isinstance(value, e.Expr)]
-                if isinstance(op, ir.Call):
+                if isinstance(op, ir.PrimitiveCall):
                     others += op.primitive.args
     for deparser in program.deparsers:
         others += [arg for call in deparser.primitives for arg in call.args]

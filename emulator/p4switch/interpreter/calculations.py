@@ -6,6 +6,7 @@ from emulator.p4switch.hashes import csum16
 from emulator.p4switch.interpreter.expressions import Expressions
 from emulator.p4switch.interpreter.packet import Packet
 from emulator.p4switch.program import ir
+from emulator.p4switch.program.expr import Const, FieldRef
 from emulator.p4switch.state.state import State
 from emulator.p4switch.values import mask
 
@@ -16,12 +17,12 @@ def input_bytes(calculation: ir.Calculation, packet: Packet) -> bytes:
     bits = n_bits = 0
     payload = b""
     for item in calculation.inputs:
-        if item.kind == "payload":
+        if item.value is None:
             payload = packet.payload
-        elif item.kind == "hexstr":
+        elif isinstance(item.value, Const):
             bits, n_bits = bits << item.width | item.value.value & mask(item.width), n_bits + item.width
         elif packet.valid[item.value.header]:
-            if item.kind == "field":
+            if isinstance(item.value, FieldRef):
                 width = packet.width(item.value.header, item.value.field)
                 value = packet.get_bits(item.value.header, item.value.field)
             else:

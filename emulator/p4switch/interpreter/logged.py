@@ -63,7 +63,7 @@ class LoggedParser(Parser):
                     trace.error("advance", f"advance bits amount {by} must be a multiple of 8", bits=by)
                 else:
                     trace.debug("advance", f"Advancing by {by // 8} bytes", bits=by)
-            case ir.Call(primitive):
+            case ir.PrimitiveCall(primitive):
                 self.packet.trace.debug("method", f"Executing method {primitive.op}", method=primitive.op)
         super()._run(op)
         if isinstance(op, ir.Set):

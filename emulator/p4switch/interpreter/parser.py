@@ -89,7 +89,7 @@ class Parser:
                     raise ParserError(self.expressions.value(error))
             case ir.Advance(bits):
                 self._advance(self.expressions.value(bits))
-            case ir.Call(primitive):
+            case ir.PrimitiveCall(primitive):
                 self.primitives.run(primitive, self.expressions)
 
     # Extract

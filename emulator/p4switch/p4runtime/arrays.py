@@ -5,14 +5,14 @@ rates are per second."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from emulator.p4switch.p4runtime.fields import decode_data, encode_data
 from emulator.p4switch.p4runtime.matches import EXACT, Key, KeyField
 from emulator.p4switch.p4runtime.pipeline import Pipeline
 from emulator.p4switch.p4runtime.refusals import refuse
 from emulator.p4switch.program.ir import MatchParam
-from emulator.p4switch.state.arrays import CounterArray, MeterArray, RegisterArray
+from emulator.p4switch.state.arrays import CellArray, CounterArray, MeterArray, RegisterArray
 from emulator.p4switch.state.state import ParseVSet
 from emulator.p4switch.values import mask
 from switchml.control.p4runtime_protos import info, v1
@@ -76,7 +76,7 @@ def set_config(meter: MeterArray, index: int, config: v1.MeterConfig | None, spe
         meter.set_rates(index, from_config(config, spec)[: meter.rate_count])
 
 
-def cells(entry, array, sort: str) -> range:
+def cells(entry: Any, array: CellArray, sort: str) -> range:
     """The cells that an entry selects: one, or all without an index. Raises INVALID_ARGUMENT or OUT_OF_RANGE."""
     if not entry.HasField("index"):
         return range(array.size)
@@ -94,7 +94,10 @@ def check_modify(kind: int, sort: str) -> None:
         raise refuse("INVALID_ARGUMENT", f"a {sort} can only be modified")
 
 
-class CellArrays:
+CellsT = TypeVar("CellsT", bound=CellArray)
+
+
+class CellArrays(Generic[CellsT]):
     """Answers for indexed arrays of one sort, which is in the names of messages and fields. Subclasses translate cells,
     also those of direct counters and meters; `item` is P4Info's object."""
 
@@ -102,7 +105,7 @@ class CellArrays:
 
     def __init__(self, pipeline: Pipeline) -> None:
         self.pipeline = pipeline
-        self.arrays = getattr(pipeline, f"{self.sort}s")
+        self.arrays: dict[int, tuple[Any, CellsT]] = getattr(pipeline, f"{self.sort}s")
 
     def write(self, kind: int, entry: Any) -> None:
         check_modify(kind, self.sort)
@@ -120,16 +123,16 @@ class CellArrays:
     def check(self, entry: Any) -> None:
         """Refuse what an entry or a pattern may not have."""
 
-    def write_cells(self, item: Any, array: Any, indices: range, entry: Any) -> None:
+    def write_cells(self, item: Any, array: CellsT, indices: range, entry: Any) -> None:
         """Write the entry's value to cells."""
         raise NotImplementedError
 
-    def value(self, item: Any, array: Any, index: int) -> dict[str, Any]:
+    def value(self, item: Any, array: CellsT, index: int) -> dict[str, Any]:
         """The field of an entry that holds a cell's value."""
         raise NotImplementedError
 
 
-class Counters(CellArrays):
+class Counters(CellArrays[CounterArray]):
     """Answers for indexed counters."""
 
     sort = "counter"
@@ -144,7 +147,7 @@ class Counters(CellArrays):
         return {"data": counter_data(*array.read(index), item.spec)}
 
 
-class Meters(CellArrays):
+class Meters(CellArrays[MeterArray]):
     """Answers for indexed meters."""
 
     sort = "meter"
@@ -162,7 +165,7 @@ class Meters(CellArrays):
         return {"config": to_config(array.get_rates(index))}
 
 
-class Registers(CellArrays):
+class Registers(CellArrays[RegisterArray]):
     """Answers for registers. BMv2's own server does not serve them."""
 
     sort = "register"
@@ -182,7 +185,7 @@ class ValueSets:
     def __init__(self, pipeline: Pipeline) -> None:
         self.pipeline = pipeline
 
-    def _key(self, item, vset: ParseVSet) -> Key:
+    def _key(self, item: info.ValueSet, vset: ParseVSet) -> Key:
         fields = tuple(KeyField(m.id, m.name or vset.name, m.match_type, "exact", m.bitwidth) for m in item.match)
         if any(field.match != EXACT for field in fields):
             raise refuse("UNIMPLEMENTED", f"value set {vset.name}: BMv2's value sets match exactly only")

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from copy import deepcopy
 
 from emulator.p4switch.device import Device
-from emulator.p4switch.p4runtime.entities import INSERT, MODIFY, Entities, writable
+from emulator.p4switch.p4runtime.entities import Entities, writable
 from emulator.p4switch.p4runtime.pipeline import Pipeline, program_in
-from emulator.p4switch.p4runtime.refusals import refuse
+from emulator.p4switch.p4runtime.refusals import INSERT, MODIFY, refuse
 from emulator.p4switch.state.state import State
 from switchml.control.p4runtime_protos import v1
 from switchml.errors import ProgramError

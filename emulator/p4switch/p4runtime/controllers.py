@@ -53,11 +53,12 @@ class Role:
     primary: Stream | None = None
 
 
-def election_id_of(message) -> int | None:
+def election_id_of(message: v1.MasterArbitrationUpdate | v1.WriteRequest) -> int | None:
     """The election id in a message, as one number; None if there is none."""
     if not message.HasField("election_id"):
         return None
-    return message.election_id.high << 64 | message.election_id.low
+    high, low = int(message.election_id.high), int(message.election_id.low)
+    return high << 64 | low
 
 
 class Controllers:
@@ -82,9 +83,10 @@ class Controllers:
             if stream not in self._streams:
                 return
             self._streams.remove(stream)
-            if self.is_primary(stream):
-                self._roles[stream.role].primary = None
-                self._notify_all(stream.role)
+            name = stream.role
+            if name is not None and self.is_primary(stream):
+                self._roles[name].primary = None
+                self._notify_all(name)
 
     def close(self) -> None:
         """End all streams."""
@@ -95,10 +97,9 @@ class Controllers:
     def is_primary(self, stream: Stream) -> bool:
         """Whether a stream is that of a primary controller."""
         with self._lock:
-            role = self._roles.get(stream.role)
-            return role is not None and role.primary is stream
+            return any(role.primary is stream for role in self._roles.values())
 
-    def check_primary(self, request) -> None:
+    def check_primary(self, request: v1.WriteRequest | v1.SetForwardingPipelineConfigRequest) -> None:
         """Refuse what is not from its role's primary. Raises PERMISSION_DENIED, or NOT_FOUND for an unknown role."""
         with self._lock:
             name, election_id = _role_name(request.role, request.role_id), election_id_of(request)
@@ -135,7 +136,7 @@ class Controllers:
                 role.primary = None
                 self._notify_all(name)
             else:
-                self._notify(stream)
+                self._notify(stream, name)
 
     def to_primaries(self, message: v1.StreamMessageResponse) -> None:
         """Send a message to the primary controllers of all roles."""
@@ -148,16 +149,16 @@ class Controllers:
         """The primary is notified last: it may write then."""
         primary = self._roles[name].primary
         for stream in sorted((stream for stream in self._streams if stream.role == name), key=lambda s: s is primary):
-            self._notify(stream)
+            self._notify(stream, name)
 
-    def _notify(self, stream: Stream) -> None:
+    def _notify(self, stream: Stream, name: str) -> None:
         """Section "Client Arbitration Notifications"."""
-        role = self._roles[stream.role]
+        role = self._roles[name]
         message = v1.StreamMessageResponse()
         update = message.arbitration
         update.device_id = self.device_id
-        if stream.role:
-            update.role.name = stream.role
+        if name:
+            update.role.name = name
         if role.highest is not None:
             update.election_id.high, update.election_id.low = role.highest >> 64, role.highest & (2**64 - 1)
         if role.primary is stream:

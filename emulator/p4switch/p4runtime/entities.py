@@ -71,7 +71,7 @@ class Entities:
 
     def everything(self) -> list[v1.Entity]:
         """All entities that a controller may have written, in an order in which they can be written."""
-        patterns: dict[str, list[dict]] = {
+        patterns: dict[str, list[dict[str, Any]]] = {
             "table_entry": [{"meter_config": {}, "counter_data": {}}, {"is_default_action": True}],
             "packet_replication_engine_entry": [{GROUP: {}}, {SESSION: {}}],
         }
@@ -90,6 +90,7 @@ class Entities:
         undo: list[v1.Update] = []
         with self.pipeline.state.lock:
             for number, update in enumerate(updates):
+                failed: SwitchMLError | None
                 try:
                     inverse = self._inverse(update)
                 except ControlError as error:

@@ -40,7 +40,7 @@ def encode_signed(value: int, width: int) -> bytes:
     return value.to_bytes(n_bytes(n_bits), "big", signed=True)
 
 
-def encode_data(spec, types, values: Iterator[int]) -> v1.P4Data:
+def encode_data(spec: info.P4DataTypeSpec, types: info.P4TypeInfo, values: Iterator[int]) -> v1.P4Data:
     """A value of a P4DataTypeSpec. `values` yields the numbers of its parts; `types` is P4Info's P4TypeInfo."""
     kind = spec.WhichOneof("type_spec")
     data = v1.P4Data()
@@ -70,7 +70,7 @@ def encode_data(spec, types, values: Iterator[int]) -> v1.P4Data:
     return data
 
 
-def decode_data(spec, types, data, width: int, what: str) -> int:
+def decode_data(spec: info.P4DataTypeSpec, types: info.P4TypeInfo, data: v1.P4Data, width: int, what: str) -> int:
     """The number in P4Data that is a single value, such as a register's. Raises INVALID_ARGUMENT or OUT_OF_RANGE."""
     kind = spec.WhichOneof("type_spec")
     if kind == "new_type":
@@ -89,13 +89,13 @@ def decode_data(spec, types, data, width: int, what: str) -> int:
     raise refuse("UNIMPLEMENTED", f"{what}: data of the type {kind} can't be written")
 
 
-def _encode_bits(spec, value: int) -> bytes:
+def _encode_bits(spec: info.P4DataTypeSpec, value: int) -> bytes:
     if spec.WhichOneof("type_spec") == "int":
         return encode_signed(value, spec.int.bitwidth)
     return encode(value)
 
 
-def _original(spec, types):
+def _original(spec: info.P4DataTypeSpec, types: info.P4TypeInfo) -> info.P4DataTypeSpec:
     """The type below a `type`; translated values are passed unchanged, as the switch's numbers."""
     new_type = types.new_types[spec.new_type.name]
     if new_type.WhichOneof("representation") == "original_type":
@@ -214,4 +214,5 @@ class ControllerHeader:
             if field.number in values:
                 bits |= decode(values[field.number], field.width, f"{self.name}, {field.name}")
         bits <<= 8 * self.n_bytes - self.width
-        return bits.to_bytes(self.n_bytes, "big") + message.payload
+        payload: bytes = message.payload
+        return bits.to_bytes(self.n_bytes, "big") + payload

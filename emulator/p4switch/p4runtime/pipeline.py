@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, TypeVar
 
 from google.protobuf.empty_pb2 import Empty
 from google.protobuf.message import DecodeError
@@ -23,10 +23,12 @@ from emulator.p4switch.program.loader import loader
 from emulator.p4switch.state.action_profiles import ActionOwner
 from emulator.p4switch.state.state import State
 from emulator.p4switch.state.tables import MatchTable
-from switchml.control.p4runtime_protos import v1
+from switchml.control.p4runtime_protos import info, v1
 from switchml.errors import ControlError, ProgramError
 
 log = logging.getLogger("switchml.bmv2")
+
+T = TypeVar("T")
 
 _DEVICE_DATA = 3
 """The number of the JSON's field in p4.tmp.P4DeviceConfig, in which older controllers wrap it."""
@@ -38,7 +40,8 @@ def program_in(config: v1.ForwardingPipelineConfig) -> ir.Program:
     if not data.lstrip().startswith(b"{"):
         try:
             fields = UnknownFieldSet(Empty.FromString(data))
-            data = next((field.data for field in fields if field.field_number == _DEVICE_DATA), b"")
+            numbered = (fields[at] for at in range(len(fields)))
+            data = next((field.data for field in numbered if field.field_number == _DEVICE_DATA), b"")
         except DecodeError:
             data = b""
     if not isinstance(data, bytes) or not data:
@@ -80,9 +83,9 @@ class Pipeline:
         if p4info.tables and not self.tables:
             raise refuse("INVALID_ARGUMENT", "the P4Info is not that of the BMv2 JSON: they have no table in common")
 
-    def _bind(self, items: Iterable, find: Callable[[str], Any]) -> dict[int, tuple[Any, Any]]:
+    def _bind(self, items: Iterable[Any], find: Callable[[str], T | None]) -> dict[int, tuple[Any, T]]:
         """P4Info's number → (P4Info's object, the state's)."""
-        bound = {}
+        bound: dict[int, tuple[Any, T]] = {}
         for item in items:
             try:
                 obj = find(item.preamble.name)
@@ -94,11 +97,11 @@ class Pipeline:
                 bound[item.preamble.id] = item, obj
         return bound
 
-    def pick(self, bound: dict[int, Any], number: int, sort: str) -> list[Any]:
+    def pick(self, bound: dict[int, T], number: int, sort: str) -> list[T]:
         """The objects that a number selects: one, or with 0 all. Raises INVALID_ARGUMENT."""
         return [self.one(bound, number, sort)] if number else list(bound.values())
 
-    def one(self, bound: dict[int, Any], number: int, sort: str) -> Any:
+    def one(self, bound: dict[int, T], number: int, sort: str) -> T:
         """The object with a number. Raises INVALID_ARGUMENT, as PI does for ids that the P4Info has not."""
         if not number:
             raise refuse("INVALID_ARGUMENT", f"which {sort}? Its id is 0")
@@ -108,7 +111,7 @@ class Pipeline:
 
     # Keys and actions
 
-    def key(self, item, table: MatchTable) -> Key:
+    def key(self, item: info.Table, table: MatchTable) -> Key:
         """The key of a table."""
         fields, matches = table.table.key, list(item.match_fields)
         by_name = {match.name: match for match in matches}
@@ -125,7 +128,7 @@ class Pipeline:
         priorities = [entry.priority for entry in table.table.entries or ()]
         return Key(table.name, tuple(key), max(priorities, default=0) + 1 if table.is_immutable else HIGHEST)
 
-    def actions_of(self, owner: ActionOwner, refs: Iterable, name: str) -> Actions:
+    def actions_of(self, owner: ActionOwner, refs: Iterable[info.ActionRef], name: str) -> Actions:
         """Those actions of a table or profile to which P4Info refers."""
         actions = {}
         for ref in refs:
@@ -140,7 +143,7 @@ class Pipeline:
                 actions[ref.id] = Action(ref.id, index, item.preamble.name, self._params(item, index), ref.scope)
         return Actions(name, actions)
 
-    def _params(self, item, index: int) -> tuple[Param, ...]:
+    def _params(self, item: info.Action, index: int) -> tuple[Param, ...]:
         params = self.program.actions[index].params
         declared = {param.name: param for param in item.params}
         names = [param.name for param in params]
@@ -152,7 +155,7 @@ class Pipeline:
         return tuple(Param(declared[param.name].id, param.name, param.width) for param in params)
 
 
-def _check_width(what: str, declared: Any, width: int) -> None:
+def _check_width(what: str, declared: info.MatchField | info.Action.Param, width: int) -> None:
     """Compare a width with P4Info's. A translated type may have another one; values are passed unchanged."""
     type_name = declared.type_name.name
     if declared.bitwidth == width or (declared.bitwidth and type_name):

@@ -11,7 +11,9 @@ from switchml.errors import ControlError, SwitchMLError
 
 OPERATION = "P4Runtime"
 OK = 0
-INSERT, MODIFY, DELETE = v1.Update.INSERT, v1.Update.MODIFY, v1.Update.DELETE
+INSERT: int = v1.Update.INSERT
+MODIFY: int = v1.Update.MODIFY
+DELETE: int = v1.Update.DELETE
 
 _CODES = {
     "ALREADY_EXISTS": ("DUPLICATE_ENTRY",),
@@ -54,7 +56,7 @@ class BatchStatus(grpc.Status):
 
     code: grpc.StatusCode
     details: str
-    trailing_metadata: tuple
+    trailing_metadata: tuple[tuple[str, bytes], ...]
 
 
 def batch_status(errors: list[SwitchMLError | None]) -> BatchStatus:

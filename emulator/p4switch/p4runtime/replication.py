@@ -111,7 +111,8 @@ class ReplicationEngine:
 def _ports_by_instance(replicas: Sequence[v1.Replica], up: Set[int]) -> dict[int, list[int]]:
     """Instance → ports, in the order of the replicas. Of a replica and its backups, the first whose port is up is used,
     and the replica itself if none is. Raises INVALID_ARGUMENT."""
-    primaries, ports_of = set(), {}
+    primaries: set[tuple[int, int]] = set()
+    ports_of: dict[int, list[int]] = {}
     for replica in replicas:
         port = replica.egress_port
         if replica.WhichOneof("port_kind") == "port":

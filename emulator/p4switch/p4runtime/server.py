@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+from google.protobuf.descriptor import MethodDescriptor
 
 from emulator.p4switch.device import Device
 from emulator.p4switch.p4runtime.configs import Configs
@@ -39,13 +40,15 @@ TICK_S = 0.05
 def credentials(key: str, certificate: str, authority: str | None, require_clients: bool) -> grpc.ServerCredentials:
     """For TLS, from the paths of PEM files. `require_clients`: only clients with a certificate of `authority` may
     connect. Raises ConfigError."""
-    pems = []
-    for option, path in (("key", key), ("cert", certificate), ("cacert", authority)):
+
+    def pem(option: str, path: str) -> bytes:
         try:
-            pems.append(Path(path).read_bytes() if path else None)
+            return Path(path).read_bytes()
         except OSError as error:
             raise ConfigError(f"--grpc-server-{option}: can't read {path}: {error.strerror}") from error
-    return grpc.ssl_server_credentials([(pems[0], pems[1])], pems[2], require_clients)
+
+    pair = pem("key", key), pem("cert", certificate)
+    return grpc.ssl_server_credentials([pair], pem("cacert", authority) if authority else None, require_clients)
 
 
 class P4RuntimeServer:
@@ -247,7 +250,7 @@ def _stream_error(error: SwitchMLError, request: v1.StreamMessageRequest) -> v1.
 # gRPC
 
 
-def _guarded(method: Any, call: Callable) -> Callable:
+def _guarded(method: MethodDescriptor, call: Callable[..., Any]) -> Callable[..., Any]:
     """A call whose errors become gRPC's."""
 
     def answer(request: Any, context: grpc.ServicerContext) -> Any:
@@ -266,8 +269,8 @@ def _aborting(context: grpc.ServicerContext) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if context.code() is not None:  # it was aborted already, with a status of its own
-            raise
+        if context.code() is not None:  # type: ignore[attr-defined]  # types-grpcio lacks it
+            raise  # it was aborted already, with a status of its own
         if isinstance(error, SwitchMLError):
             log.debug("P4Runtime: %s", error)
             context.abort(status_code(error), str(error))

@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Generic
 
 from emulator.p4switch.p4runtime import arrays
+from emulator.p4switch.p4runtime.arrays import CellsT
 from emulator.p4switch.p4runtime.digests import NS_PER_MS
 from emulator.p4switch.p4runtime.fields import Actions
 from emulator.p4switch.p4runtime.matches import Key
@@ -16,6 +17,7 @@ from emulator.p4switch.p4runtime.profiles import Group, Profile, Profiles
 from emulator.p4switch.p4runtime.refusals import DELETE, INSERT, MODIFY, refuse
 from emulator.p4switch.state.action_profiles import RunAction, Target, UseGroup, UseMember
 from emulator.p4switch.state.ageing import Ageing
+from emulator.p4switch.state.arrays import CounterArray, MeterArray
 from emulator.p4switch.state.handles import index_of
 from emulator.p4switch.state.tables import Entry, MatchTable
 from switchml.control.p4runtime_protos import info, v1
@@ -34,15 +36,16 @@ class Extra:
 
 @dataclass
 class Table:
-    """A table on both sides. `direct`: P4Info's "counter" or "meter" that is attached to its entries, with the array of
-    their cells. `extras` by handle; None stands for the default entry."""
+    """A table on both sides. `counter`, `meter`: those that are attached to its entries, P4Info's object with the array
+    of their cells. `extras` by handle; None stands for the default entry."""
 
     number: int
     table: MatchTable
     key: Key
     actions: Actions
     profile: Profile | None
-    direct: dict[str, tuple[Any, Any]] = field(default_factory=dict)
+    counter: tuple[info.DirectCounter, CounterArray] | None = None
+    meter: tuple[info.DirectMeter, MeterArray] | None = None
     extras: dict[int | None, Extra] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -57,15 +60,12 @@ class Table:
         """Whether entries have idle time-outs."""
         return self.table.table.support_timeout
 
-    def cells(self, sort: str) -> tuple[Any, Any]:
-        """P4Info's direct counter or meter, and the array of its cells. Raises INVALID_ARGUMENT."""
-        if sort not in self.direct:
-            raise refuse("INVALID_ARGUMENT", f"table {self.name} has no direct {sort}")
-        return self.direct[sort]
+    def lacks(self, sort: str) -> ControlError:
+        return refuse("INVALID_ARGUMENT", f"table {self.name} has no direct {sort}")
 
     def remove(self, one_shot: Group | None) -> None:
         """Release the group of an entry that had an action set, or None."""
-        if one_shot is not None:
+        if one_shot is not None and self.profile is not None:
             self.profile.remove(one_shot)
 
     def find(self, entry: v1.TableEntry) -> Entry:
@@ -113,11 +113,14 @@ class Tables:
             )
             for number, (item, table) in pipeline.tables.items()
         }
-        for sort in ("counter", "meter"):
-            for item in getattr(pipeline.p4info, f"direct_{sort}s"):
-                table = self.by_number.get(item.direct_table_id)
-                if table is not None and sort in table.table.direct:
-                    table.direct[sort] = item, table.table.direct[sort]
+        for item in pipeline.p4info.direct_counters:
+            table = self.by_number.get(item.direct_table_id)
+            if table is not None and table.table.direct_counter is not None:
+                table.counter = item, table.table.direct_counter
+        for item in pipeline.p4info.direct_meters:
+            table = self.by_number.get(item.direct_table_id)
+            if table is not None and table.table.direct_meter is not None:
+                table.meter = item, table.table.direct_meter
 
     # Write
 
@@ -141,12 +144,15 @@ class Tables:
         if entry.HasField("time_since_last_hit"):
             raise refuse("INVALID_ARGUMENT", f"table {table.name}: time_since_last_hit can't be written")
         if entry.HasField("counter_data"):
-            table.cells("counter")
+            if table.counter is None:
+                raise table.lacks("counter")
             arrays.counts(entry.counter_data)
         if entry.HasField("meter_counter_data"):
             raise refuse("UNIMPLEMENTED", "meters do not count packets by colour")
         if entry.HasField("meter_config"):
-            arrays.from_config(entry.meter_config, table.cells("meter")[0].spec)
+            if table.meter is None:
+                raise table.lacks("meter")
+            arrays.from_config(entry.meter_config, table.meter[0].spec)
 
     def _put(self, kind: int, table: Table, entry: v1.TableEntry) -> None:
         """Insert or modify an entry. When one is modified without an action, only its other properties change."""
@@ -181,8 +187,8 @@ class Tables:
         """Set an entry's properties besides its target."""
         if entry.HasField("counter_data"):
             table.table.write_counter(handle, *arrays.counts(entry.counter_data))
-        if "meter" in table.direct:
-            item, meter = table.direct["meter"]
+        if table.meter is not None:
+            item, meter = table.meter
             config = entry.meter_config if entry.HasField("meter_config") else None
             arrays.set_config(meter, index_of(handle), config, item.spec)
         if table.ages:
@@ -229,6 +235,7 @@ class Tables:
     def read(self, pattern: v1.TableEntry) -> Iterator[v1.Entity]:
         """All entries that `pattern` selects; with the table id 0, all entries of all tables."""
         for table in self.pipeline.pick(self.by_number, pattern.table_id, "table"):
+            messages: Iterable[v1.TableEntry]
             if pattern.is_default_action:
                 messages = [self._default(table)] if table.table.default is not None else []
             else:
@@ -255,15 +262,15 @@ class Tables:
         self._describe(table, message, entry.target, extra)
         message.idle_timeout_ns = extra.idle_timeout_ns
         message.is_const = table.table.is_immutable
-        if pattern.HasField("counter_data") and "counter" in table.direct:
-            item, counter = table.direct["counter"]
+        if pattern.HasField("counter_data") and table.counter is not None:
+            item, counter = table.counter
             message.counter_data.CopyFrom(arrays.counter_data(*counter.read(entry.index), item.spec))
-        if pattern.HasField("meter_config") and "meter" in table.direct:
-            config = arrays.to_config(table.direct["meter"][1].get_rates(entry.index))
+        if pattern.HasField("meter_config") and table.meter is not None:
+            config = arrays.to_config(table.meter[1].get_rates(entry.index))
             if config is not None:
                 message.meter_config.CopyFrom(config)
-        if pattern.HasField("time_since_last_hit") and table.ages:
-            message.time_since_last_hit.elapsed_ns = table.table.life_ms(entry.handle)[1] * NS_PER_MS
+        if pattern.HasField("time_since_last_hit") and (life := table.table.life_ms(entry.handle)) is not None:
+            message.time_since_last_hit.elapsed_ns = life[1] * NS_PER_MS
         return message
 
     def _default(self, table: Table) -> v1.TableEntry:
@@ -281,6 +288,8 @@ class Tables:
             message.action.action_profile_action_set.CopyFrom(extra.one_shot.message)
         elif isinstance(target, RunAction):
             message.action.action.CopyFrom(table.actions.encode(target))
+        elif table.profile is None:
+            raise AssertionError(f"table {table.name} has no action profile")
         elif isinstance(target, UseMember):
             message.action.action_profile_member_id = table.profile.number_of_member(target.member)
         else:
@@ -299,35 +308,43 @@ class Tables:
         ]
 
 
-class DirectCells:
+class DirectCells(Generic[CellsT]):
     """Answers for the direct counters or meters of `tables`; `cells` translates them."""
 
-    def __init__(self, tables: Tables, cells: arrays.CellArrays) -> None:
+    def __init__(self, tables: Tables, cells: arrays.CellArrays[CellsT]) -> None:
         self.tables = tables
         self.cells = cells
         self.sort = cells.sort
 
-    def _table(self, key: v1.TableEntry) -> Table:
+    def _cells(self, table: Table) -> tuple[Any, CellsT] | None:
+        """P4Info's direct counter or meter of a table, and the array of its cells."""
+        cells: tuple[Any, CellsT] | None = getattr(table, self.sort)
+        return cells
+
+    def _table(self, key: v1.TableEntry) -> tuple[Table, tuple[Any, CellsT]]:
         table = self.tables.pipeline.one(self.tables.by_number, key.table_id, "table")
-        table.cells(self.sort)
+        cells = self._cells(table)
+        if cells is None:
+            raise table.lacks(self.sort)
         if key.is_default_action:
             raise refuse("UNIMPLEMENTED", f"table {table.name}: BMv2 does not count or meter misses")
-        return table
+        return table, cells
 
     def write(self, kind: int, entry: Any) -> None:
         arrays.check_modify(kind, f"direct {self.sort}")
         self.cells.check(entry)
-        table = self._table(entry.table_entry)
+        table, (item, array) = self._table(entry.table_entry)
         index = table.find(entry.table_entry).index
-        self.cells.write_cells(*table.cells(self.sort), range(index, index + 1), entry)
+        self.cells.write_cells(item, array, range(index, index + 1), entry)
 
     def read(self, pattern: Any) -> Iterator[v1.Entity]:
         """The cells of the table entries that a pattern selects."""
         self.cells.check(pattern)
         key = pattern.table_entry
-        for table in [self._table(key)] if key.table_id else self.tables.by_number.values():
-            if self.sort in table.direct:
+        for table in [self._table(key)[0]] if key.table_id else self.tables.by_number.values():
+            cells = self._cells(table)
+            if cells is not None:
                 for entry in table.selected(key) if key.table_id else table.table.all_entries():
-                    value = self.cells.value(*table.direct[self.sort], entry.index)
+                    value = self.cells.value(*cells, entry.index)
                     message = {"table_entry": table.key_of(entry)} | value
                     yield v1.Entity(**{f"direct_{self.sort}_entry": message})

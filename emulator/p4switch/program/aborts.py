@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from emulator.p4switch.program.expr import Text, Vector
 from emulator.p4switch.program.ir import Primitive
 from switchml.errors import ProgramAbort
 
@@ -29,6 +30,7 @@ def abort_of(call: Primitive) -> ProgramAbort:
         place = f": {source.fragment} failed, file {source.filename}, line {source.line}" if str(source) else ""
         return ProgramAbort(f"{call.op.capitalize()} error{place}", exit_code=-6)
     text, values = call.args
+    assert isinstance(text, Text) and isinstance(values, Vector)  # as the loader's PRIMITIVES say
     return ProgramAbort(
         f"Not enough arguments for format string in call to log_msg(). Format string expected "
         f"({n_arguments(text.text)}) argument(s) but got ({len(values.items)}): {call.source}",

@@ -10,6 +10,7 @@ OBJECT for arguments of primitives alone (a register array, a string, …)."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 from weakref import WeakValueDictionary
@@ -43,13 +44,13 @@ class Expr:
             node = _nodes[key] = object.__new__(cls)
         return node
 
-    def __reduce__(self):
-        return type(self), tuple(getattr(self, field.name) for field in fields(self))  # unpickling interns again
+    def __reduce__(self) -> tuple[type[Expr], tuple[Any, ...]]:  # unpickling interns again
+        return type(self), tuple(getattr(self, field.name) for field in fields(self))  # type: ignore[arg-type]  # a dataclass
 
-    def __copy__(self):
+    def __copy__(self) -> Self:
         return self
 
-    def __deepcopy__(self, memo):
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         return self
 
     @property
@@ -224,7 +225,7 @@ OPERATORS: dict[str, tuple[tuple[str, ...], str]] = {
 """Operator → (the kinds of its arguments, the kind of its result)."""
 
 
-def walk(expr: Expr):
+def walk(expr: Expr) -> Iterator[Expr]:
     """Each distinct node of `expr` once, children before parents."""
     seen: set[int] = set()
     stack: list[tuple[Expr, bool]] = [(expr, False)]

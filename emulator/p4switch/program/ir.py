@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import functools
 import types
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Protocol
 
 from emulator.p4switch.program import expr as e
 from emulator.p4switch.program.expr import VALID, Expr, FieldRef
@@ -98,14 +98,26 @@ class Stack(Named):
         return len(self.columns[0])
 
 
-def header_type(program: Any, node: Expr) -> HeaderType:
-    """The type of the header that a node gives, or names a field of. `program` is an ir.Program, or the loader's Names
-    of one."""
+class HeaderLayout(Protocol):
+    """A program's headers and stacks: a Program, or the loader's Names of one."""
+
+    @property
+    def headers(self) -> Sequence[Header]: ...
+
+    @property
+    def stacks(self) -> Sequence[Stack]: ...
+
+
+def header_type(program: HeaderLayout, node: Expr) -> HeaderType:
+    """The type of the header that a node gives, or names a field of."""
     if isinstance(node, e.HeaderRef | e.FieldRef):
         return program.headers[node.header].type
     if isinstance(node, e.StackElement):
         return program.stacks[node.stack.stack].types[node.member]
-    return header_type(program, node.header if isinstance(node, e.AccessField) else node.args[1])  # else `?`
+    if isinstance(node, e.AccessField):
+        return header_type(program, node.header)
+    assert isinstance(node, e.Op)  # `?`
+    return header_type(program, node.args[1])
 
 
 # Actions
@@ -173,13 +185,13 @@ class Advance:
 
 
 @dataclass(frozen=True)
-class Call:
+class PrimitiveCall:
     """Any primitive (assign_header, log_msg …)."""
 
     primitive: Primitive
 
 
-ParserOp = Extract | Set | Verify | Advance | Call
+ParserOp = Extract | Set | Verify | Advance | PrimitiveCall
 
 
 @dataclass(frozen=True)
@@ -268,10 +280,9 @@ class MeterArray(Named):
 
 @dataclass(frozen=True)
 class CalcInput:
-    """`kind` "field" (value: FieldRef), "header" (HeaderRef), "hexstr" (Const, in `width` bits) or "payload" (None)."""
+    """A field, a header, a constant in `width` bits, or (None) the payload."""
 
-    kind: str
-    value: Any = None
+    value: FieldRef | e.HeaderRef | e.Const | None
     width: int = 0
 
 

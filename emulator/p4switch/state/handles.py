@@ -6,9 +6,11 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Mapping
 from functools import wraps
-from typing import Any, TypeVar
+from threading import RLock
+from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 T = TypeVar("T")
+P = ParamSpec("P")
 
 INDEX_BITS = 24
 
@@ -69,22 +71,38 @@ def version_of(handle: int) -> int:
     return handle >> INDEX_BITS & 0xFF
 
 
-def locked(method: Callable[..., Any]) -> Callable[..., Any]:
+class Lockable(Protocol):
+    """A part of the switch's state; all share one lock."""
+
+    lock: RLock
+
+
+class Versioned(Lockable, Protocol):
+    """A part that counts its changes."""
+
+    version: int
+
+
+L = TypeVar("L", bound=Lockable)
+V = TypeVar("V", bound=Versioned)
+
+
+def locked(method: Callable[Concatenate[L, P], T]) -> Callable[Concatenate[L, P], T]:
     """A method that holds `self.lock` while it runs."""
 
     @wraps(method)
-    def with_lock(self, *args, **kwargs):
+    def with_lock(self: L, /, *args: P.args, **kwargs: P.kwargs) -> T:
         with self.lock:
             return method(self, *args, **kwargs)
 
     return with_lock
 
 
-def changing(method: Callable[..., Any]) -> Callable[..., Any]:
+def changing(method: Callable[Concatenate[V, P], T]) -> Callable[Concatenate[V, P], T]:
     """A method that holds `self.lock` while it runs, and then counts the change in `self.version`."""
 
     @wraps(method)
-    def with_version(self, *args, **kwargs):
+    def with_version(self: V, /, *args: P.args, **kwargs: P.kwargs) -> T:
         with self.lock:
             result = method(self, *args, **kwargs)
             self.version += 1

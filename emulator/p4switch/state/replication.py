@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from threading import RLock
+from typing import Any
 
 from emulator.p4switch.state.handles import Handled, locked
 from switchml.errors import ControlError
@@ -68,8 +69,9 @@ class Replication:
 
     def _changed(self, *mgids: int | None) -> None:
         for mgid in mgids:
-            for observer in self.observers if mgid is not None else ():
-                observer(mgid)
+            if mgid is not None:
+                for observer in self.observers:
+                    observer(mgid)
 
     def _node(self, handle: int) -> Node:
         if handle not in self.nodes:
@@ -146,9 +148,8 @@ class Replication:
     def destroy_node(self, handle: int) -> None:
         """Remove a node, also from its group."""
         node = self._node(handle)
-        group = self.groups.get(node.group, [])
-        if handle in group:
-            group.remove(handle)
+        if node.group is not None and handle in self.groups.get(node.group, ()):
+            self.groups[node.group].remove(handle)
         self.nodes.release(handle)
         self._by_l2.release(node.l2_handle)
         self._changed(node.group)
@@ -161,7 +162,7 @@ class Replication:
         self._changed(*{node.group for node in self.nodes.values() if lag in node.lags})
 
     @locked
-    def describe(self) -> dict:
+    def describe(self) -> dict[str, list[dict[str, Any]]]:
         """The whole state, in the form of BMv2's bm_mc_get_entries."""
         return {
             "mgrps": [{"id": mgid, "l1_handles": list(nodes)} for mgid, nodes in sorted(self.groups.items())],
@@ -177,7 +178,7 @@ class Replication:
         }
 
     @locked
-    def restore(self, saved: dict) -> None:
+    def restore(self, saved: dict[str, list[dict[str, Any]]]) -> None:
         """Replace all by the result of `describe`."""
         members = {item["handle"]: (tuple(item["ports"]), tuple(item["lags"])) for item in saved["l2_handles"]}
         nodes = {

@@ -23,6 +23,9 @@ from emulator.p4switch.values import mask
 from switchml.errors import ControlError, ProgramError
 
 T = TypeVar("T")
+ArrayT = TypeVar("ArrayT", ir.RegisterArray, ir.CounterArray, ir.MeterArray)
+QueueSettings = dict[tuple[int | None, int | None], int]
+"""(port or all, queue or all) → a number."""
 
 QUEUE_DEPTH = 64
 """Packets that an egress queue holds by default."""
@@ -87,8 +90,8 @@ class Queues:
     def __init__(self, lock: RLock) -> None:
         self.lock = lock
         self.version = 0
-        self._depth: dict[tuple[int | None, int | None], int] = {(None, None): QUEUE_DEPTH}
-        self._rate: dict[tuple[int | None, int | None], int] = {(None, None): 0}
+        self._depth: QueueSettings = {(None, None): QUEUE_DEPTH}
+        self._rate: QueueSettings = {(None, None): 0}
 
     @changing
     def set_depth(self, depth: int, port: int | None = None, priority: int | None = None) -> None:
@@ -102,7 +105,7 @@ class Queues:
         self._set(self._rate, rate_pps if is_limit else 0, port, priority)
 
     @staticmethod
-    def _set(settings: dict, value: int, port: int | None, priority: int | None) -> None:
+    def _set(settings: QueueSettings, value: int, port: int | None, priority: int | None) -> None:
         if priority is None:
             for key in [key for key in settings if key != (None, None) and port in (None, key[0])]:
                 del settings[key]
@@ -122,13 +125,13 @@ class Queues:
         return any(self._rate.values()) or not all(self._depth.values())
 
     @staticmethod
-    def _get(settings: dict, port: int, priority: int) -> int:
+    def _get(settings: QueueSettings, port: int, priority: int) -> int:
         return next(settings[key] for key in ((port, priority), (port, None), (None, None)) if key in settings)
 
 
-def _array(kind: type, array: Any, lock: RLock) -> Any:
+def _array(make: Callable[[ArrayT, RLock], T], array: ArrayT, lock: RLock) -> T:
     try:
-        return kind(array, lock)
+        return make(array, lock)
     except (MemoryError, ValueError) as error:
         raise ProgramError(f"there is no memory for the {array.size} cells of {array.name!r}") from error
 
@@ -140,7 +143,8 @@ def _finder(kind: type[T], parts: str, operation: str, sort: str) -> Callable[[S
     def find(self: State, name: str) -> T:
         for part in getattr(self, parts):
             if part.name == name and (kind is not CounterArray or part.table is None):
-                return part
+                found: T = part
+                return found
         raise ControlError(operation, code, f"the program has no {sort} {name!r}")
 
     return find
@@ -204,13 +208,17 @@ class State:
         raise ControlError(operation, "INVALID_CALCULATION_NAME", f"the program has no calculation {name!r}")
 
     @locked
-    def set_crc(self, name: str, width: int, *parameters: Any) -> None:
-        """Set the parameters of a calculation with the algorithm crc{width}_custom: those of Hash.set_crc."""
+    def set_crc(self, name: str, parameters: hashes.Crc) -> None:
+        """Set the parameters of a calculation with the algorithm crc{width}_custom."""
         function = self._hash(name, "Crc")
         # BMv2 makes all CRCs of its long list from the custom ones, but crc16 and crc32 are separate.
-        if function.crc is None or function.crc.width != width or function.algo in ("crc16", "crc32", "crcCCITT"):
+        if (
+            function.crc is None
+            or function.crc.width != parameters.width
+            or function.algo in ("crc16", "crc32", "crcCCITT")
+        ):
             raise ControlError("Crc", "WRONG_TYPE_CALCULATION", f"calculation {name!r} is {function.algo}")
-        function.set_crc(*parameters)
+        function.set_crc(parameters)
 
     @locked
     def set_toeplitz_key(self, name: str, key: bytes) -> None:

@@ -12,11 +12,11 @@ tables of any size.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from threading import RLock
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
@@ -54,7 +54,7 @@ class Entry:
     match: tuple[ir.MatchParam, ...]
     priority: int
     target: Target
-    key: Key
+    key: Hashable
     index: int
     cover: Key
     value: Key
@@ -96,7 +96,7 @@ class MatchTable(ActionOwner):
     default.
 
     Arrays over indices: `counters` (packets, bytes; uint64), `last_hit_us` and `timeout_us` (int64); and those that the
-    program has of its `direct` "counter" and "meter", which is also `direct_meter`."""
+    program has of `direct_counter` and `direct_meter`."""
 
     def __init__(
         self,
@@ -118,8 +118,7 @@ class MatchTable(ActionOwner):
         self.size = max(table.max_size, 0) if table.key else 0
         self._counter = CounterArray(ir.CounterArray(table.name, table.id, self.size), lock)
         self.counters = self._counter.data
-        direct = {"counter": self._counter if table.with_counters else None, "meter": direct_meter}
-        self.direct = {sort: cells for sort, cells in direct.items() if cells is not None}
+        self.direct_counter = self._counter if table.with_counters else None
         self.last_hit_us = np.zeros(self.size, dtype=np.int64)
         self.timeout_us = np.zeros(self.size, dtype=np.int64)
         self.observers: list[TableObserver] = []
@@ -135,7 +134,7 @@ class MatchTable(ActionOwner):
     def _clear_entries(self) -> None:
         self.entries: Handled[Entry] = Handled()
         self._versions: dict[int, int] = {}
-        self._by_key: dict[tuple, Entry] = {}
+        self._by_key: dict[Hashable, Entry] = {}
         self.space = TupleSpace()
 
     # Lookup
@@ -172,7 +171,7 @@ class MatchTable(ActionOwner):
         stored = tuple(map(self._stored, match, fields, self.widths))
         covers = list(map(_cover, stored, self.widths))
         cover, value = tuple(covers), tuple([param.value & cover for param, cover in zip(stored, covers, strict=True)])
-        key: tuple
+        key: Hashable
         if self.has_priorities:
             if not -MAX_PRIORITY - 1 <= priority <= MAX_PRIORITY:
                 raise table_error("ERROR", f"table {self.name}: priority {priority} does not fit 32 bits")
@@ -218,7 +217,9 @@ class MatchTable(ActionOwner):
             raise table_error("WRONG_TABLE_TYPE", f"table {self.name} is {self.table.type}")
         if isinstance(target, RunAction):
             self.check_action(target)
-        elif isinstance(target, UseMember):
+            return
+        assert self.profile is not None  # as in every indirect table
+        if isinstance(target, UseMember):
             self.profile.member(target.member)
         elif not self.profile.group(target.group).members:
             raise table_error("EMPTY_GRP", f"group {target.group} of {self.profile.name} has no members")
@@ -392,33 +393,37 @@ class MatchTable(ActionOwner):
 
     # Counters, meters, time-outs
 
-    def cells(self, sort: str) -> Any:
-        """The cells, by index, of the direct "counter" or "meter". Raises COUNTERS_DISABLED or METERS_DISABLED."""
-        if sort not in self.direct:
-            raise table_error(f"{sort.upper()}S_DISABLED", f"table {self.name} has no direct {sort}")
-        return self.direct[sort]
+    def _counters(self) -> CounterArray:
+        if self.direct_counter is None:
+            raise table_error("COUNTERS_DISABLED", f"table {self.name} has no direct counter")
+        return self.direct_counter
+
+    def _meters(self) -> MeterArray:
+        if self.direct_meter is None:
+            raise table_error("METERS_DISABLED", f"table {self.name} has no direct meter")
+        return self.direct_meter
 
     @locked
     def read_counter(self, handle: int) -> tuple[int, int]:
-        """(packets, bytes) that hit an entry."""
-        return self.cells("counter").read(self._index(handle))
+        """(packets, bytes) that hit an entry. Raises COUNTERS_DISABLED."""
+        return self._counters().read(self._index(handle))
 
     @locked
     def write_counter(self, handle: int, packets: int, n_bytes_: int) -> None:
-        self.cells("counter").write(self._index(handle), packets, n_bytes_)
+        self._counters().write(self._index(handle), packets, n_bytes_)
 
     @locked
     def reset_counters(self) -> None:
-        self.cells("counter").reset()
+        self._counters().reset()
 
     @locked
     def set_meter_rates(self, handle: int, rates: Sequence[tuple[float, int]]) -> None:
-        """Set an entry's direct meter; see MeterArray.set_rates."""
-        self.cells("meter").set_rates(self._index(handle), rates)
+        """Set an entry's direct meter; see MeterArray.set_rates. Raises METERS_DISABLED."""
+        self._meters().set_rates(self._index(handle), rates)
 
     @locked
     def get_meter_rates(self, handle: int) -> list[tuple[float, int]]:
-        return self.cells("meter").get_rates(self._index(handle))
+        return self._meters().get_rates(self._index(handle))
 
     @locked
     def set_timeout(self, handle: int, timeout_ms: int) -> None:

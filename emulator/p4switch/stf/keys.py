@@ -25,19 +25,19 @@ def ternary(text: str, width: int) -> tuple[int, int]:
     """(value, mask) of `v`, `v&&&m`, or digits with `*`."""
     bits = BITS_OF_DIGIT.get(text[:2].lower())
     if "&&&" in text:
-        value, cover = text.split("&&&")
-        return number(value), number(cover)
+        value, _, covered = text.partition("&&&")
+        return number(value), number(covered)
     if "*" not in text:
         # Omitted digits match anything, as in p4c's runner.
         return number(text), mask(width) if bits is None else mask(bits * (len(text) - 2)) & mask(width)
     if bits is None:
         raise ConfigError(f"{text!r}: only digits after 0x, 0b or 0o can be *")
-    value = cover = 0
+    whole = cover = 0
     for digit in text[2:]:
-        value, cover = value << bits, cover << bits
+        whole, cover = whole << bits, cover << bits
         if digit != "*":
-            value, cover = value | int(digit, 1 << bits), cover | mask(bits)
-    return value, cover
+            whole, cover = whole | int(digit, 1 << bits), cover | mask(bits)
+    return whole, cover
 
 
 def prefix(text: str, width: int) -> tuple[int, int]:

@@ -174,10 +174,6 @@ class Runner:
 
     def _execute(self, statement: Statement) -> None:
         command, rest = statement.command, statement.rest
-        method = getattr(self, f"_do_{command}", None)
-        if method is None and command not in ON_CELLS and command not in ON_NUMBERS:
-            near = difflib.get_close_matches(command, STATEMENTS, 1)
-            raise ConfigError("there is no such statement" + (f"; did you mean {near[0]}?" if near else ""))
         self.after_command = command not in ("packet", "expect", "no_packet") or self.after_command
         if command in ON_CELLS:
             sort, call = ON_CELLS[command]
@@ -187,8 +183,11 @@ class Runner:
             call(by_suffix(getattr(self.state, f"{sort}s"), name, sort), *numbers, *rates)
         elif command in ON_NUMBERS:
             ON_NUMBERS[command](self.state, *_numbers(rest.split()))
-        else:
+        elif (method := getattr(self, f"_do_{command}", None)) is not None:
             method(rest)
+        else:
+            near = difflib.get_close_matches(command, STATEMENTS, 1)
+            raise ConfigError("there is no such statement" + (f"; did you mean {near[0]}?" if near else ""))
 
     def _pass_time(self, microseconds: int) -> None:
         self.now_us += microseconds
@@ -235,7 +234,7 @@ class Runner:
         if parts is None:
             raise ConfigError(f"{rest!r} is not `table [priority] key:value … action(name:value, …) [= id]`")
         table = by_suffix(self.state.tables, parts["table"], "table")
-        key = match_key(table.table, [_KEY.match(text).groups() for text in _spaced(parts["keys"])])
+        key = match_key(table.table, [_pair(text) for text in _spaced(parts["keys"])])
         priority = TOP_PRIORITY - int(parts["priority"]) if parts["priority"] is not None else 0
         handle = table.add(key, self._call(table, parts["action"]), priority)
         if parts["id"]:
@@ -299,6 +298,14 @@ def fits(expected: str, data: bytes) -> bool:
 def _spaced(keys: str) -> list[str]:
     """`a:1 b : 2` as ["a:1", "b:2"]."""
     return re.sub(r"\s*:\s*", ":", keys).split()
+
+
+def _pair(text: str) -> tuple[str, str]:
+    """`name:value` of a match key. Raises ConfigError."""
+    parts = _KEY.match(text)
+    if parts is None:
+        raise ConfigError(f"{text!r} is not `key:value`")
+    return parts[1], parts[2]
 
 
 def _numbers(words: Sequence[str]) -> list[int]:

@@ -22,7 +22,7 @@ from emulator.p4switch.thrift.tables import Uncaught
 from switchml.control.thrift import protocol
 from switchml.control.thrift.idl import interface
 from switchml.control.thrift.protocol import Message, ProtocolError, Reader
-from switchml.errors import ConfigError, SwitchMLError
+from switchml.errors import ConfigError, ControlError, SwitchMLError
 
 log = logging.getLogger("switchml.bmv2")
 
@@ -58,11 +58,9 @@ class Dispatcher:
             result = SimpleNamespace(success=getattr(handler, name)(*values))
         except SwitchMLError as error:
             log.error("%s: %s", name, error)
-            operation = getattr(error, "operation", "")
-            refusal = f"Invalid{operation}" + ("" if operation == "IdLookup" else "Operation")
-            if refusal != call.exception:
+            if not isinstance(error, ControlError) or _exception_of(error) != call.exception:
                 return _error(message, protocol.INTERNAL_ERROR, str(error))
-            result = SimpleNamespace(refused=self.interface.refusal(refusal, error.code))
+            result = SimpleNamespace(refused=self.interface.refusal(call.exception, error.code))
         except Uncaught as error:
             log.error("%s: %s", name, error)
             return _error(message, protocol.UNKNOWN_ERROR, str(error))
@@ -76,6 +74,11 @@ class Dispatcher:
         return bytes(out)
 
 
+def _exception_of(error: ControlError) -> str:
+    """Its name in Thrift."""
+    return f"Invalid{error.operation}" + ("" if error.operation == "IdLookup" else "Operation")
+
+
 def _error(message: Message, kind: int, text: str) -> bytes:
     out = protocol.write_message(Message(protocol.EXCEPTION, message.name.rpartition(":")[2], message.sequence))
     protocol.APPLICATION_ERROR.write(out, SimpleNamespace(message=text, type=kind))
@@ -85,9 +88,12 @@ def _error(message: Message, kind: int, text: str) -> bytes:
 class _Connection(socketserver.StreamRequestHandler):
     """Answers one client until it disconnects."""
 
+    server: _Listener
+
     def setup(self) -> None:
-        self.disable_nagle_algorithm = self.request.family != socket.AF_UNIX
         super().setup()
+        if self.connection.family != socket.AF_UNIX:
+            self.connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, True)
 
     def handle(self) -> None:
         reader = Reader(self.rfile.read)

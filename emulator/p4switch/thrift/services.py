@@ -11,9 +11,11 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+from emulator.p4switch.hashes import Crc
+from emulator.p4switch.program.ir import Named
 from emulator.p4switch.state.arrays import CounterArray, MeterArray, RegisterArray
 from emulator.p4switch.state.digests import DigestList
-from emulator.p4switch.state.replication import MAX_PORTS, Replication
+from emulator.p4switch.state.replication import MAX_PORTS, Replication, Session
 from emulator.p4switch.state.state import ParseVSet, Queues, State
 from emulator.p4switch.thrift import tables
 from emulator.p4switch.thrift.tables import Answer, Uncaught, passed_to
@@ -45,9 +47,10 @@ def _refusable(change: Callable[..., None], *arguments: Any) -> None:
 def _crc_setting(width: int) -> Answer:
     """The answer to a call that sets the parameters of a custom CRC."""
 
-    def answer(self, cxt: int, calculation: str, p: SimpleNamespace) -> None:
-        numbers = p.polynomial, p.initial_remainder, p.final_xor_value, p.data_reflected, p.remainder_reflected
-        self.device.state.set_crc(calculation, width, *(number or 0 for number in numbers))
+    def answer(self: tables.Answers, cxt: int, calculation: str, p: SimpleNamespace) -> None:
+        numbers = p.polynomial or 0, p.initial_remainder or 0, p.final_xor_value or 0
+        crc = Crc(width, *numbers, bool(p.data_reflected), bool(p.remainder_reflected))
+        self.device.state.set_crc(calculation, crc)
 
     return answer
 
@@ -68,7 +71,7 @@ class Standard(tables.TableCalls):
     bm_register_write_range = passed_to(State.register, RegisterArray.write_range)
     bm_register_reset = passed_to(State.register, RegisterArray.reset)
 
-    def bm_register_read_all(self, cxt, array):
+    def bm_register_read_all(self, cxt: int, array: str) -> list[int]:
         return [min(value, LARGEST) for value in self.device.state.register(array).read_all()]
 
     # Parse value sets
@@ -77,7 +80,7 @@ class Standard(tables.TableCalls):
     bm_parse_vset_remove = passed_to(State.parse_vset, ParseVSet.remove, _number)
     bm_parse_vset_clear = passed_to(State.parse_vset, ParseVSet.reset)
 
-    def bm_parse_vset_get(self, cxt, vset):
+    def bm_parse_vset_get(self, cxt: int, vset: str) -> list[bytes]:
         value_set = self.device.state.parse_vset(vset)
         return [value.to_bytes(n_bytes(value_set.width), "big") for value in value_set.get()]
 
@@ -90,13 +93,13 @@ class Standard(tables.TableCalls):
 
     # Ports
 
-    def bm_dev_mgr_add_port(self, iface_name, port, pcap):
+    def bm_dev_mgr_add_port(self, iface_name: str, port: int, pcap: str) -> None:
         _refusable(self.device.ports.add, port, iface_name, pcap or None)
 
-    def bm_dev_mgr_remove_port(self, port):
+    def bm_dev_mgr_remove_port(self, port: int) -> None:
         _refusable(self.device.ports.remove, port)
 
-    def bm_dev_mgr_show_ports(self):
+    def bm_dev_mgr_show_ports(self) -> list[SimpleNamespace]:
         return [
             SimpleNamespace(port_num=port.number, iface_name=port.interface, is_up=port.is_up, extra=port.extra)
             for port in self.device.ports.show()
@@ -104,44 +107,45 @@ class Standard(tables.TableCalls):
 
     # The program
 
-    def bm_get_config(self):
+    def bm_get_config(self) -> str:
         return self.device.state.program.text
 
-    def bm_get_config_md5(self):
+    def bm_get_config_md5(self) -> bytes:
         return hashlib.md5(self.device.state.program.text.encode(), usedforsecurity=False).digest()
 
-    def bm_load_new_config(self, config):
+    def bm_load_new_config(self, config: str) -> None:
         self.device.load_later(config)
 
-    def bm_swap_configs(self):
+    def bm_swap_configs(self) -> None:
         self.device.swap()
 
-    def bm_get_id_from_name(self, cxt, sort, name):
+    def bm_get_id_from_name(self, cxt: int, sort: int, name: str) -> int:
         if not 0 <= sort < len(_RESOURCES):
             raise ControlError("IdLookup", "INVALID_RESOURCE_TYPE", f"there is no resource type {sort}")
-        for item in getattr(self.device.state.program, _RESOURCES[sort]):
+        resources: tuple[Named, ...] = getattr(self.device.state.program, _RESOURCES[sort])
+        for item in resources:
             if item.name == name:
                 return item.id
         raise ControlError("IdLookup", "INVALID_RESOURCE_NAME", f"the program has no {name!r}")
 
     bm_set_crc16_custom_parameters, bm_set_crc32_custom_parameters = _crc_setting(16), _crc_setting(32)
 
-    def bm_set_toeplitz_hash_key(self, cxt, calculation, key):
+    def bm_set_toeplitz_hash_key(self, cxt: int, calculation: str, key: bytes) -> None:
         self.device.state.set_toeplitz_key(calculation, key)
 
     # The switch
 
-    def bm_mgmt_get_info(self):
+    def bm_mgmt_get_info(self) -> SimpleNamespace:
         return SimpleNamespace(
             device_id=self.device.device_id,
             thrift_port=self.device.thrift_port,
             notifications_socket=self.device.notifications_address,
         )
 
-    def bm_reset_state(self):
+    def bm_reset_state(self) -> None:
         self.device.state.reset()
 
-    def bm_serialize_state(self):
+    def bm_serialize_state(self) -> str:
         return self.device.serialize()
 
 
@@ -157,7 +161,7 @@ def ports_of(bits: str) -> list[int]:
 def _replicating(method: Callable[..., Any]) -> Answer:
     """The answer to a call whose arguments are a context and those of a method of Replication; text is a set."""
 
-    def answer(self, cxt: int, *arguments: int | str) -> Any:
+    def answer(self: tables.Answers, cxt: int, *arguments: int | str) -> Any:
         numbers = [ports_of(value) if isinstance(value, str) else value for value in arguments]
         return method(self.device.state.replication, *numbers)
 
@@ -176,7 +180,7 @@ class SimplePreLag(tables.Answers):
     bm_mc_node_destroy = _replicating(Replication.destroy_node)
     bm_mc_set_lag_membership = _replicating(Replication.set_lag)
 
-    def bm_mc_get_entries(self, cxt):
+    def bm_mc_get_entries(self, cxt: int) -> str:
         return json.dumps(self.device.state.replication.describe())
 
 
@@ -184,7 +188,7 @@ def _queue_setting(set_value: Callable[..., None]) -> Answer:
     """The answer to a call that sets the depth or rate of all egress queues, of a port's or of one: the port and the
     priority come first, the value last."""
 
-    def answer(self, *arguments: int) -> int:
+    def answer(self: tables.Answers, *arguments: int) -> int:
         *queue, value = arguments
         n = self.device.switch.n_priorities
         if len(queue) == 2 and not 0 <= queue[1] < n:
@@ -201,31 +205,31 @@ class SimpleSwitch(tables.Answers):
 
     # Mirroring; the first three are from before BMv2 1.11, and report failure by their result
 
-    def mirroring_mapping_add(self, session, port):
+    def mirroring_mapping_add(self, session: int, port: int) -> int:
         self.mirroring_session_add(session, SimpleNamespace(port=port, mgid=None))
         return 0
 
-    def mirroring_mapping_delete(self, session):
+    def mirroring_mapping_delete(self, session: int) -> int:
         try:
             self.device.state.mirroring.delete(session)
         except ControlError:
             return 1
         return 0
 
-    def mirroring_mapping_get_egress_port(self, session):
+    def mirroring_mapping_get_egress_port(self, session: int) -> int:
         target = self.device.state.mirroring.sessions.get(session)
         return -1 if target is None or target.port is None else target.port
 
-    def mirroring_session_add(self, session, config):
+    def mirroring_session_add(self, session: int, config: SimpleNamespace) -> None:
         try:
             self.device.state.mirroring.add(session, config.port, config.mgid)
         except ControlError as error:  # as in BMv2, only the log reports a number out of range
             log.error("%s", error)
 
-    def mirroring_session_delete(self, session):
+    def mirroring_session_delete(self, session: int) -> None:
         self.device.state.mirroring.delete(session)
 
-    def mirroring_session_get(self, session):
+    def mirroring_session_get(self, session: int) -> Session:
         return self.device.state.mirroring.get(session)
 
     # Queues
@@ -239,8 +243,8 @@ class SimpleSwitch(tables.Answers):
 
     # Time
 
-    def get_time_elapsed_us(self):
+    def get_time_elapsed_us(self) -> int:
         return self.device.switch.clock()
 
-    def get_time_since_epoch_us(self):
+    def get_time_since_epoch_us(self) -> int:
         return self.device.started_us + self.device.switch.clock()

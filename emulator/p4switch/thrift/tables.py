@@ -106,13 +106,13 @@ class Uncaught(Exception):
 def passed_to(
     find: Callable[[State, Any], Any],
     method: Callable[..., Any],
-    last: Callable[[Any], tuple] | None = None,
+    last: Callable[[Any], tuple[Any, ...]] | None = None,
     to_wire: Callable[[Any], Any] | None = None,
 ) -> Answer:
     """The answer to a call whose arguments are a context, what `find` looks an object up by, and those of the object's
     `method`. `last` gives the method's arguments for the last of the call's; `to_wire` the call's result."""
 
-    def answer(self, cxt: int, name: Any, *arguments: Any) -> Any:
+    def answer(self: Answers, cxt: int, name: Any, *arguments: Any) -> Any:
         if last is not None:
             arguments = *arguments[:-1], *last(arguments[-1])
         result = method(find(self.device.state, name), *arguments)
@@ -144,17 +144,17 @@ def _entry_calls(find: Callable[[State, str], MatchTable], target: Callable[...,
     """The calls that add an entry, modify one, and set the default of tables which `find` looks up; `target` is called
     with the table and the call's arguments for the target."""
 
-    def add(self, cxt, name, match, *arguments):
+    def add(self: Answers, cxt: int, name: str, match: list[SimpleNamespace], *arguments: Any) -> int:
         *parts, options = arguments
         table = find(self.device.state, name)
         run = target(table, *parts)
         return table.add(match_from_wire(table.table, match), run, options.priority or 0)
 
-    def modify(self, cxt, name, entry, *parts):
+    def modify(self: Answers, cxt: int, name: str, entry: int, *parts: Any) -> None:
         table = find(self.device.state, name)
         table.modify(entry, target(table, *parts))
 
-    def set_default(self, cxt, name, *parts):
+    def set_default(self: Answers, cxt: int, name: str, *parts: Any) -> None:
         table = find(self.device.state, name)
         table.set_default(target(table, *parts))
 
@@ -221,15 +221,15 @@ class TableCalls(Answers):
             life=SimpleNamespace(timeout_ms=life[0], time_since_hit_ms=life[1]) if life and life[0] else None,
         )
 
-    def bm_mt_get_entries(self, cxt, name):
+    def bm_mt_get_entries(self, cxt: int, name: str) -> list[SimpleNamespace]:
         table = self.device.state.table(name)
         return [self._entry_to_wire(table, entry) for entry in table.all_entries()]
 
-    def bm_mt_get_entry(self, cxt, name, entry):
+    def bm_mt_get_entry(self, cxt: int, name: str, entry: int) -> SimpleNamespace:
         table = self.device.state.table(name)
         return self._entry_to_wire(table, table.entry(entry))
 
-    def bm_mt_get_default_entry(self, cxt, name):
+    def bm_mt_get_default_entry(self, cxt: int, name: str) -> SimpleNamespace:
         table = self.device.state.table(name)
         try:
             return self._target_to_wire(table, table.get_default())
@@ -238,7 +238,9 @@ class TableCalls(Answers):
                 raise
             return SimpleNamespace(action_type=NO_ENTRY)
 
-    def bm_mt_get_entry_from_key(self, cxt, name, match, options):
+    def bm_mt_get_entry_from_key(
+        self, cxt: int, name: str, match: list[SimpleNamespace], options: SimpleNamespace
+    ) -> SimpleNamespace:
         if not match:
             default = self.bm_mt_get_default_entry(cxt, name)
             return SimpleNamespace(match_key=[], options=SimpleNamespace(), entry_handle=0, action_entry=default)
@@ -262,19 +264,19 @@ class TableCalls(Answers):
     bm_mt_act_prof_add_member_to_group = passed_to(State.action_profile, ActionProfile.add_to_group)
     bm_mt_act_prof_remove_member_from_group = passed_to(State.action_profile, ActionProfile.remove_from_group)
 
-    def bm_mt_act_prof_add_member(self, cxt, name, action, data):
+    def bm_mt_act_prof_add_member(self, cxt: int, name: str, action: str, data: list[bytes]) -> int:
         profile = self.device.state.action_profile(name)
         return profile.add_member(_run(profile, action, data))
 
-    def bm_mt_act_prof_modify_member(self, cxt, name, member, action, data):
+    def bm_mt_act_prof_modify_member(self, cxt: int, name: str, member: int, action: str, data: list[bytes]) -> None:
         profile = self.device.state.action_profile(name)
         profile.modify_member(member, _run(profile, action, data))
 
-    def bm_mt_act_prof_get_member(self, cxt, name, member):
+    def bm_mt_act_prof_get_member(self, cxt: int, name: str, member: int) -> SimpleNamespace:
         profile = self.device.state.action_profile(name)
         return self._run_to_wire(profile, profile.member(member).run, mbr_handle=member)
 
-    def bm_mt_act_prof_get_members(self, cxt, name):
+    def bm_mt_act_prof_get_members(self, cxt: int, name: str) -> list[SimpleNamespace]:
         return self._listed(name, "members", self.bm_mt_act_prof_get_member)
 
     def _listed(self, name: str, part: str, get: Answer) -> list[SimpleNamespace]:
@@ -285,9 +287,9 @@ class TableCalls(Answers):
                     return [get(0, name, handle) for handle in sorted(getattr(profile, part))]
         return []
 
-    def bm_mt_act_prof_get_group(self, cxt, name, group):
+    def bm_mt_act_prof_get_group(self, cxt: int, name: str, group: int) -> SimpleNamespace:
         members = self.device.state.action_profile(name).group(group).members
         return SimpleNamespace(grp_handle=group, mbr_handles=sorted(members))
 
-    def bm_mt_act_prof_get_groups(self, cxt, name):
+    def bm_mt_act_prof_get_groups(self, cxt: int, name: str) -> list[SimpleNamespace]:
         return self._listed(name, "groups", self.bm_mt_act_prof_get_group)

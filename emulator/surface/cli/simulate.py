@@ -156,11 +156,14 @@ def show_many(tally: Tally, wall_s: float, options: str, seeds: range) -> None:
 def _with_bug(
     name: str, seeds: int, first: int, stop_after: int, processes: int | None, kind: str, as_json: bool
 ) -> None:
-    from emulator.networks.faults.campaign import BUGS, run_planted
+    from emulator.networks.faults.bugs import BUGS
+    from emulator.networks.faults.campaign import run_planted
 
     if name == "list":
-        rows = [(bug, about.what, about.file) for bug, about in BUGS.items()]
-        tables.show(tables.Table([tables.text("bug"), tables.text("what"), tables.text("file")], rows))
+        table = tables.Table([tables.text("bug"), tables.text("what"), tables.text("file")])
+        for bug, about in BUGS.items():
+            table.add(bug, about.what, about.file)
+        tables.show(table)
         return
     arguments = ["--seeds", str(seeds), "--from", str(first), "--stop-after", str(stop_after)]
     if processes:

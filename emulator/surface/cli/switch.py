@@ -112,7 +112,7 @@ def switch(ctx: click.Context, rest: tuple[str, ...], **options) -> None:
         raise click.UsageError("which program? Give a BMv2 JSON file, or --no-p4")
     if unknown:
         click.echo(f"switchml: warning: ignored: {' '.join(unknown)}", err=True)
-    settings = process.Settings(program=None if options["no_p4"] else program, **options)
+    settings = process.SwitchSettings(program=None if options["no_p4"] else program, **options)
     ctx.exit(process.start(settings).wait())
 
 

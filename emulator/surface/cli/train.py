@@ -250,14 +250,14 @@ def train(
     if memory is not None and codec is None:
         raise click.UsageError("--memory needs --codec")
     if codec is not None:
-        from host_agent.compression.adaptive.policy import check_memory, is_auto, parse_auto
+        from host_agent.compression.adaptive.policy import check_error_feedback, is_auto, parse_auto
         from switchml import codecs
 
         if is_auto(codec):
             parse_auto(codec)
-            check_memory(memory)
+            check_error_feedback(memory)
         halves = is_auto(codec) or codecs.parse(codec).is_half
-        codecs.parse_memory(memory or "none")
+        codecs.parse_error_feedback(memory or "none")
     is_software = aggregator == "software"
     if transport != "auto" and (transport == "frames") == is_software:
         raise click.UsageError(f"--transport {transport}: {aggregator} is not reached that way; use auto")

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from emulator.traces.whatif.edits import positive
-from switchml.codecs import HALVES, Gather, Max, SparseSum, Sum, Turn, parse, parse_memory
+from switchml.codecs import HALVES, Gather, Max, SparseSum, StepContext, Sum, parse, parse_error_feedback
 from switchml.codecs import allreduce as exchange_of
 from switchml.codecs.exchange import Later
 from switchml.errors import ConfigError
@@ -52,12 +52,12 @@ def measure(specs: Iterable[str], ranks: int, seed: int = 0) -> dict[str, CodecC
 
 def _measure(spec: str, vector: np.ndarray, ranks: int) -> CodecCost:
     codec = parse(spec)
-    memory = parse_memory(codec.memory) if isinstance(codec.memory, str) else codec.memory
-    codec_state, memory_state = codec.new_state(), memory.new_state()
+    feedback = parse_error_feedback(codec.error_feedback)
+    codec_state, feedback_state = codec.new_state(), feedback.new_state()
     best_s, wire, rounds, gathers, mean, error, lanes = np.inf, 0.0, 0, False, vector, 0.0, ""
     for step in range(ROUNDS + 1):  # the first compiles
-        turn = Turn(name="bucket", step=step, world=ranks, shape=(vector.size // 512, 512))
-        exchange = exchange_of(codec, memory, codec_state, memory_state, vector, turn)
+        context = StepContext(name="bucket", step=step, world=ranks, shape=(vector.size // 512, 512))
+        exchange = exchange_of(codec, feedback, codec_state, feedback_state, vector, context)
         spent_s, wire, rounds = 0.0, 0.0, 0
         answer: object = None
         while True:

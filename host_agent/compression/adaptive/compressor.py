@@ -19,12 +19,12 @@ from typing import Any
 import numpy as np
 
 from host_agent.compression.adaptive.network import GATHER, SUM, Network, Sample
-from host_agent.compression.adaptive.policy import CHOICES, Auto, BucketPolicy, Costs, check_memory
+from host_agent.compression.adaptive.policy import CHOICES, Auto, BucketPolicy, Costs, check_error_feedback
 from host_agent.compression.adaptive.schedule import LEAST_PROBE_BYTES, Calendar, Prober, Watch
-from host_agent.compression.compressed import Echo, Meter, RankCompressor, Reducer, drive, turn_of, warm_up
+from host_agent.compression.compressed import Echo, Meter, RankCompressor, Reducer, context_of, drive, warm_up
 from switchml import codecs
-from switchml.codecs import Codec, Max, Sum, Turn
-from switchml.codecs.base import Memory
+from switchml.codecs import Codec, Max, StepContext, Sum
+from switchml.codecs.base import ErrorFeedback
 from switchml.codecs.exchange import Attempt, spoiled
 
 REHEARSAL_SHARE = 0.004
@@ -62,7 +62,7 @@ class _Bucket:
     name: str
     elements: int
     policy: BucketPolicy
-    memory_state: Any
+    feedback_state: Any
     codec_states: list[Any]
     measured: list[_Measured] = field(default_factory=lambda: [_Measured() for _ in CHOICES])
     calls: int = 0
@@ -89,19 +89,19 @@ class AutoCompressor(RankCompressor):
 
     `settings`: what may be chosen. `health`: asked for what the agent has counted. `decisions` tells of each change:
     the step from which on it holds (from 1), bucket, elements, from, to, and what it was decided on, in bits and
-    seconds. Raises ConfigError for a memory that does not suit every choice.
+    seconds. Raises ConfigError for error feedback that does not suit every choice.
     """
 
     def __init__(
         self,
         reducer: Reducer,
         settings: Auto,
-        memory: str | Memory | None = None,
+        memory: str | ErrorFeedback | None = None,
         *,
         seed: int = 0,
         health: Callable[[], Health] = Health,
     ):
-        super().__init__(reducer, check_memory(memory), seed)
+        super().__init__(reducer, check_error_feedback(memory), seed)
         self.settings = settings
         self.codecs = [codecs.parse(text) for text in CHOICES]
         warm_up(self.codecs, reducer)
@@ -145,20 +145,20 @@ class AutoCompressor(RankCompressor):
         self._done.add(name)
         bucket = self._bucket(name, x.size)
         choice, codec = bucket.policy.current, self.codecs[bucket.policy.current]
-        turn = turn_of(self.reducer, name, step=self.step, seed=self.seed, lr=self.lr, shape=shape)
+        context = context_of(self.reducer, name, step=self.step, seed=self.seed, lr=self.lr, shape=shape)
         start = time.perf_counter()
-        attempt = Attempt(bucket.memory_state, bucket.codec_states[choice])
+        attempt = Attempt(bucket.feedback_state, bucket.codec_states[choice])
         with np.errstate(invalid="ignore", over="ignore"):
-            compensated = self.memory.compensate(bucket.memory_state, x, turn)
+            compensated = self.error_feedback.compensate(bucket.feedback_state, x, context)
         flag = attempt.flag(compensated)
-        flags = self.reducer.later(flag, turn)
-        rehearsed_s = 0.0 if flag.values[0] else self._rehearse_one(bucket, compensated, turn)
+        flags = self.reducer.later(flag, context)
+        rehearsed_s = 0.0 if flag.values[0] else self._rehearse_one(bucket, compensated, context)
         measured = bucket.measured[choice]
         meter = Meter(self.reducer, counts=not measured.errors)
-        outcome = drive(codec.exchange(bucket.codec_states[choice], compensated, turn), meter, turn)
+        outcome = drive(codec.exchange(bucket.codec_states[choice], compensated, context), meter, context)
         has_failed = attempt.failed(flags(), outcome.mean)
         if not has_failed:
-            self.memory.update(bucket.memory_state, compensated, outcome.own, turn)
+            self.error_feedback.update(bucket.feedback_state, compensated, outcome.own, context)
         compute_s = time.perf_counter() - start - rehearsed_s - meter.seconds
         self._busy_s += compute_s + meter.seconds
         self._records.append(
@@ -178,18 +178,18 @@ class AutoCompressor(RankCompressor):
         bucket.calls += 1
         is_complete = name in self._done_before <= self._done
         if is_complete and self._calendar.is_reported(self.step):
-            self._report(turn)
+            self._report(context)
         return spoiled(outcome.mean) if has_failed else outcome.mean
 
     # -- seeing changes --
 
-    def _report(self, turn: Turn) -> None:
+    def _report(self, context: StepContext) -> None:
         """All that the step before had is done: what the step's exchanges took. Asked before anybody else can ask for
         something, so that the order is the same on all ranks."""
         records = [record for record in self._records if record.step == self.step]
         choices = tuple((record.bucket, record.choice) for record in records)
         spent_s = sum(record.network_s for record in records)
-        self._reports.append((choices, self.reducer.later(Max(np.array([-spent_s], np.float32)), turn)))
+        self._reports.append((choices, self.reducer.later(Max(np.array([-spent_s], np.float32)), context)))
 
     def _is_alarmed(self) -> bool:
         """Whether the step before was out of proportion; the least of all ranks' times counts."""
@@ -200,17 +200,17 @@ class AutoCompressor(RankCompressor):
 
     def _probe_rate(self, wire_bytes: int) -> None:
         """Send a probe of so many bytes."""
-        turn = turn_of(self.reducer, "probe")
+        context = context_of(self.reducer, "probe")
         start = time.perf_counter()
-        self.reducer.reduce(Sum(np.zeros(wire_bytes // 4, np.int32), "int32"), turn)
+        self.reducer.reduce(Sum(np.zeros(wire_bytes // 4, np.int32), "int32"), context)
         self._probe = wire_bytes, time.perf_counter() - start
 
     def _make_sure(self) -> None:
         """Before all goes by a rate that may have been an accident: probe it, and agree on that at once."""
         self._probe_rate(LEAST_PROBE_BYTES)
-        turn = turn_of(self.reducer, "probed")
+        context = context_of(self.reducer, "probed")
         times = np.array([-self._probe[1], -self._decision_s], np.float32)
-        probe_s, latency_s = (-float(least) for least in self.reducer.reduce(Max(times), turn))
+        probe_s, latency_s = (-float(least) for least in self.reducer.reduce(Max(times), context))
         self._prober.took(self._probe[0], probe_s, latency_s, self.network)
         self._probe = 0, math.inf
 
@@ -225,7 +225,7 @@ class AutoCompressor(RankCompressor):
                 name=name,
                 elements=elements,
                 policy=BucketPolicy(self.settings.error),
-                memory_state=self.memory.new_state(),
+                feedback_state=self.error_feedback.new_state(),
                 codec_states=[codec.new_state() for codec in self.codecs],
             )
             for number, bucket in enumerate(self._buckets.values()):
@@ -235,7 +235,7 @@ class AutoCompressor(RankCompressor):
 
     # -- what choices cost --
 
-    def _rehearse_one(self, bucket: _Bucket, x: np.ndarray, turn: Turn) -> float:
+    def _rehearse_one(self, bucket: _Bucket, x: np.ndarray, context: StepContext) -> float:
         """Measure one choice with this vector, if it is time for it; seconds spent."""
         if bucket.calls == 0:
             return 0.0
@@ -247,8 +247,8 @@ class AutoCompressor(RankCompressor):
         start = time.perf_counter()
         echo = Echo(self.reducer)
         codec = self.codecs[choice]
-        outcome = drive(codec.exchange(codec.new_state(), x, turn), echo, turn)
-        rest = x - outcome.own  # what the memory would do
+        outcome = drive(codec.exchange(codec.new_state(), x, context), echo, context)
+        rest = x - outcome.own  # what error feedback would keep
         spent_s = time.perf_counter() - start
         measured = bucket.measured[choice]
         measured.requests, measured.wire_bytes = echo.requests, echo.wire_bytes
@@ -280,7 +280,7 @@ class AutoCompressor(RankCompressor):
             np.float32,
         )
         start = time.perf_counter()
-        worst = self.reducer.reduce(Max(mine), turn_of(self.reducer, "auto"))
+        worst = self.reducer.reduce(Max(mine), context_of(self.reducer, "auto"))
         self._decision_s = time.perf_counter() - start
         self._health_before = health
         self._records = []

@@ -11,14 +11,14 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from host_agent.compression.adaptive.network import KEPT, SUM, Network
-from switchml.codecs.base import Memory, Settings, setting
-from switchml.codecs.registry import parse_memory, parse_settings
+from switchml.codecs.base import ErrorFeedback, Settings, setting
+from switchml.codecs.registry import parse_error_feedback, parse_settings
 from switchml.errors import ConfigError
 
 CHOICES = ("none", "fp16", "thc", "topk:ratio=0.1", "topk:ratio=0.03", "topk:ratio=0.01", "topk:ratio=0.003")
-"""From exact to coarse. All get along with one residual memory, so that a bucket may go from any to any other."""
+"""From exact to coarse. All get along with residual error feedback, so that a bucket may go from any to any other."""
 
-MEMORIES = ("residual", "none")
+ERROR_FEEDBACKS = ("residual", "none")
 """What suits every choice: their errors have one meaning, so a change of codec loses nothing."""
 ALIKE, STAY = 1.03, 1.08
 """Among choices that are as fast but for this factor the most exact is taken; and one in use is kept, but for this."""
@@ -55,12 +55,12 @@ def parse_auto(text: str) -> Auto:
     return parse_settings("codec", {Auto.name: Auto}, text)
 
 
-def check_memory(choice: str | Memory | None) -> Memory:
-    """The chosen memory, by default residual. Raises ConfigError if it does not suit every choice."""
-    memory = choice if isinstance(choice, Memory) else parse_memory(choice or "residual")
-    if memory.name not in MEMORIES:
-        raise ConfigError(f"memory {memory.name} with codec auto: expected one of {', '.join(MEMORIES)}")
-    return memory
+def check_error_feedback(choice: str | ErrorFeedback | None) -> ErrorFeedback:
+    """The chosen error feedback, by default residual. Raises ConfigError if it does not suit every choice."""
+    feedback = choice if isinstance(choice, ErrorFeedback) else parse_error_feedback(choice or "residual")
+    if feedback.name not in ERROR_FEEDBACKS:
+        raise ConfigError(f"memory {feedback.name} with codec auto: expected one of {', '.join(ERROR_FEEDBACKS)}")
+    return feedback
 
 
 @dataclass(frozen=True)

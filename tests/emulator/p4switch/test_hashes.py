@@ -91,7 +91,7 @@ def test_round_robin_counts_calls_and_the_consistent_one_remembers():
 
 def test_parameters_can_change():
     crc16 = hashes.Hash("crc16_custom")
-    crc16.set_crc(0x1021, 0xFFFF, 0, False, False)
+    crc16.set_crc(hashes.Crc(16, 0x1021, 0xFFFF, 0, False, False))
     assert (crc16(CHECK), crc16.version) == (0x29B1, 1)
     with pytest.raises(ValueError, match="multiple of 4"):
         hashes.Hash("toeplitz").set_key(b"abc")

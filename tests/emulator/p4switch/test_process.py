@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from emulator.p4switch.ports.pcap import PcapReader
-from emulator.p4switch.process import Settings
+from emulator.p4switch.process import SwitchSettings
 from switchml.control.thrift.client import Client
 from tests.support.p4_programs import PATHS
 
@@ -160,8 +160,8 @@ def test_the_packet_log(engine, start, tmp_path):
     assert "[0.0] [cxt 0] Exception while parsing: PacketTooShort" in log.read_text()
     events = json.loads((tmp_path / "packets.json").read_text())
     assert [event["text"] for event in events][:2] == ["Processing packet received on port 1", "Parser 'parser': start"]
-    assert not Settings(None, log_console=True, log_level="info").logs_packets
-    assert Settings(None, log_console=True).logs_packets and not Settings(None).logs_packets
+    assert not SwitchSettings(None, log_console=True, log_level="info").logs_packets
+    assert SwitchSettings(None, log_console=True).logs_packets and not SwitchSettings(None).logs_packets
 
 
 @pytest.mark.slow

@@ -99,3 +99,13 @@ def test_a_damaged_text_leaves_a_fresh_state(program, damage):
 def test_what_is_no_snapshot(program, text):
     with pytest.raises(ConfigError):
         restore(State(program("registers")), text)
+
+
+def test_a_member_that_runs_no_action_is_refused(program):
+    state = State(program("action_selector"))
+    state.action_profiles[0].add_member(RunAction(state.action_profiles[0].actions[0], (1, 2)))
+    saved = json.loads(save(state))
+    profile = next(iter(saved["action_profiles"].values()))
+    profile["members"]["0"] = ["member", 0]
+    with pytest.raises(ConfigError, match="a member of an action profile does not run an action"):
+        restore(state, json.dumps(saved))

@@ -136,6 +136,11 @@ def test_what_can_not_be_read_fails(program, line):
     assert report.failures[0].startswith("line 1: ")
 
 
+def test_a_key_without_a_value_fails(program):
+    report = stf.run(program("counters"), "add flows nonsense send(port:2)")
+    assert report.failures == ["line 1: add: 'nonsense' is not `key:value`"]
+
+
 def test_a_misspelt_statement_fails_with_a_suggestion(program):
     report = stf.run(program("value_set"), "expct 1 00")
     assert report.failures == ["line 1: expct: there is no such statement; did you mean expect?"]

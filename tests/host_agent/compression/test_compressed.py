@@ -21,7 +21,7 @@ from host_agent.compression.compressed import (
     values_of,
 )
 from switchml import codecs
-from switchml.codecs import Payload, Turn, exchange
+from switchml.codecs import Payload, StepContext, exchange
 from switchml.errors import ConfigError, RanksDisagree, UnsupportedTensor
 from tests.support.launch import LocalAggregator, digest, good, join_all, leave_all, on_all
 
@@ -45,7 +45,7 @@ def gradient(step: int, rank: int, numel: int = 5000) -> np.ndarray:
 
 def in_one_process(codec: str, memory: str, name: str) -> list[np.ndarray]:
     """The means of STEPS steps, all three ranks' exchanges driven side by side."""
-    coder, keeper = codecs.parse(codec), codecs.parse_memory(memory)
+    coder, keeper = codecs.parse(codec), codecs.parse_error_feedback(memory)
     states = [(coder.new_state(), keeper.new_state()) for _ in range(3)]
     return [
         codecs.together(
@@ -55,7 +55,7 @@ def in_one_process(codec: str, memory: str, name: str) -> list[np.ndarray]:
                     keeper,
                     *states[rank],
                     gradient(step, rank),
-                    Turn(name, step, rank=rank, world=3, shape=(5000,)),
+                    StepContext(name, step, rank=rank, world=3, shape=(5000,)),
                 )
                 for rank in range(3)
             ]
@@ -66,7 +66,7 @@ def in_one_process(codec: str, memory: str, name: str) -> list[np.ndarray]:
 
 @pytest.mark.parametrize("codec", sorted(codecs.CODECS))
 def test_every_codec_gives_the_mean_it_gives_in_one_process(trio, codec):
-    memory = codecs.parse(codec).memory
+    memory = codecs.parse(codec).error_feedback
     expected = in_one_process(codec, memory, codec)
     for step in range(STEPS):
         results = good(
@@ -271,11 +271,11 @@ class Alone:
     def wire_bytes(self, request):
         return 0
 
-    def reduce(self, request, turn):
+    def reduce(self, request, context):
         [answer] = exchange.reduce([request])
         return answer
 
-    def later(self, request, turn):
+    def later(self, request, context):
         return lambda: request.values
 
 

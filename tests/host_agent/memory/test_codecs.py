@@ -27,8 +27,8 @@ def vectors():
 @pytest.mark.parametrize("bound", [1e-6, 1e-2, 0.3, 10.0])
 def test_bounds_zeros_and_signs_of_positive_tensors_hold(name, bound):
     for what, vector in vectors():
-        kept = at_once(CODECS[name]().keep(vector, bound))
-        restored = kept.restore()
+        compressed = at_once(CODECS[name]().compress(vector, bound))
+        restored = compressed.restore()
         finite = vector.isfinite()
         error = (restored.double() - vector.double())[finite].abs().max()
         assert error <= bound, what
@@ -55,38 +55,38 @@ def test_levels_take_the_bits_that_a_block_needs():
 
 def test_masks_of_dropout_are_exact():
     mask = torch.nn.functional.dropout(torch.ones(5000), 0.3)
-    kept = at_once(CODECS["levels"]().keep(mask, 0.05))
-    assert torch.equal(kept.restore(), mask)
-    assert kept.nbytes < mask.nbytes / 12
+    compressed = at_once(CODECS["levels"]().compress(mask, 0.05))
+    assert torch.equal(compressed.restore(), mask)
+    assert compressed.nbytes < mask.nbytes / 12
 
 
 def test_chunks_are_shared_among_threads(monkeypatch):
     monkeypatch.setattr(streams, "CHUNK", 1000)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     vector = torch.randn(10_500)
-    kept = at_once(CODECS["szx"]().keep(vector, 0.01))
-    assert len(kept.ends) == 11
-    assert (kept.restore() - vector).abs().max() <= 0.01
+    compressed = at_once(CODECS["szx"]().compress(vector, 0.01))
+    assert len(compressed.ends) == 11
+    assert (compressed.restore() - vector).abs().max() <= 0.01
 
 
 @pytest.mark.parametrize("name", ["levels", "szx", "fp16", "int8", "host"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_every_codec_gives_the_dtype_back(name, dtype):
     vector = torch.randn(1001).to(dtype)
-    kept = at_once(CODECS[name]().keep(vector, 0.01))
+    compressed = at_once(CODECS[name]().compress(vector, 0.01))
     if name == "fp16" and dtype.itemsize == 2:
-        assert kept is None, "no smaller"
+        assert compressed is None, "no smaller"
         return
-    restored = kept.restore()
+    restored = compressed.restore()
     assert restored.dtype == dtype and restored.shape == vector.shape
     assert (restored.float() - vector.float()).abs().max() < 0.03
 
 
 def test_half_precision_and_int8_take_what_they_can_hold():
     vector = torch.tensor([1e6, -1e6, float("inf"), 1.0])
-    assert at_once(CODECS["fp16"]().keep(vector, 0)) is None
-    assert at_once(CODECS["int8"]().keep(vector, 0)) is None
-    assert at_once(CODECS["int8"]().keep(torch.zeros(300), 0)).restore().tolist() == [0.0] * 300
+    assert at_once(CODECS["fp16"]().compress(vector, 0)) is None
+    assert at_once(CODECS["int8"]().compress(vector, 0)) is None
+    assert at_once(CODECS["int8"]().compress(torch.zeros(300), 0)).restore().tolist() == [0.0] * 300
 
 
 @pytest.mark.parametrize(
@@ -94,23 +94,23 @@ def test_half_precision_and_int8_take_what_they_can_hold():
 )
 def test_whole_numbers_are_exact_and_narrow(least, most, dtype, size):
     vector = torch.randint(least, most + 1, (1000,)).to(dtype)
-    kept = at_once(narrowed(vector))
-    assert torch.equal(kept.restore(), vector) and kept.restore().dtype == dtype
-    assert kept.nbytes == 1000 * size
+    compressed = at_once(narrowed(vector))
+    assert torch.equal(compressed.restore(), vector) and compressed.restore().dtype == dtype
+    assert compressed.nbytes == 1000 * size
     assert at_once(narrowed(torch.tensor([0, 1 << 40]))) is None
 
 
 def test_the_host_file_is_empty_again_when_nothing_is_left(tmp_path):
     host = CODECS["host"](str(tmp_path))
-    one, two = at_once(host.keep(torch.arange(5.0), 0)), at_once(host.keep(torch.arange(3000.0), 0))
+    one, two = at_once(host.compress(torch.arange(5.0), 0)), at_once(host.compress(torch.arange(3000.0), 0))
     assert two.restore()[-1] == 2999 and one.restore().tolist() == [0, 1, 2, 3, 4]
     assert not list(tmp_path.iterdir()), "the file has no name"
     del one, two
-    three = at_once(host.keep(torch.ones(2), 0))
+    three = at_once(host.compress(torch.ones(2), 0))
     assert three.restore().tolist() == [1, 1]
 
 
-ON_DEVICE = {"levels": device_levels.keep, "szx": device_szx.keep}
+ON_DEVICE = {"levels": device_levels.compress, "szx": device_szx.compress}
 
 
 @pytest.mark.parametrize("name", ON_DEVICE)
@@ -123,7 +123,7 @@ def test_operators_of_a_device_restore_what_the_loops_of_the_cpu_do(name, bound,
         monkeypatch.setattr(streams, "CHUNK", part // 4 if name == "szx" else part)
         for what, whole in vectors():
             vector = whole[:length]
-            there, here = at_once(ON_DEVICE[name](vector, bound)), at_once(CODECS[name]().keep(vector, bound))
+            there, here = at_once(ON_DEVICE[name](vector, bound)), at_once(CODECS[name]().compress(vector, bound))
             found, wanted = there.restore(), here.restore()
             assert torch.equal(found.nan_to_num(5), wanted.nan_to_num(5)), what
             assert torch.equal(found.isnan(), wanted.isnan())
@@ -132,8 +132,8 @@ def test_operators_of_a_device_restore_what_the_loops_of_the_cpu_do(name, bound,
 
 def test_masks_of_dropout_are_exact_on_a_device():
     mask = torch.nn.functional.dropout(torch.ones(5000), 0.3).bfloat16()
-    kept = at_once(device_levels.keep(mask, 0.05))
-    assert torch.equal(kept.restore(), mask) and kept.restore().dtype == torch.bfloat16
+    compressed = at_once(device_levels.compress(mask, 0.05))
+    assert torch.equal(compressed.restore(), mask) and compressed.restore().dtype == torch.bfloat16
 
 
 @pytest.mark.parametrize("count", [0, 1, 8, 1003])
@@ -150,7 +150,7 @@ def test_int8_is_within_half_a_step_and_keeps_zeros_and_signs(dtype, monkeypatch
     monkeypatch.setattr(parts, "ON_CPU", 2560)
     vector = (torch.randn(30_001, generator=torch.Generator().manual_seed(1)) * torch.logspace(-7, 4, 30_001)).to(dtype)
     vector[::7] = 0
-    found = at_once(CODECS["int8"]().keep(vector, 0)).restore()
+    found = at_once(CODECS["int8"]().compress(vector, 0)).restore()
     rows = torch.nn.functional.pad(vector.float(), (0, -len(vector) % 256)).view(-1, 256)
     step = (rows.abs().amax(1, keepdim=True) / 126.9).expand_as(rows).reshape(-1)[: len(vector)]
     rounding = torch.finfo(dtype).eps * vector.float().abs() + torch.finfo(dtype).smallest_normal

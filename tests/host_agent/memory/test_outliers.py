@@ -119,7 +119,7 @@ def test_octaves_of_a_device_are_those_of_the_cpu():
 
 def test_half_precision_leaves_what_it_cannot_hold():
     for scale in (1e-9, 1e9):
-        assert at_once(CODECS["fp16"]().keep(torch.randn(1000) * scale, 0)) is None
+        assert at_once(CODECS["fp16"]().compress(torch.randn(1000) * scale, 0)) is None
 
 
 def network():

@@ -5,7 +5,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from switchml.codecs import CODECS, Gather, Max, Payload, SparseSum, Sum, Turn, allreduce, parse, parse_memory, together
+from switchml.codecs import (
+    CODECS,
+    Gather,
+    Max,
+    Payload,
+    SparseSum,
+    StepContext,
+    Sum,
+    allreduce,
+    parse,
+    parse_error_feedback,
+    together,
+)
 from switchml.errors import PayloadError, UnsupportedTensor
 from tests.support.examples import examples
 
@@ -35,22 +47,22 @@ def test_round_trip(spec):
     codec = parse(spec)
     for n in SIZES:
         x = gradient(n)
-        before, turn = x.copy(), Turn("weight", step=3, seed=5)
-        payload = codec.compress(codec.new_state(), x, turn)
+        before, context = x.copy(), StepContext("weight", step=3, seed=5)
+        payload = codec.compress(codec.new_state(), x, context)
         assert np.array_equal(x, before), "the vector is left as it is"
         y = codec.decompress(Payload.from_bytes(payload.to_bytes()), n)
         assert y.dtype == np.float32 and y.shape == (n,) and np.isfinite(y).all()
         assert len(payload.to_bytes()) == payload.nbytes
         assert codec.payload_bytes(n) in (None, payload.nbytes)
-        again = codec.compress(codec.new_state(), x, turn)
-        assert np.array_equal(again.body, payload.body), "randomness comes from the turn alone"
+        again = codec.compress(codec.new_state(), x, context)
+        assert np.array_equal(again.body, payload.body), "randomness comes from the context alone"
 
 
 @pytest.mark.parametrize("spec", EVERY)
 def test_floats_that_are_added_up_are_those_that_it_says(spec):
     codec, x = parse(spec), gradient(3000)
-    turn = Turn("weight", shape=(60, 50))
-    request = next(codec.exchange(codec.new_state(), x, turn))
+    context = StepContext("weight", shape=(60, 50))
+    request = next(codec.exchange(codec.new_state(), x, context))
     added = request.wire if isinstance(request, Sum) and request.values.dtype == np.float32 else ""
     assert codec.floats == added
     assert codec.is_half == (spec in ("fp16", "bf16"))
@@ -59,13 +71,13 @@ def test_floats_that_are_added_up_are_those_that_it_says(spec):
 @pytest.mark.parametrize("spec", EVERY)
 @pytest.mark.parametrize("world", [1, 3])
 def test_all_ranks_get_the_same(spec, world):
-    codec, memory = parse(spec), parse_memory(parse(spec).memory)
+    codec, feedback = parse(spec), parse_error_feedback(parse(spec).error_feedback)
     for n in (0, 1, 130, 3000):
-        states = [(codec.new_state(), memory.new_state()) for _ in range(world)]
+        states = [(codec.new_state(), feedback.new_state()) for _ in range(world)]
         for step in range(4):
-            turns = [Turn("weight", step, seed=1, rank=rank, world=world) for rank in range(world)]
-            ranks = zip(states, turns, strict=True)
-            means = together([allreduce(codec, memory, *s, gradient(n, step * 8 + t.rank), t) for s, t in ranks])
+            contexts = [StepContext("weight", step, seed=1, rank=rank, world=world) for rank in range(world)]
+            ranks = zip(states, contexts, strict=True)
+            means = together([allreduce(codec, feedback, *s, gradient(n, step * 8 + t.rank), t) for s, t in ranks])
             assert means[0].dtype == np.float32 and means[0].shape == (n,)
             assert all(np.array_equal(mean, means[0]) for mean in means)
 
@@ -73,9 +85,9 @@ def test_all_ranks_get_the_same(spec, world):
 @pytest.mark.parametrize("spec", EVERY)
 def test_alone_an_exchange_is_the_codec_itself(spec):
     """With one rank and nothing to share, the mean is what this rank's payload decodes to, and so is its own part."""
-    codec, x, turn = parse(spec), gradient(2000), Turn("weight", world=1)
-    [outcome] = together([codec.exchange(codec.new_state(), x, turn)])
-    decoded = codec.decompress(codec.compress(codec.new_state(), x, turn), x.size)
+    codec, x, context = parse(spec), gradient(2000), StepContext("weight", world=1)
+    [outcome] = together([codec.exchange(codec.new_state(), x, context)])
+    decoded = codec.decompress(codec.compress(codec.new_state(), x, context), x.size)
     np.testing.assert_allclose(outcome.mean, decoded, rtol=1e-5, atol=1e-9)
     np.testing.assert_allclose(outcome.own, decoded, rtol=1e-5, atol=1e-9)
 
@@ -84,7 +96,7 @@ def test_alone_an_exchange_is_the_codec_itself(spec):
 def test_exchange_asks_for_what_the_codec_declares(spec):
     codec = parse(spec)
     asked = []
-    generator = codec.exchange(codec.new_state(), gradient(500), Turn("weight", world=1))
+    generator = codec.exchange(codec.new_state(), gradient(500), StepContext("weight", world=1))
     request = next(generator)
     with pytest.raises(StopIteration):
         while True:
@@ -104,7 +116,7 @@ def test_exchange_asks_for_what_the_codec_declares(spec):
 def test_damaged_payloads(spec):
     """Cut short, lengthened, or with bytes changed: an error that names the trouble, or some numbers; nothing else."""
     codec, n, random = parse(spec), 300, np.random.default_rng(1)
-    body = codec.compress(codec.new_state(), gradient(n), Turn()).body
+    body = codec.compress(codec.new_state(), gradient(n), StepContext()).body
     for wrong in (body[:-1], body[:0], body[: body.size // 2], np.append(body, np.uint8(0))):
         with pytest.raises(PayloadError, match=r"\d"):
             codec.decompress(Payload(codec.number, n, wrong), n)
@@ -160,7 +172,8 @@ def test_what_is_not_finite_is_seen_by_all(spec, value):
     xs = [gradient(3000, rank) for rank in range(2)]
     xs[1][1234] = value
     with np.errstate(all="ignore"):
-        outcomes = together([codec.exchange(codec.new_state(), xs[r], Turn("w", rank=r, world=2)) for r in range(2)])
+        contexts = [StepContext("w", rank=rank, world=2) for rank in range(2)]
+        outcomes = together([codec.exchange(codec.new_state(), x, each) for x, each in zip(xs, contexts, strict=True)])
     assert all(not np.isfinite(outcome.mean).all() for outcome in outcomes)
 
 

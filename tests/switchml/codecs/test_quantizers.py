@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from switchml.codecs import CODECS, Turn, parse, together
+from switchml.codecs import CODECS, StepContext, parse, together
 from switchml.codecs.hadamard import rotate, rotate_back
 from switchml.codecs.thc import table
 from switchml.codecs.u8bit import magnitudes
@@ -21,7 +21,7 @@ UNBIASED = ["qsgd:levels=3", "qsgd:levels=127,norm=max", "globalqsgd:levels=2", 
 
 def decoded(spec: str, x: np.ndarray, step: int = 0) -> np.ndarray:
     codec = parse(spec)
-    return codec.decompress(codec.compress(codec.new_state(), x, Turn("w", step)), x.size)
+    return codec.decompress(codec.compress(codec.new_state(), x, StepContext("w", step)), x.size)
 
 
 @pytest.mark.slow(keep=1)
@@ -48,8 +48,8 @@ def test_ranks_draw_for_themselves(spec):
     codec, x = parse(spec), np.random.default_rng(0).standard_normal(5000).astype(np.float32)
     errors = []
     for world in (1, 16):
-        turns = [Turn("w", rank=rank, world=world) for rank in range(world)]
-        outcome = together([codec.exchange(None, x, turn) for turn in turns])[0]
+        contexts = [StepContext("w", rank=rank, world=world) for rank in range(world)]
+        outcome = together([codec.exchange(None, x, context) for context in contexts])[0]
         errors.append(np.linalg.norm(outcome.mean - x))
     assert errors[1] < errors[0] / 3
 
@@ -139,8 +139,8 @@ def test_efsignsgd_is_sign_times_mean_magnitude(x):
 def test_majority_decides(name, world):
     xs = np.random.default_rng(0).standard_normal((world, 200)).astype(np.float32)
     codec = parse(name)
-    turns = [Turn("w", rank=rank, world=world) for rank in range(world)]
-    generators = [codec.exchange(codec.new_state(), x, turn) for x, turn in zip(xs, turns, strict=True)]
+    contexts = [StepContext("w", rank=rank, world=world) for rank in range(world)]
+    generators = [codec.exchange(codec.new_state(), x, context) for x, context in zip(xs, contexts, strict=True)]
     wanted = np.sign(np.where(xs < 0, -1, 1).sum(axis=0))
     for outcome in together(generators):
         assert np.array_equal(outcome.mean, wanted)
@@ -150,7 +150,7 @@ def test_signum_votes_with_its_momentum():
     codec = parse("signum:momentum=0.75")
     state = codec.new_state()
     for value, wanted in [(1.0, 1), (-1.0, 1), (-1.0, 1), (-1.0, -1)]:  # 1, 0.5, 0.125, -0.156
-        [outcome] = together([codec.exchange(state, np.full(3, value, np.float32), Turn())])
+        [outcome] = together([codec.exchange(state, np.full(3, value, np.float32), StepContext())])
         assert (outcome.mean == wanted).all()
 
 

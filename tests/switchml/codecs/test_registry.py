@@ -1,4 +1,4 @@
-"""Codecs and memories by name: the texts that name them, and the errors that say what is wrong with one."""
+"""Codecs and error feedback by name: the texts that name them, and the errors that say what is wrong with one."""
 
 import re
 from dataclasses import fields
@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from switchml.codecs import AGGREGATIONS, CODECS, MEMORIES, by_number, parse, parse_memory
+from switchml.codecs import AGGREGATIONS, CODECS, ERROR_FEEDBACKS, by_number, parse, parse_error_feedback
 from switchml.errors import ConfigError
 
 PUBLISHED = [
@@ -19,7 +19,7 @@ PUBLISHED = [
 
 def test_all_are_there():
     assert sorted(CODECS) == sorted(PUBLISHED)
-    assert sorted(MEMORIES) == ["dgc", "efsignsgd", "none", "powersgd", "residual"]
+    assert sorted(ERROR_FEEDBACKS) == ["dgc", "efsignsgd", "none", "powersgd", "residual"]
 
 
 def test_numbers_tell_codecs_apart():
@@ -32,7 +32,7 @@ def test_numbers_tell_codecs_apart():
 def test_a_codec_says_what_it_is(name):
     codec = parse(name)
     assert codec.aggregation in AGGREGATIONS
-    assert codec.memory in MEMORIES
+    assert codec.error_feedback in ERROR_FEEDBACKS
     assert re.match(r"1\. ", codec.__doc__), "the algorithm in numbered steps"
     assert name in ("none", "fp16", "bf16") or re.search(r"\b(19|20)\d\d\b", codec.__doc__), "the paper"
     assert all(each.metadata["help"] for each in fields(codec))
@@ -56,7 +56,7 @@ def test_settings():
     assert parse("topk:ratio=0.25").ratio == 0.25
     assert parse(" szx : bound=0.1 , mode=abs".replace(" :", ":")).mode == "abs"
     assert parse("randomk:unbiased=true").is_unbiased and not parse("randomk").is_unbiased
-    assert parse_memory("residual:beta=0.5").beta == 0.5
+    assert parse_error_feedback("residual:beta=0.5").beta == 0.5
 
 
 @pytest.mark.parametrize(
@@ -87,4 +87,4 @@ def test_what_is_wrong_is_said(text, error):
 
 def test_unknown_memory():
     with pytest.raises(ConfigError, match="unknown memory 'momentum': expected one of dgc, efsignsgd"):
-        parse_memory("momentum")
+        parse_error_feedback("momentum")

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from switchml.codecs import Turn, parse, together
+from switchml.codecs import StepContext, parse, together
 from switchml.codecs.powersgd import matrix_shape
 
 
@@ -16,7 +16,8 @@ def gradient(n: int, seed: int = 0) -> np.ndarray:
 def sent(spec: str, x: np.ndarray, step: int = 0, state=None) -> np.ndarray:
     """Indices of what is not 0 after decoding, which must be as it was."""
     codec = parse(spec)
-    y = codec.decompress(codec.compress(codec.new_state() if state is None else state, x, Turn("w", step)), x.size)
+    payload = codec.compress(codec.new_state() if state is None else state, x, StepContext("w", step))
+    y = codec.decompress(payload, x.size)
     indices = np.flatnonzero(y)
     assert np.array_equal(y[indices], x[indices])
     return indices
@@ -88,7 +89,7 @@ def test_adaq_sends_two_means():
 @given(st.integers(1, 3000), st.floats(0.001, 1), st.integers(0, 2**32))
 def test_random_k_draws_different_indices(n, ratio, seed):
     codec = parse(f"randomk:ratio={ratio}")
-    drawn = codec._drawn(Turn(seed=seed).shared_key(), n)
+    drawn = codec._drawn(StepContext(seed=seed).shared_key(), n)
     assert drawn.size == codec.k(n) and np.unique(drawn).size == drawn.size
     assert drawn.min(initial=0) >= 0 and drawn.max(initial=0) < n
 
@@ -96,7 +97,7 @@ def test_random_k_draws_different_indices(n, ratio, seed):
 def test_random_k_draws_anew_and_evenly():
     counts = np.zeros(1000)
     for step in range(2000):
-        counts[parse("randomk:ratio=0.05")._drawn(Turn("w", step).shared_key(), 1000)] += 1
+        counts[parse("randomk:ratio=0.05")._drawn(StepContext("w", step).shared_key(), 1000)] += 1
     assert counts.sum() == 2000 * 50
     assert counts.min() > 60 and counts.max() < 140, "each about 100 times (the deviation is 10)"
 
@@ -104,7 +105,7 @@ def test_random_k_draws_anew_and_evenly():
 def test_random_k_ranks_agree_without_talking():
     xs = [gradient(1000, rank) for rank in range(3)]
     codec = parse("randomk:ratio=0.1")
-    outcomes = together([codec.exchange(None, x, Turn("w", 5, 7, rank, 3)) for rank, x in enumerate(xs)])
+    outcomes = together([codec.exchange(None, x, StepContext("w", 5, 7, rank, 3)) for rank, x in enumerate(xs)])
     drawn = np.flatnonzero(outcomes[0].mean)
     assert drawn.size == 100
     np.testing.assert_allclose(outcomes[0].mean[drawn], np.mean(xs, axis=0)[drawn], rtol=1e-5, atol=1e-7)
@@ -119,8 +120,8 @@ def test_power_sgd_of_a_matrix_of_low_rank_is_exact():
     left, right = random.standard_normal((40, 2)), random.standard_normal((2, 60))
     xs = [(left * (rank + 1) @ right).astype(np.float32).reshape(-1) for rank in range(3)]
     codec = parse("powersgd:rank=2")
-    turns = [Turn("w", rank=rank, world=3, shape=(40, 60)) for rank in range(3)]
-    outcomes = together([codec.exchange(codec.new_state(), x, t) for x, t in zip(xs, turns, strict=True)])
+    contexts = [StepContext("w", rank=rank, world=3, shape=(40, 60)) for rank in range(3)]
+    outcomes = together([codec.exchange(codec.new_state(), x, t) for x, t in zip(xs, contexts, strict=True)])
     np.testing.assert_allclose(outcomes[0].mean, np.mean(xs, axis=0), rtol=1e-3, atol=1e-4)
 
 
@@ -132,7 +133,7 @@ def test_power_sgd_iterates_towards_the_best_approximation():
     codec = parse("powersgd:rank=3")
     state, errors = codec.new_state(), []
     for step in range(8):
-        [outcome] = together([codec.exchange(state, x, Turn("w", step, shape=(50, 50)))])
+        [outcome] = together([codec.exchange(state, x, StepContext("w", step, shape=(50, 50)))])
         errors.append(np.linalg.norm(outcome.mean - x))
     best = np.linalg.norm(np.diag(spectrum)[3:])
     assert errors[0] > 1.1 * best and errors[-1] < 1.01 * best
@@ -156,5 +157,6 @@ def test_matrices(n, shape, wanted):
 def test_power_sgd_sends_small_and_flat_tensors_as_they_are():
     x = gradient(100)
     for shape in ((100,), (10, 10)):
-        [outcome] = together([parse("powersgd:rank=5").exchange(parse("powersgd").new_state(), x, Turn(shape=shape))])
+        codec = parse("powersgd:rank=5")
+        [outcome] = together([codec.exchange(codec.new_state(), x, StepContext(shape=shape))])
         assert np.array_equal(outcome.mean, x) and np.array_equal(outcome.own, x)

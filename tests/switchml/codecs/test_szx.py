@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from switchml.codecs import Turn
+from switchml.codecs import StepContext
 from switchml.codecs.szx import Szx
 from switchml.errors import PayloadError
 from tests.support.examples import examples
@@ -65,7 +65,7 @@ def test_the_authors_streams(case):
     codec = Szx(bound=float(np.float32(case["bound"])), mode="abs", block=case["block"])
     decoded = codec.decode(stream, x.size)
     assert np.array_equal(bits(decoded), bits(read(case["decoded"], np.float32))), "read as they read it"
-    ours = codec.encode(None, x, Turn())
+    ours = codec.encode(None, x, StepContext())
     if case["name"] == "noise, fine":  # where rounding alone may use up half the bound, we write blocks as they are
         assert_within(x, codec.decode(ours, x.size), case["bound"])
     else:
@@ -94,7 +94,7 @@ def assert_within(x: np.ndarray, y: np.ndarray, bound: float) -> None:
 @examples(500)
 def test_the_bound_is_never_broken(x, bound, block):
     codec = Szx(bound=bound, mode="abs", block=block)
-    stream = codec.encode(None, x, Turn())
+    stream = codec.encode(None, x, StepContext())
     y = codec.decode(stream, x.size)
     assert_within(x, y, bound)
     with np.errstate(all="ignore"):
@@ -107,39 +107,39 @@ def test_the_bound_is_never_broken_where_rounding_matters(x, exponent):
     """Bounds around the distance of neighbouring floats."""
     bound = float(np.spacing(np.abs(x).max(initial=1e-30))) * 2.0**exponent
     codec = Szx(bound=bound, mode="abs", block=16)
-    assert_within(x, codec.decode(codec.encode(None, x, Turn()), x.size), bound)
+    assert_within(x, codec.decode(codec.encode(None, x, StepContext()), x.size), bound)
 
 
 @pytest.mark.parametrize("bound", [1e-1, 1e-3, 1e-6])
 def test_relative_bound(bound):
     random = np.random.default_rng(0)
     x = (random.standard_normal(10_000) * 5 + 3).astype(np.float32)
-    y = Szx(bound=bound).decode(Szx(bound=bound).encode(None, x, Turn()), x.size)
+    y = Szx(bound=bound).decode(Szx(bound=bound).encode(None, x, StepContext()), x.size)
     largest = np.abs(x.astype(np.float64) - y).max()
     assert largest <= bound * (float(x.max()) - float(x.min()))
     assert largest > 0, "it does use its bound"
     x[100], x[5000] = np.inf, np.nan  # the range is that of the finite elements
-    assert_within(x, Szx(bound=bound).decode(Szx(bound=bound).encode(None, x, Turn()), x.size), largest * 1.5)
+    assert_within(x, Szx(bound=bound).decode(Szx(bound=bound).encode(None, x, StepContext()), x.size), largest * 1.5)
 
 
 def test_lossless():
     x = np.random.default_rng(0).integers(0, 2**32, 4000, np.uint64).astype(np.uint32).view(np.float32)
     codec = Szx(bound=0, mode="abs")
-    assert np.array_equal(bits(codec.decode(codec.encode(None, x, Turn()), x.size)), bits(x))
+    assert np.array_equal(bits(codec.decode(codec.encode(None, x, StepContext()), x.size)), bits(x))
 
 
 def test_sizes():
     """A constant block takes a bit and its median; 13 bytes go before all."""
-    assert Szx().encode(None, np.full(1280, 0.5, np.float32), Turn()).size == 13 + 2 + 10 * 4
-    assert Szx().encode(None, np.empty(0, np.float32), Turn()).size == 13
+    assert Szx().encode(None, np.full(1280, 0.5, np.float32), StepContext()).size == 13 + 2 + 10 * 4
+    assert Szx().encode(None, np.empty(0, np.float32), StepContext()).size == 13
     noise = np.random.default_rng(0).standard_normal(128_000).astype(np.float32)
-    size = Szx(bound=2.0**-5, mode="abs").encode(None, noise, Turn()).size
+    size = Szx(bound=2.0**-5, mode="abs").encode(None, noise, StepContext()).size
     assert size <= 13 + 125 + 1000 * (5 + 32) + 2 * noise.size, "10 + 1 + 5 bits, 2 bytes"
 
 
 @pytest.mark.parametrize("change", [(4, 7), (0, 2), (12, 99), (13, 255)])
 def test_damage_is_named(change):
-    stream = Szx().encode(None, np.random.default_rng(0).standard_normal(300).astype(np.float32), Turn()).copy()
+    stream = Szx().encode(None, np.random.default_rng(0).standard_normal(300).astype(np.float32), StepContext()).copy()
     stream[change[0]] = change[1]
     with pytest.raises(PayloadError, match="szx"):
         Szx().decode(stream, 300)

@@ -19,7 +19,7 @@ import numpy as np
 
 from emulator.lab.bench.codecs import baselines
 from emulator.lab.bench.codecs.tensors import Tensor
-from switchml.codecs import CODECS, Codec, Turn, parse
+from switchml.codecs import CODECS, Codec, StepContext, parse
 from switchml.codecs.exchange import reduce
 
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
@@ -119,7 +119,7 @@ def measure(
                     one.decompress_s.clear()
         for codec, state, one in zip(codecs, states, measured, strict=False):
             # Once the state has settled, as SIDCo's stages do.
-            exchange = codec.exchange(state, x, Turn("bench", world=workers, shape=tensor.shape))
+            exchange = codec.exchange(state, x, StepContext("bench", world=workers, shape=tensor.shape))
             one.sent_bytes, one.received_bytes = _traffic(exchange, workers)
         return Report(tensor, workers, bound, ratio, measured, missing)
 
@@ -130,7 +130,7 @@ def _ours(codec: Codec, state: Any, tensor: Tensor) -> baselines.Baseline:
     return baselines.Baseline(
         str(codec),
         codec.aggregation,
-        compress=lambda x: codec.compress(state, x, Turn("bench", next(steps), shape=tensor.shape)),
+        compress=lambda x: codec.compress(state, x, StepContext("bench", next(steps), shape=tensor.shape)),
         decompress=lambda payload: codec.decompress(payload, n),
         nbytes=lambda payload: payload.nbytes,
     )

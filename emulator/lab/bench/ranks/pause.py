@@ -24,7 +24,7 @@ class _Pause(torch.autograd.Function):
 
 def pause(x: torch.Tensor, forward_s: float, backward_s: float) -> torch.Tensor:
     """`x` itself, after a time; its gradient takes another."""
-    paused: torch.Tensor = _Pause.apply(x, forward_s, backward_s)  # type: ignore[no-untyped-call]
+    paused: torch.Tensor = _Pause.apply(x, forward_s, backward_s)  # type: ignore[no-untyped-call]  # torch has no types for it
     return paused
 
 

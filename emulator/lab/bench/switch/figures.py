@@ -14,5 +14,5 @@ class Figures:
 
     def to_json(self) -> dict[str, Any]:
         """As `--json` prints it."""
-        row: dict[str, Any] = asdict(self)  # type: ignore[call-overload]
+        row: dict[str, Any] = asdict(self)  # type: ignore[call-overload]  # subclasses are dataclasses
         return {name: round(value, self.digits) if isinstance(value, float) else value for name, value in row.items()}

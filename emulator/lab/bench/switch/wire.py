@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from emulator.networks.testbed.namespaces import run
+from emulator.p4switch.state.action_profiles import RunAction
 from emulator.p4switch.state.state import State
 from emulator.p4switch.thrift.tables import match_to_wire
 from switchml.control.thrift.client import Client
@@ -46,6 +47,7 @@ def calls(state: State) -> list[dict[str, Any]]:
     arguments = []
     for table in (table for table in state.tables if not table.is_immutable):
         for entry in table.all_entries():
+            assert isinstance(entry.target, RunAction)  # the program has no action profiles
             action = state.program.actions[entry.target.action]
             data = [
                 _bytes(value % PORTS if param.width == 9 else value, param.width)

@@ -36,7 +36,7 @@ def folder_of(chunk_samples: int) -> str:
 def write_chunks(folder: Path, data: np.ndarray, chunk_samples: int) -> None:
     """The rows of uint8 `data` (samples, bytes), as chunks of `chunk_samples` below `folder`."""
     os.environ["DATA_OPTIMIZER_CACHE_FOLDER"] = str(folder / "writing")
-    from litdata import optimize  # type: ignore[import-not-found, unused-ignore]
+    from litdata import optimize  # type: ignore[import-not-found, unused-ignore]  # no extra of ours
 
     optimize(
         fn=data.__getitem__,
@@ -56,7 +56,7 @@ def batches(rank: int, plan: dict[str, Any], chunk_samples: int, epochs: int) ->
     ranks = str(plan["ranks"])
     os.environ |= {"WORLD_SIZE": ranks, "GLOBAL_RANK": str(rank), "NNODES": ranks, **credentials}
     from litdata import StreamingDataLoader, StreamingDataset
-    from litdata.streaming import downloader  # type: ignore[import-not-found, unused-ignore]
+    from litdata.streaming import downloader  # type: ignore[import-not-found, unused-ignore]  # no extra of ours
 
     logging.getLogger(NAME).setLevel(logging.ERROR)  # it wants caches of 25 GB
     # It has no option for storage without TLS.

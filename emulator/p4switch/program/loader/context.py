@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from emulator.p4switch import hashes
 from emulator.p4switch.program import ir
@@ -13,30 +13,36 @@ from emulator.p4switch.program.expr import FieldRef
 from emulator.p4switch.values import MAX_WIDTH
 from switchml.errors import ProgramError
 
+Json = dict[str, Any]
+"""An object of the JSON, whose values have the types that `shapes` has checked."""
+T = TypeVar("T")
 
-def source_of(obj: Any) -> ir.Source:
+
+class LocatedError(ProgramError):
+    """A ProgramError that names the object at fault."""
+
+
+def source_of(obj: Json) -> ir.Source:
     """The `source_info` of a JSON object, if it has one."""
-    info = obj.get("source_info") if isinstance(obj, dict) else None
-    if not isinstance(info, dict):
-        return ir.Source()
+    info = obj.get("source_info") or {}
     return ir.Source(
-        str(info.get("filename", "")),
-        int(info.get("line") or 0),
-        int(info.get("column") or 0),
-        str(info.get("source_fragment", "")),
+        info.get("filename") or "",
+        info.get("line") or 0,
+        info.get("column") or 0,
+        info.get("source_fragment") or "",
     )
 
 
 @contextmanager
-def reading(what: str, obj: Any = None) -> Iterator[None]:
+def reading(what: str, obj: Json | None = None) -> Iterator[None]:
     """Turns errors inside into a ProgramError that begins with `what`, `obj`'s name and its line. The innermost
     applies."""
     try:
         yield
-    except ProgramError as error:
-        if not getattr(error, "is_located", False):
-            raise _located(what, obj, str(error)) from error
+    except LocatedError:
         raise
+    except ProgramError as error:
+        raise _located(what, obj, str(error)) from error
     except KeyError as error:
         raise _located(what, obj, f"lacks {error}") from error
     except (TypeError, ValueError, IndexError, AttributeError) as error:
@@ -45,45 +51,41 @@ def reading(what: str, obj: Any = None) -> Iterator[None]:
         raise _located(what, obj, "is nested too deeply") from error
 
 
-def _located(what: str, obj: Any, problem: str) -> ProgramError:
-    name = obj.get("name", obj.get("op")) if isinstance(obj, dict) else None
-    place = str(source_of(obj))
-    error = ProgramError(f"{what}{f' {name!r}' if name is not None else ''}{f' ({place})' if place else ''}: {problem}")
-    error.is_located = True
-    return error
+def _located(what: str, obj: Json | None, problem: str) -> LocatedError:
+    obj = obj or {}
+    name, place = obj.get("name", obj.get("op")), str(source_of(obj))
+    return LocatedError(f"{what}{f' {name!r}' if name is not None else ''}{f' ({place})' if place else ''}: {problem}")
 
 
 def hex_int(text: str) -> int:
     """A JSON hexstr, "0x1f" or "-0x1f"."""
-    if not isinstance(text, str):
-        raise ValueError(f"{text!r} is not a hexstr")
     return int(text, 16)
 
 
 def algorithm(name: str) -> str:
     """The name of a calculation's algorithm. BMv2 refuses those that it does not know when it loads a program."""
-    if not hashes.is_known(expect(name, str, "its algorithm")):
+    if not hashes.is_known(name):
         raise ProgramError(f"the algorithm {name!r} is not known to simple_switch")
     return name
 
 
-def expect(value: Any, type_: type, what: str) -> Any:
+def expect(value: object, type_: type[T], what: str) -> T:
     """`value`, which must be of this type (a bool is not an int)."""
     if not isinstance(value, type_) or (type_ is int and isinstance(value, bool)):
         raise ProgramError(f"{what} is {value!r}, but should be of type {type_.__name__}")
     return value
 
 
-def one_of(value: Any, allowed: tuple[str, ...], what: str) -> Any:
+def one_of(value: str, allowed: tuple[str, ...], what: str) -> str:
     """`value`, which must be one of these."""
     if value not in allowed:
         raise ProgramError(f"the {what} {value!r} is not one of {', '.join(allowed)}")
     return value
 
 
-def width_of(value: Any, what: str) -> int:
+def width_of(value: int, what: str) -> int:
     """A valid number of bits."""
-    if not 0 <= expect(value, int, what) <= MAX_WIDTH:
+    if not 0 <= value <= MAX_WIDTH:
         raise ProgramError(f"{what} is {value}, but should be at most {MAX_WIDTH}")
     return value
 
@@ -105,7 +107,7 @@ class Names:
 
     def add(self, sort: str, name: str, index: int) -> None:
         table = self.indices.setdefault(sort, {})
-        if expect(name, str, f"the name of a {sort}") in table:
+        if name in table:
             raise ProgramError(f"there are two objects of type {sort} named {name!r}")
         table[name] = index
 
@@ -115,7 +117,7 @@ class Names:
         except KeyError:
             raise ProgramError(f"there is no {sort} named {name!r}") from None
 
-    def field(self, value: list) -> FieldRef:
+    def field(self, value: list[str]) -> FieldRef:
         """["header", "field"] as a FieldRef."""
         header_name, field_name = value
         header = self.find("header", header_name)
@@ -133,7 +135,17 @@ def field_in(header_type: ir.HeaderType, name: str) -> int:
         raise ProgramError(f"header type {header_type.name!r} has no field {name!r}") from None
 
 
-def unique_ids(sort: str, objects: list) -> None:
+class HasId(Protocol):
+    """What the control plane can refer to by number."""
+
+    @property
+    def id(self) -> int: ...
+
+
+HasIdT = TypeVar("HasIdT", bound=HasId)
+
+
+def unique_ids(sort: str, objects: Iterable[HasId]) -> None:
     """Refuse two objects of one sort with the same id."""
     seen: set[int] = set()
     for obj in objects:
@@ -142,9 +154,9 @@ def unique_ids(sort: str, objects: list) -> None:
         seen.add(obj.id)
 
 
-def named(sort: str, names: Names, objs: list, make: Callable[[Names, dict], Any]) -> tuple:
+def named(sort: str, names: Names, objs: list[Json], make: Callable[[Names, Json], HasIdT]) -> tuple[HasIdT, ...]:
     """One object from each JSON object, registered by name."""
-    objects: list[Any] = []
+    objects: list[HasIdT] = []
     for obj in objs:
         with reading(sort, obj):
             names.add(sort, obj["name"], len(objects))

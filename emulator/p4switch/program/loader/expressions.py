@@ -4,10 +4,11 @@ all operands are checked, so that neither engine meets a boolean in place of a n
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 from emulator.p4switch.program import expr as e
 from emulator.p4switch.program import ir
-from emulator.p4switch.program.loader.context import Names, expect, field_in, hex_int, reading, source_of
+from emulator.p4switch.program.loader.context import Json, Names, expect, field_in, hex_int, reading, source_of
 from switchml.errors import ProgramError
 
 REFERENCES = {
@@ -19,7 +20,7 @@ REFERENCES = {
 DEREFERENCE = ("dereference_stack", "dereference_header_stack", "dereference_union_stack")
 
 
-def expression(names: Names, obj: dict) -> e.Expr:
+def expression(names: Names, obj: Json) -> e.Expr:
     """A type-value object as an expression."""
     sort, value = obj["type"], obj["value"]
     if sort == "expression":
@@ -27,11 +28,11 @@ def expression(names: Names, obj: dict) -> e.Expr:
     if sort == "hexstr":
         return e.Const(hex_int(value))
     if sort == "bool":
-        return e.Bool(int(expect(value, bool, "a bool")))
+        return e.Bool(int(value))
     if sort == "field":
         return names.field(value)
     if sort in ("local", "runtime_data"):
-        return e.Local(expect(value, int, "the index of an action's argument"))
+        return e.Local(value)
     if sort in REFERENCES:
         what, node = REFERENCES[sort]
         return node(names.find(what, value))
@@ -44,12 +45,12 @@ def expression(names: Names, obj: dict) -> e.Expr:
     raise ProgramError(f"an expression can't have the type {sort!r}")
 
 
-def data(names: Names, obj: dict) -> e.Expr:
+def data(names: Names, obj: Json) -> e.Expr:
     """An expression that must give a number."""
     return _of_kind(expression(names, obj), e.DATA)
 
 
-def condition(names: Names, obj: dict) -> e.Expr:
+def condition(names: Names, obj: Json) -> e.Expr:
     """An expression that must give a boolean."""
     return _of_kind(expression(names, obj), e.BOOL)
 
@@ -76,8 +77,10 @@ def _of_kind(node: e.Expr, kind: str) -> e.Expr:
     return node
 
 
-def _operation(names: Names, value: dict) -> e.Expr:
-    op, left, right = value["op"], value.get("left"), value.get("right")
+def _operation(names: Names, value: Json) -> e.Expr:
+    op: str = value["op"]
+    left: Any = value.get("left")
+    right: Any = value.get("right")
     if op in DEREFERENCE:
         return element(names, expression(names, left), data(names, right))
     if op == "access_field":
@@ -141,6 +144,7 @@ def access(names: Names, header: e.Expr, field: int) -> e.Expr:
 
 def member(union: e.Expr, index: int) -> e.Expr:
     """Member number `index` of a union."""
+    assert isinstance(union, e.Union)
     if not 0 <= index < len(union.members):
         raise ProgramError(f"a union has no member number {index}")
     return union.members[index]
@@ -193,10 +197,11 @@ NODES = {"place": (e.FieldRef, e.AccessField, e.RegisterRef), "text": (e.Text,),
 """Sorts of arguments in PRIMITIVES → kinds or classes of their nodes; other sorts are those of an ObjectRef."""
 
 
-def primitive(names: Names, obj: dict, n_params: int = 0) -> ir.Primitive:
+def primitive(names: Names, obj: Json, n_params: int = 0) -> ir.Primitive:
     """A primitive call within an action of `n_params` parameters."""
     with reading("primitive", obj):
-        op, parameters = obj["op"], obj["parameters"]
+        op: str = obj["op"]
+        parameters: list[Json] = obj["parameters"]
         if op not in PRIMITIVES:
             raise ProgramError("no such primitive is known to simple_switch")
         sorts = PRIMITIVES[op].split()
@@ -213,12 +218,12 @@ def primitive(names: Names, obj: dict, n_params: int = 0) -> ir.Primitive:
         return ir.Primitive(SAME_AS.get(op, op), args, source_of(obj))
 
 
-def _argument(names: Names, obj: dict) -> e.Expr:
+def _argument(names: Names, obj: Json) -> e.Expr:
     sort, value = obj["type"], obj["value"]
     if sort in OBJECTS:
         return e.ObjectRef(sort.removesuffix("_array"), names.find(OBJECTS[sort], value))
     if sort == "string":
-        return e.Text(expect(value, str, "a string argument"))
+        return e.Text(value)
     if sort in ("parameters_vector", "field_list"):
         return e.Vector(tuple(_argument(names, item) for item in value))
     if sort == "extern":

@@ -10,12 +10,13 @@ import json
 import types
 from collections.abc import Callable
 from dataclasses import replace
-from os import PathLike
+from pathlib import Path
+from typing import Any, TypeVar
 
 from emulator.p4switch.program import expr as e
 from emulator.p4switch.program import ir
 from emulator.p4switch.program.loader import context, parsers, psa
-from emulator.p4switch.program.loader.context import Names, expect, named, one_of, reading, width_of
+from emulator.p4switch.program.loader.context import Json, Names, expect, named, one_of, reading, width_of
 from emulator.p4switch.program.loader.expressions import condition, data, primitive
 from emulator.p4switch.program.loader.pipelines import Pipelines
 from emulator.p4switch.program.loader.shapes import check_program
@@ -32,7 +33,7 @@ CORE_ERRORS = (
 """Errors of core.p4; those without a number in the JSON are numbered after its highest."""
 
 
-def load(path: str | PathLike) -> ir.Program:
+def load(path: str | Path) -> ir.Program:
     """The program in a JSON file. Raises ProgramError, also if the file can't be read."""
     try:
         text = read_text(path)
@@ -55,7 +56,7 @@ def loads(text: str) -> ir.Program:
         return _program(root, text)
 
 
-def _check_version(meta: dict) -> None:
+def _check_version(meta: Json) -> None:
     if meta.get("version") is None:
         return  # as BMv2: programs without a version are accepted
     major, minor = meta["version"]
@@ -63,12 +64,12 @@ def _check_version(meta: dict) -> None:
         raise ProgramError(f"has format version {major}.{minor}; versions {MAJOR}.0 to {MAJOR}.{MAX_MINOR} are known")
 
 
-def _program(root: dict, text: str) -> ir.Program:
+def _program(root: Json, text: str) -> ir.Program:
     names = Names()
     if psa.is_psa(root):
         root = psa.with_arrays(root)
 
-    def section(name: str) -> list:
+    def section(name: str) -> list[Any]:
         return root.get(name) or []  # absent and null both mean empty
 
     _headers(names, section)
@@ -138,9 +139,10 @@ def check_runnable(program: ir.Program) -> None:
 # Headers
 
 
-def _header_type(names: Names, obj: dict) -> ir.HeaderType:
-    fields, offset, varbit = [], 0, None
-    max_length = expect(obj.get("max_length") or 0, int, "max_length")
+def _header_type(names: Names, obj: Json) -> ir.HeaderType:
+    fields: list[ir.Field] = []
+    offset, varbit = 0, None
+    max_length: int = obj.get("max_length") or 0
     for name, width, *flags in filter(None, obj["fields"]):  # p4c writes [] for PSA's errors
         signed, saturating = ([bool(flag) for flag in flags] + [False, False])[:2]
         is_varbit = width == "*"
@@ -149,7 +151,7 @@ def _header_type(names: Names, obj: dict) -> ir.HeaderType:
                 raise ProgramError("has more than one field of variable width")
             varbit = len(fields)
             width = 0  # set once the other fields are known
-        width_of(width, f"the width of field {expect(name, str, 'the name of a field')!r}")
+        width_of(width, f"the width of field {name!r}")
         if signed and width == 1 and not is_varbit:
             raise ProgramError(f"field {name!r} can't have {width} bits")
         fields.append(ir.Field(name, width, offset, signed, saturating, is_varbit))
@@ -166,7 +168,7 @@ def _header_type(names: Names, obj: dict) -> ir.HeaderType:
     return ir.HeaderType(obj["name"], obj["id"], tuple(fields), offset, varbit, length, max_length)
 
 
-def _headers(names: Names, section: Callable[[str], list]) -> None:
+def _headers(names: Names, section: Callable[[str], list[Any]]) -> None:
     """Header types, headers, and the stacks and unions that headers are in."""
     type_index = {kind.name: kind for kind in named("header type", names, section("header_types"), _header_type)}
 
@@ -210,16 +212,23 @@ def _headers(names: Names, section: Callable[[str], list]) -> None:
             _stack("header union stack", names, obj, tuple(types_of), tuple(types_of.values()), columns)
 
 
-def _stack(sort: str, names: Names, obj: dict, *parts: tuple) -> None:
+def _stack(
+    sort: str,
+    names: Names,
+    obj: Json,
+    members: tuple[str, ...],
+    types_of: tuple[ir.HeaderType, ...],
+    columns: tuple[tuple[int, ...], ...],
+) -> None:
     names.add(sort, obj["name"], len(names.stacks))
-    names.stacks.append(ir.Stack(obj["name"], obj["id"], *parts))
-    for column in names.stacks[-1].columns:
+    names.stacks.append(ir.Stack(obj["name"], obj["id"], members, types_of, columns))
+    for column in columns:
         for header in column:
             names.headers[header] = replace(names.headers[header], in_stack=True)
 
 
-def _errors(objs: list) -> dict[str, int]:
-    errors = {name: expect(value, int, f"error {name!r}") for name, value in objs}
+def _errors(pairs: list[tuple[str, int]]) -> dict[str, int]:
+    errors = dict(pairs)
     if len(set(errors.values())) != len(errors):
         raise ProgramError("two errors have the same number")
     for name in CORE_ERRORS:
@@ -231,35 +240,38 @@ def _errors(objs: list) -> dict[str, int]:
 # State and calculations
 
 
-def _counter(names: Names, obj: dict) -> ir.CounterArray:
+def _counter(names: Names, obj: Json) -> ir.CounterArray:
     return ir.CounterArray(obj["name"], obj["id"], 0 if obj.get("is_direct") else _array_size(obj))
 
 
-def _register(names: Names, obj: dict) -> ir.RegisterArray:
+def _register(names: Names, obj: Json) -> ir.RegisterArray:
     width = width_of(obj["bitwidth"], "bitwidth")
     if width == 0:
         raise ProgramError("can't have cells of 0 bits")
     return ir.RegisterArray(obj["name"], obj["id"], _array_size(obj), width)
 
 
-def _meter(names: Names, obj: dict) -> ir.MeterArray:
+def _meter(names: Names, obj: Json) -> ir.MeterArray:
     counts_bytes = one_of(obj["type"], ("packets", "bytes"), "meter type") == "bytes"
     is_direct = bool(obj.get("is_direct", False))
     if is_direct and obj.get("result_target") is None:
         raise ProgramError("a direct meter needs 'result_target'")
     target = names.field(obj["result_target"]) if is_direct else None
-    n_rates = expect(obj["rate_count"], int, "rate_count")
-    return ir.MeterArray(obj["name"], obj["id"], _array_size(obj), n_rates, counts_bytes, is_direct, None, target)
+    size, n_rates = _array_size(obj), obj["rate_count"]
+    return ir.MeterArray(obj["name"], obj["id"], size, n_rates, counts_bytes, is_direct, None, target)
 
 
-def _array_size(obj: dict) -> int:
+def _array_size(obj: Json) -> int:
     size = expect(obj["size"], int, "size")
     if size < 0:
         raise ProgramError(f"can't have {size} cells")
     return size
 
 
-def _bound(arrays: tuple, objs: list, names: Names) -> tuple:
+ArrayT = TypeVar("ArrayT", ir.CounterArray, ir.MeterArray)
+
+
+def _bound(arrays: tuple[ArrayT, ...], objs: list[Json], names: Names) -> tuple[ArrayT, ...]:
     """The arrays once more, direct ones with the index of the table in their JSON's `binding`."""
     bound = []
     for array, obj in zip(arrays, objs, strict=True):
@@ -270,26 +282,25 @@ def _bound(arrays: tuple, objs: list, names: Names) -> tuple:
     return tuple(bound)
 
 
-def _calculation(names: Names, obj: dict) -> ir.Calculation:
+def _calculation(names: Names, obj: Json) -> ir.Calculation:
     inputs = []
     for item in obj["input"]:
         sort = item["type"]
         if sort == "field":
-            ref = names.field(item["value"])
-            inputs.append(ir.CalcInput(sort, ref, names.width(ref)))
+            inputs.append(ir.CalcInput(names.field(item["value"])))
         elif sort == "hexstr":
             value = e.Const(context.hex_int(item["value"]))
-            inputs.append(ir.CalcInput(sort, value, width_of(item["bitwidth"], "bitwidth")))
+            inputs.append(ir.CalcInput(value, width_of(item["bitwidth"], "bitwidth")))
         elif sort == "header":
-            inputs.append(ir.CalcInput(sort, e.HeaderRef(names.find("header", item["value"]))))
+            inputs.append(ir.CalcInput(e.HeaderRef(names.find("header", item["value"]))))
         elif sort == "payload":
-            inputs.append(ir.CalcInput(sort))
+            inputs.append(ir.CalcInput(None))
         else:
             raise ProgramError(f"its input can't have the type {sort!r}")
     return ir.Calculation(obj["name"], obj["id"], context.algorithm(obj["algo"]), tuple(inputs))
 
 
-def _checksum(names: Names, obj: dict) -> ir.Checksum:
+def _checksum(names: Names, obj: Json) -> ir.Checksum:
     is_ipv4 = one_of(obj["type"], ("generic", "ipv4"), "checksum type") == "ipv4"
     if_cond = obj.get("if_cond")
     return ir.Checksum(
@@ -303,30 +314,33 @@ def _checksum(names: Names, obj: dict) -> ir.Checksum:
     )
 
 
-def _elements(names: Names, obj: dict, sorts: tuple[str, ...]) -> tuple:
-    for item in obj["elements"]:
+def _elements(obj: Json, *sorts: str) -> list[Json]:
+    elements: list[Json] = obj["elements"]
+    for item in elements:
         if item["type"] not in sorts:
             raise ProgramError(f"an element can't have the type {item['type']!r}")
-    return tuple(data(names, item) for item in obj["elements"])
+    return elements
 
 
-def _field_lists(names: Names, objs: list) -> tuple[ir.FieldList, ...]:
+def _field_lists(names: Names, objs: list[Json]) -> tuple[ir.FieldList, ...]:
     lists = []
     for obj in objs:
         with reading("field list", obj):
-            lists.append(ir.FieldList(obj["id"], _elements(names, obj, ("field", "hexstr"))))
+            elements = tuple(data(names, item) for item in _elements(obj, "field", "hexstr"))
+            lists.append(ir.FieldList(obj["id"], elements))
     context.unique_ids("field list", lists)
     return tuple(lists)
 
 
-def _learn_list(names: Names, obj: dict) -> ir.LearnList:
-    return ir.LearnList(obj["name"], obj["id"], _elements(names, obj, ("field",)))
+def _learn_list(names: Names, obj: Json) -> ir.LearnList:
+    fields = tuple(names.field(item["value"]) for item in _elements(obj, "field"))
+    return ir.LearnList(obj["name"], obj["id"], fields)
 
 
 # Actions
 
 
-def _actions(names: Names, objs: list) -> None:
+def _actions(names: Names, objs: list[Json]) -> None:
     for obj in objs:
         with reading("action", obj):
             index = len(names.actions)

@@ -6,13 +6,13 @@ from typing import Any
 
 from emulator.p4switch.program import expr as e
 from emulator.p4switch.program import ir
-from emulator.p4switch.program.loader.context import Names, expect, hex_int, reading, source_of, unique_ids, width_of
+from emulator.p4switch.program.loader.context import Json, Names, hex_int, reading, source_of, unique_ids, width_of
 from emulator.p4switch.program.loader.expressions import condition, data, primitive, stack_last, stack_place
 from emulator.p4switch.values import n_bytes, pad_key, padded_width
 from switchml.errors import ProgramError
 
 
-def parser(names: Names, obj: dict) -> ir.Parser:
+def parser(names: Names, obj: Json) -> ir.Parser:
     numbers: dict[str | None, int] = {None: ir.END}
     for state in obj["parse_states"]:
         if state["name"] in numbers:
@@ -32,7 +32,7 @@ def _next(numbers: dict[str | None, int], name: str | None) -> int:
     return numbers[name]
 
 
-def _state(names: Names, obj: dict, numbers: dict[str | None, int]) -> ir.ParseState:
+def _state(names: Names, obj: Json, numbers: dict[str | None, int]) -> ir.ParseState:
     ops = []
     for op in obj["parser_ops"]:
         with reading("parser op", op):
@@ -54,7 +54,7 @@ def _state(names: Names, obj: dict, numbers: dict[str | None, int]) -> ir.ParseS
     return ir.ParseState(obj["name"], obj["id"], tuple(ops), key, tuple(transitions), default, source_of(obj))
 
 
-def _op(names: Names, op: str, parameters: list) -> ir.ParserOp:
+def _op(names: Names, op: str, parameters: list[Any]) -> ir.ParserOp:
     expected = {"extract": 1, "extract_VL": 2, "set": 2, "verify": 2, "shift": 1, "advance": 1, "primitive": 1}
     if op not in expected:
         raise ProgramError(f"the parser op {op!r} is not supported")
@@ -73,13 +73,13 @@ def _op(names: Names, op: str, parameters: list) -> ir.ParserOp:
         return ir.Set(names.field(first["value"]), _value(names, parameters[1]))
     if op == "verify":
         error = parameters[1]
-        is_number = isinstance(error, int) and not isinstance(error, bool)  # an older form
+        is_number = isinstance(error, int)  # an older form
         return ir.Verify(condition(names, first), e.Const(error) if is_number else data(names, error))
     if op == "shift":
-        return ir.Advance(e.Const(8 * expect(first, int, "the number of bytes to shift")))
+        return ir.Advance(e.Const(8 * first))
     if op == "advance":
         return ir.Advance(data(names, first))
-    return ir.Call(primitive(names, first))
+    return ir.PrimitiveCall(primitive(names, first))
 
 
 def _extract_target(names: Names, sort: str, value: Any) -> e.Expr:
@@ -92,14 +92,16 @@ def _extract_target(names: Names, sort: str, value: Any) -> e.Expr:
     raise ProgramError(f"can't extract to a {sort!r}")
 
 
-def _value(names: Names, obj: dict) -> e.Expr:
-    if obj["type"] == "lookahead":
-        offset, width = obj["value"]
-        return e.Lookahead(width_of(offset, "the lookahead's offset"), width_of(width, "the lookahead's width"))
-    return data(names, obj)
+def _value(names: Names, obj: Json) -> e.Expr:
+    return _lookahead(obj["value"]) if obj["type"] == "lookahead" else data(names, obj)
 
 
-def _key(names: Names, obj: dict) -> ir.SelectKey:
+def _lookahead(value: list[int]) -> e.Lookahead:
+    offset, width = value
+    return e.Lookahead(width_of(offset, "the lookahead's offset"), width_of(width, "the lookahead's width"))
+
+
+def _key(names: Names, obj: Json) -> ir.SelectKey:
     sort, value = obj["type"], obj["value"]
     if sort == "field":
         ref = names.field(value)
@@ -108,7 +110,7 @@ def _key(names: Names, obj: dict) -> ir.SelectKey:
         last = stack_last(names, *value)
         return ir.SelectKey(last, ir.header_type(names, last).fields[last.field].width)
     if sort == "lookahead":
-        lookahead = _value(names, obj)
+        lookahead = _lookahead(value)
         return ir.SelectKey(lookahead, lookahead.width)
     raise ProgramError(f"a transition key can't hold a {sort!r}")
 
@@ -121,13 +123,13 @@ def _sized(text: str, n: int, what: str) -> int:
     return hex_int(text)
 
 
-def _by_value(obj: dict, key: tuple[ir.SelectKey, ...], next_state: int) -> ir.Transition:
+def _by_value(obj: Json, key: tuple[ir.SelectKey, ...], next_state: int) -> ir.Transition:
     n = n_bytes(padded_width([part.width for part in key]))
     cover = None if obj.get("mask") is None else _sized(obj["mask"], n, "mask")
     return ir.Transition(next_state, _sized(obj["value"], n, "value"), cover)
 
 
-def _by_vset(names: Names, obj: dict, key: tuple[ir.SelectKey, ...], next_state: int) -> ir.Transition:
+def _by_vset(names: Names, obj: Json, key: tuple[ir.SelectKey, ...], next_state: int) -> ir.Transition:
     index = names.find("parse value set", obj["value"])
     width, widths = names.parse_vsets[index].width, [part.width for part in key]
     if sum(widths) != width:
@@ -137,11 +139,11 @@ def _by_vset(names: Names, obj: dict, key: tuple[ir.SelectKey, ...], next_state:
     return ir.Transition(next_state, mask=cover, vset=index)
 
 
-def parse_vset(names: Names, obj: dict) -> ir.ParseVSet:
+def parse_vset(names: Names, obj: Json) -> ir.ParseVSet:
     return ir.ParseVSet(obj["name"], obj["id"], width_of(obj["compressed_bitwidth"], "compressed_bitwidth"))
 
 
-def deparser(names: Names, obj: dict) -> ir.Deparser:
+def deparser(names: Names, obj: Json) -> ir.Deparser:
     order = tuple(names.find("header", name) for name in obj["order"])
     calls = tuple(primitive(names, call) for call in obj.get("primitives") or ())
     return ir.Deparser(obj["name"], obj["id"], order, calls)

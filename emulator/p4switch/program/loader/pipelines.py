@@ -10,6 +10,7 @@ from typing import Any
 from emulator.p4switch.program import expr as e
 from emulator.p4switch.program import ir
 from emulator.p4switch.program.loader.context import (
+    Json,
     Names,
     algorithm,
     expect,
@@ -32,12 +33,12 @@ class Pipelines:
 
     `calculations` is the program's list; the selectors of action profiles are appended to it."""
 
-    def __init__(self, names: Names, calculations: list[ir.Calculation], objs: list) -> None:
+    def __init__(self, names: Names, calculations: list[ir.Calculation], objs: list[Json]) -> None:
         self.names = names
         self.calculations = calculations
         self.profiles: list[ir.ActionProfile] = []
         self.profile_actions: dict[int, list[int]] = {}
-        self.nodes: list[Any] = []
+        self.node_at: dict[int, ir.Node] = {}
         self.tables: list[ir.Table] = []
         self.pipelines: list[ir.Pipeline] = []
         for obj in objs:
@@ -50,11 +51,12 @@ class Pipelines:
             replace(profile, actions=tuple(dict.fromkeys(self.profile_actions[i])))
             for i, profile in enumerate(self.profiles)
         ]
+        self.nodes = [node for _, node in sorted(self.node_at.items())]
         self._check_acyclic()
         for sort, objects in (("table", self.tables), ("pipeline", self.pipelines), ("action profile", self.profiles)):
             unique_ids(sort, objects)
 
-    def _declare(self, obj: dict) -> None:
+    def _declare(self, obj: Json) -> None:
         """Number all nodes first, as they refer to each other in any order."""
         for profile in obj.get("action_profiles") or ():
             with reading("action profile", profile):
@@ -70,15 +72,14 @@ class Pipelines:
                 self._node(node["name"])
 
     def _node(self, name: str) -> None:
-        self.names.add("control-flow node", name, len(self.nodes))
-        self.nodes.append(None)
+        self.names.add("control-flow node", name, len(self.names.indices.get("control-flow node", ())))
 
-    def _profile(self, name: str, id_: int, size: int, selector: dict | None) -> None:
+    def _profile(self, name: str, id_: int, size: int, selector: Json | None) -> None:
         index = len(self.profiles)
         self.names.add("action profile", name, index)
         calculation = None
         if selector is not None:
-            inputs = tuple(ir.CalcInput("field", self.names.field(item["value"])) for item in selector["input"])
+            inputs = tuple(ir.CalcInput(self.names.field(item["value"])) for item in selector["input"])
             calculation = len(self.calculations)
             self.calculations.append(
                 ir.Calculation(f"{name}.selector", -1 - index, algorithm(selector["algo"]), inputs)
@@ -89,17 +90,16 @@ class Pipelines:
     def _next(self, name: str | None) -> int:
         return ir.END if name is None else self.names.find("control-flow node", name)
 
-    def _fill(self, obj: dict) -> None:
+    def _fill(self, obj: Json) -> None:
         for table in obj["tables"]:
             with reading("table", table):
-                node = self._table(table)
-                self.tables.append(node)
-                self.nodes[self._next(node.name)] = node
+                self.tables.append(self._table(table))
+                self.node_at[self._next(table["name"])] = self.tables[-1]
         for node in obj.get("conditionals") or ():
             with reading("conditional", node):
                 if "true_next" not in node and "false_next" not in node:
                     raise ProgramError("needs 'true_next' or 'false_next'")
-                self.nodes[self._next(node["name"])] = ir.Conditional(
+                self.node_at[self._next(node["name"])] = ir.Conditional(
                     node["name"],
                     node["id"],
                     condition(self.names, node["expression"]),
@@ -112,7 +112,7 @@ class Pipelines:
                 action = self._action(node["action_id"])
                 if self.names.actions[action].params:
                     raise ProgramError("calls an action that takes arguments")
-                self.nodes[self._next(node["name"])] = ir.ActionCall(
+                self.node_at[self._next(node["name"])] = ir.ActionCall(
                     node["name"], node["id"], action, self._next(node.get("next_node"))
                 )
         self.pipelines.append(ir.Pipeline(obj["name"], obj["id"], self._next(obj["init_table"])))
@@ -131,7 +131,7 @@ class Pipelines:
 
     # Tables
 
-    def _table(self, obj: dict) -> ir.Table:
+    def _table(self, obj: Json) -> ir.Table:
         one_of(obj["match_type"], MATCH_TYPES, "match type")
         if obj["type"] not in (ir.SIMPLE, ir.INDIRECT, ir.INDIRECT_WS):
             raise ProgramError(f"the table type {obj['type']!r} is not supported")
@@ -163,7 +163,7 @@ class Pipelines:
             **self._next_nodes(obj["next_tables"], by_name),
         )
 
-    def _actions_of(self, obj: dict) -> tuple[tuple[int, ...], dict[str, list[int]]]:
+    def _actions_of(self, obj: Json) -> tuple[tuple[int, ...], dict[str, list[int]]]:
         """Indices of the table's actions, and the same by name (p4c has several NoAction)."""
         if obj.get("action_ids") is not None:
             actions = tuple(self._action(id_) for id_ in obj["action_ids"])
@@ -174,7 +174,7 @@ class Pipelines:
             by_name.setdefault(self.names.actions[action].name, []).append(action)
         return actions, by_name
 
-    def _next_nodes(self, obj: dict, by_name: dict[str, list[int]]) -> dict[str, Any]:
+    def _next_nodes(self, obj: Json, by_name: dict[str, list[int]]) -> dict[str, Any]:
         if "__HIT__" in obj or "__MISS__" in obj:
             if set(obj) != {"__HIT__", "__MISS__"}:
                 raise ProgramError("'next_tables' must have both __HIT__ and __MISS__ and nothing else")
@@ -185,7 +185,7 @@ class Pipelines:
         numbers = {action: self._next(obj[name]) for name, actions in by_name.items() for action in actions}
         return {"next_of_action": types.MappingProxyType(numbers)}
 
-    def _key(self, obj: dict) -> ir.KeyField:
+    def _key(self, obj: Json) -> ir.KeyField:
         kind = one_of(obj["match_type"], (*MATCH_TYPES, "valid"), "match type")
         if kind == "valid":
             target = obj["target"]
@@ -199,7 +199,7 @@ class Pipelines:
             kind, ref, self.names.width(ref), obj.get("name") or name, None if text is None else hex_int(text)
         )
 
-    def _profile_of(self, obj: dict) -> int | None:
+    def _profile_of(self, obj: Json) -> int | None:
         if obj["type"] == ir.SIMPLE:
             return None
         name = obj.get("action_profile") or obj.get("act_prof_name")
@@ -210,7 +210,7 @@ class Pipelines:
             raise ProgramError(f"action profile {name!r} has no selector")
         return profile
 
-    def _args(self, action: int, texts: list) -> tuple[int, ...]:
+    def _args(self, action: int, texts: list[str]) -> tuple[int, ...]:
         params = self.names.actions[action].params
         if len(texts) != len(params):
             raise ProgramError(
@@ -218,7 +218,7 @@ class Pipelines:
             )
         return tuple(hex_int(text) for text in texts)
 
-    def _default(self, obj: dict) -> ir.DefaultEntry | None:
+    def _default(self, obj: Json) -> ir.DefaultEntry | None:
         entry = obj.get("default_entry")
         if entry is None:
             return None
@@ -229,7 +229,7 @@ class Pipelines:
         is_const_entry = bool(entry.get("action_entry_const", False))
         return ir.DefaultEntry(action, self._args(action, entry["action_data"]), is_const, is_const_entry)
 
-    def _entries(self, obj: dict, key: tuple[ir.KeyField, ...]) -> tuple[ir.Entry, ...] | None:
+    def _entries(self, obj: Json, key: tuple[ir.KeyField, ...]) -> tuple[ir.Entry, ...] | None:
         if obj.get("entries") is None:
             return None
         if obj["type"] != ir.SIMPLE:
@@ -258,14 +258,14 @@ def _next_of(node: ir.Node) -> set[int]:
     return after - {ir.END}
 
 
-def _size(obj: dict) -> int:
+def _size(obj: Json) -> int:
     """`max_size`, or the number of const entries where there are some."""
     if obj.get("entries") is not None:
         return len(obj["entries"])
     return min(max(expect(obj["max_size"], int, "max_size"), 0), MAX_ENTRIES)
 
 
-def _match(obj: dict, field: ir.KeyField) -> ir.MatchParam:
+def _match(obj: Json, field: ir.KeyField) -> ir.MatchParam:
     kind = obj["match_type"]
     if kind != field.kind:
         raise ProgramError(f"matches {field.name!r} by {kind}, but the table by {field.kind}")
@@ -274,7 +274,7 @@ def _match(obj: dict, field: ir.KeyField) -> ir.MatchParam:
     if kind == "exact":
         return ir.MatchParam(kind, hex_int(obj["key"]))
     if kind == "lpm":
-        return ir.MatchParam(kind, hex_int(obj["key"]), expect(obj["prefix_length"], int, "prefix_length"))
+        return ir.MatchParam(kind, hex_int(obj["key"]), obj["prefix_length"])
     if kind == "ternary":
         return ir.MatchParam(kind, hex_int(obj["key"]), hex_int(obj["mask"]))
     return ir.MatchParam(kind, hex_int(obj["start"]), hex_int(obj["end"]))

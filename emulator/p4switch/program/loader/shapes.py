@@ -162,7 +162,7 @@ _STEP = Null(str)
 
 
 def parser_op(value: Any, path: str) -> None:
-    check(value, {"op": str, "parameters": list}, path)
+    check(value, _PLACED | {"op": str, "parameters": list}, path)
     by_op: dict[str, Any] = {"shift": int, "primitive": PRIMITIVE}
     parameters = value["parameters"]
     for number, parameter in enumerate(parameters):
@@ -239,7 +239,7 @@ PROGRAM: dict[str, Callable[[Any, str], None] | Any] = {
     "errors": [(str, int)],
     "enums": [{"name": str, "entries": [(str, int)]}],
     "force_arith": [FIELD],
-    "extern_instances": [{"name": str, "type": str, "attribute_values": Maybe([{"name": str}])}],
+    "extern_instances": [NAMED | {"type": str, "attribute_values": Maybe([{"name": str}])}],
     "parse_vsets": [NAMED | {"compressed_bitwidth": int}],
     "calculations": [NAMED | {"algo": str, "input": [typed]}],
     "counter_arrays": [NAMED | _DIRECT],

@@ -1,11 +1,13 @@
 """Racks that aggregate: the rules of docs/protocol.md, section 9, packet by packet, and whole networks."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from emulator.networks.netsim.aggregator import PARTIAL, Aggregator, rack_address, seats
+from emulator.networks.netsim.aggregator import PARTIAL, Aggregator, rack_address, slots_in_tree
 from emulator.networks.netsim.config import (
     FRAMING_BYTES,
     JobConfig,
@@ -17,10 +19,12 @@ from emulator.networks.netsim.config import (
 from emulator.networks.netsim.experiment import run
 from emulator.networks.netsim.packets import Packet
 from switchml.protocol.packet import ADDRESSED_BYTES, CONTRIBUTION, FLAG_OVERFLOW, R_FLAG, RESULT, WAIT
+from switchml.protocol.pool import Pool
 from tests.support.examples import examples
 
 MIB = 1 << 20
 TAG, ISN, SLOTS = 7, 0, 2
+POOL = partial(Pool, slots=SLOTS, payload_bytes=256, tag=TAG, isn=ISN)
 RACKS = ((0, 1), (2, 3))
 
 
@@ -32,9 +36,9 @@ class Tree:
         self.down, self.to_hosts = [], []
         self.racks = [Aggregator(self.to_hosts.append, self.up[rack].append) for rack in (0, 1)]
         self.core = Aggregator(self.down.append)
-        below, above = seats(RACKS, (0, 1), (10, 11, 12, 13), 1, slots=SLOTS, payload_bytes=256, tag=TAG, isn=ISN)
-        for rack, seat in zip(self.racks, below, strict=True):
-            rack.add(0, seat)
+        below, above = slots_in_tree(RACKS, (0, 1), (10, 11, 12, 13), 1, POOL)
+        for rack, job_slots in zip(self.racks, below, strict=True):
+            rack.add(0, job_slots)
         self.core.add(0, above)
 
     def send(self, rank, value=1, seq=0, is_retransmission=False, need=0):

@@ -28,6 +28,11 @@ BAD = (True, -1, 1.5, "nonsense", [[]], {"x": []})
             1,
             ".next_state is 1, but should be a string",
         ),
+        (
+            ("parsers", 0, "parse_states", 0, "parser_ops"),
+            [{"op": "extract", "parameters": [], "source_info": {"line": "12"}}],
+            ".parser_ops[0].source_info.line is '12', but should be a whole number",
+        ),
         (("actions", 0, "primitives"), [{"op": "drop"}], "actions[0].primitives[0] lacks 'parameters'"),
     ],
 )

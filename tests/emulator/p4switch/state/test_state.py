@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from emulator.p4switch.hashes import Crc
 from emulator.p4switch.program import ir
 from emulator.p4switch.state.arrays import MeterArray, RegisterArray
 from emulator.p4switch.state.digests import DigestList
@@ -227,10 +228,10 @@ def test_parse_value_sets(program):
 def test_custom_crcs_and_only_they_can_be_changed(program):
     state = State(program("hashes"))
     name_of = {calculation.algo: calculation.name for calculation in state.program.calculations}
-    state.set_crc(name_of["crc16_custom"], 16, 0x1021, 0xFFFF, 0, False, False)
-    refused("Crc", "WRONG_TYPE_CALCULATION", state.set_crc, name_of["crc16"], 16, 1, 0, 0, False, False)
-    refused("Crc", "WRONG_TYPE_CALCULATION", state.set_crc, name_of["crc32_custom"], 16, 1, 0, 0, False, False)
-    refused("Crc", "INVALID_CALCULATION_NAME", state.set_crc, "nothing", 16, 1, 0, 0, False, False)
+    state.set_crc(name_of["crc16_custom"], Crc(16, 0x1021, 0xFFFF, 0, False, False))
+    refused("Crc", "WRONG_TYPE_CALCULATION", state.set_crc, name_of["crc16"], Crc(16, 1, 0, 0, False, False))
+    refused("Crc", "WRONG_TYPE_CALCULATION", state.set_crc, name_of["crc32_custom"], Crc(16, 1, 0, 0, False, False))
+    refused("Crc", "INVALID_CALCULATION_NAME", state.set_crc, "nothing", Crc(16, 1, 0, 0, False, False))
     refused("ToeplitzHash", "WRONG_TYPE_CALCULATION", state.set_toeplitz_key, name_of["crc16"], bytes(4))
 
 

@@ -5,36 +5,36 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from switchml.codecs.base import Floats, Memory, Turn, setting
+from switchml.codecs.base import ErrorFeedback, Floats, StepContext, setting
 
 
 @dataclass
 class Residue:
-    """The state of a memory of one vector: float32[n], None before the first step; and that step's learning rate."""
+    """The error feedback of one vector: float32[n], None before the first step; and that step's learning rate."""
 
     rest: Floats | None = None
     lr: float = 1.0
 
 
 @dataclass(frozen=True)
-class NoMemory(Memory):
+class NoErrorFeedback(ErrorFeedback):
     """What is not sent is lost."""
 
     name = "none"
 
 
-class ErrorFeedback(Memory):
-    """Base of the memories that keep one residual: what was compressed, less what was sent of it."""
+class ResidualFeedback(ErrorFeedback):
+    """Base of those that keep one residual: what was compressed, less what was sent of it."""
 
     def new_state(self) -> Residue:
         return Residue()
 
-    def update(self, state: Residue, compensated: Floats, own: Floats, turn: Turn) -> None:
-        state.rest, state.lr = compensated - own, turn.lr
+    def update(self, state: Residue, compensated: Floats, own: Floats, context: StepContext) -> None:
+        state.rest, state.lr = compensated - own, context.lr
 
 
 @dataclass(frozen=True)
-class Residual(ErrorFeedback):
+class Residual(ResidualFeedback):
     """1. Compress `beta` times the residual plus `gamma` times the vector.
     2. Residual := what was compressed, less what was sent of it.
 
@@ -47,13 +47,13 @@ class Residual(ErrorFeedback):
     beta: float = setting(1.0, "weight of the residual", least=0)
     gamma: float = setting(1.0, "weight of the vector", above=0)
 
-    def compensate(self, state: Residue, x: Floats, turn: Turn) -> Floats:
+    def compensate(self, state: Residue, x: Floats, context: StepContext) -> Floats:
         scaled = x if self.gamma == 1 else np.float32(self.gamma) * x
         return scaled if state.rest is None else np.float32(self.beta) * state.rest + scaled
 
 
 @dataclass(frozen=True)
-class PowerSgdMemory(ErrorFeedback):
+class PowerSgdFeedback(ResidualFeedback):
     """1. Compress the vector plus the residual.
     2. Residual := what was compressed, less the result of the exchange (the mean of all ranks, as PowerSGD defines it).
 
@@ -64,43 +64,43 @@ class PowerSgdMemory(ErrorFeedback):
 
     name = "powersgd"
 
-    def compensate(self, state: Residue, x: Floats, turn: Turn) -> Floats:
+    def compensate(self, state: Residue, x: Floats, context: StepContext) -> Floats:
         return x if state.rest is None else x + state.rest
 
-    def update(self, state: Residue, compensated: Floats, own: Floats, turn: Turn) -> None:
-        if turn.shape is None or len(turn.shape) > 1:
-            super().update(state, compensated, own, turn)
+    def update(self, state: Residue, compensated: Floats, own: Floats, context: StepContext) -> None:
+        if context.shape is None or len(context.shape) > 1:
+            super().update(state, compensated, own, context)
 
 
 @dataclass(frozen=True)
-class EfSignSgdMemory(ErrorFeedback):
+class EfSignSgdFeedback(ResidualFeedback):
     """1. Compress the vector plus the residual times (learning rate of the last step / this step's).
     2. Residual := what was compressed, less what was sent of it.
 
     The error is thereby kept in units of parameters, as the paper's p = lr * g + e does, while what is exchanged stays
-    a gradient. The learning rate is `Turn.lr`; as long as it does not change this is the residual memory.
+    a gradient. The learning rate is `StepContext.lr`; as long as it does not change this is residual error feedback.
 
     S. P. Karimireddy et al., ICML 2019 (arXiv:1901.09847), algorithm 1.
     """
 
     name = "efsignsgd"
 
-    def compensate(self, state: Residue, x: Floats, turn: Turn) -> Floats:
-        if state.rest is None or turn.lr <= 0:
+    def compensate(self, state: Residue, x: Floats, context: StepContext) -> Floats:
+        if state.rest is None or context.lr <= 0:
             return x
-        return x + np.float32(state.lr / turn.lr) * state.rest
+        return x + np.float32(state.lr / context.lr) * state.rest
 
 
 @dataclass
 class Velocity:
-    """The state of the DGC memory: velocity and its sum, float32[n] each; None before the first step."""
+    """The state of `dgc`: velocity and its sum, float32[n] each; None before the first step."""
 
     velocity: Floats | None = None
     total: Floats | None = None
 
 
 @dataclass(frozen=True)
-class DgcMemory(Memory):
+class DgcFeedback(ErrorFeedback):
     """1. With `clip`: scale the vector down to a norm of clip / sqrt(ranks).
     2. Velocity := momentum * velocity + vector; total := total + velocity. Compress the total.
     3. Set velocity and total to 0 where elements were sent (momentum factor masking).
@@ -118,10 +118,10 @@ class DgcMemory(Memory):
     def new_state(self) -> Velocity:
         return Velocity()
 
-    def compensate(self, state: Velocity, x: Floats, turn: Turn) -> Floats:
+    def compensate(self, state: Velocity, x: Floats, context: StepContext) -> Floats:
         if self.clip > 0:
             norm = math.sqrt(np.dot(x.astype(np.float64), x))
-            limit = self.clip / math.sqrt(turn.world)
+            limit = self.clip / math.sqrt(context.world)
             x = x * np.float32(limit / norm) if norm > limit else x
         if state.velocity is None or state.total is None:
             state.velocity, state.total = x.copy(), x.copy()
@@ -130,7 +130,7 @@ class DgcMemory(Memory):
             state.total = state.total + state.velocity
         return state.total
 
-    def update(self, state: Velocity, compensated: Floats, own: Floats, turn: Turn) -> None:
+    def update(self, state: Velocity, compensated: Floats, own: Floats, context: StepContext) -> None:
         assert state.velocity is not None, "update follows compensate"
         was_sent = own != 0
         state.velocity[was_sent] = 0

@@ -5,7 +5,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from switchml.codecs import CODECS, Max, Sum, Turn, allreduce, max_as_sum, max_of_sum, parse, parse_memory, together
+from switchml.codecs import (
+    CODECS,
+    Max,
+    StepContext,
+    Sum,
+    allreduce,
+    max_as_sum,
+    max_of_sum,
+    parse,
+    parse_error_feedback,
+    together,
+)
 from switchml.errors import RanksDisagree
 
 
@@ -13,22 +24,22 @@ def gradients(steps: int, n: int = 400) -> np.ndarray:
     return np.random.default_rng(0).laplace(size=(steps, n)).astype(np.float32)
 
 
-def run(codec_spec: str, memory_spec: str, xs: np.ndarray, lrs=None, shape=None):
-    """What one rank's all-reduces returned, and its memory's state."""
-    codec, memory = parse(codec_spec), parse_memory(memory_spec)
-    state, kept, means = codec.new_state(), memory.new_state(), []
+def run(codec_spec: str, feedback_spec: str, xs: np.ndarray, lrs=None, shape=None):
+    """What one rank's all-reduces returned, and the state of its error feedback."""
+    codec, feedback = parse(codec_spec), parse_error_feedback(feedback_spec)
+    state, kept, means = codec.new_state(), feedback.new_state(), []
     for step, x in enumerate(xs):
-        turn = Turn("w", step, lr=lrs[step] if lrs is not None else 1.0, shape=shape)
-        means += together([allreduce(codec, memory, state, kept, x, turn)])
+        context = StepContext("w", step, lr=lrs[step] if lrs is not None else 1.0, shape=shape)
+        means += together([allreduce(codec, feedback, state, kept, x, context)])
     return np.array(means), kept
 
 
 @pytest.mark.parametrize("codec", ["topk:ratio=0.05", "randomk:ratio=0.05", "onebit", "efsignsgd", "threshold", "thc"])
-@pytest.mark.parametrize("memory", ["residual", "efsignsgd"])
-def test_what_was_not_sent_is_kept(codec, memory):
+@pytest.mark.parametrize("feedback", ["residual", "efsignsgd"])
+def test_what_was_not_sent_is_kept(codec, feedback):
     """Sent, and kept, are all that there was."""
     xs = gradients(30)
-    means, kept = run(codec, memory, xs)
+    means, kept = run(codec, feedback, xs)
     np.testing.assert_allclose(means.sum(axis=0) + kept.rest, xs.sum(axis=0), atol=2e-4)
 
 
@@ -88,10 +99,10 @@ def test_powersgd_memory_keeps_what_the_mean_lacks():
 @given(st.lists(st.lists(st.floats(width=32), min_size=3, max_size=3), min_size=1, max_size=5))
 def test_maximum_by_integer_sums(rows):
     values = np.array(rows, np.float32)
-    turns = [Turn(rank=rank, world=len(rows)) for rank in range(len(rows))]
-    requests = [max_as_sum(Max(row), turn) for row, turn in zip(values, turns, strict=True)]
+    contexts = [StepContext(rank=rank, world=len(rows)) for rank in range(len(rows))]
+    requests = [max_as_sum(Max(row), context) for row, context in zip(values, contexts, strict=True)]
     total = np.sum([request.values for request in requests], axis=0, dtype=np.int32)
-    assert np.array_equal(max_of_sum(total, turns[0]), np.max(values, axis=0), equal_nan=True)
+    assert np.array_equal(max_of_sum(total, contexts[0]), np.max(values, axis=0), equal_nan=True)
 
 
 def asking(*requests):
@@ -122,8 +133,8 @@ def test_a_step_that_is_not_finite_leaves_no_trace(codec, bad):
 
     def train(spoils: bool) -> list[np.ndarray]:
         coder = parse(codec)
-        memory = parse_memory(coder.memory)
-        states = [(coder.new_state(), memory.new_state()) for _ in range(2)]
+        feedback = parse_error_feedback(coder.error_feedback)
+        states = [(coder.new_state(), feedback.new_state()) for _ in range(2)]
         means = []
         for step in range(steps):
             if step == spoiled_step and not spoils:
@@ -131,8 +142,8 @@ def test_a_step_that_is_not_finite_leaves_no_trace(codec, bad):
             x = xs[step].copy()
             if step == spoiled_step:
                 x[1, 7] = bad
-            turns = [Turn("w", step, rank=rank, world=2, shape=(20, 20)) for rank in range(2)]
-            both = together([allreduce(coder, memory, *states[rank], x[rank], turns[rank]) for rank in range(2)])
+            contexts = [StepContext("w", step, rank=rank, world=2, shape=(20, 20)) for rank in range(2)]
+            both = together([allreduce(coder, feedback, *states[rank], x[rank], contexts[rank]) for rank in range(2)])
             np.testing.assert_array_equal(*both)
             if step == spoiled_step:
                 assert not np.isfinite(both[0]).all()
