@@ -154,7 +154,7 @@ def _read_kind(path: Path, kind: str, rank: int | None, salvage: bool, beside: d
         return dpro.read(path, salvage=salvage)
     if kind == KINETO:
         execution_trace = beside.get(_named_rank(path))
-        return [kineto.read(path, rank=rank, salvage=salvage, execution_trace=execution_trace)]
+        return kineto.read(path, rank=rank, salvage=salvage, execution_trace=execution_trace)
     reader = {CAPTURE: captured.read, CHAKRA: chakra.read, OURS: native.read}[kind]
     return [reader(path, rank=rank, salvage=salvage)]
 
