@@ -10,6 +10,7 @@ import gzip
 import io
 import re
 import zlib
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -194,6 +195,8 @@ class ChromeFile:
 
     def _before_fault(self) -> list[Any]:
         """The events before the place at which the buffer is no JSON."""
+        while not _BOUNDARY.search(self._buffer, self._malformed) and self._read_more():
+            self._check_size(len(self._buffer), f"event {self.events + 1}")
         text, at = self._buffer, self._malformed
         batch: list[Any] = []
         for end in _last_boundaries(text[:at]):
@@ -280,22 +283,37 @@ class ChromeFile:
 
 def why_malformed(text: bytes, at: int) -> str:
     """What is wrong with `text`, which is no JSON from byte `at` on."""
+    if not _is_one_event(text, at) or _NEXT_LINE.match(text, at):
+        return SECOND_WRITER
     if text[at : at + 1] < b" " and _STRING_OPEN.search(text, max(0, at - _LOOK_BACK), at):
         return f"a string has the control character 0x{text[at]:02x}"
     if b"\\" in text[max(0, at - 2) : at]:
         return "a string has a backslash that escapes nothing"
     if _VALUE_CLOSED.search(text, max(0, at - _LOOK_BACK), at) and _VALUE_ENDS.match(text, at):
         return "a string has a quotation mark without a backslash"
-    return "it breaks off and other text goes on, as where several ranks write to one file"
+    return SECOND_WRITER
 
 
+def _is_one_event(text: bytes, at: int) -> bool:
+    """Whether what is around byte `at` has what an event has, once."""
+    begins = max((match.end() for match in _BOUNDARY.finditer(text, max(0, at - _LOOK_BACK), at)), default=0)
+    after = _BOUNDARY.search(text, at)
+    counts = Counter(match[1] for match in _KEY.finditer(text, begins, after.start() if after else len(text)))
+    return counts.keys() in (set(), {b"name"}) or (set(counts) >= _KEYS and max(counts[key] for key in _KEYS) == 1)
+
+
+_KEYS = {b"ph", b"pid", b"ts"}
+_KEY = re.compile(rb'"(ph|pid|ts|name)"\s*:')
+SECOND_WRITER = "it breaks off and other text goes on, as where several ranks write to one file"
 SECOND_TRACE = "another trace follows the first, as where several ranks write to one file"
 NOWHERE = -1
 _LOOK_BACK = 1 << 12
 _STRING_OPEN = re.compile(rb'[:,{\[]\s*"[^"\n]*\Z')
 _VALUE_CLOSED = re.compile(rb':\s*"[^"\n]*"\s*\Z')
+_NEXT_LINE = re.compile(rb'\n\s*("[^"\n]*"\s*:|[{}\]])')
 _VALUE_ENDS = re.compile(rb'[^\n]*?"\s*(,\s*"|\})')
-"""Before a fault: a string that has not ended, and a value that has; after it, where that value was meant to end."""
+"""Before a fault: a string that has not ended, and a value that has; after it, another line of a trace, and where that
+value was meant to end."""
 
 
 def _zero(match: re.Match[bytes]) -> bytes:

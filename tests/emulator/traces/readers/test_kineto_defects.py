@@ -4,6 +4,7 @@ import json
 import random
 
 import pytest
+from click.testing import CliRunner
 
 from emulator.surface.api.replaying import replay
 from emulator.traces.diagnosis.checks import diagnose
@@ -12,6 +13,7 @@ from emulator.traces.join import join
 from emulator.traces.readers.kineto import kineto
 from emulator.traces.readers.read import read
 from emulator.traces.summary import of_job
+from switchml.cli.main import cli
 from switchml.errors import TraceError
 from tests.support.kineto_data import write
 from tests.support.kineto_ddp import ALL_REDUCE, START_US, head, kernels, rank_events
@@ -255,3 +257,18 @@ def test_a_file_of_one_rank_says_nothing_of_ranks(tmp_path):
     assert "ranks" not in trace.about
     assert ALL_REDUCE in trace.names
     assert json.dumps(of_job([trace]))
+
+
+@pytest.mark.parametrize("command", ["info", "replay", "diagnose"])
+def test_commands_salvage_a_broken_file(command, tmp_path):
+    text = write(tmp_path / "rank-0.json", rank_events(), **head(ranks=1)).read_text()
+    place = text.rindex("ProfilerStep")
+    (tmp_path / "rank-0.json").write_text(f'{text[:place]}"quoted" {text[place:]}')
+    refused, read_on = (
+        CliRunner().invoke(cli, ["trace", command, str(tmp_path / "rank-0.json"), *more])
+        for more in ([], ["--salvage"])
+    )
+    assert refused.exit_code == 1
+    assert "event 52: a string has a quotation mark without a backslash; --salvage" in " ".join(refused.output.split())
+    assert read_on.exit_code == 0, read_on.output
+    assert "broken at byte" in " ".join(read_on.output.split())
