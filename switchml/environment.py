@@ -106,6 +106,12 @@ GROUPS: dict[str, tuple[Variable, ...]] = {
         Variable("SWITCHML_STEP_TIMES", "folder", "none", "each rank writes when its optimizer completed each step"),
     ),
     "Capturing (`switchml trace capture` sets these)": (
+        Variable(
+            "SWITCHML_COMMUNICATION_KERNELS",
+            "TOML file",
+            "the built-in table alone",
+            "further kernels that communicate, for what reads traces ([formats](trace-formats.md))",
+        ),
         Variable("SWITCHML_TRACE_DIR", "folder", "no capture", "where the traces go"),
         Variable("SWITCHML_TRACE_STEPS", "`SKIP:STOP`", "see `--help`", "first iteration captured, first that is not"),
         Variable("SWITCHML_TRACE_PACKETS", "number", "see `--help`", "packets that an agent records at most"),

@@ -12,7 +12,7 @@ Of several iterations that do nearly the same, durations are means; else the ite
 from __future__ import annotations
 
 import dataclasses
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from enum import Enum
 from heapq import heappop, heappush
@@ -53,12 +53,16 @@ def join(
     Raises TraceError for traces that do not belong together, GraphError for a graph that makes no sense."""
     job = traces if isinstance(traces, Job) else Job(traces, clocks)
     if iteration is not None:
-        if not 0 <= iteration < job.count:
-            raise TraceError(f"there is no iteration {iteration}: the traces have {job.count}, from 0 on")
+        if not 0 <= iteration < job.total:
+            raise TraceError(f"there is no iteration {iteration}: the traces have {job.total}, from 0 on")
+        if iteration in job.lost:
+            raise TraceError(
+                f"iteration {iteration} has launches, but no kernel; {job.first} to {job.count - 1} are whole"
+            )
         return _checked(_one(TypicalIteration(job, iteration)), check)
     chosen = range(job.warm_up, job.count)
     duration_s = {step: job.duration_s(step) for step in chosen}
-    plan = TypicalIteration(job, sorted(chosen, key=duration_s.__getitem__)[len(chosen) // 2])
+    plan = TypicalIteration(job, _median(job, duration_s))
     timings, used = [], []
     for step in chosen:
         if step == plan.step:
@@ -71,9 +75,9 @@ def join(
     if 2 * len(used) < len(chosen):
         timings, used = [plan.typical], [plan.step]
     assumptions = list(plan.assumptions)
-    if chosen[0]:
-        which = "the first" if chosen[0] == 1 else f"the first {chosen[0]}"
-        assumptions.append(f"{which} of {job.count} iterations took much longer than the others: left out")
+    if (skipped := chosen[0] - job.first) > 0:
+        which = "the first" if skipped == 1 else f"the first {skipped}"
+        assumptions.append(f"{which} of {job.count - job.first} iterations took much longer than the others: left out")
     if len(used) < len(chosen):
         assumptions += _left_out(plan, job, [step for step in chosen if step not in used], len(chosen))
     number = used[0] if len(used) == 1 else MEAN
@@ -81,7 +85,16 @@ def join(
     ahead_s = [float(np.mean([steps.ahead_s(step) for step in used])) for steps in job.steps]
     if max(ahead_s) > LEAST_GAP_S:
         assumptions.append(f"hosts are up to {max(ahead_s) * 1e3:.3g} ms ahead of their devices as an iteration begins")
-    return _checked(_Assembly(plan, timings, Mode.ALONE, ahead_s).joined(number, lasts_s, assumptions), check)
+    joined = _Assembly(plan, timings, Mode.ALONE, ahead_s).joined(number, lasts_s, assumptions)
+    return _checked(dataclasses.replace(joined, job_s=job.iteration_s), check)
+
+
+def _median(job: Job, duration_s: dict[int, float]) -> int:
+    """The iteration of median length; of those in which devices do as much as in most, if there are so many."""
+    works = {step: tuple(steps.works(step) for steps in job.steps) for step in duration_s}
+    usual, count = Counter(works.values()).most_common(1)[0]
+    alike = [step for step in duration_s if works[step] == usual or 2 * count < len(duration_s)]
+    return sorted(alike, key=duration_s.__getitem__)[len(alike) // 2]
 
 
 def _left_out(plan: TypicalIteration, job: Job, steps: list[int], count: int) -> list[str]:
@@ -186,7 +199,7 @@ class _Assembly:
             iteration=iteration,
             iteration_s=iteration_s,
             gradients=gradients,
-            assumptions=[*clocks.assumptions, *assumptions],
+            assumptions=[*plan.job.notes, *clocks.assumptions, *assumptions],
             origin_s=plan.job.origin_s(plan.step),
             main=np.array(main, np.int64),
             earlier=np.array(self.earlier, np.int64).reshape(-1, 2),

@@ -54,6 +54,15 @@ class Joined:
     scatter_s: float = 0.0
     """By how much an all-reduce's duration usually differs from iteration to iteration; 0 where there is but one."""
 
+    job_s: float = 0.0
+    """How long an iteration takes as traced, the mean of all after the warm-up, whether they are like this one or not;
+    0: this is the only one in question."""
+
+    @property
+    def traced_s(self) -> float:
+        """What an iteration took as traced, for reports: all of them say the same of a job."""
+        return self.job_s or self.iteration_s
+
     def __repr__(self) -> str:
         return f"<Joined {len(self.traces)} traces, {len(self.graph.ops):,} ops: {self.iteration_s:.4g} s>"
 

@@ -11,6 +11,8 @@ from functools import lru_cache
 
 import numpy as np
 
+from emulator.traces.communication_kernels import family_of
+
 
 class KernelClass(Enum):
     """Classes that take their time for different reasons."""
@@ -35,8 +37,7 @@ ON_MATRIX_UNITS = frozenset({KernelClass.ATTENTION, KernelClass.CONVOLUTION, Ker
 """Classes that matrix units compute, bound by FLOP/s; memory bounds the others."""
 
 _RULES = {
-    KernelClass.COMMUNICATION: r"[nrxh]ccl|^(gloo|mpi|ucc|switchml)[:.]|^c10d::|record_param_comms|nvshmem"
-    r"|all_?reduce|cross_device_reduce",
+    KernelClass.COMMUNICATION: r"^([nrxh]ccl|gloo|mpi|ucc|switchml)[:.]|^c10d::|record_param_comms",
     KernelClass.COPY: r"^mem(cpy|set)|copybuffer|fillbuffer|batchedcopy|direct_copy|^copy(host|device)"
     r"|nchwtonhwc|nhwctonchw|^aten::(copy_|_to_copy|to|clone|contiguous|cat|zero_|fill_)$",
     KernelClass.EMBEDDING: r"embedding|index_?select",
@@ -48,7 +49,7 @@ _RULES = {
     KernelClass.GEMM: r"(?<!fb)gemm(?!::)|gemv|cutlass|cijk_|nvjet|matmul|splitkreduce|einsum|tensordot"
     r"|(?<![a-z])(linear|((add|baddb|b|scaled_)?m[mv]))(backward|(?![a-z]))",
 }
-"""First match counts. Names are compared in lower case."""
+"""First match counts, after the kernels of `communication_kernels`. Names are compared in lower case."""
 _COMPILED = {kernel: re.compile(rule) for kernel, rule in _RULES.items()}
 
 
@@ -56,6 +57,8 @@ _COMPILED = {kernel: re.compile(rule) for kernel, rule in _RULES.items()}
 def kernel_class(name: str) -> KernelClass:
     """The class of a kernel (its name may be mangled), an operator such as `aten::addmm`, or an annotation such as
     `gloo:all_reduce`."""
+    if family_of(name) is not None:
+        return KernelClass.COMMUNICATION
     plain = name.lower()
     return next((kernel for kernel, rule in _COMPILED.items() if rule.search(plain)), KernelClass.OTHER)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -16,6 +17,7 @@ from emulator.traces.align import Clocks, align
 from emulator.traces.alike import in_place
 from emulator.traces.causality import Causality
 from emulator.traces.collectives import Communications, ambiguous_groups
+from emulator.traces.completeness import NOTES, lost_device
 from emulator.traces.events import LaneKind, RankTrace, one_a_rank
 from emulator.traces.segments import Segments, cut
 from emulator.traces.steps import Steps
@@ -45,10 +47,34 @@ class Job:
         for trace in self.traces:
             if not len(trace.steps) or not len(trace.events):
                 raise TraceError(f"{trace.source} has no events in any iteration")
+            if what := lost_device(trace):
+                raise TraceError(f"{trace.source}: {what}")
         self.clocks = align(self.traces) if clocks is None else clocks
         self.steps = [Steps(trace) for trace in self.traces]
-        self.count = min(len(trace.steps) for trace in self.traces)
-        """Iterations."""
+        self.total = min(len(trace.steps) for trace in self.traces)
+        """Iterations that all ranks have."""
+        self.lost = [step for step in range(self.total) if any(is_lost(steps, step) for steps in self.steps)]
+        """Those in which some rank launched work of which nothing is in its trace."""
+        if len(self.lost) == self.total:
+            raise TraceError(f"{self.traces[0].source}: all of its iterations have launches, but none a kernel")
+        self.first, self.count = _longest_run(self.total, self.lost)
+        """The iterations that count: the most in a row of which nothing is lost, from `first` to before `count`."""
+
+    @property
+    def notes(self) -> list[str]:
+        """What readers left out or changed: sentences, of all ranks or with the rank in front."""
+        notes = []
+        for key in NOTES:
+            said = {trace.rank: trace.about[key] for trace in self.traces if key in trace.about}
+            if len(set(said.values())) == 1 and len(said) == len(self.traces):
+                notes.append(f"{key}: {next(iter(said.values()))}")
+            else:
+                notes += [f"{key}, rank {rank}: {what}" for rank, what in said.items()]
+        if self.lost:
+            named = ", ".join(map(str, self.lost[:8])) + (", …" if len(self.lost) > 8 else "")
+            kept = f"{self.first} to {self.count - 1} are taken"
+            notes.append(f"iterations {named} of {self.total} have launches, but no kernel: {kept}")
+        return notes
 
     @cached_property
     def ambiguous(self) -> frozenset[tuple]:
@@ -57,14 +83,16 @@ class Job:
 
     @cached_property
     def warm_up(self) -> int:
-        """How many iterations at the start are no measure of the others: in the first, profilers start on some ranks
-        while others wait."""
-        length_s = np.array([max(steps.host_s(step) for steps in self.steps) for step in range(self.count)])
-        usual_s = float(np.median(length_s))
-        first = 0
-        while 2 * first < self.count - 2 and length_s[first] > WARM_UP * usual_s:
-            first += 1
-        return first
+        """How many iterations at the start are no measure of the others."""
+        return warm_up(self.steps, self.first, self.count)
+
+    @cached_property
+    def iteration_s(self) -> float:
+        """What an iteration takes as traced, the mean of all after the warm-up: from the first rank's beginning to when
+        the last one has done all."""
+        origin_s = self.origin_s(self.warm_up)
+        done_s = max(steps.complete_s(self.count - 1) - at for steps, at in zip(self.steps, origin_s, strict=True))
+        return float(done_s) / (self.count - self.warm_up)
 
     def duration_s(self, step: int) -> float:
         """Mean over ranks."""
@@ -79,6 +107,29 @@ class Job:
         begin_s = np.array([steps.begin_s(step) for steps in self.steps])
         shift_s = self.clocks.shift_s(self.traces, begin_s.tolist())
         return (begin_s + shift_s).min() - shift_s
+
+
+def warm_up(steps: Sequence[Steps], first: int, count: int) -> int:
+    """Of the iterations from `first` to before `count`, the first one that is a measure of the others, on all ranks: in
+    those before, profilers start on some ranks while others wait."""
+    length_s = np.array([max(each.host_s(step) for each in steps) for step in range(first, count)])
+    usual_s = float(np.median(length_s))
+    skipped = 0
+    while 2 * skipped < len(length_s) - 2 and length_s[skipped] > WARM_UP * usual_s:
+        skipped += 1
+    return first + skipped
+
+
+def is_lost(steps: Steps, step: int) -> bool:
+    """Whether an iteration has launches on an accelerator, but nothing that they launched, and others have."""
+    launches = steps.launches(step)
+    return launches > 0 and not steps.works(step) and any(lane.kind == LaneKind.DEVICE for lane in steps.trace.lanes)
+
+
+def _longest_run(total: int, lost: Sequence[int]) -> tuple[int, int]:
+    """Where the most numbers in a row begin and end, from 0 to before `total`, that are not in `lost`."""
+    ends = [-1, *lost, total]
+    return max(((one + 1, other) for one, other in pairwise(ends)), key=lambda run: run[1] - run[0])
 
 
 class RankTiming(NamedTuple):

@@ -9,6 +9,7 @@ from functools import cached_property
 
 import numpy as np
 
+from emulator.traces.completeness import unanswered
 from emulator.traces.events import NONE, LaneKind, RankTrace, What
 
 SLACK_S = 2e-6
@@ -49,12 +50,6 @@ class Steps:
         """int64 (events,): the iteration, NONE outside of all."""
         self._order = np.argsort(self.number, kind="stable")
         self._starts = np.searchsorted(self.number[self._order], np.arange(len(trace.steps) + 1))
-        every = (trace.causes, self._room(), self._blocking(), self._between_streams())
-        causes = np.concatenate(every).astype(np.int64)
-        effect = self.number[causes[:, 1]]
-        by_step = np.argsort(effect, kind="stable")
-        self._causes = causes[by_step]
-        self._causes_start = np.searchsorted(effect[by_step], np.arange(len(trace.steps) + 1))
 
     def events(self, step: int) -> np.ndarray:
         """int64: the events of an iteration, rising."""
@@ -64,7 +59,29 @@ class Steps:
         """int64 (causes, 2): those whose effect is in it. Besides the trace's own: that a launch returned once there
         was room for it, and a call that blocks once its copy was over (work on a device, call); and that a stream went
         on when another had come as far."""
-        return self._causes[self._causes_start[step] : self._causes_start[step + 1]]
+        causes, first = self._causes
+        return causes[first[step] : first[step + 1]]
+
+    @cached_property
+    def _causes(self) -> tuple[np.ndarray, np.ndarray]:
+        """All of them by the iteration of their effect, and where those of each iteration begin."""
+        every = (self.trace.causes, self._room(), self._blocking(), self._between_streams())
+        causes = np.concatenate(every).astype(np.int64)
+        effect = self.number[causes[:, 1]]
+        by_step = np.argsort(effect, kind="stable")
+        return causes[by_step], np.searchsorted(effect[by_step], np.arange(len(self.trace.steps) + 1))
+
+    def works(self, step: int) -> int:
+        """How many events an iteration has on devices and transports."""
+        return int(np.count_nonzero(self.lane_kind[self.events(step)] != LaneKind.HOST))
+
+    def launches(self, step: int) -> int:
+        """How many launches an iteration has of which nothing is in the trace."""
+        return int(np.count_nonzero(self._unanswered == step))
+
+    @cached_property
+    def _unanswered(self) -> np.ndarray:
+        return self.number[unanswered(self.trace)]
 
     @cached_property
     def done_s(self) -> np.ndarray:
@@ -97,9 +114,10 @@ class Steps:
     def duration_s(self, step: int) -> float:
         """From when all before it was done to when all of it was. Where the host runs ahead, that is how long the
         device takes, whatever the host does meanwhile."""
-        return self._complete_s(step) - (self._complete_s(step - 1) if step else self.begin_s(0))
+        return self.complete_s(step) - (self.complete_s(step - 1) if step else self.begin_s(0))
 
-    def _complete_s(self, step: int) -> float:
+    def complete_s(self, step: int) -> float:
+        """When all of it and of those before was done."""
         return max(self.begin_s(step) + self.host_s(step), float(self.done_s[step].max()))
 
     @cached_property

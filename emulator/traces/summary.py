@@ -8,17 +8,43 @@ from typing import Any
 import numpy as np
 
 from emulator.jobs.workload.graph import Collective
+from emulator.traces.communication_kernels import family_of
+from emulator.traces.completeness import lost_device, unanswered
 from emulator.traces.events import LaneKind, RankTrace, What
+from emulator.traces.intervals import under_way_s
+from emulator.traces.plan import Job
+from emulator.traces.steps import Steps
+from switchml.errors import TraceError
 
 
-def summary(trace: RankTrace) -> dict[str, Any]:
-    """Of one rank, ready for JSON: figures by lane, kind and collective; `missing` has a sentence for each thing that
-    later steps will miss."""
-    events = trace.events
+def of_job(traces: list[RankTrace]) -> dict[str, Any]:
+    """Of all ranks, ready for JSON. `iteration_s`: what an iteration takes, as `Job` has it; where the traces make no
+    job, the mean of the ranks' own."""
+    between = across(traces)
+    try:
+        job = Job(traces)
+    except TraceError:
+        steps = [Steps(trace) for trace in traces]
+        count = min(len(trace.steps) for trace in traces)
+        ranks = [summary(each, 0, count) for each in steps]
+        iteration_s = float(np.mean([rank["mean_iteration_s"] for rank in ranks]))
+    else:
+        ranks = [summary(each, job.warm_up, job.count) for each in job.steps]
+        iteration_s = job.iteration_s
+        if job.warm_up > job.first:
+            between.append(f"the mean begins with iteration {job.warm_up}: those before it took much longer")
+        between += [note for note in job.notes if note.startswith("iterations ")]
+    return {"iteration_s": iteration_s, "ranks": ranks, "missing": between}
+
+
+def summary(steps: Steps, first: int, count: int) -> dict[str, Any]:
+    """Of one rank, ready for JSON: figures by lane, kind and collective; `mean_iteration_s` is that of the iterations
+    from `first` to `count`; `missing` has a sentence for each thing that later steps will miss."""
+    trace, events = steps.trace, steps.trace.events
     many = np.bincount(events.what, minlength=len(What))
-    busy = np.bincount(events.lane, events.duration_s * (events.parent < 0), len(trace.lanes))
     per_lane = np.bincount(events.lane, minlength=len(trace.lanes))
-    steps_s = np.diff(trace.steps, axis=1)[:, 0]
+    steps_s = [steps.duration_s(step) for step in range(len(trace.steps))]
+    whole_s = steps.complete_s(count - 1) - steps.begin_s(first) if count else 0.0
     return {
         **{name: getattr(trace, name) for name in ("rank", "world_size", "host", "format", "backend", "epoch_s")},
         "source": str(trace.source),
@@ -26,19 +52,32 @@ def summary(trace: RankTrace) -> dict[str, Any]:
         "events": len(events),
         "kinds": {what.name.lower(): int(many[what]) for what in What if many[what]},
         "lanes": [
-            {"name": lane.name, "kind": lane.kind.name.lower(), "events": int(per_lane[i]), "busy_s": float(busy[i])}
+            {"name": lane.name, "kind": lane.kind.name.lower(), "events": int(per_lane[i]), "busy_s": _busy_s(trace, i)}
             for i, lane in enumerate(trace.lanes)
         ],
+        "device_busy_s": _busy_s(trace, *devices_of(trace)),
         "groups": [{"name": group.name, "ranks": len(group.ranks)} for group in trace.groups],
         "collectives": collectives(trace),
         "causes": len(trace.causes),
         "iterations": len(steps_s),
-        "iteration_s": steps_s.tolist(),
+        "iteration_s": steps_s,
+        "mean_iteration_s": whole_s / max(count - first, 1),
         "gradients": {"events": int(events.gradient.sum()), "bytes": float(events.bytes[events.gradient].sum())},
         "wire_records": len(trace.wire) if trace.wire is not None else 0,
         "about": trace.about,
         "missing": missing(trace),
     }
+
+
+def devices_of(trace: RankTrace) -> list[int]:
+    """Its devices' lanes."""
+    return [number for number, lane in enumerate(trace.lanes) if lane.kind == LaneKind.DEVICE]
+
+
+def _busy_s(trace: RankTrace, *lanes: int) -> float:
+    """How long any event was under way on any of these lanes."""
+    events = np.flatnonzero(np.isin(trace.events.lane, lanes) & (trace.events.parent < 0))
+    return under_way_s(trace.events.start_s[events], trace.events.duration_s[events]) if len(events) else 0.0
 
 
 def collectives(trace: RankTrace) -> list[dict[str, Any]]:
@@ -71,10 +110,16 @@ def missing(trace: RankTrace) -> list[str]:
         sentences.append("no collective is in it, although the job has several ranks")
     communication = (events.collective > 0) & (events.collective != Collective.BARRIER)
     if (sizeless := int((communication & (events.bytes == 0)).sum())) > 0:
-        sentences.append(f"{sizeless} collectives have no size: {_with_shapes(trace)}")
-    devices = [i for i, lane in enumerate(trace.lanes) if lane.kind == LaneKind.DEVICE]
-    on_device = np.flatnonzero(np.isin(events.lane, devices))
-    if unlaunched := len(set(on_device.tolist()) - set(trace.causes[:, 1].tolist())):
+        says = any((family := family_of(name)) and family.library != "nccl" for name in trace.names)
+        hint = "of some libraries, nothing records them" if says else _with_shapes(trace)
+        sentences.append(f"{sizeless} collectives have no size: {hint}")
+    on_device = np.flatnonzero(np.isin(events.lane, devices_of(trace)))
+    launched = set(trace.causes[:, 1].tolist())
+    if lost := lost_device(trace):
+        sentences.append(lost)
+    elif "ranks" not in trace.about and (count := len(unanswered(trace))) and launched.intersection(on_device.tolist()):
+        sentences.append(f"{count} launches put nothing on a device: graphs that were captured, or lost kernels")
+    if unlaunched := len(set(on_device.tolist()) - launched):
         sentences.append(f"{unlaunched} of {len(on_device)} events on devices have no launch on the host")
     if len(trace.steps) == 1 and trace.format == "kineto":
         sentences.append("one iteration, or no step marks: call profiler.step() at the end of each")

@@ -141,7 +141,7 @@ def main(reader: str, path: str) -> None:
 
     start_bytes, began_s, cpu_began_s = _peak_bytes(), time.perf_counter(), time.process_time()
     if reader == "ours":
-        events = len(kineto.read(Path(path)).events)
+        events = sum(len(trace.events) for trace in kineto.read(Path(path)))
     else:
         with gzip.open(path) if path.endswith(".gz") else open(path, "rb") as file:
             events = len(json.load(file)["traceEvents"])

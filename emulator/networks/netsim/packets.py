@@ -20,7 +20,8 @@ class Packet:
 
     def __init__(self, data: np.ndarray, job: int, rank: int, to: int = AGGREGATOR):
         self.data = data.copy()
-        self.address, self.length = self.data.ctypes.data, len(data)
+        # `ctypes` makes three objects for it.
+        self.address, self.length = self.data.__array_interface__["data"][0], len(data)
         self.job, self.rank, self.to = job, rank, to
 
 

@@ -11,12 +11,12 @@ import numpy as np
 
 from emulator.networks.netsim.link import Environment, at
 from emulator.networks.netsim.packets import Packet, Train, coupled
+from switchml.protocol import results, sending, timers
 from switchml.protocol.handover import send_all
 from switchml.protocol.packet import HEADER_BYTES
-from switchml.protocol.results import receive
-from switchml.protocol.sending import build_streams, fill, packet_at
-from switchml.protocol.timers import timeouts
 from switchml.protocol.worker import Worker
+from switchml.protocol.worker_state import State
+from switchml.runtime.jit import Address, int64, kernel
 from switchml.runtime.memory import u8_at
 
 NEVER = int(np.iinfo(np.int64).max)
@@ -58,22 +58,17 @@ class SteppedWorker:
         if self.worker.window["moved"]:  # to another aggregator, with other rows
             self._packets = self._packet_rows()
             sent += self._take(send_all(state, out))
-        for packet in packets:
-            n = receive(state, packet.address, packet.length, now, out, n)
+        for place, packet in enumerate(packets):
+            last = place == len(packets) - 1
+            n, is_over = _receive(state, packet.address, packet.length, now, out, n, last)
+            if is_over:
+                return sent + self._take(n)
             if n + 1 >= len(state.slots):
-                build_streams(state, out, n)
                 sent += self._take(n)
                 n = 0
             if self.error:
                 return sent
-        n = fill(state, now, out, n)
-        if self.error:
-            return sent
-        if n:
-            build_streams(state, out, n)
-        if now >= self.deadline:
-            n = timeouts(state, now, out, n)
-        return sent + self._take(n)
+        return sent + self._take(_go_on(state, now, out, n))
 
     def _packet_rows(self) -> np.ndarray:
         rows: np.ndarray = self.worker.state.packets
@@ -87,7 +82,33 @@ class SteppedWorker:
         if not self._words[index]:
             packet: np.ndarray = self._packets[index + (self._rounds[index] & 1) * len(self._words)]
             return packet
-        return u8_at(packet_at(self.worker.state, index), int(self._lengths[index]))
+        return u8_at(sending.packet_at(self.worker.state, index), int(self._lengths[index]))
+
+
+@kernel
+def _receive(
+    state: State, address: Address, length: int, now: int, out: np.ndarray, n: int, is_last: bool
+) -> tuple[int, bool]:
+    """Receive a packet, and after the last one go on. One call for both: what a call from Python costs is the tuple of
+    arrays that it hands over. Returns how many packets are in `out`, and whether the turn is over."""
+    n = results.receive(state, address, length, now, out, n)
+    if n + 1 >= len(state.slots):
+        sending.build_streams(state, out, n)
+        return n, False
+    if state.scalars[0].failure.code:
+        return int64(0), True
+    return (_go_on(state, now, out, n), True) if is_last else (n, False)
+
+
+@kernel
+def _go_on(state: State, now: int, out: np.ndarray, n: int) -> int:
+    """What a turn does once all packets are received; returns how many are in `out`."""
+    n = sending.fill(state, now, out, n)
+    if state.scalars[0].failure.code:
+        return int64(0)
+    if n:
+        sending.build_streams(state, out, n)
+    return timers.timeouts(state, now, out, n)
 
 
 class Alarm:

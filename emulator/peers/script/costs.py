@@ -83,9 +83,9 @@ class Costs:
         """What launching it keeps the host."""
         host = self._host["backward" if is_backward else "forward"]
         if not operator.has_kernel:
-            return self._launch_s * host["view"]
+            return float(self._launch_s * host["view"])
         kind = _kinds().get(operator.base, self._default)
-        return self._launch_s * (host["kernel"] + (kind.kernels - 1) * host["more"])
+        return float(self._launch_s * (host["kernel"] + (kind.kernels - 1) * host["more"]))
 
     def device_s(self, operator: Operator) -> float:
         """What it takes on the device."""
@@ -118,7 +118,7 @@ class Costs:
         """FlashAttention and its kin: (batch, heads, sequence, head)."""
         query, key = operator.inputs[1 if backward else 0], operator.inputs[2 if backward else 1]
         batch, heads, length, head = query.size
-        causal = any(one is True for one in operator.others[:2]) or (backward and _causal(operator))
+        causal = bool(operator.options.get("is_causal"))
         work = 4.0 * batch * heads * length * key.size[2] * head * (2.5 if backward else 1.0) / (2 if causal else 1)
         rate = self._attention["backward" if backward else "forward"]
         narrow, wide = rate
@@ -126,17 +126,13 @@ class Costs:
         short = self._attention["short_causal" if causal else "short"][backward]
         peak = self._accelerator.peak("bf16" if "bf16" in self._accelerator.flops else "fp16")
         if query.dtype == torch.float32:
-            return work / self._accelerator.peak("fp32") / self._wide[backward] + self._kernel_s
-        return work / (peak * share) * (1 + short / length) + self._kernel_s
+            peak, share, short = self._accelerator.peak("fp32"), self._wide[backward], 0.0
+        return float(work / (peak * share) * (1 + short / length) + self._kernel_s)
 
 
 _SPLITS = (1, 2, 4, 8, 16, 32)
 
 _PRECISIONS = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float8_e4m3fn: "fp8", torch.float8_e5m2: "fp8"}
-
-
-def _causal(operator: Operator) -> bool:
-    return any(one is True for one in operator.others)
 
 
 def _matrix(self: Costs, operator: Operator, first: int) -> float:
@@ -153,7 +149,7 @@ def _convolution(self: Costs, operator: Operator) -> float:
 
 def _convolution_backward(self: Costs, operator: Operator) -> float:
     gradient, _, weight = operator.inputs[:3]
-    wanted = [one for one in operator.others if isinstance(one, bool)][-3:]
+    wanted = operator.options["output_mask"]
     return sum(
         _convolve(self, operator, gradient, weight, gradient.dtype, which) for which in (2, 3) if wanted[which - 2]
     ) + (0.0 if not wanted[2] else self._kernel_s)
@@ -173,7 +169,7 @@ def _convolve(
     computed = self.product(m, n, k, 1, dtype, operator.tf32[1])
     moved = operator.bytes / (2 if which > 1 else 1)
     rate = self._accelerator.memory_bytes_per_s * self._default.share
-    return max(computed, moved / rate) / self._convolution_share
+    return float(max(computed, moved / rate) / self._convolution_share)
 
 
 _TITLES = {

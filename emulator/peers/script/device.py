@@ -13,7 +13,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -29,16 +29,24 @@ VALUELESS = 1 << 16
 """Elements from which on floating-point tensors that are made on the host get no memory."""
 
 
-class DeviceTensor(torch.Tensor):
+if TYPE_CHECKING:
+    _Tensor = Any  # torch's stubs have other signatures
+    _Mode = Any
+else:
+    _Tensor = torch.Tensor
+    _Mode = TorchDispatchMode
+
+
+class DeviceTensor(_Tensor):
     """A tensor without values. Its storage is real, so that views share it, and it ends when the last of them does."""
 
-    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+    __torch_function__ = torch._C._disabled_torch_function_impl
 
     @classmethod
-    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return current().run(func, args, kwargs or {})
 
-    def __repr__(self) -> str:  # type: ignore[override]
+    def __repr__(self) -> str:
         return f"tensor(..., device='{self.device}', size={tuple(self.shape)}, dtype={self.dtype})"
 
     def tolist(self) -> Any:
@@ -114,7 +122,7 @@ class Hooks:
 
 
 @dataclass
-class Device(TorchDispatchMode):
+class Device(_Mode):
     """The mode. `index`: of the device."""
 
     hooks: Hooks
@@ -205,7 +213,7 @@ class Device(TorchDispatchMode):
             str(func),
             tuple(map(_shape, tensors)),
             tuple(out),
-            tuple(one for one in flat if not isinstance(one, torch.Tensor)),
+            _options(func, flat, spec),
             (torch.get_float32_matmul_precision() != "highest", torch.backends.cudnn.allow_tf32),
             self._written_bytes(func, flat, spec, shapes),
             not (func.is_view or func in _WITHOUT_KERNEL),
@@ -395,6 +403,18 @@ def _shapes_of(given: Any) -> Any:
     if isinstance(given, (tuple, list)):
         return (list if isinstance(given, list) else tuple)(map(_shapes_of, given))
     return given
+
+
+class _Tensorless:
+    """Stands for a tensor where none may be kept."""
+
+
+def _options(func: Any, flat: list[Any], spec: Any) -> dict[str, Any]:
+    """Arguments that are no tensors, by name."""
+    args, kwargs = tree_unflatten([_Tensorless if isinstance(one, torch.Tensor) else one for one in flat], spec)
+    names = (argument.name for argument in func._schema.arguments)
+    given = dict(zip(names, args, strict=False)) | kwargs
+    return {name: value for name, value in given.items() if value is not _Tensorless}
 
 
 def _returns_of(func: Any) -> list[_Returns | None]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import atexit
 import ctypes
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -110,9 +110,15 @@ def _differentiates() -> bool:
     return True
 
 
-class _Probe(torch.Tensor):
+if TYPE_CHECKING:
+    _Tensor = Any  # its stub has another signature of __torch_dispatch__ than torch calls
+else:
+    _Tensor = torch.Tensor
+
+
+class _Probe(_Tensor):
     """A tensor without memory, each of whose operators gives itself."""
 
     @classmethod
-    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return args[0]

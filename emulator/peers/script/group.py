@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -72,8 +72,8 @@ class _Done(Work):
     def is_success(self) -> bool:
         return True
 
-    def get_future(self) -> torch.futures.Future:
-        future: torch.futures.Future = torch.futures.Future()
+    def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
+        future: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future()
         future.set_result(self._tensors)
         return future
 
@@ -81,14 +81,21 @@ class _Done(Work):
         return self._tensors
 
 
-class ScriptGroup(dist.ProcessGroup):
+if TYPE_CHECKING:
+    # Torch calls most methods in two or three styles, of which its stub has other ones in each version.
+    _ProcessGroup = Any
+else:
+    _ProcessGroup = dist.ProcessGroup
+
+
+class ScriptGroup(_ProcessGroup):
     """One group."""
 
     def __init__(self, network: Network, options: Any):
         self._store = options.store
         self._ranks = list(options.global_ranks_in_group) or list(range(options.group_size))
-        super().__init__(options.group_rank, len(self._ranks))  # type: ignore[call-arg]  # missing in torch's stubs
-        self._network, self._name, self._description = network, options.group_id, "undefined"
+        super().__init__(options.group_rank, len(self._ranks))
+        self._network, self._name, self._description = network, str(options.group_id), "undefined"
         self._stream = network.clock.new_stream()
         stride = self._ranks[1] - self._ranks[0] if len(self._ranks) > 1 else 1
         self._where = place(len(self._ranks), stride, network.cluster.accelerators_per_node)
@@ -125,7 +132,7 @@ class ScriptGroup(dist.ProcessGroup):
     def _get_sequence_number_for_group(self) -> int:
         return self._number
 
-    def allreduce(self, tensors, *args, **kwargs):
+    def allreduce(self, tensors: Any, *args: Any, **kwargs: Any) -> Work:
         tensors = _listed(tensors)
         operation = str(getattr(args[0] if args else kwargs.get("opts"), "reduceOp", "")).rpartition(".")[2]
 
@@ -136,13 +143,13 @@ class ScriptGroup(dist.ProcessGroup):
 
         return self._collective("all_reduce", _bytes(tensors), tensors, exchange)
 
-    def reduce(self, tensors, *args, **kwargs):
+    def reduce(self, tensors: Any, *args: Any, **kwargs: Any) -> Work:
         return self._collective("reduce", _bytes(_listed(tensors)), _listed(tensors))
 
-    def broadcast(self, tensors, *args, **kwargs):
+    def broadcast(self, tensors: Any, *args: Any, **kwargs: Any) -> Work:
         return self._collective("broadcast", _bytes(_listed(tensors)), _listed(tensors))
 
-    def allgather(self, outputs, inputs, *args, **kwargs):
+    def allgather(self, outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Work:
         outputs = [outputs] if isinstance(inputs, torch.Tensor) else list(outputs)
         inputs = _listed(inputs)
 
@@ -154,10 +161,10 @@ class ScriptGroup(dist.ProcessGroup):
         flat = [one for given in outputs for one in given]
         return self._collective("all_gather", _bytes(flat), flat, exchange)
 
-    def _allgather_base(self, output, input, *args, **kwargs):
+    def _allgather_base(self, output: Any, input: Any, *args: Any, **kwargs: Any) -> Work:
         return self.allgather_into_tensor_coalesced([output], [input])
 
-    def allgather_into_tensor_coalesced(self, outputs, inputs, *args, **kwargs):
+    def allgather_into_tensor_coalesced(self, outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Work:
         def exchange() -> None:
             for output, tensor in zip(outputs, inputs, strict=True):
                 for chunk in output.view(-1).chunk(self.size()):
@@ -165,39 +172,39 @@ class ScriptGroup(dist.ProcessGroup):
 
         return self._collective("all_gather", _bytes(outputs), list(outputs), exchange)
 
-    def gather(self, outputs, inputs, *args, **kwargs):
+    def gather(self, outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Work:
         return self._collective("all_gather", _bytes(_listed(inputs)) * self.size(), _listed(inputs))
 
-    def scatter(self, outputs, inputs, *args, **kwargs):
+    def scatter(self, outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Work:
         return self._collective("all_gather", _bytes(_listed(outputs)) * self.size(), _listed(outputs))
 
-    def reduce_scatter(self, outputs, inputs, *args, **kwargs):
+    def reduce_scatter(self, outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Work:
         return self._collective("reduce_scatter", _bytes(_listed(outputs)) * self.size(), _listed(outputs))
 
-    def _reduce_scatter_base(self, output, input, *args, **kwargs):
+    def _reduce_scatter_base(self, output: Any, input: Any, *args: Any, **kwargs: Any) -> Work:
         return self._collective("reduce_scatter", _bytes([input]), [output])
 
-    def reduce_scatter_tensor_coalesced(self, outputs, inputs, *args, **kwargs):
+    def reduce_scatter_tensor_coalesced(self, outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Work:
         return self._collective("reduce_scatter", _bytes(inputs), list(outputs))
 
-    def alltoall(self, outputs, inputs, *args, **kwargs):
+    def alltoall(self, outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Work:
         return self._collective("all_to_all", _bytes(inputs), list(outputs))
 
-    def alltoall_base(self, output, input, *args, **kwargs):
+    def alltoall_base(self, output: Any, input: Any, *args: Any, **kwargs: Any) -> Work:
         return self._collective("all_to_all", _bytes([input]), [output])
 
-    def barrier(self, *args, **kwargs):
+    def barrier(self, *args: Any, **kwargs: Any) -> Work:
         work = self._collective("barrier", 0.0, [])
         self._network.clock.synchronize()
         return work
 
-    def send(self, tensors, dst, tag=0):
+    def send(self, tensors: Any, dst: Any, tag: Any = 0) -> Work:
         raise EmulationError("send and recv: all ranks are taken to do what rank 0 does, which pipelines don't")
 
-    def _start_coalescing(self, device):
+    def _start_coalescing(self, device: Any) -> None:
         return None
 
-    def _end_coalescing(self, device):
+    def _end_coalescing(self, device: Any) -> Work:
         return _Done(self._network.clock, [], self._network.clock.end_of(self._stream))
 
     def _collective(
@@ -266,7 +273,7 @@ class Functional:
             return
         if operator.base not in _FUNCTIONAL:
             raise EmulationError(f"{operator.name}: a collective that is not emulated")
-        named: Any = dist.distributed_c10d._resolve_process_group(operator.others[-1])
+        named: Any = dist.distributed_c10d._resolve_process_group(operator.options["group_name"])
         shapes = operator.outputs if "gather" in operator.base else operator.inputs
         self._end_s = max(self._end_s, named.put(_FUNCTIONAL[operator.base], float(sum(one.bytes for one in shapes))))
 

@@ -102,4 +102,5 @@ def play(
         raise OutOfMemory(f"out of memory{at}: {outcome['full']}", parts=outcome["memory"])
     if "error" in outcome:
         raise JobError(f"{outcome['error']}{at}")
-    return outcome["result"]
+    found: dict[str, Any] = outcome["result"]
+    return found

@@ -33,14 +33,14 @@ class TensorShape:
 
 @dataclass(frozen=True, eq=False)
 class Operator:
-    """`number`: among those of a run. `name`: torch's, with its overload (aten.addmm.default). `others`: arguments that
-    are no tensors, in order. `tf32`: whether products and convolutions in float32 may round to it."""
+    """`number`: among those of a run. `name`: torch's, with its overload (aten.addmm.default). `options`: arguments
+    that are no tensors, by name. `tf32`: whether products and convolutions in float32 may round to it."""
 
     number: int
     name: str
     inputs: tuple[TensorShape, ...]
     outputs: tuple[TensorShape, ...]
-    others: tuple[Any, ...]
+    options: dict[str, Any]
     tf32: tuple[bool, bool]
     written_bytes: int
     has_kernel: bool

@@ -15,6 +15,7 @@ from emulator.peers.script import choices, cuda, driver, group
 from emulator.peers.script.allocator import Allocator, Block, Full
 from emulator.peers.script.clock import Clock
 from emulator.peers.script.costs import Costs
+from emulator.peers.script.cuda import replace
 from emulator.peers.script.device import Device, DeviceTensor, Hooks
 from emulator.peers.script.memory import Ledger, Phase
 from emulator.peers.script.operators import Operator
@@ -57,8 +58,8 @@ class Session:
         torch.__future__.set_swap_module_params_on_conversion(True)
         for module in ("torch.optim.optimizer", "torch.utils._foreach_utils"):
             importlib.import_module(module)._foreach_supported_types.append(DeviceTensor)
-        torch.compile = self._as_eager  # type: ignore[assignment]
-        torch.nn.Module.compile = self._as_eager  # type: ignore[method-assign, assignment]
+        replace(torch, {"compile": self._as_eager})
+        replace(torch.nn.Module, {"compile": self._as_eager})
         register_optimizer_step_pre_hook(self._before_step)
         register_optimizer_step_post_hook(self._stepped)
 

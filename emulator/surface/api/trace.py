@@ -108,7 +108,7 @@ class Diagnosed(Shown):
     def title(self) -> str:
         """How much there is to change."""
         count = len(self.findings)
-        took = time_text(self.diagnosis.context.joined.iteration_s)
+        took = time_text(self.diagnosis.context.joined.traced_s)
         return f"{self.path}: {took} an iteration, {count} finding{'s' if count != 1 else ''}"
 
     def facts(self) -> Iterable[tuple[str, str]]:

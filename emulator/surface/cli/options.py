@@ -172,9 +172,11 @@ sparsity_options = together(
 """Tensors with blocks of zeros."""
 
 
+salvage_option = click.option("--salvage", is_flag=True, help="Read truncated or broken files as far as they go.")
+
 trace_options = together(
     click.option("--rank", type=click.IntRange(min=0), help="Rank of the trace, for a file without it."),
-    click.option("--salvage", is_flag=True, help="Read truncated files as far as they go."),
+    salvage_option,
 )
 """How traces are read."""
 

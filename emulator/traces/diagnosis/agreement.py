@@ -20,7 +20,7 @@ MOST_OFF = 0.1
 """Of the traced iteration: a replay that is further off lacks something that the job waits for."""
 COMPUTES_AS_BEFORE = {
     "network bound", "small messages", "serialized all-reduces", "starved accelerator", "synchronizations",
-    "allocations", "host gaps", "loading",
+    "allocations", "first use", "host gaps", "loading",
 }  # fmt: skip
 """Findings of which the change leaves accelerators what they compute."""
 

@@ -66,7 +66,8 @@ class Diagnosis:
         context = self.context
         graph, path = context.graph, context.path
         return {
-            "iteration_s": context.joined.iteration_s,
+            "iteration_s": context.joined.traced_s,
+            "diagnosed_s": context.joined.iteration_s,
             "replayed_s": context.iteration_s,
             "replay_error": self.replay_error,
             "ranks": [

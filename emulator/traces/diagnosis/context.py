@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -260,6 +261,11 @@ class DiagnosisContext:
         ops = ops[np.argsort(start_s[ops] - end_s[ops], kind="stable")][:SHOWN]
         ops = ops[np.argsort(start_s[ops], kind="stable")]
         return [Sighting(int(self.rank[op]), self.op_name(op), float(start_s[op]), float(end_s[op])) for op in ops]
+
+    def mentions(self, pattern: str) -> bool:
+        """Whether any trace has an event of which the name matches, in lower or upper case."""
+        rule = re.compile(pattern, re.IGNORECASE)
+        return any(rule.search(name) for trace in self.joined.traces for name in trace.names)
 
     def communicates(self) -> np.ndarray:
         """bool (transfers,): collectives and sends, not reads from storage."""

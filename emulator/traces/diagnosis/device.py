@@ -5,8 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from emulator.jobs.workload.graph import Kind
-from emulator.traces.diagnosis.context import DiagnosisContext, Finding
+from emulator.traces.diagnosis.context import HIGH, DiagnosisContext, Finding
+from emulator.traces.diagnosis.first_use import TIMES, usual_s
 from emulator.traces.events import LaneKind, What
+from emulator.traces.intervals import under_way_s
 from emulator.traces.whatif.edits import edges, with_edges
 from switchml.units import time_text
 
@@ -17,7 +19,7 @@ ALLOCATIONS = ("cudaMalloc", "cudaFree", "cudaHostAlloc", "cudaFreeHost", "cudaS
 
 def find(context: DiagnosisContext) -> list[Finding]:
     """At most one of each kind."""
-    return _starved(context) + _allocations(context) + _synchronizations(context)
+    return _starved(context) + _first_use(context) + _allocations(context) + _synchronizations(context)
 
 
 def _starved(context: DiagnosisContext) -> list[Finding]:
@@ -26,39 +28,94 @@ def _starved(context: DiagnosisContext) -> list[Finding]:
     kernels = (lane == LaneKind.DEVICE) & (context.kind == Kind.COMPUTE)
     ranks = np.unique(context.rank[kernels])
     work = (lane == LaneKind.HOST) & np.isin(context.rank, ranks) & np.isin(context.kind, (Kind.COMPUTE, Kind.DELAY))
-    if not len(ranks) or not work.any():
+    if not len(ranks) or not work.any() or _is_first_iteration(context):
         return []
     launches = context.what == What.LAUNCH
-    busy_s = float(context.own_s[kernels].sum()) / len(ranks)
+    base_s = np.where(_allocates(context), 0.0, usual_s(context))
     launched_s = float(context.own_s[launches].sum())
     apart_s = context.own_s[work].sum() / max(kernels.sum(), 1)
     return context.report(
         "starved accelerator",
         "accelerators wait for the host to launch their kernels",
-        gain_s=context.iteration_s - context.replayed_s(own_s=np.where(work, 0.0, context.own_s)),
+        gain_s=context.replayed_s(own_s=base_s) - context.replayed_s(own_s=np.where(work, 0.0, base_s)),
         evidence=[
-            f"kernels keep an accelerator busy {busy_s / context.iteration_s:.0%} of the iteration",
+            f"kernels keep an accelerator busy {_busy(context, kernels):.0%} of the iteration",
             f"{kernels.sum() // len(ranks)} kernels a rank, {time_text(float(context.own_s[kernels].mean()))} each on "
             f"average; the host needs {time_text(float(apart_s))} for each",
             f"{launches.sum() // len(ranks)} launches a rank take {time_text(launched_s / len(ranks))}",
         ],
-        settings=[
-            'torch.compile(model, mode="reduce-overhead") or CUDA graphs: one launch for many kernels',
-            "larger batches, fused optimizers (fused=True) and no .item(), print or cuda.synchronize in the loop",
-        ],
+        settings=_fewer_launches(context),
         replayed="kernels launched by a host that takes no time",
         sightings=context.sightings(np.intersect1d(context.path.op, np.flatnonzero(work))),
         is_bound=True,
     )
 
 
+def _busy(context: DiagnosisContext, kernels: np.ndarray) -> float:
+    """The share of the iteration in which an accelerator computes on any of its streams, mean of all."""
+    graph = context.graph
+    device = [f"{rank} {name.split(' stream ')[0]}" for rank, name in
+              zip(graph.streams.rank.tolist(), graph.streams.name, strict=True)]  # fmt: skip
+    of_op = np.array(device)[graph.ops.stream]
+    start_s, end_s = context.played.start_s, context.played.end_s
+    each = [np.flatnonzero(kernels & (of_op == one)) for one in np.unique(of_op[kernels])]
+    return float(np.mean([under_way_s(start_s[one], (end_s - start_s)[one]) for one in each]) / context.iteration_s)
+
+
+def _fewer_launches(context: DiagnosisContext) -> list[str]:
+    """What the job does not do already."""
+    if context.mentions("GraphLaunch"):
+        fewer = "the whole iteration in one CUDA graph, and no wait between one launch of it and the next"
+    elif context.mentions(r"^triton_|Torch-Compiled|CompiledF(unction|xGraph)"):
+        fewer = 'torch.compile(…, mode="reduce-overhead") or CUDA graphs: one launch for many kernels'
+    else:
+        fewer = 'torch.compile(model, mode="reduce-overhead") or CUDA graphs: one launch for many kernels'
+    steps = context.mentions(r"Optimizer\.step|multi_tensor_apply|_foreach_") and not context.mentions(
+        "fused_?(adam|sgd)"
+    )
+    fused = ", fused optimizers (fused=True)" if steps else ""
+    waits = ", no .item(), print or cuda.synchronize in the loop" if (context.what == What.SYNC).any() else ""
+    return [fewer, f"larger batches{fused}{waits}"]
+
+
+def _is_first_iteration(context: DiagnosisContext) -> bool:
+    """Whether so much of it is loading that it says nothing about launches."""
+    extra_s = (context.own_s - usual_s(context)).sum() / max(len(context.graph.ranks), 1)
+    return bool(extra_s > HIGH * context.iteration_s)
+
+
+def _first_use(context: DiagnosisContext) -> list[Finding]:
+    """Calls that load what they need, as long as they take later."""
+    extra_s = context.own_s - usual_s(context)
+    calls = extra_s > 0
+    if not calls.any():
+        return []
+    longest = list(context.by_name(extra_s).items())[:4]
+    return context.report(
+        "first use",
+        "kernels and libraries are loaded as they are first used",
+        gain_s=context.iteration_s - context.replayed_s(own_s=context.own_s - extra_s),
+        evidence=[
+            f"{calls.sum()} calls take over {TIMES:g} times what such calls take later: "
+            + ", ".join(f"{name} {time_text(elapsed_s)}" for name, elapsed_s in longest),
+            "each is the first of its kind in the trace: modules are loaded lazily, contexts and handles created",
+        ],
+        settings=[
+            "trace later iterations: torch.profiler.schedule(wait=1, warmup=3, active=3) and profiler.step()",
+            "CUDA_MODULE_LOADING=EAGER where the first iteration itself matters",
+        ],
+        replayed="these calls as long as they take later",
+        sightings=context.sightings(np.flatnonzero(calls)),
+    )
+
+
 def _allocations(context: DiagnosisContext) -> list[Finding]:
     """Calls that allocate, each as if its memory had been there."""
-    calls = np.array([name.startswith(ALLOCATIONS) for name in context.graph.works.name], bool)[context.graph.ops.work]
-    calls &= context.lane_kind == LaneKind.HOST
+    calls = _allocates(context)
     if not calls.any():
         return []
     longest = list(context.by_name(np.where(calls, context.own_s, 0.0)).items())[:4]
+    variable = "PYTORCH_HIP_ALLOC_CONF" if longest and longest[0][0].startswith("hip") else "PYTORCH_CUDA_ALLOC_CONF"
     return context.report(
         "allocations",
         "memory of the accelerator is allocated during the iteration",
@@ -69,12 +126,17 @@ def _allocations(context: DiagnosisContext) -> list[Finding]:
         ],
         settings=[
             "trace later iterations, where this is the first: torch.profiler.schedule(wait=1, warmup=1, active=3)",
-            "else PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, no torch.cuda.empty_cache() in the loop, "
-            "batches of one shape",
+            f"else {variable}=expandable_segments:True, no torch.cuda.empty_cache() in the loop, batches of one shape",
         ],
         replayed="no time for these calls",
         sightings=context.sightings(np.flatnonzero(calls)),
     )
+
+
+def _allocates(context: DiagnosisContext) -> np.ndarray:
+    """bool (ops,)."""
+    works = np.array([name.startswith(ALLOCATIONS) for name in context.graph.works.name], bool)
+    return works[context.graph.ops.work] & (context.lane_kind == LaneKind.HOST)
 
 
 def _synchronizations(context: DiagnosisContext) -> list[Finding]:

@@ -9,6 +9,7 @@ from emulator.traces.diagnosis.context import DiagnosisContext, Finding
 from emulator.traces.diagnosis.pauses import Pauses, pauses
 from emulator.traces.events import LaneKind
 from emulator.traces.joined import GAP
+from emulator.traces.whatif.transfers import all_reduces
 from switchml.units import time_text
 
 REGULAR = 0.35
@@ -33,6 +34,8 @@ def _gaps(context: DiagnosisContext, host_pauses: Pauses) -> list[Finding]:
         return []
     without_s = host_pauses.without(context.own_s)
     lost_s = context.causes.parts.by_rank[:, HOST]
+    compiled = "" if context.mentions("Torch-Compiled|CompiledF(unction|xGraph)") else "torch.compile(model); "
+    reduces = len(all_reduces(context.joined)) > 0
     return context.report(
         "host gaps",
         f"the host loses {time_text(lost_s.mean())} of each iteration between operations",
@@ -43,8 +46,8 @@ def _gaps(context: DiagnosisContext, host_pauses: Pauses) -> list[Finding]:
             f"the worst rank is {context.rank_name(int(np.argmax(lost_s)))} with {time_text(lost_s.max())}",
         ],
         settings=[
-            "torch.compile(model); less Python in the loop (logging, metrics, .item()); larger batches",
-            "gradient_as_bucket_view=True: DDP then copies no gradients into buckets",
+            f"{compiled}less Python in the loop (logging, metrics, .item()); larger batches",
+            *(["gradient_as_bucket_view=True: DDP then copies no gradients into buckets"] if reduces else []),
         ],
         replayed="no time between operations",
         sightings=context.sightings(np.flatnonzero(gaps)),

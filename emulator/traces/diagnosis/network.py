@@ -4,6 +4,7 @@ codec, a faster network, fewer bytes, larger buckets or more overlap would gain.
 
 from __future__ import annotations
 
+import re
 from typing import NamedTuple
 
 import numpy as np
@@ -27,6 +28,12 @@ LEAST_EXPOSED = 0.03
 
 LARGER_MIB = (50, 100, 200)
 """Bucket sizes that are tried."""
+
+
+ON_DEVICES = re.compile(r"[nrxh]ccl|nvshmem|deepep|symmetric|all-reduce|userbuffers")
+"""Backends whose tensors stay on accelerators."""
+HALVES = r"all_?reduce\w*_(half|f16|bf16|bfloat16|__half|__nv_bfloat16|f8\w*)(\W|_|$)"
+"""All-reduces of two bytes or fewer."""
 
 
 class Change(NamedTuple):
@@ -62,7 +69,9 @@ def find(context: DiagnosisContext) -> list[Finding]:
             f"{network.link_text}"
         )
         settable = _settable(context, joined, network)
-        faster += [_half_the_bytes(context, network), *_larger_buckets(context, joined)]
+        if not context.mentions(HALVES):
+            faster.append(_half_the_bytes(context, network))
+        faster += _larger_buckets(context, joined)
     faster.append(_more_overlap(context))
     evidence += [f"replayed with {each.what}: {time_text(each.lasts_s)}" for each in sorted(settable + faster)]
     settable, faster = (sorted(one for one in some if _helps(context, one)) for some in (settable, faster))
@@ -116,11 +125,13 @@ def _settable(context: DiagnosisContext, joined: Scenario, network: Network) -> 
 
 
 def _twice_as_fast(context: DiagnosisContext, moves: np.ndarray) -> Change:
+    through_hosts = not any(ON_DEVICES.search(trace.backend) for trace in context.joined.traces)
+    has_devices = bool((context.lane_kind == LaneKind.DEVICE).any())
+    spared = ", or a backend that spares copies through hosts (nccl, where each rank has an accelerator of its own)"
     return Change(
         context.replayed_s(transfer_s=np.where(moves, context.transfer_s / 2, context.transfer_s)),
         "a network twice as fast",
-        "a faster network: more links a host, or a backend that spares copies through hosts (nccl, where each rank has "
-        "an accelerator of its own)",
+        "a faster network: more links a host" + (spared if through_hosts and has_devices else ""),
     )
 
 
@@ -160,9 +171,10 @@ def _larger_buckets(context: DiagnosisContext, joined: Scenario) -> list[Change]
 def _more_overlap(context: DiagnosisContext) -> Change:
     """As short as it gets where communication hides behind all else that a rank does."""
     parts = context.causes.parts
+    accumulated = ", or gradient accumulation with no_sync()" if len(all_reduces(context.joined)) else ""
     others_s = context.iteration_s - parts.by_rank[:, COMMUNICATION]
     return Change(
         float(np.maximum(others_s, parts.communication_s).max()),
         "as much of it behind other work as there is (a bound)",
-        "more to hide behind: larger batches, or gradient accumulation with no_sync()",
+        "more to hide behind: larger batches" + accumulated,
     )

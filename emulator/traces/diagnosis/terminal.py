@@ -22,10 +22,14 @@ def show(diagnosis: Diagnosis) -> None:
     context = diagnosis.context
     ranks = len(context.graph.ranks)
     is_mean = context.joined.iteration == MEAN
-    say(
-        f"{ranks} rank{'s' * (ranks != 1)}, {'mean ' * is_mean}iteration {time_text(context.joined.iteration_s)} as "
-        f"traced, {time_text(context.iteration_s)} replayed ({diagnosis.replay_error:+.1%})"
-    )
+    job, diagnosed = time_text(context.joined.traced_s), time_text(context.joined.iteration_s)
+    which = f"{'mean ' * is_mean}iteration {diagnosed} as traced"
+    if job != diagnosed:  # some iterations are not like the others
+        which = (
+            f"iteration {job} as traced; diagnosed is {'the mean' if is_mean else 'one'} of those alike, {diagnosed}"
+        )
+    replayed = f"{time_text(context.iteration_s)} replayed ({diagnosis.replay_error:+.1%})"
+    say(f"{ranks} rank{'s' * (ranks != 1)}, {which}, {replayed}")
     if is_mean and ranks > 1 and diagnosis.replay_error < -LATE_BY_CHANCE:
         say("On average no rank is late by chance: `switchml trace replay` plays all iterations.", style="dim")
     for line in doubt(context):

@@ -59,7 +59,7 @@ def read(path: Path, *, rank: int | None = None, salvage: bool = False) -> RankT
     if not profile.is_file():
         raise TraceError(f"{path}: {profile.name} is not beside it")
     known = sizes.read(path.with_name(f"{stem}.sizes.json"))
-    trace = kineto.read(profile, rank=about["rank"], salvage=salvage, sizes=known)
+    (trace,) = kineto.read(profile, rank=about["rank"], salvage=salvage, sizes=known)
     clock = _Clock(about["clock"], trace.epoch_s)
     agents, ddp = about["agents"], about["ddp"]
     calls, packets = _read_notes(path.with_name(f"{stem}.wire.npz"), len(agents)) if agents else ([], [])

@@ -10,6 +10,7 @@ import gzip
 import io
 import re
 import zlib
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -28,6 +29,7 @@ _BOUNDARY = re.compile(rb"\}\s*,\s*(?=\{)")
 """Between two events. Inside one it may stand too; then what is before it does not decode, and an earlier one is
 tried."""
 _TRAILING = re.compile(r"trailing characters \(byte (\d+)\)")
+_MALFORMED = re.compile(r"malformed: .* \(byte (\d+)\)")
 _UNPAIRED = re.compile("[\udc80-\udcff]")
 _NOT_A_NUMBER = re.compile(rb"(?<=[:,\[])(\s*)[-+]?(?:nan|inf(?:inity)?)(?=\s*[,\]}])", re.IGNORECASE)
 
@@ -71,7 +73,8 @@ class _Unpacked(io.RawIOBase):
 
 class ChromeFile:
     """Iterate `batches()`, each a list of events as `event_type` decodes them; then `header` has what stands beside
-    the events. `salvage`: of a file that breaks off, take the events before the break, and say so in `broken`."""
+    the events. `salvage`: of a file that breaks off, or is no JSON from some byte on, take the events before that, and
+    say so in `broken`."""
 
     def __init__(
         self, path: Path, event_type: Any = dict, *, salvage: bool = False, array: str = "traceEvents"
@@ -89,6 +92,7 @@ class ChromeFile:
         self._offset = 0  # of the buffer's first byte in the (unpacked) file
         self._ended = False
         self._fault = ""  # why no more can be read, once that is so
+        self._malformed = NOWHERE  # place in the buffer at which it is no JSON
         self._is_bare = False
         """An array without an object around it; then its end may be missing, by the format's definition."""
 
@@ -108,8 +112,10 @@ class ChromeFile:
                 if closed:
                     break
             tail = [self._buffer]
-            while more := self._read():
+            while not self.broken and (more := self._read()):
                 tail.append(more)
+                if self._array_begins.search(b"".join(tail[-2:])):
+                    break
                 self._check_size(len(head) + sum(map(len, tail)), "what stands beside its events")
         self.header = self._decode_header(head, b"".join(tail))
 
@@ -171,6 +177,8 @@ class ChromeFile:
                 decoded = self._decode(self._buffer[:end])
                 if decoded is not None:
                     return decoded
+                if self._malformed != NOWHERE:
+                    return self._before_fault(), True
             self._check_size(len(self._buffer), f"event {self.events + 1}")
             if not has_more:
                 return self._last_batch()
@@ -178,14 +186,35 @@ class ChromeFile:
     def _last_batch(self) -> tuple[list[Any], bool]:
         """What is left at the end of the file."""
         batch, closed = self._decode(self._buffer) or ([], False)
+        if self._malformed != NOWHERE:
+            return self._before_fault(), True
         if not closed and not (self._is_bare and not self._buffer.strip(b" \t\r\n,")):
             self._break(f"it breaks off in event {self.events + len(batch) + 1}")
             self._buffer = b""
         return batch, True
 
-    def _break(self, what: str) -> None:
-        at = self._offset + len(self._buffer)
-        self.broken = self.broken or f"{self.path} is truncated: {what}, at byte {at:,} of its JSON"
+    def _before_fault(self) -> list[Any]:
+        """The events before the place at which the buffer is no JSON."""
+        while not _BOUNDARY.search(self._buffer, self._malformed) and self._read_more():
+            self._check_size(len(self._buffer), f"event {self.events + 1}")
+        text, at = self._buffer, self._malformed
+        batch: list[Any] = []
+        for end in _last_boundaries(text[:at]):
+            self._malformed = NOWHERE
+            if (decoded := self._decode(text[:end])) is not None:
+                batch = decoded[0]
+                break
+        number = self.events + len(batch) + 1
+        self._break(f"event {number}: {why_malformed(text, at)}", self._offset - len(text) + len(self._buffer) + at)
+        self._buffer = b""
+        return batch
+
+    def _break(self, what: str, at: int | None = None) -> None:
+        """`at`: the byte at which it is no JSON; None: it ends where the buffer does, too early."""
+        end = self._offset + len(self._buffer)
+        if not self.broken and at is None:
+            self.broken = f"{self.path} is truncated: {what}, at byte {end:,} of its JSON"
+        self.broken = self.broken or f"{self.path} is broken at byte {at:,} of its JSON: {what}"
         if not self._salvage:
             raise TraceError(f"{self.broken}; --salvage takes what is before that")
 
@@ -212,6 +241,7 @@ class ChromeFile:
                 elif (cleaned := _NOT_A_NUMBER.sub(_zero, text)) != text:
                     text = cleaned
                 else:
+                    self._malformed = self._place(text, inside)
                     return None
             except UnicodeDecodeError:
                 text = _UNPAIRED.sub("?", text.decode(errors="surrogateescape")).encode()
@@ -220,18 +250,70 @@ class ChromeFile:
                 return batch, closed
         return None
 
+    def _place(self, text: bytes, inside: bytes) -> int:
+        """Where `text`, of which the events are `inside`, is no JSON; NOWHERE where it only ends inside an event."""
+        try:
+            self._decoder.decode(b"[" + inside)  # without the end that it did not have
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            if malformed := _MALFORMED.search(str(error)):
+                return len(text) - len(text.lstrip()) + int(malformed[1]) - 1
+        return NOWHERE
+
     def _decode_header(self, head: bytes, tail: bytes) -> dict[str, Any]:
+        if self._is_bare and tail.strip(b" \t\r\n,\0"):
+            self._break(SECOND_TRACE, self._offset)
         if self.broken or not head:
             tail = b"}"
         text = _NOT_A_NUMBER.sub(_zero, (head or b"{") + b'"%s": []' % self._array.encode() + tail)
         try:
             header = msgspec.json.decode(text)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            if tail.strip() and self._ended:
-                self._break(f"it breaks off after its events ({error})")
-            header = msgspec.json.decode(head + b'"%s": []}' % self._array.encode())
+            if trailing := _TRAILING.search(str(error)):
+                more = len(text) - int(trailing[1]) + 1  # from the first byte after the object on
+                self._break(SECOND_TRACE, self._offset + len(tail) - more)
+                text = text[: len(text) - more]
+            else:
+                if tail.strip() and self._ended:
+                    self._break(f"it breaks off after its events ({error})")
+                text = head + b'"%s": []}' % self._array.encode()
+            header = msgspec.json.decode(text)
         header.pop(self._array, None)
         return header
+
+
+def why_malformed(text: bytes, at: int) -> str:
+    """What is wrong with `text`, which is no JSON from byte `at` on."""
+    if not _is_one_event(text, at) or _NEXT_LINE.match(text, at):
+        return SECOND_WRITER
+    if text[at : at + 1] < b" " and _STRING_OPEN.search(text, max(0, at - _LOOK_BACK), at):
+        return f"a string has the control character 0x{text[at]:02x}"
+    if b"\\" in text[max(0, at - 2) : at]:
+        return "a string has a backslash that escapes nothing"
+    if _VALUE_CLOSED.search(text, max(0, at - _LOOK_BACK), at) and _VALUE_ENDS.match(text, at):
+        return "a string has a quotation mark without a backslash"
+    return SECOND_WRITER
+
+
+def _is_one_event(text: bytes, at: int) -> bool:
+    """Whether what is around byte `at` has what an event has, once."""
+    begins = max((match.end() for match in _BOUNDARY.finditer(text, max(0, at - _LOOK_BACK), at)), default=0)
+    after = _BOUNDARY.search(text, at)
+    counts = Counter(match[1] for match in _KEY.finditer(text, begins, after.start() if after else len(text)))
+    return counts.keys() in (set(), {b"name"}) or (set(counts) >= _KEYS and max(counts[key] for key in _KEYS) == 1)
+
+
+_KEYS = {b"ph", b"pid", b"ts"}
+_KEY = re.compile(rb'"(ph|pid|ts|name)"\s*:')
+SECOND_WRITER = "it breaks off and other text goes on, as where several ranks write to one file"
+SECOND_TRACE = "another trace follows the first, as where several ranks write to one file"
+NOWHERE = -1
+_LOOK_BACK = 1 << 12
+_STRING_OPEN = re.compile(rb'[:,{\[]\s*"[^"\n]*\Z')
+_VALUE_CLOSED = re.compile(rb':\s*"[^"\n]*"\s*\Z')
+_NEXT_LINE = re.compile(rb'\n\s*("[^"\n]*"\s*:|[{}\]])')
+_VALUE_ENDS = re.compile(rb'[^\n]*?"\s*(,\s*"|\})')
+"""Before a fault: a string that has not ended, and a value that has; after it, another line of a trace, and where that
+value was meant to end."""
 
 
 def _zero(match: re.Match[bytes]) -> bytes:

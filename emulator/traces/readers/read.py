@@ -76,8 +76,9 @@ def _lone(file: Path) -> TraceError:
     )
 
 
-def read_workload(path: Path | str) -> Workload:
-    """The workload in `path`: a file, or a directory with one a rank. TraceError where there is none."""
+def read_workload(path: Path | str, gpus: int | None = None) -> Workload:
+    """The workload in `path`: a file, or a directory with one a rank. `gpus`: how many accelerators SimAI's has, where
+    it does not say. TraceError where there is none."""
     path = Path(path)
     present = files(path)
     texts = [file for file, kind in present if kind == SIMAI]
@@ -88,11 +89,13 @@ def read_workload(path: Path | str) -> Workload:
         )
     if texts:
         with reading(texts[0], TraceError):
-            return simai.read_simai(texts[0])
+            return simai.read_simai(texts[0], gpus)
     if all(kind == EXECUTION_TRACE for _, kind in present):
         raise _lone(present[0][0])
     if not execution_traces:
         raise TraceError(f"{path} says what a job did, not what there is to do: `switchml trace replay` replays it")
+    if gpus is not None:
+        raise TraceError(f"--gpus is for SimAI's workload, but {path} has Chakra's, with a file for each rank")
     with reading(path, TraceError):
         return graph.read_chakra(execution_traces)
 
@@ -154,7 +157,7 @@ def _read_kind(path: Path, kind: str, rank: int | None, salvage: bool, beside: d
         return dpro.read(path, salvage=salvage)
     if kind == KINETO:
         execution_trace = beside.get(_named_rank(path))
-        return [kineto.read(path, rank=rank, salvage=salvage, execution_trace=execution_trace)]
+        return kineto.read(path, rank=rank, salvage=salvage, execution_trace=execution_trace)
     reader = {CAPTURE: captured.read, CHAKRA: chakra.read, OURS: native.read}[kind]
     return [reader(path, rank=rank, salvage=salvage)]
 

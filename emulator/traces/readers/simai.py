@@ -16,6 +16,7 @@ from typing import NamedTuple
 from emulator.jobs.workload.builder import GraphBuilder
 from emulator.jobs.workload.graph import Collective, Kind, Order
 from emulator.traces.communication import collective_of
+from emulator.traces.limits import check_ranks
 from emulator.traces.workload import Workload
 from switchml.errors import TraceError
 from switchml.files import read_text
@@ -44,8 +45,9 @@ class Layer(NamedTuple):
     weights: Phase
 
 
-def read_simai(path: Path) -> Workload:
-    """The workload in `path`; TraceError names the line that makes no sense."""
+def read_simai(path: Path, gpus: int | None = None) -> Workload:
+    """The workload in `path`; TraceError names the line that makes no sense. `gpus`: how many accelerators there are,
+    where the first line does not say (`all_gpus`)."""
     lines = [line for line in read_text(path, TraceError).splitlines() if line.strip()]
     loop, settings = lines[0].split()[0], {key: int(value) for key, value in _SETTING.findall(lines[0])}
     if loop not in _LOOPS:
@@ -57,7 +59,24 @@ def read_simai(path: Path) -> Workload:
     if len(lines) - 2 < count:
         raise TraceError(f"{path} is truncated: it announces {count} layers and has {len(lines) - 2}")
     layers = [_layer(path, number + 3, line) for number, line in enumerate(lines[2 : 2 + count])]
-    return _workload(layers, settings, loop)
+    settings["all_gpus"] = _accelerators(path, settings, gpus)
+    return _workload(layers, settings)
+
+
+def _accelerators(path: Path, settings: dict[str, int], gpus: int | None) -> int:
+    tp, pp = (settings.get(key, 1) for key in ("model_parallel_NPU_group", "pp"))
+    known = settings.get("all_gpus")
+    if known is None and gpus is None:
+        raise TraceError(
+            f"{path}, line 1: no all_gpus, so how many accelerators there are is not known: give --gpus N, a multiple "
+            f"of {tp * pp}"
+        )
+    if known is not None and gpus is not None and known != gpus:
+        raise TraceError(f"{path}, line 1: all_gpus is {known}, but --gpus {gpus} was given")
+    count = known if known is not None else gpus
+    if not count or count % (tp * pp):
+        raise TraceError(f"{path}: {count} accelerators are no multiple of tp {tp} × pp {pp}")
+    return check_ranks(path, count)
 
 
 def _layer(path: Path, number: int, line: str) -> Layer:
@@ -81,10 +100,10 @@ def _phase(words: list[str], default: str) -> Phase:
     return Phase(int(words[0]) * 1e-9, kind, group, float(words[2]))
 
 
-def _workload(layers: list[Layer], settings: dict[str, int], loop: str) -> Workload:
+def _workload(layers: list[Layer], settings: dict[str, int]) -> Workload:
     tp, ep, pp = (settings.get(key, 1) for key in ("model_parallel_NPU_group", "ep", "pp"))
-    world = settings.get("all_gpus", tp)
-    dp = max(1, world // (tp * pp))
+    world = settings["all_gpus"]
+    dp = world // (tp * pp)
     sizes = {"tp": (tp, 1), "ep": (ep, tp), "dp": (dp, tp), "dp_ep": (max(1, dp // ep), tp * ep)}
     builder = GraphBuilder("simai")
     rank = builder.add_rank(weight=float(world))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from emulator.surface.cli.options import ANY_PATH, REPORT, json_option, output, timeline_option
+from emulator.surface.cli.options import ANY_PATH, REPORT, json_option, output, timeline_option, trace_options
 from switchml.terminal import progress
 
 
@@ -38,6 +38,7 @@ from switchml.terminal import progress
     show_default=True,
     help="May be advised where the network is slow (docs/codecs.md); its speed is measured here. May be repeated.",
 )
+@trace_options
 @json_option
 def diagnose(
     path: Path,
@@ -46,6 +47,8 @@ def diagnose(
     iteration: int | None,
     least: float,
     codecs: tuple[str, ...],
+    rank: int | None,
+    salvage: bool,
     as_json: bool,
 ) -> None:
     """Say why the job traced in PATH (a directory with a trace of each rank) is slow and what to change.
@@ -61,7 +64,7 @@ def diagnose(
     from emulator.traces.readers.read import read
     from emulator.traces.whatif.codec_costs import measure
 
-    joined = join(read(path), iteration=iteration)
+    joined = join(read(path, rank=rank, salvage=salvage), iteration=iteration)
     with progress("replaying with one thing changed at a time"):
         diagnosis = run(joined, least, lambda: measure(codecs, len(joined.graph.ranks)))
     if timeline is not None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from emulator.surface.cli.options import ANY_PATH, json_option, output
+from emulator.surface.cli.options import ANY_PATH, json_option, output, salvage_option
 from switchml import tables
 from switchml.terminal import progress, say
 
@@ -21,8 +21,9 @@ ROWS = 15
 @click.command()
 @click.argument("a", type=ANY_PATH)
 @click.argument("b", type=ANY_PATH)
+@salvage_option
 @json_option
-def diff(a: Path, b: Path, as_json: bool) -> None:
+def diff(a: Path, b: Path, salvage: bool, as_json: bool) -> None:
     """Say why iterations of the run traced in B take longer or shorter than those of the run in A.
 
     Causes on the average rank sum to the difference, and so do operations on the critical path. A difference is called
@@ -32,7 +33,7 @@ def diff(a: Path, b: Path, as_json: bool) -> None:
     from emulator.traces.join import join
     from emulator.traces.readers.read import read
 
-    runs = read(a), read(b)
+    runs = read(a, salvage=salvage), read(b, salvage=salvage)
     with progress("comparing"):
         differences = difference(*map(join, runs))
     output(as_json, differences.to_json, lambda: show(differences, a, b))

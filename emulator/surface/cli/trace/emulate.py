@@ -10,6 +10,7 @@ import click
 from emulator.cluster.algorithms import ALGORITHMS_HELP, HIERARCHY_HELP
 from emulator.surface.cli.options import ANY_PATH, json_option, output, time_limit_option, timeline_option
 from switchml import tables
+from switchml.cli.options import Count
 from switchml.terminal import progress, say
 
 if TYPE_CHECKING:
@@ -22,12 +23,14 @@ if TYPE_CHECKING:
 @click.option("--precision", default="fp16", show_default=True, help="Of what is costed by its FLOPs.")
 @click.option("--allreduce", default="auto", show_default=True, help=ALGORITHMS_HELP)
 @click.option("--hierarchy", default="auto", show_default=True, help=HIERARCHY_HELP)
+@click.option("--gpus", type=Count(1), help="Accelerators of a SimAI workload that has no all_gpus.")
 @timeline_option
 @time_limit_option
 @json_option
 def emulate(
     path: Path,
     cluster_name: str,
+    gpus: int | None,
     timeline: Path | None,
     time_budget_s: float,
     as_json: bool,
@@ -49,7 +52,7 @@ def emulate(
     if options["precision"] not in ELEMENT_BYTES:
         raise ConfigError(unknown("precision", options["precision"], ELEMENT_BYTES))
     cluster = clusters.load(cluster_name)
-    workload = read_workload(path)
+    workload = read_workload(path, gpus)
     graph = workload.graph
     check(graph)
     costs = imported.costs(graph, cluster, workload.strides, **options)

@@ -20,19 +20,19 @@ from switchml.terminal import say
 def info(path: Path, rank: int | None, salvage: bool, as_json: bool) -> None:
     """Show ranks, lanes, events, collectives and iterations of a trace: a file, or a directory with one a rank."""
     from emulator.traces.readers.read import read
-    from emulator.traces.summary import across, summary
+    from emulator.traces.summary import of_job
 
-    traces = read(path, rank=rank, salvage=salvage)
-    ranks, between = [summary(trace) for trace in traces], across(traces)
-    output(as_json, lambda: {"ranks": ranks, "missing": between}, lambda: show(ranks, between))
+    found = of_job(read(path, rank=rank, salvage=salvage))
+    output(as_json, lambda: found, lambda: show(found))
 
 
-def show(ranks: list[dict[str, Any]], between: list[str]) -> None:
-    """Print what `summary` and `across` found."""
-    from switchml.units import TimeUnit
+def show(found: dict[str, Any]) -> None:
+    """Print what `of_job` found."""
+    from switchml.units import TimeUnit, time_text
 
+    ranks = found["ranks"]
     first = ranks[0]
-    means = [sum(rank["iteration_s"]) / max(1, rank["iterations"]) for rank in ranks]
+    means = [rank["mean_iteration_s"] for rank in ranks]
     unit = TimeUnit(means)
     columns = [
         *(number("rank"), number("of", drop=4), text("host", drop=3), text("format"), text("backend", drop=2)),
@@ -47,9 +47,12 @@ def show(ranks: list[dict[str, Any]], between: list[str]) -> None:
             str(sum(row["count"] for row in rank["collectives"])),
         )
     tables.show(table)
-    say(f"\nrank {first['rank']}: {', '.join(f'{n:,} {kind}' for kind, n in first['kinds'].items())}\n")
+    say(f"\nan iteration takes {time_text(found['iteration_s'])}")
+    say(f"rank {first['rank']}: {', '.join(f'{n:,} {kind}' for kind, n in first['kinds'].items())}\n")
     tables.show(_lanes(first["lanes"]), *([_collectives(first["collectives"])] if first["collectives"] else []))
-    notes = [*between, *first["missing"], *(f"{key}: {words}" for key, words in first["about"].items())]
+    if len(on_device := [lane for lane in first["lanes"] if lane["kind"] == "device"]) > 1:
+        say(f"\ndevice busy {time_text(first['device_busy_s'])}: the union over {len(on_device)} streams")
+    notes = [*found["missing"], *first["missing"], *(f"{key}: {words}" for key, words in first["about"].items())]
     if notes:
         say()
     for note in notes:

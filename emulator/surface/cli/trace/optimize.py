@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from emulator.cluster.algorithms import HIERARCHIES, HIERARCHY_HELP
-from emulator.surface.cli.options import ANY_PATH, FILE, SETTINGS_FILE, json_option, output
+from emulator.surface.cli.options import ANY_PATH, FILE, SETTINGS_FILE, json_option, output, trace_options
 from switchml import tables
 from switchml.cli.options import RATE, SIZE, TIME, Count, option
 from switchml.errors import ConfigError
@@ -82,6 +82,7 @@ class Names(click.ParamType):
 @click.option("--check", is_flag=True, help="Run COMMAND as it is and with the settings, and compare.")
 @option("--repeats", "rounds", type=Count(1), default=3, show_default=True, help="Repeats of --check.")
 @click.option("--trust", is_flag=True, help="Import and run the torch module that a job file names as its model.")
+@trace_options
 @json_option
 def optimize(path: Path, command: tuple[str, ...], check: bool, overwrite: bool, **options: Any) -> None:
     """Find how the job traced in PATH should be set up: sizes of DistributedDataParallel's buckets, who adds up
@@ -122,6 +123,8 @@ def _optimize_trace(
     activations: float | None,
     half_speed: float,
     rounds: int,
+    rank: int | None,
+    salvage: bool,
     as_json: bool,
     **_: Any,
 ) -> bool:
@@ -140,7 +143,7 @@ def _optimize_trace(
         if allreduce not in ALLREDUCES[1:]:
             raise click.UsageError(f"--allreduce {allreduce}: expected {', '.join(ALLREDUCES[1:])}")
     specs = codecs or costs.CHOICES
-    joined = prepared(join(read(path)))
+    joined = prepared(join(read(path, rank=rank, salvage=salvage)))
     with progress("measuring codecs"):
         known = costs.load(codec_costs) if codec_costs else costs.measure(specs, len(joined.graph.ranks))
     allowed = Allowed(

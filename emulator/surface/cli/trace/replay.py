@@ -10,7 +10,7 @@ import click
 from rich.text import Text
 
 from emulator.cluster.algorithms import ALGORITHMS_HELP, HIERARCHIES, HIERARCHY_HELP
-from emulator.surface.cli.options import ANY_PATH, json_option, output, timeline_option
+from emulator.surface.cli.options import ANY_PATH, json_option, output, timeline_option, trace_options
 from switchml import tables
 from switchml.cli.options import BUCKET, RATE, TIME, Count, Quantity, option
 from switchml.tables import Table, number, text
@@ -71,8 +71,17 @@ class Slow(click.ParamType):
 @click.option("--without-straggler", type=click.IntRange(0), metavar="RANK", help="Make a rank as fast as the others.")
 @click.option("--slow", type=Slow(), multiple=True, metavar="RANK=F", help="Make a rank F times as slow.")
 @timeline_option
+@trace_options
 @json_option
-def replay(path: Path, as_json: bool, timeline: Path | None, iteration: int | None, **options: Any) -> None:
+def replay(
+    path: Path,
+    as_json: bool,
+    timeline: Path | None,
+    rank: int | None,
+    salvage: bool,
+    iteration: int | None,
+    **options: Any,
+) -> None:
     """Replay the traces in PATH, a directory with one a rank: predicted against traced iteration time, in all and for
     each part; and, with any of the options that change something, what the job would take then. The timeline is that of
     a mean iteration."""
@@ -89,7 +98,7 @@ def replay(path: Path, as_json: bool, timeline: Path | None, iteration: int | No
         slow=dict(given.pop("slow")),
         **given,
     )
-    traces = read(path)
+    traces = read(path, rank=rank, salvage=salvage)
     with progress("replaying"):
         result = run(traces, iteration, change)
     if timeline is not None:

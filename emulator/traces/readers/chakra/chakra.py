@@ -61,6 +61,11 @@ class ChakraTrace:
     groups: dict[str, list[int]] = field(default_factory=dict)
     """Communicators by name; no ranks: all."""
 
+    @property
+    def is_ours(self) -> bool:
+        """Whether our writer made it, for which control dependencies are the order on a lane."""
+        return "switchml.trace" in self.about
+
 
 def load(path: Path, rank: int | None = None) -> ChakraTrace:
     """The file's nodes. Its rank comes from its name (`….7.et`, `rank-7…`), where `rank` does not give it."""
@@ -106,9 +111,10 @@ def _load_json(path: Path, rank: int) -> ChakraTrace:
     trace = ChakraTrace(path, rank, "JSON", {})
     for row in chain.from_iterable(ChromeFile(path, array="workload_graph").batches()):
         try:
-            deps = tuple(int(dep) for dep in (*row.get("ctrl_deps", ()), *row.get("data_deps", ())))
+            control, data = (tuple(int(dep) for dep in row.get(key, ())) for key in ("ctrl_deps", "data_deps"))
             runtime_s = float(row.get("runtime", 0)) * 1e-6
-            node = Node(int(row["Id"]), str(row["Name"]), int(row["NodeType"]), deps, deps, 0.0, runtime_s, row)
+            what = (int(row["Id"]), str(row["Name"]), int(row["NodeType"]))
+            node = Node(*what, (*control, *data), data, 0.0, runtime_s, row)
         except (KeyError, TypeError, ValueError) as error:
             raise TraceError(f"{path}: node {len(trace.nodes) + 1} is not as expected: {error!r}") from None
         trace.nodes.append(node)
@@ -149,7 +155,7 @@ def communication(node: Node, ranks: int) -> tuple[Collective, float]:
 def read(path: Path, *, rank: int | None = None, salvage: bool = False) -> RankTrace:
     """The trace in `path`; TraceError where it has no times."""
     trace = load(path, rank)
-    if "switchml.trace" in trace.about:
+    if trace.is_ours:
         return _ours(trace)
     if not any(node.start_s > 0 for node in trace.nodes):
         raise untimed(path)

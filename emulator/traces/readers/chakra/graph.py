@@ -3,6 +3,9 @@
 compute node has its duration, or costs what `num_ops` and `tensor_size` do; communication always costs what its bytes
 do, because its traced duration includes waiting. A send does not block: what the trace puts after it comes after what
 the send itself waits for.
+
+Data dependencies alone order nodes, as in ASTRA-sim (extern/graph_frontend/chakra, et_feeder): control dependencies say
+which operator called which, and may lead in circles with the others. In our own files they are the order on a lane.
 """
 
 from __future__ import annotations
@@ -22,6 +25,8 @@ from emulator.traces.readers.chakra.file import INTEGERS
 from emulator.traces.workload import Workload
 from switchml.errors import TraceError
 
+SHOWN, LONGEST_NAME = 4, 40
+"""How many nodes a sentence names, and how many letters of each."""
 _STREAM_OF: dict[int, str] = {
     pb.COMM_COLL_NODE: "collectives",
     pb.COMM_SEND_NODE: "sends",
@@ -53,7 +58,9 @@ class _Building:
         self._transfers: dict[tuple, int] = {}
         self._streams: dict[tuple[int, str], int] = {}
         self._counts: Counter[tuple] = Counter()
-        self._sources = self._lost = self._sizeless = 0
+        self._sources = self._lost = self._controls = 0
+        self._sizeless: list[str] = []
+        self._timeless: list[str] = []
 
     def workload(self) -> Workload:
         first = 0
@@ -63,6 +70,10 @@ class _Building:
             number = {node.id: first + at for at, node in enumerate(nodes)}
             first += len(nodes)
             for node in nodes:
+                if not trace.is_ours:
+                    self._controls += len(set(node.deps) - set(node.data_deps))
+                    node.deps = node.data_deps
+            for node in nodes:
                 after = [number[dep] for dep in sorted(_through_sends(node, by_id)) if dep in number]
                 self._lost += sum(dep not in number for dep in node.deps)
                 if node.type in COMMUNICATION and "comm_size" in node.attr:
@@ -70,7 +81,10 @@ class _Building:
                     stream = self._stream(trace, _STREAM_OF[node.type], node.attr.get("stream"))
                     self._builder.add_op(stream, work, after=after, transfer=transfer)
                     continue
-                self._sizeless += node.type in COMMUNICATION
+                if node.type in COMMUNICATION:
+                    self._sizeless.append(_name(trace, node))
+                elif _is_timeless(node) and not trace.is_ours:
+                    self._timeless.append(_name(trace, node))
                 on_host = bool(node.attr.get("is_cpu_op", node.type == pb.METADATA_NODE))
                 lane = node.attr.get("tid" if on_host else "stream")
                 stream = self._stream(trace, "host" if on_host else "compute", lane)
@@ -127,11 +141,38 @@ class _Building:
         absent = max(0, self._world - len(self._traces))
         sentences = {
             f"{absent} of {self._world} ranks have no file: they do what the others do": absent,
-            f"{self._sizeless} communication nodes have no size: they count as compute of their rank": self._sizeless,
+            f"{_count(self._sizeless, 'communication node')} no comm_size, and counts as compute of its rank: "
+            + _some(self._sizeless): len(self._sizeless),
+            f"{_count(self._timeless, 'node')} neither a duration nor num_ops or tensor_size, and counts as empty: "
+            + _some(self._timeless): len(self._timeless),
+            f"{self._controls} control dependencies are left out: data dependencies order nodes, as in ASTRA-sim": (
+                self._controls
+            ),
             f"{self._lost} dependencies on nodes that are in no file are left out": self._lost,
             f"{self._sources} communication nodes wait for nothing, so they begin at once": self._sources,
         }
         return [sentence for sentence, count in sentences.items() if count]
+
+
+def _is_timeless(node: Node) -> bool:
+    """Whether a node that computes or copies does not say how much."""
+    if node.type in (pb.MEM_LOAD_NODE, pb.MEM_STORE_NODE):
+        return not node.attr.get("tensor_size")
+    sizes = node.attr.get("num_ops") or node.attr.get("tensor_size")
+    return node.type == pb.COMP_NODE and not node.duration_s and not sizes
+
+
+def _name(trace: ChakraTrace, node: Node) -> str:
+    name = node.name if len(node.name) <= LONGEST_NAME else node.name[: LONGEST_NAME - 1] + "…"
+    return f"{node.id} ({name}) of rank {trace.rank}"
+
+
+def _count(nodes: list[str], what: str) -> str:
+    return f"each of {len(nodes)} {what}s has" if len(nodes) > 1 else f"{len(nodes)} {what} has"
+
+
+def _some(nodes: list[str]) -> str:
+    return ", ".join(nodes[:SHOWN]) + (", …" if len(nodes) > SHOWN else "")
 
 
 def _stride(ranks: tuple[int, ...]) -> int:

@@ -60,6 +60,7 @@ def _by_sequence(reading: Reading) -> np.ndarray:
     the same number the last one counts (as in torch/csrc/profiler/kineto_shim)."""
     rows, start_s = reading.table.autograd.arrays(), reading.events.start_s
     events = reading.row_to_event[rows["row"]]
+    rows, events = {name: column[events != NONE] for name, column in rows.items()}, events[events != NONE]
     order = np.lexsort((start_s[events], rows["sequence"]))
     columns = (column[order].tolist() for column in (rows["is_backward"], rows["sequence"], events))
     last = {(bool(backward), sequence): event for backward, sequence, event in zip(*columns, strict=True)}
@@ -128,7 +129,7 @@ class _Waits:
         for call in self._calls("Synchronize"):
             pairs += [(call, event) for event in self._synchronized(call, records)]
         for call in self._calls("StreamWaitEvent"):
-            sync = reading.table.syncs.get(int(reading.correlation[call]))
+            sync = reading.syncs.get(int(reading.correlation[call]))
             if sync is None or sync.stream is None or sync.waits_on_stream is None:
                 continue
             waiting, awaited = (self._lane_of_stream.get(stream) for stream in (sync.stream, sync.waits_on_stream))
@@ -145,7 +146,7 @@ class _Waits:
         """What a host thread waits for in a `…Synchronize`."""
         reading = self._reading
         at_s = float(self._start_s[call])
-        sync = reading.table.syncs.get(int(reading.correlation[call]))
+        sync = reading.syncs.get(int(reading.correlation[call]))
         lanes = self._devices
         if sync is not None and sync.sync == "Event Sync" and sync.waits_on_stream in self._lane_of_stream:
             lanes = [self._lane_of_stream[sync.waits_on_stream]]
@@ -172,7 +173,7 @@ class _Waits:
         far; and `Work.wait` lets the caller's stream wait for the collective, by a cudaStreamWaitEvent of its own. Of a
         host backend, what its streams do is to copy tensors down and results up."""
         reading = self._reading
-        if reading.table.syncs or not self._is_communication.any():
+        if reading.syncs or not self._is_communication.any():
             return []
         others = [lane for lane in self._devices if not self._is_communication[self._events[lane]].any()]
         if not others:

@@ -1,9 +1,9 @@
 """The communication in a Kineto trace: which events are a rank's part of a collective or of a send, of how many bytes,
 in which group, and with which sequence number.
 
-NCCL's and RCCL's kernels are on a device stream; what they do stands in their own arguments (since torch 2.3), or
-on the host around their launch: in `record_param_comms`, in an annotation such as `nccl:all_reduce`, or in
-`c10d::allreduce_`.
+Kernels of communication (`communication_kernels.py`) are on a device stream; what NCCL's and RCCL's do stands in their
+own arguments (since torch 2.3), or on the host around their launch: in `record_param_comms`, in an annotation such as
+`nccl:all_reduce`, or in `c10d::allreduce_`.
 Gloo and other host backends work on threads of their own, where an annotation such as `gloo:all_reduce` covers the
 work; `c10d::allreduce_` on the caller's thread has set it going. With tensors of an accelerator it covers more
 (`staging.py`).
@@ -20,6 +20,7 @@ import numpy as np
 
 from emulator.jobs.workload.graph import Collective
 from emulator.traces.communication import collective_of, count, item_bytes, message_bytes, whole
+from emulator.traces.communication_kernels import family_of
 from emulator.traces.events import NONE, Group, LaneKind, What
 from emulator.traces.limits import check_ranks
 from emulator.traces.readers.kineto.events import BY_DEVICE, BY_HOST, C10D, Args
@@ -29,7 +30,6 @@ from emulator.traces.readers.tables import occurrences
 
 THREADS = 4
 """Of a host backend, which may begin so many waiting communications in any order (Gloo has two)."""
-_KERNEL = re.compile(r"ccl\w*?_(AllReduce|AllGather|ReduceScatter|Broadcast|Reduce|SendRecv)", re.IGNORECASE)
 
 
 @dataclass
@@ -80,11 +80,11 @@ class _Description:
         self.name = name
         operation = str(self.args.collective) if self.args.collective is not None else ""
         if not operation:
-            match = BY_HOST.match(name) or BY_DEVICE.match(name) or C10D.match(name) or _KERNEL.search(name)
+            match = BY_HOST.match(name) or BY_DEVICE.match(name) or C10D.match(name)
             operation = match[match.lastindex or 0] if match else ""
         self.collective = collective_of(operation)
-        if "sendrecv" in operation.lower():
-            self.collective = Collective.ALL_TO_ALL  # unless the host says otherwise, see `_on_devices`
+        if not operation and (family := family_of(name)) is not None:
+            self.collective = family.collective_of(name)
         self.sends = "send" in operation.lower() if self.collective == Collective.P2P else None
 
     def sizes(self) -> tuple[float, float]:
@@ -113,7 +113,7 @@ def _described(reading: Reading, event: int) -> _Description:
 def _on_devices(reading: Reading, communication: Communication) -> list[tuple[int, list[_Description]]]:
     """Communication kernels with their descriptions, the most reliable first."""
     result = []
-    for event in reading.where(lambda category, name: category == "kernel" and re.search("[nr]ccl", name)).tolist():
+    for event in reading.where(lambda category, name: category == "kernel" and family_of(name)).tolist():
         itself, around = _described(reading, event), []
         if reading.launch_of[event] != NONE:
             communication.launch[event] = int(reading.launch_of[event])
@@ -124,7 +124,8 @@ def _on_devices(reading: Reading, communication: Communication) -> list[tuple[in
             descriptions = [*(one for one in around if one.collective), itself]
         else:
             descriptions = [itself, *around]
-        communication.backend = communication.backend or "nccl"
+        family = family_of(itself.name)
+        communication.backend = communication.backend or (family.library if family else "")
         result.append((event, descriptions))
     return result
 

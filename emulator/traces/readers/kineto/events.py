@@ -5,11 +5,14 @@ event, and the tables that a whole file is collected in. Nothing is interpreted 
 from __future__ import annotations
 
 import re
+from collections import defaultdict
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from emulator.traces.communication_kernels import family_of
 from emulator.traces.readers.chrome import ChromeFile
 from emulator.traces.readers.tables import Columns, Numbers
 from switchml.errors import TraceError
@@ -20,7 +23,6 @@ RECORDED = ("cpu_op", "user_annotation", "python_function", "runtime", "kernel",
 """The categories that become events; others become one of these, by `_CATEGORIES` or `_recorded_as`."""
 
 _CATEGORIES = {
-    "Operator": "cpu_op",
     "Runtime": "runtime",
     "mtia_ccp_events": "kernel",
     "Kernel": "kernel",
@@ -39,6 +41,14 @@ BY_DEVICE = re.compile(r"^(nccl|rccl|xccl|hccl):(\w+)")
 C10D = re.compile(r"^c10d::(\w+)")
 """Annotations and operators around communication: a host backend's, a device's, and c10d's calls."""
 
+
+_ANNOTATION = re.compile(
+    rf"ProfilerStep#|enumerate\(DataLoader\)|Optimizer\.\w+#|DistributedDataParallel\.|{BY_HOST.pattern}|{BY_DEVICE.pattern}"
+)
+"""Spans that torch itself annotates. Until version 1.10 annotations had the category of operators."""
+
+_OPERATORS = re.compile(r"Backward\d*$|^record_param_comms$")
+"""Operators outside of all namespaces."""
 
 _NOTHING = msgspec.Raw()
 
@@ -74,6 +84,7 @@ class Args(msgspec.Struct, gc=False):
     waits_on_stream: Value = msgspec.field(name="wait_on_stream", default=None)
     waits_on_record: Value = msgspec.field(name="wait_on_cuda_event_record_corr_id", default=None)
     name: Any = None
+    labels: Any = None
 
 
 class Event(msgspec.Struct, gc=False):
@@ -84,7 +95,7 @@ class Event(msgspec.Struct, gc=False):
     name: Any = ""
     pid: Value = None
     tid: Value = None
-    ts: Value = 0
+    ts: Value = None
     dur: Value = 0
     id: Value = None
     args: Args | None = None
@@ -95,6 +106,7 @@ class Table:
 
     def __init__(self) -> None:
         self.columns = Columns(kind="i", lane="i", ts="d", dur="d", correlation="q", record="q")
+        self.rows = 0  # as many as the columns had
         self.kinds = Numbers()  # (category, name) → number
         self.lanes = Numbers()  # (pid, tid, on a device?) → number
         self.lane_names: dict[tuple[Value, Value], str] = {}
@@ -104,49 +116,82 @@ class Table:
         """The ends of forward-backward arrows: where an operator begins."""
         self.arrow_names = Numbers()
         self.autograd = Columns(row="i", sequence="q", is_backward="b")  # operators with a place on autograd's tape
+        self.process_names: dict[Value, list[str]] = {}  # pid → what the file calls it
         self.skipped: dict[str, int] = {}  # category → how many events of it were left out
+        self.unpaired: list[str] = []  # names of events that begin and don't end, or end and don't begin
+        self._halves: list[Event] = []  # begins and ends
+        self._communicates = _Communicates()
+        self._current = Event()
 
     def fill(self, path: Path, *, salvage: bool = False) -> ChromeFile:
         """Read the whole of `path`; returns what is known of the file besides its events."""
         file = ChromeFile(path, Event, salvage=salvage)
         for batch in file.batches():
-            try:
-                self._add(batch)
-            except (TypeError, ValueError, OverflowError) as error:
-                first = file.events - len(batch) + 1
-                raise TraceError(
-                    f"{path}: one of the events {first} to {file.events} is not as expected: {error}"
-                ) from None
+            self._add_all(batch, f"{path}, events {file.events - len(batch) + 1} to {file.events}")
+        self._add_all(self._whole(), f"{path}, begin and end events")
         return file
+
+    def _add_all(self, batch: list[Event], where: str) -> None:
+        try:
+            self._add(batch)
+        except (TypeError, ValueError, OverflowError) as error:
+            event = self._current
+            times = f"ts {str(event.ts)[:40]!r}, dur {str(event.dur)[:40]!r}"
+            raise TraceError(f"{where}: {str(event.name)[:80]!r} ({times}) is not as expected: {error}") from None
+
+    def _whole(self) -> list[Event]:
+        """Events of begins and ends (`ph` B and E), which nest within a thread: an end is that of the last begin of its
+        name, or of the last one where it has none."""
+        whole, open_events = [], defaultdict[tuple[Value, Value], list[Event]](list)
+        for half in sorted(self._halves, key=lambda half: float(half.ts)):  # type: ignore[arg-type]  # None is refused
+            begun = open_events[half.pid, half.tid]
+            if half.ph == "B":
+                begun.append(half)
+                continue
+            places = [place for place, one in enumerate(begun) if half.name in ("", one.name)]
+            if not places:
+                self.unpaired.append(str(half.name))
+                continue
+            event = begun.pop(places[-1])
+            event.ph, event.dur, event.args = "X", float(half.ts) - float(event.ts), event.args or half.args  # type: ignore[arg-type]
+            whole.append(event)
+        self.unpaired += [str(one.name) for begun in open_events.values() for one in begun]
+        self._halves = []
+        return whole
 
     def _add(self, batch: list[Event]) -> None:
         columns, kinds, lanes = self.columns, self.kinds, self.lanes
         add_kind, add_lane = columns.kind.append, columns.lane.append
         add_ts, add_dur = columns.ts.append, columns.dur.append
         add_correlation, add_record = columns.correlation.append, columns.record.append
+        communicates = self._communicates
         for event in batch:
+            self._current = event
             if event.ph != "X":
                 self._add_other(event)
                 continue
             category = event.cat
-            if category not in RECORDED:
+            name = event.name if type(event.name) is str else str(event.name)
+            if category in ("cpu_op", "Operator"):
+                category = _host_category(category, name)
+            elif category not in RECORDED:
                 category = _recorded_as(category, event.args)
                 if not category:
                     self._skip(event)
                     continue
             args = event.args or _NO_ARGS
             on_device = category in DEVICE_CATEGORIES
-            name = event.name if type(event.name) is str else str(event.name)
             row = len(columns.kind)
             add_kind(kinds[category, name])
             add_lane(lanes[event.pid, event.tid, on_device])
-            add_ts(event.ts)
-            add_dur(event.dur or 0)
+            ts, dur = event.ts, event.dur or 0
+            add_ts(float(ts) if type(ts) is str else ts)
+            add_dur(float(dur) if type(dur) is str else dur)
             correlation, record = args.correlation, args.record
             add_correlation(-1 if correlation is None else int(correlation))
             add_record(-1 if record is None else int(record))
             if on_device:
-                if category != "kernel" or "ccl" in name:
+                if category != "kernel" or communicates[name]:
                     self._keep(row, args)
                 continue
             if args.sequence is not None and args.forward_thread is not None:
@@ -170,8 +215,14 @@ class Table:
             self.arrows.is_head.append(event.ph == "f")
             self.arrows.lane.append(self.lanes[event.pid, event.tid, False])
             self.arrows.ts.append(float(event.ts))  # type: ignore[arg-type]  # None is refused, with the file
-        elif event.ph == "M" and event.name == "thread_name" and event.args:
-            self.lane_names[event.pid, event.tid] = str(event.args.name)
+        elif event.ph in ("B", "E"):
+            float(event.ts)  # type: ignore[arg-type]  # None is refused, with the file
+            self._halves.append(event)
+        elif event.ph == "M" and event.args:
+            if event.name == "thread_name":
+                self.lane_names[event.pid, event.tid] = str(event.args.name)
+            elif event.name in ("process_name", "process_labels"):
+                self.process_names.setdefault(event.pid, []).append(str(event.args.name or event.args.labels))
 
     def _skip(self, event: Event) -> None:
         if event.cat == "cuda_sync" and (args := event.args) and args.correlation is not None:
@@ -193,6 +244,22 @@ def _recorded_as(category: str, args: Args | None) -> str:
         return "runtime"
     on_stream = args is not None and args.stream is not None and args.device is not None
     return "kernel" if on_stream and not _NO_WORK.search(category) else ""
+
+
+class _Communicates(dict[str, bool]):
+    """Name of a kernel → whether it communicates."""
+
+    def __missing__(self, name: str) -> bool:
+        self[name] = known = family_of(name) is not None
+        return known
+
+
+@lru_cache(maxsize=1 << 16)
+def _host_category(category: str, name: str) -> str:
+    """Of an operator, "user_annotation" where it is none: one of torch's own annotations or, in the category of torch
+    1.8 and 1.9, where all are operators, a name that is neither in a namespace nor autograd's."""
+    is_old = category == "Operator" and "::" not in name and not _OPERATORS.search(name)
+    return "user_annotation" if is_old or _ANNOTATION.match(name) else "cpu_op"
 
 
 def _is_detailed(category: str, name: str, args: Args) -> bool:

@@ -14,9 +14,11 @@ from emulator.traces.readers.kineto.causes import find_causes
 from emulator.traces.readers.kineto.communication import find_communication
 from emulator.traces.readers.kineto.events import Table
 from emulator.traces.readers.kineto.execution_trace import writes_before_reads
+from emulator.traces.readers.kineto.processes import parts
 from emulator.traces.readers.kineto.reading import STEP, Reading
 from emulator.traces.readers.kineto.staging import without_copies
 from emulator.traces.readers.sizes import Sizes
+from switchml.errors import TraceError
 
 
 def read(
@@ -26,13 +28,20 @@ def read(
     salvage: bool = False,
     execution_trace: Path | None = None,
     sizes: Sizes | None = None,
-) -> RankTrace:
-    """The trace in `path`. `rank`: whose it is, where the file does not say. `salvage`: of a truncated file, what is
-    there. `execution_trace`: torch's, of the same run; then what reads a tensor comes after what wrote it
-    (`execution_trace.py`). `sizes`: those that the profile does not say."""
+) -> list[RankTrace]:
+    """The traces in `path`: one, or as many as there are ranks in it (`processes.py`). `rank`: whose it is, where the
+    file does not say. `salvage`: of a broken file, what is before the fault. `execution_trace`: torch's, of the same
+    run; then what reads a tensor comes after what wrote it (`execution_trace.py`). `sizes`: those that the profile does
+    not say."""
     table = Table()
     file = table.fill(path, salvage=salvage)
-    reading = Reading(path, table, file, rank, sizes)
+    found = parts(path, table)
+    if execution_trace is not None and len(found) > 1:
+        raise TraceError(f"{execution_trace} is of one rank, but {path} has {len(found)}: expected a file for each")
+    return [_read_part(Reading(path, table, file, part, rank, sizes), execution_trace) for part in found]
+
+
+def _read_part(reading: Reading, execution_trace: Path | None) -> RankTrace:
     more_causes = writes_before_reads(reading, execution_trace) if execution_trace is not None else []
     communication = find_communication(reading)
     causes, inferred = find_causes(reading, communication.launch, more_causes)
@@ -101,6 +110,12 @@ def _about(reading: Reading, inferred: int, unnamed: int) -> dict[str, str]:
         about["inferred"] = f"{inferred} waits between streams: the profiler was not set to record CUDA's"
     if unnamed:
         about["groups"] = f"{unnamed} collectives do not say in which group they are: taken as of the widest"
+    about |= reading.notes
+    if unpaired := reading.table.unpaired:
+        what = ", ".join(list(dict.fromkeys(unpaired))[:3])
+        about["unpaired"] = f"{len(unpaired)} begins or ends of events without the other: left out ({what})"
+    if (part := reading.part).count > 1:
+        about["ranks"] = f"the file has {part.count}, told apart {part.note}"
     if reading.file.broken:
         about["broken"] = reading.file.broken
     return about

@@ -15,8 +15,10 @@ from emulator.traces.events import NONE, Lane, LaneKind, What
 from emulator.traces.limits import check_ranks
 from emulator.traces.readers.chrome import ChromeFile
 from emulator.traces.readers.kineto.events import BY_DEVICE, BY_HOST, C10D, Args, Table
+from emulator.traces.readers.kineto.processes import Part, launches
+from emulator.traces.readers.kineto.times import Times
 from emulator.traces.readers.sizes import Sizes
-from emulator.traces.readers.tables import Columns, Numbers
+from emulator.traces.readers.tables import Numbers
 from emulator.traces.readers.tables import table as to_events
 from switchml.errors import TraceError
 
@@ -33,20 +35,26 @@ class Reading:
     """A filled table on its way to a `RankTrace`. Arrays (events,) are sorted as `events` are."""
 
     def __init__(
-        self, path: Path, table: Table, file: ChromeFile, rank: int | None, sizes: Sizes | None = None
+        self, path: Path, table: Table, file: ChromeFile, part: Part, rank: int | None, sizes: Sizes | None = None
     ) -> None:
+        """`part` is empty thereafter."""
         self.path, self.table, self.file, self.header, self.sizes = path, table, file, file.header, sizes
-        columns = table.columns.arrays()
-        if not len(columns["kind"]):
-            others = ", ".join(sorted(category or "none" for category in table.skipped))
-            raise TraceError(
-                f"{path} is no trace of PyTorch's profiler: its events' categories are {others}"
-                if others
-                else f"{path} has no events: was the profiler's schedule ever active?"
-            )
+        self.part = part
         distributed = self.header.get("distributedInfo") or {}
         self.distributed: dict[str, Any] = distributed if isinstance(distributed, dict) else {}
         self.kinds: list[tuple[str, str]] = list(table.kinds)
+        columns, rows, part.columns = part.columns, part.rows, {}
+        category = np.array([_DEPTH[category] for category, _ in self.kinds], np.int8)[columns["kind"]]
+        times = Times(
+            columns, [name for _, name in self.kinds], category == _DEPTH["runtime"], category == _DEPTH["kernel"]
+        )
+        self.notes = times.notes
+        """Of times, by their name in `RankTrace.about`."""
+        if not times.possible.all():
+            columns = {name: column[times.possible] for name, column in columns.items()}
+            rows = rows[times.possible]
+        if not len(columns["kind"]):
+            raise TraceError(f"{path}: {self._nothing()}")
         self.names = Numbers()
         self.first_ts = float(columns["ts"].min())
         self.lane_of_table = self._lanes(columns)  # int32: a lane of the table → its place in `lanes`
@@ -66,15 +74,31 @@ class Reading:
             **{name: values[self.kind] for name, values in of_kind.items()},
             lane=lane[order],
             start_s=(columns["ts"][order] - self.first_ts) * 1e-6,
-            duration_s=np.maximum(columns["dur"][order], 0) * 1e-6,
+            duration_s=columns["dur"][order] * 1e-6,
         )
-        self.row_to_event = np.empty(len(order), np.int64)
-        self.row_to_event[order] = np.arange(len(order))
-        table.columns = Columns()  # sorted copies are all that is needed from here on
+        self.row_to_event = np.full(table.rows, NONE, np.int64)
+        """int64 (rows of the table,): NONE for those that are no event of this rank."""
+        self.row_to_event[rows[order]] = np.arange(len(order))
+        del columns  # sorted copies are all that is needed from here on
         calls = self.launch_of[self.launch_of != NONE]
         self.events.what[calls[self.events.what[calls] == What.COMPUTE]] = What.LAUNCH  # whatever it is called
-        self.details: dict[int, Args] = {int(self.row_to_event[row]): args for row, args in table.details.items()}
+        events = ((int(self.row_to_event[row]), args) for row, args in table.details.items())
+        self.details: dict[int, Args] = {event: args for event, args in events if event != NONE}
+        self.syncs = table.syncs if part.count == 1 else {}
+        """CUDA's own records of waits; ranks in one file may number theirs alike."""
         self.rank, self.world_size = self._whose(rank)
+
+    def _nothing(self) -> str:
+        """Why there are no events."""
+        if "dropped" in self.notes:
+            return f"no event has a time that can be: {self.notes['dropped']}"
+        if self.file.broken:
+            return f"there is no whole event in it; {self.file.broken}"
+        if others := ", ".join(sorted(category or "none" for category in self.table.skipped)):
+            return f"it is no trace of PyTorch's profiler: its events' categories are {others}"
+        if unpaired := self.table.unpaired:
+            return f"{len(unpaired)} begins and ends of events are in it, but none of them fit each other"
+        return "it has no events: was the profiler's schedule ever active?"
 
     def _lanes(self, columns: dict[str, np.ndarray]) -> np.ndarray:
         """Make `lanes`, and return the number in it of each of the table's: hosts, then transports, then devices, the
@@ -84,6 +108,8 @@ class Reading:
         others = self._beside_communication(columns, len(keys))
         steps = np.array([bool(STEP.match(name)) for _, name in self.kinds])
         stepped = np.bincount(columns["lane"], steps[columns["kind"]], len(keys))
+        used = np.unique(columns["lane"])
+        keys, others, stepped = [keys[number] for number in used.tolist()], others[used], stepped[used]
         lanes = []
         for number, (pid, tid, on_device) in enumerate(keys):
             name = names.get((pid, tid), "")
@@ -95,7 +121,9 @@ class Reading:
                 lanes.append(Lane((name or f"thread {tid}").strip(), LaneKind.HOST))
         order = np.lexsort((-stepped, np.array([_LANE_ORDER.index(lane.kind) for lane in lanes])))
         self.lanes, self.lane_keys = [lanes[number] for number in order], [keys[number] for number in order]
-        return np.argsort(order).astype(np.int32)
+        place = np.full(len(self.table.lanes), NONE, np.int32)
+        place[used[order]] = np.arange(len(order))
+        return place
 
     def _beside_communication(self, columns: dict[str, np.ndarray], lanes: int) -> np.ndarray:
         """int64 (lanes of the table,): spans other than annotations of communication, but for what lies within one and
@@ -114,6 +142,11 @@ class Reading:
 
     def _whose(self, rank: int | None) -> tuple[int, int]:
         """Rank and world size, from the caller, the file, or its name."""
+        if self.part.rank is not None:
+            if rank is not None:
+                raise TraceError(f"{self.path} has {self.part.count} ranks; --rank is for a file of one")
+            most = max(whole(self.distributed.get("world_size")), self.part.count, self.part.rank + 1)
+            return self.part.rank, check_ranks(self.path, most)
         recorded = self.distributed.get("rank")
         world = self.distributed.get("world_size")
         named = re.search(r"rank[-_]?(\d+)", self.path.name)
@@ -137,17 +170,7 @@ class Reading:
     @cached_property
     def launch_of(self) -> np.ndarray:
         """int64 (events,): of an event on a device, the runtime call on the host that put it there; else NONE."""
-        launch_of = np.full(len(self.kind), NONE, np.int64)
-        calls, events = (
-            np.flatnonzero((self.correlation >= 0) & (self.depth == _DEPTH[what])) for what in ("runtime", "kernel")
-        )
-        calls = calls[np.argsort(self.correlation[calls], kind="stable")]
-        if len(calls):
-            place = np.searchsorted(self.correlation[calls], self.correlation[events])
-            place = np.minimum(place, len(calls) - 1)
-            same = self.correlation[calls][place] == self.correlation[events]
-            launch_of[events[same]] = calls[place[same]]
-        return launch_of
+        return launches(self.correlation, self.depth == _DEPTH["runtime"], self.depth == _DEPTH["kernel"])
 
     def name(self, event: int) -> str:
         """Of an event."""

@@ -282,7 +282,7 @@ def test_small_messages():
 
 def test_starved_accelerator():
     job = replace(HEALTHY, launch_s=0.006)
-    found = only(traced(job), "starved accelerator")
+    found = only(traced(job, iterations=4), "starved accelerator")
     busy_s = makespan_s(replace(job, launch_s=1e-12))
     assert found.gain_s == pytest.approx(makespan_s(job) - busy_s, rel=1e-3)
     assert found.is_bound

@@ -15,7 +15,7 @@ from emulator.traces.events import LaneKind, What
 from emulator.traces.readers.chakra import chakra_pb2 as pb
 from emulator.traces.readers.chakra.chakra import load
 from emulator.traces.readers.chakra.file import attribute, write_messages
-from emulator.traces.readers.kineto.kineto import read as read_kineto
+from emulator.traces.readers.kineto import kineto
 from emulator.traces.readers.read import read
 from emulator.traces.writers.chakra import groups_node, slices, write
 from switchml.errors import TraceError
@@ -27,14 +27,14 @@ PUBLISHED = ["alexnet", "mi250", "nccl_data", "sampled_rank-0"]
 @pytest.mark.slow(keep=2)
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_ours_come_back_as_they_were(tmp_path, name):
-    trace = read_kineto(published(f"{name}.json.gz"))
+    trace = kineto.read(published(f"{name}.json.gz"))[0]
     write([trace], tmp_path)
     same(trace, read(tmp_path)[0])
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_slices_cover_each_host_thread_once(name):
-    trace = read_kineto(published(f"{name}.json.gz"))
+    trace = kineto.read(published(f"{name}.json.gz"))[0]
     events = trace.events
     cut = slices(trace)
     assert set(cut.event.tolist()) - {-1} == set(range(len(events)))
@@ -52,7 +52,7 @@ def test_slices_cover_each_host_thread_once(name):
 @pytest.mark.slow
 def test_dependencies_alone_give_the_traced_times(tmp_path):
     """Followed one by one, nothing begins before it did, and the end is the traced one within 3 %."""
-    trace = read_kineto(published("nccl_data.json.gz"))
+    trace = kineto.read(published("nccl_data.json.gz"))[0]
     write([trace], tmp_path)
     nodes = load(tmp_path / "chakra.0.et").nodes
     by_id, end_s = {node.id: node for node in nodes}, {}
@@ -71,7 +71,7 @@ def test_dependencies_alone_give_the_traced_times(tmp_path):
 def test_chakras_own_reader_reads_it(tmp_path):
     if importlib.util.find_spec("chakra") is None:
         pytest.skip("needs the package mlc-chakra (pip install mlc-chakra --no-deps)")
-    trace = read_kineto(published("nccl_data.json.gz"))
+    trace = kineto.read(published("nccl_data.json.gz"))[0]
     write([trace], tmp_path)
     script = "import sys; from chakra.src.jsonizer.jsonizer import main; main()"
     arguments = ["--input_filename", str(tmp_path / "chakra.0.et"), "--output_filename", str(tmp_path / "j.json")]

@@ -89,6 +89,56 @@ def test_a_truncated_file_says_where_and_can_be_salvaged(tmp_path, packed):
             assert f"at byte {cut:,}" in file.broken
 
 
+SOUND = [{"ph": "X", "name": f"event {i}", "args": {"x": i}, "pid": 3, "ts": 7 * i} for i in range(20)]
+
+
+def spoilt(before, after):
+    """A trace with `after` in place of `before`, which it has once, and the byte at which they differ first."""
+    whole = json.dumps({"traceEvents": SOUND, "traceName": "t"})
+    assert whole.count(before) == 1
+    return whole.replace(before, after), whole.index(before)
+
+
+FAULTS = {
+    "a quotation mark": ('"event 12"', '"{"device": "cpu", "dtype": "float32"}(12): run"', 3),
+    "the control character 0x01": ('"event 12"', '"event\x0112"', 6),
+    "the control character 0x0a": ('"event 12"', '"event\n12"', 6),
+    "a backslash": ('"event 12"', r'"C:\path"', 5),
+    "several ranks write to one file": ('"event 12", "args"', '"event 12", "arevent 2", "args"', 23),
+    "where several ranks": ('"event 12", "args": {"x": 12}', '"event 12\n  "ph": "X",\n  "name": "event 2"', 9),
+}
+
+
+@pytest.mark.parametrize("what", FAULTS)
+def test_what_is_no_json_is_called_so_and_salvaged_up_to_the_byte(what, tmp_path, small_blocks):
+    before, after, further = FAULTS[what]
+    text, at = spoilt(before, after)
+    path = tmp_path / "t.json"
+    path.write_text(text)
+    with pytest.raises(
+        TraceError, match=rf"t\.json is broken at byte {at + further} .*: event 13: .*{what}.*--salvage"
+    ):
+        read(path)
+    found, file = read(path, salvage=True)
+    assert found == SOUND[:12]
+    assert f"at byte {at + further}" in file.broken
+    assert "truncated" not in file.broken
+
+
+@pytest.mark.parametrize("is_bare", [False, True])
+def test_two_traces_in_one_file_are_not_taken_for_one(is_bare, tmp_path):
+    text = json.dumps(SOUND if is_bare else {"traceEvents": SOUND, "traceName": "t"})
+    path = tmp_path / "t.json"
+    path.write_text(f"{text}\n{text}")
+    with pytest.raises(TraceError, match="broken at byte .* another trace follows the first"):
+        read(path)
+    found, file = read(path, salvage=True)
+    assert found == SOUND
+    assert file.header == ({} if is_bare else {"traceName": "t"})
+    place = int(file.broken.split("at byte ")[1].split(" ")[0].replace(",", ""))
+    assert len(text) <= place <= len(text) + 1
+
+
 @pytest.mark.parametrize("packed", [False, True])
 def test_a_watcher_sees_how_far_reading_has_come(tmp_path, small_blocks, packed):
     text = json.dumps({"traceEvents": [{"name": "x" * 50, "i": i} for i in range(100)]}).encode()

@@ -204,3 +204,59 @@ def test_the_command_prints_what_it_found_and_assumed(tmp_path):
     assert "one accelerator stands for all 64" in CliRunner().invoke(cli, arguments).stdout
     ran = CliRunner().invoke(cli, [*arguments, "--precision", "fp17"])
     assert (ran.exit_code, "did you mean fp16" in ran.stderr) == (1, True)
+
+
+def test_control_dependencies_of_others_order_nothing(tmp_path):
+    """As in Chakra's own tests, where they lead in circles with the others."""
+    hen, egg = node(1, "hen", pb.COMP_NODE, [2], micros=3), node(2, "egg", pb.COMP_NODE, micros=4)
+    egg.ctrl_deps.append(1)
+    workload = write_job(tmp_path, {0: [hen, egg]})
+    assert played_s(workload) == pytest.approx(7e-6)
+    assert workload.assumptions == [
+        "1 control dependencies are left out: data dependencies order nodes, as in ASTRA-sim"
+    ]
+    rows = [{"Id": 1, "Name": "hen", "NodeType": 4, "runtime": 3, "data_deps": [2], "ctrl_deps": []},
+            {"Id": 2, "Name": "egg", "NodeType": 4, "runtime": 4, "data_deps": [], "ctrl_deps": [1]}]  # fmt: skip
+    (tmp_path / "json").mkdir()
+    (tmp_path / "json" / "job.0.json").write_text(json.dumps({"workload_graph": rows}))
+    assert played_s(read_workload(tmp_path / "json")) == pytest.approx(7e-6)
+
+
+def test_nodes_without_sizes_are_named(tmp_path):
+    nodes = [
+        node(1, "mm", pb.COMP_NODE, is_cpu_op=False),
+        node(2, "load", pb.MEM_LOAD_NODE, is_cpu_op=False),
+        node(3, "reduce", pb.COMM_COLL_NODE, [1], micros=5, is_cpu_op=False, comm_type=int(pb.ALL_REDUCE)),
+        *(node(number, f"sum {number}", pb.COMM_COLL_NODE, is_cpu_op=False) for number in range(4, 9)),
+    ]
+    workload = write_job(tmp_path, {0: nodes})
+    assert workload.assumptions == [
+        "each of 6 communication nodes has no comm_size, and counts as compute of its rank: 3 (reduce) of rank 0, "
+        "4 (sum 4) of rank 0, 5 (sum 5) of rank 0, 6 (sum 6) of rank 0, …",
+        "each of 2 nodes has neither a duration nor num_ops or tensor_size, and counts as empty: 1 (mm) of rank 0, "
+        "2 (load) of rank 0",
+    ]
+    assert workload.graph.works.seconds[2] == pytest.approx(5e-6)
+
+
+def test_how_many_accelerators_simais_workload_has(tmp_path):
+    path, open_path = tmp_path / "w.txt", tmp_path / "open.txt"
+    path.write_text(SIMAI)
+    open_path.write_text(SIMAI.replace("all_gpus: 64 ", ""))
+    with pytest.raises(TraceError, match="line 1: no all_gpus.*give --gpus N, a multiple of 8"):
+        read_workload(open_path)
+    assert played_s(read_workload(open_path, 64)) == played_s(read_workload(path))
+    assert read_workload(open_path, 128).world_size == 128
+    for given, complaint in ((12, "12 accelerators are no multiple of tp 8"), (0, "0 accelerators")):
+        with pytest.raises(TraceError, match=complaint):
+            read_workload(open_path, given)
+    with pytest.raises(TraceError, match="all_gpus is 64, but --gpus 8 was given"):
+        read_workload(path, 8)
+    arguments = ["trace", "emulate", str(open_path), "--cluster", CLUSTER, "--gpus", "64", "--json"]
+    assert json.loads(CliRunner().invoke(cli, arguments).stdout)["ranks"] == 64
+
+
+def test_gpus_are_no_matter_of_chakras_workloads(tmp_path):
+    write_job(tmp_path, {0: [node(1, "mm", pb.COMP_NODE, micros=3)]})
+    with pytest.raises(TraceError, match="--gpus is for SimAI's workload"):
+        read_workload(tmp_path, 8)

@@ -1,0 +1,63 @@
+"""What calls take when they are first made: CUDA loads a kernel's module at its first launch, libraries create handles,
+the first operator a context. Later iterations have none of that.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from emulator.traces.diagnosis.context import DiagnosisContext, Iterations
+from emulator.traces.events import NONE, LaneKind, What
+from emulator.traces.joined import GAP
+
+TIMES = 10.0
+"""Times what is usual for calls of its name."""
+LEAST_S = 1e-4
+LAUNCH_S = 2e-5
+"""What a launch takes at most, where no other tells: 3 to 12 µs in published traces of V100, A100, MI250 and H200."""
+LEAST_OTHERS = 3
+"""Calls of a name that are not the first of their kind, for what is usual to be known."""
+
+
+def usual_s(context: DiagnosisContext) -> np.ndarray:
+    """float64 (ops,): `own_s`, but of calls that load something what such calls usually take."""
+    own_s = context.own_s.copy()
+    for rank, each in enumerate(context.iterations):
+        excess = _excess(each)
+        if not len(excess):
+            continue
+        ops = np.flatnonzero((context.rank == rank) & (context.joined.event != GAP))
+        own_s[ops] *= 1.0 - excess[context.joined.event[ops]]
+    return own_s
+
+
+def _excess(own: Iterations) -> np.ndarray:
+    """float64 (events,): which share of a host's call is due to its being the first of its kind; empty where none is. A
+    kind is a name and, of a launch, the name of what it launches."""
+    trace, events = own.trace, own.trace.events
+    if not any(lane.kind == LaneKind.DEVICE for lane in trace.lanes):
+        return np.empty(0)
+    launched = np.full(len(events), NONE, np.int64)
+    cause, caused = trace.causes.T.astype(np.int64)
+    launched[cause] = np.where(events.what[cause] == What.LAUNCH, events.name[caused], NONE)
+    calls = np.flatnonzero((trace.lane_kind == LaneKind.HOST) & np.isin(events.what, (What.COMPUTE, What.LAUNCH)))
+    calls = calls[np.argsort(events.start_s[calls], kind="stable")]
+    _, first = np.unique(np.stack([events.name[calls], launched[calls]]), axis=1, return_index=True)
+    is_first = np.zeros(len(calls), bool)
+    is_first[first] = True
+    launches = events.what[calls] == What.LAUNCH
+    name, took_s = events.name[calls], own.self_s[calls]
+    usual_s = np.full(len(calls), np.inf)
+    for each in np.unique(name[is_first & (took_s >= LEAST_S)]).tolist():
+        mine = name == each
+        others = took_s[mine & ~is_first]
+        if len(others) >= LEAST_OTHERS:
+            usual_s[mine] = np.median(others)
+        elif np.any(mine & launches):
+            usual_s[mine] = min(LAUNCH_S, float(took_s[mine].min()))
+    loads = is_first & (took_s >= np.maximum(LEAST_S, TIMES * usual_s))
+    if not loads.any():
+        return np.empty(0)
+    excess = np.zeros(len(events))
+    excess[calls[loads]] = 1.0 - usual_s[loads] / took_s[loads]
+    return excess

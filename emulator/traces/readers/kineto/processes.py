@@ -1,0 +1,174 @@
+"""Whose events are whose in one file: of several processes, where profiles of several ranks were merged, and of several
+accelerators of one process, each of which takes part in communication as a rank of its own (DataParallel). Each becomes
+a part, with the events of its threads and of its device's streams. A process that only computes on several
+accelerators is one rank.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from emulator.traces.communication_kernels import family_of
+from emulator.traces.events import NONE
+from emulator.traces.readers.kineto.events import Table, Value
+from emulator.traces.readers.tables import Columns
+from switchml.errors import TraceError
+
+OPERATORS = ("cpu_op", "user_annotation", "python_function")
+_RANK = re.compile(r"rank\W{0,2}(\d+)", re.IGNORECASE)
+
+
+@dataclass
+class Part:
+    """One rank's share of a table."""
+
+    columns: dict[str, np.ndarray]
+    """Those of the table, without the others' rows."""
+    rows: np.ndarray
+    """int64 (events,): each one's row in the table."""
+    rank: int | None = None
+    """None: the only part, which is whatever the file says."""
+    count: int = 1
+    """Parts of the file."""
+    note: str = ""
+    """How its rank became known."""
+
+
+def launches(correlation: np.ndarray, is_call: np.ndarray, is_work: np.ndarray) -> np.ndarray:
+    """int64 (events,): of what runs on a device, `is_work`, the runtime's call with the same correlation; else NONE."""
+    launch = np.full(len(correlation), NONE, np.int64)
+    calls, works = (np.flatnonzero((correlation >= 0) & chosen) for chosen in (is_call, is_work))
+    calls = calls[np.argsort(correlation[calls], kind="stable")]
+    if len(calls):
+        place = np.minimum(np.searchsorted(correlation[calls], correlation[works]), len(calls) - 1)
+        same = correlation[calls][place] == correlation[works]
+        launch[works[same]] = calls[place[same]]
+    return launch
+
+
+def parts(path: Path, table: Table) -> list[Part]:
+    """The ranks in a table, which is empty thereafter. TraceError where whose events are whose can't be told."""
+    columns = table.columns.arrays()
+    table.rows, table.columns = len(columns["kind"]), Columns()
+    owners = _Owners(path, table, columns)
+    processes = owners.processes()
+    found: list[tuple[np.ndarray, Value, Value]] = []
+    for number, pid in enumerate(processes or [None]):
+        mine = owners.owner == number if len(processes) > 1 else np.ones(len(owners.owner), bool)
+        devices = owners.communicating(mine)
+        if len(devices) < 2:
+            found.append((mine, pid, devices[0] if devices else owners.device(mine)))
+            continue
+        for place, device in enumerate(devices):
+            # What no communication runs on is the first one's.
+            others = owners.on_device & np.isin(owners.pid, [owners.number[one] for one in devices if one != device])
+            elsewhere = owners.on_device & (owners.pid != owners.number[device]) if place else others
+            found.append((mine & ~elsewhere, None, device))
+    if len(found) == 1:
+        return [Part(columns, np.arange(len(owners.owner)))]
+    ranks, note = _ranks(table, found)
+    return [
+        Part({name: column[mine] for name, column in columns.items()}, np.flatnonzero(mine), rank, len(found), note)
+        for (mine, _, _), rank in zip(found, ranks, strict=True)
+    ]
+
+
+class _Owners:
+    """Which process each row of a table belongs to. Arrays (rows,)."""
+
+    def __init__(self, path: Path, table: Table, columns: dict[str, np.ndarray]) -> None:
+        self._path, self._columns = path, columns
+        keys = list(table.lanes)
+        self.number: dict[Any, int] = {}
+        """pid → number."""
+        of_lane = np.array([self.number.setdefault(pid, len(self.number)) for pid, _, _ in keys], np.int64)
+        lane, kind = columns["lane"], columns["kind"]
+        self._pids = list(self.number)
+        self.pid = of_lane[lane] if len(keys) else np.empty(0, np.int64)
+        self.on_device = np.array([key[2] for key in keys], bool)[lane] if len(keys) else np.empty(0, bool)
+        kinds = list(table.kinds)
+        self._is_operator = np.array([category in OPERATORS for category, _ in kinds], bool)[kind]
+        self._is_call = np.array([category == "runtime" for category, _ in kinds], bool)[kind]
+        self._communicates = np.array(
+            [category == "kernel" and family_of(name) is not None for category, name in kinds], bool
+        )[kind]
+        self.owner = np.zeros(len(lane), np.int64)
+
+    def processes(self) -> list[Value]:
+        """The pids of the processes, in the order of the file; fills `owner` where there are several."""
+        for is_host in (self._is_operator, self._is_call):
+            numbers, first = np.unique(self.pid[is_host], return_index=True)
+            if len(numbers):
+                break
+        if len(numbers) < 2:
+            return [self._pids[number] for number in numbers]
+        numbers = numbers[np.argsort(first)]
+        of_pid = np.full(len(self._pids), NONE)
+        of_pid[numbers] = np.arange(len(numbers))
+        host = ~self.on_device
+        if (strangers := np.flatnonzero(host & (of_pid[self.pid] == NONE))).size:
+            pid = self._pids[int(self.pid[strangers[0]])]
+            raise self._mixed(numbers, f"process {pid!r} has launches, but no operators")
+        self.owner = np.where(host, of_pid[self.pid], NONE)
+        self._claim(numbers)
+        return [self._pids[number] for number in numbers]
+
+    def _claim(self, numbers: np.ndarray) -> None:
+        """Owners of what runs on devices: the process that launched it. Where several count their launches alike, the
+        one that it stands next to in the file, if they stand one after the other."""
+        columns, host = self._columns, np.flatnonzero(~self.on_device)
+        open_rows = np.flatnonzero(self.on_device)
+        callers = [
+            launches(columns["correlation"], self._is_call & (self.owner == number), self.on_device)[open_rows]
+            for number in range(len(numbers))
+        ]
+        launched_by = np.stack(callers) != NONE
+        one_by_one = np.count_nonzero(np.diff(self.owner[host])) == len(numbers) - 1
+        known = launched_by.sum(axis=0) == 1
+        self.owner[open_rows[known]] = np.argmax(launched_by, axis=0)[known]
+        if one_by_one:
+            before = np.maximum(np.searchsorted(host, open_rows[~known]) - 1, 0)
+            self.owner[open_rows[~known]] = self.owner[host[before]]
+            return
+        for device in np.unique(self.pid[open_rows[~known]]).tolist():
+            mine = open_rows[(self.pid[open_rows] == device) & known]
+            owners = np.unique(self.owner[mine])
+            if len(owners) != 1:
+                what = "they share" if len(owners) else "nothing tells who launched what on"
+                raise self._mixed(numbers, f"{what} device {self._pids[device]!r}")
+            self.owner[open_rows[~known & (self.pid[open_rows] == device)]] = owners[0]
+
+    def communicating(self, mine: np.ndarray) -> list[Value]:
+        """The devices on which a process communicates."""
+        return self._sorted(self._communicates & mine & self.on_device)
+
+    def device(self, mine: np.ndarray) -> Value:
+        """The first that it works on."""
+        return next(iter(self._sorted(mine & self.on_device)), None)
+
+    def _sorted(self, chosen: np.ndarray) -> list[Value]:
+        pids = [self._pids[number] for number in np.unique(self.pid[chosen]).tolist()]
+        return sorted(pids, key=lambda pid: (not isinstance(pid, int), pid if isinstance(pid, int) else 0, str(pid)))
+
+    def _mixed(self, numbers: np.ndarray, why: str) -> TraceError:
+        names = ", ".join(repr(self._pids[number]) for number in numbers[:4].tolist())
+        return TraceError(
+            f"{self._path} has events of {len(numbers)} processes ({names}), and {why}: expected a file for each rank"
+        )
+
+
+def _ranks(table: Table, found: list[tuple[np.ndarray, Value, Value]]) -> tuple[list[int], str]:
+    """The rank of each part, by what the file calls its process, else by its device, else by its place; and which."""
+    named = [_RANK.search(" ".join([str(pid), *table.process_names.get(pid, [])])) for _, pid, _ in found]
+    if len({int(each[1]) for each in named if each}) == len(found):
+        return [int(each[1]) for each in named if each], "by the names of its processes"
+    devices = [device for _, _, device in found]
+    if all(isinstance(device, int) for device in devices) and len(set(devices)) == len(devices):
+        in_order = sorted(devices)  # type: ignore[type-var]
+        return [in_order.index(device) for device in devices], "in the order of its devices"
+    return list(range(len(found))), "in the order of the file"
