@@ -134,18 +134,19 @@ class Work:
     @classmethod
     def of(cls, loader: str, dataset: Dataset) -> Work:
         """Measured: 60 bytes an access; whole arrays of samples for each rank of `lru` and `nopfs`, which sorts them;
-        in `solar` a rank looks at all of a batch, epochs are compared in pairs, and ordered in Python."""
+        in `solar` each rank looks at all of each batch, epochs are compared in pairs, and ordered in Python."""
         accesses, places = dataset.samples * dataset.epochs, dataset.ranks * dataset.samples
         kept = dataset.ranks * dataset.buffer_samples
         steps, size_bytes = {
-            "lru": (20.0 * accesses + 8.0 * places, 0.0),
-            "nopfs": (20.0 * accesses + 60.0 * places, 2.0 * places),
+            "lru": (8.0 * places, 0.0),
+            "nopfs": (60.0 * places, 2.0 * places),
             "solar": (
-                accesses * (dataset.ranks + 50.0) + dataset.epochs**2 * (min(kept, dataset.samples) + 8e4),
+                accesses * (2.0 * dataset.ranks + 300.0 * (1 + dataset.ranks / dataset.global_batch))
+                + dataset.epochs**2 * (min(kept, dataset.samples) + 8e4),
                 64.0 * kept + 16.0 * dataset.ranks * dataset.global_batch + 2.0 * accesses,
             ),
-        }.get(loader, (5.0 * accesses, 0.0))
-        return cls(steps, 60.0 * accesses + size_bytes)
+        }.get(loader, (0.0, 0.0))
+        return cls(150.0 * accesses + steps, 60.0 * accesses + size_bytes)
 
 
 def pytorch(dataset: Dataset, storage: Storage) -> Loads:
