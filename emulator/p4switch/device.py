@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -19,6 +18,7 @@ from emulator.p4switch.program import ir
 from emulator.p4switch.program.loader import loader
 from emulator.p4switch.state.state import State
 from emulator.p4switch.switch import Switch
+from switchml import logs
 from switchml.errors import ConfigError, ControlError, ProgramAbort
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from switchml.net.packet_io import Batch
 
-log = logging.getLogger("switchml.bmv2")
+log = logs.of("switchml.bmv2")
 
 POLL_S = 0.05
 """How often queues with a rate, digests and time-outs are checked when nothing is due sooner."""

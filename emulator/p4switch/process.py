@@ -29,9 +29,10 @@ from emulator.p4switch.state.state import State
 from emulator.p4switch.switch import Switch
 from emulator.p4switch.thrift.server import LOOPBACK, ThriftServer
 from switchml.errors import ConfigError, ProgramAbort
+from switchml.logs import of
 from switchml.runtime.insist import wait_for
 
-log = logging.getLogger("switchml.bmv2")
+log = of("switchml.bmv2")
 
 LIKE_VERSION = "1.15.5"
 """The version of BMv2 that this switch follows; BMv2's command-line tools check it."""

@@ -7,7 +7,6 @@ objects that the program has lost: these are left out, and requests for them are
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -23,10 +22,11 @@ from emulator.p4switch.program.loader import loader
 from emulator.p4switch.state.action_profiles import ActionOwner
 from emulator.p4switch.state.state import State
 from emulator.p4switch.state.tables import MatchTable
+from switchml import logs
 from switchml.control.p4runtime_protos import v1
 from switchml.errors import ControlError, ProgramError
 
-log = logging.getLogger("switchml.bmv2")
+log = logs.of("switchml.bmv2")
 
 _DEVICE_DATA = 3
 """The number of the JSON's field in p4.tmp.P4DeviceConfig, in which older controllers wrap it."""

@@ -8,16 +8,16 @@ one.
 from __future__ import annotations
 
 import contextlib
-import logging
 import struct
 import threading
 import time
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
+from switchml import logs
 from switchml.errors import ConfigError
 
-log = logging.getLogger("switchml.bmv2")
+log = logs.of("switchml.bmv2")
 
 MAGIC_US, MAGIC_NS = 0xA1B2C3D4, 0xA1B23C4D
 ETHERNET = 1

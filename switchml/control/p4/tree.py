@@ -8,12 +8,12 @@ else.
 """
 
 import json
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from switchml import logs
 from switchml.control.dataplane import Address, JobCounters, JobSpec, Link
 from switchml.control.mac import mac_text, parse_mac
 from switchml.control.p4 import base as p4_base
@@ -25,7 +25,7 @@ from switchml.control.p4.thrift import ThriftSwitch, parse_thrift
 from switchml.errors import ConfigError, ControlError
 from switchml.protocol.packet import UDP_PORT
 
-log = logging.getLogger("switchml.control")
+log = logs.of("switchml.control")
 
 
 @dataclass
