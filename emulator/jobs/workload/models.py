@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import csv
+import io
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,10 @@ from emulator import datafile
 from emulator.jobs.workload.implementations import attention_names, cross_entropies, implementations
 from emulator.ranges import Range, Ranged, number
 from switchml.errors import ConfigError
+from switchml.files import read_text
 
+AMOUNT = Range(0, 1e24)
+"""Of a layer: FLOPs, parameters, elements, nanoseconds."""
 WIDTH, WIDTH_OR_0 = Range(1, 10_000_000), Range(0, 10_000_000)
 FOLDER = Path(__file__).parent / "data" / "models"
 
@@ -297,12 +301,11 @@ def _columns(
 ) -> tuple[list[str], np.ndarray]:
     """The column `label` of a CSV file, and float64 (columns, rows) of the others. `optional`: read as well where the
     file has all of them. Raises ConfigError."""
+    reader = csv.DictReader(io.StringIO(read_text(path)), skipinitialspace=True)
     try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            reader = csv.DictReader(file, skipinitialspace=True)
-            rows = [(reader.line_num, row) for row in reader]
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"can't read {path}: {error}") from None
+        rows = [(reader.line_num, row) for row in reader]
+    except csv.Error as error:
+        raise ConfigError(f"{path} is no CSV file: {error}") from None
     needed = dict.fromkeys((label, *columns))
     if set(optional) <= set(reader.fieldnames or ()):
         columns += optional
@@ -319,6 +322,6 @@ def _number(text: str | None, path: Path, line: int) -> float:
         value = float(text or "")
     except ValueError:
         value = -1.0
-    if not 0 <= value < float("inf"):
-        raise ConfigError(f"{path}, line {line}: expected a number of at least 0, not {text!r}")
+    if value not in AMOUNT:
+        raise ConfigError(f"{path}, line {line}: expected a number, {AMOUNT}, not {text!r}")
     return value

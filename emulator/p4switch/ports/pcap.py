@@ -16,6 +16,7 @@ from typing import BinaryIO, NamedTuple
 
 from switchml import logs
 from switchml.errors import ConfigError
+from switchml.files import check_has_end
 
 log = logs.of("switchml.bmv2")
 
@@ -38,6 +39,7 @@ class PcapReader:
 
     def __init__(self, path: str | Path) -> None:
         self.path = path
+        check_has_end(path)
         try:
             self._file: BinaryIO = open(path, "rb")  # noqa: SIM115
         except OSError as error:
