@@ -62,8 +62,8 @@ def build(
     ops = sum(len(block.work) for block in blocks)
     budget.check_ranks(job, ops, data, tensor)
     builder.reserve(ops * data * tensor, sum(len(block.deps) for block in blocks) * data * tensor)
-    ranks = _add_ranks(builder, plan, replicas, tensor)
-    bases = _add_transfers(builder, plan, blocks, data, tensor, fold)
+    ranks = _add_ranks(builder, plan, replicas, tensor, budget)
+    bases = _add_transfers(builder, plan, blocks, data, tensor, budget)
     for stage, block in enumerate(blocks):
         dep_start = np.concatenate([[0], np.cumsum(block.dep_counts)])
         for d in range(data):
@@ -86,12 +86,13 @@ def costs(plan: CostedJob) -> dict[int, Cost]:
 # Ranks, groups and transfers
 
 
-def _add_ranks(builder: GraphBuilder, plan: CostedJob, replicas: Replicas, tensor: int) -> np.ndarray:
+def _add_ranks(builder: GraphBuilder, plan: CostedJob, replicas: Replicas, tensor: int, budget: Budget) -> np.ndarray:
     job = plan.job
     numbers = np.empty((job.pp, len(replicas.number), tensor), np.int32)
     order = Order.READY if job.schedule == "axonn" and job.pp > 1 else Order.PROGRAM
     for stage in range(job.pp):
         for d, (replica, stands_for) in enumerate(zip(replicas.number, replicas.weight, strict=True)):
+            budget.check_time()
             for t in range(tensor):
                 device, weight = (stage * job.dp + int(replica)) * job.tp + t, float(stands_for) * job.tp / tensor
                 rank = numbers[stage, d, t] = builder.add_rank(stage=stage, weight=weight, device=device)
@@ -101,7 +102,7 @@ def _add_ranks(builder: GraphBuilder, plan: CostedJob, replicas: Replicas, tenso
 
 
 def _add_transfers(
-    builder: GraphBuilder, plan: CostedJob, blocks: list[Ops], data: int, tensor: int, fold: str
+    builder: GraphBuilder, plan: CostedJob, blocks: list[Ops], data: int, tensor: int, budget: Budget
 ) -> dict[int, np.ndarray]:
     """Groups and transfers; returns for each kind the number of the first transfer, (stages, data, tensor). The work of
     a transfer is that of its members' ops, so that it is the same for all of them."""
@@ -117,6 +118,7 @@ def _add_transfers(
 
     for stage in range(job.pp):
         for d in range(data):
+            budget.check_time()
             group = builder.add_group(ranks[stage, d], name=f"tensor-parallel, stage {stage}, replica {d}", size=job.tp)
             bases[TENSOR][stage, d, :] = transfers(TENSOR, stage, group)
         for t in range(tensor):
