@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from emulator.cluster import cluster as clusters
 from emulator.cluster import innetwork
 from emulator.cluster.collectives import cost
+from emulator.cluster.cost import Cost
 from emulator.cluster.innetwork import DENSE, Streaming, stream_s, union_density
 from emulator.cluster.topology import place
 from switchml.errors import ConfigError
@@ -139,3 +140,8 @@ def test_the_largest_of_poisson_numbers(count, mean):
     chances = np.exp([k * math.log(mean) - mean - math.lgamma(k + 1) for k in steps])
     largest = np.sum(1.0 - np.minimum(np.cumsum(chances), 1.0) ** count)
     assert innetwork._largest_of(count, mean) == pytest.approx(largest, rel=0.005)
+
+
+def test_a_transfer_that_never_ends_is_refused():
+    with pytest.raises(ConfigError, match="a transfer of 8 bytes would never end"):
+        Cost(0.0, 8.0, 0.0)
