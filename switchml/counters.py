@@ -25,6 +25,8 @@ again; `waits` the wait packets sent; `retransmissions` the contributions with R
 REFUSED = ("refused_address",)
 """For the data plane as a whole: packets from addresses that have not joined, or whose rank sends them through shared
 memory."""
+MALFORMED = "refused_message"
+"""Messages at the control port that could not be read."""
 
 (
     ACCEPTED,

@@ -138,7 +138,8 @@ GROUPS: dict[str, tuple[Variable, ...]] = {
             "SWITCHML_CACHE_DIR",
             "folder",
             "`$XDG_CACHE_HOME/switchml` or `~/.cache/switchml`",
-            "compiled kernels, and the built documentation",
+            "compiled kernels, and the built documentation; where it is full, the processes of a run share a temporary "
+            "folder",
         ),
         Variable(
             "SWITCHML_UI_TOKEN", "text of 16 characters or more", "a new one each time", "what opens `switchml ui`"

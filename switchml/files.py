@@ -10,7 +10,9 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import os
 import re
+import stat
 import struct
 import sys
 import zipfile
@@ -72,8 +74,19 @@ def too_large(path: Path | str, limit: int, what: str = "has") -> str:
     return f"{path} {what} more than {limit:,} bytes, the limit"
 
 
+def check_has_end(path: Path | str, error: type[SwitchMLError] = ConfigError, *, pipes: bool = True) -> None:
+    """Raise `error` where `path` is a device, such as /dev/zero, or a socket. `pipes`: one may be read."""
+    try:
+        mode = os.stat(path).st_mode
+    except OSError as cause:
+        raise error(f"can't read {path}: {cause.strerror}") from None
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode) or (pipes and stat.S_ISFIFO(mode))):
+        raise error(f"can't read {path}: expected a regular file, which has an end")
+
+
 def read_bytes(path: Path | str, error: type[SwitchMLError] = ConfigError, *, limit: int = LARGEST_BYTES) -> bytes:
     """All of a file of at most `limit` bytes. Raises `error` where it is longer or can't be read."""
+    check_has_end(path, error)
     try:
         with open(path, "rb") as file:
             data = file.read(limit + 1)
@@ -128,6 +141,7 @@ def read_toml(path: Path | str) -> dict[str, Any]:
 def read_arrays(path: Path | str, error: type[SwitchMLError]) -> dict[str, np.ndarray]:
     """Name → array of an .npz file. Raises `error` where it is none, unpacks to too much, or an array is not as long as
     its header says; before any array is unpacked."""
+    check_has_end(path, error, pipes=False)
     with reading(path, error):
         try:
             with zipfile.ZipFile(path) as archive:

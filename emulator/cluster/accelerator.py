@@ -5,11 +5,12 @@ physical constants, the same for all accelerators and jobs. A cluster file may s
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 from emulator import datafile
+from emulator.ranges import FACTOR, RATE, SECONDS, Range, Ranged, number
 from switchml.errors import ConfigError
 
 DATA = Path(__file__).parent / "data"
@@ -18,34 +19,34 @@ A100_MATMUL_SHARE = 0.869
 
 
 @dataclass(frozen=True)
-class Accelerator:
+class Accelerator(Ranged):
     """One device: a GPU, one die of a GPU with two, or a CPU socket."""
 
     title: str
     source: str
-    flops: dict[str, float]
+    flops: dict[str, float] = number(RATE)
     """Peak FLOP/s by precision (fp32, tf32, fp16, bf16), dense."""
-    memory_bytes: float
-    memory_bytes_per_s: float
-    processors: int
+    memory_bytes: float = number(Range(1, 1e18))
+    memory_bytes_per_s: float = number(RATE)
+    processors: int = number(Range(1, 10_000_000))
     """Streaming multiprocessors, compute units or cores: a matrix product is dealt to them tile by tile."""
-    cache_bytes_per_s: float
+    cache_bytes_per_s: float = number(RATE)
     """Last-level cache to all processors together."""
-    watts: float
+    watts: float = number(Range(0, 1e9))
     """Thermal design power."""
     architecture: str = ""
     """Whose kernels run on it; empty: any."""
-    matmul_share: float = 0.869
+    matmul_share: float = number(Range(0, 1, "(]"), 0.869)
     """The best share of half-precision peak that a matrix product was seen to reach; default: A100's, on which
     `gemm_efficiency` was fitted."""
-    power_share: float = 1.0
+    power_share: float = number(FACTOR, 1.0)
     """What power limits leave of that in a training job, relative to A100."""
-    flash_flops: float = 0.0
+    flash_flops: float = number(Range(0, 1e21), 0.0)
     """FLOP/s of FlashAttention-2, forward and backward, causal, heads of 128, long sequences; 0: 0.6 of half-precision
     peak."""
-    attention_flops: dict[str, float] = field(default_factory=dict)
+    attention_flops: dict[str, float] = number(RATE, factory=dict)
     """The same of other kernels (`emulator/jobs/workload/data/attention.toml`), where measured on this device."""
-    price_per_hour: float = 0.0
+    price_per_hour: float = number(Range(0, 1e9), 0.0)
     """Dollars; 0: not for rent by itself."""
     price_source: str = ""
 
@@ -71,25 +72,25 @@ def accelerators() -> dict[str, Accelerator]:
 
 
 @dataclass(frozen=True)
-class Constants:
+class Constants(Ranged):
     """Meanings and sources: `data/constants.toml`."""
 
-    gemm_efficiency: float
-    tile_fill_steps: float
-    cache_efficiency: float
-    memory_efficiency: float
-    attention_traffic: float
-    loss_bytes_per_logit: float
-    kernel_s: float
-    launch_forward_s: float
-    launch_backward_s: float
-    launch_collective_s: float
-    launch_operator_s: float
-    overlap_exponent: float
-    pipeline_hand_over_s: float
-    iteration_s: float
-    interference_inside: float
-    interference_between: float
+    gemm_efficiency: float = number(FACTOR)
+    tile_fill_steps: float = number(Range(0, 1e6))
+    cache_efficiency: float = number(FACTOR)
+    memory_efficiency: float = number(FACTOR)
+    attention_traffic: float = number(Range(0, 1e6))
+    loss_bytes_per_logit: float = number(Range(0, 1e6))
+    kernel_s: float = number(SECONDS)
+    launch_forward_s: float = number(SECONDS)
+    launch_backward_s: float = number(SECONDS)
+    launch_collective_s: float = number(SECONDS)
+    launch_operator_s: float = number(SECONDS)
+    overlap_exponent: float = number(Range(1, 1e6))
+    pipeline_hand_over_s: float = number(SECONDS)
+    iteration_s: float = number(SECONDS)
+    interference_inside: float = number(Range(0, 1e6))
+    interference_between: float = number(Range(0, 1e6))
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,6 @@ Read from `data/clusters/NAME.toml` or a user's file, which may start from anoth
 from __future__ import annotations
 
 import dataclasses
-import math
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from emulator import datafile
 from emulator.cluster.accelerator import DATA, Accelerator, Constants, accelerators, constants
 from emulator.cluster.rings import ring_rates
 from emulator.cluster.topology import Fabric, GroupLayout
+from emulator.ranges import BYTES, RATE, SECONDS, Range, Ranged, number
 from switchml.errors import ConfigError
 from switchml.protocol import sizes
 
@@ -20,27 +20,33 @@ FOLDER = DATA / "clusters"
 
 
 @dataclass(frozen=True)
-class Inside:
+class Inside(Ranged):
     """What joins the accelerators of a node. `wire`: an all-reduce of S bytes among n takes
     `latency_s + n latency_per_rank_s + S (2(n-1)/n / bytes_per_s + 1 / local_bytes_per_s)`: a ring over links of
     `bytes_per_s` each way, and one pass over the buffer in memory."""
 
     title: str
     source: str
-    bytes_per_s: float
-    local_bytes_per_s: float
-    latency_s: float
-    latency_per_rank_s: float
-    group_bytes_per_s: dict[int, float] = field(default_factory=dict)
+    bytes_per_s: float = number(RATE)
+    local_bytes_per_s: float = number(RATE)
+    latency_s: float = number(SECONDS)
+    latency_per_rank_s: float = number(SECONDS)
+    group_bytes_per_s: dict[int, float] = number(RATE, factory=dict)
     """In place of `bytes_per_s` for groups of so many ranks, where they were measured."""
-    links: tuple[tuple[int, ...], ...] = ()
+    links: tuple[tuple[int, ...], ...] = number(Range(0, 1000), ())
     """Where they are no full mesh, as the cube mesh of a DGX-1: two accelerators, and how many links join them. Groups
     that were not measured get as many rings as these links make."""
-    link_bytes_per_s: float = 0.0
+    link_bytes_per_s: float = number(BYTES, 0.0)
     """Of one of them, each way."""
     tables: str = ""
     """A folder of nccl-tests tables that take the place of the formula where they fit; relative to the cluster's
     file."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for link in self.links:
+            if len(link) != 3:
+                raise ConfigError(f"links has {list(link)}; expected two accelerators and how many links join them")
 
     def ring_bytes_per_s(self, ranks: int) -> float:
         """Each way, of a ring among so many of a node's accelerators."""
@@ -51,52 +57,48 @@ class Inside:
 
 
 @dataclass(frozen=True)
-class Storage:
+class Storage(Ranged):
     """Where training data lies: seen by a node, and by all nodes together."""
 
     title: str = "shared storage"
-    node_bytes_per_s: float = 2e9
-    total_bytes_per_s: float = 100e9
-    latency_s: float = 1e-3
+    node_bytes_per_s: float = number(RATE, 2e9)
+    total_bytes_per_s: float = number(RATE, 100e9)
+    latency_s: float = number(SECONDS, 1e-3)
 
 
 @dataclass(frozen=True)
-class Switch:
+class Switch(Ranged):
     """The switch that aggregates, where a job asks for that. Defaults: SwitchML on Tofino (NSDI 2021, section 4; its
     public code): 512 slots for each version, 1024-byte payloads."""
 
-    slots: int = 512
-    payload_bytes: int = sizes.PAYLOAD_BYTES
-    framing_bytes: int = sizes.LINE_OVERHEAD_BYTES
+    slots: int = number(Range(1, 2**40), 512)
+    payload_bytes: int = number(Range(1, 65_536), sizes.PAYLOAD_BYTES)
+    framing_bytes: int = number(Range(0, 65_536), sizes.LINE_OVERHEAD_BYTES)
     """Ethernet with preamble and gap, IPv4, UDP and our header around each payload."""
-    packets_per_s: float = 1e9
+    packets_per_s: float = number(RATE, 1e9)
     """What one port handles."""
-    latency_s: float = 1e-6
-    link_s: float = 1e-6
+    latency_s: float = number(SECONDS, 1e-6)
+    link_s: float = number(SECONDS, 1e-6)
     """A packet's way along one link, besides its own length."""
-    host_latency_s: float = 5e-6
+    host_latency_s: float = number(SECONDS, 5e-6)
     """What the host takes from receiving a result to sending the next packet of its slot."""
-    timeout_s: float = 1e-3
-    convert_bytes_per_s: float = 200e9
+    timeout_s: float = number(SECONDS, 1e-3)
+    convert_bytes_per_s: float = number(RATE, 200e9)
     """To fixed point and back on the sender, as one stream over the buffer."""
-    efficiency: float = 0.0
+    efficiency: float = number(Range(0, 10), 0.0)
     """What its packets, framing included, sustain of the ports' rate; 0: as much as the fabric's collectives."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Interconnect:
+class Interconnect(Ranged):
     """What the cost of a collective depends on."""
 
-    accelerators_per_node: int
+    accelerators_per_node: int = number(Range(1, 1_000_000))
     inside: Inside
     between: Fabric
     switch: Switch = field(default_factory=Switch)
     folder: str = ""
     """Of its file: `Inside.tables` is relative to it."""
-
-    def __post_init__(self) -> None:
-        if self.accelerators_per_node < 1:
-            raise ConfigError(f"accelerators_per_node is {self.accelerators_per_node}; expected at least 1")
 
     def node_rate(self, where: GroupLayout, pattern: str) -> float:
         """Bytes a second each way that the ranks which a group has on one node get of its ports, with the node's other
@@ -118,7 +120,7 @@ def measured(
     message takes `latency_s` besides its bytes, and hosts take `host_s_per_byte` for copies and sums. What moves
     between the `per_host` ranks of one host takes no other time, and switches have slots enough."""
     packet_s = (sizes.PAYLOAD_BYTES + sizes.FRAME_OVERHEAD_BYTES) / link_bytes_per_s
-    inside = Inside("one host", "measured", math.inf, math.inf, 0.0, 0.0)
+    inside = Inside("one host", "measured", RATE.most, RATE.most, 0.0, 0.0)
     fabric = Fabric(
         kind="single-switch",
         title="links of one rate",
@@ -136,8 +138,8 @@ def measured(
         latency_s=0.0,
         link_s=max(0.0, latency_s - packet_s),
         host_latency_s=0.0,
-        convert_bytes_per_s=math.inf,
-        packets_per_s=math.inf,
+        convert_bytes_per_s=RATE.most,
+        packets_per_s=RATE.most,
         efficiency=1.0,
     )
     return Interconnect(accelerators_per_node=per_host, inside=inside, between=fabric, switch=switch)
@@ -153,15 +155,15 @@ class Cluster(Interconnect):
     own_accelerator: Accelerator | None = None
     """What its file describes under `[accelerator]`, instead of naming a built-in one."""
     storage: Storage = field(default_factory=Storage)
-    constants: dict[str, float] = field(default_factory=dict)
-    host_watts: float = 0.0
+    constants: dict[str, float] = number(Range(0, 1e12), factory=dict)
+    host_watts: float = number(Range(0, 1e9), 0.0)
     """Of a node, besides its accelerators."""
-    host_memory_bytes: float = 1e12
-    host_link_bytes_per_s: float = 25e9
+    host_memory_bytes: float = number(BYTES, 1e12)
+    host_link_bytes_per_s: float = number(RATE, 25e9)
     """Between host memory and one accelerator, each way."""
-    price_per_hour: float | None = None
+    price_per_hour: float | None = number(Range(0, 1e9), None)
     """Dollars for one accelerator with its share of the node; None: as its accelerator's file says."""
-    max_nodes: int = 0
+    max_nodes: int = number(Range(0, 10**9), 0)
     """0: as many as the job asks for."""
 
     def __post_init__(self) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
+from switchml.errors import ConfigError
+
 
 @dataclass(frozen=True)
 class Cost:
@@ -17,6 +19,13 @@ class Cost:
     """What goes through the ports of all its nodes together; 0: it stays inside a node."""
     once_a_leaf: bool = False
     """Whether nodes under one leaf hand it on to each other, so that it leaves the leaf with what leaves one node."""
+
+    def __post_init__(self) -> None:
+        if not self.bytes_per_s > 0:
+            raise ConfigError(
+                f"a transfer of {self.bytes:g} bytes would never end: look at rates, latencies and timeouts of cluster "
+                "and switch"
+            )
 
     @property
     def seconds(self) -> float:

@@ -14,40 +14,37 @@ from dataclasses import dataclass, replace
 from emulator.cluster.cluster import Interconnect
 from emulator.cluster.cost import FREE, Cost
 from emulator.cluster.topology import GroupLayout
+from emulator.ranges import SHARE, Range, Ranged, number
 from switchml.errors import ConfigError
 from switchml.protocol.sizes import LANE_BYTES
 
 
 @dataclass(frozen=True)
-class Streaming:
+class Streaming(Ranged):
     """How a job uses the aggregating switches."""
 
-    loss: float = 0.0
+    loss: float = number(Range(0, 0.5), 0.0)
     """Share of packets lost on each link, independently."""
-    jobs: int = 1
+    jobs: int = number(Range(1, 1_000_000), 1)
     """Jobs that share the slots evenly."""
-    levels: int = 0
+    levels: int = number(Range(0, 16), 0)
     """Switches a packet passes up to the root; 0: one per `nodes_per_leaf` nodes and one above them."""
     sparse: bool = False
     """Send only blocks that are not zero (OmniReduce, SIGCOMM 2021): as many as the model's file says, or
     `density`."""
-    density: float = 1.0
+    density: float = number(SHARE, 1.0)
     """At most this share of each worker's blocks is not zero."""
-    overlap: float = 0.0
+    overlap: float = number(SHARE, 0.0)
     """Of a worker's non-zero blocks, the share that all others have too; the rest falls where it may."""
-    wire_bytes: float = 4.0
+    wire_bytes: float = number(Range(1, 4), 4.0)
     """Of a 4-byte element on the wire: 2 or 1 for narrower integers."""
 
     def __post_init__(self) -> None:
-        for name, low, high in (("loss", 0.0, 0.5), ("density", 0.0, 1.0), ("overlap", 0.0, 1.0)):
-            if not low <= getattr(self, name) <= high:
-                raise ConfigError(f"{name} is {getattr(self, name)}; expected a share from {low:g} to {high:g}")
+        super().__post_init__()
         if self.density < 1.0 and not self.sparse:
             raise ConfigError(f"density is {self.density:g}, but zero blocks are only left out where sparse is set")
-        if self.jobs < 1:
-            raise ConfigError(f"jobs is {self.jobs}; expected at least 1")
         if self.wire_bytes not in LANE_BYTES.values():
-            raise ConfigError(f"wire-bytes is {self.wire_bytes}; expected 1, 2 or 4")
+            raise ConfigError(f"wire_bytes is {self.wire_bytes}; expected 1, 2 or 4")
 
 
 DENSE = Streaming()
@@ -154,8 +151,17 @@ def stream_s(
     return max(base + tail, unlucky) + stalls * packet_s
 
 
+LARGE_MEAN = 500.0
+"""exp(-mean) is still a normal number here."""
+
+
 def _largest_of(count: float, mean: float) -> float:
-    """Expected largest of `count` Poisson numbers of this mean: the sum of the chances that one reaches 1, 2, 3, …"""
+    """Expected largest of `count` Poisson numbers of this mean: the sum of the chances that one reaches 1, 2, 3, …; of
+    a large mean, that of normal numbers, by the same sum in steps of a hundredth of their deviation."""
+    if mean > LARGE_MEAN:
+        tails = [0.5 * math.erfc(z / 100 / math.sqrt(2.0)) for z in range(4000)]
+        deviations = sum((1.0 - (1.0 - tail) ** count) - tail**count for tail in tails) / 100
+        return mean + math.sqrt(mean) * deviations
     total, term, below = 0.0, math.exp(-mean), math.exp(-mean)
     for k in range(1, int(mean + 40 * math.sqrt(mean + 1) + 40)):
         reached = 1.0 - below**count

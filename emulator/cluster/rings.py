@@ -4,8 +4,14 @@ share none, each of them a ring in both directions (NCCL's search over NVLink, s
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
 from functools import cache
 
+from switchml.errors import ConfigError
+
+MOST_TRIED = 50_000
+"""Paths and sets of cycles that are looked at: a DGX-1's cube mesh has some thousands."""
 Links = tuple[tuple[int, ...], ...]
 """Two accelerators of a node, and how many links join them."""
 
@@ -18,15 +24,22 @@ def ring_rates(links: Links, ranks: int) -> float:
     if ranks == 2:
         return float(sum(count.values()))
     free = {frozenset(pair): number for pair, number in count.items()}
-    most = _most(free, _cycles(free, ranks))
+    tried = itertools.count(1)
+    most = _most(free, _cycles(free, ranks, tried), tried)
     return 2.0 * most if most else 2.0 * (ranks - 1) / ranks
 
 
-def _cycles(free: dict[frozenset[int], int], ranks: int) -> list[list[frozenset[int]]]:
+def _check(tried: Iterator[int]) -> None:
+    if next(tried) > MOST_TRIED:
+        raise ConfigError("links join too many accelerators to look for all rings: give group_bytes_per_s")
+
+
+def _cycles(free: dict[frozenset[int], int], ranks: int, tried: Iterator[int]) -> list[list[frozenset[int]]]:
     """Hamiltonian cycles, each once, as their links."""
     found: list[list[frozenset[int]]] = []
 
     def extend(path: list[int]) -> None:
+        _check(tried)
         if len(path) == ranks:
             edges = [frozenset(pair) for pair in zip(path, [*path[1:], path[0]], strict=True)]
             if path[1] < path[-1] and edges[-1] in free:
@@ -40,11 +53,12 @@ def _cycles(free: dict[frozenset[int], int], ranks: int) -> list[list[frozenset[
     return found
 
 
-def _most(free: dict[frozenset[int], int], cycles: list[list[frozenset[int]]]) -> int:
+def _most(free: dict[frozenset[int], int], cycles: list[list[frozenset[int]]], tried: Iterator[int]) -> int:
     """Cycles, also the same one several times, that need no link twice."""
     best = 0
     for i, cycle in enumerate(cycles):
+        _check(tried)
         if all(free[edge] for edge in cycle):
             left = free | {edge: free[edge] - 1 for edge in cycle}
-            best = max(best, 1 + _most(left, cycles[i:]))
+            best = max(best, 1 + _most(left, cycles[i:], tried))
     return best

@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from emulator import datafile
-from switchml.errors import ConfigError
+from emulator.ranges import FACTOR, RATE, SECONDS, Range, Ranged, number
 
 KINDS = ("single-switch", "leaf-spine", "fat-tree", "rail-optimized", "dragonfly", "torus")
 
@@ -36,39 +36,36 @@ def place(ranks: int, stride: int, per_node: int) -> GroupLayout:
 
 
 @dataclass(frozen=True)
-class Fabric:
+class Fabric(Ranged):
     """What joins nodes. Which parameters count depends on `kind`; the others are ignored."""
 
     kind: str
     title: str
     source: str
-    ports_per_node: int
-    port_bps: float
+    ports_per_node: int = number(Range(1, 100_000))
+    port_bps: float = number(RATE)
     """Bits a second each way."""
-    efficiency: float
+    efficiency: float = number(FACTOR)
     """What collectives sustain of the ports' rate."""
-    hop_s: float
+    hop_s: float = number(SECONDS)
     """Through one switch and its link, host software included."""
-    cross_rail_efficiency: float = 1.0
+    cross_rail_efficiency: float = number(FACTOR, 1.0)
     """What is left of that where a group has more than one but not all accelerators of a node, so that its ring
     changes rails (rail-optimized)."""
-    nodes_per_leaf: int = 16
-    oversubscription: float = 1.0
+    nodes_per_leaf: int = number(Range(1, 2**30), 16)
+    oversubscription: float = number(FACTOR, 1.0)
     """Ports down to ports up at a leaf (leaf-spine, fat-tree) or between groups (dragonfly)."""
-    leaves_per_pod: int = 16
+    leaves_per_pod: int = number(Range(1, 2**30), 16)
     """fat-tree; dragonfly: leaves of a group."""
-    dimensions: int = 3
+    dimensions: int = number(Range(1, 16), 3)
     """torus."""
-    host_s_per_byte: float = 0.0
+    host_s_per_byte: float = number(Range(0, 1), 0.0)
     """What a byte of a collective's buffer takes on the hosts, besides and not hidden by its way over ports: copies,
     sums. 0 where `efficiency` has it."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         datafile.check_name("topology", self.kind, KINDS)
-        positive = ("ports_per_node", "port_bps", "efficiency", "oversubscription", "nodes_per_leaf")
-        for name in (*positive, "cross_rail_efficiency"):
-            if getattr(self, name) <= 0:
-                raise ConfigError(f"{name} is {getattr(self, name)}; expected more than 0")
 
     @property
     def node_bytes_per_s(self) -> float:

@@ -6,10 +6,15 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from emulator.jobs.size import Budget
 from emulator.jobs.workload.graph import NO_MICRO_BATCH
 
 ALONE = -1
 """Kind of transfer of an op that concerns its rank alone."""
+LOOSE = 4
+"""An op takes the memory of so many before its pass is cut into arrays."""
+PASS = 10
+"""Arrays of a pass take the memory of so many ops, besides their own."""
 
 
 @dataclass
@@ -29,7 +34,8 @@ class Ops:
 class Block:
     """Collects the ops of one rank: one by one, or a pass like an earlier one, which costs a few array operations."""
 
-    def __init__(self) -> None:
+    def __init__(self, budget: Budget | None = None) -> None:
+        self._budget = budget or Budget()
         self._done: list[Ops] = []
         self._rows: list[tuple[int, int, int, int, int]] = []
         self._after: list[tuple[int, ...]] = []
@@ -48,6 +54,8 @@ class Block:
         after: tuple[int, ...] = (),
     ) -> int:
         """One op; returns its number."""
+        if len(self._rows) % 1024 == 1023:
+            self._check(LOOSE * len(self._rows))
         self._rows.append((work, stream, kind, number, micro_batch))
         self._after.append(after)
         return len(self) - 1
@@ -63,16 +71,21 @@ class Block:
         self._done.append(Ops(work, stream, kind, number, micro_batch, counts, deps))
         self._first += len(self._rows)
         self._rows, self._after = [], []
+        self._check(0)
         return self._done[-1]
 
     def repeat(self, template: Ops, micro_batch: int, number_from: np.ndarray) -> None:
         """The ops of `template` once more, with another micro-batch and transfers counted on from `number_from` of each
         kind."""
         self.cut()
+        self._check(len(template.work))
         number = template.number + number_from[template.kind]
         micro_batches = np.full(len(template.work), micro_batch, np.int32)
         self._done.append(replace(template, number=number, micro_batch=micro_batches))
         self._first += len(template.work)
+
+    def _check(self, more: int) -> None:
+        self._budget.check_ops(self._first + PASS * len(self._done) + more)
 
     def whole(self) -> Ops:
         """All of it, dependencies counted from the block's first op."""

@@ -414,7 +414,9 @@ def _stage(steps: list[Step], job: Job, constants: Constants) -> Stage:
         + (2 * constants.pipeline_hand_over_s if job.pp > 1 else 0.0)
     )
     device = compute + exchanged
-    both = (device**constants.overlap_exponent + host**constants.overlap_exponent) ** (1 / constants.overlap_exponent)
+    longer, shorter = max(device, host), min(device, host)
+    ratio = shorter / longer if longer else 0.0  # powers of seconds would leave what a float can hold
+    both = longer * (1 + ratio**constants.overlap_exponent) ** (1 / constants.overlap_exponent)
     return Stage(tuple(steps), device, 1.0 + (both - device) / compute if compute else 1.0)
 
 

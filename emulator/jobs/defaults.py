@@ -3,6 +3,7 @@ believe."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Container, Iterable, Mapping
 from typing import Any
 
@@ -51,7 +52,7 @@ def _fitting(job: Job, model: Model, available: float, needed: Needed) -> Job:
     """The job with the largest micro-batch that fits; one sample, if nothing does."""
     if job.batch:
         each = job.batch // job.replicas
-        counts = [size for size in range(each, 0, -1) if each % size == 0]
+        counts = _divisors(each)
         if job.pp > 1:
             counts = [size for size in counts if each // size >= PER_STAGE * job.pp] or [1]
     else:
@@ -66,6 +67,12 @@ def _fitting(job: Job, model: Model, available: float, needed: Needed) -> Job:
         except ConfigError:
             continue  # what is wrong with the job is said where it is costed
     return job
+
+
+def _divisors(number: int) -> list[int]:
+    """The largest first."""
+    small = [size for size in range(1, math.isqrt(number) + 1) if number % size == 0]
+    return sorted({*small, *(number // size for size in small)}, reverse=True)
 
 
 def values_of(names: Iterable[str], plan: CostedJob) -> dict[str, Any]:

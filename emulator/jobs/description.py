@@ -21,28 +21,23 @@ from emulator.jobs.training import Run
 from emulator.jobs.workload import memory, models
 from emulator.jobs.workload.job import Job
 from emulator.jobs.workload.models import Model
+from emulator.ranges import SEED, SHARE, Range, Ranged, number
 from switchml.errors import ConfigError
 
 
 @dataclass(frozen=True)
-class Noise:
+class Noise(Ranged):
     """What machines have of stragglers, jitter and interference. (Failures are in `training.Run`.)"""
 
-    stragglers: float = 0.0
+    stragglers: float = number(SHARE, 0.0)
     """Share of ranks that are slow throughout; which ones follows from `seed`."""
-    slowness: float = 1.5
+    slowness: float = number(Range(1, 1e6), 1.5)
     """How many times longer their kernels take."""
-    jitter: float = 0.0
+    jitter: float = number(Range(0, 100), 0.0)
     """Standard deviation of every kernel's duration, as a share of it."""
     interference: bool = True
     """Whether a collective slows the compute that goes on behind it."""
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.stragglers <= 1:
-            raise ConfigError(f"stragglers is {self.stragglers}; expected the share of slow ranks, from 0 to 1")
-        if not self.slowness >= 1:
-            raise ConfigError(f"slowness is {self.slowness}; expected a factor of at least 1")
+    seed: int = number(SEED, 0)
 
     @property
     def differ(self) -> bool:
@@ -51,26 +46,26 @@ class Noise:
 
 
 @dataclass(frozen=True)
-class Data:
+class Data(Ranged):
     """Where training data comes from; all of it optional: without a loader, data is always there in time."""
 
     loader: str = ""
     """pytorch, lru, nopfs or solar."""
-    samples: int = 1_281_167
+    samples: int = number(Range(1, 1_000_000_000), 1_281_167)
     """Of the data set; default: ImageNet's."""
-    sample_bytes: float = 110e3
+    sample_bytes: float = number(Range(1, 1e12), 110e3)
     """Default: ImageNet's average."""
-    epochs: int = 3
+    epochs: int = number(Range(1, 1000), 3)
     """Played, to see what caches give from the second one on."""
-    buffer_bytes: float = 0.0
+    buffer_bytes: float = number(Range(0, 1e15), 0.0)
     """Of host memory for each data-parallel rank's cache."""
-    workers: int = 8
+    workers: int = number(Range(1, 10_000), 8)
     """Reads that a rank has in flight."""
-    prefetch: int = 16
+    prefetch: int = number(Range(1, 1_000_000), 16)
     """Batches that a rank loads ahead of training (DataLoader: 2 for each of 8 workers)."""
-    read_window: int = 1
+    read_window: int = number(Range(1, 1_000_000), 1)
     """Of solar: steps whose reads are joined (PlannedLoader: 8)."""
-    read_gap_bytes: float = -1.0
+    read_gap_bytes: float = number(Range(-1, 1e15), -1.0)
     """Of solar: what may lie between reads that are joined (PlannedLoader: 32768). Below 0: as much as is
     quicker to read along than to seek over."""
 

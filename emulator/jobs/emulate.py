@@ -16,12 +16,13 @@ from emulator.jobs.fits import check_memory
 from emulator.jobs.replay.conditions import Conditions
 from emulator.jobs.replay.engine import Replayed, contention, replay
 from emulator.jobs.replay.parts import parts
+from emulator.jobs.size import Budget
 from emulator.jobs.workload import memory
 from emulator.jobs.workload.builder import GraphBuilder
 from emulator.jobs.workload.combine import delayed
 from emulator.jobs.workload.costs import Costs
 from emulator.jobs.workload.graph import Graph, Kind
-from emulator.jobs.workload.loading.loading import Dataset, Loading, Storage, loading
+from emulator.jobs.workload.loading.loading import Dataset, Loading, Storage, Work, loading
 from emulator.jobs.workload.models import LayerTable
 from switchml.errors import ConfigError, EmulationError
 
@@ -33,11 +34,13 @@ def emulate(
     progress: Callable[[int, int], None] | None = None,
     event_budget: int | None = None,
     time_budget_s: float | None = None,
+    memory_budget_bytes: float | None = None,
 ) -> Emulation:
     """Cost, check memory, build, replay; on `cluster` in place of the one that is asked for. Its `wall_s` leaves out
-    what loading the compiled kernels takes. Raises ConfigError, OutOfMemory, BudgetSpent; EmulationError for a result
-    that is faster than the accelerators."""
-    began = time.perf_counter()
+    what loading the compiled kernels takes. `memory_budget_bytes`: of this process, for the graph and its replay;
+    default: what is free. Raises ConfigError, OutOfMemory, BudgetSpent; EmulationError for a result that is faster than
+    the accelerators."""
+    began, budget = time.perf_counter(), Budget(memory_budget_bytes, time_budget_s)
     model = load_model(spec)
     cluster = cluster or load_cluster(spec)
     is_measured = isinstance(model, LayerTable) and model.forward_s is not None
@@ -57,17 +60,17 @@ def emulate(
         is_large = spec.job.dp * replicas.ops_about(costed) > replicas.PLAYED_OPS
         fold = "all" if is_large and not (spec.fold or noise.jitter) else fold
         stand_ins = replicas.sampled(costed, slow, noise.slowness) if fold == "all" else None
-    graph, costs = iteration.build(costed, fold, stand_ins)
+    graph, costs = iteration.build(costed, fold, stand_ins, budget)
     conditions = _conditions(spec, costed, graph, slow)
-    began += load_kernels(contention(graph, conditions, costs.transfer_route) != "")
+    loading_s = load_kernels(contention(graph, conditions, costs.transfer_route) != "")
+    began, budget.began_s = began + loading_s, budget.began_s + loading_s
 
     def play(graph: Graph, costs: Costs) -> Replayed:
-        return replay(
-            graph, costs, conditions, progress=progress, event_budget=event_budget, time_budget_s=time_budget_s
-        )
+        left_s = None if time_budget_s is None else budget.left_s
+        return replay(graph, costs, conditions, progress=progress, event_budget=event_budget, time_budget_s=left_s)
 
     played = play(graph, costs)
-    loads = _load(spec, costed, played) if spec.data.loader else None
+    loads = _load(spec, costed, played, budget) if spec.data.loader else None
     if loads:
         played = play(*delayed(graph, costs, "samples", Kind.LOAD, loads.stall_s))
     where = parts(played).mean()
@@ -80,7 +83,7 @@ def emulate(
     return emulation
 
 
-def _load(spec: Request, costed: CostedJob, played: Replayed) -> Loading:
+def _load(spec: Request, costed: CostedJob, played: Replayed, budget: Budget) -> Loading:
     """Play the loader on the data set's index lists; each data-parallel rank reads its own samples."""
     data, job, storage = spec.data, costed.job, costed.cluster.storage
     dataset = Dataset(
@@ -89,9 +92,12 @@ def _load(spec: Request, costed: CostedJob, played: Replayed) -> Loading:
         global_batch=job.global_batch,
         ranks=job.replicas,
         epochs=data.epochs,
-        buffer_samples=int(data.buffer_bytes / data.sample_bytes),
+        buffer_samples=min(data.samples, int(data.buffer_bytes / data.sample_bytes)),
         seed=spec.noise.seed,
     )
+    work = Work.of(data.loader, dataset)
+    budget.check_bytes(work.size_bytes, f"{data.samples:,} samples in {data.epochs} epochs on {job.replicas:,} ranks")
+    budget.check_steps(work.steps, f"playing the loader {data.loader}")
     on_a_node = max(1, min(job.dp, costed.cluster.accelerators_per_node // job.tp))
     shared = Storage(
         bytes_per_s=storage.total_bytes_per_s,

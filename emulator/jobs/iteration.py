@@ -12,7 +12,6 @@ from __future__ import annotations
 import numpy as np
 
 from emulator.cluster.cost import FREE, Cost
-from emulator.jobs import size as sizes
 from emulator.jobs.blocks import Ops
 from emulator.jobs.costing import CostedJob
 from emulator.jobs.rank_program import (
@@ -29,6 +28,7 @@ from emulator.jobs.rank_program import (
     Rank,
 )
 from emulator.jobs.replicas import Replicas
+from emulator.jobs.size import Budget
 from emulator.jobs.workload.builder import GraphBuilder
 from emulator.jobs.workload.costs import Costs
 from emulator.jobs.workload.graph import NO_TRANSFER, Graph, Order
@@ -37,11 +37,15 @@ from switchml.errors import ConfigError
 FOLDS = ("all", "tensor", "none")
 
 
-def build(plan: CostedJob, fold: str = "all", replicas: Replicas | None = None) -> tuple[Graph, Costs]:
+def build(
+    plan: CostedJob, fold: str = "all", replicas: Replicas | None = None, budget: Budget | None = None
+) -> tuple[Graph, Costs]:
     """Graph and costs of one iteration. `fold`: "all", "tensor" (data-parallel ranks each for themselves), "none".
     `replicas`: those that stand for all, where not all data-parallel ranks are played but more than one.
 
-    Raises ConfigError where this machine's memory is too small for the graph, before anything of it is made."""
+    `budget`: what that may take; default: this machine's memory.
+
+    Raises ConfigError where the memory is too small for the graph, BudgetSpent where the time is."""
     if fold not in FOLDS:
         raise ConfigError(f"unknown fold {fold!r}; there are {', '.join(FOLDS)}")
     job = plan.job
@@ -49,16 +53,21 @@ def build(plan: CostedJob, fold: str = "all", replicas: Replicas | None = None) 
     data = len(replicas.number)
     tensor = 1 if fold != "none" else job.tp
     builder = GraphBuilder(job.name)
-    op_table = OpTable(builder, plan)
-    blocks = [Rank(number, op_table).block.whole() for number in range(job.pp)]
+    budget = budget or Budget()
+    op_table = OpTable(builder, plan, budget)
+    blocks = []
+    for number in range(job.pp):
+        blocks.append(Rank(number, op_table).block.whole())
+        budget.check_ops(sum(len(block.work) for block in blocks))
     ops = sum(len(block.work) for block in blocks)
-    sizes.check(job, ops, data, tensor)
+    budget.check_ranks(job, ops, data, tensor)
     builder.reserve(ops * data * tensor, sum(len(block.deps) for block in blocks) * data * tensor)
-    ranks = _add_ranks(builder, plan, replicas, tensor)
-    bases = _add_transfers(builder, plan, blocks, data, tensor, fold)
+    ranks = _add_ranks(builder, plan, replicas, tensor, budget)
+    bases = _add_transfers(builder, plan, blocks, data, tensor, budget)
     for stage, block in enumerate(blocks):
         dep_start = np.concatenate([[0], np.cumsum(block.dep_counts)])
         for d in range(data):
+            budget.check_time()
             for t in range(tensor):
                 builder.add_ops(*_placed(block, dep_start, int(ranks[stage, d, t]), bases, (stage, d, t)))
     graph = builder.build()
@@ -77,12 +86,13 @@ def costs(plan: CostedJob) -> dict[int, Cost]:
 # Ranks, groups and transfers
 
 
-def _add_ranks(builder: GraphBuilder, plan: CostedJob, replicas: Replicas, tensor: int) -> np.ndarray:
+def _add_ranks(builder: GraphBuilder, plan: CostedJob, replicas: Replicas, tensor: int, budget: Budget) -> np.ndarray:
     job = plan.job
     numbers = np.empty((job.pp, len(replicas.number), tensor), np.int32)
     order = Order.READY if job.schedule == "axonn" and job.pp > 1 else Order.PROGRAM
     for stage in range(job.pp):
         for d, (replica, stands_for) in enumerate(zip(replicas.number, replicas.weight, strict=True)):
+            budget.check_time()
             for t in range(tensor):
                 device, weight = (stage * job.dp + int(replica)) * job.tp + t, float(stands_for) * job.tp / tensor
                 rank = numbers[stage, d, t] = builder.add_rank(stage=stage, weight=weight, device=device)
@@ -92,7 +102,7 @@ def _add_ranks(builder: GraphBuilder, plan: CostedJob, replicas: Replicas, tenso
 
 
 def _add_transfers(
-    builder: GraphBuilder, plan: CostedJob, blocks: list[Ops], data: int, tensor: int, fold: str
+    builder: GraphBuilder, plan: CostedJob, blocks: list[Ops], data: int, tensor: int, budget: Budget
 ) -> dict[int, np.ndarray]:
     """Groups and transfers; returns for each kind the number of the first transfer, (stages, data, tensor). The work of
     a transfer is that of its members' ops, so that it is the same for all of them."""
@@ -108,6 +118,7 @@ def _add_transfers(
 
     for stage in range(job.pp):
         for d in range(data):
+            budget.check_time()
             group = builder.add_group(ranks[stage, d], name=f"tensor-parallel, stage {stage}, replica {d}", size=job.tp)
             bases[TENSOR][stage, d, :] = transfers(TENSOR, stage, group)
         for t in range(tensor):

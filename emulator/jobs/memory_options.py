@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from emulator.jobs.costing import OPTIMIZER_BYTES, CostedJob
 from emulator.jobs.workload.memory import Memory, in_flight, micro_batch_activations, micro_batch_tensors
+from emulator.ranges import RATE, Range, Ranged, number
 from switchml.errors import ConfigError
 
 DENSE_BYTES = 20.0
@@ -23,32 +24,21 @@ HOST_WAY_BYTES = 12.0
 
 
 @dataclass(frozen=True)
-class MemoryOptions:
+class MemoryOptions(Ranged):
     """Ways to need less memory."""
 
-    offload_bucket: float = 0.0
+    offload_bucket: float = number(Range(0, 1e15), 0.0)
     """Parameters in a bucket of optimizer states that comes from the host, is updated and goes back; 0: all stay on
     the device."""
-    pruned: float = 0.0
+    pruned: float = number(Range(0, 1, "[)"), 0.0)
     """Share of weights that is pruned; states and gradients of the others are kept."""
-    activation_ratio: float = 1.0
+    activation_ratio: float = number(Range(1, 1e6), 1.0)
     """How many times smaller compressed activations are; 1: they are not compressed."""
-    activation_bytes_per_s: float = 100e9
+    activation_bytes_per_s: float = number(RATE, 100e9)
     """At which they are compressed, and restored. Error-bounded compressors on A100: SZx 260 and 450 GB/s (Yu et al.,
     HPDC 2022), cuSZ 60 to 100."""
-    activation_tensor_s: float = 0.0
+    activation_tensor_s: float = number(Range(0, 1e6), 0.0)
     """Besides, for each tensor, compressed or restored: what hooks and calls take, however small it is."""
-
-    def __post_init__(self) -> None:
-        if self.offload_bucket < 0:
-            raise ConfigError(f"offload-bucket is {self.offload_bucket}; expected at least 0 parameters")
-        if not 0 <= self.pruned < 1:
-            raise ConfigError(f"pruned is {self.pruned}; expected a share from 0 to below 1")
-        if not (self.activation_ratio >= 1 and self.activation_bytes_per_s > 0 and self.activation_tensor_s >= 0):
-            raise ConfigError(
-                f"activations compressed {self.activation_ratio} times; expected at least 1, at a positive rate, "
-                "and times of at least 0"
-            )
 
     def memory(self, needed: Memory, plan: CostedJob) -> Memory:
         """What the fullest accelerator holds with them."""

@@ -17,6 +17,7 @@ import numpy as np
 from emulator.cluster.cost import FREE, Cost
 from emulator.jobs.blocks import Block, Ops
 from emulator.jobs.costing import CostedJob, Stage, Step
+from emulator.jobs.size import Budget
 from emulator.jobs.units import Units
 from emulator.jobs.workload.builder import GraphBuilder
 from emulator.jobs.workload.graph import NO_MICRO_BATCH, Collective, Kind
@@ -35,8 +36,8 @@ UNDIVIDED = 2
 class OpTable:
     """The builder's op table for one plan, and the cost of each entry that is a collective."""
 
-    def __init__(self, builder: GraphBuilder, plan: CostedJob) -> None:
-        self.builder, self.plan = builder, plan
+    def __init__(self, builder: GraphBuilder, plan: CostedJob, budget: Budget | None = None) -> None:
+        self.builder, self.plan, self.budget = builder, plan, budget or Budget()
         self.costs: dict[int, Cost] = {}
         self.reduce_cost = functools.cache(plan.reduce)
         """Of reducing so many gradients: the same for every bucket of a size."""
@@ -49,7 +50,7 @@ class Rank:
         self.table, self.plan, self.job = op_table, op_table.plan, op_table.plan.job
         self.number = number
         self.stage = self.plan.stages[number]
-        self.block = Block()
+        self.block = Block(op_table.budget)
         self.counts = dict.fromkeys((TENSOR, EXPERT, DATA, CONTEXT), 0)
         self.done: list[tuple[Step, int]] = []
         """Steps of the last backward pass and the ops after which their gradients are complete."""
@@ -63,9 +64,10 @@ class Rank:
         self.returned: dict[int, int] = {}
         """Micro-batch → the op of the first stage that ends its backward pass."""
         self.templates: dict[tuple[int, int], tuple[Ops, dict[int, int]]] = {}
+        op_table.budget.check_ops(2 * self.job.micro_batches * self.job.virtual_stages)
         order = passes(self.job, number)
         first_of_last = len(order) - self.job.virtual_stages
-        for i, (forward, micro_batch, piece) in enumerate(order.tolist()):
+        for i, (forward, micro_batch, piece) in enumerate(map(np.ndarray.tolist, order)):
             is_last = not forward and i >= first_of_last
             if not is_last and self._repeated(forward, micro_batch, piece):
                 continue

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from emulator.jobs.replay import failures
+from emulator.ranges import SECONDS, Range, Ranged, number
 from switchml.errors import ConfigError
 
 PLAYED = 1000
@@ -19,25 +20,23 @@ PLAYED = 1000
 
 
 @dataclass(frozen=True)
-class Run:
+class Run(Ranged):
     """The whole training: how long it is, and what interrupts it."""
 
-    steps: float = 0.0
-    tokens: float = 0.0
+    steps: float = number(Range(0, 1e12), 0.0)
+    tokens: float = number(Range(0, 1e18), 0.0)
     """Instead of steps; samples, where a sample has no length."""
-    mtbf_hours: float = 0.0
+    mtbf_hours: float = number(Range(0, 1e12), 0.0)
     """Mean time between failures of one accelerator with its share of the node; 0: nothing fails."""
-    checkpoint_s: float = 0.0
+    checkpoint_s: float = number(SECONDS, 0.0)
     """What writing a checkpoint keeps the job from training; 0: as storage allows."""
-    checkpoint_steps: int = 0
+    checkpoint_steps: int = number(Range(0, 10**12), 0)
     """Iterations from one to the next; 0: Young's and Daly's interval."""
-    restart_s: float = 300.0
+    restart_s: float = number(SECONDS, 300.0)
     """From a failure to training again, without the work that is lost."""
 
     def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            if not 0 <= value < math.inf:
-                raise ConfigError(f"{name.replace('_', '-')} is {value}; expected at least 0")
+        super().__post_init__()
         if self.steps and self.tokens:
             raise ConfigError("give the length of a training in steps or in tokens, not in both")
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from emulator.p4switch import snapshot
@@ -19,14 +17,16 @@ from emulator.p4switch.program import ir
 from emulator.p4switch.program.loader import loader
 from emulator.p4switch.state.state import State
 from emulator.p4switch.switch import Switch
-from switchml.errors import ConfigError, ControlError, ProgramAbort
+from switchml import logs
+from switchml.errors import ControlError, ProgramAbort
+from switchml.files import read_text
 
 if TYPE_CHECKING:
     import numpy as np
 
     from switchml.net.packet_io import Batch
 
-log = logging.getLogger("switchml.bmv2")
+log = logs.of("switchml.bmv2")
 
 POLL_S = 0.05
 """How often queues with a rate, digests and time-outs are checked when nothing is due sooner."""
@@ -175,8 +175,4 @@ class Device:
 
     def restore(self, path: str) -> None:
         """Restore the state from a file written by `serialize`. Raises ConfigError."""
-        try:
-            text = Path(path).read_text(encoding="utf-8-sig")
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"can't read the state {path}: {error}") from error
-        snapshot.restore(self.state, text)
+        snapshot.restore(self.state, read_text(path, limit=1 << 30))

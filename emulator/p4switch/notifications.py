@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import logging
 import socket
 import struct
 import threading
@@ -21,9 +20,10 @@ from emulator.p4switch.state.ageing import Ageing
 from emulator.p4switch.state.digests import Digest, DigestList
 from emulator.p4switch.state.state import State
 from emulator.p4switch.values import n_bytes
+from switchml import logs
 from switchml.errors import ConfigError
 
-log = logging.getLogger("switchml.bmv2")
+log = logs.of("switchml.bmv2")
 
 SWEEP_S = 1.0
 """How often tables are searched for entries that aged."""

@@ -30,12 +30,13 @@ from emulator.p4switch.state.state import State
 from emulator.p4switch.switch import Switch
 from emulator.p4switch.thrift.server import LOOPBACK, ThriftServer
 from switchml.errors import ConfigError, ProgramAbort
+from switchml.logs import of
 from switchml.runtime.insist import wait_for
 
 if TYPE_CHECKING:
     from emulator.p4switch.p4runtime.server import P4RuntimeServer
 
-log = logging.getLogger("switchml.bmv2")
+log = of("switchml.bmv2")
 
 LIKE_VERSION = "1.15.5"
 """The version of BMv2 that this switch follows; BMv2's command-line tools check it."""

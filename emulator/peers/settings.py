@@ -7,16 +7,18 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from emulator import datafile
 from emulator.cluster import cluster as clusters
 from emulator.cluster.algorithms import ALGORITHMS, HIERARCHIES
 from emulator.cluster.innetwork import Streaming
+from emulator.ranges import FACTOR, SEED, Range, Ranged, number
 from switchml.errors import ConfigError
 
 PREFIX = "SWITCHML_EMULATED_"
+WORLD = Range(1, 1_000_000)
 CHOICES = {
     "network": ALGORITHMS,
     "hierarchy": HIERARCHIES,
@@ -28,12 +30,12 @@ CHOICES = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class PeerSettings:
+class PeerSettings(Ranged):
     """A world of which a few ranks are real."""
 
-    world: int
+    world: int = number(WORLD)
     """How many ranks there are, real and absent."""
-    real: tuple[int, ...] = ()
+    real: tuple[int, ...] = number(Range(0, 999_999), ())
     """Which of them are real; default: the first ones, as many as there are processes."""
     cluster: str = "cpu-10g"
     """A built-in cluster or a TOML file of one's own; ranks fill its nodes in their order."""
@@ -45,27 +47,27 @@ class PeerSettings:
     """ "wall": a collective takes as long as on the cluster. "virtual": only the rank's own clock says how long."""
     values: str = "own"
     """What an absent rank contributes: as this rank ("own"), with noise, zeros, or what it did in a recorded run."""
-    noise: float = 0.1
+    noise: float = number(Range(0, 1e6), 0.1)
     """Standard deviation of that noise over the root mean square of the tensor."""
     recording: str = ""
     """The folder of a recorded run."""
     record: str = ""
     """A folder to record this run into, all ranks of which are real."""
-    slow: dict[int, float] = field(default_factory=dict)
+    slow: dict[int, float] = number(FACTOR, factory=dict)
     """Rank → how many times longer it computes."""
-    jitter: float = 0.0
+    jitter: float = number(Range(0, 100, "[)"), 0.0)
     """Standard deviation of an absent rank's compute time over its mean, drawn anew for each iteration."""
-    loss: float = 0.0
+    loss: float = number(Range(0, 0.5), 0.0)
     """Share of packets lost on each link on their way to the aggregating switch and back."""
-    slots: int = 0
+    slots: int = number(Range(0, 2**40), 0)
     """Of the aggregating switch, for each version; 0: as the cluster says."""
-    jobs: int = 1
+    jobs: int = number(Range(1, 1_000_000), 1)
     """Jobs that share these slots."""
-    compute_scale: float = 1.0
+    compute_scale: float = number(FACTOR, 1.0)
     """How many times longer than here all ranks compute."""
     measure: str = "wall"
     """What a virtual clock counts as computing: "wall" time, or "cpu" time of all threads of the process."""
-    seed: int = 0
+    seed: int = number(SEED, 0)
     report: str = ""
     """A file for the report (JSON) of the first real rank."""
     timeline: str = ""
@@ -74,22 +76,15 @@ class PeerSettings:
     """Whether to print no report at the end."""
 
     def __post_init__(self) -> None:
-        if self.world < 1:
-            raise ConfigError(f"a world of {self.world} ranks; expected at least 1")
+        super().__post_init__()
         for name, known in CHOICES.items():
             if getattr(self, name) not in known:
                 raise ConfigError(datafile.unknown(f"{name} of emulated peers", getattr(self, name), known))
-        for rank, factor in self.slow.items():
+        for rank in self.slow:
             if not 0 <= rank < self.world:
                 raise ConfigError(f"slow names rank {rank}; the world has ranks 0 to {self.world - 1}")
-            if not 0 < factor < float("inf"):
-                raise ConfigError(f"rank {rank} is {factor} times as slow as the others; expected a factor above 0")
         if len(set(self.real)) != len(self.real) or not all(0 <= rank < self.world for rank in self.real):
             raise ConfigError(f"real ranks {list(self.real)}; expected different ones of 0 to {self.world - 1}")
-        if not 0 <= self.jitter < 100 or not 0 <= self.noise < float("inf"):
-            raise ConfigError(f"jitter {self.jitter}, noise {self.noise}: expected shares of at least 0, such as 0.05")
-        if not 0 < self.compute_scale < float("inf"):
-            raise ConfigError(f"compute_scale is {self.compute_scale}; expected a factor above 0")
         if self.values == "recorded" and not self.recording:
             raise ConfigError('values "recorded" need the folder of a recorded run (recording)')
         if self.network != "switchml" and (self.loss or self.slots or self.jobs != 1):
@@ -97,8 +92,6 @@ class PeerSettings:
                 f"loss, slots and jobs concern the aggregating switch, but all-reduces go by {self.network!r}; "
                 'expected the network "switchml"'
             )
-        if self.slots < 0:
-            raise ConfigError(f"{self.slots} slots; expected at least 1, or 0 for what the cluster says")
         Streaming(loss=self.loss, jobs=self.jobs)
         self.machine()
 

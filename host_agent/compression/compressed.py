@@ -24,7 +24,7 @@ from switchml.codecs.exchange import Later
 from switchml.errors import ConfigError, RanksDisagree
 from switchml.protocol.sizes import LINE_OVERHEAD_BYTES, PAYLOAD_BYTES
 from switchml.protocol.sparse import Sparse, streams_of
-from switchml.runtime.jit import cache_root
+from switchml.runtime.cache import cache_root
 
 Array = np.ndarray
 WARM_UP_ELEMENTS = 1 << 12

@@ -19,6 +19,7 @@ import time
 from collections.abc import Sequence
 
 from switchml.errors import AggregatorLost
+from switchml.runtime import cache
 
 START_TIMEOUT_S = 90.0
 """How long the child may take to be ready; the first start on a machine compiles the kernels."""
@@ -60,6 +61,7 @@ class ChildAggregator:
     """
 
     def __init__(self, bind: str = "127.0.0.1", options: Sequence[str] = (), command: Sequence[str] = SOFTWARE):
+        cache.share()
         module = (sys.executable, "-m", "host_agent.pytorch.aggregator")
         options = ("--bind", bind, "--control-port", "0", "--events-port", "0", "--json", *options)
         # Its errors are kept for the case that it fails: a rank's stderr belongs to the user's script.

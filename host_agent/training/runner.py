@@ -17,6 +17,7 @@ import numpy as np
 from host_agent.ranks import Rank, Report, Team
 from host_agent.training import batches, data
 from host_agent.training.worker import BACKENDS, DigitsRank, Phase, PhaseResult, Step, TrainingSettings
+from switchml.counters import MALFORMED
 from switchml.errors import AggregatorLost, JoinError, RanksDisagree
 from switchml.runtime.children import how_it_ended
 from switchml.runtime.folders import TemporaryFolder
@@ -198,5 +199,5 @@ def _refused(aggregators: Sequence[ChildAggregator]) -> int:
         with contextlib.suppress(JoinError):
             reply = client.status(aggregator.address)
             totals = (count for name, count in reply.totals.items() if name.startswith("refused"))
-            refused += sum(reply.refused.values()) + sum(totals)
+            refused += sum(count for name, count in reply.refused.items() if name != MALFORMED) + sum(totals)
     return refused

@@ -1,18 +1,18 @@
 """What a software aggregator knows of one job: the slots, whence its ranks send, and which rounds are open."""
 
-import logging
 import os
 import time
 
 import numpy as np
 
+from switchml import logs
 from switchml.control.dataplane import JobCounters, JobSpec
 from switchml.counters import COUNTERS
 from switchml.net import shm
 from switchml.protocol import authentication
 from switchml.protocol.pool import Pool, PoolV1
 
-log = logging.getLogger("switchml.aggregator")
+log = logs.of("switchml.aggregator")
 
 
 class JobState:

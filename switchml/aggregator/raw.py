@@ -7,7 +7,6 @@ sends each result as one frame to the MAC address that the host has registered. 
 compiled loop (loop.py) is several times faster.
 """
 
-import logging
 import os
 import select
 import socket
@@ -18,7 +17,7 @@ from typing import NamedTuple
 
 import psutil
 
-from switchml import counters
+from switchml import counters, logs
 from switchml.aggregator.job_state import JobState
 from switchml.control.dataplane import Address, JobCounters, JobSpec
 from switchml.control.mac import parse_mac
@@ -29,7 +28,7 @@ from switchml.net.sockets import ETH_P_IP
 from switchml.protocol.packet import UDP_PORT, UDP_PORT_MASK
 from switchml.protocol.pool import PoolV1
 
-log = logging.getLogger("switchml.aggregator")
+log = logs.of("switchml.aggregator")
 
 _FRAME_BYTES = 2048
 _BATCH = 64

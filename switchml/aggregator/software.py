@@ -7,13 +7,13 @@ and wakes it: the loop returns, the function runs, the loop starts again. Each j
 share is a table from sender to (job, rank).
 """
 
-import logging
 import os
 import socket
 from collections.abc import Callable
 
 import numpy as np
 
+from switchml import logs
 from switchml.aggregator import loop as compiled
 from switchml.aggregator.job_state import JobState
 from switchml.aggregator.loop import MAX_JOBS
@@ -27,7 +27,7 @@ from switchml.protocol.pool import Pool
 from switchml.protocol.pool_state import MULTICAST, UNICAST, WAITING
 from switchml.runtime.jit import compile_once
 
-log = logging.getLogger("switchml.aggregator")
+log = logs.of("switchml.aggregator")
 
 SOCKET_BUFFER_BYTES = 16 << 20
 

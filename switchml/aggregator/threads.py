@@ -5,11 +5,11 @@ Threads share nothing, so they scale with the cores. A job whose ranks have a so
 the first.
 """
 
-import logging
 import threading
 from collections import Counter
 from typing import Any
 
+from switchml import logs
 from switchml.aggregator.raw import RawV1
 from switchml.aggregator.software import SoftwareDataplane, SoftwareTraits
 from switchml.control.dataplane import Address, JobCounters, JobSpec
@@ -17,7 +17,7 @@ from switchml.errors import ConfigError
 from switchml.protocol import packet as wire_format
 from switchml.runtime.cores import share_of_cores
 
-log = logging.getLogger("switchml.aggregator")
+log = logs.of("switchml.aggregator")
 
 Home = SoftwareDataplane | RawV1
 """Where a job, or a part of one, lives."""

@@ -22,7 +22,7 @@ def docs(out: Path | None, no_open: bool) -> None:
     The pages are files: no server runs, search works, and nothing is loaded from the network.
     """
     from switchml import share
-    from switchml.runtime.jit import cache_root
+    from switchml.runtime.cache import cache_root
     from switchml.terminal import progress
 
     folder = out or cache_root() / f"docs-{_digest(share.DOCS)}"

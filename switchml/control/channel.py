@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from switchml.errors import ConfigError
+from switchml.files import read_bytes
 
 CONTROL_PORT = 50099
 """p4app-switchML's controller listens here; v1 hosts expect it."""
@@ -59,9 +60,9 @@ def split_address(text: str) -> tuple[str, int]:
 def read_pem(path: str | Path, what: str) -> bytes:
     """The bytes of a PEM file; raises ConfigError saying which file and why."""
     try:
-        data = Path(path).read_bytes()
-    except OSError as error:
-        raise ConfigError(f"{what} {path}: {error.strerror}") from error
+        data = read_bytes(path)
+    except ConfigError as error:
+        raise ConfigError(f"{what}: {error}") from None
     if b"-----BEGIN " not in data:
         raise ConfigError(f"{what} {path}: not a PEM file (it has no BEGIN line)")
     return data

@@ -71,7 +71,9 @@ def _aggregator(reply: v2_pb2.StatusReply) -> Iterable[Metric]:
         "switchml_hidden_jobs", "Live jobs with a secret, whose metrics are not here", value=reply.hidden_jobs
     )
     refused = CounterMetricFamily(
-        "switchml_refused_packets", "Packets that belong to no job, by what was wrong", labels=["cause"]
+        "switchml_refused_packets",
+        "Packets that belong to no job, and control messages that could not be read, by what was wrong",
+        labels=["cause"],
     )
     for name, count in sorted(reply.refused.items()):
         refused.add_metric([name.removeprefix("refused_")], count)
@@ -141,7 +143,12 @@ def serve(bind: str, port: int, status: Callable[[], v2_pb2.StatusReply]) -> Met
         raise ConfigError(
             f"metrics port {bind}:{port}: {error.strerror}; choose another with --metrics-port"
         ) from error
+    server.handle_error = _ignore_client  # type: ignore[method-assign]
     return MetricsPage(server, thread)
+
+
+def _ignore_client(request: object, client_address: object) -> None:
+    """In place of a traceback for each client that leaves in the middle of its request."""
 
 
 def _registry(status: Callable[[], v2_pb2.StatusReply]) -> CollectorRegistry:

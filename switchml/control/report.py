@@ -10,6 +10,7 @@ from google.protobuf.message import Message
 from switchml.control import v2_pb2
 from switchml.control.membership import name_ranks
 from switchml.control.wording import duration
+from switchml.counters import MALFORMED
 from switchml.tables import Table, number, text
 
 COUNTERS_SHOWN = ("accepted", "retransmissions", "duplicates", "stale", "received_packets", "sent_packets")
@@ -48,10 +49,14 @@ def head(reply: v2_pb2.StatusReply) -> str:
         f"{plane.slots_allocated} of {plane.slot_capacity} slots allocated. Events: {reply.events_address}."
     )
     refused = ", ".join(
-        f"{count} {name.removeprefix('refused_')}" for name, count in sorted(reply.refused.items()) if count
+        f"{count} {name.removeprefix('refused_')}"
+        for name, count in sorted(reply.refused.items())
+        if count and name != MALFORMED
     )
     if refused:
         line += f" Packets refused: {refused}."
+    if malformed := reply.refused.get(MALFORMED):
+        line += f" Control messages that could not be read: {malformed}."
     if reply.hidden_jobs:
         line += f" Jobs with another secret, which are not shown (--secret): {reply.hidden_jobs}."
     return line if reply.jobs else f"{line}\nNo jobs."

@@ -1,14 +1,19 @@
 """gRPC services from the descriptors in messages' modules: a client's calls, and what a server registers. It stands in
 for code that protoc's plugin would generate for each service."""
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import grpc
 from google.protobuf import message_factory
 from google.protobuf.descriptor import ServiceDescriptor
-from google.protobuf.message import Message
+from google.protobuf.message import DecodeError, Message
+
+MALFORMED = object()
+"""In place of a request that can't be read. gRPC would print a traceback for an exception of a deserializer."""
+WHAT = "the request is no message of the kind that this call takes"
 
 
 def client(channel: grpc.Channel, service: ServiceDescriptor) -> SimpleNamespace:
@@ -26,19 +31,57 @@ def client(channel: grpc.Channel, service: ServiceDescriptor) -> SimpleNamespace
 
 
 def handler(
-    service: ServiceDescriptor, servicer: object, wrap: Callable[[Any, Any], Any] = lambda method, call: call
+    service: ServiceDescriptor,
+    servicer: object,
+    wrap: Callable[[Any, Any], Any] = lambda method, call: call,
+    malformed: Callable[[str], None] = lambda peer: None,
 ) -> grpc.GenericRpcHandler:
     """What makes a server, asyncio's too, answer the service's calls by the methods of `servicer` with their names.
-    `wrap(method descriptor, call)` gives the function to call in place of each."""
+    `wrap(method descriptor, call)` gives the function to call in place of each. A request that can't be read is
+    answered with INVALID_ARGUMENT after `malformed(gRPC's name of the peer)`; in a stream of requests it is
+    MALFORMED."""
     handlers = {
         method.name: getattr(grpc, f"{_kind(method)}_rpc_method_handler")(
-            wrap(method, getattr(servicer, method.name)),
-            request_deserializer=message_factory.GetMessageClass(method.input_type).FromString,
+            _refusing(method, wrap(method, getattr(servicer, method.name)), malformed),
+            request_deserializer=_reader(message_factory.GetMessageClass(method.input_type)),
             response_serializer=_serialize,
         )
         for method in service.methods
     }
     return grpc.method_handlers_generic_handler(service.full_name, handlers)
+
+
+def _reader(kind: type[Message]) -> Callable[[bytes], Any]:
+    def read(data: bytes) -> Any:
+        try:
+            return kind.FromString(data)
+        except DecodeError:
+            return MALFORMED
+
+    return read
+
+
+def _refusing(method: Any, call: Callable[..., Any], malformed: Callable[[str], None]) -> Callable[..., Any]:
+    """`call`, but for requests that can't be read."""
+    if method.client_streaming:
+        return call
+
+    def refuse(context: Any) -> Any:
+        malformed(context.peer())
+        return context.abort(grpc.StatusCode.INVALID_ARGUMENT, WHAT)
+
+    async def answer_later(request: Any, context: Any) -> Any:
+        return await (refuse(context) if request is MALFORMED else call(request, context))
+
+    def stream(request: Any, context: Any) -> Iterator[Any]:
+        yield from refuse(context) if request is MALFORMED else call(request, context)
+
+    def answer(request: Any, context: Any) -> Any:
+        return refuse(context) if request is MALFORMED else call(request, context)
+
+    if inspect.iscoroutinefunction(call):
+        return answer_later
+    return stream if method.server_streaming else answer
 
 
 def _serialize(message: Message) -> bytes:

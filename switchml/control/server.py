@@ -27,6 +27,7 @@ from typing import Any
 
 import grpc
 
+from switchml import logs
 from switchml.control import metrics, rpc, v2_pb2
 from switchml.control.channel import CONTROL_PORT, PEER_TIMEOUT_S, date_problem, keepalive_options, read_key_pair
 from switchml.control.connections import IdleConnections, address_of, client_of, is_reached_at
@@ -44,7 +45,7 @@ from switchml.control.wording import describe
 from switchml.errors import ConfigError
 from switchml.net.tunnel import TunnelProcess
 
-log = logging.getLogger("switchml.control")
+log = logs.of("switchml.control")
 
 WORTH_A_WARNING = ("peer_lost", "stall")
 
@@ -224,15 +225,15 @@ class Controller:
                 self._publisher = None
 
     def _services(self) -> tuple[grpc.GenericRpcHandler, ...]:
-        services = (rpc.handler(v2_pb2.DESCRIPTOR.services_by_name["Jobs"], self._jobs),)
+        services = (rpc.handler(v2_pb2.DESCRIPTOR.services_by_name["Jobs"], self._jobs, malformed=self._malformed),)
         if not self.v1:
             return services
         v1_services = v1_pb2.DESCRIPTOR.services_by_name
         sessions = SessionService(self._sessions, self._v1_place, self._client_of)
         return (
             *services,
-            rpc.handler(v1_services["Session"], sessions),
-            rpc.handler(v1_services["Sync"], SyncService()),
+            rpc.handler(v1_services["Session"], sessions, malformed=self._malformed),
+            rpc.handler(v1_services["Sync"], SyncService(), malformed=self._malformed),
         )
 
     def _v1_place(self, host: str) -> tuple[str, int]:
@@ -244,6 +245,11 @@ class Controller:
 
     def _client_of(self, peer: str) -> str:
         return client_of(address_of(peer), self._control)
+
+    def _malformed(self, peer: str) -> None:
+        client = self._client_of(peer)
+        self._monitor.malformed += 1
+        log.warning("refused a message of %s: it can't be read", client, extra=logs.about(client))
 
     def _status(self, secret: str, client: str) -> v2_pb2.StatusReply:
         now = monotonic()

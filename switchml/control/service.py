@@ -6,7 +6,6 @@ the rank is lost.
 """
 
 import asyncio
-import logging
 import secrets
 import socket
 from collections.abc import Callable, Iterable
@@ -15,6 +14,7 @@ from typing import Any
 
 import grpc
 
+from switchml import logs
 from switchml.control import membership, v2_pb2
 from switchml.control.agreement import QueueReport, Report
 from switchml.control.connections import address_of, closed_by_us
@@ -23,7 +23,7 @@ from switchml.control.jobs import JobRegistry, Notice
 from switchml.control.membership import Disagreement, Ended, Event, JoinRequest, PeerLeft, PeerLost, Reason, Refused
 from switchml.control.messages import address, fields
 
-log = logging.getLogger("switchml.control")
+log = logs.of("switchml.control")
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -62,11 +62,12 @@ class JobsService:
         self._reporting: asyncio.Task[None] | None = None
 
     async def Join(self, request: v2_pb2.JoinRequest, context: Context) -> None:
+        client = self._client_of(context.peer())
         try:
-            joining = from_wire(request, self._client_of(context.peer()))
+            joining = from_wire(request, client)
             ticket, notices = self.registry.join(joining, monotonic())
         except Refused as refusal:
-            log.warning("refused %s: %s", context.peer(), refusal)
+            log.warning("refused %s: %s", context.peer(), refusal, extra=logs.about(client))
             await context.abort(STATUS_OF_REASON[refusal.reason], str(refusal))
         # No await between joining and the try: a rank that is in has a stream, and its loss is seen.
         stream = self._streams[ticket] = asyncio.Queue()

@@ -15,7 +15,7 @@ from switchml.control.job import Job
 from switchml.control.jobs import JobRegistry, Journal
 from switchml.control.messages import address
 from switchml.control.sessions import V1Session, V1Sessions
-from switchml.counters import COUNTERS
+from switchml.counters import COUNTERS, MALFORMED
 
 NO_COUNTERS = JobCounters((), 0)
 PACKET_RATES = ("received_packets", "sent_packets", "retransmissions", "stale")
@@ -45,6 +45,8 @@ class Monitor:
     ):
         self.events_address = ""
         self.tunnel_addresses: tuple[str, ...] = ()
+        self.malformed = 0
+        """Control messages that could not be read."""
         self._registry = registry
         self._sessions = sessions
         self._dataplane = dataplane
@@ -96,7 +98,7 @@ class Monitor:
                 switch=getattr(self._dataplane, "where", ""),
                 most_parts=self._dataplane.most_parts,
             ),
-            refused=self._dataplane.refused(),
+            refused=self._dataplane.refused() | {MALFORMED: self.malformed},
             totals={name: totals[name] for name in COUNTERS},
             jobs=live + sessions + ended,
             tunnel_addresses=self.tunnel_addresses,

@@ -6,7 +6,6 @@ frames beyond SLOT_BYTES. Order is that of the slots. Version 2, not 3, because 
 version 3 waits until a block is full or some milliseconds are over.
 """
 
-import logging
 import mmap
 import socket
 import struct
@@ -14,6 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from switchml import logs
 from switchml.net import packet_io
 from switchml.net.messages import receive_messages
 from switchml.net.sockets import COPY_THRESHOLD, RX_RING, SOL_PACKET, VERSION
@@ -21,7 +21,7 @@ from switchml.net.trains import VIRTIO_BYTES, le16
 from switchml.runtime.jit import int64, kernel
 from switchml.runtime.memory import load_acquire, store_release, u8_at
 
-log = logging.getLogger("switchml.net")
+log = logs.of("switchml.net")
 
 SLOTS = 2048
 """Frames that can wait."""

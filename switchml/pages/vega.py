@@ -13,7 +13,7 @@ from typing import Any
 
 from switchml.errors import ConfigError
 from switchml.output_files import whole_file
-from switchml.runtime.jit import cache_root
+from switchml.runtime.cache import cache_root
 
 
 @functools.cache

@@ -27,6 +27,7 @@ from numba.core import caching
 from numba.core.compiler_lock import global_compiler_lock
 
 from switchml.runtime import dependencies
+from switchml.runtime.cache import cache_root
 from switchml.runtime.callees import CalleeCacheImpl, CalleeCompiler
 
 Address: TypeAlias = int | np.uint64
@@ -41,17 +42,6 @@ _MAX_UNUSED_S = 14 * 86400
 """How long kernels stay on disk that nobody uses. No younger ones are removed: another checkout may use them."""
 _types: Any = numba.types  # not all of them have types of their own
 _Function = TypeVar("_Function", bound=Callable[..., Any])
-
-
-def cache_root() -> Path:
-    """Where compiled kernels are kept; a place where nothing can be, if this user has no home."""
-    chosen = os.environ.get("SWITCHML_CACHE_DIR")
-    if chosen:
-        return Path(chosen)
-    try:
-        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "switchml"
-    except RuntimeError:
-        return Path(os.devnull, "switchml")
 
 
 @functools.cache

@@ -13,6 +13,7 @@ from contextlib import ExitStack
 from multiprocessing import connection, context, forkserver, get_context, process, resource_tracker
 from typing import Any, TypeVar
 
+from switchml.runtime import cache
 from switchml.runtime.children import die_with_parent
 from switchml.runtime.folders import TemporaryFolder
 
@@ -27,6 +28,7 @@ def fork_server(*preload: str) -> context.ForkServerContext:
     Ctrl-C in a terminal reaches all of its processes, even while they import: SIGINT stays blocked in the server and
     its children, and the caller decides when they end.
     """
+    cache.share()
     server_context = get_context("forkserver")
     server_context.set_forkserver_preload(list(preload))
     _keep_sockets_in_our_folder()

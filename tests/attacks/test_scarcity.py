@@ -19,7 +19,7 @@ from typing import IO
 
 import pytest
 
-from switchml.runtime.jit import cache_root
+from switchml.runtime.cache import cache_root
 from tests.attacks.conftest import Attempts
 from tests.support.launch import Aggregator, until
 from tests.support.ranks import environment

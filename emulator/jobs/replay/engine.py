@@ -19,7 +19,10 @@ from emulator.jobs.workload.graph import NO_TRANSFER, Graph, Order
 from switchml.errors import BudgetSpent, ConfigError, Deadlock
 
 SLICE = 2_000_000
-"""Events between two looks at the clock: well below a second."""
+"""Events between two looks at the clock, at most: well below a second, but where thousands compete for a link."""
+FIRST_SLICE = 20_000
+SHORT_S = 0.1
+"""A slice is followed by one twice as large where it took no longer."""
 SHOWN = 6
 """Of a deadlock's explanation: lines, and ranks named in one."""
 FOLLOWED = 200
@@ -196,10 +199,12 @@ class _Calendar:
 def _drive(play, ops, began_s, event_budget, time_budget_s, progress) -> tuple[int, int]:
     """Run `play` slice by slice until nothing happens any more; returns (events, ended ops)."""
     events = ended = 0
+    slice_events = min(FIRST_SLICE, SLICE)
     while True:
-        slice_events = SLICE if event_budget is None else min(SLICE, event_budget - events)
-        before = events
-        events, ended = play.go(slice_events)
+        before, slice_s = events, time.perf_counter()
+        events, ended = play.go(slice_events if event_budget is None else min(slice_events, event_budget - events))
+        if time.perf_counter() - slice_s < SHORT_S:
+            slice_events = min(2 * slice_events, SLICE)
         if progress:
             progress(ended, ops)
         if ended == ops or events == before:

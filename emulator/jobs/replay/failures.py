@@ -12,6 +12,8 @@ import numpy as np
 from switchml.errors import ConfigError, EmulationError
 from switchml.runtime.jit import kernel
 
+MOST_EVENTS = 3e8
+"""Checkpoints and failures that are played in all: some seconds."""
 HOPELESS = 1e-3
 """A run whose goodput would be below this is refused rather than simulated."""
 
@@ -94,6 +96,13 @@ def simulate(run: Run, *, runs: int = 1000, seed: int = 0) -> Outcome:
             f"with a failure every {run.mtbf_s:.3g} s this run makes next to no progress: an interval between "
             f"checkpoints takes {run.interval_steps() * run.iteration_s + run.checkpoint_s:.3g} s and a restart "
             f"{run.restart_s:.3g} s"
+        )
+    events = runs * (run.steps / run.interval_steps() + mean_s / run.mtbf_s)
+    if events > MOST_EVENTS:
+        raise EmulationError(
+            f"{runs:,} runs of {run.steps:,} steps, with a checkpoint every {run.interval_steps():,}, have "
+            f"{events:.2g} checkpoints and failures; at most {MOST_EVENTS:.0g} are played: let checkpoints "
+            "be further apart"
         )
     wall_s, failures = _play(
         run.steps, run.interval_steps(), run.iteration_s, run.checkpoint_s, run.restart_s, run.mtbf_s, runs, seed

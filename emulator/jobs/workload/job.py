@@ -19,6 +19,7 @@ from emulator.jobs.workload.implementations import (
 )
 from emulator.jobs.workload.models import LayerTable, Model, Transformer
 from emulator.jobs.workload.sharding import Sharding
+from emulator.ranges import Range, Ranged, number
 from switchml.errors import ConfigError
 
 SCHEDULES = ("1f1b", "gpipe", "interleaved", "axonn")
@@ -26,26 +27,27 @@ CP_EXCHANGES = ("ring", "all-to-all")
 RECOMPUTE = ("none", "selective", "operators", "full")
 PRECISIONS = ("fp16", "bf16", "fp32", "tf32", "fp8")
 OPTIMIZERS = ("adam", "sgd")
+RANKS = Range(1, 1_000_000)
 
 
 @dataclass(frozen=True)
-class Job:
+class Job(Ranged):
     """One job. Sizes are counts of accelerators, samples or tokens."""
 
-    gpus: int = 8
-    batch: int = 0
+    gpus: int = number(RANKS, 8)
+    batch: int = number(Range(0, 100_000_000), 0)
     """Samples of all accelerators in one iteration; 0: `micro_batch` for each data-parallel rank and, in a pipeline,
     four for each stage."""
-    micro_batch: int = 1
-    sequence: int = 0
+    micro_batch: int = number(Range(1, 100_000_000), 1)
+    sequence: int = number(Range(0, 100_000_000), 0)
     """Tokens of a sample; 0: the model's own."""
-    tp: int = 1
+    tp: int = number(RANKS, 1)
     """Tensor-parallel ranks."""
-    pp: int = 1
+    pp: int = number(Range(1, 10_000), 1)
     """Pipeline stages."""
-    ep: int = 1
+    ep: int = number(RANKS, 1)
     """Expert-parallel ranks, out of the data-parallel ones."""
-    cp: int = 1
+    cp: int = number(RANKS, 1)
     """Context-parallel ranks, each with a part of every sequence, out of the data-parallel ones."""
     cp_exchange: str = "ring"
     """How they attend to each other's tokens: "ring" hands keys and values around while attention goes on (Liu et al.,
@@ -54,20 +56,20 @@ class Job:
     async_tp: bool = False
     """Tensor-parallel exchanges go in pieces, each behind the product of the one before (PyTorch's async TP,
     Transformer Engine's user buffers); needs sequence_parallel."""
-    zero: int = 0
+    zero: int = number(Range(0, 3), 0)
     """ZeRO stage: 1 shards optimizer states over data-parallel ranks, 2 gradients too, 3 weights too (FSDP)."""
     schedule: str = "1f1b"
-    virtual_stages: int = 1
+    virtual_stages: int = number(Range(1, 10_000), 1)
     """Pieces of the model on each stage (interleaved)."""
     recompute: str = "none"
     precision: str = "fp16"
     optimizer: str = "adam"
-    gradient_bytes: int = 2
+    gradient_bytes: int = number(Range(1, 8), 2)
     """Of one gradient on the wire and in memory."""
     allreduce: str = "auto"
     hierarchy: str = "auto"
     """Who speaks to the network in all-reduces of gradients: one of `emulator.cluster.algorithms.HIERARCHIES`."""
-    bucket_bytes: float | None = None
+    bucket_bytes: float | None = number(Range(1, 1e15), None)
     """Gradients are reduced in buckets of about this size (DDP's bucket_cap_mb); None: the implementation's rule."""
     overlap: bool = True
     """Buckets are reduced while the backward pass goes on, as DDP and FSDP do; False: after it, as Megatron-LM did."""
@@ -85,14 +87,7 @@ class Job:
     name: str = "job"
 
     def __post_init__(self) -> None:
-        for key in ("gpus", "micro_batch", "tp", "pp", "ep", "cp", "virtual_stages", "gradient_bytes"):
-            if getattr(self, key) < 1:
-                raise ConfigError(f"{key.replace('_', '-')} is {getattr(self, key)}; expected at least 1")
-        for key in ("batch", "sequence"):
-            if getattr(self, key) < 0:
-                raise ConfigError(f"{key} is {getattr(self, key)}; expected at least 0")
-        if self.bucket_bytes is not None and not self.bucket_bytes > 0:
-            raise ConfigError(f"bucket-bytes is {self.bucket_bytes}; expected more than 0")
+        super().__post_init__()
         for key, known in (
             ("schedule", SCHEDULES),
             ("recompute", RECOMPUTE),
@@ -106,8 +101,6 @@ class Job:
             ("cross_entropy", ("", *cross_entropies())),
         ):
             datafile.check_name(key.replace("_", "-"), getattr(self, key), known)
-        if not 0 <= self.zero <= 3:
-            raise ConfigError(f"zero is {self.zero}; expected a stage from 0 to 3")
         if self.gpus % (self.tp * self.pp):
             raise ConfigError(f"{self.gpus} accelerators can't be split into {self.tp} x {self.pp} (tp x pp) evenly")
         if self.dp % self.ep:

@@ -73,7 +73,8 @@ class Memory:
 
 def memory(model: Model, job: Job) -> Memory:
     """What the fullest rank holds: the first stage of a pipeline, which has most micro-batches in flight, or the last
-    one, whichever is more."""
+    one, whichever is more. Raises ConfigError where the model can't be split as the job asks."""
+    job.fit(model)
     if isinstance(model, LayerTable):
         return max((_table_memory(model.part(stage), job, stage) for stage in range(job.pp)), key=lambda one: one.total)
     return max((_stage_memory(model, job, stage) for stage in {0, job.pp - 1}), key=lambda one: one.total)

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import csv
+import io
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,46 +14,51 @@ import numpy as np
 
 from emulator import datafile
 from emulator.jobs.workload.implementations import attention_names, cross_entropies, implementations
+from emulator.ranges import Range, Ranged, number
 from switchml.errors import ConfigError
+from switchml.files import read_text
 
+AMOUNT = Range(0, 1e24)
+"""Of a layer: FLOPs, parameters, elements, nanoseconds."""
+WIDTH, WIDTH_OR_0 = Range(1, 10_000_000), Range(0, 10_000_000)
 FOLDER = Path(__file__).parent / "data" / "models"
 
 
 @dataclass(frozen=True)
-class Transformer:
+class Transformer(Ranged):
     """A stack of equal layers between an embedding and a projection onto the vocabulary."""
 
     name: str
     title: str
     source: str
-    layers: int
-    hidden: int
-    heads: int
-    vocabulary: int
-    sequence: int
-    kv_heads: int = 0
+    layers: int = number(Range(1, 10_000))
+    hidden: int = number(WIDTH)
+    heads: int = number(WIDTH)
+    vocabulary: int = number(Range(1, 1_000_000_000))
+    sequence: int = number(Range(1, 100_000_000))
+    kv_heads: int = number(WIDTH_OR_0, 0)
     """Heads of keys and values (grouped-query attention); 0: as many as `heads`."""
-    ffn: int = 0
+    ffn: int = number(WIDTH_OR_0, 0)
     """Width inside the MLP; 0: four times `hidden`."""
     gated: bool = False
     """Three matrices in the MLP in place of two (SwiGLU)."""
-    experts: int = 1
-    experts_per_token: int = 1
-    shared_experts: int = 0
+    experts: int = number(Range(1, 10_000), 1)
+    experts_per_token: int = number(Range(1, 10_000), 1)
+    shared_experts: int = number(Range(0, 10_000), 0)
     """Experts that every token goes to, besides the chosen ones."""
-    dense_layers: int = 0
+    dense_layers: int = number(Range(0, 10_000), 0)
     """Layers without experts, with an MLP of `dense_ffn`. They are costed as the others are: in the models that have
     any, a token goes through as many weights in both."""
-    dense_ffn: int = 0
-    head_size: int = 0
+    dense_ffn: int = number(WIDTH_OR_0, 0)
+    head_size: int = number(WIDTH_OR_0, 0)
     """Of a head's queries, keys and values; 0: `hidden` / `heads`."""
     head_norms: bool = False
     """Queries and keys are normalized, with weights of a head's size."""
-    query_rank: int = 0
-    kv_rank: int = 0
+    query_rank: int = number(WIDTH_OR_0, 0)
+    kv_rank: int = number(WIDTH_OR_0, 0)
     """Multi-head latent attention (DeepSeek-V2, 2024, section 2.1): queries, and keys with values, are made of latent
     vectors so wide; 0: of the layer's input."""
-    rotary_size: int = 0
+    rotary_size: int = number(WIDTH_OR_0, 0)
     """Of latent attention: what positions turn is apart, and so much longer are queries and keys."""
     tied_embedding: bool = True
     """The projection onto the vocabulary is the embedding again."""
@@ -67,17 +73,12 @@ class Transformer:
     """Of `data/cross_entropy.toml`; empty: the implementation's."""
 
     def __post_init__(self) -> None:
-        for key in ("layers", "hidden", "heads", "vocabulary", "sequence", "experts", "experts_per_token"):
-            if getattr(self, key) < 1:
-                raise ConfigError(f"{key} is {getattr(self, key)}; expected at least 1")
+        super().__post_init__()
         if (not self.head_size and self.hidden % self.heads) or self.heads % self.key_heads:
             raise ConfigError(
                 f"hidden ({self.hidden}) must be a multiple of heads ({self.heads}), "
                 f"and that of kv_heads ({self.key_heads})"
             )
-        for key in ("shared_experts", "dense_layers", "dense_ffn", "head_size", "query_rank", "kv_rank", "rotary_size"):
-            if getattr(self, key) < 0:
-                raise ConfigError(f"{key} is {getattr(self, key)}; expected at least 0")
         if self.dense_layers > self.layers or bool(self.dense_layers) != bool(self.dense_ffn):
             raise ConfigError(f"dense_layers ({self.dense_layers}) and dense_ffn ({self.dense_ffn}) go together")
         if bool(self.query_rank) != bool(self.kv_rank):
@@ -300,12 +301,11 @@ def _columns(
 ) -> tuple[list[str], np.ndarray]:
     """The column `label` of a CSV file, and float64 (columns, rows) of the others. `optional`: read as well where the
     file has all of them. Raises ConfigError."""
+    reader = csv.DictReader(io.StringIO(read_text(path)), skipinitialspace=True)
     try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            reader = csv.DictReader(file, skipinitialspace=True)
-            rows = [(reader.line_num, row) for row in reader]
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"can't read {path}: {error}") from None
+        rows = [(reader.line_num, row) for row in reader]
+    except csv.Error as error:
+        raise ConfigError(f"{path} is no CSV file: {error}") from None
     needed = dict.fromkeys((label, *columns))
     if set(optional) <= set(reader.fieldnames or ()):
         columns += optional
@@ -322,6 +322,6 @@ def _number(text: str | None, path: Path, line: int) -> float:
         value = float(text or "")
     except ValueError:
         value = -1.0
-    if not 0 <= value < float("inf"):
-        raise ConfigError(f"{path}, line {line}: expected a number of at least 0, not {text!r}")
+    if value not in AMOUNT:
+        raise ConfigError(f"{path}, line {line}: expected a number, {AMOUNT}, not {text!r}")
     return value

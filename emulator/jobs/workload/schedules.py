@@ -12,43 +12,35 @@ from emulator.jobs.workload.job import Job
 def passes(job: Job, stage: int) -> np.ndarray:
     """The order of `stage`. A message-driven stage (AxoNN) has none: it takes what has arrived; its order here is that
     of 1F1B and only numbers the passes."""
-    if job.schedule == "gpipe":
-        return _gpipe(job.micro_batches)
+    count, stages = job.micro_batches, job.pp
     if job.schedule == "interleaved":
-        return _interleaved(job.micro_batches, job.pp, job.virtual_stages, stage)
-    return _one_forward_one_backward(job.micro_batches, job.pp, stage)
-
-
-def _gpipe(count: int) -> np.ndarray:
-    """All forward, then all backward in the opposite order (Huang et al., NeurIPS 2019)."""
-    forward = [(1, i, 0) for i in range(count)]
-    return np.array(forward + [(0, i, 0) for i in reversed(range(count))], np.int32)
-
-
-def _one_forward_one_backward(count: int, stages: int, stage: int) -> np.ndarray:
-    """Forward until the pipeline behind is full, then one backward for each forward (PipeDream-flush; Narayanan et
-    al., ICML 2021)."""
-    warm = min(stages - stage - 1, count)
-    order = [(1, i, 0) for i in range(warm)]
-    for i in range(count - warm):
-        order += [(1, warm + i, 0), (0, i, 0)]
-    order += [(0, i, 0) for i in range(count - warm, count)]
-    return np.array(order, np.int32)
+        return _interleaved(count, stages, job.virtual_stages, stage)
+    number = np.arange(count)
+    if job.schedule == "gpipe":  # all forward, then all backward in the opposite order (Huang et al., NeurIPS 2019)
+        return np.concatenate([_passes(1, number, 0), _passes(0, number[::-1], 0)])
+    # Forward until the pipeline behind is full (PipeDream-flush; Narayanan et al., ICML 2021).
+    return _alternating(_passes(1, number, 0), _passes(0, number, 0), min(stages - stage - 1, count))
 
 
 def _interleaved(count: int, stages: int, pieces: int, stage: int) -> np.ndarray:
     """As 1F1B, but in groups of `stages` micro-batches that go through one piece after the other (Narayanan et al., SC
     2021, section 2.2; Megatron-LM, forward_backward_pipelining_with_interleaving)."""
     total = count * pieces
-
-    def nth(number: int, forward: bool) -> tuple[int, int, int]:
-        group, within = divmod(number, stages * pieces)
-        piece, place = divmod(within, stages)
-        return int(forward), group * stages + place, piece if forward else pieces - 1 - piece
-
+    group, within = np.divmod(np.arange(total), stages * pieces)
+    piece, place = np.divmod(within, stages)
+    micro_batch = group * stages + place
     warm = total if count == stages else min((stages - stage - 1) * 2 + (pieces - 1) * stages, total)
-    order = [nth(i, True) for i in range(warm)]
-    for i in range(total - warm):
-        order += [nth(warm + i, True), nth(i, False)]
-    order += [nth(i, False) for i in range(total - warm, total)]
-    return np.array(order, np.int32)
+    return _alternating(_passes(1, micro_batch, piece), _passes(0, micro_batch, pieces - 1 - piece), warm)
+
+
+def _passes(forward: int, micro_batch: np.ndarray, piece: int | np.ndarray) -> np.ndarray:
+    passes = np.empty((len(micro_batch), 3), np.int32)
+    passes[:, 0], passes[:, 1], passes[:, 2] = forward, micro_batch, piece
+    return passes
+
+
+def _alternating(forward: np.ndarray, backward: np.ndarray, warm: int) -> np.ndarray:
+    """`warm` forward passes, one backward after each of the other forward ones, then what is left."""
+    steady = len(forward) - warm
+    pairs = np.stack([forward[warm:], backward[:steady]], axis=1).reshape(-1, 3)
+    return np.concatenate([forward[:warm], pairs, backward[steady:]])

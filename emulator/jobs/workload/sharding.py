@@ -6,38 +6,31 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from switchml.errors import ConfigError
+from emulator.ranges import Range, Ranged, number
 
 MIN_UNIT_PARAMETERS = 100_000_000
 """Of a unit of a network that is no transformer: torch's size_based_auto_wrap_policy, min_num_params."""
 
 
 @dataclass(frozen=True)
-class Sharding:
+class Sharding(Ranged):
     """FSDP's settings (torch.distributed.fsdp). The reduced gradients' type on the wire is the job's
     `gradient_bytes`."""
 
-    unit_layers: int = 1
+    unit_layers: int = number(Range(1, 10_000), 1)
     """Transformer layers in a unit. Embedding, last norm and projection are the root unit, which stays gathered
     from the start of forward to the end of backward."""
-    unit_parameters: float = 0.0
+    unit_parameters: float = number(Range(0, 1e15), 0.0)
     """Close a unit once it has so many parameters, in place of a number of layers; 0: by layers."""
-    prefetch: int = 1
+    prefetch: int = number(Range(0, 10_000), 1)
     """Units gathered ahead of the one that runs: FSDP's limit of two in flight is 1."""
     reshard_after_forward: bool = True
     """Free weights after forward and gather them again (FULL_SHARD); False: keep them until backward is over
     (SHARD_GRAD_OP)."""
-    group: int = 0
+    group: int = number(Range(0, 1_000_000), 0)
     """Ranks that hold one copy together, of consecutive data-parallel ranks; copies are all-reduced (HYBRID_SHARD).
     0: all of them."""
-    gather_bytes: float = 0.0
+    gather_bytes: float = number(Range(0, 4), 0.0)
     """Of a gathered weight on the wire: 1 for float8; 0: as it is computed with."""
     reduce_each: bool = True
     """Reduce-scatter after every micro-batch; False: after the last one (no_sync)."""
-
-    def __post_init__(self) -> None:
-        for name, least in (("unit_layers", 1), ("unit_parameters", 0), ("prefetch", 0), ("group", 0)):
-            if getattr(self, name) < least:
-                raise ConfigError(f"{name.replace('_', '-')} is {getattr(self, name)}; expected at least {least}")
-        if not 0 <= self.gather_bytes <= 4:
-            raise ConfigError(f"gather-bytes is {self.gather_bytes}; expected at most 4")

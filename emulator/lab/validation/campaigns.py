@@ -86,6 +86,8 @@ def left_out(
 
 def kind(path: Path) -> str:
     """What a file holds: iterations, throughput, nccl or nothing known; by its first line, or by rows of numbers."""
+    if not path.is_file():
+        return ""
     try:
         with path.open(encoding="utf-8-sig") as file:
             head = [line.strip() for line in (file.readline(1 << 16) for _ in range(60)) if line.strip()]

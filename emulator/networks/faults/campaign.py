@@ -20,8 +20,8 @@ from pathlib import Path
 from emulator.networks.faults.bugs import BUGS
 from emulator.networks.faults.world import Outcome, play
 from switchml.errors import ConfigError
+from switchml.runtime.cache import cache_root
 from switchml.runtime.insist import heard
-from switchml.runtime.jit import cache_root
 from switchml.runtime.pool import spread
 
 PACKAGES = ("switchml", "host_agent", "emulator")

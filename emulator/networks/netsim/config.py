@@ -33,6 +33,7 @@ from typing import Any
 
 from emulator import datafile
 from emulator.networks.netsim.blocks import OVERLAPS
+from emulator.ranges import RATE, SECONDS, SEED, SHARE, Range, Ranged, number
 from switchml.control.allocation import default_slots, fit_slots
 from switchml.errors import ConfigError
 from switchml.protocol.packet import SIZE_CODE_OF, V2_MAX_WORKERS, check_slots
@@ -58,14 +59,15 @@ def _check(condition: bool, message: str) -> None:
         raise ConfigError(message)
 
 
-def _check_least(config: Any, least: int, *names: str, section: str = "") -> None:
-    for name in names:
-        value = getattr(config, name)
-        _check(value >= least, f"{section}{name} = {value}: expected {least} or more")
+QUEUE = Range(0, 2**50)
+LOST = Range(0, 1, "[)")
+FRAMING = Range(0, 65_536)
+CAPACITY = Range(0, 1e18)
+"""Packets a second; 0: line rate."""
 
 
 @dataclass(frozen=True)
-class LinkConfig:
+class LinkConfig(Ranged):
     """One direction of a link. `burst_bytes`: depth of its token bucket (tc-tbf). `queue_bytes`: capacity of the
     queue in front of it (0: no limit). `packet_s`: the least time that a packet occupies it, for hosts and switches
     with a limited packet rate. `loss`: share of packets lost, in bursts of `burst_packets` on average (Gilbert's model;
@@ -74,27 +76,18 @@ class LinkConfig:
     order. `framing_bytes`: added to each packet's length.
     """
 
-    rate_bps: float = 10e9
-    delay_s: float = 1e-6
-    queue_bytes: int = 0
-    burst_bytes: int = 0
-    packet_s: float = 0.0
-    loss: float = 0.0
-    burst_packets: float = 1.0
-    jitter_s: float = 0.0
-    duplicate: float = 0.0
-    late: float = 0.0
-    late_s: float = 0.0
-    framing_bytes: int = FRAMING_BYTES
-
-    def __post_init__(self) -> None:
-        _check(self.rate_bps > 0, f"rate_bps = {self.rate_bps:g}: expected more than 0")
-        for name in ("loss", "duplicate", "late"):
-            value = getattr(self, name)
-            _check(0 <= value < 1, f"{name} = {value}: expected a probability, at least 0 and less than 1")
-        _check_least(self, 0, "delay_s", "packet_s", "jitter_s", "late_s")
-        _check_least(self, 0, "queue_bytes", "burst_bytes", "framing_bytes")
-        _check_least(self, 1, "burst_packets")
+    rate_bps: float = number(RATE, 10e9)
+    delay_s: float = number(SECONDS, 1e-6)
+    queue_bytes: int = number(QUEUE, 0)
+    burst_bytes: int = number(QUEUE, 0)
+    packet_s: float = number(SECONDS, 0.0)
+    loss: float = number(LOST, 0.0)
+    burst_packets: float = number(Range(1, 1e9), 1.0)
+    jitter_s: float = number(SECONDS, 0.0)
+    duplicate: float = number(LOST, 0.0)
+    late: float = number(LOST, 0.0)
+    late_s: float = number(SECONDS, 0.0)
+    framing_bytes: int = number(FRAMING, FRAMING_BYTES)
 
 
 def _link_of(config: Any) -> LinkConfig:
@@ -104,22 +97,18 @@ def _link_of(config: Any) -> LinkConfig:
 
 
 @dataclass(frozen=True)
-class RackConfig:
+class RackConfig(Ranged):
     """Hosts in racks of `hosts`, each with one link of these properties, both ways, to the aggregation switch.
     `aggregate`: whether a rack's switch adds up its own ranks and sends one partial sum up (docs/protocol.md,
     section 9), or forwards all of them."""
 
-    hosts: int
+    hosts: int = number(Range(1, 65_536))
     aggregate: bool = False
-    rate_bps: float = 40e9
-    delay_s: float = 1e-6
-    queue_bytes: int = 0
-    loss: float = 0.0
-    framing_bytes: int = FRAMING_BYTES
-
-    def __post_init__(self) -> None:
-        _check_least(self, 1, "hosts", section="racks.")
-        self.link  # noqa: B018 (validates the link's fields)
+    rate_bps: float = number(RATE, 40e9)
+    delay_s: float = number(SECONDS, 1e-6)
+    queue_bytes: int = number(QUEUE, 0)
+    loss: float = number(LOST, 0.0)
+    framing_bytes: int = number(FRAMING, FRAMING_BYTES)
 
     @property
     def link(self) -> LinkConfig:
@@ -127,20 +116,16 @@ class RackConfig:
 
 
 @dataclass(frozen=True)
-class BehindConfig:
+class BehindConfig(Ranged):
     """An aggregator behind the switch, with one link, both ways. The switch's slots are best-effort then: jobs take
     them as they come (docs/protocol.md, section 14). `packets_per_s`: the aggregator's capacity (0: line rate)."""
 
-    rate_bps: float = 40e9
-    delay_s: float = 1e-6
-    queue_bytes: int = 0
-    loss: float = 0.0
-    packets_per_s: float = 0.0
-    framing_bytes: int = FRAMING_BYTES
-
-    def __post_init__(self) -> None:
-        _check_least(self, 0, "packets_per_s", section="behind.")
-        self.link  # noqa: B018 (validates the link's fields)
+    rate_bps: float = number(RATE, 40e9)
+    delay_s: float = number(SECONDS, 1e-6)
+    queue_bytes: int = number(QUEUE, 0)
+    loss: float = number(LOST, 0.0)
+    packets_per_s: float = number(CAPACITY, 0.0)
+    framing_bytes: int = number(FRAMING, FRAMING_BYTES)
 
     @property
     def link(self) -> LinkConfig:
@@ -148,22 +133,18 @@ class BehindConfig:
 
 
 @dataclass(frozen=True)
-class SwitchConfig:
+class SwitchConfig(Ranged):
     """The aggregation switch. `slots`: of all v2 jobs together. `packets_per_s`: capacity (0: line rate). `latency_s`:
     from a packet's arrival to the departure of its results.
     """
 
-    slots: int = 65536
-    packets_per_s: float = 0.0
-    latency_s: float = 0.0
-
-    def __post_init__(self) -> None:
-        _check_least(self, 2, "slots", section="switch.")
-        _check_least(self, 0, "packets_per_s", "latency_s", section="switch.")
+    slots: int = number(Range(2, 2**22), 65536)
+    packets_per_s: float = number(CAPACITY, 0.0)
+    latency_s: float = number(SECONDS, 0.0)
 
 
 @dataclass(frozen=True)
-class JobConfig:
+class JobConfig(Ranged):
     """One job: `repeats` collectives of `size_bytes` of float32, one after the other.
 
     `collective`: one of KINDS; "fsdp" is an all-gather and a reduce-scatter at once. The size is that of the tensor on
@@ -177,29 +158,29 @@ class JobConfig:
     all); each rank has the share `density` of them, drawn as `overlap` says (blocks.py).
     """
 
-    workers: int = 4
-    size_bytes: int = 1 << 20
+    workers: int = number(Range(1, V2_MAX_WORKERS), 4)
+    size_bytes: int = number(Range(4, 10**12), 1 << 20)
     name: str = ""
     backend: str = "switchml"
     collective: str = "all_reduce"
     wire: str = "int32"
-    payload_bytes: int = 1024
-    slots: int = 0
-    window: int = 0
-    repeats: int = 1
-    start_s: float = 0.0
-    pause_s: float = 0.0
-    train_packets: int = 1
-    block: int = 0
-    density: float = 1.0
+    payload_bytes: int = number(Range(min(SIZE_CODE_OF), max(SIZE_CODE_OF)), 1024)
+    slots: int = number(Range(0, 65_536), 0)
+    window: int = number(Range(0, 65_536), 0)
+    repeats: int = number(Range(1, 1_000_000), 1)
+    start_s: float = number(SECONDS, 0.0)
+    pause_s: float = number(SECONDS, 0.0)
+    train_packets: int = number(Range(1, 60), 1)
+    block: int = number(Range(0, 2**30), 0)
+    density: float = number(SHARE, 1.0)
     overlap: str = "random"
-    hosts: tuple[int, ...] = ()
-    late_ranks: Mapping[int, float] = field(default_factory=dict)
+    hosts: tuple[int, ...] = number(Range(0, 65_535), ())
+    late_ranks: Mapping[int, float] = number(SECONDS, factory=dict)
 
     def __post_init__(self) -> None:
-        _check(1 <= self.workers <= V2_MAX_WORKERS, f"workers = {self.workers}: expected 1 to {V2_MAX_WORKERS}")
+        super().__post_init__()
         _check(
-            self.size_bytes >= 4 and self.size_bytes % 4 == 0,
+            self.size_bytes % 4 == 0,
             f"size_bytes = {self.size_bytes}: expected a multiple of 4 (float32)",
         )
         named = {"backend": BACKENDS, "collective": KINDS, "wire": WIRES, "payload_bytes": SIZE_CODE_OF}
@@ -217,10 +198,6 @@ class JobConfig:
         )
         if self.slots:
             check_slots(self.slots)
-        _check(1 <= self.train_packets <= 60, f"train_packets = {self.train_packets}: expected 1 to 60")
-        _check_least(self, 1, "repeats")
-        _check_least(self, 0, "window", "start_s", "pause_s", "block")
-        _check(0 <= self.density <= 1, f"density = {self.density}: expected 0 to 1")
         _check(self.overlap in OVERLAPS, f"overlap = {self.overlap!r}: expected one of {', '.join(OVERLAPS)}")
         _check(
             not self.block or (self.backend, self.collective) == ("switchml", "all_reduce"),
@@ -238,11 +215,8 @@ class JobConfig:
             self.backend != "ring" or len(set(self.hosts)) == len(self.hosts),
             f"hosts = {list(self.hosts)}: expected {self.workers} different hosts, as the model has no rings in a host",
         )
-        for rank, late_s in self.late_ranks.items():
-            _check(
-                0 <= rank < self.workers and late_s >= 0,
-                f"late_ranks: rank {rank} is {late_s} s late: expected ranks 0 to {self.workers - 1}, and 0 s or more",
-            )
+        for rank in self.late_ranks:
+            _check(0 <= rank < self.workers, f"late_ranks: rank {rank}: expected ranks 0 to {self.workers - 1}")
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -256,7 +230,7 @@ class JobConfig:
 
 
 @dataclass(frozen=True)
-class NetworkConfig:
+class NetworkConfig(Ranged):
     """A whole network. `slow_hosts[h]`: fields of `link` that differ for host h."""
 
     jobs: tuple[JobConfig, ...] = ()
@@ -265,17 +239,17 @@ class NetworkConfig:
     racks: RackConfig | None = None
     behind: BehindConfig | None = None
     slow_hosts: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
-    seed: int = 1
-    limit_s: float = 3600.0
+    seed: int = number(SEED, 1)
+    limit_s: float = number(Range(0, 1e9, "(]"), 3600.0)
     """Virtual time after which the run fails."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         _check(bool(self.jobs), "a network without jobs: expected at least one")
         if self.behind is not None:
             tree, slots = self.racks is not None and self.racks.aggregate, self.switch.slots
             _check(not tree, "behind: an aggregator behind the switch, and racks that aggregate: expected one of them")
             _check(slots & (slots - 1) == 0, f"switch.slots = {slots}: expected a power of two with `behind`")
-        _check(self.limit_s > 0, f"limit_s = {self.limit_s}: expected more than 0")
         for host in self.slow_hosts:
             _check(0 <= host < self.hosts, f"slow_hosts: host {host}: expected 0 to {self.hosts - 1}")
             self.link_of(host)
@@ -306,7 +280,7 @@ class NetworkConfig:
         """Slots of each job by the aggregator's own rule, first come, first served; 0 for rings. Raises ConfigError if
         there are not enough."""
         slots, free = [], self.switch.slots
-        for number, job in enumerate(self.jobs):
+        for place, job in enumerate(self.jobs):
             if job.backend != "switchml":
                 slots.append(0)
                 continue
@@ -315,7 +289,7 @@ class NetworkConfig:
                 slots.append(requested)
                 continue
             slots.append(fit_slots(requested, free))
-            _check(slots[-1] > 0, f"job {number}: {free} of the switch's {self.switch.slots} slots are free")
+            _check(slots[-1] > 0, f"job {place}: {free} of the switch's {self.switch.slots} slots are free")
             free -= slots[-1]
         return slots
 

@@ -6,7 +6,6 @@ hashes are rewritten when their version has changed; registers, counters and met
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -30,9 +29,10 @@ from emulator.p4switch.engine.vm.vm import run
 from emulator.p4switch.engine.vm.wide import run_wide
 from emulator.p4switch.packet_path.engine import Engine, Sent, as_records, frames_at
 from emulator.p4switch.state.state import State
+from switchml import logs
 from switchml.runtime.jit import compile_once
 
-log = logging.getLogger("switchml.bmv2")
+log = logs.of("switchml.bmv2")
 
 Send = Callable[[np.ndarray], None]
 

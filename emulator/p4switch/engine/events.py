@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -12,11 +11,12 @@ from emulator.p4switch.program import ir
 from emulator.p4switch.program.aborts import abort_of, log_text
 from emulator.p4switch.program.expr import Text
 from emulator.p4switch.state.state import State
+from switchml import logs
 
 LOG, ABORT, DIGEST = range(1, 4)
 """Kinds of events."""
 
-log = logging.getLogger("switchml.bmv2")
+log = logs.of("switchml.bmv2")
 
 
 @dataclass

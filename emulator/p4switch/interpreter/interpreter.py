@@ -4,7 +4,6 @@ BMv2's threads end packets in any order where several are under way; here that i
 
 from __future__ import annotations
 
-import logging
 from collections import deque
 
 from emulator.p4switch.interpreter.calculations import update
@@ -20,9 +19,10 @@ from emulator.p4switch.packet_path.traffic_manager import MAX_PASSES, serve
 from emulator.p4switch.program import ir
 from emulator.p4switch.state.state import State
 from emulator.p4switch.traffic import EgressQueues
+from switchml import logs
 from switchml.errors import PacketError
 
-log = logging.getLogger("switchml.bmv2")
+log = logs.of("switchml.bmv2")
 
 MAX_GROWTH = 512
 """Bytes by which BMv2 lets a packet grow (PacketBuffer); beyond, it overwrites memory. Here, there is no limit."""

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from emulator.p4switch.logs import LEVELS, TRACE
-from switchml import output_files
+from switchml import logs, output_files
 from switchml.errors import ConfigError
 
-log = logging.getLogger("switchml.bmv2")
+log = logs.of("switchml.bmv2")
 
 _NAMES = {number: name for name, number in LEVELS.items()}
 

@@ -3,7 +3,6 @@ exits."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 
 from emulator.p4switch.interpreter.calculations import input_bytes
@@ -15,9 +14,10 @@ from emulator.p4switch.program.expr import VALID
 from emulator.p4switch.state.action_profiles import ActionProfile, RunAction, Target, UseGroup, UseMember
 from emulator.p4switch.state.state import State
 from emulator.p4switch.state.tables import Entry
+from switchml import logs
 from switchml.errors import PacketError
 
-log = logging.getLogger("switchml.bmv2")
+log = logs.of("switchml.bmv2")
 
 MAX_STEPS = 1 << 20
 """Primitives of one action, or nodes of one pipeline, that a packet may pass; then it is dropped."""

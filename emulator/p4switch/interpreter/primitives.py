@@ -6,7 +6,6 @@ action's loop reads.
 
 from __future__ import annotations
 
-import logging
 import random
 
 from emulator.p4switch.interpreter.calculations import compute
@@ -15,8 +14,9 @@ from emulator.p4switch.program import expr as e
 from emulator.p4switch.program import ir
 from emulator.p4switch.program.aborts import abort_of, log_text, n_arguments
 from emulator.p4switch.state.state import State
+from switchml import logs
 
-log = logging.getLogger("switchml.bmv2")
+log = logs.of("switchml.bmv2")
 
 
 class Primitives:

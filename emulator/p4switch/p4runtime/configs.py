@@ -6,7 +6,6 @@ runs on once it is committed.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from copy import deepcopy
 
@@ -15,10 +14,11 @@ from emulator.p4switch.p4runtime.entities import Entities, writable
 from emulator.p4switch.p4runtime.pipeline import Pipeline, program_in
 from emulator.p4switch.p4runtime.refusals import INSERT, MODIFY, refuse
 from emulator.p4switch.state.state import State
+from switchml import logs
 from switchml.control.p4runtime_protos import v1
 from switchml.errors import ProgramError
 
-log = logging.getLogger("switchml.bmv2")
+log = logs.of("switchml.bmv2")
 
 Request = v1.SetForwardingPipelineConfigRequest
 

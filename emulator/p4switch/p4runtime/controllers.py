@@ -6,15 +6,15 @@ highest election id seen for the role so far; when it disconnects, there is none
 
 from __future__ import annotations
 
-import logging
 import queue
 import threading
 from dataclasses import dataclass
 
 from emulator.p4switch.p4runtime.refusals import refuse
+from switchml import logs
 from switchml.control.p4runtime_protos import v1
 
-log = logging.getLogger("switchml.bmv2")
+log = logs.of("switchml.bmv2")
 
 MAX_STREAMS = 64
 """Controllers at a time."""

@@ -7,7 +7,6 @@ objects that the program has lost: these are left out, and requests for them are
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
@@ -23,10 +22,11 @@ from emulator.p4switch.program.loader import loader
 from emulator.p4switch.state.action_profiles import ActionOwner
 from emulator.p4switch.state.state import State
 from emulator.p4switch.state.tables import MatchTable
+from switchml import logs
 from switchml.control.p4runtime_protos import info, v1
 from switchml.errors import ControlError, ProgramError
 
-log = logging.getLogger("switchml.bmv2")
+log = logs.of("switchml.bmv2")
 
 T = TypeVar("T")
 

@@ -4,7 +4,6 @@ No client can stop the switch: a call that fails ends with a code and a message.
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 import time
@@ -22,12 +21,13 @@ from emulator.p4switch.p4runtime.configs import Configs
 from emulator.p4switch.p4runtime.controllers import MAX_STREAMS, Controllers, Stream
 from emulator.p4switch.p4runtime.fields import PACKET_IN, PACKET_OUT, ControllerHeader
 from emulator.p4switch.p4runtime.refusals import batch_status, refuse, status_code
+from switchml import logs
 from switchml.control import p4runtime_protos as protos
 from switchml.control import rpc
 from switchml.control.p4runtime_protos import v1
 from switchml.errors import ConfigError, ControlError, SwitchMLError
 
-log = logging.getLogger("switchml.bmv2")
+log = logs.of("switchml.bmv2")
 
 MAX_MESSAGE_BYTES = 256 << 20
 """The largest request: programs can be large."""
@@ -74,7 +74,7 @@ class P4RuntimeServer:
             ThreadPoolExecutor(MAX_STREAMS + 16, "p4runtime"),
             options=[("grpc.max_receive_message_length", MAX_MESSAGE_BYTES), ("grpc.so_reuseport", 0)],
         )
-        self._server.add_generic_rpc_handlers((rpc.handler(protos.SERVICE, self, _guarded),))
+        self._server.add_generic_rpc_handlers((rpc.handler(protos.SERVICE, self, _guarded, _malformed),))
         before = os.umask(0o177)  # for a Unix socket
         try:
             if credentials is None:
@@ -173,6 +173,8 @@ class P4RuntimeServer:
         error = None
         try:
             for request in requests:
+                if request is rpc.MALFORMED:
+                    raise refuse("INVALID_ARGUMENT", rpc.WHAT)
                 if request.WhichOneof("update") == "arbitration":
                     with self._order:
                         self.controllers.arbitrate(stream, request.arbitration)
@@ -248,6 +250,11 @@ def _stream_error(error: SwitchMLError, request: v1.StreamMessageRequest) -> v1.
 
 
 # gRPC
+
+
+def _malformed(peer: str) -> None:
+    client = peer.rpartition(":")[0]
+    log.error("P4Runtime: %s sent a message that can't be read", client, extra=logs.about(client))
 
 
 def _guarded(method: MethodDescriptor, call: Callable[..., Any]) -> Callable[..., Any]:

@@ -7,16 +7,16 @@ The times have no other effect: there are no pauses between frames.
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable
 
 from emulator.p4switch.ports.pcap import Captured, PcapReader, PcapWriter
 from emulator.p4switch.ports.port import Frames, PortInfo, Ports, Take, TakeBatch
+from switchml import logs
 from switchml.errors import ConfigError
 
-log = logging.getLogger("switchml.bmv2")
+log = logs.of("switchml.bmv2")
 
 IN_PCAP, OUT_PCAP = "in_pcap", "out_pcap"
 """Names in PortInfo.extra."""

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import logging
 import os
 import queue
 import select
@@ -25,13 +24,14 @@ import numpy as np
 from emulator.p4switch.ports.interpreted import Kernel
 from emulator.p4switch.ports.pcap import PcapWriter
 from emulator.p4switch.ports.port import Frames, PortInfo, Ports, Take, TakeBatch
+from switchml import logs
 from switchml.errors import ConfigError
 from switchml.net import packet_io, sockets, udp
 from switchml.net.packet_io import Batch, PacketIO, new_batch, new_packet_io, send_frames
 from switchml.net.packet_ring import new_ring, receive_ring
 from switchml.net.trains import MAX_PACKETS, VIRTIO_BYTES
 
-log = logging.getLogger("switchml.bmv2")
+log = logs.of("switchml.bmv2")
 
 UDP_PREFIX = "udp:"
 STRANGERS = "strangers"

@@ -8,16 +8,17 @@ one.
 from __future__ import annotations
 
 import contextlib
-import logging
 import struct
 import threading
 import time
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
+from switchml import logs
 from switchml.errors import ConfigError
+from switchml.files import check_has_end
 
-log = logging.getLogger("switchml.bmv2")
+log = logs.of("switchml.bmv2")
 
 MAGIC_US, MAGIC_NS = 0xA1B2C3D4, 0xA1B23C4D
 ETHERNET = 1
@@ -38,6 +39,7 @@ class PcapReader:
 
     def __init__(self, path: str | Path) -> None:
         self.path = path
+        check_has_end(path)
         try:
             self._file: BinaryIO = open(path, "rb")  # noqa: SIM115
         except OSError as error:

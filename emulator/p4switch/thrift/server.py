@@ -7,7 +7,6 @@ exception."""
 from __future__ import annotations
 
 import errno
-import logging
 import socket
 import socketserver
 import threading
@@ -19,12 +18,13 @@ from emulator.p4switch.device import Device
 from emulator.p4switch.notifications import nobody_listens
 from emulator.p4switch.thrift.services import SimplePreLag, SimpleSwitch, Standard
 from emulator.p4switch.thrift.tables import Uncaught
+from switchml import logs
 from switchml.control.thrift import protocol
 from switchml.control.thrift.idl import interface
 from switchml.control.thrift.protocol import Message, ProtocolError, Reader
 from switchml.errors import ConfigError, ControlError, SwitchMLError
 
-log = logging.getLogger("switchml.bmv2")
+log = logs.of("switchml.bmv2")
 
 LOOPBACK = "127.0.0.1"
 
@@ -105,7 +105,7 @@ class _Connection(socketserver.StreamRequestHandler):
             pass
         except (ProtocolError, ValueError, OverflowError, RecursionError) as error:
             client = self.client_address[0] if self.client_address else "this machine"
-            log.error("Closing the Thrift connection from %s: %s", client, error)
+            log.error("Closing the Thrift connection from %s: %s", client, error, extra=logs.about(client))
 
 
 class _Listener(socketserver.ThreadingTCPServer):
@@ -118,6 +118,9 @@ class _Listener(socketserver.ThreadingTCPServer):
         super().__init__(listening.getsockname(), _Connection, bind_and_activate=False)
         self.socket.close()  # the one that socketserver has made
         self.socket = listening
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        log.error("A Thrift connection failed", exc_info=True)
 
 
 def _listen_on_port(port: int, address: str) -> socket.socket:

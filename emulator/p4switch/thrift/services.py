@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -20,9 +19,10 @@ from emulator.p4switch.state.state import ParseVSet, Queues, State
 from emulator.p4switch.thrift import tables
 from emulator.p4switch.thrift.tables import Answer, Uncaught, passed_to
 from emulator.p4switch.values import n_bytes
+from switchml import logs
 from switchml.errors import ConfigError, ControlError
 
-log = logging.getLogger("switchml.bmv2")
+log = logs.of("switchml.bmv2")
 
 _RESOURCES = ("tables", "action_profiles", "counters", "meters", "registers", "learn_lists")
 """The attribute of the program for each ResourceType."""

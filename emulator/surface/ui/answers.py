@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from typing import Any
 
 from emulator.jobs.description import request
 from emulator.jobs.emulate import emulate as run
-from emulator.surface.api.emulating import Result, tables_of
-from emulator.surface.api.emulating import sweep as run_sweep
+from emulator.jobs.sweep import sweep as run_sweep
+from emulator.surface.api.emulating import Result, Sweep, tables_of, without_notes
 from emulator.surface.api.page import charts as curves
 from emulator.surface.api.page import page_of
 from emulator.surface.report.page import memory_chart, plot, ranks_shown, stage_rows, timeline
@@ -18,13 +19,15 @@ from switchml.pages import charts
 from switchml.units import time_text
 
 SECONDS = 20.0
-"""That a job may take to replay."""
+"""That an answer may take, a sweep's jobs together."""
+MEMORY_BYTES = 1e9
+"""That a job's graph and its replay may take."""
 
 
 def emulate(asked: Mapping[str, Any]) -> dict[str, Any]:
     """Of `{"options": …}`: figures, charts, and the command line. Raises SwitchMLError."""
     options = controls.options(_table(asked, "options"))
-    result = Result(run(request(tables_of(None, options), "the options"), time_budget_s=SECONDS))
+    result = _result(options, SECONDS)
     page = page_of(result.emulation, helps=False)
     played = result.emulation.played
     ranks = ranks_shown(played)
@@ -40,14 +43,25 @@ def emulate(asked: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def _result(options: Mapping[str, Any], seconds: float) -> Result:
+    job = request(tables_of(None, options), "the options")
+    return Result(run(job, time_budget_s=seconds, memory_budget_bytes=MEMORY_BYTES))
+
+
 def sweep(asked: Mapping[str, Any]) -> dict[str, Any]:
     """Of `{"options": …, "sweep": {name: values}}`: curves, a table, and the command line. Raises SwitchMLError."""
     options, texts = controls.options(_table(asked, "options")), _table(asked, "sweep")
     axes = controls.axes(texts)
-    swept = {axis.name: list(axis.values) for axis in axes}
-    for name in swept.keys() & {"zero"}:
-        swept[name] = [int(value) for value in swept[name]]
-    found = run_sweep(**{**options, **swept})
+    ends_s = time.monotonic() + SECONDS
+
+    def point(chosen: dict[str, Any]) -> dict[str, Any]:
+        left_s = ends_s - time.monotonic()
+        if left_s <= 0:
+            raise ConfigError(f"left out: this page gives a sweep {SECONDS:g} s; the command below takes its time")
+        return without_notes(_result(chosen, left_s).to_json())
+
+    rows = run_sweep(point, axes, base=options, processes=1, show_progress=False)
+    found = Sweep([axis.name for axis in axes], rows)
     headings = [*found.axes, "iteration", "samples/s", "MFU", "memory"]
     table = [
         [*(str(row[name]) for name in found.axes), *([row["error"]] if "error" in row else _figures(row))]

@@ -14,6 +14,7 @@ from emulator.cluster import cluster, codecs
 from emulator.cluster.algorithms import ALGORITHMS
 from emulator.jobs.sweep import Axis, parse_axis, points
 from emulator.jobs.workload import job, models
+from emulator.ranges import Range, range_of
 from switchml.errors import ConfigError
 
 MOST_POINTS = 64
@@ -30,6 +31,11 @@ class Control:
     """(value, text)."""
     default: str = ""
     group: str = "Job"
+
+    @property
+    def range(self) -> Range | None:
+        """Of a number: its field's in a job."""
+        return None if self.choices else range_of(job.Job, self.name)
 
     def value(self, text: str) -> str | int:
         """Of what the browser sent. Raises ConfigError."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import hmac
 import json
+import re
 import threading
 from collections.abc import Callable, Mapping
 from http.cookies import SimpleCookie
@@ -15,8 +16,11 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from emulator.surface.ui import answers, controls
+from switchml import logs
 from switchml.errors import SwitchMLError
 from switchml.pages.page import as_data, render
+
+log = logs.of("switchml.ui")
 
 MOST_BYTES = 1 << 16
 """Of a request."""
@@ -34,6 +38,7 @@ class Server(ThreadingHTTPServer):
     """Serves the page at (host, port), port 0 for any. `aggregator`: HOST:PORT whose state it shows."""
 
     daemon_threads = True
+    request_queue_size = 64
 
     def __init__(self, host: str, port: int, token: str, aggregator: str) -> None:
         super().__init__((host, port), _Handler)
@@ -42,6 +47,9 @@ class Server(ThreadingHTTPServer):
         self.cookie = f"switchml-{self.server_port}"  # browsers keep the cookies of all ports of a host together
         self.one_at_a_time = threading.Lock()
         self.page = page(aggregator)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Nothing: a client has left, or an answer failed, which `_answer` has reported."""
 
 
 def page(aggregator: str) -> str:
@@ -78,16 +86,19 @@ class _Handler(BaseHTTPRequestHandler):
             self._json(404, {"error": "no such page"})
 
     def do_POST(self) -> None:
-        jobs: dict[str, Callable[[Mapping[str, Any]], Any]] = {"/emulate": answers.emulate, "/sweep": answers.sweep}
         length = self.headers.get("Content-Length", "")
-        if not length.isdecimal() or int(length) > MOST_BYTES:
-            self.close_connection = True
-            self._json(413, {"error": f"a request has at most {MOST_BYTES:,} bytes"})
-            return
-        body = self.rfile.read(int(length))
+        is_small = re.fullmatch(r"[0-9]{1,6}", length) is not None and int(length) <= MOST_BYTES
+        self.close_connection |= not (is_small and self._is_known())  # its body is not read
         if not self._is_known():
             self._refuse()
-        elif self.path not in jobs:
+        elif not is_small:
+            self._json(413, {"error": f"a request has at most {MOST_BYTES:,} bytes"})
+        else:
+            self._calculate(self.rfile.read(int(length)))
+
+    def _calculate(self, body: bytes) -> None:
+        jobs: dict[str, Callable[[Mapping[str, Any]], Any]] = {"/emulate": answers.emulate, "/sweep": answers.sweep}
+        if self.path not in jobs:
             self._json(404, {"error": "no such page"})
         elif self.headers.get_content_type() != "application/json":
             self._json(415, {"error": "expected application/json"})
@@ -99,14 +110,22 @@ class _Handler(BaseHTTPRequestHandler):
             except (ValueError, RecursionError):
                 self._json(400, {"error": "expected an object of JSON"})
                 return
-            with self.server.one_at_a_time:
+            if not self.server.one_at_a_time.acquire(timeout=answers.SECONDS):
+                self._json(503, {"error": "another job is being calculated: try again"})
+                return
+            try:
                 self._answer(lambda: jobs[self.path](asked))
+            finally:
+                self.server.one_at_a_time.release()
 
     def _answer(self, work: Callable[[], Any]) -> None:
         try:
             found = work()
         except SwitchMLError as error:
             self._json(400, {"error": " ".join(str(error).split())})
+        except Exception:
+            log.exception("%s failed", self.path)
+            self._json(500, {"error": "internal error: the server's log has more"})
         else:
             self._json(200, found)
 

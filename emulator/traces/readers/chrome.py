@@ -19,7 +19,7 @@ import msgspec
 
 from emulator.traces.readers.progress import WATCHER
 from switchml.errors import TraceError
-from switchml.files import UNPACKED_BYTES, too_large, unpacked_limit
+from switchml.files import UNPACKED_BYTES, check_has_end, too_large, unpacked_limit
 
 BLOCK_BYTES = 4 << 20
 _LARGEST_BYTES = 16 << 20
@@ -37,6 +37,7 @@ _NOT_A_NUMBER = re.compile(rb"(?<=[:,\[])(\s*)[-+]?(?:nan|inf(?:inity)?)(?=\s*[,
 def open_plain(path: Path, unpacked_bytes: int = UNPACKED_BYTES) -> io.BufferedReader:
     """`path` for reading, unpacked where it is compressed. What unpacks to more than `unpacked_bytes` and much more
     than its size (`switchml.files.unpacked_limit`) raises TraceError when that is read."""
+    check_has_end(path, TraceError, pipes=False)
     try:
         file = path.open("rb")
     except OSError as error:

@@ -17,7 +17,7 @@ from emulator.traces.readers.chrome import open_plain
 from emulator.traces.readers.kineto import kineto
 from emulator.traces.workload import Workload, untimed
 from switchml.errors import TraceError
-from switchml.files import reading
+from switchml.files import check_has_end, reading
 
 CAPTURE, OURS = "capture", "switchml"
 KINETO, EXECUTION_TRACE, CHAKRA, DPRO, SIMAI = "kineto", "execution trace", "chakra", "dpro", "simai"
@@ -104,6 +104,7 @@ def files(path: Path) -> list[tuple[Path, str]]:
     """The traces at `path`, each with its format; TraceError where there is none."""
     if not path.exists():
         raise TraceError(f"no trace at {path}: no such file or directory")
+    check_has_end(path, TraceError, pipes=False)
     inside = [path]
     if path.is_dir():  # hidden files are those that a rank was killed over
         inside = sorted(file for file in path.iterdir() if file.is_file() and not file.name.startswith("."))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from switchml.codecs import HALVES, Gather, Max, SparseSum, StepContext, Sum, pa
 from switchml.codecs import allreduce as exchange_of
 from switchml.codecs.exchange import Later
 from switchml.errors import ConfigError
+from switchml.files import read_json
 
 CHOICES = ("fp16", "thc", "topk:ratio=0.1", "topk:ratio=0.01")
 """Candidates by default."""
@@ -98,8 +98,9 @@ def _answer(request, ranks: int) -> tuple[object, float, bool]:
 
 def load(path: Path) -> dict[str, CodecCost]:
     """From `switchml bench codecs --json`'s output. Raises ConfigError where it is none."""
+    document = read_json(path)
     try:
-        rows = json.loads(path.read_text(encoding="utf-8-sig"))["codecs"]
+        rows = document["codecs"]
         return {
             row["name"]: CodecCost(
                 wire_share=1 / row["ratio"],
@@ -111,7 +112,5 @@ def load(path: Path) -> dict[str, CodecCost]:
             for row in rows
             if row.get("ours", True) and row.get("compress_bytes_per_s") and row.get("decompress_bytes_per_s")
         }
-    except OSError as error:
-        raise ConfigError(f"can't read {path}: {error.strerror}") from None
     except (ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{path} is not what `switchml bench codecs --json` writes ({error!r})") from None

@@ -5,12 +5,12 @@ thread watches the switches and marks jobs that have lost their slots as failed.
 from __future__ import annotations
 
 import contextlib
-import logging
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar
 
+from switchml import logs
 from switchml.control.dataplane import Address, JobSpec
 from switchml.control.p4.driver import Driver, Unreachable
 from switchml.control.p4.tables import Changes
@@ -20,7 +20,7 @@ from switchml.protocol.packet import UDP_PORT
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-log = logging.getLogger("switchml.control")
+log = logs.of("switchml.control")
 
 WATCH_EVERY_S = 0.25
 

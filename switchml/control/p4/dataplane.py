@@ -6,12 +6,12 @@ fail, with a reason, and the switch is reprogrammed for the next ones.
 """
 
 import ipaddress
-import logging
 import socket
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from switchml import logs
 from switchml.control.allocation import DATAGRAM_MEMORY_BYTES
 from switchml.control.dataplane import Address, JobCounters, JobSpec, Link
 from switchml.control.mac import mac_text
@@ -23,7 +23,7 @@ from switchml.control.p4.tables import Changes, Host, RegisterPlace
 from switchml.errors import ConfigError, ControlError
 from switchml.net import sockets
 
-log = logging.getLogger("switchml.control")
+log = logs.of("switchml.control")
 
 SWITCH_ADDRESS, SWITCH_MAC = "10.0.0.254", 0x02_00_00_00_00_FE
 """The switch's default addresses as a host."""

@@ -7,7 +7,6 @@ A switch that dies is restarted at the same control port. None outlives the cont
 import ctypes
 import fcntl
 import itertools
-import logging
 import os
 import shutil
 import signal
@@ -22,6 +21,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from switchml import logs
 from switchml.control.p4.driver import Driver, Unreachable
 from switchml.control.p4.thrift import ThriftSwitch, parse_thrift
 from switchml.errors import ConfigError
@@ -29,7 +29,7 @@ from switchml.net.ports import free_port
 from switchml.runtime.children import dying_with_us
 from switchml.runtime.folders import TemporaryFolder
 
-log = logging.getLogger("switchml.control")
+log = logs.of("switchml.control")
 
 COMPILED = Path(__file__).with_name("compiled")
 """p4/switchml.p4 as compiled by p4c."""

@@ -7,13 +7,12 @@ they are attached to. If a switch does not answer or was restarted, the jobs on 
 else.
 """
 
-import json
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from switchml import logs
 from switchml.control.dataplane import Address, JobCounters, JobSpec, Link
 from switchml.control.mac import mac_text, parse_mac
 from switchml.control.p4 import base as p4_base
@@ -23,9 +22,10 @@ from switchml.control.p4.places import Places
 from switchml.control.p4.tables import Changes, Host, Neighbour, RegisterPlace
 from switchml.control.p4.thrift import ThriftSwitch, parse_thrift
 from switchml.errors import ConfigError, ControlError
+from switchml.files import read_json
 from switchml.protocol.packet import UDP_PORT
 
-log = logging.getLogger("switchml.control")
+log = logs.of("switchml.control")
 
 
 @dataclass
@@ -63,8 +63,9 @@ def read_tree(path: Path) -> list[TreeSwitch]:
     `ports` has the port that leads to each neighbouring switch, by name, and to each host, by MAC address. Raises
     ConfigError for a file of another form, Unreachable if a switch does not answer.
     """
+    document = read_json(path)
     try:
-        listed = json.loads(path.read_text(encoding="utf-8-sig"))["switches"]
+        listed = document["switches"]
         known = {switch["name"]: switch for switch in listed}
         order = [name for name, switch in known.items() if not switch.get("above")]
         for name in order:
@@ -73,8 +74,6 @@ def read_tree(path: Path) -> list[TreeSwitch]:
             above = switch.get("above")
             if above and not (above in switch["ports"] and switch["name"] in known[above]["ports"]):
                 raise ConfigError(f"{path}: no port leads from {switch['name']} to {above} and back")
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}") from None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"{path}: expected switches with name, switch, address, mac and ports: {error!r}") from None
     if len(order) != len(listed) or sum(not switch.get("above") for switch in listed) != 1:

@@ -11,7 +11,6 @@ while it waits is removed from its group.
 """
 
 import asyncio
-import logging
 from collections import defaultdict
 from collections.abc import Callable
 from ipaddress import IPv4Address
@@ -20,13 +19,14 @@ from typing import NoReturn
 
 import grpc
 
+from switchml import logs
 from switchml.control.membership import Refused
 from switchml.control.service import STATUS_OF_REASON, Context
 from switchml.control.sessions import V1Sessions
 from switchml.control.v1 import v1_pb2
 from switchml.protocol.packet import V1_MAX_WORKERS
 
-log = logging.getLogger("switchml.control.v1")
+log = logs.of("switchml.control.v1")
 
 
 class SessionService:
@@ -44,6 +44,7 @@ class SessionService:
         self._place_for = place_for
 
     async def UdpSession(self, request: v1_pb2.UdpSessionRequest, context: Context) -> v1_pb2.UdpSessionResponse:
+        client = self._client_of(context.peer())
         try:
             self._sessions.open(
                 request.session_id,
@@ -53,10 +54,10 @@ class SessionService:
                 request.ipv4,
                 request.mac,
                 monotonic(),
-                self._client_of(context.peer()),
+                client,
             )
         except Refused as refusal:
-            log.warning("refused %s: %s", context.peer(), refusal)
+            log.warning("refused %s: %s", context.peer(), refusal, extra=logs.about(client))
             await context.abort(STATUS_OF_REASON[refusal.reason], str(refusal))
         ip, mac = self._place_for(str(IPv4Address(request.ipv4)))
         return v1_pb2.UdpSessionResponse(session_id=request.session_id, mac=mac, ipv4=int(IPv4Address(ip)))

@@ -1,6 +1,5 @@
 """The agent's side of the tunnel."""
 
-import logging
 import os
 import socket
 import threading
@@ -10,11 +9,12 @@ from contextlib import suppress
 
 import zmq
 
+from switchml import logs
 from switchml.errors import JoinError
 from switchml.net.tunnel.messages import GOODBYE, HELLO, PACKETS, REFUSED, STRANGER, TURN, WELCOME, WELCOME_BODY, plain
 from switchml.net.tunnel.relay import CONNECTION_TIMEOUT_S, PROBE_S, Buffers, Relay, new_socket
 
-log = logging.getLogger("switchml.tunnel")
+log = logs.of("switchml.tunnel")
 
 
 class TunnelClient:

@@ -5,7 +5,6 @@ This is the aggregator's side; `__main__.py` is the process.
 """
 
 import json
-import logging
 import socket
 import subprocess
 import sys
@@ -15,12 +14,13 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+from switchml import logs
 from switchml.errors import ConfigError
 from switchml.net.tunnel.server import FOLDER, Address, Joined
 from switchml.runtime.children import how_it_ended
 from switchml.runtime.folders import TemporaryFolder
 
-log = logging.getLogger("switchml.tunnel")
+log = logs.of("switchml.tunnel")
 
 _STOP_TIMEOUT_S = 3.0
 _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.2, 10.0

@@ -1,6 +1,5 @@
 """The aggregator's side of the tunnel."""
 
-import logging
 import os
 import socket
 import threading
@@ -10,13 +9,14 @@ from collections.abc import Callable, Collection
 
 import zmq
 
+from switchml import logs
 from switchml.errors import ConfigError
 from switchml.net.tunnel import messages
 from switchml.net.tunnel.messages import GOODBYE, HELLO, PACKETS, PROBE, REFUSED, STRANGER, TURN, VERSION, plain
 from switchml.net.tunnel.relay import CONNECTION_TIMEOUT_S, PROBE_S, Buffers, Relay, new_socket
 from switchml.runtime.folders import TemporaryFolder
 
-log = logging.getLogger("switchml.tunnel")
+log = logs.of("switchml.tunnel")
 
 Address = tuple[str, int]
 """IPv4 and port."""

@@ -1,13 +1,17 @@
 """In-network aggregation's closed form, beside a toy simulation's published figures and its own limits."""
 
 import dataclasses
+import math
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from emulator.cluster import cluster as clusters
+from emulator.cluster import innetwork
 from emulator.cluster.collectives import cost
+from emulator.cluster.cost import Cost
 from emulator.cluster.innetwork import DENSE, Streaming, stream_s, union_density
 from emulator.cluster.topology import place
 from switchml.errors import ConfigError
@@ -127,3 +131,17 @@ def test_nonsense_is_refused():
         Streaming(loss=0.7)
     with pytest.raises(ConfigError, match="only left out where sparse is set"):
         Streaming(density=0.5)
+
+
+@pytest.mark.parametrize("count", [1, 64, 512, 1e6])
+@pytest.mark.parametrize("mean", [0.5, 100.0, 700.0, 2000.0])
+def test_the_largest_of_poisson_numbers(count, mean):
+    steps = range(int(mean + 40 * math.sqrt(mean) + 40))
+    chances = np.exp([k * math.log(mean) - mean - math.lgamma(k + 1) for k in steps])
+    largest = np.sum(1.0 - np.minimum(np.cumsum(chances), 1.0) ** count)
+    assert innetwork._largest_of(count, mean) == pytest.approx(largest, rel=0.005)
+
+
+def test_a_transfer_that_never_ends_is_refused():
+    with pytest.raises(ConfigError, match="a transfer of 8 bytes would never end"):
+        Cost(0.0, 8.0, 0.0)

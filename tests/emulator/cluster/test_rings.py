@@ -1,9 +1,12 @@
 """Rings in a node whose links make no full mesh."""
 
+import dataclasses
+
 import pytest
 
 from emulator.cluster import cluster as clusters
 from emulator.cluster.rings import ring_rates
+from switchml.errors import ConfigError
 
 MEASURED = {2: 22.9e9, 3: 46.2e9, 4: 89e9, 5: 37.7e9, 6: 46.8e9, 7: 90.7e9}
 """Bytes a second of a ring among the first GPUs of a DGX-1, of nccl-tests' tables of so many."""
@@ -25,3 +28,15 @@ def test_a_full_mesh_by_hand():
     assert ring_rates(mesh, 4) == 2.0
     assert ring_rates(tuple((a, b, 2) for a, b, _ in mesh), 4) == 6.0  # all three cycles
     assert ring_rates(((0, 1, 1), (1, 2, 1)), 3) == pytest.approx(4 / 3)
+
+
+def test_too_many_rings_are_refused():
+    mesh = tuple((a, b, 100) for a in range(12) for b in range(a + 1, 12))
+    with pytest.raises(ConfigError, match="give group_bytes_per_s"):
+        ring_rates(mesh, 12)
+
+
+def test_links_have_three_numbers():
+    inside = clusters.load("v100-dgx1").inside
+    with pytest.raises(ConfigError, match=r"links has \[0, 1\]; expected two accelerators"):
+        dataclasses.replace(inside, links=((0, 1),))

@@ -350,5 +350,5 @@ def test_buckets_of_gradients_are_the_implementations():
         assert job.bucket_parameters(gpt) == 25 * 2**20 / 2
     assert Job(gpus=1024, batch=1024, gradient_bytes=4).bucket_parameters(resnet) == 25 * 2**20 / 4
     assert Job(gpus=8, batch=8, bucket_bytes=1e6).bucket_parameters(gpt) == 5e5
-    with pytest.raises(ConfigError, match="bucket-bytes is 0; expected more than 0"):
+    with pytest.raises(ConfigError, match="bucket_bytes is 0; expected 1 to 1e15"):
         Job(gpus=8, batch=8, bucket_bytes=0)

@@ -26,7 +26,7 @@ def test_the_environment_says_what_the_settings_say():
     [
         ({}, "SWITCHML_EMULATED_WORLD is not set"),
         ({"WORLD": "many"}, "SWITCHML_EMULATED_WORLD is 'many'; expected an integer"),
-        ({"WORLD": "0"}, "a world of 0 ranks"),
+        ({"WORLD": "0"}, "world is 0; expected 1 to 1,000,000"),
         ({"WORLD": "4", "CLOK": "wall"}, "did you mean SWITCHML_EMULATED_CLOCK"),
         ({"WORLD": "4", "CLOCK": "sundial"}, "unknown clock"),
         ({"WORLD": "4", "CLUSTER": "h100-dxg"}, "did you mean h100-dgx"),

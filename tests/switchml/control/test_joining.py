@@ -314,7 +314,7 @@ def test_tls_files_that_can_not_be_used_are_named(tls_files, tmp_path):
     certificate, key = tls_files
     other = tmp_path / "other.pem"
     other.write_text("nothing")
-    with pytest.raises(ConfigError, match="TLS key .*missing.pem: No such file"):
+    with pytest.raises(ConfigError, match="TLS key: .*missing.pem: No such file"):
         Controller(FakeDataplane(), tls_cert=certificate, tls_key=tmp_path / "missing.pem")
     with pytest.raises(ConfigError, match="TLS certificate .*other.pem: not a PEM file"):
         Controller(FakeDataplane(), tls_cert=other, tls_key=key)

@@ -177,7 +177,7 @@ def tree_file(**changes):
 
 
 @pytest.mark.parametrize(("what", "says"), [
-    ("[", "expected switches"),
+    ("[", "is not JSON"),
     (json.dumps({"switches": [{}]}), "expected switches"),
     (json.dumps(tree_file(above="s7")), "expected switches"),
     (json.dumps(tree_file(above=None)), "one switch with none above"),

@@ -68,7 +68,7 @@ def test_json_has_everything(busy):
         "switch": "",
         "most_parts": 1,
     }
-    assert reply["refused"] == {"refused_address": 3} and reply["totals"]["accepted"] == 12
+    assert reply["refused"] == {"refused_address": 3, "refused_message": 0} and reply["totals"]["accepted"] == 12
     assert reply["events_address"] == "{}:{}".format(*busy.addresses.events)
     running, forming, old = reply["jobs"]
     assert (running["name"], running["state"], running["slots"], running["missing"]) == (

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from switchml.errors import ConfigError
+from switchml.files import check_has_end
 
 if TYPE_CHECKING:
     import torch
@@ -126,6 +127,7 @@ def _smooth(elements: int) -> tuple[np.ndarray, str]:
 
 
 def _from_file(path: Path) -> Tensor:
+    check_has_end(path, pipes=False)
     try:
         values = np.load(path, allow_pickle=False)
     except (OSError, ValueError) as error:

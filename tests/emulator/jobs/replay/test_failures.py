@@ -60,3 +60,8 @@ def test_runs_that_never_end_are_refused():
 def test_nonsense_is_refused(wrong):
     with pytest.raises(ConfigError):
         Run(**{**dict(steps=1, iteration_s=1.0), **wrong})
+
+
+def test_too_many_checkpoints_are_refused():
+    with pytest.raises(EmulationError, match="let checkpoints be further apart"):
+        simulate(Run(steps=10**12, iteration_s=1.0, mtbf_s=1e15, checkpoint_steps=1))

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import logging
 import random
 import socket
 import struct
@@ -12,6 +13,7 @@ import pytest
 from emulator.p4switch import snapshot
 from emulator.p4switch.state.action_profiles import RunAction
 from emulator.p4switch.state.tables import MatchTable
+from switchml import logs
 from switchml.control.thrift.client import Client
 from switchml.control.thrift.idl import interface
 from switchml.control.thrift.protocol import MAX_BYTES, VERSION_1
@@ -311,3 +313,13 @@ def test_two_clients(serve):
     with Client("127.0.0.1", server.port) as one, Client("127.0.0.1", server.port) as two:
         one.call("standard", "bm_register_write", cxt=0, array="MyIngress.sums", index=1, value=5)
         assert two.call("standard", "bm_register_read", cxt=0, array="MyIngress.sums", index=1) == 5
+
+
+def test_broken_messages_leave_one_line_in_the_log(serve, caplog, monkeypatch):
+    monkeypatch.setattr(logging.getLogger("switchml.bmv2"), "filters", [logs.Limit()])
+    _, server = serve("exact")
+    for _ in range(20):
+        with socket.create_connection(("127.0.0.1", server.port)) as link:
+            link.sendall(b"\xff" * 8)
+            assert link.recv(1) == b""
+    assert [line for line in caplog.messages if "Closing the Thrift connection" in line] == caplog.messages[:1]

@@ -4,6 +4,8 @@ import contextlib
 import http.client
 import json
 import shlex
+import socket
+import struct
 import threading
 
 import numpy as np
@@ -199,3 +201,60 @@ def test_browser_follows_a_running_aggregator(browser):
         browser.wait(f"{shown}.includes('ended')")
         assert browser.problems() == []
         browser.open("about:blank")  # asks no more
+
+
+# What an answer may take
+
+
+def test_numbers_without_end_are_refused_by_name(server):
+    options = JOB | {"batch": "1000000000"}
+    status, _, text = ask(server, "POST", "/emulate", json.dumps({"options": options}), server.token)
+    assert status == 400 and "batch is 1000000000; expected 0 to 100,000,000" in json.loads(text)["error"]
+
+
+def test_an_answer_has_a_budget_of_memory(monkeypatch):
+    monkeypatch.setattr(answers, "MEMORY_BYTES", 1e6)
+    with pytest.raises(ConfigError, match="operations; playing them needs more than"):
+        answers.emulate({"options": {"model": "gpt3-13b", "gpus": "8", "pp": "8", "batch": "100000000"}})
+
+
+def test_a_sweep_has_one_budget_of_time(monkeypatch):
+    monkeypatch.setattr(answers, "SECONDS", 0.0)
+    rows = answers.sweep({"options": JOB, "sweep": {"gpus": "8:512:2x"}})["table"]["rows"]
+    assert len(rows) == 7 and all("this page gives a sweep 0 s" in row[-1] for row in rows)
+
+
+def test_who_waits_too_long_for_another_answer_is_told(server, monkeypatch):
+    monkeypatch.setattr(answers, "SECONDS", 0.01)
+    with server.one_at_a_time:
+        assert ask(server, "POST", "/emulate", json.dumps({"options": JOB}), server.token)[0] == 503
+        assert ask(server, "GET", "/", cookie=server.token)[0] == 200
+
+
+# Strangers
+
+
+def test_bodies_of_strangers_are_not_read(server):
+    with socket.create_connection(("127.0.0.1", server.server_port)) as link:
+        link.sendall(b"POST /emulate HTTP/1.1\r\nHost: x\r\nContent-Length: 60000\r\n\r\n")
+        assert link.recv(100).startswith(b"HTTP/1.1 403")  # though no body has come
+
+
+def test_strangers_leave_nothing_in_the_log(server, capfd):
+    requests = [
+        b"POST /emulate HTTP/1.1\r\nContent-Length: " + b"9" * 5000 + b"\r\n\r\n",
+        b"POST /emulate HTTP/1.1\r\nContent-Length: -1\r\n\r\n",
+        b"POST /emulate HTTP/1.1\r\nContent-Length: 100\r\n\r\n",
+        b"GET / HTTP/1.1\r\nCookie: " + b"x" * 60000 + b"\r\n\r\n",
+        b"GET " + b"/" * 70000 + b" HTTP/1.1\r\n\r\n",
+        b"\x16\x03\x01" * 100,
+        b"GET / HTTP/1.1\r\n",
+    ]
+    for request in requests * 5:
+        for resets in (False, True):
+            with socket.create_connection(("127.0.0.1", server.server_port)) as link:
+                if resets:
+                    link.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                link.sendall(request)
+    assert ask(server, "GET", "/", cookie=server.token)[0] == 200
+    assert capfd.readouterr().err == ""

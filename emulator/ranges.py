@@ -1,0 +1,86 @@
+"""Ranges of the numbers in descriptions of jobs, clusters and networks. A range stands once, in the metadata of its
+dataclass's field; it is checked whenever an instance is made, and help and page show it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from switchml.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Range:
+    """From `least` to `most`. `bounds` as in mathematics: a round bracket leaves its end out. NaN is in no range."""
+
+    least: float
+    most: float
+    bounds: str = "[]"
+
+    def __contains__(self, value: float) -> bool:
+        above = value > self.least if self.bounds[0] == "(" else value >= self.least
+        return above and (value < self.most if self.bounds[1] == ")" else value <= self.most)
+
+    def __str__(self) -> str:
+        if self.bounds == "[]":
+            return f"{_text(self.least)} to {_text(self.most)}"
+        least = "more than" if self.bounds[0] == "(" else "at least"
+        most = "less than" if self.bounds[1] == ")" else "at most"
+        return f"{least} {_text(self.least)} and {most} {_text(self.most)}"
+
+
+SHARE = Range(0, 1)
+FACTOR = Range(0, 1e6, "(]")
+BYTES = Range(0, 1e18)
+RATE = Range(0, 1e33, "(]")
+"""Of bits, bytes, packets or FLOPs a second."""
+SECONDS = Range(0, 1e9)
+SEED = Range(0, 2**32 - 1)
+
+
+def number(range: Range, default: Any = dataclasses.MISSING, *, factory: Any = dataclasses.MISSING) -> Any:
+    """A field of a dataclass that holds a number, or a tuple or mapping of numbers, in `range`; None passes. Without a
+    default it has to be given."""
+    return dataclasses.field(default=default, default_factory=factory, metadata={"range": range})
+
+
+def range_of(cls: type, name: str) -> Range | None:
+    """Of the field `name`; None where it is no number."""
+    return next((item.metadata.get("range") for item in dataclasses.fields(cls) if item.name == name), None)
+
+
+class Ranged:
+    """Base of dataclasses whose numbers have ranges. Making one raises ConfigError for a number outside of its own."""
+
+    def __post_init__(self) -> None:
+        for item in dataclasses.fields(self):  # type: ignore[arg-type]  # of the subclass
+            if (range := item.metadata.get("range")) is not None:
+                _check(item.name, getattr(self, item.name), range)
+
+
+def _check(name: str, value: Any, range: Range) -> None:
+    if isinstance(value, Mapping):
+        for key, one in value.items():
+            _check(f"{name}.{key}", one, range)
+    elif isinstance(value, tuple):
+        for index, one in enumerate(value):
+            _check(f"{name}[{index}]", one, range)
+    elif value is not None and value not in range:
+        raise ConfigError(f"{name} is {_shown(value)}; expected {range}")
+
+
+def _text(value: float) -> str:
+    if isinstance(value, int) and abs(value) < 1e12:
+        return f"{value:,}"
+    return re.sub(r"e\+0?", "e", f"{value:g}")
+
+
+def _shown(value: float) -> str:
+    """`value` in a message; Python does not write integers of thousands of digits."""
+    if isinstance(value, int) and value.bit_length() > 128:
+        return f"{'-' if value < 0 else ''}2**{value.bit_length() - 1} or more"
+    return str(value)

@@ -1,0 +1,75 @@
+"""Descriptions with extreme numbers are answered or refused, each within a budget of time and memory, by an error of
+ours. A number within its range may still have products that no machine can hold."""
+
+import math
+import resource
+
+import pytest
+
+from emulator.jobs import size
+from emulator.jobs.description import request
+from emulator.jobs.emulate import emulate, load_kernels
+from switchml.errors import BudgetSpent, ConfigError, SwitchMLError
+from tests.support import extremes
+
+LARGE = {"model": "gpt3-13b", "ignore_memory": True}
+SECONDS = 3.0
+MEMORY_BYTES = 500e6
+
+
+@pytest.mark.parametrize(
+    ("job", "error"),
+    [
+        ({"gpus": 8, "pp": 8, "batch": 10**8, "micro_batch": 1}, "operations; playing them needs more than"),
+        ({"gpus": 8, "batch": 10**8, "micro_batch": 1, "zero": 3}, "operations; playing them needs more than"),
+        ({"gpus": 10**6, "bucket_bytes": 1}, "operations; playing them needs more than"),
+    ],
+)
+def test_what_is_too_large_is_refused_before_it_is_made(job, error):
+    with pytest.raises(ConfigError, match=error):
+        emulate(request({**LARGE, "job": job}), memory_budget_bytes=20e6)
+
+
+def test_ranks_are_counted_before_they_are_made():
+    with pytest.raises(ConfigError, match="1,000,000 ranks have .* operations"):
+        emulate(request({**LARGE, "job": {"gpus": 10**6}, "fold": "none"}), memory_budget_bytes=20e6)
+
+
+@pytest.mark.parametrize("loader", ["pytorch", "lru", "nopfs", "solar"])
+def test_loaders_are_costed_before_they_are_played(loader):
+    load_kernels(False)
+    data = {"loader": loader, "samples": 200_000, "epochs": 1000}
+    with pytest.raises(ConfigError, match="200,000 samples in 1000 epochs on 8 ranks need about"):
+        emulate(request({**LARGE, "job": {"batch": 8}, "data": data}), memory_budget_bytes=500e6)
+
+
+def test_time_counts_from_the_start():
+    budget = size.Budget(seconds=0.0)
+    with pytest.raises(BudgetSpent, match="not built after 0 s"):
+        budget.check_time()
+    with pytest.raises(BudgetSpent, match="takes about 20 s; 0 s are allowed"):
+        budget.check_steps(1e10, "playing the loader lru")
+
+
+def test_a_large_batch_gets_the_largest_micro_batch_that_fits():
+    small = request({"model": "gpt2-124m", "job": {"gpus": 1, "batch": 720_720}})
+    assert 720_720 % small.job.micro_batch == 0 and small.job.micro_batch > 1
+
+
+@pytest.mark.slow
+def test_random_descriptions(tmp_path):
+    load_kernels(True)
+    load_kernels(False)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    answered = 0
+    for seed in range(300):
+        described = extremes.description(seed, tmp_path)
+        try:
+            emulation = emulate(request(described), time_budget_s=SECONDS, memory_budget_bytes=MEMORY_BYTES)
+            assert 0 < emulation.iteration_s < math.inf, described
+            emulation.to_json()
+            answered += 1
+        except SwitchMLError:
+            continue
+    assert answered >= 30
+    assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024 < 1e9
