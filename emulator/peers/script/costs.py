@@ -142,6 +142,18 @@ def _matrix(self: Costs, operator: Operator, first: int) -> float:
     return self.product(m, n, k, batch, left.dtype, operator.tf32[0])
 
 
+def _grouped(self: Costs, operator: Operator) -> float:
+    """Of rows that are dealt evenly to groups."""
+    left, right, out = operator.inputs[0], operator.inputs[1], operator.outputs[0]
+    groups = next(one.size[0] for one in (right, left, out) if len(one.size) == 3)
+    rows, inner = left.size[-2:]
+    if len(left.size) == len(right.size) == 2:
+        inner /= groups
+    elif len(left.size) == 2:
+        rows /= groups
+    return self.product(rows, right.size[-1], inner, groups, left.dtype, operator.tf32[0])
+
+
 def _convolution(self: Costs, operator: Operator) -> float:
     image, weight, out = operator.inputs[0], operator.inputs[1], operator.outputs[0]
     return _convolve(self, operator, out, weight, image.dtype, 1)
@@ -173,7 +185,7 @@ def _convolve(
 
 
 _TITLES = {
-    "matrix products": ("mm", "bmm", "addmm", "baddbmm"),
+    "matrix products": ("mm", "bmm", "addmm", "baddbmm", "_grouped_mm"),
     "convolutions": ("convolution", "convolution_backward"),
     "attention": tuple(
         f"_scaled_dot_product_{one}_attention{way}" for one in ("flash", "efficient") for way in ("", "_backward")
@@ -185,6 +197,7 @@ _SHAPED: dict[str, Callable[[Costs, Operator], float]] = {
     "bmm": lambda self, one: _matrix(self, one, 0),
     "addmm": lambda self, one: _matrix(self, one, 1),
     "baddbmm": lambda self, one: _matrix(self, one, 1),
+    "_grouped_mm": _grouped,
     "convolution": _convolution,
     "convolution_backward": _convolution_backward,
     "_scaled_dot_product_flash_attention": lambda self, one: self.attention(one, False),

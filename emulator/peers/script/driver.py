@@ -1,11 +1,12 @@
 """Makes a torch without a GPU take "cuda" for a device: tensors of it can be made, moved and differentiated, as long as
 something in front of the kernels answers (`device.py`).
 
-Torch's C++ refuses where no driver is: the guard that switches devices, and three questions: whether an accelerator was
-built in, whether one is there, and whether it has been used, which autograd asks. Torch has a guard that does nothing,
-meant for a GPU build on a machine without GPU (`ensureCUDADeviceGuardSet`, c10/core/impl/DeviceGuardImplInterface.h);
-the questions go to one object of virtual functions (ATen/detail/CUDAHooksInterface.h), three entries of whose table are
-replaced. Which ones is found by trying, so that no version's order of them stands here.
+Torch's C++ refuses where no driver is: the guard that switches devices, and questions: whether an accelerator was built
+in, is there, has been used (autograd asks), has begun, and whether memory is pinned. Torch has a guard that does
+nothing, meant for a GPU build on a machine without GPU (`ensureCUDADeviceGuardSet`,
+c10/core/impl/DeviceGuardImplInterface.h); the questions go to one object of virtual functions
+(ATen/detail/CUDAHooksInterface.h), some entries of whose table are replaced. Which ones is found by trying, so that no
+version's order of them stands here.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ def _replace_answers() -> None:
     _kept.extend((table, yes))
     atexit.register(hooks.__setitem__, 0, original)
     hooks[0] = ctypes.addressof(table)
-    for works in (_is_built, _is_available, _differentiates):
+    for works in (_is_built, _is_available, _differentiates, _begins, _pins):
         for entry in range(_FIRST_OF):
             if works():
                 break
@@ -114,6 +115,18 @@ if TYPE_CHECKING:
     _Tensor = Any  # its stub has another signature of __torch_dispatch__ than torch calls
 else:
     _Tensor = torch.Tensor
+
+
+def _begins() -> bool:
+    try:
+        torch.empty(1).pin_memory()
+    except RuntimeError as error:  # always: there is no allocator
+        return "initialize CUDA" not in str(error)
+    return True
+
+
+def _pins() -> bool:
+    return torch.empty(1).is_pinned()
 
 
 class _Probe(_Tensor):

@@ -95,6 +95,18 @@ def _index(args: Any, kwargs: dict[str, Any], known: Known) -> Any:
     return (args[0], picked, *args[2:]), kwargs
 
 
+def _grouped(left: Any, right: Any, offs: Any = None, bias: Any = None, out_dtype: Any = None) -> Any:
+    """Torch's own asks for bfloat16, where its kernel takes other dtypes, too."""
+    if left.dim() == right.dim() == 2:
+        size = (offs.numel(), left.size(0), right.size(1))
+    else:
+        size = (*left.shape[-2 if right.dim() == 2 else 0 : -1], right.size(-1))
+    return left.new_empty(size, dtype=out_dtype or left.dtype)
+
+
+SHAPES: dict[Any, Callable[..., Any]] = {aten._grouped_mm.default: _grouped}
+"""Results on meta, for operators whose meta kernel is missing or refuses what the real one takes."""
+
 RULES: dict[Any, Callable[[Any, dict[str, Any], Known], Any]] = {
     aten.index.Tensor: _index,
     aten.index_put.default: _index,

@@ -71,7 +71,7 @@ def show(result: dict[str, Any]) -> None:
         table.add()
         table.add("communication, hidden or not", f"{result['communication_s'] * 1e3:,.1f} ms")
         for name, entry in result["collectives"].items():
-            table.add(f"  {name.replace('_', '-')}, {entry['calls']:,.0f} calls", f"{entry['bytes'] / 1e9:,.2f} GB")
+            table.add(f"  {entry['calls']:,.0f} x {name.replace('_', '-')}", f"{entry['bytes'] / 1e9:,.2f} GB")
     table.add()
     capacity = result["capacity_bytes"]
     table.add("memory, allocated at the peak", f"{result['allocated_bytes'] / 1e9:.2f} of {capacity / 1e9:.0f} GB")
