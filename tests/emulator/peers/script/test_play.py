@@ -1,12 +1,10 @@
 """Scripts on GPUs that are not there: what they allocate, exchange and read, beside what follows from their shapes."""
 
-import json
-import os
 import textwrap
 
 import pytest
 
-from tests.support.forks import TORCH, Forked
+from tests.support.play import play
 
 pytest.importorskip("torch")
 
@@ -23,26 +21,6 @@ for step in range(9):
     optimizer.step()
 """
 BYTES = 4 * (1024 * 4096 * 2 + 4096 + 1024)
-
-
-def play(folder, text, *, world=1, cluster="h100-dgx"):
-    """What the program of one rank makes of a script."""
-    script, request, result = folder / "script.py", folder / "request.json", folder / "result.json"
-    script.write_text(textwrap.dedent(text))
-    request.write_text(json.dumps({"cluster": cluster, "world": world, "allreduce": "auto", "result": str(result)}))
-    ranks = {"RANK": "0", "WORLD_SIZE": str(world), "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
-    with open(folder / "out", "w") as out, open(os.devnull) as nothing:
-        process = Forked(
-            ["-m", "emulator.peers.script.program", str(request), str(script)],
-            preload=TORCH,
-            env=os.environ | ranks,
-            stdin=nothing,
-            stdout=out,
-            stderr=out,
-        )
-        process.wait(100)
-    assert result.is_file(), (folder / "out").read_text()
-    return json.loads(result.read_text())
 
 
 def test_data_parallel(tmp_path):
