@@ -146,7 +146,7 @@ def _grouped(self: Costs, operator: Operator) -> float:
     """Of rows that are dealt evenly to groups."""
     left, right, out = operator.inputs[0], operator.inputs[1], operator.outputs[0]
     groups = next(one.size[0] for one in (right, left, out) if len(one.size) == 3)
-    rows, inner = left.size[-2:]
+    rows, inner = map(float, left.size[-2:])
     if len(left.size) == len(right.size) == 2:
         inner /= groups
     elif len(left.size) == 2:

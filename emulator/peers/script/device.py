@@ -189,6 +189,8 @@ class Device(_Mode):
         result = self._shaped(func, answer.shapes, args, kwargs, device)
         if answer.is_scalar:
             self.known.follow(func, flat, spec, result)
+        elif func in values.TRUE:
+            self.known.suppose(result, True)
         if device.type == "cpu" and func is aten._to_copy.default:
             return self._down(args[0], result, kwargs)
         return result

@@ -17,6 +17,9 @@ aten = torch.ops.aten
 READ = {aten._local_scalar_dense.default, aten.equal.default, aten.is_nonzero.default}
 """Operators that hand a value to Python."""
 
+TRUE = {aten.all.default, aten.all.dim}
+"""Operators whose result is true unless its inputs are known: whether all is finite, equal or close."""
+
 _RANDOM = ("rand", "uniform", "normal", "bernoulli", "multinomial", "dropout", "exponential", "geometric")
 
 
@@ -32,6 +35,12 @@ class Known:
 
     def forget(self, address: int) -> None:
         self._values.pop(address, None)
+
+    def suppose(self, tensor: torch.Tensor, value: Any) -> None:
+        """A value that nothing determines."""
+        if tensor.numel() == 1 and tensor.device.type == "cuda":
+            self.assumed += 1
+            self._values[tensor.untyped_storage()._cdata] = value
 
     def follow(self, func: Any, flat: list[Any], spec: Any, result: Any) -> None:
         """Work an operator out whose tensors all have one element."""

@@ -93,6 +93,8 @@ def test_memory_figures(tmp_path):
     assert flag.item() == 6 and float(torch.tensor(0.25).cuda() + 1) == 1.25
     real = torch.arange(5).float().mean()
     assert real.item() == 2.0 and type(real) is torch.Tensor
+    many = torch.randn(64, 64, device="cuda")
+    assert torch.isfinite(many).all() and not many.isnan().any() and not torch.isnan(many.sum())
     weight = torch.nn.Parameter(torch.zeros(4, device="cuda"))
     torch.optim.SGD([weight], 0.1).step()
     """
