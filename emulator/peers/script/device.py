@@ -108,6 +108,8 @@ class _Answer:
     """`TensorShape`s in the structure of the result; other things stand for themselves."""
     is_scalar: bool
     """All tensors in and out have one element: then values are worked out, too."""
+    changed: tuple[int | str, ...]
+    """Places or names of arguments that are changed."""
 
 
 @dataclass
@@ -191,9 +193,33 @@ class Device(_Mode):
             self.known.follow(func, flat, spec, result)
         elif func in values.TRUE:
             self.known.suppose(result, True)
+        elif answer.changed and func not in values.KEPT:
+            self._changed(args, kwargs, answer.changed)
+        if func in _COPIES and isinstance(result, DeviceTensor):
+            source = args[1] if func is aten.copy_.default else args[0]
+            if not isinstance(source, DeviceTensor):
+                self.known.copied(result, source)
         if device.type == "cpu" and func is aten._to_copy.default:
             return self._down(args[0], result, kwargs)
         return result
+
+    def _changed(self, args: Any, kwargs: dict[str, Any], changed: tuple[int | str, ...]) -> None:
+        """Nothing is known of what an operator wrote to; a tensor of the host that it copied to has made-up values."""
+        for place in changed:
+            for one in tree_flatten(args[place] if isinstance(place, int) else kwargs[place])[0]:
+                if isinstance(one, DeviceTensor):
+                    self.known.forget(one.untyped_storage()._cdata)
+                elif isinstance(one, torch.Tensor) and not self._brought_back(one, args):
+                    self.known.assumed += 1
+                    one.fill_(values.plausible(one.dtype))
+
+    def _brought_back(self, here: torch.Tensor, args: Any) -> bool:
+        """Whether what is copied to a tensor of the host came from there."""
+        source = args[1] if len(args) > 1 else None
+        copy = self.known.copy_of(source) if isinstance(source, DeviceTensor) else None
+        if copy is not None:
+            here.copy_(copy)
+        return copy is not None
 
     def _work_out(self, func: Any, flat: list[Any], spec: Any, device: torch.device) -> _Answer:
         tensors = [one for one in flat if isinstance(one, torch.Tensor)]
@@ -212,6 +238,7 @@ class Device(_Mode):
 
     def _answer(self, func: Any, tensors: list[torch.Tensor], flat: list[Any], spec: Any, shapes: Any) -> _Answer:
         out = [one for one in tree_flatten(shapes)[0] if isinstance(one, TensorShape)]
+        changed = _changed(func, flat, spec)
         operator = Operator(
             len(self.operators),
             str(func),
@@ -219,23 +246,12 @@ class Device(_Mode):
             tuple(out),
             _options(func, flat, spec),
             (torch.get_float32_matmul_precision() != "highest", torch.backends.cudnn.allow_tf32),
-            self._written_bytes(func, flat, spec, shapes),
+            _bytes(list(changed.values()) or shapes),
             not (func.is_view or func in _WITHOUT_KERNEL),
         )
         self.operators.append(operator)
         is_scalar = len(out) == 1 and all(one.elements == 1 for one in (*operator.inputs, *out))
-        return _Answer(operator, shapes, is_scalar)
-
-    def _written_bytes(self, func: Any, flat: list[Any], spec: Any, shapes: Any) -> int:
-        """Of new results and of arguments that are changed."""
-        args, kwargs = tree_unflatten([_shape(one) if isinstance(one, torch.Tensor) else one for one in flat], spec)
-        changed: list[Any] = []
-        for place, argument in enumerate(func._schema.arguments):
-            if argument.is_write:
-                changed.append(args[place] if place < len(args) else kwargs.get(argument.name))
-        if not changed:
-            changed.append(shapes)
-        return sum(one.bytes for one in tree_flatten(changed)[0] if isinstance(one, TensorShape))
+        return _Answer(operator, shapes, is_scalar, tuple(changed))
 
     def _shaped(self, func: Any, shapes: Any, args: Any, kwargs: dict[str, Any], device: torch.device) -> Any:
         """The result: new tensors, views of arguments or arguments."""
@@ -332,6 +348,9 @@ class Device(_Mode):
             return copy
         if not kwargs.get("non_blocking"):
             self.hooks.read()
+        brought_back = self.known.copy_of(source)
+        if brought_back is not None:
+            return brought_back.to(copy.dtype, copy=True)
         if copy.numel() != 1:
             return copy
         return torch.full(copy.shape, self.known.value(source), dtype=copy.dtype)
@@ -359,6 +378,8 @@ _FILLED = {
     aten.rand.generator,
 }
 
+
+_COPIES = {aten._to_copy.default, aten.copy_.default}
 
 _WITHOUT_KERNEL = {
     aten._unsafe_view.default,
@@ -407,6 +428,22 @@ def _shapes_of(given: Any) -> Any:
     if isinstance(given, (tuple, list)):
         return (list if isinstance(given, list) else tuple)(map(_shapes_of, given))
     return given
+
+
+def _changed(func: Any, flat: list[Any], spec: Any) -> dict[int | str, Any]:
+    """Arguments that are changed: place or name → shapes."""
+    args, kwargs = tree_unflatten([_shape(one) if isinstance(one, torch.Tensor) else one for one in flat], spec)
+    found: dict[int | str, Any] = {}
+    for place, argument in enumerate(func._schema.arguments):
+        if argument.is_write and place < len(args):
+            found[place] = args[place]
+        elif argument.is_write and argument.name in kwargs:
+            found[argument.name] = kwargs[argument.name]
+    return found
+
+
+def _bytes(shapes: Any) -> int:
+    return sum(one.bytes for one in tree_flatten(shapes)[0] if isinstance(one, TensorShape))
 
 
 class _Tensorless:

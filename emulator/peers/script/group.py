@@ -21,7 +21,7 @@ from emulator.cluster.topology import place
 from emulator.peers.run import take_over
 from emulator.peers.script.clock import Clock
 from emulator.peers.script.cuda import replace
-from emulator.peers.script.device import DeviceTensor
+from emulator.peers.script.device import DeviceTensor, current
 from emulator.peers.script.operators import Operator
 from switchml.errors import EmulationError
 
@@ -216,6 +216,8 @@ class ScriptGroup(_ProcessGroup):
                 with torch.no_grad():
                     exchange()
             return _Done(clock, tensors, 0.0)
+        for tensor in tensors if operation != "broadcast" else ():
+            current().known.forget(tensor.untyped_storage()._cdata)
         end_s = self.put(operation, size_bytes)
         if torch._C._current_graph_task_id() != -1:
             # DDP waits for a future in C++ that nothing shows: at the end of backward.

@@ -20,6 +20,8 @@ from switchml.runtime.children import dying_with_us
 from switchml.runtime.folders import TemporaryFolder
 
 _STDERR = 2
+ITERATIONS = 3
+"""Played: the first makes the optimizer's state, the last is reported."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,13 @@ def _torchrun(words: Sequence[str]) -> Command:
 
 
 def play(
-    words: Sequence[str], cluster: str, gpus: int = 0, allreduce: str = "auto", *, quiet: bool = False
+    words: Sequence[str],
+    cluster: str,
+    gpus: int = 0,
+    allreduce: str = "auto",
+    *,
+    limit_s: float | None = None,
+    quiet: bool = False,
 ) -> dict[str, Any]:
     """What a script takes on `gpus` accelerators of `cluster`, by default as many as its launcher starts, as
     `ScriptResult` in JSON. `quiet`: what the script prints goes to stderr. Raises OutOfMemory, JobError if it fails."""
@@ -88,12 +96,18 @@ def play(
         request.write_text(
             json.dumps({"cluster": cluster, "world": world, "allreduce": allreduce, "result": str(result)})
         )
-        process = subprocess.run(
-            [sys.executable, "-m", "emulator.peers.script.program", str(request), *command.script],
-            env=os.environ | {"CUDA_VISIBLE_DEVICES": ""} | {name: str(value) for name, value in ranks.items()},
-            stdout=_STDERR if quiet else None,
-            preexec_fn=dying_with_us(),
-        )
+        try:
+            process = subprocess.run(
+                [sys.executable, "-m", "emulator.peers.script.program", str(request), *command.script],
+                env=os.environ | {"CUDA_VISIBLE_DEVICES": ""} | {name: str(value) for name, value in ranks.items()},
+                stdout=_STDERR if quiet else None,
+                preexec_fn=dying_with_us(),
+                timeout=limit_s,
+            )
+        except subprocess.TimeoutExpired:
+            raise JobError(
+                f"{command.script[0]} made no {ITERATIONS} optimizer steps in {limit_s:.0f} s (--time-limit)"
+            ) from None
         if not result.is_file():
             raise JobError(f"{command.script[0]} ended with exit code {process.returncode} and nothing to report")
         outcome = json.loads(result.read_text())

@@ -17,12 +17,11 @@ from emulator.peers.script.clock import Clock
 from emulator.peers.script.costs import Costs
 from emulator.peers.script.cuda import replace
 from emulator.peers.script.device import Device, DeviceTensor, Hooks
+from emulator.peers.script.launch import ITERATIONS
 from emulator.peers.script.memory import Ledger, Phase
 from emulator.peers.script.operators import Operator
 from switchml.units import bytes_text
 
-ITERATIONS = 3
-"""Played: the first makes the optimizer's state, the last is reported."""
 WORKSPACE_BYTES = {"Hopper": 32 << 20, "Blackwell": 32 << 20}
 """Of cuBLAS, for each thread that multiplies: forward's and backward's (at::cuda::getChosenWorkspaceSize; others have
 about 8 MiB)."""

@@ -20,6 +20,12 @@ READ = {aten._local_scalar_dense.default, aten.equal.default, aten.is_nonzero.de
 TRUE = {aten.all.default, aten.all.dim}
 """Operators whose result is true unless its inputs are known: whether all is finite, equal or close."""
 
+KEPT = {aten._amp_foreach_non_finite_check_and_unscale_.default}
+"""Operators that leave values as they were: no gradient overflows."""
+
+COPIED = 1 << 12
+"""Elements up to which values that go to the device and come back are kept: DDP's order of buckets does."""
+
 _RANDOM = ("rand", "uniform", "normal", "bernoulli", "multinomial", "dropout", "exponential", "geometric")
 
 
@@ -31,16 +37,35 @@ class Known:
         """Times that a script read a value which nothing determines."""
         self.guessed = 0
         """Masks that were taken to pick half of the elements."""
-        self._values: dict[int, Any] = {}
+        self._values: dict[int, dict[int, Any]] = {}
+        """Of a storage: offset → value."""
+        self._copies: dict[int, torch.Tensor] = {}
+        """What came from the host, by the storage that it was copied to."""
 
     def forget(self, address: int) -> None:
+        """Nothing is known of a storage."""
         self._values.pop(address, None)
+        self._copies.pop(address, None)
+
+    def copied(self, tensor: torch.Tensor, source: torch.Tensor) -> None:
+        """A tensor of the host has been copied to one of the device, which is new or all of its storage."""
+        storage = tensor.untyped_storage()
+        if tensor.numel() <= COPIED and storage.nbytes() == tensor.numel() * tensor.element_size():
+            self._copies[storage._cdata] = source.detach().to(tensor.dtype, copy=True)
+
+    def copy_of(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """What was copied there, if nobody has changed it."""
+        found = self._copies.get(tensor.untyped_storage()._cdata)
+        return found.reshape(tensor.shape) if found is not None and found.numel() == tensor.numel() else None
+
+    def _know(self, tensor: torch.Tensor, value: Any) -> None:
+        self._values.setdefault(tensor.untyped_storage()._cdata, {})[int(tensor.storage_offset())] = value
 
     def suppose(self, tensor: torch.Tensor, value: Any) -> None:
         """A value that nothing determines."""
         if tensor.numel() == 1 and tensor.device.type == "cuda":
             self.assumed += 1
-            self._values[tensor.untyped_storage()._cdata] = value
+            self._know(tensor, value)
 
     def follow(self, func: Any, flat: list[Any], spec: Any, result: Any) -> None:
         """Work an operator out whose tensors all have one element."""
@@ -62,26 +87,28 @@ class Known:
                 given = func(*args, **kwargs)
             except (RuntimeError, NotImplementedError, TypeError):
                 return
-            self._values[result.untyped_storage()._cdata] = given.reshape(()).item()
+            self._know(result, given.reshape(()).item())
 
     def value(self, tensor: torch.Tensor) -> Any:
         """Of a tensor with one element; the plausible one where it is not known."""
         if tensor.device.type == "cpu" and type(tensor) is torch.Tensor:
             return tensor.reshape(()).item()
-        return self._values.get(tensor.untyped_storage()._cdata, _plausible(tensor.dtype))
+        found = self._values.get(tensor.untyped_storage()._cdata, {})
+        return found.get(int(tensor.storage_offset()), plausible(tensor.dtype))
 
     def read(self, func: Any, tensor: torch.Tensor) -> Any:
         """What READ gives."""
         if func is aten.equal.default:
             self.assumed += 1
             return True
-        if tensor.untyped_storage()._cdata not in self._values:
+        if int(tensor.storage_offset()) not in self._values.get(tensor.untyped_storage()._cdata, {}):
             self.assumed += 1
         found = self.value(tensor)
         return bool(found) if func is aten.is_nonzero.default else found
 
 
-def _plausible(dtype: torch.dtype) -> Any:
+def plausible(dtype: torch.dtype) -> Any:
+    """What an unknown value is taken to be."""
     if dtype is torch.bool:
         return False
     return 1.0 if dtype.is_floating_point else 1

@@ -53,6 +53,7 @@ def emulate_script(as_json: bool) -> None:
         options.get("cluster") or "a100-dgx",
         options.get("gpus") or 0,
         options.get("allreduce") or "auto",
+        limit_s=options.get("time_budget_s"),
         quiet=as_json,
     )
     output(as_json, lambda: result, lambda: show(result))

@@ -93,6 +93,15 @@ def test_memory_figures(tmp_path):
     assert flag.item() == 6 and float(torch.tensor(0.25).cuda() + 1) == 1.25
     real = torch.arange(5).float().mean()
     assert real.item() == 2.0 and type(real) is torch.Tensor
+    pair = torch.tensor([1.0, 2.0], device="cuda")
+    pair[0] = 5.0
+    pair[1].add_(1.0)
+    assert pair[0].item() == 5.0 and pair.zero_()[0].item() != 5.0
+    here = torch.full((3,), 7.0)
+    here.copy_(torch.zeros(3, device="cuda"))
+    assert here.tolist() == [1.0, 1.0, 1.0]
+    order = torch.tensor([3, 1, 2])
+    assert order.cuda().cpu().tolist() == [3, 1, 2]
     many = torch.randn(64, 64, device="cuda")
     assert torch.isfinite(many).all() and not many.isnan().any() and not torch.isnan(many.sum())
     weight = torch.nn.Parameter(torch.zeros(4, device="cuda"))
