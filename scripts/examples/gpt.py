@@ -11,7 +11,7 @@ import os
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
@@ -45,6 +45,21 @@ class GPT(nn.Module):
         return self.head(self.norm(self.blocks(self.words(ids) + self.places.weight)))
 
 
+def sharded(shape, device):
+    """A GPT of which no rank ever has more than a block as a whole: weights are made once they are sharded."""
+    with torch.device("meta"):
+        model = GPT(*shape)
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    for block in model.blocks:
+        fully_shard(block, mp_policy=policy)
+    fully_shard(model, mp_policy=policy)
+    model.to_empty(device=device)
+    for module in model.modules():
+        if hasattr(module, "reset_parameters"):
+            module.reset_parameters()
+    return model
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--layers", type=int, default=12)
@@ -57,19 +72,16 @@ def main():
     options = parser.parse_args()
     device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
     torch.cuda.set_device(device)
-    model = GPT(options.layers, options.width, options.heads, 50304, options.tokens).to(device)
     if "WORLD_SIZE" in os.environ:
         dist.init_process_group("nccl")
-        if options.fsdp:
-            for block in model.blocks:
-                fully_shard(block)
-            fully_shard(model)
-        else:
-            model = DistributedDataParallel(model, device_ids=[device.index])
+    shape = options.layers, options.width, options.heads, 50304, options.tokens
+    model = sharded(shape, device) if options.fsdp else GPT(*shape).to(device)
+    if dist.is_initialized() and not options.fsdp:
+        model = DistributedDataParallel(model, device_ids=[device.index])
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, fused=True)
     for step in range(options.steps):
         ids = torch.randint(50304, (options.batch, options.tokens + 1), device=device)
-        with torch.autocast("cuda", torch.bfloat16):
+        with torch.autocast("cuda", torch.bfloat16, enabled=not options.fsdp):
             logits = model(ids[:, :-1])
             loss = functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())
         optimizer.zero_grad()

@@ -143,6 +143,10 @@ class Device(_Mode):
         _current[:] = [self]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None:
+            return func(*args, **(kwargs or {}))  # torch wants to know shapes, as DTensor does of whole tensors
+        if any(one is not DeviceTensor for one in types):  # DTensor and its kin, which take themselves apart first
+            return NotImplemented
         return self.run(func, args, kwargs or {})
 
     def run(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:

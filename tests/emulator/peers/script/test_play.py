@@ -61,9 +61,12 @@ def test_fully_sharded(tmp_path):
     text = """
     from torch.distributed.fsdp import fully_shard
     dist.init_process_group("nccl")
+    with torch.device("meta"):
+        model = nn.Sequential(nn.Linear(1024, 4096), nn.GELU(), nn.Linear(4096, 1024))
     fully_shard(model[0])
     fully_shard(model[2])
     fully_shard(model)
+    model.to_empty(device="cuda")
     optimizer = torch.optim.AdamW(model.parameters())
     """
     result = play(tmp_path, MODEL + textwrap.dedent(text) + TRAIN, world=8)["result"]
