@@ -12,7 +12,7 @@ import torch
 from emulator.cluster.accelerator import Accelerator
 from emulator.peers.script.allocator import Allocator
 from emulator.peers.script.clock import Clock
-from emulator.peers.script.device import current
+from emulator.peers.script.device import DeviceTensor, current
 
 CAPABILITY = {
     "Pascal": (6, 0),
@@ -43,7 +43,7 @@ def install(accelerator: Accelerator, devices: int, index: int, clock: Clock, me
         **dict.fromkeys(("current_device_index", "current_device_idx"), lambda: index),
         **dict.fromkeys(("set_device_index", "set_device_idx"), _nothing),
     }
-    tensors = {"record_stream": _nothing, "pin_memory": lambda tensor, *_: tensor}
+    tensors = {"record_stream": _nothing, "pin_memory": lambda tensor, *_: tensor, "data": _data()}
     storage = torch.UntypedStorage
     replace(torch.cuda, named | streams | others)
     replace(torch.cuda.streams, streams)
@@ -59,6 +59,23 @@ def replace(owner: Any, attributes: dict[str, Any]) -> None:
     """Put `attributes` in place of torch's."""
     for name, value in attributes.items():
         setattr(owner, name, value)
+
+
+def _data() -> property:
+    """Tensor.data. Where a tensor with values gets one without, or the other way round, C++ would leave the one's class
+    with the other's storage: they are swapped, as Module.to does."""
+    plain: Any = torch._C.TensorBase.data
+
+    def change(tensor: torch.Tensor, data: torch.Tensor) -> None:
+        if isinstance(tensor, DeviceTensor) == isinstance(data, DeviceTensor):
+            plain.__set__(tensor, data)
+            return
+        other = data.detach()
+        if isinstance(tensor, torch.nn.Parameter):
+            other = torch.nn.Parameter(other, requires_grad=tensor.requires_grad)
+        torch.utils.swap_tensors(tensor, other)
+
+    return property(plain.__get__, change)
 
 
 def _storages(resize: Any, size: Any) -> dict[str, Any]:

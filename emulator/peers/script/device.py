@@ -145,7 +145,7 @@ class Device(_Mode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None:
             return func(*args, **(kwargs or {}))  # torch wants to know shapes, as DTensor does of whole tensors
-        if any(one is not DeviceTensor for one in types):  # DTensor and its kin, which take themselves apart first
+        if any(one not in _OUR_TYPES for one in types):  # DTensor and its kin, which take themselves apart first
             return NotImplemented
         return self.run(func, args, kwargs or {})
 
@@ -369,6 +369,8 @@ class Device(_Mode):
             elements *= length
         return elements >= VALUELESS
 
+
+_OUR_TYPES = {DeviceTensor, torch.Tensor, torch.nn.Parameter}
 
 _FILLED = {
     aten.empty.memory_format,

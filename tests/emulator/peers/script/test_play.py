@@ -105,6 +105,15 @@ def test_memory_figures(tmp_path):
     assert here.tolist() == [1.0, 1.0, 1.0]
     order = torch.tensor([3, 1, 2])
     assert order.cuda().cpu().tolist() == [3, 1, 2]
+    moved = torch.nn.Linear(8, 8)
+    was = moved.weight
+    for parameter in moved.parameters():
+        parameter.data = parameter.data.cuda()
+    assert moved.weight is was and was.is_cuda and isinstance(was, torch.nn.Parameter) and was.requires_grad
+    moved(torch.ones(8, device="cuda")).sum().backward()
+    assert was.grad.is_cuda
+    was.data = torch.full((8, 8), 3.0)
+    assert was.data[0, 0].item() == 3.0
     many = torch.randn(64, 64, device="cuda")
     assert torch.isfinite(many).all() and not many.isnan().any() and not torch.isnan(many.sum())
     weight = torch.nn.Parameter(torch.zeros(4, device="cuda"))
