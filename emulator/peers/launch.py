@@ -57,21 +57,26 @@ def launch(script: Sequence[str], settings: PeerSettings, *, quiet_script: bool 
 
 def _start(script: Sequence[str], settings: PeerSettings, rank: int, port: int, quiet: bool) -> subprocess.Popen[bytes]:
     per_node = settings.machine().accelerators_per_node
-    own = {
+    own = torchrun_environment(rank, settings.world, per_node, port) | {"TORCHELASTIC_USE_AGENT_STORE": "True"}
+    inherited = {name: text for name, text in os.environ.items() if not name.startswith(PREFIX)}
+    inherited.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does
+    environment = inherited | own | settings.environment()
+    command = [sys.executable, "-m", "emulator.peers.run", *script]
+    return subprocess.Popen(command, env=environment, stdout=_STDERR if quiet else None, preexec_fn=dying_with_us())
+
+
+def torchrun_environment(rank: int, world: int, per_node: int, port: int) -> dict[str, str]:
+    """What torchrun tells a rank of a world on nodes of `per_node`."""
+    said = {
         "RANK": rank,
-        "WORLD_SIZE": settings.world,
+        "WORLD_SIZE": world,
         "LOCAL_RANK": rank % per_node,
-        "LOCAL_WORLD_SIZE": min(per_node, settings.world),
+        "LOCAL_WORLD_SIZE": min(per_node, world),
         "GROUP_RANK": rank // per_node,
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": port,
-        "TORCHELASTIC_USE_AGENT_STORE": "True",
     }
-    inherited = {name: text for name, text in os.environ.items() if not name.startswith(PREFIX)}
-    inherited.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does
-    environment = inherited | {name: str(value) for name, value in own.items()} | settings.environment()
-    command = [sys.executable, "-m", "emulator.peers.run", *script]
-    return subprocess.Popen(command, env=environment, stdout=_STDERR if quiet else None, preexec_fn=dying_with_us())
+    return {name: str(value) for name, value in said.items()}
 
 
 def _await(ranks: list[subprocess.Popen[bytes]], numbers: Sequence[int]) -> None:

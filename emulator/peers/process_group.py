@@ -7,21 +7,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
 
+from emulator.peers.collectives import Collectives, size_of
 from emulator.peers.exchange import Exchange, Gloo, Tensors, receive, reduction
 from emulator.peers.shared import GroupOptions, Shared, begin, current, gloo_of, more_gloo
-from emulator.peers.values import Reduction
 from emulator.peers.work import PeersWork, PeersWorks
 from emulator.peers.world import Communicator, World
-from switchml.errors import ConfigError, UnsupportedTensor
-
-Args = tuple[Any, ...]
-Options = dict[str, Any]
-"""What torch's callers give after the tensors."""
+from switchml.errors import UnsupportedTensor
 
 _STAMP, _STAMP_BACK, _DATA = range(3)
 """What goes between two real ranks for one send: tags 3t + these."""
@@ -56,14 +52,7 @@ def _latest(gloo: Gloo, last_s: float) -> float:
     return float(last)
 
 
-if TYPE_CHECKING:
-    # Torch calls most methods in two or three styles, of which its stub has other ones in each version.
-    _ProcessGroup = Any
-else:
-    _ProcessGroup = dist.ProcessGroup
-
-
-class EmulatedProcessGroup(_ProcessGroup):
+class EmulatedProcessGroup(Collectives):
     """`ranks`: its members in the world; `gloo`: among those that are real."""
 
     def __init__(
@@ -140,111 +129,11 @@ class EmulatedProcessGroup(_ProcessGroup):
 
     # Collectives
 
-    def allreduce(self, tensors: Tensors | torch.Tensor, *args: Any, **kwargs: Any) -> PeersWork:
-        return self._each("all_reduce", tensors, _op(args, kwargs))
-
-    allreduce_coalesced = allreduce
-
-    def reduce(self, tensors: Tensors | torch.Tensor, *args: Any, **kwargs: Any) -> PeersWork:
-        op = args[0].reduceOp if args and hasattr(args[0], "reduceOp") else _op(args[1:], kwargs)
-        return self._each("reduce", tensors, op, _root(args, kwargs))
-
-    def broadcast(self, tensors: Tensors | torch.Tensor, *args: Any, **kwargs: Any) -> PeersWork:
-        return self._each("broadcast", tensors, _root(args, kwargs))
-
     def _queue_of(self, operation: str) -> _Queue:
         return self._copies if operation in ("all_gather", "broadcast") else self._queue
 
-    def _each(self, operation: str, tensors: Tensors | torch.Tensor, *arguments: Any) -> PeersWork:
-        """`operation` of `Exchange`, in place, on each of `tensors`."""
-        tensors = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
-        act = getattr(self._queue_of(operation).exchange, operation)
-        acts = [partial(act, tensor, *arguments) for tensor in tensors]
-        return self._call(operation, _bytes(tensors), tensors, acts)
-
-    def allgather(self, outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> PeersWork:
-        if isinstance(inputs, torch.Tensor):
-            outputs, inputs = [outputs], [inputs]
-        size = sum(_bytes(outs) for outs in outputs)
-        acts = [partial(self._copies.exchange.all_gather, *each) for each in zip(outputs, inputs, strict=True)]
-        return self._call("all_gather", size, [tensor for outs in outputs for tensor in outs], acts, list(inputs))
-
-    def _allgather_base(self, output: torch.Tensor, input: torch.Tensor, *args: Any, **kwargs: Any) -> PeersWork:
-        return self.all_gather_single_coalesced([output], [input])
-
-    all_gather_single = _allgather_base
-
-    def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, *args: Any, **kwargs: Any) -> PeersWork:
-        return self.allgather([_chunks(output, self.size()) for output in outputs], list(inputs))
-
-    allgather_into_tensor_coalesced = all_gather_single_coalesced
-
-    def allgather_coalesced(
-        self, output_lists: Sequence[Tensors], inputs: Tensors, *args: Any, **kwargs: Any
-    ) -> PeersWork:
-        return self.allgather([[outs[i] for outs in output_lists] for i in range(len(inputs))], list(inputs))
-
-    def gather(self, outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> PeersWork:
-        if isinstance(inputs, torch.Tensor):
-            outputs, inputs = [outputs] if outputs else [], [inputs]
-        root, (tensor,) = _root(args, kwargs), inputs
-        outs = list(outputs[0]) if self._me == root else []
-        size = _bytes([tensor]) * self.size()
-        acts = [partial(self._copies.exchange.gather, outs, tensor, root)]
-        return self._call("gather", size, outs, acts, [tensor], "all_gather")
-
-    def scatter(self, outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> PeersWork:
-        if isinstance(outputs, torch.Tensor):
-            outputs, inputs = [outputs], [inputs] if inputs else []
-        root, (out,) = _root(args, kwargs), outputs
-        chunks = list(inputs[0]) if self._me == root else []
-        acts = [partial(self._copies.exchange.scatter, out, chunks, root)]
-        return self._call("scatter", _bytes([out]) * self.size(), [out], acts, chunks, "all_gather")
-
-    def reduce_scatter(self, outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> PeersWork:
-        if isinstance(outputs, torch.Tensor):
-            outputs, inputs = [outputs], [inputs]
-        op = _op(args, kwargs)
-        acts = [partial(self._queue.exchange.reduce_scatter, *each, op) for each in zip(outputs, inputs, strict=True)]
-        size = sum(_bytes(chunks) for chunks in inputs)
-        return self._call("reduce_scatter", size, list(outputs), acts, [t for chunks in inputs for t in chunks])
-
-    def _reduce_scatter_base(self, output: torch.Tensor, input: torch.Tensor, *args: Any, **kwargs: Any) -> PeersWork:
-        return self.reduce_scatter_single_coalesced([output], [input], *args, **kwargs)
-
-    reduce_scatter_single = _reduce_scatter_base
-
-    def reduce_scatter_single_coalesced(
-        self, outputs: Tensors, inputs: Tensors, *args: Any, **kwargs: Any
-    ) -> PeersWork:
-        return self.reduce_scatter(list(outputs), [_chunks(one, self.size()) for one in inputs], *args, **kwargs)
-
-    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
-
-    def alltoall(self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], *args: Any, **kwargs: Any) -> PeersWork:
-        acts = [partial(self._queue.exchange.all_to_all, outputs, inputs)]
-        return self._call("all_to_all", _bytes(inputs), list(outputs), acts, list(inputs))
-
-    def alltoall_base(
-        self,
-        output: torch.Tensor,
-        input: torch.Tensor,
-        output_splits: Sequence[int],
-        input_splits: Sequence[int],
-        *args: Any,
-        **kwargs: Any,
-    ) -> PeersWork:
-        outs, chunks = (
-            _chunks(one, self.size(), splits) for one, splits in ((output, output_splits), (input, input_splits))
-        )
-        work = self.alltoall(outs, chunks)
-        work.tensors = [output]
-        return work
-
-    all_to_all_single = alltoall_base
-
-    def barrier(self, *args: Any, **kwargs: Any) -> PeersWork:
-        return self._call("barrier", 0.0, [], [lambda number: None])
+    def _exchange(self, operation: str) -> Exchange:
+        return self._queue_of(operation).exchange
 
     def _start_coalescing(self, device: torch.device) -> None:
         self._coalesced = []
@@ -303,7 +192,7 @@ class EmulatedProcessGroup(_ProcessGroup):
             else:
                 self._sent[tensor.numel(), tensor.dtype] = tensor.detach().clone()
 
-        return self._submit(line, "p2p", "p2p", _bytes([tensor]), [tensor], act)
+        return self._submit(line, "p2p", "p2p", size_of([tensor]), [tensor], act)
 
     def recv(self, tensors: Tensors, src: int, tag: int = 0) -> PeersWork:
         (tensor,) = tensors
@@ -318,7 +207,7 @@ class EmulatedProcessGroup(_ProcessGroup):
                 like = self._sent.get((tensor.numel(), tensor.dtype), torch.zeros(0, dtype=tensor.dtype))
                 self._shared.values.instead_of(self._ranks[src], like, tensor, self._number)
 
-        return self._submit(line, "p2p", "p2p", _bytes([tensor]), [tensor], act)
+        return self._submit(line, "p2p", "p2p", size_of([tensor]), [tensor], act)
 
     def recv_anysource(self, tensors: Tensors, tag: int = 0) -> NoReturn:
         raise UnsupportedTensor(
@@ -353,34 +242,6 @@ def _swap(gloo: Gloo, place: int, tag: int, tag_back: int, last_s: float) -> flo
     gloo.recv([theirs], place, tag_back).wait()
     sent.wait()
     return max(last_s, float(theirs))
-
-
-def _option(args: Args, kwargs: Options, name: str, keyword: str, default: object) -> Any:
-    """An option of a call in one of ProcessGroup's styles: an options object, or one by one."""
-    value = args[0] if args else kwargs.get("opts", kwargs.get(keyword, default))
-    return getattr(value, name) if hasattr(value, name) else value
-
-
-def _op(args: Args, kwargs: Options) -> Reduction:
-    op: Reduction = _option(args, kwargs, "reduceOp", "op", dist.ReduceOp.SUM)
-    return op
-
-
-def _root(args: Args, kwargs: Options) -> int:
-    return int(_option(args, kwargs, "rootRank", "root", 0))
-
-
-def _bytes(tensors: Sequence[torch.Tensor]) -> float:
-    return float(sum(tensor.numel() * tensor.element_size() for tensor in tensors))
-
-
-def _chunks(tensor: torch.Tensor, count: int, splits: Sequence[int] = ()) -> list[torch.Tensor]:
-    """Views of a tensor, cut along its first dimension (evenly: anywhere), one for each rank."""
-    if splits:
-        return list(tensor.split(list(splits)))
-    if tensor.numel() % count:
-        raise ConfigError(f"a tensor of {tensor.numel()} elements can't be cut evenly for {count} ranks")
-    return list(tensor.view(-1).split(tensor.numel() // count)) if tensor.numel() else [tensor] * count
 
 
 def _check(name: str, tensor: torch.Tensor) -> None:

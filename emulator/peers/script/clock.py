@@ -16,16 +16,14 @@ class Span:
     stream: int
     start_s: float
     duration_s: float
-    is_backward: bool = False
 
 
 @dataclass(frozen=True)
 class Collective(Span):
-    """One collective among `ranks`."""
+    """One collective."""
 
-    operation: str = ""
-    size_bytes: float = 0.0
-    ranks: int = 1
+    operation: str
+    size_bytes: float
 
 
 @dataclass
@@ -48,21 +46,19 @@ class Clock:
         self.ends_s.append(0.0)
         return len(self.ends_s) - 1
 
-    def launch(self, operator: int, host_s: float, duration_s: float, is_backward: bool = False) -> None:
+    def launch(self, operator: int, host_s: float, duration_s: float) -> None:
         """An operator that keeps the host for `host_s` and then the device for `duration_s`; 0: it has no kernel."""
         self.host_s += host_s
         if duration_s > 0:
             start_s = self._begin(self.stream, duration_s)
-            self.spans.append(Span(operator, self.stream, start_s, duration_s, is_backward))
+            self.spans.append(Span(operator, self.stream, start_s, duration_s))
 
-    def collective(
-        self, stream: int, operation: str, size_bytes: float, ranks: int, host_s: float, duration_s: float
-    ) -> float:
+    def collective(self, stream: int, operation: str, size_bytes: float, host_s: float, duration_s: float) -> float:
         """A collective on a stream of its own, after what is on the present one. Returns when it ends."""
         self.host_s += host_s
         self.wait(stream, self.ends_s[self.stream])
         start_s = self._begin(stream, duration_s)
-        self.spans.append(Collective(-1, stream, start_s, duration_s, False, operation, size_bytes, ranks))
+        self.spans.append(Collective(-1, stream, start_s, duration_s, operation, size_bytes))
         return self.ends_s[stream]
 
     def _begin(self, stream: int, duration_s: float) -> float:

@@ -67,6 +67,8 @@ class Costs:
         self._attention = rates.get(accelerator.architecture, rates["default"])
         self._wide = table["attention"]["float32"]
         self._default = Kind((), **table["default"])
+        self._known_s: dict[int, float] = {}
+        """Of operators, by number."""
 
     def title(self, operator: Operator) -> str:
         """What kind of kernel it is, for people."""
@@ -88,7 +90,12 @@ class Costs:
         return float(self._launch_s * (host["kernel"] + (kind.kernels - 1) * host["more"]))
 
     def device_s(self, operator: Operator) -> float:
-        """What it takes on the device."""
+        """What it takes on the device; 0: it has no kernel."""
+        if operator.number not in self._known_s:
+            self._known_s[operator.number] = self._work_out(operator)
+        return self._known_s[operator.number]
+
+    def _work_out(self, operator: Operator) -> float:
         if not operator.has_kernel:
             return 0.0
         shaped = _SHAPED.get(operator.base)

@@ -224,7 +224,6 @@ class _Answers:
             is_multi_gpu_board=False,
             gcnArchName="",
             uuid="",
-            L2_cache_size=50 << 20,
         )
 
     def get_arch_list(self) -> list[str]:

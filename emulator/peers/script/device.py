@@ -61,19 +61,11 @@ class DeviceTensor(_Tensor):
         raise _without_values("__array__")
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return _remake, (
-            tuple(self.shape),
-            self.stride(),
-            self.storage_offset(),
-            self.dtype,
-            str(self.device),
-            self.requires_grad,
-        )
+        return _remake, (tuple(self.shape), self.dtype, str(self.device), self.requires_grad)
 
 
-def _remake(shape: Any, stride: Any, offset: int, dtype: Any, device: str, requires_grad: bool) -> torch.Tensor:
-    made = torch.empty(shape, dtype=dtype, device=device)
-    return made.requires_grad_(requires_grad)
+def _remake(shape: Any, dtype: Any, device: str, requires_grad: bool) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype, device=device).requires_grad_(requires_grad)
 
 
 def _without_values(what: str) -> EmulationError:
@@ -186,7 +178,8 @@ class Device(_Mode):
         return self._device
 
     def _answered(self, func: Any, args: Any, kwargs: dict[str, Any], flat: list[Any], spec: Any, device: Any) -> Any:
-        key = (func, spec, device.type, torch._C._get_float32_matmul_precision(), *map(_key, flat))
+        precision = torch._C._get_float32_matmul_precision(), torch._C._get_cudnn_allow_tf32()
+        key = (func, spec, device.type, precision, *map(_key, flat))
         answer = self._answers.get(key)
         if answer is None:
             answer = self._answers[key] = self._work_out(func, flat, spec, device)

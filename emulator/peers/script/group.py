@@ -5,11 +5,10 @@ themselves.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -18,11 +17,14 @@ from torch._C._distributed_c10d import Work
 from emulator.cluster.cluster import Cluster
 from emulator.cluster.collectives import cost
 from emulator.cluster.topology import place
+from emulator.peers.collectives import Collectives
+from emulator.peers.exchange import Exchange
 from emulator.peers.run import take_over
 from emulator.peers.script.clock import Clock
 from emulator.peers.script.cuda import replace
 from emulator.peers.script.device import DeviceTensor, current
 from emulator.peers.script.operators import Operator
+from emulator.peers.values import Values
 from switchml.errors import EmulationError
 
 BACKEND = "switchml-script"
@@ -36,8 +38,6 @@ class Network:
     clock: Clock
     world: int
     allreduce: str = "auto"
-    launch_s: float = 20e-6
-    """What a collective keeps the host."""
 
 
 def install(network: Network) -> None:
@@ -81,20 +81,15 @@ class _Done(Work):
         return self._tensors
 
 
-if TYPE_CHECKING:
-    # Torch calls most methods in two or three styles, of which its stub has other ones in each version.
-    _ProcessGroup = Any
-else:
-    _ProcessGroup = dist.ProcessGroup
-
-
-class ScriptGroup(_ProcessGroup):
+class ScriptGroup(Collectives):
     """One group."""
 
     def __init__(self, network: Network, options: Any):
         self._store = options.store
         self._ranks = list(options.global_ranks_in_group) or list(range(options.group_size))
-        super().__init__(options.group_rank, len(self._ranks))
+        self._me = options.group_rank
+        super().__init__(self._me, len(self._ranks))
+        self._values = Exchange(tuple(self._ranks), self._me, (self._me,), None, Values("own"))
         self._network, self._name, self._description = network, str(options.group_id), "undefined"
         self._stream = network.clock.new_stream()
         stride = self._ranks[1] - self._ranks[0] if len(self._ranks) > 1 else 1
@@ -126,80 +121,23 @@ class ScriptGroup(_ProcessGroup):
     def set_timeout(self, timeout: timedelta) -> None:
         return None
 
+    _set_default_timeout = set_timeout
+
     def _set_sequence_number_for_group(self) -> None:
         return None
 
     def _get_sequence_number_for_group(self) -> int:
         return self._number
 
-    def allreduce(self, tensors: Any, *args: Any, **kwargs: Any) -> Work:
-        tensors = _listed(tensors)
-        operation = str(getattr(args[0] if args else kwargs.get("opts"), "reduceOp", "")).rpartition(".")[2]
-
-        def exchange() -> None:
-            for tensor in tensors:
-                if operation == "SUM":
-                    tensor.mul_(self.size())
-
-        return self._collective("all_reduce", _bytes(tensors), tensors, exchange)
-
-    def reduce(self, tensors: Any, *args: Any, **kwargs: Any) -> Work:
-        return self._collective("reduce", _bytes(_listed(tensors)), _listed(tensors))
-
-    def broadcast(self, tensors: Any, *args: Any, **kwargs: Any) -> Work:
-        return self._collective("broadcast", _bytes(_listed(tensors)), _listed(tensors))
-
-    def allgather(self, outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Work:
-        outputs = [outputs] if isinstance(inputs, torch.Tensor) else list(outputs)
-        inputs = _listed(inputs)
-
-        def exchange() -> None:
-            for given, tensor in zip(outputs, inputs, strict=True):
-                for one in given:
-                    one.copy_(tensor)
-
-        flat = [one for given in outputs for one in given]
-        return self._collective("all_gather", _bytes(flat), flat, exchange)
-
-    def _allgather_base(self, output: Any, input: Any, *args: Any, **kwargs: Any) -> Work:
-        return self.allgather_into_tensor_coalesced([output], [input])
-
-    def allgather_into_tensor_coalesced(self, outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Work:
-        def exchange() -> None:
-            for output, tensor in zip(outputs, inputs, strict=True):
-                for chunk in output.view(-1).chunk(self.size()):
-                    chunk.copy_(tensor.view(-1))
-
-        return self._collective("all_gather", _bytes(outputs), list(outputs), exchange)
-
-    def gather(self, outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Work:
-        return self._collective("all_gather", _bytes(_listed(inputs)) * self.size(), _listed(inputs))
-
-    def scatter(self, outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Work:
-        return self._collective("all_gather", _bytes(_listed(outputs)) * self.size(), _listed(outputs))
-
-    def reduce_scatter(self, outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Work:
-        return self._collective("reduce_scatter", _bytes(_listed(outputs)) * self.size(), _listed(outputs))
-
-    def _reduce_scatter_base(self, output: Any, input: Any, *args: Any, **kwargs: Any) -> Work:
-        return self._collective("reduce_scatter", _bytes([input]), [output])
-
-    def reduce_scatter_tensor_coalesced(self, outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Work:
-        return self._collective("reduce_scatter", _bytes(inputs), list(outputs))
-
-    def alltoall(self, outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Work:
-        return self._collective("all_to_all", _bytes(inputs), list(outputs))
-
-    def alltoall_base(self, output: Any, input: Any, *args: Any, **kwargs: Any) -> Work:
-        return self._collective("all_to_all", _bytes([input]), [output])
-
     def barrier(self, *args: Any, **kwargs: Any) -> Work:
-        work = self._collective("barrier", 0.0, [])
+        self.put("barrier", 0.0)
         self._network.clock.synchronize()
-        return work
+        return _Done(self._network.clock, [], 0.0)
 
-    def send(self, tensors: Any, dst: Any, tag: Any = 0) -> Work:
+    def send(self, *args: Any, **kwargs: Any) -> Work:
         raise EmulationError("send and recv: all ranks are taken to do what rank 0 does, which pipelines don't")
+
+    recv = recv_anysource = send
 
     def _start_coalescing(self, device: Any) -> None:
         return None
@@ -207,23 +145,35 @@ class ScriptGroup(_ProcessGroup):
     def _end_coalescing(self, device: Any) -> Work:
         return _Done(self._network.clock, [], self._network.clock.end_of(self._stream))
 
-    def _collective(
-        self, operation: str, size_bytes: float, tensors: list[torch.Tensor], exchange: Callable[[], None] | None = None
+    def _exchange(self, operation: str) -> Exchange:
+        return self._values
+
+    def _cut(self, tensor: torch.Tensor, splits: Sequence[int] = ()) -> list[torch.Tensor]:
+        return [tensor] if isinstance(tensor, DeviceTensor) else super()._cut(tensor, splits)
+
+    def _call(
+        self,
+        name: str,
+        size_bytes: float,
+        outputs: list[torch.Tensor],
+        acts: Sequence[Callable[[int], None]],
+        inputs: Sequence[torch.Tensor] = (),
+        operation: str = "",
     ) -> Work:
         clock = self._network.clock
-        if tensors and not isinstance(tensors[0], DeviceTensor):
-            if exchange is not None:
-                with torch.no_grad():
-                    exchange()
-            return _Done(clock, tensors, 0.0)
-        for tensor in tensors if operation != "broadcast" else ():
+        if not any(isinstance(one, DeviceTensor) for one in (*outputs, *inputs)):
+            with torch.no_grad():
+                for act in acts:
+                    act(self._number)
+            return _Done(clock, outputs, 0.0)
+        for tensor in outputs if name != "broadcast" else ():
             current().known.forget(tensor.untyped_storage()._cdata)
-        end_s = self.put(operation, size_bytes)
+        end_s = self.put(operation or name, size_bytes)
         if torch._C._current_graph_task_id() != -1:
             # DDP waits for a future in C++ that nothing shows: at the end of backward.
             main = clock.stream
             torch.autograd.Variable._execution_engine.queue_callback(lambda: clock.wait(main, end_s))
-        return _Done(clock, tensors, end_s)
+        return _Done(clock, outputs, end_s)
 
     def put(self, operation: str, size_bytes: float) -> float:
         """Begin a collective on the device; returns when it ends."""
@@ -231,23 +181,9 @@ class ScriptGroup(_ProcessGroup):
         network = self._network
         algorithm = network.allreduce if operation == "all_reduce" else "auto"
         seconds = cost(network.cluster, operation, size_bytes, self._where, algorithm).seconds
-        return network.clock.collective(self._stream, operation, size_bytes, self.size(), network.launch_s, seconds)
+        launch_s = network.cluster.software.launch_collective_s
+        return network.clock.collective(self._stream, operation, size_bytes, launch_s, seconds)
 
-
-_SAME = {
-    "_set_default_timeout": "set_timeout",
-    "allreduce_coalesced": "allreduce",
-    "all_gather_single": "_allgather_base",
-    "all_gather_single_coalesced": "allgather_into_tensor_coalesced",
-    "reduce_scatter_single": "_reduce_scatter_base",
-    "reduce_scatter_single_coalesced": "reduce_scatter_tensor_coalesced",
-    "all_to_all_single": "alltoall_base",
-    "recv": "send",
-    "recv_anysource": "send",
-}
-"""Other names that torch's versions have for a method."""
-for _name, _method in _SAME.items():
-    setattr(ScriptGroup, _name, getattr(ScriptGroup, _method))
 
 _FUNCTIONAL = {
     "all_reduce": "all_reduce",
@@ -278,11 +214,3 @@ class Functional:
         named: Any = dist.distributed_c10d._resolve_process_group(operator.options["group_name"])
         shapes = operator.outputs if "gather" in operator.base else operator.inputs
         self._end_s = max(self._end_s, named.put(_FUNCTIONAL[operator.base], float(sum(one.bytes for one in shapes))))
-
-
-def _listed(tensors: Any) -> list[torch.Tensor]:
-    return [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
-
-
-def _bytes(tensors: Any) -> float:
-    return float(math.fsum(one.numel() * one.element_size() for one in tensors))

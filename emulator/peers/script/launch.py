@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from emulator.cluster import cluster as clusters
+from emulator.peers.launch import torchrun_environment
 from switchml.errors import ConfigError, JobError, OutOfMemory
 from switchml.runtime.children import dying_with_us
 from switchml.runtime.folders import TemporaryFolder
@@ -79,18 +80,9 @@ def play(
     world = gpus or command.processes or 1
     if command.script[0] != "-m" and not Path(command.script[0]).is_file():
         raise ConfigError(f"no script {command.script[0]}")
-    ranks = {}
+    ranks: dict[str, str] = {}
     if command.processes or world > 1:
-        local = min(world, machine.accelerators_per_node)
-        ranks = {
-            "RANK": 0,
-            "WORLD_SIZE": world,
-            "LOCAL_RANK": 0,
-            "LOCAL_WORLD_SIZE": local,
-            "GROUP_RANK": 0,
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": 29500,
-        }
+        ranks = torchrun_environment(0, world, machine.accelerators_per_node, 29500)
     with TemporaryFolder("script") as folder:
         request, result = Path(folder) / "request.json", Path(folder) / "result.json"
         request.write_text(
@@ -99,7 +91,7 @@ def play(
         try:
             process = subprocess.run(
                 [sys.executable, "-m", "emulator.peers.script.program", str(request), *command.script],
-                env=os.environ | {"CUDA_VISIBLE_DEVICES": ""} | {name: str(value) for name, value in ranks.items()},
+                env=os.environ | {"CUDA_VISIBLE_DEVICES": ""} | ranks,
                 stdout=_STDERR if quiet else None,
                 preexec_fn=dying_with_us(),
                 timeout=limit_s,

@@ -79,9 +79,8 @@ class Session:
         if self._costs.multiplies(operator) and is_backward not in self._workspaces:
             self._workspaces.add(is_backward)
             self._allocate(-1 - is_backward, WORKSPACE_BYTES.get(self.cluster.device.architecture, 8519680))
-        self.clock.launch(
-            operator.number, self._costs.host_s(operator, is_backward), self._costs.device_s(operator), is_backward
-        )
+        host_s = self._costs.host_s(operator, is_backward)
+        self.clock.launch(operator.number, host_s, self._costs.device_s(operator))
 
     def _phase(self) -> Phase:
         if self._in_optimizer:

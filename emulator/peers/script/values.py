@@ -1,6 +1,5 @@
 """Values where a script asks for one. Tensors with one element (a loss, GradScaler's scale, a flag) carry theirs:
-worked out where everything that went in is known, else plausible, and counted. Operators whose result is as long as
-values say get a length.
+worked out where everything that went in is known, else plausible, and counted. Masks as indices pick half.
 """
 
 from __future__ import annotations
@@ -82,7 +81,6 @@ class Known:
             args, kwargs = tree_unflatten(real, spec)
             if "device" in kwargs:
                 kwargs["device"] = "cpu"
-            kwargs.pop("pin_memory", None)
             try:
                 given = func(*args, **kwargs)
             except (RuntimeError, NotImplementedError, TypeError):

@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from emulator.surface.cli.emulate_options import DEFAULTS
 from emulator.surface.cli.options import output
 from switchml import tables
 from switchml.cli.extras import require
@@ -37,7 +38,7 @@ def emulate_script(as_json: bool) -> None:
     for parameter in context.command.params:
         name = parameter.name or ""
         source = context.get_parameter_source(name)
-        if name not in _TAKEN and source is not None and source.name == "COMMANDLINE" and context.params.get(name):
+        if name not in _TAKEN and source is not None and source.name == "COMMANDLINE" and name in context.params:
             raise ConfigError(
                 f"{parameter.opts[0]}: the script after -- says that itself; "
                 "expected --cluster, --gpus, --allreduce or --json"
@@ -50,7 +51,7 @@ def emulate_script(as_json: bool) -> None:
     options = context.params
     result = play(
         words,
-        options.get("cluster") or "a100-dgx",
+        options.get("cluster") or DEFAULTS["cluster"],
         options.get("gpus") or 0,
         options.get("allreduce") or "auto",
         limit_s=options.get("time_budget_s"),

@@ -122,6 +122,25 @@ def test_memory_figures(tmp_path):
     assert "result" in play(tmp_path, text), (tmp_path / "out").read_text()
 
 
+def test_collectives_of_the_host(tmp_path):
+    """Tensors with values meet those of ranks that have the same."""
+    text = """
+    import torch, torch.distributed as dist
+    dist.init_process_group("nccl")
+    summed, largest, chunk = torch.tensor([3.0]), torch.tensor([3.0]), torch.zeros(2)
+    dist.all_reduce(summed)
+    dist.all_reduce(largest, op=dist.ReduceOp.MAX)
+    dist.reduce_scatter_tensor(chunk, torch.arange(32.0))
+    gathered = [torch.zeros(1) for _ in range(16)]
+    dist.all_gather(gathered, torch.tensor([5.0]))
+    assert (summed.item(), largest.item(), chunk.tolist()) == (48.0, 3.0, [0.0, 16.0])
+    assert [one.item() for one in gathered] == [5.0] * 16
+    weight = torch.nn.Parameter(torch.zeros(4, device="cuda"))
+    torch.optim.SGD([weight], 0.1).step()
+    """
+    assert "result" in play(tmp_path, text, world=16), (tmp_path / "out").read_text()
+
+
 REFUSED = {
     "out of memory": ("import torch\nrows = [torch.empty(1 << 30, device='cuda') for _ in range(99)]\n", "script.py:2"),
     "values": ("import torch\ntorch.zeros(3).cuda().numpy()\n", "numpy() asks for values"),
