@@ -22,8 +22,11 @@ CAPABILITY = {
     "Ada": (8, 9),
     "Hopper": (9, 0),
     "Blackwell": (10, 0),
+    "CDNA 2": (9, 0),
+    "CDNA 3": (9, 4),
 }
-"""Compute capability by architecture (CUDA C++ Programming Guide, table of compute capabilities)."""
+"""Compute capability by architecture (CUDA C++ Programming Guide, table of compute capabilities); of AMD's what torch
+makes of gfx90a and gfx942. Of others Ampere's."""
 
 
 def install(accelerator: Accelerator, devices: int, index: int, clock: Clock, memory: Allocator) -> None:

@@ -34,34 +34,34 @@ class Command:
     processes: int = 0
 
 
-def read_command(words: Sequence[str]) -> Command:
-    """torchrun, python or a script, with what follows. ConfigError for what is none of these."""
+def read_command(words: Sequence[str], per_node: int) -> Command:
+    """torchrun, python or a script, with what follows, for nodes of `per_node` accelerators. ConfigError for others."""
     first, *rest = words
     name = Path(first).name
     if name.startswith("python"):
         while rest[:1] and rest[0] in ("-u", "-O", "-B"):
             rest = rest[1:]
         if rest[:2] in (["-m", "torch.distributed.run"], ["-m", "torch.distributed.launch"]):
-            return _torchrun(rest[2:])
+            return _torchrun(rest[2:], per_node)
         if not rest:
             raise ConfigError("python: no script follows")
         return Command(tuple(rest))
     if name == "torchrun":
-        return _torchrun(rest)
+        return _torchrun(rest, per_node)
     if first == "-m" or first.endswith(".py"):
         return Command(tuple(words))
     raise ConfigError(f"{shlex.join(words)}: expected torchrun, python or a script (.py)")
 
 
-def _torchrun(words: Sequence[str]) -> Command:
+def _torchrun(words: Sequence[str], per_node: int) -> Command:
     from torch.distributed.run import get_args_parser
 
     given = get_args_parser().parse_args(list(words))
-    per_node, nodes = str(given.nproc_per_node), str(given.nnodes).partition(":")[0]
+    processes, nodes = str(given.nproc_per_node), str(given.nnodes).partition(":")[0]
     if not nodes.isdigit():
         raise ConfigError(f"torchrun --nnodes {given.nnodes}: expected a number")
     script = (("-m",) if given.module else ()) + (given.training_script, *given.training_script_args)
-    return Command(script, (int(per_node) if per_node.isdigit() else 1) * int(nodes))
+    return Command(script, (int(processes) if processes.isdigit() else per_node) * int(nodes))
 
 
 def play(
@@ -75,8 +75,8 @@ def play(
 ) -> dict[str, Any]:
     """What a script takes on `gpus` accelerators of `cluster`, by default as many as its launcher starts, as
     `ScriptResult` in JSON. `quiet`: what the script prints goes to stderr. Raises OutOfMemory, JobError if it fails."""
-    command = read_command(words)
     machine = clusters.load(cluster)
+    command = read_command(words, machine.accelerators_per_node)
     world = gpus or command.processes or 1
     if command.script[0] != "-m" and not Path(command.script[0]).is_file():
         raise ConfigError(f"no script {command.script[0]}")

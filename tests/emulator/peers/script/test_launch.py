@@ -1,0 +1,29 @@
+"""Command lines as one types them on a cluster."""
+
+import pytest
+
+from emulator.peers.script.launch import Command, read_command
+from switchml.errors import ConfigError
+
+pytest.importorskip("torch")
+
+READ = {
+    "train.py --layers 2": Command(("train.py", "--layers", "2")),
+    "python -u train.py": Command(("train.py",)),
+    "python3.12 -m pkg.train x": Command(("-m", "pkg.train", "x")),
+    "torchrun train.py": Command(("train.py",), 1),
+    "torchrun --nproc-per-node 4 --nnodes 2 train.py --lr 1": Command(("train.py", "--lr", "1"), 8),
+    "torchrun --nproc-per-node gpu --nnodes 2:4 -m pkg": Command(("-m", "pkg"), 16),
+    "python -m torch.distributed.run --nproc_per_node=2 train.py": Command(("train.py",), 2),
+}
+
+
+@pytest.mark.parametrize("words", READ)
+def test_commands(words):
+    assert read_command(words.split(), per_node=8) == READ[words]
+
+
+@pytest.mark.parametrize("words", ["mpirun train.py", "python", "torchrun --nnodes many train.py"])
+def test_others_are_refused(words):
+    with pytest.raises(ConfigError):
+        read_command(words.split(), per_node=8)
