@@ -205,7 +205,7 @@ class Table:
     def left_out(self, layout: _Layout) -> str:
         """The line that says so."""
         names = ", ".join(self.columns[place].heading.replace("\n", " ") for place in layout.dropped)
-        return f"Left out for want of room: {names}. --wide or --json has them."
+        return f"Hidden columns: {names}; --wide or --json shows them."
 
 
 class Stream:

@@ -7,6 +7,7 @@ ALGORITHMS = {
     "auto": "the faster of ring and tree",
     "ring": "along all ranks in turn",
     "tree": "two binary trees over nodes",
+    "nvls": "added up by the switches inside nodes (NVLink SHARP), and trees over nodes",
     "halving-doubling": "recursive halving, then doubling",
     "hierarchical": "a ring inside nodes first, then rings between them",
     "ps": "one parameter server",

@@ -38,6 +38,9 @@ class Inside(Ranged):
     that were not measured get as many rings as these links make."""
     link_bytes_per_s: float = number(BYTES, 0.0)
     """Of one of them, each way."""
+    multicast_bytes_per_s: float = number(BYTES, 0.0)
+    """Each way, of an accelerator's links while the node's switch adds up and multicasts (NVLink SHARP); 0: it
+    can't."""
     tables: str = ""
     """A folder of nccl-tests tables that take the place of the formula where they fit; relative to the cluster's
     file."""

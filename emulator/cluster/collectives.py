@@ -152,14 +152,42 @@ def _measured(folder: str, name: str) -> dict[int, tables.Curve]:
 
 
 def _tree(links: Interconnect, size_bytes: float, where: GroupLayout) -> Cost:
-    """Two binary trees over nodes, a chain inside each, half of the buffer along each tree. An inner node passes on
-    twice what it has, so 2 S leave and enter it; with two nodes each has but one neighbour and S does."""
+    """Two binary trees over nodes, a chain inside each."""
     near = where.per_node
     chain = (2.0 if near > 1 else 0.0) if where.nodes == 1 else 2 * (near - 1) / near
-    volume = 1.0 if where.nodes == 2 else 2.0
     inside_s, hosts_s = _wire(links, chain * size_bytes, size_bytes), _wire(links, 0.0, size_bytes)
+    return _over_trees(links, size_bytes, where, inside_s, hosts_s)
+
+
+def _over_trees(
+    links: Interconnect, size_bytes: float, where: GroupLayout, inside_s: float, hosts_s: float = 0.0
+) -> Cost:
+    """Half of the buffer along each of two binary trees over nodes. An inner node passes on twice what it has, so 2 S
+    leave and enter it; with two nodes each has but one neighbour and S does."""
+    volume = 1.0 if where.nodes == 2 else 2.0
     steps = 2 * math.ceil(math.log2(where.nodes))
     return _pipelined(links, size_bytes, where, inside_s, volume * size_bytes, "tree", steps, hosts_s=hosts_s)
+
+
+NVLS_RANKS = 4
+"""Of a node, from which on NVLink SHARP is faster than a ring (NVIDIA/nccl issue 1455)."""
+
+
+def _nvls(links: Interconnect, size_bytes: float, where: GroupLayout) -> Cost:
+    """NCCL's NVLS, and NVLSTree over several nodes: each rank reads the sum of an n-th of the buffer from the node's
+    switch and multicasts it, so (n+1)/n S pass a rank's links each way. Smaller groups: a ring or tree."""
+    if not links.inside.multicast_bytes_per_s:
+        raise ConfigError(
+            f"all-reduce nvls: nodes ({links.inside.title}) have no NVLink SHARP; expected a cluster whose file sets "
+            "inside.multicast_bytes_per_s, such as h100-dgx"
+        )
+    near = where.per_node
+    if near < NVLS_RANKS:
+        return (_ring if where.nodes == 1 else _tree)(links, size_bytes, where)
+    inside_s = size_bytes * (near + 1) / near / links.inside.multicast_bytes_per_s
+    if where.nodes == 1:
+        return slowest(size_bytes, links.inside.latency_s, inside_s)
+    return _over_trees(links, size_bytes, where, inside_s)
 
 
 def _halving_doubling(links: Interconnect, size_bytes: float, where: GroupLayout) -> Cost:
@@ -209,6 +237,7 @@ def _p2p(links: Interconnect, size_bytes: float, where: GroupLayout) -> Cost:
 _ALL_REDUCES: dict[str, ClosedForm] = {
     "ring": _ring,
     "tree": _tree,
+    "nvls": _nvls,
     "halving-doubling": _halving_doubling,
     "hierarchical": _ring,  # node first
     "ps": _server,

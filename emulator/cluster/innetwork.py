@@ -85,12 +85,12 @@ def aggregate(
         carried, frames = 1.0, 2.0
     each = GroupLayout(where.ranks, where.nodes, 1, where.span)
     efficiency = (links.switch.efficiency or links.between.efficiency) / links.between.efficiency
-    rate = links.node_rate(each, "tree") * efficiency
+    # A leaf's switch adds up what comes from below, so that one sum leaves it, as one node's part of a ring does.
+    rate = links.node_rate(each, "ring") * efficiency
     converts = operation not in MOVES
     streamed_s = stream_s(links, size_bytes, n, rate, how, where.nodes, (carried, frames), converts)
     if not streamed_s:
         return FREE
-    # A leaf's switch adds up what comes from below, so that one sum leaves it.
     leaving = wire_bytes(links, size_bytes, n, how, carried)
     return Cost(0.0, size_bytes, size_bytes / streamed_s).leaves(leaving, once_a_leaf=True)
 

@@ -60,6 +60,8 @@ REACH_TIMEOUT = "30s"
 seconds, unless it has its kernels to compile."""
 NOTICE_S = 2.0
 """After which waiting for an aggregator is said on stderr, by way of the log."""
+_SHOWN_RANKS = 16
+"""Missing ranks that a notice names."""
 ANSWER_GRACE_S = 2.0
 """How much longer than the join timeout a client waits: the aggregator's own message says which ranks are missing."""
 LEAVE_TIMEOUT_S = 1.0
@@ -289,8 +291,14 @@ class Session:
         threading.Thread(target=self._read, name="switchml-control", daemon=True).start()
 
     def _wait_started(self, is_given_up: Callable[[], bool]) -> None:
+        begun = time.monotonic()
+        notice_s = NOTICE_S
         # In slices: where a signal reaches another thread first, Ctrl-C is seen only between two waits.
         while not self._decided.wait(0.2):
+            waited_s = time.monotonic() - begun
+            if waited_s >= notice_s and self._token:
+                notice_s *= 2
+                self._say_who_is_missing(waited_s)
             if is_given_up():
                 raise JoinError(f"job {self._request.job!r}: rank {self._request.rank} left before it started")
             if time.monotonic() < self._deadline + (ANSWER_GRACE_S if self._token else 0.0):
@@ -305,6 +313,21 @@ class Session:
         if isinstance(self._outcome, JoinError):
             raise self._outcome
         self.info = self._outcome
+
+    def _say_who_is_missing(self, waited_s: float) -> None:
+        request = v2_pb2.StatusRequest(secret=self._request.secret)
+        try:
+            jobs = self._jobs.Status(request, timeout=NOTICE_S).jobs
+        except grpc.RpcError:  # the next notice, or the end of the wait, says what is wrong
+            return
+        name, rank, size = self._request.job, self._request.rank, self._request.world_size
+        missing = next((list(job.missing) for job in jobs if job.name == name and job.state == "forming"), [])
+        if missing:
+            shown = ", ".join(map(str, missing[:_SHOWN_RANKS])) + (" …" if len(missing) > _SHOWN_RANKS else "")
+            log.warning(
+                f"job '{name}' rank {rank}: has waited {waited_s:.0f} s for {len(missing)} of {size} ranks to join: "
+                f"{shown} ({self._timeout_s:.0f} s at most)"
+            )
 
     def events(self, callback: Callable[[SessionEvent], None]) -> None:
         """Call `callback` with every event from now on, and with those that came before. Calls come from one

@@ -50,7 +50,7 @@ def test_names_fold_then_secondary_columns_go(capsys, monkeypatch):
     assert any(line.startswith("is long") or line.startswith("long") for line in lines)
     lines = printed(capsys, 48, monkeypatch)
     assert "packets" not in lines[1] and "waits" in " ".join(lines)
-    assert "Left out for want of room: packets. --wide or --json has them." in " ".join(lines)
+    assert "Hidden columns: packets; --wide or --json shows them." in " ".join(lines)
 
 
 def test_rows_become_records(capsys, monkeypatch):
@@ -68,7 +68,7 @@ def test_wide_shows_all_columns(monkeypatch):
         show(table())
 
     narrow, wide = (CliRunner().invoke(command, arguments).stdout for arguments in ([], ["--wide"]))
-    assert "Left out" in narrow and "123,456,789" not in narrow
+    assert "Hidden columns" in narrow and "123,456,789" not in narrow
     assert "Left out" not in wide and "123,456,789  waits for rank 3" in wide
 
 

@@ -70,7 +70,9 @@ def axes(requested: Request, names: tuple[str, ...]) -> dict[str, list[Change]]:
     job, model = requested.job, load_model(requested)
     is_transformer = isinstance(model, Transformer)
     most_stages = model.layers if isinstance(model, Transformer) else 0
-    per_node = load_cluster(requested).accelerators_per_node
+    cluster = load_cluster(requested)
+    per_node = cluster.accelerators_per_node
+    left_out = {"ps"} if cluster.inside.multicast_bytes_per_s else {"ps", "nvls"}
     splits = [
         {"tp": tp, "pp": pp}
         for tp, pp in itertools.product(POWERS, POWERS)
@@ -87,7 +89,7 @@ def axes(requested: Request, names: tuple[str, ...]) -> dict[str, list[Change]]:
         "micro-batch": [{"micro_batch": size} for size in POWERS if size <= job.global_batch],
         "recompute": [{"recompute": how} for how in RECOMPUTE],
         "zero": [{"zero": stage} for stage in range(4)],
-        "allreduce": [{"allreduce": how} for how in ALGORITHMS if how != "ps"],
+        "allreduce": [{"allreduce": how} for how in ALGORITHMS if how not in left_out],
         "buckets": [{"bucket_bytes": cap} for cap in CAPS],
         "fuse": [{"fuse": False}] if is_transformer else [{"fuse": False}, {"fuse": True}],
         "codec": [{"codec": name} for name in ("", *codecs.codecs())],

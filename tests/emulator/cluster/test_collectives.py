@@ -111,3 +111,15 @@ def test_unknown_names_are_refused_with_the_nearest():
     with pytest.raises(ConfigError, match="unknown collective"):
         cost(DGX, "sum", 1.0, place(8, 1, 8))
     assert "switchml" in ALGORITHMS
+
+
+@pytest.mark.parametrize(("ranks", "busbw"), [(4, 370e9), (5, 420e9), (6, 440e9), (7, 460e9), (8, 480e9)])
+def test_nvlink_sharp_as_measured(ranks, busbw):
+    """NVIDIA/nccl issue 1455: 2 to 4 GB on H100."""
+    seconds = cost(clusters.load("h100-dgx"), "all_reduce", 4e9, place(ranks, 1, 8), "nvls").seconds
+    assert 2 * (ranks - 1) / ranks * 4e9 / seconds == pytest.approx(busbw, rel=0.03)
+
+
+def test_nvlink_sharp_where_there_is_none():
+    with pytest.raises(ConfigError, match="nodes .* have no NVLink SHARP"):
+        cost(DGX, "all_reduce", 1e6, place(8, 1, 8), "nvls")

@@ -109,6 +109,13 @@ def test_a_job_that_does_not_fill_names_who_is_missing(aggregator):
     assert client.status(aggregator.address).jobs[0].state == "failed"
 
 
+def test_a_rank_that_waits_says_for_whom(aggregator, monkeypatch, caplog):
+    monkeypatch.setattr(client, "NOTICE_S", 0.1)
+    with pytest.raises(JoinError, match="did not fill"):
+        aggregator.join(1, 3, timeout_s=2.0)
+    assert "job 'x' rank 1: has waited 0 s for 2 of 3 ranks to join: 0, 2 (2 s at most)" in caplog.messages
+
+
 def test_arguments_that_make_no_sense_never_leave_the_client(aggregator):
     with pytest.raises(ConfigError, match="can't ask to join job 'x' as rank -1"):
         aggregator.join(-1)

