@@ -143,7 +143,6 @@ _import_once() (
     unset PYTHONDONTWRITEBYTECODE
     export TORCH_DEVICE_BACKEND_AUTOLOAD=0  # that would import our own torch backend, whose faults are not pip's
     modules="grpc, numba, psutil, rich.console, scapy.all, simpy, zmq"
-    case " $extras " in *" train "* | *" all "*) modules="$modules, sklearn.datasets" ;; esac
     case " $extras " in *" dev "*) modules="$modules, hypothesis, pytest, xdist.plugin" ;; esac
     local torch=pass
     if _has_torch; then

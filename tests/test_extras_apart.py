@@ -11,7 +11,7 @@ from switchml.cli.extras import EXTRAS
 from tests.support.ranks import environment
 
 MODULES = {module for extra in EXTRAS.values() for module in extra.modules}
-BROUGHT_ALONG = {"torch": {"jinja2"}, "sklearn": {"scipy"}}
+BROUGHT_ALONG = {"torch": {"jinja2"}}
 """By what they install as well."""
 
 ABSENT = """

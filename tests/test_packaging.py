@@ -36,7 +36,7 @@ def test_metadata():
 def test_core_needs_no_optional_package():
     core = [line for line in metadata.requires("switchml") if "extra ==" not in line]
     assert core
-    assert not [line for line in core if line.startswith(("torch", "scikit-learn", "pytest"))]
+    assert not [line for line in core if line.startswith(("torch", "pytest"))]
 
 
 def test_entry_points():

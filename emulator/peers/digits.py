@@ -1,4 +1,4 @@
-"""The script of `switchml train --emulated-ranks`: a small convolutional network on scikit-learn's digits with DDP, as
+"""The script of `switchml train --emulated-ranks`: a small convolutional network on handwritten digits with DDP, as
 anybody would write it. Writes losses and accuracy of rank 0, or of the first rank there is, as JSON to `--result`.
 """
 

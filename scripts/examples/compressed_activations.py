@@ -7,13 +7,13 @@ import argparse
 
 import torch
 import torch.distributed as dist
-from sklearn.datasets import load_digits
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
 from host_agent.memory import compressed_activations
+from host_agent.training.data import load_digits
 
 
 def main() -> None:
@@ -27,7 +27,7 @@ def main() -> None:
     torch.set_num_threads(1)
     dist.init_process_group(arguments.backend)
 
-    images, labels = load_digits(return_X_y=True)
+    images, labels = load_digits()
     images = torch.tensor(images[:1437], dtype=torch.float32).reshape(-1, 1, 8, 8) / 8 - 1
     train = TensorDataset(images, torch.tensor(labels[:1437]))
     sampler = DistributedSampler(train)

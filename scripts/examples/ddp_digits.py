@@ -7,11 +7,12 @@ import argparse
 
 import torch
 import torch.distributed as dist
-from sklearn.datasets import load_digits
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
+
+from host_agent.training.data import load_digits
 
 
 def main() -> None:
@@ -25,7 +26,7 @@ def main() -> None:
     torch.set_num_threads(1)
     dist.init_process_group(arguments.backend)
 
-    images, labels = load_digits(return_X_y=True)
+    images, labels = load_digits()
     images = torch.tensor(images, dtype=torch.float32).reshape(-1, 1, 8, 8) / 8 - 1
     labels = torch.tensor(labels)
     train, test = TensorDataset(images[:1437], labels[:1437]), (images[1437:], labels[1437:])

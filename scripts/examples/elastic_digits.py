@@ -15,11 +15,11 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 import torchft
-from sklearn.datasets import load_digits
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from host_agent.torchft import ProcessGroupSwitchML
+from host_agent.training.data import load_digits
 
 
 def main() -> None:
@@ -33,7 +33,7 @@ def main() -> None:
 
     torch.manual_seed(0)
     torch.set_num_threads(1)
-    images, labels = load_digits(return_X_y=True)
+    images, labels = load_digits()
     train = TensorDataset(torch.tensor(images, dtype=torch.float32) / 8 - 1, torch.tensor(labels))
     sampler = torchft.DistributedSampler(
         train, replica_rank=arguments.replica, num_replica_groups=arguments.replicas, group_rank=0, num_replicas=1

@@ -8,10 +8,10 @@ import argparse
 
 import torch
 import torch.distributed as dist
-from sklearn.datasets import load_digits
 from torch import nn
 
 from host_agent.memory import OffloadedAdam
+from host_agent.training.data import load_digits
 
 
 def main() -> None:
@@ -27,7 +27,7 @@ def main() -> None:
     dist.init_process_group(arguments.backend)
     rank, ranks = dist.get_rank(), dist.get_world_size()
 
-    images, labels = (torch.from_numpy(each) for each in load_digits(return_X_y=True))
+    images, labels = (torch.from_numpy(each) for each in load_digits())
     images = (images[:1437] / 8 - 1).bfloat16()
     model = nn.Sequential(nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 128), nn.ReLU(), nn.Linear(128, 10)).bfloat16()
     optimizer = OffloadedAdam(

@@ -7,10 +7,10 @@ import argparse
 
 import torch
 import torch.distributed as dist
-from sklearn.datasets import load_digits
 from torch import nn
 
 from host_agent.pipeline import Pipeline, pipeline_groups
+from host_agent.training.data import load_digits
 
 
 def main() -> None:
@@ -34,7 +34,7 @@ def main() -> None:
     )
     optimizer = torch.optim.SGD(pipeline.module.parameters(), lr=0.05, momentum=0.9)
 
-    images, labels = (torch.from_numpy(each) for each in load_digits(return_X_y=True))
+    images, labels = (torch.from_numpy(each) for each in load_digits())
     images, size = (images[:1437] / 8 - 1).float(), arguments.batch * groups.replicas
     for epoch in range(arguments.epochs):
         order = torch.randperm(len(images), generator=torch.Generator().manual_seed(epoch))

@@ -10,16 +10,16 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.distributed as dist
-from sklearn.datasets import load_digits
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from host_agent.loading import Columns, PlannedLoader, open_source
+from host_agent.training.data import load_digits
 
 
 def write_digits(folder: Path) -> str:
     """The data set as files; elsewhere they would lie in storage already."""
-    images, labels = load_digits(return_X_y=True)
+    images, labels = load_digits()
     np.save(folder / "images.npy", (images[:1437] / 8 - 1).astype(np.float32).reshape(-1, 1, 8, 8))
     np.save(folder / "labels.npy", labels[:1437].astype(np.int64))
     return str(folder)

@@ -3,7 +3,7 @@
     python scripts/experiments/activations.py [--models cnn,transformer] [--seeds 5] [--steps 200] [--plot FILE]
     python scripts/experiments/activations.py --models resnet50     # sizes alone, of 224 x 224 crops of two photographs
 
-Trains on scikit-learn's digits, with each codec from each seed. "smaller" is all that autograd saved, weights and
+Trains on `switchml train`'s digits, with each codec from each seed. "smaller" is all that autograd saved, weights and
 inputs aside, over what it became; peak memory is counted from storage to storage in a step (`Tracker`). Time is the
 processor's, of one thread: its extra is measured with plain steps and compressed ones in turns, and predicted by
 `switchml emulate --activation-ratio … --activation-bytes-per-s … --activation-tensor-s …`, with constants from the CNN.
@@ -63,8 +63,10 @@ def resnet50(classes: int = 2) -> nn.Sequential:
 def resnet_row(codec: str) -> dict[str, Any]:
     """ResNet-50 on crops of scikit-learn's two photographs, 2 of each: the fourth step from random weights, measured
     anew in each."""
-    from sklearn.datasets import load_sample_images
-
+    try:
+        from sklearn.datasets import load_sample_images
+    except ImportError:
+        raise click.ClickException("ResNet-50 takes scikit-learn's photographs: pip install scikit-learn") from None
     photos = [torch.tensor(image).permute(2, 0, 1) / 128.0 - 1 for image in load_sample_images().images]
     crops = [photo[:, 100:324, left : left + 224] for photo in photos for left in (50, 350)]
     images, labels = torch.stack(crops), torch.tensor([0, 0, 1, 1])

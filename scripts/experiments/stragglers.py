@@ -16,11 +16,11 @@ import time
 from dataclasses import dataclass, field
 
 import numpy as np
-from sklearn.datasets import load_digits
 
 from host_agent import HostAgent
 from host_agent.pytorch.aggregator import ChildAggregator, command_of
 from host_agent.stragglers import PartialRounds
+from host_agent.training.data import load_digits
 from switchml import tables
 
 HIDDEN, BATCH, TEST = 64, 16, 360
@@ -43,7 +43,7 @@ class Network:
     """Two layers over the digits; all parameters in one array."""
 
     def __init__(self):
-        images, labels = load_digits(return_X_y=True)
+        images, labels = load_digits()
         order = np.random.default_rng(0).permutation(len(images))
         self.images, self.labels = (images[order] / 8 - 1).astype(np.float32), labels[order]
         chooser = np.random.default_rng(1)

@@ -21,7 +21,7 @@ class Extra:
 
 EXTRAS = {
     "torch": Extra(("torch",), "the torch.distributed backend, peers, --model MODULE:NET"),
-    "train": Extra(("torch", "sklearn"), "train, mininet --experiment train, validate real"),
+    "train": Extra(("torch",), "train, mininet --experiment train, validate real"),
     "torchft": Extra(("torch", "torchft"), "host_agent.torchft: replicas that may die"),
     "plot": Extra(("matplotlib",), "--plot"),
     "report": Extra(("jinja2", "vl_convert"), "--report: HTML pages"),
@@ -33,14 +33,14 @@ EXTRAS = {
     "pandas": Extra(("pandas",), "to_frame()"),
     "polars": Extra(("polars",), 'to_frame("polars")'),
     "p4": Extra(("thrift", "p4"), "simple_switch_CLI, P4Runtime's messages"),
-    "bench-codecs": Extra(("torch", "sklearn", "pysz", "zfpy"), "bench codecs beside SZ3 and ZFP"),
+    "bench-codecs": Extra(("torch", "pysz", "zfpy"), "bench codecs beside SZ3 and ZFP"),
     "loading": Extra(("torch", "fsspec", "aiohttp", "h5py"), "PlannedLoader on HTTP and HDF5"),
     "loading-all": Extra(("s3fs", "zarr"), "PlannedLoader on S3 and Zarr"),
     "reproduce": Extra(("jmespath", "simpleeval"), "reproduce: papers' claims"),
     "docs": Extra(("sphinx", "furo", "myst_parser"), "docs: this documentation as a site"),
 }
 """By name, as in pyproject.toml; `all` installs all of them but bench-codecs and loading-all."""
-_NAMED = {"torch": "train", "sklearn": "train", "scipy": "trace"}
+_NAMED = {"torch": "train", "scipy": "trace"}
 """Of modules that several extras install, the extra to name: with torch comes what most commands that use it need."""
 
 

@@ -106,7 +106,7 @@ def mininet(size: float, rate_bps: float | None, plot_file: Path | None, as_json
     plan = experiments.MininetPlan(size_bytes=int(size), **options | ({"rate_bps": rate_bps} if rate_bps else {}))
     experiments.check(plan)
     if plan.experiment == "train":
-        require("torch", "sklearn")
+        require("torch")
         _train(plan, rate_bps is None, plot_file, as_json)
         return
     plan, result = world.call(partial(_measure, plan, rate_bps is None, as_json))

@@ -105,7 +105,7 @@ def show(report: dict[str, Any], as_json: bool) -> None:
 
 def train_digits(settings: PeerSettings, as_json: bool, **training: float) -> None:
     """`switchml train --emulated-ranks`. `training`: options of emulator/peers/digits.py."""
-    require("torch", "sklearn")
+    require("torch")
     from emulator.peers.launch import launch
 
     with TemporaryFolder("peers") as folder:

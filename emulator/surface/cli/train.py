@@ -206,7 +206,7 @@ def train(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Train a small convolutional network on scikit-learn's digits on several ranks: first with gradients summed by
+    """Train a small convolutional network on handwritten digits on several ranks: first with gradients summed by
     Gloo, then by an aggregator, from the same seeds. Shows both side by side.
 
     With --emulated-ranks, train on one or a few real ranks of an emulated cluster instead (`switchml peers` does that
@@ -228,7 +228,7 @@ def train(
         emulation = peers.settings_of(world_size=world_size, seed=seed, **cluster)
         peers.train_digits(emulation, as_json, lr=lr, **{name: options[name] for name in _OF_BOTH})
         return
-    require("torch", "sklearn")
+    require("torch")
 
     from host_agent import density
     from host_agent.pytorch.aggregator import options_for

@@ -131,7 +131,7 @@ def test_errors_are_one_line(tmp_path):
 
 @pytest.mark.slow
 def test_train_among_emulated_ranks():
-    pytest.importorskip("sklearn")
+    pytest.importorskip("torch")
     options = ("--emulated-ranks", 16, "--clock", "virtual", "--steps", 40, "--slow", "3=2", "--json")
     found = json.loads(switchml("train", *options).stdout)
     assert found["world_size"] == 16 and found["iterations"] == 40

@@ -10,7 +10,6 @@ import pytest
 from tests.support.ranks import ROOT, environment, run_ranks
 
 pytest.importorskip("torch")
-pytest.importorskip("sklearn")
 
 SCRIPT = ROOT / "scripts" / "examples" / "ddp_digits.py"
 

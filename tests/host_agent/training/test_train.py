@@ -12,7 +12,6 @@ import pytest
 from tests.support import commands
 
 pytest.importorskip("torch")
-pytest.importorskip("sklearn")
 
 
 def start(*arguments: str, start_new_session: bool = False) -> subprocess.Popen:

@@ -31,12 +31,12 @@ def test_doctor_lists_every_extra_and_what_it_unlocks(monkeypatch):
     ("command", "missing", "extra"),
     [
         ("bench trace", "msgspec", "trace"),
-        ("validate real", "sklearn", "train"),
+        ("validate real", "torch", "train"),
         ("validate replay", "torch", "train"),
         ("validate peers", "torch", "train"),
         ("validate memory", "torch", "train"),
-        ("mininet --experiment train", "sklearn", "train"),
-        ("train", "sklearn", "train"),
+        ("mininet --experiment train", "torch", "train"),
+        ("train", "torch", "train"),
         ("peers --ranks 2 script.py", "torch", "train"),
     ],
 )

@@ -40,11 +40,11 @@ def broken():
 def run(tmp_path, monkeypatch):
     """Run the command line with SUBCOMMANDS registered; returns click's result."""
     (tmp_path / "fake_subcommands.py").write_text(SUBCOMMANDS)
-    (tmp_path / "fake_without_sklearn.py").write_text("import sklearn.nowhere\n")
+    (tmp_path / "fake_without_scipy.py").write_text("import scipy.nowhere\n")
     monkeypatch.syspath_prepend(tmp_path)
     for name in ("fine", "wrong", "interrupted", "needs_torch", "broken"):
         monkeypatch.setitem(command_line.commands(), name, (f"fake_subcommands:{name}", "For a test."))
-    monkeypatch.setitem(command_line.commands(), "unimportable", ("fake_without_sklearn:nothing", "For a test."))
+    monkeypatch.setitem(command_line.commands(), "unimportable", ("fake_without_scipy:nothing", "For a test."))
     return lambda *args: CliRunner().invoke(command_line.cli, args)
 
 
@@ -85,12 +85,14 @@ def test_interrupt_exits_130_quietly(run):
     assert (result.exit_code, result.output) == (130, "")
 
 
-@pytest.mark.parametrize(("name", "module"), [("needs_torch", "torch"), ("unimportable", "sklearn")])
-def test_missing_optional_package_names_the_extra(run, name, module):
+@pytest.mark.parametrize(
+    ("name", "module", "extra"), [("needs_torch", "torch", "train"), ("unimportable", "scipy", "trace")]
+)
+def test_missing_optional_package_names_the_extra(run, name, module, extra):
     result = run(name)
     assert result.exit_code == 1
     assert result.stderr.startswith(f"switchml: error: this needs {module} ")
-    assert result.stderr.endswith("pip install 'switchml[train]'\n")
+    assert result.stderr.endswith(f"pip install 'switchml[{extra}]'\n")
     assert result.stderr.count("\n") == 1
 
 
@@ -114,7 +116,7 @@ except SystemExit as end:
     assert end.code == 0, end.code
 ours = ("switchml.", "host_agent.", "emulator.")
 print(*sorted(name for name in sys.modules if name.startswith(ours)), file=sys.stderr)
-heavy = {"torch", "numba", "numpy", "grpc", "scapy", "zmq", "rich", "sklearn"}
+heavy = {"torch", "numba", "numpy", "grpc", "scapy", "zmq", "rich", "scipy"}
 print(*sorted(heavy & set(sys.modules)), file=sys.stderr)
 """
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)

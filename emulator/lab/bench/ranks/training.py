@@ -26,7 +26,7 @@ _CLASSES = 10
 
 @dataclass(frozen=True)
 class DigitsModel:
-    """The convolutional network of `switchml train` on scikit-learn's digits. `file`: of host_agent.training.data.
+    """The convolutional network of `switchml train` on handwritten digits. `file`: of host_agent.training.data.
     `batch_size`: images of each rank."""
 
     file: str

@@ -1,4 +1,4 @@
-"""Small networks for scikit-learn's digits. `emulate --model emulator.lab.validation.real.networks:Cnn` counts one,
+"""Small networks for `switchml train`'s digits. `emulate --model emulator.lab.validation.real.networks:Cnn` counts one,
 too."""
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ def real(parts: tuple[str, ...], plot_file: Path | None, as_json: bool, **plan: 
     from emulator.lab.validation.real import measure, report
     from emulator.networks.testbed.namespaces import check_rights
 
-    require("torch", "sklearn")
+    require("torch")
     check_rights()
     validation, rows = None, []
     with progress("measuring") as task:

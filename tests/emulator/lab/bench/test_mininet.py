@@ -95,7 +95,7 @@ def test_two_racks(mininet, tmp_path, loss):
 @pytest.mark.root
 @pytest.mark.slow
 def test_train(mininet, tmp_path):
-    pytest.importorskip("sklearn")
+    pytest.importorskip("torch")
     report = run(str(EXAMPLES / "train"), "--json", "--hosts", "2", "--steps", "3", cwd=tmp_path)
     assert report["transport"] == "udp" and report["packets"]["received"] > 0
     assert report["max_param_diff"] < 1e-6
@@ -105,7 +105,7 @@ def test_train(mininet, tmp_path):
 @pytest.mark.root
 @pytest.mark.slow
 def test_fsdp_over_two_racks(mininet, tmp_path):
-    pytest.importorskip("sklearn")
+    pytest.importorskip("torch")
     digests = set()
     for network in (["--racks", "1"], ["--racks", "2"], ["--racks", "2", "--loss", "0.01"]):
         options = ["--experiment", "train", "--parallel", "fsdp", "--hosts", "4", "--steps", "4", *network]
