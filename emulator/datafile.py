@@ -61,7 +61,7 @@ def find(what: str, name: str, folder: Path) -> Path:
         return path
     path = folder / f"{name}.toml"
     if not path.is_file():
-        raise ConfigError(unknown(what, name, names(folder)) + "; a path to a .toml file of your own does as well")
+        raise ConfigError(unknown(what, name, names(folder)) + "; or pass a .toml path")
     return path
 
 

@@ -39,7 +39,7 @@ def cost(
     """What `operation` over `size_bytes` costs among the ranks of `where`. Raises ConfigError for unknown names.
 
     algorithm, hierarchy: of all-reduces, one of ALGORITHMS and of HIERARCHIES; algorithm "auto" is the faster of ring
-    and tree, as NCCL's tuner means to. "switchml" is also that of the other collectives which an aggregator takes.
+    and tree, as NCCL's tuner intends. "switchml" is also that of the other collectives which an aggregator takes.
     streaming: of "switchml". both_ways: an all-gather beside a reduce-scatter, or the other way round.
     """
     datafile.check_name("collective", operation, OPERATIONS)

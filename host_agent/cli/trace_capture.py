@@ -134,7 +134,7 @@ def capture(
     if not abouts:
         ended = f"{command[0]} ended with exit code {code}; " if code else ""
         raise ConfigError(
-            f"{ended}no rank has written a trace into {out}: where no rank says above what failed, the script has to "
+            f"{ended}no rank has written a trace into {out}: if no rank printed an error, the script has to "
             f"take more than {skip} steps with a torch optimizer (--steps), in a Python that has switchml installed"
         )
     _report(abouts, out, code, as_json)
@@ -198,23 +198,24 @@ def _report(abouts: list[dict[str, Any]], out: Path, code: int, as_json: bool) -
             text("host", drop=1),
             number("iteration", "ms"),
             number("without", "ms", drop=1),
-            number("all-reduces"),
+            number("collectives", drop=1),
             number("packets", drop=2),
-            number("not noted", "packets", drop=3),
+            number("not recorded", "packets", drop=3),
             number("files", "MB"),
         ],
         title=f"{world_size} ranks, {ranks[0].backend}, {ranks[0].iterations} iterations captured",
     )
     several = len({rank.host for rank in ranks}) > 1
+    by_agents = any(rank.all_reduces for rank in ranks)  # else another backend, whose packets nobody counts
     for rank in ranks:
         table.add(
             str(rank.rank),
             rank.host if several else "",
             f"{rank.iteration_s * 1e3:,.2f}",
             f"{rank.plain_s * 1e3:,.2f}" if with_cost else "",
-            f"{rank.all_reduces:,}",
-            f"{rank.packets:,}",
-            f"{rank.packets_lost:,}",
+            f"{rank.all_reduces:,}" if by_agents else "",
+            f"{rank.packets:,}" if by_agents else "",
+            f"{rank.packets_lost:,}" if by_agents else "",
             f"{rank.trace_bytes / 1e6:,.1f}",
         )
     show(table)

@@ -15,7 +15,7 @@ from switchml.errors import ConfigError
 
 
 class ScheduleMessageDriven(PipelineScheduleSingle):
-    """A rank passes whichever micro-batch has come through its stage, forward or backward.
+    """Message-driven: a rank runs the forward or backward pass of whichever micro-batch has arrived.
 
     The first stage lets `in_flight` micro-batches in, by default as many as there are stages, and another for each
     whose gradients have come back (axonn/inter_layer.py). So no stage keeps activations of more than that many.

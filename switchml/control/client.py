@@ -115,7 +115,7 @@ def join(
     `authenticate`: packets are signed with the job's key, `info.key`; all ranks must agree on it.
     `queues`: of collectives that this rank can keep (docs/protocol.md, section 11).
     `deadline_s`: how long sums wait for late ranks (section 13), 0 for without end; all ranks must agree on it.
-    `resumption`: the job goes on here, and does not begin (section 12). `is_given_up` is asked now and then; if it says
+    `resumption`: the job goes on here, and does not begin (section 12). `is_given_up` is polled; if it says
     so, JoinError ends the wait.
     `host_name` is what the others see in `peers` (default: this machine's). `secret` defaults to the environment's
     SWITCHML_SECRET, `tls_ca` (a PEM file; its presence turns TLS on) to SWITCHML_TLS_CA. An aggregator that can't be

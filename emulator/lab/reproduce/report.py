@@ -126,7 +126,7 @@ def markdown(outcomes: Sequence[Outcome]) -> str:
 def write_page(outcomes: Sequence[Outcome], failures: Mapping[str, str], path: Path) -> None:
     """One page with every claim: figures, plot, what differs, how to run it. `failures`: claim → why it did not run."""
     content = {
-        "title": "Claims of papers beside what runs here",
+        "title": "The papers' results beside ours",
         "claims": [_on_page(one) for one in outcomes],
         "failures": dict(failures),
         "met": sum(is_met for one in outcomes for *_, is_met in one.rows),

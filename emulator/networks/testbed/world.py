@@ -43,7 +43,7 @@ def call(function: Callable[[], Result]) -> Result:
     Raises ConfigError without root.
     """
     if os.geteuid() != 0:
-        raise ConfigError("a network of one's own needs root: run this with sudo")
+        raise ConfigError("creating network namespaces needs root: run this with sudo")
     sys.stdout.flush()
     sys.stderr.flush()
     reader, writer = os.pipe()

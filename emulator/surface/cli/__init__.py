@@ -9,7 +9,7 @@ _COMMANDS = {
     "switch": ("switch:switch", "Run a P4 program as simple_switch does."),
     "mininet": ("mininet:mininet", "Run experiments on networks that Mininet builds."),
     "stf": ("stf:stf", "Run a P4 test (STF) on the P4 switch, in process."),
-    "emulate": ("emulate:emulate", "Emulate a training job on machines one does not have."),
+    "emulate": ("emulate:emulate", "Emulate a training job on machines you don't have."),
     "collectives": ("collectives:collectives", "Predict all-reduces: when does it pay to sum in the network?"),
     "reproduce": ("reproduce:reproduce", "Show claims of papers, the paper's figures beside ours."),
     "report": ("report:report", "Compare results that commands printed with --json."),

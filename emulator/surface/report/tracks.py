@@ -1,5 +1,5 @@
 """What the page's timeline shows: for each rank a lane of what it computes and one of what it exchanges, cut into
-columns. A column has the colour of what fills most of it, and is paler the less is filled.
+columns. A column has the colour of what fills most of it, its opacity is the busy share.
 """
 
 from __future__ import annotations

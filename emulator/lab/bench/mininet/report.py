@@ -99,7 +99,7 @@ def note(plan: MininetPlan, has_trunks: bool) -> str:
     """What the columns are."""
     rack_sends = " Rack sends: to the other racks, in one." if has_trunks else ""
     return (
-        f"time: of the slowest rank, median over {plan.repeats} repeats. bound: what the links alone take. "
+        f"time: of the slowest rank, median over {plan.repeats} repeats. bound: the link-limited minimum. "
         f"goodput: of the tensor. host sends: in one all-reduce.{rack_sends} Packets resent and lost: of all hosts "
         "and repeats."
     )

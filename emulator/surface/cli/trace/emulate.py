@@ -36,7 +36,7 @@ def emulate(
     as_json: bool,
     **options: str,
 ) -> None:
-    """Play what there is to do on machines that one does not have: Chakra execution traces (a file, or a directory
+    """Play what there is to do on machines that you don't have: Chakra execution traces (a file, or a directory
     with one a rank) or SimAI's workload text. Compute without a duration is costed by FLOPs and bytes, communication
     always by its bytes on the cluster's links."""
     from emulator.cluster import cluster as clusters
