@@ -9,7 +9,9 @@ import platform
 import shutil
 import socket
 import subprocess
+import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 from switchml.cli.extras import EXTRAS, Extra, is_there
 
@@ -55,6 +57,7 @@ def look_around() -> list[Finding]:
     findings += [_extra(name, extra) for name, extra in EXTRAS.items()]
     if importlib.util.find_spec("torch"):
         findings.append(_torch_backend())
+    findings.append(_bmv2())
     findings += [_program(name, command, use) for name, (command, use) in PROGRAMS.items()]
     return findings
 
@@ -148,7 +151,7 @@ def compared(device: str | None) -> Finding:
 
     if device != "cpu" and not torch.cuda.is_available():
         is_wanted = device == "cuda"
-        return Finding(name, "broken" if is_wanted else "ok", "no GPU that torch can use: nothing compared")
+        return Finding(name, "broken" if is_wanted else "missing", "no GPU that torch can use: nothing compared")
     from host_agent.comparison import compare
 
     wrong = compare(device or "cuda")
@@ -158,8 +161,17 @@ def compared(device: str | None) -> Finding:
     return Finding(name, "ok", f"right: collectives, DDP, FSDP2 and streams on {where}")
 
 
+def _bmv2() -> Finding:
+    from switchml.control.p4 import bmv2
+
+    missing = bmv2.lacks()
+    found = f"lacks {', '.join(missing)}" if missing else "can run"
+    return _optional("--aggregator bmv2", not missing, found, "the real switch; --aggregator p4 needs nothing")
+
+
 def _program(name: str, command: list[str], use: str) -> Finding:
-    path = shutil.which(name) or shutil.which(name, path="/usr/sbin:/sbin")
+    beside_python = str(Path(sys.executable).parent)  # of a virtual environment that is not activated
+    path = shutil.which(name) or shutil.which(name, path=f"{beside_python}:/usr/sbin:/sbin")
     if path is None:
         return Finding(name, "missing", "not on PATH", use)
     try:

@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Sequence
 
+from switchml.control.p4 import bmv2
 from switchml.errors import AggregatorLost
 from switchml.runtime import cache
 
@@ -45,10 +46,12 @@ def options_for(transport: str) -> tuple[str, ...]:
 
 def command_of(aggregator: str, ports: int) -> tuple[str, ...]:
     """The command of what `--aggregator` names: software, p4 (our switch) or bmv2 (simple_switch, with `ports` ports);
-    with -lanes, the program that has one register a lane."""
+    with -lanes, the program that has one register a lane. Raises ConfigError where bmv2 can't run."""
     if aggregator == "software":
         return SOFTWARE
     switch, _, variant = aggregator.partition("-")
+    if switch == "bmv2":
+        bmv2.check()
     program = ("--program", f"switchml_{variant}") if variant else ()
     return ("control", "--switch", switch, "--ports", str(ports), *program)
 

@@ -8,7 +8,6 @@ import ctypes
 import fcntl
 import itertools
 import os
-import shutil
 import signal
 import socket
 import struct
@@ -22,6 +21,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from switchml import logs
+from switchml.control.p4 import bmv2
 from switchml.control.p4.driver import Driver, Unreachable
 from switchml.control.p4.thrift import ThriftSwitch, parse_thrift
 from switchml.errors import ConfigError
@@ -151,12 +151,7 @@ class SimpleSwitch(SwitchProcess):
     """simple_switch with `ports` ports, veth pairs whose other ends are `links`."""
 
     def __init__(self, ports: int, variant: str = "switchml"):
-        binary = shutil.which("simple_switch")
-        lacking = [] if binary else ["simple_switch on PATH (p4lang's behavioral-model)"]
-        lacking += [] if shutil.which("ip") else ["ip (Debian: iproute2)"]
-        lacking += [] if os.geteuid() == 0 else ["root, for network interfaces"]
-        if binary is None or lacking:
-            raise ConfigError(f"the aggregator bmv2 needs {' and '.join(lacking)}; the aggregator p4 needs none of it")
+        bmv2.check()
         self._names: list[str] = []
         _remove_stale()
         try:
@@ -173,7 +168,7 @@ class SimpleSwitch(SwitchProcess):
                     _leave_nothing_to(name)
                     _run("ip", "link", "set", name, "mtu", "9000", "up")
             self.links = {port: f"packet:{name}" for port, name in enumerate(self._names)}
-            super().__init__([binary, *interfaces], compiled(variant))
+            super().__init__(["simple_switch", *interfaces], compiled(variant))
         except BaseException:
             self._remove()
             raise

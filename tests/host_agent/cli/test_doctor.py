@@ -8,6 +8,9 @@ from click.testing import CliRunner
 from host_agent import checkup, comparison
 from host_agent.checkup import Finding
 from host_agent.cli import doctor
+from host_agent.pytorch.aggregator import command_of
+from switchml.control.p4 import bmv2
+from switchml.errors import ConfigError
 
 FINDINGS = [
     Finding("Python", "ok", "3.12", ""),
@@ -77,3 +80,12 @@ def test_the_real_thing_on_this_machine(monkeypatch):
     result = CliRunner().invoke(doctor.doctor, ["--seconds", "0.2", "--json"])
     assert result.exit_code == 0
     assert "all sums right" in json.loads(result.stdout[result.stdout.index("{") :])["all-reduce"]["found"]
+
+
+def test_bmv2_is_refused_before_anything_starts(monkeypatch):
+    monkeypatch.setattr(bmv2.shutil, "which", lambda name, **_: None)
+    with pytest.raises(ConfigError, match="the aggregator bmv2 needs simple_switch on PATH"):
+        command_of("bmv2", 2)
+    assert command_of("p4", 2)
+    found = checkup._bmv2()
+    assert found.state == "missing" and "simple_switch" in found.detail

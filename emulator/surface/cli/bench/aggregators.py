@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-
 import click
 
 from emulator.surface.cli.options import TENSOR_SIZE, json_option, output, repeats_options
@@ -49,6 +46,7 @@ def what_can_run() -> list[str]:
     """All aggregators for which this machine has what they need."""
     from importlib.util import find_spec
 
-    has_bmv2 = os.geteuid() == 0 and all(map(shutil.which, ("simple_switch", "ip")))
-    bmv2 = ["bmv2", "bmv2-lanes"] if has_bmv2 else []
-    return ["p4", *bmv2[:1], "p4-lanes", *bmv2[1:], "software", *(["gloo"] if find_spec("torch") else [])]
+    from switchml.control.p4 import bmv2
+
+    real = [] if bmv2.lacks() else ["bmv2", "bmv2-lanes"]
+    return ["p4", *real[:1], "p4-lanes", *real[1:], "software", *(["gloo"] if find_spec("torch") else [])]

@@ -1,0 +1,27 @@
+"""What running BMv2's simple_switch on veth pairs takes of this machine."""
+
+from __future__ import annotations
+
+import os
+import shutil
+
+from switchml.errors import ConfigError
+
+
+def lacks() -> list[str]:
+    """What is missing, in words; nothing where it can run."""
+    return [
+        words
+        for words, is_there in (
+            ("simple_switch on PATH (p4lang's behavioral-model)", bool(shutil.which("simple_switch"))),
+            ("ip (Debian: iproute2)", bool(shutil.which("ip"))),
+            ("root, for network interfaces", os.geteuid() == 0),
+        )
+        if not is_there
+    ]
+
+
+def check() -> None:
+    """Raises ConfigError where it can't run."""
+    if missing := lacks():
+        raise ConfigError(f"the aggregator bmv2 needs {' and '.join(missing)}; the aggregator p4 needs none of it")
