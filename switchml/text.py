@@ -15,6 +15,12 @@ def plain(text: str) -> str:
     return _UNPRINTABLE.sub(_picture, text)
 
 
+def last_line(output: str, otherwise: str = "it said nothing") -> str:
+    """What a process printed last, for a message about its end: our own commands' without "switchml: error:"."""
+    lines = output.strip().splitlines()
+    return lines[-1].removeprefix("switchml: error: ") if lines else otherwise
+
+
 def _picture(match: re.Match[str]) -> str:
     code = ord(match[0])
     if code < 0x20:

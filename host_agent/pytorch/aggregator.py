@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from switchml.control.p4 import bmv2
 from switchml.errors import AggregatorLost
 from switchml.runtime import cache
+from switchml.text import last_line
 
 START_TIMEOUT_S = 90.0
 """How long the child may take to be ready; the first start on a machine compiles the kernels."""
@@ -103,8 +104,7 @@ class ChildAggregator:
     def last_line(self) -> str:
         """The last line that the child wrote to its stderr, for messages."""
         self._errors.seek(0)
-        lines = self._errors.read().decode(errors="replace").strip().splitlines()
-        return lines[-1] if lines else "it said nothing"
+        return last_line(self._errors.read().decode(errors="replace"))
 
     def stop(self) -> None:
         """End the child and wait for it. Safe to call twice."""

@@ -16,6 +16,7 @@ from typing import Any
 from emulator.lab.reproduce.claims import SCRIPTS, Claim, Figure, Line
 from switchml import share
 from switchml.errors import ConfigError, SwitchMLError
+from switchml.text import last_line
 
 Points = Mapping[Any, float]
 """y by x, in the order of x in the command's output."""
@@ -101,8 +102,8 @@ def _printed(line: Line, folder: Path, claim: Claim) -> Any:
         done.communicate()
         raise ReproductionFailed(f"{claim.id}: `{line.command}` was not done after {LIMIT_S / 60:g} min") from None
     if done.returncode:
-        last = (said.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-        raise ReproductionFailed(f"{claim.id}: `{line.command}` failed: {last.removeprefix('switchml: error: ')}")
+        last = last_line(said, f"exit code {done.returncode}")
+        raise ReproductionFailed(f"{claim.id}: `{line.command}` failed: {last}")
     try:
         return json.loads(printed)
     except ValueError:

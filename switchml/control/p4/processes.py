@@ -28,6 +28,7 @@ from switchml.errors import ConfigError
 from switchml.net.ports import free_port
 from switchml.runtime.children import dying_with_us
 from switchml.runtime.folders import TemporaryFolder
+from switchml.text import last_line
 
 log = logs.of("switchml.control")
 
@@ -133,8 +134,7 @@ class SwitchProcess:
 
     def _last_line(self) -> str:
         self._output.seek(0)
-        lines = self._output.read().decode(errors="replace").strip().splitlines()
-        return lines[-1] if lines else "no output"
+        return last_line(self._output.read().decode(errors="replace"), "no output")
 
 
 class OurSwitch(SwitchProcess):
