@@ -92,6 +92,13 @@ class RankSummary:
 @click.option(
     "--graph/--no-graph", default=True, show_default=True, help="Record torch's execution trace of one iteration."
 )
+@click.option(
+    "--emulate",
+    "cluster",
+    metavar="CLUSTER",
+    help="Run nothing on a GPU: play rank 0 as `switchml emulate` does, on this cluster, and write what it did.",
+)
+@click.option("--gpus", type=Count(1), help="With --emulate: number of accelerators.  [default: as many as torchrun's]")
 @click.option("--overwrite", is_flag=True, help="Replace an existing capture in the folder.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the table.")
 @wide_option
@@ -103,6 +110,8 @@ def capture(
     shapes: bool,
     packets: int,
     graph: bool,
+    cluster: str | None,
+    gpus: int | None,
     overwrite: bool,
     as_json: bool,
     command: tuple[str, ...],
@@ -112,7 +121,12 @@ def capture(
     installed, and it must use torch's optimizers, whose steps delimit the iterations.
     """
     out = out.absolute()
+    if gpus is not None and cluster is None:
+        raise click.UsageError("--gpus needs --emulate")
     _make_room(out, overwrite)
+    if cluster is not None:
+        _emulate(cluster, gpus, out, as_json, command)
+        return
     skip, stop = steps
     environment = os.environ | {
         "SWITCHML_TRACE_DIR": str(out),
@@ -179,6 +193,28 @@ def _summary(about: dict[str, Any], out: Path) -> RankSummary:
         packets_lost=sum(agent["packets_lost"] for agent in about["agents"]),
         trace_bytes=sum(file.stat().st_size for file in out.glob(f"rank-{rank}.*")),
     )
+
+
+_OF_RUNS = ("steps", "measure", "shapes", "packets", "graph")
+"""Parameters that mean nothing to a script which is emulated."""
+
+
+def _emulate(cluster: str, gpus: int | None, out: Path, as_json: bool, command: tuple[str, ...]) -> None:
+    """By `switchml emulate`, which another package brings."""
+    context = click.get_current_context()
+    for parameter in context.command.params:
+        source = context.get_parameter_source(parameter.name or "")
+        if parameter.name in _OF_RUNS and source is not None and source.name == "COMMANDLINE":
+            raise click.UsageError(f"{parameter.opts[0]} does not go with --emulate, which plays three iterations")
+    root = context.find_root()
+    emulate = root.command.get_command(root, "emulate") if isinstance(root.command, click.Group) else None
+    if emulate is None:
+        raise click.UsageError("--emulate: the emulator is not installed")
+    out.mkdir(parents=True, exist_ok=True)
+    words = ["--cluster", cluster, "--timeline", str(out / "rank-0.json.gz")]
+    words += ["--gpus", str(gpus)] if gpus is not None else []
+    words += ["--json"] if as_json else []
+    emulate.main([*words, "--", *command], standalone_mode=False)
 
 
 def _report(abouts: list[dict[str, Any]], out: Path, code: int, as_json: bool) -> None:

@@ -182,7 +182,9 @@ class ScriptGroup(Collectives):
         algorithm = network.allreduce if operation == "all_reduce" else "auto"
         seconds = cost(network.cluster, operation, size_bytes, self._where, algorithm).seconds
         launch_s = network.cluster.software.launch_collective_s
-        return network.clock.collective(self._stream, operation, size_bytes, launch_s, seconds)
+        return network.clock.collective(
+            self._stream, operation, size_bytes, (self._name, tuple(self._ranks)), launch_s, seconds
+        )
 
 
 _FUNCTIONAL = {

@@ -23,6 +23,8 @@ from switchml.runtime.folders import TemporaryFolder
 _STDERR = 2
 ITERATIONS = 3
 """Played: the first makes the optimizer's state, the last is reported."""
+PROFILED = 3
+"""More that are played for a profile, which is of the last of them."""
 
 
 @dataclass(frozen=True)
@@ -71,22 +73,34 @@ def play(
     allreduce: str = "auto",
     *,
     limit_s: float | None = None,
+    profile: Path | None = None,
     quiet: bool = False,
 ) -> dict[str, Any]:
     """What a script takes on `gpus` accelerators of `cluster`, by default as many as its launcher starts, as
-    `ScriptResult` in JSON. `quiet`: what the script prints goes to stderr. Raises OutOfMemory, JobError if it fails."""
+    `ScriptResult` in JSON. `profile`: a file for what was played, as PyTorch's profiler would have recorded it
+    (.json or .json.gz). `quiet`: what the script prints goes to stderr. Raises OutOfMemory, JobError if it fails."""
     machine = clusters.load(cluster)
     command = read_command(words, machine.accelerators_per_node)
     world = gpus or command.processes or 1
     if command.script[0] != "-m" and not Path(command.script[0]).is_file():
         raise ConfigError(f"no script {command.script[0]}")
+    iterations = ITERATIONS if profile is None else ITERATIONS - 1 + PROFILED
     ranks: dict[str, str] = {}
     if command.processes or world > 1:
         ranks = torchrun_environment(0, world, machine.accelerators_per_node, 29500)
     with TemporaryFolder("script") as folder:
         request, result = Path(folder) / "request.json", Path(folder) / "result.json"
         request.write_text(
-            json.dumps({"cluster": cluster, "world": world, "allreduce": allreduce, "result": str(result)})
+            json.dumps(
+                {
+                    "cluster": cluster,
+                    "world": world,
+                    "allreduce": allreduce,
+                    "iterations": iterations,
+                    "result": str(result),
+                    "profile": str(profile.absolute()) if profile else "",
+                }
+            )
         )
         try:
             process = subprocess.run(
@@ -98,7 +112,7 @@ def play(
             )
         except subprocess.TimeoutExpired:
             raise JobError(
-                f"{command.script[0]} made no {ITERATIONS} optimizer steps in {limit_s:.0f} s (--time-limit)"
+                f"{command.script[0]} made no {iterations} optimizer steps in {limit_s:.0f} s (--time-limit)"
             ) from None
         if not result.is_file():
             raise JobError(f"{command.script[0]} ended with exit code {process.returncode} and nothing to report")

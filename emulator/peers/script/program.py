@@ -15,6 +15,7 @@ from typing import Any
 import emulator
 from emulator.cluster import cluster as clusters
 from emulator.peers.run import run
+from emulator.peers.script import profile
 from emulator.peers.script.result import result_of
 from emulator.peers.script.session import Finished, Session
 from switchml.errors import SwitchMLError
@@ -30,7 +31,9 @@ def main(arguments: list[str]) -> None:
     request = json.loads(Path(arguments[0]).read_text())
     script = arguments[1:]
     name = script[1] if script[0] == "-m" else script[0]
-    session = Session(clusters.load(request["cluster"]), request["world"], 0, request["allreduce"])
+    session = Session(
+        clusters.load(request["cluster"]), request["world"], 0, request["allreduce"], request["iterations"]
+    )
     outcome: dict[str, Any]
     try:
         try:
@@ -42,6 +45,8 @@ def main(arguments: list[str]) -> None:
             if ended.code not in (None, 0):
                 raise
         outcome = {"result": result_of(session, name).to_json()}
+        if request.get("profile"):
+            profile.write(session, Path(request["profile"]))
     except torch.OutOfMemoryError as error:
         outcome = {"full": str(error), "where": _where(error), "memory": session.ledger.at_peak()}
     except SwitchMLError as error:

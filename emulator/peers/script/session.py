@@ -17,7 +17,7 @@ from emulator.peers.script.clock import Clock
 from emulator.peers.script.costs import Costs
 from emulator.peers.script.cuda import replace
 from emulator.peers.script.device import Device, DeviceTensor, Hooks
-from emulator.peers.script.launch import ITERATIONS
+from emulator.peers.script.launch import PROFILED
 from emulator.peers.script.memory import Ledger, Phase
 from emulator.peers.script.operators import Operator
 from switchml.units import bytes_text
@@ -32,23 +32,27 @@ class Finished(BaseException):
 
 
 class Session:
-    """Everything that the script meets. `local_rank`: the number of its device on its node."""
+    """Everything that the script meets. `local_rank`: the number of its device on its node. `iterations`: how many to
+    play."""
 
-    def __init__(self, cluster: Cluster, world: int, local_rank: int, allreduce: str):
+    def __init__(self, cluster: Cluster, world: int, local_rank: int, allreduce: str, iterations: int):
         accelerator = cluster.device
         driver.install()
         choices.install(accelerator)
-        self.cluster, self.world = cluster, world
+        self.cluster, self.world, self._iterations = cluster, world, iterations
         self.clock = Clock()
         self.memory = Allocator(accelerator.memory_bytes)
         self.ledger = Ledger()
         self.boundaries: list[tuple[float, int]] = []
         """(seconds, spans so far) at the end of each iteration."""
+        self.scopes: list[tuple[str, float, float]] = []
+        """What the host was at, as the profiler names it, from and to when."""
         self._costs = Costs(accelerator, cluster.software)
         self._blocks: dict[int, Block | None] = {}
         self._workspaces: set[bool] = set()
         self._optimizer: torch.optim.Optimizer | None = None
         self._in_optimizer = False
+        self._called_s = self._stepped_s = 0.0
         self.is_compiled = False
         self.device = Device(Hooks(self._launch, self._allocate, self._free, self._read), local_rank)
         cuda.install(accelerator, min(world, cluster.accelerators_per_node), local_rank, self.clock, self.memory)
@@ -107,13 +111,14 @@ class Session:
         self.clock.synchronize(self.clock.stream)
 
     def _before_step(self, optimizer: Any, *_: Any) -> None:
-        self._in_optimizer = True
+        self._in_optimizer, self._called_s = True, self.clock.host_s
         for parameter in _parameters(optimizer):
             self._mark("weights", parameter)
             self._mark("gradients", parameter.grad)
 
     def _stepped(self, optimizer: Any, *_: Any) -> None:
         self._in_optimizer = False
+        self.scopes.append((f"Optimizer.step#{type(optimizer).__name__}.step", self._called_s, self.clock.host_s))
         for state in optimizer.state.values():
             for value in state.values() if isinstance(state, dict) else ():
                 self._mark("optimizer states", value)
@@ -122,8 +127,12 @@ class Session:
         if optimizer is not self._optimizer:
             return
         self.ledger.mark_rest("buffers and buckets")
+        self.scopes.append((f"ProfilerStep#{len(self.boundaries)}", self._stepped_s, self.clock.host_s))
         self.boundaries.append((self.clock.now_s, len(self.clock.spans)))
-        if len(self.boundaries) == ITERATIONS:
+        if self._iterations - len(self.boundaries) == PROFILED:
+            self.clock.synchronize()  # as the profiler does when it starts, so that no earlier work is in the profile
+        self._stepped_s = self.clock.host_s
+        if len(self.boundaries) == self._iterations:
             raise Finished
 
     def _mark(self, use: str, tensor: Any) -> None:

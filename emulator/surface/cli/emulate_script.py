@@ -27,7 +27,7 @@ class WithScript(click.Command):
         return super().parse_args(ctx, args)
 
 
-_TAKEN = ("cluster", "gpus", "allreduce", "as_json", "time_budget_s")
+_TAKEN = ("cluster", "gpus", "allreduce", "as_json", "time_budget_s", "timeline_file")
 """Parameters of `switchml emulate` that a script leaves open; it says all else itself."""
 
 
@@ -41,7 +41,7 @@ def emulate_script(as_json: bool) -> None:
         if name not in _TAKEN and source is not None and source.name == "COMMANDLINE" and name in context.params:
             raise ConfigError(
                 f"{parameter.opts[0]}: the script after -- says that itself; "
-                "expected --cluster, --gpus, --allreduce or --json"
+                "expected --cluster, --gpus, --allreduce, --timeline or --json"
             )
     words = context.meta[SCRIPT]
     if not words:
@@ -55,6 +55,7 @@ def emulate_script(as_json: bool) -> None:
         options.get("gpus") or 0,
         options.get("allreduce") or "auto",
         limit_s=options.get("time_budget_s"),
+        profile=options.get("timeline_file"),
         quiet=as_json,
     )
     output(as_json, lambda: result, lambda: show(result))

@@ -1,0 +1,170 @@
+"""What was played, as PyTorch's profiler would have recorded it: Kineto's JSON, for ui.perfetto.dev and all that reads
+such traces. Every order between host and streams that the clock kept is in it, as CUDA's profiler records them
+(`cuda_sync` events).
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from emulator.peers.script.clock import Collective, Span, Wait
+from emulator.peers.script.launch import PROFILED
+from emulator.peers.script.session import Session
+from switchml.output_files import whole_file
+
+HOST, DEVICE = 1, 0
+"""Processes of the file."""
+THREAD = 1
+FIRST_STREAM = 7
+"""As torch numbers its default stream."""
+_TICK_S = 1e-8
+"""Of a runtime call: shorter than anything that the host does."""
+_KERNELS = {
+    "all_reduce": "ncclDevKernel_AllReduce_Sum_RING",
+    "all_gather": "ncclDevKernel_AllGather_RING",
+    "reduce_scatter": "ncclDevKernel_ReduceScatter_Sum_RING",
+    "all_to_all": "ncclDevKernel_SendRecv",
+    "broadcast": "ncclDevKernel_Broadcast_RING",
+    "reduce": "ncclDevKernel_Reduce_Sum_RING",
+    "barrier": "ncclDevKernel_AllReduce_Sum_RING",
+}
+_NAMES = {
+    "all_reduce": "allreduce",
+    "all_gather": "_allgather_base",
+    "reduce_scatter": "_reduce_scatter_base",
+    "all_to_all": "all_to_allv",
+}
+"""c10d's, where they differ."""
+
+
+def write(session: Session, path: Path) -> None:
+    """Write the last PROFILED iterations, but not the first unless it is the only one, to `path` (.json or
+    .json.gz)."""
+    content = {
+        "schemaVersion": 1,
+        "deviceProperties": [{"id": 0, "name": session.cluster.device.title}],
+        "distributedInfo": {"backend": "nccl", "rank": 0, "world_size": session.world},
+        "baseTimeNanoseconds": 0,
+        "traceEvents": list(_Events(session).all()),
+    }
+    text = json.dumps(content).encode()
+    with whole_file(path) as part:
+        part.write_bytes(gzip.compress(text, 6) if path.name.endswith(".gz") else text)
+
+
+class _Events:
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        clock, steps = session.clock, [one for one in session.scopes if one[0].startswith("ProfilerStep")]
+        first = max(len(steps) - PROFILED, min(1, len(steps) - 1))
+        self._from_s = steps[first][1]
+        self._spans = [one for one in clock.spans if one.called_s >= self._from_s]
+        ends = {one.start_s + one.duration_s: place for place, one in enumerate(self._spans)}
+        self._waits = [(one, ends.get(one.until_s)) for one in clock.waits if one.at_s >= self._from_s]
+        self._records: dict[int, int] = {}
+        """Span → correlation of the cudaEventRecord behind it, of those that something waits for."""
+        self._next = 2 * len(self._spans) + 1
+        for wait, place in self._waits:
+            if wait.stream >= 0 and place is not None and place not in self._records:
+                self._records[place] = self._correlation()
+
+    def _correlation(self) -> int:
+        self._next += 1
+        return self._next
+
+    def all(self) -> Iterator[dict[str, Any]]:
+        yield {"ph": "M", "name": "process_name", "pid": HOST, "tid": 0, "args": {"name": "python"}}
+        yield {"ph": "M", "name": "thread_name", "pid": HOST, "tid": THREAD, "args": {"name": "thread 1 (python)"}}
+        for name, begun_s, ended_s in self._session.scopes:
+            if begun_s >= self._from_s:
+                yield _host("user_annotation", name, begun_s, ended_s)
+        for place, span in enumerate(self._spans):
+            yield from self._span(place, span)
+        for wait, place in self._waits:
+            awaited = None if place is None else self._spans[place]
+            yield from self._wait(wait, awaited, None if place is None else self._records.get(place))
+
+    def _span(self, place: int, span: Span) -> Iterator[dict[str, Any]]:
+        """An operator or collective: the host's call, the launch within it, what runs on the device."""
+        correlation = place + 1
+        where = {"correlation": correlation, "device": 0, "stream": FIRST_STREAM + span.stream}
+        if isinstance(span, Collective):
+            name, args = "record_param_comms", _described(span)
+            kernel = _KERNELS[span.operation]
+        else:
+            operator = self._session.device.operators[span.operator]
+            namespace, base = operator.name.split(".")[:2]
+            name = kernel = f"{namespace}::{base}"
+            args = {"Input Dims": [list(one.size) for one in operator.inputs]}
+        yield _host("cpu_op", name, span.called_s, span.launched_s, args)
+        record = self._records.get(place)
+        launched_s = span.launched_s - (2 * _TICK_S if record else 0.0)
+        call = {"correlation": correlation}
+        yield _host("cuda_runtime", "cudaLaunchKernel", launched_s - _TICK_S, launched_s, call)
+        if record:
+            recorded_s = span.launched_s
+            yield _host("cuda_runtime", "cudaEventRecord", recorded_s - _TICK_S, recorded_s, {"correlation": record})
+        described = args if isinstance(span, Collective) else {}
+        yield _event("kernel", kernel, DEVICE, where["stream"], span.start_s, span.duration_s, where | described)
+
+    def _wait(self, wait: Wait, awaited: Span | None, record: int | None) -> Iterator[dict[str, Any]]:
+        correlation = self._correlation()
+        call = {"correlation": correlation}
+        if wait.stream < 0:
+            stream = FIRST_STREAM + (0 if awaited is None else awaited.stream)
+            yield _host("cuda_runtime", "cudaStreamSynchronize", wait.at_s, wait.until_s, call)
+            args = call | {"cuda_sync_kind": "Stream Sync", "stream": stream, "device": 0}
+            yield _event("cuda_sync", "Stream Sync", DEVICE, stream, wait.at_s, wait.until_s - wait.at_s, args)
+        elif awaited is not None and record is not None and awaited.stream != wait.stream:
+            stream = FIRST_STREAM + wait.stream
+            yield _host("cuda_runtime", "cudaStreamWaitEvent", wait.at_s, wait.at_s + _TICK_S, call)
+            args = call | {
+                "cuda_sync_kind": "Stream Wait Event",
+                "stream": stream,
+                "device": 0,
+                "wait_on_stream": FIRST_STREAM + awaited.stream,
+                "wait_on_cuda_event_record_corr_id": record,
+            }
+            yield _event("cuda_sync", "Stream Wait Event", DEVICE, stream, wait.at_s, 0.0, args)
+
+
+def _described(span: Collective) -> dict[str, Any]:
+    """As c10d describes a collective (torch/csrc/distributed/c10d/ParamCommsUtils.hpp), in bytes."""
+    name, ranks = span.group
+    whole, share = int(span.size_bytes), int(span.size_bytes / len(ranks))
+    sent = share if span.operation == "all_gather" else whole
+    received = share if span.operation == "reduce_scatter" else whole
+    return {
+        "Collective name": _NAMES.get(span.operation, span.operation),
+        "In msg nelems": sent,
+        "Out msg nelems": received,
+        "dtype": "Byte",
+        "Group size": len(ranks),
+        "Process Group Name": name,
+        "Process Group Ranks": json.dumps(list(ranks)),
+    }
+
+
+def _host(
+    category: str, name: str, begun_s: float, ended_s: float, args: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    return _event(category, name, HOST, THREAD, begun_s, ended_s - begun_s, args or {})
+
+
+def _event(
+    category: str, name: str, process: int, thread: int, start_s: float, duration_s: float, args: dict[str, Any]
+) -> dict[str, Any]:
+    return {
+        "ph": "X",
+        "cat": category,
+        "name": name,
+        "pid": process,
+        "tid": thread,
+        "ts": start_s * 1e6,
+        "dur": duration_s * 1e6,
+        "args": args,
+    }
