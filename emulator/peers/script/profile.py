@@ -84,9 +84,9 @@ class _Events:
                 yield _host("user_annotation", name, begun_s, ended_s)
         for place, span in enumerate(self._spans):
             yield from self._span(place, span)
-        for wait, place in self._waits:
-            awaited = None if place is None else self._spans[place]
-            yield from self._wait(wait, awaited, None if place is None else self._records.get(place))
+        for wait, awaited in self._waits:
+            span = None if awaited is None else self._spans[awaited]
+            yield from self._wait(wait, span, None if awaited is None else self._records.get(awaited))
 
     def _span(self, place: int, span: Span) -> Iterator[dict[str, Any]]:
         """An operator or collective: the host's call, the launch within it, what runs on the device."""
