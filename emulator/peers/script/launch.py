@@ -6,16 +6,15 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from emulator.cluster import cluster as clusters
 from emulator.peers.launch import torchrun_environment
+from emulator.peers.script.commands import read_command
 from switchml.errors import ConfigError, JobError, OutOfMemory
 from switchml.runtime.children import dying_with_us
 from switchml.runtime.folders import TemporaryFolder
@@ -25,45 +24,6 @@ ITERATIONS = 3
 """Played: the first makes the optimizer's state, the last is reported."""
 PROFILED = 3
 """More that are played for a profile, which is of the last of them."""
-
-
-@dataclass(frozen=True)
-class Command:
-    """`script`: a path, or "-m" and a module, and its arguments. `processes`: as the launcher was told, on all nodes
-    together; 0: there is no launcher."""
-
-    script: tuple[str, ...]
-    processes: int = 0
-
-
-def read_command(words: Sequence[str], per_node: int) -> Command:
-    """torchrun, python or a script, with what follows, for nodes of `per_node` accelerators. ConfigError for others."""
-    first, *rest = words
-    name = Path(first).name
-    if name.startswith("python"):
-        while rest[:1] and rest[0] in ("-u", "-O", "-B"):
-            rest = rest[1:]
-        if rest[:2] in (["-m", "torch.distributed.run"], ["-m", "torch.distributed.launch"]):
-            return _torchrun(rest[2:], per_node)
-        if not rest:
-            raise ConfigError("python: no script follows")
-        return Command(tuple(rest))
-    if name == "torchrun":
-        return _torchrun(rest, per_node)
-    if first == "-m" or first.endswith(".py"):
-        return Command(tuple(words))
-    raise ConfigError(f"{shlex.join(words)}: expected torchrun, python or a script (.py)")
-
-
-def _torchrun(words: Sequence[str], per_node: int) -> Command:
-    from torch.distributed.run import get_args_parser
-
-    given = get_args_parser().parse_args(list(words))
-    processes, nodes = str(given.nproc_per_node), str(given.nnodes).partition(":")[0]
-    if not nodes.isdigit():
-        raise ConfigError(f"torchrun --nnodes {given.nnodes}: expected a number")
-    script = (("-m",) if given.module else ()) + (given.training_script, *given.training_script_args)
-    return Command(script, (int(processes) if processes.isdigit() else per_node) * int(nodes))
 
 
 def play(
@@ -105,7 +65,7 @@ def play(
         try:
             process = subprocess.run(
                 [sys.executable, "-m", "emulator.peers.script.program", str(request), *command.script],
-                env=os.environ | {"CUDA_VISIBLE_DEVICES": ""} | ranks,
+                env=os.environ | command.environment | {"CUDA_VISIBLE_DEVICES": ""} | ranks,
                 stdout=_STDERR if quiet else None,
                 preexec_fn=dying_with_us(),
                 timeout=limit_s,

@@ -85,8 +85,8 @@ class _Events:
         for place, span in enumerate(self._spans):
             yield from self._span(place, span)
         for wait, awaited in self._waits:
-            span = None if awaited is None else self._spans[awaited]
-            yield from self._wait(wait, span, None if awaited is None else self._records.get(awaited))
+            awaited_span = None if awaited is None else self._spans[awaited]
+            yield from self._wait(wait, awaited_span, None if awaited is None else self._records.get(awaited))
 
     def _span(self, place: int, span: Span) -> Iterator[dict[str, Any]]:
         """An operator or collective: the host's call, the launch within it, what runs on the device."""

@@ -51,7 +51,9 @@ def main(arguments: list[str]) -> None:
         outcome = {"full": str(error), "where": _where(error), "memory": session.ledger.at_peak()}
     except SwitchMLError as error:
         outcome = {"error": str(error), "where": _where(error)}
-    except Exception as error:
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # torch.distributed.checkpoint's are no Exception
         traceback.print_exc()
         outcome = {"error": f"{type(error).__name__}: {error}".strip(), "where": _where(error)}
     Path(request["result"]).write_text(json.dumps(outcome))

@@ -58,6 +58,8 @@ def result_of(session: Session, script: str) -> ScriptResult:
         )
     if session.device.known.guessed:
         notes.append(f"masks that are taken to pick half of the elements: {session.device.known.guessed}")
+    if session.checkpoints.skipped:
+        notes.append(f"distributed checkpoints that are neither written nor read: {session.checkpoints.skipped}")
     spans = session.clock.spans[first:last]
     busy, exposed_s = _parts(session, spans, start_s, end_s)
     parts = dict(sorted(busy.items(), key=lambda entry: -entry[1]))

@@ -13,6 +13,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from emulator.cluster.cluster import Cluster
 from emulator.peers.script import choices, cuda, driver, group
 from emulator.peers.script.allocator import Allocator, Block, Full
+from emulator.peers.script.checkpoints import Checkpoints
 from emulator.peers.script.clock import Clock
 from emulator.peers.script.costs import Costs
 from emulator.peers.script.cuda import replace
@@ -57,6 +58,7 @@ class Session:
         self.device = Device(Hooks(self._launch, self._allocate, self._free, self._read), local_rank)
         cuda.install(accelerator, min(world, cluster.accelerators_per_node), local_rank, self.clock, self.memory)
         group.install(group.Network(cluster, self.clock, world, allreduce))
+        self.checkpoints = Checkpoints()
         self._functional = group.Functional(self.clock)
         torch.__future__.set_swap_module_params_on_conversion(True)
         for module in ("torch.optim.optimizer", "torch.utils._foreach_utils"):

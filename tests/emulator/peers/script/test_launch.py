@@ -2,7 +2,7 @@
 
 import pytest
 
-from emulator.peers.script.launch import Command, read_command
+from emulator.peers.script.commands import Command, read_command
 from switchml.errors import ConfigError
 
 pytest.importorskip("torch")
@@ -27,3 +27,14 @@ def test_commands(words):
 def test_others_are_refused(words):
     with pytest.raises(ConfigError):
         read_command(words.split(), per_node=8)
+
+
+def test_accelerate_launch():
+    pytest.importorskip("accelerate")
+    words = "accelerate launch --num_processes 16 --num_machines 2 --machine_rank 0 --main_process_ip 127.0.0.1"
+    read = read_command(f"{words} --mixed_precision bf16 train.py --lr 1".split(), per_node=8)
+    assert (read.script, read.processes) == (("train.py", "--lr", "1"), 16)
+    assert read.environment["ACCELERATE_MIXED_PRECISION"] == "bf16"
+    assert read_command(["accelerate", "launch", "train.py"], per_node=8).processes == 8
+    with pytest.raises(ConfigError, match="--use_deepspeed: expected GPUs under DDP or FSDP"):
+        read_command(["accelerate", "launch", "--use_deepspeed", "train.py"], per_node=8)

@@ -1,0 +1,84 @@
+"""Command lines of launchers: which script they start, with which arguments and environment, in how many processes."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from switchml.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Command:
+    """`script`: a path, or "-m" and a module, and its arguments. `processes`: as the launcher was told, on all nodes
+    together; 0: there is no launcher. `environment`: what the launcher adds."""
+
+    script: tuple[str, ...]
+    processes: int = 0
+    environment: dict[str, str] = field(default_factory=dict)
+
+
+def read_command(words: Sequence[str], per_node: int) -> Command:
+    """torchrun, accelerate launch, python or a script, with what follows, for nodes of `per_node` accelerators.
+    ConfigError for others."""
+    first, *rest = words
+    name = Path(first).name
+    if name.startswith("python"):
+        while rest[:1] and rest[0] in ("-u", "-O", "-B"):
+            rest = rest[1:]
+        if rest[:2] in (["-m", "torch.distributed.run"], ["-m", "torch.distributed.launch"]):
+            return _torchrun(rest[2:], per_node)
+        if rest[:2] == ["-m", "accelerate.commands.launch"]:
+            return _accelerate(rest[2:], per_node)
+        if not rest:
+            raise ConfigError("python: no script follows")
+        return Command(tuple(rest))
+    if name == "torchrun":
+        return _torchrun(rest, per_node)
+    if name == "accelerate" and rest[:1] == ["launch"]:
+        return _accelerate(rest[1:], per_node)
+    if first == "-m" or first.endswith(".py"):
+        return Command(tuple(words))
+    raise ConfigError(f"{shlex.join(words)}: expected torchrun, accelerate launch, python or a script (.py)")
+
+
+def _torchrun(words: Sequence[str], per_node: int) -> Command:
+    from torch.distributed.run import get_args_parser
+
+    given = get_args_parser().parse_args(list(words))
+    processes, nodes = str(given.nproc_per_node), str(given.nnodes).partition(":")[0]
+    if not nodes.isdigit():
+        raise ConfigError(f"torchrun --nnodes {given.nnodes}: expected a number")
+    script = _script(given.module, given)
+    return Command(script, (int(processes) if processes.isdigit() else per_node) * int(nodes))
+
+
+def _accelerate(words: Sequence[str], per_node: int) -> Command:
+    """By accelerate's own parser, which reads the user's configuration too; only what it hands to the script counts."""
+    try:
+        from accelerate.commands import launch
+        from accelerate.utils.launch import prepare_multi_gpu_env
+    except ImportError:
+        raise ConfigError("accelerate launch: accelerate is not installed in this Python") from None
+    given = launch.launch_command_parser().parse_args(list(words))
+    for option in ("use_deepspeed", "use_megatron_lm", "tpu", "cpu"):
+        if getattr(given, option, False):
+            raise ConfigError(f"accelerate launch --{option}: expected GPUs under DDP or FSDP")
+    if given.num_processes is None and given.config_file is None:
+        given.num_processes = per_node * (given.num_machines or 1)
+    given.multi_gpu = given.multi_gpu or not given.use_fsdp
+    try:
+        chosen = launch._validate_launch_command(given)[0]
+    except ValueError as error:
+        raise ConfigError(f"accelerate launch: {error}") from None
+    chosen.main_process_port = 0
+    added = {key: value for key, value in prepare_multi_gpu_env(chosen).items() if os.environ.get(key) != value}
+    return Command(_script(chosen.module, chosen), int(chosen.num_processes), added)
+
+
+def _script(is_module: bool, given: Any) -> tuple[str, ...]:
+    return (("-m",) if is_module else ()) + (given.training_script, *given.training_script_args)
