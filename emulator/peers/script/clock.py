@@ -19,6 +19,8 @@ class Span:
     called_s: float
     launched_s: float
     """When the host began and ended to put it on the stream."""
+    module: str
+    """To which it belongs (`modules.py`)."""
 
 
 @dataclass(frozen=True)
@@ -61,13 +63,13 @@ class Clock:
         self.ends_s.append(0.0)
         return len(self.ends_s) - 1
 
-    def launch(self, operator: int, host_s: float, duration_s: float) -> None:
+    def launch(self, operator: int, host_s: float, duration_s: float, module: str) -> None:
         """An operator that keeps the host for `host_s` and then the device for `duration_s`; 0: it has no kernel."""
         called_s = self.host_s
         self.host_s += host_s
         if duration_s > 0:
             start_s = self._begin(self.stream, duration_s)
-            self.spans.append(Span(operator, self.stream, start_s, duration_s, called_s, self.host_s))
+            self.spans.append(Span(operator, self.stream, start_s, duration_s, called_s, self.host_s, module))
 
     def collective(
         self,
@@ -84,7 +86,7 @@ class Clock:
         self.host_s += host_s
         start_s = self._begin(stream, duration_s)
         times = start_s, duration_s, called_s, self.host_s
-        self.spans.append(Collective(-1, stream, *times, operation, size_bytes, group))
+        self.spans.append(Collective(-1, stream, *times, "", operation, size_bytes, group))
         return self.ends_s[stream]
 
     def _begin(self, stream: int, duration_s: float) -> float:

@@ -27,16 +27,17 @@ class Ledger:
     def __init__(self) -> None:
         self._events: list[tuple[int, int]] = []
         self._phases: dict[int, Phase] = {}
+        self._modules: dict[int, str] = {}
         self._sizes: dict[int, int] = {}
         self._live: set[int] = set()
         self._from_before: set[int] = set()
         self._uses: dict[int, str] = {}
         self._allocated = self._peak = self._peak_at = 0
 
-    def allocated(self, number: int, bytes: int, phase: Phase) -> None:
-        """Block `number` is taken."""
+    def allocated(self, number: int, bytes: int, phase: Phase, module: str) -> None:
+        """Block `number` is taken while an operator of `module` runs."""
         self._events.append((number, bytes))
-        self._phases[number], self._sizes[number] = phase, bytes
+        self._phases[number], self._sizes[number], self._modules[number] = phase, bytes, module
         self._live.add(number)
         self._allocated += bytes
         if self._allocated > self._peak:
@@ -61,14 +62,27 @@ class Ledger:
 
     def at_peak(self) -> dict[str, int]:
         """Bytes by use when most was allocated, the largest first."""
+        total: Counter[str] = Counter()
+        for number, size in self._live_at_peak().items():
+            total[self._use(number)] += size
+        return dict(total.most_common())
+
+    def activations_at_peak(self) -> dict[str, int]:
+        """Bytes of activations by module when most was allocated, the largest first."""
+        total: Counter[str] = Counter()
+        for number, size in self._live_at_peak().items():
+            if self._use(number) == _USES[Phase.FORWARD]:
+                total[self._modules[number]] += size
+        return dict(total.most_common())
+
+    def _use(self, number: int) -> str:
+        return "workspaces" if number < 0 else self._uses.get(number, _USES[self._phases[number]])
+
+    def _live_at_peak(self) -> dict[int, int]:
         live: dict[int, int] = {}
         for number, size in self._events[: self._peak_at]:
             if size:
                 live[number] = size
             else:
                 live.pop(number, None)
-        total: Counter[str] = Counter()
-        for number, size in live.items():
-            use = "workspaces" if number < 0 else self._uses.get(number, _USES[self._phases[number]])
-            total[use] += size
-        return dict(total.most_common())
+        return live

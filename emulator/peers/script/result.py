@@ -33,6 +33,9 @@ class ScriptResult:
     capacity_bytes: float
     memory: dict[str, int]
     """What is allocated at the peak, by use."""
+    modules: dict[str, dict[str, float]]
+    """By module, layers that are alike together ("h.*.mlp"), "" for all that is in none: seconds of its kernels, forward
+    and backward, and bytes of its activations at the peak."""
     notes: list[str] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
@@ -87,8 +90,19 @@ def result_of(session: Session, script: str) -> ScriptResult:
         session.memory.peak_reserved_bytes,
         session.cluster.device.memory_bytes,
         session.ledger.at_peak(),
+        _modules(session, spans),
         notes,
     )
+
+
+def _modules(session: Session, spans: list[Span]) -> dict[str, dict[str, float]]:
+    found: defaultdict[str, dict[str, float]] = defaultdict(lambda: {"seconds": 0.0, "activation_bytes": 0})
+    for one in spans:
+        if not isinstance(one, Collective):
+            found[one.module]["seconds"] += one.duration_s
+    for name, size in session.ledger.activations_at_peak().items():
+        found[name]["activation_bytes"] += size
+    return dict(sorted(found.items(), key=lambda entry: -entry[1]["seconds"]))
 
 
 def _parts(session: Session, spans: list[Span], start_s: float, end_s: float) -> tuple[dict[str, float], float]:

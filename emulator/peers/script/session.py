@@ -20,6 +20,7 @@ from emulator.peers.script.cuda import replace
 from emulator.peers.script.device import Device, DeviceTensor, Hooks
 from emulator.peers.script.launch import PROFILED
 from emulator.peers.script.memory import Ledger, Phase
+from emulator.peers.script.modules import OUTSIDE, Modules
 from emulator.peers.script.operators import Operator
 from switchml.units import bytes_text
 
@@ -44,6 +45,9 @@ class Session:
         self.clock = Clock()
         self.memory = Allocator(accelerator.memory_bytes)
         self.ledger = Ledger()
+        self.modules = Modules()
+        self._module = OUTSIDE
+        """Of the last operator: what is allocated next is for its results."""
         self.boundaries: list[tuple[float, int]] = []
         """(seconds, spans so far) at the end of each iteration."""
         self.scopes: list[tuple[str, float, float]] = []
@@ -86,7 +90,8 @@ class Session:
             self._workspaces.add(is_backward)
             self._allocate(-1 - is_backward, WORKSPACE_BYTES.get(self.cluster.device.architecture, 8519680))
         host_s = self._costs.host_s(operator, is_backward)
-        self.clock.launch(operator.number, host_s, self._costs.device_s(operator))
+        self._module = self.modules.current(is_backward)
+        self.clock.launch(operator.number, host_s, self._costs.device_s(operator), self._module)
 
     def _phase(self) -> Phase:
         if self._in_optimizer:
@@ -103,7 +108,7 @@ class Session:
                 f"allocated and {bytes_text(self.memory.reserved_bytes)} reserved by PyTorch."
             ) from None
         self._blocks[number] = block
-        self.ledger.allocated(number, 0 if block is None else block.bytes, self._phase())
+        self.ledger.allocated(number, 0 if block is None else block.bytes, self._phase(), self._module)
 
     def _free(self, number: int) -> None:
         self.memory.give_back(self._blocks.pop(number, None))
@@ -134,6 +139,7 @@ class Session:
         if self._iterations - len(self.boundaries) == PROFILED:
             self.clock.synchronize()  # as the profiler does when it starts, so that no earlier work is in the profile
         self._stepped_s = self.clock.host_s
+        self.modules.next_iteration()
         if len(self.boundaries) == self._iterations:
             raise Finished
 

@@ -27,6 +27,7 @@ class WithScript(click.Command):
         return super().parse_args(ctx, args)
 
 
+_SHOWN_MODULES = 10
 _TAKEN = ("cluster", "gpus", "allreduce", "as_json", "time_budget_s", "timeline_file")
 """Parameters of `switchml emulate` that a script leaves open; it says all else itself."""
 
@@ -83,5 +84,31 @@ def show(result: dict[str, Any]) -> None:
             table.add(f"  {name}", f"{size / 1e9:.2f} GB")
     table.add("memory, reserved", f"{result['reserved_bytes'] / 1e9:.2f} GB")
     tables.show(table)
+    _show_modules(result)
+    if result["notes"]:
+        say("")
     for note in result["notes"]:
         say(("note: ", "bold"), note)
+
+
+def _show_modules(result: dict[str, Any]) -> None:
+    """The modules that take most time, forward and backward, and what they keep for the backward pass."""
+    modules = list(result["modules"].items())
+    if len(modules) < 2:
+        return
+    say("")
+    table = tables.Table(
+        [
+            tables.name("module"),
+            tables.number("time", "ms"),
+            tables.number("share", "%"),
+            tables.number("activations", "GB"),
+        ]
+    )
+    shown = [(name or "in no module: loss, optimizer", entry) for name, entry in modules[:_SHOWN_MODULES]]
+    if rest := [entry for _, entry in modules[_SHOWN_MODULES:]]:
+        shown.append((f"others ({len(rest)})", {key: sum(entry[key] for entry in rest) for key in rest[0]}))
+    for name, entry in shown:
+        share = 100 * entry["seconds"] / result["iteration_s"]
+        table.add(name, f"{entry['seconds'] * 1e3:,.2f}", f"{share:.1f}", f"{entry['activation_bytes'] / 1e9:.2f}")
+    tables.show(table)

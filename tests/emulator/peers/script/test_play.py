@@ -159,3 +159,37 @@ def test_refused(tmp_path, what):
     outcome = play(tmp_path, text)
     assert "result" not in outcome
     assert expected in " ".join(str(outcome.get(key)) for key in ("full", "error", "where"))
+
+
+def test_time_and_activations_by_module(tmp_path):
+    """Layers that are alike share a row; backward belongs to the module whose forward it is, a checkpoint included."""
+    text = """
+    import torch, torch.nn as nn
+    from torch.utils.checkpoint import checkpoint
+
+    class Block(nn.Module):
+        def __init__(self, again):
+            super().__init__()
+            self.up, self.down, self.again = nn.Linear(1024, 4096), nn.Linear(4096, 1024), again
+
+        def forward(self, x):
+            return x + checkpoint(self.inner, x, use_reentrant=False) if self.again else x + self.inner(x)
+
+        def inner(self, x):
+            return self.down(torch.relu(self.up(x)))
+
+    model = nn.Sequential(*[Block(again) for again in (False, False, True)]).cuda()
+    optimizer = torch.optim.AdamW(model.parameters())
+    for step in range(9):
+        model(torch.randn(16384, 1024, device="cuda")).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    """
+    result = play(tmp_path, text)["result"]
+    modules = result["modules"]
+    assert set(modules) >= {"", "*", "*.up", "*.down"}
+    # Three forward, three backward of two products each, and one forward again.
+    assert modules["*.up"]["seconds"] == pytest.approx(modules["*.down"]["seconds"], rel=0.5)
+    assert sum(one["activation_bytes"] for one in modules.values()) == result["memory"]["activations"]
+    # What relu keeps of two blocks, and what the third computes again.
+    assert modules["*"]["activation_bytes"] >= 2 * 16384 * 4096 * 4

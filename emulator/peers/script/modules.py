@@ -1,0 +1,57 @@
+"""Which module of a script an operator belongs to. Forward, the one that runs; backward, the one whose forward made the
+node of autograd's tape that runs: autograd numbers its nodes, and the backward pass says which number it is at.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import torch
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+
+OUTSIDE = ""
+"""Of operators in no module: a loss, clipping, an optimizer."""
+_WRAPPERS = re.compile(r"(^|(?<=\.))(module|_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)(\.|$)")
+_NUMBERS = re.compile(r"(?<![^.])\d+(?![^.])")
+
+
+def folded(name: str) -> str:
+    """A module's name without wrappers and with "*" for numbers: layers that are alike share it."""
+    return _NUMBERS.sub("*", _WRAPPERS.sub("", name)).strip(".")
+
+
+class Modules:
+    """Follows all modules of this process."""
+
+    def __init__(self) -> None:
+        self._names: dict[int, str] = {}
+        self._stack: list[str] = []
+        self._of_node: dict[int, str] = {}
+        register_module_forward_pre_hook(self._enter)
+        register_module_forward_hook(self._leave, always_call=True)
+
+    def current(self, is_backward: bool) -> str:
+        """The folded name of the module that runs."""
+        if not is_backward:
+            name = self._stack[-1] if self._stack else OUTSIDE
+            self._of_node[torch.autograd._get_sequence_nr() - 1] = name
+            return name
+        if self._stack:  # a checkpoint is computed again
+            return self._stack[-1]
+        node: Any = torch._C._current_autograd_node()
+        return OUTSIDE if node is None else self._of_node.get(node._sequence_nr(), OUTSIDE)
+
+    def next_iteration(self) -> None:
+        """Forget nodes of the tape."""
+        self._of_node.clear()
+
+    def _enter(self, module: torch.nn.Module, arguments: Any) -> None:
+        if id(module) not in self._names:
+            if not self._stack:
+                self._names |= {id(one): folded(name) for name, one in module.named_modules()}
+            self._names.setdefault(id(module), folded(type(module).__name__))
+        self._stack.append(self._names[id(module)] or type(module).__name__)
+
+    def _leave(self, module: torch.nn.Module, arguments: Any, result: Any) -> None:
+        self._stack.pop()
