@@ -34,8 +34,8 @@ class ScriptResult:
     memory: dict[str, int]
     """What is allocated at the peak, by use."""
     modules: dict[str, dict[str, float]]
-    """By module, layers that are alike together ("h.*.mlp"), "" for what is in none: seconds of its kernels, forward and
-    backward, and bytes of its activations at the peak."""
+    """By module, layers that are alike together ("h.*.mlp"), "" for what is in none: seconds of its kernels, forward
+    and backward, and bytes of its activations at the peak."""
     notes: list[str] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
