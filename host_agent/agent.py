@@ -125,7 +125,7 @@ class HostAgent(Agent):
         same order.
 
         Waits up to `timeout_s` for the aggregator and all ranks; by default up to $SWITCHML_JOIN_TIMEOUT (30 s) for the
-        aggregator, and 60 s in all. `secret`: the job's (default: $SWITCHML_SECRET).
+        aggregator, and 60 s in all. `secret`: the job's (default: the environment's).
         `payload_bytes`: 256 or 1024 a packet. `slots`: a power of two, 0 for the aggregator's choice. `bind_ip`:
         address to receive on; by default 127.0.x.y, its own for each job and rank, if the aggregator is on this
         machine's loopback, else the address that routes to it. `transport`: "udp", "shm" (memory shared with an

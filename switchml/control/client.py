@@ -35,6 +35,7 @@ from switchml.control.dataplane import Address, Link
 from switchml.control.membership import PROTOCOL, Disagreement, JobInfo, Peer, PeerLeft, PeerLost, Resumption
 from switchml.control.messages import address as plain_address
 from switchml.control.messages import fields
+from switchml.control.secret import given_secret
 from switchml.errors import ConfigError, JoinError
 
 __all__ = [
@@ -116,7 +117,7 @@ def join(
     `resumption`: the job goes on here, and does not begin (section 12). `is_given_up` is asked now and then; if it says
     so, JoinError ends the wait.
     `host_name` is what the others see in `peers` (default: this machine's). `secret` defaults to the environment's
-    SWITCHML_SECRET, `tls_ca` (a PEM file; its presence turns TLS on) to SWITCHML_TLS_CA. An aggregator that can't be
+    (secret.py), `tls_ca` (a PEM file; its presence turns TLS on) to SWITCHML_TLS_CA. An aggregator that can't be
     reached is retried for `timeout_s`; a refusal is final. An aggregator silent for `peer_timeout_s` counts as lost.
 
     Raises JoinError with the aggregator's message, or ConfigError for an invalid argument.
@@ -128,7 +129,7 @@ def join(
             job=job,
             rank=rank,
             world_size=world_size,
-            secret=os.environ.get("SWITCHML_SECRET", "") if secret is None else secret,
+            secret=given_secret() if secret is None else secret,
             data_address=plain_address(data_address),
             more_addresses=[plain_address(address) for address in more_addresses],
             slots=slots,
@@ -160,9 +161,9 @@ def status(
     address: str, *, secret: str | None = None, tls_ca: str | Path | None = None, timeout_s: float = STATUS_TIMEOUT_S
 ) -> v2_pb2.StatusReply:
     """Everything that `switchml status` shows of the aggregator at `address`: totals, and details of the jobs with this
-    secret (default: $SWITCHML_SECRET) and of those without one. Raises JoinError if it can't be reached, or refuses
+    secret (default: the environment's) and of those without one. Raises JoinError if it can't be reached, or refuses
     because of too many wrong secrets."""
-    secret = os.environ.get("SWITCHML_SECRET", "") if secret is None else secret
+    secret = given_secret() if secret is None else secret
     target = "{}:{}".format(*split_address(address))
     with open_channel(target, PEER_TIMEOUT_S, tls_ca) as channel:
         try:

@@ -77,3 +77,15 @@ def test_the_real_thing_on_this_machine(monkeypatch):
     result = CliRunner().invoke(doctor.doctor, ["--seconds", "0.2", "--json"])
     assert result.exit_code == 0
     assert "all sums right" in json.loads(result.stdout[result.stdout.index("{") :])["all-reduce"]["found"]
+
+
+@pytest.mark.parametrize(
+    ("address", "secret", "state"),
+    [("", "", "ok"), ("127.0.0.1", "", "ok"), ("10.0.0.1", "", "missing"), ("10.0.0.1", "a secret", "ok")],
+)
+def test_a_store_that_shows_a_secret_to_other_machines(monkeypatch, address, secret, state):
+    pytest.importorskip("torch")
+    monkeypatch.setenv("MASTER_ADDR", address)
+    monkeypatch.setenv("SWITCHML_SECRET", secret)
+    (finding,) = (each for each in checkup.look_around() if each.name == "torch's store")
+    assert finding.state == state and ("set SWITCHML_SECRET" in finding.advice) == (state == "missing")
