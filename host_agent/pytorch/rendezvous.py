@@ -27,7 +27,7 @@ from types import TracebackType
 
 from torch._C._distributed_c10d import Store
 
-from host_agent.failover import split_standbys
+from host_agent.failover import REACH_S, split_standbys
 from host_agent.hierarchy.hosts import this_machine
 from host_agent.pytorch.aggregator import ROOM, ChildAggregator, options_for
 from host_agent.pytorch.store import ADVICE, POLL_S, asking, host_of, read, read_fields
@@ -235,10 +235,10 @@ class Rendezvous:
         return Invitation(address, self._job_name(), self.secret or drawn)
 
     def _reach(self, addresses: str) -> None:
-        """Wait until the aggregators are there. Raises JoinError for one that is not; where one refuses to answer,
-        joining explains better what is wrong."""
+        """Wait until the aggregators are there. Raises JoinError for one that is not, nor a standby; where one refuses
+        to answer, joining explains better what is wrong."""
         timeout_s = min(self.timeout.total_seconds(), reach_timeout_s())
-        active, _ = split_standbys(addresses)  # a standby may come later
+        active, standbys = split_standbys(addresses)
         if protocol_of(None).version == "v1":
             v1.data_port(active, timeout_s=timeout_s)
             return
@@ -247,7 +247,7 @@ class Rendezvous:
             try:
                 client.wait_for(address, timeout_s=timeout_s)
             except JoinError:
-                if time.monotonic() >= deadline - client.RETRY_S:
+                if time.monotonic() >= deadline - client.RETRY_S and not any(map(_is_there, standbys)):
                     raise
 
     def _job_name(self) -> str:
@@ -282,6 +282,14 @@ class Rendezvous:
             flush=True,
         )
         return address
+
+
+def _is_there(standby: str) -> bool:
+    try:
+        client.wait_for(standby, timeout_s=REACH_S)
+    except JoinError:
+        return False
+    return True
 
 
 def _address_for_others(main_address: str) -> str:
