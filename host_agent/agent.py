@@ -29,7 +29,7 @@ from host_agent.base import Agent, SparseOption
 from host_agent.calls import Handle, Request
 from host_agent.core import Core, new_worker
 from host_agent.driver import DriverLock
-from host_agent.failover import Failover, split_standbys
+from host_agent.failover import Failover, join_first, split_standbys
 from host_agent.hierarchy.agent import HierarchicalAgent
 from host_agent.hierarchy.hosts import resolve
 from host_agent.sharded import ShardedAgent, split_addresses
@@ -125,7 +125,7 @@ class HostAgent(Agent):
         same order.
 
         Waits up to `timeout_s` for the aggregator and all ranks; by default up to $SWITCHML_JOIN_TIMEOUT (30 s) for the
-        aggregator, and 60 s in all. `secret`: the job's (default: $SWITCHML_SECRET).
+        aggregator, and 60 s in all. `secret`: the job's (default: the environment's).
         `payload_bytes`: 256 or 1024 a packet. `slots`: a power of two, 0 for the aggregator's choice. `bind_ip`:
         address to receive on; by default 127.0.x.y, its own for each job and rank, if the aggregator is on this
         machine's loopback, else the address that routes to it. `transport`: "udp", "shm" (memory shared with an
@@ -392,7 +392,7 @@ def _join_one(
     agent: type[HostAgent], standbys: tuple[str, ...], address: str, options: joining.Options, **limit: int
 ) -> Agent:
     """One rank of a job at one aggregator, with an agent for each part of the job."""
-    parts = joining.join(address, options, **limit)
+    parts, addresses = join_first(address, standbys, options, **limit)
     agents: list[HostAgent] = []
     try:
         agents += (agent(part) for part in parts)
@@ -406,7 +406,7 @@ def _join_one(
         for each in agents:
             each.core.on_event(event, time.monotonic())
 
-    Failover(agents, parts[0], [address, *standbys], on_event)
+    Failover(agents, parts[0], addresses, on_event)
     if len(agents) == 1:
         return agents[0]
     return ShardedAgent([*agents], [], job=options.job, payload_bytes=options.payload_bytes)

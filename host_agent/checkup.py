@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from switchml.cli.extras import EXTRAS, Extra, is_there
+from switchml.errors import ConfigError
 
 TARGET_BUFFER_BYTES = 4 << 20
 
@@ -56,7 +57,7 @@ def look_around() -> list[Finding]:
     findings = [python, _machine(), _root(), _namespaces(), *_udp_offload(), _buffers(), _ports()]
     findings += [_extra(name, extra) for name, extra in EXTRAS.items()]
     if importlib.util.find_spec("torch"):
-        findings.append(_torch_backend())
+        findings += [_torch_backend(), _torch_store()]
     findings.append(_bmv2())
     findings += [_program(name, command, use) for name, (command, use) in PROGRAMS.items()]
     return findings
@@ -139,6 +140,23 @@ def _torch_backend() -> Finding:
         "found by torch as 'switchml'" if is_there else "no entry point",
         "install the package (pip install -e .) or import host_agent.pytorch.backend in the script",
     )
+
+
+def _torch_store() -> Finding:
+    """Whether a job that starts in this environment shows its secret to other machines."""
+    from switchml.control.secret import given_secret, is_beyond_loopback, open_secret
+
+    name, host = "torch's store", os.environ.get("MASTER_ADDR", "")
+    try:
+        secret = given_secret()
+    except ConfigError as error:
+        return Finding(name, "broken", str(error))
+    if secret:
+        return Finding(name, "ok", "holds no secret: the ranks have one")
+    if not host or not is_beyond_loopback(host):
+        where = f"MASTER_ADDR {host} is" if host else "without MASTER_ADDR, on"
+        return Finding(name, "ok", f"holds a job's secret, {where} loopback")
+    return Finding(name, "missing", f"holds a job's secret, at MASTER_ADDR {host}", f"of a job, {open_secret(host)}")
 
 
 def compared(device: str | None) -> Finding:

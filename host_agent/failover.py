@@ -9,6 +9,7 @@ route, and lets them go on. Where there are standbys, it also asks a silent aggr
 from __future__ import annotations
 
 import functools
+import itertools
 import logging
 import os
 import threading
@@ -77,6 +78,31 @@ def route(addresses: Sequence[Any], lost: Any) -> Iterator[Stop]:
     while True:
         for number, address in enumerate(ordered):
             yield Stop(address, REACH_S, MEET_S / 2**number)
+
+
+def join_first(
+    address: str, standbys: Sequence[str], options: joining.Options, **limit: int
+) -> tuple[list[joining.Joined], list[str]]:
+    """Begin a job at its aggregator, or where that is not there, or is lost before the job has started, at a standby.
+    Returns what `joining.join` does, and all addresses, beginning with this one. An aggregator that has not been there
+    yet may take half of the time that is left; who was there goes on after `REACH_S`. Raises JoinError."""
+    addresses = [address, *standbys]
+    if not standbys:
+        return joining.join(address, options, **limit), addresses
+    deadline = time.monotonic() + options.timeout_s
+    for at in itertools.cycle(addresses):
+        left_s = deadline - time.monotonic()
+        reach_s = min(options.reach_timeout_s, max(left_s / 2, REACH_S))
+        try:
+            joined = joining.join(at, options.until(deadline, reach_timeout_s=reach_s, retry_s=REACH_S), **limit)
+        except client.Unreachable as error:
+            if time.monotonic() >= deadline:
+                raise
+            log.warning(f"job '{options.job}' rank {options.rank}: {error}; trying the next of {', '.join(addresses)}")
+        else:
+            number = addresses.index(at)
+            return joined, [*addresses[number:], *addresses[:number]]
+    raise AssertionError("a cycle has no end")
 
 
 def is_loss(event: client.SessionEvent, has_standby: bool) -> bool:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import socket
 import time
@@ -63,6 +64,8 @@ class Options:
     """How long to try to go on when the aggregator is lost."""
     deadline_s: float = 0.0
     """How long sums that may be late wait for a rank (section 13); 0: there are none."""
+    retry_s: float = math.inf
+    """How long an aggregator that is lost before the job has started is waited for."""
     resumption: Resumption | None = None
     """Set where a job goes on (section 12)."""
     is_given_up: Callable[[], bool] = lambda: False
@@ -183,6 +186,7 @@ def join(address: str, options: Options, most_parts: int = MOST_PARTS) -> list[J
             deadline_s=options.deadline_s,
             is_given_up=options.is_given_up,
             timeout_s=options.until(deadline).timeout_s,
+            retry_s=options.retry_s,
             **options.client_options(),
         )
         undo.callback(session.leave)

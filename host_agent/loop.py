@@ -251,7 +251,10 @@ def _sleep(loop, now, tick_ns, clock):
     if near:
         shm.announce_sleep(loop.shared, me.identity.rank, 0)
         if woken & 1:
-            udp.receive_batch(loop.io, loop.incoming)  # the aggregator's knock: nothing in it
+            count = udp.receive_batch(loop.io, loop.incoming)
+            for i in range(count):  # the aggregator's knock has nothing in it
+                if loop.incoming.length[i] != 0:
+                    me.counters.refused += 1
     return woken & 2 != 0
 
 

@@ -5,7 +5,21 @@ Importing this package loads nothing else: name the module that you need, for ex
 `trace` come from there by way of the entry points `switchml.api`, as subcommands do, so that nothing here imports it.
 """
 
-from switchml import lazy
+import _signal  # what of `signal` is built in: the rest takes milliseconds to import
+import os
+import sys
+
+
+def _end_at_once(*_: object) -> None:
+    """For Ctrl-C while the command line loads, until `cli/interrupts.py` knows a better end: no traceback."""
+    os._exit(130)
+
+
+_is_command = os.path.basename(*sys.argv[:1] or [""]) == "switchml" or sys.orig_argv[1:3] == ["-m", "switchml"]
+if _is_command and _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:
+    _signal.signal(_signal.SIGINT, _end_at_once)
+
+from switchml import lazy  # noqa: E402 - nothing of ours is imported before
 
 __version__ = "0.1.0"
 

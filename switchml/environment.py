@@ -41,6 +41,12 @@ GROUPS: dict[str, tuple[Variable, ...]] = {
             "how long sums that may be late wait for a rank ([reliability](reliability.md))",
         ),
         Variable("SWITCHML_SECRET", "text", "with torch: random; else none", "the job's secret; ranks must agree"),
+        Variable(
+            "SWITCHML_SECRET_FILE",
+            "file",
+            "none",
+            "where SWITCHML_SECRET is unset: a file with the job's secret, which this user alone may read (mode 600)",
+        ),
         Variable("SWITCHML_JOB", "text", "`torch` or torchrun's run id, and six digits", "the job's name (with torch)"),
         Variable(
             "SWITCHML_JOIN_TIMEOUT",

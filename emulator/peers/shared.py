@@ -22,7 +22,7 @@ from emulator.peers.recording import Reader, Writer
 from emulator.peers.settings import PREFIX, PeerSettings, from_environment
 from emulator.peers.values import Values
 from emulator.peers.world import Communicator, World
-from host_agent.pytorch.rendezvous import own_part
+from host_agent.pytorch.store import own_part
 from host_agent.pytorch.work import CallbackThreads
 from switchml.errors import ConfigError
 
@@ -128,7 +128,7 @@ def _who_is_real(settings: PeerSettings, rank: int, size: int) -> tuple[int, tup
 def gloo_of(options: GroupOptions, real: tuple[int, ...], place: int) -> tuple[Gloo | None, dist.ProcessGroup]:
     """Gloo among the real ranks, None for a single one; and an ordinary group around it, which torch asks for names."""
     store = options.store if len(real) > 1 else dist.HashStore()
-    store = own_part(store, place, len(real), options.timeout)
+    store = own_part(store, place, len(real), options.timeout).unsealed()
     wrapper = dist.ProcessGroup(store, place, len(real))
     gloo = _gloo(dist.PrefixStore("gloo/", store), place, len(real), options.timeout)
     wrapper._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
@@ -140,7 +140,7 @@ def more_gloo(options: GroupOptions, real: int, place: int) -> Gloo | None:
     """Another one among the real ranks of a group, for collectives in an order of their own."""
     if real == 1:
         return None
-    store = own_part(dist.PrefixStore("copies/", options.store), place, real, options.timeout)
+    store = own_part(dist.PrefixStore("copies/", options.store), place, real, options.timeout).unsealed()
     gloo: Gloo = _gloo(store, place, real, options.timeout)
     return gloo
 

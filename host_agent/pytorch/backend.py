@@ -4,7 +4,8 @@ torch calls `autoload` at `import torch` (entry point group `torch.backends`), s
 `dist.init_process_group("switchml")`. What takes time to import waits until then.
 
     SWITCHML_AGGREGATOR   HOST:PORT of an aggregator's control port. Unset: rank 0 starts one, which ends with the job
-    SWITCHML_SECRET       the job's secret. Unset: a random one
+    SWITCHML_SECRET       the job's secret, alike on all ranks; SWITCHML_SECRET_FILE: a file with it. Unset: a random
+                          one, which stands in torch's store for all who reach it
     SWITCHML_JOB          the job's name in `switchml status`. Unset: torch, or torchrun's run id, and six digits
     SWITCHML_JOIN_TIMEOUT how long rank 0 waits for an aggregator that is not there yet: 30s unless set
     SWITCHML_TLS_CA       PEM file with the certificate authority of the aggregator's control port. Unset: no TLS
@@ -14,7 +15,7 @@ torch calls `autoload` at `import torch` (entry point group `torch.backends`), s
     SWITCHML_COLLECTIVES  0: only sums and averages go through the aggregator (collectives.py)
     SWITCHML_HIERARCHY    node: the ranks of a host sum in shared memory, and one of them speaks to the network
 
-Rank 0 of a group reads the first two and sends them to the other ranks through the group's store; each rank reads the
+Rank 0 of a group reads the first and sends it to the other ranks through the group's store; each rank reads the
 others, and what else `HostAgent.join` takes from the environment.
 """
 

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore, Store, Work
+from torch._C._distributed_c10d import Store, Work
 
 from host_agent import recording
 from host_agent.agent import HostAgent
@@ -34,11 +34,13 @@ from host_agent.loop import warm_up
 from host_agent.pytorch import collectives, gloo, premultiplied
 from host_agent.pytorch.compiling import never_compiled, never_compiled_methods
 from host_agent.pytorch.counts import GLOO, Counts
-from host_agent.pytorch.rendezvous import Rendezvous, own_part, without_traceback
+from host_agent.pytorch.rendezvous import Invitation, Rendezvous, without_traceback
+from host_agent.pytorch.store import Part, asking, own_part
 from host_agent.pytorch.work import AllReduceWork, CallbackThreads, flat_memory
 from host_agent.signatures import Signature
 from host_agent.v1.agent import DTYPES
 from host_agent.v1.joining import protocol_of
+from switchml.control.secret import given_secret
 from switchml.errors import ConfigError, JobError, JoinError, PeerLost
 
 if TYPE_CHECKING:
@@ -72,8 +74,8 @@ fine."""
 JOIN_TIMEOUT_S = 60.0
 """All ranks are here, as Gloo has connected them: an aggregator that can't be reached need not cost half an hour."""
 
-_default_address: str | None = None
-"""The default group's aggregator, for its sub-groups."""
+_default: Invitation | None = None
+"""The default group's aggregator and secret, for its sub-groups."""
 _open_groups: weakref.WeakSet[SwitchMLProcessGroup] = weakref.WeakSet()
 
 
@@ -123,22 +125,30 @@ class SwitchMLProcessGroup(dist.ProcessGroup):
         if is_v1 and not self._is_default:
             self._sums = frozenset()
         self._counts = Counts()
-        store = own_part(store, rank, size, timeout)
+        address, secret = (None, "") if _default is None else (_default.address, _default.secret)
+        # Ranks of the default group have its secret; a group that is no part of it may have ranks of several.
+        secret = given_secret() or (secret if global_ranks else "")
+        try:
+            part = own_part(store, rank, size, timeout, secret)
+        except JoinError:
+            without_traceback()
+            raise
+        self._gloo_part = part.under("gloo")
         rendezvous = None
         if (size > 1 or self._is_default) and self._sums:
-            part = PrefixStore("switchml/", store)
-            rendezvous = Rendezvous(part, rank, size, group_name, timeout, _default_address, job)
+            rendezvous = Rendezvous(part.under("switchml"), rank, size, group_name, timeout, address, job, secret)
         self._rendezvous = rendezvous
         try:
             if rendezvous is not None:
                 rendezvous.prepare()
-            self._gloo = _gloo_group(PrefixStore("gloo/", store), rank, size, timeout)
+            with asking("Gloo could not connect the group's ranks"):
+                self._gloo = _gloo_group(self._gloo_part, rank, size, timeout)
             if rendezvous is not None:
                 self._join(rendezvous)
         except BaseException as error:
             self._leave(in_good_order=False)
-            if isinstance(error, dist.DistNetworkError):  # as it is, it makes torch's caller try again (by_name.py)
-                error = JoinError(f"the group's store went away before the group was complete: {error}")
+            if isinstance(error, dist.DistError):  # as it is, it may make torch's caller try again (by_name.py)
+                error = JoinError(f"torch's store failed before the group was complete: {error}")
             if isinstance(error, JoinError):
                 without_traceback()
             raise error
@@ -146,7 +156,7 @@ class SwitchMLProcessGroup(dist.ProcessGroup):
         _open_groups.add(self)
 
     def _join(self, rendezvous: Rendezvous) -> None:
-        global _default_address
+        global _default
         warm_up()
         invitation = rendezvous.meet()
         self.agent = HostAgent.join(
@@ -159,7 +169,7 @@ class SwitchMLProcessGroup(dist.ProcessGroup):
         )
         self._counts.report_to(self.agent)
         if self._is_default:
-            _default_address = invitation.address
+            _default = invitation
         else:
             self.agent.global_ranks = self._global_ranks
 
@@ -418,7 +428,7 @@ class SwitchMLProcessGroup(dist.ProcessGroup):
         self._leave(in_good_order=False)
 
     def _leave(self, in_good_order: bool) -> None:
-        global _default_address
+        global _default
         with self._shutdown_lock:
             rendezvous, self._rendezvous = self._rendezvous, None
             agent, self.agent = self.agent, None
@@ -434,7 +444,7 @@ class SwitchMLProcessGroup(dist.ProcessGroup):
         if agent is not None:
             agent.leave()
         if rendezvous is not None and self._is_default:
-            _default_address = None
+            _default = None
         self.callbacks.close()
         if group is not None:
             group.shutdown()
@@ -469,10 +479,10 @@ for _name in GLOO_METHODS:
         setattr(SwitchMLProcessGroup, _name, _gloo_method(_name))
 
 
-def _gloo_group(store: Store, rank: int, size: int, timeout: timedelta) -> dist.ProcessGroup:
-    """An ordinary process group over Gloo, as `init_process_group("gloo")` makes it."""
-    group = dist.ProcessGroup(store, rank, size)
-    gloo = dist.ProcessGroupGloo(store, rank, size, timeout)
+def _gloo_group(part: Part, rank: int, size: int, timeout: timedelta) -> dist.ProcessGroup:
+    """An ordinary process group over Gloo, as `init_process_group("gloo")` makes it. It lives no longer than `part`."""
+    group = dist.ProcessGroup(part.unsealed(), rank, size)
+    gloo = dist.ProcessGroupGloo(part, rank, size, timeout)
     gloo._set_sequence_number_for_group()
     kind = dist.ProcessGroup.BackendType.GLOO
     group._set_default_backend(kind)

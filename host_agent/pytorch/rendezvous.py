@@ -1,14 +1,18 @@
 """How the ranks of a group find their aggregator: rank 0 decides, and tells the others through the group's store.
 
 Rank 0 takes the aggregator that SWITCHML_AGGREGATOR names, else the one that this process knows from its default group,
-else it starts one. Along go the job's name and secret, both random unless SWITCHML_SECRET is set, so that simultaneous
-jobs on one aggregator never meet.
+else it starts one. Along goes the job's name, which is random, so that simultaneous jobs on one aggregator never meet.
+
+All ranks of a job have a secret. One that they have in common already is not sent, but seals what is: the user's
+(SWITCHML_SECRET, SWITCHML_SECRET_FILE), or in a sub-group the default group's. Else rank 0 draws one, and the store
+holds it for everybody who reaches it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import resource
 import secrets
@@ -21,26 +25,30 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from types import TracebackType
 
-from torch._C._distributed_c10d import PrefixStore, Store
+from torch._C._distributed_c10d import Store
 
-from host_agent.failover import split_standbys
+from host_agent.failover import REACH_S, split_standbys
 from host_agent.hierarchy.hosts import this_machine
 from host_agent.pytorch.aggregator import ROOM, ChildAggregator, options_for
+from host_agent.pytorch.store import ADVICE, POLL_S, asking, host_of, read, read_fields
 from host_agent.reach import address_towards
 from host_agent.v1.joining import protocol_of
 from switchml.control import client
+from switchml.control.channel import split_address
 from switchml.control.client import reach_timeout_s
-from switchml.control.membership import name_ranks
+from switchml.control.secret import is_beyond_loopback, open_secret
 from switchml.control.v1 import client as v1
-from switchml.errors import JoinError, SwitchMLError
+from switchml.errors import ConfigError, JoinError, SwitchMLError
 from switchml.text import plain
+
+log = logging.getLogger("host_agent")
 
 FAREWELL_S = 5.0
 """How long a rank that is done waits for the others to be done too."""
 LONGEST_JOB_NAME = 180
 """The aggregator takes 200; agents put suffixes behind it."""
-POLL_S = 0.005
-"""How often a rank looks who has come."""
+LONGEST_ERROR = 2000
+"""Characters of what rank 0 tells the others."""
 SHORT_RUN_ID = 12
 """Of torchrun's run id, which may be a UUID."""
 
@@ -61,36 +69,6 @@ def without_traceback() -> None:
             print(plain(f"switchml: error: {error}"), file=sys.stderr, flush=True)
 
     sys.excepthook = hook
-
-
-def own_part(store: Store, rank: int, size: int, timeout: timedelta) -> Store:
-    """A part of `store` that no earlier group of this name has written to. torchrun keeps one store for all rounds of
-    `--max-restarts`, and earlier rounds may have ended anywhere, with another number of ranks.
-
-    1. Each rank but 0 announces a random word. What it finds there is of an earlier round.
-    2. Rank 0 names the new part to each word that it reads, old ones as well, until the rank that wrote it answers
-       from within the part. Nobody waits for an old word.
-
-    Raises JoinError after `timeout`.
-    """
-    if rank != 0:
-        word = secrets.token_hex(8)
-        store.set(f"word/{rank}", word)
-        store.wait([f"part/{word}"], timeout)
-        part = PrefixStore(bytes(store.get(f"part/{word}")).decode(), store)
-        part.set(f"here/{rank}", "")
-        return part
-    name = f"{secrets.token_hex(8)}/"
-    part = PrefixStore(name, store)
-    missing, deadline = list(range(1, size)), time.monotonic() + timeout.total_seconds()
-    while missing := [other for other in missing if not part.check([f"here/{other}"])]:
-        for other in missing:
-            if store.check([f"word/{other}"]):
-                store.set(f"part/{bytes(store.get(f'word/{other}')).decode()}", name)
-        if time.monotonic() >= deadline:
-            raise JoinError(f"{name_ranks(missing)} did not come within {timeout.total_seconds():g} s")
-        time.sleep(POLL_S)
-    return part
 
 
 @dataclass(frozen=True)
@@ -135,8 +113,9 @@ own_aggregator = _OwnAggregator()
 class Rendezvous:
     """That of one group's ranks. `prepare`, then `meet` once at the beginning, `part` once at the end.
 
-    `known_address` is the aggregator of the default group, if this process has one: a sub-group uses it too.
-    `job` begins the job's name, for groups that torch has not made.
+    `known_address` is the aggregator of the default group, if this process has one: a sub-group uses it too. `secret`
+    is what all ranks have already, "" if rank 0 is to draw one. `job` begins the job's name, for groups that torch has
+    not made.
     """
 
     store: Store
@@ -146,6 +125,7 @@ class Rendezvous:
     timeout: timedelta
     known_address: str | None = None
     job: str = ""
+    secret: str = field(default="", repr=False)
     _own: ChildAggregator | None = field(default=None, init=False)
 
     def prepare(self) -> None:
@@ -161,17 +141,52 @@ class Rendezvous:
                 self._own = own_aggregator.acquire(self._choose_bind_address())
 
     def meet(self) -> Invitation:
-        """Raises JoinError on every rank if rank 0 could not start the aggregator, or reach it."""
-        if self.rank == 0:
-            with self._telling_errors():
-                invitation = self._invite()
-            self.store.set("invitation", json.dumps(invitation.__dict__))
-            return invitation
-        self.store.wait(["invitation"], self.timeout)
-        fields = json.loads(self.store.get("invitation"))
-        if "error" in fields:
-            raise ToldByAnother(f"rank 0: {fields['error']}")
-        return Invitation(**fields)
+        """Raises JoinError on every rank if rank 0 could not start the aggregator, or reach it, and where the store
+        holds what rank 0 can't have written."""
+        if self.rank:
+            return self._read_invitation()
+        with self._telling_errors():
+            invitation = self._invite()
+        fields = invitation.__dict__
+        if self.secret:  # the others have it
+            fields = {name: text for name, text in fields.items() if name != "secret"}
+        elif invitation.secret and self.size > 1:
+            self._warn_of_open_secret(invitation.job)
+        self.store.set("invitation", json.dumps(fields))
+        return invitation
+
+    def _warn_of_open_secret(self, job: str) -> None:
+        """In the log: whoever reaches the store reads what rank 0 drew."""
+        if host := host_of(self.store):
+            level = logging.WARNING if is_beyond_loopback(host) else logging.INFO
+            log.log(level, f"job '{job}': {open_secret(host)}")
+
+    def _read_invitation(self) -> Invitation:
+        with asking("nothing came from rank 0"):
+            self.store.wait(["invitation"], self.timeout)
+        fields = read_fields(self.store, "invitation")
+        if set(fields) == {"error"}:
+            raise ToldByAnother(plain(f"rank 0: {' '.join(fields['error'].split())[:LONGEST_ERROR]}"))
+        expected = {"address", "job", *([] if self.secret else ["secret"])}
+        if set(fields) != expected:
+            raise JoinError(f"rank 0's invitation in torch's store lacks {expected - set(fields)}: {ADVICE}")
+        self._check_address(fields["address"])
+        return Invitation(**{"secret": self.secret, **fields})
+
+    def _check_address(self, address: str) -> None:
+        """Raises JoinError for what is no address, or not the one that this rank has been given, too."""
+        given = os.environ.get("SWITCHML_AGGREGATOR") or (self.known_address if not self.job else None)
+        if given is not None and given != address:
+            raise JoinError(
+                f"rank 0 names {address[:80]!r} as the aggregator, and this rank was given {given!r}: set "
+                f"SWITCHML_AGGREGATOR alike on all ranks, or on rank 0 alone, or {ADVICE}"
+            )
+        try:
+            active, standbys = split_standbys(address)
+            for each in (*active.split(","), *standbys):
+                split_address(each.strip())
+        except ConfigError as error:
+            raise JoinError(f"rank 0's invitation in torch's store: {str(error)[:200]}: {ADVICE}") from error
 
     def await_others(self, point: str) -> bool:
         """Wait until all ranks have come to this `point`, at most FAREWELL_S; whether they have.
@@ -216,13 +231,14 @@ class Rendezvous:
         assert address is not None
         if self._own is None and self.known_address is None:
             self._reach(address)
-        return Invitation(address, self._job_name(), os.environ.get("SWITCHML_SECRET") or secrets.token_urlsafe(24))
+        drawn = "" if protocol_of(None).version == "v1" else secrets.token_urlsafe(24)
+        return Invitation(address, self._job_name(), self.secret or drawn)
 
     def _reach(self, addresses: str) -> None:
-        """Wait until the aggregators are there. Raises JoinError for one that is not; where one refuses to answer,
-        joining explains better what is wrong."""
+        """Wait until the aggregators are there. Raises JoinError for one that is not, nor a standby; where one refuses
+        to answer, joining explains better what is wrong."""
         timeout_s = min(self.timeout.total_seconds(), reach_timeout_s())
-        active, _ = split_standbys(addresses)  # a standby may come later
+        active, standbys = split_standbys(addresses)
         if protocol_of(None).version == "v1":
             v1.data_port(active, timeout_s=timeout_s)
             return
@@ -231,7 +247,7 @@ class Rendezvous:
             try:
                 client.wait_for(address, timeout_s=timeout_s)
             except JoinError:
-                if time.monotonic() >= deadline - client.RETRY_S:
+                if time.monotonic() >= deadline - client.RETRY_S and not any(map(_is_there, standbys)):
                     raise
 
     def _job_name(self) -> str:
@@ -249,14 +265,14 @@ class Rendezvous:
         try:
             yield
         except SwitchMLError as error:
-            self.store.set("invitation", json.dumps({"error": str(error)}))
+            self.store.set("invitation", json.dumps({"error": str(error)[:LONGEST_ERROR]}))
             raise
 
     def _choose_bind_address(self) -> str:
         """Loopback if all ranks run on this machine, else an address of this machine that the others can reach."""
         self.store.wait([f"machine/{rank}" for rank in range(self.size)], self.timeout)
         here = this_machine().encode()
-        if all(bytes(self.store.get(f"machine/{rank}")) == here for rank in range(self.size)):
+        if all([read(self.store, f"machine/{rank}") == here for rank in range(self.size)]):
             return "127.0.0.1"
         address = _address_for_others(os.environ.get("MASTER_ADDR", socket.gethostname()))
         print(
@@ -266,6 +282,14 @@ class Rendezvous:
             flush=True,
         )
         return address
+
+
+def _is_there(standby: str) -> bool:
+    try:
+        client.wait_for(standby, timeout_s=REACH_S)
+    except JoinError:
+        return False
+    return True
 
 
 def _address_for_others(main_address: str) -> str:

@@ -1,38 +1,15 @@
 """How signals end a command: by an exception while it runs, so that every `with` gets its turn, and at once, without a
-traceback, while the command line loads and when it is done."""
+traceback, while the command line loads (`switchml/__init__.py`) and when it is done."""
 
+import contextlib
 import signal
+import threading
+from collections.abc import Iterator
+from types import FrameType
+from typing import NoReturn
 
-
-class _AtOnce:
-    """Ctrl-C ends the process without an exception in this block."""
-
-    is_ours = False
-
-    def __enter__(self) -> None:
-        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-            try:
-                signal.signal(signal.SIGINT, signal.SIG_DFL)
-            except ValueError:  # not the main thread
-                return
-            self.is_ours = True
-
-    def __exit__(self, *_: object) -> None:
-        if self.is_ours:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-            self.is_ours = False
-
-
-at_once = _AtOnce()
-
-with at_once:  # nothing else may be imported before
-    import contextlib
-    import threading
-    from collections.abc import Iterator
-    from types import FrameType
-    from typing import NoReturn
-
-    from switchml.runtime.insist import heard, insist, is_raised
+import switchml
+from switchml.runtime.insist import heard, insist, is_raised
 
 
 @contextlib.contextmanager
@@ -52,7 +29,7 @@ def in_order() -> Iterator[None]:
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) == signal.SIG_DFL:  # `nohup` ignores the latter
             signal.signal(number, end)
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    if signal.getsignal(signal.SIGINT) in (signal.default_int_handler, switchml._end_at_once):
         signal.signal(signal.SIGINT, end)
     try:
         yield

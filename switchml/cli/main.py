@@ -7,23 +7,20 @@ Exit codes: 0 done, 1 the subcommand failed (one line on stderr says why), 2 wro
 by signal N.
 """
 
-from switchml.cli import interrupts
+import difflib
+import errno
+import functools
+import importlib
+from collections.abc import Mapping, Sequence
+from importlib.metadata import entry_points
+from typing import Any, NoReturn
 
-with interrupts.at_once:
-    import difflib
-    import errno
-    import functools
-    import importlib
-    from collections.abc import Mapping, Sequence
-    from importlib.metadata import entry_points
-    from typing import Any, NoReturn
+import click
 
-    import click
-
-    from switchml import __version__
-    from switchml.cli import common
-    from switchml.errors import SwitchMLError
-    from switchml.text import plain
+from switchml import __version__
+from switchml.cli import common, interrupts
+from switchml.errors import SwitchMLError
+from switchml.text import plain
 
 Commands = Mapping[str, tuple[str, str]]
 """Subcommand, or "group subcommand" → ("module:attribute" of its click command, the line that `--help` shows)."""

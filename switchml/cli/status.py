@@ -38,7 +38,7 @@ LATEST = 8
     "--secret",
     metavar="SECRET",
     help="Show the jobs with this secret, too. Others see it in `ps`, unlike the variable.  "
-    "[default: $SWITCHML_SECRET]",
+    "[default: $SWITCHML_SECRET, or the file $SWITCHML_SECRET_FILE]",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object (with --watch: one line per event).")
 @click.option("--prometheus", is_flag=True, help="Print Prometheus' text format.")

@@ -8,6 +8,7 @@
     p4/dataplane.py one P4 switch as such; p4/tree.py: a tree of them; p4/base.py: what both share
     service.py      gRPC for v2 (v2.proto); v1/service.py for v1 (v1.proto)
     quotas.py       what one client may have; waiting after wrong secrets
+    secret.py       a job's secret, from the environment or a file
     channel.py      what both ends of a connection agree on; connections.py: who is there, how one ended
     rpc.py          gRPC services from descriptors; messages.py: v2.proto's messages as plain data
     status.py       samples and rates; report.py, wording.py and metrics.py: the same for people and Prometheus

@@ -6,6 +6,7 @@ answer pings (from grpcio 1.73 on without needing the interpreter lock), so a Py
 is alive all the same.
 """
 
+import re
 import ssl
 from contextlib import suppress
 from pathlib import Path
@@ -19,7 +20,8 @@ PEER_TIMEOUT_S = 10.0
 MIN_PEER_TIMEOUT_S = 2.0
 """gRPC clients send at most one ping a second, so a shorter silence is no sign of failure."""
 
-
+_SHOWN = 80
+"""Characters of a wrong address, in a message."""
 _HANDSHAKE_TURNS = 4
 _DATE_PROBLEMS = (9, 10)
 """X509_V_ERR_CERT_NOT_YET_VALID, X509_V_ERR_CERT_HAS_EXPIRED (openssl/x509_vfy.h)."""
@@ -52,9 +54,18 @@ def keepalive_options(peer_timeout_s: float) -> list[tuple[str, int]]:
 def split_address(text: str) -> tuple[str, int]:
     """`host:port` as (host, port); raises ConfigError."""
     host, _, port = text.rpartition(":")
-    if not host or not port.isdigit() or not 0 < int(port) < 65536:
-        raise ConfigError(f"address {text!r}: expected HOST:PORT, for example 127.0.0.1:{CONTROL_PORT}")
+    if not _is_host(host) or not re.fullmatch("[0-9]{1,5}", port) or not 0 < int(port) < 65536:
+        shown = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
+        raise ConfigError(f"address {shown!r}: expected HOST:PORT, for example 127.0.0.1:{CONTROL_PORT}")
     return host, int(port)
+
+
+def _is_host(text: str) -> bool:
+    """Whether it can be the name or address of a host: others make the resolver raise ValueError."""
+    try:
+        return bool(text.encode("idna")) and text.isprintable() and " " not in text
+    except UnicodeError:
+        return False
 
 
 def read_pem(path: str | Path, what: str) -> bytes:

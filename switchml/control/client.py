@@ -14,6 +14,7 @@ Start children before joining, or with spawn.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import queue
 import socket
@@ -35,6 +36,7 @@ from switchml.control.dataplane import Address, Link
 from switchml.control.membership import PROTOCOL, Disagreement, JobInfo, Peer, PeerLeft, PeerLost, Resumption
 from switchml.control.messages import address as plain_address
 from switchml.control.messages import fields
+from switchml.control.secret import given_secret
 from switchml.errors import ConfigError, JoinError
 
 __all__ = [
@@ -71,6 +73,10 @@ _NO_ANSWER = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.Statu
 JOBS = v2_pb2.DESCRIPTOR.services_by_name["Jobs"]
 
 
+class Unreachable(JoinError):
+    """Nobody answered in time at an aggregator's address, or nobody does any more."""
+
+
 @dataclass(frozen=True)
 class AggregatorLost:
     """The aggregator went away; `reason` is a sentence for people."""
@@ -103,6 +109,7 @@ def join(
     deadline_s: float = 0.0,
     is_given_up: Callable[[], bool] = lambda: False,
     timeout_s: float = 60.0,
+    retry_s: float = math.inf,
     peer_timeout_s: float = PEER_TIMEOUT_S,
     tls_ca: str | Path | None = None,
 ) -> Session:
@@ -118,8 +125,9 @@ def join(
     `resumption`: the job goes on here, and does not begin (section 12). `is_given_up` is polled; if it says
     so, JoinError ends the wait.
     `host_name` is what the others see in `peers` (default: this machine's). `secret` defaults to the environment's
-    SWITCHML_SECRET, `tls_ca` (a PEM file; its presence turns TLS on) to SWITCHML_TLS_CA. An aggregator that can't be
-    reached is retried for `timeout_s`; a refusal is final. An aggregator silent for `peer_timeout_s` counts as lost.
+    (secret.py), `tls_ca` (a PEM file; its presence turns TLS on) to SWITCHML_TLS_CA. An aggregator that can't be
+    reached, or is lost before the job has started, is retried for `timeout_s`, at most for `retry_s` at a time; then
+    JoinError is an `Unreachable`. A refusal is final. An aggregator silent for `peer_timeout_s` counts as lost.
 
     Raises JoinError with the aggregator's message, or ConfigError for an invalid argument.
     """
@@ -130,7 +138,7 @@ def join(
             job=job,
             rank=rank,
             world_size=world_size,
-            secret=os.environ.get("SWITCHML_SECRET", "") if secret is None else secret,
+            secret=given_secret() if secret is None else secret,
             data_address=plain_address(data_address),
             more_addresses=[plain_address(address) for address in more_addresses],
             slots=slots,
@@ -148,7 +156,7 @@ def join(
         )
     except (TypeError, ValueError) as error:
         raise ConfigError(f"can't ask to join job {job!r} as rank {rank!r} of {world_size!r}: {error}") from error
-    session = Session(f"{host}:{port}", request, timeout_s, peer_timeout_s, tls_ca)
+    session = Session(f"{host}:{port}", request, timeout_s, retry_s, peer_timeout_s, tls_ca)
     try:
         session._wait_started(is_given_up)
     except BaseException:
@@ -162,9 +170,9 @@ def status(
     address: str, *, secret: str | None = None, tls_ca: str | Path | None = None, timeout_s: float = STATUS_TIMEOUT_S
 ) -> v2_pb2.StatusReply:
     """Everything that `switchml status` shows of the aggregator at `address`: totals, and details of the jobs with this
-    secret (default: $SWITCHML_SECRET) and of those without one. Raises JoinError if it can't be reached, or refuses
+    secret (default: the environment's) and of those without one. Raises JoinError if it can't be reached, or refuses
     because of too many wrong secrets."""
-    secret = os.environ.get("SWITCHML_SECRET", "") if secret is None else secret
+    secret = given_secret() if secret is None else secret
     target = "{}:{}".format(*split_address(address))
     with open_channel(target, PEER_TIMEOUT_S, tls_ca) as channel:
         try:
@@ -202,7 +210,7 @@ def wait_for(address: str, *, tls_ca: str | Path | None = None, timeout_s: float
             if _is_final(cause) and not is_silent:
                 raise
             if time.monotonic() + RETRY_S >= deadline:
-                raise JoinError(_unreachable(address, timeout_s, words_of(cause))) from cause
+                raise Unreachable(_unreachable(address, timeout_s, words_of(cause))) from cause
             if time.monotonic() >= notice:
                 log.warning("switchml: waiting for the aggregator at %s, %.0f s at most …", address, timeout_s)
                 notice = deadline
@@ -267,13 +275,14 @@ class Session:
         target: str,
         request: v2_pb2.JoinRequest,
         timeout_s: float,
+        retry_s: float,
         peer_timeout_s: float,
         tls_ca: str | Path | None,
     ):
         self._target = target
         self._request = request
         self._deadline = time.monotonic() + timeout_s
-        self._timeout_s = timeout_s
+        self._timeout_s, self._retry_s = timeout_s, retry_s
         self._peer_timeout_s = peer_timeout_s
         self._channel = open_channel(target, peer_timeout_s, tls_ca)
         self._jobs = rpc.client(self._channel, JOBS)
@@ -304,7 +313,7 @@ class Session:
             if time.monotonic() < self._deadline + (ANSWER_GRACE_S if self._token else 0.0):
                 continue
             if not self._token:
-                raise JoinError(_unreachable(self._target, self._timeout_s, "no answer"))
+                raise Unreachable(_unreachable(self._target, self._timeout_s, "no answer"))
             raise JoinError(
                 f"the aggregator at {self._target} took this rank in, but job {self._request.job!r} did not start "
                 f"within {self._timeout_s:g} s"
@@ -413,11 +422,13 @@ class Session:
             self._events.put(None)
 
     def _connect_and_read(self) -> None:
-        reason = "no attempt was made"
+        reason, lost_at = "no attempt was made", math.inf
         while not self._stopping.is_set():
-            remaining = self._deadline - time.monotonic()
-            if remaining <= 0:
-                self._decide(JoinError(_unreachable(self._target, self._timeout_s, reason)))
+            now = time.monotonic()
+            remaining = self._deadline - now
+            if remaining <= 0 or now >= lost_at + self._retry_s:
+                waited_s = self._timeout_s if remaining <= 0 else self._retry_s
+                self._decide(Unreachable(_unreachable(self._target, waited_s, reason)))
                 return
             self._request.timeout_s = remaining
             error = self._read_stream()
@@ -427,6 +438,7 @@ class Session:
                 self._decide(JoinError(self._refusal(error)))
                 return
             reason = words_of(error) if error is not None else "the stream ended"
+            lost_at = time.monotonic() if self._token else min(lost_at, time.monotonic())
             self._token = ""
             self._stopping.wait(RETRY_S)
 
@@ -467,7 +479,7 @@ class Session:
     def _over(self, reason: str) -> None:
         """The aggregator is lost: a refusal before the job started, an event afterwards."""
         if self._outcome is None:
-            self._decide(JoinError(f"aggregator at {self._target}: {reason}"))
+            self._decide(Unreachable(f"aggregator at {self._target}: {reason}"))
         elif isinstance(self._outcome, JobInfo) and not self._left:
             self._events.put(AggregatorLost(reason))
 

@@ -66,8 +66,12 @@ def receive(w: State, address: Address, length: int, now: int, out: np.ndarray, 
     index = seq & (me.identity.slots - 1)
     slot = w.slots[index]
     distance = serial_difference(seq, seq_of(w, index))
+    # Of a round that this rank has not sent: only where rounds end without late ranks does the aggregator answer those.
+    is_early = distance > 0 or (distance == 0 and not slot.busy and not me.identity.deadline)
     # R3. A wait packet postpones the round's next probe.
     if data[0] == wire_format.WAIT << 4 and length == _WAIT_BYTES:
+        if is_early:
+            me.counters.refused += 1
         if distance == 0 and slot.busy:
             _wait(w, slot, data, now)
             if me.identity.deadline and not w.missing.any():
@@ -84,7 +88,7 @@ def receive(w: State, address: Address, length: int, now: int, out: np.ndarray, 
         if data[0] & wire_format.R_FLAG and distance < 0 and slot.resent == slot.round + distance // me.identity.slots:
             w.queues[slot.queue].heard_at = now  # the result had come by itself
             retransmission.back_off(me, now, slot.probed == slot.resent)
-        elif distance > 0:
+        elif is_early:
             me.counters.refused += 1
         return n
     # R6. The round is answered: measure its times.

@@ -32,7 +32,7 @@ def from_stranger(packets: list[bytes], to: tuple[str, int], port: int = 0) -> N
             sock.sendto(packet, to)
 
 
-@pytest.mark.parametrize("transport", ["udp", "zmq"])
+@pytest.mark.parametrize("transport", ["udp", "zmq", "shm"])
 def test_results_from_a_strangers_socket(aggregator, attempts, transport):
     """From another address and the aggregator's port, and from another port."""
     agents = join_all(aggregator.address, 2, job=f"stranger {transport}", transport=transport)

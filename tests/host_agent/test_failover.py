@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from host_agent import failover
+from host_agent.agent import HostAgent
 from switchml.control import client
 from switchml.errors import AggregatorLost, ConfigError, PeerLost
 from tests.support.launch import Aggregator, contribution, good, join_all, leave_all, on_all, total, until
@@ -114,6 +115,37 @@ def test_a_standby_takes_over_and_loses_nothing(start, transport, options):
     busy.end()
     leave_all(agents)
     assert {agent.transport for agent in agents} == {transport}
+
+
+@pytest.mark.slow
+def test_ranks_whose_aggregator_dies_while_they_join_meet_at_the_standby(start, monkeypatch):
+    monkeypatch.setenv("SWITCHML_JOIN_TIMEOUT", "1s")  # of the rank that never sees the first one
+    first, second, third = start(), start(), start()
+    addresses = f"{first.address},standby={second.address},standby={third.address}"
+    agents: list = []
+
+    def join(*ranks: int) -> threading.Thread:
+        options = {"job": "young", "world_size": 3, "failover_timeout_s": LONG_S}
+        work = lambda rank: HostAgent.join(addresses, rank=rank, **options)  # noqa: E731
+        thread = threading.Thread(target=lambda: agents.extend(good(on_all(ranks, work))))
+        thread.start()
+        return thread
+
+    threads = [join(0, 1)]
+    until(lambda: (job := first.job("young")) and len(job.ranks) == 2)
+    first.kill()
+    threads.append(join(2))
+    for thread in threads:
+        thread.join()
+    assert second.job("young").state == "running"
+    agents.sort(key=lambda agent: agent.rank)
+    busy = Busy(agents)
+    busy.more()
+    second.kill()  # the standby of a job that began there is the next in the list
+    busy.more()
+    assert third.job("young").epoch >= 1
+    busy.end()
+    leave_all(agents)
 
 
 @pytest.mark.slow

@@ -89,3 +89,15 @@ def test_bmv2_is_refused_before_anything_starts(monkeypatch):
     assert command_of("p4", 2)
     found = checkup._bmv2()
     assert found.state == "missing" and "simple_switch" in found.detail
+
+
+@pytest.mark.parametrize(
+    ("address", "secret", "state"),
+    [("", "", "ok"), ("127.0.0.1", "", "ok"), ("10.0.0.1", "", "missing"), ("10.0.0.1", "a secret", "ok")],
+)
+def test_a_store_that_shows_a_secret_to_other_machines(monkeypatch, address, secret, state):
+    pytest.importorskip("torch")
+    monkeypatch.setenv("MASTER_ADDR", address)
+    monkeypatch.setenv("SWITCHML_SECRET", secret)
+    (finding,) = (each for each in checkup.look_around() if each.name == "torch's store")
+    assert finding.state == state and ("set SWITCHML_SECRET" in finding.advice) == (state == "missing")

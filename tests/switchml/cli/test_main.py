@@ -105,6 +105,28 @@ def test_python_dash_m(tmp_path):
     assert (result.returncode, result.stdout) == (0, f"switchml, version {__version__}\n")
 
 
+@pytest.mark.parametrize("script", ["/usr/bin/switchml", "/home/me/train.py"])
+@pytest.mark.parametrize("module", ["switchml.lazy", "switchml.cli.interrupts", "click"])
+def test_ctrl_c_while_the_command_line_loads(script, module):
+    program = f"""
+import os, signal, sys
+class Interrupt:
+    def find_spec(name, path=None, target=None):
+        if name == {module!r}:
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Interrupt)
+sys.argv[0] = {script!r}
+from switchml.cli.main import main
+main(["--version"])
+"""
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert result.stdout == ""
+    if script.endswith("switchml"):
+        assert (result.returncode, result.stderr) == (130, "")
+    else:  # a program that imports us decides for itself
+        assert "KeyboardInterrupt" in result.stderr
+
+
 def test_help_imports_nothing_heavy():
     # What is imported is what --help costs: a duration would depend on the machine.
     program = """

@@ -226,6 +226,21 @@ def test_junk_changes_nothing(seed):
     assert rank.counters["refused"] > 0
 
 
+def test_what_comes_before_its_round_is_refused():
+    """A slot that is idle waits for nothing: neither a result nor a wait of its next round, or of a later one."""
+    rank = Rank(1)
+    rank(0)
+    rank(0, rank.result(0))
+    refused, early = rank.counters["refused"], (1, 16, 17)
+    before = snapshot(rank)
+    for number in early:
+        rank(0, rank.result(number), rank.result(number, r=True), rank.wait(number, 1))
+    assert snapshot(rank) == before
+    assert rank.counters["refused"] == refused + 3 * len(early)
+    rank(0, rank.result(0), rank.result(0, r=True), rank.wait(0, 1))  # late, but of this rank's
+    assert rank.counters["refused"] == refused + 3 * len(early)
+
+
 def test_a_result_counts_once():
     rank = Rank(2)
     rank(0)
