@@ -13,8 +13,23 @@ import numpy as np
 from emulator.jobs.workload.costs import Costs
 from emulator.jobs.workload.graph import Graph
 from emulator.traces.events import RankTrace
+from emulator.traces.network import Network
 
 GAP = -1
+
+Identity = tuple[int, int, int]
+"""Of an op, whatever else has been done to the graph: its rank, its event or, of a gap, that of the next op on its
+stream, and its number among these."""
+
+
+@dataclass(frozen=True)
+class Contention:
+    """How much longer operators take beside communication."""
+
+    share: dict[Identity, float]
+    """Of ops that were disturbed: of what they took, what they take undisturbed."""
+    factor: dict[int, float]
+    """Rank → how many times as long all its disturbed ops take."""
 
 
 @dataclass(frozen=True)
@@ -53,10 +68,13 @@ class Joined:
     Counts where those are replayed, too (`iterations.chain`)."""
     scatter_s: float = 0.0
     """By how much an all-reduce's duration usually differs from iteration to iteration; 0 where there is but one."""
-
     job_s: float = 0.0
     """How long an iteration takes as traced, the mean of all after the warm-up, whether they are like this one or not;
     0: this is the only one in question."""
+    network: Network | None = None
+    """What changes assume of it; None: as fitted to the iteration's own all-reduces."""
+    contention: Contention | None = None
+    """None: operators take what they took, whatever communication runs beside them."""
 
     @property
     def traced_s(self) -> float:

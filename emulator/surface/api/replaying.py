@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -91,7 +92,7 @@ class Changes:
         is_fitted = any(networks)
         model = network.fit(iterations, self.link_bps, self.ranks_per_host) if is_fitted else None
         measured = contention.measure(iterations) if self.bucket_bytes else None
-        return lambda one: network.assume(one, network=model, contention=measured)
+        return lambda one: dataclasses.replace(one, network=model, contention=measured)
 
 
 def _with(change: Callable[..., Joined], *arguments: Any, **options: Any) -> Change:
@@ -143,7 +144,7 @@ class Replay(Shown):
         """The mean iteration, changed: what `timeline` draws."""
         self.assumptions = [*mean.assumptions, *notes]
         self._mean, self._iterations, self._clock_error_s = mean, len(iterations), clock_error_s
-        self._network = getattr(changed_mean, "network", None) if titles else None
+        self._network = changed_mean.network if titles else None
         if (model := self._network) is not None:
             self.assumptions += [*model.assumptions, *changed_mean.assumptions[len(mean.assumptions) :]]
 

@@ -14,10 +14,12 @@ from emulator.jobs.workload.graph import NO_TRANSFER, Kind
 from emulator.traces.diagnosis.compression import ratios
 from emulator.traces.diagnosis.context import DiagnosisContext, Finding
 from emulator.traces.events import LaneKind
+from emulator.traces.joined import Joined
+from emulator.traces.network import Network
 from emulator.traces.whatif import changes
 from emulator.traces.whatif.buckets import MIB, caps_of, in_buckets
 from emulator.traces.whatif.gradients import gradients
-from emulator.traces.whatif.network import Network, Scenario, world_size
+from emulator.traces.whatif.network import network_of, world_size
 from emulator.traces.whatif.transfers import all_reduces
 from switchml.errors import ConfigError, GraphError
 from switchml.units import bytes_text, time_text
@@ -52,7 +54,7 @@ def find(context: DiagnosisContext) -> list[Finding]:
     if exposed_s < LEAST_EXPOSED * context.iteration_s or not moves.any():
         return []
     try:
-        joined: Scenario | None = changes.with_network(context.joined)
+        joined: Joined | None = changes.with_network(context.joined)
     except (ConfigError, GraphError):
         joined = None  # no all-reduce that says what the network carries
     evidence = [
@@ -62,8 +64,7 @@ def find(context: DiagnosisContext) -> list[Finding]:
     ]
     settable, faster = [], [_twice_as_fast(context, moves)]
     if joined is not None:
-        network = joined.network
-        assert network is not None, "with_network sets it"
+        network = network_of(joined)
         evidence.append(
             f"all-reduces ({network.algorithm}) take {time_text(network.latency_s)} a step, as fitted to the trace; "
             f"{network.link_text}"
@@ -106,7 +107,7 @@ def _carried(context: DiagnosisContext, moves: np.ndarray) -> str:
     return f"{carried}{over}" + (", copied from accelerators to their hosts and back" if staged else "")
 
 
-def _settable(context: DiagnosisContext, joined: Scenario, network: Network) -> list[Change]:
+def _settable(context: DiagnosisContext, joined: Joined, network: Network) -> list[Change]:
     """What a training script can choose."""
     found = []
     if network.algorithm != "switchml" and len(all_reduces(joined)):
@@ -148,7 +149,7 @@ def _half_the_bytes(context: DiagnosisContext, network: Network) -> Change:
     )
 
 
-def _larger_buckets(context: DiagnosisContext, joined: Scenario) -> list[Change]:
+def _larger_buckets(context: DiagnosisContext, joined: Joined) -> list[Change]:
     """The best of larger buckets than there are, at the same costs as these."""
     try:
         present = gradients(joined)

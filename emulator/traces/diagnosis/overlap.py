@@ -84,8 +84,7 @@ def _buckets(context: DiagnosisContext) -> list[Finding]:
         return []  # nothing that could be put into other buckets
     if not np.all(np.bincount(np.unique(present.bucket, return_inverse=True)[1], present.bytes) > 0):
         return []  # the trace does not say how large they are
-    network = joined.network
-    assert network is not None, "with_network sets it"
+    network = networks.network_of(joined)
     transfer = network.transfer(networks.world_size(joined))
     ratio_of_all = float(ratio[present.bucket].mean())
     order = np.concatenate([[0], np.cumsum(np.diff(present.bucket) != 0)])

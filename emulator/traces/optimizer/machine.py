@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from emulator.traces.joined import Joined
+from emulator.traces.network import Network, TransferCost
 from emulator.traces.whatif import codec
 from emulator.traces.whatif import network as networks
 from emulator.traces.whatif.codec_costs import CodecCost
 from emulator.traces.whatif.gradients import gradients
-from emulator.traces.whatif.network import Network
-from emulator.traces.whatif.transfers import LEAST_FIXED_S, TransferCost, fit
+from emulator.traces.whatif.transfers import LEAST_FIXED_S, fit
 from switchml.errors import ConfigError, GraphError
 from switchml.units import time_text
 

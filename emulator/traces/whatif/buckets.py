@@ -14,6 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from emulator.traces.joined import Joined
+from emulator.traces.network import TransferCost
 from emulator.traces.whatif.contention import disturbed, relieved
 from emulator.traces.whatif.edits import (
     arrange,
@@ -26,9 +27,9 @@ from emulator.traces.whatif.edits import (
     without_empty,
 )
 from emulator.traces.whatif.gradients import Gradients, gradients
-from emulator.traces.whatif.network import Scenario, assume, contention_of, network_of, world_size
+from emulator.traces.whatif.network import network_of, world_size
 from emulator.traces.whatif.serial import gaps_before, one_at_a_time
-from emulator.traces.whatif.transfers import TransferCost, all_reduces, fit, repriced
+from emulator.traces.whatif.transfers import all_reduces, fit, repriced
 from switchml.errors import ConfigError
 
 MIB = 1 << 20
@@ -57,20 +58,20 @@ def caps_of(sizes: Sequence[float] | np.ndarray, bucket: np.ndarray) -> tuple[in
     return tuple(int(size) for size in np.bincount(bucket, weights=sizes))
 
 
-def buckets(joined: Joined, caps_bytes: Sequence[float]) -> Scenario:
+def buckets(joined: Joined, caps_bytes: Sequence[float]) -> Joined:
     """DDP's buckets for these caps, of which the last repeats (`bucket_cap_mb=c`: one cap; its default: 1 MiB, then 25
     MiB). Where contention is assumed, operators that all-reduces no longer disturb take less time. Caps that give the
     buckets of the trace change nothing."""
     present = gradients(joined)
     if np.array_equal(assign(present.bytes, caps_bytes), np.unique(present.bucket, return_inverse=True)[1]):
-        return assume(joined, network=network_of(joined))
+        return dataclasses.replace(joined, network=network_of(joined))
     return in_buckets(joined, caps_bytes)
 
 
-def in_buckets(joined: Joined, caps_bytes: Sequence[float]) -> Scenario:
+def in_buckets(joined: Joined, caps_bytes: Sequence[float]) -> Joined:
     """The same with all-reduces one after the other at the network's costs, also where caps give the buckets of the
     trace: so that different caps compare with each other."""
-    network, contention = network_of(joined), contention_of(joined)
+    network, contention = network_of(joined), joined.contention
     # The time between a call and its all-reduce goes with the old ones: the new ones' costs include it. So does what a
     # thread waits for its next one; before its first, a trace of all-reduces alone has what the rank computes.
     _, gaps = gaps_before(joined, all_reduces(joined))
@@ -78,7 +79,8 @@ def in_buckets(joined: Joined, caps_bytes: Sequence[float]) -> Scenario:
     joined = one_at_a_time(with_durations(joined, gaps, np.zeros(len(gaps))))
     joined = relieved(joined, contention) if contention else joined
     joined = rebucket(joined, caps_bytes, network.transfer(world_size(joined)))
-    return assume(disturbed(joined, contention) if contention else joined, network=network)
+    joined = disturbed(joined, contention) if contention else joined
+    return dataclasses.replace(joined, network=network)
 
 
 def rebucket(

@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,7 +17,7 @@ import numpy as np
 from emulator.jobs.replay.engine import replay
 from emulator.jobs.workload.graph import NO_TRANSFER
 from emulator.traces.intervals import covered
-from emulator.traces.joined import GAP, Joined
+from emulator.traces.joined import GAP, Contention, Identity, Joined
 from emulator.traces.whatif.edits import durations, latest, with_durations
 from emulator.traces.whatif.transfers import all_reduces
 
@@ -30,20 +29,6 @@ LEAST_SHARE = 0.02
 """Of its traced time an op is taken to need at least."""
 PASSES = 2
 """Longer ops move others into or out of the communication's time; the second pass hardly moves any."""
-
-Identity = tuple[int, int, int]
-"""Of an op, whatever else has been done to the graph: its rank, its event or, of a gap, that of the next op on its
-stream, and its number among these."""
-
-
-@dataclass(frozen=True)
-class Contention:
-    """How much longer operators take beside communication."""
-
-    share: dict[Identity, float]
-    """Of ops that were disturbed: of what they took, what they take undisturbed."""
-    factor: dict[int, float]
-    """Rank → how many times as long all its disturbed ops take."""
 
 
 def measure(iterations: Sequence[Joined]) -> Contention | None:
