@@ -1,7 +1,6 @@
-"""Whose events are whose in one file: of several processes, where profiles of several ranks were merged, and of several
-accelerators of one process, each of which takes part in communication as a rank of its own (DataParallel). Each becomes
-a part, with the events of its threads and of its device's streams. A process that only computes on several
-accelerators is one rank.
+"""Whose events are whose in one file: of merged profiles, and of one process whose accelerators each communicate as a
+rank (DataParallel). Each rank becomes a part: its threads' events and its device's streams. A process that only
+computes on several accelerators is one rank.
 """
 
 from __future__ import annotations
@@ -167,8 +166,7 @@ def _ranks(table: Table, found: list[tuple[np.ndarray, Value, Value]]) -> tuple[
     named = [_RANK.search(" ".join([str(pid), *table.process_names.get(pid, [])])) for _, pid, _ in found]
     if len({int(each[1]) for each in named if each}) == len(found):
         return [int(each[1]) for each in named if each], "by the names of its processes"
-    devices = [device for _, _, device in found]
-    if all(isinstance(device, int) for device in devices) and len(set(devices)) == len(devices):
-        in_order = sorted(devices)  # type: ignore[type-var]
-        return [in_order.index(device) for device in devices], "in the order of its devices"
+    devices = [device for _, _, device in found if isinstance(device, int)]
+    if len(set(devices)) == len(found):
+        return [sorted(devices).index(device) for device in devices], "in the order of its devices"
     return list(range(len(found))), "in the order of the file"
