@@ -48,8 +48,7 @@ class KernelFamily:
 
 
 def family_of(name: str) -> KernelFamily | None:
-    """Whose kernel of communication it is, by its name (which may be mangled); None for any other kernel. Raises
-    ConfigError where the user's table is wrong."""
+    """The family of a communication kernel; None for any other. Raises ConfigError if the user's table is wrong."""
     return _family_of(name, os.environ.get(VARIABLE, ""))
 
 

@@ -1,12 +1,13 @@
 """Joins the traces of all ranks into one graph: `join(read(folder))`.
 
-Each rank's iteration is cut into segments (`segments.py`), its causes are found (`causality.py`), and communications of
-the same group and sequence number become transfers. What then separates a segment from the latest thing that it had to
-wait for is a gap: an op of kind DELAY in front of it, such as the interpreter's time between two operators. So the
-graph replayed as it is gives the trace again, and in a changed graph gaps stay what they were while waiting is worked
-out anew.
+1. Each rank's iteration is cut into segments (`segments.py`).
+2. Communications of the same group and number become transfers (`collectives.py`).
+3. Dependencies are found (`causality.py`).
+4. Iterations that do nearly the same are timed (`plan.py`) and averaged; else the one of median length stands for all.
+5. Whatever separates a segment from the last thing it waited for becomes a gap: an op of kind DELAY, such as the
+   interpreter's time.
 
-Of several iterations that do nearly the same, durations are means; else the iteration of median length stands for all.
+So the graph replays as traced; in a changed graph gaps stay and waiting is worked out anew.
 """
 
 from __future__ import annotations
@@ -45,12 +46,9 @@ MOST_LAUNCHING = 16
 def join(
     traces: Sequence[RankTrace] | Job, *, iteration: int | None = None, clocks: Clocks | None = None, check: bool = True
 ) -> Joined:
-    """One iteration of all ranks. `iteration`: which; default the mean of all that are comparable. `clocks`: as `align`
-    finds them, by default found here.
-
-    A mean iteration begins when devices are done with those before, and hosts are as far ahead as they were on average;
-    a single one with what devices still have to do for those before.
-    Raises TraceError for traces that do not belong together, GraphError for a graph that makes no sense."""
+    """One iteration of all ranks; by default the mean of all that are comparable. `clocks`: by default from `align`. A
+    mean iteration begins with idle devices and hosts ahead as usual; a single one with its devices' backlog. Raises
+    TraceError for traces that don't belong together, GraphError for a graph that makes no sense."""
     job = traces if isinstance(traces, Job) else Job(traces, clocks)
     if iteration is not None:
         if not 0 <= iteration < job.total:
@@ -111,8 +109,7 @@ def _left_out(plan: TypicalIteration, job: Job, steps: list[int], count: int) ->
 
 @paused()
 def join_each(traces: Sequence[RankTrace], clocks: Clocks | None = None) -> list[Joined]:
-    """Every iteration of its own, in order, without those in which profilers started. Those after the first one go on
-    with what their streams were doing (`iterations.chain`)."""
+    """Every iteration after the profilers' start, in order; later ones continue their streams (`iterations.chain`)."""
     job = Job(traces, clocks)
     plan = TypicalIteration(job, job.warm_up)
     iterations = [_checked(_one(plan), True)]
@@ -146,8 +143,7 @@ class Mode(Enum):
 
 
 class _Assembly:
-    """Makes one graph of a plan and its timings, of which it takes the means. `ahead_s`: by rank, how much of its
-    host's time is over when the graph begins."""
+    """Builds one graph from the means of timings. `ahead_s`: by rank, how much host time is over as it begins."""
 
     def __init__(
         self, plan: TypicalIteration, timings: list[Timing], mode: Mode, ahead_s: Sequence[float] = ()
@@ -174,14 +170,10 @@ class _Assembly:
             ops, stream = self._add_rank(place, works, self._begun(place, mean))
             main.append(stream)
             bucket = {
-                one: int(rank.transfer[communication])
-                for communication, members in rank.causality.buckets
-                for one in members
+                one: int(rank.transfer[communication]) for communication, members in rank.buckets for one in members
             }
             size = rank.trace.events.bytes[rank.segments.event]
-            gradients += [
-                (int(ops[one]), bucket.get(one, NO_TRANSFER), float(size[one])) for one in rank.causality.gradients
-            ]
+            gradients += [(int(ops[one]), bucket.get(one, NO_TRANSFER), float(size[one])) for one in rank.gradients]
         graph, orphans = _with_sources(builder.build(), [op for op, _ in self.earlier])
         if orphans:
             sentence = f"{orphans} communications have no producer here: they begin with the iteration"
@@ -252,7 +244,7 @@ class _Assembly:
         names, name_of = rank.trace.names, events.name[segments.event].tolist()
         streams = {
             lane: builder.add_stream(place, rank.trace.lanes[lane].name)
-            for lane in np.unique(np.append(segments.lane, rank.causality.main_lane)).tolist()
+            for lane in np.unique(np.append(segments.lane, rank.main_lane)).tolist()
         }
         backlog = self._add_backlog(place, streams) if self.mode == Mode.FIRST else {}
         gap_s, duration_s, start_s, end_s = (
@@ -272,14 +264,14 @@ class _Assembly:
         for (cause, caused), is_direct in zip(rank.pairs.tolist(), directly.tolist(), strict=True):
             (awaited if is_direct else after)[caused].append(int(number[cause]))
         for one, event in rank.earlier.tolist() if self.mode != Mode.ALONE else ():
-            blocks = bool(rank.causality.is_wait[one]) or one in launches
+            blocks = bool(rank.is_wait[one]) or one in launches
             if self.mode == Mode.NEXT:
                 self.earlier.append((int(number[one]) - int(has_gap[one] and not blocks), event))
             elif event in backlog:
                 (awaited if blocks else after)[one].append(backlog[event])
         columns = (segments.lane, segments.event, segments.kind, rank.transfer, events.bytes[segments.event])
         lane, event, kind, met, size = (column.tolist() for column in columns)
-        before, none, delay = rank.causality.before.tolist(), NO_TRANSFER, Kind.DELAY
+        before, none, delay = rank.before.tolist(), NO_TRANSFER, Kind.DELAY
         for one in order.tolist():
             stream, name, waits_for = streams[lane[one]], names[name_of[one]], after.get(one, [])
             if has_gap[one]:
@@ -298,9 +290,9 @@ class _Assembly:
                 waits_for = [int(number[before[one]])]
             builder.add_op(stream, work, after=waits_for, transfer=met[one])
             rows.append((event[one], end_s[one] - duration_s[one], end_s[one]))
-        main = streams[rank.causality.main_lane]
+        main = streams[rank.main_lane]
         if timing.tail_s > 0:
-            hosts = rank.on_main
+            hosts = rank.on_main()
             last = int(hosts[np.argmax(segments.start_s[hosts])]) if len(hosts) else int(order[-1])
             work = builder.add_work("gap at the end", Kind.DELAY, seconds=float(timing.tail_s))
             builder.add_op(streams[lane[last]], work, after=[int(number[last])])

@@ -106,8 +106,7 @@ class Diagnosis:
 
 
 def diagnose(joined: Joined, least_share: float = LEAST_SHARE, codecs: Callable[[], Codecs] = dict) -> Diagnosis:
-    """Replay `joined` and run every check. Findings that gain less than `least_share` of the iteration are left out.
-    `codecs`: says which ones may be advised, as in `DiagnosisContext`."""
+    """Replay and run every check; findings below `least_share` are left out. `codecs`: as in `DiagnosisContext`."""
     context = DiagnosisContext.of(joined, least_share=least_share, codecs=codecs)
     findings = sorted(
         (finding for find in CHECKS for finding in find(context)), key=lambda finding: finding.gain_s, reverse=True

@@ -1,6 +1,4 @@
-"""What calls take when they are first made: CUDA loads a kernel's module at its first launch, libraries create handles,
-the first operator a context. Later iterations have none of that.
-"""
+"""What first calls cost: CUDA loads modules at first launch, libraries create handles, the first operator a context."""
 
 from __future__ import annotations
 
@@ -32,10 +30,9 @@ def usual_s(context: DiagnosisContext) -> np.ndarray:
 
 
 def _excess(own: Iterations) -> np.ndarray:
-    """float64 (events,): which share of a host's call is due to its being the first of its kind; empty where none is. A
-    kind is a name and, of a launch, the name of what it launches."""
+    """float64 (events,): a host call's share due to being the first of its name and what it launches; or empty."""
     trace, events = own.trace, own.trace.events
-    if not any(lane.kind == LaneKind.DEVICE for lane in trace.lanes):
+    if not trace.lanes_of(LaneKind.DEVICE):
         return np.empty(0)
     launched = np.full(len(events), NONE, np.int64)
     cause, caused = trace.causes.T.astype(np.int64)

@@ -83,8 +83,7 @@ def _uneven(context: DiagnosisContext, usual_s: np.ndarray) -> list[Finding]:
 
 
 def usual(context: DiagnosisContext) -> np.ndarray:
-    """float64 (ops,): what each op of a rank's own would take if its rank were as fast at this operation as the median
-    of the ranks of its stage; never more than it took."""
+    """float64 (ops,): what each rank's own ops would take at the median pace of its stage, at most what they took."""
     graph = context.graph
     usual_s = np.where(_is_own(context), context.own_s, 0.0)
     own = np.flatnonzero(_is_own(context))

@@ -1,6 +1,4 @@
-"""What packets show, and which machine's network is slow: retransmissions, all-reduces that stall until then, and
-collectives that move their bytes slower whenever one machine takes part.
-"""
+"""Retransmissions and the stalls before them; and machines that slow down every collective they take part in."""
 
 from __future__ import annotations
 
@@ -87,8 +85,7 @@ def _lost(context: DiagnosisContext) -> dict[int, np.ndarray]:
 
 
 def _still_s(context: DiagnosisContext, rank: int, lost: np.ndarray) -> np.ndarray:
-    """float64 (events,) of `rank`'s trace: how long each of its collectives stood still; where the joined iteration is
-    a mean, the mean of those at the same place in their iterations."""
+    """float64 (events,): how long each collective of `rank` stalled; for a mean iteration, the mean by place."""
     trace, number = context.joined.traces[rank], context.iterations[rank].number
     assert trace.wire is not None, "of traces with records of packets"
     events, standing = trace.events, stalls(trace.wire, lost)

@@ -1,9 +1,7 @@
-"""What computing loses to communication under way at the same time: transports take cores and memory, too. Where a
-change moves all-reduces to another time, what they cost the operators of hosts moves with them.
-
-A job does the same operators in each iteration, now more and now less disturbed: what an operator takes undisturbed
-follows from its quickest iteration; how much longer a typical iteration is than the quickest, from operators beside
-which no communication is ever under way."""
+"""What computing loses to communication under way, which takes cores and memory: where a change moves all-reduces,
+their effect on host operators moves along. The quickest iteration shows an operator undisturbed; how much longer a
+typical one is, operators never beside communication.
+"""
 
 from __future__ import annotations
 

@@ -231,8 +231,7 @@ def _beside(joined: Joined, ops: np.ndarray) -> tuple[np.ndarray, np.ndarray, np
 
 
 def drop(joined: Joined, ops: np.ndarray) -> Joined:
-    """Without `ops`, and without collectives that then have no member. What waited for one of them, also as the next on
-    its stream, waits for what that one waited for."""
+    """Without `ops`, and collectives left empty. What waited for one, also on its stream, inherits its waits."""
     graph = joined.graph
     is_dropped = np.zeros(len(graph.ops), bool)
     is_dropped[ops] = True

@@ -1,6 +1,4 @@
-"""The model of the network that a trace shows, fitted to its own all-reduces. A transfer keeps what it took beyond the
-model, so an unchanged network changes nothing.
-"""
+"""The network model fitted to a trace's all-reduces. What a transfer took beyond the model it keeps."""
 
 from __future__ import annotations
 
@@ -18,17 +16,13 @@ from switchml.errors import ConfigError
 OF_BACKEND = {"switchml": "switchml"}
 """What a backend's all-reduce is; "ring" for the others."""
 TOO_MUCH = 2.0
-"""More than so many times what links carry can't be noise. (Some is usual: ranks that arrive early have begun before
-the last one arrives, from when an all-reduce counts.)"""
+"""More than so many times a link's rate can't be noise. (Some is usual: early ranks begin before the last comes.)"""
 
 
 def fit(joined: Joined | Sequence[Joined], link_bps: float | None = None, per_host: int = 0) -> Network:
-    """To the all-reduces of the trace; of several iterations the median fit counts.
-
-    link_bps: what each host's link is known to carry; else all of the time that grows with size counts as the link's.
-    per_host: ranks on a host; 0: as the traces say.
-    Raises GraphError without an all-reduce, ConfigError for links slower than what was measured.
-    """
+    """To the trace's all-reduces; of several iterations the median. `link_bps`: of each host's link, if known; else the
+    whole per-byte cost is the link's. `per_host`: ranks on a host; 0: as traced. Raises GraphError without an
+    all-reduce, ConfigError for links slower than what was measured."""
     several = [joined] if isinstance(joined, Joined) else list(joined)
     joined = several[0]
     backend = next((trace.backend for trace in joined.traces if trace.backend), "gloo")

@@ -1,6 +1,5 @@
-"""How fast kernels are on another accelerator than the one that was traced, by class: matrix products by the FLOP/s
-that they reach in their own precision, fused attention by those that it reaches, others by memory bandwidth; and no
-kernel takes less than the shortest ones there do.
+"""How fast kernels are on another accelerator, by class: matrix products by their precision's FLOP/s, fused attention
+by its own, others by memory bandwidth; never below the shortest kernels there.
 """
 
 from __future__ import annotations
@@ -81,8 +80,7 @@ def speeds(joined: Joined, name: str) -> Speeds:
 
 
 def between(device: str, name: str, kernels: Sequence[str], seconds: np.ndarray) -> Speeds:
-    """Of the built-in accelerator `name` over `device`, as its maker calls it, where `kernels` took `seconds`, float64
-    (kernels,). Raises ConfigError where either is not known."""
+    """Of accelerator `name` over `device` for `kernels` of `seconds`, float64 (kernels,). Raises ConfigError."""
     catalogue = accelerators()
     if name not in catalogue:
         raise ConfigError(datafile.unknown("accelerator", name, catalogue) + "; or say how many times as fast: x2")

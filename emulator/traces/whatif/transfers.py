@@ -81,9 +81,9 @@ def changed_s(elapsed_s: np.ndarray, was_s: np.ndarray | float, now_s: np.ndarra
     return np.maximum(elapsed_s + now_s - was_s, LEAST_LEFT * np.minimum(now_s, elapsed_s))
 
 
-def used_bytes_per_s(joined: Joined, transfers: np.ndarray | None = None) -> float:
-    """Bytes of all these over the time in which any was under way."""
-    _, moved, busy_s = _stretches(joined, transfers)
+def used_bytes_per_s(joined: Joined) -> float:
+    """Bytes of all all-reduces over the time in which any was under way."""
+    _, moved, busy_s = _stretches(joined, None)
     return float(moved.sum() / busy_s.sum())
 
 
