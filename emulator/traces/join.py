@@ -79,11 +79,11 @@ def join(
     if len(used) < len(chosen):
         assumptions += _left_out(plan, job, [step for step in chosen if step not in used], len(chosen))
     number = used[0] if len(used) == 1 else MEAN
-    lasts_s = float(np.mean([duration_s[step] for step in used]))
+    iteration_s = float(np.mean([duration_s[step] for step in used]))
     ahead_s = [float(np.mean([steps.ahead_s(step) for step in used])) for steps in job.steps]
     if max(ahead_s) > LEAST_GAP_S:
         assumptions.append(f"hosts are up to {max(ahead_s) * 1e3:.3g} ms ahead of their devices as an iteration begins")
-    joined = _Assembly(plan, timings, Mode.ALONE, ahead_s).joined(number, lasts_s, assumptions)
+    joined = _Assembly(plan, timings, Mode.ALONE, ahead_s).joined(number, iteration_s, assumptions)
     return _checked(dataclasses.replace(joined, job_s=job.iteration_s), check)
 
 

@@ -175,8 +175,8 @@ def _spans(steps: Steps, chosen: np.ndarray, opened: set[int], inside: list):
 
     columns = (steps.lane_kind, events.what, events.parent, events.lane, events.start_s, events.duration_s)
     rows = zip(chosen.tolist(), *(column[chosen].tolist() for column in columns), strict=True)
-    for event, runs_on, what, over, lane, start_s, lasts_s in rows:
-        end_s = start_s + lasts_s
+    for event, runs_on, what, over, lane, start_s, duration_s in rows:
+        end_s = start_s + duration_s
         if runs_on == _ON_DEVICE:
             yield event, start_s, end_s
             continue

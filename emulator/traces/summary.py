@@ -89,11 +89,11 @@ def collectives(trace: RankTrace) -> list[dict[str, Any]]:
             "group": trace.groups[group].name,
             "ranks": len(trace.groups[group].ranks),
             "bytes": size,
-            "count": len(took),
-            "total_s": sum(took),
-            "median_s": float(np.median(took)),
+            "count": len(elapsed_s),
+            "total_s": sum(elapsed_s),
+            "median_s": float(np.median(elapsed_s)),
         }
-        for (name, group, size), took in sorted(rows.items(), key=lambda row: -sum(row[1]))
+        for (name, group, size), elapsed_s in sorted(rows.items(), key=lambda row: -sum(row[1]))
     ]
 
 

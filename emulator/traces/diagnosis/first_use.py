@@ -43,18 +43,18 @@ def _excess(own: Iterations) -> np.ndarray:
     is_first = np.zeros(len(calls), bool)
     is_first[first] = True
     launches = events.what[calls] == What.LAUNCH
-    name, took_s = events.name[calls], own.self_s[calls]
+    name, elapsed_s = events.name[calls], own.self_s[calls]
     usual_s = np.full(len(calls), np.inf)
-    for each in np.unique(name[is_first & (took_s >= LEAST_S)]).tolist():
+    for each in np.unique(name[is_first & (elapsed_s >= LEAST_S)]).tolist():
         mine = name == each
-        others = took_s[mine & ~is_first]
+        others = elapsed_s[mine & ~is_first]
         if len(others) >= LEAST_OTHERS:
             usual_s[mine] = np.median(others)
         elif np.any(mine & launches):
-            usual_s[mine] = min(LAUNCH_S, float(took_s[mine].min()))
-    loads = is_first & (took_s >= np.maximum(LEAST_S, TIMES * usual_s))
+            usual_s[mine] = min(LAUNCH_S, float(elapsed_s[mine].min()))
+    loads = is_first & (elapsed_s >= np.maximum(LEAST_S, TIMES * usual_s))
     if not loads.any():
         return np.empty(0)
     excess = np.zeros(len(events))
-    excess[calls[loads]] = 1.0 - usual_s[loads] / took_s[loads]
+    excess[calls[loads]] = 1.0 - usual_s[loads] / elapsed_s[loads]
     return excess

@@ -88,12 +88,12 @@ def _buckets(context: DiagnosisContext) -> list[Finding]:
     transfer = network.transfer(networks.world_size(joined))
     ratio_of_all = float(ratio[present.bucket].mean())
     order = np.concatenate([[0], np.cumsum(np.diff(present.bucket) != 0)])
-    present_s = context.lasts_s(in_buckets(joined, caps_of(present.bytes, order)))
+    present_s = context.makespan_s(in_buckets(joined, caps_of(present.bytes, order)))
     if present_s == np.inf:
         return []
 
     def with_caps(caps: tuple[int, ...]) -> float:
-        return context.lasts_s(in_buckets(joined, [cap / ratio_of_all for cap in caps]))
+        return context.makespan_s(in_buckets(joined, [cap / ratio_of_all for cap in caps]))
 
     candidates: dict[tuple[int, ...], float] = {(cap * MIB,): with_caps((cap * MIB,)) for cap in CAPS_MIB}
     caps: tuple[int, ...] = min(candidates, key=lambda caps: (round(candidates[caps], 9), caps))

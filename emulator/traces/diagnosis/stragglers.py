@@ -1,4 +1,4 @@
-"""Ranks whose own work takes longer than the same work elsewhere: always or now and then, in one operation or all."""
+"""Ranks whose own work takes longer than elsewhere: persistently or intermittently, in one operation or all."""
 
 from __future__ import annotations
 
@@ -106,16 +106,16 @@ def usual(context: DiagnosisContext) -> np.ndarray:
 
 def _persistent_ones(context: DiagnosisContext, machines: list[list[int]], usual_s: np.ndarray) -> list[Finding]:
     """The slowest machine first, then what the next gains once that is mended; together where none gains alone."""
-    now_and_then = [rank for rank in sum(machines, []) if _slow_share(context, rank)[0] < PERSISTENT]
-    machines = [[rank for rank in ranks if rank not in now_and_then] for ranks in machines]
+    intermittent = [rank for rank in sum(machines, []) if _slow_share(context, rank)[0] < PERSISTENT]
+    machines = [[rank for rank in ranks if rank not in intermittent] for ranks in machines]
     excess_s = np.subtract(*_paces(context, usual_s))
     machines = sorted(filter(None, machines), key=lambda ranks: -float(excess_s[ranks].max()))
     findings: list[Finding] = []
     mended: list[Any] = []
     together: list[Any] = []
     own_s, before_s = context.own_s, context.iteration_s
-    if now_and_then:  # that one of them is slow in this very iteration must not hide who always is
-        own_s = np.where(np.isin(context.rank, now_and_then) & _is_own(context), usual_s, own_s)
+    if intermittent:  # that one of them is slow in this very iteration must not hide who always is
+        own_s = np.where(np.isin(context.rank, intermittent) & _is_own(context), usual_s, own_s)
         before_s = context.replayed_s(own_s=own_s)
     for ranks in machines:
         together = together + ranks
@@ -123,7 +123,7 @@ def _persistent_ones(context: DiagnosisContext, machines: list[list[int]], usual
         gain_s = before_s - context.replayed_s(own_s=own_s)
         if context.is_worth_it(gain_s):
             after = f", once that of {_names(context, mended)} is" if mended else ""
-            after += f"; {_names(context, now_and_then)}, slow now and then, too" if now_and_then else ""
+            after += f"; {_names(context, intermittent)}, intermittent stragglers, too" if intermittent else ""
             findings += _persistent(context, together, gain_s, after, usual_s)
             mended, together, before_s = mended + together, [], before_s - gain_s
     return findings
@@ -192,8 +192,8 @@ def _occasional(context: DiagnosisContext, rank: int, usual_s: np.ndarray) -> li
     at = ", ".join(str(number) for number in np.flatnonzero(slow)[:10])
     return context.report(
         "occasional straggler",
-        f"{who} is slow now and then: in {slow.sum()} of {len(slow)} iterations, "
-        f"{factors[slow].mean():.2f} times on average",
+        f"{who} is slow in {slow.sum()} of {len(slow)} iterations, {factors[slow].mean():.2f} times on average: an "
+        "intermittent straggler",
         gain_s=float(lost_s * slow.mean()),
         evidence=[
             f"slow in the iterations {at}{', …' if slow.sum() > 10 else ''}, up to {factors.max():.2f} times",

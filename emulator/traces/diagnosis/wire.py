@@ -45,31 +45,33 @@ def _resent(context: DiagnosisContext) -> list[Finding]:
     of_worst = counts[worst]
     early = int(resent - sum(each.sum() for each in lost.values()))
     evidence = [
-        f"{resent:,} of {sent:,} packets were sent again ({resent / max(sent, 1):.2%}); {repeated:,} results came "
+        f"{resent:,} of {sent:,} packets were retransmitted ({resent / max(sent, 1):.2%}); {repeated:,} results came "
         "twice",
-        f"all-reduces stood still {time_text(float(still_s.sum()))} of "
-        f"{time_text(float(context.transfer_s.sum()))} until a packet was sent again, "
+        f"all-reduces stalled {time_text(float(still_s.sum()))} of "
+        f"{time_text(float(context.transfer_s.sum()))} until a retransmission, "
         f"in {np.count_nonzero(still_s)} of them",
         f"most on {context.rank_name(worst)}: {of_worst[WireWhat.RESENT] / max(of_worst[WireWhat.SENT], 1):.2%}",
     ]
     if early:
-        evidence.append(f"{early:,} were sent again before all ranks had sent theirs: a rank was late there, none lost")
+        evidence.append(
+            f"{early:,} were retransmitted before all ranks had sent theirs: a rank was late there, none lost"
+        )
     return context.report(
         "packets sent again",
-        "all-reduces wait for packets that are sent again",
+        "all-reduces wait for retransmissions",
         gain_s=context.iteration_s - context.replayed_s(transfer_s=context.transfer_s - still_s),
         evidence=evidence,
         settings=[
             "find where packets are dropped: ip -s link, ethtool -S, queue lengths and rates on the switch's ports",
             "SWITCHML_TRANSPORT=shm where agents and aggregator share a machine; zmq goes by TCP",
         ],
-        replayed="all-reduces without the time in which nothing came until a packet was sent again",
+        replayed="all-reduces without their stalls before retransmissions",
         sightings=context.sightings(np.flatnonzero(np.isin(context.graph.ops.transfer, np.flatnonzero(still_s > 0)))),
     )
 
 
 def _lost(context: DiagnosisContext) -> dict[int, np.ndarray]:
-    """Rank → bool (records,): packets sent again once all ranks had sent theirs of the chunk; before, one is late."""
+    """Rank → bool (records,): retransmissions after all ranks had sent theirs of the chunk; before, one is late."""
     wires = {rank: trace.wire for rank, trace in enumerate(context.joined.traces) if trace.wire is not None}
     if not wires:
         return {}
@@ -105,7 +107,7 @@ def _still_s(context: DiagnosisContext, rank: int, lost: np.ndarray) -> np.ndarr
 
 
 def stalls(wire: Wire, lost: np.ndarray) -> dict[int, list[tuple[float, float]]]:
-    """Tensor → spans in which nothing of it came until something `lost`, bool (records,), was sent again."""
+    """Tensor → spans in which nothing of it came until something `lost`, bool (records,), was retransmitted."""
     spans_of_tensor: dict[int, list[tuple[float, float]]] = {}
     order = np.lexsort((wire.at_s, wire.job, wire.tensor))
     key = np.stack([wire.tensor[order], wire.job[order]])

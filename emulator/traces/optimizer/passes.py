@@ -138,9 +138,9 @@ COMPUTE = (
 )
 COMMUNICATION = (
     Pass("buckets", "buckets of gradients", True, True),
-    Pass("allreduce", "who adds up gradients", True, True, "a parameter server (BytePS)"),
+    Pass("allreduce", "all-reduce algorithm", True, True, "a parameter server (BytePS)"),
     Pass("codec", "compression", True, False),
-    Pass("priority", "urgent buckets first", False, True, "a scheduler such as ByteScheduler"),
+    Pass("priority", "priority scheduling", False, True, "a scheduler such as ByteScheduler"),
 )
 PASSES = COMPUTE + COMMUNICATION
 

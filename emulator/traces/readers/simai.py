@@ -140,7 +140,7 @@ def _workload(layers: list[Layer], settings: dict[str, int]) -> Workload:
     assumptions = [f"one accelerator stands for all {world}: tp {tp}, ep {ep}, pp {pp}, dp {dp}"]
     if pp > 1:
         assumptions.append(
-            f"the file has no pipeline: bubbles and hand-overs of {pp} stages are left out, as in SimAI's"
+            f"the file has no pipeline: bubbles and activation p2p of {pp} stages are left out, as by SimAI"
         )
     if settings.get("checkpoints"):
         assumptions.append("activation checkpoints are ignored: nothing is computed again")

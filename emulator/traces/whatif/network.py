@@ -49,7 +49,7 @@ def fit(joined: Joined | Sequence[Joined], link_bps: float | None = None, per_ho
     latency_s = fitted.fixed_s / max(1.0, steps)
     assumptions: tuple[str, ...] = (fitted.assumed,) if fitted.assumed else ()
     if link_bps is None:
-        assumptions += ("all that an all-reduce takes for each byte is taken for its link's; say what links carry",)
+        assumptions += ("the whole per-byte cost is attributed to the link; say what links carry",)
         return dataclasses.replace(
             model, link_bytes_per_s=volume * fitted.bytes_per_s, latency_s=latency_s, assumptions=assumptions
         )
