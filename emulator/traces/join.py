@@ -24,7 +24,6 @@ from emulator.jobs.workload import checks
 from emulator.jobs.workload.builder import GraphBuilder
 from emulator.jobs.workload.costs import Costs
 from emulator.jobs.workload.graph import NO_TRANSFER, Collective, Graph, Kind
-from emulator.traces.align import Clocks
 from emulator.traces.collector import paused
 from emulator.traces.events import LaneKind, RankTrace
 from emulator.traces.intervals import under_way_s
@@ -43,13 +42,12 @@ MOST_LAUNCHING = 16
 
 
 @paused()
-def join(
-    traces: Sequence[RankTrace] | Job, *, iteration: int | None = None, clocks: Clocks | None = None, check: bool = True
-) -> Joined:
-    """One iteration of all ranks; by default the mean of all that are comparable. `clocks`: by default from `align`. A
-    mean iteration begins with idle devices and hosts ahead as usual; a single one with its devices' backlog. Raises
-    TraceError for traces that don't belong together, GraphError for a graph that makes no sense."""
-    job = traces if isinstance(traces, Job) else Job(traces, clocks)
+def join(traces: Sequence[RankTrace] | Job, *, iteration: int | None = None) -> Joined:
+    """One iteration of all ranks; by default the mean of all that are comparable.
+
+    A mean iteration begins with idle devices and hosts ahead as usual; a single one with its devices' backlog.
+    Raises TraceError for traces that don't belong together, GraphError for a graph that makes no sense."""
+    job = traces if isinstance(traces, Job) else Job(traces)
     if iteration is not None:
         if not 0 <= iteration < job.total:
             raise TraceError(f"there is no iteration {iteration}: the traces have {job.total}, from 0 on")
@@ -57,7 +55,7 @@ def join(
             raise TraceError(
                 f"iteration {iteration} has launches, but no kernel; {job.first} to {job.count - 1} are whole"
             )
-        return _checked(_one(TypicalIteration(job, iteration)), check)
+        return _one(TypicalIteration(job, iteration))
     chosen = range(job.warm_up, job.count)
     duration_s = {step: job.duration_s(step) for step in chosen}
     plan = TypicalIteration(job, _median(job, duration_s))
@@ -84,7 +82,8 @@ def join(
     if max(ahead_s) > LEAST_GAP_S:
         assumptions.append(f"hosts are up to {max(ahead_s) * 1e3:.3g} ms ahead of their devices as an iteration begins")
     joined = _Assembly(plan, timings, Mode.ALONE, ahead_s).joined(number, iteration_s, assumptions)
-    return _checked(dataclasses.replace(joined, job_s=job.iteration_s), check)
+    checks.check(joined.graph)
+    return dataclasses.replace(joined, job_s=job.iteration_s)
 
 
 def _median(job: Job, duration_s: dict[int, float]) -> int:
@@ -108,11 +107,11 @@ def _left_out(plan: TypicalIteration, job: Job, steps: list[int], count: int) ->
 
 
 @paused()
-def join_each(traces: Sequence[RankTrace], clocks: Clocks | None = None) -> list[Joined]:
+def join_each(traces: Sequence[RankTrace] | Job) -> list[Joined]:
     """Every iteration after the profilers' start, in order; later ones continue their streams (`iterations.chain`)."""
-    job = Job(traces, clocks)
+    job = traces if isinstance(traces, Job) else Job(traces)
     plan = TypicalIteration(job, job.warm_up)
-    iterations = [_checked(_one(plan), True)]
+    iterations = [_one(plan)]
     for step in range(job.warm_up + 1, job.count):
         before, plan = plan.cuts, TypicalIteration(job, step)
         iterations.append(_one(plan, before))
@@ -120,13 +119,11 @@ def join_each(traces: Sequence[RankTrace], clocks: Clocks | None = None) -> list
 
 
 def _one(plan: TypicalIteration, before: list[Segments] | None = None) -> Joined:
+    """The iteration of `plan` by itself. `before`: the one before it where that is replayed, too."""
     timing = plan.typical if before is None else plan.timing(plan.cuts, before)
     assembly = _Assembly(plan, [timing], Mode.FIRST if before is None else Mode.NEXT)
-    return assembly.joined(plan.step, plan.job.duration_s(plan.step), list(plan.assumptions))
-
-
-def _checked(joined: Joined, check: bool) -> Joined:
-    if check:
+    joined = assembly.joined(plan.step, plan.job.duration_s(plan.step), list(plan.assumptions))
+    if before is None:
         checks.check(joined.graph)
     return joined
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from emulator.jobs.workload.graph import NO_TRANSFER
-from emulator.traces.align import Clocks, align
+from emulator.traces.align import align
 from emulator.traces.alike import in_place
 from emulator.traces.causality import RankGraph, rank_graph
 from emulator.traces.collectives import ambiguous_groups, match
@@ -32,9 +32,9 @@ LONGEST_LATENCY_S = 5e-5
 
 
 class Job:
-    """One job's traces on one clock, by default from `align`. Raises TraceError where they don't belong together."""
+    """One job's traces on one clock. Raises TraceError where they don't belong together."""
 
-    def __init__(self, traces: Sequence[RankTrace], clocks: Clocks | None = None) -> None:
+    def __init__(self, traces: Sequence[RankTrace]) -> None:
         self.traces = one_a_rank(traces)
         if not self.traces:
             raise TraceError("no traces: expected one a rank")
@@ -48,7 +48,7 @@ class Job:
                 raise TraceError(f"{trace.source} has no events in any iteration")
             if what := lost_device(trace):
                 raise TraceError(f"{trace.source}: {what}")
-        self.clocks = align(self.traces) if clocks is None else clocks
+        self.clocks = align(self.traces)
         self.steps = [Steps(trace) for trace in self.traces]
         self.total = min(len(trace.steps) for trace in self.traces)
         """Iterations that all ranks have."""
@@ -64,15 +64,15 @@ class Job:
         """What readers left out or changed: sentences, of all ranks or with the rank in front."""
         notes = []
         for key in NOTES:
-            said = {trace.rank: trace.about[key] for trace in self.traces if key in trace.about}
-            if len(set(said.values())) == 1 and len(said) == len(self.traces):
-                notes.append(f"{key}: {next(iter(said.values()))}")
+            noted = {trace.rank: trace.about[key] for trace in self.traces if key in trace.about}
+            if len(set(noted.values())) == 1 and len(noted) == len(self.traces):
+                notes.append(f"{key}: {next(iter(noted.values()))}")
             else:
-                notes += [f"{key}, rank {rank}: {what}" for rank, what in said.items()]
+                notes += [f"{key}, rank {rank}: {what}" for rank, what in noted.items()]
         if self.lost:
             named = ", ".join(map(str, self.lost[:8])) + (", …" if len(self.lost) > 8 else "")
-            kept = f"{self.first} to {self.count - 1} are taken"
-            notes.append(f"iterations {named} of {self.total} have launches, but no kernel: {kept}")
+            taken = f"{self.first} to {self.count - 1} are taken"
+            notes.append(f"iterations {named} of {self.total} have launches, but no kernel: {taken}")
         return notes
 
     @cached_property
@@ -166,12 +166,12 @@ class TypicalIteration:
 
     def in_place(self, cuts: list[Segments]) -> list[Segments] | None:
         """When the segments of the typical iteration were in another one; None where that does other things."""
-        found = []
+        placed = []
         for rank, segments in zip(self.ranks, cuts, strict=True):
             if (own := in_place(rank.segments, segments)) is None:
                 return None
-            found.append(own)
-        return found
+            placed.append(own)
+        return placed
 
     def fits_beside_hosts(self, cuts: list[Segments]) -> bool:
         """Whether devices and transports do what they do in the typical iteration, one by one, and there are some."""

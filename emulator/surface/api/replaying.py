@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 from emulator.jobs.replay.engine import replay as play
 from emulator.jobs.replay.parts import PARTS
 from emulator.surface.api.shown import Library, Shown, frame
-from emulator.traces.align import align
 from emulator.traces.events import RankTrace
 from emulator.traces.join import join, join_each
 from emulator.traces.joined import Joined
+from emulator.traces.plan import Job
 from emulator.traces.whatif import changes, codec_costs, contention, network
 from emulator.traces.whatif.predict import Played, predicted, traced
 from emulator.traces.whatif.speeds import CARRIED, Speeds, speeds
@@ -220,9 +220,9 @@ class Replay(Shown):
 def replay(traces: list[RankTrace], iteration: int | None = None, change: Changes | None = None) -> Replay:
     """Replay `iteration`, or all one after the other. Raises TraceError, ConfigError."""
     change = change or Changes()
-    clocks = align(traces)
-    mean = join(traces, iteration=iteration, clocks=clocks)
-    iterations = [mean] if iteration is not None else join_each(traces, clocks)
+    job = Job(traces)
+    mean = join(job, iteration=iteration)
+    iterations = [mean] if iteration is not None else join_each(job)
     chosen = change.of(mean, iterations)
     prepare = change.prepare(iterations)
 
@@ -236,7 +236,7 @@ def replay(traces: list[RankTrace], iteration: int | None = None, change: Change
     return Replay(
         iterations,
         mean,
-        clocks.error_s,
+        job.clocks.error_s,
         [applied(one) for one in iterations] if chosen else [],
         applied(mean) if chosen else mean,
         [title for title, _ in chosen],
