@@ -42,7 +42,7 @@ later on one host than on another, however many there are."""
 
 @dataclass(frozen=True)
 class Clocks:
-    """What `align` found."""
+    """The result of `align`."""
 
     offset_s: np.ndarray
     """float64 (ranks,): to be added to a trace's clock; 0 for the first host."""
@@ -107,7 +107,9 @@ class _Observations:
     """Of each pair of hosts with observations."""
 
 
-def _observe_messages(found: _Observations, traces: Sequence[RankTrace], hosts: np.ndarray, base_s: np.ndarray) -> None:
+def _observe_messages(
+    observations: _Observations, traces: Sequence[RankTrace], hosts: np.ndarray, base_s: np.ndarray
+) -> None:
     ends = message_ends(traces, base_s)
     for i, j in _pairs(sorted(ends)):
         if hosts[i] == hosts[j]:
@@ -115,16 +117,16 @@ def _observe_messages(found: _Observations, traces: Sequence[RankTrace], hosts: 
         a, b, errors_s = int(hosts[i]), int(hosts[j]), []
         for there, back in both_ways(ends[i], ends[j], LEAST_DRIFT_S / 2):
             # came at j − left at i ≥ θ_i − θ_j, and the other way round.
-            found.bounds += [(a, b, there.at_s, there.elapsed_s), (b, a, back.at_s, back.elapsed_s)]
+            observations.bounds += [(a, b, there.at_s, there.elapsed_s), (b, a, back.at_s, back.elapsed_s)]
             errors_s.append(max(abs(there.elapsed_s + back.elapsed_s) * MIDDLE_ERROR, LEAST_ERROR_S))
             at_s = (there.at_s + back.at_s) / 2
-            found.differences.append((a, b, at_s, (there.elapsed_s - back.elapsed_s) / 2, errors_s[-1]))
+            observations.differences.append((a, b, at_s, (there.elapsed_s - back.elapsed_s) / 2, errors_s[-1]))
         if errors_s:
-            found.errors_s.append(max(errors_s))
+            observations.errors_s.append(max(errors_s))
 
 
 def _observe_transfers(
-    found: _Observations, traces: Sequence[RankTrace], hosts: np.ndarray, base_s: np.ndarray
+    observations: _Observations, traces: Sequence[RankTrace], hosts: np.ndarray, base_s: np.ndarray
 ) -> None:
     met: dict[Key, list[tuple[int, float, float, float]]] = defaultdict(list)
     ambiguous = ambiguous_groups(traces)
@@ -146,24 +148,24 @@ def _observe_transfers(
         size = members[0][3]
         for a, b in permutations(begun, 2):
             # b's end comes after a's start: end_b + θ_b ≥ start_a + θ_a
-            found.bounds.append((a, b, begun[a], done[b] - begun[a]))
+            observations.bounds.append((a, b, begun[a], done[b] - begun[a]))
             if a < b:
                 pairs[a, b].append((size, begun[a], done[a], begun[b], done[b]))
-    by_messages = bool(found.errors_s)
+    by_messages = bool(observations.errors_s)
     for (a, b), rows in pairs.items():
-        error_s = _observe_pair(found, a, b, np.array(rows))
+        error_s = _observe_pair(observations, a, b, np.array(rows))
         if not by_messages:
-            found.errors_s.append(error_s)
+            observations.errors_s.append(error_s)
 
 
-def _observe_pair(found: _Observations, a: int, b: int, rows: np.ndarray) -> float:
+def _observe_pair(observations: _Observations, a: int, b: int, rows: np.ndarray) -> float:
     """The error of what two hosts' collectives show; rows (size, begun at a, done at a, begun at b, done at b)."""
     size, begun_a, done_a, begun_b, done_b = rows.T
     if np.ptp(done_a) >= LEAST_DRIFT_S:
         ends_s = done_b - done_a
         error_s = max(_error_of_median_s(ends_s), LEAST_END_ERROR_S)
         each_s = error_s * len(rows)
-        found.differences += [(a, b, at, value, each_s) for at, value in zip(done_a, ends_s, strict=True)]
+        observations.differences += [(a, b, at, value, each_s) for at, value in zip(done_a, ends_s, strict=True)]
         return error_s
     estimates = []
     for one in np.unique(size):
@@ -175,7 +177,7 @@ def _observe_pair(found: _Observations, a: int, b: int, rows: np.ndarray) -> flo
     values_s, errors_s = np.array(estimates).T
     shares = errors_s**-2.0
     error_s = max(float(shares.sum() ** -0.5), LEAST_END_ERROR_S)
-    found.differences.append((a, b, float(np.median(done_a)), float(shares @ values_s / shares.sum()), error_s))
+    observations.differences.append((a, b, float(np.median(done_a)), float(shares @ values_s / shares.sum()), error_s))
     return error_s
 
 

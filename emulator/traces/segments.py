@@ -154,8 +154,8 @@ def _opened(steps: Steps, chosen: np.ndarray) -> set[int]:
         while outer != NONE and outer not in opened:
             opened.add(outer)
             outer = int(events.parent[outer])
-    found = np.fromiter(opened, np.int64, len(opened))
-    return set(found[~np.isin(events.what[found], _WHOLE)].tolist())
+    outer_ops = np.fromiter(opened, np.int64, len(opened))
+    return set(outer_ops[~np.isin(events.what[outer_ops], _WHOLE)].tolist())
 
 
 def _spans(steps: Steps, chosen: np.ndarray, opened: set[int], inside: list):

@@ -23,15 +23,7 @@ from emulator.traces.joined import Joined
 from emulator.traces.whatif.faster import what_if
 
 CHECKS: list[Callable[[DiagnosisContext], list[Finding]]] = [
-    stragglers.find,
-    overlap.find,
-    messages.find,
-    network.find,
-    device.find,
-    host.find,
-    loading.find,
-    compression.find,
-    wire.find,
+    module.find for module in (stragglers, overlap, messages, network, device, host, loading, compression, wire)
 ]
 
 

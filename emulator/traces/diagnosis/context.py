@@ -269,6 +269,4 @@ class DiagnosisContext:
 
     def communicates(self) -> np.ndarray:
         """bool (transfers,): collectives and sends, not reads from storage."""
-        if not len(self.graph.transfers):
-            return np.zeros(0, bool)
         return np.isin(self.graph.works.kind[self.graph.transfers.work], (Kind.COLLECTIVE, Kind.SEND, Kind.RECV))

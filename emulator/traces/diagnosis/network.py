@@ -109,9 +109,9 @@ def _carried(context: DiagnosisContext, moves: np.ndarray) -> str:
 
 def _settable(context: DiagnosisContext, joined: Joined, network: Network) -> list[Change]:
     """What a training script can choose."""
-    found = []
+    settable = []
     if network.algorithm != "switchml" and len(all_reduces(joined)):
-        found.append(
+        settable.append(
             Change(
                 context.makespan_s(changes.allreduce(joined, "switchml")),
                 "all-reduces summed in the network (switchml)",
@@ -121,8 +121,8 @@ def _settable(context: DiagnosisContext, joined: Joined, network: Network) -> li
     if not np.any(context.kind == Kind.CODEC) and not np.any(ratios(context) > 1):
         for name, cost in context.codecs().items():
             setting = f"codec {name}: switchml train --codec {name}, or its communication hook for DDP (docs/codecs.md)"
-            found.append(Change(context.makespan_s(changes.codec(joined, cost, name)), f"codec {name}", setting))
-    return found
+            settable.append(Change(context.makespan_s(changes.codec(joined, cost, name)), f"codec {name}", setting))
+    return settable
 
 
 def _twice_as_fast(context: DiagnosisContext, moves: np.ndarray) -> Change:

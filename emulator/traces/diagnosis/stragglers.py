@@ -10,6 +10,7 @@ from emulator.jobs.replay.report import operation_text
 from emulator.jobs.workload.graph import Kind
 from emulator.traces.diagnosis.context import DiagnosisContext, Finding
 from emulator.traces.events import What
+from emulator.traces.whatif.edits import by_rank
 from switchml.units import time_text
 
 OWN = (Kind.COMPUTE, Kind.CODEC, Kind.COPY, Kind.CHECKPOINT)
@@ -43,13 +44,10 @@ def _uneven(context: DiagnosisContext, usual_s: np.ndarray) -> list[Finding]:
     """Ranks that do something more often than the others. Stages of a pipeline are expected to differ."""
     if np.any(np.isin(context.kind, (Kind.SEND, Kind.RECV))):
         return []
-    ranks = len(context.graph.ranks)
     own = np.flatnonzero(_is_own(context))
     names, number = context.graph.works.by_name()
     name = number[context.graph.ops.work[own]]
-    cell = name * ranks + context.rank[own]
-    count = np.bincount(cell, minlength=len(names) * ranks).reshape(-1, ranks)
-    total_s = np.bincount(cell, usual_s[own], minlength=count.size).reshape(-1, ranks)
+    count, total_s = by_rank(context.graph, own, name, usual_s[own])
     middle = np.quantile(count, 0.5, axis=1, method="lower")[:, None]
     share = np.divide(middle, count, out=np.ones(count.shape), where=count > middle)
     excess_s = total_s * (1 - share)
@@ -91,10 +89,7 @@ def usual(context: DiagnosisContext) -> np.ndarray:
     stage = graph.ranks.stage[context.rank[own]] + graph.ranks.job[context.rank[own]] * graph.stages()
     _, what = np.unique(np.stack([name, stage]), axis=1, return_inverse=True)
     what = what.ravel()
-    ranks = len(graph.ranks)
-    cell = what * ranks + context.rank[own]
-    count = np.bincount(cell, minlength=(what.max(initial=-1) + 1) * ranks).reshape(-1, ranks)
-    total_s = np.bincount(cell, context.own_s[own], minlength=count.size).reshape(-1, ranks)
+    count, total_s = by_rank(graph, own, what, context.own_s[own])
     mean_s = np.divide(total_s, count, out=np.full(total_s.shape, np.nan), where=count > 0)
     # NaN, for a rank that does no such thing, sorts last; of the others the lower median.
     middle = np.maximum((count > 0).sum(axis=1) - 1, 0) // 2

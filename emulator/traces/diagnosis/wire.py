@@ -127,7 +127,7 @@ def stalls(wire: Wire, lost: np.ndarray) -> dict[int, list[tuple[float, float]]]
 def _slow_host(context: DiagnosisContext) -> list[Finding]:
     """A machine all of whose transfers with others are slow, where transfers without it are not."""
     graph = context.graph
-    size = graph.works.bytes[graph.transfers.work] if len(graph.transfers) else np.empty(0)
+    size = graph.works.bytes[graph.transfers.work]
     measured = np.flatnonzero(context.communicates() & (size >= LEAST_BYTES) & (context.transfer_s > 0))
     host_of = np.array([trace.host or f"rank {i}" for i, trace in enumerate(context.joined.traces)])
     members = {int(group): frozenset(host_of[graph.groups.members(group)]) for group in set(graph.transfers.group)}

@@ -127,7 +127,7 @@ def folded(joined: Joined) -> Joined:
         for op in np.flatnonzero(np.isin(whole, present.transfers)).tolist()
     }
     rows = np.sort(np.unique(small.representative[present.rank], return_index=True)[1])
-    kept = dataclasses.replace(present, op=small.op[present.op[rows]])
+    folded_gradients = dataclasses.replace(present, op=small.op[present.op[rows]])
     return dataclasses.replace(
         joined,
         graph=small.graph,
@@ -135,5 +135,5 @@ def folded(joined: Joined) -> Joined:
         event=joined.event[stays],
         start_s=joined.start_s[stays],
         end_s=joined.end_s[stays],
-        gradients=kept.listed(np.array([transfer_of[bucket] for bucket in present.bucket.tolist()])),
+        gradients=folded_gradients.listed(np.array([transfer_of[bucket] for bucket in present.bucket.tolist()])),
     )

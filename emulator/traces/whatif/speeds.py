@@ -108,8 +108,8 @@ def _precision(kernels: Sequence[str], seconds: np.ndarray, traced: Accelerator,
     both = [name for name in _PRECISIONS if name in traced.flops and name in other.flops]
     spent_s = dict.fromkeys(both, 0.0)
     for kernel, duration_s in zip(kernels, seconds.tolist(), strict=True):
-        if kernel_class(kernel) in ON_MATRIX_UNITS and (found := _named_precision(kernel)) in spent_s:
-            spent_s[found] += duration_s
+        if kernel_class(kernel) in ON_MATRIX_UNITS and (precision := _named_precision(kernel)) in spent_s:
+            spent_s[precision] += duration_s
     if any(spent_s.values()):
         return max(both, key=spent_s.__getitem__)
     return next(name for name in ("bf16", "fp16", "fp32") if name in both)

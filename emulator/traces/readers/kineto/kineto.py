@@ -34,10 +34,10 @@ def read(
     (`execution_trace.py`). `sizes`: those that the profile lacks."""
     table = Table()
     file = table.fill(path, salvage=salvage)
-    found = parts(path, table)
-    if execution_trace is not None and len(found) > 1:
-        raise TraceError(f"{execution_trace} is of one rank, but {path} has {len(found)}: expected a file for each")
-    return [_read_part(Reading(path, table, file, part, rank, sizes), execution_trace) for part in found]
+    ranks = parts(path, table)
+    if execution_trace is not None and len(ranks) > 1:
+        raise TraceError(f"{execution_trace} is of one rank, but {path} has {len(ranks)}: expected a file for each")
+    return [_read_part(Reading(path, table, file, part, rank, sizes), execution_trace) for part in ranks]
 
 
 def _read_part(reading: Reading, execution_trace: Path | None) -> RankTrace:
