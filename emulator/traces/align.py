@@ -23,9 +23,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from emulator.traces.collectives import Key, ambiguous_groups, key_of
-from emulator.traces.events import RankTrace, WireWhat
+from emulator.traces.events import COMMUNICATION, RankTrace, WireWhat
 from emulator.traces.readers.tables import Numbers
-from emulator.traces.segments import COMMUNICATION
 from switchml.errors import TraceError
 
 LEAST_DRIFT_S = 20.0
@@ -43,7 +42,7 @@ later on one host than on another, however many there are."""
 
 @dataclass(frozen=True)
 class Clocks:
-    """What `align` found."""
+    """The result of `align`."""
 
     offset_s: np.ndarray
     """float64 (ranks,): to be added to a trace's clock; 0 for the first host."""
@@ -63,22 +62,22 @@ class Clocks:
 
 
 def epochs_s(traces: Sequence[RankTrace]) -> np.ndarray:
-    """float64 (ranks,): each trace's epoch from the first one's; where files do not say, iterations are taken to begin
-    together."""
+    """float64 (ranks,): each trace's epoch from the first one's; where files lack it, iterations begin together."""
     if all(trace.epoch_s for trace in traces):
         return np.array([trace.epoch_s - traces[0].epoch_s for trace in traces])
     return np.array([traces[0].steps[0, 0] - trace.steps[0, 0] for trace in traces])
 
 
 def align(traces: Sequence[RankTrace]) -> Clocks:
-    """Offsets of `traces`, sorted by rank. Traces of one host share a clock. Raises TraceError where the linear program
-    has no solution."""
+    """Offsets of `traces`, sorted by rank; one for each host. Raises TraceError if the program has no solution."""
     hosts = _hosts(traces)
     count = int(hosts.max()) + 1
     none = Clocks(np.zeros(len(traces)), np.zeros(len(traces)))
     if count == 1:
         return none
-    observations = _Observations(traces, hosts)
+    observations, base_s = _Observations(), epochs_s(traces)
+    _observe_messages(observations, traces, hosts, base_s)
+    _observe_transfers(observations, traces, hosts, base_s)
     at_s = [row[2] for row in (*observations.differences, *observations.bounds)]
     if not at_s:
         missing = "nothing in the traces tells how the clocks of their hosts differ: they are taken as they are"
@@ -96,85 +95,90 @@ def _hosts(traces: Sequence[RankTrace]) -> np.ndarray:
     return np.array([numbers[trace.host or f"rank {trace.rank}"] for trace in traces])
 
 
+@dataclass
 class _Observations:
-    """Of clocks a and b at a time: `differences`, rows (a, b, at, value, error), estimate θ_a − θ_b; `bounds`, rows
-    (a, b, at, most), limit it."""
+    """Of clocks a and b."""
 
-    def __init__(self, traces: Sequence[RankTrace], hosts: np.ndarray) -> None:
-        self.differences: list[tuple[int, int, float, float, float]] = []
-        self.bounds: list[tuple[int, int, float, float]] = []
-        self.errors_s: list[float] = []  # of each pair of hosts with observations
-        base_s = epochs_s(traces)
-        self._messages(traces, hosts, base_s)
-        self._transfers(traces, hosts, base_s)
+    differences: list[tuple[int, int, float, float, float]] = field(default_factory=list)
+    """(a, b, at, value, error): an estimate of θ_a − θ_b."""
+    bounds: list[tuple[int, int, float, float]] = field(default_factory=list)
+    """(a, b, at, most)."""
+    errors_s: list[float] = field(default_factory=list)
+    """Of each pair of hosts with observations."""
 
-    def _messages(self, traces: Sequence[RankTrace], hosts: np.ndarray, base_s: np.ndarray) -> None:
-        ends = message_ends(traces, base_s)
-        for i, j in _pairs(sorted(ends)):
-            if hosts[i] == hosts[j]:
-                continue
-            a, b, errors_s = int(hosts[i]), int(hosts[j]), []
-            for there, back in both_ways(ends[i], ends[j], LEAST_DRIFT_S / 2):
-                # came at j − left at i ≥ θ_i − θ_j, and the other way round.
-                self.bounds += [(a, b, there.at_s, there.elapsed_s), (b, a, back.at_s, back.elapsed_s)]
-                errors_s.append(max(abs(there.elapsed_s + back.elapsed_s) * MIDDLE_ERROR, LEAST_ERROR_S))
-                at_s = (there.at_s + back.at_s) / 2
-                self.differences.append((a, b, at_s, (there.elapsed_s - back.elapsed_s) / 2, errors_s[-1]))
-            if errors_s:
-                self.errors_s.append(max(errors_s))
 
-    def _transfers(self, traces: Sequence[RankTrace], hosts: np.ndarray, base_s: np.ndarray) -> None:
-        met: dict[Key, list[tuple[int, float, float, float]]] = defaultdict(list)
-        ambiguous = ambiguous_groups(traces)
-        for host, trace, from_s in zip(hosts.tolist(), traces, base_s.tolist(), strict=True):
-            for event in np.flatnonzero(np.isin(trace.events.what, COMMUNICATION)).tolist():
-                columns = (trace.events.start_s, trace.events.duration_s, trace.events.bytes)
-                start_s, duration_s, size = (float(column[event]) for column in columns)
-                row = (host, start_s + from_s, start_s + from_s + duration_s, size)
-                met[key_of(trace, event, ambiguous)].append(row)
-        several = [members for members in met.values() if len({host for host, *_ in members}) > 1]
-        every = max(1, len(several) // MOST_TRANSFERS)
-        pairs: dict[tuple[int, int], list[tuple[float, ...]]] = defaultdict(list)
-        for members in several[::every]:
-            begun: dict[int, float] = {}
-            done: dict[int, float] = {}
-            for host, start_s, end_s, _ in members:
-                begun[host] = max(begun.get(host, -np.inf), start_s)
-                done[host] = min(done.get(host, np.inf), end_s)
-            size = members[0][3]
-            for a, b in permutations(begun, 2):
-                # b's end comes after a's start: end_b + θ_b ≥ start_a + θ_a
-                self.bounds.append((a, b, begun[a], done[b] - begun[a]))
-                if a < b:
-                    pairs[a, b].append((size, begun[a], done[a], begun[b], done[b]))
-        by_messages = bool(self.errors_s)
-        for (a, b), rows in pairs.items():
-            error_s = self._pair(a, b, np.array(rows))
-            if not by_messages:
-                self.errors_s.append(error_s)
+def _observe_messages(
+    observations: _Observations, traces: Sequence[RankTrace], hosts: np.ndarray, base_s: np.ndarray
+) -> None:
+    ends = message_ends(traces, base_s)
+    for i, j in _pairs(sorted(ends)):
+        if hosts[i] == hosts[j]:
+            continue
+        a, b, errors_s = int(hosts[i]), int(hosts[j]), []
+        for there, back in both_ways(ends[i], ends[j], LEAST_DRIFT_S / 2):
+            # came at j − left at i ≥ θ_i − θ_j, and the other way round.
+            observations.bounds += [(a, b, there.at_s, there.elapsed_s), (b, a, back.at_s, back.elapsed_s)]
+            errors_s.append(max(abs(there.elapsed_s + back.elapsed_s) * MIDDLE_ERROR, LEAST_ERROR_S))
+            at_s = (there.at_s + back.at_s) / 2
+            observations.differences.append((a, b, at_s, (there.elapsed_s - back.elapsed_s) / 2, errors_s[-1]))
+        if errors_s:
+            observations.errors_s.append(max(errors_s))
 
-    def _pair(self, a: int, b: int, rows: np.ndarray) -> float:
-        """Differences from the common collectives of two hosts, and their error; rows of (size, begun at a, done at
-        a, begun at b, done at b)."""
-        size, begun_a, done_a, begun_b, done_b = rows.T
-        if np.ptp(done_a) >= LEAST_DRIFT_S:
-            ends_s = done_b - done_a
-            error_s = max(_error_of_median_s(ends_s), LEAST_END_ERROR_S)
-            each_s = error_s * len(rows)
-            self.differences += [(a, b, at, value, each_s) for at, value in zip(done_a, ends_s, strict=True)]
-            return error_s
-        estimates = []
-        for one in np.unique(size):
-            mine = size == one
-            ends_s = (done_b - done_a)[mine]
-            there_s, back_s = (done_b - begun_a)[mine].min(), (done_a - begun_b)[mine].min()
-            estimates.append((float(np.median(ends_s)), max(_error_of_median_s(ends_s), LEAST_ERROR_S)))
-            estimates.append((float(there_s - back_s) / 2, max(float(there_s + back_s) * MIDDLE_ERROR, LEAST_ERROR_S)))
-        values_s, errors_s = np.array(estimates).T
-        shares = errors_s**-2.0
-        error_s = max(float(shares.sum() ** -0.5), LEAST_END_ERROR_S)
-        self.differences.append((a, b, float(np.median(done_a)), float(shares @ values_s / shares.sum()), error_s))
+
+def _observe_transfers(
+    observations: _Observations, traces: Sequence[RankTrace], hosts: np.ndarray, base_s: np.ndarray
+) -> None:
+    met: dict[Key, list[tuple[int, float, float, float]]] = defaultdict(list)
+    ambiguous = ambiguous_groups(traces)
+    for host, trace, from_s in zip(hosts.tolist(), traces, base_s.tolist(), strict=True):
+        for event in np.flatnonzero(np.isin(trace.events.what, COMMUNICATION)).tolist():
+            columns = (trace.events.start_s, trace.events.duration_s, trace.events.bytes)
+            start_s, duration_s, size = (float(column[event]) for column in columns)
+            row = (host, start_s + from_s, start_s + from_s + duration_s, size)
+            met[key_of(trace, event, ambiguous)].append(row)
+    several = [members for members in met.values() if len({host for host, *_ in members}) > 1]
+    every = max(1, len(several) // MOST_TRANSFERS)
+    pairs: dict[tuple[int, int], list[tuple[float, ...]]] = defaultdict(list)
+    for members in several[::every]:
+        begun: dict[int, float] = {}
+        done: dict[int, float] = {}
+        for host, start_s, end_s, _ in members:
+            begun[host] = max(begun.get(host, -np.inf), start_s)
+            done[host] = min(done.get(host, np.inf), end_s)
+        size = members[0][3]
+        for a, b in permutations(begun, 2):
+            # b's end comes after a's start: end_b + θ_b ≥ start_a + θ_a
+            observations.bounds.append((a, b, begun[a], done[b] - begun[a]))
+            if a < b:
+                pairs[a, b].append((size, begun[a], done[a], begun[b], done[b]))
+    by_messages = bool(observations.errors_s)
+    for (a, b), rows in pairs.items():
+        error_s = _observe_pair(observations, a, b, np.array(rows))
+        if not by_messages:
+            observations.errors_s.append(error_s)
+
+
+def _observe_pair(observations: _Observations, a: int, b: int, rows: np.ndarray) -> float:
+    """The error of what two hosts' collectives show; rows (size, begun at a, done at a, begun at b, done at b)."""
+    size, begun_a, done_a, begun_b, done_b = rows.T
+    if np.ptp(done_a) >= LEAST_DRIFT_S:
+        ends_s = done_b - done_a
+        error_s = max(_error_of_median_s(ends_s), LEAST_END_ERROR_S)
+        each_s = error_s * len(rows)
+        observations.differences += [(a, b, at, value, each_s) for at, value in zip(done_a, ends_s, strict=True)]
         return error_s
+    estimates = []
+    for one in np.unique(size):
+        mine = size == one
+        ends_s = (done_b - done_a)[mine]
+        there_s, back_s = (done_b - begun_a)[mine].min(), (done_a - begun_b)[mine].min()
+        estimates.append((float(np.median(ends_s)), max(_error_of_median_s(ends_s), LEAST_ERROR_S)))
+        estimates.append((float(there_s - back_s) / 2, max(float(there_s + back_s) * MIDDLE_ERROR, LEAST_ERROR_S)))
+    values_s, errors_s = np.array(estimates).T
+    shares = errors_s**-2.0
+    error_s = max(float(shares.sum() ** -0.5), LEAST_END_ERROR_S)
+    observations.differences.append((a, b, float(np.median(done_a)), float(shares @ values_s / shares.sum()), error_s))
+    return error_s
 
 
 def _error_of_median_s(values_s: np.ndarray) -> float:
@@ -188,8 +192,7 @@ def _error_of_median_s(values_s: np.ndarray) -> float:
 def _solve(
     observations: _Observations, count: int, since_s: float, *, with_drift: bool
 ) -> tuple[np.ndarray, np.ndarray]:
-    """float64 (hosts,), each: offsets and rates. Variables: θ (hosts), rates (hosts), an absolute value for each
-    difference, a slack for each bound."""
+    """float64 (hosts,) each: offsets and rates. A variable for each θ, rate, absolute difference and slack."""
     from scipy.optimize import linprog
     from scipy.sparse import bmat, coo_matrix, diags, eye, hstack
 

@@ -1,6 +1,6 @@
-"""What iterations have in common. Plain iterations differ in a few calls, such as an allocator's that look whether
-memory is free again. Where all but a few segments are the same, in the same order on each lane, an iteration counts as
-the typical one does: what only it has is time between the others, and what it lacks took it none.
+"""What iterations have in common. Most differ in a few calls, such as an allocator's polls. Where nearly all segments
+are the same, in the same order on each lane, an iteration counts as typical: what only it has becomes gaps, and what it
+lacks took no time.
 """
 
 from __future__ import annotations
@@ -10,17 +10,17 @@ from itertools import pairwise
 
 import numpy as np
 
-from emulator.traces.events import LaneKind, RankTrace, What
+from emulator.traces.events import LaneKind, What
 from emulator.traces.segments import Segments
 
 MOST_DIFFERENT = 0.05
 """Of the segments, and of the time that hosts or devices take, for iterations to be alike."""
 
 
-def in_place(typical: Segments, other: Segments, trace: RankTrace) -> Segments | None:
+def in_place(typical: Segments, other: Segments) -> Segments | None:
     """When the segments of `typical` were in the iteration of `other`; None where that does other things. What `other`
     lacks has no length, and stands where the next one on its lane begins."""
-    mine, its = typical.signature(trace), other.signature(trace)
+    mine, its = typical.signature(), other.signature()
     if np.array_equal(mine, its):
         at = place = np.arange(len(mine))
     else:

@@ -1,13 +1,9 @@
-"""What had to end before what on one rank, beyond the order on each lane: the causes in the trace, and those that
-frameworks are known to impose without an event. A host thread that waits for a collective leaves only a gap.
-
-A host runs ahead of its devices: work on a stream waits for its launch, for the stream's earlier work and for what the
-stream waits for. The host waits where it synchronizes, where a copy blocks, and where a queue of launches is full
-(`steps.py`).
-
-DistributedDataParallel launches a bucket's all-reduce from the hook of its last gradient, and once backward is over
-waits for the buckets one by one, copying each back where gradients are no views of it
-(torch/csrc/distributed/c10d/reducer.cpp, finalize_backward).
+"""What has to end before what on one rank, besides the order on each lane: the trace's own causes, and those that
+frameworks impose without an event, such as a host thread that waits for a collective and leaves a gap. A host runs
+ahead of its devices: work on a stream waits for its launch and for the stream's earlier work; the host waits where it
+synchronizes, where a copy blocks, and where a launch queue is full (`steps.py`). DistributedDataParallel launches a
+bucket's all-reduce from the hook of its last gradient; after backward it waits for the buckets one by one and copies
+each back, unless gradients are views of it (torch/csrc/distributed/c10d/reducer.cpp, finalize_backward).
 """
 
 from __future__ import annotations
@@ -17,11 +13,10 @@ from functools import cached_property
 
 import numpy as np
 
-from emulator.traces.events import NONE, LaneKind, RankTrace, What
-from emulator.traces.segments import COMMUNICATION, Segments
+from emulator.traces.events import COMMUNICATION, NONE, LaneKind, What
+from emulator.traces.intervals import TOUCHING_S
+from emulator.traces.segments import Segments
 
-TOUCHING_S = 1e-6
-"""Spans that overlap by less follow one another: clocks tick, and profilers round."""
 HAND_OVER_S = 20e-6
 """A host thread that was idle for longer had to wait for something."""
 _LAUNCH, _SYNC, _SCOPE = int(What.LAUNCH), int(What.SYNC), int(What.SCOPE)
@@ -33,52 +28,83 @@ _COPY_BACK = "copy_bucket_to_grad"
 _STREAM_WAITS = "StreamWaitEvent"
 
 
-class Causality:
-    """Edges of one rank's segments: `pairs()` has them, `buckets` what was found out on the way."""
+def rank_graph(segments: Segments, transfer: np.ndarray) -> RankGraph:
+    """One rank's dependencies. `transfer`: int64 (segments,), each one's communication, else NO_TRANSFER."""
+    graph = RankGraph(segments, transfer)
+    graph.add_recorded()
+    graph.add_hand_overs()
+    graph.fill_buckets()
+    graph.add_waits()
+    graph.add_producers()
+    return graph
 
-    def __init__(self, trace: RankTrace, segments: Segments) -> None:
-        self.trace, self.segments = trace, segments
-        events = trace.events
-        self.names = trace.names
+
+class RankGraph:
+    """One rank's iteration: segments, and which of them come before which. `rank_graph` makes one."""
+
+    def __init__(self, segments: Segments, transfer: np.ndarray) -> None:
+        self.trace, self.segments, self.transfer = segments.trace, segments, transfer
         self.lane_kind, self.what = segments.lane_kind, segments.what
         self.host = np.flatnonzero(self.lane_kind == LaneKind.HOST)
-        self.gradients = sorted(
-            self.host[events.gradient[segments.event[self.host]]].tolist(), key=segments.start_s.__getitem__
-        )
+        gradients = self.host[self.trace.events.gradient[segments.event[self.host]]]
+        self.gradients: list[int] = sorted(gradients.tolist(), key=segments.start_s.__getitem__)
         """Segments in which gradients became final, in order."""
-        self.before, self.after = _neighbours(segments)
+        self.order = np.lexsort((segments.start_s, segments.lane))
+        self.before, self.after = _neighbours(segments, self.order)
         self.main_lane = self._main_lane()
-        """The host lane with a span that is the iteration, else the one that works most; of a rank without hosts, its
-        first lane."""
+        """The host lane with the span of the iteration, else the busiest; of a rank without hosts, its first lane."""
         self.communications = np.flatnonzero(np.isin(self.what, COMMUNICATION))
         self.launch_of: dict[int, int] = {}  # communication → the segment that launched it
         self.launcher = np.full(len(segments), NONE, np.int64)
-        """int64 (segments,): of what a device computes or copies, the segment after which it may begin as far as the
-        host is concerned; else NONE."""
+        """int64 (segments,): the launch of what a device computes or copies, if known; else NONE."""
         self.buckets: list[tuple[int, list[int]]] = []
         """(communication, its gradients' segments), where gradients are known."""
         self.waiter: dict[int, int] = {}
-        """Communication → the first segment that needs it. Where it was recorded to end later than that one went on, it
-        was the record that came late."""
+        """Communication → the first segment that needs it. One that seems to end after that went on was recorded
+        late."""
         self.is_wait = self.what == What.SYNC
-        """bool (segments,): those that end when what they wait for has ended: synchronization, and launches that a full
-        queue holds up."""
-        self.earlier: list[tuple[int, int]] = []
-        """(segment, event of an earlier iteration on a transport or device that it waits for)."""
-        self._on_lane = np.searchsorted(segments.lane[self.host], np.arange(len(trace.lanes) + 1))
+        """bool (segments,): those that end with what they wait for: synchronization, launches into a full queue."""
+        self._edges: set[tuple[int, int]] = set()
+        self._earlier: list[tuple[int, int]] = []
+        self._on_lane = np.searchsorted(segments.lane[self.host], np.arange(len(self.trace.lanes) + 1))
         self._whats, self._lane_kinds, self._lanes, self._start_s, self._end_s = (
             column.tolist() for column in (self.what, self.lane_kind, segments.lane, segments.start_s, segments.end_s)
         )
-        self._edges: set[tuple[int, int]] = set()
-        self._recorded()
-        self._hand_overs()
-        self._fill_buckets()
-        self._waits()
-        self._producers()
 
+    # What the passes found
+
+    @cached_property
     def pairs(self) -> np.ndarray:
         """int64 (edges, 2): segments, the first before the second."""
         return np.array(sorted(self._edges), np.int64).reshape(-1, 2)
+
+    @cached_property
+    def earlier(self) -> np.ndarray:
+        """int64 (waits, 2): segments, and events of earlier iterations on transports and devices that they wait for."""
+        return np.array(self._earlier, np.int64).reshape(-1, 2)
+
+    @cached_property
+    def predecessors(self) -> np.ndarray:
+        """`pairs`, and what comes before each segment on its lane."""
+        follows = np.flatnonzero(self.before >= 0)
+        return np.concatenate([self.pairs, np.stack([self.before[follows], follows], axis=1)])
+
+    def awaited(self, pairs: np.ndarray) -> np.ndarray:
+        """bool (pairs,): of pairs of segments, those whose second one blocks until a device or transport has done the
+        first. What else a segment waits for comes before the gap in front of it."""
+        return self.is_wait[pairs[:, 1]] & (self.lane_kind[pairs[:, 0]] != LaneKind.HOST)
+
+    def is_launch(self, pairs: np.ndarray) -> np.ndarray:
+        """bool (pairs,): of pairs of segments, those of a launch and what it set going on a device."""
+        return self.launcher[pairs[:, 1]] == pairs[:, 0]
+
+    def name(self, segment: int) -> str:
+        """Of the event that a segment belongs to."""
+        return self._name(int(self.segments.event[segment]))
+
+    def on_main(self) -> np.ndarray:
+        """int64: the segments of the main lane."""
+        return np.flatnonzero(self.segments.lane == self.main_lane)
 
     def _main_lane(self) -> int:
         segments, events = self.segments, self.trace.events
@@ -93,7 +119,7 @@ class Causality:
 
     # Causes in the trace
 
-    def _recorded(self) -> None:
+    def add_recorded(self) -> None:
         steps, of_event, whats, launch_of = self.segments.steps, self.segments.of_event, self._whats, self.launch_of
         causes = steps.causes(self.segments.step)
         cause, caused = causes.T
@@ -150,7 +176,7 @@ class Causality:
             return
         limit_s = (segments.end_s if self.is_wait[second] else segments.start_s)[second]
         if events.start_s[cause] + events.duration_s[cause] <= limit_s + TOUCHING_S:
-            self.earlier.append((second, cause))
+            self._earlier.append((second, cause))
 
     def _add(self, first: int, second: int) -> None:
         """An edge, unless the trace contradicts it or the lane's order implies it."""
@@ -169,9 +195,8 @@ class Causality:
 
     # Threads
 
-    def _hand_overs(self) -> None:
-        """A host thread that goes on after an idle time was handed on to by whichever thread finished last: main to
-        autograd's and back."""
+    def add_hand_overs(self) -> None:
+        """A host thread that resumes was woken by the thread that finished last: main by autograd's and back."""
         lanes = np.unique(self.segments.lane[self.host])
         if len(lanes) < 2:
             return
@@ -201,13 +226,12 @@ class Causality:
         return nodes[-1] if nodes else None
 
     def _name(self, event: int) -> str:
-        return self.names[self.trace.events.name[event]]
+        return self.trace.names[self.trace.events.name[event]]
 
     # Buckets
 
-    def _fill_buckets(self) -> None:
-        """Gradients in the order in which they became final fill the buckets in the order of their launches: by sizes
-        where these add up, else up to each launch."""
+    def fill_buckets(self) -> None:
+        """Gradients fill the buckets in the order of their launches: by size if sizes add up, else by time."""
         events, segments = self.trace.events, self.segments
         gradients = self.gradients
         launched = [one for one in self.communications.tolist() if self._is_bucket(one)]
@@ -240,7 +264,7 @@ class Causality:
 
     # Waits that leave but a gap
 
-    def _waits(self) -> None:
+    def add_waits(self) -> None:
         segments = self.segments
         on_device = (self.lane_kind == LaneKind.DEVICE) & ~np.isin(self.what, COMMUNICATION)
         needs = ((self.what == What.SYNC) | on_device).tolist()
@@ -259,8 +283,7 @@ class Causality:
             self._after_backward(in_backward)
 
     def _after_call(self, communication: int) -> None:
-        """Launched by the script itself: what its thread did next, if that was after it, else where the thread's idle
-        time ended with it."""
+        """Launched by the script itself: the thread's next segment, if it is after it, else the end of an idle time."""
         segments = self.segments
         end_s = segments.end_s[communication]
         one = int(self.after[self.launch_of[communication]])
@@ -296,13 +319,13 @@ class Causality:
     def _marks(self, communications: list[int], later: list[int]) -> list[tuple[int, int]]:
         """For each bucket, segments of the host between which it waited for it, the second one included: before copies
         back; without, before it let a stream wait for the result. None where neither tells."""
-        copies = [one for one in later if _COPY_BACK in self._name(int(self.segments.event[one]))]
+        copies = [one for one in later if _COPY_BACK in self.name(one)]
         filled = dict(self.buckets)
         counts = [len(filled.get(one, ())) for one in communications]
         if copies and all(counts) and sum(counts) == len(copies):
             firsts = np.cumsum([0, *counts[:-1]]).tolist()
             return [(int(self.after[copies[at - 1]]) if at else later[0], copies[at]) for at in firsts]
-        calls = [one for one in later if _STREAM_WAITS in self._name(int(self.segments.event[one]))]
+        calls = [one for one in later if _STREAM_WAITS in self.name(one)]
         if len(calls) < len(communications) or np.any(self.lane_kind[communications] == LaneKind.DEVICE):
             return []
         ends = calls[: len(communications)]
@@ -338,7 +361,7 @@ class Causality:
 
     # The rest
 
-    def _producers(self) -> None:
+    def add_producers(self) -> None:
         """Communication that nothing produced: what its rank's host had just done."""
         segments = self.segments
         has_one = {second for _, second in self._edges}
@@ -354,9 +377,8 @@ class Causality:
                 self._edges.add((int(order[place]), one))
 
 
-def _neighbours(segments: Segments) -> tuple[np.ndarray, np.ndarray]:
+def _neighbours(segments: Segments, order: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """int64 (segments,), each: what came before and after on the lane, -1 for nothing."""
-    order = np.lexsort((segments.start_s, segments.lane))
     before, after = np.full(len(order), -1, np.int64), np.full(len(order), -1, np.int64)
     same = np.flatnonzero(segments.lane[order][1:] == segments.lane[order][:-1])
     before[order[same + 1]] = order[same]

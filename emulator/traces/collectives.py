@@ -1,19 +1,17 @@
-"""Which events of different ranks are one communication: those of the same group and sequence number, and of a send and
-its receive those between the same two ranks.
-"""
+"""Which events of different ranks are one communication: the same group and sequence number, or sender and receiver."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from emulator.jobs.workload.graph import NO_TRANSFER
-from emulator.traces.events import NONE, RankTrace, What
+from emulator.traces.events import COMMUNICATION, NONE, RankTrace, What
 from emulator.traces.readers.tables import Numbers
-from emulator.traces.segments import COMMUNICATION, Segments
+from emulator.traces.segments import Segments
 from switchml.errors import TraceError
 
 
@@ -55,8 +53,7 @@ def key_of(trace: RankTrace, event: int, ambiguous: frozenset[tuple] = frozenset
 
 
 def ambiguous_groups(traces: Sequence[RankTrace]) -> frozenset[tuple]:
-    """(ranks, name) of groups without a name of their own in which ranks disagree about collectives: several groups
-    that traces of old versions do not distinguish."""
+    """(ranks, name) of nameless groups in which ranks disagree: several that old traces do not tell apart."""
     sizes: dict[tuple, dict[int, tuple[int, float]]] = {}
     ambiguous = set()
     for trace in traces:
@@ -73,73 +70,68 @@ def ambiguous_groups(traces: Sequence[RankTrace]) -> frozenset[tuple]:
     return frozenset(ambiguous)
 
 
-class Communications:
-    """The communications of one iteration. Raises TraceError where a rank has no part in one, or members disagree."""
+def match(cuts: Sequence[Segments], ambiguous: frozenset[tuple]) -> tuple[list[Key], list[np.ndarray], list[str]]:
+    """The communications of one iteration; for each rank, int64 (segments,), which of them a segment is part of; and
+    what had to be assumed. `ambiguous`: as `ambiguous_groups` finds them. Raises TraceError where a rank has no part in
+    one, or members disagree."""
+    transfer = [np.full(len(segments), NO_TRANSFER, np.int64) for segments in cuts]
+    number = Numbers()
+    members: dict[Key, list[tuple[Segments, int]]] = defaultdict(list)
+    for segments, mine in zip(cuts, transfer, strict=True):
+        for one in np.flatnonzero(np.isin(segments.trace.events.what[segments.event], COMMUNICATION)).tolist():
+            event = int(segments.event[one])
+            key = key_of(segments.trace, event, ambiguous)
+            mine[one] = number[key]
+            members[key].append((segments, event))
+    present = {segments.trace.rank for segments in cuts}
+    for key, parts in members.items():
+        _check(key, parts, present)
+    return list(members), transfer, [*_assumed(members, len(present), bool(ambiguous)), *_unseen(cuts)]
 
-    def __init__(
-        self, traces: Sequence[RankTrace], cuts: Sequence[Segments], step: int, ambiguous: frozenset[tuple]
-    ) -> None:
-        """`ambiguous`: as `ambiguous_groups` finds them."""
-        self.traces, self.cuts, self.step = traces, cuts, step
-        self.transfer = [np.full(len(segments), NO_TRANSFER, np.int64) for segments in cuts]
-        """Of each segment, by rank: into `keys`."""
-        self.assumptions: list[str] = []
-        number = Numbers()
-        members: dict[Key, list[tuple[int, int]]] = defaultdict(list)
-        for place, (trace, segments) in enumerate(zip(traces, cuts, strict=True)):
-            for one in np.flatnonzero(np.isin(trace.events.what[segments.event], COMMUNICATION)).tolist():
-                key = key_of(trace, int(segments.event[one]), ambiguous)
-                self.transfer[place][one] = number[key]
-                members[key].append((place, one))
-        self.keys: list[Key] = list(members)
-        present = {trace.rank for trace in traces}
-        for key, met in members.items():
-            self._check(key, met, present)
-        self._assume(members, len(present), bool(ambiguous))
-        self._look_for_the_invisible()
 
-    def _assume(self, members: dict[Key, list[tuple[int, int]]], traced: int, has_ambiguous: bool) -> None:
-        missing = max((len(key.ranks) for key in self.keys), default=traced) - traced
-        lonely = sum(len(met) == 1 and len(key.ranks) > 1 for key, met in members.items())
-        sentences = {
-            f"{missing} ranks were not traced: they are taken to do what the {traced} traced ones did": missing > 0,
-            "the traces do not name groups, and ranks disagree about their collectives: each rank has its own": (
-                has_ambiguous
-            ),
-            f"of {lonely} communications only one side was traced: their waiting counts as transfer": lonely > 0,
-        }
-        self.assumptions += [sentence for sentence, is_so in sentences.items() if is_so]
+def _assumed(members: Mapping[Key, Sequence], traced: int, has_ambiguous: bool) -> list[str]:
+    missing = max((len(key.ranks) for key in members), default=traced) - traced
+    lonely = sum(len(parts) == 1 and len(key.ranks) > 1 for key, parts in members.items())
+    sentences = {
+        f"{missing} ranks were not traced: they are taken to do what the {traced} traced ones did": missing > 0,
+        "the traces do not name groups, and ranks disagree about their collectives: each rank has its own": (
+            has_ambiguous
+        ),
+        f"of {lonely} communications only one side was traced: their waiting counts as transfer": lonely > 0,
+    }
+    return [sentence for sentence, is_so in sentences.items() if is_so]
 
-    def _look_for_the_invisible(self) -> None:
-        """Calls of torch.distributed whose work the profiler did not see: a backend's own threads."""
-        unseen = 0
-        for trace, segments in zip(self.traces, self.cuts, strict=True):
-            called = [i for i, name in enumerate(trace.names) if name.startswith("c10d::")]
-            calls = int(np.isin(trace.events.name[segments.steps.events(self.step)], called).sum()) if called else 0
-            seen = int(np.isin(segments.what, COMMUNICATION).sum())
-            unseen += calls if calls and not seen else 0
-        if unseen:
-            self.assumptions.append(
-                f"{unseen} calls of torch.distributed have left no work in the traces: waiting for it counts as the "
-                "host's; `switchml trace capture` sees that of the switchml backend"
-            )
 
-    def _check(self, key: Key, met: list[tuple[int, int]], present: set[int]) -> None:
-        there = {self.traces[place].rank for place, _ in met}
-        missing = sorted((present & set(key.members)) - there)
-        events = [(self.traces[place], int(self.cuts[place].event[one])) for place, one in met]
-        trace, event = events[0]
-        what = f"{trace.names[trace.events.name[event]]!r} number {key.sequence} of group {key.group_name!r}"
-        if missing:
-            raise TraceError(
-                f"rank {missing[0]} has no part in {what}, which rank {trace.rank} has in iteration {self.step}: do "
-                "the traces cover the same iterations?"
-            )
-        kinds = {int(one.events.collective[number]) for one, number in events}
-        sizes = {float(one.events.bytes[number]) for one, number in events} - {0.0}
-        if len(kinds) > 1 or (len(sizes) > 1 and key.source == NONE):
-            raise TraceError(
-                f"ranks {sorted(there)} disagree about {what}: {len(kinds)} kinds of collectives, sizes of "
-                f"{' and '.join(f'{size:.0f}' for size in sorted(sizes))} bytes; do the traces cover the same "
-                "iterations?"
-            )
+def _unseen(cuts: Sequence[Segments]) -> list[str]:
+    """Calls of torch.distributed whose work the profiler did not see: a backend's own threads."""
+    unseen = 0
+    for segments in cuts:
+        trace = segments.trace
+        called = [i for i, name in enumerate(trace.names) if name.startswith("c10d::")]
+        if called and not np.isin(segments.what, COMMUNICATION).any():
+            unseen += int(np.isin(trace.events.name[segments.steps.events(segments.step)], called).sum())
+    if not unseen:
+        return []
+    return [
+        f"{unseen} calls of torch.distributed have left no work in the traces: waiting for it counts as the host's; "
+        "`switchml trace capture` sees that of the switchml backend"
+    ]
+
+
+def _check(key: Key, parts: Sequence[tuple[Segments, int]], present: set[int]) -> None:
+    there = {segments.trace.rank for segments, _ in parts}
+    segments, event = parts[0]
+    trace = segments.trace
+    what = f"{trace.names[trace.events.name[event]]!r} number {key.sequence} of group {key.group_name!r}"
+    if missing := sorted((present & set(key.members)) - there):
+        raise TraceError(
+            f"rank {missing[0]} has no part in {what}, which rank {trace.rank} has in iteration {segments.step}: do "
+            "the traces cover the same iterations?"
+        )
+    kinds = {int(segments.trace.events.collective[event]) for segments, event in parts}
+    sizes = {float(segments.trace.events.bytes[event]) for segments, event in parts} - {0.0}
+    if len(kinds) > 1 or (len(sizes) > 1 and key.source == NONE):
+        raise TraceError(
+            f"ranks {sorted(there)} disagree about {what}: {len(kinds)} kinds of collectives, sizes of "
+            f"{' and '.join(f'{size:.0f}' for size in sorted(sizes))} bytes; do the traces cover the same iterations?"
+        )

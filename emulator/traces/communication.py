@@ -1,6 +1,5 @@
-"""What the names of communication in traces mean: c10d's and NCCL's collectives, data types, and how many bytes a
-message has as `Collective` counts it.
-"""
+"""Names in traces: c10d's and NCCL's collectives, data types, and the bytes of a message as `Collective` counts
+them."""
 
 from __future__ import annotations
 
@@ -36,8 +35,7 @@ ITEM_BYTES = {
 
 
 def collective_of(name: str) -> Collective:
-    """By the name that c10d or NCCL gives it (`_allgather_base`, `all_reduce`, `ReduceScatter`); NONE where it is
-    none of them, such as `wait` or `init`."""
+    """By c10d's or NCCL's name (`_allgather_base`, `ReduceScatter`); NONE for others, such as `wait`."""
     plain = re.sub(r"[^a-z]", "", name.lower())
     return _COLLECTIVES.get(plain, _COLLECTIVES.get(_ENDING.sub("", plain), Collective.NONE))
 
@@ -48,8 +46,7 @@ def item_bytes(dtype: str) -> int:
 
 
 def count(shape: Any) -> int:
-    """Numbers in a tensor of this shape, or in all tensors of a list of shapes; an empty shape is a scalar's, but
-    profilers write it for what is no tensor too, so it counts 0."""
+    """Elements in a tensor or a list of tensors; 0 for an empty shape, which profilers write for non-tensors too."""
     if not isinstance(shape, list) or not shape:
         return 0
     if isinstance(shape[0], list):

@@ -48,8 +48,7 @@ class KernelFamily:
 
 
 def family_of(name: str) -> KernelFamily | None:
-    """Whose kernel of communication it is, by its name (which may be mangled); None for any other kernel. Raises
-    ConfigError where the user's table is wrong."""
+    """The family of a communication kernel; None for any other. Raises ConfigError if the user's table is wrong."""
     return _family_of(name, os.environ.get(VARIABLE, ""))
 
 
@@ -69,10 +68,10 @@ def _rules(own: str) -> list[tuple[re.Pattern[str], KernelFamily]]:
 @lru_cache(maxsize=1 << 14)
 def without_arguments(name: str) -> str:
     """A kernel's name without template arguments and parameters, which name what it is given, not what it does."""
-    depth, kept = 0, []
+    depth, letters = 0, []
     for character in name.replace("(anonymous namespace)", "anonymous"):
         depth += character in "<("
         if not depth:
-            kept.append(character)
+            letters.append(character)
         depth = max(depth - (character in ">)"), 0)
-    return "".join(kept) or name
+    return "".join(letters) or name

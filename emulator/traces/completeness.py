@@ -24,7 +24,7 @@ def unanswered(trace: RankTrace) -> np.ndarray:
 
 def lost_device(trace: RankTrace) -> str:
     """Why a trace is that of a job on an accelerator although nothing in it ran on one; "" where it is not."""
-    if any(lane.kind == LaneKind.DEVICE for lane in trace.lanes):
+    if trace.lanes_of(LaneKind.DEVICE):
         return ""
     hint = "profile with ProfilerActivity.CUDA, where CUPTI may record kernels"
     if count := len(unanswered(trace)):

@@ -1,7 +1,6 @@
-"""One rank's trace as flat arrays, whichever program wrote it. An *event* is a span of time on a *lane*: a host thread,
-a stream of an accelerator, a transport. Times are seconds on the clock of the rank's machine; nothing here is aligned
-with other ranks, and nothing is dropped that a later step might need: nested host events keep their parents, and what a
-profiler knows about causes stands in `causes`.
+"""One rank's trace as flat arrays, whichever program wrote it. An *event* is a span on a *lane*: a host thread, a
+stream of an accelerator, a transport. Times are by the clock of the rank's machine. Nothing is dropped that a later
+step might need: nested events keep their parents, and known causes stand in `causes`.
 """
 
 from __future__ import annotations
@@ -24,8 +23,7 @@ class What(IntEnum):
     COMPUTE = 0
     """A kernel on an accelerator, or an operator on a host thread."""
     COLLECTIVE = 1
-    """A rank's part of a collective, from the moment it is ready to the moment it is done (NCCL's kernel, gloo's
-    work on its own thread, an all-reduce of ours)."""
+    """A rank's part of a collective, from ready to done: NCCL's kernel, gloo's work on its thread, our all-reduce."""
     SEND = 2
     RECV = 3
     LOAD = 4
@@ -42,6 +40,9 @@ class What(IntEnum):
     CHECKPOINT = 10
 
 
+COMMUNICATION = (What.COLLECTIVE, What.SEND, What.RECV)
+
+
 class LaneKind(IntEnum):
     """What runs the events of a lane."""
 
@@ -55,8 +56,7 @@ NONE = -1
 
 @dataclass(frozen=True)
 class Lane:
-    """Where events happen. Events of a DEVICE or TRANSPORT lane begin in the order of the lane; on a HOST lane they
-    nest."""
+    """Where events happen: DEVICE and TRANSPORT events begin in the order of the lane; HOST events nest."""
 
     name: str
     kind: LaneKind
@@ -97,11 +97,9 @@ class Events:
     peer: np.ndarray
     """int32: the other rank of a SEND or RECV, NONE for all else."""
     bytes: np.ndarray
-    """float64: message size as `Collective` counts it, of a COPY what is copied, of a gradient's event its size;
-    else 0."""
+    """float64: message size as `Collective` counts it; the size of a COPY or of a gradient; else 0."""
     gradient: np.ndarray
-    """bool: this host event made one parameter's gradient final (AccumulateGrad); `bytes` is the gradient's size. In
-    the order of their starts these are what DDP cuts into buckets."""
+    """bool: this host event made a gradient of `bytes` final (AccumulateGrad); in order, these are what DDP buckets."""
 
     def __len__(self) -> int:
         return len(self.name)
@@ -188,8 +186,7 @@ class RankTrace:
     """int32 (causes, 2): the first event had to end (a LAUNCH: to begin) before the second could begin (a SYNC: end).
     Order on a lane is not repeated here."""
     steps: np.ndarray
-    """float64 (steps, 2): start and end of each iteration, seconds since `epoch_s`; where no profiler step is in the
-    file, one for everything."""
+    """float64 (steps, 2): start and end of each iteration since `epoch_s`; one for everything if none is marked."""
     backend: str = ""
     """gloo, nccl, switchml…; "" where the file does not say."""
     wire: Wire | None = None
@@ -203,6 +200,10 @@ class RankTrace:
     def lane_kind(self) -> np.ndarray:
         """int8 (events,): `LaneKind` of each event's lane."""
         return np.array([lane.kind for lane in self.lanes], np.int8)[self.events.lane]
+
+    def lanes_of(self, kind: LaneKind) -> list[int]:
+        """Numbers of the lanes of a kind."""
+        return [number for number, lane in enumerate(self.lanes) if lane.kind == kind]
 
     def __repr__(self) -> str:
         return f"<RankTrace {self.rank} of {self.world_size}, {len(self.events):,} events: {str(self.source)!r}>"

@@ -33,8 +33,7 @@ def under_way_s(began_s: np.ndarray, elapsed_s: np.ndarray) -> float:
 
 
 def covered(start_s: np.ndarray, end_s: np.ndarray, from_s: np.ndarray, until_s: np.ndarray) -> np.ndarray:
-    """float64 (spans,): what share of each span lies within any of the others, which begin at `from_s` and end at
-    `until_s`. Spans without a length count 0."""
+    """float64 (spans,): the share of each span within any of [from_s, until_s]; 0 for those without length."""
     if not len(from_s):
         return np.zeros(len(start_s))
     order = np.argsort(from_s)

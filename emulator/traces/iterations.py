@@ -1,6 +1,5 @@
-"""Several iterations one after the other, as in a running job, whose ranks are late in one iteration and early in the
-next, and whose hosts run ahead of their devices. A mean iteration hides that: the slowest of several ranks takes longer
-on average than the slowest of their averages.
+"""Iterations in sequence, as in a running job, where ranks are late by turns and hosts run ahead. A mean iteration
+hides that: on average the slowest of several ranks is slower than the slowest of their averages.
 """
 
 from __future__ import annotations

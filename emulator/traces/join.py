@@ -1,12 +1,13 @@
 """Joins the traces of all ranks into one graph: `join(read(folder))`.
 
-Each rank's iteration is cut into segments (`segments.py`), its causes are found (`causality.py`), and communications of
-the same group and sequence number become transfers. What then separates a segment from the latest thing that it had to
-wait for is a gap: an op of kind DELAY in front of it, such as the interpreter's time between two operators. So the
-graph replayed as it is gives the trace again, and in a changed graph gaps stay what they were while waiting is worked
-out anew.
+1. Each rank's iteration is cut into segments (`segments.py`).
+2. Communications of the same group and number become transfers (`collectives.py`).
+3. Dependencies are found (`causality.py`).
+4. Iterations that do nearly the same are timed (`plan.py`) and averaged; else the one of median length stands for all.
+5. Whatever separates a segment from the last thing it waited for becomes a gap: an op of kind DELAY, such as the
+   interpreter's time.
 
-Of several iterations that do nearly the same, durations are means; else the iteration of median length stands for all.
+So the graph replays as traced; in a changed graph gaps stay and waiting is worked out anew.
 """
 
 from __future__ import annotations
@@ -23,7 +24,6 @@ from emulator.jobs.workload import checks
 from emulator.jobs.workload.builder import GraphBuilder
 from emulator.jobs.workload.costs import Costs
 from emulator.jobs.workload.graph import NO_TRANSFER, Collective, Graph, Kind
-from emulator.traces.align import Clocks
 from emulator.traces.collector import paused
 from emulator.traces.events import LaneKind, RankTrace
 from emulator.traces.intervals import under_way_s
@@ -42,16 +42,12 @@ MOST_LAUNCHING = 16
 
 
 @paused()
-def join(
-    traces: Sequence[RankTrace] | Job, *, iteration: int | None = None, clocks: Clocks | None = None, check: bool = True
-) -> Joined:
-    """One iteration of all ranks. `iteration`: which; default the mean of all that are comparable. `clocks`: as `align`
-    finds them, by default found here.
+def join(traces: Sequence[RankTrace] | Job, *, iteration: int | None = None) -> Joined:
+    """One iteration of all ranks; by default the mean of all that are comparable.
 
-    A mean iteration begins when devices are done with those before, and hosts are as far ahead as they were on average;
-    a single one with what devices still have to do for those before.
-    Raises TraceError for traces that do not belong together, GraphError for a graph that makes no sense."""
-    job = traces if isinstance(traces, Job) else Job(traces, clocks)
+    A mean iteration begins with idle devices and hosts ahead as usual; a single one with its devices' backlog.
+    Raises TraceError for traces that don't belong together, GraphError for a graph that makes no sense."""
+    job = traces if isinstance(traces, Job) else Job(traces)
     if iteration is not None:
         if not 0 <= iteration < job.total:
             raise TraceError(f"there is no iteration {iteration}: the traces have {job.total}, from 0 on")
@@ -59,7 +55,7 @@ def join(
             raise TraceError(
                 f"iteration {iteration} has launches, but no kernel; {job.first} to {job.count - 1} are whole"
             )
-        return _checked(_one(TypicalIteration(job, iteration)), check)
+        return _one(TypicalIteration(job, iteration))
     chosen = range(job.warm_up, job.count)
     duration_s = {step: job.duration_s(step) for step in chosen}
     plan = TypicalIteration(job, _median(job, duration_s))
@@ -81,12 +77,13 @@ def join(
     if len(used) < len(chosen):
         assumptions += _left_out(plan, job, [step for step in chosen if step not in used], len(chosen))
     number = used[0] if len(used) == 1 else MEAN
-    lasts_s = float(np.mean([duration_s[step] for step in used]))
+    iteration_s = float(np.mean([duration_s[step] for step in used]))
     ahead_s = [float(np.mean([steps.ahead_s(step) for step in used])) for steps in job.steps]
     if max(ahead_s) > LEAST_GAP_S:
         assumptions.append(f"hosts are up to {max(ahead_s) * 1e3:.3g} ms ahead of their devices as an iteration begins")
-    joined = _Assembly(plan, timings, Mode.ALONE, ahead_s).joined(number, lasts_s, assumptions)
-    return _checked(dataclasses.replace(joined, job_s=job.iteration_s), check)
+    joined = _Assembly(plan, timings, Mode.ALONE, ahead_s).joined(number, iteration_s, assumptions)
+    checks.check(joined.graph)
+    return dataclasses.replace(joined, job_s=job.iteration_s)
 
 
 def _median(job: Job, duration_s: dict[int, float]) -> int:
@@ -110,12 +107,11 @@ def _left_out(plan: TypicalIteration, job: Job, steps: list[int], count: int) ->
 
 
 @paused()
-def join_each(traces: Sequence[RankTrace], clocks: Clocks | None = None) -> list[Joined]:
-    """Every iteration of its own, in order, without those in which profilers started. Those after the first one go on
-    with what their streams were doing (`iterations.chain`)."""
-    job = Job(traces, clocks)
+def join_each(traces: Sequence[RankTrace] | Job) -> list[Joined]:
+    """Every iteration after the profilers' start, in order; later ones continue their streams (`iterations.chain`)."""
+    job = traces if isinstance(traces, Job) else Job(traces)
     plan = TypicalIteration(job, job.warm_up)
-    iterations = [_checked(_one(plan), True)]
+    iterations = [_one(plan)]
     for step in range(job.warm_up + 1, job.count):
         before, plan = plan.cuts, TypicalIteration(job, step)
         iterations.append(_one(plan, before))
@@ -123,13 +119,11 @@ def join_each(traces: Sequence[RankTrace], clocks: Clocks | None = None) -> list
 
 
 def _one(plan: TypicalIteration, before: list[Segments] | None = None) -> Joined:
+    """The iteration of `plan` by itself. `before`: the one before it where that is replayed, too."""
     timing = plan.typical if before is None else plan.timing(plan.cuts, before)
     assembly = _Assembly(plan, [timing], Mode.FIRST if before is None else Mode.NEXT)
-    return assembly.joined(plan.step, plan.job.duration_s(plan.step), list(plan.assumptions))
-
-
-def _checked(joined: Joined, check: bool) -> Joined:
-    if check:
+    joined = assembly.joined(plan.step, plan.job.duration_s(plan.step), list(plan.assumptions))
+    if before is None:
         checks.check(joined.graph)
     return joined
 
@@ -146,8 +140,7 @@ class Mode(Enum):
 
 
 class _Assembly:
-    """Makes one graph of a plan and its timings, of which it takes the means. `ahead_s`: by rank, how much of its
-    host's time is over when the graph begins."""
+    """Builds one graph from the means of timings. `ahead_s`: by rank, how much host time is over as it begins."""
 
     def __init__(
         self, plan: TypicalIteration, timings: list[Timing], mode: Mode, ahead_s: Sequence[float] = ()
@@ -174,14 +167,10 @@ class _Assembly:
             ops, stream = self._add_rank(place, works, self._begun(place, mean))
             main.append(stream)
             bucket = {
-                one: int(rank.transfer[communication])
-                for communication, members in rank.causality.buckets
-                for one in members
+                one: int(rank.transfer[communication]) for communication, members in rank.buckets for one in members
             }
             size = rank.trace.events.bytes[rank.segments.event]
-            gradients += [
-                (int(ops[one]), bucket.get(one, NO_TRANSFER), float(size[one])) for one in rank.causality.gradients
-            ]
+            gradients += [(int(ops[one]), bucket.get(one, NO_TRANSFER), float(size[one])) for one in rank.gradients]
         graph, orphans = _with_sources(builder.build(), [op for op, _ in self.earlier])
         if orphans:
             sentence = f"{orphans} communications have no producer here: they begin with the iteration"
@@ -252,7 +241,7 @@ class _Assembly:
         names, name_of = rank.trace.names, events.name[segments.event].tolist()
         streams = {
             lane: builder.add_stream(place, rank.trace.lanes[lane].name)
-            for lane in np.unique(np.append(segments.lane, rank.causality.main_lane)).tolist()
+            for lane in np.unique(np.append(segments.lane, rank.main_lane)).tolist()
         }
         backlog = self._add_backlog(place, streams) if self.mode == Mode.FIRST else {}
         gap_s, duration_s, start_s, end_s = (
@@ -272,14 +261,14 @@ class _Assembly:
         for (cause, caused), is_direct in zip(rank.pairs.tolist(), directly.tolist(), strict=True):
             (awaited if is_direct else after)[caused].append(int(number[cause]))
         for one, event in rank.earlier.tolist() if self.mode != Mode.ALONE else ():
-            blocks = bool(rank.causality.is_wait[one]) or one in launches
+            blocks = bool(rank.is_wait[one]) or one in launches
             if self.mode == Mode.NEXT:
                 self.earlier.append((int(number[one]) - int(has_gap[one] and not blocks), event))
             elif event in backlog:
                 (awaited if blocks else after)[one].append(backlog[event])
         columns = (segments.lane, segments.event, segments.kind, rank.transfer, events.bytes[segments.event])
         lane, event, kind, met, size = (column.tolist() for column in columns)
-        before, none, delay = rank.causality.before.tolist(), NO_TRANSFER, Kind.DELAY
+        before, none, delay = rank.before.tolist(), NO_TRANSFER, Kind.DELAY
         for one in order.tolist():
             stream, name, waits_for = streams[lane[one]], names[name_of[one]], after.get(one, [])
             if has_gap[one]:
@@ -298,9 +287,9 @@ class _Assembly:
                 waits_for = [int(number[before[one]])]
             builder.add_op(stream, work, after=waits_for, transfer=met[one])
             rows.append((event[one], end_s[one] - duration_s[one], end_s[one]))
-        main = streams[rank.causality.main_lane]
+        main = streams[rank.main_lane]
         if timing.tail_s > 0:
-            hosts = rank.on_main
+            hosts = rank.on_main()
             last = int(hosts[np.argmax(segments.start_s[hosts])]) if len(hosts) else int(order[-1])
             work = builder.add_work("gap at the end", Kind.DELAY, seconds=float(timing.tail_s))
             builder.add_op(streams[lane[last]], work, after=[int(number[last])])

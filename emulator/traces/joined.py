@@ -1,6 +1,5 @@
-"""All ranks' traces as one graph on one clock: what `join.join` makes, and what replay, what-if, diagnosis and
-optimization take. The graph is one iteration. Each of its ops knows the event it came from, or that it is a gap of the
-host.
+"""All ranks' traces as one graph of one iteration on one clock, for replay, what-if, diagnosis and optimization. Each
+op knows its event, or is a gap of the host.
 """
 
 from __future__ import annotations
@@ -13,14 +12,27 @@ import numpy as np
 from emulator.jobs.workload.costs import Costs
 from emulator.jobs.workload.graph import Graph
 from emulator.traces.events import RankTrace
+from emulator.traces.network import Network
 
 GAP = -1
+
+Identity = tuple[int, int, int]
+"""Of an op, however the graph changes: rank, event (of a gap: the next op's), number among these."""
+
+
+@dataclass(frozen=True)
+class Contention:
+    """How much longer operators take beside communication."""
+
+    share: dict[Identity, float]
+    """Of ops that were disturbed: of what they took, what they take undisturbed."""
+    factor: dict[int, float]
+    """Rank → how many times as long all its disturbed ops take."""
 
 
 @dataclass(frozen=True)
 class Joined:
-    """One iteration of a job as it was traced. Graph ranks are `traces` in their order; ops of a rank that was not
-    traced are those of the rank that it was copied from."""
+    """A traced iteration. Graph ranks are `traces` in order; untraced ranks' ops are those of the rank they copy."""
 
     graph: Graph
     """Host gaps are ops of kind DELAY on their thread's stream; a collective is an op on each rank and one transfer."""
@@ -40,8 +52,7 @@ class Joined:
     iteration_s: float
     """How long it took as traced: from its start to the start of the next, mean over ranks."""
     gradients: list[tuple[int, int, float]] = field(default_factory=list)
-    """(op, bucket's transfer or -1, bytes) of each parameter's gradient that the traces name, in the order in which
-    they became final; what bucketing passes start from."""
+    """(op, bucket's transfer or -1, bytes) of each gradient that the traces name, in the order they became final."""
     assumptions: list[str] = field(default_factory=list)
     """What the join had to guess, for reports."""
     origin_s: np.ndarray = field(default_factory=lambda: np.empty(0))
@@ -49,14 +60,15 @@ class Joined:
     main: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
     """int64 (ranks,): the stream of each rank's main thread, on which the next iteration begins."""
     earlier: np.ndarray = field(default_factory=lambda: np.empty((0, 2), np.int64))
-    """int64 (waits, 2): ops, and the events of their rank's trace in iterations before this one that they wait for.
-    Counts where those are replayed, too (`iterations.chain`)."""
+    """int64 (waits, 2): ops, and the events of earlier iterations that they wait for; for `iterations.chain`."""
     scatter_s: float = 0.0
     """By how much an all-reduce's duration usually differs from iteration to iteration; 0 where there is but one."""
-
     job_s: float = 0.0
-    """How long an iteration takes as traced, the mean of all after the warm-up, whether they are like this one or not;
-    0: this is the only one in question."""
+    """Mean length of all iterations after the warm-up, alike or not; 0: this is the only one in question."""
+    network: Network | None = None
+    """What changes assume of it; None: as fitted to the iteration's own all-reduces."""
+    contention: Contention | None = None
+    """None: operators take what they took, whatever communication runs beside them."""
 
     @property
     def traced_s(self) -> float:

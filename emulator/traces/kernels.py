@@ -5,11 +5,8 @@ rocBLAS, MIOpen, RCCL. `tests/emulator/traces/kernel_names.csv` holds the rules 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from enum import Enum
 from functools import lru_cache
-
-import numpy as np
 
 from emulator.traces.communication_kernels import family_of
 
@@ -55,14 +52,8 @@ _COMPILED = {kernel: re.compile(rule) for kernel, rule in _RULES.items()}
 
 @lru_cache(maxsize=1 << 14)
 def kernel_class(name: str) -> KernelClass:
-    """The class of a kernel (its name may be mangled), an operator such as `aten::addmm`, or an annotation such as
-    `gloo:all_reduce`."""
+    """The class of a kernel (mangled or not), an operator (`aten::addmm`) or an annotation (`gloo:all_reduce`)."""
     if family_of(name) is not None:
         return KernelClass.COMMUNICATION
     plain = name.lower()
     return next((kernel for kernel, rule in _COMPILED.items() if rule.search(plain)), KernelClass.OTHER)
-
-
-def on_matrix_units(names: Sequence[str]) -> np.ndarray:
-    """bool (names,): whether matrix units compute each."""
-    return np.array([kernel_class(name) in ON_MATRIX_UNITS for name in names], bool)

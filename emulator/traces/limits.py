@@ -1,5 +1,4 @@
-"""What a trace may say at most. Far above any job that there is; more is a damaged file, or one made to exhaust whoever
-reads it."""
+"""Limits of what a trace may say, far above any job: what exceeds them is damaged, or meant to exhaust its reader."""
 
 from __future__ import annotations
 

@@ -13,10 +13,10 @@ from typing import NamedTuple
 import numpy as np
 
 from emulator.jobs.workload.graph import NO_TRANSFER
-from emulator.traces.align import Clocks, align
+from emulator.traces.align import align
 from emulator.traces.alike import in_place
-from emulator.traces.causality import Causality
-from emulator.traces.collectives import Communications, ambiguous_groups
+from emulator.traces.causality import RankGraph, rank_graph
+from emulator.traces.collectives import ambiguous_groups, match
 from emulator.traces.completeness import NOTES, lost_device
 from emulator.traces.events import LaneKind, RankTrace, one_a_rank
 from emulator.traces.segments import Segments, cut
@@ -32,10 +32,9 @@ LONGEST_LATENCY_S = 5e-5
 
 
 class Job:
-    """Traces of one job, one a rank, on one clock. Raises TraceError where they don't belong together. `clocks`: as
-    `align` finds them, by default found here."""
+    """One job's traces on one clock. Raises TraceError where they don't belong together."""
 
-    def __init__(self, traces: Sequence[RankTrace], clocks: Clocks | None = None) -> None:
+    def __init__(self, traces: Sequence[RankTrace]) -> None:
         self.traces = one_a_rank(traces)
         if not self.traces:
             raise TraceError("no traces: expected one a rank")
@@ -49,7 +48,7 @@ class Job:
                 raise TraceError(f"{trace.source} has no events in any iteration")
             if what := lost_device(trace):
                 raise TraceError(f"{trace.source}: {what}")
-        self.clocks = align(self.traces) if clocks is None else clocks
+        self.clocks = align(self.traces)
         self.steps = [Steps(trace) for trace in self.traces]
         self.total = min(len(trace.steps) for trace in self.traces)
         """Iterations that all ranks have."""
@@ -65,15 +64,15 @@ class Job:
         """What readers left out or changed: sentences, of all ranks or with the rank in front."""
         notes = []
         for key in NOTES:
-            said = {trace.rank: trace.about[key] for trace in self.traces if key in trace.about}
-            if len(set(said.values())) == 1 and len(said) == len(self.traces):
-                notes.append(f"{key}: {next(iter(said.values()))}")
+            noted = {trace.rank: trace.about[key] for trace in self.traces if key in trace.about}
+            if len(set(noted.values())) == 1 and len(noted) == len(self.traces):
+                notes.append(f"{key}: {next(iter(noted.values()))}")
             else:
-                notes += [f"{key}, rank {rank}: {what}" for rank, what in said.items()]
+                notes += [f"{key}, rank {rank}: {what}" for rank, what in noted.items()]
         if self.lost:
             named = ", ".join(map(str, self.lost[:8])) + (", …" if len(self.lost) > 8 else "")
-            kept = f"{self.first} to {self.count - 1} are taken"
-            notes.append(f"iterations {named} of {self.total} have launches, but no kernel: {kept}")
+            taken = f"{self.first} to {self.count - 1} are taken"
+            notes.append(f"iterations {named} of {self.total} have launches, but no kernel: {taken}")
         return notes
 
     @cached_property
@@ -88,8 +87,7 @@ class Job:
 
     @cached_property
     def iteration_s(self) -> float:
-        """What an iteration takes as traced, the mean of all after the warm-up: from the first rank's beginning to when
-        the last one has done all."""
+        """Mean length after the warm-up, from the first rank's beginning to when the last one has done all."""
         origin_s = self.origin_s(self.warm_up)
         done_s = max(steps.complete_s(self.count - 1) - at for steps, at in zip(self.steps, origin_s, strict=True))
         return float(done_s) / (self.count - self.warm_up)
@@ -100,7 +98,7 @@ class Job:
 
     def cuts(self, step: int) -> list[Segments]:
         """Of all ranks."""
-        return [cut(steps.trace, step, steps) for steps in self.steps]
+        return [cut(steps, step) for steps in self.steps]
 
     def origin_s(self, step: int) -> np.ndarray:
         """float64 (ranks,): what each trace's clock says when the iteration begins on the rank that is first."""
@@ -110,8 +108,7 @@ class Job:
 
 
 def warm_up(steps: Sequence[Steps], first: int, count: int) -> int:
-    """Of the iterations from `first` to before `count`, the first one that is a measure of the others, on all ranks: in
-    those before, profilers start on some ranks while others wait."""
+    """The first from `first` to before `count` that counts on all ranks: while profilers start, others wait."""
     length_s = np.array([max(each.host_s(step) for each in steps) for step in range(first, count)])
     usual_s = float(np.median(length_s))
     skipped = 0
@@ -123,7 +120,7 @@ def warm_up(steps: Sequence[Steps], first: int, count: int) -> int:
 def is_lost(steps: Steps, step: int) -> bool:
     """Whether an iteration has launches on an accelerator, but nothing that they launched, and others have."""
     launches = steps.launches(step)
-    return launches > 0 and not steps.works(step) and any(lane.kind == LaneKind.DEVICE for lane in steps.trace.lanes)
+    return launches > 0 and not steps.works(step) and bool(steps.trace.lanes_of(LaneKind.DEVICE))
 
 
 def _longest_run(total: int, lost: Sequence[int]) -> tuple[int, int]:
@@ -155,42 +152,8 @@ class Timing:
     transfer_s: np.ndarray
 
 
-class RankPlan:
-    """One rank's typical iteration: segments, and what comes before what."""
-
-    def __init__(self, trace: RankTrace, segments: Segments, transfer: np.ndarray) -> None:
-        self.trace, self.segments, self.transfer = trace, segments, transfer
-        self.causality = Causality(trace, segments)
-        self.pairs = self.causality.pairs()
-        self.earlier = np.array(self.causality.earlier, np.int64).reshape(-1, 2)
-        """int64 (waits, 2): segments, and the events of earlier iterations that they wait for."""
-        before = self.causality.before
-        follows = np.flatnonzero(before >= 0)
-        self.predecessors = np.concatenate([self.pairs, np.stack([before[follows], follows], axis=1)])
-        self.order = np.lexsort((segments.start_s, segments.lane))
-        self.on_main = np.flatnonzero(segments.lane == self.causality.main_lane)
-
-    def name(self, segment: int) -> str:
-        """Of the event that a segment belongs to."""
-        return self.trace.names[self.trace.events.name[self.segments.event[segment]]]
-
-    def fits_beside_hosts(self, segments: Segments) -> bool:
-        """Whether each device and transport does the same, one by one."""
-        return np.array_equal(_beside_hosts(segments, self.trace), _beside_hosts(self.segments, self.trace))
-
-    def awaited(self, pairs: np.ndarray) -> np.ndarray:
-        """bool (pairs,): of pairs of segments, those whose second one blocks until a device or transport has done the
-        first. What else a segment waits for comes before the gap in front of it."""
-        return self.causality.is_wait[pairs[:, 1]] & (self.segments.lane_kind[pairs[:, 0]] != LaneKind.HOST)
-
-    def is_launch(self, pairs: np.ndarray) -> np.ndarray:
-        """bool (pairs,): of pairs of segments, those of a launch and what it set going on a device."""
-        return self.causality.launcher[pairs[:, 1]] == pairs[:, 0]
-
-
 class TypicalIteration:
-    """What iterations have in common: segments, edges and transfers of the typical one, number `step`. Raises
-    TraceError where a rank has none."""
+    """Segments, dependencies and transfers of iteration `step`. Raises TraceError if a rank has none."""
 
     def __init__(self, job: Job, step: int) -> None:
         self.job, self.traces, self.step = job, job.traces, step
@@ -198,24 +161,23 @@ class TypicalIteration:
         for trace, segments in zip(self.traces, self.cuts, strict=True):
             if not len(segments):
                 raise TraceError(f"{trace.source} has no events in iteration {step}")
-        matched = Communications(self.traces, self.cuts, step, job.ambiguous)
-        self.keys, self.assumptions = matched.keys, matched.assumptions
-        self.ranks = [RankPlan(*each) for each in zip(self.traces, self.cuts, matched.transfer, strict=True)]
+        self.keys, transfers, self.assumptions = match(self.cuts, job.ambiguous)
+        self.ranks = [rank_graph(*each) for each in zip(self.cuts, transfers, strict=True)]
 
     def in_place(self, cuts: list[Segments]) -> list[Segments] | None:
         """When the segments of the typical iteration were in another one; None where that does other things."""
-        found = []
+        placed = []
         for rank, segments in zip(self.ranks, cuts, strict=True):
-            if (own := in_place(rank.segments, segments, rank.trace)) is None:
+            if (own := in_place(rank.segments, segments)) is None:
                 return None
-            found.append(own)
-        return found
+            placed.append(own)
+        return placed
 
     def fits_beside_hosts(self, cuts: list[Segments]) -> bool:
-        """Whether devices and transports do what they do in the typical iteration, and there are some."""
-        each = list(zip(self.ranks, cuts, strict=True))
+        """Whether devices and transports do what they do in the typical iteration, one by one, and there are some."""
         is_any = any((segments.lane_kind != LaneKind.HOST).any() for segments in cuts)
-        return is_any and all(rank.fits_beside_hosts(segments) for rank, segments in each)
+        pairs = (map(_beside_hosts, each) for each in zip(self.cuts, cuts, strict=True))
+        return is_any and all(np.array_equal(one, other) for one, other in pairs)
 
     @cached_property
     def typical(self) -> Timing:
@@ -233,8 +195,8 @@ class TypicalIteration:
         for rank, start_s, end_s in zip(self.ranks, starts, ends, strict=True):
             members = np.flatnonzero(rank.transfer != NO_TRANSFER)
             own_end_s = end_s.copy()
-            for one, waiter in rank.causality.waiter.items():
-                went_on_s = (end_s if rank.causality.is_wait[waiter] else start_s)[waiter]
+            for one, waiter in rank.waiter.items():
+                went_on_s = (end_s if rank.is_wait[waiter] else start_s)[waiter]
                 own_end_s[one] = max(min(own_end_s[one], went_on_s), start_s[one])
             np.maximum.at(came_s, rank.transfer[members], start_s[members])
             np.add.at(done_s, rank.transfer[members], own_end_s[members])
@@ -253,14 +215,14 @@ class TypicalIteration:
         return Timing(ranks, came_s, done_s - came_s)
 
 
-def _beside_hosts(segments: Segments, trace: RankTrace) -> np.ndarray:
+def _beside_hosts(segments: Segments) -> np.ndarray:
     """The signature of what hosts don't run, lane by lane."""
     chosen = np.flatnonzero(segments.lane_kind != LaneKind.HOST)
-    return segments.signature(trace)[chosen[np.lexsort((segments.start_s[chosen], segments.place[chosen]))]]
+    return segments.signature()[chosen[np.lexsort((segments.start_s[chosen], segments.place[chosen]))]]
 
 
 def _rank_timing(
-    rank: RankPlan, segments: Segments, over_s: np.ndarray, origin_s: float, before: Segments | None
+    rank: RankGraph, segments: Segments, over_s: np.ndarray, origin_s: float, before: Segments | None
 ) -> RankTiming:
     """`over_s`: when each segment was over, with all members of its transfer."""
     steps, step = segments.steps, segments.step
@@ -269,7 +231,7 @@ def _rank_timing(
     done_s = steps.done_s[step - 1].copy() if step else np.full(steps.done_s.shape[1], -np.inf)
     if before is not None:
         np.maximum.at(done_s, before.lane, before.end_s)
-    free_s = np.where(rank.causality.before < 0, done_s[segments.lane] - origin_s, -np.inf)
+    free_s = np.where(rank.before < 0, done_s[segments.lane] - origin_s, -np.inf)
     ready_s = np.maximum(free_s, began_s)
     is_awaited, is_launch = rank.awaited(rank.predecessors), rank.is_launch(rank.predecessors)
     first, second = rank.predecessors[~is_awaited & ~is_launch].T
@@ -278,7 +240,7 @@ def _rank_timing(
     first, second = rank.predecessors[is_awaited].T
     np.maximum.at(come_s, second, over_s[first])
     if step == rank.segments.step:
-        blocks = rank.causality.is_wait[rank.earlier[:, 0]]
+        blocks = rank.is_wait[rank.earlier[:, 0]]
         for chosen, into in ((blocks, come_s), (~blocks, ready_s)):
             waits, event = rank.earlier[chosen].T
             np.maximum.at(into, waits, steps.trace.events.end_s[event] - origin_s)
@@ -287,15 +249,14 @@ def _rank_timing(
     launched_s[second] = over_s[first]
     is_latency = launched_s + _latency_s(start_s, ready_s, launched_s) > ready_s
     ready_s = np.where(is_latency, launched_s, np.maximum(launched_s, ready_s))
-    begin_s = np.where(rank.causality.is_wait, np.clip(come_s, start_s, end_s), start_s)
-    tail_s = began_s + steps.host_s(step) - float(over_s[rank.on_main].max(initial=began_s))
+    begin_s = np.where(rank.is_wait, np.clip(come_s, start_s, end_s), start_s)
+    tail_s = began_s + steps.host_s(step) - float(over_s[rank.on_main()].max(initial=began_s))
     gap_s, duration_s = np.maximum(start_s - ready_s, 0.0), np.maximum(end_s - begin_s, 0.0)
     return RankTiming(start_s, end_s, gap_s, is_latency, duration_s, max(tail_s, 0.0))
 
 
 def _latency_s(start_s: np.ndarray, ready_s: np.ndarray, launched_s: np.ndarray) -> float:
-    """What a device needs to begin with what was launched: where its stream was idle, else at best. 0 where it always
-    had more to do."""
+    """How long a launch takes to arrive: on an idle stream, else at best; 0 on one that is always busy."""
     launched = np.isfinite(launched_s)
     after_s = (start_s - launched_s)[launched]
     idle_s = after_s[launched_s[launched] > ready_s[launched]]

@@ -1,8 +1,7 @@
-"""One rank's iteration as segments: what each lane did, one thing after the other. Host events nest; an operator
-becomes one segment unless something inside it matters to others (it launches, waits, communicates, finishes a
-gradient): then what is inside becomes segments, and so does what the operator itself did between them. A call that
-blocks until its copy is over becomes two, the launch and the wait. Scopes leave no segment; time that no segment covers
-is a gap, and what a gap was for, `causality.py` finds out.
+"""One rank's iteration as segments, what each lane did in sequence. A host operator becomes one segment unless
+something inside matters to others (launches, waits, communicates, finishes a gradient): then its insides and its own
+time between them do. A call that blocks until its copy is over becomes two, launch and wait. Scopes leave none.
+Uncovered time is a gap, which `causality.py` explains.
 """
 
 from __future__ import annotations
@@ -12,14 +11,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from emulator.jobs.workload.graph import Kind
-from emulator.traces.events import NONE, LaneKind, RankTrace, What
+from emulator.traces.events import COMMUNICATION, NONE, LaneKind, RankTrace, What
 from emulator.traces.steps import Steps
 
-_WHOLE = (What.COLLECTIVE, What.SEND, What.RECV, What.LOAD, What.CODEC, What.CHECKPOINT)
+_WHOLE = (*COMMUNICATION, What.LOAD, What.CODEC, What.CHECKPOINT)
 """One segment whatever is inside."""
 _MATTERS = (*_WHOLE, What.LAUNCH, What.SYNC, What.COPY)
 _SCOPE, _ON_DEVICE = int(What.SCOPE), int(LaneKind.DEVICE)
-COMMUNICATION = (What.COLLECTIVE, What.SEND, What.RECV)
 
 _KINDS = {
     What.COLLECTIVE: Kind.COLLECTIVE,
@@ -61,22 +59,26 @@ class Segments:
     @property
     def step_s(self) -> tuple[float, float]:
         """The iteration's start and end."""
-        from_s, until_s = self.steps.trace.steps[self.step].tolist()
+        from_s, until_s = self.trace.steps[self.step].tolist()
         return from_s, until_s
 
-    def signature(self, trace: RankTrace) -> np.ndarray:
+    @property
+    def trace(self) -> RankTrace:
+        """The rank's trace."""
+        return self.steps.trace
+
+    def signature(self) -> np.ndarray:
         """int64 (segments, 3): what makes two iterations comparable, segment by segment."""
-        return np.stack([trace.events.name[self.event], self.place, self.kind], axis=1)
+        return np.stack([self.trace.events.name[self.event], self.place, self.kind], axis=1)
 
 
-def cut(trace: RankTrace, step: int, steps: Steps | None = None) -> Segments:
-    """The segments of iteration `step`. `steps`: of `trace`, by default found here."""
-    steps = steps or Steps(trace)
-    events, lane_kind, chosen = trace.events, steps.lane_kind, steps.events(step)
+def cut(steps: Steps, step: int) -> Segments:
+    """The segments of iteration `step`."""
+    events, lane_kind, chosen = steps.trace.events, steps.lane_kind, steps.events(step)
     kinds = np.array([_KINDS.get(What(what), Kind.COMPUTE) for what in range(max(What) + 1)], np.int8)
     inside: list[tuple[int, int]] = []
     rows = np.array(
-        list(_spans(trace, chosen, _opened(trace, chosen, lane_kind), lane_kind, inside)),
+        list(_spans(steps, chosen, _opened(steps, chosen), inside)),
         [("event", np.int64), ("start_s", np.float64), ("end_s", np.float64)],
     )
     rows, what = _split(steps, rows)
@@ -105,8 +107,7 @@ def cut(trace: RankTrace, step: int, steps: Steps | None = None) -> Segments:
 
 
 def _places(steps: Steps, event: np.ndarray) -> np.ndarray:
-    """int32 (segments,): `Segments.place`. A program may take its streams from a pool in turn: each iteration uses
-    others, in the same order."""
+    """int32 (segments,): `Segments.place`. Streams may rotate through a pool, in the same order in each iteration."""
     place = steps.trace.events.lane[event]
     devices = np.flatnonzero(steps.lane_kind[event] == LaneKind.DEVICE)
     launch = steps.launch[event[devices]]
@@ -143,23 +144,23 @@ def _in_turn(lane: np.ndarray, start_s: np.ndarray, end_s: np.ndarray, is_transp
         start_s[mine[1:]] = np.maximum(start_s[mine[1:]], end_s[mine[:-1]])
 
 
-def _opened(trace: RankTrace, chosen: np.ndarray, lane_kind: np.ndarray) -> set[int]:
+def _opened(steps: Steps, chosen: np.ndarray) -> set[int]:
     """Operators of which the insides count."""
-    events = trace.events
-    what = events.what[chosen]
-    matters = (np.isin(what, _MATTERS) | events.gradient[chosen]) & (lane_kind[chosen] != LaneKind.DEVICE)
+    events = steps.trace.events
+    matters = np.isin(events.what[chosen], _MATTERS) | events.gradient[chosen]
+    matters &= steps.lane_kind[chosen] != LaneKind.DEVICE
     opened: set[int] = set()
     for outer in np.unique(events.parent[chosen[matters]]).tolist():
         while outer != NONE and outer not in opened:
             opened.add(outer)
             outer = int(events.parent[outer])
-    found = np.fromiter(opened, np.int64, len(opened))
-    return set(found[~np.isin(events.what[found], _WHOLE)].tolist())
+    outer_ops = np.fromiter(opened, np.int64, len(opened))
+    return set(outer_ops[~np.isin(events.what[outer_ops], _WHOLE)].tolist())
 
 
-def _spans(trace: RankTrace, chosen: np.ndarray, opened: set[int], lane_kind: np.ndarray, inside: list):
+def _spans(steps: Steps, chosen: np.ndarray, opened: set[int], inside: list):
     """Yield (event, start, end) of each segment; fills `inside` with (event that leaves none, event it is part of)."""
-    events = trace.events
+    events = steps.trace.events
     part_of: dict[int, int] = {}  # event → the one whose segment covers it
     at_s: dict[int, float] = {}  # opened operator → up to where its own time has been yielded
     ends_s: dict[int, float] = {}
@@ -172,10 +173,10 @@ def _spans(trace: RankTrace, chosen: np.ndarray, opened: set[int], lane_kind: np
             if ends_s[done] > at_s[done]:
                 yield done, at_s[done], ends_s[done]
 
-    columns = (lane_kind, events.what, events.parent, events.lane, events.start_s, events.duration_s)
+    columns = (steps.lane_kind, events.what, events.parent, events.lane, events.start_s, events.duration_s)
     rows = zip(chosen.tolist(), *(column[chosen].tolist() for column in columns), strict=True)
-    for event, runs_on, what, over, lane, start_s, lasts_s in rows:
-        end_s = start_s + lasts_s
+    for event, runs_on, what, over, lane, start_s, duration_s in rows:
+        end_s = start_s + duration_s
         if runs_on == _ON_DEVICE:
             yield event, start_s, end_s
             continue

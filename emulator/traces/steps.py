@@ -1,6 +1,5 @@
-"""A trace's events by iteration, and what it waits for besides what its profiler says: hosts for room in a queue of
-launches and for copies that block, streams of devices for each other. Found once for all iterations; `segments.cut`
-makes one of them into segments.
+"""A trace's events by iteration, and waits that no profiler records: hosts for room in a launch queue and for copies
+that block, streams for each other. Found once for all iterations, of which `segments.cut` cuts one.
 """
 
 from __future__ import annotations
@@ -31,8 +30,7 @@ LOOK_BACK = 64
 
 
 class Steps:
-    """Iterations of `trace`. What a transport or a device does belongs to the iteration of what set it going, all else
-    to the one in which it begins."""
+    """Iterations of `trace`. Work of transports and devices belongs to its launch's iteration, else where it begins."""
 
     def __init__(self, trace: RankTrace) -> None:
         self.trace = trace
@@ -40,8 +38,7 @@ class Steps:
         self.lane_kind = trace.lane_kind
         """int8 (events,): `LaneKind`."""
         self.launch = self._launches()
-        """int64 (events,): the call that set an event on a transport or device going, or the communication of which the
-        result is copied to the device; else NONE."""
+        """int64 (events,): a transport's or device's launch, or the communication copied to a device; else NONE."""
         self._launched_s = np.full(len(events), -np.inf)  # when that was
         launched, by = np.flatnonzero(self.launch != NONE), self.launch[self.launch != NONE]
         when_s = np.where(self.lane_kind[by] == LaneKind.HOST, events.start_s[by], events.end_s[by])
@@ -85,8 +82,7 @@ class Steps:
 
     @cached_property
     def done_s(self) -> np.ndarray:
-        """float64 (iterations, lanes): when the last event of an iteration and of all before it ended on each transport
-        or device; -inf: there was none."""
+        """float64 (iterations, lanes): when all up to an iteration ended on a transport or device; -inf: nothing."""
         events, lanes = self.trace.events, max(len(self.trace.lanes), 1)
         done_s = np.full((len(self.trace.steps), lanes), -np.inf)
         works = np.flatnonzero((self.lane_kind != LaneKind.HOST) & (self.number != NONE))
@@ -106,14 +102,13 @@ class Steps:
 
     def ahead_s(self, step: int) -> float:
         """How much a device still has to do for earlier iterations when the host begins with it."""
-        devices = [number for number, lane in enumerate(self.trace.lanes) if lane.kind == LaneKind.DEVICE]
+        devices = self.trace.lanes_of(LaneKind.DEVICE)
         if not step or not devices:
             return 0.0
         return max(float(self.done_s[step - 1, devices].max()) - self.begin_s(step), 0.0)
 
     def duration_s(self, step: int) -> float:
-        """From when all before it was done to when all of it was. Where the host runs ahead, that is how long the
-        device takes, whatever the host does meanwhile."""
+        """From the end of all before it to the end of all of it: the device's time, even where the host runs ahead."""
         return self.complete_s(step) - (self.complete_s(step - 1) if step else self.begin_s(0))
 
     def complete_s(self, step: int) -> float:
@@ -169,11 +164,11 @@ class Steps:
         return np.stack([self.blocks[calls], calls], axis=1)
 
     def _room(self) -> np.ndarray:
-        """int64 (pairs, 2): what had to end on a device before there was room for a launch, and the launch. How much
-        room there is shows where launches were held up."""
+        """int64 (pairs, 2): the device's work that made room for a launch, and the launch; held-up ones tell how
+        much."""
         events = self.trace.events
         pairs = [np.empty((0, 2), np.int64)]
-        for lane in (number for number, lane in enumerate(self.trace.lanes) if lane.kind == LaneKind.DEVICE):
+        for lane in self.trace.lanes_of(LaneKind.DEVICE):
             works = np.flatnonzero((events.lane == lane) & (self.launch != NONE))
             works = works[self.lane_kind[self.launch[works]] == LaneKind.HOST]
             if len(works) < LEAST_ROOM:
@@ -197,8 +192,7 @@ class Steps:
         return np.concatenate(pairs)
 
     def _between_streams(self) -> np.ndarray:
-        """int64 (pairs, 2): for work that began long after its launch, on a stream that was idle, what had ended last
-        on another stream, of what was launched before it."""
+        """int64 (pairs, 2): for late work on an idle stream, the last to end elsewhere of what was launched before."""
         events, lane_kind, end_s = self.trace.events, self.lane_kind, self.trace.events.end_s
         on_device = np.flatnonzero(lane_kind == LaneKind.DEVICE)
         work = on_device[self.launch[on_device] != NONE]

@@ -18,8 +18,7 @@ from switchml.errors import TraceError
 
 
 def of_job(traces: list[RankTrace]) -> dict[str, Any]:
-    """Of all ranks, ready for JSON. `iteration_s`: what an iteration takes, as `Job` has it; where the traces make no
-    job, the mean of the ranks' own."""
+    """Of all ranks, ready for JSON. `iteration_s`: as of `Job`; for traces that make none, the mean over ranks."""
     between = across(traces)
     try:
         job = Job(traces)
@@ -55,7 +54,7 @@ def summary(steps: Steps, first: int, count: int) -> dict[str, Any]:
             {"name": lane.name, "kind": lane.kind.name.lower(), "events": int(per_lane[i]), "busy_s": _busy_s(trace, i)}
             for i, lane in enumerate(trace.lanes)
         ],
-        "device_busy_s": _busy_s(trace, *devices_of(trace)),
+        "device_busy_s": _busy_s(trace, *trace.lanes_of(LaneKind.DEVICE)),
         "groups": [{"name": group.name, "ranks": len(group.ranks)} for group in trace.groups],
         "collectives": collectives(trace),
         "causes": len(trace.causes),
@@ -67,11 +66,6 @@ def summary(steps: Steps, first: int, count: int) -> dict[str, Any]:
         "about": trace.about,
         "missing": missing(trace),
     }
-
-
-def devices_of(trace: RankTrace) -> list[int]:
-    """Its devices' lanes."""
-    return [number for number, lane in enumerate(trace.lanes) if lane.kind == LaneKind.DEVICE]
 
 
 def _busy_s(trace: RankTrace, *lanes: int) -> float:
@@ -95,11 +89,11 @@ def collectives(trace: RankTrace) -> list[dict[str, Any]]:
             "group": trace.groups[group].name,
             "ranks": len(trace.groups[group].ranks),
             "bytes": size,
-            "count": len(took),
-            "total_s": sum(took),
-            "median_s": float(np.median(took)),
+            "count": len(elapsed_s),
+            "total_s": sum(elapsed_s),
+            "median_s": float(np.median(elapsed_s)),
         }
-        for (name, group, size), took in sorted(rows.items(), key=lambda row: -sum(row[1]))
+        for (name, group, size), elapsed_s in sorted(rows.items(), key=lambda row: -sum(row[1]))
     ]
 
 
@@ -113,7 +107,7 @@ def missing(trace: RankTrace) -> list[str]:
         says = any((family := family_of(name)) and family.library != "nccl" for name in trace.names)
         hint = "of some libraries, nothing records them" if says else _with_shapes(trace)
         sentences.append(f"{sizeless} collectives have no size: {hint}")
-    on_device = np.flatnonzero(np.isin(events.lane, devices_of(trace)))
+    on_device = np.flatnonzero(np.isin(events.lane, trace.lanes_of(LaneKind.DEVICE)))
     launched = set(trace.causes[:, 1].tolist())
     if lost := lost_device(trace):
         sentences.append(lost)

@@ -1,6 +1,5 @@
-"""What there is to do, without times of when it was done: Chakra execution traces for simulators (as ASTRA-sim and its
-generators use them) and SimAI's workload text. `readers.read.read_workload` makes one; `emulator/jobs/imported.py` says
-what it costs on a cluster.
+"""Work without times: Chakra execution traces for simulators such as ASTRA-sim, and SimAI's workload text.
+`readers.read.read_workload` reads it; `emulator/jobs/imported.py` costs it on a cluster.
 """
 
 from __future__ import annotations
@@ -17,8 +16,7 @@ class Workload:
     """A job's work."""
 
     graph: Graph
-    """Ops with `seconds` last as long; the others' costs follow from FLOPs and bytes. Ranks are those of the files, or
-    one that stands for all (weight)."""
+    """Ops without `seconds` are costed by FLOPs and bytes. Ranks are those of the files, or one that stands for all."""
     strides: dict[int, int]
     """Group → how far apart its members are, for groups whose members are not all in the graph."""
     world_size: int

@@ -206,12 +206,6 @@ def _push(at: np.ndarray, ring: Ring, address: Address, length: int, room: int) 
 
 
 @kernel
-def push_up(at: np.ndarray, rank: int, address: Address, length: int) -> int:
-    """Rank's side: name one of its packets to the aggregator; 0 if the ring is full."""
-    return _push(at, _up(at, rank), address, length, 0)
-
-
-@kernel
 def query_up(at: np.ndarray, rank: int, seq: int) -> int:
     """Rank's side: query which ranks the round `seq` waits for; dropped if the ring is more than half full."""
     return _push(at, _up(at, rank), np.uint64(at[BASE] + seq), 0, at[CAPACITY] // 2)

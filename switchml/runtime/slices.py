@@ -34,12 +34,6 @@ def _attributes() -> list[int]:
     return list(_ATTRIBUTES.unpack(buffer.raw))
 
 
-def slice_ns() -> int:
-    """The calling thread's slice in nanoseconds; 0 where the kernel does not tell."""
-    attributes = _attributes()
-    return attributes[_SLICE] if attributes else 0
-
-
 def shorten_slices() -> None:
     """Have the calling thread scheduled in slices of SLICE_NS. Without effect where the kernel knows no such slices or
     forbids the call, and for threads whose policy somebody has chosen (only SCHED_OTHER has them)."""

@@ -14,13 +14,13 @@ from emulator.jobs.workload.builder import GraphBuilder
 from emulator.jobs.workload.costs import Costs
 from emulator.jobs.workload.graph import Collective, Kind
 from emulator.traces.joined import Joined
+from emulator.traces.network import TransferCost
 from emulator.traces.optimizer.machine import Machine
 from emulator.traces.optimizer.objective import Objective
 from emulator.traces.optimizer.passes import TRACED, Setting
 from emulator.traces.optimizer.search import Allowed, Search, SearchResult
 from emulator.traces.whatif.buckets import DDP_CAPS, rebucket
 from emulator.traces.whatif.gradients import gradients
-from emulator.traces.whatif.transfers import TransferCost
 
 ALONE = 200
 """Settings that are timed without a search."""

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 from emulator.jobs.replay.engine import replay as play
 from emulator.jobs.replay.parts import PARTS
 from emulator.surface.api.shown import Library, Shown, frame
-from emulator.traces.align import align
 from emulator.traces.events import RankTrace
 from emulator.traces.join import join, join_each
 from emulator.traces.joined import Joined
+from emulator.traces.plan import Job
 from emulator.traces.whatif import changes, codec_costs, contention, network
 from emulator.traces.whatif.predict import Played, predicted, traced
 from emulator.traces.whatif.speeds import CARRIED, Speeds, speeds
@@ -91,7 +92,7 @@ class Changes:
         is_fitted = any(networks)
         model = network.fit(iterations, self.link_bps, self.ranks_per_host) if is_fitted else None
         measured = contention.measure(iterations) if self.bucket_bytes else None
-        return lambda one: network.assume(one, network=model, contention=measured)
+        return lambda one: dataclasses.replace(one, network=model, contention=measured)
 
 
 def _with(change: Callable[..., Joined], *arguments: Any, **options: Any) -> Change:
@@ -143,7 +144,7 @@ class Replay(Shown):
         """The mean iteration, changed: what `timeline` draws."""
         self.assumptions = [*mean.assumptions, *notes]
         self._mean, self._iterations, self._clock_error_s = mean, len(iterations), clock_error_s
-        self._network = getattr(changed_mean, "network", None) if titles else None
+        self._network = changed_mean.network if titles else None
         if (model := self._network) is not None:
             self.assumptions += [*model.assumptions, *changed_mean.assumptions[len(mean.assumptions) :]]
 
@@ -219,9 +220,9 @@ class Replay(Shown):
 def replay(traces: list[RankTrace], iteration: int | None = None, change: Changes | None = None) -> Replay:
     """Replay `iteration`, or all one after the other. Raises TraceError, ConfigError."""
     change = change or Changes()
-    clocks = align(traces)
-    mean = join(traces, iteration=iteration, clocks=clocks)
-    iterations = [mean] if iteration is not None else join_each(traces, clocks)
+    job = Job(traces)
+    mean = join(job, iteration=iteration)
+    iterations = [mean] if iteration is not None else join_each(job)
     chosen = change.of(mean, iterations)
     prepare = change.prepare(iterations)
 
@@ -235,7 +236,7 @@ def replay(traces: list[RankTrace], iteration: int | None = None, change: Change
     return Replay(
         iterations,
         mean,
-        clocks.error_s,
+        job.clocks.error_s,
         [applied(one) for one in iterations] if chosen else [],
         applied(mean) if chosen else mean,
         [title for title, _ in chosen],

@@ -1,6 +1,5 @@
-"""What holds for every report, or it is wrong: the parts of its table add up, whom ranks wait for adds up to what they
-wait, and no finding gains time that accelerators compute. And what a reader must be told first: that a replay which
-misses the trace is no ground for advice.
+"""What must hold for every report: parts add up, waiting adds up over peers, and no finding gains time that
+accelerators compute. And the warning that a replay far off the trace is no ground for advice.
 """
 
 from __future__ import annotations

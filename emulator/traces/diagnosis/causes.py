@@ -1,6 +1,4 @@
-"""Where the time of each rank went (`replay.parts`), and for which rank it waited: the one that arrived last at a
-collective, and at the end the one that ended last.
-"""
+"""Where each rank's time went (`replay.parts`), and which rank it waited for: the last to arrive, or to end."""
 
 from __future__ import annotations
 
@@ -23,8 +21,7 @@ class Causes:
 
     parts: Parts
     waiting_s: np.ndarray
-    """float64 (ranks, ranks): how long one rank only waited for another; on the diagonal, for none. Waiting for peers
-    and bubble are the sum of a row."""
+    """float64 (ranks, ranks): how long one rank only waited for another. A row sums to peers' waiting and bubble."""
 
     def by_rank(self) -> list[dict[str, float]]:
         """Of each rank: part → seconds, those that are nowhere left out."""

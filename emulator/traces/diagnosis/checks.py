@@ -23,15 +23,7 @@ from emulator.traces.joined import Joined
 from emulator.traces.whatif.faster import what_if
 
 CHECKS: list[Callable[[DiagnosisContext], list[Finding]]] = [
-    stragglers.find,
-    overlap.find,
-    messages.find,
-    network.find,
-    device.find,
-    host.find,
-    loading.find,
-    compression.find,
-    wire.find,
+    module.find for module in (stragglers, overlap, messages, network, device, host, loading, compression, wire)
 ]
 
 
@@ -106,8 +98,7 @@ class Diagnosis:
 
 
 def diagnose(joined: Joined, least_share: float = LEAST_SHARE, codecs: Callable[[], Codecs] = dict) -> Diagnosis:
-    """Replay `joined` and run every check. Findings that gain less than `least_share` of the iteration are left out.
-    `codecs`: says which ones may be advised, as in `DiagnosisContext`."""
+    """Replay and run every check; findings below `least_share` are left out. `codecs`: as in `DiagnosisContext`."""
     context = DiagnosisContext.of(joined, least_share=least_share, codecs=codecs)
     findings = sorted(
         (finding for find in CHECKS for finding in find(context)), key=lambda finding: finding.gain_s, reverse=True

@@ -40,7 +40,7 @@ def find(context: DiagnosisContext) -> list[Finding]:
 def ratios(context: DiagnosisContext) -> np.ndarray:
     """float64 (transfers,): how many times as many bytes a bucket's gradients have as it sends; 1 where unknown."""
     count = len(context.graph.transfers)
-    sent = context.graph.works.bytes[context.graph.transfers.work] if count else np.empty(0)
+    sent = context.graph.works.bytes[context.graph.transfers.work]
     listed = [(op, transfer, size) for op, transfer, size in context.joined.gradients if transfer >= 0]
     if not listed:
         return np.ones(count)

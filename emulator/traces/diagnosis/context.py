@@ -212,9 +212,9 @@ class DiagnosisContext:
         if own_s is not None:
             changed = np.flatnonzero((own_s != self.own_s) & (self.graph.ops.transfer == NO_TRANSFER))
             joined = with_durations(joined, changed, own_s[changed])
-        return self.lasts_s(joined)
+        return self.makespan_s(joined)
 
-    def lasts_s(self, joined: Joined) -> float:
+    def makespan_s(self, joined: Joined) -> float:
         """Seconds that a changed iteration takes; inf where something in it would wait for ever."""
         try:
             return replay(joined.graph, joined.costs).makespan_s
@@ -269,6 +269,4 @@ class DiagnosisContext:
 
     def communicates(self) -> np.ndarray:
         """bool (transfers,): collectives and sends, not reads from storage."""
-        if not len(self.graph.transfers):
-            return np.zeros(0, bool)
         return np.isin(self.graph.works.kind[self.graph.transfers.work], (Kind.COLLECTIVE, Kind.SEND, Kind.RECV))

@@ -94,8 +94,8 @@ class Difference:
 def difference(a: Joined, b: Joined) -> Difference:
     """Compare what the joins of two runs say."""
     one, other = DiagnosisContext.of(a), DiagnosisContext.of(b)
-    lasted = [[each.duration_s() for each in context.iterations] for context in (one, other)]
-    iteration_p = _p(*(_mean_of_ranks(rows) for rows in lasted))
+    durations_s = [[each.duration_s() for each in context.iterations] for context in (one, other)]
+    iteration_p = _p(*(_mean_of_ranks(rows) for rows in durations_s))
     return Difference(
         a=one,
         b=other,

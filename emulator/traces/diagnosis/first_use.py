@@ -1,6 +1,4 @@
-"""What calls take when they are first made: CUDA loads a kernel's module at its first launch, libraries create handles,
-the first operator a context. Later iterations have none of that.
-"""
+"""What first calls cost: CUDA loads modules at first launch, libraries create handles, the first operator a context."""
 
 from __future__ import annotations
 
@@ -32,10 +30,9 @@ def usual_s(context: DiagnosisContext) -> np.ndarray:
 
 
 def _excess(own: Iterations) -> np.ndarray:
-    """float64 (events,): which share of a host's call is due to its being the first of its kind; empty where none is. A
-    kind is a name and, of a launch, the name of what it launches."""
+    """float64 (events,): a host call's share due to being the first of its name and what it launches; or empty."""
     trace, events = own.trace, own.trace.events
-    if not any(lane.kind == LaneKind.DEVICE for lane in trace.lanes):
+    if not trace.lanes_of(LaneKind.DEVICE):
         return np.empty(0)
     launched = np.full(len(events), NONE, np.int64)
     cause, caused = trace.causes.T.astype(np.int64)
@@ -46,18 +43,18 @@ def _excess(own: Iterations) -> np.ndarray:
     is_first = np.zeros(len(calls), bool)
     is_first[first] = True
     launches = events.what[calls] == What.LAUNCH
-    name, took_s = events.name[calls], own.self_s[calls]
+    name, elapsed_s = events.name[calls], own.self_s[calls]
     usual_s = np.full(len(calls), np.inf)
-    for each in np.unique(name[is_first & (took_s >= LEAST_S)]).tolist():
+    for each in np.unique(name[is_first & (elapsed_s >= LEAST_S)]).tolist():
         mine = name == each
-        others = took_s[mine & ~is_first]
+        others = elapsed_s[mine & ~is_first]
         if len(others) >= LEAST_OTHERS:
             usual_s[mine] = np.median(others)
         elif np.any(mine & launches):
-            usual_s[mine] = min(LAUNCH_S, float(took_s[mine].min()))
-    loads = is_first & (took_s >= np.maximum(LEAST_S, TIMES * usual_s))
+            usual_s[mine] = min(LAUNCH_S, float(elapsed_s[mine].min()))
+    loads = is_first & (elapsed_s >= np.maximum(LEAST_S, TIMES * usual_s))
     if not loads.any():
         return np.empty(0)
     excess = np.zeros(len(events))
-    excess[calls[loads]] = 1.0 - usual_s[loads] / took_s[loads]
+    excess[calls[loads]] = 1.0 - usual_s[loads] / elapsed_s[loads]
     return excess

@@ -80,7 +80,7 @@ def _pauses(context: DiagnosisContext, host_pauses: Pauses) -> list[Finding]:
     regular = f", about every {every:.3g} iterations" if every else ""
     return context.report(
         "pauses",
-        f"the host pauses now and then, {time_text(float(host_pauses.excess_s.mean()))} each{regular}",
+        f"intermittent host stalls, {time_text(float(host_pauses.excess_s.mean()))} each{regular}",
         gain_s=float(lost_s) * len(hit) / host_pauses.iterations,
         evidence=[
             f"{len(host_pauses.rank)} pauses, in {len(hit)} of {host_pauses.iterations} iterations, on {names}: {at}",

@@ -14,10 +14,12 @@ from emulator.jobs.workload.graph import NO_TRANSFER, Kind
 from emulator.traces.diagnosis.compression import ratios
 from emulator.traces.diagnosis.context import DiagnosisContext, Finding
 from emulator.traces.events import LaneKind
+from emulator.traces.joined import Joined
+from emulator.traces.network import Network
 from emulator.traces.whatif import changes
 from emulator.traces.whatif.buckets import MIB, caps_of, in_buckets
 from emulator.traces.whatif.gradients import gradients
-from emulator.traces.whatif.network import Network, Scenario, world_size
+from emulator.traces.whatif.network import network_of, world_size
 from emulator.traces.whatif.transfers import all_reduces
 from switchml.errors import ConfigError, GraphError
 from switchml.units import bytes_text, time_text
@@ -39,7 +41,7 @@ HALVES = r"all_?reduce\w*_(half|f16|bf16|bfloat16|__half|__nv_bfloat16|f8\w*)(\W
 class Change(NamedTuple):
     """What would help, and how long the iteration takes then."""
 
-    lasts_s: float
+    iteration_s: float
     what: str
     setting: str
 
@@ -52,7 +54,7 @@ def find(context: DiagnosisContext) -> list[Finding]:
     if exposed_s < LEAST_EXPOSED * context.iteration_s or not moves.any():
         return []
     try:
-        joined: Scenario | None = changes.with_network(context.joined)
+        joined: Joined | None = changes.with_network(context.joined)
     except (ConfigError, GraphError):
         joined = None  # no all-reduce that says what the network carries
     evidence = [
@@ -62,8 +64,7 @@ def find(context: DiagnosisContext) -> list[Finding]:
     ]
     settable, faster = [], [_twice_as_fast(context, moves)]
     if joined is not None:
-        network = joined.network
-        assert network is not None, "with_network sets it"
+        network = network_of(joined)
         evidence.append(
             f"all-reduces ({network.algorithm}) take {time_text(network.latency_s)} a step, as fitted to the trace; "
             f"{network.link_text}"
@@ -73,7 +74,7 @@ def find(context: DiagnosisContext) -> list[Finding]:
             faster.append(_half_the_bytes(context, network))
         faster += _larger_buckets(context, joined)
     faster.append(_more_overlap(context))
-    evidence += [f"replayed with {each.what}: {time_text(each.lasts_s)}" for each in sorted(settable + faster)]
+    evidence += [f"replayed with {each.what}: {time_text(each.iteration_s)}" for each in sorted(settable + faster)]
     settable, faster = (sorted(one for one in some if _helps(context, one)) for some in (settable, faster))
     if not settable and not faster:
         return []
@@ -81,7 +82,7 @@ def find(context: DiagnosisContext) -> list[Finding]:
     return context.report(
         "network bound",
         f"{time_text(exposed_s)} of each iteration is communication that nothing hides",
-        gain_s=context.iteration_s - best.lasts_s,
+        gain_s=context.iteration_s - best.iteration_s,
         evidence=evidence,
         settings=[each.setting for each in (*settable, *faster)],
         replayed=best.what,
@@ -90,7 +91,7 @@ def find(context: DiagnosisContext) -> list[Finding]:
 
 
 def _helps(context: DiagnosisContext, change: Change) -> bool:
-    return context.is_worth_it(context.iteration_s - change.lasts_s)
+    return context.is_worth_it(context.iteration_s - change.iteration_s)
 
 
 def _carried(context: DiagnosisContext, moves: np.ndarray) -> str:
@@ -106,13 +107,13 @@ def _carried(context: DiagnosisContext, moves: np.ndarray) -> str:
     return f"{carried}{over}" + (", copied from accelerators to their hosts and back" if staged else "")
 
 
-def _settable(context: DiagnosisContext, joined: Scenario, network: Network) -> list[Change]:
+def _settable(context: DiagnosisContext, joined: Joined, network: Network) -> list[Change]:
     """What a training script can choose."""
-    found = []
+    settable = []
     if network.algorithm != "switchml" and len(all_reduces(joined)):
-        found.append(
+        settable.append(
             Change(
-                context.lasts_s(changes.allreduce(joined, "switchml")),
+                context.makespan_s(changes.allreduce(joined, "switchml")),
                 "all-reduces summed in the network (switchml)",
                 'init_process_group("switchml"), or switchml train: gradients are summed on their way',
             )
@@ -120,8 +121,8 @@ def _settable(context: DiagnosisContext, joined: Scenario, network: Network) -> 
     if not np.any(context.kind == Kind.CODEC) and not np.any(ratios(context) > 1):
         for name, cost in context.codecs().items():
             setting = f"codec {name}: switchml train --codec {name}, or its communication hook for DDP (docs/codecs.md)"
-            found.append(Change(context.lasts_s(changes.codec(joined, cost, name)), f"codec {name}", setting))
-    return found
+            settable.append(Change(context.makespan_s(changes.codec(joined, cost, name)), f"codec {name}", setting))
+    return settable
 
 
 def _twice_as_fast(context: DiagnosisContext, moves: np.ndarray) -> Change:
@@ -148,7 +149,7 @@ def _half_the_bytes(context: DiagnosisContext, network: Network) -> Change:
     )
 
 
-def _larger_buckets(context: DiagnosisContext, joined: Scenario) -> list[Change]:
+def _larger_buckets(context: DiagnosisContext, joined: Joined) -> list[Change]:
     """The best of larger buckets than there are, at the same costs as these."""
     try:
         present = gradients(joined)
@@ -159,13 +160,13 @@ def _larger_buckets(context: DiagnosisContext, joined: Scenario) -> list[Change]
     caps = [cap for cap in LARGER_MIB if cap * MIB > np.median(sizes)]
     if not np.all(sizes > 0) or len(sizes) < 2 or not caps:
         return []
-    present_s = context.lasts_s(in_buckets(joined, caps_of(present.bytes, order)))
-    lasts_s, cap = min((context.lasts_s(in_buckets(joined, [cap * MIB])), cap) for cap in caps)
-    if not np.isfinite([present_s, lasts_s]).all():
+    present_s = context.makespan_s(in_buckets(joined, caps_of(present.bytes, order)))
+    iteration_s, cap = min((context.makespan_s(in_buckets(joined, [cap * MIB])), cap) for cap in caps)
+    if not np.isfinite([present_s, iteration_s]).all():
         return []
-    lasts_s = max(lasts_s, context.iteration_s - (present_s - lasts_s))
+    iteration_s = max(iteration_s, context.iteration_s - (present_s - iteration_s))
     what = f"buckets of {cap} MiB in place of {bytes_text(float(np.median(sizes)))}"
-    return [Change(lasts_s, what, f"DistributedDataParallel(…, bucket_cap_mb={cap})")]
+    return [Change(iteration_s, what, f"DistributedDataParallel(…, bucket_cap_mb={cap})")]
 
 
 def _more_overlap(context: DiagnosisContext) -> Change:

@@ -9,7 +9,7 @@ import dataclasses
 import numpy as np
 
 from emulator.jobs.replay.parts import COMMUNICATION
-from emulator.jobs.workload.graph import Kind
+from emulator.jobs.workload.graph import NO_TRANSFER, Kind
 from emulator.traces.diagnosis.compression import ratios
 from emulator.traces.diagnosis.context import DiagnosisContext, Finding
 from emulator.traces.whatif import changes
@@ -35,28 +35,32 @@ def find(context: DiagnosisContext) -> list[Finding]:
 
 def _serialized(context: DiagnosisContext) -> list[Finding]:
     """All-reduces that could have begun when their gradients were there."""
-    ready = _last_gradients(context)
-    waits = {}
-    for (rank, transfer), member in _members(context).items():
-        if (rank, transfer) in ready:
-            waits[_first_of_chain(context, member)] = ready[rank, transfer]
+    transfer, end_s = context.graph.ops.transfer, context.played.end_s
+    # (rank, bucket's transfer) → the op that made its last gradient final.
+    final = {
+        (context.rank[op], bucket): op
+        for op, bucket, _ in sorted(context.joined.gradients, key=lambda gradient: end_s[gradient[0]])
+    }
+    members = np.flatnonzero(transfer != NO_TRANSFER).tolist()
+    waits = {
+        _first_of_chain(context, op): final[key] for op in members if (key := (context.rank[op], transfer[op])) in final
+    }
     owner, on = edges(context.graph.ops)
     stays = ~np.isin(owner, list(waits))
-    starts, final = (np.array(list(ops), np.int64) for ops in (waits.keys(), waits.values()))
-    changed = with_edges(context.joined, np.append(owner[stays], starts), np.append(on[stays], final))
+    starts, ready = (np.array(list(ops), np.int64) for ops in (waits.keys(), waits.values()))
+    changed = with_edges(context.joined, np.append(owner[stays], starts), np.append(on[stays], ready))
     gain_s = context.iteration_s - context.replayed_s(graph=changed.graph)
     if not context.is_worth_it(gain_s):
         return []
-    started_s = np.array([context.played.start_s[op] for op in waits])
-    ready_s = np.array([context.played.end_s[final] for final in waits.values()])
+    late_s = context.played.start_s[starts] - end_s[ready]
     exposed_s = context.causes.parts.by_rank[:, COMMUNICATION].mean()
     return context.report(
         "serialized all-reduces",
         "all-reduces begin only after the backward pass",
         gain_s=gain_s,
         evidence=[
-            f"they begin {time_text(float((started_s - ready_s).mean()))} after their last gradient was final, "
-            f"the worst {time_text(float((started_s - ready_s).max()))}",
+            f"they begin {time_text(float(late_s.mean()))} after their last gradient was final, "
+            f"the worst {time_text(float(late_s.max()))}",
             f"nothing hides {time_text(exposed_s)} of communication; "
             f"{time_text(context.causes.parts.hidden_communication_s())} is hidden",
         ],
@@ -84,17 +88,16 @@ def _buckets(context: DiagnosisContext) -> list[Finding]:
         return []  # nothing that could be put into other buckets
     if not np.all(np.bincount(np.unique(present.bucket, return_inverse=True)[1], present.bytes) > 0):
         return []  # the trace does not say how large they are
-    network = joined.network
-    assert network is not None, "with_network sets it"
+    network = networks.network_of(joined)
     transfer = network.transfer(networks.world_size(joined))
     ratio_of_all = float(ratio[present.bucket].mean())
     order = np.concatenate([[0], np.cumsum(np.diff(present.bucket) != 0)])
-    present_s = context.lasts_s(in_buckets(joined, caps_of(present.bytes, order)))
+    present_s = context.makespan_s(in_buckets(joined, caps_of(present.bytes, order)))
     if present_s == np.inf:
         return []
 
     def with_caps(caps: tuple[int, ...]) -> float:
-        return context.lasts_s(in_buckets(joined, [cap / ratio_of_all for cap in caps]))
+        return context.makespan_s(in_buckets(joined, [cap / ratio_of_all for cap in caps]))
 
     candidates: dict[tuple[int, ...], float] = {(cap * MIB,): with_caps((cap * MIB,)) for cap in CAPS_MIB}
     caps: tuple[int, ...] = min(candidates, key=lambda caps: (round(candidates[caps], 9), caps))
@@ -173,24 +176,6 @@ def _backward(context: DiagnosisContext, present: Gradients) -> tuple[float, flo
         float(ends_s[row, first].max()),
         float(context.played.end_s[members].max()),
     )
-
-
-def _members(context: DiagnosisContext) -> dict[tuple[int, int], int]:
-    """(rank, transfer) → op, of the transfers that reduce gradients."""
-    reduces = np.unique([transfer for _, transfer, _ in context.joined.gradients if transfer >= 0])
-    ops = np.flatnonzero(np.isin(context.graph.ops.transfer, reduces))
-    return {(int(context.rank[op]), int(context.graph.ops.transfer[op])): int(op) for op in ops}
-
-
-def _last_gradients(context: DiagnosisContext) -> dict[tuple[int, int], int]:
-    """(rank, transfer) → the op that made the last gradient of this bucket final."""
-    last: dict[tuple[int, int], int] = {}
-    for op, transfer, _ in context.joined.gradients:
-        if transfer >= 0:
-            key = int(context.rank[op]), int(transfer)
-            if key not in last or context.played.end_s[op] >= context.played.end_s[last[key]]:
-                last[key] = int(op)
-    return last
 
 
 def _first_of_chain(context: DiagnosisContext, op: int) -> int:

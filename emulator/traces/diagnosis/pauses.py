@@ -27,6 +27,10 @@ ENDED_S = 2e-4
 """A gap that ends so soon after one of these is its wait."""
 
 
+_COLUMNS = [("rank", np.int64), ("iteration", np.int64), ("at_s", float), ("when", float),
+            ("excess_s", float), ("usual_s", float), ("op", np.int64), ("shown", float)]  # fmt: skip
+
+
 @dataclass(frozen=True)
 class Pauses:
     """Arrays (pauses,)."""
@@ -67,17 +71,12 @@ class Pauses:
 def pauses(context: DiagnosisContext) -> Pauses:
     """Those of all ranks."""
     rows = [row for rank, each in enumerate(context.iterations) for row in _of_rank(context, rank, each)]
-    columns = list(zip(*rows, strict=True)) if rows else [()] * 8
-    types = (np.int64, np.int64, float, float, float, float, np.int64, float)
-    arrays = [np.array(column, kind) for column, kind in zip(columns, types, strict=True)]
+    table = np.array(rows, _COLUMNS)
     is_gap, (before, _) = context.kind == Kind.DELAY, on_stream(context.graph)
     gap = np.where(is_gap[before] & (before >= 0), before, -1)
     gap = np.where(is_gap, np.arange(len(gap)), gap)  # of a gap that ends an iteration, itself
     iterations = max((each.count for each in context.iterations), default=0)
-    columns_of = dict(
-        zip(("rank", "iteration", "at_s", "when", "excess_s", "usual_s", "op", "shown"), arrays, strict=True)
-    )
-    return Pauses(**columns_of, iterations=iterations, before=gap)
+    return Pauses(**{name: table[name] for name, _ in _COLUMNS}, iterations=iterations, before=gap)
 
 
 def _of_rank(context: DiagnosisContext, rank: int, own: Iterations) -> list[tuple]:

@@ -1,4 +1,4 @@
-"""Ranks whose own work takes longer than the same work elsewhere: always or now and then, in one operation or all."""
+"""Ranks whose own work takes longer than elsewhere: persistently or intermittently, in one operation or all."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from emulator.jobs.replay.report import operation_text
 from emulator.jobs.workload.graph import Kind
 from emulator.traces.diagnosis.context import DiagnosisContext, Finding
 from emulator.traces.events import What
+from emulator.traces.whatif.edits import by_rank
 from switchml.units import time_text
 
 OWN = (Kind.COMPUTE, Kind.CODEC, Kind.COPY, Kind.CHECKPOINT)
@@ -43,13 +44,10 @@ def _uneven(context: DiagnosisContext, usual_s: np.ndarray) -> list[Finding]:
     """Ranks that do something more often than the others. Stages of a pipeline are expected to differ."""
     if np.any(np.isin(context.kind, (Kind.SEND, Kind.RECV))):
         return []
-    ranks = len(context.graph.ranks)
     own = np.flatnonzero(_is_own(context))
     names, number = context.graph.works.by_name()
     name = number[context.graph.ops.work[own]]
-    cell = name * ranks + context.rank[own]
-    count = np.bincount(cell, minlength=len(names) * ranks).reshape(-1, ranks)
-    total_s = np.bincount(cell, usual_s[own], minlength=count.size).reshape(-1, ranks)
+    count, total_s = by_rank(context.graph, own, name, usual_s[own])
     middle = np.quantile(count, 0.5, axis=1, method="lower")[:, None]
     share = np.divide(middle, count, out=np.ones(count.shape), where=count > middle)
     excess_s = total_s * (1 - share)
@@ -83,8 +81,7 @@ def _uneven(context: DiagnosisContext, usual_s: np.ndarray) -> list[Finding]:
 
 
 def usual(context: DiagnosisContext) -> np.ndarray:
-    """float64 (ops,): what each op of a rank's own would take if its rank were as fast at this operation as the median
-    of the ranks of its stage; never more than it took."""
+    """float64 (ops,): what each rank's own ops would take at the median pace of its stage, at most what they took."""
     graph = context.graph
     usual_s = np.where(_is_own(context), context.own_s, 0.0)
     own = np.flatnonzero(_is_own(context))
@@ -92,10 +89,7 @@ def usual(context: DiagnosisContext) -> np.ndarray:
     stage = graph.ranks.stage[context.rank[own]] + graph.ranks.job[context.rank[own]] * graph.stages()
     _, what = np.unique(np.stack([name, stage]), axis=1, return_inverse=True)
     what = what.ravel()
-    ranks = len(graph.ranks)
-    cell = what * ranks + context.rank[own]
-    count = np.bincount(cell, minlength=(what.max(initial=-1) + 1) * ranks).reshape(-1, ranks)
-    total_s = np.bincount(cell, context.own_s[own], minlength=count.size).reshape(-1, ranks)
+    count, total_s = by_rank(graph, own, what, context.own_s[own])
     mean_s = np.divide(total_s, count, out=np.full(total_s.shape, np.nan), where=count > 0)
     # NaN, for a rank that does no such thing, sorts last; of the others the lower median.
     middle = np.maximum((count > 0).sum(axis=1) - 1, 0) // 2
@@ -107,16 +101,16 @@ def usual(context: DiagnosisContext) -> np.ndarray:
 
 def _persistent_ones(context: DiagnosisContext, machines: list[list[int]], usual_s: np.ndarray) -> list[Finding]:
     """The slowest machine first, then what the next gains once that is mended; together where none gains alone."""
-    now_and_then = [rank for rank in sum(machines, []) if _slow_share(context, rank)[0] < PERSISTENT]
-    machines = [[rank for rank in ranks if rank not in now_and_then] for ranks in machines]
+    intermittent = [rank for rank in sum(machines, []) if _slow_share(context, rank)[0] < PERSISTENT]
+    machines = [[rank for rank in ranks if rank not in intermittent] for ranks in machines]
     excess_s = np.subtract(*_paces(context, usual_s))
     machines = sorted(filter(None, machines), key=lambda ranks: -float(excess_s[ranks].max()))
     findings: list[Finding] = []
     mended: list[Any] = []
     together: list[Any] = []
     own_s, before_s = context.own_s, context.iteration_s
-    if now_and_then:  # that one of them is slow in this very iteration must not hide who always is
-        own_s = np.where(np.isin(context.rank, now_and_then) & _is_own(context), usual_s, own_s)
+    if intermittent:  # that one of them is slow in this very iteration must not hide who always is
+        own_s = np.where(np.isin(context.rank, intermittent) & _is_own(context), usual_s, own_s)
         before_s = context.replayed_s(own_s=own_s)
     for ranks in machines:
         together = together + ranks
@@ -124,7 +118,7 @@ def _persistent_ones(context: DiagnosisContext, machines: list[list[int]], usual
         gain_s = before_s - context.replayed_s(own_s=own_s)
         if context.is_worth_it(gain_s):
             after = f", once that of {_names(context, mended)} is" if mended else ""
-            after += f"; {_names(context, now_and_then)}, slow now and then, too" if now_and_then else ""
+            after += f"; {_names(context, intermittent)}, intermittent stragglers, too" if intermittent else ""
             findings += _persistent(context, together, gain_s, after, usual_s)
             mended, together, before_s = mended + together, [], before_s - gain_s
     return findings
@@ -193,8 +187,8 @@ def _occasional(context: DiagnosisContext, rank: int, usual_s: np.ndarray) -> li
     at = ", ".join(str(number) for number in np.flatnonzero(slow)[:10])
     return context.report(
         "occasional straggler",
-        f"{who} is slow now and then: in {slow.sum()} of {len(slow)} iterations, "
-        f"{factors[slow].mean():.2f} times on average",
+        f"{who} is slow in {slow.sum()} of {len(slow)} iterations, {factors[slow].mean():.2f} times on average: an "
+        "intermittent straggler",
         gain_s=float(lost_s * slow.mean()),
         evidence=[
             f"slow in the iterations {at}{', …' if slow.sum() > 10 else ''}, up to {factors.max():.2f} times",

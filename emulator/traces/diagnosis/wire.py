@@ -1,6 +1,4 @@
-"""What packets show, and which machine's network is slow: retransmissions, all-reduces that stall until then, and
-collectives that move their bytes slower whenever one machine takes part.
-"""
+"""Retransmissions and the stalls before them; and machines that slow down every collective they take part in."""
 
 from __future__ import annotations
 
@@ -47,31 +45,33 @@ def _resent(context: DiagnosisContext) -> list[Finding]:
     of_worst = counts[worst]
     early = int(resent - sum(each.sum() for each in lost.values()))
     evidence = [
-        f"{resent:,} of {sent:,} packets were sent again ({resent / max(sent, 1):.2%}); {repeated:,} results came "
+        f"{resent:,} of {sent:,} packets were retransmitted ({resent / max(sent, 1):.2%}); {repeated:,} results came "
         "twice",
-        f"all-reduces stood still {time_text(float(still_s.sum()))} of "
-        f"{time_text(float(context.transfer_s.sum()))} until a packet was sent again, "
+        f"all-reduces stalled {time_text(float(still_s.sum()))} of "
+        f"{time_text(float(context.transfer_s.sum()))} until a retransmission, "
         f"in {np.count_nonzero(still_s)} of them",
         f"most on {context.rank_name(worst)}: {of_worst[WireWhat.RESENT] / max(of_worst[WireWhat.SENT], 1):.2%}",
     ]
     if early:
-        evidence.append(f"{early:,} were sent again before all ranks had sent theirs: a rank was late there, none lost")
+        evidence.append(
+            f"{early:,} were retransmitted before all ranks had sent theirs: a rank was late there, none lost"
+        )
     return context.report(
         "packets sent again",
-        "all-reduces wait for packets that are sent again",
+        "all-reduces wait for retransmissions",
         gain_s=context.iteration_s - context.replayed_s(transfer_s=context.transfer_s - still_s),
         evidence=evidence,
         settings=[
             "find where packets are dropped: ip -s link, ethtool -S, queue lengths and rates on the switch's ports",
             "SWITCHML_TRANSPORT=shm where agents and aggregator share a machine; zmq goes by TCP",
         ],
-        replayed="all-reduces without the time in which nothing came until a packet was sent again",
+        replayed="all-reduces without their stalls before retransmissions",
         sightings=context.sightings(np.flatnonzero(np.isin(context.graph.ops.transfer, np.flatnonzero(still_s > 0)))),
     )
 
 
 def _lost(context: DiagnosisContext) -> dict[int, np.ndarray]:
-    """Rank → bool (records,): packets sent again once all ranks had sent theirs of the chunk; before, one is late."""
+    """Rank → bool (records,): retransmissions after all ranks had sent theirs of the chunk; before, one is late."""
     wires = {rank: trace.wire for rank, trace in enumerate(context.joined.traces) if trace.wire is not None}
     if not wires:
         return {}
@@ -87,8 +87,7 @@ def _lost(context: DiagnosisContext) -> dict[int, np.ndarray]:
 
 
 def _still_s(context: DiagnosisContext, rank: int, lost: np.ndarray) -> np.ndarray:
-    """float64 (events,) of `rank`'s trace: how long each of its collectives stood still; where the joined iteration is
-    a mean, the mean of those at the same place in their iterations."""
+    """float64 (events,): how long each collective of `rank` stalled; for a mean iteration, the mean by place."""
     trace, number = context.joined.traces[rank], context.iterations[rank].number
     assert trace.wire is not None, "of traces with records of packets"
     events, standing = trace.events, stalls(trace.wire, lost)
@@ -108,7 +107,7 @@ def _still_s(context: DiagnosisContext, rank: int, lost: np.ndarray) -> np.ndarr
 
 
 def stalls(wire: Wire, lost: np.ndarray) -> dict[int, list[tuple[float, float]]]:
-    """Tensor → spans in which nothing of it came until something `lost`, bool (records,), was sent again."""
+    """Tensor → spans in which nothing of it came until something `lost`, bool (records,), was retransmitted."""
     spans_of_tensor: dict[int, list[tuple[float, float]]] = {}
     order = np.lexsort((wire.at_s, wire.job, wire.tensor))
     key = np.stack([wire.tensor[order], wire.job[order]])
@@ -128,7 +127,7 @@ def stalls(wire: Wire, lost: np.ndarray) -> dict[int, list[tuple[float, float]]]
 def _slow_host(context: DiagnosisContext) -> list[Finding]:
     """A machine all of whose transfers with others are slow, where transfers without it are not."""
     graph = context.graph
-    size = graph.works.bytes[graph.transfers.work] if len(graph.transfers) else np.empty(0)
+    size = graph.works.bytes[graph.transfers.work]
     measured = np.flatnonzero(context.communicates() & (size >= LEAST_BYTES) & (context.transfer_s > 0))
     host_of = np.array([trace.host or f"rank {i}" for i, trace in enumerate(context.joined.traces)])
     members = {int(group): frozenset(host_of[graph.groups.members(group)]) for group in set(graph.transfers.group)}

@@ -1,8 +1,8 @@
-"""The same job with fewer ops, so that a search can replay it a thousand times. Nothing upstream of the gradients' all-
-reduces depends on how these are done, so it is replayed once: what is left of it is when each gradient, and whatever
-else later ops wait for, is final (partial replay). Downstream, runs of ops that nothing else depends on become one
-(coarsened view), and of ranks that do the same one stays (symmetry). dPRO (Hu et al., MLSys 2022, section 5.3) does
-these three on its graphs; here all of them are exact."""
+"""The same job with fewer ops, so that a search can replay it a thousand times. Nothing before the gradients'
+all-reduces depends on how these are done: it is replayed once, and only the end of each gradient and of what later ops
+wait for is left (partial replay). After them, runs of ops become one (coarsened view); of ranks that do the same one
+stays (symmetry). As in dPRO (Hu et al., MLSys 2022, section 5.3), but exact.
+"""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def folded(joined: Joined) -> Joined:
         for op in np.flatnonzero(np.isin(whole, present.transfers)).tolist()
     }
     rows = np.sort(np.unique(small.representative[present.rank], return_index=True)[1])
-    kept = dataclasses.replace(present, op=small.op[present.op[rows]])
+    folded_gradients = dataclasses.replace(present, op=small.op[present.op[rows]])
     return dataclasses.replace(
         joined,
         graph=small.graph,
@@ -135,5 +135,5 @@ def folded(joined: Joined) -> Joined:
         event=joined.event[stays],
         start_s=joined.start_s[stays],
         end_s=joined.end_s[stays],
-        gradients=kept.listed(np.array([transfer_of[bucket] for bucket in present.bucket.tolist()])),
+        gradients=folded_gradients.listed(np.array([transfer_of[bucket] for bucket in present.bucket.tolist()])),
     )

@@ -1,12 +1,9 @@
-"""The best buckets, where the space is a path: gradients become final one after the other, buckets are runs of them,
-and one all-reduce follows another. `fastest` is exact for jobs in which all that comes later waits for all buckets, as
-with DDP (`is_path`); for others it is a good start.
-
-The earliest end e[b, j] of reducing the first j gradients in b buckets is the smallest, over the last bucket's first
-gradient i and its codec, of max(e[b - 1, i], ready[j]) + what the bucket takes. An earlier end never makes a later one
-later, so nothing else of the past matters (the optimal substructure of dPRO's tensor fusion, MLSys 2022, section 5.2).
-Of the numbers of buckets that one is taken whose end, with the doubts about each of them, is earliest: an all-reduce
-that hides in a pause of the network costs nothing in a replay, but something in a host.
+"""The best buckets, where gradients become final one after another, buckets are runs of them, and all-reduces follow
+one another. `fastest` is exact if all later ops wait for all buckets, as with DDP (`is_path`); else a good start. The
+earliest end e[b, j] of reducing the first j gradients in b buckets is the least, over the last bucket's first gradient
+i and its codec, of max(e[b - 1, i], ready[j]) + what the bucket takes (dPRO's tensor fusion, MLSys 2022, section 5.2).
+The number of buckets is that with the earliest end, the uncertainty of each all-reduce included: one that hides in a
+pause of the network is free in a replay, but not on a host.
 """
 
 from __future__ import annotations
@@ -20,6 +17,7 @@ from emulator.jobs.replay.engine import replay
 from emulator.traces.joined import Joined
 from emulator.traces.optimizer.machine import Machine
 from emulator.traces.whatif.buckets import caps_of
+from emulator.traces.whatif.edits import edges
 from emulator.traces.whatif.gradients import gradients
 from switchml.runtime.jit import kernel
 
@@ -86,9 +84,9 @@ def is_path(joined: Joined) -> bool:
     """Whether every op that waits for a bucket waits for all of its rank."""
     ops = joined.graph.ops
     transfers = gradients(joined).transfers
-    of_dep = np.repeat(np.arange(len(ops)), np.diff(ops.dep_start))
-    waits = np.isin(ops.transfer[ops.deps], transfers)
-    return bool(np.all(np.bincount(of_dep[waits])[np.unique(of_dep[waits])] == len(transfers)))
+    owner, on = edges(ops)
+    waiting = owner[np.isin(ops.transfer[on], transfers)]
+    return bool(np.all(np.unique(waiting, return_counts=True)[1] == len(transfers)))
 
 
 @kernel

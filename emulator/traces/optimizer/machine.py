@@ -11,17 +11,17 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from emulator.traces.joined import Joined
+from emulator.traces.network import Network, TransferCost
 from emulator.traces.whatif import codec
 from emulator.traces.whatif import network as networks
 from emulator.traces.whatif.codec_costs import CodecCost
 from emulator.traces.whatif.gradients import gradients
-from emulator.traces.whatif.network import Network
-from emulator.traces.whatif.transfers import LEAST_FIXED_S, TransferCost, fit
+from emulator.traces.whatif.transfers import LEAST_FIXED_S, fit
 from switchml.errors import ConfigError, GraphError
 from switchml.units import time_text
 
 BACKEND_OF = {"ring": "gloo", "switchml": "switchml"}
-"""Placement → what `init_process_group` calls it; a trace's own backend stays what it is."""
+"""All-reduce algorithm → what `init_process_group` calls it; a trace's own backend stays what it is."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +47,7 @@ class Machine:
     ranks: int
     """That all-reduce together."""
     hierarchy: str = "auto"
-    """Of all-reduces that are placed elsewhere than in the trace: one of `emulator.cluster.algorithms.HIERARCHIES`."""
+    """Of all-reduces by another algorithm than the traced: one of `emulator.cluster.algorithms.HIERARCHIES`."""
     codecs: dict[str, CodecCost] = field(default_factory=dict)
     memory: Memory = field(default_factory=Memory)
     half_speed: float = 0.0
@@ -75,11 +75,11 @@ class Machine:
 
     @property
     def traced_allreduce(self) -> str:
-        """Who adds up gradients in the trace."""
+        """The traced all-reduce algorithm."""
         return self.network.algorithm
 
     def network_of(self, allreduce: str) -> Network:
-        """The network with gradients added up elsewhere."""
+        """The network with another all-reduce algorithm."""
         if allreduce in ("", self.traced_allreduce):
             return self.network
         return dataclasses.replace(self.network, algorithm=allreduce, hierarchy=self.hierarchy)

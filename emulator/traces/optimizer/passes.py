@@ -1,7 +1,7 @@
-"""Passes: each a function of a job, a setting and the machine that returns the job with one thing changed, as
-`emulator/traces/whatif` changes it. `PASSES` is the list, in the order in which they are applied: first those that
-change what ranks compute, then those that change only how gradients are all-reduced, which a search tries on the
-coarsened job."""
+"""Passes: functions of a job, a setting and the machine that change one thing, as `emulator/traces/whatif` does. They
+apply in the order of `PASSES`: first those that change what ranks compute, then those that change only how gradients
+are all-reduced, which a search tries on the coarsened job.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from emulator.traces.whatif.transfers import changed_s, repeated_s, transfer_byt
 from switchml.errors import ConfigError
 
 ALLREDUCES = ("", "ring", "ps", "switchml")
-"""Who adds up gradients: as traced, the ranks in a ring, one server, the switch (or the software aggregator)."""
+"""As traced, a ring, a parameter server, or the switch (or software aggregator)."""
 PRECISIONS = ("", "half")
 
 
@@ -87,8 +87,7 @@ class Pass:
 
 
 def _allreduce(job: Joined, setting: Setting, machine: Machine) -> Joined:
-    """The ranks in a ring add up gradients (Patarasuk and Yuan, JPDC 2009), a parameter server (Li et al., OSDI 2014),
-    or the switch (SwitchML, NSDI 2021)."""
+    """By a ring (Patarasuk, Yuan, JPDC 2009), a server (Li et al., OSDI 2014) or the switch (SwitchML, NSDI 2021)."""
     if setting.allreduce == machine.traced_allreduce:
         return job
     present, transfer = gradients(job), machine.transfer(setting.allreduce)
@@ -139,9 +138,9 @@ COMPUTE = (
 )
 COMMUNICATION = (
     Pass("buckets", "buckets of gradients", True, True),
-    Pass("allreduce", "who adds up gradients", True, True, "a parameter server (BytePS)"),
+    Pass("allreduce", "all-reduce algorithm", True, True, "a parameter server (BytePS)"),
     Pass("codec", "compression", True, False),
-    Pass("priority", "urgent buckets first", False, True, "a scheduler such as ByteScheduler"),
+    Pass("priority", "priority scheduling", False, True, "a scheduler such as ByteScheduler"),
 )
 PASSES = COMPUTE + COMMUNICATION
 

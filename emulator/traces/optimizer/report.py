@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from emulator.traces.optimizer.objective import Evaluation, Objective
-from emulator.traces.optimizer.passes import Setting
+from emulator.traces.optimizer.passes import PASSES, Setting, named
 from emulator.traces.optimizer.search import Allowed, SearchResult
 from switchml.tables import Table, number, show, text
 from switchml.terminal import say
@@ -55,19 +55,20 @@ def print_table(result: SearchResult, objective: Objective, allowed: Allowed) ->
         ],
         title="What each pass gains, in time for a sample",
     )
-    for alone in sorted(result.alone, key=lambda each: each.worth.sample_s):
-        name, value = alone.one.name, alone.worth.setting.changed().get(alone.one.name)
-        gain, at_worst = result.gain_of(alone.worth), result.gain_of(alone.worth, at_worst=True)
+    titles = {one.name: one.title for one in PASSES}
+    for name, best in sorted(result.alone.items(), key=lambda item: item[1].sample_s):
+        value = best.setting.changed().get(name)
+        gain, at_worst = result.gain_of(best), result.gain_of(best, at_worst=True)
         own = words(name, chosen[name]) if name in chosen else "as it is" if name in allowed.passes else "not allowed"
         there = f"{100 * _without(result, objective, name):.1f}" if name in chosen else ""
-        best = words(name, value) if gain > 0 else "as it is"
-        table.add(alone.one.title, best, f"{100 * max(gain, 0):.1f}", f"{100 * max(at_worst, 0):.1f}", own, there)
+        shown = words(name, value) if gain > 0 else "as it is"
+        table.add(titles[name], shown, f"{100 * max(gain, 0):.1f}", f"{100 * max(at_worst, 0):.1f}", own, there)
     show(table)
     say()
     for line in too_little(result, objective, allowed):
         say(line)
-    for what, worth in result.steps:
-        say(f"along the critical path, {what}: {time_text(worth.sample_s)}")
+    for what, evaluation in result.steps:
+        say(f"along the critical path, {what}: {time_text(evaluation.sample_s)}")
     rate = result.evaluated / result.wall_s * 60 if result.wall_s else 0
     say(f"{result.evaluated:,} settings in {result.wall_s:.1f} s ({rate:,.0f} a minute); {result.how}")
     samples = f" for {result.best.setting.samples:g} times the samples" if result.best.setting.samples != 1 else ""
@@ -87,14 +88,14 @@ def too_little(result: SearchResult, objective: Objective, allowed: Allowed) -> 
     """What would gain something, but not for sure, and so is left as it is."""
     chosen = result.best.setting.changed()
     return [
-        f"{each.one.title} as it is: {result.gain_of(each.worth):.1%} might be gained, but all-reduces may each take "
+        f"{one.title} as it is: {result.gain_of(best):.1%} might be gained, but all-reduces may each take "
         f"{time_text(objective.machine.uncertainty_s)} longer than expected, and replaying the job as it is is "
         f"{objective.error:.1%} off"
-        for each in result.alone
-        if each.one.name in allowed.passes
-        and each.one.name not in chosen
-        and result.gain_of(each.worth) > 0.0005
-        and result.gain_of(each.worth, at_worst=True) <= objective.error
+        for one in named(allowed.passes)
+        if (best := result.alone.get(one.name))
+        and one.name not in chosen
+        and result.gain_of(best) > 0.0005
+        and result.gain_of(best, at_worst=True) <= objective.error
     ]
 
 
@@ -120,9 +121,9 @@ def _without(result: SearchResult, objective: Objective, name: str) -> float:
     return (objective(bare).sample_s - result.best.sample_s) / result.traced.sample_s
 
 
-def _setting(worth: Evaluation) -> dict[str, Any]:
+def _setting(evaluation: Evaluation) -> dict[str, Any]:
     """What it changes; the all-reduce by its former name, too."""
-    changed = worth.setting.changed()
+    changed = evaluation.setting.changed()
     return changed | ({"placement": changed["allreduce"]} if "allreduce" in changed else {})
 
 
@@ -143,17 +144,20 @@ def as_json(result: SearchResult, objective: Objective, tables: dict[str, dict[s
         "settings_file": {name: table for name, table in tables.items() if table},
         "alone": [
             {
-                "pass": each.one.name,
-                "setting": _setting(each.worth),
-                "iteration_s": each.worth.iteration_s,
-                "gain": result.gain_of(each.worth),
-                "gain_at_worst": result.gain_of(each.worth, at_worst=True),
-                "in_file": each.one.in_file,
-                "keeps_results": each.one.keeps_results,
+                "pass": one.name,
+                "setting": _setting(best),
+                "iteration_s": best.iteration_s,
+                "gain": result.gain_of(best),
+                "gain_at_worst": result.gain_of(best, at_worst=True),
+                "in_file": one.in_file,
+                "keeps_results": one.keeps_results,
             }
-            for each in result.alone
+            for one in PASSES
+            if (best := result.alone.get(one.name))
         ],
-        "critical_path_steps": [{"pass": name, "iteration_s": worth.iteration_s} for name, worth in result.steps],
+        "critical_path_steps": [
+            {"pass": name, "iteration_s": evaluation.iteration_s} for name, evaluation in result.steps
+        ],
         "how": result.how,
         "evaluated": result.evaluated,
         "wall_s": result.wall_s,

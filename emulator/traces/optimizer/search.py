@@ -21,7 +21,7 @@ from emulator.jobs.replay.critical import critical_path
 from emulator.traces.optimizer import cuts
 from emulator.traces.optimizer.machine import Machine
 from emulator.traces.optimizer.objective import Evaluation, Objective
-from emulator.traces.optimizer.passes import PASSES, TRACED, Pass, Setting, in_file, named
+from emulator.traces.optimizer.passes import PASSES, TRACED, Setting, in_file, named
 from emulator.traces.whatif.buckets import MIB, assign, caps_of
 from emulator.traces.whatif.gradients import gradients
 from switchml.errors import ConfigError
@@ -32,8 +32,7 @@ CAPS = tuple(int(mib * MIB) for mib in (0.25, 0.5, 1, 2, 3, 5, 8, 12, 18, 25, 50
 MICRO_BATCHES = (1, 2, 4, 8)
 BATCHES = (1.0, 0.5, 2.0, 4.0, 8.0, 16.0)
 CLIMBS, MOST_MOVES = 9, 3
-"""Settings that are tried around each of Optuna's proposals, and borders of buckets that are moved in each: a proposal
-takes Optuna longer than the replay of several settings."""
+"""Settings tried around each proposal, and bucket borders moved in each: replays are cheaper than proposals."""
 GAIN = 1e-6
 """A share of the time; less is no gain."""
 ACTS_ON = {
@@ -55,8 +54,7 @@ Progress = Callable[[int, float], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Allowed:
-    """What a search may change. `lists`: whether each bucket may have a cap of its own (DDP: torch 2.13 or later).
-    `allreduces`, `codecs`: those that may be taken besides what there is."""
+    """`lists`: whether each bucket may have its own cap (torch 2.13). `allreduces`, `codecs`: candidates."""
 
     passes: tuple[str, ...] = DEFAULT_ALLOW
     lists: bool = True
@@ -92,27 +90,13 @@ class Allowed:
 
 def combinations(values: dict[str, list]) -> Iterator[Setting]:
     """Every setting of these fields."""
-    for chosen in itertools.product(*values.values()):
-        yield Setting(**dict(zip(values, chosen, strict=True)))
-
-
-def count(values: dict[str, list]) -> int:
-    """How many `combinations` there are."""
-    return math.prod(len(each) for each in values.values())
+    return (Setting(**dict(zip(values, chosen, strict=True))) for chosen in itertools.product(*values.values()))
 
 
 def runs(sizes: np.ndarray) -> Iterator[tuple[int, ...]]:
     """Caps of every way to cut gradients into runs."""
     for cut in itertools.product((0, 1), repeat=len(sizes) - 1):
         yield caps_of(sizes, np.cumsum([0, *cut]))
-
-
-@dataclass(frozen=True)
-class Alone:
-    """A pass's best with nothing else changed."""
-
-    one: Pass
-    worth: Evaluation
 
 
 @dataclass
@@ -122,7 +106,8 @@ class SearchResult:
     traced: Evaluation
     best: Evaluation
     in_file: Evaluation
-    alone: list[Alone] = field(default_factory=list)
+    alone: dict[str, Evaluation] = field(default_factory=dict)
+    """Pass → its best with nothing else changed."""
     steps: list[tuple[str, Evaluation]] = field(default_factory=list)
     how: str = ""
     evaluated: int = 0
@@ -139,9 +124,9 @@ class SearchResult:
         """How many times as fast the job is with the settings file."""
         return self.traced.sample_s / self.in_file.sample_s
 
-    def gain_of(self, worth: Evaluation, at_worst: bool = False) -> float:
-        """Share of the traced job's time for a sample that `worth` saves."""
-        return 1 - (worth.worst_s if at_worst else worth.sample_s) / self.traced.sample_s
+    def gain_of(self, evaluation: Evaluation, at_worst: bool = False) -> float:
+        """Share of the traced job's time for a sample that `evaluation` saves."""
+        return 1 - (evaluation.worst_s if at_worst else evaluation.sample_s) / self.traced.sample_s
 
 
 def search(
@@ -204,22 +189,24 @@ class Search:
             self.result.how = self.result.how or "the budget ended before the space did"
 
     def judge(self, setting: Setting) -> Evaluation:
-        """Its worth; the best so far is kept."""
+        """Its evaluation; the best so far is kept."""
         if self.evaluated >= self.trials or time.perf_counter() > self.until_s:
             raise _Spent
-        worth = self.objective(setting)
-        if worth.fits and (not self.result.best.fits or worth.worst_s < self.result.best.worst_s * (1 - GAIN)):
-            self.result.best = worth
+        evaluation = self.objective(setting)
+        if evaluation.fits and (
+            not self.result.best.fits or evaluation.worst_s < self.result.best.worst_s * (1 - GAIN)
+        ):
+            self.result.best = evaluation
         self.progress(self.evaluated, self.result.best.sample_s)
-        return worth
+        return evaluation
 
     def trim(self, least: float) -> None:
         """Leave out of the best setting what does not gain this share of its time."""
         for name in self.result.best.setting.changed():
             bare = dataclasses.replace(self.result.best.setting, **{name: getattr(TRACED, name)})
-            worth = self.objective(bare if name != "buckets" else dataclasses.replace(bare, codec=bare.codec[:1]))
-            if worth.fits and worth.worst_s <= self.result.best.worst_s * (1 + least):
-                self.result.best = worth
+            evaluation = self.objective(bare if name != "buckets" else dataclasses.replace(bare, codec=bare.codec[:1]))
+            if evaluation.fits and evaluation.worst_s <= self.result.best.worst_s * (1 + least):
+                self.result.best = evaluation
 
     # Each pass alone
 
@@ -228,10 +215,10 @@ class Search:
             if one.name == "codec" and not self.allowed.codecs:
                 continue
             proposals = self.proposals(TRACED, one.name, self.allowed.only(one.name))
-            if fitting := [worth for worth in map(self.objective, proposals) if worth.fits]:
-                self.result.alone.append(Alone(one, min(fitting, key=lambda worth: worth.worst_s)))
+            if fitting := [evaluation for evaluation in map(self.objective, proposals) if evaluation.fits]:
+                self.result.alone[one.name] = best = min(fitting, key=lambda evaluation: evaluation.worst_s)
                 if one.name in self.allowed.passes:
-                    self.judge(self.result.alone[-1].worth.setting)
+                    self.judge(best.setting)
 
     def proposals(self, base: Setting, name: str, allowed: Allowed) -> Iterator[Setting]:
         """`base` with other values of one field."""
@@ -283,16 +270,16 @@ class Search:
         left = self.trials - self.evaluated
         if left <= 0:
             raise _Spent
-        cuttings = 2 ** (len(self.sizes) - 1)
+        count, cuttings = math.prod(map(len, values.values())), 2 ** (len(self.sizes) - 1)
         if not cut or (self.allowed.lists and self.is_path):
-            if count(values) <= left:
+            if count <= left:
                 for setting in combinations(values):
                     self.judge(self.objective.cut(setting, self.codecs(setting)) if cut else setting)
                 most = f", at most {cuts.MOST_BUCKETS}" if len(self.sizes) > cuts.MOST_BUCKETS else ""
                 buckets = f"exact: every combination, each with the best buckets{most}"
                 self.result.how = buckets if cut else "exact: all tried"
                 return
-        elif self.allowed.lists and cuttings * count(values) <= left and "codec" not in values:
+        elif self.allowed.lists and cuttings * count <= left and "codec" not in values:
             for setting in combinations(values):
                 for caps in runs(self.sizes):
                     self.judge(dataclasses.replace(setting, buckets=caps))
@@ -327,21 +314,23 @@ class Search:
         self.result.how = "Optuna (TPE): the best of all trials"
         for _ in range(4 * max(left, 0)):  # what is known already costs no trial of ours
             trial = study.ask()
-            worth = self.judge(proposal(trial))
+            evaluation = self.judge(proposal(trial))
             if cut and self.allowed.lists:
-                worth = self.climb(worth, rng)
-            study.tell(trial, worth.worst_s if worth.fits else 10 * self.result.traced.worst_s)
+                evaluation = self.climb(evaluation, rng)
+            study.tell(trial, evaluation.worst_s if evaluation.fits else 10 * self.result.traced.worst_s)
 
-    def climb(self, worth: Evaluation, rng: np.random.Generator) -> Evaluation:
+    def climb(self, evaluation: Evaluation, rng: np.random.Generator) -> Evaluation:
         """The best of a setting and some in which a few borders between its buckets are moved, one after the other."""
         for moves in rng.integers(1, MOST_MOVES + 1, CLIMBS):
-            bucket = assign(self.sizes, worth.setting.buckets or (self.sizes.sum(),))
+            bucket = assign(self.sizes, evaluation.setting.buckets or (self.sizes.sum(),))
             cut = np.diff(bucket)
             if not len(cut):
                 break
             cut[rng.integers(0, len(cut), moves)] ^= 1
             caps = caps_of(self.sizes, np.concatenate([[0], np.cumsum(cut)]))
-            other = self.judge(dataclasses.replace(worth.setting, buckets=caps, codec=worth.setting.codec[:1]))
-            if other.fits and other.worst_s < worth.worst_s:
-                worth = other
-        return worth
+            other = self.judge(
+                dataclasses.replace(evaluation.setting, buckets=caps, codec=evaluation.setting.codec[:1])
+            )
+            if other.fits and other.worst_s < evaluation.worst_s:
+                evaluation = other
+        return evaluation

@@ -1,11 +1,8 @@
-"""What `switchml trace capture` and `switchml_profile` leave of a rank: torch's profile, to which the notes of our own
-agents are joined. Their all-reduces become COLLECTIVE events on lanes of their own, launched by the span that submitted
-them; where a thread waits for communication there are SYNC events; packets become `wire`.
-
-Files of a rank: rank-N.about.json, rank-N.json.gz, rank-N.sizes.json, and with our agents rank-N.wire.npz. There may be
-a rank-N.et.json too, torch's execution trace, for other programs. It is not read: it covers one iteration,
-after those that count; our spans give the order of collectives and their waiters in all iterations; and the profile has
-the groups.
+"""What `switchml trace capture` and `switchml_profile` leave of a rank: torch's profile joined with our agents'
+records. Their collectives become COLLECTIVE events on lanes of their own, caused by the span that submitted them; waits
+for communication become SYNC events, packets `wire`. Files of a rank: rank-N.about.json, rank-N.json.gz,
+rank-N.sizes.json, and with our agents rank-N.wire.npz. torch's execution trace, rank-N.et.json, is for other programs:
+it covers one iteration after those that count.
 """
 
 from __future__ import annotations
@@ -102,8 +99,7 @@ def _read_notes(path: Path, agents: int) -> tuple[list[np.ndarray], list[np.ndar
 
 
 class _Clock:
-    """From nanoseconds of CLOCK_MONOTONIC to seconds since the trace's epoch. `pairs`: the two clocks at the capture's
-    start and end, between which Unix time may have been slewed."""
+    """Nanoseconds of CLOCK_MONOTONIC → seconds since the epoch. `pairs`: both clocks at the capture's start and end."""
 
     def __init__(self, pairs: list[dict[str, int]], epoch_s: float) -> None:
         self._monotonic = [pair["monotonic_ns"] for pair in pairs]
@@ -146,7 +142,7 @@ def _with_calls(trace: RankTrace, agents: list[dict[str, Any]], calls: list[np.n
         kinds = own["kind"] if "kind" in (own.dtype.names or ()) else np.zeros(len(own), np.int64)
         start_s, end_s = clock.seconds(own["submitted"]), clock.seconds(own["done"])
         launch = np.array([event_of.get(call, NONE) for call in own["launch"].tolist()], np.int32)
-        if any(lane.kind == LaneKind.DEVICE for lane in trace.lanes):
+        if trace.lanes_of(LaneKind.DEVICE):
             launch = _in_turn(launch, spans, trace.events.start_s, start_s)
         known = np.flatnonzero(launch != NONE)
         # Two clocks: the profiler's may be some microseconds off.
@@ -180,8 +176,7 @@ def _with_calls(trace: RankTrace, agents: list[dict[str, Any]], calls: list[np.n
 
 
 def _in_turn(launch: np.ndarray, spans: np.ndarray, began_s: np.ndarray, start_s: np.ndarray) -> np.ndarray:
-    """`launch`, int32 (calls,), with those that are not known: calls with an accelerator's tensors are made by a thread
-    of their own, in the order of the spans that queued them."""
+    """`launch`, int32 (calls,), complete: one thread submits accelerator tensors in the order they were queued."""
     free = np.setdiff1d(spans, launch)
     free = iter(free[np.argsort(began_s[free], kind="stable")].tolist())
     launch, span = launch.copy(), next(free, NONE)
@@ -329,8 +324,7 @@ def _gradients(trace: RankTrace, known: sizes.Sizes | None) -> dict[int, sizes.P
 
 
 def _gradient_names(trace: RankTrace, about: dict[str, Any]) -> dict[int, str]:
-    """For captures without a list of them: gradients become final in the order that DDP reported, if there is one DDP
-    module and the sizes agree."""
+    """For captures without sizes: the order that DDP reported, if there is one DDP module and sizes agree."""
     if len(about["ddp"]) != 1:
         return {}
     ddp = about["ddp"][0]

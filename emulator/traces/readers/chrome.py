@@ -1,6 +1,5 @@
-"""Chrome's JSON trace format, a block at a time: the events of a file of any size, in memory of one block. Kineto, dPRO
-and many others write it: an array of events, or an object with that array under "traceEvents" and more beside it. Files
-may be compressed with gzip.
+"""Chrome's JSON trace format, a block at a time, so files may have any size; gzipped or not. Kineto, dPRO and others
+write an array of events, or an object with that array under "traceEvents" and more beside it.
 """
 
 from __future__ import annotations
@@ -26,8 +25,7 @@ _LARGEST_BYTES = 16 << 20
 """Of one event, and of what stands beside the events."""
 
 _BOUNDARY = re.compile(rb"\}\s*,\s*(?=\{)")
-"""Between two events. Inside one it may stand too; then what is before it does not decode, and an earlier one is
-tried."""
+"""Between two events. Where one is inside an event, what is before it does not decode, and an earlier one is tried."""
 _TRAILING = re.compile(r"trailing characters \(byte (\d+)\)")
 _MALFORMED = re.compile(r"malformed: .* \(byte (\d+)\)")
 _UNPAIRED = re.compile("[\udc80-\udcff]")
@@ -160,8 +158,7 @@ class ChromeFile:
         self._buffer = self._buffer[count:]
 
     def _read_more(self) -> bool:
-        """Whether there was more. The buffer at least doubles, so that however long one event is, all that is searched
-        and decoded in vain is a few times the file."""
+        """Whether there was more. The buffer at least doubles: searching takes linear time however long an event is."""
         more = self._read(max(BLOCK_BYTES, len(self._buffer)))
         self._buffer += more
         return bool(more)
@@ -220,8 +217,7 @@ class ChromeFile:
             raise TraceError(f"{self.broken}; --salvage takes what is before that")
 
     def _decode(self, text: bytes) -> tuple[list[Any], bool] | None:
-        """The events in `text`, whose bytes then leave the buffer, and whether the array closes in it; None where
-        `text` ends inside an event."""
+        """The events in `text`, taken off the buffer, and whether the array closes; None if it ends inside an event."""
         size, closed = len(text), False
         for _ in range(4):
             inside = text.strip().removesuffix(b",")
@@ -313,8 +309,7 @@ _STRING_OPEN = re.compile(rb'[:,{\[]\s*"[^"\n]*\Z')
 _VALUE_CLOSED = re.compile(rb':\s*"[^"\n]*"\s*\Z')
 _NEXT_LINE = re.compile(rb'\n\s*("[^"\n]*"\s*:|[{}\]])')
 _VALUE_ENDS = re.compile(rb'[^\n]*?"\s*(,\s*"|\})')
-"""Before a fault: a string that has not ended, and a value that has; after it, another line of a trace, and where that
-value was meant to end."""
+"""An open string and a closed value before a fault; after it, a trace's next line, and the value's intended end."""
 
 
 def _zero(match: re.Match[bytes]) -> bytes:

@@ -1,7 +1,6 @@
-"""dPRO's timelines: Chrome's JSON with `"pid": "host0.rank1"`, names of three parts (`BW.conv1.backward`,
-`Comm.conv1.Sync`) and, of a send or receive, a transaction after `~>` that both ends share
-(github.com/joapolarbear/dpro, docs/format.md). Where the job's graph (dag.gml) stands beside them, its edges become
-causes.
+"""dPRO's timelines (github.com/joapolarbear/dpro, docs/format.md): Chrome's JSON with `"pid": "host0.rank1"`, names
+such as `BW.conv1.backward` and `Comm.conv1.Sync`, and a transaction after `~>` that both ends of a message share. Edges
+of a dag.gml beside them become causes.
 """
 
 from __future__ import annotations

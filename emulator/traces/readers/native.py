@@ -1,6 +1,4 @@
-"""Our own files: a RankTrace as one .npz, arrays as they are and the rest as JSON. Loads some twenty times faster than
-what a profiler wrote.
-"""
+"""Our own files: a RankTrace as .npz, with JSON for what is no array; some twenty times faster to load than others."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Who wants to know how far the reading of a long file has come. Readers are called from many places, so the watcher is
-set once for all of them.
-"""
+"""Who watches the reading of long files: set once for all readers, which are called from many places."""
 
 from __future__ import annotations
 

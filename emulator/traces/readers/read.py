@@ -42,13 +42,10 @@ _NODES = re.compile(rb'"nodes"\s*:\s*\[')
 
 @paused()
 def read(path: Path | str, *, rank: int | None = None, salvage: bool = False) -> list[RankTrace]:
-    """The traces in `path`, a file or a directory of files, in the order of ranks. In a directory, torch's execution
-    traces are joined to the profiler's of the same rank, and what is no trace is passed over.
-
-    rank: whose the trace is, for a single file that does not say.
-    salvage: of files that break off, take what is there; `about["broken"]` then says so.
-    Raises TraceError where nothing is found, a file can't be read, or two are of one rank.
-    """
+    """The traces in `path`, a file or directory, by rank. In a directory, torch's execution traces are joined to the
+    profiler's of the same rank, and other files are skipped. `rank`: whose it is, for a file that does not say.
+    `salvage`: of broken files, take what is there; `about["broken"]` then says so. Raises TraceError where nothing is
+    found, a file can't be read, or two are of one rank."""
     path = Path(path)
     present = files(path)
     if rank is not None and path.is_dir():
@@ -77,8 +74,7 @@ def _lone(file: Path) -> TraceError:
 
 
 def read_workload(path: Path | str, gpus: int | None = None) -> Workload:
-    """The workload in `path`: a file, or a directory with one a rank. `gpus`: how many accelerators SimAI's has, where
-    it does not say. TraceError where there is none."""
+    """The workload in `path`, a file or a directory. `gpus`: of SimAI's, if it does not say. Raises TraceError."""
     path = Path(path)
     present = files(path)
     texts = [file for file, kind in present if kind == SIMAI]

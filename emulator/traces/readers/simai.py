@@ -1,10 +1,8 @@
-"""SimAI's workload text (github.com/aliyun/SimAI, example/workload_analytical.txt): a line for each layer of what one
-accelerator does in an iteration, in nanoseconds and bytes. All accelerators do the same, so the graph has one rank
-that stands for all.
-
-Forward, layer by layer: compute, then its communication, which blocks. Backward from the last layer on: gradients of
-the inputs, compute and blocking communication; gradients of the weights, compute and communication that does not
-block (astra-sim-alibabacloud, Workload.cc, iterate_hybrid_parallel_Transformer_fwd_in_bckwd).
+"""SimAI's workload text (github.com/aliyun/SimAI, example/workload_analytical.txt): a line for each layer of one
+accelerator's iteration, in nanoseconds and bytes. One rank stands for all. Forward: compute, then blocking
+communication. Backward, from the last layer: input gradients, compute and blocking communication; weight gradients,
+compute and communication that does not block (astra-sim-alibabacloud, Workload.cc,
+iterate_hybrid_parallel_Transformer_fwd_in_bckwd).
 """
 
 from __future__ import annotations
@@ -46,8 +44,7 @@ class Layer(NamedTuple):
 
 
 def read_simai(path: Path, gpus: int | None = None) -> Workload:
-    """The workload in `path`; TraceError names the line that makes no sense. `gpus`: how many accelerators there are,
-    where the first line does not say (`all_gpus`)."""
+    """The workload in `path`. `gpus`: if the first line has no `all_gpus`. TraceError names the line that is wrong."""
     lines = [line for line in read_text(path, TraceError).splitlines() if line.strip()]
     loop, settings = lines[0].split()[0], {key: int(value) for key, value in _SETTING.findall(lines[0])}
     if loop not in _LOOPS:
@@ -143,7 +140,7 @@ def _workload(layers: list[Layer], settings: dict[str, int]) -> Workload:
     assumptions = [f"one accelerator stands for all {world}: tp {tp}, ep {ep}, pp {pp}, dp {dp}"]
     if pp > 1:
         assumptions.append(
-            f"the file has no pipeline: bubbles and hand-overs of {pp} stages are left out, as in SimAI's"
+            f"the file has no pipeline: bubbles and activation p2p of {pp} stages are left out, as by SimAI"
         )
     if settings.get("checkpoints"):
         assumptions.append("activation checkpoints are ignored: nothing is computed again")

@@ -20,8 +20,7 @@ _SLACK_NS = 50_000
 
 
 class CollectiveSize(msgspec.Struct):
-    """A collective, or a message to or from the rank `peer`. Shapes and types of the tensors that go in and come out;
-    only the first for a message."""
+    """A collective, or a message with rank `peer`: shapes and types of its inputs and outputs (a message's: inputs)."""
 
     name: str
     at_ns: int
@@ -45,8 +44,7 @@ class Parameter(msgspec.Struct):
 
 
 class Sizes(msgspec.Struct):
-    """`groups`: the ranks of each; `calls` in the order of their times; `gradients`: places in `parameters`, in the
-    order in which they became final."""
+    """`groups`: their ranks; `calls` by time; `gradients`: places in `parameters`, in the order they became final."""
 
     groups: dict[str, list[int]]
     calls: list[CollectiveSize]
@@ -72,8 +70,7 @@ def read(path: Path) -> Sizes | None:
 
 
 def match(calls: Iterable[CollectiveSize], requests: Iterable[Request]) -> dict[int, CollectiveSize]:
-    """Event → its call. Both of a name are in the same order, but either may lack some: calls of threads that the
-    profiler didn't watch, and those that were forgotten."""
+    """Event → its call, in order within a name; either side may lack some that the other recorded."""
     waiting: dict[str, list[CollectiveSize]] = {}
     for call in sorted(calls, key=lambda call: call.at_ns, reverse=True):
         waiting.setdefault(call.name, []).append(call)

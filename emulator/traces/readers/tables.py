@@ -69,8 +69,7 @@ def in_order(lane: np.ndarray, start_s: np.ndarray, duration_s: np.ndarray) -> n
 
 
 def table(**columns: Any) -> Events:
-    """Events of columns (arrays or lists) in the order of `Events`. Those left out stand in OTHERWISE; `parent` follows
-    from the others."""
+    """Events of columns (arrays or lists) in order; by default those of OTHERWISE, and `parent` by nesting."""
     count = len(columns["lane"])
     columns = {name: np.full(count, value, DTYPES[name]) for name, value in OTHERWISE.items()} | columns
     columns = {name: np.asarray(column, DTYPES[name]) for name, column in columns.items()}

@@ -1,9 +1,8 @@
-"""Gradients in other buckets: which gradients go into one all-reduce, by DistributedDataParallel's rule or any other.
+"""Which gradients go into one all-reduce, by DistributedDataParallel's rule or any other: DDP takes them in the order
+in which they become final and closes a bucket once it holds its cap; the last cap repeats
+(torch/csrc/distributed/c10d/reducer.cpp, compute_bucket_assignment_by_size).
 
     rebucket(joined, [1 << 20, 25 << 20])      # bucket_cap_mb=25: a first bucket of 1 MiB, then 25 MiB each
-
-DDP takes gradients in the order in which they become final and closes a bucket once it holds at least its cap; the last
-cap repeats (torch/csrc/distributed/c10d/reducer.cpp, compute_bucket_assignment_by_size).
 """
 
 from __future__ import annotations
@@ -14,21 +13,13 @@ from collections.abc import Sequence
 import numpy as np
 
 from emulator.traces.joined import Joined
+from emulator.traces.network import TransferCost
+from emulator.traces.whatif import edits
 from emulator.traces.whatif.contention import disturbed, relieved
-from emulator.traces.whatif.edits import (
-    arrange,
-    edges,
-    on_stream,
-    with_durations,
-    with_rows,
-    with_table,
-    with_transfers,
-    without_empty,
-)
 from emulator.traces.whatif.gradients import Gradients, gradients
-from emulator.traces.whatif.network import Scenario, assume, contention_of, network_of, world_size
+from emulator.traces.whatif.network import network_of, world_size
 from emulator.traces.whatif.serial import gaps_before, one_at_a_time
-from emulator.traces.whatif.transfers import TransferCost, all_reduces, fit, repriced
+from emulator.traces.whatif.transfers import all_reduces, fit, repriced
 from switchml.errors import ConfigError
 
 MIB = 1 << 20
@@ -57,42 +48,39 @@ def caps_of(sizes: Sequence[float] | np.ndarray, bucket: np.ndarray) -> tuple[in
     return tuple(int(size) for size in np.bincount(bucket, weights=sizes))
 
 
-def buckets(joined: Joined, caps_bytes: Sequence[float]) -> Scenario:
+def buckets(joined: Joined, caps_bytes: Sequence[float]) -> Joined:
     """DDP's buckets for these caps, of which the last repeats (`bucket_cap_mb=c`: one cap; its default: 1 MiB, then 25
     MiB). Where contention is assumed, operators that all-reduces no longer disturb take less time. Caps that give the
     buckets of the trace change nothing."""
     present = gradients(joined)
     if np.array_equal(assign(present.bytes, caps_bytes), np.unique(present.bucket, return_inverse=True)[1]):
-        return assume(joined, network=network_of(joined))
+        return dataclasses.replace(joined, network=network_of(joined))
     return in_buckets(joined, caps_bytes)
 
 
-def in_buckets(joined: Joined, caps_bytes: Sequence[float]) -> Scenario:
-    """The same with all-reduces one after the other at the network's costs, also where caps give the buckets of the
-    trace: so that different caps compare with each other."""
-    network, contention = network_of(joined), contention_of(joined)
+def in_buckets(joined: Joined, caps_bytes: Sequence[float]) -> Joined:
+    """The same, with all-reduces in turn and costed by the network even for traced caps, so that caps compare."""
+    network, contention = network_of(joined), joined.contention
     # The time between a call and its all-reduce goes with the old ones: the new ones' costs include it. So does what a
     # thread waits for its next one; before its first, a trace of all-reduces alone has what the rank computes.
     _, gaps = gaps_before(joined, all_reduces(joined))
-    gaps = gaps[(np.diff(joined.graph.ops.dep_start)[gaps] > 0) | (on_stream(joined.graph)[0][gaps] >= 0)]
-    joined = one_at_a_time(with_durations(joined, gaps, np.zeros(len(gaps))))
+    gaps = gaps[(np.diff(joined.graph.ops.dep_start)[gaps] > 0) | (edits.on_stream(joined.graph)[0][gaps] >= 0)]
+    joined = one_at_a_time(edits.with_durations(joined, gaps, np.zeros(len(gaps))))
     joined = relieved(joined, contention) if contention else joined
     joined = rebucket(joined, caps_bytes, network.transfer(world_size(joined)))
-    return assume(disturbed(joined, contention) if contention else joined, network=network)
+    joined = disturbed(joined, contention) if contention else joined
+    return dataclasses.replace(joined, network=network)
 
 
-def rebucket(
-    joined: Joined, caps: Sequence[float], transfer: TransferCost | None = None, present: Gradients | None = None
-) -> Joined:
-    """The same iteration with DDP's buckets for `caps` (bytes). `transfer`: what they cost, by default what the trace's
-    own cost; `present`: the gradients where they are known already."""
-    present = gradients(joined) if present is None else present
+def rebucket(joined: Joined, caps: Sequence[float], transfer: TransferCost | None = None) -> Joined:
+    """The same iteration with DDP's buckets for `caps` (bytes). `transfer`: what they cost; by default as in the
+    trace."""
+    present = gradients(joined)
     return regroup(joined, assign(present.bytes, caps), transfer, present)
 
 
 def _after_needed(order: np.ndarray, owner: np.ndarray, on: np.ndarray) -> np.ndarray:
-    """`order`, int64 (ops,), with ops that stand before one that they wait for right behind it: what waited for a
-    bucket may wait now for a larger one, whose last gradients come later."""
+    """`order`, int64 (ops,), with each op behind all it waits for: larger buckets have later last gradients."""
     count = max(int(order.max()), int(owner.max(initial=0)), int(on.max(initial=0))) + 1
     key = np.full(count, np.nan)
     key[order] = np.arange(len(order))
@@ -108,8 +96,8 @@ def _after_needed(order: np.ndarray, owner: np.ndarray, on: np.ndarray) -> np.nd
 def regroup(
     joined: Joined, bucket: np.ndarray, cost: TransferCost | None = None, present: Gradients | None = None
 ) -> Joined:
-    """Gradient i into bucket `bucket[i]`; numbers must not fall. An op that waited for an old bucket waits for the new
-    ones that hold its gradients. Arguments as for `rebucket`."""
+    """Gradient i into bucket `bucket[i]`, numbers from 0 that never fall. Who waited for an old bucket waits for all
+    that share its gradients. `cost`: as for `rebucket`; `present`: the gradients, if known already."""
     present = gradients(joined) if present is None else present
     bucket = np.asarray(bucket, np.int64)
     if len(bucket) != len(present.bytes) or np.any(np.diff(bucket) < 0) or np.any(np.diff(bucket) > 1) or bucket[0]:
@@ -129,10 +117,10 @@ def regroup(
     names = [f"bucket {number}" for number in range(buckets)]
     numbers = np.arange(buckets)
     work = np.full(buckets, graph.transfers.work[first_old])
-    joined, first_work = with_rows(joined, names, work, bytes=sizes, seconds=np.full(buckets, np.nan))
-    joined = with_transfers(joined, np.append(np.arange(first), np.full(buckets, first_old)))
+    joined, first_work = edits.with_rows(joined, names, work, bytes=sizes, seconds=np.full(buckets, np.nan))
+    joined = edits.with_transfers(joined, np.append(np.arange(first), np.full(buckets, first_old)))
     work = np.append(graph.transfers.work, first_work + numbers).astype(np.int32)
-    joined = with_table(joined, "transfers", work=work)
+    joined = edits.with_table(joined, "transfers", work=work)
 
     # The ops: a new bucket's come right behind the last gradient that it holds, so that a stream keeps its order.
     last = np.maximum.accumulate(present.op[:, np.flatnonzero(np.diff(np.append(bucket, buckets)))], axis=1)
@@ -142,7 +130,7 @@ def regroup(
     order = np.concatenate([stays, new.ravel()])[order]
 
     # Dependencies: a new bucket waits for its gradients, and who waited for an old one for those that it is cut into.
-    owner, on = edges(ops)
+    owner, on = edits.edges(ops)
     owners, ons = [owner, new[:, bucket].ravel()], [on, present.op.ravel()]
     place = np.full(len(ops), -1)
     place[old] = np.arange(len(old))
@@ -153,7 +141,7 @@ def regroup(
         owners.append(np.repeat(owner[mine], len(cut_into)))
         ons.append(new[row_of[place[on[mine]]]][:, cut_into].ravel())
     all_owners, all_ons = np.concatenate(owners), np.concatenate(ons)
-    changed = arrange(
+    changed = edits.arrange(
         dataclasses.replace(joined, gradients=present.listed(first + bucket)),
         _after_needed(order, all_owners, all_ons),
         all_owners,
@@ -162,5 +150,5 @@ def regroup(
         stream=np.repeat(stream, buckets),
         transfer=np.tile(first + numbers, ranks),
     )
-    changed = without_empty(changed)
+    changed = edits.without_empty(changed)
     return repriced(changed, cost, len(changed.graph.transfers) - buckets + numbers)

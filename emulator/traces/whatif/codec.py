@@ -4,19 +4,22 @@ codec and its all-reduces take turns, as in host_agent/pytorch/comm_hooks.py.
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 
 from emulator.jobs.workload.graph import Collective, Kind
 from emulator.traces.joined import Joined
+from emulator.traces.network import Network, TransferCost
 from emulator.traces.whatif.codec_costs import CodecCost
 from emulator.traces.whatif.edits import after, before, with_transfer_seconds
 from emulator.traces.whatif.links import repeated_rounds_s
-from emulator.traces.whatif.network import Network, Scenario, assume, network_of, world_size
+from emulator.traces.whatif.network import network_of, world_size
 from emulator.traces.whatif.serial import one_at_a_time
-from emulator.traces.whatif.transfers import TransferCost, all_reduces, changed_s, transfer_bytes, transfer_s
+from emulator.traces.whatif.transfers import all_reduces, changed_s, transfer_bytes, transfer_s
 
 
-def codec(joined: Joined, cost: CodecCost, name: str = "codec") -> Scenario:
+def codec(joined: Joined, cost: CodecCost, name: str = "codec") -> Joined:
     """Every all-reduce through a codec."""
     joined = one_at_a_time(joined)
     network, ranks = network_of(joined), world_size(joined)
@@ -27,7 +30,8 @@ def codec(joined: Joined, cost: CodecCost, name: str = "codec") -> Scenario:
     transfer = compressed(dense, network, ranks, cost)
     now_s = transfer.seconds(size) + transfer.repeats_s(size)
     seconds = changed_s(transfer_s(joined.costs)[transfers], was_s, now_s)
-    return assume(compress(joined, transfers, seconds, size / cost.bytes_per_s, name), network=network)
+    joined = compress(joined, transfers, seconds, size / cost.bytes_per_s, name)
+    return dataclasses.replace(joined, network=network)
 
 
 def compressed(dense: TransferCost, network: Network, ranks: int, cost: CodecCost) -> TransferCost:

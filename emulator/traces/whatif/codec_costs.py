@@ -26,10 +26,9 @@ LANES = {"float32": "int32", **dict.fromkeys(HALVES, "int16")}
 
 @dataclass(frozen=True)
 class CodecCost:
-    """`wire_share`: bytes on the wire for each byte of float32, one rank's. `bytes_per_s`: float32 bytes that are
-    compressed and decompressed a second, memory included, all-reduces left out. `gathers`: ranks get each other's
-    payloads. `rounds`: all-reduces one after the other. `error`: relative L2 error of one compressed normal vector.
-    `lanes`: of our protocol, that its floats are added up in; "" where it has integers or gathers."""
+    """`wire_share`: bytes sent for each byte of float32. `bytes_per_s`: float32 bytes compressed and decompressed a
+    second. `gathers`: ranks get each other's payloads. `rounds`: all-reduces in sequence. `error`: relative L2 error of
+    a normal vector. `lanes`: of our protocol, for sums of floats; else ""."""
 
     wire_share: float
     bytes_per_s: float

@@ -1,16 +1,13 @@
-"""What computing loses to communication under way at the same time: transports take cores and memory, too. Where a
-change moves all-reduces to another time, what they cost the operators of hosts moves with them.
-
-A job does the same operators in each iteration, now more and now less disturbed: what an operator takes undisturbed
-follows from its quickest iteration; how much longer a typical iteration is than the quickest, from operators beside
-which no communication is ever under way."""
+"""What computing loses to communication under way, which takes cores and memory: where a change moves all-reduces,
+their effect on host operators moves along. The quickest iteration shows an operator undisturbed; how much longer a
+typical one is, operators never beside communication.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,7 +15,7 @@ import numpy as np
 from emulator.jobs.replay.engine import replay
 from emulator.jobs.workload.graph import NO_TRANSFER
 from emulator.traces.intervals import covered
-from emulator.traces.joined import GAP, Joined
+from emulator.traces.joined import GAP, Contention, Identity, Joined
 from emulator.traces.whatif.edits import durations, latest, with_durations
 from emulator.traces.whatif.transfers import all_reduces
 
@@ -30,20 +27,6 @@ LEAST_SHARE = 0.02
 """Of its traced time an op is taken to need at least."""
 PASSES = 2
 """Longer ops move others into or out of the communication's time; the second pass hardly moves any."""
-
-Identity = tuple[int, int, int]
-"""Of an op, whatever else has been done to the graph: its rank, its event or, of a gap, that of the next op on its
-stream, and its number among these."""
-
-
-@dataclass(frozen=True)
-class Contention:
-    """How much longer operators take beside communication."""
-
-    share: dict[Identity, float]
-    """Of ops that were disturbed: of what they took, what they take undisturbed."""
-    factor: dict[int, float]
-    """Rank → how many times as long all its disturbed ops take."""
 
 
 def measure(iterations: Sequence[Joined]) -> Contention | None:

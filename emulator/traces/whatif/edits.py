@@ -58,6 +58,15 @@ def on_stream(graph: Graph) -> tuple[np.ndarray, np.ndarray]:
     return previous, following
 
 
+def by_rank(graph: Graph, ops: np.ndarray, row: np.ndarray, seconds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """How often each rank does `ops`, int (n,), of each row, int (n,), and for how long in all: int64 and float64
+    (rows, ranks)."""
+    ranks = len(graph.ranks)
+    cell, cells = row * ranks + graph.op_rank()[ops], (int(row.max(initial=-1)) + 1) * ranks
+    count, total_s = np.bincount(cell, minlength=cells), np.bincount(cell, seconds, minlength=cells)
+    return count.reshape(-1, ranks), total_s.reshape(-1, ranks)
+
+
 def latest(graph: Graph, at_s: np.ndarray) -> np.ndarray:
     """float64 (transfers,): of `at_s`, float64 (ops,), the last of each one's members; -inf where it has none."""
     last_s, members = np.full(len(graph.transfers), -np.inf), graph.ops.transfer != NO_TRANSFER
@@ -231,8 +240,7 @@ def _beside(joined: Joined, ops: np.ndarray) -> tuple[np.ndarray, np.ndarray, np
 
 
 def drop(joined: Joined, ops: np.ndarray) -> Joined:
-    """Without `ops`, and without collectives that then have no member. What waited for one of them, also as the next on
-    its stream, waits for what that one waited for."""
+    """Without `ops`, and collectives left empty. What waited for one, also on its stream, inherits its waits."""
     graph = joined.graph
     is_dropped = np.zeros(len(graph.ops), bool)
     is_dropped[ops] = True

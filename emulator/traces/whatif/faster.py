@@ -37,8 +37,7 @@ def faster(graph: Graph, costs: Costs, thing: str, factor: float) -> Costs:
 
 
 def what_if(played: Replayed, factor: float = 2.0) -> dict[str, float]:
-    """Thing → makespan in seconds were it `factor` times as fast, for each thing that the job has any of; shortest
-    first. Takes as many replays as there are such things."""
+    """Thing → makespan in seconds if it were `factor` times as fast, shortest first. One replay for each thing."""
     graph = played.graph
     present = {PARTS[PART_OF_KIND[Kind(kind)]] for kind in np.unique(graph.works.kind[graph.ops.work])}
     makespans = {

@@ -11,28 +11,29 @@ import numpy as np
 from emulator.cluster import cluster as clusters
 from emulator.jobs.workload.graph import Collective
 from emulator.traces.joined import Joined
+from emulator.traces.network import Network
 from emulator.traces.whatif.edits import positive, with_table, with_transfer_seconds
-from emulator.traces.whatif.network import Network, Scenario, assume, network_of, world_size
+from emulator.traces.whatif.network import network_of, world_size
 from emulator.traces.whatif.serial import one_at_a_time
 from emulator.traces.whatif.transfers import all_reduces, arrivals_s, changed_s, repeated_s, transfer_bytes, transfer_s
 from switchml.errors import ConfigError
 
 
-def bandwidth(joined: Joined, *, bps: float | None = None, factor: float | None = None) -> Scenario:
+def bandwidth(joined: Joined, *, bps: float | None = None, factor: float | None = None) -> Joined:
     """Links of `bps`, or `factor` times what they carry."""
     network = network_of(joined)
     rate = bps / 8 if bps is not None else network.link_bytes_per_s * positive(factor, "bandwidth")
     return on(joined, dataclasses.replace(network, link_bytes_per_s=rate))
 
 
-def latency(joined: Joined, *, seconds: float | None = None, factor: float | None = None) -> Scenario:
+def latency(joined: Joined, *, seconds: float | None = None, factor: float | None = None) -> Joined:
     """Each step of a collective takes `seconds` besides its bytes, or `factor` times what it did."""
     network = network_of(joined)
     each_s = seconds if seconds is not None else network.latency_s * positive(factor, "latency")
     return on(joined, dataclasses.replace(network, latency_s=each_s))
 
 
-def allreduce(joined: Joined, algorithm: str = "", hierarchy: str = "") -> Scenario:
+def allreduce(joined: Joined, algorithm: str = "", hierarchy: str = "") -> Joined:
     """All-reduces by another of `emulator.cluster.algorithms.ALGORITHMS` and HIERARCHIES, with the same links and the
     same costs of a step and of a byte that a host sends. Empty: as they are, and for a new algorithm "auto"."""
     network = network_of(joined)
@@ -45,12 +46,12 @@ def allreduce(joined: Joined, algorithm: str = "", hierarchy: str = "") -> Scena
     return on(joined, other)
 
 
-def cluster(joined: Joined, name: str) -> Scenario:
+def cluster(joined: Joined, name: str) -> Joined:
     """The network of a cluster, built in or a TOML file, whose nodes the ranks fill in their order."""
     return on(joined, Network.of_cluster(clusters.load(name), network_of(joined)))
 
 
-def ranks(joined: Joined, count: int) -> Scenario:
+def ranks(joined: Joined, count: int) -> Joined:
     """As many ranks in data parallel: groups of all ranks grow or shrink, each rank does what it did, and collectives
     cost what they cost among so many. Which rank is slow, and by how much, stays as traced."""
     if count < 1:
@@ -64,10 +65,10 @@ def ranks(joined: Joined, count: int) -> Scenario:
     changed = on(joined, network_of(joined), sizes)
     weight = changed.graph.ranks.weight * (count / traced)
     more = f"{count} ranks in place of {traced}: by symmetry, without more spread among them"
-    return assume(with_table(changed, "ranks", weight=weight), assumptions=[*changed.assumptions, more])
+    return dataclasses.replace(with_table(changed, "ranks", weight=weight), assumptions=[*changed.assumptions, more])
 
 
-def on(joined: Joined, network: Network, sizes: np.ndarray | None = None) -> Scenario:
+def on(joined: Joined, network: Network, sizes: np.ndarray | None = None) -> Joined:
     """The same iteration on another network. `sizes`: of groups, int (groups,), where these change too."""
     traced = network_of(joined)
     is_same = (network.algorithm, network.hierarchy) == (traced.algorithm, traced.hierarchy)
@@ -91,7 +92,7 @@ def on(joined: Joined, network: Network, sizes: np.ndarray | None = None) -> Sce
     else:
         seconds = changed_s(elapsed_s, was_s, now_s)
     changed = with_table(with_transfer_seconds(joined, transfers, seconds), "groups", size=new_sizes)
-    return assume(changed, network=network)
+    return dataclasses.replace(changed, network=network)
 
 
 def repeated_rounds_s(joined: Joined, network: Network) -> np.ndarray:

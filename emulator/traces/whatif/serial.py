@@ -9,16 +9,7 @@ import numpy as np
 from emulator.jobs.workload.graph import NO_TRANSFER, Kind
 from emulator.traces.intervals import stretches
 from emulator.traces.joined import GAP, Joined
-from emulator.traces.whatif.edits import (
-    arrange,
-    drop,
-    durations,
-    edges,
-    on_stream,
-    with_streams,
-    with_table,
-    with_transfer_seconds,
-)
+from emulator.traces.whatif import edits
 from emulator.traces.whatif.gradients import gradients
 from emulator.traces.whatif.transfers import all_reduces, arrivals_s, transfer_s
 from switchml.errors import GraphError
@@ -43,15 +34,15 @@ def one_at_a_time(joined: Joined) -> Joined:
     for stretch in stretches(began_s, elapsed_s):
         weight = sizes[stretch] if sizes[stretch].sum() else elapsed_s[stretch] + 1e-9
         seconds[stretch] = weight * _rate(began_s[stretch], weight, float((began_s + elapsed_s)[stretch].max()))
-    joined = with_transfer_seconds(joined, order, seconds)
+    joined = edits.with_transfer_seconds(joined, order, seconds)
     in_turn = len(graph.streams)
-    joined = with_streams(joined, "all-reduces in turn")
+    joined = edits.with_streams(joined, "all-reduces in turn")
     stream, key = ops.stream.copy(), np.arange(len(ops), dtype=np.float64)
     turn = np.zeros(len(graph.transfers))
     turn[order] = (1 + np.arange(len(order))) / (len(order) + 2)
     wakes = np.zeros(len(ops), bool)
     wakes[gaps_before(joined, transfers)[1]] = True  # meanwhile another all-reduce is under way
-    owners, ons = [[part] for part in edges(ops)]
+    owners, ons = [[part] for part in edits.edges(ops)]
     for number, own in enumerate(streams):
         if len(own) <= 1:
             continue
@@ -63,8 +54,8 @@ def one_at_a_time(joined: Joined) -> Joined:
             key[behind] = key[before] + 0.25 / (len(order) + 2)
             owners.append(behind[~wakes[behind]])
             ons.append(before[~wakes[behind]])
-    joined = with_table(joined, "ops", stream=stream)
-    return arrange(joined, np.argsort(key, kind="stable"), np.concatenate(owners), np.concatenate(ons))
+    joined = edits.with_table(joined, "ops", stream=stream)
+    return edits.arrange(joined, np.argsort(key, kind="stable"), np.concatenate(owners), np.concatenate(ons))
 
 
 def _behind(own: np.ndarray, reduces: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -83,27 +74,27 @@ def _rate(came_s: np.ndarray, weight: np.ndarray, end_s: float) -> float:
 
 
 def prepared(joined: Joined) -> Joined:
-    """All-reduces one at a time, and the time between a call and its all-reduce counted with the all-reduce, so that
-    both move together. As long as before but for what ranks' gaps differ by."""
+    """All-reduces in turn, each with the gap between call and all-reduce, so that both move together."""
     joined = one_at_a_time(joined)
     ops = joined.graph.ops
     members, gaps = gaps_before(joined, gradients(joined).transfers)
     if not len(gaps):
         return joined
     # Each all-reduce takes as much longer as the gap of the member that was last to come.
-    gap_s, last_s = durations(joined)[gaps], arrivals_s(joined)
+    gap_s, last_s = edits.durations(joined)[gaps], arrivals_s(joined)
     longer_s = joined.costs.transfer_fixed_s.copy()
     for transfer in np.unique(ops.transfer[members]):
         own = np.flatnonzero(ops.transfer[members] == transfer)
         longer_s[transfer] += gap_s[own[np.argmin(np.abs(joined.start_s[members[own]] - last_s[transfer]))]]
-    return drop(dataclasses.replace(joined, costs=dataclasses.replace(joined.costs, transfer_fixed_s=longer_s)), gaps)
+    costs = dataclasses.replace(joined.costs, transfer_fixed_s=longer_s)
+    return edits.drop(dataclasses.replace(joined, costs=costs), gaps)
 
 
 def gaps_before(joined: Joined, transfers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Two int64: members of `transfers` right after a gap of the host on their stream, and these gaps."""
     graph, ops = joined.graph, joined.graph.ops
     members = np.flatnonzero(np.isin(ops.transfer, transfers))
-    gaps = on_stream(graph)[0][members]
+    gaps = edits.on_stream(graph)[0][members]
     is_gap = (gaps >= 0) & (joined.event[gaps] == GAP) & (ops.transfer[gaps] == NO_TRANSFER)
     is_gap &= graph.op_kind()[gaps] == Kind.DELAY
     return members[is_gap], gaps[is_gap]

@@ -1,6 +1,5 @@
-"""How fast kernels are on another accelerator than the one that was traced, by class: matrix products by the FLOP/s
-that they reach in their own precision, fused attention by those that it reaches, others by memory bandwidth; and no
-kernel takes less than the shortest ones there do.
+"""How fast kernels are on another accelerator, by class: matrix products by their precision's FLOP/s, fused attention
+by its own, others by memory bandwidth; never below the shortest kernels there.
 """
 
 from __future__ import annotations
@@ -81,8 +80,7 @@ def speeds(joined: Joined, name: str) -> Speeds:
 
 
 def between(device: str, name: str, kernels: Sequence[str], seconds: np.ndarray) -> Speeds:
-    """Of the built-in accelerator `name` over `device`, as its maker calls it, where `kernels` took `seconds`, float64
-    (kernels,). Raises ConfigError where either is not known."""
+    """Of accelerator `name` over `device` for `kernels` of `seconds`, float64 (kernels,). Raises ConfigError."""
     catalogue = accelerators()
     if name not in catalogue:
         raise ConfigError(datafile.unknown("accelerator", name, catalogue) + "; or say how many times as fast: x2")
@@ -110,8 +108,8 @@ def _precision(kernels: Sequence[str], seconds: np.ndarray, traced: Accelerator,
     both = [name for name in _PRECISIONS if name in traced.flops and name in other.flops]
     spent_s = dict.fromkeys(both, 0.0)
     for kernel, duration_s in zip(kernels, seconds.tolist(), strict=True):
-        if kernel_class(kernel) in ON_MATRIX_UNITS and (found := _named_precision(kernel)) in spent_s:
-            spent_s[found] += duration_s
+        if kernel_class(kernel) in ON_MATRIX_UNITS and (precision := _named_precision(kernel)) in spent_s:
+            spent_s[precision] += duration_s
     if any(spent_s.values()):
         return max(both, key=spent_s.__getitem__)
     return next(name for name in ("bf16", "fp16", "fp32") if name in both)

@@ -9,7 +9,7 @@ import numpy as np
 from emulator.jobs.workload.graph import NO_TRANSFER
 from emulator.traces.events import LaneKind
 from emulator.traces.joined import Joined
-from emulator.traces.whatif.edits import durations, positive, with_durations
+from emulator.traces.whatif.edits import by_rank, durations, positive, with_durations
 from emulator.traces.whatif.serial import one_at_a_time
 from switchml.errors import ConfigError
 
@@ -28,22 +28,18 @@ def without_straggler(joined: Joined, rank: int) -> Joined:
     """A rank as fast as the median of the others: what it took for each kind of operation in all is what they took."""
     _check_ranks(joined, [rank])
     joined = one_at_a_time(joined)
-    graph, ranks = joined.graph, len(joined.graph.ranks)
-    if ranks < 2:
+    graph = joined.graph
+    if len(graph.ranks) < 2:
         raise ConfigError("a single rank has no others to be as fast as")
     seconds = durations(joined)
-    names, name_of_row = graph.works.by_name()
-    name = name_of_row[graph.ops.work]
+    name = graph.works.by_name()[1][graph.ops.work]
     alone = np.flatnonzero(graph.ops.transfer == NO_TRANSFER)
-    cell = name[alone] * ranks + graph.op_rank()[alone]
-    shape = (len(names), ranks)
-    total_s = np.bincount(cell, seconds[alone], minlength=shape[0] * ranks).reshape(shape)
-    times = np.bincount(cell, minlength=shape[0] * ranks).reshape(shape)
+    times, total_s = by_rank(graph, alone, name[alone], seconds[alone])
     number = _number(joined, rank)
     own_s = total_s[:, number]
     # An operation that another rank does not do at all says nothing about that rank's speed.
     others_s = np.delete(np.where(times > 0, total_s, own_s[:, None]), number, axis=1)
-    scale = np.divide(np.median(others_s, axis=1), own_s, out=np.ones(shape[0]), where=own_s > 0)
+    scale = np.divide(np.median(others_s, axis=1), own_s, out=np.ones(len(own_s)), where=own_s > 0)
     own = _own(joined, rank)
     return with_durations(joined, own, seconds[own] * scale[name[own]])
 

@@ -4,51 +4,21 @@ that overlapped shared the network; so what is fitted is the time in which any w
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from emulator.jobs.workload.costs import NO_ROUTE, Costs
 from emulator.jobs.workload.graph import Collective
 from emulator.traces.intervals import busy
 from emulator.traces.joined import Joined
+from emulator.traces.network import TransferCost
 from emulator.traces.whatif.edits import latest, with_costs
 from switchml.errors import GraphError
-from switchml.units import bytes_text, time_text
 
 LEAST_FIXED_S = 3e-4
 """What a small all-reduce between hosts takes at least; half of the shortest traced one where that is less."""
 
-FREE_BYTES_PER_S = 1e13
-"""A rate above this means that size made no difference."""
-
 LEAST_LEFT = 0.05
 """Of what a collective took, at least this is left when its transfer is made faster."""
-
-
-@dataclass(frozen=True)
-class TransferCost:
-    """`fixed_s`, then the buffer's bytes at `bytes_per_s`. `assumed`: what the trace did not say, for reports."""
-
-    fixed_s: float
-    bytes_per_s: float
-    assumed: str = ""
-    repeat_share: float = 0.0
-    """Where no exponents are announced: of an all-reduce's first `guessed_bytes`, the share that is repeated."""
-    guessed_bytes: float = 0.0
-
-    def __str__(self) -> str:
-        if self.bytes_per_s > FREE_BYTES_PER_S:
-            return f"{time_text(self.fixed_s)}, whatever its size"
-        return f"{time_text(self.fixed_s)} and its bytes at {bytes_text(self.bytes_per_s)}/s"
-
-    def seconds(self, size_bytes: float | np.ndarray) -> float | np.ndarray:
-        """Of one all-reduce of so many bytes, exponents announced."""
-        return self.fixed_s + size_bytes / self.bytes_per_s
-
-    def repeats_s(self, size_bytes: float | np.ndarray) -> float | np.ndarray:
-        """What is added where no exponents are announced."""
-        return self.repeat_share * np.minimum(size_bytes, self.guessed_bytes) / self.bytes_per_s
 
 
 def repeated_s(transfer: TransferCost, ready_s: np.ndarray, size_bytes: np.ndarray) -> np.ndarray:
@@ -111,9 +81,9 @@ def changed_s(elapsed_s: np.ndarray, was_s: np.ndarray | float, now_s: np.ndarra
     return np.maximum(elapsed_s + now_s - was_s, LEAST_LEFT * np.minimum(now_s, elapsed_s))
 
 
-def used_bytes_per_s(joined: Joined, transfers: np.ndarray | None = None) -> float:
-    """Bytes of all these over the time in which any was under way."""
-    _, moved, busy_s = _stretches(joined, transfers)
+def used_bytes_per_s(joined: Joined) -> float:
+    """Bytes of all all-reduces over the time in which any was under way."""
+    _, moved, busy_s = _stretches(joined, None)
     return float(moved.sum() / busy_s.sum())
 
 

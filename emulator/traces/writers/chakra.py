@@ -1,10 +1,7 @@
-"""Traces as Chakra execution traces, a file `chakra.RANK.et` for each rank, as ASTRA-sim and Chakra's tools take them.
-
-A simulator that follows dependencies alone gets the traced times back. A lane becomes a chain (`ctrl_deps`) of slices
-that follow each other: of nested host events each has the time that no inner one has, and where a host thread did
-nothing, a node `gap` says how long. Causes are `data_deps`. What an event waited for its causes is left out of its
-duration. Attributes named `switchml.…`, which others skip, hold what Chakra has no place for, so that our own reader
-gets the trace back as it was.
+"""Traces as Chakra execution traces, `chakra.RANK.et`, for ASTRA-sim and Chakra's tools. Following dependencies alone
+reproduces the traced times: a lane becomes a chain (`ctrl_deps`) of slices, of nested events each with its own time;
+idle host time becomes a node `gap`; causes are `data_deps`; waiting for causes is not in a duration. Attributes
+`switchml.…` hold what Chakra has no place for, so that our reader restores the trace.
 """
 
 from __future__ import annotations

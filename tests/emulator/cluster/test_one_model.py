@@ -16,9 +16,9 @@ from emulator.jobs.workload.job import Job
 from emulator.peers.settings import PeerSettings
 from emulator.peers.world import Costs
 from emulator.traces.join import join
+from emulator.traces.network import Network
 from emulator.traces.optimizer.machine import Machine
 from emulator.traces.whatif import changes
-from emulator.traces.whatif.network import Network
 from emulator.traces.whatif.transfers import all_reduces, transfer_s
 from switchml.errors import ConfigError
 from tests.support import ddp_traces as traces

@@ -43,6 +43,6 @@ def test_what_an_iteration_lacks_takes_it_no_time_where_the_next_one_begins(monk
     kept = np.arange(len(typical)) != (gone := int(np.flatnonzero(typical.what == What.COMPUTE)[3]))
     fields = {f.name: getattr(typical, f.name) for f in dataclasses.fields(typical)}
     columns = {name: column[kept] for name, column in fields.items() if isinstance(column, np.ndarray)}
-    found = in_place(typical, dataclasses.replace(typical, **columns), typical.steps.trace)
+    found = in_place(typical, dataclasses.replace(typical, **columns))
     assert found.start_s[gone] == found.end_s[gone] == typical.start_s[gone + 1]
     assert np.array_equal(np.delete(found.end_s, gone), columns["end_s"])

@@ -1,13 +1,16 @@
 """`switchml trace replay` on files: what it prints, what it refuses."""
 
 import json
+from dataclasses import replace as changed
 from pathlib import Path
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
 from emulator.surface.cli.trace.replay import replay
 from emulator.traces.readers.native import write
+from switchml.errors import TraceError
 from tests.support import ddp_traces as traces
 
 
@@ -62,3 +65,12 @@ def test_no_library_warns_while_a_trace_is_replayed():
     report = CliRunner().invoke(replay, [str(capture), "--bandwidth", "x1", "--json"])
     assert report.exit_code == 0, report.output
     assert json.loads(report.stdout)["speedup"] == pytest.approx(1.0, rel=1e-9) and "arning" not in report.stderr
+
+
+def test_traces_without_iterations_are_refused_by_name(tmp_path):
+    for trace in traces.ddp(ranks=2, hosts=True):
+        write(changed(trace, epoch_s=0.0, steps=np.empty((0, 2))), tmp_path / f"rank-{trace.rank}.npz")
+    result = CliRunner().invoke(replay, [str(tmp_path)])
+    assert isinstance(result.exception, TraceError) and "rank-0.npz has no events in any iteration" in str(
+        result.exception
+    )

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from switchml.errors import ConfigError
 from switchml.net import shm, udp
 from tests.support.examples import examples
-from tests.support.segments import CAPACITY, packet, row
+from tests.support.segments import CAPACITY, packet, push_up, row
 
 SENDER = 7
 
@@ -82,7 +82,7 @@ def test_packets_are_appended_to_a_list(job):
     count = 0
     for rank in range(2):
         for slot in range(4):
-            shm.push_up(segment.at, rank, packet(segment, rank, slot), 20)
+            push_up(segment, rank, packet(segment, rank, slot), 20)
         count = shm.receive_up(segment.at, rank, np.uint64(rank), packets, count, 3)
     assert count == 5 and packets.endpoint.tolist() == [0, 0, 0, 1, 1]
     assert [len(take_up(segment, rank)) for rank in range(2)] == [1, 2]
@@ -105,7 +105,7 @@ def test_rings_against_a_queue(passed, seed):
             if kind == "push":
                 for i in range(burst):
                     entry = (packet(segment, 0, i % 4), chooser.randint(1, 1034))
-                    assert shm.push_up(segment.at, 0, *entry) == (len(up) < CAPACITY)
+                    assert push_up(segment, 0, *entry) == (len(up) < CAPACITY)
                     up.extend([entry] if len(up) < CAPACITY else [])
             elif kind == "ask":
                 for _ in range(burst):
@@ -147,10 +147,10 @@ def test_a_rank_is_trusted_with_its_own_packets_only(job):
     ]
     right = [(own, 1034), (end - 10, 10)]
     for entry in (right[0], *wrong, right[1]):
-        shm.push_up(segment.at, 1, *entry)
+        push_up(segment, 1, *entry)
     assert take_up(segment, 1) == right
     for entry in wrong * 50:
-        shm.push_up(segment.at, 1, *entry)
+        push_up(segment, 1, *entry)
     assert take_up(segment, 1, most=3) == [] and shm.up_waits(segment.at, 1)  # looking at them is work too
     assert take_up(segment, 1) == [] and not shm.up_waits(segment.at, 1)
 
@@ -184,7 +184,7 @@ def test_both_sides_see_the_same_memory(job):
     other = shm.attach(name)
     assert other.at[shm.BASE] != segment.at[shm.BASE] and (other.at[1:] == segment.at[1:]).all()
     shm.packets_of(other, 1)[3, :5] = list(b"hello")
-    shm.push_up(other.at, 1, packet(other, 1, 3), 5)
+    push_up(other, 1, packet(other, 1, 3), 5)
     [(address, length)] = take_up(segment, 1)
     assert address == packet(segment, 1, 3) and bytes(shm.packets_of(segment, 1)[3, :length]) == b"hello"
     shm.push_down(segment.at, 0, row(segment, 2), 6, 0)

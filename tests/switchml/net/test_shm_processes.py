@@ -23,7 +23,7 @@ import pytest
 from switchml.errors import ConfigError
 from switchml.net import shm, udp
 from tests.support import shared_files
-from tests.support.segments import CAPACITY, packet, row
+from tests.support.segments import CAPACITY, packet, push_up, row
 
 ROOT = Path(__file__).resolve().parents[3]
 LAST = 99
@@ -104,7 +104,7 @@ def echo(name: str, count: int) -> None:
         while sent < min(done + slots, count):
             place = places[sent % slots]
             words[(place - start) // 8] = sent * 3
-            assert shm.push_up(segment.at, 0, place, 1 + sent % 1000)
+            assert push_up(segment, 0, place, 1 + sent % 1000)
             sent += 1
         batch = 0
 
@@ -138,7 +138,7 @@ class Sleeper:
             if self.me < 0:
                 shm.push_down(self.at, 0, row(self.segment), length, 0)
             else:
-                shm.push_up(self.at, 0, packet(self.segment, 0), length)
+                push_up(self.segment, 0, packet(self.segment, 0), length)
         if shm.must_wake(self.at, 0 if self.me < 0 else -1):
             self.socket.sendto(b"", self.peer)
 
@@ -210,7 +210,7 @@ def test_a_segment_outlives_its_creator_for_those_who_have_it_and_nobody_else():
     with other_process("creator") as process:
         name = process.stdout.readline().strip()
         segment = shm.attach(name)
-        shm.push_up(segment.at, 0, packet(segment, 0), 10)
+        push_up(segment, 0, packet(segment, 0), 10)
         process.stdin.write("\n")
         process.stdin.flush()
         process.wait(60)

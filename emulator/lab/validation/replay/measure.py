@@ -31,7 +31,7 @@ from emulator.traces.join import join_each
 from emulator.traces.joined import Joined
 from emulator.traces.readers.read import read
 from emulator.traces.whatif import changes, contention
-from emulator.traces.whatif.network import assume, fit
+from emulator.traces.whatif.network import fit
 from emulator.traces.whatif.predict import predicted
 from switchml.errors import ConfigError
 from switchml.runtime.folders import TemporaryFolder
@@ -184,7 +184,7 @@ class _Runs:
         iterations = join_each(traces)
         network = fit(iterations, plan.rate_bps)
         contended = contention.measure(iterations)
-        iterations = [assume(one, network=network, contention=contended) for one in iterations]
+        iterations = [dataclasses.replace(one, network=network, contention=contended) for one in iterations]
         cap = plan.other_cap_mb * 2**20
         what_ifs: dict[str, Callable[[Joined], Joined]] = {
             "half the bandwidth": lambda one: changes.bandwidth(one, factor=0.5),

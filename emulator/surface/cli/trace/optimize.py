@@ -85,8 +85,8 @@ class Names(click.ParamType):
 @trace_options
 @json_option
 def optimize(path: Path, command: tuple[str, ...], check: bool, overwrite: bool, **options: Any) -> None:
-    """Find how the job traced in PATH should be set up: sizes of DistributedDataParallel's buckets, the all-reduce
-    gradients, compression. Writes a settings file; with --check -- torchrun … script.py, also runs it.
+    """Find how the job traced in PATH should be set up: sizes of DistributedDataParallel's buckets, the
+    all-reduce algorithm, compression. Writes a settings file; with --check -- torchrun … script.py, also runs it.
 
     PATH may also be a job for `switchml emulate` (.toml): then its schedule, micro-batches and split are searched.
     """

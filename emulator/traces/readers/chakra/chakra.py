@@ -106,8 +106,7 @@ def _load_messages(path: Path, rank: int) -> ChakraTrace:
 
 
 def _load_json(path: Path, rank: int) -> ChakraTrace:
-    """Nodes in the form that Chakra's feeder takes too, {"workload_graph": [...]}, named as in its
-    src/feeder/json_node.cpp."""
+    """Chakra's JSON, {"workload_graph": [...]}, with the names of its src/feeder/json_node.cpp."""
     trace = ChakraTrace(path, rank, "JSON", {})
     for row in chain.from_iterable(ChromeFile(path, array="workload_graph").batches()):
         try:

@@ -1,9 +1,7 @@
-"""Chakra's files: messages one after the other, each behind its length as a varint. Which fields there are stands in
-chakra.proto.
-
-Lengths are read here, not by `google.protobuf.proto.parse_length_prefixed`: that needs protobuf 5.28, where 4.25 does
-otherwise; it reads as many bytes as a broken file's length says, up to 2^64; and it does not say where a file breaks
-off."""
+"""Chakra's files: messages (chakra.proto), each behind its length as a varint. Lengths are read here because
+`google.protobuf.proto.parse_length_prefixed` needs protobuf 5.28, reads up to 2^64 bytes if a broken file says so, and
+does not say where a file breaks off.
+"""
 
 from __future__ import annotations
 

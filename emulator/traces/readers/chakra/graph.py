@@ -1,11 +1,9 @@
-"""Chakra execution traces as a workload: a rank does one node at a time on each of its host threads (`tid`) and streams
-(`stream`), where computing, collectives, sends and receives are apart, in the order in which nodes become ready. A
-compute node has its duration, or costs what `num_ops` and `tensor_size` do; communication always costs what its bytes
-do, because its traced duration includes waiting. A send does not block: what the trace puts after it comes after what
-the send itself waits for.
-
-Data dependencies alone order nodes, as in ASTRA-sim (extern/graph_frontend/chakra, et_feeder): control dependencies say
-which operator called which, and may lead in circles with the others. In our own files they are the order on a lane.
+"""Chakra execution traces as a workload. Each host thread (`tid`) and stream of a rank does one node at a time as nodes
+become ready; computing, collectives, sends and receives are apart. A compute node has its duration, or is costed by
+`num_ops` and `tensor_size`; communication is always costed by its bytes, as traced durations include waiting. Sends do
+not block: what follows one waits for what the send waits for. Only data dependencies order nodes, as in ASTRA-sim
+(extern/graph_frontend/chakra, et_feeder): control dependencies say who called whom, and may form cycles. In our own
+files they are the order on a lane.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""What had to come before what in a Kineto trace, beyond the order on a lane: launches before their kernels, forward
-operators before their backward ones, a collective's call before its work, backward's thread within `backward()`, and
-what streams and threads of an accelerator wait for. CUDA's profiler can record that (`cuda_sync` events: which stream,
-which recorded event); else it is inferred from what c10d and streams do, where the times of the trace agree.
+"""What comes before what in a Kineto trace, besides the order on a lane: launches before kernels, forward operators
+before backward ones, calls before collectives, backward's thread within `backward()`, and what streams and threads wait
+for. CUDA's profiler can record the latter (`cuda_sync`); else it is inferred from c10d, where times agree.
 """
 
 from __future__ import annotations
@@ -36,8 +35,7 @@ def find_causes(reading: Reading, launch: dict[int, int], more: list[tuple[int, 
 
 
 def _forward_backward(reading: Reading) -> np.ndarray:
-    """int64 (pairs, 2): forward operator, backward operator; from the profiler's arrows, in traces without them from
-    autograd's sequence numbers."""
+    """int64 (pairs, 2): forward and backward operators, by the profiler's arrows, else by sequence numbers."""
     events, ends = reading.events, reading.table.arrows.arrays()
     if not len(ends["id"]):
         return _by_sequence(reading)

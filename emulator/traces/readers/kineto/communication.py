@@ -1,12 +1,8 @@
-"""The communication in a Kineto trace: which events are a rank's part of a collective or of a send, of how many bytes,
-in which group, and with which sequence number.
-
-Kernels of communication (`communication_kernels.py`) are on a device stream; what NCCL's and RCCL's do stands in their
-own arguments (since torch 2.3), or on the host around their launch: in `record_param_comms`, in an annotation such as
-`nccl:all_reduce`, or in `c10d::allreduce_`.
-Gloo and other host backends work on threads of their own, where an annotation such as `gloo:all_reduce` covers the
-work; `c10d::allreduce_` on the caller's thread has set it going. With tensors of an accelerator it covers more
-(`staging.py`).
+"""The communication in a Kineto trace: its events, bytes, groups and sequence numbers. Communication kernels
+(`communication_kernels.py`) run on a device stream. What NCCL's and RCCL's do stands in their arguments (since torch
+2.3), or around their launch: in `record_param_comms`, `nccl:all_reduce` or `c10d::allreduce_`. Gloo and other host
+backends work on their own threads, within an annotation such as `gloo:all_reduce`, caused by `c10d::allreduce_` on the
+caller's. With an accelerator's tensors it covers more (`staging.py`).
 """
 
 from __future__ import annotations
@@ -131,8 +127,7 @@ def _on_devices(reading: Reading, communication: Communication) -> list[tuple[in
 
 
 def _on_host(reading: Reading, communication: Communication) -> list[tuple[int, list[_Description]]]:
-    """Annotations over a host backend's work, with the call that set it going, and what is known from beside the
-    profile, which counts first."""
+    """A host backend's annotations with the calls that caused them; what is known beside the profile counts first."""
     events = reading.events
     works = reading.where(lambda _, name: BY_HOST.match(name))
     if not len(works):

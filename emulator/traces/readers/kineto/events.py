@@ -54,8 +54,7 @@ _NOTHING = msgspec.Raw()
 
 
 class Args(msgspec.Struct, gc=False):
-    """Of an event; numbers may be strings in ROCm's traces. Lists stay undecoded until they are wanted; then they are
-    None where the event has none."""
+    """Of an event; ROCm writes numbers as strings. Lists are decoded when wanted, to None where there is none."""
 
     record: Value = msgspec.field(name="Record function id", default=None)
     sequence: Value = msgspec.field(name="Sequence number", default=None)
@@ -140,10 +139,10 @@ class Table:
             raise TraceError(f"{where}: {str(event.name)[:80]!r} ({times}) is not as expected: {error}") from None
 
     def _whole(self) -> list[Event]:
-        """Events of begins and ends (`ph` B and E), which nest within a thread: an end is that of the last begin of its
-        name, or of the last one where it has none."""
+        """Events of begins and ends (`ph` B and E) nested by thread: an end closes the last begin of its name, if
+        any."""
         whole, open_events = [], defaultdict[tuple[Value, Value], list[Event]](list)
-        for half in sorted(self._halves, key=lambda half: float(half.ts)):  # type: ignore[arg-type]  # None is refused
+        for half in sorted(self._halves, key=lambda half: _number(half.ts)):
             begun = open_events[half.pid, half.tid]
             if half.ph == "B":
                 begun.append(half)
@@ -153,7 +152,7 @@ class Table:
                 self.unpaired.append(str(half.name))
                 continue
             event = begun.pop(places[-1])
-            event.ph, event.dur, event.args = "X", float(half.ts) - float(event.ts), event.args or half.args  # type: ignore[arg-type]
+            event.ph, event.dur, event.args = "X", _number(half.ts) - _number(event.ts), event.args or half.args
             whole.append(event)
         self.unpaired += [str(one.name) for begun in open_events.values() for one in begun]
         self._halves = []
@@ -214,9 +213,9 @@ class Table:
             self.arrows.id.append(self.arrow_names[event.id])
             self.arrows.is_head.append(event.ph == "f")
             self.arrows.lane.append(self.lanes[event.pid, event.tid, False])
-            self.arrows.ts.append(float(event.ts))  # type: ignore[arg-type]  # None is refused, with the file
+            self.arrows.ts.append(_number(event.ts))
         elif event.ph in ("B", "E"):
-            float(event.ts)  # type: ignore[arg-type]  # None is refused, with the file
+            _number(event.ts)
             self._halves.append(event)
         elif event.ph == "M" and event.args:
             if event.name == "thread_name":
@@ -235,9 +234,15 @@ class Table:
 _NO_ARGS = Args()
 
 
+def _number(time: Value) -> float:
+    """Raises TypeError, ValueError for a time that is none: then the file is refused."""
+    if time is None:
+        raise TypeError("must be real number, not NoneType")
+    return float(time)
+
+
 def _recorded_as(category: str, args: Args | None) -> str:
-    """Which of RECORDED a category counts as, "" for none: host calls of any accelerator by their name, and whatever
-    else ran on a stream of a device."""
+    """The category in RECORDED; "": none. Host calls go by name, work on a device's stream counts as a kernel."""
     if (known := _CATEGORIES.get(category)) is not None:
         return known
     if category.endswith(("_runtime", "_driver")):

@@ -1,10 +1,7 @@
-"""torch's execution trace (ExecutionTraceObserver's JSON, schemas 1.0.2 to 1.1.1-chakra.0.0.4) beside a Kineto trace
-of the same run. It has no times, but says which tensors each operator reads and writes; the numbers of the profiler's
-records (`rf_id`) join the two. So what runs on a host thread after a collective on Gloo's, on the same storage, is
-known to have waited for it.
-
-A transport's thread records its end after it has woken its waiters, on a busy machine some 100 µs later. So where a
-waiter resumed before that, the collective ended when the waiter began.
+"""torch's execution trace (ExecutionTraceObserver, schemas 1.0.2 to 1.1.1-chakra.0.0.4) beside a Kineto trace of the
+run. It has no times, but the tensors that each operator reads and writes; `rf_id`, the profiler's record number, joins
+the two. So what a host thread does on a storage after Gloo's collective is known to have waited for it. A transport may
+record its end some 100 µs after it woke its waiters: the collective ended when they resumed.
 """
 
 from __future__ import annotations
@@ -83,7 +80,8 @@ def _writes_inputs(name: str) -> bool:
 
 def _storages(node: Node) -> tuple[list[int], list[int]]:
     """Numbers of the storages that a node reads and writes."""
-    return [list(dict.fromkeys(_tensors(side))) for side in (node.inputs, node.outputs)]  # type: ignore[return-value]
+    read, written = (list(dict.fromkeys(_tensors(side))) for side in (node.inputs, node.outputs))
+    return read, written
 
 
 def _tensors(values: Any) -> Iterator[int]:

@@ -29,16 +29,15 @@ def read(
     execution_trace: Path | None = None,
     sizes: Sizes | None = None,
 ) -> list[RankTrace]:
-    """The traces in `path`: one, or as many as there are ranks in it (`processes.py`). `rank`: whose it is, where the
-    file does not say. `salvage`: of a broken file, what is before the fault. `execution_trace`: torch's, of the same
-    run; then what reads a tensor comes after what wrote it (`execution_trace.py`). `sizes`: those that the profile does
-    not say."""
+    """The traces in `path`, one for each rank in it (`processes.py`). `rank`: whose it is, if the file does not say.
+    `salvage`: of a broken file, what is before the fault. `execution_trace`: torch's, of the same run
+    (`execution_trace.py`). `sizes`: those that the profile lacks."""
     table = Table()
     file = table.fill(path, salvage=salvage)
-    found = parts(path, table)
-    if execution_trace is not None and len(found) > 1:
-        raise TraceError(f"{execution_trace} is of one rank, but {path} has {len(found)}: expected a file for each")
-    return [_read_part(Reading(path, table, file, part, rank, sizes), execution_trace) for part in found]
+    ranks = parts(path, table)
+    if execution_trace is not None and len(ranks) > 1:
+        raise TraceError(f"{execution_trace} is of one rank, but {path} has {len(ranks)}: expected a file for each")
+    return [_read_part(Reading(path, table, file, part, rank, sizes), execution_trace) for part in ranks]
 
 
 def _read_part(reading: Reading, execution_trace: Path | None) -> RankTrace:
@@ -72,12 +71,11 @@ def _set_sizes(reading: Reading) -> None:
         if events.what[event] == What.COPY:
             events.bytes[event] = whole(args.bytes)
         elif events.gradient[event] and args.dims and args.types:
-            events.bytes[event] = (count(args.dims[0]) or 1) * item_bytes(args.types[0])  # type: ignore[arg-type]  # decoded by now
+            events.bytes[event] = (count(args.dims[0]) or 1) * item_bytes(str(args.types[0]))
 
 
 def _steps(reading: Reading) -> np.ndarray:
-    """The profiler's steps, or one for everything. The last one counts only where something was done in it: the
-    profiler's end opens one more."""
+    """The profiler's steps, or one for everything. A last one in which nothing is done is the profiler's end."""
     events = reading.events
     host = np.array([lane.kind == LaneKind.HOST for lane in reading.lanes])[events.lane]
     first: dict[int, int] = {}

@@ -1,7 +1,6 @@
-"""Whose events are whose in one file: of several processes, where profiles of several ranks were merged, and of several
-accelerators of one process, each of which takes part in communication as a rank of its own (DataParallel). Each becomes
-a part, with the events of its threads and of its device's streams. A process that only computes on several
-accelerators is one rank.
+"""Whose events are whose in one file: of merged profiles, and of one process whose accelerators each communicate as a
+rank (DataParallel). Each rank becomes a part: its threads' events and its device's streams. A process that only
+computes on several accelerators is one rank.
 """
 
 from __future__ import annotations
@@ -57,24 +56,24 @@ def parts(path: Path, table: Table) -> list[Part]:
     table.rows, table.columns = len(columns["kind"]), Columns()
     owners = _Owners(path, table, columns)
     processes = owners.processes()
-    found: list[tuple[np.ndarray, Value, Value]] = []
+    shares: list[tuple[np.ndarray, Value, Value]] = []
     for number, pid in enumerate(processes or [None]):
         mine = owners.owner == number if len(processes) > 1 else np.ones(len(owners.owner), bool)
         devices = owners.communicating(mine)
         if len(devices) < 2:
-            found.append((mine, pid, devices[0] if devices else owners.device(mine)))
+            shares.append((mine, pid, devices[0] if devices else owners.device(mine)))
             continue
         for place, device in enumerate(devices):
             # What no communication runs on is the first one's.
             others = owners.on_device & np.isin(owners.pid, [owners.number[one] for one in devices if one != device])
             elsewhere = owners.on_device & (owners.pid != owners.number[device]) if place else others
-            found.append((mine & ~elsewhere, None, device))
-    if len(found) == 1:
+            shares.append((mine & ~elsewhere, None, device))
+    if len(shares) == 1:
         return [Part(columns, np.arange(len(owners.owner)))]
-    ranks, note = _ranks(table, found)
+    ranks, note = _ranks(table, shares)
     return [
-        Part({name: column[mine] for name, column in columns.items()}, np.flatnonzero(mine), rank, len(found), note)
-        for (mine, _, _), rank in zip(found, ranks, strict=True)
+        Part({name: column[mine] for name, column in columns.items()}, np.flatnonzero(mine), rank, len(shares), note)
+        for (mine, _, _), rank in zip(shares, ranks, strict=True)
     ]
 
 
@@ -162,13 +161,12 @@ class _Owners:
         )
 
 
-def _ranks(table: Table, found: list[tuple[np.ndarray, Value, Value]]) -> tuple[list[int], str]:
+def _ranks(table: Table, shares: list[tuple[np.ndarray, Value, Value]]) -> tuple[list[int], str]:
     """The rank of each part, by what the file calls its process, else by its device, else by its place; and which."""
-    named = [_RANK.search(" ".join([str(pid), *table.process_names.get(pid, [])])) for _, pid, _ in found]
-    if len({int(each[1]) for each in named if each}) == len(found):
+    named = [_RANK.search(" ".join([str(pid), *table.process_names.get(pid, [])])) for _, pid, _ in shares]
+    if len({int(each[1]) for each in named if each}) == len(shares):
         return [int(each[1]) for each in named if each], "by the names of its processes"
-    devices = [device for _, _, device in found]
-    if all(isinstance(device, int) for device in devices) and len(set(devices)) == len(devices):
-        in_order = sorted(devices)  # type: ignore[type-var]
-        return [in_order.index(device) for device in devices], "in the order of its devices"
-    return list(range(len(found))), "in the order of the file"
+    devices = [device for _, _, device in shares if isinstance(device, int)]
+    if len(set(devices)) == len(shares):
+        return [sorted(devices).index(device) for device in devices], "in the order of its devices"
+    return list(range(len(shares))), "in the order of the file"

@@ -16,7 +16,7 @@ from emulator.traces.limits import check_ranks
 from emulator.traces.readers.chrome import ChromeFile
 from emulator.traces.readers.kineto.events import BY_DEVICE, BY_HOST, C10D, Args, Table
 from emulator.traces.readers.kineto.processes import Part, launches
-from emulator.traces.readers.kineto.times import Times
+from emulator.traces.readers.kineto.times import check_times
 from emulator.traces.readers.sizes import Sizes
 from emulator.traces.readers.tables import Numbers
 from emulator.traces.readers.tables import table as to_events
@@ -45,14 +45,12 @@ class Reading:
         self.kinds: list[tuple[str, str]] = list(table.kinds)
         columns, rows, part.columns = part.columns, part.rows, {}
         category = np.array([_DEPTH[category] for category, _ in self.kinds], np.int8)[columns["kind"]]
-        times = Times(
-            columns, [name for _, name in self.kinds], category == _DEPTH["runtime"], category == _DEPTH["kernel"]
-        )
-        self.notes = times.notes
+        calls, works = category == _DEPTH["runtime"], category == _DEPTH["kernel"]
+        possible, self.notes = check_times(columns, [name for _, name in self.kinds], calls, works)
         """Of times, by their name in `RankTrace.about`."""
-        if not times.possible.all():
-            columns = {name: column[times.possible] for name, column in columns.items()}
-            rows = rows[times.possible]
+        if not possible.all():
+            columns = {name: column[possible] for name, column in columns.items()}
+            rows = rows[possible]
         if not len(columns["kind"]):
             raise TraceError(f"{path}: {self._nothing()}")
         self.names = Numbers()
@@ -101,8 +99,7 @@ class Reading:
         return "it has no events: was the profiler's schedule ever active?"
 
     def _lanes(self, columns: dict[str, np.ndarray]) -> np.ndarray:
-        """Make `lanes`, and return the number in it of each of the table's: hosts, then transports, then devices, the
-        one with the profiler's steps first."""
+        """Make `lanes`: hosts, the one with profiler steps first, transports, devices; return each table lane's."""
         names = self.table.lane_names
         keys = list(self.table.lanes)
         others = self._beside_communication(columns, len(keys))

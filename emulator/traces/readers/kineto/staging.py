@@ -1,6 +1,5 @@
-"""Host backends that carry tensors of an accelerator, as Gloo does: one annotation covers a thread's wait until a copy
-has come down to the host, the communication, and the launch of the copy up again. Communication is what lies in
-between: it waits for the copy down, and the copy up waits for it.
+"""Host backends with an accelerator's tensors, such as Gloo: one annotation covers the wait for the copy to the host,
+the communication, and the launch of the copy back. Only what is in between counts as communication.
 """
 
 from __future__ import annotations
@@ -75,8 +74,7 @@ def by_agents(trace: RankTrace) -> RankTrace:
 
 
 def _copies_down(trace: RankTrace, works: np.ndarray, start_s: np.ndarray) -> np.ndarray:
-    """int64 (pairs, 2): what the call that set one of `works` going launched on a device, and that work, where it began
-    thereafter."""
+    """int64 (pairs, 2): copies that the call behind each of `works` launched, and that work, if it began later."""
     events = trace.events
     cause, caused = trace.causes.astype(np.int64).T
     lane_kind = trace.lane_kind

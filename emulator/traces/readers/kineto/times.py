@@ -16,81 +16,73 @@ LONGEST_US = 3.6e9
 SLACK_US = 2.0
 """Old traces round to whole microseconds."""
 ALIKE_US = 50.0
-"""Events that begin before their launches by so nearly the same share the cause, a clock that is off: what an idle
-device begins with comes so soon after its launch."""
+"""Events that precede their launches by nearly the same have one cause, a clock that is off."""
 _MOST_NAMES = 3
 
 
-class Times:
-    """Which of a part's events have times that can be: `possible`, bool (events,). `columns`: as of `Table`; a device's
-    clock is put right in them. `notes`: what was done, by the name of a note in `RankTrace.about`."""
+def check_times(
+    columns: dict[str, np.ndarray], names: list[str], is_call: np.ndarray, is_work: np.ndarray
+) -> tuple[np.ndarray, dict[str, str]]:
+    """Which events have times that can be, bool (events,), and what was done, by the name of its note in
+    `RankTrace.about`. `columns`: as of `Table`; a device's clock is put right in them. `names`: by kind. `is_call`,
+    `is_work`: bool (events,), runtime calls and what runs on a device."""
+    possible, dropped, notes = np.ones(len(columns["ts"]), bool), [], {}
 
-    def __init__(self, columns: dict[str, np.ndarray], names: list[str], is_call: np.ndarray, is_work: np.ndarray):
-        """names: by kind. is_call, is_work: bool (events,), runtime calls and what runs on a device."""
-        self._columns, self._names = columns, names
-        self.possible = np.ones(len(columns["ts"]), bool)
-        self.notes: dict[str, str] = {}
-        self._dropped: list[str] = []
-        if not len(self.possible):
-            return
-        ts, dur = columns["ts"], columns["dur"]
-        with np.errstate(invalid="ignore"):
-            self._drop(~(np.isfinite(ts) & np.isfinite(dur)), "have no finite times")
-            self._drop(dur < 0, "last less than nothing")
-            self._drop(dur > LONGEST_US, "last longer than an hour")
-        self._drop(self._far_off(~is_work), "begin over an hour from all others")
-        self._before_launch(launches(columns["correlation"], is_call & self.possible, is_work & self.possible))
-        if self._dropped:
-            self.notes["dropped"] = "; ".join(self._dropped)
+    def drop(chosen: np.ndarray, why: str, of_one: str) -> None:
+        events = np.flatnonzero(chosen & possible)
+        if len(events):
+            possible[events] = False
+            kinds = Counter(names[kind] for kind in columns["kind"][events].tolist())
+            dropped.append(_dropped(len(events), kinds, why if len(events) > 1 else of_one))
 
-    def _drop(self, chosen: np.ndarray, why: str) -> None:
-        chosen = np.flatnonzero(chosen & self.possible)
-        if not len(chosen):
-            return
-        self.possible[chosen] = False
-        counts = Counter(self._names[kind] for kind in self._columns["kind"][chosen].tolist())
-        named = [name if len(name) <= 60 else name[:59] + "…" for name, _ in counts.most_common(_MOST_NAMES)]
-        names = ", ".join(named) + (", …" if len(counts) > _MOST_NAMES else "")
-        if len(chosen) == 1:
-            why = (
-                why.replace("have ", "has ")
-                .replace("last ", "lasts ")
-                .replace("begin ", "begins ")
-                .replace("their", "its")
-            )
-        self._dropped.append(f"{len(chosen)} event{'s' * (len(chosen) > 1)} that {why} ({names})")
+    ts, dur = columns["ts"], columns["dur"]
+    with np.errstate(invalid="ignore"):
+        drop(~(np.isfinite(ts) & np.isfinite(dur)), "have no finite times", "has no finite times")
+        drop(dur < 0, "last less than nothing", "lasts less than nothing")
+        drop(dur > LONGEST_US, "last longer than an hour", "lasts longer than an hour")
+    drop(_far_off(ts, possible, ~is_work), "begin over an hour from all others", "begins over an hour from all others")
+    launch = launches(columns["correlation"], is_call & possible, is_work & possible)
+    early, shift_us = _before_launch(ts, launch)
+    drop(early, "begin before their launch", "begins before its launch")
+    if shift_us:
+        moved = np.isin(columns["lane"], np.unique(columns["lane"][launch != NONE]))
+        columns["ts"] = np.where(moved & possible, ts + shift_us, ts)
+        notes["clock"] = (
+            f"work on its device begins up to {shift_us:,.0f} µs before its launch: the device's clock is taken to be "
+            "off by that"
+        )
+    return possible, notes | ({"dropped": "; ".join(dropped)} if dropped else {})
 
-    def _far_off(self, on_host: np.ndarray) -> np.ndarray:
-        """bool (events,): not within an hour of another of those where most of the host's are."""
-        ts = np.where(self.possible, self._columns["ts"], np.nan)
-        order = np.argsort(ts, kind="stable")[: np.count_nonzero(self.possible)]
-        if not len(order):
-            return np.zeros(len(ts), bool)
-        bursts = np.split(order, np.flatnonzero(np.diff(ts[order]) > LONGEST_US) + 1)
-        chosen = np.zeros(len(ts), bool)
-        chosen[max(bursts, key=lambda burst: (np.count_nonzero(on_host[burst]), len(burst)))] = True
-        return ~chosen
 
-    def _before_launch(self, launch: np.ndarray) -> None:
-        """Of each device's clock."""
-        ts, lane = self._columns["ts"], self._columns["lane"]
-        works = np.flatnonzero(launch != NONE)
-        lead_us = ts[launch[works]] - ts[works]
-        order = np.argsort(-lead_us, kind="stable")
-        works, lead_us = works[order], lead_us[order]
-        alone = 0
-        while alone < len(works) and lead_us[alone] > SLACK_US:
-            alike = np.count_nonzero(lead_us >= lead_us[alone] - ALIKE_US) - alone
-            if alike > 1:
-                break
-            alone += 1
-        early = np.zeros(len(ts), bool)
-        early[works[:alone]] = True
-        self._drop(early, "begin before their launch")
-        if alone < len(works) and (shift_us := float(lead_us[alone])) > SLACK_US:
-            moved = np.isin(lane, np.unique(lane[works]))
-            self._columns["ts"] = np.where(moved & self.possible, ts + shift_us, ts)
-            self.notes["clock"] = (
-                f"work on its device begins up to {shift_us:,.0f} µs before its launch: the device's clock is taken to "
-                "be off by that"
-            )
+def _dropped(count: int, kinds: Counter[str], why: str) -> str:
+    names = [name if len(name) <= 60 else name[:59] + "…" for name, _ in kinds.most_common(_MOST_NAMES)]
+    listed = ", ".join(names) + (", …" if len(kinds) > _MOST_NAMES else "")
+    return f"{count} event{'s' * (count > 1)} that {why} ({listed})"
+
+
+def _far_off(ts: np.ndarray, possible: np.ndarray, on_host: np.ndarray) -> np.ndarray:
+    """bool (events,): not within an hour of another of those where most of the host's are."""
+    order = np.argsort(np.where(possible, ts, np.nan), kind="stable")[: np.count_nonzero(possible)]
+    if not len(order):
+        return np.zeros(len(ts), bool)
+    bursts = np.split(order, np.flatnonzero(np.diff(ts[order]) > LONGEST_US) + 1)
+    chosen = np.zeros(len(ts), bool)
+    chosen[max(bursts, key=lambda burst: (np.count_nonzero(on_host[burst]), len(burst)))] = True
+    return ~chosen
+
+
+def _before_launch(ts: np.ndarray, launch: np.ndarray) -> tuple[np.ndarray, float]:
+    """bool (events,): single ones that begin before their launches; and by how much the device's clock is off, 0
+    where it is not."""
+    works = np.flatnonzero(launch != NONE)
+    lead_us = ts[launch[works]] - ts[works]
+    order = np.argsort(-lead_us, kind="stable")
+    works, lead_us = works[order], lead_us[order]
+    alone = 0
+    while alone < len(works) and lead_us[alone] > SLACK_US:
+        if np.count_nonzero(lead_us >= lead_us[alone] - ALIKE_US) - alone > 1:
+            break
+        alone += 1
+    early = np.zeros(len(ts), bool)
+    early[works[:alone]] = True
+    return early, float(lead_us[alone]) if alone < len(works) and lead_us[alone] > SLACK_US else 0.0

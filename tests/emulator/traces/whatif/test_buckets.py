@@ -7,9 +7,10 @@ from hypothesis import strategies as st
 
 from emulator.jobs.replay.engine import replay
 from emulator.jobs.workload.checks import check
+from emulator.traces.network import TransferCost
 from emulator.traces.whatif.buckets import DDP_CAPS, MIB, assign, caps_of, rebucket, regroup
 from emulator.traces.whatif.gradients import gradients
-from emulator.traces.whatif.transfers import TransferCost, fit
+from emulator.traces.whatif.transfers import fit
 from switchml.errors import ConfigError, GraphError
 from tests.support import ddp_jobs
 from tests.support.examples import examples

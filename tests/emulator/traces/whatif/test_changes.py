@@ -14,9 +14,10 @@ from emulator.jobs.replay.engine import replay
 from emulator.jobs.workload.checks import check
 from emulator.jobs.workload.graph import Kind
 from emulator.surface.api import replaying
+from emulator.traces import repeated_rounds
 from emulator.traces.join import join, join_each
 from emulator.traces.readers.read import read
-from emulator.traces.whatif import changes, network, repeated_rounds
+from emulator.traces.whatif import changes, network
 from emulator.traces.whatif.codec_costs import CodecCost
 from emulator.traces.whatif.edits import with_table
 from emulator.traces.whatif.predict import predicted

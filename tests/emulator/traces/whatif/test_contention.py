@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from emulator.traces.intervals import covered
 from emulator.traces.join import join_each
 from emulator.traces.whatif import changes, contention
-from emulator.traces.whatif.network import assume
 from emulator.traces.whatif.predict import predicted
 from tests.support import ddp_traces as traces
 
@@ -28,7 +27,7 @@ def iterations():
 def contended(iterations):
     """Each knows how much longer operators take beside all-reduces."""
     measured = contention.measure(iterations)
-    return [assume(one, contention=measured) for one in iterations]
+    return [dataclasses.replace(one, contention=measured) for one in iterations]
 
 
 def mean_s(changed) -> float:

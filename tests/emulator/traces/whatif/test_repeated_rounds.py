@@ -7,12 +7,13 @@ import numpy as np
 import pytest
 
 from emulator.jobs.workload.graph import Collective
+from emulator.traces import repeated_rounds
 from emulator.traces.events import Events, Lane, LaneKind, RankTrace, What, Wire, WireWhat
 from emulator.traces.optimizer.machine import Machine
-from emulator.traces.whatif import changes, repeated_rounds, transfers
+from emulator.traces.repeated_rounds import REPEAT_SHARE
+from emulator.traces.whatif import changes, transfers
 from emulator.traces.whatif.buckets import MIB
 from emulator.traces.whatif.network import network_of
-from emulator.traces.whatif.repeated_rounds import REPEAT_SHARE
 from switchml.protocol.sizes import PAYLOAD_BYTES
 from tests.support import ddp_jobs
 
