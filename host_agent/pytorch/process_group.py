@@ -170,8 +170,16 @@ class SwitchMLProcessGroup(dist.ProcessGroup):
         self._counts.report_to(self.agent)
         if self._is_default:
             _default = invitation
+            if not self.rank():
+                self._say_how(invitation.address)
         else:
             self.agent.global_ranks = self._global_ranks
+
+    def _say_how(self, address: str) -> None:
+        assert self.agent is not None
+        transport = {"shm": "shared memory"}.get(name := str(self.agent.stats()["transport"]), name)
+        wire = os.environ.get("SWITCHML_WIRE") or "int32"
+        print(f"switchml: {self.size()} ranks through {address}, {transport}, {wire}", file=sys.stderr, flush=True)
 
     # What torch asks about the group.
 

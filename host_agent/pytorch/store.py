@@ -10,6 +10,7 @@ import functools
 import hashlib
 import hmac
 import json
+import logging
 import os
 import re
 import secrets
@@ -22,10 +23,14 @@ from torch.distributed import DistNetworkError, PrefixStore, Store, TCPStore
 from switchml.control.membership import name_ranks
 from switchml.errors import JoinError
 
+log = logging.getLogger("host_agent")
+
 LONGEST = 1 << 16
 """Bytes of a value that a rank reads; the longest holds a list of aggregators. Gloo's may have torch's 8 MB."""
 POLL_S = 0.005
 """How often a rank looks who has come."""
+NOTICE_S = 2.0
+"""After which rank 0 says for whom it waits, and then after twice as long each time."""
 ADVICE = "somebody else may write to this store (docs/security.md)"
 _WORD = re.compile("[0-9a-f]{16}")
 _REFUSED = "refused "
@@ -165,7 +170,8 @@ def _gather(store: Store, size: int, timeout: timedelta, secret: str) -> Part:
     name, answered = secrets.token_hex(8), set()
     key = _key(secret, _SALT) if secret else b""
     part = Part(store, name, key)
-    missing, deadline = list(range(1, size)), time.monotonic() + timeout.total_seconds()
+    begun = time.monotonic()
+    missing, deadline, notice = list(range(1, size)), begun + timeout.total_seconds(), begun + NOTICE_S
     while missing := [other for other in missing if not part.check([f"here/{other}"])]:
         for other in missing:
             if not store.check([f"word/{other}"]):
@@ -180,7 +186,10 @@ def _gather(store: Store, size: int, timeout: timedelta, secret: str) -> Part:
                 answered.add(word)
             elif word in answered:
                 raise JoinError(f"rank {other} has another secret than this rank, or none: {_GIVE}")
-        if time.monotonic() >= deadline:
+        if (now := time.monotonic()) >= notice:
+            notice = begun + 2 * (now - begun)
+            log.warning(f"rank 0 has waited {now - begun:.0f} s for {name_ranks(missing)} to join the process group")
+        if now >= deadline:
             raise JoinError(f"{name_ranks(missing)} did not come within {timeout.total_seconds():g} s")
         time.sleep(POLL_S)
     return part

@@ -10,6 +10,7 @@ pytest.importorskip("torch")
 
 from torch.distributed import HashStore
 
+from host_agent.pytorch import store
 from host_agent.pytorch.rendezvous import Rendezvous, ToldByAnother, reach_timeout_s, without_traceback
 from host_agent.pytorch.store import own_part
 from switchml.control import client
@@ -107,3 +108,10 @@ def test_one_rank_says_what_is_wrong_in_one_line(monkeypatch, capsys):
     sys.excepthook(ValueError, ValueError("other"), None)
     assert capsys.readouterr().err == "traceback\n"
     assert client.REACH_TIMEOUT == "30s"
+
+
+def test_rank_0_says_who_has_not_come(monkeypatch, caplog):
+    monkeypatch.setattr(store, "NOTICE_S", 0.1)
+    with pytest.raises(JoinError, match="ranks 1-2 did not come within 0.5 s"):
+        own_part(HashStore(), 0, 3, timedelta(seconds=0.5))
+    assert "rank 0 has waited 0 s for ranks 1-2 to join the process group" in caplog.messages
