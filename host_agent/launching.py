@@ -12,6 +12,7 @@ from typing import IO
 
 from switchml.errors import ConfigError
 from switchml.runtime.children import dying_with_us
+from switchml.runtime.folders import TemporaryFolder
 
 _END_S = 10.0
 """How long a command may take to end once it should, before it is killed."""
@@ -34,6 +35,12 @@ def run_command(
 ) -> int:
     """The exit code of `command`, which does not outlive this process. `interrupted_s`: how long it may take to end
     after Ctrl-C, which reaches it, too. Raises ConfigError where there is no such program."""
+    with TemporaryFolder("torchrun") as logs:
+        # torchrun makes a folder for its workers' logs in any case, and leaves it behind when a signal ends it.
+        return _run(command, {"PET_LOG_DIR": logs, **environment}, stdout, interrupted_s)
+
+
+def _run(command: Sequence[str], environment: Mapping[str, str], stdout: IO[str] | None, interrupted_s: float) -> int:
     process = subprocess.Popen(
         runnable(command), env=environment, stdout=stdout, preexec_fn=dying_with_us(signal.SIGTERM)
     )

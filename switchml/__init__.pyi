@@ -19,3 +19,5 @@ from switchml.errors import SwitchMLError as SwitchMLError
 from switchml.errors import UnsupportedTensor as UnsupportedTensor
 
 __version__: str
+
+def _end_at_once(*_: object) -> None: ...

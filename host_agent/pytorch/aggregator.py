@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from switchml.control.p4 import bmv2
 from switchml.errors import AggregatorLost
 from switchml.runtime import cache
+from switchml.runtime.children import dying_with_us
 from switchml.text import last_line
 
 START_TIMEOUT_S = 90.0
@@ -61,10 +62,18 @@ class ChildAggregator:
     """A running `switchml aggregate` or, with `command`, another control plane. `options` are further options of it.
 
     The child holds one end of a pipe; when ours closes (`stop`, or the death of this process, even by kill -9) it ends.
-    Starting does not wait: `address` does, until the child listens.
+    Starting does not wait: `address` does, until the child listens. `lingers`: it outlives us by `LINGER_S`, for ranks
+    that do; else the kernel kills it as soon as the thread that started it ends.
     """
 
-    def __init__(self, bind: str = "127.0.0.1", options: Sequence[str] = (), command: Sequence[str] = SOFTWARE):
+    def __init__(
+        self,
+        bind: str = "127.0.0.1",
+        options: Sequence[str] = (),
+        command: Sequence[str] = SOFTWARE,
+        *,
+        lingers: bool = True,
+    ):
         cache.share()
         module = (sys.executable, "-m", "host_agent.pytorch.aggregator")
         options = ("--bind", bind, "--control-port", "0", "--events-port", "0", "--json", *options)
@@ -77,6 +86,7 @@ class ChildAggregator:
             stdout=subprocess.PIPE,
             stderr=self._errors,
             start_new_session=True,
+            preexec_fn=None if lingers else dying_with_us(),
         )
         self._address: str | None = None
 

@@ -99,11 +99,13 @@ def compare(
 
     with contextlib.ExitStack() as running:
         aggregators = [
-            ChildAggregator(options=aggregator_options, command=command_of(aggregator_kind, settings.workers))
+            ChildAggregator(
+                options=aggregator_options, command=command_of(aggregator_kind, settings.workers), lingers=False
+            )
         ]
         running.callback(aggregators[0].stop)
         if standby:
-            aggregators.append(ChildAggregator(options=options_for(settings.transport)))
+            aggregators.append(ChildAggregator(options=options_for(settings.transport), lingers=False))
             running.callback(aggregators[1].stop)
         return compare_with(*aggregators, settings=settings, on_step=on_step)
 

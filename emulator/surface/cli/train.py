@@ -19,6 +19,7 @@ from emulator.surface.cli.options import (
 )
 from switchml.cli.extras import require
 from switchml.cli.options import TIME, Count, option
+from switchml.runtime import cache
 
 AGGREGATORS = ["p4", "bmv2", "software"]
 MOST_ON_A_SWITCH = 32
@@ -229,6 +230,7 @@ def train(
         peers.train_digits(emulation, as_json, lr=lr, **{name: options[name] for name in _OF_BOTH})
         return
     require("torch")
+    cache.share()  # said before the imports below, which take seconds
 
     from host_agent import density
     from host_agent.pytorch.aggregator import options_for

@@ -56,3 +56,22 @@ def test_processes_share_what_a_full_home_can_not_take(tmp_path):
     found = run(SHARE + child, home / "cache", tmp_path, *mounts)
     assert "No space left on device" in found.stderr
     assert found.stdout.split() == ["0", "1"]
+
+
+def test_a_training_says_it_before_its_long_imports(tmp_path):
+    pytest.importorskip("sklearn")
+    (tmp_path / "file").touch()
+    program = """
+import sys
+from switchml.cli.main import main
+from switchml.runtime import cache
+cache._say = lambda text: sys.exit(f"{text[:5]} {'torch' in sys.modules} {'numpy' in sys.modules}")
+main(["train"])
+"""
+    found = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "SWITCHML_CACHE_DIR": str(tmp_path / "file" / "cache")},
+    )
+    assert found.stderr == f"{tmp_path}"[:5] + " False False\n"

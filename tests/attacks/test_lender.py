@@ -1,0 +1,77 @@
+"""Strangers at a PlannedLoader's lender: pickles, and handshakes without its key. None is unpickled; ranks go on."""
+
+import contextlib
+import pickle
+import random
+import socket
+import struct
+import threading
+
+from host_agent.loading.peers import TcpPeers
+from tests.attacks.conftest import FIRST_SEED, Attempts
+
+KEY = b"of the job's ranks alone"
+
+
+class Evil:
+    unpickled = 0
+
+    def __reduce__(self):
+        return _unpickled, ()
+
+
+def _unpickled():
+    Evil.unpickled += 1
+
+
+def pair() -> list[TcpPeers]:
+    """Two ranks of one process."""
+    addresses: list = [None, None]
+    both = threading.Barrier(2)
+    ranks: list = [None, None]
+
+    def make(rank: int) -> None:
+        def exchange(mine):
+            addresses[rank] = mine
+            both.wait()
+            return list(addresses)
+
+        ranks[rank] = TcpPeers(exchange, KEY)
+
+    threads = [threading.Thread(target=make, args=(rank,)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return ranks
+
+
+def message(data: bytes) -> bytes:
+    """As multiprocessing's connections frame it."""
+    return struct.pack("!i", len(data)) + data
+
+
+def test_what_strangers_send_is_not_unpickled(attempts: Attempts):
+    ranks, source = pair(), random.Random(FIRST_SEED)
+    evil = pickle.dumps(Evil())
+    sent = 0
+    for step in range(attempts.scaled(300)):
+        answer = source.choice(
+            [evil, b"#CHALLENGE#" + evil, b"#WELCOME#", source.randbytes(32), b"{sha256}" + bytes(32)]
+        )
+        words = source.choice(
+            [message(evil), message(answer) + message(b"#WELCOME#") + message(evil), b"\x7f\xff\xff\xff"]
+        )
+        stranger = socket.create_connection(tuple(ranks[1]._addresses[0]), timeout=10)
+        with stranger, contextlib.suppress(OSError):  # the lender has hung up already
+            stranger.sendall(words)
+            stranger.shutdown(socket.SHUT_WR)
+            while stranger.recv(4096):
+                pass
+        sent += 1
+        ranks[0].lend(step, {7: step})
+        assert ranks[1].borrow(step, 0, [7]) == [step]
+    assert not Evil.unpickled
+    for rank in ranks:
+        rank.close()
+    attempts.record("pickles and handshakes of strangers at a lender", sent)
