@@ -165,6 +165,16 @@ def bytes_text(count: float) -> str:
     return f"{count:.0f} B"
 
 
+GIB = 2**30
+
+
+def memory_text(size_bytes: float) -> str:
+    """79.1 GiB: memory of accelerators, in powers of two as drivers and torch have it."""
+    if 0 < abs(size_bytes) < GIB / 10:
+        return f"{size_bytes / 2**20:,.1f} MiB"
+    return f"{size_bytes / GIB:,.1f} GiB"
+
+
 def _three(value: float) -> str:
     """Three significant digits, without an exponent."""
     if abs(value) >= 100:

@@ -1,27 +1,15 @@
-"""What an ordinary job would choose where a description says nothing, and which figures of a result are hard to
-believe."""
+"""What of a job was assumed, and which figures of a result are hard to believe."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from typing import Any
 
-from emulator.cluster.cluster import Cluster
 from emulator.cluster.collectives import cost
 from emulator.jobs.costing import CostedJob
 from emulator.jobs.workload.job import Job
-from emulator.jobs.workload.memory import Memory
-from emulator.jobs.workload.models import LayerTable, Model, Transformer
-from switchml.errors import ConfigError
+from emulator.jobs.workload.models import Model
 
-SAMPLES = 256
-"""Of a micro-batch, where no batch is given either: what NVIDIA's ResNet-50 takes an A100 (NVIDIA/DeepLearningExamples,
-PyTorch/Classification/ConvNets/resnet50v1.5, mixed precision)."""
-TOKENS = 8192
-"""The same of language models: tokens enough for large matrix products."""
-PER_STAGE = 4
-"""Micro-batches for each pipeline stage, so that filling and draining take a fifth or less."""
 SHOWN = ("gpus", "batch", "micro_batch", "sequence", "precision", "optimizer", "recompute", "allreduce")
 LEAST_MFU = 0.1
 MOST_MFU = 0.75
@@ -29,50 +17,11 @@ MOST_MFU = 0.75
 SLOWER = 1.02
 
 
-Needed = Callable[[Job], Memory]
-"""What the fullest accelerator holds of a job."""
-
-
-def settled(
-    job: Job, table: Mapping[str, Any], model: Model, cluster: Cluster, needed: Needed
-) -> tuple[Job, tuple[str, ...]]:
-    """The job with a micro-batch, where `table` gives none: as much of each rank's batch as fits into memory. And the
-    names of all that it leaves open."""
-    given = table.get("job", {})
-    is_measured = isinstance(model, LayerTable) and model.forward_s is not None
-    if "micro_batch" not in given and not is_measured:
-        job = _fitting(job, model, cluster.device.memory_bytes, needed)
+def assumed(given: Container[str], job: Job, model: Model, has_cluster: bool) -> tuple[str, ...]:
+    """Names of what a description leaves open, of SHOWN and the cluster."""
     has_length = job.sample_tokens(model) > 1
-    assumed = [name for name in SHOWN if name not in given and (has_length or name != "sequence")]
-    assumed += ["cluster"] if "cluster" not in table else []
-    return job, tuple(assumed)
-
-
-def _fitting(job: Job, model: Model, available: float, needed: Needed) -> Job:
-    """The job with the largest micro-batch that fits; one sample, if nothing does."""
-    if job.batch:
-        each = job.batch // job.replicas
-        counts = _divisors(each)
-        if job.pp > 1:
-            counts = [size for size in counts if each // size >= PER_STAGE * job.pp] or [1]
-    else:
-        tokens = job.sample_tokens(model)
-        most = SAMPLES if not isinstance(model, Transformer) else max(1, TOKENS // tokens) if job.pp == 1 else 1
-        counts = [1 << power for power in reversed(range(most.bit_length()))]
-    for size in counts:
-        try:
-            one = job.replace(micro_batch=size)
-            if needed(one).total <= available:
-                return one
-        except ConfigError:
-            continue  # what is wrong with the job is said where it is costed
-    return job
-
-
-def _divisors(number: int) -> list[int]:
-    """The largest first."""
-    small = [size for size in range(1, math.isqrt(number) + 1) if number % size == 0]
-    return sorted({*small, *(number // size for size in small)}, reverse=True)
+    names = [name for name in SHOWN if name not in given and (has_length or name != "sequence")]
+    return (*names, *([] if has_cluster else ["cluster"]))
 
 
 def values_of(names: Iterable[str], plan: CostedJob) -> dict[str, Any]:

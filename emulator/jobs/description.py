@@ -15,7 +15,9 @@ from emulator.cluster.cluster import Cluster
 from emulator.cluster.codecs import Codec
 from emulator.cluster.innetwork import Streaming
 from emulator.jobs import defaults
-from emulator.jobs.costing import plan
+from emulator.jobs.candidates import OpenJob
+from emulator.jobs.choice import Choice, Trial, choose
+from emulator.jobs.costing import CostedJob, plan
 from emulator.jobs.memory_options import MemoryOptions
 from emulator.jobs.training import Run
 from emulator.jobs.workload import memory, models
@@ -92,19 +94,47 @@ class Request:
     fold: str = ""
     """"all", "tensor" or "none"; empty: as much as can be."""
     ignore_memory: bool = False
+    split: str = ""
+    """"auto": what of the split is not given is searched for, all of it; empty: it is chosen only where none is given,
+    or where it does not fit, and then the simplest that is fast."""
     assumed: tuple[str, ...] = ()
     """Of a job's and a cluster's fields, those that the description did not give; `request` writes it."""
+    choice: Choice = Choice()
+    """How the job's fields were chosen that it did not give; `request` writes it, too."""
+
+    def __post_init__(self) -> None:
+        if self.split not in ("", "auto"):
+            raise ConfigError(f"split is {self.split!r}; expected auto, or --tp, --pp and --zero in its place")
 
 
 def request(table: Mapping[str, Any], where: str = "the job") -> Request:
-    """From tables as a job file has them, with a micro-batch that fits where they give none. Raises ConfigError for
-    anything unknown."""
-    if "assumed" in table:
-        raise ConfigError(f"{where}: " + datafile.unknown("key", "assumed", ["model", "cluster", "job"]))
-    spec = datafile.build(Request, table, where)
-    model, cluster = load_model(spec), load_cluster(spec)
-    job, assumed = defaults.settled(spec.job, table, model, cluster, lambda job: _needed(spec, model, job, cluster))
-    return dataclasses.replace(spec, job=job, assumed=assumed)
+    """From tables as a job file has them. What they leave open of the job is chosen (`choice.py`). Raises ConfigError
+    for anything unknown."""
+    for key in ("assumed", "choice"):
+        if key in table:
+            raise ConfigError(f"{where}: " + datafile.unknown("key", key, ["model", "cluster", "job"]))
+    spec, batch, refusal = _built(table, where)
+    model, cluster, codec = load_model(spec), load_cluster(spec), load_codec(spec)
+    defaulting = ("batch", "implementation")  # of these 0 and "" say nothing
+    given = frozenset(name for name, value in table.get("job", {}).items() if value or name not in defaulting)
+
+    def costed(job: Job) -> CostedJob:
+        planned = plan(model, job, cluster, spec.network, codec)
+        is_plain = spec.memory == MemoryOptions()
+        return planned if is_plain else spec.memory.apply(planned, memory.memory(model, job))
+
+    reduces = (
+        codec is not None or spec.job.allreduce != "auto" or bool(spec.memory.offload_bucket or spec.memory.pruned)
+    )
+    open_job = OpenJob(spec.job.replace(batch=0), batch, given, model, cluster, reduces)
+    trial = Trial(lambda job: _needed(spec, model, job, cluster), costed, cluster.device.memory_bytes)
+    job, choice = choose(open_job, trial, wide=spec.split == "auto")
+    if job is None:
+        if refusal is not None:
+            raise refusal
+        job = open_job.default()  # what is wrong with it is said where it is costed
+    assumed = defaults.assumed(given, job, model, "cluster" in table)
+    return dataclasses.replace(spec, job=job, assumed=assumed, choice=choice)
 
 
 def _needed(spec: Request, model: Model, job: Job, cluster: Cluster) -> memory.Memory:
@@ -113,6 +143,20 @@ def _needed(spec: Request, model: Model, job: Job, cluster: Cluster) -> memory.M
     if spec.memory == MemoryOptions():
         return needed
     return spec.memory.memory(needed, plan(model, job, cluster, spec.network, load_codec(spec)))
+
+
+def _built(table: Mapping[str, Any], where: str) -> tuple[Request, int, ConfigError | None]:
+    """The request, its batch, and what is wrong with the batch unless another split is chosen."""
+    try:
+        spec = datafile.build(Request, table, where)
+        return spec, spec.job.batch, None
+    except ConfigError as error:
+        job = table.get("job")
+        batch = job.get("batch") if isinstance(job, Mapping) else None
+        if type(batch) is not int or batch < 1 or {"tp", "pp"} <= set(job or ()):
+            raise
+        spec = datafile.build(Request, {**table, "job": {**job, "batch": 0}}, where)  # type: ignore[dict-item]
+        return spec, batch, error
 
 
 def read_tables(path: Path, is_trusted: bool = False) -> dict[str, Any]:

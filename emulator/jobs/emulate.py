@@ -139,8 +139,5 @@ def load_kernels(competes: bool) -> float:
 def _conditions(spec: Request, costed: CostedJob, graph: Graph, slow: np.ndarray | None) -> Conditions:
     noise = spec.noise
     slowness = {} if slow is None else replicas.slowness(graph, spec.job, slow, noise.slowness)
-    slowdown, software = 0.0, costed.cluster.software
-    if noise.interference and spec.job.overlap and spec.job.dp > 1 and spec.job.pp == 1:
-        is_inside = costed.data_parallel.nodes == 1
-        slowdown = software.interference_inside if is_inside else software.interference_between
+    slowdown = iteration.overlap_slowdown(costed) if noise.interference else 0.0
     return Conditions(slowness=slowness, jitter=noise.jitter, seed=noise.seed, overlap_slowdown=slowdown)

@@ -9,6 +9,7 @@ from emulator.jobs.workload import memory
 from emulator.jobs.workload.job import Job
 from emulator.jobs.workload.models import Model, Transformer
 from switchml.errors import ConfigError, OutOfMemory
+from switchml.units import memory_text
 
 
 def check_memory(model: Model, job: Job, cluster: Cluster, needed: memory.Memory) -> None:
@@ -16,11 +17,11 @@ def check_memory(model: Model, job: Job, cluster: Cluster, needed: memory.Memory
     available = cluster.device.memory_bytes
     if needed.total <= available:
         return
-    detail = ", ".join(f"{name} {size / 1e9:.1f} GB" for name, size in needed.parts().items())
+    detail = ", ".join(f"{name} {memory_text(size)}" for name, size in needed.parts().items())
     helps = _what_helps(model, job, available)
     raise OutOfMemory(
-        f"out of memory: {needed.total / 1e9:.1f} GB on the fullest accelerator, {cluster.device.title} has "
-        f"{available / 1e9:.0f} GB ({detail}). {helps}",
+        f"out of memory: {memory_text(needed.total)} on the fullest accelerator, {cluster.device.title} has "
+        f"{memory_text(available)} ({detail}). {helps}",
         needed.total,
         needed.parts(),
     )

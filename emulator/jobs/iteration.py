@@ -83,6 +83,14 @@ def costs(plan: CostedJob) -> dict[int, Cost]:
     return op_table.costs
 
 
+def overlap_slowdown(plan: CostedJob) -> float:
+    """By which a collective of gradients slows the compute that goes on behind it; pipelines reduce after it."""
+    job, software = plan.job, plan.cluster.software
+    if not job.overlap or job.dp == 1 or job.pp > 1:
+        return 0.0
+    return software.interference_inside if plan.data_parallel.nodes == 1 else software.interference_between
+
+
 # Ranks, groups and transfers
 
 

@@ -26,7 +26,12 @@ def note(text: str) -> None:
 
 
 class Option(click.Option):
-    """An option whose default in words (`show_default`) is shown as one in figures."""
+    """An option whose default in words (`show_default`) is shown as one in figures. `group`: the section of the help
+    that it stands in (`GroupedCommand`)."""
+
+    def __init__(self, *args: Any, group: str = "", **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self.group = group
 
     def get_help_extra(self, ctx: click.Context) -> Any:
         extra = super().get_help_extra(ctx)
@@ -38,6 +43,21 @@ class Option(click.Option):
 def option(*flags: str, **settings: Any) -> Callable[[F], F]:
     """As `click.option`, of an `Option`."""
     return click.option(*flags, cls=Option, **settings)
+
+
+class GroupedCommand(click.Command):
+    """Its help has a section for each group of options, in the order in which they come, then the others."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx) if isinstance(parameter, click.Option) else None
+            if record is not None:
+                sections.setdefault(getattr(parameter, "group", ""), []).append(record)
+        others = sections.pop("", [])
+        for title, records in [*sections.items(), ("Options", others)]:
+            with formatter.section(title):
+                formatter.write_dl(records)
 
 
 class Quantity(ParamType):

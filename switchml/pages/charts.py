@@ -29,6 +29,7 @@ MOST_SVG = 4000
 _UNITS = {
     "s": "format(datum.value, '~s') + 's'",
     "B": "format(datum.value, '~s') + 'B'",
+    "GiB": "format(datum.value, '~g') + ' GiB'",
     "%": "format(datum.value, '~%')",
 }
 """Unit of an axis → its labels: 20ms, 1.5GB."""

@@ -69,3 +69,11 @@ def test_what_is_refused_with_an_example(kind, text):
 )
 def test_a_name_says_the_unit(name, text, value):
     assert units.parse_named(name, text) == value
+
+
+@pytest.mark.parametrize(
+    ("size_bytes", "text"),
+    [(84.99e9, "79.2 GiB"), (2**30, "1.0 GiB"), (0.5e9, "0.5 GiB"), (2**20, "1.0 MiB"), (0, "0.0 GiB")],
+)
+def test_memory_is_in_powers_of_two(size_bytes, text):
+    assert units.memory_text(size_bytes) == text

@@ -16,6 +16,7 @@ from emulator.jobs.workload.sharding import Sharding
 from emulator.lab.validation import predicted
 from emulator.lab.validation.rows import Row, measured_table
 from switchml.errors import ConfigError, SwitchMLError
+from switchml.units import memory_text
 
 COLUMNS = (
     "model",
@@ -124,4 +125,4 @@ def _predicted(measured: Measured) -> Predicted:
 def _does_not_fit(emulation: Emulation) -> str:
     """In words, or nothing."""
     needed, available = emulation.memory.total, emulation.plan.cluster.device.memory_bytes
-    return f"{needed / 1e9:.1f} of {available / 1e9:.0f} GB" if needed > available else ""
+    return f"{memory_text(needed)} of {memory_text(available)}" if needed > available else ""

@@ -22,7 +22,7 @@ from emulator.peers.script.launch import PROFILED
 from emulator.peers.script.memory import Ledger, Phase
 from emulator.peers.script.modules import OUTSIDE, Modules
 from emulator.peers.script.operators import Operator
-from switchml.units import bytes_text
+from switchml.units import memory_text
 
 WORKSPACE_BYTES = {"Hopper": 32 << 20, "Blackwell": 32 << 20}
 """Of cuBLAS, for each thread that multiplies: forward's and backward's (at::cuda::getChosenWorkspaceSize; others have
@@ -103,9 +103,9 @@ class Session:
             block = self.memory.take(size, self.clock.stream)
         except Full as full:
             raise torch.OutOfMemoryError(
-                f"CUDA out of memory. Tried to allocate {bytes_text(full.bytes)}. The GPU has a total capacity "
-                f"of {bytes_text(self.memory.capacity_bytes)}, of which {bytes_text(self.memory.allocated_bytes)} is "
-                f"allocated and {bytes_text(self.memory.reserved_bytes)} reserved by PyTorch."
+                f"CUDA out of memory. Tried to allocate {memory_text(full.bytes)}. The GPU has a total capacity "
+                f"of {memory_text(self.memory.capacity_bytes)}, of which {memory_text(self.memory.allocated_bytes)} is "
+                f"allocated and {memory_text(self.memory.reserved_bytes)} reserved by PyTorch."
             ) from None
         self._blocks[number] = block
         self.ledger.allocated(number, 0 if block is None else block.bytes, self._phase(), self._module)

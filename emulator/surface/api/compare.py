@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from emulator.surface.api.page import charts as curves
-from emulator.surface.report.page import breakdown, plot, render
+from emulator.surface.report.page import breakdown, memory_chart, plot, render
 from switchml.errors import ConfigError
 from switchml.files import read_json
-from switchml.pages import charts, page, panels
-from switchml.units import bytes_text, time_text
+from switchml.pages import page, panels
+from switchml.units import bytes_text, memory_text, time_text
 
 MOST_FIGURES = 400
 """Rows of the table of figures."""
@@ -58,7 +58,7 @@ def _parts(results: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     sizes = {name: _numbers(result.get("memory")) for name, result in results.items()}
     return {
         "breakdown": breakdown(times) if all(times.values()) else None,
-        "memory": charts.stacked(sizes, "B", bytes_text) if all(sizes.values()) else None,
+        "memory": memory_chart(sizes) if all(sizes.values()) else None,
     }
 
 
@@ -109,7 +109,9 @@ def _text(name: str, value: Any) -> str:
     job's memory."""
     if not _is_number(value):
         return str(value)
-    if name.endswith("_bytes") or name.startswith("memory."):
+    if name == "memory_bytes" or name.startswith("memory."):
+        return memory_text(value)
+    if name.endswith("_bytes"):
         return bytes_text(value)
     if (name.endswith("_s") and not name.endswith("_per_s")) or name.startswith(("parts.", "parts_s.")):
         return time_text(value)

@@ -15,7 +15,7 @@ from emulator.jobs.emulation import Emulation
 from emulator.jobs.workload.job import Job
 from emulator.surface.api.shown import Library, Shown, frame
 from switchml.errors import ConfigError
-from switchml.units import bytes_text, time_text
+from switchml.units import memory_text, time_text
 
 if TYPE_CHECKING:
     import pandas
@@ -68,6 +68,7 @@ class Options(TypedDict, total=False):
     switch: Table
     nccl_tables: str
     input_shape: str
+    split: str
     fold: str
     ignore_memory: bool
 
@@ -121,7 +122,9 @@ class Result(Shown):
         largest = sorted(one.parts.items(), key=lambda part: -part[1])[:3]
         yield "iteration", f"{time_text(whole_s)}: " + ", ".join(f"{s / whole_s:.1%} {name}" for name, s in largest)
         yield "throughput", f"{one.samples_per_s:,.1f} samples/s, {one.mfu:.1%} of peak (MFU)"
-        yield "memory", f"{bytes_text(one.memory.total)} of {bytes_text(one.plan.cluster.device.memory_bytes)}"
+        yield "memory", f"{memory_text(one.memory.total)} of {memory_text(one.plan.cluster.device.memory_bytes)}"
+        for line in one.request.choice.lines(job):
+            yield tuple(line.split(": ", 1))  # type: ignore[misc]
         for line in one.warnings():
             yield "warning", line
         yield "split", f"tp {job.tp} x pp {job.pp} x dp {job.dp}, batch {job.global_batch}, all-reduce {job.allreduce}"
@@ -180,14 +183,18 @@ class Sweep(Shown):
 _LINES = 10
 
 
+NOTES = ("assumptions", "assumed", "warnings", "choice")
+"""Of `to_json`, what is no figure."""
+
+
 def without_notes(figures: dict[str, Any]) -> dict[str, Any]:
     """Without what is no figure of a row."""
-    return {name: value for name, value in figures.items() if name not in ("assumptions", "assumed", "warnings")}
+    return {name: value for name, value in figures.items() if name not in NOTES}
 
 
 def tables_of(job_file: str | Path | None, options: Mapping[str, Any]) -> dict[str, Any]:
     """The tables of a job file, with `options` in place of what it says. Raises ConfigError."""
-    known = {field.name for field in dataclasses.fields(Request)} - {"job", "assumed"} | _JOB
+    known = {field.name for field in dataclasses.fields(Request)} - {"job", "assumed", "choice"} | _JOB
     for name in options:
         datafile.check_name("option", name, sorted(known))
     tables = read_tables(Path(job_file), "model" in options) if job_file else {}

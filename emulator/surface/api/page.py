@@ -9,7 +9,7 @@ from emulator.jobs.defaults import batch_text
 from emulator.jobs.emulation import Emulation
 from emulator.surface.report.page import Chart, Curve, Page
 from emulator.traces.whatif.faster import what_if
-from switchml.units import time_text
+from switchml.units import memory_text, time_text
 
 MOST_REPLAYED_OPS = 2_000_000
 """Jobs up to this size are replayed with one thing faster, for the report."""
@@ -25,7 +25,7 @@ def page_of(
         "iteration": time_text(emulation.iteration_s),
         "throughput": f"{emulation.samples_per_s:,.1f} samples/s",
         "model FLOPs utilization": f"{emulation.mfu:.1%}",
-        "memory": f"{emulation.memory.total / 1e9:.1f} GB",
+        "memory": memory_text(emulation.memory.total),
     }
     if emulation.steps:
         headline |= {
@@ -45,6 +45,7 @@ def page_of(
         "recomputation": job.recompute,
         "all-reduce": job.allreduce + (f", {emulation.plan.codec.title}" if emulation.plan.codec else ""),
     }
+    settings |= dict(line.split(": ", 1) for line in emulation.request.choice.lines(job))
     return Page(
         title=f"{emulation.plan.model.title} on {job.gpus} accelerators",
         played=emulation.played,

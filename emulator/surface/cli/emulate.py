@@ -14,54 +14,71 @@ from emulator.surface.cli.emulate_options import KEYS, job_options
 from emulator.surface.cli.emulate_script import SCRIPT, WithScript, emulate_script
 from emulator.surface.cli.options import REPORT, ROWS_FILE, TIMELINE, json_option, output, time_limit_option
 from switchml import tables
-from switchml.cli.options import Count
+from switchml.cli.options import Count, option
 from switchml.errors import ConfigError, OutOfMemory
 from switchml.terminal import progress, say
+from switchml.units import GIB, memory_text
 
 if TYPE_CHECKING:
     from emulator.jobs.sweep import Axis
 
 
+RESULTS, SWEEPS, TOGETHER = "Results", "Sweeps", "Several jobs"
+"""Groups of options, besides those that describe a job."""
+
+
 @click.command(cls=WithScript)
 @click.argument("what", nargs=-1, metavar="[JOB.toml... | list [KIND] | -- SCRIPT...]")
 @job_options
-@click.option(
+@option(
     "--timeline",
     "timeline_file",
+    group=RESULTS,
     type=TIMELINE,
     metavar="FILE",
     help="Write a timeline for Perfetto (.json or .json.gz).",
 )
-@click.option(
+@option(
     "--report",
     "report_file",
+    group=RESULTS,
     type=REPORT,
     metavar="FILE",
     help="Write a self-contained page (.html): where the time goes, timeline, scaling; or a picture of the first and "
     "the last (.png, .svg, .pdf).",
 )
-@click.option(
+@option(
     "--sweep",
     "sweeps",
+    group=SWEEPS,
     multiple=True,
     metavar="NAME=VALUES",
     help="Emulate every combination: gpus=64:8192:2x, allreduce=ring,switchml. May be repeated.",
 )
-@click.option(
+@option(
     "--out",
     "out_file",
+    group=SWEEPS,
     type=ROWS_FILE,
     metavar="FILE",
     help="Write the sweep's rows (.csv or .parquet); an interrupted sweep goes on there.",
 )
-@click.option(
-    "--share", type=click.Choice(["all", "fabric", "slots"]), help="Resources that several jobs share; default: all."
+@option(
+    "--share",
+    group=TOGETHER,
+    type=click.Choice(["all", "fabric", "slots"]),
+    help="Resources that several jobs share; default: all.",
 )
-@click.option(
-    "--placement", type=click.Choice(["spread", "packed"]), help="Placement of several jobs on nodes; default: spread."
+@option(
+    "--placement",
+    group=TOGETHER,
+    type=click.Choice(["spread", "packed"]),
+    help="Placement of several jobs on nodes; default: spread.",
 )
-@click.option("--engine", metavar="tcp://HOST:PORT", help="Run the sweep on this Dask scheduler.")
-@click.option("--processes", type=Count(1), help="Processes of the sweep on this machine; default: one per core.")
+@option("--engine", group=SWEEPS, metavar="tcp://HOST:PORT", help="Run the sweep on this Dask scheduler.")
+@option(
+    "--processes", group=SWEEPS, type=Count(1), help="Processes of the sweep on this machine; default: one per core."
+)
 @time_limit_option
 @json_option
 @click.option("--trust", is_flag=True, help="Import and run the torch module that a job file names as its model.")
@@ -148,11 +165,13 @@ def emulate_point(options: dict[str, Any]) -> dict[str, Any]:
     for name, value in settings.items():
         if isinstance(value, str) and value.lower() in ("true", "false"):
             settings[name] = value.lower() == "true"
+    from emulator.surface.api.emulating import without_notes
+
     try:
         figures = _run(settings).to_json()
     except OutOfMemory as error:
         return {"error": str(error), "memory_bytes": error.needed_bytes}
-    return {name: value for name, value in figures.items() if name not in ("assumptions", "assumed", "warnings")}
+    return without_notes(figures)
 
 
 def _sweep(sweeps, base, out_file, engine, processes, as_json) -> list[dict[str, Any]]:
@@ -191,7 +210,7 @@ def row_columns(axes: Sequence[Axis]) -> list[tables.Column]:
         tables.number("iteration", "ms", least=11),
         tables.number("throughput", "samples/s", least=9),
         tables.number("MFU", "%", least=5),
-        tables.number("memory", "GB", least=6),
+        tables.number("memory", "GiB", least=6),
         tables.number("exposed comm.", "%", drop=1, least=5),
         tables.number("bubble", "%", drop=2, least=5),
     ]
@@ -201,14 +220,14 @@ def row_cells(row: dict[str, Any], names: Sequence[str]) -> list[str]:
     """A point of a sweep, as `row_columns` has it; of one that failed no more than the memory it would take."""
     point = [str(row[name]) for name in names]
     if "error" in row:
-        return [*point, "-", "-", "-", f"{row['memory_bytes'] / 1e9:.1f}" if "memory_bytes" in row else "-", "-", "-"]
+        return [*point, "-", "-", "-", f"{row['memory_bytes'] / GIB:.1f}" if "memory_bytes" in row else "-", "-", "-"]
     parts, whole = row["parts"], row["iteration_s"]
     return [
         *point,
         f"{whole * 1e3:,.1f}",
         f"{row['samples_per_s']:,.1f}",
         f"{100 * row['mfu']:.1f}",
-        f"{row['memory_bytes'] / 1e9:.1f}",
+        f"{row['memory_bytes'] / GIB:.1f}",
         *(f"{100 * parts.get(name, 0.0) / whole:.1f}" for name in ("exposed_communication", "bubble")),
     ]
 
@@ -242,10 +261,12 @@ def with_options(table: dict[str, Any], options: dict[str, Any]) -> dict[str, An
 def show(emulation: Any) -> None:
     """Print what a job takes."""
     from emulator.jobs.defaults import batch_text
+    from emulator.surface.cli.emulate_choice import show_choice
     from emulator.surface.cli.emulate_jobs import show_assumptions
 
     job, cluster = emulation.plan.job, emulation.plan.cluster
     say((emulation.plan.model.title, "bold"), f" on {job.gpus} x {cluster.device.title} ({cluster.name})")
+    show_choice(emulation)
     say(
         f"tp {job.tp} x pp {job.pp} x dp {job.dp}, batch {batch_text(job, emulation.assumed)}, "
         f"{job.schedule}, recompute {job.recompute}, all-reduce {job.allreduce}\n"
@@ -264,10 +285,10 @@ def show(emulation: Any) -> None:
         table.add("  of each accelerator", f"{emulation.tokens_per_s / job.gpus:,.0f} tokens/s")
     table.add("  of each accelerator", f"{emulation.flops_per_gpu / 1e12:,.0f} TFLOP/s")
     table.add("model FLOPs utilization", f"{emulation.mfu:.1%}")
-    used, available = emulation.memory.total / 1e9, cluster.device.memory_bytes / 1e9
-    table.add("memory, fullest accelerator", f"{used:.1f} of {available:.0f} GB")
+    used, available = memory_text(emulation.memory.total), memory_text(cluster.device.memory_bytes)
+    table.add("memory, fullest accelerator", f"{used} of {available}")
     for name, size in emulation.memory.parts().items():
-        table.add(f"  {name}", f"{size / 1e9:.1f} GB")
+        table.add(f"  {name}", memory_text(size))
     if emulation.steps:
         table.add()
         table.add("steps", f"{emulation.steps:,.0f}")

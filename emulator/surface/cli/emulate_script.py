@@ -10,14 +10,16 @@ from emulator.surface.cli.emulate_options import DEFAULTS
 from emulator.surface.cli.options import output
 from switchml import tables
 from switchml.cli.extras import require
+from switchml.cli.options import GroupedCommand
 from switchml.errors import ConfigError
 from switchml.terminal import say
+from switchml.units import memory_text
 
 SCRIPT = "emulator.surface.cli.emulate.script"
 """Key of click's context under which the words after `--` stand."""
 
 
-class WithScript(click.Command):
+class WithScript(GroupedCommand):
     """Has a command line of its own after `--`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -78,11 +80,11 @@ def show(result: dict[str, Any]) -> None:
             table.add(f"  {entry['calls']:,.0f} x {name.replace('_', '-')}", f"{entry['bytes'] / 1e9:,.2f} GB")
     table.add()
     capacity = result["capacity_bytes"]
-    table.add("memory, allocated at the peak", f"{result['allocated_bytes'] / 1e9:.2f} of {capacity / 1e9:.0f} GB")
+    table.add("memory, allocated at the peak", f"{memory_text(result['allocated_bytes'])} of {memory_text(capacity)}")
     for name, size in result["memory"].items():
         if size > 0.0005 * result["allocated_bytes"]:
-            table.add(f"  {name}", f"{size / 1e9:.2f} GB")
-    table.add("memory, reserved", f"{result['reserved_bytes'] / 1e9:.2f} GB")
+            table.add(f"  {name}", memory_text(size))
+    table.add("memory, reserved", memory_text(result["reserved_bytes"]))
     tables.show(table)
     _show_modules(result)
     if result["notes"]:
@@ -102,7 +104,7 @@ def _show_modules(result: dict[str, Any]) -> None:
             tables.name("module"),
             tables.number("time", "ms"),
             tables.number("share", "%"),
-            tables.number("activations", "GB"),
+            tables.number("activations", "GiB"),
         ]
     )
     shown = [(name or "in no module: loss, optimizer", entry) for name, entry in modules[:_SHOWN_MODULES]]
@@ -110,5 +112,5 @@ def _show_modules(result: dict[str, Any]) -> None:
         shown.append((f"others ({len(rest)})", {key: sum(entry[key] for entry in rest) for key in rest[0]}))
     for name, entry in shown:
         share = 100 * entry["seconds"] / result["iteration_s"]
-        table.add(name, f"{entry['seconds'] * 1e3:,.2f}", f"{share:.1f}", f"{entry['activation_bytes'] / 1e9:.2f}")
+        table.add(name, f"{entry['seconds'] * 1e3:,.2f}", f"{share:.1f}", f"{entry['activation_bytes'] / 2**30:.2f}")
     tables.show(table)

@@ -17,7 +17,7 @@ from emulator.jobs.replay.report import LONGEST
 from emulator.jobs.workload.graph import Kind
 from emulator.surface.report.tracks import COLUMNS, PHASES, SHADES, Lane, lanes, phase_of
 from switchml.pages import charts, page
-from switchml.units import bytes_text, time_text
+from switchml.units import GIB, memory_text, time_text
 
 Share = tuple[str, float, float]
 """(name, seconds, share of a whole)."""
@@ -72,7 +72,7 @@ def write_page(content: Page, path: str | Path) -> None:
 
 def render(name: str, content: Mapping[str, Any], *folders: Path) -> str:
     """A page from template `name` of `folders` or of the one beside this module."""
-    return page.render(name, (*folders, Path(__file__).parent), content, time=time_text, bytes=bytes_text)
+    return page.render(name, (*folders, Path(__file__).parent), content, time=time_text, bytes=memory_text)
 
 
 def timeline(
@@ -133,7 +133,7 @@ def _content(content: Page) -> dict[str, Any]:
         "more_ranks": len(graph.ranks) - len(ranks),
         "critical": shares(longest, sum(path.by_work.values())),
         "helps": _helps(content),
-        "memory": memory_chart(content.memory_bytes) if content.memory_bytes else None,
+        "memory": memory_chart({"memory": content.memory_bytes}) if content.memory_bytes else None,
         "memory_total": sum(content.memory_bytes.values()),
         "plots": [plot(chart) for chart in content.charts],
         "ops": len(graph.ops),
@@ -147,9 +147,10 @@ def ranks_shown(played: Replayed) -> np.ndarray:
     return shown_ranks(graph, most_ops=0 if len(graph.ranks) > MOST_LANES else len(graph.ops))[:MOST_LANES]
 
 
-def memory_chart(parts_bytes: Mapping[str, float]) -> charts.Spec:
-    """One bar of bytes."""
-    return charts.stacked({"memory": parts_bytes}, "B", bytes_text)
+def memory_chart(rows_bytes: Mapping[str, Mapping[str, float]]) -> charts.Spec:
+    """A bar each, of parts in bytes."""
+    rows = {name: {part: size / GIB for part, size in parts.items()} for name, parts in rows_bytes.items()}
+    return charts.stacked(rows, "GiB", lambda size: memory_text(size * GIB))
 
 
 def _helps(page: Page) -> list[tuple[str, float, float]]:

@@ -10,7 +10,7 @@ from typing import Any
 from emulator.jobs.replay.parts import parts
 from emulator.surface.report.page import Chart, Page, write_page
 from switchml import plotting
-from switchml.units import TimeUnit
+from switchml.units import GIB, TimeUnit
 
 _PANEL_INCHES = (5.2, 4.2)
 
@@ -47,10 +47,10 @@ def _draw_times(axes: Any, page: Page) -> None:
 
 
 def _draw_memory(axes: Any, page: Page) -> None:
-    bars = {name: size / 1e9 for name, size in page.memory_bytes.items()}
+    bars = {name: size / GIB for name, size in page.memory_bytes.items()}
     _draw_bars(axes, bars, [f"{size:.1f}" for size in bars.values()], plotting.GREY)
-    limit = f" of {page.memory_limit_bytes / 1e9:.0f}" if page.memory_limit_bytes else ""
-    axes.set(xlabel="GB", title=f"memory: {sum(bars.values()):.1f}{limit} GB")
+    limit = f" of {page.memory_limit_bytes / GIB:.0f}" if page.memory_limit_bytes else ""
+    axes.set(xlabel="GiB", title=f"memory: {sum(bars.values()):.1f}{limit} GiB")
 
 
 def _draw_curves(axes: Any, chart: Chart) -> None:

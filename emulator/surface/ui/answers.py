@@ -16,7 +16,7 @@ from emulator.surface.report.page import memory_chart, plot, ranks_shown, stage_
 from emulator.surface.ui import controls
 from switchml.errors import ConfigError
 from switchml.pages import charts
-from switchml.units import time_text
+from switchml.units import memory_text, time_text
 
 SECONDS = 20.0
 """That an answer may take, a sweep's jobs together."""
@@ -34,9 +34,10 @@ def emulate(asked: Mapping[str, Any]) -> dict[str, Any]:
     rows = stage_rows(played)
     return {
         "title": page.title,
+        "choice": result.emulation.request.choice.lines(result.emulation.plan.job),
         "tiles": [[name, value] for name, value in page.headline.items()],
         "breakdown": charts.stacked(rows, "s", time_text),
-        "memory": memory_chart(page.memory_bytes),
+        "memory": memory_chart({"memory": page.memory_bytes}),
         "timeline": timeline(played, ranks),
         "assumptions": list(page.assumptions),
         "command": controls.command(options),
@@ -76,7 +77,7 @@ def sweep(asked: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _figures(row: Mapping[str, Any]) -> list[str]:
-    memory = f"{row['memory_bytes'] / 1e9:.1f} GB"
+    memory = memory_text(row["memory_bytes"])
     return [time_text(row["iteration_s"]), f"{row['samples_per_s']:,.1f}", f"{row['mfu']:.1%}", memory]
 
 

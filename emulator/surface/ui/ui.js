@@ -51,6 +51,8 @@ addEventListener("DOMContentLoaded", () => {
     history.replaceState(null, "", `#${new URLSearchParams(chosen())}`);
     return answer("job", { options: chosen() }, async (found, here, shown) => {
       here.querySelector(".command code").textContent = found.command;
+      const lines = found.choice.flatMap(line => [line, document.createElement("br")]);
+      shown.querySelector(".choice").replaceChildren(...lines);
       shown.querySelector(".tiles").replaceChildren(...found.tiles.map(([name, value]) => {
         const tile = make("div", "", { className: "tile" });
         tile.append(make("b", value), make("span", name));

@@ -103,14 +103,17 @@ def axes(requested: Request, names: tuple[str, ...]) -> dict[str, list[Change]]:
 def changed(requested: Request, change: Change) -> Request:
     """`requested` with other fields. Raises ConfigError for what makes no sense."""
     fields = {key: value for key, value in change.items() if key != "codec"}
+    if fields.get("tp") == 1 and "sequence_parallel" in requested.choice.names:
+        fields["sequence_parallel"] = False
     job = requested.job.replace(batch=requested.job.global_batch, **fields)
     return dataclasses.replace(requested, job=job, codec=change.get("codec", requested.codec))
 
 
 def tables(job_file: Mapping[str, Any], request: Request, change: Change) -> dict[str, Any]:
-    """A job file's tables with the change in it."""
-    fields: dict[str, Any] = {key: value for key, value in change.items() if key != "codec"}
-    over: dict[str, Any] = {"job": {"batch": request.job.global_batch, **fields}}
+    """A job file's tables with the change in it, and what was chosen for the job that it was searched from."""
+    job = changed(request, change).job
+    names = {*request.choice.names, *change, "batch"} - {"codec"} | ({"schedule"} if job.virtual_stages > 1 else set())
+    over: dict[str, Any] = {"job": {name: getattr(job, name) for name in sorted(names)}}
     return datafile.merge(job_file, over | ({"codec": change["codec"]} if "codec" in change else {}))
 
 

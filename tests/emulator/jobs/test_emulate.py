@@ -1,6 +1,7 @@
 """`switchml emulate`: job files and options, results, and errors before time is spent."""
 
 import json
+import re
 
 import pytest
 from click.testing import CliRunner
@@ -75,13 +76,14 @@ def test_unknown_keys_in_job_files_are_refused(tmp_path):
 
 
 def test_out_of_memory_says_what_would_help():
-    asked = request({"model": "gpt3-6.7b", "job": {"gpus": 8}})
+    job = {"gpus": 8, "tp": 1, "pp": 1, "zero": 0, "recompute": "none"}
+    asked = request({"model": "gpt3-6.7b", "job": job})
     with pytest.raises(
         OutOfMemory, match="It would fit with recompute full with zero 1|It would fit with zero"
     ) as caught:
         emulate.emulate(asked)
     assert sum(caught.value.parts.values()) == pytest.approx(caught.value.needed_bytes)
-    ignoring = request({"model": "gpt3-6.7b", "job": {"gpus": 8}, "ignore_memory": True})
+    ignoring = request({"model": "gpt3-6.7b", "job": job, "ignore_memory": True})
     assert emulate.emulate(ignoring).iteration_s > 0
 
 
@@ -295,6 +297,8 @@ def test_help_shows_the_default_of_each_option():
         if isinstance(of, dict):
             continue  # the cluster's file says
         value, shown = getattr(of, key), words[flags.split("/")[0][2:]].partition(" (")[0]
+        if shown.startswith("chosen"):
+            continue
         if kind is bool:
             assert shown == flags.split("/")[not value][2:]
         elif shown[0].isdigit() and kind is not str:
@@ -352,3 +356,35 @@ def test_buckets_of_gradients_are_the_implementations():
     assert Job(gpus=8, batch=8, bucket_bytes=1e6).bucket_parameters(gpt) == 5e5
     with pytest.raises(ConfigError, match="bucket_bytes is 0; expected 1 to 1e15"):
         Job(gpus=8, batch=8, bucket_bytes=0)
+
+
+def test_what_was_chosen_comes_first():
+    done = run("--model", "llama3-8b", "--cluster", "h100-dgx")
+    lines = done.stdout.splitlines()
+    assert done.exit_code == 0 and lines[1].startswith("chosen: bf16, ")
+    assert any(line.startswith("instead: ") for line in lines[2:4]) and not lines[1:4][-1].startswith("iteration")
+    choice = run_json("--model", "llama3-8b", "--cluster", "h100-dgx")["choice"]
+    assert choice["chosen"]["precision"] == "bf16" and choice["splits"] == []
+    assert choice["alternative"]["iteration_s"] > 0
+
+
+def test_a_search_shows_ten_splits_on_80_columns():
+    asked = ("--model", "llama3-8b", "--cluster", "h100-dgx", "--gpus", "16", "--split", "auto")
+    lines = run(*asked).stdout.splitlines()
+    first = next(number for number, line in enumerate(lines) if line.startswith("──"))
+    rows = [line.split() for line in lines[first + 1 : first + 11]]
+    assert all(int(tp) * int(pp) * int(dp) == 16 for tp, pp, dp, *_ in rows)
+    assert lines[first + 11] == "" and max(map(len, lines)) <= 80
+    splits = run_json(*asked)["choice"]["splits"]
+    assert [[str(one[name]) for name in ("tp", "pp", "dp")] for one in splits] == [row[:3] for row in rows]
+
+
+def test_help_has_options_in_groups():
+    text = run("--help").stdout
+    titles = [line for line in text.splitlines() if line.endswith(":") and not line.startswith(" ")]
+    assert titles[:3] == ["Job:", "Parallelism:", "FSDP (zero 3):"] and titles[-1] == "Options:"
+    sections = dict(zip(titles, re.split(r"\n\S.*:\n", text)[1:], strict=True))
+    assert "--cluster" in sections["Job:"] and "--tp" in sections["Parallelism:"]
+    assert "--recompute" in sections["Memory:"] and "--allreduce" in sections["Communication:"]
+    flags = [line.split()[0] for line in text.splitlines() if line.startswith("  --")]
+    assert len(flags) == len(set(flags)) and "  --cluster " not in sections["Options:"]

@@ -255,7 +255,7 @@ def _as_json(result: Any) -> dict[str, Any]:
 
 def show(result: Any) -> None:
     """Print what a search for a job's settings came to."""
-    from switchml.units import bytes_text, time_text
+    from switchml.units import memory_text, time_text
 
     alone = tables.Table(
         [tables.text("change"), tables.text("best"), tables.number("gain", "%")],
@@ -273,7 +273,7 @@ def show(result: Any) -> None:
     before = time_text(result.requested.emulation.iteration_s) if result.requested else "the job does not run as it is"
     best, changed = result.best.emulation, _words(result.best.change) or "nothing changed"
     saved: tuple[Any, ...] = (": ", (f"{result.gain:.1%}", "bold"), " less") if result.requested else ()
-    memory = f" with {changed}, {bytes_text(best.memory.total)} of memory"
+    memory = f" with {changed}, {memory_text(best.memory.total)} of memory"
     say(f"an iteration: {before}; ", (time_text(best.iteration_s), "bold"), memory, *saved)
 
 

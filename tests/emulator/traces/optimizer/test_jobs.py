@@ -9,7 +9,11 @@ from emulator.jobs.emulate import emulate
 from emulator.traces.optimizer import jobs
 from switchml.errors import ConfigError, OutOfMemory
 
-GIVEN = {"model": "gpt3-1.3b", "cluster": "a100-dgx", "job": {"gpus": 8, "batch": 32, "tp": 2}}
+GIVEN = {
+    "model": "gpt3-1.3b",
+    "cluster": "a100-dgx",
+    "job": {"gpus": 8, "batch": 32, "tp": 2, "micro_batch": 2, "zero": 0},
+}
 ASKED = request(GIVEN)
 
 
@@ -43,7 +47,7 @@ def test_large_spaces_are_sampled_and_repeat_with_a_seed():
 
 @pytest.mark.slow
 def test_a_job_that_does_not_fit_is_made_to():
-    big = request(datafile.merge(GIVEN, {"model": "megatron-22b", "job": {"tp": 1}}))
+    big = request(datafile.merge(GIVEN, {"model": "megatron-22b", "job": {"tp": 1, "pp": 1, "recompute": "none"}}))
     found = jobs.search(big, ("split", "recompute", "zero"))
     assert found.requested is None and found.best.emulation.memory.total <= 80e9
     limit = found.best.emulation.memory.total * 0.9

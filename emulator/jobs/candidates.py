@@ -1,0 +1,246 @@
+"""Which jobs an engineer would try where a description leaves options open: precision, implementation, split, ZeRO
+stage, micro-batch, recomputation. What is given stays. `choice.py` costs them and picks one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from emulator.cluster.accelerator import Accelerator
+from emulator.cluster.cluster import Cluster
+from emulator.jobs.workload.job import Job
+from emulator.jobs.workload.models import LayerTable, Model, Transformer
+from switchml.errors import ConfigError
+
+SAMPLES = 256
+"""Of a micro-batch, where no batch is given either: what NVIDIA's ResNet-50 takes an A100 (NVIDIA/DeepLearningExamples,
+PyTorch/Classification/ConvNets/resnet50v1.5, mixed precision)."""
+TOKENS = 8192
+"""The same of language models: tokens enough for large matrix products. Where the split is chosen, too, so many an
+accelerator."""
+MOST_TOKENS = 16 * 2**20
+"""Of a batch whose size is chosen: Llama 3 405B's largest (Dubey et al. 2024, section 3.4.1)."""
+PER_STAGE = 4
+"""Micro-batches for each pipeline stage, so that filling and draining take a fifth or less."""
+MOST_STAGES = 64
+SPLIT = ("tp", "pp", "ep", "cp", "zero")
+"""Who gives one of these has a split in mind: the others stay as they are, unless the job does not fit so."""
+CHOSEN = (
+    "precision",
+    "implementation",
+    "tp",
+    "pp",
+    "ep",
+    "virtual_stages",
+    "zero",
+    "sequence_parallel",
+    "batch",
+    "micro_batch",
+    "recompute",
+    "gradient_bytes",
+)
+"""Fields of a job that may be chosen."""
+MEGATRON, CORE, TORCH, COMPILED = "megatron", "megatron-core", "torch", "compiled"
+
+
+@dataclass(frozen=True)
+class OpenJob:
+    """A job of which only some fields are given."""
+
+    job: Job
+    """What is not given has its default."""
+    batch: int
+    """Samples of an iteration; 0: not given. The job has none, as its split may be still to be found."""
+    given: frozenset[str]
+    """Names of fields."""
+    model: Model
+    cluster: Cluster
+    all_reduces: bool = False
+    """Whether the description needs gradients that are all-reduced, not sharded: a codec, aggregation in switches."""
+
+    def settled(self) -> OpenJob:
+        """With the precision of its accelerators, and gradients in fp32 where all else is."""
+        job = self.job
+        if "precision" not in self.given:
+            job = job.replace(precision=precision(self.cluster.device))
+        if "gradient_bytes" not in self.given and job.element_bytes == 4:
+            job = job.replace(gradient_bytes=4)
+        return replace(self, job=job)
+
+    @property
+    def has_split(self) -> bool:
+        """Whether a split is given, in part or as a whole; tables of layers have but one."""
+        return isinstance(self.model, LayerTable) or bool(self.given & set(SPLIT))
+
+    def default(self) -> Job:
+        """The job as it is given, with what is most likely for the rest. Raises ConfigError."""
+        return self._named(self.job.replace(batch=self.batch))
+
+    def as_given(self) -> Iterator[Shape]:
+        """The split that is given, by ZeRO stage."""
+        for zero in self._zeros(self.job):
+            yield from self._shape(zero=zero, batch=self.batch)
+
+    def splits(self, wide: bool) -> Iterator[Iterator[list[Shape]]]:
+        """Other splits: for each number of tensor-parallel ranks those of 1, 2, … pipeline stages. `wide`: all of them,
+        and not those alone that are most likely."""
+        if isinstance(self.model, LayerTable):
+            return
+        gpus = self.job.gpus
+        widths = [self.job.tp] if "tp" in self.given else _powers(min(self.cluster.accelerators_per_node, gpus))
+        for tp in widths:
+            if not gpus % tp:
+                yield self._deeper(tp, wide)
+
+    def _deeper(self, tp: int, wide: bool) -> Iterator[list[Shape]]:
+        assert isinstance(self.model, Transformer)
+        most = min(self.model.layers, MOST_STAGES)
+        for pp in [self.job.pp] if "pp" in self.given else _divisors(self.job.gpus // tp, most):
+            if not self.job.gpus // tp % pp:
+                yield list(self._deep(tp, pp, wide))
+
+    def _deep(self, tp: int, pp: int, wide: bool) -> Iterator[Shape]:
+        """With so many tensor-parallel ranks and stages."""
+        assert isinstance(self.model, Transformer)
+        ranks = self.job.gpus // (tp * pp)
+        experts = [self.job.ep] if "ep" in self.given else _powers(math.gcd(ranks, self.model.experts))
+        pieces = [self.job.virtual_stages]
+        if pp > 1 and not self.given & {"schedule", "virtual_stages"} and self.model.layers % pp == 0:
+            each = self.model.layers // pp
+            pieces = [1, *(count for count in ((2, 4, each) if wide else (2, each)) if each % count == 0 and count > 1)]
+        for ep in experts if wide else {experts[0], experts[-1]}:
+            for count in dict.fromkeys(pieces):
+                split: dict[str, Any] = {"tp": tp, "pp": pp, "ep": ep, "virtual_stages": count}
+                if count > 1:
+                    split["schedule"] = "interleaved"
+                try:
+                    job = self.job.replace(**split)
+                except ConfigError:
+                    continue
+                for zero in self._zeros(job, wide):
+                    yield from self._shape(zero=zero, batch=self.batch or self._batch(), **split)
+
+    def _zeros(self, job: Job, wide: bool = False) -> list[int]:
+        """DDP or FSDP where ranks are data-parallel only; else Megatron's sharded optimizer. `wide`: FSDP, too."""
+        if "zero" in self.given:
+            return [job.zero]
+        if self.all_reduces or job.dp == 1:
+            return [0]
+        if isinstance(self.model, LayerTable):
+            return [0, 1, 3] if job.pp == 1 else [0, 1]
+        own = self._own_implementation(job)
+        if own.startswith(MEGATRON) or not job.overlap:
+            return [1]
+        is_plain = job.tp == job.pp == job.ep == 1
+        if own:
+            return [0, 3] if job.pp == 1 else [0]
+        if is_plain:
+            return [0, 3] if self.has_split else [0, 3, 1]
+        return [1, 3] if wide and job.pp == 1 and job.ep == 1 else [1]
+
+    def _shape(self, **split: Any) -> Iterator[Shape]:
+        try:
+            yield Shape(self, self._named(self.job.replace(**split)))
+        except ConfigError:
+            return
+
+    def _named(self, job: Job) -> Job:
+        """With an implementation, and what goes with it."""
+        if isinstance(self.model, LayerTable):
+            return job
+        name = self._own_implementation(job) or implementation(job, self.model, self.cluster.device)
+        job = job.replace(implementation=name)
+        if (
+            name == CORE
+            and job.tp > 1
+            and "sequence_parallel" not in self.given
+            and not job.tokens(self.model) % job.tp
+        ):
+            job = job.replace(sequence_parallel=True)
+        return job
+
+    def _own_implementation(self, job: Job) -> str:
+        """That is given, or the model's own where it can split as `job` says."""
+        assert isinstance(self.model, Transformer)
+        own, is_plain = self.model.implementation, job.tp == job.pp == job.ep == 1 and job.zero in (0, 3)
+        return job.implementation or (own if is_plain or own.startswith(MEGATRON) else "")
+
+    def _batch(self) -> int:
+        """Of a job whose split is chosen as well: a micro-batch that is given, or TOKENS, for each accelerator, and
+        MOST_TOKENS in all."""
+        micro, tokens = self.job.micro_batch, self.job.sample_tokens(self.model)
+        each = micro if "micro_batch" in self.given else max(1, TOKENS // tokens)
+        whole = self.job.gpus * each
+        few = [size for size in _divisors(whole, max(1, MOST_TOKENS // tokens)) if size % micro == 0]
+        return few[-1] if few else micro
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A split; micro-batch and recomputation are still open."""
+
+    of: OpenJob
+    job: Job
+
+    def loads(self) -> Iterator[Iterator[Job]]:
+        """For each micro-batch, the smallest first, jobs that recompute more and more. What of a micro-batch does not
+        fit, of a larger one won't."""
+        for micro in self._micro_batches():
+            yield self._recomputing(micro)
+
+    def _micro_batches(self) -> Iterable[int]:
+        job, model, given = self.job, self.of.model, self.of.given
+        if "micro_batch" in given or (isinstance(model, LayerTable) and model.forward_s is not None):
+            return [job.micro_batch]
+        if not job.batch:
+            tokens = job.sample_tokens(model)
+            most = SAMPLES if not isinstance(model, Transformer) else max(1, TOKENS // tokens) if job.pp == 1 else 1
+            return _powers(most)
+        each = job.batch // job.replicas
+        sizes = _divisors(each, each)
+        return [size for size in sizes if job.pp == 1 or each // size >= PER_STAGE * job.pp] or [1]
+
+    def _recomputing(self, micro: int) -> Iterator[Job]:
+        for recompute in self._recomputes():
+            try:
+                yield self.job.replace(micro_batch=micro, recompute=recompute)
+            except ConfigError:
+                continue
+
+    def _recomputes(self) -> tuple[str, ...]:
+        """The cheapest first: as Megatron names them, and as torchtitan does."""
+        if "recompute" in self.of.given:
+            return (self.job.recompute,)
+        if isinstance(self.of.model, LayerTable) or self.job.implementation.startswith("composer"):
+            return ("none", "full")
+        return ("none", "selective" if self.job.implementation.startswith(MEGATRON) else "operators", "full")
+
+
+def precision(device: Accelerator) -> str:
+    """bf16 where the accelerator has it (NVIDIA's from Ampere on); else fp16, else fp32."""
+    return next((name for name in ("bf16", "fp16") if name in device.flops), "fp32")
+
+
+def implementation(job: Job, model: Transformer, device: Accelerator) -> str:
+    """What runs a job that is split like this: FSDP and plain data parallelism are torch's, with torch.compile where
+    float8 and asynchronous tensor parallelism need it; the rest is Megatron's, Megatron-Core on Hopper and later, and
+    where attention is fused."""
+    is_plain = job.tp == job.pp == job.ep == job.cp == 1 and job.zero == 0 and job.overlap
+    if job.zero == 3 or is_plain:
+        return COMPILED if job.precision == "fp8" or job.async_tp else TORCH
+    is_recent = "fp8" in device.flops or job.precision == "fp8" or job.flash(model) or job.async_tp
+    return CORE if is_recent else MEGATRON
+
+
+def _powers(most: int) -> list[int]:
+    """Of two, up to `most`."""
+    return [1 << power for power in range(most.bit_length())]
+
+
+def _divisors(number: int, most: int) -> list[int]:
+    """Of `number`, up to `most`, the smallest first."""
+    small = [size for size in range(1, math.isqrt(number) + 1) if number % size == 0]
+    return sorted(size for size in {*small, *(number // size for size in small)} if size <= most)

@@ -1,0 +1,227 @@
+"""Settles what a description leaves open: of the candidates that fit into memory, which is fast. Candidates are ranked
+by the closed form of their costs; the best of each kind are replayed, on machines without noise.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any, NamedTuple
+
+from emulator.jobs import iteration, replicas
+from emulator.jobs.candidates import CHOSEN, OpenJob, Shape
+from emulator.jobs.costing import CostedJob, closed_form_s
+from emulator.jobs.replay.conditions import Conditions
+from emulator.jobs.replay.engine import replay
+from emulator.jobs.workload.job import Job
+from emulator.jobs.workload.memory import Memory
+from emulator.jobs.workload.models import LayerTable
+from switchml.errors import ConfigError
+from switchml.units import memory_text, time_text
+
+SIMPLER = 1.15
+"""A simpler kind of job is chosen if it takes no more than so many times as long as the fastest; for tables of layers,
+if it fits."""
+REPLAYED = 4
+"""Candidates of each kind that are replayed."""
+SHOWN = 10
+"""Splits of a ranking."""
+REPLAYED_OPS = 500_000
+"""Larger graphs are not replayed for a comparison: the closed form has to do."""
+DATA, SHARDED, SPLIT = range(3)
+"""Kinds of jobs, the simplest first: data-parallel only, with sharded weights (FSDP), and all others."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A job that fits."""
+
+    job: Job
+    costed: CostedJob
+    memory_bytes: float
+    iteration_s: float
+
+    @property
+    def kind(self) -> int:
+        """How it is split."""
+        job = self.job
+        if job.tp > 1 or job.pp > 1 or job.zero in (1, 2):
+            return SPLIT
+        return SHARDED if job.zero == 3 else DATA
+
+    @property
+    def sample_s(self) -> float:
+        """Seconds for each sample."""
+        return self.iteration_s / self.job.global_batch
+
+    def replayed(self) -> Candidate:
+        """With the time of its graph in place of the closed form."""
+        if replicas.ops_about(self.costed) > REPLAYED_OPS:
+            return self
+        conditions = Conditions(overlap_slowdown=iteration.overlap_slowdown(self.costed))
+        seconds = replay(*iteration.build(self.costed), conditions).makespan_s
+        return Candidate(self.job, self.costed, self.memory_bytes, seconds)
+
+    def to_json(self) -> dict[str, Any]:
+        """What was open for choice, and what it comes to."""
+        named = {name: getattr(self.job, name) for name in CHOSEN} | {"batch": self.job.global_batch}
+        figures = {"dp": self.job.dp, "iteration_s": self.iteration_s, "samples_per_s": 1 / self.sample_s}
+        return named | figures | {"memory_bytes": self.memory_bytes}
+
+
+class Choice(NamedTuple):
+    """What was chosen, and beside what."""
+
+    names: tuple[str, ...] = ()
+    """Fields of the job."""
+    best: Candidate | None = None
+    """None where there was nothing to compare."""
+    alternative: Candidate | None = None
+    """The fastest of another kind, or else the next."""
+    ranking: tuple[Candidate, ...] = ()
+    """The fastest of all splits, where they were asked for."""
+
+    def lines(self, job: Job) -> list[str]:
+        """What was chosen for `job`, and what else would be good."""
+        lines = [f"chosen: {texts}"] if (texts := ", ".join(_texts(job, self.names))) else []
+        if self.best is not None and self.alternative is not None:
+            other = self.alternative
+            differing = [name for name in CHOSEN if getattr(other.job, name) != getattr(job, name)]
+            slower = other.sample_s / self.best.sample_s - 1
+            how = f"{abs(slower):.0%} {'slower' if slower >= 0 else 'faster'}"
+            texts = ", ".join(_texts(other.job, differing))
+            lines.append(f"instead: {texts}: {time_text(other.iteration_s)} ({how}), {memory_text(other.memory_bytes)}")
+        return lines
+
+    def to_json(self, job: Job) -> dict[str, Any]:
+        """Plain values."""
+        return {
+            "chosen": {name: getattr(job, name) for name in self.names},
+            "alternative": self.alternative.to_json() if self.alternative else None,
+            "splits": [one.to_json() for one in self.ranking],
+        }
+
+
+def _texts(job: Job, names: Iterable[str]) -> Iterator[str]:
+    """Values of fields as one reads them; those of a split together."""
+    named = set(names)
+    for name in ("precision", "implementation"):
+        if name in named:
+            yield getattr(job, name)
+    if named & {"tp", "pp"}:
+        yield split_text(job)
+    if "ep" in named and job.ep > 1:
+        yield f"ep {job.ep}"
+    if "virtual_stages" in named and job.pp > 1:
+        yield f"virtual stages {job.virtual_stages}"
+    if "zero" in named:
+        yield f"zero {job.zero}"
+    if "sequence_parallel" in named and job.tp > 1:
+        yield "sequence-parallel" if job.sequence_parallel else "no sequence-parallel"
+    if "micro_batch" in named:
+        yield f"micro-batch {job.micro_batch}"
+    if "recompute" in named:
+        yield f"recompute {job.recompute}"
+
+
+def split_text(job: Job) -> str:
+    """tp 8 x pp 4 x dp 2."""
+    return f"tp {job.tp} x pp {job.pp} x dp {job.dp}"
+
+
+@dataclass
+class Trial:
+    """Finds out what candidates take; raises ConfigError for those that can't be."""
+
+    memory: Callable[[Job], Memory]
+    costed: Callable[[Job], CostedJob]
+    available: float
+    """Bytes of an accelerator."""
+    least: tuple[float, Job] | None = None
+    """Of those that did not fit, the one that needs the least memory."""
+
+    def fitting(self, shapes: Iterable[Shape]) -> Iterator[Candidate]:
+        """Of each shape and micro-batch, the job that recomputes no more than it has to."""
+        for shape in shapes:
+            for jobs in shape.loads():
+                one = next((found for job in jobs if (found := self._candidate(job))), None)
+                if one is None:
+                    break
+                yield one
+
+    def _candidate(self, job: Job) -> Candidate | None:
+        try:
+            needed = self.memory(job).total
+            if needed > self.available:
+                if self.least is None or needed < self.least[0]:
+                    self.least = needed, job
+                return None
+            costed = self.costed(job)
+        except ConfigError:
+            return None
+        return Candidate(job, costed, needed, closed_form_s(costed))
+
+
+def choose(job: OpenJob, trial: Trial, wide: bool = False) -> tuple[Job | None, Choice]:
+    """The job with what is not given, and what was chosen; None where no job can be made of what is given. `wide`: the
+    fastest of all splits, and a ranking; otherwise the split that is given, in part or as a whole, where it fits, and
+    the simplest kind that is not much slower. Of jobs that don't fit, the one that needs the least memory."""
+    job = job.settled()
+    is_table = isinstance(job.model, LayerTable)
+    found = list(trial.fitting(job.as_given())) if is_table or (job.has_split and not wide) else []
+    for everything in (True,) if wide else (False, True):
+        found = found or _split(job, trial, everything, wide)
+    if not found:
+        fallback = trial.least[1] if trial.least else None
+        return fallback, Choice(_chosen(job, fallback))
+    ranked = _ranked(found)
+    best = ranked[0] if wide else _simple(ranked, math.inf if is_table else SIMPLER)
+    others = [one for one in ranked if one is not best]
+    alternative = next((one for one in others if one.kind != best.kind), others[0] if others else None)
+    ranking = tuple(ranked[:SHOWN]) if wide else ()
+    return best.job, Choice(_chosen(job, best.job), best, alternative, ranking)
+
+
+def _split(job: OpenJob, trial: Trial, everything: bool, wide: bool) -> list[Candidate]:
+    """Candidates of other splits than the one that is given: of `everything`, or of what is most likely. Unless the
+    search is `wide`, no more stages than it takes to fit without recomputing all: they have more of a bubble."""
+    found: list[Candidate] = []
+    for deeper in job.splits(everything):
+        for shapes in deeper:
+            fitting = list(trial.fitting(shapes))
+            found += fitting
+            if not wide and any(one.job.recompute != "full" for one in fitting):
+                break
+    return found
+
+
+def _ranked(found: list[Candidate]) -> list[Candidate]:
+    """The best of each kind, replayed, the fastest first."""
+    if len(found) == 1:
+        return found
+    found.sort(key=lambda one: one.sample_s)
+    kinds = groupby(sorted(found, key=lambda one: one.kind), key=lambda one: one.kind)
+    best = [one for _, kind in kinds for one in list(kind)[:REPLAYED]]
+    best += [one for one in found[: SHOWN + REPLAYED] if not any(one is other for other in best)]
+    return sorted((one.replayed() for one in best), key=lambda one: one.sample_s)
+
+
+def _simple(ranked: list[Candidate], slower: float) -> Candidate:
+    """Of the simplest kind that takes no more than `slower` times as long as the fastest."""
+    enough = [one for one in ranked if one.sample_s <= slower * ranked[0].sample_s]
+    return min(enough, key=lambda one: one.kind)
+
+
+def _chosen(open_job: OpenJob, job: Job | None) -> tuple[str, ...]:
+    """Names of fields that have their value in `job` because the description gives none."""
+    if job is None:
+        return ()
+    always = {"precision", "zero", "batch", "micro_batch", "recompute"} | (
+        {"implementation"} if job.implementation else set()
+    )
+    if not open_job.has_split:
+        always |= {"tp", "pp"}
+    differs = {name for name in CHOSEN if getattr(job, name) != getattr(open_job.job, name)}
+    return tuple(name for name in CHOSEN if name in always | differs and name not in open_job.given)
