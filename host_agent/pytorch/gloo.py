@@ -8,6 +8,7 @@ import collections
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from host_agent.pytorch.collectives import OPS, kind_of
+from host_agent.pytorch.store import Part
 from host_agent.pytorch.work import AllReduceWork, CallbackThreads, copy_back
 from host_agent.signatures import Signature
 
@@ -144,3 +146,25 @@ def _name_of(op: Any) -> str:
         return "sum"
     names = OPS | {"PRODUCT": "product"}
     return next((ours for theirs, ours in names.items() if op == getattr(dist.ReduceOp, theirs)), "sum")
+
+
+def group_of(part: Part, rank: int, size: int, timeout: timedelta) -> dist.ProcessGroup:
+    """An ordinary process group over Gloo, as `init_process_group("gloo")` makes it. It lives no longer than `part`."""
+    group = dist.ProcessGroup(part.unsealed(), rank, size)
+    gloo = dist.ProcessGroupGloo(part, rank, size, timeout)
+    gloo._set_sequence_number_for_group()
+    kind = dist.ProcessGroup.BackendType.GLOO
+    group._set_default_backend(kind)
+    for device in ("cpu", "cuda"):
+        group._register_backend(torch.device(device), kind, gloo)
+    return group
+
+
+def op_and_timeout(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, timedelta | None]:
+    """Op and timeout (None: the group's) of a call in one of ProcessGroup's styles: options object, or one by one."""
+    options = args[0] if args else kwargs.get("opts", kwargs.get("op", dist.ReduceOp.SUM))
+    if hasattr(options, "reduceOp"):
+        op, timeout = options.reduceOp, options.timeout
+    else:
+        op, timeout = options, args[1] if len(args) > 1 else kwargs.get("timeout")
+    return op, timeout if timeout is not None and timeout > timedelta(0) else None

@@ -35,7 +35,7 @@ from host_agent.pytorch import collectives, gloo, premultiplied
 from host_agent.pytorch.compiling import never_compiled, never_compiled_methods
 from host_agent.pytorch.counts import GLOO, Counts
 from host_agent.pytorch.rendezvous import Invitation, Rendezvous, without_traceback
-from host_agent.pytorch.store import Part, asking, own_part
+from host_agent.pytorch.store import asking, own_part
 from host_agent.pytorch.work import AllReduceWork, CallbackThreads, flat_memory
 from host_agent.signatures import Signature
 from host_agent.v1.agent import DTYPES
@@ -142,7 +142,7 @@ class SwitchMLProcessGroup(dist.ProcessGroup):
             if rendezvous is not None:
                 rendezvous.prepare()
             with asking("Gloo could not connect the group's ranks"):
-                self._gloo = _gloo_group(self._gloo_part, rank, size, timeout)
+                self._gloo = gloo.group_of(self._gloo_part, rank, size, timeout)
             if rendezvous is not None:
                 self._join(rendezvous)
         except BaseException as error:
@@ -223,7 +223,7 @@ class SwitchMLProcessGroup(dist.ProcessGroup):
         """`allreduce([tensor], options)`, or `allreduce(tensor_or_list, op=SUM, timeout=None)`."""
         given, kwargs = premultiplied.plain("allreduce", (tensors, *args), kwargs, self.rank())
         tensors, args = given[0], given[1:]
-        op, timeout = _op_and_timeout(args, kwargs)
+        op, timeout = gloo.op_and_timeout(args, kwargs)
         listed = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
         # Several tensors in one call mean: one a device of this rank, all summed into each. Gloo knows how.
         if len(listed) == 1 and self._carries(listed, op):
@@ -256,7 +256,7 @@ class SwitchMLProcessGroup(dist.ProcessGroup):
         """`allreduce_coalesced(tensors, options)`: each tensor summed for itself."""
         given, kwargs = premultiplied.plain("allreduce_coalesced", (tensors, *args), kwargs, self.rank())
         tensors, args = given[0], given[1:]
-        op, timeout = _op_and_timeout(args, kwargs)
+        op, timeout = gloo.op_and_timeout(args, kwargs)
         if self._carries(tensors, op):
             self._counts.add("all_reduce")
             return self._submit(list(tensors), op, timeout)
@@ -487,34 +487,12 @@ for _name in GLOO_METHODS:
         setattr(SwitchMLProcessGroup, _name, _gloo_method(_name))
 
 
-def _gloo_group(part: Part, rank: int, size: int, timeout: timedelta) -> dist.ProcessGroup:
-    """An ordinary process group over Gloo, as `init_process_group("gloo")` makes it. It lives no longer than `part`."""
-    group = dist.ProcessGroup(part.unsealed(), rank, size)
-    gloo = dist.ProcessGroupGloo(part, rank, size, timeout)
-    gloo._set_sequence_number_for_group()
-    kind = dist.ProcessGroup.BackendType.GLOO
-    group._set_default_backend(kind)
-    for device in ("cpu", "cuda"):
-        group._register_backend(torch.device(device), kind, gloo)
-    return group
-
-
 def _takes_all() -> bool:
     """Whether other collectives than sums may go through the aggregator. Raises ConfigError."""
     text = os.environ.get("SWITCHML_COLLECTIVES") or "1"
     if text not in ("0", "1"):
         raise ConfigError(f"SWITCHML_COLLECTIVES={text}: expected 0 or 1")
     return text == "1"
-
-
-def _op_and_timeout(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, timedelta | None]:
-    """Op and timeout (None: the group's) of a call in one of ProcessGroup's styles: options object, or one by one."""
-    options = args[0] if args else kwargs.get("opts", kwargs.get("op", dist.ReduceOp.SUM))
-    if hasattr(options, "reduceOp"):
-        op, timeout = options.reduceOp, options.timeout
-    else:
-        op, timeout = options, args[1] if len(args) > 1 else kwargs.get("timeout")
-    return op, timeout if timeout is not None and timeout > timedelta(0) else None
 
 
 def _shut_down_open_groups() -> None:
