@@ -22,7 +22,7 @@ from emulator.traces.readers import native
 from emulator.traces.readers.chakra import chakra_pb2 as pb
 from emulator.traces.readers.chakra.file import attribute, write_messages
 from emulator.traces.readers.read import read, read_workload
-from emulator.traces.summary import across, summary
+from emulator.traces.summary import of_job
 from emulator.traces.writers import chakra
 from host_agent.packet_log import PACKET
 from host_agent.pytorch import settings
@@ -40,9 +40,7 @@ WEIRD_TOML += ["9" * 5000, "1979-05-27", '"\\u001b[2J[/foo]"', "99999999999999"]
 
 def read_traces(folder):
     found = read(folder)
-    for trace in found:
-        json.dumps(summary(trace))
-    across(found)
+    json.dumps(of_job(found))
     join(found)
 
 
