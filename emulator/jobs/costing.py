@@ -483,7 +483,7 @@ def _assumptions(model: Model, job: Job, cluster: Cluster) -> list[str]:
     if isinstance(model, LayerTable) and model.forward_s is None:
         lines.append("a layer's time is the larger of its FLOPs at sustained peak and its activations at memory rate")
     if job.allreduce == "auto":
-        lines.append("all-reduce: the faster of ring and tree for each size, as NCCL means to")
+        lines.append("all-reduce: the faster of ring and tree for each size, as NCCL's tuner intends")
     if not cluster.accelerator.startswith("a100"):
         lines.append(f"most constants were fitted on A100; on {cluster.device.title} its data differs")
     return lines

@@ -38,7 +38,7 @@ class PeerSettings(Ranged):
     real: tuple[int, ...] = number(Range(0, 999_999), ())
     """Which of them are real; default: the first ones, as many as there are processes."""
     cluster: str = "cpu-10g"
-    """A built-in cluster or a TOML file of one's own; ranks fill its nodes in their order."""
+    """A built-in cluster or a TOML file; ranks fill its nodes in their order."""
     network: str = "auto"
     """How all-reduces go: one of `emulator.cluster.algorithms.ALGORITHMS`."""
     hierarchy: str = "auto"

@@ -117,7 +117,7 @@ class Job(Ranged):
             raise ConfigError("async-tp cuts the exchanges of sequence parallelism: take sequence-parallel")
         if self.batch and self.batch % (self.replicas * self.micro_batch):
             raise ConfigError(
-                f"batch {self.batch} is no multiple of {self.replicas * self.micro_batch}: "
+                f"batch {self.batch} is not divisible by {self.replicas * self.micro_batch}: "
                 f"{self.replicas} data-parallel ranks, micro-batches of {self.micro_batch}"
             )
         if (self.schedule == "interleaved") != (self.virtual_stages > 1):

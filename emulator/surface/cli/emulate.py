@@ -1,4 +1,4 @@
-"""`switchml emulate`: what a training job would take on machines one does not have."""
+"""`switchml emulate`: what a training job would take on machines you don't have."""
 
 from __future__ import annotations
 
@@ -299,7 +299,7 @@ def show(emulation: Any) -> None:
         table.add("energy", f"{emulation.energy_kwh / 1000:,.1f} MWh")
         if emulation.goodput < 1:
             spread = emulation.progress.quantiles()
-            between = f" ({spread['p5']:.1%} to {spread['p95']:.1%} in nine of ten)" if spread else ""
+            between = f" ({spread['p5']:.1%} to {spread['p95']:.1%} in 90 % of trainings)" if spread else ""
             table.add("goodput", f"{emulation.goodput:.1%}{between}")
     tables.show(table)
     for line in emulation.warnings():

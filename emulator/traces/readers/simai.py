@@ -72,7 +72,7 @@ def _accelerators(path: Path, settings: dict[str, int], gpus: int | None) -> int
         raise TraceError(f"{path}, line 1: all_gpus is {known}, but --gpus {gpus} was given")
     count = known if known is not None else gpus
     if not count or count % (tp * pp):
-        raise TraceError(f"{path}: {count} accelerators are no multiple of tp {tp} × pp {pp}")
+        raise TraceError(f"{path}: {count} accelerators are not divisible by tp {tp} × pp {pp}")
     return check_ranks(path, count)
 
 

@@ -122,7 +122,7 @@ def test_a_split_that_is_given_in_part_is_completed_only_where_it_does_not_fit()
 def test_batches_decide_the_split_where_none_is_given():
     assert chosen(batch=2).job.dp <= 2
     assert chosen(batch=7).job.dp in (1, 7)
-    with pytest.raises(ConfigError, match="batch 7 is no multiple of 8"):
+    with pytest.raises(ConfigError, match="batch 7 is not divisible by 8"):
         chosen(batch=7, tp=1, pp=1)
 
 

@@ -174,7 +174,7 @@ def test_sparse_models_gain_from_leaving_zero_blocks_out():
         (GPT, dict(gpus=16, pp=16), "12 layers can't be split into 16 stages"),
         (GPT, dict(gpus=5, pp=5, batch=5, schedule="interleaved", virtual_stages=3), "into 15 pieces"),
         (GPT, dict(gpus=32, tp=32), "16 heads .16 of keys. can't be split over tp 32"),
-        (GPT, dict(gpus=2, batch=3), "batch 3 is no multiple of 2"),
+        (GPT, dict(gpus=2, batch=3), "batch 3 is not divisible by 2"),
         (GPT, dict(gpus=2, schedule="interleaved"), "go together"),
         (GPT, dict(gpus=2, schedule="interleaved", virtual_stages=2), "at least 2 pipeline stages"),
         (GPT, dict(gpus=2, schedule="1b1f"), "did you mean 1f1b"),

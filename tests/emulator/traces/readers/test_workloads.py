@@ -247,7 +247,7 @@ def test_how_many_accelerators_simais_workload_has(tmp_path):
         read_workload(open_path)
     assert played_s(read_workload(open_path, 64)) == played_s(read_workload(path))
     assert read_workload(open_path, 128).world_size == 128
-    for given, complaint in ((12, "12 accelerators are no multiple of tp 8"), (0, "0 accelerators")):
+    for given, complaint in ((12, "12 accelerators are not divisible by tp 8"), (0, "0 accelerators")):
         with pytest.raises(TraceError, match=complaint):
             read_workload(open_path, given)
     with pytest.raises(TraceError, match="all_gpus is 64, but --gpus 8 was given"):
