@@ -38,14 +38,14 @@ class Command:
 
 
 def blocks(text: str) -> Iterator[list[str]]:
-    """The lines of each block: fenced, or indented by four spaces."""
+    """The lines of each block: fenced, or indented by four spaces. What is fenced as text is output."""
     lines: list[str] = []
-    fenced = False
+    fenced = is_output = False
     for line in [*text.splitlines(), ""]:
         if line.startswith("```"):
-            if lines:
+            if lines and not is_output:
                 yield lines
-            fenced, lines = not fenced, []
+            fenced, is_output, lines = not fenced, line == "```text", []
         elif fenced:
             lines.append(line)
         elif line.startswith("    "):
