@@ -28,9 +28,35 @@ else:
 
 
 class Collectives(_ProcessGroup):
-    """`_me`: this rank's place in the group."""
+    """`_me`: this rank's place in the group. What torch asks about every group stands here, too."""
 
     _me: int
+    _store: dist.Store
+    _name: str
+    _description: str
+    _number: int
+    """How many collectives have begun."""
+
+    def getGroupName(self) -> str:
+        return self._name
+
+    def setGroupName(self, name: str) -> None:
+        self._name = name
+
+    def getGroupDesc(self) -> str:
+        return self._description
+
+    def setGroupDesc(self, description: str) -> None:
+        self._description = description
+
+    def get_group_store(self) -> dist.Store:
+        return self._store
+
+    def _set_sequence_number_for_group(self) -> None:
+        pass
+
+    def _get_sequence_number_for_group(self) -> int:
+        return self._number
 
     def _exchange(self, operation: str) -> Exchange:
         """Who has the values of `operation`."""

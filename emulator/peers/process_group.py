@@ -87,18 +87,12 @@ class EmulatedProcessGroup(Collectives):
     def getBackendName(self) -> str:
         return "switchml-emulated"
 
-    def getGroupName(self) -> str:
-        return self._name
-
     def setGroupName(self, name: str) -> None:
-        self._name = name
+        super().setGroupName(name)
         self._wrapper._set_group_name(name)  # type: ignore[arg-type]  # a NewType of str
 
-    def getGroupDesc(self) -> str:
-        return self._description
-
     def setGroupDesc(self, description: str) -> None:
-        self._description = description
+        super().setGroupDesc(description)
         self._wrapper._set_group_desc(description)
 
     @property
@@ -113,19 +107,10 @@ class EmulatedProcessGroup(Collectives):
     def _get_backend(self, device: torch.device) -> Any:
         return self._wrapper._get_backend(device)
 
-    def get_group_store(self) -> dist.Store:
-        return self._store
-
     def set_timeout(self, timeout: timedelta) -> None:
         self._wrapper.set_timeout(timeout)
 
     _set_default_timeout = set_timeout
-
-    def _set_sequence_number_for_group(self) -> None:
-        pass
-
-    def _get_sequence_number_for_group(self) -> int:
-        return self._number
 
     # Collectives
 

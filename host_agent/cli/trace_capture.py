@@ -15,7 +15,7 @@ import click
 
 from host_agent.cli import trace_capture_cost as costs
 from host_agent.launching import run_command
-from switchml.cli.options import Count
+from switchml.cli.options import Count, given_parameters
 from switchml.cli.written import OutputFolder
 from switchml.errors import ConfigError
 from switchml.runtime.insist import heard
@@ -202,9 +202,8 @@ _OF_RUNS = ("steps", "measure", "shapes", "packets", "graph")
 def _emulate(cluster: str, gpus: int | None, out: Path, as_json: bool, command: tuple[str, ...]) -> None:
     """By `switchml emulate`, which another package brings."""
     context = click.get_current_context()
-    for parameter in context.command.params:
-        source = context.get_parameter_source(parameter.name or "")
-        if parameter.name in _OF_RUNS and source is not None and source.name == "COMMANDLINE":
+    for parameter in given_parameters(context):
+        if parameter.name in _OF_RUNS:
             raise click.UsageError(f"{parameter.opts[0]} does not go with --emulate, which plays three iterations")
     root = context.find_root()
     emulate = root.command.get_command(root, "emulate") if isinstance(root.command, click.Group) else None

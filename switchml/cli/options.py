@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -43,6 +43,14 @@ class Option(click.Option):
 def option(*flags: str, **settings: Any) -> Callable[[F], F]:
     """As `click.option`, of an `Option`."""
     return click.option(*flags, cls=Option, **settings)
+
+
+def given_parameters(context: click.Context) -> Iterator[click.Parameter]:
+    """The parameters of a command that stand on its command line."""
+    for parameter in context.command.params:
+        source = context.get_parameter_source(parameter.name or "")
+        if source is click.core.ParameterSource.COMMANDLINE:
+            yield parameter
 
 
 class GroupedCommand(click.Command):

@@ -4,19 +4,17 @@ for each rank, a thread for each stream, a slice for each op, arrows from sends 
 
 from __future__ import annotations
 
-import gzip
-import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from emulator.jobs.replay.chrome_json import write_events
 from emulator.jobs.replay.critical import CriticalPath
 from emulator.jobs.replay.engine import Replayed
 from emulator.jobs.workload.graph import NO_MICRO_BATCH, NO_TRANSFER, Collective, Graph, Kind
 from switchml.errors import ConfigError
-from switchml.output_files import whole_file
 
 MOST_OPS = 500_000
 """Of a timeline for which no ranks are named: some 100 MB, about what the viewers bear."""
@@ -42,14 +40,7 @@ def write_timeline(
         "ranks": len(graph.ranks),
     }
     path = Path(path)
-    with (
-        whole_file(path) as part,
-        gzip.open(part, "wt", compresslevel=4) if path.suffix == ".gz" else part.open("w") as file,
-    ):
-        file.write('{"displayTimeUnit": "ms", "otherData": ' + json.dumps(about) + ', "traceEvents": [\n')
-        for number, event in enumerate(_events(played, shown, critical)):
-            file.write((",\n" if number else "") + json.dumps(event, separators=(",", ":")))
-        file.write("\n]}\n")
+    write_events(path, {"displayTimeUnit": "ms", "otherData": about}, _events(played, shown, critical))
     return about
 
 

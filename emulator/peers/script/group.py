@@ -99,35 +99,14 @@ class ScriptGroup(Collectives):
     def getBackendName(self) -> str:
         return "nccl"
 
-    def getGroupName(self) -> str:
-        return self._name
-
-    def setGroupName(self, name: str) -> None:
-        self._name = name
-
-    def getGroupDesc(self) -> str:
-        return self._description
-
-    def setGroupDesc(self, description: str) -> None:
-        self._description = description
-
     @property
     def _device_types(self) -> list[torch.device]:
         return [torch.device("cuda"), torch.device("cpu")]
-
-    def get_group_store(self) -> Any:
-        return self._store
 
     def set_timeout(self, timeout: timedelta) -> None:
         return None
 
     _set_default_timeout = set_timeout
-
-    def _set_sequence_number_for_group(self) -> None:
-        return None
-
-    def _get_sequence_number_for_group(self) -> int:
-        return self._number
 
     def barrier(self, *args: Any, **kwargs: Any) -> Work:
         self.put("barrier", 0.0)

@@ -5,16 +5,15 @@ such traces. Every order between host and streams that the clock kept is in it, 
 
 from __future__ import annotations
 
-import gzip
 import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from emulator.jobs.replay.chrome_json import write_events
 from emulator.peers.script.clock import Collective, Span, Wait
 from emulator.peers.script.launch import PROFILED
 from emulator.peers.script.session import Session
-from switchml.output_files import whole_file
 
 HOST, DEVICE = 1, 0
 """Processes of the file."""
@@ -44,16 +43,13 @@ _NAMES = {
 def write(session: Session, path: Path) -> None:
     """Write the last PROFILED iterations, but not the first unless it is the only one, to `path` (.json or
     .json.gz)."""
-    content = {
+    head = {
         "schemaVersion": 1,
         "deviceProperties": [{"id": 0, "name": session.cluster.device.title}],
         "distributedInfo": {"backend": "nccl", "rank": 0, "world_size": session.world},
         "baseTimeNanoseconds": 0,
-        "traceEvents": list(_Events(session).all()),
     }
-    text = json.dumps(content).encode()
-    with whole_file(path) as part:
-        part.write_bytes(gzip.compress(text, 6) if path.name.endswith(".gz") else text)
+    write_events(path, head, _Events(session).all())
 
 
 class _Events:

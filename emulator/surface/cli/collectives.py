@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from emulator.lab.bench.sizes import DTYPES, text_of
 from emulator.surface.cli.options import TENSOR_SIZES, WIRE, Many, json_option, output, plot_option
 from switchml.cli.options import RATE, Count, option
 
@@ -16,8 +17,6 @@ if TYPE_CHECKING:
     from emulator.cluster.advantage import Comparison
     from emulator.cluster.cluster import Cluster
     from switchml.tables import Table
-
-DTYPES = ("float32", "bfloat16", "float16", "float64", "int32", "int64")
 
 
 @click.command()
@@ -35,7 +34,7 @@ DTYPES = ("float32", "bfloat16", "float16", "float64", "int32", "int64")
     default="64K:1G:16",
     help="Bytes of the tensor: from, to, factor; or a list (25M,1G).",
 )
-@click.option("--dtype", type=click.Choice(DTYPES), default="float32", help="What its elements are.")
+@click.option("--dtype", type=click.Choice(list(DTYPES)), default="float32", help="What its elements are.")
 @click.option("--wire", type=WIRE, default="int32", help="Lanes of a packet to the switch; one holds an element.")
 @option("--rate", "port_bps", type=RATE, show_default="the cluster's", help="Rate of each port of a node.")
 @option(
@@ -90,7 +89,6 @@ def collectives(
 
 
 def _table(rows: Sequence[Comparison], clusters: Sequence[Cluster], dtype: str, wire: str) -> Table:
-    from emulator.lab.bench.sizes import text_of
     from switchml.tables import Table, number, text
 
     by_hosts = list(dict.fromkeys(name for row in rows for name in row.by_hosts_s))
@@ -137,7 +135,6 @@ def _title(cluster: Cluster) -> str:
 
 def _draw(rows: Sequence[Comparison], clusters: Sequence[Cluster], path: Path) -> None:
     """A panel for each cluster, a line for each number of ranks: speed-up against size."""
-    from emulator.lab.bench.sizes import text_of
     from switchml import plotting
     from switchml.pages.charts import Line
     from switchml.pages.panels import Curves

@@ -10,7 +10,7 @@ from emulator.surface.cli.emulate_options import DEFAULTS
 from emulator.surface.cli.options import output
 from switchml import tables
 from switchml.cli.extras import require
-from switchml.cli.options import GroupedCommand
+from switchml.cli.options import GroupedCommand, given_parameters
 from switchml.errors import ConfigError
 from switchml.terminal import say
 from switchml.units import memory_text
@@ -38,10 +38,8 @@ def emulate_script(as_json: bool) -> None:
     """Play what follows `--` and print what it takes. ConfigError for options that describe a job in other words."""
     require("torch")
     context = click.get_current_context()
-    for parameter in context.command.params:
-        name = parameter.name or ""
-        source = context.get_parameter_source(name)
-        if name not in _TAKEN and source is not None and source.name == "COMMANDLINE" and name in context.params:
+    for parameter in given_parameters(context):
+        if parameter.name not in _TAKEN and parameter.name in context.params:
             raise ConfigError(
                 f"{parameter.opts[0]}: the script after -- says that itself; "
                 "expected --cluster, --gpus, --allreduce, --timeline or --json"

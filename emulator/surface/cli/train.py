@@ -18,7 +18,7 @@ from emulator.surface.cli.options import (
     plot_option,
 )
 from switchml.cli.extras import require
-from switchml.cli.options import TIME, Count, option
+from switchml.cli.options import TIME, Count, given_parameters, option
 from switchml.runtime import cache
 
 AGGREGATORS = ["p4", "bmv2", "software"]
@@ -364,9 +364,8 @@ _OF_BOTH = ("steps", "batch_size", "momentum", "seed")
 def _check_emulated(ctx: click.Context, world_size: int | None) -> None:
     """Raises UsageError for options that do not apply to the kind of run."""
     both = {*_OF_BOTH, "lr", "as_json", "world_size", "hierarchy"}
-    for parameter in ctx.command.params:
-        is_given = ctx.get_parameter_source(parameter.name) is click.core.ParameterSource.COMMANDLINE
-        if not is_given or parameter.name in both or (parameter.name in emulated.NAMES) == (world_size is not None):
+    for parameter in given_parameters(ctx):
+        if parameter.name in both or (parameter.name in emulated.NAMES) == (world_size is not None):
             continue
         goes = "needs" if parameter.name in emulated.NAMES else "does not go with"
         raise click.UsageError(f"{parameter.opts[0]} {goes} --emulated-ranks")

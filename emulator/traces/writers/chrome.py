@@ -4,34 +4,24 @@ rank, a thread for each lane, arrows from causes to effects between lanes.
 
 from __future__ import annotations
 
-import gzip
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from emulator.jobs.replay.chrome_json import write_events
 from emulator.jobs.workload.graph import Collective
 from emulator.traces.events import RankTrace, What
-from switchml.output_files import whole_file
 
 
 def write(traces: list[RankTrace], path: Path) -> None:
     """Write `path`, compressed where it ends in .gz. Clocks are taken as they are."""
     epochs = np.array([trace.epoch_s for trace in traces])
     shift_s = epochs - epochs.min()
-    with (
-        whole_file(path) as part,
-        gzip.open(part, "wt", compresslevel=4) if path.suffix == ".gz" else part.open("w") as file,
-    ):
-        file.write('{"displayTimeUnit": "ms", "traceEvents": [\n')
-        separator = ""
-        for trace, from_s in zip(traces, shift_s.tolist(), strict=True):
-            for event in _of_rank(trace, from_s):
-                file.write(separator + json.dumps(event, separators=(",", ":")))
-                separator = ",\n"
-        file.write("\n]}\n")
+    pairs = zip(traces, shift_s.tolist(), strict=True)
+    events = (event for trace, from_s in pairs for event in _of_rank(trace, from_s))
+    write_events(path, {"displayTimeUnit": "ms"}, events)
 
 
 def _of_rank(trace: RankTrace, from_s: float) -> Iterator[dict[str, Any]]:
