@@ -20,13 +20,16 @@ def page_of(
 ) -> Page:
     """`rows`: of a sweep over the options `axes`, whose curves the page shows, too. `helps`: whether to replay the job
     with each thing twice as fast."""
-    job, cluster = emulation.plan.job, emulation.plan.cluster
+    job, cluster, spread = emulation.plan.job, emulation.plan.cluster, emulation.interval
     headline = {
         "iteration": time_text(emulation.iteration_s),
+        **({"4 in 5 similar jobs": f"{time_text(spread.low_s)} to {time_text(spread.high_s)}"} if spread else {}),
         "throughput": f"{emulation.samples_per_s:,.1f} samples/s",
         "model FLOPs utilization": f"{emulation.mfu:.1%}",
         "memory": memory_text(emulation.memory.total),
     }
+    if price := job.gpus * cluster.hourly_price:
+        headline["an hour"] = f"${price:,.0f}"
     if emulation.steps:
         headline |= {
             "training": f"{emulation.hours / 24:,.1f} days",
@@ -34,8 +37,8 @@ def page_of(
         }
         headline |= {"cost": f"${emulation.cost:,.0f}"} if emulation.cost else {}
         headline |= {"energy": f"{emulation.energy_kwh / 1000:,.1f} MWh"}
-    if spread := emulation.progress.quantiles():
-        headline |= {"goodput": f"{emulation.goodput:.1%} ({spread['p5']:.1%} to {spread['p95']:.1%})"}
+    if goodput := emulation.progress.quantiles():
+        headline |= {"goodput": f"{emulation.goodput:.1%} ({goodput['p5']:.1%} to {goodput['p95']:.1%})"}
     settings = {
         "model": emulation.plan.model.title,
         "cluster": f"{job.gpus} x {cluster.device.title}, {cluster.title}",

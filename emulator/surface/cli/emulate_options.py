@@ -224,20 +224,22 @@ FLAGS = {
     "ignore-memory": "check-memory",
 }
 """The same of flags."""
-KEYS = {flags.split("/")[0].lstrip("-").replace("-", "_"): tuple(path.split(".")) for flags, path, _, _ in OPTIONS}
+BY_NAME = {flags.split("/")[0].lstrip("-").replace("-", "_"): (flags, path, kind) for flags, path, kind, _ in OPTIONS}
+"""Name of a parameter → option, section.key in a job file, type."""
+KEYS = {name: tuple(path.split(".")) for name, (_, path, _) in BY_NAME.items()}
 
 
 def job_options(command: Any) -> Any:
     """All of OPTIONS, in the help by group."""
     titles = {flags: title for title, options in GROUPS.items() for flags, *_ in options}
     for flags, path, kind, text in reversed(OPTIONS):
-        settings = {"is_flag": True} if kind is bool else {"type": _type(flags, path, kind)}
+        settings = {"is_flag": True} if kind is bool else {"type": type_of(flags, path, kind)}
         shown = (DEFAULTS | FLAGS)[flags.split("/")[0].removeprefix("--")]
         command = option(flags, default=None, show_default=shown, help=text, group=titles[flags], **settings)(command)
     return command
 
 
-def _type(flags: str, path: str, kind: Any) -> Any:
+def type_of(flags: str, path: str, kind: Any) -> Any:
     """Of the values of an option: a number in the unit that its key says."""
     if kind is str:
         return str

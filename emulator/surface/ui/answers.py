@@ -9,13 +9,15 @@ from typing import Any
 from emulator.jobs.description import request
 from emulator.jobs.emulate import emulate as run
 from emulator.jobs.sweep import sweep as run_sweep
-from emulator.surface.api.emulating import Result, Sweep, tables_of, without_notes
+from emulator.surface.api.emulating import Result, Sweep, without_notes
 from emulator.surface.api.page import charts as curves
 from emulator.surface.api.page import page_of
+from emulator.surface.cli.emulate_choice import ranking_table
 from emulator.surface.report.page import memory_chart, plot, ranks_shown, stage_rows, timeline
 from emulator.surface.ui import controls
 from switchml.errors import ConfigError
 from switchml.pages import charts
+from switchml.tables import Table
 from switchml.units import memory_text, time_text
 
 SECONDS = 20.0
@@ -32,9 +34,11 @@ def emulate(asked: Mapping[str, Any]) -> dict[str, Any]:
     played = result.emulation.played
     ranks = ranks_shown(played)
     rows = stage_rows(played)
+    choice = result.emulation.request.choice
     return {
         "title": page.title,
-        "choice": result.emulation.request.choice.lines(result.emulation.plan.job),
+        "choice": choice.lines(result.emulation.plan.job),
+        "splits": _plain(ranking_table(choice.ranking)) if choice.ranking else None,
         "tiles": [[name, value] for name, value in page.headline.items()],
         "breakdown": charts.stacked(rows, "s", time_text),
         "memory": memory_chart({"memory": page.memory_bytes}),
@@ -45,7 +49,7 @@ def emulate(asked: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _result(options: Mapping[str, Any], seconds: float) -> Result:
-    job = request(tables_of(None, options), "the options")
+    job = request(controls.tables(options), "the options")
     return Result(run(job, time_budget_s=seconds, memory_budget_bytes=MEMORY_BYTES))
 
 
@@ -81,22 +85,23 @@ def _figures(row: Mapping[str, Any]) -> list[str]:
     return [time_text(row["iteration_s"]), f"{row['samples_per_s']:,.1f}", f"{row['mfu']:.1%}", memory]
 
 
-def status(address: str) -> dict[str, Any]:
-    """Of the aggregator at `address`: a sentence and tables. Raises SwitchMLError where it does not answer."""
+def status(address: str, asked: Mapping[str, Any]) -> dict[str, Any]:
+    """Of the aggregator at `address`, to who knows `{"secret": …}` (else the environment's): a sentence and tables.
+    Raises SwitchMLError where it does not answer."""
     from switchml.control import client
     from switchml.control.report import as_tables, head
 
-    reply = client.status(address)
-    tables = [
-        {
-            "title": str(one.title),
-            "notes": list(one.notes),
-            "columns": [column.title for column in one.columns],
-            "rows": [[str(cell) for cell in row] for row in one.rows],
-        }
-        for one in as_tables(reply)
-    ]
+    reply = client.status(address, secret=str(asked.get("secret", "")) or None)
+    tables = [{"title": str(one.title), "notes": list(one.notes), **_plain(one)} for one in as_tables(reply)]
     return {"head": head(reply), "tables": tables}
+
+
+def _plain(table: Table) -> dict[str, Any]:
+    """Texts of a table that the command line prints."""
+    return {
+        "columns": [column.title for column in table.columns],
+        "rows": [[str(cell) for cell in row] for row in table.rows],
+    }
 
 
 def _table(asked: Mapping[str, Any], name: str) -> Mapping[str, Any]:

@@ -1,24 +1,32 @@
-"""What can be chosen in the browser. A control is called like the option of `switchml emulate`; only names that come
-with switchml can be chosen: whoever may use the page reads no file and runs no code here.
+"""What can be chosen in the browser. A control is an option of `switchml emulate`, read as on the command line; only
+names that come with switchml can be chosen: whoever may use the page reads no file and runs no code here.
 """
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+
+import click
 
 from emulator import datafile
 from emulator.cluster import cluster, codecs
 from emulator.cluster.algorithms import ALGORITHMS
 from emulator.jobs.sweep import Axis, parse_axis, points
 from emulator.jobs.workload import job, models
-from emulator.ranges import Range, range_of
+from emulator.surface.cli.emulate import with_options
+from emulator.surface.cli.emulate_options import BY_NAME, DEFAULTS, type_of
 from switchml.errors import ConfigError
 
 MOST_POINTS = 64
 """Of a sweep in the browser; the command line has no such limit."""
+MOST_CHARACTERS = 40
+"""Of a value."""
+MOST_SHOWN = 18
+"""Characters of an empty control."""
 
 
 @dataclass(frozen=True)
@@ -33,19 +41,31 @@ class Control:
     group: str = "Job"
 
     @property
-    def range(self) -> Range | None:
-        """Of a number: its field's in a job."""
-        return None if self.choices else range_of(job.Job, self.name)
+    def option(self) -> str:
+        """Its name on the command line, without dashes."""
+        return self.name.replace("_", "-")
 
-    def value(self, text: str) -> str | int:
+    @property
+    def unset(self) -> str:
+        """What holds where nothing is chosen."""
+        return DEFAULTS[self.option]
+
+    @property
+    def placeholder(self) -> str:
+        """The same in a word or two."""
+        text = re.split(r"[:;,] | \(", self.unset)[0]
+        return text if len(text) <= MOST_SHOWN else "default"
+
+    def value(self, text: str) -> Any:
         """Of what the browser sent. Raises ConfigError."""
         if self.choices:
-            datafile.check_name(self.name.replace("_", "-"), text, [value for value, _ in self.choices])
-            return text
+            datafile.check_name(self.option, text, [value for value, _ in self.choices])
+        if len(text) > MOST_CHARACTERS:
+            raise ConfigError(f"{self.option} has {len(text):,} characters; expected at most {MOST_CHARACTERS}")
         try:
-            return int(text)
-        except ValueError:
-            raise ConfigError(f"{self.name.replace('_', '-')} is {text[:40]!r}; expected a whole number") from None
+            return click.types.convert_type(type_of(*BY_NAME[self.name])).convert(text, None, None)
+        except click.UsageError as error:
+            raise ConfigError(f"{self.option}: {error.message}") from None
 
 
 def _named(names: Any) -> tuple[tuple[str, str], ...]:
@@ -60,34 +80,41 @@ def controls() -> list[Control]:
         Control("cluster", "Cluster", _named(cluster.clusters()), "a100-dgx"),
         Control("gpus", "Accelerators", default="64"),
         Control("batch", "Global batch", default="64"),
-        Control("micro_batch", "Micro-batch", default="1"),
+        Control("micro_batch", "Micro-batch"),
         Control("sequence", "Sequence"),
-        Control("tp", "Tensor parallel", default="8", group="Parallelism"),
-        Control("pp", "Pipeline stages", default="4", group="Parallelism"),
+        Control("split", "Split", (("auto", "search all"),), group="Parallelism"),
+        Control("tp", "Tensor parallel", group="Parallelism"),
+        Control("pp", "Pipeline stages", group="Parallelism"),
         Control("cp", "Context parallel", group="Parallelism"),
         Control("ep", "Expert parallel", group="Parallelism"),
         Control("zero", "ZeRO stage", _named("0123"), group="Parallelism"),
         Control("schedule", "Schedule", _named(job.SCHEDULES), group="Parallelism"),
         Control("virtual_stages", "Virtual stages", group="Parallelism"),
-        Control("recompute", "Recomputation", _named(job.RECOMPUTE), "selective", group="Memory and communication"),
+        Control("recompute", "Recomputation", _named(job.RECOMPUTE), group="Memory and communication"),
         Control("precision", "Precision", _named(job.PRECISIONS), group="Memory and communication"),
         Control("allreduce", "All-reduce", _named(ALGORITHMS), group="Memory and communication"),
         Control("codec", "Compression", _named(codecs.codecs()), group="Memory and communication"),
+        Control("stragglers", "Share of stragglers", group="Stragglers and failures"),
+        Control("slowness", "Their slowness", group="Stragglers and failures"),
+        Control("steps", "Iterations to train", group="Stragglers and failures"),
+        Control("mtbf_hours", "Hours to a failure", group="Stragglers and failures"),
     ]
 
 
 def options(chosen: Mapping[str, Any]) -> dict[str, Any]:
-    """Options as `switchml.emulate` takes them, from what the browser sent: texts by name, empty for a default. Raises
-    ConfigError."""
+    """Values by name, from what the browser sent: texts by name, empty for a default. Raises ConfigError."""
     known = {control.name: control for control in controls()}
     found: dict[str, Any] = {}
     for name, text in chosen.items():
         datafile.check_name("option", name, known)
         if text := str(text).strip():
             found[name] = known[name].value(text)
-    if "zero" in found:
-        found["zero"] = int(found["zero"])
     return found
+
+
+def tables(options: Mapping[str, Any]) -> dict[str, Any]:
+    """A job file's, with these values. Raises ConfigError."""
+    return with_options({}, dict(options))
 
 
 def axes(texts: Mapping[str, Any]) -> list[Axis]:
@@ -112,7 +139,7 @@ def command(chosen: Mapping[str, Any], swept: Mapping[str, Any] | None = None) -
     words = ["switchml", "emulate"]
     for name, value in chosen.items():
         if name not in (swept or {}):
-            words += [f"--{name.replace('_', '-')}", str(value)]
+            words += [f"--{name.replace('_', '-')}", f"{value:.12g}" if isinstance(value, float) else str(value)]
     for name, text in (swept or {}).items():
         words += ["--sweep", f"{name.replace('_', '-')}={text}"]
     return shlex.join(words)

@@ -1,4 +1,4 @@
-"""The web server of `switchml ui`: one page, and three addresses that answer it with JSON. Whoever does not know the
+"""The web server of `switchml ui`: one page, and three addresses that answer what it posts with JSON. Whoever does not know the
 token gets nothing; it comes once, in the address, and is a cookie from then on.
 """
 
@@ -80,8 +80,6 @@ class _Handler(BaseHTTPRequestHandler):
             self._refuse()
         elif parts.path == "/":
             self._send(200, self.server.page.encode(), "text/html; charset=utf-8")
-        elif parts.path == "/status":
-            self._answer(lambda: answers.status(self.server.aggregator))
         else:
             self._json(404, {"error": "no such page"})
 
@@ -98,7 +96,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _calculate(self, body: bytes) -> None:
         jobs: dict[str, Callable[[Mapping[str, Any]], Any]] = {"/emulate": answers.emulate, "/sweep": answers.sweep}
-        if self.path not in jobs:
+        if self.path not in (*jobs, "/status"):
             self._json(404, {"error": "no such page"})
         elif self.headers.get_content_type() != "application/json":
             self._json(415, {"error": "expected application/json"})
@@ -109,6 +107,9 @@ class _Handler(BaseHTTPRequestHandler):
                     raise ValueError("expected an object")
             except (ValueError, RecursionError):
                 self._json(400, {"error": "expected an object of JSON"})
+                return
+            if self.path == "/status":
+                self._answer(lambda: answers.status(self.server.aggregator, asked))
                 return
             if not self.server.one_at_a_time.acquire(timeout=answers.SECONDS):
                 self._json(503, {"error": "another job is being calculated: try again"})

@@ -33,13 +33,18 @@ addEventListener("DOMContentLoaded", () => {
     shown.classList.add("busy");
     let found;
     try {
-      const options = body && { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body) };
+      const options = { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body) };
       found = await (await fetch({ job: "emulate" }[name] ?? name, options)).json();
     } catch (error) {
       found = { error: `switchml ui does not answer: ${error.message}` };
     }
     if (number !== latest[name]) return;  // something else was chosen meanwhile
     alert.textContent = found.error ?? "";
+    const command = here.querySelector(".command");
+    if (command) {  // what is refused has none
+      command.hidden = !found.command;
+      command.querySelector("code").textContent = found.command ?? "";
+    }
     if (!found.error) {
       await show(found, here, shown);
       shown.classList.remove("busy");
@@ -50,9 +55,9 @@ addEventListener("DOMContentLoaded", () => {
   function emulate() {
     history.replaceState(null, "", `#${new URLSearchParams(chosen())}`);
     return answer("job", { options: chosen() }, async (found, here, shown) => {
-      here.querySelector(".command code").textContent = found.command;
       const lines = found.choice.flatMap(line => [line, document.createElement("br")]);
       shown.querySelector(".choice").replaceChildren(...lines);
+      shown.querySelector(".splits").replaceChildren(...(found.splits ? [table(found.splits)] : []));
       shown.querySelector(".tiles").replaceChildren(...found.tiles.map(([name, value]) => {
         const tile = make("div", "", { className: "tile" });
         tile.append(make("b", value), make("span", name));
@@ -68,14 +73,14 @@ addEventListener("DOMContentLoaded", () => {
     const { along, values, by, of } = Object.fromEntries(new FormData(axes));
     const swept = by ? { [along]: values, [by]: of } : { [along]: values };
     return answer("sweep", { options: chosen(), sweep: swept }, async (found, here, shown) => {
-      here.querySelector(".command code").textContent = found.command;
       shown.querySelector(".charts").replaceChildren(...found.charts.map(one => newChart(one.title, one.spec)));
       shown.querySelector(".wide").replaceChildren(table(found.table));
       await drawCharts(shown);
     });
   }
 
-  const status = () => answer("status", null, (found, here, shown) => {
+  const secret = document.querySelector("#secret");
+  const status = () => answer("status", { secret: secret.value }, (found, here, shown) => {
     shown.replaceChildren(make("p", found.head), ...found.tables.flatMap(one => {
       const wide = make("div", "", { className: "wide" });
       wide.append(table(one));
@@ -87,6 +92,7 @@ addEventListener("DOMContentLoaded", () => {
   form.addEventListener("input", () => { clearTimeout(timer); timer = setTimeout(emulate, 250); });
   form.addEventListener("submit", event => { event.preventDefault(); emulate(); });
   axes.addEventListener("submit", event => { event.preventDefault(); sweep(); });
+  secret.form.addEventListener("submit", event => { event.preventDefault(); status(); });
   document.querySelector("nav").addEventListener("click", event => {
     const name = event.target.dataset.tab;
     if (!name) return;

@@ -52,7 +52,7 @@ def ask(server, method, path, body=None, cookie="", kind="application/json"):
 
 
 def test_nothing_without_the_token(server):
-    for method, path, body in (("GET", "/", None), ("GET", "/status", None), ("POST", "/emulate", "{}")):
+    for method, path, body in (("GET", "/", None), ("POST", "/status", "{}"), ("POST", "/emulate", "{}")):
         for cookie in ("", "wrong", server.token[:-1], 'a";b\\'):
             assert ask(server, method, path, body, cookie)[0] == 403
     assert ask(server, "GET", "/?token=wrong")[0] == 403
@@ -91,6 +91,8 @@ def test_nonsense_is_refused(server, path, body, kind, status):
         {"model": "resnet50", "cluster": "../x.toml"},
         {"nccl_tables": "/etc"},
         {"model": "resnet50", "gpus": "1e9"},
+        {"model": "resnet50", "split": "all"},
+        {"model": "resnet50", "steps": "1" * 41},
         {"model": "resnet50", "gpus": "<b>"},
     ],
 )
@@ -117,6 +119,19 @@ def test_every_control_is_an_option_and_every_default_fits():
     known = {name for parameter in command.params for name in parameter.opts}
     assert {f"--{one.name.replace('_', '-')}" for one in controls.controls()} <= known
     assert answers.emulate({"options": {one.name: one.default for one in controls.controls()}})["tiles"]
+
+
+def test_all_splits_are_searched_and_the_fastest_shown():
+    found = answers.emulate({"options": JOB | {"model": "gpt3-1.3b", "micro_batch": "", "split": "auto"}})
+    assert found["splits"]["columns"][:3] == ["tp", "pp", "dp"] and len(found["splits"]["rows"]) == 10
+    assert found["command"].endswith("--split auto")
+
+
+def test_the_run_is_played_with_failures_and_has_a_price():
+    options = JOB | {"steps": "1e5", "mtbf_hours": "5000", "stragglers": "0.25", "slowness": "2"}
+    found = answers.emulate({"options": options})
+    assert {"an hour", "cost", "goodput"} <= {name for name, _ in found["tiles"]}
+    assert found["command"].endswith("--steps 100000 --mtbf-hours 5000 --stragglers 0.25 --slowness 2")
 
 
 def test_sweeps():
@@ -149,7 +164,7 @@ def test_command_refuses_a_short_token_and_a_taken_port(server):
 @pytest.mark.parametrize("width", [1280, 400])
 def test_browser(server, browser, width):
     """Controls change figures, charts and the command; errors are shown; the console has nothing to say."""
-    job = "&".join(f"{name}={value}" for name, value in {**JOB, "batch": "", "tp": "", "pp": ""}.items())
+    job = "&".join(f"{name}={value}" for name, value in {**JOB, "batch": ""}.items())
     browser.open(f"http://127.0.0.1:{server.server_port}/?token={server.token}#{job}&recompute=none", width)
     answered = "return document.querySelector('#job').dataset.answered > {} && document.querySelector('#job').innerText"
     text = browser.wait(answered.format(0))
@@ -160,6 +175,7 @@ def test_browser(server, browser, width):
     browser.type("[name=tp]", "3")
     browser.wait("return document.querySelector('#job [role=alert]').textContent.includes('evenly')")
     assert browser.run("return document.querySelector('#job .shown').classList.contains('busy')")
+    assert browser.run("return document.querySelector('#job .command').hidden"), "there is nothing to copy"
     browser.type("[name=tp]", "")
     browser.wait("return !document.querySelector('#job [role=alert]').textContent")
     browser.type("#axes [name=values]", "8,16")
@@ -190,10 +206,15 @@ def test_browser_follows_a_running_aggregator(browser):
         browser.wait("return document.querySelector('#status').dataset.answered")
         shown = "return document.querySelector('#status .shown').innerText"
         agents = join_all(aggregator.address, 2, job="<b>resnet</b>")
+        agents += join_all(aggregator.address, 2, job="private", secret="of a few words")
         try:
-            assert "ended" not in browser.wait(f"{shown}.includes('<b>resnet</b>') && {shown.removeprefix('return ')}")
+            said = browser.wait(f"{shown}.includes('<b>resnet</b>') && {shown.removeprefix('return ')}")
+            assert "ended" not in said and "private" not in said
+            browser.type("#secret", "of a few words")
+            browser.run("document.querySelector('#secret').form.requestSubmit()")
+            browser.wait(f"{shown}.includes('private')")
             before = browser.run(shown)
-            reduce_all(agents, [np.ones(5000, np.float32)] * 2)
+            reduce_all(agents[:2], [np.ones(5000, np.float32)] * 2)
             browser.wait(f"{shown} !== {json.dumps(before)}")
             assert browser.fits() and browser.run("return !document.querySelector('#status b')")
         finally:
