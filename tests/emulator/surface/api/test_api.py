@@ -82,6 +82,7 @@ def test_frame_of_a_result(result):
     assert row["parts.compute"] == result.parts["compute"]
 
 
+@pytest.mark.slow
 def test_frames_of_polars_say_the_same(result, traces):
     polars = pytest.importorskip("polars")
     sweep = switchml.sweep(**JOB | {"gpus": [8]}, allreduce=["ring", "no-such"])
