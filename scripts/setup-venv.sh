@@ -90,8 +90,10 @@ _make_venv() {
         _choose_torch
     fi
     say "installing switchml[${extras// /,}]${torch:+ and $torch} (a minute or more the first time)"
+    # The pip that Python brings takes twice as long to find what fits together. It does, where no newer one is in reach.
+    _pip install --quiet --upgrade pip >"$log" 2>&1 || true
     # --no-compile: compiling every module of torch and SciPy takes longer than installing them, and few are ever used.
-    if ! _pip install --no-compile "${arguments[@]}" >"$log" 2>&1; then
+    if ! _pip install --no-compile "${arguments[@]}" >>"$log" 2>&1; then
         # pip ended by itself: nothing is half-written, and the next try may keep what is there.
         rm -f "$venv/setup-stamp"
         _failed "pip could not install it"

@@ -67,6 +67,7 @@ SCREENS = {
     "trace replay": "trace replay run --bandwidth x2",
     "validate throughput": "validate throughput",
 }
+SLOW = {"validate throughput"}
 
 
 @pytest.fixture
@@ -84,7 +85,9 @@ def here(tmp_path, monkeypatch):
             native.write(trace, Path(folder, f"rank-{trace.rank}.npz"))
 
 
-@pytest.mark.parametrize("name", SCREENS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in SCREENS]
+)
 def test_screens_at_80_columns(name, here):
     done = CliRunner().invoke(cli, SCREENS[name].split())
     assert done.exit_code == 0, done.output

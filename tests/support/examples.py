@@ -12,7 +12,7 @@ WHOLE = 100
 
 def load(is_all: bool) -> None:
     """Before any test is imported. No deadline for one example: the first may compile a kernel."""
-    hypothesis.settings.register_profile("first", deadline=None, max_examples=30, derandomize=True)
+    hypothesis.settings.register_profile("first", deadline=None, max_examples=20, derandomize=True)
     hypothesis.settings.register_profile("all", deadline=None, max_examples=WHOLE)
     hypothesis.settings.load_profile("all" if is_all else "first")
 

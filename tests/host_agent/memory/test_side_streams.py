@@ -42,7 +42,7 @@ def restored(codec, tensors, pack=SavedTensors.pack):
     return [hooks.unpack(packed.pop()).clone().cpu() for _ in tensors][::-1], hooks.counters()
 
 
-@pytest.mark.parametrize("in_flight", [0, 1 << 30])
+@pytest.mark.parametrize("in_flight", [0, pytest.param(1 << 30, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("codec", ["int8", "fp16", "levels", "szx", "host"])
 def test_restored_is_what_the_cpu_restores(model, codec, in_flight, monkeypatch):
     """Whatever stream is late, and however many vectors are under way."""

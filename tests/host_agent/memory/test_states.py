@@ -302,6 +302,7 @@ def test_states_of_another_model_are_refused_and_change_nothing():
                 assert torch.equal(optimizer.state_dict()["state"][number][name], value)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_shards_has_each_ranks_states(tmp_path):
     """Plain tensors would be taken for copies, and rank 0's saved for all."""
     for rank in run_ranks(Path(__file__).parent / "sharded_states_script.py", 2, tmp_path):

@@ -185,12 +185,14 @@ def test_of_two_processes_one_compiles(one_compiles_another_waits):
     assert another.communicate()[0] == "0 0\n"
 
 
+@pytest.mark.slow
 def test_who_is_killed_while_compiling_leaves_it_to_the_other(one_compiles_another_waits):
     one, another = one_compiles_another_waits
     one.kill()
     assert another.communicate()[0] == "compiling\n1 0\n"
 
 
+@pytest.mark.slow
 def test_processes_that_compile_in_opposite_orders_do_not_wait_for_each_other(start):
     one, another = start("is_clear", "is_zero"), start("is_zero", "is_clear")
     assert one.stdout.readline() == another.stdout.readline() == "compiling\n"

@@ -8,7 +8,7 @@ from emulator.networks.faults.world import World, play
 from switchml.aggregator import tiers
 from switchml.protocol import best_effort
 
-SEEDS = 20
+SEEDS = 10
 
 
 def test_seeds_pass_and_slots_are_shared():

@@ -13,7 +13,7 @@ from emulator.networks.faults.plan import JobPlan, PlannedCall
 from emulator.networks.faults.world import World, play
 from switchml.errors import LeftBehind
 
-SEEDS = 20
+SEEDS = 10
 
 
 def test_seeds_pass_and_ranks_are_late():
