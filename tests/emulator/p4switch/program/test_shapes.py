@@ -21,6 +21,7 @@ BAD = (True, -1, 1.5, "nonsense", [[]], {"x": []})
         (("field_aliases", 0, 0), ["a", "b"], "field_aliases[0][0] is ['a', 'b'], but should be a string"),
         (("field_aliases", 0, 1), ["nonsense", "b"], "field_aliases[0]: there is no header named 'nonsense'"),
         (("headers", 1, "id"), [], "headers[1].id is [], but should be a whole number"),
+        (("headers", 1, "id"), 2**70, f"headers[1].id is {2**70}, but should be a whole number of 64 bits"),
         (("headers",), 3, "headers is 3, but should be a list"),
         (("pipelines", 0, "tables", 0, "key"), None, "pipelines[0].tables[0].key is None, but should be a list"),
         (
