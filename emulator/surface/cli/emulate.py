@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from emulator.cluster.algorithms import ALGORITHMS
-from emulator.surface.cli.emulate_options import KEYS, job_options
 from emulator.surface.cli.emulate_script import SCRIPT, WithScript, emulate_script
 from emulator.surface.cli.options import REPORT, ROWS_FILE, TIMELINE, json_option, output, time_limit_option
+from emulator.surface.job_options import KEYS, job_options, with_options
 from switchml import tables
 from switchml.cli.options import Count, option
 from switchml.errors import ConfigError, OutOfMemory
@@ -241,21 +241,6 @@ def described(file: str | None, options: dict[str, Any], is_trusted: bool) -> di
     from emulator.jobs.description import read_tables
 
     return with_options(read_tables(Path(file), is_trusted or "model" in options) if file else {}, options)
-
-
-def with_options(table: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
-    """The same tables, with options in place of what they say."""
-    for name, value in options.items():
-        *sections, key = KEYS[name]
-        inner = table
-        for section in sections:
-            inner = inner.setdefault(section, {})
-            if not isinstance(inner, dict):
-                raise ConfigError(f"{section}: expected a table, under [{section}]")
-        inner[key] = value
-    if "model" not in table:
-        raise ConfigError("no model: give --model NAME or a job file (switchml emulate list models)")
-    return table
 
 
 def show(emulation: Any) -> None:

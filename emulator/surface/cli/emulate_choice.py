@@ -1,12 +1,12 @@
-"""What `switchml emulate` chose where options were left out, and the table of the best splits."""
+"""What `switchml emulate` chose where options were left out."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from emulator.surface.report.ranking import ranking_table
 from switchml import tables
 from switchml.terminal import say
-from switchml.units import GIB, TimeUnit
 
 
 def show_choice(emulation: Any) -> None:
@@ -18,32 +18,3 @@ def show_choice(emulation: Any) -> None:
         say()
         tables.show(ranking_table(choice.ranking))
         say()
-
-
-def ranking_table(ranking: Any) -> tables.Table:
-    """A row for each split, the fastest first."""
-    unit = TimeUnit(one.iteration_s for one in ranking)
-    has_experts = any(one.job.ep > 1 for one in ranking)
-    table = tables.Table(
-        [
-            *(tables.number(name) for name in ("tp", "pp", "dp", *(["ep"] if has_experts else []))),
-            tables.number("virtual", drop=2),
-            tables.number("ZeRO"),
-            tables.number("micro"),
-            tables.text("recompute"),
-            tables.text("implementation", drop=1),
-            tables.number("iteration", unit.name),
-            tables.number("memory", "GiB"),
-        ]
-    )
-    for one in ranking:
-        job = one.job
-        split = (job.tp, job.pp, job.dp, *([job.ep] if has_experts else []), job.virtual_stages, job.zero)
-        table.add(
-            *(str(count) for count in (*split, job.micro_batch)),
-            job.recompute,
-            job.implementation or "-",
-            unit.text(one.iteration_s),
-            f"{one.memory_bytes / GIB:.1f}",
-        )
-    return table

@@ -6,8 +6,8 @@ from typing import Any
 
 import click
 
-from emulator.surface.cli.emulate_options import DEFAULTS
 from emulator.surface.cli.options import output
+from emulator.surface.job_options import DEFAULTS
 from switchml import tables
 from switchml.cli.extras import require
 from switchml.cli.options import GroupedCommand, given_parameters

@@ -12,8 +12,8 @@ from emulator.jobs.sweep import sweep as run_sweep
 from emulator.surface.api.emulating import Result, Sweep, without_notes
 from emulator.surface.api.page import charts as curves
 from emulator.surface.api.page import page_of
-from emulator.surface.cli.emulate_choice import ranking_table
 from emulator.surface.report.page import memory_chart, plot, ranks_shown, stage_rows, timeline
+from emulator.surface.report.ranking import ranking_table
 from emulator.surface.ui import controls
 from switchml.errors import ConfigError
 from switchml.pages import charts

@@ -17,8 +17,7 @@ from emulator.cluster import cluster, codecs
 from emulator.cluster.algorithms import ALGORITHMS
 from emulator.jobs.sweep import Axis, parse_axis, points
 from emulator.jobs.workload import job, models
-from emulator.surface.cli.emulate import with_options
-from emulator.surface.cli.emulate_options import BY_NAME, DEFAULTS, type_of
+from emulator.surface.job_options import BY_NAME, DEFAULTS, type_of, with_options
 from switchml.errors import ConfigError
 
 MOST_POINTS = 64

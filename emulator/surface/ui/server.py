@@ -1,5 +1,5 @@
-"""The web server of `switchml ui`: one page, and three addresses that answer what it posts with JSON. Whoever does not know the
-token gets nothing; it comes once, in the address, and is a cookie from then on.
+"""The web server of `switchml ui`: one page, and three addresses that answer what it posts with JSON. Whoever does not
+know the token gets nothing; it comes once, in the address, and is a cookie from then on.
 """
 
 from __future__ import annotations

@@ -1,10 +1,14 @@
 """How two runs of a job differ. Two accounts sum to the difference: by cause on the average rank, and by operation on
 the critical path. Besides, what each operation takes in both runs, and whether its difference may be chance.
+
+Iterations of one run share what else its machines did meanwhile, so that a difference between single runs may be theirs
+however little iterations scatter. Runs captured in turns, A B A B …, tell: their differences are compared pair by pair.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -20,6 +24,7 @@ OPERATIONS = (What.COMPUTE, What.LAUNCH, What.LOAD, What.CODEC, What.COPY, What.
 FALSE_SHARE = 0.05
 """Of the differences called significant, so many are expected to be chance."""
 LEAST_ITERATIONS = 3
+LEAST_PAIRS = 3
 
 
 @dataclass(frozen=True)
@@ -33,7 +38,7 @@ class Row:
     """How often in an iteration of a rank; 0: this run has none."""
     b_count: float = 1.0
     p: float | None = None
-    """How likely iterations that differ in nothing would differ so much; None: too few iterations to tell."""
+    """How likely iterations, or pairs of runs, that differ in nothing would differ so much; None: too few to tell."""
     is_significant: bool | None = None
 
     @property
@@ -44,10 +49,11 @@ class Row:
 
 @dataclass(frozen=True)
 class Difference:
-    """Of run B against run A."""
+    """Of run B against run A; of several pairs of runs, figures are means."""
 
-    a: DiagnosisContext
-    b: DiagnosisContext
+    a: Sequence[DiagnosisContext]
+    b: Sequence[DiagnosisContext]
+    """As many as A."""
     iteration: Row
     """As traced."""
     parts: list[Row]
@@ -78,6 +84,7 @@ class Difference:
             return [asdict(row) | {"difference_s": row.difference_s} for row in rows]
 
         return {
+            "pairs": len(self.a),
             "a": _about(self.a),
             "b": _about(self.b),
             "iteration": plain([self.iteration])[0],
@@ -97,8 +104,8 @@ def difference(a: Joined, b: Joined) -> Difference:
     durations_s = [[each.duration_s() for each in context.iterations] for context in (one, other)]
     iteration_p = _p(*(_mean_of_ranks(rows) for rows in durations_s))
     return Difference(
-        a=one,
-        b=other,
+        a=[one],
+        b=[other],
         iteration=Row(
             "iteration",
             a.iteration_s,
@@ -116,12 +123,45 @@ def difference(a: Joined, b: Joined) -> Difference:
     )
 
 
-def _about(context: DiagnosisContext) -> dict[str, Any]:
+def mean(pairs: Sequence[Difference]) -> Difference:
+    """Of pairs of runs that were captured in turns. What is significant follows from how pairs scatter."""
+    if len(pairs) == 1:
+        return pairs[0]
+
+    def rows(of: Callable[[Difference], list[Row]], *, are_tested: bool = False) -> list[Row]:
+        named = [{row.name: row for row in of(pair)} for pair in pairs]
+        names = dict.fromkeys(name for each in named for name in each)
+        found = [_mean_row(name, [each.get(name) for each in named]) for name in names]
+        found = _controlled(found) if are_tested else [replace(row, p=None) for row in found]
+        return sorted(found, key=lambda row: -abs(row.difference_s))
+
+    iteration = _mean_row("iteration", [pair.iteration for pair in pairs])
+    return Difference(
+        a=[context for pair in pairs for context in pair.a],
+        b=[context for pair in pairs for context in pair.b],
+        iteration=replace(iteration, is_significant=None if iteration.p is None else iteration.p < FALSE_SHARE),
+        parts=rows(lambda pair: pair.parts),
+        path=rows(lambda pair: pair.path),
+        unexplained_s=float(np.mean([pair.unexplained_s for pair in pairs])),
+        operations=rows(lambda pair: pair.operations, are_tested=True),
+        collectives=rows(lambda pair: pair.collectives),
+    )
+
+
+def _mean_row(name: str, rows: Sequence[Row | None]) -> Row:
+    """A pair without it has it for no time, never."""
+    figures = [(row.a_s, row.b_s, row.a_count, row.b_count) if row else (0.0,) * 4 for row in rows]
+    table = np.array(figures)
+    a_s, b_s, a_count, b_count = table.mean(axis=0).tolist()
+    return Row(name, a_s, b_s, a_count, b_count, p=_p_of_pairs(table[:, 1] - table[:, 0]))
+
+
+def _about(contexts: Sequence[DiagnosisContext]) -> dict[str, Any]:
     return {
-        "ranks": len(context.graph.ranks),
-        "iterations": min((each.count for each in context.iterations), default=0),
-        "iteration_s": context.joined.iteration_s,
-        "replayed_s": context.iteration_s,
+        "ranks": len(contexts[0].graph.ranks),
+        "iterations": sum(min((each.count for each in one.iterations), default=0) for one in contexts),
+        "iteration_s": float(np.mean([one.joined.iteration_s for one in contexts])),
+        "replayed_s": float(np.mean([one.iteration_s for one in contexts])),
     }
 
 
@@ -158,7 +198,6 @@ def _collectives(context: DiagnosisContext) -> dict[str, tuple[float, float]]:
 
 
 def _operations(one: DiagnosisContext, other: DiagnosisContext) -> list[Row]:
-    """Rows with their significance, false discoveries controlled over all of them."""
     a, b = _by_name(one), _by_name(other)
     rows = []
     for name in {**a, **b}:
@@ -166,6 +205,12 @@ def _operations(one: DiagnosisContext, other: DiagnosisContext) -> list[Row]:
         empty = np.zeros(len(next(iter((a if a_s is None else b).values()), (np.zeros(1),))[0]))
         a_s, b_s = (empty if values is None else values for values in (a_s, b_s))
         rows.append(Row(name, float(a_s.mean()), float(b_s.mean()), a_count, b_count, p=_p(a_s, b_s)))
+    return sorted(_controlled(rows), key=lambda row: -abs(row.difference_s))
+
+
+def _controlled(rows: list[Row]) -> list[Row]:
+    """Rows with their significance, false discoveries controlled over all of them."""
+    rows = list(rows)
     known = [i for i, row in enumerate(rows) if row.p is not None]
     if known:
         from scipy.stats import false_discovery_control
@@ -173,7 +218,7 @@ def _operations(one: DiagnosisContext, other: DiagnosisContext) -> list[Row]:
         adjusted = false_discovery_control([rows[i].p for i in known])
         for i, p in zip(known, adjusted, strict=True):
             rows[i] = replace(rows[i], p=float(p), is_significant=bool(p < FALSE_SHARE))
-    return sorted(rows, key=lambda row: -abs(row.difference_s))
+    return rows
 
 
 def _by_name(context: DiagnosisContext) -> dict[str, tuple[np.ndarray, float]]:
@@ -208,3 +253,14 @@ def _p(a: np.ndarray, b: np.ndarray) -> float | None:
     from scipy.stats import ttest_ind
 
     return float(ttest_ind(a, b, equal_var=False).pvalue)
+
+
+def _p_of_pairs(differences_s: np.ndarray) -> float | None:
+    """Of a paired t-test; None for too few pairs."""
+    if len(differences_s) < LEAST_PAIRS:
+        return None
+    if differences_s.std() <= 1e-9 * max(abs(differences_s).max(), 1e-12):  # pairs don't scatter: a t-test can't tell
+        return 0.0 if abs(differences_s).max() > 0 else 1.0
+    from scipy.stats import ttest_1samp
+
+    return float(ttest_1samp(differences_s, 0.0).pvalue)

@@ -286,7 +286,7 @@ def test_units_in_options_and_files(tmp_path):
 
 
 def test_help_shows_the_default_of_each_option():
-    from emulator.surface.cli.emulate_options import DEFAULTS, FLAGS, OPTIONS
+    from emulator.surface.job_options import DEFAULTS, FLAGS, OPTIONS
 
     words, units = DEFAULTS | FLAGS, (("MiB", 2**20), ("GB/s", 1e9), ("", 1))
     for flags, path, kind, _ in OPTIONS:

@@ -51,7 +51,7 @@ def check(value: Any, shape: Any, path: str) -> None:
         case type():
             if type(value) is not shape:
                 raise _wrong(value, path, _WORDS[shape])
-            if shape is int and not -(2**63) <= value < 2**63:
+            if isinstance(value, int) and not -(2**63) <= value < 2**63:
                 raise _wrong(value, path, "a whole number of 64 bits")
         case dict():
             check(value, dict, path)

@@ -1,7 +1,8 @@
-"""`switchml trace diff`: two runs of a job beside each other."""
+"""`switchml trace diff`: two runs of a job beside each other, or several of each."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,38 +20,49 @@ ROWS = 15
 
 
 @click.command()
-@click.argument("a", type=ANY_PATH)
-@click.argument("b", type=ANY_PATH)
+@click.argument("runs", type=ANY_PATH, nargs=-1, required=True, metavar="A B [A B]...")
 @salvage_option
 @json_option
-def diff(a: Path, b: Path, salvage: bool, as_json: bool) -> None:
+def diff(runs: tuple[Path, ...], salvage: bool, as_json: bool) -> None:
     """Say why iterations of the run traced in B take longer or shorter than those of the run in A.
 
-    Causes on the average rank sum to the difference, and so do operations on the critical path. A difference is called
-    significant where iterations of the same run scatter less than that.
+    Causes on the average rank sum to the difference, and so do operations on the critical path.
+
+    What else the machines did during one run is in all of its iterations. Three pairs or more, captured in turns (A B
+    A B A B), tell a change from that: it is called significant where pairs agree.
     """
-    from emulator.traces.diagnosis.diff import difference
+    from emulator.traces.diagnosis.diff import difference, mean
     from emulator.traces.join import join
     from emulator.traces.readers.read import read
 
-    runs = read(a, salvage=salvage), read(b, salvage=salvage)
+    if len(runs) % 2:
+        raise click.UsageError(f"{len(runs)} runs; expected pairs: A B, or A B A B …")
+    traced = [read(run, salvage=salvage) for run in runs]
     with progress("comparing"):
-        differences = difference(*map(join, runs))
-    output(as_json, differences.to_json, lambda: show(differences, a, b))
+        joined = [join(traces) for traces in traced]
+        differences = mean([difference(a, b) for a, b in zip(joined[::2], joined[1::2], strict=True)])
+    output(as_json, differences.to_json, lambda: show(differences, runs))
 
 
-def show(differences: Difference, a: Path, b: Path) -> None:
+def show(differences: Difference, runs: Sequence[Path]) -> None:
     """Print them."""
     from emulator.jobs.replay.report import operation_text
     from switchml.units import time_text
 
     row = differences.iteration
     change = f"{row.difference_s / row.a_s:+.1%}" if row.a_s else "–"
-    sure = {None: "too few iterations to say whether by chance", True: "significant", False: "may be chance"}
+    pairs = len(runs) // 2
+    few = "too few iterations to say whether by chance" if pairs == 1 else "too few pairs to say whether by chance"
+    much = "more than iterations scatter" if pairs == 1 else "significant"
+    sure = {None: few, True: much, False: "may be chance"}
     sign = "+" if row.difference_s > 0 else "−" if row.difference_s < 0 else ""
-    say(f"A, {a}: {time_text(row.a_s)} an iteration")
-    say(f"B, {b}: {time_text(row.b_s)}")
-    say(f"B − A: {sign}{time_text(abs(row.difference_s))} ({change}; {sure[row.is_significant]})\n")
+    beside = f" and {pairs - 1} more" if pairs > 1 else ""
+    say(f"A, {runs[0]}{beside}: {time_text(row.a_s)} an iteration")
+    say(f"B, {runs[1]}{beside}: {time_text(row.b_s)}")
+    say(f"B − A: {sign}{time_text(abs(row.difference_s))} ({change}; {sure[row.is_significant]})")
+    if pairs == 1 and row.is_significant:
+        say(("one run of each: what else the machines did is in it, too; runs in turns tell (A B A B A B)", "dim"))
+    say()
     shown = [
         _table("By cause, average rank", "cause", differences.parts, differences),
         _table("By operation on the critical path", "operation", differences.path, differences),

@@ -93,6 +93,8 @@ def test_diff(tmp_path):
     for rows in (said["parts"], said["critical_path"]):
         assert sum(row["difference_s"] for row in rows) + said["unexplained_s"] == pytest.approx(whole_s)
     assert said["operations"][0]["name"] == "DataLoader.__next__"
+    assert "too few pairs" in run("diff", a, b, a, b).output
+    assert "expected pairs" in run("diff", a, b, a).output
 
 
 @pytest.mark.slow(keep=1)

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from emulator.traces.diagnosis.diff import difference
+from emulator.traces.diagnosis.diff import difference, mean
 from tests.support.traced_jobs import Job, traced
 
 NOISE = np.random.default_rng(7).lognormal(0.0, 0.02, (4, 40))
@@ -34,6 +34,27 @@ def test_slower_operation_is_found():
     assert max(found.path, key=lambda row: row.difference_s).name == "backward 3"
     assert not any(row.is_significant for row in found.operations[1:] if abs(row.difference_s) < 1e-5)
     assert not found.appeared and not found.disappeared
+
+
+@pytest.mark.parametrize("backward", [1.0, 4.0])
+def test_pairs_in_turns_tell_a_change_from_a_busy_machine(backward):
+    """Each run has a load of its own, in all of its iterations alike."""
+    load = iter([1.0, 1.08, 1.06, 0.98, 1.02, 1.05, 1.08, 1.04])
+
+    def run(factor):
+        busy = next(load)
+        slowness = lambda rank, name, iteration: busy * (factor if name == "backward 3" else 1.0)  # noqa: E731
+        return traced(replace(JOB, slowness=slowness), iterations=4)
+
+    pairs = [difference(run(1.0), run(backward)) for _ in range(4)]
+    assert all(pair.iteration.is_significant for pair in pairs), "whatever the cause"
+    found = mean(pairs)
+    assert_adds_up(found)
+    assert found.iteration.is_significant is (backward > 1)
+    assert [row.name for row in found.operations if row.is_significant] == ["backward 3"] * (backward > 1)
+    assert found.iteration.a_s == pytest.approx(np.mean([pair.iteration.a_s for pair in pairs]))
+    assert mean(pairs[:2]).iteration.is_significant is None, "too few to tell"
+    assert mean(pairs).to_json()["pairs"] == 4
 
 
 def test_noise_is_not_significant():

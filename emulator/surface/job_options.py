@@ -1,4 +1,4 @@
-"""Options of `switchml emulate` that describe a job: each is a key of a job file."""
+"""Options of `switchml emulate` that describe a job, and controls of `switchml ui`: each is a key of a job file."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 from emulator.cluster.algorithms import ALGORITHMS_HELP, HIERARCHY_HELP
 from switchml import units
 from switchml.cli.options import BUCKET, Named, Quantity, option
+from switchml.errors import ConfigError
 
 GROUPS: dict[str, list[tuple[str, str, Any, str]]] = {
     "Job": [
@@ -250,3 +251,18 @@ def type_of(flags: str, path: str, kind: Any) -> Any:
     if units.of_name(flags)[0] is quantity:
         return Named(key, is_whole=kind is int)
     return Quantity(quantity, unit=unit)
+
+
+def with_options(table: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
+    """The same tables, with options in place of what they say."""
+    for name, value in options.items():
+        *sections, key = KEYS[name]
+        inner = table
+        for section in sections:
+            inner = inner.setdefault(section, {})
+            if not isinstance(inner, dict):
+                raise ConfigError(f"{section}: expected a table, under [{section}]")
+        inner[key] = value
+    if "model" not in table:
+        raise ConfigError("no model: give --model NAME or a job file (switchml emulate list models)")
+    return table
