@@ -122,7 +122,9 @@ def _unlike(model: Transformer, job: Job, cluster: Cluster) -> str:
     if cluster.accelerator not in (*AMPERE, *HOPPER, *BLACKWELL):
         return cluster.device.title
     if kind(job, model, cluster) == OTHERS:
-        return f"{implementations()[job.implemented_by(model)].title}, {job.precision}, on {cluster.device.title}"
+        code = f"{implementations()[job.implemented_by(model)].title} in {job.precision}"
+        attention = job.attention_kernel(model)
+        return f"{code}, zero {job.zero}, cp {job.cp}, attention {attention}, on {cluster.device.title}"
     if model.experts > 1 and cluster.accelerator in AMPERE:
         return f"experts on {cluster.device.title}"
     if job.allreduce not in ("auto", "ring", "tree"):

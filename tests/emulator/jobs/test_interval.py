@@ -26,7 +26,12 @@ def test_an_interval_holds_the_prediction_and_names_its_rows():
         (Job(gpus=131072, tp=8, batch=16384), "gpt3-13b", "a100-dgx", "more than 3,072 accelerators"),
         (Job(gpus=8), "gpt3-13b", "frontier", "AMD MI250X"),
         (Job(gpus=8), "mixtral-8x7b", "a100-dgx", "experts on NVIDIA A100"),
-        (Job(gpus=8, implementation="torch"), "gpt3-13b", "a100-dgx", "PyTorch, eager, fp16, on NVIDIA A100"),
+        (
+            Job(gpus=8, implementation="torch"),
+            "gpt3-13b",
+            "a100-dgx",
+            "PyTorch, eager in fp16, zero 0, cp 1, attention",
+        ),
         (Job(gpus=8, schedule="gpipe", pp=2), "gpt3-13b", "a100-dgx", "schedule gpipe"),
     ],
 )
