@@ -15,12 +15,18 @@ from emulator.cluster import kernels
 from emulator.cluster.accelerator import Accelerator, Constants
 from emulator.cluster.cluster import Cluster
 from emulator.cluster.codecs import Codec
-from emulator.cluster.collectives import cost
+from emulator.cluster.collectives import cost, dispatch
 from emulator.cluster.cost import FREE, Cost
 from emulator.cluster.innetwork import DENSE, Streaming
 from emulator.cluster.topology import GroupLayout, place
 from emulator.jobs.workload import transformer
-from emulator.jobs.workload.implementations import Implementation, attention_kernels, cross_entropies, implementations
+from emulator.jobs.workload.implementations import (
+    UNFUSED,
+    Implementation,
+    attention_kernels,
+    cross_entropies,
+    implementations,
+)
 from emulator.jobs.workload.job import Job
 from emulator.jobs.workload.models import LayerTable, Model, Transformer
 from switchml.errors import ConfigError
@@ -64,12 +70,16 @@ class Step:
     backward_flops: float
     parameters: float
     """Of this rank."""
+    expert_parameters: float = 0.0
+    """Of these, those of experts, which fewer ranks have."""
     reduce: Cost = FREE
     """Among tensor-parallel ranks: after forward, after recomputing all of it, after backward."""
     reduce_bytes: float = 0.0
     exchange: Cost = FREE
     """Among expert-parallel ranks, to the experts and back."""
     exchange_bytes: float = 0.0
+    waits: bool = False
+    """Whether the host waits for the device before it launches experts, to know how many tokens each gets."""
     context: tuple[Cost, Cost] = (FREE, FREE)
     """Among context-parallel ranks, forward and backward: what of it attention does not hide."""
     context_bytes: tuple[float, float] = (0.0, 0.0)
@@ -104,6 +114,10 @@ class Stage:
     def parameters(self) -> float:
         return sum(step.parameters for step in self.steps)
 
+    @property
+    def expert_parameters(self) -> float:
+        return sum(step.expert_parameters for step in self.steps)
+
 
 @dataclass(frozen=True)
 class CostedJob:
@@ -114,6 +128,8 @@ class CostedJob:
     cluster: Cluster
     stages: tuple[Stage, ...]
     data_parallel: GroupLayout
+    expert_data_parallel: GroupLayout
+    """The ranks that hold the same part of the same experts."""
     optimizer_s: tuple[float, ...]
     """For each stage."""
     iteration_s: float
@@ -136,11 +152,11 @@ class CostedJob:
 
     def gradients(self, stage: Stage) -> Cost:
         """Reducing all gradients of a stage among its data-parallel ranks, in one piece, compressed or not."""
-        costed = self.reduce(stage.parameters)
+        costed = self.reduce(stage.parameters, experts=stage.expert_parameters)
         if self.codec is not None:
             costed = costed.plus(Cost(self.coding_s(stage.parameters)))
         if self.job.zero:
-            costed = costed.plus(self._cost("all_gather", stage.parameters * 2, self.data_parallel, self.streaming))
+            costed = costed.plus(self.gather(stage.parameters, experts=stage.expert_parameters)[1])
         return costed
 
     @property
@@ -155,13 +171,13 @@ class CostedJob:
         hierarchy = self.job.hierarchy
         return cost(self.cluster, operation, size, where, "switchml", hierarchy, streaming, **how)
 
-    def _reduce_scatter(self, size: float, streaming: Streaming) -> Cost:
+    def _reduce_scatter(self, size: float, shards: GroupLayout, copies: GroupLayout, streaming: Streaming) -> Cost:
         """Among the ranks that hold one copy of sharded weights; then shards are all-reduced among the copies
         (HYBRID_SHARD: Zhao et al., VLDB 2023, section 3.2.2)."""
-        scattered = self._cost("reduce_scatter", size, self.shards, streaming, both_ways=self.gathers_backward)
-        if self.copies.ranks == 1:
+        scattered = self._cost("reduce_scatter", size, shards, streaming, both_ways=self.gathers_backward)
+        if copies.ranks == 1:
             return scattered
-        return scattered.plus(self._cost("all_reduce", size / self.shards.ranks, self.copies, streaming))
+        return scattered.plus(self._cost("all_reduce", size / shards.ranks, copies, streaming))
 
     @property
     def gathers_backward(self) -> bool:
@@ -183,11 +199,15 @@ class CostedJob:
         group = job.fsdp.group if job.zero == 3 and job.fsdp.group else job.dp
         return place(job.dp // group, job.tp * group, self.cluster.accelerators_per_node)
 
-    def gather(self, elements: float, beside_gradients: bool = False) -> tuple[float, Cost]:
+    def gather(self, elements: float, beside_gradients: bool = False, experts: float = 0.0) -> tuple[float, Cost]:
         """Bytes and cost of gathering so many weights of a unit, with `zero` 3, in a forward pass or beside_gradients:
-        while gradients of other units are reduce-scattered."""
-        size = elements * (self.job.fsdp.gather_bytes or self.job.element_bytes)
-        return size, self._cost("all_gather", size, self.shards, self.streaming, both_ways=beside_gradients)
+        while gradients of other units are reduce-scattered. `experts`: of these, those of experts."""
+        each, whole = self.job.fsdp.gather_bytes or self.job.element_bytes, FREE
+        for own, where in ((elements - experts, self.shards), (experts, self.expert_data_parallel)):
+            if own:
+                costed = self._cost("all_gather", own * each, where, self.streaming, both_ways=beside_gradients)
+                whole = whole.plus(costed)
+        return elements * each, whole
 
     def coding_s(self, elements: float) -> float:
         """Compressing so many gradients, and decompressing what comes back."""
@@ -195,13 +215,21 @@ class CostedJob:
         back = self.data_parallel.ranks if self.codec.gathers else 1
         return self.codec.compress_s(self.cluster, elements) + back * self.codec.decompress_s(self.cluster, elements)
 
-    def reduce(self, elements: float, density: float = 1.0) -> Cost:
-        """Reducing so many gradients among data-parallel ranks, of which the share `density` of blocks is not zero."""
+    def reduce(self, elements: float, density: float = 1.0, experts: float = 0.0) -> Cost:
+        """Reducing so many gradients among data-parallel ranks, of which the share `density` of blocks is not zero.
+        `experts`: of these, those of experts, which only the ranks that hold the same ones add up."""
+        own = self._reduce(experts, density, self.expert_data_parallel, GroupLayout(1, 1, 1)) if experts else FREE
+        if experts >= elements > 0:
+            return own
+        return own.plus(self._reduce(elements - experts, density, self.shards, self.copies))
+
+    def _reduce(self, elements: float, density: float, shards: GroupLayout, copies: GroupLayout) -> Cost:
+        """`shards`: without sharded weights, all that add up the same gradients."""
         job = self.job
         elements *= self.unpruned_share
         size = elements * job.gradient_bytes if self.codec is None else self.codec.wire_bytes(elements)
         if self.codec is not None and self.codec.gathers:
-            return cost(self.cluster, "all_gather", size * self.data_parallel.ranks, self.data_parallel)
+            return cost(self.cluster, "all_gather", size * shards.ranks, shards)
         streaming = DENSE
         if self.in_network:
             # Switches add integers of 4 bytes for each element, whatever the gradient was (docs/protocol.md); on the
@@ -212,8 +240,8 @@ class CostedJob:
             least = min(density, self.streaming.density) if self.streaming.sparse else 1.0
             streaming = dataclasses.replace(self.streaming, density=least, wire_bytes=lane)
         if job.zero:
-            return self._reduce_scatter(size, streaming)
-        return cost(self.cluster, "all_reduce", size, self.data_parallel, job.allreduce, job.hierarchy, streaming)
+            return self._reduce_scatter(size, shards, copies, streaming)
+        return cost(self.cluster, "all_reduce", size, shards, job.allreduce, job.hierarchy, streaming)
 
 
 def plan(
@@ -248,7 +276,8 @@ def plan(
         cluster=cluster,
         stages=tuple(stages),
         data_parallel=place(job.dp, job.tp, cluster.accelerators_per_node),
-        optimizer_s=tuple(_optimizer_s(stage.parameters, model, job, machine) for stage in stages),
+        expert_data_parallel=place(job.expert_dp, job.ep * job.expert_tp, cluster.accelerators_per_node),
+        optimizer_s=tuple(_optimizer_s(stage, model, job, machine) for stage in stages),
         iteration_s=machine.software.iteration_s if has_host_time else 0.0,
         streaming=streaming,
         codec=codec,
@@ -286,7 +315,11 @@ def _transformer_steps(model: Transformer, job: Job, cluster: Cluster, machine: 
     )
     parameters = job.part_parameters(model)
     how = code.implementation
-    return {part.name: _step(part, parameters[part.name], job, cluster, machine, how) for part in parts}
+    experts = {"mlp": job.expert_parameters(model)} if model.experts > 1 else {}
+    return {
+        part.name: _step(part, parameters[part.name], experts.get(part.name, 0.0), job, cluster, machine, how)
+        for part in parts
+    }
 
 
 def _loss(model: Transformer, job: Job) -> str:
@@ -322,10 +355,16 @@ def _neighbours(job: Job, per_node: int) -> GroupLayout:
 
 
 def _step(
-    part: transformer.Segment, parameters: float, job: Job, cluster: Cluster, machine: Machine, how: Implementation
+    part: transformer.Segment,
+    parameters: float,
+    expert_parameters: float,
+    job: Job,
+    cluster: Cluster,
+    machine: Machine,
+    how: Implementation,
 ) -> Step:
     tensor = place(job.tp, 1, cluster.accelerators_per_node)
-    expert = place(job.ep, job.tp, cluster.accelerators_per_node)
+    expert = place(job.ep, job.expert_tp, cluster.accelerators_per_node)
     full = job.recompute == "full" and part.name in ("attention", "mlp")
     recomputed = part.recomputed if job.recompute == "selective" else part.forward[:0]
     if job.recompute == "operators" and part.name in ("attention", "mlp"):
@@ -344,16 +383,35 @@ def _step(
         forward_flops=kernels.flops(part.forward),
         backward_flops=kernels.flops(part.backward),
         parameters=parameters,
+        expert_parameters=expert_parameters,
         reduce=_reduce(part, job, cluster, tensor, machine),
         reduce_bytes=part.reduce_bytes,
-        exchange=cost(cluster, "all_to_all", part.exchange_bytes, expert) if part.exchange_bytes else FREE,
+        exchange=_exchange(part, job, cluster, expert, how) if part.exchange_bytes else FREE,
         exchange_bytes=part.exchange_bytes,
+        waits=bool(part.exchange_bytes) and not _is_flex(job, cluster, expert, how),
         context=_context(part, job, cluster, machine, how) if part.context_bytes[0] else (FREE, FREE),
         context_bytes=part.context_bytes,
         recomputes_all=full,
         forward_kernels=len(part.forward) + len(recomputed),
         backward_kernels=len(backward),
     )
+
+
+NODE = 8
+"""Accelerators of a node beyond which Megatron Bridge's recipes of 2025 take HybridEP inside it as well (NVL72)."""
+
+
+def _is_flex(job: Job, cluster: Cluster, expert: GroupLayout, how: Implementation) -> bool:
+    """Whether DeepEP or HybridEP brings tokens to experts."""
+    if job.dispatcher:
+        return job.dispatcher == "flex"
+    return how.dispatches and (expert.nodes > 1 or cluster.accelerators_per_node > NODE)
+
+
+def _exchange(part: transformer.Segment, job: Job, cluster: Cluster, expert: GroupLayout, how: Implementation) -> Cost:
+    if _is_flex(job, cluster, expert, how):
+        return dispatch(cluster, part.exchange_bytes, expert, part.copies)
+    return cost(cluster, "all_to_all", part.exchange_bytes, expert)
 
 
 def _reduce(part: transformer.Segment, job: Job, cluster: Cluster, tensor: GroupLayout, machine: Machine) -> Cost:
@@ -416,14 +474,17 @@ def _stage(steps: list[Step], job: Job, constants: Constants) -> Stage:
     device = compute + exchanged
     longer, shorter = max(device, host), min(device, host)
     ratio = shorter / longer if longer else 0.0  # powers of seconds would leave what a float can hold
-    both = longer * (1 + ratio**constants.overlap_exponent) ** (1 / constants.overlap_exponent)
+    # Where the host waits in every layer, its launches don't run ahead: they add up with what the device does.
+    exponent = 1.0 if any(step.waits for step in steps) else constants.overlap_exponent
+    both = longer * (1 + ratio**exponent) ** (1 / exponent)
     return Stage(tuple(steps), device, 1.0 + (both - device) / compute if compute else 1.0)
 
 
-def _optimizer_s(parameters: float, model: Model, job: Job, machine: Machine) -> float:
+def _optimizer_s(stage: Stage, model: Model, job: Job, machine: Machine) -> float:
     each = implementations()[job.implemented_by(model)].optimizer_bytes[job.optimizer]
-    shards = (job.fsdp.group or job.dp) if job.zero == 3 else job.dp if job.zero else 1
-    return machine.seconds(np.array([kernels.memory(each * parameters / shards)]))
+    experts = stage.expert_parameters
+    own = job.sharded(stage.parameters - experts, experts) if job.zero else stage.parameters
+    return machine.seconds(np.array([kernels.memory(each * own)]))
 
 
 def _layer_steps(model: LayerTable, job: Job, cluster: Cluster) -> list[Step]:
@@ -479,7 +540,7 @@ def _assumptions(model: Model, job: Job, cluster: Cluster) -> list[str]:
         size = bytes_text(parameters * job.gradient_bytes)
         lines.append(f"gradients are reduced in buckets of {parameters / 1e6:,.1f}M parameters, {size}")
     if isinstance(model, Transformer) and model.experts > 1:
-        lines.append("tokens spread over experts evenly")
+        lines.append("tokens spread over experts evenly" + _grouping(model, job, cluster))
     if isinstance(model, LayerTable) and model.forward_s is None:
         lines.append("a layer's time is the larger of its FLOPs at sustained peak and its activations at memory rate")
     if job.allreduce == "auto":
@@ -489,10 +550,25 @@ def _assumptions(model: Model, job: Job, cluster: Cluster) -> list[str]:
     return lines
 
 
+def _grouping(model: Transformer, job: Job, cluster: Cluster) -> str:
+    """How experts lie on ranks, and what brings tokens to them."""
+    if job.ep == 1:
+        return ""
+    where = place(job.ep, job.expert_tp, cluster.accelerators_per_node)
+    how = implementations()[job.implemented_by(model)]
+    name = (
+        "flex (a copy for each node)" if _is_flex(job, cluster, where, how) else "all-to-all (a copy for each expert)"
+    )
+    return f", each on {job.expert_tp} of {job.tp} tensor-parallel ranks; dispatcher: {name}"
+
+
 def _named_kernels(model: Transformer, job: Job) -> str:
     """What stands in the place of others that a job could name."""
     name = job.attention_kernel(model)
     attention = attention_kernels()[name].title if job.flash(model) else "unfused, scores in memory"
+    if name != UNFUSED and not job.flash(model):
+        multiple = implementations()[job.implemented_by(model)].head_multiple
+        attention += f" (fused kernels take heads that are multiples of {multiple}, not {model.head})"
     return f"attention: {attention}; loss: {cross_entropies()[_loss(model, job)].title}"
 
 

@@ -9,6 +9,8 @@ costs.
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 
 from emulator.cluster.cost import FREE, Cost
@@ -132,11 +134,19 @@ def _add_transfers(
         for t in range(tensor):
             group = builder.add_group(ranks[stage, :, t], name=f"data-parallel, stage {stage}", size=job.dp)
             bases[DATA][stage, :, t] = transfers(DATA, stage, group)
-            for kind, size, name in ((EXPERT, job.ep, "expert"), (CONTEXT, job.cp, "context")):
-                for first in range(0, data, max(1, min(size, data))):
-                    members = ranks[stage, first : first + size, t]
-                    group = builder.add_group(members, name=f"{name}-parallel, stage {stage}", size=size)
-                    bases[kind][stage, first : first + size, t] = transfers(kind, stage, group)
+        # Tensor-parallel ranks that are in one expert-parallel group meet in it; they are folded, or all there.
+        folded = [slice(None)] if job.expert_tp < job.tp else [slice(t, t + 1) for t in range(tensor)]
+        single = [slice(t, t + 1) for t in range(tensor)]
+        for kind, size, span, places, name in (
+            (EXPERT, job.ep, job.expert_span, folded, "expert"),
+            (CONTEXT, job.cp, job.cp, single, "context"),
+        ):
+            for first, place in itertools.product(range(0, data, min(span, data)), places):
+                members = ranks[stage, first : first + span, place]
+                group = builder.add_group(
+                    members.ravel(), name=f"{name}-parallel, stage {stage}", size=max(size, members.size)
+                )
+                bases[kind][stage, first : first + span, place] = transfers(kind, stage, group)
     if job.pp > 1:
         _add_boundaries(builder, plan, blocks, ranks, bases)
     return bases

@@ -295,19 +295,27 @@ class Rank:
         """The op of compute that was launched last."""
         return self._last_compute
 
-    def gather_unit(self, parameters: float, micro_batch: int, after: tuple[int, ...], is_forward: bool) -> int:
+    def gather_unit(
+        self, parameters: float, experts: float, micro_batch: int, after: tuple[int, ...], is_forward: bool
+    ) -> int:
         """All-gather a unit's weights, ahead of what needs them."""
         stream = WEIGHTS if self.plan.in_network else GRADIENTS
-        return self._gather(parameters, micro_batch, after, not is_forward, stream=stream, is_source=True)
+        return self._gather(parameters, experts, micro_batch, after, not is_forward, stream=stream, is_source=True)
 
-    def reduce_unit(self, parameters: float, after: tuple[int, ...]) -> int:
+    def reduce_unit(self, parameters: float, experts: float, after: tuple[int, ...]) -> int:
         """Reduce-scatter a unit's gradients."""
-        return self._reduce("gradients of a unit", parameters, after, GRADIENTS, 1.0)
+        return self._reduce("gradients of a unit", parameters, after, GRADIENTS, 1.0, experts)
 
     def _gather(
-        self, parameters: float, micro_batch: int, after: tuple[int, ...], beside_gradients: bool = False, **how: Any
+        self,
+        parameters: float,
+        experts: float,
+        micro_batch: int,
+        after: tuple[int, ...],
+        beside_gradients: bool = False,
+        **how: Any,
     ) -> int:
-        size, one = self.plan.gather(parameters, beside_gradients)
+        size, one = self.plan.gather(parameters, beside_gradients, experts)
         name = "gather weights beside gradients" if beside_gradients and self.plan.in_network else "gather weights"
         return self._exchange(name, Collective.ALL_GATHER, size, one, DATA, micro_batch, after, **how)
 
@@ -325,16 +333,19 @@ class Rank:
             parameters = self.stage.parameters
             nonzero = sum(step.parameters * step.density for step in self.stage.steps)
             density = nonzero / parameters if parameters else 1.0
-            waits = (self._reduce("gradients", parameters, waits, COMPUTE, density),)
+            waits = (self._reduce("gradients", parameters, waits, COMPUTE, density, self.stage.expert_parameters),)
         if job.pp > 1 and plan.tied is not FREE and self.number in (0, job.pp - 1):
             what = "gradients of the tied embedding", Collective.ALL_REDUCE, plan.tied.bytes, plan.tied
             waits = (self._exchange(*what, TIED, after=waits, number=0),)
         last = self._compute(f"optimizer of stage {self.number}", plan.optimizer_s[self.number], after=waits)
         if job.zero in (1, 2) and job.dp > 1:
-            self._gather(self.stage.parameters, NO_MICRO_BATCH, (last,))
+            self._gather(self.stage.parameters, self.stage.expert_parameters, NO_MICRO_BATCH, (last,))
 
-    def _reduce(self, name: str, elements: float, after: tuple[int, ...], stream: int, density: float) -> int:
-        """Reduce so many gradients; with a codec, between compressing and decompressing them."""
+    def _reduce(
+        self, name: str, elements: float, after: tuple[int, ...], stream: int, density: float, experts: float
+    ) -> int:
+        """Reduce so many gradients, some of them of experts; with a codec, between compressing and decompressing
+        them."""
         plan, codec = self.plan, self.plan.codec
         what = Collective.REDUCE_SCATTER if self.job.zero else Collective.ALL_REDUCE
         size = elements * self.job.gradient_bytes
@@ -342,7 +353,7 @@ class Rank:
             what, size = Collective.ALL_GATHER if codec.gathers else what, codec.wire_bytes(elements)
             compress_s = codec.compress_s(plan.cluster, elements)
             after = (self._compute(f"compress {name}", compress_s, after=after, stream=stream, kind=Kind.CODEC),)
-        costed = self.table.reduce_cost(elements, density)
+        costed = self.table.reduce_cost(elements, density, experts)
         last = self._exchange(name, what, size, costed, DATA, after=after, stream=stream)
         if codec is not None:
             seconds = plan.coding_s(elements) - compress_s
@@ -354,15 +365,19 @@ class Rank:
         one. Returns the op after which all are reduced."""
         bucket = self.job.bucket_parameters(self.plan.model)
         last: tuple[int, ...] = ()
-        pending, nonzero = 0.0, 0.0
+        pending, nonzero, experts = 0.0, 0.0, 0.0
         for step, op in self.done:
             pending += step.parameters
             nonzero += step.parameters * step.density
+            experts += step.expert_parameters
             while pending >= bucket:
-                last = (self._reduce("bucket of gradients", bucket, (op,), GRADIENTS, nonzero / pending),)
-                pending, nonzero = pending - bucket, nonzero * (1 - bucket / pending)
+                full = bucket / pending
+                what = nonzero / pending, experts * full
+                last = (self._reduce("bucket of gradients", bucket, (op,), GRADIENTS, *what),)
+                pending, nonzero, experts = pending - bucket, nonzero * (1 - full), experts * (1 - full)
         if pending > 0:
-            last = (self._reduce("last bucket of gradients", pending, (op,), GRADIENTS, nonzero / pending),)
+            what = nonzero / pending, experts
+            last = (self._reduce("last bucket of gradients", pending, (op,), GRADIENTS, *what),)
         return last
 
 

@@ -63,7 +63,7 @@ def slowness(graph: Graph, job: Job, slow: np.ndarray, factor: float) -> dict[in
 def sampled(plan: CostedJob, slow: np.ndarray, factor: float) -> Replicas:
     """Replicas that stand for all. `slow`: as `slow_ranks` gives it."""
     job = plan.job
-    block = min(job.dp, math.lcm(job.ep, job.cp))
+    block = min(job.dp, math.lcm(job.expert_span, job.cp))
     blocks = slow.any(axis=2).T.reshape(job.dp // block, block * job.pp)
     kinds, first, count = np.unique(blocks, axis=0, return_index=True, return_counts=True)
     elapsed_s = np.array([[stage.seconds for stage in plan.stages]])

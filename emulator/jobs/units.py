@@ -26,10 +26,12 @@ class Launches(Protocol):
     def last_compute(self) -> tuple[int, ...]:
         """The op of compute that was launched last, if there is one."""
 
-    def gather_unit(self, parameters: float, micro_batch: int, after: tuple[int, ...], is_forward: bool) -> int:
+    def gather_unit(
+        self, parameters: float, experts: float, micro_batch: int, after: tuple[int, ...], is_forward: bool
+    ) -> int:
         """An all-gather; returns the op."""
 
-    def reduce_unit(self, parameters: float, after: tuple[int, ...]) -> int:
+    def reduce_unit(self, parameters: float, experts: float, after: tuple[int, ...]) -> int:
         """A reduce-scatter; returns the op."""
 
 
@@ -41,9 +43,11 @@ class Units:
         self._is_forward = is_forward
         self.unit_of = assign(steps, rank.job)
         self._parameters = [0.0] * (max(self.unit_of) + 1)
+        self._experts = [0.0] * len(self._parameters)
         self._left = [0] * len(self._parameters)
         for unit, step in zip(self.unit_of, steps, strict=True):
             self._parameters[unit] += step.parameters
+            self._experts[unit] += step.expert_parameters
             self._left[unit] += 1
         order = self.unit_of if is_forward else self.unit_of[::-1]
         self._order = [unit for unit in dict.fromkeys(order) if self._parameters[unit]]
@@ -65,7 +69,8 @@ class Units:
         for one in ahead:
             if one not in self._gathers:
                 after = self._rank.last_compute()
-                op = self._rank.gather_unit(self._parameters[one], micro_batch, after, self._is_forward)
+                what = self._parameters[one], self._experts[one]
+                op = self._rank.gather_unit(*what, micro_batch, after, self._is_forward)
                 self._gathers[one] = (op,)
         return self._gathers[unit]
 
@@ -74,7 +79,7 @@ class Units:
         unit = self.unit_of[number]
         self._left[unit] -= 1
         if not self._left[unit] and self._parameters[unit]:
-            self.reduced = (self._rank.reduce_unit(self._parameters[unit], (last,)),)
+            self.reduced = (self._rank.reduce_unit(self._parameters[unit], self._experts[unit], (last,)),)
 
 
 def assign(steps: Sequence[Step], job: Job) -> list[int]:

@@ -167,10 +167,10 @@ class _Layer:
 
     def mlp(self, x: int) -> int:
         model, size, block = self.model, self.size, self.block
-        local = model.experts / self.job.ep + model.shared_experts
-        share = 1 / self.job.tp
-        matrix = model.hidden * model.width * share * local
-        bias = model.width * share * local if model.biases else 0.0
+        sharing = self.job.expert_tp if model.experts > 1 else self.job.tp
+        routed, shared = model.experts / self.job.ep, model.shared_experts
+        matrix = model.hidden * model.width * (routed / sharing + shared / self.job.tp)
+        bias = matrix / model.hidden if model.biases else 0.0
         m = self.gathered(self.norm(x))
         is_routed = model.experts > 1
         if is_routed:
@@ -185,8 +185,8 @@ class _Layer:
             if not self.how.joins_gate:
                 gate = block.add(gate, size.inner, keeps="in")
             active = block.add((gate, up), size.inner, keeps="in")
-        out = size.gathered * (model.experts_per_token if is_routed else 1)
-        down = self.product(active, out, matrix + (model.hidden * local if model.biases else 0))
+        out = size.gathered * (model.experts_per_token * sharing / self.job.tp if is_routed else 1)
+        down = self.product(active, out, matrix + (model.hidden * (routed + shared) if model.biases else 0))
         if is_routed:
             down = block.add(down, size.gathered, keeps="in")
         return block.add((x, self.dropout(self.to_whole(down), size.whole)), size.whole, passes=True)

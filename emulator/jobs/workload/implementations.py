@@ -79,6 +79,12 @@ class Implementation:
     experts: str = "grouped"
     """Products of a rank's experts: "grouped", one kernel whose tiles are those of all experts, or "sequential", a
     kernel for each, which fills the device by itself only with many tokens."""
+    head_multiple: int = 1
+    """What a head's size has to be a multiple of for a fused kernel of attention; others keep scores in memory."""
+    routing_kernels: tuple[int, int] = (0, 0)
+    """Around the router's product, forward and backward: top-k, counts of tokens, index maps; each reads the logits."""
+    dispatches: bool = False
+    """Whether DeepEP or HybridEP brings tokens to experts beyond a node of eight, unless a job says otherwise."""
     bucket_parameters: tuple[float, float] = (0.0, 0.0)
     """In a bucket of gradients: so many, and so many for each data-parallel rank, whichever is more; zeros: DDP's
     `bucket_cap_mb`, DDP_BUCKET_BYTES."""
@@ -127,7 +133,7 @@ UNFUSED = "unfused"
 FLASH = "flash"
 """Name of the kernel in use today: FlashAttention-2."""
 WIDE_HEAD = 96
-"""From here on a head counts as one of 128; below, as one of 64."""
+"""From here on a padded head counts as one of 128; below, as one of 64."""
 
 
 @dataclass(frozen=True)
@@ -141,11 +147,18 @@ class AttentionKernel:
     backward: float
     narrow: float
     half_length: float
+    heads: tuple[int, ...] = ()
+    """Sizes of heads that it is compiled for: others are computed as the next larger one; empty: any."""
     architectures: tuple[str, ...] = ()
     """Of accelerators that it is written for; empty: all."""
 
+    def padded(self, head: int) -> int:
+        """The size that a head is computed as."""
+        return next((size for size in self.heads if size >= head), head)
+
     def rates(self, device: Accelerator, name: str, precision: str, tokens: int, head: int) -> tuple[float, float]:
-        """FLOP/s forward and backward on causal sequences of so many tokens, the upper triangle not counted; at most
+        """FLOP/s forward and backward on causal sequences of so many tokens, neither the upper triangle nor what pads a
+        head counted; at most
         what a matrix product reaches. Raises ConfigError where the kernel does not run."""
         if self.architectures and device.architecture and device.architecture not in self.architectures:
             raise ConfigError(
@@ -153,7 +166,8 @@ class AttentionKernel:
                 f"{device.architecture}"
             )
         both = device.attention_flops.get(name, self.share * device.flash_rate(precision))
-        both *= tokens / (tokens + self.half_length) * (1.0 if head >= WIDE_HEAD else self.narrow)
+        padded = self.padded(head)
+        both *= tokens / (tokens + self.half_length) * (1.0 if padded >= WIDE_HEAD else self.narrow) * head / padded
         most = device.matmul_share * device.peak("bf16" if precision == "fp8" else precision)
         return min(both * self.forward, most), min(both * self.backward, most)
 

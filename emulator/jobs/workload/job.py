@@ -23,6 +23,7 @@ from emulator.ranges import Range, Ranged, number
 from switchml.errors import ConfigError
 
 SCHEDULES = ("1f1b", "gpipe", "interleaved", "axonn")
+DISPATCHERS = ("", "all-to-all", "flex")
 CP_EXCHANGES = ("ring", "all-to-all")
 RECOMPUTE = ("none", "selective", "operators", "full")
 PRECISIONS = ("fp16", "bf16", "fp32", "tf32", "fp8")
@@ -46,7 +47,14 @@ class Job(Ranged):
     pp: int = number(Range(1, 10_000), 1)
     """Pipeline stages."""
     ep: int = number(RANKS, 1)
-    """Expert-parallel ranks, out of the data-parallel ones."""
+    """Expert-parallel ranks, out of those of a stage: its tensor- and data-parallel ones, folded (`etp`)."""
+    etp: int = number(Range(0, 1_000_000), 0)
+    """Tensor-parallel ranks of an expert (Megatron's expert-tensor-parallel-size), a divisor of `tp`; 0: `tp` where the
+    data-parallel ranks can be split over `ep`, else 1."""
+    dispatcher: str = ""
+    """What brings tokens to their experts: "all-to-all", a copy of a token for each expert, for whose counts the host
+    waits in every layer; "flex" (DeepEP, HybridEP), one for each node, counted on the device; empty: as Megatron
+    Bridge's recipes, "all-to-all" inside a node of eight, else "flex" (Megatron-Core), and "all-to-all" elsewhere."""
     cp: int = number(RANKS, 1)
     """Context-parallel ranks, each with a part of every sequence, out of the data-parallel ones."""
     cp_exchange: str = "ring"
@@ -92,6 +100,7 @@ class Job(Ranged):
             ("schedule", SCHEDULES),
             ("recompute", RECOMPUTE),
             ("cp_exchange", CP_EXCHANGES),
+            ("dispatcher", DISPATCHERS),
             ("allreduce", ALGORITHMS),
             ("hierarchy", HIERARCHIES),
             ("precision", PRECISIONS),
@@ -103,10 +112,7 @@ class Job(Ranged):
             datafile.check_name(key.replace("_", "-"), getattr(self, key), known)
         if self.gpus % (self.tp * self.pp):
             raise ConfigError(f"{self.gpus} accelerators can't be split into {self.tp} x {self.pp} (tp x pp) evenly")
-        if self.dp % self.ep:
-            raise ConfigError(
-                f"the {self.dp} data-parallel ranks can't be split into {self.ep} expert-parallel ones evenly"
-            )
+        self._check_experts()
         if self.dp % self.cp:
             raise ConfigError(
                 f"the {self.dp} data-parallel ranks can't be split into {self.cp} context-parallel ones evenly"
@@ -137,6 +143,42 @@ class Job(Ranged):
             raise ConfigError(
                 f"the {self.dp} data-parallel ranks can't be split into groups of {self.fsdp.group} evenly"
             )
+
+    def _check_experts(self) -> None:
+        """Experts have groups of their own (Megatron-Core, parallel_state.py: etp x ep x expert-data-parallel ranks of
+        a stage)."""
+        if self.etp and self.tp % self.etp:
+            raise ConfigError(f"etp {self.etp} is no divisor of the {self.tp} tensor-parallel ranks (tp)")
+        if self.stage_ranks % (self.ep * self.expert_tp):
+            raise ConfigError(
+                f"the {self.stage_ranks} ranks of a stage (tp {self.tp} x dp {self.dp}) can't be split into "
+                f"{self.ep} expert-parallel ones (ep) of {self.expert_tp} (etp) evenly"
+            )
+        if self.ep > 1 and self.expert_tp < self.tp and not self.sequence_parallel:
+            raise ConfigError(
+                f"experts on {self.expert_tp} of {self.tp} tensor-parallel ranks (etp) take tokens that these ranks "
+                "have divided among them: take sequence-parallel"
+            )
+
+    @property
+    def stage_ranks(self) -> int:
+        """Tensor- and data-parallel ones together."""
+        return self.gpus // self.pp
+
+    @property
+    def expert_tp(self) -> int:
+        """Ranks that share an expert."""
+        return self.etp or (self.tp if self.dp % self.ep == 0 else 1)
+
+    @property
+    def expert_dp(self) -> int:
+        """Ranks that hold the same part of the same experts."""
+        return self.stage_ranks // (self.ep * self.expert_tp)
+
+    @property
+    def expert_span(self) -> int:
+        """Data-parallel ranks that an expert-parallel group lies across."""
+        return -(-self.ep * self.expert_tp // self.tp)
 
     @property
     def dp(self) -> int:
@@ -187,10 +229,23 @@ class Job(Ranged):
         holds_copy = model.tied_embedding and self.pp > 1
         return {
             "attention": model.attention_parameters / self.tp,
-            "mlp": (model.mlp_parameters - (1 - 1 / self.ep) * model.routed_parameters) / self.tp,
+            "mlp": (model.mlp_parameters - model.routed_parameters) / self.tp + self.expert_parameters(model),
             "embedding": model.embedding_parameters / self.tp,
             "loss": (model.vocabulary * model.hidden if holds_copy else model.head_parameters) / self.tp,
         }
+
+    def expert_parameters(self, model: Transformer) -> float:
+        """Of one rank, in a layer: those of the experts that tokens choose from."""
+        return model.routed_parameters / (self.ep * self.expert_tp)
+
+    def stage_expert_parameters(self, model: Transformer, stage: int) -> float:
+        """Of one rank of `stage`, those of experts; 0 without any."""
+        return self.layers(model, stage) * self.expert_parameters(model) if model.experts > 1 else 0.0
+
+    def sharded(self, dense: float, experts: float) -> float:
+        """What one rank has of so many parameters, or their gradients or optimizer states, where ZeRO shards them: each
+        over the ranks that hold the same."""
+        return dense / (self.fsdp.group or self.dp) + experts / self.expert_dp
 
     def stage_parameters(self, model: Transformer, stage: int) -> float:
         """Of one rank of `stage`."""
@@ -207,8 +262,12 @@ class Job(Ranged):
         return self.attention or model.attention
 
     def flash(self, model: Transformer) -> bool:
-        """Whether scores stay on chip."""
-        return self.attention_kernel(model) != UNFUSED
+        """Whether scores stay on chip: where a kernel is named that does so, and takes the model's heads."""
+        return self.attention_kernel(model) != UNFUSED and self.fuses_heads(model)
+
+    def fuses_heads(self, model: Transformer) -> bool:
+        """Whether fused attention of the implementation takes heads of this size."""
+        return model.head % implementations()[self.implemented_by(model)].head_multiple == 0
 
     def implemented_by(self, model: Model) -> str:
         """What runs `model`, by name."""
@@ -256,6 +315,8 @@ class Job(Ranged):
             raise ConfigError(
                 f"{model.name}'s {model.heads} heads ({model.key_heads} of keys) can't be split over tp {self.tp}"
             )
+        if self.etp and model.experts == 1:
+            raise ConfigError(f"etp {self.etp} splits experts, and {model.name} has none")
         if model.experts % self.ep:
             raise ConfigError(f"{model.name}'s {model.experts} experts can't be split over ep {self.ep}")
         if self.sequence_parallel and self.tp == 1:

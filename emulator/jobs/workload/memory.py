@@ -97,18 +97,17 @@ class _States:
     optimizer: float
 
 
-def _states(parameters: float, job: Job) -> _States:
+def _states(parameters: float, job: Job, experts: float = 0.0) -> _States:
     """Weights, gradients and optimizer states of `parameters` on one rank; ZeRO shards them over the data-parallel
     ranks from the back: stage 1 optimizer states, 2 gradients, 3 weights (Rajbhandari et al., SC 2020, section 5).
     Stage 3 is FSDP, which keeps weights and gradients in fp32 and has no other master weights. Gradients of one
-    micro-batch without buckets to reduce come and go with each step."""
+    micro-batch without buckets to reduce come and go with each step. `experts`: of the parameters, those of experts."""
     weight, optimizer = float(job.element_bytes), STATE_BYTES[job.optimizer]
     if job.zero == 3 or weight == 4.0:
         weight, optimizer = 4.0, optimizer - 4.0  # the weight is its own master
-    ranks = job.fsdp.group or job.dp
-    shards = [ranks if job.zero >= stage else 1 for stage in (3, 2, 1)]
-    gradient = max(float(job.gradient_bytes), weight) * parameters / shards[1]
-    return _States(weight * parameters / shards[0], gradient, optimizer * parameters / shards[2])
+    shard = job.sharded(parameters - experts, experts)
+    weights, gradients, states = (shard if job.zero >= stage else parameters for stage in (3, 2, 1))
+    return _States(weight * weights, max(float(job.gradient_bytes), weight) * gradients, optimizer * states)
 
 
 def _gradients_stay(job: Job) -> bool:
@@ -156,7 +155,8 @@ def _stage_memory(model: Transformer, job: Job, stage: int) -> Memory:
         step = step.then(change(TEMPORARY, (gathered + _reduced_bytes(job)) * parameters))
     step = step.then(_passes(model, job, stage))
     largest = max(model.vocabulary * model.hidden, model.hidden * model.width) / job.tp
-    return _at_peak(_states(parameters, job), step, largest, job, tensors(model, job).optimizer)
+    states = _states(parameters, job, job.stage_expert_parameters(model, stage))
+    return _at_peak(states, step, largest, job, tensors(model, job).optimizer)
 
 
 def _reduces_by_unit(job: Job) -> bool:

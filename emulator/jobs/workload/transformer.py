@@ -51,6 +51,8 @@ class Segment:
     """All-reduced among tensor-parallel ranks after forward, and again after backward."""
     exchange_bytes: float = 0.0
     """Sent by each expert-parallel rank in an all-to-all before and after the experts, each way."""
+    copies: int = 1
+    """Of a token in that."""
     context_bytes: tuple[float, float] = (0.0, 0.0)
     """Of a context-parallel rank, forward and backward: its keys and values, and their gradients on the way back, as
     often as they are handed on over one less than ranks; or all that goes into and out of attention."""
@@ -162,18 +164,20 @@ def attention(model: Transformer, job: Job, code: Code) -> Segment:
 
 def mlp(model: Transformer, job: Job, code: Code) -> Segment:
     """Norm, up, activation, down, residual; with experts a router before and exchanges around them, tokens spread
-    evenly."""
+    evenly. Tensor-parallel ranks that don't share an expert (`etp`) each send their own part of the tokens."""
     how = code.implementation
     e, t, b, s = job.element_bytes, job.tp, job.micro_batch, job.tokens(model)
     h, f, tokens = model.hidden, model.width, b * s
     whole = tokens * h / (t if job.sequence_parallel else 1)
+    has_experts = model.experts > 1
+    sharing = job.expert_tp if has_experts else t
     local = model.experts / job.ep
-    inner = tokens * model.experts_per_token
+    inner = tokens * sharing / t * model.experts_per_token
     ways = 2 if model.gated else 1
-    up, up_back = _products(ways * f / t, inner / local, h, local, job, code, has_bias=model.biases)
-    down, down_back = _products(h, inner / local, f / t, local, job, code, has_bias=model.biases)
+    up, up_back = _products(ways * f / sharing, inner / local, h, local, job, code, has_bias=model.biases)
+    down, down_back = _products(h, inner / local, f / sharing, local, job, code, has_bias=model.biases)
     middle, middle_back = (how.gated, how.gated_back) if model.gated else (how.activation, how.activation_back)
-    forward = [*_sweeps(how.norm, whole, e), *up, *_sweeps(middle, inner * f / t, e)]
+    forward = [*_sweeps(how.norm, whole, e), *up, *_sweeps(middle, inner * f / sharing, e)]
     if model.shared_experts:
         shared = model.shared_experts * f
         own_up, own_up_back = _products(ways * shared / t, tokens, h, 1, job, code)
@@ -182,17 +186,26 @@ def mlp(model: Transformer, job: Job, code: Code) -> Segment:
         forward = [*forward, *own_up, *own_down]
     needed = len(forward)
     forward += [*down, *_sweeps(how.residual, whole, e)]
-    unneeded = len(forward) - needed if model.experts == 1 else 0
-    backward = [*_sweeps(how.residual_back, whole, e), *down_back, *_sweeps(middle_back, inner * f / t, e), *up_back]
-    backward += [*_sweeps(how.norm_back, whole, e), *_sweeps(how.branch_back, whole, e)]
-    if model.experts > 1:
-        routing, routing_back = _products(model.experts, tokens, h, 1, job, code, is_router=True)
-        moves = memory(2 * e * inner * h)
-        forward += [*routing, moves, moves]
-        backward += [*routing_back, moves, moves]
+    unneeded = 0 if has_experts else len(forward) - needed
+    backward = [*_sweeps(how.residual_back, whole, e), *down_back, *_sweeps(middle_back, inner * f / sharing, e)]
+    backward += [*up_back, *_sweeps(how.norm_back, whole, e), *_sweeps(how.branch_back, whole, e)]
     reduced = e * tokens * h if t > 1 else 0.0
-    exchanged = e * inner * h / (t if job.sequence_parallel else 1) if job.ep > 1 else 0.0
-    return Segment("mlp", _rows(*forward), _rows(*backward), _rows(), unneeded, reduced, exchanged)
+    if not has_experts:
+        return Segment("mlp", _rows(*forward), _rows(*backward), _rows(), unneeded, reduced)
+    routing, routing_back = _products(model.experts, tokens, h, 1, job, code, is_router=True)
+    # Sorted by rank and back; what has come in, by expert and back.
+    moves = [memory(2 * e * inner * h)] * (4 if job.ep > 1 and local > 1 else 2)
+    small, small_back = ([memory(e * tokens * model.experts)] * count for count in how.routing_kernels)
+    forward += [*routing, *small, *moves]
+    backward += [*routing_back, *small_back, *moves]
+    exchanged = e * inner * h / (sharing if job.sequence_parallel else 1) if job.ep > 1 else 0.0
+    if job.ep > 1:
+        # What comes from other ranks is gathered by those that share an expert: a copy for each chosen expert
+        # (megatron/core/transformer/moe/token_dispatcher.py, MoEAlltoAllTokenDispatcher).
+        reduced = (e * inner * h if sharing > 1 else 0.0) + (reduced if model.shared_experts else 0.0)
+    return Segment(
+        "mlp", _rows(*forward), _rows(*backward), _rows(), unneeded, reduced, exchanged, model.experts_per_token
+    )
 
 
 def embedding(model: Transformer, job: Job, code: Code) -> Segment:

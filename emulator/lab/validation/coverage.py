@@ -14,13 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from emulator.cluster import cluster as clusters
+from emulator.cluster.accelerator import accelerators
 from emulator.cluster.cluster import Cluster
 from emulator.jobs import interval
 from emulator.jobs.description import Request, load_model
-from emulator.jobs.interval import CONTEXT, CORE, FSDP, NODES, ONE_NODE, OTHERS, TORCH, Group
+from emulator.jobs.interval import CONTEXT, CORE, EXPERTS, FSDP, NODES, ONE_NODE, OTHERS, TORCH, Group
 from emulator.jobs.workload.job import Job
 from emulator.jobs.workload.models import Model, Transformer
-from emulator.lab.validation import campaigns, fitting, frameworks, iterations, megatron, refit, throughput
+from emulator.lab.validation import bridge, campaigns, fitting, frameworks, iterations, megatron, refit, throughput
 from emulator.lab.validation.rows import Row
 from switchml.output_files import whole_file
 from switchml.tables import Table, number, text
@@ -30,12 +31,16 @@ TITLES = {
     NODES: "Megatron on several nodes of A100",
     FSDP: "MPT under FSDP on A100 and H100",
     TORCH: "torchtitan on H100",
-    CORE: "NeMo, fp8 on H100",
-    OTHERS: "torchtitan, NeMo and fp8, for all other jobs",
+    CORE: "NeMo and Megatron Bridge on H100, B200 and GB200",
+    EXPERTS: "mixtures of experts on H100, B200 and GB200",
     CONTEXT: "context-parallel Llama on H100",
+    OTHERS: "experts, exchanges and accelerators when they were new",
 }
-POOLED = (TORCH, CORE, OTHERS)
-"""Groups of whose rows all jobs get their interval that are like no group's."""
+POOLED = (CONTEXT, EXPERTS, OTHERS)
+"""Groups of whose rows all jobs get their interval that are like no group's: of their exchanges, experts and
+accelerators nothing had been measured before, and no constant was fitted to them."""
+UNKNOWN = "Blackwell, before its rows were known"
+"""A campaign: rows of two accelerators as they were predicted with Hopper's share of power."""
 FOLDS = 10
 LEAST = 4
 """Rows that an interval needs: four in five of fewer are all."""
@@ -66,8 +71,8 @@ class Held:
 
 
 def measured(files: Sequence[Path], progress: Callable[[str], None] = lambda line: None) -> list[Measured]:
-    """The rows of `files`, iterations or tokens a second, and those of Megatron, Narayanan, torchtitan and NeMo;
-    without those that constants were fitted to."""
+    """The rows of `files`, iterations or tokens a second, and those of Megatron, Narayanan, torchtitan, NeMo and
+    Megatron Bridge; without those that constants were fitted to."""
     fitted = {_key(row.model, row.job, row.cluster) for fit in refit.fits().values() for row in refit.samples(fit)}
     found: list[Measured] = []
     for path in files:
@@ -77,7 +82,7 @@ def measured(files: Sequence[Path], progress: Callable[[str], None] = lambda lin
             found += _iterations(path, fitted)
         elif kind == "throughput":
             found += _throughput(path, fitted)
-    progress("Megatron's, torchtitan's and NeMo's tables")
+    progress("Megatron's, torchtitan's, NeMo's and Megatron Bridge's tables")
     machine = clusters.load(campaigns.MEGATRON_CLUSTER)
     for (_, model, job, _), row in zip(megatron.table5(), megatron.times(machine), strict=True):
         if _key(model, job, machine.name) not in fitted:
@@ -85,10 +90,30 @@ def measured(files: Sequence[Path], progress: Callable[[str], None] = lambda lin
     found += [
         _measured("Narayanan's table 1", model, job, machine, row) for model, job, row in megatron.scaled(machine)
     ]
-    for title, part in (("torchtitan", frameworks.torchtitan()), ("NeMo", frameworks.nemo())):
+    for title, part in (
+        ("torchtitan", frameworks.torchtitan()),
+        ("NeMo", frameworks.nemo()),
+        ("Megatron Bridge", [one for one in bridge.published_rows() if _of(one[1]) not in fitted]),
+    ):
         for (_, request, _), row in zip(part, frameworks.rows(part), strict=True):
             found.append(_of_request(title, request, row))
-    return found
+    return found + _before_its_rows()
+
+
+def _before_its_rows() -> list[Measured]:
+    """Dense models on B200 and GB200, as if nobody had measured any there."""
+    part = [one for one in bridge.published_rows() if one[1].cluster != "h100-dgx" and one[1].job.ep == 1]
+    hopper = accelerators()["h100"].power_share
+    with refit.trying(dict.fromkeys(refit.fits()["blackwell"].constants, hopper)):
+        rows = frameworks.rows(part)
+    return [
+        Measured(OTHERS, UNKNOWN, own.model, own.job.gpus, row.predicted / row.measured)
+        for (_, own, _), row in zip(part, rows, strict=True)
+    ]
+
+
+def _of(request: Request) -> tuple[object, ...]:
+    return _key(load_model(request), request.job, request.cluster)
 
 
 def _key(model: Model, job: Job, cluster: str) -> tuple[object, ...]:
@@ -121,7 +146,7 @@ def _iterations(path: Path, fitted: set[tuple[object, ...]]) -> list[Measured]:
 
 def _throughput(path: Path, fitted: set[tuple[object, ...]]) -> list[Measured]:
     named = [(row, row.request) for row in throughput.read(path)]
-    rows = [row for row, own in named if _key(load_model(own), own.job, own.cluster) not in fitted]
+    rows = [row for row, own in named if _of(own) not in fitted]
     return [
         _of_request(path.stem, one.measured.request, one.row) for one in throughput.predict(rows) if one.row is not None
     ]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from emulator.jobs.description import Request
 from emulator.jobs.workload.job import Job
-from emulator.lab.validation import predicted
+from emulator.lab.validation import bridge, predicted
 from emulator.lab.validation.memory import published as torchtitan_memory
 from emulator.lab.validation.rows import Row
 from emulator.lab.validation.rows import published as read
@@ -76,4 +76,5 @@ def groups() -> list[tuple[str, list[Row]]]:
         ("torchtitan, Llama 3.1 on H100", rows([one for one in titan if one not in shared])),
         ("torchtitan, context-parallel", rows(shared)),
         ("NeMo 24.09, fp8 on H100", rows(nemo())),
+        *((name, rows(published)) for name, published in bridge.groups()),
     ]

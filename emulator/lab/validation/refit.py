@@ -22,7 +22,7 @@ from emulator.jobs.emulate import replayed_s
 from emulator.jobs.workload import implementations
 from emulator.jobs.workload.job import Job
 from emulator.jobs.workload.models import Model
-from emulator.lab.validation import iterations, megatron, throughput
+from emulator.lab.validation import bridge, iterations, megatron, throughput
 from switchml.cli.extras import require
 from switchml.errors import ConfigError
 from switchml.output_files import whole_file
@@ -163,7 +163,14 @@ def _of_throughput(row: throughput.Measured) -> Measured:
     return load_model(row.request), job, row.request.cluster, job.global_batch * job.sequence / row.tokens_per_s
 
 
-READERS = {"iterations": _iterations, "table5": _table5, "throughput": _throughput}
+def _bridge(_: Path, cluster: str) -> list[Measured]:
+    return [
+        (load_model(own), own.job, own.cluster, own.job.global_batch * own.job.sequence / rate / own.job.gpus)
+        for _, own, rate in bridge.published_rows()
+    ]
+
+
+READERS = {"iterations": _iterations, "table5": _table5, "throughput": _throughput, "bridge": _bridge}
 
 
 def predicted_s(fit: Fit, sample: Sample) -> float:

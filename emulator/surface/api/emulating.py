@@ -38,6 +38,8 @@ class Options(TypedDict, total=False):
     tp: int
     pp: int
     ep: int
+    etp: int
+    dispatcher: str
     cp: int
     cp_exchange: str
     sequence_parallel: bool

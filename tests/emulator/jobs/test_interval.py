@@ -20,12 +20,40 @@ def test_an_interval_holds_the_prediction_and_names_its_rows():
     assert "one node" in of(Job(gpus=8, tp=8, batch=8)).basis
 
 
-def test_jobs_unlike_the_measured_ones_get_a_wider_one_or_none():
-    near, far = of(Job(gpus=64, tp=8, batch=64)), of(Job(gpus=131072, tp=8, batch=16384))
-    assert far.high_s > near.high_s and "unlike" in far.basis
-    for one in (of(Job(gpus=8), "resnet50"), of(Job(gpus=8), cluster="frontier"), of(Job(gpus=8), "mixtral-8x7b")):
-        assert not one and "no measured job" in one.basis
-    assert of(Job(gpus=8, cp=2, batch=4, implementation="torch")).high_s > far.high_s
+@pytest.mark.parametrize(
+    ("job", "model", "cluster", "reason"),
+    [
+        (Job(gpus=131072, tp=8, batch=16384), "gpt3-13b", "a100-dgx", "more than 3,072 accelerators"),
+        (Job(gpus=8), "gpt3-13b", "frontier", "AMD MI250X"),
+        (Job(gpus=8), "mixtral-8x7b", "a100-dgx", "experts on NVIDIA A100"),
+        (
+            Job(gpus=8, implementation="torch"),
+            "gpt3-13b",
+            "a100-dgx",
+            "PyTorch, eager in fp16, zero 0, cp 1, attention",
+        ),
+        (Job(gpus=8, schedule="gpipe", pp=2), "gpt3-13b", "a100-dgx", "schedule gpipe"),
+    ],
+)
+def test_jobs_unlike_the_measured_ones_say_so_and_get_the_spread_of_what_was_new(job, model, cluster, reason):
+    one = of(job, model, cluster)
+    assert f"no measured job is like this one ({reason}" in one.basis
+    assert one.high_s >= 10.0 * interval.groups()[interval.OTHERS].spread
+
+
+def test_measured_kinds_have_their_own():
+    h100, b200 = clusters.load("h100-dgx"), clusters.load("b200-dgx")
+    core = Job(gpus=64, tp=4, precision="bf16", implementation="megatron-core")
+    names = [interval.kind(core, models.load(model), h100) for model in ("llama3-70b", "mixtral-8x7b")]
+    assert names == [interval.CORE, interval.EXPERTS]
+    assert interval.kind(core, models.load("llama3-70b"), b200) == interval.CORE
+    assert "no measured job" not in of(core, "llama3-70b", "h100-dgx").basis
+    assert "no measured job" not in of(core.replace(ep=8), "mixtral-8x7b", "b200-dgx").basis
+
+
+def test_a_table_of_layers_has_none():
+    one = of(Job(gpus=8), "resnet50")
+    assert not one and "no measured job" in one.basis
 
 
 def test_spread_is_what_four_of_five_rows_keep():

@@ -8,10 +8,10 @@ from emulator.cluster import cluster as clusters
 from emulator.lab.validation import refit
 from switchml.errors import ConfigError
 
-NAMES = ("iterations", "throughput")
+NAMES = ("iterations", "throughput", "blackwell")
 
 
-@pytest.mark.parametrize(("name", "rows"), [("iterations", 150), ("throughput", 58)])
+@pytest.mark.parametrize(("name", "rows"), [("iterations", 150), ("throughput", 58), ("blackwell", 9)])
 def test_rows_and_constants_are_recorded(name, rows):
     fit = refit.fits()[name]
     assert len(refit.samples(fit)) == rows

@@ -1,0 +1,69 @@
+"""Published tokens a second of NVIDIA's Megatron Bridge on H100, B200 and GB200, dense models and mixtures of experts
+(NVIDIA-NeMo/Megatron-Bridge, docs/performance-summary-archive.md: containers 25.09, 25.11 and 26.02; 26.07:
+skills/nemo-mbridge-perf-moe-comm-overlap/SKILL.md, nothing overlapped) and of its AutoModel, FSDP on torch
+(NVIDIA-NeMo/Automodel, docs/performance-summary.md, October 2025).
+
+Left out: rows in nvfp4, on B300 and GB300, of experts with a capacity, of pipelines in more pieces than layers. What
+the pages leave open is as the recipes have it (scripts/performance): sharded optimizer states, gradients in bf16,
+routing that is even by force, experts that are not tensor-parallel; sequence parallelism and overlapped exchanges
+wherever there is tensor parallelism, except in mixtures of experts on H100.
+"""
+
+from __future__ import annotations
+
+from emulator.jobs.description import Request
+from emulator.jobs.workload.job import Job
+from emulator.lab.validation.rows import published
+
+TITLES = {"h100-dgx": "H100", "b200-dgx": "B200", "gb200-nvl72": "GB200"}
+ATTENTION = {"h100-dgx": "fa3"}
+"""cuDNN's on Hopper is as fast; of Blackwell no rate is known but the default of FlashAttention-2."""
+Published = tuple[str, Request, float]
+"""Name, job, tokens a second and accelerator."""
+
+
+def published_rows() -> list[Published]:
+    """All of them."""
+    return [_published(row) for row in published("bridge.csv")]
+
+
+def _published(row: dict[str, str]) -> Published:
+    numbers = {key: int(value) for key, value in row.items() if value.isdigit()}
+    tp, virtual, ep = numbers["tp"], numbers["virtual_stages"], numbers["ep"]
+    cluster, model = row["cluster"], row["model"]
+    job = Job(
+        gpus=numbers["gpus"],
+        batch=numbers["batch"],
+        micro_batch=numbers["micro_batch"],
+        sequence=numbers["sequence"],
+        tp=tp,
+        pp=numbers["pp"],
+        cp=numbers["context_parallel"],
+        ep=ep,
+        etp=1 if ep > 1 else 0,
+        virtual_stages=virtual,
+        schedule="interleaved" if virtual > 1 else "1f1b",
+        sequence_parallel=tp > 1,
+        async_tp=tp > 1 and not (ep > 1 and cluster == "h100-dgx"),
+        zero=3 if numbers["fsdp"] else 1,
+        precision="bf16" if row["precision"] == "bf16" else "fp8",
+        implementation=row["implementation"],
+        dispatcher=row["dispatcher"],
+        attention=ATTENTION.get(cluster, "fa2"),
+    )
+    split = f"tp {tp} pp {job.pp} cp {job.cp} ep {ep}" + (" fsdp" if numbers["fsdp"] else "")
+    name = f"{row['release']}, {model} x {job.gpus} {cluster}, {row['precision']}, {job.batch} in {job.micro_batch}"
+    return (
+        f"{name}, {split}",
+        Request(model=model, cluster=cluster, job=job, ignore_memory=True),
+        float(row["tokens_per_s_per_gpu"]),
+    )
+
+
+def groups() -> list[tuple[str, list[Published]]]:
+    """Dense models and mixtures of experts, by cluster."""
+    found: dict[str, list[Published]] = {}
+    for one in published_rows():
+        kind = "experts" if one[1].job.ep > 1 else "dense"
+        found.setdefault(f"Megatron Bridge, {kind}, {TITLES[one[1].cluster]}", []).append(one)
+    return sorted(found.items())
