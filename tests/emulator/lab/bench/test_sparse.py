@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 
 from emulator.lab.bench import allreduce, sizes
-from emulator.lab.bench.network.measure import Experiment, LinkOptions
+from emulator.lab.bench.network.measure import Experiment
 from emulator.lab.bench.ranks.inputs import shared_tensors
 from emulator.lab.bench.sparsity import Sparsity
+from emulator.networks.testbed.star import LinkOptions
 from switchml.errors import ConfigError
 from tests.support import commands
 
