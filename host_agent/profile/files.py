@@ -59,10 +59,10 @@ def write(capture: Capture, folder: Path, execution_trace: Path | None, about: d
         path.write_text(json.dumps(capture.sizes.as_json()))
     logs = capture.recording.logs
     if logs:
-        arrays = {f"calls_{k}": each.calls_array() for k, each in enumerate(logs)}
+        arrays: dict[str, Any] = {f"calls_{k}": each.calls_array() for k, each in enumerate(logs)}
         arrays |= {f"packets_{k}": each.packets for k, each in enumerate(logs)}
         with whole_file(folder / f"rank-{rank}.wire.npz") as path, path.open("wb") as file:
-            np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
+            np.savez_compressed(file, **arrays)
     agents = [
         {name: getattr(each, name) for name in _DESCRIBED}
         | {"calls": len(each.calls), "packets": len(each.packets), "packets_lost": each.lost}
