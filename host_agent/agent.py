@@ -60,7 +60,7 @@ class HostAgent(Agent):
         options, info = joined.options, joined.info
         self.transport = joined.transport_name
         self.job, self.rank, self.world_size = options.job, options.rank, options.world_size
-        self.tag = info.tag
+        self.job_tag = info.job_tag
         self.global_ranks = tuple(range(options.world_size))
         self.log: recording.AgentLog | None = None
         self._session, self._transport, self._tunnel = joined.session, joined.transport, joined.tunnel
@@ -272,7 +272,7 @@ class HostAgent(Agent):
             if self._tunnel is not None:
                 self._tunnel.close()
             self._transport.close()
-            self.transport, self.tag = joined.transport_name, joined.info.tag
+            self.transport, self.job_tag = joined.transport_name, joined.info.job_tag
             self._session, self._transport, self._tunnel = joined.session, joined.transport, joined.tunnel
             self.core.moved(joined.info)
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 ABOUT = "rank-{}.about.json"
 VERSION = 1
 """Of the format: a reader refuses a later one."""
-_DESCRIBED = ("job", "tag", "rank", "ranks", "transport", "wire")
+_DESCRIBED = ("job", "rank", "ranks", "transport", "wire")
 """Fields of an agent's log."""
 _LEVEL = 3
 """gzip's: three times as fast as its default on traces, for a sixth more bytes."""
@@ -65,7 +65,7 @@ def write(capture: Capture, folder: Path, execution_trace: Path | None, about: d
             np.savez_compressed(file, **arrays)
     agents = [
         {name: getattr(each, name) for name in _DESCRIBED}
-        | {"calls": len(each.calls), "packets": len(each.packets), "packets_lost": each.lost}
+        | {"tag": each.job_tag, "calls": len(each.calls), "packets": len(each.packets), "packets_lost": each.lost}
         | {"before": each.before, "after": each.after}
         for each in logs
     ]
