@@ -13,7 +13,7 @@ import torch
 
 from host_agent.memory import device_bits
 from host_agent.memory.device_bits import places
-from host_agent.memory.parts import part_of
+from host_agent.memory.parts import StoredVector, part_of
 
 BLOCK = 128
 _SHARE = 4
@@ -67,14 +67,10 @@ class Part:
 
 
 @dataclass(frozen=True)
-class DeviceSzx:
+class DeviceSzx(StoredVector):
     parts: list[Part]
     dtype: torch.dtype
     count: int
-
-    @property
-    def nbytes(self) -> int:
-        return sum(tensor.nbytes for tensor in self.tensors())
 
     def tensors(self) -> list[torch.Tensor]:
         return [tensor for part in self.parts for tensor in part.tensors()]
