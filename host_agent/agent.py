@@ -7,7 +7,7 @@
 
 Calls are queued in the order they are made, from any thread, and every rank of the job must make the same ones in the
 same order. What a rank does is in core.py; here are the thread that drives it, in turns with callers that wait
-(turns.py), the compiled loop (loop.py) that moves its packets, and what is opened on joining and closed on leaving.
+(driver.py), the compiled loop (loop.py) that moves its packets, and what is opened on joining and closed on leaving.
 Results have the same bits on every rank.
 """
 
@@ -46,7 +46,7 @@ from switchml.runtime.slices import shorten_slices
 __all__ = ["WIRES", "Handle", "HostAgent", "SwitchMLError"]
 
 
-_HALT_S = 0.1
+_PAUSE_S = 0.1
 JOIN_TIMEOUT_S = 60.0
 """How long joining may take, the wait for an aggregator that is not there yet included."""
 
@@ -60,7 +60,7 @@ class HostAgent(Agent):
         options, info = joined.options, joined.info
         self.transport = joined.transport_name
         self.job, self.rank, self.world_size = options.job, options.rank, options.world_size
-        self.tag = info.tag
+        self.job_tag = info.job_tag
         self.global_ranks = tuple(range(options.world_size))
         self.log: recording.AgentLog | None = None
         self._session, self._transport, self._tunnel = joined.session, joined.transport, joined.tunnel
@@ -89,8 +89,8 @@ class HostAgent(Agent):
         self.takes_collectives = self.core.takes_collectives
         self._loop: loop.Loop | None = self._new_loop(joined)
         self._known: tuple[Any, Any] = None, None
-        self._halting = self._is_halted = False
-        self._halt = threading.Condition()
+        self._is_pausing = self._is_paused = False
+        self._pauses = threading.Condition()
         self._thread = threading.Thread(target=self._run, name=f"switchml-agent-{self.rank}", daemon=True)
         self._thread.start()
         recording.register(self)
@@ -244,20 +244,20 @@ class HostAgent(Agent):
 
     def pause(self) -> bytes:
         """Stop moving packets; returns how far this rank got (handover.rounds_of). `resume` ends that."""
-        self._halting = True
+        self._is_pausing = True
         with self._close_lock:
             if not self._closing:
                 self._turns.wake()
-        with self._halt:
-            while self._thread.is_alive() and not self._is_halted:
-                self._halt.wait(_HALT_S)
+        with self._pauses:
+            while self._thread.is_alive() and not self._is_paused:
+                self._pauses.wait(_PAUSE_S)
         return rounds_of(self._worker.state)
 
     def resume(self) -> None:
         """After `pause`."""
-        with self._halt:
-            self._halting = False
-            self._halt.notify_all()
+        with self._pauses:
+            self._is_pausing = False
+            self._pauses.notify_all()
 
     def migrate(self, joined: joining.Joined, agreed: bytes) -> None:
         """While paused: go on at another aggregator, from the rounds `agreed`. Raises ConfigError, JobError if this
@@ -272,7 +272,7 @@ class HostAgent(Agent):
             if self._tunnel is not None:
                 self._tunnel.close()
             self._transport.close()
-            self.transport, self.tag = joined.transport_name, joined.info.tag
+            self.transport, self.job_tag = joined.transport_name, joined.info.job_tag
             self._session, self._transport, self._tunnel = joined.session, joined.transport, joined.tunnel
             self.core.moved(joined.info)
 
@@ -318,7 +318,7 @@ class HostAgent(Agent):
         try:
             shorten_slices()
             submit()
-            while not (handle.is_done() or self._is_idle() or self._halting) and self._turn():
+            while not (handle.is_done() or self._is_idle() or self._is_pausing) and self._turn():
                 pass
         finally:
             self._turns.give_back(self._is_idle)
@@ -328,8 +328,8 @@ class HostAgent(Agent):
         shorten_slices()
         try:
             while True:
-                if self._halting:
-                    self._stay_halted()
+                if self._is_pausing:
+                    self._stay_paused()
                 if not self._turn():
                     break
                 self._turns.rest(self._is_idle)
@@ -365,17 +365,19 @@ class HostAgent(Agent):
     def _is_idle(self) -> bool:
         """No call is queued or under way, no packet is awaited, and nobody wants the thread."""
         core = self.core
-        return core.is_idle and not core.has_queued and core.error is None and not self.is_waiting and not self._halting
+        return (
+            core.is_idle and not core.has_queued and core.error is None and not self.is_waiting and not self._is_pausing
+        )
 
-    def _stay_halted(self) -> None:
+    def _stay_paused(self) -> None:
         """Until `resume`, or until this rank's part in the job ends."""
         while True:
-            with self._halt:
-                self._is_halted = self._halting and not self.is_over
-                self._halt.notify_all()
-                if not self._is_halted:
+            with self._pauses:
+                self._is_paused = self._is_pausing and not self.is_over
+                self._pauses.notify_all()
+                if not self._is_paused:
                     return
-                self._halt.wait(INTERVAL_S)
+                self._pauses.wait(INTERVAL_S)
             self.core.idle(time.monotonic())
 
 

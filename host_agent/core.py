@@ -73,7 +73,7 @@ def new_worker(info: client.JobInfo, rank: int, world_size: int, *, deadline_s: 
         rank=rank,
         workers=world_size,
         slots=info.slots,
-        tag=info.tag,
+        job_tag=info.job_tag,
         isn=info.isn,
         window=info.window,
         payload_bytes=info.payload_bytes,

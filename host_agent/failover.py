@@ -153,8 +153,8 @@ class Failover:
         self._agents, self._addresses, self._others = agents, list(addresses), others
         self._options, self._session, self._info = joined.options, joined.session, joined.session.info
         self._at, self._parts = addresses[0], len(agents)
-        self._lineage = self._info.tag << 32 | self._info.isn
-        self._tags = tuple(part.tag for part in self._info.parts)
+        self._lineage = self._info.job_tag << 32 | self._info.isn
+        self._tags = tuple(part.job_tag for part in self._info.parts)
         self._has_departed = False
         self._lock = threading.Lock()
         self._answers = 0
@@ -271,7 +271,7 @@ class Failover:
     def _arrive(self, address: str, joined: list[joining.Joined]) -> None:
         """Have the agents go on. Raises ConfigError."""
         session = joined[0].session
-        self._tags += tuple(part.tag for part in session.info.parts)
+        self._tags += tuple(part.job_tag for part in session.info.parts)
         try:
             for agent, part, agreed in zip(self._agents, joined, session.info.rounds, strict=True):
                 agent.migrate(part, agreed)

@@ -335,6 +335,6 @@ def warm_up() -> None:
     """Compile the agent's kernels (a minute or more the first time on a machine) or load them from the cache (a
     fraction of a second). Before joining a job, so that no rank keeps the others waiting."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
-        worker = Worker(rank=0, workers=1, slots=2, tag=0, isn=0)
+        worker = Worker(rank=0, workers=1, slots=2, job_tag=0, isn=0)
         compile_once(run, new_loop(worker, sock, wake=0, aggregator=("127.0.0.1", 1)), 0, 0)
     density.warm_up()

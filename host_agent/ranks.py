@@ -1,7 +1,7 @@
 """The processes of a job's ranks: forked from one that has done their imports, asked by their parent, and ended.
 
-A request is a small frozen dataclass. A rank gives each exactly one answer, or a `Failure` in its place, and may report
-its progress before that. What requests mean is up to the rank's class.
+A request is anything that can be pickled. A rank gives each exactly one answer, or a `Failure` in its place, and may
+report its progress before that. What requests mean is up to the rank's class.
 """
 
 from __future__ import annotations

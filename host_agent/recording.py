@@ -61,7 +61,7 @@ class AgentLog:
     job's default group."""
 
     job: str
-    tag: int
+    job_tag: int
     rank: int
     ranks: tuple[int, ...]
     transport: str
@@ -118,7 +118,7 @@ class RecordedAgent(Protocol):
     """What a recording needs of an agent."""
 
     job: str
-    tag: int
+    job_tag: int
     rank: int
     transport: str
     wire: str
@@ -225,7 +225,7 @@ def unregister(agent: RecordedAgent) -> None:
 def _begin(agent: RecordedAgent, recording: Recording) -> None:
     packets = agent.new_packet_log(recording.most_packets)
     log = AgentLog(
-        agent.job, agent.tag, agent.rank, agent.global_ranks, agent.transport, agent.wire, packets, agent.stats()
+        agent.job, agent.job_tag, agent.rank, agent.global_ranks, agent.transport, agent.wire, packets, agent.stats()
     )
     recording.logs.append(log)
     agent.record(log)

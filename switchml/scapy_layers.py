@@ -221,7 +221,7 @@ class SwitchML(Packet):
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         # Scapy ignores an inherited dispatch_hook.
-        cls.dispatch_hook = SwitchML.__dict__["dispatch_hook"]  # type: ignore[method-assign]
+        cls.dispatch_hook = SwitchML.__dict__["dispatch_hook"]  # type: ignore[method-assign]  # a copy
 
     @classmethod
     def dispatch_hook(cls, _pkt: Any = None, *args: Any, **kargs: Any) -> Any:

@@ -12,7 +12,7 @@ import click
 import rich.table
 from rich.cells import cell_len
 from rich.console import Console as RichConsole
-from rich.console import ConsoleOptions, Group, RenderableType, RenderResult
+from rich.console import ConsoleOptions, Group, JustifyMethod, RenderableType, RenderResult
 from rich.constrain import Constrain
 from rich.segment import Segment, Segments
 from rich.text import Text
@@ -156,8 +156,8 @@ class Table:
     def _grid(self, layout: _Layout) -> rich.table.Table:
         grid = rich.table.Table(box=None, padding=(0, GAP, 0, 0), pad_edge=False, show_header=False)
         for place, width in zip(layout.kept, layout.widths, strict=True):
-            justify = "left" if self.columns[place].is_text else "right"
-            grid.add_column(width=width, justify=justify, overflow="fold")  # type: ignore[arg-type]
+            justify: JustifyMethod = "left" if self.columns[place].is_text else "right"
+            grid.add_column(width=width, justify=justify, overflow="fold")
         return grid
 
     def _head(self, layout: _Layout) -> RenderableType:

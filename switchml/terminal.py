@@ -65,10 +65,10 @@ def wrap(line: Text, console: rich.console.Console) -> list[Text]:
     indent = min(len(line.plain) - len(body) + bullet, console.width // 2)
     if line.cell_len <= console.width or not body:
         return [line]
-    options = {"break_long_words": False, "break_on_hyphens": False, "replace_whitespace": False}
+    options: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": False, "replace_whitespace": False}
     at = indent
     wrapped: list[Text] = []
-    for part in textwrap.wrap(line.plain[indent:], console.width - indent, **options):  # type: ignore[arg-type]
+    for part in textwrap.wrap(line.plain[indent:], console.width - indent, **options):
         at = line.plain.index(part, at)
         wrapped.append(Text.assemble(" " * indent if wrapped else line[:indent], line[at : at + len(part)]))
     return wrapped

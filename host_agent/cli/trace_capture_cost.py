@@ -62,7 +62,7 @@ def measure(abouts: list[dict[str, Any]], column: int) -> Cost | None:
         for kind in ("plain", "captured")
     )
     around = [statistics.mean(plain[k : k + 2]) for k in range(len(plain))]
-    pairs = [own / beside - 1 for own, beside in zip(captured, around, strict=False) if beside]
+    pairs = [own_s / plain_s - 1 for own_s, plain_s in zip(captured, around, strict=False) if plain_s]
     if not pairs:
         return None
     low, high = _interval(pairs)

@@ -38,7 +38,7 @@ from host_agent.calls import CallQueue, Request, overflow, words
 from host_agent.collectives import KINDS
 from host_agent.hierarchy import memory as memories
 from host_agent.hierarchy.blocks import Block, NodeCall
-from host_agent.hierarchy.collectives import FIRST_KIND, CollectiveCall, Places
+from host_agent.hierarchy.collectives import FIRST_KIND, NodeCollectiveCall, Places
 from host_agent.hierarchy.hosts import Membership
 from host_agent.hierarchy.memory import ARRIVED, DEPTH, DIGEST, DONE, MISFITS, OVERFLOWED, SUMMED, TAKEN
 from host_agent.watch import StallWarning, late, lost
@@ -167,7 +167,7 @@ class HierarchicalAgent(Agent):
             request, sparse = core.accepted(request, wire=self.wire, sparse=self.sparse, takes_sparse=self.takes_sparse)
             call = NodeCall(core.widened(request), sparse, divisor, deadline)
         else:
-            call = CollectiveCall(request, density.OFF, divisor, deadline, places=self._places)
+            call = NodeCollectiveCall(request, density.OFF, divisor, deadline, places=self._places)
         self._queue.add(call, self._membership.departure)
         self._is_over = bool(self._membership.departed)
 

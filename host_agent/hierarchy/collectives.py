@@ -52,7 +52,7 @@ class Places:
 
 
 @dataclass
-class CollectiveCall(NodeCall):
+class NodeCollectiveCall(NodeCall):
     """A request with a collective, in two levels."""
 
     places: Places = field(kw_only=True)
@@ -91,7 +91,7 @@ class CollectiveCall(NodeCall):
 class CollectiveBlock(Block):
     """Elements [first, first + count) of a call, or of every rank's share."""
 
-    call: CollectiveCall
+    call: NodeCollectiveCall
 
     @property
     def is_integer(self) -> bool:

@@ -68,7 +68,7 @@ class Membership(FailureState):
         self.host = next(number for number, ranks in enumerate(self.hosts) if rank in ranks)
         self.index = self.hosts[self.host].index(rank)
         leader = info.peers[self.hosts[self.host][0]]
-        mark = f"{job} {info.job_id} {info.tag} {leader.rank} {leader.pid} {leader.host}"
+        mark = f"{job} {info.job_id} {info.job_tag} {leader.rank} {leader.pid} {leader.host}"
         self._socket_name = f"\0switchml-{hashlib.blake2b(mark.encode(), digest_size=16).hexdigest()}"
         self.departed: dict[int, str] = {}
         """Ranks that have left, and how."""

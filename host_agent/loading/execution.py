@@ -10,7 +10,7 @@ from typing import Any
 
 from host_agent.loading.fetch import Fetcher
 from host_agent.loading.peers import Peers
-from host_agent.loading.plan import STORAGE, Plan, StepPlan
+from host_agent.loading.plan import STORAGE, LoadingPlan, StepPlan
 from host_agent.loading.sources.base import owned, size_of
 from switchml.errors import LoadingError
 
@@ -22,7 +22,7 @@ and requests of the one after go out. With two, storage waits for training at th
 class Execution:
     """`step` is the one to come. `counts`: buffer_hits, peer_hits, peer_bytes, peer_failures, storage_samples."""
 
-    def __init__(self, plan: Plan, rank: int, fetcher: Fetcher, peers: Peers | None = None):
+    def __init__(self, plan: LoadingPlan, rank: int, fetcher: Fetcher, peers: Peers | None = None):
         self.plan, self._rank, self.fetcher, self._peers = plan, rank, fetcher, peers
         self.step = plan.first_step
         self.counts: Counter[str] = Counter()

@@ -21,7 +21,7 @@ from host_agent.loading.batches import collate, loss_weight
 from host_agent.loading.execution import Execution
 from host_agent.loading.fetch import Fetcher, Retries
 from host_agent.loading.peers import Peers
-from host_agent.loading.plan import IMBALANCE, Plan, make_plan
+from host_agent.loading.plan import IMBALANCE, LoadingPlan, make_plan
 from host_agent.loading.sources.others import as_source, traffics
 from host_agent.loading.sources.others import sample_bytes as found_bytes
 from switchml.errors import ConfigError
@@ -191,7 +191,7 @@ class PlannedLoader:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _planned(self, first_step: int) -> Plan:
+    def _planned(self, first_step: int) -> LoadingPlan:
         return make_plan(self._batches, len(self.source), self.world_size, first_step=first_step, **self._planning)
 
     def _digest(self) -> str:

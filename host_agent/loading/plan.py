@@ -38,7 +38,7 @@ class StepPlan:
 
 
 @dataclass(frozen=True)
-class Plan:
+class LoadingPlan:
     """Arrays (steps, width of a global batch) as `solar.assign` gives them, in the order of training."""
 
     batches: np.ndarray
@@ -110,7 +110,7 @@ def make_plan(
     reorder_epochs: bool = False,
     window: int = 1,
     first_step: int = 0,
-) -> Plan:
+) -> LoadingPlan:
     """The plan for int32 `batches` (epochs, steps of an epoch, global batch; EMPTY places in an epoch's last one).
 
     `buffer_samples`: what each rank can keep. `imbalance`: 1 keeps local batches equal. `use_peers`: what a rank holds
@@ -137,7 +137,7 @@ def make_plan(
             whole[first_step:] = part
     if not use_peers:
         held_by[held_by != rank_of] = STORAGE
-    return Plan(planned, rank_of, held_by, is_kept, evicted, ranks, tuple(order), window, first_step)
+    return LoadingPlan(planned, rank_of, held_by, is_kept, evicted, ranks, tuple(order), window, first_step)
 
 
 def _lists(batches: np.ndarray) -> np.ndarray:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -36,6 +37,14 @@ def update(
     denominator = torch.sqrt(exp_avg_sq, out=gradient)
     denominator.div_((1 - beta2**step) ** 0.5).add_(options["eps"])
     weight.addcdiv_(exp_avg, denominator, value=-lr / (1 - beta1**step))
+
+
+def by_kind(parameters: Iterable[nn.Parameter]) -> dict[tuple[torch.dtype, torch.device], list[nn.Parameter]]:
+    """Parameters that one vector may hold, in their order."""
+    kinds: dict[tuple[torch.dtype, torch.device], list[nn.Parameter]] = {}
+    for parameter in parameters:
+        kinds.setdefault((parameter.dtype, parameter.device), []).append(parameter)
+    return kinds
 
 
 def options_of(lr: float, betas: tuple[float, float], eps: float, weight_decay: float) -> dict[str, Any]:

@@ -19,7 +19,7 @@ import torch
 
 from host_agent.memory import device_bits, device_levels, device_szx, streams
 from host_agent.memory.host import Host
-from host_agent.memory.parts import part_of, parts_of
+from host_agent.memory.parts import StoredVector, part_of, parts_of
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 ROW = 256
@@ -74,15 +74,11 @@ class Bounded:
 
 
 @dataclass(frozen=True)
-class Cast:
+class Cast(StoredVector):
     """The vector in another type."""
 
     parts: torch.Tensor
     dtype: torch.dtype
-
-    @property
-    def nbytes(self) -> int:
-        return self.parts.nbytes
 
     def restore(self) -> torch.Tensor:
         return self.parts.to(self.dtype)
@@ -106,7 +102,7 @@ class Half:
 
 
 @dataclass(frozen=True)
-class Rows:
+class Rows(StoredVector):
     """`numbers`: int8[rows, ROW]; `scales`: float32[rows, 1], what they are multiplied with. The last row may be longer
     than what is left of the vector."""
 
@@ -114,10 +110,6 @@ class Rows:
     scales: torch.Tensor
     dtype: torch.dtype
     count: int
-
-    @property
-    def nbytes(self) -> int:
-        return self.numbers.nbytes + self.scales.nbytes
 
     def restore(self) -> torch.Tensor:
         vector = self.numbers.new_empty(self.numbers.shape, dtype=self.dtype)
@@ -181,15 +173,11 @@ class Nothing:
 
 
 @dataclass(frozen=True)
-class Bits:
+class Bits(StoredVector):
     """Bools, eight a byte, as numpy.packbits has them."""
 
     packed: torch.Tensor
     count: int
-
-    @property
-    def nbytes(self) -> int:
-        return self.packed.nbytes
 
     def restore(self) -> torch.Tensor:
         if not self.packed.is_cuda:

@@ -13,7 +13,7 @@ import torch
 
 from host_agent.memory.device_bits import places
 from host_agent.memory.levels import BLOCK, MARGIN, MOST, PLAIN
-from host_agent.memory.parts import parts_of
+from host_agent.memory.parts import StoredVector, parts_of
 
 PLANES = (8, 4, 2, 1)
 
@@ -33,7 +33,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class DeviceLevels:
+class DeviceLevels(StoredVector):
     """A vector of `count`. `magnitude`: of all that is not 0, if they have one, else 0."""
 
     parts: list[Part]
@@ -41,10 +41,6 @@ class DeviceLevels:
     magnitude: float
     dtype: torch.dtype
     count: int
-
-    @property
-    def nbytes(self) -> int:
-        return sum(tensor.nbytes for tensor in self.tensors())
 
     def tensors(self) -> list[torch.Tensor]:
         return [tensor for part in self.parts for tensor in part.tensors()]

@@ -13,7 +13,7 @@ import torch
 
 from host_agent.memory import device_bits
 from host_agent.memory.device_bits import places
-from host_agent.memory.parts import part_of
+from host_agent.memory.parts import StoredVector, part_of
 
 BLOCK = 128
 _SHARE = 4
@@ -67,14 +67,10 @@ class Part:
 
 
 @dataclass(frozen=True)
-class DeviceSzx:
+class DeviceSzx(StoredVector):
     parts: list[Part]
     dtype: torch.dtype
     count: int
-
-    @property
-    def nbytes(self) -> int:
-        return sum(tensor.nbytes for tensor in self.tensors())
 
     def tensors(self) -> list[torch.Tensor]:
         return [tensor for part in self.parts for tensor in part.tensors()]
@@ -90,11 +86,11 @@ def compress(vector: torch.Tensor, bound: float) -> Generator[torch.Tensor, list
     """A codec's coroutine: no element changes by more than `bound`, zeros stay zeros."""
     parts = _parts_of(vector)
     counts = yield torch.stack([(part != 0).sum() for part in parts])
-    numbers = yield torch.cat([_Plan(part, count, bound).counts() for part, count in zip(parts, counts, strict=True)])
+    numbers = yield torch.cat([_Layout(part, count, bound).counts() for part, count in zip(parts, counts, strict=True)])
     kept = []
     for part, count in zip(parts, counts, strict=True):
         here, numbers = numbers[:5], numbers[5:]
-        kept.append(_Plan(part, count, bound).written(here))
+        kept.append(_Layout(part, count, bound).written(here))
     return DeviceSzx(kept, vector.dtype, vector.numel())
 
 
@@ -102,7 +98,7 @@ def _parts_of(vector: torch.Tensor) -> list[torch.Tensor]:
     return list(vector.split(part_of(vector) // _SHARE))
 
 
-class _Plan:
+class _Layout:
     """How the `others` of a part, which are not 0, are written."""
 
     def __init__(self, part: torch.Tensor, others: int, bound: float):

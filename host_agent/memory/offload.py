@@ -20,6 +20,7 @@ from torch import nn
 
 from host_agent.memory.adam import (
     as_shard,
+    by_kind,
     check,
     gradient_vector,
     local,
@@ -115,12 +116,10 @@ class OffloadedAdam(torch.optim.Optimizer):
         """Their states begin as zeros, masters as the parameters are now."""
         super().add_param_group(param_group)
         self._buffers.clear()  # pieces may be larger now
-        kinds: dict[tuple[torch.dtype, torch.device], list[nn.Parameter]] = {}
         for parameter in self.param_groups[-1]["params"]:
             check(parameter)
-            kinds.setdefault((parameter.dtype, parameter.device), []).append(parameter)
         number = len(self.param_groups) - 1
-        for (dtype, device), parameters in kinds.items():
+        for (dtype, device), parameters in by_kind(self.param_groups[-1]["params"]).items():
             count = sum(local(parameter).numel() for parameter in parameters)
             host = _on_host(2 if dtype == torch.float32 else 3, count, device, self._folder)
             self._pieces += _pieces(number, parameters, host, self._piece)

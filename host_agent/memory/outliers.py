@@ -17,7 +17,7 @@ import torch
 
 from host_agent.memory import device_bits
 from host_agent.memory.codecs import Bits, CompressedTensor, packed
-from host_agent.memory.parts import parts_of
+from host_agent.memory.parts import StoredVector, parts_of
 from switchml.runtime.jit import compile_once, kernel
 
 GAP = 3
@@ -31,16 +31,12 @@ _BIAS, _ODD = 127, 255
 
 
 @dataclass(frozen=True)
-class Outliers:
+class Outliers(StoredVector):
     """`mask`: bool[n], where they are. `values`: theirs, in order, or one that all have."""
 
     mask: Bits
     values: torch.Tensor
     count: int
-
-    @property
-    def nbytes(self) -> int:
-        return self.mask.nbytes + self.values.nbytes
 
     def put(self, vector: torch.Tensor) -> torch.Tensor:
         """Write them where they were."""
@@ -52,15 +48,11 @@ class Outliers:
 
 
 @dataclass(frozen=True)
-class WithOutliers:
+class WithOutliers(StoredVector):
     """A vector of which `rest` has all but the outliers."""
 
     rest: CompressedTensor
     outliers: Outliers
-
-    @property
-    def nbytes(self) -> int:
-        return self.rest.nbytes + self.outliers.nbytes
 
     def restore(self) -> torch.Tensor:
         return self.outliers.put(self.rest.restore())

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.weak import WeakIdKeyDictionary
 
-from host_agent.memory.adam import check, gradient_vector, options_of, restored, take_over, update, vector
+from host_agent.memory.adam import by_kind, check, gradient_vector, options_of, restored, take_over, update, vector
 from switchml.errors import ConfigError
 
 BUCKET_BYTES = 25 << 20
@@ -162,10 +162,8 @@ class PrunedAdam(torch.optim.Optimizer):
         number = len(self.param_groups) - 1
         if not all(parameter in self._pruned.places for parameter in self.param_groups[-1]["params"]):
             raise ConfigError("params: expected parameters of the model that was pruned, with requires_grad")
-        kinds: dict[tuple[torch.dtype, torch.device], list[nn.Parameter]] = {}
-        for parameter in reversed(self.param_groups[-1]["params"]):  # the last layers' gradients are there first
-            kinds.setdefault((parameter.dtype, parameter.device), []).append(parameter)
-        for parameters in kinds.values():
+        last_first = reversed(self.param_groups[-1]["params"])  # the last layers' gradients are there first
+        for parameters in by_kind(last_first).values():
             buckets = _divided(parameters, self._pruned, self._bucket_bytes)
             self._buckets += [_Bucket(number, each, self._pruned) for each in buckets]
         for bucket in self._buckets:

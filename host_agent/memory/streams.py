@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from host_agent.memory import levels
+from host_agent.memory.parts import StoredVector
 from switchml.codecs.szx import Szx
 from switchml.runtime.jit import compile_once, kernel
 
@@ -29,7 +30,7 @@ class Coder(Protocol):
 
 
 @dataclass(frozen=True)
-class Stream:
+class Stream(StoredVector):
     """A vector of `count` floats on the CPU, as `coder` wrote it."""
 
     coder: Coder
@@ -39,10 +40,6 @@ class Stream:
     body: torch.Tensor
     ends: list[int]
     extras: list[Any]
-
-    @property
-    def nbytes(self) -> int:
-        return self.body.nbytes
 
     def restore(self) -> torch.Tensor:
         vector = torch.empty(self.count, dtype=self.dtype)

@@ -15,7 +15,7 @@ class Tracker(TorchDispatchMode):
     Temporaries inside an operator's kernel are not seen."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()  # type: ignore[no-untyped-call]  # torch has no types for it
         self.now = self.peak = 0
         self._sizes: dict[int, int] = {}
 

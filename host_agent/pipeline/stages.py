@@ -39,7 +39,7 @@ class Stage(PipelineStage):
     """A stage of `torch.distributed.pipelining` whose module may take and return None in a tuple."""
 
     def forward_maybe_with_nosync(self, *args: Any, **kwargs: Any) -> Any:
-        output = super().forward_maybe_with_nosync(*with_none(args), **kwargs)  # type: ignore[no-untyped-call]
+        output = super().forward_maybe_with_nosync(*with_none(args), **kwargs)  # type: ignore[no-untyped-call]  # torch has no types for it
         return without_none(output, 1)
 
     def _compute_outputs(self, *args: Any, module: nn.Module, **kwargs: Any) -> Any:
@@ -70,7 +70,7 @@ def send_only_what_fits(stage: _PipelineStageBase) -> None:
                 )
         return send_ops(micro_batch)
 
-    stage.get_fwd_send_ops = checked  # type: ignore[method-assign, assignment]
+    stage.get_fwd_send_ops = checked  # type: ignore[method-assign, assignment]  # torch looks it up there
 
 
 def keywords(module: nn.Module, names: Iterable[str]) -> set[str]:

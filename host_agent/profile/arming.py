@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import Any
 
 DIR, STEPS, PACKETS, PAIRS, GRAPH, SHAPES = (
     f"SWITCHML_TRACE_{name}" for name in ("DIR", "STEPS", "PACKETS", "PAIRS", "GRAPH", "SHAPES")
@@ -47,10 +48,11 @@ def arm() -> None:
             print(f"switchml trace capture: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
 
     skip, _, stop = os.environ.get(STEPS, f"{SKIP}:").partition(":")
+    steps: dict[str, Any] = {"steps": int(stop) - int(skip)} if stop else {}
     Armed(
         os.environ[DIR],
         skip=int(skip),
-        **({"steps": int(stop) - int(skip)} if stop else {}),  # type: ignore[arg-type]
+        **steps,
         packets=int(os.environ.get(PACKETS, MOST_PACKETS)),
         pairs=int(os.environ.get(PAIRS, 0)),
         execution_trace=os.environ.get(GRAPH, "1") != "0",

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 ABOUT = "rank-{}.about.json"
 VERSION = 1
 """Of the format: a reader refuses a later one."""
-_DESCRIBED = ("job", "tag", "rank", "ranks", "transport", "wire")
+_DESCRIBED = ("job", "rank", "ranks", "transport", "wire")
 """Fields of an agent's log."""
 _LEVEL = 3
 """gzip's: three times as fast as its default on traces, for a sixth more bytes."""
@@ -59,13 +59,13 @@ def write(capture: Capture, folder: Path, execution_trace: Path | None, about: d
         path.write_text(json.dumps(capture.sizes.as_json()))
     logs = capture.recording.logs
     if logs:
-        arrays = {f"calls_{k}": each.calls_array() for k, each in enumerate(logs)}
+        arrays: dict[str, Any] = {f"calls_{k}": each.calls_array() for k, each in enumerate(logs)}
         arrays |= {f"packets_{k}": each.packets for k, each in enumerate(logs)}
         with whole_file(folder / f"rank-{rank}.wire.npz") as path, path.open("wb") as file:
-            np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
+            np.savez_compressed(file, **arrays)
     agents = [
         {name: getattr(each, name) for name in _DESCRIBED}
-        | {"calls": len(each.calls), "packets": len(each.packets), "packets_lost": each.lost}
+        | {"tag": each.job_tag, "calls": len(each.calls), "packets": len(each.packets), "packets_lost": each.lost}
         | {"before": each.before, "after": each.after}
         for each in logs
     ]

@@ -40,7 +40,8 @@ class Iterations:
         """`watch`: look for optimizers at all."""
         self._boundary, self._watch = boundary, watch
         self._optimizer: weakref.ref[Optimizer] | None = None
-        self._wrapped: list[tuple[weakref.ref[Optimizer], types.MethodType]] = []
+        self._wrapped: list[tuple[weakref.ref[Optimizer], types.MethodType, dict[str, Any]]] = []
+        """Each optimizer, its `step` of ours, and its own one from before, if it had one."""
         self._hook = register_optimizer_step_post_hook(self._stepped) if watch else None
 
     def expect(self) -> None:
@@ -52,19 +53,17 @@ class Iterations:
         """Leave the optimizers as they were."""
         if self._hook is not None:
             self._hook.remove()
-        for reference, ours in self._wrapped:
+        for reference, ours, replaced in self._wrapped:
             optimizer = reference()
             if optimizer is not None and optimizer.__dict__.get("step") is ours:
-                if "step" in ours.__func__.replaced:
-                    optimizer.step = ours.__func__.replaced["step"]  # type: ignore[method-assign]
-                else:
-                    del optimizer.step
+                del optimizer.step
+                vars(optimizer).update(replaced)
         self._wrapped.clear()
 
     def _stepped(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self._optimizer is None or self._optimizer() is None:
             self._optimizer = weakref.ref(optimizer)
-            if not any(reference() is optimizer for reference, _ in self._wrapped):
+            if not any(reference() is optimizer for reference, *_ in self._wrapped):
                 self._wrap(optimizer)
                 self._boundary(inside=True)
 
@@ -78,10 +77,8 @@ class Iterations:
                 self._boundary()
             return result
 
-        stepped.replaced = {  # type: ignore[attr-defined]
-            name: value for name, value in optimizer.__dict__.items() if name == "step"
-        }
         # A method, and not a function: learning rate schedulers look into it.
         ours = types.MethodType(stepped, optimizer)
-        optimizer.step = ours  # type: ignore[method-assign]
-        self._wrapped.append((reference, ours))
+        replaced = {name: value for name, value in vars(optimizer).items() if name == "step"}
+        vars(optimizer)["step"] = ours
+        self._wrapped.append((reference, ours, replaced))

@@ -119,7 +119,7 @@ class Sizes:
 def _flight_records() -> list[dict[str, Any]]:
     """What Gloo was asked for, the oldest first, as far back as the flight recorder remembers."""
     try:
-        from torch._C._distributed_c10d import _dump_fr_trace_json  # type: ignore[attr-defined]
+        from torch._C._distributed_c10d import _dump_fr_trace_json  # type: ignore[attr-defined]  # not in its stub
 
         entries = json.loads(_dump_fr_trace_json(True, False)).get("entries", [])
         return [one for one in entries if one["profiling_name"].startswith("gloo:") and "input_sizes" in one]

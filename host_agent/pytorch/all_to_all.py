@@ -117,7 +117,7 @@ class EmbeddingExchange:
                 f"looked up: {looked_up.dtype} of shape {tuple(looked_up.shape)}; expected float32 "
                 f"[{expected[0]} ranks, {expected[1]} tables, batch, width]"
             )
-        rows: torch.Tensor = _AllToAll.apply(looked_up, self)  # type: ignore[no-untyped-call]
+        rows: torch.Tensor = _AllToAll.apply(looked_up, self)  # type: ignore[no-untyped-call]  # torch has no types for it
         self.iteration += 1
         return rows
 

@@ -28,10 +28,10 @@ def teach() -> None:
     if not hasattr(dist.monitored_barrier, "__wrapped__"):
         dist.init_process_group = c10d.init_process_group = _outliving_old_stores(dist.init_process_group)
         dist.monitored_barrier = c10d.monitored_barrier = _monitored_barrier(dist.monitored_barrier)
-        DistributedDataParallel._register_builtin_comm_hook = _builtin_hook(  # type: ignore[method-assign]
+        DistributedDataParallel._register_builtin_comm_hook = _builtin_hook(  # type: ignore[method-assign]  # replaced
             DistributedDataParallel._register_builtin_comm_hook
         )
-        dist.Reducer._set_forward_pass_work_handle = _keeping_the_work(  # type: ignore[method-assign]
+        dist.Reducer._set_forward_pass_work_handle = _keeping_the_work(  # type: ignore[method-assign]  # replaced
             dist.Reducer._set_forward_pass_work_handle
         )
 
@@ -74,8 +74,8 @@ def _monitored_barrier(of_torch: Any) -> Any:
             return
         if isinstance(timeout, float):
             timeout = timedelta(seconds=timeout)
-        group = dist.group.WORLD if group is None else group
-        group.monitored_barrier(timeout or c10d.default_pg_timeout, wait_all_ranks)  # type: ignore[union-attr]
+        ours: Any = c10d._get_default_group() if group is None else group
+        ours.monitored_barrier(timeout or c10d.default_pg_timeout, wait_all_ranks)
 
     return monitored_barrier
 

@@ -22,6 +22,7 @@ import torch.distributed as dist
 
 from host_agent.compression.adaptive.compressor import AutoCompressor, Health
 from host_agent.compression.adaptive.policy import is_auto, parse_auto
+from host_agent.compression.by_bucket import BucketCompressor
 from host_agent.compression.compressed import AgentReducer, Compressor, lanes_of, sum_of_payloads, values_of
 from host_agent.pytorch.compiling import never_compiled
 from host_agent.pytorch.futures import Promise
@@ -52,7 +53,7 @@ class CodecState:
         seed: int = 0,
     ):
         self.reducer = GroupReducer(process_group)
-        self.compressor: Compressor | AutoCompressor
+        self.compressor: Compressor | AutoCompressor | BucketCompressor
         if isinstance(codec, str) and is_auto(codec):
             self.compressor = AutoCompressor(
                 self.reducer, parse_auto(codec), memory, seed=seed, health=self.reducer.health
@@ -88,7 +89,7 @@ class CodecState:
 
     def state_dict(self) -> dict[str, Any]:
         """The residuals of this rank, for `load_state_dict`: plain values and arrays. Each rank saves, and
-        loads, its own. Raises ConfigError for `auto`, which measures anew."""
+        loads, its own. Raises ConfigError for `auto`, which measures anew, and for codecs by bucket."""
         self._settle()
         return self._kept().state_dict()
 
@@ -98,8 +99,9 @@ class CodecState:
         self._kept().load_state_dict(state_dict)
 
     def _kept(self) -> Compressor:
-        if isinstance(self.compressor, AutoCompressor):
-            raise ConfigError("state_dict of 'auto': expected a CodecState with one codec")
+        if not isinstance(self.compressor, Compressor):
+            kind = "'auto'" if isinstance(self.compressor, AutoCompressor) else "codecs by bucket"
+            raise ConfigError(f"state_dict of {kind}: expected a CodecState with one codec")
         return self.compressor
 
     def _settle(self) -> None:
@@ -115,7 +117,7 @@ class CodecState:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         saved = state["state_dict"]
-        self.__init__(saved["codec"], state["memory"], seed=saved["seed"])  # type: ignore[misc]
+        CodecState.__init__(self, saved["codec"], state["memory"], seed=saved["seed"])
         self.load_state_dict(saved)
         self.compressor.lr = state["lr"]
 
@@ -160,11 +162,11 @@ def codec_hook(state: CodecState, bucket: dist.GradBucket) -> torch.futures.Futu
     buffer = bucket.buffer()
     if not buffer.is_floating_point():
         raise UnsupportedTensor(f"bucket of {buffer.dtype}: codecs take floating-point gradients")
+    pieces: list[torch.Tensor] = [buffer]
+    shapes: list[tuple[int, ...] | None] = [None]
     if state.compressor.by_matrix:
         pieces = [gradient.view(-1) for gradient in bucket.gradients()]
         shapes = [tuple(gradient.shape) for gradient in bucket.gradients()]
-    else:
-        pieces, shapes = [buffer], [None]  # type: ignore[list-item]
     index = bucket.index()
     state.bytes_dense += 4 * buffer.numel()
     promise: Promise[torch.Tensor] = Promise([buffer])

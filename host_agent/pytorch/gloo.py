@@ -125,7 +125,7 @@ class GlooWork(AllReduceWork):
             except Exception as failure:
                 error = failure
             else:
-                self._source_rank = work._source_rank  # type: ignore[method-assign]
+                self._source_rank = work._source_rank  # type: ignore[method-assign]  # as Gloo has it
                 self.before_finish += [work.wait, *(partial(copy_back, *pair) for pair in self._copies)]
         self.part_done(error)
 

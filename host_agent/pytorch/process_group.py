@@ -101,7 +101,7 @@ class SwitchMLProcessGroup(dist.ProcessGroup):
     ):
         """`global_ranks`: the default group's rank of each rank; empty if this is the default group. `job`: how the
         job's name begins, of a group that is neither the default one nor a part of it."""
-        super().__init__(rank, size)  # type: ignore[call-arg]
+        super().__init__(rank, size)  # type: ignore[call-arg]  # its stub takes no arguments
         self._timeout = timeout
         self._global_ranks = global_ranks
         self._is_default = not global_ranks and not job
@@ -193,7 +193,7 @@ class SwitchMLProcessGroup(dist.ProcessGroup):
 
     def setGroupName(self, name: str) -> None:
         self._name = name
-        self._require_gloo()._set_group_name(name)  # type: ignore[arg-type]
+        self._require_gloo()._set_group_name(name)  # type: ignore[arg-type]  # text, too
 
     def getGroupDesc(self) -> str:
         return self._description
@@ -219,7 +219,7 @@ class SwitchMLProcessGroup(dist.ProcessGroup):
 
     # The collectives that the aggregator knows.
 
-    def allreduce(self, tensors: Any, *args: Any, **kwargs: Any) -> Work:  # type: ignore[override]
+    def allreduce(self, tensors: Any, *args: Any, **kwargs: Any) -> Work:  # type: ignore[override]  # has overloads
         """`allreduce([tensor], options)`, or `allreduce(tensor_or_list, op=SUM, timeout=None)`."""
         given, kwargs = premultiplied.plain("allreduce", (tensors, *args), kwargs, self.rank())
         tensors, args = given[0], given[1:]
@@ -240,7 +240,8 @@ class SwitchMLProcessGroup(dist.ProcessGroup):
                 self._counts.add("all_reduce")
                 return work
         self._counts.add("all_reduce", GLOO)
-        return self.by_gloo("allreduce", (tensors, *args), kwargs)  # type: ignore[no-any-return]
+        by_gloo: Work = self.by_gloo("allreduce", (tensors, *args), kwargs)
+        return by_gloo
 
     def take(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Work | None:
         """Another method's call, if the aggregator takes it."""
@@ -261,7 +262,8 @@ class SwitchMLProcessGroup(dist.ProcessGroup):
             self._counts.add("all_reduce")
             return self._submit(list(tensors), op, timeout)
         self._counts.add("all_reduce", GLOO)
-        return self.by_gloo("allreduce_coalesced", (tensors, *args), kwargs)  # type: ignore[no-any-return]
+        by_gloo: Work = self.by_gloo("allreduce_coalesced", (tensors, *args), kwargs)
+        return by_gloo
 
     def by_gloo(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Have Gloo do a call of ProcessGroup's method `name`, once the ranks agree on it."""

@@ -131,30 +131,13 @@ def apply(ddp: Any, settings: BackendSettings | str | Path) -> Any:
     settings = _loaded(settings)
     if not settings.codec:
         return None
+    from host_agent.compression.by_bucket import BucketCompressor
     from host_agent.pytorch.comm_hooks import CodecState, codec_hook
 
     if len(set(settings.codec)) == 1:
         state = CodecState(settings.codec[0], settings.memory, process_group=ddp.process_group)
     else:
         state = CodecState("none", process_group=ddp.process_group)
-        state.compressor = _ByBucket(state.reducer, settings)  # type: ignore[assignment]
+        state.compressor = BucketCompressor(state.reducer, settings.codec, settings.memory)
     ddp.register_comm_hook(state, codec_hook)
     return state
-
-
-class _ByBucket:
-    """One compressor for each bucket's codec: `codec_hook` names tensors `bucket I.J`."""
-
-    by_matrix = False
-
-    def __init__(self, reducer: Any, settings: BackendSettings) -> None:
-        from host_agent.compression.compressed import Compressor
-
-        self._of = {spec: Compressor(reducer, spec, settings.memory) for spec in dict.fromkeys(settings.codec)}
-        self._codec = settings.codec
-        if any(one.by_matrix for one in self._of.values()):
-            raise ConfigError(f"{settings.path}: matrix codecs can't be mixed with others")
-
-    def allreduce(self, name: str, x: Any, shape: tuple[int, ...] | None = None) -> Any:
-        bucket = int(name.removeprefix("bucket ").partition(".")[0])
-        return self._of[self._codec[min(bucket, len(self._codec) - 1)]].allreduce(name, x, shape)

@@ -45,7 +45,7 @@ def _apply_settings(settings: BackendSettings) -> None:
         apply(self, settings)
 
     dist.init_process_group = dist.distributed_c10d.init_process_group = init_group
-    DistributedDataParallel.__init__ = init  # type: ignore[method-assign]
+    DistributedDataParallel.__init__ = init  # type: ignore[method-assign]  # replaced
 
 
 def _record_steps(folder: Path) -> None:

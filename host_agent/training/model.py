@@ -59,4 +59,4 @@ def stages_of(net: nn.Module, stages: int) -> list[nn.Module]:
 
 
 MODELS: dict[str, type[nn.Module]] = {"cnn": DigitsNet, "mlp": DigitsPerceptron}
-"""What `worker.Settings.model` names."""
+"""What `worker.TrainingSettings.model` names."""

@@ -18,13 +18,14 @@ import sys
 import tempfile
 import time
 from dataclasses import dataclass, field
+from operator import methodcaller
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import click
 
-from emulator.lab.bench.ranks.process import RankPlace
+from emulator.lab.bench.ranks.process import CallableRank, RankPlace
 from emulator.lab.bench.ranks.team import STORE_PORT, Team, places, star_with_aggregator, training_context
 from emulator.networks.testbed.star import LinkOptions
 from emulator.surface.cli.options import RATES, json_option, plot_option
@@ -47,21 +48,13 @@ BATCH, LEARNING_RATE, SEED = 32, 0.02, 1
 
 @dataclass(frozen=True)
 class Join:
-    """Join a job and build a model for each of `choices`. `store`: rank 0's address; `digits`: the images' file."""
+    """A job, in which each of `choices` has a model. `store`: rank 0's address; `digits`: the images' file."""
 
     store: str
     aggregator: str
     digits: str
     hidden: int
     choices: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Turn:
-    """Train for `steps` with the choice `number`. Answer: the result of `Trainer.run`."""
-
-    number: int
-    steps: int
 
 
 @dataclass
@@ -79,17 +72,15 @@ class Line:
 # A rank
 
 
-class ChoosingRank:
-    """Answers Join first, then Turn."""
+class ChoosingRank(CallableRank):
+    """A rank with a model for each choice, once it has joined."""
 
     def __init__(self, place: RankPlace):
         self._place = place
 
-    def answer(self, request: Join | Turn) -> dict[str, Any] | None:
-        if isinstance(request, Turn):
-            return self._trainers[request.number].run(request.steps)
+    def join(self, job: Join) -> None:
         os.environ |= {
-            "SWITCHML_AGGREGATOR": request.aggregator,
+            "SWITCHML_AGGREGATOR": job.aggregator,
             "SWITCHML_TRANSPORT": "udp",
             "SWITCHML_WIRE": "int16",
         }
@@ -97,10 +88,13 @@ class ChoosingRank:
         import torch.distributed as dist
 
         torch.set_num_threads(1)
-        store = f"tcp://{request.store}:{STORE_PORT}"
+        store = f"tcp://{job.store}:{STORE_PORT}"
         dist.init_process_group("switchml", init_method=store, rank=self._place.rank, world_size=self._place.world_size)
-        self._trainers = [Trainer(request, self._place, choice) for choice in request.choices]
-        return None
+        self._trainers = [Trainer(job, self._place, choice) for choice in job.choices]
+
+    def train(self, number: int, steps: int) -> dict[str, Any]:
+        """With that choice: the result of `Trainer.run`."""
+        return self._trainers[number].run(steps)
 
     def leave(self) -> None:
         import torch.distributed as dist
@@ -162,10 +156,10 @@ def run(workers: int, rates_bps: list[float], steps: int, limit_s: float, hidden
     ):
         digits = f"{folder}/digits.npz"
         load().save(Path(digits))
-        team.ask(Join(star.address(0), aggregator.address, digits, hidden, choices))
+        team.ask(methodcaller("join", Join(star.address(0), aggregator.address, digits, hidden, choices)))
 
         def turn(choice: str, count: int) -> None:
-            answers = team.ask(Turn(choices.index(choice), count))
+            answers = team.ask(methodcaller("train", choices.index(choice), count))
             line = lines[choice]
             line.phases[-1] += [max(each) for each in zip(*(answer["seconds"] for answer in answers), strict=True)]
             line.codecs[-1] += answers[0]["codecs"]

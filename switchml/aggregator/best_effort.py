@@ -137,10 +137,10 @@ class BestEffortDataplane(SoftwareTraits):
             raise ConfigError(f"job {spec.job_id} can't start: the aggregator is stopping")
         if spec.job_id in self._jobs:
             raise ConfigError(f"job {spec.job_id} is running already")
-        if any(job.spec.tag == spec.tag for job in self._jobs.values()):
+        if any(job.spec.job_tag == spec.job_tag for job in self._jobs.values()):
             raise ConfigError(f"job {spec.job_id} has the tag of another job")
         front = self._front
-        free = np.flatnonzero(front.jobs["tag"] == 0)
+        free = np.flatnonzero(front.jobs["job_tag"] == 0)
         if not len(free) or sum(job.spec.workers for job in self._jobs.values()) + spec.workers > MAX_SENDERS:
             raise ConfigError(f"no room for another job: at most {MAX_JOBS} jobs and {MAX_SENDERS} workers at once")
         known = {
@@ -162,26 +162,26 @@ class BestEffortDataplane(SoftwareTraits):
         front.jobs[state.index] = state.pool.job[0]
         front.endpoints[state.index, : spec.workers] = state.endpoints
         front.counters[state.index] = 0
-        front.job_of_tag[spec.tag] = state.index
+        front.job_of_tag[spec.job_tag] = state.index
         self._rebuild_senders()
 
     def _install_behind(self, state: JobState) -> None:
         self._behind.jobs[state.index] = state.entry()
-        self._behind.job_of_tag[state.spec.tag] = state.index
+        self._behind.job_of_tag[state.spec.job_tag] = state.index
 
     def stop_job(self, job_id: int) -> None:
         def remove() -> None:
             state = self._jobs.pop(job_id, None)
             if state is None:
                 return
-            tag = state.spec.tag
-            self._front.job_of_tag[tag] = -1
+            job_tag = state.spec.job_tag
+            self._front.job_of_tag[job_tag] = -1
             self._front.jobs[state.index] = np.zeros((), JOB)
-            best_effort.release_job(self._front.shared, tag)
+            best_effort.release_job(self._front.shared, job_tag)
             self._rebuild_senders()
 
             def remove_behind() -> None:
-                self._behind.job_of_tag[tag] = -1
+                self._behind.job_of_tag[job_tag] = -1
                 self._behind.jobs[state.index]["protocol"] = 0
 
             self._behind_thread.run(remove_behind)

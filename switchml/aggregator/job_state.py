@@ -37,7 +37,7 @@ class JobState:
                 slots=spec.slots,
                 payload_bytes=spec.payload_bytes,
                 wire=spec.wire,
-                tag=spec.tag,
+                job_tag=spec.job_tag,
                 isn=spec.isn,
                 rows=rows,
                 with_tags=bool(spec.key),

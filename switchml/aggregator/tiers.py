@@ -168,7 +168,7 @@ def _take_up(front: Front, n: int, value: int, address: Address, length: int, no
     if length < _HEADER or length > wire_format.MAX_SPARSE_BYTES:
         mine[counters.REFUSED_FORMAT] += 1
         return n
-    if be16(u8_at(address, length), 6) != job.tag:
+    if be16(u8_at(address, length), 6) != job.job_tag:
         mine[counters.REFUSED_TAG] += 1
         return n
     size, passed = take(front.shared, job, rank, address, length, now, front.made[n])

@@ -47,7 +47,7 @@ def equipped(command: click.Command, name: str) -> click.Command:
         command.epilog = f"\b\nExamples:\n{lines}"
     for parameter in command.params:
         for text in set(parameter.opts) & completions().keys():
-            parameter.shell_complete = functools.partial(_complete, completions()[text])  # type: ignore[method-assign]
+            parameter.shell_complete = functools.partial(_complete, completions()[text])  # type: ignore[method-assign]  # replaced
     return command
 
 

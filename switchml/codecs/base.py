@@ -190,7 +190,7 @@ def setting(default: _Value, help: str, **limits: Any) -> _Value:
 
 
 _Value = TypeVar("_Value")
-_Self = TypeVar("_Self", bound="Settings")
+_Self = TypeVar("_Self", bound="CodecSettings")
 
 _LIMITS: dict[str, tuple[str, Callable[[Any, Any], bool]]] = {
     "above": ("above", operator.gt),
@@ -204,7 +204,7 @@ _BOOLS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0"
 
 
 @dataclass(frozen=True)
-class Settings:
+class CodecSettings:
     """Base of codecs and error feedback: checked settings, and the text that `registry.parse` reads.
 
     msgspec could convert and check them, but its messages lack the setting's meaning and the value.
@@ -251,7 +251,7 @@ class Settings:
 # The two kinds of settings
 
 
-class Codec(Settings):
+class Codec(CodecSettings):
     """A compressor. Subclasses are frozen dataclasses that fill in the class variables, `encode` and `decode`.
 
     `number` identifies the codec in a payload's header and never changes. `error_feedback` names the kind that the
@@ -359,7 +359,7 @@ class FloatSum(Codec):
         return Outcome(total / np.float32(context.world), own)
 
 
-class ErrorFeedback(Settings):
+class ErrorFeedback(CodecSettings):
     """What a rank remembers of what was not sent. A frozen dataclass; the values are in the state."""
 
     def new_state(self) -> Any:

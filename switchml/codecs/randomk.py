@@ -52,7 +52,7 @@ class RandomK(Codec):
         return self.unbiased
 
     @property
-    def error_feedback(self) -> str:  # type: ignore[override]
+    def error_feedback(self) -> str:  # type: ignore[override]  # likewise
         return "none" if self.unbiased else "residual"
 
     def k(self, n: int) -> int:

@@ -3,7 +3,7 @@
 from typing import TypeVar
 
 from switchml.codecs.adaq import AdaQ
-from switchml.codecs.base import Codec, ErrorFeedback, Settings
+from switchml.codecs.base import Codec, CodecSettings, ErrorFeedback
 from switchml.codecs.bf16 import Bf16
 from switchml.codecs.dgc import Dgc
 from switchml.codecs.efsignsgd import EfSignSgd
@@ -46,7 +46,7 @@ ERROR_FEEDBACKS: dict[str, type[ErrorFeedback]] = {
 }
 """Name → class."""
 
-_Settings = TypeVar("_Settings", bound=Settings)
+_Settings = TypeVar("_Settings", bound=CodecSettings)
 
 
 def parse(text: str) -> Codec:

@@ -61,9 +61,9 @@ def advised_window(slots: int, workers: int, aggregator_buffer_bytes: int, agent
 def draw_tag(used: Collection[int], randbelow: Callable[[int], int] = secrets.randbelow) -> int:
     """A tag that no other job has (docs/protocol.md section 2), from a cryptographic source. Never 0, which v1 has."""
     while True:
-        tag = 1 + randbelow(0xFFFF)
-        if tag not in used:
-            return tag
+        job_tag = 1 + randbelow(0xFFFF)
+        if job_tag not in used:
+            return job_tag
 
 
 def draw_key(randbelow: Callable[[int], int] = secrets.randbelow) -> bytes:
@@ -90,10 +90,10 @@ def draw_parts(
     for ranks in zip(*addresses, strict=True):
         part = PartSpec(
             addresses=ranks,
-            tag=draw_tag(tags, randbelow),
+            job_tag=draw_tag(tags, randbelow),
             isn=draw_isn(slots, randbelow) if slots else 0,
             key=draw_key(randbelow) if with_keys else b"",
         )
-        tags.add(part.tag)
+        tags.add(part.job_tag)
         drawn.append(part)
     return drawn

@@ -1,7 +1,7 @@
 """The agent's end of the control plane: join a job, follow its events, leave.
 
     session = join("10.0.0.254:50099", job="resnet", rank=0, world_size=4, data_address=("10.0.0.1", 4000))
-    session.info.slots, session.info.tag, ...
+    session.info.slots, session.info.job_tag, ...
     session.events(on_event)      # PeerLost, PeerLeft or AggregatorLost, from one background thread
     session.leave()
 

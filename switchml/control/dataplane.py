@@ -20,7 +20,7 @@ class PartSpec:
     """What a further part of a job has of its own: the ranks' addresses, and numbers as in `JobSpec`."""
 
     addresses: tuple[Address, ...]
-    tag: int
+    job_tag: int
     isn: int
     key: bytes = field(default=b"", repr=False)
 
@@ -31,7 +31,7 @@ class JobSpec:
 
     `workers` is the world size n. `protocol` 1 or 2. `slots` is S, a power of two in v2 and 8192 in v1.
     `addresses[rank]` is (IPv4, UDP port): where the rank's packets come from and its results go to; in v1 the port is 0
-    (any) and an entry is None until that rank has called UdpSession. `tag`, `isn` as in docs/protocol.md section 2 (0
+    (any) and an entry is None until that rank has called UdpSession. `job_tag`, `isn`: section 2 of docs/protocol.md (0
     in v1). `wire` as in packet.py. `transports[rank]` and `macs[rank]` (0: unknown), from the rank's join request,
     describe how its packets travel; a software aggregator ignores them. Empty: by UDP sockets.
     """
@@ -42,7 +42,7 @@ class JobSpec:
     slots: int
     payload_bytes: int
     addresses: tuple[tuple[str, int] | None, ...]
-    tag: int = 0
+    job_tag: int = 0
     isn: int = 0
     wire: int = 0
     transports: tuple[str, ...] = ()

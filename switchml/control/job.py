@@ -52,7 +52,7 @@ class Job:
     reason: str = ""
     members: dict[int, Member] = field(default_factory=dict)
     job_id: int = 0
-    tag: int = 0
+    job_tag: int = 0
     isn: int = 0
     slots: int = 0
     queues: int = 1

@@ -340,7 +340,7 @@ class JobRegistry:
         except Exception as error:  # no failure of this job may affect the others
             message = error if isinstance(error, SwitchMLError) else repr(error)
             return self._refuse_all(job, Refused(Reason.CAPACITY, f"job {job.name!r} can't start: {message}"))
-        job.job_id, job.tag, job.isn, job.state = spec.job_id, spec.tag, spec.isn, "running"
+        job.job_id, job.job_tag, job.isn, job.state = spec.job_id, spec.job_tag, spec.isn, "running"
         job.slots = spec.slots * len(spec.parts)
         job.epoch = resuming.epoch(job)
         self._journal(
@@ -373,7 +373,7 @@ class JobRegistry:
         first, *more = draw_parts(
             [request.addresses[: max(parts, 1)] for request in requests],
             slots,
-            {other.tag for other in self.live} | resuming.former_tags(job),
+            {other.job_tag for other in self.live} | resuming.former_tags(job),
             self._randbelow,
             with_keys=job.first.authenticate,
         )

@@ -177,7 +177,7 @@ class Part:
     """A further part of a job, as `Started` has the first (docs/protocol.md, section 7)."""
 
     data_address: Address
-    tag: int
+    job_tag: int
     isn: int
     key: bytes = field(default=b"", repr=False)
     segment: str = ""
@@ -185,7 +185,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Started:
-    """All ranks have joined. `tag`, `isn`, `slots`, `wire` as in docs/protocol.md section 2; at most `window` rounds
+    """All ranks have joined. `job_tag`, `isn`, `slots`, `wire`: section 2 of docs/protocol.md; at most `window` rounds
     should be under way at once; packets go to `data_address`; `peers[rank]` describes the others. `segment` names the
     memory that the aggregator offers to share (switchml/net/shm.py), or is empty; `link` is set for ranks that build
     their Ethernet frames themselves; `padded`, `dense_only` and `collectives`: see `Dataplane`; `key`: what
@@ -194,7 +194,7 @@ class Started:
     """
 
     job_id: int
-    tag: int
+    job_tag: int
     isn: int
     slots: int
     window: int

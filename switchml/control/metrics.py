@@ -143,7 +143,7 @@ def serve(bind: str, port: int, status: Callable[[], v2_pb2.StatusReply]) -> Met
         raise ConfigError(
             f"metrics port {bind}:{port}: {error.strerror}; choose another with --metrics-port"
         ) from error
-    server.handle_error = _ignore_client  # type: ignore[method-assign]
+    server.handle_error = _ignore_client  # type: ignore[method-assign]  # replaced
     return MetricsPage(server, thread)
 
 

@@ -18,7 +18,7 @@ def epoch(job: Job) -> int:
 
 def former_tags(job: Job) -> set[int]:
     """Tags that packets of the job's former epochs have."""
-    return {tag for each in _resumptions(job) for tag in each.former_tags}
+    return {job_tag for each in _resumptions(job) for job_tag in each.former_tags}
 
 
 def agreed(job: Job) -> tuple[bytes, ...]:

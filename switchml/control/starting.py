@@ -14,7 +14,7 @@ def started(
     """For the rank that has made `request`. `others`: further fields."""
     event = Started(
         job_id=spec.job_id,
-        tag=spec.tag,
+        job_tag=spec.job_tag,
         isn=spec.isn,
         slots=spec.slots,
         window=0,
@@ -44,7 +44,7 @@ def started(
         more_parts=tuple(
             Part(
                 dataplane.address_for(request.addresses[number]),
-                part.tag,
+                part.job_tag,
                 part.isn,
                 part.key,
                 dataplane.segment(spec.job_id, number),

@@ -92,9 +92,9 @@ class Joined(_message.Message):
     def __init__(self, token: _Optional[str] = ...) -> None: ...
 
 class Started(_message.Message):
-    __slots__ = ("job_id", "tag", "isn", "slots", "window", "payload_bytes", "wire", "data_address", "peers", "link", "segment", "padded", "dense_only", "key", "collectives", "more_parts", "queues", "rounds", "epoch")
+    __slots__ = ("job_id", "job_tag", "isn", "slots", "window", "payload_bytes", "wire", "data_address", "peers", "link", "segment", "padded", "dense_only", "key", "collectives", "more_parts", "queues", "rounds", "epoch")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
-    TAG_FIELD_NUMBER: _ClassVar[int]
+    JOB_TAG_FIELD_NUMBER: _ClassVar[int]
     ISN_FIELD_NUMBER: _ClassVar[int]
     SLOTS_FIELD_NUMBER: _ClassVar[int]
     WINDOW_FIELD_NUMBER: _ClassVar[int]
@@ -113,7 +113,7 @@ class Started(_message.Message):
     ROUNDS_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     job_id: int
-    tag: int
+    job_tag: int
     isn: int
     slots: int
     window: int
@@ -131,21 +131,21 @@ class Started(_message.Message):
     queues: int
     rounds: _containers.RepeatedScalarFieldContainer[bytes]
     epoch: int
-    def __init__(self, job_id: _Optional[int] = ..., tag: _Optional[int] = ..., isn: _Optional[int] = ..., slots: _Optional[int] = ..., window: _Optional[int] = ..., payload_bytes: _Optional[int] = ..., wire: _Optional[int] = ..., data_address: _Optional[_Union[Address, _Mapping]] = ..., peers: _Optional[_Iterable[_Union[Peer, _Mapping]]] = ..., link: _Optional[_Union[Link, _Mapping]] = ..., segment: _Optional[str] = ..., padded: bool = ..., dense_only: bool = ..., key: _Optional[bytes] = ..., collectives: bool = ..., more_parts: _Optional[_Iterable[_Union[Part, _Mapping]]] = ..., queues: _Optional[int] = ..., rounds: _Optional[_Iterable[bytes]] = ..., epoch: _Optional[int] = ...) -> None: ...
+    def __init__(self, job_id: _Optional[int] = ..., job_tag: _Optional[int] = ..., isn: _Optional[int] = ..., slots: _Optional[int] = ..., window: _Optional[int] = ..., payload_bytes: _Optional[int] = ..., wire: _Optional[int] = ..., data_address: _Optional[_Union[Address, _Mapping]] = ..., peers: _Optional[_Iterable[_Union[Peer, _Mapping]]] = ..., link: _Optional[_Union[Link, _Mapping]] = ..., segment: _Optional[str] = ..., padded: bool = ..., dense_only: bool = ..., key: _Optional[bytes] = ..., collectives: bool = ..., more_parts: _Optional[_Iterable[_Union[Part, _Mapping]]] = ..., queues: _Optional[int] = ..., rounds: _Optional[_Iterable[bytes]] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class Part(_message.Message):
-    __slots__ = ("data_address", "tag", "isn", "key", "segment")
+    __slots__ = ("data_address", "job_tag", "isn", "key", "segment")
     DATA_ADDRESS_FIELD_NUMBER: _ClassVar[int]
-    TAG_FIELD_NUMBER: _ClassVar[int]
+    JOB_TAG_FIELD_NUMBER: _ClassVar[int]
     ISN_FIELD_NUMBER: _ClassVar[int]
     KEY_FIELD_NUMBER: _ClassVar[int]
     SEGMENT_FIELD_NUMBER: _ClassVar[int]
     data_address: Address
-    tag: int
+    job_tag: int
     isn: int
     key: bytes
     segment: str
-    def __init__(self, data_address: _Optional[_Union[Address, _Mapping]] = ..., tag: _Optional[int] = ..., isn: _Optional[int] = ..., key: _Optional[bytes] = ..., segment: _Optional[str] = ...) -> None: ...
+    def __init__(self, data_address: _Optional[_Union[Address, _Mapping]] = ..., job_tag: _Optional[int] = ..., isn: _Optional[int] = ..., key: _Optional[bytes] = ..., segment: _Optional[str] = ...) -> None: ...
 
 class Link(_message.Message):
     __slots__ = ("where", "mac", "switch_mac")

@@ -332,8 +332,8 @@ def marked_bars(values: Sequence[Spec], x_title: str, is_log: bool = False) -> S
         }
     ]
     if not is_log:
-        beside = {"type": "text", "align": "left", "dx": 5, "tooltip": None}
-        layers.append({"mark": beside, "encoding": {"y": y, **offset, "x": x, "text": {"field": "text"}}})
+        label = {"type": "text", "align": "left", "dx": 5, "tooltip": None}
+        layers.append({"mark": label, "encoding": {"y": y, **offset, "x": x, "text": {"field": "text"}}})
     if any("bound" in value for value in values):
         layers.append(
             {

@@ -42,7 +42,7 @@ def packet_rows(rows: int, packet_bytes: int, room: int) -> np.ndarray:
 
 _FEWEST = 3
 """Fewer packets than this are hashed sooner one after the other than side by side, on four lanes (AVX2)."""
-MESSAGE = record("u8 key0 key1 before address", "i8 length place", "u8 tag")
+MESSAGE = record("u8 key0 key1 before address", "i8 length place", "u8 auth_tag")
 """A packet of a batch: both words of its key; what is hashed before it (`before`); its address, and its length without
 the tag; its place in a list of packets; its tag."""
 
@@ -110,7 +110,7 @@ def _hash(batch: Batch, n: int) -> None:
             last += 1
         if last < first + _FEWEST:
             last = first + 1
-            message.tag = siphash(message.key0, message.key1, message.before, message.address, message.length)
+            message.auth_tag = siphash(message.key0, message.key1, message.before, message.address, message.length)
         else:
             for lane in range(LANES):  # where there are fewer, the last one several times
                 one = messages[min(first + lane, last - 1)]
@@ -121,7 +121,7 @@ def _hash(batch: Batch, n: int) -> None:
             addresses = eight_at(at + np.uint64(3) * row)
             put_eight(at + np.uint64(4) * row, siphash(key0, key1, before, addresses, message.length))
             for lane in range(last - first):
-                messages[first + lane].tag = lanes[4, lane]
+                messages[first + lane].auth_tag = lanes[4, lane]
         first = last
 
 
@@ -154,7 +154,7 @@ def sign(batch: Batch, n: int) -> None:
     _hash(batch, n)
     for i in range(n):
         message = batch.messages[i]
-        u64_at(message.address + np.uint64(message.length), 1)[0] = message.tag
+        u64_at(message.address + np.uint64(message.length), 1)[0] = message.auth_tag
 
 
 @kernel
@@ -164,5 +164,5 @@ def check(batch: Batch, n: int, lengths: np.ndarray) -> None:
     _hash(batch, n)
     for i in range(n):
         message = batch.messages[i]
-        is_genuine = u64_at(message.address + np.uint64(message.length), 1)[0] == message.tag
+        is_genuine = u64_at(message.address + np.uint64(message.length), 1)[0] == message.auth_tag
         lengths[message.place] = message.length if is_genuine else ~lengths[message.place]

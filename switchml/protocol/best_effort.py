@@ -112,7 +112,7 @@ def take(
     if not dense or job.workers == 1 or (wire != job.wire and wire != wire_format.WIRE_INT32):
         count[OTHER] += 1
         return 0, True
-    key = np.uint64(job.tag) << np.uint64(32) | np.uint64(be32(data, 2))
+    key = np.uint64(job.job_tag) << np.uint64(32) | np.uint64(be32(data, 2))
     index = _choose(key, _HASH, len(shared.slots))
     note = _choose(key, _NOTE_HASH, len(shared.notes))
     slot, word, bit = shared.slots[index], rank >> 6, np.uint64(1) << np.uint64(rank & 63)
@@ -176,19 +176,19 @@ def take(
 
 
 @kernel
-def release(shared: Shared, tag: int, seq: int) -> None:
+def release(shared: Shared, job_tag: int, seq: int) -> None:
     """Free the slot of a round, if it has one: its result has come."""
-    key = np.uint64(tag) << np.uint64(32) | np.uint64(seq)
+    key = np.uint64(job_tag) << np.uint64(32) | np.uint64(seq)
     index = _choose(key, _HASH, len(shared.slots))
     if shared.slots[index].key == key:
         shared.slots[index].key = 0
 
 
 @kernel
-def release_job(shared: Shared, tag: int) -> None:
+def release_job(shared: Shared, job_tag: int) -> None:
     """Free all slots of a job that is over."""
     for index in range(len(shared.slots)):
-        if shared.slots[index].key >> np.uint64(32) == np.uint64(tag):
+        if shared.slots[index].key >> np.uint64(32) == np.uint64(job_tag):
             shared.slots[index].key = 0
 
 

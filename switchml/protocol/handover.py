@@ -112,7 +112,7 @@ def _move_packets(state: State, moved: State, indices: np.ndarray, identity: np.
     Lanes that a root keeps behind its packet come along."""
     payload, count = int(identity["payload"][0]), len(state.slots)
     rooms = int(state.scalars["identity"]["room"][0]), int(identity["room"][0])
-    tag = int(identity["tag"][0]).to_bytes(2, "big")
+    job_tag = int(identity["job_tag"][0]).to_bytes(2, "big")
     for index in indices.tolist():
         start, number, words = (int(state.slots[index][name]) for name in ("start", "round", "words"))
         end = index + (number & 1) * count + 1
@@ -122,7 +122,7 @@ def _move_packets(state: State, moved: State, indices: np.ndarray, identity: np.
         there, here = (u8_at(at - before - payload, before) for at in ends)
         here[:] = there
         here[0] &= 0xFF - R_FLAG
-        here[2:8] = np.frombuffer(((start + number * count) & 0xFFFFFFFF).to_bytes(4, "big") + tag, np.uint8)
+        here[2:8] = np.frombuffer(((start + number * count) & 0xFFFFFFFF).to_bytes(4, "big") + job_tag, np.uint8)
         keeps = words and int(state.slots[index]["length"]) < ADDRESSED_BYTES + payload
         lanes = zip(ends, rooms if keeps else (0, 0), strict=True)
         there, here = (u8_at(at - payload + room, payload) for at, room in lanes)

@@ -147,7 +147,7 @@ class V2Packet:
 
     kind: int
     seq: int
-    tag: int
+    job_tag: int
     need: int
     used: int
     ahead: int
@@ -158,17 +158,17 @@ class V2Packet:
     def pack(self) -> bytes:
         size, data = _payload(self.values, self.wire)
         kind = self.kind | self.wire
-        return pack_v2_header(kind, size, self.r, self.ahead, self.seq, self.tag, self.need, self.used) + data
+        return pack_v2_header(kind, size, self.r, self.ahead, self.seq, self.job_tag, self.need, self.used) + data
 
     @classmethod
     def unpack(cls, data: bytes) -> V2Packet:
         """Raises PacketError if `data` is not a contribution or result whose length fits its size code."""
         _check_length(data)
-        first, ahead, seq, tag, need, used = _V2_HEADER.unpack_from(data)
+        first, ahead, seq, job_tag, need, used = _V2_HEADER.unpack_from(data)
         kind, wire = (first >> 4) & 0xC, (first >> 4) & 0x3
         if kind not in (CONTRIBUTION, RESULT) or wire not in WIRE_DTYPES:
             raise PacketError(f"message type {first >> 4}: expected a v2 contribution (8-10) or result (12-14)")
-        return cls(kind, seq, tag, need, used, ahead, _values(data, HEADER_BYTES, wire), wire, bool(first & R_FLAG))
+        return cls(kind, seq, job_tag, need, used, ahead, _values(data, HEADER_BYTES, wire), wire, bool(first & R_FLAG))
 
 
 @dataclass(frozen=True)
@@ -179,7 +179,7 @@ class SparsePacket:
 
     kind: int
     seq: int
-    tag: int
+    job_tag: int
     mark: int
     words: tuple[int, ...]
     values: npt.NDArray[Any] | None = None
@@ -194,7 +194,7 @@ class SparsePacket:
         if self.values is not None:
             size, data = _payload(self.values, self.wire)
         header = pack_v2_header(
-            self.kind | self.wire, SPARSE | size, self.r, len(self.words), self.seq, self.tag, 0, self.mark
+            self.kind | self.wire, SPARSE | size, self.r, len(self.words), self.seq, self.job_tag, 0, self.mark
         )
         return header + np.array(self.words, ">u4").tobytes() + data
 
@@ -206,7 +206,7 @@ class SparsePacket:
             raise PacketError(
                 f"{len(data)} bytes starting with {bytes(data[:1]).hex() or 'nothing'}: not a sparse packet"
             )
-        first, columns, seq, tag, _, mark = _V2_HEADER.unpack_from(data)
+        first, columns, seq, job_tag, _, mark = _V2_HEADER.unpack_from(data)
         kind, wire, size = (first >> 4) & 0xC, (first >> 4) & 0x3, first & 3
         if kind not in (CONTRIBUTION, RESULT) or wire not in WIRE_DTYPES or columns not in COLUMNS:
             raise PacketError(
@@ -218,7 +218,7 @@ class SparsePacket:
             raise PacketError(f"size code {SPARSE | size}, {columns} columns: {len(data)} bytes, expected {expected}")
         words = struct.unpack_from(f">{columns}I", data, HEADER_BYTES)
         values = _values(data, at, wire) if size in SIZE_CODES else None
-        return cls(kind, seq, tag, mark, words, values, wire, bool(first & R_FLAG), size == PADDED - SPARSE)
+        return cls(kind, seq, job_tag, mark, words, values, wire, bool(first & R_FLAG), size == PADDED - SPARSE)
 
 
 @dataclass(frozen=True)
@@ -229,7 +229,7 @@ class AddressedPacket:
 
     kind: int
     seq: int
-    tag: int
+    job_tag: int
     need: int
     used: int
     ahead: int
@@ -249,7 +249,7 @@ class AddressedPacket:
         if self.values is not None:
             size, data = _payload(self.values, self.wire)
         kind = self.kind | self.wire
-        header = pack_v2_header(kind, SPARSE | size, self.r, ADDRESSED, self.seq, self.tag, self.need, self.used)
+        header = pack_v2_header(kind, SPARSE | size, self.r, ADDRESSED, self.seq, self.job_tag, self.need, self.used)
         return header + bytes((self.reach, self.root, self.op, CODE_UNKNOWN - self.ahead)) + data
 
     @classmethod
@@ -259,7 +259,7 @@ class AddressedPacket:
             raise PacketError(
                 f"{len(data)} bytes starting with {bytes(data[:2]).hex() or 'nothing'}: not an addressed packet"
             )
-        first, _, seq, tag, need, used = _V2_HEADER.unpack_from(data)
+        first, _, seq, job_tag, need, used = _V2_HEADER.unpack_from(data)
         kind, wire, size, rest = (first >> 4) & 0xC, (first >> 4) & 0x3, first & 3, len(data) - ADDRESSED_BYTES
         reach, root, op, ahead = data[HEADER_BYTES:ADDRESSED_BYTES]
         if kind not in (CONTRIBUTION, RESULT) or wire not in WIRE_DTYPES or reach > REACH_OTHERS or op > OP_XOR:
@@ -274,7 +274,7 @@ class AddressedPacket:
         values = _values(data, ADDRESSED_BYTES, wire) if whole and rest else None
         code = CODE_UNKNOWN - ahead
         address, r = (reach, root, op), bool(first & R_FLAG)
-        return cls(kind, seq, tag, need, used, code, *address, values, wire, r, padded, whole if is_cut else 0)
+        return cls(kind, seq, job_tag, need, used, code, *address, values, wire, r, padded, whole if is_cut else 0)
 
 
 def for_rank(result: bytes, rank: int) -> bytes:
@@ -300,14 +300,14 @@ class WaitPacket:
     """The aggregator has a rank's contribution and waits for `missing` (sorted ranks)."""
 
     seq: int
-    tag: int
+    job_tag: int
     missing: tuple[int, ...]
 
     def pack(self) -> bytes:
         bits = np.zeros(8 * BITMAP_BYTES, np.uint8)
         bits[list(self.missing)] = 1
         bitmap = np.packbits(bits, bitorder="little").tobytes()
-        return pack_v2_header(WAIT, 0, False, 0, self.seq, self.tag, 0, 0) + bitmap
+        return pack_v2_header(WAIT, 0, False, 0, self.seq, self.job_tag, 0, 0) + bitmap
 
     @classmethod
     def unpack(cls, data: bytes) -> WaitPacket:
@@ -316,9 +316,9 @@ class WaitPacket:
             raise PacketError(
                 f"{len(data)} bytes starting with {bytes(data[:1]).hex() or 'nothing'}: not a wait packet"
             )
-        _, _, seq, tag, _, _ = _V2_HEADER.unpack_from(data)
+        _, _, seq, job_tag, _, _ = _V2_HEADER.unpack_from(data)
         bits = np.unpackbits(np.frombuffer(data[HEADER_BYTES:], np.uint8), bitorder="little")
-        return cls(seq, tag, tuple(np.flatnonzero(bits).tolist()))
+        return cls(seq, job_tag, tuple(np.flatnonzero(bits).tolist()))
 
 
 def check_slots(slots: int) -> None:
@@ -327,10 +327,10 @@ def check_slots(slots: int) -> None:
         raise ConfigError(f"{slots} slots: expected a power of two from 1 to {V2_MAX_SLOTS}")
 
 
-def pack_v2_header(kind: int, size: int, r: bool, ahead: int, seq: int, tag: int, need: int, used: int) -> bytes:
+def pack_v2_header(kind: int, size: int, r: bool, ahead: int, seq: int, job_tag: int, need: int, used: int) -> bytes:
     """The ten bytes; `kind` is the whole type nibble."""
     first = (kind << 4) | (R_FLAG if r else 0) | size
-    return _V2_HEADER.pack(first, ahead, seq & 0xFFFFFFFF, tag, need, used)
+    return _V2_HEADER.pack(first, ahead, seq & 0xFFFFFFFF, job_tag, need, used)
 
 
 def _check_length(data: bytes) -> None:

@@ -51,7 +51,7 @@ class Pool:
         slots: int,
         payload_bytes: int = 1024,
         wire: int = 0,
-        tag: int = 0,
+        job_tag: int = 0,
         isn: int = 0,
         rows: np.ndarray | None = None,
         with_tags: bool = False,
@@ -63,7 +63,7 @@ class Pool:
             raise ConfigError(f"payload of {payload_bytes} bytes, wire {wire}: expected 256 or 1024, and 0 to 2")
         if isn % (2 * slots):
             raise ConfigError(f"initial sequence number {isn}: expected a multiple of {2 * slots}")
-        self.job = np.array([(workers, slots, payload_bytes, wire, tag, isn, 0)], JOB)
+        self.job = np.array([(workers, slots, payload_bytes, wire, job_tag, isn, 0)], JOB)
         self.slots = np.zeros(2 * slots, SLOT)
         self.seen = np.zeros((2 * slots, 4), np.uint64)
         self.rows = self.wide = rows if rows is not None else np.zeros(0, np.uint8)

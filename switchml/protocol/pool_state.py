@@ -19,7 +19,7 @@ ACTIONS = ("consume", "multicast", "unicast", "wait", "drop")
 """What the aggregator is to do; the reply of UNICAST and WAITING lies in the caller's reply buffer, that of MULTICAST
 in the row."""
 
-JOB = record("i8 workers slots payload wire tag isn", "4u8 absent")
+JOB = record("i8 workers slots payload wire job_tag isn", "4u8 absent")
 """What the rules need of a job. `absent`: bitmap of the ranks that rounds do not wait for (docs/protocol.md, section
 13)."""
 

@@ -41,12 +41,12 @@ def reset_slots(pool: State) -> None:
 
 @kernel
 def _write_header(
-    row: np.ndarray, kind: int, size: int, r: bool, ahead: int, seq: int, tag: int, need: int, last: int
+    row: np.ndarray, kind: int, size: int, r: bool, ahead: int, seq: int, job_tag: int, need: int, last: int
 ) -> None:
     row[0] = (kind << 4) | (wire_format.R_FLAG if r else 0) | size
     row[1] = ahead & 0xFF
     put_be32(row, 2, seq)
-    put_be16(row, 6, tag)
+    put_be16(row, 6, job_tag)
     row[8] = need & 0xFF
     row[9] = last & 0xFF
 
@@ -135,7 +135,7 @@ def _same_call(word: Address, other: Address) -> bool:
 def _write_empty_wait(pool: State, rank: int, reply: np.ndarray, seq: int) -> None:
     """A wait packet that names no rank: the round is over, and its result gone (section 13)."""
     pool.counters[rank, counters.WAITS] += 1
-    _write_header(reply, wire_format.WAIT, 0, False, 0, seq, pool.job[0].tag, 0, 0)
+    _write_header(reply, wire_format.WAIT, 0, False, 0, seq, pool.job[0].job_tag, 0, 0)
     for i in range(_BITMAP):
         reply[_HEADER + i] = 0
 
@@ -208,7 +208,7 @@ def label(pool: State, rank: int, row: int, seq: int) -> None:
             ahead, need = slot.form >> _WORDS_SHIFT, 0
     result, _ = result_of(pool, row)
     kind = wire_format.RESULT | (slot.form & 3)
-    _write_header(u8_at(result, _HEADER), kind, size, False, ahead, seq, job.tag, need, slot.flags)
+    _write_header(u8_at(result, _HEADER), kind, size, False, ahead, seq, job.job_tag, need, slot.flags)
 
 
 @kernel
@@ -297,7 +297,7 @@ def receive_v2(pool: State, reply: np.ndarray, rank: int, address: Address, leng
         mine[counters.REFUSED_FORMAT] += 1
         return DROP, 0
     # A2. Refuse another job's tag.
-    if be16(data, 6) != job.tag:
+    if be16(data, 6) != job.job_tag:
         mine[counters.REFUSED_TAG] += 1
         return DROP, 0
     retransmission = (data[0] & wire_format.R_FLAG) != 0

@@ -58,7 +58,7 @@ def receive(w: State, address: Address, length: int, now: int, out: np.ndarray, 
     me = w.scalars[0]
     # R1. Refuse what is no packet, or another job's.
     data = u8_at(address, max(length, 1))
-    if length < _HEADER or be16(data, 6) != me.identity.tag:
+    if length < _HEADER or be16(data, 6) != me.identity.job_tag:
         me.counters.refused += 1
         return n
     # R2. Find the slot, and how far the packet's round is ahead of the slot's.

@@ -205,7 +205,7 @@ def _build_packet(w: State, index: int) -> None:
     header[0] = ((wire_format.CONTRIBUTION | wire) << 4) | (3 if identity.payload == 1024 else 1)
     header[1] = (slot.next_need if slot.scanned else CODE_UNKNOWN) & 0xFF
     put_be32(header, 2, seq_of(w, index))
-    put_be16(header, 6, identity.tag)
+    put_be16(header, 6, identity.job_tag)
     header[8] = need & 0xFF
     header[9] = slot.used & 0xFF
     slot.length = _HEADER + identity.payload

@@ -221,7 +221,7 @@ def build(identity: Any, task: Any, state: np.ndarray, stream: int, seq: int, ro
     header[0] = ((wire_format.CONTRIBUTION | wire) << 4) | size
     header[1] = columns
     put_be32(header, 2, seq)
-    put_be16(header, 6, identity.tag)
+    put_be16(header, 6, identity.job_tag)
     header[8] = 0
     header[9] = fmt
     return length

@@ -66,7 +66,7 @@ class Worker:
     """One rank of one v2 job, without its socket: owns the arrays, starts tasks, and offers the kernels to Python
     callers. `identity`, `window`, `queues`, `rtt`, `silence`, `timers`, `counters` and `failure` are its records.
 
-    `isn`, `tag`, `slots`, `window` (the most rounds in flight) come from joining; `payload_bytes` is 256 or 1024.
+    `isn`, `job_tag`, `slots`, `window` (the most rounds in flight) come from joining; `payload_bytes` is 256 or 1024.
     `packets` uint8[2 slots, k >= 42 + payload]: where to build the packets (each at the end of its row), if not in
     memory of its own; `wide` uint8[2 slots, k]: where to build those of sparse streams, of up to MAX_SPARSE_BYTES, if
     not in the same rows. `lossless`: the transport loses nothing, so a round is probed only to learn whom it waits for.
@@ -81,7 +81,7 @@ class Worker:
         rank: int,
         workers: int,
         slots: int,
-        tag: int,
+        job_tag: int,
         isn: int,
         window: int | None = None,
         payload_bytes: int = 1024,
@@ -122,7 +122,12 @@ class Worker:
         self.counters, self.failure = scalars["counters"][0], scalars["failure"][0]
         identity, rtt = self.identity, self.rtt
         identity["rank"], identity["workers"], identity["slots"] = rank, workers, slots
-        identity["payload"], identity["tag"], identity["isn"], identity["padded"] = payload_bytes, tag, isn, padded
+        identity["payload"], identity["job_tag"], identity["isn"], identity["padded"] = (
+            payload_bytes,
+            job_tag,
+            isn,
+            padded,
+        )
         identity["headroom"], identity["spread"] = headroom(workers), spreads(workers)
         identity["least_timeout"], identity["room"] = LONGEST_PROBE if lossless else 0, room
         identity["deadline"] = deadline_ns

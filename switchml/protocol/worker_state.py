@@ -28,7 +28,7 @@ TASKS = 1024
 """All-reduces that may be under way at once (a power of two); more wait in the agent."""
 
 
-IDENTITY = record("i8 rank workers slots payload tag isn padded least_timeout room deadline", "3i8 headroom spread")
+IDENTITY = record("i8 rank workers slots payload job_tag isn padded least_timeout room deadline", "3i8 headroom spread")
 """What joining decided. `payload`: bytes in a packet; `padded`: the switch wants sparse packets without data padded;
 `least_timeout`: lower bound of a retransmission timeout, not 0 if nothing can be lost. `room`: bytes behind a packet
 that something else needs (tags). `deadline`: how long a round of dense sums waits for ranks (0: without end; section

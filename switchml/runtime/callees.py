@@ -11,7 +11,7 @@ longer vectorized by themselves, and an all-reduce takes 1.16 times as long.
 from typing import Any
 
 from llvmlite import binding
-from numba import _dynfunc  # type: ignore[attr-defined]
+from numba import _dynfunc  # type: ignore[attr-defined]  # compiled
 from numba.core import caching, codegen, compiler, typed_passes
 from numba.core.compiler_machinery import register_pass
 

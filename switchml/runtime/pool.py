@@ -46,7 +46,7 @@ def _keep_sockets_in_our_folder() -> None:
     """The server listens at a file. multiprocessing's own folder for it would stay if this process were killed."""
     folder = TemporaryFolder("fork")
     atexit.register(folder.cleanup)
-    process.current_process()._config["tempdir"] = folder.name  # type: ignore[attr-defined]
+    process.current_process()._config["tempdir"] = folder.name  # type: ignore[attr-defined]  # private
 
 
 def spread(

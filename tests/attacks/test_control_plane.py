@@ -117,11 +117,11 @@ def test_bisecting_a_tag_and_a_sequence_number_learns_nothing(start, sock, attem
         behind, ahead = info.isn - 3 * info.slots, info.isn + 4 * info.slots
         for seq, tags in (
             (info.isn + 4 * info.slots, range(0, 65536, max(65536 // attempts.scaled(1000), 1))),
-            (behind, [info.tag] * attempts.scaled(500)),
-            (ahead, [info.tag] * attempts.scaled(500)),
+            (behind, [info.job_tag] * attempts.scaled(500)),
+            (ahead, [info.job_tag] * attempts.scaled(500)),
         ):
-            for tag in tags:
-                forged = V2Packet(CONTRIBUTION, seq % 2**32, tag, 0, 0, 0, lie, r=True)
+            for job_tag in tags:
+                forged = V2Packet(CONTRIBUTION, seq % 2**32, job_tag, 0, 0, 0, lie, r=True)
                 sock.sendto(forged.pack(), aggregator.addresses.data)
             sent += len(tags)
             assert observer.looks() == before

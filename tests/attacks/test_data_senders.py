@@ -98,8 +98,8 @@ def claims(agent: HostAgent, generator: np.random.Generator) -> list[bytes]:
     ahead = int(worker.state.slots["round"].max()) + 3
     packets = [b"\0", b"\x81", bytes(1034)]
     for seq in (isn, isn + (ahead + 2) * slots, int(generator.integers(2**32))):
-        for tag in (agent.tag, agent.tag ^ 1):
-            packets.append(V2Packet(CONTRIBUTION, seq, tag, CODE_ZERO, 0, CODE_UNKNOWN, LIE).pack())
+        for job_tag in (agent.job_tag, agent.job_tag ^ 1):
+            packets.append(V2Packet(CONTRIBUTION, seq, job_tag, CODE_ZERO, 0, CODE_UNKNOWN, LIE).pack())
     return packets
 
 

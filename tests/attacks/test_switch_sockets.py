@@ -131,7 +131,7 @@ def test_nobody_connects_to_p4runtime_on_a_unix_socket(tmp_path):
 def forged(spec: Any, rank: int, mac: int, slot: int) -> bytes:
     """The frame of a contribution as rank `rank` would send it first, with all that the switch checks."""
     values = np.full(spec.payload_bytes // 4, 7, np.int32)
-    packet = V2Packet(CONTRIBUTION, spec.isn + slot, spec.tag, 0, 0, 0, values, spec.wire)
+    packet = V2Packet(CONTRIBUTION, spec.isn + slot, spec.job_tag, 0, 0, 0, values, spec.wire)
     ip, port = spec.addresses[rank]
     here, there = (mac, address_number(ip), port), (SWITCH_MAC, address_number(SWITCH_ADDRESS), UDP_PORT)
     return udp(Datagram(here, there, packet.pack()))

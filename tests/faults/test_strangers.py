@@ -45,13 +45,13 @@ class Flood:
         values = np.arange(256, dtype=np.int32)
         seeds = []
         for seq in (info.isn, info.isn + 5, info.isn + info.slots, info.isn + 2 * info.slots, info.isn - 1):
-            for tag in (info.tag, info.tag ^ 1):
+            for job_tag in (info.job_tag, info.job_tag ^ 1):
                 seeds += [
-                    V2Packet(kind, seq % 2**32, tag, 3, 2, 1, values, r=r).pack()
+                    V2Packet(kind, seq % 2**32, job_tag, 3, 2, 1, values, r=r).pack()
                     for kind in (CONTRIBUTION, RESULT)
                     for r in (False, True)
                 ]
-                seeds.append(WaitPacket(seq % 2**32, tag, (0, 1)).pack())
+                seeds.append(WaitPacket(seq % 2**32, job_tag, (0, 1)).pack())
         seeds += [
             V1Packet(1, 2, slot, slot & 1, 3, 4, values[:lanes]).pack() for slot in (0, 5, 8191) for lanes in (64, 256)
         ]
@@ -250,11 +250,14 @@ def test_the_right_address_without_tag_and_number_changes_nothing(aggregator):
         rng = random.Random(1)
         expected = range(info.isn, info.isn + info.slots)
         for _ in range(3000):
-            seq, tag = rng.choice(((rng.choice(expected), rng.randrange(65536)), (rng.randrange(2**32), info.tag)))
-            if tag == info.tag and seq in expected:
+            seq, job_tag = rng.choice(
+                ((rng.choice(expected), rng.randrange(65536)), (rng.randrange(2**32), info.job_tag))
+            )
+            if job_tag == info.job_tag and seq in expected:
                 continue
             sockets[0].sendto(
-                V2Packet(CONTRIBUTION, seq, tag, 0, 0, 0, np.full(256, 666, np.int32)).pack(), aggregator.data_address
+                V2Packet(CONTRIBUTION, seq, job_tag, 0, 0, 0, np.full(256, 666, np.int32)).pack(),
+                aggregator.data_address,
             )
             time.sleep(0.0001)
 
@@ -268,7 +271,9 @@ def test_the_right_address_without_tag_and_number_changes_nothing(aggregator):
         # Every slot still takes the true contributions, and nothing else is in the sums.
         for slot in (0, 1, info.slots - 1):
             for rank in range(2):
-                packet = V2Packet(CONTRIBUTION, info.isn + slot, info.tag, 0, 0, 0, np.full(256, 1 + rank, np.int32))
+                packet = V2Packet(
+                    CONTRIBUTION, info.isn + slot, info.job_tag, 0, 0, 0, np.full(256, 1 + rank, np.int32)
+                )
                 sockets[rank].sendto(packet.pack(), aggregator.data_address)
             for sock in sockets:
                 result = V2Packet.unpack(sock.recv(2048))

@@ -195,7 +195,7 @@ def test_who_leaves_meanwhile_does_not_wait(start):
     first = start()
     agents = join_all(first.address, 2, job="leaves", failover_timeout_s=LONG_S)
     first.kill()
-    until(lambda: all(agent._halting for agent in agents))
+    until(lambda: all(agent._is_pausing for agent in agents))
     leave_all(agents)  # within DEADLINE_S, which `on_all` checks: less than the ranks would wait
 
 

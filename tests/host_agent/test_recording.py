@@ -137,7 +137,7 @@ def test_logs_are_in_the_order_of_joining(record, monkeypatch):
 class Idle:
     """An agent without calls."""
 
-    tag, rank, transport, wire, log, global_ranks = 0, 0, "udp", "int32", None, (0, 1)
+    job_tag, rank, transport, wire, log, global_ranks = 0, 0, "udp", "int32", None, (0, 1)
 
     def __init__(self, job: str) -> None:
         self.job = job

@@ -43,9 +43,11 @@ def small_job(generation: int = 1, **changes) -> Job:
 
 
 def contribution(
-    rank: int, seq: int, *, tag: int = 77, value: int = 1, kind: int = 8, r: int = 0, used: int = 0
+    rank: int, seq: int, *, job_tag: int = 77, value: int = 1, kind: int = 8, r: int = 0, used: int = 0
 ) -> Step:
-    data = struct.pack(">BbIHbb", kind << 4 | r << 3 | 1, 0, seq % 2**32, tag, 0, used) + struct.pack(">i", value) * 64
+    data = (
+        struct.pack(">BbIHbb", kind << 4 | r << 3 | 1, 0, seq % 2**32, job_tag, 0, used) + struct.pack(">i", value) * 64
+    )
     return Step("", rank, data, {}, "", "", None, {})
 
 
@@ -333,7 +335,7 @@ def random_v2(source: random.Random, job: Job, progress: list[int]) -> Step:
     kind = source.choice([8 + s.wire] * 20 + [8, 8, 9, 12, 1] + [11] * 5 * job.may_expire)
     first = kind << 4 | source.choice([0, 0, 8]) | source.choice([1] * 30 + [3, 0])
     codes = [source.choice([0, 0, 0, source.randrange(-128, 128)]) for _ in range(3)]
-    tag = s.tag if source.random() < 0.97 else source.getrandbits(16)
+    job_tag = s.tag if source.random() < 0.97 else source.getrandbits(16)
     lanes = source.choice([bytes(256), source.randbytes(256), b"\x7f\xff\xff\xff" * 64, b"\x80" * 256])
     if source.random() < 0.5 and progress[slot] % 2:  # every other round mostly with words
         columns, has_data = source.choice([0, 0, 0, 1, 1, 2, 4, 8, 3]), source.choice([0, 1, 1])
@@ -341,9 +343,11 @@ def random_v2(source: random.Random, job: Job, progress: list[int]) -> Step:
         words = bytes([*call, source.randrange(256)]) if columns == 0 else source.randbytes(4 * columns)
         kind = 8 if columns == 0 and call[2] else kind
         used = source.choice([4, 4, 4, 5])
-        header = struct.pack(">BBIHbb", kind << 4 | first & 8 | 4 | has_data, columns, seq % 2**32, tag, codes[1], used)
+        header = struct.pack(
+            ">BBIHbb", kind << 4 | first & 8 | 4 | has_data, columns, seq % 2**32, job_tag, codes[1], used
+        )
         return Step("", rank, header + words + lanes * has_data, {}, "", "", None, {})
-    data = struct.pack(">BbIHbb", first, codes[0], seq % 2**32, tag, codes[1], codes[2]) + lanes
+    data = struct.pack(">BbIHbb", first, codes[0], seq % 2**32, job_tag, codes[1], codes[2]) + lanes
     return Step("", rank, data[: source.choice([266] * 50 + [265, 9])], {}, "", "", None, {})
 
 
@@ -372,7 +376,7 @@ def test_random_packets_as_the_pool_has_them(switch, seed, may_expire):
               may_expire=may_expire)  # fmt: skip
     s = job.scenario
     pool = PoolV1(workers=workers) if protocol == 1 else Pool(
-        workers=workers, slots=4, payload_bytes=256, wire=s.wire, tag=77, isn=isn
+        workers=workers, slots=4, payload_bytes=256, wire=s.wire, job_tag=77, isn=isn
     )  # fmt: skip
     start(switch, job)
     progress, actions, flags = [0] * 4, set(), 0

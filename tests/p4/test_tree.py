@@ -88,9 +88,11 @@ def rank_mac(rank: int) -> int:
     return 0x02_00_00_00_00_00 + rank
 
 
-def spec_of(workers: int, slots: int = 4, isn: int = 800, tag: int = 77, wire: int = 0, payload: int = 256) -> JobSpec:
+def spec_of(
+    workers: int, slots: int = 4, isn: int = 800, job_tag: int = 77, wire: int = 0, payload: int = 256
+) -> JobSpec:
     addresses = tuple((f"10.100.0.{1 + rank}", 5000 + rank) for rank in range(workers))
-    return JobSpec(1, 2, workers, slots, payload, addresses, tag, isn, wire)
+    return JobSpec(1, 2, workers, slots, payload, addresses, job_tag, isn, wire)
 
 
 def two_racks() -> Node:

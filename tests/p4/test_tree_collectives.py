@@ -33,7 +33,7 @@ class Reference:
     """The switches of a tree by the slow reference."""
 
     def __init__(self, root: Node, spec):
-        job = spec.workers, spec.slots, spec.payload_bytes, spec.wire, spec.tag, spec.isn
+        job = spec.workers, spec.slots, spec.payload_bytes, spec.wire, spec.job_tag, spec.isn
         self.switches = {node.name: ReferenceSwitch(node.keys[1:], node.above is not None, *job) for node in root.all()}
 
     def give(self, node: Node, sender, data: bytes):
@@ -109,7 +109,7 @@ def test_vectors(scenario, engine):
 
 def contribution(chooser: random.Random, rank: int, root: int, call, spec, seq: int) -> bytes:
     """A rank's packet of a round: dense, sparse (`call` is its columns), or addressed (reach and op)."""
-    head = struct.pack(">IH", seq, spec.tag)
+    head = struct.pack(">IH", seq, spec.job_tag)
     need, ahead = chooser.randint(-128, 127), chooser.randint(-128, 127)
     lanes = chooser.randbytes(spec.payload_bytes)
     size = {256: 1, 1024: 3}[spec.payload_bytes]
@@ -163,20 +163,20 @@ def test_rounds_of_any_kind(shape, payload):
             assert tries < 2000
 
 
-def packet_of_any_kind(chooser: random.Random, sender, seq: int, tag: int) -> bytes:
+def packet_of_any_kind(chooser: random.Random, sender, seq: int, job_tag: int) -> bytes:
     """Mostly what a neighbour sends: contributions of a rank, partial sums of a rack, results and waits from above."""
     usual = [12, 12, 15] if sender == ABOVE else [8]
     kind = chooser.choice(usual * 8 + [8, 9, 12, 13, 15])
     codes = [chooser.choice([0, 0, chooser.randint(-128, 127)]) for _ in range(2)]
     last = chooser.choice([0, 0, 0, 1, 2, 3]) if kind == 12 else chooser.choice([4] * 9 + [5])
-    tag = tag if chooser.random() < 0.97 else tag ^ 1
+    job_tag = job_tag if chooser.random() < 0.97 else job_tag ^ 1
     if kind == 15:
-        return struct.pack(">BbIHbb", 0xF0, 0, seq, tag, 0, 0) + chooser.randbytes(chooser.choice([32] * 9 + [33]))
+        return struct.pack(">BbIHbb", 0xF0, 0, seq, job_tag, 0, 0) + chooser.randbytes(chooser.choice([32] * 9 + [33]))
     is_partial = kind < 12 and isinstance(sender, tuple) ^ (chooser.random() < 0.1)
     first = kind << 4 | chooser.choice([0, 0, 8]) | (5 if is_partial else 1)
     lanes = struct.pack(">i", chooser.choice([1, 2, 0x7FFFFFFF, -0x80000000])) * 64
     trailer = bytes([chooser.choice([0, 0, 0, 1, 2, 3]), 0]) if is_partial else b""
-    return struct.pack(">BbIHbb", first, codes[0], seq, tag, codes[1], last) + lanes + trailer
+    return struct.pack(">BbIHbb", first, codes[0], seq, job_tag, codes[1], last) + lanes + trailer
 
 
 @pytest.mark.parametrize(("seed", "isn"), [(0, 800), (1, 2**32 - 16), (2, 0)])
@@ -192,7 +192,7 @@ def test_packets_of_any_kind(seed, isn):
         node, slot = chooser.choice(root.all()[:2]), chooser.randrange(slots)
         sender = chooser.choice([key for key in node.keys if key is not ABOVE or node.above])
         number = rounds[node.name, slot] + chooser.choice([0] * 12 + [-2, -1, -1, 1, 2])
-        data = packet_of_any_kind(chooser, sender, (isn + number * slots + slot) % 2**32, spec.tag)
+        data = packet_of_any_kind(chooser, sender, (isn + number * slots + slot) % 2**32, spec.job_tag)
         left = tree.give(node, sender, data)
         kinds = {packet[0] >> 4 for packet in left.values()}
         rounds[node.name, slot] += kinds == {12} and len(left) > 1

@@ -46,7 +46,7 @@ def switches():
 def pool_of(s: Scenario):
     if s.protocol == 1:
         return PoolV1(workers=s.workers, payload_bytes=s.payload_bytes)
-    return Pool(workers=s.workers, slots=s.slots, payload_bytes=s.payload_bytes, wire=s.wire, tag=s.tag, isn=s.isn)
+    return Pool(workers=s.workers, slots=s.slots, payload_bytes=s.payload_bytes, wire=s.wire, job_tag=s.tag, isn=s.isn)
 
 
 def expected_counters(scenario: Scenario) -> list[dict[str, int]]:

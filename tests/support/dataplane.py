@@ -42,7 +42,7 @@ class Marker:
 
     def __init__(self, dataplane: SoftwareDataplane, bind, job_id: int = 9_999_999):
         self.sock, self.to, self.seq = bind("127.200.0.1"), dataplane.address, 0
-        dataplane.start_job(JobSpec(job_id, 2, 1, 1, 256, (self.sock.getsockname(),), tag=1))
+        dataplane.start_job(JobSpec(job_id, 2, 1, 1, 256, (self.sock.getsockname(),), job_tag=1))
 
     def pass_through(self) -> None:
         packet = V2Packet(CONTRIBUTION, self.seq, 1, 0, 0, 0, np.zeros(64, np.int32))
@@ -63,14 +63,14 @@ class Workers:
         *,
         slots: int = 16,
         payload_bytes: int = 256,
-        tag: int | None = None,
+        job_tag: int | None = None,
         isn: int = 0,
     ):
         self.sockets = [bind(address_of(job_id, rank)) for rank in range(workers)]
         self.to, self.slots, self.isn, self.lanes = dataplane.address, slots, isn, payload_bytes // 4
-        self.tag = 1000 + job_id if tag is None else tag
+        self.job_tag = 1000 + job_id if job_tag is None else job_tag
         self.spec = JobSpec(
-            job_id, 2, workers, slots, payload_bytes, tuple(s.getsockname() for s in self.sockets), self.tag, isn
+            job_id, 2, workers, slots, payload_bytes, tuple(s.getsockname() for s in self.sockets), self.job_tag, isn
         )
         dataplane.start_job(self.spec)
 
@@ -78,7 +78,7 @@ class Workers:
         self, round_: int, slot: int, values, *, kind: int = CONTRIBUTION, r: bool = False, used: int = 0
     ) -> bytes:
         seq = (self.isn + round_ * self.slots + slot) % 2**32
-        return V2Packet(kind, seq, self.tag, 0, used, 0, np.asarray(values, np.int32), r=r).pack()
+        return V2Packet(kind, seq, self.job_tag, 0, used, 0, np.asarray(values, np.int32), r=r).pack()
 
     def send(self, rank: int, data: bytes) -> None:
         self.sockets[rank].sendto(data, self.to)

@@ -27,16 +27,16 @@ def forged_results(agent: HostAgent) -> list[bytes]:
     """What would finish every round that an int32 all-reduce begins next, and say that the aggregator waits."""
     packets = []
     for seq in next_rounds(agent):
-        packets.append(V2Packet(RESULT, seq, agent.tag, CODE_ZERO, 0, CODE_UNKNOWN, LIE).pack())
-        packets.append(V2Packet(RESULT, seq, agent.tag, CODE_ZERO, 0, CODE_UNKNOWN, LIE, r=True).pack())
-        packets.append(WaitPacket(seq, agent.tag, (1,)).pack())
+        packets.append(V2Packet(RESULT, seq, agent.job_tag, CODE_ZERO, 0, CODE_UNKNOWN, LIE).pack())
+        packets.append(V2Packet(RESULT, seq, agent.job_tag, CODE_ZERO, 0, CODE_UNKNOWN, LIE, r=True).pack())
+        packets.append(WaitPacket(seq, agent.job_tag, (1,)).pack())
     return packets
 
 
 def forged_contributions(agent: HostAgent) -> list[bytes]:
     """What an agent would contribute to its next rounds if it called an int32 all-reduce of other values."""
     return [
-        V2Packet(CONTRIBUTION, seq, agent.tag, CODE_ZERO, CODE_INTEGER, CODE_UNKNOWN, LIE).pack()
+        V2Packet(CONTRIBUTION, seq, agent.job_tag, CODE_ZERO, CODE_INTEGER, CODE_UNKNOWN, LIE).pack()
         for seq in next_rounds(agent)
     ]
 

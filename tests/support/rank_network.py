@@ -81,13 +81,13 @@ class Network:
         n = len(calls)
         self.chooser, self.weather, self.calls, self.isn, self.slots = random.Random(seed), weather, calls, isn, slots
         wire = max(0 if call.dtype == "raw" else numbers.wire(call.dtype) for column in calls for call in column)
-        self.pool = Pool(workers=n, slots=slots, payload_bytes=PAYLOAD, wire=wire, tag=TAG, isn=isn)
+        self.pool = Pool(workers=n, slots=slots, payload_bytes=PAYLOAD, wire=wire, job_tag=TAG, isn=isn)
         self.ranks = [
             Worker(
                 rank=r,
                 workers=n,
                 slots=slots,
-                tag=TAG,
+                job_tag=TAG,
                 isn=isn,
                 window=windows[r],
                 payload_bytes=PAYLOAD,

@@ -121,9 +121,9 @@ def gets_data(reach: int, root: int, rank: int) -> bool:
 class ReferencePoolV2:
     """Sections 3, 8, 11 and 13. Every comparison of sequence numbers is serial-number arithmetic."""
 
-    def __init__(self, workers: int, slots: int, payload_bytes: int, wire: int, tag: int, isn: int):
+    def __init__(self, workers: int, slots: int, payload_bytes: int, wire: int, job_tag: int, isn: int):
         self.workers, self.slots, self.payload_bytes = workers, slots, payload_bytes
-        self.wire, self.tag = wire, tag
+        self.wire, self.job_tag = wire, job_tag
         self.absent: set[int] = set()
         self.rounds = {
             (i, v): _Round((isn + i - (2 - v) * slots) % 2**32, workers) for i in range(slots) for v in (0, 1)
@@ -133,7 +133,7 @@ class ReferencePoolV2:
         """Apply one packet of the worker `rank`; finding the rank by its address is the caller's part."""
         if len(data) < 10:
             return Outcome("drop", "refused_format", None)
-        first, ahead, seq, tag, need, used = struct.unpack(">BbIHbb", data[:10])
+        first, ahead, seq, job_tag, need, used = struct.unpack(">BbIHbb", data[:10])
         is_expiry = first >> 4 == 11 and not first & 4
         if first >> 4 not in (8, 8 + self.wire) and not is_expiry:
             return Outcome("drop", "refused_format", None)
@@ -146,7 +146,7 @@ class ReferencePoolV2:
             call = (words[0] >> 24, words[0] >> 16 & 255, words[0] >> 8 & 255)
             if call[0] > 2 or call[2] > 4 or (call[2] and wire):
                 return Outcome("drop", "refused_format", None)
-        if tag != self.tag:
+        if job_tag != self.job_tag:
             return Outcome("drop", "refused_tag", None)
 
         if is_expiry:
@@ -253,7 +253,7 @@ class ReferencePoolV2:
             ahead, need = 0, state.need
         first = (12 + state.wire) << 4 | (8 if r else 0) | size
         flags = state.flags | (LATE if late else 0)
-        header = struct.pack(">BBIHbb", first, ahead & 255, state.seq, self.tag, need, flags)
+        header = struct.pack(">BBIHbb", first, ahead & 255, state.seq, self.job_tag, need, flags)
         header += struct.pack(f">{len(state.words)}I", *state.words)
         return header + (struct.pack(self._lanes(state.wire), *state.values) if state.values is not None else b"")
 
@@ -264,4 +264,4 @@ class ReferencePoolV2:
         bitmap = bytearray(32)
         for rank in self._missing(state) if missing is None else missing:
             bitmap[rank // 8] |= 1 << rank % 8
-        return struct.pack(">BbIHbb", 15 << 4, 0, state.seq, self.tag, 0, 0) + bytes(bitmap)
+        return struct.pack(">BbIHbb", 15 << 4, 0, state.seq, self.job_tag, 0, 0) + bytes(bitmap)

@@ -31,11 +31,17 @@ class TreeOutcome(NamedTuple):
 class ReferenceSwitch:
     """A switch with `below`: ranks, and the ranks of each switch below it as a tuple. `workers`: of the whole job."""
 
-    def __init__(self, below, has_above: bool, workers: int, slots: int, payload_bytes: int, wire: int, tag: int,
+    def __init__(self, below, has_above: bool, workers: int, slots: int, payload_bytes: int, wire: int, job_tag: int,
                  isn: int):  # fmt: skip
-        self.below, self.has_above, self.workers, self.tag, self.wire = list(below), has_above, workers, tag, wire
+        self.below, self.has_above, self.workers, self.job_tag, self.wire = (
+            list(below),
+            has_above,
+            workers,
+            job_tag,
+            wire,
+        )
         self.payload_bytes = payload_bytes
-        self.pool = ReferencePoolV2(len(self.below), slots, payload_bytes, wire, tag, isn)
+        self.pool = ReferencePoolV2(len(self.below), slots, payload_bytes, wire, job_tag, isn)
         self.kept: set[_Round] = set()  # those that have the result from above
 
     def behind(self, receiver: Sender) -> set[int]:
@@ -88,8 +94,8 @@ class ReferenceSwitch:
         refused = TreeOutcome("drop", "refused_format", {})
         if len(data) < 10:
             return refused
-        first, ahead, seq, tag, need, flags = struct.unpack(">BbIHbb", data[:10])
-        if tag != self.tag:
+        first, ahead, seq, job_tag, need, flags = struct.unpack(">BbIHbb", data[:10])
+        if job_tag != self.job_tag:
             return TreeOutcome("drop", "refused_tag", {})
         is_wait = first >> 4 == 15 and len(data) == 42
         wire = (first >> 4) - 12
@@ -168,4 +174,4 @@ class ReferenceSwitch:
         bitmap = bytearray(32)
         for rank in missing:
             bitmap[rank // 8] |= 1 << rank % 8
-        return struct.pack(">BbIHbb", 15 << 4, 0, state.seq, self.tag, 0, 0) + bytes(bitmap)
+        return struct.pack(">BbIHbb", 15 << 4, 0, state.seq, self.job_tag, 0, 0) + bytes(bitmap)

@@ -55,8 +55,8 @@ class Chunk:
 class ReferenceWorker:
     """One rank: `start` queues tensors, `receive` takes results and returns the packets that follow."""
 
-    def __init__(self, workers: int, slots: int, tag: int, isn: int, window: int, payload_bytes: int):
-        self.workers, self.slots, self.tag, self.isn, self.window = workers, slots, tag, isn, window
+    def __init__(self, workers: int, slots: int, job_tag: int, isn: int, window: int, payload_bytes: int):
+        self.workers, self.slots, self.job_tag, self.isn, self.window = workers, slots, job_tag, isn, window
         self.payload_bytes = payload_bytes
         self.size = {256: 1, 1024: 3}[payload_bytes]
         self.chunks: list[Chunk] = []
@@ -133,14 +133,14 @@ class ReferenceWorker:
         seq = (self.isn + self.round[slot] * self.slots + slot) % 2**32
         wire = numbers.wire(dtype)
         first = 8 + wire << 4 | self.size
-        header = struct.pack(HEADER, first, ahead, seq, self.tag, chunk.need, chunk.used)
+        header = struct.pack(HEADER, first, ahead, seq, self.job_tag, chunk.need, chunk.used)
         return header + struct.pack(f">{len(lanes)}{STRUCT[wire]}", *lanes)
 
     def _result(self, data: bytes) -> list[bytes]:
         """Section 4's table; returns the packet of the chunk's next round, if there is one."""
-        first, ahead, seq, tag, need, flags = struct.unpack(HEADER, data[:10])
+        first, ahead, seq, job_tag, need, flags = struct.unpack(HEADER, data[:10])
         slot = seq % self.slots
-        assert tag == self.tag and first & 15 == self.size
+        assert job_tag == self.job_tag and first & 15 == self.size
         assert seq == (self.isn + self.round[slot] * self.slots + slot) % 2**32
         mine = range(slot, len(self.chunks), self.slots)
         number = next(n for n in mine if self.chunks[n].mode and not self.chunks[n].done)

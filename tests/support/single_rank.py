@@ -23,7 +23,7 @@ class Rank:
         self, chunks: int = 0, *, slots: int = 16, workers: int = 2, isn: int = 0, window: int | None = None, **options
     ):
         self.worker = Worker(
-            rank=0, workers=workers, slots=slots, tag=TAG, isn=isn, window=window, payload_bytes=256, **options
+            rank=0, workers=workers, slots=slots, job_tag=TAG, isn=isn, window=window, payload_bytes=256, **options
         )
         self.queue = self.worker.queues[0]
         self.window, self.rtt, self.timers = self.worker.window, self.worker.rtt, self.worker.timers
@@ -42,10 +42,10 @@ class Rank:
         return self.worker.receive(list(datagrams), now)
 
     def result(
-        self, number: int, *, r: bool = False, ahead: int = CODE_UNKNOWN, flags: int = 0, tag: int = TAG
+        self, number: int, *, r: bool = False, ahead: int = CODE_UNKNOWN, flags: int = 0, job_tag: int = TAG
     ) -> bytes:
         """The result of round `number // S` in slot `number % S`, which is chunk `number`'s if none was repeated."""
-        return V2Packet(RESULT, (self.isn + number) % 2**32, tag, CODE_ZERO, flags, ahead, [0] * LANES, r=r).pack()
+        return V2Packet(RESULT, (self.isn + number) % 2**32, job_tag, CODE_ZERO, flags, ahead, [0] * LANES, r=r).pack()
 
     def wait(self, number: int, *missing: int) -> bytes:
         return WaitPacket((self.isn + number) % 2**32, TAG, missing).pack()

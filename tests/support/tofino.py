@@ -227,7 +227,7 @@ def job_changes(job: Job) -> Changes:
         else:
             others = ((1 << spec.workers) - 1) & ~me
             minus_origin = (round_ - spec.isn) % 2**32
-            params = (cell, me, others, job.number, minus_origin, spec.tag, place.group)
+            params = (cell, me, others, job.number, minus_origin, spec.job_tag, place.group)
             entries.append(Entry("workers", (address_number(address), port, UDP_PORT), "v2_worker", params))
             entries.append(Entry("receivers", (worker,), "receiver", (mac, ip, port)))
     if spec.protocol == 2:

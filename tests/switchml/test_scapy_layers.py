@@ -43,14 +43,14 @@ def layer_of(packet):
             values=packet.values,
         )
     if isinstance(packet, WaitPacket):
-        return SwitchMLWait(seq=packet.seq, tag=packet.tag, missing=packet.missing)
+        return SwitchMLWait(seq=packet.seq, tag=packet.job_tag, missing=packet.missing)
     if isinstance(packet, SparsePacket):
         last = {"mark": packet.mark} if packet.kind == p.CONTRIBUTION else {"flags": packet.mark & 0xFF}
         return SwitchMLSparse(
             type=packet.kind | packet.wire,
             r=int(packet.r),
             seq=packet.seq,
-            tag=packet.tag,
+            tag=packet.job_tag,
             words=packet.words,
             values=() if packet.values is None else packet.values,
             **last,
@@ -61,7 +61,7 @@ def layer_of(packet):
             type=packet.kind | packet.wire,
             r=int(packet.r),
             seq=packet.seq,
-            tag=packet.tag,
+            tag=packet.job_tag,
             need=packet.need,
             reach=packet.reach,
             root=packet.root,
@@ -74,7 +74,7 @@ def layer_of(packet):
         type=packet.kind | packet.wire,
         r=int(packet.r),
         seq=packet.seq,
-        tag=packet.tag,
+        tag=packet.job_tag,
         ahead=packet.ahead,
         need=packet.need,
         values=packet.values,
@@ -84,13 +84,13 @@ def layer_of(packet):
 
 def fields_agree(layer, packet) -> bool:
     if isinstance(packet, WaitPacket):
-        return (layer.seq, layer.tag, tuple(layer.missing)) == (packet.seq, packet.tag, packet.missing)
+        return (layer.seq, layer.tag, tuple(layer.missing)) == (packet.seq, packet.job_tag, packet.missing)
     if isinstance(packet, SparsePacket):
         last = layer.mark if packet.kind == p.CONTRIBUTION else np.uint8(int(layer.flags)).astype(np.int8)
         got = (layer.type, bool(layer.r), layer.seq, layer.tag, int(last), tuple(layer.words), layer.values)
         values = [] if packet.values is None else packet.values.tolist()
         kind = packet.kind | packet.wire
-        return got == (kind, packet.r, packet.seq, packet.tag, packet.mark, packet.words, values)
+        return got == (kind, packet.r, packet.seq, packet.job_tag, packet.mark, packet.words, values)
     if layer.values != ([] if packet.values is None else packet.values.tolist()):
         return False
     if isinstance(packet, AddressedPacket) and any(
@@ -103,7 +103,7 @@ def fields_agree(layer, packet) -> bool:
     last = layer.used if packet.kind == p.CONTRIBUTION else np.uint8(int(layer.flags)).astype(np.int8)
     got = (layer.type, bool(layer.r), layer.seq, layer.tag, layer.ahead, layer.need, int(last))
     kind = packet.kind | packet.wire
-    return got == (kind, packet.r, packet.seq, packet.tag, packet.ahead, packet.need, packet.used)
+    return got == (kind, packet.r, packet.seq, packet.job_tag, packet.ahead, packet.need, packet.used)
 
 
 signed8, u8, u16, u32 = st.integers(-128, 127), st.integers(0, 255), st.integers(0, 0xFFFF), st.integers(0, 0xFFFFFFFF)

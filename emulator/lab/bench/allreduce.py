@@ -91,7 +91,7 @@ class Measurement:
 @dataclass(frozen=True)
 class Report:
     """A whole run. `transport`: the one that the agents chose. `longest`: elements of the longest tensor; shorter ones
-    are its beginning. `beside`: busy processes that ran meanwhile."""
+    are its beginning. `background`: busy processes that ran meanwhile."""
 
     workers: int
     transport: str
@@ -101,7 +101,7 @@ class Report:
     aggregator: str = "software"
     sparsity: Sparsity | None = None
     longest: int = 0
-    beside: int = 0
+    background: int = 0
 
     def union_density(self, measurement: Measurement) -> float:
         """Share of blocks that some rank has, in a tensor of this case; 1 without sparsity."""
@@ -118,14 +118,14 @@ def measure(
     aggregator: str = "software",
     sparsity: Sparsity | None = None,
     authenticate: bool = False,
-    beside: int = 0,
+    background: int = 0,
     on_start: Callable[[str], None] = lambda transport: None,
     on_result: Callable[[Measurement], None] = lambda measurement: None,
 ) -> Report:
     """Measure `cases` with `workers` ranks on this machine. `aggregator`: one of AGGREGATORS, which is started, or
     HOST:PORT of a running one. `sparsity`: blocks of zeros in the tensors; they are reduced sparse and, in turn with
     that, dense. `authenticate`: packets carry tags and, in turn with that, none. With the wire "exact", int32 is
-    measured in turn with it. `beside`: processes that compute without end while the ranks reduce.
+    measured in turn with it. `background`: processes that compute without end while the ranks reduce.
 
     `on_start(transport)` is called when all ranks have joined. Raises ConfigError for what cannot work, PeerLost or
     AggregatorLost if a process dies, RanksDisagree or JobError if a result is wrong.
@@ -142,13 +142,15 @@ def measure(
         ranks = local_places(workers)
         with joined_ranks(ranks, backends, longest, targets, sparsity=sparsity, wire=wire) as (team, transports):
             on_start(transports[SWITCHML])
-            stack.enter_context(busy_processes(beside))
+            stack.enter_context(busy_processes(background))
             survey: Callable[[], Survey] = partial(_usage, child.pid) if child else dict
             measurements = []
             for case in cases:
                 measurements.append(Measurement(case, take_turns(team, case, backends, survey=survey)))
                 on_result(measurements[-1])
-    return Report(workers, transports[SWITCHML], wire, backends, measurements, aggregator, sparsity, longest, beside)
+    return Report(
+        workers, transports[SWITCHML], wire, backends, measurements, aggregator, sparsity, longest, background
+    )
 
 
 def check_choice(transport: str, wire: str) -> None:

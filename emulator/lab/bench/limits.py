@@ -111,43 +111,6 @@ def measure(*, workers: int, transport: str, wire: str, cores: int) -> Limit:
 
 
 @kernel
-def _work(
-    step: int,
-    fmt: int,
-    lane_bytes: int,
-    source: np.ndarray,
-    packets: np.ndarray,
-    sums: np.ndarray,
-    room: int,
-    first: int,
-    count: int,
-) -> int:
-    """`count` blocks of one step, from block `first` of float32 `source` on. `packets`, `sums`: uint8[k, 1024]."""
-    lanes = PAYLOAD_BYTES // lane_bytes
-    blocks = source.size // lanes
-    used = fixedpoint.canonical(_EXPONENT - CODE_BIAS, fmt)
-    done = 0
-    for i in range(count):
-        at = source.ctypes.data + np.uint64((first + i) % blocks * lanes * 4)
-        packet, total = packets[i].ctypes.data, sums[i].ctypes.data
-        if step == _SCAN:
-            done += fixedpoint.need_of(fmt, at, lanes, False)
-        elif step == _ENCODE:
-            fixedpoint.encode(fmt, at, lanes, packet, lanes, used, room, False)
-        elif step == _DECODE:
-            done += fixedpoint.decode(fmt, packet, at, lanes, used, room, 1)
-        elif step == _COPY:
-            copy_bytes(at, source.ctypes.data + np.uint64((first + i + blocks // 2) % blocks * lanes * 4), lanes * 4)
-        elif lane_bytes == 4:
-            done += add_int32(total, packet, lanes)
-        elif lane_bytes == 2:
-            done += add_int16(total, packet, lanes)
-        else:
-            done += add_int8(total, packet, lanes)
-    return done
-
-
-@kernel
 def _timed_work(
     step: int,
     fmt: int,
@@ -158,12 +121,33 @@ def _timed_work(
     room: int,
     times: np.ndarray,
 ) -> int:
-    """Fill `times` int64[rounds] with the nanoseconds of rounds of _PACKETS blocks, each further on in `source`."""
+    """Fill `times` int64[rounds] with the nanoseconds that one step takes for _PACKETS blocks of float32 `source`, each
+    round further on in it. `packets`, `sums`: uint8[_PACKETS, 1024]."""
+    lanes = PAYLOAD_BYTES // lane_bytes
+    blocks = source.size // lanes
+    used = fixedpoint.canonical(_EXPONENT - CODE_BIAS, fmt)
     clock = np.zeros(8, np.int64)
     done = 0
     for r in range(times.size):
         started = libc.now_ns(clock)
-        done += _work(step, fmt, lane_bytes, source, packets, sums, room, r * _PACKETS, _PACKETS)
+        for i in range(_PACKETS):
+            block = r * _PACKETS + i
+            at = source.ctypes.data + np.uint64(block % blocks * lanes * 4)
+            packet, total = packets[i].ctypes.data, sums[i].ctypes.data
+            if step == _SCAN:
+                done += fixedpoint.need_of(fmt, at, lanes, False)
+            elif step == _ENCODE:
+                fixedpoint.encode(fmt, at, lanes, packet, lanes, used, room, False)
+            elif step == _DECODE:
+                done += fixedpoint.decode(fmt, packet, at, lanes, used, room, 1)
+            elif step == _COPY:
+                copy_bytes(at, source.ctypes.data + np.uint64((block + blocks // 2) % blocks * lanes * 4), lanes * 4)
+            elif lane_bytes == 4:
+                done += add_int32(total, packet, lanes)
+            elif lane_bytes == 2:
+                done += add_int16(total, packet, lanes)
+            else:
+                done += add_int8(total, packet, lanes)
         times[r] = libc.now_ns(clock) - started
     return done
 

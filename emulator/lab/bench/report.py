@@ -31,12 +31,12 @@ def title(
     transport: str,
     wire: str,
     cores: int,
-    beside: int = 0,
+    background: int = 0,
     collective: str = ALL_REDUCE,
     dtypes: Sequence[str] = ("float32",),
 ) -> str:
     """The line above the table."""
-    others = f", beside {beside} busy processes" if beside else ""
+    others = f", beside {background} busy processes" if background else ""
     elements = f" of {dtypes[0]}" if len(dtypes) == 1 else ""
     what = f"Sum{elements} in place" if collective == ALL_REDUCE else f"{NAMES[collective]}{elements}"
     return f"{what}: {workers} ranks on {cores} cores, by {transport}, {wire} on the wire{others}"
@@ -165,7 +165,7 @@ def as_json(report: Report, limit: Limit | None, *, is_sweep: bool) -> dict[str,
     results = [_case_json(report, measurement, limit) for measurement in report.measurements]
     if not is_sweep:
         return results[0]
-    common = {"workers": report.workers, "transport": report.transport, "wire": report.wire, "beside": report.beside}
+    common = {name: getattr(report, name) for name in ("workers", "transport", "wire")} | {"beside": report.background}
     return {**common, "limit_elements_per_s": limit and limit.elements_per_s, "results": results}
 
 
@@ -205,7 +205,7 @@ def _case_json(report: Report, measurement: Measurement, limit: Limit | None) ->
         "elements": case.size_bytes // case.item,
         "transport": report.transport,
         "wire": report.wire,
-        "beside": report.beside,
+        "beside": report.background,
         "elements_per_s": rates,
         "ratio": median(ratios) if ratios else None,
         "ratios": ratios,

@@ -11,7 +11,7 @@ from emulator.jobs.description import Request
 from emulator.jobs.workload.job import Job
 from emulator.lab.validation import bridge, predicted
 from emulator.lab.validation.memory import published as torchtitan_memory
-from emulator.lab.validation.rows import Row
+from emulator.lab.validation.rows import Row, job_fields
 from emulator.lab.validation.rows import published as read
 
 TORCHTITAN, NEMO = "h100-grand-teton", "h100-dgx"
@@ -37,30 +37,13 @@ def nemo() -> list[Published]:
 
 
 def _nemo(row: dict[str, str]) -> Published:
-    gpus, batch, micro, sequence, tp, pp, context, virtual = (int(value) for value in list(row.values())[1:9])
-    job = Job(
-        gpus=gpus,
-        batch=batch,
-        micro_batch=micro,
-        sequence=sequence,
-        tp=tp,
-        pp=pp,
-        cp=context,
-        virtual_stages=virtual,
-        schedule="interleaved" if virtual > 1 else "1f1b",
-        sequence_parallel=tp > 1,
-        async_tp=tp > 1,
-        zero=1,
-        precision="fp8",
-        implementation="megatron-core",
-        attention="fa3",
-    )
-    name = f"{row['model']} x {gpus}, {batch} of {sequence} in {micro}, tp {tp} pp {pp} cp {context}"
-    return (
-        name,
-        Request(model=row["model"], cluster=NEMO, job=job, ignore_memory=True),
-        float(row["tokens_per_s_per_gpu"]),
-    )
+    fields = job_fields(row, "gpus", "batch", "micro_batch", "sequence", "tp", "pp", "cp", "virtual_stages")
+    fields |= {"zero": 1, "precision": "fp8", "implementation": "megatron-core", "attention": "fa3"}
+    job = Job(**fields, sequence_parallel=fields["tp"] > 1, async_tp=fields["tp"] > 1)
+    batches = f"{job.batch} of {job.sequence} in {job.micro_batch}"
+    name = f"{row['model']} x {job.gpus}, {batches}, tp {job.tp} pp {job.pp} cp {job.cp}"
+    request = Request(model=row["model"], cluster=NEMO, job=job, ignore_memory=True)
+    return name, request, float(row["tokens_per_s_per_gpu"])
 
 
 def rows(published: list[Published]) -> list[Row]:

@@ -4,7 +4,9 @@ the scaling table of Narayanan et al., SC 2021 (table 1). All on DGX A100 80 GB.
 
 from __future__ import annotations
 
-import math
+import contextlib
+import itertools
+from collections.abc import Iterator
 from typing import Any
 
 from emulator.cluster.cluster import Cluster
@@ -15,7 +17,7 @@ from emulator.jobs.workload import memory
 from emulator.jobs.workload.job import Job
 from emulator.jobs.workload.models import Transformer
 from emulator.lab.validation import predicted
-from emulator.lab.validation.rows import Row, published
+from emulator.lab.validation.rows import Row, job_fields, published
 from switchml.errors import ConfigError
 
 GIB = 2.0**30
@@ -36,13 +38,8 @@ def _gpt(row: dict[str, str]) -> Transformer:
 
 def _job(row: dict[str, str], **fields: Any) -> Job:
     """A row's layout."""
-    virtual = int(row["virtual_stages"])
     return Job(
-        micro_batch=int(row["micro_batch"]),
-        tp=int(row["tp"]),
-        pp=int(row["pp"]),
-        virtual_stages=virtual,
-        schedule="interleaved" if virtual > 1 else "1f1b",
+        **job_fields(row, "micro_batch", "tp", "pp", "virtual_stages"),
         recompute=row["recompute"],
         sequence_parallel=row["sequence_parallel"] == "1",
         **fields,
@@ -101,33 +98,29 @@ def scaled(cluster: Cluster) -> list[tuple[Transformer, Job, Row]]:
     authors tuned for."""
     rows = []
     for row in published("narayanan.csv"):
-        model, gpus, batch, tp, pp = _gpt(row), *(int(row[key]) for key in ("gpus", "batch", "tp", "pp"))
-        least_s, fastest = math.inf, None
-        for micro in MICRO_BATCHES:
-            for virtual in (1, 2) if pp > 1 and model.layers % (2 * pp) == 0 else (1,):  # Megatron-LM's rule
-                try:
-                    job = Job(
-                        gpus=gpus,
-                        batch=batch,
-                        micro_batch=micro,
-                        tp=tp,
-                        pp=pp,
-                        virtual_stages=virtual,
-                        schedule="interleaved" if virtual > 1 else "1f1b",
-                        recompute="full",
-                        overlap=False,
-                    )
-                    job.fit(model)
-                except ConfigError:
-                    continue
-                if memory.memory(model, job).total <= cluster.device.memory_bytes:
-                    candidate = plan(model, job, cluster)
-                    if closed_form_s(candidate) < least_s:
-                        least_s, fastest = closed_form_s(candidate), candidate
-        assert fastest is not None, row
+        model, gpus, batch = _gpt(row), int(row["gpus"]), int(row["batch"])
+        jobs = [
+            job for job in _candidates(row, model) if memory.memory(model, job).total <= cluster.device.memory_bytes
+        ]
+        if not jobs:
+            raise ConfigError(f"{cluster.name}: no layout of {row['model']} (Narayanan's table 1) fits in its memory")
+        fastest = min((plan(model, job, cluster) for job in jobs), key=closed_form_s)
         flops = model.flops_per_sample(2048) * batch * 4 / 3 - 2.0 * 2048 * model.hidden * model.vocabulary * batch
         reached = flops / gpus / replayed_s(fastest) / 1e12
         stated = factor(model, fastest.job, cluster)
         named = Row(row["model"], float(row["tflops_per_gpu"]), reached, "TFLOP/s", stated)
         rows.append((model, fastest.job, named))
     return rows
+
+
+def _candidates(row: dict[str, str], model: Transformer) -> Iterator[Job]:
+    """What may have been run; Megatron-LM has pieces only where they divide the layers."""
+    pp = int(row["pp"])
+    pieces = (1, 2) if pp > 1 and model.layers % (2 * pp) == 0 else (1,)
+    for micro, virtual in itertools.product(MICRO_BATCHES, pieces):
+        chosen = {**row, "micro_batch": str(micro), "virtual_stages": str(virtual)}
+        with contextlib.suppress(ConfigError):
+            fields = job_fields(chosen, "gpus", "batch", "tp", "pp", "micro_batch", "virtual_stages")
+            job = Job(**fields, recompute="full", overlap=False)
+            job.fit(model)
+            yield job

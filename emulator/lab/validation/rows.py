@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import mean
@@ -20,6 +20,12 @@ def published(name: str) -> list[dict[str, str]]:
     """The rows of a table in `data/`, by column."""
     with (DATA / name).open(newline="") as file:
         return list(csv.DictReader(file))
+
+
+def job_fields(row: Mapping[str, str], *names: str) -> dict[str, Any]:
+    """Fields of a job that stand in a row as whole numbers, and the schedule of its stages' pieces."""
+    fields: dict[str, Any] = {name: int(row[name]) for name in names}
+    return fields | {"schedule": "interleaved" if fields.get("virtual_stages", 1) > 1 else "1f1b"}
 
 
 def measured_table(path: Path, columns: Sequence[str]) -> list[tuple[str, dict[str, str]]]:

@@ -162,7 +162,7 @@ BUGS: dict[str, Bug] = {
     ),
     "old-tag": Bug(
         "switchml.protocol.handover:_move_packets",
-        statement("here", "tag"),
+        statement("here", "job_tag"),
         "pass",
         "packets go to another aggregator with the tag and number of the former epoch (--failover)",
     ),

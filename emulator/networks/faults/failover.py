@@ -28,8 +28,8 @@ class Mover:
         self._env: Environment = program.env
         self._aggregator, self._session = 0, agent.session
         info = agent.session.info
-        self._lineage = info.tag << 32 | info.isn
-        self._tags: tuple[int, ...] = (info.tag,)
+        self._lineage = info.job_tag << 32 | info.isn
+        self._tags: tuple[int, ...] = (info.job_tag,)
         self._has_departed = self._is_moving = False
         self._follow(agent.session)
 
@@ -109,7 +109,7 @@ class Mover:
             session.vanish()
             return False
         info = session.info
-        self._tags += (info.tag,)
+        self._tags += (info.job_tag,)
         self._aggregator, self._session = stop.address, session
         self._world.log("moved", program.host, stop.address, info.epoch)
         program.moved(session, stop.address)

@@ -216,19 +216,19 @@ class World:
                 node.behind[1].send(Packet(np.frombuffer(data, np.uint8), 0, 0))
 
     def _note_round(self, node: AggregatorNode, packet: Packet) -> None:
-        seq, tag = be32(packet.data[:HEADER_BYTES], 2), be16(packet.data[:HEADER_BYTES], 6)
+        seq, job_tag = be32(packet.data[:HEADER_BYTES], 2), be16(packet.data[:HEADER_BYTES], 6)
         for slots in {job.slots for job in self.plan.jobs}:
-            key = node.control.generation, tag, seq % (2 * slots)
+            key = node.control.generation, job_tag, seq % (2 * slots)
             if serial_difference(seq, self._latest.get(key, seq - 1)) > 0:
                 self._latest[key] = seq
 
     def is_behind(self, agent: VirtualAgent) -> bool:
         """Whether the aggregator no longer has a result that an agent waits for: it was asked for the next but one."""
-        slots, tag = agent.core.worker.state.slots, int(agent.core.worker.identity["tag"])
+        slots, job_tag = agent.core.worker.state.slots, int(agent.core.worker.identity["job_tag"])
         count = len(slots)
         for slot in slots[slots["busy"] == 1]:
             seq = int(slot["start"] + slot["round"] * count)
-            latest = self._latest.get((self.control.generation, tag, seq % (2 * count)))
+            latest = self._latest.get((self.control.generation, job_tag, seq % (2 * count)))
             if latest is not None and serial_difference(latest, seq) >= 2 * count:
                 return True
         return False

@@ -68,8 +68,8 @@ class Front:
         _, hosts = self._jobs[packet.job]
         data, trailer = packet.data[:-TRAILER_BYTES], packet.data[-TRAILER_BYTES:-2]
         if data[0] >> 4 != wire_format.WAIT:
-            tag, seq = (int.from_bytes(data[at].tobytes(), "big") for at in (slice(6, 8), slice(2, 6)))
-            release(self.shared, tag, seq)
+            job_tag, seq = (int.from_bytes(data[at].tobytes(), "big") for at in (slice(6, 8), slice(2, 6)))
+            release(self.shared, job_tag, seq)
         for rank in np.flatnonzero(np.unpackbits(trailer, bitorder="little")).tolist():
             self._down(Packet(u8_at(packet.address, _length_for(data, rank)), packet.job, rank, hosts[rank]))
 
@@ -88,7 +88,7 @@ class Behind:
 
     def add(self, job: int, pool: Pool) -> None:
         """Add a job, before anything arrives for it."""
-        self._jobs[int(pool.job[0]["tag"])] = job, pool
+        self._jobs[int(pool.job[0]["job_tag"])] = job, pool
 
     def receive(self, packet: Packet) -> None:
         """A sum of the switch, or a packet that it passed on."""

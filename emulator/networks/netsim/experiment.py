@@ -251,7 +251,7 @@ class _AggregatedJob(_Job):
         self._tensors = Tensors(job, slots, generator)
         isn = int(generator.integers(2**32 // (2 * slots))) * 2 * slots
         wire = WIRES[job.wire]
-        pool = partial(Pool, slots=slots, payload_bytes=job.payload_bytes, wire=wire, tag=1 + number, isn=isn)
+        pool = partial(Pool, slots=slots, payload_bytes=job.payload_bytes, wire=wire, job_tag=1 + number, isn=isn)
         network.aggregate(number, job, hosts, pool)
         self._ranks = []
         for rank in range(job.workers):
@@ -259,7 +259,7 @@ class _AggregatedJob(_Job):
                 rank=rank,
                 workers=job.workers,
                 slots=slots,
-                tag=1 + number,
+                job_tag=1 + number,
                 isn=isn,
                 window=min(job.window or slots, slots, config.switch.slots),
                 payload_bytes=job.payload_bytes,

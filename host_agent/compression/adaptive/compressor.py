@@ -316,7 +316,7 @@ class AutoCompressor(RankCompressor):
         if exchange_s > 0:
             self._calendar.hasten(self.step, wait_s / exchange_s)
 
-    def _decide_for(self, bucket: _Bucket, table: np.ndarray, training_s: float, seen: dict[str, float]) -> None:
+    def _decide_for(self, bucket: _Bucket, table: np.ndarray, training_s: float, observed: dict[str, float]) -> None:
         """`table`: float32[choices, 3], agreed: what `_costs_of` says of this bucket."""
         policy, before = bucket.policy, bucket.policy.current
         policy.costs = [
@@ -341,7 +341,7 @@ class AutoCompressor(RankCompressor):
                 "expected_s": policy.expected_s(after, self.network),
                 "goodput_bps": self.network.goodput_bps,
                 "latency_s": self.network.latency_s,
-                **seen,
+                **observed,
             }
         )
 

@@ -11,7 +11,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from host_agent.compression.adaptive.network import KEPT, SUM, Network
-from switchml.codecs.base import ErrorFeedback, Settings, setting
+from switchml.codecs.base import CodecSettings, ErrorFeedback, setting
 from switchml.codecs.registry import parse_error_feedback, parse_settings
 from switchml.errors import ConfigError
 
@@ -35,7 +35,7 @@ AGAIN_STEPS = 4000
 
 
 @dataclass(frozen=True)
-class Auto(Settings):
+class Auto(CodecSettings):
     """`--codec auto`: what may be chosen."""
 
     name = "auto"

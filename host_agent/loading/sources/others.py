@@ -90,7 +90,8 @@ def as_source(dataset: Any) -> Source:
     if not hasattr(dataset, "__len__"):
         raise ConfigError(f"{type(dataset).__name__} has no length: a plan needs to know how many samples there are")
     if callable(getattr(dataset, "read", None)):
-        return dataset  # type: ignore[no-any-return]
+        source: Source = dataset
+        return source
     if not hasattr(dataset, "__getitem__"):
         raise ConfigError(f"{type(dataset).__name__} has neither read(indices) nor items")
     return Items(dataset)

@@ -237,7 +237,7 @@ def tree_changes(
     for number, (switch, tree, me, its_group) in enumerate(neighbours, place.worker + spec.workers):
         address = address_number(switch.address)
         job = sender(tree, number, me, its_group)
-        entries.append(Entry("switches", (address, udp_port, spec.tag), "tree_worker", job))
+        entries.append(Entry("switches", (address, udp_port, spec.job_tag), "tree_worker", job))
         behind = ((1 << spec.workers) - 1) ^ all_ranks if switch is above else me
         receiver = switch.host.mac, address, udp_port, behind
         entries.append(Entry("receivers", (number,), "switch_receiver", receiver))
@@ -255,7 +255,7 @@ def _v2_job(spec: JobSpec, place: RegisterPlace, number: int, me: int, all_ranks
     origin = (spec.isn - 2 * spec.slots) % 2**32
     kind, size = CONTRIBUTION + spec.wire, SIZE_CODE_OF[spec.payload_bytes]
     slots = (place.generation, place.row, spec.slots, origin)
-    return number, place.worker, me, all_ranks, *slots, spec.tag, kind, size, place.group
+    return number, place.worker, me, all_ranks, *slots, spec.job_tag, kind, size, place.group
 
 
 def job_counters(spec: JobSpec, cells: Sequence[tuple[int, int]]) -> tuple[dict[str, int], ...]:

@@ -114,7 +114,7 @@ class P4TreeDataplane(p4_base.P4Base[_Job]):
     def start_job(self, spec: JobSpec) -> None:
         """Raises ConfigError if a rank is at no switch, there is no room, or a switch does not answer."""
         with self._lock:
-            if any(job.spec.tag == spec.tag for job in self._jobs.values()):
+            if any(job.spec.job_tag == spec.job_tag for job in self._jobs.values()):
                 raise ConfigError(f"job {spec.job_id} has the tag of another job on this tree; start it again")
             job = _Job(spec, at={rank: self._switch_of(spec, rank) for rank in range(spec.workers)})
             with self._adding(job):

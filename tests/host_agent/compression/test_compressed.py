@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from host_agent.agent import HostAgent
+from host_agent.compression.by_bucket import BucketCompressor
 from host_agent.compression.compressed import (
     ASK_EVERY,
     AgentReducer,
@@ -300,3 +301,26 @@ def test_a_state_of_other_settings_is_refused(other):
     mine = Compressor(Alone(), "topk")
     with pytest.raises(ConfigError, match="state_dict: (codec|memory|seed) is .*; expected .*, which this has"):
         mine.load_state_dict(saved)
+
+
+def test_buckets_with_codecs_of_their_own_follow_the_learning_rate(trio):
+    """The second bucket as by its codec alone; a learning rate that changes scales what its error feedback kept."""
+
+    def means(agent: HostAgent, name: str, is_by_bucket: bool, rate: float) -> np.ndarray:
+        reducer, codec, memory = AgentReducer(agent), "topk:ratio=0.1", "efsignsgd"
+        one = BucketCompressor(reducer, ["fp16", codec], memory) if is_by_bucket else Compressor(reducer, codec, memory)
+        one.allreduce(name, gradient(0, agent.rank))
+        one.lr = rate
+        return one.allreduce(name, gradient(1, agent.rank))
+
+    by_bucket, alone, unchanged = (
+        good(on_all(trio, lambda agent, case=case: means(agent, "bucket 1.0", *case)))[0]
+        for case in ((True, 0.1), (False, 0.1), (True, 1.0))
+    )
+    np.testing.assert_array_equal(by_bucket, alone)
+    assert not np.array_equal(by_bucket, unchanged)
+
+
+def test_codecs_by_matrices_are_none_of_a_bucket(trio):
+    with pytest.raises(ConfigError, match="powersgd.*can't be mixed"):
+        BucketCompressor(AgentReducer(trio[0]), ["none", "powersgd"])

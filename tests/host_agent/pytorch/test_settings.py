@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from host_agent.pytorch.settings import load
+from host_agent.pytorch.settings import apply, load
 from switchml.errors import ConfigError
 
 torch = pytest.importorskip("torch")
@@ -119,6 +119,21 @@ def test_what_nobody_would_obey_is_refused(tmp_path, text, message):
         load(path)
     with pytest.raises(ConfigError, match="can't read"):
         load(tmp_path / "none.toml")
+
+
+@pytest.mark.slow
+def test_codecs_by_bucket_save_no_state(tmp_path):
+    """A checkpoint of a hook is refused before anything is lost, and not by whatever attribute is missing."""
+    path = tmp_path / "settings.toml"
+    path.write_text('[compression]\ncodec = ["none", "fp16"]\n')
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        state = apply(torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4)), path)
+        for call in (state.state_dict, state.__getstate__):
+            with pytest.raises(ConfigError, match="codecs by bucket: expected a CodecState with one codec"):
+                call()
+    finally:
+        torch.distributed.destroy_process_group()
 
 
 ALONE = """

@@ -108,7 +108,7 @@ def test_a_member_of_one_job_cannot_speak_in_another(dataplane, marker, bind):
 
 def test_addresses_belong_to_one_worker(dataplane):
     def v2(job_id, *addresses):
-        return JobSpec(job_id, 2, len(addresses), 4, 256, addresses, tag=job_id)
+        return JobSpec(job_id, 2, len(addresses), 4, 256, addresses, job_tag=job_id)
 
     def v1(job_id, *addresses):
         return JobSpec(job_id, 1, len(addresses), V1_SLOTS, 256, addresses)

@@ -20,7 +20,7 @@ from tests.support.launch import DEADLINE_S, Aggregator, good, join_all, leave_a
 
 
 def spec(job_id: int, port: int, protocol: int = 2, ip: str = "127.0.0.1") -> JobSpec:
-    return JobSpec(job_id, protocol, 1, 4, 256, ((ip, port),), tag=job_id)
+    return JobSpec(job_id, protocol, 1, 4, 256, ((ip, port),), job_tag=job_id)
 
 
 def test_jobs_go_to_the_thread_with_the_fewest():
@@ -60,7 +60,7 @@ def test_a_job_of_two_parts_has_a_second_thread():
         assert plane.parts_for(1) == 1 and len(plane.addresses) == 1
         assert plane.parts_for(8) == 2 and len(plane.addresses) == 2
         first = spec(1, 1001)
-        plane.start_job(replace(first, more=(PartSpec((("127.0.0.1", 2001),), tag=2, isn=0),)))
+        plane.start_job(replace(first, more=(PartSpec((("127.0.0.1", 2001),), job_tag=2, isn=0),)))
         homes = [plane.address_for(("127.0.0.1", port)) for port in (1001, 2001)]
         assert homes == list(plane.addresses) and plane.segment(1, 0) != plane.segment(1, 1)
         assert plane.counters(1).ranks == (dict.fromkeys(COUNTERS, 0),)
@@ -83,7 +83,7 @@ def test_threads_of_a_divided_job_have_shares_of_the_cores():
     try:
         plane.start_job(spec(1, 1001))
         assert shares() == [all_cores, all_cores], "a job on one thread"
-        plane.start_job(replace(spec(2, 1002), more=(PartSpec((("127.0.0.1", 2002),), tag=2, isn=0),)))
+        plane.start_job(replace(spec(2, 1002), more=(PartSpec((("127.0.0.1", 2002),), job_tag=2, isn=0),)))
         assert [plane.address_for(("127.0.0.1", port)) for port in (1002, 2002)] == list(plane.addresses)
         assert shares() == [share_of_cores(0, 2), share_of_cores(1, 2)]
         plane.stop_job(2)

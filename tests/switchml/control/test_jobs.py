@@ -54,8 +54,8 @@ def divided(plane: FakeDataplane, addresses: tuple[int, int], **changes) -> JobS
         _, notices = registry.join(request(rank, more_addresses=more, **changes), now=0.0)
     spec = next(iter(plane.jobs.values()))
     started = notices[0][1]
-    assert [(part.tag, part.isn, part.key) for part in started.more_parts] == [
-        (part.tag, part.isn, part.key) for part in spec.more
+    assert [(part.job_tag, part.isn, part.key) for part in started.more_parts] == [
+        (part.job_tag, part.isn, part.key) for part in spec.more
     ]
     assert registry.slots_allocated == spec.slots * len(spec.parts)
     return spec
@@ -68,7 +68,7 @@ def test_a_job_has_as_many_parts_as_all_ranks_have_addresses():
     spec = divided(plane, (7, 4), authenticate=True)
     assert len(spec.parts) == 4 and spec.slots == 2048 and not any(part.more for part in spec.parts)
     assert spec.parts[2].addresses == (("127.0.0.1", 5001), ("127.0.0.1", 5101))
-    assert len({part.tag for part in spec.parts}) == len({part.key for part in spec.parts}) == 4
+    assert len({part.job_tag for part in spec.parts}) == len({part.key for part in spec.parts}) == 4
     assert all(part.isn % (2 * 2048) == 0 for part in spec.parts)
 
 
@@ -349,7 +349,7 @@ class Registry(RuleBasedStateMachine):
 
     @invariant()
     def nothing_is_shared(self):
-        tags = [spec.tag for spec in self.plane.jobs.values()]
+        tags = [spec.job_tag for spec in self.plane.jobs.values()]
         addresses = [address for spec in self.plane.jobs.values() for address in spec.addresses]
         present = [wish.address for wish in self.inside.values()]
         names = [job.name for job in self.registry.live if job.state != "ending"]

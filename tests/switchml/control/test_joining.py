@@ -28,9 +28,9 @@ def test_all_ranks_learn_the_same_job(aggregator):
     for rank, session in enumerate(sessions):
         info = session.info
         assert (info.job, info.rank, info.world_size) == ("x", rank, 3)
-        assert (info.job_id, info.tag, info.isn, info.slots) == (
+        assert (info.job_id, info.job_tag, info.isn, info.slots) == (
             spec.job_id,
-            spec.tag,
+            spec.job_tag,
             spec.isn,
             spec.slots,
         ) and info.slots == 64
@@ -200,7 +200,7 @@ def test_sixteen_workers_in_each_of_four_jobs(aggregator):
     for thread in threads:
         thread.join()
     assert len(sessions) == 64 and len(aggregator.plane.jobs) == 4
-    assert len({session.info.tag for session in sessions}) == 4
+    assert len({session.info.job_tag for session in sessions}) == 4
     for session in sessions:
         session.leave()
     until(lambda: not aggregator.plane.jobs)

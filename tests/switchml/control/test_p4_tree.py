@@ -79,10 +79,10 @@ def two_racks() -> list[TreeSwitch]:
     ]
 
 
-def spec(ranks=(0, 1, 2, 3), job_id=1, tag=77) -> JobSpec:
+def spec(ranks=(0, 1, 2, 3), job_id=1, job_tag=77) -> JobSpec:
     addresses = tuple((f"10.0.0.{1 + rank}", 5000 + job_id) for rank in ranks)
     macs = tuple(MACS[rank] for rank in ranks)
-    return JobSpec(job_id, 2, len(ranks), 8, 256, addresses, tag, 0, macs=macs)
+    return JobSpec(job_id, 2, len(ranks), 8, 256, addresses, job_tag, 0, macs=macs)
 
 
 @pytest.fixture
@@ -104,7 +104,7 @@ def entries(switches):
 def test_jobs_come_and_go(plane, switches):
     before = entries(switches)
     plane.start_job(spec())
-    plane.start_job(spec((0, 2), job_id=2, tag=78))
+    plane.start_job(spec((0, 2), job_id=2, job_tag=78))
     # own address; two racks (or four ranks, or the root's) with a receiver each, twice; groups: flood, down, up
     assert entries(switches) == [(1 + 4 + 4, 3), (1 + 6 + 4, 5), (1 + 6 + 4, 5)]
     plane.stop_job(1)

@@ -176,7 +176,7 @@ def test_events_cover_a_jobs_whole_life(aggregator):
     assert all(event["time"] > 1.7e9 for event in story)
     for event in story:
         assert "job 'x': " in wording.describe_at(event)
-    assert second.info.tag not in [value for event in story for value in event.values()]
+    assert second.info.job_tag not in [value for event in story for value in event.values()]
 
 
 @pytest.mark.slow

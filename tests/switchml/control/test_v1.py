@@ -88,7 +88,7 @@ def test_the_reference_sequence(aggregator, hosts):
             (session_id, 0x001122334455, 0x7F000001)
         }
         ((job_id, spec),) = aggregator.plane.jobs.items()
-        assert (spec.protocol, spec.workers, spec.slots, spec.payload_bytes, spec.tag) == (1, 4, 8192, 1024, 0)
+        assert (spec.protocol, spec.workers, spec.slots, spec.payload_bytes, spec.job_tag) == (1, 4, 8192, 1024, 0)
         assert aggregator.plane.rank_addresses[job_id] == [(f"10.0.0.{1 + rank}", 0) for rank in range(4)]
         job = next(job for job in client.status(aggregator.address).jobs)
         assert (job.name, job.protocol, job.state, len(job.ranks)) == (f"v1 session {session_id}", 1, "running", 4)

@@ -17,8 +17,8 @@ from switchml.runtime.memory import u8_at
 _LANES, _R = 64, 8
 
 
-def _packet(tag, seq, lanes, resent=False, ahead=3, need=4, used=5, kind=8):
-    header = bytes([kind << 4 | (_R if resent else 0) | 1, ahead]) + seq.to_bytes(4, "big") + tag.to_bytes(2, "big")
+def _packet(job_tag, seq, lanes, resent=False, ahead=3, need=4, used=5, kind=8):
+    header = bytes([kind << 4 | (_R if resent else 0) | 1, ahead]) + seq.to_bytes(4, "big") + job_tag.to_bytes(2, "big")
     return header + bytes([need, used]) + np.asarray(lanes, ">i4").tobytes()
 
 
@@ -93,14 +93,16 @@ def _take(shared, job, rank, data, now, partial):
 def test_the_switch_does_as_the_slow_one(seed):
     draw = random.Random(seed)
     shared, slow, partial = best_effort.new_shared(8), _SlowSwitch(8), np.zeros(PARTIAL_BYTES, np.uint8)
-    jobs = [Pool(workers=3, slots=8, payload_bytes=256, tag=tag).job[0] for tag in (11, 500, 65535)]
+    jobs = [Pool(workers=3, slots=8, payload_bytes=256, job_tag=job_tag).job[0] for job_tag in (11, 500, 65535)]
     now, kinds = 0, set()
     for step in range(3000):
         now += draw.choice((0, 1000, HOLD_NS // 4)) if draw.random() < 0.995 else STALE_NS
         job, rank, seq = draw.choice(jobs), draw.randrange(3), draw.randrange(30) + step // 200 * 5
         lanes = np.random.default_rng(rank).integers(-(2**31), 2**31, _LANES) // draw.choice((1, 4))
         used = 5 if draw.random() < 0.9 else 6
-        data = _packet(int(job["tag"]), seq, lanes, draw.random() < 0.1, draw.randrange(256), draw.randrange(256), used)
+        data = _packet(
+            int(job["job_tag"]), seq, lanes, draw.random() < 0.1, draw.randrange(256), draw.randrange(256), used
+        )
         if draw.random() < 0.05:
             data = bytes([data[0] | 4, 1]) + data[2:] + bytes(4)  # sparse
         mine = _take(shared, job, rank, data, now, partial)
@@ -118,62 +120,64 @@ class _Network:
         self._shared = best_effort.new_shared(slots)
         self._partial, self._reply = np.zeros(PARTIAL_BYTES, np.uint8), np.zeros(2048, np.uint8)
         self._pools = {
-            tag: Pool(workers=workers, slots=4, payload_bytes=256, tag=tag, isn=(2**32 - 8) * (tag & 1))
-            for tag in range(1, jobs + 1)
+            job_tag: Pool(workers=workers, slots=4, payload_bytes=256, job_tag=job_tag, isn=(2**32 - 8) * (job_tag & 1))
+            for job_tag in range(1, jobs + 1)
         }
-        self.next = {(tag, rank, slot): 0 for tag in self._pools for rank in range(workers) for slot in range(4)}
+        self.next = {
+            (job_tag, rank, slot): 0 for job_tag in self._pools for rank in range(workers) for slot in range(4)
+        }
         self.sums = 0
         self._under_way = []
 
-    def _lanes(self, tag, seq, rank):
-        return np.random.default_rng((tag, seq, rank)).integers(-(2**20), 2**20, _LANES)
+    def _lanes(self, job_tag, seq, rank):
+        return np.random.default_rng((job_tag, seq, rank)).integers(-(2**20), 2**20, _LANES)
 
-    def _seq(self, tag, slot, turn):
-        return (int(self._pools[tag].job[0]["isn"]) + 4 * turn + slot) % 2**32
+    def _seq(self, job_tag, slot, turn):
+        return (int(self._pools[job_tag].job[0]["isn"]) + 4 * turn + slot) % 2**32
 
     def _put(self, *message):
         if self._draw.random() < 0.9:
             self._under_way += [message] * (1 + (self._draw.random() < 0.1))
 
-    def _send(self, tag, rank, slot, resent=False):
-        seq = self._seq(tag, slot, self.next[tag, rank, slot])
-        self._put(self._at_switch, tag, rank, _packet(tag, seq, self._lanes(tag, seq, rank), resent))
+    def _send(self, job_tag, rank, slot, resent=False):
+        seq = self._seq(job_tag, slot, self.next[job_tag, rank, slot])
+        self._put(self._at_switch, job_tag, rank, _packet(job_tag, seq, self._lanes(job_tag, seq, rank), resent))
 
-    def _at_switch(self, tag, rank, data):
-        partial, passed = _take(self._shared, self._pools[tag].job[0], rank, data, self._now, self._partial)
+    def _at_switch(self, job_tag, rank, data):
+        partial, passed = _take(self._shared, self._pools[job_tag].job[0], rank, data, self._now, self._partial)
         if partial:
             self._put(self._behind, partial)
         if passed:
             self._put(self._behind, data + _trailer([rank]))
 
     def _behind(self, data):
-        tag, buffer = int.from_bytes(data[6:8], "big"), np.frombuffer(data, np.uint8)
-        pool = self._pools[tag]
+        job_tag, buffer = int.from_bytes(data[6:8], "big"), np.frombuffer(data, np.uint8)
+        pool = self._pools[job_tag]
         action, row = best_effort.receive_partial(pool.state, self._reply, buffer.ctypes.data, len(data))
         if action == MULTICAST:
-            self._put(self._down, tag, range(self._workers), u8_at(*result_of(pool.state, row)).tobytes())
+            self._put(self._down, job_tag, range(self._workers), u8_at(*result_of(pool.state, row)).tobytes())
         elif action in (UNICAST, WAITING):
             rank = best_effort.first_rank(buffer.ctypes.data + len(data) - TRAILER_BYTES)
             size = 42 if action == WAITING else 10 + 4 * _LANES
-            self._put(self._down, tag, [rank], self._reply[:size].tobytes())
+            self._put(self._down, job_tag, [rank], self._reply[:size].tobytes())
 
-    def _down(self, tag, ranks, data):
+    def _down(self, job_tag, ranks, data):
         if data[0] >> 4 != 15:
-            best_effort.release(self._shared, tag, int.from_bytes(data[2:6], "big"))
+            best_effort.release(self._shared, job_tag, int.from_bytes(data[2:6], "big"))
             for rank in ranks:
-                self._put(self._at_rank, tag, rank, data)
+                self._put(self._at_rank, job_tag, rank, data)
 
-    def _at_rank(self, tag, rank, data):
+    def _at_rank(self, job_tag, rank, data):
         seq = int.from_bytes(data[2:6], "big")
         slot = seq % 4
-        if seq != self._seq(tag, slot, self.next[tag, rank, slot]):
+        if seq != self._seq(job_tag, slot, self.next[job_tag, rank, slot]):
             return
-        total = sum(self._lanes(tag, seq, each) for each in range(self._workers))
+        total = sum(self._lanes(job_tag, seq, each) for each in range(self._workers))
         assert np.array_equal(np.frombuffer(data[10:], ">i4"), total) and data[9] == 0
         self.sums += 1
-        self.next[tag, rank, slot] += 1
-        if self.next[tag, rank, slot] < self._rounds:
-            self._send(tag, rank, slot)
+        self.next[job_tag, rank, slot] += 1
+        if self.next[job_tag, rank, slot] < self._rounds:
+            self._send(job_tag, rank, slot)
 
     def run(self):
         for place in self.next:
@@ -201,7 +205,7 @@ def test_no_sum_is_wrong_and_all_jobs_end(seed):
 
 def test_a_job_that_is_over_leaves_no_slot_behind():
     shared, partial = best_effort.new_shared(4), np.zeros(PARTIAL_BYTES, np.uint8)
-    job = Pool(workers=2, slots=8, payload_bytes=256, tag=9).job[0]
+    job = Pool(workers=2, slots=8, payload_bytes=256, job_tag=9).job[0]
     for seq in range(4):
         _take(shared, job, 0, _packet(9, seq, np.zeros(_LANES)), 0, partial)
     assert shared.slots["key"].any()

@@ -200,7 +200,9 @@ def test_two_directions_share_the_slots(first):
 
 def test_two_queues_take_turns():
     """No packet stands on the link behind all that another queue may have in flight."""
-    worker = Worker(rank=0, workers=2, slots=256, tag=TAG, isn=0, payload_bytes=PAYLOAD, lossless=True, two_queues=True)
+    worker = Worker(
+        rank=0, workers=2, slots=256, job_tag=TAG, isn=0, payload_bytes=PAYLOAD, lossless=True, two_queues=True
+    )
     numel = 300 * PAYLOAD
     x = np.zeros(2 * numel, np.uint8)
     for scheme in (collectives.reduce_scatter(2, numel, p.OP_OR), collectives.all_gather(2, numel, 1)):
@@ -221,7 +223,7 @@ def test_shares_take_turns():
 
 
 def test_a_switch_that_can_not_make_packets_grow_gets_padding():
-    worker = Worker(rank=0, workers=2, slots=4, tag=TAG, isn=0, payload_bytes=1024, padded=True)
+    worker = Worker(rank=0, workers=2, slots=4, job_tag=TAG, isn=0, payload_bytes=1024, padded=True)
     x = np.zeros(1024, np.uint8)
     worker.start(x.ctypes.data, x.ctypes.data, x.size, "raw", collective=collectives.broadcast(1, 1))
     (data,) = worker.receive([], 0)
@@ -229,7 +231,7 @@ def test_a_switch_that_can_not_make_packets_grow_gets_padding():
 
 
 def test_exact_sums_go_to_all_ranks():
-    worker = Worker(rank=0, workers=2, slots=4, tag=TAG, isn=0, payload_bytes=PAYLOAD)
+    worker = Worker(rank=0, workers=2, slots=4, job_tag=TAG, isn=0, payload_bytes=PAYLOAD)
     with pytest.raises(ConfigError, match="exact sums"):
         worker.start(1, 1, 1, "float32/exact", collective=collectives.reduce(0, p.OP_SUM))
 
@@ -260,7 +262,7 @@ LANES = np.arange(PAYLOAD // 4, dtype=np.int32)
     ],
 )
 def test_results_that_contradict_the_rank(packet, error):
-    worker = Worker(rank=0, workers=2, slots=1, tag=TAG, isn=0, payload_bytes=PAYLOAD)
+    worker = Worker(rank=0, workers=2, slots=1, job_tag=TAG, isn=0, payload_bytes=PAYLOAD)
     worker.x = np.zeros(PAYLOAD, np.uint8)
     address = worker.x.ctypes.data
     worker.start(address, address, PAYLOAD, "raw", collective=collectives.reduce(0, p.OP_OR))
@@ -285,7 +287,7 @@ def test_pool_and_reference_agree(workers, payload, wire, choices):
     """Addressed, sparse and dense contributions of any shape, in and out of turn, to one slot."""
     pools = [
         ReferencePoolV2(workers, 1, payload, wire, TAG, 0),
-        Pool(workers=workers, slots=1, payload_bytes=payload, wire=wire, tag=TAG, isn=0),
+        Pool(workers=workers, slots=1, payload_bytes=payload, wire=wire, job_tag=TAG, isn=0),
     ]
     turn = 0
     for rank, shape, ahead, word, value in choices:

@@ -37,8 +37,8 @@ def reduced(dtype: str, blocks, divisor: int = 1) -> tuple[np.ndarray, int]:
     """(result, rounds of the first chunk) of an all-reduce in lockstep; all ranks must have the same bits."""
     n, sources = len(blocks), [as_array(dtype, block) for block in blocks]
     targets = [np.full_like(source, 77) for source in sources]
-    pool = Pool(workers=n, slots=1, payload_bytes=1024, wire=0, tag=1, isn=0)
-    workers = [Worker(rank=r, workers=n, slots=1, tag=1, isn=0, payload_bytes=1024) for r in range(n)]
+    pool = Pool(workers=n, slots=1, payload_bytes=1024, wire=0, job_tag=1, isn=0)
+    workers = [Worker(rank=r, workers=n, slots=1, job_tag=1, isn=0, payload_bytes=1024) for r in range(n)]
     for worker, source, target in zip(workers, sources, targets, strict=True):
         worker.start(source.ctypes.data, target.ctypes.data, source.size, f"{dtype}/exact", divisor)
     queues, rounds = [worker.receive([], 0) for worker in workers], 0
@@ -218,7 +218,7 @@ def test_values_that_are_not_finite():
 
 
 def test_sparse_blocks_are_refused():
-    worker, x = Worker(rank=0, workers=1, slots=2, tag=0, isn=0), np.zeros(4, np.float32)
+    worker, x = Worker(rank=0, workers=1, slots=2, job_tag=0, isn=0), np.zeros(4, np.float32)
     with pytest.raises(ConfigError, match="dense only"):
         worker.start(x.ctypes.data, x.ctypes.data, 4, "float32/exact", blocks=Sparse())
 

@@ -53,11 +53,11 @@ def test_reports_of_different_lengths_are_not_of_one_job():
 
 
 def test_an_answer_that_does_not_fit_changes_nothing():
-    worker, other = (Worker(rank=0, workers=1, slots=2, tag=tag, isn=0) for tag in (1, 2))
+    worker, other = (Worker(rank=0, workers=1, slots=2, job_tag=job_tag, isn=0) for job_tag in (1, 2))
     before = worker.state.slots.tobytes()
     with pytest.raises(ConfigError, match="do not fit"):
         worker.resume(other, bytes([5, 0]), 0)
-    assert worker.state.slots.tobytes() == before and worker.identity["tag"] == 1
+    assert worker.state.slots.tobytes() == before and worker.identity["job_tag"] == 1
 
 
 def test_a_repetition_is_resent_however_many_lower_rounds_wait():
@@ -65,12 +65,12 @@ def test_a_repetition_is_resent_however_many_lower_rounds_wait():
     slots, chunk = 4 * PROBES, 3 * PROBES
     x = np.arange(slots * PAYLOAD // 4, dtype=np.int32)
     out = np.zeros_like(x)
-    ranks = [Worker(rank=r, workers=2, slots=slots, tag=1, isn=0, payload_bytes=PAYLOAD) for r in range(2)]
-    pool, answer = Pool(workers=2, slots=slots, payload_bytes=PAYLOAD, tag=1), None
+    ranks = [Worker(rank=r, workers=2, slots=slots, job_tag=1, isn=0, payload_bytes=PAYLOAD) for r in range(2)]
+    pool, answer = Pool(workers=2, slots=slots, payload_bytes=PAYLOAD, job_tag=1), None
     for rank, worker in enumerate(ranks):
         worker.start(x.ctypes.data, out.ctypes.data, len(x), "int32")
         answer = pool.receive(rank, worker.receive([], 0)[chunk]).packet
-    ahead, other = ranks[0], Worker(rank=0, workers=2, slots=slots, tag=2, isn=0, payload_bytes=PAYLOAD)
+    ahead, other = ranks[0], Worker(rank=0, workers=2, slots=slots, job_tag=2, isn=0, payload_bytes=PAYLOAD)
     ahead.receive([answer], 0)
     agreed = handover.agree([handover.rounds_of(worker.state) for worker in ranks])
     ahead.resume(other, agreed, 0)
@@ -81,14 +81,14 @@ def test_a_repetition_is_resent_however_many_lower_rounds_wait():
 
 def test_a_repetition_that_a_second_move_finds_needless_holds_nothing_back():
     x, out = np.arange(PAYLOAD // 8, dtype=np.int32), np.zeros(PAYLOAD // 8, np.int32)  # one chunk
-    worker = Worker(rank=0, workers=2, slots=1, tag=1, isn=0, payload_bytes=PAYLOAD)
-    pool = Pool(workers=2, slots=1, payload_bytes=PAYLOAD, tag=1)
+    worker = Worker(rank=0, workers=2, slots=1, job_tag=1, isn=0, payload_bytes=PAYLOAD)
+    pool = Pool(workers=2, slots=1, payload_bytes=PAYLOAD, job_tag=1)
     worker.start(x.ctypes.data, out.ctypes.data, len(x), "int32")
     (packet,) = worker.receive([], 0)
     pool.receive(1, packet)
     worker.receive([pool.receive(0, packet).packet], 0)
-    for tag, agreed, base in ((2, b"\0", 0), (3, b"\1", 1)):  # its peer lacks the result; and has it
-        worker.resume(Worker(rank=0, workers=2, slots=1, tag=tag, isn=0, payload_bytes=PAYLOAD), agreed, 0)
+    for job_tag, agreed, base in ((2, b"\0", 0), (3, b"\1", 1)):  # its peer lacks the result; and has it
+        worker.resume(Worker(rank=0, workers=2, slots=1, job_tag=job_tag, isn=0, payload_bytes=PAYLOAD), agreed, 0)
         assert worker.queues["base"] == [base]
     worker.start(x.ctypes.data, out.ctypes.data, len(x), "int32")
     assert len(worker.receive([], 0)) == 1
@@ -102,7 +102,7 @@ class Journey(Network):
 
     def __init__(self, calls: list[list[Call]], moves: int, span: int, **options):
         super().__init__(calls, **options)
-        self.tag, self.epoch, self.windows = together.TAG, 0, options["windows"]
+        self.job_tag, self.epoch, self.windows = together.TAG, 0, options["windows"]
         self.reports: dict[int, bytes] = {}
         self.halted: set[int] = set()
         self.repeated = 0
@@ -138,9 +138,11 @@ class Journey(Network):
     def begin(self) -> None:
         """All ranks are at the next aggregator."""
         n = len(self.ranks)
-        self.tag, self.isn = self.tag + 1, self.chooser.randrange(2**32) // (2 * self.slots) * 2 * self.slots
+        self.job_tag, self.isn = self.job_tag + 1, self.chooser.randrange(2**32) // (2 * self.slots) * 2 * self.slots
         wire = max(0 if call.dtype == "raw" else together.numbers.wire(call.dtype) for c in self.calls for call in c)
-        self.pool = Pool(workers=n, slots=self.slots, payload_bytes=PAYLOAD, wire=wire, tag=self.tag, isn=self.isn)
+        self.pool = Pool(
+            workers=n, slots=self.slots, payload_bytes=PAYLOAD, wire=wire, job_tag=self.job_tag, isn=self.isn
+        )
         agreed = handover.agree([self.reports[rank] for rank in range(n)])
         for rank in range(n):
             when = self.now + self.chooser.choice([0, self.chooser.randint(0, 2 * MILLISECOND)])
@@ -154,7 +156,7 @@ class Journey(Network):
             rank=rank,
             workers=len(self.ranks),
             slots=self.slots,
-            tag=self.tag,
+            job_tag=self.job_tag,
             isn=self.isn,
             window=self.windows[rank],
             payload_bytes=PAYLOAD,
@@ -171,7 +173,7 @@ class Journey(Network):
     def reach_aggregator(self, rank: int, data: bytes) -> None:
         if self.pool is None:
             return
-        if int.from_bytes(data[6:8], "big") != self.tag:
+        if int.from_bytes(data[6:8], "big") != self.job_tag:
             assert self.pool.receive(rank, data).counter == "refused_tag"  # of a former epoch: changes nothing
             return
         super().reach_aggregator(rank, data)

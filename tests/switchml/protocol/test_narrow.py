@@ -112,7 +112,7 @@ def test_sums_are_within_the_bound(dtype, workers, scale, spread, seed):
 
 def test_a_wire_that_is_too_narrow_is_refused():
     x = np.zeros(1, np.float32)
-    rank = Worker(rank=0, workers=128, slots=1, tag=TAG, isn=0)
+    rank = Worker(rank=0, workers=128, slots=1, job_tag=TAG, isn=0)
     with pytest.raises(ValueError, match="can't hold the sum of 128 ranks; use a wider wire"):
         rank.start(x.ctypes.data, x.ctypes.data, 1, "float32/int8")
     rank.start(x.ctypes.data, x.ctypes.data, 1, "float32/int16")
@@ -199,7 +199,7 @@ def test_how_far_a_block_may_move_before_its_round_goes_again(workers, scale, mo
                          ("int8", 7, 2), ("int8", 8, 1), ("int8", 15, 1), ("int8", 16, 0)])  # fmt: skip
 def test_lanes_with_few_steps_spare_few_bits(dtype, workers, spread):
     assert reference.spread(f"float32/{dtype}", workers) == spread
-    rank = Worker(rank=0, workers=workers, slots=1, tag=TAG, isn=0)
+    rank = Worker(rank=0, workers=workers, slots=1, job_tag=TAG, isn=0)
     assert (
         rank.identity["spread"].tolist()[reference.wire(f"float32/{dtype}")] == spread
         and rank.identity["spread"][0] == 0
@@ -251,9 +251,9 @@ def test_one_after_the_other_the_network_changes_no_bit(dtype, workers, seed, ze
 
 @pytest.mark.parametrize("wire", [0, 1, 2])
 def test_an_aggregator_takes_its_jobs_wire_and_int32(wire):
-    slots = Pool(workers=2, slots=2, payload_bytes=PAYLOAD, wire=wire, tag=TAG, isn=0)
+    slots = Pool(workers=2, slots=2, payload_bytes=PAYLOAD, wire=wire, job_tag=TAG, isn=0)
     for kind in range(3):
-        rank = Worker(rank=0, workers=2, slots=2, tag=TAG, isn=0, payload_bytes=PAYLOAD)
+        rank = Worker(rank=0, workers=2, slots=2, job_tag=TAG, isn=0, payload_bytes=PAYLOAD)
         x = np.ones(1, np.float32)
         rank.start(x.ctypes.data, x.ctypes.data, 1, ["float32", "float32/int16", "float32/int8"][kind])
         [data] = rank.receive([], 0)

@@ -27,7 +27,7 @@ class Rank:
 
     def __init__(self, rank: int, workers: int, slots: int, tensors: list[np.ndarray]):
         self.worker = Worker(
-            rank=rank, workers=workers, slots=slots, tag=TAG, isn=0, payload_bytes=4 * LANES, deadline_ns=DEADLINE
+            rank=rank, workers=workers, slots=slots, job_tag=TAG, isn=0, payload_bytes=4 * LANES, deadline_ns=DEADLINE
         )
         self.tensors, self.results, self.memories, self.tasks = tensors, [], [], []
         self.history = [np.full(slots, -128, np.int8) for _ in range(2)]
@@ -71,7 +71,7 @@ def play(workers: int, slots: int, seed: int, loss: float, stops: float) -> list
             for i in range(6)
         ]
         ranks.append(Rank(rank, workers, slots, tensors))
-    pool = Pool(workers=workers, slots=slots, payload_bytes=4 * LANES, tag=TAG)
+    pool = Pool(workers=workers, slots=slots, payload_bytes=4 * LANES, job_tag=TAG)
     plain = ReferencePoolV2(workers, slots, 4 * LANES, 0, TAG, 0)
     now, awake = 0, ranks
     while any(not rank.is_done and not rank.is_behind for rank in ranks):
@@ -136,7 +136,7 @@ def test_infinities_that_are_in_a_sum_do_not_stay_in_the_memory():
     values = [np.full(8, 2.0, np.float32), np.array([np.inf, 3, np.nan, 3, 3, 3, 3, 3], np.float32)]
     ranks, pool = (
         [Rank(rank, 2, 4, [x]) for rank, x in enumerate(values)],
-        Pool(workers=2, slots=4, payload_bytes=4 * LANES, tag=TAG),
+        Pool(workers=2, slots=4, payload_bytes=4 * LANES, job_tag=TAG),
     )
     classified = 0
     for now in range(1, 400):

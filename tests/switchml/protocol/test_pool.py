@@ -151,8 +151,8 @@ class NetworkV2(Network):
         return bytes([data[0] | 8]) + data[1:]
 
     def hear(self, rank, data):
-        first, _, seq, tag, _, _ = struct.unpack(FIELDS, data[:10])
-        if first >> 4 != 12 + self.wire or tag != TAG:
+        first, _, seq, job_tag, _, _ = struct.unpack(FIELDS, data[:10])
+        if first >> 4 != 12 + self.wire or job_tag != TAG:
             return
         slot = seq % self.slots
         if (rank, slot) in self.waiting and seq == (self.isn + self.round[rank, slot] * self.slots + slot) % 2**32:
@@ -196,7 +196,7 @@ starts = st.sampled_from([0, 4096, 2**31 - 8, 2**31, 2**32 - 8, 2**32 - 16])
 def v2_pools(workers, slots, wire, isn):
     return (
         ReferencePoolV2(workers, slots, 256, wire, TAG, isn),
-        Pool(workers=workers, slots=slots, payload_bytes=256, wire=wire, tag=TAG, isn=isn),
+        Pool(workers=workers, slots=slots, payload_bytes=256, wire=wire, job_tag=TAG, isn=isn),
     )
 
 
@@ -292,9 +292,9 @@ def test_v1_compiled_and_reference_agree(shape, schedule):
 def test_v2_agrees_on_ranks_that_keep_to_no_rule(packets, isn):
     """Any sequence number near the start, in any order: no rank waits for anything."""
     pools = v2_pools(3, 2, 0, isn)
-    for rank, ahead_of, r, tag, code, value in packets:
+    for rank, ahead_of, r, job_tag, code, value in packets:
         data = struct.pack(
-            FIELDS, 0x81 | r << 3, code, (isn + ahead_of) % 2**32, tag, -code - 1, code & 1
+            FIELDS, 0x81 | r << 3, code, (isn + ahead_of) % 2**32, job_tag, -code - 1, code & 1
         ) + struct.pack(">64i", *[value] * 64)
         expected, got = (tuple(pool.receive(rank, data)) for pool in pools)
         assert got == expected
@@ -326,7 +326,7 @@ def test_v1_agrees_on_workers_that_keep_to_no_rule(packets, workers):
 ])  # fmt: skip
 def test_pool_refuses_nonsense(bad):
     with pytest.raises(ConfigError):
-        Pool(**{"workers": 2, "slots": 4, "payload_bytes": 256, "wire": 0, "tag": 1, "isn": 0, **bad})
+        Pool(**{"workers": 2, "slots": 4, "payload_bytes": 256, "wire": 0, "job_tag": 1, "isn": 0, **bad})
 
 
 @pytest.mark.parametrize("workers", [0, 33])

@@ -169,7 +169,7 @@ def test_blocks_are_fused_into_packets():
 
 
 def test_a_switch_that_can_not_make_packets_grow_gets_padding():
-    worker = Worker(rank=0, workers=2, slots=4, tag=TAG, isn=0, payload_bytes=1024, padded=True)
+    worker = Worker(rank=0, workers=2, slots=4, job_tag=TAG, isn=0, payload_bytes=1024, padded=True)
     x = np.zeros(256, np.float32)
     worker.start(x.ctypes.data, x.ctypes.data, x.size, "float32", blocks=Sparse())
     (data,) = worker.receive([], 0)
@@ -181,7 +181,7 @@ def test_a_switch_that_can_not_make_packets_grow_gets_padding():
 
 
 def start(blocks: Sparse | None = None, value: float = 1.0) -> Worker:
-    worker = Worker(rank=0, workers=2, slots=1, tag=TAG, isn=0, payload_bytes=PAYLOAD)
+    worker = Worker(rank=0, workers=2, slots=1, job_tag=TAG, isn=0, payload_bytes=PAYLOAD)
     worker.x = np.zeros(64 * 8, np.float32)
     worker.x[64 * 3] = value
     worker.start(worker.x.ctypes.data, worker.x.ctypes.data, worker.x.size, "float32", blocks=blocks)

@@ -22,7 +22,7 @@ def reference(s: Scenario):
 def compiled(s: Scenario):
     if s.protocol == 1:
         return PoolV1(workers=s.workers, payload_bytes=s.payload_bytes)
-    return Pool(workers=s.workers, slots=s.slots, payload_bytes=s.payload_bytes, wire=s.wire, tag=s.tag, isn=s.isn)
+    return Pool(workers=s.workers, slots=s.slots, payload_bytes=s.payload_bytes, wire=s.wire, job_tag=s.tag, isn=s.isn)
 
 
 @pytest.mark.parametrize("build", [reference, compiled], ids=lambda build: build.__name__)

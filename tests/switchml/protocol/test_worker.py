@@ -30,9 +30,9 @@ def lock_step(workers, slots, window, payload, isn, wire, tensors, histories):
 
     `tensors`: (dtype, divisor, one array a rank). Afterwards the results must agree too.
     """
-    pool = Pool(workers=workers, slots=slots, payload_bytes=payload, wire=wire, tag=TAG, isn=isn)
+    pool = Pool(workers=workers, slots=slots, payload_bytes=payload, wire=wire, job_tag=TAG, isn=isn)
     ranks = [
-        Worker(rank=r, workers=workers, slots=slots, tag=TAG, isn=isn, window=window, payload_bytes=payload)
+        Worker(rank=r, workers=workers, slots=slots, job_tag=TAG, isn=isn, window=window, payload_bytes=payload)
         for r in range(workers)
     ]
     plain = [ReferenceWorker(workers, slots, TAG, isn, window, payload) for _ in range(workers)]
@@ -117,10 +117,10 @@ def tensor(dtype: str, numel: int, chooser: random.Random) -> np.ndarray:
 
 def test_refuses_what_makes_no_sense():
     with pytest.raises(ConfigError, match="power of two"):
-        Worker(rank=0, workers=2, slots=3, tag=0, isn=0)
+        Worker(rank=0, workers=2, slots=3, job_tag=0, isn=0)
     for window in (0, 5):
         with pytest.raises(ConfigError, match="window"):
-            Worker(rank=0, workers=2, slots=4, tag=0, isn=0, window=window)
+            Worker(rank=0, workers=2, slots=4, job_tag=0, isn=0, window=window)
 
 
 def test_rounds_go_on_from_tensor_to_tensor():

@@ -10,6 +10,12 @@ from switchml import plotting
 from switchml.pages.panels import Bar, Bars, Point, Points
 from switchml.tables import Row, Table, number, show, text
 
+_FIGURES = (
+    "name", "ours", "aggregation", "ratio", "payload_bytes", "max_error", "sent_bytes", "received_bytes",
+    "pays_below_bps", "note",
+)  # fmt: skip
+"""Of a codec, as JSON has them."""
+
 
 def print_table(report: Report) -> None:
     """The table for people, on stdout: our codecs, then the others."""
@@ -63,24 +69,15 @@ def as_json(report: Report) -> dict[str, Any]:
         "bound": report.bound,
         "ratio": report.ratio,
         "codecs": [
-            {
-                "name": each.name,
-                "ours": each.ours,
-                "aggregation": each.aggregation,
-                "ratio": each.ratio,
-                "payload_bytes": each.payload_bytes,
+            {name: getattr(each, name) for name in _FIGURES}
+            | {
                 "compress_bytes_per_s": each.rate(each.compress_s),
                 "decompress_bytes_per_s": each.rate(each.decompress_s),
-                "max_error": each.max_error,
                 "relative_l2_error": each.relative_error,
-                "sent_bytes": each.sent_bytes,
-                "received_bytes": each.received_bytes,
-                "pays_below_bps": each.pays_below_bps,
-                "note": each.note,
             }
             for each in report.measured
         ],
-        "missing": [{"name": baseline.name, "reason": baseline.reason} for baseline in report.missing],
+        "missing": [vars(baseline) for baseline in report.missing],
     }
 
 

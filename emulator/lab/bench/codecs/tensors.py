@@ -6,6 +6,8 @@ are as many elements as asked for; activations likewise, layer by layer and batc
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -127,14 +129,15 @@ def _smooth(elements: int) -> tuple[np.ndarray, str]:
 
 
 def _from_file(path: Path) -> Tensor:
+    expected = f"expected one of {', '.join(KINDS)}, or a NumPy file (.npy)"
+    if not path.exists():  # a kind that is mistyped, perhaps
+        raise ConfigError(f"--tensor {path}: {os.strerror(errno.ENOENT)}: {expected}")
     check_has_end(path, pipes=False)
     try:
         values = np.load(path, allow_pickle=False)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or "not NumPy's format, or Python objects in it"
-        raise ConfigError(
-            f"--tensor {path}: {reason}: expected one of {', '.join(KINDS)}, or a NumPy file (.npy)"
-        ) from None
+        raise ConfigError(f"--tensor {path}: {reason}: {expected}") from None
     if not isinstance(values, np.ndarray) or values.dtype.kind != "f" or values.size == 0:
         is_array = isinstance(values, np.ndarray)
         actual = f"{values.dtype} of shape {values.shape}" if is_array else "several arrays (.npz)"

@@ -45,7 +45,7 @@ LOSSES = (0.0, 0.001, 0.01, 0.02)
 @dataclass(frozen=True)
 class MininetPlan:
     """What the command line asks for. `captures`: (link, file). `loss` is that of every link, each way; None where the
-    experiment chooses it. `racks` 0: 2 with two-racks, 1 otherwise. `parallel`: of host_agent.training's Settings."""
+    experiment chooses it. `racks` 0: 2 with two-racks, 1 otherwise. `parallel`: as `TrainingSettings.parallel`."""
 
     experiment: str = "allreduce"
     hosts: int = 4

@@ -19,16 +19,9 @@ def title_of(row: Row) -> str:
 
 def as_json(plan: MininetPlan, rows: Sequence[Row]) -> dict[str, Any]:
     """One object of plain values; times in seconds, rates in bits a second."""
-    return {
-        "experiment": plan.experiment,
-        "aggregator": plan.aggregator,
-        "hosts": plan.hosts,
-        "rate_bps": plan.rate_bps,
-        "delay_s": plan.delay_s,
+    names = ("experiment", "aggregator", "hosts", "rate_bps", "delay_s", "size_bytes", "payload_bytes", "wire")
+    return {name: getattr(plan, name) for name in names} | {
         "loss": plan.loss or 0.0,
-        "size_bytes": plan.size_bytes,
-        "payload_bytes": plan.payload_bytes,
-        "wire": plan.wire,
         "rows": [
             {
                 "series": row.case.series,

@@ -27,7 +27,6 @@ from emulator.lab.bench.sizes import ALL_REDUCE, FSDP, ITEM_BYTES, Case
 from emulator.lab.bench.sparsity import Sparsity
 from emulator.lab.bench.tally import Survey, Tally, median_ratio, take_turns
 from emulator.networks.testbed.fabric import Fabric
-from emulator.networks.testbed.namespaces import check_rights
 from emulator.networks.testbed.star import LinkOptions, Star
 from switchml.protocol import sizes
 from switchml.protocol.packet import WORD_BYTES
@@ -215,6 +214,3 @@ def repeat(
 def _congestion_control(star: Star) -> str:
     path = Path("/proc/sys/net/ipv4/tcp_congestion_control")
     return star.hosts[0].call(lambda: path.read_text().strip())
-
-
-__all__ = ["Experiment", "LinkOptions", "Result", "check_rights", "measure"]

@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
 from emulator.networks.testbed.namespaces import enter
 from host_agent.ranks import Rank, Report
@@ -25,6 +26,17 @@ class RankPlace:
     world_size: int
     namespace: str = ""
     interface: str = "lo"
+
+
+class CallableRank:
+    """A rank whose requests are functions of it, such as `operator.methodcaller("fill")`."""
+
+    def answer(self, request: Callable[[Any], Any]) -> Any:
+        """What the function returns."""
+        return request(self)
+
+    def leave(self) -> None:
+        """Nothing to leave."""
 
 
 def start_at(place: RankPlace, kind: Callable[[RankPlace], Rank], _report: Report) -> Rank:

@@ -1,6 +1,6 @@
 """A rank that all-reduces tensors, or has another collective, times each repeat and checks every result.
 
-A repeat is three requests: `Fill` the tensor, `Reduce` it, `Check` the result. So all ranks are ready before the first
+A repeat is three requests: `fill` the tensor, `reduce` it, `check` the result. So all ranks are ready before the first
 one begins, and none compares sums, which keeps a core busy, while another still waits for the last of its own.
 """
 
@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from emulator.lab.bench.ranks.inputs import SharedTensors, numbers
-from emulator.lab.bench.ranks.process import GROUP_TIMEOUT, RankPlace
+from emulator.lab.bench.ranks.process import GROUP_TIMEOUT, CallableRank, RankPlace
 from emulator.lab.bench.ranks.workload import Step, Workload
 from emulator.lab.bench.sizes import Case
 from host_agent.agent import HostAgent
@@ -54,8 +54,8 @@ class Target:
 
 @dataclass(frozen=True)
 class ReducingJob:
-    """Join the aggregators of `targets` (by backend) and, if GLOO is among `backends`, a process group at
-    `rendezvous`. Answer: `Joined`."""
+    """Which aggregators to join, `targets` by backend, and, if GLOO is among `backends`, the process group at
+    `rendezvous`."""
 
     name: str
     wire: str
@@ -63,37 +63,6 @@ class ReducingJob:
     targets: dict[str, Target]
     tensors: SharedTensors
     rendezvous: str
-
-
-@dataclass(frozen=True)
-class Joined:
-    """`transports`: what the agents have chosen, by backend."""
-
-    transports: dict[str, str]
-
-
-@dataclass(frozen=True)
-class Prepare:
-    """Have tensors ready for a case."""
-
-    case: Case
-
-
-@dataclass(frozen=True)
-class Fill:
-    """Put the input into the tensor."""
-
-
-@dataclass(frozen=True)
-class Reduce:
-    """One repeat of the case."""
-
-    backend: str
-
-
-@dataclass(frozen=True)
-class Check:
-    """Compare the result with the exact sums. Answer: `Sample`."""
 
 
 @dataclass(frozen=True)
@@ -125,34 +94,20 @@ def compare(result: np.ndarray, sums: np.ndarray, dtype: str) -> tuple[float, fl
     return error, largest, zlib.crc32(result.data)
 
 
-class ReducingRank:
-    """Answers ReducingJob first, then Prepare, Fill, Reduce and Check."""
+class ReducingRank(CallableRank):
+    """One rank of a `ReducingJob`: is asked to join, then to prepare, fill, reduce and check."""
 
     def __init__(self, place: RankPlace):
         self._place = place
         self._agents: dict[str, Agent] = {}
         self._begin: dict[str, Begin] = {}
 
-    def answer(self, request: Any) -> Any:
-        match request:
-            case ReducingJob():
-                return self._join(request)
-            case Prepare(case):
-                return self._prepare(case)
-            case Fill():
-                self._work.fill()
-            case Reduce(backend):
-                return self._reduce(backend)
-            case Check():
-                error, largest, bits = compare(self._work.result, self._work.expected, self._case.dtype)
-                checksum = bits if self._case.is_same_everywhere else 0
-                return Sample(self._seconds, error, largest, checksum, self._usage, self._counts)
-
     def leave(self) -> None:
         for agent in self._agents.values():
             agent.leave()
 
-    def _join(self, job: ReducingJob) -> Joined:
+    def join(self, job: ReducingJob) -> dict[str, str]:
+        """The transports that the agents have chosen, by backend."""
         self._tensors = job.tensors
         sparse = job.tensors.sparsity.choice if job.tensors.sparsity else Choice()
         for backend in job.backends:
@@ -164,7 +119,7 @@ class ReducingRank:
             else:
                 self._agents[backend] = self._join_aggregator(job, backend)
                 self._begin[backend] = _switchml(self._agents[backend], sparse)
-        return Joined({backend: agent.transport for backend, agent in self._agents.items()})
+        return {backend: agent.transport for backend, agent in self._agents.items()}
 
     def _join_aggregator(self, job: ReducingJob, backend: str) -> Agent:
         target = job.targets[backend]
@@ -182,10 +137,22 @@ class ReducingRank:
             authenticate=target.authenticate,
         )
 
-    def _prepare(self, case: Case) -> None:
+    def prepare(self, case: Case) -> None:
+        """Have tensors ready for a case."""
         self._case, self._work = case, Workload(case, self._tensors, self._place.rank)
 
-    def _reduce(self, backend: str) -> None:
+    def fill(self) -> None:
+        """Put the input into the tensor."""
+        self._work.fill()
+
+    def check(self) -> Sample:
+        """Compare the result with the exact sums."""
+        error, largest, bits = compare(self._work.result, self._work.expected, self._case.dtype)
+        checksum = bits if self._case.is_same_everywhere else 0
+        return Sample(self._seconds, error, largest, checksum, self._usage, self._counts)
+
+    def reduce(self, backend: str) -> None:
+        """One repeat of the case."""
         agent, begin, calls = self._agents.get(backend), self._begin[backend], self._work.calls
         if self._case.overlapped:
             calls = [[step for call in calls for step in call]]

@@ -11,25 +11,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing import context
+from operator import methodcaller
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
 from emulator.lab.bench.ranks.inputs import shared_tensors
-from emulator.lab.bench.ranks.process import RankPlace, start_at
-from emulator.lab.bench.ranks.reducing import (
-    GLOO,
-    PEER_TIMEOUT_S,
-    Check,
-    Fill,
-    Joined,
-    Prepare,
-    Reduce,
-    ReducingJob,
-    ReducingRank,
-    Sample,
-    Target,
-)
+from emulator.lab.bench.ranks.process import CallableRank, RankPlace, start_at
+from emulator.lab.bench.ranks.reducing import GLOO, PEER_TIMEOUT_S, ReducingJob, ReducingRank, Sample, Target
 from emulator.lab.bench.ranks.training import (
     AllReduces,
     DigitsModel,
@@ -147,19 +136,19 @@ class ReducingTeam(Team):
     def join(self, job: ReducingJob) -> dict[str, str]:
         """Have all ranks join; the transports that their agents chose, by backend."""
         self._wire = job.wire
-        joined: list[Joined] = self.ask(job)
-        return joined[0].transports
+        transports: dict[str, str] = self.ask(methodcaller("join", job))[0]
+        return transports
 
     def prepare(self, case: Case) -> None:
         """Have all ranks ready for a case."""
         self._case = case
-        self.ask(Prepare(case))
+        self.ask(methodcaller("prepare", case))
 
     def repeat(self, backend: str) -> Repeat:
         """One repeat of the case. Raises RanksDisagree or JobError if a result cannot be right."""
-        self.ask(Fill())
-        self.ask(Reduce(backend))
-        repeat = Repeat(self.ask(Check()))
+        self.ask(methodcaller("fill"))
+        self.ask(methodcaller("reduce", backend))
+        repeat = Repeat(self.ask(methodcaller("check")))
         if len({sample.checksum for sample in repeat.samples}) > 1:
             raise RanksDisagree(f"{backend}: the ranks' results differ; every rank must get the same bits")
         if self._case.moves_bytes and repeat.error:
@@ -240,25 +229,21 @@ def training_on_star(hosts: int, link: LinkOptions, ranks_per_host: int = 1) -> 
             yield star, team
 
 
-class _HostRank:
-    """Answers a request with what a function returns for it. Its agents find an aggregator by UDP."""
+class _HostRank(CallableRank):
+    """Its agents find an aggregator by UDP."""
 
-    def __init__(self, work: Callable[[Any], Any], aggregator: str, place: RankPlace):
-        self._work = work
+    def __init__(self, aggregator: str, place: RankPlace):
         os.environ |= {"RANK": str(place.rank), "SWITCHML_AGGREGATOR": aggregator, "SWITCHML_TRANSPORT": "udp"}
 
-    def answer(self, request: Any) -> Any:
-        return self._work(request)
-
-    def leave(self) -> None:
-        pass
+    def run(self, work: Callable[[Any], Any], request: Any) -> Any:
+        return work(request)
 
 
 def at_hosts(star: Star, aggregator: str, work: Callable[[Any], Any], request: Any) -> list[Any]:
     """What `work(request)` returns on each host; it runs on all of them at once, each a rank (RANK in its environment)
     that finds the aggregator at that address. Raises JobError or PeerLost for one that fails."""
-    with Team(training_context(), partial(_HostRank, work, aggregator), places(star.hosts)) as team:
-        return team.ask(request, timeout_s=math.inf)
+    with Team(training_context(), partial(_HostRank, aggregator), places(star.hosts)) as team:
+        return team.ask(methodcaller("run", work, request), timeout_s=math.inf)
 
 
 def step_seconds(times: Sequence[Times]) -> list[float]:

@@ -10,7 +10,7 @@ import dataclasses
 from emulator.jobs.workload import memory, models
 from emulator.jobs.workload.job import Job
 from emulator.jobs.workload.models import Transformer
-from emulator.lab.validation.rows import Row, published
+from emulator.lab.validation.rows import Row, job_fields, published
 
 GIB = 2.0**30
 
@@ -23,29 +23,18 @@ def torchtitan() -> list[tuple[str, Transformer, Job, float]]:
 def _row(row: dict[str, str]) -> tuple[str, Transformer, Job, float]:
     model = models.load(row["model"])
     assert isinstance(model, Transformer)
-    gpus, tp, pp, virtual, sequence, context, micro, batch = (
-        int(row[key])
-        for key in ("gpus", "tp", "pp", "virtual_stages", "sequence", "context_parallel", "micro_batch", "batch")
-    )
+    fields = job_fields(row, "gpus", "tp", "pp", "cp", "sequence", "micro_batch", "batch", "virtual_stages")
     job = Job(
-        gpus=gpus,
-        tp=tp,
-        pp=pp,
-        cp=context,
-        sequence=sequence,
-        micro_batch=micro,
-        batch=batch,
+        **fields,
         async_tp="async" in row["technique"],
-        sequence_parallel=tp > 1,
-        schedule="interleaved" if virtual > 1 else "1f1b",
-        virtual_stages=virtual,
+        sequence_parallel=fields["tp"] > 1,
         zero=3,
         precision="bf16",
         gradient_bytes=4,
         recompute=row["recompute"],
         cross_entropy="eager",  # train.py compiles layers, not the loss
     )
-    name = f"table {row['table']}: {model.title}, {gpus} GPUs, {sequence} tokens, {row['technique']}"
+    name = f"table {row['table']}: {model.title}, {job.gpus} GPUs, {job.sequence} tokens, {row['technique']}"
     model = dataclasses.replace(model, implementation=row["implementation"])
     return name, model, job, float(row["measured_gib"])
 

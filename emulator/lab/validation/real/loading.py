@@ -19,13 +19,14 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from operator import methodcaller
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from emulator.jobs.workload.loading.loading import Dataset, Storage, solar
-from emulator.lab.bench.ranks.process import RankPlace
+from emulator.lab.bench.ranks.process import CallableRank, RankPlace
 from emulator.lab.bench.ranks.team import Team, places, training_context
 from emulator.lab.validation.real import litdata_loading as litdata
 from emulator.lab.validation.rows import Row
@@ -144,16 +145,6 @@ class _Items:
 
 
 @dataclass(frozen=True)
-class Ready:
-    """Have a loader opened."""
-
-
-@dataclass(frozen=True)
-class Load:
-    """Load all batches. Answer: `Loaded`."""
-
-
-@dataclass(frozen=True)
 class Loaded:
     """What one rank did. `steps`: the numbers of the samples in each batch."""
 
@@ -162,8 +153,8 @@ class Loaded:
     steps: list[list[int]]
 
 
-class LoadingRank:
-    """Answers Ready, then Load."""
+class LoadingRank(CallableRank):
+    """A rank with its loader open."""
 
     def __init__(self, kind: str, plan: dict[str, Any], place: RankPlace):
         import torch
@@ -171,9 +162,11 @@ class LoadingRank:
         torch.set_num_threads(1)
         self._batches = OPENED[kind](place.rank, plan)
 
-    def answer(self, request: Ready | Load) -> Loaded | None:
-        if isinstance(request, Ready):
-            return None
+    def ready(self) -> None:
+        """The loader is open."""
+
+    def load(self) -> Loaded:
+        """Load all batches."""
         started, cpu_s = time.perf_counter(), time.process_time()
         heads = [np.asarray(batch[:, :NUMBER_BYTES]).copy() for batch in self._batches]
         seconds, cpu_s = time.perf_counter() - started, time.process_time() - cpu_s
@@ -198,9 +191,9 @@ class Stage:
             TemporaryFolder("loading-cache") as cache,
             Team(training_context(), partial(LoadingRank, kind, self.plan | {"cache": cache}), ranks) as team,
         ):
-            team.ask(Ready())
+            team.ask(methodcaller("ready"))
             before = self._sent()
-            found: list[Loaded] = team.ask(Load(), timeout_s=math.inf)
+            found: list[Loaded] = team.ask(methodcaller("load"), timeout_s=math.inf)
             sent = self._sent()
         seconds = max(each.seconds for each in found)
         steps: list[list[int]] = [sum(parts, []) for parts in zip(*(each.steps for each in found), strict=True)]

@@ -114,16 +114,16 @@ def _timed(model: nn.Module, offloaded: OffloadedAdam) -> tuple[float, float]:
     halves = _Halves()
     measured: list[float] = []
     alone: list[tuple[float, float]] = []
-    beside: list[float] = []
+    contended_s: list[float] = []
     for _ in range(ROUNDS):  # the first step of several finds caches full of something else
         measured += [_step_s(model, offloaded) for _ in range(STEPS)][1:]
         alone += [halves.step() for _ in range(STEPS)][1:]
-        beside += [halves.step_beside_copies() for _ in range(STEPS)][1:]
+        contended_s += [halves.step_beside_copies() for _ in range(STEPS)][1:]
     update_s, copy_s = map(median, zip(*alone, strict=True))
     half = BUCKET // 2
     rates = {
         "copy_bytes_per_s": HOST_WAY_BYTES * half / copy_s,
         "adam_parameters_per_s": half / update_s,
-        "beside": max(median(beside) / update_s, 1.0),
+        "beside": max(median(contended_s) / update_s, 1.0),
     }
     return median(measured), offload_step(PARAMETERS, half, **rates).step_s

@@ -66,6 +66,7 @@ from switchml.cli.options import Count, option
 )
 @click.option(
     "--beside",
+    "background",
     type=Count(0, 256),
     default=0,
     metavar="N",
@@ -87,7 +88,7 @@ def allreduce(
     density: tuple[float, ...] | None,
     authenticate: bool,
     aggregator: str,
-    beside: int,
+    background: int,
     repeats: int | None,
     warmup: int,
     plot_file: Path | None,
@@ -162,7 +163,7 @@ def allreduce(
                 if stream is None and not as_json:
                     stream = Stream(
                         report.columns(backends, dtypes),
-                        report.title(workers, chosen, wire, cores, beside, collective, dtypes),
+                        report.title(workers, chosen, wire, cores, background, collective, dtypes),
                     )
 
             def show_line(measurement, backends=backends, sparsity=sparsity) -> None:
@@ -180,7 +181,7 @@ def allreduce(
                 aggregator=aggregator,
                 sparsity=sparsity,
                 authenticate=authenticate,
-                beside=beside,
+                background=background,
                 on_start=show_header,
                 on_result=show_line,
             )

@@ -86,11 +86,13 @@ def network(
     from emulator.lab.bench.ranks.reducing import NODE, SWITCHML
     from emulator.lab.bench.report import all_as_json
     from emulator.lab.bench.sparsity import Sparsity
+    from emulator.networks.testbed.namespaces import check_rights
+    from emulator.networks.testbed.star import LinkOptions
     from switchml.errors import ConfigError
     from switchml.tables import Stream
     from switchml.terminal import progress
 
-    bench.check_rights()
+    check_rights()
     if size < 4 or size % 4:
         raise ConfigError(f"size of {size:g} bytes: expected a multiple of 4 (float32)")
     if collective != ALL_REDUCE and (density or max(ranks_per_host) > 1):
@@ -99,7 +101,7 @@ def network(
         check_shares(int(size), collective, count)
     blocks = {name: options.pop(name) for name in ("block", "overlap", "mode")}
     rates = {name: options.pop(name) for name in ("rate_bps", "delay_s", "seed")}
-    link = bench.LinkOptions(loss=loss or 0.0, queue_bytes=int(queue or 0), **rates)
+    link = LinkOptions(loss=loss or 0.0, queue_bytes=int(queue or 0), **rates)
     results = []
     stream = None
     for count, ranks, share in itertools.product(workers, ranks_per_host, density or (None,)):

@@ -115,11 +115,11 @@ def replay(peers: bool, plot_file: Path | None, keep: Path | None, as_json: bool
     with progress("measuring") as task:
         validation = measure.validate(plan, task.step, keep)
     if peers:
-        beside = emulated.PeersPlan(
+        peers_plan = emulated.PeersPlan(
             plan.workers, (plan.rate_bps,), steps=plan.steps, layers=plan.layers, width=plan.width
         )
         with progress("emulating") as task:
-            rows = emulated.validate(beside, task.step).rows
+            rows = emulated.validate(peers_plan, task.step).rows
         validation = dataclasses.replace(validation, peers=rows)
     if plot_file is not None:
         scatter.draw(list(validation.groups.items()), plot_file, "iteration")

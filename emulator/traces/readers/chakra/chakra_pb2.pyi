@@ -2,8 +2,7 @@ from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
-from collections.abc import Iterable as _Iterable, Mapping as _Mapping
-from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Mapping, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
@@ -117,7 +116,7 @@ class Attribute(_message.Message):
     string_val: str
     string_list: Strings
     bytes_val: bytes
-    def __init__(self, name: _Optional[str] = ..., doc_string: _Optional[str] = ..., double_val: _Optional[float] = ..., double_list: _Optional[_Union[Doubles, _Mapping]] = ..., float_val: _Optional[float] = ..., int32_val: _Optional[int] = ..., int64_val: _Optional[int] = ..., int64_list: _Optional[_Union[Int64s, _Mapping]] = ..., uint32_val: _Optional[int] = ..., uint64_val: _Optional[int] = ..., sint32_val: _Optional[int] = ..., sint64_val: _Optional[int] = ..., fixed32_val: _Optional[int] = ..., fixed64_val: _Optional[int] = ..., sfixed32_val: _Optional[int] = ..., sfixed64_val: _Optional[int] = ..., bool_val: _Optional[bool] = ..., bool_list: _Optional[_Union[Bools, _Mapping]] = ..., string_val: _Optional[str] = ..., string_list: _Optional[_Union[Strings, _Mapping]] = ..., bytes_val: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., doc_string: _Optional[str] = ..., double_val: _Optional[float] = ..., double_list: _Optional[_Union[Doubles, _Mapping]] = ..., float_val: _Optional[float] = ..., int32_val: _Optional[int] = ..., int64_val: _Optional[int] = ..., int64_list: _Optional[_Union[Int64s, _Mapping]] = ..., uint32_val: _Optional[int] = ..., uint64_val: _Optional[int] = ..., sint32_val: _Optional[int] = ..., sint64_val: _Optional[int] = ..., fixed32_val: _Optional[int] = ..., fixed64_val: _Optional[int] = ..., sfixed32_val: _Optional[int] = ..., sfixed64_val: _Optional[int] = ..., bool_val: bool = ..., bool_list: _Optional[_Union[Bools, _Mapping]] = ..., string_val: _Optional[str] = ..., string_list: _Optional[_Union[Strings, _Mapping]] = ..., bytes_val: _Optional[bytes] = ...) -> None: ...
 
 class GlobalMetadata(_message.Message):
     __slots__ = ("version", "attr")

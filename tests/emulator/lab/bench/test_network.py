@@ -12,6 +12,7 @@ from click.testing import CliRunner
 
 from emulator.lab.bench.network import measure as bench
 from emulator.networks.testbed import namespaces
+from emulator.networks.testbed.star import LinkOptions
 from emulator.surface.cli.bench.network import network
 from tests.support import commands
 
@@ -114,7 +115,7 @@ def test_without_root(monkeypatch):
 
 
 def test_bounds():
-    link = bench.LinkOptions(rate_bps=2e8)
+    link = LinkOptions(rate_bps=2e8)
     four = bench.Experiment(workers=4, link=link, size_bytes=1 << 24)
     assert four.framing_bound_bps == pytest.approx(190.33e6, rel=1e-4)
     assert four.ring_bound_bps == pytest.approx(191.28e6 / 1.5, rel=1e-4)

@@ -1,5 +1,6 @@
 """Predictions beside measurements: the published tables here, the measured files where they are."""
 
+import dataclasses
 import json
 import math
 from pathlib import Path
@@ -75,6 +76,13 @@ def test_megatron_for_people(tmp_path):
     picture = tmp_path / "scatter.png"
     assert "throughput (Narayanan)" in run("megatron", "--plot", picture)
     assert picture.stat().st_size > 10_000
+
+
+def test_a_cluster_without_room_for_a_published_job_is_refused():
+    machine = clusters.load("a100-dgx")
+    small = dataclasses.replace(machine.device, memory_bytes=2e9)
+    with pytest.raises(ConfigError, match="no layout of 1.7B .* fits in its memory"):
+        megatron.scaled(dataclasses.replace(machine, name="small", own_accelerator=small))
 
 
 def test_multi_node_iterations():

@@ -51,7 +51,7 @@ class Alone:
         self.env.timeout(time_ms * MS).callbacks.append(lambda _: action())
 
     def receive_wait(self):
-        wait = np.frombuffer(WaitPacket(seq=0, tag=7, missing=(1,)).pack(), np.uint8)
+        wait = np.frombuffer(WaitPacket(seq=0, job_tag=7, missing=(1,)).pack(), np.uint8)
         self.agent.receive(Packet(wait, 0, 0))
 
     def run_ms(self, time_ms):

@@ -32,7 +32,7 @@ def test_what_seeds_draw():
 
 
 def test_slots_that_are_never_given_back_are_found(monkeypatch):
-    monkeypatch.setattr(best_effort, "release_job", lambda shared, tag: None)
+    monkeypatch.setattr(best_effort, "release_job", lambda shared, job_tag: None)
     monkeypatch.setattr(tiers, "apply_front", _keeping(tiers.apply_front))
     plan = next(plan for seed in range(100) if not (plan := draw_best_effort(seed)).faults and plan.hosts > 4)
     assert "slots of the switch are in use" in World(plan).run().problem

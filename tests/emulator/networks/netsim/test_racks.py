@@ -24,7 +24,7 @@ from tests.support.examples import examples
 
 MIB = 1 << 20
 TAG, ISN, SLOTS = 7, 0, 2
-POOL = partial(Pool, slots=SLOTS, payload_bytes=256, tag=TAG, isn=ISN)
+POOL = partial(Pool, slots=SLOTS, payload_bytes=256, job_tag=TAG, isn=ISN)
 RACKS = ((0, 1), (2, 3))
 
 

@@ -20,8 +20,8 @@ def seconds_of(tensors: list[np.ndarray], blocks: Sparse) -> tuple[float, float]
     """Virtual time of one all-reduce, and the share of packets sent again: each host has a link up and a link down,
     all at RATE_BPS."""
     n, slots = len(tensors), default_slots(len(tensors))
-    pool = Pool(workers=n, slots=slots, tag=1)
-    workers = [Worker(rank=rank, workers=n, slots=slots, tag=1, isn=0) for rank in range(n)]
+    pool = Pool(workers=n, slots=slots, job_tag=1)
+    workers = [Worker(rank=rank, workers=n, slots=slots, job_tag=1, isn=0) for rank in range(n)]
     for worker, x in zip(workers, tensors, strict=True):
         worker.start(x.ctypes.data, x.ctypes.data, x.size, "float32", blocks=blocks)
     free = {"up": [0] * n, "down": [0] * n}
