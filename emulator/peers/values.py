@@ -1,5 +1,5 @@
 """What absent ranks contribute to a collective, so that losses stay sane. Floating-point tensors follow the mode of
-`settings.Settings.values`; integers, bools and bytes (sizes, counts, flags, pickled objects) stay this rank's own.
+`PeerSettings.values`; integers, bools and bytes (sizes, counts, flags, pickled objects) stay this rank's own.
 """
 
 from __future__ import annotations
