@@ -138,6 +138,9 @@ def apply(ddp: Any, settings: BackendSettings | str | Path) -> Any:
         state = CodecState(settings.codec[0], settings.memory, process_group=ddp.process_group)
     else:
         state = CodecState("none", process_group=ddp.process_group)
-        state.compressor = BucketCompressor(state.reducer, settings.codec, settings.memory)
+        try:
+            state.compressor = BucketCompressor(state.reducer, settings.codec, settings.memory)
+        except ConfigError as error:
+            raise ConfigError(f"{settings.path}: {error}") from None
     ddp.register_comm_hook(state, codec_hook)
     return state

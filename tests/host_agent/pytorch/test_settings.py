@@ -132,6 +132,9 @@ def test_codecs_by_bucket_save_no_state(tmp_path):
         for call in (state.state_dict, state.__getstate__):
             with pytest.raises(ConfigError, match="codecs by bucket: expected a CodecState with one codec"):
                 call()
+        path.write_text('[compression]\ncodec = ["none", "powersgd"]\n')
+        with pytest.raises(ConfigError, match="settings.toml: codec powersgd: matrix codecs can't be mixed"):
+            apply(torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4)), path)
     finally:
         torch.distributed.destroy_process_group()
 
