@@ -42,7 +42,7 @@ class Control:
     @property
     def option(self) -> str:
         """Its name on the command line, without dashes."""
-        return self.name.replace("_", "-")
+        return _option(self.name)
 
     @property
     def unset(self) -> str:
@@ -65,6 +65,10 @@ class Control:
             return click.types.convert_type(type_of(*BY_NAME[self.name])).convert(text, None, None)
         except click.UsageError as error:
             raise ConfigError(f"{self.option}: {error.message}") from None
+
+
+def _option(name: str) -> str:
+    return name.replace("_", "-")
 
 
 def _named(names: Any) -> tuple[tuple[str, str], ...]:
@@ -138,7 +142,7 @@ def command(chosen: Mapping[str, Any], swept: Mapping[str, Any] | None = None) -
     words = ["switchml", "emulate"]
     for name, value in chosen.items():
         if name not in (swept or {}):
-            words += [f"--{name.replace('_', '-')}", f"{value:.12g}" if isinstance(value, float) else str(value)]
+            words += [f"--{_option(name)}", f"{value:.12g}" if isinstance(value, float) else str(value)]
     for name, text in (swept or {}).items():
-        words += ["--sweep", f"{name.replace('_', '-')}={text}"]
+        words += ["--sweep", f"{_option(name)}={text}"]
     return shlex.join(words)

@@ -4,6 +4,7 @@ know the token gets nothing; it comes once, in the address, and is a cookie from
 
 from __future__ import annotations
 
+import functools
 import hmac
 import json
 import re
@@ -95,8 +96,12 @@ class _Handler(BaseHTTPRequestHandler):
             self._calculate(self.rfile.read(int(length)))
 
     def _calculate(self, body: bytes) -> None:
-        jobs: dict[str, Callable[[Mapping[str, Any]], Any]] = {"/emulate": answers.emulate, "/sweep": answers.sweep}
-        if self.path not in (*jobs, "/status"):
+        jobs: dict[str, Callable[[Mapping[str, Any]], Any]] = {
+            "/emulate": answers.emulate,
+            "/sweep": answers.sweep,
+            "/status": functools.partial(answers.status, self.server.aggregator),
+        }
+        if self.path not in jobs:
             self._json(404, {"error": "no such page"})
         elif self.headers.get_content_type() != "application/json":
             self._json(415, {"error": "expected application/json"})
@@ -108,14 +113,15 @@ class _Handler(BaseHTTPRequestHandler):
             except (ValueError, RecursionError):
                 self._json(400, {"error": "expected an object of JSON"})
                 return
-            if self.path == "/status":
-                self._answer(lambda: answers.status(self.server.aggregator, asked))
+            work = functools.partial(jobs[self.path], asked)
+            if self.path == "/status":  # calculates nothing, and waits for nobody who does
+                self._answer(work)
                 return
             if not self.server.one_at_a_time.acquire(timeout=answers.SECONDS):
                 self._json(503, {"error": "another job is being calculated: try again"})
                 return
             try:
-                self._answer(lambda: jobs[self.path](asked))
+                self._answer(work)
             finally:
                 self.server.one_at_a_time.release()
 

@@ -102,17 +102,11 @@ def difference(a: Joined, b: Joined) -> Difference:
     """Compare what the joins of two runs say."""
     one, other = DiagnosisContext.of(a), DiagnosisContext.of(b)
     durations_s = [[each.duration_s() for each in context.iterations] for context in (one, other)]
-    iteration_p = _p(*(_mean_of_ranks(rows) for rows in durations_s))
+    p = _p(*(_mean_of_ranks(rows) for rows in durations_s))
     return Difference(
         a=[one],
         b=[other],
-        iteration=Row(
-            "iteration",
-            a.iteration_s,
-            b.iteration_s,
-            p=iteration_p,
-            is_significant=None if iteration_p is None else iteration_p < FALSE_SHARE,
-        ),
+        iteration=_judged(Row("iteration", a.iteration_s, b.iteration_s, p=p)),
         parts=_paired(
             *({name: (s, 1.0) for name, s in context.causes.parts.mean().items()} for context in (one, other))
         ),
@@ -132,14 +126,12 @@ def mean(pairs: Sequence[Difference]) -> Difference:
         named = [{row.name: row for row in of(pair)} for pair in pairs]
         names = dict.fromkeys(name for each in named for name in each)
         found = [_mean_row(name, [each.get(name) for each in named]) for name in names]
-        found = _controlled(found) if are_tested else [replace(row, p=None) for row in found]
-        return sorted(found, key=lambda row: -abs(row.difference_s))
+        return _largest_first(_controlled(found) if are_tested else [replace(row, p=None) for row in found])
 
-    iteration = _mean_row("iteration", [pair.iteration for pair in pairs])
     return Difference(
         a=[context for pair in pairs for context in pair.a],
         b=[context for pair in pairs for context in pair.b],
-        iteration=replace(iteration, is_significant=None if iteration.p is None else iteration.p < FALSE_SHARE),
+        iteration=_judged(_mean_row("iteration", [pair.iteration for pair in pairs])),
         parts=rows(lambda pair: pair.parts),
         path=rows(lambda pair: pair.path),
         unexplained_s=float(np.mean([pair.unexplained_s for pair in pairs])),
@@ -172,7 +164,15 @@ def _paired(a: dict[str, tuple[float, float]], b: dict[str, tuple[float, float]]
         Row(name, a.get(name, nothing)[0], b.get(name, nothing)[0], a.get(name, nothing)[1], b.get(name, nothing)[1])
         for name in {**a, **b}
     ]
+    return _largest_first(rows)
+
+
+def _largest_first(rows: list[Row]) -> list[Row]:
     return sorted(rows, key=lambda row: -abs(row.difference_s))
+
+
+def _judged(row: Row) -> Row:
+    return replace(row, is_significant=None if row.p is None else bool(row.p < FALSE_SHARE))
 
 
 def _path(context: DiagnosisContext) -> dict[str, tuple[float, float]]:
@@ -205,7 +205,7 @@ def _operations(one: DiagnosisContext, other: DiagnosisContext) -> list[Row]:
         empty = np.zeros(len(next(iter((a if a_s is None else b).values()), (np.zeros(1),))[0]))
         a_s, b_s = (empty if values is None else values for values in (a_s, b_s))
         rows.append(Row(name, float(a_s.mean()), float(b_s.mean()), a_count, b_count, p=_p(a_s, b_s)))
-    return sorted(_controlled(rows), key=lambda row: -abs(row.difference_s))
+    return _largest_first(_controlled(rows))
 
 
 def _controlled(rows: list[Row]) -> list[Row]:
@@ -217,7 +217,7 @@ def _controlled(rows: list[Row]) -> list[Row]:
 
         adjusted = false_discovery_control([rows[i].p for i in known])
         for i, p in zip(known, adjusted, strict=True):
-            rows[i] = replace(rows[i], p=float(p), is_significant=bool(p < FALSE_SHARE))
+            rows[i] = _judged(replace(rows[i], p=float(p)))
     return rows
 
 
