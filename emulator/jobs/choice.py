@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from emulator.jobs import iteration, replicas
 from emulator.jobs.candidates import CHOSEN, OpenJob, Shape
-from emulator.jobs.costing import CostedJob, closed_form_s
+from emulator.jobs.costed import CostedJob, closed_form_s
 from emulator.jobs.replay.conditions import Conditions
 from emulator.jobs.replay.engine import replay
 from emulator.jobs.workload.job import Job

@@ -6,7 +6,7 @@ from collections.abc import Container, Iterable, Mapping
 from typing import Any
 
 from emulator.cluster.collectives import cost
-from emulator.jobs.costing import CostedJob
+from emulator.jobs.costed import CostedJob
 from emulator.jobs.workload.job import Job
 from emulator.jobs.workload.models import Model
 

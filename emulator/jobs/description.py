@@ -17,7 +17,8 @@ from emulator.cluster.innetwork import Streaming
 from emulator.jobs import defaults
 from emulator.jobs.candidates import OpenJob
 from emulator.jobs.choice import Choice, Trial, choose
-from emulator.jobs.costing import CostedJob, plan
+from emulator.jobs.costed import CostedJob
+from emulator.jobs.costing import plan
 from emulator.jobs.memory_options import MemoryOptions
 from emulator.jobs.training import Run
 from emulator.jobs.workload import memory, models

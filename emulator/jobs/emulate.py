@@ -9,7 +9,8 @@ import numpy as np
 
 from emulator.cluster.cluster import Cluster
 from emulator.jobs import iteration, replicas
-from emulator.jobs.costing import CostedJob, plan
+from emulator.jobs.costed import CostedJob
+from emulator.jobs.costing import plan
 from emulator.jobs.description import Request, load_cluster, load_codec, load_model
 from emulator.jobs.emulation import Emulation
 from emulator.jobs.fits import check_memory

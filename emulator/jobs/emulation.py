@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import Any
 
 from emulator.jobs import defaults, training
-from emulator.jobs.costing import CostedJob
+from emulator.jobs.costed import CostedJob
 from emulator.jobs.description import Request
 from emulator.jobs.interval import Interval, interval
 from emulator.jobs.memory_options import MemoryOptions

@@ -15,7 +15,7 @@ import numpy as np
 
 from emulator.cluster.cost import FREE, Cost
 from emulator.jobs.blocks import Ops
-from emulator.jobs.costing import CostedJob
+from emulator.jobs.costed import CostedJob
 from emulator.jobs.rank_program import (
     BACKWARDS,
     CONTEXT,

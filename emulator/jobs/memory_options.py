@@ -7,7 +7,8 @@ import dataclasses
 import math
 from dataclasses import dataclass
 
-from emulator.jobs.costing import OPTIMIZER_BYTES, CostedJob
+from emulator.jobs.costed import CostedJob
+from emulator.jobs.costing import OPTIMIZER_BYTES
 from emulator.jobs.workload.memory import Memory, in_flight, micro_batch_activations, micro_batch_tensors
 from emulator.ranges import RATE, Range, Ranged, number
 from switchml.errors import ConfigError

@@ -16,7 +16,7 @@ import numpy as np
 
 from emulator.cluster.cost import FREE, Cost
 from emulator.jobs.blocks import Block, Ops
-from emulator.jobs.costing import CostedJob, Stage, Step
+from emulator.jobs.costed import CostedJob, Stage, Step
 from emulator.jobs.size import Budget
 from emulator.jobs.units import Units
 from emulator.jobs.workload.builder import GraphBuilder

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from emulator.jobs.costing import CostedJob
+from emulator.jobs.costed import CostedJob
 from emulator.jobs.workload.graph import Graph
 from emulator.jobs.workload.job import Job
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from emulator.jobs.costing import Step
+from emulator.jobs.costed import Step
 from emulator.jobs.workload.job import Job
 from emulator.jobs.workload.sharding import MIN_UNIT_PARAMETERS
 

@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from emulator.cluster.cluster import Cluster
-from emulator.jobs.costing import closed_form_s, plan
+from emulator.jobs.costed import closed_form_s
+from emulator.jobs.costing import plan
 from emulator.jobs.workload.job import Job
 from emulator.jobs.workload.models import Transformer
 from emulator.lab.validation import predicted

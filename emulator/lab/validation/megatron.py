@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from emulator.cluster.cluster import Cluster
-from emulator.jobs.costing import closed_form_s, plan
+from emulator.jobs.costed import closed_form_s
+from emulator.jobs.costing import plan
 from emulator.jobs.emulate import replayed_s
 from emulator.jobs.interval import factor
 from emulator.jobs.workload import memory

@@ -16,7 +16,8 @@ from typing import Any
 from emulator import datafile
 from emulator.cluster import accelerator
 from emulator.cluster import cluster as clusters
-from emulator.jobs.costing import closed_form_s, plan
+from emulator.jobs.costed import closed_form_s
+from emulator.jobs.costing import plan
 from emulator.jobs.description import load_model
 from emulator.jobs.emulate import replayed_s
 from emulator.jobs.workload import implementations

@@ -10,7 +10,8 @@ from emulator.cluster.collectives import cost, dispatch
 from emulator.cluster.kernels import flops
 from emulator.cluster.topology import place
 from emulator.jobs import iteration
-from emulator.jobs.costing import closed_form_s, plan
+from emulator.jobs.costed import closed_form_s
+from emulator.jobs.costing import plan
 from emulator.jobs.replay.engine import replay
 from emulator.jobs.workload import models, transformer
 from emulator.jobs.workload.checks import check

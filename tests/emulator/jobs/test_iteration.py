@@ -8,7 +8,8 @@ import pytest
 from emulator.cluster import cluster as clusters
 from emulator.cluster.innetwork import Streaming
 from emulator.jobs import iteration
-from emulator.jobs.costing import closed_form_s, plan
+from emulator.jobs.costed import closed_form_s
+from emulator.jobs.costing import plan
 from emulator.jobs.emulate import replayed_s
 from emulator.jobs.replay.engine import replay
 from emulator.jobs.replay.parts import parts

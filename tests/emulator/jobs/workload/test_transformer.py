@@ -98,7 +98,8 @@ def test_heads_that_no_fused_kernel_takes_keep_scores_in_memory():
     """Transformer Engine's take multiples of 8. Heads of 132 in place of 128 cost a 70B model with 8,192 tokens 41 % of
     its FLOP/s (Dao-AILab/flash-attention issue 1141: 16 x 8 H100, tp 4, pp 4, 370 and 219 TFLOP/s)."""
     from emulator.cluster import cluster as clusters
-    from emulator.jobs.costing import closed_form_s, plan
+    from emulator.jobs.costed import closed_form_s
+    from emulator.jobs.costing import plan
 
     llama = models.load("llama3-70b")
     job = Job(gpus=128, tp=4, pp=4, batch=256, sequence=8192, sequence_parallel=True, zero=1, precision="bf16")

@@ -1,0 +1,47 @@
+"""What brings tokens to their experts: an all-to-all, or DeepEP and HybridEP (`dispatch` in cluster/collectives.py)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from emulator.cluster import collectives
+from emulator.cluster.cluster import Cluster
+from emulator.cluster.cost import Cost
+from emulator.cluster.topology import GroupLayout, place
+from emulator.jobs.workload.implementations import implementations
+from emulator.jobs.workload.job import Job
+from emulator.jobs.workload.models import Transformer
+from emulator.jobs.workload.transformer import Segment
+
+NODE = 8
+"""Accelerators of a node beyond which Megatron Bridge's recipes of 2025 take HybridEP inside it as well (NVL72)."""
+
+
+@dataclass(frozen=True)
+class Dispatch:
+    """How a job's tokens get to their experts."""
+
+    where: GroupLayout
+    """The ranks of an expert-parallel group."""
+    is_flex: bool
+    """Whether a token goes once to each node, and not once to each of its experts."""
+
+    @classmethod
+    def of(cls, model: Transformer, job: Job, cluster: Cluster) -> Dispatch:
+        """As the job says, or as its implementation would."""
+        where = place(job.ep, job.expert_tp, cluster.accelerators_per_node)
+        if job.dispatcher:
+            return cls(where, job.dispatcher == "flex")
+        is_far = where.nodes > 1 or cluster.accelerators_per_node > NODE
+        return cls(where, implementations()[job.implemented_by(model)].dispatches and is_far)
+
+    def cost(self, cluster: Cluster, part: Segment) -> Cost:
+        """Of all tokens of a micro-batch, one way."""
+        if self.is_flex:
+            return collectives.dispatch(cluster, part.exchange_bytes, self.where, part.copies)
+        return collectives.cost(cluster, "all_to_all", part.exchange_bytes, self.where)
+
+    def title(self, job: Job) -> str:
+        """How experts lie on ranks, and what brings tokens to them."""
+        name = "flex (a copy for each node)" if self.is_flex else "all-to-all (a copy for each expert)"
+        return f"each on {job.expert_tp} of {job.tp} tensor-parallel ranks; dispatcher: {name}"
