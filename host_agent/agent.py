@@ -82,6 +82,7 @@ class HostAgent(Agent):
             udp=self.transport == "udp",
             sparse=joined.sparse,
             exact=options.wire == EXACT,
+            halves=joined.sums_halves,
             report=lambda report: self._session.waiting(part, report),
         )
         super().__init__(self.core)
@@ -134,9 +135,10 @@ class HostAgent(Agent):
         through an interface on one of its ports, by "raw" (frames made here, root), or by "frames" (Ethernet in UDP, no
         interface); auto takes the first that is available. `wire`: lanes for float32 and half precision: "int32", or
         "int16" and "int8" for twice and four times as many values in a packet and precision to match
-        (switchml/protocol/narrow.py); or "exact": sums of floats within a unit in the last place, in further rounds.
+        (switchml/protocol/narrow.py); "exact": sums of floats within a unit in the last place, in further rounds.
         Without it, a value of less than about 2^-24 of the largest in its block of 256 elements (float32) is lost
-        (docs/protocol.md, section 5). Other dtypes always use int32 lanes (default: $SWITCHML_WIRE, or int32).
+        (docs/protocol.md, section 5). "auto" is int32, but half precision travels as it is where the aggregator adds
+        that up in float32 (section 11). Other dtypes always use int32 lanes (default: $SWITCHML_WIRE, or auto).
         `sparse`: what all-reduces do with blocks of zeros by default: "off" sends them, "on" skips those that are zero
         on every rank, "auto" skips them where the last tensor like this one had enough of them; with options,
         "on:block=64,threshold=1e-6" (elements, and the magnitude up to which an element counts as zero), or a

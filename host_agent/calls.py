@@ -21,6 +21,9 @@ from switchml.protocol.packet import REACH_ALL
 
 log = logging.getLogger("host_agent")
 
+RAW = "raw"
+"""The dtype of requests for bytes (fixedpoint.FORMATS)."""
+
 OnDone = Callable[[BaseException | None], None]
 """Called once when an all-reduce has ended, with its error or None."""
 

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from host_agent import tensors
-from host_agent.calls import Handle, OnDone, Request, words
+from host_agent.calls import RAW, Handle, OnDone, Request, words
 from host_agent.signatures import Signature
 from switchml.errors import ConfigError, UnsupportedTensor
 from switchml.protocol import collectives as schemes
@@ -33,8 +33,6 @@ BITS = ("band", "bor", "bxor")
 OPS = (*SUMS, "min", "max", *BITS)
 """What reductions do with the ranks' values. Minima and maxima are NaN where any value is; bits are those of integers
 and bool."""
-RAW = "raw"
-"""The dtype of requests for bytes (fixedpoint.FORMATS)."""
 KINDS = ("all_reduce", "reduce", "reduce_scatter", "all_gather", "broadcast", "barrier")
 NOT_HERE = "expected a software aggregator, or a P4 switch with switchml.json"
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from host_agent import density, tensors
-from host_agent.calls import Begun, CallQueue, PendingCall, Request, overflow
+from host_agent.calls import RAW, Begun, CallQueue, PendingCall, Request, overflow
 from host_agent.histories import Histories
 from host_agent.recording import AgentLog
 from host_agent.signatures import Signature
@@ -36,9 +36,10 @@ from switchml.errors import (
     UnsupportedTensor,
 )
 from switchml.protocol import worker_state
-from switchml.protocol.collectives import Collective, sum_of_all
+from switchml.protocol.collectives import Collective, all_reduce, sum_of_all
 from switchml.protocol.fixedpoint import FORMATS
-from switchml.protocol.packet import REACH_ALL
+from switchml.protocol.halves import OPS
+from switchml.protocol.packet import OP_SUM, REACH_ALL
 from switchml.protocol.sizes import EXACT, WIRES
 from switchml.protocol.sparse import Sparse
 from switchml.protocol.worker import Worker
@@ -145,11 +146,12 @@ class Core(CallQueue[TaskCall]):
         udp: bool = True,
         sparse: density.Choice = density.OFF,
         exact: bool = False,
+        halves: bool = False,
         report: Callable[[Report], None] = lambda report: None,
     ):
         """`report`: tells the aggregator what was called, where a call stands still; `udp`: the network may drop all
         packets (for messages); `sparse`: for requests that leave it open; `exact`: sums of floats are
-        (docs/protocol.md, section 5)."""
+        (docs/protocol.md, section 5); `halves`: half precision travels as it is (section 11)."""
         super().__init__(wake)
         self.worker, self.job, self.rank, self.world_size, self.sparse = worker, job, rank, world_size, sparse
         self.wire = EXACT if exact else next(name for name, code in WIRES.items() if code == info.wire)
@@ -158,6 +160,7 @@ class Core(CallQueue[TaskCall]):
         """Whether the aggregator accepts sparse streams; switches in a tree don't."""
         self.takes_collectives = info.collectives
         """Whether it accepts addressed packets; P4 switches don't."""
+        self._sums_halves = halves
         self.call_log: AgentLog | None = None
         self.completed = 0
         """The worker's tasks whose calls have been reported."""
@@ -192,6 +195,10 @@ class Core(CallQueue[TaskCall]):
             if self.has_deadline:  # there dense sums do not wait
                 sparse = density.OFF
                 request = request if request.late else dataclasses.replace(request, collective=sum_of_all())
+            scheme = request.collective
+        if self._sums_halves and sparse.mode == "off" and adds_halves(request):
+            request, dtype = as_halves(request), RAW
+            signature = dataclasses.replace(signature, note=f"{signature.note} in two bytes each")
             scheme = request.collective
         if sparse.mode != "off":  # of the float32 copies of half precision
             dtype = format_of(request.dtype, request.wire or self.wire)
@@ -435,6 +442,21 @@ class Core(CallQueue[TaskCall]):
             f"{_DISAGREEMENTS[int(self.worker.failure['code'])]}; rank {self.rank} called "
             f"{' or '.join(str(call.signature) for call in self._failed_calls())}; {_ONE_ORDER}"
         )
+
+
+def adds_halves(request: Request) -> bool:
+    """Whether a request is a sum or a mean of half precision that may travel as it is."""
+    scheme = request.collective
+    is_sum = scheme is None or (scheme.op == OP_SUM and not scheme.moves_bytes)
+    return request.dtype in tensors.HALVES and is_sum and request.wire is None and request.late is None
+
+
+def as_halves(request: Request) -> Request:
+    """The same as a request for bytes, which the aggregator adds up as half precision (docs/protocol.md, section
+    11)."""
+    op = OPS[request.dtype, request.op]
+    scheme = dataclasses.replace(request.collective or all_reduce(op), op=op, mark=2)
+    return dataclasses.replace(request, numel=2 * request.numel, dtype=RAW, op="sum", collective=scheme)
 
 
 def widened(request: Request) -> Request:

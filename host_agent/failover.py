@@ -290,6 +290,8 @@ def _lacks(had: JobInfo, gets: JobInfo) -> str:
         return "takes no sparse packets"
     if had.collectives and not gets.collectives:
         return "takes no collectives but sums"
+    if had.halves and not gets.halves:
+        return "adds up no half precision"
     if gets.padded and not had.padded:
         return "wants sparse packets padded"
     return ""

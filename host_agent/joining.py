@@ -27,7 +27,7 @@ from switchml.net.tunnel import TunnelClient, choose_address
 from switchml.protocol.authentication import TAG_BYTES, packet_rows
 from switchml.protocol.fixedpoint import headroom
 from switchml.protocol.packet import HEADER_BYTES, MAX_SPARSE_BYTES
-from switchml.protocol.sizes import AGENT_WIRES, EXACT, WIRES, lanes_of
+from switchml.protocol.sizes import AGENT_WIRES, AUTO, EXACT, WIRES, lanes_of
 from switchml.protocol.sparse import Sparse
 from switchml.protocol.worker_state import QUEUES
 
@@ -98,6 +98,11 @@ class Joined:
     part: int = 0
 
     @property
+    def sums_halves(self) -> bool:
+        """Whether half precision is added up as it is: by default, where the aggregator can."""
+        return self.info.halves and self.options.wire == AUTO
+
+    @property
     def transport_name(self) -> str:
         if self.segment is not None:
             return "shm"
@@ -134,7 +139,7 @@ def join(address: str, options: Options, most_parts: int = MOST_PARTS) -> list[J
     """Join a job at one aggregator: its parts (docs/protocol.md, section 7), which share a session. Raises JoinError,
     ConfigError."""
     options, sparse = _resolved(options)
-    transport_name, wire = options.transport or "auto", options.wire or "int32"
+    transport_name, wire = options.transport or "auto", options.wire or AUTO
     impaired = impairment(options.rank)
     if impaired is not None and transport_name == "shm":
         raise ConfigError("transport shm: shared memory loses and reorders nothing; use another one or auto")
@@ -263,7 +268,7 @@ def _resolved(options: Options) -> tuple[Options, density.Choice]:
     """With open options filled from the environment. Raises ConfigError for invalid ones."""
     sparse = density.choice(os.environ.get("SWITCHML_SPARSE") if options.sparse is None else options.sparse)
     transport = options.transport or os.environ.get("SWITCHML_TRANSPORT") or "auto"
-    wire = options.wire or os.environ.get("SWITCHML_WIRE") or "int32"
+    wire = options.wire or os.environ.get("SWITCHML_WIRE") or AUTO
     rank, world_size = options.rank, options.world_size
     if transport not in reach.TRANSPORTS:
         raise ConfigError(f"transport {transport!r}: expected one of {', '.join(reach.TRANSPORTS)}")

@@ -9,9 +9,10 @@ torch calls `autoload` at `import torch` (entry point group `torch.backends`), s
     SWITCHML_JOB          the job's name in `switchml status`. Unset: torch, or torchrun's run id, and six digits
     SWITCHML_JOIN_TIMEOUT how long rank 0 waits for an aggregator that is not there yet: 30s unless set
     SWITCHML_TLS_CA       PEM file with the certificate authority of the aggregator's control port. Unset: no TLS
-    SWITCHML_WIRE         int32 (the default), int16 or int8: lanes of floats, in fixed point with one exponent a block,
-                          where small values beside large ones are lost (docs/protocol.md, section 5). exact: sums
-                          within a unit in the last place, in further rounds
+    SWITCHML_WIRE         int32, int16 or int8: lanes of floats, in fixed point with one exponent a block, where small
+                          values beside large ones are lost (docs/protocol.md, section 5). auto (the default): int32,
+                          and half precision as it is where the aggregator adds that up. exact: sums within a unit in
+                          the last place, in further rounds
     SWITCHML_COLLECTIVES  0: only sums and averages go through the aggregator (collectives.py)
     SWITCHML_HIERARCHY    node: the ranks of a host sum in shared memory, and one of them speaks to the network
 

@@ -123,7 +123,7 @@ def _check(address: str, options: joining.Options) -> None:
         raise ConfigError(f"aggregators {address!r}: v1 has one switch and no standbys; expected host:port")
     sparse = density.choice(os.environ.get("SWITCHML_SPARSE") if options.sparse is None else options.sparse)
     for name, value, expected in (
-        ("wire", options.wire or os.environ.get("SWITCHML_WIRE"), ("int32",)),
+        ("wire", options.wire or os.environ.get("SWITCHML_WIRE"), ("auto", "int32")),
         ("transport", options.transport or os.environ.get("SWITCHML_TRANSPORT"), ("auto", "udp")),
         ("sparse", sparse.mode, ("off", "auto")),
     ):

@@ -41,7 +41,7 @@ class BestEffortDataplane(SoftwareTraits):
     """
 
     transports: tuple[str, ...] = "udp", "zmq"
-    authenticates = ends_early = False
+    authenticates = halves = ends_early = False
     buffer_a_rank = True
     """Each rank may have as many rounds under way as there are shared slots: more would never find one."""
 

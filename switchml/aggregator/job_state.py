@@ -54,12 +54,13 @@ class JobState:
         seen = pool.seen.ctypes.data if isinstance(pool, Pool) else 0
         addresses = (pool.job.ctypes.data, pool.slots.ctypes.data, seen)
         rows = (pool.rows.ctypes.data, pool.rows.shape[1], pool.wide.ctypes.data, pool.wide.shape[1])
+        parts = (pool.parts.ctypes.data, *pool.parts.shape)
         results = (pool.first_result, pool.counters.ctypes.data, self.endpoints.ctypes.data, len(pool.slots) // 2)
         shared = (self.segment.at.ctypes.data, self.local.ctypes.data) if self.segment else (0, 0)
         key, tag_bytes = (0, 0), 0
         if self.spec.key:
             key, tag_bytes = tuple(authentication.key_words(self.spec.key).tolist()), authentication.TAG_BYTES
-        return (self.spec.protocol, self.spec.workers, *addresses, *rows, *results, *shared, 0, *key, tag_bytes)
+        return (self.spec.protocol, self.spec.workers, *addresses, *rows, *parts, *results, *shared, 0, *key, tag_bytes)
 
     def close(self) -> None:
         """Let nobody attach to the shared memory any more; existing mappings stay."""

@@ -42,6 +42,8 @@ JOB_ENTRY = record(
     "i8 row_bytes",
     "u8 wide",
     "i8 wide_bytes",
+    "u8 parts",
+    "i8 part_count part_bytes",
     "u8 results counters endpoints",
     "i8 slot_count",
     "u8 segment local",
@@ -111,6 +113,7 @@ def pool_of(entry: Any) -> State:
         numba.carray(pointer(np.uintp(entry.rows)), (rows, entry.row_bytes), np.uint8),
         numba.carray(pointer(np.uintp(entry.wide)), (rows, entry.wide_bytes), np.uint8),
         _counters_of(entry),
+        numba.carray(pointer(np.uintp(entry.parts)), (entry.part_count, entry.part_bytes), np.uint8),
     )
 
 

@@ -39,7 +39,7 @@ class SoftwareTraits:
     buffer_a_rank = False
     transports: tuple[str, ...] = ("shm", "udp", "zmq")
     padded = dense_only = False
-    authenticates = collectives = ends_early = True
+    authenticates = collectives = halves = ends_early = True
     mac = 0
     v1_place: tuple[str, int] | None = None
     most_parts = 1

@@ -6,6 +6,7 @@ from typing import Any
 from switchml.control.allocation import advised_window
 from switchml.control.dataplane import Dataplane, JobSpec
 from switchml.control.membership import JoinRequest, Part, Peer, Started
+from switchml.protocol.pool_state import parts_of
 
 
 def started(
@@ -41,6 +42,7 @@ def started(
         dense_only=dataplane.dense_only,
         key=spec.key,
         collectives=dataplane.collectives,
+        halves=dataplane.halves and parts_of(spec.workers, spec.slots, spec.payload_bytes) > 0,
         more_parts=tuple(
             Part(
                 dataplane.address_for(request.addresses[number]),

@@ -11,7 +11,7 @@ Kernels over a worker's task records, as in worker.py.
 from dataclasses import dataclass
 from typing import Any
 
-from switchml.protocol.packet import OP_SUM, REACH_ALL, REACH_OTHERS, REACH_ROOT
+from switchml.protocol.packet import OP_SUM, OP_XOR, REACH_ALL, REACH_OTHERS, REACH_ROOT
 from switchml.runtime.jit import int64, kernel
 
 MOST_RUN = 16
@@ -124,8 +124,14 @@ def place_of(task: Any, position: int) -> int:
 @kernel
 def sends(task: Any, owner: int, rank: int) -> bool:
     """Whether a rank sends data for a chunk of `owner`: whoever needs no result does. The root of a reduction adds its
-    own to what it gets."""
-    return bool(task.reach == REACH_ALL or (task.reach == REACH_OTHERS) == (owner == rank))
+    own to what it gets, but for half precision, which is rounded once."""
+    return bool(rounds_sums(task) or task.reach == REACH_ALL or (task.reach == REACH_OTHERS) == (owner == rank))
+
+
+@kernel(inline=True)
+def rounds_sums(task: Any) -> Any:
+    """Whether a task's result is half precision that the aggregator adds up and rounds."""
+    return task.op > OP_XOR
 
 
 @kernel

@@ -1,4 +1,5 @@
-"""float16 and bfloat16 at addresses: widened to float32, which is exact, and narrowed to the nearest, ties to even.
+"""float16 and bfloat16 at addresses: widened to float32, which is exact, narrowed to the nearest, ties to even, and
+added up.
 
 NumPy has no bfloat16 and converts float16 one by one; these loops are branchless, so LLVM makes vectors of them. A NaN
 stays one, with its sign, and comes out quiet.
@@ -8,12 +9,29 @@ from typing import Any
 
 import numpy as np
 
+from switchml.protocol.packet import OP_MEAN_BFLOAT16, OP_MEAN_FLOAT16, OP_SUM_BFLOAT16, OP_SUM_FLOAT16
 from switchml.runtime.jit import Address, int64, kernel
-from switchml.runtime.memory import bits_of_float32, float32_of_bits, u16_at, u32_at
+from switchml.runtime.memory import (
+    CONVERTS_HALVES,
+    bits_of_float32,
+    f32_at,
+    float32_of_bits,
+    float32_of_half,
+    half_of_float32,
+    u16_at,
+    u32_at,
+)
 
 WHOLE, FLOAT16, BFLOAT16 = range(3)
 """Kinds of elements: no half precision, float16, bfloat16."""
 KINDS = {"float16": FLOAT16, "bfloat16": BFLOAT16}
+OPS = {
+    ("float16", "sum"): OP_SUM_FLOAT16,
+    ("bfloat16", "sum"): OP_SUM_BFLOAT16,
+    ("float16", "mean"): OP_MEAN_FLOAT16,
+    ("bfloat16", "mean"): OP_MEAN_BFLOAT16,
+}
+"""What an aggregator does with elements of half precision that travel as they are, by type and operation."""
 
 _SIGN, _MAGNITUDE = np.uint32(0x80000000), np.uint32(0x7FFFFFFF)
 _INFINITY, _INFINITY16 = np.uint32(0x7F800000), np.uint32(0x7C00 << 13)
@@ -28,6 +46,8 @@ _HALF = np.float32(0.5)
 @kernel(inline=True)
 def _wide16(half: Any) -> Any:
     """A float16's bits (uint32) as float32's."""
+    if CONVERTS_HALVES:
+        return bits_of_float32(float32_of_half(np.uint16(half)))
     shifted = np.uint32((half & np.uint32(0x7FFF)) << np.uint32(13))
     bits = bits_of_float32(float32_of_bits(shifted) * _REBIAS) | (_INFINITY if shifted >= _INFINITY16 else np.uint32(0))
     return np.uint32(bits | ((half & np.uint32(0x8000)) << np.uint32(16)))
@@ -47,6 +67,10 @@ def _widen_bf16(x: np.ndarray, out: np.ndarray) -> None:
 
 @kernel
 def _narrow16(x: np.ndarray, out: np.ndarray) -> None:
+    if CONVERTS_HALVES:
+        for i in range(x.size):
+            out[i] = half_of_float32(float32_of_bits(x[i]))
+        return
     for i in range(x.size):
         magnitude = np.uint32(x[i] & _MAGNITUDE)
         even = np.uint32(magnitude >> np.uint32(13)) & np.uint32(1)
@@ -96,3 +120,44 @@ def largest(kind: int, address: Address, count: int, finite_only: bool) -> int:
         magnitude = np.uint16(halves[i] & np.uint16(0x7FFF))
         top = max(top, magnitude if magnitude < end else np.uint16(0))
     return int64(_wide16(np.uint32(top)) if kind == FLOAT16 else np.uint32(top) << np.uint32(16))
+
+
+@kernel
+def _add16(x: np.ndarray, total: np.ndarray) -> None:
+    for i in range(x.size):
+        total[i] += float32_of_bits(_wide16(np.uint32(x[i])))
+
+
+@kernel
+def _add_bf16(x: np.ndarray, total: np.ndarray) -> None:
+    for i in range(x.size):
+        total[i] += float32_of_bits(np.uint32(np.uint32(x[i]) << np.uint32(16)))
+
+
+@kernel
+def _divide(total: np.ndarray, divisor: Any) -> None:
+    for i in range(total.size):
+        total[i] = total[i] / divisor
+
+
+@kernel
+def add(
+    op: int, parts: Address, ranks: int, size: int, last: int, values: Address, floats: Address, target: Address
+) -> None:
+    """`ranks` packets of `size` bytes added up in float32 in the order of ranks, divided by their number if `op` is a
+    mean, and rounded, to `target`. They lie one behind the other from `parts` on, but that of rank `last` at `values`.
+    `floats`: room for twice the bytes."""
+    count = size // 2
+    kind = FLOAT16 if op in (OP_SUM_FLOAT16, OP_MEAN_FLOAT16) else BFLOAT16
+    total = f32_at(floats, count)
+    for rank in range(ranks):
+        at = values if rank == last else parts + np.uint64(rank * size)
+        if rank == 0:
+            widen(kind, at, floats, count)
+        elif kind == FLOAT16:
+            _add16(u16_at(at, count), total)
+        else:
+            _add_bf16(u16_at(at, count), total)
+    if op >= OP_MEAN_FLOAT16:
+        _divide(total, np.float32(ranks))
+    narrow(kind, floats, target, count)

@@ -51,6 +51,8 @@ REACH_ALL, REACH_ROOT, REACH_OTHERS = range(3)
 """`reach`: who gets the data of a round's result: all ranks, the root alone, or all but the root."""
 OP_SUM, OP_MAX32, OP_MAX64, OP_OR, OP_XOR = range(5)
 """`op`: what is done with the ranks' lanes. The maxima are those of unsigned integers."""
+OP_SUM_FLOAT16, OP_SUM_BFLOAT16, OP_MEAN_FLOAT16, OP_MEAN_BFLOAT16 = range(5, 9)
+"""The same for half precision as it lies in memory, little-endian: added up in float32 and rounded once."""
 ADDRESSED_BYTES = HEADER_BYTES + WORD_BYTES
 """An addressed packet without data; a result is cut to this for a rank that gets none."""
 
@@ -262,10 +264,15 @@ class AddressedPacket:
         first, _, seq, job_tag, need, used = _V2_HEADER.unpack_from(data)
         kind, wire, size, rest = (first >> 4) & 0xC, (first >> 4) & 0x3, first & 3, len(data) - ADDRESSED_BYTES
         reach, root, op, ahead = data[HEADER_BYTES:ADDRESSED_BYTES]
-        if kind not in (CONTRIBUTION, RESULT) or wire not in WIRE_DTYPES or reach > REACH_OTHERS or op > OP_XOR:
+        if (
+            kind not in (CONTRIBUTION, RESULT)
+            or wire not in WIRE_DTYPES
+            or reach > REACH_OTHERS
+            or op > OP_MEAN_BFLOAT16
+        ):
             raise PacketError(
                 f"message type {first >> 4}, reach {reach}, op {op}: expected 8-10 or 12-14, a reach of at most "
-                f"{REACH_OTHERS} and an op of at most {OP_XOR}"
+                f"{REACH_OTHERS} and an op of at most {OP_MEAN_BFLOAT16}"
             )
         padded, whole = size == PADDED - SPARSE, SIZE_CODES.get(size, 0)
         is_cut = kind == RESULT and whole > 0 and rest == 0

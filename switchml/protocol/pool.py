@@ -20,6 +20,7 @@ from switchml.protocol.pool_state import (
     WAITING,
     State,
     StateV1,
+    parts_of,
     result_at,
 )
 from switchml.protocol.pool_v1 import receive_v1
@@ -73,7 +74,8 @@ class Pool:
             # Sparse packets are longer. Memory that no sparse packet ever touches is never there.
             self.wide = authentication.packet_rows(2 * slots, wire_format.MAX_SPARSE_BYTES, room)
         self.counters = np.zeros((workers, len(COUNTERS)), np.int64)
-        self.state = State(self.job, self.slots, self.seen, self.rows, self.wide, self.counters)
+        self.parts = np.zeros((parts_of(workers, slots, payload_bytes), payload_bytes), np.uint8)
+        self.state = State(self.job, self.slots, self.seen, self.rows, self.wide, self.counters, self.parts)
         self._reply = np.zeros(wire_format.MAX_SPARSE_BYTES, np.uint8)
         reset_slots(self.state)
 
@@ -116,6 +118,7 @@ class PoolV1:
         self.job = np.array([(workers, wire_format.V1_SLOTS, payload_bytes, 0, 0, 0, 0)], JOB)
         self.slots = np.zeros(rows, SLOT_V1)
         self.rows = self.wide = np.zeros((rows, wire_format.MAX_PACKET_BYTES), np.uint8)
+        self.parts = np.zeros((0, payload_bytes), np.uint8)
         self.counters = np.zeros((workers, len(COUNTERS)), np.int64)
         self.state = StateV1(self.job, self.slots, self.rows, self.counters)
         self._reply = np.zeros(wire_format.MAX_PACKET_BYTES, np.uint8)

@@ -25,7 +25,7 @@ JOB = record("i8 workers slots payload wire job_tag isn", "4u8 absent")
 
 SLOT = record("i8 seq", "i4 count", "i2 need ahead used flags form data")
 """One version of one v2 slot; version v of slot i is row v*S + i. `seq`: its round's number, which does not wrap at 32
-bits. `form`: wire + 16 * words (0: dense) + 256 if it is addressed. `data`: some rank has sent lanes."""
+bits. `form`: wire + 16 * words (0: dense) + 256 if it is addressed + 512 * op. `data`: some rank has sent lanes."""
 
 SLOT_V1 = record("u4 bitmap", "i4 count", "i2 e0 e1")
 """One set of one v1 slot, numbered as above."""
@@ -33,7 +33,10 @@ SLOT_V1 = record("u4 bitmap", "i4 count", "i2 e0 e1")
 
 class State(NamedTuple):
     """The arrays of one v2 job: JOB[1], SLOT[2S], uint64[2S, 4] of the ranks seen, uint8[2S, k >= 10 + payload],
-    uint8[2S, k >= 42 + payload] for sparse rounds (may be `rows`), int64[n, len(COUNTERS)]."""
+    uint8[2S, k >= 42 + payload] for sparse rounds (may be `rows`), int64[n, len(COUNTERS)].
+
+    `parts` uint8[2S n + 2, payload], or uint8[0, payload] where half precision is not added up as it is: what each rank
+    has sent of a row's, and room for one packet's sums in float32."""
 
     job: np.ndarray
     slots: np.ndarray
@@ -41,6 +44,7 @@ class State(NamedTuple):
     rows: np.ndarray
     wide: np.ndarray
     counters: np.ndarray
+    parts: np.ndarray
 
 
 class StateV1(NamedTuple):
@@ -50,6 +54,16 @@ class StateV1(NamedTuple):
     slots: np.ndarray
     rows: np.ndarray
     counters: np.ndarray
+
+
+MOST_PARTS_BYTES = 256 << 20
+"""Of memory for `parts`; it is taken page by page as rounds of half precision need it."""
+
+
+def parts_of(workers: int, slots: int, payload: int) -> int:
+    """How many rows `State.parts` has; 0 if that would be too much memory: a job sums half precision in lanes then."""
+    rows = 2 * slots * workers + 2
+    return rows if rows * payload <= MOST_PARTS_BYTES else 0
 
 
 @kernel(inline=True)

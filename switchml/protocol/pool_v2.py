@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from switchml import counters
+from switchml.protocol import halves
 from switchml.protocol import packet as wire_format
 from switchml.protocol.lanes import add, combine, keep_least_words, store
 from switchml.protocol.pool_state import CONSUME, DROP, MULTICAST, UNICAST, WAITING, State, result_at
@@ -19,8 +20,8 @@ from switchml.runtime.memory import be16, be32, copy_bytes, put_be16, put_be32, 
 _HEADER = wire_format.HEADER_BYTES
 _BITMAP = wire_format.BITMAP_BYTES
 _WORD = wire_format.WORD_BYTES
-_WORDS_SHIFT, _WORDS_MASK, _ADDRESSED = 4, 15, 1 << 8
-"""`form` of a slot: lanes, words << _WORDS_SHIFT, and _ADDRESSED."""
+_WORDS_SHIFT, _WORDS_MASK, _ADDRESSED, _OP_SHIFT = 4, 15, 1 << 8, 9
+"""`form` of a slot: lanes, words << _WORDS_SHIFT, _ADDRESSED, and op << _OP_SHIFT."""
 
 
 @kernel
@@ -52,24 +53,31 @@ def _write_header(
 
 
 @kernel(inline=True)
+def _part_at(pool: State, row: int, rank: int) -> np.uint64:
+    """Address of what a rank has sent of a row's round, of half precision; of row 2S: of room for sums."""
+    job = pool.job[0]
+    return pool.parts.ctypes.data + np.uint64((row * job.workers + rank) * job.payload)
+
+
+@kernel(inline=True)
 def _size_code(payload: int) -> int:
     return 3 if payload == 1024 else 1
 
 
 @kernel
-def _sparse_data(job: Any, data: np.ndarray, length: int) -> Any:
+def _sparse_data(pool: State, data: np.ndarray, length: int) -> Any:
     """Bytes of lanes in a sparse or addressed packet; -1 if its size, columns and length don't fit each other and the
     job."""
-    size, columns = data[0] & 7, int64(data[1])
+    job, size, columns = pool.job[0], data[0] & 7, int64(data[1])
     if columns == wire_format.ADDRESSED:
-        if (
-            length < _HEADER + _WORD
-            or data[_HEADER] > wire_format.REACH_OTHERS
-            or data[_HEADER + 2] > wire_format.OP_XOR
-        ):
+        if length < _HEADER + _WORD or data[_HEADER] > wire_format.REACH_OTHERS:
             return -1
-        if data[_HEADER + 2] != wire_format.OP_SUM and data[0] >> 4 != wire_format.CONTRIBUTION:
+        op = int64(data[_HEADER + 2])
+        if op != wire_format.OP_SUM and data[0] >> 4 != wire_format.CONTRIBUTION:
             return -1  # narrow lanes can only be summed
+        has_all = size == wire_format.SPARSE | _size_code(job.payload)  # of half precision every rank's part is needed
+        if op > wire_format.OP_XOR and (op > wire_format.OP_MEAN_BFLOAT16 or not len(pool.parts) or not has_all):
+            return -1
         columns = int64(1)
     elif columns != 1 and columns != 2 and columns != 4 and columns != 8:
         return -1
@@ -191,6 +199,18 @@ def _end_without_absent(pool: State, row: int) -> None:
 
 
 @kernel
+def _round_sums(pool: State, row: int, rank: int, values: Address, sums: Address) -> None:
+    """Add up half precision for a complete round, to which `values` of `rank` came last; zeros if it is MIXED."""
+    job, slot = pool.job[0], pool.slots[row]
+    if slot.flags & wire_format.FLAG_MIXED:
+        nothing = u8_at(sums, job.payload)
+        nothing[:] = 0
+        return
+    op, room = slot.form >> _OP_SHIFT, _part_at(pool, 2 * job.slots, 0)
+    halves.add(op, _part_at(pool, row, 0), job.workers, job.payload, rank, values, room, sums)
+
+
+@kernel
 def label(pool: State, rank: int, row: int, seq: int) -> None:
     """Write the header of the result of a complete round, which a packet of `rank` completed."""
     job, mine, slot = pool.job[0], pool.counters[rank], pool.slots[row]
@@ -287,11 +307,13 @@ def receive_v2(pool: State, reply: np.ndarray, rank: int, address: Address, leng
     columns, data_bytes, op = int64(0), int64(-1), int64(wire_format.OP_SUM)
     form = int64(wire)
     if data[0] & wire_format.SPARSE and length > _HEADER:
-        columns, data_bytes = int64(data[1]), _sparse_data(job, data, length)
+        columns, data_bytes = int64(data[1]), _sparse_data(pool, data, length)
         if columns == wire_format.ADDRESSED and data_bytes >= 0:
-            columns, op, form = int64(1), int64(data[_HEADER + 2]), wire | _ADDRESSED
+            columns, op = int64(1), int64(data[_HEADER + 2])
+            form |= _ADDRESSED | (op << _OP_SHIFT)
     elif length == _HEADER + job.payload and data[0] & 7 == _size_code(job.payload):
         data_bytes = job.payload
+    is_half = op > wire_format.OP_XOR
     is_expiry = wire == wire_format.EXPIRY - wire_format.CONTRIBUTION and columns == 0
     if data_bytes < 0 or (wire != job.wire and wire != wire_format.WIRE_INT32 and not is_expiry):
         mine[counters.REFUSED_FORMAT] += 1
@@ -332,7 +354,7 @@ def receive_v2(pool: State, reply: np.ndarray, rank: int, address: Address, leng
         if columns:
             store(sums - np.uint64(_WORD * columns), words, _WORD * columns)
         if data_bytes:
-            store(sums, values, job.payload)
+            store(_part_at(pool, row, rank) if is_half else sums, values, job.payload)
     # A6. Refuse any other round, and a slot that was never used; a round that ended without this rank has its result.
     elif distance != 0 or (seen[row, word] & bit == 0 and slot.count == job.workers):
         if distance == 0 and is_partial(pool, row):
@@ -352,7 +374,10 @@ def receive_v2(pool: State, reply: np.ndarray, rank: int, address: Address, leng
         if alike:
             if columns:
                 keep_least_words(sums - np.uint64(_WORD * columns), words, columns)
-            if data_bytes and not slot.data:
+            if is_half:
+                if slot.count < job.workers:  # the last one is added up where it lies
+                    store(_part_at(pool, row, rank), values, job.payload)
+            elif data_bytes and not slot.data:
                 slot.data = 1
                 store(sums, values, job.payload)
             elif data_bytes and form & _ADDRESSED:
@@ -379,5 +404,7 @@ def receive_v2(pool: State, reply: np.ndarray, rank: int, address: Address, leng
             _end_without_absent(pool, row)
     if slot.count < job.workers:
         return CONSUME, row
+    if slot.form >> _OP_SHIFT > wire_format.OP_XOR:
+        _round_sums(pool, row, rank, np.uint64(values), sums)
     label(pool, rank, row, seq)
     return MULTICAST, row

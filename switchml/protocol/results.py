@@ -9,7 +9,7 @@ import numpy as np
 
 from switchml.protocol import digits, exact, first_round, retransmission, sparse, worker_state
 from switchml.protocol import packet as wire_format
-from switchml.protocol.collectives import gets, owner_of
+from switchml.protocol.collectives import gets, owner_of, rounds_sums
 from switchml.protocol.fixedpoint import (
     INT64,
     RAW,
@@ -296,7 +296,7 @@ def _lanes_for_us(w: State, index: int, address: Address, length: int) -> np.uin
         return np.uint64(0)
     lanes_at = np.uint64(address) + np.uint64(_ADDRESSED_BYTES)
     has_data = length > _ADDRESSED_BYTES
-    if task.reach == wire_format.REACH_ROOT:
+    if task.reach == wire_format.REACH_ROOT and not rounds_sums(task):
         own = kept_at(w, index)
         if has_data:
             overflowed = combine(int64(task.op), int64(_WIRES[task.fmt]), own, lanes_at, identity.payload)

@@ -7,7 +7,9 @@ WIRES = {"int32": WIRE_INT32, "int16": WIRE_INT16, "int8": WIRE_INT8}
 section 3)."""
 EXACT = "exact"
 """The wire of jobs whose sums of floats are exact: int32, in as many rounds as they need (section 5 there)."""
-AGENT_WIRES = (*WIRES, EXACT)
+AUTO = "auto"
+"""The default: half precision as it is where the aggregator adds that up (section 11), else int32."""
+AGENT_WIRES = (AUTO, *WIRES, EXACT)
 """What a job may be joined with."""
 LANE_BYTES = {"int32": 4, "int16": 2, "int8": 1}
 """Of one such integer."""
@@ -15,7 +17,7 @@ LANE_BYTES = {"int32": 4, "int16": 2, "int8": 1}
 
 def lanes_of(wire: str) -> str:
     """The integers that a job's packets hold, by its wire."""
-    return "int32" if wire == EXACT else wire
+    return "int32" if wire in (AUTO, EXACT) else wire
 
 
 PAYLOAD_BYTES = 1024

@@ -4,12 +4,14 @@ Hot kernels get addresses (of a tensor, of a datagram in a receive buffer) in pl
 function serves every length and alignment and no Python object is made per packet. Callers keep the memory alive.
 """
 
+import platform
 from collections.abc import Callable
 from typing import Any
 
 import numba
 import numpy as np
 from llvmlite import ir
+from llvmlite.binding import get_host_cpu_features
 from numba.core import types
 from numba.extending import intrinsic
 
@@ -49,6 +51,16 @@ float32_of_bits = instruction(types.float32(types.uint32), lambda builder, bits:
 """The float32 that has these 32 bits."""
 bits_of_float32 = instruction(types.uint32(types.float32), lambda builder, x: builder.bitcast(x, ir.IntType(32)))
 """The 32 bits of a float32."""
+float32_of_half = instruction(
+    types.float32(types.uint16),
+    lambda builder, bits: builder.fpext(builder.bitcast(bits, ir.HalfType()), ir.FloatType()),
+)
+"""The float32 equal to the float16 that has these 16 bits: for processors that convert them (`CONVERTS_HALVES`)."""
+half_of_float32 = instruction(
+    types.uint16(types.float32),
+    lambda builder, x: builder.bitcast(builder.fptrunc(x, ir.HalfType()), ir.IntType(16)),
+)
+"""The 16 bits of the float16 nearest to a float32, ties to even; for the same processors."""
 load_acquire = instruction(
     types.uint64(types.uintp),
     lambda builder, address: builder.load_atomic(pointer_to(builder, address, 64), "acquire", 8),
@@ -62,6 +74,8 @@ store_release = instruction(
 """Write a uint64 at an address for whoever reads it with `load_acquire`."""
 
 
+CONVERTS_HALVES = platform.machine() in ("aarch64", "arm64") or "f16c" in get_host_cpu_features()
+"""Whether this processor converts float16; LLVM would call functions that nobody may have linked."""
 _LINE = 64
 _PIECE = ir.VectorType(ir.IntType(64), 4)
 _NONTEMPORAL = ir.Constant(ir.IntType(32), 1)

@@ -1,6 +1,7 @@
 """Authenticated packets: who forges addresses, tags and sequence numbers, or repeats what was sent before, changes no
 sum. The attackers write with the ranks' own sockets and the aggregator's, and know everything but the key."""
 
+import contextlib
 import logging
 import socket
 
@@ -10,7 +11,7 @@ import pytest
 from host_agent.agent import HostAgent
 from host_agent.loop import warm_up
 from switchml.control import allocation
-from switchml.errors import JoinError
+from switchml.errors import JoinError, RanksDisagree
 from switchml.protocol.authentication import TAG_BYTES
 from switchml.protocol.sending import packet_at
 from switchml.runtime.memory import u8_at
@@ -81,8 +82,9 @@ def test_forged_packets(aggregator, attempts):
     plane = aggregator.dataplane
     generator = np.random.default_rng(1)
     open_to_all = join_all(aggregator.address, 2, job="open", transport="udp")
-    sums = sums_under(open_to_all, lambda: send_all(open_to_all[1], plane.address, forged_contributions), 0)
-    assert not np.array_equal(sums[0], total(0, 2, NUMEL, "int32"))  # without authentication the attack works
+    with contextlib.suppress(RanksDisagree):  # where a lie meets a round of another kind
+        sums = sums_under(open_to_all, lambda: send_all(open_to_all[1], plane.address, forged_contributions), 0)
+        assert not np.array_equal(sums[0], total(0, 2, NUMEL, "int32"))  # without authentication the attack works
     leave_all(open_to_all)
 
     agents = join_all(aggregator.address, 2, job="closed", transport="udp", authenticate=True)

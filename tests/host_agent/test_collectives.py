@@ -106,6 +106,39 @@ def test_other_ops(trio, op):
                 np.testing.assert_array_equal(result, wanted, err_msg=dtype)
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_half_precision_is_rounded_once(trio, dtype):
+    """Where the aggregator adds it up as it is, sums and means are those of float32 in the order of ranks; a P4 switch
+    adds lanes, of which a value has 24 bits below its block's largest."""
+    torch = pytest.importorskip("torch", reason="needs torch for bfloat16")
+    kind = getattr(torch, dtype)
+    generator = torch.Generator().manual_seed(3)
+    x = [torch.randn(3000, generator=generator).to(kind) for _ in range(3)]
+    total = x[0].float() + x[1].float() + x[2].float()
+    for op, wanted in (("sum", total.to(kind)), ("mean", (total / 3).to(kind))):
+        for result in call(trio, "allreduce", [each.clone() for each in x], op=op):
+            if trio[0].transport == "frames":
+                torch.testing.assert_close(result, wanted)
+            else:
+                assert torch.equal(result, wanted)
+
+
+def test_half_precision_in_lanes(join):
+    """A job, or a call, that says so has the sums of int32 lanes, as every aggregator makes them; ranks that differ are
+    told."""
+    x = [contribution(8, rank, 3000).astype("float16") for rank in range(2)]
+    agents, others = join(2, wire="int32"), join(2)
+    results = call(agents, "allreduce", x)
+    sent = agents[0].stats()["sent"]
+    np.testing.assert_array_equal(call(others, "allreduce", x, wire="int32"), results)
+    assert others[0].stats()["sent"] == sent
+    call(others, "allreduce", x)
+    assert others[0].stats()["sent"] - sent < 0.6 * sent  # half the packets, and a seal
+    wires = ["int32", None]
+    errors = on_all(others, lambda agent: agent.allreduce(x[agent.rank], wire=wires[agent.rank]))
+    assert all(isinstance(error, RanksDisagree) and "in two bytes each" in str(error) for error in errors), errors
+
+
 def test_barriers_and_calls_of_all_kinds_at_once(trio):
     """They overlap, as each rank submits them all before it waits."""
     x = [contribution(5, rank, 3000) for rank in range(3)]

@@ -10,6 +10,8 @@ from __future__ import annotations
 import struct
 from typing import NamedTuple
 
+import numpy as np
+
 V1_SLOTS = 8192
 PAYLOAD_OF_SIZE_CODE = {1: 256, 3: 1024}
 SIZE_CODE_OF_PAYLOAD = {256: 1, 1024: 3}
@@ -95,6 +97,31 @@ class _Round:
         self.values: list[int] | None = []
         self.words: list[int] = []  # of a sparse round
         self.call: tuple[int, int, int] | None = None  # reach, root and op of an addressed round
+        self.halves: dict[int, bytes] = {}  # what each rank sent of a round of half precision
+
+
+def is_half(call: tuple[int, int, int] | None) -> bool:
+    """Whether a round's lanes are half precision, which is added up in float32 when all have come (section 11)."""
+    return call is not None and call[2] > 4
+
+
+def sum_of_halves(op: int, packets: dict[int, bytes]) -> bytes:
+    """Of float16 (op 5, or 7 for a mean) or bfloat16 (6, 8), in the order of ranks."""
+    total = np.float32(0)
+    for rank in sorted(packets):
+        bits = np.frombuffer(packets[rank], "<u2")
+        values = bits.view("<f2").astype(np.float32) if op % 2 else (bits.astype(np.uint32) << 16).view(np.float32)
+        total = values if rank == min(packets) else total + values
+    if op > 6:
+        total = total / np.float32(len(packets))
+    with np.errstate(over="ignore"):
+        return total.astype("<f2").tobytes() if op % 2 else nearest_bfloat16(total)
+
+
+def nearest_bfloat16(x: np.ndarray) -> bytes:
+    """Ties to even; of numbers that are not NaN."""
+    bits = x.view(np.uint32)
+    return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype("<u2").tobytes()
 
 
 def combined(op: int, a: list[int], b: list[int], bits: int) -> tuple[list[int], bool]:
@@ -144,7 +171,7 @@ class ReferencePoolV2:
         call = None
         if first & 4 and ahead == 0:
             call = (words[0] >> 24, words[0] >> 16 & 255, words[0] >> 8 & 255)
-            if call[0] > 2 or call[2] > 4 or (call[2] and wire):
+            if call[0] > 2 or call[2] > 8 or (call[2] and wire) or (call[2] > 4 and not lanes):
                 return Outcome("drop", "refused_format", None)
         if job_tag != self.job_tag:
             return Outcome("drop", "refused_tag", None)
@@ -166,7 +193,9 @@ class ReferencePoolV2:
                 state.flags |= MIXED
             if alike:
                 state.words = [min(pair) for pair in zip(state.words, words, strict=True)]
-            if alike and state.values is None:
+            if alike and is_half(call):
+                state.halves[rank] = lanes
+            elif alike and state.values is None:
                 state.values = values
             elif alike and values is not None:
                 op = call[2] if call else 0
@@ -192,7 +221,7 @@ class ReferencePoolV2:
             state = self.rounds[slot, version] = _Round(seq, 1)
             state.seen = {rank}
             state.need, state.ahead, state.used, state.wire, state.values = need, ahead, used, wire, values
-            state.words, state.call = words, call
+            state.words, state.call, state.halves = words, call, {rank: lanes}
             return self._accepted(state, rank)
         if d < 0:
             return Outcome("drop", "stale", None)
@@ -238,6 +267,9 @@ class ReferencePoolV2:
             state.flags |= PARTIAL
             state.ahead, state.count = state.count, self.workers
         if state.count == self.workers:
+            if is_half(state.call):
+                whole = bytes(self.payload_bytes) if state.flags & MIXED else sum_of_halves(state.call[2], state.halves)
+                state.values = list(struct.unpack(self._lanes(0), whole))
             return Outcome("multicast", "accepted", self._result(state, r=False))
         return Outcome("consume", "accepted", None)
 

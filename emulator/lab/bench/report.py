@@ -15,6 +15,8 @@ from emulator.lab.bench.allreduce import Measurement, Report
 from emulator.lab.bench.limits import Limit
 from emulator.lab.bench.ranks.reducing import DENSE, GLOO, INT32, PLAIN, SWITCHML
 from emulator.lab.bench.sizes import ALL_REDUCE, FSDP, ITEM_BYTES, NAMES
+from switchml.protocol.halves import KINDS as HALVES
+from switchml.protocol.sizes import AUTO
 from switchml.tables import Column, Table, number, show, text
 from switchml.terminal import say
 
@@ -39,7 +41,15 @@ def title(
     others = f", beside {background} busy processes" if background else ""
     elements = f" of {dtypes[0]}" if len(dtypes) == 1 else ""
     what = f"Sum{elements} in place" if collective == ALL_REDUCE else f"{NAMES[collective]}{elements}"
-    return f"{what}: {workers} ranks on {cores} cores, by {transport}, {wire} on the wire{others}"
+    return f"{what}: {workers} ranks on {cores} cores, by {transport}, {_sent_as(wire, dtypes)} on the wire{others}"
+
+
+def _sent_as(wire: str, dtypes: Sequence[str]) -> str:
+    """What elements are in packets."""
+    if wire != AUTO:
+        return wire
+    names = [dtype if dtype in HALVES else "int32" for dtype in dtypes]
+    return ", ".join(dict.fromkeys(names))
 
 
 def columns(backends: Sequence[str], dtypes: Sequence[str] = ("float32",)) -> list[Column]:

@@ -15,6 +15,7 @@ from switchml import output_files, units
 from switchml.cli.options import RATE, TIME, Count, Quantity, note_bare, option
 from switchml.cli.written import OutputFile, OutputFolder
 from switchml.errors import ConfigError
+from switchml.protocol.sizes import AGENT_WIRES, AUTO
 from switchml.tables import wide_option
 
 
@@ -76,7 +77,7 @@ RATES = Many(RATE, "rate", "10mbit,20mbit")
 COUNTS = Many(Count(1, 256), "N", "2,4,8", "numbers from 1 to 256")
 SHARES = Many(click.FloatRange(0, 1), "D", "1,0.4,0.1,0.01", "numbers from 0 to 1")
 WIRE = click.Choice(["int32", "int16", "int8"])
-AGENT_WIRE = click.Choice(["int32", "int16", "int8", "exact"])
+AGENT_WIRE = click.Choice(AGENT_WIRES)
 FILE = click.Path(dir_okay=False, path_type=Path)
 OUTPUT_FOLDER = OutputFolder()
 ANY_PATH = click.Path(path_type=Path)
@@ -123,8 +124,9 @@ authenticate_option = click.option(
 agent_wire_option = click.option(
     "--wire",
     type=AGENT_WIRE,
-    default="int32",
-    help="Type of the lanes in a packet; exact: int32, in as many rounds as exact sums need.",
+    default=AUTO,
+    help="Type of the lanes in a packet; auto: half precision as it is, else int32; exact: int32, in as many rounds as "
+    "exact sums need.",
 )
 payload_option = option(
     "--payload",

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from switchml.errors import ConfigError, PacketError
-from switchml.protocol import collectives, sending, worker
+from switchml.protocol import collectives, halves, sending, worker
 from switchml.protocol import packet as p
 from switchml.protocol import worker_state as rules
 from switchml.protocol.pool import Pool
@@ -23,14 +23,17 @@ from switchml.protocol.worker import Worker
 from tests.support import reference_fixedpoint as numbers
 from tests.support.examples import examples
 from tests.support.rank_network import PAYLOAD, TAG, Call, Network, Weather, values
-from tests.support.reference_pool import ReferencePoolV2
+from tests.support.reference_pool import ReferencePoolV2, sum_of_halves
 
 KINDS = ("all_reduce", "sum", "sparse", "reduce", "reduce_scatter", "broadcast", "all_gather", "barrier")
 UNTOUCHED = 99
+HALF_OPS = tuple(halves.OPS.values())
 
 
 def combined(op: int, parts: list[bytes]) -> bytes:
-    """The op over whole byte strings, in plain integers."""
+    """The op over whole byte strings, in plain integers; of half precision in float32."""
+    if op > p.OP_XOR:
+        return sum_of_halves(op, dict(enumerate(parts)))
     size = 8 if op == p.OP_MAX64 else 4
     does = {p.OP_MAX32: max, p.OP_MAX64: max, p.OP_OR: lambda a, b: a | b, p.OP_XOR: lambda a, b: a ^ b}[op]
     words = [[int.from_bytes(part[i : i + size], "big") for i in range(0, len(part), size)] for part in parts]
@@ -47,7 +50,7 @@ class Scene:
         if kind in ("sum", "sparse") or (kind.startswith("reduce") and chooser.random() < 0.6):
             self.dtype = chooser.choice(dtypes)
         elif kind in ("all_reduce", "reduce", "reduce_scatter"):
-            self.op = chooser.choice([p.OP_MAX32, p.OP_MAX64, p.OP_OR, p.OP_XOR])
+            self.op = chooser.choice([p.OP_MAX32, p.OP_MAX64, p.OP_OR, p.OP_XOR, *HALF_OPS])
             numel *= 8 if self.op == p.OP_MAX64 else 4
         self.numel = 0 if kind == "barrier" else numel
         item = 1 if self.dtype == "raw" else np.dtype(numbers.element(self.dtype)).itemsize
@@ -67,7 +70,9 @@ class Scene:
             if self.dtype != "raw":
                 x = values(self.dtype, size, chooser, is_odd)
             else:
-                x = np.frombuffer(chooser.randbytes(size), np.uint8)
+                x = np.frombuffer(chooser.randbytes(size), np.uint8).copy()
+                if self.op in HALF_OPS:
+                    x[1::2] &= 0xBF  # finite
             target = np.full(self.numel * (workers if kind == "all_gather" else 1), UNTOUCHED, x.dtype)
             blocks = Sparse(16) if kind == "sparse" else None
             scheme = None if kind in ("sum", "sparse") else self.scheme
@@ -300,7 +305,9 @@ def test_pool_and_reference_agree(workers, payload, wire, choices):
         seq = (turn + (-1, 0, 0, 0, 0, 0, 1, 2)[ahead % 8]) % 2**32
         data = struct.pack(">BBIHBB", first, columns if size & 4 else ahead, seq, TAG, value, word % 2)
         if size & 4:
-            addressed = bytes((ahead % 16 // 5, word % 2, word // 64 if word % 5 else 5, value))
+            op = word // 64 if word % 5 else 5 + value % 5
+            word = word & 0x3F if op > 4 else word  # of half precision, finite numbers
+            addressed = bytes((ahead % 16 // 5, word % 2, op, value))
             words = [struct.pack(">I", (word * 77 * (column + 1)) << 8 | value) for column in range(columns)]
             data += b"".join(words or [addressed])
         data += bytes([value, word]) * (rest // 2) + bytes([value]) * (rest % 2)

@@ -2,18 +2,31 @@
 
 import struct
 from fractions import Fraction
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from numba import njit
 
 from switchml.protocol import halves
 from switchml.protocol.halves import BFLOAT16, FLOAT16
 from tests.support import reference_fixedpoint as reference
+from tests.support.reference_pool import sum_of_halves
 
 EVERY_HALF = np.arange(65536, dtype=np.uint16)
 KINDS = pytest.mark.parametrize(("kind", "infinity"), [(FLOAT16, 0x7C00), (BFLOAT16, 0x7F80)])
+
+
+@pytest.fixture(params=["by the processor", "in integers"])
+def converts(request, monkeypatch) -> SimpleNamespace:
+    """The loops over float16, compiled for a processor that converts it and for one that does not."""
+    if request.param == "in integers":
+        monkeypatch.setattr(halves, "CONVERTS_HALVES", False)
+    elif not halves.CONVERTS_HALVES:
+        pytest.skip("needs a processor that converts float16")
+    return SimpleNamespace(widen=njit(halves._widen16.py_func), narrow=njit(halves._narrow16.py_func))
 
 
 def widened(kind: int, x: np.ndarray) -> np.ndarray:
@@ -66,8 +79,12 @@ def test_narrowing_to_bfloat16_rounds_to_the_nearest_even(x):
         assert struct.pack("<f", got) == struct.pack("<f", reference.rounded(Fraction(x), "bfloat16"))
 
 
-def test_narrowing_to_float16_is_numpys():
-    """Around every float16: itself, the middle to the next one, and what lies just beside these; and any bits."""
+def test_float16_is_numpys(converts):
+    """Every one widened; and narrowed, around every one: itself, the middle to the next one, and what lies just beside
+    these; and any bits."""
+    wide = np.zeros(EVERY_HALF.size, np.uint32)
+    converts.widen(EVERY_HALF, wide)
+    np.testing.assert_array_equal(wide.view(np.float32), EVERY_HALF.view(np.float16).astype(np.float32))
     floats = EVERY_HALF[:0x7C00].view(np.float16).astype(np.float32)
     ends = np.append(floats, np.float32(65536))
     middles = (ends[:-1] + ends[1:]) / 2
@@ -76,7 +93,10 @@ def test_narrowing_to_float16_is_numpys():
     x = np.concatenate([floats, middles, *near, random])
     x = np.concatenate([x, -x])
     with np.errstate(over="ignore"):
-        assert np.array_equal(narrowed(FLOAT16, x), x.astype(np.float16).view(np.uint16))
+        wanted = x.astype(np.float16).view(np.uint16)
+    narrow = np.zeros(x.size, np.uint16)
+    converts.narrow(x.view(np.uint32), narrow)
+    np.testing.assert_array_equal(narrow, wanted)
 
 
 @KINDS
@@ -106,3 +126,23 @@ def test_bfloat16_is_torchs():
     x = bits[(bits & 0x7FFFFFFF) <= 0x7F800000].view(np.float32)
     theirs = torch.from_numpy(x.copy()).to(torch.bfloat16)
     assert np.array_equal(narrowed(BFLOAT16, x), theirs.view(torch.int16).numpy().view(np.uint16))
+
+
+@pytest.mark.parametrize(("dtype", "op"), halves.OPS)
+@pytest.mark.parametrize("ranks", [1, 2, 5])
+def test_sums_are_of_float32_and_rounded_once(dtype, op, ranks):
+    """Whichever rank comes last; infinity and NaN are what float32 makes of them."""
+    generator = np.random.default_rng(ranks)
+    packets = (generator.integers(0, 1 << 16, (ranks, 128), np.uint16) & 0xBFFF).copy()
+    number = halves.OPS[dtype, op]
+    wanted = sum_of_halves(number, {rank: packets[rank].tobytes() for rank in range(ranks)})
+    infinity = 0x7F80 if dtype == "bfloat16" else 0x7C00
+    packets[0, :2] = infinity
+    packets[-1, 1] = infinity | 0x8000
+    for last in range(ranks):
+        others, got, room = packets.copy(), np.zeros(128, np.uint16), np.zeros(128, np.float32)
+        others[last] = 0
+        at = others.ctypes.data, ranks, 256, last, packets[last].ctypes.data, room.ctypes.data, got.ctypes.data
+        halves.add(number, *at)
+        assert got[2:].tobytes() == wanted[4:] and got[0] == infinity
+        assert (got[1] & 0x7FFF > infinity) == (ranks > 1)  # infinity minus infinity is NaN

@@ -107,7 +107,7 @@ def allreduce(
     from emulator.lab.bench import sizes as cases_of
     from emulator.lab.bench.sparsity import Sparsity
     from switchml.errors import ConfigError
-    from switchml.protocol.sizes import EXACT
+    from switchml.protocol.sizes import EXACT, lanes_of
     from switchml.tables import Stream
     from switchml.terminal import progress
 
@@ -189,7 +189,7 @@ def allreduce(
     limit = None
     is_bound_known = collective == ALL_REDUCE and wire != EXACT and dtypes == ("float32",)
     if aggregator not in bench.AGGREGATORS[1:] and is_bound_known:  # one round each, in the software aggregator's loop
-        limit = limits.measure(workers=workers, transport=result.transport, wire=wire, cores=cores)
+        limit = limits.measure(workers=workers, transport=result.transport, wire=lanes_of(wire), cores=cores)
     if plot_file is not None:
         plot.draw(result, limit, plot_file)
     if stream is None:
