@@ -47,6 +47,7 @@ class P4Base(Generic[JobType]):
     kind = "p4"
     authenticates = False
     ends_early = False  # a tree of switches never does
+    halves = False  # a switch adds integers
     buffer_a_rank = True
     v1_place: tuple[str, int] | None = None
     most_parts = 1
