@@ -63,6 +63,21 @@ def test_candidates_with_tiny_buckets_are_ranked_without_their_graphs(monkeypatc
     assert spec.job.zero < 3 and spec.job.bucket_bytes == 1024
 
 
+def test_layers_are_limited_before_candidates_are_costed(tmp_path):
+    sizes = {
+        "title": "'t'",
+        "source": "'s'",
+        "layers": 10_000,
+        "hidden": 64,
+        "heads": 2,
+        "vocabulary": 99,
+        "sequence": 8,
+    }
+    (tmp_path / "deep.toml").write_text("\n".join(f"{name} = {value}" for name, value in sizes.items()))
+    with pytest.raises(ConfigError, match="layers is 10000; expected 1 to 1,000"):
+        request({"model": str(tmp_path / "deep.toml")})
+
+
 @pytest.mark.slow
 def test_random_descriptions(tmp_path):
     load_kernels(True)
