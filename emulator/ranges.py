@@ -70,7 +70,7 @@ def _check(name: str, value: Any, range: Range) -> None:
         for index, one in enumerate(value):
             _check(f"{name}[{index}]", one, range)
     elif value is not None and value not in range:
-        raise ConfigError(f"{name} is {_shown(value)}; expected {range}")
+        raise ConfigError(f"{name} is {shown(value)}; expected {range}")
 
 
 def _text(value: float) -> str:
@@ -79,7 +79,7 @@ def _text(value: float) -> str:
     return re.sub(r"e\+0?", "e", f"{value:g}")
 
 
-def _shown(value: float) -> str:
+def shown(value: float) -> str:
     """`value` in a message; Python does not write integers of thousands of digits."""
     if isinstance(value, int) and value.bit_length() > 128:
         return f"{'-' if value < 0 else ''}2**{value.bit_length() - 1} or more"

@@ -37,7 +37,7 @@ from host_agent.v1 import joining as v1
 from host_agent.watch import INTERVAL_S
 from switchml.control import client
 from switchml.errors import ConfigError, JobError, SwitchMLError
-from switchml.protocol.handover import rounds_of
+from switchml.protocol.handover import has_no_result, rounds_of
 from switchml.protocol.sizes import EXACT, WIRES
 from switchml.runtime.cores import move_to, share_of_cores
 from switchml.runtime.entry import entry_point
@@ -281,6 +281,11 @@ class HostAgent(Agent):
     def fail(self, error: BaseException) -> None:
         """End this rank's part in the job."""
         self.core.fail(error)
+
+    @property
+    def has_no_result(self) -> bool:
+        """Whether no round has its result yet."""
+        return has_no_result(self._worker.state)
 
     @property
     def is_over(self) -> bool:

@@ -95,14 +95,27 @@ def join_first(
         reach_s = min(options.reach_timeout_s, max(left_s / 2, REACH_S))
         try:
             joined = joining.join(at, options.until(deadline, reach_timeout_s=reach_s, retry_s=REACH_S), **limit)
-        except client.Unreachable as error:
-            if time.monotonic() >= deadline:
+        except SwitchMLError as error:  # of a tunnel or memory, too, if its aggregator died meanwhile
+            if time.monotonic() >= deadline or (
+                not isinstance(error, client.Unreachable) and is_there(at, options.tls_ca)
+            ):
                 raise
             log.warning(f"job '{options.job}' rank {options.rank}: {error}; trying the next of {', '.join(addresses)}")
         else:
             number = addresses.index(at)
             return joined, [*addresses[number:], *addresses[:number]]
     raise AssertionError("a cycle has no end")
+
+
+def is_there(address: str, tls_ca: str | None = None) -> bool:
+    """Whether an aggregator answers, be it with a refusal."""
+    try:
+        client.wait_for(address, tls_ca=tls_ca, timeout_s=REACH_S)
+    except client.Unreachable:
+        return False
+    except JoinError:
+        return True
+    return True
 
 
 def is_loss(event: client.SessionEvent, has_standby: bool) -> bool:
@@ -125,6 +138,10 @@ class Mover(Protocol):
 
     def fail(self, error: BaseException) -> None:
         """End the rank's part in the job."""
+
+    @property
+    def has_no_result(self) -> bool:
+        """Whether no round has its result yet."""
 
     @property
     def is_over(self) -> bool:
@@ -153,7 +170,7 @@ class Failover:
         self._agents, self._addresses, self._others = agents, list(addresses), others
         self._options, self._session, self._info = joined.options, joined.session, joined.session.info
         self._at, self._parts = addresses[0], len(agents)
-        self._lineage = self._info.job_tag << 32 | self._info.isn
+        self._lineage = _lineage(self._info)
         self._tags = tuple(part.job_tag for part in self._info.parts)
         self._has_departed = False
         self._lock = threading.Lock()
@@ -234,7 +251,8 @@ class Failover:
         return any(agent.is_over for agent in self._agents)
 
     def _follow_route(self, reports: tuple[bytes, ...], deadline: float) -> bool:
-        resumption = Resumption(self._lineage, self._info.epoch + 1, reports, self._tags)
+        has_no_result = all(agent.has_no_result for agent in self._agents)
+        resumption = Resumption(self._lineage, self._info.epoch + 1, reports, self._tags, has_no_result)
         for stop in route(self._addresses, self._at):
             left_s = deadline - time.monotonic()
             if left_s <= 0 or self._is_over():
@@ -279,7 +297,14 @@ class Failover:
             joining.close(joined)
             raise
         self._at, self._session, self._info = address, session, session.info
+        if not session.info.epoch:  # others had not heard that the job had started: it begins here
+            self._lineage = _lineage(session.info)
         self._follow(joined[0])
+
+
+def _lineage(begun: JobInfo) -> int:
+    """What a job goes by as long as it goes on."""
+    return begun.job_tag << 32 | begun.isn
 
 
 def _lacks(had: JobInfo, gets: JobInfo) -> str:

@@ -169,7 +169,8 @@ def join(address: str, options: Options, most_parts: int = MOST_PARTS) -> list[J
         tunnel = None
         if transport_name == "zmq" and status is not None:
             url = choose_address(status.tunnel_addresses, host)
-            tunnel = TunnelClient(url, data_address, timeout_s=deadline - time.monotonic())
+            left_s = min(deadline - time.monotonic(), options.reach_timeout_s)
+            tunnel = TunnelClient(url, data_address, timeout_s=left_s)
             undo.callback(tunnel.close)
             data_address, buffer_bytes = tunnel.data_address, min(buffer_bytes, tunnel.receive_buffer_bytes)
         session = client.join(

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from typing import IO
+from typing import IO, Any
 
 from switchml.errors import ConfigError
 from switchml.runtime.children import dying_with_us
@@ -51,10 +51,11 @@ def _run(command: Sequence[str], environment: Mapping[str, str], stdout: IO[str]
             process.wait(interrupted_s)
         raise
     finally:
-        _end(process)
+        end(process)
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def end(process: subprocess.Popen[Any]) -> None:
+    """SIGTERM to a process that still runs, and SIGKILL where that is not enough."""
     try:
         if process.poll() is None:
             process.terminate()

@@ -15,11 +15,12 @@ import re
 import stat
 import struct
 import sys
+import tokenize
 import zipfile
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
@@ -45,6 +46,9 @@ _DAMAGE = (
 )  # fmt: skip
 """What code that reads a file raises where something in it is not as it should be. Not OSError: the caller knows
 whether that is about this file."""
+
+
+_NO_ZIP = (zipfile.BadZipFile, zipfile.LargeZipFile, NotImplementedError)
 
 
 @contextlib.contextmanager
@@ -148,7 +152,7 @@ def read_arrays(path: Path | str, error: type[SwitchMLError]) -> dict[str, np.nd
                 members = archive.infolist()
                 _check_members(path, members, error)
                 return {member.filename.removesuffix(".npy"): _array(archive, member) for member in members}
-        except (zipfile.BadZipFile, zipfile.LargeZipFile, NotImplementedError) as cause:
+        except _NO_ZIP as cause:
             raise error(f"{path} is a broken .npz file: {cause}") from None
 
 
@@ -163,13 +167,36 @@ def _check_members(path: Path | str, members: list[zipfile.ZipInfo], error: type
         raise error(f"{path} is compressed otherwise than by NumPy")
 
 
+def array_names(path: Path | str) -> list[str]:
+    """Of the arrays of an .npz file; none where it is no such file, or can't be read."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return [name.removesuffix(".npy") for name in archive.namelist()]
+    except (OSError, *_DAMAGE, *_NO_ZIP):
+        return []
+
+
+def array_header(file: IO[bytes], size_bytes: int) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    """Shape, Fortran order and dtype of an array in NumPy's format (.npy, version 1.0 or 2.0) that has `size_bytes` in
+    all; `file` is then at its data. Raises ValueError where it is none, or not as long as its header says."""
+    try:
+        shape, is_fortran, dtype = _HEADERS[np.lib.format.read_magic(file)](file)
+    except (*_DAMAGE, SyntaxError, tokenize.TokenError) as error:
+        raise ValueError(f"not in NumPy's format, version 1.0 or 2.0 ({error})") from None
+    expected = file.tell() + math.prod(shape) * dtype.itemsize
+    if min(shape, default=0) < 0 or size_bytes != expected:
+        raise ValueError(f"not as long as its header says: {size_bytes} bytes, expected {expected}")
+    return shape, is_fortran, dtype
+
+
 _HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 
 
 def _array(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> np.ndarray:
     with archive.open(member) as file:
-        shape, _, dtype = _HEADERS[np.lib.format.read_magic(file)](file)
-        if min(shape, default=0) < 0 or math.prod(shape) * dtype.itemsize != member.file_size - file.tell():
-            raise ValueError(f"the array {member.filename} is not as long as its header says")
+        try:
+            array_header(file, member.file_size)
+        except ValueError as error:
+            raise ValueError(f"the array {member.filename} is {error}") from None
     with archive.open(member) as file:
         return np.asarray(np.lib.format.read_array(file, allow_pickle=False))

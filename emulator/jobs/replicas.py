@@ -48,8 +48,12 @@ def slow_ranks(job: Job, share: float, seed: int) -> np.ndarray:
 
 
 def ops_about(plan: CostedJob) -> int:
-    """Operations of one replica, roughly: three for each step of a pass and what they exchange."""
-    return 6 * plan.job.micro_batches * sum(len(stage.steps) for stage in plan.stages)
+    """Operations of one replica, roughly: three for each step of a pass and what they exchange, and one for each bucket
+    of gradients."""
+    job, steps = plan.job, sum(len(stage.steps) for stage in plan.stages)
+    has_buckets = job.dp > 1 and job.zero < 3 and job.overlap
+    parameters = sum(stage.parameters for stage in plan.stages) if has_buckets else 0
+    return 6 * job.micro_batches * steps + int(parameters / job.bucket_parameters(plan.model))
 
 
 def slowness(graph: Graph, job: Job, slow: np.ndarray, factor: float) -> dict[int, float]:

@@ -27,7 +27,7 @@ from types import TracebackType
 
 from torch._C._distributed_c10d import Store
 
-from host_agent.failover import REACH_S, split_standbys
+from host_agent.failover import is_there, split_standbys
 from host_agent.hierarchy.hosts import this_machine
 from host_agent.pytorch.aggregator import ROOM, ChildAggregator, options_for
 from host_agent.pytorch.store import ADVICE, POLL_S, asking, host_of, read, read_fields
@@ -247,7 +247,7 @@ class Rendezvous:
             try:
                 client.wait_for(address, timeout_s=timeout_s)
             except JoinError:
-                if time.monotonic() >= deadline - client.RETRY_S and not any(map(_is_there, standbys)):
+                if time.monotonic() >= deadline - client.RETRY_S and not any(map(is_there, standbys)):
                     raise
 
     def _job_name(self) -> str:
@@ -282,14 +282,6 @@ class Rendezvous:
             flush=True,
         )
         return address
-
-
-def _is_there(standby: str) -> bool:
-    try:
-        client.wait_for(standby, timeout_s=REACH_S)
-    except JoinError:
-        return False
-    return True
 
 
 def _address_for_others(main_address: str) -> str:

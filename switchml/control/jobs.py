@@ -131,6 +131,8 @@ class JobRegistry:
             )
             self.live.append(job)
             self._journal("job_forming", job=job.name, world_size=job.world_size)
+        elif resuming.waits_longer(job, request):
+            job.deadline = max(job.deadline, now + (request.timeout_s or self.join_timeout_s))
         member = Member(next(self._tickets), request)
         job.members[request.rank] = member
         self._job_of[member.ticket] = job
@@ -267,11 +269,11 @@ class JobRegistry:
             ("world size", request.world_size, job.world_size),
             ("payload_bytes", request.payload_bytes, job.first.payload_bytes),
             ("wire format", request.wire, job.first.wire),
-            ("slots", request.slots, job.first.slots),
+            ("to go on with", resuming.lineage(request), resuming.lineage(resuming.unlike(job, request))),
+            ("slots", request.slots, resuming.alike(job, request).slots),
             ("control only", request.is_control_only, job.first.is_control_only),
             ("authenticate", request.authenticate, job.first.authenticate),
             ("deadline_s", request.deadline_s, job.first.deadline_s),
-            ("to go on with", resuming.lineage(request), resuming.lineage(job.first)),
         ):
             if theirs != ours:
                 raise Refused(
@@ -415,7 +417,7 @@ class JobRegistry:
         if self.dataplane.collectives:
             job.queues = min(MOST_QUEUES, *(max(member.request.queues, 1) for member in job.members.values()))
         most = min(len(member.request.addresses) for member in job.members.values())
-        requested = job.first.slots or self.slots
+        requested = resuming.slots(job) or self.slots
         parts = self.dataplane.parts_for(count_parts(most, requested or capacity))
         requested = requested or parts * default_slots(job.world_size, job.queues)
         slots = fit_slots(requested, self._quotas.slots_left(free, clients))

@@ -59,6 +59,7 @@ class Resumption:
     epoch: int
     rounds: tuple[bytes, ...]
     former_tags: tuple[int, ...] = ()
+    has_no_result: bool = False
 
 
 @dataclass(frozen=True)
@@ -142,6 +143,8 @@ class JoinRequest:
                     f"rounds of {[len(part) for part in rounds]} slots: expected those of {len(self.addresses)} parts, "
                     f"of {self.slots} slots together"
                 )
+            if self.resumption.has_no_result and any(map(any, rounds)):
+                raise _invalid("rounds that have results, of a rank that has none: expected zeros")
             if not 1 <= self.resumption.epoch < MOST_EPOCHS or len(self.resumption.former_tags) >= MOST_EPOCHS:
                 raise _invalid(f"epoch {self.resumption.epoch}: expected 1 to {MOST_EPOCHS - 1}")
 
@@ -190,7 +193,8 @@ class Started:
     memory that the aggregator offers to share (switchml/net/shm.py), or is empty; `link` is set for ranks that build
     their Ethernet frames themselves; `padded`, `dense_only`, `collectives` and `halves`: see `Dataplane`; `key`:
     what packets are signed with, or empty; `more_parts`: beside the one that all this describes; `queues`: of
-    collectives (section 11); `rounds` of each part, if the job goes on here (section 12), and its `epoch`.
+    collectives (section 11); `rounds` of each part, if ranks go on here (section 12), and the job's
+    `epoch`.
     """
 
     job_id: int

@@ -58,16 +58,18 @@ class JoinRequest(_message.Message):
     def __init__(self, protocol: _Optional[int] = ..., job: _Optional[str] = ..., rank: _Optional[int] = ..., world_size: _Optional[int] = ..., secret: _Optional[str] = ..., data_address: _Optional[_Union[Address, _Mapping]] = ..., slots: _Optional[int] = ..., payload_bytes: _Optional[int] = ..., wire: _Optional[int] = ..., receive_buffer_bytes: _Optional[int] = ..., timeout_s: _Optional[float] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., transport: _Optional[str] = ..., mac: _Optional[int] = ..., authenticate: bool = ..., more_addresses: _Optional[_Iterable[_Union[Address, _Mapping]]] = ..., queues: _Optional[int] = ..., resumption: _Optional[_Union[Resumption, _Mapping]] = ..., deadline_s: _Optional[float] = ...) -> None: ...
 
 class Resumption(_message.Message):
-    __slots__ = ("lineage", "epoch", "rounds", "former_tags")
+    __slots__ = ("lineage", "epoch", "rounds", "former_tags", "has_no_result")
     LINEAGE_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     ROUNDS_FIELD_NUMBER: _ClassVar[int]
     FORMER_TAGS_FIELD_NUMBER: _ClassVar[int]
+    HAS_NO_RESULT_FIELD_NUMBER: _ClassVar[int]
     lineage: int
     epoch: int
     rounds: _containers.RepeatedScalarFieldContainer[bytes]
     former_tags: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, lineage: _Optional[int] = ..., epoch: _Optional[int] = ..., rounds: _Optional[_Iterable[bytes]] = ..., former_tags: _Optional[_Iterable[int]] = ...) -> None: ...
+    has_no_result: bool
+    def __init__(self, lineage: _Optional[int] = ..., epoch: _Optional[int] = ..., rounds: _Optional[_Iterable[bytes]] = ..., former_tags: _Optional[_Iterable[int]] = ..., has_no_result: bool = ...) -> None: ...
 
 class JobEvent(_message.Message):
     __slots__ = ("joined", "started", "peer_lost", "peer_left", "ended", "disagreement")

@@ -45,6 +45,12 @@ def rounds_of(state: State) -> bytes:
     return done
 
 
+def has_no_result(state: State) -> bool:
+    """Whether no round of a worker has its result yet."""
+    slots = state.slots
+    return not (slots["round"].any() or slots["redo"].any())
+
+
 def resume(state: State, fresh: State, agreed: bytes, now: int) -> State:
     """Go on at another aggregator, from the rounds that it answered (`agree`). `fresh`: the arrays of a new worker of
     the job there, with its tag, sequence numbers, window and rows for packets; `now`: in ns. Returns the arrays to use

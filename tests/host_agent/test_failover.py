@@ -9,11 +9,12 @@ import threading
 import numpy as np
 import pytest
 
-from host_agent import failover
+from host_agent import failover, joining
 from host_agent.agent import HostAgent
 from switchml.control import client
 from switchml.errors import AggregatorLost, ConfigError, PeerLost
-from tests.support.launch import Aggregator, contribution, good, join_all, leave_all, on_all, total, until
+from switchml.net import shm
+from tests.support.launch import DEADLINE_S, Aggregator, contribution, good, join_all, leave_all, on_all, total, until
 
 LONG_S = 100.0
 """For the ranks to try: machines that run tests are slow."""
@@ -145,6 +146,61 @@ def test_ranks_whose_aggregator_dies_while_they_join_meet_at_the_standby(start, 
     busy.more()
     assert third.job("young").epoch >= 1
     busy.end()
+    leave_all(agents)
+
+
+@pytest.mark.slow
+def test_ranks_that_heard_of_the_start_meet_those_that_did_not(start):
+    """The aggregator dies when its job has started, and rank 1 has not heard of it; rank 0 has a call under way."""
+    first, second, third = start(), start(), start()
+    addresses = f"{first.address},standby={second.address},standby={third.address}"
+    options = {"job": "half", "world_size": 2}
+    silent = threading.Thread(
+        target=client.join,
+        args=(first.address,),
+        kwargs={**options, "rank": 1, "data_address": ("127.0.0.9", 9), "timeout_s": DEADLINE_S},
+    )
+    silent.start()
+    agents = [HostAgent.join(addresses, rank=0, failover_timeout_s=LONG_S, **options)]
+    silent.join()
+    x = [contribution(0, rank, NUMEL) for rank in range(2)]
+    under_way = agents[0].allreduce(x[0], async_op=True)
+    first.kill()
+    agents.append(HostAgent.join(addresses, rank=1, failover_timeout_s=LONG_S, **options))
+    np.testing.assert_array_equal(agents[1].allreduce(x[1]), total(0, 2, NUMEL))
+    np.testing.assert_array_equal(under_way.wait(), total(0, 2, NUMEL))
+    job = second.job("half")
+    assert (job.state, job.epoch) == ("running", 0)  # it began there
+    busy = Busy(agents)
+    busy.more()
+    second.kill()  # both go on with the same job
+    busy.more()
+    assert third.job("half").epoch == 1
+    busy.end()
+    leave_all(agents)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("transport", ["shm", "zmq"])
+def test_an_aggregator_that_dies_while_its_transport_is_set_up(start, transport, monkeypatch):
+    options = ("--tunnel",) if transport == "zmq" else ()
+    first, second = start(*options), start(*options)
+    what, name = {"shm": (shm, "attach"), "zmq": (joining, "TunnelClient")}[transport]
+    usual, lock = getattr(what, name), threading.Lock()
+
+    def after_its_death(*args, **kwargs):
+        with lock:
+            first.kill()
+        return usual(*args, **kwargs)
+
+    monkeypatch.setattr(what, name, after_its_death)
+    monkeypatch.setenv("SWITCHML_JOIN_TIMEOUT", "1s")
+    addresses = f"{first.address},standby={second.address}"
+    agents = join_all(addresses, 2, job="early", transport=transport, failover_timeout_s=LONG_S)
+    np.testing.assert_array_equal(
+        good(on_all(agents, lambda agent: agent.allreduce(contribution(0, agent.rank, NUMEL))))[0], total(0, 2, NUMEL)
+    )
+    assert second.job("early").state == "running"
     leave_all(agents)
 
 

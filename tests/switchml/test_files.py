@@ -1,8 +1,10 @@
-"""What is no regular file is refused by every reader, before it is read."""
+"""What is no regular file is refused by every reader, before it is read; headers of arrays."""
 
+import io
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from emulator.cluster import cluster
@@ -61,3 +63,39 @@ def test_a_pipe_with_an_end_is_read():
     os.close(writing)
     assert files.read_json(f"/dev/fd/{reading}") == {"a": 1}
     os.close(reading)
+
+
+@pytest.mark.parametrize(
+    "shape",
+    ["((" * 1000, "(-1,)", "(2**62,)", "(4611686018427387904, 8)", "('a',)", "(10000000000000000000000,)", "None"],
+)
+def test_headers_of_arrays(shape):
+    """Whatever a header says, nothing is allocated for it, and one error says what is wrong."""
+    text = f"{{'descr': '<f4', 'fortran_order': False, 'shape': {shape}, }}\n".encode()
+    data = b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text + bytes(16)
+    with pytest.raises(ValueError, match="not in NumPy's format|not as long as its header says: [0-9]+ bytes"):
+        files.array_header(io.BytesIO(data), len(data))
+
+
+def test_the_header_of_an_array_that_is_right():
+    file = io.BytesIO()
+    np.save(file, np.zeros((3, 5), np.float32))
+    size_bytes = file.tell()
+    file.seek(0)
+    assert files.array_header(file, size_bytes) == ((3, 5), False, np.dtype(np.float32))
+    assert size_bytes - file.tell() == 60
+
+
+@pytest.mark.parametrize(("at", "damage"), [(6, b"\x79"), (8, b"\x00\x08\x00\x00")])
+def test_zip_files_that_python_can_not_open(tmp_path, at, damage):
+    """One needs a later version of zip, the other says that a name is UTF-8 which is not."""
+    path = tmp_path / "rank-0.npz"
+    np.savez(path, **{"h\xe9ad": np.zeros(3)})
+    data = bytearray(path.read_bytes().replace("\xe9".encode(), b"\xff\xff"))
+    directory = data.index(b"PK\x01\x02")
+    data[directory + at : directory + at + len(damage)] = damage
+    path.write_bytes(data)
+    assert files.array_names(path) == []
+    for reader in (read, lambda path: files.read_arrays(path, TraceError)):
+        with pytest.raises(TraceError, match="rank-0.npz"):
+            reader(path)

@@ -24,6 +24,11 @@ WIDTH, WIDTH_OR_0 = Range(1, 10_000_000), Range(0, 10_000_000)
 FOLDER = Path(__file__).parent / "data" / "models"
 
 
+LAYERS = Range(1, 1000)
+"""As many as the deepest published transformer has (DeepNet, Wang et al. 2022). What a job leaves open is chosen among
+hundreds of candidates, each costed layer by layer."""
+
+
 @dataclass(frozen=True)
 class Transformer(Ranged):
     """A stack of equal layers between an embedding and a projection onto the vocabulary."""
@@ -31,7 +36,7 @@ class Transformer(Ranged):
     name: str
     title: str
     source: str
-    layers: int = number(Range(1, 10_000))
+    layers: int = number(LAYERS)
     hidden: int = number(WIDTH)
     heads: int = number(WIDTH)
     vocabulary: int = number(Range(1, 1_000_000_000))
@@ -46,7 +51,7 @@ class Transformer(Ranged):
     experts_per_token: int = number(Range(1, 10_000), 1)
     shared_experts: int = number(Range(0, 10_000), 0)
     """Experts that every token goes to, besides the chosen ones."""
-    dense_layers: int = number(Range(0, 10_000), 0)
+    dense_layers: int = number(Range(0, LAYERS.most), 0)
     """Layers without experts, with an MLP of `dense_ffn`. They are costed as the others are: in the models that have
     any, a token goes through as many weights in both."""
     dense_ffn: int = number(WIDTH_OR_0, 0)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -14,8 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from emulator.lab.reproduce.claims import SCRIPTS, Claim, Figure, Line
+from host_agent import launching
 from switchml import share
 from switchml.errors import ConfigError, SwitchMLError
+from switchml.runtime.children import dying_with_us
+from switchml.runtime.folders import TemporaryFolder
 from switchml.text import last_line
 
 Points = Mapping[Any, float]
@@ -68,7 +72,7 @@ def reproduce(claim: Claim, say: Callable[[str], None] = lambda line: None) -> O
     started = time.monotonic()
     printed: dict[tuple[str, str], Any] = {}
     found: dict[str, Value] = {}
-    with tempfile.TemporaryDirectory(prefix="switchml-reproduce-") as folder:
+    with TemporaryFolder("reproduce") as folder:
         for name, line in claim.lines.items():
             if line.paper:
                 found[name] = _published(line.paper)
@@ -93,14 +97,21 @@ def _printed(line: Line, folder: Path, claim: Claim) -> Any:
     for name, text in {**claim.files, **line.files}.items():
         (folder / name).write_text(text, encoding="utf-8")
     done = subprocess.Popen(
-        _command(line), cwd=folder, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        _command(line),
+        cwd=folder,
+        env={"PET_LOG_DIR": str(folder / "logs"), **os.environ},  # torchrun's, which a signal makes it leave behind
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=dying_with_us(signal.SIGTERM),
     )
     try:
         printed, said = done.communicate(timeout=LIMIT_S)
     except subprocess.TimeoutExpired:
-        done.terminate()
-        done.communicate()
         raise ReproductionFailed(f"{claim.id}: `{line.command}` was not done after {LIMIT_S / 60:g} min") from None
+    finally:
+        launching.end(done)
     if done.returncode:
         last = last_line(said, f"exit code {done.returncode}")
         raise ReproductionFailed(f"{claim.id}: `{line.command}` failed: {last}")

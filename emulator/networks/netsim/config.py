@@ -59,6 +59,8 @@ def _check(condition: bool, message: str) -> None:
         raise ConfigError(message)
 
 
+MOST_RANKS = 65_536
+"""Of all jobs together."""
 QUEUE = Range(0, 2**50)
 LOST = Range(0, 1, "[)")
 FRAMING = Range(0, 65_536)
@@ -246,12 +248,15 @@ class NetworkConfig(Ranged):
     def __post_init__(self) -> None:
         super().__post_init__()
         _check(bool(self.jobs), "a network without jobs: expected at least one")
+        ranks = sum(job.workers for job in self.jobs)
+        _check(ranks <= MOST_RANKS, f"jobs have {ranks:,} ranks together; expected {MOST_RANKS:,} at most")
         if self.behind is not None:
             tree, slots = self.racks is not None and self.racks.aggregate, self.switch.slots
             _check(not tree, "behind: an aggregator behind the switch, and racks that aggregate: expected one of them")
             _check(slots & (slots - 1) == 0, f"switch.slots = {slots}: expected a power of two with `behind`")
+        hosts = self.hosts
         for host in self.slow_hosts:
-            _check(0 <= host < self.hosts, f"slow_hosts: host {host}: expected 0 to {self.hosts - 1}")
+            _check(0 <= host < hosts, f"slow_hosts: host {host}: expected 0 to {hosts - 1}")
             self.link_of(host)
         self.slots_of_jobs()
 

@@ -4,6 +4,7 @@ against exact arithmetic; a wrong one is an error, not a result.
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from emulator.networks.netsim import bounds, ring
+from emulator.networks.netsim import bounds, ring, size
 from emulator.networks.netsim.aggregator import Aggregator, rack_address, slots_at, slots_in_tree
 from emulator.networks.netsim.best_effort import Behind, Front
 from emulator.networks.netsim.config import JobConfig, NetworkConfig
@@ -24,7 +25,7 @@ from emulator.networks.netsim.rank import Rank
 from emulator.networks.netsim.tcp import HEADER_BYTES, MSS_BYTES, Connection, Segment
 from emulator.networks.netsim.tensors import Tensors
 from emulator.networks.netsim.topology import Fabric
-from switchml.errors import SwitchMLError
+from switchml.errors import BudgetSpent, SwitchMLError
 from switchml.protocol.best_effort import COUNTS
 from switchml.protocol.pool import Pool
 from switchml.protocol.sizes import WIRES
@@ -81,12 +82,20 @@ class Result:
         return 8 * self.links[name].bytes / self.rates_bps[name] / self.seconds if self.seconds else 0.0
 
 
-def run(config: NetworkConfig, say: Callable[[float, int], None] = lambda done, steps: None) -> Result:
+def run(
+    config: NetworkConfig,
+    say: Callable[[float, int], None] = lambda done, steps: None,
+    time_budget_s: float = math.inf,
+    memory_budget_bytes: float | None = None,
+) -> Result:
     """Simulate `config` to its end. `say(share of work done, steps)` is called every PROGRESS_EVERY steps.
 
-    Raises SwitchMLError if a sum is wrong, or if the jobs are not done at `config.limit_s` of virtual time.
+    Raises ConfigError for a network that needs more memory than the budget, by default what is free; BudgetSpent where
+    it takes, or has taken, longer than `time_budget_s` of this machine's time; SwitchMLError if a sum is wrong, or if
+    the jobs are not done at `config.limit_s` of virtual time.
     """
     started = time.perf_counter()
+    size.check(config, time_budget_s, memory_budget_bytes)
     network = _Network(config)
     env, steps = network.env, 0
     while network.running:
@@ -99,6 +108,13 @@ def run(config: NetworkConfig, say: Callable[[float, int], None] = lambda done, 
         steps += 1
         if steps % PROGRESS_EVERY == 0:
             say(network.share_done, steps)
+            if time.perf_counter() - started > time_budget_s:
+                raise BudgetSpent(
+                    f"{network.share_done:.0%} of the work was done after {time_budget_s:g} s of wall-clock time, "
+                    f"{env.now / NS:g} s of virtual time (--time-limit)",
+                    steps,
+                    env.now / NS,
+                )
     for player in network.players:
         player.finish()
     return Result(

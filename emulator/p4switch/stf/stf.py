@@ -22,6 +22,7 @@ from emulator.p4switch.state.arrays import CounterArray, MeterArray, RegisterArr
 from emulator.p4switch.state.state import State
 from emulator.p4switch.stf.keys import action_args, match_key
 from emulator.p4switch.switch import Switch
+from emulator.ranges import Range
 from switchml.errors import ConfigError, ControlError
 from switchml.files import read_text, reading
 
@@ -31,9 +32,12 @@ PAUSE_US = 1_000_000
 """Time before a packet that follows a command, for `wait`, and at the end."""
 TOP_PRIORITY = 10_000
 
-_ADD = re.compile(
-    r"(?P<table>\S+)\s+((?P<priority>\d+)\s+)?(?P<keys>.*?)(?P<action>[^\s:]+\s*\(.*\))\s*(=\s*(?P<id>\S+))?$"
-)
+PORTS = Range(0, 511)
+"""What 9 bits name."""
+LONGEST = 4096
+"""Characters of a statement; a packet's may be longer."""
+
+_ID = re.compile(r"\s*(?:=\s*(\S+)\s*)?")
 _KEY = re.compile(r"([^\s:]+)\s*:\s*(\S+)")
 _CALL = re.compile(r"([^\s(]+)\s*\((.*)\)")
 _COUNTER = re.compile(r"(\S+?)\s*\(\s*(\S+?)\s*\)\s*(?:(packets|bytes)\s*(==|!=|<=|<|>=|>)\s*(\S+))?$", re.IGNORECASE)
@@ -137,9 +141,20 @@ def load(state: State, text: str) -> list[tuple[int, bytes]]:
 
 
 def frame(text: str) -> tuple[int, bytes]:
-    """`PORT HEX DIGITS` as (port, frame). Raises ValueError."""
+    """`PORT HEX DIGITS` as (port, frame). Raises ConfigError and ValueError."""
     port, data = text.split(None, 1)
-    return int(port), bytes.fromhex("".join(data.split()))
+    return port_of(port), bytes.fromhex("".join(data.split()))
+
+
+def port_of(text: str) -> int:
+    """Raises ConfigError for what is no port."""
+    if not _is_port(text):
+        raise ConfigError(f"port {text[:20]!r}: expected {PORTS}")
+    return int(text)
+
+
+def _is_port(text: str) -> bool:
+    return text.isdecimal() and len(text) < 10 and int(text) in PORTS
 
 
 class Runner:
@@ -158,7 +173,7 @@ class Runner:
     def run(self, statements: Sequence[Statement]) -> Report:
         """Execute all statements, then compare the frames sent with those expected."""
         named = [one.rest.split()[0] for one in statements if one.command in ("packet", "expect") and one.rest]
-        used = {int(port) for port in named if port.isdecimal()}
+        used = {int(port) for port in named if _is_port(port)}
         self.report.sent = {port: [] for port in sorted(used)}
         for statement in statements:
             try:
@@ -174,6 +189,8 @@ class Runner:
 
     def _execute(self, statement: Statement) -> None:
         command, rest = statement.command, statement.rest
+        if len(rest) > LONGEST and command not in ("packet", "expect"):
+            raise ConfigError(f"{len(rest):,} characters; expected {LONGEST:,} at most")
         self.after_command = command not in ("packet", "expect", "no_packet") or self.after_command
         if command in ON_CELLS:
             sort, call = ON_CELLS[command]
@@ -209,7 +226,7 @@ class Runner:
 
     def _do_expect(self, rest: str) -> None:
         port, *data = rest.split()
-        self.expected.setdefault(int(port), []).append("".join(data).lower() or None)
+        self.expected.setdefault(port_of(port), []).append("".join(data).lower() or None)
 
     def _do_no_packet(self, rest: str) -> None:
         pass  # ports on which nothing is expected must stay silent anyway
@@ -230,15 +247,22 @@ class Runner:
 
     def add(self, rest: str) -> None:
         """An entry, as an `add` statement gives it. Raises ConfigError and ControlError."""
-        parts = _ADD.match(rest)
-        if parts is None:
+        before, opening, arguments = rest.partition("(")
+        arguments, closing, after = arguments.rpartition(")")
+        action = re.split(r"[\s:]", before.rstrip())[-1]
+        name, *keys = before.rstrip().removesuffix(action).split(None, 1) or [""]
+        id_ = _ID.fullmatch(after)
+        if not (action and name and opening and closing and id_):
             raise ConfigError(f"{rest!r} is not `table [priority] key:value … action(name:value, …) [= id]`")
-        table = by_suffix(self.state.tables, parts["table"], "table")
-        key = match_key(table.table, [_pair(text) for text in _spaced(parts["keys"])])
-        priority = TOP_PRIORITY - int(parts["priority"]) if parts["priority"] is not None else 0
-        handle = table.add(key, self._call(table, parts["action"]), priority)
-        if parts["id"]:
-            self.entry_of_id[parts["id"]] = table, handle
+        table = by_suffix(self.state.tables, name, "table")
+        first, *others = "".join(keys).split(None, 1) or [""]
+        has_priority = first.isdecimal()
+        pairs = _spaced("".join(others if has_priority else keys))
+        key = match_key(table.table, [_pair(text) for text in pairs])
+        priority = TOP_PRIORITY - int(first) if has_priority else 0
+        handle = table.add(key, self._call(table, f"{action}({arguments})"), priority)
+        if id_[1]:
+            self.entry_of_id[id_[1]] = table, handle
 
     _do_add = add
 
@@ -268,6 +292,8 @@ class Runner:
         name, at, unit, operator, expected = parts.groups()
         self._pass_time(PAUSE_US)
         if at.startswith("$"):
+            if at[1:] not in self.entry_of_id:
+                raise ConfigError(f"no entry was added with the id {at[1:]!r}")
             table, handle = self.entry_of_id[at[1:]]
             packets, n_bytes = table.read_counter(handle)
         else:

@@ -14,7 +14,7 @@ import click
 
 from emulator.surface.cli.options import json_option, output, plot_option
 from switchml import tables
-from switchml.cli.options import Count, option
+from switchml.cli.options import TIME, Count, option
 from switchml.terminal import progress, say
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 @click.option("--deadlines", is_flag=True, help="Only jobs whose sums don't wait for late ranks; some ranks are slow.")
 @click.option("--best-effort", is_flag=True, help="Only jobs that share the few slots of a switch.")
 @click.option("--plant", metavar="BUG", help="Plant a known bug, to see the seeds find it; 'list' names them.")
+@option("--time-limit", "time_budget_s", type=TIME, default="10min", show_default=True, help="Of a NETWORK's run.")
 @plot_option
 @json_option
 def simulate(
@@ -48,6 +49,7 @@ def simulate(
     deadlines: bool,
     best_effort: bool,
     plant: str | None,
+    time_budget_s: float,
     plot_file: Path | None,
     as_json: bool,
 ) -> None:
@@ -66,7 +68,7 @@ def simulate(
         if seeds or seed is not None or plant or log or kinds:
             named = f"--{kinds[0] if kinds else 'failover'}"
             raise click.UsageError(f"NETWORK is one run: it takes no --seeds, --seed, {named}, --plant or --log")
-        _play_network(network, plot_file, as_json)
+        _play_network(network, time_budget_s, plot_file, as_json)
         return
     if plot_file is not None:
         raise click.UsageError("--plot draws the run of a NETWORK: name its file")
@@ -179,12 +181,12 @@ def _with_bug(
     raise SystemExit(done.returncode)
 
 
-def _play_network(path: Path, plot_file: Path | None, as_json: bool) -> None:
+def _play_network(path: Path, time_budget_s: float, plot_file: Path | None, as_json: bool) -> None:
     from emulator.networks.netsim import config, experiment, report
 
     options = config.load(path)
     with progress(path.name, 1.0) as task:
-        result = experiment.run(options, lambda done, steps: task.update(done, f"{steps:,} steps"))
+        result = experiment.run(options, lambda done, steps: task.update(done, f"{steps:,} steps"), time_budget_s)
     if plot_file is not None:
         report.plot(result, plot_file)
     output(as_json, lambda: report.as_json(result), lambda: report.print_tables(result))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import numpy as np
 
 from emulator.traces.events import Events, Group, Lane, LaneKind, Pings, RankTrace, Wire
 from switchml.errors import TraceError
-from switchml.files import read_arrays
+from switchml.files import array_names, read_arrays
 from switchml.output_files import whole_file
 
 VERSION = 1
@@ -95,11 +94,7 @@ def whole(head: Head, path: Path, **arrays: Any) -> RankTrace:
 
 def is_native(path: Path) -> bool:
     """Whether `path` is a file of ours."""
-    try:
-        with zipfile.ZipFile(path) as file:
-            return "head.npy" in file.namelist()
-    except (zipfile.BadZipFile, OSError):
-        return False
+    return "head" in array_names(path)
 
 
 def read(path: Path, *, rank: int | None = None, salvage: bool = False) -> RankTrace:

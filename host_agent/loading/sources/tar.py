@@ -15,6 +15,7 @@ import numpy as np
 from host_agent.loading.sources.files import Files
 from host_agent.loading.sources.records import GAP_BYTES, Records
 from switchml.errors import ConfigError
+from switchml.files import array_header
 
 Member = tuple[str, int, int]
 """(what comes behind the dot, first byte, end) of one file of a sample."""
@@ -83,5 +84,6 @@ def decoded(name: str, data: bytes) -> Any:
     if kind in ("json", "jsn"):
         return json.loads(data)
     if kind == "npy":
+        array_header(io.BytesIO(data), len(data))
         return np.load(io.BytesIO(data), allow_pickle=False)
     return data

@@ -6,7 +6,7 @@ import resource
 
 import pytest
 
-from emulator.jobs import size
+from emulator.jobs import choice, size
 from emulator.jobs.description import request
 from emulator.jobs.emulate import emulate, load_kernels
 from switchml.errors import BudgetSpent, ConfigError, SwitchMLError
@@ -54,6 +54,28 @@ def test_time_counts_from_the_start():
 def test_a_large_batch_gets_the_largest_micro_batch_that_fits():
     small = request({"model": "gpt2-124m", "job": {"gpus": 1, "batch": 720_720}})
     assert 720_720 % small.job.micro_batch == 0 and small.job.micro_batch > 1
+
+
+def test_candidates_with_tiny_buckets_are_ranked_without_their_graphs(monkeypatch):
+    monkeypatch.setattr(choice.iteration, "build", lambda costed: pytest.fail("built a graph of 3 million buckets"))
+    job = {"gpus": 128, "tp": 2, "pp": 1, "bucket_bytes": 1024}
+    spec = request({"model": "mpt-3b", "cluster": "gb200-nvl72", "job": job, "ignore_memory": True})
+    assert spec.job.zero < 3 and spec.job.bucket_bytes == 1024
+
+
+def test_layers_are_limited_before_candidates_are_costed(tmp_path):
+    sizes = {
+        "title": "'t'",
+        "source": "'s'",
+        "layers": 10_000,
+        "hidden": 64,
+        "heads": 2,
+        "vocabulary": 99,
+        "sequence": 8,
+    }
+    (tmp_path / "deep.toml").write_text("\n".join(f"{name} = {value}" for name, value in sizes.items()))
+    with pytest.raises(ConfigError, match="layers is 10000; expected 1 to 1,000"):
+        request({"model": str(tmp_path / "deep.toml")})
 
 
 @pytest.mark.slow

@@ -136,6 +136,26 @@ def test_what_can_not_be_read_fails(program, line):
     assert report.failures[0].startswith("line 1: ")
 
 
+@pytest.mark.parametrize("port", ["512", "-1", "9" * 5000, "nan", "x"])
+@pytest.mark.parametrize("statement", ["packet {} 01", "expect {} 01"])
+def test_ports_have_a_range(program, statement, port):
+    (failure,) = stf.run(program("exact"), statement.format(port)).failures
+    assert f"port {port[:20]!r}: expected 0 to 511" in failure
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("check_counter c($nobody)", "no entry was added with the id 'nobody'"),
+        ("add t " + 5000 * "a:1 " + "act()", "characters; expected 4,096 at most"),
+        ("check_counter " + 5000 * "(", "characters; expected 4,096 at most"),
+    ],
+)
+def test_what_no_test_says(program, text, problem):
+    (failure,) = stf.run(program("exact"), text).failures
+    assert problem in failure
+
+
 def test_a_key_without_a_value_fails(program):
     report = stf.run(program("counters"), "add flows nonsense send(port:2)")
     assert report.failures == ["line 1: add: 'nonsense' is not `key:value`"]

@@ -110,7 +110,7 @@ def test_joined_by_hand():
     ("name", "content", "what"),
     [
         ("x.bin", b"", "unknown kind of data set; expected x.npy"),
-        ("x.npy", b"nothing", "not a .npy file"),
+        ("x.npy", b"nothing", "not in NumPy's format"),
         ("x.tar", b"not a tar file at all" * 100, "not an uncompressed tar file"),
         ("x.tar", bytes(10240), "no samples"),
     ],
@@ -123,7 +123,7 @@ def test_files_that_are_something_else(tmp_path, name, content, what):
 
 def test_a_file_that_was_cut(npy):
     os.truncate(npy, 300)
-    with pytest.raises(ConfigError, match="300 bytes; its header says 368"):
+    with pytest.raises(ConfigError, match="300 bytes, expected 368"):
         open_source(str(npy))
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from switchml.errors import ConfigError
-from switchml.files import check_has_end
+from switchml.files import array_header, check_has_end
 
 if TYPE_CHECKING:
     import torch
@@ -134,8 +135,11 @@ def _from_file(path: Path) -> Tensor:
         raise ConfigError(f"--tensor {path}: {os.strerror(errno.ENOENT)}: {expected}")
     check_has_end(path, pipes=False)
     try:
+        if not zipfile.is_zipfile(path):
+            with path.open("rb") as file:
+                array_header(file, path.stat().st_size)
         values = np.load(path, allow_pickle=False)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, zipfile.BadZipFile) as error:
         reason = getattr(error, "strerror", None) or "not NumPy's format, or Python objects in it"
         raise ConfigError(f"--tensor {path}: {reason}: {expected}") from None
     if not isinstance(values, np.ndarray) or values.dtype.kind != "f" or values.size == 0:

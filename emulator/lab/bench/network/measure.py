@@ -6,7 +6,8 @@ with this one, namespaces are removed here or by the next run."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -28,8 +29,12 @@ from emulator.lab.bench.sparsity import Sparsity
 from emulator.lab.bench.tally import Survey, Tally, median_ratio, take_turns
 from emulator.networks.testbed.fabric import Fabric
 from emulator.networks.testbed.star import LinkOptions, Star
+from switchml.errors import ConfigError
 from switchml.protocol import sizes
 from switchml.protocol.packet import WORD_BYTES
+
+TENSORS = 2
+"""Of a rank: what it gives, and what it gets."""
 
 
 @dataclass(frozen=True)
@@ -113,6 +118,12 @@ class Experiment:
         bounds = {SWITCHML: self.union_bound_bps, DENSE: dense_bps, NODE: self.framing_bound_bps}
         return bounds.get(backend, self.ring_bound_bps)
 
+    @property
+    def links_s(self) -> float:
+        """How long the links are busy for all repeats, at the least."""
+        bounds = [bound for backend in self.backends if (bound := self.bound_bps(backend))]
+        return (self.repeats + self.warmup) * sum(8 * self.size_bytes / bound for bound in bounds)
+
 
 def survey(network: Star | Fabric, pids: dict[str, int | None]) -> Survey:
     """What is counted in a network so far. `pids`: processes whose CPU seconds count. `dropped`: by queues that were
@@ -164,6 +175,24 @@ class Result:
     def ratio(self) -> float | None:
         """Gloo's time over switchml's, the median of the pairs: above 1, switchml is faster."""
         return median_ratio(self.tallies, GLOO)
+
+
+def check_size(experiments: Sequence[Experiment], time_budget_s: float = math.inf) -> None:
+    """Raises ConfigError where the ranks' tensors don't fit into free memory, or the links alone need longer than the
+    budget for all that the experiments send."""
+    needed_bytes = max(TENSORS * e.world_size * e.size_bytes for e in experiments)
+    free_bytes = psutil.virtual_memory().available
+    if needed_bytes > free_bytes:
+        raise ConfigError(
+            f"the ranks' tensors need about {needed_bytes / 1e9:,.1f} GB, but {free_bytes / 1e9:,.1f} GB are free: "
+            "take a smaller --size, or fewer --hosts"
+        )
+    seconds = sum(e.links_s for e in experiments)
+    if seconds > time_budget_s:
+        raise ConfigError(
+            f"the links alone need {seconds:,.0f} s for this; --time-limit allows {time_budget_s:,.0f} s: take a "
+            "smaller --size, a higher --rate, or fewer --repeats"
+        )
 
 
 def measure(experiment: Experiment, progress: Callable[[str], None] = lambda line: None) -> Result:

@@ -10,7 +10,8 @@ from typing import Any, Protocol, TypeVar
 from emulator.p4switch import hashes
 from emulator.p4switch.program import ir
 from emulator.p4switch.program.expr import FieldRef
-from emulator.p4switch.values import MAX_WIDTH
+from emulator.p4switch.program.loader.shapes import WIDTH
+from emulator.ranges import Range, shown
 from switchml.errors import ProgramError
 
 Json = dict[str, Any]
@@ -85,8 +86,13 @@ def one_of(value: str, allowed: tuple[str, ...], what: str) -> str:
 
 def width_of(value: int, what: str) -> int:
     """A valid number of bits."""
-    if not 0 <= value <= MAX_WIDTH:
-        raise ProgramError(f"{what} is {value}, but should be at most {MAX_WIDTH}")
+    return within(value, WIDTH, what)
+
+
+def within(value: int, range: Range, what: str) -> int:
+    """`value`, which must be in `range`."""
+    if value not in range:
+        raise ProgramError(f"{what} is {shown(value)}, but should be {range}")
     return value
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,15 +16,20 @@ from typing import Any, TypeVar
 from emulator.p4switch.program import expr as e
 from emulator.p4switch.program import ir
 from emulator.p4switch.program.loader import context, parsers, psa
-from emulator.p4switch.program.loader.context import Json, Names, expect, named, one_of, reading, width_of
+from emulator.p4switch.program.loader.context import Json, Names, expect, named, one_of, reading, width_of, within
 from emulator.p4switch.program.loader.expressions import condition, data, primitive
 from emulator.p4switch.program.loader.pipelines import Pipelines
-from emulator.p4switch.program.loader.shapes import check_program
+from emulator.p4switch.program.loader.shapes import CELLS, RATES, check_program
 from switchml.errors import ConfigError, ProgramError
 from switchml.files import read_text
 
 MAJOR, MAX_MINOR = 2, 24
 """Versions of the format that are known: 2.0 to 2.24."""
+
+MOST_STATE_BYTES = 4 << 30
+"""Of a program's registers, counters and meters together."""
+COUNTER_BYTES, RATE_BYTES, LIMB_BYTES = 16, 32, 8
+"""Of a counter, of each rate of a meter, and of each 64 bits of a register (state/arrays.py)."""
 
 CORE_ERRORS = (
     "NoError", "PacketTooShort", "NoMatch", "StackOutOfBounds", "HeaderTooShort", "ParserTimeout",
@@ -85,6 +90,7 @@ def _program(root: Json, text: str) -> ir.Program:
     counters = named("counter array", names, section("counter_arrays"), _counter)
     meters = named("meter array", names, section("meter_arrays"), _meter)
     registers = named("register array", names, section("register_arrays"), _register)
+    _check_memory(counters, meters, registers)
     all_parsers = named("parser", names, section("parsers"), parsers.parser)
     deparsers = named("deparser", names, section("deparsers"), parsers.deparser)
     _actions(names, section("actions"))
@@ -187,6 +193,7 @@ def _headers(names: Names, section: Callable[[str], list[Any]]) -> None:
     for obj in section("header_stacks"):
         with reading("header stack", obj):
             headers = tuple(index_of_id[id_] for id_ in obj["header_ids"])
+            _check_types(names, headers, [type_by_name(obj["header_type"])] * len(headers))
             _stack("header stack", names, obj, (), (type_by_name(obj["header_type"]),), (headers,))
     members = {}
     for obj in section("header_union_types"):
@@ -200,6 +207,7 @@ def _headers(names: Names, section: Callable[[str], list[Any]]) -> None:
             headers = tuple(index_of_id[id_] for id_ in obj["header_ids"])
             if len(headers) != len(members[obj["union_type"]]):
                 raise ProgramError("has not one header for each member of its type")
+            _check_types(names, headers, members[obj["union_type"]].values())
             names.unions.append(headers)
             for header in headers:
                 names.headers[header] = replace(names.headers[header], union=headers)
@@ -208,8 +216,20 @@ def _headers(names: Names, section: Callable[[str], list[Any]]) -> None:
         with reading("header union stack", obj):
             unions = [union_of_id[id_] for id_ in obj["header_union_ids"]]
             types_of = members[obj["union_type"]]
+            for union in unions:
+                _check_types(names, union, types_of.values())
             columns = tuple(tuple(union[i] for union in unions) for i in range(len(types_of)))
             _stack("header union stack", names, obj, tuple(types_of), tuple(types_of.values()), columns)
+
+
+def _check_types(names: Names, headers: tuple[int, ...], types_of: Iterable[ir.HeaderType]) -> None:
+    """Refuse headers of other types than these."""
+    for index, expected in zip(headers, types_of, strict=True):
+        header = names.headers[index]
+        if header.type is not expected:
+            raise ProgramError(
+                f"its header {header.name!r} has the type {header.type.name!r}, but should have {expected.name!r}"
+            )
 
 
 def _stack(
@@ -220,6 +240,9 @@ def _stack(
     types_of: tuple[ir.HeaderType, ...],
     columns: tuple[tuple[int, ...], ...],
 ) -> None:
+    size = obj.get("size")
+    if size is not None and size != len(columns[0]):
+        raise ProgramError(f"size is {size}, but it has {len(columns[0])} elements")
     names.add(sort, obj["name"], len(names.stacks))
     names.stacks.append(ir.Stack(obj["name"], obj["id"], members, types_of, columns))
     for column in columns:
@@ -257,15 +280,27 @@ def _meter(names: Names, obj: Json) -> ir.MeterArray:
     if is_direct and obj.get("result_target") is None:
         raise ProgramError("a direct meter needs 'result_target'")
     target = names.field(obj["result_target"]) if is_direct else None
-    size, n_rates = _array_size(obj), obj["rate_count"]
+    size, n_rates = _array_size(obj), within(obj["rate_count"], RATES, "rate_count")
     return ir.MeterArray(obj["name"], obj["id"], size, n_rates, counts_bytes, is_direct, None, target)
 
 
 def _array_size(obj: Json) -> int:
-    size = expect(obj["size"], int, "size")
-    if size < 0:
-        raise ProgramError(f"can't have {size} cells")
-    return size
+    return within(expect(obj["size"], int, "size"), CELLS, "size")
+
+
+def _check_memory(
+    counters: Iterable[ir.CounterArray], meters: Iterable[ir.MeterArray], registers: Iterable[ir.RegisterArray]
+) -> None:
+    """Refuse arrays that take more memory than a program may."""
+    cells = [(array.name, array.size * COUNTER_BYTES) for array in counters]
+    cells += [(array.name, array.size * array.rate_count * RATE_BYTES) for array in meters]
+    cells += [(array.name, array.size * -(-array.width // 64) * LIMB_BYTES) for array in registers]
+    if (needed := sum(n_bytes for _, n_bytes in cells)) > MOST_STATE_BYTES:
+        largest, n_bytes = max(cells, key=lambda cell: cell[1])
+        raise ProgramError(
+            f"its registers, counters and meters take {needed:,} bytes, {n_bytes:,} of them {largest!r}; expected "
+            f"{MOST_STATE_BYTES:,} at most"
+        )
 
 
 ArrayT = TypeVar("ArrayT", ir.CounterArray, ir.MeterArray)

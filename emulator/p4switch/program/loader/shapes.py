@@ -9,7 +9,23 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from emulator.p4switch.values import MAX_WIDTH
+from emulator.ranges import Range
 from switchml.errors import ProgramError
+
+WIDTH = Range(0, MAX_WIDTH)
+"""Bits."""
+CELLS = Range(0, 2**26)
+"""Of an array of registers, counters or meters."""
+RATES = Range(1, 16)
+"""Of a meter."""
+ENTRIES = Range(0, 2**32 - 1)
+"""That a table, or an action profile, is said to hold."""
+HEADER_BYTES = Range(0, MAX_WIDTH // 8)
+CODE = Range(0, 2**32 - 1)
+"""Of a parser error."""
+PRIORITY = Range(0, 2**31 - 1)
+"""Of a const entry."""
 
 
 @dataclass(frozen=True)
@@ -45,14 +61,19 @@ _WORDS = {int: "a whole number", str: "a string", bool: "true or false", list: "
 
 
 def check(value: Any, shape: Any, path: str) -> None:
-    """Refuse a value that has not the shape: a type; {key: shape}; [shape of all elements]; (shapes of the elements);
-    one of the classes above; or a function of (value, path). Raises ProgramError with the path."""
+    """Refuse a value that has not the shape: a type; the Range of a whole number; {key: shape}; [shape of all
+    elements]; (shapes of the elements); one of the classes above; or a function of (value, path). Raises ProgramError
+    with the path."""
     match shape:
         case type():
             if type(value) is not shape:
                 raise _wrong(value, path, _WORDS[shape])
             if isinstance(value, int) and not -(2**63) <= value < 2**63:
                 raise _wrong(value, path, "a whole number of 64 bits")
+        case Range():
+            check(value, int, path)
+            if value not in shape:
+                raise _wrong(value, path, str(shape))
         case dict():
             check(value, dict, path)
             for key, inner in shape.items():
@@ -204,14 +225,16 @@ def transition(value: Any, path: str) -> None:
 
 _SELECTOR = {"algo": str, "input": [{"type": Maybe(str), "value": FIELD}]}
 _ENTRY = _PLACED | {
-    "match_key": [match_param], "action_entry": {"action_id": int, "action_data": [hexstr]}, "priority": Maybe(int),
+    "match_key": [match_param], "action_entry": {"action_id": int, "action_data": [hexstr]},
+    "priority": Maybe(PRIORITY),
 }  # fmt: skip
 _DEFAULT = {
     "action_id": int, "action_data": [hexstr], "action_const": Maybe(bool), "action_entry_const": Maybe(bool),
 }  # fmt: skip
 _TABLE = NAMED | {
     "match_type": str, "type": str, "key": [key_field], "actions": Maybe([str]), "action_ids": Maybe([int]),
-    "max_size": Maybe(int), "with_counters": Maybe(bool), "support_timeout": Maybe(bool), "direct_meters": Maybe(str),
+    "max_size": Maybe(ENTRIES), "with_counters": Maybe(bool), "support_timeout": Maybe(bool),
+    "direct_meters": Maybe(str),
     "action_profile": Maybe(str), "act_prof_name": Maybe(str), "selector": Maybe(_SELECTOR),
     "base_default_next": Maybe(str), "next_tables": Values(_STEP), "default_entry": Maybe(_DEFAULT),
     "entries": Maybe([_ENTRY]),
@@ -219,40 +242,42 @@ _TABLE = NAMED | {
 _PIPELINE = NAMED | {
     "init_table": _STEP,
     "tables": [_TABLE],
-    "action_profiles": Maybe([NAMED | {"max_size": Maybe(int), "selector": Maybe(_SELECTOR)}]),
+    "action_profiles": Maybe([NAMED | {"max_size": Maybe(ENTRIES), "selector": Maybe(_SELECTOR)}]),
     "conditionals": Maybe([NAMED | {"expression": typed, "true_next": Maybe(str), "false_next": Maybe(str)}]),
     "action_calls": Maybe([NAMED | {"action_id": int, "next_node": Maybe(str)}]),
 }
 _STATE = NAMED | {"parser_ops": [parser_op], "transitions": [transition], "transition_key": [typed]}
-_DIRECT = {"is_direct": Maybe(bool), "binding": Maybe(str), "size": Maybe(int)}
+_DIRECT = {"is_direct": Maybe(bool), "binding": Maybe(str), "size": Maybe(CELLS)}
 _CHECKSUM = NAMED | {
     "type": str, "target": FIELD, "calculation": Maybe(str), "update": Maybe(bool), "verify": Maybe(bool),
     "if_cond": Maybe(typed),
 }  # fmt: skip
 
 PROGRAM: dict[str, Callable[[Any, str], None] | Any] = {
-    "header_types": [NAMED | {"fields": [field_of_type], "length_exp": Maybe(typed), "max_length": Maybe(int)}],
+    "header_types": [
+        NAMED | {"fields": [field_of_type], "length_exp": Maybe(typed), "max_length": Maybe(HEADER_BYTES)}
+    ],
     "headers": [NAMED | {"header_type": str, "metadata": Maybe(bool), "pi_omit": Maybe(bool)}],
-    "header_stacks": [NAMED | {"header_type": str, "header_ids": [int]}],
+    "header_stacks": [NAMED | {"header_type": str, "header_ids": [int], "size": Maybe(int)}],
     "header_union_types": [NAMED | {"headers": [FIELD]}],
     "header_unions": [NAMED | {"union_type": str, "header_ids": [int]}],
-    "header_union_stacks": [NAMED | {"union_type": str, "header_union_ids": [int]}],
+    "header_union_stacks": [NAMED | {"union_type": str, "header_union_ids": [int], "size": Maybe(int)}],
     "field_aliases": [(str, FIELD)],
-    "errors": [(str, int)],
+    "errors": [(str, CODE)],
     "enums": [{"name": str, "entries": [(str, int)]}],
     "force_arith": [FIELD],
     "extern_instances": [NAMED | {"type": str, "attribute_values": Maybe([{"name": str}])}],
-    "parse_vsets": [NAMED | {"compressed_bitwidth": int}],
+    "parse_vsets": [NAMED | {"compressed_bitwidth": WIDTH}],
     "calculations": [NAMED | {"algo": str, "input": [typed]}],
     "counter_arrays": [NAMED | _DIRECT],
-    "meter_arrays": [NAMED | _DIRECT | {"type": str, "rate_count": int, "result_target": Maybe(FIELD)}],
-    "register_arrays": [NAMED | {"size": int, "bitwidth": int}],
+    "meter_arrays": [NAMED | _DIRECT | {"type": str, "rate_count": RATES, "result_target": Maybe(FIELD)}],
+    "register_arrays": [NAMED | {"size": CELLS, "bitwidth": WIDTH}],
     "parsers": [NAMED | {"init_state": _STEP, "parse_states": [_STATE]}],
     "deparsers": [NAMED | {"order": [str], "primitives": Maybe([PRIMITIVE])}],
     "checksums": [_CHECKSUM],
     "field_lists": [_PLACED | {"id": int, "elements": [typed]}],
     "learn_lists": [NAMED | {"elements": [typed]}],
-    "actions": [NAMED | {"runtime_data": [{"name": str, "bitwidth": int}], "primitives": [PRIMITIVE]}],
+    "actions": [NAMED | {"runtime_data": [{"name": str, "bitwidth": WIDTH}], "primitives": [PRIMITIVE]}],
     "pipelines": [_PIPELINE],
 }
 """Sections of a program; each may be left out or null."""

@@ -21,7 +21,7 @@ from emulator.surface.cli.options import (
     sparsity_options,
     wire_option,
 )
-from switchml.cli.options import SIZE, Count, option
+from switchml.cli.options import SIZE, TIME, Count, option
 
 
 @click.command()
@@ -59,6 +59,7 @@ from switchml.cli.options import SIZE, Count, option
 @against_option
 @sparsity_options
 @repeats_options()
+@option("--time-limit", "time_budget_s", type=TIME, default="1h", show_default=True, help="Refuse what takes longer.")
 @option("--tcp", metavar="NAME", show_default="the machine's", help="Gloo's congestion control (cubic, bbr, …).")
 @json_option
 def network(
@@ -70,6 +71,7 @@ def network(
     size: float,
     against: str | None,
     density: tuple[float, ...] | None,
+    time_budget_s: float,
     as_json: bool,
     **options: Any,
 ) -> None:
@@ -102,24 +104,29 @@ def network(
     blocks = {name: options.pop(name) for name in ("block", "overlap", "mode")}
     rates = {name: options.pop(name) for name in ("rate_bps", "delay_s", "seed")}
     link = LinkOptions(loss=loss or 0.0, queue_bytes=int(queue or 0), **rates)
-    results = []
-    stream = None
+    experiments = []
     for count, ranks, share in itertools.product(workers, ranks_per_host, density or (None,)):
         sparsity = None if share is None else Sparsity(share, **blocks)
         backends = backends_of(sparsity, against)
         if ranks > 1 and sparsity is None:
             backends = (SWITCHML, NODE, *backends[1:])
-        experiment = bench.Experiment(
-            workers=count,
-            ranks_per_host=ranks,
-            link=link,
-            size_bytes=int(size),
-            collective=collective,
-            sparsity=sparsity,
-            backends=backends,
-            **options,
+        experiments.append(
+            bench.Experiment(
+                workers=count,
+                ranks_per_host=ranks,
+                link=link,
+                size_bytes=int(size),
+                collective=collective,
+                sparsity=sparsity,
+                backends=backends,
+                **options,
+            )
         )
-        with progress(f"{count} hosts") as task:
+    bench.check_size(experiments, time_budget_s)
+    results = []
+    stream = None
+    for experiment in experiments:
+        with progress(f"{experiment.workers} hosts") as task:
             results.append(bench.measure(experiment, task.step))
         if not as_json:
             if stream is None:

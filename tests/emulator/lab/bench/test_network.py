@@ -14,6 +14,7 @@ from emulator.lab.bench.network import measure as bench
 from emulator.networks.testbed import namespaces
 from emulator.networks.testbed.star import LinkOptions
 from emulator.surface.cli.bench.network import network
+from switchml.errors import ConfigError
 from tests.support import commands
 
 SMALL = ("--size", "256K", "--repeats", "1", "--warmup", "0", "--rate", "100mbit")
@@ -44,6 +45,21 @@ def names_of(pid: int) -> list[str]:
 def ready(require_program):
     require_program("ip")
     require_program("tc")
+
+
+@pytest.mark.parametrize(
+    ("size", "repeats", "problem"),
+    [
+        (1 << 30, 100, "the links alone need .* s for this; --time-limit allows 3,600 s"),
+        (1024, 10**9, "the links alone need"),
+        (1 << 50, 1, "the ranks' tensors need about 9,007,199.3 GB, but .* GB are free"),
+    ],
+)
+def test_what_takes_too_long_is_refused_before_it_begins(size, repeats, problem):
+    experiment = bench.Experiment(4, LinkOptions(1e8), size, repeats=repeats)
+    bench.check_size([bench.Experiment(4, LinkOptions(1e8), 1 << 24)], 3600)
+    with pytest.raises(ConfigError, match=problem):
+        bench.check_size([experiment], 3600)
 
 
 @pytest.mark.root

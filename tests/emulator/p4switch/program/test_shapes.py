@@ -90,3 +90,50 @@ def test_every_node_replaced(name):
                 except ProgramError as error:
                     assert "malformed" not in str(error), (path, value)
             put(root, path, before)
+
+
+@pytest.mark.parametrize(
+    ("program", "path", "value", "expected"),
+    [
+        ("registers", ("register_arrays", 0, "size"), 2**26 + 1, "0 to 67,108,864"),
+        ("registers", ("register_arrays", 0, "bitwidth"), 65_537, "0 to 65,536"),
+        ("counters", ("counter_arrays", 0, "size"), -1, "0 to 67,108,864"),
+        ("meters", ("meter_arrays", 0, "rate_count"), 0, "1 to 16"),
+        ("exact", ("pipelines", 0, "tables", 0, "max_size"), -1, "0 to 4,294,967,295"),
+        ("exact", ("errors", 0, 1), -1, "0 to 4,294,967,295"),
+        ("action_selector", ("pipelines", 0, "action_profiles", 0, "max_size"), -1, "0 to 4,294,967,295"),
+        ("varbit", ("header_types", 1, "max_length"), 8193, "0 to 8,192"),
+        ("exact", ("actions", 0, "runtime_data"), [{"name": "x", "bitwidth": -1}], "0 to 65,536"),
+    ],
+)
+def test_sizes_have_ranges(program, path, value, expected):
+    root = json.loads(PATHS[program].read_text())
+    *way, last = path
+    at = root
+    for key in way:
+        at = at[key]
+    at[last] = value
+    with pytest.raises(ProgramError) as caught:
+        loader.loads(json.dumps(root))
+    assert str(caught.value).endswith(f"but should be {expected}")
+
+
+def test_all_arrays_together_have_a_limit():
+    root = json.loads(PATHS["registers"].read_text())
+    root["register_arrays"][0] |= {"size": 2**26, "bitwidth": 1024}
+    name = root["register_arrays"][0]["name"]
+    with pytest.raises(ProgramError, match=f"bytes, 8,589,934,592 of them '{name}'; expected 4,294,967,296 at most"):
+        loader.loads(json.dumps(root))
+
+
+def test_stacks_are_of_one_type_and_as_large_as_they_say():
+    root = json.loads(PATHS["stacks"].read_text())
+    (stack, *_) = root["header_stacks"]
+    stack["size"] = 2**31
+    with pytest.raises(ProgramError, match="size is 2147483648, but it has [0-9]+ elements"):
+        loader.loads(json.dumps(root))
+    stack["size"] = len(stack["header_ids"])
+    other = next(one for one in root["headers"] if one["header_type"] != stack["header_type"])
+    stack["header_ids"][0] = other["id"]
+    with pytest.raises(ProgramError, match=f"its header .* has the type '{other['header_type']}', but should have"):
+        loader.loads(json.dumps(root))
