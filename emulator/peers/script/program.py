@@ -1,5 +1,5 @@
 """The process of one rank: `python -m emulator.peers.script.program REQUEST SCRIPT ARGUMENTS`, or `-m MODULE ARGUMENTS`
-in place of SCRIPT. REQUEST is a JSON file that names the cluster and where the result goes.
+in place of SCRIPT. REQUEST is a JSON file that names the cluster, the rank and where the result goes.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import json
 import os
 import sys
 import traceback
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,9 @@ import emulator
 from emulator.cluster import cluster as clusters
 from emulator.peers.run import run
 from emulator.peers.script import profile
+from emulator.peers.script.channels import Finished, Ranks
 from emulator.peers.script.result import result_of
-from emulator.peers.script.session import Finished, Session
+from emulator.peers.script.session import Session
 from switchml.errors import SwitchMLError
 
 _OTHERS = (str(Path(emulator.__file__).parent), str(Path(traceback.__file__).parent))
@@ -31,8 +33,10 @@ def main(arguments: list[str]) -> None:
     request = json.loads(Path(arguments[0]).read_text())
     script = arguments[1:]
     name = script[1] if script[0] == "-m" else script[0]
+    pipe = Connection(request["pipe"]) if "pipe" in request else None
+    ranks = Ranks(request.get("rank", 0), pipe)
     session = Session(
-        clusters.load(request["cluster"]), request["world"], 0, request["allreduce"], request["iterations"]
+        clusters.load(request["cluster"]), request["world"], ranks, request["allreduce"], request["iterations"]
     )
     outcome: dict[str, Any]
     try:

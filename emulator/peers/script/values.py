@@ -49,16 +49,53 @@ class Known:
     def copied(self, tensor: torch.Tensor, source: torch.Tensor) -> None:
         """A tensor of the host has been copied to one of the device, which is new or all of its storage."""
         storage = tensor.untyped_storage()
-        if tensor.numel() <= COPIED and storage.nbytes() == tensor.numel() * tensor.element_size():
-            self._copies[storage._cdata] = source.detach().to(tensor.dtype, copy=True)
+        is_whole = storage.nbytes() == tensor.numel() * tensor.element_size() and tensor.is_contiguous()
+        if tensor.numel() <= COPIED and is_whole:
+            self._copies[storage._cdata] = source.detach().to(tensor.dtype, copy=True).contiguous()
 
     def copy_of(self, tensor: torch.Tensor) -> torch.Tensor | None:
-        """What was copied there, if nobody has changed it."""
+        """What was copied there, if nobody has changed it; of a part of it, too."""
         found = self._copies.get(tensor.untyped_storage()._cdata)
-        return found.reshape(tensor.shape) if found is not None and found.numel() == tensor.numel() else None
+        if found is None or found.dtype != tensor.dtype:
+            return None
+        return found.as_strided(tensor.shape, tensor.stride(), int(tensor.storage_offset()))
+
+    def payload(self, tensor: torch.Tensor) -> bytes | None:
+        """The values of a tensor that is sent, as bytes; None where they are not known."""
+        if tensor.device.type == "cpu" and type(tensor) is torch.Tensor:
+            found: torch.Tensor | None = tensor.detach()
+        else:
+            found = self.copy_of(tensor)
+            if found is None and tensor.numel() == 1 and self._is_known(tensor):
+                found = torch.full((1,), self.value(tensor), dtype=tensor.dtype)
+        return None if found is None else found.reshape(-1).view(torch.uint8).numpy().tobytes()
+
+    def receive(self, tensor: torch.Tensor, payload: bytes | None) -> None:
+        """A message has come; `payload`: as of the sender."""
+        is_here = tensor.device.type == "cpu" and type(tensor) is torch.Tensor
+        if not is_here:
+            self.forget(tensor.untyped_storage()._cdata)
+        if not payload:
+            if is_here and tensor.numel():
+                self.assumed += 1
+                tensor.fill_(plausible(tensor.dtype))
+            return
+        values = torch.frombuffer(bytearray(payload), dtype=tensor.dtype).reshape(tensor.shape)
+        if is_here:
+            tensor.copy_(values)
+        elif tensor.numel() == 1:
+            self._know(tensor, values.item())
+        else:
+            self.copied(tensor, values)
 
     def _know(self, tensor: torch.Tensor, value: Any) -> None:
-        self._values.setdefault(tensor.untyped_storage()._cdata, {})[int(tensor.storage_offset())] = value
+        address, offset = tensor.untyped_storage()._cdata, int(tensor.storage_offset())
+        copy = self._copies.get(address)
+        if copy is not None and copy.dtype == tensor.dtype:
+            copy.view(-1)[offset] = value
+        else:
+            self._copies.pop(address, None)
+            self._values.setdefault(address, {})[offset] = value
 
     def suppose(self, tensor: torch.Tensor, value: Any) -> None:
         """A value that nothing determines."""
@@ -91,15 +128,23 @@ class Known:
         """Of a tensor with one element; the plausible one where it is not known."""
         if tensor.device.type == "cpu" and type(tensor) is torch.Tensor:
             return tensor.reshape(()).item()
+        copy = self.copy_of(tensor)
+        if copy is not None:
+            return copy.reshape(()).item()
         found = self._values.get(tensor.untyped_storage()._cdata, {})
         return found.get(int(tensor.storage_offset()), plausible(tensor.dtype))
+
+    def _is_known(self, tensor: torch.Tensor) -> bool:
+        """Whether the value of a tensor with one element is known."""
+        address, offset = tensor.untyped_storage()._cdata, int(tensor.storage_offset())
+        return offset in self._values.get(address, {}) or self.copy_of(tensor) is not None
 
     def read(self, func: Any, tensor: torch.Tensor) -> Any:
         """What READ gives."""
         if func is aten.equal.default:
             self.assumed += 1
             return True
-        if int(tensor.storage_offset()) not in self._values.get(tensor.untyped_storage()._cdata, {}):
+        if not self._is_known(tensor):
             self.assumed += 1
         found = self.value(tensor)
         return bool(found) if func is aten.is_nonzero.default else found
