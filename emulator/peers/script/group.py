@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import Work
+from torch.utils._pytree import tree_map
 
 from emulator.cluster.cluster import Cluster
 from emulator.cluster.collectives import cost
@@ -25,6 +26,7 @@ from emulator.peers.script.clock import Clock
 from emulator.peers.script.cuda import replace
 from emulator.peers.script.device import DeviceTensor, current
 from emulator.peers.script.operators import Operator
+from emulator.peers.script.values import COPIED
 from emulator.peers.values import Values
 from switchml.errors import EmulationError
 
@@ -172,7 +174,9 @@ class ScriptGroup(Collectives):
         return self._values
 
     def _cut(self, tensor: torch.Tensor, splits: Sequence[int] = ()) -> list[torch.Tensor]:
-        return [tensor] if isinstance(tensor, DeviceTensor) else super()._cut(tensor, splits)
+        has_values = not isinstance(tensor, DeviceTensor)
+        may_have = not tensor.is_floating_point() and tensor.numel() <= COPIED
+        return super()._cut(tensor, splits) if has_values or may_have else [tensor]
 
     def _call(
         self,
@@ -189,14 +193,37 @@ class ScriptGroup(Collectives):
                 for act in acts:
                     act(self._number)
             return _Done(clock, outputs)
-        for tensor in outputs if name != "broadcast" else ():
-            current().known.forget(tensor.untyped_storage()._cdata)
+        if not self._with_values(outputs, inputs, acts):
+            for tensor in outputs if name != "broadcast" else ():
+                current().known.forget(tensor.untyped_storage()._cdata)
         transfer = self.put(operation or name, size_bytes)
         if torch._C._current_graph_task_id() != -1:
             # DDP waits for a future in C++ that nothing shows: at the end of backward.
             main = clock.stream
             torch.autograd.Variable._execution_engine.queue_callback(lambda: clock.wait(main, transfer.end()))
         return _Done(clock, outputs, [transfer])
+
+    def _with_values(
+        self, outputs: list[torch.Tensor], inputs: Sequence[torch.Tensor], acts: Sequence[Callable[[int], None]]
+    ) -> bool:
+        """Exchange the values of tensors on the device, where all that go in are known. False: some are not."""
+        known = current().known
+        if not known.are_known(list(inputs or outputs)) or sum(one.numel() for one in outputs) > COPIED:
+            return False
+        real: dict[int, torch.Tensor] = {}
+
+        def host(one: Any) -> Any:
+            if not isinstance(one, torch.Tensor):
+                return one
+            return real.setdefault(id(one), known.real(one).clone())
+
+        with torch.no_grad():
+            for act in acts:
+                function: Any = getattr(act, "func", act)
+                function(*tree_map(host, getattr(act, "args", ())), self._number)
+        for one in outputs:
+            known.learn(one, real.get(id(one), host(one)))
+        return True
 
     def put(self, operation: str, size_bytes: float) -> Transfer:
         """Begin a collective on the device."""

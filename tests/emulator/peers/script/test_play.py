@@ -101,7 +101,7 @@ def test_memory_figures(tmp_path):
     pair[1].add_(1.0)
     assert pair[0].item() == 5.0 and pair.zero_()[0].item() != 5.0
     here = torch.full((3,), 7.0)
-    here.copy_(torch.zeros(3, device="cuda"))
+    here.copy_(torch.randn(3, device="cuda"))
     assert here.tolist() == [1.0, 1.0, 1.0]
     order = torch.tensor([3, 1, 2])
     assert order.cuda().cpu().tolist() == [3, 1, 2]
