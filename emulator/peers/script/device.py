@@ -128,7 +128,7 @@ class Hooks:
     read: Callable[[], None]
 
 
-@dataclass
+@dataclass(repr=False)
 class Device(_Mode):
     """The mode. `index`: of the device."""
 

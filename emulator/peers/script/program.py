@@ -7,6 +7,7 @@ from __future__ import annotations
 import atexit
 import json
 import os
+import re
 import sys
 import traceback
 from multiprocessing.connection import Connection
@@ -57,10 +58,21 @@ def main(arguments: list[str]) -> None:
         outcome = {"error": str(error), "where": _where(error)}
     except (KeyboardInterrupt, SystemExit):
         raise
+    except NotImplementedError as error:
+        traceback.print_exc()
+        outcome = {"error": _unsupported(str(error)), "where": _where(error)}
     except BaseException as error:  # torch.distributed.checkpoint's are no Exception
         traceback.print_exc()
         outcome = {"error": f"{type(error).__name__}: {error}".strip(), "where": _where(error)}
     Path(request["result"]).write_text(json.dumps(outcome))
+
+
+def _unsupported(message: str) -> str:
+    """Of what torch has no rule for, in one sentence."""
+    found = re.search(r"HigherOrderOperator (\w+)", message)
+    if found is None:
+        return f"NotImplementedError: {message}".strip()
+    return f"{found[1]} can't be emulated: what its kernel does depends on code that it is given"
 
 
 def _where(error: BaseException) -> str:

@@ -148,6 +148,15 @@ REFUSED = {
     "no step": ("import torch\ntorch.zeros(3, device='cuda')\n", "without an optimizer's step"),
     "no GPU": ("import torch\ntorch.zeros(3)\n", "put nothing on a GPU"),
     "its own error": ("import torch\nraise ValueError('as ever')\n", "ValueError: as ever"),
+    "graphs": (
+        "import torch\ntorch.zeros(3).cuda()\ngraph = torch.cuda.CUDAGraph()\n",
+        "CUDA graphs can't be emulated",
+    ),
+    "code": (
+        "import torch\nfrom torch.nn.attention.flex_attention import flex_attention\n"
+        "flex_attention(*torch.zeros(3, 1, 2, 128, 64, device='cuda'))\n",
+        "flex_attention can't be emulated",
+    ),
     "lengths": ("import torch\ntorch.zeros(3, device='cuda').nonzero()\n", "aten.nonzero.default can't be emulated"),
 }
 
