@@ -5,6 +5,7 @@ is used for. Run in a process of its own (`program.py`), as it changes torch for
 from __future__ import annotations
 
 import importlib
+import os
 from typing import Any
 
 import torch
@@ -40,7 +41,7 @@ class Session:
         choices.install(accelerator)
         self.cluster, self.world, self.ranks, self._iterations = cluster, world, ranks, iterations
         self.clock = Clock()
-        self.memory = Allocator(accelerator.memory_bytes)
+        self.memory = Allocator(accelerator.memory_bytes, _is_expandable())
         self.ledger = Ledger()
         self.modules = Modules()
         self._module = OUTSIDE
@@ -149,6 +150,12 @@ class Session:
             number = self.device.storage_number(tensor)
             if number is not None:
                 self.ledger.mark(number, use)
+
+
+def _is_expandable() -> bool:
+    """As the environment has it (torch's notes on CUDA semantics, "Optimizing memory usage")."""
+    options = os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF") or ""
+    return "expandable_segments:true" in options.replace(" ", "").lower()
 
 
 def _parameters(optimizer: Any) -> list[torch.Tensor]:

@@ -108,3 +108,15 @@ def test_synchronized_batch_norm(tmp_path):
     assert result["collectives"]["all_gather"]["bytes"] == 4 * (2 * 32 + 1) * 4
     assert result["collectives"]["all_reduce"]["bytes"] == 2 * 32 * 4
     assert result["parts"]["normalization"] > 0
+
+
+@pytest.mark.slow
+def test_expandable_segments(tmp_path, monkeypatch):
+    """As PyTorch is told by its environment variable: 30 MiB are two pages of 20, not a segment of their own."""
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:512, expandable_segments:True")
+    text = """
+    import torch
+    block = torch.empty(30 << 20, dtype=torch.uint8, device="cuda")
+    assert torch.cuda.memory_reserved() == 40 << 20
+    """
+    assert "result" in play(tmp_path, textwrap.dedent(text) + STEP), (tmp_path / "out").read_text()
