@@ -203,6 +203,8 @@ class Device(_Mode):
         precision = torch._C._get_float32_matmul_precision(), torch._C._get_cudnn_allow_tf32()
         key = (func, spec, device.type, precision, *map(key_of, flat))
         answer = self._answers.get(key)
+        if torch.Tag.dynamic_output_shape in func.tags and self.known.are_known(flat):
+            return self._of_values(func, flat, spec, device)
         if answer is None:
             answer = self._answers[key] = self._work_out(func, flat, spec, device)
         if device.type == "cuda":
@@ -226,6 +228,25 @@ class Device(_Mode):
                 self.known.copied(result, source)
         if device.type == "cpu" and func is aten._to_copy.default:
             return self._down(args[0], result, kwargs)
+        return result
+
+    def _of_values(self, func: Any, flat: list[Any], spec: Any, device: torch.device) -> Any:
+        """What is as long as values say, which are known: the host waits for it."""
+        args, kwargs = tree_unflatten(
+            [self.known.real(one) if isinstance(one, torch.Tensor) else one for one in flat], spec
+        )
+        with torch.utils._python_dispatch._disable_current_modes():
+            given = func(*args, **kwargs)
+        answer = self._answer(
+            func, [one for one in flat if isinstance(one, torch.Tensor)], flat, spec, shapes_of(given)
+        )
+        if device.type == "cuda":
+            self.hooks.launch(answer.operator)
+            self.hooks.read()
+        result = self._shaped(func, answer.shapes, args, kwargs, device)
+        for one, values_of_it in zip(tree_flatten(result)[0], tree_flatten(given)[0], strict=True):
+            if isinstance(one, torch.Tensor):
+                self.known.learn(one, values_of_it)
         return result
 
     def _changed(self, args: Any, kwargs: dict[str, Any], changed: tuple[int | str, ...]) -> None:

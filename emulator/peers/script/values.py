@@ -25,7 +25,7 @@ COUNTS = {aten.bincount.default, aten.histc.default}
 KEPT = {aten._amp_foreach_non_finite_check_and_unscale_.default}
 """Operators that leave values as they were: no gradient overflows."""
 
-COPIED = 1 << 12
+COPIED = 1 << 14
 """Elements up to which values that go to the device and come back are kept: DDP's order of buckets does."""
 
 _RANDOM = ("rand", "uniform", "normal", "bernoulli", "multinomial", "dropout", "exponential", "geometric")

@@ -157,7 +157,7 @@ REFUSED = {
         "flex_attention(*torch.zeros(3, 1, 2, 128, 64, device='cuda'))\n",
         "flex_attention can't be emulated",
     ),
-    "lengths": ("import torch\ntorch.zeros(3, device='cuda').nonzero()\n", "aten.nonzero.default can't be emulated"),
+    "lengths": ("import torch\ntorch.randn(3, device='cuda').nonzero()\n", "aten.nonzero.default can't be emulated"),
 }
 
 

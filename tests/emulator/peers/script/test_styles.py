@@ -25,6 +25,7 @@ def test_values_that_are_known(tmp_path):
     assert pair.cpu().tolist() == [5.0, 2.0] and f"{pair.sum():.1f}" == "7.0" and pair[1:].tolist() == [2.0]
     assert (labels == 1).sum().item() == 2 and labels[labels == 1].shape == (2,)
     assert torch.bincount(labels, minlength=4).tolist() == [0, 2, 1, 1]
+    assert (labels == 1).nonzero().tolist() == [[1], [3]] and torch.unique(labels).tolist() == [1, 2, 3]
     tokens = torch.randn(10, 4, device="cuda").argmax(1)
     counts = torch.bincount(tokens, minlength=4)
     assert counts.tolist() == [3, 3, 2, 2]
