@@ -157,6 +157,11 @@ REFUSED = {
         "flex_attention(*torch.zeros(3, 1, 2, 128, 64, device='cuda'))\n",
         "flex_attention can't be emulated",
     ),
+    "attention": (
+        "import torch\nq = torch.zeros(1, 2, 8, 64, device='cuda', dtype=torch.half)\n"
+        "torch.ops.aten._scaled_dot_product_cudnn_attention(q, q, q, None, False)\n",
+        "no cost of this kernel of attention",
+    ),
     "lengths": ("import torch\ntorch.randn(3, device='cuda').nonzero()\n", "aten.nonzero.default can't be emulated"),
 }
 
