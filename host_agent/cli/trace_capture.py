@@ -96,7 +96,7 @@ class RankSummary:
     "--emulate",
     "cluster",
     metavar="CLUSTER",
-    help="Run nothing on a GPU: play rank 0 as `switchml emulate` does, on this cluster, and write what it did.",
+    help="Run nothing on a GPU: play the script as `switchml emulate` does, on this cluster, and write what it did.",
 )
 @click.option("--gpus", type=Count(1), help="With --emulate: number of accelerators.  [default: as many as torchrun's]")
 @click.option("--overwrite", is_flag=True, help="Replace an existing capture in the folder.")

@@ -4,6 +4,9 @@ Rules and sizes: c10/cuda/CUDACachingAllocator.cpp. Requests are rounded to 512 
 segments of 2 MiB, below 10 MiB from segments of 20 MiB, else from one of their own, rounded to 2 MiB. The smallest free
 block of the same stream that is large enough is taken and split where enough is left; neighbours that are free are
 joined. When the device is full, segments that are free as a whole go back to it.
+
+With `expandable_segments` each stream has one segment for small and one for large requests, which is mapped in pages of
+2 and 20 MiB: it grows by what a request lacks, and pages that are free as a whole go back.
 """
 
 from __future__ import annotations
@@ -17,6 +20,12 @@ SMALL_SEGMENT = 2 << 20
 LARGE_SEGMENT = 20 << 20
 OWN_SEGMENT = 10 << 20
 SEGMENT_ROUND = 2 << 20
+_APART = LARGE_SEGMENT << 24
+"""Addresses of an expandable segment: more than it ever has, in whole pages."""
+
+
+def _page(pool: tuple[bool, int]) -> int:
+    return SMALL_SEGMENT if pool[0] else LARGE_SEGMENT
 
 
 class Full(Exception):
@@ -43,12 +52,14 @@ class Block:
 class Allocator:
     """`capacity_bytes`: what the process may reserve."""
 
-    def __init__(self, capacity_bytes: float):
-        self.capacity_bytes = capacity_bytes
+    def __init__(self, capacity_bytes: float, is_expandable: bool = False):
+        self.capacity_bytes, self._is_expandable = capacity_bytes, is_expandable
         self.allocated_bytes = self.reserved_bytes = 0
         self.peak_allocated_bytes = self.peak_reserved_bytes = 0
         self._free: dict[tuple[bool, int], list[tuple[int, int, Block]]] = {}
         self._next_address = 0
+        self._last: dict[tuple[bool, int], Block] = {}
+        """At the end of expandable segments, by pool."""
 
     def take(self, requested_bytes: int, stream: int = 0) -> Block | None:
         """A block; None for nothing. Raises Full."""
@@ -56,9 +67,10 @@ class Allocator:
             return None
         size = -(-requested_bytes // ROUND) * ROUND
         pool = (size <= SMALL, stream)
-        block = self._best_fit(pool, size) or self._new_segment(pool, size)
+        grow = self._expand if self._is_expandable else self._new_segment
+        block = self._best_fit(pool, size) or grow(pool, size)
         left = block.bytes - size
-        if left >= ROUND if pool[0] else left > SMALL:
+        if left >= ROUND if pool[0] or self._is_expandable else left > SMALL:
             self._split(block, size)
         block.is_free = False
         self.allocated_bytes += block.bytes
@@ -74,6 +86,8 @@ class Allocator:
             if other is None or not other.is_free:
                 continue
             self._unlist(other)
+            if other is self._last.get(block.pool):
+                self._last[block.pool] = block
             block.bytes += other.bytes
             block.address = min(block.address, other.address)
             if other is block.before:
@@ -87,7 +101,10 @@ class Allocator:
         self._list(block)
 
     def empty_cache(self) -> None:
-        """Give segments without a block in use back to the device."""
+        """Give segments without a block in use, of expandable ones pages, back to the device."""
+        if self._is_expandable:
+            self._unmap()
+            return
         for blocks in self._free.values():
             for entry in [entry for entry in blocks if entry[2].before is None and entry[2].after is None]:
                 blocks.remove(entry)
@@ -100,6 +117,8 @@ class Allocator:
     def _best_fit(self, pool: tuple[bool, int], size: int) -> Block | None:
         blocks = self._free.setdefault(pool, [])
         place = bisect_left(blocks, size, key=lambda entry: entry[0])
+        if place + 1 < len(blocks) and blocks[place][2] is self._last.get(pool):
+            place += 1  # what can grow is kept for what needs it
         return blocks.pop(place)[2] if place < len(blocks) else None
 
     def _new_segment(self, pool: tuple[bool, int], size: int) -> Block:
@@ -109,18 +128,69 @@ class Allocator:
             segment = LARGE_SEGMENT
         else:
             segment = -(-size // SEGMENT_ROUND) * SEGMENT_ROUND
-        if self.reserved_bytes + segment > self.capacity_bytes:
-            self.empty_cache()
-            if self.reserved_bytes + segment > self.capacity_bytes:
-                raise Full(size)
-        self.reserved_bytes += segment
-        self.peak_reserved_bytes = max(self.peak_reserved_bytes, self.reserved_bytes)
+        self._reserve(segment, size)
         address = self._next_address
         self._next_address += segment
         return Block(address, segment, pool)
 
+    def _expand(self, pool: tuple[bool, int], size: int) -> Block:
+        """Map what a request lacks at the end of its segment, in whole pages."""
+        last, page = self._last.get(pool), _page(pool)
+        if last is not None and last.is_free:
+            self._unlist(last)
+            block = last
+        else:
+            start = len(self._last) * _APART if last is None else last.address + last.bytes
+            block = Block(start, 0, pool, before=last)
+        more = -(-(size - block.bytes) // page) * page
+        try:
+            self._reserve(more, size)
+        except Full:
+            if block is last:
+                self._list(block)
+            raise
+        if last is not None and block is not last:
+            last.after = block
+        block.bytes += more
+        self._last[pool] = block
+        return block
+
+    def _unmap(self) -> None:
+        """Give pages that are free back. What is left of a block on either side is two blocks."""
+        for pool, blocks in self._free.items():
+            page = _page(pool)
+            for _, address, block in list(blocks):
+                end = address + block.bytes
+                first, until = -(-address // page) * page, end // page * page
+                if first >= until:
+                    continue
+                self._unlist(block)
+                self.reserved_bytes -= until - first
+                rest = Block(until, end - until, pool, after=block.after)
+                block.bytes, block.after = first - address, None
+                if rest.after is not None:
+                    rest.after.before = rest if rest.bytes else None
+                if block is self._last.get(pool):
+                    self._last[pool] = rest
+                for part in (block, rest):
+                    if part.bytes:
+                        self._list(part)
+                if not block.bytes and block.before is not None:
+                    block.before.after = None
+
+    def _reserve(self, more: int, size: int) -> None:
+        """Take `more` bytes from the device, for a request of `size`."""
+        if self.reserved_bytes + more > self.capacity_bytes:
+            self.empty_cache()
+            if self.reserved_bytes + more > self.capacity_bytes:
+                raise Full(size)
+        self.reserved_bytes += more
+        self.peak_reserved_bytes = max(self.peak_reserved_bytes, self.reserved_bytes)
+
     def _split(self, block: Block, size: int) -> None:
         rest = Block(block.address + size, block.bytes - size, block.pool, before=block, after=block.after)
+        if block is self._last.get(block.pool):
+            self._last[block.pool] = rest
         if block.after is not None:
             block.after.before = rest
         block.bytes, block.after = size, rest

@@ -4,6 +4,7 @@ with a kernel of their own beside a way to make them of others, that there is on
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,6 +18,8 @@ _WITHOUT_FLASH = ("Pascal", "Volta", "Turing")
 _ON_GPUS_ONLY = ("_fused_rms_norm",)
 
 _kept: list[Any] = []
+_chosen: dict[str, Callable[..., Any]] = {}
+"""What stands in place of an operator, by name."""
 
 
 def install(accelerator: Accelerator) -> None:
@@ -30,8 +33,29 @@ def install(accelerator: Accelerator) -> None:
     def attention(*arguments: Any, **options: Any) -> Any:
         return _attention(has_flash, *arguments, **options)
 
+    _chosen["aten::scaled_dot_product_attention"] = attention
     for key in ("AutogradCUDA", "CUDA"):
         library.impl("scaled_dot_product_attention", attention, key)
+
+
+def is_composite(func: Any) -> bool:
+    """Whether torch takes an operator apart for the device before its kernels are asked."""
+    name = func._schema.name
+    has = torch._C._dispatch_has_kernel_for_dispatch_key
+    if name in _chosen:
+        return True
+    return has(func.name(), "CompositeImplicitAutograd") and not has(func.name(), "CUDA")
+
+
+def is_reshaping(func: Any) -> bool:
+    """Whether one of torch's kernels for all devices does it, as with what changes sizes and strides alone."""
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeExplicitAutograd"))
+
+
+def take_apart(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Do what an operator consists of."""
+    chosen = _chosen.get(func._schema.name)
+    return func.decompose(*args, **kwargs) if chosen is None else chosen(*args, **kwargs)
 
 
 def _never(*arguments: Any, **options: Any) -> Any:

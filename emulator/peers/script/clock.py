@@ -5,6 +5,7 @@ before it on its stream has ended. Waiting makes a stream, or the host, go on no
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Protocol
 
 
 @dataclass(frozen=True)
@@ -25,21 +26,31 @@ class Span:
 
 @dataclass(frozen=True)
 class Collective(Span):
-    """One collective. `group`: its name and its ranks."""
+    """One collective, or a message. `group`: its name and its ranks. `ready_s`: from when on it waited for other ranks.
+    `ends`: sender and receiver of a message."""
 
     operation: str
     size_bytes: float
     group: tuple[str, tuple[int, ...]]
+    ready_s: float
+    ends: tuple[int, int] | None = None
+
+
+class Unfinished(Protocol):
+    """What ends when other ranks have come (`channels.Transfer`)."""
+
+    def end(self) -> float: ...
 
 
 @dataclass(frozen=True)
 class Wait:
     """At `at_s` the host had a stream wait until `until_s`, which is the end of what is awaited; or, with `stream` -1,
-    it waited itself."""
+    it waited itself. `idle_s`: from when on the stream had nothing else to do."""
 
     at_s: float
     stream: int
     until_s: float
+    idle_s: float
 
 
 @dataclass
@@ -53,11 +64,18 @@ class Clock:
     """When each stream has done what it has."""
     spans: list[Span] = field(default_factory=list)
     waits: list[Wait] = field(default_factory=list)
+    unfinished: dict[Unfinished, None] = field(default_factory=dict)
+    """What is on streams and of which it is not known yet when it ends, in order."""
 
     @property
     def now_s(self) -> float:
         """When all that was asked for is done."""
+        self._finish()
         return max(self.host_s, *self.ends_s)
+
+    def _finish(self) -> None:
+        for one in list(self.unfinished):
+            one.end()
 
     def new_stream(self) -> int:
         self.ends_s.append(0.0)
@@ -68,29 +86,20 @@ class Clock:
         called_s = self.host_s
         self.host_s += host_s
         if duration_s > 0:
-            start_s = self._begin(self.stream, duration_s)
+            start_s = self.begin_on(self.stream, self.host_s, duration_s)
             self.spans.append(Span(operator, self.stream, start_s, duration_s, called_s, self.host_s, module))
 
-    def collective(
-        self,
-        stream: int,
-        operation: str,
-        size_bytes: float,
-        group: tuple[str, tuple[int, ...]],
-        host_s: float,
-        duration_s: float,
-    ) -> float:
-        """A collective on a stream of its own, after what is on the present one. Returns when it ends."""
+    def hand_over(self, stream: int, host_s: float) -> tuple[float, float, float]:
+        """What comes on another stream waits for what is on the present one; the host is kept for `host_s`. Returns
+        when that was called, when `stream` can begin, and when the host goes on."""
         called_s = self.host_s
-        self.wait(stream, self.ends_s[self.stream])
+        self.waits.append(Wait(called_s, stream, self.ends_s[self.stream], called_s))
         self.host_s += host_s
-        start_s = self._begin(stream, duration_s)
-        times = start_s, duration_s, called_s, self.host_s
-        self.spans.append(Collective(-1, stream, *times, "", operation, size_bytes, group))
-        return self.ends_s[stream]
+        return called_s, max(self.host_s, self.ends_s[self.stream]), self.host_s
 
-    def _begin(self, stream: int, duration_s: float) -> float:
-        start_s = max(self.host_s, self.ends_s[stream])
+    def begin_on(self, stream: int, ready_s: float, duration_s: float) -> float:
+        """What is ready at `ready_s` begins when `stream` is free; returns when."""
+        start_s = max(ready_s, self.ends_s[stream])
         self.ends_s[stream] = start_s + duration_s
         return start_s
 
@@ -100,15 +109,17 @@ class Clock:
 
     def wait(self, stream: int, until_s: float) -> None:
         """What comes on `stream` begins no earlier."""
-        self.waits.append(Wait(self.host_s, stream, until_s))
+        self.waits.append(Wait(self.host_s, stream, until_s, max(self.host_s, self.ends_s[stream])))
         self.ends_s[stream] = max(self.ends_s[stream], until_s)
 
     def wait_host(self, until_s: float) -> None:
         """The host goes on no earlier."""
         if until_s > self.host_s:
-            self.waits.append(Wait(self.host_s, -1, until_s))
+            self.waits.append(Wait(self.host_s, -1, until_s, self.host_s))
             self.host_s = until_s
 
     def synchronize(self, stream: int | None = None) -> None:
         """The host waits for a stream, or all."""
+        if stream is None:
+            self._finish()
         self.wait_host(max(self.ends_s) if stream is None else self.ends_s[stream])

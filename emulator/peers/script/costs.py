@@ -19,6 +19,7 @@ from emulator import datafile
 from emulator.cluster import kernels
 from emulator.cluster.accelerator import Accelerator, Constants
 from emulator.peers.script.operators import Operator, TensorShape
+from switchml.errors import EmulationError
 
 DATA = Path(__file__).parent / "data" / "operators.toml"
 
@@ -101,6 +102,8 @@ class Costs:
         shaped = _SHAPED.get(operator.base)
         if shaped is not None:
             return shaped(self, operator)
+        if "attn" in operator.base or "attention" in operator.base:
+            raise EmulationError(f"{operator.name} can't be emulated: there is no cost of this kernel of attention")
         kind = _kinds().get(operator.base, self._default)
         moved = (operator.bytes if kind.reads else operator.written_bytes) * kind.passes
         return moved / (self._accelerator.memory_bytes_per_s * kind.share) + kind.kernels * self._kernel_s

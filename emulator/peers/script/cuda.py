@@ -13,6 +13,7 @@ from emulator.cluster.accelerator import Accelerator
 from emulator.peers.script.allocator import Allocator
 from emulator.peers.script.clock import Clock
 from emulator.peers.script.device import DeviceTensor, current
+from switchml.errors import EmulationError
 
 CAPABILITY = {
     "Pascal": (6, 0),
@@ -48,7 +49,7 @@ def install(accelerator: Accelerator, devices: int, index: int, clock: Clock, me
     }
     tensors = {"record_stream": _nothing, "pin_memory": lambda tensor, *_: tensor, "data": _data()}
     storage = torch.UntypedStorage
-    replace(torch.cuda, named | streams | others)
+    replace(torch.cuda, named | streams | others | dict.fromkeys(_GRAPHS, _no_graphs))
     replace(torch.cuda.streams, streams)
     replace(torch.cuda.nccl, {"version": lambda: (2, 27, 5)})
     replace(torch.accelerator, accelerators)
@@ -96,6 +97,13 @@ def _storages(resize: Any, size: Any) -> dict[str, Any]:
 
 def _nothing(*_: Any, **__: Any) -> None:
     return None
+
+
+_GRAPHS = ("CUDAGraph", "graph", "graph_pool_handle", "make_graphed_callables")
+
+
+def _no_graphs(*_: Any, **__: Any) -> Any:
+    raise EmulationError("CUDA graphs can't be emulated: expected a script that runs without them")
 
 
 @contextmanager

@@ -16,11 +16,25 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from emulator.peers.script import values
+from emulator.peers.script.choices import is_composite, is_reshaping, take_apart
 from emulator.peers.script.operators import Operator, TensorShape
+from emulator.peers.script.shapes import (
+    Returns,
+    bytes_of,
+    changed_by,
+    key_of,
+    on_host,
+    on_meta,
+    options_of,
+    returns_of,
+    shape_of,
+    shapes_of,
+)
 from switchml.errors import EmulationError
 
 aten = torch.ops.aten
@@ -49,10 +63,16 @@ class DeviceTensor(_Tensor):
     def __repr__(self) -> str:
         return f"tensor(..., device='{self.device}', size={tuple(self.shape)}, dtype={self.dtype})"
 
+    def __format__(self, spec: str) -> str:
+        return format(self.item(), spec) if self.dim() == 0 else object.__format__(self, spec)
+
     def tolist(self) -> Any:
         if self.numel() == 1:
             return torch.full(self.shape, self.item()).tolist()
-        raise _without_values("tolist")
+        values = current().values_of(self)
+        if values is None:
+            raise _without_values("tolist")
+        return values.tolist()
 
     def numpy(self, *, force: bool = False) -> Any:
         raise _without_values("numpy")
@@ -82,15 +102,6 @@ def current() -> Device:
     return _current[0]
 
 
-@dataclass(frozen=True)
-class _Returns:
-    """How a returned tensor relates to an argument: its place and name, and whether it is that very tensor."""
-
-    place: int
-    name: str
-    is_same: bool
-
-
 @dataclass
 class _Answer:
     """What an operator gives for one combination of shapes."""
@@ -100,6 +111,8 @@ class _Answer:
     """`TensorShape`s in the structure of the result; other things stand for themselves."""
     is_scalar: bool
     """All tensors in and out have one element: then values are worked out, too."""
+    is_small: bool
+    """The result is a new tensor whose values are worked out if those of all tensors in are known."""
     changed: tuple[int | str, ...]
     """Places or names of arguments that are changed."""
 
@@ -115,7 +128,7 @@ class Hooks:
     read: Callable[[], None]
 
 
-@dataclass
+@dataclass(repr=False)
 class Device(_Mode):
     """The mode. `index`: of the device."""
 
@@ -128,7 +141,8 @@ class Device(_Mode):
         self.known = values.Known()
         self._device = torch.device("cuda", self.index)
         self._answers: dict[Any, _Answer] = {}
-        self._returns: dict[Any, list[_Returns | None]] = {}
+        self._returns: dict[Any, list[Returns | None]] = {}
+        self._wholes: dict[Any, bool] = {}
         self._storages: dict[int, tuple[int, Any]] = {}
         self._made = 0
         self._emptied: set[int] = set()
@@ -142,7 +156,14 @@ class Device(_Mode):
         return self.run(func, args, kwargs or {})
 
     def run(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        """One operator: answered if it concerns the device, else run."""
+        """One operator: answered if it concerns the device, else run. Without autograd (inference mode) torch hands
+        over operators that it would have taken apart."""
+        whole = self._wholes.get(func)
+        if whole is None:
+            whole = self._wholes[func] = is_composite(func)
+        if whole:
+            with self:
+                return take_apart(func, args, kwargs)
         if kwargs.get("pin_memory"):  # by the driver, which is not there
             kwargs = kwargs | {"pin_memory": False}
         flat, spec = tree_flatten((args, kwargs))
@@ -166,7 +187,8 @@ class Device(_Mode):
             return self._read(func, args)
         rule = values.RULES.get(func)
         if rule is not None:
-            args, kwargs = rule(args, kwargs, self.known)
+            with self:
+                args, kwargs = rule(args, kwargs, self.known)
             flat, spec = tree_flatten((args, kwargs))
         return self._answered(func, args, kwargs, flat, spec, device)
 
@@ -179,17 +201,25 @@ class Device(_Mode):
 
     def _answered(self, func: Any, args: Any, kwargs: dict[str, Any], flat: list[Any], spec: Any, device: Any) -> Any:
         precision = torch._C._get_float32_matmul_precision(), torch._C._get_cudnn_allow_tf32()
-        key = (func, spec, device.type, precision, *map(_key, flat))
+        key = (func, spec, device.type, precision, *map(key_of, flat))
         answer = self._answers.get(key)
+        if torch.Tag.dynamic_output_shape in func.tags and self.known.are_known(flat):
+            return self._of_values(func, flat, spec, device)
         if answer is None:
             answer = self._answers[key] = self._work_out(func, flat, spec, device)
         if device.type == "cuda":
             self.hooks.launch(answer.operator)
         result = self._shaped(func, answer.shapes, args, kwargs, device)
-        if answer.is_scalar:
+        if torch.Tag.inplace_view in func.tags and is_reshaping(func):
+            with no_dispatch():  # which changes how the tensor itself is looked at
+                func(*args, **kwargs)
+            return result
+        if answer.is_scalar or (answer.is_small and self.known.are_known(flat)):
             self.known.follow(func, flat, spec, result)
         elif func in values.TRUE:
             self.known.suppose(result, True)
+        elif func in values.COUNTS:
+            self.known.spread(result, args[0].numel())
         elif answer.changed and func not in values.KEPT:
             self._changed(args, kwargs, answer.changed)
         if func in _COPIES and isinstance(result, DeviceTensor):
@@ -198,6 +228,25 @@ class Device(_Mode):
                 self.known.copied(result, source)
         if device.type == "cpu" and func is aten._to_copy.default:
             return self._down(args[0], result, kwargs)
+        return result
+
+    def _of_values(self, func: Any, flat: list[Any], spec: Any, device: torch.device) -> Any:
+        """What is as long as values say, which are known: the host waits for it."""
+        args, kwargs = tree_unflatten(
+            [self.known.real(one) if isinstance(one, torch.Tensor) else one for one in flat], spec
+        )
+        with torch.utils._python_dispatch._disable_current_modes():
+            given = func(*args, **kwargs)
+        answer = self._answer(
+            func, [one for one in flat if isinstance(one, torch.Tensor)], flat, spec, shapes_of(given)
+        )
+        if device.type == "cuda":
+            self.hooks.launch(answer.operator)
+            self.hooks.read()
+        result = self._shaped(func, answer.shapes, args, kwargs, device)
+        for one, values_of_it in zip(tree_flatten(result)[0], tree_flatten(given)[0], strict=True):
+            if isinstance(one, torch.Tensor):
+                self.known.learn(one, values_of_it)
         return result
 
     def _changed(self, args: Any, kwargs: dict[str, Any], changed: tuple[int | str, ...]) -> None:
@@ -220,41 +269,42 @@ class Device(_Mode):
 
     def _work_out(self, func: Any, flat: list[Any], spec: Any, device: torch.device) -> _Answer:
         tensors = [one for one in flat if isinstance(one, torch.Tensor)]
-        plain = [_on_meta(one) for one in flat]
+        plain = [on_meta(one) for one in flat]
         args, kwargs = tree_unflatten(plain, spec)
         if "device" in kwargs:
             kwargs["device"] = "meta"
         try:
             with torch.utils._python_dispatch._disable_current_modes():
                 given = values.SHAPES.get(func, func)(*args, **kwargs)
-        except NotImplementedError as error:
+        except (NotImplementedError, torch._subclasses.fake_tensor.DynamicOutputShapeException) as error:
             if not func._schema.returns:
                 return self._answer(func, tensors, flat, spec, None)
-            raise EmulationError(f"{func} can't be emulated: torch gives no shape of its result ({error})") from None
-        return self._answer(func, tensors, flat, spec, _shapes_of(given))
+            given = on_host(func, plain, spec, error)
+        return self._answer(func, tensors, flat, spec, shapes_of(given))
 
     def _answer(self, func: Any, tensors: list[torch.Tensor], flat: list[Any], spec: Any, shapes: Any) -> _Answer:
         out = [one for one in tree_flatten(shapes)[0] if isinstance(one, TensorShape)]
-        changed = _changed(func, flat, spec)
+        changed = changed_by(func, flat, spec)
         operator = Operator(
             len(self.operators),
             str(func),
-            tuple(map(_shape, tensors)),
+            tuple(map(shape_of, tensors)),
             tuple(out),
-            _options(func, flat, spec),
+            options_of(func, flat, spec),
             (torch.get_float32_matmul_precision() != "highest", torch.backends.cudnn.allow_tf32),
-            _bytes(list(changed.values()) or shapes),
+            bytes_of(list(changed.values()) or shapes),
             not (func.is_view or func in _WITHOUT_KERNEL),
         )
         self.operators.append(operator)
         is_scalar = len(out) == 1 and all(one.elements == 1 for one in (*operator.inputs, *out))
-        return _Answer(operator, shapes, is_scalar, tuple(changed))
+        is_small = isinstance(shapes, TensorShape) and out[0].elements <= values.COPIED and operator.has_kernel
+        return _Answer(operator, shapes, is_scalar, is_small and not changed, tuple(changed))
 
     def _shaped(self, func: Any, shapes: Any, args: Any, kwargs: dict[str, Any], device: torch.device) -> Any:
         """The result: new tensors, views of arguments or arguments."""
         returns = self._returns.get(func)
         if returns is None:
-            returns = self._returns[func] = _returns_of(func)
+            returns = self._returns[func] = returns_of(func)
         if isinstance(shapes, (tuple, list)):
             return type(shapes)(
                 self._one(shape, returns[min(place, len(returns) - 1)], args, kwargs, device, place)
@@ -263,7 +313,7 @@ class Device(_Mode):
         return self._one(shapes, returns[0] if returns else None, args, kwargs, device)
 
     def _one(
-        self, shape: Any, relation: _Returns | None, args: Any, kwargs: Any, device: torch.device, place: int = 0
+        self, shape: Any, relation: Returns | None, args: Any, kwargs: Any, device: torch.device, place: int = 0
     ) -> Any:
         if isinstance(shape, (tuple, list)):
             return type(shape)(self._one(one, relation, args, kwargs, device, at) for at, one in enumerate(shape))
@@ -327,6 +377,12 @@ class Device(_Mode):
         """Bytes of a storage; None: not ours."""
         found = self._storages.get(storage._cdata)
         return None if found is None else 0 if found[0] in self._emptied else storage.nbytes()
+
+    def values_of(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """What the host gets that waits for all values of a tensor; None: they are not known."""
+        if tensor.device.type == "cuda":
+            self.hooks.read()
+        return self.known.copy_of(tensor)
 
     def storage_number(self, tensor: torch.Tensor) -> int | None:
         """The number of its memory, as `allocate` was told."""
@@ -393,83 +449,3 @@ _WITHOUT_KERNEL = {
     aten.set_.source_Storage_storage_offset,
     aten.resize_.default,
 }
-
-
-def _key(one: Any) -> Any:
-    if isinstance(one, torch.Tensor):
-        return (one.size(), one.stride(), one.storage_offset(), one.dtype, one.device.type)
-    return (type(one), None) if isinstance(one, torch.Generator) else (type(one), one)
-
-
-def _on_meta(one: Any) -> Any:
-    """The argument as meta kernels take it."""
-    if isinstance(one, torch.Generator):
-        return None
-    if not isinstance(one, torch.Tensor):
-        return one
-    with torch.utils._python_dispatch._disable_current_modes():
-        if not one.storage_offset():
-            return torch.empty_strided(one.size(), one.stride(), dtype=one.dtype, device="meta")
-        extent = sum((length - 1) * step for length, step in zip(one.size(), one.stride(), strict=True)) + 1
-        whole = torch.empty(one.storage_offset() + extent, dtype=one.dtype, device="meta")
-        return whole.as_strided(one.size(), one.stride(), one.storage_offset())
-
-
-def _shape(tensor: torch.Tensor) -> TensorShape:
-    return TensorShape(
-        tuple(tensor.size()), tuple(tensor.stride()), int(tensor.storage_offset()), tensor.dtype, tensor.element_size()
-    )
-
-
-def _shapes_of(given: Any) -> Any:
-    if isinstance(given, torch.Tensor):
-        return _shape(given)
-    if isinstance(given, (tuple, list)):
-        return (list if isinstance(given, list) else tuple)(map(_shapes_of, given))
-    return given
-
-
-def _changed(func: Any, flat: list[Any], spec: Any) -> dict[int | str, Any]:
-    """Arguments that are changed: place or name → shapes."""
-    args, kwargs = tree_unflatten([_shape(one) if isinstance(one, torch.Tensor) else one for one in flat], spec)
-    found: dict[int | str, Any] = {}
-    for place, argument in enumerate(func._schema.arguments):
-        if argument.is_write and place < len(args):
-            found[place] = args[place]
-        elif argument.is_write and argument.name in kwargs:
-            found[argument.name] = kwargs[argument.name]
-    return found
-
-
-def _bytes(shapes: Any) -> int:
-    return sum(one.bytes for one in tree_flatten(shapes)[0] if isinstance(one, TensorShape))
-
-
-class _Tensorless:
-    """Stands for a tensor where none may be kept."""
-
-
-def _options(func: Any, flat: list[Any], spec: Any) -> dict[str, Any]:
-    """Arguments that are no tensors, by name."""
-    args, kwargs = tree_unflatten([_Tensorless if isinstance(one, torch.Tensor) else one for one in flat], spec)
-    names = (argument.name for argument in func._schema.arguments)
-    given = dict(zip(names, args, strict=False)) | kwargs
-    return {name: value for name, value in given.items() if value is not _Tensorless}
-
-
-def _returns_of(func: Any) -> list[_Returns | None]:
-    """For each returned value, the argument that it is or looks at."""
-    arguments = func._schema.arguments
-    found: list[_Returns | None] = []
-    for one in func._schema.returns:
-        alias = one.alias_info
-        relation = None
-        if alias is not None and alias.before_set:
-            for place, argument in enumerate(arguments):
-                if argument.alias_info is not None and argument.alias_info.before_set & alias.before_set:
-                    relation = _Returns(place, argument.name, alias.is_write)
-                    break
-        if relation is None and func.is_view:  # a list of views: its schema names them in a way that torch hides
-            relation = _Returns(0, arguments[0].name, False)
-        found.append(relation)
-    return found

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from switchml.errors import ConfigError
 
@@ -31,8 +32,9 @@ _kept: list[Any] = []
 """What C++ points to."""
 
 
-def install() -> None:
-    """Let this process make "cuda" tensors. Once; ConfigError where this torch can't be taught."""
+def install(index: int = 0) -> None:
+    """Let this process make "cuda" tensors, of device `index` where a script names none. Once; ConfigError where this
+    torch can't be taught."""
     if _kept:
         return
     torch.cuda._lazy_init = lambda: None
@@ -40,6 +42,8 @@ def install() -> None:
     try:
         _install_guard()
         _replace_answers()
+        if index:
+            _choose(index)
     except (AttributeError, OSError) as error:
         raise ConfigError(f"torch {torch.__version__} can't emulate a GPU: {error}") from None
 
@@ -91,6 +95,33 @@ def _replace_answers() -> None:
             raise OSError("it asks for a driver in a way that is not known")
 
 
+def _choose(index: int) -> None:
+    """Have the guard say that device `index` is the current one."""
+    registry = ctypes.c_void_p.in_dll(_library("c10"), "_ZN3c104impl26device_guard_impl_registryE")
+    guards = (ctypes.c_void_p * (_CUDA + 1)).from_address(ctypes.addressof(registry))
+    guard = ctypes.cast(ctypes.c_void_p(guards[_CUDA]), ctypes.POINTER(ctypes.c_void_p))
+    original = ctypes.cast(guard[0], ctypes.POINTER(ctypes.c_void_p))
+    table = (ctypes.c_void_p * _ENTRIES)(*[original[entry] for entry in range(_ENTRIES)])
+    chosen = ctypes.CFUNCTYPE(ctypes.c_longlong)(lambda: _CUDA | index << 8)  # a c10::Device: type, index
+    _kept.extend((table, chosen))
+    atexit.register(guard.__setitem__, 0, guard[0])
+    guard[0] = ctypes.addressof(table)
+    for entry in range(_FIRST_OF):
+        before, table[entry] = table[entry], ctypes.cast(chosen, ctypes.c_void_p).value
+        if _current() == index:
+            return
+        table[entry] = before
+    raise OSError("it asks for the current device in a way that is not known")
+
+
+def _current() -> int | None:
+    """The device that torch takes where none is named."""
+    tensor, _Seen.index = torch.empty(1), None
+    with _Seen():
+        tensor.to("cuda")
+    return _Seen.index
+
+
 def _is_built() -> bool:
     found = torch._C._accelerator_getAccelerator()
     return found is not None and found.type == "cuda"
@@ -112,9 +143,11 @@ def _differentiates() -> bool:
 
 
 if TYPE_CHECKING:
-    _Tensor = Any  # its stub has another signature of __torch_dispatch__ than torch calls
+    _Tensor = Any  # their stubs have other signatures of __torch_dispatch__ than torch calls
+    _Mode = Any
 else:
     _Tensor = torch.Tensor
+    _Mode = TorchDispatchMode
 
 
 def _begins() -> bool:
@@ -127,6 +160,16 @@ def _begins() -> bool:
 
 def _pins() -> bool:
     return torch.empty(1).is_pinned()
+
+
+class _Seen(_Mode):
+    """Notes the device that a copy goes to."""
+
+    index: int | None = None
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        _Seen.index = kwargs["device"].index
+        return args[0]
 
 
 class _Probe(_Tensor):

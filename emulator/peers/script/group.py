@@ -1,6 +1,6 @@
-"""Process groups of emulated ranks that all do what this one does. A collective is put on a stream of its group, with
-what it costs on the cluster; tensors of the device have no values to exchange, and those of the host meet copies of
-themselves.
+"""Process groups of emulated ranks, most of which do what this one does. A collective or message is put on a channel of
+its group, with what it costs on the cluster. In collectives tensors of the device have no values to exchange, and those
+of the host meet copies of themselves; a message brings the values that its sender knows.
 """
 
 from __future__ import annotations
@@ -13,17 +13,20 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import Work
+from torch.utils._pytree import tree_map
 
 from emulator.cluster.cluster import Cluster
 from emulator.cluster.collectives import cost
-from emulator.cluster.topology import place
+from emulator.cluster.topology import GroupLayout, place
 from emulator.peers.collectives import Collectives
 from emulator.peers.exchange import Exchange
 from emulator.peers.run import take_over
+from emulator.peers.script.channels import Channel, Ranks, Transfer
 from emulator.peers.script.clock import Clock
 from emulator.peers.script.cuda import replace
 from emulator.peers.script.device import DeviceTensor, current
 from emulator.peers.script.operators import Operator
+from emulator.peers.script.values import COPIED
 from emulator.peers.values import Values
 from switchml.errors import EmulationError
 
@@ -32,11 +35,12 @@ BACKEND = "switchml-script"
 
 @dataclass(frozen=True)
 class Network:
-    """What collectives run over. `allreduce`: an algorithm of `emulator.cluster.algorithms`."""
+    """What one of `world` ranks sends over. `allreduce`: an algorithm of `emulator.cluster.algorithms`."""
 
     cluster: Cluster
     clock: Clock
     world: int
+    ranks: Ranks
     allreduce: str = "auto"
 
 
@@ -47,7 +51,7 @@ def install(network: Network) -> None:
         return ScriptGroup(network, options)
 
     dist.Backend.register_backend(BACKEND, create, extended_api=True, devices=["cpu", "cuda"])
-    take_over(BACKEND, init_method=None, store=dist.HashStore(), rank=0, world_size=network.world)
+    take_over(BACKEND, init_method=None, store=dist.HashStore(), rank=network.ranks.rank, world_size=network.world)
     for module in (dist, dist.distributed_c10d):
         replace(module, {"get_backend": lambda group=None: "nccl", "is_nccl_available": lambda: True})
     # The first reads a timer of CUDA's, the second compares values between ranks.
@@ -56,15 +60,28 @@ def install(network: Network) -> None:
 
 
 class _Done(Work):
-    """A collective that ends at `end_s` on the device's clock."""
+    """A collective or message. `received`: fills tensors with what has come."""
 
-    def __init__(self, clock: Clock, tensors: list[torch.Tensor], end_s: float):
+    def __init__(
+        self,
+        clock: Clock,
+        tensors: list[torch.Tensor],
+        transfers: Sequence[Transfer] = (),
+        received: Callable[[], None] | None = None,
+    ):
         super().__init__()
-        self._clock, self._tensors, self._end_s = clock, tensors, end_s
+        self._clock, self._tensors, self._transfers, self._received = clock, tensors, transfers, received
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        self._clock.wait(self._clock.stream, self._end_s)
+        for transfer in self._transfers:
+            self._clock.wait(self._clock.stream, transfer.end())
+        if self._received is not None:
+            self._received()
+        self._transfers, self._received = (), None
         return True
+
+    def synchronize(self) -> None:
+        self.wait()
 
     def is_completed(self) -> bool:
         return True
@@ -91,7 +108,9 @@ class ScriptGroup(Collectives):
         super().__init__(self._me, len(self._ranks))
         self._values = Exchange(tuple(self._ranks), self._me, (self._me,), None, Values("own"))
         self._network, self._name, self._description = network, str(options.group_id), "undefined"
-        self._stream = network.clock.new_stream()
+        self._channel = Channel(network.clock, network.ranks, self._name, tuple(self._ranks))
+        self._messages: dict[tuple[int, int], Channel] = {}
+        """By sender and receiver."""
         stride = self._ranks[1] - self._ranks[0] if len(self._ranks) > 1 else 1
         self._where = place(len(self._ranks), stride, network.cluster.accelerators_per_node)
         self._number = 0
@@ -111,24 +130,53 @@ class ScriptGroup(Collectives):
     def barrier(self, *args: Any, **kwargs: Any) -> Work:
         self.put("barrier", 0.0)
         self._network.clock.synchronize()
-        return _Done(self._network.clock, [], 0.0)
+        return _Done(self._network.clock, [])
 
-    def send(self, *args: Any, **kwargs: Any) -> Work:
-        raise EmulationError("send and recv: all ranks are taken to do what rank 0 does, which pipelines don't")
+    def send(self, tensors: list[torch.Tensor], to: int, tag: int = 0) -> Work:
+        """To a member of the group. As NCCL has it, a message waits for its receiver, and tags count for nothing."""
+        return _Done(self._network.clock, tensors, [self._message(one, self._me, to) for one in tensors])
 
-    recv = recv_anysource = send
+    def recv(self, tensors: list[torch.Tensor], source: int, tag: int = 0) -> Work:
+        """From a member of the group."""
+        transfers = [self._message(one, source, self._me) for one in tensors]
+        sender = self._ranks[source]
+
+        def fill() -> None:
+            for tensor, transfer in zip(tensors, transfers, strict=True):
+                known = transfer.answer.payloads.get(sender) if transfer.answer is not None else None
+                current().known.receive(tensor, known)
+
+        return _Done(self._network.clock, tensors, transfers, fill)
+
+    def recv_anysource(self, *args: Any, **kwargs: Any) -> Work:
+        raise EmulationError("a recv without a source: expected src=")
+
+    def _message(self, tensor: torch.Tensor, source: int, to: int) -> Transfer:
+        ends = self._ranks[source], self._ranks[to]
+        network = self._network
+        if ends not in self._messages:
+            self._messages[ends] = Channel(network.clock, network.ranks, self._name, tuple(self._ranks), ends)
+        per_node = network.cluster.accelerators_per_node
+        nodes = abs(ends[0] // per_node - ends[1] // per_node)
+        size = float(tensor.numel() * tensor.element_size())
+        payload = current().known.payload(tensor) if source == self._me else None
+        return self._put(self._messages[ends], "p2p", size, place(2, nodes * per_node or 1, per_node), payload=payload)
 
     def _start_coalescing(self, device: Any) -> None:
         return None
 
     def _end_coalescing(self, device: Any) -> Work:
-        return _Done(self._network.clock, [], self._network.clock.end_of(self._stream))
+        clock = self._network.clock
+        clock.wait(clock.stream, self._channel.ends_s)
+        return _Done(clock, [])
 
     def _exchange(self, operation: str) -> Exchange:
         return self._values
 
     def _cut(self, tensor: torch.Tensor, splits: Sequence[int] = ()) -> list[torch.Tensor]:
-        return [tensor] if isinstance(tensor, DeviceTensor) else super()._cut(tensor, splits)
+        has_values = not isinstance(tensor, DeviceTensor)
+        may_have = not tensor.is_floating_point() and tensor.numel() <= COPIED
+        return super()._cut(tensor, splits) if has_values or may_have else [tensor]
 
     def _call(
         self,
@@ -144,26 +192,57 @@ class ScriptGroup(Collectives):
             with torch.no_grad():
                 for act in acts:
                     act(self._number)
-            return _Done(clock, outputs, 0.0)
-        for tensor in outputs if name != "broadcast" else ():
-            current().known.forget(tensor.untyped_storage()._cdata)
-        end_s = self.put(operation or name, size_bytes)
+            return _Done(clock, outputs)
+        if not self._with_values(outputs, inputs, acts):
+            for tensor in outputs if name != "broadcast" else ():
+                current().known.forget(tensor.untyped_storage()._cdata)
+        transfer = self.put(operation or name, size_bytes)
         if torch._C._current_graph_task_id() != -1:
             # DDP waits for a future in C++ that nothing shows: at the end of backward.
             main = clock.stream
-            torch.autograd.Variable._execution_engine.queue_callback(lambda: clock.wait(main, end_s))
-        return _Done(clock, outputs, end_s)
+            torch.autograd.Variable._execution_engine.queue_callback(lambda: clock.wait(main, transfer.end()))
+        return _Done(clock, outputs, [transfer])
 
-    def put(self, operation: str, size_bytes: float) -> float:
-        """Begin a collective on the device; returns when it ends."""
+    def _with_values(
+        self, outputs: list[torch.Tensor], inputs: Sequence[torch.Tensor], acts: Sequence[Callable[[int], None]]
+    ) -> bool:
+        """Exchange the values of tensors on the device, where all that go in are known. False: some are not."""
+        known = current().known
+        if not known.are_known(list(inputs or outputs)) or sum(one.numel() for one in outputs) > COPIED:
+            return False
+        real: dict[int, torch.Tensor] = {}
+
+        def host(one: Any) -> Any:
+            if not isinstance(one, torch.Tensor):
+                return one
+            return real.setdefault(id(one), known.real(one).clone())
+
+        with torch.no_grad():
+            for act in acts:
+                function: Any = getattr(act, "func", act)
+                function(*tree_map(host, getattr(act, "args", ())), self._number)
+        for one in outputs:
+            known.learn(one, real.get(id(one), host(one)))
+        return True
+
+    def put(self, operation: str, size_bytes: float) -> Transfer:
+        """Begin a collective on the device."""
         self._number += 1
-        network = self._network
-        algorithm = network.allreduce if operation == "all_reduce" else "auto"
-        seconds = cost(network.cluster, operation, size_bytes, self._where, algorithm).seconds
-        launch_s = network.cluster.software.launch_collective_s
-        return network.clock.collective(
-            self._stream, operation, size_bytes, (self._name, tuple(self._ranks)), launch_s, seconds
-        )
+        algorithm = self._network.allreduce if operation == "all_reduce" else "auto"
+        return self._put(self._channel, operation, size_bytes, self._where, algorithm)
+
+    def _put(
+        self,
+        channel: Channel,
+        operation: str,
+        size_bytes: float,
+        where: GroupLayout,
+        algorithm: str = "auto",
+        payload: bytes | None = None,
+    ) -> Transfer:
+        cluster = self._network.cluster
+        seconds = cost(cluster, operation, size_bytes, where, algorithm).seconds
+        return channel.put(operation, size_bytes, cluster.software.launch_collective_s, seconds, payload)
 
 
 _FUNCTIONAL = {
@@ -183,15 +262,17 @@ class Functional:
 
     def __init__(self, clock: Clock):
         self._clock = clock
-        self._end_s = 0.0
+        self._transfers: list[Transfer] = []
 
     def launch(self, operator: Operator) -> None:
         """Begin or wait; EmulationError for one that is not known."""
         if operator.base in ("wait_tensor", "_wrap_tensor_autograd"):  # the latter waits at first use, which is next
-            self._clock.wait(self._clock.stream, self._end_s)
+            for transfer in self._transfers:
+                self._clock.wait(self._clock.stream, transfer.end())
+            self._transfers.clear()
             return
         if operator.base not in _FUNCTIONAL:
             raise EmulationError(f"{operator.name}: a collective that is not emulated")
         named: Any = dist.distributed_c10d._resolve_process_group(operator.options["group_name"])
         shapes = operator.outputs if "gather" in operator.base else operator.inputs
-        self._end_s = max(self._end_s, named.put(_FUNCTIONAL[operator.base], float(sum(one.bytes for one in shapes))))
+        self._transfers.append(named.put(_FUNCTIONAL[operator.base], float(sum(one.bytes for one in shapes))))

@@ -1,13 +1,9 @@
-"""Starts a script on an emulated GPU: reads the command line that one would type on the cluster, and plays its rank 0.
-All other ranks are taken to do what it does.
+"""Starts a script on emulated GPUs: reads the command line that one would type on the cluster, and plays its ranks that
+differ (`processes.py`). All others are taken to do what these do.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,11 +11,11 @@ from typing import Any
 from emulator.cluster import cluster as clusters
 from emulator.peers.launch import torchrun_environment
 from emulator.peers.script.commands import read_command
+from emulator.peers.script.processes import Processes
+from emulator.peers.script.stages import together
 from switchml.errors import ConfigError, JobError, OutOfMemory
-from switchml.runtime.children import dying_with_us
 from switchml.runtime.folders import TemporaryFolder
 
-_STDERR = 2
 ITERATIONS = 3
 """Played: the first makes the optimizer's state, the last is reported."""
 PROFILED = 3
@@ -45,42 +41,29 @@ def play(
     if command.script[0] != "-m" and not Path(command.script[0]).is_file():
         raise ConfigError(f"no script {command.script[0]}")
     iterations = ITERATIONS if profile is None else ITERATIONS - 1 + PROFILED
-    ranks: dict[str, str] = {}
+    environments = [command.environment | {"CUDA_VISIBLE_DEVICES": ""} for _ in range(world)]
     if command.processes or world > 1:
-        ranks = torchrun_environment(0, world, machine.accelerators_per_node, 29500)
+        for rank, environment in enumerate(environments):
+            environment |= torchrun_environment(rank, world, machine.accelerators_per_node, 29500)
+    request = {
+        "cluster": cluster,
+        "world": world,
+        "allreduce": allreduce,
+        "iterations": iterations,
+        "profile": str(profile.absolute()) if profile else "",
+    }
     with TemporaryFolder("script") as folder:
-        request, result = Path(folder) / "request.json", Path(folder) / "result.json"
-        request.write_text(
-            json.dumps(
-                {
-                    "cluster": cluster,
-                    "world": world,
-                    "allreduce": allreduce,
-                    "iterations": iterations,
-                    "result": str(result),
-                    "profile": str(profile.absolute()) if profile else "",
-                }
-            )
-        )
         try:
-            process = subprocess.run(
-                [sys.executable, "-m", "emulator.peers.script.program", str(request), *command.script],
-                env=os.environ | command.environment | {"CUDA_VISIBLE_DEVICES": ""} | ranks,
-                stdout=_STDERR if quiet else None,
-                preexec_fn=dying_with_us(),
-                timeout=limit_s,
-            )
-        except subprocess.TimeoutExpired:
+            outcomes = Processes(command.script, request, environments, Path(folder), quiet).run(limit_s)
+        except TimeoutError:
             raise JobError(
                 f"{command.script[0]} made no {iterations} optimizer steps in {limit_s:.0f} s (--time-limit)"
             ) from None
-        if not result.is_file():
-            raise JobError(f"{command.script[0]} ended with exit code {process.returncode} and nothing to report")
-        outcome = json.loads(result.read_text())
-    at = f" at {outcome['where']}" if outcome.get("where") else ""
-    if "full" in outcome:
-        raise OutOfMemory(f"out of memory{at}: {outcome['full']}", parts=outcome["memory"])
-    if "error" in outcome:
-        raise JobError(f"{outcome['error']}{at}")
-    found: dict[str, Any] = outcome["result"]
-    return found
+    for rank, outcome in outcomes.items():
+        of = f"rank {rank}: " if rank or len(outcomes) > 1 else ""
+        at = f" at {outcome['where']}" if outcome.get("where") else ""
+        if "full" in outcome:
+            raise OutOfMemory(f"{of}out of memory{at}: {outcome['full']}", parts=outcome["memory"])
+        if "error" in outcome:
+            raise JobError(f"{of}{outcome['error']}{at}")
+    return together({rank: outcome["result"] for rank, outcome in outcomes.items()})

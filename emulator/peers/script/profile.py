@@ -30,6 +30,7 @@ _KERNELS = {
     "broadcast": "ncclDevKernel_Broadcast_RING",
     "reduce": "ncclDevKernel_Reduce_Sum_RING",
     "barrier": "ncclDevKernel_AllReduce_Sum_RING",
+    "p2p": "ncclDevKernel_SendRecv",
 }
 _NAMES = {
     "all_reduce": "allreduce",
@@ -46,7 +47,7 @@ def write(session: Session, path: Path) -> None:
     head = {
         "schemaVersion": 1,
         "deviceProperties": [{"id": 0, "name": session.cluster.device.title}],
-        "distributedInfo": {"backend": "nccl", "rank": 0, "world_size": session.world},
+        "distributedInfo": {"backend": "nccl", "rank": session.ranks.rank, "world_size": session.world},
         "baseTimeNanoseconds": 0,
     }
     write_events(path, head, _Events(session).all())
@@ -89,7 +90,7 @@ class _Events:
         correlation = place + 1
         where = {"correlation": correlation, "device": 0, "stream": FIRST_STREAM + span.stream}
         if isinstance(span, Collective):
-            name, args = "record_param_comms", _described(span)
+            name, args = "record_param_comms", _described(span, self._session.ranks.rank)
             kernel = _KERNELS[span.operation]
         else:
             operator = self._session.device.operators[span.operator]
@@ -128,20 +129,26 @@ class _Events:
             yield _event("cuda_sync", "Stream Wait Event", DEVICE, stream, wait.at_s, 0.0, args)
 
 
-def _described(span: Collective) -> dict[str, Any]:
+def _described(span: Collective, rank: int) -> dict[str, Any]:
     """As c10d describes a collective (torch/csrc/distributed/c10d/ParamCommsUtils.hpp), in bytes."""
     name, ranks = span.group
     whole, share = int(span.size_bytes), int(span.size_bytes / len(ranks))
+    ends: dict[str, Any] = {}
     sent = share if span.operation == "all_gather" else whole
     received = share if span.operation == "reduce_scatter" else whole
+    if span.ends is not None:
+        way = "send" if span.ends[0] == rank else "recv"
+        sent, received = (whole, 0) if way == "send" else (0, whole)
+        ends = {"Src Rank": span.ends[0], "Dst Rank": span.ends[1]}
     return {
-        "Collective name": _NAMES.get(span.operation, span.operation),
+        "Collective name": way if span.ends is not None else _NAMES.get(span.operation, span.operation),
         "In msg nelems": sent,
         "Out msg nelems": received,
         "dtype": "Byte",
         "Group size": len(ranks),
         "Process Group Name": name,
         "Process Group Ranks": json.dumps(list(ranks)),
+        **ends,
     }
 
 

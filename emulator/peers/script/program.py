@@ -1,5 +1,5 @@
 """The process of one rank: `python -m emulator.peers.script.program REQUEST SCRIPT ARGUMENTS`, or `-m MODULE ARGUMENTS`
-in place of SCRIPT. REQUEST is a JSON file that names the cluster and where the result goes.
+in place of SCRIPT. REQUEST is a JSON file that names the cluster, the rank and where the result goes.
 """
 
 from __future__ import annotations
@@ -7,8 +7,10 @@ from __future__ import annotations
 import atexit
 import json
 import os
+import re
 import sys
 import traceback
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +18,9 @@ import emulator
 from emulator.cluster import cluster as clusters
 from emulator.peers.run import run
 from emulator.peers.script import profile
+from emulator.peers.script.channels import Finished, Ranks
 from emulator.peers.script.result import result_of
-from emulator.peers.script.session import Finished, Session
+from emulator.peers.script.session import Session
 from switchml.errors import SwitchMLError
 
 _OTHERS = (str(Path(emulator.__file__).parent), str(Path(traceback.__file__).parent))
@@ -31,8 +34,10 @@ def main(arguments: list[str]) -> None:
     request = json.loads(Path(arguments[0]).read_text())
     script = arguments[1:]
     name = script[1] if script[0] == "-m" else script[0]
+    pipe = Connection(request["pipe"]) if "pipe" in request else None
+    ranks = Ranks(request.get("rank", 0), pipe)
     session = Session(
-        clusters.load(request["cluster"]), request["world"], 0, request["allreduce"], request["iterations"]
+        clusters.load(request["cluster"]), request["world"], ranks, request["allreduce"], request["iterations"]
     )
     outcome: dict[str, Any]
     try:
@@ -53,10 +58,21 @@ def main(arguments: list[str]) -> None:
         outcome = {"error": str(error), "where": _where(error)}
     except (KeyboardInterrupt, SystemExit):
         raise
+    except NotImplementedError as error:
+        traceback.print_exc()
+        outcome = {"error": _unsupported(str(error)), "where": _where(error)}
     except BaseException as error:  # torch.distributed.checkpoint's are no Exception
         traceback.print_exc()
         outcome = {"error": f"{type(error).__name__}: {error}".strip(), "where": _where(error)}
     Path(request["result"]).write_text(json.dumps(outcome))
+
+
+def _unsupported(message: str) -> str:
+    """Of what torch has no rule for, in one sentence."""
+    found = re.search(r"HigherOrderOperator (\w+)", message)
+    if found is None:
+        return f"NotImplementedError: {message}".strip()
+    return f"{found[1]} can't be emulated: what its kernel does depends on code that it is given"
 
 
 def _where(error: BaseException) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 
 from emulator.peers.script.clock import Collective, Span
 from emulator.peers.script.session import Session
+from emulator.peers.script.stages import WAITING
 from switchml.errors import EmulationError
 
 
@@ -20,6 +21,7 @@ class ScriptResult:
     accelerator: str
     cluster: str
     gpus: int
+    rank: int
     iteration_s: float
     parts: dict[str, float]
     """Of the iteration, by what the device does; they add up to it."""
@@ -61,13 +63,22 @@ def result_of(session: Session, script: str) -> ScriptResult:
         )
     if session.device.known.guessed:
         notes.append(f"masks that are taken to pick half of the elements: {session.device.known.guessed}")
+    if session.device.known.spreads:
+        notes.append(
+            f"counts (of tokens of experts, of classes) that are taken to be even: {session.device.known.spreads}"
+        )
+    if any(one.base.startswith("_thnn_fused") for one in session.device.operators):
+        notes.append("LSTM and GRU take kernels for each step, where cuDNN has one for all: they come out too slow")
     if session.checkpoints.skipped:
         notes.append(f"distributed checkpoints that are neither written nor read: {session.checkpoints.skipped}")
     spans = session.clock.spans[first:last]
-    busy, exposed_s = _parts(session, spans, start_s, end_s)
+    busy, gaps = _busy(session, spans, start_s, end_s)
     parts = dict(sorted(busy.items(), key=lambda entry: -entry[1]))
+    exposed_s, waited_s = _stalls(session, spans, gaps)
     if exposed_s:
         parts["exposed communication"] = exposed_s
+    if waited_s:
+        parts[WAITING] = waited_s
     parts["waiting for the host"] = max(0.0, end_s - start_s - sum(parts.values()))
     collectives: dict[str, dict[str, float]] = {}
     for one in spans:
@@ -81,6 +92,7 @@ def result_of(session: Session, script: str) -> ScriptResult:
         session.cluster.device.title,
         session.cluster.name,
         session.world,
+        session.ranks.rank,
         end_s - start_s,
         parts,
         sum(entry["seconds"] for entry in collectives.values()),
@@ -105,8 +117,10 @@ def _modules(session: Session, spans: list[Span]) -> dict[str, dict[str, float]]
     return dict(sorted(found.items(), key=lambda entry: -entry[1]["seconds"]))
 
 
-def _parts(session: Session, spans: list[Span], start_s: float, end_s: float) -> tuple[dict[str, float], float]:
-    """Seconds of the device by kind of kernel, each moment counted once, and of collectives beside which none runs."""
+def _busy(
+    session: Session, spans: list[Span], start_s: float, end_s: float
+) -> tuple[dict[str, float], list[tuple[float, float]]]:
+    """Seconds of the device by kind of kernel, each moment counted once, and when none runs."""
     busy: defaultdict[str, float] = defaultdict(float)
     covered_s = start_s
     gaps: list[tuple[float, float]] = []
@@ -119,10 +133,32 @@ def _parts(session: Session, spans: list[Span], start_s: float, end_s: float) ->
             covered_s = until_s
     if end_s > covered_s:
         gaps.append((covered_s, end_s))
-    exposed_s = 0.0
-    transfers = sorted((one.start_s, one.start_s + one.duration_s) for one in spans if isinstance(one, Collective))
-    at_s = start_s
-    for begin_s, until_s in transfers:
+    return busy, gaps
+
+
+def _stalls(session: Session, spans: list[Span], gaps: list[tuple[float, float]]) -> tuple[float, float]:
+    """Seconds of `gaps` in which something is sent, and others in which a stream waits for a transfer that other ranks
+    are not ready for."""
+    transfers = {one.start_s + one.duration_s: one.start_s for one in spans if isinstance(one, Collective)}
+    sent = [(start_s, until_s) for until_s, start_s in transfers.items()]
+    waited = [
+        (wait.idle_s, transfers[wait.until_s])
+        for wait in session.clock.waits
+        if wait.until_s in transfers and wait.idle_s < transfers[wait.until_s]
+    ]
+    exposed_s = _overlap(sent, gaps)
+    return exposed_s, _overlap(sent + waited, gaps) - exposed_s
+
+
+def _overlap(intervals: list[tuple[float, float]], gaps: list[tuple[float, float]]) -> float:
+    """Seconds of `gaps`, which are in order, in at least one of `intervals`."""
+    total_s, at_s, place = 0.0, 0.0, 0
+    for begin_s, until_s in sorted(intervals):
         begin_s, at_s = max(begin_s, at_s), max(at_s, until_s)
-        exposed_s += sum(max(0.0, min(until_s, right) - max(begin_s, left)) for left, right in gaps)
-    return busy, exposed_s
+        while place < len(gaps) and gaps[place][1] <= begin_s:
+            place += 1
+        for left_s, right_s in gaps[place:]:
+            if left_s >= until_s:
+                break
+            total_s += max(0.0, min(until_s, right_s) - max(begin_s, left_s))
+    return total_s

@@ -5,6 +5,7 @@ is used for. Run in a process of its own (`program.py`), as it changes torch for
 from __future__ import annotations
 
 import importlib
+import os
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from emulator.cluster.cluster import Cluster
 from emulator.peers.script import choices, cuda, driver, group
 from emulator.peers.script.allocator import Allocator, Block, Full
+from emulator.peers.script.channels import Ranks
 from emulator.peers.script.checkpoints import Checkpoints
 from emulator.peers.script.clock import Clock
 from emulator.peers.script.costs import Costs
@@ -29,21 +31,17 @@ WORKSPACE_BYTES = {"Hopper": 32 << 20, "Blackwell": 32 << 20}
 about 8 MiB)."""
 
 
-class Finished(BaseException):
-    """Enough iterations are played; no handler of a script's should take it for an error."""
-
-
 class Session:
-    """Everything that the script meets. `local_rank`: the number of its device on its node. `iterations`: how many to
+    """Everything that the script meets. `ranks`: which one this is, and others that run. `iterations`: how many to
     play."""
 
-    def __init__(self, cluster: Cluster, world: int, local_rank: int, allreduce: str, iterations: int):
-        accelerator = cluster.device
-        driver.install()
+    def __init__(self, cluster: Cluster, world: int, ranks: Ranks, allreduce: str, iterations: int):
+        accelerator, local_rank = cluster.device, ranks.rank % cluster.accelerators_per_node
+        driver.install(local_rank)
         choices.install(accelerator)
-        self.cluster, self.world, self._iterations = cluster, world, iterations
+        self.cluster, self.world, self.ranks, self._iterations = cluster, world, ranks, iterations
         self.clock = Clock()
-        self.memory = Allocator(accelerator.memory_bytes)
+        self.memory = Allocator(accelerator.memory_bytes, _is_expandable())
         self.ledger = Ledger()
         self.modules = Modules()
         self._module = OUTSIDE
@@ -61,7 +59,7 @@ class Session:
         self.is_compiled = False
         self.device = Device(Hooks(self._launch, self._allocate, self._free, self._read), local_rank)
         cuda.install(accelerator, min(world, cluster.accelerators_per_node), local_rank, self.clock, self.memory)
-        group.install(group.Network(cluster, self.clock, world, allreduce))
+        group.install(group.Network(cluster, self.clock, world, ranks, allreduce))
         self.checkpoints = Checkpoints()
         self._functional = group.Functional(self.clock)
         torch.__future__.set_swap_module_params_on_conversion(True)
@@ -133,6 +131,9 @@ class Session:
             self._optimizer = optimizer
         if optimizer is not self._optimizer:
             return
+        if len(self.boundaries) == self._iterations:
+            self.ranks.finish()
+            return
         self.ledger.mark_rest("buffers and buckets")
         self.scopes.append((f"ProfilerStep#{len(self.boundaries)}", self._stepped_s, self.clock.host_s))
         self.boundaries.append((self.clock.now_s, len(self.clock.spans)))
@@ -141,7 +142,7 @@ class Session:
         self._stepped_s = self.clock.host_s
         self.modules.next_iteration()
         if len(self.boundaries) == self._iterations:
-            raise Finished
+            self.ranks.finish()
 
     def _mark(self, use: str, tensor: Any) -> None:
         tensor = getattr(tensor, "_local_tensor", tensor)
@@ -149,6 +150,12 @@ class Session:
             number = self.device.storage_number(tensor)
             if number is not None:
                 self.ledger.mark(number, use)
+
+
+def _is_expandable() -> bool:
+    """As the environment has it (torch's notes on CUDA semantics, "Optimizing memory usage")."""
+    options = os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF") or ""
+    return "expandable_segments:true" in options.replace(" ", "").lower()
 
 
 def _parameters(optimizer: Any) -> list[torch.Tensor]:

@@ -19,10 +19,13 @@ READ = {aten._local_scalar_dense.default, aten.equal.default, aten.is_nonzero.de
 TRUE = {aten.all.default, aten.all.dim}
 """Operators whose result is true unless its inputs are known: whether all is finite, equal or close."""
 
+COUNTS = {aten.bincount.default, aten.histc.default}
+"""Operators that count how often each number occurs: as often as others, unless their inputs are known."""
+
 KEPT = {aten._amp_foreach_non_finite_check_and_unscale_.default}
 """Operators that leave values as they were: no gradient overflows."""
 
-COPIED = 1 << 12
+COPIED = 1 << 14
 """Elements up to which values that go to the device and come back are kept: DDP's order of buckets does."""
 
 _RANDOM = ("rand", "uniform", "normal", "bernoulli", "multinomial", "dropout", "exponential", "geometric")
@@ -36,6 +39,8 @@ class Known:
         """Times that a script read a value which nothing determines."""
         self.guessed = 0
         """Masks that were taken to pick half of the elements."""
+        self.spreads = 0
+        """Counts that were taken to be even: tokens of experts, members of classes."""
         self._values: dict[int, dict[int, Any]] = {}
         """Of a storage: offset → value."""
         self._copies: dict[int, torch.Tensor] = {}
@@ -49,16 +54,53 @@ class Known:
     def copied(self, tensor: torch.Tensor, source: torch.Tensor) -> None:
         """A tensor of the host has been copied to one of the device, which is new or all of its storage."""
         storage = tensor.untyped_storage()
-        if tensor.numel() <= COPIED and storage.nbytes() == tensor.numel() * tensor.element_size():
-            self._copies[storage._cdata] = source.detach().to(tensor.dtype, copy=True)
+        is_whole = storage.nbytes() == tensor.numel() * tensor.element_size() and tensor.is_contiguous()
+        if tensor.numel() <= COPIED and is_whole:
+            self._copies[storage._cdata] = source.detach().to(tensor.dtype, copy=True).contiguous()
 
     def copy_of(self, tensor: torch.Tensor) -> torch.Tensor | None:
-        """What was copied there, if nobody has changed it."""
+        """What was copied there, if nobody has changed it; of a part of it, too."""
         found = self._copies.get(tensor.untyped_storage()._cdata)
-        return found.reshape(tensor.shape) if found is not None and found.numel() == tensor.numel() else None
+        if found is None or found.dtype != tensor.dtype:
+            return None
+        return found.as_strided(tensor.shape, tensor.stride(), int(tensor.storage_offset()))
+
+    def payload(self, tensor: torch.Tensor) -> bytes | None:
+        """The values of a tensor that is sent, as bytes; None where they are not known."""
+        if tensor.device.type == "cpu" and type(tensor) is torch.Tensor:
+            found: torch.Tensor | None = tensor.detach()
+        else:
+            found = self.copy_of(tensor)
+            if found is None and tensor.numel() == 1 and self._is_known(tensor):
+                found = torch.full((1,), self.value(tensor), dtype=tensor.dtype)
+        return None if found is None else found.reshape(-1).view(torch.uint8).numpy().tobytes()
+
+    def receive(self, tensor: torch.Tensor, payload: bytes | None) -> None:
+        """A message has come; `payload`: as of the sender."""
+        is_here = tensor.device.type == "cpu" and type(tensor) is torch.Tensor
+        if not is_here:
+            self.forget(tensor.untyped_storage()._cdata)
+        if not payload:
+            if is_here and tensor.numel():
+                self.assumed += 1
+                tensor.fill_(plausible(tensor.dtype))
+            return
+        values = torch.frombuffer(bytearray(payload), dtype=tensor.dtype).reshape(tensor.shape)
+        if is_here:
+            tensor.copy_(values)
+        elif tensor.numel() == 1:
+            self._know(tensor, values.item())
+        else:
+            self.copied(tensor, values)
 
     def _know(self, tensor: torch.Tensor, value: Any) -> None:
-        self._values.setdefault(tensor.untyped_storage()._cdata, {})[int(tensor.storage_offset())] = value
+        address, offset = tensor.untyped_storage()._cdata, int(tensor.storage_offset())
+        copy = self._copies.get(address)
+        if copy is not None and copy.dtype == tensor.dtype:
+            copy.view(-1)[offset] = value
+        else:
+            self._copies.pop(address, None)
+            self._values.setdefault(address, {})[offset] = value
 
     def suppose(self, tensor: torch.Tensor, value: Any) -> None:
         """A value that nothing determines."""
@@ -66,18 +108,55 @@ class Known:
             self.assumed += 1
             self._know(tensor, value)
 
+    def spread(self, counts: torch.Tensor, total: int) -> None:
+        """So many elements are counted evenly."""
+        self.spreads += 1
+        bins = counts.numel()
+        even = torch.full((bins,), total // bins)
+        even[: total % bins] += 1
+        self.copied(counts, even)
+
+    def learn(self, tensor: torch.Tensor, values: torch.Tensor) -> None:
+        """All values of a tensor of the device, which may be a part of its storage."""
+        if tensor.device.type == "cpu" and type(tensor) is torch.Tensor:
+            tensor.copy_(values)
+            return
+        storage = tensor.untyped_storage()
+        whole = self._copies.get(storage._cdata)
+        elements = storage.nbytes() // tensor.element_size()
+        if whole is None or whole.dtype != tensor.dtype:
+            if elements > COPIED:
+                return
+            whole = self._copies[storage._cdata] = torch.zeros(elements, dtype=tensor.dtype)
+            self._values.pop(storage._cdata, None)
+        whole.as_strided(tensor.shape, tensor.stride(), int(tensor.storage_offset())).copy_(values)
+
+    def are_known(self, flat: list[Any]) -> bool:
+        """Whether the values of all tensors among arguments are known, and few."""
+        return all(one.numel() <= COPIED and self._holds(one) for one in flat if isinstance(one, torch.Tensor))
+
+    def _holds(self, tensor: torch.Tensor) -> bool:
+        if tensor.device.type == "cpu" and type(tensor) is torch.Tensor:
+            return True
+        return self.copy_of(tensor) is not None or (tensor.numel() == 1 and self._is_known(tensor))
+
+    def real(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A tensor of the host with the values that are known or plausible."""
+        if tensor.device.type == "cpu" and type(tensor) is torch.Tensor:
+            return tensor
+        copy = self.copy_of(tensor)
+        return torch.full(tensor.shape, self.value(tensor), dtype=tensor.dtype) if copy is None else copy
+
     def follow(self, func: Any, flat: list[Any], spec: Any, result: Any) -> None:
-        """Work an operator out whose tensors all have one element."""
+        """Work an operator out whose tensors all have one element, or are known."""
         if not isinstance(result, torch.Tensor) or result.device.type == "cpu":
             return
         name = func._schema.name
         if any(word in name for word in _RANDOM) or "empty" in name:
             return
         with torch.utils._python_dispatch._disable_current_modes():
-            real = [
-                torch.full(one.shape, self.value(one), dtype=one.dtype) if isinstance(one, torch.Tensor) else one
-                for one in flat
-            ]
+            real = [self.real(one) if isinstance(one, torch.Tensor) else one for one in flat]
+            real = [None if isinstance(one, torch.Generator) else one for one in real]
             args, kwargs = tree_unflatten(real, spec)
             if "device" in kwargs:
                 kwargs["device"] = "cpu"
@@ -85,21 +164,32 @@ class Known:
                 given = func(*args, **kwargs)
             except (RuntimeError, NotImplementedError, TypeError):
                 return
-            self._know(result, given.reshape(()).item())
+            if given.numel() == 1:
+                self._know(result, given.reshape(()).item())
+            else:
+                self.copied(result, given)
 
     def value(self, tensor: torch.Tensor) -> Any:
         """Of a tensor with one element; the plausible one where it is not known."""
         if tensor.device.type == "cpu" and type(tensor) is torch.Tensor:
             return tensor.reshape(()).item()
+        copy = self.copy_of(tensor)
+        if copy is not None:
+            return copy.reshape(()).item()
         found = self._values.get(tensor.untyped_storage()._cdata, {})
         return found.get(int(tensor.storage_offset()), plausible(tensor.dtype))
+
+    def _is_known(self, tensor: torch.Tensor) -> bool:
+        """Whether the value of a tensor with one element is known."""
+        address, offset = tensor.untyped_storage()._cdata, int(tensor.storage_offset())
+        return offset in self._values.get(address, {}) or self.copy_of(tensor) is not None
 
     def read(self, func: Any, tensor: torch.Tensor) -> Any:
         """What READ gives."""
         if func is aten.equal.default:
             self.assumed += 1
             return True
-        if int(tensor.storage_offset()) not in self._values.get(tensor.untyped_storage()._cdata, {}):
+        if not self._is_known(tensor):
             self.assumed += 1
         found = self.value(tensor)
         return bool(found) if func is aten.is_nonzero.default else found
@@ -121,12 +211,51 @@ def _index(args: Any, kwargs: dict[str, Any], known: Known) -> Any:
     picked: list[Any] = []
     for index in args[1]:
         if index is not None and index.dtype in (torch.bool, torch.uint8):
-            known.guessed += 1
-            count = _half(index.numel())
+            copy = known.copy_of(index)
+            known.guessed += copy is None
+            count = _half(index.numel()) if copy is None else int(copy.count_nonzero())
             picked += [torch.empty(count, dtype=torch.int64, device=index.device) for _ in range(index.dim())]
         else:
             picked.append(index)
     return (args[0], picked, *args[2:]), kwargs
+
+
+def _counted(tensor: Any, weights: Any = None, minlength: int = 0) -> Any:
+    """`bincount`, where the script says how many bins there are at least: more are not taken to be."""
+    if not minlength:
+        raise NotImplementedError
+    return tensor.new_empty(minlength, dtype=torch.int64 if weights is None else weights.dtype)
+
+
+def _stats(image: Any, *_: Any) -> Any:
+    """Mean and inverse deviation of each channel, as SyncBatchNorm has them."""
+    width = torch.float32 if image.dtype in (torch.float16, torch.bfloat16) else image.dtype
+    return tuple(image.new_empty(image.size(1), dtype=width) for _ in range(2))
+
+
+def _gathered_stats(image: Any, mean: Any, *_: Any) -> Any:
+    return tuple(mean.new_empty(image.size(1)) for _ in range(2))
+
+
+def _reduced(
+    grad: Any, image: Any, mean: Any, _: Any, weight: Any, of_input: bool, of_weight: bool, of_bias: bool
+) -> Any:
+    channels = image.size(1)
+    sums = [mean.new_empty(channels) if of_input else None for _ in range(2)]
+    of_weights = [
+        weight.new_empty(channels) if wanted and weight is not None else None for wanted in (of_weight, of_bias)
+    ]
+    return (*sums, *of_weights)
+
+
+def _gru_cell(gates: Any, hidden_gates: Any, state: Any, *_: Any) -> Any:
+    return torch.empty_like(state), state.new_empty(state.size(0), 5 * state.size(1))
+
+
+def _gru_cell_backward(grad: Any, workspace: Any, has_bias: bool) -> Any:
+    rows, width = grad.shape
+    gates = [grad.new_empty(rows, 3 * width) for _ in range(2)]
+    return (*gates, torch.empty_like(grad), *[grad.new_empty(3 * width) if has_bias else None for _ in range(2)])
 
 
 def _grouped(left: Any, right: Any, offs: Any = None, bias: Any = None, out_dtype: Any = None) -> Any:
@@ -138,7 +267,17 @@ def _grouped(left: Any, right: Any, offs: Any = None, bias: Any = None, out_dtyp
     return left.new_empty(size, dtype=out_dtype or left.dtype)
 
 
-SHAPES: dict[Any, Callable[..., Any]] = {aten._grouped_mm.default: _grouped}
+SHAPES: dict[Any, Callable[..., Any]] = {
+    aten._grouped_mm.default: _grouped,
+    aten.bincount.default: _counted,
+    aten.batch_norm_stats.default: _stats,
+    aten.batch_norm_gather_stats_with_counts.default: _gathered_stats,
+    aten.batch_norm_elemt.default: lambda image, *_: torch.empty_like(image),
+    aten.batch_norm_backward_reduce.default: _reduced,
+    aten.batch_norm_backward_elemt.default: lambda grad, *_: torch.empty_like(grad),
+    aten._thnn_fused_gru_cell.default: _gru_cell,
+    aten._thnn_fused_gru_cell_backward.default: _gru_cell_backward,
+}
 """Results on meta, for operators whose meta kernel is missing or refuses what the real one takes."""
 
 RULES: dict[Any, Callable[[Any, dict[str, Any], Known], Any]] = {

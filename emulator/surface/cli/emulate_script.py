@@ -84,11 +84,34 @@ def show(result: dict[str, Any]) -> None:
             table.add(f"  {name}", memory_text(size))
     table.add("memory, reserved", memory_text(result["reserved_bytes"]))
     tables.show(table)
+    _show_stages(result)
     _show_modules(result)
     if result["notes"]:
         say("")
     for note in result["notes"]:
         say(("note: ", "bold"), note)
+
+
+def _show_stages(result: dict[str, Any]) -> None:
+    """The ranks that differ. All else on the screen is of the one that waits least for others."""
+    if not result.get("stages"):
+        return
+    say("")
+    table = tables.Table(
+        [
+            tables.number("rank"),
+            tables.number("bubble", "%"),
+            tables.number("allocated", "GiB"),
+            tables.number("reserved", "GiB"),
+            tables.number("weights", "GiB"),
+        ]
+    )
+    for one in result["stages"]:
+        sizes = (one[f"{what}_bytes"] / 2**30 for what in ("allocated", "reserved", "weights"))
+        bubble = f"{100 * one['bubble_share']:.1f}"
+        table.add(str(one["rank"]), bubble, *(f"{size:,.1f}" for size in sizes))
+    tables.show(table)
+    say(("note: ", "bold"), f"other figures are those of rank {result['rank']}, which waits least for others")
 
 
 def _show_modules(result: dict[str, Any]) -> None:

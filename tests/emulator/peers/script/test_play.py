@@ -101,7 +101,7 @@ def test_memory_figures(tmp_path):
     pair[1].add_(1.0)
     assert pair[0].item() == 5.0 and pair.zero_()[0].item() != 5.0
     here = torch.full((3,), 7.0)
-    here.copy_(torch.zeros(3, device="cuda"))
+    here.copy_(torch.randn(3, device="cuda"))
     assert here.tolist() == [1.0, 1.0, 1.0]
     order = torch.tensor([3, 1, 2])
     assert order.cuda().cpu().tolist() == [3, 1, 2]
@@ -148,7 +148,21 @@ REFUSED = {
     "no step": ("import torch\ntorch.zeros(3, device='cuda')\n", "without an optimizer's step"),
     "no GPU": ("import torch\ntorch.zeros(3)\n", "put nothing on a GPU"),
     "its own error": ("import torch\nraise ValueError('as ever')\n", "ValueError: as ever"),
-    "lengths": ("import torch\ntorch.zeros(3, device='cuda').nonzero()\n", "aten.nonzero.default can't be emulated"),
+    "graphs": (
+        "import torch\ntorch.zeros(3).cuda()\ngraph = torch.cuda.CUDAGraph()\n",
+        "CUDA graphs can't be emulated",
+    ),
+    "code": (
+        "import torch\nfrom torch.nn.attention.flex_attention import flex_attention\n"
+        "flex_attention(*torch.zeros(3, 1, 2, 128, 64, device='cuda'))\n",
+        "flex_attention can't be emulated",
+    ),
+    "attention": (
+        "import torch\nq = torch.zeros(1, 2, 8, 64, device='cuda', dtype=torch.half)\n"
+        "torch.ops.aten._scaled_dot_product_cudnn_attention(q, q, q, None, False)\n",
+        "no cost of this kernel of attention",
+    ),
+    "lengths": ("import torch\ntorch.randn(3, device='cuda').nonzero()\n", "aten.nonzero.default can't be emulated"),
 }
 
 

@@ -1,0 +1,131 @@
+"""The ranks of a script that run: rank 0, and those that it or another of them exchanges messages with. Each is a
+process (`program.py`) that asks over a pipe when its transfers begin.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, Pipe, wait
+from pathlib import Path
+from typing import Any
+
+from emulator.peers.script.rendezvous import Answer, Arrival, Done, Rendezvous, Wanting
+from switchml.errors import JobError
+from switchml.runtime.children import dying_with_us, how_it_ended
+
+_STDERR = 2
+MAX_RANKS = 64
+"""Each is a process of some 400 MB."""
+
+
+@dataclass
+class Processes:
+    """`request`: of `program.py`, but for what differs among ranks. `environment`: of each rank, by number."""
+
+    words: Sequence[str]
+    request: dict[str, Any]
+    environments: list[dict[str, str]]
+    folder: Path
+    quiet: bool = False
+    _processes: dict[int, subprocess.Popen[bytes]] = field(default_factory=dict)
+    _pipes: dict[Connection, int] = field(default_factory=dict)
+
+    def run(self, limit_s: float | None) -> dict[int, dict[str, Any]]:
+        """What became of each rank that ran, by rank; where one failed, of that one alone. TimeoutError after
+        `limit_s`, JobError where a rank leaves nothing behind."""
+        self._rendezvous = Rendezvous({0})
+        deadline_s = None if limit_s is None else time.monotonic() + limit_s
+        outcomes: dict[int, dict[str, Any]] = {}
+        try:
+            self._start(0)
+            while self._pipes:
+                left_s = None if deadline_s is None else max(0.0, deadline_s - time.monotonic())
+                ready = wait(list(self._pipes), left_s)
+                if not ready:
+                    raise TimeoutError
+                for pipe in ready:
+                    rank = self._pipes[pipe]  # type: ignore[index]
+                    if self._is_open(pipe):  # type: ignore[arg-type]
+                        continue
+                    outcomes[rank] = self._outcome(rank)
+                    if "result" not in outcomes[rank]:
+                        return {rank: outcomes[rank]}
+                self._answer()
+        finally:
+            for process in self._processes.values():
+                process.kill()
+                process.wait()
+        return dict(sorted(outcomes.items()))
+
+    def _start(self, rank: int) -> None:
+        if len(self._processes) == MAX_RANKS:
+            raise JobError(f"more than {MAX_RANKS} ranks exchange messages: expected fewer that differ")
+        ours, theirs = Pipe()
+        request = self.folder / f"request-{rank}.json"
+        own = {"rank": rank, "pipe": theirs.fileno(), "result": str(self._result(rank))}
+        if self.request["profile"]:
+            own["profile"] = str(profile_of(Path(self.request["profile"]), rank))
+        request.write_text(json.dumps(self.request | own))
+        self._processes[rank] = subprocess.Popen(
+            [sys.executable, "-m", "emulator.peers.script.program", str(request), *self.words],
+            env=os.environ | self.environments[rank],
+            stdout=_STDERR if self.quiet else None,
+            preexec_fn=dying_with_us(),
+            pass_fds=(theirs.fileno(),),
+        )
+        theirs.close()
+        self._pipes[ours] = rank
+
+    def _result(self, rank: int) -> Path:
+        return self.folder / f"result-{rank}.json"
+
+    def _outcome(self, rank: int) -> dict[str, Any]:
+        code = self._processes[rank].wait()
+        if not self._result(rank).is_file():
+            name = "" if len(self._processes) == 1 else f"rank {rank} of "
+            raise JobError(f"{name}{self.words[0]} {how_it_ended(code)} and left nothing to report")
+        found: dict[str, Any] = json.loads(self._result(rank).read_text())
+        return found
+
+    def _is_open(self, pipe: Connection) -> bool:
+        """Take in what a rank says; False: it has ended."""
+        rank = self._pipes[pipe]
+        try:
+            said: Any = pipe.recv()
+        except (EOFError, ConnectionResetError):
+            del self._pipes[pipe]
+            self._rendezvous.ended(rank)
+            return False
+        if isinstance(said, Arrival):
+            for new in sorted(self._rendezvous.add(said)):
+                self._start(new)
+        elif isinstance(said, Wanting):
+            self._rendezvous.wait(said)
+        elif isinstance(said, Done):
+            self._rendezvous.done(rank)
+            self._send(rank, Answer(is_over=self._rendezvous.is_over))
+        return True
+
+    def _answer(self) -> None:
+        for rank, answer in self._rendezvous.answers():
+            self._send(rank, answer)
+
+    def _send(self, rank: int, answer: Answer) -> None:
+        pipe = next(pipe for pipe, other in self._pipes.items() if other == rank)
+        with suppress(BrokenPipeError, ConnectionResetError):  # it has ended, which its pipe tells next
+            pipe.send(answer)
+
+
+def profile_of(path: Path, rank: int) -> Path:
+    """The file of a rank's profile; `path`: rank 0's, which has its number in its name ("rank-0.json.gz")."""
+    if rank == 0:
+        return path
+    name = path.name.replace("rank-0", f"rank-{rank}", 1)
+    return path.with_name(name if name != path.name else f"rank-{rank}-{path.name}")

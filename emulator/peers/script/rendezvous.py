@@ -1,0 +1,126 @@
+"""Ranks that do different things, as a pipeline's stages do, run side by side, each in a process with a clock of its
+own. A transfer between them begins when all of its ranks are ready. Here is who has come to which transfer, and who
+waits: plain data, no processes (`processes.py` has these). A rank that another sends to or receives from runs, too;
+all others are taken to do what one of those does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+Key = tuple[Any, ...]
+"""Of a transfer: its communicator and its number there."""
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """A rank that has come to a transfer, and is ready at `ready_s`. `call`: what it does there, as all have to;
+    `payload`: values that it brings. `needed`: ranks that have to come, too, whether they run already or not."""
+
+    rank: int
+    key: Key
+    members: tuple[int, ...]
+    ready_s: float
+    call: str
+    needed: tuple[int, ...] = ()
+    payload: bytes | None = None
+
+
+@dataclass(frozen=True)
+class Wanting:
+    """A rank goes on no further without a transfer."""
+
+    rank: int
+    key: Key
+
+
+class Done(NamedTuple):
+    """A rank has played enough iterations, and goes on as long as others need it to."""
+
+    rank: int
+
+
+@dataclass(frozen=True)
+class Answer:
+    """To a rank that waits. `start_s`: when all were ready. `payloads`: by rank. `error`: why it waits in vain;
+    `is_over`: all ranks have played enough."""
+
+    start_s: float = 0.0
+    payloads: dict[int, bytes] = field(default_factory=dict)
+    error: str = ""
+    is_over: bool = False
+
+
+class Rendezvous:
+    """`running`: the ranks that run."""
+
+    def __init__(self, running: set[int]):
+        self.running = set(running)
+        self._arrivals: dict[Key, dict[int, Arrival]] = {}
+        self._waiting: dict[int, Key] = {}
+        self._done: set[int] = set()
+        self._ended: set[int] = set()
+
+    @property
+    def is_over(self) -> bool:
+        return self.running <= self._done | self._ended
+
+    def add(self, arrival: Arrival) -> set[int]:
+        """Returns ranks that have to run from now on."""
+        self._arrivals.setdefault(arrival.key, {})[arrival.rank] = arrival
+        new = set(arrival.needed) - self.running
+        self.running |= new
+        return new
+
+    def wait(self, wanting: Wanting) -> None:
+        """The rank gets one of `answers`."""
+        self._waiting[wanting.rank] = wanting.key
+
+    def done(self, rank: int) -> None:
+        """The rank has played enough."""
+        self._done.add(rank)
+
+    def ended(self, rank: int) -> None:
+        """The rank runs no longer."""
+        self._ended.add(rank)
+        self._waiting.pop(rank, None)
+
+    def answers(self) -> Iterator[tuple[int, Answer]]:
+        """To all ranks that wait no longer."""
+        for rank, key in list(self._waiting.items()):
+            answer = self._answer(key)
+            if answer is not None:
+                del self._waiting[rank]
+                yield rank, answer
+        if self._waiting and self.running <= self._waiting.keys() | self._ended:
+            deadlock = "; ".join(f"rank {rank} waits for {self._missing(key)}" for rank, key in self._sorted())
+            for rank in list(self._waiting):
+                del self._waiting[rank]
+                yield rank, Answer(error=f"deadlock: {deadlock}", is_over=self.is_over)
+
+    def _sorted(self) -> list[tuple[int, Key]]:
+        return sorted(self._waiting.items())
+
+    def _answer(self, key: Key) -> Answer | None:
+        """None: some are missing."""
+        if self.is_over:
+            return Answer(is_over=True)
+        here = self._arrivals[key]
+        first = next(iter(here.values()))
+        other = next((one for one in here.values() if one.call != first.call), None)
+        if other is not None:
+            calls = f"rank {first.rank}: {first.call}, rank {other.rank}: {other.call}"
+            return Answer(error=f"ranks of one communicator do different things: {calls}")
+        if not here.keys() >= self.running & set(first.members):
+            return None
+        payloads = {rank: one.payload for rank, one in here.items() if one.payload is not None}
+        return Answer(max(one.ready_s for one in here.values()), payloads)
+
+    def _missing(self, key: Key) -> str:
+        here = self._arrivals[key]
+        first = next(iter(here.values()))
+        missing = sorted(self.running & set(first.members) - here.keys())
+        ranks = ", ".join(f"rank {rank}{' (which has ended)' if rank in self._ended else ''}" for rank in missing)
+        return f"{ranks} to take part in {first.call}"

@@ -1,0 +1,126 @@
+"""What goes into an operator and what comes out, without values: shapes, which arguments are changed, which results are
+arguments or look at them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from emulator.peers.script.operators import TensorShape
+from switchml.errors import EmulationError
+
+
+@dataclass(frozen=True)
+class Returns:
+    """How a returned tensor relates to an argument: its place and name, and whether it is that very tensor."""
+
+    place: int
+    name: str
+    is_same: bool
+
+
+def key_of(one: Any) -> Any:
+    """What stands for an argument in a table: of a tensor all but its values."""
+    if isinstance(one, torch.Tensor):
+        return (one.size(), one.stride(), one.storage_offset(), one.dtype, one.device.type)
+    return (type(one), None) if isinstance(one, torch.Generator) else (type(one), one)
+
+
+def on_meta(one: Any) -> Any:
+    """The argument as meta kernels take it."""
+    if isinstance(one, torch.Generator):
+        return None
+    if not isinstance(one, torch.Tensor):
+        return one
+    with torch.utils._python_dispatch._disable_current_modes():
+        if not one.storage_offset():
+            return torch.empty_strided(one.size(), one.stride(), dtype=one.dtype, device="meta")
+        extent = sum((length - 1) * step for length, step in zip(one.size(), one.stride(), strict=True)) + 1
+        whole = torch.empty(one.storage_offset() + extent, dtype=one.dtype, device="meta")
+        return whole.as_strided(one.size(), one.stride(), one.storage_offset())
+
+
+def on_host(func: Any, plain: list[Any], spec: Any, error: Exception) -> Any:
+    """The result where torch has no meta kernel: of the host's, for zeros. EmulationError where there is none either,
+    or where a result is as long as values say."""
+    if torch.Tag.dynamic_output_shape in func.tags:
+        raise EmulationError(
+            f"{func} can't be emulated: its result is as long as values say, which emulated tensors don't have"
+        ) from None
+    zeros = [torch.zeros_like(one, device="cpu") if isinstance(one, torch.Tensor) else one for one in plain]
+    args, kwargs = tree_unflatten(zeros, spec)
+    if "device" in kwargs:
+        kwargs["device"] = "cpu"
+    try:
+        with torch.utils._python_dispatch._disable_current_modes():
+            return func(*args, **kwargs)
+    except (NotImplementedError, RuntimeError):
+        reason = str(error).partition("\n")[0].partition(". ")[0]
+        raise EmulationError(f"{func} can't be emulated: torch gives no shape of its result ({reason})") from None
+
+
+def shape_of(tensor: torch.Tensor) -> TensorShape:
+    """Of one tensor."""
+    return TensorShape(
+        tuple(tensor.size()), tuple(tensor.stride()), int(tensor.storage_offset()), tensor.dtype, tensor.element_size()
+    )
+
+
+def shapes_of(given: Any) -> Any:
+    """Of tensors in the structure of a result."""
+    if isinstance(given, torch.Tensor):
+        return shape_of(given)
+    if isinstance(given, (tuple, list)):
+        return (list if isinstance(given, list) else tuple)(map(shapes_of, given))
+    return given
+
+
+def changed_by(func: Any, flat: list[Any], spec: Any) -> dict[int | str, Any]:
+    """Arguments that are changed: place or name → shapes."""
+    args, kwargs = tree_unflatten([shape_of(one) if isinstance(one, torch.Tensor) else one for one in flat], spec)
+    found: dict[int | str, Any] = {}
+    for place, argument in enumerate(func._schema.arguments):
+        if argument.is_write and place < len(args):
+            found[place] = args[place]
+        elif argument.is_write and argument.name in kwargs:
+            found[argument.name] = kwargs[argument.name]
+    return found
+
+
+def bytes_of(shapes: Any) -> int:
+    """Of all `TensorShape`s in a structure."""
+    return sum(one.bytes for one in tree_flatten(shapes)[0] if isinstance(one, TensorShape))
+
+
+class _Tensorless:
+    """Stands for a tensor where none may be kept."""
+
+
+def options_of(func: Any, flat: list[Any], spec: Any) -> dict[str, Any]:
+    """Arguments that are no tensors, by name."""
+    args, kwargs = tree_unflatten([_Tensorless if isinstance(one, torch.Tensor) else one for one in flat], spec)
+    names = (argument.name for argument in func._schema.arguments)
+    given = dict(zip(names, args, strict=False)) | kwargs
+    return {name: value for name, value in given.items() if value is not _Tensorless}
+
+
+def returns_of(func: Any) -> list[Returns | None]:
+    """For each returned value, the argument that it is or looks at."""
+    arguments = func._schema.arguments
+    found: list[Returns | None] = []
+    for one in func._schema.returns:
+        alias = one.alias_info
+        relation = None
+        if alias is not None and alias.before_set:
+            for place, argument in enumerate(arguments):
+                if argument.alias_info is not None and argument.alias_info.before_set & alias.before_set:
+                    relation = Returns(place, argument.name, alias.is_write)
+                    break
+        if relation is None and func.is_view:  # a list of views: its schema names them in a way that torch hides
+            relation = Returns(0, arguments[0].name, False)
+        found.append(relation)
+    return found
