@@ -1,4 +1,4 @@
-"""Claims as a table, and as a page with a plot of each in the paper's form."""
+"""Claims as a table, as a page with a plot of each in the paper's form, and the same as Markdown."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from emulator.lab.reproduce.claims import HOW, Claim, Figure, Plot
+from emulator.lab.reproduce.claims import HOW, MODEL, Claim, Figure, Plot
 from emulator.lab.reproduce.running import Outcome, Points
 from switchml import plotting
+from switchml.output_files import whole_file
 from switchml.pages import charts, page, panels
 from switchml.pages.charts import Line
 from switchml.pages.panels import Bar, Bars, Curves, Panel
@@ -17,7 +18,9 @@ from switchml.tables import Table, name, number, text
 
 QUICK_MINUTES = 0.6
 """What runs at most so long, as any user, is quick."""
-MET, MISSED = "met", "missed"
+VERDICTS = {True: "met", False: "missed", None: "not counted"}
+TABLE, PICTURES = "claims.md", "claims"
+"""Names in the folder of `--out`: the document, and the folder of its plots."""
 OURS = ""
 """Among a plot's lines, the numbers that are drawn as bars."""
 
@@ -36,14 +39,18 @@ def needs(claim: Claim) -> str:
     return " (root)" if claim.needs_root else ""
 
 
-def value(number: float, unit: str = "") -> str:
-    """Three digits, with the unit."""
+def value(number: float | None, unit: str = "") -> str:
+    """Three digits, with the unit; nothing for a figure that the paper does not give."""
+    if number is None:
+        return ""
     shown = f"{number:,.0f}" if abs(number) >= 1000 else f"{number:.3g}"
     return f"{shown} {unit}".rstrip()
 
 
 def wanted(figure: Figure) -> str:
     """What counts as met."""
+    if figure.how == MODEL:
+        return ""
     if figure.within is not None:
         return f"within {100 * figure.within:g} %"
     bounds = [f"at least {figure.least:g}" if figure.least is not None else ""]
@@ -51,20 +58,23 @@ def wanted(figure: Figure) -> str:
     return " and ".join(filter(None, bounds))
 
 
+def origins(claim: Claim, figure: Figure) -> tuple[str, str]:
+    """Where ours comes from, and how well the paper's figure is known."""
+    return HOW[figure.how or claim.how], figure.trust if figure.paper is not None else "only a direction"
+
+
 def table(outcomes: Sequence[Outcome]) -> Table:
     """A line for each figure, below its claim; what differs below all of them."""
-    shown = Table(
-        [text("figure"), number("paper"), number("ours"), text(""), text("asked for", drop=1), text("source", drop=2)],
-        notes=remarks(outcomes),
-    )
+    columns = [text("figure"), number("paper"), number("ours"), text("")]
+    columns += [text("ours is", drop=1), text("asked for", drop=2), text("paper's is", drop=3)]
+    shown = Table(columns, notes=remarks(outcomes))
     for outcome in outcomes:
         claim = outcome.claim
         shown.add(f"{claim.system}: {claim.title} ({HOW[claim.how]})")
         for figure, ours, is_met in outcome.rows:
-            paper = value(figure.paper, figure.unit)
-            shown.add(
-                figure.name, paper, value(ours, figure.unit), MET if is_met else MISSED, wanted(figure), figure.trust
-            )
+            how, trust = origins(claim, figure)
+            numbers = value(figure.paper, figure.unit), value(ours, figure.unit)
+            shown.add(figure.name, *numbers, VERDICTS[is_met], how, wanted(figure), trust)
     return shown
 
 
@@ -107,20 +117,33 @@ def draw(outcomes: Sequence[Outcome], path: Path) -> None:
     plotting.draw(path, "Claims reproduced", shown)
 
 
-def markdown(outcomes: Sequence[Outcome]) -> str:
-    """A row for each figure, as a table in Markdown."""
-    lines = ["| claim | figure | paper | ours | |", "|---|---|---|---|---|"]
+def counted(outcomes: Sequence[Outcome]) -> tuple[int, int]:
+    """How many figures are met, and how many could have been."""
+    verdicts = [is_met for one in outcomes for *_, is_met in one.rows if is_met is not None]
+    return sum(verdicts), len(verdicts)
+
+
+def write_markdown(outcomes: Sequence[Outcome], folder: Path, pictures: str) -> None:
+    """`folder`/claims.md: of each claim its figures, what differs and its plot, which `folder`/`pictures` gets."""
+    met, possible = counted(outcomes)
+    lines = ["# The papers' results beside ours", "", f"{met} of {possible} figures are met.", ""]
+    (folder / pictures).mkdir(parents=True, exist_ok=True)
     for outcome in outcomes:
-        for row, (figure, ours, is_met) in enumerate(outcome.rows):
-            cells = [
-                "" if row else outcome.claim.id,
-                figure.name,
-                value(figure.paper, figure.unit),
-                value(ours, figure.unit),
-                MET if is_met else f"**{MISSED}**",
-            ]
-            lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
+        claim, panel = outcome.claim, drawn(outcome)
+        lines += [f"## {claim.system}: {claim.title}", "", f"{claim.says} ({claim.source})", ""]
+        lines += ["| figure | paper | ours | | ours is | asked for | the paper's is |", "|---|---|---|---|---|---|---|"]
+        for figure, ours, is_met in outcome.rows:
+            verdict = VERDICTS[is_met] if is_met is not False else f"**{VERDICTS[is_met]}**"
+            how, trust = origins(claim, figure)
+            numbers = value(figure.paper, figure.unit), value(ours, figure.unit)
+            lines.append(f"| {' | '.join((figure.name, *numbers, verdict, how, wanted(figure), trust))} |")
+        lines += ["", f"What differs: {' '.join(claim.differs.split())}", ""]
+        lines += [f"`switchml reproduce {claim.id}` runs it{needs(claim)}.", ""]
+        if panel is not None:
+            plotting.draw(folder / pictures / f"{claim.id}.svg", "", [panel])
+            lines += [f"![{panel.title}]({pictures}/{claim.id}.svg)", ""]
+    with whole_file(folder / TABLE) as part:
+        part.write_text("\n".join(lines).rstrip() + "\n", encoding="utf-8")
 
 
 def write_page(outcomes: Sequence[Outcome], failures: Mapping[str, str], path: Path) -> None:
@@ -129,8 +152,8 @@ def write_page(outcomes: Sequence[Outcome], failures: Mapping[str, str], path: P
         "title": "The papers' results beside ours",
         "claims": [_on_page(one) for one in outcomes],
         "failures": dict(failures),
-        "met": sum(is_met for one in outcomes for *_, is_met in one.rows),
-        "figures": sum(len(one.rows) for one in outcomes),
+        "met": counted(outcomes)[0],
+        "figures": counted(outcomes)[1],
         "zoom": charts.ZOOM,
     }
     page.write(path, page.render("reproduce.html", (Path(__file__).parent,), content))
@@ -148,9 +171,16 @@ def _on_page(outcome: Outcome) -> dict[str, Any]:
         "differs": " ".join(claim.differs.split()),
         "how": HOW[claim.how] + needs(claim),
         "rows": [
-            (one.name, value(one.paper, one.unit), value(ours, one.unit), wanted(one), one.trust, is_met)
+            (
+                one.name,
+                value(one.paper, one.unit),
+                value(ours, one.unit),
+                VERDICTS[is_met],
+                wanted(one),
+                *origins(claim, one),
+            )
             for one, ours, is_met in outcome.rows
-        ],
+        ],  # fmt: skip
         "panel": panels.chart(panel) if panel is not None else None,
         "commands": list(commands),
     }

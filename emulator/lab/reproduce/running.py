@@ -6,10 +6,11 @@ import json
 import math
 import os
 import signal
+import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,8 +45,8 @@ class Outcome:
     seconds: float
 
     @property
-    def rows(self) -> list[tuple[Figure, float, bool]]:
-        """Each figure, ours, and whether it is near enough."""
+    def rows(self) -> list[tuple[Figure, float, bool | None]]:
+        """Each figure, ours, and whether it is near enough (None: modelled, so neither)."""
         return [(one, ours, one.is_met(ours)) for one, ours in zip(self.claim.figures, self.ours, strict=True)]
 
     def to_json(self) -> dict[str, Any]:
@@ -55,6 +56,7 @@ class Outcome:
             {
                 "name": one.name, "paper": one.paper, "ours": ours, "unit": one.unit, "met": is_met,
                 "within": one.within, "least": one.least, "most": one.most, "trust": one.trust,
+                "how": one.how or claim.how,
             }
             for one, ours, is_met in self.rows
         ]  # fmt: skip
@@ -169,7 +171,23 @@ def _of(line: Points, name: str) -> float:
     return value
 
 
+def _ranking(one: Points, other: Points) -> float:
+    """1: the same order, 0: unrelated, -1: the opposite; equal values share their mean rank."""
+    both = [x for x in one if x in other]
+    if len(both) < 2:
+        raise ValueError(f"{len(both)} common points: expected two or more to rank")
+    ranks = [_ranks([line[x] for x in both]) for line in (one, other)]
+    return statistics.correlation(*ranks)
+
+
+def _ranks(values: Sequence[float]) -> list[float]:
+    return [sum(other < value for other in values) + (values.count(value) + 1) / 2 for value in values]
+
+
+FULL = 0.99
+"""Share of a line's largest y that counts as all of it."""
 FUNCTIONS: dict[str, Callable[..., float]] = {
+    "abs": abs,
     "min": min,
     "max": max,
     "of": _of,
@@ -179,7 +197,11 @@ FUNCTIONS: dict[str, Callable[..., float]] = {
     "worst": lambda line: min(line.values()),
     "near": lambda line, name, by, among: sum(line[x] >= line[name] - by for x in among if x != name),
     "slower": lambda line, among, than: sum(line[x] < than for x in among),
+    "knee": lambda line: min(x for x, y in line.items() if y >= FULL * max(line.values())),
+    "ranking": _ranking,
 }
 """What a figure's expression may call: of numbers, or of lines. `largest`: ratio of two lines at any x; `furthest`: the
 value that is furthest from 0; `best`, `worst`: the largest and the smallest; `near`: how many of those points
-that another line has are at most `by` below the one named; `slower`: how many of them are below a number."""
+that another line has are at most `by` below the one named; `slower`: how many of them are below a number; `knee`: the
+smallest x that gives 99 % of the largest y; `ranking`: Spearman's rank correlation of two lines over the x that both
+have."""

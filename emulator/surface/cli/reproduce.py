@@ -9,10 +9,9 @@ import click
 
 from emulator.surface.cli.options import OUTPUT_FOLDER, json_option, output, plot_option
 from switchml.errors import ConfigError
-from switchml.output_files import whole_file
 from switchml.terminal import progress, say
 
-PAGE, TABLE = "reproduce.html", "claims.md"
+PAGE, TABLE = "reproduce.html", "claims.md"  # TABLE: report.TABLE, which takes long to import
 
 
 def _complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
@@ -25,7 +24,7 @@ def _complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> li
 @click.argument("names", nargs=-1, metavar="[CLAIM|FILE.toml]…", shell_complete=_complete)
 @click.option("--all", "is_all", is_flag=True, help="Run every claim that comes along.")
 @click.option("--quick", is_flag=True, help="Run those that take half a minute at most and need no root.")
-@click.option("--out", type=OUTPUT_FOLDER, metavar="DIR", help=f"Write {PAGE}, with plots, and {TABLE} there.")
+@click.option("--out", type=OUTPUT_FOLDER, metavar="DIR", help=f"Write {PAGE} and {TABLE} there, both with plots.")
 @plot_option
 @json_option
 def reproduce(
@@ -71,8 +70,7 @@ def reproduce(
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
         report.write_page(outcomes, failures, out / PAGE)
-        with whole_file(out / TABLE) as part:
-            part.write_text(report.markdown(outcomes), encoding="utf-8")
+        report.write_markdown(outcomes, out, report.PICTURES)
     if plot_file is not None:
         report.draw(outcomes, plot_file)
     output(

@@ -19,7 +19,7 @@ from tests.support.html_pages import read_page
 from tests.support.launch import until
 from tests.support.ranks import environment
 
-ROOT = {"network", "peers", "replay", "scripts/experiments/adaptive.py"}
+ROOT = {"network", "peers", "replay", "scripts/experiments/adaptive.py", "scripts/experiments/dlrm.py"}
 CLAIM = """
 system = "SwitchML"
 title = "A title"
@@ -60,6 +60,17 @@ value = "models['vgg16']"
 paper = 100
 least = 50
 
+[[figures]]
+name = "three"
+value = "gpus"
+most = 8
+
+[[figures]]
+name = "four"
+value = "gpus"
+paper = 5
+how = "model"
+
 [plot]
 title = "GPUs"
 y = "GPUs"
@@ -89,19 +100,28 @@ def test_a_claim_of_ones_own(file, tmp_path):
     done = CliRunner().invoke(cli, arguments)
     assert done.exit_code == 0, done.output
     rows = [line.split() for line in done.stdout.splitlines()]
-    assert ["one", "-6", "-6", "met", "within", "1", "%", "paper"] in rows
-    assert ["two", "100", "8", "missed", "at", "least", "50", "paper"] in rows
+    assert ["one", "-6", "-6", "met", "emulated", "within", "1", "%", "paper"] in rows
+    assert ["two", "100", "8", "missed", "emulated", "at", "least", "50", "paper"] in rows
+    assert ["three", "8", "met", "emulated", "at", "most", "8", "only", "a", "direction"] in rows
+    assert ["four", "5", "8", "not", "counted", "modelled", "paper"] in rows
     assert "mine: The machine." in done.stdout and picture.read_bytes().startswith(b"\x89PNG")
     text = (tmp_path / "page" / "reproduce.html").read_text()
-    assert "1 of 2 figures are met" in text and "switchml emulate --model resnet50" in text
+    assert "2 of 3 figures are met" in text and "switchml emulate --model resnet50" in text
     assert {"gpus", "resnet50"} <= set(read_page(tmp_path / "page" / "reproduce.html"))
     assert "not to be drawn" not in text
-    table = (tmp_path / "page" / "claims.md").read_text()
-    assert "| mine | one | -6 | -6 | met |\n|  | two | 100 | 8 | **missed** |\n" in table
+    document = (tmp_path / "page" / "claims.md").read_text()
+    assert "2 of 3 figures are met" in document and "What differs: The machine." in document
+    assert "| two | 100 | 8 | **missed** | emulated | at least 50 | paper |\n" in document
+    assert "| four | 5 | 8 | not counted | modelled |  | paper |\n" in document
+    assert "![GPUs](claims/mine.svg)" in document and (tmp_path / "page" / "claims" / "mine.svg").exists()
 
 
 @pytest.mark.parametrize(("before", "after", "complaint"), [
     ('how = "emulator"', 'how = "magic"', "magic"),
+    ('how = "emulator"', 'how = "model"', "unknown how 'model'"),
+    ("most = 8", 'how = "guess"', "guess"),
+    ("most = 8", 'how = "model"\nmost = 8', "figure 'three' is modelled, so neither met nor missed"),
+    ("most = 8", "within = 0.1", "figure 'three': `within` is a share of the paper's figure"),
     ("within = 0.01", "", "within"),
     ('y = "length(rows)"', 'y = "rows[*"', "line gpus"),
     ('y = "length(rows)"', 'y = "nothing"', "'nothing' is None"),
@@ -143,6 +163,19 @@ def test_scripts_and_files_of_a_claim(tmp_path, monkeypatch):
         running.reproduce(claim)
 
 
+def test_what_figures_may_call():
+    """A pool saturates where more gains under a percent; ranks are compared over what both lines have."""
+    knee, ranking = running.FUNCTIONS["knee"], running.FUNCTIONS["ranking"]
+    assert knee({64: 51.0, 128: 89.9, 256: 90.5, 512: 90.5}) == 128
+    assert knee({64: 51.0, 128: 89.5, 256: 90.5}) == 256
+    paper = {"none": 9.0, "topk": 8.0, "qsgd": 7.0, "dgc": 6.0}
+    assert ranking({"topk": 3.0, "qsgd": 2.0, "dgc": 1.0, "ours": 9.0}, paper) == pytest.approx(1)
+    assert ranking({"topk": 1.0, "qsgd": 2.0, "dgc": 3.0}, paper) == pytest.approx(-1)
+    assert ranking({"topk": 2.0, "qsgd": 2.0, "dgc": 1.0}, paper) == pytest.approx(0.866, abs=1e-3)
+    with pytest.raises(ValueError, match="1 common points: expected two or more to rank"):
+        ranking({"topk": 1.0}, paper)
+
+
 def test_nothing_is_chosen_or_twice():
     listed = CliRunner().invoke(cli, ["reproduce", "--json"])
     assert {"switchml-training", "solar-loading"} <= {one["id"] for one in json.loads(listed.stdout)["claims"]}
@@ -154,20 +187,26 @@ def test_nothing_is_chosen_or_twice():
 
 
 MISSED = {
-    "axonn-memory": 0, "comet-memory": 1, "dpro-optimizations": 2, "grace-throughput": 3, "omnireduce-100g": 3,
-    "omnireduce-training": 3, "samo-memory": 1, "solar-loading": 1, "switchml-training": 2,
+    "axonn-memory": 1, "comet-memory": 2, "dc2-bandwidth": 1, "dlrm-all-to-all": 3, "dpro-optimizations": 2,
+    "fsdp-multicast": 1, "grace-throughput": 5, "khalilov-allgather": 1, "neuronabox-error": 1,
+    "omnireduce-100g": 3, "omnireduce-blocks": 1, "omnireduce-training": 3, "phantora-torchtitan": 2,
+    "samo-training": 2, "solar-loading": 1, "switchml-rate-links": 1, "switchml-slots": 2, "switchml-training": 2,
     "switchml-training-100g": 1,
 }  # fmt: skip
 """How many figures of a claim are missed, as its `differs` explains; none of the others."""
+MEASURED = [one for one in claims.load_all([]) if one.how == "here"]
 DETERMINISTIC = [one.id for one in claims.load_all([]) if one.how != "here"]
 
 
 @pytest.fixture
 def in_this_process(monkeypatch):
-    """Claims' commands start no Python: for most, that takes longer than what they do (`test_a_claim_of_ones_own`
+    """Claims' subcommands start no Python: for most, that takes longer than what they do (`test_a_claim_of_ones_own`
     starts it)."""
+    by_subprocess = running._printed
 
     def printed(line, folder, claim):
+        if line.is_script:
+            return by_subprocess(line, folder, claim)
         for name, text in {**claim.files, **line.files}.items():
             (folder / name).write_text(text)
         with monkeypatch.context() as inside:
@@ -179,12 +218,15 @@ def in_this_process(monkeypatch):
     monkeypatch.setattr(running, "_printed", printed)
 
 
+def missed(outcome):
+    return [figure.name for figure, _, is_met in outcome.rows if is_met is False]
+
+
 @pytest.mark.parametrize("name", DETERMINISTIC)
 def test_claims_are_held_to_their_tolerance(name, in_this_process):
-    """What depends on how fast this machine is (`here`) is for `switchml reproduce --all` alone."""
+    """The same on every machine."""
     outcome = running.reproduce(claims.load(name))
-    missed = [figure.name for figure, _, is_met in outcome.rows if not is_met]
-    assert len(missed) == MISSED.get(name, 0), missed
+    assert len(missed(outcome)) == MISSED.get(name, 0), missed(outcome)
     assert report.table([outcome]).rows
 
 
@@ -210,3 +252,12 @@ def test_sigterm_leaves_no_process_and_no_folder_of_torchrun(tmp_path):
     assert ours.wait() == 128 + signal.SIGTERM
     assert [path.name for path in folder.iterdir()] == []
     until(lambda: not psutil.pid_exists(int(started.read_text())))
+
+
+@pytest.mark.parametrize(
+    "claim", [pytest.param(one, id=one.id, marks=[pytest.mark.root] if one.needs_root else []) for one in MEASURED]
+)
+def test_what_is_measured_here_is_held_to_its_tolerance(claim):
+    """Ratios of what ran in the same minutes on this machine: what is missed elsewhere may be met on a faster one."""
+    outcome = running.reproduce(claim)
+    assert len(missed(outcome)) <= MISSED.get(claim.id, 0), missed(outcome)
