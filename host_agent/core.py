@@ -448,7 +448,8 @@ def adds_halves(request: Request) -> bool:
     """Whether a request is a sum or a mean of half precision that may travel as it is."""
     scheme = request.collective
     is_sum = scheme is None or (scheme.op == OP_SUM and not scheme.moves_bytes)
-    return request.dtype in tensors.HALVES and is_sum and request.wire is None and request.late is None
+    is_plain = request.numel > 0 and request.wire is None and request.late is None
+    return request.dtype in tensors.HALVES and is_sum and is_plain
 
 
 def as_halves(request: Request) -> Request:

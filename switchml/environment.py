@@ -81,9 +81,10 @@ GROUPS: dict[str, tuple[Variable, ...]] = {
         ),
         Variable(
             "SWITCHML_WIRE",
-            "`int32`, `int16`, `int8`, `exact`",
-            "`int32`",
-            "lanes of floats; `exact`: sums within one unit in the last place, in more rounds",
+            "`auto`, `int32`, `int16`, `int8`, `exact`",
+            "`auto`",
+            "lanes of floats; `auto`: int32, and half precision in two bytes where the aggregator adds it up; "
+            "`exact`: sums within one unit in the last place, in more rounds",
         ),
         Variable(
             "SWITCHML_SPARSE",

@@ -18,7 +18,7 @@ log = logs.of("switchml.aggregator")
 class JobState:
     """A job's arrays, and since when its rounds have been open, for `counters`."""
 
-    def __init__(self, spec: JobSpec, shared: bool) -> None:
+    def __init__(self, spec: JobSpec, shared: bool, halves: bool = False) -> None:
         self.spec = spec
         self.segment: shm.Segment | None = None
         self.segment_name, self._segment_fd = "", -1
@@ -41,6 +41,7 @@ class JobState:
                 isn=spec.isn,
                 rows=rows,
                 with_tags=bool(spec.key),
+                halves=halves,
             )
         self.endpoints = np.zeros(spec.workers, np.uint64)
         self.local = np.zeros(spec.workers, np.uint8)

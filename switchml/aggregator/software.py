@@ -146,7 +146,7 @@ class SoftwareDataplane(SoftwareTraits):
 
     def start_job(self, spec: JobSpec) -> None:
         """Raises ConfigError if an address belongs to another job or there are too many jobs or workers."""
-        state = JobState(spec, self._shared)
+        state = JobState(spec, self._shared, self.halves)
         try:
             self._in_loop(lambda: self._install(state))
         except BaseException:

@@ -43,7 +43,8 @@ class Outcome(NamedTuple):
 
 class Pool:
     """The slots of one v2 job: n `workers` (1-256), `slots` a power of two, `payload_bytes` 256 or 1024, `wire` as in
-    packet.py. `rows`: of shared memory (shm.py), else its own; `with_tags`: with room for tags behind results."""
+    packet.py. `rows`: of shared memory (shm.py), else its own; `with_tags`: with room for tags behind results;
+    `halves`: half precision is added up as it is, if there is memory for that."""
 
     def __init__(
         self,
@@ -56,6 +57,7 @@ class Pool:
         isn: int = 0,
         rows: np.ndarray | None = None,
         with_tags: bool = False,
+        halves: bool = False,
     ) -> None:
         if not 1 <= workers <= wire_format.V2_MAX_WORKERS:
             raise ConfigError(f"{workers} workers: expected 1 to {wire_format.V2_MAX_WORKERS}")
@@ -74,7 +76,8 @@ class Pool:
             # Sparse packets are longer. Memory that no sparse packet ever touches is never there.
             self.wide = authentication.packet_rows(2 * slots, wire_format.MAX_SPARSE_BYTES, room)
         self.counters = np.zeros((workers, len(COUNTERS)), np.int64)
-        self.parts = np.zeros((parts_of(workers, slots, payload_bytes), payload_bytes), np.uint8)
+        parts = parts_of(workers, slots, payload_bytes) if halves else 0
+        self.parts = np.zeros((parts, payload_bytes), np.uint8)
         self.state = State(self.job, self.slots, self.seen, self.rows, self.wide, self.counters, self.parts)
         self._reply = np.zeros(wire_format.MAX_SPARSE_BYTES, np.uint8)
         reset_slots(self.state)

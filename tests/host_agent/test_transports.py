@@ -225,7 +225,7 @@ def test_other_types_stay_exact_on_a_narrow_wire(join):
 def test_a_wire_without_room_is_refused(aggregator):
     with pytest.raises(ConfigError, match="wire int8: its lanes can't hold the sum of 128 ranks"):
         HostAgent.join(aggregator.address, job="x", rank=0, world_size=128, wire="int8")
-    with pytest.raises(ConfigError, match="wire 'int4': expected one of int32, int16, int8"):
+    with pytest.raises(ConfigError, match="wire 'int4': expected one of auto, int32, int16, int8"):
         HostAgent.join(aggregator.address, job="x", rank=0, world_size=1, wire="int4")
 
 

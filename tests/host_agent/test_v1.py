@@ -156,7 +156,7 @@ def test_joining_says_what_v1_cannot_protect_from(aggregator, caplog):
         ({"rank": 2}, "rank 2 of 2"),
         ({"payload_bytes": 512}, "payload of 512 bytes: expected one of 256, 1024"),
         ({"slots": 8193}, "8193 slots: expected up to 8192"),
-        ({"wire": "int16"}, "wire int16: v1 knows nothing else than int32"),
+        ({"wire": "int16"}, "wire int16: v1 knows nothing else than auto and int32"),
         ({"transport": "shm"}, "transport shm: v1 knows nothing else than auto and udp"),
         ({"sparse": "on"}, "sparse on: v1 knows nothing else than off and auto"),
         ({"authenticate": True}, "authenticate: v1's packets carry no tags"),

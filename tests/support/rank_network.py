@@ -81,7 +81,7 @@ class Network:
         n = len(calls)
         self.chooser, self.weather, self.calls, self.isn, self.slots = random.Random(seed), weather, calls, isn, slots
         wire = max(0 if call.dtype == "raw" else numbers.wire(call.dtype) for column in calls for call in column)
-        self.pool = Pool(workers=n, slots=slots, payload_bytes=PAYLOAD, wire=wire, job_tag=TAG, isn=isn)
+        self.pool = Pool(workers=n, slots=slots, payload_bytes=PAYLOAD, wire=wire, job_tag=TAG, isn=isn, halves=True)
         self.ranks = [
             Worker(
                 rank=r,

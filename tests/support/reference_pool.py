@@ -148,7 +148,10 @@ def gets_data(reach: int, root: int, rank: int) -> bool:
 class ReferencePoolV2:
     """Sections 3, 8, 11 and 13. Every comparison of sequence numbers is serial-number arithmetic."""
 
-    def __init__(self, workers: int, slots: int, payload_bytes: int, wire: int, job_tag: int, isn: int):
+    def __init__(
+        self, workers: int, slots: int, payload_bytes: int, wire: int, job_tag: int, isn: int, halves: bool = False
+    ):
+        self.last_op = 8 if halves else 4
         self.workers, self.slots, self.payload_bytes = workers, slots, payload_bytes
         self.wire, self.job_tag = wire, job_tag
         self.absent: set[int] = set()
@@ -171,7 +174,7 @@ class ReferencePoolV2:
         call = None
         if first & 4 and ahead == 0:
             call = (words[0] >> 24, words[0] >> 16 & 255, words[0] >> 8 & 255)
-            if call[0] > 2 or call[2] > 8 or (call[2] and wire) or (call[2] > 4 and not lanes):
+            if call[0] > 2 or call[2] > self.last_op or (call[2] and wire) or (call[2] > 4 and not lanes):
                 return Outcome("drop", "refused_format", None)
         if job_tag != self.job_tag:
             return Outcome("drop", "refused_tag", None)

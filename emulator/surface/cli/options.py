@@ -15,7 +15,6 @@ from switchml import output_files, units
 from switchml.cli.options import RATE, TIME, Count, Quantity, note_bare, option
 from switchml.cli.written import OutputFile, OutputFolder
 from switchml.errors import ConfigError
-from switchml.protocol.sizes import AGENT_WIRES, AUTO
 from switchml.tables import wide_option
 
 
@@ -77,7 +76,7 @@ RATES = Many(RATE, "rate", "10mbit,20mbit")
 COUNTS = Many(Count(1, 256), "N", "2,4,8", "numbers from 1 to 256")
 SHARES = Many(click.FloatRange(0, 1), "D", "1,0.4,0.1,0.01", "numbers from 0 to 1")
 WIRE = click.Choice(["int32", "int16", "int8"])
-AGENT_WIRE = click.Choice(AGENT_WIRES)
+AGENT_WIRE = click.Choice(["auto", "int32", "int16", "int8", "exact"])
 FILE = click.Path(dir_okay=False, path_type=Path)
 OUTPUT_FOLDER = OutputFolder()
 ANY_PATH = click.Path(path_type=Path)
@@ -124,7 +123,7 @@ authenticate_option = click.option(
 agent_wire_option = click.option(
     "--wire",
     type=AGENT_WIRE,
-    default=AUTO,
+    default="auto",
     help="Type of the lanes in a packet; auto: half precision as it is, else int32; exact: int32, in as many rounds as "
     "exact sums need.",
 )

@@ -43,14 +43,14 @@ def combined(op: int, parts: list[bytes]) -> bytes:
 class Scene:
     """One collective of all ranks: `calls[r]` is rank r's, `check()` holds the targets against what they should be."""
 
-    def __init__(self, kind: str, workers: int, chooser: random.Random, dtypes: list[str]):
+    def __init__(self, kind: str, workers: int, chooser: random.Random, dtypes: list[str], half_ops: tuple = ()):
         self.kind, self.workers, self.root = kind, workers, chooser.randrange(workers)
         self.op, self.dtype = p.OP_SUM, "raw"
         numel = chooser.choice([1, chooser.randint(1, 70), chooser.randint(1, 900)])
         if kind in ("sum", "sparse") or (kind.startswith("reduce") and chooser.random() < 0.6):
             self.dtype = chooser.choice(dtypes)
         elif kind in ("all_reduce", "reduce", "reduce_scatter"):
-            self.op = chooser.choice([p.OP_MAX32, p.OP_MAX64, p.OP_OR, p.OP_XOR, *HALF_OPS])
+            self.op = chooser.choice([p.OP_MAX32, p.OP_MAX64, p.OP_OR, p.OP_XOR, *half_ops])
             numel *= 8 if self.op == p.OP_MAX64 else 4
         self.numel = 0 if kind == "barrier" else numel
         item = 1 if self.dtype == "raw" else np.dtype(numbers.element(self.dtype)).itemsize
@@ -126,7 +126,7 @@ def test_mixed_collectives_over_bad_networks(workers, slots, seed, loss, double,
     chooser = random.Random(seed)
     wire = chooser.choice([0, 0, 1, 2])
     dtypes = [dtype for dtype in numbers.DENSE if numbers.wire(dtype) in (0, wire)]
-    scenes = [Scene(chooser.choice(KINDS), workers, chooser, dtypes) for _ in range(chooser.randint(1, 5))]
+    scenes = [Scene(chooser.choice(KINDS), workers, chooser, dtypes, HALF_OPS) for _ in range(chooser.randint(1, 5))]
     isn = chooser.choice([0, 2**32 - 2 * slots, chooser.randrange(2**32) // (2 * slots) * 2 * slots])
     network = Network(
         [[scene.calls[rank] for scene in scenes] for rank in range(workers)],
@@ -285,14 +285,15 @@ def test_results_that_contradict_the_rank(packet, error):
     st.integers(1, 4),
     st.sampled_from([256, 1024]),
     st.sampled_from([0, 1]),
+    st.booleans(),
     st.lists(st.tuples(*[st.integers(0, 255)] * 5), min_size=1, max_size=60),
 )
 @examples(300)
-def test_pool_and_reference_agree(workers, payload, wire, choices):
+def test_pool_and_reference_agree(workers, payload, wire, halves, choices):
     """Addressed, sparse and dense contributions of any shape, in and out of turn, to one slot."""
     pools = [
-        ReferencePoolV2(workers, 1, payload, wire, TAG, 0),
-        Pool(workers=workers, slots=1, payload_bytes=payload, wire=wire, job_tag=TAG, isn=0),
+        ReferencePoolV2(workers, 1, payload, wire, TAG, 0, halves),
+        Pool(workers=workers, slots=1, payload_bytes=payload, wire=wire, job_tag=TAG, isn=0, halves=halves),
     ]
     turn = 0
     for rank, shape, ahead, word, value in choices:
