@@ -86,10 +86,10 @@ class Collectives(_ProcessGroup):
 
     def reduce(self, tensors: Tensors | torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         op = args[0].reduceOp if args and hasattr(args[0], "reduceOp") else _op(args[1:], kwargs)
-        return self._each("reduce", tensors, op, _root(args, kwargs))
+        return self._each("reduce", tensors, op, root_of(args, kwargs))
 
     def broadcast(self, tensors: Tensors | torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        return self._each("broadcast", tensors, _root(args, kwargs))
+        return self._each("broadcast", tensors, root_of(args, kwargs))
 
     def _each(self, operation: str, tensors: Tensors | torch.Tensor, *arguments: Any) -> Any:
         """`operation` of `Exchange`, in place, on each of `tensors`."""
@@ -121,7 +121,7 @@ class Collectives(_ProcessGroup):
     def gather(self, outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         if isinstance(inputs, torch.Tensor):
             outputs, inputs = [outputs] if outputs else [], [inputs]
-        root, (tensor,) = _root(args, kwargs), inputs
+        root, (tensor,) = root_of(args, kwargs), inputs
         outs = list(outputs[0]) if self._me == root else []
         size = size_of([tensor]) * self.size()
         acts = [partial(self._exchange("all_gather").gather, outs, tensor, root)]
@@ -130,7 +130,7 @@ class Collectives(_ProcessGroup):
     def scatter(self, outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         if isinstance(outputs, torch.Tensor):
             outputs, inputs = [outputs], [inputs] if inputs else []
-        root, (out,) = _root(args, kwargs), outputs
+        root, (out,) = root_of(args, kwargs), outputs
         chunks = list(inputs[0]) if self._me == root else []
         acts = [partial(self._exchange("all_gather").scatter, out, chunks, root)]
         return self._call("scatter", size_of([out]) * self.size(), [out], acts, chunks, "all_gather")
@@ -191,7 +191,7 @@ def _op(args: Args, kwargs: Options) -> Reduction:
     return op
 
 
-def _root(args: Args, kwargs: Options) -> int:
+def root_of(args: Args, kwargs: Options) -> int:
     return int(_option(args, kwargs, "rootRank", "root", 0))
 
 

@@ -10,7 +10,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from emulator.peers.script.clock import Clock, Collective
-from emulator.peers.script.rendezvous import Answer, Arrival, Done, Key, Wanting
+from emulator.peers.script.rendezvous import Answer, Arrival, Broadcast, Brought, Done, Key, Published, Wanting
 from switchml.errors import EmulationError
 
 
@@ -30,6 +30,16 @@ class Ranks:
             self._pipe.send(Arrival(self.rank, key, members, ready_s, call, **more))
         elif more.get("needed"):
             raise EmulationError(f"{call}: no other rank runs here")
+
+    def bring(self, key: Key, call: str, digest: bytes) -> None:
+        """Say what values this rank gives to a collective."""
+        if self._pipe is not None:
+            self._pipe.send(Brought(self.rank, key, call, digest))
+
+    def publish(self, key: Broadcast, payload: bytes | None) -> None:
+        """Say what this rank has for the others in a broadcast."""
+        if self._pipe is not None:
+            self._pipe.send(Published(key, payload))
 
     def wait(self, key: Key, ready_s: float) -> Answer:
         """When all have come. Raises Finished, and EmulationError for a deadlock."""

@@ -5,6 +5,7 @@ of the host meet copies of themselves; a message brings the values that its send
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -18,7 +19,7 @@ from torch.utils._pytree import tree_map
 from emulator.cluster.cluster import Cluster
 from emulator.cluster.collectives import cost
 from emulator.cluster.topology import GroupLayout, place
-from emulator.peers.collectives import Collectives
+from emulator.peers.collectives import Collectives, root_of
 from emulator.peers.exchange import Exchange
 from emulator.peers.run import take_over
 from emulator.peers.script.channels import Channel, Ranks, Transfer
@@ -26,6 +27,7 @@ from emulator.peers.script.clock import Clock
 from emulator.peers.script.cuda import replace
 from emulator.peers.script.device import DeviceTensor, current
 from emulator.peers.script.operators import Operator
+from emulator.peers.script.rendezvous import Broadcast
 from emulator.peers.script.values import COPIED
 from emulator.peers.values import Values
 from switchml.errors import EmulationError
@@ -113,7 +115,7 @@ class ScriptGroup(Collectives):
         """By sender and receiver."""
         stride = self._ranks[1] - self._ranks[0] if len(self._ranks) > 1 else 1
         self._where = place(len(self._ranks), stride, network.cluster.accelerators_per_node)
-        self._number = 0
+        self._number = self._host_calls = self._broadcasts = 0
 
     def getBackendName(self) -> str:
         return "nccl"
@@ -126,6 +128,22 @@ class ScriptGroup(Collectives):
         return None
 
     _set_default_timeout = set_timeout
+
+    def broadcast(self, tensors: Sequence[torch.Tensor] | torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        """Values that a script may look at come from the root, if that runs."""
+        tensors = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+        done, root = super().broadcast(tensors, *args, **kwargs), self._ranks[root_of(args, kwargs)]
+        ranks, known = self._network.ranks, current().known
+        for tensor in tensors:
+            if isinstance(tensor, DeviceTensor) and tensor.numel() > COPIED:
+                continue
+            self._broadcasts += 1
+            key = Broadcast(self._name, root, self._broadcasts)
+            if root == ranks.rank:
+                ranks.publish(key, known.payload(tensor))
+            elif root in (answer := ranks.wait(key, 0.0)).payloads:
+                known.receive(tensor, answer.payloads[root])
+        return done
 
     def barrier(self, *args: Any, **kwargs: Any) -> Work:
         self.put("barrier", 0.0)
@@ -189,11 +207,13 @@ class ScriptGroup(Collectives):
     ) -> Work:
         clock = self._network.clock
         if not any(isinstance(one, DeviceTensor) for one in (*outputs, *inputs)):
+            self._host_calls += 1
+            self._bring(name, list(inputs or outputs))
             with torch.no_grad():
                 for act in acts:
                     act(self._number)
             return _Done(clock, outputs)
-        if not self._with_values(outputs, inputs, acts):
+        if not self._with_values(name, outputs, inputs, acts):
             for tensor in outputs if name != "broadcast" else ():
                 current().known.forget(tensor.untyped_storage()._cdata)
         transfer = self.put(operation or name, size_bytes)
@@ -203,13 +223,26 @@ class ScriptGroup(Collectives):
             torch.autograd.Variable._execution_engine.queue_callback(lambda: clock.wait(main, transfer.end()))
         return _Done(clock, outputs, [transfer])
 
+    def _bring(self, name: str, values: Sequence[torch.Tensor]) -> None:
+        """Say what goes into a collective whose values this rank knows; a broadcast's come from its root."""
+        if name == "broadcast":
+            return
+        data = b"".join(bytes(one.detach().contiguous().reshape(-1).view(torch.uint8).numpy()) for one in values)
+        key = (self._name, "values", self._number, self._host_calls)
+        self._network.ranks.bring(key, name.replace("_", "-"), hashlib.sha256(data).digest())
+
     def _with_values(
-        self, outputs: list[torch.Tensor], inputs: Sequence[torch.Tensor], acts: Sequence[Callable[[int], None]]
+        self,
+        name: str,
+        outputs: list[torch.Tensor],
+        inputs: Sequence[torch.Tensor],
+        acts: Sequence[Callable[[int], None]],
     ) -> bool:
         """Exchange the values of tensors on the device, where all that go in are known. False: some are not."""
         known = current().known
         if not known.are_known(list(inputs or outputs)) or sum(one.numel() for one in outputs) > COPIED:
             return False
+        self._bring(name, [known.real(one) for one in inputs or outputs])
         real: dict[int, torch.Tensor] = {}
 
         def host(one: Any) -> Any:

@@ -16,7 +16,7 @@ from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
 from typing import Any
 
-from emulator.peers.script.rendezvous import Answer, Arrival, Done, Rendezvous, Wanting
+from emulator.peers.script.rendezvous import Answer, Arrival, Brought, Done, Published, Rendezvous, Wanting
 from switchml.errors import JobError
 from switchml.runtime.children import dying_with_us, how_it_ended
 
@@ -106,6 +106,10 @@ class Processes:
         if isinstance(said, Arrival):
             for new in sorted(self._rendezvous.add(said)):
                 self._start(new)
+        elif isinstance(said, Brought):
+            self._rendezvous.bring(said)
+        elif isinstance(said, Published):
+            self._rendezvous.publish(said)
         elif isinstance(said, Wanting):
             self._rendezvous.wait(said)
         elif isinstance(said, Done):

@@ -10,8 +10,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+
+class Broadcast(NamedTuple):
+    """The values of a broadcast from `root`, number `number` of its communicator."""
+
+    communicator: str
+    root: int
+    number: int
+
+
 Key = tuple[Any, ...]
-"""Of a transfer: its communicator and its number there."""
+"""Of a transfer: its communicator and its number there; or a Broadcast."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +35,25 @@ class Arrival:
     call: str
     needed: tuple[int, ...] = ()
     payload: bytes | None = None
+
+
+@dataclass(frozen=True)
+class Brought:
+    """What a rank knows of the values that it gives to a collective, as a digest: ranks have to bring the same, as each
+    goes on with copies of its own."""
+
+    rank: int
+    key: Key
+    call: str
+    digest: bytes
+
+
+@dataclass(frozen=True)
+class Published:
+    """What `key.root` has for the others in a broadcast; None: values that it does not know."""
+
+    key: Broadcast
+    payload: bytes | None
 
 
 @dataclass(frozen=True)
@@ -60,6 +88,9 @@ class Rendezvous:
         self.running = set(running)
         self._arrivals: dict[Key, dict[int, Arrival]] = {}
         self._waiting: dict[int, Key] = {}
+        self._brought: dict[Key, Brought] = {}
+        self._published: dict[Key, bytes | None] = {}
+        self._differing = ""
         self._done: set[int] = set()
         self._ended: set[int] = set()
 
@@ -73,6 +104,19 @@ class Rendezvous:
         new = set(arrival.needed) - self.running
         self.running |= new
         return new
+
+    def bring(self, brought: Brought) -> None:
+        """Values that differ from another rank's end the run."""
+        first = self._brought.setdefault(brought.key, brought)
+        if first.digest != brought.digest and not self._differing:
+            self._differing = (
+                f"{brought.call}: ranks {first.rank} and {brought.rank} bring different values, which different stages "
+                "can't exchange here; expected them to be alike, or sent by send and recv"
+            )
+
+    def publish(self, published: Published) -> None:
+        """For who asks by its key."""
+        self._published[published.key] = published.payload
 
     def wait(self, wanting: Wanting) -> None:
         """The rank gets one of `answers`."""
@@ -107,6 +151,12 @@ class Rendezvous:
         """None: some are missing."""
         if self.is_over:
             return Answer(is_over=True)
+        if self._differing:
+            return Answer(error=self._differing)
+        if isinstance(key, Broadcast):
+            payload = self._published.get(key)
+            is_here = key in self._published or key.root not in self.running
+            return Answer(payloads={} if payload is None else {key.root: payload}) if is_here else None
         here = self._arrivals[key]
         first = next(iter(here.values()))
         other = next((one for one in here.values() if one.call != first.call), None)
@@ -119,6 +169,8 @@ class Rendezvous:
         return Answer(max(one.ready_s for one in here.values()), payloads)
 
     def _missing(self, key: Key) -> str:
+        if isinstance(key, Broadcast):
+            return f"a broadcast from rank {key.root}"
         here = self._arrivals[key]
         first = next(iter(here.values()))
         missing = sorted(self.running & set(first.members) - here.keys())

@@ -1,6 +1,6 @@
 """Ranks that come to transfers, wait and end, without processes."""
 
-from emulator.peers.script.rendezvous import Answer, Arrival, Rendezvous, Wanting
+from emulator.peers.script.rendezvous import Answer, Arrival, Broadcast, Brought, Published, Rendezvous, Wanting
 
 
 def message(rank, number, ready_s, source, to, **more):
@@ -65,3 +65,31 @@ def test_it_is_over_when_all_have_played_enough():
     assert list(ranks.answers()) == [] and not ranks.is_over
     ranks.done(1)
     assert list(ranks.answers()) == [(0, Answer(is_over=True))] and ranks.is_over
+
+
+def test_values_that_differ_are_refused():
+    """Copies of a rank's own would go on as if they were the other's."""
+    ranks = Rendezvous({0, 2})
+    for rank, digest in ((0, b"a"), (2, b"a")):
+        ranks.bring(Brought(rank, ("0", "values", 1), "broadcast", digest))
+    ranks.add(collective(0, 0, 0.0))
+    ranks.add(collective(2, 0, 0.0))
+    ranks.wait(Wanting(0, ("0", None, 0)))
+    assert list(ranks.answers()) == [(0, Answer(0.0))]
+    for rank, digest in ((2, b"b"), (0, b"c")):
+        ranks.bring(Brought(rank, ("0", "values", 2), "broadcast", digest))
+    ranks.wait(Wanting(2, ("0", None, 0)))
+    ((rank, answer),) = ranks.answers()
+    assert rank == 2 and "broadcast: ranks 2 and 0 bring different values" in answer.error
+
+
+def test_values_of_a_broadcast():
+    """Who asks waits for its root, if that runs."""
+    ranks = Rendezvous({0, 2})
+    one, other = Broadcast("0", 0, 1), Broadcast("0", 1, 1)
+    ranks.wait(Wanting(2, one))
+    assert list(ranks.answers()) == []
+    ranks.publish(Published(one, b"x"))
+    assert list(ranks.answers()) == [(2, Answer(payloads={0: b"x"}))]
+    ranks.wait(Wanting(2, other))
+    assert list(ranks.answers()) == [(2, Answer())]
