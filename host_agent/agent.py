@@ -283,6 +283,11 @@ class HostAgent(Agent):
         self.core.fail(error)
 
     @property
+    def sums_halves(self) -> bool:
+        """Whether half precision travels as it is."""
+        return self.core.sums_halves
+
+    @property
     def has_no_result(self) -> bool:
         """Whether no round has its result yet."""
         return has_no_result(self._worker.state)

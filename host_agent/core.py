@@ -160,7 +160,8 @@ class Core(CallQueue[TaskCall]):
         """Whether the aggregator accepts sparse streams; switches in a tree don't."""
         self.takes_collectives = info.collectives
         """Whether it accepts addressed packets; P4 switches don't."""
-        self._sums_halves = halves
+        self.sums_halves = halves
+        """Whether half precision travels as it is, where a request leaves that open."""
         self.call_log: AgentLog | None = None
         self.completed = 0
         """The worker's tasks whose calls have been reported."""
@@ -196,7 +197,7 @@ class Core(CallQueue[TaskCall]):
                 sparse = density.OFF
                 request = request if request.late else dataclasses.replace(request, collective=sum_of_all())
             scheme = request.collective
-        if self._sums_halves and sparse.mode == "off" and adds_halves(request):
+        if self.sums_halves and sparse.mode == "off" and adds_halves(request):
             request, dtype = as_halves(request), RAW
             signature = dataclasses.replace(signature, note=f"{signature.note} in two bytes each")
             scheme = request.collective

@@ -144,6 +144,10 @@ class Mover(Protocol):
         """Whether no round has its result yet."""
 
     @property
+    def sums_halves(self) -> bool:
+        """Whether half precision travels as it is."""
+
+    @property
     def is_over(self) -> bool:
         """Whether that has happened."""
 
@@ -280,7 +284,7 @@ class Failover:
             is_given_up=self._is_over,
         )
         joined = joining.join(stop.address, options, self._parts)
-        problem = _lacks(info, joined[0].session.info)
+        problem = _lacks(info, joined[0].session.info, any(agent.sums_halves for agent in self._agents))
         if problem:
             joining.close(joined)
             raise JoinError(f"the aggregator at {stop.address} {problem}")
@@ -307,15 +311,16 @@ def _lineage(begun: JobInfo) -> int:
     return begun.job_tag << 32 | begun.isn
 
 
-def _lacks(had: JobInfo, gets: JobInfo) -> str:
-    """What the next aggregator can't do that a job's packets under way need; "" if nothing."""
+def _lacks(had: JobInfo, gets: JobInfo, sums_halves: bool) -> str:
+    """What the next aggregator can't do that a job's packets under way need; "" if nothing. `sums_halves`: half
+    precision travels as it is."""
     if not gets.rounds:
         return "does not take jobs over"
     if gets.dense_only and not had.dense_only:
         return "takes no sparse packets"
     if had.collectives and not gets.collectives:
         return "takes no collectives but sums"
-    if had.halves and not gets.halves:
+    if sums_halves and not gets.halves:
         return "adds up no half precision"
     if gets.padded and not had.padded:
         return "wants sparse packets padded"

@@ -73,11 +73,11 @@ class Network:
 @contextlib.contextmanager
 def stopped(agent):
     """While the whole process would be stopped, not its program alone."""
-    agent.halt()
+    agent.pause()
     try:
         yield
     finally:
-        agent.go_on()
+        agent.resume()
 
 
 def train(options, address: str, waits: bool) -> Outcome:

@@ -53,7 +53,7 @@ def test_how_long_to_try(monkeypatch):
 
 
 class Busy:
-    """All-reduces by every rank, one after the other and in place, from a thread each."""
+    """All-reduces by every rank, of float32 and float16 in turn and in place, from a thread each."""
 
     def __init__(self, agents: list):
         self.agents, self.done, self._stop = agents, [0] * len(agents), threading.Event()
@@ -65,9 +65,10 @@ class Busy:
     def _work(self, agent) -> None:
         seed, count = 0, len(self.agents)
         while not (self._stop.is_set() and seed >= self._most):
-            x = contribution(seed, agent.rank, NUMEL)
+            dtype = ("float32", "float16")[seed % 2]
+            x = contribution(seed, agent.rank, NUMEL, dtype)
             agent.allreduce(x, out=x)
-            np.testing.assert_array_equal(x, total(seed, count, NUMEL))
+            np.testing.assert_array_equal(x, total(seed, count, NUMEL, dtype))
             seed += 1
             self.done[agent.rank] = seed
 

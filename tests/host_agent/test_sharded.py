@@ -328,7 +328,7 @@ def test_a_lost_aggregator_ends_the_job_and_is_named():
             answer = worker.next()
             assert answer["error"] == "AggregatorLost" and processes[1].address in answer["message"], answer
             assert worker.ask("leave") == {}
-        until(lambda: all(agent._ending.error for agent in agents))
+        until(lambda: all(agent._failure_state.error for agent in agents))
         for agent in agents:
             for _ in range(2):
                 with pytest.raises(AggregatorLost, match=f"aggregator {processes[1].address}, one of 2: "):
