@@ -39,7 +39,7 @@ from switchml.protocol import worker_state
 from switchml.protocol.collectives import Collective, all_reduce, sum_of_all
 from switchml.protocol.fixedpoint import FORMATS
 from switchml.protocol.halves import OPS
-from switchml.protocol.packet import OP_SUM, REACH_ALL
+from switchml.protocol.packet import REACH_ALL
 from switchml.protocol.sizes import EXACT, WIRES
 from switchml.protocol.sparse import Sparse
 from switchml.protocol.worker import Worker
@@ -446,11 +446,10 @@ class Core(CallQueue[TaskCall]):
 
 
 def adds_halves(request: Request) -> bool:
-    """Whether a request is a sum or a mean of half precision that may travel as it is."""
-    scheme = request.collective
-    is_sum = scheme is None or (scheme.op == OP_SUM and not scheme.moves_bytes)
+    """Whether a request is one of half precision, which is a sum or a mean (others move bytes), that may travel as it
+    is."""
     is_plain = request.numel > 0 and request.wire is None and request.late is None
-    return request.dtype in tensors.HALVES and is_sum and is_plain
+    return request.dtype in tensors.HALVES and is_plain
 
 
 def as_halves(request: Request) -> Request:

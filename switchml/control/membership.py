@@ -193,8 +193,7 @@ class Started:
     memory that the aggregator offers to share (switchml/net/shm.py), or is empty; `link` is set for ranks that build
     their Ethernet frames themselves; `padded`, `dense_only`, `collectives` and `halves`: see `Dataplane`; `key`:
     what packets are signed with, or empty; `more_parts`: beside the one that all this describes; `queues`: of
-    collectives (section 11); `rounds` of each part, if ranks go on here (section 12), and the job's
-    `epoch`.
+    collectives (section 11); `rounds` of each part, if ranks go on here (section 12), and the job's `epoch`.
     """
 
     job_id: int

@@ -15,7 +15,7 @@ from emulator.lab.bench.allreduce import Measurement, Report
 from emulator.lab.bench.limits import Limit
 from emulator.lab.bench.ranks.reducing import DENSE, GLOO, INT32, PLAIN, SWITCHML
 from emulator.lab.bench.sizes import ALL_REDUCE, FSDP, ITEM_BYTES, NAMES
-from switchml.protocol.halves import KINDS as HALVES
+from host_agent.tensors import HALVES
 from switchml.protocol.sizes import AUTO
 from switchml.tables import Column, Table, number, show, text
 from switchml.terminal import say

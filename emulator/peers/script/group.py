@@ -1,6 +1,6 @@
 """Process groups of emulated ranks, most of which do what this one does. A collective or message is put on a channel of
-its group, with what it costs on the cluster. In collectives tensors of the device have no values to exchange, and those
-of the host meet copies of themselves; a message brings the values that its sender knows.
+its group, with what it costs on the cluster. Messages and broadcasts bring the values that their sender knows. In other
+collectives known values, and those of the host, meet copies of themselves, which ranks that run must have alike.
 """
 
 from __future__ import annotations
@@ -208,7 +208,7 @@ class ScriptGroup(Collectives):
         clock = self._network.clock
         if not any(isinstance(one, DeviceTensor) for one in (*outputs, *inputs)):
             self._host_calls += 1
-            self._bring(name, list(inputs or outputs))
+            self._bring(name, inputs or outputs)
             with torch.no_grad():
                 for act in acts:
                     act(self._number)
@@ -223,11 +223,11 @@ class ScriptGroup(Collectives):
             torch.autograd.Variable._execution_engine.queue_callback(lambda: clock.wait(main, transfer.end()))
         return _Done(clock, outputs, [transfer])
 
-    def _bring(self, name: str, values: Sequence[torch.Tensor]) -> None:
+    def _bring(self, name: str, tensors: Sequence[torch.Tensor]) -> None:
         """Say what goes into a collective whose values this rank knows; a broadcast's come from its root."""
         if name == "broadcast":
             return
-        data = b"".join(bytes(one.detach().contiguous().reshape(-1).view(torch.uint8).numpy()) for one in values)
+        data = b"".join(current().known.payload(one) or b"" for one in tensors)
         key = (self._name, "values", self._number, self._host_calls)
         self._network.ranks.bring(key, name.replace("_", "-"), hashlib.sha256(data).digest())
 
@@ -242,7 +242,7 @@ class ScriptGroup(Collectives):
         known = current().known
         if not known.are_known(list(inputs or outputs)) or sum(one.numel() for one in outputs) > COPIED:
             return False
-        self._bring(name, [known.real(one) for one in inputs or outputs])
+        self._bring(name, inputs or outputs)
         real: dict[int, torch.Tensor] = {}
 
         def host(one: Any) -> Any:
