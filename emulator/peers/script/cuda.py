@@ -49,14 +49,15 @@ def install(accelerator: Accelerator, devices: int, index: int, clock: Clock, me
     }
     tensors = {"record_stream": _nothing, "pin_memory": lambda tensor, *_: tensor, "data": _data()}
     storage = torch.UntypedStorage
-    replace(torch.cuda, named | streams | others | dict.fromkeys(_GRAPHS, _no_graphs))
+    replace(torch.cuda, named | streams | others | dict.fromkeys(_GRAPHS, _NoGraph))
     replace(torch.cuda.streams, streams)
     replace(torch.cuda.nccl, {"version": lambda: (2, 27, 5)})
     replace(torch.accelerator, accelerators)
     replace(torch.Tensor, tensors)
     replace(storage, _storages(storage.resize_, storage.size))
+    replace(torch._C, {"_scatter": _scatter})
     replace(torch.version, {"cuda": torch.version.cuda or "13.0"})
-    replace(torch, {"Generator": Generator})
+    replace(torch, streams | {"Generator": Generator})
 
 
 def replace(owner: Any, attributes: dict[str, Any]) -> None:
@@ -95,15 +96,23 @@ def _storages(resize: Any, size: Any) -> dict[str, Any]:
     return {"resize_": resized, "size": sized}
 
 
+def _scatter(tensor: torch.Tensor, devices: Any, *_: Any) -> list[torch.Tensor]:
+    """What DataParallel gives its one GPU; of more, the second is refused."""
+    return [tensor.to(torch.device("cuda", device)) for device in devices]
+
+
 def _nothing(*_: Any, **__: Any) -> None:
     return None
 
 
+class _NoGraph:
+    """In place of classes and functions of CUDA graphs: they can be named, in annotations, and not used."""
+
+    def __init__(self, *_: Any, **__: Any):
+        raise EmulationError("CUDA graphs can't be emulated: expected a script that runs without them")
+
+
 _GRAPHS = ("CUDAGraph", "graph", "graph_pool_handle", "make_graphed_callables")
-
-
-def _no_graphs(*_: Any, **__: Any) -> Any:
-    raise EmulationError("CUDA graphs can't be emulated: expected a script that runs without them")
 
 
 @contextmanager

@@ -69,16 +69,15 @@ class DeviceTensor(_Tensor):
     def tolist(self) -> Any:
         if self.numel() == 1:
             return torch.full(self.shape, self.item()).tolist()
-        values = current().values_of(self)
-        if values is None:
-            raise _without_values("tolist")
-        return values.tolist()
+        return current().values_of(self, "tolist").tolist()
 
     def numpy(self, *, force: bool = False) -> Any:
-        raise _without_values("numpy")
+        if self.device.type == "cuda" and not force:  # as torch says it
+            raise TypeError(f"can't convert {self.device} device type tensor to numpy. Use Tensor.cpu() first.")
+        return current().values_of(self, "numpy").numpy()
 
     def __array__(self, dtype: Any = None) -> Any:
-        raise _without_values("__array__")
+        return current().values_of(self, "__array__").numpy().__array__(dtype)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return _remake, (tuple(self.shape), self.dtype, str(self.device), self.requires_grad)
@@ -86,12 +85,6 @@ class DeviceTensor(_Tensor):
 
 def _remake(shape: Any, dtype: Any, device: str, requires_grad: bool) -> torch.Tensor:
     return torch.empty(shape, dtype=dtype, device=device).requires_grad_(requires_grad)
-
-
-def _without_values(what: str) -> EmulationError:
-    return EmulationError(
-        f"Tensor.{what}() asks for values of an emulated tensor, which has none: leave it out, or use .item()"
-    )
 
 
 _current: list[Device] = []
@@ -227,7 +220,9 @@ class Device(_Mode):
             if not isinstance(source, DeviceTensor):
                 self.known.copied(result, source)
         if device.type == "cpu" and func is aten._to_copy.default:
-            return self._down(args[0], result, kwargs)
+            result = self._down(args[0], result, kwargs)
+        if isinstance(result, DeviceTensor) and result.device.type == "cpu" and any(map(_is_of_device, flat)):
+            result.untyped_storage().is_of_device = True
         return result
 
     def _of_values(self, func: Any, flat: list[Any], spec: Any, device: torch.device) -> Any:
@@ -326,14 +321,17 @@ class Device(_Mode):
                 base = base[place]
             if relation.is_same and base is not None:
                 return base
-        made = torch.Tensor._make_wrapper_subclass(
-            DeviceTensor,
-            shape.size,
-            strides=shape.stride,
-            storage_offset=shape.offset,
-            dtype=shape.dtype,
-            device=device if base is None else base.device,
-        )
+        # A view is an inference tensor if what it is a view of is one, whatever the mode.
+        is_inference = torch.is_inference_mode_enabled() and (base is None or base.is_inference())
+        with torch.inference_mode(is_inference):
+            made = torch.Tensor._make_wrapper_subclass(
+                DeviceTensor,
+                shape.size,
+                strides=shape.stride,
+                storage_offset=shape.offset,
+                dtype=shape.dtype,
+                device=device if base is None else base.device,
+            )
         if isinstance(base, DeviceTensor):
             torch._functionalize_unsafe_set(made, base)
         elif device.type == "cuda":
@@ -378,11 +376,17 @@ class Device(_Mode):
         found = self._storages.get(storage._cdata)
         return None if found is None else 0 if found[0] in self._emptied else storage.nbytes()
 
-    def values_of(self, tensor: torch.Tensor) -> torch.Tensor | None:
-        """What the host gets that waits for all values of a tensor; None: they are not known."""
+    def values_of(self, tensor: torch.Tensor, what: str) -> torch.Tensor:
+        """What the host gets that waits for all values of a tensor: those that are known, and random ones where the
+        host made it (an image of a data set of random numbers). EmulationError, with `what` asks, for others."""
         if tensor.device.type == "cuda":
             self.hooks.read()
-        return self.known.copy_of(tensor)
+        known = self.known.copy_of(tensor)
+        if known is None and _is_of_device(tensor):
+            raise EmulationError(
+                f"Tensor.{what}() asks for values of an emulated tensor, which has none: leave it out, or use .item()"
+            )
+        return self.known.drawn(tensor) if known is None else known
 
     def storage_number(self, tensor: torch.Tensor) -> int | None:
         """The number of its memory, as `allocate` was told."""
@@ -417,6 +421,13 @@ class Device(_Mode):
         for length in args[0]:
             elements *= length
         return elements >= VALUELESS
+
+
+def _is_of_device(tensor: Any) -> bool:
+    """Whether a tensor's values, had it any, would come from the device, though it may be on the host by now."""
+    if not isinstance(tensor, DeviceTensor):
+        return False
+    return tensor.device.type == "cuda" or getattr(tensor.untyped_storage(), "is_of_device", False)
 
 
 _OUR_TYPES = {DeviceTensor, torch.Tensor, torch.nn.Parameter}

@@ -12,7 +12,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from emulator.cluster.cluster import Cluster
-from emulator.peers.script import choices, cuda, driver, group
+from emulator.peers.script import choices, cuda, driver, group, spawning
 from emulator.peers.script.allocator import Allocator, Block, Full
 from emulator.peers.script.channels import Ranks
 from emulator.peers.script.checkpoints import Checkpoints
@@ -60,6 +60,7 @@ class Session:
         self.device = Device(Hooks(self._launch, self._allocate, self._free, self._read), local_rank)
         cuda.install(accelerator, min(world, cluster.accelerators_per_node), local_rank, self.clock, self.memory)
         group.install(group.Network(cluster, self.clock, world, ranks, allreduce))
+        spawning.install(ranks.rank, world, cluster.accelerators_per_node)
         self.checkpoints = Checkpoints()
         self._functional = group.Functional(self.clock)
         torch.__future__.set_swap_module_params_on_conversion(True)

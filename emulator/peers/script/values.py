@@ -179,6 +179,15 @@ class Known:
         found = self._values.get(tensor.untyped_storage()._cdata, {})
         return found.get(int(tensor.storage_offset()), plausible(tensor.dtype))
 
+    def drawn(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Random values for a tensor of the host that had none: from 0 to 1, integers to 127."""
+        self.assumed += 1
+        with torch.utils._python_dispatch._disable_current_modes():
+            values = torch.rand(tensor.shape)
+            if tensor.dtype.is_floating_point or tensor.dtype.is_complex:
+                return values.to(tensor.dtype)
+            return (values * (1 if tensor.dtype is torch.bool else 127)).round().to(tensor.dtype)
+
     def _is_known(self, tensor: torch.Tensor) -> bool:
         """Whether the value of a tensor with one element is known."""
         address, offset = tensor.untyped_storage()._cdata, int(tensor.storage_offset())

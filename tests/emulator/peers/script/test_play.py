@@ -114,9 +114,15 @@ def test_memory_figures(tmp_path):
     assert was.grad.is_cuda
     was.data = torch.full((8, 8), 3.0)
     assert was.data[0, 0].item() == 3.0
+    image = torch.randn(3, 224, 224)
+    assert 0 <= image.numpy().min() < image.mul(2).numpy().max() <= 1 and len(torch.zeros(1 << 17).tolist()) == 1 << 17
+    assert torch.nn.DataParallel(moved, device_ids=[0])(torch.ones(2, 8)).is_cuda
+    buffer: torch.cuda.CUDAGraph | None = None
     many = torch.randn(64, 64, device="cuda")
     assert torch.isfinite(many).all() and not many.isnan().any() and not torch.isnan(many.sum())
     weight = torch.nn.Parameter(torch.zeros(4, device="cuda"))
+    with torch.inference_mode():
+        assert not weight.expand(2, 4).is_inference() and weight.expand(2, 4).exp().is_inference()
     torch.optim.SGD([weight], 0.1).step()
     """
     assert "result" in play(tmp_path, text), (tmp_path / "out").read_text()
@@ -141,9 +147,33 @@ def test_collectives_of_the_host(tmp_path):
     assert "result" in play(tmp_path, text, world=16), (tmp_path / "out").read_text()
 
 
+SPAWN = """
+import sys, torch, torch.distributed as dist, torch.multiprocessing as mp
+def main(rank, size):
+    torch.cuda.set_device(rank)
+    dist.init_process_group("nccl", init_method="tcp://127.0.0.1:7001", rank=rank, world_size=size)
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(256, 256).cuda(), device_ids=[rank])
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(3):
+        model(torch.randn(8, 256, device="cuda")).sum().backward()
+        optimizer.step()
+count = COUNT
+mp.spawn(main, args=(count,), nprocs=count)
+"""
+
+
+def test_spawned(tmp_path):
+    """A script that starts its ranks itself."""
+    result = play(tmp_path, SPAWN.replace("COUNT", "torch.cuda.device_count()"), world=4)["result"]
+    assert result["collectives"]["all_reduce"]["bytes"] == 4 * 257 * 256
+    assert "expected one for each of 4 GPUs" in play(tmp_path, SPAWN.replace("COUNT", "2"), world=4)["error"]
+
+
 REFUSED = {
     "out of memory": ("import torch\nrows = [torch.empty(1 << 30, device='cuda') for _ in range(99)]\n", "script.py:2"),
-    "values": ("import torch\ntorch.zeros(3).cuda().numpy()\n", "numpy() asks for values"),
+    "values": ("import torch\ntorch.randn(3, device='cuda').cpu().numpy()\n", "numpy() asks for values"),
+    "not on the host": ("import torch\ntorch.zeros(3).cuda().numpy()\n", "can't convert cuda:0 device type tensor"),
+    "values on the host": ("import torch\ntorch.zeros(1 << 17).cuda().cpu()[1:].numpy()\n", "numpy() asks for values"),
     "two devices": ("import torch\ntorch.zeros(3, device='cuda:1')\n", "one GPU a process"),
     "no step": ("import torch\ntorch.zeros(3, device='cuda')\n", "without an optimizer's step"),
     "no GPU": ("import torch\ntorch.zeros(3)\n", "put nothing on a GPU"),
