@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -51,6 +51,12 @@ def _kinds() -> dict[str, Kind]:
     return found
 
 
+def _of(table: dict[str, Any], accelerator: Accelerator) -> dict[str, Any]:
+    """What a table has for an architecture."""
+    found: dict[str, Any] = table.get(accelerator.architecture, table["default"])
+    return found
+
+
 class Costs:
     """Seconds of operators on one accelerator."""
 
@@ -58,16 +64,16 @@ class Costs:
         self._accelerator = accelerator
         self._launch_s = software.launch_operator_s
         table = _table()
-        own = dict(table["products"])
-        self._convolution_share = own.pop("convolution_share")
-        self._constants = dataclasses.replace(software, **own)
+        own = {name: value for name, value in _of(table["products"], accelerator).items() if name != "source"}
+        self._convolution_share = float(table["convolutions"]["share"])
+        self._kernel_s = float(table["kernel_s"])
+        self._constants = dataclasses.replace(software, kernel_s=self._kernel_s, **own)
         self._host = table["host"]
         self._tiles = np.array(table["tiles"], np.float64)
-        self._kernel_s = float(own["kernel_s"])
-        rates = table["attention"]
-        self._attention = rates.get(accelerator.architecture, rates["default"])
+        self._attention = _of(table["attention"], accelerator)
         self._wide = table["attention"]["float32"]
         self._default = Kind((), **table["default"])
+        self._compiled = table["compiled"]
         self._known_s: dict[int, float] = {}
         """Of operators, by number."""
 
@@ -81,6 +87,34 @@ class Costs:
     def multiplies(self, operator: Operator) -> bool:
         """Whether cuBLAS does it."""
         return operator.base in _TITLES["matrix products"]
+
+    def is_shaped(self, operator: Operator) -> bool:
+        """Whether its cost follows from shapes, as of products, and not from bytes: a compiler leaves it alone."""
+        return operator.base in _SHAPED or "attn" in operator.base or "attention" in operator.base
+
+    def reduces(self, operator: Operator) -> bool:
+        """Whether it adds elements up, or the like: what comes before and after it goes over its input's elements."""
+        return _kinds().get(operator.base, self._default).title in _REDUCED or operator.base in ("prod", "logsumexp")
+
+    def reads(self, operator: Operator) -> bool:
+        """Whether it reads its inputs as a whole."""
+        return _kinds().get(operator.base, self._default).reads
+
+    def fused_s(self, operators: Sequence[Operator], bytes: float) -> float:
+        """Of one kernel for operators that go over the same elements, which moves so many bytes. What is reduced over
+        rows of a batch goes through its inputs once more."""
+        kinds = [_kinds().get(one.base, self._default) for one in operators]
+        again = sum(
+            sum(shape.bytes for shape in one.inputs)
+            for one, kind in zip(operators, kinds, strict=True)
+            if kind.passes > 1 or kind.kernels == 2
+        )
+        share = self._compiled["reduction" if any(map(self.reduces, operators)) else "element_wise"]
+        return float((bytes + again) / (self._accelerator.memory_bytes_per_s * share) + self._kernel_s)
+
+    def compiled_host_s(self) -> float:
+        """What a kernel keeps the host that compiled code launches."""
+        return float(self._launch_s * self._compiled["host"])
 
     def host_s(self, operator: Operator, is_backward: bool) -> float:
         """What launching it keeps the host."""
@@ -139,6 +173,8 @@ class Costs:
             peak, share, short = self._accelerator.peak("fp32"), self._wide[backward], 0.0
         return float(work / (peak * share) * (1 + short / length) + self._kernel_s)
 
+
+_REDUCED = ("reductions", "normalization", "softmax and loss")
 
 _SPLITS = (1, 2, 4, 8, 16, 32)
 

@@ -11,7 +11,7 @@ with random numbers (weights before they are moved): these have no values either
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -112,13 +112,14 @@ class _Answer:
 
 @dataclass
 class Hooks:
-    """Who is told. `launch`: an operator is put on the device; `allocate` and `free`: memory by a number of its
-    storage; `read`: the host waits for a value."""
+    """Who is told. `launch`: an operator is put on the device, with its arguments; `allocate` and `free`: memory by a
+    number of its storage; `read`: the host waits for a value; `share`: a collective uses tensors."""
 
-    launch: Callable[[Operator], None]
+    launch: Callable[[Operator, list[Any]], None]
     allocate: Callable[[int, int], None]
     free: Callable[[int], None]
     read: Callable[[], None]
+    share: Callable[[Sequence[torch.Tensor]], None]
 
 
 @dataclass(repr=False)
@@ -201,7 +202,7 @@ class Device(_Mode):
         if answer is None:
             answer = self._answers[key] = self._work_out(func, flat, spec, device)
         if device.type == "cuda":
-            self.hooks.launch(answer.operator)
+            self.hooks.launch(answer.operator, flat)
         result = self._shaped(func, answer.shapes, args, kwargs, device)
         if torch.Tag.inplace_view in func.tags and is_reshaping(func):
             with no_dispatch():  # which changes how the tensor itself is looked at
@@ -236,7 +237,7 @@ class Device(_Mode):
             func, [one for one in flat if isinstance(one, torch.Tensor)], flat, spec, shapes_of(given)
         )
         if device.type == "cuda":
-            self.hooks.launch(answer.operator)
+            self.hooks.launch(answer.operator, flat)
             self.hooks.read()
         result = self._shaped(func, answer.shapes, args, kwargs, device)
         for one, values_of_it in zip(tree_flatten(result)[0], tree_flatten(given)[0], strict=True):

@@ -171,6 +171,7 @@ class ScriptGroup(Collectives):
 
     def _message(self, tensor: torch.Tensor, source: int, to: int) -> Transfer:
         ends = self._ranks[source], self._ranks[to]
+        current().hooks.share([tensor])
         network = self._network
         if ends not in self._messages:
             self._messages[ends] = Channel(network.clock, network.ranks, self._name, tuple(self._ranks), ends)
@@ -206,6 +207,7 @@ class ScriptGroup(Collectives):
         operation: str = "",
     ) -> Work:
         clock = self._network.clock
+        current().hooks.share([*outputs, *inputs])
         if not any(isinstance(one, DeviceTensor) for one in (*outputs, *inputs)):
             self._host_calls += 1
             self._bring(name, inputs or outputs)

@@ -60,6 +60,10 @@ class Ledger:
             self._uses.setdefault(number, use)
         self._from_before = set(self._live)
 
+    def restart(self) -> None:
+        """The peak is that of what follows."""
+        self._peak, self._peak_at = self._allocated, len(self._events)
+
     def at_peak(self) -> dict[str, int]:
         """Bytes by use when most was allocated, the largest first."""
         total: Counter[str] = Counter()

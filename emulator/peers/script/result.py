@@ -55,8 +55,9 @@ def result_of(session: Session, script: str) -> ScriptResult:
     end_s, last = session.boundaries[-1]
     if len(session.boundaries) < 2:
         notes.append("the script made one iteration: its time includes setting up")
-    if session.is_compiled:
-        notes.append("torch.compile is left out: operators are those of eager mode")
+    if session.compiled.is_used and (session.follower.has_strayed or not session.follower.is_ready):
+        why = "iterations differ" if session.follower.has_strayed else "there are fewer than four iterations"
+        notes.append(f"torch.compile is left out, as {why}: operators are those of eager mode")
     if session.device.known.assumed:
         notes.append(
             f"values that the script read (a loss, a norm) and that are made up: {session.device.known.assumed}"

@@ -5,7 +5,9 @@ is used for. Run in a process of its own (`program.py`), as it changes torch for
 from __future__ import annotations
 
 import importlib
+import math
 import os
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -17,9 +19,10 @@ from emulator.peers.script.allocator import Allocator, Block, Full
 from emulator.peers.script.channels import Ranks
 from emulator.peers.script.checkpoints import Checkpoints
 from emulator.peers.script.clock import Clock
+from emulator.peers.script.compiling import Compiled
 from emulator.peers.script.costs import Costs
-from emulator.peers.script.cuda import replace
 from emulator.peers.script.device import Device, DeviceTensor, Hooks
+from emulator.peers.script.fusion import Follower
 from emulator.peers.script.launch import PROFILED
 from emulator.peers.script.memory import Ledger, Phase
 from emulator.peers.script.modules import OUTSIDE, Modules
@@ -56,8 +59,9 @@ class Session:
         self._optimizer: torch.optim.Optimizer | None = None
         self._in_optimizer = False
         self._called_s = self._stepped_s = 0.0
-        self.is_compiled = False
-        self.device = Device(Hooks(self._launch, self._allocate, self._free, self._read), local_rank)
+        self.compiled = Compiled(self._learn_first)
+        self.follower = Follower(self._costs)
+        self.device = Device(Hooks(self._launch, self._allocate, self._free, self._read, self._share), local_rank)
         cuda.install(accelerator, min(world, cluster.accelerators_per_node), local_rank, self.clock, self.memory)
         group.install(group.Network(cluster, self.clock, world, ranks, allreduce))
         spawning.install(ranks.rank, world, cluster.accelerators_per_node)
@@ -66,8 +70,6 @@ class Session:
         torch.__future__.set_swap_module_params_on_conversion(True)
         for module in ("torch.optim.optimizer", "torch.utils._foreach_utils"):
             importlib.import_module(module)._foreach_supported_types.append(DeviceTensor)
-        replace(torch, {"compile": self._as_eager})
-        replace(torch.nn.Module, {"compile": self._as_eager})
         register_optimizer_step_pre_hook(self._before_step)
         register_optimizer_step_post_hook(self._stepped)
 
@@ -75,22 +77,40 @@ class Session:
         """What kind of kernel an operator is."""
         return self._costs.title(self.device.operators[operator])
 
-    def _as_eager(self, model: Any = None, *_: Any, **__: Any) -> Any:
-        """torch.compile without compiling: a decorator where it is called without a model."""
-        self.is_compiled = True
-        return (lambda function: function) if model is None else model
+    def _learn_first(self) -> None:
+        """Until it is known what a compiler makes of an iteration, more memory is taken than there will be. The third
+        iteration tells: in the second DDP sets its buckets up again."""
+        self.memory.capacity_bytes = math.inf
+        self._iterations += 1
 
-    def _launch(self, operator: Operator) -> None:
+    def _launch(self, operator: Operator, arguments: list[Any]) -> None:
+        is_backward = torch._C._current_graph_task_id() != -1
+        step = None
+        if self.compiled.is_used:
+            segment = self.compiled.segment(is_backward)
+            step = self.follower.launch(operator, segment, lambda: self._storages(arguments))
+            for number in self.follower.late():
+                self._give_back(number)
         if operator.name.startswith("_c10d_functional"):
             self._functional.launch(operator)
             return
-        is_backward = torch._C._current_graph_task_id() != -1
         if self._costs.multiplies(operator) and is_backward not in self._workspaces:
             self._workspaces.add(is_backward)
             self._allocate(-1 - is_backward, WORKSPACE_BYTES.get(self.cluster.device.architecture, 8519680))
-        host_s = self._costs.host_s(operator, is_backward)
         self._module = self.modules.current(is_backward)
-        self.clock.launch(operator.number, host_s, self._costs.device_s(operator), self._module)
+        if step is None:
+            host_s = self._costs.host_s(operator, is_backward)
+            self.clock.launch(operator.number, host_s, self._costs.device_s(operator), self._module)
+        elif step.seconds:
+            self.clock.launch(step.operator, self._costs.compiled_host_s(), step.seconds, self._module)
+
+    def _storages(self, arguments: list[Any]) -> tuple[int | None, ...]:
+        tensors = (one for one in arguments if isinstance(one, torch.Tensor))
+        return tuple(self.device.storage_number(one) for one in tensors)
+
+    def _share(self, tensors: Sequence[torch.Tensor]) -> None:
+        if self.compiled.is_used:
+            self.follower.share([self.device.storage_number(one) for one in tensors])
 
     def _phase(self) -> Phase:
         if self._in_optimizer:
@@ -98,6 +118,8 @@ class Session:
         return Phase.BACKWARD if torch._C._current_graph_task_id() != -1 else Phase.FORWARD
 
     def _allocate(self, number: int, size: int) -> None:
+        if number >= 0 and self.compiled.is_used and not self.follower.allocate(number):
+            size = 0
         try:
             block = self.memory.take(size, self.clock.stream)
         except Full as full:
@@ -110,6 +132,10 @@ class Session:
         self.ledger.allocated(number, 0 if block is None else block.bytes, self._phase(), self._module)
 
     def _free(self, number: int) -> None:
+        if self.follower.free(number):
+            self._give_back(number)
+
+    def _give_back(self, number: int) -> None:
         self.memory.give_back(self._blocks.pop(number, None))
         self.ledger.freed(number)
 
@@ -142,8 +168,22 @@ class Session:
             self.clock.synchronize()  # as the profiler does when it starts, so that no earlier work is in the profile
         self._stepped_s = self.clock.host_s
         self.modules.next_iteration()
+        if self.compiled.is_used and len(self.boundaries) < self._iterations:
+            self._next_compiled()
         if len(self.boundaries) == self._iterations:
             self.ranks.finish()
+
+    def _next_compiled(self) -> None:
+        """The next iteration is recorded, or is the first of those that are played as compiled: their peak counts."""
+        was_ready = self.follower.is_ready
+        self.compiled.next_iteration()
+        if len(self.boundaries) > 1:
+            self.follower.begin()
+        if self.follower.is_ready and not was_ready:
+            self.memory.capacity_bytes = self.cluster.device.memory_bytes
+            self.memory.empty_cache()
+            self.memory.reset_peaks()
+            self.ledger.restart()
 
     def _mark(self, use: str, tensor: Any) -> None:
         tensor = getattr(tensor, "_local_tensor", tensor)

@@ -1,0 +1,84 @@
+"""torch.compile without a compiler: the code is run as it stands, and its operators are known as compiled ones, forward
+and backward, so that `fusion.py` can say what the compiler would make of them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from emulator.peers.script.cuda import replace
+from emulator.peers.script.fusion import Segment
+
+
+class Compiled:
+    """Calls of compiled code. `is_used`: the script has asked for a compiler. `on_use`: is told when it first does."""
+
+    def __init__(self, on_use: Callable[[], None]) -> None:
+        self.is_used = False
+        self._on_use = on_use
+        self._depth = self._calls = 0
+        self._of_node: dict[int, int] = {}
+        """The call in which a node of autograd's tape was made, by the node's number."""
+        replace(torch, {"compile": self._compile})
+
+        def in_place(module: torch.nn.Module, *_: Any, **options: Any) -> None:
+            self._compile(module, **options)
+
+        replace(torch.nn.Module, {"compile": in_place})
+
+    def segment(self, is_backward: bool) -> Segment | None:
+        """Which call of compiled code the operator that comes belongs to."""
+        if not self.is_used:
+            return None
+        if self._depth:
+            if not is_backward:
+                self._of_node[torch.autograd._get_sequence_nr() - 1] = self._calls
+            return self._calls, is_backward
+        if not is_backward:
+            return None
+        node: Any = torch._C._current_autograd_node()
+        call = None if node is None else self._of_node.get(node._sequence_nr())
+        return None if call is None else (call, True)
+
+    def next_iteration(self) -> None:
+        """Forget nodes of the tape."""
+        self._of_node.clear()
+
+    def _compile(self, model: Any = None, *_: Any, **options: Any) -> Any:
+        if model is None:  # a decorator with arguments
+            return functools.partial(self._compile, **options)
+        if options.get("disable"):
+            return model
+        if not self.is_used:
+            self.is_used = True
+            self._on_use()
+        if isinstance(model, torch.nn.Module):
+            model.register_forward_pre_hook(lambda *_: self._enter(), prepend=True)
+            model.register_forward_hook(lambda *_: self._leave(), always_call=True)
+            return model
+
+        @functools.wraps(model)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            with self._within():
+                return model(*args, **kwargs)
+
+        return call
+
+    @contextmanager
+    def _within(self) -> Iterator[None]:
+        self._enter()
+        try:
+            yield
+        finally:
+            self._leave()
+
+    def _enter(self) -> None:
+        self._calls += not self._depth
+        self._depth += 1
+
+    def _leave(self) -> None:
+        self._depth -= 1

@@ -1,0 +1,432 @@
+"""What torch.compile makes of an iteration: fewer kernels, which read and write less, and tensors that never
+exist. Worked out from an iteration that was played eagerly.
+
+The rules are Inductor's and its partitioner's defaults, as its authors describe them (Ansel et al., "PyTorch 2", ASPLOS
+2024, sections 4.4 and 5). Matrix products, convolutions, attention, sorts and scatters stay kernels of their own.
+Element-wise operators and reductions join the kernel that makes what they read, if they go over the same elements and
+nothing between the two waits for that kernel. Such a kernel reads each tensor once and writes only what others read.
+What only the backward pass reads is computed again there, if that takes element-wise operators on tensors that still
+exist; results of reductions are kept, as they are small.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from emulator.peers.script.costs import Costs
+from emulator.peers.script.operators import Operator
+
+MOST_FUSED = 64
+"""Operators of a kernel (`max_fusion_size` of torch/_inductor/config.py)."""
+
+_APART = (
+    "sort",
+    "topk",
+    "index_put",
+    "scatter",
+    "embedding_dense_backward",
+    "cum",
+    "_fused_ad",
+    "_fused_sgd",
+    "_foreach_",
+    "_c10d",
+)
+"""Beginnings of names of operators that are kernels of their own, beside those that are costed by shape."""
+
+_SAME = ("_unsafe_view", "lift_fresh", "_reshape_alias")
+"""Operators whose result is their argument, though torch does not say so."""
+
+_NEVER = 1 << 62
+_AHEAD = 64
+"""Launches of a plan that may be missing in a row."""
+_FEW = 20
+"""Of so many launches one may be missing, or be new."""
+
+Segment = tuple[int, bool]
+"""A call of compiled code, by number, and whether this is its backward pass."""
+
+
+@dataclass
+class Launch:
+    """An operator of an iteration. `storages`: of its inputs, by number; None: of the host. `made`: of its results,
+    those that are new. `segment`: None: not compiled."""
+
+    operator: Operator
+    segment: Segment | None
+    storages: tuple[int | None, ...]
+    made: list[int] = field(default_factory=list)
+
+
+@dataclass
+class Recording:
+    """An iteration as it was played. `freed`: after how many launches a storage was given back; `shared`: storages that
+    collectives use."""
+
+    launches: list[Launch] = field(default_factory=list)
+    freed: dict[int, int] = field(default_factory=dict)
+    shared: set[int] = field(default_factory=set)
+
+
+@dataclass(frozen=True)
+class Step:
+    """What an operator becomes: the kernel that begins with it, or nothing (`seconds` 0). `operator`: the one that the
+    kernel is named after."""
+
+    seconds: float
+    operator: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """`steps`: of each launch of an iteration; None: it is not compiled. `absent`: (launch, which of the storages that
+    it makes) of tensors that no kernel writes."""
+
+    operators: list[Operator]
+    steps: list[Step | None]
+    absent: set[tuple[int, int]]
+    until: dict[tuple[int, int], int]
+    """Before which launch tensors that are read again may not be given back."""
+
+
+@dataclass(eq=False)
+class _Kernel:
+    launches: list[int]
+    is_fused: bool
+    elements: int
+    level: int
+    """More than that of each kernel of the segment whose results it reads."""
+    is_read: bool = False
+    """Whether another kernel reads its results."""
+    rows: int = 0
+    """Elements of what its reductions give; 0: it has none."""
+    sources: dict[int, set[int]] = field(default_factory=dict)
+    """Of each storage that it makes: those made elsewhere that it is computed from, but for results of reductions."""
+    again: set[int] = field(default_factory=set)
+    """What it reads to compute absent tensors again."""
+
+    def fits(self, elements: int) -> bool:
+        """Whether an operator that goes over so many elements can join."""
+        return elements in (self.elements, self.rows)
+
+    def take_in(self, other: _Kernel) -> None:
+        """Do what `other` does, too."""
+        self.launches = sorted(self.launches + other.launches)
+        self.level, self.is_read = max(self.level, other.level), self.is_read or other.is_read
+        self.elements, self.rows = max(self.elements, other.elements), self.rows or other.rows
+        self.sources = {
+            storage: {deep for one in sources for deep in self.sources.get(one, {one})}
+            for storage, sources in (self.sources | other.sources).items()
+        }
+
+
+def plan(recording: Recording, costs: Costs) -> Plan:
+    """The kernels of an iteration."""
+    return _Planner(recording, costs).plan()
+
+
+class _Planner:
+    def __init__(self, recording: Recording, costs: Costs):
+        self._costs = costs
+        self._same = _aliases(recording)
+        self._launches = [self._by_first(launch) for launch in recording.launches]
+        self._shared = {self._same.get(storage, storage) for storage in recording.shared}
+        self._freed: dict[int, int] = {}
+        for storage in {*recording.freed, *self._same, *self._same.values()}:
+            first, freed = self._same.get(storage, storage), recording.freed.get(storage, _NEVER)
+            self._freed[first] = max(freed, self._freed.get(first, 0))
+        self._kernel_of: dict[int, _Kernel] = {}
+        """By launch."""
+        self._kernels: list[_Kernel] = []
+        self._bytes: dict[int, int] = {}
+        """What reading a storage takes at most."""
+        self._readers: defaultdict[int, list[int]] = defaultdict(list)
+        self._absent: set[int] = set()
+        self._until: dict[int, int] = {}
+
+    def _by_first(self, launch: Launch) -> Launch:
+        """A launch, storages that are one and the same by one number."""
+        read = tuple(None if one is None else self._same.get(one, one) for one in launch.storages)
+        return Launch(launch.operator, launch.segment, read, [self._same.get(one, one) for one in launch.made])
+
+    def plan(self) -> Plan:
+        segments: defaultdict[Segment, list[int]] = defaultdict(list)
+        for place, launch in enumerate(self._launches):
+            if launch.segment is not None:
+                segments[launch.segment].append(place)
+            if launch.operator.has_kernel:
+                self._note_reads(place, launch)
+        for places in segments.values():
+            self._group(places)
+        for kernel in self._kernels:
+            self._drop(kernel)
+        steps: list[Step | None] = [
+            None if launch.segment is None else Step(0.0, launch.operator.number) for launch in self._launches
+        ]
+        for kernel in self._kernels:
+            steps[kernel.launches[0]] = self._step(kernel)
+        made = [
+            (storage, (place, which))
+            for place, launch in enumerate(self._launches)
+            for which, storage in enumerate(launch.made)
+        ]
+        absent = {where for storage, where in made if storage in self._absent}
+        until = {where: self._until[storage] for storage, where in made if storage in self._until}
+        return Plan([launch.operator for launch in self._launches], steps, absent, until)
+
+    def _note_reads(self, place: int, launch: Launch) -> None:
+        for storage, shape in zip(launch.storages, launch.operator.inputs, strict=True):
+            if storage is not None:
+                self._readers[storage].append(place)
+                self._bytes[storage] = max(self._bytes.get(storage, 0), shape.bytes)
+
+    # -- which operators share a kernel --
+
+    def _group(self, places: Sequence[int]) -> None:
+        """Kernels of one segment."""
+        makers: dict[int, int] = {}
+        """The launch that made a storage."""
+        for place in places:
+            launch = self._launches[place]
+            if not launch.operator.has_kernel:
+                continue
+            sources = {self._kernel_of[makers[storage]] for storage in launch.storages if storage in makers}
+            kernel = self._join(launch, sources) if self._is_fusible(launch) else None
+            if kernel is None:
+                kernel = self._open(launch, sources)
+            kernel.launches.append(place)
+            self._kernel_of[place] = kernel
+            self._trace(kernel, launch)
+            for storage in (*launch.made, *_changed(launch)):
+                makers[storage] = place
+
+    def _is_fusible(self, launch: Launch) -> bool:
+        operator = launch.operator
+        is_apart = operator.base.startswith(_APART) or self._costs.is_shaped(operator)
+        return not is_apart and None not in launch.storages and bool(operator.inputs or operator.outputs)
+
+    def _join(self, launch: Launch, sources: set[_Kernel]) -> _Kernel | None:
+        """The kernel that an operator can join, of those whose results it reads. Several become one, if none waits for
+        another: they are of a level, or nothing else reads them."""
+        elements, level = self._elements(launch.operator), max((one.level for one in sources), default=0)
+        last = {one for one in sources if one.level == level}
+        if not last or not all(one.is_fused and one.fits(elements) for one in last):
+            return None
+        last |= {one for one in sources if one.is_fused and one.fits(elements) and not one.is_read}
+        if sum(len(one.launches) for one in last) >= MOST_FUSED:
+            return None
+        kernel, *others = sorted(last, key=lambda one: one.launches[0])
+        for other in others:
+            kernel.take_in(other)
+            self._kernels.remove(other)
+            self._kernel_of |= dict.fromkeys(other.launches, kernel)
+        for one in sources - last:
+            one.is_read = True
+        if self._costs.reduces(launch.operator):
+            kernel.rows = kernel.rows or _rows(launch.operator)
+        return kernel
+
+    def _open(self, launch: Launch, sources: set[_Kernel]) -> _Kernel:
+        operator, is_fusible = launch.operator, self._is_fusible(launch)
+        for one in sources:
+            one.is_read = True
+        kernel = _Kernel([], is_fusible, self._elements(operator), 1 + max((one.level for one in sources), default=0))
+        if is_fusible and self._costs.reduces(operator):
+            kernel.rows = _rows(operator)
+        self._kernels.append(kernel)
+        return kernel
+
+    def _elements(self, operator: Operator) -> int:
+        """What a kernel goes over: a reduction over its input, other operators over their result."""
+        out = max((one.elements for one in operator.outputs), default=0)
+        if operator.outputs and not self._costs.reduces(operator):
+            return out
+        return max(out, *(one.elements for one in operator.inputs), 0)
+
+    def _trace(self, kernel: _Kernel, launch: Launch) -> None:
+        """Note what the results of an operator are computed from."""
+        found: set[int] = set()
+        for storage in launch.storages:
+            if storage is not None:
+                found |= kernel.sources.get(storage, {storage})
+        is_kept = self._costs.reduces(launch.operator)
+        for storage, shape in zip(launch.made, launch.operator.outputs, strict=False):
+            kernel.sources[storage] = set() if is_kept and shape.elements < kernel.elements else found
+            self._bytes[storage] = max(self._bytes.get(storage, 0), shape.bytes)
+
+    # -- which tensors exist --
+
+    def _drop(self, kernel: _Kernel) -> None:
+        """Find what a kernel need not write: what it alone reads, and what is computed again from tensors that exist,
+        or that take less memory than what they save."""
+        if not kernel.is_fused:
+            return
+        changed = {storage for place in kernel.launches for storage in _changed(self._launches[place])}
+        again: defaultdict[frozenset[int], list[tuple[int, list[_Kernel]]]] = defaultdict(list)
+        for storage, sources in kernel.sources.items():
+            if storage in self._shared or storage in changed or self._freed.get(storage, _NEVER) == _NEVER:
+                continue
+            readers = {self._kernel_of.get(place) for place in self._readers[storage]} - {kernel}
+            later = [one for one in readers if one is not None]
+            if not readers:
+                self._absent.add(storage)
+            elif (
+                sources and len(later) == len(readers) and all(_goes_back(self._launches, kernel, one) for one in later)
+            ):
+                last = max(one.launches[0] for one in later)
+                lost = frozenset(one for one in sources if self._freed.get(one, _NEVER) <= last)
+                again[lost].append((storage, later))
+        for lost, saved in again.items():
+            if not lost & kernel.sources.keys() and self._size(lost) <= self._size(storage for storage, _ in saved) / 2:
+                self._compute_again(kernel, lost, saved)
+
+    def _size(self, storages: Iterable[int]) -> int:
+        return sum(self._bytes.get(one, 0) for one in storages)
+
+    def _compute_again(self, kernel: _Kernel, lost: frozenset[int], saved: list[tuple[int, list[_Kernel]]]) -> None:
+        """Results of a kernel are `saved`, as readers compute them again; what would be `lost` stays until then."""
+        for storage, readers in saved:
+            self._absent.add(storage)
+            for one in readers:
+                one.again |= kernel.sources[storage]
+                for source in lost:
+                    self._until[source] = max(self._until.get(source, 0), one.launches[0])
+
+    # -- what they take --
+
+    def _step(self, kernel: _Kernel) -> Step:
+        members = [self._launches[place].operator for place in kernel.launches]
+        if not kernel.is_fused:
+            return Step(self._costs.device_s(members[0]), members[0].number)
+        reads: dict[int, int] = {storage: self._bytes[storage] for storage in kernel.again if storage in self._bytes}
+        written = 0
+        for place in kernel.launches:
+            launch = self._launches[place]
+            for storage, shape in zip(launch.storages, launch.operator.inputs, strict=True):
+                if storage is not None and storage not in kernel.sources and storage not in self._absent:
+                    size = shape.bytes if self._costs.reads(launch.operator) else 0
+                    reads[storage] = max(reads.get(storage, 0), size)
+            written += sum(self._bytes.get(one, 0) for one in launch.made if one not in self._absent)
+            written += sum(self._bytes.get(one, 0) for one in _changed(launch) if one not in kernel.sources)
+        named = max(members, key=self._costs.device_s)
+        return Step(self._costs.fused_s(members, sum(reads.values()) + written), named.number)
+
+
+def _aliases(recording: Recording) -> dict[int, int]:
+    """Storages that torch has for what is another's, and that other."""
+    same: dict[int, int] = {}
+    for launch in recording.launches:
+        if launch.operator.base in _SAME and launch.storages and launch.storages[0] is not None:
+            first = same.get(launch.storages[0], launch.storages[0])
+            same |= dict.fromkeys(launch.made, first)
+    return same
+
+
+def _goes_back(launches: Sequence[Launch], kernel: _Kernel, reader: _Kernel) -> bool:
+    """Whether `reader` is in the backward pass of the call that `kernel` is in the forward pass of."""
+    own, other = (launches[one.launches[0]].segment for one in (kernel, reader))
+    return own is not None and not own[1] and other == (own[0], True) and reader.is_fused
+
+
+def _rows(operator: Operator) -> int:
+    return min(one.elements for one in operator.outputs)
+
+
+def _changed(launch: Launch) -> list[int]:
+    """Storages that an operator changes in place, by the names that torch gives such operators."""
+    is_in_place = launch.operator.base.endswith("_") and not launch.operator.base.endswith("__")
+    return [one for one in launch.storages[:1] if one is not None] if is_in_place else []
+
+
+class Follower:
+    """Takes an iteration in, and plays later ones by the plan made of it. What one has beside that, as scripts that log
+    every tenth, is done eagerly."""
+
+    def __init__(self, costs: Costs):
+        self._costs = costs
+        self._recording: Recording | None = None
+        self._plan: Plan | None = None
+        self._next = 0
+        self._now: int | None = None
+        """Which launch of the plan is played; None: one that it has not."""
+        self._made = 0
+        self._newest = -1
+        self._strayed = 0
+        self._until: dict[int, int] = {}
+        self._late: list[tuple[int, int]] = []
+        """(launch, storage) of what is given back later than the script gives it back."""
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether there is a plan."""
+        return self._plan is not None
+
+    @property
+    def has_strayed(self) -> bool:
+        """Whether iterations are too different for one plan."""
+        return self._plan is not None and self._strayed > len(self._plan.operators) // _FEW
+
+    def begin(self) -> None:
+        """An iteration begins: the first is recorded, those that follow are played by its plan."""
+        if self._recording is not None and self._plan is None:
+            self._plan = plan(self._recording, self._costs)
+        if self._recording is None:
+            self._recording = Recording()
+        self._next = self._made = self._strayed = 0
+        self._until.clear()
+        self._late = [(-1, number) for _, number in self._late]
+
+    def launch(
+        self, operator: Operator, segment: Segment | None, storages: Callable[[], tuple[int | None, ...]]
+    ) -> Step | None:
+        """What to do for an operator; None: what is done eagerly."""
+        self._made, self._now = 0, None
+        if self._plan is None:
+            if self._recording is not None:
+                self._recording.launches.append(Launch(operator, segment, storages()))
+            return None
+        for place in range(self._next, min(self._next + _AHEAD, len(self._plan.operators))):
+            before = self._plan.operators[place]
+            # Options aside, as a learning rate changes.
+            if before is operator or (before.name, before.inputs) == (operator.name, operator.inputs):
+                self._strayed += place - self._next
+                self._now, self._next = place, place + 1
+                return self._plan.steps[place]
+        self._strayed += 1
+        return None
+
+    def allocate(self, number: int) -> bool:
+        """Whether there is a tensor for a storage that is made: the next of the operator that was launched last."""
+        if number <= self._newest:  # memory of an old one, which had been given back
+            return True
+        self._made, self._newest = self._made + 1, number
+        if self._plan is not None:
+            where = (-1 if self._now is None else self._now, self._made - 1)
+            if where in self._plan.until:
+                self._until[number] = self._plan.until[where]
+            return where not in self._plan.absent
+        if self._recording is not None and self._recording.launches:
+            self._recording.launches[-1].made.append(number)
+        return True
+
+    def free(self, number: int) -> bool:
+        """A storage is given back; False: that has to wait."""
+        if self._recording is not None and self._plan is None:
+            self._recording.freed[number] = len(self._recording.launches)
+        until = self._until.pop(number, -1)
+        if until >= self._next:
+            heapq.heappush(self._late, (until, number))
+            return False
+        return True
+
+    def late(self) -> Iterator[int]:
+        """Storages that had to wait and need not any more."""
+        while self._late and self._late[0][0] < self._next:
+            yield heapq.heappop(self._late)[1]
+
+    def share(self, numbers: Sequence[int | None]) -> None:
+        """A collective uses storages."""
+        if self._recording is not None and self._plan is None:
+            self._recording.shared.update(number for number in numbers if number is not None)

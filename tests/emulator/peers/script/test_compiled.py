@@ -1,0 +1,95 @@
+"""What torch.compile makes of a script: kernels, and tensors that never exist, counted by hand."""
+
+import pytest
+
+from tests.support.play import play
+
+torch = pytest.importorskip("torch")
+
+ROWS, WIDTH = 131072, 1024
+SIZE = ROWS * WIDTH * 4
+SCRIPT = """
+import torch, torch.nn as nn
+torch.backends.cuda.matmul.allow_tf32 = True
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.one, self.two = nn.Linear(1024, 1024, bias=False), nn.Linear(1024, 1024, bias=False)
+    def forward(self, x):
+        h = self.one(x)
+        h = torch.tanh(0.5 * h + h.pow(3)) * h
+        return self.two(h).square().mean()
+net = Net().cuda()
+optimizer = torch.optim.SGD(net.parameters(), 0.1)
+COMPILE
+for step in range(9):
+    net(torch.zeros(131072, 1024, device="cuda")).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def _played(tmp_path, text):
+    outcome = play(tmp_path, text)
+    assert "result" in outcome, outcome
+    return outcome["result"]
+
+
+def test_fused(tmp_path):
+    """Between the products there is one kernel forward, which reads h and writes what the second product reads, and one
+    backward; neither the powers nor tanh's result exist, and the mean's kernel reads the second product's result."""
+    eager = _played(tmp_path, SCRIPT.replace("COMPILE", ""))
+    for compiled in ("net = torch.compile(net)", "net.compile(mode='default')"):
+        result = _played(tmp_path, SCRIPT.replace("COMPILE", compiled))
+        assert result["notes"] == []
+        rate = 4.8e12 if "H200" in result["accelerator"] else 3.35e12
+        # Forward: h in, out; square and mean: y in. Backward: y in, its gradient out; h and a gradient in, one out.
+        element_wise = (2 + 3) * SIZE / (rate * 0.85) + 2 * SIZE / (rate * 0.85) + SIZE / (rate * 0.75)
+        own = sum(result["parts"].get(kind, 0) for kind in ("element-wise", "reductions"))
+        filled = SIZE / (rate * 0.85)  # zeros(), which is not compiled
+        assert own == pytest.approx(element_wise + filled, rel=0.05)
+        assert own < 0.6 * sum(eager["parts"].get(kind, 0) for kind in ("element-wise", "reductions"))
+        assert result["parts"]["matrix products"] == pytest.approx(eager["parts"]["matrix products"], rel=1e-6)
+        # x, h, what the second product reads, y and its gradient: at the peak.
+        assert result["allocated_bytes"] == pytest.approx(5 * SIZE, rel=0.03)
+        assert eager["allocated_bytes"] >= 8 * SIZE
+
+
+def test_loss_in_half_precision(tmp_path):
+    """Cross entropy of half-precision logits: no float32 copy of them exists, forward or backward."""
+    text = """
+    import torch
+    logits = torch.nn.Parameter(torch.zeros(4096, 32768, device="cuda", dtype=torch.bfloat16))
+    labels = torch.zeros(4096, dtype=torch.int64, device="cuda")
+    optimizer = torch.optim.SGD([logits], 0.1)
+    def loss_of(logits):
+        return torch.nn.functional.cross_entropy((logits * 2).float(), labels)
+    COMPILE
+    for step in range(9):
+        loss_of(logits).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    """
+    half = 4096 * 32768 * 2
+    eager = _played(tmp_path, text.replace("COMPILE", ""))
+    result = _played(tmp_path, text.replace("COMPILE", "loss_of = torch.compile(loss_of, fullgraph=True)"))
+    assert eager["allocated_bytes"] >= 6 * half
+    assert result["allocated_bytes"] == pytest.approx(2 * half, rel=0.01)  # weights and their gradient
+
+
+def test_decorated_and_different(tmp_path):
+    """A decorator with arguments; iterations that have little in common are played eagerly, and that is said."""
+    text = """
+    import torch
+    weight = torch.nn.Parameter(torch.zeros(1024, 1024, device="cuda"))
+    optimizer = torch.optim.SGD([weight], 0.1)
+    @torch.compile(dynamic=True)
+    def step_of(rows):
+        return (torch.zeros(rows, 1024, device="cuda") @ weight).exp().sum()
+    for step in range(9):
+        step_of(ROWS).backward()
+        optimizer.step()
+    """
+    assert _played(tmp_path, text.replace("ROWS", "64"))["notes"] == []
+    (note,) = _played(tmp_path, text.replace("ROWS", "64 + step"))["notes"]
+    assert note == "torch.compile is left out, as iterations differ: operators are those of eager mode"
