@@ -360,7 +360,8 @@ def _assumptions(model: Model, job: Job, cluster: Cluster) -> list[str]:
     if job.dp > 1 and job.zero < 3:
         parameters = job.bucket_parameters(model)
         size = bytes_text(parameters * job.gradient_bytes)
-        lines.append(f"gradients are reduced in buckets of {parameters / 1e6:,.1f}M parameters, {size}")
+        kind = f"gradients of {job.gradient_bytes} bytes each are reduced"
+        lines.append(f"{kind} in buckets of {parameters / 1e6:,.1f}M parameters, {size}")
     if isinstance(model, Transformer) and model.experts > 1:
         dispatch = f", {Dispatch.of(model, job, cluster).title(job)}" if job.ep > 1 else ""
         lines.append("tokens spread over experts evenly" + dispatch)

@@ -109,7 +109,7 @@ GROUPS: dict[str, list[tuple[str, str, Any, str]]] = {
     "Communication": [
         ("--allreduce", "job.allreduce", str, ALGORITHMS_HELP),
         ("--hierarchy", "job.hierarchy", str, HIERARCHY_HELP),
-        ("--gradient-bytes", "job.gradient_bytes", int, "Bytes of a gradient on the wire."),
+        ("--gradient-bytes", "job.gradient_bytes", int, "Bytes of a gradient in memory and on the wire."),
         ("--bucket-cap", "job.bucket_bytes", float, "Bytes of gradients in a bucket."),
         ("--overlap/--no-overlap", "job.overlap", bool, "Reduce gradients during the backward pass."),
         ("--codec", "codec", str, "Gradient compression (see switchml emulate list codecs)."),
@@ -190,7 +190,7 @@ DEFAULTS = {
     "attention": "the model's",
     "implementation": "chosen: the model's, or by the split",
     "cross-entropy": "the implementation's",
-    "gradient-bytes": "2 (4 in fp32 and tf32)",
+    "gradient-bytes": "2 (4 in fp32 and tf32; in bf16 and fp8 with Megatron, where they fit)",
     "allreduce": "auto",
     "hierarchy": "auto",
     "bucket-cap": "the implementation's",

@@ -97,6 +97,9 @@ class Implementation:
     """Whether DeepEP or HybridEP brings tokens to experts beyond a node of eight, unless a job says otherwise."""
     captures: bool = False
     """Whether attention, router and counting are CUDA graphs where they do so: one launch each."""
+    gradient_bytes: dict[str, int] = field(default_factory=dict)
+    """Of a gradient that is added up and all-reduced, by precision, unless a job says otherwise; else those of a
+    weight, 2 in half precision. FSDP has its own."""
     bucket_parameters: tuple[float, float] = (0.0, 0.0)
     """In a bucket of gradients: so many, and so many for each data-parallel rank, whichever is more; zeros: DDP's
     `bucket_cap_mb`, DDP_BUCKET_BYTES."""
