@@ -215,17 +215,19 @@ def _all_to_all(links: Interconnect, size_bytes: float, where: GroupLayout) -> C
     return _pipelined(links, size_bytes, where, inside_s, near * size_bytes * (n - near) / n, "all", 1)
 
 
-def dispatch(links: Interconnect, size_bytes: float, where: GroupLayout, copies: float) -> Cost:
+def dispatch(links: Interconnect, size_bytes: float, where: GroupLayout, copies: float, most_nodes: int = 0) -> Cost:
     """Tokens to their experts, or back, as DeepEP and HybridEP send them: S bytes of a rank are `copies` of each token,
-    one for every expert, spread evenly over nodes. One goes to each node that has such experts, along rails, and is
-    handed on to the ranks inside (deepseek-ai/DeepEP, README, "normal kernels"), one after the other. On 16 H100, 4,096
-    tokens of 4,096 bytes for 8 experts take 0.83 ms by this, and were measured at 0.67 ms (NVIDIA-NeMo/Megatron-Bridge,
-    skills/nemo-mbridge-perf-moe-comm-overlap/SKILL.md: 9.079 ms are 0.11 % of 4 x 48 x 64 exchanges)."""
+    one for every expert, spread evenly over nodes, or over `most_nodes` of them where that is not 0. One goes to each
+    node that has such experts, along rails, and is handed on to the ranks inside (deepseek-ai/DeepEP, README, "normal
+    kernels"), one after the other. On 16 H100, 4,096 tokens of 4,096 bytes for 8 experts take 0.83 ms by this, and were
+    measured at 0.67 ms (NVIDIA-NeMo/Megatron-Bridge, skills/nemo-mbridge-perf-moe-comm-overlap/SKILL.md: 9.079 ms are
+    0.11 % of 4 x 48 x 64 exchanges)."""
     near, nodes = where.per_node, where.nodes
     inside_s = _wire(links, size_bytes * (near - 1) / near, size_bytes / 2)
     if nodes == 1:
         return slowest(size_bytes, links.start_s(where), inside_s)
-    reached = nodes * (1 - (1 - 1 / nodes) ** copies)
+    among = min(nodes, most_nodes or nodes)
+    reached = among * (1 - (1 - 1 / among) ** copies)
     crossing = near * size_bytes / copies * reached * (nodes - 1) / nodes
     between_s = crossing / links.node_rate(where, "all")
     return slowest(size_bytes, links.start_s(where, 1), inside_s + between_s).leaves(crossing * nodes)

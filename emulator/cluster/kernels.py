@@ -1,7 +1,8 @@
 """What kernels take on an accelerator. Two kinds: matrix products, dealt to the processors in tiles, wave after wave;
 and kernels bound by memory. A list of kernels is an array (kernels, 7) of float64: batch, m, n, k, bytes, rate, half.
-m = 0 marks one that only moves `bytes`, and a matrix product's `bytes` is not read: it is at least its operands and
-result. A `rate` that is not 0 is a kernel's own, in FLOP/s; `half` of 1 marks products that fp8 jobs leave in bf16.
+m = 0 marks what only moves `bytes`, in `batch` kernels one after the other (0: one). A matrix product's `bytes` is not
+read: it is at least its operands and result. A `rate` that is not 0 is a kernel's own, in FLOP/s; `half` of 1 marks
+products that fp8 jobs leave in bf16.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ def at_rate(flops_per_s: float, m: float, n: float, k: float, batch: float = 1.0
     return (batch, m, n, k, 0.0, flops_per_s, 1.0)
 
 
-def memory(bytes: float) -> tuple[float, ...]:
-    """A row: a kernel that reads and writes `bytes` altogether."""
-    return (0.0, 0.0, 0.0, 0.0, bytes, 0.0, 0.0)
+def memory(bytes: float, launches: float = 0.0) -> tuple[float, ...]:
+    """A row: a kernel that reads and writes `bytes` altogether, or so many `launches` that do it together."""
+    return (launches, 0.0, 0.0, 0.0, bytes, 0.0, 0.0)
 
 
 def flops(kernels: np.ndarray) -> float:
@@ -66,4 +67,10 @@ def seconds(
     waves = np.ceil(batch * np.ceil(m / high) * np.ceil(n / wide) / device.processors)
     products = (waves * np.maximum(multiply_s, read_s) * (k + constants.tile_fill_steps)).min(axis=0)
     products = np.where(rate > 0, 2 * batch * m * n * k / np.maximum(rate, 1.0), products)
-    return np.maximum(np.where(is_gemm, products, 0.0), moved / memory_rate) + constants.kernel_s
+    launches = np.where(is_gemm, 1.0, np.maximum(batch, 1.0))
+    return np.maximum(np.where(is_gemm, products, 0.0), moved / memory_rate) + launches * constants.kernel_s
+
+
+def looped(kernels: np.ndarray) -> int:
+    """Launches besides one for each row, where products of a batch are a kernel each."""
+    return int((np.maximum(kernels[:, 0], 1.0) - 1.0).sum())

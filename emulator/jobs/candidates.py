@@ -11,6 +11,7 @@ from typing import Any
 
 from emulator.cluster.accelerator import Accelerator
 from emulator.cluster.cluster import Cluster
+from emulator.jobs.workload.implementations import implementations
 from emulator.jobs.workload.job import Job
 from emulator.jobs.workload.models import LayerTable, Model, Transformer
 from switchml.errors import ConfigError
@@ -160,6 +161,9 @@ class OpenJob:
             and not job.tokens(self.model) % job.tp
         ):
             job = job.replace(sequence_parallel=True)
+        if "gradient_bytes" not in self.given and job.zero < 3:
+            added_up = implementations()[name].gradient_bytes.get(job.precision, job.gradient_bytes)
+            job = job.replace(gradient_bytes=added_up)
         return job
 
     def _own_implementation(self, job: Job) -> str:
@@ -205,10 +209,18 @@ class Shape:
 
     def _recomputing(self, micro: int) -> Iterator[Job]:
         for recompute in self._recomputes():
-            try:
-                yield self.job.replace(micro_batch=micro, recompute=recompute)
-            except ConfigError:
-                continue
+            for size in self._gradients():
+                try:
+                    yield self.job.replace(micro_batch=micro, recompute=recompute, gradient_bytes=size)
+                except ConfigError:
+                    continue
+
+    def _gradients(self) -> Iterable[int]:
+        """Of how many bytes: as the implementation has them, and where those don't fit, as weights
+        (--grad-reduce-in-bf16)."""
+        job = self.job
+        sizes = [job.gradient_bytes, min(job.gradient_bytes, job.element_bytes)]
+        return [sizes[0]] if "gradient_bytes" in self.of.given else dict.fromkeys(sizes)
 
     def _recomputes(self) -> tuple[str, ...]:
         """The cheapest first: as Megatron names them, and as torchtitan does."""

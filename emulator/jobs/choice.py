@@ -125,6 +125,8 @@ def _texts(job: Job, names: Iterable[str]) -> Iterator[str]:
         yield f"micro-batch {job.micro_batch}"
     if "recompute" in named:
         yield f"recompute {job.recompute}"
+    if "gradient_bytes" in named:
+        yield f"gradients of {job.gradient_bytes} bytes"
 
 
 def split_text(job: Job) -> str:

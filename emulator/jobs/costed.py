@@ -47,7 +47,10 @@ class Step:
     recomputes_all: bool = False
     """Together with the step before it, if that does so, too."""
     forward_kernels: int = 0
+    recomputed_kernels: int = 0
     backward_kernels: int = 0
+    looped_kernels: tuple[int, int] = (0, 0)
+    """Forward and backward: launched by a loop in C++, besides those."""
     density: float = 1.0
     """Share of gradient blocks that are not zero."""
 

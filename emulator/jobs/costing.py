@@ -155,6 +155,7 @@ def _code(model: Transformer, job: Job, machine: Machine) -> transformer.Code:
         cross_entropy=cross_entropies()[_loss(model, job)],
         attention_traffic=machine.software.attention_traffic,
         attention_flops=rates,
+        quantize_kernels=implementation.quantize_kernels.get(machine.device.architecture, 1),
         loss_bytes=machine.software.loss_bytes_per_logit,
     )
 
@@ -178,6 +179,7 @@ def _step(
     how: Implementation,
 ) -> Step:
     tensor = place(job.tp, 1, cluster.accelerators_per_node)
+    captures = how.captures and dispatch.is_flex and job.ep > 1 and job.recompute != "full"
     full = job.recompute == "full" and part.name in ("attention", "mlp")
     recomputed = part.recomputed if job.recompute == "selective" else part.forward[:0]
     if job.recompute == "operators" and part.name in ("attention", "mlp"):
@@ -188,6 +190,7 @@ def _step(
     backward = part.backward
     if job.zero == 3 and job.dp > 1:
         backward = np.concatenate([backward, [kernels.memory(_flat_gradient_bytes(job) * parameters)]])
+    captured = [count - 1 if count and captures else 0 for count in part.captured]
     return Step(
         name=part.name,
         forward_s=machine.seconds(part.forward),
@@ -205,8 +208,10 @@ def _step(
         context=_context(part, job, cluster, machine, how) if part.context_bytes[0] else (FREE, FREE),
         context_bytes=part.context_bytes,
         recomputes_all=full,
-        forward_kernels=len(part.forward) + len(recomputed),
-        backward_kernels=len(backward),
+        forward_kernels=len(part.forward) - captured[0],
+        recomputed_kernels=len(recomputed),
+        backward_kernels=len(backward) - captured[1],
+        looped_kernels=(part.looped[0], part.looped[1] + (part.looped[0] if full else 0)),
     )
 
 
@@ -256,24 +261,44 @@ def _flat_gradient_bytes(job: Job) -> float:
 
 def _stage(steps: list[Step], job: Job, constants: Constants) -> Stage:
     """Device and host time of one micro-batch, and what they come to together."""
+    device, host = np.array([_device_s(steps, way) for way in (0, 1)]), _host_s(steps, job, constants)
+    if any(step.waits for step in steps):
+        # Forward, the host waits in every layer: launches that are behind there don't catch up in backward.
+        both = sum(_together_s(*times, constants.overlap_exponent) for times in zip(device, host, strict=True))
+    else:
+        both = _together_s(device.sum(), host.sum(), constants.overlap_exponent)
     compute = sum(step.compute_s for step in steps)
-    times = [(3 if step.recomputes_all else 2, step) for step in steps]
-    exchanged = sum(n * (s.reduce.seconds + 2 * s.exchange.seconds) for n, s in times)
-    exchanged += sum((n - 1) * s.context[0].seconds + s.context[1].seconds for n, s in times)
-    collectives = sum(n * ((s.reduce_bytes > 0) + 2 * (s.exchange_bytes > 0)) for n, s in times)
-    host = (
-        constants.launch_forward_s * sum(s.forward_kernels for s in steps)
-        + constants.launch_backward_s * sum(s.backward_kernels for s in steps)
-        + constants.launch_collective_s * collectives * (2 if job.sequence_parallel else 1)
-        + (2 * constants.pipeline_hand_over_s if job.pp > 1 else 0.0)
-    )
-    device = compute + exchanged
+    return Stage(tuple(steps), float(device.sum()), 1.0 + (both - device.sum()) / compute if compute else 1.0)
+
+
+def _device_s(steps: list[Step], way: int) -> float:
+    """Of one micro-batch forward (0), or backward with what is recomputed (1)."""
+    seconds = 0.0
+    for step in steps:
+        seconds += step.backward_s + step.recompute_s if way else step.forward_s
+        again = way and step.recomputes_all
+        seconds += (2 if again else 1) * (step.reduce.seconds + 2 * step.exchange.seconds)
+        seconds += step.context[way].seconds + (step.context[0].seconds if again else 0.0)
+    return seconds
+
+
+def _host_s(steps: list[Step], job: Job, constants: Constants) -> np.ndarray:
+    """float64 (2,): launching what one micro-batch takes forward, and backward with what is recomputed."""
+    times = np.array([[1, 2 if step.recomputes_all else 1] for step in steps])
+    collectives = [(step.reduce_bytes > 0) + 2 * (step.exchange_bytes > 0) for step in steps]
+    host = constants.launch_collective_s * (2 if job.sequence_parallel else 1) * (times.T @ collectives)
+    host += constants.launch_loop_s * np.sum([step.looped_kernels for step in steps], axis=0)
+    host[0] += constants.launch_forward_s * sum(step.forward_kernels for step in steps)
+    host[1] += constants.launch_forward_s * sum(step.recomputed_kernels for step in steps)
+    host[1] += constants.launch_backward_s * sum(step.backward_kernels for step in steps)
+    return host + (constants.pipeline_hand_over_s if job.pp > 1 else 0.0)
+
+
+def _together_s(device: float, host: float, exponent: float) -> float:
+    """What runs on a device while the host launches it."""
     longer, shorter = max(device, host), min(device, host)
     ratio = shorter / longer if longer else 0.0  # powers of seconds would leave what a float can hold
-    # Where the host waits in every layer, its launches don't run ahead: they add up with what the device does.
-    exponent = 1.0 if any(step.waits for step in steps) else constants.overlap_exponent
-    both = longer * (1 + ratio**exponent) ** (1 / exponent)
-    return Stage(tuple(steps), device, 1.0 + (both - device) / compute if compute else 1.0)
+    return longer * (1 + ratio**exponent) ** (1 / exponent)
 
 
 def _optimizer_s(stage: Stage, model: Model, job: Job, machine: Machine) -> float:
@@ -311,7 +336,8 @@ def _layer_steps(model: LayerTable, job: Job, cluster: Cluster) -> list[Step]:
                 forward_flops=flops,
                 backward_flops=2 * flops,
                 parameters=parameters,
-                forward_kernels=launches * (2 if recomputed_s else 1),
+                forward_kernels=launches,
+                recomputed_kernels=launches if recomputed_s else 0,
                 backward_kernels=2 * launches,
                 density=float(model.sparse_of[i]),
             )
@@ -334,7 +360,8 @@ def _assumptions(model: Model, job: Job, cluster: Cluster) -> list[str]:
     if job.dp > 1 and job.zero < 3:
         parameters = job.bucket_parameters(model)
         size = bytes_text(parameters * job.gradient_bytes)
-        lines.append(f"gradients are reduced in buckets of {parameters / 1e6:,.1f}M parameters, {size}")
+        kind = f"gradients of {job.gradient_bytes} bytes each are reduced"
+        lines.append(f"{kind} in buckets of {parameters / 1e6:,.1f}M parameters, {size}")
     if isinstance(model, Transformer) and model.experts > 1:
         dispatch = f", {Dispatch.of(model, job, cluster).title(job)}" if job.ep > 1 else ""
         lines.append("tokens spread over experts evenly" + dispatch)

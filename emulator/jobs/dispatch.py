@@ -25,23 +25,31 @@ class Dispatch:
     """The ranks of an expert-parallel group."""
     is_flex: bool
     """Whether a token goes once to each node, and not once to each of its experts."""
+    most_nodes: int = 0
+    """That its experts are on (0: any), as the model's router restricts them."""
+    is_hidden: bool = False
+    """Whether another micro-batch is computed meanwhile."""
 
     @classmethod
     def of(cls, model: Transformer, job: Job, cluster: Cluster) -> Dispatch:
         """As the job says, or as its implementation would."""
         where = place(job.ep, job.expert_tp, cluster.accelerators_per_node)
-        if job.dispatcher:
-            return cls(where, job.dispatcher == "flex")
         is_far = where.nodes > 1 or cluster.accelerators_per_node > NODE
-        return cls(where, implementations()[job.implemented_by(model)].dispatches and is_far)
+        is_flex = implementations()[job.implemented_by(model)].dispatches and is_far
+        return cls(
+            where, job.dispatcher == "flex" if job.dispatcher else is_flex, model.expert_nodes, job.overlap_experts
+        )
 
     def cost(self, cluster: Cluster, part: Segment) -> Cost:
-        """Of all tokens of a micro-batch, one way."""
+        """Of all tokens of a micro-batch, one way: what shows of it."""
         if self.is_flex:
-            return collectives.dispatch(cluster, part.exchange_bytes, self.where, part.copies)
-        return collectives.cost(cluster, "all_to_all", part.exchange_bytes, self.where)
+            whole = collectives.dispatch(cluster, part.exchange_bytes, self.where, part.copies, self.most_nodes)
+        else:
+            whole = collectives.cost(cluster, "all_to_all", part.exchange_bytes, self.where)
+        return Cost(whole.seconds * (1 - cluster.software.expert_overlap)) if self.is_hidden else whole
 
     def title(self, job: Job) -> str:
         """How experts lie on ranks, and what brings tokens to them."""
         name = "flex (a copy for each node)" if self.is_flex else "all-to-all (a copy for each expert)"
+        name += ", beside another micro-batch" if self.is_hidden else ""
         return f"each on {job.expert_tp} of {job.tp} tensor-parallel ranks; dispatcher: {name}"

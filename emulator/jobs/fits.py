@@ -32,6 +32,8 @@ def _what_helps(model: Model, job: Job, available: float) -> str:
     tried: list[tuple[str, dict[str, Any]]] = [
         (f"zero {stage}", {"zero": stage}) for stage in (1, 2, 3) if stage > job.zero and (stage < 3 or job.pp == 1)
     ]
+    if job.gradient_bytes > job.element_bytes and job.zero < 3:
+        tried.insert(0, (f"gradient-bytes {job.element_bytes}", {"gradient_bytes": job.element_bytes}))
     if isinstance(model, Transformer) and job.recompute == "none":
         tried.insert(0, ("recompute selective", {"recompute": "selective"}))
     if isinstance(model, Transformer) and job.recompute in ("none", "selective"):

@@ -17,7 +17,7 @@ DATA = Path(__file__).parent / "data"
 DDP_BUCKET_BYTES = 25 * 2**20
 """torch.nn.parallel.DistributedDataParallel's `bucket_cap_mb=25`."""
 CONTEXT_HIDES = ("all", "first", "none")
-EXPERTS = ("grouped", "sequential")
+EXPERTS = ("grouped", "streams", "sequential")
 Sweeps = tuple[tuple[float, ...], ...]
 """Kernels, one after the other: elements of an activation that each reads and writes, and bytes for each besides."""
 
@@ -45,6 +45,9 @@ class Implementation:
     rotary: Sweeps
     """On queries and keys."""
     rotary_back: Sweeps
+    turning: Sweeps
+    """The same where sines and cosines are scaled (YaRN), which fused kernels can't: on queries, and on keys."""
+    turning_back: Sweeps
     repeated: Sweeps
     """Where fewer heads have keys than queries, and the code copies keys and values for all of them: for each element
     read or written."""
@@ -77,14 +80,26 @@ class Implementation:
     """What of a ring's exchange hides behind attention: "all" that attention is long enough for, only what goes on
     behind the "first" part of the keys, as where all are gathered at once, or "none"."""
     experts: str = "grouped"
-    """Products of a rank's experts: "grouped", one kernel whose tiles are those of all experts, or "sequential", a
-    kernel for each, which fills the device by itself only with many tokens."""
+    """Products of a rank's experts: "grouped", one kernel whose tiles are those of all experts, "streams", a kernel for
+    each, side by side, launched by a loop in C++, or "sequential", one after the other, each of which fills the device
+    by itself only with many tokens."""
+    expert_bias: Sweeps = ()
+    """Where experts have biases that no product adds, for each element of what comes out of them: kernels of each
+    expert, but the last joins all."""
+    expert_bias_back: Sweeps = ()
+    quantize_kernels: dict[str, int] = field(default_factory=dict)
+    """In fp8, that quantize what goes into an expert's product, by architecture: with "streams", for each expert."""
     head_multiple: int = 1
     """What a head's size has to be a multiple of for a fused kernel of attention; others keep scores in memory."""
     routing_kernels: tuple[int, int] = (0, 0)
     """Around the router's product, forward and backward: top-k, counts of tokens, index maps; each reads the logits."""
     dispatches: bool = False
     """Whether DeepEP or HybridEP brings tokens to experts beyond a node of eight, unless a job says otherwise."""
+    captures: bool = False
+    """Whether attention, router and counting are CUDA graphs where they do so: one launch each."""
+    gradient_bytes: dict[str, int] = field(default_factory=dict)
+    """Of a gradient that is added up and all-reduced, by precision, unless a job says otherwise; else those of a
+    weight, 2 in half precision. FSDP has its own."""
     bucket_parameters: tuple[float, float] = (0.0, 0.0)
     """In a bucket of gradients: so many, and so many for each data-parallel rank, whichever is more; zeros: DDP's
     `bucket_cap_mb`, DDP_BUCKET_BYTES."""

@@ -55,6 +55,9 @@ class Job(Ranged):
     """What brings tokens to their experts: "all-to-all", a copy of a token for each expert, for whose counts the host
     waits in every layer; "flex" (DeepEP, HybridEP), one for each node, counted on the device; empty: as Megatron
     Bridge's recipes, "all-to-all" inside a node of eight, else "flex" (Megatron-Core), and "all-to-all" elsewhere."""
+    overlap_experts: bool = False
+    """Tokens travel to experts and back while another micro-batch is computed (Megatron's
+    --overlap-moe-expert-parallel-comm)."""
     cp: int = number(RANKS, 1)
     """Context-parallel ranks, each with a part of every sequence, out of the data-parallel ones."""
     cp_exchange: str = "ring"
@@ -159,6 +162,12 @@ class Job(Ranged):
                 f"experts on {self.expert_tp} of {self.tp} tensor-parallel ranks (etp) take tokens that these ranks "
                 "have divided among them: take sequence-parallel"
             )
+        if self.overlap_experts and (self.ep == 1 or self.recompute == "full"):
+            raise ConfigError(
+                "overlap-experts hides exchanges of expert-parallel ranks: take ep of at least 2, no full recompute"
+            )
+        if self.overlap_experts and self.pp > 1 and self.virtual_stages == 1:
+            raise ConfigError("overlap-experts in a pipeline needs virtual-stages of at least 2, as in Megatron-Core")
 
     @property
     def stage_ranks(self) -> int:

@@ -49,6 +49,9 @@ class Transformer(Ranged):
     """Three matrices in the MLP in place of two (SwiGLU)."""
     experts: int = number(Range(1, 10_000), 1)
     experts_per_token: int = number(Range(1, 10_000), 1)
+    expert_nodes: int = number(Range(0, 10_000), 0)
+    """The most nodes that a token's experts are on (DeepSeek-V3, 2024, section 2.1.2, "node-limited routing"); 0:
+    any."""
     shared_experts: int = number(Range(0, 10_000), 0)
     """Experts that every token goes to, besides the chosen ones."""
     dense_layers: int = number(Range(0, LAYERS.most), 0)
@@ -65,6 +68,9 @@ class Transformer(Ranged):
     vectors so wide; 0: of the layer's input."""
     rotary_size: int = number(WIDTH_OR_0, 0)
     """Of latent attention: what positions turn is apart, and so much longer are queries and keys."""
+    scaled_rotary: bool = False
+    """Sines and cosines of positions are multiplied by a factor (YaRN's attention factor: Peng et al., 2023, section
+    3.4)."""
     tied_embedding: bool = True
     """The projection onto the vocabulary is the embedding again."""
     learned_positions: bool = True

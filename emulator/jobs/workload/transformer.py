@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from emulator.cluster.kernels import at_rate, gemm, memory
+from emulator.cluster.kernels import at_rate, gemm, looped, memory
 from emulator.jobs.workload.implementations import CrossEntropy, Implementation, Sweeps
 from emulator.jobs.workload.job import Job
 from emulator.jobs.workload.models import Transformer
@@ -28,11 +28,13 @@ class Code:
     """FLOP/s of attention's kernel forward and backward, where scores stay on chip."""
     loss_bytes: float
     """What the shares of a fitted cross entropy are shares of, in bytes a logit."""
+    quantize_kernels: int = 1
+    """In fp8, for what goes into an expert's product."""
 
 
-def _sweeps(kernels: Sweeps, elements: float, element: int) -> list[tuple[float, ...]]:
-    """Rows of kernels over an activation."""
-    return [memory((element * read_or_written + masks) * elements) for read_or_written, masks in kernels]
+def _sweeps(kernels: Sweeps, elements: float, element: int, launches: float = 0.0) -> list[tuple[float, ...]]:
+    """Rows of kernels over an activation, or so many of each over parts of it."""
+    return [memory((element * read_or_written + masks) * elements, launches) for read_or_written, masks in kernels]
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,10 @@ class Segment:
     """Sent by each expert-parallel rank in an all-to-all before and after the experts, each way."""
     copies: int = 1
     """Of a token in that."""
+    looped: tuple[int, int] = (0, 0)
+    """Kernels forward and backward that loops over experts launch, besides one for each row."""
+    captured: tuple[int, int] = (0, 0)
+    """Rows forward and backward that a CUDA graph holds, where layers with experts are captured in part."""
     context_bytes: tuple[float, float] = (0.0, 0.0)
     """Of a context-parallel rank, forward and backward: its keys and values, and their gradients on the way back, as
     often as they are handed on over one less than ranks; or all that goes into and out of attention."""
@@ -79,8 +85,9 @@ def _products(
     if how.bias_back and has_bias:
         backward.append(memory(how.bias_back * e * batch * m * n))
     if job.precision == "fp8" and not half:
-        forward = [memory((e + 2) * batch * k * n), memory((e + 2) * batch * m * k), *forward]
-        backward = [memory((e + 2) * batch * m * n), *backward]
+        launches = batch * code.quantize_kernels if how.experts == "streams" and batch > 1 else 1
+        forward = [memory((e + 2) * batch * k * n, launches), memory((e + 2) * batch * m * k), *forward]
+        backward = [memory((e + 2) * batch * m * n, launches), *backward]
     return tuple(forward), tuple(backward)
 
 
@@ -138,9 +145,11 @@ def attention(model: Transformer, job: Job, code: Code) -> Segment:
             core += [memory(2 * e * scores)] * 5
             core_back += [memory(3 * e * scores)] * 4
     if not model.learned_positions:
-        turned = tokens * (q + k) / t
-        core = [*_sweeps(how.rotary, turned, e), *core]
-        core_back = [*core_back, *_sweeps(how.rotary_back, turned, e)]
+        turned, (turn, turn_back) = [tokens * (q + k) / t], (how.rotary, how.rotary_back)
+        if model.scaled_rotary:
+            turned, (turn, turn_back) = [tokens * q / t, tokens * k / t], (how.turning, how.turning_back)
+        core = [*(row for each in turned for row in _sweeps(turn, each, e)), *core]
+        core_back += [row for each in turned for row in _sweeps(turn_back, each, e)]
     if keys > k:
         copied = 2 * tokens * (k + keys) / t
         core = [*_sweeps(how.repeated, copied, e), *core]
@@ -159,7 +168,8 @@ def attention(model: Transformer, job: Job, code: Code) -> Segment:
     reduced = e * tokens * h if t > 1 else 0.0
     context = _context_bytes(tokens * q / t, tokens * keys / t, job, code) if job.cp > 1 else (0.0, 0.0)
     rows = _rows(*forward), _rows(*backward), _rows(*core)
-    return Segment("attention", *rows, reduce_bytes=reduced, context_bytes=context)
+    captured = len(forward), len(backward)
+    return Segment("attention", *rows, reduce_bytes=reduced, context_bytes=context, captured=captured)
 
 
 def mlp(model: Transformer, job: Job, code: Code) -> Segment:
@@ -198,14 +208,18 @@ def mlp(model: Transformer, job: Job, code: Code) -> Segment:
     small, small_back = ([memory(e * tokens * model.experts)] * count for count in how.routing_kernels)
     forward += [*routing, *small, *moves]
     backward += [*routing_back, *small_back, *moves]
+    if model.biases:
+        for rows, added in ((forward, how.expert_bias), (backward, how.expert_bias_back)):
+            rows += [*_sweeps(added[:-1], inner * h, e, local), *_sweeps(added[-1:], inner * h, e)]
+    loops = (looped(_rows(*forward)), looped(_rows(*backward))) if how.experts == "streams" else (0, 0)
     exchanged = e * inner * h / (sharing if job.sequence_parallel else 1) if job.ep > 1 else 0.0
     if job.ep > 1:
         # What comes from other ranks is gathered by those that share an expert: a copy for each chosen expert
         # (megatron/core/transformer/moe/token_dispatcher.py, MoEAlltoAllTokenDispatcher).
         reduced = (e * inner * h if sharing > 1 else 0.0) + (reduced if model.shared_experts else 0.0)
-    return Segment(
-        "mlp", _rows(*forward), _rows(*backward), _rows(), unneeded, reduced, exchanged, model.experts_per_token
-    )
+    kernels = _rows(*forward), _rows(*backward), _rows()
+    captured = len(how.norm) + len(routing) + len(small), len(how.norm_back) + len(routing_back) + len(small_back)
+    return Segment("mlp", *kernels, unneeded, reduced, exchanged, model.experts_per_token, loops, captured)
 
 
 def embedding(model: Transformer, job: Job, code: Code) -> Segment:

@@ -1,12 +1,14 @@
 """Published tokens a second of NVIDIA's Megatron Bridge on H100, B200 and GB200, dense models and mixtures of experts
-(NVIDIA-NeMo/Megatron-Bridge, docs/performance-summary-archive.md: containers 25.09, 25.11 and 26.02; 26.07:
-skills/nemo-mbridge-perf-moe-comm-overlap/SKILL.md, nothing overlapped) and of its AutoModel, FSDP on torch
-(NVIDIA-NeMo/Automodel, docs/performance-summary.md, October 2025).
+(NVIDIA-NeMo/Megatron-Bridge, docs/performance-summary-archive.md: containers 25.09, 25.11, 26.02, 26.02.01, 26.04.01
+and 26.06; 26.05 and 26.07: seconds in skills/nemo-mbridge-perf-expert-parallel-overlap/SKILL.md) and of its AutoModel,
+FSDP on torch (NVIDIA-NeMo/Automodel, docs/performance-summary.md, October 2025).
 
-Left out: rows in nvfp4, on B300 and GB300, of experts with a capacity, of pipelines in more pieces than layers. What
-the pages leave open is as the recipes have it (scripts/performance): sharded optimizer states, gradients in bf16,
-routing that is even by force, experts that are not tensor-parallel; sequence parallelism and overlapped exchanges
-wherever there is tensor parallelism, except in mixtures of experts on H100.
+Left out: rows in nvfp4, on B300 and GB300, of experts with a capacity, of pipelines in more pieces than layers, and in
+26.06 those whose recipe captures whole iterations and fuses the experts' products (cuda_graph_impl full_iteration,
+cutedsl_fused_grouped_mlp). What the pages leave open is as the recipes have it (scripts/performance): dispatchers and
+overlaps, sharded optimizer states, gradients in bf16, routing that is even by force, experts that are not
+tensor-parallel; sequence parallelism and overlapped exchanges wherever there is tensor parallelism, except in mixtures
+of experts on H100.
 """
 
 from __future__ import annotations
@@ -49,6 +51,7 @@ def _published(row: dict[str, str]) -> Published:
         precision="bf16" if row["precision"] == "bf16" else "fp8",
         implementation=row["implementation"],
         dispatcher=row["dispatcher"],
+        overlap_experts=row["overlaps"] == "1",
         attention=ATTENTION.get(cluster, "fa2"),
     )
     split = f"tp {tp} pp {job.pp} cp {job.cp} ep {ep}" + (" fsdp" if numbers["fsdp"] else "")

@@ -93,16 +93,24 @@ def measured(files: Sequence[Path], progress: Callable[[str], None] = lambda lin
     for title, part in (
         ("torchtitan", frameworks.torchtitan()),
         ("NeMo", frameworks.nemo()),
-        ("Megatron Bridge", [one for one in bridge.published_rows() if _of(one[1]) not in fitted]),
+        ("Megatron Bridge", [one for one in _bridge() if _of(one[1]) not in fitted]),
     ):
         for (_, request, _), row in zip(part, frameworks.rows(part), strict=True):
             found.append(_of_request(title, request, row))
     return found + _before_its_rows()
 
 
+def _bridge() -> list[bridge.Published]:
+    """Megatron Bridge's rows, one a job: of those that were measured with several containers, the first."""
+    first: dict[tuple[object, ...], bridge.Published] = {}
+    for one in sorted(bridge.published_rows(), key=lambda one: one[0]):
+        first.setdefault(_of(one[1]), one)
+    return list(first.values())
+
+
 def _before_its_rows() -> list[Measured]:
     """Dense models on B200 and GB200, as if nobody had measured any there."""
-    part = [one for one in bridge.published_rows() if one[1].cluster != "h100-dgx" and one[1].job.ep == 1]
+    part = [one for one in _bridge() if one[1].cluster != "h100-dgx" and one[1].job.ep == 1]
     hopper = accelerators()["h100"].power_share
     with refit.trying(dict.fromkeys(refit.fits()["blackwell"].constants, hopper)):
         rows = frameworks.rows(part)

@@ -40,6 +40,7 @@ class Options(TypedDict, total=False):
     ep: int
     etp: int
     dispatcher: str
+    overlap_experts: bool
     cp: int
     cp_exchange: str
     sequence_parallel: bool

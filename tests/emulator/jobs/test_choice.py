@@ -90,6 +90,44 @@ def test_precision_by_accelerator(cluster, precision, gradient_bytes):
     assert (job.precision, job.gradient_bytes) == (precision, gradient_bytes)
 
 
+@pytest.mark.parametrize(
+    ("job", "gradient_bytes"),
+    [
+        ({"implementation": "megatron"}, 4),
+        ({"implementation": "megatron-core", "precision": "fp8"}, 4),
+        ({"implementation": "megatron", "precision": "fp16"}, 2),
+        ({"implementation": "megatron-core", "zero": 3}, 2),
+        ({"implementation": "torch", "zero": 0, "model": "gpt2-124m"}, 2),
+        ({"implementation": "megatron-core", "gradient_bytes": 2}, 2),
+    ],
+    ids=str,
+)
+def test_megatron_adds_gradients_up_in_fp32(job, gradient_bytes):
+    asked = chosen(job.pop("model", "llama3-8b"), **job, **({} if "zero" in job else {"tp": 4}))
+    assert asked.job.gradient_bytes == gradient_bytes
+    told = any(f"gradients of {gradient_bytes} bytes each" in line for line in emulate(asked).plan.assumptions)
+    assert told == (asked.job.zero < 3)
+
+
+def test_where_gradients_in_fp32_do_not_fit_they_are_half_as_large():
+    """Before anything is recomputed; who asks for them, and leaves nothing else open, is told."""
+    split = {
+        "gpus": 64,
+        "tp": 4,
+        "pp": 8,
+        "virtual_stages": 5,
+        "schedule": "interleaved",
+        "batch": 128,
+        "sequence": 8192,
+    }
+    split |= {"micro_batch": 1, "zero": 1, "precision": "fp8", "implementation": "megatron-core", "attention": "fa3"}
+    asked = chosen("llama3-70b", **split)
+    assert (asked.job.gradient_bytes, asked.job.recompute) == (2, "none")
+    asked = chosen("llama3-70b", **split, gradient_bytes=4, recompute="none")
+    with pytest.raises(OutOfMemory, match="It would fit with gradient-bytes 2"):
+        emulate(asked)
+
+
 def test_small_models_are_data_parallel_only():
     for model in ("gpt2-124m", "bert-large", "resnet50", "dlrm"):
         job = chosen(model, "a100-dgx").job
@@ -104,6 +142,7 @@ def test_gradients_that_switches_or_codecs_add_up_are_not_sharded():
 def test_a_job_that_says_all_is_as_it_was():
     fields = {"gpus": 64, "tp": 4, "pp": 2, "batch": 64, "micro_batch": 2, "zero": 1, "recompute": "full"}
     fields |= {"precision": "bf16", "implementation": "megatron-core", "sequence_parallel": True, "ep": 1}
+    fields |= {"gradient_bytes": 2}
     asked = chosen(**fields)
     assert asked.job == Job(**fields) and asked.choice.names == () and asked.choice.lines(asked.job) == []
     plain = Request(model="llama3-8b", cluster="h100-dgx", job=Job(**fields))

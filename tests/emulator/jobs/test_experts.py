@@ -3,15 +3,17 @@ brings tokens to them."""
 
 import dataclasses
 
+import numpy as np
 import pytest
 
 from emulator.cluster import cluster as clusters
 from emulator.cluster.collectives import cost, dispatch
-from emulator.cluster.kernels import flops
+from emulator.cluster.kernels import flops, seconds
+from emulator.cluster.kernels import memory as moves
 from emulator.cluster.topology import place
 from emulator.jobs import iteration
 from emulator.jobs.costed import closed_form_s
-from emulator.jobs.costing import plan
+from emulator.jobs.costing import _device_s, _host_s, plan
 from emulator.jobs.replay.engine import replay
 from emulator.jobs.workload import models, transformer
 from emulator.jobs.workload.checks import check
@@ -46,6 +48,9 @@ def test_expert_groups_are_folded_over_tensor_and_data_parallel_ranks():
         ({"ep": 16, "tp": 2}, "take sequence-parallel"),
         ({"ep": 2, "tp": 4, "etp": 3}, "etp 3 is no divisor of the 4"),
         ({"dispatcher": "pigeons"}, "pigeons"),
+        ({"overlap_experts": True}, "take ep of at least 2"),
+        ({"overlap_experts": True, "ep": 2, "recompute": "full"}, "no full recompute"),
+        ({"overlap_experts": True, "ep": 2, "pp": 2}, "virtual-stages of at least 2"),
     ],
 )
 def test_what_can_not_be_is_refused(wrong, message):
@@ -120,14 +125,68 @@ def test_the_dispatcher_is_the_recipes_unless_it_is_named():
     assert any("all-to-all (a copy for each expert)" in line for line in chosen.assumptions)
 
 
-def test_a_host_that_waits_adds_its_launches():
-    made = plan(QWEN, job(ep=8), DGX)
-    stage, software = made.stages[0], DGX.software
-    kernels = [(step.forward_kernels, step.backward_kernels) for step in stage.steps]
-    host = software.launch_forward_s * sum(forward for forward, _ in kernels)
-    host += software.launch_backward_s * sum(backward for _, backward in kernels)
-    host += software.launch_collective_s * 4 * QWEN.layers
-    assert stage.seconds == pytest.approx(stage.device_s + host)
+def test_a_host_that_waits_does_not_catch_up_in_backward():
+    """Forward and backward are each as long as device and host together; where it runs ahead, their sums are."""
+    made, ahead = (plan(QWEN, job(ep=8, dispatcher=name), DGX) for name in ("all-to-all", "flex"))
+    exponent = DGX.software.overlap_exponent
+    for stage, parts in ((made.stages[0], True), (ahead.stages[0], False)):
+        device = np.array([_device_s(list(stage.steps), way) for way in (0, 1)])
+        host = _host_s(list(stage.steps), made.job, DGX.software)
+        if not parts:
+            device, host = device.sum(keepdims=True), host.sum(keepdims=True)
+        assert device.sum() == pytest.approx(stage.device_s)
+        assert stage.seconds == pytest.approx(((device**exponent + host**exponent) ** (1 / exponent)).sum())
+
+
+def test_loops_over_experts_take_host_time_and_fp8_quantizes_each():
+    """Sixteen experts on a rank: two products forward and four backward; in fp8 what goes into a product, and gradients
+    that come out, three kernels each on Hopper."""
+    half, quarter = (plan(QWEN, job(ep=8, precision=precision), DGX) for precision in ("bf16", "fp8"))
+    looped = [next(s.looped_kernels for s in made.stages[0].steps if s.name == "mlp") for made in (half, quarter)]
+    assert looped == [(2 * 15, 4 * 15), (2 * 15 + 2 * 47, 4 * 15 + 2 * 47)]
+    rows = [np.array([moves(1e6, launches)]) for launches in (0, 48)]
+    one, many = (float(seconds(row, DGX.device, DGX.software)[0]) for row in rows)
+    assert many - one == pytest.approx(47 * DGX.software.kernel_s)
+
+
+def test_biases_of_experts_are_kernels_of_their_own():
+    """28 bytes for each element that comes out of an expert, forward and backward (TEGroupedMLP._apply_bias)."""
+    biased = dataclasses.replace(QWEN, biases=True)
+    bare, more = (transformer.mlp(model, job(ep=8), CORE) for model in (QWEN, biased))
+    out = 4096 * 8 * 2048
+    moved = [rows[rows[:, 1] == 0, 4].sum() for rows in (bare.forward, more.forward, bare.backward, more.backward)]
+    assert moved[1] - moved[0] == 12 * out and moved[3] - moved[2] == 16 * out
+
+
+def test_scaled_rotary_embeddings_are_not_fused():
+    scaled = dataclasses.replace(QWEN, scaled_rotary=True)
+    bare, more = (transformer.attention(model, job(), CORE) for model in (QWEN, scaled))
+    turned = 2 * 4096 * (32 + 4) * 128
+    moved = [rows[rows[:, 1] == 0, 4].sum() for rows in (bare.forward, more.forward, bare.backward, more.backward)]
+    assert moved[1] - moved[0] == (12 - 2) * turned and moved[3] - moved[2] == (12 - 2) * turned
+    assert len(more.forward) - len(bare.forward) == 2 * 12 - 1
+
+
+def test_experts_on_few_nodes_are_reached_by_fewer_copies():
+    size, where = 4096 * 8 * 7168 * 2, place(64, 1, 8)
+    free, limited = (dispatch(DGX, size, where, 8, most).leaving_bytes for most in (0, 4))
+    assert limited / free == pytest.approx(4 * (1 - 0.75**8) / (8 * (1 - 0.875**8)))
+    assert dispatch(DGX, size, where, 8, 100).leaving_bytes == free
+
+
+def test_exchanges_behind_another_micro_batch():
+    shown, hidden = (plan(QWEN, job(ep=8, overlap_experts=hides), DGX) for hides in (False, True))
+    cost_s = [next(s.exchange.seconds for s in made.stages[0].steps if s.name == "mlp") for made in (shown, hidden)]
+    assert cost_s[1] == pytest.approx(cost_s[0] * (1 - DGX.software.expert_overlap))
+    assert any("beside another micro-batch" in line for line in hidden.assumptions)
+
+
+def test_captured_layers_are_one_launch():
+    """Where HybridEP brings tokens, Megatron Bridge captures attention and router."""
+    made, eager = (plan(QWEN, job(ep=16, dispatcher=name), DGX) for name in ("flex", "all-to-all"))
+    kernels = [{s.name: (s.forward_kernels, s.backward_kernels) for s in one.stages[0].steps} for one in (made, eager)]
+    assert kernels[0]["attention"] == (1, 1) and min(kernels[1]["attention"]) > 5
+    assert kernels[0]["mlp"][0] < kernels[1]["mlp"][0] - 10
 
 
 def test_exchanges_are_in_the_graph():

@@ -250,23 +250,23 @@ def test_published_rates_of_products_of_experts():
 
 
 def test_megatron_bridge_and_automodel():
-    """Dense rows are within a tenth, of experts four in five within a third."""
+    """Dense rows are within a sixth, of experts four in five within a quarter."""
     from emulator.lab.validation import bridge, frameworks
     from emulator.lab.validation.rows import mape
 
     found = {name: frameworks.rows(part) for name, part in bridge.groups()}
     assert {name: len(rows) for name, rows in found.items()} == {
         "Megatron Bridge, dense, B200": 6,
-        "Megatron Bridge, dense, GB200": 11,
-        "Megatron Bridge, dense, H100": 8,
-        "Megatron Bridge, experts, B200": 7,
-        "Megatron Bridge, experts, GB200": 8,
-        "Megatron Bridge, experts, H100": 10,
+        "Megatron Bridge, dense, GB200": 18,
+        "Megatron Bridge, dense, H100": 12,
+        "Megatron Bridge, experts, B200": 14,
+        "Megatron Bridge, experts, GB200": 16,
+        "Megatron Bridge, experts, H100": 20,
     }
     dense = [row for name, rows in found.items() if "dense" in name for row in rows]
-    assert max(abs(row.error) for row in dense) < 0.1 and mape(dense) < 0.04
+    assert max(abs(row.error) for row in dense) < 1 / 6 and mape(dense) < 0.04
     experts = [row for name, rows in found.items() if "experts" in name for row in rows]
-    assert sum(abs(row.error) < 1 / 3 for row in experts) >= 0.8 * len(experts)
+    assert sum(abs(row.error) < 1 / 4 for row in experts) >= 0.8 * len(experts) and mape(experts) < 0.15
 
 
 def test_rows_inside_their_intervals():
