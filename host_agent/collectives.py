@@ -252,6 +252,8 @@ class CollectivesMixin(abc.ABC):
     wire: str
     takes_collectives: bool
     """Whether the aggregator knows other collectives than sums for all ranks."""
+    only_sums = False
+    """Whether of their ops it only knows sums and means."""
     by_hosts = False
     """Of `request_of`."""
 
@@ -264,6 +266,8 @@ class CollectivesMixin(abc.ABC):
         """Queue a collective at addresses, as `allreduce_address`. Raises ConfigError, UnsupportedTensor."""
         if not self.takes_collectives:
             raise ConfigError(f"{collective.kind}: this aggregator only sums for all ranks; {NOT_HERE}")
+        if self.only_sums and collective.op not in SUMS:
+            raise ConfigError(f"{collective.kind} by {collective.op}: this aggregator only sums; {NOT_HERE}")
         who = self.rank, self.world_size, self.wire
         self.submit(request_of(collective, *who, on_done, self.by_hosts, timeout_s=timeout_s, keep=keep))
 

@@ -227,6 +227,10 @@ def test_what_is_refused(join):
         agents[0].all_gather(x, out=np.ones(4, "float32"))
     with pytest.raises(UnsupportedTensor, match="plain values"):
         agents[0].all_gather(np.array([None]))
+    agents[0].only_sums = True  # as at a P4 program with a register a lane
+    for op in ("min", "max", "band", "bor", "bxor"):
+        with pytest.raises(ConfigError, match=f"reduce by {op}: this aggregator only sums; expected a software"):
+            agents[0].reduce(x.astype("int32"), op=op)
     agents[0].takes_collectives = False
     with pytest.raises(ConfigError, match="barrier: this aggregator only sums for all ranks"):
         agents[0].barrier()
