@@ -131,8 +131,8 @@ def goes(group: Group, tensors: Sequence[torch.Tensor], op: Any = None) -> str |
     dtype = tensors[0].dtype
     if name in SUMS:
         return name if str(dtype).removeprefix("torch.") in ITEM_BYTES else None
-    goes_as_number = not group.agent.only_sums and not dtype.is_complex and dtype.itemsize <= 8
-    return name if name is not None and goes_as_number and not (name in BITS and dtype.is_floating_point) else None
+    is_real = not dtype.is_complex and dtype.itemsize <= 8
+    return name if name is not None and is_real and not (name in BITS and dtype.is_floating_point) else None
 
 
 def _alike(outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], factor: int) -> bool:
