@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from host_agent.pytorch.straggler_hook import StragglerState, straggler_hook
+from host_agent.pytorch import StragglerState, straggler_hook
 from host_agent.training.data import load_digits
 
 TRAIN = 1437

@@ -21,7 +21,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
-from host_agent.pytorch.straggler_hook import StragglerState, straggler_hook
+from host_agent.pytorch import StragglerState, straggler_hook
 
 RANK, SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 STEPS, LATE_STEP, PAUSE_S = 10, 4, 3.0

@@ -11,7 +11,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from host_agent.pytorch.straggler_hook import _BUILDING, StragglerState, straggler_hook  # noqa: E402
+from host_agent.pytorch.stragglers import _BUILDING, StragglerState, straggler_hook  # noqa: E402
 from switchml.errors import ConfigError, UnsupportedTensor  # noqa: E402
 from tests.support.launch import DEADLINE_S, good, on_all  # noqa: E402
 
