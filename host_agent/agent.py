@@ -87,7 +87,7 @@ class HostAgent(Agent):
         )
         super().__init__(self.core)
         self.wire, self.takes_sparse = self.core.wire, self.core.takes_sparse
-        self.takes_collectives = self.core.takes_collectives
+        self.takes_collectives, self.only_sums = self.core.takes_collectives, self.core.only_sums
         self._loop: loop.Loop | None = self._new_loop(joined)
         self._known: tuple[Any, Any] = None, None
         self._is_pausing = self._is_paused = False

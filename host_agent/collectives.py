@@ -34,7 +34,7 @@ OPS = (*SUMS, "min", "max", *BITS)
 """What reductions do with the ranks' values. Minima and maxima are NaN where any value is; bits are those of integers
 and bool."""
 KINDS = ("all_reduce", "reduce", "reduce_scatter", "all_gather", "broadcast", "barrier")
-NOT_HERE = "expected a software aggregator, or a P4 switch with switchml.json"
+NOT_HERE = "expected protocol 2, at a software aggregator or a P4 switch"
 
 
 @dataclass(frozen=True)
@@ -71,12 +71,13 @@ def request_of(
     wire: str,
     on_done: OnDone,
     by_hosts: bool = False,
+    only_sums: bool = False,
     **options: Any,
 ) -> Request:
     """The request that does what `collective` says on rank `rank` of a job of this wire. `by_hosts`: ranks of a host
-    add up first, integers for all ranks, each of which keeps its part, and half precision in float32. `options`: of the
-    request. Raises ConfigError for an op or a root that does not exist, UnsupportedTensor for a dtype that has no such
-    op."""
+    add up first, integers for all ranks, each of which keeps its part, and half precision in float32. `only_sums`: the
+    aggregator has no other op. `options`: of the request. Raises ConfigError for an op or a root that does not exist,
+    UnsupportedTensor for a dtype that has no such op."""
     if collective.kind not in KINDS or not 0 <= collective.root < world_size:
         raise ConfigError(
             f"{collective.kind} with root {collective.root}: expected one of {', '.join(KINDS)}, and 0 to "
@@ -97,7 +98,7 @@ def request_of(
     if collective.op not in OPS:
         raise ConfigError(f"op {collective.op!r}: expected one of {', '.join(OPS)}")
     if collective.op not in SUMS:
-        return _codes(collective, rank, n, on_done, options)
+        return _codes(collective, rank, n, only_sums, on_done, options)
     # Whether an exact sum needs further rounds only its digits tell, so all ranks must get them: it is an all-reduce,
     # of which a rank keeps its part.
     is_float = collective.dtype.startswith(("float", "bfloat"))
@@ -156,18 +157,31 @@ def _sums(
     return dataclasses.replace(request, collective=_scheme(collective, n, collective.item, OP_SUM))
 
 
-def _codes(collective: CollectiveCall, rank: int, n: int, on_done: OnDone, options: dict[str, Any]) -> Request:
+def _codes(
+    collective: CollectiveCall, rank: int, n: int, only_sums: bool, on_done: OnDone, options: dict[str, Any]
+) -> Request:
     """A reduction of unsigned integers in a copy: ordered like the values, or the values' own bits."""
-    size = collective.numel * (n if collective.kind == "reduce_scatter" else 1)
-    is_root = collective.kind != "reduce" or rank == collective.root
-    codes = encode(collective, size)
+    is_scattered = collective.kind == "reduce_scatter"
+    codes = encode(collective, collective.numel * (n if is_scattered else 1))
+    first = rank * collective.numel if is_scattered else 0
+    own = slice(first, first + collective.numel)
+
+    def done(part: Callable[[], np.ndarray]) -> OnDone:
+        gets_part = collective.kind != "reduce" or rank == collective.root
+        return _then(on_done, lambda: decode(collective, part())) if gets_part else on_done
+
+    if only_sums:  # all of them go to every rank, which reduces its part
+        ranks = np.empty((n, codes.size), codes.dtype)
+        reduce = {"band": np.bitwise_or, "bor": np.bitwise_or, "bxor": np.bitwise_xor}.get(collective.op, np.maximum)
+        options["keep"] = (options.get("keep"), codes, ranks)
+        gather = CollectiveCall("all_gather", codes.ctypes.data, ranks.ctypes.data, codes.size, item=codes.itemsize)
+        return _gather(gather, rank, n, done(lambda: reduce.reduce(ranks[:, own])), options)
     op = {"band": OP_OR, "bor": OP_OR, "bxor": OP_XOR}.get(collective.op, OP_MAX64 if codes.itemsize == 8 else OP_MAX32)
-    part = codes[rank * collective.numel :][: collective.numel] if collective.kind == "reduce_scatter" else codes
-    done = _then(on_done, lambda: decode(collective, part)) if is_root else on_done
+    part = codes[own]
     options["keep"] = (options.get("keep"), codes)
     scheme = _scheme(collective, n, codes.itemsize, op, collective.item)
     at = codes.ctypes.data, part.ctypes.data
-    return Request(*at, part.nbytes, RAW, "sum", done, collective=scheme, **options)
+    return Request(*at, part.nbytes, RAW, "sum", done(lambda: part), collective=scheme, **options)
 
 
 def encode(collective: CollectiveCall, size: int) -> np.ndarray:
@@ -252,6 +266,8 @@ class CollectivesMixin(abc.ABC):
     wire: str
     takes_collectives: bool
     """Whether the aggregator knows other collectives than sums for all ranks."""
+    only_sums = False
+    """Whether of their ops it only knows sums and means. Others are an all-gather then, and reduced by each rank."""
     by_hosts = False
     """Of `request_of`."""
 
@@ -264,8 +280,8 @@ class CollectivesMixin(abc.ABC):
         """Queue a collective at addresses, as `allreduce_address`. Raises ConfigError, UnsupportedTensor."""
         if not self.takes_collectives:
             raise ConfigError(f"{collective.kind}: this aggregator only sums for all ranks; {NOT_HERE}")
-        who = self.rank, self.world_size, self.wire
-        self.submit(request_of(collective, *who, on_done, self.by_hosts, timeout_s=timeout_s, keep=keep))
+        who, how = (self.rank, self.world_size, self.wire), (self.by_hosts, self.only_sums)
+        self.submit(request_of(collective, *who, on_done, *how, timeout_s=timeout_s, keep=keep))
 
     def agree(self, signature: Signature, on_done: OnDone, *, timeout_s: float | None = None) -> None:
         """Queue a barrier whose ranks must have come for the same: for what they do without this agent. Raises

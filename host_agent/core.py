@@ -158,8 +158,8 @@ class Core(CallQueue[TaskCall]):
         self.has_deadline = bool(worker.identity["deadline"])
         self.takes_sparse = not info.dense_only
         """Whether the aggregator accepts sparse streams; switches in a tree don't."""
-        self.takes_collectives = info.collectives
-        """Whether it accepts addressed packets; P4 switches don't."""
+        self.takes_collectives, self.only_sums = info.collectives, info.only_sums
+        """Whether it accepts addressed packets; of these only sums."""
         self.sums_halves = halves
         """Whether half precision travels as it is, where a request leaves that open."""
         self.call_log: AgentLog | None = None

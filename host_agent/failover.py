@@ -320,6 +320,8 @@ def _lacks(had: JobInfo, gets: JobInfo, sums_halves: bool) -> str:
         return "takes no sparse packets"
     if had.collectives and not gets.collectives:
         return "takes no collectives but sums"
+    if gets.only_sums and not had.only_sums:
+        return "takes no minima, maxima or operations on bits"
     if sums_halves and not gets.halves:
         return "adds up no half precision"
     if gets.padded and not had.padded:

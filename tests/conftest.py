@@ -50,6 +50,7 @@ SECOND_TIER = (
     "host_agent/test_torchft.py",
     "host_agent/training/test_train.py",
     "p4/test_attached.py",
+    "p4/test_attached_tree.py",
     "peers",
     "switchml/control/test_losses.py",
     "switchml/net/test_shm_processes.py",

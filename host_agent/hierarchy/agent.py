@@ -74,7 +74,7 @@ class HierarchicalAgent(Agent):
         self.job, self.rank, self.world_size = options.job, options.rank, options.world_size
         facts = memory.facts()
         self.transport, self.wire, self.takes_sparse = facts["transport"], facts["wire"], facts["takes_sparse"]
-        self.takes_collectives = facts["takes_collectives"]
+        self.takes_collectives, self.only_sums = facts["takes_collectives"], facts["only_sums"]
         self._places = Places(self.rank, membership.hosts)
         self.sparse = sparse
         self._membership, self._memory, self._network = membership, memory, network
@@ -123,8 +123,8 @@ class HierarchicalAgent(Agent):
                 except BaseException as error:
                     memory.announce_failure(error)
                     raise
-                takes = {"takes_sparse": network.takes_sparse, "takes_collectives": network.takes_collectives}
-                memory.announce(memories.READY, transport=network.transport, wire=network.wire, **takes)
+                facts = ("transport", "wire", "takes_sparse", "takes_collectives", "only_sums")
+                memory.announce(memories.READY, **{name: getattr(network, name) for name in facts})
             else:
                 membership.await_leader(memory, deadline)
             return cls(membership, memory, network, options, sparse)

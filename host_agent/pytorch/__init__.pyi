@@ -7,3 +7,5 @@ from host_agent.pytorch.settings import apply as apply
 from host_agent.pytorch.settings import ddp_arguments as ddp_arguments
 from host_agent.pytorch.settings import load as load
 from host_agent.pytorch.settings import set_environment as set_environment
+from host_agent.pytorch.stragglers import StragglerState as StragglerState
+from host_agent.pytorch.stragglers import straggler_hook as straggler_hook

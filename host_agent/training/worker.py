@@ -189,7 +189,7 @@ def _train(
         model.register_comm_hook(hook, codec_hook)
     stragglers = None
     if backend == "switchml" and settings.deadline_s:
-        from host_agent.pytorch.straggler_hook import StragglerState, straggler_hook
+        from host_agent.pytorch.stragglers import StragglerState, straggler_hook
 
         stragglers = StragglerState()
         model.register_comm_hook(stragglers, straggler_hook)

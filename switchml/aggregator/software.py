@@ -38,7 +38,7 @@ class SoftwareTraits:
     kind = "software"
     buffer_a_rank = False
     transports: tuple[str, ...] = ("shm", "udp", "zmq")
-    padded = dense_only = False
+    padded = dense_only = only_sums = False
     authenticates = collectives = halves = ends_early = True
     mac = 0
     v1_place: tuple[str, int] | None = None

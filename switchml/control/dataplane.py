@@ -105,6 +105,8 @@ class Dataplane(Protocol):
     """Whether sparse packets are refused, because switches in a tree know none (section 9)."""
     collectives: bool = False
     """Whether addressed packets are taken, and so collectives other than sums for all ranks (section 11)."""
+    only_sums: bool = False
+    """Whether those with another op than the sum are refused: minima, maxima and operations on bits."""
     halves: bool = False
     """Whether half precision is added up as it is, in jobs that have the memory (pool_state.parts_of; section 11)."""
 

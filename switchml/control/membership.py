@@ -191,8 +191,8 @@ class Started:
     """All ranks have joined. `job_tag`, `isn`, `slots`, `wire`: section 2 of docs/protocol.md; at most `window` rounds
     should be under way at once; packets go to `data_address`; `peers[rank]` describes the others. `segment` names the
     memory that the aggregator offers to share (switchml/net/shm.py), or is empty; `link` is set for ranks that build
-    their Ethernet frames themselves; `padded`, `dense_only`, `collectives` and `halves`: see `Dataplane`; `key`:
-    what packets are signed with, or empty; `more_parts`: beside the one that all this describes; `queues`: of
+    their Ethernet frames themselves; `padded`, `dense_only`, `collectives`, `only_sums` and `halves`: see `Dataplane`;
+    `key`: what packets are signed with, or empty; `more_parts`: beside the one that all this describes; `queues`: of
     collectives (section 11); `rounds` of each part, if ranks go on here (section 12), and the job's `epoch`.
     """
 
@@ -211,6 +211,7 @@ class Started:
     dense_only: bool = False
     key: bytes = field(default=b"", repr=False)
     collectives: bool = False
+    only_sums: bool = False
     halves: bool = False
     more_parts: tuple[Part, ...] = ()
     queues: int = 1

@@ -42,6 +42,7 @@ def started(
         dense_only=dataplane.dense_only,
         key=spec.key,
         collectives=dataplane.collectives,
+        only_sums=dataplane.only_sums,
         halves=dataplane.halves and parts_of(spec.workers, spec.slots, spec.payload_bytes) > 0,
         more_parts=tuple(
             Part(

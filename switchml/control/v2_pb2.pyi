@@ -94,7 +94,7 @@ class Joined(_message.Message):
     def __init__(self, token: _Optional[str] = ...) -> None: ...
 
 class Started(_message.Message):
-    __slots__ = ("job_id", "job_tag", "isn", "slots", "window", "payload_bytes", "wire", "data_address", "peers", "link", "segment", "padded", "dense_only", "key", "collectives", "more_parts", "queues", "rounds", "epoch", "halves")
+    __slots__ = ("job_id", "job_tag", "isn", "slots", "window", "payload_bytes", "wire", "data_address", "peers", "link", "segment", "padded", "dense_only", "key", "collectives", "more_parts", "queues", "rounds", "epoch", "halves", "only_sums")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     JOB_TAG_FIELD_NUMBER: _ClassVar[int]
     ISN_FIELD_NUMBER: _ClassVar[int]
@@ -115,6 +115,7 @@ class Started(_message.Message):
     ROUNDS_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     HALVES_FIELD_NUMBER: _ClassVar[int]
+    ONLY_SUMS_FIELD_NUMBER: _ClassVar[int]
     job_id: int
     job_tag: int
     isn: int
@@ -135,7 +136,8 @@ class Started(_message.Message):
     rounds: _containers.RepeatedScalarFieldContainer[bytes]
     epoch: int
     halves: bool
-    def __init__(self, job_id: _Optional[int] = ..., job_tag: _Optional[int] = ..., isn: _Optional[int] = ..., slots: _Optional[int] = ..., window: _Optional[int] = ..., payload_bytes: _Optional[int] = ..., wire: _Optional[int] = ..., data_address: _Optional[_Union[Address, _Mapping]] = ..., peers: _Optional[_Iterable[_Union[Peer, _Mapping]]] = ..., link: _Optional[_Union[Link, _Mapping]] = ..., segment: _Optional[str] = ..., padded: bool = ..., dense_only: bool = ..., key: _Optional[bytes] = ..., collectives: bool = ..., more_parts: _Optional[_Iterable[_Union[Part, _Mapping]]] = ..., queues: _Optional[int] = ..., rounds: _Optional[_Iterable[bytes]] = ..., epoch: _Optional[int] = ..., halves: bool = ...) -> None: ...
+    only_sums: bool
+    def __init__(self, job_id: _Optional[int] = ..., job_tag: _Optional[int] = ..., isn: _Optional[int] = ..., slots: _Optional[int] = ..., window: _Optional[int] = ..., payload_bytes: _Optional[int] = ..., wire: _Optional[int] = ..., data_address: _Optional[_Union[Address, _Mapping]] = ..., peers: _Optional[_Iterable[_Union[Peer, _Mapping]]] = ..., link: _Optional[_Union[Link, _Mapping]] = ..., segment: _Optional[str] = ..., padded: bool = ..., dense_only: bool = ..., key: _Optional[bytes] = ..., collectives: bool = ..., more_parts: _Optional[_Iterable[_Union[Part, _Mapping]]] = ..., queues: _Optional[int] = ..., rounds: _Optional[_Iterable[bytes]] = ..., epoch: _Optional[int] = ..., halves: bool = ..., only_sums: bool = ...) -> None: ...
 
 class Part(_message.Message):
     __slots__ = ("data_address", "job_tag", "isn", "key", "segment")

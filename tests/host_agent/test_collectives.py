@@ -20,12 +20,14 @@ INTEGERS = ("bool", "uint8", "int8", "int16", "uint16", "int32", "uint32", "int6
 FLOATS = ("float16", "float32", "float64")
 
 
-@pytest.fixture(scope="module", params=["udp", "shm", "frames"])
+@pytest.fixture(scope="module", params=["udp", "shm", "frames", "lanes"])
 def trio(request):
-    """Three agents that the tests share; those that send frames do so to a P4 switch."""
-    place = request.getfixturevalue("p4_switch" if request.param == "frames" else "aggregator")
-    agents = join_all(place.address, 3, job="trio", transport=request.param)
-    assert [agent.transport for agent in agents] == [request.param] * 3
+    """Three agents that the tests share; those that send frames do so to a P4 switch, whose program has wide words or a
+    register a lane."""
+    place = request.getfixturevalue({"frames": "p4_switch", "lanes": "p4_lanes"}.get(request.param, "aggregator"))
+    transport, payload_bytes = ("frames", 256) if request.param == "lanes" else (request.param, 1024)
+    agents = join_all(place.address, 3, job="trio", transport=transport, payload_bytes=payload_bytes)
+    assert [(each.transport, each.only_sums) for each in agents] == [(transport, request.param == "lanes")] * 3
     yield agents
     leave_all(agents)
 
@@ -33,6 +35,13 @@ def trio(request):
 @pytest.fixture(scope="module")
 def p4_switch():
     running = Served()
+    yield running
+    running.stop()
+
+
+@pytest.fixture(scope="module")
+def p4_lanes():
+    running = Served(program="switchml_lanes")
     yield running
     running.stop()
 

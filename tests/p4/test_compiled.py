@@ -92,12 +92,15 @@ def test_tables_are_as_p4_tables_has_them(variant):
     assert used == {name for name, table in tables.items() if table.key}
 
 
-def test_who_takes_deadlines():
-    """A program with a register a lane lacks the ops of the job's other sums."""
-    texts = {variant: (P4 / "compiled" / f"{variant}.json").read_text() for variant in VARIANTS}
-    takes = [variant for variant, text in texts.items() if Layout(text, "here").ends_early]
-    assert takes == ["switchml"]
-    assert not Layout(texts["switchml"].replace("deadline_worker", "another"), "here").ends_early
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_what_a_program_takes(variant):
+    """One register a lane has no other ops than the sum; older programs lack deadlines or addressed packets."""
+    text = (P4 / "compiled" / f"{variant}.json").read_text()
+    layout = Layout(text, "here")
+    assert layout.collectives and layout.ends_early and layout.only_sums == (variant != "switchml")
+    assert not Layout(text.replace("deadline_worker", "another"), "here").ends_early
+    without_cut = Layout(text.replace("cut.cut", "another"), "here")
+    assert not without_cut.collectives and not without_cut.ends_early
 
 
 def test_outcomes_are_numbered_alike():

@@ -112,6 +112,10 @@ def test_sparse_sums(served, payload_bytes):
 
 @pytest.mark.parametrize("payload_bytes", [256, 1024])
 def test_collectives(served, payload_bytes):
+    check_collectives(served, payload_bytes)
+
+
+def check_collectives(served: Served, payload_bytes: int) -> None:
     """Every rank's bytes and sums, with data in packets that were caused by packets without; all ops."""
     numel = 5000
     x = [contribution(7, rank, 3 * numel) for rank in range(3)]
@@ -141,8 +145,12 @@ def test_collectives(served, payload_bytes):
 
 
 def test_nobody_waits_for_a_stopped_rank(served):
+    check_stopped_rank(served)
+
+
+def check_stopped_rank(served: Served, **options) -> None:
     """In a job with a deadline: the others' sums end without it, and it is told them when it is back."""
-    with joined(served, 3, "late", deadline_s=1.0) as agents:  # which a rank keeps that is not stopped
+    with joined(served, 3, "late", deadline_s=1.0, **options) as agents:  # which a rank keeps that is not stopped
         arrays = [np.arange(5000, dtype=np.float32) % 7 + rank for rank in range(3)]
         late = [Late(np.zeros(5000, np.float32)) for _ in agents]
 
@@ -159,6 +167,15 @@ def test_nobody_waits_for_a_stopped_rank(served):
         np.testing.assert_array_equal(late[2].values, arrays[2])
         reduce_all(agents, 1)  # other sums, and the rank that is back
         np.testing.assert_allclose(good(on_all(agents, reduce))[0], sum(arrays), rtol=1e-6)
+
+
+def test_a_register_a_lane():
+    served = Served(program="switchml_lanes")
+    try:
+        check_collectives(served, payload_bytes=256)
+        check_stopped_rank(served, payload_bytes=256)
+    finally:
+        served.stop()
 
 
 def test_status_shows_what_the_switch_counted(served):

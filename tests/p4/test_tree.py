@@ -103,14 +103,15 @@ PLACE = RegisterPlace(row=64, worker=3, group=9, generation=1)
 
 
 class Tree:
-    """The switches of `root` on one engine, and how frames pass between them and the ranks."""
+    """The switches of `root` on one engine, and how frames pass between them and the ranks. `variant`: of their
+    program."""
 
-    def __init__(self, engine: type, root: Node, spec: JobSpec):
+    def __init__(self, engine: type, root: Node, spec: JobSpec, variant: str = "switchml"):
         self.spec, self.nodes = spec, root.all()
         self.switches = {}
         self.received: dict[int, list[tuple[int, bytes]]] = {node.name: [] for node in self.nodes}
         for node in self.nodes:
-            switch = switch_on(engine, program("switchml"))
+            switch = switch_on(engine, program(variant))
             p4_programming.apply(switch.state, switch_changes(node.address, node.mac, range(len(node.below) + 1)))
             p4_programming.apply(switch.state, node.changes(spec, PLACE))
             self.switches[node.name] = switch

@@ -43,9 +43,9 @@ class Reference:
 class Beside(Reference):
     """The P4 program and the slow reference: for each packet the same have to leave."""
 
-    def __init__(self, engine: type, root: Node, spec):
+    def __init__(self, engine: type, root: Node, spec, variant: str = "switchml"):
         super().__init__(root, spec)
-        self.p4 = Tree(engine, root, spec)
+        self.p4 = Tree(engine, root, spec, variant)
 
     def give(self, node: Node, sender, data: bytes):
         sent = super().give(node, sender, data)
@@ -128,16 +128,17 @@ def contribution(chooser: random.Random, rank: int, root: int, call, spec, seq: 
 
 
 @pytest.mark.slow(keep=1)
-@pytest.mark.parametrize("payload", [256, 1024])
+@pytest.mark.parametrize(("variant", "payload"), [("switchml", 256), ("switchml", 1024), ("switchml_lanes", 256)])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_rounds_of_any_kind(shape, payload):
-    """Random packets of all ranks, of one call in most rounds, lost, doubled and sent again until all have a result."""
+def test_rounds_of_any_kind(shape, variant, payload):
+    """Random packets of all ranks, of one call in most rounds, lost, doubled and sent again until all have a result.
+    With a register a lane the ops are sums."""
     chooser, root = random.Random(f"{shape} {payload}"), SHAPES[shape]()
     workers = len(root.ranks)
     spec = spec_of(workers, 2, 64, payload=payload)
-    tree = Beside(CompiledEngine, root, spec)
+    tree = Beside(CompiledEngine, root, spec, variant)
     rack = {child: node for node in root.all() for child in node.below if isinstance(child, int)}
-    calls = [None, 1, 2, 4, 8, *((reach, op) for reach in range(3) for op in range(5))]
+    calls = [None, 1, 2, 4, 8, *((reach, op) for reach in range(3) for op in range(5 if variant == "switchml" else 1))]
     for number in range(60):
         seq, owner = 64 + 2 * number, chooser.randrange(workers)
         all_call = chooser.choice(calls)

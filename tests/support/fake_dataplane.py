@@ -21,7 +21,7 @@ class FakeDataplane:
     buffer_a_rank = False
     transports = ("udp", "zmq")
     v1_place = None
-    padded = dense_only = authenticates = collectives = halves = ends_early = False
+    padded = dense_only = authenticates = collectives = only_sums = halves = ends_early = False
     mac = 0
     most_parts = 1
 

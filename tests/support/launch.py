@@ -244,6 +244,34 @@ class _Commands:
             np.testing.assert_array_equal(results[-1], total(seed + i, self.agent.world_size, numel, dtype))
         return {"sha256": digest(results)}
 
+    def collectives(self, *, seed: int, numel: int) -> dict:
+        """Every other collective, by all ops, each compared with NumPy."""
+        agent, n = self.agent, self.agent.world_size
+        arrays = [contribution(seed, rank, n * numel) for rank in range(n)]
+        mine, sums, own = arrays[agent.rank], sum(arrays), slice(agent.rank * numel, (agent.rank + 1) * numel)
+        np.testing.assert_array_equal(agent.reduce_scatter(mine), sums[own])
+        np.testing.assert_array_equal(
+            agent.all_gather(mine[own]),
+            np.concatenate([array[rank * numel : (rank + 1) * numel] for rank, array in enumerate(arrays)]),
+        )
+        for root in range(n):
+            np.testing.assert_array_equal(agent.broadcast(mine, root=root), arrays[root])
+            reduced = agent.reduce(mine, root=root)
+            assert reduced is None if agent.rank != root else (reduced == sums).all()
+        numbers = [array.astype("int64") for array in arrays]
+        for op, function in (
+            ("min", np.minimum),
+            ("max", np.maximum),
+            ("band", np.bitwise_and),
+            ("bor", np.bitwise_or),
+            ("bxor", np.bitwise_xor),
+        ):
+            wanted = function.reduce(numbers)
+            np.testing.assert_array_equal(agent.allreduce(numbers[agent.rank], op), wanted)
+            np.testing.assert_array_equal(agent.reduce_scatter(numbers[agent.rank], op), wanted[own])
+        agent.barrier()
+        return {}
+
     def endless(self, *, numel: int, announced: bool = False) -> dict:
         """All-reduce until an error, which is the answer. `announced`: an empty answer comes first, with the first
         sum."""

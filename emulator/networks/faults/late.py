@@ -1,5 +1,5 @@
 """Sums that don't wait for late ranks: what the program around them does, as host_agent/stragglers.py and
-straggler_hook.py do, and whether the books balance.
+pytorch/stragglers.py do, and whether the books balance.
 
 Each bucket has a memory. What a rank contributes to a call is in its sum, or comes back into the memory; so after the
 call each chunk of the memory is what was contributed, or zeros, and the sum is that of the ranks whose chunk is zeros.

@@ -87,7 +87,7 @@ class P4Dataplane(p4_base.P4Base[_Job]):
     ):
         super().__init__([driver], address, mac, window_bytes)
         self._driver = driver
-        self.collectives = driver.collectives
+        self.collectives, self.only_sums = driver.collectives, driver.only_sums
         self.ends_early = driver.ends_early
         self._links = dict(links or {})
         self._known_ports = tuple(ports)

@@ -46,12 +46,13 @@ class Driver(ABC):
     """A connection to a switch at `where`. All methods raise Unreachable if it does not answer. Not thread-safe.
 
     `rows`: versions of slots of all jobs together. `payloads`: sizes of payload that the program takes, in bytes.
-    `collectives`: whether it has all ops of addressed packets (docs/protocol.md, section 11). `ends_early`: whether
-    rounds can end without some ranks (section 13)."""
+    `collectives`: whether it takes addressed packets (docs/protocol.md, section 11); `only_sums`: whether it refuses
+    their other ops. `ends_early`: whether rounds can end without some ranks (section 13)."""
 
     rows: int
     payloads: tuple[int, ...]
     collectives: bool
+    only_sums: bool
     ends_early: bool
 
     def __init__(self, where: str) -> None:
@@ -136,7 +137,8 @@ class Layout:
             }
             self.registers = {register["name"]: register["size"] for register in program["register_arrays"]}
             self.payloads = (256, 1024) if _has_payload_of_1024(program, types) else (256,)
-            self.collectives = any(name.endswith(".greater") for name in self._params)  # p4/sums.p4
+            self.collectives = any(name.endswith(".cut") for name in self._params)  # p4/addressed.p4
+            self.only_sums = not any(name.endswith(".greater") for name in self._params)  # p4/sums.p4
             # The other sums of a job with a deadline travel in addressed packets.
             self.ends_early = self.collectives and "deadline_worker" in self._params
         except (ValueError, KeyError, TypeError) as error:

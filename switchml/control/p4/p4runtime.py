@@ -40,7 +40,7 @@ class P4RuntimeSwitch(Driver):
         self._p4info = text_format.Parse(program.with_suffix(".p4info.txtpb").read_text(), info.P4Info())
         layout = Layout(self._json.decode("utf-8-sig"), self.where)
         self.rows, self.payloads = layout.rows, layout.payloads
-        self.collectives, self.ends_early = layout.collectives, layout.ends_early
+        self.collectives, self.only_sums, self.ends_early = layout.collectives, layout.only_sums, layout.ends_early
         self._ids = {
             (kind, item.preamble.name): item.preamble.id
             for kind in ("tables", "actions", "counters", "registers")

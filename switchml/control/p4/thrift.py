@@ -33,7 +33,8 @@ class ThriftSwitch(Driver):
         self._added_ports: set[int] = set()
         self.reconnect()
         self.rows, self.payloads = self._layout.rows, self._layout.payloads
-        self.collectives, self.ends_early = self._layout.collectives, self._layout.ends_early
+        self.collectives, self.only_sums = self._layout.collectives, self._layout.only_sums
+        self.ends_early = self._layout.ends_early
 
     def reconnect(self) -> None:
         self.close()

@@ -101,6 +101,7 @@ class P4TreeDataplane(p4_base.P4Base[_Job]):
         root = switches[0]
         super().__init__([switch.driver for switch in switches], root.address, root.mac, window_bytes)
         self.collectives = all(switch.driver.collectives for switch in switches)
+        self.only_sums = any(switch.driver.only_sums for switch in switches)
         self._switches = list(switches)
         self._named = {switch.name: switch for switch in switches}
         for switch in switches:

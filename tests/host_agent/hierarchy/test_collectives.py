@@ -72,9 +72,13 @@ OPS = [(op, dtype) for op in REDUCE for dtype in ("int16", "uint64")]
 OPS += [(op, dtype) for op in ("min", "max") for dtype in ("float32", "float64")]
 
 
+@pytest.mark.parametrize("only_sums", [False, True], ids=["all ops", "only sums"])
 @pytest.mark.parametrize(("op", "dtype"), OPS)
-def test_other_ops(agents, op, dtype):
+def test_other_ops(agents, op, dtype, only_sums, monkeypatch):
+    """Where the aggregator has them, and as at a P4 program with a register a lane."""
     n = len(agents)
+    for agent in agents:
+        monkeypatch.setattr(agent, "only_sums", only_sums)
     arrays = [odd(rank, 300 * n, dtype) for rank in range(n)]
     for x in arrays:
         x[x == 0] = 0  # NumPy takes either zero

@@ -1,26 +1,66 @@
-"""Run by test_straggler_hook.py in two processes, with a deadline: DDP whose second rank pauses in one step. Prints a
+"""Run by test_straggler_hook.py in two processes, with a deadline: DDP of which one rank is late in one step. Prints a
 JSON object of what each rank saw.
+
+asleep: the second rank is. stopped: it is, its loader's worker with it, until the first one has made all of its steps.
+machine: the first rank is stopped, and the aggregator that it has started, for a while.
 """
 
 import hashlib
 import json
 import os
+import signal
+import sys
+import threading
 import time
 from datetime import timedelta
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader
 
-from host_agent.pytorch.straggler_hook import StragglerState, straggler_hook
+from host_agent.pytorch import StragglerState, straggler_hook
 
 RANK, SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-STEPS, PAUSED_STEP, PAUSE_S = 10, 4, 3.0
+STEPS, LATE_STEP, PAUSE_S = 10, 4, 3.0
+STOPPED = Path("stopped")
+"""Names the processes that are."""
 torch.set_num_threads(1)
 
 
-def main() -> None:
+class Batches:
+    """A data set of one batch a step, of this rank's own."""
+
+    def __len__(self):
+        return STEPS
+
+    def __getitem__(self, step):
+        return torch.randn(16, 20, generator=torch.Generator().manual_seed(100 * step + RANK))
+
+
+def stop() -> None:
+    """This process and those that it has started, until `wake`."""
+    tasks = Path("/proc/self/task").iterdir()
+    others = [int(pid) for task in tasks for pid in (task / "children").read_text().split()]
+    STOPPED.with_suffix(".new").write_text(json.dumps([*others, os.getpid()]))
+    STOPPED.with_suffix(".new").rename(STOPPED)
+    for pid in (*others, os.getpid()):
+        os.kill(pid, signal.SIGSTOP)
+
+
+def wake(after_s: float = 0.0) -> None:
+    while not STOPPED.exists():
+        time.sleep(0.02)
+    time.sleep(after_s)
+    pids = json.loads(STOPPED.read_text())
+    assert all("(stopped)" in Path(f"/proc/{pid}/status").read_text() for pid in pids)
+    for pid in pids:
+        os.kill(pid, signal.SIGCONT)
+
+
+def main(how: str) -> None:
     dist.init_process_group(
         "switchml", init_method=os.environ["RENDEZVOUS"], rank=RANK, world_size=SIZE, timeout=timedelta(seconds=120)
     )
@@ -29,11 +69,14 @@ def main() -> None:
     state = StragglerState()
     model.register_comm_hook(state, straggler_hook)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    step, ranks = 0, []
+    batches = iter(DataLoader(Batches(), batch_size=None, num_workers=1))
+    step, ranks, late_rank = 0, [], 0 if how == "machine" else 1
+    if RANK == 1 and how == "machine":
+        threading.Thread(target=wake, args=[PAUSE_S]).start()
     while step < STEPS:
-        batch = torch.randn(16, 20, generator=torch.Generator().manual_seed(100 * step + RANK))
-        if RANK == 1 and step == PAUSED_STEP:
-            time.sleep(PAUSE_S)
+        batch = next(batches)
+        if late_rank == RANK and step == LATE_STEP:
+            time.sleep(PAUSE_S) if how == "asleep" else stop()
         optimizer.zero_grad()
         model(batch).square().mean().backward()
         optimizer.step()
@@ -42,6 +85,8 @@ def main() -> None:
         for _ in state.catch_up(STEPS - step):
             optimizer.step()
             step += 1
+    if RANK == 0 and how == "stopped":
+        wake()
     dist.barrier()
     parameters = torch.cat([p.detach().reshape(-1) for p in model.parameters()])
     digest = hashlib.sha256(parameters.numpy().tobytes()).hexdigest()
@@ -52,4 +97,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1])

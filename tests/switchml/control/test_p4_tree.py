@@ -21,7 +21,7 @@ MACS = {rank: 0x02_00_00_00_00_01 + rank for rank in range(4)}
 class InProcess:
     """A driver of a switch in this process. `state_lost`: what `has_state` says; `is_silent`: it raises Unreachable."""
 
-    rows, where, collectives = 65536, "here", True
+    rows, where, collectives, only_sums = 65536, "here", True, False
 
     def __init__(self, ports):
         self.state = switch_on(Interpreter, program("switchml")).state
@@ -188,3 +188,10 @@ def test_files(tmp_path, what, says):
     (tmp_path / "tree.json").write_text(what)
     with pytest.raises((ConfigError, Unreachable), match=says):
         read_tree(tmp_path / "tree.json")
+
+
+def test_a_tree_takes_what_all_of_its_switches_take(plane, switches):
+    assert plane.collectives and not plane.only_sums
+    switches[-1].driver.only_sums = True  # a program with a register a lane
+    with_lanes = P4TreeDataplane(switches)
+    assert with_lanes.collectives and with_lanes.only_sums

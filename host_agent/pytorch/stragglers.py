@@ -12,11 +12,14 @@
             step += 1
 
 All ranks make the same number of steps. Buffers that DDP broadcasts before each forward (of batch norms, say) would
-wait for every rank: `broadcast_buffers=False`. So would any other collective within the loop.
+wait for every rank: `broadcast_buffers=False`. So would any other collective within the loop. A loop without
+`catch_up` trains, too, but a rank that was late once stays behind: the others do not wait for it, and its gradients
+pile up in its memory.
 """
 
 # Annotations stay objects here: DDP compares a hook's with its own classes.
 
+import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -29,6 +32,8 @@ from host_agent.calls import Late
 from host_agent.pytorch.compiling import never_compiled
 from host_agent.pytorch.futures import Promise
 from switchml.errors import ConfigError, UnsupportedTensor
+
+log = logging.getLogger("host_agent")
 
 _BUILDING = 2
 """Iterations in which DDP may still form its buckets. Their sums wait for every rank."""
@@ -54,6 +59,7 @@ class StragglerState:
         self.iterations = self.caught_up = 0
         """Backward passes so far; steps that `catch_up` made."""
         self.buckets: dict[int, _Bucket] = {}
+        self._has_warned = False
 
     @property
     def steps(self) -> int:
@@ -64,6 +70,17 @@ class StragglerState:
     def is_behind(self) -> bool:
         """Whether all of the last step came too late, so that the others may have made more."""
         return bool(self.buckets) and all(bucket.late.is_behind for bucket in self.buckets.values())
+
+    def begin_iteration(self) -> None:
+        """A backward pass has its first bucket."""
+        self.iterations += 1
+        if self.is_behind and not self._has_warned:
+            self._has_warned = True
+            log.warning(
+                "rank %d is behind the others and goes on without StragglerState.catch_up: its gradients stay out of "
+                "the sums until it has caught up (docs/reliability.md)",
+                self.agent.rank,
+            )
 
     def catch_up(self, most: int) -> Iterator[None]:
         """While this rank is behind: put the mean gradients of a step that the others took into the parameters' `grad`,
@@ -105,7 +122,7 @@ def straggler_hook(state: StragglerState, bucket: dist.GradBucket) -> torch.futu
     if buffer.dtype not in (torch.float32, torch.float16, torch.bfloat16):
         raise UnsupportedTensor(f"bucket of {buffer.dtype}: expected gradients of float32, float16 or bfloat16")
     if bucket.index() == 0:
-        state.iterations += 1
+        state.begin_iteration()
     values = buffer.detach().to("cpu", torch.float32).numpy().copy()
     late = None
     if state.iterations > _BUILDING:
