@@ -15,7 +15,6 @@ from emulator.jobs.costing import plan
 from emulator.jobs.replay.engine import replay
 from emulator.jobs.workload import models, transformer
 from emulator.jobs.workload.checks import check
-from emulator.jobs.workload.graph import Collective
 from emulator.jobs.workload.implementations import cross_entropies, implementations
 from emulator.jobs.workload.job import Job
 from emulator.jobs.workload.memory import memory
@@ -118,18 +117,3 @@ def test_the_dispatcher_is_the_recipes_unless_it_is_named():
     asked, chosen = (plan(QWEN, job(ep=8, dispatcher=name), DGX) for name in ("all-to-all", ""))
     assert closed_form_s(asked) == closed_form_s(chosen) > closed_form_s(plan(QWEN, job(ep=8, dispatcher="flex"), DGX))
     assert any("all-to-all (a copy for each expert)" in line for line in chosen.assumptions)
-
-
-def test_a_host_that_waits_adds_its_launches():
-    made = plan(QWEN, job(ep=8), DGX)
-    stage, software = made.stages[0], DGX.software
-    kernels = [(step.forward_kernels, step.backward_kernels) for step in stage.steps]
-    host = software.launch_forward_s * sum(forward for forward, _ in kernels)
-    host += software.launch_backward_s * sum(backward for _, backward in kernels)
-    host += software.launch_collective_s * 4 * QWEN.layers
-    assert stage.seconds == pytest.approx(stage.device_s + host)
-
-
-def test_exchanges_are_in_the_graph():
-    graph, _ = iteration.build(plan(dataclasses.replace(QWEN, layers=2), job(ep=8), DGX))
-    assert (graph.works.collective == Collective.ALL_TO_ALL).any()
