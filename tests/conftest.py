@@ -42,7 +42,6 @@ SECOND_TIER = (
     "host_agent/profile/test_capture.py",
     "host_agent/pytorch/test_all_to_all.py",
     "host_agent/pytorch/test_comm_hooks.py",
-    "host_agent/pytorch/test_ddp_script.py",
     "host_agent/pytorch/test_hugging_face.py",
     "host_agent/pytorch/test_sparse.py",
     "host_agent/pytorch/test_straggler_hook.py",

@@ -69,16 +69,6 @@ def test_mean(trio, dtype):
     assert same_bits(results)
 
 
-@pytest.mark.slow(keep=2)
-@pytest.mark.parametrize("world_size", [1, 2, 8, 16])
-def test_world_sizes(join, world_size):
-    agents = join(world_size)
-    for dtype in ("float32", "int64"):
-        results = reduce_all(agents, [contribution(5, rank, 3000, dtype) for rank in range(world_size)])
-        np.testing.assert_array_equal(results[0], total(5, world_size, 3000, dtype))
-        assert same_bits(results)
-
-
 @pytest.mark.parametrize("payload_bytes, slots", [(256, 2), (256, 64), (1024, 2), (1024, 4096)])
 def test_packet_sizes_and_slots(join, payload_bytes, slots):
     agents = join(2, payload_bytes=payload_bytes, slots=slots)
@@ -165,34 +155,6 @@ def test_handles(trio):
         np.testing.assert_array_equal(handle.wait(DEADLINE_S), total(11, 3, 1000))
         assert handle.is_done()
         assert handle.wait() is handle.wait(0)
-
-
-def test_calls_from_several_threads(trio):
-    """The order must be the same on all ranks: here a turn decides which thread's call comes next."""
-    threads, calls = 4, 25
-
-    def work(agent):
-        turn = threading.Condition()
-        state = {"next": 0}
-        results: dict[int, np.ndarray] = {}
-
-        def one_thread(me: int) -> None:
-            for call in range(calls):
-                number = call * threads + me
-                with turn:
-                    assert turn.wait_for(lambda number=number: state["next"] == number, DEADLINE_S)
-                    mine = contribution(number, agent.rank, 500)
-                    handle = agent.allreduce(mine, async_op=True)
-                    state["next"] += 1
-                    turn.notify_all()
-                results[number] = handle.wait(DEADLINE_S)
-
-        good(on_all(range(threads), one_thread))
-        return [results[number] for number in range(threads * calls)]
-
-    for results in good(on_all(trio, work, timeout_s=2 * DEADLINE_S)):
-        for number, result in enumerate(results):
-            np.testing.assert_array_equal(result, total(number, 3, 500))
 
 
 def test_completion_callbacks(trio, caplog):

@@ -182,21 +182,6 @@ def test_a_peer_that_leaves_does_not_take_finished_work_along():
         lossy.stop()
 
 
-@pytest.mark.slow
-def test_a_peer_that_leaves_too_early_is_named(join):
-    agents = join(3)
-    reduce_all(agents, [np.ones(5, "float32")] * 3)
-    started = [agent.allreduce(np.ones(1000, "float32"), async_op=True) for agent in agents[:2]]
-    agents[2].leave()
-    for handle in started:
-        with pytest.raises(PeerLost, match=r"rank 2 lost: rank 2 \(.*\) left the job") as caught:
-            handle.wait(DEADLINE_S)
-        assert caught.value.ranks == (2,)
-    for agent in agents[:2]:
-        with pytest.raises(PeerLost):
-            agent.allreduce(np.ones(3, "float32"))
-
-
 def test_leaving_with_calls_under_way(join):
     agents = join(2)
     memory = np.ones(1_000_000, "float32")

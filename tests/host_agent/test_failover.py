@@ -224,20 +224,6 @@ def test_an_aggregator_that_falls_silent_is_given_up(start, caplog):
 
 
 @pytest.mark.slow
-def test_an_aggregator_that_is_started_again_takes_its_jobs(start):
-    first = start()
-    agents = join_all(first.address, 2, job="waits", failover_timeout_s=LONG_S)
-    busy = Busy(agents)
-    busy.more()
-    first.kill()
-    second = start(control_port=first.control_port, data_port=first.data_address[1])
-    busy.more()
-    assert second.job("waits").epoch == 1
-    busy.end()
-    leave_all(agents)
-
-
-@pytest.mark.slow
 def test_nobody_takes_over(start):
     first = start()
     agents = join_all(first.address, 2, job="ends", failover_timeout_s=0.5)
@@ -276,34 +262,3 @@ def test_a_dead_rank_is_named_where_there_is_a_standby(start):
     with pytest.raises(PeerLost, match="rank 1 .*no standby took the job over within 1 s"):
         agents[0].allreduce(np.ones(NUMEL, np.float32))
     leave_all(agents)
-
-
-@pytest.mark.slow
-def test_ranks_that_begin_do_not_meet_ranks_that_go_on(start):
-    aggregator = start()
-    request = {"job": "mixed", "world_size": 2, "slots": 4, "payload_bytes": 1024, "queues": 1}
-    resumption = client.Resumption(7, 1, (bytes(4),))
-    outcomes = []
-
-    def resume() -> None:
-        outcomes.extend(
-            on_all(
-                [0],
-                lambda rank: client.join(
-                    aggregator.address,
-                    rank=rank,
-                    data_address=("127.0.0.9", 9),
-                    resumption=resumption,
-                    timeout_s=5,
-                    **request,
-                ),
-            )
-        )
-
-    thread = threading.Thread(target=resume)
-    thread.start()
-    until(lambda: aggregator.job("mixed"))
-    with pytest.raises(Exception, match="to go on with nothing: it begins, but job 'mixed' was started with job 7"):
-        client.join(aggregator.address, rank=1, data_address=("127.0.0.9", 10), timeout_s=5, **request)
-    thread.join()
-    assert "rank 1 is missing" in str(outcomes[0])

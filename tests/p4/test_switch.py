@@ -270,25 +270,6 @@ def test_jobs_do_not_touch_each_other(switch):
                 assert sorted(give(switch, job, step)) == sorted(job.replies(step)), step.label
 
 
-def test_a_job_that_ended_leaves_nothing(switch):
-    def entries():
-        state = switch.state
-        return [table.all_entries() for table in state.tables], state.replication.groups, len(state.replication.nodes)
-
-    before = str(entries())
-    for generation in (1, 2, 3):
-        job = small_job(generation)
-        start(switch, job)
-        assert str(entries()) != before
-        assert give(switch, job, contribution(0, 800)) == []
-        assert len(give(switch, job, contribution(1, 800))) == 2
-        p4_programming.undo(switch.state, job.changes())
-        assert str(entries()) == before
-    strangers = switch.state.counter("outcomes").read(0)[0]
-    assert give(switch, job, contribution(0, 800)) == []
-    assert switch.state.counter("outcomes").read(0)[0] == strangers + 1
-
-
 def open_now(switch, job: Job) -> tuple[int, tuple[int, ...]]:
     names = ("rounds", "marks")
     cells = [switch.state.register(name).read_all()[job.place.row :][: job.rows] for name in names]

@@ -1,11 +1,9 @@
-"""Trees of switches (docs/protocol.md, section 9): whole all-reduces over lossy links between workers and switches,
-whose bits are those of a single aggregator. test_tree_collectives.py has the rules packet by packet."""
+"""Trees of switches (docs/protocol.md, section 9): what they count, what is refused; and `TreeNetwork`, workers
+around a tree over lossy links, with which test_tree_collectives.py plays whole calls and single packets."""
 
-import functools
 import struct
 from dataclasses import dataclass
 
-import numpy as np
 import pytest
 
 from emulator.p4switch.engine.engine import CompiledEngine
@@ -22,14 +20,13 @@ from switchml.control.p4.tables import (
 )
 from switchml.errors import ConfigError
 from switchml.protocol.packet import UDP_PORT
-from switchml.protocol.retransmission import SECOND
 from tests.peers import simple_switch
 from tests.support import p4_programming
 from tests.support.bmv2_engines import switch_on
 from tests.support.bmv2_replay import replay
 from tests.support.p4_frames import Datagram, read_udp, udp
 from tests.support.p4_jobs import COMPILED, program
-from tests.support.rank_network import CLEAR, PAYLOAD, TAG, Call, Network, Weather
+from tests.support.rank_network import TAG, Network, Weather
 from tests.support.reference_tree import ABOVE, Sender
 
 UP = 0
@@ -181,11 +178,7 @@ def test_trees_that_make_no_sense():
         tree_changes(JobSpec(1, 1, 1, 8192, 256, (None,)), PLACE, {0: host})
 
 
-# Whole all-reduces
-
-
-p4 = functools.partial(Tree, CompiledEngine)
-"""Makes trees of switches that run the P4 program."""
+# Workers around a tree
 
 
 class TreeNetwork(Network):
@@ -213,19 +206,6 @@ class TreeNetwork(Network):
         """The results are compared with those of one aggregator."""
 
 
-def tensors(workers: int, elements: int, seed: int) -> list[list[Call]]:
-    """Floats of very different size, then small ones with an infinity and a NaN."""
-    rng = np.random.default_rng(seed)
-    first = [(rng.standard_normal(elements) * 2.0 ** rng.integers(-20, 20)).astype(np.float32) for _ in range(workers)]
-    second = [rng.standard_normal(70).astype(np.float32) for _ in range(workers)]
-    second[0][3], second[-1][65] = np.inf, np.nan
-    return [[Call("float32", 1, x, np.zeros_like(x)) for x in pair] for pair in zip(first, second, strict=True)]
-
-
-def targets(calls) -> list[bytes]:
-    return [b"".join(call.target.tobytes() for call in column) for column in calls]
-
-
 STORM = Weather(loss=0.1, double=0.05, late=0.05)
 SHAPES = {
     "two racks": two_racks,
@@ -234,33 +214,7 @@ SHAPES = {
 }
 
 
-@pytest.mark.slow(keep=2)
-@pytest.mark.parametrize("weather", [CLEAR, STORM], ids=["clear", "storm"])
-@pytest.mark.parametrize("shape", SHAPES)
-def test_same_bits_as_one_aggregator(shape, weather):
-    root = SHAPES[shape]()
-    workers = len(root.ranks)
-    elements = 40 * PAYLOAD // 4 + 3
-    alone = tensors(workers, elements, 5)
-    Network(alone, slots=8, windows=[8] * workers, isn=1 << 20).run(10 * SECOND)
-    assert len(set(targets(alone))) == 1
-    calls = tensors(workers, elements, 5)
-    network = TreeNetwork(p4, root, calls, slots=8, isn=(1 << 32) - 32, weather=weather, seed=3)
-    network.run(200 * SECOND)
-    assert set(targets(calls)) == set(targets(alone))
-    assert (network.lost_between_switches > 5) == (weather is STORM)
-
-
 # On simple_switch
-
-
-@pytest.mark.slow
-def test_each_switch_of_a_storm_on_simple_switch(require_program):
-    """What each of three switches was given in a lossy run, given to simple_switch: the same frames leave."""
-    programs = require_program("simple_switch"), require_program("simple_switch_CLI")
-    root = two_racks()
-    network = TreeNetwork(p4, root, tensors(4, 300, 1), slots=4, isn=0, weather=STORM, seed=2)
-    check_on_simple_switch(programs, root, network.run(200 * SECOND).tree)
 
 
 def check_on_simple_switch(programs, root: Node, tree: Tree) -> None:

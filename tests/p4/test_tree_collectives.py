@@ -13,7 +13,6 @@ from emulator.p4switch.engine.engine import CompiledEngine
 from emulator.p4switch.interpreter.interpreter import Interpreter
 from switchml.protocol.retransmission import SECOND
 from tests.p4.test_tree import (
-    CLEAR,
     SHAPES,
     STORM,
     Node,
@@ -24,6 +23,7 @@ from tests.p4.test_tree import (
     two_racks,
 )
 from tests.support import reference_fixedpoint as numbers
+from tests.support.rank_network import CLEAR
 from tests.support.reference_tree import ABOVE, ReferenceSwitch
 from tests.support.tree_vectors import load_trees
 from tests.switchml.protocol.test_collectives import KINDS, Scene
@@ -208,7 +208,6 @@ def test_packets_of_any_kind(seed, isn):
 def test_collectives_on_simple_switch(require_program):
     programs = require_program("simple_switch"), require_program("simple_switch_CLI")
     root = two_racks()
-    network = run(
-        functools.partial(Tree, CompiledEngine), root, 1, STORM, ("reduce_scatter", "broadcast", "barrier", "sparse")
-    )
+    kinds = ("sum", "reduce_scatter", "broadcast", "barrier", "sparse")
+    network = run(functools.partial(Tree, CompiledEngine), root, 1, STORM, kinds)
     check_on_simple_switch(programs, root, network.tree)

@@ -24,6 +24,7 @@ from switchml.protocol.packet import (
     V2Packet,
     WaitPacket,
 )
+from tests.support.any_packet import by_name
 from tests.support.vectors_io import load_all
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "switchml.lua"
@@ -97,15 +98,8 @@ def fields(output: str, names) -> list[dict[str, list[str]]]:
 
 def ask(names) -> list[str]:
     """The arguments that make tshark print these fields."""
-    return [
-        "-T",
-        "fields",
-        "-E",
-        "occurrence=a",
-        "-E",
-        "aggregator=,",
-        *(word for name in names for word in ("-e", name)),
-    ]
+    wanted = (word for name in names for word in ("-e", name))
+    return ["-T", "fields", "-E", "occurrence=a", "-E", "aggregator=,", *wanted]
 
 
 NAMES = [f"switchml.{name}" for name in (
@@ -116,62 +110,18 @@ NAMES = [f"switchml.{name}" for name in (
 
 def expected(packet) -> dict[str, list[int]]:
     """What tshark's fields should hold."""
+    words = by_name(packet)
     if isinstance(packet, V1Packet):
-        words = {
-            "version": 1,
-            "type": 1,
-            "job": packet.job_number,
-            "tsi": packet.tsi,
-            "slot": packet.slot,
-            "set": packet.set,
-            "e0": packet.e0,
-            "e1": packet.e1,
-            "values": packet.values.tolist(),
-        }
-    elif isinstance(packet, WaitPacket):
-        words = {
-            "version": 2,
-            "type": 15,
-            "seq": packet.seq,
-            "tag": packet.job_tag,
-            "retransmission": 0,
-            "missing": list(packet.missing),
-        }
-    elif isinstance(packet, SparsePacket):
-        words = {
-            "version": 2,
-            "type": packet.kind | packet.wire,
-            "seq": packet.seq,
-            "tag": packet.job_tag,
-            "retransmission": int(packet.r),
-            "columns": len(packet.words),
-            "words": list(packet.words),
-        }
-        if packet.values is not None:
-            words["values"] = packet.values.tolist()
-        words |= {"mark": packet.mark} if packet.kind == CONTRIBUTION else flags_of(packet.mark)
+        words |= {"version": 1, "type": 1, "job": words.pop("job_number")}
     else:
-        words = {
-            "version": 2,
-            "type": packet.kind | packet.wire,
-            "seq": packet.seq,
-            "tag": packet.job_tag,
-            "need": packet.need,
-            "ahead": packet.ahead,
-            "retransmission": int(packet.r),
-            "values": [] if packet.values is None else packet.values.tolist(),
-        }
-        if isinstance(packet, AddressedPacket):
-            words |= {"reach": packet.reach, "root": packet.root, "op": packet.op}
-        if packet.kind == CONTRIBUTION:
-            words["used"] = packet.used
-        else:
-            words |= flags_of(packet.used)
+        again = words.pop("r", 0)
+        words = {"type": 15} | words | {"version": 2, "retransmission": again}
+    if "words" in words:
+        words["columns"] = len(packet.words)
+    if "flags" in words:
+        flags = words["flags"]
+        words |= {"flags.overflow": flags & FLAG_OVERFLOW, "flags.mixed": (flags & FLAG_MIXED) // 2}
     return {f"switchml.{name}": value if isinstance(value, list) else [value] for name, value in words.items()}
-
-
-def flags_of(flags: int) -> dict[str, int]:
-    return {"flags": flags, "flags.overflow": flags & FLAG_OVERFLOW, "flags.mixed": (flags & FLAG_MIXED) // 2}
 
 
 def numbers(row: dict[str, list[str]]) -> dict[str, list[int]]:

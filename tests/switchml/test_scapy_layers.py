@@ -1,6 +1,5 @@
 """The Scapy layers against packet.py, in both directions, and against bytes that are no packets at all."""
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -22,6 +21,7 @@ from switchml.scapy_layers import (
     conf,
 )
 from tests.support import golden
+from tests.support.any_packet import by_name, packets, u8
 from tests.support.examples import examples
 from tests.support.vectors_io import load_all
 
@@ -30,132 +30,15 @@ VECTOR_PACKETS = sorted(
 )
 
 
+LAYERS = {
+    V1Packet: SwitchMLv1, V2Packet: SwitchMLv2, SparsePacket: SwitchMLSparse, AddressedPacket: SwitchMLAddressed,
+    WaitPacket: SwitchMLWait,
+}  # fmt: skip
+
+
 def layer_of(packet):
     """The layer that the fields of one of packet.py's packets make."""
-    if isinstance(packet, V1Packet):
-        return SwitchMLv1(
-            job_number=packet.job_number,
-            tsi=packet.tsi,
-            slot=packet.slot,
-            set=packet.set,
-            e0=packet.e0,
-            e1=packet.e1,
-            values=packet.values,
-        )
-    if isinstance(packet, WaitPacket):
-        return SwitchMLWait(seq=packet.seq, tag=packet.job_tag, missing=packet.missing)
-    if isinstance(packet, SparsePacket):
-        last = {"mark": packet.mark} if packet.kind == p.CONTRIBUTION else {"flags": packet.mark & 0xFF}
-        return SwitchMLSparse(
-            type=packet.kind | packet.wire,
-            r=int(packet.r),
-            seq=packet.seq,
-            tag=packet.job_tag,
-            words=packet.words,
-            values=() if packet.values is None else packet.values,
-            **last,
-        )
-    last = {"used": packet.used} if packet.kind == p.CONTRIBUTION else {"flags": packet.used & 0xFF}
-    if isinstance(packet, AddressedPacket):
-        return SwitchMLAddressed(
-            type=packet.kind | packet.wire,
-            r=int(packet.r),
-            seq=packet.seq,
-            tag=packet.job_tag,
-            need=packet.need,
-            reach=packet.reach,
-            root=packet.root,
-            op=packet.op,
-            ahead=packet.ahead,
-            values=() if packet.values is None else packet.values,
-            **last,
-        )
-    return SwitchMLv2(
-        type=packet.kind | packet.wire,
-        r=int(packet.r),
-        seq=packet.seq,
-        tag=packet.job_tag,
-        ahead=packet.ahead,
-        need=packet.need,
-        values=packet.values,
-        **last,
-    )
-
-
-def fields_agree(layer, packet) -> bool:
-    if isinstance(packet, WaitPacket):
-        return (layer.seq, layer.tag, tuple(layer.missing)) == (packet.seq, packet.job_tag, packet.missing)
-    if isinstance(packet, SparsePacket):
-        last = layer.mark if packet.kind == p.CONTRIBUTION else np.uint8(int(layer.flags)).astype(np.int8)
-        got = (layer.type, bool(layer.r), layer.seq, layer.tag, int(last), tuple(layer.words), layer.values)
-        values = [] if packet.values is None else packet.values.tolist()
-        kind = packet.kind | packet.wire
-        return got == (kind, packet.r, packet.seq, packet.job_tag, packet.mark, packet.words, values)
-    if layer.values != ([] if packet.values is None else packet.values.tolist()):
-        return False
-    if isinstance(packet, AddressedPacket) and any(
-        getattr(layer, name) != getattr(packet, name) for name in ("reach", "root", "op")
-    ):
-        return False
-    if isinstance(packet, V1Packet):
-        names = ("job_number", "tsi", "slot", "set", "e0", "e1")
-        return all(getattr(layer, name) == getattr(packet, name) for name in names)
-    last = layer.used if packet.kind == p.CONTRIBUTION else np.uint8(int(layer.flags)).astype(np.int8)
-    got = (layer.type, bool(layer.r), layer.seq, layer.tag, layer.ahead, layer.need, int(last))
-    kind = packet.kind | packet.wire
-    return got == (kind, packet.r, packet.seq, packet.job_tag, packet.ahead, packet.need, packet.used)
-
-
-signed8, u8, u16, u32 = st.integers(-128, 127), st.integers(0, 255), st.integers(0, 0xFFFF), st.integers(0, 0xFFFFFFFF)
-
-
-@st.composite
-def packets(draw):
-    which = draw(st.sampled_from(["v1", "v2", "sparse", "addressed", "wait"]))
-    if which == "wait":
-        return WaitPacket(draw(u32), draw(u16), tuple(sorted(draw(st.sets(u8)))))
-    wire = draw(st.sampled_from(sorted(p.WIRE_DTYPES))) if which != "v1" else p.WIRE_INT32
-    dtype, payload = p.WIRE_DTYPES[wire], draw(st.sampled_from(sorted(p.SIZE_CODE_OF)))
-    pattern = draw(st.binary(min_size=1, max_size=24))
-    values = np.frombuffer((pattern * payload)[:payload], dtype).astype(dtype.newbyteorder("="))
-    if which == "v1":
-        return V1Packet(
-            draw(u8),
-            draw(u32),
-            draw(st.integers(0, p.V1_SLOT_MASK)),
-            draw(st.integers(0, 1)),
-            draw(signed8),
-            draw(signed8),
-            values,
-        )
-    if which == "sparse":
-        columns = draw(st.sampled_from(p.COLUMNS))
-        return SparsePacket(
-            draw(st.sampled_from([p.CONTRIBUTION, p.RESULT])),
-            draw(u32),
-            draw(u16),
-            draw(signed8),
-            tuple(draw(st.lists(u32, min_size=columns, max_size=columns))),
-            draw(st.sampled_from([values, None])),
-            wire,
-            draw(st.booleans()),
-        )
-    if which == "addressed":
-        numbers = (draw(u32), draw(u16), draw(signed8), draw(signed8), draw(signed8))
-        address = (draw(st.integers(0, 2)), draw(u8), draw(st.integers(0, 4)))
-        kind, data = draw(st.sampled_from([p.CONTRIBUTION, p.RESULT])), draw(st.sampled_from([values, None]))
-        return AddressedPacket(kind, *numbers, *address, data, wire, draw(st.booleans()))
-    return V2Packet(
-        draw(st.sampled_from([p.CONTRIBUTION, p.RESULT])),
-        draw(u32),
-        draw(u16),
-        draw(signed8),
-        draw(signed8),
-        draw(signed8),
-        values,
-        wire,
-        draw(st.booleans()),
-    )
+    return LAYERS[type(packet)](**by_name(packet))
 
 
 @given(packets())
@@ -168,7 +51,9 @@ def test_dissects_the_bytes_of_the_codec(packet):
     data = packet.pack()
     layer = SwitchML(data)
     assert type(layer) is type(layer_of(packet))
-    assert fields_agree(layer, packet)
+    for name, value in by_name(packet).items():
+        got = getattr(layer, name)
+        assert (list(got) if isinstance(value, list) else int(got)) == value, name
     layer.clear_cache()
     assert bytes(layer) == data
 
@@ -237,16 +122,7 @@ def test_bind_another_port():
 
 
 def test_first_nibble_decides():
-    kinds = {
-        1: SwitchMLv1,
-        8: SwitchMLv2,
-        9: SwitchMLv2,
-        10: SwitchMLv2,
-        12: SwitchMLv2,
-        13: SwitchMLv2,
-        14: SwitchMLv2,
-        15: SwitchMLWait,
-    }
+    kinds = {1: SwitchMLv1, 15: SwitchMLWait} | dict.fromkeys((8, 9, 10, 12, 13, 14), SwitchMLv2)
     for nibble in range(16):
         assert type(SwitchML(bytes([nibble << 4 | 1]) + bytes(265))) is kinds.get(nibble, Raw)
     assert type(SwitchML(b"\x81" + bytes(8))) is Raw

@@ -37,27 +37,9 @@ def test_gpt3_on_1024_accelerators():
     assert sum(found["parts"].values()) == pytest.approx(found["iteration_s"])
     assert found["samples_per_s"] == pytest.approx(1536 / found["iteration_s"])
     assert found["gpu_hours"] == pytest.approx(1024 * found["hours"])
-    assert {
-        "iteration_s",
-        "parts",
-        "memory_bytes",
-        "samples_per_s",
-        "mfu",
-        "gpu_hours",
-        "cost",
-        "ops",
-        "events",
-        "wall_s",
-    } <= set(found)
+    assert {"mfu", "cost", "ops", "events", "wall_s"} <= set(found)
     assert found["memory_bytes"] == pytest.approx(sum(found["memory"].values()))
     assert len(found["assumptions"]) > 5
-
-
-@pytest.mark.parametrize("allreduce", ["ring", "tree", "hierarchical", "halving-doubling", "switchml"])
-def test_all_reduces(allreduce):
-    assert (
-        run_json("--model", "vgg16", "--gpus", "32", "--micro-batch", "32", "--allreduce", allreduce)["iteration_s"] > 0
-    )
 
 
 def test_job_files_and_options_that_override_them(tmp_path):
@@ -96,15 +78,6 @@ def test_torch_modules(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     found = emulate.emulate(request({"model": "mynet:net", "input_shape": "8", "job": {"gpus": 2}}))
     assert found.plan.model.parameters == 8 * 64 + 64 + 64 * 2 + 2
-
-
-def test_dnn_benchmark_file_takes_what_it_says(tmp_path):
-    path = tmp_path / "net.csv"
-    path.write_text(
-        "layer_index,numel,forward_pass_ns,backward_pass_ns\n0,1000,1000000,2000000\n1,1000,3000000,4000000\n"
-    )
-    found = emulate.emulate(request({"model": str(path), "job": {"gpus": 1}}))
-    assert found.parts["compute"] == pytest.approx(10e-3, rel=0.01)
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "axonn"])
@@ -168,16 +141,6 @@ def test_nonsense_is_refused():
         Run(steps=1, tokens=1)
 
 
-def test_loaders():
-    """A cache that holds the data set stalls nobody from the second epoch on; without one a slow storage does."""
-    base = ("--model", "resnet50", "--gpus", "8", "--micro-batch", "64", "--samples", "4096", "--sample-bytes", "1e7")
-    without = run_json(*base)
-    plain, cached = (run_json(*base, "--loader", name, "--buffer-bytes", "4e10") for name in ("pytorch", "solar"))
-    assert plain["loading"]["hit_rate"] == 0 < cached["loading"]["hit_rate"]
-    assert plain["parts"]["loading"] > cached["parts"]["loading"] > 0
-    assert plain["iteration_s"] == pytest.approx(without["iteration_s"] + plain["loading"]["stall_s"])
-
-
 def test_memory_options():
     base = ("--model", "gpt3-2.7b", "--gpus", "8", "--pp", "4", "--batch", "64", "--recompute", "selective")
     plain = run_json(*base)
@@ -201,25 +164,6 @@ def test_nccl_tables_take_the_place_of_the_formula(tmp_path):
     exchanged = 48 * 2 * 3 * 2048 * 6144 * 2 / (2**20 / 1e-4)
     assert table["parts"]["exposed_communication"] == pytest.approx(exchanged, rel=0.02)
     assert table["iteration_s"] > formula["iteration_s"]
-
-
-def test_sweeps(tmp_path):
-    out = tmp_path / "sweep.csv"
-    arguments = (
-        "--model",
-        "gpt2-124m",
-        "--sweep",
-        "gpus=8:32:2x",
-        "--sweep",
-        "allreduce=ring,switchml",
-        "--processes",
-        "1",
-    )
-    found = run_json(*arguments, "--out", str(out))
-    assert [(row["gpus"], row["allreduce"]) for row in found["rows"]] == [
-        (gpus, name) for gpus in (8, 16, 32) for name in ("ring", "switchml")
-    ]
-    assert len(out.read_text().splitlines()) == 7
 
 
 def test_timeline_and_report(tmp_path):

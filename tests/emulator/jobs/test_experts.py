@@ -17,7 +17,6 @@ from emulator.jobs.costing import _device_s, _host_s, plan
 from emulator.jobs.replay.engine import replay
 from emulator.jobs.workload import models, transformer
 from emulator.jobs.workload.checks import check
-from emulator.jobs.workload.graph import Collective
 from emulator.jobs.workload.implementations import cross_entropies, implementations
 from emulator.jobs.workload.job import Job
 from emulator.jobs.workload.memory import memory
@@ -187,8 +186,3 @@ def test_captured_layers_are_one_launch():
     kernels = [{s.name: (s.forward_kernels, s.backward_kernels) for s in one.stages[0].steps} for one in (made, eager)]
     assert kernels[0]["attention"] == (1, 1) and min(kernels[1]["attention"]) > 5
     assert kernels[0]["mlp"][0] < kernels[1]["mlp"][0] - 10
-
-
-def test_exchanges_are_in_the_graph():
-    graph, _ = iteration.build(plan(dataclasses.replace(QWEN, layers=2), job(ep=8), DGX))
-    assert (graph.works.collective == Collective.ALL_TO_ALL).any()

@@ -21,7 +21,6 @@ from switchml.errors import ConfigError
 
 DGX = clusters.load("a100-dgx")
 GPT = models.Transformer("gpt", "a small GPT", "made up", 12, 1024, 16, 51200, 512)
-MOE = dataclasses.replace(GPT, name="moe", experts=8, experts_per_token=2)
 
 JOBS = {
     "alone": Job(gpus=1, batch=2),
@@ -48,14 +47,6 @@ def test_graphs_make_sense_and_folding_changes_nothing(name):
         times.append(replay(graph, costs).makespan_s)
         assert graph.ranks.weight.sum() == made.job.gpus
     assert times == pytest.approx([times[0]] * 3, rel=1e-9)
-
-
-@pytest.mark.parametrize("fold", iteration.FOLDS)
-def test_experts(fold):
-    graph, costs = iteration.build(plan(MOE, Job(gpus=8, ep=4, batch=8, tp=2), DGX), fold)
-    check(graph)
-    exchanges = [name for name in graph.works.name if name == "expert all-to-all"]
-    assert exchanges and replay(graph, costs).makespan_s > 0
 
 
 @pytest.mark.parametrize("recompute", ["none", "selective", "full"])
@@ -190,10 +181,3 @@ def test_what_can_not_be_is_refused(model, settings, message):
 def test_shards_of_gradients_are_dense():
     with pytest.raises(ConfigError, match="take zero 0 with sparse"):
         plan(GPT, Job(gpus=2, zero=1, allreduce="switchml"), DGX, Streaming(sparse=True))
-
-
-def test_a_thousand_ranks_take_a_graph_of_arrays():
-    job = Job(gpus=256, tp=8, pp=4, batch=64)
-    graph, costs = iteration.build(plan(dataclasses.replace(GPT, layers=8), job, DGX), "none")
-    assert len(graph.ranks) == 256 and np.all(np.diff(graph.ops.dep_start) >= 0)
-    assert replay(graph, costs).makespan_s > 0

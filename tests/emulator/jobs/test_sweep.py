@@ -3,15 +3,9 @@
 import csv
 import json
 import os
-import signal
-import subprocess
-import sys
-import time
-from pathlib import Path
 
 import pytest
 
-from emulator.jobs import sweep as sweeps
 from emulator.jobs.sweep import Axis, parse_axis, points, sweep
 from switchml.errors import ConfigError, SwitchMLError
 
@@ -147,55 +141,6 @@ def test_interrupted_sweep_resumes(tmp_path, monkeypatch):
     assert sweep(double, AXES, base=base, out=out, processes=1) == ROWS
     assert [line.split()[0] for line in log.read_text().splitlines()] == ["1", "2", "3", "4"]
     assert not (tmp_path / "out.csv.journal").exists()
-
-
-INTERRUPTED = """
-import sys, time
-from pathlib import Path
-from emulator.jobs.sweep import Axis, sweep
-
-def slow(options):
-    if options["n"] > 1:
-        Path(sys.argv[1] + ".started").touch()
-        time.sleep(100)
-    return {"twice": 2 * options["n"]}
-
-if __name__ == "__main__":
-    sweep(slow, [Axis("n", [0, 1, 2, 3])], out=Path(sys.argv[1]), processes=2)
-"""
-
-
-@pytest.mark.slow
-def test_ctrl_c_ends_all_processes_at_once(tmp_path):
-    """SIGINT goes to the whole process group, as a terminal sends it."""
-    script, out = tmp_path / "script.py", tmp_path / "out.csv"
-    script.write_text(INTERRUPTED)
-    root = Path(sweeps.__file__).resolve().parents[2]
-    process = subprocess.Popen(
-        [sys.executable, str(script), str(out)],
-        env={**os.environ, "PYTHONPATH": str(root)},
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    deadline = time.monotonic() + 60
-    while (
-        not (tmp_path / "out.csv.started").exists() or out.with_name("out.csv.journal").read_text().count("twice") < 2
-    ):
-        assert time.monotonic() < deadline and process.poll() is None
-        time.sleep(0.02)
-    os.killpg(process.pid, signal.SIGINT)
-    _, stderr = process.communicate(timeout=30)
-    assert stderr.startswith(f"sweep: interrupted; 2 of 4 points are in {out}.journal, the same command goes on")
-    assert "SpawnProcess" not in stderr
-    # Nobody of the group is left, multiprocessing's own helper last.
-    while time.monotonic() < deadline:
-        try:
-            os.killpg(process.pid, 0)
-        except ProcessLookupError:
-            return
-        time.sleep(0.02)
-    pytest.fail("a process of the sweep outlived it")
 
 
 def test_journal_of_another_sweep_is_not_taken_for_this_one(tmp_path):

@@ -142,19 +142,8 @@ def test_a_failed_assert_ends_it_as_it_ends_bmv2(start, tmp_path):
 def test_the_packet_log(engine, start, tmp_path):
     """Every engine has it, in the log and as data; at the level info there is none."""
     (tmp_path / "p1_in.pcap").write_bytes(capture(bytes(12) + b"\x08\x00"))
-    options = [
-        "--use-files",
-        "0",
-        "-i",
-        "1@p1",
-        "--engine",
-        engine,
-        "--log-file",
-        "log",
-        "--trace-packet",
-        "packets.json",
-    ]
-    start(*options, str(PATHS["l3"]))
+    options = f"--use-files 0 -i 1@p1 --engine {engine} --log-file log --trace-packet packets.json"
+    start(*options.split(), str(PATHS["l3"]))
     log = tmp_path / "log.txt"
     wait_for(lambda: log.exists() and "Dropping packet at the end of ingress" in log.read_text(), "no packet log")
     assert "[0.0] [cxt 0] Exception while parsing: PacketTooShort" in log.read_text()

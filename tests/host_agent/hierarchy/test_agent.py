@@ -18,7 +18,6 @@ from tests.support.launch import (
     contribution,
     digest,
     good,
-    join_all,
     leave_all,
     on_all,
     sparse_arrays,
@@ -202,18 +201,6 @@ def test_codecs(join, codec):
         assert len({digest([result]) for result in results}) == 1 and np.isfinite(results[0]).all()
 
 
-def test_loss_and_reordering(join, monkeypatch):
-    monkeypatch.setenv("SWITCHML_LOSS_RATE", "0.05")
-    monkeypatch.setenv("SWITCHML_REORDER_RATE", "0.05")
-    agents = join([2, 2], transport="udp")
-    for k, dtype in enumerate(DTYPES):
-        arrays = [contribution(k, rank, 20_000, dtype) for rank in range(4)]
-        results = reduce_all(agents, arrays)
-        np.testing.assert_array_equal(results[0], in_two_levels(arrays, agents[0].hosts, "sum"))
-        assert len({digest([result]) for result in results}) == 1
-    assert agents[0].stats()["retransmitted"] > 0
-
-
 def test_several_aggregators(join, aggregator):
     second = LocalAggregator()
     try:
@@ -263,15 +250,6 @@ def test_choices(monkeypatch):
     for wrong in ("rack", "none:left", "nodes"):
         with pytest.raises(ConfigError, match="expected none, node or node:NAME"):
             resolve(wrong)
-
-
-def test_the_choice_comes_from_the_environment(aggregator, monkeypatch):
-    """One host by its machine, network namespace and user; nested joins do not ask again."""
-    monkeypatch.setenv("SWITCHML_HIERARCHY", "node")
-    agents = join_all(aggregator.address, 2, job="env")
-    assert [agent.hosts for agent in agents] == [((0, 1),)] * 2
-    np.testing.assert_array_equal(reduce_all(agents, [np.arange(3)] * 2)[0], [0, 2, 4])
-    leave_all(agents)
 
 
 def test_what_is_refused_is_refused_before_anything_is_sent(join):

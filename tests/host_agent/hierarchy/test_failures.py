@@ -8,11 +8,9 @@ import signal
 import numpy as np
 import pytest
 
-from host_agent.agent import HostAgent
 from host_agent.hierarchy.memory import BLOCK_BYTES
-from switchml.control import client
-from switchml.errors import CollectiveTimeout, JobError, JoinError, PeerLost, RanksDisagree
-from tests.support.launch import DEADLINE_S, Aggregator, Rank, contribution, good, leave_all, on_all, until
+from switchml.errors import CollectiveTimeout, JobError, PeerLost
+from tests.support.launch import DEADLINE_S, Aggregator, Rank, good, on_all
 
 LARGE = BLOCK_BYTES // 4 * 3
 
@@ -105,18 +103,6 @@ def test_a_rank_that_leaves_early(join, leaver):
         agents[leaver].allreduce(np.ones(1, "float32"))
 
 
-def test_ranks_that_leave_in_good_order_disturb_nobody(join):
-    """Each leaves as soon as it has its results."""
-    agents = join([2, 3])
-
-    def work(agent: HostAgent) -> np.ndarray:
-        with agent:
-            return [agent.allreduce(contribution(k, agent.rank, LARGE)) for k in range(3)][-1]
-
-    results = good(on_all(agents, work))
-    assert all((result == results[0]).all() for result in results)
-
-
 @pytest.mark.parametrize("sleeper", [0, 1, 2])
 def test_a_rank_that_does_not_call_is_named(join, sleeper):
     """By those of its host, and by leaders of others; the host of two may only be named as a whole."""
@@ -140,64 +126,3 @@ def test_who_gave_up_earlier_is_not_named_for_the_sleeper(join, early):
         lambda agent: agent.allreduce(np.ones(5, "float32"), timeout_s=0.1 if agent.rank == early else 1.2),
     )
     assert [(type(outcome), outcome.ranks) for outcome in outcomes] == [(CollectiveTimeout, (1,))] * 2, outcomes
-
-
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [((5, "float32"), (9000, "float32")), ((5, "float32"), (5, "int32")), ((5, "float64"), (5, "int64"))],
-)
-@pytest.mark.parametrize("odd", [0, 1, 2])
-def test_ranks_that_call_different_tensors(join, one, other, odd):
-    """Within a host everybody hears it at once; over hosts as without hierarchy."""
-    agents = join([2, 1])
-    outcomes = on_all(
-        agents,
-        lambda agent: agent.allreduce(np.ones(*(other if agent.rank == odd else one)), timeout_s=3.0),
-    )
-    if odd < 2:
-        assert all(isinstance(outcome, RanksDisagree) for outcome in outcomes[:2]), outcomes
-        assert all(
-            f"rank {rank} {dtype}[{numel}]" in str(outcomes[0])
-            for rank, (numel, dtype) in enumerate([other if rank == odd else one for rank in range(2)])
-        )
-    assert any(isinstance(outcome, JobError) for outcome in outcomes), outcomes
-
-
-def test_leaving_and_aborting(join):
-    agents = join([2, 1])
-    x = np.ones(LARGE, "float32")
-    handles = [agents[0].allreduce(x, async_op=True) for _ in range(3)]
-    reported: list[str] = []
-    agents[0].on_failure(lambda error: reported.append(str(error)))
-    agents[0].abort(JobError("enough"))
-    agents[0].on_failure(lambda error: reported.append(str(error)))
-    assert reported == ["enough"] * 2
-    for handle in handles:
-        with pytest.raises(JobError, match="enough"):
-            handle.wait(DEADLINE_S)
-    agents[1].leave()
-    agents[1].leave()
-    with pytest.raises(JobError, match="rank 1 left job"):
-        agents[1].allreduce(x)
-
-
-def test_nothing_is_left_behind(join, aggregator):
-    agents = join([2, 2], job="tidy")
-    good(on_all(agents, lambda agent: agent.allreduce(np.ones(5, "float32"))))
-    leave_all(agents)
-
-    def states() -> dict[str, str]:
-        return {job.name: job.state for job in client.status(aggregator.address).jobs if job.name.startswith("tidy")}
-
-    until(lambda: states() == {"tidy": "ended", "tidy.ranks": "ended"})
-    assert not any(agent._thread.is_alive() for agent in agents)
-
-
-def test_a_rank_that_never_comes(aggregator):
-    outcomes = on_all(
-        range(2),
-        lambda rank: HostAgent.join(
-            aggregator.address, job="alone", rank=rank, world_size=3, timeout_s=1.0, hierarchy="node"
-        ),
-    )
-    assert all(isinstance(outcome, JoinError) and "rank 2 is missing" in str(outcome) for outcome in outcomes), outcomes

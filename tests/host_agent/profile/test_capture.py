@@ -18,7 +18,7 @@ from tests.support.ranks import environment, run_ranks
 pytest.importorskip("torch")
 
 from emulator.lab.validation.clocks import recovered
-from emulator.traces.events import LaneKind, RankTrace, What, WireWhat
+from emulator.traces.events import LaneKind, RankTrace, What
 from emulator.traces.join import join
 from emulator.traces.readers.read import read
 from host_agent.profile.clocks import ROUNDS
@@ -131,29 +131,6 @@ def test_ranks_join_into_one_graph(captured):
     joined = join(traces)
     assert len(joined.graph.ranks) == 2
     assert 0.3 < joined.iteration_s / np.mean([np.diff(trace.steps).mean() for trace in traces]) < 3
-
-
-def test_packets_are_what_the_counters_say(captured):
-    backend, folder, _ = captured
-    if backend == "gloo":
-        assert all(trace.wire is None for trace in read(folder))
-        return
-    for trace, about in zip(read(folder), abouts(folder), strict=True):
-        (agent,) = about["agents"]
-        grown = {name: agent["after"][name] - agent["before"][name] for name in ("sent", "received", "retransmitted")}
-        counts = np.bincount(trace.wire.what, minlength=4)
-        assert agent["packets_lost"] == 0
-        assert counts[WireWhat.SENT] + counts[WireWhat.RESENT] == grown["sent"]
-        assert counts[WireWhat.RESENT] == grown["retransmitted"]
-        assert counts[WireWhat.RECEIVED] + counts[WireWhat.REPEATED] == grown["received"]
-        own = [event for event in of(trace, What.COLLECTIVE).tolist() if trace.events.bytes[event] > 4]
-        for event in own:
-            packets = np.flatnonzero(trace.wire.tensor == trace.events.sequence[event])
-            chunks = -(-int(trace.events.bytes[event]) // 1024)
-            assert len(np.unique(trace.wire.chunk[packets])) == chunks + 1, "and the seal"
-            at_s = trace.wire.at_s[packets]
-            assert at_s.min() >= trace.events.start_s[event] - 1e-4
-            assert at_s.max() <= trace.events.end_s[event] + 1e-4
 
 
 def test_clocks_were_compared(captured):

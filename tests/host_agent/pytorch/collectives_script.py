@@ -362,19 +362,8 @@ def settled() -> dict[str, list[str]]:
 
 
 if __name__ == "__main__":
-    sections = [
-        every_dtype,
-        every_layout,
-        many_outstanding,
-        what_gloo_does,
-        objects,
-        functional,
-        sub_groups,
-        ddp,
-        uneven_inputs,
-        profiled,
-        every_byte,
-    ]
+    sections = [every_dtype, every_layout, many_outstanding, what_gloo_does, objects, functional, sub_groups, ddp]
+    sections += [uneven_inputs, profiled, every_byte]
     report = {}
     init()
     assert dist.get_backend() == "switchml" and dist.group.WORLD.name() == "switchml"

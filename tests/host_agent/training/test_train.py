@@ -206,24 +206,6 @@ def test_killed_aggregator_is_named(as_on_a_terminal):
     assert_all_end(everybody)
 
 
-@pytest.mark.parametrize(
-    ("number", "code"),
-    [(signal.SIGINT, 130), (signal.SIGKILL, -9)],
-)
-def test_interrupted_command_leaves_nothing(number, code, as_on_a_terminal):
-    process = start("--steps", "100000", "--ranks", "2")
-    try:
-        workers_of(process, 2)
-        wait_for_line(process, "Gloo ")
-        everybody = family(process)
-        process.send_signal(number)
-        process.communicate(timeout=30)
-    finally:
-        process.kill()
-    assert process.returncode == code
-    assert_all_end(everybody)
-
-
 def test_ctrl_c_before_anything_runs():
     """A terminal sends it to all processes at once; none of them has anything to say about it."""
     process = start("--ranks", "2", start_new_session=True)

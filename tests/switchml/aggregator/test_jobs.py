@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import random
 import threading
 import time
 
@@ -17,39 +16,6 @@ from switchml.errors import ConfigError
 from switchml.protocol.packet import RESULT, V2Packet
 from tests.support.dataplane import DEADLINE_S, Workers, address_of, drain
 from tests.support.launch import until
-
-
-def test_many_jobs_at_once(dataplane, marker, bind):
-    """Traffic of 40 jobs, shuffled packet by packet: each worker gets the sums of its own job and no other packet."""
-    rng = random.Random(2)
-    jobs = []
-    for number in range(1, 41):
-        shape = {"slots": 8, "payload_bytes": rng.choice((256, 1024)), "isn": 16 * rng.randrange(2**28)}
-        jobs.append(Workers(dataplane, bind, number, rng.randint(1, 4), **shape))
-    for round_ in range(6):
-        packets, sums = [], {}
-        for job in jobs:
-            for slot in range(job.slots):
-                values = np.array(
-                    [[rng.randrange(-1000, 1000) for _ in range(job.lanes)] for _ in job.sockets], np.int32
-                )
-                sums[job.spec.job_id, slot] = job.packet(round_, slot, values.sum(0), kind=RESULT)
-                packets += [(job, rank, job.packet(round_, slot, values[rank])) for rank in range(len(job.sockets))]
-        rng.shuffle(packets)
-        for number, (job, rank, data) in enumerate(packets, 1):
-            job.send(rank, data)
-            if number % 50 == 0 or number == len(packets):  # no more than a small socket buffer holds
-                marker.pass_through()
-        for job in jobs:
-            for sock in job.sockets:
-                assert sorted(data for data, _ in drain(sock)) == sorted(
-                    sums[job.spec.job_id, slot] for slot in range(job.slots)
-                )
-    for job in jobs:
-        counted = dataplane.counters(job.spec.job_id)
-        assert sum(rank["completed"] for rank in counted.ranks) == 6 * job.slots
-        assert counted.slots_in_use == 0
-    assert dataplane.refused() == {"refused_address": 0}
 
 
 def test_jobs_come_and_go_while_traffic_flows(dataplane, bind):

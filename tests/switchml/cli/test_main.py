@@ -148,10 +148,3 @@ print(*sorted(heavy & set(sys.modules)), file=sys.stderr)
         "switchml.cli.interrupts switchml.cli.main switchml.errors switchml.lazy switchml.runtime "
         "switchml.runtime.insist switchml.text\n\n"
     )
-
-
-@pytest.mark.parametrize("name", command_line.commands())
-def test_every_subcommand_explains_itself(name):
-    result = CliRunner().invoke(command_line.cli, [*name.split(), "--help"])
-    assert result.exit_code == 0, result.output
-    assert result.stdout.startswith(f"Usage: cli {name}")

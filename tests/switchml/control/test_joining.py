@@ -5,17 +5,15 @@ from __future__ import annotations
 import _thread
 import datetime
 import ipaddress
-import random
 import socket
 import threading
-from contextlib import suppress
 from pathlib import Path
 
 import grpc
 import pytest
 
 from switchml.control import client, rpc, v2_pb2
-from switchml.control.client import AggregatorLost, PeerLeft, PeerLost
+from switchml.control.client import AggregatorLost, PeerLeft
 from switchml.control.server import Controller
 from switchml.errors import ConfigError, JoinError
 from tests.support.fake_dataplane import FakeDataplane
@@ -72,15 +70,6 @@ def test_events_that_came_early_are_not_lost(aggregator):
         second.events(print)
 
 
-def test_other_jobs_never_notice(aggregator):
-    bystander = aggregator.join(job="y", data_address=("127.0.0.1", 9))
-    heard = Heard(bystander)
-    first, second = aggregator.fill(2)
-    first._channel.close()  # what a dying process does
-    assert isinstance(Heard(second).next(), PeerLost)
-    assert list(aggregator.plane.jobs) == [bystander.info.job_id] and heard.events == []
-
-
 def test_refusals_are_final_and_in_the_aggregators_words(aggregator):
     sessions = aggregator.fill(2, secret="ours")
     for options, words in (
@@ -101,12 +90,6 @@ def test_the_secret_comes_from_the_environment(aggregator, monkeypatch):
     monkeypatch.delenv("SWITCHML_SECRET")
     with pytest.raises(JoinError, match="has another secret"):
         aggregator.join(data_address=("127.0.0.1", 5))
-
-
-def test_a_job_that_does_not_fill_names_who_is_missing(aggregator):
-    with pytest.raises(JoinError, match=r"did not fill within .* rank 1 .* joined, ranks 0, 2 are missing"):
-        aggregator.join(1, 3, timeout_s=0.5)
-    assert client.status(aggregator.address).jobs[0].state == "failed"
 
 
 def test_a_rank_that_waits_says_for_whom(aggregator, monkeypatch, caplog):
@@ -179,66 +162,6 @@ def test_stopping_tells_every_rank(aggregator):
     waiting.join()
     assert running.next() == AggregatorLost("aggregator shut down")
     assert "aggregator shut down" in str(outcome[0]) and aggregator.plane.jobs == {}
-
-
-@pytest.mark.slow
-def test_sixteen_workers_in_each_of_four_jobs(aggregator):
-    sessions: list[client.Session] = []
-    threads = [
-        threading.Thread(
-            target=lambda job=job, rank=rank: sessions.append(
-                aggregator.join(
-                    rank, 16, job=f"job{job}", slots=64, data_address=("127.0.0.1", 1000 + 100 * job + rank)
-                )
-            )
-        )
-        for job in range(4)
-        for rank in range(16)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(sessions) == 64 and len(aggregator.plane.jobs) == 4
-    assert len({session.info.job_tag for session in sessions}) == 4
-    for session in sessions:
-        session.leave()
-    until(lambda: not aggregator.plane.jobs)
-
-
-def test_garbage_at_the_control_port_harms_nobody(aggregator):
-    session = aggregator.join()
-    heard = Heard(session)
-    preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-    noise = random.Random(7).randbytes(4096)
-    connections = []
-    for garbage in (
-        b"",
-        b"GET / HTTP/1.1\r\n\r\n",
-        noise,
-        preface + noise,
-        bytes(100_000),
-        preface,
-    ):
-        connection = socket.create_connection(aggregator.addresses.control)
-        connection.settimeout(1.0)
-        with suppress(OSError):
-            connection.sendall(garbage)
-        connections.append(connection)
-    # And a call that is well formed but for what it holds.
-    with grpc.insecure_channel(aggregator.address) as channel:
-        for method in (
-            "/switchml.v2.Jobs/Join",
-            "/switchml.v2.Jobs/Status",
-            "/switchml.v2.Jobs/Nothing",
-            "/switchml_proto.Session/UdpSession",
-        ):
-            with pytest.raises(grpc.RpcError):
-                channel.unary_unary(method)(b"\xff" * 100, timeout=DEADLINE_S)
-    assert client.status(aggregator.address).jobs[0].state == "running" and heard.events == []
-    for connection in connections:
-        connection.close()
-    assert aggregator.join(job="y", data_address=("127.0.0.1", 9)).info.slots == 2048
 
 
 def test_leaving_for_another_rank_needs_its_token(aggregator):

@@ -215,20 +215,8 @@ def test_the_numbers_of_people():
 
 @pytest.mark.slow  # the data plane's kernels may have to be compiled first
 def test_the_aggregate_command():
-    command = [
-        sys.executable,
-        "-m",
-        "switchml",
-        "aggregate",
-        "--control-port",
-        "0",
-        "--data-port",
-        "0",
-        "--metrics-port",
-        "0",
-        "--tunnel",
-        "--json",
-    ]
+    ports = ("--control-port", "0", "--data-port", "0", "--metrics-port", "0")
+    command = [sys.executable, "-m", "switchml", "aggregate", *ports, "--tunnel", "--json"]
     wide = {**os.environ, "COLUMNS": "200"}
     with subprocess.Popen(
         command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=wide

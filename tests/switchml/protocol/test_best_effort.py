@@ -1,5 +1,5 @@
-"""Slots that jobs take as they come (docs/protocol.md, section 14): the compiled rule beside one of dictionaries, and
-whole jobs over a network that loses, repeats and reorders."""
+"""Slots that jobs take as they come (docs/protocol.md, section 14): the compiled rule beside one of dictionaries. Whole
+jobs over bad networks are in tests/emulator/networks/faults/test_best_effort.py."""
 
 import random
 
@@ -8,11 +8,8 @@ import pytest
 
 from switchml.errors import ConfigError
 from switchml.protocol import best_effort
-from switchml.protocol.best_effort import HOLD_NS, PARTIAL_BYTES, STALE_NS, TRAILER_BYTES
+from switchml.protocol.best_effort import HOLD_NS, PARTIAL_BYTES, STALE_NS
 from switchml.protocol.pool import Pool
-from switchml.protocol.pool_state import MULTICAST, UNICAST, WAITING
-from switchml.protocol.pool_v2 import result_of
-from switchml.runtime.memory import u8_at
 
 _LANES, _R = 64, 8
 
@@ -109,98 +106,6 @@ def test_the_switch_does_as_the_slow_one(seed):
         assert mine == slow.take(3, rank, data, now)
         kinds.add((bool(mine[0]), mine[1]))
     assert len(kinds) == 4 and shared.counts.all()
-
-
-class _Network:
-    """Jobs of three ranks, a switch of few slots and an aggregator behind it. Each packet on its way may be lost, come
-    twice, and comes in any order."""
-
-    def __init__(self, seed, jobs, slots, rounds, workers=3):
-        self._draw, self._rounds, self._workers, self._now = random.Random(seed), rounds, workers, 0
-        self._shared = best_effort.new_shared(slots)
-        self._partial, self._reply = np.zeros(PARTIAL_BYTES, np.uint8), np.zeros(2048, np.uint8)
-        self._pools = {
-            job_tag: Pool(workers=workers, slots=4, payload_bytes=256, job_tag=job_tag, isn=(2**32 - 8) * (job_tag & 1))
-            for job_tag in range(1, jobs + 1)
-        }
-        self.next = {
-            (job_tag, rank, slot): 0 for job_tag in self._pools for rank in range(workers) for slot in range(4)
-        }
-        self.sums = 0
-        self._under_way = []
-
-    def _lanes(self, job_tag, seq, rank):
-        return np.random.default_rng((job_tag, seq, rank)).integers(-(2**20), 2**20, _LANES)
-
-    def _seq(self, job_tag, slot, turn):
-        return (int(self._pools[job_tag].job[0]["isn"]) + 4 * turn + slot) % 2**32
-
-    def _put(self, *message):
-        if self._draw.random() < 0.9:
-            self._under_way += [message] * (1 + (self._draw.random() < 0.1))
-
-    def _send(self, job_tag, rank, slot, resent=False):
-        seq = self._seq(job_tag, slot, self.next[job_tag, rank, slot])
-        self._put(self._at_switch, job_tag, rank, _packet(job_tag, seq, self._lanes(job_tag, seq, rank), resent))
-
-    def _at_switch(self, job_tag, rank, data):
-        partial, passed = _take(self._shared, self._pools[job_tag].job[0], rank, data, self._now, self._partial)
-        if partial:
-            self._put(self._behind, partial)
-        if passed:
-            self._put(self._behind, data + _trailer([rank]))
-
-    def _behind(self, data):
-        job_tag, buffer = int.from_bytes(data[6:8], "big"), np.frombuffer(data, np.uint8)
-        pool = self._pools[job_tag]
-        action, row = best_effort.receive_partial(pool.state, self._reply, buffer.ctypes.data, len(data))
-        if action == MULTICAST:
-            self._put(self._down, job_tag, range(self._workers), u8_at(*result_of(pool.state, row)).tobytes())
-        elif action in (UNICAST, WAITING):
-            rank = best_effort.first_rank(buffer.ctypes.data + len(data) - TRAILER_BYTES)
-            size = 42 if action == WAITING else 10 + 4 * _LANES
-            self._put(self._down, job_tag, [rank], self._reply[:size].tobytes())
-
-    def _down(self, job_tag, ranks, data):
-        if data[0] >> 4 != 15:
-            best_effort.release(self._shared, job_tag, int.from_bytes(data[2:6], "big"))
-            for rank in ranks:
-                self._put(self._at_rank, job_tag, rank, data)
-
-    def _at_rank(self, job_tag, rank, data):
-        seq = int.from_bytes(data[2:6], "big")
-        slot = seq % 4
-        if seq != self._seq(job_tag, slot, self.next[job_tag, rank, slot]):
-            return
-        total = sum(self._lanes(job_tag, seq, each) for each in range(self._workers))
-        assert np.array_equal(np.frombuffer(data[10:], ">i4"), total) and data[9] == 0
-        self.sums += 1
-        self.next[job_tag, rank, slot] += 1
-        if self.next[job_tag, rank, slot] < self._rounds:
-            self._send(job_tag, rank, slot)
-
-    def run(self):
-        for place in self.next:
-            self._send(*place)
-        for _ in range(200_000):
-            open_places = [place for place, turn in self.next.items() if turn < self._rounds]
-            if not open_places:
-                return self._shared.counts
-            self._now += HOLD_NS // 100
-            if not self._under_way or self._draw.random() < 0.05:
-                self._send(*self._draw.choice(open_places), resent=True)
-            if self._under_way:
-                what, *arguments = self._under_way.pop(self._draw.randrange(len(self._under_way)))
-                what(*arguments)
-        raise AssertionError("the jobs do not end")
-
-
-@pytest.mark.parametrize("seed", range(6))
-def test_no_sum_is_wrong_and_all_jobs_end(seed):
-    network = _Network(seed, jobs=3, slots=(1, 4, 16)[seed % 3], rounds=6)
-    counts = network.run()
-    assert network.sums == len(network.next) * 6
-    assert counts[best_effort.SUMMED] and counts[best_effort.RESENT]
 
 
 def test_a_job_that_is_over_leaves_no_slot_behind():

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from hypothesis.extra import numpy as arrays
 
 from switchml.errors import PacketError
 from switchml.protocol import packet as p
 from switchml.protocol.packet import AddressedPacket, SparsePacket, V1Packet, V2Packet, WaitPacket
+from tests.support.any_packet import packets
 from tests.support.vectors_io import FLAGS, OPS, REACHES, lanes, load_all
 
 SCENARIOS = load_all()
@@ -102,47 +102,7 @@ def test_a_sequence_number_wraps():
     assert V2Packet(p.CONTRIBUTION, 2**32 + 5, 0, 0, 0, 0, [0] * 64).pack()[2:6] == bytes([0, 0, 0, 5])
 
 
-signed8, u8, u16, u32 = st.integers(-128, 127), st.integers(0, 255), st.integers(0, 0xFFFF), st.integers(0, 0xFFFFFFFF)
-payloads = st.sampled_from(sorted(p.SIZE_CODE_OF))
-
-
-def values(wire: int, payload: int):
-    dtype = p.WIRE_DTYPES[wire].newbyteorder("=")
-    return arrays.arrays(dtype, payload // dtype.itemsize)
-
-
-v1_packets = st.builds(
-    V1Packet,
-    u8,
-    u32,
-    st.integers(0, p.V1_SLOT_MASK),
-    st.integers(0, 1),
-    signed8,
-    signed8,
-    payloads.flatmap(lambda size: values(p.WIRE_INT32, size)),
-)
-
-
-@st.composite
-def v2_packets(draw):
-    wire = draw(st.sampled_from(sorted(p.WIRE_DTYPES)))
-    return V2Packet(
-        draw(st.sampled_from([p.CONTRIBUTION, p.RESULT])),
-        draw(u32),
-        draw(u16),
-        draw(signed8),
-        draw(signed8),
-        draw(signed8),
-        draw(values(wire, draw(payloads))),
-        wire,
-        draw(st.booleans()),
-    )
-
-
-wait_packets = st.builds(WaitPacket, u32, u16, st.sets(u8).map(lambda ranks: tuple(sorted(ranks))))
-
-
-@given(st.one_of(v1_packets, v2_packets(), wait_packets))
+@given(packets())
 def test_round_trip(packet):
     data = packet.pack()
     assert same(type(packet).unpack(data), packet)

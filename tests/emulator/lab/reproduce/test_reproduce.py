@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import json
-import signal
-import subprocess
-import sys
 
-import psutil
 import pytest
 from click.testing import CliRunner
 
@@ -16,8 +12,6 @@ from switchml import share
 from switchml.cli.main import cli
 from switchml.errors import ConfigError
 from tests.support.html_pages import read_page
-from tests.support.launch import until
-from tests.support.ranks import environment
 
 ROOT = {"network", "peers", "replay", "scripts/experiments/adaptive.py", "scripts/experiments/dlrm.py"}
 CLAIM = """
@@ -228,30 +222,6 @@ def test_claims_are_held_to_their_tolerance(name, in_this_process):
     outcome = running.reproduce(claims.load(name))
     assert len(missed(outcome)) == MISSED.get(name, 0), missed(outcome)
     assert report.table([outcome]).rows
-
-
-def test_sigterm_leaves_no_process_and_no_folder_of_torchrun(tmp_path):
-    pytest.importorskip("torch")
-    script, started = tmp_path / "script.py", tmp_path / "pid"
-    script.write_text(
-        f"import os, pathlib, time\nfile = pathlib.Path({str(started)!r})\n"
-        "file.with_suffix('.new').write_text(str(os.getpid()))\nfile.with_suffix('.new').rename(file)\ntime.sleep(1000)\n"
-    )
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", str(script)]
-    program = (
-        "from types import SimpleNamespace\nfrom emulator.lab.reproduce import claims, running\n"
-        f"from switchml.cli.interrupts import in_order\nrunning._command = lambda line: {command!r}\n"
-        "claim = SimpleNamespace(id='c', files={}, lines={'l': claims.Line(run='x', y='y')})\n"
-        "with in_order(): running.reproduce(claim)"
-    )
-    folder = tmp_path / "temporary"
-    folder.mkdir()
-    ours = subprocess.Popen([sys.executable, "-c", program], env=environment(TMPDIR=str(folder)))
-    until(started.exists)
-    ours.send_signal(signal.SIGTERM)
-    assert ours.wait() == 128 + signal.SIGTERM
-    assert [path.name for path in folder.iterdir()] == []
-    until(lambda: not psutil.pid_exists(int(started.read_text())))
 
 
 @pytest.mark.parametrize(

@@ -119,21 +119,6 @@ def run(*arguments):
     return CliRunner().invoke(cli, ["simulate", *arguments])
 
 
-def test_a_seed_on_the_command_line():
-    told = run("--seed", "3")
-    assert told.exit_code == 0 and told.stdout.startswith("seed 3: ") and told.stdout.endswith("passed\n")
-    outcome = json.loads(run("--seed", "3", "--json").stdout)
-    assert outcome["trace"] == play(3).trace and outcome["trace"] in told.stdout
-    logged = run("--seed", "3", "--log").stdout
-    assert "started" in logged and len(logged) > len(told.stdout)
-
-
-def test_many_seeds_on_the_command_line():
-    found = json.loads(run("--seeds", "10", "--from", "5", "--processes", "1", "--json").stdout)
-    assert (found["seeds"], found["failed"]) == (10, []) and found["sums"] > 0
-    assert run("--seeds", "3", "--processes", "1").stdout.endswith("all passed\n")
-
-
 def test_a_failed_seed_is_printed(monkeypatch):
     monkeypatch.setattr(
         campaign, "play", lambda seed, kind: dataclasses.replace(play(1), seed=seed, problem="a wrong sum")

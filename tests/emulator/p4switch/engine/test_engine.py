@@ -1,4 +1,4 @@
-"""The compiled engine beyond what test_engines_agree compares: lanes, table look-up, queues with a rate, traps,
+"""The compiled engine beyond what test_engines_agree compares: lanes, queues that pass to another engine, traps,
 batches."""
 
 import dataclasses
@@ -16,7 +16,6 @@ from emulator.p4switch.interpreter.interpreter import Interpreter
 from emulator.p4switch.program import expr as e
 from emulator.p4switch.program import ir
 from emulator.p4switch.program.loader import loader
-from emulator.p4switch.state.action_profiles import RunAction
 from tests.support.bmv2_engines import both, outcome, switch_on, visible
 
 ETHERNET = bytes(12)
@@ -148,73 +147,6 @@ def test_registers_of_lanes_are_read_and_written_as_ever(program):
     )
     registers[5].reset()
     assert registers[5].read_all() == [0] * registers[5].size and registers[6].read(7) == 12
-
-
-@pytest.mark.parametrize("name, seed", [("ternary", 1), ("ternary", 2), ("range", 1), ("lpm", 1), ("mixed_keys", 1)])
-def test_many_entries(program, name, seed):
-    """Overlapping entries that come and go: the best one is found."""
-    source = random.Random(seed)
-    switches = both(program(name))
-    for _ in range(4):
-        number = source.getrandbits(32)
-        for switch in switches:
-            change(switch, random.Random(number))
-        packets = [(0, packet_for(switches[0], source)) for _ in range(60)]
-        reference, compiled = (outcome(switch, packets) for switch in switches)
-        assert compiled == reference
-
-
-def change(switch, source: random.Random) -> None:
-    """Remove some entries of each table, and add random ones with few bits."""
-    for table in switch.state.tables:
-        if not table.table.key or table.is_immutable:
-            continue
-        for entry in table.all_entries():
-            if source.random() < 0.3:
-                table.delete(entry.handle)
-        for _ in range(40):
-            action = source.choice(table.table.actions)
-            args = tuple(source.randrange(8) for _ in switch.program.actions[action].params)
-            match = [param(field, source) for field in table.table.key]
-            try:
-                table.add(match, RunAction(action, args), source.randrange(1, 5))
-            except Exception as error:
-                assert getattr(error, "code", "") in ("DUPLICATE_ENTRY", "TABLE_FULL"), error
-
-
-def param(field: ir.KeyField, source: random.Random) -> ir.MatchParam:
-    few = source.getrandbits(field.width) & source.getrandbits(field.width) & source.getrandbits(field.width)
-    if field.kind == "lpm":
-        length = source.randrange(field.width + 1)
-        return ir.MatchParam("lpm", few >> (field.width - length) << (field.width - length), length)
-    if field.kind == "ternary":
-        return ir.MatchParam("ternary", few, few | source.getrandbits(field.width) & source.getrandbits(field.width))
-    if field.kind == "range":
-        other = source.getrandbits(field.width)
-        return ir.MatchParam("range", min(few, other), max(few, other))
-    return ir.MatchParam(field.kind, few & (1 if field.kind == "valid" else few))
-
-
-def packet_for(switch, source: random.Random) -> bytes:
-    """A long packet of few bits with a type that the parser goes on at."""
-    types = [t.value for state in switch.program.parsers[0].states for t in state.transitions if t.value < 1 << 16]
-    few = bytes(source.getrandbits(8) & source.getrandbits(8) & source.getrandbits(8) for _ in range(120))
-    return few[:12] + struct.pack(">H", source.choice(types or [0x800])) + few
-
-
-def test_queues_with_a_rate(program):
-    """Packets wait on either engine, and leave as fast as they come when the last has left."""
-    switches = both(program("l3"))
-    for switch in switches:
-        frames = WORKLOADS["l3"](switch.state)[:6]
-        switch.state.queues.set_rate(100)
-        first = [switch.receive(*frame) for frame in frames]
-        assert switch.next_us() is not None
-        switch.state.queues.set_rate(0)
-        switch.now = 10_000_000
-        switch.results = first, sorted(switch.poll()), switch.next_us(), [switch.receive(*frame) for frame in frames]
-    assert switches[0].results == switches[1].results
-    assert len(switches[0].results[1]) > 0 and visible(switches[0]) == visible(switches[1])
 
 
 def test_packets_in_queues_pass_to_the_next_engine(program):
