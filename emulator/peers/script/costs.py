@@ -96,9 +96,10 @@ class Costs:
         """Whether it adds elements up, or the like: what comes before and after it goes over its input's elements."""
         return _kinds().get(operator.base, self._default).title in _REDUCED or operator.base in ("prod", "logsumexp")
 
-    def reads(self, operator: Operator) -> bool:
-        """Whether it reads its inputs as a whole."""
-        return _kinds().get(operator.base, self._default).reads
+    def read_bytes(self, operator: Operator, shape: TensorShape) -> int:
+        """What it reads of one of its inputs: all, nothing, or as much as it writes."""
+        kind = _kinds().get(operator.base, self._default)
+        return shape.bytes if kind.reads else min(shape.bytes, operator.written_bytes) if kind.passes > 1 else 0
 
     def fused_s(self, operators: Sequence[Operator], bytes: float) -> float:
         """Of one kernel for operators that go over the same elements, which moves so many bytes. What is reduced over
@@ -107,7 +108,7 @@ class Costs:
         again = sum(
             sum(shape.bytes for shape in one.inputs)
             for one, kind in zip(operators, kinds, strict=True)
-            if kind.passes > 1 or kind.kernels == 2
+            if (kind.reads and kind.passes > 1) or kind.kernels == 2
         )
         share = self._compiled["reduction" if any(map(self.reduces, operators)) else "element_wise"]
         return float((bytes + again) / (self._accelerator.memory_bytes_per_s * share) + self._kernel_s)

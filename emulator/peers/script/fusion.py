@@ -32,9 +32,9 @@ _APART = (
     "_fused_ad",
     "_fused_sgd",
     "_foreach_",
-    "_c10d",
 )
-"""Beginnings of names of operators that are kernels of their own, beside those that are costed by shape."""
+"""Beginnings of names of operators that are kernels of their own, beside those that are costed by shape, and all that
+are not PyTorch's own: collectives, extensions."""
 
 _SAME = ("_unsafe_view", "lift_fresh", "_reshape_alias")
 """Operators whose result is their argument, though torch does not say so."""
@@ -204,7 +204,8 @@ class _Planner:
 
     def _is_fusible(self, launch: Launch) -> bool:
         operator = launch.operator
-        is_apart = operator.base.startswith(_APART) or self._costs.is_shaped(operator)
+        is_own = operator.name.startswith(("aten.", "prims."))
+        is_apart = not is_own or operator.base.startswith(_APART) or self._costs.is_shaped(operator)
         return not is_apart and None not in launch.storages and bool(operator.inputs or operator.outputs)
 
     def _join(self, launch: Launch, sources: set[_Kernel]) -> _Kernel | None:
@@ -306,7 +307,7 @@ class _Planner:
             launch = self._launches[place]
             for storage, shape in zip(launch.storages, launch.operator.inputs, strict=True):
                 if storage is not None and storage not in kernel.sources and storage not in self._absent:
-                    size = shape.bytes if self._costs.reads(launch.operator) else 0
+                    size = self._costs.read_bytes(launch.operator, shape)
                     reads[storage] = max(reads.get(storage, 0), size)
             written += sum(self._bytes.get(one, 0) for one in launch.made if one not in self._absent)
             written += sum(self._bytes.get(one, 0) for one in _changed(launch) if one not in kernel.sources)

@@ -104,9 +104,10 @@ def mininet(size: float, rate_bps: float | None, plot_file: Path | None, as_json
     from emulator.networks.testbed import world
 
     plan = experiments.MininetPlan(size_bytes=int(size), **options | ({"rate_bps": rate_bps} if rate_bps else {}))
-    experiments.check(plan)
     if plan.experiment == "train":
         require("torch")
+    experiments.check(plan)
+    if plan.experiment == "train":
         _train(plan, rate_bps is None, plot_file, as_json)
         return
     plan, result = world.call(partial(_measure, plan, rate_bps is None, as_json))

@@ -93,3 +93,51 @@ def test_decorated_and_different(tmp_path):
     assert _played(tmp_path, text.replace("ROWS", "64"))["notes"] == []
     (note,) = _played(tmp_path, text.replace("ROWS", "64 + step"))["notes"]
     assert note == "torch.compile is left out, as iterations differ: operators are those of eager mode"
+
+
+def _plan(*calls, freed=()):
+    """The plan of one compiled call, of (operator, storages that it reads, storages that it makes): all of a size."""
+    from emulator.cluster import cluster
+    from emulator.peers.script.costs import Costs
+    from emulator.peers.script.fusion import Launch, Recording, plan
+    from emulator.peers.script.operators import Operator, TensorShape
+
+    shape = TensorShape((256, 256), (256, 1), 0, torch.float32, 4)
+    launches = []
+    for number, (name, reads, makes) in enumerate(calls):
+        shapes = [(shape,) * len(some) for some in (reads, makes)]
+        operator = Operator(number, name, *shapes, {}, (False, False), shape.bytes, True)
+        launches.append(Launch(operator, (1, False), reads, list(makes)))
+    machine = cluster.load("h100-dgx")
+    made = plan(Recording(launches, dict.fromkeys(freed, len(launches))), Costs(machine.device, machine.software))
+    begins = [place for place, step in enumerate(made.steps) if step.seconds]
+    return begins, {calls[place][2][which] for place, which in made.absent}
+
+
+def test_what_waits_is_not_joined():
+    """A sum that waits for a product of a kernel's result can't be in that kernel; what nobody reads joins later."""
+    calls = [
+        ("aten.mul.Tensor", (1,), (2,)),
+        ("aten.exp.default", (2,), (3,)),
+        ("aten.mm.default", (2, 1), (4,)),
+        ("aten.add.Tensor", (3, 4), (5,)),
+        ("aten.tanh.default", (1,), (6,)),
+        ("aten.mul.Tensor", (5, 6), (7,)),
+    ]
+    begins, absent = _plan(*calls, freed=(2, 3, 4, 5, 6))
+    assert begins == [0, 2, 3] and absent == {5, 6}
+
+
+def test_collectives_and_extensions_stand_alone():
+    """What they read exists, though nobody else reads it; what is never given back exists, too."""
+    calls = [
+        ("aten.relu.default", (1,), (2,)),
+        ("_c10d_functional.all_reduce.default", (2,), (3,)),
+        ("aten.exp.default", (3,), (4,)),
+        ("mine.scale.default", (4,), (5,)),
+        ("aten.exp.default", (5,), (6,)),
+        ("aten.neg.default", (6,), (7,)),
+    ]
+    begins, absent = _plan(*calls, freed=(2, 3, 4, 5, 6))
+    assert begins == [0, 1, 2, 3, 4] and absent == {6}
+    assert _plan(*calls, freed=(2, 3, 4, 5))[1] == set()
