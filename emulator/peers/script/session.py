@@ -22,7 +22,7 @@ from emulator.peers.script.clock import Clock
 from emulator.peers.script.compiling import Compiled
 from emulator.peers.script.costs import Costs
 from emulator.peers.script.device import Device, DeviceTensor, Hooks
-from emulator.peers.script.fusion import Follower
+from emulator.peers.script.following import Follower
 from emulator.peers.script.launch import PROFILED
 from emulator.peers.script.memory import Ledger, Phase
 from emulator.peers.script.modules import OUTSIDE, Modules
