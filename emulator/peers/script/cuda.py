@@ -54,7 +54,7 @@ def install(accelerator: Accelerator, devices: int, index: int, clock: Clock, me
     replace(torch.cuda.nccl, {"version": lambda: (2, 27, 5)})
     replace(torch.accelerator, accelerators)
     replace(torch.Tensor, tensors)
-    replace(storage, _storages(storage.resize_, storage.size))
+    replace(storage, _storages(storage.resize_, storage.nbytes, storage.data_ptr))
     replace(torch._C, {"_scatter": _scatter})
     replace(torch.version, {"cuda": torch.version.cuda or "13.0"})
     replace(torch, streams | {"Generator": Generator})
@@ -83,17 +83,22 @@ def _data() -> property:
     return property(plain.__get__, change)
 
 
-def _storages(resize: Any, size: Any) -> dict[str, Any]:
-    """How storages of the device are resized and say their size; `resize` and `size` are torch's, for others."""
+def _storages(resize: Any, nbytes: Any, pointer: Any) -> dict[str, Any]:
+    """How storages of the device are resized, say their size and where they are; `resize`, `nbytes` and `pointer` are
+    torch's, for others."""
 
     def resized(self: Any, bytes: int) -> Any:
         return self if current().resize(self, bytes) else resize(self, bytes)
 
     def sized(self: Any) -> int:
         found = current().size(self)
-        return size(self) if found is None else found
+        return nbytes(self) if found is None else found
 
-    return {"resize_": resized, "size": sized}
+    def address(self: Any) -> int:
+        found = current().size(self)
+        return pointer(self) if found is None else self._cdata if found else 0
+
+    return {"resize_": resized, "size": sized, "nbytes": sized, "data_ptr": address}
 
 
 def _scatter(tensor: torch.Tensor, devices: Any, *_: Any) -> list[torch.Tensor]:

@@ -39,6 +39,9 @@ from switchml.errors import EmulationError
 
 aten = torch.ops.aten
 
+_NBYTES = torch.UntypedStorage.nbytes
+"""Torch's own, which knows nothing of memory that was given back."""
+
 VALUELESS = 1 << 16
 """Elements from which on floating-point tensors that are made on the host get no memory."""
 
@@ -65,6 +68,9 @@ class DeviceTensor(_Tensor):
 
     def __format__(self, spec: str) -> str:
         return format(self.item(), spec) if self.dim() == 0 else object.__format__(self, spec)
+
+    def data_ptr(self) -> int:
+        return int(self.untyped_storage()._cdata + self.storage_offset() * self.element_size())
 
     def tolist(self) -> Any:
         if self.numel() == 1:
@@ -179,6 +185,9 @@ class Device(_Mode):
                 return func(*args, **kwargs)
         if func in values.READ:
             return self._read(func, args)
+        if func is aten.set_.source_Tensor:
+            torch._C.TensorBase.data.__set__(*args)  # type: ignore[attr-defined]
+            return args[0]
         rule = values.RULES.get(func)
         if rule is not None:
             with self:
@@ -375,7 +384,7 @@ class Device(_Mode):
     def size(self, storage: torch.UntypedStorage) -> int | None:
         """Bytes of a storage; None: not ours."""
         found = self._storages.get(storage._cdata)
-        return None if found is None else 0 if found[0] in self._emptied else storage.nbytes()
+        return None if found is None else 0 if found[0] in self._emptied else int(_NBYTES(storage))
 
     def values_of(self, tensor: torch.Tensor, what: str) -> torch.Tensor:
         """What the host gets that waits for all values of a tensor: those that are known, and random ones where the
@@ -457,7 +466,6 @@ _WITHOUT_KERNEL = {
     aten.new_empty_strided.default,
     aten.lift_fresh.default,
     aten._reshape_alias.default,
-    aten.set_.source_Tensor,
     aten.set_.source_Storage_storage_offset,
     aten.resize_.default,
 }

@@ -12,7 +12,9 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 
 OUTSIDE = ""
 """Of operators in no module: a loss, clipping, an optimizer."""
-_WRAPPERS = re.compile(r"(^|(?<=\.))(module|_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)(\.|$)")
+_WRAPPERS = re.compile(
+    r"(^|(?<=\.))(module|_forward_module|_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)(\.|$)"
+)
 _NUMBERS = re.compile(r"(?<![^.])\d+(?![^.])")
 
 

@@ -76,6 +76,23 @@ def test_fully_sharded(tmp_path):
     assert result["memory"]["optimizer states"] == pytest.approx(2 * BYTES / 8, rel=1e-2)
 
 
+@pytest.mark.parametrize(("strategy", "gathers"), [("FULL_SHARD", 2), ("SHARD_GRAD_OP", 1)])
+def test_flat_parameters(tmp_path, strategy, gathers):
+    """FullyShardedDataParallel puts its shard in place of a flat parameter, and gives the memory of gathered ones back:
+    what it holds is a share of the states, what it sends follows from when it gathers."""
+    text = """
+    from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
+    dist.init_process_group("nccl")
+    how = dict(sharding_strategy=ShardingStrategy.STRATEGY, use_orig_params=True)
+    model = FullyShardedDataParallel(nn.Sequential(*[FullyShardedDataParallel(one, **how) for one in model]), **how)
+    optimizer = torch.optim.AdamW(model.parameters())
+    """
+    result = play(tmp_path, MODEL + textwrap.dedent(text).replace("STRATEGY", strategy) + TRAIN, world=8)["result"]
+    assert result["collectives"]["all_gather"]["bytes"] == pytest.approx(gathers * BYTES, rel=1e-2)
+    assert result["collectives"]["reduce_scatter"]["bytes"] == pytest.approx(BYTES, rel=1e-2)
+    assert result["allocated_bytes"] < 3 * BYTES + (64 << 20)  # all weights, their gradients, a share of the states
+
+
 def test_memory_figures(tmp_path):
     """What torch.cuda says is what is allocated; views share, and memory comes back with the last of them."""
     text = """
@@ -118,6 +135,11 @@ def test_memory_figures(tmp_path):
     assert 0 <= image.numpy().min() < image.mul(2).numpy().max() <= 1 and len(torch.zeros(1 << 17).tolist()) == 1 << 17
     assert torch.nn.DataParallel(moved, device_ids=[0])(torch.ones(2, 8)).is_cuda
     buffer: torch.cuda.CUDAGraph | None = None
+    shard = torch.nn.Parameter(torch.zeros(100, device="cuda"))
+    with torch.no_grad():
+        shard.set_(torch.zeros(10, device="cuda"))
+    assert shard.shape == (10,) and shard.untyped_storage().nbytes() == 40
+    assert shard[1:].data_ptr() - shard.data_ptr() == 4
     many = torch.randn(64, 64, device="cuda")
     assert torch.isfinite(many).all() and not many.isnan().any() and not torch.isnan(many.sum())
     weight = torch.nn.Parameter(torch.zeros(4, device="cuda"))
