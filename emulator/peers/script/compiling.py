@@ -12,6 +12,7 @@ import torch
 
 from emulator.peers.script.cuda import replace
 from emulator.peers.script.fusion import Segment
+from emulator.peers.script.tape import Tape
 
 
 class Compiled:
@@ -21,8 +22,8 @@ class Compiled:
         self.is_used = False
         self._on_use = on_use
         self._depth = self._calls = 0
-        self._of_node: dict[int, int] = {}
-        """The call in which a node of autograd's tape was made, by the node's number."""
+        self._tape: Tape[int] = Tape()
+        """The call in which a node was made."""
         replace(torch, {"compile": self._compile})
 
         def in_place(module: torch.nn.Module, *_: Any, **options: Any) -> None:
@@ -36,17 +37,16 @@ class Compiled:
             return None
         if self._depth:
             if not is_backward:
-                self._of_node[torch.autograd._get_sequence_nr() - 1] = self._calls
+                self._tape.note(self._calls)
             return self._calls, is_backward
         if not is_backward:
             return None
-        node: Any = torch._C._current_autograd_node()
-        call = None if node is None else self._of_node.get(node._sequence_nr())
+        call = self._tape.of_running_node()
         return None if call is None else (call, True)
 
     def next_iteration(self) -> None:
         """Forget nodes of the tape."""
-        self._of_node.clear()
+        self._tape.forget()
 
     def _compile(self, model: Any = None, *_: Any, **options: Any) -> Any:
         if model is None:  # a decorator with arguments

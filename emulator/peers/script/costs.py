@@ -77,12 +77,15 @@ class Costs:
         self._known_s: dict[int, float] = {}
         """Of operators, by number."""
 
+    def _kind(self, operator: Operator) -> Kind:
+        return _kinds().get(operator.base, self._default)
+
     def title(self, operator: Operator) -> str:
         """What kind of kernel it is, for people."""
         for title, names in _TITLES.items():
             if operator.base in names:
                 return title
-        return _kinds().get(operator.base, self._default).title
+        return self._kind(operator).title
 
     def multiplies(self, operator: Operator) -> bool:
         """Whether cuBLAS does it."""
@@ -94,17 +97,17 @@ class Costs:
 
     def reduces(self, operator: Operator) -> bool:
         """Whether it adds elements up, or the like: what comes before and after it goes over its input's elements."""
-        return _kinds().get(operator.base, self._default).title in _REDUCED or operator.base in ("prod", "logsumexp")
+        return self._kind(operator).title in _REDUCED or operator.base in ("prod", "logsumexp")
 
     def read_bytes(self, operator: Operator, shape: TensorShape) -> int:
         """What it reads of one of its inputs: all, nothing, or as much as it writes."""
-        kind = _kinds().get(operator.base, self._default)
+        kind = self._kind(operator)
         return shape.bytes if kind.reads else min(shape.bytes, operator.written_bytes) if kind.passes > 1 else 0
 
     def fused_s(self, operators: Sequence[Operator], bytes: float) -> float:
         """Of one kernel for operators that go over the same elements, which moves so many bytes. What is reduced over
         rows of a batch goes through its inputs once more."""
-        kinds = [_kinds().get(one.base, self._default) for one in operators]
+        kinds = [self._kind(one) for one in operators]
         again = sum(
             sum(shape.bytes for shape in one.inputs)
             for one, kind in zip(operators, kinds, strict=True)
@@ -122,7 +125,7 @@ class Costs:
         host = self._host["backward" if is_backward else "forward"]
         if not operator.has_kernel:
             return float(self._launch_s * host["view"])
-        kind = _kinds().get(operator.base, self._default)
+        kind = self._kind(operator)
         return float(self._launch_s * (host["kernel"] + (kind.kernels - 1) * host["more"]))
 
     def device_s(self, operator: Operator) -> float:
@@ -137,9 +140,9 @@ class Costs:
         shaped = _SHAPED.get(operator.base)
         if shaped is not None:
             return shaped(self, operator)
-        if "attn" in operator.base or "attention" in operator.base:
+        if self.is_shaped(operator):
             raise EmulationError(f"{operator.name} can't be emulated: there is no cost of this kernel of attention")
-        kind = _kinds().get(operator.base, self._default)
+        kind = self._kind(operator)
         moved = (operator.bytes if kind.reads else operator.written_bytes) * kind.passes
         return moved / (self._accelerator.memory_bytes_per_s * kind.share) + kind.kernels * self._kernel_s
 

@@ -188,9 +188,10 @@ class _Planner:
             if not launch.operator.has_kernel:
                 continue
             sources = {self._kernel_of[makers[storage]] for storage in launch.storages if storage in makers}
-            kernel = self._join(launch, sources) if self._is_fusible(launch) else None
+            is_fusible = self._is_fusible(launch)
+            kernel = self._join(launch, sources) if is_fusible else None
             if kernel is None:
-                kernel = self._open(launch, sources)
+                kernel = self._open(launch, sources, is_fusible)
             kernel.launches.append(place)
             self._kernel_of[place] = kernel
             self._trace(kernel, launch)
@@ -224,8 +225,8 @@ class _Planner:
             kernel.rows = kernel.rows or _rows(launch.operator)
         return kernel
 
-    def _open(self, launch: Launch, sources: set[_Kernel]) -> _Kernel:
-        operator, is_fusible = launch.operator, self._is_fusible(launch)
+    def _open(self, launch: Launch, sources: set[_Kernel], is_fusible: bool) -> _Kernel:
+        operator = launch.operator
         for one in sources:
             one.is_read = True
         kernel = _Kernel([], is_fusible, self._elements(operator), 1 + max((one.level for one in sources), default=0))

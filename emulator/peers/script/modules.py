@@ -1,5 +1,5 @@
 """Which module of a script an operator belongs to. Forward, the one that runs; backward, the one whose forward made the
-node of autograd's tape that runs: autograd numbers its nodes, and the backward pass says which number it is at.
+node of autograd's tape that runs (`tape.py`).
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+
+from emulator.peers.script.tape import Tape
 
 OUTSIDE = ""
 """Of operators in no module: a loss, clipping, an optimizer."""
@@ -29,7 +31,7 @@ class Modules:
     def __init__(self) -> None:
         self._names: dict[int, str] = {}
         self._stack: list[str] = []
-        self._of_node: dict[int, str] = {}
+        self._tape: Tape[str] = Tape()
         register_module_forward_pre_hook(self._enter)
         register_module_forward_hook(self._leave, always_call=True)
 
@@ -37,16 +39,15 @@ class Modules:
         """The folded name of the module that runs."""
         if not is_backward:
             name = self._stack[-1] if self._stack else OUTSIDE
-            self._of_node[torch.autograd._get_sequence_nr() - 1] = name
+            self._tape.note(name)
             return name
         if self._stack:  # a checkpoint is computed again
             return self._stack[-1]
-        node: Any = torch._C._current_autograd_node()
-        return OUTSIDE if node is None else self._of_node.get(node._sequence_nr(), OUTSIDE)
+        return self._tape.of_running_node() or OUTSIDE
 
     def next_iteration(self) -> None:
         """Forget nodes of the tape."""
-        self._of_node.clear()
+        self._tape.forget()
 
     def _enter(self, module: torch.nn.Module, arguments: Any) -> None:
         if id(module) not in self._names:
