@@ -96,7 +96,12 @@ def _storages(resize: Any, nbytes: Any, pointer: Any) -> dict[str, Any]:
 
     def address(self: Any) -> int:
         found = current().size(self)
-        return pointer(self) if found is None else self._cdata if found else 0
+        if found is not None:
+            return self._cdata if found else 0
+        try:
+            return int(pointer(self))
+        except RuntimeError:  # of the host, without values
+            return int(self._cdata)
 
     return {"resize_": resized, "size": sized, "nbytes": sized, "data_ptr": address}
 

@@ -70,7 +70,7 @@ class DeviceTensor(_Tensor):
         return format(self.item(), spec) if self.dim() == 0 else object.__format__(self, spec)
 
     def data_ptr(self) -> int:
-        return int(self.untyped_storage()._cdata + self.storage_offset() * self.element_size())
+        return int(self.untyped_storage().data_ptr() + self.storage_offset() * self.element_size())
 
     def tolist(self) -> Any:
         if self.numel() == 1:

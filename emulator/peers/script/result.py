@@ -11,6 +11,7 @@ from emulator.peers.script.clock import Collective, Span
 from emulator.peers.script.session import Session
 from emulator.peers.script.stages import WAITING
 from switchml.errors import EmulationError
+from switchml.units import memory_text
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,7 @@ def result_of(session: Session, script: str) -> ScriptResult:
         raise EmulationError(f'{script} put nothing on a GPU: tensors have to be moved to "cuda"')
     if not session.boundaries:
         raise EmulationError(f"{script} ended without an optimizer's step, so there is no iteration to report")
+    _check_memory(session, script)
     notes = []
     start_s, first = session.boundaries[-2] if len(session.boundaries) > 1 else (0.0, 0)
     end_s, last = session.boundaries[-1]
@@ -106,6 +108,16 @@ def result_of(session: Session, script: str) -> ScriptResult:
         _modules(session, spans),
         notes,
     )
+
+
+def _check_memory(session: Session, script: str) -> None:
+    """EmulationError where compiled code was played eagerly to the end, without a limit, and took too much."""
+    capacity, taken = session.cluster.device.memory_bytes, session.memory.peak_reserved_bytes
+    if session.compiled.is_used and not session.follower.is_ready and taken > capacity:
+        raise EmulationError(
+            f"{script} takes {memory_text(taken)} of {memory_text(capacity)} without torch.compile. What that saves is "
+            "known from the fourth iteration on: expected a script that makes four"
+        )
 
 
 def _modules(session: Session, spans: list[Span]) -> dict[str, dict[str, float]]:

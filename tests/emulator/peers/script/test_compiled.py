@@ -95,6 +95,28 @@ def test_decorated_and_different(tmp_path):
     assert note == "torch.compile is left out, as iterations differ: operators are those of eager mode"
 
 
+@pytest.mark.parametrize(("elements", "steps"), [("1 << 32", 2), ("1 << 34", 9)])
+def test_more_memory_than_there_is(tmp_path, elements, steps):
+    """What compiled code saves is not known before the fourth iteration: eager memory that does not fit is an error in
+    a script that ends earlier, and so is compiled memory."""
+    text = f"""
+    import torch
+    weight = torch.nn.Parameter(torch.zeros(8, device="cuda"))
+    optimizer = torch.optim.SGD([weight], 0.1)
+    @torch.compile
+    def loss_of(weight):
+        rows = torch.zeros({elements}, device="cuda").view(8, -1).transpose(0, 1).contiguous()
+        return (torch.sort(rows * 2)[0] * weight).sum()
+    for step in range({steps}):
+        loss_of(weight).backward()
+        optimizer.step()
+    """
+    outcome = play(tmp_path, text)
+    assert "result" not in outcome
+    told = "known from the fourth iteration on" if steps < 4 else "CUDA out of memory"
+    assert told in outcome.get("error", "") + outcome.get("full", "")
+
+
 def _plan(*calls, freed=()):
     """The plan of one compiled call, of (operator, storages that it reads, storages that it makes): all of a size."""
     from emulator.cluster import cluster

@@ -140,6 +140,7 @@ def test_memory_figures(tmp_path):
         shard.set_(torch.zeros(10, device="cuda"))
     assert shard.shape == (10,) and shard.untyped_storage().nbytes() == 40
     assert shard[1:].data_ptr() - shard.data_ptr() == 4
+    assert image[1:].data_ptr() - image.data_ptr() == 4 * 224 * 224 and image.data_ptr() != moved.weight.data_ptr()
     many = torch.randn(64, 64, device="cuda")
     assert torch.isfinite(many).all() and not many.isnan().any() and not torch.isnan(many.sum())
     weight = torch.nn.Parameter(torch.zeros(4, device="cuda"))
