@@ -89,6 +89,7 @@ def join_first(
     addresses = [address, *standbys]
     if not standbys:
         return joining.join(address, options, **limit), addresses
+    options = replace(options, has_standby=True)
     deadline = time.monotonic() + options.timeout_s
     for at in itertools.cycle(addresses):
         left_s = deadline - time.monotonic()

@@ -64,6 +64,8 @@ class Options:
     """How long to try to go on when the aggregator is lost."""
     deadline_s: float = 0.0
     """How long sums that may be late wait for a rank (section 13); 0: there are none."""
+    has_standby: bool = False
+    """Whether the job may go on at another aggregator, where packets may have to be smaller."""
     retry_s: float = math.inf
     """How long an aggregator that is lost before the job has started is waited for."""
     resumption: Resumption | None = None
@@ -122,7 +124,8 @@ class Joined:
         """Where the worker builds its packets, as arguments of worker.Worker."""
         info = self.info
         if self.segment is not None:
-            return {"packets": shm.packets_of(self.segment, self.options.rank), "lossless": True}
+            packets, most = shm.packets_of(self.segment, self.options.rank), self.segment.data_bytes
+            return {"packets": packets, "large_bytes": most if most > shm.DATA_BYTES else 0, "lossless": True}
         if self.key:
             return {
                 "packets": packet_rows(2 * info.slots, HEADER_BYTES + info.payload_bytes, TAG_BYTES),
@@ -173,6 +176,7 @@ def join(address: str, options: Options, most_parts: int = MOST_PARTS) -> list[J
             tunnel = TunnelClient(url, data_address, timeout_s=left_s)
             undo.callback(tunnel.close)
             data_address, buffer_bytes = tunnel.data_address, min(buffer_bytes, tunnel.receive_buffer_bytes)
+        shares = may_share and transport_name in ("auto", "shm") and _can_share_memory(status, options)
         session = client.join(
             address,
             job=options.job,
@@ -190,6 +194,7 @@ def join(address: str, options: Options, most_parts: int = MOST_PARTS) -> list[J
             queues=options.queues,
             resumption=options.resumption,
             deadline_s=options.deadline_s,
+            shares_memory=shares,
             is_given_up=options.is_given_up,
             timeout_s=options.until(deadline).timeout_s,
             retry_s=options.retry_s,
@@ -201,7 +206,8 @@ def join(address: str, options: Options, most_parts: int = MOST_PARTS) -> list[J
         joined = []
         for number, (info, part) in enumerate(zip(session.info.parts, transports, strict=False)):
             part.follow(info)
-            segment, why_not = _shared_memory(info.segment, transport.name if may_share else "udp")
+            by = "shm" if shares else transport.name if may_share else "udp"
+            segment, why_not = _shared_memory(info.segment, by)
             joined.append(Joined(options, session, info, part, segment, tunnel, impaired, sparse, number))
         undo.pop_all()
     for unused in transports[len(joined) :]:  # another rank, or the aggregator, has fewer
@@ -308,6 +314,16 @@ def _warn_of_open_key(options: Options, host: str) -> None:
             f"job '{options.job}': without TLS (SWITCHML_TLS_CA) the key that authenticates its packets travels to "
             f"{host} in the clear, for everybody on the way to read"
         )
+
+
+def _can_share_memory(status: StatusReply | None, options: Options) -> bool:
+    """Whether this rank can share memory with the aggregator, now and wherever the job may go on."""
+    if status is None or not status.dataplane.memory or options.has_standby:
+        return False
+    with contextlib.suppress(ConfigError):
+        shm.attach(status.dataplane.memory)
+        return True
+    return False
 
 
 def _shared_memory(name: str, transport: str) -> tuple[shm.Segment | None, str]:

@@ -8,6 +8,7 @@ import numpy as np
 from switchml import logs
 from switchml.control.dataplane import JobCounters, JobSpec
 from switchml.counters import COUNTERS
+from switchml.errors import ConfigError
 from switchml.net import shm
 from switchml.protocol import authentication
 from switchml.protocol.pool import Pool, PoolV1
@@ -24,8 +25,12 @@ class JobState:
         self.segment_name, self._segment_fd = "", -1
         if shared and spec.protocol == 2:
             try:
-                self.segment, self._segment_fd, self.segment_name = shm.create(spec.workers, spec.slots)
+                self.segment, self._segment_fd, self.segment_name = shm.create(
+                    spec.workers, spec.slots, spec.large_bytes or shm.DATA_BYTES
+                )
             except OSError as error:
+                if spec.large_bytes:
+                    raise ConfigError(f"no memory to share with the ranks: {error}") from None
                 log.warning("job %d: no shared memory (%s); its ranks will use UDP", spec.job_id, error)
         self.pool: Pool | PoolV1
         if spec.protocol == 1:
@@ -36,6 +41,7 @@ class JobState:
                 workers=spec.workers,
                 slots=spec.slots,
                 payload_bytes=spec.payload_bytes,
+                large_bytes=spec.large_bytes,
                 wire=spec.wire,
                 job_tag=spec.job_tag,
                 isn=spec.isn,

@@ -58,14 +58,14 @@ none)."""
 
 LOCAL = np.uint64(1 << 63)
 """Endpoint of a packet from shared memory: this bit, then job << 16 | rank."""
-_BATCH = 64
-"""Packets taken from one rank's ring before the next rank's turn: their slots stay in the cache until all ranks are
-added."""
+_BATCH_BYTES = 64 * (64 + 1024)
+"""Of rows whose packets are taken from one rank's ring before the next rank's turn: their slots stay in the cache until
+all ranks are added."""
 _IDLE_ROUNDS = 32
 """Rounds without packets before the loop sleeps; and rounds of ring work between two looks at the socket."""
-_AHEAD, _LINE = 2, 64
-"""How many packets ahead of the one that is added those in shared memory are fetched, and bytes of a cache line: ranks
-wrote them on other cores, so each would have to be waited for."""
+_AHEAD, _LINE, _FETCHED = 2, 64, 2048
+"""How many packets ahead of the one that is added those in shared memory are fetched, bytes of a cache line, and of a
+packet at most: ranks wrote them on other cores, so each line would have to be waited for."""
 _WAKE_ROUNDS = 4
 """Rounds of ring work after which ranks that sleep are woken, unless the rings are empty before. One that is woken for
 a few results soon sleeps once more, and each time costs as much as some twenty packets."""
@@ -192,9 +192,9 @@ def _emit(outgoing: udp.Packets, n: int, entry: Any, rank: int, address: Address
 @kernel(forceinline=True)
 def _hand_over(entry: Any, rank: int, address: Address, length: int) -> None:
     """Name a result or a wait packet to a rank that shares the job's memory."""
-    at = i64_at(entry.segment, 8)
+    at = i64_at(entry.segment, shm.FIELDS)
     if u8_at(address, 1)[0] >> 4 == wire_format.WAIT:  # not in shared memory yet: copy it there
-        row = np.uint64(at[shm.BASE] + at[shm.ROWS] + (2 * at[shm.SLOTS] + entry.replies % shm.REPLIES) * shm.ROW_BYTES)
+        row = np.uint64(at[shm.BASE] + at[shm.ROWS] + (2 * at[shm.SLOTS] + entry.replies % shm.REPLIES) * at[shm.ROW])
         entry.replies += 1
         copy_bytes(row, address, length)
         shm.push_down(at, rank, row, length, 2 * at[shm.SLOTS])
@@ -215,7 +215,7 @@ def _size_of(loop: Loop, k: int, entry: Any, rank: int) -> int:
 def _hand_over_all(loop: Loop, entry: Any, rank: int, first: int, last: int) -> None:
     """Name the results of the rounds `first` … `last` - 1 in `done` to a rank that shares their job's memory."""
     loop = borrowed(loop)
-    at, mine, count, size_sum = i64_at(entry.segment, 8), _counters_of(entry)[rank], int64(0), int64(0)
+    at, mine, count, size_sum = i64_at(entry.segment, shm.FIELDS), _counters_of(entry)[rank], int64(0), int64(0)
     ring, head, end = shm.open_down(at, rank)
     for k in range(first, last):
         size = _size_of(loop, k, entry, rank)
@@ -281,8 +281,9 @@ def _send(loop: Loop, n: int, now: int) -> None:
 
 @kernel(forceinline=True)
 def _fetch(address: Address, length: int) -> None:
-    """Begin to fetch a packet into the cache, but for the line of its header, which is there (shm.receive_up)."""
-    for at in range(_LINE, length, _LINE):
+    """Begin to fetch a packet into the cache, but for the line of its header, which is there (shm.receive_up); of a
+    large one the beginning, as the processor sees by then where that leads."""
+    for at in range(_LINE, min(length, _FETCHED), _LINE):
         prefetch(address + np.uint64(at))
 
 
@@ -380,9 +381,10 @@ def _take_nearby(loop: Loop) -> int:
     for k in range(loop.rings[0]):
         index = loop.rings[1 + k]
         entry = loop.jobs[index]
-        at = i64_at(entry.segment, 8)
+        at = i64_at(entry.segment, shm.FIELDS)
+        most = _BATCH_BYTES // at[shm.ROW]
         for rank in range(entry.workers):
-            count = shm.receive_up(at, rank, LOCAL | np.uint64(index << 16 | rank), loop.nearby, count, _BATCH)
+            count = shm.receive_up(at, rank, LOCAL | np.uint64(index << 16 | rank), loop.nearby, count, most)
     return count
 
 
@@ -393,7 +395,7 @@ def _wake_ranks(loop: Loop) -> None:
     n = 0
     for k in range(loop.rings[0]):
         entry = loop.jobs[loop.rings[1 + k]]
-        at = i64_at(entry.segment, 8)
+        at = i64_at(entry.segment, shm.FIELDS)
         for rank in range(entry.workers):
             if n < loop.outgoing.address.size and shm.down_waits(at, rank) and shm.must_wake(at, rank):
                 loop.outgoing.address[n], loop.outgoing.length[n] = entry.endpoints, 0
@@ -409,7 +411,7 @@ def _announce_sleep(loop: Loop, asleep: int) -> bool:
     waiting = False
     for k in range(loop.rings[0]):
         entry = loop.jobs[loop.rings[1 + k]]
-        at = i64_at(entry.segment, 8)
+        at = i64_at(entry.segment, shm.FIELDS)
         shm.announce_sleep(at, -1, asleep)
         for rank in range(entry.workers):
             waiting = waiting or shm.up_waits(at, rank)
@@ -477,7 +479,7 @@ def new_loop(
         delayed=udp.new_packets(batch),
         outgoing=udp.new_packets(packets_out),
         impaired=udp.new_packets(2 * packets_out + 2 * impair.MAX_DELAYED),
-        replies=np.zeros((batch, wire_format.MAX_SPARSE_BYTES + TAG_BYTES), np.uint8),
+        replies=np.zeros((batch, wire_format.ADDRESSED_BYTES + wire_format.LARGE_BYTES + TAG_BYTES), np.uint8),
         done=np.zeros((batch, 6), np.int64),
         bad_uplink=uplink,
         bad_downlink=downlink,

@@ -10,6 +10,7 @@ share is a table from sender to (job, rank).
 import os
 import socket
 from collections.abc import Callable
+from contextlib import suppress
 
 import numpy as np
 
@@ -21,7 +22,7 @@ from switchml.aggregator.loop_thread import LoopThread, Result
 from switchml.aggregator.senders import MAX_SENDERS, fill_senders
 from switchml.control.dataplane import Address, JobCounters, JobSpec
 from switchml.errors import ConfigError
-from switchml.net import impair, sockets, udp
+from switchml.net import impair, shm, sockets, udp
 from switchml.protocol import packet as wire_format
 from switchml.protocol.pool import Pool
 from switchml.protocol.pool_state import MULTICAST, UNICAST, WAITING
@@ -92,6 +93,10 @@ class SoftwareDataplane(SoftwareTraits):
         self._thread = LoopThread(lambda: compiled.serve(self._loop), "switchml-aggregator")
         self._loop = compiled.new_loop(self._socket, self._thread.wake, uplink, downlink)
         self._jobs: dict[int, JobState] = {}
+        self.memory = ""
+        if self._shared:
+            with suppress(OSError):  # the kernel has none: ranks use UDP
+                _, self._memory_fd, self.memory = shm.create(1, 1)
 
     # -- life --
 
@@ -108,6 +113,8 @@ class SoftwareDataplane(SoftwareTraits):
     def _close(self) -> None:
         for job in self._jobs.values():
             job.close()
+        if self.memory:
+            os.close(self._memory_fd)
         self._socket.close()
         os.close(self._thread.wake)
 

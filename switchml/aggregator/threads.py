@@ -60,6 +60,7 @@ class ThreadedDataplane(SoftwareTraits):
             self.stop()
             raise
         self.address = self._planes[0].address
+        self.memory = self._planes[0].memory
         self.receive_buffer_bytes = min(plane.receive_buffer_bytes for plane in self._planes)
         self._homes: dict[int, list[Home]] = {}  # part by part
         self._senders: dict[Address, tuple[int, int, Address]] = {}  # (job, rank, where its thread is reached)

@@ -6,6 +6,8 @@ from collections.abc import Callable, Collection, Sequence
 
 from switchml.control.dataplane import Address, PartSpec
 from switchml.control.membership import MIN_SLOTS
+from switchml.protocol.packet import LARGE_BYTES, SIZE_CODE_OF
+from switchml.protocol.pool_state import parts_of
 
 KEY_BYTES = 16
 
@@ -30,6 +32,21 @@ def default_slots(workers: int, queues: int = 1) -> int:
     """How many slots suit a job of so many workers: a power of two. `queues`: 1 or 2 share them."""
     share = ALL_RANKS_SLOTS >> (workers - 1).bit_length()
     return min(max(share, LEAST_SLOTS), MOST_SLOTS) * queues
+
+
+LARGE_SHARE = 8
+"""By how much fewer slots suit a job with large packets, as each holds so much more."""
+MOST_MEMORY_BYTES = 128 << 20
+"""Of the packets and results that a job's ranks and its aggregator share."""
+
+
+def large_bytes(workers: int, slots: int) -> int:
+    """Bytes of data in the large packets of a job whose ranks all share memory with the aggregator; 0 if there is not
+    the memory for packets larger than others."""
+    size = LARGE_BYTES
+    while 2 * (workers + 1) * slots * size > MOST_MEMORY_BYTES or not parts_of(workers, slots, size):
+        size //= 2
+    return size if size > max(SIZE_CODE_OF) else 0
 
 
 def fit_slots(requested: int, free: int) -> int:

@@ -53,6 +53,13 @@ class JobSpec:
     """Further parts (section 7), of as many slots each."""
     has_deadline: bool = False
     """Whether rounds may end without ranks that are late (section 13)."""
+    large_bytes: int = 0
+    """Of data in the job's large packets (section 3), which all ranks hand over in memory; 0: there are none."""
+
+    @property
+    def data_bytes(self) -> int:
+        """Of data in a packet at most."""
+        return max(self.payload_bytes, self.large_bytes)
 
     @property
     def parts(self) -> "tuple[JobSpec, ...]":
@@ -118,6 +125,9 @@ class Dataplane(Protocol):
 
     most_parts: int
     """How many parts a job may have (section 7)."""
+
+    memory: str = ""
+    """Name of memory that shows a rank whether it can share some with it (switchml/net/shm.py); "": none can."""
 
     def parts_for(self, wanted: int) -> int:
         """How many parts the job has that starts next, of so many at most."""

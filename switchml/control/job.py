@@ -73,6 +73,11 @@ class Job:
         return [rank for rank in range(self.world_size) if rank not in self.members]
 
     @property
+    def shares_memory(self) -> bool:
+        """Whether all ranks share memory with the aggregator."""
+        return all(member.request.shares_memory for member in self.members.values())
+
+    @property
     def first(self) -> JoinRequest:
         """The request that the others have to match."""
         return next(iter(self.members.values())).request

@@ -22,7 +22,7 @@ from typing import Any
 
 from switchml.control import membership, resuming
 from switchml.control.agreement import MOST_QUEUES, Report
-from switchml.control.allocation import count_parts, default_slots, draw_parts, fit_slots
+from switchml.control.allocation import LARGE_SHARE, count_parts, default_slots, draw_parts, fit_slots, large_bytes
 from switchml.control.dataplane import Address, Dataplane, JobCounters, JobSpec
 from switchml.control.job import Job, Member
 from switchml.control.membership import Ended, Event, JoinRequest, PeerLeft, PeerLost, Reason, Refused
@@ -390,6 +390,7 @@ class JobRegistry:
             macs=tuple(request.mac for request in requests),
             more=tuple(more),
             has_deadline=job.first.deadline_s > 0,
+            large_bytes=large_bytes(job.world_size, slots) if slots and job.shares_memory else 0,
             **vars(first),
         )
 
@@ -419,7 +420,9 @@ class JobRegistry:
         most = min(len(member.request.addresses) for member in job.members.values())
         requested = resuming.slots(job) or self.slots
         parts = self.dataplane.parts_for(count_parts(most, requested or capacity))
-        requested = requested or parts * default_slots(job.world_size, job.queues)
+        if not requested:
+            requested = parts * default_slots(job.world_size, job.queues)
+            requested = max(requested // LARGE_SHARE, membership.MIN_SLOTS) if job.shares_memory else requested
         slots = fit_slots(requested, self._quotas.slots_left(free, clients))
         if not slots:
             raise Refused(

@@ -43,7 +43,7 @@ def started(
         key=spec.key,
         collectives=dataplane.collectives,
         only_sums=dataplane.only_sums,
-        halves=dataplane.halves and parts_of(spec.workers, spec.slots, spec.payload_bytes) > 0,
+        halves=dataplane.halves and parts_of(spec.workers, spec.slots, spec.data_bytes) > 0,
         more_parts=tuple(
             Part(
                 dataplane.address_for(request.addresses[number]),

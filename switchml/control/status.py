@@ -97,6 +97,7 @@ class Monitor:
                 mac=self._dataplane.mac,
                 switch=getattr(self._dataplane, "where", ""),
                 most_parts=self._dataplane.most_parts,
+                memory=self._dataplane.memory,
             ),
             refused=self._dataplane.refused() | {MALFORMED: self.malformed},
             totals={name: totals[name] for name in COUNTERS},

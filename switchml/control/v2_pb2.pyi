@@ -14,7 +14,7 @@ class Address(_message.Message):
     def __init__(self, ip: _Optional[str] = ..., port: _Optional[int] = ...) -> None: ...
 
 class JoinRequest(_message.Message):
-    __slots__ = ("protocol", "job", "rank", "world_size", "secret", "data_address", "slots", "payload_bytes", "wire", "receive_buffer_bytes", "timeout_s", "host", "pid", "transport", "mac", "authenticate", "more_addresses", "queues", "resumption", "deadline_s")
+    __slots__ = ("protocol", "job", "rank", "world_size", "secret", "data_address", "slots", "payload_bytes", "wire", "receive_buffer_bytes", "timeout_s", "host", "pid", "transport", "mac", "authenticate", "more_addresses", "queues", "resumption", "deadline_s", "shares_memory")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     JOB_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
@@ -35,6 +35,7 @@ class JoinRequest(_message.Message):
     QUEUES_FIELD_NUMBER: _ClassVar[int]
     RESUMPTION_FIELD_NUMBER: _ClassVar[int]
     DEADLINE_S_FIELD_NUMBER: _ClassVar[int]
+    SHARES_MEMORY_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     job: str
     rank: int
@@ -55,7 +56,8 @@ class JoinRequest(_message.Message):
     queues: int
     resumption: Resumption
     deadline_s: float
-    def __init__(self, protocol: _Optional[int] = ..., job: _Optional[str] = ..., rank: _Optional[int] = ..., world_size: _Optional[int] = ..., secret: _Optional[str] = ..., data_address: _Optional[_Union[Address, _Mapping]] = ..., slots: _Optional[int] = ..., payload_bytes: _Optional[int] = ..., wire: _Optional[int] = ..., receive_buffer_bytes: _Optional[int] = ..., timeout_s: _Optional[float] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., transport: _Optional[str] = ..., mac: _Optional[int] = ..., authenticate: bool = ..., more_addresses: _Optional[_Iterable[_Union[Address, _Mapping]]] = ..., queues: _Optional[int] = ..., resumption: _Optional[_Union[Resumption, _Mapping]] = ..., deadline_s: _Optional[float] = ...) -> None: ...
+    shares_memory: bool
+    def __init__(self, protocol: _Optional[int] = ..., job: _Optional[str] = ..., rank: _Optional[int] = ..., world_size: _Optional[int] = ..., secret: _Optional[str] = ..., data_address: _Optional[_Union[Address, _Mapping]] = ..., slots: _Optional[int] = ..., payload_bytes: _Optional[int] = ..., wire: _Optional[int] = ..., receive_buffer_bytes: _Optional[int] = ..., timeout_s: _Optional[float] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., transport: _Optional[str] = ..., mac: _Optional[int] = ..., authenticate: bool = ..., more_addresses: _Optional[_Iterable[_Union[Address, _Mapping]]] = ..., queues: _Optional[int] = ..., resumption: _Optional[_Union[Resumption, _Mapping]] = ..., deadline_s: _Optional[float] = ..., shares_memory: bool = ...) -> None: ...
 
 class Resumption(_message.Message):
     __slots__ = ("lineage", "epoch", "rounds", "former_tags", "has_no_result")
@@ -316,7 +318,7 @@ class StatusReply(_message.Message):
     def __init__(self, version: _Optional[str] = ..., uptime_s: _Optional[float] = ..., dataplane: _Optional[_Union[DataplaneStatus, _Mapping]] = ..., events_address: _Optional[str] = ..., refused: _Optional[_Mapping[str, int]] = ..., totals: _Optional[_Mapping[str, int]] = ..., jobs: _Optional[_Iterable[_Union[JobStatus, _Mapping]]] = ..., tunnel_addresses: _Optional[_Iterable[str]] = ..., hidden_jobs: _Optional[int] = ...) -> None: ...
 
 class DataplaneStatus(_message.Message):
-    __slots__ = ("kind", "address", "slot_capacity", "slots_allocated", "receive_buffer_bytes", "transports", "mac", "switch", "most_parts")
+    __slots__ = ("kind", "address", "slot_capacity", "slots_allocated", "receive_buffer_bytes", "transports", "mac", "switch", "most_parts", "memory")
     KIND_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     SLOT_CAPACITY_FIELD_NUMBER: _ClassVar[int]
@@ -326,6 +328,7 @@ class DataplaneStatus(_message.Message):
     MAC_FIELD_NUMBER: _ClassVar[int]
     SWITCH_FIELD_NUMBER: _ClassVar[int]
     MOST_PARTS_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_FIELD_NUMBER: _ClassVar[int]
     kind: str
     address: Address
     slot_capacity: int
@@ -335,7 +338,8 @@ class DataplaneStatus(_message.Message):
     mac: int
     switch: str
     most_parts: int
-    def __init__(self, kind: _Optional[str] = ..., address: _Optional[_Union[Address, _Mapping]] = ..., slot_capacity: _Optional[int] = ..., slots_allocated: _Optional[int] = ..., receive_buffer_bytes: _Optional[int] = ..., transports: _Optional[_Iterable[str]] = ..., mac: _Optional[int] = ..., switch: _Optional[str] = ..., most_parts: _Optional[int] = ...) -> None: ...
+    memory: str
+    def __init__(self, kind: _Optional[str] = ..., address: _Optional[_Union[Address, _Mapping]] = ..., slot_capacity: _Optional[int] = ..., slots_allocated: _Optional[int] = ..., receive_buffer_bytes: _Optional[int] = ..., transports: _Optional[_Iterable[str]] = ..., mac: _Optional[int] = ..., switch: _Optional[str] = ..., most_parts: _Optional[int] = ..., memory: _Optional[str] = ...) -> None: ...
 
 class JobStatus(_message.Message):
     __slots__ = ("job_id", "name", "state", "reason", "protocol", "world_size", "age_s", "slots", "slots_in_use", "payload_bytes", "wire", "missing", "goodput_bps", "ranks", "epoch")

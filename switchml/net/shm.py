@@ -24,7 +24,10 @@ from switchml.errors import ConfigError
 from switchml.runtime.jit import Address, int64, kernel
 from switchml.runtime.memory import fence, load_acquire, prefetch, store_release, u64_at
 
-ROW_BYTES = 64 + 1024
+DATA_BYTES = 1024
+"""Of data in the packets of a job without large ones."""
+_SLACK = 64
+"""Bytes of a row beside them: for headers."""
 REPLIES = 256
 """Rows for wait packets; a late reader may find one overwritten, which costs no more than a hint."""
 
@@ -36,31 +39,37 @@ _LENGTH_BITS = 16
 
 
 class Segment(NamedTuple):
-    """A mapped segment: `at` int64[8]: base address (0: none), bytes, ranks, slots, ring capacity, bytes of a rank's
-    block, offsets of the ranks' packets and of the pool's rows. `memory` uint8[bytes] keeps it mapped."""
+    """A mapped segment: `at` int64[FIELDS]: base address (0: none), bytes, ranks, slots, ring capacity, bytes of a
+    rank's block, offsets of the ranks' packets and of the pool's rows, bytes of a row. `memory` uint8[bytes] keeps it mapped."""
 
     at: np.ndarray
     memory: np.ndarray
 
+    @property
+    def data_bytes(self) -> int:
+        """Of data in the largest packet that fits a row."""
+        return int(self.at[ROW]) - _SLACK
+
 
 Ring = tuple[Address, Address, Address]
 """Addresses of a ring's head, its tail and its entries."""
-BASE, SIZE, RANKS, SLOTS, CAPACITY, STRIDE, PACKETS, ROWS = range(8)
+FIELDS = 9
+BASE, SIZE, RANKS, SLOTS, CAPACITY, STRIDE, PACKETS, ROWS, ROW = range(FIELDS)
 
 
-def _layout(ranks: int, slots: int) -> np.ndarray:
+def _layout(ranks: int, slots: int, data_bytes: int) -> np.ndarray:
     capacity = max(1024, 4 * slots)
     stride = _ENTRIES + 2 * 8 * capacity
     packets = -(-(_HEADER + ranks * stride) // 4096) * 4096
-    rows = packets + 2 * ranks * slots * ROW_BYTES
-    return np.array(
-        [0, rows + (2 * slots + REPLIES) * ROW_BYTES, ranks, slots, capacity, stride, packets, rows], np.int64
-    )
+    row = _SLACK + data_bytes
+    rows = packets + 2 * ranks * slots * row
+    size = rows + (2 * slots + REPLIES) * row
+    return np.array([0, size, ranks, slots, capacity, stride, packets, rows, row], np.int64)
 
 
 def no_segment() -> Segment:
     """For packets that go by another transport."""
-    return Segment(np.zeros(8, np.int64), np.zeros(1, np.uint8))
+    return Segment(np.zeros(FIELDS, np.int64), np.zeros(1, np.uint8))
 
 
 def new_memory(name: str, size_bytes: int) -> int:
@@ -76,13 +85,13 @@ def new_memory(name: str, size_bytes: int) -> int:
     return fd
 
 
-def create(ranks: int, slots: int) -> tuple[Segment, int, str]:
-    """A new segment: (segment, file descriptor, its name for `attach`). The creator keeps the descriptor open while
+def create(ranks: int, slots: int, data_bytes: int = DATA_BYTES) -> tuple[Segment, int, str]:
+    """A new segment for packets with so many bytes of data: (segment, file descriptor, its name for `attach`). The creator keeps the descriptor open while
     ranks may attach.
 
     Raises OSError where the kernel has no memfd or no memory.
     """
-    layout = _layout(ranks, slots)
+    layout = _layout(ranks, slots, data_bytes)
     fd = new_memory("switchml-job", int(layout[SIZE]))
     try:
         segment = _map(fd, layout)
@@ -91,14 +100,15 @@ def create(ranks: int, slots: int) -> tuple[Segment, int, str]:
         raise
     mark = secrets.randbits(63)
     segment.memory[:8].view(np.uint64)[0] = mark
-    return segment, fd, f"/proc/{os.getpid()}/fd/{fd}:{mark:x}:{ranks}:{slots}"
+    return segment, fd, f"/proc/{os.getpid()}/fd/{fd}:{mark:x}:{ranks}:{slots}:{data_bytes}"
 
 
 def attach(name: str) -> Segment:
     """Map a segment by its name. Raises ConfigError if it is not there (another machine, container or user)."""
     try:
-        path, mark, ranks, slots = name.rsplit(":", 3)
-        expected, layout = int(mark, 16), _layout(int(ranks), int(slots))
+        path, mark, *sizes = name.rsplit(":", 4)
+        ranks, slots, data_bytes = map(int, sizes)
+        expected, layout = int(mark, 16), _layout(ranks, slots, data_bytes)
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except (OSError, ValueError) as error:
         raise ConfigError(
@@ -124,17 +134,18 @@ def _map(fd: int, layout: np.ndarray) -> Segment:
 
 
 def _rows(segment: Segment, offset: int, count: int) -> np.ndarray:
-    return segment.memory[offset : offset + count * ROW_BYTES].reshape(-1, ROW_BYTES)
+    row = int(segment.at[ROW])
+    return segment.memory[offset : offset + count * row].reshape(-1, row)
 
 
 def packets_of(segment: Segment, rank: int) -> np.ndarray:
-    """A rank's packets, those of even rounds and those of odd ones: uint8[2 * slots, ROW_BYTES]."""
+    """A rank's packets, those of even rounds and those of odd ones: uint8[2 * slots, bytes of a row]."""
     rows = 2 * int(segment.at[SLOTS])
-    return _rows(segment, int(segment.at[PACKETS]) + rank * rows * ROW_BYTES, rows)
+    return _rows(segment, int(segment.at[PACKETS]) + rank * rows * int(segment.at[ROW]), rows)
 
 
 def pool_rows(segment: Segment) -> np.ndarray:
-    """The pool's result rows: uint8[2 * slots, ROW_BYTES]."""
+    """The pool's result rows: uint8[2 * slots, bytes of a row]."""
     return _rows(segment, int(segment.at[ROWS]), 2 * int(segment.at[SLOTS]))
 
 
@@ -257,7 +268,7 @@ def _pop(
 def receive_up(at: np.ndarray, rank: int, sender: np.uint64, packets: Any, count: int, most: int) -> int:
     """Aggregator's side: append up to `most` of what a rank has named to `packets` from `count` on, with `sender` as
     endpoint; the new count. An entry of length 0 is a query (`query_up`): its address is the sequence number."""
-    size = 2 * at[SLOTS] * ROW_BYTES
+    size = 2 * at[SLOTS] * at[ROW]
     lowest = at[PACKETS] + rank * size
     highest = lowest + size
     return _pop(at, _up(at, rank), lowest, highest, sender, packets, count, most)

@@ -142,16 +142,25 @@ def _divide(total: np.ndarray, divisor: Any) -> None:
 
 @kernel
 def add(
-    op: int, parts: Address, ranks: int, size: int, last: int, values: Address, floats: Address, target: Address
+    op: int,
+    parts: Address,
+    apart: int,
+    ranks: int,
+    size: int,
+    last: int,
+    values: Address,
+    floats: Address,
+    target: Address,
 ) -> None:
     """`ranks` packets of `size` bytes added up in float32 in the order of ranks, divided by their number if `op` is a
-    mean, and rounded, to `target`. They lie one behind the other from `parts` on, but that of rank `last` at `values`.
+    mean, and rounded, to `target`. They lie `apart` bytes from each other, from `parts` on, but that of rank `last` lies at
+    `values`.
     `floats`: room for twice the bytes."""
     count = size // 2
     kind = FLOAT16 if op in (OP_SUM_FLOAT16, OP_MEAN_FLOAT16) else BFLOAT16
     total = f32_at(floats, count)
     for rank in range(ranks):
-        at = values if rank == last else parts + np.uint64(rank * size)
+        at = values if rank == last else parts + np.uint64(rank * apart)
         if rank == 0:
             widen(kind, at, floats, count)
         elif kind == FLOAT16:

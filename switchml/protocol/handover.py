@@ -66,6 +66,8 @@ def resume(state: State, fresh: State, agreed: bytes, now: int) -> State:
         raise ConfigError("the aggregator goes on at rounds that do not fit what this rank has reported")
     moved = state._replace(packets=fresh.packets, wide=fresh.wide)
     identity = fresh.scalars["identity"]
+    if identity["large"] != state.scalars["identity"]["large"]:
+        raise ConfigError("the aggregator there takes packets of another size than the rounds under way have")
     # 1. A repetition that is under way is put back; it may be due once more.
     slots["busy"][repeated] = slots["redo"][repeated] == REDO_THEN_SEND
     _swap_packets(slots, repeated)
@@ -107,7 +109,7 @@ def resume(state: State, fresh: State, agreed: bytes, now: int) -> State:
 
 def _swap_packets(slots: np.ndarray, which: np.ndarray) -> None:
     """Exchange the descriptions of a slot's packet and of the one kept."""
-    for name in ("words", "length"):
+    for name in ("words", "length", "room"):
         kept = slots[f"kept_{name}"][which]  # indexed by a mask: a copy
         slots[f"kept_{name}"][which] = slots[name][which]
         slots[name][which] = kept
@@ -116,22 +118,22 @@ def _swap_packets(slots: np.ndarray, which: np.ndarray) -> None:
 def _move_packets(state: State, moved: State, indices: np.ndarray, identity: np.ndarray) -> None:
     """Copy the packets of the listed slots' rounds to the rows of `moved`, as the aggregator there is to get them.
     Lanes that a root keeps behind its packet come along."""
-    payload, count = int(identity["payload"][0]), len(state.slots)
+    count = len(state.slots)
     rooms = int(state.scalars["identity"]["room"][0]), int(identity["room"][0])
     job_tag = int(identity["job_tag"][0]).to_bytes(2, "big")
     for index in indices.tolist():
-        start, number, words = (int(state.slots[index][name]) for name in ("start", "round", "words"))
+        start, number, words, data = (int(state.slots[index][name]) for name in ("start", "round", "words", "room"))
         end = index + (number & 1) * count + 1
         source, target = (one.wide if words else one.packets for one in (state, moved))
         before = HEADER_BYTES + WORD_BYTES * words
         ends = [rows.ctypes.data + end * rows.shape[1] for rows in (source, target)]
-        there, here = (u8_at(at - before - payload, before) for at in ends)
+        there, here = (u8_at(at - before - data, before) for at in ends)
         here[:] = there
         here[0] &= 0xFF - R_FLAG
         here[2:8] = np.frombuffer(((start + number * count) & 0xFFFFFFFF).to_bytes(4, "big") + job_tag, np.uint8)
-        keeps = words and int(state.slots[index]["length"]) < ADDRESSED_BYTES + payload
+        keeps = words and int(state.slots[index]["length"]) < ADDRESSED_BYTES + data
         lanes = zip(ends, rooms if keeps else (0, 0), strict=True)
-        there, here = (u8_at(at - payload + room, payload) for at, room in lanes)
+        there, here = (u8_at(at - data + room, data) for at, room in lanes)
         here[:] = there
 
 
@@ -143,6 +145,7 @@ def finish_redo(w: State, index: int, now: int, out: np.ndarray, n: int) -> int:
     slot.redo = 0
     slot.words, slot.kept_words = slot.kept_words, slot.words
     slot.length, slot.kept_length = slot.kept_length, slot.length
+    slot.room, slot.kept_room = slot.kept_room, slot.room
     slot.round += 1
     if redo == REDO_THEN_SEND:
         return send(w, index, now, out, n)

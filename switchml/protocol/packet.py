@@ -31,10 +31,16 @@ SIZE_CODES = {1: 256, 3: 1024}
 SIZE_CODE_OF = {payload: code for code, payload in SIZE_CODES.items()}
 MAX_PACKET_BYTES = HEADER_BYTES + 1024
 
+LARGE = 2
+"""Size code of a large packet of v2: up to LARGE_BYTES of data, a multiple of LARGE_STEP (docs/protocol.md, section
+3)."""
+LARGE_BYTES, LARGE_STEP = 8192, 8
+
 SPARSE = 4
 """Bit of the size code: a packet of a sparse stream (docs/protocol.md, section 8). Alone: it has no data."""
 PADDED = 6
-"""Size code of a sparse packet with PADDING_BYTES in place of 1024 bytes of data."""
+"""Size code of a sparse packet with PADDING_BYTES in place of 1024 bytes of data; where packets may be large none is
+padded, and this is the code of a large addressed one."""
 PADDING_BYTES = 512
 WORD_BYTES = 4
 COLUMNS = (1, 2, 4, 8)

@@ -43,7 +43,7 @@ class Outcome(NamedTuple):
 
 class Pool:
     """The slots of one v2 job: n `workers` (1-256), `slots` a power of two, `payload_bytes` 256 or 1024, `wire` as in
-    packet.py. `rows`: of shared memory (shm.py), else its own; `with_tags`: with room for tags behind results;
+    packet.py. `large_bytes`: of data in a large packet, 0 if there are none. `rows`: of shared memory (shm.py), else its own; `with_tags`: with room for tags behind results;
     `halves`: half precision is added up as it is, if there is memory for that."""
 
     def __init__(
@@ -52,6 +52,7 @@ class Pool:
         workers: int,
         slots: int,
         payload_bytes: int = 1024,
+        large_bytes: int = 0,
         wire: int = 0,
         job_tag: int = 0,
         isn: int = 0,
@@ -66,20 +67,22 @@ class Pool:
             raise ConfigError(f"payload of {payload_bytes} bytes, wire {wire}: expected 256 or 1024, and 0 to 2")
         if isn % (2 * slots):
             raise ConfigError(f"initial sequence number {isn}: expected a multiple of {2 * slots}")
-        self.job = np.array([(workers, slots, payload_bytes, wire, job_tag, isn, 0)], JOB)
+        self.job = np.array([(workers, slots, payload_bytes, large_bytes, wire, job_tag, isn, 0)], JOB)
         self.slots = np.zeros(2 * slots, SLOT)
         self.seen = np.zeros((2 * slots, 4), np.uint64)
+        most = max(payload_bytes, large_bytes)
         self.rows = self.wide = rows if rows is not None else np.zeros(0, np.uint8)
         if rows is None:
             room = authentication.TAG_BYTES if with_tags else 0
-            self.rows = authentication.packet_rows(2 * slots, wire_format.HEADER_BYTES + payload_bytes, room)
+            self.rows = authentication.packet_rows(2 * slots, wire_format.HEADER_BYTES + most, room)
             # Sparse packets are longer. Memory that no sparse packet ever touches is never there.
-            self.wide = authentication.packet_rows(2 * slots, wire_format.MAX_SPARSE_BYTES, room)
+            wide = max(wire_format.MAX_SPARSE_BYTES, wire_format.ADDRESSED_BYTES + most)
+            self.wide = authentication.packet_rows(2 * slots, wide, room)
         self.counters = np.zeros((workers, len(COUNTERS)), np.int64)
-        parts = parts_of(workers, slots, payload_bytes) if halves else 0
-        self.parts = np.zeros((parts, payload_bytes), np.uint8)
+        parts = parts_of(workers, slots, most) if halves else 0
+        self.parts = np.zeros((parts, most), np.uint8)
         self.state = State(self.job, self.slots, self.seen, self.rows, self.wide, self.counters, self.parts)
-        self._reply = np.zeros(wire_format.MAX_SPARSE_BYTES, np.uint8)
+        self._reply = np.zeros(max(wire_format.MAX_SPARSE_BYTES, wire_format.ADDRESSED_BYTES + most), np.uint8)
         reset_slots(self.state)
 
     @property
@@ -118,7 +121,7 @@ class PoolV1:
         if not 1 <= workers <= wire_format.V1_MAX_WORKERS:
             raise ConfigError(f"{workers} workers: expected 1 to {wire_format.V1_MAX_WORKERS} in protocol v1")
         rows = 2 * wire_format.V1_SLOTS
-        self.job = np.array([(workers, wire_format.V1_SLOTS, payload_bytes, 0, 0, 0, 0)], JOB)
+        self.job = np.array([(workers, wire_format.V1_SLOTS, payload_bytes, 0, 0, 0, 0, 0)], JOB)
         self.slots = np.zeros(rows, SLOT_V1)
         self.rows = self.wide = np.zeros((rows, wire_format.MAX_PACKET_BYTES), np.uint8)
         self.parts = np.zeros((0, payload_bytes), np.uint8)

@@ -19,23 +19,26 @@ ACTIONS = ("consume", "multicast", "unicast", "wait", "drop")
 """What the aggregator is to do; the reply of UNICAST and WAITING lies in the caller's reply buffer, that of MULTICAST
 in the row."""
 
-JOB = record("i8 workers slots payload wire job_tag isn", "4u8 absent")
-"""What the rules need of a job. `absent`: bitmap of the ranks that rounds do not wait for (docs/protocol.md, section
+JOB = record("i8 workers slots payload large wire job_tag isn", "4u8 absent")
+"""What the rules need of a job. `payload`, `large`: bytes of data in its packets, and at most in large ones (0: there
+are none). `absent`: bitmap of the ranks that rounds do not wait for (docs/protocol.md, section
 13)."""
 
-SLOT = record("i8 seq", "i4 count", "i2 need ahead used flags form data")
+SLOT = record("i8 seq", "i4 count data", "i2 need ahead used flags form")
 """One version of one v2 slot; version v of slot i is row v*S + i. `seq`: its round's number, which does not wrap at 32
-bits. `form`: wire + 16 * words (0: dense) + 256 if it is addressed + 512 * op. `data`: some rank has sent lanes."""
+bits. `form`: wire + 16 * words (0: dense) + 256 if it is addressed + 512 * op + 8192 if it is large. `data`: bytes of
+lanes in a packet that has some; 0 if no rank has sent any."""
 
 SLOT_V1 = record("u4 bitmap", "i4 count", "i2 e0 e1")
 """One set of one v1 slot, numbered as above."""
 
 
 class State(NamedTuple):
-    """The arrays of one v2 job: JOB[1], SLOT[2S], uint64[2S, 4] of the ranks seen, uint8[2S, k >= 10 + payload],
-    uint8[2S, k >= 42 + payload] for sparse rounds (may be `rows`), int64[n, len(COUNTERS)].
+    """The arrays of one v2 job, with packets of up to k bytes of data: JOB[1], SLOT[2S], uint64[2S, 4] of the ranks
+    seen, uint8[2S, 10 + k or more], uint8[2S, 42 + k or more] for sparse rounds (may be `rows`), int64[n,
+    len(COUNTERS)].
 
-    `parts` uint8[2S n + 2, payload], or uint8[0, payload] where half precision is not added up as it is: what each rank
+    `parts` uint8[2S n + 2, k], or uint8[0, k] where half precision is not added up as it is: what each rank
     has sent of a row's, and room for one packet's sums in float32."""
 
     job: np.ndarray
@@ -60,13 +63,14 @@ MOST_PARTS_BYTES = 256 << 20
 """Of memory for `parts`; it is taken page by page as rounds of half precision need it."""
 
 
-def parts_of(workers: int, slots: int, payload: int) -> int:
-    """How many rows `State.parts` has; 0 if that would be too much memory: a job sums half precision in lanes then."""
+def parts_of(workers: int, slots: int, data: int) -> int:
+    """How many rows `State.parts` has, for packets of up to `data` bytes; 0 if that would be too much memory: a job
+    sums half precision in lanes then."""
     rows = 2 * slots * workers + 2
-    return rows if rows * payload <= MOST_PARTS_BYTES else 0
+    return rows if rows * data <= MOST_PARTS_BYTES else 0
 
 
 @kernel(inline=True)
-def result_at(rows: np.ndarray, row: int, payload: int) -> np.uint64:
-    """Address of the result packet in a row: its end."""
-    return rows.ctypes.data + np.uint64((row + 1) * rows.shape[1] - wire_format.HEADER_BYTES - payload)
+def result_at(rows: np.ndarray, row: int, data: int) -> np.uint64:
+    """Address of the result packet in a row: its end, if it has `data` bytes behind its header."""
+    return rows.ctypes.data + np.uint64((row + 1) * rows.shape[1] - wire_format.HEADER_BYTES - data)

@@ -20,8 +20,8 @@ from switchml.runtime.memory import be16, be32, copy_bytes, put_be16, put_be32, 
 _HEADER = wire_format.HEADER_BYTES
 _BITMAP = wire_format.BITMAP_BYTES
 _WORD = wire_format.WORD_BYTES
-_WORDS_SHIFT, _WORDS_MASK, _ADDRESSED, _OP_SHIFT = 4, 15, 1 << 8, 9
-"""`form` of a slot: lanes, words << _WORDS_SHIFT, _ADDRESSED, and op << _OP_SHIFT."""
+_WORDS_SHIFT, _WORDS_MASK, _ADDRESSED, _OP_SHIFT, _OP_MASK, _LARGE = 4, 15, 1 << 8, 9, 15, 1 << 13
+"""`form` of a slot: lanes, words << _WORDS_SHIFT, _ADDRESSED, op << _OP_SHIFT, and _LARGE."""
 
 
 @kernel
@@ -56,12 +56,29 @@ def _write_header(
 def _part_at(pool: State, row: int, rank: int) -> np.uint64:
     """Address of what a rank has sent of a row's round, of half precision; of row 2S: of room for sums."""
     job = pool.job[0]
-    return pool.parts.ctypes.data + np.uint64((row * job.workers + rank) * job.payload)
+    return pool.parts.ctypes.data + np.uint64((row * job.workers + rank) * pool.parts.shape[1])
 
 
 @kernel(inline=True)
 def _size_code(payload: int) -> int:
     return 3 if payload == 1024 else 1
+
+
+@kernel(inline=True)
+def _fits_large(job: Any, size: int) -> Any:
+    """Whether a large packet may have so many bytes of data."""
+    return 0 <= size <= job.large and size & (wire_format.LARGE_STEP - 1) == 0
+
+
+@kernel(inline=True)
+def _op_of(slot: Any) -> Any:
+    return (slot.form >> _OP_SHIFT) & _OP_MASK
+
+
+@kernel(inline=True)
+def _room(job: Any, form: int) -> Any:
+    """Bytes of data that a packet of this form has at most: what lies before them has its place in a row by that."""
+    return job.large if form & _LARGE else job.payload
 
 
 @kernel
@@ -72,12 +89,16 @@ def _sparse_data(pool: State, data: np.ndarray, length: int) -> Any:
     if columns == wire_format.ADDRESSED:
         if length < _HEADER + _WORD or data[_HEADER] > wire_format.REACH_OTHERS:
             return -1
-        op = int64(data[_HEADER + 2])
+        op, rest = int64(data[_HEADER + 2]), length - _HEADER - _WORD
+        is_large = job.large != 0 and size == wire_format.SPARSE | wire_format.LARGE
         if op != wire_format.OP_SUM and data[0] >> 4 != wire_format.CONTRIBUTION:
             return -1  # narrow lanes can only be summed
-        has_all = size == wire_format.SPARSE | _size_code(job.payload)  # of half precision every rank's part is needed
+        # Of half precision every rank's part is needed.
+        has_all = size == wire_format.SPARSE | _size_code(job.payload) or (is_large and rest > 0)
         if op > wire_format.OP_XOR and (op > wire_format.OP_MEAN_BFLOAT16 or not len(pool.parts) or not has_all):
             return -1
+        if is_large:
+            return rest if _fits_large(job, rest) else -1
         columns = int64(1)
     elif columns != 1 and columns != 2 and columns != 4 and columns != 8:
         return -1
@@ -86,7 +107,8 @@ def _sparse_data(pool: State, data: np.ndarray, length: int) -> Any:
         return job.payload if rest == job.payload else -1
     if size == wire_format.SPARSE:
         return 0 if rest == 0 else -1
-    fits = size == wire_format.PADDED and job.payload == 1024 and rest == wire_format.PADDING_BYTES
+    is_padded = size == wire_format.PADDED and job.payload == 1024 and not job.large
+    fits = is_padded and rest == wire_format.PADDING_BYTES
     return 0 if fits else -1
 
 
@@ -100,12 +122,11 @@ def number_of(pool: State, seq: int) -> int:
 @kernel(forceinline=True)
 def result_of(pool: State, row: int) -> tuple[np.uint64, Any]:
     """(address, length) of the result packet in a row."""
-    slot, payload = pool.slots[row], pool.job[0].payload
-    words = (slot.form >> _WORDS_SHIFT) & _WORDS_MASK
+    slot = pool.slots[row]
+    words, room = (slot.form >> _WORDS_SHIFT) & _WORDS_MASK, _room(pool.job[0], slot.form)
     if words == 0:
-        return result_at(pool.rows, row, payload), _HEADER + payload
-    before = _HEADER + _WORD * words
-    return result_at(pool.wide, row, payload + _WORD * words), before + (payload if slot.data else 0)
+        return result_at(pool.rows, row, room), _HEADER + slot.data
+    return result_at(pool.wide, row, room + _WORD * words), _HEADER + _WORD * words + slot.data
 
 
 @kernel(forceinline=True)
@@ -189,7 +210,7 @@ def _end_without_absent(pool: State, row: int) -> None:
     """End an open round, of `count` ranks, if all others are absent; it is then complete, and PARTIAL. Only dense
     rounds can do without ranks."""
     job, slot = pool.job[0], pool.slots[row]
-    if slot.form >> _WORDS_SHIFT:
+    if (slot.form >> _WORDS_SHIFT) & _WORDS_MASK:
         return
     for word in range(4):
         if _missing(pool, row, word) & ~job.absent[word]:
@@ -203,11 +224,11 @@ def _round_sums(pool: State, row: int, rank: int, values: Address, sums: Address
     """Add up half precision for a complete round, to which `values` of `rank` came last; zeros if it is MIXED."""
     job, slot = pool.job[0], pool.slots[row]
     if slot.flags & wire_format.FLAG_MIXED:
-        nothing = u8_at(sums, job.payload)
+        nothing = u8_at(sums, slot.data)
         nothing[:] = 0
         return
-    op, room = slot.form >> _OP_SHIFT, _part_at(pool, 2 * job.slots, 0)
-    halves.add(op, _part_at(pool, row, 0), job.workers, job.payload, rank, values, room, sums)
+    parts, apart, room = _part_at(pool, row, 0), pool.parts.shape[1], _part_at(pool, 2 * job.slots, 0)
+    halves.add(_op_of(slot), parts, apart, job.workers, slot.data, rank, values, room, sums)
 
 
 @kernel
@@ -219,13 +240,14 @@ def label(pool: State, rank: int, row: int, seq: int) -> None:
         mine[counters.OVERFLOW] += 1
     if slot.flags & wire_format.FLAG_MIXED:
         mine[counters.MIXED] += 1
-    size, ahead, need = _size_code(job.payload), slot.ahead, slot.need
-    if slot.form >> _WORDS_SHIFT:
-        size = wire_format.SPARSE | (size if slot.data else 0)
+    is_large = slot.form & _LARGE != 0
+    size, ahead, need = wire_format.LARGE if is_large else _size_code(job.payload), slot.ahead, slot.need
+    if (slot.form >> _WORDS_SHIFT) & _WORDS_MASK:
+        size = wire_format.SPARSE | (size if slot.data or is_large else 0)
         if slot.form & _ADDRESSED:
             ahead = wire_format.ADDRESSED
         else:
-            ahead, need = slot.form >> _WORDS_SHIFT, 0
+            ahead, need = (slot.form >> _WORDS_SHIFT) & _WORDS_MASK, 0
     result, _ = result_of(pool, row)
     kind = wire_format.RESULT | (slot.form & 3)
     _write_header(u8_at(result, _HEADER), kind, size, False, ahead, seq, job.job_tag, need, slot.flags)
@@ -262,7 +284,7 @@ def _expire(pool: State, reply: np.ndarray, rank: int, seq: int) -> tuple[int, i
     if not is_open:
         mine[counters.DUPLICATES] += 1
         return DROP, row
-    if slot.form >> _WORDS_SHIFT:
+    if (slot.form >> _WORDS_SHIFT) & _WORDS_MASK:
         mine[counters.DUPLICATES] += 1
         _write_wait(pool, row, rank, reply, seq)
         return WAITING, row
@@ -313,6 +335,10 @@ def receive_v2(pool: State, reply: np.ndarray, rank: int, address: Address, leng
             form |= _ADDRESSED | (op << _OP_SHIFT)
     elif length == _HEADER + job.payload and data[0] & 7 == _size_code(job.payload):
         data_bytes = job.payload
+    elif length > _HEADER and data[0] & 7 == wire_format.LARGE and _fits_large(job, length - _HEADER):
+        data_bytes = length - _HEADER
+    if job.large and data[0] & 3 == wire_format.LARGE:
+        form |= _LARGE
     is_half = op > wire_format.OP_XOR
     is_expiry = wire == wire_format.EXPIRY - wire_format.CONTRIBUTION and columns == 0
     if data_bytes < 0 or (wire != job.wire and wire != wire_format.WIRE_INT32 and not is_expiry):
@@ -335,7 +361,7 @@ def receive_v2(pool: State, reply: np.ndarray, rank: int, address: Address, leng
     form |= columns << _WORDS_SHIFT
     words = np.uint64(address) + np.uint64(_HEADER)
     values = words + np.uint64(_WORD * columns)
-    sums = result_at(pool.wide if columns else pool.rows, row, job.payload) + np.uint64(_HEADER)
+    sums = result_at(pool.wide if columns else pool.rows, row, _room(job, form)) + np.uint64(_HEADER)
     distance = serial_difference(seq, slot.seq)
     # A4. Drop what is stale.
     if distance < 0:
@@ -347,14 +373,14 @@ def receive_v2(pool: State, reply: np.ndarray, rank: int, address: Address, leng
         slot.seq += distance
         slot.count = 1
         slot.flags = 0
-        slot.form, slot.data = form, data_bytes > 0
+        slot.form, slot.data = form, data_bytes
         slot.ahead, slot.need, slot.used = signed8(data[1]), signed8(data[8]), signed8(data[9])
         seen[row, :] = 0
         seen[row, word] = bit
         if columns:
             store(sums - np.uint64(_WORD * columns), words, _WORD * columns)
         if data_bytes:
-            store(_part_at(pool, row, rank) if is_half else sums, values, job.payload)
+            store(_part_at(pool, row, rank) if is_half else sums, values, data_bytes)
     # A6. Refuse any other round, and a slot that was never used; a round that ended without this rank has its result.
     elif distance != 0 or (seen[row, word] & bit == 0 and slot.count == job.workers):
         if distance == 0 and is_partial(pool, row):
@@ -369,6 +395,7 @@ def receive_v2(pool: State, reply: np.ndarray, rank: int, address: Address, leng
         slot.ahead = max(slot.ahead, signed8(data[1]))
         slot.need = max(slot.need, signed8(data[8]))
         alike = slot.form == form and (not form & _ADDRESSED or _same_call(sums - np.uint64(_WORD), words))
+        alike = alike and (not data_bytes or not slot.data or data_bytes == slot.data)
         if slot.used != signed8(data[9]) or not alike:
             slot.flags |= wire_format.FLAG_MIXED
         if alike:
@@ -376,14 +403,14 @@ def receive_v2(pool: State, reply: np.ndarray, rank: int, address: Address, leng
                 keep_least_words(sums - np.uint64(_WORD * columns), words, columns)
             if is_half:
                 if slot.count < job.workers:  # the last one is added up where it lies
-                    store(_part_at(pool, row, rank), values, job.payload)
+                    store(_part_at(pool, row, rank), values, data_bytes)
             elif data_bytes and not slot.data:
-                slot.data = 1
-                store(sums, values, job.payload)
+                slot.data = data_bytes
+                store(sums, values, data_bytes)
             elif data_bytes and form & _ADDRESSED:
-                if combine(op, wire, sums, values, job.payload):
+                if combine(op, wire, sums, values, data_bytes):
                     slot.flags |= wire_format.FLAG_OVERFLOW
-            elif data_bytes and add(wire, sums, values, job.payload):
+            elif data_bytes and add(wire, sums, values, data_bytes):
                 slot.flags |= wire_format.FLAG_OVERFLOW
     # A8. A repeated contribution to a complete round is answered with the result.
     elif slot.count == job.workers:
@@ -404,7 +431,7 @@ def receive_v2(pool: State, reply: np.ndarray, rank: int, address: Address, leng
             _end_without_absent(pool, row)
     if slot.count < job.workers:
         return CONSUME, row
-    if slot.form >> _OP_SHIFT > wire_format.OP_XOR:
+    if _op_of(slot) > wire_format.OP_XOR:
         _round_sums(pool, row, rank, np.uint64(values), sums)
     label(pool, rank, row, seq)
     return MULTICAST, row

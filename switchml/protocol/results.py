@@ -28,6 +28,7 @@ from switchml.protocol.handover import finish_redo
 from switchml.protocol.lanes import combine
 from switchml.protocol.packet import CODE_UNKNOWN
 from switchml.protocol.sending import (
+    data_of,
     elements_of,
     finish_chunk,
     kept_at,
@@ -36,6 +37,7 @@ from switchml.protocol.sending import (
     repeat,
     report_open,
     send,
+    size_code,
     top_of,
 )
 from switchml.protocol.worker_state import State, next_round, row_of, seq_of, task_at
@@ -79,7 +81,7 @@ def receive(w: State, address: Address, length: int, now: int, out: np.ndarray, 
         return n
     # R4. Refuse what is not shaped like a result.
     is_sparse = data[0] & wire_format.SPARSE != 0
-    if not _is_result(data, length, is_sparse, me.identity.payload):
+    if not _is_result(data, length, is_sparse, me.identity):
         me.counters.refused += 1
         return n
     me.counters.received += 1
@@ -102,8 +104,11 @@ def receive(w: State, address: Address, length: int, now: int, out: np.ndarray, 
         return n
     if slot.columns:
         return _continue_stream(w, index, address, length, now, out, n)
-    # R8. Section 4's table: done, another round, or an error. Lanes at address 0 are for other ranks.
     task = task_at(w, slot.task)
+    if not slot.addressed and length != slot.length:  # a peer's task has other packets
+        me.failure.code, me.failure.chunk = worker_state.ERROR_MIXED, slot.chunk
+        return n
+    # R8. Section 4's table: done, another round, or an error. Lanes at address 0 are for other ranks.
     lanes_at = _lanes_for_us(w, index, address, length) if slot.addressed else np.uint64(address) + np.uint64(_HEADER)
     mode, used = _next_round(w, slot, task, w.classes[index], address, lanes_at)
     if me.failure.code:
@@ -141,11 +146,13 @@ def _wait(w: State, slot: Any, data: np.ndarray, now: int) -> None:
 
 
 @kernel(forceinline=True)
-def _is_result(data: np.ndarray, length: int, is_sparse: bool, payload: int) -> bool:
+def _is_result(data: np.ndarray, length: int, is_sparse: bool, identity: Any) -> bool:
     if is_sparse:
-        return sparse.is_result(data, length, payload)
-    is_full = length == _HEADER + payload and data[0] & 7 == (3 if payload == 1024 else 1)
-    return is_full and wire_format.RESULT <= data[0] >> 4 < wire_format.WAIT
+        return sparse.is_result(data, length, identity)
+    size = data[0] & 7
+    is_full = length == _HEADER + identity.payload and size == size_code(identity.payload)
+    is_large = size == wire_format.LARGE and _HEADER < length <= _HEADER + identity.large
+    return (is_full or is_large) and wire_format.RESULT <= data[0] >> 4 < wire_format.WAIT
 
 
 @kernel(forceinline=True)
@@ -294,12 +301,12 @@ def _lanes_for_us(w: State, index: int, address: Address, length: int) -> np.uin
     _, _, count = elements_of(task, slot.chunk)
     if count == 0 or not gets(task, owner_of(task, slot.chunk - task.first), identity.rank):
         return np.uint64(0)
-    lanes_at = np.uint64(address) + np.uint64(_ADDRESSED_BYTES)
-    has_data = length > _ADDRESSED_BYTES
+    lanes_at, size = np.uint64(address) + np.uint64(_ADDRESSED_BYTES), data_of(task, count)
+    has_data = length >= _ADDRESSED_BYTES + size
     if task.reach == wire_format.REACH_ROOT and not rounds_sums(task):
         own = kept_at(w, index)
         if has_data:
-            overflowed = combine(int64(task.op), int64(_WIRES[task.fmt]), own, lanes_at, identity.payload)
+            overflowed = combine(int64(task.op), int64(_WIRES[task.fmt]), own, lanes_at, size)
             if overflowed and not u8_at(address, _HEADER)[9]:
                 me.failure.code, me.failure.chunk = worker_state.ERROR_OVERFLOW, slot.chunk
         lanes_at, has_data = own, has_data or identity.workers == 1

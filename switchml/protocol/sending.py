@@ -14,6 +14,7 @@ from switchml.protocol.collectives import owner_of, place_of, sends
 from switchml.protocol.fixedpoint import (
     INT64,
     LANE_BYTES,
+    LANES,
     RAW,
     WIRES,
     canonical,
@@ -48,8 +49,12 @@ from switchml.runtime.memory import fence, put_be16, put_be32, signed8, u8_at, u
 TURN = 16
 """Chunks that a queue starts before it is another queue's turn: enough for a train of packets."""
 _LANE_BYTES = np.array(LANE_BYTES, np.int64)
+_ELEMENT_BYTES = np.array(LANES, np.int64) * _LANE_BYTES
+"""What an element takes in a packet, by format."""
 _WIRES = np.array(WIRES, np.int64)
 _HEADER, _WORD = wire_format.HEADER_BYTES, wire_format.WORD_BYTES
+_FULL = max(wire_format.SIZE_CODE_OF)
+"""Bytes of data in the largest packet that is not called large."""
 
 
 @kernel(forceinline=True)
@@ -143,11 +148,20 @@ def top_of(fmt: int, need: int) -> Any:
 def packet_at(w: State, index: int) -> np.uint64:
     """Address of a slot's packet, which would end its row if it had data. Rows without slack make one train of
     consecutive slots."""
-    words, end = int64(w.slots[index].words), rows_before(w, index) + 1
-    if words:
-        before = _HEADER + _WORD * words
-        return w.wide.ctypes.data + np.uint64(end * w.wide.shape[1] - before - w.scalars[0].identity.payload)
-    return w.packets.ctypes.data + np.uint64(end * w.packets.shape[1] - _HEADER - w.scalars[0].identity.payload)
+    slot, end = w.slots[index], rows_before(w, index) + 1
+    if slot.words:
+        before = _HEADER + _WORD * int64(slot.words)
+        return w.wide.ctypes.data + np.uint64(end * w.wide.shape[1] - before - slot.room)
+    return w.packets.ctypes.data + np.uint64(end * w.packets.shape[1] - _HEADER - slot.room)
+
+
+@kernel(inline=True)
+def data_of(task: Any, count: int) -> Any:
+    """Bytes of data in the packets of a chunk of `count` elements, if a rank has some. Large packets are no larger than
+    they need to be; others are always full."""
+    if task.room <= _FULL:
+        return task.room
+    return (count * _ELEMENT_BYTES[task.fmt] + wire_format.LARGE_STEP - 1) & -wire_format.LARGE_STEP
 
 
 @kernel(inline=True)
@@ -173,7 +187,8 @@ def _build_packet(w: State, index: int) -> None:
     lanes_at = packet_at(w, index) + np.uint64(_HEADER + _WORD * slot.addressed)
     if slot.addressed and not sends(task, owner_of(task, slot.chunk - task.first), identity.rank):
         lanes_at = kept_at(w, index)
-    lanes, wire = identity.payload // _LANE_BYTES[task.fmt], _WIRES[task.fmt]
+    size = data_of(task, count)
+    lanes, wire = size // _LANE_BYTES[task.fmt], _WIRES[task.fmt]
     need = int64(slot.need)
     if task.half:
         widen(task.half, source, w.floats.ctypes.data, count)
@@ -181,11 +196,11 @@ def _build_packet(w: State, index: int) -> None:
     if slot.addressed and not _has_lanes(task, slot.chunk, identity.rank):
         pass  # this rank only answers
     elif task.fmt == RAW:
-        _put_bytes(source, count, lanes_at, identity.payload)
+        _put_bytes(source, count, lanes_at, size)
     elif slot.mode == CLASSIFY:
         classify(task.fmt, source, count, lanes_at, lanes)
     elif (slot.mode == SPECULATE and _is_in_vain(slot, task)) or (task.memory and slot.need > slot.used):
-        nothing = u8_at(lanes_at, identity.payload)
+        nothing = u8_at(lanes_at, size)
         nothing[:] = 0
         slot.late = slot.mode == EXACT  # the others agreed on this exponent in a round without this rank
     elif has_digits(task.fmt):
@@ -202,15 +217,21 @@ def _build_packet(w: State, index: int) -> None:
     if not slot.scanned and following < w.queues[slot.queue].total:
         slot.next_need = _need_of_chunk(w, _task_of(w, slot.queue, following, slot.task), following)
         slot.scanned = 1
-    header[0] = ((wire_format.CONTRIBUTION | wire) << 4) | (3 if identity.payload == 1024 else 1)
+    header[0] = ((wire_format.CONTRIBUTION | wire) << 4) | size_code(slot.room)
     header[1] = (slot.next_need if slot.scanned else CODE_UNKNOWN) & 0xFF
     put_be32(header, 2, seq_of(w, index))
     put_be16(header, 6, identity.job_tag)
     header[8] = need & 0xFF
     header[9] = slot.used & 0xFF
-    slot.length = _HEADER + identity.payload
+    slot.length = _HEADER + size
     if slot.addressed:
         _address(w, index, count > 0)
+
+
+@kernel(inline=True)
+def size_code(room: int) -> Any:
+    """That of packets with so many bytes of data at most."""
+    return wire_format.LARGE if room > _FULL else 3 if room == _FULL else 1
 
 
 @kernel(inline=True)
@@ -248,7 +269,8 @@ def _address(w: State, index: int, has_elements: bool) -> None:
     owner, size = owner_of(task, slot.chunk - task.first), int64(header[0] & 3)
     if not (has_elements and sends(task, owner, identity.rank)):
         is_padded = identity.padded != 0 and identity.payload == 1024
-        size = int64(wire_format.PADDED & 3) if is_padded else int64(0)
+        if slot.room <= _FULL:
+            size = int64(wire_format.PADDED & 3) if is_padded else int64(0)
         slot.length = wire_format.PADDING_BYTES if is_padded else 0
         slot.length += _HEADER
     slot.length += _WORD
@@ -426,7 +448,7 @@ def fill(w: State, now: int, out: np.ndarray, n: int) -> int:
         if not task.columns and not gathers and task.fmt != RAW:
             slot.need = slot.next_need if slot.scanned else _need_of_chunk(w, number, chunk)
         slot.chunk, slot.task, slot.columns, slot.addressed = chunk, number, task.columns, task.addressed
-        slot.words = task.columns + task.addressed
+        slot.words, slot.room = task.columns + task.addressed, task.room
         slot.scanned = slot.classed = slot.done = slot.late = slot.open = 0
         # C4. Choose its exponent: a sparse stream's words announce theirs, bytes have none; what `ahead` agreed on is
         # exact; else guess.

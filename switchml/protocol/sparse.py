@@ -228,13 +228,16 @@ def build(identity: Any, task: Any, state: np.ndarray, stream: int, seq: int, ro
 
 
 @kernel
-def is_result(data: np.ndarray, length: int, payload: int) -> bool:
-    """Whether the bytes are shaped like a sparse or an addressed result of a job with this payload."""
+def is_result(data: np.ndarray, length: int, identity: Any) -> bool:
+    """Whether the bytes are shaped like a sparse or an addressed result of the worker's job."""
     if length < _HEADER + _WORD or not wire_format.RESULT <= data[0] >> 4 < wire_format.WAIT:
         return False
     size, columns = data[0] & 7, int64(data[1])
     if columns == wire_format.ADDRESSED and length == _HEADER + _WORD:  # it may be cut, whatever its size was
         return True
+    payload = identity.payload
+    if columns == wire_format.ADDRESSED and size == wire_format.SPARSE | wire_format.LARGE:
+        return length <= _HEADER + _WORD + identity.large
     columns = max(columns, int64(1))
     if columns != 1 and columns != 2 and columns != 4 and columns != 8:
         return False

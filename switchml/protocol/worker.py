@@ -21,6 +21,7 @@ from switchml.protocol.fixedpoint import (
     ITEM_BYTES,
     LANE_BYTES,
     LANES,
+    RAW,
     WIRES,
     guard_bits,
     has_digits,
@@ -66,8 +67,9 @@ class Worker:
     """One rank of one v2 job, without its socket: owns the arrays, starts tasks, and offers the kernels to Python
     callers. `identity`, `window`, `queues`, `rtt`, `silence`, `timers`, `counters` and `failure` are its records.
 
-    `isn`, `job_tag`, `slots`, `window` (the most rounds in flight) come from joining; `payload_bytes` is 256 or 1024.
-    `packets` uint8[2 slots, k >= 42 + payload]: where to build the packets (each at the end of its row), if not in
+    `isn`, `job_tag`, `slots`, `window` (the most rounds in flight) come from joining; `payload_bytes` is 256 or 1024,
+    `large_bytes` those of data in large packets, 0 if there are none.
+    `packets` uint8[2 slots, k >= 42 + payload, or large]: where to build the packets (each at the end of its row), if not in
     memory of its own; `wide` uint8[2 slots, k]: where to build those of sparse streams, of up to MAX_SPARSE_BYTES, if
     not in the same rows. `lossless`: the transport loses nothing, so a round is probed only to learn whom it waits for.
     `padded`: the switch wants sparse packets without data padded. `two_queues`: bytes have a queue and half of the
@@ -85,6 +87,7 @@ class Worker:
         isn: int,
         window: int | None = None,
         payload_bytes: int = 1024,
+        large_bytes: int = 0,
         packets: np.ndarray | None = None,
         wide: np.ndarray | None = None,
         lossless: bool = False,
@@ -99,16 +102,18 @@ class Worker:
         if not 1 <= size <= slots:
             raise ConfigError(f"window of {size}: expected 1 to {slots} (the job's slots)")
         if wide is None:
-            wide = np.zeros((2 * slots, MAX_SPARSE_BYTES), np.uint8) if packets is None else packets
+            wide_bytes = max(MAX_SPARSE_BYTES, wire_format.ADDRESSED_BYTES + large_bytes)
+            wide = np.zeros((2 * slots, wide_bytes), np.uint8) if packets is None else packets
+        most = max(payload_bytes, large_bytes)
         self.state = State(
             np.zeros(1, SCALARS),
             np.zeros(count, QUEUE),
             np.zeros(slots, SLOT),
             np.zeros(TASKS, TASK),
-            np.zeros((2 * slots, wire_format.HEADER_BYTES + payload_bytes), np.uint8) if packets is None else packets,
+            np.zeros((2 * slots, wire_format.HEADER_BYTES + most), np.uint8) if packets is None else packets,
             wide,
             np.zeros((slots, sparse.STATE_ROWS, wire_format.MAX_COLUMNS), np.int64),
-            np.zeros((slots, payload_bytes), np.uint32),
+            np.zeros((slots, max(payload_bytes, large_bytes // 2)), np.uint32),
             np.zeros((2 * slots, payload_bytes // 4), exact.SUM),
             np.zeros(2 * slots, np.int64),
             np.zeros(payload_bytes // 4, np.uint32),
@@ -128,6 +133,7 @@ class Worker:
             isn,
             padded,
         )
+        identity["large"] = large_bytes
         identity["headroom"], identity["spread"] = headroom(workers), spreads(workers)
         identity["least_timeout"], identity["room"] = LONGEST_PROBE if lossless else 0, room
         identity["deadline"] = deadline_ns
@@ -141,6 +147,7 @@ class Worker:
         self.state.slots["start"] = isn + np.arange(slots)
         self.state.slots["chunk"] = np.arange(slots) % queues["slots"][0] - queues["slots"][0]
         self.state.slots["done"] = 1
+        self.state.slots["room"] = self.state.slots["kept_room"] = payload_bytes
         self.state.slots["agreed"] = CODE_UNKNOWN
         self.state.slots["resent"] = self.state.slots["probed"] = -1
         self._out = np.zeros(2 * slots + 64, np.int32)
@@ -193,7 +200,10 @@ class Worker:
         number_of_queue = self.queue_of(collective)
         queue = self.queues[number_of_queue]
         workers, slots = int(self.identity["workers"]), int(queue["slots"])
-        per_chunk = elements_per_chunk(fmt, int(self.identity["payload"]), workers)
+        room = int(self.identity["payload"])
+        if blocks is None and (fmt == RAW or has_digits(fmt)):  # other formats need an exponent for each of its blocks
+            room = max(room, int(self.identity["large"]))
+        per_chunk = elements_per_chunk(fmt, room, workers)
         if WIRES[fmt] and not self.identity["headroom"][WIRES[fmt]]:
             raise ConfigError(f"{dtype}: lanes can't hold the sum of {workers} ranks; use a wider wire")
         columns, threshold, non_zero, group = 0, 0.0, 0, 0
@@ -240,6 +250,7 @@ class Worker:
             workers,
             0,
             numel * max(scheme[4], 1) * item >= PAST_CACHES_BYTES,
+            room,
         )
         queue["total"] += chunks
         window["next_task"] += 1

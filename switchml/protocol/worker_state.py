@@ -28,8 +28,9 @@ TASKS = 1024
 """All-reduces that may be under way at once (a power of two); more wait in the agent."""
 
 
-IDENTITY = record("i8 rank workers slots payload job_tag isn padded least_timeout room deadline", "3i8 headroom spread")
-"""What joining decided. `payload`: bytes in a packet; `padded`: the switch wants sparse packets without data padded;
+IDENTITY = record("i8 rank workers slots payload large job_tag isn padded least_timeout room deadline", "3i8 headroom spread")
+"""What joining decided. `payload`: bytes of data in a packet, `large`: at most in a large one (0: there are none);
+`padded`: the switch wants sparse packets without data padded;
 `least_timeout`: lower bound of a retransmission timeout, not 0 if nothing can be lost. `room`: bytes behind a packet
 that something else needs (tags). `deadline`: how long a round of dense sums waits for ranks (0: without end; section
 13). `headroom`, `spread`: by lane
@@ -93,11 +94,11 @@ SLOT = record(
     "i2 mode used need agreed next_need",
     "u1 busy scanned waited classed done unbuilt queue redo late",
     "i2 columns addressed words kept_words",
-    "i4 length kept_length top open",
+    "i4 length kept_length room kept_room top open",
 )
 """One slot. `round`: how many of its rounds have their results, which is the number of the present one. `start`: the
-sequence number that its round 0 would have at this aggregator. `words` and `length`: of its packet; `kept_words` and
-`kept_length`: of the packet of the round before. `redo`: REDO or REDO_THEN_SEND while that is sent once more
+sequence number that its round 0 would have at this aggregator. `words`, `length` and `room`: of its packet, which has `room` bytes of
+data at most; `kept_words` and so on: of the packet of the round before. `redo`: REDO or REDO_THEN_SEND while that is sent once more
 (handover.py). `resent`: the last round retransmitted, `probed`: because of the clock (-1: none). `agreed`: `ahead` of
 its last result; `next_need`, valid if `scanned`: what the chunk after this one needs. `classed`: a CLASSIFY round has
 been answered. `columns`: of a sparse stream, else 0; `addressed`: 1 if the packets are (collectives.py), else 0;
@@ -116,7 +117,7 @@ TASK = record(
     "i8 scanned group",
     "i8 queue addressed reach root op shares share_chunks run source_step target_step mark",
     "u8 memory",
-    "i8 least late past_caches",
+    "i8 least late past_caches room",
 )
 """One all-reduce. `source`, `target`: addresses of its elements (may be equal); `item`: their bytes; `half`: their kind
 of half precision (halves.py). `per_chunk`: elements of a chunk; `first`, `chunks`, `done`: its chunks. `history`:
@@ -127,12 +128,13 @@ G, if behind each G chunks comes one for what they leave open (exact sums), else
 `addressed`: 1 for a collective of collectives.py, whose fields follow: its `shares` have `share_chunks` chunks each
 and take turns of `run`. `memory`: address where the elements go that came too late for their sums, 0 if these wait
 for all ranks (section 13); `least`: the fewest ranks in a chunk so far, `late`: how many chunks are without this
-one. `past_caches`: 1 if its target is too large for caches, and is written past them."""
+one. `past_caches`: 1 if its target is too large for caches, and is written past them. `room`: bytes of data that its packets
+have at most."""
 
 
 class State(NamedTuple):
     """The arrays of one worker: SCALARS[1], QUEUE[1 or 2], SLOT[S], TASK[TASKS], uint8[2S, k], uint8[2S, k], int64[S,
-    5, 8] (sparse.py), uint32[S, payload], SUM[2S, payload / 4] (exact.py), int64[2S], uint32[payload / 4],
+    5, 8] (sparse.py), uint32[S, payload or large / 2], SUM[2S, payload / 4] (exact.py), int64[2S], uint32[payload / 4],
     uint8[32], float32[payload]. `packets`: the packets of even rounds, then those of odd ones, so that a round's
     stays until the next one has its result. `wide` has room for sparse packets, and may be `packets`. `sums`, by
     chunk modulo 2S: what it left open; of a group's last chunk, what the others did, `reported` of them so far.
@@ -186,5 +188,5 @@ def seq_of(w: State, index: int) -> Any:
 @kernel(inline=True)
 def next_round(slot: Any) -> None:
     """The present round has its result; its packet is kept."""
-    slot.kept_words, slot.kept_length = slot.words, slot.length
+    slot.kept_words, slot.kept_length, slot.kept_room = slot.words, slot.length, slot.room
     slot.round += 1

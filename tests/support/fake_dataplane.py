@@ -24,6 +24,7 @@ class FakeDataplane:
     padded = dense_only = authenticates = collectives = only_sums = halves = ends_early = False
     mac = 0
     most_parts = 1
+    memory = ""
 
     def __init__(
         self, slot_capacity: int = 65536, receive_buffer_bytes: int = 0, address: tuple[str, int] = ("127.0.0.1", 48864)

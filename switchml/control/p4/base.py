@@ -51,6 +51,7 @@ class P4Base(Generic[JobType]):
     buffer_a_rank = True
     v1_place: tuple[str, int] | None = None
     most_parts = 1
+    memory = ""
 
     def __init__(self, drivers: Sequence[Driver], address: str, mac: int, window_bytes: int):
         self.address: Address = address, UDP_PORT

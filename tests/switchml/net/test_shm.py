@@ -55,10 +55,10 @@ def test_layout(job):
         assert segment.at[shm.CAPACITY] >= 4 * slots
         ends = [shm._HEADER + ranks * int(segment.at[shm.STRIDE])]
         for part in (*(shm.packets_of(segment, rank) for rank in range(ranks)), shm.pool_rows(segment)):
-            assert part.shape[1] == shm.ROW_BYTES and part.ctypes.data % 64 == 0
+            assert part.shape[1] == segment.at[shm.ROW] == 1088 and part.ctypes.data % 64 == 0
             assert ends[-1] <= part.ctypes.data - start
             ends.append(part.ctypes.data - start + part.nbytes)
-        assert ends[-1] + shm.REPLIES * shm.ROW_BYTES == segment.memory.size
+        assert ends[-1] + shm.REPLIES * 1088 == segment.memory.size
 
 
 def test_what_is_added_shows_when_it_is_published(job):
@@ -132,7 +132,7 @@ def test_rings_against_a_queue(passed, seed):
 def test_a_rank_is_trusted_with_its_own_packets_only(job):
     """What it names elsewhere is passed over; its own packets before and after are taken."""
     segment, _ = job(3, 4)
-    own, end = packet(segment, 1), packet(segment, 1) + 2 * 4 * shm.ROW_BYTES
+    own, end = packet(segment, 1), packet(segment, 1) + 2 * 4 * int(segment.at[shm.ROW])
     wrong = [
         (own - 1, 10),
         (end - 9, 10),
@@ -195,20 +195,20 @@ def test_both_sides_see_the_same_memory(job):
 
 def test_names_that_are_wrong(job, tmp_path):
     segment, name = job(2, 8)
-    path, mark, ranks, slots = name.rsplit(":", 3)
+    path, mark, *_ = name.rsplit(":", 4)
     same_size = tmp_path / "file"
     same_size.write_bytes(bytes(segment.memory.size))
     for wrong, message in (
         ("", "ranks and aggregator must be on one machine"),
         ("nonsense", "on one machine"),
-        (f"{path}:{mark}:two:8", "on one machine"),
-        (f"{path}:mark:2:8", "on one machine"),
-        (f"/proc/self/fd/9999:{mark}:2:8", "No such file"),
-        (f"{tmp_path}:{mark}:2:8", "Is a directory"),
-        (f"{path}:{mark}:2:16", f"{segment.memory.size} bytes, expected"),
-        (f"{path}:{mark}:3:8", "bytes, expected"),
-        (f"{path}:{int(mark, 16) ^ 1:x}:2:8", "not the job's"),
-        (f"{same_size}:{mark}:2:8", "not the job's"),
+        (f"{path}:{mark}:two:8:1024", "on one machine"),
+        (f"{path}:mark:2:8:1024", "on one machine"),
+        (f"/proc/self/fd/9999:{mark}:2:8:1024", "No such file"),
+        (f"{tmp_path}:{mark}:2:8:1024", "Is a directory"),
+        (f"{path}:{mark}:2:16:1024", f"{segment.memory.size} bytes, expected"),
+        (f"{path}:{mark}:3:8:1024", "bytes, expected"),
+        (f"{path}:{int(mark, 16) ^ 1:x}:2:8:1024", "not the job's"),
+        (f"{same_size}:{mark}:2:8:1024", "not the job's"),
     ):
         with pytest.raises(ConfigError, match=message):
             shm.attach(wrong)
