@@ -35,7 +35,9 @@ class Histories:
     """The exponents of one worker's tensors."""
 
     def __init__(self, worker: Worker):
-        self._slots, self._payload_bytes = int(worker.queues[SUMS]["slots"]), int(worker.identity["payload"])
+        self._payload_bytes = int(worker.identity["payload"])
+        blocks = max(int(worker.identity["large"]) // self._payload_bytes, 1)  # in a packet
+        self._window_blocks = int(worker.queues[SUMS]["slots"]) * blocks
         self._workers = int(worker.identity["workers"])
         self._log: list[_Entry] = []
         self._forgotten = 0
@@ -46,7 +48,7 @@ class Histories:
         """The place whose exponents the last tensor took; -1: none."""
 
     def of(self, dtype: str, numel: int) -> np.ndarray | None:
-        """For a tensor of `numel` elements of `dtype` (of FORMATS): int8[chunks of the first window], which the worker
+        """For a tensor of `numel` elements of `dtype` (of FORMATS): int8[blocks of the first window], which the worker
         reads and writes; None for integers."""
         if dtype in ("int32", "int64"):
             return None
@@ -74,7 +76,7 @@ class Histories:
     def _new(self, shape: Shape) -> np.ndarray:
         dtype, numel = shape
         per_chunk = elements_per_chunk(FORMATS[dtype], self._payload_bytes, self._workers)
-        return np.full(min(self._slots, -(-numel // per_chunk)), CODE_ZERO, np.int8)
+        return np.full(min(self._window_blocks, -(-numel // per_chunk)), CODE_ZERO, np.int8)
 
     def _forget(self) -> None:
         self._forgotten += len(self._log) - _MOST

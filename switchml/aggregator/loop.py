@@ -479,7 +479,7 @@ def new_loop(
         delayed=udp.new_packets(batch),
         outgoing=udp.new_packets(packets_out),
         impaired=udp.new_packets(2 * packets_out + 2 * impair.MAX_DELAYED),
-        replies=np.zeros((batch, wire_format.ADDRESSED_BYTES + wire_format.LARGE_BYTES + TAG_BYTES), np.uint8),
+        replies=np.zeros((batch, wire_format.MAX_BEFORE_DATA + wire_format.LARGE_BYTES + TAG_BYTES), np.uint8),
         done=np.zeros((batch, 6), np.int64),
         bad_uplink=uplink,
         bad_downlink=downlink,

@@ -390,7 +390,7 @@ class JobRegistry:
             macs=tuple(request.mac for request in requests),
             more=tuple(more),
             has_deadline=job.first.deadline_s > 0,
-            large_bytes=large_bytes(job.world_size, slots) if slots and job.shares_memory else 0,
+            large_bytes=large_bytes(job.world_size, slots) if slots and job.has_large_packets else 0,
             **vars(first),
         )
 
@@ -422,7 +422,7 @@ class JobRegistry:
         parts = self.dataplane.parts_for(count_parts(most, requested or capacity))
         if not requested:
             requested = parts * default_slots(job.world_size, job.queues)
-            requested = max(requested // LARGE_SHARE, membership.MIN_SLOTS) if job.shares_memory else requested
+            requested = max(requested // LARGE_SHARE, membership.MIN_SLOTS) if job.has_large_packets else requested
         slots = fit_slots(requested, self._quotas.slots_left(free, clients))
         if not slots:
             raise Refused(

@@ -109,7 +109,7 @@ def resume(state: State, fresh: State, agreed: bytes, now: int) -> State:
 
 def _swap_packets(slots: np.ndarray, which: np.ndarray) -> None:
     """Exchange the descriptions of a slot's packet and of the one kept."""
-    for name in ("words", "length", "room"):
+    for name in ("words", "codes", "length", "room"):
         kept = slots[f"kept_{name}"][which]  # indexed by a mask: a copy
         slots[f"kept_{name}"][which] = slots[name][which]
         slots[name][which] = kept
@@ -122,16 +122,17 @@ def _move_packets(state: State, moved: State, indices: np.ndarray, identity: np.
     rooms = int(state.scalars["identity"]["room"][0]), int(identity["room"][0])
     job_tag = int(identity["job_tag"][0]).to_bytes(2, "big")
     for index in indices.tolist():
-        start, number, words, data = (int(state.slots[index][name]) for name in ("start", "round", "words", "room"))
+        slot = state.slots[index]
+        start, number, words, data = (int(slot[name]) for name in ("start", "round", "words", "room"))
         end = index + (number & 1) * count + 1
         source, target = (one.wide if words else one.packets for one in (state, moved))
-        before = HEADER_BYTES + WORD_BYTES * words
+        before = HEADER_BYTES + WORD_BYTES * words + int(slot["codes"])
         ends = [rows.ctypes.data + end * rows.shape[1] for rows in (source, target)]
         there, here = (u8_at(at - before - data, before) for at in ends)
         here[:] = there
         here[0] &= 0xFF - R_FLAG
         here[2:8] = np.frombuffer(((start + number * count) & 0xFFFFFFFF).to_bytes(4, "big") + job_tag, np.uint8)
-        keeps = words and int(state.slots[index]["length"]) < ADDRESSED_BYTES + data
+        keeps = words and int(slot["length"]) < ADDRESSED_BYTES + data
         lanes = zip(ends, rooms if keeps else (0, 0), strict=True)
         there, here = (u8_at(at - data + room, data) for at, room in lanes)
         here[:] = there
@@ -146,6 +147,7 @@ def finish_redo(w: State, index: int, now: int, out: np.ndarray, n: int) -> int:
     slot.words, slot.kept_words = slot.kept_words, slot.words
     slot.length, slot.kept_length = slot.kept_length, slot.length
     slot.room, slot.kept_room = slot.kept_room, slot.room
+    slot.codes, slot.kept_codes = slot.kept_codes, slot.codes
     slot.round += 1
     if redo == REDO_THEN_SEND:
         return send(w, index, now, out, n)

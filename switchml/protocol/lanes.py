@@ -10,7 +10,7 @@ import numpy as np
 
 from switchml.protocol import packet as wire_format
 from switchml.runtime.jit import Address, int64, kernel
-from switchml.runtime.memory import bswap32, u32_at, u64_at
+from switchml.runtime.memory import bswap32, u8_at, u32_at, u64_at
 
 
 @kernel
@@ -109,6 +109,19 @@ def combine(op: int, wire: int, lanes: Address, others: Address, payload: int) -
         return add(wire, lanes, others, payload)
     _combine(op, lanes, others, payload)
     return int64(0)
+
+
+@kernel
+def keep_greatest_codes(codes: Address, others: Address) -> bool:
+    """The greater of each pair of the codes `ahead` and `need` of two large packets, in `codes`. Returns whether `used`
+    is the same."""
+    a, b = u8_at(codes, wire_format.CODES_BYTES), u8_at(others, wire_format.CODES_BYTES)
+    differ = np.uint8(0)
+    for i in range(2 * wire_format.MOST_BLOCKS):
+        a[i] = np.uint8(max(a[i] ^ np.uint8(0x80), b[i] ^ np.uint8(0x80)) ^ np.uint8(0x80))
+    for i in range(2 * wire_format.MOST_BLOCKS, wire_format.CODES_BYTES):
+        differ |= np.uint8(a[i] ^ b[i])
+    return differ == 0
 
 
 @kernel

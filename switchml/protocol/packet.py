@@ -35,6 +35,14 @@ LARGE = 2
 """Size code of a large packet of v2: up to LARGE_BYTES of data, a multiple of LARGE_STEP (docs/protocol.md, section
 3)."""
 LARGE_BYTES, LARGE_STEP = 8192, 8
+BLOCKS = 0
+"""Size code of a large packet of floats: each BLOCK_BYTES of its data have an exponent of their own, and before the
+data come the codes of all blocks that it may have: `ahead`, `need` and `used`, a byte each."""
+BLOCK_BYTES = 1024
+MOST_BLOCKS = LARGE_BYTES // BLOCK_BYTES
+CODES_BYTES = 3 * MOST_BLOCKS
+IN_BLOCKS = 0x80
+"""Added to the op of an addressed packet that is such a one; its size code is that of large ones."""
 
 SPARSE = 4
 """Bit of the size code: a packet of a sparse stream (docs/protocol.md, section 8). Alone: it has no data."""
@@ -61,6 +69,9 @@ OP_SUM_FLOAT16, OP_SUM_BFLOAT16, OP_MEAN_FLOAT16, OP_MEAN_BFLOAT16 = range(5, 9)
 """The same for half precision as it lies in memory, little-endian: added up in float32 and rounded once."""
 ADDRESSED_BYTES = HEADER_BYTES + WORD_BYTES
 """An addressed packet without data; a result is cut to this for a rank that gets none."""
+
+MAX_BEFORE_DATA = ADDRESSED_BYTES + CODES_BYTES
+"""Bytes before the data of a large packet at most."""
 
 V1_TYPE = 1
 V1_SLOT_MASK = 0x3FFF

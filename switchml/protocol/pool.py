@@ -74,15 +74,15 @@ class Pool:
         self.rows = self.wide = rows if rows is not None else np.zeros(0, np.uint8)
         if rows is None:
             room = authentication.TAG_BYTES if with_tags else 0
-            self.rows = authentication.packet_rows(2 * slots, wire_format.HEADER_BYTES + most, room)
+            self.rows = authentication.packet_rows(2 * slots, most + (wire_format.MAX_BEFORE_DATA if large_bytes else wire_format.HEADER_BYTES), room)
             # Sparse packets are longer. Memory that no sparse packet ever touches is never there.
-            wide = max(wire_format.MAX_SPARSE_BYTES, wire_format.ADDRESSED_BYTES + most)
+            wide = max(wire_format.MAX_SPARSE_BYTES, wire_format.MAX_BEFORE_DATA + large_bytes)
             self.wide = authentication.packet_rows(2 * slots, wide, room)
         self.counters = np.zeros((workers, len(COUNTERS)), np.int64)
         parts = parts_of(workers, slots, most) if halves else 0
         self.parts = np.zeros((parts, most), np.uint8)
         self.state = State(self.job, self.slots, self.seen, self.rows, self.wide, self.counters, self.parts)
-        self._reply = np.zeros(max(wire_format.MAX_SPARSE_BYTES, wire_format.ADDRESSED_BYTES + most), np.uint8)
+        self._reply = np.zeros(max(wire_format.MAX_SPARSE_BYTES, wire_format.MAX_BEFORE_DATA + large_bytes), np.uint8)
         reset_slots(self.state)
 
     @property

@@ -12,7 +12,7 @@ import numpy as np
 from switchml import counters
 from switchml.protocol import halves
 from switchml.protocol import packet as wire_format
-from switchml.protocol.lanes import add, combine, keep_least_words, store
+from switchml.protocol.lanes import add, combine, keep_greatest_codes, keep_least_words, store
 from switchml.protocol.pool_state import CONSUME, DROP, MULTICAST, UNICAST, WAITING, State, result_at
 from switchml.runtime.jit import Address, int64, kernel
 from switchml.runtime.memory import be16, be32, copy_bytes, put_be16, put_be32, serial_difference, signed8, u8_at
@@ -20,8 +20,11 @@ from switchml.runtime.memory import be16, be32, copy_bytes, put_be16, put_be32, 
 _HEADER = wire_format.HEADER_BYTES
 _BITMAP = wire_format.BITMAP_BYTES
 _WORD = wire_format.WORD_BYTES
+_FIRST_BLOCK = _HEADER + wire_format.CODES_BYTES
 _WORDS_SHIFT, _WORDS_MASK, _ADDRESSED, _OP_SHIFT, _OP_MASK, _LARGE = 4, 15, 1 << 8, 9, 15, 1 << 13
-"""`form` of a slot: lanes, words << _WORDS_SHIFT, _ADDRESSED, op << _OP_SHIFT, and _LARGE."""
+_BLOCKS = 1 << 14
+"""`form` of a slot: lanes, words << _WORDS_SHIFT, _ADDRESSED, op << _OP_SHIFT, _LARGE, and _BLOCKS if it is that and has
+an exponent for each of its blocks."""
 
 
 @kernel
@@ -76,6 +79,13 @@ def _op_of(slot: Any) -> Any:
 
 
 @kernel(inline=True)
+def _before(form: int) -> Any:
+    """Bytes between the header of a packet of this form and its data."""
+    codes = wire_format.CODES_BYTES if form & _BLOCKS else 0
+    return _WORD * ((form >> _WORDS_SHIFT) & _WORDS_MASK) + codes
+
+
+@kernel(inline=True)
 def _room(job: Any, form: int) -> Any:
     """Bytes of data that a packet of this form has at most: what lies before them has its place in a row by that."""
     return job.large if form & _LARGE else job.payload
@@ -90,6 +100,10 @@ def _sparse_data(pool: State, data: np.ndarray, length: int) -> Any:
         if length < _HEADER + _WORD or data[_HEADER] > wire_format.REACH_OTHERS:
             return -1
         op, rest = int64(data[_HEADER + 2]), length - _HEADER - _WORD
+        if op & wire_format.IN_BLOCKS:
+            op, rest = op ^ wire_format.IN_BLOCKS, rest - wire_format.CODES_BYTES
+            if op != wire_format.OP_SUM or size != wire_format.SPARSE | wire_format.LARGE or not job.large:
+                return -1
         is_large = job.large != 0 and size == wire_format.SPARSE | wire_format.LARGE
         if op != wire_format.OP_SUM and data[0] >> 4 != wire_format.CONTRIBUTION:
             return -1  # narrow lanes can only be summed
@@ -123,28 +137,29 @@ def number_of(pool: State, seq: int) -> int:
 def result_of(pool: State, row: int) -> tuple[np.uint64, Any]:
     """(address, length) of the result packet in a row."""
     slot = pool.slots[row]
-    words, room = (slot.form >> _WORDS_SHIFT) & _WORDS_MASK, _room(pool.job[0], slot.form)
-    if words == 0:
-        return result_at(pool.rows, row, room), _HEADER + slot.data
-    return result_at(pool.wide, row, room + _WORD * words), _HEADER + _WORD * words + slot.data
+    before, room = _before(slot.form), _room(pool.job[0], slot.form)
+    has_words = (slot.form >> _WORDS_SHIFT) & _WORDS_MASK != 0
+    return result_at(pool.wide if has_words else pool.rows, row, room + before), _HEADER + before + slot.data
 
 
 @kernel(forceinline=True)
 def receivers_of(pool: State, row: int) -> int:
-    """Who gets the data of the result in a row: 256 * reach + root of an addressed round, else everybody (0)."""
-    if pool.slots[row].form & _ADDRESSED == 0:
+    """Who gets the data of the result in a row: 256 * reach + root of an addressed round, else everybody (0); and what
+    the others get beyond a header and a word, << 16."""
+    form = pool.slots[row].form
+    if form & _ADDRESSED == 0:
         return int64(wire_format.REACH_ALL << 8)
     result, _ = result_of(pool, row)
     word = u8_at(result + np.uint64(_HEADER), _WORD)
-    return (int64(word[0]) << 8) | int64(word[1])
+    return (int64(_before(form) - _WORD) << 16) | (int64(word[0]) << 8) | int64(word[1])
 
 
 @kernel(forceinline=True)
 def cut(size: int, receivers: int, rank: int) -> int:
     """How much of a result of `size` bytes goes to a rank: those that get no data get its beginning."""
-    reach = receivers >> 8
+    reach = (receivers >> 8) & 0xFF
     gets_data = reach == wire_format.REACH_ALL or (reach == wire_format.REACH_ROOT) == (receivers & 0xFF == rank)
-    return int64(size) if gets_data else int64(_HEADER + _WORD)
+    return int64(size) if gets_data else int64(_HEADER + _WORD + (receivers >> 16))
 
 
 @kernel
@@ -242,6 +257,8 @@ def label(pool: State, rank: int, row: int, seq: int) -> None:
         mine[counters.MIXED] += 1
     is_large = slot.form & _LARGE != 0
     size, ahead, need = wire_format.LARGE if is_large else _size_code(job.payload), slot.ahead, slot.need
+    if slot.form & _BLOCKS and not slot.form & _ADDRESSED:
+        size = wire_format.BLOCKS
     if (slot.form >> _WORDS_SHIFT) & _WORDS_MASK:
         size = wire_format.SPARSE | (size if slot.data or is_large else 0)
         if slot.form & _ADDRESSED:
@@ -332,12 +349,18 @@ def receive_v2(pool: State, reply: np.ndarray, rank: int, address: Address, leng
         columns, data_bytes = int64(data[1]), _sparse_data(pool, data, length)
         if columns == wire_format.ADDRESSED and data_bytes >= 0:
             columns, op = int64(1), int64(data[_HEADER + 2])
+            if op & wire_format.IN_BLOCKS:
+                op ^= wire_format.IN_BLOCKS
+                form |= _BLOCKS
             form |= _ADDRESSED | (op << _OP_SHIFT)
     elif length == _HEADER + job.payload and data[0] & 7 == _size_code(job.payload):
         data_bytes = job.payload
     elif length > _HEADER and data[0] & 7 == wire_format.LARGE and _fits_large(job, length - _HEADER):
         data_bytes = length - _HEADER
-    if job.large and data[0] & 3 == wire_format.LARGE:
+    elif length > _FIRST_BLOCK and data[0] & 7 == wire_format.BLOCKS and _fits_large(job, length - _FIRST_BLOCK):
+        data_bytes = length - _FIRST_BLOCK
+        form |= _BLOCKS
+    if job.large and (data[0] & 3 == wire_format.LARGE or form & _BLOCKS):
         form |= _LARGE
     is_half = op > wire_format.OP_XOR
     is_expiry = wire == wire_format.EXPIRY - wire_format.CONTRIBUTION and columns == 0
@@ -359,8 +382,9 @@ def receive_v2(pool: State, reply: np.ndarray, rank: int, address: Address, leng
     slot, other = pool.slots[row], pool.slots[row ^ job.slots]
     word, bit = rank >> 6, np.uint64(1) << np.uint64(rank & 63)
     form |= columns << _WORDS_SHIFT
+    before = _before(form)
     words = np.uint64(address) + np.uint64(_HEADER)
-    values = words + np.uint64(_WORD * columns)
+    values = words + np.uint64(before)
     sums = result_at(pool.wide if columns else pool.rows, row, _room(job, form)) + np.uint64(_HEADER)
     distance = serial_difference(seq, slot.seq)
     # A4. Drop what is stale.
@@ -377,8 +401,8 @@ def receive_v2(pool: State, reply: np.ndarray, rank: int, address: Address, leng
         slot.ahead, slot.need, slot.used = signed8(data[1]), signed8(data[8]), signed8(data[9])
         seen[row, :] = 0
         seen[row, word] = bit
-        if columns:
-            store(sums - np.uint64(_WORD * columns), words, _WORD * columns)
+        if before:
+            store(sums - np.uint64(before), words, before)
         if data_bytes:
             store(_part_at(pool, row, rank) if is_half else sums, values, data_bytes)
     # A6. Refuse any other round, and a slot that was never used; a round that ended without this rank has its result.
@@ -394,13 +418,17 @@ def receive_v2(pool: State, reply: np.ndarray, rank: int, address: Address, leng
         seen[row, word] |= bit
         slot.ahead = max(slot.ahead, signed8(data[1]))
         slot.need = max(slot.need, signed8(data[8]))
-        alike = slot.form == form and (not form & _ADDRESSED or _same_call(sums - np.uint64(_WORD), words))
+        alike = slot.form == form and (not form & _ADDRESSED or _same_call(sums - np.uint64(before), words))
         alike = alike and (not data_bytes or not slot.data or data_bytes == slot.data)
         if slot.used != signed8(data[9]) or not alike:
             slot.flags |= wire_format.FLAG_MIXED
         if alike:
             if columns:
-                keep_least_words(sums - np.uint64(_WORD * columns), words, columns)
+                keep_least_words(sums - np.uint64(before), words, columns)
+            if form & _BLOCKS:
+                codes = np.uint64(wire_format.CODES_BYTES)
+                if not keep_greatest_codes(sums - codes, values - codes):
+                    slot.flags |= wire_format.FLAG_MIXED
             if is_half:
                 if slot.count < job.workers:  # the last one is added up where it lies
                     store(_part_at(pool, row, rank), values, data_bytes)

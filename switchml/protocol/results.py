@@ -28,11 +28,14 @@ from switchml.protocol.handover import finish_redo
 from switchml.protocol.lanes import combine
 from switchml.protocol.packet import CODE_UNKNOWN
 from switchml.protocol.sending import (
+    before_data,
+    block_of,
     data_of,
     elements_of,
     finish_chunk,
     kept_at,
     need_in,
+    need_of_blocks,
     position_of,
     repeat,
     report_open,
@@ -105,12 +108,19 @@ def receive(w: State, address: Address, length: int, now: int, out: np.ndarray, 
     if slot.columns:
         return _continue_stream(w, index, address, length, now, out, n)
     task = task_at(w, slot.task)
-    if not slot.addressed and length != slot.length:  # a peer's task has other packets
+    # A peer's task may have other packets.
+    is_alike = length >= before_data(slot) if slot.addressed else length == slot.length and data[0] & 7 == size_code(slot)
+    if not is_alike:
         me.failure.code, me.failure.chunk = worker_state.ERROR_MIXED, slot.chunk
         return n
     # R8. Section 4's table: done, another round, or an error. Lanes at address 0 are for other ranks.
-    lanes_at = _lanes_for_us(w, index, address, length) if slot.addressed else np.uint64(address) + np.uint64(_HEADER)
-    mode, used = _next_round(w, slot, task, w.classes[index], address, lanes_at)
+    lanes_at = np.uint64(address) + np.uint64(before_data(slot))
+    if slot.addressed:
+        lanes_at = _lanes_for_us(w, index, address, length)
+    if slot.codes:
+        mode, used = _next_round_of_blocks(w, index, address, lanes_at), int64(CODE_UNKNOWN)
+    else:
+        mode, used = _next_round(w, slot, task, w.classes[index], address, lanes_at)
     if me.failure.code:
         return n
     if mode == worker_state.SPECULATE and is_exact(task.fmt):
@@ -126,7 +136,10 @@ def receive(w: State, address: Address, length: int, now: int, out: np.ndarray, 
     if mode != worker_state.SPECULATE:
         return repeat(w, index, mode, used, now, out, n)
     # R9. Write the sums into the target; the chunk is finished.
-    _store_sums(w, slot, task, w.classes[index], address, lanes_at)
+    if slot.codes:
+        _store_blocks(w, index, address, lanes_at)
+    else:
+        _store_sums(w, slot, task, w.classes[index], address, lanes_at)
     next_round(slot)
     finish_chunk(w, index, now)
     return n
@@ -149,9 +162,9 @@ def _wait(w: State, slot: Any, data: np.ndarray, now: int) -> None:
 def _is_result(data: np.ndarray, length: int, is_sparse: bool, identity: Any) -> bool:
     if is_sparse:
         return sparse.is_result(data, length, identity)
-    size = data[0] & 7
-    is_full = length == _HEADER + identity.payload and size == size_code(identity.payload)
-    is_large = size == wire_format.LARGE and _HEADER < length <= _HEADER + identity.large
+    size, before = data[0] & 7, _HEADER + (wire_format.CODES_BYTES if data[0] & 7 == wire_format.BLOCKS else 0)
+    is_full = length == _HEADER + identity.payload and size == (3 if identity.payload == 1024 else 1)
+    is_large = size in (wire_format.LARGE, wire_format.BLOCKS) and before < length <= before + identity.large
     return (is_full or is_large) and wire_format.RESULT <= data[0] >> 4 < wire_format.WAIT
 
 
@@ -215,6 +228,73 @@ def _next_round(
     if mode == worker_state.EXACT:
         slot.top = top_of(task.fmt, need)
     return mode, used
+
+
+@kernel
+def _next_round_of_blocks(w: State, index: int, address: Address, lanes_at: Address) -> int:
+    """`_next_round` for a packet whose blocks have exponents of their own: the mode of the round that follows, of all
+    blocks; what they use is in `codes`. Another round of a block that needs none gives the same sums."""
+    slot, mine, n = w.slots[index], w.codes[index], wire_format.MOST_BLOCKS
+    me, task = w.scalars[0], task_at(w, slot.task)
+    _, _, count = elements_of(task, slot.chunk)
+    flags = u8_at(address, _HEADER)[9] & _ERRORS
+    codes = u8_at(address + np.uint64(before_data(slot) - slot.codes), wire_format.CODES_BYTES)
+    need, agreed, differs = int64(wire_format.CODE_ZERO), int64(wire_format.CODE_ZERO), False
+    for block in range(n):
+        mine[worker_state.AGREED, block] = signed8(codes[block])
+        agreed = max(agreed, signed8(codes[block]))
+        need = max(need, signed8(codes[n + block]))
+        is_there = block_of(task, block, count)[1] > 0
+        differs |= is_there and mine[worker_state.USED, block] != canonical(signed8(codes[n + block]), task.fmt)
+    slot.agreed = agreed if slot.scanned else CODE_UNKNOWN
+    mode = worker_state.SPECULATE
+    if slot.mode == worker_state.SPECULATE and need == CODE_UNKNOWN:
+        slot.need = need_of_blocks(w, task, slot.chunk, mine[worker_state.NEED], True)
+        mine[worker_state.USED, :] = CODE_UNKNOWN
+        return worker_state.CLASSIFY
+    if slot.mode == worker_state.SPECULATE:
+        mode = worker_state.EXACT if flags or differs else worker_state.SPECULATE
+    elif flags & wire_format.FLAG_MIXED:
+        me.failure.code, me.failure.chunk = worker_state.ERROR_MIXED, slot.chunk
+    elif flags & wire_format.FLAG_OVERFLOW:
+        me.failure.code, me.failure.chunk = worker_state.ERROR_OVERFLOW, slot.chunk
+    elif slot.mode == worker_state.CLASSIFY:
+        for block in range(n):
+            first, elements = block_of(task, block, count)
+            if lanes_at and elements > 0:
+                at = lanes_at + np.uint64(block * wire_format.BLOCK_BYTES)
+                keep_classes(task.fmt, at, elements, w.classes[index, first:])
+        slot.classed = 1
+        mode = worker_state.EXACT
+    if mode == worker_state.EXACT:
+        for block in range(n):
+            mine[worker_state.USED, block] = canonical(signed8(codes[n + block]), task.fmt)
+    return mode
+
+
+@kernel
+def _store_blocks(w: State, index: int, address: Address, lanes_at: Address) -> None:
+    """`_store_sums` for such a packet."""
+    slot, n = w.slots[index], wire_format.MOST_BLOCKS
+    task, headroom = task_at(w, slot.task), w.scalars[0].identity.headroom[0]
+    _, final, count = elements_of(task, slot.chunk)
+    target, item = (np.uint64(w.floats.ctypes.data), 4) if task.half else (final, task.item)
+    codes = u8_at(address + np.uint64(before_data(slot) - slot.codes), wire_format.CODES_BYTES)
+    first_block = position_of(task, slot.chunk) * (task.per_chunk // task.per_block)
+    for block in range(n):
+        first, elements = block_of(task, block, count)
+        if elements <= 0:
+            break
+        if lanes_at:
+            at, to = lanes_at + np.uint64(block * wire_format.BLOCK_BYTES), target + np.uint64(first * item)
+            used = w.codes[index, worker_state.USED, block]
+            task.misfits += decode(task.fmt, at, to, elements, used, headroom, task.divisor)
+        if first_block + block < task.history_length:
+            u8_at(task.history, task.history_length)[first_block + block] = codes[n + block]
+    if slot.classed and lanes_at:
+        apply_classes(task.fmt, w.classes[index], target, count)
+    if task.half and lanes_at:
+        narrow(task.half, target, final, count)
 
 
 @kernel
@@ -301,8 +381,8 @@ def _lanes_for_us(w: State, index: int, address: Address, length: int) -> np.uin
     _, _, count = elements_of(task, slot.chunk)
     if count == 0 or not gets(task, owner_of(task, slot.chunk - task.first), identity.rank):
         return np.uint64(0)
-    lanes_at, size = np.uint64(address) + np.uint64(_ADDRESSED_BYTES), data_of(task, count)
-    has_data = length >= _ADDRESSED_BYTES + size
+    lanes_at, size = np.uint64(address) + np.uint64(before_data(slot)), data_of(task, count)
+    has_data = length >= before_data(slot) + size
     if task.reach == wire_format.REACH_ROOT and not rounds_sums(task):
         own = kept_at(w, index)
         if has_data:

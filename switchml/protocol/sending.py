@@ -29,12 +29,16 @@ from switchml.protocol.halves import largest, widen
 from switchml.protocol.packet import CODE_UNKNOWN, CODE_ZERO
 from switchml.protocol.retransmission import adapt_limit
 from switchml.protocol.worker_state import (
+    AGREED,
     CLASSIFY,
     DONE,
     ERROR_AHEAD,
     EXACT,
     FURTHER,
+    NEED,
+    NEXT,
     SPECULATE,
+    USED,
     State,
     is_free,
     next_round,
@@ -53,6 +57,7 @@ _ELEMENT_BYTES = np.array(LANES, np.int64) * _LANE_BYTES
 """What an element takes in a packet, by format."""
 _WIRES = np.array(WIRES, np.int64)
 _HEADER, _WORD = wire_format.HEADER_BYTES, wire_format.WORD_BYTES
+_STEP = wire_format.LARGE_STEP
 _FULL = max(wire_format.SIZE_CODE_OF)
 """Bytes of data in the largest packet that is not called large."""
 
@@ -118,18 +123,40 @@ def members_of(task: Any, chunk: int) -> Any:
 
 
 @kernel(forceinline=True)
-def _need_of_chunk(w: State, number: int, chunk: int) -> int:
-    """The exponent code that a chunk of task `number` needs."""
+def _need_of_chunk(w: State, number: int, chunk: int, index: int, row: int) -> int:
+    """The exponent code that a chunk of task `number` needs; of blocks the greatest, and all in this row of the
+    slot's `codes`."""
     task = task_at(w, number)
+    if task.codes:
+        return need_of_blocks(w, task, chunk, w.codes[index, row], False)
     if task.columns or task.fmt == RAW or is_list(task, chunk):
         return int64(CODE_UNKNOWN)  # its words will announce it; bytes need none; what is open is not known yet
     return need_in(w, task, chunk, False)
+
+
+@kernel
+def need_of_blocks(w: State, task: Any, chunk: int, codes: np.ndarray, finite_only: bool) -> int:
+    """Writes what each block of a task's chunk needs; returns the greatest."""
+    source, _, count = elements_of(task, chunk)
+    most = int64(CODE_ZERO)
+    for block in range(wire_format.MOST_BLOCKS):
+        first, elements = block_of(task, block, count)
+        codes[block] = CODE_ZERO
+        if elements > 0:
+            codes[block] = _need_of(w, task, source + np.uint64(first * task.item), elements, finite_only)
+        most = max(most, int64(codes[block]))
+    return most
 
 
 @kernel(forceinline=True)
 def need_in(w: State, task: Any, chunk: int, finite_only: bool) -> int:
     """What the elements of a task's chunk need: an exponent code, or that of integers (digits.py)."""
     source, _, count = elements_of(task, chunk)
+    return _need_of(w, task, source, count, finite_only)
+
+
+@kernel(forceinline=True)
+def _need_of(w: State, task: Any, source: Address, count: int, finite_only: bool) -> int:
     if has_digits(task.fmt):
         return int64(digits.need_of(task.fmt == INT64, source, count, w.scalars[0].identity.headroom[0]))
     if task.half:
@@ -149,10 +176,16 @@ def packet_at(w: State, index: int) -> np.uint64:
     """Address of a slot's packet, which would end its row if it had data. Rows without slack make one train of
     consecutive slots."""
     slot, end = w.slots[index], rows_before(w, index) + 1
+    before = before_data(slot)
     if slot.words:
-        before = _HEADER + _WORD * int64(slot.words)
         return w.wide.ctypes.data + np.uint64(end * w.wide.shape[1] - before - slot.room)
-    return w.packets.ctypes.data + np.uint64(end * w.packets.shape[1] - _HEADER - slot.room)
+    return w.packets.ctypes.data + np.uint64(end * w.packets.shape[1] - before - slot.room)
+
+
+@kernel(inline=True)
+def before_data(slot: Any) -> Any:
+    """Bytes of a slot's packet before its data."""
+    return _HEADER + _WORD * int64(slot.words) + slot.codes
 
 
 @kernel(inline=True)
@@ -161,7 +194,11 @@ def data_of(task: Any, count: int) -> Any:
     they need to be; others are always full."""
     if task.room <= _FULL:
         return task.room
-    return (count * _ELEMENT_BYTES[task.fmt] + wire_format.LARGE_STEP - 1) & -wire_format.LARGE_STEP
+    if task.codes:
+        whole = count // task.per_block
+        rest = ((count - whole * task.per_block) * _ELEMENT_BYTES[task.fmt] + _STEP - 1) & -_STEP
+        return whole * wire_format.BLOCK_BYTES + rest
+    return (count * _ELEMENT_BYTES[task.fmt] + _STEP - 1) & -_STEP
 
 
 @kernel(inline=True)
@@ -174,7 +211,7 @@ def rows_before(w: State, index: int) -> Any:
 @kernel(inline=True)
 def kept_at(w: State, index: int) -> np.uint64:
     """Address of the lanes that a root keeps: behind its packet, which has none, and behind the packet's tag."""
-    return packet_at(w, index) + np.uint64(wire_format.ADDRESSED_BYTES + w.scalars[0].identity.room)
+    return packet_at(w, index) + np.uint64(before_data(w.slots[index]) + w.scalars[0].identity.room)
 
 
 @kernel(forceinline=True)
@@ -184,7 +221,7 @@ def _build_packet(w: State, index: int) -> None:
     task = task_at(w, slot.task)
     source, _, count = elements_of(task, slot.chunk)
     header = u8_at(packet_at(w, index), _HEADER)
-    lanes_at = packet_at(w, index) + np.uint64(_HEADER + _WORD * slot.addressed)
+    lanes_at = packet_at(w, index) + np.uint64(before_data(slot))
     if slot.addressed and not sends(task, owner_of(task, slot.chunk - task.first), identity.rank):
         lanes_at = kept_at(w, index)
     size = data_of(task, count)
@@ -197,6 +234,8 @@ def _build_packet(w: State, index: int) -> None:
         pass  # this rank only answers
     elif task.fmt == RAW:
         _put_bytes(source, count, lanes_at, size)
+    elif slot.codes:
+        _put_blocks(w, index, source, count, lanes_at, size)
     elif slot.mode == CLASSIFY:
         classify(task.fmt, source, count, lanes_at, lanes)
     elif (slot.mode == SPECULATE and _is_in_vain(slot, task)) or (task.memory and slot.need > slot.used):
@@ -215,23 +254,72 @@ def _build_packet(w: State, index: int) -> None:
 
     following = slot.chunk + w.queues[slot.queue].slots
     if not slot.scanned and following < w.queues[slot.queue].total:
-        slot.next_need = _need_of_chunk(w, _task_of(w, slot.queue, following, slot.task), following)
-        slot.scanned = 1
-    header[0] = ((wire_format.CONTRIBUTION | wire) << 4) | size_code(slot.room)
+        number = _task_of(w, slot.queue, following, slot.task)
+        if task_at(w, number).codes == task.codes:  # else the packet has no room for them
+            slot.next_need = _need_of_chunk(w, number, following, index, NEXT)
+            slot.scanned = 1
+    header[0] = ((wire_format.CONTRIBUTION | wire) << 4) | size_code(slot)
     header[1] = (slot.next_need if slot.scanned else CODE_UNKNOWN) & 0xFF
     put_be32(header, 2, seq_of(w, index))
     put_be16(header, 6, identity.job_tag)
     header[8] = need & 0xFF
     header[9] = slot.used & 0xFF
-    slot.length = _HEADER + size
+    slot.length = _HEADER + slot.codes + size
+    if slot.codes:
+        header[8] = header[9] = 0
+        _put_codes(w, index, count)
     if slot.addressed:
         _address(w, index, count > 0)
 
 
 @kernel(inline=True)
-def size_code(room: int) -> Any:
-    """That of packets with so many bytes of data at most."""
-    return wire_format.LARGE if room > _FULL else 3 if room == _FULL else 1
+def size_code(slot: Any) -> Any:
+    """That of a slot's packet, if it is a dense one."""
+    if slot.room > _FULL:
+        return wire_format.BLOCKS if slot.codes else wire_format.LARGE
+    return 3 if slot.room == _FULL else 1
+
+
+@kernel(inline=True)
+def block_of(task: Any, block: int, count: int) -> tuple[Any, Any]:
+    """(first element, count) of a block of a chunk of `count` elements; the count is 0 or less behind the last one."""
+    first = block * task.per_block
+    return first, min(task.per_block, count - first)
+
+
+@kernel
+def _put_blocks(w: State, index: int, source: Address, count: int, lanes_at: Address, size: int) -> None:
+    """The data of a packet whose blocks have exponents of their own; zeros in a round that is in vain."""
+    slot, headroom = w.slots[index], w.scalars[0].identity.headroom[0]
+    task = task_at(w, slot.task)
+    item = 4 if task.half else task.item
+    if slot.mode == SPECULATE and _is_in_vain(slot, task):
+        nothing = u8_at(lanes_at, size)
+        nothing[:] = 0
+        return
+    for block in range(wire_format.MOST_BLOCKS):
+        first, elements = block_of(task, block, count)
+        if elements <= 0:
+            break
+        at, to = source + np.uint64(first * item), lanes_at + np.uint64(block * wire_format.BLOCK_BYTES)
+        lanes = min(wire_format.BLOCK_BYTES, size - block * wire_format.BLOCK_BYTES) // 4
+        if slot.mode == CLASSIFY:
+            classify(task.fmt, at, elements, to, lanes)
+        else:
+            encode(task.fmt, at, elements, to, lanes, w.codes[index, USED, block], headroom, slot.classed != 0)
+
+
+@kernel
+def _put_codes(w: State, index: int, count: int) -> None:
+    """The codes of a packet's blocks: `ahead`, `need` and `used`."""
+    slot, n = w.slots[index], wire_format.MOST_BLOCKS
+    task = task_at(w, slot.task)
+    codes = u8_at(packet_at(w, index) + np.uint64(before_data(slot) - slot.codes), wire_format.CODES_BYTES)
+    for block in range(n):
+        is_there = block_of(task, block, count)[1] > 0
+        codes[block] = (w.codes[index, NEXT, block] if slot.scanned else CODE_UNKNOWN) & 0xFF
+        codes[n + block] = (w.codes[index, NEED, block] if is_there else CODE_ZERO) & 0xFF
+        codes[2 * n + block] = (w.codes[index, USED, block] if is_there else CODE_ZERO) & 0xFF
 
 
 @kernel(inline=True)
@@ -267,14 +355,18 @@ def _address(w: State, index: int, has_elements: bool) -> None:
     task = task_at(w, slot.task)
     header = u8_at(packet_at(w, index), wire_format.ADDRESSED_BYTES)
     owner, size = owner_of(task, slot.chunk - task.first), int64(header[0] & 3)
+    if slot.codes:
+        size = int64(wire_format.LARGE)
     if not (has_elements and sends(task, owner, identity.rank)):
         is_padded = identity.padded != 0 and identity.payload == 1024
         if slot.room <= _FULL:
             size = int64(wire_format.PADDED & 3) if is_padded else int64(0)
         slot.length = wire_format.PADDING_BYTES if is_padded else 0
-        slot.length += _HEADER
+        slot.length += _HEADER + slot.codes
     slot.length += _WORD
     header[_HEADER], header[_HEADER + 1], header[_HEADER + 2] = task.reach, owner, task.op
+    if slot.codes:
+        header[_HEADER + 2] = task.op | wire_format.IN_BLOCKS
     header[_HEADER + 3] = CODE_UNKNOWN - signed8(header[1])
     header[0] = (header[0] & 0xF8) | wire_format.SPARSE | size
     header[1] = wire_format.ADDRESSED
@@ -446,9 +538,13 @@ def fill(w: State, now: int, out: np.ndarray, n: int) -> int:
         task = task_at(w, number)
         gathers = is_list(task, chunk)
         if not task.columns and not gathers and task.fmt != RAW:
-            slot.need = slot.next_need if slot.scanned else _need_of_chunk(w, number, chunk)
+            if not slot.scanned:
+                slot.need = _need_of_chunk(w, number, chunk, index, NEED)
+            else:
+                slot.need = slot.next_need
+                w.codes[index, NEED, :] = w.codes[index, NEXT, :]
         slot.chunk, slot.task, slot.columns, slot.addressed = chunk, number, task.columns, task.addressed
-        slot.words, slot.room = task.columns + task.addressed, task.room
+        slot.words, slot.codes, slot.room = task.columns + task.addressed, task.codes, task.room
         slot.scanned = slot.classed = slot.done = slot.late = slot.open = 0
         # C4. Choose its exponent: a sparse stream's words announce theirs, bytes have none; what `ahead` agreed on is
         # exact; else guess.
@@ -464,6 +560,12 @@ def fill(w: State, now: int, out: np.ndarray, n: int) -> int:
                 return n
             slot.mode, slot.used = EXACT, canonical(slot.agreed, task.fmt)
             slot.top = top_of(task.fmt, slot.agreed)
+            if task.codes and not _use_agreed(w, index, task):
+                me.failure.code, me.failure.chunk = ERROR_AHEAD, chunk
+                return n
+        elif task.codes:
+            slot.mode, slot.used = SPECULATE, CODE_UNKNOWN
+            _guess_blocks(w, index, task)
         else:
             slot.mode, slot.used = SPECULATE, _guess(me, slot, task)
             slot.top = top_of(task.fmt, digits.FITS if has_digits(task.fmt) else slot.used)
@@ -522,6 +624,29 @@ def _guess(me: Any, slot: Any, task: Any) -> int:
         last = signed8(u8_at(task.history, task.history_length)[position])
         least = max(least, min(last + me.identity.spread[_WIRES[task.fmt]] // 2, CODE_UNKNOWN - 1))
     return canonical(least, task.fmt)
+
+
+@kernel
+def _guess_blocks(w: State, index: int, task: Any) -> None:
+    """The same for each block of a slot's packet."""
+    first = position_of(task, w.slots[index].chunk) * (task.per_chunk // task.per_block)
+    history = u8_at(task.history, task.history_length)
+    for block in range(wire_format.MOST_BLOCKS):
+        need = w.codes[index, NEED, block]
+        least = need if need != CODE_UNKNOWN else int64(CODE_ZERO)
+        if first + block < task.history_length:
+            least = max(least, min(signed8(history[first + block]), int64(CODE_UNKNOWN - 1)))
+        w.codes[index, USED, block] = canonical(least, task.fmt)
+
+
+@kernel
+def _use_agreed(w: State, index: int, task: Any) -> bool:
+    """Have each block of a slot's packet use what `ahead` agreed on; False if one needs more."""
+    for block in range(wire_format.MOST_BLOCKS):
+        if w.codes[index, NEED, block] > w.codes[index, AGREED, block]:
+            return False
+        w.codes[index, USED, block] = canonical(w.codes[index, AGREED, block], task.fmt)
+    return True
 
 
 @kernel

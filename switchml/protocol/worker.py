@@ -17,6 +17,8 @@ from switchml.protocol import exact, first_round, handover, sparse
 from switchml.protocol import packet as wire_format
 from switchml.protocol.collectives import Collective, run_of
 from switchml.protocol.fixedpoint import (
+    FLOAT32,
+    FLOAT64,
     FORMATS,
     ITEM_BYTES,
     LANE_BYTES,
@@ -102,23 +104,24 @@ class Worker:
         if not 1 <= size <= slots:
             raise ConfigError(f"window of {size}: expected 1 to {slots} (the job's slots)")
         if wide is None:
-            wide_bytes = max(MAX_SPARSE_BYTES, wire_format.ADDRESSED_BYTES + large_bytes)
+            wide_bytes = max(MAX_SPARSE_BYTES, wire_format.MAX_BEFORE_DATA + large_bytes)
             wide = np.zeros((2 * slots, wide_bytes), np.uint8) if packets is None else packets
-        most = max(payload_bytes, large_bytes)
+        packet_bytes = max(wire_format.HEADER_BYTES + payload_bytes, wire_format.MAX_BEFORE_DATA + large_bytes)
         self.state = State(
             np.zeros(1, SCALARS),
             np.zeros(count, QUEUE),
             np.zeros(slots, SLOT),
             np.zeros(TASKS, TASK),
-            np.zeros((2 * slots, wire_format.HEADER_BYTES + most), np.uint8) if packets is None else packets,
+            np.zeros((2 * slots, packet_bytes), np.uint8) if packets is None else packets,
             wide,
             np.zeros((slots, sparse.STATE_ROWS, wire_format.MAX_COLUMNS), np.int64),
             np.zeros((slots, max(payload_bytes, large_bytes // 2)), np.uint32),
             np.zeros((2 * slots, payload_bytes // 4), exact.SUM),
             np.zeros(2 * slots, np.int64),
+            np.zeros((slots, 4, wire_format.MOST_BLOCKS), np.int64),
             np.zeros(payload_bytes // 4, np.uint32),
             np.zeros(wire_format.BITMAP_BYTES, np.uint8),
-            np.zeros(payload_bytes, np.float32),
+            np.zeros(max(payload_bytes, large_bytes // 4), np.float32),
         )
         scalars = self.state.scalars
         self.queues = queues = self.state.queues
@@ -200,10 +203,13 @@ class Worker:
         number_of_queue = self.queue_of(collective)
         queue = self.queues[number_of_queue]
         workers, slots = int(self.identity["workers"]), int(queue["slots"])
-        room = int(self.identity["payload"])
-        if blocks is None and (fmt == RAW or has_digits(fmt)):  # other formats need an exponent for each of its blocks
-            room = max(room, int(self.identity["large"]))
-        per_chunk = elements_per_chunk(fmt, room, workers)
+        payload, large = int(self.identity["payload"]), int(self.identity["large"])
+        per_chunk = per_block = elements_per_chunk(fmt, payload, workers)
+        room, codes = payload, 0
+        if large and blocks is None and (fmt == RAW or has_digits(fmt)):
+            room, per_chunk = large, elements_per_chunk(fmt, large, workers)
+        elif large and blocks is None and fmt in (FLOAT32, FLOAT64):
+            room, codes, per_chunk = large, wire_format.CODES_BYTES, large // payload * per_block
         if WIRES[fmt] and not self.identity["headroom"][WIRES[fmt]]:
             raise ConfigError(f"{dtype}: lanes can't hold the sum of {workers} ranks; use a wider wire")
         columns, threshold, non_zero, group = 0, 0.0, 0, 0
@@ -232,7 +238,7 @@ class Worker:
             places = (collective.reach, collective.root, collective.op, shares, chunks, run)
             scheme = (1, *places, collective.source_step, collective.target_step, collective.mark)
             chunks *= shares or 1
-        remembered = 0 if history is None else min(len(history), chunks)
+        remembered = 0 if history is None else min(len(history), per_chunk // per_block * chunks)
         history_at = history.ctypes.data if history is not None and remembered else 0
         elements = (source, target, numel, fmt, divisor, per_chunk)
         progress = (queue["total"], chunks, 0, item, half, history_at, remembered, 0, RUNNING)
@@ -251,6 +257,8 @@ class Worker:
             0,
             numel * max(scheme[4], 1) * item >= PAST_CACHES_BYTES,
             room,
+            codes,
+            per_block,
         )
         queue["total"] += chunks
         window["next_task"] += 1

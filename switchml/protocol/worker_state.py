@@ -93,12 +93,12 @@ SLOT = record(
     "i4 retries",
     "i2 mode used need agreed next_need",
     "u1 busy scanned waited classed done unbuilt queue redo late",
-    "i2 columns addressed words kept_words",
+    "i2 columns addressed words kept_words codes kept_codes",
     "i4 length kept_length room kept_room top open",
 )
 """One slot. `round`: how many of its rounds have their results, which is the number of the present one. `start`: the
-sequence number that its round 0 would have at this aggregator. `words`, `length` and `room`: of its packet, which has `room` bytes of
-data at most; `kept_words` and so on: of the packet of the round before. `redo`: REDO or REDO_THEN_SEND while that is sent once more
+sequence number that its round 0 would have at this aggregator. `words`, `codes`, `length` and `room`: of its packet, which has `codes`
+bytes of blocks' codes, and `room` bytes of data at most; `kept_words` and so on: of the packet of the round before. `redo`: REDO or REDO_THEN_SEND while that is sent once more
 (handover.py). `resent`: the last round retransmitted, `probed`: because of the clock (-1: none). `agreed`: `ahead` of
 its last result; `next_need`, valid if `scanned`: what the chunk after this one needs. `classed`: a CLASSIFY round has
 been answered. `columns`: of a sparse stream, else 0; `addressed`: 1 if the packets are (collectives.py), else 0;
@@ -117,7 +117,7 @@ TASK = record(
     "i8 scanned group",
     "i8 queue addressed reach root op shares share_chunks run source_step target_step mark",
     "u8 memory",
-    "i8 least late past_caches room",
+    "i8 least late past_caches room codes per_block",
 )
 """One all-reduce. `source`, `target`: addresses of its elements (may be equal); `item`: their bytes; `half`: their kind
 of half precision (halves.py). `per_chunk`: elements of a chunk; `first`, `chunks`, `done`: its chunks. `history`:
@@ -129,15 +129,21 @@ G, if behind each G chunks comes one for what they leave open (exact sums), else
 and take turns of `run`. `memory`: address where the elements go that came too late for their sums, 0 if these wait
 for all ranks (section 13); `least`: the fewest ranks in a chunk so far, `late`: how many chunks are without this
 one. `past_caches`: 1 if its target is too large for caches, and is written past them. `room`: bytes of data that its packets
-have at most."""
+have at most; `codes`: bytes of the codes of their blocks (0: a packet is one block, whose codes are in its header), each
+of `per_block` elements; `history` is by block."""
+
+
+NEED, USED, AGREED, NEXT = range(4)
+"""Rows of `codes`."""
 
 
 class State(NamedTuple):
     """The arrays of one worker: SCALARS[1], QUEUE[1 or 2], SLOT[S], TASK[TASKS], uint8[2S, k], uint8[2S, k], int64[S,
-    5, 8] (sparse.py), uint32[S, payload or large / 2], SUM[2S, payload / 4] (exact.py), int64[2S], uint32[payload / 4],
-    uint8[32], float32[payload]. `packets`: the packets of even rounds, then those of odd ones, so that a round's
+    5, 8] (sparse.py), uint32[S, payload or large / 2], SUM[2S, payload / 4] (exact.py), int64[2S],
+    int64[S, 4, MOST_BLOCKS], uint32[payload / 4], uint8[32], float32[payload or large / 4]. `packets`: the packets of even rounds, then those of odd ones, so that a round's
     stays until the next one has its result. `wide` has room for sparse packets, and may be `packets`. `sums`, by
     chunk modulo 2S: what it left open; of a group's last chunk, what the others did, `reported` of them so far.
+    `codes`: of the blocks of a slot's packet, NEED, USED, AGREED and NEXT, as the slot has them of others.
     `marks` is scratch, and `floats` for a chunk of half precision."""
 
     scalars: np.ndarray
@@ -150,6 +156,7 @@ class State(NamedTuple):
     classes: np.ndarray
     sums: np.ndarray
     reported: np.ndarray
+    codes: np.ndarray
     marks: np.ndarray
     missing: np.ndarray
     floats: np.ndarray
@@ -188,5 +195,6 @@ def seq_of(w: State, index: int) -> Any:
 @kernel(inline=True)
 def next_round(slot: Any) -> None:
     """The present round has its result; its packet is kept."""
-    slot.kept_words, slot.kept_length, slot.kept_room = slot.words, slot.length, slot.room
+    slot.kept_words, slot.kept_codes = slot.words, slot.codes
+    slot.kept_length, slot.kept_room = slot.length, slot.room
     slot.round += 1
