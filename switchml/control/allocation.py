@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Sequence
 
 from switchml.control.dataplane import Address, PartSpec
 from switchml.control.membership import MIN_SLOTS
-from switchml.protocol.packet import LARGE_BYTES, SIZE_CODE_OF
+from switchml.protocol.packet import MOST_BLOCKS
 from switchml.protocol.pool_state import parts_of
 
 KEY_BYTES = 16
@@ -40,13 +40,15 @@ MOST_MEMORY_BYTES = 128 << 20
 """Of the packets and results that a job's ranks and its aggregator share."""
 
 
-def large_bytes(workers: int, slots: int) -> int:
+def large_bytes(workers: int, slots: int, payload_bytes: int) -> int:
     """Bytes of data in the large packets of a job whose ranks all share memory with the aggregator; 0 if there is not
     the memory for packets larger than others."""
-    size = LARGE_BYTES
-    while 2 * (workers + 1) * slots * size > MOST_MEMORY_BYTES or not parts_of(workers, slots, size):
+    size = MOST_BLOCKS * payload_bytes
+    while size > payload_bytes and (
+        2 * (workers + 1) * slots * size > MOST_MEMORY_BYTES or not parts_of(workers, slots, size)
+    ):
         size //= 2
-    return size if size > max(SIZE_CODE_OF) else 0
+    return size if size > payload_bytes else 0
 
 
 def fit_slots(requested: int, free: int) -> int:

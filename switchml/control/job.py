@@ -11,7 +11,6 @@ from typing import TypeVar
 from switchml.control.agreement import Reports
 from switchml.control.dataplane import JobCounters
 from switchml.control.membership import JoinRequest
-from switchml.protocol.packet import BLOCK_BYTES
 
 _CALLS, _MOST_COUNTS = re.compile(r"[a-z_]{1,20}(/gloo)?"), 32
 """Names of collectives, and of a loader's counters, as a rank may report them, and how many of each."""
@@ -75,9 +74,8 @@ class Job:
 
     @property
     def has_large_packets(self) -> bool:
-        """Whether packets may be large: all ranks share memory with the aggregator, and none asks for small ones."""
-        requests = [member.request for member in self.members.values()]
-        return all(one.shares_memory and one.payload_bytes == BLOCK_BYTES for one in requests)
+        """Whether packets may be large: all ranks share memory with the aggregator."""
+        return all(member.request.shares_memory for member in self.members.values())
 
     @property
     def first(self) -> JoinRequest:

@@ -36,10 +36,9 @@ LARGE = 2
 3)."""
 LARGE_BYTES, LARGE_STEP = 8192, 8
 BLOCKS = 0
-"""Size code of a large packet of floats: each BLOCK_BYTES of its data have an exponent of their own, and before the
-data come the codes of all blocks that it may have: `ahead`, `need` and `used`, a byte each."""
-BLOCK_BYTES = 1024
-MOST_BLOCKS = LARGE_BYTES // BLOCK_BYTES
+"""Size code of a large packet of floats: each block of its data, as much as an ordinary packet has, has an exponent
+of its own, and before the data come the codes of all blocks that it may have: `ahead`, `need` and `used`, a byte each."""
+MOST_BLOCKS = 8
 CODES_BYTES = 3 * MOST_BLOCKS
 IN_BLOCKS = 0x80
 """Added to the op of an addressed packet that is such a one; its size code is that of large ones."""
@@ -306,7 +305,8 @@ def for_rank(result: bytes, rank: int) -> bytes:
     is_addressed = result[0] & SPARSE and result[1] == ADDRESSED and result[0] >> 4 != WAIT
     if not is_addressed or reaches(result[HEADER_BYTES], result[HEADER_BYTES + 1], rank):
         return result
-    return result[:ADDRESSED_BYTES]
+    in_blocks = result[HEADER_BYTES + 2] & IN_BLOCKS
+    return result[: MAX_BEFORE_DATA if in_blocks else ADDRESSED_BYTES]
 
 
 def reaches(reach: int, root: int, rank: int) -> bool:

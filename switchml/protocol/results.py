@@ -109,7 +109,7 @@ def receive(w: State, address: Address, length: int, now: int, out: np.ndarray, 
         return _continue_stream(w, index, address, length, now, out, n)
     task = task_at(w, slot.task)
     # A peer's task may have other packets.
-    is_alike = length >= before_data(slot) if slot.addressed else length == slot.length and data[0] & 7 == size_code(slot)
+    is_alike = length >= before_data(slot) if slot.addressed else length == slot.length and data[0] & 7 == size_code(me.identity, slot)
     if not is_alike:
         me.failure.code, me.failure.chunk = worker_state.ERROR_MIXED, slot.chunk
         return n
@@ -236,6 +236,7 @@ def _next_round_of_blocks(w: State, index: int, address: Address, lanes_at: Addr
     blocks; what they use is in `codes`. Another round of a block that needs none gives the same sums."""
     slot, mine, n = w.slots[index], w.codes[index], wire_format.MOST_BLOCKS
     me, task = w.scalars[0], task_at(w, slot.task)
+    identity = me.identity
     _, _, count = elements_of(task, slot.chunk)
     flags = u8_at(address, _HEADER)[9] & _ERRORS
     codes = u8_at(address + np.uint64(before_data(slot) - slot.codes), wire_format.CODES_BYTES)
@@ -262,7 +263,7 @@ def _next_round_of_blocks(w: State, index: int, address: Address, lanes_at: Addr
         for block in range(n):
             first, elements = block_of(task, block, count)
             if lanes_at and elements > 0:
-                at = lanes_at + np.uint64(block * wire_format.BLOCK_BYTES)
+                at = lanes_at + np.uint64(block * identity.payload)
                 keep_classes(task.fmt, at, elements, w.classes[index, first:])
         slot.classed = 1
         mode = worker_state.EXACT
@@ -276,7 +277,7 @@ def _next_round_of_blocks(w: State, index: int, address: Address, lanes_at: Addr
 def _store_blocks(w: State, index: int, address: Address, lanes_at: Address) -> None:
     """`_store_sums` for such a packet."""
     slot, n = w.slots[index], wire_format.MOST_BLOCKS
-    task, headroom = task_at(w, slot.task), w.scalars[0].identity.headroom[0]
+    task, identity = task_at(w, slot.task), w.scalars[0].identity
     _, final, count = elements_of(task, slot.chunk)
     target, item = (np.uint64(w.floats.ctypes.data), 4) if task.half else (final, task.item)
     codes = u8_at(address + np.uint64(before_data(slot) - slot.codes), wire_format.CODES_BYTES)
@@ -286,9 +287,9 @@ def _store_blocks(w: State, index: int, address: Address, lanes_at: Address) -> 
         if elements <= 0:
             break
         if lanes_at:
-            at, to = lanes_at + np.uint64(block * wire_format.BLOCK_BYTES), target + np.uint64(first * item)
+            at, to = lanes_at + np.uint64(block * identity.payload), target + np.uint64(first * item)
             used = w.codes[index, worker_state.USED, block]
-            task.misfits += decode(task.fmt, at, to, elements, used, headroom, task.divisor)
+            task.misfits += decode(task.fmt, at, to, elements, used, identity.headroom[0], task.divisor)
         if first_block + block < task.history_length:
             u8_at(task.history, task.history_length)[first_block + block] = codes[n + block]
     if slot.classed and lanes_at:
@@ -381,7 +382,7 @@ def _lanes_for_us(w: State, index: int, address: Address, length: int) -> np.uin
     _, _, count = elements_of(task, slot.chunk)
     if count == 0 or not gets(task, owner_of(task, slot.chunk - task.first), identity.rank):
         return np.uint64(0)
-    lanes_at, size = np.uint64(address) + np.uint64(before_data(slot)), data_of(task, count)
+    lanes_at, size = np.uint64(address) + np.uint64(before_data(slot)), data_of(identity, task, count)
     has_data = length >= before_data(slot) + size
     if task.reach == wire_format.REACH_ROOT and not rounds_sums(task):
         own = kept_at(w, index)

@@ -58,8 +58,6 @@ _ELEMENT_BYTES = np.array(LANES, np.int64) * _LANE_BYTES
 _WIRES = np.array(WIRES, np.int64)
 _HEADER, _WORD = wire_format.HEADER_BYTES, wire_format.WORD_BYTES
 _STEP = wire_format.LARGE_STEP
-_FULL = max(wire_format.SIZE_CODE_OF)
-"""Bytes of data in the largest packet that is not called large."""
 
 
 @kernel(forceinline=True)
@@ -189,15 +187,15 @@ def before_data(slot: Any) -> Any:
 
 
 @kernel(inline=True)
-def data_of(task: Any, count: int) -> Any:
+def data_of(identity: Any, task: Any, count: int) -> Any:
     """Bytes of data in the packets of a chunk of `count` elements, if a rank has some. Large packets are no larger than
     they need to be; others are always full."""
-    if task.room <= _FULL:
+    if task.room == identity.payload:
         return task.room
     if task.codes:
         whole = count // task.per_block
         rest = ((count - whole * task.per_block) * _ELEMENT_BYTES[task.fmt] + _STEP - 1) & -_STEP
-        return whole * wire_format.BLOCK_BYTES + rest
+        return whole * identity.payload + rest
     return (count * _ELEMENT_BYTES[task.fmt] + _STEP - 1) & -_STEP
 
 
@@ -224,7 +222,7 @@ def _build_packet(w: State, index: int) -> None:
     lanes_at = packet_at(w, index) + np.uint64(before_data(slot))
     if slot.addressed and not sends(task, owner_of(task, slot.chunk - task.first), identity.rank):
         lanes_at = kept_at(w, index)
-    size = data_of(task, count)
+    size = data_of(identity, task, count)
     lanes, wire = size // _LANE_BYTES[task.fmt], _WIRES[task.fmt]
     need = int64(slot.need)
     if task.half:
@@ -258,7 +256,7 @@ def _build_packet(w: State, index: int) -> None:
         if task_at(w, number).codes == task.codes:  # else the packet has no room for them
             slot.next_need = _need_of_chunk(w, number, following, index, NEXT)
             slot.scanned = 1
-    header[0] = ((wire_format.CONTRIBUTION | wire) << 4) | size_code(slot)
+    header[0] = ((wire_format.CONTRIBUTION | wire) << 4) | size_code(identity, slot)
     header[1] = (slot.next_need if slot.scanned else CODE_UNKNOWN) & 0xFF
     put_be32(header, 2, seq_of(w, index))
     put_be16(header, 6, identity.job_tag)
@@ -273,11 +271,11 @@ def _build_packet(w: State, index: int) -> None:
 
 
 @kernel(inline=True)
-def size_code(slot: Any) -> Any:
+def size_code(identity: Any, slot: Any) -> Any:
     """That of a slot's packet, if it is a dense one."""
-    if slot.room > _FULL:
+    if slot.room > identity.payload:
         return wire_format.BLOCKS if slot.codes else wire_format.LARGE
-    return 3 if slot.room == _FULL else 1
+    return 3 if identity.payload == 1024 else 1
 
 
 @kernel(inline=True)
@@ -290,7 +288,7 @@ def block_of(task: Any, block: int, count: int) -> tuple[Any, Any]:
 @kernel
 def _put_blocks(w: State, index: int, source: Address, count: int, lanes_at: Address, size: int) -> None:
     """The data of a packet whose blocks have exponents of their own; zeros in a round that is in vain."""
-    slot, headroom = w.slots[index], w.scalars[0].identity.headroom[0]
+    slot, identity = w.slots[index], w.scalars[0].identity
     task = task_at(w, slot.task)
     item = 4 if task.half else task.item
     if slot.mode == SPECULATE and _is_in_vain(slot, task):
@@ -301,12 +299,12 @@ def _put_blocks(w: State, index: int, source: Address, count: int, lanes_at: Add
         first, elements = block_of(task, block, count)
         if elements <= 0:
             break
-        at, to = source + np.uint64(first * item), lanes_at + np.uint64(block * wire_format.BLOCK_BYTES)
-        lanes = min(wire_format.BLOCK_BYTES, size - block * wire_format.BLOCK_BYTES) // 4
+        at, to = source + np.uint64(first * item), lanes_at + np.uint64(block * identity.payload)
+        lanes = min(identity.payload, size - block * identity.payload) // 4
         if slot.mode == CLASSIFY:
             classify(task.fmt, at, elements, to, lanes)
         else:
-            encode(task.fmt, at, elements, to, lanes, w.codes[index, USED, block], headroom, slot.classed != 0)
+            encode(task.fmt, at, elements, to, lanes, w.codes[index, USED, block], identity.headroom[0], slot.classed != 0)
 
 
 @kernel
@@ -359,7 +357,7 @@ def _address(w: State, index: int, has_elements: bool) -> None:
         size = int64(wire_format.LARGE)
     if not (has_elements and sends(task, owner, identity.rank)):
         is_padded = identity.padded != 0 and identity.payload == 1024
-        if slot.room <= _FULL:
+        if slot.room == identity.payload:
             size = int64(wire_format.PADDED & 3) if is_padded else int64(0)
         slot.length = wire_format.PADDING_BYTES if is_padded else 0
         slot.length += _HEADER + slot.codes

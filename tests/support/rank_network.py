@@ -61,7 +61,7 @@ class Call:
 class Network:
     """`calls[r]` is rank r's list of all-reduces. A rank queues them all at once, or each when the one before is done.
 
-    `histories`: remember exponents per (dtype, size), as the agent does.
+    `histories`: remember exponents per (dtype, size), as the agent does. `large`: bytes of data in large packets.
     """
 
     def __init__(
@@ -77,11 +77,13 @@ class Network:
         histories: bool = True,
         start_spread: int = 0,
         collectives: bool = False,
+        large: int = 0,
     ):
         n = len(calls)
         self.chooser, self.weather, self.calls, self.isn, self.slots = random.Random(seed), weather, calls, isn, slots
         wire = max(0 if call.dtype == "raw" else numbers.wire(call.dtype) for column in calls for call in column)
-        self.pool = Pool(workers=n, slots=slots, payload_bytes=PAYLOAD, wire=wire, job_tag=TAG, isn=isn, halves=True)
+        self.sizes = sizes = {"payload_bytes": PAYLOAD, "large_bytes": large}
+        self.pool = Pool(workers=n, slots=slots, **sizes, wire=wire, job_tag=TAG, isn=isn, halves=True)
         self.ranks = [
             Worker(
                 rank=r,
@@ -90,11 +92,12 @@ class Network:
                 job_tag=TAG,
                 isn=isn,
                 window=windows[r],
-                payload_bytes=PAYLOAD,
                 two_queues=collectives,
+                **sizes,
             )
             for r in range(n)
         ]
+        self.blocks = slots * max(large // PAYLOAD, 1)
         self.at_once = at_once or [True] * n
         self.remembers = histories
         self.histories = [{} for _ in range(n)]
@@ -190,7 +193,7 @@ class Network:
             history = None
             if self.remembers and call.blocks is None and call.dtype not in (*numbers.BITS, "raw"):
                 key = (call.dtype, call.source.size)
-                history = self.histories[rank].setdefault(key, np.full(self.slots, -128, np.int8))
+                history = self.histories[rank].setdefault(key, np.full(self.blocks, -128, np.int8))
             call.number = worker.start(
                 call.source.ctypes.data,
                 call.target.ctypes.data,

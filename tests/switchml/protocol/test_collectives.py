@@ -119,9 +119,10 @@ class Scene:
     st.sampled_from([0.0, 0.02, 0.2]),
     st.sampled_from([0.0, 0.02, 0.3]),
     st.sampled_from([0.0, 0.1]),
+    st.sampled_from([0, 512, 2048]),
 )
 @examples(80)
-def test_mixed_collectives_over_bad_networks(workers, slots, seed, loss, double, late, junk):
+def test_mixed_collectives_over_bad_networks(workers, slots, seed, loss, double, late, junk, large):
     """Every kind, dtype and op, one after the other or at once; sequence numbers wrap in half of the runs."""
     chooser = random.Random(seed)
     wire = chooser.choice([0, 0, 1, 2])
@@ -138,6 +139,7 @@ def test_mixed_collectives_over_bad_networks(workers, slots, seed, loss, double,
         at_once=[chooser.random() < 0.5 for _ in range(workers)],
         start_spread=chooser.choice([0, 10 * MILLISECOND]),
         collectives=chooser.random() < 0.8,
+        large=large,
     )
     with mock.patch.object(worker, "PAST_CACHES_BYTES", chooser.choice([0, 512, worker.PAST_CACHES_BYTES])):
         network.run(limit=600 * SECOND)

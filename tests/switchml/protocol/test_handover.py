@@ -140,9 +140,7 @@ class Journey(Network):
         n = len(self.ranks)
         self.job_tag, self.isn = self.job_tag + 1, self.chooser.randrange(2**32) // (2 * self.slots) * 2 * self.slots
         wire = max(0 if call.dtype == "raw" else together.numbers.wire(call.dtype) for c in self.calls for call in c)
-        self.pool = Pool(
-            workers=n, slots=self.slots, payload_bytes=PAYLOAD, wire=wire, job_tag=self.job_tag, isn=self.isn
-        )
+        self.pool = Pool(workers=n, slots=self.slots, wire=wire, job_tag=self.job_tag, isn=self.isn, **self.sizes)
         agreed = handover.agree([self.reports[rank] for rank in range(n)])
         for rank in range(n):
             when = self.now + self.chooser.choice([0, self.chooser.randint(0, 2 * MILLISECOND)])
@@ -159,8 +157,8 @@ class Journey(Network):
             job_tag=self.job_tag,
             isn=self.isn,
             window=self.windows[rank],
-            payload_bytes=PAYLOAD,
             two_queues=len(worker.queues) > 1,
+            **self.sizes,
         )
         worker.resume(other, data[1:], self.now)
         self.repeated += int((worker.state.slots["redo"] > 0).sum())
@@ -203,7 +201,9 @@ def in_place(ranks: list[list[Call]]) -> list[list[Call]]:
     ]
 
 
-def compared(ranks: list[list[Call]], moves: int, seed: int, slots: int, weather: Weather, **options) -> Journey:
+def compared(
+    ranks: list[list[Call]], moves: int, seed: int, slots: int, weather: Weather, large: int = 0, **options
+) -> Journey:
     """Run calls in place through so many deaths, and undisturbed: the same bits on every rank."""
     chooser = random.Random(f"compared {seed}")
     windows = [chooser.randint(1, slots) for _ in ranks]
@@ -213,7 +213,7 @@ def compared(ranks: list[list[Call]], moves: int, seed: int, slots: int, weather
     at_once = [chooser.random() < 0.5 for _ in ranks]
     span = chooser.choice([MILLISECOND // 4, MILLISECOND, 10 * MILLISECOND])
     journey = Journey(
-        moved, moves, span, slots=slots, windows=windows, seed=seed, weather=weather, at_once=at_once, **options
+        moved, moves, span, slots=slots, windows=windows, seed=seed, weather=weather, at_once=at_once, large=large, **options
     )
     journey.run(limit=120 * SECOND)
     assert together.wide(moved) == together.wide(calm)
@@ -230,11 +230,23 @@ def compared(ranks: list[list[Call]], moves: int, seed: int, slots: int, weather
     st.integers(1, 4),
     st.sampled_from([0.0, 0.02, 0.2]),
     st.sampled_from([0.0, 0.2]),
+    st.sampled_from([0, 512, 2048]),
 )
-@example(3, 4, 7, 2, 0.0, 0.0)
+@example(3, 4, 7, 2, 0.0, 0.0, 0)
 @examples(100)
-def test_every_rank_gets_the_same_bits(workers, slots, seed, moves, loss, late):
-    compared(together.scenario(workers, seed), moves, seed, slots, Weather(loss, late / 10, late))
+def test_every_rank_gets_the_same_bits(workers, slots, seed, moves, loss, late, large):
+    compared(together.scenario(workers, seed), moves, seed, slots, Weather(loss, late / 10, late), large)
+
+
+def test_packets_of_another_size_do_not_go_on():
+    """An aggregator that can't take a job's large packets, or one that would have them cut anew."""
+    options = {"rank": 0, "workers": 1, "slots": 2, "isn": 0, "payload_bytes": PAYLOAD}
+    for had, gets in ((0, 512), (512, 0), (2048, 512)):
+        worker, other = (Worker(job_tag=i, large_bytes=size, **options) for i, size in enumerate((had, gets)))
+        before = worker.state.slots.tobytes()
+        with pytest.raises(ConfigError, match="another size"):
+            worker.resume(other, bytes(2), 0)
+        assert worker.state.slots.tobytes() == before
 
 
 def gathered(workers: int, kind: str, numel: int, seed: int) -> list[list[Call]]:
@@ -254,13 +266,14 @@ def gathered(workers: int, kind: str, numel: int, seed: int) -> list[list[Call]]
 
 
 @pytest.mark.slow(keep=1)
+@pytest.mark.parametrize("large", [0, 1024])
 @pytest.mark.parametrize("kind", ["reduce_scatter", "reduce"])
-def test_results_that_only_the_lost_aggregator_had(kind):
+def test_results_that_only_the_lost_aggregator_had(kind, large):
     """A sum for one rank alone, which that rank lacks: no other has it to give, but all still have their parts."""
     repeated = 0
     for seed in range(12):
         ranks = gathered(3, kind, 900, seed)
-        options = {"slots": 16, "windows": [16] * 3, "collectives": True}
+        options = {"slots": 16, "windows": [16] * 3, "collectives": True, "large": large}
         journey = Journey(ranks, 2, MILLISECOND, seed=seed, weather=Weather(loss=0.1), **options)
         journey.run(limit=60 * SECOND)
         repeated += journey.repeated

@@ -71,10 +71,12 @@ def test_half_precision_has_the_sums_of_its_float32_copies_rounded(half, wire, w
     st.sampled_from([0.0, 0.02, 0.2]),
     st.sampled_from([0.0, 0.02, 0.3]),
     st.sampled_from([0.0, 0.1]),
+    st.sampled_from([0, 512, 2048]),
 )
 @examples(150)
-def test_every_rank_gets_the_exact_bits(workers, slots, seed, loss, double, late, junk):
-    """Random tensors, windows, starts; the sequence numbers wrap in half of the runs."""
+def test_every_rank_gets_the_exact_bits(workers, slots, seed, loss, double, late, junk, large):
+    """Random tensors, windows, starts; the sequence numbers wrap in half of the runs. With large packets, too: the bits
+    are those of ordinary ones."""
     chooser = random.Random(seed)
     ranks = scenario(workers, seed)
     isn = chooser.choice([0, 2**32 - 2 * slots, 2**31 - 2 * slots, chooser.randrange(2**32) // (2 * slots) * 2 * slots])
@@ -89,6 +91,7 @@ def test_every_rank_gets_the_exact_bits(workers, slots, seed, loss, double, late
         at_once=[chooser.random() < 0.5 for _ in range(workers)],
         histories=chooser.random() < 0.7,
         start_spread=chooser.choice([0, 10 * MILLISECOND, SECOND]),
+        large=large,
     ).run(limit=120 * SECOND)
     check(ranks)
     calm = again(ranks)
