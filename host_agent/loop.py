@@ -36,11 +36,11 @@ _NEVER = 0x7FFFFFFFFFFFFFFF
 class Loop(NamedTuple):
     """What the loop touches. `out` int32[>= 2S]: slots to send. `fds` int64[1]: wake descriptor. `aggregator`
     uint64[2]: the endpoint where packets go, and the one that results come from; in frames that is what they have
-    inside. `shared` int64[shm.FIELDS]: the segment's `at`, its first element 0 if packets go by UDP. `transport` int64[1]: one
-    of the above. `flow`: whose frames are ours. `raw`: the interface's socket. What `downlink` and `uplink` leave of
-    incoming and outgoing packets is in `delayed` and `impaired`. `log`: where packets are recorded, if it has any
-    room. `key` uint64[2]: with what packets are signed (switchml/protocol/authentication.py), or uint64[0]; `signed`:
-    those whose tags are computed together. `patience`: of libc.give_way."""
+    inside. `shared` int64[shm.FIELDS]: the segment's `at`, its first element 0 if packets go by UDP. `transport`
+    int64[1]: one of the above. `flow`: whose frames are ours. `raw`: the interface's socket. What `downlink` and
+    `uplink` leave of incoming and outgoing packets is in `delayed` and `impaired`. `log`: where packets are recorded,
+    if it has any room. `key` uint64[2]: with what packets are signed (switchml/protocol/authentication.py), or
+    uint64[0]; `signed`: those whose tags are computed together. `patience`: of libc.give_way."""
 
     worker: State
     io: udp.UdpIO

@@ -44,6 +44,7 @@ class SoftwareTraits:
     mac = 0
     v1_place: tuple[str, int] | None = None
     most_parts = 1
+    memory = ""
 
     def parts_for(self, wanted: int) -> int:
         return min(wanted, self.most_parts)

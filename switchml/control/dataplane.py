@@ -54,7 +54,7 @@ class JobSpec:
     has_deadline: bool = False
     """Whether rounds may end without ranks that are late (section 13)."""
     large_bytes: int = 0
-    """Of data in the job's large packets (section 3), which all ranks hand over in memory; 0: there are none."""
+    """Of data in the job's large packets (section 7), which all ranks hand over in memory; 0: there are none."""
 
     @property
     def data_bytes(self) -> int:

@@ -390,7 +390,9 @@ class JobRegistry:
             macs=tuple(request.mac for request in requests),
             more=tuple(more),
             has_deadline=job.first.deadline_s > 0,
-            large_bytes=large_bytes(job.world_size, slots, job.first.payload_bytes) if slots and job.has_large_packets else 0,
+            large_bytes=large_bytes(job.world_size, slots, job.first.payload_bytes)
+            if slots and job.has_large_packets
+            else 0,
             **vars(first),
         )
 

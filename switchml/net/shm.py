@@ -40,7 +40,8 @@ _LENGTH_BITS = 16
 
 class Segment(NamedTuple):
     """A mapped segment: `at` int64[FIELDS]: base address (0: none), bytes, ranks, slots, ring capacity, bytes of a
-    rank's block, offsets of the ranks' packets and of the pool's rows, bytes of a row. `memory` uint8[bytes] keeps it mapped."""
+    rank's block, offsets of the ranks' packets and of the pool's rows, bytes of a row. `memory` uint8[bytes] keeps it
+    mapped."""
 
     at: np.ndarray
     memory: np.ndarray
@@ -86,8 +87,8 @@ def new_memory(name: str, size_bytes: int) -> int:
 
 
 def create(ranks: int, slots: int, data_bytes: int = DATA_BYTES) -> tuple[Segment, int, str]:
-    """A new segment for packets with so many bytes of data: (segment, file descriptor, its name for `attach`). The creator keeps the descriptor open while
-    ranks may attach.
+    """A new segment for packets with so many bytes of data: (segment, file descriptor, its name for `attach`). The
+    creator keeps the descriptor open while ranks may attach.
 
     Raises OSError where the kernel has no memfd or no memory.
     """

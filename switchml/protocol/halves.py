@@ -153,9 +153,8 @@ def add(
     target: Address,
 ) -> None:
     """`ranks` packets of `size` bytes added up in float32 in the order of ranks, divided by their number if `op` is a
-    mean, and rounded, to `target`. They lie `apart` bytes from each other, from `parts` on, but that of rank `last` lies at
-    `values`.
-    `floats`: room for twice the bytes."""
+    mean, and rounded, to `target`. They lie `apart` bytes from each other, from `parts` on, but that of rank `last`
+    lies at `values`. `floats`: room for twice the bytes."""
     count = size // 2
     kind = FLOAT16 if op in (OP_SUM_FLOAT16, OP_MEAN_FLOAT16) else BFLOAT16
     total = f32_at(floats, count)

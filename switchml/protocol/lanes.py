@@ -121,7 +121,7 @@ def keep_greatest_codes(codes: Address, others: Address) -> bool:
         a[i] = np.uint8(max(a[i] ^ np.uint8(0x80), b[i] ^ np.uint8(0x80)) ^ np.uint8(0x80))
     for i in range(2 * wire_format.MOST_BLOCKS, wire_format.CODES_BYTES):
         differ |= np.uint8(a[i] ^ b[i])
-    return differ == 0
+    return bool(differ == 0)
 
 
 @kernel

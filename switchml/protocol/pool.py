@@ -43,8 +43,9 @@ class Outcome(NamedTuple):
 
 class Pool:
     """The slots of one v2 job: n `workers` (1-256), `slots` a power of two, `payload_bytes` 256 or 1024, `wire` as in
-    packet.py. `large_bytes`: of data in a large packet, 0 if there are none. `rows`: of shared memory (shm.py), else its own; `with_tags`: with room for tags behind results;
-    `halves`: half precision is added up as it is, if there is memory for that."""
+    packet.py. `large_bytes`: of data in a large packet, 0 if there are none. `rows`: of shared memory (shm.py), else
+    its own; `with_tags`: with room for tags behind results; `halves`: half precision is added up as it is, if there is
+    memory for that."""
 
     def __init__(
         self,
@@ -74,7 +75,8 @@ class Pool:
         self.rows = self.wide = rows if rows is not None else np.zeros(0, np.uint8)
         if rows is None:
             room = authentication.TAG_BYTES if with_tags else 0
-            self.rows = authentication.packet_rows(2 * slots, most + (wire_format.MAX_BEFORE_DATA if large_bytes else wire_format.HEADER_BYTES), room)
+            width = max(wire_format.HEADER_BYTES + payload_bytes, wire_format.MAX_BEFORE_DATA + large_bytes)
+            self.rows = authentication.packet_rows(2 * slots, width, room)
             # Sparse packets are longer. Memory that no sparse packet ever touches is never there.
             wide = max(wire_format.MAX_SPARSE_BYTES, wire_format.MAX_BEFORE_DATA + large_bytes)
             self.wide = authentication.packet_rows(2 * slots, wide, room)

@@ -23,8 +23,8 @@ _WORD = wire_format.WORD_BYTES
 _FIRST_BLOCK = _HEADER + wire_format.CODES_BYTES
 _WORDS_SHIFT, _WORDS_MASK, _ADDRESSED, _OP_SHIFT, _OP_MASK, _LARGE = 4, 15, 1 << 8, 9, 15, 1 << 13
 _BLOCKS = 1 << 14
-"""`form` of a slot: lanes, words << _WORDS_SHIFT, _ADDRESSED, op << _OP_SHIFT, _LARGE, and _BLOCKS if it is that and has
-an exponent for each of its blocks."""
+"""`form` of a slot: lanes, words << _WORDS_SHIFT, _ADDRESSED, op << _OP_SHIFT, _LARGE, and _BLOCKS if it is that and
+has an exponent for each of its blocks."""
 
 
 @kernel

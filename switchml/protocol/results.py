@@ -109,7 +109,11 @@ def receive(w: State, address: Address, length: int, now: int, out: np.ndarray, 
         return _continue_stream(w, index, address, length, now, out, n)
     task = task_at(w, slot.task)
     # A peer's task may have other packets.
-    is_alike = length >= before_data(slot) if slot.addressed else length == slot.length and data[0] & 7 == size_code(me.identity, slot)
+    is_alike = (
+        length >= before_data(slot)
+        if slot.addressed
+        else length == slot.length and data[0] & 7 == size_code(me.identity, slot)
+    )
     if not is_alike:
         me.failure.code, me.failure.chunk = worker_state.ERROR_MIXED, slot.chunk
         return n

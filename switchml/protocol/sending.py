@@ -304,7 +304,9 @@ def _put_blocks(w: State, index: int, source: Address, count: int, lanes_at: Add
         if slot.mode == CLASSIFY:
             classify(task.fmt, at, elements, to, lanes)
         else:
-            encode(task.fmt, at, elements, to, lanes, w.codes[index, USED, block], identity.headroom[0], slot.classed != 0)
+            encode(
+                task.fmt, at, elements, to, lanes, w.codes[index, USED, block], identity.headroom[0], slot.classed != 0
+            )
 
 
 @kernel

@@ -237,7 +237,7 @@ def is_result(data: np.ndarray, length: int, identity: Any) -> bool:
         return True
     payload = identity.payload
     if columns == wire_format.ADDRESSED and size == wire_format.SPARSE | wire_format.LARGE:
-        return length <= _HEADER + _WORD + wire_format.CODES_BYTES + identity.large
+        return bool(length <= _HEADER + _WORD + wire_format.CODES_BYTES + identity.large)
     columns = max(columns, int64(1))
     if columns != 1 and columns != 2 and columns != 4 and columns != 8:
         return False

@@ -70,13 +70,13 @@ class Worker:
     callers. `identity`, `window`, `queues`, `rtt`, `silence`, `timers`, `counters` and `failure` are its records.
 
     `isn`, `job_tag`, `slots`, `window` (the most rounds in flight) come from joining; `payload_bytes` is 256 or 1024,
-    `large_bytes` those of data in large packets, 0 if there are none.
-    `packets` uint8[2 slots, k >= 42 + payload, or large]: where to build the packets (each at the end of its row), if not in
-    memory of its own; `wide` uint8[2 slots, k]: where to build those of sparse streams, of up to MAX_SPARSE_BYTES, if
-    not in the same rows. `lossless`: the transport loses nothing, so a round is probed only to learn whom it waits for.
-    `padded`: the switch wants sparse packets without data padded. `two_queues`: bytes have a queue and half of the
-    slots for themselves (section 11). `room`: so many bytes behind a packet, and behind the last row, are for its tag.
-    `deadline_ns`: how long sums with a memory wait for ranks, if not without end (section 13).
+    `large_bytes` those of data in large packets, 0 if there are none. `packets` uint8[2 slots, k >= 42 + payload, or
+    large]: where to build the packets (each at the end of its row), if not in memory of its own; `wide` uint8[2 slots,
+    k]: where to build those of sparse streams, of up to MAX_SPARSE_BYTES, if not in the same rows. `lossless`: the
+    transport loses nothing, so a round is probed only to learn whom it waits for. `padded`: the switch wants sparse
+    packets without data padded. `two_queues`: bytes have a queue and half of the slots for themselves (section 11).
+    `room`: so many bytes behind a packet, and behind the last row, are for its tag. `deadline_ns`: how long sums with a
+    memory wait for ranks, if not without end (section 13).
     """
 
     def __init__(

@@ -28,7 +28,9 @@ TASKS = 1024
 """All-reduces that may be under way at once (a power of two); more wait in the agent."""
 
 
-IDENTITY = record("i8 rank workers slots payload large job_tag isn padded least_timeout room deadline", "3i8 headroom spread")
+IDENTITY = record(
+    "i8 rank workers slots payload large job_tag isn padded least_timeout room deadline", "3i8 headroom spread"
+)
 """What joining decided. `payload`: bytes of data in a packet, `large`: at most in a large one (0: there are none);
 `padded`: the switch wants sparse packets without data padded;
 `least_timeout`: lower bound of a retransmission timeout, not 0 if nothing can be lost. `room`: bytes behind a packet
@@ -97,15 +99,16 @@ SLOT = record(
     "i4 length kept_length room kept_room top open",
 )
 """One slot. `round`: how many of its rounds have their results, which is the number of the present one. `start`: the
-sequence number that its round 0 would have at this aggregator. `words`, `codes`, `length` and `room`: of its packet, which has `codes`
-bytes of blocks' codes, and `room` bytes of data at most; `kept_words` and so on: of the packet of the round before. `redo`: REDO or REDO_THEN_SEND while that is sent once more
-(handover.py). `resent`: the last round retransmitted, `probed`: because of the clock (-1: none). `agreed`: `ahead` of
-its last result; `next_need`, valid if `scanned`: what the chunk after this one needs. `classed`: a CLASSIFY round has
-been answered. `columns`: of a sparse stream, else 0; `addressed`: 1 if the packets are (collectives.py), else 0;
-`unbuilt`: NEXT_ROUND or FIRST_ROUND of sparse.py while the packet for it is still to be written. `expires`: when an
-expiry is due, `late`: 1 if the sums are without this rank's values (section 13). Of exact sums (exact.py), `top`: where
-the digits of the first round begin, `open`: how many sums are listed for further rounds; of integers (digits.py), how
-many digits there are, and the number of the one under way."""
+sequence number that its round 0 would have at this aggregator. `words`, `codes`, `length` and `room`: of its packet,
+which has `codes` bytes of blocks' codes, and `room` bytes of data at most; `kept_words` and so on: of the packet of the
+round before. `redo`: REDO or REDO_THEN_SEND while that is sent once more (handover.py). `resent`: the last round
+retransmitted, `probed`: because of the clock (-1: none). `agreed`: `ahead` of its last result; `next_need`, valid if
+`scanned`: what the chunk after this one needs. `classed`: a CLASSIFY round has been answered. `columns`: of a sparse
+stream, else 0; `addressed`: 1 if the packets are (collectives.py), else 0; `unbuilt`: NEXT_ROUND or FIRST_ROUND of
+sparse.py while the packet for it is still to be written. `expires`: when an expiry is due, `late`: 1 if the sums are
+without this rank's values (section 13). Of exact sums (exact.py), `top`: where the digits of the first round begin,
+`open`: how many sums are listed for further rounds; of integers (digits.py), how many digits there are, and the number
+of the one under way."""
 
 TASK = record(
     "u8 source target",
@@ -123,14 +126,14 @@ TASK = record(
 of half precision (halves.py). `per_chunk`: elements of a chunk; `first`, `chunks`, `done`: its chunks. `history`:
 address of int8 exponent codes by chunk, what each needed last time. `columns`: blocks in a packet if the tensor is
 sparse, else 0; its chunks are then streams of positions, and `per_chunk` the elements of a position. `non_zero`:
-address of uint8[blocks], which of them are not zero, known of the first `scanned` entries of all streams. `group`:
-G, if behind each G chunks comes one for what they leave open (exact sums), else 0. `queue`: SUMS or BYTES.
-`addressed`: 1 for a collective of collectives.py, whose fields follow: its `shares` have `share_chunks` chunks each
-and take turns of `run`. `memory`: address where the elements go that came too late for their sums, 0 if these wait
-for all ranks (section 13); `least`: the fewest ranks in a chunk so far, `late`: how many chunks are without this
-one. `past_caches`: 1 if its target is too large for caches, and is written past them. `room`: bytes of data that its packets
-have at most; `codes`: bytes of the codes of their blocks (0: a packet is one block, whose codes are in its header), each
-of `per_block` elements; `history` is by block."""
+address of uint8[blocks], which of them are not zero, known of the first `scanned` entries of all streams. `group`: G,
+if behind each G chunks comes one for what they leave open (exact sums), else 0. `queue`: SUMS or BYTES. `addressed`: 1
+for a collective of collectives.py, whose fields follow: its `shares` have `share_chunks` chunks each and take turns of
+`run`. `memory`: address where the elements go that came too late for their sums, 0 if these wait for all ranks (section
+13); `least`: the fewest ranks in a chunk so far, `late`: how many chunks are without this one. `past_caches`: 1 if its
+target is too large for caches, and is written past them. `room`: bytes of data that its packets have at most; `codes`:
+bytes of the codes of their blocks (0: a packet is one block, whose codes are in its header), each of `per_block`
+elements; `history` is by block."""
 
 
 NEED, USED, AGREED, NEXT = range(4)
@@ -139,12 +142,12 @@ NEED, USED, AGREED, NEXT = range(4)
 
 class State(NamedTuple):
     """The arrays of one worker: SCALARS[1], QUEUE[1 or 2], SLOT[S], TASK[TASKS], uint8[2S, k], uint8[2S, k], int64[S,
-    5, 8] (sparse.py), uint32[S, payload or large / 2], SUM[2S, payload / 4] (exact.py), int64[2S],
-    int64[S, 4, MOST_BLOCKS], uint32[payload / 4], uint8[32], float32[payload or large / 4]. `packets`: the packets of even rounds, then those of odd ones, so that a round's
-    stays until the next one has its result. `wide` has room for sparse packets, and may be `packets`. `sums`, by
-    chunk modulo 2S: what it left open; of a group's last chunk, what the others did, `reported` of them so far.
-    `codes`: of the blocks of a slot's packet, NEED, USED, AGREED and NEXT, as the slot has them of others.
-    `marks` is scratch, and `floats` for a chunk of half precision."""
+    5, 8] (sparse.py), uint32[S, payload or large / 2], SUM[2S, payload / 4] (exact.py), int64[2S], int64[S, 4,
+    MOST_BLOCKS], uint32[payload / 4], uint8[32], float32[payload or large / 4]. `packets`: the packets of even rounds,
+    then those of odd ones, so that a round's stays until the next one has its result. `wide` has room for sparse
+    packets, and may be `packets`. `sums`, by chunk modulo 2S: what it left open; of a group's last chunk, what the
+    others did, `reported` of them so far. `codes`: of the blocks of a slot's packet, NEED, USED, AGREED and NEXT, as
+    the slot has them of others. `marks` is scratch, and `floats` for a chunk of half precision."""
 
     scalars: np.ndarray
     queues: np.ndarray

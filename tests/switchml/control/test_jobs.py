@@ -90,6 +90,28 @@ def test_a_job_has_fewer_parts(addresses, most, slots, capacity, parts):
     assert len(spec.parts) == parts and spec.slots == (256 if capacity == 500 else slots // parts or 2048)
 
 
+@pytest.mark.parametrize(
+    ("sharing", "world_size", "wanted", "slots", "large"),
+    [
+        (2, 2, {}, 256, 8192),
+        (1, 2, {}, 2048, 0),
+        (2, 2, {"payload_bytes": 256}, 256, 2048),
+        (2, 2, {"slots": 4096}, 4096, 4096),
+        (2, 2, {"slots": 65536}, 65536, 0),
+        (64, 64, {}, 64, 8192),
+    ],
+)
+def test_packets_are_large_where_all_ranks_share_memory(sharing, world_size, wanted, slots, large):
+    """As large as the memory allows; with fewer slots, unless the ranks ask for so many."""
+    plane = FakeDataplane()
+    registry = JobRegistry(plane)
+    for rank in range(world_size):
+        one = request(rank, world_size=world_size, shares_memory=rank < sharing, **wanted)
+        registry.join(one, now=0.0)
+    (spec,) = plane.jobs.values()
+    assert (spec.slots, spec.large_bytes) == (slots, large)
+
+
 def test_addresses_of_parts_are_checked_like_others():
     registry = JobRegistry(FakeDataplane(), is_own=lambda address: address[1] == 666)
     registry.join(request(more_addresses=(("127.0.0.1", 5000),)), now=0.0)

@@ -213,7 +213,16 @@ def compared(
     at_once = [chooser.random() < 0.5 for _ in ranks]
     span = chooser.choice([MILLISECOND // 4, MILLISECOND, 10 * MILLISECOND])
     journey = Journey(
-        moved, moves, span, slots=slots, windows=windows, seed=seed, weather=weather, at_once=at_once, large=large, **options
+        moved,
+        moves,
+        span,
+        slots=slots,
+        windows=windows,
+        seed=seed,
+        weather=weather,
+        at_once=at_once,
+        large=large,
+        **options,
     )
     journey.run(limit=120 * SECOND)
     assert together.wide(moved) == together.wide(calm)
