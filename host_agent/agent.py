@@ -87,6 +87,7 @@ class HostAgent(Agent):
         )
         super().__init__(self.core)
         self.wire, self.takes_sparse = self.core.wire, self.core.takes_sparse
+        self.sums_halves = self.core.sums_halves
         self.takes_collectives, self.only_sums = self.core.takes_collectives, self.core.only_sums
         self._loop: loop.Loop | None = self._new_loop(joined)
         self._known: tuple[Any, Any] = None, None
@@ -281,11 +282,6 @@ class HostAgent(Agent):
     def fail(self, error: BaseException) -> None:
         """End this rank's part in the job."""
         self.core.fail(error)
-
-    @property
-    def sums_halves(self) -> bool:
-        """Whether half precision travels as it is."""
-        return self.core.sums_halves
 
     @property
     def has_no_result(self) -> bool:

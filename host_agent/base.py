@@ -37,6 +37,8 @@ class Agent(collectives.CollectivesMixin):
     transport: str
     takes_sparse: bool
     """Whether the aggregator accepts sparse streams."""
+    sums_halves: bool = False
+    """Whether half precision travels as it is, unless a call says otherwise."""
     deadline_s: float = 0.0
     """How long sums that may be late wait for a rank; 0: the job has no such sums."""
 

@@ -66,6 +66,7 @@ class ShardedAgent(Agent):
         self.takes_sparse = all(agent.takes_sparse for agent in agents)
         self.takes_collectives = all(agent.takes_collectives for agent in agents)
         self.only_sums = any(agent.only_sums for agent in agents)
+        self.sums_halves = all(agent.sums_halves for agent in agents)
         self._agents, self._addresses, self._payload_bytes = agents, addresses, payload_bytes
         self._order = threading.Lock()  # all agents get their parts of the calls in one order
         self._calls = self._turn = 0

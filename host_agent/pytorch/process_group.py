@@ -178,7 +178,7 @@ class SwitchMLProcessGroup(dist.ProcessGroup):
     def _say_how(self, address: str) -> None:
         assert self.agent is not None
         transport = {"shm": "shared memory"}.get(name := str(self.agent.stats()["transport"]), name)
-        wire = os.environ.get("SWITCHML_WIRE") or "int32"
+        wire = self.agent.wire + (" (half precision as it is)" if self.agent.sums_halves else "")
         print(f"switchml: {self.size()} ranks through {address}, {transport}, {wire}", file=sys.stderr, flush=True)
 
     # What torch asks about the group.
