@@ -15,6 +15,7 @@ from host_agent import density, packet_log
 from switchml.net import frames, impair, libc, shm, udp
 from switchml.protocol import authentication, handover, results, sending, timers
 from switchml.protocol.authentication import EVERYBODY, TAG_BYTES, TO_AGGREGATOR, TO_RANKS
+from switchml.protocol.chunks import packet_at
 from switchml.protocol.packet import HEADER_BYTES, R_FLAG, WAIT
 from switchml.protocol.worker import Worker
 from switchml.protocol.worker_state import State, seq_of
@@ -282,7 +283,7 @@ def _send(loop, n, now):
             slot = loop.worker.slots[loop.out[i]]
             length = int64(slot.length)
             if (length > payload) == has_data:
-                address = sending.packet_at(loop.worker, loop.out[i])
+                address = packet_at(loop.worker, loop.out[i])
                 if len(loop.key):
                     key0, key1, number = loop.key[0], loop.key[1], seq_of(loop.worker, loop.out[i])
                     authentication.add(
@@ -316,7 +317,7 @@ def _hand_over(loop, fresh, n):
     rank = loop.worker.scalars[0].identity.rank
     ring, head, end = shm.open_up(loop.shared, rank)
     for i in range(fresh):
-        packet = sending.packet_at(loop.worker, loop.out[i])
+        packet = packet_at(loop.worker, loop.out[i])
         head = shm.add(loop.shared, ring, head, end, packet, int64(loop.worker.slots[loop.out[i]].length))
     shm.publish(ring, head)
     for i in range(fresh, n):

@@ -8,29 +8,23 @@ from typing import Any
 
 import numpy as np
 
-from switchml.protocol import digits, exact, first_round, sparse
+from switchml.protocol import digits, exact, sparse
 from switchml.protocol import packet as wire_format
-from switchml.protocol.collectives import owner_of, place_of, sends
+from switchml.protocol.building import build_packet
+from switchml.protocol.chunks import is_list, list_of, members_of, packet_at, task_of
+from switchml.protocol.exponents import guess, guess_blocks, need_of_chunk, top_of, use_agreed
 from switchml.protocol.fixedpoint import (
-    INT64,
     LANE_BYTES,
     LANES,
     RAW,
     WIRES,
     canonical,
-    classify,
-    code32,
-    encode,
     has_digits,
     is_exact,
-    need_of,
 )
-from switchml.protocol.halves import largest, widen
 from switchml.protocol.packet import CODE_UNKNOWN, CODE_ZERO
 from switchml.protocol.retransmission import adapt_limit
 from switchml.protocol.worker_state import (
-    AGREED,
-    CLASSIFY,
     DONE,
     ERROR_AHEAD,
     EXACT,
@@ -38,7 +32,6 @@ from switchml.protocol.worker_state import (
     NEED,
     NEXT,
     SPECULATE,
-    USED,
     State,
     is_free,
     next_round,
@@ -47,8 +40,8 @@ from switchml.protocol.worker_state import (
     slot_of,
     task_at,
 )
-from switchml.runtime.jit import Address, int64, kernel
-from switchml.runtime.memory import fence, put_be16, put_be32, signed8, u8_at, u32_at
+from switchml.runtime.jit import int64, kernel
+from switchml.runtime.memory import fence
 
 TURN = 16
 """Chunks that a queue starts before it is another queue's turn: enough for a train of packets."""
@@ -58,333 +51,6 @@ _ELEMENT_BYTES = np.array(LANES, np.int64) * _LANE_BYTES
 _WIRES = np.array(WIRES, np.int64)
 _HEADER, _WORD = wire_format.HEADER_BYTES, wire_format.WORD_BYTES
 _STEP = wire_format.LARGE_STEP
-
-
-@kernel(forceinline=True)
-def _task_of(w: State, queue: int, chunk: int, hint: int) -> int:
-    """Number of the task that has a queue's `chunk`, searching from task number `hint` on."""
-    number = hint
-    while task_at(w, number).queue != queue or chunk >= task_at(w, number).first + task_at(w, number).chunks:
-        number += 1
-    return number
-
-
-@kernel(forceinline=True)
-def elements_of(task: Any, chunk: int) -> tuple[Any, Any, Any]:
-    """(source address, target address, count) of a task's chunk; of a group's list, the group's."""
-    if task.addressed:
-        return _part_of(task, chunk - task.first)
-    start, elements = position_of(task, chunk) * task.per_chunk, task.per_chunk
-    if is_list(task, chunk):
-        start -= members_of(task, chunk) * task.per_chunk
-        elements *= task.group
-    offset = np.uint64(start * task.item)
-    return task.source + offset, task.target + offset, min(elements, task.numel - start)
-
-
-@kernel
-def _part_of(task: Any, position: int) -> tuple[Any, Any, Any]:
-    """`elements_of` of a collective's chunk."""
-    start, owner = place_of(task, position) * task.per_chunk, owner_of(task, position)
-    offset = start * task.item
-    source, target = offset + owner * task.source_step, offset + owner * task.target_step
-    count = min(task.per_chunk, task.numel - start)
-    return task.source + np.uint64(source), task.target + np.uint64(target), count
-
-
-@kernel(inline=True)
-def position_of(task: Any, chunk: int) -> Any:
-    """Number of a chunk among those of its task that have elements of their own."""
-    position = chunk - task.first
-    return position - position // (task.group + 1) if task.group else position
-
-
-@kernel(inline=True)
-def is_list(task: Any, chunk: int) -> Any:
-    """Whether a chunk has, in place of elements of its own, what the chunks of a group before it left open."""
-    position = chunk - task.first
-    ends_group = position % (task.group + 1) == task.group or position == task.chunks - 1
-    return task.group != 0 and ends_group
-
-
-@kernel(inline=True)
-def list_of(task: Any, chunk: int) -> Any:
-    """The chunk that has the list of a chunk's group."""
-    position = chunk - task.first
-    return task.first + min(position - position % (task.group + 1) + task.group, task.chunks - 1)
-
-
-@kernel(inline=True)
-def members_of(task: Any, chunk: int) -> Any:
-    """How many chunks share a list; `chunk` has it."""
-    return (chunk - task.first) % (task.group + 1)
-
-
-@kernel(forceinline=True)
-def _need_of_chunk(w: State, number: int, chunk: int, index: int, row: int) -> int:
-    """The exponent code that a chunk of task `number` needs; of blocks the greatest, and all in this row of the
-    slot's `codes`."""
-    task = task_at(w, number)
-    if task.codes:
-        return need_of_blocks(w, task, chunk, w.codes[index, row], False)
-    if task.columns or task.fmt == RAW or is_list(task, chunk):
-        return int64(CODE_UNKNOWN)  # its words will announce it; bytes need none; what is open is not known yet
-    return need_in(w, task, chunk, False)
-
-
-@kernel
-def need_of_blocks(w: State, task: Any, chunk: int, codes: np.ndarray, finite_only: bool) -> int:
-    """Writes what each block of a task's chunk needs; returns the greatest."""
-    source, _, count = elements_of(task, chunk)
-    most = int64(CODE_ZERO)
-    for block in range(wire_format.MOST_BLOCKS):
-        first, elements = block_of(task, block, count)
-        codes[block] = CODE_ZERO
-        if elements > 0:
-            codes[block] = _need_of(w, task, source + np.uint64(first * task.item), elements, finite_only)
-        most = max(most, int64(codes[block]))
-    return most
-
-
-@kernel(forceinline=True)
-def need_in(w: State, task: Any, chunk: int, finite_only: bool) -> int:
-    """What the elements of a task's chunk need: an exponent code, or that of integers (digits.py)."""
-    source, _, count = elements_of(task, chunk)
-    return _need_of(w, task, source, count, finite_only)
-
-
-@kernel(forceinline=True)
-def _need_of(w: State, task: Any, source: Address, count: int, finite_only: bool) -> int:
-    if has_digits(task.fmt):
-        return int64(digits.need_of(task.fmt == INT64, source, count, w.scalars[0].identity.headroom[0]))
-    if task.half:
-        return int64(code32(largest(task.half, source, count, finite_only)))
-    return int64(need_of(task.fmt, source, count, finite_only))
-
-
-@kernel(inline=True)
-def top_of(fmt: int, need: int) -> Any:
-    """`top` of a slot whose ranks agree on what they need: how many digits integers have, or where those of exact sums
-    begin."""
-    return digits.rounds(fmt == INT64, need) if has_digits(fmt) else exact.bound(fmt, need)
-
-
-@kernel(inline=True)
-def packet_at(w: State, index: int) -> np.uint64:
-    """Address of a slot's packet, which would end its row if it had data. Rows without slack make one train of
-    consecutive slots."""
-    slot, end = w.slots[index], rows_before(w, index) + 1
-    before = before_data(slot)
-    if slot.words:
-        return w.wide.ctypes.data + np.uint64(end * w.wide.shape[1] - before - slot.room)
-    return w.packets.ctypes.data + np.uint64(end * w.packets.shape[1] - before - slot.room)
-
-
-@kernel(inline=True)
-def before_data(slot: Any) -> Any:
-    """Bytes of a slot's packet before its data."""
-    return _HEADER + _WORD * int64(slot.words) + slot.codes
-
-
-@kernel(inline=True)
-def data_of(identity: Any, task: Any, count: int) -> Any:
-    """Bytes of data in the packets of a chunk of `count` elements, if a rank has some. Large packets are no larger than
-    they need to be; others are always full."""
-    if task.room == identity.payload:
-        return task.room
-    if task.codes:
-        whole = count // task.per_block
-        rest = ((count - whole * task.per_block) * _ELEMENT_BYTES[task.fmt] + _STEP - 1) & -_STEP
-        return whole * identity.payload + rest
-    return (count * _ELEMENT_BYTES[task.fmt] + _STEP - 1) & -_STEP
-
-
-@kernel(inline=True)
-def rows_before(w: State, index: int) -> Any:
-    """How many rows come before that of a slot's packet: even and odd rounds have their own."""
-    slot = w.slots[index]
-    return index + (slot.round & 1) * w.scalars[0].identity.slots
-
-
-@kernel(inline=True)
-def kept_at(w: State, index: int) -> np.uint64:
-    """Address of the lanes that a root keeps: behind its packet, which has none, and behind the packet's tag."""
-    return packet_at(w, index) + np.uint64(before_data(w.slots[index]) + w.scalars[0].identity.room)
-
-
-@kernel(forceinline=True)
-def _build_packet(w: State, index: int) -> None:
-    """Write the packet of a slot's present round: mode, used and need are set."""
-    identity, slot = w.scalars[0].identity, w.slots[index]
-    task = task_at(w, slot.task)
-    source, _, count = elements_of(task, slot.chunk)
-    header = u8_at(packet_at(w, index), _HEADER)
-    lanes_at = packet_at(w, index) + np.uint64(before_data(slot))
-    if slot.addressed and not sends(task, owner_of(task, slot.chunk - task.first), identity.rank):
-        lanes_at = kept_at(w, index)
-    size = data_of(identity, task, count)
-    lanes, wire = size // _LANE_BYTES[task.fmt], _WIRES[task.fmt]
-    need = int64(slot.need)
-    if task.half:
-        widen(task.half, source, w.floats.ctypes.data, count)
-        source = np.uint64(w.floats.ctypes.data)
-    if slot.addressed and not _has_lanes(task, slot.chunk, identity.rank):
-        pass  # this rank only answers
-    elif task.fmt == RAW:
-        _put_bytes(source, count, lanes_at, size)
-    elif slot.codes:
-        _put_blocks(w, index, source, count, lanes_at, size)
-    elif slot.mode == CLASSIFY:
-        classify(task.fmt, source, count, lanes_at, lanes)
-    elif (slot.mode == SPECULATE and _is_in_vain(slot, task)) or (task.memory and slot.need > slot.used):
-        nothing = u8_at(lanes_at, size)
-        nothing[:] = 0
-        slot.late = slot.mode == EXACT  # the others agreed on this exponent in a round without this rank
-    elif has_digits(task.fmt):
-        digits.encode(task.fmt == INT64, source, count, lanes_at, lanes, slot.open, slot.top)
-    elif slot.mode == FURTHER:
-        out, sums = u32_at(lanes_at, lanes), w.sums[row_of(w, slot.chunk)]
-        need = int64(exact.encode_digits(task.fmt, sums, slot.open, out, identity.headroom[0]))
-    elif is_exact(task.fmt):
-        _build_first_digits(w, index, lanes)
-    else:
-        encode(task.fmt, source, count, lanes_at, lanes, slot.used, identity.headroom[wire], slot.classed != 0)
-
-    following = slot.chunk + w.queues[slot.queue].slots
-    if not slot.scanned and following < w.queues[slot.queue].total:
-        number = _task_of(w, slot.queue, following, slot.task)
-        if task_at(w, number).codes == task.codes:  # else the packet has no room for them
-            slot.next_need = _need_of_chunk(w, number, following, index, NEXT)
-            slot.scanned = 1
-    header[0] = ((wire_format.CONTRIBUTION | wire) << 4) | size_code(identity, slot)
-    header[1] = (slot.next_need if slot.scanned else CODE_UNKNOWN) & 0xFF
-    put_be32(header, 2, seq_of(w, index))
-    put_be16(header, 6, identity.job_tag)
-    header[8] = need & 0xFF
-    header[9] = slot.used & 0xFF
-    slot.length = _HEADER + slot.codes + size
-    if slot.codes:
-        header[8] = header[9] = 0
-        _put_codes(w, index, count)
-    if slot.addressed:
-        _address(w, index, count > 0)
-
-
-@kernel(inline=True)
-def size_code(identity: Any, slot: Any) -> Any:
-    """That of a slot's packet, if it is a dense one."""
-    if slot.room > identity.payload:
-        return wire_format.BLOCKS if slot.codes else wire_format.LARGE
-    return 3 if identity.payload == 1024 else 1
-
-
-@kernel(inline=True)
-def block_of(task: Any, block: int, count: int) -> tuple[Any, Any]:
-    """(first element, count) of a block of a chunk of `count` elements; the count is 0 or less behind the last one."""
-    first = block * task.per_block
-    return first, min(task.per_block, count - first)
-
-
-@kernel
-def _put_blocks(w: State, index: int, source: Address, count: int, lanes_at: Address, size: int) -> None:
-    """The data of a packet whose blocks have exponents of their own; zeros in a round that is in vain."""
-    slot, identity = w.slots[index], w.scalars[0].identity
-    task = task_at(w, slot.task)
-    item = 4 if task.half else task.item
-    if slot.mode == SPECULATE and _is_in_vain(slot, task):
-        nothing = u8_at(lanes_at, size)
-        nothing[:] = 0
-        return
-    for block in range(wire_format.MOST_BLOCKS):
-        first, elements = block_of(task, block, count)
-        if elements <= 0:
-            break
-        at, to = source + np.uint64(first * item), lanes_at + np.uint64(block * identity.payload)
-        lanes = min(identity.payload, size - block * identity.payload) // 4
-        if slot.mode == CLASSIFY:
-            classify(task.fmt, at, elements, to, lanes)
-        else:
-            encode(
-                task.fmt, at, elements, to, lanes, w.codes[index, USED, block], identity.headroom[0], slot.classed != 0
-            )
-
-
-@kernel
-def _put_codes(w: State, index: int, count: int) -> None:
-    """The codes of a packet's blocks: `ahead`, `need` and `used`."""
-    slot, n = w.slots[index], wire_format.MOST_BLOCKS
-    task = task_at(w, slot.task)
-    codes = u8_at(packet_at(w, index) + np.uint64(before_data(slot) - slot.codes), wire_format.CODES_BYTES)
-    for block in range(n):
-        is_there = block_of(task, block, count)[1] > 0
-        codes[block] = (w.codes[index, NEXT, block] if slot.scanned else CODE_UNKNOWN) & 0xFF
-        codes[n + block] = (w.codes[index, NEED, block] if is_there else CODE_ZERO) & 0xFF
-        codes[2 * n + block] = (w.codes[index, USED, block] if is_there else CODE_ZERO) & 0xFF
-
-
-@kernel(inline=True)
-def _is_in_vain(slot: Any, task: Any) -> Any:
-    """Whether a guessed round can't count, as this rank has numbers that are not finite or don't fit their lanes."""
-    return slot.need == (digits.CODE_DIGITS if has_digits(task.fmt) else CODE_UNKNOWN)
-
-
-@kernel(inline=True)
-def _has_lanes(task: Any, chunk: int, rank: int) -> Any:
-    """Whether a rank has data for a collective's chunk, to send or to add to what it gets."""
-    owner = owner_of(task, chunk - task.first)
-    return sends(task, owner, rank) or task.reach == wire_format.REACH_ROOT
-
-
-@kernel
-def _put_bytes(source: Address, count: int, lanes_at: Address, payload: int) -> None:
-    """`count` bytes into a packet, and zeros behind them."""
-    words = count // 4
-    out, x = u32_at(lanes_at, payload // 4), u32_at(source, words)
-    for i in range(words):
-        out[i] = x[i]
-    rest, tail = u8_at(lanes_at, payload), u8_at(source, count)
-    for i in range(4 * words, count):
-        rest[i] = tail[i]
-    rest[count:] = 0
-
-
-@kernel
-def _address(w: State, index: int, has_elements: bool) -> None:
-    """Make the packet of a slot an addressed one: its header is a dense one's so far."""
-    identity, slot = w.scalars[0].identity, w.slots[index]
-    task = task_at(w, slot.task)
-    header = u8_at(packet_at(w, index), wire_format.ADDRESSED_BYTES)
-    owner, size = owner_of(task, slot.chunk - task.first), int64(header[0] & 3)
-    if slot.codes:
-        size = int64(wire_format.LARGE)
-    if not (has_elements and sends(task, owner, identity.rank)):
-        is_padded = identity.padded != 0 and identity.payload == 1024
-        if slot.room == identity.payload:
-            size = int64(wire_format.PADDED & 3) if is_padded else int64(0)
-        slot.length = wire_format.PADDING_BYTES if is_padded else 0
-        slot.length += _HEADER + slot.codes
-    slot.length += _WORD
-    header[_HEADER], header[_HEADER + 1], header[_HEADER + 2] = task.reach, owner, task.op
-    if slot.codes:
-        header[_HEADER + 2] = task.op | wire_format.IN_BLOCKS
-    header[_HEADER + 3] = CODE_UNKNOWN - signed8(header[1])
-    header[0] = (header[0] & 0xF8) | wire_format.SPARSE | size
-    header[1] = wire_format.ADDRESSED
-
-
-@kernel(forceinline=True)
-def _build_first_digits(w: State, index: int, lanes: int) -> None:
-    """Write the lanes of a first round of exact sums."""
-    slot, guard = w.slots[index], w.scalars[0].identity.headroom[0]
-    task = task_at(w, slot.task)
-    source, _, count = elements_of(task, slot.chunk)
-    lanes_at = packet_at(w, index) + np.uint64(_HEADER)
-    if first_round.is_wide(task.fmt, guard):
-        first_round.encode(source, count, lanes_at, lanes, slot.top, guard, w.marks)
-    else:
-        out = u32_at(lanes_at, lanes)
-        exact.encode_first(task.fmt, source, count, out, slot.top, guard)
-        out[count:] = 0
 
 
 @kernel(forceinline=True)
@@ -413,7 +79,7 @@ def repeat(w: State, index: int, mode: int, used: int, now: int, out: np.ndarray
     w.scalars[0].counters.repeats += 1
     slot.mode, slot.used = mode, used
     next_round(slot)
-    _build_packet(w, index)
+    build_packet(w, index)
     return send(w, index, now, out, n)
 
 
@@ -458,7 +124,7 @@ def start_list(w: State, queue: int, chunk: int, now: int, out: np.ndarray, n: i
             sums[slot.open] = sums[i]
             slot.open += 1
     if slot.open:
-        _build_packet(w, index)
+        build_packet(w, index)
         return send(w, index, now, out, n)
     finish_chunk(w, index, now)
     return n
@@ -534,12 +200,12 @@ def fill(w: State, now: int, out: np.ndarray, n: int) -> int:
         queue.next = max(queue.next, chunk + 1)
         index = slot_of(queue, chunk)
         slot = w.slots[index]
-        number = _task_of(w, at, chunk, window.first_task)
+        number = task_of(w, at, chunk, window.first_task)
         task = task_at(w, number)
         gathers = is_list(task, chunk)
         if not task.columns and not gathers and task.fmt != RAW:
             if not slot.scanned:
-                slot.need = _need_of_chunk(w, number, chunk, index, NEED)
+                slot.need = need_of_chunk(w, number, chunk, index, NEED)
             else:
                 slot.need = slot.next_need
                 w.codes[index, NEED, :] = w.codes[index, NEXT, :]
@@ -560,21 +226,21 @@ def fill(w: State, now: int, out: np.ndarray, n: int) -> int:
                 return n
             slot.mode, slot.used = EXACT, canonical(slot.agreed, task.fmt)
             slot.top = top_of(task.fmt, slot.agreed)
-            if task.codes and not _use_agreed(w, index, task):
+            if task.codes and not use_agreed(w, index, task):
                 me.failure.code, me.failure.chunk = ERROR_AHEAD, chunk
                 return n
         elif task.codes:
             slot.mode, slot.used = SPECULATE, CODE_UNKNOWN
-            _guess_blocks(w, index, task)
+            guess_blocks(w, index, task)
         else:
-            slot.mode, slot.used = SPECULATE, _guess(me, slot, task)
+            slot.mode, slot.used = SPECULATE, guess(me, slot, task)
             slot.top = top_of(task.fmt, digits.FITS if has_digits(task.fmt) else slot.used)
         # C5. Build its packet (a sparse one in `build_streams`) and send it; a group's list when it is complete.
         if gathers:
             n = start_list(w, at, chunk, now, out, n)
             continue
         if not task.columns:
-            _build_packet(w, index)
+            build_packet(w, index)
         n = send(w, index, now, out, n)
     return n
 
@@ -595,7 +261,7 @@ def _next_chunk(w: State, number: int, first_task: int) -> int:
     for chunk in range(queue.next, min(queue.total, queue.next + queue.slots)):
         may_start = is_free(w.slots[slot_of(queue, chunk)])
         is_near = chunk < queue.base + queue.slots
-        if not (may_start and is_near) and is_exact(task_at(w, _task_of(w, number, chunk, first_task)).fmt):
+        if not (may_start and is_near) and is_exact(task_at(w, task_of(w, number, chunk, first_task)).fmt):
             break
         if may_start:
             return int64(chunk)
@@ -612,41 +278,6 @@ def _share_of(w: State, number: int) -> int:
     other = w.queues[1 - number]
     wants = min(other.in_flight + other.late + other.total - other.next, other.slots)
     return int64(limit - min(limit // 2, wants))
-
-
-@kernel(forceinline=True)
-def _guess(me: Any, slot: Any, task: Any) -> int:
-    """The exponent code of a SPECULATE round: from the tensor before, but no less than this rank needs. Where sums may
-    be without a rank, it must be known to that rank, too: from the tensor before alone."""
-    least = slot.need if slot.need != CODE_UNKNOWN and not task.memory else CODE_ZERO
-    position = position_of(task, slot.chunk)
-    if position < task.history_length:
-        last = signed8(u8_at(task.history, task.history_length)[position])
-        least = max(least, min(last + me.identity.spread[_WIRES[task.fmt]] // 2, CODE_UNKNOWN - 1))
-    return canonical(least, task.fmt)
-
-
-@kernel
-def _guess_blocks(w: State, index: int, task: Any) -> None:
-    """The same for each block of a slot's packet."""
-    first = position_of(task, w.slots[index].chunk) * (task.per_chunk // task.per_block)
-    history = u8_at(task.history, task.history_length)
-    for block in range(wire_format.MOST_BLOCKS):
-        need = w.codes[index, NEED, block]
-        least = need if need != CODE_UNKNOWN else int64(CODE_ZERO)
-        if first + block < task.history_length:
-            least = max(least, min(signed8(history[first + block]), int64(CODE_UNKNOWN - 1)))
-        w.codes[index, USED, block] = canonical(least, task.fmt)
-
-
-@kernel
-def _use_agreed(w: State, index: int, task: Any) -> bool:
-    """Have each block of a slot's packet use what `ahead` agreed on; False if one needs more."""
-    for block in range(wire_format.MOST_BLOCKS):
-        if w.codes[index, NEED, block] > w.codes[index, AGREED, block]:
-            return False
-        w.codes[index, USED, block] = canonical(w.codes[index, AGREED, block], task.fmt)
-    return True
 
 
 @kernel

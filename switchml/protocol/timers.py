@@ -5,10 +5,10 @@ Kernels over a worker's State. Comments with T cite the numbered steps of sectio
 
 import numpy as np
 
+from switchml.protocol.chunks import packet_at
 from switchml.protocol.fixedpoint import WIRES
 from switchml.protocol.packet import CONTRIBUTION, EXPIRY, R_FLAG
 from switchml.protocol.retransmission import LEAST_REORDERING, NONE, PROBED, PROBES, probe_timeout
-from switchml.protocol.sending import packet_at
 from switchml.protocol.worker_state import State, slot_of, task_at
 from switchml.runtime.jit import int64, kernel
 from switchml.runtime.memory import u8_at

@@ -15,6 +15,7 @@ import numpy as np
 from switchml.errors import ConfigError
 from switchml.protocol import exact, first_round, handover, sparse
 from switchml.protocol import packet as wire_format
+from switchml.protocol.chunks import packet_at
 from switchml.protocol.collectives import Collective, run_of
 from switchml.protocol.fixedpoint import (
     FLOAT32,
@@ -36,7 +37,7 @@ from switchml.protocol.handover import send_all
 from switchml.protocol.packet import CODE_UNKNOWN, MAX_SPARSE_BYTES, check_slots
 from switchml.protocol.results import receive
 from switchml.protocol.retransmission import INITIAL_RTO, LEAST_BACKOFF, LEAST_IN_FLIGHT, LONGEST_PROBE
-from switchml.protocol.sending import build_streams, fill, packet_at
+from switchml.protocol.sending import build_streams, fill
 from switchml.protocol.sparse import Sparse
 from switchml.protocol.timers import timeouts
 from switchml.protocol.worker_state import (

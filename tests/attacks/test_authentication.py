@@ -13,7 +13,7 @@ from host_agent.loop import warm_up
 from switchml.control import allocation
 from switchml.errors import JoinError, RanksDisagree
 from switchml.protocol.authentication import TAG_BYTES
-from switchml.protocol.sending import packet_at
+from switchml.protocol.chunks import packet_at
 from switchml.runtime.memory import u8_at
 from tests.support.forged import NUMEL, check_sums, forged_contributions, forged_results, sums_under
 from tests.support.launch import LocalAggregator, contribution, good, join_all, leave_all, on_all, total

@@ -12,6 +12,7 @@ import numpy as np
 from emulator.networks.netsim.link import Environment, at
 from emulator.networks.netsim.packets import Packet, Train, coupled
 from switchml.protocol import results, sending, timers
+from switchml.protocol.chunks import packet_at
 from switchml.protocol.handover import send_all
 from switchml.protocol.packet import HEADER_BYTES
 from switchml.protocol.worker import Worker
@@ -82,7 +83,7 @@ class SteppedWorker:
         if not self._words[index]:
             packet: np.ndarray = self._packets[index + (self._rounds[index] & 1) * len(self._words)]
             return packet
-        return u8_at(sending.packet_at(self.worker.state, index), int(self._lengths[index]))
+        return u8_at(packet_at(self.worker.state, index), int(self._lengths[index]))
 
 
 @kernel
