@@ -188,8 +188,8 @@ def _bmv2() -> Finding:
 
 
 def _program(name: str, command: list[str], use: str) -> Finding:
-    beside_python = str(Path(sys.executable).parent)  # of a virtual environment that is not activated
-    path = shutil.which(name) or shutil.which(name, path=f"{beside_python}:/usr/sbin:/sbin")
+    python_folder = str(Path(sys.executable).parent)  # of a virtual environment that is not activated
+    path = shutil.which(name) or shutil.which(name, path=f"{python_folder}:/usr/sbin:/sbin")
     if path is None:
         return Finding(name, "missing", "not on PATH", use)
     try:

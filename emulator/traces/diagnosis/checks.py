@@ -77,7 +77,7 @@ class Diagnosis:
             ],
             "critical_path": {
                 "by_part_s": path.by_part,
-                "by_op_s": path.by_work,
+                "by_op_s": path.by_op_type,
                 "by_stream_s": context.path_by_stream,
                 "segments": [
                     {

@@ -135,8 +135,8 @@ def _allocations(context: DiagnosisContext) -> list[Finding]:
 
 def _allocates(context: DiagnosisContext) -> np.ndarray:
     """bool (ops,)."""
-    works = np.array([name.startswith(ALLOCATIONS) for name in context.graph.works.name], bool)
-    return works[context.graph.ops.work] & (context.lane_kind == LaneKind.HOST)
+    works = np.array([name.startswith(ALLOCATIONS) for name in context.graph.op_types.name], bool)
+    return works[context.graph.ops.op_type] & (context.lane_kind == LaneKind.HOST)
 
 
 def _synchronizations(context: DiagnosisContext) -> list[Finding]:

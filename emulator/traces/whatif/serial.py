@@ -29,7 +29,7 @@ def one_at_a_time(joined: Joined) -> Joined:
         raise GraphError("all-reduces on several streams that were never traced: nothing says how they overlap")
     order = transfers[np.argsort(arrivals_s(joined)[transfers], kind="stable")]
     began_s, elapsed_s = arrivals_s(joined)[order], transfer_s(joined.costs)[order]
-    sizes = graph.works.bytes[graph.transfers.work[order]]
+    sizes = graph.op_types.bytes[graph.transfers.op_type[order]]
     seconds = np.empty(len(order))
     for stretch in stretches(began_s, elapsed_s):
         weight = sizes[stretch] if sizes[stretch].sum() else elapsed_s[stretch] + 1e-9
