@@ -4,13 +4,9 @@ later, and simple_switch from PATH, on veth pairs that are created for it (root)
 A switch that dies is restarted at the same control port. None outlives the controller.
 """
 
-import ctypes
-import fcntl
 import itertools
 import os
 import signal
-import socket
-import struct
 import subprocess
 import sys
 import tempfile
@@ -25,7 +21,7 @@ from switchml.control.p4 import bmv2
 from switchml.control.p4.driver import Driver, Unreachable
 from switchml.control.p4.thrift import ThriftSwitch, parse_thrift
 from switchml.errors import ConfigError
-from switchml.net.ports import free_port
+from switchml.net.ports import finish_packets, free_port
 from switchml.runtime.children import dying_with_us
 from switchml.runtime.folders import TemporaryFolder
 from switchml.text import last_line
@@ -40,10 +36,6 @@ STOP_TIMEOUT_S = 3.0
 RESTART_PAUSE_S = 0.2
 PREFIX = "sml"
 """The prefix of interfaces created here: sml, process id, end (a: the ranks', b: the switch's), number."""
-
-_SIOCETHTOOL, _STXCSUM, _SSG = 0x8946, 0x17, 0x19
-"""linux/sockios.h, linux/ethtool.h: what a sender leaves to the interface, which simple_switch would see undone."""
-
 
 _numbers = itertools.count()
 
@@ -165,7 +157,7 @@ class SimpleSwitch(SwitchProcess):
                 for name in (ours, theirs):
                     with suppress(OSError):
                         Path(f"/proc/sys/net/ipv6/conf/{name}/disable_ipv6").write_text("1")
-                    _leave_nothing_to(name)
+                    finish_packets(name)
                     _run("ip", "link", "set", name, "mtu", "9000", "up")
             self.links = {port: f"packet:{name}" for port, name in enumerate(self._names)}
             super().__init__(["simple_switch", *interfaces], compiled(variant))
@@ -206,15 +198,6 @@ def _run(*command: str) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise ConfigError(f"{' '.join(command)}: {done.stderr.strip() or f'exit code {done.returncode}'}")
-
-
-def _leave_nothing_to(interface: str) -> None:
-    """Have checksums computed and packets cut before they enter the interface."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
-        for feature in (_STXCSUM, _SSG):
-            value = ctypes.create_string_buffer(struct.pack("II", feature, 0))
-            request = struct.pack("16sQ16x", interface.encode(), ctypes.addressof(value))
-            fcntl.ioctl(any_socket, _SIOCETHTOOL, request)
 
 
 def _remove_stale() -> None:
