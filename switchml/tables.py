@@ -266,11 +266,7 @@ def set_wide(context: click.Context, _: click.Parameter, is_wide: bool) -> None:
 
 
 wide_option = click.option(
-    "--wide",
-    is_flag=True,
-    expose_value=False,
-    callback=set_wide,
-    help="Print tables with all columns, however wide.",
+    "--wide", is_flag=True, expose_value=False, callback=set_wide, help="Print tables with all columns, however wide."
 )
 
 

@@ -39,11 +39,7 @@ def flops(kernels: np.ndarray) -> float:
 
 
 def seconds(
-    kernels: np.ndarray,
-    device: Accelerator,
-    constants: Constants,
-    precision: str = "fp16",
-    tiles: np.ndarray = TILES,
+    kernels: np.ndarray, device: Accelerator, constants: Constants, precision: str = "fp16", tiles: np.ndarray = TILES
 ) -> np.ndarray:
     """float64 (kernels,): how long each takes, running alone, operands in `precision`.
 

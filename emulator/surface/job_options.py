@@ -155,9 +155,7 @@ GROUPS: dict[str, list[tuple[str, str, Any, str]]] = {
         ("--checkpoint-steps", "run.checkpoint_steps", int, "Iterations between checkpoints."),
         ("--restart-s", "run.restart_s", float, "Time from a failure until training resumes."),
     ],
-    "Replay": [
-        ("--fold", "fold", str, "Equal ranks to fold into one: all, tensor or none."),
-    ],
+    "Replay": [("--fold", "fold", str, "Equal ranks to fold into one: all, tensor or none.")],
 }
 """Title in the help → option, section.key in a job file, type, help."""
 OPTIONS = [one for options in GROUPS.values() for one in options]

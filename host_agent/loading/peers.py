@@ -83,12 +83,7 @@ class TcpPeers:
     address for the others."""
 
     def __init__(
-        self,
-        exchange: Callable[[Any], list[Any]],
-        key: bytes,
-        host: str = "127.0.0.1",
-        *,
-        timeout_s: float = TIMEOUT_S,
+        self, exchange: Callable[[Any], list[Any]], key: bytes, host: str = "127.0.0.1", *, timeout_s: float = TIMEOUT_S
     ):
         self._key, self._timeout_s = key, timeout_s
         self._outbox = Outbox()

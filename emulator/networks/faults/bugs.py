@@ -143,10 +143,7 @@ BUGS: dict[str, Bug] = {
         "job control ends a job with the first rank that leaves",
     ),
     "deaf": Bug(
-        "host_agent.core:Core.on_event",
-        statement("lost"),
-        "pass",
-        "an agent does not act on the loss of a peer",
+        "host_agent.core:Core.on_event", statement("lost"), "pass", "an agent does not act on the loss of a peer"
     ),
     "no-redo": Bug(
         "switchml.protocol.handover:resume",

@@ -9,14 +9,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from emulator.p4switch.engine.code import Unsupported
-from emulator.p4switch.engine.layout import (
-    CELL,
-    CONTEXT,
-    DESCRIPTOR,
-    HASH_BUFFER_BYTES,
-    Layout,
-    record,
-)
+from emulator.p4switch.engine.layout import CELL, CONTEXT, DESCRIPTOR, HASH_BUFFER_BYTES, Layout, record
 from emulator.p4switch.engine.lower import Lowered
 from emulator.p4switch.engine.plan import BLOCK_WORDS, PLAN_WORDS
 from emulator.p4switch.engine.raw import address_of

@@ -166,12 +166,7 @@ def _with_calls(trace: RankTrace, agents: list[dict[str, Any]], calls: list[np.n
         lanes.append(Lane(job, LaneKind.TRANSPORT))
         groups.append(Group(job, tuple(agent["ranks"])))
     return dataclasses.replace(
-        trace,
-        names=list(names),
-        lanes=lanes,
-        groups=groups,
-        events=joined(parts),
-        causes=np.concatenate(causes),
+        trace, names=list(names), lanes=lanes, groups=groups, events=joined(parts), causes=np.concatenate(causes)
     )
 
 

@@ -195,12 +195,7 @@ def _rate(once: Callable[[], int], seconds: float) -> float:
 
 
 def measure(
-    path: Path,
-    *,
-    seconds: float = 1.0,
-    wire: bool = False,
-    against: str | None = None,
-    stf_path: Path | None = None,
+    path: Path, *, seconds: float = 1.0, wire: bool = False, against: str | None = None, stf_path: Path | None = None
 ) -> Result:
     """Measure one program, with the entries and packets of `stf_path`, if given. `wire`: also through veth pairs;
     `against`: there also this simple_switch. On the wire, each frame of an aggregation completes its slot by itself, so

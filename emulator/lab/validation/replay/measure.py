@@ -123,12 +123,7 @@ class _Runs:
     """Of one number of workers."""
 
     def __init__(
-        self,
-        plan: ReplayPlan,
-        star: Star,
-        team: TrainingTeam,
-        folder: Path,
-        progress: Callable[[str], None],
+        self, plan: ReplayPlan, star: Star, team: TrainingTeam, folder: Path, progress: Callable[[str], None]
     ) -> None:
         self.plan, self.star, self.team, self.folder, self.progress = plan, star, team, folder, progress
         self.workers = len(star.hosts)

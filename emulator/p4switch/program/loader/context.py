@@ -27,10 +27,7 @@ def source_of(obj: Json) -> ir.Source:
     """The `source_info` of a JSON object, if it has one."""
     info = obj.get("source_info") or {}
     return ir.Source(
-        info.get("filename") or "",
-        info.get("line") or 0,
-        info.get("column") or 0,
-        info.get("source_fragment") or "",
+        info.get("filename") or "", info.get("line") or 0, info.get("column") or 0, info.get("source_fragment") or ""
     )
 
 

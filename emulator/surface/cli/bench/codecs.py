@@ -34,13 +34,7 @@ SHARE = click.FloatRange(0, 1, min_open=True)
     "--bound", type=SHARE, default=1e-3, help="Error bound of SZx, SZ3 and ZFP, as a share of the tensor's range."
 )
 @click.option("--rank", type=click.IntRange(1), default=2, help="Rank of PowerSGD, ours and torch's.")
-@option(
-    "--ranks",
-    "workers",
-    type=Count(1, 256),
-    default=4,
-    help="Ranks of the all-reduce whose traffic is counted.",
-)
+@option("--ranks", "workers", type=Count(1, 256), default=4, help="Ranks of the all-reduce whose traffic is counted.")
 @option("--repeats", "rounds", type=Count(1), default=7, help="Repeats, of which the best counts.")
 @plot_option
 @json_option

@@ -25,13 +25,7 @@ from switchml.cli.options import SIZE, TIME, Count, option
 
 
 @click.command()
-@option(
-    "--hosts",
-    "workers",
-    type=COUNTS,
-    default="4",
-    help="Number of hosts; 2,4,8 measures each in turn.",
-)
+@option("--hosts", "workers", type=COUNTS, default="4", help="Number of hosts; 2,4,8 measures each in turn.")
 @click.option(
     "--ranks-per-host",
     type=COUNTS,

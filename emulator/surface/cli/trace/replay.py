@@ -93,10 +93,7 @@ def replay(
     options["latency_s"], options["latency_factor"] = _value_or_factor(options.pop("latency"))
     given = {name: value for name, value in options.items() if value is not None}
     change = Changes(
-        link_bps=given.pop("link", None),
-        bucket_bytes=given.pop("bucket_cap"),
-        slow=dict(given.pop("slow")),
-        **given,
+        link_bps=given.pop("link", None), bucket_bytes=given.pop("bucket_cap"), slow=dict(given.pop("slow")), **given
     )
     traces = read(path, rank=rank, salvage=salvage)
     with progress("replaying"):

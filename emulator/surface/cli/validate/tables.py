@@ -169,11 +169,7 @@ def megatron(cluster_name: str, plot_file: Path | None, as_json: bool) -> None:
     others = [("memory", check.memories()), ("throughput (Narayanan)", check.scaling(machine))]
     seen = [row for row in rows if row.name.endswith("full")]
     unseen = [row for row in rows if not row.name.endswith("full")]
-    groups = [
-        ("times, fitted", seen),
-        ("times, not fitted", unseen),
-        *others,
-    ]
+    groups = [("times, fitted", seen), ("times, not fitted", unseen), *others]
     result = summary(rows) | {"memory": summary(others[0][1]), "throughput": summary(others[1][1])}
     show("Megatron", rows, groups, result, plot_file, as_json, shown=[*rows, *others[0][1], *others[1][1]])
 
