@@ -1,7 +1,5 @@
 """Checks of this machine: kernel features, privileges, packages and programs, each as a finding with advice."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import importlib.util
 import os

@@ -1,7 +1,5 @@
 """A user's training command: in a form that can be run, and run."""
 
-from __future__ import annotations
-
 import contextlib
 import shutil
 import signal

@@ -3,8 +3,6 @@ fold, then secondary columns go, which a line below names, and if that is not en
 "heading value" lines. `--wide` has all columns whatever the terminal's width.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 

@@ -5,8 +5,6 @@ read: it is at least its operands and result. A `rate` that is not 0 is a kernel
 products that fp8 jobs leave in bf16.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from emulator.cluster.accelerator import Accelerator, Constants

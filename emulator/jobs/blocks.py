@@ -1,7 +1,5 @@
 """The ops of one rank as arrays, collected one by one or as copies of a pass that was there before."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import numpy as np

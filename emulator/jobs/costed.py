@@ -2,8 +2,6 @@
 or weights. `costing.plan()` makes it; graphs, memory and reports start from it.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from dataclasses import dataclass
 

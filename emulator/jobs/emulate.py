@@ -1,7 +1,5 @@
 """Emulates a job: a description becomes a costed plan, whose graph is replayed."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 

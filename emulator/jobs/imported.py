@@ -2,8 +2,6 @@
 cluster's links. Op types that say how long they last keep that.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from emulator.cluster import kernels

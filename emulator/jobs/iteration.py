@@ -7,8 +7,6 @@ always one can, of data-parallel ones where none is slower than another. A colle
 costs.
 """
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

@@ -1,8 +1,6 @@
 """Ways to need less memory than `emulator/jobs/workload/memory.py` says, and what they cost in time, as published
 formulas: optimizer states on the host in buckets (AxoNN), pruned states (SAMO), compressed activations (COMET)."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from dataclasses import dataclass

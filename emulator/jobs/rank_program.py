@@ -5,8 +5,6 @@ Passes of a stage differ in nothing but their micro-batch; so the first of each 
 template for the others (`blocks.py`).
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import itertools

@@ -3,8 +3,6 @@ they share (`cluster/fabric.py`) and on slots of aggregating switches. The resul
 takes alone.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Callable, Sequence

@@ -2,8 +2,6 @@
 environment, and say what they would say on the cluster. Only the ranks that are real are started.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

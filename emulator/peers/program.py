@@ -1,7 +1,5 @@
 """What the script did in one iteration, as a graph for the replay: for timelines, and as `timing.py`'s reference."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

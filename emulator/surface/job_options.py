@@ -1,7 +1,5 @@
 """Options of `switchml emulate` that describe a job, and controls of `switchml ui`: each is a key of a job file."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from emulator.cluster.algorithms import ALGORITHMS_HELP, HIERARCHY_HELP

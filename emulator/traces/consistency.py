@@ -2,8 +2,6 @@
 its table, times that are numbers. All that comes after relies on it, so every reader's result passes through here.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

@@ -10,8 +10,6 @@
 So the graph replays as traced; in a changed graph gaps stay and waiting is worked out anew.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections import Counter, defaultdict
 from collections.abc import Sequence

@@ -2,8 +2,6 @@
 before what, and the communications in which ranks meet. `join.py` makes graphs of it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property

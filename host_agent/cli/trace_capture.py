@@ -1,7 +1,5 @@
 """`switchml trace capture -- torchrun … script.py`: run an unmodified script, and profile every rank of it."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -5,8 +5,6 @@
 collectives one after the other, and every rank must run the same ones in the same order, so a call here waits for it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import hashlib

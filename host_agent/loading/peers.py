@@ -5,8 +5,6 @@ Over TCP, with Python's own connections and a key that only the job's ranks have
 ends have shown that they know it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import socket

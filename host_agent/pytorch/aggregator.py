@@ -4,8 +4,6 @@
 plus a thread that ends the process when the parent is gone, however that happened. Nothing here needs torch.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

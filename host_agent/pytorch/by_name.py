@@ -4,8 +4,6 @@
 Reducer; for other backends they are torch's own as before. Imports nothing heavy: it runs at every `import torch`.
 """
 
-from __future__ import annotations
-
 import functools
 import inspect
 import time

@@ -1,7 +1,5 @@
 """What options of all commands have in common: numbers with units (`switchml/units.py`), and defaults in words."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar

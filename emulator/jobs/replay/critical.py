@@ -2,8 +2,6 @@
 what is on it is the only way to shorten the iteration.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -2,8 +2,6 @@
 for each rank, a thread for each stream, a slice for each op, arrows from sends to receives; and the critical path.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any

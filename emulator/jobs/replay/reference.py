@@ -3,8 +3,6 @@ states the rules. It is some hundred times slower and gives the same times; test
 on random graphs.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 
 import numpy as np

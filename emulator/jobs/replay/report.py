@@ -1,7 +1,5 @@
 """Tables for people: where the time goes, what is on the critical path."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 

@@ -3,8 +3,6 @@ as arrays once and adds that block for every rank that does the same, with other
 ops are a thousand appends.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Graphs made of graphs: an op before an iteration, an iteration several times over, several jobs on one fabric."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from typing import Any

@@ -2,8 +2,6 @@
 the job without coarsening, for comparison.
 """
 
-from __future__ import annotations
-
 import time
 from dataclasses import asdict, dataclass
 

@@ -1,7 +1,5 @@
 """Runs a claim's commands as a user would, with --json, and works out its figures from what they print."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

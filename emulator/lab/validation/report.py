@@ -1,7 +1,5 @@
 """What validations show: rows and averages for people, one JSON object for programs, a picture."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

@@ -4,8 +4,6 @@ Each names a function, a place in it, and what stands there instead. No source i
 and operators in it. Where a function has none such, or several, planting is an error, so that the table cannot rot.
 """
 
-from __future__ import annotations
-
 import ast
 import io
 import tokenize

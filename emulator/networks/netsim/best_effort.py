@@ -2,8 +2,6 @@
 compiled rules of switchml/protocol/best_effort.py.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import numpy as np

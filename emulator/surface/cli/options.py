@@ -1,7 +1,5 @@
 """Types of values and options that several commands share: sizes, rates, times, lists, pictures, `--json`."""
 
-from __future__ import annotations
-
 import functools
 import importlib
 import json

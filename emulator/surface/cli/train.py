@@ -1,7 +1,5 @@
 """`switchml train`: train a small model with several workers, first over Gloo, then through an aggregator."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`switchml ui`: the emulator in the browser."""
 
-from __future__ import annotations
-
 import secrets
 
 import click

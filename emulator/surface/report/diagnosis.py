@@ -2,8 +2,6 @@
 with its critical path, what would help. `diagnosis.html` lays it out.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

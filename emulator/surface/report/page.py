@@ -1,7 +1,5 @@
 """The page of an emulated job: `page.html` lays it out; here is what it is given."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path

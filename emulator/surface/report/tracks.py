@@ -2,8 +2,6 @@
 columns. A column has the colour of what fills most of it, its opacity is the busy share.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

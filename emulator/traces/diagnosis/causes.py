@@ -1,7 +1,5 @@
 """Where each rank's time went (`replay.parts`), and which rank it waited for: the last to arrive, or to end."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

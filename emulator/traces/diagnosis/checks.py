@@ -1,7 +1,5 @@
 """All checks, and the diagnosis that they make together."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Compression that takes longer than what it spares."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from emulator.jobs.replay.parts import COMPRESSION

@@ -1,7 +1,5 @@
 """Accelerators that idle because of their host: it launches too slowly, allocates, or waits for what it need not."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from emulator.jobs.workload.graph import Kind

@@ -5,8 +5,6 @@ Iterations of one run share what else its machines did meanwhile, so that a diff
 however little iterations scatter. Runs captured in turns, A B A B …, tell: their differences are compared pair by pair.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace

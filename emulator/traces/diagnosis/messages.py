@@ -1,7 +1,5 @@
 """Small collectives that are all latency, one after another where one would do."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from emulator.jobs.workload.graph import NO_TRANSFER, Collective, Kind

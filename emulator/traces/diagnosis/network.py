@@ -2,8 +2,6 @@
 codec, a faster network, fewer bytes, larger buckets or more overlap would gain.
 """
 
-from __future__ import annotations
-
 import re
 from typing import NamedTuple
 

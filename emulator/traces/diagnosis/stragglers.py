@@ -1,7 +1,5 @@
 """Ranks whose own work takes longer than elsewhere: persistently or intermittently, in one operation or all."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

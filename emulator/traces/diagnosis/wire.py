@@ -1,7 +1,5 @@
 """Retransmissions and the stalls before them; and machines that slow down every collective they take part in."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from emulator.jobs.workload.graph import Collective, Kind

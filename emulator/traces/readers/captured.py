@@ -5,8 +5,6 @@ rank-N.sizes.json, and with our agents rank-N.wire.npz. torch's execution trace,
 it covers one iteration after those that count.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from dataclasses import dataclass

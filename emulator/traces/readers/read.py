@@ -1,7 +1,5 @@
 """Traces from files, whichever program wrote them. The format is recognized by the content, not the name."""
 
-from __future__ import annotations
-
 import codecs
 import re
 import zlib

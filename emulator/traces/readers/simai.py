@@ -5,8 +5,6 @@ compute and communication that does not block (astra-sim-alibabacloud, Workload.
 iterate_hybrid_parallel_Transformer_fwd_in_bckwd).
 """
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import NamedTuple

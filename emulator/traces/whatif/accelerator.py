@@ -1,7 +1,5 @@
 """A faster accelerator, and half precision on the same one."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

@@ -2,8 +2,6 @@
 also shows what is hidden behind other work and what would become critical instead.
 """
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

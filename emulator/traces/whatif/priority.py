@@ -2,8 +2,6 @@
 2019; P3, MLSys 2019). It helps where an op waits for its own bucket; DDP waits for all of them at once.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from emulator.jobs.workload.graph import Order

@@ -2,8 +2,6 @@
 by its own, others by memory bandwidth; never below the shortest kernels there.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Ranks that are slower or faster: some slowed down, a straggler as fast as the others."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import numpy as np

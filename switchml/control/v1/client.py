@@ -5,8 +5,6 @@ with which rank 0 tells the session's id; rank 0 calls UdpSession, which wipes t
 Barrier and then UdpSession; all call Barrier once more.
 """
 
-from __future__ import annotations
-
 import time
 from dataclasses import dataclass
 from ipaddress import IPv4Address

@@ -4,8 +4,6 @@ results in memory), through the reference interpreter, and on the wire, beside s
 For the programs of WORKLOADS there are table entries, and frames that exercise them; any other program gets those of
 an STF file, or else small frames of zeros and its own const entries."""
 
-from __future__ import annotations
-
 import random
 import shutil
 import struct

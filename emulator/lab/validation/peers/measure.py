@@ -13,8 +13,6 @@ when all of them train and none communicates. The emulated run is scaled by that
 test is the rest: collectives, overlap, and a script that does not notice.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace

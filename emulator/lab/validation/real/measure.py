@@ -16,8 +16,6 @@ Besides one rank in each host, the aggregator is measured with several, with bot
 their host's link, its queue and its token bucket, measured and played; with "node" one of them sends for all.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 import os

@@ -5,8 +5,6 @@ step's time is predicted from what is measured in turns with it, on as many stat
 that nothing overlaps, and updates beside a thread that copies, as cores share their memory.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Sequence

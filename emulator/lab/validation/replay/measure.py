@@ -13,8 +13,6 @@ All ranks being on one machine, their clocks agree: so the captures also show ho
 aligned.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """`switchml bench codecs`: every codec's ratio, speed and error on one tensor, beside SZ3, ZFP and torch's own."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -2,8 +2,6 @@
 Gloo's ring over the same links.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 from typing import Any

@@ -1,7 +1,5 @@
 """`switchml trace optimize`: settings with which a traced job, or a job of `switchml emulate`, takes less time."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

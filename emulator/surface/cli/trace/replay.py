@@ -1,7 +1,5 @@
 """`switchml trace replay`: a traced job replayed, as it was and with something changed."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """`switchml validate real|replay|peers|clocks`: the emulator's predictions beside what was measured on this machine."""
 
-from __future__ import annotations
-
 import dataclasses
 import importlib
 from pathlib import Path

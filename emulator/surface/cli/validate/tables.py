@@ -1,7 +1,5 @@
 """`switchml validate iterations|throughput|nccl|megatron|all`: the emulator beside published measurements."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import click

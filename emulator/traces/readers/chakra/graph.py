@@ -6,8 +6,6 @@ not block: what follows one waits for what the send waits for. Only data depende
 files they are the order on a lane.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from itertools import pairwise

@@ -3,8 +3,6 @@ before backward ones, calls before collectives, backward's thread within `backwa
 for. CUDA's profiler can record the latter (`cuda_sync`); else it is inferred from c10d, where times agree.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from emulator.traces.events import NONE, LaneKind, What

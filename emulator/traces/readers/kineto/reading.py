@@ -1,7 +1,5 @@
 """A Kineto file's events as sorted arrays, on lanes, with their launches."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from functools import cached_property
