@@ -76,7 +76,8 @@ def _sparse_data(pool: State, data: np.ndarray, length: int) -> Any:
         if op != wire_format.OP_SUM and data[0] >> 4 != wire_format.CONTRIBUTION:
             return -1  # narrow lanes can only be summed
         has_all = size == wire_format.SPARSE | _size_code(job.payload)  # of half precision every rank's part is needed
-        if op > wire_format.OP_XOR and (op > wire_format.OP_MEAN_BFLOAT16 or not len(pool.parts) or not has_all):
+        is_half = op >= wire_format.OP_SUM_FLOAT16
+        if is_half and (op > wire_format.OP_MEAN_BFLOAT16 or not len(pool.parts) or not has_all):
             return -1
         columns = int64(1)
     elif columns != 1 and columns != 2 and columns != 4 and columns != 8:
@@ -313,7 +314,7 @@ def receive_v2(pool: State, reply: np.ndarray, rank: int, address: Address, leng
             form |= _ADDRESSED | (op << _OP_SHIFT)
     elif length == _HEADER + job.payload and data[0] & 7 == _size_code(job.payload):
         data_bytes = job.payload
-    is_half = op > wire_format.OP_XOR
+    is_half = op >= wire_format.OP_SUM_FLOAT16
     is_expiry = wire == wire_format.EXPIRY - wire_format.CONTRIBUTION and columns == 0
     if data_bytes < 0 or (wire != job.wire and wire != wire_format.WIRE_INT32 and not is_expiry):
         mine[counters.REFUSED_FORMAT] += 1
@@ -404,7 +405,7 @@ def receive_v2(pool: State, reply: np.ndarray, rank: int, address: Address, leng
             _end_without_absent(pool, row)
     if slot.count < job.workers:
         return CONSUME, row
-    if slot.form >> _OP_SHIFT > wire_format.OP_XOR:
+    if slot.form >> _OP_SHIFT >= wire_format.OP_SUM_FLOAT16:
         _round_sums(pool, row, rank, np.uint64(values), sums)
     label(pool, rank, row, seq)
     return MULTICAST, row

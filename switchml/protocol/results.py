@@ -9,6 +9,7 @@ import numpy as np
 
 from switchml.protocol import digits, exact, first_round, retransmission, sparse, worker_state
 from switchml.protocol import packet as wire_format
+from switchml.protocol.chunks import elements_of, position_of
 from switchml.protocol.collectives import gets, owner_of, rounds_sums
 from switchml.protocol.fixedpoint import (
     INT64,
@@ -27,17 +28,7 @@ from switchml.protocol.halves import narrow
 from switchml.protocol.handover import finish_redo
 from switchml.protocol.lanes import combine
 from switchml.protocol.packet import CODE_UNKNOWN
-from switchml.protocol.sending import (
-    elements_of,
-    finish_chunk,
-    kept_at,
-    need_in,
-    position_of,
-    repeat,
-    report_open,
-    send,
-    top_of,
-)
+from switchml.protocol.sending import finish_chunk, kept_at, need_in, repeat, report_open, send, top_of
 from switchml.protocol.worker_state import State, next_round, row_of, seq_of, task_at
 from switchml.runtime.jit import Address, int64, kernel
 from switchml.runtime.memory import be16, be32, copy_bytes, copy_past_caches, serial_difference, signed8, u8_at, u32_at

@@ -2,8 +2,6 @@
 slices so that progress, budgets and Ctrl-C work, and reports who waits for whom when nothing can go on.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from dataclasses import dataclass

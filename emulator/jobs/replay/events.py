@@ -3,8 +3,6 @@ is copied into the loop that drives it (`forceinline`): a call would pass the ta
 times an op.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from emulator.jobs.replay import fairness, queues

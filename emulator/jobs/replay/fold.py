@@ -11,8 +11,6 @@ In a ring of equal ranks the one that is left meets itself: it takes part in a t
 play that as they play anything; only `checks.check` takes it for a mistake.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import numpy as np

@@ -5,8 +5,6 @@ bubble where there are stages, the host's where the rank is the job's only one, 
 rank's parts sum to its job's time.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -3,8 +3,6 @@ is then the latest end among what it waits for, in whatever order ops are looked
 something holds it up, and there is no event queue. `calendar.py` plays the rest.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

@@ -2,8 +2,6 @@
 where each of them stands. `begin` makes them from a graph and its costs.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

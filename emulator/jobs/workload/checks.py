@@ -3,8 +3,6 @@ collective without all its members, communication that nothing on its rank produ
 the names of the ops and ranks it concerns.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from emulator.jobs.workload.graph import NO_TRANSFER, Collective, Graph, Kind

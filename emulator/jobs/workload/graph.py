@@ -8,8 +8,6 @@ job of millions of ops are those of a few hundred entries. `builder.py` makes gr
 `costs.py` holds the costs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum

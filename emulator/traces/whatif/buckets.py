@@ -5,8 +5,6 @@ in which they become final and closes a bucket once it holds its cap; the last c
     rebucket(joined, [1 << 20, 25 << 20])      # bucket_cap_mb=25: a first bucket of 1 MiB, then 25 MiB each
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 

@@ -3,8 +3,6 @@ their effect on host operators moves along. The quickest iteration shows an oper
 typical one is, operators never beside communication.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence

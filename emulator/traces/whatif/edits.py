@@ -2,8 +2,6 @@
 is changed in place. `arrange` is the general one; the others are special cases of it.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from typing import Any

@@ -2,8 +2,6 @@
 model of its network (`network.py`) in the trace, it takes on the other one, too.
 """
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

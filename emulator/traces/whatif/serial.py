@@ -1,7 +1,5 @@
 """All-reduces one after the other. What overlaps shares a link; in turn, each can be given another cost."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

@@ -2,8 +2,6 @@
 that overlapped shared the network; so what is fitted is the time in which any was under way, not each one's duration.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from emulator.jobs.workload.costs import NO_ROUTE, Costs
