@@ -6,7 +6,6 @@ A switch that dies is restarted at the same control port. None outlives the cont
 
 import itertools
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -22,7 +21,7 @@ from switchml.control.p4.driver import Driver, Unreachable
 from switchml.control.p4.thrift import ThriftSwitch, parse_thrift
 from switchml.errors import ConfigError
 from switchml.net.ports import finish_packets, free_port
-from switchml.runtime.children import dying_with_us
+from switchml.runtime.children import dying_with_us, end, how_it_ended
 from switchml.runtime.folders import TemporaryFolder
 from switchml.text import last_line
 
@@ -89,7 +88,7 @@ class SwitchProcess:
         self._stopping.set()
         if self._watcher.ident is not None:
             self._watcher.join()
-        self._end()
+        end(self._process, STOP_TIMEOUT_S)
         self._output.close()
         self._folder.cleanup()
 
@@ -112,17 +111,8 @@ class SwitchProcess:
         while not self._stopping.wait(RESTART_PAUSE_S):
             code = self._process.poll()
             if code is not None:
-                how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-                log.warning("%s (pid %d) %s; restarting it", self._name, self.pid, how)
+                log.warning("%s (pid %d) %s; restarting it", self._name, self.pid, how_it_ended(code))
                 self._process = self._start()
-
-    def _end(self) -> None:
-        self._process.terminate()
-        try:
-            self._process.wait(STOP_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
 
     def _last_line(self) -> str:
         self._output.seek(0)
