@@ -1,8 +1,6 @@
 """A program's memory in the compiled engine: the frame with its constants, the context of the VM, and the plan of the
 packet path, filled from what was lowered."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Mapping, Sequence
 

@@ -428,7 +428,7 @@ class Device(_Mode):
         dtype = kwargs.get("dtype") or torch.get_default_dtype()
         if not dtype.is_floating_point or kwargs.get("layout") not in (None, torch.strided):
             return False
-        return math.prod(args[0]) >= VALUELESS
+        return bool(math.prod(args[0]) >= VALUELESS)
 
 
 def _is_of_device(tensor: Any) -> bool:

@@ -1,7 +1,5 @@
 """The parts of the loader share this: the objects read so far, by name, and errors that name the object at fault."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
