@@ -23,8 +23,6 @@
 Keys are the fields of the classes below.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
