@@ -48,11 +48,6 @@ def number(range: Range, default: Any = dataclasses.MISSING, *, factory: Any = d
     return dataclasses.field(default=default, default_factory=factory, metadata={"range": range})
 
 
-def range_of(cls: type, name: str) -> Range | None:
-    """Of the field `name`; None where it is no number."""
-    return next((item.metadata.get("range") for item in dataclasses.fields(cls) if item.name == name), None)
-
-
 class Ranged:
     """Base of dataclasses whose numbers have ranges. Making one raises ConfigError for a number outside of its own."""
 

@@ -11,8 +11,6 @@ same order. What a rank does is in core.py; here are the thread that drives it, 
 Results have the same bits on every rank.
 """
 
-from __future__ import annotations
-
 import functools
 import os
 import threading

@@ -1,7 +1,5 @@
 """All-reduces: as callers request them, as agents queue and track them, and what a caller who does not wait gets."""
 
-from __future__ import annotations
-
 import collections
 import logging
 import math

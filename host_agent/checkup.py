@@ -1,7 +1,5 @@
 """Checks of this machine: kernel features, privileges, packages and programs, each as a finding with advice."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import importlib.util
 import os
@@ -188,8 +186,8 @@ def _bmv2() -> Finding:
 
 
 def _program(name: str, command: list[str], use: str) -> Finding:
-    beside_python = str(Path(sys.executable).parent)  # of a virtual environment that is not activated
-    path = shutil.which(name) or shutil.which(name, path=f"{beside_python}:/usr/sbin:/sbin")
+    python_folder = str(Path(sys.executable).parent)  # of a virtual environment that is not activated
+    path = shutil.which(name) or shutil.which(name, path=f"{python_folder}:/usr/sbin:/sbin")
     if path is None:
         return Finding(name, "missing", "not on PATH", use)
     try:

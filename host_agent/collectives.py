@@ -6,8 +6,6 @@ whose order is that of the values: a maximum of complements is the minimum, an "
 in an all-reduce. `CollectivesMixin` has the methods that every agent offers.
 """
 
-from __future__ import annotations
-
 import abc
 import ctypes
 import dataclasses

@@ -4,8 +4,6 @@ training under DistributedDataParallel and `fully_shard` beside Gloo, and kernel
 `compare` is the parent's side, for `switchml doctor`. All ranks share the first GPU.
 """
 
-from __future__ import annotations
-
 import os
 import tempfile
 import warnings

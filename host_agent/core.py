@@ -11,8 +11,6 @@ it in virtual time. One turn of a driver:
     core.end()
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -6,8 +6,6 @@ route, and lets them go on. Where there are standbys, it also asks a silent aggr
 (heartbeat.py).
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import logging

@@ -6,8 +6,6 @@ looked up anew: the last tensor of its shape that followed the longest matching 
 shapes in the same order, so their choices agree.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -8,7 +8,6 @@ import contextlib
 import logging
 import math
 import os
-import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -20,6 +19,7 @@ from host_agent.loop import warm_up
 from switchml import units
 from switchml.control import client
 from switchml.control.membership import MOST_PARTS, Resumption
+from switchml.control.secret import is_beyond_loopback
 from switchml.control.v2_pb2 import StatusReply
 from switchml.errors import ConfigError, JoinError
 from switchml.net import shm
@@ -261,14 +261,10 @@ def check_deadline(options: Options, address: str, *, is_v1: bool, is_node: bool
 def _parts(transport: reach.Transport, status: StatusReply | None, host: str, most: int) -> int:
     """Into how many parts this rank can divide its work: those that the aggregator has, up to its own cores. One where
     packets go by memory or a tunnel, or as frames."""
-    by_udp = transport.name == "udp" or (transport.name == "auto" and not is_loopback(host))
+    by_udp = transport.name == "udp" or (transport.name == "auto" and is_beyond_loopback(host))
     if status is None or not by_udp:
         return 1
     return max(1, min(status.dataplane.most_parts, most, len(os.sched_getaffinity(0))))
-
-
-def is_loopback(host: str) -> bool:
-    return socket.gethostbyname(host).startswith("127.")
 
 
 def _resolved(options: Options) -> tuple[Options, density.Choice]:
@@ -309,7 +305,7 @@ def _warn_of_few_levels(options: Options, wire: str) -> None:
 
 def _warn_of_open_key(options: Options, host: str) -> None:
     is_encrypted = options.tls_ca or os.environ.get("SWITCHML_TLS_CA")
-    if options.authenticate and not is_encrypted and not is_loopback(host):
+    if options.authenticate and not is_encrypted and is_beyond_loopback(host):
         log.warning(
             f"job '{options.job}': without TLS (SWITCHML_TLS_CA) the key that authenticates its packets travels to "
             f"{host} in the clear, for everybody on the way to read"

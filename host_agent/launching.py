@@ -1,20 +1,18 @@
 """A user's training command: in a form that can be run, and run."""
 
-from __future__ import annotations
-
 import contextlib
 import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from typing import IO, Any
+from typing import IO
 
 from switchml.errors import ConfigError
-from switchml.runtime.children import dying_with_us
+from switchml.runtime.children import dying_with_us, end
 from switchml.runtime.folders import TemporaryFolder
 
-_END_S = 10.0
+END_S = 10.0
 """How long a command may take to end once it should, before it is killed."""
 
 
@@ -51,16 +49,4 @@ def _run(command: Sequence[str], environment: Mapping[str, str], stdout: IO[str]
             process.wait(interrupted_s)
         raise
     finally:
-        end(process)
-
-
-def end(process: subprocess.Popen[Any]) -> None:
-    """SIGTERM to a process that still runs, and SIGKILL where that is not enough."""
-    try:
-        if process.poll() is None:
-            process.terminate()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(_END_S)
-    finally:
-        process.kill()
-        process.wait()
+        end(process, END_S)

@@ -23,7 +23,7 @@ from host_agent import loop
 from switchml.control.client import JobInfo
 from switchml.control.v2_pb2 import StatusReply
 from switchml.errors import ConfigError
-from switchml.net import frames, sockets
+from switchml.net import frames, ports, sockets
 from switchml.net.trains import HEADER_BYTES as FRAME_HEADER_BYTES
 from switchml.protocol.packet import HEADER_BYTES, MAX_SPARSE_BYTES
 
@@ -147,16 +147,8 @@ def choose(
 
 def bound(ip: str, port: int = 0) -> socket.socket:
     """A UDP socket at a port of an address, by default any. Raises ConfigError."""
-    sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-    try:
-        sock.bind((ip, port))
-    except OSError as error:
-        sock.close()
-        raise ConfigError(
-            f"can't receive on {ip}{f':{port}' if port else ''}: {error.strerror or error}; bind_ip is to be an "
-            "address of this machine"
-        ) from None
-    return sock
+    where = f"{ip}:{port}" if port else ip
+    return ports.bound(ip, port, f"can't receive on {where}", "bind_ip is to be an address of this machine")
 
 
 def announce(sock: socket.socket) -> None:

@@ -5,8 +5,6 @@ Its seal carries the number (docs/protocol.md, section 11): a round without data
 It travels with them, so it costs a small packet and no round trip, and no rank gets a result before all seals agree.
 """
 
-from __future__ import annotations
-
 import zlib
 from dataclasses import dataclass
 

@@ -19,8 +19,6 @@ Trio-ML: M. Yang et al., "Using Trio: Juniper Networks' Programmable Chipset for
 SIGCOMM 2022, section 5.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

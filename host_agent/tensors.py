@@ -3,8 +3,6 @@
 NumPy arrays and CPU torch tensors come in (torch is never imported here; a tensor is known by what it offers).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -12,8 +12,6 @@ With a single replica nothing is joined.
                           replicas costs its start
 """
 
-from __future__ import annotations
-
 import os
 from datetime import timedelta
 

@@ -1,7 +1,5 @@
 """Whether an agent's calls make progress: calls past their deadline, needed peers that left, stalls worth a warning."""
 
-from __future__ import annotations
-
 import logging
 import math
 from collections.abc import Callable, Collection, Iterable

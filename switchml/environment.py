@@ -3,8 +3,6 @@
 python -m switchml.environment > docs/environment.md
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 

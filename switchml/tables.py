@@ -3,8 +3,6 @@ fold, then secondary columns go, which a line below names, and if that is not en
 "heading value" lines. `--wide` has all columns whatever the terminal's width.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -266,11 +264,7 @@ def set_wide(context: click.Context, _: click.Parameter, is_wide: bool) -> None:
 
 
 wide_option = click.option(
-    "--wide",
-    is_flag=True,
-    expose_value=False,
-    callback=set_wide,
-    help="Print tables with all columns, however wide.",
+    "--wide", is_flag=True, expose_value=False, callback=set_wide, help="Print tables with all columns, however wide."
 )
 
 

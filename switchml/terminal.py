@@ -93,12 +93,7 @@ class Task:
         self._shown, self._number = shown, number
 
     def update(
-        self,
-        done: float | None = None,
-        text: str | None = None,
-        *,
-        total: float | None = None,
-        what: str | None = None,
+        self, done: float | None = None, text: str | None = None, *, total: float | None = None, what: str | None = None
     ) -> None:
         """`done` of `total` are; `text`: figures or what goes on, behind the bar; `what`: in front of it."""
         if self._shown is not None:

@@ -1,8 +1,6 @@
 """Text that may come from a stranger's file: names of jobs, kernels, models, ranks. No import takes time here;
 `switchml.terminal` prints tables of such text."""
 
-from __future__ import annotations
-
 import re
 
 _UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")

@@ -2,8 +2,6 @@
 physical constants, the same for all accelerators and jobs. A cluster file may set its own under `[constants]`.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from dataclasses import dataclass
 from functools import cache

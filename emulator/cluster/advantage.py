@@ -2,8 +2,6 @@
 sizes, tensor sizes and clusters. Everything is `collectives.cost`; here it is only asked for all algorithms at once.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,8 +1,6 @@
 """Names of all-reduces and of who takes part in them, as options, job files and environment variables have them. What
 each costs is in `collectives.py`."""
 
-from __future__ import annotations
-
 ALGORITHMS = {
     "auto": "the faster of ring and tree",
     "ring": "along all ranks in turn",

@@ -240,8 +240,8 @@ def _table(path: Path, seen: tuple[Path, ...]) -> dict:
     if "extends" not in table:
         return table
     base = table.pop("extends")
-    beside = path.parent / f"{base}.toml"
-    base_path = beside if beside.is_file() else datafile.find("cluster", base, FOLDER)
+    sibling = path.parent / f"{base}.toml"
+    base_path = sibling if sibling.is_file() else datafile.find("cluster", base, FOLDER)
     inherited = _table(base_path, (*seen, path))
     for section in ("inside", "between"):
         if isinstance(table.get(section), dict) and section in inherited:

@@ -1,8 +1,6 @@
 """Compressors as the emulator sees them: ratio, cost and error. The compressors themselves are in
 `switchml/codecs`."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cache
 

@@ -6,8 +6,6 @@ n ranks, S bytes as in `emulator.jobs.workload.graph.Collective`: the whole buff
 Patarasuk and Yuan, JPDC 2009 (ring); Sanders et al., Parallel Computing 2009 (two trees).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from functools import cache, partial

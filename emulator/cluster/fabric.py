@@ -3,8 +3,6 @@ on, uplinks of leaves that two jobs send through. What a job takes of links that
 already.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -6,8 +6,6 @@ A closed form, in the order of its terms: line rate, window, switch, conversion 
 loss, sparse blocks and compression. What several accelerators of a node do first is in `collectives.py`.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
 

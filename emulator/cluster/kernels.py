@@ -5,8 +5,6 @@ read: it is at least its operands and result. A `rate` that is not 0 is a kernel
 products that fp8 jobs leave in bf16.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from emulator.cluster.accelerator import Accelerator, Constants
@@ -39,11 +37,7 @@ def flops(kernels: np.ndarray) -> float:
 
 
 def seconds(
-    kernels: np.ndarray,
-    device: Accelerator,
-    constants: Constants,
-    precision: str = "fp16",
-    tiles: np.ndarray = TILES,
+    kernels: np.ndarray, device: Accelerator, constants: Constants, precision: str = "fp16", tiles: np.ndarray = TILES
 ) -> np.ndarray:
     """float64 (kernels,): how long each takes, running alone, operands in `precision`.
 

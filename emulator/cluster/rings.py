@@ -2,8 +2,6 @@
 share none, each of them a ring in both directions (NCCL's search over NVLink, src/graph/search.cc).
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator
 from functools import cache

@@ -5,8 +5,6 @@ a latency and a bandwidth. So a curve is a few segments, each `latency + bytes /
 where the protocol changes: eight numbers for three segments, however long the table.
 """
 
-from __future__ import annotations
-
 import contextlib
 import re
 from dataclasses import dataclass

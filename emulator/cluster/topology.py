@@ -2,8 +2,6 @@
 when all groups of a job talk at once. Ranks are numbered node by node.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from emulator import datafile

@@ -1,7 +1,5 @@
 """The ops of one rank as arrays, collected one by one or as copies of a pass that was there before."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -19,10 +17,10 @@ PASS = 10
 
 @dataclass
 class Ops:
-    """Ops of one rank as arrays: work, stream, kind of transfer and its number among those of its kind, micro-batch,
+    """Ops of one rank as arrays: op type, stream, kind of transfer and its number among those of its kind, micro-batch,
     and dependencies (counts and op numbers)."""
 
-    work: np.ndarray
+    op_type: np.ndarray
     stream: np.ndarray
     kind: np.ndarray
     number: np.ndarray
@@ -46,7 +44,7 @@ class Block:
 
     def add(
         self,
-        work: int,
+        op_type: int,
         stream: int,
         kind: int = ALONE,
         number: int = 0,
@@ -56,7 +54,7 @@ class Block:
         """One op; returns its number."""
         if len(self._rows) % 1024 == 1023:
             self._check(LOOSE * len(self._rows))
-        self._rows.append((work, stream, kind, number, micro_batch))
+        self._rows.append((op_type, stream, kind, number, micro_batch))
         self._after.append(after)
         return len(self) - 1
 
@@ -67,8 +65,8 @@ class Block:
         columns = np.array(self._rows, np.int32).T
         counts = np.fromiter(map(len, self._after), np.int64, len(self._after))
         deps = np.fromiter((op - self._first for ops in self._after for op in ops), np.int32, int(counts.sum()))
-        work, stream, kind, number, micro_batch = columns
-        self._done.append(Ops(work, stream, kind, number, micro_batch, counts, deps))
+        op_type, stream, kind, number, micro_batch = columns
+        self._done.append(Ops(op_type, stream, kind, number, micro_batch, counts, deps))
         self._first += len(self._rows)
         self._rows, self._after = [], []
         self._check(0)
@@ -78,11 +76,11 @@ class Block:
         """The ops of `template` once more, with another micro-batch and transfers counted on from `number_from` of each
         kind."""
         self.cut()
-        self._check(len(template.work))
+        self._check(len(template.op_type))
         number = template.number + number_from[template.kind]
-        micro_batches = np.full(len(template.work), micro_batch, np.int32)
+        micro_batches = np.full(len(template.op_type), micro_batch, np.int32)
         self._done.append(replace(template, number=number, micro_batch=micro_batches))
-        self._first += len(template.work)
+        self._first += len(template.op_type)
 
     def _check(self, more: int) -> None:
         self._budget.check_ops(self._first + PASS * len(self._done) + more)
@@ -90,10 +88,10 @@ class Block:
     def whole(self) -> Ops:
         """All of it, dependencies counted from the block's first op."""
         self.cut()
-        first = np.cumsum([0, *(len(part.work) for part in self._done[:-1])])
+        first = np.cumsum([0, *(len(part.op_type) for part in self._done[:-1])])
         columns = {
             name: np.concatenate([getattr(part, name) for part in self._done])
-            for name in ("work", "stream", "kind", "number", "micro_batch", "dep_counts")
+            for name in ("op_type", "stream", "kind", "number", "micro_batch", "dep_counts")
         }
         deps = np.concatenate([part.deps + at for part, at in zip(self._done, first, strict=True)])
         return Ops(**columns, deps=deps.astype(np.int32))

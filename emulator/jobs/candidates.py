@@ -135,10 +135,9 @@ class OpenJob:
         own = self._own_implementation(job)
         if own.startswith(MEGATRON) or not job.overlap:
             return [1]
-        is_plain = job.tp == job.pp == job.ep == 1
         if own:
             return [0, 3] if job.pp == 1 else [0]
-        if is_plain:
+        if _is_data_parallel(job):
             return [0, 3] if self.has_split else [0, 3, 1]
         return [1, 3] if wide and job.pp == 1 and job.ep == 1 else [1]
 
@@ -169,8 +168,8 @@ class OpenJob:
     def _own_implementation(self, job: Job) -> str:
         """That is given, or the model's own where it can split as `job` says."""
         assert isinstance(self.model, Transformer)
-        own, is_plain = self.model.implementation, job.tp == job.pp == job.ep == 1 and job.zero in (0, 3)
-        return job.implementation or (own if is_plain or own.startswith(MEGATRON) else "")
+        own, is_torch = self.model.implementation, _is_data_parallel(job) and job.zero in (0, 3)
+        return job.implementation or (own if is_torch or own.startswith(MEGATRON) else "")
 
     def _batch(self) -> int:
         """Of a job whose split is chosen as well: a micro-batch that is given, or TOKENS, for each accelerator, and
@@ -240,11 +239,16 @@ def implementation(job: Job, model: Transformer, device: Accelerator) -> str:
     """What runs a job that is split like this: FSDP and plain data parallelism are torch's, with torch.compile where
     float8 and asynchronous tensor parallelism need it; the rest is Megatron's, Megatron-Core on Hopper and later, and
     where attention is fused."""
-    is_plain = job.tp == job.pp == job.ep == job.cp == 1 and job.zero == 0 and job.overlap
-    if job.zero == 3 or is_plain:
+    is_ddp = _is_data_parallel(job) and job.cp == 1 and job.zero == 0 and job.overlap
+    if job.zero == 3 or is_ddp:
         return COMPILED if job.precision == "fp8" or job.async_tp else TORCH
     is_recent = "fp8" in device.flops or job.precision == "fp8" or job.flash(model) or job.async_tp
     return CORE if is_recent else MEGATRON
+
+
+def _is_data_parallel(job: Job) -> bool:
+    """Whether no rank has a part of the model only; ranks may share its states, or sequences."""
+    return job.tp == job.pp == job.ep == 1
 
 
 def _powers(most: int) -> list[int]:

@@ -2,8 +2,6 @@
 or weights. `costing.plan()` makes it; graphs, memory and reports start from it.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from dataclasses import dataclass
 
@@ -163,13 +161,13 @@ class CostedJob:
         group = job.fsdp.group if job.zero == 3 and job.fsdp.group else job.dp
         return place(job.dp // group, job.tp * group, self.cluster.accelerators_per_node)
 
-    def gather(self, elements: float, beside_gradients: bool = False, experts: float = 0.0) -> tuple[float, Cost]:
-        """Bytes and cost of gathering so many weights of a unit, with `zero` 3, in a forward pass or beside_gradients:
+    def gather(self, elements: float, during_scatter: bool = False, experts: float = 0.0) -> tuple[float, Cost]:
+        """Bytes and cost of gathering so many weights of a unit, with `zero` 3, in a forward pass or during_scatter:
         while gradients of other units are reduce-scattered. `experts`: of these, those of experts."""
         each, whole = self.job.fsdp.gather_bytes or self.job.element_bytes, FREE
         for own, where in ((elements - experts, self.shards), (experts, self.expert_data_parallel)):
             if own:
-                costed = self._cost("all_gather", own * each, where, self.streaming, both_ways=beside_gradients)
+                costed = self._cost("all_gather", own * each, where, self.streaming, both_ways=during_scatter)
                 whole = whole.plus(costed)
         return elements * each, whole
 

@@ -1,7 +1,5 @@
 """What of a job was assumed, and which figures of a result are hard to believe."""
 
-from __future__ import annotations
-
 from collections.abc import Container, Iterable, Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Emulates a job: a description becomes a costed plan, whose graph is replayed."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 
@@ -131,9 +129,9 @@ def load_kernels(competes: bool) -> float:
     began = time.perf_counter()
     builder = GraphBuilder()
     stream = builder.add_stream(builder.add_rank())
-    builder.add_op(stream, builder.add_work("warm-up", seconds=1.0))
+    builder.add_op(stream, builder.add_op_type("warm-up", seconds=1.0))
     graph = builder.build()
-    parts(replay(graph, Costs.of(graph, graph.works.seconds), engine="calendar" if competes else "sweep"))
+    parts(replay(graph, Costs.of(graph, graph.op_types.seconds), engine="calendar" if competes else "sweep"))
     return time.perf_counter() - began
 
 

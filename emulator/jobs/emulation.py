@@ -1,7 +1,5 @@
 """What an emulation comes to: the time of an iteration and its parts, and what the whole training costs."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any

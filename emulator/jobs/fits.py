@@ -1,7 +1,5 @@
 """Whether a job fits into its accelerators' memory, and what would help where it does not."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from emulator.cluster.cluster import Cluster

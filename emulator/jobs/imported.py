@@ -1,8 +1,6 @@
-"""Costs for a graph that came from elsewhere: what its works take on a cluster's accelerator, and its transfers on the
-cluster's links. Works that say how long they last keep that.
+"""Costs for a graph that came from elsewhere: what its ops take on a cluster's accelerator, and its transfers on the
+cluster's links. Op types that say how long they last keep that.
 """
-
-from __future__ import annotations
 
 import numpy as np
 
@@ -23,32 +21,32 @@ def costs(
     allreduce: str = "auto",
     hierarchy: str = "auto",
 ) -> Costs:
-    """Costs of `graph` on `cluster`. strides: group → how far apart its members are. A compute work is bound by its
+    """Costs of `graph` on `cluster`. strides: group → how far apart its members are. A compute op is bound by its
     FLOPs or by its bytes, whichever takes longer (the roofline). Raises ConfigError for unknown names."""
-    pairs = np.stack([graph.transfers.work, graph.transfers.group], axis=1)
+    pairs = np.stack([graph.transfers.op_type, graph.transfers.group], axis=1)
     kinds, kind = np.unique(pairs, axis=0, return_inverse=True)
     costed = [
         cost(
             cluster,
-            Collective(graph.works.collective[work]).name.lower(),
-            float(graph.works.bytes[work]),
+            Collective(graph.op_types.collective[op_type]).name.lower(),
+            float(graph.op_types.bytes[op_type]),
             _place(graph, cluster, strides, group),
             allreduce,
             hierarchy,
         )
-        for work, group in kinds.tolist()
+        for op_type, group in kinds.tolist()
     ]
     return Costs.of_kinds(_works_s(graph, cluster, precision), costed, kind.ravel())
 
 
 def _works_s(graph: Graph, cluster: Cluster, precision: str) -> np.ndarray:
-    works, constants, device = graph.works, cluster.software, cluster.device
-    seconds = works.seconds.copy()
-    uncosted = np.isnan(seconds) & (works.collective == Collective.NONE)
+    op_types, constants, device = graph.op_types, cluster.software, cluster.device
+    seconds = op_types.seconds.copy()
+    uncosted = np.isnan(seconds) & (op_types.collective == Collective.NONE)
     if uncosted.any():  # else the precision is nobody's business
-        rows = np.array([kernels.memory(float(size)) for size in works.bytes[uncosted]])
+        rows = np.array([kernels.memory(float(size)) for size in op_types.bytes[uncosted]])
         moving_s = kernels.seconds(rows, device, constants, precision)
-        computing_s = works.flops[uncosted] / device.sustained(precision, constants.gemm_efficiency)
+        computing_s = op_types.flops[uncosted] / device.sustained(precision, constants.gemm_efficiency)
         seconds[uncosted] = np.maximum(moving_s, computing_s)
     return seconds
 

@@ -5,8 +5,6 @@ to these rows. The groups and their spread are data: `data/intervals.toml`, whic
 so: other code, experts, accelerators before any of their rows were known. A table of layers has none.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from functools import cache

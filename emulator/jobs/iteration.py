@@ -7,8 +7,6 @@ always one can, of data-parallel ones where none is slower than another. A colle
 costs.
 """
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np
@@ -60,8 +58,8 @@ def build(
     blocks = []
     for number in range(job.pp):
         blocks.append(Rank(number, op_table).block.whole())
-        budget.check_ops(sum(len(block.work) for block in blocks))
-    ops = sum(len(block.work) for block in blocks)
+        budget.check_ops(sum(len(block.op_type) for block in blocks))
+    ops = sum(len(block.op_type) for block in blocks)
     budget.check_ranks(job, ops, data, tensor)
     builder.reserve(ops * data * tensor, sum(len(block.deps) for block in blocks) * data * tensor)
     ranks = _add_ranks(builder, plan, replicas, tensor, budget)
@@ -73,12 +71,12 @@ def build(
             for t in range(tensor):
                 builder.add_ops(*_placed(block, dep_start, int(ranks[stage, d, t]), bases, (stage, d, t)))
     graph = builder.build()
-    kinds = [op_table.costs.get(work, FREE) for work in range(len(graph.works))]
-    return graph, Costs.of_kinds(graph.works.seconds, kinds, graph.transfers.work)
+    kinds = [op_table.costs.get(op_type, FREE) for op_type in range(len(graph.op_types))]
+    return graph, Costs.of_kinds(graph.op_types.seconds, kinds, graph.transfers.op_type)
 
 
 def costs(plan: CostedJob) -> dict[int, Cost]:
-    """Work → what a transfer about it costs, numbered as in the graph of `build`."""
+    """Op type → what a transfer of it costs, numbered as in the graph of `build`."""
     op_table = OpTable(GraphBuilder(), plan)
     for number in range(plan.job.pp):
         Rank(number, op_table)
@@ -114,17 +112,17 @@ def _add_ranks(builder: GraphBuilder, plan: CostedJob, replicas: Replicas, tenso
 def _add_transfers(
     builder: GraphBuilder, plan: CostedJob, blocks: list[Ops], data: int, tensor: int, budget: Budget
 ) -> dict[int, np.ndarray]:
-    """Groups and transfers; returns for each kind the number of the first transfer, (stages, data, tensor). The work of
-    a transfer is that of its members' ops, so that it is the same for all of them."""
+    """Groups and transfers; returns for each kind the number of the first transfer, (stages, data, tensor). The
+    op type of a transfer is that of its members' ops, so that it is the same for all of them."""
     job = plan.job
     shape = (job.pp, data, tensor)
     ranks = np.arange(np.prod(shape)).reshape(shape)
     bases = {kind: np.zeros(shape, np.int64) for kind in range(TRANSFERS)}
 
-    works = [{kind: block.work[block.kind == kind] for kind in range(TRANSFERS)} for block in blocks]
+    op_types = [{kind: block.op_type[block.kind == kind] for kind in range(TRANSFERS)} for block in blocks]
 
     def transfers(kind: int, stage: int, group: int) -> int:
-        return builder.add_transfers(works[stage][kind], group, len(works[stage][kind]))
+        return builder.add_transfers(op_types[stage][kind], group, len(op_types[stage][kind]))
 
     for stage in range(job.pp):
         for d in range(data):
@@ -159,20 +157,20 @@ def _add_boundaries(
     backward, and one for the tied embedding. A boundary's number counts from the first piece of the model."""
     job = plan.job
     pieces, count = job.pp * job.virtual_stages, job.micro_batches
-    work_of = {}
+    op_type_of = {}
     for block in blocks:
         for kind in (FORWARDS, BACKWARDS, TIED):
-            if kind not in work_of and (own := block.work[block.kind == kind]).size:
-                work_of[kind] = int(own[0])
+            if kind not in op_type_of and (own := block.op_type[block.kind == kind]).size:
+                op_type_of[kind] = int(own[0])
     for d in range(ranks.shape[1]):
         for t in range(ranks.shape[2]):
             for kind in (FORWARDS, BACKWARDS):
                 ends = [(k % job.pp, (k + 1) % job.pp) for k in range(pieces - 1)]
                 groups = [builder.add_group(ranks[[a, b], d, t], name=f"stages {a} and {b}") for a, b in ends]
-                bases[kind][:, d, t] = builder.add_transfers(work_of[kind], np.repeat(groups, count))
-            if TIED in work_of:
+                bases[kind][:, d, t] = builder.add_transfers(op_type_of[kind], np.repeat(groups, count))
+            if TIED in op_type_of:
                 group = builder.add_group((ranks[0, d, t], ranks[-1, d, t]), name="first and last stage")
-                bases[TIED][:, d, t] = builder.add_transfers(work_of[TIED], group, 1)
+                bases[TIED][:, d, t] = builder.add_transfers(op_type_of[TIED], group, 1)
 
 
 def _placed(
@@ -181,4 +179,4 @@ def _placed(
     """A block's arrays for one rank: its own streams and transfers."""
     first = np.array([*(bases[kind][where] for kind in range(TRANSFERS)), NO_TRANSFER], np.int32)
     stream = ops.stream + np.int32(rank * len(STREAMS))
-    return stream, ops.work, first[ops.kind] + ops.number, ops.micro_batch, dep_start, ops.deps
+    return stream, ops.op_type, first[ops.kind] + ops.number, ops.micro_batch, dep_start, ops.deps

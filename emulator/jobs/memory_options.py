@@ -1,8 +1,6 @@
 """Ways to need less memory than `emulator/jobs/workload/memory.py` says, and what they cost in time, as published
 formulas: optimizer states on the host in buckets (AxoNN), pruned states (SAMO), compressed activations (COMET)."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from dataclasses import dataclass
@@ -135,21 +133,21 @@ def offload_step(
     copy_bytes_per_s: float,
     adam_parameters_per_s: float,
     all_reduce_s: float = 0.0,
-    beside: float = 1.0,
+    copy_slowdown: float = 1.0,
 ) -> Offload:
     """AxoNN's pipeline: while the device updates a bucket (and all-reduces the gradients of a later one,
     `all_reduce_s` for all of them together), the next bucket's states come in and the last one's go out. Both ways at
-    once, at `copy_bytes_per_s` each. `beside`: how many times as long updates take while copies run; 1 where a device's
-    copies need none of its cores or their memory."""
-    if not (copy_bytes_per_s > 0 and adam_parameters_per_s > 0 and all_reduce_s >= 0 and beside >= 1):
+    once, at `copy_bytes_per_s` each. `copy_slowdown`: how many times as long updates take while copies run;
+    1 where a device's copies need none of its cores or their memory."""
+    if not (copy_bytes_per_s > 0 and adam_parameters_per_s > 0 and all_reduce_s >= 0 and copy_slowdown >= 1):
         raise ConfigError("offload needs rates above 0, and an all-reduce that takes at least no time")
     buckets = max(1, math.ceil(parameters / bucket))
     each = parameters / buckets
     copy_s, adam_s = HOST_WAY_BYTES * each / copy_bytes_per_s, each / adam_parameters_per_s
     # In, update, out: stages of a pipeline, whose slowest sets its pace.
-    beside_s = max(adam_s + 2 * copy_s * (1 - 1 / beside), all_reduce_s / buckets)
-    step_s = copy_s + adam_s + copy_s + (buckets - 1) * max(copy_s, beside_s)
-    return Offload(step_s, step_s - adam_s - (buckets - 1) * beside_s, is_hidden=copy_s <= beside_s)
+    update_s = max(adam_s + 2 * copy_s * (1 - 1 / copy_slowdown), all_reduce_s / buckets)
+    step_s = copy_s + adam_s + copy_s + (buckets - 1) * max(copy_s, update_s)
+    return Offload(step_s, step_s - adam_s - (buckets - 1) * update_s, is_hidden=copy_s <= update_s)
 
 
 def samo_bytes(parameters: float, sparsity: float) -> float:

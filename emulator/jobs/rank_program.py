@@ -5,8 +5,6 @@ Passes of a stage differ in nothing but their micro-batch; so the first of each 
 template for the others (`blocks.py`).
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import itertools
@@ -123,8 +121,8 @@ class Rank:
         priority: int = 0,
     ) -> int:
         """An op of this rank alone; returns its number."""
-        work = self.table.builder.add_work(name, kind, flops=flops, seconds=seconds, priority=priority)
-        op = self.block.add(work, stream, micro_batch=micro_batch, after=after)
+        op_type = self.table.builder.add_op_type(name, kind, flops=flops, seconds=seconds, priority=priority)
+        op = self.block.add(op_type, stream, micro_batch=micro_batch, after=after)
         if stream == COMPUTE:
             self._last_compute = (op,)
         return op
@@ -146,14 +144,14 @@ class Rank:
         priority: int = 0,
     ) -> int:
         """This rank's op of a transfer of kind `to`, by default the next one of that kind; returns the op's number."""
-        work = self.table.builder.add_work(
+        op_type = self.table.builder.add_op_type(
             name, kind, collective=collective, bytes=bytes, is_source=is_source, priority=priority
         )
-        self.table.costs[work] = cost
+        self.table.costs[op_type] = cost
         if number is None:
             number = self.counts[to]
             self.counts[to] += 1
-        return self.block.add(work, stream, to, number, micro_batch, after)
+        return self.block.add(op_type, stream, to, number, micro_batch, after)
 
     # Passes
 
@@ -312,11 +310,11 @@ class Rank:
         experts: float,
         micro_batch: int,
         after: tuple[int, ...],
-        beside_gradients: bool = False,
+        during_scatter: bool = False,
         **how: Any,
     ) -> int:
-        size, one = self.plan.gather(parameters, beside_gradients, experts)
-        name = "gather weights beside gradients" if beside_gradients and self.plan.in_network else "gather weights"
+        size, one = self.plan.gather(parameters, during_scatter, experts)
+        name = "gather weights beside gradients" if during_scatter and self.plan.in_network else "gather weights"
         return self._exchange(name, Collective.ALL_GATHER, size, one, DATA, micro_batch, after, **how)
 
     # Gradients

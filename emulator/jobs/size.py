@@ -2,8 +2,6 @@
 products are not: layers times micro-batches times ranks. So whatever makes ops asks its budget before.
 """
 
-from __future__ import annotations
-
 import math
 import time
 

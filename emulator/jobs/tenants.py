@@ -3,8 +3,6 @@ they share (`cluster/fabric.py`) and on slots of aggregating switches. The resul
 takes alone.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
@@ -201,20 +199,20 @@ def _routed(one: Emulation, nodes: np.ndarray, fabric: SharedFabric, links: np.n
 
 def _loads(one: Emulation, nodes: np.ndarray, fabric: SharedFabric) -> tuple[np.ndarray, np.ndarray]:
     """float64 (kinds, links): bytes on each link for each byte of a transfer of that kind; and each transfer's kind.
-    Transfers of a group about a work are of one kind."""
+    Transfers of a group and an op type are of one kind."""
     graph: Graph = one.played.graph
     costs = iteration.costs(one.plan)
-    pairs = np.stack([graph.transfers.work, graph.transfers.group], axis=1)
+    pairs = np.stack([graph.transfers.op_type, graph.transfers.group], axis=1)
     kinds, kind = np.unique(pairs, axis=0, return_inverse=True)
     load = np.zeros((len(kinds), len(fabric.names())))
-    for number, (work, group) in enumerate(kinds.tolist()):
-        if work not in costs:
+    for number, (op_type, group) in enumerate(kinds.tolist()):
+        if op_type not in costs:
             continue
         # A rank stands for `weight` accelerators that follow each other (emulator/jobs/iteration.py).
         members = graph.groups.members(group)
         weight = graph.ranks.weight[members].astype(int)
         device = np.concatenate([np.arange(n) + at for n, at in zip(weight, graph.ranks.device[members], strict=True)])
-        load[number] = fabric.load(nodes[device], costs[work], weight.sum() / graph.groups.size[group])
+        load[number] = fabric.load(nodes[device], costs[op_type], weight.sum() / graph.groups.size[group])
     return load, kind.ravel()
 
 

@@ -3,8 +3,6 @@ Failures are drawn many times over (`replay/failures.py`) where the length is kn
 from the closed form of Young and Daly.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Any

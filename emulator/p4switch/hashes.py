@@ -5,8 +5,6 @@ Hash of its own, since some keep state (round_robin) or can be re-parametrised a
 CRCs of all names are one algorithm with parameters (Williams' model: width, polynomial, initial remainder, final xor,
 and whether data and remainder are reflected); names and parameters, as in BMv2's crc_map.cpp, are in crcs.csv."""
 
-from __future__ import annotations
-
 import csv
 import functools
 import re

@@ -1,7 +1,5 @@
 """The switch's log, in the form of BMv2's: [time] [bmv2] [level] [thread id] text."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import logging

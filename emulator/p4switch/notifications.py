@@ -5,8 +5,6 @@ controllers written for BMv2 with nnpy, nanomsg or pynng understand them. A mess
 the machine's byte order: "LEA|" and the digest's list, or "AGE|" and the table; then come samples, or handles of
 entries."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import socket

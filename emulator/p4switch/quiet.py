@@ -1,8 +1,6 @@
 """A process in which a switch forwards has no long pauses: what a large table takes of Python's garbage collector, and
 of the lock that its threads share, would be gaps in the traffic."""
 
-from __future__ import annotations
-
 import gc
 import sys
 from typing import Any

@@ -4,8 +4,6 @@ The text is JSON. Cells that are 0 are left out; handles stay the same, so that 
 use them. Direct counters and time-outs go with their entries; packets in queues, digests and hit times are not saved.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from typing import Any

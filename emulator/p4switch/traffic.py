@@ -3,8 +3,6 @@
 A queue without a rate drains at once: nothing ever waits in it, and it is full only if its depth is 0. In a queue with
 a rate, packets leave 1/rate seconds apart, and one that finds the queue full is dropped silently."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field

@@ -5,8 +5,6 @@ A value is an unbounded signed integer while an expression is evaluated and is c
 (BMv2's Data, Field::export_bytes and Register::export_bytes).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 MAX_WIDTH = 1 << 16

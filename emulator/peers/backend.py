@@ -6,8 +6,6 @@
 `settings.py` lists the other variables. What takes time to import waits until a group is made.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 BACKEND_NAME = "switchml-emulated"

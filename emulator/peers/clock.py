@@ -3,8 +3,6 @@ long. In wall-clock time the clock is the machine's, and who must wait sleeps. I
 calls and jumps where the script would have waited.
 """
 
-from __future__ import annotations
-
 import time
 
 from switchml.errors import ConfigError

@@ -3,8 +3,6 @@ its size and what exchanges its values (exchange.py): the groups of emulated wor
 emulated GPUs (script/group.py) differ in what they do with it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any

@@ -2,8 +2,6 @@
 anybody would write it. Writes losses and accuracy of rank 0, or of the first rank there is, as JSON to `--result`.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 from pathlib import Path

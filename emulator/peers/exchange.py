@@ -2,8 +2,6 @@
 a recorded run says. No time passes here. Ranks and the `number` of a collective are those in the group.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Protocol
 

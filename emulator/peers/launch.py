@@ -2,12 +2,9 @@
 environment, and say what they would say on the cluster. Only the ranks that are real are started.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -18,7 +15,7 @@ from typing import Any
 
 from emulator.peers.settings import PREFIX, PeerSettings
 from switchml.errors import ConfigError, JobError
-from switchml.runtime.children import dying_with_us
+from switchml.runtime.children import dying_with_us, how_it_ended, reap
 from switchml.runtime.folders import TemporaryFolder
 
 _STDERR = 2
@@ -84,8 +81,7 @@ def _await(ranks: list[subprocess.Popen[bytes]], numbers: Sequence[int]) -> None
         codes = [process.poll() for process in ranks]
         for rank, code in zip(numbers, codes, strict=True):
             if code:
-                killed = f"was killed by {signal.Signals(-code).name}" if code < 0 else ""
-                raise JobError(f"rank {rank} {killed or f'ended with exit code {code}'}")
+                raise JobError(f"rank {rank} {how_it_ended(code)}")
         if None not in codes:
             return
         time.sleep(LOOK_EVERY_S)
@@ -93,11 +89,6 @@ def _await(ranks: list[subprocess.Popen[bytes]], numbers: Sequence[int]) -> None
 
 def _stop(ranks: list[subprocess.Popen[bytes]]) -> None:
     for process in ranks:
-        if process.poll() is None:
-            process.terminate()
+        process.terminate()
     for process in ranks:
-        try:
-            process.wait(END_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        reap(process, END_S)

@@ -1,7 +1,5 @@
 """What the script did in one iteration, as a graph for the replay: for timelines, and as `timing.py`'s reference."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -53,14 +51,14 @@ class Program:
         compute = [builder.add_stream(number, "compute") for number in range(len(ranks))]
         groups: dict[tuple[int, ...], int] = {}
         transfers: dict[int, int] = {}
-        works: dict[int, int] = {}
+        op_types: dict[int, int] = {}
         for number, step in enumerate(self.steps):
             if step[0] == "call":
                 _, line, members, operation, size_bytes, seconds = step
                 inside = [place[rank] for rank in members if rank in place]
                 if members not in groups:
                     groups[members] = builder.add_group(inside, name=_name(members), size=len(members))
-                works[number] = builder.add_work(
+                op_types[number] = builder.add_op_type(
                     operation.replace("_", "-"),
                     Kind.COLLECTIVE,
                     collective=Collective[operation.upper()],
@@ -68,14 +66,14 @@ class Program:
                     seconds=seconds,
                     is_source=True,
                 )
-                transfers[number] = builder.add_transfers(works[number], groups[members])
+                transfers[number] = builder.add_transfers(op_types[number], groups[members])
         for rank, number in place.items():
             done: dict[int, int] = {}
             before: list[int] = []
             for index, step in enumerate(self.steps):
                 if step[0] == "compute":
-                    work = builder.add_work("script", seconds=step[1] * float(pace[number]))
-                    before = [builder.add_op(compute[number], work, after=before)]
+                    op_type = builder.add_op_type("script", seconds=step[1] * float(pace[number]))
+                    before = [builder.add_op(compute[number], op_type, after=before)]
                 elif step[0] == "wait":
                     before = [*before, *(done[call] for call in step[1] if call in done)]
                 else:
@@ -83,9 +81,9 @@ class Program:
                     if key not in streams:
                         streams[key] = builder.add_stream(number, f"communicator {step[1]}")
                     transfer = transfers[index] if rank in step[2] else NO_TRANSFER
-                    done[index] = builder.add_op(streams[key], works[index], after=before, transfer=transfer)
+                    done[index] = builder.add_op(streams[key], op_types[index], after=before, transfer=transfer)
         graph = builder.build()
-        return graph, Costs.of(graph, graph.works.seconds)
+        return graph, Costs.of(graph, graph.op_types.seconds)
 
 
 def _name(ranks: tuple[int, ...]) -> str:

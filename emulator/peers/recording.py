@@ -5,8 +5,6 @@ Played back, absent ranks contribute what they did: a sum is the recorded sum, p
 what they gave then. So a run with nothing changed gets the recorded sums bit for bit.
 """
 
-from __future__ import annotations
-
 import json
 import threading
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """What became of the script's time, for people and for programs, and the last iteration as a timeline."""
 
-from __future__ import annotations
-
 import json
 import sys
 from typing import Any

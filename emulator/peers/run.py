@@ -2,8 +2,6 @@
 is what torchrun would run, unchanged: whichever backend it names for its groups, the emulated one takes its place.
 """
 
-from __future__ import annotations
-
 import functools
 import inspect
 import runpy

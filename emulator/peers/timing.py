@@ -4,8 +4,6 @@ pace; where this one waits for a collective, they do. A collective begins when i
 communicator is done with the one before; `emulator.jobs.replay` makes the same of the program as a graph.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

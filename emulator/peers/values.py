@@ -2,8 +2,6 @@
 `PeerSettings.values`; integers, bools and bytes (sizes, counts, flags, pickled objects) stay this rank's own.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """What torch's callers get for the collectives of emulated peers: handles that move the world's clock on."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 
 import torch

@@ -1,7 +1,5 @@
 """Options of `switchml emulate` that describe a job, and controls of `switchml ui`: each is a key of a job file."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from emulator.cluster.algorithms import ALGORITHMS_HELP, HIERARCHY_HELP
@@ -155,9 +153,7 @@ GROUPS: dict[str, list[tuple[str, str, Any, str]]] = {
         ("--checkpoint-steps", "run.checkpoint_steps", int, "Iterations between checkpoints."),
         ("--restart-s", "run.restart_s", float, "Time from a failure until training resumes."),
     ],
-    "Replay": [
-        ("--fold", "fold", str, "Equal ranks to fold into one: all, tensor or none."),
-    ],
+    "Replay": [("--fold", "fold", str, "Equal ranks to fold into one: all, tensor or none.")],
 }
 """Title in the help → option, section.key in a job file, type, help."""
 OPTIONS = [one for options in GROUPS.values() for one in options]

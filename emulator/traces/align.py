@@ -12,8 +12,6 @@ All of it is one linear program: causality as constraints, the differences as a 
 error. Clocks that drift get a rate of their own where the trace is long enough.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace

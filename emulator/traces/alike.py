@@ -3,8 +3,6 @@ are the same, in the same order on each lane, an iteration counts as typical: wh
 lacks took no time.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from itertools import pairwise
 

@@ -1,7 +1,5 @@
 """Which events of different ranks are one communication: the same group and sequence number, or sender and receiver."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple

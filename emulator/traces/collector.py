@@ -2,8 +2,6 @@
 in a circle, and looking through them again and again takes a quarter of the time.
 """
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager

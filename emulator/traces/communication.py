@@ -1,8 +1,6 @@
 """Names in traces: c10d's and NCCL's collectives, data types, and the bytes of a message as `Collective` counts
 them."""
 
-from __future__ import annotations
-
 import math
 import re
 from typing import Any

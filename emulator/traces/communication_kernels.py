@@ -1,7 +1,5 @@
 """Which kernels communicate, and how: the table of `data/communication.toml`, and a user's own before it."""
 
-from __future__ import annotations
-
 import os
 import re
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """What a trace lacks that it should have, and which notes of a reader every report has to repeat."""
 
-from __future__ import annotations
-
 import re
 
 import numpy as np

@@ -2,8 +2,6 @@
 its table, times that are numbers. All that comes after relies on it, so every reader's result passes through here.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 
@@ -14,11 +12,7 @@ from emulator.traces.events import NONE, Events, LaneKind, Pings, RankTrace, Wha
 from emulator.traces.limits import LONGEST_S, MOST_BYTES, MOST_RANKS
 from switchml.errors import TraceError
 
-_DTYPES = {
-    Events: "iiiffiiiiifb",
-    Wire: "fiiiiii",
-    Pings: "fib",
-}
+_DTYPES = {Events: "iiiffiiiiifb", Wire: "fiiiiii", Pings: "fib"}
 """Of the columns in their order: whole numbers, real numbers or truths."""
 _KINDS = {"i": "iu", "f": "f", "b": "b"}
 

@@ -3,8 +3,6 @@ stream of an accelerator, a transport. Times are by the clock of the rank's mach
 step might need: nested events keep their parents, and known causes stand in `causes`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import IntEnum

@@ -1,7 +1,5 @@
 """Spans of time: how long any of several was under way, and how much of one lies within others."""
 
-from __future__ import annotations
-
 import numpy as np
 
 TOUCHING_S = 1e-6

@@ -2,8 +2,6 @@
 hides that: on average the slowest of several ranks is slower than the slowest of their averages.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 

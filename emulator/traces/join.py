@@ -10,8 +10,6 @@
 So the graph replays as traced; in a changed graph gaps stay and waiting is worked out anew.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections import Counter, defaultdict
 from collections.abc import Sequence
@@ -96,7 +94,7 @@ def _median(job: Job, duration_s: dict[int, float]) -> int:
 
 def _left_out(plan: TypicalIteration, job: Job, steps: list[int], count: int) -> list[str]:
     """Why `steps`, of `count` iterations, are left out of the mean."""
-    alike = sum(plan.fits_beside_hosts(job.cuts(step)) for step in steps)
+    alike = sum(plan.fits_devices(job.cuts(step)) for step in steps)
     reasons = []
     if others := len(steps) - alike:
         reasons.append(f"{others} of {count} iterations do other things than the typical one: they are left out")
@@ -158,13 +156,13 @@ class _Assembly:
         weight = max((trace.world_size for trace in plan.traces), default=1) / len(plan.traces)
         for trace in plan.traces:
             builder.add_rank(weight=max(weight, 1.0), device=trace.rank)
-        works = self._add_transfers(transfer_s)
+        op_types = self._add_transfers(transfer_s)
         gradients: list[tuple[int, int, float]] = []
         main = []
         for place, rank in enumerate(plan.ranks):
             columns = zip(*(timing.ranks[place] for timing in timings), strict=True)
             mean = RankTiming(*(np.mean(column, axis=0) for column in columns))
-            ops, stream = self._add_rank(place, works, self._begun(place, mean))
+            ops, stream = self._add_rank(place, op_types, self._begun(place, mean))
             main.append(stream)
             bucket = {
                 one: int(rank.transfer[communication]) for communication, members in rank.buckets for one in members
@@ -179,7 +177,7 @@ class _Assembly:
         clocks = plan.job.clocks
         return Joined(
             graph=graph,
-            costs=Costs.of(graph, graph.works.seconds),
+            costs=Costs.of(graph, graph.op_types.seconds),
             traces=list(plan.traces),
             event=np.array(event, np.int64),
             start_s=np.array(op_start_s),
@@ -210,7 +208,7 @@ class _Assembly:
         )
 
     def _add_transfers(self, transfer_s: np.ndarray) -> list[int]:
-        """Groups and transfers; returns each transfer's work."""
+        """Groups and transfers; returns each transfer's op type."""
         builder, plan = self.builder, self.plan
         place_of = {trace.rank: place for place, trace in enumerate(plan.traces)}
         groups: dict[tuple[tuple[int, ...], str], int] = {}
@@ -221,7 +219,7 @@ class _Assembly:
                 _, kind, size = about.get(int(rank.transfer[one]), ("", 0, 0.0))
                 kind, size = kind or int(events.collective[event]), max(float(events.bytes[event]), size)
                 about[int(rank.transfer[one])] = (rank.name(one), kind, size)
-        works = []
+        op_types = []
         for number, key in enumerate(plan.keys):
             if (key.ranks, key.group_name) not in groups:
                 members = [place_of[rank] for rank in key.members if rank in place_of]
@@ -229,12 +227,12 @@ class _Assembly:
                 groups[key.ranks, key.group_name] = group
             title, collective, size = about[number]
             kind = Kind.SEND if collective == Collective.P2P else Kind.COLLECTIVE
-            seconds = float(transfer_s[number])
-            works.append(builder.add_work(title, kind, collective=Collective(collective), bytes=size, seconds=seconds))
-            builder.add_transfers(works[-1], groups[key.ranks, key.group_name])
-        return works
+            of, seconds = Collective(collective), float(transfer_s[number])
+            op_types.append(builder.add_op_type(title, kind, collective=of, bytes=size, seconds=seconds))
+            builder.add_transfers(op_types[-1], groups[key.ranks, key.group_name])
+        return op_types
 
-    def _add_rank(self, place: int, works: list[int], timing: RankTiming) -> tuple[np.ndarray, int]:
+    def _add_rank(self, place: int, op_types: list[int], timing: RankTiming) -> tuple[np.ndarray, int]:
         """Streams and ops of one rank; returns the op of each segment, and the stream of its main thread."""
         builder, rank, rows = self.builder, self.plan.ranks[place], self.rows
         segments, events, order = rank.segments, rank.trace.events, rank.order
@@ -272,27 +270,27 @@ class _Assembly:
         for one in order.tolist():
             stream, name, waits_for = streams[lane[one]], names[name_of[one]], after.get(one, [])
             if has_gap[one]:
-                work = builder.add_work(f"gap before {name}", delay, seconds=gap_s[one])
-                gap = builder.add_op(launches.get(one, stream), work, after=waits_for)
+                op_type = builder.add_op_type(f"gap before {name}", delay, seconds=gap_s[one])
+                gap = builder.add_op(launches.get(one, stream), op_type, after=waits_for)
                 rows.append((GAP, start_s[one] - gap_s[one], start_s[one]))
                 waits_for = [gap]
             waits_for = [*waits_for, *awaited.get(one, [])]
             if met[one] == none:
-                work = builder.add_work(name, _KINDS[kind[one]], bytes=size[one], seconds=duration_s[one])
+                op_type = builder.add_op_type(name, _KINDS[kind[one]], bytes=size[one], seconds=duration_s[one])
             elif _KINDS[kind[one]] is Kind.RECV:
-                work = builder.add_work(name, Kind.RECV, collective=Collective.P2P, bytes=size[one])
+                op_type = builder.add_op_type(name, Kind.RECV, collective=Collective.P2P, bytes=size[one])
             else:
-                work = works[met[one]]
+                op_type = op_types[met[one]]
             if met[one] != none and not waits_for and before[one] >= 0:
                 waits_for = [int(number[before[one]])]
-            builder.add_op(stream, work, after=waits_for, transfer=met[one])
+            builder.add_op(stream, op_type, after=waits_for, transfer=met[one])
             rows.append((event[one], end_s[one] - duration_s[one], end_s[one]))
         main = streams[rank.main_lane]
         if timing.tail_s > 0:
             hosts = rank.on_main()
             last = int(hosts[np.argmax(segments.start_s[hosts])]) if len(hosts) else int(order[-1])
-            work = builder.add_work("gap at the end", Kind.DELAY, seconds=float(timing.tail_s))
-            builder.add_op(streams[lane[last]], work, after=[int(number[last])])
+            op_type = builder.add_op_type("gap at the end", Kind.DELAY, seconds=float(timing.tail_s))
+            builder.add_op(streams[lane[last]], op_type, after=[int(number[last])])
             rows.append((GAP, end_s[last], end_s[last] + timing.tail_s))
         return number, main
 
@@ -333,8 +331,8 @@ class _Assembly:
             ends_s = np.unique(np.append(over_s[mine], steps.done_s[step - 1, lane] - origin_s))
             first, from_s = len(self.rows), began_s
             for until_s in ends_s.tolist():
-                work = self.builder.add_work(BACKLOG, Kind.COMPUTE, seconds=until_s - from_s)
-                self.builder.add_op(streams[lane], work)
+                op_type = self.builder.add_op_type(BACKLOG, Kind.COMPUTE, seconds=until_s - from_s)
+                self.builder.add_op(streams[lane], op_type)
                 self.rows.append((GAP, from_s, until_s))
                 from_s = until_s
             places = first + np.searchsorted(ends_s, over_s[mine])
@@ -345,7 +343,7 @@ class _Assembly:
 def _scatter_s(graph: Graph, timings: list[Timing]) -> float:
     """An all-reduce's part in what iterations spend on all-reduces differently: half of the range of two thirds of
     them. Those that overlap take each other's time, so all of an iteration count together."""
-    own = graph.works.collective[graph.transfers.work] == Collective.ALL_REDUCE
+    own = graph.op_types.collective[graph.transfers.op_type] == Collective.ALL_REDUCE
     if not own.any():
         return 0.0
     spent_s = [under_way_s(timing.came_s[own], timing.transfer_s[own]) for timing in timings]
@@ -357,7 +355,8 @@ def _with_sources(graph: Graph, waiting: list[int]) -> tuple[Graph, int]:
     """Communication that nothing in the iteration comes before, such as what the one before has launched, may start at
     once; and how many ops these are. `waiting`: ops that wait for earlier iterations."""
     starts = np.isin(graph.op_kind(), (Kind.COLLECTIVE, Kind.SEND)) & (np.diff(graph.ops.dep_start) == 0)
-    is_source = graph.works.is_source.copy()
-    is_source[graph.ops.work[starts]] = True
+    is_source = graph.op_types.is_source.copy()
+    is_source[graph.ops.op_type[starts]] = True
     starts[waiting] = False
-    return dataclasses.replace(graph, works=dataclasses.replace(graph.works, is_source=is_source)), int(starts.sum())
+    op_types = dataclasses.replace(graph.op_types, is_source=is_source)
+    return dataclasses.replace(graph, op_types=op_types), int(starts.sum())

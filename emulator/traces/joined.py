@@ -2,8 +2,6 @@
 op knows its event, or is a gap of the host.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 

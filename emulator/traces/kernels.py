@@ -2,8 +2,6 @@
 rocBLAS, MIOpen, RCCL. `tests/emulator/traces/kernel_names.csv` holds the rules to names of real traces.
 """
 
-from __future__ import annotations
-
 import re
 from enum import Enum
 from functools import lru_cache

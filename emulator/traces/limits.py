@@ -1,7 +1,5 @@
 """Limits of what a trace may say, far above any job: what exceeds them is damaged, or meant to exhaust its reader."""
 
-from __future__ import annotations
-
 from switchml.errors import TraceError
 
 MOST_RANKS = 1 << 20

@@ -2,8 +2,6 @@
 before what, and the communications in which ranks meet. `join.py` makes graphs of it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -173,10 +171,10 @@ class TypicalIteration:
             placed.append(own)
         return placed
 
-    def fits_beside_hosts(self, cuts: list[Segments]) -> bool:
+    def fits_devices(self, cuts: list[Segments]) -> bool:
         """Whether devices and transports do what they do in the typical iteration, one by one, and there are some."""
         is_any = any((segments.lane_kind != LaneKind.HOST).any() for segments in cuts)
-        pairs = (map(_beside_hosts, each) for each in zip(self.cuts, cuts, strict=True))
+        pairs = (map(_device_signature, each) for each in zip(self.cuts, cuts, strict=True))
         return is_any and all(np.array_equal(one, other) for one, other in pairs)
 
     @cached_property
@@ -215,7 +213,7 @@ class TypicalIteration:
         return Timing(ranks, came_s, done_s - came_s)
 
 
-def _beside_hosts(segments: Segments) -> np.ndarray:
+def _device_signature(segments: Segments) -> np.ndarray:
     """The signature of what hosts don't run, lane by lane."""
     chosen = np.flatnonzero(segments.lane_kind != LaneKind.HOST)
     return segments.signature()[chosen[np.lexsort((segments.start_s[chosen], segments.place[chosen]))]]

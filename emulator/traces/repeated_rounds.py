@@ -6,8 +6,6 @@ Announced are the chunks that follow others through the same slot. So the first 
 slot, are guessed, unless it waited in line behind another.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -4,8 +4,6 @@ time between them do. A call that blocks until its copy is over becomes two, lau
 Uncovered time is a gap, which `causality.py` explains.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

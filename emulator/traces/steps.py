@@ -2,8 +2,6 @@
 that block, streams for each other. Found once for all iterations, of which `segments.cut` cuts one.
 """
 
-from __future__ import annotations
-
 from functools import cached_property
 
 import numpy as np

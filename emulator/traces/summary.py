@@ -1,7 +1,5 @@
 """What is in a trace, in figures: `switchml trace info`."""
 
-from __future__ import annotations
-
 from collections import Counter
 from typing import Any
 

@@ -2,8 +2,6 @@
 `readers.read.read_workload` reads it; `emulator/jobs/imported.py` costs it on a cluster.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`switchml trace capture -- torchrun … script.py`: run an unmodified script, and profile every rank of it."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -66,13 +64,7 @@ class RankSummary:
 
 
 @click.command(context_settings={"ignore_unknown_options": True})
-@click.option(
-    "--out",
-    type=OutputFolder(),
-    default=Path("traces"),
-    show_default=True,
-    help="Folder for the traces.",
-)
+@click.option("--out", type=OutputFolder(), default=Path("traces"), show_default=True, help="Folder for the traces.")
 @click.option(
     "--steps",
     type=Steps(),
@@ -271,7 +263,7 @@ def _report_cost(cost: costs.Cost, cpu_cost: costs.Cost, ranks: list[RankSummary
     how = f"median of {many} pairs, all ranks together, with its 95 % interval"
     say(
         f"a captured iteration takes {share(cost)} of time and {share(cpu_cost)} of CPU time more than one without: "
-        f"{how if many > 1 else 'one pair, all ranks together; --measure 2 or more also tells how sure that is'}",
+        f"{how if many > 1 else 'one pair, all ranks together; --measure 2 or more also tells how sure that is'}"
     )
     start_ms, stop_ms = (max(getattr(rank, name) for rank in ranks) * 1e3 for name in ("start_s", "stop_s"))
     say(f"in addition, once per capture: {start_ms:.0f} ms to start and {stop_ms:.0f} ms to stop it")

@@ -2,8 +2,6 @@
 running capture, apart from the one-off cost of starting and stopping.
 """
 
-from __future__ import annotations
-
 import itertools
 import statistics
 from dataclasses import dataclass

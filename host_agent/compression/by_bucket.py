@@ -1,7 +1,5 @@
 """Compressed all-reduces of buckets that go through different codecs."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

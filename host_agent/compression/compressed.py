@@ -5,15 +5,13 @@
 collectives one after the other, and every rank must run the same ones in the same order, so a call here waits for it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import hashlib
 import time
 from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar, cast
 
 import numpy as np
 from filelock import FileLock
@@ -27,6 +25,7 @@ from switchml.protocol.sparse import Sparse, streams_of
 from switchml.runtime.cache import cache_root
 
 Array = np.ndarray
+T = TypeVar("T")
 WARM_UP_ELEMENTS = 1 << 12
 
 
@@ -115,8 +114,7 @@ class Compressor(RankCompressor):
         step = self._steps[key] = self._steps.get(key, -1) + 1
         context = context_of(self.reducer, name, step=step, seed=self.seed, lr=self.lr, shape=shape)
         exchange = codecs.allreduce(self.codec, self.error_feedback, codec_state, feedback_state, x, context)
-        mean: Array = drive(exchange, self.reducer, context)
-        return mean
+        return drive(exchange, self.reducer, context)
 
     def state_dict(self) -> dict[str, Any]:
         """What error feedback and codecs keep, and the number of steps, of each tensor: plain values and arrays."""
@@ -129,7 +127,9 @@ class Compressor(RankCompressor):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from what `state_dict` gave. Raises ConfigError for that of another codec, error feedback or seed."""
         mine = {"codec": str(self.codec), "memory": str(self.error_feedback), "seed": self.seed}
-        check_alike(mine, state_dict)
+        for name, value in mine.items():
+            if state_dict.get(name) != value:
+                raise ConfigError(f"state_dict: {name} is {state_dict.get(name)!r}; expected {value!r}, which this has")
         states, steps = {}, {}
         for key, saved in state_dict["tensors"].items():
             states[key] = self.codec.new_state(), self.error_feedback.new_state()
@@ -140,29 +140,23 @@ class Compressor(RankCompressor):
         self._states, self._steps = states, steps
 
 
-def check_alike(mine: dict[str, Any], saved: dict[str, Any]) -> None:
-    """Raises ConfigError unless a state dict is of what has these settings."""
-    for name, value in mine.items():
-        if saved.get(name) != value:
-            raise ConfigError(f"state_dict: {name} is {saved.get(name)!r}; expected {value!r}, which this has")
-
-
 def _values(state: Any) -> dict[str, Any]:
     """A state's fields, in copies."""
     return {} if state is None else copy.deepcopy(vars(state))
 
 
-def drive(exchange: Generator[Any, Any, Any], reducer: Any, context: StepContext) -> Any:
-    """Answer an exchange until it returns, and return that. `reducer`: an Answerer; a Reducer if the exchange asks for
-    something `Later`."""
+def drive(exchange: Generator[Request | Later, Any, T], answerer: Answerer, context: StepContext) -> T:
+    """Answer an exchange until it returns, and return that. Only a `Reducer` can be asked for something `Later`."""
     answer = None
     while True:
         try:
             request = exchange.send(answer)
         except StopIteration as stop:
-            return stop.value
-        is_later = isinstance(request, Later)
-        answer = reducer.later(request.request, context) if is_later else reducer.reduce(request, context)
+            return cast(T, stop.value)
+        if isinstance(request, Later):
+            answer = cast(Reducer, answerer).later(request.request, context)
+        else:
+            answer = answerer.reduce(request, context)
 
 
 def agree(reducer: Reducer, what: str) -> None:

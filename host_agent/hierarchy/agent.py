@@ -18,8 +18,6 @@ Integer sums are exact: where the sum of a host does not fit its type, an elemen
 which then all-reduce the block once more in two halves of 64 bits.
 """
 
-from __future__ import annotations
-
 import collections
 import itertools
 import logging

@@ -6,8 +6,6 @@ Where each rank has a share of the tensor, a block has the same piece of every s
 goes straight to the result, without a copy in the inputs. Integer sums are all-reduces, whose overflows are exact.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace

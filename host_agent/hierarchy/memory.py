@@ -12,8 +12,6 @@ A slot is free for block b when every rank has taken block b - DEPTH. A count ha
 written before it (release and acquire), so no lock is needed. Who waits for others' counts sleeps at its doorbell.
 """
 
-from __future__ import annotations
-
 import json
 import mmap
 from typing import Any

@@ -1,7 +1,5 @@
 """Samples become a batch, and an unequal batch its weight in the gradient."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -2,8 +2,6 @@
 borrows. A step either happens as a whole or, where a sample cannot be had, not at all: it can be tried again.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any

@@ -1,7 +1,5 @@
 """Samples read from a source, with retries: what came is kept, and only what failed is read again."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass

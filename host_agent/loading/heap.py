@@ -3,8 +3,6 @@ Evicting what is needed last is optimal when each miss costs the same (Belady 19
 whole run's list of accesses; NEVER is behind all of them.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from switchml.runtime.jit import kernel

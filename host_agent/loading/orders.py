@@ -2,8 +2,6 @@
 a shuffle of blocks for storage where random reads cost too much.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

@@ -5,8 +5,6 @@ Over TCP, with Python's own connections and a key that only the job's ranks have
 ends have shown that they know it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import socket
@@ -83,12 +81,7 @@ class TcpPeers:
     address for the others."""
 
     def __init__(
-        self,
-        exchange: Callable[[Any], list[Any]],
-        key: bytes,
-        host: str = "127.0.0.1",
-        *,
-        timeout_s: float = TIMEOUT_S,
+        self, exchange: Callable[[Any], list[Any]], key: bytes, host: str = "127.0.0.1", *, timeout_s: float = TIMEOUT_S
     ):
         self._key, self._timeout_s = key, timeout_s
         self._outbox = Outbox()

@@ -4,8 +4,6 @@ it from, and what it keeps. `solar` has the rules; here they become what one ran
 Every rank makes the same plan from the same arguments, so ranks need not talk about it.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

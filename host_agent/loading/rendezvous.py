@@ -1,7 +1,5 @@
 """How ranks of torch.distributed find each other's buffers, and whether it pays to ask there."""
 
-from __future__ import annotations
-
 import secrets
 import statistics
 import time

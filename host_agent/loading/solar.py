@@ -8,8 +8,6 @@ known before training, and a plan can be made offline:
 4. Read missing samples that lie close together in the file as one range.
 """
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import numpy as np

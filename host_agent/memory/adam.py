@@ -1,7 +1,5 @@
 """What the optimizers here share: AdamW's rule in place, its options, and tensors as vectors in the order of memory."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

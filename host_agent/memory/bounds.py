@@ -16,8 +16,6 @@
    steps 16 and 128, while gradients change fastest.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field

@@ -8,8 +8,6 @@ A codec is a coroutine. Where it needs a number on the host, it yields a vector 
 of a CPU's tensors at once, of a GPU's when its stream has come so far, and without making the caller wait
 (`behind.py`)."""
 
-from __future__ import annotations
-
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol

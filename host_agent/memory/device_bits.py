@@ -1,8 +1,6 @@
 """Bits, bytes and rows of a GPU's vectors by torch's operators, none of which waits for the device: what numpy does
 with masks whose counts it finds itself needs the count before."""
 
-from __future__ import annotations
-
 import torch
 
 

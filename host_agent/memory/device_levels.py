@@ -2,8 +2,6 @@
 Each block's bits and least number stand together, and so do all planes of one size, block after block. A vector that
 holds nothing but 0 and one magnitude is exact as a whole, not by chunks."""
 
-from __future__ import annotations
-
 from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Any

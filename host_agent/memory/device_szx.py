@@ -2,8 +2,6 @@
 not 0, in another order. Lengths and medians stand together, and of the bytes that are left of each value all first
 ones, all second ones and so on."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Generator
 from dataclasses import dataclass

@@ -15,8 +15,6 @@ Fixed-length blocks of quantized floats: Huang et al., "cuSZp", SC 2023, which a
 before; neighbours in activations differ too much for that to help.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

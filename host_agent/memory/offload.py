@@ -1,8 +1,6 @@
 """`OffloadedAdam`: AdamW whose states are on the host, of which one bucket at a time is on the device (AxoNN, IPDPS
 2022)."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import tempfile

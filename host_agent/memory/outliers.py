@@ -5,8 +5,6 @@ Outliers are infinities, NaN, and what lies beyond a gap: no magnitude in `GAP` 
 2^`BEYOND`. Where the density of magnitudes is smooth, the odds of such a gap above n elements are less than e^(-7n).
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Generator
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """How much of a vector is worked on at a time, which bounds what compressing takes besides, and what it comes to."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

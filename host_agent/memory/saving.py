@@ -2,8 +2,6 @@
 back. The bound of each comes from `bounds.py`, the compressed form from `codecs.py`, when it is made from
 `behind.py`."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Mapping

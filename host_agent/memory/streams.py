@@ -1,8 +1,6 @@
 """Error-bounded streams of a CPU's vectors, in chunks that torch's threads share: `levels`, and SZx with its zeros kept
 apart. The loops are `levels.py`'s and those of `switchml.codecs.szx`; both run without the GIL."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor

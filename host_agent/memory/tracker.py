@@ -1,7 +1,5 @@
 """Counts what torch's tensors hold, on any device: a storage from the operator that returns it until it is freed."""
 
-from __future__ import annotations
-
 import weakref
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Gradients of a stage's replicas, summed in buckets while other stages are still at work."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import torch

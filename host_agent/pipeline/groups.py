@@ -2,8 +2,6 @@
 numbering. A pipeline's ranks hand each other micro-batches over Gloo, which has messages between two ranks; ranks of
 one stage sum gradients over the backend of the default group."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch.distributed as dist

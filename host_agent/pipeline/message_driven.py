@@ -1,7 +1,5 @@
 """AxoNN's schedule (Singh and Bhatele, IPDPS 2022), for the stages of torch.distributed.pipelining."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -5,8 +5,6 @@ puts it into the inbox; waiting costs no processor time. Gloo moves data only on
 that thread asks for the next message as soon as one has come, while the stage computes.
 """
 
-from __future__ import annotations
-
 import queue
 import threading
 from collections import deque

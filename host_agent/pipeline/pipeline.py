@@ -1,7 +1,5 @@
 """`Pipeline`: a training step of a model whose stages are on different ranks."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -1,8 +1,6 @@
 """One rank's stage, as torch.distributed.pipelining has it, for modules that hand on None, keep buffers, or take
 integers: torch's stages take tensors alone, and learn shapes by running the module on memory that nobody wrote."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Iterable
 from typing import Any

@@ -9,8 +9,6 @@ entry point, which torch calls at `import torch`, arms every process that finds 
     SWITCHML_TRACE_SHAPES    1: shapes of all tensors
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from typing import Any

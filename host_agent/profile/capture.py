@@ -2,8 +2,6 @@
 notes of our agents, and spans where somebody waits for communication, which torch has none for.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import socket

@@ -5,8 +5,6 @@ they say about clocks, `emulator.traces.align` works out.
 Not a collective: who is alone gives up after a while.
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import time

@@ -7,8 +7,6 @@ the C library from returning them to the system until the capture is over. That 
 no new memory by themselves: others would become faster by it, by 20 % for a small CNN, and a trace must not show that.
 """
 
-from __future__ import annotations
-
 import ctypes
 import resource
 import sys

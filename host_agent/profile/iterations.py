@@ -2,8 +2,6 @@
 stepped. A script with several optimizers is cut where the first of them that steps does.
 """
 
-from __future__ import annotations
-
 import functools
 import gc
 import types

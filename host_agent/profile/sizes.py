@@ -8,8 +8,6 @@ keeps every tensor's header until the end: the heap fragments, and each iteratio
 NCCL's collectives have their sizes in any profile, and ours in our own logs.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import time

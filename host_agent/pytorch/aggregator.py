@@ -4,8 +4,6 @@
 plus a thread that ends the process when the parent is gone, however that happened. Nothing here needs torch.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -21,7 +19,7 @@ from collections.abc import Sequence
 from switchml.control.p4 import bmv2
 from switchml.errors import AggregatorLost
 from switchml.runtime import cache
-from switchml.runtime.children import dying_with_us
+from switchml.runtime.children import dying_with_us, end
 from switchml.text import last_line
 
 START_TIMEOUT_S = 90.0
@@ -118,13 +116,7 @@ class ChildAggregator:
 
     def stop(self) -> None:
         """End the child and wait for it. Safe to call twice."""
-        if self._process.poll() is None:
-            self._process.terminate()
-            try:
-                self._process.wait(STOP_TIMEOUT_S)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
+        end(self._process, STOP_TIMEOUT_S)
         for file in (self._process.stdin, self._process.stdout, self._errors):
             if file is not None:
                 file.close()

@@ -12,8 +12,6 @@ Dual-Level Adaptive Lossy Compression", SC 2024 (arXiv:2407.04272): bounds by ta
 theirs; their codecs (vector-based LZ, Huffman) are not here.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass

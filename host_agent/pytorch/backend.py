@@ -20,8 +20,6 @@ Rank 0 of a group reads the first and sends it to the other ranks through the gr
 others, and what else `HostAgent.join` takes from the environment.
 """
 
-from __future__ import annotations
-
 import os
 from typing import Any
 

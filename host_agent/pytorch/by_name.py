@@ -4,8 +4,6 @@
 Reducer; for other backends they are torch's own as before. Imports nothing heavy: it runs at every `import torch`.
 """
 
-from __future__ import annotations
-
 import functools
 import inspect
 import time
@@ -64,9 +62,7 @@ def _outliving_old_stores(of_torch: Any) -> Any:
 def _monitored_barrier(of_torch: Any) -> Any:
     @functools.wraps(of_torch)
     def monitored_barrier(
-        group: dist.ProcessGroup | None = None,
-        timeout: timedelta | float | None = None,
-        wait_all_ranks: bool = False,
+        group: dist.ProcessGroup | None = None, timeout: timedelta | float | None = None, wait_all_ranks: bool = False
     ) -> None:
         refused = not isinstance(timeout, (timedelta, float, type(None)))
         if refused or group == _NOT_A_MEMBER or dist.get_backend(group) != BACKEND_NAME:

@@ -215,11 +215,7 @@ def reduce_scatter_from(
 
 
 def reduce_scatter(
-    group: Group,
-    outputs: list[torch.Tensor],
-    inputs: list[list[torch.Tensor]],
-    op: Any,
-    timeout_s: float,
+    group: Group, outputs: list[torch.Tensor], inputs: list[list[torch.Tensor]], op: Any, timeout_s: float
 ) -> Work | None:
     """From a list of tensors of the output's size."""
     if len(outputs) != 1 or len(inputs) != 1 or len(inputs[0]) != group.size():

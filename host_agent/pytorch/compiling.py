@@ -1,7 +1,5 @@
 """torch.compile and this package: our code runs below compiled modules, and is not compiled itself."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from types import FunctionType
 from typing import Any, TypeVar

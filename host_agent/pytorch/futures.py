@@ -9,8 +9,6 @@ Two rules of torch's C++ futures stand behind it (ATen/core/ivalue_inl.h):
 2. Only an exception inside a `then` becomes an error that C++ sees; `Future.set_exception` is a notion of Python's.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Generic, TypeVar
 

@@ -1,8 +1,6 @@
 """What torch keeps for each thread and a caller has set: for what runs later, on a thread of ours, in the caller's
 place. Gloo's works do the same in C++ (`at::ThreadLocalState`)."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 

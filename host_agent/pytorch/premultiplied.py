@@ -1,8 +1,6 @@
 """`ReduceOp.PREMUL_SUM`, by which FSDP2 divides gradients (`set_gradient_divide_factor`): each rank multiplies its own
 tensors, and what follows is a plain sum. Of torch's backends NCCL has it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

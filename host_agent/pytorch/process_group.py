@@ -366,13 +366,7 @@ class SwitchMLProcessGroup(dist.ProcessGroup):
         self._call_agent(tensor, mean, timeout_s, done, note=note)
 
     def _call_agent(
-        self,
-        tensor: torch.Tensor,
-        mean: bool,
-        timeout_s: float,
-        done: Done,
-        sparse: bool | None = None,
-        note: str = "",
+        self, tensor: torch.Tensor, mean: bool, timeout_s: float, done: Done, sparse: bool | None = None, note: str = ""
     ) -> None:
         """Sum a contiguous CPU tensor in place, then call `done`. After `timeout_s` the agent gives up the job.
         `sparse`: the agent's word about blocks of zeros if None. `note`: what else the ranks must have alike."""

@@ -8,8 +8,6 @@ All ranks of a job have a secret. One that they have in common already is not se
 holds it for everybody who reaches it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import logging

@@ -20,8 +20,6 @@ In a script:
 Or without touching it: SWITCHML_SETTINGS=settings.toml torchrun … script.py (host_agent/pytorch/settings_arming.py).
 """
 
-from __future__ import annotations
-
 import inspect
 import os
 from collections.abc import Mapping

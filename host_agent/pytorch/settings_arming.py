@@ -5,8 +5,6 @@ process that has one of these in its environment.
     SWITCHML_STEP_TIMES   a folder: each rank writes rank-N.json, the times at which its optimizer completed a step
 """
 
-from __future__ import annotations
-
 import atexit
 import functools
 import json

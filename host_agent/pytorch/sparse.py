@@ -5,8 +5,6 @@ which rows some rank has; blocks of rows that nobody has are skipped. The second
 result has the same indices and the same bits on every rank, as dense tensors have.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 

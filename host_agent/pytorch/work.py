@@ -6,8 +6,6 @@ once. Somebody may be waiting in `Work.wait()`. And DDP has chained callbacks on
 are completed by `CallbackThreads`, of which there is always one that is not stuck in somebody's callback.
 """
 
-from __future__ import annotations
-
 import queue
 import threading
 import time

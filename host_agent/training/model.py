@@ -1,8 +1,6 @@
 """The networks for the digits: two convolutions and two linear layers, 71,754 parameters, enough for 98 %; and a
 perceptron."""
 
-from __future__ import annotations
-
 import itertools
 
 import torch

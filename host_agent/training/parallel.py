@@ -2,8 +2,6 @@
 which all-gathers put together and reduce-scatters give gradients for (FSDP, torch's `fully_shard`), or one stage of it,
 through which micro-batches pass (a pipeline, host_agent/pipeline)."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

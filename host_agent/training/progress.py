@@ -1,7 +1,5 @@
 """Progress of the training: a live line on a terminal."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 from collections.abc import Callable, Iterator

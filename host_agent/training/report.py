@@ -1,7 +1,5 @@
 """Results of the training as a table, as one JSON object, and as a plot of the loss curves."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any

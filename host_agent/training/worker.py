@@ -1,7 +1,5 @@
 """One worker: trains over Gloo, then over the aggregator from the same seeds, and reports both."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import os

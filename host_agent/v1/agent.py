@@ -1,8 +1,6 @@
 """One rank of a v1 session: calls in the order of their submission, one tensor after the other, as p4app-switchML's
 client has them. `joining.join` makes it."""
 
-from __future__ import annotations
-
 import os
 import select
 import socket

@@ -1,8 +1,6 @@
 """How a rank joins a v1 session: options, addresses, the controller's calls, and a first all-reduce that shows that
 packets of this size come back and that every rank is counted once."""
 
-from __future__ import annotations
-
 import logging
 import os
 import time

@@ -4,7 +4,6 @@ it.
 """
 
 import os
-import socket
 
 import numpy as np
 
@@ -19,6 +18,7 @@ from switchml.control.dataplane import Address, JobCounters, JobSpec
 from switchml.counters import COUNTERS
 from switchml.errors import ConfigError
 from switchml.net import impair, sockets, udp
+from switchml.net.ports import data_port
 from switchml.protocol import best_effort
 from switchml.protocol import packet as wire_format
 from switchml.protocol.pool_state import JOB
@@ -61,10 +61,10 @@ class BestEffortDataplane(SoftwareTraits):
         uplink = impair.new_impairment(loss_rate, reorder_rate, duplicate_rate, 2 * seed + 1)
         downlink = impair.new_impairment(loss_rate, reorder_rate, duplicate_rate, 2 * seed + 2)
         best_effort.new_shared(shared_slots)  # refuses a wrong number before a socket is open
-        self._sockets = [_bound(bind, port)]
+        self._sockets = [data_port(bind, port)]
         self.address: Address = self._sockets[0].getsockname()
         try:
-            self._sockets.append(_bound(_LOOPBACK, 0))
+            self._sockets.append(data_port(_LOOPBACK, 0))
         except ConfigError:
             self._sockets[0].close()
             raise
@@ -235,15 +235,3 @@ class BestEffortDataplane(SoftwareTraits):
 
 def _listed(packets: udp.Packets, count: int) -> list[bytes]:
     return [u8_at(packets.address[k], int(packets.length[k])).tobytes() for k in range(count)]
-
-
-def _bound(bind: str, port: int) -> socket.socket:
-    sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-    try:
-        sock.bind((bind, port))
-    except OSError as error:
-        sock.close()
-        raise ConfigError(
-            f"data port {bind}:{port}: {error.strerror}; choose another with --data-port, or 0 for any free one"
-        ) from None
-    return sock

@@ -8,7 +8,6 @@ share is a table from sender to (job, rank).
 """
 
 import os
-import socket
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -23,6 +22,7 @@ from switchml.aggregator.senders import MAX_SENDERS, fill_senders
 from switchml.control.dataplane import Address, JobCounters, JobSpec
 from switchml.errors import ConfigError
 from switchml.net import impair, shm, sockets, udp
+from switchml.net.ports import data_port
 from switchml.protocol import packet as wire_format
 from switchml.protocol.pool import Pool
 from switchml.protocol.pool_state import MULTICAST, UNICAST, WAITING
@@ -81,14 +81,7 @@ class SoftwareDataplane(SoftwareTraits):
         uplink = impair.new_impairment(loss_rate, reorder_rate, duplicate_rate, 2 * seed + 1)
         downlink = impair.new_impairment(loss_rate, reorder_rate, duplicate_rate, 2 * seed + 2)
         self._shared = shared_memory and not (loss_rate or reorder_rate or duplicate_rate)
-        self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-        try:
-            self._socket.bind((bind, port))
-        except OSError as error:
-            self._socket.close()
-            raise ConfigError(
-                f"data port {bind}:{port}: {error.strerror}; choose another with --data-port, or 0 for any free one"
-            ) from None
+        self._socket = data_port(bind, port)
         self.address: Address = self._socket.getsockname()
         self.receive_buffer_bytes = sockets.grow_buffers(self._socket, SOCKET_BUFFER_BYTES)
         self._thread = LoopThread(lambda: compiled.serve(self._loop), "switchml-aggregator")

@@ -86,12 +86,7 @@ class Behind(NamedTuple):
 
 
 def new_front(
-    sock: socket.socket,
-    wake: int,
-    slots: int,
-    behind: int,
-    uplink: impair.Impairment,
-    downlink: impair.Impairment,
+    sock: socket.socket, wake: int, slots: int, behind: int, uplink: impair.Impairment, downlink: impair.Impairment
 ) -> Front:
     """Of `slots` slots, around a bound UDP socket, an eventfd, the endpoint of the aggregator behind, and what impairs
     packets that come and that leave."""

@@ -51,19 +51,9 @@ _MOST_THREADS = 2
     help="Lose packets with this probability in each direction (for tests).",
 )
 @option(
-    "--reorder",
-    "reorder_rate",
-    default=0.0,
-    metavar="P",
-    help="Delay packets behind later ones with this probability.",
+    "--reorder", "reorder_rate", default=0.0, metavar="P", help="Delay packets behind later ones with this probability."
 )
-@option(
-    "--duplicate",
-    "duplicate_rate",
-    default=0.0,
-    metavar="P",
-    help="Deliver packets twice with this probability.",
-)
+@option("--duplicate", "duplicate_rate", default=0.0, metavar="P", help="Deliver packets twice with this probability.")
 @click.option("--seed", default=0, show_default=True, help="Seed of the random choices behind the three rates.")
 def aggregate(
     bind: str,

@@ -3,8 +3,6 @@
 Each package has its examples in `cli/examples.toml`, by subcommand, and its completions in `cli/__init__.py`.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import importlib

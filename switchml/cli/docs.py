@@ -1,7 +1,5 @@
 """`switchml docs`: builds the documentation that came along (extra `docs`), once for each version, and opens it."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import os

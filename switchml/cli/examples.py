@@ -1,7 +1,5 @@
 """`switchml examples`: lists and copies what comes along: examples, experiments, the Wireshark dissector."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import click

@@ -1,7 +1,5 @@
 """Optional packages: which extra of ours installs each, and what it is for. `switchml doctor` shows the table."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """What options of all commands have in common: numbers with units (`switchml/units.py`), and defaults in words."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -147,8 +145,6 @@ SECONDS = Quantity(units.TIME)
 NAMED_SECONDS = Quantity(units.TIME, bare="named")
 """Of `--seconds`."""
 BUCKET = Quantity(
-    units.SIZE,
-    bare="refused",
-    hint="write 25MiB for what torch calls bucket_cap_mb=25, or 25MB for 25,000,000 bytes",
+    units.SIZE, bare="refused", hint="write 25MiB for what torch calls bucket_cap_mb=25, or 25MB for 25,000,000 bytes"
 )
 """Bytes of gradients in a bucket: torch counts in MiB, we used to count bytes."""

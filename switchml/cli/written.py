@@ -1,8 +1,6 @@
 """The one rule for every option that names a file or folder to write: refused before the work starts if it can't be
 written, and "wrote FILE" on stderr once it is."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,4 +1,5 @@
-"""What both ends of a control connection agree on: liveness by HTTP/2 pings, addresses, TLS files.
+"""What both ends of a control connection agree on: liveness by HTTP/2 pings, addresses, TLS files; and the agent's
+channel, with what its errors mean.
 
 A peer whose process dies closes its socket, which is seen at once. A peer that is cut off or stopped (SIGSTOP) sends
 nothing: both ends therefore ping an idle connection, and gRPC closes it when no answer comes. gRPC's own threads
@@ -6,10 +7,13 @@ answer pings (from grpcio 1.73 on without needing the interpreter lock), so a Py
 is alive all the same.
 """
 
+import os
 import re
 import ssl
 from contextlib import suppress
 from pathlib import Path
+
+import grpc
 
 from switchml.errors import ConfigError
 from switchml.files import read_bytes
@@ -124,3 +128,37 @@ def date_problem(certificate: str | Path, key: str | Path) -> str:
     except ssl.SSLError:
         pass  # nothing about dates
     return ""
+
+
+def open_channel(target: str, peer_timeout_s: float, tls_ca: str | Path | None) -> grpc.Channel:
+    """To the aggregator at `target`. `tls_ca`: a PEM file (default: SWITCHML_TLS_CA), whose presence turns TLS on."""
+    options = [
+        *keepalive_options(peer_timeout_s),
+        ("grpc.enable_retries", 0),
+        ("grpc.max_receive_message_length", 64 << 20),
+        ("grpc.initial_reconnect_backoff_ms", 100),
+        ("grpc.min_reconnect_backoff_ms", 5000),  # despite its name the least time that an attempt to connect gets
+        ("grpc.max_reconnect_backoff_ms", 1000),
+        # A channel of our own: a connection shared with another session of this process would share its fate.
+        ("grpc.use_local_subchannel_pool", 1),
+        ("grpc.enable_http_proxy", 0),
+    ]
+    ca = tls_ca or os.environ.get("SWITCHML_TLS_CA")
+    if ca:
+        return grpc.secure_channel(target, grpc.ssl_channel_credentials(read_ca(ca)), options)
+    return grpc.insecure_channel(target, options)
+
+
+def is_broken(error: grpc.RpcError) -> bool:
+    """True if the connection failed or broke; every other status was set by the aggregator."""
+    return error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
+
+
+def is_final(error: grpc.RpcError) -> bool:
+    """True if a retry can't help: the aggregator refused, or the certificate does not match."""
+    return not is_broken(error) or "SSL_ERROR_SSL" in (error.details() or "")
+
+
+def words_of(error: grpc.RpcError) -> str:
+    """What it says, and its code."""
+    return f"{error.details() or 'no details'} ({error.code().name})"

@@ -31,7 +31,7 @@ import grpc
 from switchml import units
 from switchml.control import rpc, v2_pb2
 from switchml.control.agreement import Report
-from switchml.control.channel import PEER_TIMEOUT_S, keepalive_options, read_ca, split_address
+from switchml.control.channel import PEER_TIMEOUT_S, is_broken, is_final, open_channel, split_address, words_of
 from switchml.control.dataplane import Address, Link
 from switchml.control.membership import PROTOCOL, Disagreement, JobInfo, Peer, PeerLeft, PeerLost, Resumption
 from switchml.control.messages import address as plain_address
@@ -210,7 +210,7 @@ def wait_for(address: str, *, tls_ca: str | Path | None = None, timeout_s: float
             cause = error.__cause__
             assert isinstance(cause, grpc.RpcError)
             is_silent = cause.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-            if _is_final(cause) and not is_silent:
+            if is_final(cause) and not is_silent:
                 raise
             if time.monotonic() + RETRY_S >= deadline:
                 raise Unreachable(_unreachable(address, timeout_s, words_of(cause))) from cause
@@ -220,37 +220,9 @@ def wait_for(address: str, *, tls_ca: str | Path | None = None, timeout_s: float
         time.sleep(RETRY_S)
 
 
-def open_channel(target: str, peer_timeout_s: float, tls_ca: str | Path | None) -> grpc.Channel:
-    options = [
-        *keepalive_options(peer_timeout_s),
-        ("grpc.enable_retries", 0),
-        ("grpc.max_receive_message_length", 64 << 20),
-        ("grpc.initial_reconnect_backoff_ms", 100),
-        ("grpc.min_reconnect_backoff_ms", 5000),  # despite its name the least time that an attempt to connect gets
-        ("grpc.max_reconnect_backoff_ms", 1000),
-        # A channel of our own: a connection shared with another session of this process would share its fate.
-        ("grpc.use_local_subchannel_pool", 1),
-        ("grpc.enable_http_proxy", 0),
-    ]
-    ca = tls_ca or os.environ.get("SWITCHML_TLS_CA")
-    if ca:
-        return grpc.secure_channel(target, grpc.ssl_channel_credentials(read_ca(ca)), options)
-    return grpc.insecure_channel(target, options)
-
-
 def _send(method: Any, request: Any) -> None:
     """Call a method of the aggregator, whose answer nobody needs."""
     method.future(request).add_done_callback(lambda _: None)  # keeps it: what nobody refers to is cancelled
-
-
-def _is_broken(error: grpc.RpcError) -> bool:
-    """True if the connection failed or broke; every other status was set by the aggregator."""
-    return error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
-
-
-def _is_final(error: grpc.RpcError) -> bool:
-    """True if a retry can't help: the aggregator refused, or the certificate does not match."""
-    return not _is_broken(error) or "SSL_ERROR_SSL" in (error.details() or "")
 
 
 def _unreachable(target: str, timeout_s: float, reason: str) -> str:
@@ -258,10 +230,6 @@ def _unreachable(target: str, timeout_s: float, reason: str) -> str:
         f"no aggregator answered at {target} within {timeout_s:g} s: {reason}. "
         "Is `switchml aggregate` running there, and do both sides use TLS or neither?"
     )
-
-
-def words_of(error: grpc.RpcError) -> str:
-    return f"{error.details() or 'no details'} ({error.code().name})"
 
 
 class Session:
@@ -437,7 +405,7 @@ class Session:
             error = self._read_stream()
             if self._outcome is not None or self._stopping.is_set():
                 return
-            if error is not None and _is_final(error):
+            if error is not None and is_final(error):
                 self._decide(JoinError(self._refusal(error)))
                 return
             reason = words_of(error) if error is not None else "the stream ended"
@@ -493,7 +461,7 @@ class Session:
 
     def _refusal(self, error: grpc.RpcError) -> str:
         words = error.details() or "no details"
-        if _is_broken(error):
+        if is_broken(error):
             return f"no TLS connection to the aggregator at {self._target}: {words}"
         if error.code() is grpc.StatusCode.UNIMPLEMENTED:
             words += " (is this a switchml aggregator's control port?)"

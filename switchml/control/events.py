@@ -58,12 +58,7 @@ class EventPublisher:
 
 
 def follow(
-    host: str,
-    port: int,
-    *,
-    kinds: tuple[str, ...] = (),
-    timeout_s: float | None = None,
-    tick_s: float | None = None,
+    host: str, port: int, *, kinds: tuple[str, ...] = (), timeout_s: float | None = None, tick_s: float | None = None
 ) -> Iterator[dict[str, Any]]:
     """Events of the aggregator at tcp://host:port as they come, without end; reconnects by itself.
 

@@ -1,7 +1,5 @@
 """One job of the registry (jobs.py) and its ranks' memberships: plain state, without rules."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Mapping

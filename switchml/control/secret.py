@@ -1,8 +1,6 @@
 """The job's secret that a user gives each rank: in the environment, or in a file that nobody else can read; and what it
 means for torch's store where he gives none."""
 
-from __future__ import annotations
-
 import ipaddress
 import os
 import socket

@@ -17,8 +17,7 @@ from switchml.runtime.jit import Address, int64, kernel
 from switchml.runtime.memory import instruction, pointer_to
 
 _syscall: Any = types.ExternalFunction(
-    "syscall",
-    types.int64(types.int64, types.uintp, types.int64, types.int64, types.uintp, types.uintp, types.int64),
+    "syscall", types.int64(types.int64, types.uintp, types.int64, types.int64, types.uintp, types.uintp, types.int64)
 )
 _SYS_FUTEX = {"x86_64": 202, "aarch64": 98}.get(platform.machine(), 202)
 _FUTEX_WAIT, _FUTEX_WAKE = 0, 1

@@ -231,14 +231,7 @@ def push_down(at: np.ndarray, rank: int, address: Address, length: int, room: in
 
 @kernel
 def _pop(
-    at: np.ndarray,
-    ring: Ring,
-    lowest: int,
-    highest: int,
-    sender: np.uint64,
-    packets: Any,
-    count: int,
-    most: int,
+    at: np.ndarray, ring: Ring, lowest: int, highest: int, sender: np.uint64, packets: Any, count: int, most: int
 ) -> int:
     """Append up to `most` entries to `packets` from `count` on, those that lie between two offsets; the new count.
     The headers that they name are fetched meanwhile: another process wrote them, so each would have to be waited for.

@@ -2,8 +2,6 @@
 come from files stand in data and titles only, never in an expression.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 from collections.abc import Iterable, Mapping, Sequence

@@ -2,8 +2,6 @@
 matplotlib, or here as a chart of a page with the same as a table below it.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

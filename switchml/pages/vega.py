@@ -4,8 +4,6 @@ Not Plotly, the other well-kept library that can be inlined: its script is sever
 charts need its Python package, where a Vega-Lite chart is plain data that a page, a server and a test can look at.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 from importlib import metadata

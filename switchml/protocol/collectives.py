@@ -11,7 +11,7 @@ Kernels over a worker's task records, as in worker.py.
 from dataclasses import dataclass
 from typing import Any
 
-from switchml.protocol.packet import OP_SUM, OP_XOR, REACH_ALL, REACH_OTHERS, REACH_ROOT
+from switchml.protocol.packet import OP_SUM, OP_SUM_FLOAT16, REACH_ALL, REACH_OTHERS, REACH_ROOT
 from switchml.runtime.jit import int64, kernel
 
 MOST_RUN = 16
@@ -131,7 +131,7 @@ def sends(task: Any, owner: int, rank: int) -> bool:
 @kernel(inline=True)
 def rounds_sums(task: Any) -> Any:
     """Whether a task's result is half precision that the aggregator adds up and rounds."""
-    return task.op > OP_XOR
+    return task.op >= OP_SUM_FLOAT16
 
 
 @kernel

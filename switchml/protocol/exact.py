@@ -168,14 +168,7 @@ def encode_digits(fmt: int, sums: np.ndarray, count: int, out: np.ndarray, guard
 
 @kernel
 def take_digits(
-    fmt: int,
-    lanes_address: Address,
-    target: Address,
-    sums: np.ndarray,
-    count: int,
-    guard: int,
-    need: int,
-    divisor: int,
+    fmt: int, lanes_address: Address, target: Address, sums: np.ndarray, count: int, guard: int, need: int, divisor: int
 ) -> int:
     """Add a round's result to the first `count` entries of `sums`. Those that are decided now go to the elements at
     `target`, the others to the front; returns how many these are. `need`: code of all that the ranks have left."""

@@ -289,14 +289,7 @@ def _encode_int(address: Address, count: int, lanes: np.ndarray, limbs: int) -> 
 
 @kernel(forceinline=True)
 def encode(
-    fmt: int,
-    address: Address,
-    count: int,
-    lanes_address: Address,
-    lanes: int,
-    used: int,
-    room: int,
-    finite_only: bool,
+    fmt: int, address: Address, count: int, lanes_address: Address, lanes: int, used: int, room: int, finite_only: bool
 ) -> None:
     """Write `count` elements at `address` as big-endian lanes; lanes past them become 0.
 

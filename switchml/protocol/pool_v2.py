@@ -109,7 +109,7 @@ def _sparse_data(pool: State, data: np.ndarray, length: int) -> Any:
             return -1  # narrow lanes can only be summed
         # Of half precision every rank's part is needed.
         has_all = size == wire_format.SPARSE | _size_code(job.payload) or (is_large and rest > 0)
-        if op > wire_format.OP_XOR and (op > wire_format.OP_MEAN_BFLOAT16 or not len(pool.parts) or not has_all):
+        if op >= wire_format.OP_SUM_FLOAT16 and (op > wire_format.OP_MEAN_BFLOAT16 or not len(pool.parts) or not has_all):
             return -1
         if is_large:
             return rest if _fits_large(job, rest) else -1
@@ -362,7 +362,7 @@ def receive_v2(pool: State, reply: np.ndarray, rank: int, address: Address, leng
         form |= _BLOCKS
     if job.large and (data[0] & 3 == wire_format.LARGE or form & _BLOCKS):
         form |= _LARGE
-    is_half = op > wire_format.OP_XOR
+    is_half = op >= wire_format.OP_SUM_FLOAT16
     is_expiry = wire == wire_format.EXPIRY - wire_format.CONTRIBUTION and columns == 0
     if data_bytes < 0 or (wire != job.wire and wire != wire_format.WIRE_INT32 and not is_expiry):
         mine[counters.REFUSED_FORMAT] += 1
@@ -459,7 +459,7 @@ def receive_v2(pool: State, reply: np.ndarray, rank: int, address: Address, leng
             _end_without_absent(pool, row)
     if slot.count < job.workers:
         return CONSUME, row
-    if _op_of(slot) > wire_format.OP_XOR:
+    if _op_of(slot) >= wire_format.OP_SUM_FLOAT16:
         _round_sums(pool, row, rank, np.uint64(values), sums)
     label(pool, rank, row, seq)
     return MULTICAST, row

@@ -40,18 +40,7 @@ from switchml.protocol.retransmission import INITIAL_RTO, LEAST_BACKOFF, LEAST_I
 from switchml.protocol.sending import build_streams, fill
 from switchml.protocol.sparse import Sparse
 from switchml.protocol.timers import timeouts
-from switchml.protocol.worker_state import (
-    BYTES,
-    QUEUE,
-    QUEUES,
-    RUNNING,
-    SCALARS,
-    SLOT,
-    SUMS,
-    TASK,
-    TASKS,
-    State,
-)
+from switchml.protocol.worker_state import BYTES, QUEUE, QUEUES, RUNNING, SCALARS, SLOT, SUMS, TASK, TASKS, State
 from switchml.runtime.memory import u8_at
 
 PAST_CACHES_BYTES = 4 << 20

@@ -20,16 +20,7 @@ import numpy as np
 from switchml.protocol import packet as wire_format
 from switchml.protocol.fixedpoint import exp2
 from switchml.runtime.jit import Address, int64, kernel
-from switchml.runtime.memory import (
-    bswap32,
-    f32_at,
-    i32_at,
-    put_be16,
-    record,
-    signed8,
-    u8_at,
-    u32_at,
-)
+from switchml.runtime.memory import bswap32, f32_at, i32_at, put_be16, record, signed8, u8_at, u32_at
 
 FORMATS = {"float32": 0, "int32": 1}
 _FLOAT32 = FORMATS["float32"]

@@ -3,7 +3,10 @@
 import ctypes
 import os
 import signal
+import subprocess
 from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
 
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None)
@@ -28,3 +31,19 @@ def how_it_ended(exit_code: int | None) -> str:
     if exit_code is not None and exit_code < 0:
         return f"was killed by {signal.Signals(-exit_code).name}"
     return f"ended with exit code {exit_code}"
+
+
+def reap(process: subprocess.Popen[Any], grace_s: float) -> None:
+    """Wait for a process that is to end; kill it after `grace_s`, or when the wait is interrupted."""
+    try:
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(grace_s)
+    finally:
+        process.kill()
+        process.wait()
+
+
+def end(process: subprocess.Popen[Any], grace_s: float) -> None:
+    """SIGTERM to a process that still runs, and SIGKILL where that is not enough."""
+    process.terminate()
+    reap(process, grace_s)

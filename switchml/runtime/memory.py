@@ -57,8 +57,7 @@ float32_of_half = instruction(
 )
 """The float32 equal to the float16 that has these 16 bits: for processors that convert them (`CONVERTS_HALVES`)."""
 half_of_float32 = instruction(
-    types.uint16(types.float32),
-    lambda builder, x: builder.bitcast(builder.fptrunc(x, ir.HalfType()), ir.IntType(16)),
+    types.uint16(types.float32), lambda builder, x: builder.bitcast(builder.fptrunc(x, ir.HalfType()), ir.IntType(16))
 )
 """The 16 bits of the float16 nearest to a float32, ties to even; for the same processors."""
 load_acquire = instruction(

@@ -4,6 +4,7 @@ import grpc
 import numpy as np
 
 from switchml.control import client, rpc, v2_pb2
+from switchml.control.channel import PEER_TIMEOUT_S, open_channel
 from tests.attacks.conftest import Attempts
 from tests.support.launch import LocalAggregator, contribution, join_all, leave_all, on_all, total
 
@@ -16,7 +17,7 @@ def test_replayed_joins_change_nothing(attempts: Attempts):
     recorded = [agent._session._request.SerializeToString() for agent in agents]
     refusals = set()
     count = attempts.scaled(100)
-    with client.open_channel(aggregator.address, client.PEER_TIMEOUT_S, None) as channel:
+    with open_channel(aggregator.address, PEER_TIMEOUT_S, None) as channel:
         jobs = rpc.client(channel, client.JOBS)
         for seed in range(count):
             request = v2_pb2.JoinRequest.FromString(recorded[seed % 2])

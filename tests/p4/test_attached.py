@@ -71,9 +71,9 @@ def network(request, require_program):
 
 
 def without_offload(interface: str) -> None:
-    from switchml.control.p4.processes import _leave_nothing_to
+    from switchml.net.ports import finish_packets
 
-    _leave_nothing_to(interface)
+    finish_packets(interface)
 
 
 def test_kernel_udp_and_raw_frames(network):

@@ -39,19 +39,19 @@ def ddp(
     group = builder.add_group(range(ranks), name="world")
     transfers = []
     for i, size in enumerate(bucket_bytes):
-        work = builder.add_work(f"all-reduce {i}", Kind.COLLECTIVE, collective=Collective.ALL_REDUCE, bytes=size)
+        work = builder.add_op_type(f"all-reduce {i}", Kind.COLLECTIVE, collective=Collective.ALL_REDUCE, bytes=size)
         transfers.append(builder.add_transfers(work, group))
     listed = []
     for rank in range(ranks):
         slow = slowness[rank] if slowness else 1.0
         compute, comm = builder.add_stream(rank, "compute"), builder.add_stream(rank, "comm")
-        builder.add_op(compute, builder.add_work("forward", seconds=forward_s * slow))
+        builder.add_op(compute, builder.add_op_type("forward", seconds=forward_s * slow))
         reduced = {}
         for i, seconds in enumerate(backward_s):
-            backward = builder.add_op(compute, builder.add_work(f"backward {i}", seconds=seconds * slow))
+            backward = builder.add_op(compute, builder.add_op_type(f"backward {i}", seconds=seconds * slow))
             listed.append((backward, transfers[bucket[i]], float(sizes[i])))
             if i + 1 == len(sizes) or bucket[i + 1] != bucket[i]:
-                work = builder.add_work(
+                work = builder.add_op_type(
                     f"all-reduce {bucket[i]}",
                     Kind.COLLECTIVE,
                     collective=Collective.ALL_REDUCE,
@@ -60,19 +60,19 @@ def ddp(
                 reduced[bucket[i]] = builder.add_op(comm, work, after=[backward], transfer=transfers[bucket[i]])
         if waits_for_own:
             for i in reversed(range(len(sizes))):
-                step = builder.add_work(f"optimizer {i}", seconds=optimizer_s[0])
+                step = builder.add_op_type(f"optimizer {i}", seconds=optimizer_s[0])
                 builder.add_op(compute, step, after=[reduced[bucket[i]]])
         else:
             for i, seconds in enumerate(optimizer_s):
-                step = builder.add_work(f"optimizer {i}", seconds=seconds)
+                step = builder.add_op_type(f"optimizer {i}", seconds=seconds)
                 builder.add_op(compute, step, after=list(reduced.values()) if i == 0 else [])
     graph = builder.build()
     check(graph)
     count = len(graph.transfers)
     costs = Costs(
-        work_s=graph.works.seconds,
+        op_type_s=graph.op_types.seconds,
         transfer_fixed_s=np.full(count, fixed_s),
-        transfer_bytes=graph.works.bytes[graph.transfers.work],
+        transfer_bytes=graph.op_types.bytes[graph.transfers.op_type],
         transfer_bytes_per_s=np.full(count, bytes_per_s),
         transfer_route=np.full(count, NO_ROUTE, np.int32),
     )

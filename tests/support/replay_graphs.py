@@ -30,14 +30,14 @@ def cases(draw, orders=(Order.PROGRAM,), with_links=False, durations=DYADIC):
         rank = builder.add_rank()
         names = [f"stream {i}" for i in range(draw(st.integers(1, 3)))]
         streams.append([builder.add_stream(rank, name, draw(st.sampled_from(orders))) for name in names])
-    works = [
-        builder.add_work(
+    op_types = [
+        builder.add_op_type(
             f"work {i}", draw(st.sampled_from([Kind.COMPUTE, Kind.LOAD])), priority=draw(st.integers(0, 2))
         )
         for i in range(4)
     ]
     reduces = [
-        builder.add_work(
+        builder.add_op_type(
             f"reduce {i}", Kind.COLLECTIVE, collective=Collective.ALL_REDUCE, priority=draw(st.integers(0, 2))
         )
         for i in range(2)
@@ -48,24 +48,24 @@ def cases(draw, orders=(Order.PROGRAM,), with_links=False, durations=DYADIC):
         builder.add_group(groups[-1])
     done = [[] for _ in range(ranks)]
 
-    def add(rank, work, transfer):
+    def add(rank, op_type, transfer):
         earlier = draw(st.sets(st.sampled_from(done[rank]), max_size=3)) if done[rank] else set()
         stream = draw(st.sampled_from(streams[rank]))
-        done[rank].append(builder.add_op(stream, work, after=sorted(earlier), transfer=transfer))
+        done[rank].append(builder.add_op(stream, op_type, after=sorted(earlier), transfer=transfer))
 
     for _ in range(draw(st.integers(1, 25))):
         if draw(st.booleans()):
-            add(draw(st.integers(0, ranks - 1)), draw(st.sampled_from(works)), -1)
+            add(draw(st.integers(0, ranks - 1)), draw(st.sampled_from(op_types)), -1)
         else:
             group = draw(st.integers(0, len(groups) - 1))
-            work = draw(st.sampled_from(reduces))
-            transfer = builder.add_transfers(work, group)
+            op_type = draw(st.sampled_from(reduces))
+            transfer = builder.add_transfers(op_type, group)
             for rank in groups[group]:
-                add(rank, work, transfer)
+                add(rank, op_type, transfer)
     graph = builder.build()
     transfers = len(graph.transfers)
-    work_s = draw(st.lists(durations, min_size=len(graph.works), max_size=len(graph.works)))
-    costs = Costs.of(graph, work_s, np.array([draw(durations) for _ in range(transfers)]))
+    op_type_s = draw(st.lists(durations, min_size=len(graph.op_types), max_size=len(graph.op_types)))
+    costs = Costs.of(graph, op_type_s, np.array([draw(durations) for _ in range(transfers)]))
     if with_links:
         links = draw(st.integers(1, 3))
         routes = [sorted(draw(st.sets(st.integers(0, links - 1), min_size=1))) for _ in range(draw(st.integers(1, 3)))]
@@ -78,7 +78,7 @@ def cases(draw, orders=(Order.PROGRAM,), with_links=False, durations=DYADIC):
             share=np.array([draw(st.sampled_from([0.5, 1.0, 2.0])) for _ in hops]),
         )
         costs = Costs(
-            work_s=costs.work_s,
+            op_type_s=costs.op_type_s,
             transfer_fixed_s=costs.transfer_fixed_s,
             transfer_bytes=np.array([float(draw(st.integers(0, 9))) for _ in range(transfers)]),
             transfer_bytes_per_s=np.array([draw(st.sampled_from([0.5, 1.5, np.inf])) for _ in range(transfers)]),

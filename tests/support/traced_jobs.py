@@ -88,12 +88,12 @@ def build(job: Job, iteration: int = 0) -> tuple[Graph, Costs, list[tuple[int, i
     for number, layers in enumerate(job.buckets):
         sizes.append(layers * job.gradient_bytes / job.ratio)
         seconds = job.latency_s + sizes[-1] / job.bytes_per_s
-        work = builder.add_work(
+        work = builder.add_op_type(
             f"all-reduce {number}", Kind.COLLECTIVE, collective=Collective.ALL_REDUCE, bytes=sizes[-1], seconds=seconds
         )
         works.append(work)
         transfers.append(builder.add_transfers(work, world))
-    metric = builder.add_work(
+    metric = builder.add_op_type(
         "metric", Kind.COLLECTIVE, collective=Collective.ALL_REDUCE, bytes=1000.0, seconds=job.metric_s
     )
     metrics = [builder.add_transfers(metric, world) for _ in range(job.metrics)]
@@ -102,15 +102,15 @@ def build(job: Job, iteration: int = 0) -> tuple[Graph, Costs, list[tuple[int, i
         for rank in range(job.ranks - 1):
             pair = builder.add_group([rank, rank + 1], name=f"{rank} to {rank + 1}")
             about = {"bytes": job.pipeline_bytes, "seconds": job.pipeline_bytes / job.links(rank, rank + 1)}
-            work = builder.add_work(f"send {rank}", Kind.SEND, collective=Collective.P2P, **about)
-            receive = builder.add_work(f"receive {rank}", Kind.RECV, collective=Collective.P2P, **about)
+            work = builder.add_op_type(f"send {rank}", Kind.SEND, collective=Collective.P2P, **about)
+            receive = builder.add_op_type(f"receive {rank}", Kind.RECV, collective=Collective.P2P, **about)
             sends[rank] = work, receive, builder.add_transfers(work, pair)
     gradients = []
     for rank in range(job.ranks):
         host, device, comm = (builder.add_stream(rank, name) for name, _ in LANES)
 
         def work(name: str, seconds: float, kind: Kind = Kind.COMPUTE, rank: int = rank) -> int:
-            return builder.add_work(name, kind, seconds=seconds * job.slowness(rank, name, iteration))
+            return builder.add_op_type(name, kind, seconds=seconds * job.slowness(rank, name, iteration))
 
         def layer(name: str, seconds: float, host: int = host, device: int = device, work=work) -> int:
             if job.gap_s:
@@ -149,7 +149,7 @@ def build(job: Job, iteration: int = 0) -> tuple[Graph, Costs, list[tuple[int, i
         for transfer in metrics:
             builder.add_op(comm, metric, transfer=transfer, after=[last])
     graph = builder.build()
-    return graph, Costs.of(graph, graph.works.seconds), gradients
+    return graph, Costs.of(graph, graph.op_types.seconds), gradients
 
 
 def traced(job: Job, iterations: int = 1, shown: int = 0, wire: dict[int, Wire] | None = None) -> Joined:
@@ -187,11 +187,11 @@ def _trace(job: Job, rank: int, played: list[Replayed], shown: int) -> tuple[Ran
         graph = run.graph
         sequence = 0
         for op in np.flatnonzero(graph.op_rank() == rank).tolist():
-            work = graph.ops.work[op]
-            kind, transfer = Kind(graph.works.kind[work]), graph.ops.transfer[op]
+            work = graph.ops.op_type[op]
+            kind, transfer = Kind(graph.op_types.kind[work]), graph.ops.transfer[op]
             if kind == Kind.DELAY:
                 continue
-            name = graph.works.name[work]
+            name = graph.op_types.name[work]
             what = WHAT_OF_NAME.get(name, WHAT_OF_KIND[kind])
             lane = [name for name, _ in LANES].index(graph.streams.name[graph.ops.stream[op]])
             is_reduce = kind == Kind.COLLECTIVE
@@ -202,11 +202,11 @@ def _trace(job: Job, rank: int, played: list[Replayed], shown: int) -> tuple[Ran
                     "lane": lane,
                     "start_s": at_s + run.start_s[op],
                     "duration_s": run.end_s[op] - run.start_s[op],
-                    "collective": graph.works.collective[work],
+                    "collective": graph.op_types.collective[work],
                     "group": 0 if transfer != NO_TRANSFER else NONE,
                     "sequence": number * (len(job.buckets) + job.metrics) + sequence if is_reduce else NONE,
                     "peer": NONE,
-                    "bytes": graph.works.bytes[work],
+                    "bytes": graph.op_types.bytes[work],
                     "gradient": name.startswith("backward"),
                     "op": (number, op),
                 }

@@ -10,8 +10,6 @@ in line for that stream. 3. Rates follow: shares of links, and how fast each ran
 `reference.py` is a plain writing of the same rules.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from emulator.jobs.replay import events, fairness, queues

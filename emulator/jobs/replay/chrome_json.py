@@ -1,7 +1,5 @@
 """Files in Chrome's JSON trace format, which Perfetto reads: an event a line, written as they come."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from collections.abc import Iterable, Mapping

@@ -2,8 +2,6 @@
 what is on it is the only way to shorten the iteration.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,8 +23,8 @@ class CriticalPath:
     until_s: np.ndarray
     by_part: dict[str, float]
     """Part → seconds, as in `parts.PARTS`."""
-    by_work: dict[str, float]
-    """Work → seconds, largest first."""
+    by_op_type: dict[str, float]
+    """Name of an op type → seconds, largest first."""
 
 
 def critical_path(played: Replayed) -> CriticalPath:
@@ -58,19 +56,19 @@ def critical_path(played: Replayed) -> CriticalPath:
         op, _ = _latest(played, before, waits_for)
     path, began_s, ended_s = np.array(ops[::-1], np.int32), np.array(from_s[::-1]), np.array(until_s[::-1])
     seconds = ended_s - began_s
-    works = graph.ops.work[path]
-    part = np.array([PART_OF_KIND[kind] for kind in Kind])[graph.works.kind[works]]
+    op_types = graph.ops.op_type[path]
+    part = np.array([PART_OF_KIND[kind] for kind in Kind])[graph.op_types.kind[op_types]]
     by_part = np.bincount(part, seconds, minlength=len(PARTS))
-    by_work = np.bincount(works, seconds, minlength=len(graph.works))
+    by_op_type = np.bincount(op_types, seconds, minlength=len(graph.op_types))
     names: dict[str, float] = {}
-    for work in np.flatnonzero(by_work > 0):
-        names[graph.works.name[work]] = names.get(graph.works.name[work], 0.0) + float(by_work[work])
+    for op_type in np.flatnonzero(by_op_type > 0):
+        names[graph.op_types.name[op_type]] = names.get(graph.op_types.name[op_type], 0.0) + float(by_op_type[op_type])
     return CriticalPath(
         op=path,
         from_s=began_s,
         until_s=ended_s,
         by_part={name: float(by_part[i]) for i, name in enumerate(PARTS) if by_part[i] > 0},
-        by_work=dict(sorted(names.items(), key=lambda item: -item[1])),
+        by_op_type=dict(sorted(names.items(), key=lambda item: -item[1])),
     )
 
 

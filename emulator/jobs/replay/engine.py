@@ -2,8 +2,6 @@
 slices so that progress, budgets and Ctrl-C work, and reports who waits for whom when nothing can go on.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -161,8 +159,8 @@ class _Sweep:
     def __init__(self, graph: Graph, costs: Costs, flat: Flat, transfer_s: np.ndarray) -> None:
         self.state = sweep.begin(graph, flat)
         ops = graph.ops
-        columns = (ops.work, ops.stream, ops.transfer, ops.dep_start, ops.deps, graph.streams.rank)
-        self.arguments: tuple[Any, ...] = (*columns, costs.work_s, transfer_s, flat, self.state)
+        columns = (ops.op_type, ops.stream, ops.transfer, ops.dep_start, ops.deps, graph.streams.rank)
+        self.arguments: tuple[Any, ...] = (*columns, costs.op_type_s, transfer_s, flat, self.state)
         self.start_s, self.end_s = self.state.start_s, self.state.end_s
         self.transfer_start_s, self.transfer_last = self.state.transfer_start_s, self.state.transfer_last
         self.ended = 0
@@ -233,7 +231,7 @@ def explain(graph: Graph, start_s: np.ndarray, end_s: np.ndarray) -> list[str]:
     for transfer in np.unique(ops.transfer[is_here]):
         members = np.flatnonzero(ops.transfer == transfer)
         here, missing = members[is_here[members]], members[~is_here[members]]
-        name = graph.works.name[graph.transfers.work[transfer]]
+        name = graph.op_types.name[graph.transfers.op_type[transfer]]
         line = f"{name} ({graph.groups.name[graph.transfers.group[transfer]]}) has {_ranks(rank_of[here])}"
         if len(missing):
             first = f"rank {rank_of[missing[0]]} {_is_at(graph, missing[0], is_here, end_s)}"

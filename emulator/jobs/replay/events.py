@@ -3,8 +3,6 @@ is copied into the loop that drives it (`forceinline`): a call would pass the ta
 times an op.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from emulator.jobs.replay import fairness, queues
@@ -73,7 +71,7 @@ def speed_of(world, flat, op):
     rank = world.streams[world.ops[op].stream].rank
     if world.ranks[rank].pause & 1:
         return 0.0
-    if world.ranks[rank].slowing and world.works[world.ops[op].work].is_slowed:
+    if world.ranks[rank].slowing and world.op_types[world.ops[op].op_type].is_slowed:
         return 1.0 / (1.0 + flat.slowdown[rank])
     return 1.0
 
@@ -82,7 +80,7 @@ def speed_of(world, flat, op):
 def start(world, flat, op, now_s):
     """`op`, which no transfer holds up, takes its stream."""
     streams, stream = world.streams, world.ops[op].stream
-    seconds = world.works[world.ops[op].work].seconds * flat.slowness[streams[stream].rank]
+    seconds = world.op_types[world.ops[op].op_type].seconds * flat.slowness[streams[stream].rank]
     if flat.sigma > 0:
         seconds *= noise(flat.seed, op, flat.sigma)
     speed = speed_of(world, flat, op)

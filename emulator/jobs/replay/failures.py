@@ -2,8 +2,6 @@
 last checkpoint done again, and a restart after each failure, which may fail too.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

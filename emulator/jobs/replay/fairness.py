@@ -3,8 +3,6 @@ All transfers grow at one rate until a link is full or a transfer reaches its ow
 the others grow on. A change touches only transfers that are connected to it by links, so only those are computed again.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

@@ -11,8 +11,6 @@ In a ring of equal ranks the one that is left meets itself: it takes part in a t
 play that as they play anything; only `checks.check` takes it for a mistake.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -72,10 +70,10 @@ def _colours(graph: Graph, costs: Costs, conditions: Conditions) -> np.ndarray:
     transfer = ops.transfer[meets]
     waiting = np.repeat(np.arange(len(ops)), np.diff(ops.dep_start))
 
-    own = _mixed(place, stream, ops.work, graph.streams.order[ops.stream])
+    own = _mixed(place, stream, ops.op_type, graph.streams.order[ops.stream])
     colour = _mixed(slowness, graph.ranks.job, graph.ranks.stage)
     colour = _mixed(colour, _summed(own, rank, len(colour)))
-    cost = _mixed(graph.transfers.work, costs.transfer_fixed_s, costs.transfer_bytes, costs.transfer_bytes_per_s)
+    cost = _mixed(graph.transfers.op_type, costs.transfer_fixed_s, costs.transfer_bytes, costs.transfer_bytes_per_s)
     count = 0
     while count < len(colours := np.unique(colour)):
         count = len(colours)
@@ -143,13 +141,13 @@ def _quotient(
     groups, group = _groups(graph, transfer, number)
     weight = np.bincount(number, weights=graph.ranks.weight, minlength=len(representatives))
     small = Graph(
-        works=graph.works,
+        op_types=graph.op_types,
         ranks=replace(rows(graph.ranks, representatives), weight=weight),
         streams=replace(rows(graph.streams, streams), rank=number[graph.streams.rank[streams]]),
         groups=groups,
-        transfers=Transfers(work=graph.transfers.work[transfer], group=group),
+        transfers=Transfers(op_type=graph.transfers.op_type[transfer], group=group),
         ops=Ops(
-            work=ops.work[chosen],
+            op_type=ops.op_type[chosen],
             stream=stream_number[ops.stream[chosen]],
             transfer=new_transfer,
             micro_batch=ops.micro_batch[chosen],

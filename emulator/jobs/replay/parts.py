@@ -5,8 +5,6 @@ bubble where there are stages, the host's where the rank is the job's only one, 
 rank's parts sum to its job's time.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np
@@ -80,13 +78,13 @@ def parts(played: Replayed) -> Parts:
         end_s = np.array([played.end_s[job == number].max(initial=0.0) for number in range(len(end_s))])
     stream_start, ops = ops_by_stream(graph, played.start_s, played.end_s)
     active, waiting = (
-        np.array([table.get(kind, IDLE) for kind in Kind], np.int8)[graph.works.kind]
+        np.array([table.get(kind, IDLE) for kind in Kind], np.int8)[graph.op_types.kind]
         for table in (PART_OF_KIND, PART_OF_WAIT)
     )
     ranks = (*grouped(graph.streams.rank, len(graph.ranks)), began_s, end_s[graph.ranks.job])
     times = tuple(map(np.ascontiguousarray, (played.start_s, played.transfer_start_s, played.end_s)))
     charged, communication_s = _charge(
-        ranks, stream_start, ops, graph.ops.work, graph.ops.transfer, times, active, waiting
+        ranks, stream_start, ops, graph.ops.op_type, graph.ops.transfer, times, active, waiting
     )
     if graph.stages() < 2:
         is_alone = len(graph.ranks) == 1 and graph.ranks.weight[0] <= 1
@@ -106,7 +104,7 @@ def ops_by_stream(graph: Graph, start_s: np.ndarray, end_s: np.ndarray) -> tuple
 
 
 @kernel
-def _charge(ranks, stream_start, ops, work, transfer, times, active, waiting):
+def _charge(ranks, stream_start, ops, op_type, transfer, times, active, waiting):
     """float64 (ranks, parts): seconds charged; float64 (ranks,): seconds with a transfer in progress. `ranks`: where
     each one's streams begin, the streams, when its job begins and ends; `times`: when ops and transfers start, and ops
     end."""
@@ -138,9 +136,9 @@ def _charge(ranks, stream_start, ops, work, transfer, times, active, waiting):
                     if now_s < start_s[op]:
                         state[i], until_s[i] = 8, start_s[op]
                     elif now_s < moves_s:
-                        state[i], until_s[i] = waiting[work[op]], moves_s
+                        state[i], until_s[i] = waiting[op_type[op]], moves_s
                     else:
-                        state[i], until_s[i] = active[work[op]], end_s[op]
+                        state[i], until_s[i] = active[op_type[op]], end_s[op]
                         at[i] += 1
                 part = min(part, state[i])
                 next_s = min(next_s, until_s[i])

@@ -2,8 +2,6 @@
 for each rank, a thread for each stream, a slice for each op, arrows from sends to receives; and the critical path.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -90,10 +88,10 @@ def _of_path(played: Replayed, path: CriticalPath, is_shown: np.ndarray) -> Iter
     for op, from_s, until_s in zip(path.op.tolist(), path.from_s * 1e6, path.until_s * 1e6, strict=True):
         if until_s <= from_s:
             continue
-        work, stream = graph.ops.work[op], int(graph.ops.stream[op])
+        op_type, stream = graph.ops.op_type[op], int(graph.ops.stream[op])
         args = {"op": op, "rank": int(graph.ranks.device[rank[op]]), "stream": graph.streams.name[stream]}
-        cat = Kind(graph.works.kind[work]).name.lower()
-        slice_ = {"ph": "X", "name": graph.works.name[work], "cat": cat, "ts": from_s, "dur": until_s - from_s}
+        cat = Kind(graph.op_types.kind[op_type]).name.lower()
+        slice_ = {"ph": "X", "name": graph.op_types.name[op_type], "cat": cat, "ts": from_s, "dur": until_s - from_s}
         yield {**slice_, "pid": pid, "tid": tid, "args": args}
         if not is_shown[rank[op]]:
             before = None
@@ -110,24 +108,25 @@ def _of_path(played: Replayed, path: CriticalPath, is_shown: np.ndarray) -> Iter
 def _of_op(played: Replayed, op: int) -> Iterator[dict[str, Any]]:
     """Its slice; before it one for its wait; the end of an arrow. Times in microseconds."""
     graph = played.graph
-    stream, work, transfer = int(graph.ops.stream[op]), int(graph.ops.work[op]), int(graph.ops.transfer[op])
-    kind = Kind(graph.works.kind[work])
+    stream, op_type, transfer = int(graph.ops.stream[op]), int(graph.ops.op_type[op]), int(graph.ops.transfer[op])
+    kind = Kind(graph.op_types.kind[op_type])
     place = {"pid": int(graph.streams.rank[stream]), "tid": stream}
     start_us, end_us = played.start_s[op] * 1e6, played.end_s[op] * 1e6
     args: dict[str, Any] = {"op": op}
     if graph.ops.micro_batch[op] != NO_MICRO_BATCH:
         args["micro_batch"] = int(graph.ops.micro_batch[op])
     if transfer != NO_TRANSFER:
-        about = int(graph.transfers.work[transfer])
-        args |= {"bytes": float(graph.works.bytes[about]), "group": graph.groups.name[graph.transfers.group[transfer]]}
+        about = int(graph.transfers.op_type[transfer])
+        group = graph.groups.name[graph.transfers.group[transfer]]
+        args |= {"bytes": float(graph.op_types.bytes[about]), "group": group}
         began_us = max(start_us, played.transfer_start_s[transfer] * 1e6)
         if began_us > start_us:
             wait = {"ph": "X", "name": "waiting for peers", "cat": "wait", "ts": start_us, "dur": began_us - start_us}
-            yield {**wait, **place, "args": {"for": graph.works.name[work]}}
+            yield {**wait, **place, "args": {"for": graph.op_types.name[op_type]}}
         start_us = began_us
-        if graph.works.collective[about] == Collective.P2P:
+        if graph.op_types.collective[about] == Collective.P2P:
             end = {"ph": "s"} if kind == Kind.SEND else {"ph": "f", "bp": "e"}
             yield {**end, "name": "p2p", "cat": "p2p", "id": transfer, "ts": start_us, **place}
-    name = graph.works.name[work]
+    name = graph.op_types.name[op_type]
     slice_ = {"ph": "X", "name": name, "cat": kind.name.lower(), "ts": start_us, "dur": end_us - start_us}
     yield {**slice_, **place, "args": args}

@@ -3,8 +3,6 @@
 stream holds the ops that are ready to take it: a pairing heap threaded through the table of ops.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from switchml.runtime.jit import kernel

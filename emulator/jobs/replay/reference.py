@@ -3,8 +3,6 @@ states the rules. It is some hundred times slower and gives the same times; test
 on random graphs.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 
 import numpy as np
@@ -33,7 +31,7 @@ class Reference:
         self.transfer_start_s = np.full(len(graph.transfers), np.nan)
 
         ops, chooses = graph.ops, graph.streams.order == Order.READY
-        self.work, self.stream, self.transfer = ops.work.tolist(), ops.stream.tolist(), ops.transfer.tolist()
+        self.op_type, self.stream, self.transfer = ops.op_type.tolist(), ops.stream.tolist(), ops.transfer.tolist()
         self.rank, self.chooses = graph.op_rank().tolist(), chooses.tolist()
         self.members = defaultdict(list)
         self.after = defaultdict(list)
@@ -83,25 +81,25 @@ class Reference:
         self.start_s[op] = self.env.now
         self.is_busy[stream] |= not self.chooses[stream]
         if transfer == NO_TRANSFER:
-            self._start_in_turn(op, self.work[op], [stream], lambda: self._start(op))
+            self._start_in_turn(op, self.op_type[op], [stream], lambda: self._start(op))
             return
         self.missing[transfer] -= 1
         if self.missing[transfer] == 0:
             streams = [self.stream[member] for member in self.members[transfer]]
-            work = int(self.graph.transfers.work[transfer])
-            self._start_in_turn(self.members[transfer][0], work, streams, lambda: self._meet(transfer))
+            op_type = int(self.graph.transfers.op_type[transfer])
+            self._start_in_turn(self.members[transfer][0], op_type, streams, lambda: self._meet(transfer))
 
-    def _start_in_turn(self, op: int, work: int, streams: list[int], start) -> None:
+    def _start_in_turn(self, op: int, op_type: int, streams: list[int], start) -> None:
         """At once, unless some of the streams choose what they take."""
         chosen = [stream for stream in streams if self.chooses[stream]]
         if not chosen:
             start()
             return
-        self.in_line.append((-int(self.graph.works.priority[work]), self.env.now, op, chosen, start))
+        self.in_line.append((-int(self.graph.op_types.priority[op_type]), self.env.now, op, chosen, start))
         self._later()
 
     def _start(self, op: int) -> None:
-        seconds = self.costs.work_s[self.work[op]] * self.flat.slowness[self.rank[op]]
+        seconds = self.costs.op_type_s[self.op_type[op]] * self.flat.slowness[self.rank[op]]
         if self.flat.sigma > 0:
             seconds *= noise(self.flat.seed, op, self.flat.sigma)
         self.start_s[op] = self.env.now
@@ -119,7 +117,7 @@ class Reference:
         self.env.process(self._transfer(transfer))
 
     def _slows(self, transfer: int) -> bool:
-        kind = self.graph.works.kind[self.graph.transfers.work[transfer]]
+        kind = self.graph.op_types.kind[self.graph.transfers.op_type[transfer]]
         return kind in (Kind.COLLECTIVE, Kind.SEND, Kind.RECV)
 
     def _transfer(self, transfer: int):
@@ -172,7 +170,7 @@ class Reference:
         rank = self.rank[op]
         if self.is_paused[rank]:
             return 0.0
-        kind = self.graph.works.kind[self.work[op]]
+        kind = self.graph.op_types.kind[self.op_type[op]]
         if self.slowing[rank] and kind in (Kind.COMPUTE, Kind.CODEC):
             return 1.0 / (1.0 + self.flat.slowdown[rank])
         return 1.0

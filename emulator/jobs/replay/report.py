@@ -1,7 +1,5 @@
 """Tables for people: where the time goes, what is on the critical path."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 
@@ -53,9 +51,9 @@ def parts_table(parts: Parts, makespan_s: float) -> Table:
 
 
 def critical_table(path: CriticalPath) -> Table:
-    """The works that the critical path spends most time in."""
-    works = list(path.by_work.items())
-    rows, others = works[:LONGEST], works[LONGEST:]
+    """The op types that the critical path spends most time in."""
+    op_types = list(path.by_op_type.items())
+    rows, others = op_types[:LONGEST], op_types[LONGEST:]
     if others:
         rows.append((f"{len(others)} others", sum(seconds for _, seconds in others)))
-    return shares_table("operation", rows, sum(path.by_work.values()), "On the critical path")
+    return shares_table("operation", rows, sum(path.by_op_type.values()), "On the critical path")

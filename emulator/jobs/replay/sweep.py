@@ -3,8 +3,6 @@ is then the latest end among what it waits for, in whatever order ops are looked
 something holds it up, and there is no event queue. `calendar.py` plays the rest.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np
@@ -72,7 +70,7 @@ def _chains(stream, streams, transfer, transfers):
 
 
 @kernel
-def run(budget, work, stream, transfer, dep_start, deps, stream_rank, work_s, transfer_s, flat, state):
+def run(budget, op_type, stream, transfer, dep_start, deps, stream_rank, op_type_s, transfer_s, flat, state):
     """Run until nothing can, or about `budget` more ops have ended. Returns how many have."""
     ended = 0
     depth = state.depth[0]
@@ -124,7 +122,7 @@ def run(budget, work, stream, transfer, dep_start, deps, stream_rank, work_s, tr
                         depth += 1
                     peer = after
             else:
-                seconds = work_s[work[op]] * flat.slowness[rank]
+                seconds = op_type_s[op_type[op]] * flat.slowness[rank]
                 if flat.sigma > 0:
                     seconds *= noise(flat.seed, op, flat.sigma)
                 if flat.pause_start[rank] < flat.pause_start[rank + 1]:

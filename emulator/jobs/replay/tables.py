@@ -2,8 +2,6 @@
 where each of them stands. `begin` makes them from a graph and its costs.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np
@@ -27,7 +25,7 @@ OP = np.dtype(
         ("waits", "i4"),  # for how many ops it still waits
         ("following", "i4"),  # the next op on a stream in program order, −1: none
         ("stream", "i4"),
-        ("work", "i4"),
+        ("op_type", "i4"),
         ("transfer", "i4"),
         ("priority", "i4"),
         ("child", "i4"),  # see queues.join
@@ -76,7 +74,7 @@ RANK = np.dtype(
     ],
     align=True,
 )
-WORK = np.dtype([("seconds", "f8"), ("is_slowed", "i4")], align=True)
+OP_TYPE = np.dtype([("seconds", "f8"), ("is_slowed", "i4")], align=True)
 """What an op takes alone, and whether communication slows it."""
 CHOICE = np.dtype([("ready_s", "f8"), ("who", "i4"), ("number", "i4"), ("priority", "i4")], align=True)
 """What stands in line: `who` is an op, or −1 − a transfer; `number` the op by which it comes in the graph."""
@@ -97,7 +95,7 @@ class World(NamedTuple):
     ranks: np.ndarray
     rank_stream: np.ndarray  # int32: streams by rank
     first: np.ndarray  # int32: ops by rank
-    works: np.ndarray
+    op_types: np.ndarray
     items: np.ndarray
     heap: np.ndarray
     dirty: np.ndarray  # int32 (streams,): streams that must choose
@@ -115,14 +113,14 @@ def begin(
     (transfers,), noise included."""
     count, streams, transfers, ranks = len(graph.ops), len(graph.streams), len(graph.transfers), len(graph.ranks)
     takes_ready = graph.streams.order == Order.READY
-    kinds = graph.works.kind
+    kinds = graph.op_types.kind
 
     ops = np.zeros(count + 1, OP)
     ops["start_s"] = ops["end_s"] = np.nan
     ops["child"] = ops["sibling"] = -1
-    for name in ("stream", "work", "transfer"):
+    for name in ("stream", "op_type", "transfer"):
         ops[name][:-1] = getattr(graph.ops, name)
-    ops["priority"][:-1] = graph.works.priority[graph.ops.work]
+    ops["priority"][:-1] = graph.op_types.priority[graph.ops.op_type]
     after = _link(ops, graph.ops.dep_start, graph.ops.deps, takes_ready)
 
     table = np.zeros(transfers + 1, TRANSFER)
@@ -130,8 +128,8 @@ def begin(
     table["member"], member = grouped(graph.ops.transfer, transfers)
     table["left"][:-1] = np.diff(table["member"])
     if flat.slowdown.any():
-        table["slows"][:-1] = np.isin(kinds, (Kind.COLLECTIVE, Kind.SEND, Kind.RECV))[graph.transfers.work]
-    table["priority"][:-1] = graph.works.priority[graph.transfers.work]
+        table["slows"][:-1] = np.isin(kinds, (Kind.COLLECTIVE, Kind.SEND, Kind.RECV))[graph.transfers.op_type]
+    table["priority"][:-1] = graph.op_types.priority[graph.transfers.op_type]
     for name, values in (
         ("fixed_s", fixed_s),
         ("bytes", bytes),
@@ -150,8 +148,8 @@ def begin(
     stream_table["running"] = stream_table["line"] = stream_table["parked"] = -1
     stream_table["rank"][:-1], stream_table["takes_ready"][:-1] = graph.streams.rank, takes_ready
 
-    works = np.zeros(len(graph.works), WORK)
-    works["seconds"], works["is_slowed"] = costs.work_s, np.isin(kinds, (Kind.COMPUTE, Kind.CODEC))
+    op_types = np.zeros(len(graph.op_types), OP_TYPE)
+    op_types["seconds"], op_types["is_slowed"] = costs.op_type_s, np.isin(kinds, (Kind.COMPUTE, Kind.CODEC))
 
     items, heap = queues.empty_agenda(streams + ranks)
     for rank in range(ranks):
@@ -167,7 +165,7 @@ def begin(
         ranks=rank_table,
         rank_stream=rank_stream,
         first=first[by_rank],
-        works=works,
+        op_types=op_types,
         items=items,
         heap=heap,
         dirty=np.zeros(streams, np.int32),

@@ -3,8 +3,6 @@ as arrays once and adds that block for every rank that does the same, with other
 ops are a thousand appends.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -21,8 +19,8 @@ class GraphBuilder:
     first of several; numbers count up from 0."""
 
     def __init__(self, job: str = "job") -> None:
-        self._works: list[tuple[str, int, int, float, float, float, int, bool]] = []
-        self._work_numbers: dict[tuple, int] = {}
+        self._op_types: list[tuple[str, int, int, float, float, float, int, bool]] = []
+        self._op_type_numbers: dict[tuple, int] = {}
         self._ranks: list[tuple[int, float, int, int]] = []
         self._streams: list[tuple[int, str, int]] = []
         self._groups: list[tuple[str, Sequence[int], int]] = []
@@ -49,7 +47,7 @@ class GraphBuilder:
         self._streams.append((rank, name, int(order)))
         return len(self._streams) - 1
 
-    def add_work(
+    def add_op_type(
         self,
         name: str,
         kind: Kind = Kind.COMPUTE,
@@ -61,16 +59,16 @@ class GraphBuilder:
         priority: int = 0,
         is_source: bool = False,
     ) -> int:
-        """A work; asked for the same again, the number it had before. Fields as in `Works`."""
+        """An op type; asked for the same again, the number it had before. Fields as in `OpTypes`."""
         row = (name, int(kind), int(collective), float(flops), float(bytes), float(seconds), priority, is_source)
         key = (*row[:5], None if math.isnan(seconds) else seconds, *row[6:])
-        if key not in self._work_numbers:
+        if key not in self._op_type_numbers:
             for what, amount in (("FLOPs", flops), ("bytes", bytes), ("seconds", seconds)):
                 if amount < 0 or math.isinf(amount):
-                    raise ConfigError(f"work {name!r} has {amount} {what}; expected a finite number of at least 0")
-            self._work_numbers[key] = len(self._works)
-            self._works.append(row)
-        return self._work_numbers[key]
+                    raise ConfigError(f"op type {name!r} has {amount} {what}; expected a finite number of at least 0")
+            self._op_type_numbers[key] = len(self._op_types)
+            self._op_types.append(row)
+        return self._op_type_numbers[key]
 
     def add_group(self, ranks: Iterable[int], *, name: str = "", size: int | None = None) -> int:
         """Ranks that meet. `size`: how many there are in the real job, where ranks are folded."""
@@ -78,12 +76,12 @@ class GraphBuilder:
         self._groups.append((name or f"group {len(self._groups)}", ranks, len(ranks) if size is None else size))
         return len(self._groups) - 1
 
-    def add_transfers(self, work: int | np.ndarray, group: int | np.ndarray, count: int | None = None) -> int:
-        """Transfers of `group` about `work`, both one number or one a transfer; returns the first one's number, the
+    def add_transfers(self, op_type: int | np.ndarray, group: int | np.ndarray, count: int | None = None) -> int:
+        """Transfers of `group` and `op_type`, both one number or one a transfer; returns the first one's number, the
         others follow it."""
         if count is None:
-            count = max(np.size(work), np.size(group))
-        for column, value in zip(self._transfers, (work, group), strict=True):
+            count = max(np.size(op_type), np.size(group))
+        for column, value in zip(self._transfers, (op_type, group), strict=True):
             column.grow(count)[:] = value
         return len(self._transfers[0]) - count
 
@@ -98,21 +96,21 @@ class GraphBuilder:
     def add_op(
         self,
         stream: int,
-        work: int,
+        op_type: int,
         *,
         after: Iterable[int] = (),
         transfer: int = NO_TRANSFER,
         micro_batch: int = NO_MICRO_BATCH,
     ) -> int:
         """One op, after the ops with the numbers `after`."""
-        self._pending.append((stream, work, transfer, micro_batch, tuple(after)))
+        self._pending.append((stream, op_type, transfer, micro_batch, tuple(after)))
         self._op_count += 1
         return self._op_count - 1
 
     def add_ops(
         self,
         stream: np.ndarray,
-        work: np.ndarray,
+        op_type: np.ndarray,
         transfer: np.ndarray,
         micro_batch: np.ndarray,
         dep_start: np.ndarray,
@@ -122,8 +120,8 @@ class GraphBuilder:
         Returns the first op's number."""
         self._flush()
         first = self._op_count
-        self._add((stream, work, transfer, micro_batch), dep_start[1:], deps, first)
-        self._op_count += len(work)
+        self._add((stream, op_type, transfer, micro_batch), dep_start[1:], deps, first)
+        self._op_count += len(op_type)
         return first
 
     def _add(self, columns: Iterable[Any], dep_ends: np.ndarray, deps: np.ndarray, first: int) -> None:
@@ -150,18 +148,18 @@ class GraphBuilder:
         """The graph so far; unchecked, see `checks.check`."""
         self._flush()
         double = np.float64
-        work_types = (None, np.int8, np.int8, double, double, double, np.int32, np.bool_)
+        column_types = (None, np.int8, np.int8, double, double, double, np.int32, np.bool_)
         names, members, sizes = _columns(self._groups, (None, None, np.int32))
         starts = np.cumsum([0, *map(len, members)], dtype=np.int64)
         ranks = np.array([rank for ranks in members for rank in ranks], np.int32)
-        stream, work, transfer, micro_batch = (column.values for column in self._ops)
+        stream, op_type, transfer, micro_batch = (column.values for column in self._ops)
         return Graph(
-            works=graph.Works(*_columns(self._works, work_types)),
+            op_types=graph.OpTypes(*_columns(self._op_types, column_types)),
             ranks=graph.Ranks(*_columns(self._ranks, (np.int32, double, np.int32, np.int32))),
             streams=graph.Streams(*_columns(self._streams, (np.int32, None, np.int8))),
             groups=graph.Groups(names, starts, ranks, sizes),
             transfers=graph.Transfers(*(column.values for column in self._transfers)),
-            ops=Ops(work, stream, transfer, micro_batch, self._dep_start.values, self._deps.values),
+            ops=Ops(op_type, stream, transfer, micro_batch, self._dep_start.values, self._deps.values),
             job_names=[self.job],
         )
 

@@ -3,8 +3,6 @@ collective without all its members, communication that nothing on its rank produ
 the names of the ops and ranks it concerns.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from emulator.jobs.workload.graph import NO_TRANSFER, Collective, Graph, Kind
@@ -25,17 +23,17 @@ def check(graph: Graph) -> None:
 
 def _check_numbers(graph: Graph) -> None:
     ops, transfers, groups = graph.ops, graph.transfers, graph.groups
-    lengths = {len(ops.work), len(ops.stream), len(ops.transfer), len(ops.micro_batch), len(ops.dep_start) - 1}
+    lengths = {len(ops.op_type), len(ops.stream), len(ops.transfer), len(ops.micro_batch), len(ops.dep_start) - 1}
     if len(lengths) > 1:
         raise GraphError(f"the arrays of ops have different lengths: {sorted(lengths)}")
     if len(ops) and (ops.dep_start[0] != 0 or ops.dep_start[-1] != len(ops.deps) or np.any(np.diff(ops.dep_start) < 0)):
         raise GraphError(f"dep_start must rise from 0 to the {len(ops.deps)} dependencies there are")
     for what, numbers, lowest, count, of in (
-        ("a work", ops.work, 0, len(graph.works), "op"),
+        ("an op type", ops.op_type, 0, len(graph.op_types), "op"),
         ("a stream", ops.stream, 0, len(graph.streams), "op"),
         ("a transfer", ops.transfer, NO_TRANSFER, len(transfers), "op"),
         ("an op to wait for", ops.deps, 0, len(ops), "dependency"),
-        ("a work", transfers.work, 0, len(graph.works), "transfer"),
+        ("an op type", transfers.op_type, 0, len(graph.op_types), "transfer"),
         ("a group", transfers.group, 0, len(groups), "transfer"),
         ("a rank", groups.ranks, 0, len(graph.ranks), "group member"),
         ("a rank", graph.streams.rank, 0, len(graph.ranks), "stream"),
@@ -43,10 +41,12 @@ def _check_numbers(graph: Graph) -> None:
         wrong = np.flatnonzero((numbers < lowest) | (numbers >= count))
         if len(wrong):
             raise GraphError(f"{of} {wrong[0]} names {what} {numbers[wrong[0]]}, but there are {count}")
-    for name, values in (("flops", graph.works.flops), ("bytes", graph.works.bytes), ("seconds", graph.works.seconds)):
+    for name in ("flops", "bytes", "seconds"):
+        values = getattr(graph.op_types, name)
         wrong = np.flatnonzero((values < 0) | np.isinf(values))
         if len(wrong):
-            raise GraphError(f"work {graph.works.name[wrong[0]]!r} has {values[wrong[0]]} {name}; expected at least 0")
+            what = graph.op_types.name[wrong[0]]
+            raise GraphError(f"op type {what!r} has {values[wrong[0]]} {name}; expected at least 0")
 
 
 def _check_acyclic(graph: Graph) -> None:
@@ -130,7 +130,7 @@ def _check_transfers(graph: Graph) -> None:
         there = set(graph.streams.rank[ops.stream[ops.transfer == transfer]].tolist())
         missing = [rank for rank in groups.members(transfers.group[transfer]).tolist() if rank not in there]
         group = groups.name[transfers.group[transfer]]
-        what = f"{graph.works.name[transfers.work[transfer]]!r} (transfer {transfer}, {group})"
+        what = f"{graph.op_types.name[transfers.op_type[transfer]]!r} (transfer {transfer}, {group})"
         raise GraphError(
             f"{what} has {came[transfer]} members, expected {expected[transfer]}"
             + (f"; no op of rank {_some(missing)}" if missing else "; a rank takes part twice")
@@ -147,22 +147,23 @@ def _check_transfers(graph: Graph) -> None:
     pairs = np.sort(ops.transfer[members].astype(np.int64) * len(graph.ranks) + rank)
     for pair in pairs[1:][np.diff(pairs) == 0][:1]:
         transfer, rank = divmod(int(pair), len(graph.ranks))
-        raise GraphError(f"rank {rank} takes part twice in {graph.works.name[transfers.work[transfer]]!r} ({transfer})")
+        what = graph.op_types.name[transfers.op_type[transfer]]
+        raise GraphError(f"rank {rank} takes part twice in {what!r} ({transfer})")
 
 
 def _check_producers(graph: Graph) -> None:
-    works = graph.works
-    needs_one = np.isin(works.kind, (Kind.COLLECTIVE, Kind.SEND)) & ~works.is_source
-    needs_one &= works.collective != Collective.BARRIER
+    op_types = graph.op_types
+    needs_one = np.isin(op_types.kind, (Kind.COLLECTIVE, Kind.SEND)) & ~op_types.is_source
+    needs_one &= op_types.collective != Collective.BARRIER
     has_none = np.diff(graph.ops.dep_start) == 0
-    orphans = np.flatnonzero(needs_one[graph.ops.work] & has_none)
+    orphans = np.flatnonzero(needs_one[graph.ops.op_type] & has_none)
     if len(orphans):
         raise GraphError(
             f"{len(orphans)} communication ops depend on nothing and would start at once, first: "
-            f"{graph.op_name(orphans[0])}; give them a dependency, or mark the work as a source"
+            f"{graph.op_name(orphans[0])}; give them a dependency, or mark the op type as a source"
         )
-    moves = np.isin(works.kind, (Kind.COLLECTIVE, Kind.SEND, Kind.RECV))
-    alone = np.flatnonzero(moves[graph.ops.work] & (graph.ops.transfer == NO_TRANSFER))
+    moves = np.isin(op_types.kind, (Kind.COLLECTIVE, Kind.SEND, Kind.RECV))
+    alone = np.flatnonzero(moves[graph.ops.op_type] & (graph.ops.transfer == NO_TRANSFER))
     if len(alone):
         raise GraphError(f"{graph.op_name(alone[0])} is communication, but takes part in no transfer")
 

@@ -1,7 +1,5 @@
 """Graphs made of graphs: an op before an iteration, an iteration several times over, several jobs on one fabric."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from typing import Any
@@ -26,8 +24,8 @@ REFERENCES = {
     "ranks": {"job": "job_names"},
     "streams": {"rank": "ranks"},
     "groups": {"ranks": "ranks"},
-    "transfers": {"work": "works", "group": "groups"},
-    "ops": {"work": "works", "stream": "streams", "transfer": "transfers", "deps": "ops"},
+    "transfers": {"op_type": "op_types", "group": "groups"},
+    "ops": {"op_type": "op_types", "stream": "streams", "transfer": "transfers", "deps": "ops"},
 }
 """Table → column → the table that its numbers count in; -1 is none."""
 RUNS = {"groups": "start", "ops": "dep_start"}
@@ -37,7 +35,7 @@ RUNS = {"groups": "start", "ops": "dep_start"}
 def delayed(graph: Graph, costs: Costs, name: str, kind: Kind, seconds: float) -> tuple[Graph, Costs]:
     """`graph` with an op of `seconds` on each rank before everything else, on a stream of its own. So a stall that was
     found elsewhere (for samples, for a checkpoint) shows in the replay, its parts and its timeline."""
-    ops, streams, works = graph.ops, graph.streams, graph.works
+    ops, streams, op_types = graph.ops, graph.streams, graph.op_types
     ranks, count = len(graph.ranks), len(ops)
     # What waits for nothing now waits for the new op of its rank: of a stream in program order its first op does, and
     # the others stand behind that.
@@ -55,18 +53,18 @@ def delayed(graph: Graph, costs: Costs, name: str, kind: Kind, seconds: float) -
     none = {"collective": Collective.NONE, "flops": 0.0, "bytes": 0.0, "priority": 0, "is_source": False}
     return dataclasses.replace(
         graph,
-        works=appended(works, name=[name], kind=kind, seconds=seconds, **none),
+        op_types=appended(op_types, name=[name], kind=kind, seconds=seconds, **none),
         streams=appended(streams, rank=np.arange(ranks), name=[name] * ranks, order=Order.PROGRAM),
         ops=dataclasses.replace(
             ops,
-            work=np.append(ops.work, np.full(ranks, len(works), np.int32)),
+            op_type=np.append(ops.op_type, np.full(ranks, len(op_types), np.int32)),
             stream=np.append(ops.stream, np.arange(len(streams), len(streams) + ranks, dtype=np.int32)),
             transfer=np.append(ops.transfer, np.full(ranks, NO_TRANSFER, np.int32)),
             micro_batch=np.append(ops.micro_batch, np.full(ranks, NO_MICRO_BATCH, np.int32)),
             dep_start=dep_start.astype(np.int64),
             deps=deps,
         ),
-    ), dataclasses.replace(costs, work_s=np.append(costs.work_s, seconds))
+    ), dataclasses.replace(costs, op_type_s=np.append(costs.op_type_s, seconds))
 
 
 def repeat(graph: Graph, costs: Costs, times: int) -> tuple[Graph, Costs]:
@@ -129,7 +127,7 @@ def merge(graphs: Sequence[Graph], costs: Sequence[Costs]) -> tuple[Graph, Costs
         return stacked(parts, **columns)
 
     merged = Graph(**{table: behind_each_other(table) for table in TABLES}, job_names=names)
-    each = ("work_s", *TRANSFER_COLUMNS)
+    each = ("op_type_s", *TRANSFER_COLUMNS)
     columns = {name: np.concatenate([getattr(cost, name) for cost in costs]) for name in each}
     routes = [len(cost.links.start) - 1 for cost in costs]
     columns["transfer_route"] = _shifted([cost.transfer_route for cost in costs], routes)

@@ -1,5 +1,5 @@
 """What a graph costs on a cluster, as plain arrays: the only thing the replay engine sees of machines. Ops alone on
-their rank have a duration by work. A transfer takes a fixed time and then moves bytes over the links of its route,
+their rank have a duration by op type. A transfer takes a fixed time and then moves bytes over the links of its route,
 which it shares with whatever else uses them; without a route, its bytes have a rate of their own.
 """
 
@@ -40,8 +40,8 @@ TRANSFER_COLUMNS = ("transfer_fixed_s", "transfer_bytes", "transfer_bytes_per_s"
 class Costs:
     """Costs of one graph."""
 
-    work_s: np.ndarray
-    """float64 (works,): duration of an op without a transfer, in seconds; NaN where no such op exists."""
+    op_type_s: np.ndarray
+    """float64 (op types,): duration of an op without a transfer, in seconds; NaN where no such op exists."""
     transfer_fixed_s: np.ndarray
     """float64 (transfers,): what a transfer takes besides moving its bytes: latencies, set-up."""
     transfer_bytes: np.ndarray
@@ -53,30 +53,30 @@ class Costs:
     links: Links = field(default_factory=Links)
 
     @classmethod
-    def of(cls, graph: Graph, work_s: np.ndarray, transfer_s: np.ndarray | None = None) -> Costs:
-        """Costs without links: transfers take `transfer_s` (default: `work_s` of their work), whatever else
+    def of(cls, graph: Graph, op_type_s: np.ndarray, transfer_s: np.ndarray | None = None) -> Costs:
+        """Costs without links: transfers take `transfer_s` (default: `op_type_s` of theirs), whatever else
         happens."""
-        work_s = np.asarray(work_s, np.float64)
+        op_type_s = np.asarray(op_type_s, np.float64)
         if transfer_s is None:
-            transfer_s = work_s[graph.transfers.work]
+            transfer_s = op_type_s[graph.transfers.op_type]
         fixed_s = np.asarray(transfer_s, np.float64)
-        return cls(work_s, fixed_s, np.zeros(len(fixed_s)), np.full(len(fixed_s), np.inf), no_routes(len(fixed_s)))
+        return cls(op_type_s, fixed_s, np.zeros(len(fixed_s)), np.full(len(fixed_s), np.inf), no_routes(len(fixed_s)))
 
     @classmethod
-    def of_kinds(cls, work_s: np.ndarray, kinds: Sequence[Cost], kind: np.ndarray) -> Costs:
+    def of_kinds(cls, op_type_s: np.ndarray, kinds: Sequence[Cost], kind: np.ndarray) -> Costs:
         """Costs without links: transfer i, of `len(kind)`, costs `kinds[kind[i]]`."""
         table = np.array([(one.fixed_s, one.bytes, one.bytes_per_s) for one in kinds], np.float64).reshape(-1, 3)
         fixed_s, moved, rate = (column[kind] for column in table.T)
-        return cls(work_s, fixed_s, moved, rate, no_routes(len(kind)))
+        return cls(op_type_s, fixed_s, moved, rate, no_routes(len(kind)))
 
     def check(self, graph: Graph) -> None:
         """Raise GraphError unless everything that `graph` does has a cost."""
-        if len(self.work_s) != len(graph.works):
-            raise GraphError(f"costs are for {len(self.work_s)} works, the graph has {len(graph.works)}")
-        is_costed = (self.work_s >= 0) & np.isfinite(self.work_s)
-        lacking = np.flatnonzero(~is_costed[graph.ops.work] & (graph.ops.transfer == NO_TRANSFER))
-        for work in np.sort(graph.ops.work[lacking])[:1]:
-            raise GraphError(f"work {graph.works.name[work]!r} has no cost ({self.work_s[work]} s)")
+        if len(self.op_type_s) != len(graph.op_types):
+            raise GraphError(f"costs are for {len(self.op_type_s)} op types, the graph has {len(graph.op_types)}")
+        is_costed = (self.op_type_s >= 0) & np.isfinite(self.op_type_s)
+        lacking = np.flatnonzero(~is_costed[graph.ops.op_type] & (graph.ops.transfer == NO_TRANSFER))
+        for op_type in np.sort(graph.ops.op_type[lacking])[:1]:
+            raise GraphError(f"op type {graph.op_types.name[op_type]!r} has no cost ({self.op_type_s[op_type]} s)")
         for name in TRANSFER_COLUMNS:
             if len(getattr(self, name)) != len(graph.transfers):
                 raise GraphError(f"{name} has {len(getattr(self, name))} entries for {len(graph.transfers)} transfers")
@@ -84,7 +84,7 @@ class Costs:
         is_costed &= np.isfinite(self.transfer_fixed_s) & np.isfinite(self.transfer_bytes)
         is_costed &= (self.transfer_route >= NO_ROUTE) & (self.transfer_route < len(self.links.start) - 1)
         for transfer in np.flatnonzero(~is_costed)[:1]:
-            name = graph.works.name[graph.transfers.work[transfer]]
+            name = graph.op_types.name[graph.transfers.op_type[transfer]]
             raise GraphError(f"{name!r} (transfer {transfer}) has no cost: fixed {self.transfer_fixed_s[transfer]} s")
         if np.any(~(self.links.link_bytes_per_s > 0)) or np.any(~(self.links.share >= 0)):
             raise GraphError("a link has no rate, or a route loads one by less than nothing")

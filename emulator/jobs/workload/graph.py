@@ -3,12 +3,10 @@ send, a read. Ops of one rank wait for each other through dependencies and throu
 other only in *transfers*, one for each occurrence of a collective, a send with its receive, or a read from shared
 storage.
 
-What many ops have in common (name, kind, FLOPs, bytes) stands once, in the op table (`works`), so that the costs of a
+What many ops have in common (name, kind, FLOPs, bytes) stands once, in the table `op_types`, so that the costs of a
 job of millions of ops are those of a few hundred entries. `builder.py` makes graphs, `checks.py` validates them,
 `costs.py` holds the costs.
 """
-
-from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -37,7 +35,7 @@ class Kind(IntEnum):
 
 
 class Collective(IntEnum):
-    """Which exchange a transfer is; `bytes` of its work then means what the comment says, per rank."""
+    """Which exchange a transfer is; `bytes` of its op type then means what the comment says, per rank."""
 
     NONE = 0
     ALL_REDUCE = 1  # the whole buffer
@@ -73,8 +71,8 @@ class Records:
 
 
 @dataclass(frozen=True)
-class Works(Records):
-    """What ops do, each once. All arrays (works,)."""
+class OpTypes(Records):
+    """What ops do, each once. All arrays (op types,)."""
 
     name: list[str]
     kind: np.ndarray
@@ -93,7 +91,7 @@ class Works(Records):
     """bool: a communication that may start with no producer, such as the first all-gather of sharded weights."""
 
     def by_name(self) -> tuple[list[str], np.ndarray]:
-        """The names, each once, and int64 (works,): which of them each work bears. Names of kernels can be thousands of
+        """The names, each once, and int64 (op types,): which of them each bears. Names of kernels can be thousands of
         characters long, and a NumPy array of strings would give each of them that room."""
         numbers: dict[str, int] = {}
         each = np.fromiter((numbers.setdefault(name, len(numbers)) for name in self.name), np.int64, len(self.name))
@@ -148,8 +146,8 @@ class Groups(Records):
 class Transfers(Records):
     """Each occurrence of a collective. All arrays (transfers,) int32."""
 
-    work: np.ndarray
-    """What is exchanged; its members' ops may name works of their own (a send and its receive)."""
+    op_type: np.ndarray
+    """What is exchanged; its members' ops may name op types of their own (a send and its receive)."""
     group: np.ndarray
 
 
@@ -158,7 +156,7 @@ class Ops(Records):
     """The graph's nodes and edges. Op i may start when all of `deps[dep_start[i]:dep_start[i + 1]]` have ended, its
     stream takes it, and all members of its transfer have come as far."""
 
-    work: np.ndarray
+    op_type: np.ndarray
     """int32 (ops,)."""
     stream: np.ndarray
     """int32 (ops,)."""
@@ -176,8 +174,8 @@ class Ops(Records):
         return self.deps[self.dep_start[op] : self.dep_start[op + 1]]
 
 
-Table = TypeVar("Table", "Works", "Ranks", "Streams", "Groups", "Transfers", "Ops")
-TABLES = ("works", "ranks", "streams", "groups", "transfers", "ops")
+Table = TypeVar("Table", "OpTypes", "Ranks", "Streams", "Groups", "Transfers", "Ops")
+TABLES = ("op_types", "ranks", "streams", "groups", "transfers", "ops")
 
 
 def rows(table: Table, records: np.ndarray) -> Table:
@@ -212,7 +210,7 @@ def appended(table: Table, **columns: Any) -> Table:
 class Graph:
     """One iteration (or several) of one job (or several)."""
 
-    works: Works
+    op_types: OpTypes
     ranks: Ranks
     streams: Streams
     groups: Groups
@@ -229,7 +227,7 @@ class Graph:
 
     def op_kind(self) -> np.ndarray:
         """int8 (ops,): the `Kind` of each op."""
-        return self.works.kind[self.ops.work]
+        return self.op_types.kind[self.ops.op_type]
 
     def op_name(self, op: int) -> str:
         """For messages: `layer 3 forward, micro-batch 2 (rank 5, compute)`."""
@@ -237,7 +235,7 @@ class Graph:
         micro_batch = int(self.ops.micro_batch[op])
         which = f", micro-batch {micro_batch}" if micro_batch != NO_MICRO_BATCH else ""
         where = f"rank {self.streams.rank[stream]}, {self.streams.name[stream]}"
-        return f"{self.works.name[self.ops.work[op]]}{which} ({where})"
+        return f"{self.op_types.name[self.ops.op_type[op]]}{which} ({where})"
 
     def stages(self) -> int:
         """How many pipeline stages the ranks form."""

@@ -2,8 +2,6 @@
 behind them, attention's kernel. Files: `data/implementations.toml`, `data/cross_entropy.toml`, `data/attention.toml`.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path

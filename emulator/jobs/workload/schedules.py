@@ -2,8 +2,6 @@
 for forward or 0 for backward, micro-batch, and which of the stage's pieces of the model (0 without interleaving).
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from emulator.jobs.workload.job import Job

@@ -2,8 +2,6 @@
 as a whole before it runs and freed afterwards, its gradients are reduce-scattered as a whole.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from emulator.ranges import Range, Ranged, number

@@ -1,7 +1,5 @@
 """Which tensors the code that trains a model makes, as data: `data/tensors.toml`, which says what the keys mean."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path

@@ -2,8 +2,6 @@
 and no values. FLOPs are torch's own count (torch.utils.flop_counter) of matrix products and convolutions.
 """
 
-from __future__ import annotations
-
 import copy
 import importlib
 import os

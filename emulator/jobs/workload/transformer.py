@@ -3,8 +3,6 @@ for `emulator.cluster.kernels`, and what tensor parallelism exchanges between th
 products is the implementation's (`implementations.py`): counted from its code, one row a kernel.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What `switchml bench aggregators` measures: the same all-reduce through every aggregator there is, in one run."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

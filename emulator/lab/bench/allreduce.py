@@ -5,8 +5,6 @@ Switchml and Gloo take turns in the same processes, and all ranks stand ready be
 pair saw much the same machine: the ratio of each pair means something where a time alone does not.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib.util
 import socket

@@ -1,7 +1,5 @@
 """Processes that only compute, for measurements on cores that others use too."""
 
-from __future__ import annotations
-
 import contextlib
 import subprocess
 import sys

@@ -10,8 +10,6 @@ segmentation and receive offload where the kernel has them. zmq: bytes through a
 ZeroMQ does. shm: nothing, as packets are read where they were written.
 """
 
-from __future__ import annotations
-
 import contextlib
 import socket
 import time

@@ -2,8 +2,6 @@
 the job without coarsening, for comparison.
 """
 
-from __future__ import annotations
-
 import time
 from dataclasses import asdict, dataclass
 
@@ -106,7 +104,7 @@ def synthetic_job(count: int, ranks: int, seed: int = 0) -> Joined:
     for _ in range(ranks):
         builder.add_rank()
     group = builder.add_group(range(ranks))
-    reduce = builder.add_work("all-reduce", Kind.COLLECTIVE, collective=Collective.ALL_REDUCE, bytes=sizes.sum())
+    reduce = builder.add_op_type("all-reduce", Kind.COLLECTIVE, collective=Collective.ALL_REDUCE, bytes=sizes.sum())
     collective = builder.add_transfers(reduce, group)
     each = OPS_A_GRADIENT // 3
     listed: list[tuple[int, int, float]] = []
@@ -115,7 +113,7 @@ def synthetic_job(count: int, ranks: int, seed: int = 0) -> Joined:
 
         def run(name: str, times: int, stream: int = compute) -> int:
             return [
-                builder.add_op(stream, builder.add_work(name, seconds=float(rng.uniform(1e-5, 1e-3))))
+                builder.add_op(stream, builder.add_op_type(name, seconds=float(rng.uniform(1e-5, 1e-3))))
                 for _ in range(times)
             ][-1]
 
@@ -123,11 +121,11 @@ def synthetic_job(count: int, ranks: int, seed: int = 0) -> Joined:
         backward_ops = [run("backward", each) for _ in range(count)]
         listed += [(op, collective, float(size)) for op, size in zip(backward_ops, sizes, strict=True)]
         done = builder.add_op(comm, reduce, after=[backward_ops[-1]], transfer=collective)
-        builder.add_op(compute, builder.add_work("optimizer", seconds=1e-4), after=[done])
+        builder.add_op(compute, builder.add_op_type("optimizer", seconds=1e-4), after=[done])
         run("optimizer", each * count - 1)
     graph = builder.build()
     count_s = np.array([0.002 + sizes.sum() / 1e8])
-    costs = Costs.of(graph, graph.works.seconds, count_s)
+    costs = Costs.of(graph, graph.op_types.seconds, count_s)
     played = replay(graph, costs)
     joined = Joined(
         graph=graph,

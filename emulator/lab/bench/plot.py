@@ -1,7 +1,5 @@
 """The picture of `switchml bench allreduce`: time and bandwidth against size."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from emulator.lab.bench.allreduce import Report

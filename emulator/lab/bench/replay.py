@@ -80,7 +80,7 @@ def competing(graph: Graph, costs: Costs) -> tuple[Graph, Costs, Conditions]:
     """The job with everything that needs the event engine: streams of sends and gradients take what is ready, and share
     one uplink and one downlink for eight ranks, and communication slows compute."""
     order = np.where(np.array(graph.streams.name) == "compute", Order.PROGRAM, Order.READY).astype(np.int8)
-    crosses = np.array(graph.works.name)[graph.transfers.work] != "tensor-parallel all-reduce"
+    crosses = np.array(graph.op_types.name)[graph.transfers.op_type] != "tensor-parallel all-reduce"
     first = graph.groups.ranks[graph.groups.start[graph.transfers.group]]
     last = graph.groups.ranks[graph.groups.start[graph.transfers.group + 1] - 1]
     nodes = -(-len(graph.ranks) // 8)
@@ -93,9 +93,7 @@ def competing(graph: Graph, costs: Costs) -> tuple[Graph, Costs, Conditions]:
         share=np.ones(2 * nodes * nodes),
     )
     shared = changed(
-        costs,
-        transfer_route=np.where(crosses, first // 8 * nodes + last // 8, NO_ROUTE).astype(np.int32),
-        links=links,
+        costs, transfer_route=np.where(crosses, first // 8 * nodes + last // 8, NO_ROUTE).astype(np.int32), links=links
     )
     taking_ready = changed(graph, streams=changed(graph.streams, order=order))
     return taking_ready, shared, Conditions(overlap_slowdown=OVERLAP_SLOWDOWN)

@@ -5,8 +5,6 @@ algbw is bytes of the tensor over time; busbw is algbw times 2(n-1)/n, what each
 10^9 bytes a second. `error` is the largest difference to the exact sum, relative to the largest sum.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from statistics import median
 from typing import Any

@@ -4,8 +4,6 @@ A `Case` is one line of the table. Its parts are all-reduced (or another collect
 time of one is a latency, or `overlapped`: all are started before the first is waited for, as DDP does with its buckets.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from host_agent import tensors

@@ -1,7 +1,5 @@
 """Tensors with blocks of zeros for `switchml bench`: which blocks each rank has, and how many the union has."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

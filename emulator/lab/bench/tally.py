@@ -1,7 +1,5 @@
 """Repeats of a case, in which all backends take turns, and what those of each add up to."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """How fast traces are read, and in how much memory: a generated Kineto trace of any size, read in its own process."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import subprocess

@@ -36,8 +36,6 @@ of their numbers are figures of the paper, and how far ours may be off.
     y = "samples/s"
 """
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

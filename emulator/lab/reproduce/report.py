@@ -1,7 +1,5 @@
 """Claims as a table, as a page with a plot of each in the paper's form, and the same as Markdown."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path

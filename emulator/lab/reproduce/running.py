@@ -1,7 +1,5 @@
 """Runs a claim's commands as a user would, with --json, and works out its figures from what they print."""
 
-from __future__ import annotations
-
 import json
 import math
 import os
@@ -19,7 +17,7 @@ from emulator.lab.reproduce.claims import SCRIPTS, Claim, Figure, Line
 from host_agent import launching
 from switchml import share
 from switchml.errors import ConfigError, SwitchMLError
-from switchml.runtime.children import dying_with_us
+from switchml.runtime.children import dying_with_us, end
 from switchml.runtime.folders import TemporaryFolder
 from switchml.text import last_line
 
@@ -113,7 +111,7 @@ def _printed(line: Line, folder: Path, claim: Claim) -> Any:
     except subprocess.TimeoutExpired:
         raise ReproductionFailed(f"{claim.id}: `{line.command}` was not done after {LIMIT_S / 60:g} min") from None
     finally:
-        launching.end(done)
+        end(done, launching.END_S)
     if done.returncode:
         last = last_line(said, f"exit code {done.returncode}")
         raise ReproductionFailed(f"{claim.id}: `{line.command}` failed: {last}")

@@ -11,8 +11,6 @@ tensor-parallel; sequence parallelism and overlapped exchanges wherever there is
 of experts on H100.
 """
 
-from __future__ import annotations
-
 from emulator.jobs.description import Request
 from emulator.jobs.workload.job import Job
 from emulator.lab.validation.rows import published

@@ -3,8 +3,6 @@ says: iterations of Megatron-DeepSpeed, tokens a second under FSDP, tables of nc
 and NeMo's tables and kernels of two accelerators are here.
 """
 
-from __future__ import annotations
-
 import csv
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass

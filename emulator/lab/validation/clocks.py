@@ -2,8 +2,6 @@
 machines with clocks that are ahead or behind.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -3,8 +3,6 @@ come from rows that no constant was fitted to (`fits.toml` names those that some
 it is not among: a tenth of its group is left out, all rows of its model, or all of its campaign.
 """
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence

@@ -3,8 +3,6 @@ an H100's processors), torch._grouped_mm's (pytorch/ao #2490 and #2756, pytorch 
 and a loop over cuBLAS (tgale96/grouped_gemm #37). Nothing is fitted to them.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from emulator.cluster import kernels

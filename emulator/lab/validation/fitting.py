@@ -3,8 +3,6 @@ counted linearly, so that a few odd measurements don't decide. `split_by_size` f
 turn: what the rows of a size have to say about themselves is then left out.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Callable, Sequence

@@ -5,8 +5,6 @@ as its recipes have it: Megatron-Core, sharded optimizer states, sequence parall
 there is tensor parallelism, fused attention, nothing recomputed.
 """
 
-from __future__ import annotations
-
 from emulator.jobs.description import Request
 from emulator.jobs.workload.job import Job
 from emulator.lab.validation import bridge, predicted

@@ -1,8 +1,6 @@
 """Measured iterations of Megatron-DeepSpeed: the CSV files of VIA-Research/vTrain (MICRO 2024), and others with the
 same columns."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

@@ -4,8 +4,6 @@ tests/traces/{h100,mi300}, MIT), their kernels by name; long names are cut where
 them, bert-small and Qwen1.5-0.5B, is what data sheets don't say (emulator/traces/whatif/data/kernels.toml).
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 
 import numpy as np

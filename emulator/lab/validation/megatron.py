@@ -2,8 +2,6 @@
 the scaling table of Narayanan et al., SC 2021 (table 1). All on DGX A100 80 GB.
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 from collections.abc import Iterator

@@ -1,8 +1,6 @@
 """Measured all-reduces, the tables of nccl-tests: a curve is fitted to every other size of a table and predicts the
 sizes between."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Rows of whole jobs: what was measured, what the emulator predicts, and by how much it says that this may be off."""
 
-from __future__ import annotations
-
 from emulator.cluster.cluster import Cluster
 from emulator.jobs.costing import plan
 from emulator.jobs.description import Request

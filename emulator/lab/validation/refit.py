@@ -2,8 +2,6 @@
 starts and where each constant stands. The same file and rows give the same constants, to `DIGITS` digits.
 """
 
-from __future__ import annotations
-
 import contextlib
 import csv
 import math

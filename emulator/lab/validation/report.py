@@ -1,7 +1,5 @@
 """What validations show: rows and averages for people, one JSON object for programs, a picture."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -44,8 +42,7 @@ def _print_tables(what: str, rows: Sequence[Row], groups: Groups, shown: Sequenc
     unit = units.pop() if len(units) == 1 else ""
     columns = [text("row"), number("measured", unit), number("predicted", unit)]
     table = Table(
-        [*columns, *([] if unit else [text("unit")]), number("error", "%")],
-        title=f"{what}: {len(rows)} rows{longest}",
+        [*columns, *([] if unit else [text("unit")]), number("error", "%")], title=f"{what}: {len(rows)} rows{longest}"
     )
     for row in listed:
         factor, its = _scale(row)

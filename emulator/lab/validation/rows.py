@@ -1,7 +1,5 @@
 """Rows of a validation and what they come to; tables of measured figures, those that come along and a user's."""
 
-from __future__ import annotations
-
 import csv
 import io
 from collections.abc import Mapping, Sequence

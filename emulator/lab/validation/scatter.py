@@ -1,8 +1,6 @@
 """Draws predicted against measured: one point a row on logarithmic axes, the diagonal, and bands of 5 and 20
 percent."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

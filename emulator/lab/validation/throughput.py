@@ -2,8 +2,6 @@
 same columns. Each row becomes a job on the cluster of its accelerators, emulated as `switchml emulate` does it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """An agent in virtual time: the real core (host_agent/core.py), which takes a turn on every packet, timer or call."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable
 

@@ -2,8 +2,6 @@
 (docs/protocol.md, section 14). Links between the two lose, repeat and reorder packets like the others; ranks die and
 the switch with its aggregator crashes, as in plan.py."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 

@@ -4,8 +4,6 @@ Each names a function, a place in it, and what stands there instead. No source i
 and operators in it. Where a function has none such, or several, planting is an error, so that the table cannot rot.
 """
 
-from __future__ import annotations
-
 import ast
 import io
 import tokenize
@@ -143,10 +141,7 @@ BUGS: dict[str, Bug] = {
         "job control ends a job with the first rank that leaves",
     ),
     "deaf": Bug(
-        "host_agent.core:Core.on_event",
-        statement("lost"),
-        "pass",
-        "an agent does not act on the loss of a peer",
+        "host_agent.core:Core.on_event", statement("lost"), "pass", "an agent does not act on the loss of a peer"
     ),
     "no-redo": Bug(
         "switchml.protocol.handover:resume",

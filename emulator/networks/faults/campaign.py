@@ -3,8 +3,6 @@
 A planted bug is a copy of the three packages with one of bugs.py's in it, run in a separate process.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import hashlib

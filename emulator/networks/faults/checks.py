@@ -4,8 +4,6 @@ must have a cause in what the simulation did.
 The ledger of an incarnation (one start of one job at one aggregator) records what only the simulation knows.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 import numpy as np

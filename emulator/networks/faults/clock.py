@@ -2,8 +2,6 @@
 the simulation knows the true time.
 """
 
-from __future__ import annotations
-
 import random
 from dataclasses import dataclass
 

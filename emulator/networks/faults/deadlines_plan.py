@@ -1,8 +1,6 @@
 """Seeds of `switchml simulate --deadlines`: jobs whose sums don't wait for late ranks (docs/protocol.md, section 13).
 Ranks are slow at times, or stopped, and packets get lost; now and then a rank or the aggregator dies, too."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 

@@ -1,8 +1,6 @@
 """How a simulated rank goes on at another aggregator: what host_agent/failover.py does with threads, by the same rules
 (`failover.route`, handover.py, the registries), in virtual time."""
 
-from __future__ import annotations
-
 from collections.abc import Generator
 from dataclasses import replace
 from typing import Any

@@ -1,8 +1,6 @@
 """Seeds of `switchml simulate --failover`: jobs of plan.py whose aggregators crash, restart and are cut off, one after
 the other or at once, standbys included, while no rank dies. So each call has to end with its result."""
 
-from __future__ import annotations
-
 import math
 import random
 from dataclasses import replace

@@ -1,8 +1,6 @@
 """The user's program on one host: joins, calls its collectives and leaves; on failure it starts over, until it has all
 results or its job has ended without it."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Generator
 from dataclasses import replace

@@ -4,8 +4,6 @@ Every packet that arrives, every message of job control and every completed call
 have the same hash; if not, the code under test has used a real clock or unseeded randomness.
 """
 
-from __future__ import annotations
-
 import hashlib
 import random
 from collections.abc import Callable

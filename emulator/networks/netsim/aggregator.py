@@ -3,8 +3,6 @@ adds up its own ranks and sends one partial sum up; the switch above adds those,
 path. All apply the aggregator's own rule (switchml/protocol/pool.py), the one above with racks in the place of ranks.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field

@@ -2,8 +2,6 @@
 compiled rules of switchml/protocol/best_effort.py.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -35,13 +33,7 @@ def _trailer(ranks: Sequence[int]) -> np.ndarray:
 class Front:
     """The switch, of `slots` slots. `down(packet)` sends to a host, `up(packet)` to the aggregator behind."""
 
-    def __init__(
-        self,
-        env: Environment,
-        slots: int,
-        down: Callable[[Packet], object],
-        up: Callable[[Packet], object],
-    ):
+    def __init__(self, env: Environment, slots: int, down: Callable[[Packet], object], up: Callable[[Packet], object]):
         self._env, self._down, self._up = env, down, up
         self._jobs: dict[int, tuple[Pool, Sequence[int]]] = {}
         self._partial = np.zeros(PARTIAL_BYTES, np.uint8)

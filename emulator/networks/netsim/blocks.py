@@ -5,8 +5,6 @@ all ranks have the same ("full"), or as few in common as can be ("none"). Every 
 numbers.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 OVERLAPS = ("random", "full", "none")

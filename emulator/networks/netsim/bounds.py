@@ -4,8 +4,6 @@ Seconds throughout. n ranks, S bytes, links of B bits a second in each direction
 of tensor, s slots. `sharing`: so many ranks of the job share a host's link, and a round has as many packets there.
 """
 
-from __future__ import annotations
-
 from emulator.networks.netsim.blocks import owned
 from emulator.networks.netsim.config import JobConfig, LinkConfig
 from switchml.protocol.packet import HEADER_BYTES, WORD_BYTES

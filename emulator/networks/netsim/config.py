@@ -23,8 +23,6 @@
 Keys are the fields of the classes below.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -181,10 +179,7 @@ class JobConfig(Ranged):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check(
-            self.size_bytes % 4 == 0,
-            f"size_bytes = {self.size_bytes}: expected a multiple of 4 (float32)",
-        )
+        _check(self.size_bytes % 4 == 0, f"size_bytes = {self.size_bytes}: expected a multiple of 4 (float32)")
         named = {"backend": BACKENDS, "collective": KINDS, "wire": WIRES, "payload_bytes": SIZE_CODE_OF}
         for name, choices in named.items():
             value = getattr(self, name)

@@ -2,8 +2,6 @@
 against exact arithmetic; a wrong one is an error, not a result.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections import Counter

@@ -5,8 +5,6 @@ The queue needs no events: a packet's end of transmission is known when it is qu
 change. Only arrivals are events. All times are whole nanoseconds of the simpy environment's clock.
 """
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Callable

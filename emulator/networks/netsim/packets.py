@@ -2,8 +2,6 @@
 destination: `to` is a host's number or AGGREGATOR.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 import numpy as np

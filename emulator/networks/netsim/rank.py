@@ -2,8 +2,6 @@
 loop does between two sleeps (host_agent/loop.py); `Rank` is a host that takes a turn on every packet and timer.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Results of a simulated network as tables, as one JSON object, and as a plot."""
 
-from __future__ import annotations
-
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any

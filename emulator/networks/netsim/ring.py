@@ -6,8 +6,6 @@ of at most 1 MiB; in each of two phases a rank posts segment i once segment i-2 
 segments in all.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Generator
 
 import simpy

@@ -2,8 +2,6 @@
 ranks times bytes times repeats. So this is asked before anything of a network is made.
 """
 
-from __future__ import annotations
-
 import math
 
 import psutil

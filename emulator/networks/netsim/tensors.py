@@ -1,7 +1,5 @@
 """The tensors of a job's collectives: what each rank gives, and what it must get."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -5,8 +5,6 @@ switch, which has one link in each direction to the aggregation switch and forwa
 rack switch that aggregates handles the aggregator's packets itself.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from functools import partial

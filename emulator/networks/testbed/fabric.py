@@ -10,12 +10,8 @@ Every node knows every MAC address from the start. Namespaces have the names of 
 
 from __future__ import annotations
 
-import ctypes
-import fcntl
 import importlib.util
 import os
-import socket
-import struct
 import subprocess
 from dataclasses import dataclass
 from functools import partial
@@ -28,11 +24,11 @@ from emulator.networks.testbed.namespaces import Namespace, find_program, run
 from emulator.networks.testbed.star import INTERFACE, Network, QueueCounts, Wires
 from switchml.control.mac import mac_text
 from switchml.errors import ConfigError
+from switchml.net.ports import finish_packets
 
 if TYPE_CHECKING:
     from emulator.networks.testbed.nodes import Net
 
-_SIOCETHTOOL, _ETHTOOL_STXCSUM, _ETHTOOL_SSG = 0x8946, 0x17, 0x19  # linux/sockios.h, linux/ethtool.h
 DEBIAN_PACKAGES = Path("/usr/lib/python3/dist-packages")
 
 
@@ -182,16 +178,6 @@ def check_programs(switch: str = BRIDGE, with_captures: bool = False) -> None:
         lacking.append("Mininet (Debian: mininet)")
     if lacking:
         raise ConfigError(f"not found: {', '.join(lacking)}")
-
-
-def finish_packets(interface: str) -> None:
-    """Have checksums computed and trains cut before packets enter an interface of this namespace, as
-    `ethtool --offload INTERFACE tx off sg off` does. What reads packets from its peer depends on it."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
-        for feature in (_ETHTOOL_STXCSUM, _ETHTOOL_SSG):
-            value = ctypes.create_string_buffer(struct.pack("II", feature, 0))
-            request = struct.pack("16sQ16x", interface.encode(), ctypes.addressof(value))
-            fcntl.ioctl(any_socket, _SIOCETHTOOL, request)
 
 
 def _name(name: str, pid: int) -> Namespace:

@@ -5,8 +5,6 @@ one switch     h1 ─┐                 two racks     h1 ─ r1 ─┐
                h3 ─┘                               h3 ─ r2 ─┘   …
 """
 
-from __future__ import annotations
-
 import ipaddress
 from dataclasses import dataclass
 from pathlib import Path

@@ -7,8 +7,6 @@ served by one compiled loop. Between two interfaces (wires.py) the sockets are p
 datagrams. The rate of a link is that of the queue in front of it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 

@@ -9,8 +9,6 @@ any, are those of link.py, run by a process (wires.py) in a namespace of its own
 address from the start: a lost ARP packet would cost a second, and three of them the packets that wait for it.
 """
 
-from __future__ import annotations
-
 import ipaddress
 import json
 import os

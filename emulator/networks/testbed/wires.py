@@ -5,8 +5,6 @@
 link.COUNTS for each direction, a wire's two together. It ends with stdin. What star.py starts.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import socket

@@ -7,8 +7,6 @@ the caller is process 1. When it ends, is interrupted or killed, the kernel kill
 nothing holds its interfaces, switches and files: there is nothing to clean up. Needs root (namespaces(7)).
 """
 
-from __future__ import annotations
-
 import os
 import pickle
 import signal

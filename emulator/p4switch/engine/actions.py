@@ -1,8 +1,6 @@
 """Lowering of primitives and actions: stores into fields, header and stack operations, registers, counters, meters,
 the packet's fate, and jumps within an action."""
 
-from __future__ import annotations
-
 from emulator.p4switch.engine import opcodes as o
 from emulator.p4switch.engine.calculations import Calculations
 from emulator.p4switch.engine.code import Label, Unsupported

@@ -1,7 +1,5 @@
 """A batch of frames, in one kernel: each is taken in, and served until nothing of it waits."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from emulator.p4switch.engine.frames import begin

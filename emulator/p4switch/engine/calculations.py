@@ -1,8 +1,6 @@
 """Lowering of calculations (hashes, checksums): inputs go bit by bit into the hash buffer, then one instruction hashes
 it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

@@ -3,8 +3,6 @@
 A temporary lives within one basic block, so each block numbers its temporaries from the start again.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from emulator.p4switch.engine import opcodes as o
@@ -106,12 +104,3 @@ class Code:
             for column, operand in enumerate(words):
                 table[row, column] = self.value(operand)
         return table
-
-    def listing(self) -> str:
-        """For people: one line an instruction."""
-        lines = []
-        for number, (op, *operands) in enumerate(self.rows):
-            lines.append(
-                f"{number:5} {o.NAMES[self.value(op)]:8} " + " ".join(str(self.value(operand)) for operand in operands)
-            )
-        return "\n".join(lines)

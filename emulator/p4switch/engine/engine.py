@@ -4,8 +4,6 @@ The control plane may change the state while packets pass: what the VM reads in 
 multicast groups, mirroring sessions) observes the state and follows each change under the state's lock; parameters of
 hashes are rewritten when their version has changed; registers, counters and meters are shared."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

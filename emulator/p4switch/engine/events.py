@@ -1,7 +1,5 @@
 """The VM's events for Python while packets pass: log messages, digests, failed asserts."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 import numpy as np

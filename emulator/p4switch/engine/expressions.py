@@ -6,8 +6,6 @@ many of their operands, and an `&` with a constant no more than the constant has
 /), the operand's interval gives the number of limbs that is exact. A node is computed once within a basic block
 (`memo`), until something that it reads is written (fields.py)."""
 
-from __future__ import annotations
-
 from emulator.p4switch.engine import opcodes as o
 from emulator.p4switch.engine.code import Code, Label, Unsupported
 from emulator.p4switch.engine.fields import MAX_LIMBS, Fields

@@ -1,8 +1,6 @@
 """Lowering of reads from a packet's headers: fields at places known now, and those of headers known only at run time;
 and the values known within a basic block. `cells`, which evaluates any expression, is added in expressions.py."""
 
-from __future__ import annotations
-
 from emulator.p4switch.engine import opcodes as o
 from emulator.p4switch.engine.code import Code, Label, Unsupported
 from emulator.p4switch.engine.intervals import Intervals, exact_limbs

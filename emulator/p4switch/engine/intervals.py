@@ -1,8 +1,6 @@
 """Intervals of the values that expressions can have, so that the lowering knows which sums fit 64 bits, which compare
 as signed numbers, and which need several limbs."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from emulator.p4switch.engine.code import Unsupported

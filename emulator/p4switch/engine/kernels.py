@@ -1,8 +1,6 @@
 """Compiles the packet path: its functions become kernels, and an engine's methods kernels of the same names, which get
 the address of its plan."""
 
-from __future__ import annotations
-
 import ast
 import inspect
 from types import FunctionType, ModuleType

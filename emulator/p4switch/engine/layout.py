@@ -10,8 +10,6 @@ headers (PHV), then temporaries. The PHV is zeroed for each packet.
   (values.stored_in_field says when); a varbit field lies apart: its width in bits (8 bytes), then its bytes.
 """
 
-from __future__ import annotations
-
 from collections import namedtuple
 from collections.abc import Sequence
 from dataclasses import dataclass

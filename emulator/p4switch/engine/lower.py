@@ -1,7 +1,5 @@
 """From a program and its state to code: all parts of the packet path, and the data about it that the engine needs."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from emulator.p4switch.engine import opcodes as o

@@ -1,22 +1,13 @@
 """A program's memory in the compiled engine: the frame with its constants, the context of the VM, and the plan of the
 packet path, filled from what was lowered."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from emulator.p4switch.engine.code import Unsupported
-from emulator.p4switch.engine.layout import (
-    CELL,
-    CONTEXT,
-    DESCRIPTOR,
-    HASH_BUFFER_BYTES,
-    Layout,
-    record,
-)
+from emulator.p4switch.engine.layout import CELL, CONTEXT, DESCRIPTOR, HASH_BUFFER_BYTES, Layout, record
 from emulator.p4switch.engine.lower import Lowered
 from emulator.p4switch.engine.plan import BLOCK_WORDS, PLAN_WORDS
 from emulator.p4switch.engine.raw import address_of

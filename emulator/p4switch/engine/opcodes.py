@@ -6,8 +6,6 @@ bits, `n` limbs (or bytes, ids), `s` a shift, `o` an offset in the frame, `pc` a
 The groups are run by vm, vm_wide, vm_headers and vm_hash.
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 _VM = """

@@ -1,8 +1,6 @@
 """Egress queues with a rate, or without room, for the compiled engine: packets wait in EgressQueues, as they do in the
 interpreter, and the packet path's kernels get them back one by one."""
 
-from __future__ import annotations
-
 import ctypes
 from typing import NamedTuple
 

@@ -1,8 +1,6 @@
 """Lowering of the parser: its states become blocks of code, errors jump to stubs that set the error, and all paths end
 where checksums are verified."""
 
-from __future__ import annotations
-
 import graphlib
 from collections.abc import Callable
 

@@ -2,8 +2,6 @@
 it in the same block, so that known values stay known. Actions are shared subroutines, except for an action without
 parameters that a table without a key always runs (p4c makes such tables of plain statements): it is inlined."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import dataclass, field
 

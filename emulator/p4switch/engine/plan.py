@@ -1,8 +1,6 @@
 """The plan: a block of words with what the packet path's kernels need of a program and a switch, their input, and their
 results. Kernels know an engine by the address of its plan."""
 
-from __future__ import annotations
-
 from emulator.p4switch.engine.layout import offsets
 from emulator.p4switch.packet_path.fields import FIELDS
 

@@ -1,8 +1,6 @@
 """What the VM reads of tables and value sets: records at addresses that stay, and hash tables of them that change an
 entry at a time."""
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Multicast groups and mirroring sessions in the VM's form: a row for each number, rewritten when that one changes."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from emulator.p4switch.state.replication import MAX_SESSION, Mirroring, Replication

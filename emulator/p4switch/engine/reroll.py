@@ -6,8 +6,6 @@ number increased by a constant. If no lane touches what another one writes, each
 at once (`Lanes`). Registers of one run are placed together in memory (`place_together`), one row for each index, so
 that a row of cells is a vector, too."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Calculations over a packet: which bytes a hash or checksum sees, and verifying and updating checksums."""
 
-from __future__ import annotations
-
 from emulator.p4switch.hashes import csum16
 from emulator.p4switch.interpreter.expressions import Expressions
 from emulator.p4switch.interpreter.packet import Packet

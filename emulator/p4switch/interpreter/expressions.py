@@ -4,8 +4,6 @@ BMv2 aborts the whole switch where a program divides by zero, shifts by a negati
 a stack. Here x/0 and x%0 are 0, a negative shift shifts by nothing, and beyond a stack reads give 0 (an invalid header)
 and writes do nothing."""
 
-from __future__ import annotations
-
 import operator
 from collections.abc import Callable, Sequence
 

@@ -2,8 +2,6 @@
 
 BMv2's threads end packets in any order where several are under way; here that is the order of the packet path."""
 
-from __future__ import annotations
-
 from collections import deque
 
 from emulator.p4switch.interpreter.calculations import update

@@ -3,8 +3,6 @@
 Texts, levels and order are those of BMv2 1.15: its BMLOG_* calls, and the dump functions of match_units.cpp,
 match_tables.cpp and action_profile.cpp."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

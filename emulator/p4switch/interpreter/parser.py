@@ -1,7 +1,5 @@
 """The parser: states, their operations and transitions, and the state after an error."""
 
-from __future__ import annotations
-
 from emulator.p4switch.interpreter.calculations import verify
 from emulator.p4switch.interpreter.expressions import Expressions
 from emulator.p4switch.interpreter.packet import Packet

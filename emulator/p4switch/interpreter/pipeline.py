@@ -1,8 +1,6 @@
 """Pipelines: from node to node through tables, conditionals and actions, until there is no next node or the packet
 exits."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from emulator.p4switch.interpreter.calculations import input_bytes

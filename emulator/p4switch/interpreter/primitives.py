@@ -4,8 +4,6 @@
 action's loop reads.
 """
 
-from __future__ import annotations
-
 import random
 
 from emulator.p4switch.interpreter.calculations import compute

@@ -2,8 +2,6 @@
 (sections "CounterEntry", "MeterEntry", "RegisterEntry" and "ValueSetEntry"). P4Runtime counts in P4Info's unit, and its
 rates are per second."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar, Generic, TypeVar
 

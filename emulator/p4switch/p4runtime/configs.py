@@ -4,8 +4,6 @@ A pipeline that was saved but not committed has a state of its own, which reads 
 runs on once it is committed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from copy import deepcopy
 

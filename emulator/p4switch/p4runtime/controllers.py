@@ -4,8 +4,6 @@ A controller is a stream that has sent an arbitration message. The primary of a 
 highest election id seen for the role so far; when it disconnects, there is none until another sends an id as high.
 """
 
-from __future__ import annotations
-
 import queue
 import threading
 from dataclasses import dataclass

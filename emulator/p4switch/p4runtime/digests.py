@@ -1,7 +1,5 @@
 """Digests: whether and how they are sent (section "DigestEntry"), and the lists that are sent and acknowledged."""
 
-from __future__ import annotations
-
 import time
 from collections import deque
 from collections.abc import Callable, Iterator

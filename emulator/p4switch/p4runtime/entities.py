@@ -4,8 +4,6 @@ A batch that is to be rolled back is undone entity by entity: what each update c
 back in reverse order if a later one fails.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from copy import deepcopy
 from types import SimpleNamespace

@@ -6,8 +6,6 @@ but not in P4Runtime's. In P4Runtime the highest priority wins, in BMv2 the lowe
 BMv2's own server, from 2^31 - 1 down.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

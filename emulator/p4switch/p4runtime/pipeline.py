@@ -4,8 +4,6 @@ Names are the same on both sides, as p4c assigns them. P4Info is made before p4c
 objects that the program has lost: these are left out, and requests for them are refused.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar

@@ -4,8 +4,6 @@
 A controller numbers members and groups itself; the switch has handles. Those of a one-shot have no number.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field

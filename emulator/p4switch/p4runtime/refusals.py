@@ -1,7 +1,5 @@
 """Refusals: P4Runtime's canonical error codes (those of gRPC), and those for the state's own errors."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import grpc

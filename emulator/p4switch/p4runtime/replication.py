@@ -4,8 +4,6 @@ A group has a node for each replica id, as from BMv2's own server. A clone sessi
 multicast group of its own, with an id from 2^15 on.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence, Set
 from copy import deepcopy
 from typing import Any

@@ -2,8 +2,6 @@
 
 No client can stop the switch: a call that fails ends with a code and a message."""
 
-from __future__ import annotations
-
 import os
 import threading
 import time

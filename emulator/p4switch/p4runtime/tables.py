@@ -1,8 +1,6 @@
 """Table entries, with their direct counters and meters (sections "TableEntry", "DirectCounterEntry" and
 "DirectMeterEntry")."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Generic

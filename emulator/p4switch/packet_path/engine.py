@@ -2,8 +2,6 @@
 does with one packet. The interpreter has both as methods; of the compiled engine, the operations are kernels of the
 same names, whose first argument is the address of its plan (engine/kernels.py)."""
 
-from __future__ import annotations
-
 import ctypes
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator

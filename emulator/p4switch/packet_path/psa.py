@@ -1,8 +1,6 @@
 """psa_switch's packet path (targets/psa_switch/psa_switch.cpp), for programs of the Portable Switch Architecture: a
 packet is deparsed between ingress and egress, too, and what becomes of it is in metadata."""
 
-from __future__ import annotations
-
 from emulator.p4switch.packet_path import fields as f
 from emulator.p4switch.packet_path import notes as n
 from emulator.p4switch.packet_path.engine import (

@@ -4,8 +4,6 @@ There is one thread: what returns to ingress is served before the next packet is
 in the order in which packets were queued, unless a queue has a rate. A queue is chosen by port and priority; which
 packet leaves next is up to the engine (traffic.EgressQueues)."""
 
-from __future__ import annotations
-
 from emulator.p4switch.packet_path import notes as n
 from emulator.p4switch.packet_path.engine import Operations, P
 from emulator.p4switch.packet_path.fields import (

@@ -4,8 +4,6 @@ The order of events at the ends of ingress and egress (clone, digest, resubmit, 
 simple_switch.cpp's ingress_thread and egress_thread. A packet that passed ingress waits in the traffic manager, from
 where `traffic_manager.serve` takes it to egress."""
 
-from __future__ import annotations
-
 from emulator.p4switch.packet_path import fields as f
 from emulator.p4switch.packet_path import notes as n
 from emulator.p4switch.packet_path.engine import EGRESS, EGRESS_DEPARSER, INGRESS, INGRESS_PARSER, Operations, P

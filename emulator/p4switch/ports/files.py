@@ -5,8 +5,6 @@ some seconds later, with the first frame of every file; and the file whose next 
 The times have no other effect: there are no pauses between frames.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable

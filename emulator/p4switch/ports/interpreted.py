@@ -4,8 +4,6 @@ a while on a machine's first start.
 What plain Python can't do, or does very slowly (memory at an address, system calls, sums over bytes), is replaced.
 """
 
-from __future__ import annotations
-
 import builtins
 import ctypes
 from collections.abc import Callable

@@ -7,8 +7,6 @@ A UDP port, `udp:ADDRESS:PORT`, is a socket bound there; each datagram is one Et
 send, and frames go back to whoever sent the last one. With `udp:ADDRESS:PORT,ADDRESS:PORT` the port belongs to the
 second address: frames go there, and those of other senders are counted and ignored."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import os

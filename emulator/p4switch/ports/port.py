@@ -1,7 +1,5 @@
 """The interface of a switch's ports, of whatever kind."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """The primitives log_msg, assert and assume as both engines report them: texts with values, and BMv2's ends."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 

@@ -5,8 +5,6 @@ Frozen dataclasses of plain data; objects refer to each other by index in the tu
 Names and meanings follow BMv2's docs/JSON_format.md (2.24). END stands for "no next": the end of a parser or pipeline.
 """
 
-from __future__ import annotations
-
 import functools
 import types
 from collections.abc import Mapping, Sequence

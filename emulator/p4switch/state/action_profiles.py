@@ -1,8 +1,6 @@
 """The targets of table entries, and action profiles: members (an action with its arguments) that entries share, and
 groups of members among which a selector's hash chooses."""
 
-from __future__ import annotations
-
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """Idle time-outs of table entries, for those who report them."""
 
-from __future__ import annotations
-
 from emulator.p4switch.state.tables import MatchTable
 
 

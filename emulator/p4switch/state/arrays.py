@@ -4,8 +4,6 @@ Register cells are unsigned numbers of any width, stored as 64-bit limbs, the le
 the control plane hold the switch's lock and raise ControlError.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from threading import RLock
 from typing import ClassVar

@@ -1,8 +1,6 @@
 """Digests (BMv2's learning engine): samples are collected in a buffer that is sent when it is full or old enough, and a
 sample is not sent a second time until the receiver has acknowledged it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from threading import RLock

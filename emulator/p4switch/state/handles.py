@@ -1,8 +1,6 @@
 """Handles as BMv2 assigns them: the smallest free number, and for table entries a version in the upper byte; and
 decorators."""
 
-from __future__ import annotations
-
 import heapq
 from collections.abc import Callable, Mapping
 from functools import wraps

@@ -4,8 +4,6 @@ A group lists nodes in the order in which they were associated; a node has a rep
 it copies to. Copies come node by node, ports ascending, then one port of each LAG.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from threading import RLock

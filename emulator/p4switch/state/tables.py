@@ -9,8 +9,6 @@ equal ones the lowest index. Priorities mean nothing in exact and lpm tables. Ch
 tables of any size.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass

@@ -8,8 +8,6 @@ Adding or removing an entry costs that of its own bucket.
 A rank is an entry's level (the lower, the better) above its index.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left, insort
 from collections.abc import Callable, Sequence
 from operator import and_

@@ -1,8 +1,6 @@
 """STF's match keys and action arguments as values for a table: `0x1*`, `0b01**`, `10.0.0.0/8`-like
 prefixes, ternaries `v&&&m`, and arguments by name."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 

@@ -6,8 +6,6 @@ packet may be shorter than the one received, unless it ends in `$`. What the con
 there; a statement that can't be read, or names what the program lacks, fails the test.
 """
 
-from __future__ import annotations
-
 import difflib
 import operator as op
 import re

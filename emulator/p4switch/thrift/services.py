@@ -2,8 +2,6 @@
 has; `simple_pre` and `simple_pre_lag`, multicast groups and their nodes; `simple_switch`, mirroring sessions, egress
 queues and the clock."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Callable

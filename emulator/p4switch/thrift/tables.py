@@ -1,7 +1,5 @@
 """The calls of service `standard` on tables and action profiles."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any

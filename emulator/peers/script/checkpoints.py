@@ -2,8 +2,6 @@
 other ranks don't exist. `torch.distributed.checkpoint` takes a second to import, so it is changed when a script does.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from concurrent.futures import Future

@@ -2,8 +2,6 @@
 with a kernel of their own beside a way to make them of others, that there is one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

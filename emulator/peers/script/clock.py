@@ -2,8 +2,6 @@
 before it on its stream has ended. Waiting makes a stream, or the host, go on no earlier than a moment.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Protocol
 

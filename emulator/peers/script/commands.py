@@ -1,7 +1,5 @@
 """Command lines of launchers: which script they start, with which arguments and environment, in how many processes."""
 
-from __future__ import annotations
-
 import os
 import shlex
 from collections.abc import Sequence

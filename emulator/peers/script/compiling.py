@@ -1,8 +1,6 @@
 """torch.compile without a compiler: the code is run as it stands, and its operators are known as compiled ones, forward
 and backward, so that `fusion.py` can say what the compiler would make of them."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

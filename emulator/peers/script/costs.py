@@ -2,8 +2,6 @@
 bytes that it moves and by the share of the memory's rate that its kind of kernel reaches (`data/operators.toml`).
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Callable, Sequence

@@ -10,6 +10,7 @@ with random numbers (weights before they are moved): these have no values either
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -427,10 +428,7 @@ class Device(_Mode):
         dtype = kwargs.get("dtype") or torch.get_default_dtype()
         if not dtype.is_floating_point or kwargs.get("layout") not in (None, torch.strided):
             return False
-        elements = 1
-        for length in args[0]:
-            elements *= length
-        return elements >= VALUELESS
+        return bool(math.prod(args[0]) >= VALUELESS)
 
 
 def _is_of_device(tensor: Any) -> bool:

@@ -9,8 +9,6 @@ c10/core/impl/DeviceGuardImplInterface.h); the questions go to one object of vir
 version's order of them stands here.
 """
 
-from __future__ import annotations
-
 import atexit
 import ctypes
 from pathlib import Path

@@ -1,8 +1,6 @@
 """Plays iterations as compiled: one is taken in as it is, and others are matched with it, operator by operator, so that
 the plan made of it (`fusion.py`) says what kernels they launch and which of their tensors exist."""
 
-from __future__ import annotations
-
 import heapq
 from collections.abc import Callable, Iterator, Sequence
 

@@ -3,8 +3,6 @@ its group, with what it costs on the cluster. Messages and broadcasts bring the 
 collectives known values, and those of the host, meet copies of themselves, which ranks that run must have alike.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

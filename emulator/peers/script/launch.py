@@ -2,8 +2,6 @@
 differ (`processes.py`). All others are taken to do what these do.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What memory is used for when most of it is allocated."""
 
-from __future__ import annotations
-
 from collections import Counter
 from enum import IntEnum
 

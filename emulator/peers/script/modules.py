@@ -2,8 +2,6 @@
 node of autograd's tape that runs (`tape.py`).
 """
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

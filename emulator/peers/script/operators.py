@@ -1,7 +1,5 @@
 """What was put on the device: an operator with the shapes that went in and came out."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from functools import cached_property

@@ -2,8 +2,6 @@
 process (`program.py`) that asks over a pipe when its transfers begin.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

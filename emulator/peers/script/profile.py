@@ -3,8 +3,6 @@ such traces. Every order between host and streams that the clock kept is in it, 
 (`cuda_sync` events).
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

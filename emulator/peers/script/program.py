@@ -2,8 +2,6 @@
 in place of SCRIPT. REQUEST is a JSON file that names the cluster, the rank and where the result goes.
 """
 
-from __future__ import annotations
-
 import atexit
 import json
 import os

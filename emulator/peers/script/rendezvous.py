@@ -4,8 +4,6 @@ waits: plain data, no processes (`processes.py` has these). A rank that another 
 all others are taken to do what one of those does.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """What became of a script: an iteration's time and where it went, memory at its peak."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections import defaultdict
 from dataclasses import dataclass, field

@@ -2,8 +2,6 @@
 is used for. Run in a process of its own (`program.py`), as it changes torch for good.
 """
 
-from __future__ import annotations
-
 import importlib
 import math
 import os

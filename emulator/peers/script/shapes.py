@@ -2,8 +2,6 @@
 arguments or look at them.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Ranks that a script starts itself, by `torch.multiprocessing.spawn`: this process is one of them."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """What became of the ranks that ran, where they differ: a pipeline's stages."""
 
-from __future__ import annotations
-
 from typing import Any
 
 WAITING = "waiting for other ranks"

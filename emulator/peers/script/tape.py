@@ -1,8 +1,6 @@
 """What is known of the nodes of autograd's tape: noted forward, when an operator makes one, and asked for backward,
 when it runs. Autograd numbers its nodes, and the backward pass says which number it is at."""
 
-from __future__ import annotations
-
 from typing import Any, Generic, TypeVar
 
 import torch

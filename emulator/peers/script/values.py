@@ -2,8 +2,6 @@
 worked out where everything that went in is known, else plausible, and counted. Masks as indices pick half.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Results beside each other: what `--json` printed, of any command, as one page."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What the page of an emulated job says, from the job itself."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -29,10 +29,7 @@ if TYPE_CHECKING:
 )
 @option("--gpus", type=Many(Count(2, 10**6), "N", "8,64,512"), default="8,64,512", help="Ranks, one a GPU.")
 @option(
-    "--sizes",
-    type=TENSOR_SIZES,
-    default="64K:1G:16",
-    help="Bytes of the tensor: from, to, factor; or a list (25M,1G).",
+    "--sizes", type=TENSOR_SIZES, default="64K:1G:16", help="Bytes of the tensor: from, to, factor; or a list (25M,1G)."
 )
 @click.option("--dtype", type=click.Choice(list(DTYPES)), default="float32", help="What its elements are.")
 @click.option("--wire", type=WIRE, default="int32", help="Lanes of a packet to the switch; one holds an element.")

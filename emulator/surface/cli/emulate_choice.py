@@ -1,7 +1,5 @@
 """What `switchml emulate` chose where options were left out."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from emulator.surface.report.ranking import ranking_table

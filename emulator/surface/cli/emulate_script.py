@@ -1,7 +1,5 @@
 """`switchml emulate … -- SCRIPT`: a script on accelerators that are not there."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import click

@@ -1,8 +1,6 @@
 """What `switchml peers` and `switchml train --emulated-ranks` have in common: options that describe the cluster of
 which a few ranks are real."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import click

@@ -62,13 +62,7 @@ class Capture(click.ParamType):
 @click.option("--size", type=SIZE, default="4MiB", help="Bytes of the tensor (float32).")
 @payload_option
 @wire_option
-@option(
-    "--slots",
-    type=Count(0),
-    default=0,
-    show_default="what the links hold",
-    help="Slots of a job, a power of two.",
-)
+@option("--slots", type=Count(0), default=0, show_default="what the links hold", help="Slots of a job, a power of two.")
 @click.option(
     "--racks",
     type=Count(0),

@@ -1,7 +1,5 @@
 """Types of values and options that several commands share: sizes, rates, times, lists, pictures, `--json`."""
 
-from __future__ import annotations
-
 import functools
 import importlib
 import json
@@ -105,12 +103,7 @@ timeline_option = click.option(
     "--timeline", type=TIMELINE, metavar="FILE", help="Write a timeline for Perfetto (.json or .json.gz)."
 )
 time_limit_option = option(
-    "--time-limit",
-    "time_budget_s",
-    type=TIME,
-    default="10min",
-    show_default=True,
-    help="Give up after this time.",
+    "--time-limit", "time_budget_s", type=TIME, default="10min", show_default=True, help="Give up after this time."
 )
 wire_option = click.option("--wire", type=WIRE, default="int32", help="Type of the lanes in a packet.")
 authenticate_option = click.option(
@@ -128,11 +121,7 @@ agent_wire_option = click.option(
     "exact sums need.",
 )
 payload_option = option(
-    "--payload",
-    "payload_bytes",
-    type=OneSize(256, 1024),
-    default="1024B",
-    help="Bytes of lanes in a packet.",
+    "--payload", "payload_bytes", type=OneSize(256, 1024), default="1024B", help="Bytes of lanes in a packet."
 )
 against_option = click.option(
     "--against",
@@ -176,8 +165,7 @@ sparsity_options = together(
 salvage_option = click.option("--salvage", is_flag=True, help="Read truncated or broken files as far as they go.")
 
 trace_options = together(
-    click.option("--rank", type=click.IntRange(min=0), help="Rank of the trace, for a file without it."),
-    salvage_option,
+    click.option("--rank", type=click.IntRange(min=0), help="Rank of the trace, for a file without it."), salvage_option
 )
 """How traces are read."""
 

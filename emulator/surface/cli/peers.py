@@ -21,13 +21,7 @@ if TYPE_CHECKING:
 
 
 @click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
-@option(
-    "--ranks",
-    "world_size",
-    type=Count(1),
-    required=True,
-    help="Number of ranks, real and emulated.",
-)
+@option("--ranks", "world_size", type=Count(1), required=True, help="Number of ranks, real and emulated.")
 @emulated.options()
 @click.option(
     "--noise",

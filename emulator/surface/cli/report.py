@@ -1,7 +1,5 @@
 """`switchml report`: results beside each other."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import click

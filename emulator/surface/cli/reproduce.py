@@ -1,7 +1,5 @@
 """`switchml reproduce`: claims of papers beside what this project finds."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`switchml switch`: run a P4 program on ports, with the command lines of simple_switch and simple_switch_grpc."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

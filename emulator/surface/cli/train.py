@@ -1,7 +1,5 @@
 """`switchml train`: train a small model with several workers, first over Gloo, then through an aggregator."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -30,13 +28,7 @@ PROBABILITY = click.FloatRange(0.0, 1.0, max_open=True)
 @click.command()
 @option("--ranks", "workers", type=Count(1, 256), default=4, help="Ranks, one process each.")
 @click.option("--steps", type=Count(1), default=300, help="Training steps of each of the two runs.")
-@option(
-    "--micro-batch",
-    "batch_size",
-    type=Count(1),
-    default=32,
-    help="Images of each rank in a step.",
-)
+@option("--micro-batch", "batch_size", type=Count(1), default=32, help="Images of each rank in a step.")
 @click.option(
     "--parallel",
     type=click.Choice(["ddp", "fsdp"]),
@@ -79,9 +71,7 @@ PROBABILITY = click.FloatRange(0.0, 1.0, max_open=True)
     help="What sums the packets: our P4 switch, BMv2's simple_switch (from PATH, root) or the software aggregator.",
 )
 @click.option(
-    "--standby",
-    is_flag=True,
-    help="A software aggregator stands by, where training goes on if the first one is lost.",
+    "--standby", is_flag=True, help="A software aggregator stands by, where training goes on if the first one is lost."
 )
 @click.option(
     "--transport",
@@ -169,12 +159,7 @@ PROBABILITY = click.FloatRange(0.0, 1.0, max_open=True)
 )
 @authenticate_option
 @plot_option
-@option(
-    "--emulated-ranks",
-    "world_size",
-    type=Count(1),
-    help="Emulate a cluster of so many ranks; train on a few.",
-)
+@option("--emulated-ranks", "world_size", type=Count(1), help="Emulate a cluster of so many ranks; train on a few.")
 @emulated.options(network="switchml", values=["own", "noise", "zeros"], needs="--emulated-ranks")
 @click.option(
     "--trace",

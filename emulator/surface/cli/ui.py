@@ -1,12 +1,10 @@
 """`switchml ui`: the emulator in the browser."""
 
-from __future__ import annotations
-
-import ipaddress
 import secrets
 
 import click
 
+from switchml.control.secret import is_beyond_loopback
 from switchml.errors import ConfigError
 from switchml.runtime.insist import heard
 
@@ -39,17 +37,10 @@ def ui(host: str, port: int, aggregator: str, token: str | None) -> None:
         raise ConfigError(f"can't serve on {host}:{port}: {error.strerror or error}") from None
     with server:
         click.echo(f"open http://{host}:{server.server_port}/?token={server.token}\nCtrl-C ends")
-        if not _is_loopback(host):
+        if is_beyond_loopback(host):
             click.echo(f"whoever reaches {host} and has the token can use this; it travels unencrypted", err=True)
         try:
             server.serve_forever()
         except KeyboardInterrupt:
             heard()
             click.echo("", err=True)
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

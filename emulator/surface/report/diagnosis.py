@@ -2,8 +2,6 @@
 with its critical path, what would help. `diagnosis.html` lays it out.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +31,7 @@ def _content(diagnosis: Diagnosis, title: str) -> dict[str, Any]:
     context = diagnosis.context
     shown = _shown(diagnosis)
     parts = sorted(context.path.by_part.items(), key=lambda part: -part[1])
-    whole_s = sum(context.path.by_work.values())
+    whole_s = sum(context.path.by_op_type.values())
     waiting_s = context.causes.waiting_s[np.ix_(shown, shown)]
     return {
         "title": title,
@@ -52,7 +50,7 @@ def _content(diagnosis: Diagnosis, title: str) -> dict[str, Any]:
         "zoom": charts.ZOOM,
         "path_parts": shares([(SHORT.get(name, name), s) for name, s in parts], whole_s),
         "path_streams": shares(list(context.path_by_stream.items())[:LONGEST], whole_s),
-        "path_works": shares(list(context.path.by_work.items())[:LONGEST], whole_s),
+        "path_op_types": shares(list(context.path.by_op_type.items())[:LONGEST], whole_s),
         "helps": _helps(diagnosis),
         "helps_chart": charts.bars([(name, kind, s) for name, kind, s, _ in _helps(diagnosis)], "s", time_text),
     }
@@ -82,13 +80,13 @@ def _path(diagnosis: Diagnosis, lanes: list[tuple[Lane, str]]) -> list[tuple[flo
     context = diagnosis.context
     above = {lane.rank: name for lane, name in lanes if lane.name}
     below = {lane.rank: name for lane, name in lanes if not lane.name}
-    names, kinds = context.graph.works.name, context.graph.works.kind
+    names, kinds = context.graph.op_types.name, context.graph.op_types.kind
     corners: list[tuple[float, str]] = []
     for op, from_s, until_s in zip(context.path.op, context.path.from_s, context.path.until_s, strict=True):
-        rank, work = int(context.rank[op]), context.graph.ops.work[op]
+        rank, op_type = int(context.rank[op]), context.graph.ops.op_type[op]
         if rank not in above or until_s <= from_s:
             continue
-        upper = is_above(cause_of(names[work], Kind(kinds[work])))
+        upper = is_above(cause_of(names[op_type], Kind(kinds[op_type])))
         lane = above[rank] if upper else below.get(rank, above[rank])
         if len(corners) > 1 and corners[-1][1] == lane:
             corners[-1] = (float(until_s), lane)

@@ -1,8 +1,6 @@
 """The picture of a diagnosis, where `--report` names a .png, .svg or .pdf: the causes of each rank's time, and what
 each finding gains. The page (`diagnosis.py`) has more."""
 
-from __future__ import annotations
-
 import textwrap
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The page of an emulated job: `page.html` lays it out; here is what it is given."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -121,7 +119,7 @@ def _content(content: Page) -> dict[str, Any]:
     graph = played.graph
     ranks = ranks_shown(played)
     path = critical_path(played)
-    longest = list(path.by_work.items())[:LONGEST]
+    longest = list(path.by_op_type.items())[:LONGEST]
     return {
         "page": content,
         "title": content.title,
@@ -131,7 +129,7 @@ def _content(content: Page) -> dict[str, Any]:
         "timeline": timeline(played, ranks),
         "zoom": charts.ZOOM,
         "more_ranks": len(graph.ranks) - len(ranks),
-        "critical": shares(longest, sum(path.by_work.values())),
+        "critical": shares(longest, sum(path.by_op_type.values())),
         "helps": _helps(content),
         "memory": memory_chart({"memory": content.memory_bytes}) if content.memory_bytes else None,
         "memory_total": sum(content.memory_bytes.values()),

@@ -2,8 +2,6 @@
 of a sweep. The page (`page.py`) has more: the timeline, what would help, what was assumed.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

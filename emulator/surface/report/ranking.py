@@ -1,7 +1,5 @@
 """The table of the best splits of a job."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from switchml import tables

@@ -2,8 +2,6 @@
 columns. A column has the colour of what fills most of it, its opacity is the busy share.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -44,7 +42,7 @@ class Lane:
 
 
 def phase_of(name: str, kind: Kind) -> str:
-    """Which of PHASES a work belongs to, going by its kind and its name."""
+    """Which of PHASES an op type belongs to, going by its kind and its name."""
     if kind != Kind.COMPUTE:
         return _OF_KIND.get(kind, "communication")
     words = name.lower()
@@ -59,7 +57,7 @@ def phase_of(name: str, kind: Kind) -> str:
 
 
 def cause_of(name: str, kind: Kind) -> str:
-    """The same for a traced work, whose name says nothing about its phase."""
+    """The same for a traced op type, whose name says nothing about its phase."""
     return {Kind.COMPUTE: "compute", Kind.DELAY: "host"}.get(kind) or phase_of(name, kind)
 
 
@@ -69,10 +67,7 @@ def is_above(phase: str) -> bool:
 
 
 def lanes(
-    played: Replayed,
-    ranks: np.ndarray,
-    columns: int = COLUMNS,
-    phase_of: Callable[[str, Kind], str] = phase_of,
+    played: Replayed, ranks: np.ndarray, columns: int = COLUMNS, phase_of: Callable[[str, Kind], str] = phase_of
 ) -> list[Lane]:
     """Two lanes for each of `ranks`, the second only where it has something in it."""
     graph = played.graph
@@ -80,14 +75,14 @@ def lanes(
     phase = np.array(
         [
             PHASES.index(phase_of(name, Kind(kind)))
-            for name, kind in zip(graph.works.name, graph.works.kind, strict=True)
+            for name, kind in zip(graph.op_types.name, graph.op_types.kind, strict=True)
         ]
     )
     rows: list[Lane] = []
     op_rank = graph.op_rank()
     for rank in np.asarray(ranks).tolist():
         ops = np.flatnonzero(op_rank == rank)
-        op_phase = phase[graph.ops.work[ops]] if len(graph.works) else np.empty(0, int)
+        op_phase = phase[graph.ops.op_type[ops]] if len(graph.op_types) else np.empty(0, int)
         start_s, end_s = played.start_s[ops], played.end_s[ops]
         transfer = graph.ops.transfer[ops]
         moves_s = start_s.copy()
@@ -98,7 +93,7 @@ def lanes(
             chosen = op_phase == number
             filled[number] = _filled(graph.ops.stream[ops][chosen], moves_s[chosen], end_s[chosen], edges_s)
         # A receive is posted long before its send; that its stream waits says nothing.
-        chosen = graph.works.kind[graph.ops.work[ops]] == Kind.COLLECTIVE
+        chosen = graph.op_types.kind[graph.ops.op_type[ops]] == Kind.COLLECTIVE
         filled[PHASES.index("waiting")] = _filled(
             graph.ops.stream[ops][chosen], start_s[chosen], moves_s[chosen], edges_s
         )

@@ -1,7 +1,5 @@
 """What the page is told: an emulated job, a sweep, the state of an aggregator, as plain data."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping
 from typing import Any

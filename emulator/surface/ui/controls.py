@@ -2,8 +2,6 @@
 names that come with switchml can be chosen: whoever may use the page reads no file and runs no code here.
 """
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Mapping

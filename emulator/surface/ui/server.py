@@ -2,8 +2,6 @@
 know the token gets nothing; it comes once, in the address, and is a cookie from then on.
 """
 
-from __future__ import annotations
-
 import functools
 import hmac
 import json

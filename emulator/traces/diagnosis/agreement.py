@@ -2,8 +2,6 @@
 accelerators compute. And the warning that a replay far off the trace is no ground for advice.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

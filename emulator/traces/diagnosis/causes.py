@@ -1,7 +1,5 @@
 """Where each rank's time went (`replay.parts`), and which rank it waited for: the last to arrive, or to end."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np
@@ -53,7 +51,7 @@ def _blame(
 ) -> None:
     """Add to `waiting_s` (ranks,) what `rank`, whose ops are `ops`, waited for each."""
     graph = played.graph
-    kind = graph.works.kind[graph.ops.work[ops]]
+    kind = graph.op_types.kind[graph.ops.op_type[ops]]
     active, waits_as = _ACTIVE[kind], _WAITS_AS[kind]
     transfer = graph.ops.transfer[ops]
     start_s, end_s = played.start_s[ops], played.end_s[ops]

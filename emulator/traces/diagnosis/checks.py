@@ -1,7 +1,5 @@
 """All checks, and the diagnosis that they make together."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -77,7 +75,7 @@ class Diagnosis:
             ],
             "critical_path": {
                 "by_part_s": path.by_part,
-                "by_op_s": path.by_work,
+                "by_op_s": path.by_op_type,
                 "by_stream_s": context.path_by_stream,
                 "segments": [
                     {

@@ -1,7 +1,5 @@
 """Compression that takes longer than what it spares."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from emulator.jobs.replay.parts import COMPRESSION
@@ -18,7 +16,7 @@ def find(context: DiagnosisContext) -> list[Finding]:
     ratio = ratios(context)
     faster_s = context.replayed_s(own_s=np.where(codes, 0.0, context.own_s), transfer_s=context.transfer_s * ratio)
     by_rank_s = np.bincount(context.rank[codes], context.own_s[codes], minlength=len(context.graph.ranks))
-    sent = np.where(ratio > 1, context.graph.works.bytes[context.graph.transfers.work], 0.0)
+    sent = np.where(ratio > 1, context.graph.op_types.bytes[context.graph.transfers.op_type], 0.0)
     spared_s = float((context.transfer_s * (ratio - 1)).sum())
     codec = next((trace.about["codec"] for trace in context.joined.traces if trace.about.get("codec")), "the codec")
     return context.report(
@@ -40,7 +38,7 @@ def find(context: DiagnosisContext) -> list[Finding]:
 def ratios(context: DiagnosisContext) -> np.ndarray:
     """float64 (transfers,): how many times as many bytes a bucket's gradients have as it sends; 1 where unknown."""
     count = len(context.graph.transfers)
-    sent = context.graph.works.bytes[context.graph.transfers.work]
+    sent = context.graph.op_types.bytes[context.graph.transfers.op_type]
     listed = [(op, transfer, size) for op, transfer, size in context.joined.gradients if transfer >= 0]
     if not listed:
         return np.ones(count)

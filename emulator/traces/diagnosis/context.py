@@ -198,11 +198,7 @@ class DiagnosisContext:
     # Played again
 
     def replayed_s(
-        self,
-        *,
-        own_s: np.ndarray | None = None,
-        transfer_s: np.ndarray | None = None,
-        graph: Graph | None = None,
+        self, *, own_s: np.ndarray | None = None, transfer_s: np.ndarray | None = None, graph: Graph | None = None
     ) -> float:
         """Seconds that the iteration takes with ops, transfers or the graph's dependencies changed."""
         joined = dataclasses.replace(self.joined, graph=graph or self.graph)
@@ -245,8 +241,8 @@ class DiagnosisContext:
         return f"rank {self.joined.traces[rank].rank if rank < len(self.joined.traces) else rank}"
 
     def op_name(self, op: int) -> str:
-        """Of its work."""
-        return self.graph.works.name[self.graph.ops.work[op]]
+        """Of its op type."""
+        return self.graph.op_types.name[self.graph.ops.op_type[op]]
 
     def by_name(self, values: np.ndarray) -> dict[str, float]:
         """Name → sum of the `values`, float64 (ops,), of its ops, largest first; without those that have nothing."""
@@ -269,4 +265,4 @@ class DiagnosisContext:
 
     def communicates(self) -> np.ndarray:
         """bool (transfers,): collectives and sends, not reads from storage."""
-        return np.isin(self.graph.works.kind[self.graph.transfers.work], (Kind.COLLECTIVE, Kind.SEND, Kind.RECV))
+        return np.isin(self.graph.op_types.kind[self.graph.transfers.op_type], (Kind.COLLECTIVE, Kind.SEND, Kind.RECV))

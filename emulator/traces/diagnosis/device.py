@@ -1,7 +1,5 @@
 """Accelerators that idle because of their host: it launches too slowly, allocates, or waits for what it need not."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from emulator.jobs.workload.graph import Kind
@@ -135,8 +133,8 @@ def _allocations(context: DiagnosisContext) -> list[Finding]:
 
 def _allocates(context: DiagnosisContext) -> np.ndarray:
     """bool (ops,)."""
-    works = np.array([name.startswith(ALLOCATIONS) for name in context.graph.works.name], bool)
-    return works[context.graph.ops.work] & (context.lane_kind == LaneKind.HOST)
+    works = np.array([name.startswith(ALLOCATIONS) for name in context.graph.op_types.name], bool)
+    return works[context.graph.ops.op_type] & (context.lane_kind == LaneKind.HOST)
 
 
 def _synchronizations(context: DiagnosisContext) -> list[Finding]:

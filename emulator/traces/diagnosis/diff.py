@@ -5,8 +5,6 @@ Iterations of one run share what else its machines did meanwhile, so that a diff
 however little iterations scatter. Runs captured in turns, A B A B …, tell: their differences are compared pair by pair.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -179,7 +177,7 @@ def _path(context: DiagnosisContext) -> dict[str, tuple[float, float]]:
     counts: dict[str, float] = defaultdict(float)
     for op, from_s, until_s in zip(context.path.op, context.path.from_s, context.path.until_s, strict=True):
         counts[context.op_name(op)] += until_s > from_s
-    return {name: (s, counts[name]) for name, s in context.path.by_work.items()}
+    return {name: (s, counts[name]) for name, s in context.path.by_op_type.items()}
 
 
 def _collectives(context: DiagnosisContext) -> dict[str, tuple[float, float]]:
@@ -188,9 +186,9 @@ def _collectives(context: DiagnosisContext) -> dict[str, tuple[float, float]]:
     graph = context.graph
     members = np.diff(graph.groups.start)
     for transfer in np.flatnonzero(context.communicates()):
-        work = graph.transfers.work[transfer]
-        kind = Collective(graph.works.collective[work]).name.lower().replace("_", "-").replace("p2p", "send")
-        name = f"{kind} of {graph.works.bytes[work]:,.0f} bytes"
+        op_type = graph.transfers.op_type[transfer]
+        kind = Collective(graph.op_types.collective[op_type]).name.lower().replace("_", "-").replace("p2p", "send")
+        name = f"{kind} of {graph.op_types.bytes[op_type]:,.0f} bytes"
         s, count = rows.get(name, (0.0, 0.0))
         share = members[graph.transfers.group[transfer]] / len(graph.ranks)
         rows[name] = (s + share * float(context.transfer_s[transfer]), count + share)

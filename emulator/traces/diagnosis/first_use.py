@@ -1,7 +1,5 @@
 """What first calls cost: CUDA loads modules at first launch, libraries create handles, the first operator a context."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from emulator.traces.diagnosis.context import DiagnosisContext, Iterations

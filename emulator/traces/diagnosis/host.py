@@ -1,7 +1,5 @@
 """Time that the host loses: an interpreter that takes long between operations, pauses such as garbage collection."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from emulator.jobs.replay.parts import HOST

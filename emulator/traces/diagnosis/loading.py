@@ -1,7 +1,5 @@
 """Training that waits for its samples."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from emulator.jobs.replay.parts import LOADING

@@ -1,7 +1,5 @@
 """Small collectives that are all latency, one after another where one would do."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from emulator.jobs.workload.graph import NO_TRANSFER, Collective, Kind
@@ -33,10 +31,10 @@ def find(context: DiagnosisContext) -> list[Finding]:
         changed_s[run[-1]] = latency_s[run[-1]] + (context.transfer_s[run] - latency_s[run]).sum()
         changed_s[run[:-1]] = 0.0
     small = np.concatenate(runs)
-    size = context.graph.works.bytes[context.graph.transfers.work[small]]
+    size = context.graph.op_types.bytes[context.graph.transfers.op_type[small]]
     elapsed_s = context.transfer_s[small]
     longest = max(runs, key=len)
-    name = context.graph.works.name[context.graph.transfers.work[longest[0]]]
+    name = context.graph.op_types.name[context.graph.transfers.op_type[longest[0]]]
     return context.report(
         "small messages",
         f"{len(small)} small collectives pay latency each",
@@ -59,8 +57,8 @@ def find(context: DiagnosisContext) -> list[Finding]:
 
 def _latency_s(context: DiagnosisContext) -> np.ndarray:
     """float64 (transfers,): what of each transfer's time does not depend on its size."""
-    size = context.graph.works.bytes[context.graph.transfers.work]
-    collective = context.graph.works.collective[context.graph.transfers.work]
+    size = context.graph.op_types.bytes[context.graph.transfers.op_type]
+    collective = context.graph.op_types.collective[context.graph.transfers.op_type]
     latency_s = np.where(size <= SMALL_BYTES, context.transfer_s, 0.0)
     for kind in FUSED:
         some = np.flatnonzero((collective == kind) & (size > 0))
@@ -78,7 +76,7 @@ def _runs(context: DiagnosisContext) -> list[np.ndarray]:
     graph = context.graph
     if not len(graph.transfers):
         return []
-    collective = graph.works.collective[graph.transfers.work]
+    collective = graph.op_types.collective[graph.transfers.op_type]
     latency_s, needed_s = _latency_s(context), _needed_s(context)
     small = np.isin(collective, FUSED) & (latency_s >= LATENCY_BOUND * context.transfer_s) & (context.transfer_s > 0)
     small[[transfer for _, transfer, _ in context.joined.gradients if transfer >= 0]] = False

@@ -2,8 +2,6 @@
 codec, a faster network, fewer bytes, larger buckets or more overlap would gain.
 """
 
-from __future__ import annotations
-
 import re
 from typing import NamedTuple
 
@@ -98,7 +96,7 @@ def _carried(context: DiagnosisContext, moves: np.ndarray) -> str:
     """How much, over what, and whether accelerators' tensors go through their hosts."""
     joined, graph = context.joined, context.graph
     about = {trace.about.get("transport") or trace.backend for trace in joined.traces} - {""}
-    moved = float(graph.works.bytes[graph.transfers.work[moves]].sum())
+    moved = float(graph.op_types.bytes[graph.transfers.op_type[moves]].sum())
     carried = f"{np.count_nonzero(moves)} collectives" + (f" of {bytes_text(moved)} in all" if moved else "")
     members = graph.ops.transfer != NO_TRANSFER
     staged = np.isin(context.rank[members & (context.lane_kind != LaneKind.DEVICE)],
@@ -139,7 +137,7 @@ def _twice_as_fast(context: DiagnosisContext, moves: np.ndarray) -> Change:
 def _half_the_bytes(context: DiagnosisContext, network: Network) -> Change:
     """All-reduces take less by what half of their bytes cost on the network."""
     reduces, elapsed_s = all_reduces(context.joined), context.transfer_s.copy()
-    size = context.graph.works.bytes[context.graph.transfers.work[reduces]]
+    size = context.graph.op_types.bytes[context.graph.transfers.op_type[reduces]]
     cost = network.transfer(world_size(context.joined))
     elapsed_s[reduces] *= cost.seconds(size / 2) / np.maximum(cost.seconds(size), 1e-18)
     return Change(

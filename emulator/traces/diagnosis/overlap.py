@@ -2,8 +2,6 @@
 buckets that are too large (nothing to send for long, and a long last one) or too small (latency many times over).
 """
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

@@ -2,8 +2,6 @@
 given by the events before and after it, and the number of the second among those of its name in its iteration. A gap
 that ends when communication does is a wait and no pause."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Ranks whose own work takes longer than elsewhere: persistently or intermittently, in one operation or all."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -45,8 +43,8 @@ def _uneven(context: DiagnosisContext, usual_s: np.ndarray) -> list[Finding]:
     if np.any(np.isin(context.kind, (Kind.SEND, Kind.RECV))):
         return []
     own = np.flatnonzero(_is_own(context))
-    names, number = context.graph.works.by_name()
-    name = number[context.graph.ops.work[own]]
+    names, number = context.graph.op_types.by_name()
+    name = number[context.graph.ops.op_type[own]]
     count, total_s = by_rank(context.graph, own, name, usual_s[own])
     middle = np.quantile(count, 0.5, axis=1, method="lower")[:, None]
     share = np.divide(middle, count, out=np.ones(count.shape), where=count > middle)
@@ -85,7 +83,7 @@ def usual(context: DiagnosisContext) -> np.ndarray:
     graph = context.graph
     usual_s = np.where(_is_own(context), context.own_s, 0.0)
     own = np.flatnonzero(_is_own(context))
-    name = graph.works.by_name()[1][graph.ops.work[own]]
+    name = graph.op_types.by_name()[1][graph.ops.op_type[own]]
     stage = graph.ranks.stage[context.rank[own]] + graph.ranks.job[context.rank[own]] * graph.stages()
     _, what = np.unique(np.stack([name, stage]), axis=1, return_inverse=True)
     what = what.ravel()

@@ -1,7 +1,5 @@
 """A diagnosis for the terminal: where the time goes, who waits for whom, and what to change."""
 
-from __future__ import annotations
-
 from emulator.jobs.replay.report import critical_table, operation_text
 from emulator.traces.diagnosis.agreement import doubt
 from emulator.traces.diagnosis.checks import Diagnosis

@@ -1,7 +1,5 @@
 """Retransmissions and the stalls before them; and machines that slow down every collective they take part in."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from emulator.jobs.workload.graph import Collective, Kind
@@ -127,7 +125,7 @@ def stalls(wire: Wire, lost: np.ndarray) -> dict[int, list[tuple[float, float]]]
 def _slow_host(context: DiagnosisContext) -> list[Finding]:
     """A machine all of whose transfers with others are slow, where transfers without it are not."""
     graph = context.graph
-    size = graph.works.bytes[graph.transfers.work]
+    size = graph.op_types.bytes[graph.transfers.op_type]
     measured = np.flatnonzero(context.communicates() & (size >= LEAST_BYTES) & (context.transfer_s > 0))
     host_of = np.array([trace.host or f"rank {i}" for i, trace in enumerate(context.joined.traces)])
     members = {int(group): frozenset(host_of[graph.groups.members(group)]) for group in set(graph.transfers.group)}
@@ -135,7 +133,7 @@ def _slow_host(context: DiagnosisContext) -> list[Finding]:
     measured = measured[np.array(between, bool)]
     if len({members[int(graph.transfers.group[transfer])] for transfer in measured}) < 3:
         return []
-    kinds = graph.works.collective[graph.transfers.work]
+    kinds = graph.op_types.collective[graph.transfers.op_type]
     per_byte_s = context.transfer_s / np.maximum(size, 1.0)
     hosts = {}
     for host in np.unique(host_of):
@@ -165,7 +163,7 @@ def _slow_host(context: DiagnosisContext) -> list[Finding]:
         ],
         settings=[
             f"look at the link of {host}: negotiated speed (ethtool), cable, MTU, other traffic, which interface "
-            "NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME names",
+            "NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME names"
         ],
         replayed=f"{what} with {host} as fast as those of the others",
         sightings=context.sightings(np.flatnonzero(np.isin(graph.ops.transfer, mine))),

@@ -4,8 +4,6 @@ wait for is left (partial replay). After them, runs of ops become one (coarsened
 stays (symmetry). As in dPRO (Hu et al., MLSys 2022, section 5.3), but exact.
 """
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

@@ -6,8 +6,6 @@ The number of buckets is that with the earliest end, the uncertainty of each all
 pause of the network is free in a replay, but not on a host.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

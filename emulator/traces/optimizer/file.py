@@ -2,8 +2,6 @@
 (host_agent/pytorch/settings.py reads it), the predicted times, and advice for what a file can't do.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

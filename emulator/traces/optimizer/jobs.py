@@ -4,8 +4,6 @@ least time, within the memory of its accelerators. The global batch stays, so tr
 Every combination is emulated where there are few enough, else Optuna (TPE) proposes, beginning with the job as it is.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import math

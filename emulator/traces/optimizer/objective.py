@@ -2,8 +2,6 @@
 to the whole job, once for each combination of them; those that only change how gradients are reduced, to it coarsened.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from dataclasses import dataclass, field
 

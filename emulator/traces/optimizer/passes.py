@@ -3,8 +3,6 @@ apply in the order of `PASSES`: first those that change what ranks compute, then
 are all-reduced, which a search tries on the coarsened job.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass

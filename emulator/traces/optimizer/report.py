@@ -1,7 +1,5 @@
 """The result of a search, as a table for people and as an object for programs."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterable
 from typing import Any

@@ -5,8 +5,6 @@ rank-N.sizes.json, and with our agents rank-N.wire.npz. torch's execution trace,
 it covers one iteration after those that count.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from dataclasses import dataclass
@@ -166,12 +164,7 @@ def _with_calls(trace: RankTrace, agents: list[dict[str, Any]], calls: list[np.n
         lanes.append(Lane(job, LaneKind.TRANSPORT))
         groups.append(Group(job, tuple(agent["ranks"])))
     return dataclasses.replace(
-        trace,
-        names=list(names),
-        lanes=lanes,
-        groups=groups,
-        events=joined(parts),
-        causes=np.concatenate(causes),
+        trace, names=list(names), lanes=lanes, groups=groups, events=joined(parts), causes=np.concatenate(causes)
     )
 
 

@@ -2,8 +2,6 @@
 write an array of events, or an object with that array under "traceEvents" and more beside it.
 """
 
-from __future__ import annotations
-
 import codecs
 import gzip
 import io

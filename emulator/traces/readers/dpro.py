@@ -3,8 +3,6 @@ such as `BW.conv1.backward` and `Comm.conv1.Sync`, and a transaction after `~>` 
 of a dag.gml beside them become causes.
 """
 
-from __future__ import annotations
-
 import re
 from collections import defaultdict
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Our own files: a RankTrace as .npz, with JSON for what is no array; some twenty times faster to load than others."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Who watches the reading of long files: set once for all readers, which are called from many places."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextvars import ContextVar
 from pathlib import Path

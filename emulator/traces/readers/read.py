@@ -1,7 +1,5 @@
 """Traces from files, whichever program wrote them. The format is recognized by the content, not the name."""
 
-from __future__ import annotations
-
 import codecs
 import re
 import zlib
@@ -53,12 +51,12 @@ def read(path: Path | str, *, rank: int | None = None, salvage: bool = False) ->
     for file, kind in present:
         if kind == SIMAI:
             raise untimed(file)
-    beside = {_named_rank(file): file for file, kind in present if kind == EXECUTION_TRACE}
+    execution_traces = {_named_rank(file): file for file, kind in present if kind == EXECUTION_TRACE}
     traces = [
         trace
         for file, kind in present
         if kind != EXECUTION_TRACE
-        for trace in _read_one(file, kind, rank, salvage, beside)
+        for trace in _read_one(file, kind, rank, salvage, execution_traces)
     ]
     if not traces:
         raise _lone(present[0][0])
@@ -141,19 +139,23 @@ def detect(path: Path) -> str:
     return CHAKRA if is_chakra(start) else ""
 
 
-def _read_one(path: Path, kind: str, rank: int | None, salvage: bool, beside: dict[int, Path]) -> list[RankTrace]:
+def _read_one(
+    path: Path, kind: str, rank: int | None, salvage: bool, execution_traces: dict[int, Path]
+) -> list[RankTrace]:
     with reading(path, TraceError):
-        traces = _read_kind(path, kind, rank, salvage, beside)
+        traces = _read_kind(path, kind, rank, salvage, execution_traces)
         for trace in traces:
             check(trace)
     return traces
 
 
-def _read_kind(path: Path, kind: str, rank: int | None, salvage: bool, beside: dict[int, Path]) -> list[RankTrace]:
+def _read_kind(
+    path: Path, kind: str, rank: int | None, salvage: bool, execution_traces: dict[int, Path]
+) -> list[RankTrace]:
     if kind == DPRO:
         return dpro.read(path, salvage=salvage)
     if kind == KINETO:
-        execution_trace = beside.get(_named_rank(path))
+        execution_trace = execution_traces.get(_named_rank(path))
         return kineto.read(path, rank=rank, salvage=salvage, execution_trace=execution_trace)
     reader = {CAPTURE: captured.read, CHAKRA: chakra.read, OURS: native.read}[kind]
     return [reader(path, rank=rank, salvage=salvage)]

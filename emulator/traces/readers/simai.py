@@ -5,8 +5,6 @@ compute and communication that does not block (astra-sim-alibabacloud, Workload.
 iterate_hybrid_parallel_Transformer_fwd_in_bckwd).
 """
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import NamedTuple
@@ -113,11 +111,11 @@ def _workload(layers: list[Layer], settings: dict[str, int]) -> Workload:
     def add(layer: Layer, phase: Phase, what: str, blocks: bool) -> None:
         nonlocal last
         if phase.compute_s > 0:
-            work = builder.add_work(f"{layer.name} {what}", seconds=phase.compute_s)
-            last = [builder.add_op(compute, work, after=last)]
+            op_type = builder.add_op_type(f"{layer.name} {what}", seconds=phase.compute_s)
+            last = [builder.add_op(compute, op_type, after=last)]
         if phase.collective == Collective.NONE or not phase.bytes or sizes[phase.group][0] < 2:
             return
-        work = builder.add_work(
+        op_type = builder.add_op_type(
             f"{layer.name} {what} {phase.collective.name.lower()}",
             Kind.COLLECTIVE,
             collective=phase.collective,
@@ -125,8 +123,8 @@ def _workload(layers: list[Layer], settings: dict[str, int]) -> Workload:
             priority=1 if blocks else 0,
             is_source=not last,
         )
-        transfer = builder.add_transfers(work, groups[phase.group], 1)
-        op = builder.add_op(communicator, work, after=last, transfer=transfer)
+        transfer = builder.add_transfers(op_type, groups[phase.group], 1)
+        op = builder.add_op(communicator, op_type, after=last, transfer=transfer)
         if blocks:
             last = [op]
         else:

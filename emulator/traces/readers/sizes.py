@@ -2,8 +2,6 @@
 itself says only where it has the shapes of all tensors (host_agent/profile/sizes.py).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from pathlib import Path

@@ -2,8 +2,6 @@
 events take hundreds of megabytes and not thousands; numbers for names; which event encloses which.
 """
 
-from __future__ import annotations
-
 from array import array
 from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence

@@ -1,7 +1,5 @@
 """A faster accelerator, and half precision on the same one."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np
@@ -29,7 +27,7 @@ def accelerator_of(joined: Joined, speeds: Speeds) -> Joined:
         edits.positive(factor, "accelerator")
     joined = one_at_a_time(joined)
     ops = np.flatnonzero(edits.computes(joined))
-    names = [joined.graph.works.name[work] for work in joined.graph.ops.work[ops].tolist()]
+    names = [joined.graph.op_types.name[op_type] for op_type in joined.graph.ops.op_type[ops].tolist()]
     return edits.with_durations(joined, ops, speeds.seconds(names, edits.durations(joined)[ops]))
 
 
@@ -39,12 +37,15 @@ def half_precision(joined: Joined, host_speed: float, least_s: float) -> Joined:
     speeds = (HALF_MATRIX, HALF_OTHER) if edits.is_on_device(joined).any() else (host_speed, host_speed)
     transfers = gradients(joined).transfers
     joined = accelerator(joined, *speeds)
-    size = joined.graph.works.bytes.copy()
-    size[np.unique(joined.graph.transfers.work[transfers])] /= 2
+    size = joined.graph.op_types.bytes.copy()
+    size[np.unique(joined.graph.transfers.op_type[transfers])] /= 2
     moved, elapsed_s = joined.costs.transfer_bytes[transfers], joined.costs.transfer_fixed_s[transfers]
     # A traced duration, not bytes at a rate: what is above the fixed part halves.
     elapsed_s = np.where(moved == 0, (elapsed_s + np.minimum(least_s, elapsed_s)) / 2, elapsed_s)
     joined = edits.with_costs(
-        edits.with_table(joined, "works", bytes=size), transfers, transfer_bytes=moved / 2, transfer_fixed_s=elapsed_s
+        edits.with_table(joined, "op_types", bytes=size),
+        transfers,
+        transfer_bytes=moved / 2,
+        transfer_fixed_s=elapsed_s,
     )
     return dataclasses.replace(joined, gradients=[(op, bucket, size / 2) for op, bucket, size in joined.gradients])

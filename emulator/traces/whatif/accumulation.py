@@ -1,7 +1,5 @@
 """Gradient accumulation: several micro-batches for each all-reduce of gradients; the batch is as many times larger."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from emulator.jobs.replay.engine import replay

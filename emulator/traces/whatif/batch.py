@@ -1,7 +1,5 @@
 """Another batch size: what computes takes in proportion; all-reduces and the host's gaps stay."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from emulator.traces.joined import Joined

@@ -5,8 +5,6 @@ in which they become final and closes a bucket once it holds its cap; the last c
     rebucket(joined, [1 << 20, 25 << 20])      # bucket_cap_mb=25: a first bucket of 1 MiB, then 25 MiB each
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 
@@ -112,15 +110,15 @@ def regroup(
     is_first = ops.transfer[old] == present.bucket[0]
     stream[row_of[is_first]] = ops.stream[old[is_first]]
 
-    # The tables: a work and a collective for each new bucket, like the first old one's.
+    # The tables: an op type and a collective for each new bucket, like the first old one's.
     first_old, first = int(present.bucket[0]), len(graph.transfers)
     names = [f"bucket {number}" for number in range(buckets)]
     numbers = np.arange(buckets)
-    work = np.full(buckets, graph.transfers.work[first_old])
-    joined, first_work = edits.with_rows(joined, names, work, bytes=sizes, seconds=np.full(buckets, np.nan))
+    op_type = np.full(buckets, graph.transfers.op_type[first_old])
+    joined, first_op_type = edits.with_rows(joined, names, op_type, bytes=sizes, seconds=np.full(buckets, np.nan))
     joined = edits.with_transfers(joined, np.append(np.arange(first), np.full(buckets, first_old)))
-    work = np.append(graph.transfers.work, first_work + numbers).astype(np.int32)
-    joined = edits.with_table(joined, "transfers", work=work)
+    op_type = np.append(graph.transfers.op_type, first_op_type + numbers).astype(np.int32)
+    joined = edits.with_table(joined, "transfers", op_type=op_type)
 
     # The ops: a new bucket's come right behind the last gradient that it holds, so that a stream keeps its order.
     last = np.maximum.accumulate(present.op[:, np.flatnonzero(np.diff(np.append(bucket, buckets)))], axis=1)
@@ -146,7 +144,7 @@ def regroup(
         _after_needed(order, all_owners, all_ons),
         all_owners,
         all_ons,
-        work=np.tile(first_work + numbers, ranks),
+        op_type=np.tile(first_op_type + numbers, ranks),
         stream=np.repeat(stream, buckets),
         transfer=np.tile(first + numbers, ranks),
     )

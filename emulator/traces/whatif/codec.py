@@ -2,8 +2,6 @@
 codec and its all-reduces take turns, as in host_agent/pytorch/comm_hooks.py.
 """
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

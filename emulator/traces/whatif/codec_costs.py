@@ -1,7 +1,5 @@
 """What a codec takes and saves: measured here, on one core, or read from what `switchml bench codecs --json` wrote."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -3,8 +3,6 @@ their effect on host operators moves along. The quickest iteration shows an oper
 typical one is, operators never beside communication.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
@@ -21,7 +19,7 @@ from emulator.traces.whatif.transfers import all_reduces
 
 LEAST_ITERATIONS = 4
 """Fewer do not show what is usual."""
-BESIDE, ALONE = 0.5, 0.05
+CONTENDED, ALONE = 0.5, 0.05
 """An op of whose time at least, and at most, that share saw communication counts as disturbed, and as undisturbed."""
 LEAST_SHARE = 0.02
 """Of its traced time an op is taken to need at least."""
@@ -35,9 +33,9 @@ def measure(iterations: Sequence[Joined]) -> Contention | None:
         return None
     samples: dict[tuple, list[_Sample]] = defaultdict(list)
     for joined in iterations:
-        seconds, beside = durations(joined), _beside(joined, joined.start_s, joined.end_s)
+        seconds, contended = durations(joined), _contended(joined, joined.start_s, joined.end_s)
         for op, key, identity in _named(joined):
-            samples[key].append(_Sample(float(seconds[op]), float(beside[op]), identity))
+            samples[key].append(_Sample(float(seconds[op]), float(contended[op]), identity))
     usual = _usual_over_least(samples)
     share: dict[Identity, float] = {}
     elapsed_s: dict[int, float] = defaultdict(float)
@@ -47,7 +45,7 @@ def measure(iterations: Sequence[Joined]) -> Contention | None:
             continue
         quiet_s = usual.get((rank, is_gap), 1.0) * min(row.elapsed_s for row in rows)
         for row in rows:
-            if row.beside >= BESIDE and row.elapsed_s > 0:
+            if row.contended >= CONTENDED and row.elapsed_s > 0:
                 share[row.identity] = min(quiet_s / row.elapsed_s, 1.0)
                 elapsed_s[rank] += row.elapsed_s
                 left_s[rank] += min(quiet_s, row.elapsed_s)
@@ -73,8 +71,8 @@ def disturbed(joined: Joined, contention: Contention) -> Joined:
     changed = joined
     for _ in range(PASSES):
         played = replay(changed.graph, changed.costs)
-        beside = _beside(changed, played.start_s, played.end_s)[ops]
-        changed = with_durations(joined, ops, quiet_s + beside * (most_s - quiet_s))
+        contended = _contended(changed, played.start_s, played.end_s)[ops]
+        changed = with_durations(joined, ops, quiet_s + contended * (most_s - quiet_s))
     if not factor:
         return changed
     assumed = f"what computes beside all-reduces takes {np.mean(list(factor.values())):.2g} times as long, as it did"
@@ -83,13 +81,13 @@ def disturbed(joined: Joined, contention: Contention) -> Joined:
 
 class _Sample(NamedTuple):
     elapsed_s: float
-    beside: float
+    contended: float
     identity: Identity
 
 
 def _named(joined: Joined) -> Iterator[tuple[int, tuple, Identity]]:
     """(op, a key that is the same in each iteration and begins with rank and is_gap, identity) of a host's own ops."""
-    graph, names = joined.graph, joined.graph.works.name
+    graph, names = joined.graph, joined.graph.op_types.name
     rank, stream, own = graph.op_rank().tolist(), graph.ops.stream.tolist(), graph.ops.transfer == NO_TRANSFER
     event = _anchors(joined)
     carries = np.isin(graph.ops.stream, graph.ops.stream[~own])  # transports: changes move what is there
@@ -97,7 +95,7 @@ def _named(joined: Joined) -> Iterator[tuple[int, tuple, Identity]]:
     met: Counter[tuple[int, int]] = Counter()
     for op in np.flatnonzero(own & ~carries & (event != GAP)).tolist():
         is_gap = bool(joined.event[op] == GAP)
-        key = (rank[op], is_gap, graph.streams.name[stream[op]], names[graph.ops.work[op]])
+        key = (rank[op], is_gap, graph.streams.name[stream[op]], names[graph.ops.op_type[op]])
         yield op, (*key, seen[key]), (rank[op], int(event[op]), met[rank[op], event[op]])
         seen[key] += 1
         met[rank[op], event[op]] += 1
@@ -117,13 +115,13 @@ def _usual_over_least(samples: dict[tuple, list[_Sample]]) -> dict[tuple[int, bo
     """(rank, whether gaps) → the sum of means over the sum of minima of what is never disturbed."""
     sums: dict[tuple[int, bool], list[float]] = defaultdict(lambda: [0.0, 0.0])
     for (rank, is_gap, *_), rows in samples.items():
-        if len(rows) >= LEAST_ITERATIONS and all(row.beside <= ALONE for row in rows):
+        if len(rows) >= LEAST_ITERATIONS and all(row.contended <= ALONE for row in rows):
             sums[rank, is_gap][0] += float(np.mean([row.elapsed_s for row in rows]))
             sums[rank, is_gap][1] += min(row.elapsed_s for row in rows)
     return {key: usual_s / least_s for key, (usual_s, least_s) in sums.items() if least_s > 0}
 
 
-def _beside(joined: Joined, start_s: np.ndarray, end_s: np.ndarray) -> np.ndarray:
+def _contended(joined: Joined, start_s: np.ndarray, end_s: np.ndarray) -> np.ndarray:
     """float64 (ops,): the share of each op's time in which an all-reduce was under way."""
     reduces = all_reduces(joined)
     began_s, done_s = latest(joined.graph, start_s)[reduces], latest(joined.graph, end_s)[reduces]

@@ -2,8 +2,6 @@
 is changed in place. `arrange` is the general one; the others are special cases of it.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from typing import Any
@@ -32,7 +30,7 @@ def positive(value: float | None, what: str) -> float:
 def durations(joined: Joined) -> np.ndarray:
     """float64 (ops,): what each op takes alone; 0 for members of collectives."""
     alone = joined.graph.ops.transfer == NO_TRANSFER
-    return np.where(alone, joined.costs.work_s[joined.graph.ops.work], 0.0)
+    return np.where(alone, joined.costs.op_type_s[joined.graph.ops.op_type], 0.0)
 
 
 def computes(joined: Joined) -> np.ndarray:
@@ -84,7 +82,7 @@ def edges(ops: Ops) -> tuple[np.ndarray, np.ndarray]:
 
 
 def with_table(joined: Joined, table: str, **columns: object) -> Joined:
-    """The graph's `table` ("ops", "works", …) has these columns."""
+    """The graph's `table` ("ops", "op_types", …) has these columns."""
     changed = dataclasses.replace(getattr(joined.graph, table), **columns)
     return dataclasses.replace(joined, graph=dataclasses.replace(joined.graph, **{table: changed}))
 
@@ -99,12 +97,12 @@ def with_costs(joined: Joined, transfers: np.ndarray, **values: np.ndarray | flo
 
 def with_durations(joined: Joined, ops: np.ndarray, seconds: np.ndarray) -> Joined:
     """`ops`, int (n,) and no members of collectives, take `seconds`, float64 (n,)."""
-    rows = joined.graph.ops.work[ops]
-    names = joined.graph.works.name
+    rows = joined.graph.ops.op_type[ops]
+    names = joined.graph.op_types.name
     joined, first = with_rows(joined, [names[row] for row in rows], rows, seconds=seconds)
-    work = joined.graph.ops.work.copy()
-    work[ops] = first + np.arange(len(rows))
-    return with_table(joined, "ops", work=work)
+    op_type = joined.graph.ops.op_type.copy()
+    op_type[ops] = first + np.arange(len(rows))
+    return with_table(joined, "ops", op_type=op_type)
 
 
 def with_transfer_seconds(joined: Joined, transfers: np.ndarray, seconds: np.ndarray | float) -> Joined:
@@ -118,14 +116,14 @@ def with_transfer_seconds(joined: Joined, transfers: np.ndarray, seconds: np.nda
 def with_rows(
     joined: Joined, names: Sequence[str], rows: np.ndarray | None = None, *, seconds: np.ndarray, **columns: object
 ) -> tuple[Joined, int]:
-    """More rows in the table of works, one for each of `names`, and the first one's number: copies of `rows`, int (n,),
+    """More op types, one for each of `names`, and the number of the first: copies of `rows`, int (n,),
     or rows of `OP_DEFAULTS`, but for `columns`. An op of such a row takes `seconds`, float64 (n,)."""
-    works = joined.graph.works
-    values = {name: getattr(works, name)[rows] for name in OP_DEFAULTS} if rows is not None else OP_DEFAULTS
-    longer = appended(works, name=list(names), **(values | columns | {"seconds": seconds}))
-    graph = dataclasses.replace(joined.graph, works=longer)
-    costs = dataclasses.replace(joined.costs, work_s=np.concatenate([joined.costs.work_s, seconds]))
-    return dataclasses.replace(joined, graph=graph, costs=costs), len(works)
+    op_types = joined.graph.op_types
+    values = {name: getattr(op_types, name)[rows] for name in OP_DEFAULTS} if rows is not None else OP_DEFAULTS
+    longer = appended(op_types, name=list(names), **(values | columns | {"seconds": seconds}))
+    graph = dataclasses.replace(joined.graph, op_types=longer)
+    costs = dataclasses.replace(joined.costs, op_type_s=np.concatenate([joined.costs.op_type_s, seconds]))
+    return dataclasses.replace(joined, graph=graph, costs=costs), len(op_types)
 
 
 def with_streams(joined: Joined, name: str) -> Joined:
@@ -152,13 +150,13 @@ def arrange(
     owner: np.ndarray,
     on: np.ndarray,
     *,
-    work: np.ndarray | Sequence[int] = (),
+    op_type: np.ndarray | Sequence[int] = (),
     stream: np.ndarray | Sequence[int] = (),
     transfer: np.ndarray | int = NO_TRANSFER,
 ) -> Joined:
     """The ops `order`: numbers of present ops and, from `len(ops)` on, of new ones with these rows. Op `owner[i]` waits
     for op `on[i]`, in the same numbers; pairs with an op that is not in `order` are left out."""
-    ops, more = joined.graph.ops, len(work)
+    ops, more = joined.graph.ops, len(op_type)
     place = np.full(len(ops) + more, -1, np.int64)
     place[order] = np.arange(len(order))
     owner, on = place[owner], place[on]
@@ -170,7 +168,7 @@ def arrange(
         return (np.concatenate([old, np.broadcast_to(new, more)]) if more else old)[order].astype(old.dtype)
 
     arranged = Ops(
-        work=column(ops.work, work),
+        op_type=column(ops.op_type, op_type),
         stream=column(ops.stream, stream),
         transfer=column(ops.transfer, transfer),
         micro_batch=column(ops.micro_batch, NO_MICRO_BATCH),
@@ -212,19 +210,19 @@ def append(
     count = len(joined.graph.ops)
     joined, first = with_rows(joined, [name] * len(seconds), kind=kind, seconds=np.asarray(seconds, np.float64))
     order = np.argsort(np.concatenate([np.arange(count), key]), kind="stable")
-    return arrange(joined, order, owner, on, work=first + np.arange(len(seconds)), stream=stream)
+    return arrange(joined, order, owner, on, op_type=first + np.arange(len(seconds)), stream=stream)
 
 
 def before(joined: Joined, ops: np.ndarray, name: str, kind: Kind, seconds: np.ndarray) -> Joined:
     """A new op in front of each of `ops` on its stream: it takes over the dependencies, and the op waits for it."""
-    new, number, owner, on = _beside(joined, ops)
+    new, number, owner, on = _inserted(joined, ops)
     pairs = np.append(number[owner], ops), np.append(on, new)
     return append(joined, name, kind, seconds, joined.graph.ops.stream[ops], ops - 0.5, *pairs)
 
 
 def after(joined: Joined, ops: np.ndarray, name: str, kind: Kind, seconds: np.ndarray) -> Joined:
     """A new op behind each of `ops` on its stream: it waits for the op, and all wait for it who waited for the op."""
-    new, number, owner, on = _beside(joined, ops)
+    new, number, owner, on = _inserted(joined, ops)
     pairs = np.append(owner, new), np.append(number[on], ops)
     moved = dataclasses.replace(
         joined, gradients=[(int(number[op]), bucket, at) for op, bucket, at in joined.gradients]
@@ -232,7 +230,7 @@ def after(joined: Joined, ops: np.ndarray, name: str, kind: Kind, seconds: np.nd
     return append(moved, name, kind, seconds, joined.graph.ops.stream[ops], ops + 0.5, *pairs)
 
 
-def _beside(joined: Joined, ops: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+def _inserted(joined: Joined, ops: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Numbers of one new op for each of `ops`; of all ops, with the new ones in place of theirs; and `edges`."""
     number = np.arange(len(joined.graph.ops))
     number[ops] = new = len(number) + np.arange(len(ops))

@@ -2,8 +2,6 @@
 also shows what is hidden behind other work and what would become critical instead.
 """
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np
@@ -24,13 +22,13 @@ def faster(graph: Graph, costs: Costs, thing: str, factor: float) -> Costs:
         raise ConfigError(f"{thing!r} can't be made faster; there are {', '.join(THINGS)}")
     if not factor > 0:
         raise ConfigError(f"{factor} times as fast makes no sense; expected a factor above 0")
-    part = np.array([PART_OF_KIND[kind] for kind in Kind], np.int64)[graph.works.kind]
+    part = np.array([PART_OF_KIND[kind] for kind in Kind], np.int64)[graph.op_types.kind]
     is_it = part == PARTS.index(thing)
-    meets = is_it[graph.transfers.work] if len(graph.transfers) else np.zeros(0, bool)
+    meets = is_it[graph.transfers.op_type] if len(graph.transfers) else np.zeros(0, bool)
     slower = np.where(meets, 1.0 / factor, 1.0)
     return dataclasses.replace(
         costs,
-        work_s=np.where(is_it, costs.work_s / factor, costs.work_s),
+        op_type_s=np.where(is_it, costs.op_type_s / factor, costs.op_type_s),
         transfer_fixed_s=costs.transfer_fixed_s * slower,
         transfer_bytes=costs.transfer_bytes * slower,
     )
@@ -39,7 +37,7 @@ def faster(graph: Graph, costs: Costs, thing: str, factor: float) -> Costs:
 def what_if(played: Replayed, factor: float = 2.0) -> dict[str, float]:
     """Thing → makespan in seconds if it were `factor` times as fast, shortest first. One replay for each thing."""
     graph = played.graph
-    present = {PARTS[PART_OF_KIND[Kind(kind)]] for kind in np.unique(graph.works.kind[graph.ops.work])}
+    present = {PARTS[PART_OF_KIND[Kind(kind)]] for kind in np.unique(graph.op_types.kind[graph.ops.op_type])}
     makespans = {
         thing: replay(graph, faster(graph, played.costs, thing, factor), played.conditions).makespan_s
         for thing in THINGS

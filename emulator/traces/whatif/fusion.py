@@ -2,8 +2,6 @@
 TorchInductor). What goes is the start of all but the first, and the host's gaps between them.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from emulator.jobs.workload.graph import NO_TRANSFER, Graph, Kind, Order

@@ -1,7 +1,5 @@
 """The gradients of an iteration: what buckets are made of."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -2,8 +2,6 @@
 model of its network (`network.py`) in the trace, it takes on the other one, too.
 """
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np
@@ -78,8 +76,8 @@ def on(joined: Joined, network: Network, sizes: np.ndarray | None = None) -> Joi
     joined = joined if overlaps else in_turn
     graph = joined.graph
     new_sizes = graph.groups.size if sizes is None else np.asarray(sizes, np.int32)
-    transfers = np.flatnonzero(graph.works.collective[graph.transfers.work] != Collective.READ)
-    group, collective = graph.transfers.group[transfers], graph.works.collective[graph.transfers.work[transfers]]
+    transfers = np.flatnonzero(graph.op_types.collective[graph.transfers.op_type] != Collective.READ)
+    group, collective = graph.transfers.group[transfers], graph.op_types.collective[graph.transfers.op_type[transfers]]
     size = transfer_bytes(joined)[transfers]
     rows = [size.tolist(), graph.groups.size[group].tolist(), new_sizes[group].tolist(), collective.tolist()]
     was_s = np.array([traced.seconds(size, count, kind) for size, count, _, kind in zip(*rows, strict=True)])

@@ -1,7 +1,5 @@
 """The network model fitted to a trace's all-reduces. What a transfer took beyond the model it keeps."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """Predicted beside traced: iterations replayed one after the other, as they were or changed, and their parts."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

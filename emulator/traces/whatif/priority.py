@@ -2,8 +2,6 @@
 2019; P3, MLSys 2019). It helps where an op waits for its own bucket; DDP waits for all of them at once.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from emulator.jobs.workload.graph import Order
@@ -21,7 +19,7 @@ def urgent_first(joined: Joined) -> Joined:
     np.minimum.at(first, ops.transfer[on], owner)
     urgency = np.empty(len(transfers), np.int32)
     urgency[np.argsort(-first[transfers], kind="stable")] = np.arange(len(transfers))
-    priority, order = graph.works.priority.copy(), graph.streams.order.copy()
-    priority[graph.transfers.work[transfers]] = urgency
+    priority, order = graph.op_types.priority.copy(), graph.streams.order.copy()
+    priority[graph.transfers.op_type[transfers]] = urgency
     order[ops.stream[np.isin(ops.transfer, transfers)]] = Order.READY
-    return with_table(with_table(joined, "works", priority=priority), "streams", order=order)
+    return with_table(with_table(joined, "op_types", priority=priority), "streams", order=order)

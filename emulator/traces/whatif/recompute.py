@@ -2,8 +2,6 @@
 (Chen et al., 2016: sublinear memory cost). It costs time; what it gains is room for a larger batch.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from emulator.traces.joined import Joined

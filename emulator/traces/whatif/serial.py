@@ -1,7 +1,5 @@
 """All-reduces one after the other. What overlaps shares a link; in turn, each can be given another cost."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np
@@ -29,7 +27,7 @@ def one_at_a_time(joined: Joined) -> Joined:
         raise GraphError("all-reduces on several streams that were never traced: nothing says how they overlap")
     order = transfers[np.argsort(arrivals_s(joined)[transfers], kind="stable")]
     began_s, elapsed_s = arrivals_s(joined)[order], transfer_s(joined.costs)[order]
-    sizes = graph.works.bytes[graph.transfers.work[order]]
+    sizes = graph.op_types.bytes[graph.transfers.op_type[order]]
     seconds = np.empty(len(order))
     for stretch in stretches(began_s, elapsed_s):
         weight = sizes[stretch] if sizes[stretch].sum() else elapsed_s[stretch] + 1e-9

@@ -2,8 +2,6 @@
 by its own, others by memory bandwidth; never below the shortest kernels there.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -75,8 +73,8 @@ def speeds(joined: Joined, name: str) -> Speeds:
     """Of the built-in accelerator `name` over the one that was traced. Raises ConfigError where either is not known."""
     device = next((trace.about["device"] for trace in joined.traces if "device" in trace.about), "")
     ops = np.flatnonzero(computes(joined))
-    names, work = joined.graph.works.name, joined.graph.ops.work[ops]
-    return between(device, name, [names[row] for row in work.tolist()], durations(joined)[ops])
+    names, op_type = joined.graph.op_types.name, joined.graph.ops.op_type[ops]
+    return between(device, name, [names[row] for row in op_type.tolist()], durations(joined)[ops])
 
 
 def between(device: str, name: str, kernels: Sequence[str], seconds: np.ndarray) -> Speeds:

@@ -1,7 +1,5 @@
 """Ranks that are slower or faster: some slowed down, a straggler as fast as the others."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import numpy as np
@@ -32,7 +30,7 @@ def without_straggler(joined: Joined, rank: int) -> Joined:
     if len(graph.ranks) < 2:
         raise ConfigError("a single rank has no others to be as fast as")
     seconds = durations(joined)
-    name = graph.works.by_name()[1][graph.ops.work]
+    name = graph.op_types.by_name()[1][graph.ops.op_type]
     alone = np.flatnonzero(graph.ops.transfer == NO_TRANSFER)
     times, total_s = by_rank(graph, alone, name[alone], seconds[alone])
     number = _number(joined, rank)

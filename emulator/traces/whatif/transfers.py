@@ -2,8 +2,6 @@
 that overlapped shared the network; so what is fitted is the time in which any was under way, not each one's duration.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from emulator.jobs.workload.costs import NO_ROUTE, Costs
@@ -38,7 +36,7 @@ def repeated_s(transfer: TransferCost, ready_s: np.ndarray, size_bytes: np.ndarr
 def all_reduces(joined: Joined) -> np.ndarray:
     """int64: the transfers that are all-reduces among more than one rank."""
     graph = joined.graph
-    is_it = graph.works.collective[graph.transfers.work] == Collective.ALL_REDUCE
+    is_it = graph.op_types.collective[graph.transfers.op_type] == Collective.ALL_REDUCE
     return np.flatnonzero(is_it & (graph.groups.size[graph.transfers.group] > 1))
 
 
@@ -50,7 +48,7 @@ def transfer_s(costs: Costs) -> np.ndarray:
 def transfer_bytes(joined: Joined) -> np.ndarray:
     """float64 (transfers,): message sizes."""
     graph = joined.graph
-    return graph.works.bytes[graph.transfers.work]
+    return graph.op_types.bytes[graph.transfers.op_type]
 
 
 def fit(joined: Joined, transfers: np.ndarray | None = None, most_bytes_per_s: float = np.inf) -> TransferCost:

@@ -4,8 +4,6 @@ idle host time becomes a node `gap`; causes are `data_deps`; waiting for causes 
 `switchml.…` hold what Chakra has no place for, so that our reader restores the trace.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass

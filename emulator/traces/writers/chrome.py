@@ -2,8 +2,6 @@
 rank, a thread for each lane, arrows from causes to effects between lanes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

@@ -6,8 +6,6 @@ a step, after every one unless steps are short, they report what it took, and no
 one: if that was out of proportion, they decide before it.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections import deque

@@ -7,8 +7,6 @@ shorter: so estimates are low quartiles, what is faster is believed sooner than 
 where its bytes stand out, and three times over.
 """
 
-from __future__ import annotations
-
 import math
 from collections import deque
 from collections.abc import Iterable

@@ -4,8 +4,6 @@ Pure arithmetic over numbers that all ranks have agreed on: no clock, no network
 comes to the same decision.
 """
 
-from __future__ import annotations
-
 import math
 from collections import deque
 from dataclasses import dataclass, field

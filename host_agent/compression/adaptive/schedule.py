@@ -4,8 +4,6 @@ All that is measured is agreed before it comes here, and there is no clock, so a
 What this costs is bounded by shares of the time, and becomes less the longer nothing changes.
 """
 
-from __future__ import annotations
-
 import math
 from collections import deque
 

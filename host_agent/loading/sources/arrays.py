@@ -2,8 +2,6 @@
 read as one slice.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """What a planned loader reads from: an object with a length and `read(indices)`."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable

@@ -2,8 +2,6 @@
 read is noticed: a local one in each read, another one at most `check_every_s` later.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import threading

@@ -2,8 +2,6 @@
 would wait in a queue in front of the slowest link, and when that overflows, TCP loses what it had gained.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections import deque
 

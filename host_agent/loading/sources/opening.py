@@ -1,7 +1,5 @@
 """`open_source`: a source by the name of its file."""
 
-from __future__ import annotations
-
 import glob
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Sources made of others' objects: data sets with items, several sources side by side."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any

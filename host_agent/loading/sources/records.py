@@ -1,7 +1,5 @@
 """Records in files: each sample is a range of bytes of a file. Near-by ones are read as one range."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

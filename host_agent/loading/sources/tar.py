@@ -2,8 +2,6 @@
 dot (`0001.jpg`, `0001.cls`). A sample is a dictionary of what comes behind the dot.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import tarfile

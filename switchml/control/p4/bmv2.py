@@ -1,7 +1,5 @@
 """What running BMv2's simple_switch on veth pairs takes of this machine."""
 
-from __future__ import annotations
-
 import os
 import shutil
 

@@ -4,13 +4,8 @@ later, and simple_switch from PATH, on veth pairs that are created for it (root)
 A switch that dies is restarted at the same control port. None outlives the controller.
 """
 
-import ctypes
-import fcntl
 import itertools
 import os
-import signal
-import socket
-import struct
 import subprocess
 import sys
 import tempfile
@@ -25,8 +20,8 @@ from switchml.control.p4 import bmv2
 from switchml.control.p4.driver import Driver, Unreachable
 from switchml.control.p4.thrift import ThriftSwitch, parse_thrift
 from switchml.errors import ConfigError
-from switchml.net.ports import free_port
-from switchml.runtime.children import dying_with_us
+from switchml.net.ports import finish_packets, free_port
+from switchml.runtime.children import dying_with_us, end, how_it_ended
 from switchml.runtime.folders import TemporaryFolder
 from switchml.text import last_line
 
@@ -40,10 +35,6 @@ STOP_TIMEOUT_S = 3.0
 RESTART_PAUSE_S = 0.2
 PREFIX = "sml"
 """The prefix of interfaces created here: sml, process id, end (a: the ranks', b: the switch's), number."""
-
-_SIOCETHTOOL, _STXCSUM, _SSG = 0x8946, 0x17, 0x19
-"""linux/sockios.h, linux/ethtool.h: what a sender leaves to the interface, which simple_switch would see undone."""
-
 
 _numbers = itertools.count()
 
@@ -97,7 +88,7 @@ class SwitchProcess:
         self._stopping.set()
         if self._watcher.ident is not None:
             self._watcher.join()
-        self._end()
+        end(self._process, STOP_TIMEOUT_S)
         self._output.close()
         self._folder.cleanup()
 
@@ -120,17 +111,8 @@ class SwitchProcess:
         while not self._stopping.wait(RESTART_PAUSE_S):
             code = self._process.poll()
             if code is not None:
-                how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-                log.warning("%s (pid %d) %s; restarting it", self._name, self.pid, how)
+                log.warning("%s (pid %d) %s; restarting it", self._name, self.pid, how_it_ended(code))
                 self._process = self._start()
-
-    def _end(self) -> None:
-        self._process.terminate()
-        try:
-            self._process.wait(STOP_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
 
     def _last_line(self) -> str:
         self._output.seek(0)
@@ -165,7 +147,7 @@ class SimpleSwitch(SwitchProcess):
                 for name in (ours, theirs):
                     with suppress(OSError):
                         Path(f"/proc/sys/net/ipv6/conf/{name}/disable_ipv6").write_text("1")
-                    _leave_nothing_to(name)
+                    finish_packets(name)
                     _run("ip", "link", "set", name, "mtu", "9000", "up")
             self.links = {port: f"packet:{name}" for port, name in enumerate(self._names)}
             super().__init__(["simple_switch", *interfaces], compiled(variant))
@@ -206,15 +188,6 @@ def _run(*command: str) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise ConfigError(f"{' '.join(command)}: {done.stderr.strip() or f'exit code {done.returncode}'}")
-
-
-def _leave_nothing_to(interface: str) -> None:
-    """Have checksums computed and packets cut before they enter the interface."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
-        for feature in (_STXCSUM, _SSG):
-            value = ctypes.create_string_buffer(struct.pack("II", feature, 0))
-            request = struct.pack("16sQ16x", interface.encode(), ctypes.addressof(value))
-            fcntl.ioctl(any_socket, _SIOCETHTOOL, request)
 
 
 def _remove_stale() -> None:

@@ -5,8 +5,6 @@ with which rank 0 tells the session's id; rank 0 calls UdpSession, which wipes t
 Barrier and then UdpSession; all call Barrier once more.
 """
 
-from __future__ import annotations
-
 import time
 from dataclasses import dataclass
 from ipaddress import IPv4Address
@@ -16,7 +14,7 @@ from typing import Any
 import grpc
 
 from switchml.control import client, rpc
-from switchml.control.channel import PEER_TIMEOUT_S, split_address
+from switchml.control.channel import PEER_TIMEOUT_S, open_channel, split_address, words_of
 from switchml.control.v1 import v1_pb2
 from switchml.errors import JoinError
 from switchml.protocol.packet import SIZE_CODE_OF
@@ -55,7 +53,7 @@ def open_session(address: str, host: Host, *, tls_ca: str | Path | None = None, 
     Raises JoinError."""
     target = "{}:{}".format(*split_address(address))
     deadline = time.monotonic() + timeout_s
-    with client.open_channel(target, PEER_TIMEOUT_S, tls_ca) as channel:
+    with open_channel(target, PEER_TIMEOUT_S, tls_ca) as channel:
         session = rpc.client(channel, v1_pb2.DESCRIPTOR.services_by_name["Session"])
         sync = rpc.client(channel, v1_pb2.DESCRIPTOR.services_by_name["Sync"])
 
@@ -102,4 +100,4 @@ def _reason(error: grpc.RpcError, target: str, host: Host, timeout_s: float) -> 
             f"{who} waited {timeout_s:g} s at {target} for the others; expected {host.workers} ranks that join with "
             "this world size, none of them refused"
         )
-    return f"{target} refused {who}: {client.words_of(error)}"
+    return f"{target} refused {who}: {words_of(error)}"

@@ -34,10 +34,7 @@ class SessionService:
     call counts."""
 
     def __init__(
-        self,
-        sessions: V1Sessions,
-        place_for: Callable[[str], tuple[str, int]],
-        client_of: Callable[[str], str] = str,
+        self, sessions: V1Sessions, place_for: Callable[[str], tuple[str, int]], client_of: Callable[[str], str] = str
     ):
         self._sessions = sessions
         self._client_of = client_of

@@ -17,7 +17,7 @@ from typing import Any
 from switchml import logs
 from switchml.errors import ConfigError
 from switchml.net.tunnel.server import FOLDER, Address, Joined
-from switchml.runtime.children import how_it_ended
+from switchml.runtime.children import how_it_ended, reap
 from switchml.runtime.folders import TemporaryFolder
 
 log = logs.of("switchml.tunnel")
@@ -115,11 +115,7 @@ class TunnelProcess:
 
     def _end(self) -> None:
         self._hang_up()
-        try:
-            self._process.wait(_STOP_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        reap(self._process, _STOP_TIMEOUT_S)
         self._lines.close()
         self._socket.close()
 

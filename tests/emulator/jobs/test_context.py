@@ -31,7 +31,7 @@ def test_context_parallel_ranks_share_a_sequence(exchange):
     for fold in iteration.FOLDS:
         graph, costs = iteration.build(shared, fold)
         check(graph)
-        assert any(name.startswith("context of attention") for name in graph.works.name)
+        assert any(name.startswith("context of attention") for name in graph.op_types.name)
         times.append(replay(graph, costs).makespan_s)
     assert times == pytest.approx([times[0]] * 3, rel=1e-9)
     assert times[0] < replayed_s(one)
@@ -69,7 +69,7 @@ def test_pieces_of_unequal_length():
     graph, costs = iteration.build(made)
     check(graph)
     layers = 8 * GPT.flops_per_sample(8192)
-    assert graph.works.flops[graph.ops.work].sum() == pytest.approx(layers, rel=0.3)
+    assert graph.op_types.flops[graph.ops.op_type].sum() == pytest.approx(layers, rel=0.3)
     assert replay(graph, costs).makespan_s > 0
 
 

@@ -27,7 +27,11 @@ def emulated(**loading):
 @given(case=graphs.cases(orders=(Order.PROGRAM, Order.READY)))
 def test_delayed_jobs_are_the_same_later(case):
     graph, costs = delayed(case.graph, case.costs, "samples", Kind.LOAD, 2.5)
-    check(dataclasses.replace(graph, works=dataclasses.replace(graph.works, is_source=np.ones(len(graph.works), bool))))
+    check(
+        dataclasses.replace(
+            graph, op_types=dataclasses.replace(graph.op_types, is_source=np.ones(len(graph.op_types), bool))
+        )
+    )
     before, after = replay(case.graph, case.costs), replay(graph, costs)
     count = len(case.graph.ops)
     np.testing.assert_array_equal(after.start_s[:count], before.start_s + 2.5)

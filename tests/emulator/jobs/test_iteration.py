@@ -54,7 +54,7 @@ def test_graphs_make_sense_and_folding_changes_nothing(name):
 def test_the_graph_has_all_flops(recompute, pp):
     job = Job(gpus=pp, pp=pp, batch=4, recompute=recompute)
     graph, _ = iteration.build(plan(GPT, job, DGX))
-    done = graph.works.flops[graph.ops.work].sum()
+    done = graph.op_types.flops[graph.ops.op_type].sum()
     layers = 4 * GPT.layers * (24 * 512 * 1024**2 + 4 * 512**2 * 1024)
     assert done == pytest.approx(4 * GPT.flops_per_sample(512) + (layers if recompute == "full" else 0))
 
@@ -104,7 +104,7 @@ def test_message_driven_passes_are_undivided_and_say_what_they_exchange():
     made = plan(GPT, Job(gpus=16, tp=4, pp=4, batch=16, schedule="axonn", overlap=False), DGX)
     whole, folded = (replay(*iteration.build(made, fold)) for fold in ("none", "all"))
     assert whole.makespan_s == pytest.approx(folded.makespan_s, rel=1e-12)
-    names = np.array(folded.graph.works.name)[folded.graph.ops.work]
+    names = np.array(folded.graph.op_types.name)[folded.graph.ops.op_type]
     for way in ("forward", "backward"):
         exchanged = np.flatnonzero(names == f"tensor-parallel all-reduces of a {way} pass")
         assert len(exchanged) == 4 * 16
@@ -117,8 +117,10 @@ def test_buckets_overlap_and_sum_to_all_gradients():
     job = Job(gpus=16, batch=16, micro_batch=1, bucket_bytes=5e6)
     made = plan(GPT, job, DGX)
     graph, costs = iteration.build(made)
-    buckets = [i for i, name in enumerate(graph.works.name) if "bucket" in name]
-    moved = sum(graph.works.bytes[graph.ops.work[op]] for op in range(len(graph.ops)) if graph.ops.work[op] in buckets)
+    buckets = [i for i, name in enumerate(graph.op_types.name) if "bucket" in name]
+    moved = sum(
+        graph.op_types.bytes[graph.ops.op_type[op]] for op in range(len(graph.ops)) if graph.ops.op_type[op] in buckets
+    )
     assert moved == pytest.approx(2 * GPT.parameters, rel=1e-4)
     assert replay(graph, costs).makespan_s < replayed_s(plan(GPT, job.replace(overlap=False), DGX))
 
@@ -131,7 +133,7 @@ def test_a_codec_sends_less_and_takes_time():
     kinds = graph.op_kind()
     assert (kinds == Kind.CODEC).sum() > 0
     plain, _ = iteration.build(plan(GPT, job, DGX))
-    sent = [g.works.bytes[g.transfers.work].sum() for g in (graph, plain)]
+    sent = [g.op_types.bytes[g.transfers.op_type].sum() for g in (graph, plain)]
     assert sent[0] == pytest.approx(sent[1] * 0.64 / 16, rel=0.01)
 
 

@@ -26,9 +26,9 @@ def collectives(job, model=GPT):
     """Gathered and reduce-scattered, each: bytes in the order in which they are launched."""
     graph, _ = iteration.build(plan(model, job, DGX))
     check(graph)
-    work = graph.ops.work[graph.ops.transfer >= 0]
+    op_type = graph.ops.op_type[graph.ops.transfer >= 0]
     return [
-        graph.works.bytes[work[graph.works.collective[work] == kind]]
+        graph.op_types.bytes[op_type[graph.op_types.collective[op_type] == kind]]
         for kind in (Collective.ALL_GATHER, Collective.REDUCE_SCATTER)
     ]
 
@@ -86,7 +86,7 @@ def test_prefetching_hides_gathers():
 def test_a_gather_is_on_its_way_while_the_unit_before_computes():
     made = plan(GPT, JOB, DGX)
     played = replay(*iteration.build(made))
-    names = np.array(played.graph.works.name)[played.graph.ops.work]
+    names = np.array(played.graph.op_types.name)[played.graph.ops.op_type]
     gathers, attention = np.flatnonzero(names == "gather weights"), np.flatnonzero(names == "attention forward")
     assert played.start_s[gathers[3]] < played.end_s[attention[2]] <= played.end_s[gathers[3]] * 10
 
@@ -98,7 +98,7 @@ def test_switches_gather_weights_while_they_scatter_gradients():
     job = JOB.replace(gpus=8, fsdp=Sharding(gather_bytes=4))
     ring, switches = (plan(GPT, job.replace(allreduce=name), slow) for name in ("ring", "switchml"))
     graph, costs = iteration.build(switches)
-    names = np.array(graph.works.name)[graph.ops.work]
+    names = np.array(graph.op_types.name)[graph.ops.op_type]
     forward, backward = (
         costs.transfer_bytes_per_s[graph.ops.transfer[names == name]]
         for name in ("gather weights", "gather weights beside gradients")

@@ -102,7 +102,7 @@ def test_a_device_of_another_speed(name, faster):
 def test_one_iteration_begins_with_the_work_of_those_before():
     recorder, elapsed_s = play(JOBS["held up by its queue"])
     last = join([recorder.trace()], iteration=4)
-    backlog = [work == BACKLOG for work in last.graph.works.name]
+    backlog = [work == BACKLOG for work in last.graph.op_types.name]
     assert any(backlog)
     assert predicted([last]).iteration_s == pytest.approx(elapsed_s - recorder.steps[4][0], rel=0.005)
     assert predicted([last]).iteration_s == pytest.approx(traced([last]).iteration_s, rel=0.005)
@@ -122,11 +122,13 @@ def test_a_mean_iteration_begins_with_its_host_ahead():
     last = join_each([play(JOBS["held up by its queue"])[0].trace()])[-1]
     mean = join([play(JOBS["held up by its queue"])[0].trace()])
     played = replay(mean.graph, mean.costs)
-    kernels = np.flatnonzero([name.startswith("gemm") for name in np.array(mean.graph.works.name)[mean.graph.ops.work]])
+    kernels = np.flatnonzero(
+        [name.startswith("gemm") for name in np.array(mean.graph.op_types.name)[mean.graph.ops.op_type]]
+    )
     assert played.start_s[kernels].min() < 20 * US
     host = mean.graph.ops.stream == mean.main[0]
     busy_s = played.end_s[host] - played.start_s[host]
-    whole_s = last.costs.work_s[last.graph.ops.work[last.graph.ops.stream == last.main[0]]]
+    whole_s = last.costs.op_type_s[last.graph.ops.op_type[last.graph.ops.stream == last.main[0]]]
     assert busy_s.sum() < 0.9 * whole_s.sum()
 
 
@@ -172,5 +174,5 @@ def test_a_stream_that_was_idle_waited_for_another():
     assert [first, names.index("copy")] in steps.causes(0).tolist()
     (twice,) = [changes.accelerator(one, 2.0) for one in join_each([trace])]
     played = replay(twice.graph, twice.costs)
-    op = [twice.graph.works.name[work] for work in twice.graph.ops.work].index("copy")
+    op = [twice.graph.op_types.name[work] for work in twice.graph.ops.op_type].index("copy")
     assert played.start_s[op] == pytest.approx((10 + 390 / 2 + 2) * US, abs=2 * US)

@@ -30,14 +30,14 @@ def test_a_graph_replays_to_what_was_traced():
 def test_ops_know_their_events_and_gaps():
     given = traces.ddp()
     joined = join(given)
-    ops, works = joined.graph.ops, joined.graph.works
+    ops, op_types = joined.graph.ops, joined.graph.op_types
     for op in range(len(ops)):
         rank = joined.graph.op_rank()[op]
         if joined.event[op] == GAP:
-            assert works.kind[ops.work[op]] == Kind.DELAY
+            assert op_types.kind[ops.op_type[op]] == Kind.DELAY
         else:
             events = given[rank].events
-            assert works.name[ops.work[op]] == given[rank].names[events.name[joined.event[op]]]
+            assert op_types.name[ops.op_type[op]] == given[rank].names[events.name[joined.event[op]]]
     assert np.all(np.isfinite(joined.start_s)) and np.all(joined.end_s >= joined.start_s)
 
 
@@ -45,7 +45,7 @@ def test_all_reduces_meet_and_cost_what_was_left_after_the_last_had_come():
     joined = join(traces.ddp(slowness=[1.0, 1.5]))
     assert len(joined.graph.transfers) == 2
     assert joined.costs.transfer_fixed_s == pytest.approx([12e-3, 20e-3], rel=1e-6)
-    assert joined.graph.works.bytes[joined.graph.transfers.work].tolist() == [2e6, 2e6]
+    assert joined.graph.op_types.bytes[joined.graph.transfers.op_type].tolist() == [2e6, 2e6]
 
 
 def test_gradients_stand_in_their_buckets():
@@ -89,8 +89,10 @@ def test_means_of_iterations_are_means():
     joined = join(both)
     assert joined.iteration == MEAN
     alone = [join(both, iteration=i) for i in range(2)]
-    total_s = [np.nansum(one.costs.work_s[one.graph.ops.work[one.graph.ops.transfer == NO_TRANSFER]]) for one in alone]
-    mean_s = np.nansum(joined.costs.work_s[joined.graph.ops.work[joined.graph.ops.transfer == NO_TRANSFER]])
+    total_s = [
+        np.nansum(one.costs.op_type_s[one.graph.ops.op_type[one.graph.ops.transfer == NO_TRANSFER]]) for one in alone
+    ]
+    mean_s = np.nansum(joined.costs.op_type_s[joined.graph.ops.op_type[joined.graph.ops.transfer == NO_TRANSFER]])
     assert mean_s == pytest.approx(np.mean(total_s), rel=1e-6)
     assert joined.iteration_s == pytest.approx(np.mean([one.iteration_s for one in alone]))
 
@@ -159,7 +161,9 @@ def test_host_ops_of_a_rank_with_a_device_are_the_hosts_time():
     joined = join([recorder.trace()])
     kinds = {_name(joined, op): joined.graph.op_kind()[op] for op in range(len(joined.graph.ops))}
     assert kinds["gemm"] == Kind.COMPUTE and kinds["aten::mm"] == Kind.DELAY
-    halved = dataclasses.replace(joined.costs, work_s=np.where(_is(joined, "gemm"), 0.5, 1.0) * joined.costs.work_s)
+    halved = dataclasses.replace(
+        joined.costs, op_type_s=np.where(_is(joined, "gemm"), 0.5, 1.0) * joined.costs.op_type_s
+    )
     assert replay(joined.graph, joined.costs).makespan_s == pytest.approx(joined.iteration_s, rel=1e-6)
     # What waits for the device waits less; the host's own time stays.
     assert replay(joined.graph, halved).makespan_s == pytest.approx(joined.iteration_s - 200e-6, abs=2e-6)
@@ -241,11 +245,11 @@ def test_ranks_that_were_not_traced_are_counted():
 
 
 def _name(joined, op: int) -> str:
-    return joined.graph.works.name[joined.graph.ops.work[op]]
+    return joined.graph.op_types.name[joined.graph.ops.op_type[op]]
 
 
 def _is(joined, name: str) -> np.ndarray:
-    return np.array([work == name for work in joined.graph.works.name])
+    return np.array([op_type == name for op_type in joined.graph.op_types.name])
 
 
 def _without(trace, name: str, only: int | None = None):

@@ -2,8 +2,6 @@
 the future is the planned loader's: `host_agent/loading/`.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from switchml.runtime.jit import kernel

@@ -5,8 +5,6 @@ codecs: what else the machine does can only add to it. The allocator is told to 
 more than some codecs, and a training process that has run for a while needs none either.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import itertools

@@ -1,7 +1,5 @@
 """`switchml bench codecs`, as a table, as one JSON object and as a picture."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

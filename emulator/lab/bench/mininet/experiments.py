@@ -4,8 +4,6 @@ An experiment is a list of cases, each a row of the table and a point of the pic
 network, one after the other; everything happens in one world (emulator/networks/testbed/world.py), whose end leaves
 nothing behind."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import json

@@ -2,8 +2,6 @@
 links is chosen so that it is the links, and rows that processors slowed down are named.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The picture of an experiment: time against its variable, a line a series; with racks, also what crosses trunks."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

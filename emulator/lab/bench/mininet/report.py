@@ -1,7 +1,5 @@
 """The result of `switchml mininet`: a table for people, one JSON object for programs."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

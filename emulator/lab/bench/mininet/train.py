@@ -1,8 +1,6 @@
 """`switchml mininet --experiment train`: what `switchml train` does, with each worker in a host of its own: first over
 Gloo, then through the aggregator, over the same links."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from functools import partial

@@ -4,8 +4,6 @@ rank in each host, and Gloo's ring over the same links in turn with it.
 The network is emulator/networks/testbed/star.py's. Everything is removed at the end, whatever the end: processes die
 with this one, namespaces are removed here or by the next run."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

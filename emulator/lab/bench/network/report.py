@@ -1,7 +1,5 @@
 """The result of `switchml bench network`: a table for people, one JSON object for programs."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from emulator.lab.bench.network.measure import Experiment, Result

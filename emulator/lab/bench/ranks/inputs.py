@@ -3,8 +3,6 @@ so no two ranks send the same block, and the exact sums (float64) are known befo
 float32 are made of them: rounded, or 1000 times as large and whole.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections.abc import Iterable, Iterator

@@ -1,8 +1,6 @@
 """Pauses in the place of what an accelerator computes: a thread that sleeps waits as it would for a device, and leaves
 its core to the other ranks."""
 
-from __future__ import annotations
-
 import time
 from typing import Any
 

@@ -2,8 +2,6 @@
 host_agent/ranks.py's; what a rank does is up to its class: `reducing.ReducingRank` or `training.TrainingRank`.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ A repeat is three requests: `fill` the tensor, `reduce` it, `check` the result. 
 one begins, and none compares sums, which keeps a core busy, while another still waits for the last of its own.
 """
 
-from __future__ import annotations
-
 import functools
 import resource
 import time

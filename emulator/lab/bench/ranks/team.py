@@ -1,7 +1,5 @@
 """The parent's side of the rank program: the teams of processes that all-reduce or train."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import math

@@ -1,8 +1,6 @@
 """One rank's tensors in a benchmark of collectives: what it begins, what it puts in before, and what it should have
 afterwards."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -4,8 +4,6 @@ results in memory), through the reference interpreter, and on the wire, beside s
 For the programs of WORKLOADS there are table entries, and frames that exercise them; any other program gets those of
 an STF file, or else small frames of zeros and its own const entries."""
 
-from __future__ import annotations
-
 import random
 import shutil
 import struct
@@ -195,12 +193,7 @@ def _rate(once: Callable[[], int], seconds: float) -> float:
 
 
 def measure(
-    path: Path,
-    *,
-    seconds: float = 1.0,
-    wire: bool = False,
-    against: str | None = None,
-    stf_path: Path | None = None,
+    path: Path, *, seconds: float = 1.0, wire: bool = False, against: str | None = None, stf_path: Path | None = None
 ) -> Result:
     """Measure one program, with the entries and packets of `stf_path`, if given. `wire`: also through veth pairs;
     `against`: there also this simple_switch. On the wire, each frame of an aggregation completes its slot by itself, so

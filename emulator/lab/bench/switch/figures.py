@@ -1,7 +1,5 @@
 """What the benchmarks of the switch print as JSON."""
 
-from __future__ import annotations
-
 from dataclasses import asdict
 from typing import Any, ClassVar
 

@@ -2,8 +2,6 @@
 comes out of a port, and until all its compiled code runs; on this machine's first start ever (cold) and on any
 later one (warm). Ports are UDP sockets, so it needs no root."""
 
-from __future__ import annotations
-
 import contextlib
 import select
 import socket

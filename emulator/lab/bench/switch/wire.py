@@ -1,8 +1,6 @@
 """What `switchml bench switch` measures on the wire: a switch process between two veth pairs, offered more frames than
 it can forward; the kernel counts those that come out. Needs root and `ip`."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil

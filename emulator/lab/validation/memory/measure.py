@@ -1,8 +1,6 @@
 """What torch holds at the highest point of a training step, of small models on this machine's processors, beside what
 the emulator predicts."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 

@@ -1,8 +1,6 @@
 """The small models that are trained to see what torch allocates: a GPT out of plain torch modules, a convolutional
 network, and mixed precision with fp32 master weights."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from typing import Any
 

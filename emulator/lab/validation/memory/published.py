@@ -3,8 +3,6 @@ tables 1 to 6, Llama 3.1 on H100 with 96 GB. It is what torch's allocator has re
 A row's micro-batch is the local batch, in pipelines an eighth of it.
 """
 
-from __future__ import annotations
-
 import dataclasses
 
 from emulator.jobs.workload import memory, models

@@ -13,8 +13,6 @@ when all of them train and none communicates. The emulated run is scaled by that
 test is the rest: collectives, overlap, and a script that does not notice.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
@@ -126,10 +124,7 @@ def validate(plan: PeersPlan, progress: Callable[[str], None] = lambda line: Non
     scale: dict[int, float] = {}
     rows: list[Row] = []
     reports: dict[str, dict[str, Any]] = {}
-    with (
-        TemporaryFolder("peers") as folder,
-        TrainingTeam(training_context(), local_places(1)) as team,
-    ):
+    with TemporaryFolder("peers") as folder, TrainingTeam(training_context(), local_places(1)) as team:
         for workers, together_s in alone_s.items():
             _emulate(team, plan, PeerSettings(world=workers, clock=plan.clock, quiet=True))
             team.run(Steps(WARMUP_STEPS, is_alone=True))

@@ -8,8 +8,6 @@ left the caches and memory comes from the kernel: half of that outside. What the
 network is measured, too.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -1,8 +1,6 @@
 """Collectives over slow links, beside emulator/networks/netsim playing the same packet by packet. Nothing is
 calibrated: what the model leaves out, computing and waking up, is a small part of so long a transfer."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from statistics import median
 

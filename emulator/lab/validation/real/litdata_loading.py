@@ -5,8 +5,6 @@ small one, they wait for each other's chunks. There are no worker processes, whi
 thread prefetches as many chunks as the cache has room for, by obstore, which takes less of a processor than boto3.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import logging
 import os

@@ -6,8 +6,6 @@ loader keeps nothing, so each of its epochs is like the first, and one is measur
 is not in the plan: the processor time of a read.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

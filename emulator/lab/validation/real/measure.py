@@ -16,8 +16,6 @@ Besides one rank in each host, the aggregator is measured with several, with bot
 their host's link, its queue and its token bucket, measured and played; with "node" one of them sends for all.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 import os
@@ -188,11 +186,7 @@ def validate(plan: RealPlan, progress: Callable[[str], None] = lambda line: None
 
 
 def _measure(
-    plan: RealPlan,
-    layouts: Sequence[Layout],
-    model: DigitsModel,
-    measured: _Measured,
-    progress: Callable[[str], None],
+    plan: RealPlan, layouts: Sequence[Layout], model: DigitsModel, measured: _Measured, progress: Callable[[str], None]
 ) -> None:
     """Add to `measured` the runs of layouts that have the same hosts and ranks."""
     workers, hosts, ranks_per_host = layouts[0].workers, layouts[0].hosts, layouts[0].ranks_per_host

@@ -1,8 +1,6 @@
 """Small networks for `switchml train`'s digits. `emulate --model emulator.lab.validation.real.networks:Cnn` counts one,
 too."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 from torch.nn import functional

@@ -5,8 +5,6 @@ layers, and a pause for each pass in the place of what an accelerator computes m
 cores; everything else is what training does. The emulator gets the times of each stage's passes, measured alone.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

@@ -1,7 +1,5 @@
 """The result of `switchml validate real`: a table for people, one JSON object for programs, a picture."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path

@@ -5,8 +5,6 @@ step's time is predicted from what is measured in turns with it, on as many stat
 that nothing overlaps, and updates beside a thread that copies, as cores share their memory.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -91,7 +89,7 @@ class _Halves:
         update_s, copies_s = (sum(each) / len(gained) for each in zip(*gained, strict=True))
         return update_s, copies_s / 2
 
-    def step_beside_copies(self) -> float:
+    def contended_step(self) -> float:
         """Seconds of an update while another thread copies."""
         there, here = torch.zeros(3, BUCKET // 2), torch.zeros(3, BUCKET // 2)
         is_over = threading.Event()
@@ -118,12 +116,12 @@ def _timed(model: nn.Module, offloaded: OffloadedAdam) -> tuple[float, float]:
     for _ in range(ROUNDS):  # the first step of several finds caches full of something else
         measured += [_step_s(model, offloaded) for _ in range(STEPS)][1:]
         alone += [halves.step() for _ in range(STEPS)][1:]
-        contended_s += [halves.step_beside_copies() for _ in range(STEPS)][1:]
+        contended_s += [halves.contended_step() for _ in range(STEPS)][1:]
     update_s, copy_s = map(median, zip(*alone, strict=True))
     half = BUCKET // 2
     rates = {
         "copy_bytes_per_s": HOST_WAY_BYTES * half / copy_s,
         "adam_parameters_per_s": half / update_s,
-        "beside": max(median(contended_s) / update_s, 1.0),
+        "copy_slowdown": max(median(contended_s) / update_s, 1.0),
     }
     return median(measured), offload_step(PARAMETERS, half, **rates).step_s

@@ -13,8 +13,6 @@ All ranks being on one machine, their clocks agree: so the captures also show ho
 aligned.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -123,12 +121,7 @@ class _Runs:
     """Of one number of workers."""
 
     def __init__(
-        self,
-        plan: ReplayPlan,
-        star: Star,
-        team: TrainingTeam,
-        folder: Path,
-        progress: Callable[[str], None],
+        self, plan: ReplayPlan, star: Star, team: TrainingTeam, folder: Path, progress: Callable[[str], None]
     ) -> None:
         self.plan, self.star, self.team, self.folder, self.progress = plan, star, team, folder, progress
         self.workers = len(star.hosts)

@@ -1,7 +1,5 @@
 """The table of `switchml validate replay`, for people."""
 
-from __future__ import annotations
-
 from emulator.lab.validation import clocks
 from emulator.lab.validation.replay.measure import ReplayValidation
 from emulator.lab.validation.rows import mape, worst

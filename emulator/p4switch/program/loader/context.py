@@ -1,7 +1,5 @@
 """The parts of the loader share this: the objects read so far, by name, and errors that name the object at fault."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -27,10 +25,7 @@ def source_of(obj: Json) -> ir.Source:
     """The `source_info` of a JSON object, if it has one."""
     info = obj.get("source_info") or {}
     return ir.Source(
-        info.get("filename") or "",
-        info.get("line") or 0,
-        info.get("column") or 0,
-        info.get("source_fragment") or "",
+        info.get("filename") or "", info.get("line") or 0, info.get("column") or 0, info.get("source_fragment") or ""
     )
 
 

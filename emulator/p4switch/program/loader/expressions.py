@@ -1,8 +1,6 @@
 """The loader's part for expressions and primitive calls: JSON's type-value objects to nodes of `expr`. The kinds of
 all operands are checked, so that neither engine meets a boolean in place of a number."""
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

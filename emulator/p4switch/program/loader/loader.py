@@ -4,8 +4,6 @@
 p4c recorded it, its line in the P4 source. Sections are read in BMv2's order (P4Objects::init_objects), each into the
 tuple of the same name."""
 
-from __future__ import annotations
-
 import json
 import types
 from collections.abc import Callable, Iterable

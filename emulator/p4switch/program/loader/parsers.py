@@ -1,7 +1,5 @@
 """The loader's part for parsers, parse value sets and deparsers."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from emulator.p4switch.program import expr as e

@@ -1,7 +1,5 @@
 """The loader's part for pipelines: action profiles, tables with their default and const entries, conditionals."""
 
-from __future__ import annotations
-
 import graphlib
 import types
 from dataclasses import replace

@@ -1,8 +1,6 @@
 """Programs for the Portable Switch Architecture, as p4c-bm2-psa writes them: told from simple_switch's by the names of
 their parsers, and their counters and meters, which are externs, made the arrays that simple_switch has."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from emulator.p4switch.program import ir

@@ -3,8 +3,6 @@ anything is read, so that a malformed value is refused by its path, as in pipeli
 
 What is not listed is not read. What values mean is checked by those who read them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any

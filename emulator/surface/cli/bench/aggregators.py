@@ -1,7 +1,5 @@
 """`switchml bench aggregators`: the same all-reduce through our P4 switch, BMv2's, the software aggregator and Gloo."""
 
-from __future__ import annotations
-
 import click
 
 from emulator.surface.cli.options import TENSOR_SIZE, json_option, output, repeats_options

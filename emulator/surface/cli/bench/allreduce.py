@@ -1,7 +1,5 @@
 """`switchml bench allreduce`: time collectives of several ranks on this machine, beside Gloo's."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

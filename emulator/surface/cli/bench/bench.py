@@ -1,7 +1,5 @@
 """`switchml bench`: how fast all-reduces are here, beside Gloo's. Each measurement is a subcommand of its own."""
 
-from __future__ import annotations
-
 import click
 
 from switchml.cli.main import LazyGroup

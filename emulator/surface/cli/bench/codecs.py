@@ -1,7 +1,5 @@
 """`switchml bench codecs`: every codec's ratio, speed and error on one tensor, beside SZ3, ZFP and torch's own."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -34,13 +32,7 @@ SHARE = click.FloatRange(0, 1, min_open=True)
     "--bound", type=SHARE, default=1e-3, help="Error bound of SZx, SZ3 and ZFP, as a share of the tensor's range."
 )
 @click.option("--rank", type=click.IntRange(1), default=2, help="Rank of PowerSGD, ours and torch's.")
-@option(
-    "--ranks",
-    "workers",
-    type=Count(1, 256),
-    default=4,
-    help="Ranks of the all-reduce whose traffic is counted.",
-)
+@option("--ranks", "workers", type=Count(1, 256), default=4, help="Ranks of the all-reduce whose traffic is counted.")
 @option("--repeats", "rounds", type=Count(1), default=7, help="Repeats, of which the best counts.")
 @plot_option
 @json_option

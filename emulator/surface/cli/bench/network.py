@@ -2,8 +2,6 @@
 Gloo's ring over the same links.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 from typing import Any
@@ -25,13 +23,7 @@ from switchml.cli.options import SIZE, TIME, Count, option
 
 
 @click.command()
-@option(
-    "--hosts",
-    "workers",
-    type=COUNTS,
-    default="4",
-    help="Number of hosts; 2,4,8 measures each in turn.",
-)
+@option("--hosts", "workers", type=COUNTS, default="4", help="Number of hosts; 2,4,8 measures each in turn.")
 @click.option(
     "--ranks-per-host",
     type=COUNTS,

@@ -1,7 +1,5 @@
 """`switchml bench replay|optimizer|trace`: how fast the emulator's own tools are."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,8 +1,6 @@
 """`switchml bench switch`: packets a second through the P4 switch's compiled engine, beside the reference
 interpreter."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`switchml trace convert`: a trace in another format."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import click

@@ -1,7 +1,5 @@
 """`switchml trace diagnose`: why a traced job is slow, and what to change."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import click

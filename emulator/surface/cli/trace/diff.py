@@ -56,9 +56,9 @@ def show(differences: Difference, runs: Sequence[Path]) -> None:
     much = "more than iterations scatter" if pairs == 1 else "significant"
     sure = {None: few, True: much, False: "may be chance"}
     sign = "+" if row.difference_s > 0 else "−" if row.difference_s < 0 else ""
-    beside = f" and {pairs - 1} more" if pairs > 1 else ""
-    say(f"A, {runs[0]}{beside}: {time_text(row.a_s)} an iteration")
-    say(f"B, {runs[1]}{beside}: {time_text(row.b_s)}")
+    more = f" and {pairs - 1} more" if pairs > 1 else ""
+    say(f"A, {runs[0]}{more}: {time_text(row.a_s)} an iteration")
+    say(f"B, {runs[1]}{more}: {time_text(row.b_s)}")
     say(f"B − A: {sign}{time_text(abs(row.difference_s))} ({change}; {sure[row.is_significant]})")
     if pairs == 1 and row.is_significant:
         say(("one run of each: what else the machines did is in it, too; runs in turns tell (A B A B A B)", "dim"))

@@ -1,7 +1,5 @@
 """`switchml trace info`: what is in a trace, and what is not."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

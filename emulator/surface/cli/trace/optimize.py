@@ -1,7 +1,5 @@
 """`switchml trace optimize`: settings with which a traced job, or a job of `switchml emulate`, takes less time."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -67,16 +65,9 @@ class Names(click.ParamType):
     "--codec", "codecs", multiple=True, help="Codec to try; may be repeated.  [default: fp16, thc, topk 10 % and 1 %]"
 )
 @click.option(
-    "--codec-costs",
-    type=FILE,
-    help="Output of `switchml bench codecs --json`, in place of a measurement here.",
+    "--codec-costs", type=FILE, help="Output of `switchml bench codecs --json`, in place of a measurement here."
 )
-@option(
-    "--memory-limit",
-    "memory",
-    type=SIZE,
-    help="Memory of a rank; then the batch may grow and recomputation pays.",
-)
+@option("--memory-limit", "memory", type=SIZE, help="Memory of a rank; then the batch may grow and recomputation pays.")
 @click.option("--activations", type=SIZE, help="Memory of a rank's activations with the traced batch.")
 @click.option("--half-speed", type=float, default=0.0, help="How many times as fast this host is in half precision.")
 @click.option("--check", is_flag=True, help="Run COMMAND as it is and with the settings, and compare.")

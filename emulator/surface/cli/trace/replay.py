@@ -1,7 +1,5 @@
 """`switchml trace replay`: a traced job replayed, as it was and with something changed."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any
@@ -93,10 +91,7 @@ def replay(
     options["latency_s"], options["latency_factor"] = _value_or_factor(options.pop("latency"))
     given = {name: value for name, value in options.items() if value is not None}
     change = Changes(
-        link_bps=given.pop("link", None),
-        bucket_bytes=given.pop("bucket_cap"),
-        slow=dict(given.pop("slow")),
-        **given,
+        link_bps=given.pop("link", None), bucket_bytes=given.pop("bucket_cap"), slow=dict(given.pop("slow")), **given
     )
     traces = read(path, rank=rank, salvage=salvage)
     with progress("replaying"):

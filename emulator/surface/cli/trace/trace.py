@@ -1,7 +1,5 @@
 """`switchml trace`: what a real job did. Each thing that one can do with a trace is a subcommand of its own."""
 
-from __future__ import annotations
-
 import contextlib
 import sys
 from pathlib import Path

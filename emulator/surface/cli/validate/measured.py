@@ -1,7 +1,5 @@
 """`switchml validate real|replay|peers|clocks`: the emulator's predictions beside what was measured on this machine."""
 
-from __future__ import annotations
-
 import dataclasses
 import importlib
 from pathlib import Path
@@ -22,13 +20,7 @@ REAL_PARTS = ("links", "collectives", "loading", "activations", "pipelines", "st
 @option("--ranks", "workers", type=COUNTS, default="2,4,8", help="Numbers of ranks to measure.")
 @click.option("--rates", "rates_bps", type=RATES, default="10mbit,20mbit,40mbit", help="Rates of each host's link.")
 @click.option("--steps", type=Count(3), default=15, help="Steps of each run; the median counts.")
-@option(
-    "--micro-batch",
-    "batch_size",
-    type=Count(1),
-    default=16,
-    help="Images of each rank in a step.",
-)
+@option("--micro-batch", "batch_size", type=Count(1), default=16, help="Images of each rank in a step.")
 @click.option(
     "--ranks-per-host",
     type=Count(1),

@@ -1,7 +1,5 @@
 """`switchml validate memory`: what a training step holds in memory, predicted, published and measured."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import click

@@ -1,7 +1,5 @@
 """`switchml validate iterations|throughput|nccl|megatron|all`: the emulator beside published measurements."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import click
@@ -169,11 +167,7 @@ def megatron(cluster_name: str, plot_file: Path | None, as_json: bool) -> None:
     others = [("memory", check.memories()), ("throughput (Narayanan)", check.scaling(machine))]
     seen = [row for row in rows if row.name.endswith("full")]
     unseen = [row for row in rows if not row.name.endswith("full")]
-    groups = [
-        ("times, fitted", seen),
-        ("times, not fitted", unseen),
-        *others,
-    ]
+    groups = [("times, fitted", seen), ("times, not fitted", unseen), *others]
     result = summary(rows) | {"memory": summary(others[0][1]), "throughput": summary(others[1][1])}
     show("Megatron", rows, groups, result, plot_file, as_json, shown=[*rows, *others[0][1], *others[1][1]])
 

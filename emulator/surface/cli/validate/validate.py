@@ -2,8 +2,6 @@
 its own, and each prints rows, the mean absolute percentage error (MAPE) and the worst case.
 """
 
-from __future__ import annotations
-
 import click
 
 from switchml.cli.main import LazyGroup

@@ -2,8 +2,6 @@
 a RankTrace as far as it goes; one without is a workload (`emulator/traces/workload.py`).
 """
 
-from __future__ import annotations
-
 import ast
 import json
 import re

@@ -3,8 +3,6 @@
 does not say where a file breaks off.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO

@@ -6,8 +6,6 @@ not block: what follows one waits for what the send waits for. Only data depende
 files they are the order on a lane.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from itertools import pairwise
@@ -75,9 +73,9 @@ class _Building:
                 after = [number[dep] for dep in sorted(_through_sends(node, by_id)) if dep in number]
                 self._lost += sum(dep not in number for dep in node.deps)
                 if node.type in COMMUNICATION and "comm_size" in node.attr:
-                    work, transfer = self._exchange(trace, node, source=not after)
+                    op_type, transfer = self._exchange(trace, node, source=not after)
                     stream = self._stream(trace, _STREAM_OF[node.type], node.attr.get("stream"))
-                    self._builder.add_op(stream, work, after=after, transfer=transfer)
+                    self._builder.add_op(stream, op_type, after=after, transfer=transfer)
                     continue
                 if node.type in COMMUNICATION:
                     self._sizeless.append(_name(trace, node))
@@ -100,13 +98,13 @@ class _Building:
     def _compute(self, node: Node) -> int:
         flops, size = float(node.attr.get("num_ops", 0)), float(node.attr.get("tensor_size", 0))
         if node.type in (pb.MEM_LOAD_NODE, pb.MEM_STORE_NODE):
-            return self._builder.add_work(node.name, Kind.COPY, bytes=size)
+            return self._builder.add_op_type(node.name, Kind.COPY, bytes=size)
         known = node.duration_s > 0 or not (flops or size)
         seconds = node.duration_s if known else math.nan
-        return self._builder.add_work(node.name, flops=flops, bytes=size, seconds=seconds)
+        return self._builder.add_op_type(node.name, flops=flops, bytes=size, seconds=seconds)
 
     def _exchange(self, trace: ChakraTrace, node: Node, source: bool) -> tuple[int, int]:
-        """The work and the transfer of a communication node."""
+        """The op type and the transfer of a communication node."""
         self._sources += source
         if node.type == pb.COMM_COLL_NODE:
             ranks = tuple(trace.groups.get(str(node.attr.get("pg_name", "")), ())) or self._all
@@ -124,10 +122,10 @@ class _Building:
         self._counts[trace.rank, about] += 1
         kind, size = communication(node, len(ranks))
         size = 0.0 if kind == Collective.BARRIER else size
-        work = self._builder.add_work(node.name, _KINDS[node.type], collective=kind, bytes=size, is_source=source)
+        op_type = self._builder.add_op_type(node.name, _KINDS[node.type], collective=kind, bytes=size, is_source=source)
         if key not in self._transfers:
-            self._transfers[key] = self._builder.add_transfers(work, self._group(ranks), 1)
-        return work, self._transfers[key]
+            self._transfers[key] = self._builder.add_transfers(op_type, self._group(ranks), 1)
+        return op_type, self._transfers[key]
 
     def _group(self, ranks: tuple[int, ...]) -> int:
         if ranks not in self._groups:

@@ -3,8 +3,6 @@ before backward ones, calls before collectives, backward's thread within `backwa
 for. CUDA's profiler can record the latter (`cuda_sync`); else it is inferred from c10d, where times agree.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from emulator.traces.events import NONE, LaneKind, What
@@ -177,7 +175,7 @@ class _Waits:
         if not others:
             return []
         compute = max(others, key=lambda lane: len(self._events[lane]))
-        begins, ends, starting = self._on_streams(beside=compute)
+        begins, ends, starting = self._on_streams(apart_from=compute)
         pairs = []
         for event in begins:
             sooner = self._last_before(compute, float(self._start_s[reading.launch_of[event]]))
@@ -195,12 +193,12 @@ class _Waits:
                     break
         return pairs
 
-    def _on_streams(self, beside: int) -> tuple[list[int], list[int], set[int]]:
-        """What communication does on streams other than `beside`, in the order of launches: where it begins, and where
-        it ends; and what on the host sets that going. A kernel is both."""
+    def _on_streams(self, apart_from: int) -> tuple[list[int], list[int], set[int]]:
+        """What communication does on streams other than `apart_from`, in the order of launches: where it begins, and
+        where it ends; and what on the host sets that going. A kernel is both."""
         reading = self._reading
         is_kernel, is_copy = self._is_communication, reading.events.what == What.COPY
-        on_device = np.isin(reading.events.lane, [lane for lane in self._devices if lane != beside])
+        on_device = np.isin(reading.events.lane, [lane for lane in self._devices if lane != apart_from])
         on_device &= reading.launch_of != NONE
         begins, ends, starting = [], [], set()
         events = np.flatnonzero(on_device & (is_kernel | is_copy))

@@ -5,8 +5,6 @@ backends work on their own threads, within an annotation such as `gloo:all_reduc
 caller's. With an accelerator's tensors it covers more (`staging.py`).
 """
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import dataclass, field

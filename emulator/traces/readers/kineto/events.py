@@ -2,8 +2,6 @@
 event, and the tables that a whole file is collected in. Nothing is interpreted here.
 """
 
-from __future__ import annotations
-
 import re
 from collections import defaultdict
 from functools import lru_cache

@@ -4,8 +4,6 @@ the two. So what a host thread does on a storage after Gloo's collective is know
 record its end some 100 µs after it woke its waiters: the collective ended when they resumed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

@@ -2,8 +2,6 @@
 and device streams become lanes; launches, forward-backward arrows and CUDA's synchronization become causes.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

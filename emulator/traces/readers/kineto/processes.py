@@ -3,8 +3,6 @@ rank (DataParallel). Each rank becomes a part: its threads' events and its devic
 computes on several accelerators is one rank.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from pathlib import Path

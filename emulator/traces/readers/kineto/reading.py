@@ -1,7 +1,5 @@
 """A Kineto file's events as sorted arrays, on lanes, with their launches."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from functools import cached_property
@@ -102,7 +100,7 @@ class Reading:
         """Make `lanes`: hosts, the one with profiler steps first, transports, devices; return each table lane's."""
         names = self.table.lane_names
         keys = list(self.table.lanes)
-        others = self._beside_communication(columns, len(keys))
+        others = self._compute_spans(columns, len(keys))
         steps = np.array([bool(STEP.match(name)) for _, name in self.kinds])
         stepped = np.bincount(columns["lane"], steps[columns["kind"]], len(keys))
         used = np.unique(columns["lane"])
@@ -122,7 +120,7 @@ class Reading:
         place[used[order]] = np.arange(len(order))
         return place
 
-    def _beside_communication(self, columns: dict[str, np.ndarray], lanes: int) -> np.ndarray:
+    def _compute_spans(self, columns: dict[str, np.ndarray], lanes: int) -> np.ndarray:
         """int64 (lanes of the table,): spans other than annotations of communication, but for what lies within one and
         for calls of a runtime, which a backend's thread makes before and after."""
         communicators = np.array([bool(_COMMUNICATOR.match(name)) for _, name in self.kinds])[columns["kind"]]

@@ -2,8 +2,6 @@
 the communication, and the launch of the copy back. Only what is in between counts as communication.
 """
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

@@ -2,8 +2,6 @@
 before their launch. Such events are left out, by name; where all of a device's clock is off, its times are shifted.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 
 import numpy as np

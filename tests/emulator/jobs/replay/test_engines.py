@@ -81,23 +81,24 @@ def one_rank_each(*works_of_ranks, order=Order.PROGRAM):
     for seconds in works_of_ranks:
         stream = builder.add_stream(builder.add_rank(), order=order)
         for number, duration_s in enumerate(seconds):
-            builder.add_op(stream, builder.add_work(f"{duration_s} s", seconds=duration_s), micro_batch=number)
+            builder.add_op(stream, builder.add_op_type(f"{duration_s} s", seconds=duration_s), micro_batch=number)
     return builder
 
 
 def play(builder, conditions=None, transfer_s=None, **options):
     graph = builder.build()
     check(graph)
-    return replay(graph, Costs.of(graph, graph.works.seconds, transfer_s), conditions, **options)
+    return replay(graph, Costs.of(graph, graph.op_types.seconds, transfer_s), conditions, **options)
 
 
 def all_reduce(builder, after, seconds=2.0):
     """All ranks, each after one op of its own, on a stream of their own; returns the ops."""
-    work = builder.add_work("all-reduce", Kind.COLLECTIVE, collective=Collective.ALL_REDUCE, seconds=seconds)
-    transfer = builder.add_transfers(work, builder.add_group(range(len(after))))
+    op_type = builder.add_op_type("all-reduce", Kind.COLLECTIVE, collective=Collective.ALL_REDUCE, seconds=seconds)
+    transfer = builder.add_transfers(op_type, builder.add_group(range(len(after))))
     streams = [builder.add_stream(rank, "nccl") for rank in range(len(after))]
     return [
-        builder.add_op(stream, work, after=[op], transfer=transfer) for stream, op in zip(streams, after, strict=True)
+        builder.add_op(stream, op_type, after=[op], transfer=transfer)
+        for stream, op in zip(streams, after, strict=True)
     ]
 
 
@@ -138,7 +139,7 @@ def test_stream_that_takes_what_is_ready():
     """Priority first, then who was ready first."""
     builder = GraphBuilder()
     stream = builder.add_stream(builder.add_rank(), order=Order.READY)
-    late, urgent = builder.add_work("late", seconds=1.0), builder.add_work("urgent", seconds=1.0, priority=1)
+    late, urgent = builder.add_op_type("late", seconds=1.0), builder.add_op_type("urgent", seconds=1.0, priority=1)
     first = builder.add_op(stream, late)
     second = builder.add_op(stream, late)
     third = builder.add_op(stream, urgent, after=[first])
@@ -148,14 +149,14 @@ def test_stream_that_takes_what_is_ready():
 def reads(routes, bytes_each, links):
     """One read for each route, all at once, over links of these rates."""
     builder = GraphBuilder()
-    work = builder.add_work("read", Kind.LOAD, collective=Collective.READ)
+    op_type = builder.add_op_type("read", Kind.LOAD, collective=Collective.READ)
     for rank in range(len(routes)):
         stream = builder.add_stream(builder.add_rank(), "loader")
-        builder.add_op(stream, work, transfer=builder.add_transfers(work, builder.add_group([rank])))
+        builder.add_op(stream, op_type, transfer=builder.add_transfers(op_type, builder.add_group([rank])))
     graph = builder.build()
     check(graph)
     costs = Costs(
-        work_s=np.zeros(1),
+        op_type_s=np.zeros(1),
         transfer_fixed_s=np.zeros(len(routes)),
         transfer_bytes=np.array(bytes_each, float),
         transfer_bytes_per_s=np.full(len(routes), np.inf),
@@ -204,11 +205,11 @@ def test_ranks_that_call_collectives_in_different_order(engine):
     builder = one_rank_each([1.0], [1.0])
     streams = [builder.add_stream(rank, "nccl") for rank in range(2)]
     group = builder.add_group(range(2), name="world")
-    works = [builder.add_work(name, Kind.COLLECTIVE, collective=1, seconds=1.0) for name in ("weights", "biases")]
-    transfers = [builder.add_transfers(work, group) for work in works]
+    op_types = [builder.add_op_type(name, Kind.COLLECTIVE, collective=1, seconds=1.0) for name in ("weights", "biases")]
+    transfers = [builder.add_transfers(op_type, group) for op_type in op_types]
     for rank, order in ((0, (0, 1)), (1, (1, 0))):
         for which in order:
-            builder.add_op(streams[rank], works[which], after=[rank], transfer=transfers[which])
+            builder.add_op(streams[rank], op_types[which], after=[rank], transfer=transfers[which])
     with pytest.raises(Deadlock) as caught:
         play(builder, engine=engine)
     assert caught.value.waiting == (
@@ -254,12 +255,12 @@ def test_empty_job():
 def test_deadlock_without_any_transfer_names_ops():
     """A circle that nobody checked for."""
     builder = GraphBuilder()
-    work = builder.add_work("layer", seconds=1.0)
+    op_type = builder.add_op_type("layer", seconds=1.0)
     for other in (1, 0):
-        builder.add_op(builder.add_stream(builder.add_rank()), work, after=[other])
+        builder.add_op(builder.add_stream(builder.add_rank()), op_type, after=[other])
     graph = builder.build()
     with pytest.raises(Deadlock, match=r"layer \(rank 0, compute\) waits for layer \(rank 1, compute\)"):
-        replay(graph, Costs.of(graph, graph.works.seconds))
+        replay(graph, Costs.of(graph, graph.op_types.seconds))
 
 
 def test_rank_that_never_comes_is_followed_back():
@@ -267,13 +268,13 @@ def test_rank_that_never_comes_is_followed_back():
     builder = one_rank_each([1.0], [1.0])
     streams = [builder.add_stream(rank, "nccl") for rank in range(2)]
     group = builder.add_group(range(2), name="world")
-    works = [builder.add_work(name, Kind.COLLECTIVE, collective=1, seconds=1.0) for name in ("weights", "biases")]
-    first, second = (builder.add_transfers(work, group) for work in works)
-    builder.add_op(streams[0], works[0], after=[0], transfer=first)
-    stuck = builder.add_op(streams[1], works[1], after=[1], transfer=second)
-    later = builder.add_op(1, builder.add_work("norm", seconds=1.0), after=[stuck])
-    builder.add_op(streams[1], works[0], after=[later], transfer=first)
-    builder.add_op(streams[0], works[1], after=[0], transfer=second)
+    op_types = [builder.add_op_type(name, Kind.COLLECTIVE, collective=1, seconds=1.0) for name in ("weights", "biases")]
+    first, second = (builder.add_transfers(op_type, group) for op_type in op_types)
+    builder.add_op(streams[0], op_types[0], after=[0], transfer=first)
+    stuck = builder.add_op(streams[1], op_types[1], after=[1], transfer=second)
+    later = builder.add_op(1, builder.add_op_type("norm", seconds=1.0), after=[stuck])
+    builder.add_op(streams[1], op_types[0], after=[later], transfer=first)
+    builder.add_op(streams[0], op_types[1], after=[0], transfer=second)
     with pytest.raises(Deadlock) as caught:
         play(builder)
     assert caught.value.waiting[0] == (

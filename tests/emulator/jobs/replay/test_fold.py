@@ -35,7 +35,7 @@ def copies(case, count):
     """The same ranks several times in one job."""
     graph, costs = merge([case.graph] * count, [case.costs] * count)
     one_job = dataclasses.replace(graph.ranks, job=np.zeros(len(graph.ranks), np.int32))
-    return dataclasses.replace(graph, ranks=one_job, job_names=["job"], works=graph.works), costs
+    return dataclasses.replace(graph, ranks=one_job, job_names=["job"], op_types=graph.op_types), costs
 
 
 @examples(60, suppress_health_check=list(HealthCheck))
@@ -43,9 +43,9 @@ def copies(case, count):
 def test_times_stay_what_they_are(case, count, data):
     graph, costs = copies(case, count)
     # Copies of one work have numbers of their own in a merged graph; make them one again.
-    of = len(case.graph.works)
-    ops = dataclasses.replace(graph.ops, work=graph.ops.work % of)
-    transfers = dataclasses.replace(graph.transfers, work=graph.transfers.work % of)
+    of = len(case.graph.op_types)
+    ops = dataclasses.replace(graph.ops, op_type=graph.ops.op_type % of)
+    transfers = dataclasses.replace(graph.transfers, op_type=graph.transfers.op_type % of)
     graph = dataclasses.replace(graph, ops=ops, transfers=transfers)
     ranks = len(graph.ranks)
     slow = data.draw(st.dictionaries(st.integers(0, ranks - 1), st.sampled_from([0.5, 2.0]), max_size=2))
@@ -81,8 +81,8 @@ def test_it_finds_what_the_generator_folds():
 
 def test_a_ring_folds_to_one_rank_that_meets_itself():
     builder = GraphBuilder()
-    compute = builder.add_work("compute", seconds=1.0)
-    send = builder.add_work("send", Kind.SEND, collective=Collective.P2P)
+    compute = builder.add_op_type("compute", seconds=1.0)
+    send = builder.add_op_type("send", Kind.SEND, collective=Collective.P2P)
     ranks = [builder.add_rank() for _ in range(5)]
     streams = [[builder.add_stream(rank, name) for name in ("compute", "out", "in")] for rank in ranks]
     transfers = [builder.add_transfers(send, builder.add_group([rank, (rank + 1) % 5])) for rank in ranks]
@@ -91,7 +91,7 @@ def test_a_ring_folds_to_one_rank_that_meets_itself():
         builder.add_op(streams[rank][1], send, after=[done], transfer=transfers[rank])
         builder.add_op(streams[rank][2], send, after=[done], transfer=transfers[rank - 1])
     graph = builder.build()
-    small = same_times(graph, Costs.of(graph, graph.works.seconds, np.full(5, 0.5)))
+    small = same_times(graph, Costs.of(graph, graph.op_types.seconds, np.full(5, 0.5)))
     assert len(small.graph.ranks) == 1 and len(small.graph.transfers) == 1
 
 

@@ -34,7 +34,7 @@ def on_one_link(name):
     """A data-parallel job whose gradients take 2 s of a link of 1 GB/s."""
     graph, costs = job(Shape(tensor=1, stages=1, replicas=2, layers=2, micro_batches=2))
     graph.job_names[0] = name
-    is_gradients = np.array([graph.works.name[work] == "gradients" for work in graph.transfers.work])
+    is_gradients = np.array([graph.op_types.name[op_type] == "gradients" for op_type in graph.transfers.op_type])
     return graph, dataclasses.replace(
         costs,
         transfer_fixed_s=np.where(is_gradients, 0.0, costs.transfer_fixed_s),
@@ -70,4 +70,4 @@ def test_what_can_not_be_merged():
         merge([graph, graph], [costs, faster])
     with pytest.raises(ConfigError, match="1 jobs with costs for 0"):
         merge([graph], [])
-    merge([graph, graph], [costs, Costs.of(graph, costs.work_s)])
+    merge([graph, graph], [costs, Costs.of(graph, costs.op_type_s)])

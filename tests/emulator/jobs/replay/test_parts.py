@@ -56,27 +56,27 @@ def test_critical_path_covers_the_makespan_without_gap_or_overlap(case):
     assert path.from_s[0] == 0
     np.testing.assert_array_equal(path.from_s[1:], path.until_s[:-1])
     assert sum(path.by_part.values()) == pytest.approx(played.makespan_s)
-    assert sum(path.by_work.values()) == pytest.approx(played.makespan_s)
+    assert sum(path.by_op_type.values()) == pytest.approx(played.makespan_s)
 
 
 def straggling():
     """Two ranks compute 3 s and 5 s and reduce in 2 s; rank 0 computes 1 s beside the transfer."""
     builder = GraphBuilder()
-    reduce = builder.add_work("all-reduce", Kind.COLLECTIVE, collective=Collective.ALL_REDUCE, seconds=2.0)
+    reduce = builder.add_op_type("all-reduce", Kind.COLLECTIVE, collective=Collective.ALL_REDUCE, seconds=2.0)
     ranks = [builder.add_rank() for _ in range(2)]
     transfer = builder.add_transfers(reduce, builder.add_group(ranks))
     for rank, seconds in zip(ranks, (3.0, 5.0), strict=True):
         compute, nccl = builder.add_stream(rank), builder.add_stream(rank, "nccl")
-        done = builder.add_op(compute, builder.add_work(f"backward of rank {rank}", seconds=seconds))
+        done = builder.add_op(compute, builder.add_op_type(f"backward of rank {rank}", seconds=seconds))
         builder.add_op(nccl, reduce, after=[done], transfer=transfer)
         if rank == 0:
             # Begins at 6 s: behind a delay of the host that ends then.
             gap = builder.add_op(
-                builder.add_stream(rank, "host"), builder.add_work("gap", Kind.DELAY, seconds=3.0), after=[done]
+                builder.add_stream(rank, "host"), builder.add_op_type("gap", Kind.DELAY, seconds=3.0), after=[done]
             )
-            builder.add_op(compute, builder.add_work("metrics", seconds=0.5), after=[gap])
+            builder.add_op(compute, builder.add_op_type("metrics", seconds=0.5), after=[gap])
     graph = builder.build()
-    return replay(graph, Costs.of(graph, graph.works.seconds))
+    return replay(graph, Costs.of(graph, graph.op_types.seconds))
 
 
 def test_parts_by_hand():
@@ -106,13 +106,13 @@ def test_critical_path_by_hand():
         "all-reduce (rank 1, nccl)",
     ]
     assert path.by_part == {"compute": 5.0, "exposed communication": 2.0}
-    assert path.by_work == {"backward of rank 1": 5.0, "all-reduce": 2.0}
+    assert path.by_op_type == {"backward of rank 1": 5.0, "all-reduce": 2.0}
 
 
 def test_bubble_of_a_pipeline():
     """1F1B with equal stages idles (p − 1)/(m + p − 1) of the time, sends being free."""
     graph, costs = job(Shape(tensor=1, stages=4, replicas=1, layers=4, micro_batches=12))
-    seconds = [1.0 if name.startswith(("attention", "mlp")) else 0.0 for name in graph.works.name]
+    seconds = [1.0 if name.startswith(("attention", "mlp")) else 0.0 for name in graph.op_types.name]
     played = replay(graph, Costs.of(graph, np.array(seconds)))
     found = parts(played)
     np.testing.assert_allclose(found.by_rank[:, IDLE], played.makespan_s * 3 / 15)

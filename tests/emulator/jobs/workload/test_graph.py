@@ -16,8 +16,8 @@ from switchml.errors import ConfigError, GraphError
 def two_ranks(members=(0, 1), after_backward=True):
     """A backward pass on each of two ranks, then an all-reduce that `members` take part in."""
     builder = GraphBuilder()
-    backward = builder.add_work("backward", flops=1e9)
-    reduce = builder.add_work("all-reduce", Kind.COLLECTIVE, collective=Collective.ALL_REDUCE, bytes=4096)
+    backward = builder.add_op_type("backward", flops=1e9)
+    reduce = builder.add_op_type("all-reduce", Kind.COLLECTIVE, collective=Collective.ALL_REDUCE, bytes=4096)
     ranks = [builder.add_rank() for _ in range(2)]
     transfer = builder.add_transfers(reduce, builder.add_group(ranks, name="data parallel"))
     for rank in ranks:
@@ -46,20 +46,20 @@ def test_tables():
 
 def test_same_work_has_one_number():
     builder = GraphBuilder()
-    assert builder.add_work("layer", flops=1.0) == builder.add_work("layer", flops=1.0) == 0
-    assert builder.add_work("layer", flops=2.0) == 1
-    assert builder.add_work("layer", flops=1.0, seconds=1.0) == 2
+    assert builder.add_op_type("layer", flops=1.0) == builder.add_op_type("layer", flops=1.0) == 0
+    assert builder.add_op_type("layer", flops=2.0) == 1
+    assert builder.add_op_type("layer", flops=1.0, seconds=1.0) == 2
 
 
 def test_one_long_name_takes_its_room_once():
     # Kernels of templates have names of thousands of characters; an array of strings gives as much to every other one.
     builder, count = GraphBuilder(), 5000
-    long = builder.add_work("kernel" * 1000)
+    long = builder.add_op_type("kernel" * 1000)
     for number in range(count):
-        builder.add_work(f"kernel {number % 7}", seconds=float(number))
-    works = builder.build().works
+        builder.add_op_type(f"kernel {number % 7}", seconds=float(number))
+    op_types = builder.build().op_types
     tracemalloc.start()
-    longer = appended(works, **(vars(works) | {"priority": 1}))
+    longer = appended(op_types, **(vars(op_types) | {"priority": 1}))
     names, number = longer.by_name()
     peak_bytes = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
@@ -72,8 +72,8 @@ def test_one_long_name_takes_its_room_once():
 def test_blocks_are_the_same_as_ops_one_by_one():
     one_by_one, in_blocks = GraphBuilder(), GraphBuilder()
     for builder in (one_by_one, in_blocks):
-        builder.add_work("a")
-        builder.add_work("b")
+        builder.add_op_type("a")
+        builder.add_op_type("b")
         for _ in range(3):
             builder.add_stream(builder.add_rank())
     for rank in range(3):
@@ -88,14 +88,14 @@ def test_blocks_are_the_same_as_ops_one_by_one():
             np.array([0, 0, 1, 3]),
             np.array([0, 0, 1]),
         )
-    for name in ("work", "stream", "transfer", "micro_batch", "dep_start", "deps"):
+    for name in ("op_type", "stream", "transfer", "micro_batch", "dep_start", "deps"):
         np.testing.assert_array_equal(getattr(one_by_one.build().ops, name), getattr(in_blocks.build().ops, name))
 
 
 @pytest.mark.parametrize("amounts", [{"flops": -1.0}, {"bytes": float("inf")}, {"seconds": -0.5}])
 def test_builder_refuses_nonsense(amounts):
     with pytest.raises(ConfigError, match="'layer' has"):
-        GraphBuilder().add_work("layer", **amounts)
+        GraphBuilder().add_op_type("layer", **amounts)
 
 
 def test_missing_member_is_named():
@@ -126,7 +126,7 @@ def test_communication_without_producer():
 
 def test_communication_that_may_start_by_itself():
     builder = GraphBuilder()
-    gather = builder.add_work("gather", Kind.COLLECTIVE, collective=Collective.ALL_GATHER, bytes=1.0, is_source=True)
+    gather = builder.add_op_type("gather", Kind.COLLECTIVE, collective=Collective.ALL_GATHER, bytes=1.0, is_source=True)
     stream = builder.add_stream(builder.add_rank())
     builder.add_op(stream, gather, transfer=builder.add_transfers(gather, builder.add_group([0])))
     check(builder.build())
@@ -134,18 +134,18 @@ def test_communication_that_may_start_by_itself():
 
 def test_communication_without_transfer():
     builder = two_ranks()
-    builder.add_op(0, builder.add_work("receive", Kind.RECV))
+    builder.add_op(0, builder.add_op_type("receive", Kind.RECV))
     with pytest.raises(GraphError, match="receive .* takes part in no transfer"):
         check(builder.build())
 
 
 def test_circle_is_named():
     builder = GraphBuilder()
-    work = builder.add_work("layer")
+    op_type = builder.add_op_type("layer")
     left, right = builder.add_stream(builder.add_rank()), builder.add_stream(builder.add_rank())
-    builder.add_op(left, work)
-    builder.add_op(left, work, after=[2], micro_batch=1)
-    builder.add_op(right, work, after=[1], micro_batch=2)
+    builder.add_op(left, op_type)
+    builder.add_op(left, op_type, after=[2], micro_batch=1)
+    builder.add_op(right, op_type, after=[1], micro_batch=2)
     with pytest.raises(
         GraphError, match=r"in a circle: layer, micro-batch 1 \(rank 0.*, layer, micro-batch 2 \(rank 1"
     ):
@@ -155,25 +155,25 @@ def test_circle_is_named():
 def test_circle_through_a_stream():
     """Op 0 waits for op 1, which stands behind it on the same stream."""
     builder = GraphBuilder()
-    stream, work = builder.add_stream(builder.add_rank()), builder.add_work("layer")
-    builder.add_op(stream, work, after=[1], micro_batch=0)
-    builder.add_op(stream, work, micro_batch=1)
+    stream, op_type = builder.add_stream(builder.add_rank()), builder.add_op_type("layer")
+    builder.add_op(stream, op_type, after=[1], micro_batch=0)
+    builder.add_op(stream, op_type, micro_batch=1)
     with pytest.raises(GraphError, match="circle: layer, micro-batch 0 .*layer, micro-batch 1"):
         check(builder.build())
 
 
 def test_later_op_may_be_waited_for():
     builder = GraphBuilder()
-    rank, work = builder.add_rank(), builder.add_work("layer")
-    builder.add_op(builder.add_stream(rank), work, after=[1])
-    builder.add_op(builder.add_stream(rank), work)
+    rank, op_type = builder.add_rank(), builder.add_op_type("layer")
+    builder.add_op(builder.add_stream(rank), op_type, after=[1])
+    builder.add_op(builder.add_stream(rank), op_type)
     check(builder.build())
 
 
 @pytest.mark.parametrize(
     ("arrays", "message"),
     [
-        ({"work": [0, 1, 0, 7]}, "op 3 names a work 7, but there are 2"),
+        ({"op_type": [0, 1, 0, 7]}, "op 3 names an op type 7, but there are 2"),
         ({"stream": [0, 1, -1, 3]}, "op 2 names a stream -1, but there are 4"),
         ({"transfer": [-1, 5, -1, 0]}, "op 1 names a transfer 5, but there are 1"),
         ({"deps": [0, 9]}, "dependency 1 names an op to wait for 9, but there are 4"),
@@ -191,9 +191,9 @@ def test_costs_must_cover_what_is_done():
     graph = two_ranks().build()
     Costs.of(graph, [1.0, 2.0]).check(graph)
     Costs.of(graph, [1.0, np.nan], transfer_s=[2.0]).check(graph)
-    with pytest.raises(GraphError, match="work 'backward' has no cost"):
+    with pytest.raises(GraphError, match="op type 'backward' has no cost"):
         Costs.of(graph, [np.nan, 2.0]).check(graph)
     with pytest.raises(GraphError, match="'all-reduce' .transfer 0. has no cost"):
         Costs.of(graph, [1.0, np.nan]).check(graph)
-    with pytest.raises(GraphError, match="for 1 works"):
+    with pytest.raises(GraphError, match="for 1 op types"):
         Costs.of(graph, [1.0], transfer_s=[2.0]).check(graph)

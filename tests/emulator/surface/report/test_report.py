@@ -49,7 +49,7 @@ def test_timeline_has_every_op_and_no_overlap(played, tmp_path):
     for event in ops:
         op = event["args"]["op"]
         assert event["ts"] + event["dur"] == pytest.approx(played.end_s[op] * 1e6)
-        assert event["name"] == played.graph.works.name[played.graph.ops.work[op]]
+        assert event["name"] == played.graph.op_types.name[played.graph.ops.op_type[op]]
         assert (event["pid"], event["tid"]) == (played.graph.op_rank()[op], played.graph.ops.stream[op])
     # Perfetto drops slices that overlap on a thread.
     by_thread = {}
@@ -258,7 +258,7 @@ def test_tables_say_the_same_as_the_figures(played):
     unit = TimeUnit([played.makespan_s])
     for name, seconds in found.mean().items():
         assert re.search(rf"{name}\W+{re.escape(unit.text(seconds))}", text)
-    assert next(iter(path.by_work)) in text
+    assert next(iter(path.by_op_type)) in text
     shares = [float(share) for share in re.findall(r" ([\d.]+)\n", text.split("Communication behind")[0])]
     assert sum(shares) == pytest.approx(200, abs=0.5)
 

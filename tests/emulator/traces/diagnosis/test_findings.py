@@ -138,8 +138,8 @@ def test_more_work_is_not_slowness():
     """Rank 1 is as fast as the others, it only computes one layer more often."""
     joined = traced(HEALTHY)
     graph, extra = joined.graph, 8
-    works = graph.works
-    forward = [op for op in np.flatnonzero(graph.op_rank() == 1) if works.name[graph.ops.work[op]] == "forward 0"]
+    works = graph.op_types
+    forward = [op for op in np.flatnonzero(graph.op_rank() == 1) if works.name[graph.ops.op_type[op]] == "forward 0"]
     more = before(joined, np.array(forward * extra), "forward 1", Kind.COMPUTE, [0.002] * extra)
     found = diagnose(more).findings[0]
     assert found.kind == "uneven work"

@@ -86,7 +86,7 @@ def test_ranks_that_differ_stay():
 
 def test_a_run_ends_where_somebody_looks():
     job = ddp_jobs.ddp([MIB, MIB], [0.001, 0.001], ranks=1, caps=[1])
-    names = [job.graph.works.name[work] for work in job.graph.ops.work]
+    names = [job.graph.op_types.name[work] for work in job.graph.ops.op_type]
     joins = continues_run(job.graph)
     # backward 0 is waited for by its bucket, and the first update waits for buckets
     assert [name for name, joined in zip(names, joins, strict=True) if joined] == ["backward 0", "optimizer 1"]

@@ -148,7 +148,7 @@ def test_compute_lasts_as_it_says_or_is_bound_by_flops_or_bytes(tmp_path):
     flops_s = big / cluster.device.sustained("fp16", cluster.software.gemm_efficiency)
     bytes_s = float(kernels.seconds(np.array([kernels.memory(wide)]), cluster.device, cluster.software)[0])
     assert played_s(workload) == pytest.approx(500e-6 + flops_s + bytes_s, rel=1e-6)
-    assert math.isnan(workload.graph.works.seconds[1])
+    assert math.isnan(workload.graph.op_types.seconds[1])
 
 
 def test_groups_come_from_the_files_and_absent_ranks_do_what_others_do(tmp_path):
@@ -165,7 +165,7 @@ def test_groups_come_from_the_files_and_absent_ranks_do_what_others_do(tmp_path)
     assert "30 of 32 ranks have no file" in workload.assumptions[0]
     expected = 10e-6 + cost(clusters.load(CLUSTER), "all_reduce", 1 << 24, place(4, 8, 8)).seconds
     assert played_s(workload) == pytest.approx(expected, rel=1e-6)
-    assert workload.graph.works.collective.max() == Collective.ALL_REDUCE
+    assert workload.graph.op_types.collective.max() == Collective.ALL_REDUCE
 
 
 def test_a_trace_that_we_wrote_is_played_again_with_communication_priced(tmp_path):
@@ -236,7 +236,7 @@ def test_nodes_without_sizes_are_named(tmp_path):
         "each of 2 nodes has neither a duration nor num_ops or tensor_size, and counts as empty: 1 (mm) of rank 0, "
         "2 (load) of rank 0",
     ]
-    assert workload.graph.works.seconds[2] == pytest.approx(5e-6)
+    assert workload.graph.op_types.seconds[2] == pytest.approx(5e-6)
 
 
 def test_how_many_accelerators_simais_workload_has(tmp_path):

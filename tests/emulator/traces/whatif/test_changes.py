@@ -148,7 +148,7 @@ def test_a_codec(joined):
     assert transfer_s(smaller.costs) == pytest.approx([2e-3 + 0.5 * 4e-3, 2e-3 + 1.5 * 4e-3], rel=1e-3)
     spent = smaller.graph.op_kind() == Kind.CODEC
     assert spent.sum() == 16  # each rank, each bucket, before and after
-    assert smaller.costs.work_s[smaller.graph.ops.work[spent]].sum() == pytest.approx(4 * 8e-3)
+    assert smaller.costs.op_type_s[smaller.graph.ops.op_type[spent]].sum() == pytest.approx(4 * 8e-3)
     check(smaller.graph)
 
 
@@ -327,10 +327,10 @@ def test_the_precision_of_matrix_products_is_that_of_their_kernels():
     device = {"device": "Tesla V100-SXM2-16GB"}
     single = join([replace(trace, about=device) for trace in traces.ddp(ranks=2)])
     half = with_table(
-        single, "works", name=[name.replace("aten::mm", "volta_h884gemm") for name in single.graph.works.name]
+        single, "op_types", name=[name.replace("aten::mm", "volta_h884gemm") for name in single.graph.op_types.name]
     )
     single = with_table(
-        single, "works", name=[name.replace("aten::mm", "volta_sgemm") for name in single.graph.works.name]
+        single, "op_types", name=[name.replace("aten::mm", "volta_sgemm") for name in single.graph.op_types.name]
     )
     assert speeds(single, "a100-40g").matrix == pytest.approx(19.5 / 15.7, rel=1e-3)
     assert speeds(half, "a100-40g").matrix == pytest.approx(312 / 125, rel=1e-3)

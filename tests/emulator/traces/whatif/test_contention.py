@@ -56,7 +56,7 @@ def test_more_buckets_disturb_more(iterations):
     factors = list(known[0].contention.factor.values())
     assert factors == pytest.approx([2.2, 2.2], abs=0.5)
     earlier = changes.buckets(known[0], [1e6, 1e6, 6e6])
-    elapsed_s = earlier.costs.work_s[earlier.graph.ops.work]
+    elapsed_s = earlier.costs.op_type_s[earlier.graph.ops.op_type]
     backward = [op for op in range(len(elapsed_s)) if earlier.graph.op_name(op).startswith("aten::mm")]
     of_rank = earlier.graph.op_rank()[backward]
     first, second = (np.array([np.array(backward)[of_rank == rank][i] for rank in range(2)]) for i in range(2))

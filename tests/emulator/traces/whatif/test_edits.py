@@ -17,7 +17,7 @@ def job():
 
 
 def names(joined) -> list[str]:
-    return [joined.graph.works.name[work] for work in joined.graph.ops.work]
+    return [joined.graph.op_types.name[op_type] for op_type in joined.graph.ops.op_type]
 
 
 def lasts_s(joined) -> float:

@@ -16,13 +16,13 @@ def overlapped():
     builder = GraphBuilder()
     rank = builder.add_rank()
     compute, nccl, loader = (builder.add_stream(rank, name) for name in ("compute", "nccl", "loader"))
-    loaded = builder.add_op(loader, builder.add_work("batch", Kind.LOAD, seconds=1.0))
-    first = builder.add_op(compute, builder.add_work("one", seconds=2.0), after=[loaded])
-    builder.add_op(compute, builder.add_work("two", seconds=4.0))
-    reduce = builder.add_work("all-reduce", Kind.COLLECTIVE, collective=Collective.ALL_REDUCE, seconds=5.0)
+    loaded = builder.add_op(loader, builder.add_op_type("batch", Kind.LOAD, seconds=1.0))
+    first = builder.add_op(compute, builder.add_op_type("one", seconds=2.0), after=[loaded])
+    builder.add_op(compute, builder.add_op_type("two", seconds=4.0))
+    reduce = builder.add_op_type("all-reduce", Kind.COLLECTIVE, collective=Collective.ALL_REDUCE, seconds=5.0)
     builder.add_op(nccl, reduce, after=[first], transfer=builder.add_transfers(reduce, builder.add_group([rank])))
     graph = builder.build()
-    return replay(graph, Costs.of(graph, graph.works.seconds))
+    return replay(graph, Costs.of(graph, graph.op_types.seconds))
 
 
 def test_what_helps():
