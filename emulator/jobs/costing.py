@@ -119,19 +119,20 @@ def _activation_p2p(elements: float, job: Job, cluster: Cluster) -> dict[str, An
 def _transformer_steps(model: Transformer, job: Job, cluster: Cluster, machine: Machine) -> dict[str, Step]:
     """By name of a part of the model."""
     code = _code(model, job, machine)
-    parts = (
-        transformer.attention(model, job, code),
-        transformer.mlp(model, job, code),
-        transformer.embedding(model, job, code),
-        transformer.head(model, job, code),
-    )
+    parts = {
+        "attention": transformer.attention(model, job, code),
+        "window": transformer.attention(model, job, code, model.window),
+        "mlp": transformer.mlp(model, job, code),
+        "embedding": transformer.embedding(model, job, code),
+        "loss": transformer.head(model, job, code),
+    }
     parameters = job.part_parameters(model)
     how = code.implementation
     dispatch = Dispatch.of(model, job, cluster)
     experts = {"mlp": job.expert_parameters(model)} if model.experts > 1 else {}
     return {
-        part.name: _step(part, parameters[part.name], experts.get(part.name, 0.0), dispatch, job, cluster, machine, how)
-        for part in parts
+        name: _step(part, parameters[name], experts.get(name, 0.0), dispatch, job, cluster, machine, how)
+        for name, part in parts.items()
     }
 
 
@@ -143,18 +144,20 @@ def _loss(model: Transformer, job: Job) -> str:
 def _code(model: Transformer, job: Job, machine: Machine) -> transformer.Code:
     """What runs the layers, by the names that job and model give."""
     implementation = implementations()[job.implemented_by(model)]
-    rates = 0.0, 0.0
+    rates = window_rates = 0.0, 0.0
     if job.flash(model):
         name, head = job.attention_kernel(model), model.head
         kernel = attention_kernels()[name]
         # A ring's kernels see one rank's part of the keys.
         tokens = job.tokens(model) if job.cp_exchange == "ring" else job.sample_tokens(model)
         rates = kernel.rates(machine.device, name, job.precision, tokens, head)
+        window_rates = kernel.rates(machine.device, name, job.precision, tokens, head, model.window)
     return transformer.Code(
         implementation=implementation,
         cross_entropy=cross_entropies()[_loss(model, job)],
         attention_traffic=machine.software.attention_traffic,
         attention_flops=rates,
+        window_flops=window_rates,
         quantize_kernels=implementation.quantize_kernels.get(machine.device.architecture, 1),
         loss_bytes=machine.software.loss_bytes_per_logit,
     )

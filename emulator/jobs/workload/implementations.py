@@ -42,6 +42,9 @@ class Implementation:
     gated: Sweeps
     """The same with a gate."""
     gated_back: Sweeps
+    clamped: Sweeps
+    """Besides, where what goes into it is clamped."""
+    clamped_back: Sweeps
     rotary: Sweeps
     """On queries and keys."""
     rotary_back: Sweeps
@@ -147,8 +150,17 @@ def cross_entropies() -> dict[str, CrossEntropy]:
 UNFUSED = "unfused"
 FLASH = "flash"
 """Name of the kernel in use today: FlashAttention-2."""
+BLOCK = 128
+"""Queries that a block of FlashAttention's kernels takes, or keys backward (flash_fwd_launch_template.h,
+flash_bwd_launch_template.h)."""
 WIDE_HEAD = 96
 """From here on a padded head counts as one of 128; below, as one of 64."""
+
+
+def attended(tokens: float, window: int = 0) -> float:
+    """Pairs of a query and a key that causal attention over so many tokens has: the sum of min(i, window) over the
+    i-th token, or half of all where no window is shorter."""
+    return window * (tokens - (window - 1) / 2) if 0 < window < tokens else tokens**2 / 2
 
 
 @dataclass(frozen=True)
@@ -171,10 +183,14 @@ class AttentionKernel:
         """The size that a head is computed as."""
         return next((size for size in self.heads if size >= head), head)
 
-    def rates(self, device: Accelerator, name: str, precision: str, tokens: int, head: int) -> tuple[float, float]:
-        """FLOP/s forward and backward on causal sequences of so many tokens, neither the upper triangle nor what pads a
-        head counted; at most
-        what a matrix product reaches. Raises ConfigError where the kernel does not run."""
+    def rates(
+        self, device: Accelerator, name: str, precision: str, tokens: int, head: int, window: int = 0
+    ) -> tuple[float, float]:
+        """FLOP/s forward and backward on causal sequences of so many tokens; neither the upper triangle counts, nor
+        what is outside of a sliding `window` (0: none), nor what pads a head. At most what a matrix product reaches.
+        Raises ConfigError where the kernel does not run.
+
+        With a window a query's keys are as few as in short sequences, and they end inside blocks on both sides."""
         if self.architectures and device.architecture and device.architecture not in self.architectures:
             raise ConfigError(
                 f"attention {name}: {self.title} runs on {' and '.join(self.architectures)}, {device.title} is "
@@ -182,7 +198,10 @@ class AttentionKernel:
             )
         both = device.attention_flops.get(name, self.share * device.flash_rate(precision))
         padded = self.padded(head)
-        both *= tokens / (tokens + self.half_length) * (1.0 if padded >= WIDE_HEAD else self.narrow) * head / padded
+        both *= (1.0 if padded >= WIDE_HEAD else self.narrow) * head / padded
+        is_windowed = 0 < window < tokens
+        length = 2 * attended(tokens, window) / tokens  # of a sequence whose mean query has as many keys
+        both *= length / (length + self.half_length + (BLOCK if is_windowed else 0))
         most = device.matmul_share * device.peak("bf16" if precision == "fp8" else precision)
         return min(both * self.forward, most), min(both * self.backward, most)
 

@@ -228,16 +228,24 @@ class Job(Ranged):
         return sum(self.piece_layers(model, stage))
 
     def parts(self, model: Transformer, stage: int) -> list[str]:
-        """What `stage` consists of, in the order of forward."""
+        """What `stage` consists of, in the order of forward. "window": attention in a sliding window."""
         first = ["embedding"] if stage == 0 else []
         last = ["loss"] if stage == self.pp - 1 else []
-        return [*first, *["attention", "mlp"] * self.layers(model, stage), *last]
+        each, more = divmod(model.layers, self.pp * self.virtual_stages)
+        layers: list[str] = []
+        for piece, count in enumerate(self.piece_layers(model, stage)):
+            before = piece * self.pp + stage
+            start = each * before + min(more, before)
+            for layer in range(start, start + count):
+                layers += ["window" if model.is_windowed(layer) else "attention", "mlp"]
+        return [*first, *layers, *last]
 
     def part_parameters(self, model: Transformer) -> dict[str, float]:
         """Of one rank, by name of a part. A last stage of its own holds a copy of a tied embedding."""
         holds_copy = model.tied_embedding and self.pp > 1
         return {
             "attention": model.attention_parameters / self.tp,
+            "window": model.attention_parameters / self.tp,
             "mlp": (model.mlp_parameters - model.routed_parameters) / self.tp + self.expert_parameters(model),
             "embedding": model.embedding_parameters / self.tp,
             "loss": (model.vocabulary * model.hidden if holds_copy else model.head_parameters) / self.tp,

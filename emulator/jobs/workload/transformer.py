@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from emulator.cluster.kernels import at_rate, gemm, looped, memory
-from emulator.jobs.workload.implementations import CrossEntropy, Implementation, Sweeps
+from emulator.jobs.workload.implementations import CrossEntropy, Implementation, Sweeps, attended
 from emulator.jobs.workload.job import Job
 from emulator.jobs.workload.models import Transformer
 from emulator.jobs.workload.tensors import tensors
@@ -26,6 +26,8 @@ class Code:
     """Memory traffic of the kernels on scores, over what their operands need once; of unfused attention."""
     attention_flops: tuple[float, float]
     """FLOP/s of attention's kernel forward and backward, where scores stay on chip."""
+    window_flops: tuple[float, float]
+    """The same in layers with a sliding window."""
     loss_bytes: float
     """What the shares of a fitted cross entropy are shares of, in bytes a logit."""
     quantize_kernels: int = 1
@@ -116,8 +118,9 @@ def _context_bytes(queries: float, keys: float, job: Job, code: Code) -> tuple[f
     return e * 2 * keys, e * 2 * keys + back
 
 
-def attention(model: Transformer, job: Job, code: Code) -> Segment:
-    """Norm, queries keys and values, scores, softmax, dropout, context, output, residual."""
+def attention(model: Transformer, job: Job, code: Code, window: int = 0) -> Segment:
+    """Norm, queries keys and values, scores, softmax, dropout, context, output, residual. A kernel that keeps scores on
+    chip skips what is outside of a sliding `window` of so many tokens (0: none); others compute it and mask it."""
     how, traffic = code.implementation, code.attention_traffic
     e, t, b, s = job.element_bytes, job.tp, job.micro_batch, job.tokens(model)
     whole_s = job.sample_tokens(model)
@@ -130,9 +133,10 @@ def attention(model: Transformer, job: Job, code: Code) -> Segment:
     qkv, qkv_back = _queries(model, tokens, k, job, code)
     out, out_back = _products(h, tokens, q / t, 1, job, code, has_bias=model.biases)
     if job.flash(model):
-        forward_flops, backward_flops = code.attention_flops
-        core = [at_rate(forward_flops, s, whole_s / 2, 2 * head, heads)]
-        core_back = [at_rate(backward_flops, s, whole_s / 2, 5 * head, heads)]
+        forward_flops, backward_flops = code.window_flops if window else code.attention_flops
+        seen = attended(whole_s, window) / whole_s  # keys of a mean query
+        core = [at_rate(forward_flops, s, seen, 2 * head, heads)]
+        core_back = [at_rate(backward_flops, s, seen, 5 * head, heads)]
     else:
         scores = traffic * heads * s * whole_s
         softmax = [memory(2 * e * scores), memory((2 * e + 1) * scores)]
@@ -187,6 +191,8 @@ def mlp(model: Transformer, job: Job, code: Code) -> Segment:
     up, up_back = _products(ways * f / sharing, inner / local, h, local, job, code, has_bias=model.biases)
     down, down_back = _products(h, inner / local, f / sharing, local, job, code, has_bias=model.biases)
     middle, middle_back = (how.gated, how.gated_back) if model.gated else (how.activation, how.activation_back)
+    if model.clamped:
+        middle, middle_back = (*how.clamped, *middle), (*middle_back, *how.clamped_back)
     forward = [*_sweeps(how.norm, whole, e), *up, *_sweeps(middle, inner * f / sharing, e)]
     if model.shared_experts:
         shared = model.shared_experts * f

@@ -11,7 +11,9 @@ from emulator.jobs.workload.implementations import cross_entropies, implementati
 from emulator.jobs.workload.job import Job
 
 GPT = models.load("gpt3-175b")
-MEGATRON = transformer.Code(implementations()["megatron"], cross_entropies()["megatron"], 1.3, (1e14, 1e14), 100.0)
+MEGATRON = transformer.Code(
+    implementations()["megatron"], cross_entropies()["megatron"], 1.3, (1e14, 1e14), (5e13, 5e13), 100.0
+)
 
 
 def flops(job, model=GPT):
