@@ -46,6 +46,9 @@ class Accelerator(Ranged):
     peak."""
     attention_flops: dict[str, float] = number(RATE, factory=dict)
     """The same of other kernels (`emulator/jobs/workload/data/attention.toml`), where measured on this device."""
+    unaligned_times: float = number(Range(1, 1e6), 1.0)
+    """How much longer a product takes whose operands' rows are not aligned (`kernels.ALIGNED_BYTES`); default: nobody
+    has measured it."""
     price_per_hour: float = number(Range(0, 1e9), 0.0)
     """Dollars; 0: not for rent by itself."""
     price_source: str = ""

@@ -187,7 +187,7 @@ def _step(
     recomputed = part.recomputed if job.recompute == "selective" else part.forward[:0]
     if job.recompute == "operators" and part.name in ("attention", "mlp"):
         # Attention (the kernel with a rate of its own) is stored, and every other product: half a product each.
-        recomputed = part.forward[part.forward[:, 5] == 0] * [0.5, 1, 1, 1, 1, 1, 1]
+        recomputed = part.forward[part.forward[:, 5] == 0] * ([0.5] + [1] * (kernels.COLUMNS - 1))
     if full:
         recomputed = part.forward[: len(part.forward) - part.unneeded] if how.stops_recomputing_early else part.forward
     backward = part.backward

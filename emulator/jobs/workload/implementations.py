@@ -103,6 +103,8 @@ class Implementation:
     gradient_bytes: dict[str, int] = field(default_factory=dict)
     """Of a gradient that is added up and all-reduced, by precision, unless a job says otherwise; else those of a
     weight, 2 in half precision. FSDP has its own."""
+    vocabulary_multiple: int = 1
+    """Columns of the projection onto the vocabulary on each tensor-parallel rank are padded to a multiple of."""
     bucket_parameters: tuple[float, float] = (0.0, 0.0)
     """In a bucket of gradients: so many, and so many for each data-parallel rank, whichever is more; zeros: DDP's
     `bucket_cap_mb`, DDP_BUCKET_BYTES."""

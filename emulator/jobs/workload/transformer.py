@@ -9,11 +9,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from emulator.cluster.kernels import at_rate, gemm, looped, memory
+from emulator.cluster.kernels import COLUMNS, at_rate, gemm, looped, memory
 from emulator.jobs.workload.implementations import CrossEntropy, Implementation, Sweeps, attended
 from emulator.jobs.workload.job import Job
 from emulator.jobs.workload.models import Transformer
 from emulator.jobs.workload.tensors import tensors
+
+HEAD_MULTIPLE = 8
+"""Heads of other sizes are copied into ones padded to a multiple, and the context out of them (flash_attn_interface.py,
+FlashAttnFunc; torch pads likewise, transformers/attention.cpp, pad_last_dim)."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +71,7 @@ class Segment:
 
 
 def _rows(*rows: tuple[float, ...]) -> np.ndarray:
-    return np.array(rows, np.float64).reshape(-1, 7)
+    return np.array(rows, np.float64).reshape(-1, COLUMNS)
 
 
 def _products(
@@ -80,8 +84,8 @@ def _products(
     if how.experts == "sequential" and batch > 1:
         each = _products(m, n, k, 1, job, code, has_bias=has_bias)
         return each[0] * round(batch), each[1] * round(batch)
-    forward, backward = [gemm(m, n, k, batch, half=half)], [gemm(k, n, m, batch, half=half)]
-    backward.append(gemm(m, k, n, batch, half=half))
+    forward, backward = [gemm(m, n, k, batch, half=half, rows=(k,))], [gemm(k, n, m, batch, half=half, rows=(k, m))]
+    backward.append(gemm(m, k, n, batch, half=half, rows=(k, m)))
     if how.weight_back:
         backward.append(memory(how.weight_back * e * batch * m * k))
     if how.bias_back and has_bias:
@@ -137,11 +141,16 @@ def attention(model: Transformer, job: Job, code: Code, window: int = 0) -> Segm
         seen = attended(whole_s, window) / whole_s  # keys of a mean query
         core = [at_rate(forward_flops, s, seen, 2 * head, heads)]
         core_back = [at_rate(backward_flops, s, seen, 5 * head, heads)]
+        if model.head % HEAD_MULTIPLE:
+            core = [memory(2 * e * tokens * (q + 2 * keys) / t), *core, memory(2 * e * split)]
+            core_back = [memory(2 * e * split), *core_back]
     else:
         scores = traffic * heads * s * whole_s
         softmax = [memory(2 * e * scores), memory((2 * e + 1) * scores)]
-        core = [gemm(s, whole_s, head, heads, half=True), *softmax, gemm(s, head, whole_s, heads, half=True)]
-        core_back = [gemm(s, head, whole_s, heads, half=True)] * 2 + [gemm(s, whole_s, head, heads, half=True)] * 2
+        made = gemm(s, whole_s, head, heads, half=True, rows=(head,))
+        used = gemm(s, head, whole_s, heads, half=True, rows=(head, whole_s))
+        core = [made, *softmax, used]
+        core_back = [used] * 2 + [made] * 2
         core_back += [memory((2 * e + 1) * scores), memory(3 * e * scores)]
         if heads % 4:
             # Megatron's fused softmax takes multiples of 4 heads (batch times heads of a rank); else it is six kernels,
@@ -239,9 +248,14 @@ def embedding(model: Transformer, job: Job, code: Code) -> Segment:
 
 def head(model: Transformer, job: Job, code: Code) -> Segment:
     """Projection onto the vocabulary and the loss."""
-    loss, tokens, share = code.cross_entropy, job.micro_batch * job.tokens(model), model.vocabulary / job.tp
-    product = gemm(share, tokens, model.hidden, half=True)
-    product_back = gemm(model.hidden, tokens, share, half=True), gemm(share, model.hidden, tokens, half=True)
+    loss, tokens, h = code.cross_entropy, job.micro_batch * job.tokens(model), model.hidden
+    multiple = code.implementation.vocabulary_multiple * job.tp
+    share = -(-model.vocabulary // multiple) * multiple / job.tp
+    product = gemm(share, tokens, h, half=True, rows=(h,))
+    product_back = (
+        gemm(h, tokens, share, half=True, rows=(h, share)),
+        gemm(share, h, tokens, half=True, rows=(h, share)),
+    )
     moved = (code.loss_bytes if loss.is_fitted else 1.0) * tokens * share
     forward = [memory(loss.forward_bytes * moved / loss.forward_kernels)] * loss.forward_kernels
     backward = [memory(loss.backward_bytes * moved / loss.backward_kernels)] * loss.backward_kernels

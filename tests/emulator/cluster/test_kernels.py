@@ -38,6 +38,20 @@ def test_kernels_as_in_the_reference(products, moved):
     assert found == pytest.approx([reference_s(row, A100) for row in rows], rel=1e-9)
 
 
+def start_bytes(rows, element):
+    """Of what power of two rows that follow each other start at multiples, counted row by row; 16 at most."""
+    starts = [element * size * number for size in rows for number in range(16)]
+    return max(each for each in (1, 2, 4, 8, 16) if all(start % each == 0 for start in starts))
+
+
+@given(st.lists(SIZE, min_size=1, max_size=2), st.sampled_from(["fp16", "fp32"]))
+def test_products_of_rows_that_start_anywhere_take_longer(rows, precision):
+    here, aligned = kernels.gemm(512, 4096, 4096, rows=tuple(rows)), kernels.gemm(512, 4096, 4096)
+    own, other = kernels.seconds(np.array([here, aligned]), A100, constants(), precision) - constants().kernel_s
+    is_slow = start_bytes(rows, kernels.ELEMENT_BYTES[precision]) < 16
+    assert own / other == pytest.approx(A100.unaligned_times if is_slow else 1.0)
+
+
 def test_a_few_tiles_more_than_processors_take_another_wave():
     """108 tiles of 256 x 128 are one wave of an A100; 120 waste most of a second one, or run in smaller tiles."""
     full, over = kernels.seconds(np.array([kernels.gemm(12 * 256, n * 128, 4096) for n in (9, 10)]), A100, constants())
