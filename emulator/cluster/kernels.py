@@ -3,14 +3,15 @@ and kernels bound by memory. A list of kernels is an array (kernels, COLUMNS) of
 half, aligned.
 m = 0 marks what only moves `bytes`, in `batch` kernels one after the other (0: one). A matrix product's `bytes` is not
 read: it is at least its operands and result. A `rate` that is not 0 is a kernel's own, in FLOP/s; `half` of 1 marks
-products that fp8 jobs leave in bf16; `aligned` is the number of elements that rows of operands start at multiples of.
+products that jobs in fp8, mxfp8 and nvfp4 leave in bf16; `aligned` is the number of elements that rows of operands
+start at multiples of.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from emulator.cluster.accelerator import Accelerator, Constants
+from emulator.cluster.accelerator import QUANTIZED_BYTES, Accelerator, Constants, unquantized
 
 TILES = np.array([(256, 128), (128, 256), (128, 128), (256, 64), (64, 256), (128, 64), (64, 128), (64, 64)], np.float64)
 """Tile shapes of cuBLAS's and CUTLASS's half-precision kernels on Volta to Hopper (names of kernels in profiler
@@ -22,26 +23,28 @@ ALIGNED_BYTES = 16
 and what strides of Hopper's tensor maps are multiples of (PTX ISA, cp.async; CUDA driver API, cuTensorMapEncodeTiled;
 NVIDIA, Matrix Multiplication Background User's Guide, section 2.2). Where rows of a result start matters little: (8193
 x 5008) by (5008 x 2501) in bf16 does 509 TFLOP/s on H100 (meta-pytorch/float8_experimental#145)."""
-ELEMENT_BYTES = {"fp8": 1, "fp16": 2, "bf16": 2, "tf32": 4, "fp32": 4}
+ALIGNED = 32
+"""Elements of which 16 bytes are in any precision."""
+ELEMENT_BYTES = {**QUANTIZED_BYTES, "fp16": 2, "bf16": 2, "tf32": 4, "fp32": 4}
 
 
 def gemm(
     m: float, n: float, k: float, batch: float = 1.0, *, half: bool = False, rows: tuple[float, ...] = ()
 ) -> tuple[float, ...]:
-    """A row: `batch` products of (m, k) by (k, n), in bf16 where `half` even if the job is in fp8. `rows`: elements of
-    the operands' rows, as they lie in memory; default: a multiple of what kernels ask for."""
-    aligned = next((each for each in (16, 8, 4, 2) if not any(size % each for size in rows)), 1)
+    """A row: `batch` products of (m, k) by (k, n), in bf16 where `half` even if the job is quantized. `rows`: elements
+    of the operands' rows, as they lie in memory; default: a multiple of what kernels ask for."""
+    aligned = next((each for each in (32, 16, 8, 4, 2) if not any(size % each for size in rows)), 1)
     return (batch, m, n, k, 0.0, 0.0, float(half), float(aligned))
 
 
 def at_rate(flops_per_s: float, m: float, n: float, k: float, batch: float = 1.0) -> tuple[float, ...]:
     """A row: as many FLOPs as such products have, in a kernel that does `flops_per_s`."""
-    return (batch, m, n, k, 0.0, flops_per_s, 1.0, float(ALIGNED_BYTES))
+    return (batch, m, n, k, 0.0, flops_per_s, 1.0, float(ALIGNED))
 
 
 def memory(bytes: float, launches: float = 0.0) -> tuple[float, ...]:
     """A row: a kernel that reads and writes `bytes` altogether, or so many `launches` that do it together."""
-    return (launches, 0.0, 0.0, 0.0, bytes, 0.0, 0.0, float(ALIGNED_BYTES))
+    return (launches, 0.0, 0.0, 0.0, bytes, 0.0, 0.0, float(ALIGNED))
 
 
 def flops(kernels: np.ndarray) -> float:
@@ -66,9 +69,9 @@ def seconds(
     """
     kernels = np.asarray(kernels, np.float64).reshape(-1, COLUMNS)
     batch, m, n, k, moved, rate, half, aligned = kernels.T
-    is_quantized = (half == 0) & (precision == "fp8")
-    element = np.where(is_quantized, ELEMENT_BYTES["fp8"], max(2, ELEMENT_BYTES[precision]))
-    wide_rate = device.sustained("bf16" if precision == "fp8" else precision, constants.gemm_efficiency)
+    is_quantized = (half == 0) & (precision in QUANTIZED_BYTES)
+    element = np.where(is_quantized, ELEMENT_BYTES[precision], max(2, ELEMENT_BYTES[precision]))
+    wide_rate = device.sustained(unquantized(precision), constants.gemm_efficiency)
     flops_per_s = np.where(is_quantized, device.sustained(precision, constants.gemm_efficiency), wide_rate)
     memory_rate = device.memory_bytes_per_s * constants.memory_efficiency
     is_gemm = m > 0

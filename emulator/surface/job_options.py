@@ -18,7 +18,12 @@ GROUPS: dict[str, list[tuple[str, str, Any, str]]] = {
         ("--batch", "job.batch", int, "Global batch: samples of all ranks in an iteration."),
         ("--micro-batch", "job.micro_batch", int, "Samples in a micro-batch."),
         ("--sequence", "job.sequence", int, "Tokens in a sample."),
-        ("--precision", "job.precision", str, "Precision of compute: fp16, bf16, fp32, tf32 or fp8."),
+        (
+            "--precision",
+            "job.precision",
+            str,
+            "Precision of compute: fp16, bf16, fp32, tf32; of linear layers fp8, mxfp8, nvfp4.",
+        ),
         ("--optimizer", "job.optimizer", str, "Optimizer: adam or sgd."),
     ],
     "Parallelism": [
@@ -190,7 +195,7 @@ DEFAULTS = {
     "attention": "the model's",
     "implementation": "chosen: the model's, or by the split",
     "cross-entropy": "the implementation's",
-    "gradient-bytes": "2 (4 in fp32 and tf32; in bf16 and fp8 with Megatron, where they fit)",
+    "gradient-bytes": "2 (4 in fp32 and tf32; in bf16 and below with Megatron, where they fit)",
     "allreduce": "auto",
     "hierarchy": "auto",
     "bucket-cap": "the implementation's",

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from emulator import datafile
-from emulator.cluster.accelerator import Accelerator
+from emulator.cluster.accelerator import Accelerator, unquantized
 from switchml.errors import ConfigError
 
 DATA = Path(__file__).parent / "data"
@@ -91,7 +91,8 @@ class Implementation:
     expert, but the last joins all."""
     expert_bias_back: Sweeps = ()
     quantize_kernels: dict[str, int] = field(default_factory=dict)
-    """In fp8, that quantize what goes into an expert's product, by architecture: with "streams", for each expert."""
+    """In fp8, mxfp8 and nvfp4, that quantize what goes into an expert's product, by architecture: with "streams", for
+    each expert."""
     head_multiple: int = 1
     """What a head's size has to be a multiple of for a fused kernel of attention; others keep scores in memory."""
     routing_kernels: tuple[int, int] = (0, 0)
@@ -204,7 +205,7 @@ class AttentionKernel:
         is_windowed = 0 < window < tokens
         length = 2 * attended(tokens, window) / tokens  # of a sequence whose mean query has as many keys
         both *= length / (length + self.half_length + (BLOCK if is_windowed else 0))
-        most = device.matmul_share * device.peak("bf16" if precision == "fp8" else precision)
+        most = device.matmul_share * device.peak(unquantized(precision))
         return min(both * self.forward, most), min(both * self.backward, most)
 
 

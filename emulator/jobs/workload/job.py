@@ -26,7 +26,7 @@ SCHEDULES = ("1f1b", "gpipe", "interleaved", "axonn")
 DISPATCHERS = ("", "all-to-all", "flex")
 CP_EXCHANGES = ("ring", "all-to-all")
 RECOMPUTE = ("none", "selective", "operators", "full")
-PRECISIONS = ("fp16", "bf16", "fp32", "tf32", "fp8")
+PRECISIONS = ("fp16", "bf16", "fp32", "tf32", "fp8", "mxfp8", "nvfp4")
 OPTIMIZERS = ("adam", "sgd")
 RANKS = Range(1, 1_000_000)
 

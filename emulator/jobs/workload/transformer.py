@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from emulator.cluster.accelerator import QUANTIZED_BYTES
 from emulator.cluster.kernels import COLUMNS, at_rate, gemm, looped, memory
 from emulator.jobs.workload.implementations import CrossEntropy, Implementation, Sweeps, attended
 from emulator.jobs.workload.job import Job
@@ -78,8 +79,9 @@ def _products(
     m: float, n: float, k: float, batch: float, job: Job, code: Code, *, is_router: bool = False, has_bias: bool = False
 ) -> tuple[tuple, tuple]:
     """A linear layer (k in, m out) on n tokens, of each of `batch` experts: forward, and backward to inputs and
-    weights, with what adds up gradients. In fp8 each operand is cast, and written transposed as well for the other
-    products (Transformer Engine, cast_transpose)."""
+    weights, with what adds up gradients. In fp8, mxfp8 and nvfp4 each operand is cast, and written transposed as well
+    for the other products (Transformer Engine, cast_transpose); in nvfp4 another kernel finds its maximum before
+    (NVFP4Quantizer)."""
     e, how, half = job.element_bytes, code.implementation, is_router
     if how.experts == "sequential" and batch > 1:
         each = _products(m, n, k, 1, job, code, has_bias=has_bias)
@@ -90,10 +92,15 @@ def _products(
         backward.append(memory(how.weight_back * e * batch * m * k))
     if how.bias_back and has_bias:
         backward.append(memory(how.bias_back * e * batch * m * n))
-    if job.precision == "fp8" and not half:
+    if job.precision in QUANTIZED_BYTES and not half:
         launches = batch * code.quantize_kernels if how.experts == "streams" and batch > 1 else 1
-        forward = [memory((e + 2) * batch * k * n, launches), memory((e + 2) * batch * m * k), *forward]
-        backward = [memory((e + 2) * batch * m * n, launches), *backward]
+
+        def cast(elements: float, launches: float) -> list[tuple[float, ...]]:
+            maximum = [memory(e * elements, launches)] if job.precision == "nvfp4" else []
+            return [*maximum, memory((e + 2 * QUANTIZED_BYTES[job.precision]) * elements, launches)]
+
+        forward = [*cast(batch * k * n, launches), *cast(batch * m * k, 0), *forward]
+        backward = [*cast(batch * m * n, launches), *backward]
     return tuple(forward), tuple(backward)
 
 

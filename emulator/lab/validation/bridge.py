@@ -48,7 +48,7 @@ def _published(row: dict[str, str]) -> Published:
         sequence_parallel=tp > 1,
         async_tp=tp > 1 and not (ep > 1 and cluster == "h100-dgx"),
         zero=3 if numbers["fsdp"] else 1,
-        precision="bf16" if row["precision"] == "bf16" else "fp8",
+        precision=row["precision"],
         implementation=row["implementation"],
         dispatcher=row["dispatcher"],
         overlap_experts=row["overlaps"] == "1",

@@ -64,6 +64,21 @@ def test_large_product_comes_near_the_sustained_peak():
     assert 0.9 < rate / (A100.flops["fp16"] * constants().gemm_efficiency) <= 1.0
 
 
+@pytest.mark.parametrize(("precision", "times"), [("bf16", 1.0), ("fp8", 2.0), ("mxfp8", 2.0), ("nvfp4", 4.0)])
+def test_quantized_products_reach_their_own_peak(precision, times):
+    """A large product is as many times faster as its peak is higher; what stays in half precision is not."""
+    b200 = accelerators()["b200"]
+    rows = np.array([kernels.gemm(16384, 16384, 16384), kernels.gemm(16384, 16384, 16384, half=True)])
+    own_s, half_s = kernels.seconds(rows, b200, constants(), precision) - constants().kernel_s
+    assert half_s / own_s == pytest.approx(times, rel=0.01)
+
+
+@pytest.mark.parametrize("precision", ["mxfp8", "nvfp4"])
+def test_precisions_that_an_accelerator_lacks_are_refused(precision):
+    with pytest.raises(ConfigError, match=f"H100.*has no {precision}; it has"):
+        kernels.seconds(np.array([kernels.gemm(8, 8, 8)]), accelerators()["h100"], constants(), precision)
+
+
 def test_unknown_precision_is_refused():
     with pytest.raises(ConfigError, match="V100.*has no bf16"):
         kernels.seconds(np.array([kernels.gemm(8, 8, 8)]), accelerators()["v100-16g"], constants(), "bf16")

@@ -150,6 +150,22 @@ def test_heads_that_are_no_multiple_of_8_are_copied_for_a_fused_kernel():
     assert {2 * 2 * 3 * width, 2 * 2 * width} <= set(moved.tolist())
 
 
+@pytest.mark.parametrize(
+    ("precision", "read", "written"), [("fp8", 2, 2.0), ("mxfp8", 2, 2 * 33 / 32), ("nvfp4", 4, 2 * (8 + 1) / 16)]
+)
+def test_operands_are_cast_and_transposed(precision, read, written):
+    """Bytes of an element: read once, in nvfp4 twice, as its maximum is needed first; written in both layouts, with a
+    byte for each block of 32 or 16 elements."""
+    llama = models.load("llama3-8b")
+    quantized, plain = (transformer.mlp(llama, Job(gpus=1, precision=each), MEGATRON) for each in (precision, "bf16"))
+    tokens, h, f = llama.sequence, llama.hidden, llama.ffn
+    forward = tokens * h + 2 * f * h + tokens * f + h * f  # inputs and weights of both products
+    backward = tokens * 2 * f + tokens * h  # gradients of their outputs
+    for way, elements in (("forward", forward), ("backward", backward)):
+        moved = getattr(quantized, way)[:, 4].sum() - getattr(plain, way)[:, 4].sum()
+        assert moved == pytest.approx(elements * (read + written))
+
+
 def test_losses_by_implementation():
     """Megatron's unfused cross entropy moves most, one kernel each way least."""
 
