@@ -50,6 +50,18 @@ GROUPS: dict[str, list[tuple[str, str, Any, str]]] = {
         ("--schedule", "job.schedule", str, "Pipeline schedule: 1f1b, gpipe, interleaved or axonn."),
         ("--virtual-stages", "job.virtual_stages", int, "Model chunks on each stage (interleaved)."),
         (
+            "--count-embedding/--no-count-embedding",
+            "job.counts_embedding",
+            bool,
+            "Count the embedding as a layer where layers are split over stages.",
+        ),
+        (
+            "--count-loss/--no-count-loss",
+            "job.counts_loss",
+            bool,
+            "Count projection and loss as a layer where layers are split over stages.",
+        ),
+        (
             "--sequence-parallel/--no-sequence-parallel",
             "job.sequence_parallel",
             bool,
@@ -239,6 +251,8 @@ FLAGS = {
     "reduce-each": "reduce-each",
     "sequence-parallel": "chosen: with Megatron-Core",
     "async-tp": "no-async-tp",
+    "count-embedding": "no-count-embedding",
+    "count-loss": "no-count-loss",
     "overlap-experts": "no-overlap-experts",
     "overlap": "overlap",
     "fuse": "no-fuse",

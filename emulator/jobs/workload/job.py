@@ -72,6 +72,11 @@ class Job(Ranged):
     schedule: str = "1f1b"
     virtual_stages: int = number(Range(1, 10_000), 1)
     """Pieces of the model on each stage (interleaved)."""
+    counts_embedding: bool = False
+    """The embedding counts as a layer where layers are split over stages, so that it may have one, or a piece, of its
+    own (Megatron's --account-for-embedding-in-pipeline-split)."""
+    counts_loss: bool = False
+    """The same of the projection onto the vocabulary, with the loss (--account-for-loss-in-pipeline-split)."""
     recompute: str = "none"
     precision: str = "fp16"
     optimizer: str = "adam"
@@ -217,11 +222,21 @@ class Job(Ranged):
         """Of a sample on one rank: context-parallel ranks share them."""
         return self.sample_tokens(model) // self.cp
 
+    def pieces(self, model: Transformer, stage: int) -> list[range]:
+        """Layers of each piece of `stage`, from 0: where they don't divide evenly, the first pieces of the model have
+        one more, as the last one has the loss. Where embedding or loss count as layers, they do here, too."""
+        places = model.layers + self.counts_embedding + self.counts_loss
+        each, more = divmod(places, self.pp * self.virtual_stages)
+
+        def start(piece: int) -> int:
+            place = each * piece + min(piece, more)
+            return min(max(place - self.counts_embedding, 0), model.layers)
+
+        return [range(start(piece), start(piece + 1)) for piece in range(stage, self.pp * self.virtual_stages, self.pp)]
+
     def piece_layers(self, model: Transformer, stage: int) -> list[int]:
-        """Of each piece of `stage`: where they don't divide evenly, the first pieces of the model have one more, as
-        the last one has the loss."""
-        each, more = divmod(model.layers, self.pp * self.virtual_stages)
-        return [each + (piece * self.pp + stage < more) for piece in range(self.virtual_stages)]
+        """How many those are."""
+        return [len(layers) for layers in self.pieces(model, stage)]
 
     def layers(self, model: Transformer, stage: int) -> int:
         """Of `stage`, all its pieces."""
@@ -231,13 +246,12 @@ class Job(Ranged):
         """What `stage` consists of, in the order of forward. "window": attention in a sliding window."""
         first = ["embedding"] if stage == 0 else []
         last = ["loss"] if stage == self.pp - 1 else []
-        each, more = divmod(model.layers, self.pp * self.virtual_stages)
-        layers: list[str] = []
-        for piece, count in enumerate(self.piece_layers(model, stage)):
-            before = piece * self.pp + stage
-            start = each * before + min(more, before)
-            for layer in range(start, start + count):
-                layers += ["window" if model.is_windowed(layer) else "attention", "mlp"]
+        layers = [
+            part
+            for piece in self.pieces(model, stage)
+            for layer in piece
+            for part in ("window" if model.is_windowed(layer) else "attention", "mlp")
+        ]
         return [*first, *layers, *last]
 
     def part_parameters(self, model: Transformer) -> dict[str, float]:
@@ -315,15 +329,19 @@ class Job(Ranged):
                     f"piece, but pp is {self.pp}"
                     + (f" in {self.virtual_stages} pieces" if self.virtual_stages > 1 else "")
                 )
+            if self.counts_embedding or self.counts_loss:
+                raise ConfigError(f"{model.name} is no transformer: it has no embedding or loss to count as a layer")
             if self.recompute in ("selective", "operators") or self.sequence_parallel:
                 raise ConfigError(
                     f"{model.name} is no transformer: selective recomputation and sequence parallelism need one"
                 )
             return
         pieces = self.pp * self.virtual_stages
-        if pieces > model.layers:
+        if pieces > model.layers + self.counts_embedding + self.counts_loss:
             what = "stages" if self.virtual_stages == 1 else "pieces (pp x virtual stages)"
-            raise ConfigError(f"{model.name}'s {model.layers} layers can't be split into {pieces} {what}")
+            counted = {"the embedding": self.counts_embedding, "the loss": self.counts_loss}
+            besides = "".join(f" and {name}" for name, is_counted in counted.items() if is_counted)
+            raise ConfigError(f"{model.name}'s {model.layers} layers{besides} can't be split into {pieces} {what}")
         if self.sample_tokens(model) % self.cp:
             raise ConfigError(f"{self.sample_tokens(model)} tokens can't be split over cp {self.cp}")
         if self.cp_exchange == "all-to-all" and (model.heads // self.tp) % self.cp:

@@ -73,11 +73,13 @@ class Memory:
 
 def memory(model: Model, job: Job) -> Memory:
     """What the fullest rank holds: the first stage of a pipeline, which has most micro-batches in flight, or the last
-    one, whichever is more. Raises ConfigError where the model can't be split as the job asks."""
+    one, whichever is more; or the second, where the embedding takes a layer's place on the first. Raises ConfigError
+    where the model can't be split as the job asks."""
     job.fit(model)
     if isinstance(model, LayerTable):
         return max((_table_memory(model.part(stage), job, stage) for stage in range(job.pp)), key=lambda one: one.total)
-    return max((_stage_memory(model, job, stage) for stage in {0, job.pp - 1}), key=lambda one: one.total)
+    stages = {0, job.pp - 1, 1 if job.counts_embedding else 0}
+    return max((_stage_memory(model, job, stage) for stage in stages), key=lambda one: one.total)
 
 
 def _table_memory(layers: LayerTable, job: Job, stage: int) -> Memory:
@@ -252,7 +254,7 @@ class _Layers:
         if job.fsdp.unit_parameters:
             each = max(1, math.ceil(job.fsdp.unit_parameters / parameters))
         if job.zero < 2:
-            each = count
+            each = max(count, 1)
         self._counts = [min(each, count - first) for first in range(0, count, each)]
         self.unit = _Unit.of(parameters * min(each, count), job)
 

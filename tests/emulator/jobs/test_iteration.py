@@ -85,6 +85,47 @@ def test_layers_that_do_not_divide_evenly():
     assert sum(stage.parameters for stage in made.stages) == pytest.approx(GPT.parameters + 51200 * 1024, rel=1e-4)
 
 
+@pytest.mark.parametrize(("pp", "virtual"), [(2, 1), (7, 1), (14, 1), (2, 7), (7, 2)])
+@pytest.mark.parametrize("counted", [(True, True), (True, False), (False, True)])
+def test_embedding_and_loss_take_the_places_of_layers(pp, virtual, counted):
+    """Dealt out one by one: embedding, layers and loss to pieces of as equal sizes as can be, the first ones larger."""
+    places = ["embedding"] * counted[0] + ["layer"] * GPT.layers + ["loss"] * counted[1]
+    pieces = pp * virtual
+    sizes = [len(range(first, len(places), pieces)) for first in range(pieces)]
+    dealt = iter(places)
+    expected = [[next(dealt) for _ in range(size)].count("layer") for size in sizes]
+    job = Job(gpus=pp, pp=pp, batch=14, virtual_stages=virtual, schedule="interleaved" if virtual > 1 else "1f1b")
+    job = job.replace(counts_embedding=counted[0], counts_loss=counted[1])
+    if min(sizes) == 0:
+        with pytest.raises(ConfigError, match="12 layers and the (embedding|loss) can't be split into 14"):
+            job.fit(GPT)
+        return
+    found = {
+        piece: layers
+        for stage in range(pp)
+        for piece, layers in zip(range(stage, pieces, pp), job.pieces(GPT, stage), strict=True)
+    }
+    assert [len(found[piece]) for piece in range(pieces)] == expected
+    assert [layer for piece in range(pieces) for layer in found[piece]] == list(range(GPT.layers))
+    made = plan(GPT, job, DGX)
+    names = [[step.name for step in stage.steps] for stage in made.stages]
+    assert names[0][0] == "embedding" and names[-1][-1] == "loss"
+    graph, costs = iteration.build(made, "none")
+    check(graph)
+    assert graph.works.flops[graph.ops.work].sum() == pytest.approx(14 * GPT.flops_per_sample(512))
+    assert replay(graph, costs).makespan_s >= 14 * max(stage.seconds for stage in made.stages)
+
+
+def test_a_stage_of_the_embedding_alone_holds_no_layers():
+    from emulator.jobs.workload.memory import memory
+
+    job = Job(gpus=14, pp=14, batch=14, counts_embedding=True, counts_loss=True)
+    made = plan(GPT, job, DGX)
+    assert [len(stage.steps) for stage in made.stages] == [1, *[2] * 12, 1]
+    own, plain = memory(GPT, job), memory(GPT, job.replace(gpus=12, pp=12, counts_embedding=False, counts_loss=False))
+    assert own.weights < plain.weights and own.activations < plain.activations
+
+
 @pytest.mark.parametrize("name", ["alone", "tensor", "1f1b", "no overlap"])
 def test_replay_is_near_the_closed_form(name):
     made = plan(GPT, JOBS[name].replace(overlap=False), DGX)
