@@ -1,10 +1,10 @@
 """What kernels take on an accelerator. Two kinds: matrix products, dealt to the processors in tiles, wave after wave;
 and kernels bound by memory. A list of kernels is an array (kernels, COLUMNS) of float64: batch, m, n, k, bytes, rate,
-half, aligned.
+half, aligned, for weights.
 m = 0 marks what only moves `bytes`, in `batch` kernels one after the other (0: one). A matrix product's `bytes` is not
 read: it is at least its operands and result. A `rate` that is not 0 is a kernel's own, in FLOP/s; `half` of 1 marks
 products that jobs in fp8, mxfp8 and nvfp4 leave in bf16; `aligned` is the number of elements that rows of operands
-start at multiples of.
+start at multiples of; `for weights` of 1 marks what only weights' gradients need.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ TILES = np.array([(256, 128), (128, 256), (128, 128), (256, 64), (64, 256), (128
 """Tile shapes of cuBLAS's and CUTLASS's half-precision kernels on Volta to Hopper (names of kernels in profiler
 traces)."""
 
-COLUMNS = 8
+COLUMNS = 9
 ALIGNED_BYTES = 16
 """What rows of operands have to start at for the fast kernels: the most that Ampere's asynchronous copies take at once,
 and what strides of Hopper's tensor maps are multiples of (PTX ISA, cp.async; CUDA driver API, cuTensorMapEncodeTiled;
@@ -34,17 +34,22 @@ def gemm(
     """A row: `batch` products of (m, k) by (k, n), in bf16 where `half` even if the job is quantized. `rows`: elements
     of the operands' rows, as they lie in memory; default: a multiple of what kernels ask for."""
     aligned = next((each for each in (32, 16, 8, 4, 2) if not any(size % each for size in rows)), 1)
-    return (batch, m, n, k, 0.0, 0.0, float(half), float(aligned))
+    return (batch, m, n, k, 0.0, 0.0, float(half), float(aligned), 0.0)
 
 
 def at_rate(flops_per_s: float, m: float, n: float, k: float, batch: float = 1.0) -> tuple[float, ...]:
     """A row: as many FLOPs as such products have, in a kernel that does `flops_per_s`."""
-    return (batch, m, n, k, 0.0, flops_per_s, 1.0, float(ALIGNED))
+    return (batch, m, n, k, 0.0, flops_per_s, 1.0, float(ALIGNED), 0.0)
 
 
 def memory(bytes: float, launches: float = 0.0) -> tuple[float, ...]:
     """A row: a kernel that reads and writes `bytes` altogether, or so many `launches` that do it together."""
-    return (launches, 0.0, 0.0, 0.0, bytes, 0.0, 0.0, float(ALIGNED))
+    return (launches, 0.0, 0.0, 0.0, bytes, 0.0, 0.0, float(ALIGNED), 0.0)
+
+
+def for_weights(row: tuple[float, ...]) -> tuple[float, ...]:
+    """The row, marked."""
+    return (*row[:-1], 1.0)
 
 
 def flops(kernels: np.ndarray) -> float:
@@ -68,7 +73,7 @@ def seconds(
     Where rows of operands are not aligned, a product takes as many times longer as the accelerator's data say.
     """
     kernels = np.asarray(kernels, np.float64).reshape(-1, COLUMNS)
-    batch, m, n, k, moved, rate, half, aligned = kernels.T
+    batch, m, n, k, moved, rate, half, aligned, _ = kernels.T
     is_quantized = (half == 0) & (precision in QUANTIZED_BYTES)
     element = np.where(is_quantized, ELEMENT_BYTES[precision], max(2, ELEMENT_BYTES[precision]))
     wide_rate = device.sustained(unquantized(precision), constants.gemm_efficiency)

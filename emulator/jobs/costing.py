@@ -193,6 +193,7 @@ def _step(
     backward = part.backward
     if job.zero == 3 and job.dp > 1:
         backward = np.concatenate([backward, [kernels.memory(_flat_gradient_bytes(job) * parameters)]])
+    for_weights = part.backward[part.backward[:, -1] > 0]
     captured = [count - 1 if count and captures else 0 for count in part.captured]
     return Step(
         name=part.name,
@@ -215,6 +216,8 @@ def _step(
         recomputed_kernels=len(recomputed),
         backward_kernels=len(backward) - captured[1],
         looped_kernels=(part.looped[0], part.looped[1] + (part.looped[0] if full else 0)),
+        weights_s=machine.seconds(for_weights),
+        weights_flops=kernels.flops(for_weights),
     )
 
 

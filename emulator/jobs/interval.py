@@ -131,7 +131,7 @@ def _unlike(model: Transformer, job: Job, cluster: Cluster) -> str:
         return f"all-reduce {job.allreduce}"
     if job.precision == "nvfp4":
         return f"precision {job.precision}"
-    if job.schedule in ("gpipe", "axonn"):
+    if job.schedule in ("gpipe", "axonn", "zb-h1"):
         return f"schedule {job.schedule}"
     return ""
 

@@ -47,7 +47,7 @@ GROUPS: dict[str, list[tuple[str, str, Any, str]]] = {
         ("--cp", "job.cp", int, "Number of context-parallel ranks, which share each sequence."),
         ("--cp-exchange", "job.cp_exchange", str, "How they share keys and values: ring or all-to-all."),
         ("--zero", "job.zero", int, "ZeRO stage, 0 to 3 (3: FSDP)."),
-        ("--schedule", "job.schedule", str, "Pipeline schedule: 1f1b, gpipe, interleaved or axonn."),
+        ("--schedule", "job.schedule", str, "Pipeline schedule: 1f1b, gpipe, interleaved, axonn or zb-h1."),
         ("--virtual-stages", "job.virtual_stages", int, "Model chunks on each stage (interleaved)."),
         (
             "--count-embedding/--no-count-embedding",

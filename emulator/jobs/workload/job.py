@@ -22,7 +22,7 @@ from emulator.jobs.workload.sharding import Sharding
 from emulator.ranges import Range, Ranged, number
 from switchml.errors import ConfigError
 
-SCHEDULES = ("1f1b", "gpipe", "interleaved", "axonn")
+SCHEDULES = ("1f1b", "gpipe", "interleaved", "axonn", "zb-h1")
 DISPATCHERS = ("", "all-to-all", "flex")
 CP_EXCHANGES = ("ring", "all-to-all")
 RECOMPUTE = ("none", "selective", "operators", "full")
@@ -143,8 +143,8 @@ class Job(Ranged):
                 f"an interleaved schedule needs a multiple of {self.pp} micro-batches (pp); "
                 f"this job has {self.micro_batches}"
             )
-        if self.zero == 3 and self.pp > 1 and self.schedule == "axonn":
-            raise ConfigError("zero 3 is not modelled on message-driven stages; take schedule 1f1b")
+        if self.zero == 3 and self.pp > 1 and self.schedule in ("axonn", "zb-h1"):
+            raise ConfigError(f"zero 3 is not modelled with schedule {self.schedule}; take schedule 1f1b")
         if self.fsdp != Sharding() and self.zero < 3:
             raise ConfigError(f"fsdp's settings describe sharded weights: take zero 3, not {self.zero}")
         if self.fsdp.group and self.dp % self.fsdp.group:
@@ -173,6 +173,11 @@ class Job(Ranged):
             )
         if self.overlap_experts and self.pp > 1 and self.virtual_stages == 1:
             raise ConfigError("overlap-experts in a pipeline needs virtual-stages of at least 2, as in Megatron-Core")
+
+    @property
+    def splits_backward(self) -> bool:
+        """Whether gradients of weights are made in passes of their own."""
+        return self.schedule == "zb-h1" and self.pp > 1
 
     @property
     def stage_ranks(self) -> int:
@@ -328,6 +333,11 @@ class Job(Ranged):
                     f"{model.name} is a table of layers with {model.stages} stages in its column `stage`, each in one "
                     f"piece, but pp is {self.pp}"
                     + (f" in {self.virtual_stages} pieces" if self.virtual_stages > 1 else "")
+                )
+            if self.splits_backward:
+                raise ConfigError(
+                    f"{model.name} is a table of layers, which doesn't say what of backward makes gradients of "
+                    f"weights; schedule {self.schedule} needs a transformer"
                 )
             if self.counts_embedding or self.counts_loss:
                 raise ConfigError(f"{model.name} is no transformer: it has no embedding or loss to count as a layer")

@@ -306,6 +306,10 @@ def in_flight(job: Job, stage: int) -> float:
         return 1.0
     if job.schedule == "gpipe":
         return float(job.micro_batches)
+    if job.splits_backward:
+        # What gradients of weights need waits for them: on no stage more than 1F1B's first one has (Qi et al., 2024,
+        # section 2.3).
+        return float(min(job.micro_batches, job.pp))
     if job.schedule == "interleaved" and stage == 0:
         # Korthikanti et al., MLSys 2023, section 4.2.3: L (1 + (p-1)/(p m)) layers on the first stage.
         return min(job.micro_batches, job.pp * (1.0 + (job.pp - 1) / (job.pp * job.virtual_stages)))

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from emulator.cluster.accelerator import QUANTIZED_BYTES
-from emulator.cluster.kernels import COLUMNS, at_rate, gemm, looped, memory
+from emulator.cluster.kernels import COLUMNS, at_rate, for_weights, gemm, looped, memory
 from emulator.jobs.workload.implementations import CrossEntropy, Implementation, Sweeps, attended
 from emulator.jobs.workload.job import Job
 from emulator.jobs.workload.models import Transformer
@@ -87,11 +87,11 @@ def _products(
         each = _products(m, n, k, 1, job, code, has_bias=has_bias)
         return each[0] * round(batch), each[1] * round(batch)
     forward, backward = [gemm(m, n, k, batch, half=half, rows=(k,))], [gemm(k, n, m, batch, half=half, rows=(k, m))]
-    backward.append(gemm(m, k, n, batch, half=half, rows=(k, m)))
+    backward.append(for_weights(gemm(m, k, n, batch, half=half, rows=(k, m))))
     if how.weight_back:
-        backward.append(memory(how.weight_back * e * batch * m * k))
+        backward.append(for_weights(memory(how.weight_back * e * batch * m * k)))
     if how.bias_back and has_bias:
-        backward.append(memory(how.bias_back * e * batch * m * n))
+        backward.append(for_weights(memory(how.bias_back * e * batch * m * n)))
     if job.precision in QUANTIZED_BYTES and not half:
         launches = batch * code.quantize_kernels if how.experts == "streams" and batch > 1 else 1
 
@@ -250,7 +250,7 @@ def embedding(model: Transformer, job: Job, code: Code) -> Segment:
     forward, backward = (
         _sweeps(kernels, elements, job.element_bytes) for kernels in (how.embedding, how.embedding_back)
     )
-    return Segment("embedding", _rows(*forward), _rows(*backward), _rows())
+    return Segment("embedding", _rows(*forward), _rows(*map(for_weights, backward)), _rows())
 
 
 def head(model: Transformer, job: Job, code: Code) -> Segment:
@@ -261,7 +261,7 @@ def head(model: Transformer, job: Job, code: Code) -> Segment:
     product = gemm(share, tokens, h, half=True, rows=(h,))
     product_back = (
         gemm(h, tokens, share, half=True, rows=(h, share)),
-        gemm(share, h, tokens, half=True, rows=(h, share)),
+        for_weights(gemm(share, h, tokens, half=True, rows=(h, share))),
     )
     moved = (code.loss_bytes if loss.is_fitted else 1.0) * tokens * share
     forward = [memory(loss.forward_bytes * moved / loss.forward_kernels)] * loss.forward_kernels
