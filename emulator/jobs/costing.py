@@ -27,7 +27,7 @@ from emulator.jobs.workload.implementations import (
     cross_entropies,
     implementations,
 )
-from emulator.jobs.workload.job import Job
+from emulator.jobs.workload.job import KEPT, Job
 from emulator.jobs.workload.models import LayerTable, Model, Transformer
 from switchml.errors import ConfigError
 from switchml.units import bytes_text
@@ -130,10 +130,16 @@ def _transformer_steps(model: Transformer, job: Job, cluster: Cluster, machine: 
     how = code.implementation
     dispatch = Dispatch.of(model, job, cluster)
     experts = {"mlp": job.expert_parameters(model)} if model.experts > 1 else {}
-    return {
-        name: _step(part, parameters[name], experts.get(name, 0.0), dispatch, job, cluster, machine, how)
-        for name, part in parts.items()
-    }
+
+    def steps(job: Job) -> dict[str, Step]:
+        return {
+            name: _step(part, parameters[name], experts.get(name, 0.0), dispatch, job, cluster, machine, how)
+            for name, part in parts.items()
+        }
+
+    kept = job.replace(recompute="none", recompute_every=1)
+    others = {name + KEPT: step for name, step in steps(kept).items()} if job.recompute_every > 1 else {}
+    return {**steps(job), **others}
 
 
 def _loss(model: Transformer, job: Job) -> str:

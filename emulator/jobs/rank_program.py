@@ -202,7 +202,7 @@ class Rank:
         """Gradients of weights, for which the backward pass has left what they need."""
         for step in reversed(steps):
             seconds = step.weights_s * self.stage.stretch
-            own = self._compute(f"{step.name} weights", seconds, micro_batch, flops=step.weights_flops)
+            own = self._compute(f"{step.name} weight gradients", seconds, micro_batch, flops=step.weights_flops)
             if is_last:
                 self.done.append((step, own))
             self.last_backward = own

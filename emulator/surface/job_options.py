@@ -111,6 +111,7 @@ GROUPS: dict[str, list[tuple[str, str, Any, str]]] = {
     ],
     "Memory": [
         ("--recompute", "job.recompute", str, "Activation recomputation: none, selective, operators or full."),
+        ("--recompute-every", "job.recompute_every", int, "Of full: layers of a stage of which one is checkpointed."),
         ("--offload-bucket", "memory.offload_bucket", float, "Optimizer states on the host: parameters in a bucket."),
         ("--pruned", "memory.pruned", float, "Share of weights that are pruned."),
         ("--activation-ratio", "memory.activation_ratio", float, "Compression ratio of saved activations."),
@@ -202,6 +203,7 @@ DEFAULTS = {
     "schedule": "1f1b",
     "virtual-stages": "1 (or chosen with the split)",
     "recompute": "chosen: as little as fits",
+    "recompute-every": "1",
     "precision": "chosen: bf16 where the accelerator has it, or fp16, or fp32",
     "optimizer": "adam",
     "attention": "the model's",

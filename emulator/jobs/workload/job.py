@@ -17,7 +17,7 @@ from emulator.jobs.workload.implementations import (
     cross_entropies,
     implementations,
 )
-from emulator.jobs.workload.models import LayerTable, Model, Transformer
+from emulator.jobs.workload.models import LAYERS, LayerTable, Model, Transformer
 from emulator.jobs.workload.sharding import Sharding
 from emulator.ranges import Range, Ranged, number
 from switchml.errors import ConfigError
@@ -28,6 +28,8 @@ CP_EXCHANGES = ("ring", "all-to-all")
 RECOMPUTE = ("none", "selective", "operators", "full")
 PRECISIONS = ("fp16", "bf16", "fp32", "tf32", "fp8", "mxfp8", "nvfp4")
 OPTIMIZERS = ("adam", "sgd")
+KEPT = " kept"
+"""Ends the name of a part of a layer that is not checkpointed, where others are."""
 RANKS = Range(1, 1_000_000)
 
 
@@ -78,6 +80,9 @@ class Job(Ranged):
     counts_loss: bool = False
     """The same of the projection onto the vocabulary, with the loss (--account-for-loss-in-pipeline-split)."""
     recompute: str = "none"
+    recompute_every: int = number(Range(1, LAYERS.most), 1)
+    """Of the layers on a stage, every so many-th is checkpointed with `recompute` full, the others keep what they need
+    (torchtitan's selective_ac_option N: torchtitan/distributed/activation_checkpoint.py)."""
     precision: str = "fp16"
     optimizer: str = "adam"
     gradient_bytes: int = number(Range(1, 8), 2)
@@ -127,6 +132,11 @@ class Job(Ranged):
             )
         if self.cp > 1 and self.pp > 1 and self.schedule == "axonn":
             raise ConfigError("context parallelism is not modelled on message-driven stages; take schedule 1f1b")
+        if self.recompute_every > 1 and self.recompute != "full":
+            raise ConfigError(
+                f"recompute-every {self.recompute_every} says which layers are checkpointed: take recompute full, not "
+                f"{self.recompute}"
+            )
         if self.async_tp and not self.sequence_parallel:
             raise ConfigError("async-tp cuts the exchanges of sequence parallelism: take sequence-parallel")
         if self.batch and self.batch % (self.replicas * self.micro_batch):
@@ -251,13 +261,17 @@ class Job(Ranged):
         """What `stage` consists of, in the order of forward. "window": attention in a sliding window."""
         first = ["embedding"] if stage == 0 else []
         last = ["loss"] if stage == self.pp - 1 else []
+        numbers = [layer for piece in self.pieces(model, stage) for layer in piece]
         layers = [
-            part
-            for piece in self.pieces(model, stage)
-            for layer in piece
+            part + ("" if self.checkpoints(number) else KEPT)
+            for number, layer in enumerate(numbers)
             for part in ("window" if model.is_windowed(layer) else "attention", "mlp")
         ]
         return [*first, *layers, *last]
+
+    def checkpoints(self, number: int) -> bool:
+        """Whether the layer `number` of a stage, from 0, is treated as `recompute` says; else it keeps all it needs."""
+        return (number + 1) % self.recompute_every == 0
 
     def part_parameters(self, model: Transformer) -> dict[str, float]:
         """Of one rank, by name of a part. A last stage of its own holds a copy of a tied embedding."""
@@ -286,7 +300,7 @@ class Job(Ranged):
     def stage_parameters(self, model: Transformer, stage: int) -> float:
         """Of one rank of `stage`."""
         of = self.part_parameters(model)
-        return sum(of[part] for part in self.parts(model, stage))
+        return sum(of[part.removesuffix(KEPT)] for part in self.parts(model, stage))
 
     @property
     def element_bytes(self) -> int:
@@ -341,6 +355,8 @@ class Job(Ranged):
                 )
             if self.counts_embedding or self.counts_loss:
                 raise ConfigError(f"{model.name} is no transformer: it has no embedding or loss to count as a layer")
+            if self.recompute_every > 1:
+                raise ConfigError(f"{model.name} is no transformer: recompute-every chooses among equal layers")
             if self.recompute in ("selective", "operators") or self.sequence_parallel:
                 raise ConfigError(
                     f"{model.name} is no transformer: selective recomputation and sequence parallelism need one"
@@ -368,6 +384,11 @@ class Job(Ranged):
             raise ConfigError("sequence parallelism splits over tensor-parallel ranks, but tp is 1")
         if self.sequence_parallel and self.tokens(model) % self.tp:
             raise ConfigError(f"{self.tokens(model)} tokens can't be split over tp {self.tp}")
+
+    @property
+    def recomputation(self) -> str:
+        """In words."""
+        return self.recompute + (f", 1 layer in {self.recompute_every}" if self.recompute_every > 1 else "")
 
     def replace(self, **changes: Any) -> Job:
         """A copy with other values, checked again."""

@@ -221,7 +221,7 @@ def _passes(model: Transformer, job: Job, stage: int) -> Span:
     of_layer = parameters["attention"] + parameters["mlp"]
     is_first, is_last = stage == 0, stage == job.pp - 1
     root = _Unit.of((parameters["embedding"] if is_first else 0.0) + (parameters["loss"] if is_last else 0.0), job)
-    layers = _Layers(blocks.layer(model, job), count, of_layer, job)
+    layers = _Layers(model, count, of_layer, job)
     # FSDP2 gathers into a buffer in a stream of its own, whose memory serves no other.
     copies = tensors(model, job).gathers_copy
     buffer = max(root.gathered, (1 + job.fsdp.prefetch) * layers.unit.gathered) if copies else 0.0
@@ -235,7 +235,8 @@ def _passes(model: Transformer, job: Job, stage: int) -> Span:
         head = blocks.head(model, job)
         # The allocator gives blocks whole or cuts them up: those of the layers are too small for the loss's tensors,
         # and half-precision logits leave one that only their gradient fits into.
-        small = _transient(blocks.layer(model, _unshared(model, job)))
+        there = [one for one, layers in _layer_counts(model, job, stage) if layers]
+        small = max((_transient(blocks.layer(model, _unshared(model, one))) for one in there), default=0.0)
         logits = sum(head.sizes[tensor] for tensor in head.held)
         span = span.then(change(CACHED, small), head.forward(), change(CACHED, logits), head.backward(layers.sums))
         span = span.then(change(CACHED, -small - logits))
@@ -244,11 +245,14 @@ def _passes(model: Transformer, job: Job, stage: int) -> Span:
 
 
 class _Layers:
-    """A stage's equal layers, in units."""
+    """A stage's layers, equal but for their checkpoints, in units."""
 
-    def __init__(self, layer: blocks.Block, count: int, parameters: float, job: Job) -> None:
-        self._there, self._back = layer.forward(), layer.backward(self.sums_of(job))
-        self.sums, self._job, self.boundary = self.sums_of(job), job, layer.sizes[0]
+    def __init__(self, model: Transformer, count: int, parameters: float, job: Job) -> None:
+        self.sums, self._job = self.sums_of(job), job
+        each_layer = [blocks.layer(model, one) for one in _treated(job)]
+        self._there = [layer.forward() for layer in each_layer]
+        self._back = [layer.backward(self.sums) for layer in each_layer]
+        self.boundary = each_layer[0].sizes[0]
         self._reshards = job.fsdp.reshard_after_forward
         each = job.fsdp.unit_layers
         if job.fsdp.unit_parameters:
@@ -258,6 +262,14 @@ class _Layers:
         self._counts = [min(each, count - first) for first in range(0, count, each)]
         self.unit = _Unit.of(parameters * min(each, count), job)
 
+    def _run(self, spans: list[Span], unit: int) -> Span:
+        """The layers of a unit, in the order of forward where `spans` are those of it, else in the opposite one."""
+        first, count = sum(self._counts[:unit]), self._counts[unit]
+        if len(spans) == 1:
+            return spans[0].times(count)
+        numbers = range(first, first + count) if spans is self._there else reversed(range(first, first + count))
+        return Span().then(*(spans[not self._job.checkpoints(number)] for number in numbers))
+
     @staticmethod
     def sums_of(job: Job) -> bool:
         """Whether gradients of weights are added to those that are there."""
@@ -266,9 +278,9 @@ class _Layers:
     def forward(self) -> Span:
         """Units are gathered ahead of the one that runs; the last ones stay until backward."""
         span, ahead, last = Span(), self._job.fsdp.prefetch, len(self._counts) - 1
-        for i, count in enumerate(self._counts):
+        for i in range(len(self._counts)):
             coming = min(i + ahead, last) - (min(i - 1 + ahead, last) if i else -1)
-            span = span.then(self.unit.gather(coming), self._there.times(count))
+            span = span.then(self.unit.gather(coming), self._run(self._there, i))
             if self._reshards and i < last:
                 span = span.then(self.unit.gather(-1.0))
         return span
@@ -280,7 +292,7 @@ class _Layers:
             if self._reshards:
                 coming = (max(i + 1 - ahead, 0) if i < last else last) - max(i - ahead, 0)
                 span = span.then(self.unit.gather(coming))
-            span = span.then(self.unit.reduce(self._back.times(self._counts[i]), reduced))
+            span = span.then(self.unit.reduce(self._run(self._back, i), reduced))
             reduced = self.unit.reduced
         return span
 
@@ -289,7 +301,19 @@ def micro_batch_activations(model: Model, job: Job, stage: int) -> float:
     """Bytes that a stage's layers keep of one micro-batch."""
     if isinstance(model, LayerTable):
         return sum(saved for saved, _ in _table_layers(model.part(stage), job))
-    return layer_activations(model, job) * job.layers(model, stage)
+    return sum(layer_activations(model, one) * count for one, count in _layer_counts(model, job, stage))
+
+
+def _treated(job: Job) -> list[Job]:
+    """The job as its checkpointed layers have it, and where others are between them, as those do."""
+    return [job, *([job.replace(recompute="none", recompute_every=1)] if job.recompute_every > 1 else [])]
+
+
+def _layer_counts(model: Transformer, job: Job, stage: int) -> list[tuple[Job, int]]:
+    """For each of these, how many layers of a stage."""
+    layers = job.layers(model, stage)
+    checkpointed = sum(map(job.checkpoints, range(layers)))
+    return list(zip(_treated(job), (checkpointed, layers - checkpointed), strict=False))
 
 
 def micro_batch_tensors(model: Model, job: Job, stage: int) -> int:
@@ -297,7 +321,7 @@ def micro_batch_tensors(model: Model, job: Job, stage: int) -> int:
     if isinstance(model, LayerTable):
         part = model.part(stage)
         return len(part.layer) if part.tensors_of is None else int(part.tensors_of.sum())
-    return blocks.layer(model, job).kept * job.layers(model, stage)
+    return sum(blocks.layer(model, one).kept * count for one, count in _layer_counts(model, job, stage))
 
 
 def in_flight(job: Job, stage: int) -> float:

@@ -48,7 +48,10 @@ class Options(TypedDict, total=False):
     zero: int
     schedule: str
     virtual_stages: int
+    counts_embedding: bool
+    counts_loss: bool
     recompute: str
+    recompute_every: int
     precision: str
     optimizer: str
     gradient_bytes: int
