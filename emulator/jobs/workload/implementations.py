@@ -43,7 +43,7 @@ class Implementation:
     """The same with a gate."""
     gated_back: Sweeps
     clamped: Sweeps
-    """Besides, where what goes into it is clamped."""
+    """Besides, where what goes into it is clamped: by operators that one function starts one after the other."""
     clamped_back: Sweeps
     rotary: Sweeps
     """On queries and keys."""

@@ -208,8 +208,12 @@ def mlp(model: Transformer, job: Job, code: Code) -> Segment:
     down, down_back = _products(h, inner / local, f / sharing, local, job, code, has_bias=model.biases)
     middle, middle_back = (how.gated, how.gated_back) if model.gated else (how.activation, how.activation_back)
     if model.clamped:
-        middle, middle_back = (*how.clamped, *middle), (*middle_back, *how.clamped_back)
-    forward = [*_sweeps(how.norm, whole, e), *up, *_sweeps(middle, inner * f / sharing, e)]
+        middle_back = (*middle_back, *how.clamped_back)
+    forward = [*_sweeps(how.norm, whole, e), *up]
+    if model.clamped and how.clamped:
+        each = _sweeps(how.clamped, inner * f / sharing, e)
+        forward.append(memory(_rows(*each)[:, 4].sum(), len(each)))
+    forward += _sweeps(middle, inner * f / sharing, e)
     if model.shared_experts:
         shared = model.shared_experts * f
         own_up, own_up_back = _products(ways * shared / t, tokens, h, 1, job, code)
