@@ -105,7 +105,7 @@ def _boundaries(model: Transformer, job: Job, cluster: Cluster) -> dict[str, Any
     nodes = cluster.nodes(job.gpus)
     ends = GroupLayout(2, 2, 1, nodes) if nodes > 1 else GroupLayout(2, 1, 2, 1)
     copy_bytes = job.gradient_bytes * model.vocabulary * model.hidden / job.tp
-    tied = cost(cluster, "all_reduce", copy_bytes, ends) if model.tied_embedding else FREE
+    tied = cost(cluster, "all_reduce", copy_bytes, ends) if model.tied_embedding and not job.lora else FREE
     return {**_activation_p2p(sent / job.element_bytes / job.micro_batch, job, cluster), "tied": tied}
 
 
@@ -126,7 +126,7 @@ def _transformer_steps(model: Transformer, job: Job, cluster: Cluster, machine: 
         "embedding": transformer.embedding(model, job, code),
         "loss": transformer.head(model, job, code),
     }
-    parameters = job.part_parameters(model)
+    parameters = job.trained_parameters(model)
     how = code.implementation
     dispatch = Dispatch.of(model, job, cluster)
     experts = {"mlp": job.expert_parameters(model)} if model.experts > 1 else {}

@@ -129,6 +129,8 @@ def _unlike(model: Transformer, job: Job, cluster: Cluster) -> str:
         return f"experts on {cluster.device.title}"
     if job.allreduce not in ("auto", "ring", "tree"):
         return f"all-reduce {job.allreduce}"
+    if job.lora:
+        return "LoRA"
     if job.precision == "nvfp4":
         return f"precision {job.precision}"
     if job.schedule in ("gpipe", "axonn", "zb-h1"):

@@ -25,6 +25,8 @@ GROUPS: dict[str, list[tuple[str, str, Any, str]]] = {
             "Precision of compute: fp16, bf16, fp32, tf32; of linear layers fp8, mxfp8, nvfp4.",
         ),
         ("--optimizer", "job.optimizer", str, "Optimizer: adam or sgd."),
+        ("--lora", "job.lora", int, "Rank of LoRA's adapters, trained in the place of weights."),
+        ("--lora-targets", "job.lora_targets", str, "Linear layers that have an adapter: qkv or all."),
     ],
     "Parallelism": [
         ("--split", "split", str, "auto: search all splits that the options leave open, and show the ten fastest."),
@@ -206,6 +208,8 @@ DEFAULTS = {
     "recompute-every": "1",
     "precision": "chosen: bf16 where the accelerator has it, or fp16, or fp32",
     "optimizer": "adam",
+    "lora": "all weights are trained",
+    "lora-targets": "qkv",
     "attention": "the model's",
     "implementation": "chosen: the model's, or by the split",
     "cross-entropy": "the implementation's",

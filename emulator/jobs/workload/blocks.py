@@ -57,7 +57,10 @@ class _Sizes:
 
 def gradient_bytes(job: Job) -> float:
     """Of a gradient as backward writes it. What is sharded has the dtype of the gathered weights and is cast when it is
-    reduced; else gradients are added up in the dtype in which they travel."""
+    reduced; else gradients are added up in the dtype in which they travel. Frozen weights have none, and those of
+    adapters are too small to count here."""
+    if job.lora:
+        return 0.0
     return float(job.element_bytes if job.zero >= 2 else max(job.gradient_bytes, job.element_bytes))
 
 
@@ -78,13 +81,16 @@ class _Layer:
         size, weight = self.size, self.size.gradient * self.model.hidden * (2 if self.model.biases else 1)
         return self.block.add(x, size.whole, keeps="in", extra=size.statistics, weight=weight)
 
-    def product(self, x: int, size: float, parameters: float, *, from_whole: bool = False) -> int:
+    def product(self, x: int, size: float, parameters: float, *, from_whole: bool = False, is_qkv: bool = False) -> int:
         """A linear layer. `from_whole`: its input is split over tokens; what is gathered of it is not kept, but
-        gathered again for the weights' gradient."""
+        gathered again for the weights' gradient. Frozen weights without an adapter need no input again."""
         gathers = from_whole and self.job.sequence_parallel and not self.how.keeps_gathered
         scratch = self.size.gathered if gathers else 0.0
         weight = self.size.gradient * parameters
-        return self.block.add(x, size, keeps="in", weight=weight, scratch=scratch, scratch_back=scratch, part="product")
+        keeps = "in" if not self.job.lora or is_qkv or self.job.lora_targets == "all" else ""
+        return self.block.add(
+            x, size, keeps=keeps, weight=weight, scratch=scratch, scratch_back=scratch, part="product"
+        )
 
     def gathered(self, x: int) -> int:
         """All tokens, where sequence parallelism has split them and the gathered tensor is kept."""
@@ -109,11 +115,12 @@ class _Layer:
         a = self.gathered(self.norm(x))
         if self.model.learned_positions:
             size_qkv = size.heads + 2 * size.keys
-            joint = self.product(a, size_qkv, (model.hidden + biased) * (width + 2 * keys), from_whole=True)
+            parameters = (model.hidden + biased) * (width + 2 * keys)
+            joint = self.product(a, size_qkv, parameters, from_whole=True, is_qkv=True)
             heads: tuple[int, ...] = (joint,)
         else:
-            q = self.product(a, size.heads, model.hidden * width, from_whole=True)
-            k, v = (self.product(a, size.keys, model.hidden * keys, from_whole=True) for _ in range(2))
+            q = self.product(a, size.heads, model.hidden * width, from_whole=True, is_qkv=True)
+            k, v = (self.product(a, size.keys, model.hidden * keys, from_whole=True, is_qkv=True) for _ in range(2))
             heads = (self.rotated(q, size.heads), self.rotated(k, size.keys), v)
             if self.how.repeats_keys and model.key_heads < model.heads:
                 heads = (heads[0], *(self.block.add(one, size.heads) for one in heads[1:]))

@@ -28,6 +28,7 @@ CP_EXCHANGES = ("ring", "all-to-all")
 RECOMPUTE = ("none", "selective", "operators", "full")
 PRECISIONS = ("fp16", "bf16", "fp32", "tf32", "fp8", "mxfp8", "nvfp4")
 OPTIMIZERS = ("adam", "sgd")
+LORA_TARGETS = ("qkv", "all")
 KEPT = " kept"
 """Ends the name of a part of a layer that is not checkpointed, where others are."""
 RANKS = Range(1, 1_000_000)
@@ -83,6 +84,10 @@ class Job(Ranged):
     recompute_every: int = number(Range(1, LAYERS.most), 1)
     """Of the layers on a stage, every so many-th is checkpointed with `recompute` full, the others keep what they need
     (torchtitan's selective_ac_option N: torchtitan/distributed/activation_checkpoint.py)."""
+    lora: int = number(Range(0, 100_000), 0)
+    """Rank of the adapters that are trained in the place of weights (LoRA: Hu et al., 2021); 0: all weights are."""
+    lora_targets: str = "qkv"
+    """Which linear layers have one: "qkv", the products of queries, keys and values, or "all" of a layer."""
     precision: str = "fp16"
     optimizer: str = "adam"
     gradient_bytes: int = number(Range(1, 8), 2)
@@ -118,6 +123,7 @@ class Job(Ranged):
             ("hierarchy", HIERARCHIES),
             ("precision", PRECISIONS),
             ("optimizer", OPTIMIZERS),
+            ("lora_targets", LORA_TARGETS),
             ("attention", ("", *attention_names())),
             ("implementation", ("", *implementations())),
             ("cross_entropy", ("", *cross_entropies())),
@@ -132,6 +138,12 @@ class Job(Ranged):
             )
         if self.cp > 1 and self.pp > 1 and self.schedule == "axonn":
             raise ConfigError("context parallelism is not modelled on message-driven stages; take schedule 1f1b")
+        if self.lora and self.zero == 3:
+            raise ConfigError("zero 3 shards weights and gradients alike, LoRA trains few of them; take zero 0 to 2")
+        if self.lora and self.lora_targets == "all" and self.tp > 1:
+            raise ConfigError(
+                "what adapters of row-parallel layers exchange is not modelled: take lora-targets qkv, or tp 1"
+            )
         if self.recompute_every > 1 and self.recompute != "full":
             raise ConfigError(
                 f"recompute-every {self.recompute_every} says which layers are checkpointed: take recompute full, not "
@@ -284,6 +296,22 @@ class Job(Ranged):
             "loss": (model.vocabulary * model.hidden if holds_copy else model.head_parameters) / self.tp,
         }
 
+    def adapter_parameters(self, model: Transformer) -> dict[str, float]:
+        """Of one rank's adapters in a layer, by name of a part: two matrices of `lora` columns for each linear layer
+        that has one."""
+        qkv = model.hidden + model.query_width + 2 * model.key_width
+        others = {"attention": 0, "mlp": 0}
+        if self.lora_targets == "all":
+            up = (2 if model.gated else 1) * model.width
+            others = {"attention": model.query_width + model.hidden, "mlp": 2 * model.hidden + up + model.width}
+        attention = self.lora * (qkv / self.tp + others["attention"])
+        return {"attention": attention, "window": attention, "mlp": float(self.lora * others["mlp"])}
+
+    def trained_parameters(self, model: Transformer) -> dict[str, float]:
+        """Of one rank, by name of a part: those that have gradients."""
+        whole = self.part_parameters(model)
+        return {**dict.fromkeys(whole, 0.0), **self.adapter_parameters(model)} if self.lora else whole
+
     def expert_parameters(self, model: Transformer) -> float:
         """Of one rank, in a layer: those of the experts that tokens choose from."""
         return model.routed_parameters / (self.ep * self.expert_tp)
@@ -297,9 +325,9 @@ class Job(Ranged):
         over the ranks that hold the same."""
         return dense / (self.fsdp.group or self.dp) + experts / self.expert_dp
 
-    def stage_parameters(self, model: Transformer, stage: int) -> float:
-        """Of one rank of `stage`."""
-        of = self.part_parameters(model)
+    def stage_parameters(self, model: Transformer, stage: int, *, trained: bool = False) -> float:
+        """Of one rank of `stage`, without adapters, or those that are `trained`."""
+        of = self.trained_parameters(model) if trained else self.part_parameters(model)
         return sum(of[part.removesuffix(KEPT)] for part in self.parts(model, stage))
 
     @property
@@ -355,6 +383,8 @@ class Job(Ranged):
                 )
             if self.counts_embedding or self.counts_loss:
                 raise ConfigError(f"{model.name} is no transformer: it has no embedding or loss to count as a layer")
+            if self.lora:
+                raise ConfigError(f"{model.name} is no transformer: LoRA's adapters are of its linear layers")
             if self.recompute_every > 1:
                 raise ConfigError(f"{model.name} is no transformer: recompute-every chooses among equal layers")
             if self.recompute in ("selective", "operators") or self.sequence_parallel:
@@ -376,6 +406,8 @@ class Job(Ranged):
             raise ConfigError(
                 f"{model.name}'s {model.heads} heads ({model.key_heads} of keys) can't be split over tp {self.tp}"
             )
+        if self.lora and (model.experts > 1 or model.kv_rank):
+            raise ConfigError(f"{model.name} has experts or latent attention, whose adapters (lora) are not modelled")
         if self.etp and model.experts == 1:
             raise ConfigError(f"etp {self.etp} splits experts, and {model.name} has none")
         if model.experts % self.ep:

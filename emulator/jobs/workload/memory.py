@@ -6,8 +6,9 @@ allocates and frees (`lifetimes.py`, `blocks.py`).
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from emulator.cluster.accelerator import QUANTIZED_BYTES
 from emulator.jobs.workload import blocks
 from emulator.jobs.workload.job import Job
 from emulator.jobs.workload.lifetimes import ACTIVATIONS, CACHED, GRADIENTS, TEMPORARY, Span, change
@@ -147,7 +148,7 @@ def _update_bytes(states: _States, largest: float, job: Job, optimizer: str) -> 
 
 
 def _stage_memory(model: Transformer, job: Job, stage: int) -> Memory:
-    parameters = job.stage_parameters(model, stage)
+    parameters = job.stage_parameters(model, stage, trained=True)
     step = change(ACTIVATIONS, micro_batch_activations(model, job, stage) * (in_flight(job, stage) - 1.0))
     if job.pp > 1 and tensors(model, job).keeps_boundaries:
         boundaries = job.micro_batches + (in_flight(job, stage) if stage < job.pp - 1 else 0.0)
@@ -158,6 +159,9 @@ def _stage_memory(model: Transformer, job: Job, stage: int) -> Memory:
     step = step.then(_passes(model, job, stage))
     largest = max(model.vocabulary * model.hidden, model.hidden * model.width) / job.tp
     states = _states(parameters, job, job.stage_expert_parameters(model, stage))
+    if job.lora:
+        each = job.element_bytes + 2 * QUANTIZED_BYTES.get(job.precision, 0.0)  # cast once, in both layouts
+        states = replace(states, weights=states.weights + each * job.stage_parameters(model, stage))
     return _at_peak(states, step, largest, job, tensors(model, job).optimizer)
 
 

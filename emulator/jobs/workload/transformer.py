@@ -76,7 +76,16 @@ def _rows(*rows: tuple[float, ...]) -> np.ndarray:
 
 
 def _products(
-    m: float, n: float, k: float, batch: float, job: Job, code: Code, *, is_router: bool = False, has_bias: bool = False
+    m: float,
+    n: float,
+    k: float,
+    batch: float,
+    job: Job,
+    code: Code,
+    *,
+    is_router: bool = False,
+    has_bias: bool = False,
+    has_adapter: bool = False,
 ) -> tuple[tuple, tuple]:
     """A linear layer (k in, m out) on n tokens, of each of `batch` experts: forward, and backward to inputs and
     weights, with what adds up gradients. In fp8, mxfp8 and nvfp4 each operand is cast, and written transposed as well
@@ -99,16 +108,36 @@ def _products(
             maximum = [memory(e * elements, launches)] if job.precision == "nvfp4" else []
             return [*maximum, memory((e + 2 * QUANTIZED_BYTES[job.precision]) * elements, launches)]
 
-        forward = [*cast(batch * k * n, launches), *cast(batch * m * k, 0), *forward]
+        # Frozen weights are cast once and for all.
+        weights = [] if job.lora else cast(batch * m * k, 0)
+        forward = [*cast(batch * k * n, launches), *weights, *forward]
         backward = [*cast(batch * m * n, launches), *backward]
+    if job.lora:
+        backward = [row for row in backward if not row[-1]]  # the weights are frozen
+        if has_adapter:
+            own, own_back = _adapter(m, n, k, job)
+            forward, backward = [*forward, *own], [*own_back, *backward, memory(3 * e * n * k)]
     return tuple(forward), tuple(backward)
+
+
+def _adapter(m: float, n: float, k: float, job: Job) -> tuple[list[tuple[float, ...]], list[tuple[float, ...]]]:
+    """LoRA's beside a linear layer: down to its rank and up, scaled and added, in half precision. The product down is
+    split over tensor-parallel ranks, and its few results gathered for nothing here (NVIDIA-NeMo/Megatron-Bridge,
+    peft/utils.py, ParallelLinearAdapter)."""
+    e, rank, part = job.element_bytes, job.lora, job.lora / job.tp
+    forward = [gemm(part, n, k, half=True, rows=(k,)), gemm(m, n, rank, half=True, rows=(rank,))]
+    backward = [gemm(rank, n, m, half=True, rows=(rank, m)), for_weights(gemm(m, rank, n, half=True, rows=(rank, m)))]
+    backward += [gemm(k, n, part, half=True, rows=(k, part)), for_weights(gemm(part, k, n, half=True, rows=(k, part)))]
+    scaled = memory(2 * e * m * n)
+    return [*forward, scaled, memory(3 * e * m * n)], [scaled, *backward]
 
 
 def _queries(model: Transformer, tokens: float, k: float, job: Job, code: Code) -> tuple[tuple, tuple]:
     """Queries, keys and values: one product; with latent attention one down, on every rank, and two up again."""
     h, t = model.hidden, job.tp
     if not model.kv_rank:
-        return _products((model.query_width + 2 * k) / t, tokens, h, 1, job, code, has_bias=model.biases)
+        wide = (model.query_width + 2 * k) / t
+        return _products(wide, tokens, h, 1, job, code, has_bias=model.biases, has_adapter=True)
     turned = model.heads * model.rotary_size
     steps = [
         _products(model.query_rank + model.kv_rank + model.rotary_size, tokens, h, 1, job, code),
@@ -142,7 +171,8 @@ def attention(model: Transformer, job: Job, code: Code, window: int = 0) -> Segm
     split = tokens * q / t
     heads = b * model.heads / t
     qkv, qkv_back = _queries(model, tokens, k, job, code)
-    out, out_back = _products(h, tokens, q / t, 1, job, code, has_bias=model.biases)
+    kind: dict[str, bool] = {"has_bias": model.biases, "has_adapter": job.lora_targets == "all"}
+    out, out_back = _products(h, tokens, q / t, 1, job, code, **kind)
     if job.flash(model):
         forward_flops, backward_flops = code.window_flops if window else code.attention_flops
         seen = attended(whole_s, window) / whole_s  # keys of a mean query
@@ -204,8 +234,9 @@ def mlp(model: Transformer, job: Job, code: Code) -> Segment:
     local = model.experts / job.ep
     inner = tokens * sharing / t * model.experts_per_token
     ways = 2 if model.gated else 1
-    up, up_back = _products(ways * f / sharing, inner / local, h, local, job, code, has_bias=model.biases)
-    down, down_back = _products(h, inner / local, f / sharing, local, job, code, has_bias=model.biases)
+    kind: dict[str, bool] = {"has_bias": model.biases, "has_adapter": job.lora_targets == "all"}
+    up, up_back = _products(ways * f / sharing, inner / local, h, local, job, code, **kind)
+    down, down_back = _products(h, inner / local, f / sharing, local, job, code, **kind)
     middle, middle_back = (how.gated, how.gated_back) if model.gated else (how.activation, how.activation_back)
     if model.clamped:
         middle_back = (*middle_back, *how.clamped_back)
@@ -254,7 +285,7 @@ def embedding(model: Transformer, job: Job, code: Code) -> Segment:
     forward, backward = (
         _sweeps(kernels, elements, job.element_bytes) for kernels in (how.embedding, how.embedding_back)
     )
-    return Segment("embedding", _rows(*forward), _rows(*map(for_weights, backward)), _rows())
+    return Segment("embedding", _rows(*forward), _rows(*([] if job.lora else map(for_weights, backward))), _rows())
 
 
 def head(model: Transformer, job: Job, code: Code) -> Segment:
@@ -263,10 +294,9 @@ def head(model: Transformer, job: Job, code: Code) -> Segment:
     multiple = code.implementation.vocabulary_multiple * job.tp
     share = -(-model.vocabulary // multiple) * multiple / job.tp
     product = gemm(share, tokens, h, half=True, rows=(h,))
-    product_back = (
-        gemm(h, tokens, share, half=True, rows=(h, share)),
-        for_weights(gemm(share, h, tokens, half=True, rows=(h, share))),
-    )
+    product_back = [gemm(h, tokens, share, half=True, rows=(h, share))]
+    if not job.lora:
+        product_back.append(for_weights(gemm(share, h, tokens, half=True, rows=(h, share))))
     moved = (code.loss_bytes if loss.is_fitted else 1.0) * tokens * share
     forward = [memory(loss.forward_bytes * moved / loss.forward_kernels)] * loss.forward_kernels
     backward = [memory(loss.backward_bytes * moved / loss.backward_kernels)] * loss.backward_kernels

@@ -52,6 +52,8 @@ class Options(TypedDict, total=False):
     counts_loss: bool
     recompute: str
     recompute_every: int
+    lora: int
+    lora_targets: str
     precision: str
     optimizer: str
     gradient_bytes: int
