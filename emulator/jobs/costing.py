@@ -191,6 +191,8 @@ def _step(
     captures = how.captures and dispatch.is_flex and job.ep > 1 and job.recompute != "full"
     full = job.recompute == "full" and part.name in ("attention", "mlp")
     recomputed = part.recomputed if job.recompute == "selective" else part.forward[:0]
+    if job.recompute == "pointwise":
+        recomputed = part.pointwise
     if job.recompute == "operators" and part.name in ("attention", "mlp"):
         # Attention (the kernel with a rate of its own) is stored, and every other product: half a product each.
         recomputed = part.forward[part.forward[:, 5] == 0] * ([0.5] + [1] * (kernels.COLUMNS - 1))

@@ -112,7 +112,12 @@ GROUPS: dict[str, list[tuple[str, str, Any, str]]] = {
         ("--fuse/--no-fuse", "job.fuse", bool, "One kernel of the element-wise ones between two products."),
     ],
     "Memory": [
-        ("--recompute", "job.recompute", str, "Activation recomputation: none, selective, operators or full."),
+        (
+            "--recompute",
+            "job.recompute",
+            str,
+            "Activation recomputation: none, selective, pointwise, operators or full.",
+        ),
         ("--recompute-every", "job.recompute_every", int, "Of full: layers of a stage of which one is checkpointed."),
         ("--offload-bucket", "memory.offload_bucket", float, "Optimizer states on the host: parameters in a bucket."),
         ("--pruned", "memory.pruned", float, "Share of weights that are pruned."),

@@ -25,7 +25,7 @@ from switchml.errors import ConfigError
 SCHEDULES = ("1f1b", "gpipe", "interleaved", "axonn", "zb-h1")
 DISPATCHERS = ("", "all-to-all", "flex")
 CP_EXCHANGES = ("ring", "all-to-all")
-RECOMPUTE = ("none", "selective", "operators", "full")
+RECOMPUTE = ("none", "selective", "pointwise", "operators", "full")
 PRECISIONS = ("fp16", "bf16", "fp32", "tf32", "fp8", "mxfp8", "nvfp4")
 OPTIMIZERS = ("adam", "sgd")
 LORA_TARGETS = ("qkv", "all")
@@ -387,7 +387,7 @@ class Job(Ranged):
                 raise ConfigError(f"{model.name} is no transformer: LoRA's adapters are of its linear layers")
             if self.recompute_every > 1:
                 raise ConfigError(f"{model.name} is no transformer: recompute-every chooses among equal layers")
-            if self.recompute in ("selective", "operators") or self.sequence_parallel:
+            if self.recompute in ("selective", "pointwise", "operators") or self.sequence_parallel:
                 raise ConfigError(
                     f"{model.name} is no transformer: selective recomputation and sequence parallelism need one"
                 )

@@ -54,6 +54,8 @@ class Segment:
     backward: np.ndarray
     recomputed: np.ndarray
     """What selective recomputation runs a second time."""
+    pointwise: np.ndarray
+    """Norm and activation, which pointwise recomputation runs a second time."""
     unneeded: int = 0
     """Kernels at the end of forward that only make the layer's result, which full recomputation may leave out."""
     reduce_bytes: float = 0.0
@@ -219,7 +221,8 @@ def attention(model: Transformer, job: Job, code: Code, window: int = 0) -> Segm
     context = _context_bytes(tokens * q / t, tokens * keys / t, job, code) if job.cp > 1 else (0.0, 0.0)
     rows = _rows(*forward), _rows(*backward), _rows(*core)
     captured = len(forward), len(backward)
-    return Segment("attention", *rows, reduce_bytes=reduced, context_bytes=context, captured=captured)
+    again = _rows(*_sweeps(how.norm, whole, e))
+    return Segment("attention", *rows, again, reduce_bytes=reduced, context_bytes=context, captured=captured)
 
 
 def mlp(model: Transformer, job: Job, code: Code) -> Segment:
@@ -240,11 +243,11 @@ def mlp(model: Transformer, job: Job, code: Code) -> Segment:
     middle, middle_back = (how.gated, how.gated_back) if model.gated else (how.activation, how.activation_back)
     if model.clamped:
         middle_back = (*middle_back, *how.clamped_back)
-    forward = [*_sweeps(how.norm, whole, e), *up]
+    norm, active = _sweeps(how.norm, whole, e), _sweeps(middle, inner * f / sharing, e)
     if model.clamped and how.clamped:
         each = _sweeps(how.clamped, inner * f / sharing, e)
-        forward.append(memory(_rows(*each)[:, 4].sum(), len(each)))
-    forward += _sweeps(middle, inner * f / sharing, e)
+        active = [memory(_rows(*each)[:, 4].sum(), len(each)), *active]
+    forward, again = [*norm, *up, *active], _rows(*norm, *active)
     if model.shared_experts:
         shared = model.shared_experts * f
         own_up, own_up_back = _products(ways * shared / t, tokens, h, 1, job, code)
@@ -258,7 +261,7 @@ def mlp(model: Transformer, job: Job, code: Code) -> Segment:
     backward += [*up_back, *_sweeps(how.norm_back, whole, e), *_sweeps(how.branch_back, whole, e)]
     reduced = e * tokens * h if t > 1 else 0.0
     if not has_experts:
-        return Segment("mlp", _rows(*forward), _rows(*backward), _rows(), unneeded, reduced)
+        return Segment("mlp", _rows(*forward), _rows(*backward), _rows(), again, unneeded, reduced)
     routing, routing_back = _products(model.experts, tokens, h, 1, job, code, is_router=True)
     # Sorted by rank and back; what has come in, by expert and back.
     moves = [memory(2 * e * inner * h)] * (4 if job.ep > 1 and local > 1 else 2)
@@ -274,7 +277,7 @@ def mlp(model: Transformer, job: Job, code: Code) -> Segment:
         # What comes from other ranks is gathered by those that share an expert: a copy for each chosen expert
         # (megatron/core/transformer/moe/token_dispatcher.py, MoEAlltoAllTokenDispatcher).
         reduced = (e * inner * h if sharing > 1 else 0.0) + (reduced if model.shared_experts else 0.0)
-    kernels = _rows(*forward), _rows(*backward), _rows()
+    kernels = _rows(*forward), _rows(*backward), _rows(), again
     captured = len(how.norm) + len(routing) + len(small), len(how.norm_back) + len(routing_back) + len(small_back)
     return Segment("mlp", *kernels, unneeded, reduced, exchanged, model.experts_per_token, loops, captured)
 
@@ -285,7 +288,9 @@ def embedding(model: Transformer, job: Job, code: Code) -> Segment:
     forward, backward = (
         _sweeps(kernels, elements, job.element_bytes) for kernels in (how.embedding, how.embedding_back)
     )
-    return Segment("embedding", _rows(*forward), _rows(*([] if job.lora else map(for_weights, backward))), _rows())
+    return Segment(
+        "embedding", _rows(*forward), _rows(*([] if job.lora else map(for_weights, backward))), _rows(), _rows()
+    )
 
 
 def head(model: Transformer, job: Job, code: Code) -> Segment:
@@ -300,4 +305,4 @@ def head(model: Transformer, job: Job, code: Code) -> Segment:
     moved = (code.loss_bytes if loss.is_fitted else 1.0) * tokens * share
     forward = [memory(loss.forward_bytes * moved / loss.forward_kernels)] * loss.forward_kernels
     backward = [memory(loss.backward_bytes * moved / loss.backward_kernels)] * loss.backward_kernels
-    return Segment("loss", _rows(product, *forward), _rows(*product_back, *backward), _rows())
+    return Segment("loss", _rows(product, *forward), _rows(*product_back, *backward), _rows(), _rows())
