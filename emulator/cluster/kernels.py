@@ -17,6 +17,8 @@ TILES = np.array([(256, 128), (128, 256), (128, 128), (256, 64), (64, 256), (128
 """Tile shapes of cuBLAS's and CUTLASS's half-precision kernels on Volta to Hopper (names of kernels in profiler
 traces)."""
 
+STEP = 32
+"""Of k, what a tile takes at once: 32, or 64 (names of cuBLAS's kernels, stages_32x5 and stages_64x3)."""
 COLUMNS = 9
 ALIGNED_BYTES = 16
 """What rows of operands have to start at for the fast kernels: the most that Ampere's asynchronous copies take at once,
@@ -85,7 +87,8 @@ def seconds(
     multiply_s = 2 * high * wide * device.processors / flops_per_s
     read_s = element * (high + wide) * device.processors / (device.cache_bytes_per_s * constants.cache_efficiency)
     waves = np.ceil(batch * np.ceil(m / high) * np.ceil(n / wide) / device.processors)
-    products = (waves * np.maximum(multiply_s, read_s) * (k + constants.tile_fill_steps)).min(axis=0)
+    steps = np.ceil(k / STEP) * STEP + constants.tile_fill_steps
+    products = (waves * np.maximum(multiply_s, read_s) * steps).min(axis=0)
     products *= np.where(element * aligned < ALIGNED_BYTES, device.unaligned_times, 1.0)
     products = np.where(rate > 0, 2 * batch * m * n * k / np.maximum(rate, 1.0), products)
     launches = np.where(is_gemm, 1.0, np.maximum(batch, 1.0))

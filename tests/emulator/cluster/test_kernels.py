@@ -27,7 +27,7 @@ def reference_s(row, device, precision="fp16"):
             waves = math.ceil(batch * math.ceil(m / high) * math.ceil(n / wide) / device.processors)
             multiply = 2 * high * wide / (device.flops[precision] * c.gemm_efficiency / device.processors)
             read = element * (high + wide) / (device.cache_bytes_per_s * c.cache_efficiency / device.processors)
-            best = min(best, waves * max(multiply, read) * (k + c.tile_fill_steps))
+            best = min(best, waves * max(multiply, read) * (32 * math.ceil(k / 32) + c.tile_fill_steps))
     return max(best, moved / (device.memory_bytes_per_s * c.memory_efficiency)) + c.kernel_s
 
 
